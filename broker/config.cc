@@ -1,0 +1,112 @@
+#include "broker/config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <charconv>
+#include <fstream>
+#include <iterator>
+
+namespace penstock {
+namespace {
+
+constexpr uint32_t kWorkersMax = 4096;
+constexpr uint32_t kReadDepthMax = 1024;
+
+Status At(const std::string& path, const YAML::Mark& mark,
+          const std::string& text) {
+  return InvalidArgumentError("{}:{}:{}: {}", path, mark.line + 1,
+                              mark.column + 1, text);
+}
+
+StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max) {
+  uint32_t value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 ||
+      value > max) {
+    return InvalidArgumentError("'{}' is not a number from 1 to {}", text, max);
+  }
+  return value;
+}
+
+Status Set(const std::string& key, const std::string& value, Config* config) {
+  if (key == "socket") {
+    config->socket = value;
+  } else if (key == "cpus") {
+    config->cpus = value;
+  } else if (key == "state_dir") {
+    config->state_dir = value;
+  } else if (key == "cache_dir") {
+    config->cache_dir = value;
+  } else if (key == "workers") {
+    config->workers = 0;
+    if (value != "auto") {
+      PENSTOCK_ASSIGN_OR_RETURN(config->workers,
+                                ParseCount(value, kWorkersMax));
+    }
+  } else if (key == "read_depth") {
+    PENSTOCK_ASSIGN_OR_RETURN(config->read_depth,
+                              ParseCount(value, kReadDepthMax));
+  } else if (key == "memory_limit") {
+    PENSTOCK_ASSIGN_OR_RETURN(config->memory_limit, ParseBytes(value));
+  } else {
+    return InvalidArgumentError(
+        "unknown key '{}'; known are socket, cpus, workers, read_depth, "
+        "memory_limit, state_dir, cache_dir",
+        key);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+StatusOr<uint64_t> ParseBytes(const std::string& text) {
+  uint64_t value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string unit(end, text.data() + text.size());
+  int shift = -1;
+  if (unit.empty()) shift = 0;
+  if (unit == "K" || unit == "KiB") shift = 10;
+  if (unit == "M" || unit == "MiB") shift = 20;
+  if (unit == "G" || unit == "GiB") shift = 30;
+  if (unit == "T" || unit == "TiB") shift = 40;
+  if (error != std::errc() || shift < 0 || value == 0 ||
+      value > (UINT64_MAX >> shift)) {
+    return InvalidArgumentError(
+        "'{}' is not a size such as 8G, 512M or 1073741824", text);
+  }
+  return value << shift;
+}
+
+StatusOr<Config> LoadConfig(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return ErrnoError(errno, "read configuration '" + path + "'");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  Config config;
+  try {
+    const YAML::Node root = YAML::Load(text);
+    if (root.IsNull()) return config;
+    if (!root.IsMap()) return At(path, root.Mark(), "wanted keys and values");
+    for (const auto& item : root) {
+      if (!item.first.IsScalar()) {
+        return At(path, item.first.Mark(), "a key is not a word");
+      }
+      if (!item.second.IsScalar()) {
+        return At(path, item.second.Mark(),
+                  "'" + item.first.Scalar() + "' wants one value");
+      }
+      const Status status =
+          Set(item.first.Scalar(), item.second.Scalar(), &config);
+      if (!status.ok()) {
+        return At(path, item.first.Mark(),
+                  item.first.Scalar() + ": " + status.message());
+      }
+    }
+  } catch (const YAML::Exception& error) {
+    return At(path, error.mark, error.msg);
+  }
+  return config;
+}
+
+}  // namespace penstock

@@ -1,0 +1,30 @@
+// penstockd's configuration: a small YAML file, every key optional.
+#ifndef BROKER_CONFIG_H_
+#define BROKER_CONFIG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "common/status.h"
+
+namespace penstock {
+
+struct Config {
+  std::string socket;    // "": PENSTOCK_SOCKET, the default
+  std::string cpus;      // "0-3,8"; "": all that are allowed
+  uint32_t workers = 0;  // 0 (auto): one per processor
+  uint32_t read_depth = 16;
+  std::optional<uint64_t> memory_limit;  // bytes of all segments
+  std::string state_dir;
+  std::string cache_dir;  // of the indexes
+};
+
+// "8G", "512M", "1073741824"; K, M, G, T are powers of 1024.
+StatusOr<uint64_t> ParseBytes(const std::string& text);
+
+// Errors name file, line and column.
+StatusOr<Config> LoadConfig(const std::string& path);
+
+}  // namespace penstock
+#endif  // BROKER_CONFIG_H_

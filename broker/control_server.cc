@@ -1,0 +1,522 @@
+#include "broker/control_server.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "common/wake.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77  // Linux 6.5
+#endif
+
+namespace penstock {
+namespace {
+
+// Fields of a request: foreign, so every access is checked.
+StatusOr<std::string> TextField(const nlohmann::json& json, const char* name,
+                                size_t chars_max) {
+  const auto found = json.find(name);
+  if (found == json.end() || !found->is_string()) {
+    return InvalidArgumentError("request: '{}' is missing or not a string",
+                                name);
+  }
+  const auto& text = found->get_ref<const std::string&>();
+  if (text.size() > chars_max) {
+    return InvalidArgumentError("request: '{}' is longer than {} characters",
+                                name, chars_max);
+  }
+  return text;
+}
+
+StatusOr<uint64_t> NumberField(const nlohmann::json& json, const char* name,
+                               uint64_t min, uint64_t max) {
+  const auto found = json.find(name);
+  if (found == json.end() || !found->is_number_integer() ||
+      (!found->is_number_unsigned() && found->get<int64_t>() < 0) ||
+      found->get<uint64_t>() < min || found->get<uint64_t>() > max) {
+    return InvalidArgumentError(
+        "request: '{}' is missing or not a number from {} to {}", name, min,
+        max);
+  }
+  return found->get<uint64_t>();
+}
+
+constexpr size_t kNameCharsMax = 256;
+constexpr size_t kPathCharsMax = 4096;
+constexpr uint64_t kWorldSizeMax = 1u << 20;
+
+// A descriptor that becomes readable when the peer's process ends: also when a
+// child it forked keeps the socket open.
+Fd PidfdOf(int socket, pid_t pid) {
+  int fd = -1;
+  socklen_t length = sizeof(fd);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0) {
+    return Fd(fd);
+  }
+  return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+double CpuSeconds() {
+  double seconds = 0;
+  for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+    rusage usage{};
+    getrusage(who, &usage);
+    seconds +=
+        static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+        1e-6 * static_cast<double>(usage.ru_utime.tv_usec +
+                                   usage.ru_stime.tv_usec);
+  }
+  return seconds;
+}
+
+}  // namespace
+
+ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
+                             WorkerPool* workers, const Topology* topology,
+                             Options options)
+    : loop_(loop),
+      jobs_(jobs),
+      workers_(workers),
+      topology_(topology),
+      options_(std::move(options)) {}
+
+ControlServer::~ControlServer() = default;
+
+Status ControlServer::Listen(Fd listener) {
+  listener_ = std::move(listener);
+  return loop_->Watch(listener_.get(), [this](uint32_t) { Accept(); });
+}
+
+void ControlServer::Accept() {
+  for (;;) {
+    Fd socket(accept4(listener_.get(), nullptr, nullptr,
+                      SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      // EMFILE and the like: the peer waits in the backlog for its turn.
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+        spdlog::warn("accept: {}", strerror(errno));
+      }
+      return;
+    }
+    ucred peer{};
+    socklen_t length = sizeof(peer);
+    getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
+    const auto of_uid = std::count_if(
+        connections_.begin(), connections_.end(),
+        [&](const auto& item) { return item.second.uid == peer.uid; });
+    Status refusal;
+    if (connections_.size() >= kConnectionsMax) {
+      refusal = ResourceExhaustedError(
+          "the broker has {} connections, all it "
+          "may have",
+          kConnectionsMax);
+    } else if (static_cast<size_t>(of_uid) >= kConnectionsPerUidMax) {
+      refusal = ResourceExhaustedError(
+          "user {} has {} connections, all one "
+          "user may have",
+          peer.uid, kConnectionsPerUidMax);
+    } else if (options_.private_broker && peer.uid != geteuid() &&
+               peer.uid != 0) {
+      refusal =
+          PermissionDeniedError("this broker is private to user {}", geteuid());
+    }
+    if (!refusal.ok()) {
+      (void)SendMessage(socket.get(), ErrorReply(refusal));
+      continue;
+    }
+    const uint64_t id = next_id_++;
+    Connection& connection = connections_[id];
+    connection.id = id;
+    connection.pidfd = PidfdOf(socket.get(), peer.pid);
+    connection.socket = std::move(socket);
+    connection.uid = peer.uid;
+    connection.pid = peer.pid;
+    connection.opened = std::chrono::steady_clock::now();
+    Status status = loop_->Watch(connection.socket.get(),
+                                 [this, id](uint32_t) { OnReadable(id); });
+    if (status.ok() && connection.pidfd) {
+      status = loop_->Watch(connection.pidfd.get(),
+                            [this, id](uint32_t) { Drop(id); });
+    }
+    if (!status.ok()) {
+      spdlog::warn("a connection: {}", status.message());
+      Drop(id);
+    }
+  }
+}
+
+ControlServer::Connection* ControlServer::Find(uint64_t id) {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? nullptr : &found->second;
+}
+
+void ControlServer::OnReadable(uint64_t id) {
+  Connection* connection = Find(id);
+  // One message a turn: a flood takes its turn with the others.
+  StatusOr<std::optional<Message>> message =
+      ReceiveMessage(connection->socket.get());
+  if (!message.ok()) {
+    if (message.status().code() != StatusCode::kUnavailable) {
+      Reply(connection, ErrorReply(message.status()));
+    }
+    Drop(id);
+    return;
+  }
+  if (*message) Handle(connection, std::move(**message));
+}
+
+void ControlServer::Handle(Connection* connection, Message message) {
+  connection->greeted = true;
+  const nlohmann::json& request = message.json;
+  const auto version = request.find("penstock");
+  if (version == request.end() || !version->is_number_integer() ||
+      version->get<int64_t>() != kProtocolVersion) {
+    Reply(connection, ErrorReply(FailedPreconditionError(
+                          "this broker speaks protocol version {}: install "
+                          "client and broker of the same Penstock release",
+                          kProtocolVersion)));
+    Drop(connection->id);
+    return;
+  }
+  const StatusOr<std::string> op = TextField(request, "op", kNameCharsMax);
+  if (!op.ok()) {
+    Reply(connection, ErrorReply(op.status()));
+    return;
+  }
+  if (connection->waiting) {
+    Reply(connection, ErrorReply(FailedPreconditionError(
+                          "a request of this connection is under way")));
+    Drop(connection->id);
+    return;
+  }
+  Status status;
+  if (*op == "attach") {
+    status = StartAttach(connection, message);
+    if (status.ok()) return;  // answered later
+  } else if (*op == "index") {
+    status = StartIndex(connection, request);
+    if (status.ok()) return;
+  } else if (*op == "register") {
+    const StatusOr<nlohmann::json> answer = Register(*connection, request);
+    Reply(connection, answer.ok() ? *answer : ErrorReply(answer.status()));
+    return;
+  } else if (*op == "ping") {
+    nlohmann::json answer = OkReply();
+    answer["version"] = PENSTOCK_VERSION;
+    answer["pid"] = getpid();
+    answer["private"] = options_.private_broker;
+    Reply(connection, answer);
+    return;
+  } else if (*op == "datasets") {
+    Reply(connection, DatasetsJson());
+    return;
+  } else if (*op == "jobs") {
+    nlohmann::json answer = OkReply();
+    answer["jobs"] = jobs_->StatusJson(false);
+    Reply(connection, answer);
+    return;
+  } else if (*op == "status") {
+    Reply(connection, StatusJson());
+    return;
+  } else if (*op == "shutdown") {
+    if (options_.private_broker) {
+      Reply(connection, OkReply());
+      loop_->Stop();
+      return;
+    }
+    status = PermissionDeniedError(
+        "this broker is a service: stop it with systemctl");
+  } else {
+    status = InvalidArgumentError("unknown operation '{}'", *op);
+  }
+  Reply(connection, ErrorReply(status));
+}
+
+StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
+                                            const nlohmann::json& request) {
+  if (request.contains("spec")) {
+    PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
+                              TextField(request, "spec", kSpecBytesMax));
+    PENSTOCK_ASSIGN_OR_RETURN(const std::string file,
+                              TextField(request, "file", kPathCharsMax));
+    PENSTOCK_ASSIGN_OR_RETURN(const std::string base,
+                              TextField(request, "base", kPathCharsMax));
+    return ParseDatasetSpec(text, file, base);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string name,
+                            TextField(request, "dataset", kNameCharsMax));
+  auto found = datasets_.find({connection.uid, name});
+  if (found != datasets_.end()) return found->second;
+  std::string known;
+  for (const auto& [key, spec] : datasets_) {
+    if (key.first == connection.uid) {
+      known += (known.empty() ? "" : ", ") + key.second;
+    }
+  }
+  return NotFoundError(
+      "no dataset '{}' is registered by user {} ({}); register it with "
+      "`penstock register SPEC.yaml`, or attach with the spec file's path",
+      name, connection.uid,
+      known.empty() ? "none is" : "registered are: " + known);
+}
+
+Status ControlServer::StartAttach(Connection* connection, Message& message) {
+  const nlohmann::json& request = message.json;
+  if (connection->job != nullptr) {
+    return FailedPreconditionError("this connection is attached already");
+  }
+  if (message.fds.size() != 1) {
+    return InvalidArgumentError(
+        "attach: wanted the cursor page's descriptor, "
+        "found {}",
+        message.fds.size());
+  }
+  JobTable::AttachRequest attach;
+  PENSTOCK_ASSIGN_OR_RETURN(attach.options.spec, SpecOf(*connection, request));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const uint64_t world,
+      NumberField(request, "world_size", 1, kWorldSizeMax));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const uint64_t local,
+      NumberField(request, "local_world_size", 1, kSeatsMax));
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rank,
+                            NumberField(request, "rank", 0, world - 1));
+  if (local > world) {
+    return InvalidArgumentError(
+        "attach: local world size {} is more than world size {}", local, world);
+  }
+  attach.options.world_size = static_cast<uint32_t>(world);
+  attach.options.local_world_size = static_cast<uint32_t>(local);
+  attach.rank = static_cast<uint32_t>(rank);
+  const auto repeat = request.find("repeat_first");
+  attach.options.repeat_first =
+      repeat != request.end() && repeat->is_boolean() && repeat->get<bool>();
+  attach.key.uid = connection->uid;
+  attach.key.dataset = attach.options.spec.name;
+  PENSTOCK_ASSIGN_OR_RETURN(attach.key.name,
+                            TextField(request, "job", kNameCharsMax));
+  PENSTOCK_ASSIGN_OR_RETURN(attach.cursor, OpenCursor(message.fds[0].get()));
+  PENSTOCK_ASSIGN_OR_RETURN(WakePair wake, MakeWakePair());
+  attach.wake_socket = wake.broker.get();
+  connection->wake = std::move(wake.broker);
+  connection->wake_of_rank = std::move(wake.rank);
+  // The answer may come at once (and the connection may then be gone) or after
+  // the dataset is open.
+  const uint64_t id = connection->id;
+  connection->waiting = true;
+  const uint64_t number = jobs_->Attach(
+      std::move(attach),
+      [this, id](auto result) { OnAttached(id, std::move(result)); });
+  if (Connection* still = Find(id); still != nullptr && still->waiting) {
+    still->attach = number;
+  }
+  return OkStatus();
+}
+
+void ControlServer::OnAttached(uint64_t id,
+                               StatusOr<JobTable::Attached> result) {
+  Connection* connection = Find(id);
+  connection->waiting = false;
+  connection->attach = 0;
+  if (!result.ok()) {
+    connection->wake.Reset();
+    connection->wake_of_rank.Reset();
+    Reply(connection, ErrorReply(result.status()));
+    return;
+  }
+  connection->job = result->job;
+  connection->seat = result->seat;
+  const Job& job = *connection->job;
+  if (const Status status = loop_->Watch(connection->wake.get(),
+                                         [this, id](uint32_t) { OnWake(id); });
+      !status.ok()) {
+    spdlog::warn("rank of job '{}': {}", job.key().name, status.message());
+  }
+  // Spinning pays when every rank and worker has a processor of its own.
+  const bool spare = workers_->workers() + job.options().local_world_size <=
+                     topology_->cpus().size();
+  nlohmann::json answer = OkReply();
+  answer["dataset"] = job.key().dataset;
+  answer["job"] = job.key().name;
+  answer["seat"] = connection->seat;
+  answer["hold"] = job.options().spec.hold;
+  answer["records"] = job.plan().records();
+  answer["steps_per_epoch"] = job.plan().steps_per_epoch();
+  answer["epochs"] = job.plan().epochs().value_or(0);
+  answer["spin_ns"] = spare ? 50'000 : 0;
+  answer["element_spec"] =
+      ElementSpecToJson(job.dataset().program->element_spec());
+  Reply(connection, answer,
+        {job.segment().fd(), connection->wake_of_rank.get()});
+  connection->wake_of_rank.Reset();
+  connection->job->Advance();
+}
+
+void ControlServer::OnWake(uint64_t id) {
+  Connection* connection = Find(id);
+  if (!DrainWakes(connection->wake.get())) {
+    // The rank closed its end: it is leaving, its control socket says so too.
+    loop_->Unwatch(connection->wake.get());
+    return;
+  }
+  connection->job->Advance();
+}
+
+Status ControlServer::StartIndex(Connection* connection,
+                                 const nlohmann::json& request) {
+  JobOptions options;
+  PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(*connection, request));
+  if (request.contains("world_size")) {
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t world,
+                              NumberField(request, "world_size", 1, kSeatsMax));
+    options.world_size = options.local_world_size =
+        static_cast<uint32_t>(world);
+  }
+  const uint64_t id = connection->id;
+  connection->waiting = true;
+  connection->inspect =
+      jobs_->Inspect(std::move(options), [this, id](auto result) {
+        Connection* asking = Find(id);
+        asking->waiting = false;
+        asking->inspect = 0;
+        Reply(asking, result.ok() ? *result : ErrorReply(result.status()));
+      });
+  return OkStatus();
+}
+
+StatusOr<nlohmann::json> ControlServer::Register(
+    const Connection& connection, const nlohmann::json& request) {
+  PENSTOCK_ASSIGN_OR_RETURN(DatasetSpec spec, SpecOf(connection, request));
+  const std::pair<uid_t, std::string> key = {connection.uid, spec.name};
+  const auto found = datasets_.find(key);
+  if (found != datasets_.end()) {
+    const std::string field = DifferingField(spec, found->second);
+    if (!field.empty()) {
+      return AlreadyExistsError(
+          "dataset '{}' is registered with another spec: {}; give one of them "
+          "another name",
+          spec.name, field);
+    }
+  } else {
+    const auto of_uid = std::count_if(
+        datasets_.begin(), datasets_.end(),
+        [&](const auto& item) { return item.first.first == connection.uid; });
+    if (static_cast<size_t>(of_uid) >= kDatasetsPerUidMax) {
+      return ResourceExhaustedError(
+          "user {} has registered {} datasets, all "
+          "one user may have",
+          connection.uid, kDatasetsPerUidMax);
+    }
+    datasets_[key] = spec;
+  }
+  nlohmann::json answer = OkReply();
+  answer["dataset"] = spec.name;
+  return answer;
+}
+
+nlohmann::json ControlServer::DatasetsJson() const {
+  nlohmann::json list = nlohmann::json::array();
+  for (const auto& [key, spec] : datasets_) {
+    const nlohmann::ordered_json source =
+        DatasetSpecToJson(spec).value("source", nlohmann::ordered_json());
+    list.push_back({{"name", key.second},
+                    {"uid", key.first},
+                    {"source", source.empty() ? "" : source.begin().key()}});
+  }
+  nlohmann::json answer = OkReply();
+  answer["datasets"] = std::move(list);
+  return answer;
+}
+
+nlohmann::json ControlServer::StatusJson() const {
+  const std::chrono::duration<double> uptime =
+      std::chrono::steady_clock::now() - started_;
+  nlohmann::json answer = OkReply();
+  answer["broker"] = {{"version", PENSTOCK_VERSION},
+                      {"pid", getpid()},
+                      {"uptime_s", uptime.count()},
+                      {"cpu_s", CpuSeconds()},
+                      {"workers", workers_->workers()},
+                      {"read_backend", workers_->read_backend()},
+                      {"read_depth", workers_->read_depth()},
+                      {"connections", connections_.size()},
+                      {"socket", options_.socket_path},
+                      {"private", options_.private_broker}};
+  answer["jobs"] = jobs_->StatusJson(true);
+  // The rank's process is known here, not in the job.
+  for (nlohmann::json& job : answer["jobs"]) {
+    if (!job.contains("ranks")) continue;
+    for (nlohmann::json& rank : job["ranks"]) {
+      for (const auto& [id, connection] : connections_) {
+        if (connection.job != nullptr &&
+            connection.job->key().name == job["job"] &&
+            connection.job->key().uid == job["uid"] &&
+            connection.job->key().dataset == job["dataset"] &&
+            connection.seat == rank["seat"]) {
+          rank["pid"] = connection.pid;
+        }
+      }
+    }
+  }
+  return answer;
+}
+
+void ControlServer::Reply(Connection* connection, const nlohmann::json& json,
+                          const std::vector<int>& fds) {
+  const Status status = SendMessage(connection->socket.get(), json, fds);
+  if (status.ok()) return;
+  loop_->Post([this, id = connection->id] { Drop(id); });
+}
+
+void ControlServer::Drop(uint64_t id) {
+  Connection* connection = Find(id);
+  if (connection == nullptr) return;
+  if (connection->attach != 0) jobs_->CancelAttach(connection->attach);
+  if (connection->inspect != 0) jobs_->CancelInspect(connection->inspect);
+  for (const Fd* fd :
+       {&connection->socket, &connection->pidfd, &connection->wake}) {
+    if (*fd) loop_->Unwatch(fd->get());
+  }
+  // Before the wake socket closes: a worker may be about to use it.
+  if (connection->job != nullptr) {
+    jobs_->Detach(connection->job, connection->seat);
+  }
+  connections_.erase(id);
+}
+
+bool ControlServer::WantsTick() const {
+  return jobs_->busy() ||
+         std::any_of(connections_.begin(), connections_.end(),
+                     [](const auto& item) { return !item.second.greeted; });
+}
+
+void ControlServer::Tick() {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<uint64_t> silent;
+  for (auto& [id, connection] : connections_) {
+    if (!connection.greeted &&
+        now - connection.opened > std::chrono::seconds(kHelloSeconds)) {
+      silent.push_back(id);
+    }
+    uint64_t done = 0;
+    uint64_t total = 0;
+    if (connection.waiting &&
+        jobs_->Progress(std::max(connection.attach, connection.inspect), &done,
+                        &total)) {
+      Reply(&connection, {{"event", "progress"},
+                          {"stage", "indexing"},
+                          {"done", done},
+                          {"total", total}});
+    }
+  }
+  for (const uint64_t id : silent) Drop(id);
+  jobs_->Sweep();
+}
+
+}  // namespace penstock

@@ -1,0 +1,108 @@
+// The control plane: accepts connections, reads requests (message.h), answers.
+//
+// Runs on the control thread. Everything that arrives is untrusted: sizes,
+// types and descriptors are checked, a peer that breaks the protocol or does
+// not read its answers loses its connection and hurts nobody else.
+//
+// Bounds: kConnectionsMax in all, kConnectionsPerUidMax of one user, one
+// request under way per connection, kHelloSeconds until the first request.
+#ifndef BROKER_CONTROL_SERVER_H_
+#define BROKER_CONTROL_SERVER_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "broker/event_loop.h"
+#include "broker/job_table.h"
+#include "broker/topology.h"
+#include "broker/worker_pool.h"
+#include "common/dataset_spec.h"
+#include "common/message.h"
+#include "common/status.h"
+
+namespace penstock {
+
+class ControlServer {
+ public:
+  static constexpr size_t kConnectionsMax = 1024;
+  static constexpr size_t kConnectionsPerUidMax = 256;
+  static constexpr size_t kDatasetsPerUidMax = 1024;
+  static constexpr int kHelloSeconds = 10;
+
+  struct Options {
+    bool private_broker = false;  // serves one user, may be told to stop
+    std::string socket_path;      // for status
+  };
+
+  // listener is a listening SOCK_SEQPACKET socket.
+  ControlServer(EventLoop* loop, JobTable* jobs, WorkerPool* workers,
+                const Topology* topology, Options options);
+  ~ControlServer();
+  Status Listen(Fd listener);
+
+  // Whether something needs Tick().
+  bool WantsTick() const;
+  // Sends progress, drops connections that say nothing.
+  void Tick();
+
+ private:
+  struct Connection {
+    uint64_t id = 0;
+    Fd socket;
+    Fd pidfd;
+    uid_t uid = 0;
+    pid_t pid = 0;
+    std::chrono::steady_clock::time_point opened;
+    bool greeted = false;
+    bool waiting = false;  // an attach or inspect is not answered yet
+    uint64_t attach = 0;   // its number, for progress and cancelling
+    uint64_t inspect = 0;
+    // Attached:
+    Fd wake;
+    Fd wake_of_rank;  // until the answer is sent
+    std::shared_ptr<Job> job;
+    uint32_t seat = 0;
+  };
+
+  void Accept();
+  void OnReadable(uint64_t id);
+  void Handle(Connection* connection, Message message);
+  StatusOr<DatasetSpec> SpecOf(const Connection& connection,
+                               const nlohmann::json& request);
+  Status StartAttach(Connection* connection, Message& message);
+  Status StartIndex(Connection* connection, const nlohmann::json& request);
+  StatusOr<nlohmann::json> Register(const Connection& connection,
+                                    const nlohmann::json& request);
+  nlohmann::json DatasetsJson() const;
+  nlohmann::json StatusJson() const;
+  void OnAttached(uint64_t id, StatusOr<JobTable::Attached> result);
+  void OnWake(uint64_t id);
+  // A peer that cannot be sent to is dropped, soon.
+  void Reply(Connection* connection, const nlohmann::json& json,
+             const std::vector<int>& fds = {});
+  Connection* Find(uint64_t id);
+  // Detaches its rank; the connection must not be used afterwards.
+  void Drop(uint64_t id);
+
+  EventLoop* const loop_;
+  JobTable* const jobs_;
+  WorkerPool* const workers_;
+  const Topology* const topology_;
+  const Options options_;
+  const std::chrono::steady_clock::time_point started_ =
+      std::chrono::steady_clock::now();
+  Fd listener_;
+  std::map<uint64_t, Connection> connections_;
+  uint64_t next_id_ = 1;
+  // By user and name; what one user registers another cannot replace.
+  std::map<std::pair<uid_t, std::string>, DatasetSpec> datasets_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_CONTROL_SERVER_H_

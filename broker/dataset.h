@@ -1,0 +1,33 @@
+// An opened dataset: its source and its compiled transforms, shared by every
+// job that consumes it.
+//
+// Made on a thread of its own (a large folder takes minutes to index), constant
+// afterwards.
+#ifndef BROKER_DATASET_H_
+#define BROKER_DATASET_H_
+
+#include <memory>
+#include <string>
+
+#include "broker/source/source.h"
+#include "broker/transform/row_program.h"
+#include "common/dataset_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+struct Dataset {
+  DatasetSpec spec;
+  std::unique_ptr<Source> source;
+  std::unique_ptr<RowProgram> program;
+};
+
+// What makes two specs the same opened dataset: their source and map.
+std::string DatasetKey(const DatasetSpec& spec);
+
+// Errors: as OpenSource and RowProgram::Compile, with the dataset's name.
+StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const DatasetSpec& spec,
+                                                     OpenProgress* progress);
+
+}  // namespace penstock
+#endif  // BROKER_DATASET_H_

@@ -1,0 +1,225 @@
+// penstockd: reads the command line, wires the stages, runs until it is told to
+// stop. The flow is in broker/README.md.
+#include <fcntl.h>
+#include <signal.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "broker/config.h"
+#include "broker/control_server.h"
+#include "broker/event_loop.h"
+#include "broker/job_table.h"
+#include "broker/replay.h"
+#include "broker/topology.h"
+#include "broker/worker_pool.h"
+#include "common/dataset_spec.h"
+#include "common/message.h"
+
+namespace penstock {
+namespace {
+
+struct Arguments {
+  std::string config;
+  std::string socket;
+  std::string workers;
+  std::string memory_limit;
+  bool check = false;
+  bool private_broker = false;
+  std::string replay;
+  ReplayOptions replay_options;
+};
+
+// The socket systemd (or `penstock run`) made, or one of our own at path. A
+// socket left by a dead broker is replaced, one in use is not.
+StatusOr<Fd> ListenAt(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return InvalidArgumentError("socket path '{}' is longer than {} bytes",
+                                path, sizeof(address.sun_path) - 1);
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  if (StatusOr<Fd> other = ConnectControl(path); other.ok()) {
+    return AlreadyExistsError("another broker listens at '{}'", path);
+  }
+  struct stat info;
+  if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) {
+    unlink(path.c_str());
+  }
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return ErrnoError(errno, "socket");
+  const mode_t mask = umask(0117);  // user and group
+  const int bound =
+      bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
+  const int error = errno;
+  umask(mask);
+  if (bound != 0) return ErrnoError(error, "listen at '" + path + "'");
+  if (listen(fd.get(), 128) != 0) return ErrnoError(errno, "listen");
+  return fd;
+}
+
+StatusOr<Fd> InheritOrListen(const std::string& path) {
+  const int inherited = sd_listen_fds(1);
+  if (inherited <= 0) return ListenAt(path);
+  Fd fd(SD_LISTEN_FDS_START);
+  if (inherited > 1 ||
+      sd_is_socket(fd.get(), AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
+    return InvalidArgumentError(
+        "socket activation: wanted one listening SOCK_SEQPACKET socket "
+        "(ListenSequentialPacket=)");
+  }
+  if (fcntl(fd.get(), F_SETFD, FD_CLOEXEC) != 0 ||
+      fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) {
+    return ErrnoError(errno, "set up the inherited socket");
+  }
+  return fd;
+}
+
+StatusOr<Config> ConfigOf(const Arguments& arguments) {
+  Config config;
+  if (!arguments.config.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(config, LoadConfig(arguments.config));
+  }
+  if (!arguments.socket.empty()) config.socket = arguments.socket;
+  if (!arguments.workers.empty() && arguments.workers != "auto") {
+    config.workers =
+        static_cast<uint32_t>(std::atoi(arguments.workers.c_str()));
+    if (config.workers < 1 || config.workers > 4096) {
+      return InvalidArgumentError(
+          "--workers: '{}' is not 'auto' or a number "
+          "from 1 to 4096",
+          arguments.workers);
+    }
+  }
+  if (!arguments.memory_limit.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(config.memory_limit,
+                              ParseBytes(arguments.memory_limit));
+  }
+  if (!config.cache_dir.empty()) {
+    setenv("PENSTOCK_CACHE_DIR", config.cache_dir.c_str(), 1);
+  }
+  return config;
+}
+
+Status RunReplay(const Arguments& arguments) {
+  std::ifstream file(arguments.replay);
+  if (!file) return ErrnoError(errno, "read '" + arguments.replay + "'");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const DatasetSpec spec,
+      ParseDatasetSpec(
+          text, arguments.replay,
+          std::filesystem::absolute(arguments.replay).parent_path().string()));
+  return Replay(spec, arguments.replay_options, stdout);
+}
+
+// The one function that wires everything.
+Status Serve(const Arguments& arguments) {
+  // Signals are read from a descriptor; workers must inherit the mask.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  Fd signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signal_fd) return ErrnoError(errno, "signalfd");
+
+  PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<Topology> topology,
+                            Topology::Load(config.cpus));
+  const std::string path = SocketPath(config.socket);
+  if (arguments.check) return OkStatus();
+  PENSTOCK_ASSIGN_OR_RETURN(Fd listener, InheritOrListen(path));
+
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop,
+                            EventLoop::Make());
+  WorkerOptions worker_options;
+  worker_options.workers = config.workers;
+  worker_options.read_depth = config.read_depth;
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<WorkerPool> workers,
+                            WorkerPool::Start(*topology, worker_options));
+  JobTable jobs(loop.get(), workers.get(),
+                JobTable::Limits{config.memory_limit});
+  ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
+                       {arguments.private_broker, path});
+  loop->SetTick(
+      std::chrono::milliseconds(200), [&] { return server.WantsTick(); },
+      [&] { server.Tick(); });
+  PENSTOCK_RETURN_IF_ERROR(
+      loop->Watch(signal_fd.get(), [&](uint32_t) { loop->Stop(); }));
+  PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(listener)));
+  sd_notify(0, "READY=1");
+  spdlog::info("penstockd {} serves at {} with {} workers, reads by {}",
+               PENSTOCK_VERSION, path, workers->workers(),
+               workers->read_backend());
+
+  loop->Run();
+
+  sd_notify(0, "STOPPING=1");
+  jobs.Shutdown();
+  return OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app(
+      "The Penstock broker: reads data sets once and hands finished batches to "
+      "the trainer ranks of this host through shared memory.\n"
+      "Usually started by systemd or by `penstock run`.");
+  app.set_version_flag("--version", PENSTOCK_VERSION);
+  app.add_option("--config", arguments.config, "configuration file (YAML)");
+  app.add_option("--socket", arguments.socket,
+                 "where to listen (default: PENSTOCK_SOCKET, else "
+                 "/run/penstock/penstock.sock)");
+  app.add_option("--workers", arguments.workers,
+                 "worker threads, or auto: one per processor");
+  app.add_option("--memory-limit", arguments.memory_limit,
+                 "memory of all batches together, such as 8G");
+  app.add_flag("--check", arguments.check,
+               "check configuration and machine, then exit");
+  app.add_flag("--private", arguments.private_broker,
+               "serve this user only, for one command (penstock run)");
+  app.add_option("--replay", arguments.replay,
+                 "write the id and CRC-32 of every row of this spec's plan to "
+                 "standard output, made serially, and exit (penstock bench "
+                 "--verify)");
+  app.add_option("--world-size", arguments.replay_options.world_size,
+                 "with --replay: ranks")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--epochs", arguments.replay_options.epochs,
+                 "with --replay: stop after this many");
+  app.add_option("--steps", arguments.replay_options.steps,
+                 "with --replay: stop after this many");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  spdlog::set_default_logger(spdlog::stderr_color_mt("penstockd"));
+  spdlog::set_pattern("penstockd: %v");
+  if (arguments.private_broker) spdlog::set_level(spdlog::level::warn);
+
+  const Status status =
+      arguments.replay.empty() ? Serve(arguments) : RunReplay(arguments);
+  if (status.ok()) return 0;
+  spdlog::error("{}", status.message());
+  return 1;
+}
+
+}  // namespace
+}  // namespace penstock
+
+int main(int argc, char** argv) { return penstock::Main(argc, argv); }

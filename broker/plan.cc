@@ -1,0 +1,137 @@
+#include "broker/plan.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace penstock {
+namespace {
+
+// The rows of `rank` when rows are divided over world_size ranks.
+uint64_t RowsOfRank(uint64_t rows, uint32_t world_size, uint32_t rank) {
+  return rows / world_size + (rank < rows % world_size ? 1 : 0);
+}
+
+// The rows of all ranks before `rank`.
+uint64_t RowsBeforeRank(uint64_t rows, uint32_t world_size, uint32_t rank) {
+  return rows / world_size * rank + std::min<uint64_t>(rank, rows % world_size);
+}
+
+uint64_t CeilDivide(uint64_t x, uint64_t y) { return x / y + (x % y != 0); }
+
+}  // namespace
+
+StatusOr<Plan> Plan::Make(const DatasetSpec& spec, uint64_t records,
+                          uint32_t world_size) {
+  if (records == 0) {
+    return InvalidArgumentError("dataset '{}' has no records", spec.name);
+  }
+  if (records > kTotalRowsMax) {
+    return InvalidArgumentError("dataset '{}' has {} records; at most {}",
+                                spec.name, records, kTotalRowsMax);
+  }
+  if (world_size == 0) {
+    return InvalidArgumentError("world size 0: wanted at least one rank");
+  }
+  const uint64_t ranks = spec.batch.per_rank ? world_size : 1;
+  if (spec.batch.size == 0 || spec.batch.size > kTotalRowsMax / ranks) {
+    return InvalidArgumentError("batch of {} rows: wanted 1 to {}",
+                                spec.batch.size, kTotalRowsMax / ranks);
+  }
+
+  Plan plan;
+  plan.records_ = records;
+  plan.world_size_ = world_size;
+  plan.global_batch_ = spec.batch.size * ranks;
+  plan.pad_ = spec.batch.last == LastBatch::kPad;
+  plan.epochs_ = spec.epochs;
+  plan.shuffle_ = spec.shuffle;
+
+  const uint64_t steps_of_pass = spec.batch.last == LastBatch::kDrop
+                                     ? records / plan.global_batch_
+                                     : CeilDivide(records, plan.global_batch_);
+  plan.steps_per_epoch_ = spec.steps_per_epoch.value_or(steps_of_pass);
+  if (plan.steps_per_epoch_ == 0) {
+    return InvalidArgumentError(
+        "dataset '{}' has {} records, less than one global batch of {}, and "
+        "batch.last is drop: an epoch would be empty; use a smaller batch, "
+        "last: partial, or steps_per_epoch",
+        spec.name, records, plan.global_batch_);
+  }
+  // Divide first: the products wrap for large values.
+  if (plan.steps_per_epoch_ <= records / plan.global_batch_) {
+    plan.rows_per_epoch_ = plan.steps_per_epoch_ * plan.global_batch_;
+  } else if (plan.steps_per_epoch_ <= steps_of_pass) {
+    plan.rows_per_epoch_ = records;  // the last step is short
+  } else if (plan.steps_per_epoch_ <= kTotalRowsMax / plan.global_batch_) {
+    plan.rows_per_epoch_ = plan.steps_per_epoch_ * plan.global_batch_;
+  } else {
+    return InvalidArgumentError(
+        "steps_per_epoch {} of {} rows: more than {} rows in an epoch",
+        plan.steps_per_epoch_, plan.global_batch_, kTotalRowsMax);
+  }
+  plan.passes_per_epoch_ = CeilDivide(plan.rows_per_epoch_, records);
+  if (plan.epochs_) {
+    if (*plan.epochs_ > kTotalRowsMax / plan.rows_per_epoch_) {
+      return InvalidArgumentError("{} epochs of {} rows: more than {} in all",
+                                  *plan.epochs_, plan.rows_per_epoch_,
+                                  kTotalRowsMax);
+    }
+    // steps_per_epoch <= rows_per_epoch: this product is smaller still.
+    plan.total_steps_ = *plan.epochs_ * plan.steps_per_epoch_;
+  }
+  return plan;
+}
+
+Plan::Share Plan::ShareOf(uint64_t global_step, uint32_t rank) const {
+  assert(rank < world_size_);
+  assert(!total_steps_ || global_step < *total_steps_);
+  Share share;
+  share.epoch = global_step / steps_per_epoch_;
+  share.step_in_epoch = global_step % steps_per_epoch_;
+  const uint64_t step_first_row = share.step_in_epoch * global_batch_;
+  share.global_rows = std::min(global_batch_, rows_per_epoch_ - step_first_row);
+  share.first_row =
+      step_first_row + RowsBeforeRank(share.global_rows, world_size_, rank);
+  share.rows = RowsOfRank(share.global_rows, world_size_, rank);
+  share.shape_rows =
+      pad_ ? RowsOfRank(global_batch_, world_size_, rank) : share.rows;
+  share.last_of_epoch = share.step_in_epoch + 1 == steps_per_epoch_;
+  share.last_of_data = total_steps_ && global_step + 1 == *total_steps_;
+  return share;
+}
+
+uint64_t Plan::max_share_rows(uint32_t rank) const {
+  assert(rank < world_size_);
+  // The first step of an epoch is never the smaller one.
+  return RowsOfRank(
+      pad_ ? global_batch_ : std::min(global_batch_, rows_per_epoch_),
+      world_size_, rank);
+}
+
+void Plan::Rows(uint64_t epoch, uint64_t first_row, uint64_t count,
+                OrderCache* cache, Row* out) const {
+  assert(first_row <= rows_per_epoch_);
+  assert(count <= rows_per_epoch_ - first_row);
+  uint64_t pass = epoch * passes_per_epoch_ + first_row / records_;
+  uint64_t position = first_row % records_;
+  while (count > 0) {
+    const uint64_t rows = std::min(count, records_ - position);
+    if (shuffle_) {
+      const uint64_t key = shuffle_->each_epoch ? pass : 0;
+      if (!cache->permutation_ || cache->key_ != key) {
+        cache->permutation_.emplace(records_, shuffle_->seed, key);
+        cache->key_ = key;
+      }
+      const Permutation& order = *cache->permutation_;
+      for (uint64_t i = 0; i < rows; ++i) out[i] = {order(position + i), pass};
+    } else {
+      for (uint64_t i = 0; i < rows; ++i) out[i] = {position + i, pass};
+    }
+    out += rows;
+    count -= rows;
+    position = 0;
+    ++pass;
+  }
+}
+
+}  // namespace penstock

@@ -1,0 +1,531 @@
+// The io_uring reader: a ring, a table of registered files and a buffer per
+// ticket, all of one thread.
+//
+// A file is four requests linked to each other: open into the table at the
+// ticket's own number (no descriptor, no search for a free slot), read into the
+// ticket's buffer, read one byte more, close. The second read is what tells the
+// end of a file from a read that was cut short, and a file that just fits from
+// one that does not. The open is a soft link: when it fails, the rest is
+// cancelled. The reads are hard links: a short or failed read must not keep the
+// file from being closed.
+//
+// Invariants:
+//   1. requests_ counts the requests whose completion has not been seen; no
+//      buffer, path or `into` of a ticket is touched or freed while it has one.
+//   2. A ticket has at most kRequestsPerTicket requests, and the submission
+//      queue has room for all of all tickets, the completion queue for twice
+//      that: neither can be full.
+#include <fcntl.h>
+#include <liburing.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "broker/read_backend.h"
+#include "broker/source/file_error.h"
+
+namespace penstock {
+namespace {
+
+constexpr unsigned kRequestsPerTicket = 4;
+// Times that a read is started again before it is done with plain system calls.
+constexpr int kTriesMax = 8;
+constexpr uint64_t kCurrentPosition = UINT64_MAX;
+constexpr uint64_t kCancelData = UINT64_MAX;
+
+enum class Op : uint32_t { kOpen, kRead, kTail, kClose };
+
+unsigned SetupFlags(UringRung rung) {
+  // TASKRUN_FLAG: a peek at the completion queue sees that the kernel has work
+  // for this thread. SUBMIT_ALL: a request that is refused (a path over 4096
+  // bytes) does not hold up those behind it.
+  switch (rung) {
+    case UringRung::kDeferTaskrun:
+      return IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+             IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
+    case UringRung::kCoopTaskrun:
+      return IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
+             IORING_SETUP_SUBMIT_ALL;
+    case UringRung::kPlain:
+      return 0;
+  }
+  return 0;
+}
+
+const char* RungName(UringRung rung) {
+  switch (rung) {
+    case UringRung::kDeferTaskrun:
+      return "io_uring (defer_taskrun)";
+    case UringRung::kCoopTaskrun:
+      return "io_uring (coop_taskrun)";
+    case UringRung::kPlain:
+      return "io_uring (plain)";
+  }
+  return "";
+}
+
+// Why there is no ring on this rung; error of io_uring_setup or of the
+// registration.
+Status SetupError(int error) {
+  char buffer[128];
+  const char* text = strerror_r(error, buffer, sizeof(buffer));
+  switch (error) {
+    case EPERM:   // kernel.io_uring_disabled, or a container's seccomp filter
+    case EACCES:  // a security module
+      return PermissionDeniedError("io_uring: {}", text);
+    case ENOSYS:  // a kernel without it, or another seccomp filter
+      return UnimplementedError("io_uring: {}", text);
+    case ENOMEM:  // RLIMIT_MEMLOCK on kernels before 5.12
+    case EMFILE:  // the table of files counts against RLIMIT_NOFILE
+    case ENFILE:
+      return ResourceExhaustedError("io_uring: {}", text);
+    default:  // EINVAL: a flag that this kernel does not know
+      return FailedPreconditionError("io_uring: {}", text);
+  }
+}
+
+class UringReader final : public Reader {
+ public:
+  explicit UringReader(uint32_t depth) : tickets_(depth), ready_(depth) {}
+  ~UringReader() override;
+  UringReader(const UringReader&) = delete;
+  UringReader& operator=(const UringReader&) = delete;
+
+  Status Init(UringRung rung);
+  // Reads a file and a range of known content through the ring.
+  Status Probe();
+
+  std::string backend() const override { return RungName(rung_); }
+  uint32_t depth() const override {
+    return static_cast<uint32_t>(tickets_.size());
+  }
+  void Start(uint32_t ticket, const ReadRequest& request,
+             std::span<std::byte> into) override;
+  void Submit() override { Enter(0); }
+  bool Next(bool wait, Done* done) override;
+  void Release(uint32_t ticket) override { tickets_[ticket].buffer.Trim(); }
+  uint32_t in_flight() const override { return in_flight_; }
+
+ private:
+  struct Ticket {
+    ReadRequest request;
+    std::span<std::byte> out;  // of a range
+    ReadBuffer buffer;
+    std::byte tail{};
+    unsigned requests = 0;  // without a completion
+    int results[kRequestsPerTicket] = {};
+    uint64_t done = 0;  // bytes of a range that have arrived
+    int tries = 0;
+    Status status;
+    std::span<const std::byte> bytes;
+  };
+
+  io_uring_sqe* NewRequest(uint32_t ticket);
+  void QueueFile(uint32_t ticket);
+  void QueueRange(uint32_t ticket);
+  void Enter(unsigned wait_for);
+  void Reap();
+  void FinishFile(uint32_t ticket);
+  void FinishRange(uint32_t ticket);
+  void Grow(uint32_t ticket);
+  void Retry(uint32_t ticket);
+  void ReadPlainly(uint32_t ticket);
+  void Finish(uint32_t ticket, Status status,
+              std::span<const std::byte> bytes = {});
+
+  UringRung rung_ = UringRung::kPlain;
+  io_uring ring_;
+  bool has_ring_ = false;
+  // Cleared for good once a file system says EAGAIN to it, see FinishFile.
+  int nonblock_ = O_NONBLOCK;
+  std::vector<Ticket> tickets_;
+  // A ring of tickets that are finished and not handed out.
+  std::vector<uint32_t> ready_;
+  size_t ready_first_ = 0;
+  size_t ready_count_ = 0;
+  uint32_t in_flight_ = 0;  // started, not handed out
+  unsigned requests_ = 0;   // queued or with the kernel
+};
+
+Status UringReader::Init(UringRung rung) {
+  rung_ = rung;
+  io_uring_params params = {};
+  params.flags = SetupFlags(rung) | IORING_SETUP_CQSIZE;
+  // One more for the cancellation of the destructor.
+  const unsigned entries = kRequestsPerTicket * depth() + 1;
+  params.cq_entries = 2 * entries;
+  const int result = io_uring_queue_init_params(entries, &ring_, &params);
+  if (result < 0) return SetupError(-result);
+  has_ring_ = true;
+  // Filled with "none" instead of registered as sparse: kernels before 5.19.
+  const std::vector<int> none(depth(), -1);
+  const int registered = io_uring_register_files(&ring_, none.data(), depth());
+  return registered < 0 ? SetupError(-registered) : OkStatus();
+}
+
+UringReader::~UringReader() {
+  if (!has_ring_) return;
+  // Cancelled reads land too (measured: all of 1,280, up to 37 ms later), so
+  // cancelling only shortens what would wait for a peer (a FIFO); what counts
+  // is that every completion has arrived before a buffer is freed.
+  bool cancel = true;
+  while (requests_ > 0) {
+    Enter(0);
+    if (cancel) {
+      if (io_uring_sqe* sqe = io_uring_get_sqe(&ring_); sqe != nullptr) {
+        io_uring_prep_cancel64(
+            sqe, 0, IORING_ASYNC_CANCEL_ANY | IORING_ASYNC_CANCEL_ALL);
+        sqe->user_data = kCancelData;
+      }
+    }
+    Enter(1);
+    // A completion can start the next request of its chain: cancel that too.
+    cancel = false;
+    unsigned head;
+    unsigned seen = 0;
+    io_uring_cqe* cqe;
+    io_uring_for_each_cqe(&ring_, head, cqe) {
+      ++seen;
+      if (cqe->user_data == kCancelData) continue;
+      --requests_;
+      cancel = true;
+    }
+    io_uring_cq_advance(&ring_, seen);
+  }
+  io_uring_queue_exit(&ring_);
+}
+
+Status UringReader::Probe() {
+  const int fd = memfd_create("penstock-probe", MFD_CLOEXEC);
+  if (fd < 0) return ErrnoError(errno, "memfd_create");
+  constexpr std::string_view kText = "penstock";
+  const ssize_t written = write(fd, kText.data(), kText.size());
+  ReadRequest file;
+  file.kind = ReadRequest::Kind::kFile;
+  file.path = fmt::format("/proc/self/fd/{}", fd);
+  ReadRequest range;
+  range.kind = ReadRequest::Kind::kRange;
+  range.fd = fd;
+  range.bytes = kText.size();
+  Status status = written == static_cast<ssize_t>(kText.size())
+                      ? OkStatus()
+                      : InternalError("write to a memfd");
+  for (const ReadRequest& request : {file, range}) {
+    if (!status.ok()) break;
+    Start(0, request, {});
+    Done done;
+    Next(true, &done);
+    status = done.status;
+    if (status.ok() &&
+        (done.bytes.size() != kText.size() ||
+         std::memcmp(done.bytes.data(), kText.data(), kText.size()) != 0)) {
+      status = InternalError("wrong bytes");
+    }
+    Release(0);
+  }
+  close(fd);
+  nonblock_ = O_NONBLOCK;  // what held for a memfd is not known of others
+  return status.ok() ? status
+                     : FailedPreconditionError("io_uring: probe read: {}",
+                                               status.message());
+}
+
+io_uring_sqe* UringReader::NewRequest(uint32_t ticket) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  assert(sqe != nullptr);  // invariant 2
+  ++tickets_[ticket].requests;
+  ++requests_;
+  return sqe;
+}
+
+// After the io_uring_prep_ call, which clears it.
+void SetData(io_uring_sqe* sqe, uint32_t ticket, Op op) {
+  sqe->user_data =
+      uint64_t{ticket} * kRequestsPerTicket + static_cast<uint32_t>(op);
+}
+
+void UringReader::Start(uint32_t ticket, const ReadRequest& request,
+                        std::span<std::byte> into) {
+  Ticket& mine = tickets_[ticket];
+  assert(mine.requests == 0);
+  assert(request.kind != ReadRequest::Kind::kNone);
+  mine.request = request;
+  mine.tries = 0;
+  mine.done = 0;
+  ++in_flight_;
+  if (request.kind == ReadRequest::Kind::kFile) {
+    mine.buffer.Reserve(kBufferBytesMin);
+    QueueFile(ticket);
+    return;
+  }
+  assert(request.bytes <= kRecordBytesMax);
+  assert(into.empty() || into.size() == request.bytes);
+  if (into.empty()) mine.buffer.Reserve(request.bytes);
+  mine.out = into.empty() ? mine.buffer.first(request.bytes) : into;
+  if (mine.out.empty()) {
+    Finish(ticket, OkStatus());
+  } else {
+    QueueRange(ticket);
+  }
+}
+
+void UringReader::QueueFile(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  // The table takes no O_CLOEXEC: nothing in it has a descriptor to inherit.
+  io_uring_sqe* open = NewRequest(ticket);
+  io_uring_prep_openat_direct(open, AT_FDCWD, mine.request.path.c_str(),
+                              O_RDONLY | O_NOCTTY | nonblock_, 0, ticket);
+  open->flags |= IOSQE_IO_LINK;
+  SetData(open, ticket, Op::kOpen);
+
+  const int file = static_cast<int>(ticket);
+  io_uring_sqe* read = NewRequest(ticket);
+  io_uring_prep_read(read, file, mine.buffer.data(),
+                     static_cast<unsigned>(mine.buffer.capacity()),
+                     kCurrentPosition);
+  read->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK;
+  SetData(read, ticket, Op::kRead);
+
+  io_uring_sqe* tail = NewRequest(ticket);
+  io_uring_prep_read(tail, file, &mine.tail, 1, kCurrentPosition);
+  tail->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK;
+  SetData(tail, ticket, Op::kTail);
+
+  io_uring_sqe* close = NewRequest(ticket);
+  io_uring_prep_close_direct(close, ticket);
+  SetData(close, ticket, Op::kClose);
+}
+
+void UringReader::QueueRange(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  const std::span<std::byte> rest = mine.out.subspan(mine.done);
+  io_uring_sqe* read = NewRequest(ticket);
+  io_uring_prep_read(read, mine.request.fd, rest.data(),
+                     static_cast<unsigned>(rest.size()),
+                     mine.request.offset + mine.done);
+  SetData(read, ticket, Op::kRead);
+}
+
+// Sends what is queued and waits for wait_for completions. May return early:
+// callers look at the queue and come again.
+void UringReader::Enter(unsigned wait_for) {
+  for (;;) {
+    const int result = wait_for == 0
+                           ? io_uring_submit(&ring_)
+                           : io_uring_submit_and_wait(&ring_, wait_for);
+    if (result >= 0) {
+      // Fewer than were queued when the kernel ran out of memory half-way; the
+      // next call says so.
+      if (wait_for == 0 && result > 0 && io_uring_sq_ready(&ring_) > 0) {
+        continue;
+      }
+      return;
+    }
+    switch (-result) {
+      case EINTR:  // a signal came first
+        return;
+      case EAGAIN:  // no memory for requests just now; they stay queued
+      case EBUSY:   // completions wait to be seen first
+        std::this_thread::yield();
+        return;
+      default:
+        // EBADF, EFAULT, EINVAL, EEXIST (another thread than the one that made
+        // the reader): a bug, and the buffers can no longer be accounted for.
+        fmt::print(stderr, "penstock: io_uring_enter: {}\n", strerror(-result));
+        std::abort();
+    }
+  }
+}
+
+bool UringReader::Next(bool wait, Done* done) {
+  // Handed out before the ring is looked at again: the oldest first.
+  while (ready_count_ == 0) {
+    Reap();
+    if (ready_count_ > 0) break;
+    if (!wait || in_flight_ == 0) return false;
+    Enter(1);
+  }
+  const uint32_t ticket = ready_[ready_first_];
+  ready_first_ = (ready_first_ + 1) % ready_.size();
+  --ready_count_;
+  --in_flight_;
+  Ticket& mine = tickets_[ticket];
+  done->ticket = ticket;
+  done->status = std::move(mine.status);
+  done->bytes = mine.bytes;
+  return true;
+}
+
+void UringReader::Reap() {
+  io_uring_cqe* cqe;
+  while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
+    const auto ticket =
+        static_cast<uint32_t>(cqe->user_data / kRequestsPerTicket);
+    Ticket& mine = tickets_[ticket];
+    mine.results[cqe->user_data % kRequestsPerTicket] = cqe->res;
+    io_uring_cqe_seen(&ring_, cqe);
+    --requests_;
+    if (--mine.requests > 0) continue;
+    if (mine.request.kind == ReadRequest::Kind::kFile) {
+      FinishFile(ticket);
+    } else {
+      FinishRange(ticket);
+    }
+  }
+  // What Finish... started again.
+  if (io_uring_sq_ready(&ring_) > 0) Enter(0);
+}
+
+void UringReader::FinishFile(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  const std::string& path = mine.request.path;
+  const int opened = mine.results[static_cast<int>(Op::kOpen)];
+  const int read = mine.results[static_cast<int>(Op::kRead)];
+  const int tail = mine.results[static_cast<int>(Op::kTail)];
+  const int closed = mine.results[static_cast<int>(Op::kClose)];
+  if (opened < 0) {
+    // The others are ECANCELED.
+    switch (-opened) {
+      case EINTR:   // a signal to the kernel's worker
+      case EAGAIN:  // a lease of another process is being broken
+        return Retry(ticket);
+      default:
+        return Finish(ticket, OpenError(-opened, path));
+    }
+  }
+  if (closed < 0) {
+    // The kernel took the chain in two pieces (no memory in between) and they
+    // overtook each other: empty the slot, and trust none of it.
+    const int none = -1;
+    io_uring_register_files_update(&ring_, ticket, &none, 1);
+    return ReadPlainly(ticket);
+  }
+  if (const int failed = std::min(read, tail); failed < 0) {
+    switch (-failed) {
+      case EBADF:      // as above
+      case ECANCELED:  // likewise
+        return ReadPlainly(ticket);
+      case EINTR:
+        return Retry(ticket);
+      case EAGAIN: {
+        // A file system without asynchronous reads (procfs, FUSE, NFS) answers
+        // this to a file opened with O_NONBLOCK. Without that flag the ring
+        // waits for it on a thread of the kernel. The flag is there for FIFOs.
+        struct stat st;
+        if (stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode)) {
+          nonblock_ = 0;
+          return Retry(ticket);
+        }
+        return ReadPlainly(ticket);
+      }
+      default:
+        return Finish(ticket,
+                      ReadError(-failed, path, read < 0 ? 0 : uint64_t(read)));
+    }
+  }
+  if (tail > 0) return Grow(ticket);
+  if (read == 0) {
+    // A FIFO without a writer looks like an empty file; empty files are rare.
+    struct stat st;
+    if (stat(path.c_str(), &st) == 0 && !S_ISREG(st.st_mode)) {
+      return Finish(ticket, NotRegularError(st.st_mode, path));
+    }
+  }
+  Finish(ticket, OkStatus(), mine.buffer.first(static_cast<size_t>(read)));
+}
+
+// There is more in the file than was read. It is read again from its start, not
+// continued: by now the path may lead to another file.
+void UringReader::Grow(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  const std::string& path = mine.request.path;
+  struct stat st;
+  if (stat(path.c_str(), &st) != 0) {
+    return Finish(ticket, OpenError(errno, path));
+  }
+  if (!S_ISREG(st.st_mode)) {
+    return Finish(ticket, NotRegularError(st.st_mode, path));
+  }
+  const auto size = static_cast<uint64_t>(st.st_size);
+  if (size > kRecordBytesMax) {
+    return Finish(ticket, FileTooLargeError(path, size));
+  }
+  // A read cut short with room left is tried again as it is. procfs says 0.
+  const bool filled =
+      static_cast<uint64_t>(mine.results[static_cast<int>(Op::kRead)]) ==
+      mine.buffer.capacity();
+  if (filled) {
+    const uint64_t capacity = mine.buffer.capacity();
+    if (capacity >= kRecordBytesMax) {
+      return Finish(ticket, FileTooLargeError(path, capacity + 1));
+    }
+    mine.buffer.Reserve(
+        size > capacity ? size : std::min(2 * capacity, kRecordBytesMax));
+  }
+  Retry(ticket);
+}
+
+void UringReader::Retry(uint32_t ticket) {
+  if (++tickets_[ticket].tries > kTriesMax) return ReadPlainly(ticket);
+  QueueFile(ticket);
+}
+
+void UringReader::ReadPlainly(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  StatusOr<std::span<const std::byte>> bytes =
+      ReadFile(mine.request.path, &mine.buffer);
+  if (bytes.ok()) return Finish(ticket, OkStatus(), *bytes);
+  Finish(ticket, bytes.status());
+}
+
+void UringReader::FinishRange(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  const int result = mine.results[static_cast<int>(Op::kRead)];
+  if (result > 0) {
+    mine.done += static_cast<uint64_t>(result);
+    if (mine.done == mine.out.size()) {
+      return Finish(ticket, OkStatus(), mine.out);
+    }
+    return QueueRange(ticket);  // cut short: the rest
+  }
+  if (result == 0) {
+    return Finish(ticket, ShortRangeError(mine.request, mine.done));
+  }
+  switch (-result) {
+    case EINTR:   // a signal to the kernel's worker
+    case EAGAIN:  // no memory, or the file was opened with O_NONBLOCK
+      if (++mine.tries <= kTriesMax) return QueueRange(ticket);
+      [[fallthrough]];
+    default:
+      return Finish(
+          ticket, ReadError(-result, "range", mine.request.offset + mine.done));
+  }
+}
+
+void UringReader::Finish(uint32_t ticket, Status status,
+                         std::span<const std::byte> bytes) {
+  Ticket& mine = tickets_[ticket];
+  mine.status = std::move(status);
+  mine.bytes = bytes;
+  ready_[(ready_first_ + ready_count_++) % ready_.size()] = ticket;
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Reader>> MakeUringReader(UringRung rung,
+                                                  uint32_t depth) {
+  auto reader = std::make_unique<UringReader>(depth);
+  PENSTOCK_RETURN_IF_ERROR(reader->Init(rung));
+  PENSTOCK_RETURN_IF_ERROR(reader->Probe());
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
+}  // namespace penstock

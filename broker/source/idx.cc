@@ -1,0 +1,515 @@
+// source: idx. The MNIST file format
+// (http://yann.lecun.com/exdb/mnist, "the IDX file format"): two zero bytes, a
+// type byte, the number of dimensions, each dimension as a big-endian uint32,
+// then the values, big-endian, the last dimension fastest.
+//
+// A gzip file is unpacked into memory as a whole; a plain one is read record by
+// record. Labels are always in memory, as int64. Every number of a header is
+// checked against the file before memory is taken for it.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <optional>
+
+#include "broker/read.h"
+#include "broker/source/file_error.h"
+#include "broker/source/open.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kDimensionsMax = 8;
+constexpr size_t kHeaderBytesMax = 4 + 4 * kDimensionsMax;
+// Of a file that is kept in memory.
+constexpr uint64_t kUnpackedBytesMax = uint64_t{64} << 30;
+// Deflate cannot shrink further (zlib.net/zlib_tech.html); so memory taken is
+// bounded by the file's size whatever its header says.
+constexpr uint64_t kDeflateRatioMax = 1032;
+constexpr uint64_t kChunkBytes = 1 << 20;
+
+struct FileCloser {
+  int fd = -1;
+  explicit FileCloser(int fd) : fd(fd) {}
+  FileCloser(FileCloser&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
+  ~FileCloser() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+// Only of bytes that were allocated without being set: gigabytes.
+struct Bytes {
+  std::unique_ptr<std::byte[]> data;
+  uint64_t size = 0;
+  std::span<std::byte> span() const { return {data.get(), size}; }
+};
+
+StatusOr<Bytes> Allocate(const std::string& path, uint64_t bytes) {
+  Bytes result{
+      std::unique_ptr<std::byte[]>(new (std::nothrow) std::byte[bytes]), bytes};
+  if (result.data == nullptr) {
+    return ResourceExhaustedError("{}: no memory for its {} bytes", path,
+                                  bytes);
+  }
+  return result;
+}
+
+struct Header {
+  DType dtype = DType::kUint8;
+  std::vector<uint64_t> dims;  // dims[0]: records
+  uint64_t bytes = 0;          // of the header itself
+  uint64_t record_bytes = 0;
+  uint64_t data_bytes = 0;
+};
+
+// An idx file, opened and its header checked. The data is in memory, in the
+// host's byte order, or in fd at header.bytes.
+struct IdxFile {
+  std::string path;
+  FileCloser file{-1};
+  Header header;
+  std::optional<Bytes> unpacked;
+};
+
+std::optional<DType> DTypeOfCode(uint8_t code) {
+  switch (code) {
+    case 0x08:
+      return DType::kUint8;
+    case 0x09:
+      return DType::kInt8;
+    case 0x0B:
+      return DType::kInt16;
+    case 0x0C:
+      return DType::kInt32;
+    case 0x0D:
+      return DType::kFloat32;
+    case 0x0E:
+      return DType::kFloat64;
+    default:
+      return std::nullopt;
+  }
+}
+
+uint32_t BigEndian32(const uint8_t* bytes) {
+  uint32_t value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return __builtin_bswap32(value);
+}
+
+// text: the first bytes of the (unpacked) file, at most kHeaderBytesMax.
+StatusOr<Header> ParseHeader(const std::string& path,
+                             std::span<const uint8_t> text) {
+  if (text.size() < 4) {
+    return DataLossError("{}: {} bytes; an idx file has at least 4", path,
+                         text.size());
+  }
+  const std::optional<DType> dtype = DTypeOfCode(text[2]);
+  if (text[0] != 0 || text[1] != 0 || !dtype.has_value()) {
+    return InvalidArgumentError(
+        "{}: not an idx file: starts with {:02x} {:02x} {:02x} {:02x}, wanted "
+        "00 00, a type (08, 09, 0b, 0c, 0d, 0e) and the number of dimensions",
+        path, text[0], text[1], text[2], text[3]);
+  }
+  const size_t rank = text[3];
+  if (rank == 0 || rank > kDimensionsMax) {
+    return InvalidArgumentError("{}: {} dimensions; wanted 1 to {}", path, rank,
+                                kDimensionsMax);
+  }
+  Header header;
+  header.dtype = *dtype;
+  header.bytes = 4 + 4 * rank;
+  if (text.size() < header.bytes) {
+    return DataLossError("{}: {} bytes, its header alone has {}", path,
+                         text.size(), header.bytes);
+  }
+  header.record_bytes = DTypeBytes(*dtype);
+  for (size_t i = 0; i < rank; ++i) {
+    const uint64_t dim = BigEndian32(&text[4 + 4 * i]);
+    if (dim == 0) {
+      return InvalidArgumentError(
+          "{}: dimension {} is 0: {}", path, i,
+          i == 0 ? "there are no records" : "the records have no values");
+    }
+    header.dims.push_back(dim);
+    if (i == 0) continue;
+    // Divide: a product of hostile dimensions wraps.
+    if (header.record_bytes > kRecordBytesMax / dim) {
+      return InvalidArgumentError(
+          "{}: a record of [{}] {} has more than {} bytes", path,
+          fmt::join(header.dims.begin() + 1, header.dims.end(), ", "),
+          DTypeName(*dtype), kRecordBytesMax);
+    }
+    header.record_bytes *= dim;
+  }
+  // At most 2^32 records of 2^28 bytes: no overflow.
+  header.data_bytes = header.dims[0] * header.record_bytes;
+  return header;
+}
+
+// "[60000, 28, 28] uint8"
+std::string Shape(const Header& header) {
+  return fmt::format("[{}] {}", fmt::join(header.dims, ", "),
+                     DTypeName(header.dtype));
+}
+
+Status SizeMismatch(const std::string& path, const Header& header,
+                    const std::string& found) {
+  return DataLossError(
+      "{}: its header says {}, wanted {} bytes in all, found {}; copy or "
+      "download the file again",
+      path, Shape(header), header.bytes + header.data_bytes, found);
+}
+
+template <typename Bits>
+void SwapEach(std::span<const std::byte> from, std::byte* to,
+              Bits (*swap)(Bits)) {
+  for (size_t at = 0; at < from.size(); at += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, from.data() + at, sizeof(bits));
+    bits = swap(bits);
+    std::memcpy(to + at, &bits, sizeof(bits));
+  }
+}
+
+// Big-endian values to the host's order; to may be from's own memory.
+void FromBigEndian(DType dtype, std::span<const std::byte> from,
+                   std::byte* to) {
+  static_assert(std::endian::native == std::endian::little);
+  switch (DTypeBytes(dtype)) {
+    case 2:
+      return SwapEach<uint16_t>(
+          from, to, [](uint16_t v) { return __builtin_bswap16(v); });
+    case 4:
+      return SwapEach<uint32_t>(
+          from, to, [](uint32_t v) { return __builtin_bswap32(v); });
+    case 8:
+      return SwapEach<uint64_t>(
+          from, to, [](uint64_t v) { return __builtin_bswap64(v); });
+    default:
+      if (to != from.data()) std::memcpy(to, from.data(), from.size());
+  }
+}
+
+// Reads at most out.size() bytes at offset; fewer only at the end of the file.
+StatusOr<uint64_t> ReadAt(const IdxFile& idx, uint64_t offset,
+                          std::span<std::byte> out, OpenProgress* progress) {
+  uint64_t done = 0;
+  while (done < out.size()) {
+    if (progress->cancel.load(std::memory_order_relaxed)) {
+      return CancelledError("{}: opening was cancelled", idx.path);
+    }
+    const ssize_t n = pread(idx.file.fd, out.data() + done,
+                            std::min(kChunkBytes, out.size() - done),
+                            static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ReadError(errno, idx.path, offset + done);
+    if (n == 0) break;
+    done += static_cast<uint64_t>(n);
+    progress->done.fetch_add(static_cast<uint64_t>(n),
+                             std::memory_order_relaxed);  // only displayed
+  }
+  return done;
+}
+
+// A gzip stream that says how much of it could be unpacked.
+class GzipFile {
+ public:
+  // Reads fd from its start; takes a duplicate of it.
+  explicit GzipFile(int fd) {
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) return;
+    file_ = gzdopen(own, "rb");
+    if (file_ == nullptr) {
+      close(own);
+    } else {
+      gzbuffer(file_, 128 * 1024);
+    }
+  }
+  ~GzipFile() {
+    if (file_ != nullptr) gzclose(file_);
+  }
+  GzipFile(const GzipFile&) = delete;
+  GzipFile& operator=(const GzipFile&) = delete;
+
+  bool ok() const { return file_ != nullptr; }
+
+  // Unpacks up to out.size() bytes; fewer at the end and at a fault. error()
+  // tells which.
+  uint64_t Read(std::span<std::byte> out, OpenProgress* progress) {
+    uint64_t done = 0;
+    while (done < out.size() &&
+           !progress->cancel.load(std::memory_order_relaxed)) {
+      const int n = gzread(
+          file_, out.data() + done,
+          static_cast<unsigned>(std::min(kChunkBytes, out.size() - done)));
+      if (n <= 0) break;
+      done += static_cast<uint64_t>(n);
+      progress->done.fetch_add(static_cast<uint64_t>(n),
+                               std::memory_order_relaxed);  // only displayed
+    }
+    return done;
+  }
+
+  // zlib's words for what is wrong; "" at a clean end. A file that ends in the
+  // middle of a stream is Z_BUF_ERROR.
+  std::string error() const {
+    int code = Z_OK;
+    const char* text = gzerror(file_, &code);
+    if (code == Z_OK || code == Z_STREAM_END) return "";
+    return code == Z_BUF_ERROR ? "the gzip stream ends early" : text;
+  }
+
+ private:
+  gzFile file_ = nullptr;
+};
+
+Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
+  GzipFile gzip(idx->file.fd);
+  if (!gzip.ok()) return OpenError(errno, idx->path);
+  // In two steps: a small file has fewer bytes than the longest header.
+  uint8_t head[kHeaderBytesMax];
+  const auto head_bytes = std::as_writable_bytes(std::span(head));
+  OpenProgress unwatched;  // it counts data
+  uint64_t have = gzip.Read(head_bytes.first(4), &unwatched);
+  if (have == 4 && head[3] <= kDimensionsMax) {
+    have += gzip.Read(head_bytes.subspan(4, size_t{4} * head[3]), &unwatched);
+  }
+  if (const std::string error = gzip.error(); !error.empty()) {
+    return DataLossError("{}: {} after {} unpacked bytes", idx->path, error,
+                         have);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      idx->header, ParseHeader(idx->path, std::span(head).first(have)));
+  const uint64_t want = idx->header.data_bytes;
+  const uint64_t possible = std::min(file_bytes, UINT64_MAX / kDeflateRatioMax);
+  if (want > possible * kDeflateRatioMax) {
+    return SizeMismatch(
+        idx->path, idx->header,
+        fmt::format("{} bytes of gzip, which cannot hold that", file_bytes));
+  }
+  if (want > kUnpackedBytesMax) {
+    return InvalidArgumentError(
+        "{}: unpacks to {} bytes, more than the {} that are kept in memory; "
+        "unpack it on disk (gunzip)",
+        idx->path, want, kUnpackedBytesMax);
+  }
+  progress->total.fetch_add(want, std::memory_order_relaxed);
+  PENSTOCK_ASSIGN_OR_RETURN(Bytes data, Allocate(idx->path, want));
+  const uint64_t found = gzip.Read(data.span(), progress);
+  // The read beyond the end also makes zlib check the stream's CRC.
+  std::byte beyond;
+  const uint64_t surplus =
+      found < want ? 0 : gzip.Read(std::span(&beyond, 1), progress);
+  if (progress->cancel.load(std::memory_order_relaxed)) {
+    return CancelledError("{}: opening was cancelled", idx->path);
+  }
+  const std::string error = gzip.error();
+  if (surplus != 0) {
+    return SizeMismatch(idx->path, idx->header, "more");
+  }
+  if (found < want) {
+    return SizeMismatch(idx->path, idx->header,
+                        fmt::format("{}{}", idx->header.bytes + found,
+                                    error.empty() ? "" : " (" + error + ")"));
+  }
+  if (!error.empty()) return DataLossError("{}: {}", idx->path, error);
+  FromBigEndian(idx->header.dtype, data.span(), data.data.get());
+  idx->unpacked = std::move(data);
+  return OkStatus();
+}
+
+StatusOr<IdxFile> OpenIdxFile(const std::string& path, OpenProgress* progress) {
+  IdxFile idx;
+  idx.path = path;
+  // O_NONBLOCK: the open of a FIFO would wait for its writer.
+  idx.file.fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (idx.file.fd < 0) return OpenError(errno, path);
+  struct stat st;
+  if (fstat(idx.file.fd, &st) != 0) return ReadError(errno, path, 0);
+  if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);
+  // Back to blocking: io_uring answers EAGAIN to a non-blocking file on file
+  // systems without asynchronous reads (NFS, FUSE) instead of waiting.
+  fcntl(idx.file.fd, F_SETFL, fcntl(idx.file.fd, F_GETFL) & ~O_NONBLOCK);
+  const auto file_bytes = static_cast<uint64_t>(st.st_size);
+
+  uint8_t head[kHeaderBytesMax];
+  OpenProgress unwatched;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const uint64_t have,
+      ReadAt(idx, 0, std::as_writable_bytes(std::span(head)), &unwatched));
+  if (have >= 2 && head[0] == 0x1f && head[1] == 0x8b) {
+    PENSTOCK_RETURN_IF_ERROR(Unpack(&idx, file_bytes, progress));
+    return idx;
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(idx.header,
+                            ParseHeader(path, std::span(head).first(have)));
+  if (file_bytes != idx.header.bytes + idx.header.data_bytes) {
+    return SizeMismatch(path, idx.header, fmt::format("{}", file_bytes));
+  }
+  return idx;
+}
+
+StatusOr<int64_t> IntegerLabel(double value) {
+  // The comparison is false for NaN; 2^63 is exact in a double.
+  if (!(value >= -0x1p63 && value < 0x1p63) || value != std::trunc(value)) {
+    return InvalidArgumentError("label {} is not an integer", value);
+  }
+  return static_cast<int64_t>(value);
+}
+
+template <typename T>
+T ValueAt(std::span<const std::byte> data, uint64_t i) {
+  T value;
+  std::memcpy(&value, data.data() + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+StatusOr<int64_t> LabelAt(DType dtype, std::span<const std::byte> data,
+                          uint64_t i) {
+  switch (dtype) {
+    case DType::kUint8:
+      return ValueAt<uint8_t>(data, i);
+    case DType::kInt8:
+      return ValueAt<int8_t>(data, i);
+    case DType::kInt16:
+      return ValueAt<int16_t>(data, i);
+    case DType::kInt32:
+      return ValueAt<int32_t>(data, i);
+    case DType::kFloat32:
+      return IntegerLabel(ValueAt<float>(data, i));
+    case DType::kFloat64:
+      return IntegerLabel(ValueAt<double>(data, i));
+    default:
+      return InternalError("dtype {} is not of idx", DTypeName(dtype));
+  }
+}
+
+StatusOr<std::vector<int64_t>> LoadLabels(const std::string& path,
+                                          OpenProgress* progress) {
+  PENSTOCK_ASSIGN_OR_RETURN(IdxFile idx, OpenIdxFile(path, progress));
+  const Header& header = idx.header;
+  if (header.dims.size() != 1) {
+    return InvalidArgumentError("{}: labels have one dimension, found {}", path,
+                                Shape(header));
+  }
+  if (header.dims[0] > kUnpackedBytesMax / sizeof(int64_t)) {
+    return InvalidArgumentError("{}: {} labels do not fit into {} bytes", path,
+                                header.dims[0], kUnpackedBytesMax);
+  }
+  if (!idx.unpacked.has_value()) {
+    PENSTOCK_ASSIGN_OR_RETURN(Bytes data, Allocate(path, header.data_bytes));
+    progress->total.fetch_add(data.size, std::memory_order_relaxed);
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
+                              ReadAt(idx, header.bytes, data.span(), progress));
+    if (found != data.size) {
+      return SizeMismatch(path, header,
+                          fmt::format("{}", header.bytes + found));
+    }
+    FromBigEndian(header.dtype, data.span(), data.data.get());
+    idx.unpacked = std::move(data);
+  }
+  std::vector<int64_t> labels(header.dims[0]);
+  for (uint64_t i = 0; i < labels.size(); ++i) {
+    StatusOr<int64_t> label = LabelAt(header.dtype, idx.unpacked->span(), i);
+    if (!label.ok()) {
+      return label.status().Prepend(fmt::format("{}: record {}", path, i));
+    }
+    labels[i] = *label;
+  }
+  return labels;
+}
+
+class Idx final : public Source {
+ public:
+  Idx(IdxFile images, std::vector<int64_t> labels)
+      : images_(std::move(images)), labels_(std::move(labels)) {
+    const Header& header = images_.header;
+    raw_spec_.push_back(
+        {{"image", header.dtype, {header.dims.begin() + 1, header.dims.end()}},
+         false});
+    if (!labels_.empty()) {
+      raw_spec_.push_back({{"label", DType::kInt64, {}}, false});
+    }
+  }
+
+  uint64_t record_count() const override { return images_.header.dims[0]; }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
+  uint64_t memory_bytes() const override {
+    return (images_.unpacked ? images_.unpacked->size : 0) +
+           labels_.size() * sizeof(int64_t);
+  }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    if (images_.unpacked) {
+      request->kind = ReadRequest::Kind::kNone;
+      return;
+    }
+    request->kind = ReadRequest::Kind::kRange;
+    request->fd = images_.file.fd;
+    request->offset = Offset(record);
+    request->bytes = images_.header.record_bytes;
+  }
+
+  Status Unpack(uint64_t record, std::span<const std::byte> read,
+                std::vector<std::byte>* scratch,
+                RawRecord* raw) const override {
+    const Header& header = images_.header;
+    raw->resize(raw_spec_.size());
+    if (images_.unpacked) {
+      (*raw)[0] = images_.unpacked->span().subspan(record * header.record_bytes,
+                                                   header.record_bytes);
+    } else if (read.size() != header.record_bytes) {
+      return DataLossError("{}: wanted {} bytes, found {}", Describe(record),
+                           header.record_bytes, read.size());
+    } else if (DTypeBytes(header.dtype) == 1) {
+      (*raw)[0] = read;
+    } else {
+      scratch->resize(read.size());
+      FromBigEndian(header.dtype, read, scratch->data());
+      (*raw)[0] = *scratch;
+    }
+    if (!labels_.empty()) {
+      (*raw)[1] = std::as_bytes(std::span(labels_).subspan(record, 1));
+    }
+    return OkStatus();
+  }
+
+  std::string Describe(uint64_t record) const override {
+    return fmt::format("{}, record {} ({}offset {})", images_.path, record,
+                       images_.unpacked ? "unpacked, " : "", Offset(record));
+  }
+
+ private:
+  uint64_t Offset(uint64_t record) const {
+    return images_.header.bytes + record * images_.header.record_bytes;
+  }
+
+  const IdxFile images_;
+  const std::vector<int64_t> labels_;
+  RawSpec raw_spec_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Source>> OpenIdx(const IdxSource& spec,
+                                          OpenProgress* progress) {
+  PENSTOCK_ASSIGN_OR_RETURN(IdxFile images, OpenIdxFile(spec.images, progress));
+  std::vector<int64_t> labels;
+  if (!spec.labels.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(labels, LoadLabels(spec.labels, progress));
+    if (labels.size() != images.header.dims[0]) {
+      return InvalidArgumentError(
+          "{} has {} images, but {} has {} labels; do they belong together?",
+          spec.images, images.header.dims[0], spec.labels, labels.size());
+    }
+  }
+  return std::unique_ptr<Source>(new Idx(std::move(images), std::move(labels)));
+}
+
+}  // namespace penstock

@@ -1,0 +1,117 @@
+// source: image_folder. One sub-folder per class, its pictures are the samples;
+// a whole file is read per record.
+#include <time.h>
+
+#include "broker/source/image_folder_index.h"
+#include "broker/source/open.h"
+
+namespace penstock {
+namespace {
+
+class ImageFolder final : public Source {
+ public:
+  ImageFolder(std::string root, FolderIndex index)
+      : root_(std::move(root)),
+        index_(std::move(index)),
+        raw_spec_({RawFeature{{"image", DType::kUint8, {}}, true},
+                   RawFeature{{"label", DType::kInt64, {}}, false}}) {
+    labels_.reserve(index_.classes.size());
+    for (size_t i = 0; i < index_.classes.size(); ++i) {
+      labels_.push_back(static_cast<int64_t>(i));
+    }
+  }
+
+  uint64_t record_count() const override {
+    return index_.file_path_ends.size();
+  }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
+  uint64_t memory_bytes() const override {
+    return index_.MemoryBytes() + labels_.capacity() * sizeof(int64_t);
+  }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    request->kind = ReadRequest::Kind::kFile;
+    SetPath(record, &request->path);
+  }
+
+  Status Unpack(uint64_t record, std::span<const std::byte> read,
+                std::vector<std::byte>*, RawRecord* raw) const override {
+    if (read.empty()) return DataLossError("{}: is empty", Describe(record));
+    raw->resize(2);
+    (*raw)[0] = read;
+    (*raw)[1] =
+        std::as_bytes(std::span(labels_).subspan(index_.ClassOf(record), 1));
+    return OkStatus();
+  }
+
+  std::string Describe(uint64_t record) const override {
+    std::string path;
+    SetPath(record, &path);
+    return path;
+  }
+
+  std::vector<std::string> class_names() const override {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < index_.classes.size(); ++i) {
+      names.emplace_back(index_.ClassName(i));
+    }
+    return names;
+  }
+
+ private:
+  void SetPath(uint64_t record, std::string* path) const {
+    path->assign(root_);
+    path->append("/").append(index_.ClassName(index_.ClassOf(record)));
+    path->append("/").append(index_.FilePath(record));
+  }
+
+  const std::string root_;
+  const FolderIndex index_;
+  const RawSpec raw_spec_;
+  std::vector<int64_t> labels_;  // 0, 1, ...: what the label spans point to
+};
+
+int64_t RealTimeNs() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+StatusOr<FolderIndex> IndexOf(const std::string& root, OpenProgress* progress) {
+  const std::string cache_file = FolderCacheFile(root);
+  if (!cache_file.empty()) {
+    std::optional<FolderIndex> cached = ReadFolderCache(cache_file, root);
+    if (cached.has_value()) {
+      progress->done.store(cached->file_path_ends.size(),
+                           std::memory_order_relaxed);  // only displayed
+      return *std::move(cached);
+    }
+  }
+  const int64_t scan_start_ns = RealTimeNs();
+  PENSTOCK_ASSIGN_OR_RETURN(FolderIndex index, ScanFolder(root, progress));
+  if (!cache_file.empty()) {
+    // Without a cache the next opening scans again; nothing else is lost.
+    (void)WriteFolderCache(cache_file, root, index, scan_start_ns);
+  }
+  return index;
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Source>> OpenImageFolder(const ImageFolderSource& spec,
+                                                  OpenProgress* progress) {
+  if (spec.path.empty() || spec.path[0] != '/') {
+    return InvalidArgumentError("image_folder: path '{}' is not absolute",
+                                spec.path);
+  }
+  std::string root = spec.path;
+  while (root.size() > 1 && root.back() == '/') root.pop_back();
+  PENSTOCK_ASSIGN_OR_RETURN(FolderIndex index, IndexOf(root, progress));
+  // Only the cache needs the folders' times.
+  index.folders = std::vector<FolderIndex::Folder>();
+  index.folder_paths = std::string();
+  return std::unique_ptr<Source>(
+      new ImageFolder(std::move(root), std::move(index)));
+}
+
+}  // namespace penstock

@@ -1,0 +1,328 @@
+// The cache file of an image folder's index: what is in FolderIndex, written as
+// it lies in memory, with a checksum. It belongs to one machine and one user;
+// whatever is odd about it means "scan again", never an error.
+//
+// Layout, native byte order: FileHeader, root path, folders, folder paths,
+// classes, class names, file path ends, file paths. checksum is zlib's crc32 of
+// everything after the header. There is one file per data set folder; a later
+// scan of the same folder replaces it.
+#include <fcntl.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+
+#include "broker/source/file_error.h"
+#include "broker/source/image_folder_index.h"
+
+namespace penstock {
+namespace {
+
+constexpr uint64_t kMagic = 0x5844494b54534e50;  // "PNSTKIDX"
+constexpr uint32_t kVersion = 1;
+
+struct FileHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t checksum;
+  uint64_t root_bytes;
+  uint64_t folders;
+  uint64_t folder_path_bytes;
+  uint64_t classes;
+  uint64_t class_name_bytes;
+  uint64_t files;
+  uint64_t file_path_bytes;
+};
+static_assert(sizeof(FileHeader) == 72);
+static_assert(sizeof(FolderIndex::Folder) == 24);
+static_assert(sizeof(FolderIndex::Class) == 16);
+
+struct FileCloser {
+  int fd;
+  ~FileCloser() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+// The regions of the file after the header, in its order. Index is FolderIndex
+// or const FolderIndex.
+template <typename Index, typename Byte>
+std::array<std::span<Byte>, 6> Regions(Index& index) {
+  const auto bytes = [](auto& items) {
+    return std::span<Byte>(reinterpret_cast<Byte*>(items.data()),
+                           items.size() * sizeof(items[0]));
+  };
+  return {bytes(index.folders),        bytes(index.folder_paths),
+          bytes(index.classes),        bytes(index.class_names),
+          bytes(index.file_path_ends), bytes(index.file_paths)};
+}
+
+uint32_t Checksum(uint32_t sum, std::span<const std::byte> bytes) {
+  return static_cast<uint32_t>(
+      crc32_z(sum, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+}
+
+bool ReadAll(int fd, std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t n = read(fd, out.data(), out.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    out = out.subspan(static_cast<size_t>(n));
+  }
+  return true;
+}
+
+bool WriteAll(int fd, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  return true;
+}
+
+// Takes count * bytes_each from *left; false if there is less.
+bool TakeBytes(uint64_t count, uint64_t bytes_each, uint64_t* left) {
+  if (count > *left / bytes_each) return false;
+  *left -= count * bytes_each;
+  return true;
+}
+
+// No "", "." or ".." between slashes, no NUL: it cannot lead out of the root.
+bool IsRelativePath(std::string_view path) {
+  if (path.find('\0') != std::string_view::npos) return false;
+  for (;;) {
+    const size_t slash = path.find('/');
+    const std::string_view component = path.substr(0, slash);
+    if (component.empty() || component == "." || component == "..") {
+      return false;
+    }
+    if (slash == std::string_view::npos) return true;
+    path.remove_prefix(slash + 1);
+  }
+}
+
+bool IsValid(const FolderIndex& index) {
+  uint64_t end = 0;
+  for (const FolderIndex::Folder& folder : index.folders) {
+    if (folder.path_end < end || folder.path_end > index.folder_paths.size()) {
+      return false;
+    }
+    end = folder.path_end;
+  }
+  if (end != index.folder_paths.size()) return false;
+
+  end = 0;
+  uint64_t files_end = 0;
+  for (const FolderIndex::Class& one : index.classes) {
+    if (one.name_end < end || one.name_end > index.class_names.size() ||
+        one.files_end < files_end ||
+        one.files_end > index.file_path_ends.size()) {
+      return false;
+    }
+    end = one.name_end;
+    files_end = one.files_end;
+  }
+  if (end != index.class_names.size() ||
+      files_end != index.file_path_ends.size()) {
+    return false;
+  }
+
+  end = 0;
+  for (const uint64_t path_end : index.file_path_ends) {
+    if (path_end < end || path_end > index.file_paths.size()) return false;
+    end = path_end;
+  }
+  if (end != index.file_paths.size()) return false;
+
+  // The views are within bounds from here on.
+  if (index.folders.empty() || !index.FolderPath(0).empty()) return false;
+  for (uint64_t i = 1; i < index.folders.size(); ++i) {
+    if (!IsRelativePath(index.FolderPath(i))) return false;
+  }
+  for (uint64_t i = 0; i < index.classes.size(); ++i) {
+    const std::string_view name = index.ClassName(i);
+    if (!IsRelativePath(name) || name.find('/') != std::string_view::npos) {
+      return false;
+    }
+  }
+  for (uint64_t i = 0; i < index.file_path_ends.size(); ++i) {
+    if (!IsRelativePath(index.FilePath(i))) return false;
+  }
+  return true;
+}
+
+bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index) {
+  const FileCloser root_dir{
+      open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (root_dir.fd < 0) return false;
+  for (uint64_t i = 0; i < index.folders.size(); ++i) {
+    const std::string path(index.FolderPath(i));
+    struct stat st;
+    if (fstatat(root_dir.fd, path.c_str(), &st, AT_EMPTY_PATH) != 0 ||
+        !S_ISDIR(st.st_mode) || st.st_ino != index.folders[i].inode ||
+        st.st_mtim.tv_sec * int64_t{1'000'000'000} + st.st_mtim.tv_nsec !=
+            index.folders[i].mtime_ns) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// An environment variable that is an absolute path; systemd's may be several,
+// separated by colons.
+std::string PathVariable(const char* name) {
+  const char* value = getenv(name);
+  if (value == nullptr || value[0] != '/') return "";
+  const std::string_view text(value);
+  return std::string(text.substr(0, text.find(':')));
+}
+
+std::string CacheFolder() {
+  if (std::string path = PathVariable("PENSTOCK_CACHE_DIR"); !path.empty()) {
+    return path;
+  }
+  if (std::string path = PathVariable("CACHE_DIRECTORY"); !path.empty()) {
+    return path;
+  }
+  if (std::string path = PathVariable("XDG_CACHE_HOME"); !path.empty()) {
+    return path + "/penstock";
+  }
+  std::string home = PathVariable("HOME");
+  if (home.empty()) return "";
+  return home + "/.cache/penstock";
+}
+
+// mkdir -p of the folder that file is in; what fails shows at the open.
+void MakeFolderOf(const std::string& file) {
+  for (size_t slash = file.find('/', 1); slash != std::string::npos;
+       slash = file.find('/', slash + 1)) {
+    mkdir(file.substr(0, slash).c_str(), 0700);
+  }
+}
+
+// FNV-1a, 64 bits (isthe.com/chongo/tech/comp/fnv). A collision costs a scan:
+// the file holds the root it is of.
+uint64_t HashOf(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+}  // namespace
+
+std::string FolderCacheFile(const std::string& root) {
+  const std::string folder = CacheFolder();
+  if (folder.empty()) return "";
+  return fmt::format("{}/image-folder-{:016x}.index", folder, HashOf(root));
+}
+
+std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
+                                           const std::string& root) {
+  const FileCloser file{
+      open(cache_file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
+  struct stat st;
+  // Somebody else's file could name files that only the broker may read.
+  if (file.fd < 0 || fstat(file.fd, &st) != 0 || !S_ISREG(st.st_mode) ||
+      st.st_uid != geteuid() || (st.st_mode & (S_IWGRP | S_IWOTH)) != 0 ||
+      st.st_size < static_cast<off_t>(sizeof(FileHeader))) {
+    return std::nullopt;
+  }
+  FileHeader header;
+  if (!ReadAll(file.fd, std::as_writable_bytes(std::span(&header, 1))) ||
+      header.magic != kMagic || header.version != kVersion) {
+    return std::nullopt;
+  }
+  // The sizes must add up to the file's, so memory is bounded by the file.
+  uint64_t left = static_cast<uint64_t>(st.st_size) - sizeof(header);
+  if (!TakeBytes(header.root_bytes, 1, &left) ||
+      !TakeBytes(header.folders, sizeof(FolderIndex::Folder), &left) ||
+      !TakeBytes(header.folder_path_bytes, 1, &left) ||
+      !TakeBytes(header.classes, sizeof(FolderIndex::Class), &left) ||
+      !TakeBytes(header.class_name_bytes, 1, &left) ||
+      !TakeBytes(header.files, sizeof(uint64_t), &left) ||
+      !TakeBytes(header.file_path_bytes, 1, &left) || left != 0 ||
+      header.files == 0 || header.files > kPicturesMax ||
+      header.folders > kFoldersMax + 1) {
+    return std::nullopt;
+  }
+  std::string cached_root(header.root_bytes, '\0');
+  FolderIndex index;
+  index.folders.resize(header.folders);
+  index.folder_paths.resize(header.folder_path_bytes);
+  index.classes.resize(header.classes);
+  index.class_names.resize(header.class_name_bytes);
+  index.file_path_ends.resize(header.files);
+  index.file_paths.resize(header.file_path_bytes);
+
+  const auto root_bytes = std::as_writable_bytes(std::span(cached_root));
+  if (!ReadAll(file.fd, root_bytes)) return std::nullopt;
+  uint32_t sum = Checksum(0, root_bytes);
+  for (const std::span<std::byte> region :
+       Regions<FolderIndex, std::byte>(index)) {
+    if (!ReadAll(file.fd, region)) return std::nullopt;
+    sum = Checksum(sum, region);
+  }
+  if (sum != header.checksum || cached_root != root || !IsValid(index) ||
+      !FoldersAreUnchanged(root, index)) {
+    return std::nullopt;
+  }
+  return index;
+}
+
+Status WriteFolderCache(const std::string& cache_file, const std::string& root,
+                        const FolderIndex& index, int64_t scan_start_ns) {
+  for (uint64_t i = 0; i < index.folders.size(); ++i) {
+    if (index.folders[i].mtime_ns > scan_start_ns - kSettledNs) {
+      return FailedPreconditionError("{}/{} changed just now", root,
+                                     index.FolderPath(i));
+    }
+  }
+  FileHeader header = {
+      .magic = kMagic,
+      .version = kVersion,
+      .checksum = 0,
+      .root_bytes = root.size(),
+      .folders = index.folders.size(),
+      .folder_path_bytes = index.folder_paths.size(),
+      .classes = index.classes.size(),
+      .class_name_bytes = index.class_names.size(),
+      .files = index.file_path_ends.size(),
+      .file_path_bytes = index.file_paths.size(),
+  };
+  const auto regions = Regions<const FolderIndex, const std::byte>(index);
+  header.checksum = Checksum(0, std::as_bytes(std::span(root)));
+  for (const std::span<const std::byte> region : regions) {
+    header.checksum = Checksum(header.checksum, region);
+  }
+
+  MakeFolderOf(cache_file);
+  std::string temporary = cache_file + ".XXXXXX";
+  const FileCloser file{mkostemp(temporary.data(), O_CLOEXEC)};
+  if (file.fd < 0) return OpenError(errno, temporary);
+  bool written = WriteAll(file.fd, std::as_bytes(std::span(&header, 1))) &&
+                 WriteAll(file.fd, std::as_bytes(std::span(root))) &&
+                 std::all_of(regions.begin(), regions.end(),
+                             [&file](std::span<const std::byte> region) {
+                               return WriteAll(file.fd, region);
+                             });
+  // Without fsync: what a crash tears, the checksum finds.
+  written = written && rename(temporary.c_str(), cache_file.c_str()) == 0;
+  if (!written) {
+    const Status status = OpenError(errno, temporary);
+    unlink(temporary.c_str());
+    return status;
+  }
+  return OkStatus();
+}
+
+}  // namespace penstock

@@ -1,0 +1,402 @@
+// The walk of an image folder. The scan reads directories only: no file is
+// opened, and stat(2) is called on none but symbolic links without a picture's
+// name (is it a folder?), so a million files cost their directory entries.
+//
+// Threads: the class folders are claimed from a counter; each ClassScan is
+// written by the thread that claimed it and read after the join.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <system_error>
+#include <thread>
+
+#include "broker/source/file_error.h"
+#include "broker/source/image_folder_index.h"
+
+namespace penstock {
+namespace {
+
+constexpr std::array<std::string_view, 3> kExtensions = {"jpg", "jpeg", "jpe"};
+// Opening a folder on a network file system is waiting, not computing: more
+// threads than cores pay.
+constexpr unsigned kThreadsMin = 4;
+constexpr unsigned kThreadsMax = 16;
+
+enum class Entry { kFolder, kPicture, kOther };
+
+bool IsPictureName(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos || dot == 0) return false;
+  const std::string_view extension = name.substr(dot + 1);
+  return std::any_of(kExtensions.begin(), kExtensions.end(),
+                     [extension](std::string_view known) {
+                       return known.size() == extension.size() &&
+                              strncasecmp(known.data(), extension.data(),
+                                          known.size()) == 0;
+                     });
+}
+
+// A link (or an entry of a file system that does not tell types) with a
+// picture's name is a picture: data sets are made of millions of such links.
+Entry Classify(int folder_fd, const dirent& entry) {
+  const bool picture = IsPictureName(entry.d_name);
+  switch (entry.d_type) {
+    case DT_DIR:
+      return Entry::kFolder;
+    case DT_REG:
+      return picture ? Entry::kPicture : Entry::kOther;
+    case DT_LNK:
+    case DT_UNKNOWN: {
+      if (picture) return Entry::kPicture;
+      struct stat st;
+      return fstatat(folder_fd, entry.d_name, &st, 0) == 0 &&
+                     S_ISDIR(st.st_mode)
+                 ? Entry::kFolder
+                 : Entry::kOther;
+    }
+    default:
+      return Entry::kOther;
+  }
+}
+
+struct DirCloser {
+  void operator()(DIR* dir) const { closedir(dir); }
+};
+using Dir = std::unique_ptr<DIR, DirCloser>;
+
+struct WalkedFolder {
+  std::string path;  // relative to the root
+  int64_t mtime_ns = 0;
+  dev_t device = 0;
+  ino_t inode = 0;
+  int parent = -1;  // in the same ClassScan; -1: the root
+  int depth = 1;
+};
+
+// Opens path below root_fd and fills *folder but for parent and depth.
+StatusOr<Dir> OpenFolder(int root_fd, const std::string& root,
+                         const std::string& path, WalkedFolder* folder) {
+  const std::string full = path.empty() ? root : root + "/" + path;
+  const int fd = openat(root_fd, path.empty() ? "." : path.c_str(),
+                        O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return OpenError(errno, full);
+  Dir dir(fdopendir(fd));
+  if (dir == nullptr) {
+    const int error = errno;
+    close(fd);
+    return OpenError(error, full);
+  }
+  // Before the entries are read: what changes meanwhile is seen next time.
+  struct stat st;
+  if (fstat(fd, &st) != 0) return ReadError(errno, full, 0);
+  folder->path = path;
+  folder->mtime_ns =
+      st.st_mtim.tv_sec * int64_t{1'000'000'000} + st.st_mtim.tv_nsec;
+  folder->device = st.st_dev;
+  folder->inode = st.st_ino;
+  return dir;
+}
+
+// Calls visit(entry) for everything that is not hidden.
+template <typename Visit>
+Status ForEachEntry(DIR* dir, const std::string& path, Visit visit) {
+  for (;;) {
+    errno = 0;
+    const dirent* entry = readdir(dir);
+    if (entry == nullptr) {
+      return errno == 0 ? OkStatus() : ReadError(errno, path, 0);
+    }
+    if (entry->d_name[0] == '.') continue;  // ".", ".." and hidden
+    PENSTOCK_RETURN_IF_ERROR(visit(*entry));
+  }
+}
+
+// What one class folder holds; paths are relative to it.
+struct ClassScan {
+  struct File {
+    uint64_t begin;
+    uint64_t size;
+  };
+  std::string name;
+  std::string text;  // the paths, in the order of the walk
+  std::vector<File> files;
+  std::vector<WalkedFolder> folders;
+  uint64_t others = 0;  // files that are no pictures
+  std::string an_other;
+  Status status;
+
+  std::string_view Path(const File& file) const {
+    return std::string_view(text).substr(file.begin, file.size);
+  }
+};
+
+class FolderScan {
+ public:
+  FolderScan(const std::string& root, OpenProgress* progress)
+      : root_(root), progress_(progress) {}
+  ~FolderScan() {
+    if (root_fd_ >= 0) close(root_fd_);
+  }
+  FolderScan(const FolderScan&) = delete;
+  FolderScan& operator=(const FolderScan&) = delete;
+
+  StatusOr<FolderIndex> Run() {
+    PENSTOCK_RETURN_IF_ERROR(ListClasses());
+    WalkClasses();
+    uint64_t files = 0;
+    for (const ClassScan& scan : classes_) {
+      if (!scan.status.ok()) return scan.status;
+      files += scan.files.size();
+    }
+    if (files == 0) return NoPictures();
+    return Join(files);
+  }
+
+ private:
+  Status ListClasses();
+  void WalkClasses();
+  Status WalkClass(ClassScan* scan);
+  Status NoPictures() const;
+  FolderIndex Join(uint64_t files);
+  // A link that leads back to a folder above it.
+  bool IsLoop(const ClassScan& scan, const WalkedFolder& folder) const;
+
+  const std::string root_;
+  OpenProgress* const progress_;
+  int root_fd_ = -1;
+  WalkedFolder root_folder_;
+  std::vector<ClassScan> classes_;
+  std::atomic<uint64_t> folder_count_{0};
+};
+
+Status FolderScan::ListClasses() {
+  // The root by its path once; everything else relative to this descriptor.
+  root_fd_ = open(root_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (root_fd_ < 0) {
+    const int error = errno;
+    struct stat st;
+    if (error == ENOTDIR && stat(root_.c_str(), &st) == 0) {
+      return InvalidArgumentError(
+          "{} is a file; wanted a folder with one sub-folder per class", root_);
+    }
+    return OpenError(error, root_);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const Dir dir,
+                            OpenFolder(root_fd_, root_, "", &root_folder_));
+  uint64_t pictures = 0;
+  uint64_t entries = 0;
+  const auto visit = [&](const dirent& entry) {
+    ++entries;
+    const Entry kind = Classify(root_fd_, entry);
+    if (kind == Entry::kPicture) ++pictures;
+    // Every ext4 file system has one at its root; only root may enter it.
+    if (kind == Entry::kFolder && strcmp(entry.d_name, "lost+found") != 0) {
+      classes_.emplace_back().name = entry.d_name;
+    }
+    return OkStatus();
+  };
+  PENSTOCK_RETURN_IF_ERROR(ForEachEntry(dir.get(), root_, visit));
+  if (classes_.empty() && pictures > 0) {
+    return InvalidArgumentError(
+        "{} has {} pictures but no class sub-folder; put them in one folder "
+        "per class",
+        root_, pictures);
+  }
+  if (classes_.empty()) {
+    return InvalidArgumentError(
+        "{}: {}; wanted one sub-folder per class with pictures in it", root_,
+        entries == 0 ? "the folder is empty" : "no class sub-folder");
+  }
+  std::sort(
+      classes_.begin(), classes_.end(),
+      [](const ClassScan& a, const ClassScan& b) { return a.name < b.name; });
+  return OkStatus();
+}
+
+void FolderScan::WalkClasses() {
+  // Relaxed: the claims are only unique; the join publishes what was found.
+  std::atomic<size_t> claimed{0};
+  std::atomic<bool> failed{false};
+  const auto work = [&] {
+    while (!failed.load(std::memory_order_relaxed)) {
+      const size_t i = claimed.fetch_add(1, std::memory_order_relaxed);
+      if (i >= classes_.size()) return;
+      classes_[i].status = WalkClass(&classes_[i]);
+      if (!classes_[i].status.ok()) {
+        failed.store(true, std::memory_order_relaxed);
+      }
+    }
+  };
+  const size_t wanted =
+      std::clamp(std::thread::hardware_concurrency(), kThreadsMin, kThreadsMax);
+  std::vector<std::thread> threads;
+  try {
+    for (size_t i = 1; i < std::min(wanted, classes_.size()); ++i) {
+      threads.emplace_back(work);
+    }
+  } catch (const std::system_error&) {
+    // A limit on threads: those that started, and this one, do it all.
+  }
+  work();
+  for (std::thread& thread : threads) thread.join();
+}
+
+Status FolderScan::WalkClass(ClassScan* scan) {
+  struct Pending {
+    std::string path;  // relative to the class folder, "" or ending in '/'
+    int parent;
+  };
+  std::vector<Pending> pending = {{"", -1}};
+  while (!pending.empty()) {
+    const Pending next = std::move(pending.back());
+    pending.pop_back();
+    WalkedFolder folder;
+    folder.parent = next.parent;
+    folder.depth = next.parent < 0 ? 1 : scan->folders[next.parent].depth + 1;
+    std::string path = scan->name + "/" + next.path;
+    path.pop_back();
+    if (folder.depth > kFolderDepthMax) {
+      return InvalidArgumentError("{}/{}: more than {} folders deep", root_,
+                                  path, kFolderDepthMax);
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(const Dir dir,
+                              OpenFolder(root_fd_, root_, path, &folder));
+    if (IsLoop(*scan, folder)) continue;
+    // Links can make few folders look like very many.
+    if (folder_count_.fetch_add(1, std::memory_order_relaxed) >= kFoldersMax) {
+      return InvalidArgumentError("{}: more than {} folders", root_,
+                                  kFoldersMax);
+    }
+    const int self = static_cast<int>(scan->folders.size());
+    scan->folders.push_back(std::move(folder));
+
+    const auto visit = [&](const dirent& entry) -> Status {
+      if (progress_->cancel.load(std::memory_order_relaxed)) {
+        return CancelledError("{}: opening was cancelled", root_);
+      }
+      switch (Classify(dirfd(dir.get()), entry)) {
+        case Entry::kFolder:
+          pending.push_back({next.path + entry.d_name + "/", self});
+          break;
+        case Entry::kPicture: {
+          const uint64_t begin = scan->text.size();
+          scan->text.append(next.path).append(entry.d_name);
+          scan->files.push_back({begin, scan->text.size() - begin});
+          if (progress_->done.fetch_add(1, std::memory_order_relaxed) >=
+              kPicturesMax) {
+            return InvalidArgumentError("{}: more than {} pictures", root_,
+                                        kPicturesMax);
+          }
+          break;
+        }
+        case Entry::kOther:
+          if (scan->others++ == 0) {
+            scan->an_other = path + "/" + entry.d_name;
+          }
+          break;
+      }
+      return OkStatus();
+    };
+    PENSTOCK_RETURN_IF_ERROR(
+        ForEachEntry(dir.get(), root_ + "/" + path, visit));
+  }
+  std::sort(scan->files.begin(), scan->files.end(),
+            [scan](const ClassScan::File& a, const ClassScan::File& b) {
+              return scan->Path(a) < scan->Path(b);
+            });
+  return OkStatus();
+}
+
+bool FolderScan::IsLoop(const ClassScan& scan,
+                        const WalkedFolder& folder) const {
+  const auto same = [&folder](const WalkedFolder& other) {
+    return folder.device == other.device && folder.inode == other.inode;
+  };
+  for (int i = folder.parent; i >= 0; i = scan.folders[i].parent) {
+    if (same(scan.folders[i])) return true;
+  }
+  return same(root_folder_);
+}
+
+Status FolderScan::NoPictures() const {
+  uint64_t others = 0;
+  std::string an_other;
+  for (const ClassScan& scan : classes_) {
+    if (others == 0) an_other = scan.an_other;
+    others += scan.others;
+  }
+  return InvalidArgumentError(
+      "{}: {} class sub-folders, but no picture in them (.{}){}", root_,
+      classes_.size(), fmt::join(kExtensions, ", ."),
+      others == 0 ? ""
+                  : fmt::format("; {} other files, like {}", others, an_other));
+}
+
+FolderIndex FolderScan::Join(uint64_t files) {
+  FolderIndex index;
+  uint64_t folders = 1;
+  uint64_t folder_bytes = 0;
+  uint64_t name_bytes = 0;
+  uint64_t file_bytes = 0;
+  for (const ClassScan& scan : classes_) {
+    folders += scan.folders.size();
+    for (const WalkedFolder& folder : scan.folders) {
+      folder_bytes += folder.path.size();
+    }
+    name_bytes += scan.name.size();
+    file_bytes += scan.text.size();
+  }
+  // Exactly: what lives as long as the dataset has no slack.
+  index.folders.reserve(folders);
+  index.folder_paths.reserve(folder_bytes);
+  index.classes.reserve(classes_.size());
+  index.class_names.reserve(name_bytes);
+  index.file_path_ends.reserve(files);
+  index.file_paths.reserve(file_bytes);
+
+  index.folders.push_back({root_folder_.mtime_ns, root_folder_.inode, 0});
+  for (ClassScan& scan : classes_) {
+    for (const WalkedFolder& folder : scan.folders) {
+      index.folder_paths += folder.path;
+      index.folders.push_back(
+          {folder.mtime_ns, folder.inode, index.folder_paths.size()});
+    }
+    for (const ClassScan::File& file : scan.files) {
+      index.file_paths += scan.Path(file);
+      index.file_path_ends.push_back(index.file_paths.size());
+    }
+    index.class_names += scan.name;
+    index.classes.push_back(
+        {index.class_names.size(), index.file_path_ends.size()});
+    scan = ClassScan();  // at most one class is in memory twice
+  }
+  return index;
+}
+
+}  // namespace
+
+uint64_t FolderIndex::ClassOf(uint64_t file) const {
+  return std::upper_bound(classes.begin(), classes.end(), file,
+                          [](uint64_t file, const Class& one) {
+                            return file < one.files_end;
+                          }) -
+         classes.begin();
+}
+
+uint64_t FolderIndex::MemoryBytes() const {
+  return folders.capacity() * sizeof(Folder) + folder_paths.capacity() +
+         classes.capacity() * sizeof(Class) + class_names.capacity() +
+         file_path_ends.capacity() * sizeof(uint64_t) + file_paths.capacity();
+}
+
+StatusOr<FolderIndex> ScanFolder(const std::string& root,
+                                 OpenProgress* progress) {
+  return FolderScan(root, progress).Run();
+}
+
+}  // namespace penstock

@@ -1,0 +1,33 @@
+#include "broker/source/source.h"
+
+#include <type_traits>
+#include <variant>
+
+#include "broker/source/open.h"
+
+namespace penstock {
+
+StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
+                                             OpenProgress* progress) {
+  OpenProgress unwatched;
+  if (progress == nullptr) progress = &unwatched;
+  return std::visit(
+      [progress](const auto& source) -> StatusOr<std::unique_ptr<Source>> {
+        using Spec = std::decay_t<decltype(source)>;
+        if constexpr (std::is_same_v<Spec, ImageFolderSource>) {
+          return OpenImageFolder(source, progress);
+        } else if constexpr (std::is_same_v<Spec, IdxSource>) {
+          return OpenIdx(source, progress);
+        } else if constexpr (std::is_same_v<Spec, RangeSource>) {
+          return OpenRange(source);
+        } else if constexpr (std::is_same_v<Spec, TensorsSource>) {
+          return OpenTensors(source);
+        } else {
+          static_assert(std::is_same_v<Spec, SyntheticSource>);
+          return OpenSynthetic(source);
+        }
+      },
+      spec);
+}
+
+}  // namespace penstock

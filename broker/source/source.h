@@ -1,0 +1,91 @@
+// Stage 2 of the flow, "read": which records a dataset has and where the bytes
+// of each are.
+//
+// Opened once per dataset, on its own thread; afterwards every method is const
+// and called by all workers at once without a lock.
+#ifndef BROKER_SOURCE_SOURCE_H_
+#define BROKER_SOURCE_SOURCE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/dataset_spec.h"
+#include "common/element_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// A feature as the source holds it.
+struct RawFeature {
+  Feature feature;
+  bool encoded = false;  // bytes of a picture file: dtype uint8, shape unknown
+};
+using RawSpec = std::vector<RawFeature>;
+
+// The bytes of one record's features, in RawSpec's order. The spans point into
+// the read buffer, the source's own memory or the scratch given to Unpack.
+using RawRecord = std::vector<std::span<const std::byte>>;
+
+// What must be read before a record can be unpacked.
+struct ReadRequest {
+  enum class Kind {
+    kNone,   // nothing: the record is in memory or made up
+    kFile,   // the whole file at path; its size is not known beforehand
+    kRange,  // bytes bytes at offset of the open file fd
+  };
+  Kind kind = Kind::kNone;
+  std::string path;  // kFile; reused storage
+  int fd = -1;       // kRange; owned by the source
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+
+class Source {
+ public:
+  virtual ~Source() = default;
+
+  virtual uint64_t record_count() const = 0;
+  virtual const RawSpec& raw_spec() const = 0;
+  // Bytes of broker memory it keeps (index, inline values, unpacked files).
+  virtual uint64_t memory_bytes() const = 0;
+
+  // Fills *request for record (< record_count()).
+  virtual void Locate(uint64_t record, ReadRequest* request) const = 0;
+
+  // Points *raw at the record's features. read is what the request asked for
+  // (empty for kNone); scratch is the calling worker's and may be grown; both
+  // must outlive *raw. An error here is the record's: DataLoss.
+  virtual Status Unpack(uint64_t record, std::span<const std::byte> read,
+                        std::vector<std::byte>* scratch,
+                        RawRecord* raw) const = 0;
+
+  // For messages: the file (and offset) the record is in.
+  virtual std::string Describe(uint64_t record) const = 0;
+
+  // The names of label values, when the source knows them (class folders).
+  virtual std::vector<std::string> class_names() const { return {}; }
+};
+
+// Progress of a long opening, and the way to stop it.
+struct OpenProgress {
+  std::atomic<uint64_t> done{0};   // files, records or bytes so far
+  std::atomic<uint64_t> total{0};  // 0: not known
+  std::atomic<bool> cancel{false};
+};
+
+// Opens the source a spec names: scans folders, reads headers, checks sizes.
+// Errors name the file and the way out: NotFound, PermissionDenied (with the
+// user the broker runs as, and `penstock run` as the way out), DataLoss,
+// InvalidArgument (an empty folder, files that do not belong together),
+// Cancelled.
+StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
+                                             OpenProgress* progress);
+
+}  // namespace penstock
+#endif  // BROKER_SOURCE_SOURCE_H_

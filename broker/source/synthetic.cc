@@ -1,0 +1,179 @@
+// source: synthetic. Records made without I/O and without memory, to measure
+// what is not I/O, and to know every byte a test must receive.
+//
+// The formula. Mix is the output function of SplitMix64 (Steele, Lea, Flood:
+// Fast Splittable Pseudorandom Number Generators, 2014). Feature f of record r
+// is the stream of 64-bit words, little-endian,
+//
+//   word[k] = Mix(Mix(Mix(r) + f) + (k + 1) * 0x9e3779b97f4a7c15),  k = 0, 1
+//   ...
+//
+// cut to the feature's bytes. An integer dtype takes these bytes as they are. A
+// float takes each value's bytes as an unsigned number u of b bits and becomes
+// (u >> (b - p)) * 2^-p, p its significant bits (float64 53, float32 24,
+// float16 11, bfloat16 8): exact, uniform in [0, 1), never NaN.
+#include <time.h>
+
+#include <bit>
+#include <cstring>
+
+#include "broker/read.h"
+#include "broker/source/open.h"
+
+namespace penstock {
+namespace {
+
+constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
+// Features start at multiples of this in the scratch.
+constexpr uint64_t kFeatureAlign = 16;
+
+uint64_t Mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+void FillWords(uint64_t state, std::span<std::byte> out) {
+  static_assert(std::endian::native == std::endian::little);
+  size_t at = 0;
+  for (; out.size() - at >= sizeof(uint64_t); at += sizeof(uint64_t)) {
+    const uint64_t word = Mix(state += kGolden);
+    std::memcpy(out.data() + at, &word, sizeof(word));
+  }
+  const uint64_t word = Mix(state + kGolden);
+  std::memcpy(out.data() + at, &word, out.size() - at);
+}
+
+// Random bits become fractions, in place. Convert: Bits -> the float's bits.
+template <typename Bits, typename Convert>
+void BitsToFractions(std::span<std::byte> values, Convert convert) {
+  for (size_t at = 0; at < values.size(); at += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, values.data() + at, sizeof(bits));
+    bits = convert(bits);
+    std::memcpy(values.data() + at, &bits, sizeof(bits));
+  }
+}
+
+uint32_t FractionBits(uint32_t numerator, float unit) {
+  return std::bit_cast<uint32_t>(static_cast<float>(numerator) * unit);
+}
+
+void ToFractions(DType dtype, std::span<std::byte> values) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return BitsToFractions<uint64_t>(values, [](uint64_t u) {
+        return std::bit_cast<uint64_t>(static_cast<double>(u >> 11) * 0x1p-53);
+      });
+    case DType::kFloat32:
+      return BitsToFractions<uint32_t>(
+          values, [](uint32_t u) { return FractionBits(u >> 8, 0x1p-24f); });
+    case DType::kFloat16:
+      // 0 or at least 2^-11, so always a normal number of binary16; its 11
+      // bits fit, so nothing is rounded: rebias the exponent (127 -> 15).
+      return BitsToFractions<uint16_t>(values, [](uint16_t u) {
+        const uint32_t bits = FractionBits(u >> 5, 0x1p-11f);
+        return static_cast<uint16_t>(
+            bits == 0 ? 0 : (bits >> 13) - ((127 - 15) << 10));
+      });
+    case DType::kBFloat16:
+      return BitsToFractions<uint16_t>(values, [](uint16_t u) {
+        return static_cast<uint16_t>(FractionBits(u >> 8, 0x1p-8f) >> 16);
+      });
+    case DType::kUint8:
+    case DType::kInt8:
+    case DType::kInt16:
+    case DType::kInt32:
+    case DType::kInt64:
+      return;
+  }
+}
+
+uint64_t ThreadCpuNs() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 +
+         static_cast<uint64_t>(now.tv_nsec);
+}
+
+class Synthetic final : public Source {
+ public:
+  explicit Synthetic(const SyntheticSource& spec)
+      : records_(spec.records), cost_ns_(spec.cost_us * 1000) {
+    for (const Feature& feature : spec.features) {
+      raw_spec_.push_back({feature, false});
+      offsets_.push_back(scratch_bytes_);
+      scratch_bytes_ += (feature.RowBytes() + kFeatureAlign - 1) /
+                        kFeatureAlign * kFeatureAlign;
+    }
+  }
+
+  uint64_t record_count() const override { return records_; }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
+  uint64_t memory_bytes() const override { return 0; }
+
+  void Locate(uint64_t, ReadRequest* request) const override {
+    request->kind = ReadRequest::Kind::kNone;
+  }
+
+  Status Unpack(uint64_t record, std::span<const std::byte>,
+                std::vector<std::byte>* scratch,
+                RawRecord* raw) const override {
+    const uint64_t end_ns = cost_ns_ == 0 ? 0 : ThreadCpuNs() + cost_ns_;
+    scratch->resize(scratch_bytes_);
+    raw->resize(raw_spec_.size());
+    for (size_t i = 0; i < raw_spec_.size(); ++i) {
+      const Feature& feature = raw_spec_[i].feature;
+      const auto out =
+          std::span(*scratch).subspan(offsets_[i], feature.RowBytes());
+      FillWords(Mix(Mix(record) + i), out);
+      ToFractions(feature.dtype, out);
+      (*raw)[i] = out;
+    }
+    // CPU time of this thread, not wall time: a thread that was preempted has
+    // not paid yet. Reading the clock is the work.
+    if (cost_ns_ != 0) {
+      while (ThreadCpuNs() < end_ns) {
+      }
+    }
+    return OkStatus();
+  }
+
+  std::string Describe(uint64_t record) const override {
+    return fmt::format("synthetic record {}", record);
+  }
+
+ private:
+  const uint64_t records_;
+  const uint64_t cost_ns_;  // of a whole Unpack, making the bytes included
+  RawSpec raw_spec_;
+  std::vector<uint64_t> offsets_;  // of each feature in the scratch
+  uint64_t scratch_bytes_ = 0;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Source>> OpenSynthetic(const SyntheticSource& spec) {
+  if (spec.records == 0 || spec.features.empty()) {
+    return InvalidArgumentError(
+        "synthetic: {} records of {} features; wanted at least one of each",
+        spec.records, spec.features.size());
+  }
+  uint64_t bytes = 0;
+  for (const Feature& feature : spec.features) {
+    const uint64_t row_bytes = feature.RowBytes();
+    if (row_bytes > kRecordBytesMax - bytes) {
+      return InvalidArgumentError(
+          "synthetic: with feature {} a record has more than {} bytes",
+          feature.ToString(), kRecordBytesMax);
+    }
+    bytes += row_bytes;
+  }
+  if (spec.cost_us > UINT64_MAX / 1'000'000) {
+    return InvalidArgumentError("synthetic: cost_us {} is out of range",
+                                spec.cost_us);
+  }
+  return std::unique_ptr<Source>(new Synthetic(spec));
+}
+
+}  // namespace penstock

@@ -1,0 +1,59 @@
+// The random numbers of augmentation: counter based, so that number `draw` of
+// (seed, epoch, sample, op) is the same in every process, order and thread.
+//
+// To make them elsewhere: Philox4x32-10 (Salmon et al., "Parallel random
+// numbers: as easy as 1, 2, 3", SC 2011; Debian's librandom123-dev), with
+//
+//   key     = { seed's low half, seed's high half }
+//   counter = { sample's low half, sample's high half,
+//               epoch modulo 2^32, op * 2^16 + block }
+//
+// Halves are 32 bits. A block is four words w0..w3 and holds two draws: draw d
+// is in block d / 2, from (w0, w1) when d is even and (w2, w3) when d is odd:
+//
+//   uniform = floor((second word * 2^32 + first word) / 2^11) / 2^53
+//
+// the 53 upper bits, in [0, 1). op is the operation's place in the spec's `map`
+// list, from 0; 0xff00 and up are kept for what is not in that list. Which op
+// uses which draw for what is said where it draws (crop.h, pixel_pass.h).
+#ifndef BROKER_TRANSFORM_AUGMENTATION_H_
+#define BROKER_TRANSFORM_AUGMENTATION_H_
+
+#include <Random123/philox.h>
+
+#include <cstdint>
+
+#include "broker/transform/row_program.h"
+
+namespace penstock {
+
+// Ops are numbered below this.
+inline constexpr uint32_t kAugmentationOpsMax = 0xff00;
+
+// The draws of one op on one sample. Immutable.
+class AugmentationDraws {
+ public:
+  AugmentationDraws(const AugmentationKey& key, uint32_t op)
+      : key_(key), op_(op) {}
+
+  // draw < 2^17. In [0, 1).
+  double Uniform(uint32_t draw) const {
+    r123::Philox4x32::key_type key = {{static_cast<uint32_t>(key_.seed),
+                                       static_cast<uint32_t>(key_.seed >> 32)}};
+    r123::Philox4x32::ctr_type counter = {
+        {static_cast<uint32_t>(key_.sample),
+         static_cast<uint32_t>(key_.sample >> 32),
+         static_cast<uint32_t>(key_.epoch), op_ << 16 | draw / 2}};
+    const r123::Philox4x32::ctr_type block = r123::Philox4x32()(counter, key);
+    const uint32_t first = draw % 2 * 2;
+    const uint64_t bits = uint64_t{block[first + 1]} << 32 | block[first];
+    return static_cast<double>(bits >> 11) * 0x1p-53;
+  }
+
+ private:
+  AugmentationKey key_;
+  uint32_t op_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_TRANSFORM_AUGMENTATION_H_

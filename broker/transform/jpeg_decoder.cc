@@ -1,0 +1,244 @@
+#include "broker/transform/jpeg_decoder.h"
+
+#include <csetjmp>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+// After <cstdio>: they use FILE and size_t without including them.
+#include <jerror.h>
+#include <jpeglib.h>
+
+namespace penstock {
+namespace {
+
+using std::string_view_literals::operator""sv;
+
+constexpr int kEndOfImageMarker = 0xd9;
+
+struct Signature {
+  size_t offset;
+  std::string_view bytes;
+  std::string_view looks;
+};
+constexpr Signature kSignatures[] = {
+    {0, "\x89PNG"sv, "begins with PNG's signature"},
+    {0, "GIF8"sv, "begins with GIF's signature"},
+    {8, "WEBP"sv, "begins with WebP's signature"},
+    {0, "BM"sv, "begins with BMP's signature"},
+    {0, "II*\0"sv, "begins with TIFF's signature"},
+    {0, "MM\0*"sv, "begins with TIFF's signature"},
+    {4, "jP  "sv, "begins with JPEG 2000's signature"},
+    {0, "\xff\x4f\xff\x51"sv, "begins with JPEG 2000's signature"},
+    {4, "ftypavif"sv, "begins with AVIF's signature"},
+    {4, "ftyp"sv, "begins with HEIF's or MP4's signature"},
+    {0, "\x1f\x8b"sv, "begins with gzip's signature"},
+    {0, "%PDF"sv, "begins with PDF's signature"},
+    {0, "<!DOCTYPE"sv, "begins like a web page"},
+    {0, "<html"sv, "begins like a web page"},
+    {0, "<?xml"sv, "begins with an XML declaration"},
+    {0, "version https://git-lfs"sv, "is a Git LFS pointer, not its file"},
+    {0, "\0\0\0\0\0\0\0\0"sv, "begins with zeros"},
+};
+
+// What a file that is not a JPEG looks like.
+std::string Looks(std::string_view file) {
+  for (const Signature& signature : kSignatures) {
+    if (file.size() >= signature.offset &&
+        file.substr(signature.offset).starts_with(signature.bytes)) {
+      return std::string(signature.looks);
+    }
+  }
+  std::string hex = "begins with";
+  for (const char byte : file.substr(0, 8)) {
+    hex += fmt::format(" {:02x}", static_cast<unsigned char>(byte));
+  }
+  return hex;
+}
+
+// Pillow's product of two numbers that stand for 0..1: round(a * b / 255).
+unsigned MultiplyUnit(unsigned a, unsigned b) {
+  const unsigned product = a * b + 128;
+  return (product + (product >> 8)) >> 8;
+}
+
+// Inverted CMYK, 4 bytes a pixel, to RGB or to ITU-R 601 luma. Formulas:
+// Pillow's convert("RGB") and convert("L").
+void ConvertCmykRow(const std::vector<JSAMPLE>& cmyk, int channels,
+                    std::byte* row) {
+  for (size_t i = 0; i + 3 < cmyk.size(); i += 4) {
+    const unsigned white = cmyk[i + 3];
+    unsigned rgb[3];
+    for (int c = 0; c < 3; ++c) {
+      rgb[c] = white - MultiplyUnit(255u - cmyk[i + c], white);
+    }
+    if (channels == 1) {
+      *row++ = static_cast<std::byte>(
+          (rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
+    } else {
+      for (const unsigned value : rgb) *row++ = static_cast<std::byte>(value);
+    }
+  }
+}
+
+}  // namespace
+
+// libjpeg reports an error by calling a function that must not return: ours
+// jumps back into the method that called libjpeg. Nothing with a destructor
+// lives in a frame that is jumped over.
+struct JpegDecoder::State {
+  jpeg_decompress_struct info = {};
+  jpeg_error_mgr errors = {};
+  jpeg_progress_mgr progress = {};
+  std::jmp_buf jump = {};
+  int failure_code = 0;
+  char failure[JMSG_LENGTH_MAX] = {};
+  bool created = false;
+  int channels = 3;
+  std::vector<JSAMPLE> cmyk_row;  // empty unless the file is CMYK or YCCK
+
+  static State* Of(j_common_ptr info) {
+    return static_cast<State*>(info->client_data);
+  }
+
+  [[noreturn]] static void Fail(j_common_ptr info) {
+    State* state = Of(info);
+    state->failure_code = state->errors.msg_code;
+    state->errors.format_message(info, state->failure);
+    std::longjmp(state->jump, 1);
+  }
+
+  // level < 0 is a warning: the data is wrong and libjpeg would make something
+  // up. The first one that costs pixels is an error here.
+  static void Message(j_common_ptr info, int level) {
+    if (level >= 0) return;
+    const State* state = Of(info);
+    switch (state->errors.msg_code) {
+      case JWRN_JFIF_MAJOR:
+      case JWRN_ADOBE_XFORM:
+      case JWRN_NOT_SEQUENTIAL:
+        return;
+      case JWRN_EXTRANEOUS_DATA:
+        // Common in pictures collected from the web; elsewhere in a scan it is
+        // what corruption looks like.
+        if (state->errors.msg_parm.i[1] == kEndOfImageMarker ||
+            state->info.input_scan_number == 0) {
+          return;
+        }
+        break;
+      default:
+        break;
+    }
+    Fail(info);
+  }
+
+  static void LimitScans(j_common_ptr info) {
+    State* state = Of(info);
+    if (state->info.input_scan_number <= kPictureScansMax) return;
+    state->failure_code = 0;
+    std::snprintf(state->failure, sizeof(state->failure),
+                  "more than %d scans; no encoder writes so many",
+                  kPictureScansMax);
+    std::longjmp(state->jump, 1);
+  }
+
+  Status ReadScanline(JSAMPROW target) {
+    if (setjmp(jump) != 0) return Failure();
+    jpeg_read_scanlines(&info, &target, 1);
+    return OkStatus();
+  }
+
+  Status Failure() const {
+    if (failure_code == JERR_OUT_OF_MEMORY) {
+      return ResourceExhaustedError("no memory to decode a JPEG: {}", failure);
+    }
+    return DataLossError("damaged JPEG: {}", failure);
+  }
+};
+
+JpegDecoder::JpegDecoder() : state_(std::make_unique<State>()) {
+  State& state = *state_;
+  state.info.err = jpeg_std_error(&state.errors);
+  state.errors.error_exit = &State::Fail;
+  state.errors.emit_message = &State::Message;
+  state.info.client_data = &state;
+  if (setjmp(state.jump) != 0) return;  // Begin says it
+  jpeg_create_decompress(&state.info);
+  state.progress.progress_monitor = &State::LimitScans;
+  state.info.progress = &state.progress;
+  state.created = true;
+}
+
+JpegDecoder::~JpegDecoder() {
+  if (state_->created) jpeg_destroy_decompress(&state_->info);
+}
+
+Status JpegDecoder::Begin(std::span<const std::byte> file, int channels) {
+  State& state = *state_;
+  jpeg_decompress_struct& info = state.info;
+  if (!state.created) return state.Failure();
+  if (file.empty()) return DataLossError("not a JPEG: the file is empty");
+  const std::string_view text(reinterpret_cast<const char*>(file.data()),
+                              file.size());
+  if (!text.starts_with("\xff\xd8\xff"sv)) {
+    return DataLossError("not a JPEG: {}", Looks(text));
+  }
+  if (setjmp(state.jump) != 0) return state.Failure();
+  jpeg_abort_decompress(&info);
+  jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(file.data()),
+               file.size());
+  jpeg_read_header(&info, TRUE);
+  if (uint64_t{info.image_width} * info.image_height > kPicturePixelsMax) {
+    return DataLossError("a picture of {} x {} pixels; at most {} are decoded",
+                         info.image_width, info.image_height,
+                         kPicturePixelsMax);
+  }
+  state.channels = channels;
+  state.cmyk_row.clear();
+  switch (info.jpeg_color_space) {
+    case JCS_GRAYSCALE:
+    case JCS_YCbCr:
+    case JCS_RGB:
+      info.out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+      break;
+    case JCS_CMYK:
+    case JCS_YCCK:
+      info.out_color_space = JCS_CMYK;
+      state.cmyk_row.resize(size_t{info.image_width} * 4);
+      break;
+    default:
+      return DataLossError(
+          "a JPEG of {} colour components; known are gray, colour and CMYK "
+          "pictures, of 1, 3 and 4",
+          info.num_components);
+  }
+  info.dct_method = JDCT_ISLOW;
+  info.do_fancy_upsampling = TRUE;
+  jpeg_start_decompress(&info);
+  return OkStatus();
+}
+
+ImageSize JpegDecoder::size() const {
+  return {.height = state_->info.image_height,
+          .width = state_->info.image_width};
+}
+
+Status JpegDecoder::ReadRow(std::byte* row) {
+  State& state = *state_;
+  if (state.cmyk_row.empty()) {
+    return state.ReadScanline(reinterpret_cast<JSAMPROW>(row));
+  }
+  PENSTOCK_RETURN_IF_ERROR(state.ReadScanline(state.cmyk_row.data()));
+  ConvertCmykRow(state.cmyk_row, state.channels, row);
+  return OkStatus();
+}
+
+Status JpegDecoder::Finish() {
+  State& state = *state_;
+  if (setjmp(state.jump) != 0) return state.Failure();
+  jpeg_finish_decompress(&state.info);
+  return OkStatus();
+}
+
+}  // namespace penstock

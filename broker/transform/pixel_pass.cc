@@ -1,0 +1,277 @@
+#include "broker/transform/pixel_pass.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "broker/transform/half.h"
+
+namespace penstock {
+namespace {
+
+// Bytes in memory to values and back: a record's bytes have no alignment.
+template <typename T>
+T Load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+template <typename T>
+void Store(T value, std::byte* to) {
+  std::memcpy(to, &value, sizeof(T));
+}
+
+// Every value of every dtype, exactly: an int64_t or a double.
+template <typename From>
+auto Widen(From value) {
+  if constexpr (std::is_integral_v<From>) {
+    return static_cast<int64_t>(value);
+  } else if constexpr (std::is_floating_point_v<From>) {
+    return static_cast<double>(value);
+  } else {
+    return static_cast<double>(ToFloat(value));
+  }
+}
+
+// An int64_t as a double that rounds to few bits as the int64_t itself would:
+// beyond 2^53 the low bits are lost but for whether there were any.
+double Sticky(int64_t value) {
+  constexpr int64_t kExact = int64_t{1} << 53;
+  constexpr int64_t kLost = (1 << 10) - 1;
+  if (value > -kExact && value < kExact) return static_cast<double>(value);
+  const int64_t sticky = (value & kLost) != 0 ? kLost + 1 : 0;
+  return static_cast<double>((value & ~kLost) | sticky);
+}
+
+template <typename To>
+To Narrow(int64_t value) {
+  if constexpr (std::is_integral_v<To>) {
+    return static_cast<To>(std::clamp<int64_t>(
+        value, std::numeric_limits<To>::min(), std::numeric_limits<To>::max()));
+  } else if constexpr (std::is_floating_point_v<To>) {
+    return static_cast<To>(value);
+  } else if constexpr (std::is_same_v<To, Float16>) {
+    return ToFloat16(Sticky(value));
+  } else {
+    return ToBFloat16(Sticky(value));
+  }
+}
+
+template <typename To>
+To Narrow(double value) {
+  if constexpr (std::is_integral_v<To>) {
+    // The limits as doubles: max + 1 is exact for every type, max is not.
+    constexpr double kMin = static_cast<double>(std::numeric_limits<To>::min());
+    constexpr double kEnd =
+        static_cast<double>(std::numeric_limits<To>::max() / 2 + 1) * 2;
+    if (std::isnan(value)) return 0;
+    const double rounded = std::nearbyint(value);
+    if (rounded < kMin) return std::numeric_limits<To>::min();
+    if (rounded >= kEnd) return std::numeric_limits<To>::max();
+    return static_cast<To>(rounded);
+  } else if constexpr (std::is_floating_point_v<To>) {
+    return static_cast<To>(value);
+  } else if constexpr (std::is_same_v<To, Float16>) {
+    return ToFloat16(value);
+  } else {
+    return ToBFloat16(value);
+  }
+}
+
+template <typename From, typename To>
+void CastValues(const std::byte*, const std::byte* in, ptrdiff_t in_step,
+                std::byte* out, ptrdiff_t out_step, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const From value = Load<From>(in + i * in_step * ptrdiff_t{sizeof(From)});
+    Store(Narrow<To>(Widen(value)), out + i * out_step * ptrdiff_t{sizeof(To)});
+  }
+}
+
+template <typename Word>
+void CopyValues(const std::byte*, const std::byte* in, ptrdiff_t in_step,
+                std::byte* out, ptrdiff_t out_step, int64_t n) {
+  if (in_step == 1 && out_step == 1) {
+    if (n > 0) std::memcpy(out, in, n * sizeof(Word));
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    Store(Load<Word>(in + i * in_step * ptrdiff_t{sizeof(Word)}),
+          out + i * out_step * ptrdiff_t{sizeof(Word)});
+  }
+}
+
+template <typename Word>
+void LookUpValues(const std::byte* table, const std::byte* in,
+                  ptrdiff_t in_step, std::byte* out, ptrdiff_t out_step,
+                  int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const size_t index = std::to_integer<size_t>(in[i * in_step]);
+    Store(Load<Word>(table + index * sizeof(Word)),
+          out + i * out_step * ptrdiff_t{sizeof(Word)});
+  }
+}
+
+ValueKernel LookUpKernel(uint32_t value_bytes) {
+  switch (value_bytes) {
+    case 1:
+      return &LookUpValues<uint8_t>;
+    case 2:
+      return &LookUpValues<uint16_t>;
+    case 4:
+      return &LookUpValues<uint32_t>;
+    default:
+      return &LookUpValues<uint64_t>;
+  }
+}
+
+template <typename From>
+ValueKernel CastKernelFrom(DType to) {
+  switch (to) {
+    case DType::kUint8:
+      return &CastValues<From, uint8_t>;
+    case DType::kInt8:
+      return &CastValues<From, int8_t>;
+    case DType::kInt16:
+      return &CastValues<From, int16_t>;
+    case DType::kInt32:
+      return &CastValues<From, int32_t>;
+    case DType::kInt64:
+      return &CastValues<From, int64_t>;
+    case DType::kFloat16:
+      return &CastValues<From, Float16>;
+    case DType::kBFloat16:
+      return &CastValues<From, BFloat16>;
+    case DType::kFloat32:
+      return &CastValues<From, float>;
+    case DType::kFloat64:
+      return &CastValues<From, double>;
+  }
+  return nullptr;
+}
+
+// The kernel's results for all values of an 8-bit input.
+std::vector<std::byte> Tabulate(ValueKernel kernel, uint32_t value_bytes) {
+  std::byte inputs[256];
+  for (int i = 0; i < 256; ++i) inputs[i] = static_cast<std::byte>(i);
+  std::vector<std::byte> table(256 * value_bytes);
+  kernel(nullptr, inputs, 1, table.data(), 1, 256);
+  return table;
+}
+
+}  // namespace
+
+ValueKernel CopyKernel(uint32_t value_bytes) {
+  switch (value_bytes) {
+    case 1:
+      return &CopyValues<uint8_t>;
+    case 2:
+      return &CopyValues<uint16_t>;
+    case 4:
+      return &CopyValues<uint32_t>;
+    default:
+      return &CopyValues<uint64_t>;
+  }
+}
+
+ValueKernel CastKernel(DType from, DType to) {
+  if (from == to) return CopyKernel(DTypeBytes(from));
+  switch (from) {
+    case DType::kUint8:
+      return CastKernelFrom<uint8_t>(to);
+    case DType::kInt8:
+      return CastKernelFrom<int8_t>(to);
+    case DType::kInt16:
+      return CastKernelFrom<int16_t>(to);
+    case DType::kInt32:
+      return CastKernelFrom<int32_t>(to);
+    case DType::kInt64:
+      return CastKernelFrom<int64_t>(to);
+    case DType::kFloat16:
+      return CastKernelFrom<Float16>(to);
+    case DType::kBFloat16:
+      return CastKernelFrom<BFloat16>(to);
+    case DType::kFloat32:
+      return CastKernelFrom<float>(to);
+    case DType::kFloat64:
+      return CastKernelFrom<double>(to);
+  }
+  return nullptr;
+}
+
+PixelPass::PixelPass(DType dtype, int64_t height, int64_t width,
+                     int64_t channels)
+    : dtype_in_(dtype),
+      dtype_out_(dtype),
+      height_(height),
+      width_(width),
+      channels_(channels),
+      kernel_(CopyKernel(DTypeBytes(dtype))) {}
+
+void PixelPass::Normalize(const std::vector<double>& mean,
+                          const std::vector<double>& std, DType to) {
+  assert(dtype_in_ == DType::kUint8);
+  const size_t tables = std::max(mean.size(), std.size());
+  const ValueKernel round = CastKernel(DType::kFloat64, to);
+  dtype_out_ = to;
+  kernel_ = LookUpKernel(DTypeBytes(to));
+  const int64_t table_bytes = int64_t{256} * DTypeBytes(to);
+  table_.resize(tables * table_bytes);
+  table_stride_ = tables == 1 ? 0 : table_bytes;
+  for (size_t c = 0; c < tables; ++c) {
+    const double m = mean[mean.size() == 1 ? 0 : c];
+    const double s = std[std.size() == 1 ? 0 : c];
+    double exact[256];
+    for (int v = 0; v < 256; ++v) exact[v] = (v / 255.0 - m) / s;
+    round(nullptr, reinterpret_cast<const std::byte*>(exact), 1,
+          table_.data() + c * table_bytes, 1, 256);
+  }
+}
+
+void PixelPass::Cast(DType to) {
+  dtype_out_ = to;
+  kernel_ = CastKernel(dtype_in_, to);
+  if (dtype_in_ != to && DTypeBytes(dtype_in_) == 1) {
+    table_ = Tabulate(kernel_, DTypeBytes(to));
+    kernel_ = LookUpKernel(DTypeBytes(to));
+  }
+}
+
+void PixelPass::Run(const std::byte* in, const AugmentationKey& key,
+                    std::byte* out) const {
+  bool mirror = false;
+  for (const Flip& flip : flips_) {
+    mirror ^= AugmentationDraws(key, flip.op).Uniform(0) < flip.probability;
+  }
+  const bool moved = channels_first_ && channels_ > 1;
+  if (!mirror && !moved && table_stride_ == 0) {
+    kernel_(table_.data(), in, 1, out, 1, height_ * width_ * channels_);
+    return;
+  }
+  RunMirroredOrMoved(in, mirror, out);
+}
+
+void PixelPass::RunMirroredOrMoved(const std::byte* in, bool mirror,
+                                   std::byte* out) const {
+  const int64_t in_bytes = DTypeBytes(dtype_in_);
+  const int64_t out_bytes = DTypeBytes(dtype_out_);
+  // One row of one channel at a time. In values: where channel c of row y
+  // starts, and how far its pixels are apart.
+  const int64_t start = mirror ? (width_ - 1) * channels_ : 0;
+  const ptrdiff_t in_step = mirror ? -channels_ : channels_;
+  const ptrdiff_t out_step = channels_first_ ? 1 : channels_;
+  const int64_t out_channel = channels_first_ ? height_ * width_ : 1;
+  const int64_t out_row = channels_first_ ? width_ : width_ * channels_;
+  for (int64_t y = 0; y < height_; ++y) {
+    for (int64_t c = 0; c < channels_; ++c) {
+      kernel_(table_.data() + c * table_stride_,
+              in + (y * width_ * channels_ + start + c) * in_bytes, in_step,
+              out + (y * out_row + c * out_channel) * out_bytes, out_step,
+              width_);
+    }
+  }
+}
+
+}  // namespace penstock

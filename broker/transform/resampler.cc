@@ -1,0 +1,152 @@
+#include "broker/transform/resampler.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+
+namespace penstock {
+namespace {
+
+// A weight of 1. The sum over a pixel's taps of 255 * weight stays below 2^31.
+constexpr int kWeightBits = 22;
+constexpr int32_t kWeightOne = 1 << kWeightBits;
+constexpr int32_t kRoundingHalf = 1 << (kWeightBits - 1);
+
+// Columns that CombineRows sums at once: a few vector registers.
+constexpr int64_t kStripBytes = 64;
+
+std::byte ToByte(int32_t sum) {
+  // Weights are not negative, so neither is sum; rounded weights of very many
+  // taps can sum to a little over 1.
+  return static_cast<std::byte>(std::min(sum >> kWeightBits, 255));
+}
+
+double Triangle(double x) { return std::max(0.0, 1.0 - std::abs(x)); }
+
+template <int kChannels>
+void ResamplePixels(const std::byte* row, const int64_t* first,
+                    const int64_t* count, const int32_t* weights,
+                    int64_t taps_max, int64_t pixels, std::byte* out) {
+  for (int64_t x = 0; x < pixels; ++x) {
+    const std::byte* in = row + first[x] * kChannels;
+    int32_t sum[kChannels];
+    for (int c = 0; c < kChannels; ++c) sum[c] = kRoundingHalf;
+    for (int64_t t = 0; t < count[x]; ++t) {
+      for (int c = 0; c < kChannels; ++c) {
+        sum[c] += std::to_integer<int32_t>(in[c]) * weights[t];
+      }
+      in += kChannels;
+    }
+    for (int c = 0; c < kChannels; ++c) *out++ = ToByte(sum[c]);
+    weights += taps_max;
+  }
+}
+
+}  // namespace
+
+void Resampler::Taps::Compute(int64_t picture, int64_t box_start,
+                              int64_t box_length, int64_t target) {
+  const double scale =
+      static_cast<double>(box_length) / static_cast<double>(target);
+  const double widening = std::max(scale, 1.0);
+  const double support = widening;  // a triangle reaches 1 to each side
+  taps_max = static_cast<int64_t>(std::ceil(support)) * 2 + 1;
+  first.resize(target);
+  count.resize(target);
+  weights.resize(target * taps_max);
+  exact.resize(taps_max);
+  for (int64_t i = 0; i < target; ++i) {
+    const double centre =
+        static_cast<double>(box_start) + (static_cast<double>(i) + 0.5) * scale;
+    const int64_t begin =
+        std::max<int64_t>(0, static_cast<int64_t>(centre - support + 0.5));
+    const int64_t end =
+        std::min(picture, static_cast<int64_t>(centre + support + 0.5));
+    first[i] = begin;
+    count[i] = end - begin;
+    double total = 0;
+    for (int64_t t = 0; t < count[i]; ++t) {
+      const double distance = static_cast<double>(begin + t) - centre + 0.5;
+      exact[t] = Triangle(distance * (1.0 / widening));
+      total += exact[t];
+    }
+    for (int64_t t = 0; t < count[i]; ++t) {
+      weights[i * taps_max + t] =
+          static_cast<int32_t>(exact[t] / total * kWeightOne + 0.5);
+    }
+  }
+}
+
+void Resampler::Begin(const ImageSize& picture, const CropBox& box,
+                      const ImageSize& target, int channels, std::byte* out) {
+  assert(channels >= 1 && channels <= kChannelsMax);
+  assert(box.width >= 1 && box.left + box.width <= picture.width);
+  assert(box.height >= 1 && box.top + box.height <= picture.height);
+  horizontal_.Compute(picture.width, box.left, box.width, target.width);
+  vertical_.Compute(picture.height, box.top, box.height, target.height);
+  channels_ = channels;
+  same_width_ = box.width == target.width;
+  same_height_ = box.height == target.height;
+  row_bytes_ = target.width * channels;
+  rows_ = target.height;
+  rows_done_ = 0;
+  out_ = out;
+  ring_rows_ = std::min(vertical_.taps_max, picture.height);
+  if (static_cast<int64_t>(ring_.size()) < ring_rows_ * row_bytes_) {
+    ring_.resize(ring_rows_ * row_bytes_);
+  }
+}
+
+void Resampler::AddRow(int64_t y, const std::byte* row) {
+  if (same_height_) {
+    // Row y is output row y - top as it is. The taps' windows may hold one row
+    // more than the box, with weight zero.
+    if (rows_done_ < rows_ && vertical_.first[rows_done_] == y) {
+      ResampleRow(row, out_ + rows_done_++ * row_bytes_);
+    }
+    return;
+  }
+  ResampleRow(row, RingRow(y));
+  while (rows_done_ < rows_ &&
+         vertical_.first[rows_done_] + vertical_.count[rows_done_] == y + 1) {
+    CombineRows(rows_done_++);
+  }
+}
+
+void Resampler::ResampleRow(const std::byte* row, std::byte* out) const {
+  const Taps& taps = horizontal_;
+  if (same_width_) {
+    std::memcpy(out, row + taps.first.front() * channels_, row_bytes_);
+    return;
+  }
+  const auto resample = channels_ == 1   ? &ResamplePixels<1>
+                        : channels_ == 2 ? &ResamplePixels<2>
+                        : channels_ == 3 ? &ResamplePixels<3>
+                                         : &ResamplePixels<4>;
+  resample(row, taps.first.data(), taps.count.data(), taps.weights.data(),
+           taps.taps_max, row_bytes_ / channels_, out);
+}
+
+void Resampler::CombineRows(int64_t out_row) {
+  const int64_t first = vertical_.first[out_row];
+  const int64_t count = vertical_.count[out_row];
+  const int32_t* weights =
+      vertical_.weights.data() + out_row * vertical_.taps_max;
+  std::byte* out = out_ + out_row * row_bytes_;
+  for (int64_t x = 0; x < row_bytes_; x += kStripBytes) {
+    const int64_t columns = std::min(kStripBytes, row_bytes_ - x);
+    int32_t sum[kStripBytes];
+    std::fill_n(sum, kStripBytes, kRoundingHalf);
+    for (int64_t t = 0; t < count; ++t) {
+      const std::byte* in = RingRow(first + t) + x;
+      const int32_t weight = weights[t];
+      for (int64_t i = 0; i < columns; ++i) {
+        sum[i] += std::to_integer<int32_t>(in[i]) * weight;
+      }
+    }
+    for (int64_t i = 0; i < columns; ++i) out[x + i] = ToByte(sum[i]);
+  }
+}
+
+}  // namespace penstock

@@ -1,0 +1,81 @@
+// Resizes 8-bit pictures, row by row: rows of the source go in, top to bottom,
+// finished rows come out as soon as their last source row is there. So the
+// memory is the rows that one output row looks at, not the picture.
+//
+// One thread at a time; made once per worker, reused: buffers only grow.
+//
+// The filter is Pillow's Image.resize(size, BILINEAR, box=crop), and so are the
+// numbers, bit for bit: a triangle over the source pixels around each output
+// pixel's centre, widened by the scale when the picture shrinks (antialiasing);
+// weights in 22-bit fixed point; first along the rows, rounded to 8 bits, then
+// down the columns. As with Pillow's box, pixels just outside the box count
+// where the triangle reaches them; only the picture's edge cuts it off.
+#ifndef BROKER_TRANSFORM_RESAMPLER_H_
+#define BROKER_TRANSFORM_RESAMPLER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "broker/transform/crop.h"
+#include "common/dataset_spec.h"
+
+namespace penstock {
+
+class Resampler {
+ public:
+  static constexpr int kChannelsMax = 4;
+
+  // Gets ready for a picture: its box becomes out, target.height rows of
+  // target.width * channels bytes. channels: 1 to kChannelsMax.
+  void Begin(const ImageSize& picture, const CropBox& box,
+             const ImageSize& target, int channels, std::byte* out);
+
+  // The source rows that are looked at are [first_row(), end_row()).
+  int64_t first_row() const { return vertical_.first.front(); }
+  int64_t end_row() const {
+    return vertical_.first.back() + vertical_.count.back();
+  }
+
+  // Takes row y, a whole one of the picture: first_row() first, then each in
+  // order. out is finished after row end_row() - 1.
+  void AddRow(int64_t y, const std::byte* row);
+
+ private:
+  // Which source pixels make each output pixel of one direction: count[i] from
+  // first[i] on, with weights[i * taps_max + 0, 1, ...], which sum to 2^22 but
+  // for rounding. first and first + count never decrease.
+  struct Taps {
+    void Compute(int64_t picture, int64_t box_start, int64_t box_length,
+                 int64_t target);
+
+    int64_t taps_max = 0;
+    std::vector<int64_t> first;
+    std::vector<int64_t> count;
+    std::vector<int32_t> weights;
+    std::vector<double> exact;  // of one output pixel, before rounding
+  };
+
+  void ResampleRow(const std::byte* row, std::byte* out) const;
+  void CombineRows(int64_t out_row);
+  std::byte* RingRow(int64_t y) {
+    return ring_.data() + y % ring_rows_ * row_bytes_;
+  }
+
+  Taps horizontal_;
+  Taps vertical_;
+  int channels_ = 0;
+  bool same_width_ = false;   // the box needs no horizontal pass
+  bool same_height_ = false;  // nor a vertical one
+  int64_t row_bytes_ = 0;     // of an output row
+  int64_t rows_ = 0;          // of the output
+  int64_t rows_done_ = 0;
+  std::byte* out_ = nullptr;
+
+  // Source rows after the horizontal pass, row y at y modulo ring_rows_.
+  int64_t ring_rows_ = 0;
+  std::vector<std::byte> ring_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_TRANSFORM_RESAMPLER_H_

@@ -1,0 +1,61 @@
+// Stage 3 of the flow, "decode/transform": a spec's `map` list compiled once
+// into what is done to every row.
+//
+// Immutable after Compile; Run is called by all workers at once, each with its
+// own Scratch. What a row becomes is a pure function of its raw bytes and of
+// (seed, epoch, sample): it does not depend on batch, rank, worker or time.
+#ifndef BROKER_TRANSFORM_ROW_PROGRAM_H_
+#define BROKER_TRANSFORM_ROW_PROGRAM_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "broker/source/source.h"
+#include "common/dataset_spec.h"
+#include "common/element_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// What the random numbers of augmentation are keyed by (Random123, counter
+// based): (seed, epoch, sample, number of the op in the map list).
+struct AugmentationKey {
+  uint64_t seed = 0;
+  uint64_t epoch = 0;
+  uint64_t sample = 0;
+};
+
+class RowProgram {
+ public:
+  // A worker's buffers and decoder objects: made once, reused for every row,
+  // no allocation per row once warm. One thread at a time.
+  class Scratch {
+   public:
+    virtual ~Scratch() = default;
+  };
+
+  virtual ~RowProgram() = default;
+
+  // Checks the list against what the source gives: InvalidArgument names the
+  // op by its number and says what it wanted and what it found ("map[2]
+  // normalize: feature 'image' is encoded; put decode_image before it").
+  static StatusOr<std::unique_ptr<RowProgram>> Compile(
+      const std::vector<TransformSpec>& map, const RawSpec& raw);
+
+  // The features of a finished row, in the source's order.
+  virtual const ElementSpec& element_spec() const = 0;
+
+  virtual std::unique_ptr<Scratch> MakeScratch() const = 0;
+
+  // Writes row features to out[i], element_spec()[i].RowBytes() bytes each, no
+  // alignment promised beyond the dtype's. DataLoss: the record is not what it
+  // should be (truncated, not a JPEG), says why; out then holds garbage.
+  virtual Status Run(const RawRecord& raw, const AugmentationKey& key,
+                     Scratch& scratch,
+                     std::span<std::byte* const> out) const = 0;
+};
+
+}  // namespace penstock
+#endif  // BROKER_TRANSFORM_ROW_PROGRAM_H_

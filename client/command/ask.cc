@@ -1,0 +1,205 @@
+// penstock register, datasets, jobs and status: questions to a running broker.
+// Its answers are another process's: any field may be missing or odd, and is
+// then shown as '-'.
+#include <functional>
+
+#include "client/command/control_call.h"
+#include "client/command/json_field.h"
+#include "client/command/spec_file.h"
+#include "client/command/subcommand.h"
+#include "client/command/table.h"
+#include "common/message.h"
+
+namespace penstock {
+namespace {
+
+using Json = nlohmann::json;
+
+struct AskOptions {
+  std::string socket;
+  bool json = false;
+  std::string spec;  // of register
+};
+
+// ---- fields as cells
+// ---------------------------------------------------------
+
+std::string TextCell(const Json& object, const char* key) {
+  return TextField(object, key, "-");
+}
+std::string CountCell(const Json& object, const char* key) {
+  const std::optional<uint64_t> count = CountField(object, key);
+  return count ? FormatCount(*count) : "-";
+}
+std::string BytesCell(const Json& object, const char* key) {
+  const std::optional<uint64_t> bytes = CountField(object, key);
+  return bytes ? FormatBytes(*bytes) : "-";
+}
+std::string SecondsCell(const Json& object, const char* key) {
+  const std::optional<double> seconds = NumberField(object, key);
+  return seconds ? FormatSeconds(*seconds) : "-";
+}
+// "3/90", "3" when the whole is not known or unlimited.
+std::string PartCell(const Json& object, const char* part, const char* whole) {
+  const uint64_t all = CountField(object, whole).value_or(0);
+  const std::string text = CountCell(object, part);
+  return all > 0 && text != "-" ? text + "/" + FormatCount(all) : text;
+}
+
+// ---- tables
+// -------------------------------------------------------------------
+
+void PrintJobs(const Json& answer) {
+  Table table({"JOB", "DATASET", "STATE", ">UID", ">RANKS", ">EPOCH", ">STEP",
+               ">ROWS", ">SKIPPED", ">SUBSTITUTED", ">READ", ">MEMORY"});
+  for (const Json& job : ArrayField(answer, "jobs")) {
+    table.AddRow(
+        {TextCell(job, "job"), TextCell(job, "dataset"), TextCell(job, "state"),
+         CountField(job, "uid") ? std::to_string(*CountField(job, "uid")) : "-",
+         CountCell(job, "world_size"), PartCell(job, "epoch", "epochs"),
+         PartCell(job, "step", "steps_per_epoch"), CountCell(job, "rows"),
+         CountCell(job, "rows_skipped"), CountCell(job, "rows_substituted"),
+         BytesCell(job, "bytes_read"), BytesCell(job, "memory_bytes")});
+  }
+  fmt::print("{}", table.empty() ? "no jobs\n" : table.ToString());
+  for (const Json& job : ArrayField(answer, "jobs")) {
+    if (const std::string error = TextField(job, "last_error");
+        !error.empty()) {
+      fmt::print("\n{}: {}\n", Printable(TextCell(job, "job")),
+                 Printable(error));
+    }
+  }
+}
+
+void PrintDatasets(const Json& answer) {
+  Table table({"DATASET", "SOURCE", ">RECORDS", ">UID"});
+  for (const Json& dataset : ArrayField(answer, "datasets")) {
+    table.AddRow({TextCell(dataset, "name"), TextCell(dataset, "source"),
+                  CountCell(dataset, "records"),
+                  CountField(dataset, "uid")
+                      ? std::to_string(*CountField(dataset, "uid"))
+                      : "-"});
+  }
+  fmt::print("{}", table.empty() ? "no datasets\n" : table.ToString());
+}
+
+void PrintStatus(const Json& answer) {
+  const Json& broker = FieldOf(answer, "broker");
+  const auto line = [](const char* what, const std::string& value) {
+    fmt::print("{:<8} {}\n", what, Printable(value));
+  };
+  const std::optional<uint64_t> pid = CountField(broker, "pid");
+  const Json& is_private = FieldOf(broker, "private");
+  line("broker",
+       fmt::format(
+           "penstockd {} (pid {}){}, up {}, CPU {}",
+           TextCell(broker, "version"), pid ? std::to_string(*pid) : "-",
+           is_private.is_boolean() && is_private.get<bool>() ? ", private" : "",
+           SecondsCell(broker, "uptime_s"), SecondsCell(broker, "cpu_s")));
+  line("socket", TextCell(broker, "socket"));
+  line("workers", CountCell(broker, "workers"));
+  line("reading", fmt::format("{}, {} reads in flight at most",
+                              TextCell(broker, "read_backend"),
+                              CountCell(broker, "read_depth")));
+  fmt::print("\n");
+  PrintJobs(answer);
+
+  // Who stalls whom: where the broker's time goes, and each rank's.
+  Table stalls({"JOB", ">READ WAIT", ">DECODE", ">NO ROOM"});
+  Table ranks({"JOB", ">RANK", ">PID", "STATE", ">READY", ">HELD", ">TAKEN",
+               ">WAITS", ">WAITED"});
+  for (const Json& job : ArrayField(answer, "jobs")) {
+    stalls.AddRow({TextCell(job, "job"), SecondsCell(job, "read_wait_s"),
+                   SecondsCell(job, "decode_s"), SecondsCell(job, "idle_s")});
+    for (const Json& rank : ArrayField(job, "ranks")) {
+      const std::optional<uint64_t> rank_pid = CountField(rank, "pid");
+      ranks.AddRow({TextCell(job, "job"), CountCell(rank, "rank"),
+                    rank_pid ? std::to_string(*rank_pid) : "-",
+                    TextCell(rank, "state"), CountCell(rank, "ready"),
+                    CountCell(rank, "held"), CountCell(rank, "taken"),
+                    CountCell(rank, "waits"), SecondsCell(rank, "wait_s")});
+    }
+  }
+  if (!stalls.empty()) fmt::print("\n{}", stalls.ToString());
+  if (!ranks.empty()) fmt::print("\n{}", ranks.ToString());
+}
+
+// ---- subcommands
+// ---------------------------------------------------------------
+
+StatusOr<int> Ask(const AskOptions& options, const char* op,
+                  const std::function<void(const Json&)>& print) {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const Json answer, CallBroker(SocketPath(options.socket), {{"op", op}}));
+  if (options.json) {
+    fmt::print("{}\n", JsonLine(answer));
+  } else {
+    print(answer);
+  }
+  return 0;
+}
+
+StatusOr<int> Register(const AskOptions& options) {
+  PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.spec));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const Json answer,
+      CallBroker(SocketPath(options.socket), file.Request("register")));
+  if (options.json) {
+    fmt::print("{}\n", JsonLine(answer));
+  } else {
+    const std::string name = TextField(answer, "dataset", file.spec.name);
+    fmt::print("registered dataset '{}'\n", Printable(name));
+  }
+  return 0;
+}
+
+std::shared_ptr<AskOptions> AddAskOptions(CLI::App* app) {
+  const auto options = std::make_shared<AskOptions>();
+  app->add_option("--socket", options->socket,
+                  "Where the broker listens (default: PENSTOCK_SOCKET, else " +
+                      std::string(kDefaultSocketPath) + ")")
+      ->type_name("PATH");
+  app->add_flag("--json", options->json, "Print one JSON object");
+  app->footer(fmt::format("Examples:\n  penstock {0}\n  penstock {0} --json",
+                          app->get_name()));
+  return options;
+}
+
+}  // namespace
+
+Subcommand AddRegister(CLI::App& app) {
+  CLI::App* const add = app.add_subcommand(
+      "register", "Give a running broker a dataset, under the spec's name");
+  const std::shared_ptr<AskOptions> options = AddAskOptions(add);
+  add->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
+      ->required();
+  add->footer(
+      "Relative paths in the spec are taken from the spec's folder; the\n"
+      "broker must be able to read them.\n\nExample:\n"
+      "  penstock register train.yaml");
+  return {add, [options] { return Register(*options); }};
+}
+
+Subcommand AddDatasets(CLI::App& app) {
+  CLI::App* const datasets =
+      app.add_subcommand("datasets", "List a running broker's datasets");
+  const std::shared_ptr<AskOptions> options = AddAskOptions(datasets);
+  return {datasets,
+          [options] { return Ask(*options, "datasets", PrintDatasets); }};
+}
+
+Subcommand AddJobs(CLI::App& app) {
+  CLI::App* const jobs =
+      app.add_subcommand("jobs", "List a running broker's jobs");
+  const std::shared_ptr<AskOptions> options = AddAskOptions(jobs);
+  return {jobs, [options] { return Ask(*options, "jobs", PrintJobs); }};
+}
+
+Subcommand AddStatus(CLI::App& app) {
+  CLI::App* const status = app.add_subcommand(
+      "status", "Show a running broker, and who stalls whom");
+  const std::shared_ptr<AskOptions> options = AddAskOptions(status);
+  return {status, [options] { return Ask(*options, "status", PrintStatus); }};
+}
+
+}  // namespace penstock

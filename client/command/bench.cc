@@ -1,0 +1,325 @@
+// penstock bench: N consumer processes that only drain, the speed limit of a
+// dataset's pipeline on this host.
+//
+// What is measured: wall_s runs from the first rank's attach to the last rank's
+// last batch, so that batches made ahead are never free; indexing and the
+// broker's start are not in it. CPU is that of the broker and of the ranks, to
+// the end of their lives. With --verify the ranks' checksums are in it too.
+#include <algorithm>
+
+#include "client/command/bench_drain.h"
+#include "client/command/json_field.h"
+#include "client/command/private_broker.h"
+#include "client/command/replay.h"
+#include "client/command/row_check.h"
+#include "client/command/spec_file.h"
+#include "client/command/subcommand.h"
+#include "client/command/table.h"
+#include "common/message.h"
+
+namespace penstock {
+namespace {
+
+constexpr int kRanksMax = 4096;
+
+struct BenchOptions {
+  std::string dataset;
+  int ranks = 1;
+  uint64_t epochs = 0;  // 0: the spec's
+  uint64_t steps = 0;   // 0: all
+  bool touch = true;
+  bool verify = false;
+  bool order_digest = false;
+  bool json = false;
+  std::string socket;
+  PrivateBrokerOptions broker;
+};
+
+struct BenchResult {
+  DrainResult drain;
+  RankTotals sum;
+  double broker_cpu_s = 0;
+  std::optional<uint64_t> workers;
+  std::optional<RowCheck> check;
+  std::vector<std::string> digests;
+
+  double SamplesPerSecond() const {
+    return drain.wall_s > 0 ? sum.samples / drain.wall_s : 0;
+  }
+  double CpuPerThousand() const {
+    return sum.samples > 0 ? (broker_cpu_s + sum.cpu_s) * 1000 / sum.samples
+                           : 0;
+  }
+};
+
+// Epochs to drain, 0 when --steps says where to stop. A mistake is a usage
+// error.
+StatusOr<uint64_t> EpochsToDrain(const BenchOptions& options,
+                                 const SpecFile& file) {
+  const std::optional<uint64_t> in_spec = file.spec.epochs;
+  if (options.steps > 0) return uint64_t{0};
+  if (options.epochs == 0 && !in_spec) {
+    return InvalidArgumentError(
+        "{} has `epochs: forever`; say where to stop with --epochs or --steps",
+        file.name);
+  }
+  if (in_spec && options.epochs > *in_spec) {
+    return InvalidArgumentError(
+        "--epochs {} is more than the {} that {} has; raise `epochs` there",
+        options.epochs, *in_spec, file.name);
+  }
+  return options.epochs > 0 ? options.epochs : *in_spec;
+}
+
+// The broker's part of a status answer.
+StatusOr<nlohmann::json> BrokerState(const BrokerCall& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
+                            call({{"op", "status"}}));
+  return FieldOf(answer, "broker");
+}
+
+void SumRanks(BenchResult* result) {
+  RankTotals& sum = result->sum;
+  sum.epochs = UINT64_MAX;
+  for (const RankTotals& rank : result->drain.ranks) {
+    sum.steps += rank.steps;
+    sum.samples += rank.samples;
+    sum.epochs = std::min(sum.epochs, rank.epochs);
+    sum.redelivered += rank.redelivered;
+    sum.wait_s += rank.wait_s;
+    sum.cpu_s += rank.cpu_s;
+  }
+}
+
+void PrintJson(const SpecFile& file, const DatasetIndex& index,
+               const BenchResult& result) {
+  nlohmann::ordered_json json;
+  json["dataset"] = file.spec.name;
+  json["records"] = index.records;
+  json["global_batch"] = index.global_batch;
+  json["steps_per_epoch"] = index.steps_per_epoch;
+  json["ranks"] = result.drain.ranks.size();
+  json["workers"] = nullptr;
+  if (result.workers) json["workers"] = *result.workers;
+  json["epochs"] = result.sum.epochs;
+  json["samples"] = result.sum.samples;
+  json["batches"] = result.sum.steps;
+  json["redelivered"] = result.sum.redelivered;
+  json["wall_s"] = result.drain.wall_s;
+  json["attach_s"] = result.drain.attach_s;
+  json["samples_per_s"] = result.SamplesPerSecond();
+  json["cpu_s_per_1k_samples"] = result.CpuPerThousand();
+  json["broker_cpu_s"] = result.broker_cpu_s;
+  json["rank_cpu_s"] = nlohmann::json::array();
+  json["steps_per_rank"] = nlohmann::json::array();
+  json["rank_wait_s"] = nlohmann::json::array();
+  for (const RankTotals& rank : result.drain.ranks) {
+    json["rank_cpu_s"].push_back(rank.cpu_s);
+    json["steps_per_rank"].push_back(rank.steps);
+    json["rank_wait_s"].push_back(rank.wait_s);
+  }
+  json["pss_bytes"] = nullptr;
+  if (result.drain.pss_bytes) json["pss_bytes"] = *result.drain.pss_bytes;
+  if (const std::optional<RowCheck>& check = result.check) {
+    json["verified"] = check->verified;
+    json["missing"] = check->missing;
+    json["duplicated"] = check->duplicated;
+    json["misplaced"] = check->misplaced;
+    json["corrupt"] = check->corrupt;
+  }
+  if (!result.digests.empty()) {
+    json["order_digest_per_epoch"] = result.digests;
+  }
+  fmt::print("{}\n",
+             json.dump(-1, ' ', false,
+                       nlohmann::ordered_json::error_handler_t::replace));
+}
+
+void PrintTable(const SpecFile& file, const DatasetIndex& index,
+                const BenchResult& result) {
+  const auto line = [](const char* what, const std::string& value) {
+    fmt::print("{:<21} {}\n", what, value);
+  };
+  line(
+      "dataset",
+      fmt::format("{}, {} records, global batch {}", Printable(file.spec.name),
+                  FormatCount(index.records), FormatCount(index.global_batch)));
+  line("samples",
+       fmt::format("{} in {} ({} whole {})", FormatCount(result.sum.samples),
+                   FormatSeconds(result.drain.wall_s), result.sum.epochs,
+                   result.sum.epochs == 1 ? "epoch" : "epochs"));
+  line("samples/s", fmt::format("{:.1f}", result.SamplesPerSecond()));
+  line("CPU s / 1,000 samples",
+       fmt::format("{:.3f} (broker {}, ranks {})", result.CpuPerThousand(),
+                   FormatSeconds(result.broker_cpu_s),
+                   FormatSeconds(result.sum.cpu_s)));
+  line("memory", result.drain.pss_bytes
+                     ? FormatBytes(*result.drain.pss_bytes) +
+                           " at most, shared pages counted once"
+                     : "not known: the broker is another user's");
+  if (result.workers) line("workers", FormatCount(*result.workers));
+  if (result.sum.redelivered > 0) {
+    line("redelivered", FormatCount(result.sum.redelivered) + " batches");
+  }
+  if (const std::optional<RowCheck>& check = result.check) {
+    line("verified",
+         check->ok()
+             ? fmt::format("all {} samples: each once, in its place, "
+                           "with the right bytes",
+                           FormatCount(check->verified))
+             : fmt::format("{} samples; missing {}, duplicated {}, "
+                           "misplaced {}, corrupt {}",
+                           check->verified, check->missing, check->duplicated,
+                           check->misplaced, check->corrupt));
+  }
+  for (size_t i = 0; i < result.digests.size(); ++i) {
+    line(i == 0 ? "order per epoch" : "", result.digests[i]);
+  }
+  Table table({">rank", ">steps", ">samples", ">waited", ">CPU"});
+  for (size_t i = 0; i < result.drain.ranks.size(); ++i) {
+    const RankTotals& rank = result.drain.ranks[i];
+    table.AddRow({std::to_string(i), FormatCount(rank.steps),
+                  FormatCount(rank.samples), FormatSeconds(rank.wait_s),
+                  FormatSeconds(rank.cpu_s)});
+  }
+  fmt::print("\n{}", table.ToString());
+}
+
+Status Verify(const BenchOptions& options, const SpecFile& file,
+              const DrainTask& drain, BenchResult* result) {
+  if (options.verify) {
+    ReplayTask replay;
+    replay.spec_path = file.path;
+    replay.world_size = drain.ranks;
+    replay.epochs = drain.epochs;
+    replay.steps = drain.steps;
+    replay.rows_estimate = result->drain.rows.size();
+    PENSTOCK_ASSIGN_OR_RETURN(std::vector<RowRecord> expected,
+                              ReplayRows(replay));
+    result->check = CheckRows(expected, result->drain.rows);
+  }
+  if (options.verify || options.order_digest) {
+    result->digests = OrderDigests(result->drain.rows);
+  }
+  return OkStatus();
+}
+
+StatusOr<int> Bench(const BenchOptions& options) {
+  PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.dataset));
+  const StatusOr<uint64_t> epochs = EpochsToDrain(options, file);
+  if (!epochs.ok()) {
+    PrintError(epochs.status().message());
+    return kExitUsage;
+  }
+  std::unique_ptr<PrivateBroker> broker;
+  DrainTask drain;
+  BrokerCall call;
+  if (options.socket.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(broker, PrivateBroker::Start(options.broker));
+    drain.socket = broker->socket();
+    call = broker->AsCall();
+  } else {
+    drain.socket = options.socket;
+    call = [&](const nlohmann::json& request) {
+      return CallBroker(options.socket, request);
+    };
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
+                            IndexDataset(call, file, options.ranks));
+  PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json before, BrokerState(call));
+
+  drain.ranks = static_cast<uint32_t>(options.ranks);
+  drain.dataset = file.path;
+  drain.job = UniqueJobName("bench");
+  drain.epochs = *epochs;
+  drain.steps = options.steps;
+  drain.touch = options.touch;
+  drain.record_rows = options.verify || options.order_digest;
+  drain.checksums = options.verify;
+  drain.samples_estimate = options.steps > 0
+                               ? options.steps * index.global_batch
+                               : *epochs * index.RowsPerEpoch(file.spec);
+  drain.private_broker = broker.get();
+  if (broker != nullptr) {
+    drain.broker_pid = broker->process().pid();
+  } else if (const auto pid = CountField(before, "pid")) {
+    drain.broker_pid = static_cast<pid_t>(*pid);
+  }
+  BenchResult result;
+  result.workers = CountField(before, "workers");
+  PENSTOCK_ASSIGN_OR_RETURN(result.drain, DrainWithRanks(drain));
+  SumRanks(&result);
+  if (broker != nullptr) {
+    broker->Stop();
+    result.broker_cpu_s = broker->cpu_s();
+  } else {
+    PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json after, BrokerState(call));
+    result.broker_cpu_s = NumberField(after, "cpu_s").value_or(0) -
+                          NumberField(before, "cpu_s").value_or(0);
+  }
+  PENSTOCK_RETURN_IF_ERROR(Verify(options, file, drain, &result));
+  options.json ? PrintJson(file, index, result)
+               : PrintTable(file, index, result);
+  if (result.check && !result.check->ok()) {
+    PrintError(fmt::format(
+        "verification failed: {} samples missing, {} duplicated, {} misplaced, "
+        "{} corrupt",
+        result.check->missing, result.check->duplicated,
+        result.check->misplaced, result.check->corrupt));
+    return kExitFailure;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Subcommand AddBench(CLI::App& app) {
+  CLI::App* const bench = app.add_subcommand(
+      "bench", "Drain a dataset with N ranks: how fast, at what cost");
+  const auto options = std::make_shared<BenchOptions>();
+  bench->add_option("--dataset", options->dataset, "Spec of the dataset")
+      ->type_name("SPEC.yaml")
+      ->required();
+  bench->add_option("--ranks", options->ranks, "Consumer processes")
+      ->type_name("N")
+      ->required()
+      ->check(CLI::Range(1, kRanksMax).description(""));
+  CLI::Option* const epochs =
+      bench
+          ->add_option("--epochs", options->epochs,
+                       "Stop after E epochs (default: the spec's)")
+          ->type_name("E")
+          ->check(CLI::Range(uint64_t{1}, UINT64_MAX).description(""));
+  bench
+      ->add_option("--steps", options->steps,
+                   "Stop after S steps of each rank, or at the end of the data")
+      ->type_name("S")
+      ->check(CLI::Range(uint64_t{1}, UINT64_MAX).description(""))
+      ->excludes(epochs);
+  bench->add_flag("--touch,!--no-touch", options->touch,
+                  "Read one byte of every cache line (default: on)");
+  bench->add_flag("--verify", options->verify,
+                  "Prove that every sample came once, in its place, with the "
+                  "right bytes; 40 bytes of memory per sample");
+  bench->add_flag("--order-digest", options->order_digest,
+                  "One number per epoch for the order of the samples");
+  bench->add_flag("--json", options->json, "Print one JSON object");
+  bench
+      ->add_option("--socket", options->socket,
+                   "Use the broker that listens there, not a private one")
+      ->type_name("PATH");
+  options->broker.AddTo(bench);
+  for (const char* name : {"--workers", "--memory-limit"}) {
+    bench->get_option(name)->excludes("--socket");
+  }
+  bench->footer(
+      "Examples:\n"
+      "  penstock bench --dataset train.yaml --ranks 4\n"
+      "  penstock bench --dataset train.yaml --ranks 4 --epochs 2 --verify "
+      "--json\n"
+      "  penstock bench --dataset train.yaml --ranks 1 --steps 100 --workers "
+      "2");
+  return {bench, [options] { return Bench(*options); }};
+}
+
+}  // namespace penstock

@@ -1,0 +1,233 @@
+#include "client/command/bench_drain.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "client/command/bench_rank.h"
+#include "client/command/interrupt.h"
+#include "client/command/process.h"
+#include "client/command/progress_bar.h"
+
+namespace penstock {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A sample of the memory walks the page tables of every process: about 1 ms per
+// GiB mapped with 4 KiB pages, so no more often than this.
+constexpr auto kMemoryEvery = std::chrono::milliseconds(500);
+constexpr double kDetach_s = 10;
+
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+class RankWatch {
+ public:
+  explicit RankWatch(const DrainTask& task) : task_(task) {}
+
+  StatusOr<DrainResult> Run() {
+    PENSTOCK_RETURN_IF_ERROR(Start());
+    ProgressBar bar("draining", "samples");
+    while (done_ < task_.ranks) {
+      PENSTOCK_RETURN_IF_ERROR(WaitAndRead());
+      uint64_t samples = 0;
+      for (const RankTotals& rank : result_.ranks) samples += rank.samples;
+      bar.Update(samples, task_.samples_estimate);
+      if (attached_ == task_.ranks && Clock::now() >= next_memory_) {
+        SampleMemory();
+      }
+    }
+    bar.Clear();
+    SampleMemory();  // all ranks are still attached
+    PENSTOCK_RETURN_IF_ERROR(LetGo());
+    if (task_.record_rows) PENSTOCK_RETURN_IF_ERROR(CollectRows());
+    return std::move(result_);
+  }
+
+ private:
+  struct Rank {
+    Process process;
+    Fd records;
+    bool done = false;
+  };
+
+  Status Start() {
+    int report[2], release[2];
+    if (pipe2(report, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
+    report_read_ = Fd(report[0]);
+    const Fd report_write(report[1]);
+    if (pipe2(release, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
+    const Fd release_read(release[0]);
+    release_write_ = Fd(release[1]);
+    fcntl(report_read_.get(), F_SETFL, O_NONBLOCK);
+
+    result_.ranks.resize(task_.ranks);
+    begin_ = Clock::now();
+    for (uint32_t number = 0; number < task_.ranks; ++number) {
+      PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+      Rank rank;
+      if (task_.record_rows) {
+        rank.records = Fd(memfd_create("penstock bench rows", MFD_CLOEXEC));
+        if (!rank.records) return ErrnoError(errno, "memfd_create");
+      }
+      RankTask drain;
+      drain.rank = number;
+      drain.ranks = task_.ranks;
+      drain.dataset = task_.dataset;
+      drain.job = task_.job;
+      drain.socket = task_.socket;
+      drain.epochs = task_.epochs;
+      drain.steps = task_.steps;
+      drain.touch = task_.touch;
+      drain.checksums = task_.checksums;
+      drain.records_fd = rank.records.get();
+      drain.report_fd = report_write.get();
+      drain.release_fd = release_read.get();
+      ProcessSpec spec;
+      spec.body = [&drain, this] {
+        release_write_.Reset();  // or no rank ever sees it closed
+        return DrainAsRank(drain);
+      };
+      PENSTOCK_ASSIGN_OR_RETURN(rank.process, Process::Start(spec));
+      ranks_.push_back(std::move(rank));
+    }
+    return OkStatus();
+  }
+
+  Status WaitAndRead() {
+    std::vector<pollfd> entries = {{InterruptFd(), POLLIN, 0},
+                                   {report_read_.get(), POLLIN, 0}};
+    if (task_.private_broker != nullptr) {
+      entries.push_back({task_.private_broker->process().pidfd(), POLLIN, 0});
+    }
+    for (const Rank& rank : ranks_) {
+      entries.push_back({rank.process.pidfd(), POLLIN, 0});
+    }
+    constexpr int kRound_ms = 100;
+    poll(entries.data(), entries.size(), kRound_ms);
+    PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+    // Ends are looked at first and judged last: what a rank said before it
+    // ended is then read already.
+    std::vector<std::optional<ProcessExit>> ends;
+    for (const Rank& rank : ranks_) ends.push_back(rank.process.Ended());
+    Status status = ReadReports();
+    for (size_t i = 0; i < ends.size() && status.ok(); ++i) {
+      if (!ends[i]) continue;
+      status = InternalError("rank {} (pid {}) {}", i, ranks_[i].process.pid(),
+                             ends[i]->ToString());
+    }
+    if (task_.private_broker != nullptr) {
+      // A rank that fails because the broker died is not the one to blame.
+      const double wait_s = status.ok() ? 0 : 0.3;
+      if (const std::optional<Status> death =
+              task_.private_broker->Death(wait_s)) {
+        return *death;
+      }
+    }
+    return status;
+  }
+
+  Status ReadReports() {
+    RankReport report;
+    while (read(report_read_.get(), &report, sizeof(report)) ==
+           sizeof(report)) {
+      RankTotals& totals = result_.ranks[report.rank];
+      totals.steps = report.steps;
+      totals.samples = report.samples;
+      totals.epochs = report.epochs;
+      totals.redelivered = report.redelivered;
+      totals.wait_s = report.wait_s;
+      switch (report.kind) {
+        case RankReport::kAttached:
+          ++attached_;
+          result_.attach_s = SecondsSince(begin_);
+          break;
+        case RankReport::kDone:
+          ++done_;
+          result_.wall_s = SecondsSince(begin_);
+          break;
+        case RankReport::kFailed:
+          return InternalError("rank {}: {}", report.rank, report.message);
+        default:
+          break;
+      }
+    }
+    return OkStatus();
+  }
+
+  void SampleMemory() {
+    next_memory_ = Clock::now() + kMemoryEvery;
+    if (!task_.broker_pid) return;
+    std::optional<uint64_t> part = PssBytes(*task_.broker_pid);
+    uint64_t sum = part.value_or(0);
+    for (const Rank& rank : ranks_) {
+      if (!part) return;
+      part = PssBytes(rank.process.pid());
+      sum += part.value_or(0);
+    }
+    if (part) result_.pss_bytes = std::max(result_.pss_bytes.value_or(0), sum);
+  }
+
+  // The ranks detach and end.
+  Status LetGo() {
+    release_write_.Reset();
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      Process& process = ranks_[i].process;
+      const std::optional<ProcessExit> ended = process.WaitFor(kDetach_s);
+      PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+      if (!ended || !ended->ok()) {
+        return InternalError(
+            "rank {} (pid {}) {} after it had drained everything", i,
+            process.pid(), ended ? ended->ToString() : "does not end");
+      }
+      process.Reap();
+      result_.ranks[i].cpu_s = process.cpu_s();
+    }
+    return OkStatus();
+  }
+
+  Status CollectRows() {
+    for (const Rank& rank : ranks_) {
+      struct stat info;
+      if (fstat(rank.records.get(), &info) != 0) {
+        return ErrnoError(errno, "fstat");
+      }
+      const size_t before = result_.rows.size();
+      const size_t bytes = static_cast<size_t>(info.st_size);
+      result_.rows.resize(before + bytes / sizeof(RowRecord));
+      char* const to = reinterpret_cast<char*>(result_.rows.data() + before);
+      for (size_t got = 0; got < bytes;) {
+        const ssize_t n = pread(rank.records.get(), to + got, bytes - got, got);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return ErrnoError(errno, "read a rank's list of rows");
+        got += static_cast<size_t>(n);
+      }
+    }
+    return OkStatus();
+  }
+
+  const DrainTask& task_;
+  DrainResult result_;
+  std::vector<Rank> ranks_;
+  Fd report_read_;
+  Fd release_write_;
+  uint32_t attached_ = 0;
+  uint32_t done_ = 0;
+  Clock::time_point begin_;
+  Clock::time_point next_memory_ = Clock::now();
+};
+
+}  // namespace
+
+StatusOr<DrainResult> DrainWithRanks(const DrainTask& task) {
+  return RankWatch(task).Run();
+}
+
+}  // namespace penstock

@@ -1,0 +1,55 @@
+// Starts the consumer processes of `penstock bench`, watches them until they
+// have drained the job, and adds up what they cost.
+#ifndef CLIENT_COMMAND_BENCH_DRAIN_H_
+#define CLIENT_COMMAND_BENCH_DRAIN_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/command/private_broker.h"
+#include "client/command/row_check.h"
+#include "common/status.h"
+
+namespace penstock {
+
+struct DrainTask {
+  uint32_t ranks = 1;
+  std::string dataset;  // path of the spec
+  std::string job;
+  std::string socket;
+  uint64_t epochs = 0;  // 0: to the end of the data
+  uint64_t steps = 0;   // 0: no limit
+  bool touch = true;
+  bool record_rows = false;
+  bool checksums = false;
+  uint64_t samples_estimate = 0;  // for the progress bar; 0: not known
+  // The broker's, for its memory; absent: not known.
+  std::optional<pid_t> broker_pid;
+  PrivateBroker* private_broker = nullptr;  // nullptr: a running broker
+};
+
+struct RankTotals {
+  uint64_t steps = 0;
+  uint64_t samples = 0;
+  uint64_t epochs = 0;
+  uint64_t redelivered = 0;
+  double wait_s = 0;  // in penstock_next with nothing ready
+  double cpu_s = 0;
+};
+
+struct DrainResult {
+  std::vector<RankTotals> ranks;
+  double wall_s = 0;    // from the first attach to the last rank's last batch
+  double attach_s = 0;  // of it, until every rank was attached
+  // The most that broker and ranks held at one time, each shared page counted
+  // once. Absent when the broker is another user's.
+  std::optional<uint64_t> pss_bytes;
+  std::vector<RowRecord> rows;  // with record_rows
+};
+
+StatusOr<DrainResult> DrainWithRanks(const DrainTask& task);
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_BENCH_DRAIN_H_

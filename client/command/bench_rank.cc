@@ -1,0 +1,185 @@
+#include "client/command/bench_rank.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "client/command/row_check.h"
+#include "client/penstock.h"
+
+namespace penstock {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kCacheLineBytes = 64;
+constexpr auto kReportEvery = std::chrono::milliseconds(100);
+constexpr size_t kRecordsBuffered = 4096;
+
+bool WriteAll(int fd, const void* data, size_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = write(fd, from, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    from += n;
+    bytes -= static_cast<size_t>(n);
+  }
+  return true;
+}
+
+class Drain {
+ public:
+  explicit Drain(const RankTask& task) : task_(task) {
+    report_.rank = task.rank;
+  }
+  ~Drain() { penstock_detach(reader_); }
+
+  bool Run() {
+    penstock_options options = PENSTOCK_OPTIONS_INIT;
+    options.rank = static_cast<int32_t>(task_.rank);
+    options.world_size = static_cast<int32_t>(task_.ranks);
+    options.local_world_size = static_cast<int32_t>(task_.ranks);
+    options.dataset = task_.dataset.c_str();
+    options.job = task_.job.c_str();
+    options.socket = task_.socket.c_str();
+    if (penstock_attach(&options, &reader_) != PENSTOCK_OK) {
+      return Fail(penstock_error());
+    }
+    features_.resize(penstock_feature_count(reader_));
+    for (uint32_t i = 0; i < features_.size(); ++i) {
+      if (penstock_feature_at(reader_, i, &features_[i]) != PENSTOCK_OK) {
+        return Fail(penstock_error());
+      }
+    }
+    Report(RankReport::kAttached);
+    if (!DrainAll() || !FlushRecords()) return false;
+    Report(RankReport::kDone);
+    char byte;
+    while (read(task_.release_fd, &byte, 1) < 0 && errno == EINTR) {
+    }
+    return true;
+  }
+
+ private:
+  bool DrainAll() {
+    while ((task_.steps == 0 || report_.steps < task_.steps) &&
+           (task_.epochs == 0 || report_.epochs < task_.epochs)) {
+      penstock_batch* batch = nullptr;
+      switch (const int code = penstock_next(reader_, &batch)) {
+        case PENSTOCK_OK:
+          if (!Take(batch)) return false;
+          break;
+        case PENSTOCK_END_OF_EPOCH:
+          ++report_.epochs;
+          break;
+        case PENSTOCK_END_OF_DATA:
+          return true;
+        default:
+          return Fail(fmt::format("{} (result {})", penstock_error(), code));
+      }
+    }
+    return true;
+  }
+
+  bool Take(penstock_batch* batch) {
+    if (task_.touch) Touch(batch);
+    const bool recorded = task_.records_fd < 0 || Record(batch);
+    ++report_.steps;
+    report_.samples += penstock_batch_valid_rows(batch);
+    report_.redelivered += penstock_batch_redelivered(batch) != 0;
+    penstock_release(batch);
+    if (const Clock::time_point now = Clock::now(); now >= next_report_) {
+      next_report_ = now + kReportEvery;
+      Report(RankReport::kProgress);
+    }
+    return recorded;
+  }
+
+  // What the least trainer does: every cache line crosses into this core.
+  void Touch(const penstock_batch* batch) {
+    const uint64_t rows = penstock_batch_rows(batch);
+    uint8_t sum = 0;
+    for (uint32_t f = 0; f < features_.size(); ++f) {
+      const uint8_t* data =
+          static_cast<const uint8_t*>(penstock_batch_data(batch, f));
+      const uint64_t bytes = rows * features_[f].row_bytes;
+      for (uint64_t at = 0; at < bytes; at += kCacheLineBytes) sum ^= data[at];
+    }
+    // The compiler must believe that somebody reads it.
+    asm volatile("" : : "r"(sum));
+  }
+
+  bool Record(const penstock_batch* batch) {
+    const int64_t* ids = penstock_batch_ids(batch);
+    const uint64_t rows = penstock_batch_valid_rows(batch);
+    for (uint64_t row = 0; row < rows; ++row) {
+      RowRecord record{};
+      record.epoch = penstock_batch_epoch(batch);
+      record.step = penstock_batch_step(batch);
+      record.rank = task_.rank;
+      record.row = static_cast<uint32_t>(row);
+      record.sample_id = ids[row];
+      if (task_.checksums) record.crc32 = RowChecksum(batch, row);
+      records_.push_back(record);
+    }
+    return records_.size() < kRecordsBuffered || FlushRecords();
+  }
+
+  uint32_t RowChecksum(const penstock_batch* batch, uint64_t row) {
+    uLong crc = crc32_z(0, nullptr, 0);
+    for (uint32_t f = 0; f < features_.size(); ++f) {
+      const uint64_t bytes = features_[f].row_bytes;
+      const Bytef* data =
+          static_cast<const Bytef*>(penstock_batch_data(batch, f));
+      crc = crc32_z(crc, data + row * bytes, bytes);
+    }
+    return static_cast<uint32_t>(crc);
+  }
+
+  bool FlushRecords() {
+    if (records_.empty()) return true;
+    if (!WriteAll(task_.records_fd, records_.data(),
+                  records_.size() * sizeof(RowRecord))) {
+      return Fail(fmt::format("cannot keep the list of rows for --verify: {}",
+                              strerror(errno)));
+    }
+    records_.clear();
+    return true;
+  }
+
+  void Report(RankReport::Kind kind) {
+    penstock_stats stats{};
+    if (reader_ != nullptr) penstock_get_stats(reader_, &stats);
+    report_.kind = kind;
+    report_.wait_s = stats.wait_s;
+    WriteAll(task_.report_fd, &report_, sizeof(report_));
+  }
+
+  bool Fail(const std::string& message) {
+    const size_t bytes = std::min(message.size(), sizeof(report_.message) - 1);
+    std::memcpy(report_.message, message.data(), bytes);
+    report_.message[bytes] = '\0';
+    Report(RankReport::kFailed);
+    return false;
+  }
+
+  const RankTask& task_;
+  penstock_reader* reader_ = nullptr;
+  std::vector<penstock_feature> features_;
+  std::vector<RowRecord> records_;
+  RankReport report_{};
+  Clock::time_point next_report_ = Clock::now();
+};
+
+}  // namespace
+
+int DrainAsRank(const RankTask& task) { return Drain(task).Run() ? 0 : 1; }
+
+}  // namespace penstock

@@ -1,0 +1,52 @@
+// One consumer process of `penstock bench`: attaches as one rank and only
+// drains.
+#ifndef CLIENT_COMMAND_BENCH_RANK_H_
+#define CLIENT_COMMAND_BENCH_RANK_H_
+
+#include <climits>
+#include <cstdint>
+#include <string>
+
+namespace penstock {
+
+// What a rank tells the parent, through a pipe shared by all ranks: totals so
+// far, not differences.
+struct RankReport {
+  enum Kind : uint32_t {
+    kAttached,
+    kProgress,  // a few a second
+    kDone,      // everything is drained; waits to be let go
+    kFailed,    // message says why
+  };
+  uint32_t kind;
+  uint32_t rank;
+  uint64_t steps;
+  uint64_t samples;
+  uint64_t epochs;  // complete ones
+  uint64_t redelivered;
+  double wait_s;
+  char message[1024];
+};
+// So that the kernel writes it as a whole.
+static_assert(sizeof(RankReport) <= PIPE_BUF);
+
+struct RankTask {
+  uint32_t rank = 0;
+  uint32_t ranks = 1;
+  std::string dataset;  // path of the spec
+  std::string job;
+  std::string socket;
+  uint64_t epochs = 0;     // stop after so many; 0: at the end of the data
+  uint64_t steps = 0;      // stop after so many; 0: no limit
+  bool touch = true;       // read one byte of every cache line
+  bool checksums = false;  // of every row, into records_fd
+  int records_fd = -1;     // gets a RowRecord per row; -1: none
+  int report_fd = -1;      // a pipe's writing end
+  int release_fd = -1;     // done ranks stay attached until it is readable
+};
+
+// Runs in the forked process; the result is its exit status.
+int DrainAsRank(const RankTask& task);
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_BENCH_RANK_H_

@@ -1,0 +1,197 @@
+#include "client/command/contact_sheet.h"
+
+#include <png.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+namespace penstock {
+namespace {
+
+constexpr uint8_t kBackground = 32;
+constexpr uint8_t kOneValue = 128;
+
+template <typename T>
+T Load(const void* data, uint64_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(data) + index * sizeof(T),
+              sizeof(T));
+  return value;
+}
+
+// IEEE 754 binary16: 1 sign, 5 exponent (bias 15), 10 fraction bits.
+double FromHalf(uint16_t bits) {
+  const int exponent = (bits >> 10) & 0x1F;
+  const double fraction = bits & 0x3FF;
+  double value;
+  if (exponent == 0) {
+    value = std::ldexp(fraction, -24);
+  } else if (exponent == 31) {
+    value = fraction == 0 ? std::numeric_limits<double>::infinity()
+                          : std::numeric_limits<double>::quiet_NaN();
+  } else {
+    value = std::ldexp(1024 + fraction, exponent - 25);
+  }
+  return (bits & 0x8000) != 0 ? -value : value;
+}
+
+// Index of a value in its row.
+uint64_t ValueIndex(const PictureLayout& layout, int64_t y, int64_t x,
+                    int64_t c) {
+  return layout.channels_first ? (c * layout.height + y) * layout.width + x
+                               : (y * layout.width + x) * layout.channels + c;
+}
+
+// Maps a channel's values to 0-255.
+struct Stretch {
+  double least = std::numeric_limits<double>::infinity();
+  double greatest = -std::numeric_limits<double>::infinity();
+
+  void Include(double value) {
+    if (!std::isfinite(value)) return;
+    least = std::min(least, value);
+    greatest = std::max(greatest, value);
+  }
+  uint8_t operator()(double value) const {
+    if (!std::isfinite(value)) return 0;
+    if (greatest <= least) return kOneValue;
+    // Halves: the difference of two doubles may overflow.
+    const double part = (value / 2 - least / 2) / (greatest / 2 - least / 2);
+    return static_cast<uint8_t>(std::lround(part * 255));
+  }
+};
+
+}  // namespace
+
+std::optional<PictureLayout> PictureLayoutOf(const Feature& feature) {
+  const std::vector<int64_t>& s = feature.shape;
+  const auto is_channels = [](int64_t n) { return n == 1 || n == 3; };
+  std::optional<PictureLayout> layout;
+  if (s.size() == 2) {
+    layout = {s[0], s[1], 1, false};
+  } else if (s.size() == 3 && is_channels(s[2])) {
+    layout = {s[0], s[1], s[2], false};
+  } else if (s.size() == 3 && is_channels(s[0])) {
+    layout = {s[1], s[2], s[0], true};
+  }
+  if (!layout || layout->height < 1 || layout->width < 1 ||
+      layout->height > kSheetPixelsMax || layout->width > kSheetPixelsMax) {
+    return std::nullopt;
+  }
+  return layout;
+}
+
+double ValueAt(DType dtype, const void* data, uint64_t index) {
+  switch (dtype) {
+    case DType::kUint8:
+      return Load<uint8_t>(data, index);
+    case DType::kInt8:
+      return Load<int8_t>(data, index);
+    case DType::kInt16:
+      return Load<int16_t>(data, index);
+    case DType::kInt32:
+      return Load<int32_t>(data, index);
+    case DType::kInt64:
+      return static_cast<double>(Load<int64_t>(data, index));
+    case DType::kFloat16:
+      return FromHalf(Load<uint16_t>(data, index));
+    case DType::kBFloat16:
+      return std::bit_cast<float>(
+          static_cast<uint32_t>(Load<uint16_t>(data, index)) << 16);
+    case DType::kFloat32:
+      return Load<float>(data, index);
+    case DType::kFloat64:
+      return Load<double>(data, index);
+  }
+  return 0;
+}
+
+ContactSheet DrawContactSheet(const Feature& feature,
+                              const PictureLayout& layout, const void* data,
+                              uint64_t rows) {
+  const int64_t cell_height = layout.height + kSheetGapPixels;
+  const int64_t cell_width = layout.width + kSheetGapPixels;
+  const uint64_t fit = static_cast<uint64_t>(
+      std::max<int64_t>(1, kSheetPixelsMax / cell_height / cell_width));
+  rows = std::min(rows, fit);
+
+  ContactSheet sheet;
+  sheet.rows = rows;
+  sheet.channels = layout.channels;
+  if (rows == 0) return sheet;
+  const double square =
+      std::sqrt(static_cast<double>(rows) * static_cast<double>(cell_height) /
+                static_cast<double>(cell_width));
+  const int64_t columns = std::clamp<int64_t>(
+      static_cast<int64_t>(std::ceil(square)), 1, static_cast<int64_t>(rows));
+  const int64_t lines = (static_cast<int64_t>(rows) + columns - 1) / columns;
+  sheet.width = columns * cell_width + kSheetGapPixels;
+  sheet.height = lines * cell_height + kSheetGapPixels;
+  sheet.pixels.assign(sheet.width * sheet.height * sheet.channels, kBackground);
+
+  const uint64_t row_values = layout.height * layout.width * layout.channels;
+  std::vector<Stretch> stretch(layout.channels);
+  const bool as_is = feature.dtype == DType::kUint8;
+  const auto for_each_value = [&](const auto& visit) {
+    for (uint64_t row = 0; row < rows; ++row) {
+      for (int64_t y = 0; y < layout.height; ++y) {
+        for (int64_t x = 0; x < layout.width; ++x) {
+          for (int64_t c = 0; c < layout.channels; ++c) {
+            visit(row, y, x, c,
+                  ValueAt(feature.dtype, data,
+                          row * row_values + ValueIndex(layout, y, x, c)));
+          }
+        }
+      }
+    }
+  };
+  if (!as_is) {
+    for_each_value([&](uint64_t, int64_t, int64_t, int64_t c, double value) {
+      stretch[c].Include(value);
+    });
+  }
+  for_each_value(
+      [&](uint64_t row, int64_t y, int64_t x, int64_t c, double value) {
+        const int64_t column = static_cast<int64_t>(row) % columns;
+        const int64_t line = static_cast<int64_t>(row) / columns;
+        const int64_t sheet_y = kSheetGapPixels + line * cell_height + y;
+        const int64_t sheet_x = kSheetGapPixels + column * cell_width + x;
+        sheet.pixels[(sheet_y * sheet.width + sheet_x) * sheet.channels + c] =
+            as_is ? static_cast<uint8_t>(value) : stretch[c](value);
+      });
+  return sheet;
+}
+
+Status WritePng(const ContactSheet& sheet, const std::string& path,
+                const std::string& temporary) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(
+      std::fopen(temporary.c_str(), "wbe"),
+      [](FILE* f) { return f == nullptr ? 0 : std::fclose(f); });
+  if (file == nullptr) return ErrnoError(errno, "cannot write '" + path + "'");
+  // The simplified interface: errors come back as text, nothing jumps.
+  png_image image{};
+  image.version = PNG_IMAGE_VERSION;
+  image.width = static_cast<png_uint_32>(sheet.width);
+  image.height = static_cast<png_uint_32>(sheet.height);
+  image.format = sheet.channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
+  Status status;
+  if (png_image_write_to_stdio(&image, file.get(), 0, sheet.pixels.data(), 0,
+                               nullptr) == 0) {
+    status = InternalError("cannot write '{}': {}", path, image.message);
+  } else if (std::fflush(file.get()) != 0) {
+    status = ErrnoError(errno, "cannot write '" + path + "'");
+  } else if (std::rename(temporary.c_str(), path.c_str()) != 0) {
+    status = ErrnoError(errno, "cannot write '" + path + "'");
+  }
+  if (!status.ok()) unlink(temporary.c_str());
+  return status;
+}
+
+}  // namespace penstock

@@ -1,0 +1,58 @@
+// Draws the pictures of a batch side by side, and writes them as PNG.
+#ifndef CLIENT_COMMAND_CONTACT_SHEET_H_
+#define CLIENT_COMMAND_CONTACT_SHEET_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/element_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// Between pictures, and around them.
+inline constexpr int64_t kSheetGapPixels = 2;
+// A sheet of more pixels shows fewer rows.
+inline constexpr int64_t kSheetPixelsMax = 64 * 1024 * 1024;
+
+// How a row of a feature is a picture.
+struct PictureLayout {
+  int64_t height;
+  int64_t width;
+  int64_t channels;     // 1 or 3
+  bool channels_first;  // [channels, height, width]
+};
+
+// [h, w], [h, w, c] or [c, h, w] with c of 1 or 3 (the last dimension, if both
+// could be c); nullopt: no picture.
+std::optional<PictureLayout> PictureLayoutOf(const Feature& feature);
+
+// A value as a number, whatever its dtype.
+double ValueAt(DType dtype, const void* data, uint64_t index);
+
+struct ContactSheet {
+  int64_t width = 0;
+  int64_t height = 0;
+  int64_t channels = 0;         // 1: gray, 3: RGB
+  uint64_t rows = 0;            // drawn, from the first
+  std::vector<uint8_t> pixels;  // [height, width, channels]
+};
+
+// uint8 is shown as it is. Any other dtype is stretched, each channel from its
+// least to its greatest finite value in the rows drawn, to 0-255: the colours
+// of normalized pictures come out plausible, not exact. NaN and infinity are
+// black; a channel of one value is mid-gray. The grid is about square.
+// Precondition: layout is the feature's; data has [rows, shape...].
+ContactSheet DrawContactSheet(const Feature& feature,
+                              const PictureLayout& layout, const void* data,
+                              uint64_t rows);
+
+// Writes `temporary` and renames it to `path`, so that path is never half a
+// picture. A crash may leave `temporary`, which must be in the same folder.
+Status WritePng(const ContactSheet& sheet, const std::string& path,
+                const std::string& temporary);
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_CONTACT_SHEET_H_

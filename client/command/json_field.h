@@ -1,0 +1,60 @@
+// Reads fields of a JSON object that another process wrote: a field that is not
+// there or of another type is as good as absent, and nothing throws.
+#ifndef CLIENT_COMMAND_JSON_FIELD_H_
+#define CLIENT_COMMAND_JSON_FIELD_H_
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+namespace penstock {
+
+// The field, or null.
+inline const nlohmann::json& FieldOf(const nlohmann::json& object,
+                                     const char* key) {
+  static const nlohmann::json kNull;
+  if (!object.is_object()) return kNull;
+  const auto found = object.find(key);
+  return found == object.end() ? kNull : *found;
+}
+
+inline std::string TextField(const nlohmann::json& object, const char* key,
+                             const std::string& otherwise = "") {
+  const nlohmann::json& field = FieldOf(object, key);
+  return field.is_string() ? field.get<std::string>() : otherwise;
+}
+
+inline std::optional<double> NumberField(const nlohmann::json& object,
+                                         const char* key) {
+  const nlohmann::json& field = FieldOf(object, key);
+  if (!field.is_number()) return std::nullopt;
+  return field.get<double>();
+}
+
+// A whole number that is not negative.
+inline std::optional<uint64_t> CountField(const nlohmann::json& object,
+                                          const char* key) {
+  const nlohmann::json& field = FieldOf(object, key);
+  if (field.is_number_unsigned()) return field.get<uint64_t>();
+  if (field.is_number_integer() && field.get<int64_t>() >= 0) {
+    return static_cast<uint64_t>(field.get<int64_t>());
+  }
+  return std::nullopt;
+}
+
+// The elements of an array; none if it is no array.
+inline const nlohmann::json& ArrayField(const nlohmann::json& object,
+                                        const char* key) {
+  static const nlohmann::json kNone = nlohmann::json::array();
+  const nlohmann::json& field = FieldOf(object, key);
+  return field.is_array() ? field : kNone;
+}
+
+// One line; bytes that are not UTF-8 (file names) are replaced.
+inline std::string JsonLine(const nlohmann::json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_JSON_FIELD_H_

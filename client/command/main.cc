@@ -1,0 +1,92 @@
+// The `penstock` command: wires the subcommands, and turns their results into
+// one line on stderr and an exit status.
+#include <csignal>
+#include <cstdio>
+
+#include "client/command/interrupt.h"
+#include "client/command/subcommand.h"
+#include "client/penstock.h"
+
+namespace penstock {
+
+void PrintError(const std::string& message) {
+  // One write: ranks and the broker share this stderr.
+  const std::string line = "penstock: " + message + "\n";
+  std::fflush(stdout);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+namespace {
+
+int Main(int argc, char** argv) {
+  // What follows `--` belongs to the command that `run` starts, whatever it
+  // looks like; CLI11 does not see it.
+  std::vector<std::string> words;
+  int own = 0;
+  while (own < argc && std::string(argv[own]) != "--") ++own;
+  for (int i = own + 1; i < argc; ++i) words.push_back(argv[i]);
+
+  CLI::App app("Penstock: one data loader per host, many trainer ranks.",
+               "penstock");
+  app.set_version_flag("--version",
+                       std::string("penstock ") + penstock_version());
+  app.require_subcommand(1);
+  app.footer(
+      "Begin with:\n"
+      "  penstock check train.yaml\n"
+      "  penstock bench --dataset train.yaml --ranks 4 --verify\n"
+      "  penstock run --dataset train.yaml --ranks 4 -- ./trainer\n\n"
+      "`penstock COMMAND --help` has each command's options and examples.");
+  const Subcommand subcommands[] = {
+      AddRun(app, words), AddBench(app),    AddCheck(app),
+      AddIndex(app),      AddRegister(app), AddDatasets(app),
+      AddJobs(app),       AddStatus(app),   AddPeek(app),
+  };
+  try {
+    app.parse(own, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    const std::vector<CLI::App*> chosen = app.get_subcommands();
+    if (chosen.empty() && own > 1 && argv[1][0] != '-') {
+      PrintError(fmt::format(
+          "there is no command '{}'; `penstock --help` lists them", argv[1]));
+      return kExitUsage;
+    }
+    PrintError(fmt::format(
+        "{}; see `penstock{}{} --help`", error.what(),
+        chosen.empty() ? "" : " ",
+        chosen.empty() ? std::string() : chosen.front()->get_name()));
+    return kExitUsage;
+  }
+
+  for (const Subcommand& subcommand : subcommands) {
+    if (!subcommand.app->parsed()) continue;
+    if (own < argc && subcommand.app->get_name() != "run") {
+      PrintError(
+          fmt::format("`penstock {}` takes no command after `--`; `penstock "
+                      "run` does",
+                      subcommand.app->get_name()));
+      return kExitUsage;
+    }
+    CatchInterrupts();
+    const StatusOr<int> result = subcommand.run();
+    if (!result.ok()) {
+      PrintError(result.status().message());
+      const int signal = InterruptSignal();
+      return result.status().code() == StatusCode::kCancelled && signal != 0
+                 ? 128 + signal
+                 : kExitFailure;
+    }
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      PrintError("cannot write to standard output");
+      return kExitFailure;
+    }
+    return *result;
+  }
+  return kExitUsage;
+}
+
+}  // namespace
+}  // namespace penstock
+
+int main(int argc, char** argv) { return penstock::Main(argc, argv); }

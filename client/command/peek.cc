@@ -1,0 +1,259 @@
+// penstock peek: one batch, as a person wants to see it.
+//
+// The batch is taken by a forked process (rank 0 of 1) and the parent only
+// waits, so that Ctrl-C ends it wherever it is.
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "client/command/contact_sheet.h"
+#include "client/command/interrupt.h"
+#include "client/command/private_broker.h"
+#include "client/command/process.h"
+#include "client/command/spec_file.h"
+#include "client/command/subcommand.h"
+#include "client/command/table.h"
+#include "client/penstock.h"
+
+namespace penstock {
+namespace {
+
+constexpr int64_t kValuesShown = 6;  // of a feature that is not a scalar
+// Smaller matrices are taken for pictures only when --feature names them.
+constexpr int64_t kPictureSideMin = 4;
+
+struct PeekOptions {
+  std::string spec;
+  std::string out = "sheet.png";
+  std::string feature;
+  uint64_t rows = 64;
+  bool text = false;
+  PrivateBrokerOptions broker;
+};
+
+struct PeekTask {
+  const PeekOptions& options;
+  const SpecFile& file;
+  const DatasetIndex& index;
+  std::string socket;
+  std::string temporary;  // beside options.out
+};
+
+// Which feature to draw: its index; nullopt: none is a picture.
+StatusOr<std::optional<size_t>> FeatureToDraw(const PeekOptions& options,
+                                              const ElementSpec& features) {
+  if (options.text) return std::optional<size_t>();
+  std::string names;
+  std::optional<size_t> first;
+  for (size_t i = 0; i < features.size(); ++i) {
+    const std::optional<PictureLayout> layout = PictureLayoutOf(features[i]);
+    if (features[i].name == options.feature) {
+      if (layout) return std::optional<size_t>(i);
+      return InvalidArgumentError(
+          "feature {} is no picture: that takes [height, width], with 1 or 3 "
+          "channels before or after; --text prints its values",
+          features[i].ToString());
+    }
+    names += (names.empty() ? "" : ", ") + features[i].name;
+    const bool drawable = layout && layout->height >= kPictureSideMin &&
+                          layout->width >= kPictureSideMin;
+    if (drawable && (!first || features[i].name == "image")) first = i;
+  }
+  if (!options.feature.empty()) {
+    return NotFoundError("there is no feature '{}'; there are: {}",
+                         options.feature, names);
+  }
+  return first;
+}
+
+std::string ValueText(const Feature& feature, const void* data,
+                      uint64_t index) {
+  if (feature.dtype == DType::kInt64) {  // not every one is a double
+    return std::to_string(static_cast<const int64_t*>(data)[index]);
+  }
+  return fmt::format("{:.6g}", ValueAt(feature.dtype, data, index));
+}
+
+// One row of a feature as a cell: "7 (boot)", "[0.1, 0.2]", "[1, 2, ...]".
+std::string RowText(const Feature& feature, const void* data, uint64_t row,
+                    const std::vector<std::string>& class_names) {
+  const uint64_t values = feature.RowBytes() / DTypeBytes(feature.dtype);
+  if (feature.shape.empty()) {
+    std::string text = ValueText(feature, data, row);
+    const double value = ValueAt(feature.dtype, data, row);
+    if (feature.name == "label" && value >= 0 &&
+        value < static_cast<double>(class_names.size()) &&
+        value == std::floor(value)) {
+      text += " (" + class_names[static_cast<size_t>(value)] + ")";
+    }
+    return text;
+  }
+  std::string text;
+  const uint64_t shown = std::min<uint64_t>(values, kValuesShown);
+  for (uint64_t i = 0; i < shown; ++i) {
+    text += (i == 0 ? "" : ", ") + ValueText(feature, data, row * values + i);
+  }
+  return "[" + text + (shown < values ? ", ...]" : "]");
+}
+
+void PrintRows(const PeekTask& task, const ElementSpec& features,
+               const penstock_batch* batch, uint64_t rows,
+               std::optional<size_t> drawn) {
+  std::vector<std::string> headings = {">row", ">sample"};
+  for (size_t f = 0; f < features.size(); ++f) {
+    if (f != drawn) headings.push_back(features[f].name);
+  }
+  Table table(headings);
+  const int64_t* ids = penstock_batch_ids(batch);
+  for (uint64_t row = 0; row < rows; ++row) {
+    std::vector<std::string> cells = {
+        std::to_string(row),
+        ids[row] == PENSTOCK_PADDING_ID ? "padding" : std::to_string(ids[row])};
+    for (size_t f = 0; f < features.size(); ++f) {
+      if (f == drawn) continue;
+      const void* data = penstock_batch_data(batch, static_cast<uint32_t>(f));
+      cells.push_back(RowText(features[f], data, row, task.index.class_names));
+    }
+    table.AddRow(cells);
+  }
+  fmt::print("{}", table.ToString());
+}
+
+Status ShowBatch(const PeekTask& task, const ElementSpec& features,
+                 const penstock_batch* batch) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::optional<size_t> drawn,
+                            FeatureToDraw(task.options, features));
+  const uint64_t all = penstock_batch_rows(batch);
+  uint64_t rows = std::min(all, task.options.rows);
+  if (drawn) {
+    const Feature& feature = features[*drawn];
+    const ContactSheet sheet = DrawContactSheet(
+        feature, *PictureLayoutOf(feature),
+        penstock_batch_data(batch, static_cast<uint32_t>(*drawn)), rows);
+    rows = sheet.rows;
+    if (rows > 0) {
+      PENSTOCK_RETURN_IF_ERROR(
+          WritePng(sheet, task.options.out, task.temporary));
+      fmt::print("{}: {} of {} rows of feature {}, {} x {} pixels\n\n",
+                 task.options.out, rows, all, feature.ToString(), sheet.width,
+                 sheet.height);
+    }
+  } else if (!task.options.text) {
+    fmt::print("no feature is a picture; no PNG written\n\n");
+  }
+  PrintRows(task, features, batch, rows, drawn);
+  return OkStatus();
+}
+
+// In the forked process.
+Status TakeAndShow(const PeekTask& task) {
+  const std::string job = UniqueJobName("peek");
+  penstock_options options = PENSTOCK_OPTIONS_INIT;
+  options.rank = 0;
+  options.world_size = 1;
+  options.local_world_size = 1;
+  options.dataset = task.file.path.c_str();
+  options.job = job.c_str();
+  options.socket = task.socket.c_str();
+  const auto error = [](int code) {
+    return Status(static_cast<StatusCode>(-code), penstock_error());
+  };
+  penstock_reader* reader = nullptr;
+  if (const int code = penstock_attach(&options, &reader);
+      code != PENSTOCK_OK) {
+    return error(code);
+  }
+  penstock_batch* batch = nullptr;
+  const int code = penstock_next(reader, &batch);
+  Status status;
+  if (code == PENSTOCK_OK) {
+    // The broker said what the features are; the library says it of the
+    // memory it maps. Only the latter is used to read it.
+    ElementSpec features;
+    for (uint32_t i = 0; i < penstock_feature_count(reader); ++i) {
+      penstock_feature feature;
+      penstock_feature_at(reader, i, &feature);
+      features.push_back({feature.name,
+                          static_cast<DType>(feature.dtype),
+                          {feature.shape, feature.shape + feature.dimensions}});
+    }
+    status = ShowBatch(task, features, batch);
+    penstock_release(batch);
+  } else if (code < 0) {
+    status = error(code);
+  } else {
+    status = NotFoundError("'{}' has no batch: it has {} records",
+                           task.file.name, task.index.records);
+  }
+  penstock_detach(reader);
+  return status;
+}
+
+StatusOr<int> Peek(const PeekOptions& options) {
+  PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.spec));
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
+                            PrivateBroker::Start(options.broker));
+  PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
+                            IndexDataset(broker->AsCall(), file, 1));
+  const PeekTask task{options, file, index, broker->socket(),
+                      fmt::format("{}.{}.tmp", options.out, getpid())};
+  ProcessSpec spec;
+  spec.body = [&task] {
+    const Status status = TakeAndShow(task);
+    if (!status.ok()) PrintError(status.message());
+    return status.ok() ? 0 : kExitFailure;
+  };
+  PENSTOCK_ASSIGN_OR_RETURN(Process process, Process::Start(spec));
+  std::optional<ProcessExit> ended;
+  while (!(ended = process.Ended()) && InterruptSignal() == 0) {
+    pollfd entries[] = {{process.pidfd(), POLLIN, 0},
+                        {InterruptFd(), POLLIN, 0}};
+    poll(entries, 2, -1);
+  }
+  process.Reap();
+  unlink(task.temporary.c_str());  // there only when it was interrupted
+  PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+  if (ended->signaled) {
+    return InternalError("the process that took the batch {}",
+                         ended->ToString());
+  }
+  return ended->number;
+}
+
+}  // namespace
+
+Subcommand AddPeek(CLI::App& app) {
+  CLI::App* const peek = app.add_subcommand(
+      "peek", "Show one batch: a PNG of its pictures, and its values");
+  const auto options = std::make_shared<PeekOptions>();
+  peek->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
+      ->required();
+  CLI::Option* const out =
+      peek->add_option("--out", options->out, "The PNG to write")
+          ->type_name("FILE.png")
+          ->capture_default_str();
+  CLI::Option* const feature =
+      peek->add_option("--feature", options->feature,
+                       "The feature to draw (default: image, else the first "
+                       "that is a picture)")
+          ->type_name("NAME");
+  peek->add_option("--rows", options->rows, "Rows to show")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20).description(""));
+  peek->add_flag("--text", options->text, "Print values only")
+      ->excludes(out)
+      ->excludes(feature);
+  options->broker.AddTo(peek);
+  peek->footer(
+      "The batch is the first of the first epoch, as rank 0 of 1 gets it.\n"
+      "Pictures that are not uint8 are stretched, each channel from its least\n"
+      "to its greatest value in the rows drawn.\n\nExamples:\n"
+      "  penstock peek train.yaml --out first-batch.png\n"
+      "  penstock peek train.yaml --text --rows 10");
+  return {peek, [options] { return Peek(*options); }};
+}
+
+}  // namespace penstock

@@ -1,0 +1,223 @@
+#include "client/command/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+
+#include "client/command/interrupt.h"
+
+namespace penstock {
+namespace {
+
+constexpr int kListenFd = 3;  // SD_LISTEN_FDS_START
+
+// Puts fds[i] at descriptor i (0..2), and listen_fd at 3. Sources are first
+// moved above the targets, so that no target overwrites a source.
+bool PlaceDescriptors(const int (&fds)[3], int listen_fd) {
+  int high[4] = {fds[0], fds[1], fds[2], listen_fd};
+  for (int& fd : high) {
+    if (fd >= 0 && (fd = fcntl(fd, F_DUPFD_CLOEXEC, 10)) < 0) return false;
+  }
+  for (int target = 0; target < 4; ++target) {
+    // dup2 clears close-on-exec.
+    if (high[target] >= 0 && dup2(high[target], target) < 0) return false;
+  }
+  return true;
+}
+
+// Runs in the fork; never returns.
+[[noreturn]] void BecomeChild(const ProcessSpec& spec, pid_t parent,
+                              int error_fd) {
+  const auto fail = [&] {
+    const int error = errno;
+    [[maybe_unused]] const ssize_t n = write(error_fd, &error, sizeof(error));
+    _exit(127);
+  };
+  if (spec.own_group) setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, spec.death_signal);
+  if (getppid() != parent) _exit(127);  // it died before prctl
+  ForgetInterrupts();
+  const int fds[3] = {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd};
+  // The error pipe must survive a listening socket at its number.
+  error_fd = fcntl(error_fd, F_DUPFD_CLOEXEC, 10);
+  if (!PlaceDescriptors(fds, spec.listen_fd)) fail();
+  for (const auto& [name, value] : spec.environment) {
+    setenv(name.c_str(), value.c_str(), 1);
+  }
+  // Sockets that a service manager gave to us are not the child's.
+  for (const char* name : {"LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}) {
+    unsetenv(name);
+  }
+  if (spec.listen_fd >= 0) {
+    setenv("LISTEN_FDS", "1", 1);
+    setenv("LISTEN_PID", std::to_string(getpid()).c_str(), 1);
+  }
+  if (spec.body) {
+    close(error_fd);
+    const int status = spec.body();
+    std::fflush(stdout);
+    std::fflush(stderr);
+    _exit(status);
+  }
+  std::vector<char*> argv;
+  for (const std::string& word : spec.argv) {
+    argv.push_back(const_cast<char*>(word.c_str()));
+  }
+  argv.push_back(nullptr);
+  execvp(argv[0], argv.data());
+  fail();
+  _exit(127);
+}
+
+std::vector<pid_t> Children() {
+  std::vector<pid_t> pids;
+  std::ifstream file(
+      fmt::format("/proc/self/task/{}/children", syscall(SYS_gettid)));
+  for (pid_t pid; file >> pid;) pids.push_back(pid);
+  return pids;
+}
+
+}  // namespace
+
+std::string ProcessExit::ToString() const {
+  if (!signaled) return fmt::format("ended with status {}", number);
+  return fmt::format("was killed by signal {} ({})", number, strsignal(number));
+}
+
+StatusOr<Process> Process::Start(const ProcessSpec& spec) {
+  int error_pipe[2];
+  if (pipe2(error_pipe, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
+  Fd error_read(error_pipe[0]), error_write(error_pipe[1]);
+  std::fflush(nullptr);  // or the child flushes our buffers again
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) return ErrnoError(errno, "fork");
+  if (pid == 0) BecomeChild(spec, parent, error_write.get());
+
+  Process process;
+  process.pid_ = pid;
+  process.own_group_ = spec.own_group;
+  // Both sides set the group, so that it stands whoever runs first. EACCES: it
+  // has executed already, and set it itself.
+  if (spec.own_group) setpgid(pid, pid);
+  // Not glibc's wrapper: 2.36 declares it without extern "C".
+  process.pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!process.pidfd_) return ErrnoError(errno, "pidfd_open");
+  error_write.Reset();
+  if (!spec.body) {
+    int error = 0;
+    ssize_t n;
+    while ((n = read(error_read.get(), &error, sizeof(error))) < 0 &&
+           errno == EINTR) {
+    }
+    if (n == sizeof(error)) {
+      return ErrnoError(error, "cannot start '" + spec.argv[0] + "'");
+    }
+  }
+  return process;
+}
+
+Process& Process::operator=(Process&& other) noexcept {
+  if (this != &other) {
+    Reap();
+    pid_ = std::exchange(other.pid_, -1);
+    own_group_ = other.own_group_;
+    pidfd_ = std::move(other.pidfd_);
+    cpu_s_ = other.cpu_s_;
+  }
+  return *this;
+}
+
+Process::~Process() { Reap(); }
+
+void Process::Signal(int signal) const {
+  if (pid_ > 0) kill(own_group_ ? -pid_ : pid_, signal);
+}
+
+std::optional<ProcessExit> Process::Ended() const {
+  if (pid_ <= 0) return std::nullopt;
+  siginfo_t info{};
+  if (waitid(P_PID, static_cast<id_t>(pid_), &info,
+             WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid == 0) {
+    return std::nullopt;
+  }
+  return ProcessExit{info.si_code != CLD_EXITED, info.si_status};
+}
+
+std::optional<ProcessExit> Process::WaitFor(double seconds) const {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  for (;;) {
+    const double left_s =
+        std::chrono::duration<double>(deadline - Clock::now()).count();
+    pollfd entry{pidfd_.get(), POLLIN, 0};
+    // Rounded up: 0.3 ms left must not become a busy loop of zeros.
+    const int ready =
+        poll(&entry, 1, std::max(0, static_cast<int>(left_s * 1e3 + 1)));
+    if (ready > 0 || (ready < 0 && errno != EINTR) || left_s <= 0) {
+      return Ended();
+    }
+  }
+}
+
+void Process::Reap() {
+  if (pid_ <= 0) return;
+  // Its zombie still holds the number, so the group cannot be another's.
+  Signal(SIGKILL);
+  rusage usage{};
+  int status;
+  while (wait4(pid_, &status, 0, &usage) < 0 && errno == EINTR) {
+  }
+  const auto seconds = [](const timeval& t) {
+    return t.tv_sec + t.tv_usec / 1e6;
+  };
+  cpu_s_ = seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  pid_ = -1;
+}
+
+void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+void ReapOrphans(const std::vector<pid_t>& keep) {
+  for (const pid_t pid : Children()) {
+    if (std::find(keep.begin(), keep.end(), pid) == keep.end()) {
+      waitpid(pid, nullptr, WNOHANG);
+    }
+  }
+}
+
+void KillOrphans(const std::vector<pid_t>& keep) {
+  // Each round makes the children of the killed ones ours.
+  for (bool found = true; found;) {
+    found = false;
+    for (const pid_t pid : Children()) {
+      if (std::find(keep.begin(), keep.end(), pid) != keep.end()) continue;
+      found = true;
+      kill(pid, SIGKILL);
+      while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+      }
+    }
+  }
+}
+
+std::optional<uint64_t> PssBytes(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/smaps_rollup", pid));
+  for (std::string line; std::getline(file, line);) {
+    unsigned long long kib;
+    if (std::sscanf(line.c_str(), "Pss: %llu kB", &kib) == 1) {
+      return kib * 1024;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace penstock

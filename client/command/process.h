@@ -1,0 +1,106 @@
+// A child process that cannot be left behind: told apart by pidfd, in a process
+// group of its own, killed by the kernel when this process dies, and by the
+// destructor otherwise.
+//
+// For programs of one thread: Start forks, and PR_SET_PDEATHSIG follows the
+// thread that forked.
+#ifndef CLIENT_COMMAND_PROCESS_H_
+#define CLIENT_COMMAND_PROCESS_H_
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/message.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// How a process ended.
+struct ProcessExit {
+  bool signaled = false;
+  int number = 0;  // exit status or signal
+
+  bool ok() const { return !signaled && number == 0; }
+  // As a shell has it: the status, or 128 + signal.
+  int ShellStatus() const { return signaled ? 128 + number : number; }
+  // "ended with status 3", "was killed by signal 9 (Killed)".
+  std::string ToString() const;
+};
+
+struct ProcessSpec {
+  // Either a program (looked up in PATH) with its arguments, ...
+  std::vector<std::string> argv;
+  // ... or a function to run in the fork; its result is the exit status.
+  std::function<int()> body;
+  std::vector<std::pair<std::string, std::string>> environment;  // added
+  // What becomes descriptors 0, 1 and 2; -1: inherited.
+  int stdin_fd = -1;
+  int stdout_fd = -1;
+  int stderr_fd = -1;
+  // A listening socket passed on by systemd's protocol: descriptor 3,
+  // LISTEN_FDS=1, LISTEN_PID=the child's. -1: none, and the variables unset.
+  int listen_fd = -1;
+  // Alone in a new process group, so that its children go with it. Off for the
+  // one process that shares the terminal with this one.
+  bool own_group = true;
+  // Sent when this process dies.
+  int death_signal = SIGKILL;
+};
+
+class Process {
+ public:
+  // Forks, and waits until the program has been executed: an error of execve is
+  // an error here.
+  static StatusOr<Process> Start(const ProcessSpec& spec);
+
+  Process() = default;
+  Process(Process&& other) noexcept { *this = std::move(other); }
+  Process& operator=(Process&& other) noexcept;
+  ~Process();
+
+  pid_t pid() const { return pid_; }
+  // Readable (POLLIN) once it has ended.
+  int pidfd() const { return pidfd_.get(); }
+
+  // Sends to its group (to it alone without own_group). Does nothing once it
+  // is reaped: the number may be another's.
+  void Signal(int signal) const;
+
+  // How it ended, nullopt while it runs. Its number stays taken, so that its
+  // group can still be sent signals, until Reap.
+  std::optional<ProcessExit> Ended() const;
+  // Waits this long at most for it to end.
+  std::optional<ProcessExit> WaitFor(double seconds) const;
+
+  // Kills what is left of it and of its group; afterwards cpu_s is known.
+  void Reap();
+  // CPU seconds, user and system, of it and of the children it waited for.
+  double cpu_s() const { return cpu_s_; }
+
+ private:
+  pid_t pid_ = -1;  // -1: none, or reaped
+  bool own_group_ = true;
+  Fd pidfd_;
+  double cpu_s_ = 0;
+};
+
+// From now on, processes whose parents died become children of this one.
+void AdoptOrphans();
+// Reaps adopted orphans that have ended; keep are children of our own.
+void ReapOrphans(const std::vector<pid_t>& keep);
+// Kills and reaps every child but keep, and theirs in turn.
+void KillOrphans(const std::vector<pid_t>& keep);
+
+// Sum of the proportional set size of a process in bytes: shared pages divided
+// by the number of processes that map them. nullopt: gone, or another user's.
+// Walks its page tables: not for tight loops.
+std::optional<uint64_t> PssBytes(pid_t pid);
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_PROCESS_H_

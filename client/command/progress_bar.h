@@ -1,0 +1,44 @@
+// A line on stderr that says how far a long piece of work is. Only on a
+// terminal: in a pipe or a log file it draws nothing at all.
+#ifndef CLIENT_COMMAND_PROGRESS_BAR_H_
+#define CLIENT_COMMAND_PROGRESS_BAR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace penstock {
+
+// One line without its end: "indexing [#####.....] 50% 1,000/2,000 files, 500
+// files/s, 2 s left", cut to columns. total 0: not known, no bar.
+std::string ProgressLine(const std::string& label, const std::string& unit,
+                         uint64_t done, uint64_t total, double elapsed_s,
+                         int columns);
+
+class ProgressBar {
+ public:
+  // unit in the plural, or "".
+  ProgressBar(std::string label, std::string unit);
+  // Wipes its line.
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  // Draws ten times a second at most, however often it is called.
+  void Update(uint64_t done, uint64_t total);
+  // Wipes the line, for another message to be printed; Update draws it again.
+  void Clear();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const std::string label_;
+  const std::string unit_;
+  const bool on_terminal_;
+  bool drawn_ = false;
+  const Clock::time_point begin_ = Clock::now();
+  Clock::time_point next_ = begin_;
+};
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_PROGRESS_BAR_H_

@@ -1,0 +1,126 @@
+#include "client/command/row_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace penstock {
+namespace {
+
+// Place, then sample, then bytes.
+auto Key(const RowRecord& row) {
+  return std::tie(row.epoch, row.step, row.rank, row.row, row.sample_id,
+                  row.crc32);
+}
+auto PlaceAndSample(const RowRecord& row) {
+  return std::tie(row.epoch, row.step, row.rank, row.row, row.sample_id);
+}
+
+void SortSamples(std::vector<RowRecord>& rows) {
+  std::erase_if(rows, [](const RowRecord& row) { return row.sample_id < 0; });
+  const auto before = [](const RowRecord& a, const RowRecord& b) {
+    return Key(a) < Key(b);
+  };
+  // Usually in order already: one rank, or the replay.
+  if (!std::is_sorted(rows.begin(), rows.end(), before)) {
+    std::sort(rows.begin(), rows.end(), before);
+  }
+}
+
+// The end of the run of rows that agree with rows[begin] in place and sample.
+size_t EndOfRun(const std::vector<RowRecord>& rows, size_t begin) {
+  size_t end = begin;
+  while (end < rows.size() &&
+         PlaceAndSample(rows[end]) == PlaceAndSample(rows[begin])) {
+    ++end;
+  }
+  return end;
+}
+
+}  // namespace
+
+RowCheck CheckRows(std::vector<RowRecord>& expected,
+                   std::vector<RowRecord>& delivered) {
+  SortSamples(expected);
+  SortSamples(delivered);
+  RowCheck check;
+  // What is left once the rows in their place are paired: (epoch, sample) ->
+  // rows expected and rows delivered.
+  struct Left {
+    uint64_t expected = 0;
+    uint64_t delivered = 0;
+  };
+  std::map<std::pair<uint64_t, int64_t>, Left> left;
+  const auto left_of = [&](const RowRecord& row) -> Left& {
+    return left[{row.epoch, row.sample_id}];
+  };
+  size_t e = 0, d = 0;
+  while (e < expected.size() || d < delivered.size()) {
+    if (d == delivered.size() ||
+        (e < expected.size() &&
+         PlaceAndSample(expected[e]) < PlaceAndSample(delivered[d]))) {
+      ++left_of(expected[e++]).expected;
+      continue;
+    }
+    if (e == expected.size() ||
+        PlaceAndSample(delivered[d]) < PlaceAndSample(expected[e])) {
+      ++left_of(delivered[d++]).delivered;
+      continue;
+    }
+    // One place, one sample: once each, unless something is wrong. A copy with
+    // the right bytes is preferred to one without.
+    const size_t e_end = EndOfRun(expected, e);
+    const size_t d_end = EndOfRun(delivered, d);
+    const uint64_t pairs = std::min(e_end - e, d_end - d);
+    uint64_t same_bytes = 0;
+    for (size_t i = e, j = d; i < e_end && j < d_end;) {
+      if (expected[i].crc32 == delivered[j].crc32) {
+        ++same_bytes, ++i, ++j;
+      } else if (expected[i].crc32 < delivered[j].crc32) {
+        ++i;
+      } else {
+        ++j;
+      }
+    }
+    check.verified += same_bytes;
+    check.corrupt += pairs - same_bytes;
+    if (e_end - e > pairs) left_of(expected[e]).expected += e_end - e - pairs;
+    if (d_end - d > pairs) left_of(delivered[d]).delivered += d_end - d - pairs;
+    e = e_end;
+    d = d_end;
+  }
+  for (const auto& [key, rows] : left) {
+    const uint64_t both = std::min(rows.expected, rows.delivered);
+    check.misplaced += both;
+    check.missing += rows.expected - both;
+    check.duplicated += rows.delivered - both;
+  }
+  return check;
+}
+
+std::vector<std::string> OrderDigests(std::vector<RowRecord>& delivered) {
+  SortSamples(delivered);
+  constexpr uint64_t kFnvOffset = 0xcbf29ce484222325u;
+  constexpr uint64_t kFnvPrime = 0x100000001b3u;
+  std::vector<uint64_t> digests;
+  for (size_t i = 0; i < delivered.size(); ++i) {
+    const RowRecord& row = delivered[i];
+    if (i == 0 || row.epoch != delivered[i - 1].epoch) {
+      digests.push_back(kFnvOffset);
+    }
+    uint64_t& digest = digests.back();
+    for (int shift = 0; shift < 64; shift += 8) {
+      digest ^= (static_cast<uint64_t>(row.sample_id) >> shift) & 0xFF;
+      digest *= kFnvPrime;
+    }
+  }
+  std::vector<std::string> texts;
+  for (const uint64_t digest : digests) {
+    texts.push_back(fmt::format("{:016x}", digest));
+  }
+  return texts;
+}
+
+}  // namespace penstock

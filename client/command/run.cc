@@ -1,0 +1,199 @@
+// penstock run: a private broker, and the ranks that use it, for the length of
+// one command.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "client/command/interrupt.h"
+#include "client/command/json_field.h"
+#include "client/command/private_broker.h"
+#include "client/command/spec_file.h"
+#include "client/command/subcommand.h"
+#include "client/command/supervise.h"
+
+namespace penstock {
+namespace {
+
+constexpr int kRanksMax = 4096;
+
+struct RunOptions {
+  std::vector<std::string> datasets;
+  int ranks = 0;
+  bool tag_output = false;
+  double grace_s = 10;
+  PrivateBrokerOptions broker;
+  std::vector<std::string> words;
+};
+
+// A TCP port that nobody listens on just now, for MASTER_PORT.
+StatusOr<int> FreePort() {
+  const Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof(address);
+  sockaddr* const raw = reinterpret_cast<sockaddr*>(&address);
+  if (!fd || bind(fd.get(), raw, bytes) != 0 ||
+      getsockname(fd.get(), raw, &bytes) != 0) {
+    return ErrnoError(errno, "cannot find a free port for MASTER_PORT");
+  }
+  return ntohs(address.sin_port);
+}
+
+using Environment = std::vector<std::pair<std::string, std::string>>;
+
+// What torchrun sets too, so that a torch trainer needs no other launcher.
+void AddRankVariables(int rank, int ranks, int port, Environment* variables) {
+  const std::string number = std::to_string(rank);
+  const std::string count = std::to_string(ranks);
+  for (const char* prefix : {"PENSTOCK_", ""}) {
+    const std::string p = prefix;
+    variables->emplace_back(p + "RANK", number);
+    variables->emplace_back(p + "WORLD_SIZE", count);
+    variables->emplace_back(p + "LOCAL_RANK", number);
+    variables->emplace_back(p + "LOCAL_WORLD_SIZE", count);
+  }
+  variables->emplace_back("MASTER_ADDR", "127.0.0.1");
+  variables->emplace_back("MASTER_PORT", std::to_string(port));
+}
+
+// Replaces *fd by the writing end of a pipe that `to` shows tagged.
+StatusOr<Fd> AddTaggedOutput(SupervisedRank* rank, int to) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
+  rank->outputs.emplace_back(Fd(ends[0]), "[" + rank->name + "] ", to);
+  return Fd(ends[1]);
+}
+
+StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
+                                                 const Environment& common,
+                                                 bool shares_terminal) {
+  int port = 0;
+  if (options.ranks > 0) {
+    PENSTOCK_ASSIGN_OR_RETURN(port, FreePort());
+  }
+  const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  std::vector<SupervisedRank> ranks;
+  for (int i = 0; i < std::max(options.ranks, 1); ++i) {
+    PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+    SupervisedRank rank;
+    ProcessSpec spec;
+    spec.argv = options.words;
+    spec.environment = common;
+    spec.own_group = !shares_terminal;
+    // A signal the process can act upon, as Supervise sends it.
+    spec.death_signal = SIGTERM;
+    if (options.ranks == 0) {
+      rank.name = "'" + options.words[0] + "'";
+    } else {
+      rank.name = fmt::format("rank {}", i);
+      AddRankVariables(i, options.ranks, port, &spec.environment);
+    }
+    // Several processes cannot share a terminal's input, nor a pipe's.
+    if (!shares_terminal && (i > 0 || isatty(STDIN_FILENO))) {
+      spec.stdin_fd = null.get();
+    }
+    Fd out, err;
+    if (options.tag_output) {
+      PENSTOCK_ASSIGN_OR_RETURN(out, AddTaggedOutput(&rank, STDOUT_FILENO));
+      PENSTOCK_ASSIGN_OR_RETURN(err, AddTaggedOutput(&rank, STDERR_FILENO));
+      spec.stdout_fd = out.get();
+      spec.stderr_fd = err.get();
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(rank.process, Process::Start(spec));
+    ranks.push_back(std::move(rank));
+  }
+  return ranks;
+}
+
+StatusOr<int> Run(const RunOptions& options) {
+  if (options.words.empty()) {
+    PrintError(
+        "no command to run: write it after `--`, as in `penstock run --dataset "
+        "train.yaml --ranks 4 -- ./trainer`");
+    return kExitUsage;
+  }
+  // Every mistake in a spec is told before anything is started.
+  std::vector<SpecFile> files;
+  for (const std::string& name : options.datasets) {
+    PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(name));
+    files.push_back(std::move(file));
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
+                            PrivateBroker::Start(options.broker));
+  Environment variables = {{"PENSTOCK_SOCKET", broker->socket()}};
+  for (size_t i = 0; i < files.size(); ++i) {
+    PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
+                              broker->Call(files[i].Request("register")));
+    if (i == 0) {
+      variables.emplace_back("PENSTOCK_DATASET",
+                             TextField(answer, "dataset", files[i].spec.name));
+    }
+  }
+  if (files.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
+                              broker->Call({{"op", "ping"}}));
+  }
+  const char* job = std::getenv("PENSTOCK_JOB");
+  if (job == nullptr || *job == '\0') {
+    variables.emplace_back("PENSTOCK_JOB", UniqueJobName("run"));
+  }
+
+  AdoptOrphans();
+  SuperviseOptions supervise;
+  supervise.grace_s = options.grace_s;
+  supervise.shares_terminal = options.ranks <= 1 && isatty(STDIN_FILENO);
+  PENSTOCK_ASSIGN_OR_RETURN(
+      std::vector<SupervisedRank> ranks,
+      StartRanks(options, variables, supervise.shares_terminal));
+  return Supervise(ranks, *broker, supervise);
+}
+
+}  // namespace
+
+Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
+  CLI::App* const run = app.add_subcommand(
+      "run",
+      "Start a private broker and N ranks for one command, which stands "
+      "behind --");
+  const auto options = std::make_shared<RunOptions>();
+  options->words = words;
+  run->add_option("--dataset", options->datasets,
+                  "Spec of a dataset to register; may be repeated, the first "
+                  "becomes PENSTOCK_DATASET")
+      ->type_name("SPEC.yaml")
+      ->expected(1)
+      ->take_all();
+  run->add_option("--ranks", options->ranks,
+                  "Copies of the command to start, each with its rank "
+                  "variables; 0: start it once, it starts the ranks itself")
+      ->type_name("N")
+      ->required()
+      ->check(CLI::Range(0, kRanksMax).description(""));
+  run->add_flag("--prefix", options->tag_output,
+                "Write [rank N] in front of each line of output");
+  run->add_option("--grace", options->grace_s,
+                  "Seconds from SIGTERM to SIGKILL when the ranks are stopped")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 86400.0).description(""));
+  options->broker.AddTo(run);
+  run->footer(
+      "The command gets PENSTOCK_SOCKET, PENSTOCK_JOB (unless you set it),\n"
+      "PENSTOCK_DATASET, and with --ranks 1 or more the rank variables of\n"
+      "PENSTOCK_ and of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, ...,\n"
+      "MASTER_PORT). When one rank fails the others are stopped, and its exit\n"
+      "status is this one's. Processes that the ranks leave behind are "
+      "killed.\n"
+      "\nExamples:\n"
+      "  penstock run --dataset train.yaml --ranks 4 -- ./trainer --lr 0.1\n"
+      "  penstock run --dataset train.yaml --ranks 0 -- mpirun -n 4 ./trainer\n"
+      "  penstock run --dataset train.yaml --ranks 0 -- torchrun "
+      "--nproc-per-node 4 train.py");
+  return {run, [options] { return Run(*options); }};
+}
+
+}  // namespace penstock

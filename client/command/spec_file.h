@@ -1,0 +1,55 @@
+// A dataset spec as a file named on the command line, and what the broker says
+// about it.
+#ifndef CLIENT_COMMAND_SPEC_FILE_H_
+#define CLIENT_COMMAND_SPEC_FILE_H_
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/command/control_call.h"
+#include "common/dataset_spec.h"
+#include "common/element_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+struct SpecFile {
+  std::string name;  // as given: stands in front of messages
+  std::string path;  // absolute
+  std::string base;  // the absolute folder relative paths start from
+  std::string text;
+  DatasetSpec spec;  // the text, parsed
+
+  // The fields spec, file and base of a request.
+  nlohmann::json Request(const char* op) const;
+};
+
+// Errors: NotFound and so on for the file, InvalidArgument "FILE:LINE:COLUMN:
+// ..." for what is in it.
+StatusOr<SpecFile> ReadSpecFile(const std::string& name);
+
+// What the broker found when it opened the source.
+struct DatasetIndex {
+  uint64_t records = 0;
+  ElementSpec element_spec;
+  uint64_t global_batch = 0;
+  uint64_t steps_per_epoch = 0;
+  uint64_t memory_bytes = 0;             // of the job's batches; 0: not told
+  std::vector<std::string> class_names;  // of the feature "label"
+  nlohmann::json answer;
+
+  // Samples of one epoch, padding not counted.
+  uint64_t RowsPerEpoch(const DatasetSpec& spec) const;
+};
+
+// Asks `call`'s broker to index the source, with a progress bar.
+StatusOr<DatasetIndex> IndexDataset(const BrokerCall& call,
+                                    const SpecFile& file, int world_size);
+// The answer to "index", checked. Internal when a field is missing or odd.
+StatusOr<DatasetIndex> DatasetIndexFromJson(const nlohmann::json& answer);
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_SPEC_FILE_H_

@@ -1,0 +1,43 @@
+// What one subcommand of `penstock` is to main: its command line, and what it
+// does.
+//
+// Exit statuses of all of them: 0 done, 1 failed, 2 wrong command line, 128 + N
+// ended by signal N; `run` also hands on its command's own.
+#ifndef CLIENT_COMMAND_SUBCOMMAND_H_
+#define CLIENT_COMMAND_SUBCOMMAND_H_
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+
+namespace penstock {
+
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+
+struct Subcommand {
+  CLI::App* app;
+  // The exit status, or an error for main to print. Cancelled means that a
+  // signal ended it.
+  std::function<StatusOr<int>()> run;
+};
+
+// "penstock: MESSAGE" on stderr, one line.
+void PrintError(const std::string& message);
+
+// words: what stands behind `--` on the command line.
+Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words);
+Subcommand AddBench(CLI::App& app);
+Subcommand AddCheck(CLI::App& app);
+Subcommand AddIndex(CLI::App& app);
+Subcommand AddRegister(CLI::App& app);
+Subcommand AddDatasets(CLI::App& app);
+Subcommand AddJobs(CLI::App& app);
+Subcommand AddStatus(CLI::App& app);
+Subcommand AddPeek(CLI::App& app);
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_SUBCOMMAND_H_

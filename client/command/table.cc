@@ -1,0 +1,93 @@
+#include "client/command/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace penstock {
+namespace {
+
+// Columns a UTF-8 text takes on a terminal, wide characters aside.
+size_t Columns(const std::string& text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char c) { return (c & 0xC0) != 0x80; });
+}
+
+}  // namespace
+
+Table::Table(std::vector<std::string> headings) {
+  for (std::string& heading : headings) {
+    right_.push_back(heading.starts_with('>'));
+    headings_.push_back(right_.back() ? heading.substr(1) : heading);
+  }
+}
+
+void Table::AddRow(std::vector<std::string> cells) {
+  cells.resize(headings_.size());
+  for (std::string& cell : cells) cell = Printable(cell);
+  rows_.push_back(std::move(cells));
+}
+
+std::string Table::ToString() const {
+  std::vector<size_t> widths;
+  for (size_t column = 0; column < headings_.size(); ++column) {
+    widths.push_back(Columns(headings_[column]));
+    for (const auto& row : rows_) {
+      widths.back() = std::max(widths.back(), Columns(row[column]));
+    }
+  }
+  std::string text;
+  const auto add_line = [&](const std::vector<std::string>& cells) {
+    std::string line;
+    for (size_t column = 0; column < cells.size(); ++column) {
+      const std::string gap(widths[column] - Columns(cells[column]), ' ');
+      if (column > 0) line += "  ";
+      line += right_[column] ? gap + cells[column] : cells[column] + gap;
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  };
+  add_line(headings_);
+  for (const auto& row : rows_) add_line(row);
+  return text;
+}
+
+std::string Printable(const std::string& text) {
+  std::string clean = text;
+  for (char& c : clean) {
+    const unsigned char byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F) c = '?';
+  }
+  return clean;
+}
+
+std::string FormatCount(uint64_t count) {
+  std::string text = std::to_string(count);
+  for (size_t i = text.size(); i > 3; i -= 3) text.insert(i - 3, ",");
+  return text;
+}
+
+std::string FormatBytes(uint64_t bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  size_t unit = 0;
+  double value = static_cast<double>(bytes);
+  while (value >= 1024 && unit + 1 < std::size(units)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes)
+                   : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string FormatSeconds(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0) return "?";
+  if (seconds < 1) return fmt::format("{:.3f} s", seconds);
+  if (seconds < 60) return fmt::format("{:.1f} s", seconds);
+  if (seconds > 1e12) return "?";
+  const uint64_t whole = static_cast<uint64_t>(std::llround(seconds));
+  if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
+  return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
+}
+
+}  // namespace penstock

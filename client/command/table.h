@@ -1,0 +1,38 @@
+// Text for people: aligned tables, and numbers with their unit.
+#ifndef CLIENT_COMMAND_TABLE_H_
+#define CLIENT_COMMAND_TABLE_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+class Table {
+ public:
+  // A heading that begins with '>' is that of a column of numbers: without the
+  // mark, and aligned to the right.
+  explicit Table(std::vector<std::string> headings);
+  // As many cells as headings; cells come from other processes, so what would
+  // move the cursor is shown as '?'.
+  void AddRow(std::vector<std::string> cells);
+  bool empty() const { return rows_.empty(); }
+  // Columns two spaces apart, no space at the end of a line.
+  std::string ToString() const;
+
+ private:
+  std::vector<std::string> headings_;
+  std::vector<bool> right_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// Control characters as '?': a name from elsewhere cannot command the terminal.
+std::string Printable(const std::string& text);
+
+std::string FormatCount(uint64_t count);    // 1,234,567
+std::string FormatBytes(uint64_t bytes);    // 1.2 GiB
+std::string FormatSeconds(double seconds);  // 0.012 s, 3.4 s, 12 min 3 s
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_TABLE_H_

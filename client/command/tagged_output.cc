@@ -1,0 +1,75 @@
+#include "client/command/tagged_output.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace penstock {
+namespace {
+
+// The target may be non-blocking (a terminal that a rank has changed).
+void WriteAll(int fd, const std::string& text) {
+  size_t written = 0;
+  while (written < text.size()) {
+    const ssize_t n = write(fd, text.data() + written, text.size() - written);
+    if (n >= 0) {
+      written += static_cast<size_t>(n);
+    } else if (errno == EAGAIN) {
+      pollfd entry{fd, POLLOUT, 0};
+      poll(&entry, 1, -1);
+    } else if (errno != EINTR) {
+      return;  // nobody reads: the ranks go on
+    }
+  }
+}
+
+}  // namespace
+
+TaggedOutput::TaggedOutput(Fd from, std::string tag, int to)
+    : from_(std::move(from)), tag_(std::move(tag)), to_(to) {
+  fcntl(from_.get(), F_SETFL, O_NONBLOCK);
+}
+
+void TaggedOutput::Forward() {
+  if (!from_) return;
+  char buffer[16 * 1024];
+  ssize_t n;
+  while ((n = read(from_.get(), buffer, sizeof(buffer))) > 0) {
+    pending_.append(buffer, static_cast<size_t>(n));
+    WriteLines(false);
+  }
+  if (n == 0) Finish();
+}
+
+void TaggedOutput::Finish() {
+  if (!from_) return;
+  char buffer[16 * 1024];
+  ssize_t n;
+  while ((n = read(from_.get(), buffer, sizeof(buffer))) > 0) {
+    pending_.append(buffer, static_cast<size_t>(n));
+  }
+  WriteLines(true);
+  from_ = Fd();
+}
+
+void TaggedOutput::WriteLines(bool all) {
+  std::string text;
+  size_t begin = 0;
+  for (;;) {
+    size_t end = pending_.find('\n', begin);
+    if (end == std::string::npos) {
+      const size_t left = pending_.size() - begin;
+      if (left == 0 || (!all && left < kLineBytesMax)) break;
+      end = pending_.size();
+    }
+    text += tag_ + pending_.substr(begin, end - begin) + "\n";
+    begin = std::min(end + 1, pending_.size());
+  }
+  pending_.erase(0, begin);
+  // One write for whole lines: those of the ranks do not mix.
+  WriteAll(to_, text);
+}
+
+}  // namespace penstock

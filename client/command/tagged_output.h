@@ -1,0 +1,38 @@
+// A rank's output, forwarded line by line with the rank's name in front.
+#ifndef CLIENT_COMMAND_TAGGED_OUTPUT_H_
+#define CLIENT_COMMAND_TAGGED_OUTPUT_H_
+
+#include <string>
+#include <utility>
+
+#include "common/message.h"
+#include "common/status.h"
+
+namespace penstock {
+
+class TaggedOutput {
+ public:
+  // Lines longer than this are cut into several.
+  static constexpr size_t kLineBytesMax = 64 * 1024;
+
+  // Reads from `from` (made non-blocking here), writes to `to`.
+  TaggedOutput(Fd from, std::string tag, int to);
+
+  // -1 once the last writer has closed it.
+  int fd() const { return from_.get(); }
+  // Forwards the whole lines that are there now.
+  void Forward();
+  // Forwards what is left and closes; for the end, also of a line without one.
+  void Finish();
+
+ private:
+  void WriteLines(bool all);
+
+  Fd from_;
+  std::string tag_;
+  int to_;
+  std::string pending_;
+};
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_TAGGED_OUTPUT_H_

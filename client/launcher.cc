@@ -1,0 +1,206 @@
+#include "client/launcher.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+namespace penstock {
+namespace {
+
+// Names of one launcher's variables; the first of each list that is set counts.
+struct Launcher {
+  const char* name;
+  const char* rank;
+  const char* world_size;
+  const char* local_world_size;  // absent: as if all ranks were local
+  std::initializer_list<const char*> job;
+};
+
+// In order of preference: what was started last (and so knows best) first.
+const Launcher kLaunchers[] = {
+    {"penstock run",
+     "PENSTOCK_RANK",
+     "PENSTOCK_WORLD_SIZE",
+     "PENSTOCK_LOCAL_WORLD_SIZE",
+     {}},
+    {"Horovod",
+     "HOROVOD_RANK",
+     "HOROVOD_SIZE",
+     "HOROVOD_LOCAL_SIZE",
+     {"PMIX_NAMESPACE"}},
+    {"torchrun",
+     "RANK",
+     "WORLD_SIZE",
+     "LOCAL_WORLD_SIZE",
+     {"TORCHELASTIC_RUN_ID"}},
+    {"OpenMPI",
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+};
+
+StatusOr<int64_t> Number(const std::string& name, const std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+    return InvalidArgumentError("{}='{}' is not a number from 0 up", name,
+                                text);
+  }
+  return value;
+}
+
+StatusOr<int64_t> NumberOf(const Environment& environment,
+                           const std::string& name) {
+  const std::optional<std::string> text = environment(name);
+  if (!text) return InvalidArgumentError("{} is not set", name);
+  return Number(name, *text);
+}
+
+// "4", "2(x3),1": tasks on each node of the step. nodes_index counts them out.
+StatusOr<int64_t> SlurmTasksOfNode(const std::string& text, int64_t node) {
+  int64_t seen = 0;
+  size_t at = 0;
+  while (at < text.size()) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    const std::string item = text.substr(at, comma - at);
+    const size_t times_at = item.find("(x");
+    int64_t times = 1;
+    if (times_at != std::string::npos && item.back() == ')') {
+      PENSTOCK_ASSIGN_OR_RETURN(
+          times, Number("SLURM_STEP_TASKS_PER_NODE",
+                        item.substr(times_at + 2, item.size() - times_at - 3)));
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const int64_t tasks,
+        Number("SLURM_STEP_TASKS_PER_NODE", item.substr(0, times_at)));
+    seen += times;
+    if (node < seen) return tasks;
+    at = comma + 1;
+  }
+  return InvalidArgumentError(
+      "SLURM_STEP_TASKS_PER_NODE='{}' says nothing of node {}", text, node);
+}
+
+StatusOr<LaunchInfo> FromSlurm(const Environment& environment) {
+  LaunchInfo info;
+  info.launcher = "Slurm";
+  PENSTOCK_ASSIGN_OR_RETURN(info.rank, NumberOf(environment, "SLURM_PROCID"));
+  PENSTOCK_ASSIGN_OR_RETURN(info.world_size,
+                            NumberOf(environment, "SLURM_NTASKS"));
+  std::optional<std::string> tasks = environment("SLURM_STEP_TASKS_PER_NODE");
+  if (!tasks) tasks = environment("SLURM_TASKS_PER_NODE");
+  info.local_world_size = info.world_size;
+  if (tasks) {
+    int64_t node = 0;
+    if (environment("SLURM_NODEID")) {
+      PENSTOCK_ASSIGN_OR_RETURN(node, NumberOf(environment, "SLURM_NODEID"));
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(info.local_world_size,
+                              SlurmTasksOfNode(*tasks, node));
+  }
+  info.job = environment("SLURM_JOB_ID").value_or("");
+  if (!info.job.empty()) {
+    info.job =
+        "slurm-" + info.job + "." + environment("SLURM_STEP_ID").value_or("0");
+  }
+  return info;
+}
+
+// TensorFlow's: {"cluster": {"chief": [host:port], "worker": [...]}, "task":
+// {"type": "worker", "index": 1}}. The chief is rank 0; evaluators and
+// parameter servers take no part in the division.
+StatusOr<LaunchInfo> FromTfConfig(const std::string& text) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  const auto bad = [](const char* what) {
+    return InvalidArgumentError("TF_CONFIG: {}", what);
+  };
+  if (!json.is_object() || !json.contains("cluster") ||
+      !json["cluster"].is_object() || !json.contains("task") ||
+      !json["task"].is_object()) {
+    return bad("is not a JSON object with cluster and task");
+  }
+  const nlohmann::json& task = json["task"];
+  if (!task.contains("type") || !task["type"].is_string() ||
+      !task.contains("index") || !task["index"].is_number_integer()) {
+    return bad("task needs a type and an index");
+  }
+  LaunchInfo info;
+  info.launcher = "TF_CONFIG";
+  const std::string type = task["type"].get<std::string>();
+  const int64_t index = task["index"].get<int64_t>();
+  std::vector<std::string> hosts;
+  int64_t rank = -1;
+  for (const char* role : {"chief", "master", "worker"}) {
+    if (!json["cluster"].contains(role)) continue;
+    const nlohmann::json& list = json["cluster"][role];
+    if (!list.is_array()) return bad("a cluster role is not a list");
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (!list[i].is_string()) return bad("an address is not a string");
+      if (type == role && index == static_cast<int64_t>(i)) {
+        rank = static_cast<int64_t>(hosts.size());
+      }
+      const std::string address = list[i].get<std::string>();
+      hosts.push_back(address.substr(0, address.rfind(':')));
+    }
+  }
+  if (rank < 0) {
+    return bad("task is not one of the cluster's chief and workers");
+  }
+  info.rank = rank;
+  info.world_size = static_cast<int64_t>(hosts.size());
+  info.local_world_size = 0;
+  for (const std::string& host : hosts) {
+    info.local_world_size += host == hosts[static_cast<size_t>(rank)];
+  }
+  return info;
+}
+
+}  // namespace
+
+Environment ProcessEnvironment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr || *value == '\0') return std::nullopt;
+    return std::string(value);
+  };
+}
+
+StatusOr<LaunchInfo> DetectLaunch(const Environment& environment) {
+  for (const Launcher& launcher : kLaunchers) {
+    // RANK alone is too common a name to mean torchrun.
+    if (!environment(launcher.rank) || !environment(launcher.world_size)) {
+      if (environment(launcher.rank) &&
+          std::string(launcher.rank) != std::string("RANK")) {
+        return InvalidArgumentError("{} is set, {} is not", launcher.rank,
+                                    launcher.world_size);
+      }
+      continue;
+    }
+    LaunchInfo info;
+    info.launcher = launcher.name;
+    PENSTOCK_ASSIGN_OR_RETURN(info.rank, NumberOf(environment, launcher.rank));
+    PENSTOCK_ASSIGN_OR_RETURN(info.world_size,
+                              NumberOf(environment, launcher.world_size));
+    info.local_world_size = info.world_size;
+    if (environment(launcher.local_world_size)) {
+      PENSTOCK_ASSIGN_OR_RETURN(
+          info.local_world_size,
+          NumberOf(environment, launcher.local_world_size));
+    }
+    for (const char* name : launcher.job) {
+      if (info.job.empty()) info.job = environment(name).value_or("");
+    }
+    return info;
+  }
+  // SLURM_PROCID is also set in a batch script itself, as task 0 of many: only
+  // a step (srun) is a launch.
+  if (environment("SLURM_PROCID") && environment("SLURM_STEP_ID")) {
+    return FromSlurm(environment);
+  }
+  if (const auto text = environment("TF_CONFIG")) return FromTfConfig(*text);
+  return LaunchInfo{};
+}
+
+}  // namespace penstock

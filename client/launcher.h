@@ -1,0 +1,34 @@
+// Which rank of which job this process is, as its launcher says it in the
+// environment.
+#ifndef CLIENT_LAUNCHER_H_
+#define CLIENT_LAUNCHER_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "common/status.h"
+
+namespace penstock {
+
+struct LaunchInfo {
+  std::string launcher = "none";  // for messages: "torchrun", "OpenMPI", ...
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  int64_t local_world_size = 1;  // ranks on this host
+  std::string job;               // the launcher's id of this run, or ""
+};
+
+// value of a variable, nullopt when it is not set.
+using Environment =
+    std::function<std::optional<std::string>(const std::string&)>;
+Environment ProcessEnvironment();
+
+// The first launcher of: PENSTOCK_RANK (penstock run), Horovod, torchrun,
+// OpenMPI, Slurm, TF_CONFIG; rank 0 of 1 when there is none. InvalidArgument
+// names the variable that is missing or not a number.
+StatusOr<LaunchInfo> DetectLaunch(const Environment& environment);
+
+}  // namespace penstock
+#endif  // CLIENT_LAUNCHER_H_

@@ -1,0 +1,228 @@
+// The C ABI: translates between penstock.h and Reader; nothing else.
+#include "client/penstock.h"
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "client/reader.h"
+
+struct penstock_reader {
+  std::unique_ptr<penstock::Reader> reader;
+};
+
+// Never defined: a penstock_batch* is a Reader::Batch* in disguise.
+static penstock::Reader::Batch* FromC(penstock_batch* batch) {
+  return reinterpret_cast<penstock::Reader::Batch*>(batch);
+}
+static const penstock::Reader::Batch* FromC(const penstock_batch* batch) {
+  return reinterpret_cast<const penstock::Reader::Batch*>(batch);
+}
+
+namespace {
+
+thread_local std::string last_error;
+
+int Fail(int code, std::string message) {
+  last_error = std::move(message);
+  return code;
+}
+
+int Fail(const penstock::Status& status) {
+  return Fail(-static_cast<int>(status.code()), status.message());
+}
+
+std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
+
+// No exception crosses the ABI; what is left to throw is running out of memory.
+template <typename Body>
+int Guard(Body body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return Fail(PENSTOCK_INTERNAL, error.what());
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* penstock_error(void) { return last_error.c_str(); }
+
+const char* penstock_version(void) { return PENSTOCK_VERSION; }
+
+int penstock_attach(const penstock_options* options, penstock_reader** reader) {
+  return Guard([&] {
+    *reader = nullptr;
+    if (options->struct_bytes != sizeof(penstock_options)) {
+      return Fail(PENSTOCK_FAILED_PRECONDITION,
+                  "penstock_options of another size: this program was compiled "
+                  "against another penstock.h than libpenstock.so; set it with "
+                  "PENSTOCK_OPTIONS_INIT and rebuild");
+    }
+    penstock::AttachOptions attach;
+    attach.dataset = OrEmpty(options->dataset);
+    attach.spec = OrEmpty(options->spec);
+    attach.job = OrEmpty(options->job);
+    attach.socket = OrEmpty(options->socket);
+    attach.rank = options->rank;
+    attach.world_size = options->world_size;
+    attach.local_world_size = options->local_world_size;
+    attach.timeout_s = options->timeout_s;
+    attach.repeat_first = options->repeat_first != 0;
+    auto attached = penstock::Reader::Attach(std::move(attach));
+    if (!attached.ok()) return Fail(attached.status());
+    *reader = new penstock_reader{*std::move(attached)};
+    return static_cast<int>(PENSTOCK_OK);
+  });
+}
+
+void penstock_detach(penstock_reader* reader) { delete reader; }
+
+int penstock_next_within(penstock_reader* reader, double timeout_s,
+                         penstock_batch** batch) {
+  return Guard([&] {
+    *batch = nullptr;
+    penstock::Reader::Batch* taken = nullptr;
+    const auto result = reader->reader->Next(timeout_s, &taken);
+    if (!result.ok()) return Fail(result.status());
+    switch (*result) {
+      case penstock::Reader::Result::kEndOfEpoch:
+        return static_cast<int>(PENSTOCK_END_OF_EPOCH);
+      case penstock::Reader::Result::kEndOfData:
+        return static_cast<int>(PENSTOCK_END_OF_DATA);
+      case penstock::Reader::Result::kBatch:
+        break;
+    }
+    *batch = reinterpret_cast<penstock_batch*>(taken);
+    return static_cast<int>(PENSTOCK_OK);
+  });
+}
+
+int penstock_next(penstock_reader* reader, penstock_batch** batch) {
+  const double timeout_s = reader->reader->default_timeout_s();
+  return penstock_next_within(reader, timeout_s > 0 ? timeout_s : -1, batch);
+}
+
+void penstock_interrupt(penstock_reader* reader) {
+  reader->reader->Interrupt();
+}
+
+void penstock_release(penstock_batch* batch) {
+  if (batch != nullptr) penstock::Reader::Release(FromC(batch));
+}
+
+int penstock_fileno(const penstock_reader* reader) {
+  return reader->reader->fileno();
+}
+
+int penstock_rank(const penstock_reader* reader) {
+  return static_cast<int>(reader->reader->rank());
+}
+
+int penstock_world_size(const penstock_reader* reader) {
+  return static_cast<int>(reader->reader->world_size());
+}
+
+const char* penstock_job(const penstock_reader* reader) {
+  return reader->reader->job().c_str();
+}
+
+uint32_t penstock_feature_count(const penstock_reader* reader) {
+  return static_cast<uint32_t>(reader->reader->element_spec().size());
+}
+
+int penstock_feature_at(const penstock_reader* reader, uint32_t index,
+                        penstock_feature* feature) {
+  const penstock::ElementSpec& spec = reader->reader->element_spec();
+  if (index >= spec.size()) {
+    return Guard([&] {
+      return Fail(PENSTOCK_INVALID_ARGUMENT,
+                  fmt::format("feature {} of {}", index, spec.size()));
+    });
+  }
+  const penstock::Feature& from = spec[index];
+  feature->name = from.name.c_str();
+  feature->dtype = static_cast<uint32_t>(from.dtype);
+  feature->dimensions = static_cast<uint32_t>(from.shape.size());
+  for (size_t i = 0; i < PENSTOCK_DIMENSIONS_MAX; ++i) {
+    feature->shape[i] = i < from.shape.size() ? from.shape[i] : 0;
+  }
+  feature->row_bytes = from.RowBytes();
+  return PENSTOCK_OK;
+}
+
+int penstock_feature_index(const penstock_reader* reader, const char* name) {
+  const penstock::ElementSpec& spec = reader->reader->element_spec();
+  for (size_t i = 0; i < spec.size(); ++i) {
+    if (spec[i].name == name) return static_cast<int>(i);
+  }
+  return Guard([&] {
+    std::string known;
+    for (const penstock::Feature& feature : spec) {
+      known += (known.empty() ? "" : ", ") + feature.name;
+    }
+    return Fail(PENSTOCK_INVALID_ARGUMENT,
+                fmt::format("no feature '{}'; there are: {}", name, known));
+  });
+}
+
+uint64_t penstock_sample_count(const penstock_reader* reader) {
+  return reader->reader->sample_count();
+}
+
+uint64_t penstock_steps_per_epoch(const penstock_reader* reader) {
+  return reader->reader->steps_per_epoch();
+}
+
+uint64_t penstock_epoch_count(const penstock_reader* reader) {
+  return reader->reader->epochs();
+}
+
+void penstock_get_stats(const penstock_reader* reader, penstock_stats* stats) {
+  const penstock::Reader::Stats& from = reader->reader->stats();
+  stats->batches = from.batches;
+  stats->rows = from.rows;
+  stats->wait_s = static_cast<double>(from.wait_ns) * 1e-9;
+  stats->waits = from.waits;
+  stats->held = reader->reader->held();
+  stats->hold_max = reader->reader->hold_max();
+}
+
+uint64_t penstock_batch_rows(const penstock_batch* batch) {
+  return FromC(batch)->cell.rows;
+}
+
+uint64_t penstock_batch_valid_rows(const penstock_batch* batch) {
+  return FromC(batch)->cell.valid_rows;
+}
+
+uint64_t penstock_batch_global_rows(const penstock_batch* batch) {
+  return FromC(batch)->cell.global_rows;
+}
+
+uint64_t penstock_batch_epoch(const penstock_batch* batch) {
+  return FromC(batch)->cell.epoch;
+}
+
+uint64_t penstock_batch_step(const penstock_batch* batch) {
+  return FromC(batch)->cell.step_in_epoch;
+}
+
+const void* penstock_batch_data(const penstock_batch* batch, uint32_t feature) {
+  const penstock::Reader::Batch* from = FromC(batch);
+  if (feature >= from->reader->element_spec().size()) return nullptr;
+  return from->reader->data(*from, feature);
+}
+
+const int64_t* penstock_batch_ids(const penstock_batch* batch) {
+  const penstock::Reader::Batch* from = FromC(batch);
+  return from->reader->ids(*from);
+}
+
+int penstock_batch_redelivered(const penstock_batch* batch) {
+  return (FromC(batch)->cell.flags & penstock::kRedelivered) != 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,195 @@
+/* Penstock's C ABI: what a trainer rank needs to take batches.
+ *
+ *   penstock_options options = PENSTOCK_OPTIONS_INIT;
+ *   options.dataset = "train.yaml";
+ *   penstock_reader* reader;
+ *   if (penstock_attach(&options, &reader) != PENSTOCK_OK) die(penstock_error());
+ *   penstock_batch* batch;
+ *   int code;
+ *   while ((code = penstock_next(reader, &batch)) != PENSTOCK_END_OF_DATA) {
+ *     if (code == PENSTOCK_END_OF_EPOCH) continue;
+ *     if (code != PENSTOCK_OK) die(penstock_error());
+ *     ... penstock_batch_data(batch, 0) ...
+ *     penstock_release(batch);
+ *   }
+ *   penstock_detach(reader);
+ *
+ * Threads: a reader is used by one thread at a time; several readers (ranks) of
+ * one process are independent. A batch may be released on any thread and in any
+ * order. penstock_error() is per thread.
+ * Nothing here throws, exits or installs a signal handler. */
+#ifndef PENSTOCK_H_
+#define PENSTOCK_H_
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define PENSTOCK_API __attribute__((visibility("default")))
+#else
+#define PENSTOCK_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Results. Positive values are not errors. */
+enum {
+  PENSTOCK_OK = 0,
+  PENSTOCK_END_OF_EPOCH = 1, /* the epoch is over; call again for the next */
+  PENSTOCK_END_OF_DATA = 2,  /* the last epoch is over; stays so */
+  /* Errors: minus the gRPC status number. penstock_error() has the text. */
+  PENSTOCK_CANCELLED = -1,           /* interrupted by penstock_interrupt */
+  PENSTOCK_INVALID_ARGUMENT = -3,    /* wrong spec, option or argument */
+  PENSTOCK_DEADLINE_EXCEEDED = -4,   /* options.timeout_s passed */
+  PENSTOCK_NOT_FOUND = -5,           /* no socket, dataset, file */
+  PENSTOCK_ALREADY_EXISTS = -6,      /* this rank is attached already */
+  PENSTOCK_PERMISSION_DENIED = -7,   /* file or socket not for this user */
+  PENSTOCK_RESOURCE_EXHAUSTED = -8,  /* memory limit; every lease is held */
+  PENSTOCK_FAILED_PRECONDITION = -9, /* ranks disagree; other layout version */
+  PENSTOCK_ABORTED = -10,            /* fenced: another took over this rank */
+  PENSTOCK_INTERNAL = -13,
+  PENSTOCK_UNAVAILABLE = -14, /* the broker is gone */
+  PENSTOCK_DATA_LOSS = -15    /* a record is corrupt and on_error is fail */
+};
+
+/* Element types; shapes are row-major. */
+enum {
+  PENSTOCK_UINT8 = 1,
+  PENSTOCK_INT8 = 2,
+  PENSTOCK_INT16 = 3,
+  PENSTOCK_INT32 = 4,
+  PENSTOCK_INT64 = 5,
+  PENSTOCK_FLOAT16 = 6,
+  PENSTOCK_BFLOAT16 = 7,
+  PENSTOCK_FLOAT32 = 8,
+  PENSTOCK_FLOAT64 = 9
+};
+
+#define PENSTOCK_DIMENSIONS_MAX 9
+/* The sample id of a row that `last: pad` added: it is all zeros. */
+#define PENSTOCK_PADDING_ID (-1)
+
+typedef struct penstock_reader penstock_reader;
+typedef struct penstock_batch penstock_batch;
+
+/* How to attach. Zero or NULL means: from the launcher, else the default.
+ * Launchers, first that is there: PENSTOCK_RANK (penstock run), Horovod, torchrun
+ * (RANK with LOCAL_RANK), OpenMPI, Slurm, TF_CONFIG; else rank 0 of 1. */
+typedef struct penstock_options {
+  uint32_t struct_bytes; /* sizeof(penstock_options): set by the INIT macro */
+  int32_t rank;          /* global rank; -1: from the launcher */
+  int32_t world_size;       /* global; 0: from the launcher */
+  int32_t local_world_size; /* ranks on this host; 0: from the launcher */
+  const char* dataset;      /* name of a registered dataset, or the path of a
+                               spec file (has a '/' or ends in .yaml, .json) */
+  const char* spec;         /* or the spec's text; relative paths in it are
+                               taken from the working directory */
+  const char* job;          /* NULL: PENSTOCK_JOB, the launcher's run id, else
+                               "default" */
+  const char* socket;       /* NULL: PENSTOCK_SOCKET, else
+                               /run/penstock/penstock.sock */
+  double timeout_s;         /* of attach and of next; 0: wait for ever. A dead
+                               broker is noticed at once all the same */
+  int32_t repeat_first;     /* not 0: read one batch and return it for ever, to
+                               measure the trainer's ideal speed (also
+                               PENSTOCK_REPEAT_FIRST=1) */
+} penstock_options;
+#define PENSTOCK_OPTIONS_INIT \
+  { sizeof(penstock_options), -1, 0, 0, 0, 0, 0, 0, 0.0, 0 }
+
+/* One tensor of an element: without the batch dimension. Strings live as long
+ * as the reader. */
+typedef struct penstock_feature {
+  const char* name;
+  uint32_t dtype;
+  uint32_t dimensions;
+  int64_t shape[PENSTOCK_DIMENSIONS_MAX];
+  uint64_t row_bytes;
+} penstock_feature;
+
+typedef struct penstock_stats {
+  uint64_t batches;  /* taken so far */
+  uint64_t rows;     /* in them, padding not counted */
+  double wait_s;     /* spent in penstock_next with nothing ready */
+  uint64_t waits;    /* times it found nothing ready */
+  uint32_t held;     /* batches held now */
+  uint32_t hold_max; /* batches that may be held at once */
+} penstock_stats;
+
+/* The text of this thread's last error: what was wanted, what was found, the
+ * way out. Valid until the next call on this thread. Never NULL. */
+PENSTOCK_API const char* penstock_error(void);
+
+/* "0.1.0" */
+PENSTOCK_API const char* penstock_version(void);
+
+/* Attaches one rank to a job, which the first of its ranks creates. Returns once
+ * the dataset is open and memory is promised (indexing a large folder takes
+ * time). On success *reader must be passed to penstock_detach. */
+PENSTOCK_API int penstock_attach(const penstock_options* options,
+                                 penstock_reader** reader);
+
+/* Gives everything back; batches still held become invalid to read. */
+PENSTOCK_API void penstock_detach(penstock_reader* reader);
+
+/* The next batch: PENSTOCK_OK and *batch, to be passed to penstock_release;
+ * PENSTOCK_END_OF_EPOCH once after the last batch of each epoch;
+ * PENSTOCK_END_OF_DATA after the last epoch's, from then on. Waits for one to be
+ * ready. RESOURCE_EXHAUSTED at once when hold_max batches are held: release one
+ * first. A batch may have 0 rows (fewer rows than ranks were left). */
+PENSTOCK_API int penstock_next(penstock_reader* reader, penstock_batch** batch);
+/* As next with this time limit instead of the option's; 0: do not wait. */
+PENSTOCK_API int penstock_next_within(penstock_reader* reader, double timeout_s,
+                                      penstock_batch** batch);
+/* Makes a next that waits on another thread return PENSTOCK_CANCELLED; it does
+ * not stick. Async-signal-safe. */
+PENSTOCK_API void penstock_interrupt(penstock_reader* reader);
+
+/* The batch's memory must not be read any more. Async-safe against next. */
+PENSTOCK_API void penstock_release(penstock_batch* batch);
+
+/* Readable (POLLIN) when something may have become ready: for event loops.
+ * Then call penstock_next_within(reader, 0, ...). Owned by the reader. */
+PENSTOCK_API int penstock_fileno(const penstock_reader* reader);
+
+PENSTOCK_API int penstock_rank(const penstock_reader* reader);
+PENSTOCK_API int penstock_world_size(const penstock_reader* reader);
+PENSTOCK_API const char* penstock_job(const penstock_reader* reader);
+PENSTOCK_API uint32_t penstock_feature_count(const penstock_reader* reader);
+/* index < penstock_feature_count, else INVALID_ARGUMENT. */
+PENSTOCK_API int penstock_feature_at(const penstock_reader* reader,
+                                     uint32_t index, penstock_feature* feature);
+/* The feature's index, or INVALID_ARGUMENT naming those there are. */
+PENSTOCK_API int penstock_feature_index(const penstock_reader* reader,
+                                        const char* name);
+/* Records of the dataset; steps of one epoch (the same on every rank); epochs of
+ * the job, 0 for forever. */
+PENSTOCK_API uint64_t penstock_sample_count(const penstock_reader* reader);
+PENSTOCK_API uint64_t penstock_steps_per_epoch(const penstock_reader* reader);
+PENSTOCK_API uint64_t penstock_epoch_count(const penstock_reader* reader);
+PENSTOCK_API void penstock_get_stats(const penstock_reader* reader,
+                                     penstock_stats* stats);
+
+/* Rows in the batch, padding included: the batch dimension of every feature. */
+PENSTOCK_API uint64_t penstock_batch_rows(const penstock_batch* batch);
+/* Rows that are samples; those after them are padding. */
+PENSTOCK_API uint64_t penstock_batch_valid_rows(const penstock_batch* batch);
+/* Rows of the whole global batch that are samples: to weigh gradients. */
+PENSTOCK_API uint64_t penstock_batch_global_rows(const penstock_batch* batch);
+/* Epoch, from 0, and step in it, from 0. */
+PENSTOCK_API uint64_t penstock_batch_epoch(const penstock_batch* batch);
+PENSTOCK_API uint64_t penstock_batch_step(const penstock_batch* batch);
+/* [rows, shape...] of the feature, row_bytes apart, 64-byte aligned, read only:
+ * writing is SIGSEGV. NULL if there is no such feature. */
+PENSTOCK_API const void* penstock_batch_data(const penstock_batch* batch,
+                                             uint32_t feature);
+/* [rows] sample ids: the record's number in the dataset, PENSTOCK_PADDING_ID. */
+PENSTOCK_API const int64_t* penstock_batch_ids(const penstock_batch* batch);
+/* Not 0: this batch was handed out before, to a rank that died with it. */
+PENSTOCK_API int penstock_batch_redelivered(const penstock_batch* batch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* PENSTOCK_H_ */

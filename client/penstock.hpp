@@ -1,0 +1,296 @@
+// Penstock for C++20: a header-only wrapper over the C ABI.
+//
+//   penstock::Reader reader({.dataset = "train.yaml"});
+//   for (penstock::Epoch epoch : reader.epochs()) {
+//     for (penstock::Batch& batch : epoch) {
+//       std::span<const float> images = batch.get<float>("image");
+//       ...
+//     }
+//   }
+//
+// Threads: as penstock.h. Errors are penstock::Error; the end of an epoch and
+// of the data are not errors but the ends of the two loops.
+#ifndef PENSTOCK_HPP_
+#define PENSTOCK_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "penstock.h"
+
+namespace penstock {
+
+class Error : public std::runtime_error {
+ public:
+  Error(int code, const std::string& message)
+      : std::runtime_error(message), code_(code) {}
+  // One of the negative PENSTOCK_ results.
+  int code() const { return code_; }
+
+ private:
+  int code_;
+};
+
+namespace internal {
+inline int Check(int code) {
+  if (code < 0) throw Error(code, penstock_error());
+  return code;
+}
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr uint32_t value = PENSTOCK_UINT8;
+};
+template <>
+struct DTypeOf<int8_t> {
+  static constexpr uint32_t value = PENSTOCK_INT8;
+};
+template <>
+struct DTypeOf<int16_t> {
+  static constexpr uint32_t value = PENSTOCK_INT16;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr uint32_t value = PENSTOCK_INT32;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr uint32_t value = PENSTOCK_INT64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr uint32_t value = PENSTOCK_FLOAT32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr uint32_t value = PENSTOCK_FLOAT64;
+};
+}  // namespace internal
+
+// See penstock_options; what is left out comes from the launcher.
+struct Options {
+  std::string dataset;
+  std::string spec;
+  std::string job;
+  std::string socket;
+  int rank = -1;
+  int world_size = 0;
+  int local_world_size = 0;
+  double timeout_s = 0;
+  bool repeat_first = false;
+};
+
+class Reader;
+
+// A lease on one batch; released when destroyed. Move only. It must not outlive
+// its Reader.
+class Batch {
+ public:
+  Batch() = default;
+  Batch(Batch&& other) noexcept
+      : reader_(other.reader_), batch_(std::exchange(other.batch_, nullptr)) {}
+  Batch& operator=(Batch&& other) noexcept {
+    if (this != &other) {
+      release();
+      reader_ = other.reader_;
+      batch_ = std::exchange(other.batch_, nullptr);
+    }
+    return *this;
+  }
+  ~Batch() { release(); }
+
+  void release() {
+    if (batch_ != nullptr) penstock_release(std::exchange(batch_, nullptr));
+  }
+
+  uint64_t rows() const { return penstock_batch_rows(batch_); }
+  uint64_t valid_rows() const { return penstock_batch_valid_rows(batch_); }
+  uint64_t global_rows() const { return penstock_batch_global_rows(batch_); }
+  uint64_t epoch() const { return penstock_batch_epoch(batch_); }
+  uint64_t step() const { return penstock_batch_step(batch_); }
+  bool redelivered() const { return penstock_batch_redelivered(batch_) != 0; }
+  std::span<const int64_t> ids() const {
+    return {penstock_batch_ids(batch_), rows()};
+  }
+  const void* data(uint32_t feature) const {
+    return penstock_batch_data(batch_, feature);
+  }
+  // All values of a feature, [rows, shape...] flattened. Throws when it is not
+  // there or has another dtype. float16 and bfloat16: use data().
+  template <typename T>
+  std::span<const T> get(const std::string& feature) const {
+    const int index =
+        internal::Check(penstock_feature_index(reader_, feature.c_str()));
+    penstock_feature info;
+    internal::Check(penstock_feature_at(reader_, index, &info));
+    if (info.dtype != internal::DTypeOf<T>::value) {
+      throw Error(PENSTOCK_INVALID_ARGUMENT,
+                  "feature '" + feature + "' has another dtype than asked for");
+    }
+    return {static_cast<const T*>(data(index)),
+            rows() * (info.row_bytes / sizeof(T))};
+  }
+
+ private:
+  friend class Reader;
+  Batch(const penstock_reader* reader, penstock_batch* batch)
+      : reader_(reader), batch_(batch) {}
+  const penstock_reader* reader_ = nullptr;
+  penstock_batch* batch_ = nullptr;
+};
+
+// One epoch as a range of batches. Each batch is released when the loop goes on
+// unless it is moved out.
+class Epoch {
+ public:
+  class Iterator {
+   public:
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+    using iterator_category = std::input_iterator_tag;
+    explicit Iterator(Epoch* epoch) : epoch_(epoch) {}
+    Batch& operator*() const { return epoch_->batch_; }
+    Batch* operator->() const { return &epoch_->batch_; }
+    Iterator& operator++() {
+      epoch_->Advance();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return epoch_->over_; }
+
+   private:
+    Epoch* epoch_;
+  };
+
+  Iterator begin() {
+    Advance();
+    return Iterator(this);
+  }
+  std::default_sentinel_t end() const { return {}; }
+  // From 0. Known once the loop has begun.
+  uint64_t number() const { return number_; }
+
+ private:
+  friend class Reader;
+  explicit Epoch(Reader* reader) : reader_(reader) {}
+  inline void Advance();
+  Reader* reader_;
+  Batch batch_;
+  uint64_t number_ = 0;
+  bool over_ = false;
+};
+
+class Reader {
+ public:
+  explicit Reader(const Options& options) {
+    penstock_options c = PENSTOCK_OPTIONS_INIT;
+    c.dataset = OrNull(options.dataset);
+    c.spec = OrNull(options.spec);
+    c.job = OrNull(options.job);
+    c.socket = OrNull(options.socket);
+    c.rank = options.rank;
+    c.world_size = options.world_size;
+    c.local_world_size = options.local_world_size;
+    c.timeout_s = options.timeout_s;
+    c.repeat_first = options.repeat_first ? 1 : 0;
+    internal::Check(penstock_attach(&c, &reader_));
+  }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+  ~Reader() { penstock_detach(reader_); }
+
+  enum class Result { kBatch, kEndOfEpoch, kEndOfData };
+  // The plain way: one call, one result. What *batch held is released first, so
+  // that the broker can fill it again meanwhile; it is set with kBatch only.
+  Result next(Batch* batch) {
+    batch->release();
+    penstock_batch* raw = nullptr;
+    switch (internal::Check(penstock_next(reader_, &raw))) {
+      case PENSTOCK_END_OF_EPOCH:
+        return Result::kEndOfEpoch;
+      case PENSTOCK_END_OF_DATA:
+        ended_ = true;
+        return Result::kEndOfData;
+      default:
+        *batch = Batch(reader_, raw);
+        return Result::kBatch;
+    }
+  }
+
+  // All epochs left, as a range of ranges.
+  class Epochs {
+   public:
+    class Iterator {
+     public:
+      using value_type = Epoch;
+      using difference_type = std::ptrdiff_t;
+      using iterator_category = std::input_iterator_tag;
+      explicit Iterator(Reader* reader) : reader_(reader) {}
+      Epoch operator*() const { return Epoch(reader_); }
+      Iterator& operator++() {
+        ++count_;
+        return *this;
+      }
+      void operator++(int) { ++*this; }
+      bool operator==(std::default_sentinel_t) const {
+        return reader_->ended_ || (reader_->epoch_count() != 0 &&
+                                   count_ >= reader_->epoch_count());
+      }
+
+     private:
+      Reader* reader_;
+      uint64_t count_ = 0;
+    };
+    explicit Epochs(Reader* reader) : reader_(reader) {}
+    Iterator begin() const { return Iterator(reader_); }
+    std::default_sentinel_t end() const { return {}; }
+
+   private:
+    Reader* reader_;
+  };
+  Epochs epochs() { return Epochs(this); }
+
+  int rank() const { return penstock_rank(reader_); }
+  int world_size() const { return penstock_world_size(reader_); }
+  uint64_t sample_count() const { return penstock_sample_count(reader_); }
+  uint64_t steps_per_epoch() const { return penstock_steps_per_epoch(reader_); }
+  // 0: forever.
+  uint64_t epoch_count() const { return penstock_epoch_count(reader_); }
+  std::vector<penstock_feature> element_spec() const {
+    std::vector<penstock_feature> spec(penstock_feature_count(reader_));
+    for (uint32_t i = 0; i < spec.size(); ++i) {
+      internal::Check(penstock_feature_at(reader_, i, &spec[i]));
+    }
+    return spec;
+  }
+  penstock_stats stats() const {
+    penstock_stats stats;
+    penstock_get_stats(reader_, &stats);
+    return stats;
+  }
+  penstock_reader* c_reader() const { return reader_; }
+
+ private:
+  static const char* OrNull(const std::string& text) {
+    return text.empty() ? nullptr : text.c_str();
+  }
+  penstock_reader* reader_ = nullptr;
+  bool ended_ = false;
+};
+
+inline void Epoch::Advance() {
+  batch_.release();  // before waiting: the broker can fill it again
+  over_ = reader_->next(&batch_) != Reader::Result::kBatch;
+  if (!over_) number_ = batch_.epoch();
+}
+
+}  // namespace penstock
+#endif  // PENSTOCK_HPP_

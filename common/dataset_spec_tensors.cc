@@ -1,0 +1,152 @@
+#include "common/dataset_spec_tensors.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace penstock {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+// Adds the numbers below value, which must be shaped like shape from this
+// depth on.
+Status Collect(const SpecValue& value, const std::vector<size_t>& shape,
+               size_t depth, std::vector<SpecValue>* numbers) {
+  if (depth == shape.size()) {
+    if (value.IsSequence()) {
+      return value.Error(fmt::format(
+          "ragged: a list of {} here, a number at this place of the first row",
+          value.size()));
+    }
+    if (!value.IsScalar()) return value.Wanted("a number");
+    numbers->push_back(value);
+    return OkStatus();
+  }
+  if (!value.IsSequence() || value.size() != shape[depth]) {
+    if (value.IsSequence() || value.IsScalar()) {
+      return value.Error(fmt::format(
+          "ragged: {} here, a list of {} at this place of the first row",
+          value.IsScalar() ? "a number"
+                           : fmt::format("a list of {}", value.size()),
+          shape[depth]));
+    }
+    return value.Wanted("a list of numbers");
+  }
+  for (size_t i = 0; i < value.size(); ++i) {
+    PENSTOCK_RETURN_IF_ERROR(Collect(value.Item(i), shape, depth + 1, numbers));
+  }
+  return OkStatus();
+}
+
+template <typename T>
+void Append(T number, std::vector<std::byte>* data) {
+  const size_t end = data->size();
+  data->resize(end + sizeof(number));
+  std::memcpy(data->data() + end, &number, sizeof(number));
+}
+
+template <typename T>
+Status AppendInt(const SpecValue& value, std::vector<std::byte>* data) {
+  int64_t number = 0;
+  PENSTOCK_RETURN_IF_ERROR(value.Int(std::numeric_limits<T>::min(),
+                                     std::numeric_limits<T>::max(), &number));
+  Append(static_cast<T>(number), data);
+  return OkStatus();
+}
+
+template <typename T>
+Status AppendFloat(const SpecValue& value, std::vector<std::byte>* data) {
+  double number = 0;
+  PENSTOCK_RETURN_IF_ERROR(value.Double(std::numeric_limits<T>::lowest(),
+                                        std::numeric_limits<T>::max(),
+                                        &number));
+  Append(static_cast<T>(number), data);
+  return OkStatus();
+}
+
+// An IEEE 754 binary format of 16 bits: round to nearest even, subnormals kept.
+// max: its largest finite number; exponent_min: of its normal numbers.
+Status AppendSmallFloat(const SpecValue& value, int mantissa_bits,
+                        int exponent_min, double max,
+                        std::vector<std::byte>* data) {
+  double number = 0;
+  PENSTOCK_RETURN_IF_ERROR(value.Double(-max, max, &number));
+  const double magnitude = std::abs(number);
+  const int exponent = magnitude == 0
+                           ? exponent_min
+                           : std::max(std::ilogb(magnitude), exponent_min);
+  // In units of the last place, implicit bit included: a subnormal has none,
+  // and one rounded up to the next power of two carries into the exponent.
+  const auto units = static_cast<uint32_t>(
+      std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent)));
+  uint32_t bits =
+      (static_cast<uint32_t>(exponent - exponent_min) << mantissa_bits) + units;
+  if (std::signbit(number)) bits |= 0x8000;
+  Append(static_cast<uint16_t>(bits), data);
+  return OkStatus();
+}
+
+Status AppendNumber(const SpecValue& value, DType dtype,
+                    std::vector<std::byte>* data) {
+  switch (dtype) {
+    case DType::kUint8:
+      return AppendInt<uint8_t>(value, data);
+    case DType::kInt8:
+      return AppendInt<int8_t>(value, data);
+    case DType::kInt16:
+      return AppendInt<int16_t>(value, data);
+    case DType::kInt32:
+      return AppendInt<int32_t>(value, data);
+    case DType::kInt64:
+      return AppendInt<int64_t>(value, data);
+    case DType::kFloat16:
+      return AppendSmallFloat(value, 10, -14, 65504, data);
+    case DType::kBFloat16:
+      return AppendSmallFloat(value, 7, -126, 0x1.fep127, data);
+    case DType::kFloat32:
+      return AppendFloat<float>(value, data);
+    case DType::kFloat64:
+      return AppendFloat<double>(value, data);
+  }
+  return value.Wanted("a known dtype");
+}
+
+}  // namespace
+
+Status ReadTensor(const SpecValue& values, std::optional<DType> dtype,
+                  size_t dimensions_max, TensorsSource::Tensor* tensor,
+                  uint64_t* rows) {
+  if (!values.present()) return values.Absent();
+  if (!values.IsSequence())
+    return values.Wanted("a list with a row for each record");
+  // The first row says what shape every row has.
+  std::vector<size_t> shape;
+  for (SpecValue first = values; first.IsSequence(); first = first.Item(0)) {
+    if (first.size() == 0) return first.Error("an empty list");
+    if (shape.size() > dimensions_max) {
+      return first.Error(
+          fmt::format("more than {} dimensions", dimensions_max));
+    }
+    shape.push_back(first.size());
+  }
+  std::vector<SpecValue> numbers;
+  PENSTOCK_RETURN_IF_ERROR(Collect(values, shape, 0, &numbers));
+
+  if (!dtype) {
+    dtype = DType::kInt64;
+    for (const SpecValue& number : numbers) {
+      if (!number.IsWholeNumber()) dtype = DType::kFloat32;
+    }
+  }
+  for (const SpecValue& number : numbers) {
+    PENSTOCK_RETURN_IF_ERROR(AppendNumber(number, *dtype, &tensor->data));
+  }
+  tensor->feature.dtype = *dtype;
+  tensor->feature.shape.assign(shape.begin() + 1, shape.end());
+  *rows = shape.front();
+  return OkStatus();
+}
+
+}  // namespace penstock

@@ -1,0 +1,25 @@
+// Numbers written in a spec as nested lists -> the bytes of a tensor.
+#ifndef COMMON_DATASET_SPEC_TENSORS_H_
+#define COMMON_DATASET_SPEC_TENSORS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "common/dataset_spec.h"
+#include "common/dataset_spec_yaml.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// values: nested lists, the outermost one the rows. Fills tensor->feature's
+// dtype and shape and tensor->data, little-endian. Without dtype: int64 when
+// all are whole numbers, else float32. Errors: a row that is not shaped like
+// the first, more than dimensions_max dimensions, a number that the dtype does
+// not have.
+Status ReadTensor(const SpecValue& values, std::optional<DType> dtype,
+                  size_t dimensions_max, TensorsSource::Tensor* tensor,
+                  uint64_t* rows);
+
+}  // namespace penstock
+#endif  // COMMON_DATASET_SPEC_TENSORS_H_

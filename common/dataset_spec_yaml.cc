@@ -1,0 +1,536 @@
+#include "common/dataset_spec_yaml.h"
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/parser.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <sstream>
+
+#include "common/dataset_spec.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kQuotedBytesMax = 60;
+constexpr size_t kPathBytesMax = 4095;  // PATH_MAX without the final zero
+// Duplicate keys are searched for one by one; no mapping has this many.
+constexpr size_t kKeysMax = 256;
+
+Status ErrorAt(const std::string& file, int line, int column,
+               const std::string& message) {
+  return InvalidArgumentError("{}:{}:{}: {}", file, line, column, message);
+}
+
+bool IsControl(char c) {
+  return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+}
+
+// Bytes of the UTF-8 character at text[i], 0 if there is none (RFC 3629:
+// neither overlong forms nor surrogates).
+size_t Utf8Bytes(std::string_view text, size_t i) {
+  const auto byte = [&](size_t k) -> unsigned {
+    return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0;
+  };
+  const auto tail = [&](size_t k) { return byte(k) >> 6 == 2; };
+  const unsigned lead = byte(0);
+  const unsigned next = byte(1);
+  if (lead < 0x80) return 1;
+  if (lead >= 0xc2 && lead <= 0xdf && tail(1)) return 2;
+  if (lead >= 0xe0 && lead <= 0xef && tail(1) && tail(2) &&
+      (lead != 0xe0 || next >= 0xa0) && (lead != 0xed || next < 0xa0)) {
+    return 3;
+  }
+  if (lead >= 0xf0 && lead <= 0xf4 && tail(1) && tail(2) && tail(3) &&
+      (lead != 0xf0 || next >= 0x90) && (lead != 0xf4 || next < 0x90)) {
+    return 4;
+  }
+  return 0;
+}
+
+// UTF-8 text without control characters: what a YAML stream may consist of.
+Status CheckCharacters(std::string_view text, const std::string& file) {
+  int line = 1;
+  int column = 1;
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    const size_t bytes = Utf8Bytes(text, i);
+    if (bytes == 0) {
+      return ErrorAt(file, line, column,
+                     fmt::format("byte 0x{:02x} is not UTF-8 text",
+                                 static_cast<unsigned char>(c)));
+    }
+    if (IsControl(c) && c != '\n' && c != '\t' && c != '\r') {
+      return ErrorAt(file, line, column,
+                     fmt::format("control character 0x{:02x}",
+                                 static_cast<unsigned char>(c)));
+    }
+    ++column;
+    if (c == '\n') {
+      ++line;
+      column = 1;
+    }
+    i += bytes;
+  }
+  return OkStatus();
+}
+
+// Thrown through yaml-cpp's parser to end it.
+struct Refused {
+  YAML::Mark mark;
+  std::string message;
+};
+
+class TreeBuilder : public YAML::EventHandler {
+ public:
+  TreeBuilder(std::string_view text) {
+    line_starts_.push_back(0);
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text[i] == '\n') line_starts_.push_back(i + 1);
+    }
+    text_ = text;
+  }
+
+  bool has_document() const { return documents_ > 0; }
+  YamlNode TakeRoot() { return std::move(root_); }
+
+  // yaml-cpp counts lines and bytes from 0; we characters from 1.
+  void Place(const YAML::Mark& mark, int* line, int* column) const {
+    *line = 1;
+    *column = 1;
+    if (mark.is_null() || mark.line < 0 || mark.column < 0) return;
+    *line = mark.line + 1;
+    if (static_cast<size_t>(mark.line) >= line_starts_.size()) return;
+    const std::string_view before =
+        text_.substr(line_starts_[mark.line], static_cast<size_t>(mark.column));
+    *column += static_cast<int>(std::count_if(
+        before.begin(), before.end(),
+        [](char c) { return static_cast<unsigned char>(c) >> 6 != 2; }));
+  }
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents_ > 1) throw Refused{mark, "a second document begins here"};
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    Add(Node(YamlNode::Kind::kNull, mark, "?", anchor), mark);
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    throw Refused{mark, "aliases (*name) are not allowed; write it out"};
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag,
+                YAML::anchor_t anchor, const std::string& value) override {
+    YamlNode node = Node(YamlNode::Kind::kScalar, mark, tag, anchor);
+    node.plain = tag != "!";
+    node.text = value;
+    Add(std::move(node), mark);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag,
+                       YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    Open(YamlNode::Kind::kSequence, mark, tag, anchor);
+  }
+  void OnSequenceEnd() override { Close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag,
+                  YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+    Open(YamlNode::Kind::kMapping, mark, tag, anchor);
+  }
+  void OnMapEnd() override { Close(); }
+
+ private:
+  // yaml-cpp's tags: "?" for none, "!" for a quoted scalar.
+  YamlNode Node(YamlNode::Kind kind, const YAML::Mark& mark,
+                const std::string& tag, YAML::anchor_t anchor) const {
+    if (anchor != 0) {
+      throw Refused{mark, "anchors (&name) are not allowed; write it out"};
+    }
+    if (!tag.empty() && tag != "?" && tag != "!") {
+      throw Refused{mark, "tags (!type) are not allowed"};
+    }
+    YamlNode node;
+    node.kind = kind;
+    Place(mark, &node.line, &node.column);
+    return node;
+  }
+
+  void Open(YamlNode::Kind kind, const YAML::Mark& mark, const std::string& tag,
+            YAML::anchor_t anchor) {
+    YamlNode node = Node(kind, mark, tag, anchor);
+    if (open_.size() >= static_cast<size_t>(kSpecDepthMax)) {
+      throw Refused{mark,
+                    fmt::format("nested more than {} deep", kSpecDepthMax)};
+    }
+    if (WantsKey()) throw Refused{mark, "a key must be a name"};
+    open_.push_back(std::move(node));
+    marks_.push_back(mark);
+  }
+
+  void Close() {
+    YamlNode node = std::move(open_.back());
+    const YAML::Mark mark = marks_.back();
+    open_.pop_back();
+    marks_.pop_back();
+    Add(std::move(node), mark);
+  }
+
+  bool WantsKey() const {
+    return !open_.empty() && open_.back().kind == YamlNode::Kind::kMapping &&
+           open_.back().keys.size() == open_.back().items.size();
+  }
+
+  void Add(YamlNode node, const YAML::Mark& mark) {
+    if (open_.empty()) {
+      root_ = std::move(node);
+      return;
+    }
+    YamlNode& parent = open_.back();
+    if (!WantsKey()) {
+      if (node.kind == YamlNode::Kind::kNull && !parent.keys.empty()) {
+        // yaml-cpp places a value that is not there at the next token.
+        node.line = parent.keys.back().line;
+        node.column = parent.keys.back().column;
+      }
+      parent.items.push_back(std::move(node));
+      return;
+    }
+    if (node.kind != YamlNode::Kind::kScalar) {
+      throw Refused{mark, "a key must be a name"};
+    }
+    for (const YamlNode& key : parent.keys) {
+      if (key.text != node.text) continue;
+      throw Refused{mark, fmt::format("{} is given twice, first in line {}",
+                                      Quoted(node.text), key.line)};
+    }
+    if (parent.keys.size() >= kKeysMax) {
+      throw Refused{mark, fmt::format("more than {} keys", kKeysMax)};
+    }
+    parent.keys.push_back(std::move(node));
+  }
+
+  std::string_view text_;
+  std::vector<size_t> line_starts_;
+  int documents_ = 0;
+  YamlNode root_;
+  std::vector<YamlNode> open_;  // collections from the root to here
+  std::vector<YAML::Mark> marks_;
+};
+
+// Optimal string alignment: insertions, deletions, replacements and swaps of
+// neighbours.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before_last;
+  std::vector<size_t> last(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    std::vector<size_t> row(b.size() + 1);
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1,
+                         last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before_last[j - 2] + 1);
+      }
+    }
+    before_last = std::move(last);
+    last = std::move(row);
+  }
+  return last[b.size()];
+}
+
+// -?(0|[1-9][0-9]*): no 0777, 1e6, 1_000 or +1, which people read differently.
+bool IsDecimal(std::string_view text) {
+  if (!text.empty() && text.front() == '-') text.remove_prefix(1);
+  if (text.empty() || (text.front() == '0' && text.size() > 1)) return false;
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// False also when it does not fit.
+template <typename T>
+bool ParseNumber(std::string_view text, T* out) {
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, *out);
+  return error == std::errc() && rest == end;
+}
+
+bool ParseDecimalFraction(std::string_view text, double* out) {
+  // from_chars would take inf and nan as well.
+  return text.find_first_not_of("0123456789.eE+-") == std::string_view::npos &&
+         ParseNumber(text, out) && std::isfinite(*out);
+}
+
+}  // namespace
+
+StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
+  if (text.size() > kSpecBytesMax) {
+    return ErrorAt(file, 1, 1,
+                   fmt::format("{} bytes of text; a spec has at most {}",
+                               text.size(), kSpecBytesMax));
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckCharacters(text, file));
+  TreeBuilder builder(text);
+  int line = 1;
+  int column = 1;
+  try {
+    std::istringstream stream{std::string(text)};
+    YAML::Parser parser(stream);
+    while (parser.HandleNextDocument(builder)) {
+    }
+  } catch (const Refused& refused) {
+    builder.Place(refused.mark, &line, &column);
+    return ErrorAt(file, line, column, refused.message);
+  } catch (const YAML::Exception& error) {
+    builder.Place(error.mark, &line, &column);
+    return ErrorAt(file, line, column, "not YAML: " + error.msg);
+  } catch (const std::exception& error) {
+    return ErrorAt(file, 1, 1, fmt::format("not YAML: {}", error.what()));
+  }
+  if (!builder.has_document()) return ErrorAt(file, 1, 1, "the spec is empty");
+  return builder.TakeRoot();
+}
+
+std::string Quoted(std::string_view text) {
+  std::string quoted = "'";
+  for (size_t i = 0; i < text.size();) {
+    if (i >= kQuotedBytesMax) return quoted + "...'";
+    const size_t bytes = Utf8Bytes(text, i);
+    if (bytes == 0 || IsControl(text[i])) {
+      quoted += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
+      ++i;
+    } else {
+      quoted += text.substr(i, bytes);
+      i += bytes;
+    }
+  }
+  return quoted + "'";
+}
+
+std::string Suggestion(std::string_view word,
+                       const std::vector<std::string_view>& choices) {
+  // Long words are nobody's typing error, and the distance is quadratic.
+  if (word.size() <= kQuotedBytesMax) {
+    std::string_view nearest;
+    size_t nearest_distance = 3;  // two errors at most
+    for (const std::string_view choice : choices) {
+      const size_t distance = EditDistance(word, choice);
+      // Of a short word something must be left.
+      if (distance < nearest_distance && 2 * distance < choice.size()) {
+        nearest = choice;
+        nearest_distance = distance;
+      }
+    }
+    if (!nearest.empty()) return fmt::format("did you mean '{}'?", nearest);
+  }
+  return fmt::format("known here: {}", fmt::join(choices, ", "));
+}
+
+// ---- SpecValue
+// ----------------------------------------------------------------
+
+bool SpecValue::IsWholeNumber() const {
+  return IsScalar() && node_->plain && IsDecimal(node_->text);
+}
+
+Status SpecValue::Error(const std::string& message) const {
+  return ErrorAt(*file_, line_, column_,
+                 path_.empty() ? message : path_ + ": " + message);
+}
+
+Status SpecValue::KeyError(size_t i, const std::string& message) const {
+  return ErrorAt(*file_, node_->keys[i].line, node_->keys[i].column,
+                 path_.empty() ? message : path_ + ": " + message);
+}
+
+Status SpecValue::Absent() const {
+  return required_ ? ErrorAt(*file_, line_, column_, path_ + " is missing")
+                   : OkStatus();
+}
+
+Status SpecValue::Wanted(std::string_view wanted) const {
+  if (!present()) return Absent();
+  switch (node_->kind) {
+    case YamlNode::Kind::kNull:
+      return Error(fmt::format("wanted {}, found nothing", wanted));
+    case YamlNode::Kind::kSequence:
+      return Error(fmt::format("wanted {}, found a list of {}", wanted,
+                               node_->items.size()));
+    case YamlNode::Kind::kMapping:
+      return Error(fmt::format("wanted {}, found a mapping", wanted));
+    case YamlNode::Kind::kScalar:
+      break;
+  }
+  return Error(fmt::format("wanted {}, found {}{}", wanted,
+                           node_->plain ? "" : "the quoted text ",
+                           Quoted(node_->text)));
+}
+
+Status SpecValue::CheckMapping(const std::vector<std::string_view>& known_keys,
+                               std::string_view wanted) const {
+  if (!IsMapping()) {
+    return Wanted(fmt::format("{} with the keys {}", wanted,
+                              fmt::join(known_keys, ", ")));
+  }
+  for (size_t i = 0; i < size(); ++i) {
+    const std::string& key = Key(i);
+    if (std::find(known_keys.begin(), known_keys.end(), key) ==
+        known_keys.end()) {
+      return KeyError(i, fmt::format("unknown key {}; {}", Quoted(key),
+                                     Suggestion(key, known_keys)));
+    }
+  }
+  return OkStatus();
+}
+
+StatusOr<std::string_view> SpecValue::OneOf(
+    const std::vector<std::string_view>& keys) const {
+  std::string_view found;
+  for (size_t i = 0; i < size(); ++i) {
+    const auto key = std::find(keys.begin(), keys.end(), Key(i));
+    if (key == keys.end()) continue;
+    if (!found.empty()) {
+      return KeyError(i, fmt::format("'{}' and '{}' exclude each other: give "
+                                     "exactly one of {}",
+                                     found, *key, fmt::join(keys, ", ")));
+    }
+    found = *key;
+  }
+  if (found.empty()) {
+    return Error(fmt::format("needs one of {}", fmt::join(keys, ", ")));
+  }
+  return found;
+}
+
+SpecValue SpecValue::Member(std::string_view key, bool required) const {
+  SpecValue member;
+  member.file_ = file_;
+  member.path_ =
+      path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
+  member.line_ = line_;
+  member.column_ = column_;
+  member.required_ = required;
+  for (size_t i = 0; i < size(); ++i) {
+    if (Key(i) != key) continue;
+    member.node_ = &node_->items[i];
+    member.line_ = member.node_->line;
+    member.column_ = member.node_->column;
+  }
+  return member;
+}
+
+SpecValue SpecValue::Item(size_t i) const {
+  SpecValue item;
+  item.node_ = &node_->items[i];
+  item.file_ = file_;
+  item.path_ = fmt::format("{}[{}]", path_, i);
+  item.line_ = item.node_->line;
+  item.column_ = item.node_->column;
+  return item;
+}
+
+const std::string& SpecValue::Key(size_t i) const {
+  return node_->keys[i].text;
+}
+
+Status SpecValue::CheckSequence(size_t min, size_t max,
+                                std::string_view wanted) const {
+  if (!IsSequence() || size() < min || size() > max) return Wanted(wanted);
+  return OkStatus();
+}
+
+Status SpecValue::Uint(uint64_t min, uint64_t max, uint64_t* out) const {
+  if (!present()) return Absent();
+  uint64_t value;
+  if (!IsWholeNumber() || !ParseNumber(node_->text, &value) || value < min ||
+      value > max) {
+    return Wanted(fmt::format("a whole number from {} to {}", min, max));
+  }
+  *out = value;
+  return OkStatus();
+}
+
+Status SpecValue::Int(int64_t min, int64_t max, int64_t* out) const {
+  if (!present()) return Absent();
+  int64_t value;
+  if (!IsWholeNumber() || !ParseNumber(node_->text, &value) || value < min ||
+      value > max) {
+    return Wanted(fmt::format("a whole number from {} to {}", min, max));
+  }
+  *out = value;
+  return OkStatus();
+}
+
+Status SpecValue::Double(double min, double max, double* out) const {
+  if (!present()) return Absent();
+  double value;
+  if (!IsScalar() || !node_->plain ||
+      !ParseDecimalFraction(node_->text, &value) || value < min ||
+      value > max) {
+    return Wanted(fmt::format("a number from {:g} to {:g}", min, max));
+  }
+  *out = value;
+  return OkStatus();
+}
+
+Status SpecValue::Bool(bool* out) const {
+  if (!present()) return Absent();
+  if (!IsScalar() || !node_->plain ||
+      (node_->text != "true" && node_->text != "false")) {
+    return Wanted("true or false");
+  }
+  *out = node_->text == "true";
+  return OkStatus();
+}
+
+Status SpecValue::String(std::string* out) const {
+  if (!present()) return Absent();
+  if (!IsScalar() || node_->text.empty() ||
+      std::any_of(node_->text.begin(), node_->text.end(), IsControl)) {
+    return Wanted("text on one line");
+  }
+  *out = node_->text;
+  return OkStatus();
+}
+
+Status SpecValue::Path(const std::string& base_dir, std::string* out) const {
+  if (!present()) return Absent();
+  std::string text;
+  PENSTOCK_RETURN_IF_ERROR(String(&text));
+  if (text.front() == '~') {
+    return Error(
+        fmt::format("'~' is not expanded in {}: write the home folder "
+                    "out, or './~...' for a file of that name",
+                    Quoted(text)));
+  }
+  std::filesystem::path path(text);
+  if (path.is_relative()) {
+    path = std::filesystem::path(base_dir) / path;
+    if (path.is_relative()) {
+      return Error(
+          fmt::format("{} is relative and there is no folder to take "
+                      "it from: write an absolute path",
+                      Quoted(text)));
+    }
+  }
+  text = path.lexically_normal().string();
+  if (text.size() > 1 && text.back() == '/') text.pop_back();
+  if (text.size() > kPathBytesMax) {
+    return Error(fmt::format("a path of {} bytes; at most {}", text.size(),
+                             kPathBytesMax));
+  }
+  *out = std::move(text);
+  return OkStatus();
+}
+
+Status SpecValue::UnknownWord(
+    const std::vector<std::string_view>& words) const {
+  if (!IsScalar()) {
+    return Wanted(fmt::format("one of {}", fmt::join(words, ", ")));
+  }
+  return Error(fmt::format("unknown value {}; {}", Quoted(node_->text),
+                           Suggestion(node_->text, words)));
+}
+
+}  // namespace penstock

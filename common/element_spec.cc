@@ -1,0 +1,119 @@
+#include "common/element_spec.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+
+namespace penstock {
+namespace {
+
+struct DTypeInfo {
+  DType dtype;
+  std::string_view name;
+  uint32_t bytes;
+};
+constexpr std::array<DTypeInfo, 9> kDTypes = {{
+    {DType::kUint8, "uint8", 1},
+    {DType::kInt8, "int8", 1},
+    {DType::kInt16, "int16", 2},
+    {DType::kInt32, "int32", 4},
+    {DType::kInt64, "int64", 8},
+    {DType::kFloat16, "float16", 2},
+    {DType::kBFloat16, "bfloat16", 2},
+    {DType::kFloat32, "float32", 4},
+    {DType::kFloat64, "float64", 8},
+}};
+
+constexpr size_t kFeaturesMax = 64;
+constexpr size_t kDimensionsMax = 8;
+constexpr size_t kNameCharsMax = 64;
+constexpr uint64_t kRowBytesMax = uint64_t{1} << 40;
+
+const DTypeInfo& Info(DType dtype) {
+  return kDTypes[static_cast<uint32_t>(dtype) - 1];
+}
+
+}  // namespace
+
+uint32_t DTypeBytes(DType dtype) { return Info(dtype).bytes; }
+
+std::string_view DTypeName(DType dtype) { return Info(dtype).name; }
+
+StatusOr<DType> DTypeFromName(std::string_view name) {
+  std::string known;
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.name == name) return info.dtype;
+    known += (known.empty() ? "" : ", ") + std::string(info.name);
+  }
+  return InvalidArgumentError("unknown dtype '{}'; known are {}", name, known);
+}
+
+uint64_t Feature::RowBytes() const {
+  uint64_t bytes = DTypeBytes(dtype);
+  for (const int64_t dim : shape) bytes *= static_cast<uint64_t>(dim);
+  return bytes;
+}
+
+std::string Feature::ToString() const {
+  return fmt::format("{} {} [{}]", name, DTypeName(dtype),
+                     fmt::join(shape, ", "));
+}
+
+nlohmann::json ElementSpecToJson(const ElementSpec& spec) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const Feature& feature : spec) {
+    json.push_back({{"name", feature.name},
+                    {"dtype", std::string(DTypeName(feature.dtype))},
+                    {"shape", feature.shape}});
+  }
+  return json;
+}
+
+StatusOr<ElementSpec> ElementSpecFromJson(const nlohmann::json& json) {
+  if (!json.is_array() || json.empty() || json.size() > kFeaturesMax) {
+    return InvalidArgumentError("element spec: wanted 1 to {} features",
+                                kFeaturesMax);
+  }
+  ElementSpec spec;
+  for (const nlohmann::json& item : json) {
+    if (!item.is_object() || !item.contains("name") ||
+        !item["name"].is_string() || !item.contains("dtype") ||
+        !item["dtype"].is_string() || !item.contains("shape") ||
+        !item["shape"].is_array()) {
+      return InvalidArgumentError(
+          "element spec: a feature needs name, dtype and shape");
+    }
+    Feature feature;
+    feature.name = item["name"].get<std::string>();
+    if (feature.name.empty() || feature.name.size() > kNameCharsMax) {
+      return InvalidArgumentError("element spec: a name has 1 to {} characters",
+                                  kNameCharsMax);
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(feature.dtype,
+                              DTypeFromName(item["dtype"].get<std::string>()));
+    if (item["shape"].size() > kDimensionsMax) {
+      return InvalidArgumentError("element spec: at most {} dimensions",
+                                  kDimensionsMax);
+    }
+    uint64_t bytes = DTypeBytes(feature.dtype);
+    for (const nlohmann::json& dim : item["shape"]) {
+      if (!dim.is_number_integer() || dim.get<int64_t>() < 0) {
+        return InvalidArgumentError(
+            "element spec: feature '{}': a dimension "
+            "is a number from 0 up",
+            feature.name);
+      }
+      const int64_t value = dim.get<int64_t>();
+      // Divide: the product of hostile dimensions wraps.
+      if (value != 0 && bytes > kRowBytesMax / static_cast<uint64_t>(value)) {
+        return InvalidArgumentError("element spec: feature '{}' is too large",
+                                    feature.name);
+      }
+      bytes *= static_cast<uint64_t>(value);
+      feature.shape.push_back(value);
+    }
+    spec.push_back(std::move(feature));
+  }
+  return spec;
+}
+
+}  // namespace penstock

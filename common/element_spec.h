@@ -1,0 +1,56 @@
+// What one row of a batch is made of: names, dtypes and shapes.
+#ifndef COMMON_ELEMENT_SPEC_H_
+#define COMMON_ELEMENT_SPEC_H_
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/status.h"
+
+namespace penstock {
+
+// Numbers are part of the C ABI (penstock.h).
+enum class DType : uint32_t {
+  kUint8 = 1,
+  kInt8 = 2,
+  kInt16 = 3,
+  kInt32 = 4,
+  kInt64 = 5,
+  kFloat16 = 6,   // IEEE 754 binary16
+  kBFloat16 = 7,  // the upper half of a binary32
+  kFloat32 = 8,
+  kFloat64 = 9,
+};
+
+// Bytes of one value.
+uint32_t DTypeBytes(DType dtype);
+// "uint8", "float16", "bfloat16", ... as NumPy and the frameworks spell it.
+std::string_view DTypeName(DType dtype);
+// InvalidArgument names the known dtypes.
+StatusOr<DType> DTypeFromName(std::string_view name);
+
+// One tensor of a row. shape is without the batch dimension; a scalar has {}.
+struct Feature {
+  std::string name;
+  DType dtype = DType::kUint8;
+  std::vector<int64_t> shape;
+
+  uint64_t RowBytes() const;
+  // "image float16 [3, 224, 224]"
+  std::string ToString() const;
+  bool operator==(const Feature&) const = default;
+};
+
+using ElementSpec = std::vector<Feature>;
+
+// [{"name": "image", "dtype": "float16", "shape": [3, 224, 224]}, ...]
+nlohmann::json ElementSpecToJson(const ElementSpec& spec);
+// Untrusted input: names 1-64 characters, at most 64 features of at most 8
+// dimensions, a row of at most 2^40 bytes.
+StatusOr<ElementSpec> ElementSpecFromJson(const nlohmann::json& json);
+
+}  // namespace penstock
+#endif  // COMMON_ELEMENT_SPEC_H_

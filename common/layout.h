@@ -1,0 +1,188 @@
+// Every byte the broker and a rank share. Nothing else defines layout.
+//
+// A segment: broker writes, ranks read (they cannot map it writable).
+//
+//   byte 0       SegmentHeader   one page, written once; `ready` last
+//   byte 4096    Ring[seats]     one per local rank, see ring.h
+//   slots_offset slots           slot_count * slot_stride; each holds
+//                                [ids int64 rows_max][feature 0][feature 1]...
+//                                at the offsets the header names
+//
+// A cursor page: that one rank writes, the broker reads as untrusted input.
+//
+// Positions are byte offsets from the segment's base, never pointers: each
+// process maps it at its own address.
+#ifndef COMMON_LAYOUT_H_
+#define COMMON_LAYOUT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+namespace penstock {
+
+// Bump on any change to size, offset, or meaning of a field below.
+inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
+inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
+inline constexpr uint64_t kPageBytes = 4096;
+// Two lines, because x86 prefetches lines in pairs.
+inline constexpr size_t kWriterSpacing = 128;
+
+// Cells of a ring: a batch takes one; more than a rank can have outstanding.
+inline constexpr uint32_t kRingCells = 128;
+// Batches of one rank published and not yet released: prefetch + hold.
+inline constexpr uint32_t kLeasesMax = 128;
+inline constexpr uint32_t kFeaturesMax = 64;
+inline constexpr uint32_t kSeatsMax = 1024;
+
+// Why a ring will get no more cells. Order matters: from kRecalled on, cells
+// that were published and not taken are void.
+enum class Closed : uint32_t {
+  kOpen = 0,
+  kFinished = 1,  // the data are over; take what was published
+  kRecalled = 2,  // evicted or fenced; Ring::reason says why
+  kFailed = 3,    // the job failed; Ring::reason says why
+  kShutdown = 4,  // the broker was told to stop
+};
+
+enum CellFlags : uint32_t {
+  kLastOfEpoch = 1,
+  kLastOfData = 2,
+  kRedelivered = 4,
+};
+
+// One published batch. Written by the broker before the count that names it.
+struct Cell {
+  uint64_t slot_offset;    // of the slot, from the segment's base
+  uint64_t generation;     // to be stored in released[lease]
+  uint32_t lease;          // < kLeasesMax
+  uint32_t flags;          // CellFlags
+  uint32_t rows;           // batch dimension, padding included
+  uint32_t valid_rows;     // of them samples
+  uint64_t epoch;          // from 0
+  uint64_t step_in_epoch;  // from 0
+  uint64_t global_rows;    // samples of the whole global batch
+  uint64_t skipped;        // batches this rank missed before this one (lag)
+};
+
+// Counts, not indexes: at 1M batches/s a count wraps after 580,000 years.
+struct Ring {
+  alignas(kWriterSpacing) std::atomic<uint64_t> published;
+  alignas(kWriterSpacing) std::atomic<uint32_t> closed;  // Closed
+  // The broker waits for this rank to release: send a wake after releasing.
+  std::atomic<uint32_t> broker_waiting;
+  alignas(kWriterSpacing) char reason[1024];  // before closed; NUL-terminated
+  alignas(kWriterSpacing) Cell cells[kRingCells];
+};
+
+struct SegmentHeader {
+  uint64_t magic;
+  uint32_t layout_version;
+  uint32_t page_bytes;
+  uint64_t layout_hash;  // of every size and offset: kLayoutHash
+  uint64_t segment_bytes;
+  uint64_t life_id;  // of the broker process; random
+  uint64_t job_id;   // unique within the life
+  uint32_t seats;
+  uint32_t slot_count;
+  uint64_t rings_offset;
+  uint64_t ring_stride;
+  uint64_t slots_offset;
+  uint64_t slot_stride;
+  uint64_t rows_max;    // rows a slot has room for
+  uint64_t ids_offset;  // within a slot
+  uint32_t feature_count;
+  uint32_t reserved;
+  uint64_t feature_offset[kFeaturesMax];  // within a slot
+  std::atomic<uint32_t> ready;            // 1, stored last
+};
+
+struct CursorPage {
+  uint64_t magic;
+  uint32_t layout_version;
+  uint32_t reserved;
+  uint64_t layout_hash;
+  alignas(kWriterSpacing) std::atomic<uint64_t> taken;
+  // The rank sleeps, or is about to: send a wake after publishing.
+  std::atomic<uint32_t> waiting;
+  // Stall counters: written by the rank for `penstock status`, never trusted.
+  alignas(kWriterSpacing) std::atomic<uint64_t> waits;
+  std::atomic<uint64_t> wait_ns;
+  // Generation of the last lease that was given back under each number. On
+  // pages of their own lines: releases come from any thread of the rank.
+  alignas(kWriterSpacing) std::atomic<uint64_t> released[kLeasesMax];
+};
+inline constexpr uint64_t kCursorBytes = kPageBytes;
+
+static_assert(sizeof(Cell) == 64);
+static_assert(std::is_trivially_copyable_v<Cell>);
+static_assert(offsetof(Ring, closed) == kWriterSpacing);
+static_assert(offsetof(Ring, reason) == 2 * kWriterSpacing);
+static_assert(offsetof(Ring, cells) == 2 * kWriterSpacing + 1024);
+static_assert(sizeof(Ring) == 9472);
+static_assert(offsetof(SegmentHeader, feature_offset) == 112);
+static_assert(offsetof(SegmentHeader, ready) == 624);
+static_assert(sizeof(SegmentHeader) <= kPageBytes);
+static_assert(offsetof(CursorPage, taken) == 128);
+static_assert(offsetof(CursorPage, waits) == 256);
+static_assert(offsetof(CursorPage, released) == 384);
+static_assert(sizeof(CursorPage) == 1408 && sizeof(CursorPage) <= kCursorBytes);
+static_assert(std::atomic<uint64_t>::is_always_lock_free &&
+                  std::atomic<uint32_t>::is_always_lock_free,
+              "a lock hidden in std::atomic would be private to one process");
+
+namespace internal {
+constexpr uint64_t HashOffsets(std::initializer_list<uint64_t> values) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (uint64_t value : values) {
+    for (int i = 0; i < 8; ++i, value >>= 8) {
+      hash = (hash ^ (value & 0xff)) * 0x100000001b3;
+    }
+  }
+  return hash;
+}
+}  // namespace internal
+
+// Equal on both sides or they must not share memory: catches a build with
+// another compiler or another struct under the same version number.
+inline constexpr uint64_t kLayoutHash =
+    internal::HashOffsets({kLayoutVersion,
+                           kPageBytes,
+                           kRingCells,
+                           kLeasesMax,
+                           kFeaturesMax,
+                           sizeof(Cell),
+                           offsetof(Cell, generation),
+                           offsetof(Cell, lease),
+                           offsetof(Cell, flags),
+                           offsetof(Cell, rows),
+                           offsetof(Cell, valid_rows),
+                           offsetof(Cell, epoch),
+                           offsetof(Cell, step_in_epoch),
+                           offsetof(Cell, global_rows),
+                           offsetof(Cell, skipped),
+                           sizeof(Ring),
+                           offsetof(Ring, published),
+                           offsetof(Ring, closed),
+                           offsetof(Ring, broker_waiting),
+                           offsetof(Ring, reason),
+                           offsetof(Ring, cells),
+                           sizeof(SegmentHeader),
+                           offsetof(SegmentHeader, life_id),
+                           offsetof(SegmentHeader, seats),
+                           offsetof(SegmentHeader, rings_offset),
+                           offsetof(SegmentHeader, slots_offset),
+                           offsetof(SegmentHeader, rows_max),
+                           offsetof(SegmentHeader, feature_offset),
+                           offsetof(SegmentHeader, ready),
+                           sizeof(CursorPage),
+                           offsetof(CursorPage, taken),
+                           offsetof(CursorPage, waiting),
+                           offsetof(CursorPage, waits),
+                           offsetof(CursorPage, released)});
+
+}  // namespace penstock
+#endif  // COMMON_LAYOUT_H_

@@ -1,0 +1,305 @@
+#include "common/message.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace penstock {
+namespace {
+
+// The marker of a message whose JSON travels in a memfd, first of the fds.
+constexpr char kLargeKey[] = "large_bytes";
+constexpr int kSealsOfMessage =
+    F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
+
+StatusOr<Fd> TextInMemfd(const std::string& text) {
+  Fd fd(memfd_create("penstock message", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return ErrnoError(errno, "memfd_create");
+  size_t written = 0;
+  while (written < text.size()) {
+    const ssize_t n =
+        write(fd.get(), text.data() + written, text.size() - written);
+    if (n < 0) return ErrnoError(errno, "write to a memfd");
+    written += static_cast<size_t>(n);
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, kSealsOfMessage) != 0) {
+    return ErrnoError(errno, "seal a memfd");
+  }
+  return fd;
+}
+
+StatusOr<std::string> TextFromMemfd(int fd, uint64_t bytes) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  struct stat info;
+  if (seals < 0 || (seals & kSealsOfMessage) != kSealsOfMessage ||
+      fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != bytes ||
+      bytes > kLargeMessageBytesMax) {
+    return InvalidArgumentError(
+        "a large message is not a sealed memfd of {} "
+        "bytes",
+        bytes);
+  }
+  std::string text(bytes, '\0');
+  size_t got = 0;
+  while (got < bytes) {
+    const ssize_t n = pread(fd, text.data() + got, bytes - got, got);
+    if (n <= 0) return InvalidArgumentError("a large message cannot be read");
+    got += static_cast<size_t>(n);
+  }
+  return text;
+}
+
+// JSON of another process: depth bounded before the recursive parser sees it.
+StatusOr<nlohmann::json> ParseForeignJson(const std::string& text) {
+  constexpr int kDepthMax = 32;
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > kDepthMax) {
+        return InvalidArgumentError("a message is nested deeper than {}",
+                                    kDepthMax);
+      }
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (json.is_discarded() || !json.is_object()) {
+    return InvalidArgumentError("a message is not a JSON object");
+  }
+  return json;
+}
+
+Status SendDatagram(int socket, const std::string& text,
+                    const std::vector<int>& fds) {
+  iovec iov{const_cast<char*>(text.data()), text.size()};
+  msghdr header{};
+  header.msg_iov = &iov;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMessageFdsMax)] = {};
+  if (!fds.empty()) {
+    assert(fds.size() <= static_cast<size_t>(kMessageFdsMax));
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
+    cmsghdr* cmsg = CMSG_FIRSTHDR(&header);
+    cmsg->cmsg_level = SOL_SOCKET;
+    cmsg->cmsg_type = SCM_RIGHTS;
+    cmsg->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
+    std::memcpy(CMSG_DATA(cmsg), fds.data(), sizeof(int) * fds.size());
+  }
+  while (sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+    switch (errno) {
+      case EINTR:
+        continue;
+      case EAGAIN:
+        return ResourceExhaustedError("the peer does not read its messages");
+      case ECONNRESET:
+      case EPIPE:
+      case ENOTCONN:
+        return UnavailableError("the peer has closed the connection");
+      default:
+        return ErrnoError(errno, "send a message");
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Fd::~Fd() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Status SendMessage(int socket, const nlohmann::json& json,
+                   const std::vector<int>& fds) {
+  // Bytes that are not UTF-8 (file names) are replaced, never thrown on.
+  const std::string text =
+      json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  if (text.size() <= kMessageBytesMax) return SendDatagram(socket, text, fds);
+  if (text.size() > kLargeMessageBytesMax ||
+      fds.size() + 1 > static_cast<size_t>(kMessageFdsMax)) {
+    return InternalError("a message of {} bytes is too large", text.size());
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd memfd, TextInMemfd(text));
+  std::vector<int> all = {memfd.get()};
+  all.insert(all.end(), fds.begin(), fds.end());
+  return SendDatagram(socket, nlohmann::json{{kLargeKey, text.size()}}.dump(),
+                      all);
+}
+
+StatusOr<std::optional<Message>> ReceiveMessage(int socket) {
+  std::string text(kMessageBytesMax, '\0');
+  iovec iov{text.data(), text.size()};
+  msghdr header{};
+  header.msg_iov = &iov;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMessageFdsMax)] = {};
+  header.msg_control = control;
+  header.msg_controllen = sizeof(control);
+  ssize_t bytes;
+  while ((bytes = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) <
+         0) {
+    switch (errno) {
+      case EINTR:
+        continue;
+      case EAGAIN:
+        return std::optional<Message>();
+      case ECONNRESET:
+      case ENOTCONN:
+        return UnavailableError("the peer has closed the connection");
+      default:
+        return ErrnoError(errno, "receive a message");
+    }
+  }
+  Message message;
+  for (cmsghdr* cmsg = CMSG_FIRSTHDR(&header); cmsg != nullptr;
+       cmsg = CMSG_NXTHDR(&header, cmsg)) {
+    if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS) {
+      continue;
+    }
+    const size_t count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
+      message.fds.emplace_back(fd);
+    }
+  }
+  // A closed SEQPACKET peer and an empty datagram look the same; neither is a
+  // message.
+  if (bytes == 0) return UnavailableError("the peer has closed the connection");
+  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    return InvalidArgumentError(
+        "a message is longer than {} bytes or has more than {} descriptors",
+        kMessageBytesMax, kMessageFdsMax);
+  }
+  text.resize(static_cast<size_t>(bytes));
+  PENSTOCK_ASSIGN_OR_RETURN(message.json, ParseForeignJson(text));
+  if (message.json.contains(kLargeKey)) {
+    const nlohmann::json& size = message.json[kLargeKey];
+    if (!size.is_number_unsigned() || message.fds.empty()) {
+      return InvalidArgumentError("a large message without its memfd");
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const std::string large,
+        TextFromMemfd(message.fds[0].get(), size.get<uint64_t>()));
+    message.fds.erase(message.fds.begin());
+    PENSTOCK_ASSIGN_OR_RETURN(message.json, ParseForeignJson(large));
+  }
+  return std::optional<Message>(std::move(message));
+}
+
+std::string SocketPath(const std::string& given) {
+  if (!given.empty()) return given;
+  const char* path = std::getenv("PENSTOCK_SOCKET");
+  return path != nullptr && *path != '\0' ? path : kDefaultSocketPath;
+}
+
+StatusOr<Fd> ConnectControl(const std::string& path) {
+  constexpr char kWayOut[] =
+      "start one with `penstock run`, or start the service "
+      "(systemctl start penstockd.socket), or set PENSTOCK_SOCKET";
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return InvalidArgumentError(
+        "socket path '{}' is longer than the {} bytes a Unix socket may have",
+        path, sizeof(address.sun_path) - 1);
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd) return ErrnoError(errno, "socket");
+  while (connect(fd.get(), reinterpret_cast<sockaddr*>(&address),
+                 sizeof(address)) != 0) {
+    switch (errno) {
+      case EINTR:
+        continue;
+      case ENOENT:
+        return NotFoundError("no broker at '{}': there is no such socket; {}",
+                             path, kWayOut);
+      case ECONNREFUSED:
+        return UnavailableError("no broker listens at '{}'; {}", path, kWayOut);
+      case EACCES:
+        return PermissionDeniedError(
+            "socket '{}' is not for this user; join its group (usually "
+            "'penstock') and log in again, or use `penstock run`",
+            path);
+      default:
+        return ErrnoError(errno, "connect to '" + path + "'");
+    }
+  }
+  return fd;
+}
+
+StatusOr<Message> Request(
+    int socket, nlohmann::json request, const std::vector<int>& fds,
+    Deadline deadline,
+    const std::function<bool(const nlohmann::json&)>& on_event) {
+  request["penstock"] = kProtocolVersion;
+  PENSTOCK_RETURN_IF_ERROR(SendMessage(socket, request, fds));
+  for (;;) {
+    pollfd entry{socket, POLLIN, 0};
+    int timeout_ms = -1;
+    if (deadline) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          *deadline - std::chrono::steady_clock::now());
+      timeout_ms = static_cast<int>(
+          std::clamp<int64_t>(left.count(), 0, 24 * 3600 * 1000));
+    }
+    const int ready = poll(&entry, 1, timeout_ms);
+    if (ready < 0) {
+      // A signal (Ctrl-C) is the caller's to judge, through on_event.
+      if (errno != EINTR) return ErrnoError(errno, "poll");
+      if (on_event && !on_event(nlohmann::json::object())) {
+        return CancelledError("interrupted");
+      }
+      continue;
+    }
+    if (ready == 0) {
+      return DeadlineExceededError("the broker did not answer '{}' in time",
+                                   request.value("op", ""));
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(std::optional<Message> message,
+                              ReceiveMessage(socket));
+    if (!message) continue;
+    const nlohmann::json& json = message->json;
+    if (json.contains("event")) {
+      if (on_event && !on_event(json)) return CancelledError("interrupted");
+      continue;
+    }
+    if (json.contains("ok") && json["ok"].is_boolean() &&
+        json["ok"].get<bool>()) {
+      return std::move(*message);
+    }
+    const nlohmann::json code = json.value("code", nlohmann::json());
+    const nlohmann::json text = json.value("error", nlohmann::json());
+    if (!code.is_number_integer() || !text.is_string()) {
+      return InternalError("the broker's answer is not of this protocol");
+    }
+    return Status(static_cast<StatusCode>(code.get<int>()),
+                  text.get<std::string>());
+  }
+}
+
+nlohmann::json OkReply() { return {{"ok", true}}; }
+
+nlohmann::json ErrorReply(const Status& status) {
+  return {{"ok", false},
+          {"code", static_cast<int>(status.code())},
+          {"error", status.message()}};
+}
+
+}  // namespace penstock

@@ -1,0 +1,113 @@
+// The control plane: JSON datagrams on a SOCK_SEQPACKET Unix socket, with
+// descriptors beside them.
+//
+// A request is {"penstock": 1, "op": ..., ...}; "penstock" is the protocol's
+// version. Its answer is {"ok": true, ...} or {"ok": false, "code": N,
+// "error": "..."} (StatusCode's number). Before the answer to a long request
+// come any number of {"event": "progress", "stage": "indexing", "done": n,
+// "total": m} (total 0: not known).
+//
+//   op        request                            answer
+//   ping      -                                  version, pid, private
+//   register  spec, file, base                   dataset
+//   datasets  -                                  datasets: [{name, source,
+//   ...}] jobs      -                                  jobs: [{job, dataset,
+//   ...}] status    -                                  broker, workers, jobs:
+//   [...] index     dataset | spec, file, base,        records, element_spec,
+//             world_size                         steps_per_epoch, memory_bytes
+//   attach    dataset | spec, file, base, job,   see client/reader.cc
+//             rank, world_size, ... + cursor fd
+//   shutdown  -                                  - (a private broker only)
+//
+// spec is the YAML text, file its name for messages, base the folder relative
+// paths start from; dataset names a registered one.
+#ifndef COMMON_MESSAGE_H_
+#define COMMON_MESSAGE_H_
+
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/status.h"
+
+namespace penstock {
+
+inline constexpr int kProtocolVersion = 1;
+// One datagram; a larger one travels in a sealed memfd.
+inline constexpr size_t kMessageBytesMax = 64 * 1024;
+// In a memfd: a list of all jobs of a busy host.
+inline constexpr size_t kLargeMessageBytesMax = 16 * 1024 * 1024;
+inline constexpr int kMessageFdsMax = 4;
+
+inline constexpr char kDefaultSocketPath[] = "/run/penstock/penstock.sock";
+
+// Owns a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd();
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int Release() { return std::exchange(fd_, -1); }
+  void Reset() { Fd().Swap(*this); }
+
+ private:
+  void Swap(Fd& other) { std::swap(fd_, other.fd_); }
+  int fd_ = -1;
+};
+
+struct Message {
+  nlohmann::json json;
+  std::vector<Fd> fds;
+};
+
+// ---- one datagram on a connected socket -------------------------------------
+
+// Sends without waiting. ResourceExhausted: the peer does not read (its buffer
+// is full); Unavailable: it is gone.
+Status SendMessage(int socket, const nlohmann::json& json,
+                   const std::vector<int>& fds = {});
+
+// Receives without waiting: nullopt when nothing is there. Unavailable: the
+// peer is gone; InvalidArgument: it broke the protocol (empty, too long, not
+// JSON, too many descriptors). Never trusts the peer; received descriptors are
+// close-on-exec.
+StatusOr<std::optional<Message>> ReceiveMessage(int socket);
+
+// ---- the asking side
+// ---------------------------------------------------------
+
+using Deadline = std::optional<std::chrono::steady_clock::time_point>;
+
+// options.socket, else PENSTOCK_SOCKET, else the default path.
+std::string SocketPath(const std::string& given);
+
+// Connects; an error says which socket, why, and what to do about it.
+StatusOr<Fd> ConnectControl(const std::string& path);
+
+// Sends a request (op and fields; the version is put in) and waits for its
+// answer; on_event is called with every event before it and returns false to
+// give up (Cancelled). An answer with "ok": false becomes its Status.
+StatusOr<Message> Request(
+    int socket, nlohmann::json request, const std::vector<int>& fds = {},
+    Deadline deadline = std::nullopt,
+    const std::function<bool(const nlohmann::json&)>& on_event = nullptr);
+
+// ---- the answering side
+// -------------------------------------------------------
+
+nlohmann::json OkReply();
+nlohmann::json ErrorReply(const Status& status);
+
+}  // namespace penstock
+#endif  // COMMON_MESSAGE_H_

@@ -1,0 +1,119 @@
+// A segment: the memory in which the broker hands batches to the ranks of one
+// job. A memfd without a name, sealed so that nobody else can write, shrink or
+// grow it.
+#ifndef COMMON_SEGMENT_H_
+#define COMMON_SEGMENT_H_
+
+#include <boost/interprocess/mapped_region.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common/element_spec.h"
+#include "common/layout.h"
+#include "common/message.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// Where everything in a segment is; a pure function of what is asked for.
+struct SegmentPlan {
+  uint32_t seats = 0;
+  uint32_t slot_count = 0;
+  uint64_t rows_max = 0;
+  uint64_t ids_offset = 0;  // within a slot
+  std::vector<uint64_t> feature_offset;
+  uint64_t slot_stride = 0;
+  uint64_t slots_offset = 0;
+  uint64_t segment_bytes = 0;
+};
+
+// rows_max rows of spec in each of slot_count slots, seats rings.
+// ResourceExhausted when the sizes pass what an address can hold.
+StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
+                                  uint32_t slot_count, uint32_t seats);
+
+// A mapping of a memfd, through Boost.Interprocess.
+class Mapping {
+ public:
+  static StatusOr<Mapping> Map(int fd, uint64_t bytes, bool writable);
+  std::byte* data() const {
+    return static_cast<std::byte*>(region_.get_address());
+  }
+  uint64_t bytes() const { return region_.get_size(); }
+
+ private:
+  boost::interprocess::mapped_region region_;
+};
+
+// The broker's side. Not thread safe to create; the memory is as ring.h says.
+class Segment {
+ public:
+  // The header is complete and ready; slots are not populated yet.
+  static StatusOr<std::unique_ptr<Segment>> Create(const SegmentPlan& plan,
+                                                   uint64_t life_id,
+                                                   uint64_t job_id);
+  int fd() const { return fd_.get(); }
+  const SegmentPlan& plan() const { return plan_; }
+  std::byte* base() const { return mapping_.data(); }
+  Ring& ring(uint32_t seat) const;
+  uint64_t slot_offset(uint32_t slot) const {
+    return plan_.slots_offset + slot * plan_.slot_stride;
+  }
+  int64_t* ids(uint32_t slot) const;
+  std::byte* feature(uint32_t slot, size_t index) const;
+
+ private:
+  Segment(SegmentPlan plan, Fd fd, Mapping mapping)
+      : plan_(std::move(plan)),
+        fd_(std::move(fd)),
+        mapping_(std::move(mapping)) {}
+  SegmentPlan plan_;
+  Fd fd_;
+  Mapping mapping_;
+};
+
+// A rank's side: read only. Checks seals, size and a copy of the header before
+// anything else is believed.
+class SegmentView {
+ public:
+  // FailedPrecondition: built from another layout version, says both;
+  // Internal: not a segment.
+  static StatusOr<std::unique_ptr<SegmentView>> Open(int fd,
+                                                     uint32_t feature_count);
+  const Ring& ring(uint32_t seat) const;
+  // Whether a cell names a slot of this segment with room for its rows.
+  bool Valid(const Cell& cell) const;
+  const int64_t* ids(const Cell& cell) const;
+  const std::byte* feature(const Cell& cell, size_t index) const;
+  uint32_t seats() const { return plan_.seats; }
+  uint64_t life_id() const { return life_id_; }
+
+ private:
+  SegmentView(SegmentPlan plan, Mapping mapping)
+      : plan_(std::move(plan)), mapping_(std::move(mapping)) {}
+  SegmentPlan plan_;
+  Mapping mapping_;
+  uint64_t life_id_ = 0;
+};
+
+// ---- the cursor page: the other direction
+// ----------------------------------------
+
+// A rank's page: created, mapped and sealed by the rank.
+struct OwnedCursor {
+  Fd fd;
+  Mapping mapping;
+  CursorPage& page() const {
+    return *reinterpret_cast<CursorPage*>(mapping.data());
+  }
+};
+StatusOr<OwnedCursor> CreateCursor();
+
+// The broker's read-only view of it. InvalidArgument: not a sealed memfd of one
+// page; FailedPrecondition: another layout version.
+StatusOr<Mapping> OpenCursor(int fd);
+
+}  // namespace penstock
+#endif  // COMMON_SEGMENT_H_

@@ -1,0 +1,39 @@
+#include "common/wake.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+
+namespace penstock {
+
+StatusOr<WakePair> MakeWakePair() {
+  int fds[2];
+  // SEQPACKET: its close is seen by poll, a DGRAM pair's is not.
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0,
+                 fds) != 0) {
+    return ErrnoError(errno, "socketpair");
+  }
+  return WakePair{Fd(fds[0]), Fd(fds[1])};
+}
+
+void SendWake(int socket) {
+  const int saved = errno;
+  const char byte = 1;
+  while (send(socket, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
+         errno == EINTR) {
+  }
+  errno = saved;
+}
+
+bool DrainWakes(int socket) {
+  char bytes[64];
+  // Bounded: a peer that floods gets its turn again with the next poll.
+  for (int i = 0; i < 64; ++i) {
+    const ssize_t n = recv(socket, bytes, sizeof(bytes), MSG_DONTWAIT);
+    if (n > 0 || (n < 0 && errno == EINTR)) continue;
+    return n < 0 && errno == EAGAIN;
+  }
+  return true;
+}
+
+}  // namespace penstock

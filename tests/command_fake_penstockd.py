@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Stands in for penstockd in the tests of the penstock command.
+
+Takes the listening socket from systemd's protocol and answers the control
+requests with fixed data. FAKE_PENSTOCKD, a comma-separated list, makes it
+misbehave:
+
+  die       ends with status 7 before it answers anything
+  die-soon  ends by SIGABRT half a second after its start
+  stubborn  ignores SIGTERM
+  odd       answers with fields of the wrong types
+  error     answers with an error
+  hang      never answers `index`
+"""
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+
+MODES = os.environ.get("FAKE_PENSTOCKD", "").split(",")
+RECORDS, GLOBAL_BATCH, STEPS = 1003, 64, 16
+
+
+def replay(arguments):
+    """The plan of the stub: sample ids in order, no checksums."""
+    world = int(arguments[arguments.index("--world-size") + 1])
+    steps = STEPS
+    for step in range(steps):
+        base = step * GLOBAL_BATCH
+        rows = min(GLOBAL_BATCH, RECORDS - base)
+        for rank in range(world):
+            share = rows // world + (rank < rows % world)
+            start = rank * (rows // world) + min(rank, rows % world)
+            for row in range(share):
+                sys.stdout.buffer.write(
+                    struct.pack("=QQIIqII", 0, step, rank, row,
+                                base + start + row, 0, 0))
+
+
+def answer(request):
+    if "error" in MODES:
+        return {"ok": False, "code": 5, "error": "no such folder"}
+    if "odd" in MODES:
+        return {"ok": True, "dataset": 5, "records": "many",
+                "broker": [1, 2], "jobs": [7, {"job": {}, "ranks": "x"}],
+                "datasets": {"name": 1}}
+    op = request.get("op")
+    if op == "register":
+        return {"ok": True, "dataset": "registered-name"}
+    if op == "index":
+        return {"ok": True, "records": RECORDS, "global_batch": GLOBAL_BATCH,
+                "steps_per_epoch": STEPS, "epochs": 2, "memory_bytes": 1 << 20,
+                "class_names": ["shirt", "boot"],
+                "element_spec": [
+                    {"name": "image", "dtype": "uint8", "shape": [8, 8, 3]},
+                    {"name": "label", "dtype": "int64", "shape": []}]}
+    if op == "datasets":
+        return {"ok": True, "datasets": [
+            {"name": "registered-name", "source": "range", "records": RECORDS}]}
+    if op in ("status", "jobs"):
+        return {"ok": True,
+                "broker": {"version": "0.1.0", "pid": os.getpid(), "workers": 2,
+                           "cpu_s": time.process_time(), "uptime_s": 3725.0},
+                "jobs": [{"job": "train", "dataset": "d", "state": "running",
+                          "world_size": 2, "epoch": 1, "epochs": 3, "step": 4,
+                          "steps_per_epoch": 16, "rows": 12345,
+                          "ranks": [{"rank": 0, "pid": 10, "state": "waiting",
+                                     "wait_s": 0.25}]}]}
+    return {"ok": True, "version": "0.1.0", "pid": os.getpid()}
+
+
+def serve(connection):
+    while True:
+        data = connection.recv(1 << 16)
+        if not data:
+            return
+        request = json.loads(data)
+        if request.get("op") == "index":
+            if "hang" in MODES:
+                time.sleep(3600)
+            for done in (0, 500, 1003):
+                connection.send(json.dumps(
+                    {"event": "progress", "stage": "indexing", "done": done,
+                     "total": 1003}).encode())
+        connection.send(json.dumps(answer(request)).encode())
+
+
+def main():
+    if "--replay" in sys.argv:
+        replay(sys.argv)
+        return
+    assert os.environ["LISTEN_FDS"] == "1"
+    assert int(os.environ["LISTEN_PID"]) == os.getpid()
+    if "die" in MODES:
+        sys.exit(7)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in MODES
+                  else lambda *_: os._exit(0))
+    listener = socket.socket(fileno=3)
+
+    def accept():
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=serve, args=(connection,),
+                             daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    if "die-soon" in MODES:
+        time.sleep(0.5)
+        os.abort()
+    while True:
+        signal.pause()
+
+
+main()

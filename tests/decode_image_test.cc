@@ -1,0 +1,257 @@
+// The decoder and files of every kind: sound, truncated, corrupt, not JPEG.
+// That its pixels are Pillow's is tests/resize_against_pillow.py's to show.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <string_view>
+
+#include "broker/transform/jpeg_decoder.h"
+#include "tests/encode_jpeg.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+using std::string_view_literals::operator""sv;
+using Bytes = std::vector<std::byte>;
+
+Bytes ToBytes(std::string_view text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+class DecodeImageTest : public testing::Test {
+ protected:
+  StatusOr<Bytes> Decode(std::span<const std::byte> file, int channels = 3) {
+    PENSTOCK_RETURN_IF_ERROR(decoder_.Begin(file, channels));
+    const ImageSize size = decoder_.size();
+    Bytes pixels(size.height * size.width * channels);
+    for (int64_t y = 0; y < size.height; ++y) {
+      PENSTOCK_RETURN_IF_ERROR(
+          decoder_.ReadRow(pixels.data() + y * size.width * channels));
+    }
+    PENSTOCK_RETURN_IF_ERROR(decoder_.Finish());
+    return pixels;
+  }
+
+  void ExpectDataLoss(std::span<const std::byte> file,
+                      const std::string& message) {
+    const StatusOr<Bytes> decoded = Decode(file);
+    ASSERT_FALSE(decoded.ok());
+    EXPECT_EQ(decoded.status().code(), StatusCode::kDataLoss);
+    EXPECT_THAT(decoded.status().message(), HasSubstr(message));
+  }
+
+  void ExpectNear(const Bytes& got, const Bytes& want, int tolerance) {
+    ASSERT_EQ(got.size(), want.size());
+    int worst = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      worst = std::max(worst, std::abs(std::to_integer<int>(got[i]) -
+                                       std::to_integer<int>(want[i])));
+    }
+    EXPECT_LE(worst, tolerance);
+  }
+
+  JpegDecoder decoder_;  // one for all files of a test, as a worker has
+};
+
+TEST_F(DecodeImageTest, ColourIsGivenAsRgb) {
+  const StatusOr<Bytes> decoded = Decode(EncodeJpeg({}));
+  ASSERT_TRUE(decoded.ok()) << decoded.status().message();
+  EXPECT_EQ(decoder_.size(), (ImageSize{.height = 48, .width = 64}));
+  ExpectNear(*decoded, Gradients(48, 64, 3), 12);
+}
+
+TEST_F(DecodeImageTest, GrayBecomesThreeEqualChannels) {
+  const StatusOr<Bytes> decoded = Decode(EncodeJpeg({.space = JCS_GRAYSCALE}));
+  ASSERT_TRUE(decoded.ok());
+  Bytes want;
+  for (const std::byte value : Gradients(48, 64, 1)) {
+    want.insert(want.end(), 3, value);
+  }
+  ExpectNear(*decoded, want, 4);
+}
+
+TEST_F(DecodeImageTest, ColourBecomesLuma) {
+  const StatusOr<Bytes> decoded = Decode(EncodeJpeg({}), 1);
+  ASSERT_TRUE(decoded.ok());
+  const Bytes rgb = Gradients(48, 64, 3);
+  Bytes want;
+  for (size_t i = 0; i < rgb.size(); i += 3) {
+    want.push_back(static_cast<std::byte>(
+        std::lround(0.299 * std::to_integer<int>(rgb[i]) +
+                    0.587 * std::to_integer<int>(rgb[i + 1]) +
+                    0.114 * std::to_integer<int>(rgb[i + 2]))));
+  }
+  ExpectNear(*decoded, want, 4);
+}
+
+TEST_F(DecodeImageTest, RgbFilesAreNotTakenForYCbCr) {
+  for (const int channels : {3, 1}) {
+    const StatusOr<Bytes> ycc = Decode(EncodeJpeg({}), channels);
+    const StatusOr<Bytes> rgb =
+        Decode(EncodeJpeg({.file_space = JCS_RGB}), channels);
+    ASSERT_TRUE(ycc.ok());
+    ASSERT_TRUE(rgb.ok());
+    ExpectNear(*rgb, *ycc, 12);
+  }
+}
+
+TEST_F(DecodeImageTest, CmykAndYcckBecomeRgbByTheirProductWithBlack) {
+  const Bytes cmyk = Gradients(48, 64, 4);
+  Bytes want;
+  for (size_t i = 0; i < cmyk.size(); i += 4) {
+    for (size_t c = 0; c < 3; ++c) {  // inverted: ink free times black free
+      want.push_back(static_cast<std::byte>(std::to_integer<int>(cmyk[i + c]) *
+                                            std::to_integer<int>(cmyk[i + 3]) /
+                                            255));
+    }
+  }
+  for (const J_COLOR_SPACE file_space : {JCS_CMYK, JCS_YCCK}) {
+    const StatusOr<Bytes> decoded =
+        Decode(EncodeJpeg({.space = JCS_CMYK, .file_space = file_space}));
+    ASSERT_TRUE(decoded.ok()) << decoded.status().message();
+    ExpectNear(*decoded, want, 14);
+    const StatusOr<Bytes> gray =
+        Decode(EncodeJpeg({.space = JCS_CMYK, .file_space = file_space}), 1);
+    ASSERT_TRUE(gray.ok());
+    EXPECT_EQ(gray->size(), decoded->size() / 3);
+  }
+}
+
+TEST_F(DecodeImageTest, EveryProperPrefixOfAFileIsDataLoss) {
+  for (const JpegKind& kind :
+       {JpegKind{}, JpegKind{.progressive = true}, JpegKind{.restart_rows = 1},
+        JpegKind{.space = JCS_GRAYSCALE}}) {
+    const Bytes file = EncodeJpeg(kind);
+    for (size_t bytes = 0; bytes < file.size(); ++bytes) {
+      const StatusOr<Bytes> decoded = Decode(std::span(file).first(bytes));
+      ASSERT_FALSE(decoded.ok()) << bytes << " of " << file.size();
+      ASSERT_EQ(decoded.status().code(), StatusCode::kDataLoss);
+    }
+    EXPECT_TRUE(Decode(file).ok());
+  }
+}
+
+TEST_F(DecodeImageTest, TruncationIsToldInLibjpegsWords) {
+  const Bytes file = EncodeJpeg({});
+  ExpectDataLoss(std::span(file).first(file.size() / 2),
+                 "damaged JPEG: Premature end of JPEG file");
+}
+
+TEST_F(DecodeImageTest, RandomDamageIsAnErrorOrAPictureAndNeverMore) {
+  std::mt19937 random(7);
+  const Bytes good = EncodeJpeg({.restart_rows = 1});
+  const StatusOr<Bytes> want = Decode(good);
+  ASSERT_TRUE(want.ok());
+  int refused = 0;
+  for (int i = 0; i < 1500; ++i) {
+    Bytes file = EncodeJpeg({.progressive = i % 2 == 0, .restart_rows = 1});
+    for (uint32_t flips = random() % 8 + 1; flips > 0; --flips) {
+      // Not the frame's size: a picture of 65500 x 65500 takes its time.
+      const size_t at = random() % file.size();
+      if (at > 140 && at < 180) continue;
+      file[at] = static_cast<std::byte>(random());
+    }
+    file.resize(file.size() - random() % 2 * (random() % file.size()));
+    const StatusOr<Bytes> decoded = Decode(file);
+    if (decoded.ok()) continue;
+    EXPECT_EQ(decoded.status().code(), StatusCode::kDataLoss);
+    ++refused;
+  }
+  EXPECT_GT(refused, 300);
+  const StatusOr<Bytes> again = Decode(good);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again, *want);
+}
+
+TEST_F(DecodeImageTest, AFileLeftInTheMiddleDoesNotDisturbTheNext) {
+  const Bytes file = EncodeJpeg({.progressive = true});
+  const StatusOr<Bytes> want = Decode(file);
+  ASSERT_TRUE(decoder_.Begin(file, 3).ok());
+  Bytes row(64 * 3);
+  ASSERT_TRUE(decoder_.ReadRow(row.data()).ok());
+  const StatusOr<Bytes> again = Decode(file);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again, *want);
+}
+
+TEST_F(DecodeImageTest, StrayBytesThatCostNoPixelPass) {
+  const Bytes file = EncodeJpeg({});
+  const StatusOr<Bytes> want = Decode(file);
+  ASSERT_TRUE(want.ok());
+  Bytes before_end = file;
+  before_end.insert(before_end.end() - 2, 20, std::byte{0x11});
+  Bytes after_end = file;
+  after_end.insert(after_end.end(), 20, std::byte{0x11});
+  Bytes in_header = file;
+  in_header.insert(in_header.begin() + 20, 3, std::byte{0x11});
+  for (const Bytes& stray : {before_end, after_end, in_header}) {
+    const StatusOr<Bytes> decoded = Decode(stray);
+    ASSERT_TRUE(decoded.ok()) << decoded.status().message();
+    EXPECT_EQ(*decoded, *want);
+  }
+}
+
+TEST_F(DecodeImageTest, CorruptScanDataIsDataLossNotAGrayPicture) {
+  Bytes file = EncodeJpeg({.height = 256, .width = 256, .restart_rows = 2});
+  // A restart marker with the wrong number.
+  const auto marker = std::adjacent_find(
+      file.begin() + 400, file.end(), [](std::byte a, std::byte b) {
+        return a == std::byte{0xff} && b == std::byte{0xd2};
+      });
+  ASSERT_NE(marker, file.end());
+  marker[1] = std::byte{0xd5};
+  ExpectDataLoss(file, "Corrupt JPEG data");
+}
+
+TEST_F(DecodeImageTest, WhatIsNotAJpegIsCalledByItsName) {
+  ExpectDataLoss({}, "not a JPEG: the file is empty");
+  ExpectDataLoss(ToBytes("\x89PNG\r\n\x1a\n...."sv),
+                 "not a JPEG: begins with PNG's signature");
+  ExpectDataLoss(ToBytes("GIF89a"sv), "begins with GIF's signature");
+  ExpectDataLoss(ToBytes("RIFF\x10\0\0\0WEBPVP8 "sv), "WebP's signature");
+  ExpectDataLoss(ToBytes("<!DOCTYPE html>"sv), "begins like a web page");
+  ExpectDataLoss(ToBytes("version https://git-lfs.github.com/spec/v1\n"sv),
+                 "is a Git LFS pointer");
+  ExpectDataLoss(ToBytes("\x01\x02\xff"sv), "begins with 01 02 ff");
+  ExpectDataLoss(ToBytes("\xff\xd8"sv), "begins with ff d8");
+}
+
+TEST_F(DecodeImageTest, AHugePictureIsRefusedBeforeMemoryIsTaken) {
+  Bytes file = EncodeJpeg({});
+  // Start of frame: ff c0, length (2), precision (1), height (2), width (2).
+  const auto frame = std::adjacent_find(
+      file.begin(), file.end(), [](std::byte a, std::byte b) {
+        return a == std::byte{0xff} && b == std::byte{0xc0};
+      });
+  ASSERT_NE(frame, file.end());
+  std::fill_n(frame + 5, 4, std::byte{0xfe});
+  ExpectDataLoss(file, "a picture of 65278 x 65278 pixels; at most 268435456");
+}
+
+TEST_F(DecodeImageTest, AProgressiveFileOfTooManyScansIsRefused) {
+  std::vector<jpeg_scan_info> scans = {{.comps_in_scan = 1}};
+  for (int coefficient = 1; coefficient < 64; ++coefficient) {
+    for (int bit = 8; bit >= 0; --bit) {
+      scans.push_back({.comps_in_scan = 1,
+                       .Ss = coefficient,
+                       .Se = coefficient,
+                       .Ah = bit == 8 ? 0 : bit + 1,
+                       .Al = bit});
+    }
+  }
+  ASSERT_GT(static_cast<int>(scans.size()), kPictureScansMax);
+  const JpegKind gray = {.height = 16, .width = 16, .space = JCS_GRAYSCALE};
+  JpegKind many = gray;
+  many.scans = scans;
+  ExpectDataLoss(EncodeJpeg(many), "more than 500 scans");
+  EXPECT_TRUE(Decode(EncodeJpeg(gray)).ok());
+}
+
+}  // namespace
+}  // namespace penstock

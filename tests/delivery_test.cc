@@ -1,0 +1,475 @@
+// Goal: what ranks get from a real broker is what the documented semantics of
+// tf.data and tf.distribute promise (and our stated differences). Method: a
+// penstockd process, ranks as threads of this one through the public C++ API.
+#include <signal.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/penstock.hpp"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/broker_process.h"
+
+namespace penstock {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using Rows = std::vector<int64_t>;
+using Steps = std::vector<Rows>;   // of one rank
+using Ranks = std::vector<Steps>;  // by rank
+
+class DeliveryTest : public testing::Test {
+ protected:
+  Options OptionsFor(const std::string& spec, int rank, int world_size) {
+    Options options;
+    options.spec = spec;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.socket = broker_.socket();
+    options.job = testing::UnitTest::GetInstance()->current_test_info()->name();
+    options.timeout_s = 60;
+    return options;
+  }
+
+  static std::string RangeSpec(const std::string& range,
+                               const std::string& rest) {
+    return "dataset: numbers\nsource: {range: " + range + "}\n" + rest;
+  }
+
+  // Every rank's steps of all epochs, one after the other.
+  Ranks TakeAll(const std::string& spec, int world_size,
+                std::vector<int>* epochs_seen = nullptr) {
+    Ranks ranks(world_size);
+    std::vector<int> epochs(world_size);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < world_size; ++rank) {
+      threads.emplace_back([&, rank] {
+        Reader reader(OptionsFor(spec, rank, world_size));
+        for (;;) {
+          Batch batch;
+          const Reader::Result result = reader.next(&batch);
+          if (result == Reader::Result::kEndOfData) break;
+          if (result == Reader::Result::kEndOfEpoch) {
+            ++epochs[rank];
+            continue;
+          }
+          const auto values = batch.get<int64_t>("value");
+          ranks[rank].emplace_back(values.begin(), values.end());
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (epochs_seen != nullptr) *epochs_seen = epochs;
+    return ranks;
+  }
+
+  // What an attach is refused with; "" if it is not.
+  std::string AttachError(const Options& options, int* code = nullptr) {
+    try {
+      Reader reader(options);
+      return "";
+    } catch (const Error& error) {
+      if (code != nullptr) *code = error.code();
+      return error.what();
+    }
+  }
+
+  BrokerProcess broker_;
+};
+
+// input-semantics example 1.
+TEST_F(DeliveryTest, OneConsumerGetsARangeInOrder) {
+  const Ranks ranks = TakeAll(RangeSpec("10", "batch: {size: 1}"), 1);
+  ASSERT_EQ(ranks[0].size(), 10u);
+  for (int64_t i = 0; i < 10; ++i) EXPECT_THAT(ranks[0][i], ElementsAre(i));
+}
+
+// Example 2.
+TEST_F(DeliveryTest, GlobalBatchIsDividedOverTwoRanks) {
+  const std::string spec = RangeSpec("6", "batch: {size: 4}");
+  EXPECT_THAT(TakeAll(spec, 1), ElementsAre(Steps{{0, 1, 2, 3}, {4, 5}}));
+  EXPECT_THAT(TakeAll(spec, 2),
+              ElementsAre(Steps{{0, 1}, {4}}, Steps{{2, 3}, {5}}));
+}
+
+// Example 3.
+TEST_F(DeliveryTest, RankWithoutRowsGetsAnEmptyBatch) {
+  EXPECT_THAT(
+      TakeAll(RangeSpec("4", "batch: {size: 4}"), 5),
+      ElementsAre(Steps{{0}}, Steps{{1}}, Steps{{2}}, Steps{{3}}, Steps{{}}));
+}
+
+// Example 4, our rule: the rows present, first ranks one more.
+TEST_F(DeliveryTest, UnevenBatchGivesTheFirstRanksOneMore) {
+  const std::string spec = RangeSpec("8", "batch: {size: 4}");
+  EXPECT_THAT(TakeAll(spec, 1), ElementsAre(Steps{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+  EXPECT_THAT(TakeAll(spec, 3), ElementsAre(Steps{{0, 1}, {4, 5}},
+                                            Steps{{2}, {6}}, Steps{{3}, {7}}));
+}
+
+// Example 9.
+TEST_F(DeliveryTest, EndOfDataIsAResultOnEveryRankAfterEqualSteps) {
+  std::vector<int> epochs;
+  EXPECT_THAT(
+      TakeAll(RangeSpec("9", "batch: {size: 4}"), 2, &epochs),
+      ElementsAre(Steps{{0, 1}, {4, 5}, {8}}, Steps{{2, 3}, {6, 7}, {}}));
+  EXPECT_THAT(epochs, ElementsAre(1, 1));
+}
+
+constexpr char kLinearSpec[] = R"(
+dataset: linear
+source:
+  tensors:
+    features:
+      feature: [[1.0]]
+      label: [[1.0]]
+    repeat: 100
+batch: {size: 16}
+)";
+
+// Example 10: label - 0.3 * feature over 100 repeats of one row.
+TEST_F(DeliveryTest, RepeatedTensorsGiveSixFullBatchesAndAShortOne) {
+  Reader reader(OptionsFor(kLinearSpec, 0, 1));
+  const std::vector<penstock_feature> element = reader.element_spec();
+  ASSERT_EQ(element.size(), 2u);
+  for (const penstock_feature& feature : element) {
+    EXPECT_EQ(feature.dtype, uint32_t{PENSTOCK_FLOAT32});
+    ASSERT_EQ(feature.dimensions, 1u);
+    EXPECT_EQ(feature.shape[0], 1);
+  }
+  std::vector<uint64_t> sizes;
+  Batch batch;
+  while (reader.next(&batch) == Reader::Result::kBatch) {
+    sizes.push_back(batch.rows());
+    const auto features = batch.get<float>("feature");
+    const auto labels = batch.get<float>("label");
+    for (uint64_t i = 0; i < batch.rows(); ++i) {
+      EXPECT_FLOAT_EQ(labels[i] - 0.3f * features[i], 0.7f);
+    }
+  }
+  EXPECT_THAT(sizes, ElementsAre(16, 16, 16, 16, 16, 16, 4));
+}
+
+TEST_F(DeliveryTest, RepeatedTensorsOnTwoRanksGiveEightAndEight) {
+  Reader first(OptionsFor(kLinearSpec, 0, 2));
+  Reader second(OptionsFor(kLinearSpec, 1, 2));
+  for (Reader* reader : {&first, &second}) {
+    std::vector<uint64_t> sizes;
+    Batch batch;
+    while (reader->next(&batch) == Reader::Result::kBatch) {
+      sizes.push_back(batch.rows());
+    }
+    EXPECT_THAT(sizes, ElementsAre(8, 8, 8, 8, 8, 8, 2));
+  }
+}
+
+TEST_F(DeliveryTest, TenEpochsOfFiveFixedStepsAreFiftyStepsEachRestarting) {
+  Reader reader(OptionsFor(
+      std::string(kLinearSpec) + "epochs: 10\nsteps_per_epoch: 5\n", 0, 1));
+  std::vector<int64_t> first_ids;
+  int steps = 0;
+  int epochs = 0;
+  for (Epoch epoch : reader.epochs()) {
+    int in_epoch = 0;
+    for (Batch& batch : epoch) {
+      if (in_epoch++ == 0) first_ids.push_back(batch.ids()[0]);
+      EXPECT_EQ(batch.rows(), 16u);
+      ++steps;
+    }
+    EXPECT_EQ(in_epoch, 5);
+    ++epochs;
+  }
+  EXPECT_EQ(steps, 50);
+  EXPECT_EQ(epochs, 10);
+  EXPECT_THAT(first_ids, testing::Each(0));
+}
+
+// Example 11: predictions are put in order by sample id, whoever made them.
+TEST_F(DeliveryTest, SampleIdsPutPredictionsInOrder) {
+  std::map<int64_t, int64_t> predictions;
+  for (int rank = 0; rank < 3; ++rank) {
+    Reader reader(OptionsFor(
+        RangeSpec("24", "batch: {size: 6}\nshuffle: {seed: 7}"), rank, 3));
+    Batch batch;
+    while (reader.next(&batch) == Reader::Result::kBatch) {
+      const auto values = batch.get<int64_t>("value");
+      for (uint64_t i = 0; i < batch.rows(); ++i) {
+        predictions[batch.ids()[i]] = 2 * values[i];
+      }
+    }
+  }
+  ASSERT_EQ(predictions.size(), 24u);
+  for (const auto& [id, doubled] : predictions) EXPECT_EQ(doubled, 2 * id);
+}
+
+// Example 14: the ideal speed of a trainer: one batch for ever.
+TEST_F(DeliveryTest, RepeatFirstGivesIdenticalBatchesAndReadsTheSourceOnce) {
+  Options options = OptionsFor(
+      RangeSpec("1000", "batch: {size: 8}\nshuffle: {seed: 1}"), 0, 1);
+  options.repeat_first = true;
+  Reader reader(options);
+  Rows first;
+  for (int step = 0; step < 500; ++step) {
+    Batch batch;
+    ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+    const auto values = batch.get<int64_t>("value");
+    if (step == 0) first.assign(values.begin(), values.end());
+    EXPECT_THAT(Rows(values.begin(), values.end()), first);
+  }
+  EXPECT_EQ(first.size(), 8u);
+  EXPECT_EQ(broker_.RowsMade(), 8u);
+}
+
+TEST_F(DeliveryTest, LastDropLeavesTheShortBatchOut) {
+  EXPECT_THAT(TakeAll(RangeSpec("10", "batch: {size: 4, last: drop}"), 1),
+              ElementsAre(Steps{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+}
+
+TEST_F(DeliveryTest, LastPadFillsTheShapeWithMarkedZeros) {
+  Reader reader(OptionsFor(
+      RangeSpec("{start: 1, stop: 7}", "batch: {size: 4, last: pad}"), 0, 1));
+  Batch batch;
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  EXPECT_EQ(batch.rows(), 4u);
+  EXPECT_EQ(batch.valid_rows(), 2u);
+  const auto values = batch.get<int64_t>("value");
+  EXPECT_THAT(Rows(values.begin(), values.end()), ElementsAre(5, 6, 0, 0));
+  EXPECT_THAT(Rows(batch.ids().begin(), batch.ids().end()),
+              ElementsAre(4, 5, PENSTOCK_PADDING_ID, PENSTOCK_PADDING_ID));
+}
+
+TEST_F(DeliveryTest, PerRankBatchGrowsTheGlobalBatchWithTheWorld) {
+  EXPECT_THAT(TakeAll(RangeSpec("8", "batch: {per_rank: 2}"), 2),
+              ElementsAre(Steps{{0, 1}, {4, 5}}, Steps{{2, 3}, {6, 7}}));
+}
+
+TEST_F(DeliveryTest, ShuffledEpochsDifferAndEachHasEverySampleOnce) {
+  const Ranks ranks = TakeAll(
+      RangeSpec("1000", "batch: {size: 100}\nshuffle: {seed: 3}\nepochs: 2"),
+      2);
+  std::vector<Rows> epochs(2);
+  for (const Steps& steps : ranks) {
+    ASSERT_EQ(steps.size(), 20u);
+    for (size_t step = 0; step < steps.size(); ++step) {
+      Rows& epoch = epochs[step / 10];
+      epoch.insert(epoch.end(), steps[step].begin(), steps[step].end());
+    }
+  }
+  EXPECT_NE(epochs[0], epochs[1]);
+  for (Rows& epoch : epochs) {
+    std::sort(epoch.begin(), epoch.end());
+    ASSERT_EQ(epoch.size(), 1000u);
+    for (int64_t i = 0; i < 1000; ++i) EXPECT_EQ(epoch[i], i);
+  }
+}
+
+TEST_F(DeliveryTest, ForeverGoesOnWithTheNextEpoch) {
+  Reader reader(
+      OptionsFor(RangeSpec("4", "batch: {size: 2}\nepochs: forever"), 0, 1));
+  EXPECT_EQ(reader.epoch_count(), 0u);
+  for (int epoch = 0; epoch < 50; ++epoch) {
+    for (int step = 0; step < 2; ++step) {
+      Batch batch;
+      ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+      EXPECT_EQ(batch.epoch(), static_cast<uint64_t>(epoch));
+    }
+    Batch none;
+    ASSERT_EQ(reader.next(&none), Reader::Result::kEndOfEpoch);
+  }
+}
+
+// ---- leases ----------------------------------------------------------------
+
+TEST_F(DeliveryTest, HoldingEveryBatchIsAnErrorAndNotADeadlock) {
+  Reader reader(
+      OptionsFor(RangeSpec("100", "batch: {size: 1}\nhold: 3"), 0, 1));
+  std::vector<Batch> held(3);
+  for (Batch& batch : held) {
+    ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  }
+  Batch another;
+  try {
+    reader.next(&another);
+    FAIL() << "a fourth batch was handed out";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), PENSTOCK_RESOURCE_EXHAUSTED);
+    EXPECT_THAT(error.what(), HasSubstr("holds 3 batches"));
+    EXPECT_THAT(error.what(), HasSubstr("release one"));
+  }
+  held[1].release();
+  EXPECT_EQ(reader.next(&another), Reader::Result::kBatch);
+}
+
+TEST_F(DeliveryTest, BatchHeldToTheEndStaysAsItWas) {
+  Reader reader(
+      OptionsFor(RangeSpec("2000", "batch: {size: 4}\nhold: 2"), 0, 1));
+  Batch first;
+  ASSERT_EQ(reader.next(&first), Reader::Result::kBatch);
+  uint64_t steps = 1;
+  Batch batch;
+  while (reader.next(&batch) == Reader::Result::kBatch) ++steps;
+  EXPECT_EQ(steps, 500u);
+  const auto values = first.get<int64_t>("value");
+  EXPECT_THAT(Rows(values.begin(), values.end()), ElementsAre(0, 1, 2, 3));
+}
+
+TEST_F(DeliveryTest, BatchesAreReleasedInAnyOrder) {
+  Reader reader(
+      OptionsFor(RangeSpec("1000", "batch: {size: 1}\nhold: 8"), 0, 1));
+  std::vector<Batch> held;
+  int64_t next = 0;
+  bool end = false;
+  while (!end) {
+    while (held.size() < 8) {
+      Batch batch;
+      if (reader.next(&batch) != Reader::Result::kBatch) {
+        end = true;
+        break;
+      }
+      EXPECT_EQ(batch.get<int64_t>("value")[0], next++);
+      held.push_back(std::move(batch));
+    }
+    if (!held.empty()) held.erase(held.begin() + (next * 7) % held.size());
+  }
+  EXPECT_EQ(next, 1000);
+}
+
+TEST_F(DeliveryTest, InterruptEndsAWaitOfAnotherThread) {
+  // Rank 1 of 2 never comes, but rank 0's shares do not need it; so wait where
+  // there is nothing: an epoch that is held back by held leases.
+  Reader reader(OptionsFor(
+      "dataset: slow\nsource: {synthetic: {records: 4, cost_us: 500000, "
+      "features: {x: {dtype: uint8, shape: [1]}}}}\nbatch: {size: 4}",
+      0, 1));
+  std::thread other([&] { penstock_interrupt(reader.c_reader()); });
+  Batch batch;
+  try {
+    reader.next(&batch);
+    FAIL() << "nothing was interrupted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), PENSTOCK_CANCELLED);
+  }
+  other.join();
+}
+
+// ---- agreement and refusal
+// ---------------------------------------------------
+
+TEST_F(DeliveryTest, RankNumberTakenTwiceIsRefused) {
+  const std::string spec = RangeSpec("10", "batch: {size: 2}");
+  Reader first(OptionsFor(spec, 0, 2));
+  int code = 0;
+  EXPECT_THAT(AttachError(OptionsFor(spec, 0, 2), &code),
+              HasSubstr("rank 0 of job"));
+  EXPECT_EQ(code, PENSTOCK_ALREADY_EXISTS);
+}
+
+TEST_F(DeliveryTest, RanksThatDisagreeAreToldTheField) {
+  Reader first(OptionsFor(RangeSpec("10", "batch: {size: 2}"), 0, 2));
+  EXPECT_THAT(
+      AttachError(OptionsFor(RangeSpec("10", "batch: {size: 4}"), 1, 2)),
+      HasSubstr("batch.size: 4 here, 2 there"));
+  EXPECT_THAT(
+      AttachError(OptionsFor(RangeSpec("10", "batch: {size: 2}"), 1, 3)),
+      HasSubstr("world size: 3 here, 2 there"));
+}
+
+TEST_F(DeliveryTest, WrongSpecNamesLineAndColumn) {
+  int code = 0;
+  EXPECT_THAT(
+      AttachError(
+          OptionsFor("dataset: x\nsource: {range: 4}\nbatsch: {size: 1}", 0, 1),
+          &code),
+      testing::AllOf(HasSubstr("spec:3:1"), HasSubstr("batch")));
+  EXPECT_EQ(code, PENSTOCK_INVALID_ARGUMENT);
+}
+
+TEST_F(DeliveryTest, JobLargerThanTheMemoryIsRefusedBeforeItStarts) {
+  int code = 0;
+  const std::string text = AttachError(
+      OptionsFor("dataset: huge\nsource: {synthetic: {records: 1000000, "
+                 "features: {x: {dtype: uint8, shape: [1048576]}}}}\n"
+                 "batch: {size: 1000000}",
+                 0, 1),
+      &code);
+  EXPECT_EQ(code, PENSTOCK_RESOURCE_EXHAUSTED);
+  EXPECT_THAT(text, testing::AllOf(HasSubstr("needs"), HasSubstr("left by"),
+                                   HasSubstr("batch.size")));
+}
+
+TEST_F(DeliveryTest, SocketThatIsNotThereSaysHowToGetOne) {
+  Options options = OptionsFor(RangeSpec("4", "batch: {size: 1}"), 0, 1);
+  options.socket = broker_.folder() / "nobody";
+  int code = 0;
+  EXPECT_THAT(AttachError(options, &code), HasSubstr("penstock run"));
+  EXPECT_EQ(code, PENSTOCK_NOT_FOUND);
+}
+
+TEST_F(DeliveryTest, MissingFolderIsNamed) {
+  int code = 0;
+  EXPECT_THAT(AttachError(OptionsFor("dataset: gone\nsource: {image_folder: "
+                                     "{path: /no/such/folder}}\n"
+                                     "map: [{decode_image: {size: 8}}]\n"
+                                     "batch: {size: 1}",
+                                     0, 1),
+                          &code),
+              HasSubstr("/no/such/folder"));
+  EXPECT_EQ(code, PENSTOCK_NOT_FOUND);
+}
+
+TEST_F(DeliveryTest, DeadBrokerIsNoticedAtOnceWithoutATimeLimit) {
+  Options options = OptionsFor(
+      "dataset: slow\nsource: {synthetic: {records: 4, cost_us: 500000, "
+      "features: {x: {dtype: uint8, shape: [1]}}}}\nbatch: {size: 4}",
+      0, 1);
+  options.timeout_s = 0;
+  Reader reader(options);
+  std::thread killer([&] { EXPECT_EQ(broker_.Stop(SIGKILL), -SIGKILL); });
+  Batch batch;
+  try {
+    reader.next(&batch);
+    FAIL() << "a batch came from a dead broker";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), PENSTOCK_UNAVAILABLE);
+    EXPECT_THAT(error.what(), HasSubstr("broker is gone"));
+  }
+  killer.join();
+}
+
+TEST_F(DeliveryTest, StoppedBrokerSaysSo) {
+  Reader reader(OptionsFor(
+      "dataset: slow\nsource: {synthetic: {records: 400, cost_us: 10000, "
+      "features: {x: {dtype: uint8, shape: [1]}}}}\nbatch: {size: 400}",
+      0, 1));
+  EXPECT_EQ(broker_.Stop(SIGTERM), 0);
+  Batch batch;
+  EXPECT_THROW(reader.next(&batch), Error);
+}
+
+TEST_F(DeliveryTest, RankThatFinishedMayAttachToTheSameJobNameAgain) {
+  const std::string spec = RangeSpec("4", "batch: {size: 2}");
+  Reader slow(OptionsFor(spec, 1, 2));
+  for (int round = 0; round < 3; ++round) {
+    Reader reader(OptionsFor(spec, 0, 2));
+    Batch batch;
+    int steps = 0;
+    for (;;) {
+      const Reader::Result result = reader.next(&batch);
+      if (result == Reader::Result::kEndOfData) break;
+      steps += result == Reader::Result::kBatch;
+    }
+    EXPECT_EQ(steps, 2);
+  }
+}
+
+}  // namespace
+}  // namespace penstock

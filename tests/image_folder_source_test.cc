@@ -1,0 +1,348 @@
+// source: image_folder: order, cache and errors. No picture is decoded here, so
+// the files hold whatever text helps.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <grp.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "broker/source/source.h"
+
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::SizeIs;
+
+class ImageFolderSourceTest : public testing::Test {
+ protected:
+  ImageFolderSourceTest() {
+    std::string pattern = testing::TempDir() + "penstock-folder-XXXXXX";
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    chmod(pattern.c_str(), 0755);
+    base_ = pattern;
+    root_ = base_ + "/data";
+    fs::create_directory(root_);
+    setenv("PENSTOCK_CACHE_DIR", (base_ + "/a/cache").c_str(), 1);
+  }
+  ~ImageFolderSourceTest() override {
+    unsetenv("PENSTOCK_CACHE_DIR");
+    fs::remove_all(base_);
+  }
+
+  void Add(const std::string& name) {
+    fs::create_directories(fs::path(root_ + "/" + name).parent_path());
+    std::ofstream(root_ + "/" + name) << "picture";
+  }
+
+  // Makes every folder look as if it had last changed long ago, so that the
+  // index is cached; later calls less long ago.
+  void Settle() {
+    ++settled_s_;
+    KeepTimes();
+  }
+  void KeepTimes() {
+    SetModified(root_);
+    for (const auto& entry : fs::recursive_directory_iterator(root_)) {
+      if (entry.is_directory() && !entry.is_symlink()) {
+        SetModified(entry.path());
+      }
+    }
+  }
+  void SetModified(const std::string& path) {
+    const timespec times[2] = {{settled_s_, 5}, {settled_s_, 5}};
+    ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  }
+
+  // Adds a file and hides that from whoever looks at modification times only.
+  void AddUnseen(const std::string& name) {
+    Add(name);
+    SetModified(fs::path(root_ + "/" + name).parent_path());
+  }
+
+  // The only file in the cache folder, "" if there is none.
+  std::string CacheFile() {
+    const std::string folder = base_ + "/a/cache";
+    if (!fs::exists(folder)) return "";
+    std::string found;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      EXPECT_EQ(found, "");
+      found = entry.path();
+    }
+    return found;
+  }
+
+  std::unique_ptr<Source> Open() {
+    auto source = OpenSource(ImageFolderSource{root_}, &progress_);
+    EXPECT_TRUE(source.ok()) << source.status().message();
+    return source.ok() ? *std::move(source) : nullptr;
+  }
+
+  std::string OpenFails(StatusCode code) {
+    const auto source = OpenSource(ImageFolderSource{root_}, &progress_);
+    EXPECT_EQ(source.status().code(), code) << source.status().message();
+    return source.status().message();
+  }
+
+  // "cat/1.jpg=0" for every record, in order.
+  std::vector<std::string> Records(const Source* source) {
+    std::vector<std::string> records;
+    if (source == nullptr) return records;
+    ReadRequest request;
+    const std::string picture = "picture";
+    for (uint64_t i = 0; i < source->record_count(); ++i) {
+      source->Locate(i, &request);
+      EXPECT_EQ(request.kind, ReadRequest::Kind::kFile);
+      EXPECT_EQ(request.path, source->Describe(i));
+      EXPECT_EQ(request.path.rfind(root_ + "/", 0), 0u);
+      RawRecord raw;
+      EXPECT_TRUE(
+          source->Unpack(i, std::as_bytes(std::span(picture)), nullptr, &raw)
+              .ok());
+      EXPECT_EQ(raw.at(0).size(), picture.size());
+      int64_t label;
+      std::memcpy(&label, raw.at(1).data(), sizeof(label));
+      records.push_back(request.path.substr(root_.size() + 1) + "=" +
+                        std::to_string(label));
+    }
+    return records;
+  }
+  std::vector<std::string> Records() { return Records(Open().get()); }
+
+  std::string base_;
+  std::string root_;
+  time_t settled_s_ = 1'700'000'000;
+  OpenProgress progress_;
+};
+
+TEST_F(ImageFolderSourceTest, ClassesAndFilesAreInByteOrder) {
+  for (const char* name :
+       {"dog/b.jpg", "dog/B.jpg", "dog/a.JPEG", "cat/10.jpg", "cat/9.jpg",
+        "cat/nested/deep/1.jpe", "cat/nested.jpg", "Zebra/x.JPG", "dog/.a.jpg",
+        ".hidden/a.jpg", "dog/notes.txt", "dog/c.png", "empty/readme"}) {
+    Add(name);
+  }
+  auto source = Open();
+  EXPECT_THAT(Records(source.get()),
+              ElementsAre("Zebra/x.JPG=0", "cat/10.jpg=1", "cat/9.jpg=1",
+                          "cat/nested.jpg=1", "cat/nested/deep/1.jpe=1",
+                          "dog/B.jpg=2", "dog/a.JPEG=2", "dog/b.jpg=2"));
+  EXPECT_THAT(source->class_names(),
+              ElementsAre("Zebra", "cat", "dog", "empty"));
+  EXPECT_EQ(progress_.done.load(), 8u);
+  EXPECT_TRUE(source->raw_spec()[0].encoded);
+  EXPECT_EQ(source->raw_spec()[1].feature,
+            (Feature{"label", DType::kInt64, {}}));
+}
+
+TEST_F(ImageFolderSourceTest, ManyClassesAreWalkedTogether) {
+  for (int i = 0; i < 300; ++i) {
+    Add(fmt::format("c{:03}/{}.jpg", i, i));
+  }
+  auto source = Open();
+  ASSERT_EQ(source->record_count(), 300u);
+  for (uint64_t i = 0; i < 300; ++i) {
+    EXPECT_EQ(source->Describe(i),
+              fmt::format("{}/c{:03}/{}.jpg", root_, i, i));
+  }
+  // Paths below the class folders, 8 bytes a file, 28 and a name a class.
+  EXPECT_LE(source->memory_bytes(), 300u * (7 + 8 + 28 + 4));
+}
+
+TEST_F(ImageFolderSourceTest, LinksAreFollowedAndLoopsEnd) {
+  Add("cat/1.jpg");
+  fs::create_directory(base_ + "/elsewhere");
+  std::ofstream(base_ + "/elsewhere/2.jpg") << "picture";
+  fs::create_symlink(base_ + "/elsewhere/2.jpg", root_ + "/cat/2.jpg");
+  fs::create_symlink(base_ + "/elsewhere", root_ + "/linked");
+  fs::create_symlink("..", root_ + "/cat/up");
+  fs::create_symlink(".", root_ + "/cat/self");
+  fs::create_symlink("nothing", root_ + "/cat/dangling");
+  EXPECT_THAT(Records(),
+              ElementsAre("cat/1.jpg=0", "cat/2.jpg=0", "linked/2.jpg=1"));
+}
+
+TEST_F(ImageFolderSourceTest, DepthIsBounded) {
+  std::string path = "cat";
+  for (int i = 1; i < 32; ++i) path += "/d";
+  Add(path + "/1.jpg");
+  EXPECT_THAT(Records(), SizeIs(1));
+  Add(path + "/d/2.jpg");
+  EXPECT_THAT(OpenFails(StatusCode::kInvalidArgument),
+              HasSubstr("more than 32 folders deep"));
+}
+
+TEST_F(ImageFolderSourceTest, EmptyFileIsTheRecordsError) {
+  Add("cat/1.jpg");
+  auto source = Open();
+  RawRecord raw;
+  const Status status = source->Unpack(0, {}, nullptr, &raw);
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(status.message(), HasSubstr("cat/1.jpg: is empty"));
+}
+
+TEST_F(ImageFolderSourceTest, WhatIsNoClassFolderIsExplained) {
+  EXPECT_THAT(
+      OpenFails(StatusCode::kInvalidArgument),
+      HasSubstr(root_ + ": the folder is empty; wanted one sub-folder"));
+  Add("1.jpg");
+  Add("2.JPG");
+  Add("labels.csv");
+  EXPECT_THAT(OpenFails(StatusCode::kInvalidArgument),
+              HasSubstr("has 2 pictures but no class sub-folder; put them in "
+                        "one folder per class"));
+  Add("cat/1.png");
+  Add("dog/2.png");
+  EXPECT_THAT(
+      OpenFails(StatusCode::kInvalidArgument),
+      HasSubstr("2 class sub-folders, but no picture in them (.jpg, .jpeg, "
+                ".jpe); 2 other files, like cat/1.png"));
+}
+
+TEST_F(ImageFolderSourceTest, MissingAndWrongPathsAreNamed) {
+  root_ = base_ + "/no/such/folder";
+  EXPECT_THAT(OpenFails(StatusCode::kNotFound),
+              HasSubstr(root_ + ": there is no such file or folder; " + base_ +
+                        "/no is missing"));
+  root_ = base_ + "/file";
+  std::ofstream(root_) << "x";
+  EXPECT_THAT(OpenFails(StatusCode::kInvalidArgument), HasSubstr("is a file"));
+}
+
+TEST_F(ImageFolderSourceTest, ScanCanBeCancelled) {
+  Add("cat/1.jpg");
+  progress_.cancel = true;
+  OpenFails(StatusCode::kCancelled);
+}
+
+TEST_F(ImageFolderSourceTest, FolderThatMayNotBeEnteredIsNamedWithTheWaysOut) {
+  Add("cat/1.jpg");
+  const bool root_user = geteuid() == 0;
+  ASSERT_EQ(chmod(root_.c_str(), root_user ? 0700 : 0000), 0);
+  root_ += "/cat";
+  int pipe_fds[2];
+  ASSERT_EQ(pipe(pipe_fds), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    // root may read everything
+    if (root_user && (setgroups(0, nullptr) != 0 || setgid(65534) != 0 ||
+                      setuid(65534) != 0)) {
+      _exit(2);
+    }
+    const std::string text = OpenFails(StatusCode::kPermissionDenied);
+    (void)!write(pipe_fds[1], text.data(), text.size());
+    _exit(0);
+  }
+  close(pipe_fds[1]);
+  char text[4096] = {};
+  (void)!read(pipe_fds[0], text, sizeof(text) - 1);
+  close(pipe_fds[0]);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  ASSERT_EQ(chmod((base_ + "/data").c_str(), 0700), 0);
+  EXPECT_THAT(
+      text,
+      AllOf(HasSubstr(root_ + ": Permission denied"),
+            HasSubstr("may not enter " + base_ + "/data."),
+            HasSubstr(fmt::format("uid {}", root_user ? 65534 : geteuid())),
+            HasSubstr("penstock run"), HasSubstr("setfacl")));
+}
+
+TEST_F(ImageFolderSourceTest, CacheGivesTheSameIndex) {
+  Add("cat/1.jpg");
+  Add("cat/x/2.jpg");
+  Add("dog/1.jpg");
+  Add("empty/none");
+  Settle();
+  auto scanned = Open();
+  ASSERT_NE(CacheFile(), "");
+  // Proof that the cache is what answers: it cannot know of this one.
+  AddUnseen("cat/unseen.jpg");
+  auto cached = Open();
+  EXPECT_THAT(Records(scanned.get()), SizeIs(3));
+  EXPECT_EQ(Records(scanned.get()), Records(cached.get()));
+  EXPECT_EQ(scanned->class_names(), cached->class_names());
+}
+
+TEST_F(ImageFolderSourceTest, ChangeOfAnyFolderIsNoticed) {
+  Add("cat/x/1.jpg");
+  Settle();
+  EXPECT_THAT(Records(), SizeIs(1));
+  Add("cat/x/2.jpg");
+  EXPECT_THAT(Records(), SizeIs(2));
+  Settle();
+  EXPECT_THAT(Records(), SizeIs(2));
+  Add("cow/1.jpg");
+  EXPECT_THAT(Records(), SizeIs(3));
+  Settle();
+  EXPECT_THAT(Records(), SizeIs(3));
+  // Another folder in its place, with the same time.
+  fs::rename(root_ + "/cow", base_ + "/cow");
+  Add("cow/2.jpg");
+  KeepTimes();
+  EXPECT_THAT(Records(),
+              ElementsAre("cat/x/1.jpg=0", "cat/x/2.jpg=0", "cow/2.jpg=1"));
+}
+
+TEST_F(ImageFolderSourceTest, FolderThatChangedJustNowIsNotCached) {
+  Add("cat/1.jpg");
+  EXPECT_THAT(Records(), SizeIs(1));
+  EXPECT_EQ(CacheFile(), "");
+}
+
+TEST_F(ImageFolderSourceTest, DamagedCacheIsIgnoredWhereverItIsDamaged) {
+  Add("cat/1.jpg");
+  Add("dog/2.jpg");
+  Settle();
+  const auto records = Records();
+  const std::string path = CacheFile();
+  std::ifstream in(path, std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(in)), {});
+  ASSERT_GT(whole.size(), 72u);
+  AddUnseen("cat/new.jpg");
+  // An index with the new file was scanned, so the cache was not believed.
+  const auto expect_scan = [&](const std::string& content,
+                               const std::string& what) {
+    fs::remove(path);
+    std::ofstream(path, std::ios::binary) << content;
+    fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+    EXPECT_THAT(Records(), SizeIs(3)) << what;
+  };
+  for (size_t i = 0; i < whole.size(); ++i) {
+    std::string damaged = whole;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x81);
+    expect_scan(damaged, fmt::format("byte {}", i));
+    expect_scan(whole.substr(0, i), fmt::format("cut at {}", i));
+  }
+  expect_scan(whole + "x", "longer");
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << whole;
+  EXPECT_EQ(Records(), records) << "the whole one is believed";
+}
+
+TEST_F(ImageFolderSourceTest, CacheThatOthersCanWriteIsIgnored) {
+  Add("cat/1.jpg");
+  Settle();
+  EXPECT_THAT(Records(), SizeIs(1));
+  AddUnseen("cat/2.jpg");
+  ASSERT_EQ(chmod(CacheFile().c_str(), 0666), 0);
+  EXPECT_THAT(Records(), SizeIs(2));
+}
+
+TEST_F(ImageFolderSourceTest, WithoutACacheFolderItJustScans) {
+  Add("cat/1.jpg");
+  Settle();
+  std::ofstream(base_ + "/file") << "x";
+  setenv("PENSTOCK_CACHE_DIR", (base_ + "/file/below").c_str(), 1);
+  EXPECT_THAT(Records(), SizeIs(1));
+}
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,468 @@
+// The readers: every test on every backend and every io_uring rung.
+#include "broker/read.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <vector>
+
+#include "broker/read_backend.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr uint32_t kDepth = 8;
+
+struct Backend {
+  std::string name;
+  std::optional<UringRung> rung;  // none: pread
+};
+
+class ReadTest : public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "penstock-read-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    Open(kDepth);
+  }
+  void TearDown() override {
+    reader_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  // Skips where this kernel or container lacks the backend.
+  void Open(uint32_t depth) {
+    if (!GetParam().rung) {
+      reader_ = MakePreadReader(depth, "");
+      return;
+    }
+    auto reader = MakeUringReader(*GetParam().rung, depth);
+    if (!reader.ok()) GTEST_SKIP() << reader.status().message();
+    reader_ = *std::move(reader);
+  }
+
+  std::string Path(const std::string& name) { return folder_ + "/" + name; }
+
+  // Bytes that differ at every offset of interest and between files.
+  static std::string Content(size_t bytes, uint32_t seed = 1) {
+    std::string text(bytes, '\0');
+    uint64_t state = seed * 0x9e3779b97f4a7c15;
+    for (char& c : text) {
+      state = state * 6364136223846793005 + 1442695040888963407;
+      c = static_cast<char>(state >> 56);
+    }
+    return text;
+  }
+
+  std::string Write(const std::string& name, const std::string& content) {
+    std::ofstream(Path(name), std::ios::binary) << content;
+    return Path(name);
+  }
+
+  void StartFile(uint32_t ticket, const std::string& path) {
+    ReadRequest request;
+    request.kind = ReadRequest::Kind::kFile;
+    request.path = path;
+    reader_->Start(ticket, request, {});
+  }
+
+  void StartRange(uint32_t ticket, int fd, uint64_t offset, uint64_t bytes,
+                  std::span<std::byte> into = {}) {
+    ReadRequest request;
+    request.kind = ReadRequest::Kind::kRange;
+    request.fd = fd;
+    request.offset = offset;
+    request.bytes = bytes;
+    reader_->Start(ticket, request, into);
+  }
+
+  Reader::Done Next() {
+    reader_->Submit();
+    Reader::Done done;
+    EXPECT_TRUE(reader_->Next(true, &done));
+    return done;
+  }
+
+  // The content of path through the reader, or the error's message.
+  std::string Read(const std::string& path, StatusCode* code = nullptr) {
+    StartFile(0, path);
+    const Reader::Done done = Next();
+    std::string result = done.status.ok() ? Text(done) : done.status.message();
+    if (code != nullptr) *code = done.status.code();
+    reader_->Release(done.ticket);
+    return result;
+  }
+
+  static std::string Text(const Reader::Done& done) {
+    return std::string(reinterpret_cast<const char*>(done.bytes.data()),
+                       done.bytes.size());
+  }
+
+  std::string folder_;
+  std::unique_ptr<Reader> reader_;
+};
+
+std::vector<Backend> Backends() {
+  return {{"pread", std::nullopt},
+          {"defer_taskrun", UringRung::kDeferTaskrun},
+          {"coop_taskrun", UringRung::kCoopTaskrun},
+          {"plain", UringRung::kPlain}};
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, ReadTest, testing::ValuesIn(Backends()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(ReadTest, FilesOfEverySizeArriveBytewise) {
+  for (const size_t bytes :
+       {size_t{0}, size_t{1}, size_t{4095}, size_t{4096}, kBufferBytesMin - 1,
+        kBufferBytesMin, kBufferBytesMin + 1, size_t{3} << 20,
+        kBufferBytesKept + 1, size_t{1}}) {
+    const std::string content = Content(bytes);
+    const std::string path = Write("file", content);
+    EXPECT_TRUE(Read(path) == content) << bytes << " bytes";
+    EXPECT_EQ(reader_->in_flight(), 0u);
+  }
+}
+
+TEST_P(ReadTest, ManyFilesInFlightKeepTheirTickets) {
+  constexpr uint32_t kFiles = 200;
+  std::vector<std::string> contents;
+  for (uint32_t i = 0; i < kFiles; ++i) {
+    contents.push_back(Content(i * 997 % 300'000, i));
+    Write(std::to_string(i), contents.back());
+  }
+  std::vector<uint32_t> file_of(kDepth);
+  uint32_t started = 0;
+  for (uint32_t ticket = 0; ticket < kDepth; ++ticket) {
+    file_of[ticket] = started;
+    StartFile(ticket, Path(std::to_string(started++)));
+  }
+  EXPECT_EQ(reader_->in_flight(), kDepth);
+  std::set<uint32_t> seen;
+  while (reader_->in_flight() > 0) {
+    const Reader::Done done = Next();
+    ASSERT_TRUE(done.status.ok()) << done.status.message();
+    const uint32_t file = file_of[done.ticket];
+    EXPECT_TRUE(Text(done) == contents[file]) << file;
+    EXPECT_TRUE(seen.insert(file).second);
+    reader_->Release(done.ticket);
+    if (started < kFiles) {
+      file_of[done.ticket] = started;
+      StartFile(done.ticket, Path(std::to_string(started++)));
+    }
+  }
+  EXPECT_EQ(seen.size(), kFiles);
+  Reader::Done none;
+  EXPECT_FALSE(reader_->Next(true, &none));
+}
+
+TEST_P(ReadTest, PollingWithoutWaitingEndsToo) {
+  const std::string content = Content(5000);
+  StartFile(3, Write("file", content));
+  reader_->Submit();
+  Reader::Done done;
+  while (!reader_->Next(false, &done)) std::this_thread::yield();
+  EXPECT_EQ(done.ticket, 3u);
+  EXPECT_EQ(Text(done), content);
+}
+
+TEST_P(ReadTest, ErrorsHaveCodeAndPath) {
+  StatusCode code;
+  EXPECT_THAT(Read(Path("missing"), &code), HasSubstr(Path("missing")));
+  EXPECT_EQ(code, StatusCode::kNotFound);
+
+  Write("file", "x");
+  EXPECT_THAT(Read(Path("file/below"), &code), HasSubstr("Not a directory"));
+  EXPECT_EQ(code, StatusCode::kNotFound);
+
+  ASSERT_EQ(symlink("loop", Path("loop").c_str()), 0);
+  EXPECT_THAT(Read(Path("loop"), &code), HasSubstr("symbolic links"));
+  EXPECT_EQ(code, StatusCode::kNotFound);
+
+  EXPECT_THAT(Read(folder_, &code), HasSubstr(folder_ + " is a folder"));
+  EXPECT_EQ(code, StatusCode::kDataLoss);
+
+  EXPECT_THAT(Read("/dev/zero", &code), HasSubstr("/dev/zero is a device"));
+  EXPECT_EQ(code, StatusCode::kDataLoss);
+
+  ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
+  EXPECT_THAT(Read(Path("fifo"), &code), HasSubstr("is a FIFO"));
+  EXPECT_EQ(code, StatusCode::kDataLoss);
+
+  EXPECT_EQ(Read(Path("file"), &code), "x");
+  EXPECT_EQ(code, StatusCode::kOk);
+}
+
+TEST_P(ReadTest, PathTooLongHarmsOnlyItself) {
+  const std::string content = Content(100);
+  const std::string path = Write("file", content);
+  StartFile(0, path);
+  StartFile(1, "/" + std::string(5000, 'x'));
+  StartFile(2, path);
+  for (int i = 0; i < 3; ++i) {
+    const Reader::Done done = Next();
+    EXPECT_EQ(done.status.ok(), done.ticket != 1);
+    if (done.ticket != 1) {
+      EXPECT_EQ(Text(done), content);
+    }
+    reader_->Release(done.ticket);
+  }
+}
+
+TEST_P(ReadTest, FileOverTheLimitIsRefused) {
+  const std::string path = Write("file", "");
+  ASSERT_EQ(truncate(path.c_str(), kRecordBytesMax + 1), 0);
+  StatusCode code;
+  EXPECT_THAT(Read(path, &code),
+              HasSubstr("has 268435457 bytes; a record has at most 268435456"));
+  EXPECT_EQ(code, StatusCode::kDataLoss);
+}
+
+// Such a file says that it has 0 bytes, and its file system has no
+// asynchronous reads.
+TEST_P(ReadTest, ProcfsFileIsReadToItsEnd) {
+  EXPECT_THAT(Read("/proc/self/status"), HasSubstr("VmSize"));
+  EXPECT_EQ(Read(Write("file", "after")), "after");
+}
+
+TEST_P(ReadTest, UnreadableFileNamesFolderUserAndWayOut) {
+  const std::string path = Write("file", "x");
+  int pipe_fds[2];
+  ASSERT_EQ(pipe(pipe_fds), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    // root may read everything
+    if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(2);
+    Open(1);
+    StatusCode code = StatusCode::kOk;
+    std::string message = reader_ == nullptr ? "" : Read(path, &code);
+    if (code != StatusCode::kPermissionDenied) message = "wrong code";
+    (void)!write(pipe_fds[1], message.data(), message.size());
+    _exit(0);
+  }
+  close(pipe_fds[1]);
+  std::string message(4096, '\0');
+  message.resize(
+      std::max<ssize_t>(0, read(pipe_fds[0], message.data(), message.size())));
+  close(pipe_fds[0]);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  if (geteuid() != 0) GTEST_SKIP() << "needs a second user";
+  EXPECT_THAT(message, HasSubstr(path + ": Permission denied"));
+  EXPECT_THAT(message, HasSubstr("may not enter " + folder_ + "."));
+  EXPECT_THAT(message, HasSubstr("uid 65534"));
+  EXPECT_THAT(message, HasSubstr("penstock run"));
+}
+
+TEST_P(ReadTest, RangesLandInBufferOrTarget) {
+  const std::string content = Content(1 << 20);
+  const int fd = open(Write("file", content).c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  StartRange(0, fd, 0, 784);
+  StartRange(1, fd, 12345, 1);
+  StartRange(2, fd, content.size() - 10, 10);
+  StartRange(3, fd, 0, content.size());
+  StartRange(4, fd, 77, 0);
+  std::vector<std::byte> target(1000, std::byte{0xEE});
+  StartRange(5, fd, 4000, 500, std::span(target).subspan(100, 500));
+  for (int i = 0; i < 6; ++i) {
+    const Reader::Done done = Next();
+    ASSERT_TRUE(done.status.ok()) << done.status.message();
+    const std::string text = Text(done);
+    switch (done.ticket) {
+      case 0:
+        EXPECT_EQ(text, content.substr(0, 784));
+        break;
+      case 1:
+        EXPECT_EQ(text, content.substr(12345, 1));
+        break;
+      case 2:
+        EXPECT_EQ(text, content.substr(content.size() - 10));
+        break;
+      case 3:
+        EXPECT_TRUE(text == content);
+        break;
+      case 4:
+        EXPECT_EQ(text, "");
+        break;
+      case 5:
+        EXPECT_EQ(done.bytes.data(), target.data() + 100);
+        EXPECT_EQ(text, content.substr(4000, 500));
+        break;
+    }
+    reader_->Release(done.ticket);
+  }
+  EXPECT_EQ(target[99], std::byte{0xEE});
+  EXPECT_EQ(target[600], std::byte{0xEE});
+  close(fd);
+}
+
+TEST_P(ReadTest, RangePastTheEndIsDataLoss) {
+  const int fd = open(Write("file", Content(1000)).c_str(), O_RDONLY);
+  ASSERT_GE(fd, 0);
+  StartRange(0, fd, 900, 200);
+  const Reader::Done done = Next();
+  EXPECT_EQ(done.status.code(), StatusCode::kDataLoss);
+  EXPECT_EQ(done.status.message(),
+            "file is shorter than its header says (truncated?): wanted 200 "
+            "bytes at offset 900, found 100");
+  close(fd);
+}
+
+// Direct reads are the ones that the device still writes after a cancel.
+TEST_P(ReadTest, NothingLandsAfterTheDestructor) {
+  constexpr size_t kBytes = 1 << 20;
+  const std::string path = Write("file", Content(kDepth * kBytes));
+  int fd = open(path.c_str(), O_RDONLY | O_DIRECT);
+  if (fd < 0) fd = open(path.c_str(), O_RDONLY);
+  ASSERT_GE(fd, 0);
+  fsync(fd);
+  std::unique_ptr<std::byte, decltype(&free)> memory(
+      static_cast<std::byte*>(aligned_alloc(4096, kDepth * kBytes)), &free);
+  const std::span<std::byte> target(memory.get(), kDepth * kBytes);
+  for (int round = 0; round < 20; ++round) {
+    Open(kDepth);
+    for (uint32_t i = 0; i < kDepth; ++i) {
+      StartRange(i, fd, i * kBytes, kBytes, target.subspan(i * kBytes, kBytes));
+    }
+    reader_->Submit();
+    reader_.reset();
+    std::fill(target.begin(), target.end(), std::byte{0xEE});
+    // As long as any of those reads could take: the same ones, once more.
+    Open(1);
+    std::unique_ptr<std::byte, decltype(&free)> other(
+        static_cast<std::byte*>(aligned_alloc(4096, kBytes)), &free);
+    for (uint32_t i = 0; i < kDepth; ++i) {
+      StartRange(0, fd, i * kBytes, kBytes, {other.get(), kBytes});
+      ASSERT_TRUE(Next().status.ok());
+    }
+    ASSERT_TRUE(std::all_of(target.begin(), target.end(),
+                            [](std::byte b) { return b == std::byte{0xEE}; }))
+        << "round " << round;
+  }
+  close(fd);
+}
+
+TEST_P(ReadTest, DestructorEndsWithFilesInFlightAndUnsubmitted) {
+  const std::string path = Write("file", Content(3 << 20));
+  for (uint32_t i = 0; i < kDepth / 2; ++i) StartFile(i, path);
+  reader_->Submit();
+  for (uint32_t i = kDepth / 2; i < kDepth; ++i) StartFile(i, path);
+  reader_.reset();
+}
+
+// A FIFO with a writer that is silent is like storage that hangs.
+TEST_P(ReadTest, DestructorDoesNotWaitForThePeerOfAFifo) {
+  if (!GetParam().rung) GTEST_SKIP() << "pread looks at the type first";
+  ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
+  const int writer = open(Path("fifo").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(writer, 0);
+  StartFile(0, Path("fifo"));
+  reader_->Submit();
+  reader_.reset();
+  close(writer);
+}
+
+TEST_P(ReadTest, NoDescriptorsAreLeft) {
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         {});
+  };
+  const std::string path = Write("file", Content(300'000));
+  const auto before = open_files();
+  for (int i = 0; i < 50; ++i) {
+    Read(path);
+    Read(Path("missing"));
+    Read(folder_);
+  }
+  EXPECT_EQ(open_files(), before);
+}
+
+// A file that was left in the ring's table is no descriptor, but it is open:
+// a lease for writing is refused while anybody has the file open.
+TEST_P(ReadTest, FilesAreClosedWhenTheyAreDone) {
+  const std::string path = Write("file", Content(10));
+  Read(path);
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  EXPECT_EQ(fcntl(fd, F_SETLEASE, F_WRLCK), 0) << strerror(errno);
+  close(fd);
+}
+
+TEST(MakeReaderTest, DepthIsBounded) {
+  EXPECT_EQ(MakeReader(ReadBackend::kAuto, 0).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(MakeReader(ReadBackend::kAuto, kDepthMax + 1).status().code(),
+            StatusCode::kInvalidArgument);
+  const auto reader = MakeReader(ReadBackend::kAuto, 1);
+  ASSERT_TRUE(reader.ok());
+  EXPECT_EQ((*reader)->depth(), 1u);
+}
+
+TEST(MakeReaderTest, LargestDepthWorks) {
+  const auto reader = MakeReader(ReadBackend::kAuto, kDepthMax);
+  ASSERT_TRUE(reader.ok());
+  EXPECT_EQ((*reader)->depth(), kDepthMax);
+}
+
+TEST(MakeReaderTest, PreadIsNamed) {
+  const auto reader = MakeReader(ReadBackend::kPread, 4);
+  ASSERT_TRUE(reader.ok());
+  EXPECT_EQ((*reader)->backend(), "pread");
+}
+
+// What Docker's seccomp filter does, in a child: filters cannot be taken off.
+TEST(MakeReaderTest, ForbiddenIoUringFallsBackAndSaysWhy) {
+  int pipe_fds[2];
+  ASSERT_EQ(pipe(pipe_fds), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog program = {std::size(code), code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+      _exit(2);
+    }
+    const auto fallback = MakeReader(ReadBackend::kAuto, 4);
+    const auto forced = MakeReader(ReadBackend::kIoUring, 4);
+    const std::string text =
+        (fallback.ok() ? (*fallback)->backend() : "no reader") + "|" +
+        (forced.ok() ? "a reader" : forced.status().message());
+    (void)!write(pipe_fds[1], text.data(), text.size());
+    _exit(0);
+  }
+  close(pipe_fds[1]);
+  char text[256] = {};
+  (void)!read(pipe_fds[0], text, sizeof(text) - 1);
+  close(pipe_fds[0]);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "no seccomp here";
+  EXPECT_STREQ(text,
+               "pread (io_uring: Operation not permitted)|"
+               "io_uring: Operation not permitted");
+}
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,172 @@
+"""What a person would forget: registering a test, listing a source, telling the
+README of a new file. Reads the tree it lies in; needs no build.
+
+    python3 tests/tidy_test.py
+"""
+
+import pathlib
+import re
+import unittest
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+
+FOLDERS = ("broker", "common", "client", "tests", "bench", "systemd")
+# Folders whose README has to name every source file.
+EXPLAINED = ("broker", "common", "client")
+SOURCE_SUFFIXES = (".c", ".cc", ".h", ".hpp", ".py")
+# Names that say nothing of what is inside.
+EMPTY_WORDS = ("util", "utils", "helper", "helpers", "misc", "manager", "handler")
+
+
+def files():
+    """Every file of the tree as a path relative to its top; no build output."""
+    found = []
+    for path in TOP.rglob("*"):
+        relative = path.relative_to(TOP)
+        parts = relative.parts
+        if parts[0].startswith("build") or parts[0] == ".git":
+            continue
+        if "__pycache__" not in parts and path.is_file():
+            found.append(relative)
+    return sorted(found)
+
+
+FILES = files()
+
+
+def text(path):
+    """The file's text, or "" where it is binary (pictures, fuzzing corpora)."""
+    try:
+        return (TOP / path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def nearest(path, name):
+    """The text of file name in path's folder or the nearest one above it."""
+    for folder in path.parents:
+        if (TOP / folder / name).exists() and folder != pathlib.Path("."):
+            return text(folder / name)
+    return ""
+
+
+def head_comment_lines(source):
+    """Lines of the comment the file begins with, an interpreter line left out."""
+    lines = source.splitlines()
+    if lines and lines[0].startswith("#!"):
+        lines = lines[1:]
+    if lines and lines[0].startswith('"""'):
+        return source.split('"""')[1].count("\n")
+    count = 0
+    while count < len(lines) and re.match(r"//|#(?!include|ifndef|pragma)", lines[count]):
+        count += 1
+    return count
+
+
+class TidyTest(unittest.TestCase):
+    def assert_none(self, findings, what):
+        if findings:
+            self.fail(f"{what}:\n  " + "\n  ".join(map(str, findings)))
+
+    def test_every_test_is_registered(self):
+        registered = text("tests/CMakeLists.txt")
+        self.assert_none(
+            [
+                path
+                for path in FILES
+                if path.parts[0] == "tests"
+                and re.search(r"_test\.(cc|py|sh)$", path.name)
+                and not re.search(rf"\b{path.stem}\b", registered)
+            ],
+            "not in tests/CMakeLists.txt",
+        )
+
+    def test_every_source_is_built(self):
+        def listed(path):
+            # As a file, or as the argument of penstock_test(NAME ...).
+            for folder in path.parents:
+                lists = folder / "CMakeLists.txt"
+                if (TOP / lists).exists():
+                    name = str(path.relative_to(folder))
+                    file = rf"(?<![\w/.]){re.escape(name)}(?!\w)"
+                    program = rf"\bpenstock_\w+\(\s*{re.escape(name[: -len(path.suffix)])}\b"
+                    if re.search(f"{file}|{program}", text(lists)):
+                        return True
+            return False
+
+        self.assert_none(
+            [path for path in FILES if path.suffix in (".cc", ".c") and not listed(path)],
+            "in no CMakeLists.txt of its folder or one above",
+        )
+
+    def test_every_folder_has_a_readme(self):
+        self.assert_none(
+            [
+                folder
+                for folder in FOLDERS
+                if not (TOP / folder / "README.md").exists()
+            ],
+            "no README.md in",
+        )
+
+    def test_every_source_is_in_the_readme(self):
+        # plan.h, plan.cc or plan.{h,cc}: one mention stands for the pair.
+        self.assert_none(
+            [
+                path
+                for path in FILES
+                if path.parts[0] in EXPLAINED
+                and path.suffix in SOURCE_SUFFIXES
+                and not re.search(
+                    rf"(?<![\w]){re.escape(path.stem)}\.(?:{{|{path.suffix[1:]}\b|h\b|cc\b)",
+                    nearest(path, "README.md"),
+                )
+            ],
+            "not in the README.md of its folder",
+        )
+
+    def test_every_benchmark_says_what_it_measures(self):
+        self.assert_none(
+            [
+                path
+                for path in FILES
+                if path.parts[0] == "bench"
+                and path.suffix in (".cc", ".py", ".sh")
+                and head_comment_lines(text(path)) < 3
+            ],
+            "no head comment (question, method, command)",
+        )
+
+    def test_names_say_what_is_inside(self):
+        findings = []
+        empty_class = re.compile(
+            r"\b(?:class|struct)\s+(\w*(?:%s))\b"
+            % "|".join(word.capitalize() for word in EMPTY_WORDS)
+        )
+        for path in FILES:
+            words = re.split(r"[/_.-]", str(path).lower())
+            findings += [path] if set(words) & set(EMPTY_WORDS) else []
+            if path.suffix in SOURCE_SUFFIXES:
+                findings += [f"{path}: {name}" for name in empty_class.findall(text(path))]
+        self.assert_none(findings, "name it for what it does")
+
+    def test_no_path_of_this_machine(self):
+        # The checkout, and what lies beside it. Folders that every machine has
+        # may be named.
+        own = [str(TOP)]
+        if str(TOP.parent) not in ("/", "/root", "/home", "/tmp", "/var/tmp"):
+            own.append(str(TOP.parent))
+        pattern = re.compile(r"(?<![\w.])(?:%s)/" % "|".join(map(re.escape, own)))
+        self.assert_none(
+            [
+                f"{path}:{number}: {line.strip()}"
+                for path in FILES
+                for number, line in enumerate(text(path).splitlines(), 1)
+                if pattern.search(line)
+            ],
+            "absolute path of this machine",
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
