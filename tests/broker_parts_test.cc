@@ -1,0 +1,211 @@
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "broker/config.h"
+#include "broker/event_loop.h"
+#include "broker/memory_promise.h"
+#include "broker/topology.h"
+#include "common/segment.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+
+class FolderTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = std::filesystem::temp_directory_path() / "parts-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string Write(const std::string& name, const std::string& text) {
+    const std::filesystem::path path = folder_ / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+    return path;
+  }
+  std::filesystem::path folder_;
+};
+
+// ---- memory promise
+// ----------------------------------------------------------
+
+class MemoryRoomTest : public FolderTest {
+ protected:
+  SystemFiles Files() { return {folder_ / "proc", folder_ / "cgroup"}; }
+};
+
+TEST_F(MemoryRoomTest, TheTightestAncestorCgroupCounts) {
+  Write("proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   1048576 kB\n");
+  Write("proc/self/cgroup", "0::/a/b\n");
+  Write("cgroup/a/b/memory.max", "max\n");
+  Write("cgroup/a/b/memory.current", "5\n");
+  Write("cgroup/a/memory.max", "1000000\n");
+  Write("cgroup/a/memory.current", "700000\n");
+  Write("cgroup/a/memory.stat",
+        "anon 1\ninactive_file 100000\nactive_file 50000\n");
+  const MemoryRoom room = FindMemoryRoom(Files());
+  EXPECT_EQ(room.bytes, 1000000u - 550000u);
+  EXPECT_THAT(room.limit, HasSubstr("/a"));
+}
+
+TEST_F(MemoryRoomTest, WithoutCgroupsTheMachineCounts) {
+  Write("proc/meminfo", "MemAvailable: 10 kB\n");
+  EXPECT_EQ(FindMemoryRoom(Files()).bytes, 10240u);
+}
+
+TEST_F(MemoryRoomTest, CpuQuotaOfAnAncestorCounts) {
+  Write("proc/self/cgroup", "0::/a/b\n");
+  Write("cgroup/a/b/cpu.max", "max 100000\n");
+  Write("cgroup/a/cpu.max", "150000 100000\n");
+  EXPECT_DOUBLE_EQ(CgroupCpuQuota(Files()), 1.5);
+}
+
+TEST(PopulateTest, RangesArePopulatedInOrder) {
+  const auto plan = PlanSegment({{"x", DType::kUint8, {1 << 20}}}, 4, 3, 1);
+  auto segment = Segment::Create(*plan, 1, 1);
+  ASSERT_TRUE(segment.ok());
+  std::vector<PopulateRange> ranges;
+  for (uint32_t slot = 0; slot < 3; ++slot) {
+    ranges.push_back({(*segment)->base() + (*segment)->slot_offset(slot),
+                      plan->slot_stride});
+  }
+  std::vector<size_t> told;
+  const Status status =
+      Populate(ranges, [&](size_t done) { told.push_back(done); });
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_THAT(told, testing::ElementsAre(1, 2, 3));
+  // mincore sees pages that are in memory, whoever put them there.
+  std::vector<unsigned char> resident(plan->slot_stride / kPageBytes);
+  ASSERT_EQ(mincore(ranges[2].begin, plan->slot_stride, resident.data()), 0);
+  for (const unsigned char page : resident) EXPECT_EQ(page & 1, 1);
+}
+
+TEST(PopulateTest, MemoryThatIsNotThereIsAnErrorNotADeath) {
+  // An address range nothing is mapped at: the child fails, we go on.
+  const PopulateRange nowhere{reinterpret_cast<std::byte*>(uintptr_t{1} << 46),
+                              kPageBytes};
+  EXPECT_EQ(Populate({&nowhere, 1}, [](size_t) {}).code(),
+            StatusCode::kResourceExhausted);
+}
+
+// ---- configuration
+// ---------------------------------------------------------------
+
+class ConfigTest : public FolderTest {};
+
+TEST_F(ConfigTest, EveryKeyIsRead) {
+  const auto config =
+      LoadConfig(Write("c.yaml",
+                       "socket: /x/sock\ncpus: 0-1\nworkers: 3\nread_depth: 8\n"
+                       "memory_limit: 2G\nstate_dir: /s\ncache_dir: /c\n"));
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->socket, "/x/sock");
+  EXPECT_EQ(config->cpus, "0-1");
+  EXPECT_EQ(config->workers, 3u);
+  EXPECT_EQ(config->read_depth, 8u);
+  EXPECT_EQ(*config->memory_limit, uint64_t{2} << 30);
+}
+
+TEST_F(ConfigTest, ThePackagedConfigurationIsValid) {
+  const auto config = LoadConfig(PENSTOCK_SOURCE_DIR "/systemd/penstock.yaml");
+  EXPECT_TRUE(config.ok()) << config.status().message();
+}
+
+TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
+  EXPECT_THAT(LoadConfig(Write("c.yaml", "workers: 2\nwrokers: 3\n"))
+                  .status()
+                  .message(),
+              testing::AllOf(HasSubstr("c.yaml:2:1"), HasSubstr("wrokers")));
+  EXPECT_THAT(
+      LoadConfig(Write("c.yaml", "memory_limit: lots\n")).status().message(),
+      HasSubstr("'lots' is not a size"));
+  EXPECT_FALSE(LoadConfig(Write("c.yaml", "workers: [1]\n")).ok());
+  EXPECT_FALSE(LoadConfig(Write("c.yaml", "a: {\n")).ok());
+  EXPECT_FALSE(LoadConfig(folder_ / "none").ok());
+}
+
+TEST(ParseBytesTest, SizesAreRead) {
+  EXPECT_EQ(*ParseBytes("1024"), 1024u);
+  EXPECT_EQ(*ParseBytes("2K"), 2048u);
+  EXPECT_EQ(*ParseBytes("3GiB"), uint64_t{3} << 30);
+  for (const char* wrong : {"", "G", "-1", "1X", "99999999999T", "1.5G", "0"}) {
+    EXPECT_FALSE(ParseBytes(wrong).ok()) << wrong;
+  }
+}
+
+// ---- topology
+// --------------------------------------------------------------------
+
+TEST(TopologyTest, AllAllowedProcessorsAreFoundAndCanBePinnedTo) {
+  const auto topology = Topology::Load("");
+  ASSERT_TRUE(topology.ok()) << topology.status().message();
+  ASSERT_FALSE((*topology)->cpus().empty());
+  EXPECT_GE((*topology)->cpu_quota(), 1u);
+  for (const Topology::Cpu& cpu : (*topology)->cpus()) {
+    std::thread([&] {
+      EXPECT_TRUE((*topology)->PinThread(cpu).ok());
+      EXPECT_EQ(sched_getcpu(), static_cast<int>(cpu.os_index));
+    }).join();
+  }
+}
+
+TEST(TopologyTest, ProcessorsThatAreNotThereAreRefused) {
+  EXPECT_THAT(Topology::Load("4000-4001").status().message(),
+              HasSubstr("may not use"));
+  EXPECT_EQ(Topology::Load("abc").status().code(),
+            StatusCode::kInvalidArgument);
+}
+
+// ---- event loop
+// -------------------------------------------------------------------
+
+TEST(EventLoopTest, PostedTasksRunOnTheLoopInOrder) {
+  auto loop = EventLoop::Make();
+  ASSERT_TRUE(loop.ok());
+  std::vector<int> ran;
+  std::thread other([&] {
+    for (int i = 0; i < 100; ++i) {
+      (*loop)->Post([&ran, i] { ran.push_back(i); });
+    }
+    (*loop)->Post([&] { (*loop)->Stop(); });
+  });
+  (*loop)->Run();
+  other.join();
+  ASSERT_EQ(ran.size(), 100u);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(ran[i], i);
+}
+
+TEST(EventLoopTest, CallbackMayUnwatchItself) {
+  auto loop = EventLoop::Make();
+  int fds[2];
+  ASSERT_EQ(pipe2(fds, O_CLOEXEC), 0);
+  const Fd read_end(fds[0]);
+  const Fd write_end(fds[1]);
+  int calls = 0;
+  ASSERT_TRUE((*loop)
+                  ->Watch(read_end.get(),
+                          [&](uint32_t) {
+                            ++calls;
+                            (*loop)->Unwatch(read_end.get());
+                            (*loop)->Post([&] { (*loop)->Stop(); });
+                          })
+                  .ok());
+  ASSERT_EQ(write(write_end.get(), "x", 1), 1);
+  (*loop)->Run();
+  EXPECT_EQ(calls, 1);
+}
+
+}  // namespace
+}  // namespace penstock
