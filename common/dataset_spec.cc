@@ -104,7 +104,7 @@ Status ReadRange(const SpecValue& value, RangeSource* out) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   if (value.IsScalar()) return value.Int(1, kRecordsMax, &out->stop);
   PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(
-      {"start", "stop", "step"}, "a number of records, or a mapping"));
+      {"start", "stop", "step"}, "a number of records, or a mapping of"));
   PENSTOCK_RETURN_IF_ERROR(
       value.Optional("start").Int(kMin, kMax, &out->start));
   PENSTOCK_RETURN_IF_ERROR(value.Required("stop").Int(kMin, kMax, &out->stop));
@@ -227,7 +227,8 @@ Status ReadSource(const SpecValue& value, const std::string& base_dir,
   if (!value.present()) return value.Absent();
   const std::vector<std::string_view> kinds = {"image_folder", "idx", "range",
                                                "tensors", "synthetic"};
-  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(kinds, "a mapping, one"));
+  PENSTOCK_RETURN_IF_ERROR(
+      value.CheckMapping(kinds, "a mapping with one of the keys"));
   PENSTOCK_ASSIGN_OR_RETURN(const std::string_view kind, value.OneOf(kinds));
   const SpecValue source = value.Required(kind);
   if (kind == "image_folder") {
@@ -290,7 +291,8 @@ Status ReadCrop(const SpecValue& value, CropSpec* out) {
         &out->kind);
   }
   PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(
-      {"center", "random_resized"}, "center, random_resized, or a mapping"));
+      {"center", "random_resized"},
+      "center, random_resized, or a mapping with one of the keys"));
   return ReadCropKind(value, out);
 }
 
@@ -388,7 +390,8 @@ Status ReadCast(const SpecValue& value, CastOp* out) {
 Status ReadTransform(const SpecValue& value, TransformSpec* out) {
   const std::vector<std::string_view> ops = {
       "decode_image", "crop", "resize", "flip", "normalize", "cast"};
-  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(ops, "a mapping, one"));
+  PENSTOCK_RETURN_IF_ERROR(
+      value.CheckMapping(ops, "a mapping with one of the keys"));
   PENSTOCK_ASSIGN_OR_RETURN(const std::string_view op, value.OneOf(ops));
   const SpecValue arguments = value.Required(op);
   if (op == "decode_image") {
@@ -421,7 +424,7 @@ Status ReadShuffle(const SpecValue& value, std::optional<ShuffleSpec>* out) {
   if (!value.present()) return value.Absent();
   if (value.IsWord("none")) return OkStatus();
   PENSTOCK_RETURN_IF_ERROR(
-      value.CheckMapping({"seed", "each_epoch"}, "none, or a mapping"));
+      value.CheckMapping({"seed", "each_epoch"}, "none, or a mapping of"));
   ShuffleSpec& shuffle = out->emplace();
   PENSTOCK_RETURN_IF_ERROR(
       value.Required("seed").Uint(0, kUint64Max, &shuffle.seed));

@@ -103,12 +103,29 @@ class TreeBuilder : public YAML::EventHandler {
     *column = 1;
     if (mark.is_null() || mark.line < 0 || mark.column < 0) return;
     *line = mark.line + 1;
-    if (static_cast<size_t>(mark.line) >= line_starts_.size()) return;
     const std::string_view before =
-        text_.substr(line_starts_[mark.line], static_cast<size_t>(mark.column));
+        Line(mark.line).substr(0, static_cast<size_t>(mark.column));
     *column += static_cast<int>(std::count_if(
         before.begin(), before.end(),
         [](char c) { return static_cast<unsigned char>(c) >> 6 != 2; }));
+  }
+
+  // What yaml-cpp found wrong, in words that say what to do about it.
+  Refused Explain(const YAML::Exception& error) const {
+    const std::string_view message = error.msg;
+    if ((message == YAML::ErrorMsg::END_OF_MAP_FLOW ||
+         message == YAML::ErrorMsg::END_OF_SEQ_FLOW) &&
+        !marks_.empty()) {
+      return {marks_.back(), "this bracket is never closed"};
+    }
+    if (message == YAML::ErrorMsg::UNKNOWN_ANCHOR) return Alias(error.mark);
+    Refused refused{error.mark, "not YAML: " + error.msg};
+    const std::string_view line = Line(error.mark.line);
+    const size_t indentation = line.find_first_not_of(" \t");
+    if (line.substr(0, indentation).find('\t') != std::string_view::npos) {
+      refused.message += " (there is a tab before it; YAML indents by spaces)";
+    }
+    return refused;
   }
 
   void OnDocumentStart(const YAML::Mark& mark) override {
@@ -119,7 +136,7 @@ class TreeBuilder : public YAML::EventHandler {
     Add(Node(YamlNode::Kind::kNull, mark, "?", anchor), mark);
   }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
-    throw Refused{mark, "aliases (*name) are not allowed; write it out"};
+    throw Alias(mark);
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag,
                 YAML::anchor_t anchor, const std::string& value) override {
@@ -141,6 +158,39 @@ class TreeBuilder : public YAML::EventHandler {
   void OnMapEnd() override { Close(); }
 
  private:
+  static Refused Alias(const YAML::Mark& mark) {
+    return {mark,
+            "aliases (*name) are not allowed; quote a text that begins with *"};
+  }
+
+  // Without its end; empty if there is no such line.
+  std::string_view Line(int line) const {
+    if (line < 0 || static_cast<size_t>(line) >= line_starts_.size()) return {};
+    const std::string_view rest = text_.substr(line_starts_[line]);
+    return rest.substr(0, rest.find('\n'));
+  }
+
+  // Moves the place of a list's empty item to its dash: yaml-cpp places it at
+  // the next token, with nothing but blanks and comments between them.
+  void PlaceAtDash(const YAML::Mark& mark, YamlNode* node) const {
+    for (int line = mark.line; line >= 0; --line) {
+      std::string_view text = Line(line);
+      if (line == mark.line) text = text.substr(0, mark.column);
+      text = text.substr(0, text.find(" #"));
+      const size_t last = text.find_last_not_of(" \t\r");
+      if (last == std::string_view::npos ||
+          text[text.find_first_not_of(" \t")] == '#') {
+        continue;
+      }
+      if (text[last] != '-') return;  // in a flow sequence
+      YAML::Mark dash;
+      dash.line = line;
+      dash.column = static_cast<int>(last);
+      Place(dash, &node->line, &node->column);
+      return;
+    }
+  }
+
   // yaml-cpp's tags: "?" for none, "!" for a quoted scalar.
   YamlNode Node(YamlNode::Kind kind, const YAML::Mark& mark,
                 const std::string& tag, YAML::anchor_t anchor) const {
@@ -163,7 +213,8 @@ class TreeBuilder : public YAML::EventHandler {
       throw Refused{mark,
                     fmt::format("nested more than {} deep", kSpecDepthMax)};
     }
-    if (WantsKey()) throw Refused{mark, "a key must be a name"};
+    if (WantsKey())
+      throw Refused{mark, "a key must be a name (is a bracket left open?)"};
     open_.push_back(std::move(node));
     marks_.push_back(mark);
   }
@@ -188,16 +239,19 @@ class TreeBuilder : public YAML::EventHandler {
     }
     YamlNode& parent = open_.back();
     if (!WantsKey()) {
-      if (node.kind == YamlNode::Kind::kNull && !parent.keys.empty()) {
-        // yaml-cpp places a value that is not there at the next token.
-        node.line = parent.keys.back().line;
-        node.column = parent.keys.back().column;
+      if (node.kind == YamlNode::Kind::kNull) {
+        if (parent.kind == YamlNode::Kind::kMapping) {
+          node.line = parent.keys.back().line;
+          node.column = parent.keys.back().column;
+        } else {
+          PlaceAtDash(mark, &node);
+        }
       }
       parent.items.push_back(std::move(node));
       return;
     }
     if (node.kind != YamlNode::Kind::kScalar) {
-      throw Refused{mark, "a key must be a name"};
+      throw Refused{mark, "a key must be a name (is a bracket left open?)"};
     }
     for (const YamlNode& key : parent.keys) {
       if (key.text != node.text) continue;
@@ -270,6 +324,10 @@ StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
                    fmt::format("{} bytes of text; a spec has at most {}",
                                text.size(), kSpecBytesMax));
   }
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  if (text.starts_with(kByteOrderMark)) {
+    text.remove_prefix(kByteOrderMark.size());
+  }
   PENSTOCK_RETURN_IF_ERROR(CheckCharacters(text, file));
   TreeBuilder builder(text);
   int line = 1;
@@ -283,8 +341,9 @@ StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
     builder.Place(refused.mark, &line, &column);
     return ErrorAt(file, line, column, refused.message);
   } catch (const YAML::Exception& error) {
-    builder.Place(error.mark, &line, &column);
-    return ErrorAt(file, line, column, "not YAML: " + error.msg);
+    const Refused refused = builder.Explain(error);
+    builder.Place(refused.mark, &line, &column);
+    return ErrorAt(file, line, column, refused.message);
   } catch (const std::exception& error) {
     return ErrorAt(file, 1, 1, fmt::format("not YAML: {}", error.what()));
   }
@@ -370,8 +429,7 @@ Status SpecValue::Wanted(std::string_view wanted) const {
 Status SpecValue::CheckMapping(const std::vector<std::string_view>& known_keys,
                                std::string_view wanted) const {
   if (!IsMapping()) {
-    return Wanted(fmt::format("{} with the keys {}", wanted,
-                              fmt::join(known_keys, ", ")));
+    return Wanted(fmt::format("{} {}", wanted, fmt::join(known_keys, ", ")));
   }
   for (size_t i = 0; i < size(); ++i) {
     const std::string& key = Key(i);

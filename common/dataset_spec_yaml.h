@@ -65,9 +65,10 @@ class SpecValue {
   // A number as Int reads it, of whatever size.
   bool IsWholeNumber() const;
 
-  // A mapping that has none but these keys. wanted is the form for the message.
+  // A mapping that has none but these keys. wanted stands before their list in
+  // the message.
   Status CheckMapping(const std::vector<std::string_view>& known_keys,
-                      std::string_view wanted = "a mapping") const;
+                      std::string_view wanted = "a mapping of") const;
   // The one of these keys that the mapping has.
   StatusOr<std::string_view> OneOf(
       const std::vector<std::string_view>& keys) const;

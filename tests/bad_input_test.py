@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Goal: bad input gets a message that names the thing and the way out, a status
+other than 0, and leaves no process and no memory behind. Method: the command
+line, as a person would meet it.
+
+  bad_input_test.py BUILD_DIR
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
+PENSTOCK = BUILD / "client" / "command" / "penstock"
+
+IMAGES = """
+dataset: pictures
+source: {image_folder: {path: pictures}}
+map: [{decode_image: {size: [32, 32]}}]
+batch: {size: 4}
+"""
+
+
+class BadInput(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.good = BUILD / "tests" / "few-photographs"
+        subprocess.run(
+            ["/usr/bin/python3", SOURCE / "bench" / "make_photographs.py",
+             "--count", "20", "--out", cls.good], check=True)
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="penstock-bad-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        # Everything this test starts carries the mark in its environment.
+        self.mark = f"bad-input-{os.getpid()}-{self.id()}"
+        self.env = dict(os.environ, PENSTOCK_TEST_MARK=self.mark,
+                        XDG_RUNTIME_DIR=str(self.folder),
+                        PENSTOCK_CACHE_DIR=str(self.folder / "cache"))
+
+    def tearDown(self):
+        self.assertEqual(self.left_behind(), [])
+        self.assertEqual(list(self.folder.glob("penstock-*")), [])
+
+    def left_behind(self):
+        found = []
+        for path in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (path / "environ").read_bytes():
+                    found.append((path / "cmdline").read_bytes())
+            except OSError:
+                pass  # ended meanwhile
+        return [line for line in found if line]
+
+    def penstock(self, *arguments):
+        return subprocess.run([PENSTOCK, *arguments], env=self.env,
+                              capture_output=True, text=True, timeout=60,
+                              cwd=self.folder)
+
+    def spec(self, text, name="spec.yaml"):
+        (self.folder / name).write_text(text)
+        return name
+
+    def refused(self, text, *words):
+        run = self.penstock("check", self.spec(text))
+        self.assertNotEqual(run.returncode, 0, run.stdout)
+        for word in words:
+            self.assertIn(word, run.stderr)
+        self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
+
+    def pictures(self):
+        shutil.copytree(self.good, self.folder / "pictures")
+        return sorted((self.folder / "pictures").rglob("*.jpg"))
+
+    def bench(self, text, *more):
+        return self.penstock("bench", "--dataset", self.spec(text), "--ranks",
+                             "2", "--verify", "--json", *more)
+
+    def test_unknown_key_names_line_column_and_the_key_meant(self):
+        self.refused("dataset: x\nsource: {range: 4}\nbatch: {size: 2}\n"
+                     "shufle: {seed: 1}\n", "spec.yaml:4:1", "shuffle")
+
+    def test_wrong_type_names_line_and_column(self):
+        self.refused("dataset: x\nsource: {range: 4}\nbatch: {size: two}\n",
+                     "spec.yaml:3:15", "two")
+
+    def test_missing_folder(self):
+        self.refused(IMAGES, str(self.folder / "pictures"))
+
+    def test_empty_folder(self):
+        (self.folder / "pictures").mkdir()
+        self.refused(IMAGES, str(self.folder / "pictures"), "class")
+
+    def test_pictures_without_class_folders(self):
+        (self.folder / "pictures").mkdir()
+        for path in sorted(self.good.rglob("*.jpg"))[:3]:
+            shutil.copy(path, self.folder / "pictures")
+        self.refused(IMAGES, "one folder per class")
+
+    @unittest.skipIf(os.geteuid() != 0, "needs root to become another user")
+    def test_home_the_broker_cannot_read_names_penstock_run(self):
+        locked = self.folder / "home"
+        self.pictures()
+        locked.mkdir()
+        shutil.move(self.folder / "pictures", locked / "pictures")
+        os.chmod(locked, 0o700)
+        os.chmod(self.folder, 0o755)
+        self.spec(IMAGES.replace("path: pictures", f"path: {locked}/pictures"))
+        runtime = self.folder / "run"
+        runtime.mkdir()
+        os.chown(runtime, 65534, 65534)
+        self.env["XDG_RUNTIME_DIR"] = str(runtime)
+        self.env["PENSTOCK_CACHE_DIR"] = str(runtime / "cache")
+        # The build may lie where user 65534 cannot go: copy the two programs.
+        for program in (PENSTOCK, BUILD / "broker" / "penstockd"):
+            shutil.copy(program, runtime)
+        for library in (BUILD / "client").glob("libpenstock.so*"):
+            shutil.copy(library, runtime, follow_symlinks=True)
+        self.env["LD_LIBRARY_PATH"] = str(runtime)
+        run = subprocess.run([runtime / "penstock", "check",
+                              self.folder / "spec.yaml"], env=self.env,
+                             capture_output=True, text=True, timeout=60,
+                             user=65534, group=65534, extra_groups=[])
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn(str(locked), run.stderr)
+        self.assertIn("penstock run", run.stderr)
+
+    def test_truncated_picture_fails_by_name(self):
+        bad = self.pictures()[7]
+        bad.write_bytes(bad.read_bytes()[:5000])
+        run = self.bench(IMAGES)
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn(str(bad), run.stderr)
+        self.assertIn("on_error", run.stderr)
+
+    def test_picture_that_is_no_jpeg_is_skipped_counted_and_named(self):
+        bad = self.pictures()[3]
+        bad.write_bytes(b"\x89PNG\r\n\x1a\nthis is not a JPEG")
+        run = self.bench(IMAGES + "on_error: skip\n")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        result = json.loads(run.stdout)
+        self.assertEqual(result["samples"], 19)
+        self.assertEqual(result["verified"], 19)
+        self.assertEqual(result["steps_per_rank"], [5, 5])
+
+    def test_bad_picture_is_substituted_and_the_shape_stays(self):
+        bad = self.pictures()[3]
+        bad.write_bytes(b"")
+        run = self.bench(IMAGES + "on_error: substitute\n")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        result = json.loads(run.stdout)
+        self.assertEqual(result["verified"], 20)
+
+    def test_job_larger_than_the_memory_limit_is_refused_before_it_starts(self):
+        run = self.bench("dataset: x\nsource: {synthetic: {records: 100000, "
+                         "features: {x: {dtype: uint8, shape: [1000]}}}}\n"
+                         "batch: {size: 50000}\n", "--memory-limit", "64M")
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn("memory_limit is 64.0 MiB", run.stderr)
+        self.assertIn("batch.size", run.stderr)
+
+    def test_socket_that_is_not_there(self):
+        run = self.penstock("status", "--socket", str(self.folder / "none"))
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn(str(self.folder / "none"), run.stderr)
+        self.assertIn("penstock run", run.stderr)
+
+    def test_rank_that_fails_is_named_and_ends_the_others(self):
+        self.spec("dataset: x\nsource: {range: 4}\nbatch: {size: 2}\n")
+        run = self.penstock(
+            "run", "--dataset", "spec.yaml", "--ranks", "3", "--", "sh", "-c",
+            'test "$PENSTOCK_RANK" = 1 && exit 7; exec sleep 600')
+        self.assertEqual(run.returncode, 7)
+        self.assertIn("rank 1", run.stderr)
+
+    def test_interrupt_at_any_moment_leaves_nothing_behind(self):
+        # Forever, so that only the signal ends it.
+        self.spec("dataset: x\nsource: {synthetic: {records: 1000, cost_us: 50,"
+                  " features: {x: {dtype: uint8, shape: [1000]}}}}\n"
+                  "batch: {size: 10}\nepochs: forever\n")
+        generator = random.Random(1)
+        for _ in range(12):
+            process = subprocess.Popen(
+                [PENSTOCK, "bench", "--dataset", "spec.yaml", "--ranks", "2",
+                 "--steps", "1000000000"], env=self.env, cwd=self.folder,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                process.wait(generator.random() * 0.4)
+                self.fail("it ended by itself")
+            except subprocess.TimeoutExpired:
+                pass
+            process.send_signal(signal.SIGINT)
+            self.assertIn(process.wait(30), (130, -signal.SIGINT))
+            self.assertEqual(self.left_behind(), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
