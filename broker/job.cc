@@ -1,5 +1,7 @@
 #include "broker/job.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -17,6 +19,12 @@ uint64_t ChunkRows(const Job::Layout& layout, uint32_t workers) {
       kChunkBytes / std::max<uint64_t>(layout.row_bytes, 1);
   const uint64_t by_share = layout.segment.rows_max / (2 * workers);
   return std::clamp<uint64_t>(std::min(by_bytes, by_share), 1, kChunkRowsMax);
+}
+
+// The first ten bad samples are named in the log, then ever fewer: a million of
+// them must not fill the disk.
+bool WorthALine(uint64_t count) {
+  return count <= 10 || (count & (count - 1)) == 0;
 }
 
 }  // namespace
@@ -227,14 +235,23 @@ void Job::FinishRows(Share* share, uint64_t rows) {
 }
 
 void Job::LeaveOut(Share* share, uint64_t row, const std::string& text) {
-  counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t count =
+      counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (WorthALine(count)) {
+    spdlog::warn("job '{}' skips: {} ({} so far)", key_.name, text, count);
+  }
   MutexLock lock(&mutex_);
   share->left_out.push_back(row);
   last_error_ = text;
 }
 
 void Job::CountSubstitute(const std::string& text) {
-  counters_.rows_substituted.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t count =
+      counters_.rows_substituted.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (WorthALine(count)) {
+    spdlog::warn("job '{}' substitutes: {} ({} so far)", key_.name, text,
+                 count);
+  }
   MutexLock lock(&mutex_);
   last_error_ = text;
 }

@@ -147,6 +147,8 @@ class BadInput(unittest.TestCase):
         run = self.bench(IMAGES + "on_error: skip\n")
         self.assertEqual(run.returncode, 0, run.stderr)
         result = json.loads(run.stdout)
+        self.assertIn(str(bad), run.stderr)
+        self.assertIn("not a JPEG", run.stderr)
         self.assertEqual(result["samples"], 19)
         self.assertEqual(result["verified"], 19)
         self.assertEqual(result["steps_per_rank"], [5, 5])

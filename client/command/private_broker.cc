@@ -37,7 +37,7 @@ void PrivateBrokerOptions::AddTo(CLI::App* app) {
       ->type_name("N")
       ->check(CLI::Range(1, 4096).description(""));
   app->add_option("--memory-limit", memory_limit,
-                  "Memory the private broker may promise, as 500M, 8G or 50% "
+                  "Memory the private broker may promise, as 500M or 8G "
                   "(default: its choice)")
       ->type_name("SIZE");
 }
@@ -127,6 +127,7 @@ StatusOr<std::unique_ptr<PrivateBroker>> PrivateBroker::Start(
     spec.argv.push_back("--memory-limit");
     spec.argv.push_back(options.memory_limit);
   }
+  spec.environment = {{"PENSTOCK_SOCKET", broker->socket_}};  // for its status
   spec.stdin_fd = null.get();
   spec.stdout_fd = STDERR_FILENO;  // stdout is the command's result
   spec.listen_fd = listener.get();
