@@ -72,11 +72,13 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
 }
 
 Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
-         Layout layout, std::unique_ptr<Segment> segment, uint32_t workers)
+         Layout layout, std::unique_ptr<Segment> segment,
+         std::shared_ptr<void> memory, uint32_t workers)
     : key_(std::move(key)),
       options_(std::move(options)),
       dataset_(std::move(dataset)),
       layout_(std::move(layout)),
+      memory_(std::move(memory)),
       segment_(std::move(segment)),
       chunk_rows_(ChunkRows(layout_, workers)) {
   feeds_.reserve(options_.local_world_size);

@@ -60,8 +60,10 @@ class Job {
   static StatusOr<Layout> PlanLayout(const JobOptions& options,
                                      const Dataset& dataset);
 
+  // memory is the promise of the segment's bytes, kept as long as the segment.
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
-      Layout layout, std::unique_ptr<Segment> segment, uint32_t workers);
+      Layout layout, std::unique_ptr<Segment> segment,
+      std::shared_ptr<void> memory, uint32_t workers);
 
   const JobKey& key() const { return key_; }
   const JobOptions& options() const { return options_; }
@@ -136,6 +138,7 @@ class Job {
   const JobOptions options_;
   const std::shared_ptr<const Dataset> dataset_;
   const Layout layout_;
+  const std::shared_ptr<void> memory_;
   const std::unique_ptr<Segment> segment_;
   const uint64_t chunk_rows_;
   std::function<void()> on_work_ = [] {};

@@ -86,8 +86,9 @@ uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
   for (Entry& entry : entries_) {
     if (entry.key == request.key) found = &entry;
   }
-  if (found != nullptr && found->job != nullptr &&
-      found->job->Finished(request.rank)) {
+  if (found != nullptr &&
+      (found->job != nullptr ? found->job->Finished(request.rank)
+                             : found->opening->progress.cancel.load())) {
     found = nullptr;
   }
   if (found == nullptr) {
@@ -188,20 +189,32 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   if (!layout.ok()) {
     return layout.status().Prepend("dataset '" + options.spec.name + "'");
   }
-  PENSTOCK_RETURN_IF_ERROR(
-      CheckMemory(key.name, options, *layout, dataset->source->memory_bytes()));
+  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<void> memory,
+                            PromiseMemory(key.name, options, *layout));
   auto segment =
       Segment::Create(layout->segment, life_id_, job_ids_.fetch_add(1));
-  if (!segment.ok()) return segment.status();
+  if (!segment.ok()) {
+    promised_bytes_.fetch_sub(layout->segment.segment_bytes);
+    return segment.status();
+  }
   return std::make_shared<Job>(key, options, std::move(dataset),
                                *std::move(layout), *std::move(segment),
-                               workers_->workers());
+                               std::move(memory), workers_->workers());
 }
 
-Status JobTable::CheckMemory(const std::string& job, const JobOptions& options,
-                             const Job::Layout& layout, uint64_t source_bytes) {
+StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
+    const std::string& job, const JobOptions& options,
+    const Job::Layout& layout) {
   const uint64_t needed = layout.segment.segment_bytes;
+  // Taken first and judged then, so that two jobs that open at once cannot both
+  // be promised the same bytes.
+  const uint64_t taken = segment_bytes_->fetch_add(needed);
+  std::shared_ptr<void> promise(
+      nullptr,
+      [bytes = segment_bytes_, needed](void*) { bytes->fetch_sub(needed); });
+  const uint64_t promised = promised_bytes_.fetch_add(needed);
   const auto refuse = [&](const std::string& why) {
+    promised_bytes_.fetch_sub(needed);
     return ResourceExhaustedError(
         "job '{}' needs {} ({} ranks x (prefetch {} + hold {}) batches x {} "
         "rows x {}), {}; make batch.size or prefetch smaller",
@@ -209,8 +222,6 @@ Status JobTable::CheckMemory(const std::string& job, const JobOptions& options,
         options.spec.hold, layout.segment.rows_max, BytesText(layout.row_bytes),
         why);
   };
-  (void)source_bytes;  // in memory already, so it is in what is used
-  const uint64_t taken = segment_bytes_.load();
   if (limits_.memory_bytes &&
       needed > *limits_.memory_bytes - std::min(*limits_.memory_bytes, taken)) {
     return refuse(
@@ -219,13 +230,12 @@ Status JobTable::CheckMemory(const std::string& job, const JobOptions& options,
                     BytesText(*limits_.memory_bytes), BytesText(taken)));
   }
   const MemoryRoom room = FindMemoryRoom(SystemFiles{});
-  const uint64_t promised = promised_bytes_.load();
   const uint64_t left = room.bytes - std::min(room.bytes, promised);
   if (needed > left) {
     return refuse(
         fmt::format("only {} are left by {}", BytesText(left), room.limit));
   }
-  return OkStatus();
+  return promise;
 }
 
 Status JobTable::PopulateJob(Job& job, const std::function<void()>& on_first) {
@@ -240,7 +250,6 @@ Status JobTable::PopulateJob(Job& job, const std::function<void()>& on_first) {
                         plan.slot_stride});
     }
   }
-  promised_bytes_.fetch_add(plan.segment_bytes);
   const Status status = Populate(ranges, [&](size_t done) {
     if (done < 1 + seats || (done - 1) % seats != 0) return;
     const auto level = static_cast<uint32_t>((done - 1) / seats);
@@ -262,7 +271,6 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     return;
   }
   entry->job = *job;
-  segment_bytes_.fetch_add((*job)->segment().plan().segment_bytes);
   workers_->Add(*job);
   for (Pending& each : pending) {
     each.done(AttachTo(*entry, std::move(each.request)));
@@ -289,7 +297,6 @@ void JobTable::Sweep() {
     if (!known) return true;
     if (!job->Abandoned()) return job->HasAttached();
     workers_->Remove(job.get());
-    segment_bytes_.fetch_sub(job->segment().plan().segment_bytes);
     entries_.remove_if([&](const Entry& entry) { return entry.job == job; });
     return true;
   });

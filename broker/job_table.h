@@ -116,8 +116,12 @@ class JobTable {
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
                                          OpenProgress* progress);
-  Status CheckMemory(const std::string& job, const JobOptions& options,
-                     const Job::Layout& layout, uint64_t source_bytes);
+  // Takes the job's segment off what is left; given back when the last
+  // reference to it goes. ResourceExhausted says what is needed and what is
+  // left.
+  StatusOr<std::shared_ptr<void>> PromiseMemory(const std::string& job,
+                                                const JobOptions& options,
+                                                const Job::Layout& layout);
   void Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job);
   void EndOpening(Opening* opening);
   Status PopulateJob(Job& job, const std::function<void()>& on_first);
@@ -134,8 +138,11 @@ class JobTable {
   const uint64_t life_id_ = NewLifeId();
   static uint64_t NewLifeId();
 
-  std::atomic<uint64_t> segment_bytes_{0};   // of all jobs
-  std::atomic<uint64_t> promised_bytes_{0};  // of them not yet populated
+  // Of all segments; shared, for a job may outlive this table in a worker.
+  const std::shared_ptr<std::atomic<uint64_t>> segment_bytes_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
+  // Of them not populated yet: not seen in the machine's free memory.
+  std::atomic<uint64_t> promised_bytes_{0};
   std::atomic<uint64_t> job_ids_{1};
 };
 

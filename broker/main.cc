@@ -114,6 +114,25 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
   return config;
 }
 
+// Where a listening socket is, as the kernel says it.
+std::string PathOf(int listener) {
+  sockaddr_un address{};
+  socklen_t length = sizeof(address) - 1;  // ends in a NUL, whatever comes
+  if (getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) !=
+      0) {
+    return "";
+  }
+  return address.sun_path;
+}
+
+// A private broker's socket and its folder go with it, also when `penstock run`
+// was killed and cannot take them away itself.
+void RemovePrivateSocket(const std::string& path) {
+  if (unlink(path.c_str()) == 0) {
+    rmdir(std::filesystem::path(path).parent_path().c_str());
+  }
+}
+
 Status RunReplay(const Arguments& arguments) {
   std::ifstream file(arguments.replay);
   if (!file) return ErrnoError(errno, "read '" + arguments.replay + "'");
@@ -140,9 +159,10 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<Topology> topology,
                             Topology::Load(config.cpus));
-  const std::string path = SocketPath(config.socket);
   if (arguments.check) return OkStatus();
-  PENSTOCK_ASSIGN_OR_RETURN(Fd listener, InheritOrListen(path));
+  PENSTOCK_ASSIGN_OR_RETURN(Fd listener,
+                            InheritOrListen(SocketPath(config.socket)));
+  const std::string path = PathOf(listener.get());
 
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop,
                             EventLoop::Make());
@@ -170,6 +190,7 @@ Status Serve(const Arguments& arguments) {
 
   sd_notify(0, "STOPPING=1");
   jobs.Shutdown();
+  if (arguments.private_broker) RemovePrivateSocket(path);
   return OkStatus();
 }
 

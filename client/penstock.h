@@ -139,7 +139,8 @@ PENSTOCK_API void penstock_detach(penstock_reader* reader);
  * ready. RESOURCE_EXHAUSTED at once when hold_max batches are held: release one
  * first. A batch may have 0 rows (fewer rows than ranks were left). */
 PENSTOCK_API int penstock_next(penstock_reader* reader, penstock_batch** batch);
-/* As next with this time limit instead of the option's; 0: do not wait. */
+/* As next with this time limit instead of the option's; 0: do not wait.
+ * DEADLINE_EXCEEDED when nothing is ready by then. */
 PENSTOCK_API int penstock_next_within(penstock_reader* reader, double timeout_s,
                                       penstock_batch** batch);
 /* Makes a next that waits on another thread return PENSTOCK_CANCELLED; it does

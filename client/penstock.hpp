@@ -26,6 +26,8 @@
 #include "penstock.h"
 
 namespace penstock {
+// Its own mangled names: the library inside has classes called the same.
+inline namespace v1 {
 
 class Error : public std::runtime_error {
  public:
@@ -292,5 +294,6 @@ inline void Epoch::Advance() {
   if (!over_) number_ = batch_.epoch();
 }
 
+}  // namespace v1
 }  // namespace penstock
 #endif  // PENSTOCK_HPP_

@@ -86,28 +86,37 @@ struct Refused {
 
 class TreeBuilder : public YAML::EventHandler {
  public:
-  TreeBuilder(std::string_view text) {
+  explicit TreeBuilder(std::string_view text) : text_(text) {
     line_starts_.push_back(0);
     for (size_t i = 0; i < text.size(); ++i) {
       if (text[i] == '\n') line_starts_.push_back(i + 1);
     }
-    text_ = text;
   }
 
   bool has_document() const { return documents_ > 0; }
   YamlNode TakeRoot() { return std::move(root_); }
 
   // yaml-cpp counts lines and bytes from 0; we characters from 1.
-  void Place(const YAML::Mark& mark, int* line, int* column) const {
+  void Place(const YAML::Mark& mark, int* line, int* column) {
     *line = 1;
     *column = 1;
     if (mark.is_null() || mark.line < 0 || mark.column < 0) return;
     *line = mark.line + 1;
-    const std::string_view before =
-        Line(mark.line).substr(0, static_cast<size_t>(mark.column));
-    *column += static_cast<int>(std::count_if(
-        before.begin(), before.end(),
+    // Goes on from the last place: all of a text may be one line.
+    if (mark.line != counted_line_ || mark.column < counted_bytes_) {
+      counted_line_ = mark.line;
+      counted_bytes_ = 0;
+      counted_characters_ = 0;
+    }
+    const std::string_view between =
+        Line(mark.line)
+            .substr(0, static_cast<size_t>(mark.column))
+            .substr(static_cast<size_t>(counted_bytes_));
+    counted_bytes_ += static_cast<int>(between.size());
+    counted_characters_ += static_cast<int>(std::count_if(
+        between.begin(), between.end(),
         [](char c) { return static_cast<unsigned char>(c) >> 6 != 2; }));
+    *column = counted_characters_ + 1;
   }
 
   // What yaml-cpp found wrong, in words that say what to do about it.
@@ -115,8 +124,8 @@ class TreeBuilder : public YAML::EventHandler {
     const std::string_view message = error.msg;
     if ((message == YAML::ErrorMsg::END_OF_MAP_FLOW ||
          message == YAML::ErrorMsg::END_OF_SEQ_FLOW) &&
-        !marks_.empty()) {
-      return {marks_.back(), "this bracket is never closed"};
+        !open_.empty()) {
+      return {open_.back().mark, "this bracket is never closed"};
     }
     if (message == YAML::ErrorMsg::UNKNOWN_ANCHOR) return Alias(error.mark);
     Refused refused{error.mark, "not YAML: " + error.msg};
@@ -147,17 +156,24 @@ class TreeBuilder : public YAML::EventHandler {
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag,
                        YAML::anchor_t anchor,
-                       YAML::EmitterStyle::value) override {
-    Open(YamlNode::Kind::kSequence, mark, tag, anchor);
+                       YAML::EmitterStyle::value style) override {
+    Open(YamlNode::Kind::kSequence, mark, tag, anchor, style);
   }
   void OnSequenceEnd() override { Close(); }
   void OnMapStart(const YAML::Mark& mark, const std::string& tag,
-                  YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
-    Open(YamlNode::Kind::kMapping, mark, tag, anchor);
+                  YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value style) override {
+    Open(YamlNode::Kind::kMapping, mark, tag, anchor, style);
   }
   void OnMapEnd() override { Close(); }
 
  private:
+  struct Collection {
+    YamlNode node;
+    YAML::Mark mark;
+    bool block;  // not in brackets
+  };
+
   static Refused Alias(const YAML::Mark& mark) {
     return {mark,
             "aliases (*name) are not allowed; quote a text that begins with *"};
@@ -166,13 +182,16 @@ class TreeBuilder : public YAML::EventHandler {
   // Without its end; empty if there is no such line.
   std::string_view Line(int line) const {
     if (line < 0 || static_cast<size_t>(line) >= line_starts_.size()) return {};
-    const std::string_view rest = text_.substr(line_starts_[line]);
-    return rest.substr(0, rest.find('\n'));
+    const size_t begin = line_starts_[line];
+    const size_t next = static_cast<size_t>(line) + 1;
+    return next < line_starts_.size()
+               ? text_.substr(begin, line_starts_[next] - 1 - begin)
+               : text_.substr(begin);
   }
 
-  // Moves the place of a list's empty item to its dash: yaml-cpp places it at
-  // the next token, with nothing but blanks and comments between them.
-  void PlaceAtDash(const YAML::Mark& mark, YamlNode* node) const {
+  // Moves the place of a block sequence's empty item to its dash: yaml-cpp
+  // places it at the next token, with nothing but blanks and comments between.
+  void PlaceAtDash(const YAML::Mark& mark, YamlNode* node) {
     for (int line = mark.line; line >= 0; --line) {
       std::string_view text = Line(line);
       if (line == mark.line) text = text.substr(0, mark.column);
@@ -182,7 +201,7 @@ class TreeBuilder : public YAML::EventHandler {
           text[text.find_first_not_of(" \t")] == '#') {
         continue;
       }
-      if (text[last] != '-') return;  // in a flow sequence
+      if (text[last] != '-') return;
       YAML::Mark dash;
       dash.line = line;
       dash.column = static_cast<int>(last);
@@ -193,7 +212,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   // yaml-cpp's tags: "?" for none, "!" for a quoted scalar.
   YamlNode Node(YamlNode::Kind kind, const YAML::Mark& mark,
-                const std::string& tag, YAML::anchor_t anchor) const {
+                const std::string& tag, YAML::anchor_t anchor) {
     if (anchor != 0) {
       throw Refused{mark, "anchors (&name) are not allowed; write it out"};
     }
@@ -207,7 +226,7 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   void Open(YamlNode::Kind kind, const YAML::Mark& mark, const std::string& tag,
-            YAML::anchor_t anchor) {
+            YAML::anchor_t anchor, YAML::EmitterStyle::value style) {
     YamlNode node = Node(kind, mark, tag, anchor);
     if (open_.size() >= static_cast<size_t>(kSpecDepthMax)) {
       throw Refused{mark,
@@ -215,21 +234,21 @@ class TreeBuilder : public YAML::EventHandler {
     }
     if (WantsKey())
       throw Refused{mark, "a key must be a name (is a bracket left open?)"};
-    open_.push_back(std::move(node));
-    marks_.push_back(mark);
+    open_.push_back(
+        {std::move(node), mark, style == YAML::EmitterStyle::Block});
   }
 
   void Close() {
-    YamlNode node = std::move(open_.back());
-    const YAML::Mark mark = marks_.back();
+    Collection closed = std::move(open_.back());
     open_.pop_back();
-    marks_.pop_back();
-    Add(std::move(node), mark);
+    Add(std::move(closed.node), closed.mark);
   }
 
   bool WantsKey() const {
-    return !open_.empty() && open_.back().kind == YamlNode::Kind::kMapping &&
-           open_.back().keys.size() == open_.back().items.size();
+    if (open_.empty()) return false;
+    const YamlNode& parent = open_.back().node;
+    return parent.kind == YamlNode::Kind::kMapping &&
+           parent.keys.size() == parent.items.size();
   }
 
   void Add(YamlNode node, const YAML::Mark& mark) {
@@ -237,13 +256,13 @@ class TreeBuilder : public YAML::EventHandler {
       root_ = std::move(node);
       return;
     }
-    YamlNode& parent = open_.back();
+    YamlNode& parent = open_.back().node;
     if (!WantsKey()) {
       if (node.kind == YamlNode::Kind::kNull) {
         if (parent.kind == YamlNode::Kind::kMapping) {
           node.line = parent.keys.back().line;
           node.column = parent.keys.back().column;
-        } else {
+        } else if (open_.back().block) {
           PlaceAtDash(mark, &node);
         }
       }
@@ -268,8 +287,10 @@ class TreeBuilder : public YAML::EventHandler {
   std::vector<size_t> line_starts_;
   int documents_ = 0;
   YamlNode root_;
-  std::vector<YamlNode> open_;  // collections from the root to here
-  std::vector<YAML::Mark> marks_;
+  std::vector<Collection> open_;  // from the root to here
+  int counted_line_ = -1;         // Place: what it counted last
+  int counted_bytes_ = 0;
+  int counted_characters_ = 0;
 };
 
 // Optimal string alignment: insertions, deletions, replacements and swaps of

@@ -1,20 +1,9 @@
 // The penstock command as a process: exit statuses, messages, and that nothing
 // is left behind. penstockd is played by command_fake_penstockd.py, so that it
 // can be made to misbehave.
-#include <fcntl.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <thread>
+#include "tests/command_fixture.h"
 
 namespace penstock {
 namespace {
@@ -25,106 +14,16 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::StartsWith;
 
-constexpr char kSpec[] =
-    "dataset: numbers\n"
-    "source:\n"
-    "  range: {stop: 1003}\n"
-    "batch: {size: 64}\n"
-    "epochs: 2\n";
-
-struct Result {
-  int status;  // as a shell has it
-  std::string out;
-  std::string err;
-};
-
-class CommandTest : public testing::Test {
+class CommandRunTest : public CommandTest {
  protected:
-  CommandTest() {
-    std::string name = testing::TempDir() + "/penstock-command-XXXXXX";
-    folder_ = mkdtemp(name.data());
-    // The private broker's folder is made in here: what is left is seen.
-    runtime_ = folder_ + "/run";
-    fs::create_directory(runtime_);
-    std::ofstream(folder_ + "/train.yaml") << kSpec;
-    setenv("XDG_RUNTIME_DIR", runtime_.c_str(), 1);
+  CommandRunTest() {
     setenv("PENSTOCKD", PENSTOCK_SOURCE_DIR "/tests/command_fake_penstockd.py",
            1);
     setenv("FAKE_PENSTOCKD", "", 1);
-    unsetenv("PENSTOCK_JOB");
-    unsetenv("PENSTOCK_SOCKET");
-    // What outlives the command becomes our child, and is seen too.
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
   }
-  ~CommandTest() override { fs::remove_all(folder_); }
-
-  pid_t Start(std::vector<std::string> arguments) {
-    const pid_t pid = fork();
-    if (pid != 0) return pid;
-    if (chdir(folder_.c_str()) != 0) _exit(126);
-    const std::pair<int, const char*> files[] = {{1, "out"}, {2, "err"}};
-    for (const auto& [fd, file] : files) {
-      dup2(open(file, O_WRONLY | O_CREAT | O_TRUNC, 0600), fd);
-    }
-    dup2(open("/dev/null", O_RDONLY), 0);
-    std::vector<char*> argv;
-    arguments.insert(arguments.begin(), "penstock");
-    for (std::string& word : arguments) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    execv(PENSTOCK_BUILD_DIR "/client/command/penstock", argv.data());
-    _exit(127);
-  }
-
-  Result Wait(pid_t pid) {
-    int status = 0;
-    EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-            Read("out"), Read("err")};
-  }
-
-  Result Run(std::vector<std::string> arguments) {
-    return Wait(Start(std::move(arguments)));
-  }
-
-  // `run` with these options, and this shell script as the command.
-  Result RunScript(std::vector<std::string> options,
-                   const std::string& script) {
-    return Wait(StartScript(std::move(options), script));
-  }
-  pid_t StartScript(std::vector<std::string> options,
-                    const std::string& script) {
-    options.insert(options.begin(), {"run", "--dataset", "train.yaml"});
-    options.insert(options.end(), {"--", "sh", "-c", script});
-    return Start(std::move(options));
-  }
-
-  std::string Read(const std::string& name) {
-    std::ifstream file(folder_ + "/" + name);
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
-
-  // Until the command's child has made this file.
-  void WaitForFile(const std::string& name) {
-    for (int i = 0; i < 3000 && !fs::exists(folder_ + "/" + name); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    ASSERT_TRUE(fs::exists(folder_ + "/" + name)) << name;
-  }
-
-  void ExpectNothingLeft() {
-    EXPECT_TRUE(fs::is_empty(runtime_)) << "a folder is left";
-    errno = 0;
-    EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1) << "a process is left";
-    EXPECT_EQ(errno, ECHILD);
-  }
-
-  std::string folder_;
-  std::string runtime_;
 };
 
-TEST_F(CommandTest, UsageErrorsAreOneLineAndStatus2) {
+TEST_F(CommandRunTest, UsageErrorsAreOneLineAndStatus2) {
   for (const std::vector<std::string>& arguments :
        std::vector<std::vector<std::string>>{
            {},
@@ -145,7 +44,7 @@ TEST_F(CommandTest, UsageErrorsAreOneLineAndStatus2) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, HelpHasExamplesAndVersionIsTold) {
+TEST_F(CommandRunTest, HelpHasExamplesAndVersionIsTold) {
   for (const char* command : {"run", "bench", "check", "index", "register",
                               "datasets", "jobs", "status", "peek"}) {
     const Result result = Run({command, "--help"});
@@ -156,7 +55,7 @@ TEST_F(CommandTest, HelpHasExamplesAndVersionIsTold) {
   EXPECT_THAT(Run({"--version"}).out, StartsWith("penstock "));
 }
 
-TEST_F(CommandTest, AMissingSpecIsNamedBeforeAnythingIsStarted) {
+TEST_F(CommandRunTest, AMissingSpecIsNamedBeforeAnythingIsStarted) {
   setenv("PENSTOCKD", "/nonexistent", 1);
   const Result result =
       Run({"run", "--dataset", "nope.yaml", "--ranks", "1", "--", "true"});
@@ -164,14 +63,14 @@ TEST_F(CommandTest, AMissingSpecIsNamedBeforeAnythingIsStarted) {
   EXPECT_THAT(result.err, HasSubstr("nope.yaml"));
 }
 
-TEST_F(CommandTest, ASpecWithAMistakeIsToldByLineAndColumn) {
+TEST_F(CommandRunTest, ASpecWithAMistakeIsToldByLineAndColumn) {
   std::ofstream(folder_ + "/wrong.yaml") << kSpec << "shufle: none\n";
   const Result result = Run({"check", "--syntax", "wrong.yaml"});
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, StartsWith("penstock: wrong.yaml:6:"));
 }
 
-TEST_F(CommandTest, CheckShowsWhatTheBrokerFound) {
+TEST_F(CommandRunTest, CheckShowsWhatTheBrokerFound) {
   const Result table = Run({"check", "train.yaml"});
   EXPECT_EQ(table.status, 0) << table.err;
   EXPECT_THAT(table.out, AllOf(HasSubstr("1,003"), HasSubstr("8 x 8 x 3")));
@@ -181,7 +80,7 @@ TEST_F(CommandTest, CheckShowsWhatTheBrokerFound) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, RanksGetTheirVariables) {
+TEST_F(CommandRunTest, RanksGetTheirVariables) {
   const Result result = RunScript(
       {"--ranks", "2", "--prefix"},
       "echo $PENSTOCK_RANK/$PENSTOCK_WORLD_SIZE $RANK/$WORLD_SIZE "
@@ -194,7 +93,7 @@ TEST_F(CommandTest, RanksGetTheirVariables) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, WithRanks0TheCommandStartsOnceWithoutARank) {
+TEST_F(CommandRunTest, WithRanks0TheCommandStartsOnceWithoutARank) {
   unsetenv("RANK");
   setenv("PENSTOCK_JOB", "mine", 1);
   const Result result = RunScript(
@@ -203,7 +102,7 @@ TEST_F(CommandTest, WithRanks0TheCommandStartsOnceWithoutARank) {
   EXPECT_EQ(result.out, "job=mine rank=.\n");
 }
 
-TEST_F(CommandTest, TheFirstFailingRankStopsTheOthersAndGivesTheStatus) {
+TEST_F(CommandRunTest, TheFirstFailingRankStopsTheOthersAndGivesTheStatus) {
   const Result result =
       RunScript({"--ranks", "3"}, "test $RANK = 1 && exit 7; exec sleep 1000");
   EXPECT_EQ(result.status, 7);
@@ -212,7 +111,7 @@ TEST_F(CommandTest, TheFirstFailingRankStopsTheOthersAndGivesTheStatus) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, ARankKilledByASignalIsToldBySignal) {
+TEST_F(CommandRunTest, ARankKilledByASignalIsToldBySignal) {
   const Result result =
       RunScript({"--ranks", "2"}, "test $RANK = 1 && kill -9 $$; sleep 1000");
   EXPECT_EQ(result.status, 137);
@@ -220,7 +119,7 @@ TEST_F(CommandTest, ARankKilledByASignalIsToldBySignal) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, RanksThatIgnoreSigtermAreKilledAfterTheGrace) {
+TEST_F(CommandRunTest, RanksThatIgnoreSigtermAreKilledAfterTheGrace) {
   const Result result = RunScript(
       {"--ranks", "2", "--grace", "0.2"},
       "trap '' TERM; test $RANK = 1 && exit 3; while :; do sleep 1; done");
@@ -228,7 +127,7 @@ TEST_F(CommandTest, RanksThatIgnoreSigtermAreKilledAfterTheGrace) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, WhatRanksLeaveBehindIsKilled) {
+TEST_F(CommandRunTest, WhatRanksLeaveBehindIsKilled) {
   const Result result =
       RunScript({"--ranks", "2"},
                 "sleep 1000 & setsid sleep 1000 & (setsid sleep 1000 &) ; "
@@ -237,7 +136,7 @@ TEST_F(CommandTest, WhatRanksLeaveBehindIsKilled) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, SignalsEndTheRunWithTheirStatus) {
+TEST_F(CommandRunTest, SignalsEndTheRunWithTheirStatus) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const pid_t pid =
         StartScript({"--ranks", "2"}, "touch started$RANK; exec sleep 1000");
@@ -251,7 +150,7 @@ TEST_F(CommandTest, SignalsEndTheRunWithTheirStatus) {
   }
 }
 
-TEST_F(CommandTest, ASignalReachesTheRankSoThatItCanSaveItsWork) {
+TEST_F(CommandRunTest, ASignalReachesTheRankSoThatItCanSaveItsWork) {
   const pid_t pid = StartScript({"--ranks", "1"},
                                 "trap 'echo saved; exit 0' INT; touch started; "
                                 "while :; do sleep 0.05; done");
@@ -262,7 +161,7 @@ TEST_F(CommandTest, ASignalReachesTheRankSoThatItCanSaveItsWork) {
   EXPECT_EQ(result.out, "saved\n");
 }
 
-TEST_F(CommandTest, ASecondSignalDoesNotWaitForTheGrace) {
+TEST_F(CommandRunTest, ASecondSignalDoesNotWaitForTheGrace) {
   const pid_t pid = StartScript(
       {"--ranks", "1", "--grace", "1000"},
       "trap 'touch asked' INT; touch started; while :; do sleep 0.05; done");
@@ -274,7 +173,7 @@ TEST_F(CommandTest, ASecondSignalDoesNotWaitForTheGrace) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, ASignalEndsAWaitForTheBroker) {
+TEST_F(CommandRunTest, ASignalEndsAWaitForTheBroker) {
   setenv("FAKE_PENSTOCKD", "hang", 1);
   const pid_t pid = Start({"check", "train.yaml"});
   // Its folder is there: the signal comes before, in or after the wait.
@@ -284,7 +183,7 @@ TEST_F(CommandTest, ASignalEndsAWaitForTheBroker) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, AKilledCommandTakesItsRanksAndBrokerWithIt) {
+TEST_F(CommandRunTest, AKilledCommandTakesItsRanksAndBrokerWithIt) {
   const pid_t pid =
       StartScript({"--ranks", "2"}, "touch started$RANK; exec sleep 1000");
   WaitForFile("started0");
@@ -297,7 +196,7 @@ TEST_F(CommandTest, AKilledCommandTakesItsRanksAndBrokerWithIt) {
   EXPECT_EQ(ended, 3);
 }
 
-TEST_F(CommandTest, ABrokerThatDoesNotStartIsToldByItsStatus) {
+TEST_F(CommandRunTest, ABrokerThatDoesNotStartIsToldByItsStatus) {
   setenv("FAKE_PENSTOCKD", "die", 1);
   const Result result = RunScript({"--ranks", "2"}, "true");
   EXPECT_EQ(result.status, 1);
@@ -306,7 +205,7 @@ TEST_F(CommandTest, ABrokerThatDoesNotStartIsToldByItsStatus) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, ABrokerThatDiesEndsTheRun) {
+TEST_F(CommandRunTest, ABrokerThatDiesEndsTheRun) {
   setenv("FAKE_PENSTOCKD", "die-soon", 1);
   const Result result = RunScript({"--ranks", "2"}, "exec sleep 1000");
   EXPECT_EQ(result.status, 1);
@@ -314,7 +213,7 @@ TEST_F(CommandTest, ABrokerThatDiesEndsTheRun) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, ABrokerThatCannotBeFoundIsAMessageWithTheWayOut) {
+TEST_F(CommandRunTest, ABrokerThatCannotBeFoundIsAMessageWithTheWayOut) {
   setenv("PENSTOCKD", "/nonexistent/penstockd", 1);
   const Result result = RunScript({"--ranks", "1"}, "true");
   EXPECT_EQ(result.status, 1);
@@ -323,14 +222,14 @@ TEST_F(CommandTest, ABrokerThatCannotBeFoundIsAMessageWithTheWayOut) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandTest, ABrokersErrorIsPassedOn) {
+TEST_F(CommandRunTest, ABrokersErrorIsPassedOn) {
   setenv("FAKE_PENSTOCKD", "error", 1);
   const Result result = Run({"check", "train.yaml"});
   EXPECT_EQ(result.status, 1);
   EXPECT_EQ(result.err, "penstock: no such folder\n");
 }
 
-TEST_F(CommandTest, RunningBrokersAreAskedAndOddAnswersDoNoHarm) {
+TEST_F(CommandRunTest, RunningBrokersAreAskedAndOddAnswersDoNoHarm) {
   const std::string penstock = PENSTOCK_BUILD_DIR "/client/command/penstock ";
   for (const char* mode : {"", "odd"}) {
     setenv("FAKE_PENSTOCKD", mode, 1);
@@ -343,7 +242,7 @@ TEST_F(CommandTest, RunningBrokersAreAskedAndOddAnswersDoNoHarm) {
   }
 }
 
-TEST_F(CommandTest, NoBrokerIsAMessageWithTheWayOut) {
+TEST_F(CommandRunTest, NoBrokerIsAMessageWithTheWayOut) {
   const Result result = Run({"status", "--socket", folder_ + "/none.sock"});
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err,

@@ -50,7 +50,7 @@ TEST(FormatTest, NumbersHaveTheirUnits) {
 
 TEST(ProgressLineTest, SaysHowFarHowFastAndHowLong) {
   EXPECT_EQ(ProgressLine("indexing", "files", 500, 2000, 2, 200),
-            "indexing [######..................] 25% 500/2,000 files, 250 "
+            "indexing [####............] 25% 500/2,000 files, 250 "
             "files/s, 6.0 s left");
   EXPECT_EQ(ProgressLine("indexing", "", 500, 0, 0.5, 200), "indexing 500");
 }

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <set>
 #include <string>
@@ -11,6 +12,9 @@
 #include <vector>
 
 #include "client/penstock.hpp"
+#include "common/message.h"
+#include "common/segment.h"
+#include "common/wake.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/broker_process.h"
@@ -469,6 +473,99 @@ TEST_F(DeliveryTest, RankThatFinishedMayAttachToTheSameJobNameAgain) {
     }
     EXPECT_EQ(steps, 2);
   }
+}
+
+// ---- several jobs, several users of one broker
+// -------------------------------
+
+TEST_F(DeliveryTest, SmallJobFinishesBesideAnEndlessOne) {
+  Options endless = OptionsFor(
+      "dataset: endless\nsource: {synthetic: {records: 100000, cost_us: 100, "
+      "features: {x: {dtype: uint8, shape: [8]}}}}\nbatch: {size: 50}\n"
+      "epochs: forever",
+      0, 1);
+  endless.job = "endless";
+  Reader greedy(endless);
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> greedy_rows{0};
+  std::thread drain([&] {
+    Batch batch;
+    while (!stop) {
+      ASSERT_EQ(greedy.next(&batch), Reader::Result::kBatch);
+      greedy_rows += batch.rows();
+    }
+  });
+  uint64_t rows = 0;
+  Reader small(OptionsFor(
+      "dataset: small\nsource: {synthetic: {records: 2000, cost_us: 100, "
+      "features: {x: {dtype: uint8, shape: [8]}}}}\nbatch: {size: 50}",
+      0, 1));
+  Batch batch;
+  while (small.next(&batch) == Reader::Result::kBatch) rows += batch.rows();
+  EXPECT_EQ(rows, 2000u);
+  // And the other way round: it still gets its turn.
+  const uint64_t seen = greedy_rows;
+  while (greedy_rows < seen + 1000) std::this_thread::yield();
+  stop = true;
+  drain.join();
+}
+
+// A rank is not trusted: it can write anything into its page. It loses its
+// feed, the other rank of the same job loses nothing.
+TEST_F(DeliveryTest, RankThatWritesImpossibleReleasesHarmsOnlyItself) {
+  const std::string spec = RangeSpec("4000", "batch: {size: 4}");
+  Reader good(OptionsFor(spec, 0, 2));
+  auto cursor = CreateCursor();
+  ASSERT_TRUE(cursor.ok());
+  const auto socket = ConnectControl(broker_.socket());
+  ASSERT_TRUE(socket.ok());
+  const auto answer = Request(
+      socket->get(),
+      {{"op", "attach"},
+       {"spec", spec},
+       {"file", "spec"},
+       {"base", "/"},
+       {"job", testing::UnitTest::GetInstance()->current_test_info()->name()},
+       {"rank", 1},
+       {"world_size", 2},
+       {"local_world_size", 2}},
+      {cursor->fd.get()});
+  ASSERT_TRUE(answer.ok()) << answer.status().message();
+  const auto view = SegmentView::Open(answer->fds[0].get(), 1);
+  ASSERT_TRUE(view.ok()) << view.status().message();
+  for (auto& released : cursor->page().released) released.store(0xdeadbeef);
+  cursor->page().taken.store(0xdeadbeef);
+  SendWake(answer->fds[1].get());
+  const Ring& ring = (*view)->ring(answer->json.at("seat").get<uint32_t>());
+  while (ring.closed.load() == static_cast<uint32_t>(Closed::kOpen)) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(ring.closed.load(), static_cast<uint32_t>(Closed::kRecalled));
+  EXPECT_THAT(ring.reason, HasSubstr("impossible"));
+  uint64_t steps = 0;
+  Batch batch;
+  while (good.next(&batch) == Reader::Result::kBatch) ++steps;
+  EXPECT_EQ(steps, 1000u);
+}
+
+TEST_F(DeliveryTest, RequestsThatAreNotOfTheProtocolAreAnsweredOrDropped) {
+  const nlohmann::json cases[] = {
+      {{"op", "attach"}},
+      {{"op", 5}},
+      {{"op", "no such"}},
+      {{"op", "attach"}, {"rank", -1}, {"spec", "x"}},
+      {{"op", "register"}, {"spec", {1, 2}}},
+      {{"op", "index"}, {"dataset", "nobody registered this"}},
+      {{"op", "index"}, {"spec", "a: ["}, {"file", "f"}, {"base", "/"}}};
+  for (const nlohmann::json& request : cases) {
+    const auto socket = ConnectControl(broker_.socket());
+    ASSERT_TRUE(socket.ok());
+    const auto answer = Request(socket->get(), request);
+    EXPECT_FALSE(answer.ok()) << request.dump();
+  }
+  // It still serves.
+  EXPECT_THAT(TakeAll(RangeSpec("2", "batch: {size: 2}"), 1),
+              ElementsAre(Steps{{0, 1}}));
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Goal: the main job on real data. 1,000 JPEGs cut from photographs, two epochs,
+"""Goal: the main job on real data. COUNT JPEGs cut from photographs, two epochs,
 random-resized crop, flip, normalise: every sample exactly once per epoch with the
 right pixels, in an order that differs per epoch and depends on the seed alone.
 Method: `penstock bench --verify` against the serial replay.
 
-  photographs_test.py BUILD_DIR
+  photographs_test.py BUILD_DIR COUNT
 """
 
 import json
@@ -15,6 +15,7 @@ import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
+COUNT = int(sys.argv.pop(1))
 
 SPEC = """
 dataset: photographs
@@ -36,7 +37,7 @@ class Photographs(unittest.TestCase):
         cls.folder = BUILD / "tests" / "photographs"
         subprocess.run(
             ["/usr/bin/python3", SOURCE / "bench" / "make_photographs.py",
-             "--count", "1000", "--out", cls.folder], check=True)
+             "--count", str(COUNT), "--out", cls.folder], check=True)
 
     def bench(self, ranks, workers, seed=42):
         spec = BUILD / "tests" / f"photographs-{seed}.yaml"
@@ -55,13 +56,14 @@ class Photographs(unittest.TestCase):
             with self.subTest(ranks=ranks, workers=workers):
                 result = self.bench(ranks, workers)
                 results[ranks, workers] = result
-                self.assertEqual(result["verified"], 2000)
+                self.assertEqual(result["verified"], 2 * COUNT)
                 for wrong in ("missing", "duplicated", "misplaced", "corrupt"):
                     self.assertEqual(result[wrong], 0)
-                self.assertEqual(result["samples"], 2000)
+                self.assertEqual(result["samples"], 2 * COUNT)
                 self.assertEqual(result["epochs"], 2)
-                # ceil(1000 / 60) = 17 steps an epoch, the same on every rank.
-                self.assertEqual(result["steps_per_rank"], [34] * ranks)
+                # The same number of steps on every rank: ceil(COUNT / 60).
+                self.assertEqual(result["steps_per_rank"],
+                                 [2 * -(-COUNT // 60)] * ranks)
                 self.assertEqual(len(result["rank_wait_s"]), ranks)
                 self.assertGreater(result["samples_per_s"], 0)
                 self.assertGreater(result["cpu_s_per_1k_samples"], 0)

@@ -17,10 +17,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "broker/read_backend.h"
+#include "tests/gated_file_system.h"
 
 namespace penstock {
 namespace {
@@ -33,6 +36,24 @@ struct Backend {
   std::string name;
   std::optional<UringRung> rung;  // none: pread
 };
+
+void PrintTo(const Backend& backend, std::ostream* out) {
+  *out << backend.name;
+}
+
+// System call number answers EPERM from here on, as under Docker's seccomp
+// filter. In a child: a filter cannot be taken off.
+bool Forbid(uint32_t number) {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {std::size(code), code};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
 
 class ReadTest : public testing::TestWithParam<Backend> {
  protected:
@@ -394,6 +415,42 @@ TEST_P(ReadTest, NoDescriptorsAreLeft) {
   EXPECT_EQ(open_files(), before);
 }
 
+// Everything also works, slowly, with plain system calls: they are the way out
+// of each surprise. Here they fail, so the ring must have done it.
+TEST_P(ReadTest, UringNeedsNoPlainOpen) {
+  if (!GetParam().rung) GTEST_SKIP() << "pread is nothing else";
+  const std::string content = Content(300'000);
+  const std::string path = Write("file", content);
+  const pid_t child = fork();
+  if (child == 0) {
+    Open(kDepth);  // a ring belongs to the process that made it
+    if (reader_ == nullptr || !Forbid(SYS_openat)) _exit(77);
+    const bool right =
+        Read(path) == content && Read(path) == content &&
+        Read("/proc/self/status").find("VmSize") != std::string::npos;
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no seccomp here";
+  EXPECT_EQ(status, 0);
+}
+
+TEST_P(ReadTest, SlowFilesAreReadAtTheSameTime) {
+  if (!GetParam().rung) GTEST_SKIP() << "pread has one read at a time";
+  const GatedFileSystem files(folder_, kDepth);
+  if (!files.mounted()) GTEST_SKIP() << "no FUSE here: " << strerror(errno);
+  for (uint32_t i = 0; i < kDepth; ++i) StartFile(i, Path(std::to_string(i)));
+  for (uint32_t i = 0; i < kDepth; ++i) {
+    const Reader::Done done = Next();
+    EXPECT_EQ(Text(done), std::string(GatedFileSystem::kFileBytes, 'x'))
+        << done.status.message();
+    reader_->Release(done.ticket);
+  }
+  EXPECT_EQ(files.waiting_max(), kDepth);
+  reader_.reset();
+}
+
 // A file that was left in the ring's table is no descriptor, but it is open:
 // a lease for writing is refused while anybody has the file open.
 TEST_P(ReadTest, FilesAreClosedWhenTheyAreDone) {
@@ -427,23 +484,12 @@ TEST(MakeReaderTest, PreadIsNamed) {
   EXPECT_EQ((*reader)->backend(), "pread");
 }
 
-// What Docker's seccomp filter does, in a child: filters cannot be taken off.
 TEST(MakeReaderTest, ForbiddenIoUringFallsBackAndSaysWhy) {
   int pipe_fds[2];
   ASSERT_EQ(pipe(pipe_fds), 0);
   const pid_t child = fork();
   if (child == 0) {
-    sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const sock_fprog program = {std::size(code), code};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-      _exit(2);
-    }
+    if (!Forbid(SYS_io_uring_setup)) _exit(2);
     const auto fallback = MakeReader(ReadBackend::kAuto, 4);
     const auto forced = MakeReader(ReadBackend::kIoUring, 4);
     const std::string text =

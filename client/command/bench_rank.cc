@@ -72,7 +72,7 @@ class Drain {
     while ((task_.steps == 0 || report_.steps < task_.steps) &&
            (task_.epochs == 0 || report_.epochs < task_.epochs)) {
       penstock_batch* batch = nullptr;
-      switch (const int code = penstock_next(reader_, &batch)) {
+      switch (penstock_next(reader_, &batch)) {
         case PENSTOCK_OK:
           if (!Take(batch)) return false;
           break;
@@ -82,7 +82,7 @@ class Drain {
         case PENSTOCK_END_OF_DATA:
           return true;
         default:
-          return Fail(fmt::format("{} (result {})", penstock_error(), code));
+          return Fail(penstock_error());
       }
     }
     return true;

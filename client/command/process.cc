@@ -18,10 +18,9 @@
 namespace penstock {
 namespace {
 
-constexpr int kListenFd = 3;  // SD_LISTEN_FDS_START
-
-// Puts fds[i] at descriptor i (0..2), and listen_fd at 3. Sources are first
-// moved above the targets, so that no target overwrites a source.
+// Puts fds[i] at descriptor i (0..2), and listen_fd at 3 (SD_LISTEN_FDS_START).
+// Sources are first moved above the targets, so that no target overwrites a
+// source.
 bool PlaceDescriptors(const int (&fds)[3], int listen_fd) {
   int high[4] = {fds[0], fds[1], fds[2], listen_fd};
   for (int& fd : high) {

@@ -13,7 +13,7 @@ namespace penstock {
 namespace {
 
 constexpr auto kRedraw = std::chrono::milliseconds(100);
-constexpr int kBarColumns = 24;
+constexpr int kBarColumns = 16;
 
 bool StderrIsTerminal() {
   const char* term = std::getenv("TERM");
