@@ -442,6 +442,7 @@ nlohmann::json ControlServer::StatusJson() const {
                       {"pid", getpid()},
                       {"uptime_s", uptime.count()},
                       {"cpu_s", CpuSeconds()},
+                      {"rows", jobs_->RowsMade()},
                       {"workers", workers_->workers()},
                       {"read_backend", workers_->read_backend()},
                       {"read_depth", workers_->read_depth()},

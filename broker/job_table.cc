@@ -297,6 +297,8 @@ void JobTable::Sweep() {
     if (!known) return true;
     if (!job->Abandoned()) return job->HasAttached();
     workers_->Remove(job.get());
+    // Relaxed: no worker is on it any more.
+    rows_of_ended_jobs_ += job->counters().rows.load(std::memory_order_relaxed);
     entries_.remove_if([&](const Entry& entry) { return entry.job == job; });
     return true;
   });
@@ -377,6 +379,16 @@ nlohmann::json JobTable::StatusJson(bool with_ranks) const {
     }
   }
   return jobs;
+}
+
+uint64_t JobTable::RowsMade() const {
+  uint64_t rows = rows_of_ended_jobs_;
+  for (const Entry& entry : entries_) {
+    if (entry.job != nullptr) {
+      rows += entry.job->counters().rows.load(std::memory_order_relaxed);
+    }
+  }
+  return rows;
 }
 
 void JobTable::Shutdown() {

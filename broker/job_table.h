@@ -83,6 +83,8 @@ class JobTable {
   bool Progress(uint64_t number, uint64_t* done, uint64_t* total) const;
 
   nlohmann::json StatusJson(bool with_ranks) const;
+  // Rows made for all jobs, those that ended too.
+  uint64_t RowsMade() const;
   void Shutdown();
   // Whether some opening is under way or some job waits to be removed.
   bool busy() const { return !openings_.empty() || !leaving_.empty(); }
@@ -135,6 +137,7 @@ class JobTable {
   std::map<uint64_t, InspectDone> inspects_;
   std::vector<std::shared_ptr<Job>> leaving_;
   uint64_t next_number_ = 1;
+  uint64_t rows_of_ended_jobs_ = 0;
   const uint64_t life_id_ = NewLifeId();
   static uint64_t NewLifeId();
 

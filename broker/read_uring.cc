@@ -1,13 +1,22 @@
 // The io_uring reader: a ring, a table of registered files and a buffer per
 // ticket, all of one thread.
 //
-// A file is four requests linked to each other: open into the table at the
+// A file is three requests linked to each other: open into the table at the
 // ticket's own number (no descriptor, no search for a free slot), read into the
-// ticket's buffer, read one byte more, close. The second read is what tells the
-// end of a file from a read that was cut short, and a file that just fits from
-// one that does not. The open is a soft link: when it fails, the rest is
-// cancelled. The reads are hard links: a short or failed read must not keep the
+// ticket's buffer, close. The open is a soft link: when it fails, the rest is
+// cancelled. The read is a hard link: a short or failed read must not keep the
 // file from being closed.
+//
+// A read that leaves room in the buffer has met the end of the file: of regular
+// files the kernel goes on with a read that was cut short until there is no
+// more, or an error. A read that fills the buffer has not, and is done again
+// with a larger one.
+//
+// Where the file system has no `nowait` (ReadRequest), statx comes first, and
+// the read has exactly the file's size and goes to a thread of the kernel.
+// Because of FUSE's direct files (measured, 6.18): left to itself the kernel
+// reads them on this thread, one after the other; and when a read leaves room
+// it goes on at a position that FUSE has not advanced: the content comes twice.
 //
 // Invariants:
 //   1. requests_ counts the requests whose completion has not been seen; no
@@ -35,13 +44,13 @@
 namespace penstock {
 namespace {
 
-constexpr unsigned kRequestsPerTicket = 4;
+constexpr unsigned kRequestsPerTicket = 3;
+constexpr unsigned kOps = 4;
 // Times that a read is started again before it is done with plain system calls.
 constexpr int kTriesMax = 8;
-constexpr uint64_t kCurrentPosition = UINT64_MAX;
 constexpr uint64_t kCancelData = UINT64_MAX;
 
-enum class Op : uint32_t { kOpen, kRead, kTail, kClose };
+enum class Op : uint32_t { kStat, kOpen, kRead, kClose };
 
 unsigned SetupFlags(UringRung rung) {
   // TASKRUN_FLAG: a peek at the completion queue sees that the kernel has work
@@ -119,20 +128,26 @@ class UringReader final : public Reader {
     ReadRequest request;
     std::span<std::byte> out;  // of a range
     ReadBuffer buffer;
-    std::byte tail{};
     unsigned requests = 0;  // without a completion
-    int results[kRequestsPerTicket] = {};
+    int results[kOps] = {};
     uint64_t done = 0;  // bytes of a range that have arrived
     int tries = 0;
+    struct statx stat = {};
+    bool stating = false;     // its request in flight is kStat
+    uint64_t file_bytes = 0;  // of the file, where stat came first
     Status status;
     std::span<const std::byte> bytes;
   };
 
   io_uring_sqe* NewRequest(uint32_t ticket);
+  void AllowThreads();
   void QueueFile(uint32_t ticket);
+  void QueueStat(uint32_t ticket);
+  void QueueChain(uint32_t ticket, uint64_t bytes);
   void QueueRange(uint32_t ticket);
   void Enter(unsigned wait_for);
   void Reap();
+  void FinishStat(uint32_t ticket);
   void FinishFile(uint32_t ticket);
   void FinishRange(uint32_t ticket);
   void Grow(uint32_t ticket);
@@ -144,8 +159,7 @@ class UringReader final : public Reader {
   UringRung rung_ = UringRung::kPlain;
   io_uring ring_;
   bool has_ring_ = false;
-  // Cleared for good once a file system says EAGAIN to it, see FinishFile.
-  int nonblock_ = O_NONBLOCK;
+  bool threads_allowed_ = false;
   std::vector<Ticket> tickets_;
   // A ring of tickets that are finished and not handed out.
   std::vector<uint32_t> ready_;
@@ -232,7 +246,6 @@ Status UringReader::Probe() {
     Release(0);
   }
   close(fd);
-  nonblock_ = O_NONBLOCK;  // what held for a memfd is not known of others
   return status.ok() ? status
                      : FailedPreconditionError("io_uring: probe read: {}",
                                                status.message());
@@ -248,8 +261,7 @@ io_uring_sqe* UringReader::NewRequest(uint32_t ticket) {
 
 // After the io_uring_prep_ call, which clears it.
 void SetData(io_uring_sqe* sqe, uint32_t ticket, Op op) {
-  sqe->user_data =
-      uint64_t{ticket} * kRequestsPerTicket + static_cast<uint32_t>(op);
+  sqe->user_data = uint64_t{ticket} * kOps + static_cast<uint32_t>(op);
 }
 
 void UringReader::Start(uint32_t ticket, const ReadRequest& request,
@@ -262,7 +274,6 @@ void UringReader::Start(uint32_t ticket, const ReadRequest& request,
   mine.done = 0;
   ++in_flight_;
   if (request.kind == ReadRequest::Kind::kFile) {
-    mine.buffer.Reserve(kBufferBytesMin);
     QueueFile(ticket);
     return;
   }
@@ -277,27 +288,54 @@ void UringReader::Start(uint32_t ticket, const ReadRequest& request,
   }
 }
 
+// One thread of the kernel per read in flight, where reads must wait on one; by
+// default there are at most four per processor. They come as needed.
+void UringReader::AllowThreads() {
+  if (threads_allowed_) return;
+  threads_allowed_ = true;
+  unsigned most[2] = {depth(), 0};  // bounded work; the other kind as it is
+  // Kernels before 5.15 refuse: then it is the default.
+  io_uring_register_iowq_max_workers(&ring_, most);
+}
+
 void UringReader::QueueFile(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
-  // The table takes no O_CLOEXEC: nothing in it has a descriptor to inherit.
+  mine.file_bytes = 0;
+  if (!mine.request.nowait) {
+    AllowThreads();
+    return QueueStat(ticket);
+  }
+  mine.buffer.Reserve(kBufferBytesMin);
+  QueueChain(ticket, mine.buffer.capacity());
+}
+
+void UringReader::QueueStat(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  mine.stating = true;
+  io_uring_sqe* stat = NewRequest(ticket);
+  io_uring_prep_statx(stat, AT_FDCWD, mine.request.path.c_str(), 0,
+                      STATX_TYPE | STATX_SIZE, &mine.stat);
+  SetData(stat, ticket, Op::kStat);
+}
+
+void UringReader::QueueChain(uint32_t ticket, uint64_t bytes) {
+  Ticket& mine = tickets_[ticket];
+  // O_NONBLOCK: the open of a FIFO would wait for its writer. The table takes
+  // no O_CLOEXEC: there is no descriptor to inherit.
+  const int nonblock = mine.request.nowait ? O_NONBLOCK : 0;
   io_uring_sqe* open = NewRequest(ticket);
   io_uring_prep_openat_direct(open, AT_FDCWD, mine.request.path.c_str(),
-                              O_RDONLY | O_NOCTTY | nonblock_, 0, ticket);
+                              O_RDONLY | O_NOCTTY | nonblock, 0, ticket);
   open->flags |= IOSQE_IO_LINK;
   SetData(open, ticket, Op::kOpen);
 
   const int file = static_cast<int>(ticket);
   io_uring_sqe* read = NewRequest(ticket);
   io_uring_prep_read(read, file, mine.buffer.data(),
-                     static_cast<unsigned>(mine.buffer.capacity()),
-                     kCurrentPosition);
+                     static_cast<unsigned>(bytes), 0);
   read->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK;
+  if (!mine.request.nowait) read->flags |= IOSQE_ASYNC;
   SetData(read, ticket, Op::kRead);
-
-  io_uring_sqe* tail = NewRequest(ticket);
-  io_uring_prep_read(tail, file, &mine.tail, 1, kCurrentPosition);
-  tail->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK;
-  SetData(tail, ticket, Op::kTail);
 
   io_uring_sqe* close = NewRequest(ticket);
   io_uring_prep_close_direct(close, ticket);
@@ -367,14 +405,15 @@ bool UringReader::Next(bool wait, Done* done) {
 void UringReader::Reap() {
   io_uring_cqe* cqe;
   while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
-    const auto ticket =
-        static_cast<uint32_t>(cqe->user_data / kRequestsPerTicket);
+    const auto ticket = static_cast<uint32_t>(cqe->user_data / kOps);
     Ticket& mine = tickets_[ticket];
-    mine.results[cqe->user_data % kRequestsPerTicket] = cqe->res;
+    mine.results[cqe->user_data % kOps] = cqe->res;
     io_uring_cqe_seen(&ring_, cqe);
     --requests_;
     if (--mine.requests > 0) continue;
-    if (mine.request.kind == ReadRequest::Kind::kFile) {
+    if (mine.stating) {
+      FinishStat(ticket);
+    } else if (mine.request.kind == ReadRequest::Kind::kFile) {
       FinishFile(ticket);
     } else {
       FinishRange(ticket);
@@ -384,12 +423,31 @@ void UringReader::Reap() {
   if (io_uring_sq_ready(&ring_) > 0) Enter(0);
 }
 
+void UringReader::FinishStat(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  const std::string& path = mine.request.path;
+  mine.stating = false;
+  const int result = mine.results[static_cast<int>(Op::kStat)];
+  if (result == -EINTR || result == -EAGAIN) return Retry(ticket);
+  if (result < 0) return Finish(ticket, OpenError(-result, path));
+  if (!S_ISREG(mine.stat.stx_mode)) {
+    return Finish(ticket, NotRegularError(mine.stat.stx_mode, path));
+  }
+  mine.file_bytes = mine.stat.stx_size;
+  if (mine.file_bytes > kRecordBytesMax) {
+    return Finish(ticket, FileTooLargeError(path, mine.file_bytes));
+  }
+  // Empty, or a file of procfs, which says so of all.
+  if (mine.file_bytes == 0) return ReadPlainly(ticket);
+  mine.buffer.Reserve(std::max<uint64_t>(mine.file_bytes, kBufferBytesMin));
+  QueueChain(ticket, mine.file_bytes);
+}
+
 void UringReader::FinishFile(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
   const std::string& path = mine.request.path;
   const int opened = mine.results[static_cast<int>(Op::kOpen)];
   const int read = mine.results[static_cast<int>(Op::kRead)];
-  const int tail = mine.results[static_cast<int>(Op::kTail)];
   const int closed = mine.results[static_cast<int>(Op::kClose)];
   if (opened < 0) {
     // The others are ECANCELED.
@@ -408,30 +466,34 @@ void UringReader::FinishFile(uint32_t ticket) {
     io_uring_register_files_update(&ring_, ticket, &none, 1);
     return ReadPlainly(ticket);
   }
-  if (const int failed = std::min(read, tail); failed < 0) {
-    switch (-failed) {
+  if (read < 0) {
+    switch (-read) {
       case EBADF:      // as above
       case ECANCELED:  // likewise
         return ReadPlainly(ticket);
       case EINTR:
         return Retry(ticket);
       case EAGAIN: {
-        // A file system without asynchronous reads (procfs, FUSE, NFS) answers
-        // this to a file opened with O_NONBLOCK. Without that flag the ring
-        // waits for it on a thread of the kernel. The flag is there for FIFOs.
+        // Kernels before 5.19 answer this to O_NONBLOCK on file systems
+        // without `nowait`.
         struct stat st;
         if (stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode)) {
-          nonblock_ = 0;
+          mine.request.nowait = false;
           return Retry(ticket);
         }
         return ReadPlainly(ticket);
       }
       default:
-        return Finish(ticket,
-                      ReadError(-failed, path, read < 0 ? 0 : uint64_t(read)));
+        return Finish(ticket, ReadError(-read, path, 0));
     }
   }
-  if (tail > 0) return Grow(ticket);
+  const auto found = static_cast<uint64_t>(read);
+  if (mine.file_bytes > 0) {
+    // Fewer: the file shrank meanwhile.
+    if (found != mine.file_bytes) return ReadPlainly(ticket);
+    return Finish(ticket, OkStatus(), mine.buffer.first(found));
+  }
+  if (found == mine.buffer.capacity()) return Grow(ticket);
   if (read == 0) {
     // A FIFO without a writer looks like an empty file; empty files are rare.
     struct stat st;
@@ -439,11 +501,11 @@ void UringReader::FinishFile(uint32_t ticket) {
       return Finish(ticket, NotRegularError(st.st_mode, path));
     }
   }
-  Finish(ticket, OkStatus(), mine.buffer.first(static_cast<size_t>(read)));
+  Finish(ticket, OkStatus(), mine.buffer.first(found));
 }
 
-// There is more in the file than was read. It is read again from its start, not
-// continued: by now the path may lead to another file.
+// The file fills the buffer, so there may be more. It is read again from its
+// start, not continued: by now the path may lead to another file.
 void UringReader::Grow(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
   const std::string& path = mine.request.path;
@@ -454,22 +516,15 @@ void UringReader::Grow(uint32_t ticket) {
   if (!S_ISREG(st.st_mode)) {
     return Finish(ticket, NotRegularError(st.st_mode, path));
   }
+  // One byte more than it has, or twice what was read: procfs says 0.
   const auto size = static_cast<uint64_t>(st.st_size);
-  if (size > kRecordBytesMax) {
-    return Finish(ticket, FileTooLargeError(path, size));
+  const uint64_t capacity = mine.buffer.capacity();
+  if (std::max(size, capacity - 1) > kRecordBytesMax) {
+    return Finish(ticket, FileTooLargeError(path, std::max(size, capacity)));
   }
-  // A read cut short with room left is tried again as it is. procfs says 0.
-  const bool filled =
-      static_cast<uint64_t>(mine.results[static_cast<int>(Op::kRead)]) ==
-      mine.buffer.capacity();
-  if (filled) {
-    const uint64_t capacity = mine.buffer.capacity();
-    if (capacity >= kRecordBytesMax) {
-      return Finish(ticket, FileTooLargeError(path, capacity + 1));
-    }
-    mine.buffer.Reserve(
-        size > capacity ? size : std::min(2 * capacity, kRecordBytesMax));
-  }
+  mine.buffer.Reserve(size >= capacity
+                          ? size + 1
+                          : std::min(2 * capacity, kRecordBytesMax + 1));
   Retry(ticket);
 }
 

@@ -1,27 +1,33 @@
 // A file system whose reads wait for each other: it answers none before `gate`
 // of them are waiting (or half a second has passed). So it tells reads that
-// overlap from reads that are done one after the other, as NFS would, without
-// a clock. It has no asynchronous reads of its own, also like NFS.
+// overlap from reads that are done one after the other, as a network file
+// system would, without a clock. Like those it has no asynchronous reads of its
+// own.
 //
-// FUSE without libfuse: one thread that talks to /dev/fuse. Needs root; where
-// it cannot be mounted, mounted() is false. Every name exists, and is a file of
-// kFileBytes times 'x'.
+// FUSE without libfuse. It needs root; where it cannot be mounted, mounted() is
+// false. Every name exists, and is a file of kFileBytes times 'x'. The server
+// is a process, not a thread: a process that is killed while it waits for a
+// file system that it serves itself never ends.
 #ifndef TESTS_GATED_FILE_SYSTEM_H_
 #define TESTS_GATED_FILE_SYSTEM_H_
 
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace penstock {
@@ -32,40 +38,60 @@ class GatedFileSystem {
 
   GatedFileSystem(std::string folder, size_t gate)
       : folder_(std::move(folder)), gate_(gate) {
+    shared_ = static_cast<std::atomic<size_t>*>(
+        mmap(nullptr, sizeof(*shared_), PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     fd_ = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-    if (fd_ < 0) return;
+    if (fd_ < 0 || shared_ == MAP_FAILED) return;
     const std::string options =
         "fd=" + std::to_string(fd_) +
         ",rootmode=40000,user_id=" + std::to_string(getuid()) +
         ",group_id=" + std::to_string(getgid());
     mounted_ = mount("gated", folder_.c_str(), "fuse", MS_NOSUID | MS_NODEV,
                      options.c_str()) == 0;
-    if (mounted_) server_ = std::thread([this] { Serve(); });
+    if (!mounted_) return;
+    server_ = fork();
+    if (server_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      Serve();
+      _exit(0);
+    }
+    // The server's is the only one: its end ends what waits for it.
+    close(fd_);
+    fd_ = -1;
   }
   ~GatedFileSystem() {
-    // The last unmount makes the read of /dev/fuse fail, which ends the thread.
-    if (mounted_) umount2(folder_.c_str(), MNT_DETACH);
-    if (server_.joinable()) server_.join();
+    if (mounted_) {
+      umount2(folder_.c_str(), MNT_DETACH);
+      kill(server_, SIGKILL);
+      waitpid(server_, nullptr, 0);
+    }
     if (fd_ >= 0) close(fd_);
+    if (shared_ != MAP_FAILED) munmap(shared_, sizeof(*shared_));
   }
   GatedFileSystem(const GatedFileSystem&) = delete;
   GatedFileSystem& operator=(const GatedFileSystem&) = delete;
 
   bool mounted() const { return mounted_; }
   // The most reads that ever waited at once.
-  size_t waiting_max() const { return waiting_max_.load(); }
+  size_t waiting_max() const { return shared_->load(); }
 
  private:
+  struct Read {
+    uint64_t unique;
+    size_t bytes;  // of the answer
+  };
+
   void Serve() {
     std::vector<char> buffer(1 << 17);
-    std::vector<uint64_t> waiting;  // READ requests without an answer
+    std::vector<Read> waiting;
+    const std::string content(kFileBytes, 'x');
     for (;;) {
       pollfd ready = {fd_, POLLIN, 0};
       if (waiting.size() >= gate_ ||
           poll(&ready, 1, waiting.empty() ? -1 : 500) == 0) {
-        const std::string content(kFileBytes, 'x');
-        for (const uint64_t unique : waiting) {
-          Reply(unique, 0, content.data(), content.size());
+        for (const Read& one : waiting) {
+          Reply(one.unique, 0, content.data(), one.bytes);
         }
         waiting.clear();
         continue;
@@ -75,18 +101,18 @@ class GatedFileSystem {
       if (bytes < static_cast<ssize_t>(sizeof(fuse_in_header))) return;
       fuse_in_header request;
       std::memcpy(&request, buffer.data(), sizeof(request));
-      if (request.opcode == FUSE_READ) {
-        fuse_read_in read_in;
-        std::memcpy(&read_in, buffer.data() + sizeof(request), sizeof(read_in));
-        if (read_in.offset != 0) {
-          Reply(request.unique, 0, nullptr, 0);
-          continue;
-        }
-        waiting.push_back(request.unique);
-        waiting_max_.store(std::max(waiting_max_.load(), waiting.size()));
+      if (request.opcode != FUSE_READ) {
+        Answer(request);
         continue;
       }
-      Answer(request);
+      fuse_read_in wanted;
+      std::memcpy(&wanted, buffer.data() + sizeof(request), sizeof(wanted));
+      waiting.push_back(
+          {request.unique,
+           wanted.offset >= kFileBytes
+               ? 0
+               : std::min<size_t>(wanted.size, kFileBytes - wanted.offset)});
+      shared_->store(std::max(shared_->load(), waiting.size()));
     }
   }
 
@@ -117,6 +143,7 @@ class GatedFileSystem {
       }
       case FUSE_OPEN: {
         fuse_open_out out = {};
+        out.open_flags = FOPEN_DIRECT_IO;  // every read comes here
         return Reply(request.unique, 0, &out, sizeof(out));
       }
       case FUSE_FORGET:
@@ -155,9 +182,9 @@ class GatedFileSystem {
   const size_t gate_;
   int fd_ = -1;
   bool mounted_ = false;
-  uint64_t last_node_ = FUSE_ROOT_ID;
-  std::atomic<size_t> waiting_max_{0};
-  std::thread server_;
+  pid_t server_ = -1;
+  std::atomic<size_t>* shared_;        // waiting_max, written by the server
+  uint64_t last_node_ = FUSE_ROOT_ID;  // in the server
 };
 
 }  // namespace penstock

@@ -1,12 +1,28 @@
 // source: image_folder. One sub-folder per class, its pictures are the samples;
 // a whole file is read per record.
+#include <fcntl.h>
+#include <sys/uio.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "broker/source/image_folder_index.h"
 #include "broker/source/open.h"
 
 namespace penstock {
 namespace {
+
+// Whether reads of the file can be asked not to wait. Asked of one file and
+// taken for all: a folder whose links lead to a network file system is slower.
+bool SupportsNowait(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return true;  // its read will say why
+  char byte;
+  const iovec into = {&byte, 1};
+  const bool refused =
+      preadv2(fd, &into, 1, 0, RWF_NOWAIT) < 0 && errno == EOPNOTSUPP;
+  close(fd);
+  return !refused;
+}
 
 class ImageFolder final : public Source {
  public:
@@ -19,6 +35,7 @@ class ImageFolder final : public Source {
     for (size_t i = 0; i < index_.classes.size(); ++i) {
       labels_.push_back(static_cast<int64_t>(i));
     }
+    nowait_ = SupportsNowait(Describe(0));
   }
 
   uint64_t record_count() const override {
@@ -31,6 +48,7 @@ class ImageFolder final : public Source {
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     request->kind = ReadRequest::Kind::kFile;
+    request->nowait = nowait_;
     SetPath(record, &request->path);
   }
 
@@ -68,6 +86,7 @@ class ImageFolder final : public Source {
   const std::string root_;
   const FolderIndex index_;
   const RawSpec raw_spec_;
+  bool nowait_ = true;
   std::vector<int64_t> labels_;  // 0, 1, ...: what the label spans point to
 };
 

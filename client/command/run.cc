@@ -23,6 +23,7 @@ struct RunOptions {
   std::vector<std::string> datasets;
   int ranks = 0;
   bool tag_output = false;
+  bool report = false;
   double grace_s = 10;
   PrivateBrokerOptions broker;
   std::vector<std::string> words;
@@ -109,6 +110,19 @@ StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
   return ranks;
 }
 
+// What the loading itself cost, beside the ranks' own time.
+void Report(PrivateBroker& broker) {
+  const StatusOr<nlohmann::json> answer = broker.Call({{"op", "status"}});
+  if (!answer.ok()) return;  // it died; that has been told
+  const nlohmann::json& state = FieldOf(*answer, "broker");
+  const double cpu_s = NumberField(state, "cpu_s").value_or(0);
+  const double rows = NumberField(state, "rows").value_or(0);
+  fmt::print(stderr,
+             "penstock: the broker made {:.0f} rows in {:.2f} CPU-seconds, "
+             "{:.4f} per 1,000 rows\n",
+             rows, cpu_s, rows > 0 ? 1000 * cpu_s / rows : 0.0);
+}
+
 StatusOr<int> Run(const RunOptions& options) {
   if (options.words.empty()) {
     PrintError(
@@ -149,7 +163,9 @@ StatusOr<int> Run(const RunOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       std::vector<SupervisedRank> ranks,
       StartRanks(options, variables, supervise.shares_terminal));
-  return Supervise(ranks, *broker, supervise);
+  const int status = Supervise(ranks, *broker, supervise);
+  if (options.report) Report(*broker);
+  return status;
 }
 
 }  // namespace
@@ -175,6 +191,8 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
       ->check(CLI::Range(0, kRanksMax).description(""));
   run->add_flag("--prefix", options->tag_output,
                 "Write [rank N] in front of each line of output");
+  run->add_flag("--report", options->report,
+                "Say at the end what the broker made and what it cost");
   run->add_option("--grace", options->grace_s,
                   "Seconds from SIGTERM to SIGKILL when the ranks are stopped")
       ->type_name("SECONDS")
