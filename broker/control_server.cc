@@ -47,6 +47,9 @@ StatusOr<uint64_t> NumberField(const nlohmann::json& json, const char* name,
   return found->get<uint64_t>();
 }
 
+constexpr int kAcceptsPerTurn = 16;
+// A request is a spec of 64 KiB, escaped, and some words.
+constexpr size_t kRequestBytesMax = 512 * 1024;
 constexpr size_t kNameCharsMax = 256;
 constexpr size_t kPathCharsMax = 4096;
 constexpr uint64_t kWorldSizeMax = 1u << 20;
@@ -90,17 +93,26 @@ ControlServer::~ControlServer() = default;
 
 Status ControlServer::Listen(Fd listener) {
   listener_ = std::move(listener);
+  return StartAccepting();
+}
+
+Status ControlServer::StartAccepting() {
+  accepting_ = true;
   return loop_->Watch(listener_.get(), [this](uint32_t) { Accept(); });
 }
 
 void ControlServer::Accept() {
-  for (;;) {
+  // Bounded: who connects in a loop takes turns with everything else.
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
     Fd socket(accept4(listener_.get(), nullptr, nullptr,
                       SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
-      // EMFILE and the like: the peer waits in the backlog for its turn.
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
-        spdlog::warn("accept: {}", strerror(errno));
+        // EMFILE and the like: who connects waits in the backlog until the next
+        // tick.
+        spdlog::warn("no new connections for now: accept: {}", strerror(errno));
+        loop_->Unwatch(listener_.get());
+        accepting_ = false;
       }
       return;
     }
@@ -160,7 +172,7 @@ void ControlServer::OnReadable(uint64_t id) {
   Connection* connection = Find(id);
   // One message a turn: a flood takes its turn with the others.
   StatusOr<std::optional<Message>> message =
-      ReceiveMessage(connection->socket.get());
+      ReceiveMessage(connection->socket.get(), kRequestBytesMax);
   if (!message.ok()) {
     if (message.status().code() != StatusCode::kUnavailable) {
       Reply(connection, ErrorReply(message.status()));
@@ -336,7 +348,10 @@ void ControlServer::OnAttached(uint64_t id,
   if (const Status status = loop_->Watch(connection->wake.get(),
                                          [this, id](uint32_t) { OnWake(id); });
       !status.ok()) {
-    spdlog::warn("rank of job '{}': {}", job.key().name, status.message());
+    // Without its wakes the rank would wait for ever once its slots are used.
+    Reply(connection, ErrorReply(status));
+    jobs_->Detach(std::exchange(connection->job, nullptr), connection->seat);
+    return;
   }
   // Spinning pays when every rank and worker has a processor of its own.
   const bool spare = workers_->workers() + job.options().local_world_size <=
@@ -492,7 +507,7 @@ void ControlServer::Drop(uint64_t id) {
 }
 
 bool ControlServer::WantsTick() const {
-  return jobs_->busy() ||
+  return jobs_->busy() || !accepting_ ||
          std::any_of(connections_.begin(), connections_.end(),
                      [](const auto& item) { return !item.second.greeted; });
 }
@@ -517,6 +532,12 @@ void ControlServer::Tick() {
     }
   }
   for (const uint64_t id : silent) Drop(id);
+  if (!accepting_) {
+    if (const Status status = StartAccepting(); !status.ok()) {
+      accepting_ = false;
+      spdlog::warn("accept: {}", status.message());
+    }
+  }
   jobs_->Sweep();
 }
 

@@ -30,8 +30,8 @@ namespace penstock {
 
 class ControlServer {
  public:
-  static constexpr size_t kConnectionsMax = 1024;
-  static constexpr size_t kConnectionsPerUidMax = 256;
+  static constexpr size_t kConnectionsMax = 4096;
+  static constexpr size_t kConnectionsPerUidMax = 1088;  // ranks, and more
   static constexpr size_t kDatasetsPerUidMax = 1024;
   static constexpr int kHelloSeconds = 10;
 
@@ -71,6 +71,7 @@ class ControlServer {
   };
 
   void Accept();
+  Status StartAccepting();
   void OnReadable(uint64_t id);
   void Handle(Connection* connection, Message message);
   StatusOr<DatasetSpec> SpecOf(const Connection& connection,
@@ -98,6 +99,7 @@ class ControlServer {
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
   Fd listener_;
+  bool accepting_ = false;  // not while descriptors are short
   std::map<uint64_t, Connection> connections_;
   uint64_t next_id_ = 1;
   // By user and name; what one user registers another cannot replace.

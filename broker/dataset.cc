@@ -12,7 +12,6 @@ std::string DatasetKey(const DatasetSpec& spec) {
 StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const DatasetSpec& spec,
                                                      OpenProgress* progress) {
   auto dataset = std::make_shared<Dataset>();
-  dataset->spec = spec;
   auto source = OpenSource(spec.source, progress);
   if (!source.ok()) {
     return source.status().Prepend("dataset '" + spec.name + "'");

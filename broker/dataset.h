@@ -16,8 +16,8 @@
 
 namespace penstock {
 
+// Nothing of a job is in it: two jobs with other seeds or batches share it.
 struct Dataset {
-  DatasetSpec spec;
   std::unique_ptr<Source> source;
   std::unique_ptr<RowProgram> program;
 };

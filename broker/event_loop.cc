@@ -26,19 +26,22 @@ StatusOr<std::unique_ptr<EventLoop>> EventLoop::Make() {
 Status EventLoop::Watch(int fd, std::function<void(uint32_t)> on_ready) {
   epoll_event event{};
   event.events = EPOLLIN;  // hang-up and error always come
-  event.data.fd = fd;
+  event.data.u64 = next_number_;
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     return ErrnoError(errno, "epoll_ctl");
   }
-  watched_[fd] =
+  number_of_[fd] = next_number_;
+  watched_[next_number_++] =
       std::make_shared<std::function<void(uint32_t)>>(std::move(on_ready));
   return OkStatus();
 }
 
 void EventLoop::Unwatch(int fd) {
-  if (watched_.erase(fd) > 0) {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  }
+  const auto found = number_of_.find(fd);
+  if (found == number_of_.end()) return;
+  watched_.erase(found->second);
+  number_of_.erase(found);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
 void EventLoop::Post(std::function<void()> task) {
@@ -89,7 +92,7 @@ void EventLoop::Run() {
         epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
     for (int i = 0; i < count; ++i) {
       // An earlier callback of this round may have unwatched it.
-      const auto found = watched_.find(events[i].data.fd);
+      const auto found = watched_.find(events[i].data.u64);
       if (found == watched_.end()) continue;
       const auto callback = found->second;
       (*callback)(events[i].events);

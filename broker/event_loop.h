@@ -43,8 +43,12 @@ class EventLoop {
   Fd epoll_;
   Fd posted_event_;
   bool stop_ = false;
-  // shared_ptr: a callback may unwatch itself while it runs.
-  std::map<int, std::shared_ptr<std::function<void(uint32_t)>>> watched_;
+  // By a number that is never used again: an event that was queued for a closed
+  // descriptor must not reach the one that has its number now. shared_ptr: a
+  // callback may unwatch itself while it runs.
+  std::map<uint64_t, std::shared_ptr<std::function<void(uint32_t)>>> watched_;
+  std::map<int, uint64_t> number_of_;
+  uint64_t next_number_ = 1;
   std::chrono::milliseconds tick_interval_{0};
   std::function<bool()> tick_wanted_;
   std::function<void()> on_tick_;

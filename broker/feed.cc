@@ -149,18 +149,16 @@ Share* Feed::Claimable() {
   return oldest;
 }
 
-void Feed::Filled(Share* share, const ElementSpec& spec) {
+void Feed::Filled(Share* share, const ElementSpec& spec, bool keep_shape) {
   Slot& slot = slots_[share->slot - first_slot_];
   if (closed_ || !attached_) {
     slot.state = State::kFree;
     return;
   }
   uint64_t valid = share->rows.rows;
-  const bool padded = share->rows.shape_rows > share->rows.rows;
   if (!share->left_out.empty()) {
     valid = CloseGaps(segment_, *share, spec);
-    // `last: pad` promises the shape; else the batch is shorter.
-    if (!padded) share->rows.shape_rows = valid;
+    if (!keep_shape) share->rows.shape_rows = valid;
   }
   if (share->rows.shape_rows > valid) Pad(segment_, *share, spec, valid);
   share->rows.rows = valid;

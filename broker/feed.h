@@ -69,8 +69,9 @@ class Feed {
   Share* Open(const Plan& plan);
   // The share with rows left to claim, the oldest first; nullptr: none.
   Share* Claimable();
-  // All rows of the share are done.
-  void Filled(Share* share, const ElementSpec& spec);
+  // All rows of the share are done. keep_shape (last: pad): rows that were left
+  // out are replaced by padding, else the batch is shorter.
+  void Filled(Share* share, const ElementSpec& spec, bool keep_shape);
   // Publishes what is filled and next in order. Ends the ring after the last.
   Status PublishReady();
 

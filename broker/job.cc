@@ -13,6 +13,8 @@ namespace {
 // finish a share together.
 constexpr uint64_t kChunkBytes = 256 * 1024;
 constexpr uint64_t kChunkRowsMax = 256;
+// How often Advance looks at one rank again that releases while it looks.
+constexpr int kRoundsMax = 2;
 
 uint64_t ChunkRows(const Job::Layout& layout, uint32_t workers) {
   const uint64_t by_bytes =
@@ -60,6 +62,10 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
         "prefetch {} + hold {} is more than the {} batches a rank may have",
         spec.prefetch, spec.hold, kLeasesMax);
   }
+  if (plan.global_batch() > UINT32_MAX) {
+    return ResourceExhaustedError("a step of {} rows, at most {} may be",
+                                  plan.global_batch(), UINT32_MAX);
+  }
   uint64_t rows_max = 0;
   for (const uint32_t rank : {0u, options.world_size - 1}) {
     rows_max = std::max(rows_max, plan.max_share_rows(rank));
@@ -78,6 +84,7 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       options_(std::move(options)),
       dataset_(std::move(dataset)),
       layout_(std::move(layout)),
+      keep_shape_(options_.spec.batch.last == LastBatch::kPad),
       memory_(std::move(memory)),
       segment_(std::move(segment)),
       chunk_rows_(ChunkRows(layout_, workers)) {
@@ -118,6 +125,10 @@ Status Job::Attach(uint32_t rank, Mapping cursor, int wake_socket,
 
 bool Job::HasAttached() const {
   MutexLock lock(&mutex_);
+  return AnyAttached();
+}
+
+bool Job::AnyAttached() const {
   return std::any_of(feeds_.begin(), feeds_.begin() + seats_taken_,
                      [](const Feed& feed) { return feed.attached(); });
 }
@@ -133,6 +144,8 @@ bool Job::Finished(uint32_t rank) const {
 void Job::Detach(uint32_t seat) {
   MutexLock lock(&mutex_);
   feeds_[seat].Detach();
+  // A seat that is still to be taken will want rows.
+  if (!AnyAttached()) pointless_.store(true, std::memory_order_relaxed);
 }
 
 bool Job::Abandoned() const {
@@ -160,23 +173,26 @@ void Job::AdvanceLocked() {
   bool opened = false;
   for (Feed& feed : feeds_) {
     if (!feed.attached() || feed.closed()) continue;
-    for (bool retry = true; retry;) {
-      retry = false;
+    bool again = true;
+    for (int round = 0; again && round < kRoundsMax; ++round) {
+      again = false;
       if (const Status status = feed.Reclaim(); !status.ok()) {
         feed.Close(Closed::kRecalled, status.message());
         break;
       }
       while (Share* share = feed.Open(layout_.plan)) {
         if (share->rows.rows == 0) {
-          feed.Filled(share, element);
+          feed.Filled(share, element, keep_shape_);
           PublishLocked(feed);
         } else {
           opened = true;
         }
       }
       // Everything is filled, published or held: the next release is news.
-      retry = !feed.WaitForRelease();
+      again = !feed.WaitForRelease();
     }
+    // It releases as fast as we look: others want their turn of this thread.
+    if (again) on_more_();
   }
   if (opened) {
     claimable_.store(true, std::memory_order_relaxed);
@@ -230,7 +246,7 @@ void Job::FinishRows(Share* share, uint64_t rows) {
   if (share->finished < (abandoned ? share->claimed : share->rows.rows)) {
     return;
   }
-  feed.Filled(share, dataset_->program->element_spec());
+  feed.Filled(share, dataset_->program->element_spec(), keep_shape_);
   if (abandoned) return;
   PublishLocked(feed);
   AdvanceLocked();
@@ -262,6 +278,7 @@ void Job::Fail(const Status& status) {
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return;
   failure_ = status;
+  pointless_.store(true, std::memory_order_relaxed);
   last_error_ = status.message();
   for (Feed& feed : feeds_) {
     feed.Close(Closed::kFailed,
@@ -274,6 +291,7 @@ void Job::Shutdown() {
   MutexLock lock(&mutex_);
   for (Feed& feed : feeds_) feed.Close(Closed::kShutdown, "");
   if (failure_.ok()) failure_ = CancelledError("the broker was stopped");
+  pointless_.store(true, std::memory_order_relaxed);
 }
 
 nlohmann::json Job::StatusJson(bool with_ranks) const {

@@ -127,21 +127,34 @@ class Job {
   void SetOnWork(std::function<void()> on_work) {
     on_work_ = std::move(on_work);
   }
+  // Called, with the job's lock held, when Advance stopped before it was
+  // through: it must be called again, soon. Set before the first Attach.
+  void SetOnMore(std::function<void()> on_more) {
+    on_more_ = std::move(on_more);
+  }
+  // Nobody will take what is being made: a worker need not make it.
+  bool Pointless() const {
+    // Relaxed: seen late, a few rows too many are made.
+    return pointless_.load(std::memory_order_relaxed);
+  }
 
  private:
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishLocked(Feed& feed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Feed& FeedOf(const Share& share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AnyAttached() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Share* OldestClaimable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobKey key_;
   const JobOptions options_;
   const std::shared_ptr<const Dataset> dataset_;
   const Layout layout_;
+  const bool keep_shape_;  // last: pad
   const std::shared_ptr<void> memory_;
   const std::unique_ptr<Segment> segment_;
   const uint64_t chunk_rows_;
   std::function<void()> on_work_ = [] {};
+  std::function<void()> on_more_ = [] {};
 
   mutable Mutex mutex_;
   std::vector<Feed> feeds_ ABSL_GUARDED_BY(mutex_);
@@ -150,6 +163,7 @@ class Job {
   std::string last_error_ ABSL_GUARDED_BY(mutex_);
 
   std::atomic<bool> claimable_{false};
+  std::atomic<bool> pointless_{false};
   Counters counters_;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 namespace penstock {
 
@@ -23,6 +24,7 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
         entry.opening = true;
         break;
       }
+      if (progress->cancel.load()) return CancelledError("cancelled");
       opened_.Wait(&mutex_);
     }
   }
@@ -39,6 +41,11 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
   return dataset;
 }
 
+void OpenDatasets::NoticeCancel() {
+  MutexLock lock(&mutex_);
+  opened_.NotifyAll();
+}
+
 // ---- JobTable
 // -------------------------------------------------------------------
 
@@ -51,6 +58,7 @@ uint64_t JobTable::NewLifeId() {
 
 JobTable::~JobTable() {
   for (Opening& opening : openings_) opening.progress.cancel.store(true);
+  datasets_.NoticeCancel();
   for (Opening& opening : openings_) opening.thread.join();
 }
 
@@ -87,21 +95,24 @@ uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
     if (entry.key == request.key) found = &entry;
   }
   if (found != nullptr &&
-      (found->job != nullptr ? found->job->Finished(request.rank)
-                             : found->opening->progress.cancel.load())) {
+      (found->job != nullptr
+           ? found->job->Finished(request.rank) || !found->job->HasAttached()
+           : found->opening->progress.cancel.load())) {
     found = nullptr;
   }
   if (found == nullptr) {
-    if (entries_.size() >= limits_.jobs) {
-      done(ResourceExhaustedError("the broker has {} jobs, all it may have",
-                                  limits_.jobs));
+    if (const Status status = CheckLimits(request.key.uid); !status.ok()) {
+      done(status);
       return number;
     }
     entries_.push_back({request.key, request.options, nullptr, nullptr, {}});
     Entry* entry = &entries_.back();
     entry->pending.push_back({number, std::move(request), std::move(done)});
-    Open(entry);
-    entry->opening->waiting.push_back(number);
+    if (const Status status = Open(entry); !status.ok()) {
+      Opened(entry, status);
+    } else {
+      entry->opening->waiting.push_back(number);
+    }
     return number;
   }
   if (const Status status = CheckAgreement(*found, request); !status.ok()) {
@@ -126,6 +137,35 @@ uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
   return number;
 }
 
+Status JobTable::CheckLimits(uint32_t uid) const {
+  const auto of_uid =
+      std::count_if(entries_.begin(), entries_.end(),
+                    [uid](const Entry& entry) { return entry.key.uid == uid; });
+  if (entries_.size() >= limits_.jobs) {
+    return ResourceExhaustedError("the broker has {} jobs, all it may have",
+                                  limits_.jobs);
+  }
+  if (static_cast<uint32_t>(of_uid) >= limits_.jobs_per_uid) {
+    return ResourceExhaustedError("user {} has {} jobs, all one user may have",
+                                  uid, limits_.jobs_per_uid);
+  }
+  return OkStatus();
+}
+
+StatusOr<std::thread> JobTable::StartOpening(std::function<void()> body) {
+  if (openings_.size() > limits_.openings) {
+    return ResourceExhaustedError(
+        "the broker opens {} datasets already, all it may at once: try again "
+        "when they are open",
+        limits_.openings);
+  }
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    return ResourceExhaustedError("cannot start a thread: {}", error.what());
+  }
+}
+
 StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
                                                 AttachRequest request) {
   Attached attached{entry.job, 0};
@@ -144,14 +184,15 @@ void JobTable::CancelAttach(uint64_t attach) {
         entry->opening != nullptr) {
       // Nobody waits any more; Opened() finds no pending and drops the job.
       entry->opening->progress.cancel.store(true);
+      datasets_.NoticeCancel();
     }
   }
 }
 
-void JobTable::Open(Entry* entry) {
+Status JobTable::Open(Entry* entry) {
   Opening* opening = &openings_.emplace_back();
   entry->opening = opening;
-  opening->thread = std::thread(
+  StatusOr<std::thread> thread = StartOpening(
       [this, entry, opening, key = entry->key, options = entry->options] {
         StatusOr<std::shared_ptr<Job>> job =
             MakeJob(key, options, &opening->progress);
@@ -177,6 +218,12 @@ void JobTable::Open(Entry* entry) {
           EndOpening(opening);
         });
       });
+  if (!thread.ok()) {
+    openings_.pop_back();
+    return thread.status();
+  }
+  opening->thread = *std::move(thread);
+  return OkStatus();
 }
 
 StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
@@ -271,6 +318,11 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     return;
   }
   entry->job = *job;
+  (*job)->SetOnMore([loop = loop_, weak = std::weak_ptr<Job>(*job)] {
+    loop->Post([weak] {
+      if (const std::shared_ptr<Job> same = weak.lock()) same->Advance();
+    });
+  });
   workers_->Add(*job);
   for (Pending& each : pending) {
     each.done(AttachTo(*entry, std::move(each.request)));
@@ -309,8 +361,8 @@ uint64_t JobTable::Inspect(JobOptions options, InspectDone done) {
   inspects_[number] = std::move(done);
   Opening* opening = &openings_.emplace_back();
   opening->waiting.push_back(number);
-  opening->thread =
-      std::thread([this, number, opening, options = std::move(options)] {
+  StatusOr<std::thread> thread =
+      StartOpening([this, number, opening, options = std::move(options)] {
         StatusOr<nlohmann::json> answer = [&]() -> StatusOr<nlohmann::json> {
           PENSTOCK_ASSIGN_OR_RETURN(
               const std::shared_ptr<const Dataset> dataset,
@@ -338,6 +390,12 @@ uint64_t JobTable::Inspect(JobOptions options, InspectDone done) {
           EndOpening(opening);
         });
       });
+  if (!thread.ok()) {
+    openings_.pop_back();
+    inspects_.extract(number).mapped()(thread.status());
+    return number;
+  }
+  opening->thread = *std::move(thread);
   return number;
 }
 
@@ -347,6 +405,7 @@ void JobTable::CancelInspect(uint64_t inspect) {
     if (std::find(opening.waiting.begin(), opening.waiting.end(), inspect) !=
         opening.waiting.end()) {
       opening.progress.cancel.store(true);
+      datasets_.NoticeCancel();
     }
   }
 }

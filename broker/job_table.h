@@ -34,6 +34,8 @@ class OpenDatasets {
  public:
   StatusOr<std::shared_ptr<const Dataset>> Get(const DatasetSpec& spec,
                                                OpenProgress* progress);
+  // Some OpenProgress::cancel was set: who waits for another's opening looks.
+  void NoticeCancel();
 
  private:
   struct Entry {
@@ -50,6 +52,8 @@ class JobTable {
   struct Limits {
     std::optional<uint64_t> memory_bytes;  // of all segments together
     uint32_t jobs = 256;
+    uint32_t jobs_per_uid = 64;
+    uint32_t openings = 64;  // at once, each a thread
   };
   JobTable(EventLoop* loop, WorkerPool* workers, Limits limits)
       : loop_(loop), workers_(workers), limits_(limits) {}
@@ -114,7 +118,10 @@ class JobTable {
   StatusOr<Attached> AttachTo(Entry& entry, AttachRequest request);
   static Status CheckAgreement(const Entry& entry,
                                const AttachRequest& request);
-  void Open(Entry* entry);
+  Status Open(Entry* entry);
+  Status CheckLimits(uint32_t uid) const;
+  // Refuses when openings_ (this one is in it) are too many.
+  StatusOr<std::thread> StartOpening(std::function<void()> body);
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
                                          OpenProgress* progress);

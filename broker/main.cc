@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
-#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -145,8 +145,17 @@ Status RunReplay(const Arguments& arguments) {
   return Replay(spec, arguments.replay_options, stdout);
 }
 
+// Each rank costs four descriptors: as many as the system allows.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 // The one function that wires everything.
 Status Serve(const Arguments& arguments) {
+  RaiseDescriptorLimit();
   // Signals are read from a descriptor; workers must inherit the mask.
   sigset_t signals;
   sigemptyset(&signals);

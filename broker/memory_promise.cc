@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -123,11 +124,17 @@ Status Populate(std::span<const PopulateRange> ranges,
   if (pipe2(fds, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
   Fd progress(fds[0]);
   Fd report(fds[1]);
+  const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) return ErrnoError(errno, "fork");
   if (child == 0) {
     // Only async-signal-safe calls: the parent has other threads.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(5);  // it died before that took effect
+    // The broker's sockets and segments must not live on in here.
+    constexpr int kReport = 3;
+    if (fds[1] != kReport && dup2(fds[1], kReport) < 0) _exit(6);
+    syscall(SYS_close_range, kReport + 1, ~0u, 0);
     const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd >= 0) (void)!write(fd, "1000", 4);
     for (const PopulateRange& range : ranges) {
@@ -140,7 +147,7 @@ Status Populate(std::span<const PopulateRange> ranges,
         }
       }
       const char byte = 1;
-      if (write(fds[1], &byte, 1) != 1) _exit(4);
+      if (write(kReport, &byte, 1) != 1) _exit(4);
     }
     _exit(0);
   }

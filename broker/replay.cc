@@ -46,8 +46,10 @@ StatusOr<std::vector<std::byte>> ReadPlainly(const ReadRequest& request) {
 // One dataset's rows, made one after the other.
 class RowMaker {
  public:
-  explicit RowMaker(const Dataset& dataset)
-      : dataset_(dataset), scratch_(dataset.program->MakeScratch()) {
+  RowMaker(const Dataset& dataset, uint64_t seed)
+      : dataset_(dataset),
+        seed_(seed),
+        scratch_(dataset.program->MakeScratch()) {
     for (const Feature& feature : dataset.program->element_spec()) {
       features_.emplace_back(feature.RowBytes());
     }
@@ -63,8 +65,7 @@ class RowMaker {
                               ReadPlainly(request));
     PENSTOCK_RETURN_IF_ERROR(
         dataset_.source->Unpack(record, bytes, &unpacked_, &raw_));
-    return dataset_.program->Run(raw_, {dataset_.spec.seed, pass, record},
-                                 *scratch_, out_);
+    return dataset_.program->Run(raw_, {seed_, pass, record}, *scratch_, out_);
   }
 
   uint32_t Crc32() const {
@@ -84,6 +85,7 @@ class RowMaker {
 
  private:
   const Dataset& dataset_;
+  const uint64_t seed_;
   std::unique_ptr<RowProgram::Scratch> scratch_;
   std::vector<std::vector<std::byte>> features_;
   std::vector<std::byte*> out_;
@@ -128,7 +130,7 @@ Status Replay(const DatasetSpec& spec, const ReplayOptions& options,
         "the dataset never ends (epochs: forever): give a number of epochs or "
         "steps");
   }
-  RowMaker maker(*dataset);
+  RowMaker maker(*dataset, spec.seed);
   std::vector<Plan::Row> rows;
   Plan::OrderCache order;
   for (uint64_t step = 0; step < steps; ++step) {
@@ -154,7 +156,7 @@ Status Replay(const DatasetSpec& spec, const ReplayOptions& options,
         if (!made) continue;
         PENSTOCK_RETURN_IF_ERROR(write(static_cast<int64_t>(*made)));
       }
-      if (share.shape_rows > share.rows) {
+      if (spec.batch.last == LastBatch::kPad) {
         maker.Zero();
         while (record.row < share.shape_rows) {
           PENSTOCK_RETURN_IF_ERROR(write(-1));

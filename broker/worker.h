@@ -48,7 +48,9 @@ class Worker {
   };
 
   bool ClaimMore();
-  void StartReads();
+  // Starts the reads of current_; makes rows that need none, for kInlineNs at
+  // most. True: it made some.
+  bool StartReads();
   void Finish(const Ticket& ticket, const Status& read,
               std::span<const std::byte> bytes);
   Status MakeRow(Work& work, uint64_t index, uint64_t record,

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -188,7 +189,11 @@ Status Reader::ReadAnswer(Message answer) {
 }
 
 Reader::~Reader() {
-  // The sockets close: the broker sees it and takes everything back.
+  // The broker sees it and takes everything back. Shut down and not only
+  // closed: a child that was forked meanwhile holds the same socket.
+  if (control_ && fork_generation.load() == fork_generation_) {
+    shutdown(control_.get(), SHUT_RDWR);
+  }
 }
 
 Reader::Batch* Reader::Lease(const Cell& cell) {

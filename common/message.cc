@@ -35,12 +35,12 @@ StatusOr<Fd> TextInMemfd(const std::string& text) {
   return fd;
 }
 
-StatusOr<std::string> TextFromMemfd(int fd, uint64_t bytes) {
+StatusOr<std::string> TextFromMemfd(int fd, uint64_t bytes, size_t bytes_max) {
   const int seals = fcntl(fd, F_GET_SEALS);
   struct stat info;
   if (seals < 0 || (seals & kSealsOfMessage) != kSealsOfMessage ||
       fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != bytes ||
-      bytes > kLargeMessageBytesMax) {
+      bytes > bytes_max) {
     return InvalidArgumentError(
         "a large message is not a sealed memfd of {} "
         "bytes",
@@ -141,7 +141,8 @@ Status SendMessage(int socket, const nlohmann::json& json,
                       all);
 }
 
-StatusOr<std::optional<Message>> ReceiveMessage(int socket) {
+StatusOr<std::optional<Message>> ReceiveMessage(int socket,
+                                                size_t large_bytes_max) {
   std::string text(kMessageBytesMax, '\0');
   iovec iov{text.data(), text.size()};
   msghdr header{};
@@ -151,6 +152,7 @@ StatusOr<std::optional<Message>> ReceiveMessage(int socket) {
   header.msg_control = control;
   header.msg_controllen = sizeof(control);
   ssize_t bytes;
+  bool reset_seen = false;
   while ((bytes = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) <
          0) {
     switch (errno) {
@@ -159,6 +161,10 @@ StatusOr<std::optional<Message>> ReceiveMessage(int socket) {
       case EAGAIN:
         return std::optional<Message>();
       case ECONNRESET:
+        // Told once when the peer closed with messages of ours unread; what it
+        // said before (why it closed) is still there.
+        if (!std::exchange(reset_seen, true)) continue;
+        [[fallthrough]];
       case ENOTCONN:
         return UnavailableError("the peer has closed the connection");
       default:
@@ -195,7 +201,8 @@ StatusOr<std::optional<Message>> ReceiveMessage(int socket) {
     }
     PENSTOCK_ASSIGN_OR_RETURN(
         const std::string large,
-        TextFromMemfd(message.fds[0].get(), size.get<uint64_t>()));
+        TextFromMemfd(message.fds[0].get(), size.get<uint64_t>(),
+                      large_bytes_max));
     message.fds.erase(message.fds.begin());
     PENSTOCK_ASSIGN_OR_RETURN(message.json, ParseForeignJson(large));
   }
@@ -249,7 +256,9 @@ StatusOr<Message> Request(
     Deadline deadline,
     const std::function<bool(const nlohmann::json&)>& on_event) {
   request["penstock"] = kProtocolVersion;
-  PENSTOCK_RETURN_IF_ERROR(SendMessage(socket, request, fds));
+  const Status sent = SendMessage(socket, request, fds);
+  // A peer that has closed may have said why: that is read below.
+  if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
   for (;;) {
     pollfd entry{socket, POLLIN, 0};
     int timeout_ms = -1;
@@ -286,7 +295,8 @@ StatusOr<Message> Request(
     }
     const nlohmann::json code = json.value("code", nlohmann::json());
     const nlohmann::json text = json.value("error", nlohmann::json());
-    if (!code.is_number_integer() || !text.is_string()) {
+    if (!code.is_number_integer() || code.get<int>() == 0 ||
+        !text.is_string()) {
       return InternalError("the broker's answer is not of this protocol");
     }
     return Status(static_cast<StatusCode>(code.get<int>()),

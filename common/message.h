@@ -82,7 +82,9 @@ Status SendMessage(int socket, const nlohmann::json& json,
 // peer is gone; InvalidArgument: it broke the protocol (empty, too long, not
 // JSON, too many descriptors). Never trusts the peer; received descriptors are
 // close-on-exec.
-StatusOr<std::optional<Message>> ReceiveMessage(int socket);
+// large_bytes_max bounds what may come in a memfd.
+StatusOr<std::optional<Message>> ReceiveMessage(
+    int socket, size_t large_bytes_max = kLargeMessageBytesMax);
 
 // ---- the asking side
 // ---------------------------------------------------------

@@ -39,7 +39,8 @@ Picture Resize(Resampler& resampler, const Picture& in, const CropBox& box,
   constexpr size_t kGuard = 64;
   const size_t bytes = to.height * to.width * in.channels;
   Bytes out(bytes + 2 * kGuard, std::byte{0xa5});
-  resampler.Begin(in.size, box, to, in.channels, out.data() + kGuard);
+  EXPECT_TRUE(
+      resampler.Begin(in.size, box, to, in.channels, out.data() + kGuard).ok());
   for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
     resampler.AddRow(y, in.pixels.data() + y * in.size.width * in.channels);
   }
@@ -164,11 +165,24 @@ TEST(ResizeTest, PixelsOutsideTheBoxCountAsInPillow) {
 TEST(ResizeTest, RowsOutsideTheFiltersReachAreNotAskedFor) {
   Resampler resampler;
   Bytes out(10 * 10);
-  resampler.Begin({.height = 1000, .width = 10},
-                  {.top = 500, .width = 10, .height = 20}, {10, 10}, 1,
-                  out.data());
+  EXPECT_TRUE(resampler
+                  .Begin({.height = 1000, .width = 10},
+                         {.top = 500, .width = 10, .height = 20}, {10, 10}, 1,
+                         out.data())
+                  .ok());
   EXPECT_GE(resampler.first_row(), 500 - 2);
   EXPECT_LE(resampler.end_row(), 520 + 2);
+}
+
+TEST(ResizeTest, ScratchThatNobodyPromisedIsRefused) {
+  Resampler resampler;
+  std::byte out;
+  EXPECT_EQ(resampler
+                .Begin({.height = 65000, .width = 1},
+                       {.left = 0, .top = 0, .width = 1, .height = 65000},
+                       {.height = 1, .width = 65535}, 3, &out)
+                .code(),
+            StatusCode::kDataLoss);
 }
 
 }  // namespace

@@ -78,8 +78,8 @@ void Resampler::Taps::Compute(int64_t picture, int64_t box_start,
   }
 }
 
-void Resampler::Begin(const ImageSize& picture, const CropBox& box,
-                      const ImageSize& target, int channels, std::byte* out) {
+Status Resampler::Begin(const ImageSize& picture, const CropBox& box,
+                        const ImageSize& target, int channels, std::byte* out) {
   assert(channels >= 1 && channels <= kChannelsMax);
   assert(box.width >= 1 && box.left + box.width <= picture.width);
   assert(box.height >= 1 && box.top + box.height <= picture.height);
@@ -93,9 +93,16 @@ void Resampler::Begin(const ImageSize& picture, const CropBox& box,
   rows_done_ = 0;
   out_ = out;
   ring_rows_ = std::min(vertical_.taps_max, picture.height);
+  if (ring_rows_ * row_bytes_ > kRingBytesMax) {
+    return DataLossError(
+        "scaling {} x {} pixels to {} x {} needs more than {} MiB of scratch",
+        box.width, box.height, target.width, target.height,
+        kRingBytesMax >> 20);
+  }
   if (static_cast<int64_t>(ring_.size()) < ring_rows_ * row_bytes_) {
     ring_.resize(ring_rows_ * row_bytes_);
   }
+  return OkStatus();
 }
 
 void Resampler::AddRow(int64_t y, const std::byte* row) {

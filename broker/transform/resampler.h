@@ -19,17 +19,22 @@
 
 #include "broker/transform/crop.h"
 #include "common/dataset_spec.h"
+#include "common/status.h"
 
 namespace penstock {
 
 class Resampler {
  public:
   static constexpr int kChannelsMax = 4;
+  static constexpr int64_t kRingBytesMax = int64_t{256} << 20;
 
   // Gets ready for a picture: its box becomes out, target.height rows of
   // target.width * channels bytes. channels: 1 to kChannelsMax.
-  void Begin(const ImageSize& picture, const CropBox& box,
-             const ImageSize& target, int channels, std::byte* out);
+  // DataLoss: the filter would need more than kRingBytesMax of scratch, which
+  // nobody promised memory for.
+  [[nodiscard]] Status Begin(const ImageSize& picture, const CropBox& box,
+                             const ImageSize& target, int channels,
+                             std::byte* out);
 
   // The source rows that are looked at are [first_row(), end_row()).
   int64_t first_row() const { return vertical_.first.front(); }

@@ -44,7 +44,8 @@ struct DecodeStage {
     const ImageSize size = decoder.size();
     const CropBox box = ChooseCrop(op.crop, size, op.size, {key, op_number});
     Resampler& resampler = scratch.resampler;
-    resampler.Begin(size, box, op.size, op.channels, out);
+    PENSTOCK_RETURN_IF_ERROR(
+        resampler.Begin(size, box, op.size, op.channels, out));
     const size_t row_bytes = static_cast<size_t>(size.width * op.channels);
     if (scratch.picture_row.size() < row_bytes) {
       scratch.picture_row.resize(row_bytes);
@@ -72,7 +73,8 @@ struct ResizeStage {
              WorkerScratch& scratch, std::byte* out) const {
     const CropBox box = ChooseCrop(op.crop, from, op.size, {key, op_number});
     Resampler& resampler = scratch.resampler;
-    resampler.Begin(from, box, op.size, channels, out);
+    PENSTOCK_RETURN_IF_ERROR(
+        resampler.Begin(from, box, op.size, channels, out));
     for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
       resampler.AddRow(y, in.data() + y * from.width * channels);
     }
@@ -89,6 +91,10 @@ struct PixelStage {
     return OkStatus();
   }
 };
+
+// Between two stages a worker keeps a picture of its own, which nobody promised
+// memory for.
+constexpr uint64_t kBetweenBytesMax = uint64_t{256} << 20;
 
 struct Stage {
   std::variant<DecodeStage, ResizeStage, PixelStage> work;
@@ -274,6 +280,14 @@ class PathBuilder {
           name());
     }
     FlushPixelPass();
+    for (size_t i = 0; i + 1 < path_.stages.size(); ++i) {
+      if (path_.stages[i].out_bytes > kBetweenBytesMax) {
+        return InvalidArgumentError(
+            "feature '{}': a step of map makes {} bytes only for the next one, "
+            "at most {} may be: make its size smaller",
+            name(), path_.stages[i].out_bytes, kBetweenBytesMax);
+      }
+    }
     *path = std::move(path_);
     *feature = std::move(feature_);
     return OkStatus();
