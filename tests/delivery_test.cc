@@ -89,6 +89,73 @@ class DeliveryTest : public testing::Test {
   BrokerProcess broker_;
 };
 
+// One worker for all: who starves whom shows.
+class OneWorkerTest : public DeliveryTest {
+ protected:
+  OneWorkerTest() : one_worker_({"--workers", "1"}) {}
+  Options For(const std::string& spec, const std::string& job, int rank = 0,
+              int world_size = 1) {
+    Options options = OptionsFor(spec, rank, world_size);
+    options.socket = one_worker_.socket();
+    options.job = job;
+    return options;
+  }
+  BrokerProcess one_worker_;
+};
+
+TEST_F(OneWorkerTest, JobThatReadsFilesIsNotStarvedByOneThatDoesNot) {
+  // Four pictures of 2 x 2 in MNIST's format, plain: read record by record.
+  std::string idx("\0\0\x08\x03\0\0\0\x04\0\0\0\x02\0\0\0\x02", 16);
+  idx += "abcdefghijklmnop";
+  const std::string path = one_worker_.Write("images.idx", idx);
+  Reader endless(For(
+      "dataset: endless\nsource: {synthetic: {records: 100000, cost_us: "
+      "200, features: {x: {dtype: uint8, shape: [8]}}}}\nbatch: {size: 50}\n"
+      "epochs: forever",
+      "endless"));
+  std::atomic<bool> stop{false};
+  std::thread drain([&] {
+    Batch batch;
+    while (!stop) ASSERT_EQ(endless.next(&batch), Reader::Result::kBatch);
+  });
+  Reader reader(For("dataset: read\nsource: {idx: {images: " + path +
+                        "}}\nbatch: {size: 2}\nepochs: 100",
+                    "read"));
+  uint64_t rows = 0;
+  for (;;) {
+    Batch batch;
+    const Reader::Result result = reader.next(&batch);
+    if (result == Reader::Result::kEndOfData) break;
+    if (result == Reader::Result::kBatch) rows += batch.rows();
+  }
+  EXPECT_EQ(rows, 400u);
+  stop = true;
+  drain.join();
+}
+
+// Its shares are empty: they are made where the broker attaches and reclaims.
+TEST_F(OneWorkerTest, RankThatTakesEmptyBatchesForEverStopsNobody) {
+  Reader empty(
+      For(RangeSpec("4", "batch: {size: 1}\nepochs: forever"), "empty", 1, 2));
+  std::atomic<bool> stop{false};
+  std::thread spin([&] {
+    Batch batch;
+    while (!stop) {
+      if (empty.next(&batch) == Reader::Result::kBatch) {
+        EXPECT_EQ(batch.rows(), 0u);
+      }
+    }
+  });
+  for (int round = 0; round < 20; ++round) {
+    Reader reader(For(RangeSpec("10", "batch: {size: 10}"), "other"));
+    Batch batch;
+    ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+    EXPECT_EQ(batch.rows(), 10u);
+  }
+  stop = true;
+  spin.join();
+}
+
 // input-semantics example 1.
 TEST_F(DeliveryTest, OneConsumerGetsARangeInOrder) {
   const Ranks ranks = TakeAll(RangeSpec("10", "batch: {size: 1}"), 1);
@@ -508,6 +575,44 @@ TEST_F(DeliveryTest, SmallJobFinishesBesideAnEndlessOne) {
   while (greedy_rows < seen + 1000) std::this_thread::yield();
   stop = true;
   drain.join();
+}
+
+// Two jobs share the opened dataset, not each other's seed.
+TEST_F(DeliveryTest, SeedOfAugmentationIsTheJobsOwn) {
+  const auto spec = [](int seed) {
+    return "dataset: flips\nsource: {tensors: {features: {image: {dtype: "
+           "uint8, "
+           "values: [[[1, 2]]]}}, repeat: 64}}\n"
+           "map: [{flip: {horizontal: 0.5}}]\nbatch: {size: 64}\nseed: " +
+           std::to_string(seed);
+  };
+  const auto pixels = [&](int seed, const std::string& job) {
+    Options options = OptionsFor(spec(seed), 0, 1);
+    options.job = job;
+    Reader reader(options);
+    Batch batch;
+    EXPECT_EQ(reader.next(&batch), Reader::Result::kBatch);
+    const auto values = batch.get<uint8_t>("image");
+    return std::vector<uint8_t>(values.begin(), values.end());
+  };
+  const std::vector<uint8_t> alone = pixels(2, "alone");
+  Options other = OptionsFor(spec(1), 0, 1);
+  other.job = "other";
+  Reader holds_it_open(other);
+  EXPECT_EQ(pixels(2, "beside"), alone);
+  EXPECT_NE(pixels(1, "beside"), alone);
+}
+
+TEST_F(DeliveryTest, RankThatLeavesMidwayMayStartAgainAtOnce) {
+  const std::string spec =
+      "dataset: again\nsource: {synthetic: {records: 100000, cost_us: 300, "
+      "features: {x: {dtype: uint8, shape: [8]}}}}\nbatch: {size: 64}";
+  for (int round = 0; round < 30; ++round) {
+    Reader reader(OptionsFor(spec, 0, 1));
+    Batch batch;
+    ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+    EXPECT_EQ(batch.step(), 0u);
+  }
 }
 
 // A rank is not trusted: it can write anything into its page. It loses its
