@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Makes a folder of real JPEG photographs to measure with.
 
 What: N photographs of 500 x 375 pixels and 40 to 110 KB, the usual size of

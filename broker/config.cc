@@ -9,24 +9,12 @@
 namespace penstock {
 namespace {
 
-constexpr uint32_t kWorkersMax = 4096;
 constexpr uint32_t kReadDepthMax = 1024;
 
 Status At(const std::string& path, const YAML::Mark& mark,
           const std::string& text) {
   return InvalidArgumentError("{}:{}:{}: {}", path, mark.line + 1,
                               mark.column + 1, text);
-}
-
-StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max) {
-  uint32_t value = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1 ||
-      value > max) {
-    return InvalidArgumentError("'{}' is not a number from 1 to {}", text, max);
-  }
-  return value;
 }
 
 Status Set(const std::string& key, const std::string& value, Config* config) {
@@ -59,6 +47,17 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
 }
 
 }  // namespace
+
+StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max) {
+  uint32_t value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 ||
+      value > max) {
+    return InvalidArgumentError("'{}' is not a number from 1 to {}", text, max);
+  }
+  return value;
+}
 
 StatusOr<uint64_t> ParseBytes(const std::string& text) {
   uint64_t value = 0;

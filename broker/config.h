@@ -23,6 +23,10 @@ struct Config {
 // "8G", "512M", "1073741824"; K, M, G, T are powers of 1024.
 StatusOr<uint64_t> ParseBytes(const std::string& text);
 
+inline constexpr uint32_t kWorkersMax = 4096;
+// A number from 1 to max and nothing else.
+StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max);
+
 // Errors name file, line and column.
 StatusOr<Config> LoadConfig(const std::string& path);
 

@@ -10,9 +10,12 @@ namespace {
 
 // A chunk is what a worker claims at once: large enough that the lock does not
 // show (256 KiB of rows take at least 25 us), small enough that the workers
-// finish a share together.
+// finish a share together, and short enough, by the time this job's rows took
+// so far, that another job is not kept waiting.
 constexpr uint64_t kChunkBytes = 256 * 1024;
 constexpr uint64_t kChunkRowsMax = 256;
+constexpr uint64_t kChunkNs = 10'000'000;
+constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
 // How often Advance looks at one rank again that releases while it looks.
 constexpr int kRoundsMax = 2;
 
@@ -221,6 +224,16 @@ Share* Job::OldestClaimable() {
   return oldest;
 }
 
+uint64_t Job::ChunkRowsNow() const {
+  // Relaxed: an estimate.
+  const uint64_t decoded = counters_.decoded.load(std::memory_order_relaxed);
+  if (decoded == 0) return std::min(chunk_rows_, kFirstChunkRows);
+  const uint64_t row_ns =
+      counters_.decode_ns.load(std::memory_order_relaxed) / decoded;
+  return std::clamp<uint64_t>(kChunkNs / std::max<uint64_t>(row_ns, 1), 1,
+                              chunk_rows_);
+}
+
 Claim Job::ClaimRows() {
   MutexLock lock(&mutex_);
   Share* share = failure_.ok() ? OldestClaimable() : nullptr;
@@ -231,14 +244,16 @@ Claim Job::ClaimRows() {
   Claim claim;
   claim.share = share;
   claim.begin = share->claimed;
-  claim.end = std::min(share->claimed + chunk_rows_, share->rows.rows);
+  claim.end = std::min(share->claimed + ChunkRowsNow(), share->rows.rows);
   share->claimed = claim.end;
   return claim;
 }
 
 void Job::FinishRows(Share* share, uint64_t rows) {
   // Relaxed: shown by `penstock status`, nothing depends on it.
-  counters_.rows.fetch_add(rows, std::memory_order_relaxed);
+  const uint64_t rows_done =
+      counters_.rows.fetch_add(rows, std::memory_order_relaxed) + rows;
+  FailIfNothingIsReadable(rows_done);
   MutexLock lock(&mutex_);
   share->finished += rows;
   Feed& feed = FeedOf(*share);
@@ -250,6 +265,23 @@ void Job::FinishRows(Share* share, uint64_t rows) {
   if (abandoned) return;
   PublishLocked(feed);
   AdvanceLocked();
+}
+
+// A trainer must not run through its epochs on nothing.
+void Job::FailIfNothingIsReadable(uint64_t rows_done) {
+  if (rows_done < layout_.plan.rows_per_epoch() ||
+      counters_.rows_skipped.load(std::memory_order_relaxed) < rows_done) {
+    return;
+  }
+  std::string last;
+  {
+    MutexLock lock(&mutex_);
+    last = last_error_;
+  }
+  Fail(
+      DataLossError("job '{}': all of the first {} samples were skipped; the "
+                    "last: {}",
+                    key_.name, rows_done, last));
 }
 
 void Job::LeaveOut(Share* share, uint64_t row, const std::string& text) {

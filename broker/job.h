@@ -117,6 +117,7 @@ class Job {
     std::atomic<uint64_t> bytes_read{0};
     std::atomic<uint64_t> read_wait_ns{0};
     std::atomic<uint64_t> decode_ns{0};
+    std::atomic<uint64_t> decoded{0};  // rows that decode_ns was spent on
   };
   Counters& counters() { return counters_; }
   // CPU time the job got, in ns; the pool serves the job with the least first.
@@ -143,6 +144,8 @@ class Job {
   void PublishLocked(Feed& feed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Feed& FeedOf(const Share& share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AnyAttached() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t ChunkRowsNow() const;
+  void FailIfNothingIsReadable(uint64_t rows_done);
   Share* OldestClaimable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobKey key_;

@@ -206,7 +206,7 @@ Status JobTable::Open(Entry* entry) {
         // Its first slots first; the ranks attach, the rest follows while the
         // first batches are made.
         bool told = false;
-        const Status populated = PopulateJob(**job, [&] {
+        const Status populated = PopulateJob(**job, opening->progress, [&] {
           told = true;
           loop_->Post([this, entry, job = *job] { Opened(entry, job); });
         });
@@ -229,6 +229,7 @@ Status JobTable::Open(Entry* entry) {
 StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
                                                  const JobOptions& options,
                                                  OpenProgress* progress) {
+  progress->promise = [this](uint64_t bytes) { return CheckSource(bytes); };
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> dataset,
                             datasets_.Get(options.spec, progress));
   if (progress->cancel.load()) return CancelledError("nobody waits any more");
@@ -247,6 +248,19 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   return std::make_shared<Job>(key, options, std::move(dataset),
                                *std::move(layout), *std::move(segment),
                                std::move(memory), workers_->workers());
+}
+
+Status JobTable::CheckSource(uint64_t bytes) const {
+  const MemoryRoom room = FindMemoryRoom(SystemFiles{});
+  uint64_t left = room.bytes - std::min(room.bytes, promised_bytes_.load());
+  std::string limit = room.limit;
+  if (limits_.memory_bytes && *limits_.memory_bytes < left) {
+    left = *limits_.memory_bytes;
+    limit = "the broker's memory_limit";
+  }
+  if (bytes <= left) return OkStatus();
+  return ResourceExhaustedError("needs {} in memory, only {} are left by {}",
+                                BytesText(bytes), BytesText(left), limit);
 }
 
 StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
@@ -285,7 +299,8 @@ StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
   return promise;
 }
 
-Status JobTable::PopulateJob(Job& job, const std::function<void()>& on_first) {
+Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
+                             const std::function<void()>& on_first) {
   const SegmentPlan& plan = job.segment().plan();
   std::byte* base = job.segment().base();
   const uint32_t seats = plan.seats;
@@ -297,12 +312,15 @@ Status JobTable::PopulateJob(Job& job, const std::function<void()>& on_first) {
                         plan.slot_stride});
     }
   }
-  const Status status = Populate(ranges, [&](size_t done) {
-    if (done < 1 + seats || (done - 1) % seats != 0) return;
-    const auto level = static_cast<uint32_t>((done - 1) / seats);
-    job.SetUsableSlots(level);
-    if (level == 1) on_first();
-  });
+  const Status status = Populate(
+      ranges,
+      [&](size_t done) {
+        if (done < 1 + seats || (done - 1) % seats != 0) return;
+        const auto level = static_cast<uint32_t>((done - 1) / seats);
+        job.SetUsableSlots(level);
+        if (level == 1) on_first();
+      },
+      [&] { return progress.cancel.load() || job.Pointless(); });
   promised_bytes_.fetch_sub(plan.segment_bytes);
   return status;
 }
@@ -363,6 +381,9 @@ uint64_t JobTable::Inspect(JobOptions options, InspectDone done) {
   opening->waiting.push_back(number);
   StatusOr<std::thread> thread =
       StartOpening([this, number, opening, options = std::move(options)] {
+        opening->progress.promise = [this](uint64_t bytes) {
+          return CheckSource(bytes);
+        };
         StatusOr<nlohmann::json> answer = [&]() -> StatusOr<nlohmann::json> {
           PENSTOCK_ASSIGN_OR_RETURN(
               const std::shared_ptr<const Dataset> dataset,

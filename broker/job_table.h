@@ -125,6 +125,9 @@ class JobTable {
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
                                          OpenProgress* progress);
+  // Whether a source may keep so many bytes in memory: its index, unpacked
+  // files.
+  Status CheckSource(uint64_t bytes) const;
   // Takes the job's segment off what is left; given back when the last
   // reference to it goes. ResourceExhausted says what is needed and what is
   // left.
@@ -133,7 +136,8 @@ class JobTable {
                                                 const Job::Layout& layout);
   void Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job);
   void EndOpening(Opening* opening);
-  Status PopulateJob(Job& job, const std::function<void()>& on_first);
+  Status PopulateJob(Job& job, const OpenProgress& progress,
+                     const std::function<void()>& on_first);
 
   EventLoop* const loop_;
   WorkerPool* const workers_;

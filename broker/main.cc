@@ -13,10 +13,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "broker/config.h"
 #include "broker/control_server.h"
@@ -52,12 +54,22 @@ StatusOr<Fd> ListenAt(const std::string& path) {
                                 path, sizeof(address.sun_path) - 1);
   }
   std::memcpy(address.sun_path, path.data(), path.size());
-  if (StatusOr<Fd> other = ConnectControl(path); other.ok()) {
-    return AlreadyExistsError("another broker listens at '{}'", path);
-  }
-  struct stat info;
-  if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) {
-    unlink(path.c_str());
+  // Only a socket that refuses is left over from a dead broker; one of another
+  // type, say, is somebody else's.
+  const StatusOr<Fd> other = ConnectControl(path);
+  switch (other.ok() ? StatusCode::kOk : other.status().code()) {
+    case StatusCode::kNotFound:
+      break;
+    case StatusCode::kUnavailable:
+      unlink(path.c_str());
+      break;
+    case StatusCode::kOk:
+      return AlreadyExistsError("another broker listens at '{}'", path);
+    default:
+      return AlreadyExistsError(
+          "'{}' is there and is not a broker's socket ({}); choose another "
+          "--socket",
+          path, other.status().message());
   }
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return ErrnoError(errno, "socket");
@@ -95,14 +107,10 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
   }
   if (!arguments.socket.empty()) config.socket = arguments.socket;
   if (!arguments.workers.empty() && arguments.workers != "auto") {
-    config.workers =
-        static_cast<uint32_t>(std::atoi(arguments.workers.c_str()));
-    if (config.workers < 1 || config.workers > 4096) {
-      return InvalidArgumentError(
-          "--workers: '{}' is not 'auto' or a number "
-          "from 1 to 4096",
-          arguments.workers);
-    }
+    const StatusOr<uint32_t> workers =
+        ParseCount(arguments.workers, kWorkersMax);
+    if (!workers.ok()) return workers.status().Prepend("--workers");
+    config.workers = *workers;
   }
   if (!arguments.memory_limit.empty()) {
     PENSTOCK_ASSIGN_OR_RETURN(config.memory_limit,
@@ -153,6 +161,16 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// A read that never returns (hung storage) must not keep a stopped broker
+// alive.
+void ExitSoonAtAnyRate() {
+  std::thread([] {
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    spdlog::warn("a worker does not end (hung storage?): leaving without it");
+    _exit(1);
+  }).detach();
+}
+
 // The one function that wires everything.
 Status Serve(const Arguments& arguments) {
   RaiseDescriptorLimit();
@@ -199,6 +217,7 @@ Status Serve(const Arguments& arguments) {
 
   sd_notify(0, "STOPPING=1");
   jobs.Shutdown();
+  ExitSoonAtAnyRate();
   if (arguments.private_broker) RemovePrivateSocket(path);
   return OkStatus();
 }

@@ -1,6 +1,7 @@
 #include "broker/memory_promise.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -119,7 +120,8 @@ double CgroupCpuQuota(const SystemFiles& files) {
 }
 
 Status Populate(std::span<const PopulateRange> ranges,
-                const std::function<void(size_t done)>& on_done) {
+                const std::function<void(size_t done)>& on_done,
+                const std::function<bool()>& cancelled) {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
   Fd progress(fds[0]);
@@ -153,7 +155,17 @@ Status Populate(std::span<const PopulateRange> ranges,
   }
   report.Reset();
   size_t done = 0;
+  bool stopped = false;
   for (;;) {
+    pollfd entry{progress.get(), POLLIN, 0};
+    constexpr int kAskMs = 100;
+    if (poll(&entry, 1, kAskMs) <= 0) {
+      if (!stopped && cancelled()) {
+        stopped = true;
+        kill(child, SIGKILL);
+      }
+      continue;
+    }
     char bytes[64];
     const ssize_t n = read(progress.get(), bytes, sizeof(bytes));
     if (n < 0 && errno == EINTR) continue;
@@ -164,6 +176,7 @@ Status Populate(std::span<const PopulateRange> ranges,
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return OkStatus();
+  if (stopped) return CancelledError("nobody waits for the memory any more");
   uint64_t bytes = 0;
   for (const PopulateRange& range : ranges) bytes += range.bytes;
   if (WIFSIGNALED(status) || WEXITSTATUS(status) == 2) {

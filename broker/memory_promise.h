@@ -43,9 +43,12 @@ struct PopulateRange {
 
 // Populates the ranges in a short-lived child that the kernel kills first when
 // memory runs out. Blocks until all is done; on_done is called on this thread.
-// ResourceExhausted: the child was killed.
-Status Populate(std::span<const PopulateRange> ranges,
-                const std::function<void(size_t done)>& on_done);
+// ResourceExhausted: the child was killed. Cancelled: cancelled() became true,
+// asked a few times a second.
+Status Populate(
+    std::span<const PopulateRange> ranges,
+    const std::function<void(size_t done)>& on_done,
+    const std::function<bool()>& cancelled = [] { return false; });
 
 }  // namespace penstock
 #endif  // BROKER_MEMORY_PROMISE_H_

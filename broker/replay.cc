@@ -1,8 +1,5 @@
 #include "broker/replay.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -10,7 +7,7 @@
 
 #include "broker/dataset.h"
 #include "broker/plan.h"
-#include "common/message.h"
+#include "broker/read.h"
 
 namespace penstock {
 namespace {
@@ -18,37 +15,14 @@ namespace {
 // As the workers' limit (worker.cc): part of what `substitute` means.
 constexpr uint64_t kSubstituteTries = 16;
 
-StatusOr<std::vector<std::byte>> ReadPlainly(const ReadRequest& request) {
-  if (request.kind == ReadRequest::Kind::kNone) return std::vector<std::byte>();
-  Fd opened;
-  int fd = request.fd;
-  uint64_t bytes = request.bytes;
-  if (request.kind == ReadRequest::Kind::kFile) {
-    opened = Fd(open(request.path.c_str(), O_RDONLY | O_CLOEXEC));
-    struct stat info;
-    if (!opened || fstat(opened.get(), &info) != 0) {
-      return ErrnoError(errno, request.path);
-    }
-    fd = opened.get();
-    bytes = static_cast<uint64_t>(info.st_size);
-  }
-  std::vector<std::byte> data(bytes);
-  uint64_t got = 0;
-  while (got < bytes) {
-    const ssize_t n = pread(fd, data.data() + got, bytes - got,
-                            static_cast<off_t>(request.offset + got));
-    if (n <= 0) return DataLossError("{} is shorter than it was", request.path);
-    got += static_cast<uint64_t>(n);
-  }
-  return data;
-}
-
 // One dataset's rows, made one after the other.
 class RowMaker {
  public:
-  RowMaker(const Dataset& dataset, uint64_t seed)
+  RowMaker(const Dataset& dataset, uint64_t seed,
+           std::unique_ptr<Reader> reader)
       : dataset_(dataset),
         seed_(seed),
+        reader_(std::move(reader)),
         scratch_(dataset.program->MakeScratch()) {
     for (const Feature& feature : dataset.program->element_spec()) {
       features_.emplace_back(feature.RowBytes());
@@ -61,11 +35,18 @@ class RowMaker {
   Status Make(uint64_t record, uint64_t pass) {
     ReadRequest request;
     dataset_.source->Locate(record, &request);
-    PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
-                              ReadPlainly(request));
-    PENSTOCK_RETURN_IF_ERROR(
-        dataset_.source->Unpack(record, bytes, &unpacked_, &raw_));
-    return dataset_.program->Run(raw_, {seed_, pass, record}, *scratch_, out_);
+    if (request.kind == ReadRequest::Kind::kNone) {
+      return MakeOf({}, record, pass);
+    }
+    // Plain reads, with the same rules of what a readable file is.
+    reader_->Start(0, request, {});
+    reader_->Submit();
+    Reader::Done done;
+    if (!reader_->Next(true, &done)) return InternalError("a read was lost");
+    const Status status =
+        done.status.ok() ? MakeOf(done.bytes, record, pass) : done.status;
+    reader_->Release(0);
+    return status;
   }
 
   uint32_t Crc32() const {
@@ -84,8 +65,16 @@ class RowMaker {
   }
 
  private:
+  Status MakeOf(std::span<const std::byte> bytes, uint64_t record,
+                uint64_t pass) {
+    PENSTOCK_RETURN_IF_ERROR(
+        dataset_.source->Unpack(record, bytes, &unpacked_, &raw_));
+    return dataset_.program->Run(raw_, {seed_, pass, record}, *scratch_, out_);
+  }
+
   const Dataset& dataset_;
   const uint64_t seed_;
+  const std::unique_ptr<Reader> reader_;
   std::unique_ptr<RowProgram::Scratch> scratch_;
   std::vector<std::vector<std::byte>> features_;
   std::vector<std::byte*> out_;
@@ -130,7 +119,9 @@ Status Replay(const DatasetSpec& spec, const ReplayOptions& options,
         "the dataset never ends (epochs: forever): give a number of epochs or "
         "steps");
   }
-  RowMaker maker(*dataset, spec.seed);
+  PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Reader> reader,
+                            MakeReader(ReadBackend::kPread, 1));
+  RowMaker maker(*dataset, spec.seed, std::move(reader));
   std::vector<Plan::Row> rows;
   Plan::OrderCache order;
   for (uint64_t step = 0; step < steps; ++step) {

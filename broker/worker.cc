@@ -77,7 +77,7 @@ bool Worker::StartReads() {
         break;
       }
       // Reads of other jobs must not wait for long.
-      if (made % 8 == 7 && NowNs() - begin_ns > kInlineNs) break;
+      if (made % 8 == 0 && made > 0 && NowNs() - begin_ns > kInlineNs) break;
       ++work.started;
       ++made;
       const Status status = MakeRow(work, index, work.rows[index].record, {});
@@ -94,6 +94,7 @@ bool Worker::StartReads() {
   if (made > 0) {
     const uint64_t spent = NowNs() - begin_ns;
     Count(work.job->counters().decode_ns, spent);
+    Count(work.job->counters().decoded, made);
     Count(work.job->virtual_time_ns, spent);
     Done(work, made);
   }
@@ -146,6 +147,7 @@ void Worker::Finish(const Ticket& ticket, const Status& read,
   }
   const uint64_t spent = NowNs() - begin_ns;
   Count(work.job->counters().decode_ns, spent);
+  Count(work.job->counters().decoded, 1);
   Count(work.job->virtual_time_ns, spent);
   Done(work, 1);
 }

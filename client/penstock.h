@@ -176,7 +176,8 @@ PENSTOCK_API void penstock_get_stats(const penstock_reader* reader,
 PENSTOCK_API uint64_t penstock_batch_rows(const penstock_batch* batch);
 /* Rows that are samples; those after them are padding. */
 PENSTOCK_API uint64_t penstock_batch_valid_rows(const penstock_batch* batch);
-/* Rows of the whole global batch that are samples: to weigh gradients. */
+/* Rows of the whole global batch, padding not counted: to weigh gradients. Rows
+ * that on_error: skip leaves out are in it, on every rank alike. */
 PENSTOCK_API uint64_t penstock_batch_global_rows(const penstock_batch* batch);
 /* Epoch, from 0, and step in it, from 0. */
 PENSTOCK_API uint64_t penstock_batch_epoch(const penstock_batch* batch);

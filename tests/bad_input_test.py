@@ -6,12 +6,14 @@ line, as a person would meet it.
   bad_input_test.py BUILD_DIR
 """
 
+import gzip
 import json
 import os
 import pathlib
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -160,6 +162,39 @@ class BadInput(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         result = json.loads(run.stdout)
         self.assertEqual(result["verified"], 20)
+
+    def test_skipping_every_sample_is_a_failure(self):
+        for path in self.pictures():
+            path.write_bytes(b"")
+        run = self.penstock("bench", "--dataset",
+                            self.spec(IMAGES + "on_error: skip\n"),
+                            "--ranks", "2", "--json")
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn("samples were skipped", run.stderr)
+
+    def test_gzip_that_unpacks_to_more_than_the_limit_is_refused(self):
+        rows = 100_000
+        with gzip.open(self.folder / "images.gz", "wb") as out:
+            out.write(bytes([0, 0, 8, 2]) + rows.to_bytes(4, "big") +
+                      (1024).to_bytes(4, "big") + bytes(rows * 1024))
+        run = self.bench("dataset: x\nsource: {idx: {images: images.gz}}\n"
+                         "batch: {size: 1}\n", "--memory-limit", "64M")
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn("images.gz", run.stderr)
+        self.assertIn("memory_limit", run.stderr)
+
+    def test_socket_of_another_program_is_left_alone(self):
+        path = self.folder / "other.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            other.bind(str(path))
+            other.listen()
+            inode = path.stat().st_ino
+            run = subprocess.run([BUILD / "broker" / "penstockd", "--socket",
+                                  path], env=self.env, capture_output=True,
+                                 text=True, timeout=60)
+            self.assertNotEqual(run.returncode, 0)
+            self.assertIn(str(path), run.stderr)
+            self.assertEqual(path.stat().st_ino, inode)
 
     def test_job_larger_than_the_memory_limit_is_refused_before_it_starts(self):
         run = self.bench("dataset: x\nsource: {synthetic: {records: 100000, "

@@ -299,6 +299,9 @@ Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
         "unpack it on disk (gunzip)",
         idx->path, want, kUnpackedBytesMax);
   }
+  if (const Status status = progress->promise(want); !status.ok()) {
+    return status.Prepend(idx->path + " (unpack it on disk with gunzip)");
+  }
   progress->total.fetch_add(want, std::memory_order_relaxed);
   PENSTOCK_ASSIGN_OR_RETURN(Bytes data, Allocate(idx->path, want));
   const uint64_t found = gzip.Read(data.span(), progress);

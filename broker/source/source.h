@@ -81,6 +81,10 @@ struct OpenProgress {
   std::atomic<uint64_t> done{0};   // files, records or bytes so far
   std::atomic<uint64_t> total{0};  // 0: not known
   std::atomic<bool> cancel{false};
+  // Asked before a source keeps much in memory; an error ends the opening.
+  std::function<Status(uint64_t bytes)> promise = [](uint64_t) {
+    return OkStatus();
+  };
 };
 
 // Opens the source a spec names: scans folders, reads headers, checks sizes.

@@ -72,10 +72,9 @@ void PrintJobs(const Json& answer) {
 }
 
 void PrintDatasets(const Json& answer) {
-  Table table({"DATASET", "SOURCE", ">RECORDS", ">UID"});
+  Table table({"DATASET", "SOURCE", ">UID"});
   for (const Json& dataset : ArrayField(answer, "datasets")) {
     table.AddRow({TextCell(dataset, "name"), TextCell(dataset, "source"),
-                  CountCell(dataset, "records"),
                   CountField(dataset, "uid")
                       ? std::to_string(*CountField(dataset, "uid"))
                       : "-"});
@@ -105,12 +104,12 @@ void PrintStatus(const Json& answer) {
   PrintJobs(answer);
 
   // Who stalls whom: where the broker's time goes, and each rank's.
-  Table stalls({"JOB", ">READ WAIT", ">DECODE", ">NO ROOM"});
+  Table stalls({"JOB", ">READ WAIT", ">DECODE"});
   Table ranks({"JOB", ">RANK", ">PID", "STATE", ">READY", ">HELD", ">TAKEN",
                ">WAITS", ">WAITED"});
   for (const Json& job : ArrayField(answer, "jobs")) {
     stalls.AddRow({TextCell(job, "job"), SecondsCell(job, "read_wait_s"),
-                   SecondsCell(job, "decode_s"), SecondsCell(job, "idle_s")});
+                   SecondsCell(job, "decode_s")});
     for (const Json& rank : ArrayField(job, "ranks")) {
       const std::optional<uint64_t> rank_pid = CountField(rank, "pid");
       ranks.AddRow({TextCell(job, "job"), CountCell(rank, "rank"),
