@@ -34,7 +34,7 @@ epochs: 2
 class Photographs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = BUILD / "tests" / "photographs"
+        cls.folder = BUILD / "tests" / f"photographs-{COUNT}"
         subprocess.run(
             ["/usr/bin/python3", SOURCE / "bench" / "make_photographs.py",
              "--count", str(COUNT), "--out", cls.folder], check=True)
