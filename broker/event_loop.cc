@@ -92,7 +92,9 @@ void EventLoop::Run() {
         epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
     for (int i = 0; i < count; ++i) {
       // An earlier callback of this round may have unwatched it.
-      const auto found = watched_.find(events[i].data.u64);
+      // Copied: epoll_event is packed, its number not aligned.
+      const uint64_t number = events[i].data.u64;
+      const auto found = watched_.find(number);
       if (found == watched_.end()) continue;
       const auto callback = found->second;
       (*callback)(events[i].events);

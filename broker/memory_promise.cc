@@ -126,6 +126,8 @@ Status Populate(std::span<const PopulateRange> ranges,
   if (pipe2(fds, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
   Fd progress(fds[0]);
   Fd report(fds[1]);
+  // Kernels before 5.14 do not know the advice; an empty range tells.
+  const bool populates = madvise(nullptr, 0, MADV_POPULATE_WRITE) == 0;
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) return ErrnoError(errno, "fork");
@@ -140,9 +142,12 @@ Status Populate(std::span<const PopulateRange> ranges,
     const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd >= 0) (void)!write(fd, "1000", 4);
     for (const PopulateRange& range : ranges) {
-      if (madvise(range.begin, range.bytes, MADV_POPULATE_WRITE) != 0) {
-        if (errno != EINVAL) _exit(errno == ENOMEM ? 2 : 3);
-        // A kernel before 5.14: touch every page; they are all zero still.
+      if (populates) {
+        if (madvise(range.begin, range.bytes, MADV_POPULATE_WRITE) != 0) {
+          _exit(errno == ENOMEM ? 2 : 3);
+        }
+      } else {
+        // Touch every page; they are all zero still.
         for (uint64_t at = 0; at < range.bytes; at += 4096) {
           __atomic_fetch_or(reinterpret_cast<char*>(range.begin + at), 0,
                             __ATOMIC_RELAXED);
