@@ -49,7 +49,6 @@ class Feed {
   bool closed() const { return closed_; }
   uint32_t rank() const { return rank_; }
   uint32_t seat() const { return seat_; }
-  uint64_t next_step() const { return next_step_; }
   // The rank has taken everything there is.
   bool drained() const;
   // It had when it left.

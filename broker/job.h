@@ -70,7 +70,6 @@ class Job {
   const Dataset& dataset() const { return *dataset_; }
   const Plan& plan() const { return layout_.plan; }
   const Segment& segment() const { return *segment_; }
-  uint64_t row_bytes() const { return layout_.row_bytes; }
 
   // ---- the control thread's
   // ---------------------------------------------------
