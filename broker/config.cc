@@ -37,10 +37,17 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
                               ParseCount(value, kReadDepthMax));
   } else if (key == "memory_limit") {
     PENSTOCK_ASSIGN_OR_RETURN(config->memory_limit, ParseBytes(value));
+  } else if (key == "memory_limit_per_user") {
+    PENSTOCK_ASSIGN_OR_RETURN(config->memory_limit_per_user, ParseBytes(value));
+  } else if (key == "decode_timeout") {
+    PENSTOCK_ASSIGN_OR_RETURN(config->decode_timeout_ns, ParseDuration(value));
+  } else if (key == "read_timeout") {
+    PENSTOCK_ASSIGN_OR_RETURN(config->read_timeout_ns, ParseDuration(value));
   } else {
     return InvalidArgumentError(
         "unknown key '{}'; known are socket, cpus, workers, read_depth, "
-        "memory_limit, state_dir, cache_dir",
+        "memory_limit, memory_limit_per_user, decode_timeout, read_timeout, "
+        "state_dir, cache_dir",
         key);
   }
   return OkStatus();
@@ -76,6 +83,27 @@ StatusOr<uint64_t> ParseBytes(const std::string& text) {
         "'{}' is not a size such as 8G, 512M or 1073741824", text);
   }
   return value << shift;
+}
+
+StatusOr<uint64_t> ParseDuration(const std::string& text) {
+  constexpr uint64_t kMsMin = 100;  // of the order of the clock's ticks
+  constexpr uint64_t kMsMax = 24 * 60 * 60 * 1000;
+  uint64_t value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string unit(end, text.data() + text.size());
+  uint64_t ms = 0;
+  if (unit == "ms") ms = 1;
+  if (unit.empty() || unit == "s") ms = 1000;
+  if (unit == "m") ms = 60 * 1000;
+  if (unit == "h") ms = 60 * 60 * 1000;
+  if (error != std::errc() || ms == 0 || value > kMsMax / ms ||
+      value * ms < kMsMin) {
+    return InvalidArgumentError(
+        "'{}' is not a time such as 500ms, 60s, 5m or 1h, from 100ms to 24h",
+        text);
+  }
+  return value * ms * 1'000'000;
 }
 
 StatusOr<Config> LoadConfig(const std::string& path) {

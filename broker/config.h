@@ -16,12 +16,22 @@ struct Config {
   uint32_t workers = 0;  // 0 (auto): one per processor
   uint32_t read_depth = 16;
   std::optional<uint64_t> memory_limit;  // bytes of all segments
-  std::string state_dir;
-  std::string cache_dir;  // of the indexes
+  std::optional<uint64_t> memory_limit_per_user;
+  std::string state_dir;                 // "": nothing outlives the broker
+  std::string cache_dir;                 // of the indexes
+  // A worker that is on one sample for longer ends the broker, on purpose. Both
+  // to within half a second (WorkerPool's clock).
+  uint64_t decode_timeout_ns = uint64_t{60} * 1'000'000'000;
+  // A read that is in flight for longer ends its job.
+  uint64_t read_timeout_ns = uint64_t{60} * 1'000'000'000;
 };
 
 // "8G", "512M", "1073741824"; K, M, G, T are powers of 1024.
 StatusOr<uint64_t> ParseBytes(const std::string& text);
+
+// "500ms", "60s", "5m", "1h", "60" (seconds) in nanoseconds; from 100 ms to
+// 24 h.
+StatusOr<uint64_t> ParseDuration(const std::string& text);
 
 inline constexpr uint32_t kWorkersMax = 4096;
 // A number from 1 to max and nothing else.

@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 
+#include "common/job_state.h"
 #include "common/wake.h"
 
 #ifndef SO_PEERPIDFD
@@ -47,7 +49,65 @@ StatusOr<uint64_t> NumberField(const nlohmann::json& json, const char* name,
   return found->get<uint64_t>();
 }
 
+// One of a few words; absent: the first.
+template <typename E, size_t N>
+StatusOr<E> ChoiceField(const nlohmann::json& json, const char* name,
+                        const std::array<std::string_view, N>& names) {
+  const auto found = json.find(name);
+  if (found == json.end()) return static_cast<E>(0);
+  if (found->is_string()) {
+    for (size_t i = 0; i < N; ++i) {
+      if (found->get_ref<const std::string&>() == names[i]) {
+        return static_cast<E>(i);
+      }
+    }
+  }
+  return InvalidArgumentError("request: '{}' is {}; wanted one of: {}", name,
+                              found->dump().substr(0, 40),
+                              fmt::join(names, ", "));
+}
+
+StatusOr<bool> FlagField(const nlohmann::json& json, const char* name) {
+  const auto found = json.find(name);
+  if (found == json.end()) return false;
+  if (found->is_boolean()) return found->get<bool>();
+  return InvalidArgumentError("request: '{}' is not true or false", name);
+}
+
+StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request) {
+  DeliveryOptions options;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      options.mode,
+      ChoiceField<DeliveryMode>(request, "delivery", kDeliveryModeNames));
+  PENSTOCK_ASSIGN_OR_RETURN(options.lag,
+                            ChoiceField<Lag>(request, "lag", kLagNames));
+  // Only a split has a place that is nobody else's.
+  options.on_rank_death = options.mode == DeliveryMode::kSplit
+                              ? OnRankDeath::kWait
+                              : OnRankDeath::kShrink;
+  if (request.contains("on_rank_death")) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        options.on_rank_death,
+        ChoiceField<OnRankDeath>(request, "on_rank_death", kOnRankDeathNames));
+  }
+  if (request.contains("window")) {
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t window,
+                              NumberField(request, "window", 1, kLeasesMax));
+    options.window = static_cast<uint32_t>(window);
+  }
+  return options;
+}
+
+std::shared_ptr<const CursorPage> PageOf(Mapping mapping) {
+  const auto shared = std::make_shared<Mapping>(std::move(mapping));
+  return {shared, reinterpret_cast<const CursorPage*>(shared->data())};
+}
+
 constexpr int kAcceptsPerTurn = 16;
+// Consumers of a broadcast job that names no number of ranks of its own.
+constexpr uint64_t kConsumersDefault = 8;
+// From hang-up to the news of the death, which follows at once if it died.
+constexpr std::chrono::milliseconds kLostGrace{500};
 // A request is a spec of 64 KiB, escaped, and some words.
 constexpr size_t kRequestBytesMax = 512 * 1024;
 constexpr size_t kNameCharsMax = 256;
@@ -82,12 +142,25 @@ double CpuSeconds() {
 
 ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
                              WorkerPool* workers, const Topology* topology,
+                             Disposal* disposal, LifeJournal* life,
                              Options options)
     : loop_(loop),
       jobs_(jobs),
       workers_(workers),
       topology_(topology),
-      options_(std::move(options)) {}
+      disposal_(disposal),
+      life_(life),
+      options_(std::move(options)) {
+  for (const LifeJournal::Dataset& dataset : life->TakeDatasets()) {
+    auto spec = ParseDatasetSpec(dataset.spec, "journal", "/");
+    if (spec.ok()) {
+      datasets_[{dataset.uid, dataset.name}] = *std::move(spec);
+    } else {
+      spdlog::warn("dataset '{}' is not registered any more: {}", dataset.name,
+                   spec.status().message());
+    }
+  }
+}
 
 ControlServer::~ControlServer() = default;
 
@@ -177,15 +250,19 @@ void ControlServer::OnReadable(uint64_t id) {
     if (message.status().code() != StatusCode::kUnavailable) {
       Reply(connection, ErrorReply(message.status()));
     }
-    Drop(id);
+    Lose(id);
     return;
   }
-  if (*message) Handle(connection, std::move(**message));
+  if (!*message) return;
+  std::vector<Fd> fds = std::move((*message)->fds);
+  Handle(connection, (*message)->json, fds);
+  disposal_->Close(std::move(fds));
 }
 
-void ControlServer::Handle(Connection* connection, Message message) {
+void ControlServer::Handle(Connection* connection,
+                           const nlohmann::json& request,
+                           std::vector<Fd>& fds) {
   connection->greeted = true;
-  const nlohmann::json& request = message.json;
   const auto version = request.find("penstock");
   if (version == request.end() || !version->is_number_integer() ||
       version->get<int64_t>() != kProtocolVersion) {
@@ -193,7 +270,7 @@ void ControlServer::Handle(Connection* connection, Message message) {
                           "this broker speaks protocol version {}: install "
                           "client and broker of the same Penstock release",
                           kProtocolVersion)));
-    Drop(connection->id);
+    Lose(connection->id);
     return;
   }
   const StatusOr<std::string> op = TextField(request, "op", kNameCharsMax);
@@ -204,19 +281,39 @@ void ControlServer::Handle(Connection* connection, Message message) {
   if (connection->waiting) {
     Reply(connection, ErrorReply(FailedPreconditionError(
                           "a request of this connection is under way")));
-    Drop(connection->id);
+    Lose(connection->id);
     return;
   }
+  if (*op == "detach") {
+    // Everything of this connection is unmapped. No answer: it hangs up.
+    End(connection->id, true);
+    return;
+  }
+  if (*op == "unmapped") {  // what it had of former lives; no answer
+    connection->former_memory.reset();
+    return;
+  }
+  const auto answer_with = [&](const StatusOr<nlohmann::json>& answer) {
+    Reply(connection, answer.ok() ? *answer : ErrorReply(answer.status()));
+  };
   Status status;
   if (*op == "attach") {
-    status = StartAttach(connection, message);
+    status = StartAttach(connection, request, fds);
     if (status.ok()) return;  // answered later
   } else if (*op == "index") {
     status = StartIndex(connection, request);
     if (status.ok()) return;
   } else if (*op == "register") {
-    const StatusOr<nlohmann::json> answer = Register(*connection, request);
-    Reply(connection, answer.ok() ? *answer : ErrorReply(answer.status()));
+    answer_with(Register(*connection, request));
+    return;
+  } else if (*op == "state") {
+    answer_with(JobStateOf(*connection, request));
+    return;
+  } else if (*op == "evict") {
+    answer_with(Evict(*connection, request));
+    return;
+  } else if (*op == "stop") {
+    answer_with(StopJob(*connection, request));
     return;
   } else if (*op == "ping") {
     nlohmann::json answer = OkReply();
@@ -278,44 +375,114 @@ StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
       known.empty() ? "none is" : "registered are: " + known);
 }
 
-Status ControlServer::StartAttach(Connection* connection, Message& message) {
-  const nlohmann::json& request = message.json;
+Status ControlServer::StartAttach(Connection* connection,
+                                  const nlohmann::json& request,
+                                  std::vector<Fd>& fds) {
   if (connection->job != nullptr) {
     return FailedPreconditionError("this connection is attached already");
   }
-  if (message.fds.size() != 1) {
+  if (fds.empty() || fds.size() > 2) {
     return InvalidArgumentError(
-        "attach: wanted the cursor page's descriptor, "
-        "found {}",
-        message.fds.size());
+        "attach: wanted the descriptor of the cursor page, and perhaps that of "
+        "the former one; found {}",
+        fds.size());
   }
   JobTable::AttachRequest attach;
-  PENSTOCK_ASSIGN_OR_RETURN(attach.options.spec, SpecOf(*connection, request));
+  JobOptions& options = attach.options;
+  PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(*connection, request));
+  PENSTOCK_ASSIGN_OR_RETURN(options.delivery, DeliveryOf(request));
+  const DeliveryMode mode = options.delivery.mode;
+  const bool ranks_are_numbered =
+      mode == DeliveryMode::kSplit || mode == DeliveryMode::kDynamic;
   PENSTOCK_ASSIGN_OR_RETURN(
       const uint64_t world,
       NumberField(request, "world_size", 1, kWorldSizeMax));
   PENSTOCK_ASSIGN_OR_RETURN(
       const uint64_t local,
-      NumberField(request, "local_world_size", 1, kSeatsMax));
-  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rank,
-                            NumberField(request, "rank", 0, world - 1));
+      NumberField(request, "local_world_size", 1, kLocalRanksMax));
   if (local > world) {
     return InvalidArgumentError(
         "attach: local world size {} is more than world size {}", local, world);
   }
-  attach.options.world_size = static_cast<uint32_t>(world);
-  attach.options.local_world_size = static_cast<uint32_t>(local);
-  attach.rank = static_cast<uint32_t>(rank);
-  const auto repeat = request.find("repeat_first");
-  attach.options.repeat_first =
-      repeat != request.end() && repeat->is_boolean() && repeat->get<bool>();
+  uint64_t consumers = local;
+  if (mode == DeliveryMode::kBroadcast) {
+    consumers = std::max(local, kConsumersDefault);
+    if (request.contains("consumers")) {
+      PENSTOCK_ASSIGN_OR_RETURN(
+          consumers, NumberField(request, "consumers", 1, kLocalRanksMax));
+    }
+    if (options.delivery.window == 0) {
+      options.delivery.window = options.spec.prefetch;
+    }
+  } else if (mode == DeliveryMode::kIndependent) {
+    consumers = 1;
+  }
+  if (request.contains("rank") || ranks_are_numbered) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const uint64_t rank,
+        NumberField(request, "rank", 0,
+                    ranks_are_numbered ? world - 1 : kWorldSizeMax));
+    attach.joining.rank = static_cast<uint32_t>(rank);
+  } else {
+    attach.joining.rank = Delivery::kAnyRank;
+  }
+  // The ranks of other hosts would have to shrink at the same step.
+  if (mode == DeliveryMode::kSplit && local != world &&
+      options.delivery.on_rank_death == OnRankDeath::kShrink) {
+    return InvalidArgumentError(
+        "attach: on_rank_death: shrink is offered when all {} ranks are on "
+        "one host, here are {}",
+        world, local);
+  }
+  options.world_size = static_cast<uint32_t>(world);
+  options.local_world_size = static_cast<uint32_t>(local);
+  options.consumers_max = static_cast<uint32_t>(consumers);
+  PENSTOCK_ASSIGN_OR_RETURN(options.repeat_first,
+                            FlagField(request, "repeat_first"));
+  PENSTOCK_ASSIGN_OR_RETURN(attach.joining.full_epoch,
+                            FlagField(request, "full_epoch"));
+  PENSTOCK_ASSIGN_OR_RETURN(attach.named, FlagField(request, "named"));
+  if (request.contains("wait_s")) {
+    const nlohmann::json& wait = request["wait_s"];
+    if (!wait.is_number() || !(wait.get<double>() > 0) ||
+        wait.get<double>() > 1e9) {
+      return InvalidArgumentError("attach: 'wait_s' is not a time in seconds");
+    }
+    options.wait_s = wait.get<double>();
+  }
+  if (request.contains("state")) {
+    auto state = JobStateFromJson(request["state"]);
+    if (!state.ok()) return state.status().Prepend("attach");
+    PENSTOCK_ASSIGN_OR_RETURN(const bool of_same,
+                              FlagField(request, "state_of_same_dataset"));
+    if (!of_same || state->dataset == options.spec.name) {
+      options.start = *std::move(state);
+    }
+  }
+  if (request.contains("incarnation")) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        attach.incarnation, NumberField(request, "incarnation", 1, UINT64_MAX));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        attach.joining.position,
+        NumberField(request, "position", 0, Plan::kTotalRowsMax));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        attach.joining.owed_done,
+        NumberField(request, "owed_done", 0, JobState::kOwedMax));
+    if (fds.size() == 2) {
+      PENSTOCK_ASSIGN_OR_RETURN(Mapping former, OpenCursor(fds[1].get()));
+      attach.joining.former = PageOf(std::move(former));
+    }
+  }
   attach.key.uid = connection->uid;
-  attach.key.dataset = attach.options.spec.name;
+  attach.key.dataset = options.spec.name;
   PENSTOCK_ASSIGN_OR_RETURN(attach.key.name,
                             TextField(request, "job", kNameCharsMax));
-  PENSTOCK_ASSIGN_OR_RETURN(attach.cursor, OpenCursor(message.fds[0].get()));
+  PENSTOCK_ASSIGN_OR_RETURN(Mapping cursor, OpenCursor(fds[0].get()));
+  attach.joining.cursor = PageOf(std::move(cursor));
+  attach.cursor_fd = std::move(fds[0]);
+  attach.pidfd = connection->pidfd.get();
   PENSTOCK_ASSIGN_OR_RETURN(WakePair wake, MakeWakePair());
-  attach.wake_socket = wake.broker.get();
+  attach.joining.wake_socket = wake.broker.get();
   connection->wake = std::move(wake.broker);
   connection->wake_of_rank = std::move(wake.rank);
   // The answer may come at once (and the connection may then be gone) or after
@@ -343,34 +510,137 @@ void ControlServer::OnAttached(uint64_t id,
     return;
   }
   connection->job = result->job;
-  connection->seat = result->seat;
+  connection->seat = result->joined.seat;
+  connection->former_memory = std::move(result->former_memory);
   const Job& job = *connection->job;
   if (const Status status = loop_->Watch(connection->wake.get(),
                                          [this, id](uint32_t) { OnWake(id); });
       !status.ok()) {
     // Without its wakes the rank would wait for ever once its slots are used.
     Reply(connection, ErrorReply(status));
-    jobs_->Detach(std::exchange(connection->job, nullptr), connection->seat);
+    connection->job->Mute(connection->seat);
+    jobs_->Leave(std::exchange(connection->job, nullptr), connection->seat,
+                 true);
     return;
   }
   // Spinning pays when every rank and worker has a processor of its own.
   const bool spare = workers_->workers() + job.options().local_world_size <=
                      topology_->cpus().size();
+  const Plan& plan = job.plan();
   nlohmann::json answer = OkReply();
   answer["dataset"] = job.key().dataset;
   answer["job"] = job.key().name;
+  answer["rank"] = job.key().consumer.value_or(result->joined.rank);
   answer["seat"] = connection->seat;
+  answer["incarnation"] = result->incarnation;
   answer["hold"] = job.options().spec.hold;
-  answer["records"] = job.plan().records();
-  answer["steps_per_epoch"] = job.plan().steps_per_epoch();
-  answer["epochs"] = job.plan().epochs().value_or(0);
+  answer["records"] = plan.records();
+  answer["steps_per_epoch"] = plan.steps_per_epoch();
+  answer["rows_per_epoch"] = plan.rows_per_epoch();
+  answer["epochs"] = plan.epochs().value_or(0);
+  answer["position"] = result->joined.position;
+  answer["handed_over"] = result->joined.backlog;
+  answer["replaces"] = result->joined.replaces;
+  // What a state is made of: identity, and what was owed at the beginning.
+  answer["state"] = JobStateToJson(job.StateAt(plan.start()));
   answer["spin_ns"] = spare ? 50'000 : 0;
   answer["element_spec"] =
       ElementSpecToJson(job.dataset().program->element_spec());
   Reply(connection, answer,
         {job.segment().fd(), connection->wake_of_rank.get()});
   connection->wake_of_rank.Reset();
+  TellRanksChanged(connection->job);
   connection->job->Advance();
+}
+
+void ControlServer::TellRanksChanged(const std::shared_ptr<Job>& job) {
+  for (const Delivery::RanksChanged& change : job->TakeRanksChanged()) {
+    for (auto& [id, connection] : connections_) {
+      if (connection.job != job || connection.seat != change.seat) continue;
+      Reply(&connection,
+            {{"event", "ranks"},
+             {"phase", change.phase},
+             {"rank", change.rank},
+             {"world_size", change.world_size},
+             {"state", JobStateToJson(job->StateAt(change.start))}});
+    }
+  }
+}
+
+StatusOr<std::vector<std::shared_ptr<Job>>> ControlServer::JobsOf(
+    const Connection& connection, const nlohmann::json& request) {
+  if (!request.contains("job") && connection.job != nullptr) {
+    return std::vector<std::shared_ptr<Job>>{connection.job};
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string name,
+                            TextField(request, "job", kNameCharsMax));
+  std::string dataset;
+  if (request.contains("dataset")) {
+    PENSTOCK_ASSIGN_OR_RETURN(dataset,
+                              TextField(request, "dataset", kNameCharsMax));
+  }
+  std::vector<std::shared_ptr<Job>> jobs =
+      jobs_->Find(connection.uid, name, dataset);
+  if (jobs.empty()) {
+    return NotFoundError(
+        "user {} runs no job '{}'{}; `penstock jobs` lists them",
+        connection.uid, name,
+        dataset.empty() ? "" : " of dataset '" + dataset + "'");
+  }
+  return jobs;
+}
+
+StatusOr<nlohmann::json> ControlServer::JobStateOf(
+    const Connection& connection, const nlohmann::json& request) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+                            JobsOf(connection, request));
+  if (jobs.size() > 1) {
+    return InvalidArgumentError(
+        "there are {} jobs '{}': say which dataset's state is wanted",
+        jobs.size(), jobs[0]->key().name);
+  }
+  // Sees what was released before the request was sent.
+  jobs[0]->Advance();
+  nlohmann::json answer = OkReply();
+  answer["state"] = JobStateToJson(jobs[0]->State());
+  return answer;
+}
+
+StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
+                                              const nlohmann::json& request) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+                            JobsOf(connection, request));
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rank,
+                            NumberField(request, "rank", 0, kWorldSizeMax));
+  Status status = NotFoundError("job '{}' has no rank {} that is attached",
+                                jobs[0]->key().name, rank);
+  for (const std::shared_ptr<Job>& job : jobs) {
+    const std::optional<uint32_t> consumer = job->key().consumer;
+    if (consumer && *consumer != rank) continue;
+    const Status evicted =
+        job->Evict(consumer ? 0 : static_cast<uint32_t>(rank),
+                   fmt::format("evicted by user {}", connection.uid));
+    if (evicted.ok()) status = evicted;
+    TellRanksChanged(job);
+  }
+  if (!status.ok()) return status;
+  return OkReply();
+}
+
+StatusOr<nlohmann::json> ControlServer::StopJob(const Connection& connection,
+                                                const nlohmann::json& request) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+                            JobsOf(connection, request));
+  PENSTOCK_ASSIGN_OR_RETURN(const bool now, FlagField(request, "now"));
+  for (const std::shared_ptr<Job>& job : jobs) {
+    if (now) {
+      job->Recall(fmt::format("job '{}' was stopped by user {}",
+                              job->key().name, connection.uid));
+    } else {
+      job->Drain();
+    }
+  }
+  return OkReply();
 }
 
 void ControlServer::OnWake(uint64_t id) {
@@ -388,9 +658,10 @@ Status ControlServer::StartIndex(Connection* connection,
   JobOptions options;
   PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(*connection, request));
   if (request.contains("world_size")) {
-    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t world,
-                              NumberField(request, "world_size", 1, kSeatsMax));
-    options.world_size = options.local_world_size =
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const uint64_t world,
+        NumberField(request, "world_size", 1, kLocalRanksMax));
+    options.consumers_max = options.world_size = options.local_world_size =
         static_cast<uint32_t>(world);
   }
   const uint64_t id = connection->id;
@@ -429,6 +700,8 @@ StatusOr<nlohmann::json> ControlServer::Register(
           connection.uid, kDatasetsPerUidMax);
     }
     datasets_[key] = spec;
+    life_->DatasetRegistered(
+        {connection.uid, spec.name, DatasetSpecToJson(spec).dump()});
   }
   nlohmann::json answer = OkReply();
   answer["dataset"] = spec.name;
@@ -462,8 +735,21 @@ nlohmann::json ControlServer::StatusJson() const {
                       {"read_backend", workers_->read_backend()},
                       {"read_depth", workers_->read_depth()},
                       {"connections", connections_.size()},
+                      {"journal", life_->Trouble()},
                       {"socket", options_.socket_path},
-                      {"private", options_.private_broker}};
+                      {"private", options_.private_broker},
+                      {"suspect_samples", workers_->samples()->suspects()},
+                      {"condemned_samples", workers_->samples()->condemned()}};
+  nlohmann::json late = nlohmann::json::array();
+  for (const WorkerPool::LateRead& read : workers_->LateReads()) {
+    late.push_back({{"worker", read.worker},
+                    {"uid", read.uid},
+                    {"job", read.job},
+                    {"dataset", read.dataset},
+                    {"file", read.file},
+                    {"seconds", read.seconds}});
+  }
+  answer["late_reads"] = std::move(late);
   answer["jobs"] = jobs_->StatusJson(true);
   // The rank's process is known here, not in the job.
   for (nlohmann::json& job : answer["jobs"]) {
@@ -485,12 +771,27 @@ nlohmann::json ControlServer::StatusJson() const {
 
 void ControlServer::Reply(Connection* connection, const nlohmann::json& json,
                           const std::vector<int>& fds) {
+  if (!connection->socket) return;  // it hung up
   const Status status = SendMessage(connection->socket.get(), json, fds);
   if (status.ok()) return;
-  loop_->Post([this, id = connection->id] { Drop(id); });
+  loop_->Post([this, id = connection->id] { Lose(id); });
 }
 
-void ControlServer::Drop(uint64_t id) {
+void ControlServer::Lose(uint64_t id) {
+  Connection* connection = Find(id);
+  if (connection == nullptr) return;
+  // Only a process that has batches mapped is waited for.
+  if (connection->job == nullptr || !connection->pidfd) {
+    Drop(id);
+    return;
+  }
+  if (connection->lost) return;
+  connection->lost = std::chrono::steady_clock::now();
+  loop_->Unwatch(connection->socket.get());
+  connection->socket.Reset();
+}
+
+void ControlServer::End(uint64_t id, bool orderly) {
   Connection* connection = Find(id);
   if (connection == nullptr) return;
   if (connection->attach != 0) jobs_->CancelAttach(connection->attach);
@@ -499,9 +800,11 @@ void ControlServer::Drop(uint64_t id) {
        {&connection->socket, &connection->pidfd, &connection->wake}) {
     if (*fd) loop_->Unwatch(fd->get());
   }
-  // Before the wake socket closes: a worker may be about to use it.
-  if (connection->job != nullptr) {
-    jobs_->Detach(connection->job, connection->seat);
+  if (const std::shared_ptr<Job> job = std::move(connection->job)) {
+    // Before the wake socket closes: a worker may be about to use it.
+    job->Mute(connection->seat);
+    jobs_->Leave(job, connection->seat, orderly);
+    TellRanksChanged(job);
   }
   connections_.erase(id);
 }
@@ -509,7 +812,9 @@ void ControlServer::Drop(uint64_t id) {
 bool ControlServer::WantsTick() const {
   return jobs_->busy() || !accepting_ ||
          std::any_of(connections_.begin(), connections_.end(),
-                     [](const auto& item) { return !item.second.greeted; });
+                     [](const auto& item) {
+                       return !item.second.greeted || item.second.lost;
+                     });
 }
 
 void ControlServer::Tick() {
@@ -532,6 +837,25 @@ void ControlServer::Tick() {
     }
   }
   for (const uint64_t id : silent) Drop(id);
+  for (auto& [id, connection] : connections_) {
+    if (!connection.lost || now - *connection.lost < kLostGrace ||
+        connection.job == nullptr || !connection.wake) {
+      continue;
+    }
+    // It lives on: what it has is quarantined until it is gone.
+    spdlog::warn("job '{}': process {} hung up without detaching: evicted",
+                 connection.job->key().name, connection.pid);
+    connection.job->Mute(connection.seat);
+    loop_->Unwatch(connection.wake.get());
+    connection.wake.Reset();
+    connection.job->EvictSeat(connection.seat,
+                              "its connection to the broker is closed");
+    TellRanksChanged(connection.job);
+  }
+  // A worker that saw impossible values has taken their rank off.
+  for (auto& [id, connection] : connections_) {
+    if (connection.job != nullptr) TellRanksChanged(connection.job);
+  }
   if (!accepting_) {
     if (const Status status = StartAccepting(); !status.ok()) {
       accepting_ = false;

@@ -16,10 +16,14 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "broker/disposal.h"
 #include "broker/event_loop.h"
 #include "broker/job_table.h"
+#include "broker/life_journal.h"
 #include "broker/topology.h"
 #include "broker/worker_pool.h"
 #include "common/dataset_spec.h"
@@ -42,7 +46,8 @@ class ControlServer {
 
   // listener is a listening SOCK_SEQPACKET socket.
   ControlServer(EventLoop* loop, JobTable* jobs, WorkerPool* workers,
-                const Topology* topology, Options options);
+                const Topology* topology, Disposal* disposal, LifeJournal* life,
+                Options options);
   ~ControlServer();
   Status Listen(Fd listener);
 
@@ -60,6 +65,9 @@ class ControlServer {
     pid_t pid = 0;
     std::chrono::steady_clock::time_point opened;
     bool greeted = false;
+    // It hung up without a word. The process may live on and read its batches:
+    // kept until its death is told (pidfd), evicted when it is not.
+    std::optional<std::chrono::steady_clock::time_point> lost;
     bool waiting = false;  // an attach or inspect is not answered yet
     uint64_t attach = 0;   // its number, for progress and cancelling
     uint64_t inspect = 0;
@@ -68,33 +76,53 @@ class ControlServer {
     Fd wake_of_rank;  // until the answer is sent
     std::shared_ptr<Job> job;
     uint32_t seat = 0;
+    std::shared_ptr<void> former_memory;  // that it may still map
   };
 
   void Accept();
   Status StartAccepting();
   void OnReadable(uint64_t id);
-  void Handle(Connection* connection, Message message);
+  void Handle(Connection* connection, const nlohmann::json& request,
+              std::vector<Fd>& fds);
   StatusOr<DatasetSpec> SpecOf(const Connection& connection,
                                const nlohmann::json& request);
-  Status StartAttach(Connection* connection, Message& message);
+  Status StartAttach(Connection* connection, const nlohmann::json& request,
+                     std::vector<Fd>& fds);
   Status StartIndex(Connection* connection, const nlohmann::json& request);
   StatusOr<nlohmann::json> Register(const Connection& connection,
                                     const nlohmann::json& request);
   nlohmann::json DatasetsJson() const;
   nlohmann::json StatusJson() const;
+  StatusOr<nlohmann::json> JobStateOf(const Connection& connection,
+                                      const nlohmann::json& request);
+  StatusOr<nlohmann::json> Evict(const Connection& connection,
+                                 const nlohmann::json& request);
+  StatusOr<nlohmann::json> StopJob(const Connection& connection,
+                                   const nlohmann::json& request);
+  // The jobs a request names, at least one.
+  StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(
+      const Connection& connection, const nlohmann::json& request);
   void OnAttached(uint64_t id, StatusOr<JobTable::Attached> result);
+  // Tells ranks that the job has other ranks from some batch on.
+  void TellRanksChanged(const std::shared_ptr<Job>& job);
   void OnWake(uint64_t id);
   // A peer that cannot be sent to is dropped, soon.
   void Reply(Connection* connection, const nlohmann::json& json,
              const std::vector<int>& fds = {});
   Connection* Find(uint64_t id);
-  // Detaches its rank; the connection must not be used afterwards.
-  void Drop(uint64_t id);
+  // Its process is dead, or nobody who could be waited for. Its rank is taken
+  // off; the connection must not be used afterwards.
+  void Drop(uint64_t id) { End(id, false); }
+  void End(uint64_t id, bool orderly);
+  // The peer hung up, or broke the protocol.
+  void Lose(uint64_t id);
 
   EventLoop* const loop_;
   JobTable* const jobs_;
   WorkerPool* const workers_;
   const Topology* const topology_;
+  Disposal* const disposal_;
+  LifeJournal* const life_;
   const Options options_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();

@@ -2,252 +2,155 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
+#include <utility>
 
 #include "common/ring.h"
 #include "common/wake.h"
 
 namespace penstock {
-namespace {
 
-constexpr int64_t kPaddingId = -1;
-
-// Moves the rows behind each left-out row up, so that the rows that are there
-// lie together. Returns how many there are.
-uint64_t CloseGaps(Segment* segment, const Share& share,
-                   const ElementSpec& spec) {
-  std::vector<uint64_t> gaps = share.left_out;
-  std::sort(gaps.begin(), gaps.end());
-  int64_t* ids = segment->ids(share.slot);
-  uint64_t to = 0;
-  size_t gap = 0;
-  for (uint64_t from = 0; from < share.rows.rows; ++from) {
-    if (gap < gaps.size() && gaps[gap] == from) {
-      ++gap;
-      continue;
-    }
-    if (to != from) {
-      ids[to] = ids[from];
-      for (size_t i = 0; i < spec.size(); ++i) {
-        const uint64_t bytes = spec[i].RowBytes();
-        std::byte* rows = segment->feature(share.slot, i);
-        std::memcpy(rows + to * bytes, rows + from * bytes, bytes);
-      }
-    }
-    ++to;
-  }
-  return to;
+Feed::Feed(Ring* ring, std::shared_ptr<const CursorPage> cursor,
+           uint32_t leases, int wake_socket)
+    : ring_(*ring),
+      cursor_(std::move(cursor)),
+      leases_(leases),
+      wake_socket_(wake_socket) {
+  ResetRing(ring_);
 }
 
-void Pad(Segment* segment, const Share& share, const ElementSpec& spec,
-         uint64_t valid) {
-  const uint64_t rows = share.rows.shape_rows;
-  std::fill(segment->ids(share.slot) + valid, segment->ids(share.slot) + rows,
-            kPaddingId);
-  for (size_t i = 0; i < spec.size(); ++i) {
-    const uint64_t bytes = spec[i].RowBytes();
-    std::memset(segment->feature(share.slot, i) + valid * bytes, 0,
-                (rows - valid) * bytes);
-  }
+uint64_t Feed::ReadTakenChecked() {
+  uint64_t taken;
+  if (ReadTaken(*cursor_, published_, &taken)) return taken;
+  corrupt_ = true;
+  // Nothing it says counts: as if it had everything.
+  return published_;
 }
 
-}  // namespace
-
-Feed::Feed(Segment* segment, uint32_t seat, uint32_t first_slot, uint32_t slots)
-    : segment_(segment),
-      seat_(seat),
-      first_slot_(first_slot),
-      ring_(segment->ring(seat)),
-      slots_(slots) {
-  for (uint32_t i = 0; i < slots; ++i) slots_[i].share.slot = first_slot + i;
+uint32_t Feed::untaken() {
+  return static_cast<uint32_t>(published_ - ReadTakenChecked());
 }
 
-void Feed::Attach(uint32_t rank, Mapping cursor, int wake_socket) {
-  attached_ = true;
-  rank_ = rank;
-  cursor_ = std::move(cursor);
-  wake_socket_ = wake_socket;
+bool Feed::waiting() {
+  return untaken() == 0 &&
+         cursor_->waiting.load(std::memory_order_seq_cst) != 0;  // E8
 }
 
-bool Feed::drained() const {
-  return last_published_ && attached_ &&
-         // Relaxed is enough for a question without consequence for memory.
-         cursor().taken.load(std::memory_order_relaxed) >= published_;
-}
-
-uint32_t Feed::ready() const {
-  if (!attached_) return 0;
-  const uint64_t taken = cursor().taken.load(std::memory_order_relaxed);
-  return taken > published_ ? 0 : static_cast<uint32_t>(published_ - taken);
-}
-
-uint32_t Feed::held() const {
-  const auto out = static_cast<uint32_t>(std::count_if(
-      slots_.begin(), slots_.end(),
-      [](const Slot& slot) { return slot.state == State::kPublished; }));
-  const uint32_t untaken = ready();
-  return out > untaken ? out - untaken : 0;
-}
-
+// Relaxed: shown by `penstock status`.
 uint64_t Feed::waits() const {
-  return attached_ ? cursor().waits.load(std::memory_order_relaxed) : 0;
+  return cursor_->waits.load(std::memory_order_relaxed);
 }
-
 uint64_t Feed::wait_ns() const {
-  return attached_ ? cursor().wait_ns.load(std::memory_order_relaxed) : 0;
+  return cursor_->wait_ns.load(std::memory_order_relaxed);
 }
 
-Status Feed::Reclaim() {
-  for (uint32_t i = 0; i < slots_.size(); ++i) {
-    Slot& slot = slots_[i];
-    if (slot.state != State::kPublished) continue;
-    switch (LeaseStateOf(cursor(), i, slot.generation)) {
+void Feed::Wake() {
+  if (wake_socket_ >= 0) SendWake(wake_socket_);
+}
+
+bool Feed::Publish(uint32_t slot, bool redelivered, Cell cell) {
+  if (RingRoom(*cursor_, published_) != RoomResult::kRoom) {
+    corrupt_ = true;  // there are no more leases than cells
+    return false;
+  }
+  const auto lease = std::find_if(leases_.begin(), leases_.end(),
+                                  [](const Lease& each) { return !each.out; });
+  lease->out = true;
+  lease->redelivered = redelivered;
+  lease->slot = slot;
+  lease->previous = std::exchange(lease->generation, published_ + 1);
+  cell.lease = static_cast<uint32_t>(lease - leases_.begin());
+  cell.generation = lease->generation;
+  ++out_;
+  if (penstock::Publish(ring_, *cursor_, published_++, cell)) Wake();
+  return true;
+}
+
+void Feed::Reclaim(std::vector<uint32_t>* slots) {
+  if (out_ == 0 || corrupt_) return;
+  for (uint32_t i = 0; i < leases_.size(); ++i) {
+    Lease& lease = leases_[i];
+    if (!lease.out) continue;
+    switch (LeaseStateOf(*cursor_, i, lease.generation, lease.previous)) {
       case LeaseState::kFree:
-        slot.state = State::kFree;
+        // What is released was taken. Read after released was: in this order
+        // an honest rank has stored them.
+        if (lease.generation > ReadTakenChecked() || corrupt_) {
+          corrupt_ = true;
+          return;
+        }
+        lease.out = false;
+        --out_;
+        slots->push_back(lease.slot);
         break;
       case LeaseState::kHeld:
         break;
       case LeaseState::kPeerCorrupt:
-        return InternalError("rank {} wrote an impossible release of lease {}",
-                             rank_, i);
+        corrupt_ = true;
+        return;
     }
   }
-  return OkStatus();
 }
 
-Share* Feed::Open(const Plan& plan) {
-  if (!attached_ || closed_) return nullptr;
-  const std::optional<uint64_t> total = plan.total_steps();
-  if (total && next_step_ >= *total) return nullptr;
-  const uint32_t usable =
-      std::min(usable_slots_, static_cast<uint32_t>(slots_.size()));
-  for (uint32_t i = 0; i < usable; ++i) {
-    Slot& slot = slots_[i];
-    if (slot.state != State::kFree) continue;
-    slot.state = State::kFilling;
-    slot.share.step = next_step_;
-    slot.share.rows = plan.ShareOf(next_step_, rank_);
-    slot.share.claimed = 0;
-    slot.share.finished = 0;
-    slot.share.left_out.clear();
-    ++next_step_;
-    return &slot.share;
-  }
-  return nullptr;
+void Feed::AskForNews(bool takes) {
+  SetBrokerWaiting(ring_,
+                   takes ? BrokerWaits::kForTakes : BrokerWaits::kForReleases);
 }
 
-Share* Feed::Claimable() {
-  if (closed_ || !attached_) return nullptr;
-  Share* oldest = nullptr;
-  for (Slot& slot : slots_) {
-    if (slot.state == State::kFilling &&
-        slot.share.claimed < slot.share.rows.rows &&
-        (oldest == nullptr || slot.share.step < oldest->step)) {
-      oldest = &slot.share;
-    }
-  }
-  return oldest;
-}
-
-void Feed::Filled(Share* share, const ElementSpec& spec, bool keep_shape) {
-  Slot& slot = slots_[share->slot - first_slot_];
-  if (closed_ || !attached_) {
-    slot.state = State::kFree;
-    return;
-  }
-  uint64_t valid = share->rows.rows;
-  if (!share->left_out.empty()) {
-    valid = CloseGaps(segment_, *share, spec);
-    if (!keep_shape) share->rows.shape_rows = valid;
-  }
-  if (share->rows.shape_rows > valid) Pad(segment_, *share, spec, valid);
-  share->rows.rows = valid;
-  slot.state = State::kFilled;
-}
-
-Status Feed::PublishReady() {
-  if (closed_ || !attached_) return OkStatus();
-  bool wake = false;
-  for (bool found = true; found;) {
-    found = false;
-    for (uint32_t i = 0; i < slots_.size(); ++i) {
-      Slot& slot = slots_[i];
-      if (slot.state != State::kFilled || slot.share.step != publish_step_) {
-        continue;
-      }
-      // There are fewer leases than cells: only a corrupt count has no room.
-      if (RingRoom(cursor(), published_) != RoomResult::kRoom) {
-        return InternalError(
-            "rank {} wrote an impossible count of taken "
-            "batches",
-            rank_);
-      }
-      const Plan::Share& rows = slot.share.rows;
-      Cell cell{};
-      cell.slot_offset = segment_->slot_offset(slot.share.slot);
-      cell.generation = ++slot.generation;
-      cell.lease = i;
-      cell.flags = (rows.last_of_epoch ? kLastOfEpoch : 0u) |
-                   (rows.last_of_data ? kLastOfData : 0u);
-      cell.rows = static_cast<uint32_t>(rows.shape_rows);
-      cell.valid_rows = static_cast<uint32_t>(rows.rows);
-      cell.epoch = rows.epoch;
-      cell.step_in_epoch = rows.step_in_epoch;
-      cell.global_rows = rows.global_rows;
-      slot.state = State::kPublished;
-      wake |= Publish(ring_, cursor(), published_, cell);
-      ++published_;
-      ++publish_step_;
-      found = true;
-      if (rows.last_of_data) {
-        last_published_ = true;
-        CloseRing(ring_, Closed::kFinished);
-        wake = true;
-      }
-    }
-  }
-  if (wake) SendWake(wake_socket_);
-  return OkStatus();
-}
-
-bool Feed::WaitForRelease() {
-  SetBrokerWaiting(ring_, true);
-  for (uint32_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].state == State::kPublished &&
-        LeaseStateOf(cursor(), i, slots_[i].generation) != LeaseState::kHeld) {
-      SetBrokerWaiting(ring_, false);
-      return false;
-    }
-  }
-  return true;
+void Feed::Finish(uint32_t skipped) {
+  if (!open()) return;
+  finished_ = true;
+  std::snprintf(ring_.reason, sizeof(ring_.reason), "%u", skipped);
+  CloseRing(ring_, Closed::kFinished);
+  Wake();
 }
 
 void Feed::Close(Closed why, const std::string& reason) {
   if (closed_) return;
   closed_ = true;
-  if (!attached_ || last_published_) return;
+  // A rank that was told that the data are over is told nothing else, unless
+  // it still takes what is to go to another.
+  if (finished_ && (why != Closed::kRecalled || untaken() == 0)) return;
   std::snprintf(ring_.reason, sizeof(ring_.reason), "%s", reason.c_str());
   CloseRing(ring_, why);
-  SendWake(wake_socket_);
+  Wake();
 }
 
-void Feed::Detach() {
-  finished_ = drained();
-  closed_ = true;
-  attached_ = false;
-  wake_socket_ = -1;
-  cursor_ = Mapping();
-  for (Slot& slot : slots_) {
-    if (slot.state != State::kFilling) slot.state = State::kFree;
+std::vector<Feed::Lease*> Feed::InOrder() {
+  std::vector<Lease*> leases;
+  for (Lease& lease : leases_) {
+    if (lease.out) leases.push_back(&lease);
   }
+  std::sort(leases.begin(), leases.end(), [](const Lease* a, const Lease* b) {
+    return a->generation < b->generation;
+  });
+  return leases;
 }
 
-bool Feed::idle() const {
-  // A share that was cut off by a detach never gets its other rows.
-  return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-    return slot.state == State::kFilling &&
-           slot.share.finished < slot.share.claimed;
-  });
+std::vector<Feed::Unreleased> Feed::Recall() {
+  // After closed was stored (E6): what is not counted now is never returned.
+  const uint64_t taken = ReadTakenChecked();
+  std::vector<Unreleased> unreleased;
+  for (Lease* lease : InOrder()) {
+    const bool was_taken = lease->generation <= taken;
+    unreleased.push_back({lease->slot, was_taken, lease->redelivered});
+    if (!was_taken) {
+      lease->out = false;
+      --out_;
+    }
+  }
+  return unreleased;
+}
+
+std::vector<Feed::Unreleased> Feed::TakeAllBack() {
+  const uint64_t taken = ReadTakenChecked();
+  std::vector<Unreleased> unreleased;
+  for (Lease* lease : InOrder()) {
+    unreleased.push_back(
+        {lease->slot, lease->generation <= taken, lease->redelivered});
+    lease->out = false;
+  }
+  out_ = 0;
+  return unreleased;
 }
 
 }  // namespace penstock

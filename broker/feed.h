@@ -1,16 +1,12 @@
-// Stages 4 to 8 of the flow for one rank: assemble a share in a slot, publish
-// it in order, see it taken and released, reclaim the slot.
+// Stages 6 to 8 of the flow for one attached process: publish in its ring, see
+// batches taken and released.
 //
 // Who runs it: any thread of the broker that holds the job's mutex; a Feed has
-// no lock of its own. The memory of the rank (its cursor page) is read through
-// ring.h only, as untrusted input.
+// no lock of its own. The rank's cursor page is read through ring.h only, as
+// untrusted input: what cannot be makes the feed corrupt(), no more.
 //
-// A slot's life: kFree -> Open -> kFilling (rows are claimed and finished by
-// workers) -> Filled -> kFilled -> PublishReady -> kPublished (its lease is
-// out)
-// -> Reclaim, once the rank released it -> kFree.
-//
-// Bounds: prefetch + hold slots, as many leases; lease number = slot number.
+// A lease is a batch the rank was given, from Publish until it is released (by
+// the rank), recalled (untaken, by us) or the process is gone.
 #ifndef BROKER_FEED_H_
 #define BROKER_FEED_H_
 
@@ -19,103 +15,84 @@
 #include <string>
 #include <vector>
 
-#include "broker/plan.h"
 #include "common/layout.h"
-#include "common/segment.h"
-#include "common/status.h"
 
 namespace penstock {
 
-// One rank's rows of one step, being made in a slot.
-struct Share {
-  uint64_t step = 0;               // of the job, from 0
-  Plan::Share rows;                // which plan rows
-  uint32_t slot = 0;               // in the segment
-  uint64_t claimed = 0;            // rows handed to workers
-  uint64_t finished = 0;           // rows done by them
-  std::vector<uint64_t> left_out;  // rows that on_error: skip leaves out
-};
-
 class Feed {
  public:
-  // The slots [first_slot, first_slot + slots) and the ring of seat are this
-  // feed's. segment outlives it.
-  Feed(Segment* segment, uint32_t seat, uint32_t first_slot, uint32_t slots);
+  // The ring is reset: its last holder must be gone. leases: batches it may
+  // have outstanding, <= kLeasesMax. wake_socket stays the caller's, valid
+  // until Mute.
+  Feed(Ring* ring, std::shared_ptr<const CursorPage> cursor, uint32_t leases,
+       int wake_socket);
 
-  // A rank took the seat: from first_step on its shares are made.
-  void Attach(uint32_t rank, Mapping cursor, int wake_socket);
-
-  bool attached() const { return attached_; }
-  bool closed() const { return closed_; }
-  uint32_t rank() const { return rank_; }
-  uint32_t seat() const { return seat_; }
-  // The rank has taken everything there is.
-  bool drained() const;
-  // It had when it left.
+  // It may be given batches.
+  bool open() const { return !finished_ && !closed_; }
   bool finished() const { return finished_; }
-  uint32_t ready() const;  // published, not taken
-  uint32_t held() const;   // taken, not released
+  bool corrupt() const { return corrupt_; }
+  uint64_t published() const { return published_; }
+  uint32_t untaken();                    // published, not taken
+  uint32_t out() const { return out_; }  // published, not seen released
+  bool HasFreeLease() const { return out_ < leases_.size(); }
+  // It sleeps beside an empty ring.
+  bool waiting();
   uint64_t waits() const;
   uint64_t wait_ns() const;
 
-  // Frees the slots whose leases came back. An error is the rank's: it wrote
-  // what cannot be; it must be closed.
-  Status Reclaim();
-  // The first `slots` slots may be used; the rest are being populated.
-  void SetUsableSlots(uint32_t slots) { usable_slots_ = slots; }
+  // Needs open() and HasFreeLease(). Fills in lease and generation of the cell.
+  // False: the rank's counts leave no room, which cannot be; it is corrupt.
+  bool Publish(uint32_t slot, bool redelivered, Cell cell);
 
-  // Starts the next step's share in a free slot; nullptr: no slot is free.
-  Share* Open(const Plan& plan);
-  // The share with rows left to claim, the oldest first; nullptr: none.
-  Share* Claimable();
-  // All rows of the share are done. keep_shape (last: pad): rows that were left
-  // out are replaced by padding, else the batch is shorter.
-  void Filled(Share* share, const ElementSpec& spec, bool keep_shape);
-  // Publishes what is filled and next in order. Ends the ring after the last.
-  Status PublishReady();
+  // Appends the slots of the leases that came back.
+  void Reclaim(std::vector<uint32_t>* slots);
 
-  // Asks the rank to send a wake when it releases, and looks once more (E5).
-  // False: it has released meanwhile.
-  bool WaitForRelease();
+  // Asks the rank for a wake when it releases (takes: when it takes or goes to
+  // sleep, too). Everything must be looked at once more afterwards (E5, E8).
+  void AskForNews(bool takes);
 
-  // No more cells; the rank learns why. Slots being filled stay until they are.
+  // The data are over. What was published can still be taken. skipped: batches
+  // missed that no cell told of; Ring::reason does.
+  void Finish(uint32_t skipped = 0);
+  // No more batches, what is untaken is void; the rank learns why.
   void Close(Closed why, const std::string& reason);
-  // The rank is gone: its slots are free again, its socket is not ours any
-  // more.
-  void Detach();
-  // No worker writes into its slots.
-  bool idle() const;
+  // The socket is closed by its owner.
+  void Mute() { wake_socket_ = -1; }
 
-  // Rows the rank got (valid ones, published), for status.
-  uint64_t published() const { return published_; }
+  struct Unreleased {
+    uint32_t slot = 0;
+    bool taken = false;        // the rank may read it, or may have
+    bool redelivered = false;  // it was published so
+  };
+  // After Close, while the process lives: what was untaken, no lease of it any
+  // more, then what is taken, its leases kept. In the order of publishing.
+  std::vector<Unreleased> Recall();
+  // After Reclaim; the process is dead or has unmapped everything: what it did
+  // not release.
+  std::vector<Unreleased> TakeAllBack();
 
  private:
-  enum class State { kFree, kFilling, kFilled, kPublished };
-  struct Slot {
-    State state = State::kFree;
-    uint64_t generation = 0;
-    Share share;
+  struct Lease {
+    bool out = false;
+    bool redelivered = false;
+    uint32_t slot = 0;
+    uint64_t generation = 0;  // given out last: the cell's number + 1
+    uint64_t previous = 0;    // before that
   };
-  const CursorPage& cursor() const {
-    return *reinterpret_cast<const CursorPage*>(cursor_.data());
-  }
+  uint64_t ReadTakenChecked();
+  // Leases that are out, in the order of publishing.
+  std::vector<Lease*> InOrder();
+  void Wake();
 
-  Segment* const segment_;
-  const uint32_t seat_;
-  const uint32_t first_slot_;
   Ring& ring_;
-  std::vector<Slot> slots_;
-  uint32_t usable_slots_ = 0;
-  bool attached_ = false;
-  bool closed_ = false;
-  uint32_t rank_ = 0;
-  Mapping cursor_;
-  int wake_socket_ = -1;
-  uint64_t next_step_ = 0;     // to open
-  uint64_t publish_step_ = 0;  // to publish
-  uint64_t published_ = 0;     // cells, the ring's count
-  bool last_published_ = false;
+  const std::shared_ptr<const CursorPage> cursor_;
+  std::vector<Lease> leases_;
+  int wake_socket_;
+  uint32_t out_ = 0;
+  uint64_t published_ = 0;
   bool finished_ = false;
+  bool closed_ = false;
+  bool corrupt_ = false;
 };
 
 }  // namespace penstock

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "broker/assemble.h"
+
 namespace penstock {
 namespace {
 
@@ -46,6 +48,60 @@ std::string BytesText(uint64_t bytes) {
                    : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
+namespace {
+
+// Where a state says to begin, in positions of this plan.
+StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
+                            const Plan& plan) {
+  if (const std::string differs = DifferingIdentity(state, here);
+      !differs.empty()) {
+    return FailedPreconditionError(
+        "the state is of other data or of another order: {}", differs);
+  }
+  const uint64_t rows_per_epoch = plan.rows_per_epoch();
+  const auto position = [&](uint64_t epoch, uint64_t row) {
+    // An epoch may have become shorter (another batch with last: drop).
+    if (row >= rows_per_epoch) return (epoch + 1) * rows_per_epoch;
+    return epoch * rows_per_epoch + row;
+  };
+  const uint64_t epochs_max = Plan::kTotalRowsMax / rows_per_epoch;
+  if (state.epoch >= epochs_max) {
+    return InvalidArgumentError("state: epoch {}: wanted less than {}",
+                                state.epoch, epochs_max);
+  }
+  PlanStart start;
+  start.position = position(state.epoch, state.row);
+  for (const JobState::Owed& owed : state.owed) {
+    if (owed.epoch >= epochs_max || owed.row > rows_per_epoch ||
+        owed.rows > rows_per_epoch - owed.row) {
+      return InvalidArgumentError(
+          "state: owed rows {} to {} of epoch {}: an epoch has {}", owed.row,
+          owed.row + owed.rows, owed.epoch, rows_per_epoch);
+    }
+    for (uint64_t row = 0; row < owed.rows; row += plan.global_batch()) {
+      start.owed.push_back({position(owed.epoch, owed.row + row),
+                            std::min(plan.global_batch(), owed.rows - row),
+                            owed.redelivered});
+    }
+  }
+  return start;
+}
+
+JobState IdentityOf(const JobOptions& options, uint64_t records) {
+  JobState state;
+  state.dataset = options.spec.name;
+  state.delivery = options.delivery.mode;
+  state.records = records;
+  state.seed = options.spec.seed;
+  if (options.spec.shuffle) {
+    state.shuffle = JobState::Shuffle{options.spec.shuffle->seed,
+                                      options.spec.shuffle->each_epoch};
+  }
+  return state;
+}
+
+}  // namespace
+
 StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                                       const Dataset& dataset) {
   DatasetSpec spec = options.spec;
@@ -53,36 +109,129 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
     spec.epochs = 1;
     spec.steps_per_epoch = 1;
   }
-  PENSTOCK_ASSIGN_OR_RETURN(
-      Plan plan,
-      Plan::Make(spec, dataset.source->record_count(), options.world_size));
+  // Its own order, the first consumer's is that of the spec; any odd factor
+  // gives every consumer another seed.
+  if (spec.shuffle) {
+    spec.shuffle->seed += options.consumer * 0x9e3779b97f4a7c15;
+  }
+  const DeliveryOptions& delivery = options.delivery;
+  const bool split = delivery.mode == DeliveryMode::kSplit;
+  const uint32_t world_size = split ? options.world_size : 1;
+  const uint64_t records = dataset.source->record_count();
+  PENSTOCK_ASSIGN_OR_RETURN(Plan plan, Plan::Make(spec, records, world_size));
+  if (options.start) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        PlanStart start,
+        StartOf(*options.start, IdentityOf(options, records), plan));
+    PENSTOCK_ASSIGN_OR_RETURN(plan, plan.From(std::move(start), world_size));
+  }
   const ElementSpec& element = dataset.program->element_spec();
   uint64_t row_bytes = sizeof(int64_t);
   for (const Feature& feature : element) row_bytes += feature.RowBytes();
-  const uint32_t slots = spec.prefetch + spec.hold;
-  if (slots > kLeasesMax) {
-    return ResourceExhaustedError(
-        "prefetch {} + hold {} is more than the {} batches a rank may have",
-        spec.prefetch, spec.hold, kLeasesMax);
-  }
   if (plan.global_batch() > UINT32_MAX) {
     return ResourceExhaustedError("a step of {} rows, at most {} may be",
                                   plan.global_batch(), UINT32_MAX);
   }
+  // How many batches are in use at once, at worst.
+  const uint64_t consumers = options.consumers_max;
+  uint32_t lanes = 1;
+  uint64_t leases = 0;
+  uint64_t slots = 0;
+  switch (delivery.mode) {
+    case DeliveryMode::kSplit:
+    case DeliveryMode::kIndependent:
+      lanes = options.consumers_max;
+      leases = spec.prefetch + spec.hold;
+      slots = leases;
+      break;
+    case DeliveryMode::kDynamic:
+      leases = 1 + spec.hold;
+      slots = spec.prefetch + consumers * leases;
+      break;
+    case DeliveryMode::kBroadcast:
+      leases = delivery.window + spec.hold;
+      // Consumers that may not be skipped are all within one window.
+      slots = delivery.lag == Lag::kSkip
+                  ? consumers * leases
+                  : delivery.window + consumers * spec.hold;
+      break;
+  }
+  if (leases > kLeasesMax) {
+    return ResourceExhaustedError(
+        "{} + hold {} is more than the {} batches a rank may have",
+        delivery.mode == DeliveryMode::kBroadcast
+            ? fmt::format("window {}", delivery.window)
+            : fmt::format("prefetch {}", spec.prefetch),
+        spec.hold, kLeasesMax);
+  }
   uint64_t rows_max = 0;
-  for (const uint32_t rank : {0u, options.world_size - 1}) {
+  for (const uint32_t rank : {0u, world_size - 1}) {
     rows_max = std::max(rows_max, plan.max_share_rows(rank));
+  }
+  if (split && delivery.on_rank_death == OnRankDeath::kShrink) {
+    PENSTOCK_ASSIGN_OR_RETURN(const Plan half,
+                              plan.From(plan.start(), (world_size + 1) / 2));
+    rows_max = half.max_share_rows(0);
   }
   PENSTOCK_ASSIGN_OR_RETURN(
       SegmentPlan segment,
-      PlanSegment(element, rows_max, slots * options.local_world_size,
-                  options.local_world_size));
-  return Layout{std::move(plan), std::move(segment), slots, row_bytes};
+      PlanSegment(element, rows_max, static_cast<uint32_t>(lanes * slots),
+                  2 * options.consumers_max));
+  return Layout{std::move(plan),
+                std::move(segment),
+                lanes,
+                static_cast<uint32_t>(slots),
+                static_cast<uint32_t>(leases),
+                row_bytes};
 }
+
+namespace {
+
+Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
+  Delivery::Shape shape;
+  shape.options = options.delivery;
+  // The world of one that each consumer has is a split.
+  if (shape.options.mode == DeliveryMode::kIndependent) {
+    shape.options.mode = DeliveryMode::kSplit;
+  }
+  shape.world_size = layout.plan.world_size();
+  shape.consumers_max = options.consumers_max;
+  shape.start_with = options.local_world_size;
+  shape.lanes = layout.lanes;
+  shape.slots_per_lane = layout.slots_per_lane;
+  shape.leases = layout.leases;
+  shape.rows_max = layout.segment.rows_max;
+  shape.slots_offset = layout.segment.slots_offset;
+  shape.slot_stride = layout.segment.slot_stride;
+  return shape;
+}
+
+std::vector<Ring*> RingsOf(const Segment& segment) {
+  std::vector<Ring*> rings;
+  for (uint32_t seat = 0; seat < segment.plan().seats; ++seat) {
+    rings.push_back(&segment.ring(seat));
+  }
+  return rings;
+}
+
+std::string Numbers(const std::vector<uint32_t>& ranks) {
+  constexpr size_t kNamed = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
+  }
+  if (ranks.size() > kNamed) {
+    text += fmt::format(" and {} more", ranks.size() - kNamed);
+  }
+  return text;
+}
+
+}  // namespace
 
 Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
          Layout layout, std::unique_ptr<Segment> segment,
-         std::shared_ptr<void> memory, uint32_t workers)
+         std::shared_ptr<void> memory, uint32_t workers,
+         std::unique_ptr<DeliveryRecord> record)
     : key_(std::move(key)),
       options_(std::move(options)),
       dataset_(std::move(dataset)),
@@ -90,73 +239,208 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       keep_shape_(options_.spec.batch.last == LastBatch::kPad),
       memory_(std::move(memory)),
       segment_(std::move(segment)),
-      chunk_rows_(ChunkRows(layout_, workers)) {
-  feeds_.reserve(options_.local_world_size);
-  for (uint32_t seat = 0; seat < options_.local_world_size; ++seat) {
-    feeds_.emplace_back(segment_.get(), seat, seat * layout_.slots_per_seat,
-                        layout_.slots_per_seat);
+      chunk_rows_(ChunkRows(layout_, workers)),
+      record_(std::move(record)),
+      delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
+                record_.get()) {}
+
+StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining) {
+  MutexLock lock(&mutex_);
+  if (!failure_.ok()) return failure_;
+  auto joined = delivery_.Attach(std::move(joining));
+  if (!joined.ok()) {
+    return Status(
+        joined.status().code(),
+        fmt::format("job '{}': {}", key_.name, joined.status().message()));
+  }
+  NoteMissingLocked();
+  if (joined->replaces) {
+    spdlog::info("job '{}': rank {} is back, {} batches are handed over",
+                 key_.name, joined->rank, joined->backlog);
+  }
+  return joined;
+}
+
+void Job::GoneLocked(const Status& status) {
+  if (!status.ok()) {
+    FailLocked(Status(status.code(), fmt::format("job '{}': {}", key_.name,
+                                                 status.message())));
+  }
+  NoteMissingLocked();
+  AdvanceLocked();
+}
+
+void Job::Leave(uint32_t seat) {
+  MutexLock lock(&mutex_);
+  GoneLocked(delivery_.Leave(seat));
+}
+
+void Job::Died(uint32_t seat) {
+  MutexLock lock(&mutex_);
+  GoneLocked(delivery_.Died(seat));
+}
+
+void Job::Mute(uint32_t seat) {
+  MutexLock lock(&mutex_);
+  delivery_.Mute(seat);
+}
+
+Status Job::Evict(uint32_t rank, const std::string& reason) {
+  MutexLock lock(&mutex_);
+  const Status status = delivery_.Evict(rank, reason);
+  if (status.code() == StatusCode::kNotFound) return status;
+  GoneLocked(status);
+  return OkStatus();
+}
+
+void Job::EvictSeat(uint32_t seat, const std::string& reason) {
+  MutexLock lock(&mutex_);
+  if (const std::optional<uint32_t> rank = delivery_.RankAt(seat)) {
+    GoneLocked(delivery_.Evict(*rank, reason));
   }
 }
 
-Status Job::Attach(uint32_t rank, Mapping cursor, int wake_socket,
-                   uint32_t* seat) {
+std::vector<Delivery::RanksChanged> Job::TakeRanksChanged() {
   MutexLock lock(&mutex_);
-  if (!failure_.ok()) return failure_;
-  for (uint32_t i = 0; i < seats_taken_; ++i) {
-    if (feeds_[i].rank() != rank) continue;
-    if (feeds_[i].attached()) {
-      return AlreadyExistsError(
-          "rank {} of job '{}' is attached already: give each process its own "
-          "rank, or another job name",
-          rank, key_.name);
-    }
-    return AlreadyExistsError(
-        "rank {} of job '{}' left before its end and the other ranks go on: "
-        "end them and start all again, or use another job name",
-        rank, key_.name);
+  return delivery_.TakeRanksChanged();
+}
+
+std::optional<Delivery::FormerPhase> Job::TakeNewPhase() {
+  MutexLock lock(&mutex_);
+  return delivery_.TakeNewPhase();
+}
+
+bool Job::OwesPredecessor(uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return delivery_.OwesPredecessor(rank);
+}
+
+Status Job::RestorePhases(const std::vector<Delivery::FormerPhase>& phases) {
+  MutexLock lock(&mutex_);
+  for (const Delivery::FormerPhase& phase : phases) {
+    PENSTOCK_RETURN_IF_ERROR(delivery_.RestorePhase(phase));
   }
-  if (seats_taken_ == feeds_.size()) {
-    return ResourceExhaustedError(
-        "job '{}' has {} local ranks, all are attached; rank {} is one too "
-        "many (local_world_size)",
-        key_.name, feeds_.size(), rank);
-  }
-  *seat = seats_taken_++;
-  feeds_[*seat].Attach(rank, std::move(cursor), wake_socket);
   return OkStatus();
+}
+
+void Job::RestoreRank(uint32_t rank, uint64_t position,
+                      const std::vector<uint64_t>& again) {
+  MutexLock lock(&mutex_);
+  delivery_.RestoreRank(rank, position, again);
+}
+
+void Job::Gather() {
+  MutexLock lock(&mutex_);
+  delivery_.Gather();
+}
+
+bool Job::gathering() const {
+  MutexLock lock(&mutex_);
+  return delivery_.gathering();
+}
+
+void Job::Gathered(uint64_t position, const std::vector<RowRange>& again) {
+  MutexLock lock(&mutex_);
+  delivery_.Gathered(position, again);
+  AdvanceLocked();
+}
+
+void Job::Drain() {
+  MutexLock lock(&mutex_);
+  delivery_.Drain();
+  AdvanceLocked();
+}
+
+void Job::Recall(const std::string& reason) {
+  MutexLock lock(&mutex_);
+  if (failure_.ok()) failure_ = AbortedError("{}", reason);
+  delivery_.Close(Closed::kRecalled, reason);
+  pointless_.store(true, std::memory_order_relaxed);
+}
+
+bool Job::OwesTheDead() const {
+  MutexLock lock(&mutex_);
+  return delivery_.OwesTheDead();
 }
 
 bool Job::HasAttached() const {
   MutexLock lock(&mutex_);
-  return AnyAttached();
-}
-
-bool Job::AnyAttached() const {
-  return std::any_of(feeds_.begin(), feeds_.begin() + seats_taken_,
-                     [](const Feed& feed) { return feed.attached(); });
+  return delivery_.AnyAttached();
 }
 
 bool Job::Finished(uint32_t rank) const {
   MutexLock lock(&mutex_);
-  return std::any_of(
-      feeds_.begin(), feeds_.begin() + seats_taken_, [rank](const Feed& feed) {
-        return feed.rank() == rank && !feed.attached() && feed.finished();
-      });
+  return delivery_.Finished(rank);
 }
 
-void Job::Detach(uint32_t seat) {
+bool Job::Knows(uint32_t rank) const {
   MutexLock lock(&mutex_);
-  feeds_[seat].Detach();
-  // A seat that is still to be taken will want rows.
-  if (!AnyAttached()) pointless_.store(true, std::memory_order_relaxed);
+  return delivery_.Knows(rank);
 }
 
 bool Job::Abandoned() const {
   MutexLock lock(&mutex_);
-  return seats_taken_ > 0 &&
-         std::all_of(
-             feeds_.begin(), feeds_.begin() + seats_taken_,
-             [](const Feed& feed) { return !feed.attached() && feed.idle(); });
+  return !delivery_.AnySeatTaken() && delivery_.Idle();
+}
+
+bool Job::failed() const {
+  MutexLock lock(&mutex_);
+  return !failure_.ok();
+}
+
+void Job::NoteMissingLocked() {
+  const size_t missing = delivery_.Missing().size();
+  if (missing != missing_) missing_since_ = std::chrono::steady_clock::now();
+  missing_ = missing;
+}
+
+void Job::NoteSilenceLocked() {
+  const auto now = std::chrono::steady_clock::now();
+  std::map<uint32_t, Seen> seen;
+  for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
+    if (!rank.seat) continue;
+    const auto last = seen_.find(rank.rank);
+    const bool same = last != seen_.end() && last->second.taken == rank.taken &&
+                      last->second.held == rank.held;
+    seen[rank.rank] = {rank.taken, rank.held, same ? last->second.since : now};
+  }
+  seen_ = std::move(seen);
+}
+
+void Job::Look() {
+  MutexLock lock(&mutex_);
+  NoteSilenceLocked();
+  NoteMissingLocked();
+  if (missing_ == 0 || !failure_.ok() || options_.wait_s <= 0 ||
+      std::chrono::steady_clock::now() - missing_since_ <
+          std::chrono::duration<double>(options_.wait_s)) {
+    return;
+  }
+  const std::vector<uint32_t> missing = delivery_.Missing();
+  FailLocked(DeadlineExceededError(
+      "job '{}': rank {} of {} did not attach within {:.0f} s (wait_s); see "
+      "why "
+      "{} did not start, or died",
+      key_.name, Numbers(missing), options_.world_size, options_.wait_s,
+      missing.size() == 1 ? "it" : "they"));
+}
+
+JobState Job::StateAt(const PlanStart& start) const {
+  JobState state = IdentityOf(options_, layout_.plan.records());
+  const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
+  state.epoch = start.position / rows_per_epoch;
+  state.row = start.position % rows_per_epoch;
+  for (const RowRange& range : start.owed) {
+    state.owed.push_back({range.position / rows_per_epoch,
+                          range.position % rows_per_epoch, range.rows,
+                          range.redelivered});
+  }
+  return state;
+}
+
+JobState Job::State() const {
+  MutexLock lock(&mutex_);
+  return StateAt(delivery_.State());
 }
 
 void Job::Advance() {
@@ -166,62 +450,53 @@ void Job::Advance() {
 
 void Job::SetUsableSlots(uint32_t slots) {
   MutexLock lock(&mutex_);
-  for (Feed& feed : feeds_) feed.SetUsableSlots(slots);
+  delivery_.SetUsableSlots(slots);
   AdvanceLocked();
+}
+
+// Opens what can be. True: there are rows to claim that were not there.
+bool Job::OpenLocked() {
+  bool opened = false;
+  while (Share* share = delivery_.Open()) {
+    if (share->rows.rows > 0) {
+      opened = true;
+      continue;
+    }
+    Assemble(*segment_, dataset_->program->element_spec(), keep_shape_, share);
+    delivery_.Filled(share);
+  }
+  return opened;
 }
 
 void Job::AdvanceLocked() {
   if (!failure_.ok()) return;
-  const ElementSpec& element = dataset_->program->element_spec();
   bool opened = false;
-  for (Feed& feed : feeds_) {
-    if (!feed.attached() || feed.closed()) continue;
-    bool again = true;
-    for (int round = 0; again && round < kRoundsMax; ++round) {
-      again = false;
-      if (const Status status = feed.Reclaim(); !status.ok()) {
-        feed.Close(Closed::kRecalled, status.message());
-        break;
-      }
-      while (Share* share = feed.Open(layout_.plan)) {
-        if (share->rows.rows == 0) {
-          feed.Filled(share, element, keep_shape_);
-          PublishLocked(feed);
-        } else {
-          opened = true;
-        }
-      }
-      // Everything is filled, published or held: the next release is news.
-      again = !feed.WaitForRelease();
+  bool again = true;
+  for (int round = 0; again && round < kRoundsMax; ++round) {
+    delivery_.Advance();
+    opened |= OpenLocked();
+    // What it frees is to be opened, too: nobody may be left who tells.
+    const bool freed = delivery_.Advance();
+    delivery_.AskForNews();
+    again = delivery_.Advance() || freed;
+    for (const uint32_t rank : delivery_.Corrupt()) {
+      spdlog::warn("job '{}': rank {} wrote impossible values: evicted",
+                   key_.name, rank);
+      const Status status = delivery_.Evict(
+          rank, fmt::format("rank {} wrote impossible values into its cursor "
+                            "page: a bug of the client, or memory overwritten",
+                            rank));
+      if (!status.ok()) FailLocked(status);
+      again = true;
     }
-    // It releases as fast as we look: others want their turn of this thread.
-    if (again) on_more_();
   }
+  // A rank does things as fast as we look: others want their turn of this
+  // thread.
+  if (again) on_more_();
   if (opened) {
     claimable_.store(true, std::memory_order_relaxed);
     on_work_();
   }
-}
-
-void Job::PublishLocked(Feed& feed) {
-  if (const Status status = feed.PublishReady(); !status.ok()) {
-    feed.Close(Closed::kRecalled, status.message());
-  }
-}
-
-Feed& Job::FeedOf(const Share& share) {
-  return feeds_[share.slot / layout_.slots_per_seat];
-}
-
-Share* Job::OldestClaimable() {
-  Share* oldest = nullptr;
-  for (Feed& feed : feeds_) {
-    Share* share = feed.Claimable();
-    if (share != nullptr && (oldest == nullptr || share->step < oldest->step)) {
-      oldest = share;
-    }
-  }
-  return oldest;
 }
 
 uint64_t Job::ChunkRowsNow() const {
@@ -236,7 +511,7 @@ uint64_t Job::ChunkRowsNow() const {
 
 Claim Job::ClaimRows() {
   MutexLock lock(&mutex_);
-  Share* share = failure_.ok() ? OldestClaimable() : nullptr;
+  Share* share = failure_.ok() ? delivery_.Claimable() : nullptr;
   if (share == nullptr) {
     claimable_.store(false, std::memory_order_relaxed);
     return {};
@@ -256,14 +531,11 @@ void Job::FinishRows(Share* share, uint64_t rows) {
   FailIfNothingIsReadable(rows_done);
   MutexLock lock(&mutex_);
   share->finished += rows;
-  Feed& feed = FeedOf(*share);
-  const bool abandoned = feed.closed() || !failure_.ok();
-  if (share->finished < (abandoned ? share->claimed : share->rows.rows)) {
-    return;
+  if (!share->done()) return;
+  if (!share->abandoned) {
+    Assemble(*segment_, dataset_->program->element_spec(), keep_shape_, share);
   }
-  feed.Filled(share, dataset_->program->element_spec(), keep_shape_);
-  if (abandoned) return;
-  PublishLocked(feed);
+  delivery_.Filled(share);
   AdvanceLocked();
 }
 
@@ -308,22 +580,17 @@ void Job::CountSubstitute(const std::string& text) {
 
 void Job::Fail(const Status& status) {
   MutexLock lock(&mutex_);
+  FailLocked(status);
+}
+
+void Job::FailLocked(const Status& status) {
   if (!failure_.ok()) return;
   failure_ = status;
   pointless_.store(true, std::memory_order_relaxed);
   last_error_ = status.message();
-  for (Feed& feed : feeds_) {
-    feed.Close(Closed::kFailed,
-               fmt::format("{} {}", static_cast<int>(status.code()),
-                           status.message()));
-  }
-}
-
-void Job::Shutdown() {
-  MutexLock lock(&mutex_);
-  for (Feed& feed : feeds_) feed.Close(Closed::kShutdown, "");
-  if (failure_.ok()) failure_ = CancelledError("the broker was stopped");
-  pointless_.store(true, std::memory_order_relaxed);
+  delivery_.Close(
+      Closed::kFailed,
+      fmt::format("{} {}", static_cast<int>(status.code()), status.message()));
 }
 
 nlohmann::json Job::StatusJson(bool with_ranks) const {
@@ -331,27 +598,35 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
   const auto seconds = [](const std::atomic<uint64_t>& ns) {
     return static_cast<double>(ns.load(std::memory_order_relaxed)) * 1e-9;
   };
-  uint64_t step = UINT64_MAX;
-  bool attached = false;
-  for (uint32_t i = 0; i < seats_taken_; ++i) {
-    if (!feeds_[i].attached()) continue;
-    attached = true;
-    step = std::min(step, feeds_[i].published() - feeds_[i].ready());
-  }
-  if (!attached) step = 0;
-  const uint64_t per_epoch = layout_.plan.steps_per_epoch();
+  const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
+  const uint64_t position = delivery_.State().position;
+  const std::vector<uint32_t> missing = delivery_.Missing();
+  const Delivery::SlotCounts slots = delivery_.CountSlots();
+  const DeliveryOptions& delivery = options_.delivery;
+  const auto name = [](const auto& names, auto value) {
+    return names[static_cast<size_t>(value)];
+  };
   nlohmann::json json = {
       {"job", key_.name},
       {"dataset", key_.dataset},
       {"uid", key_.uid},
-      {"state", !failure_.ok()                 ? "failed"
-                : seats_taken_ < feeds_.size() ? "waiting for ranks"
-                                               : "running"},
+      {"state", !failure_.ok()     ? "failed"
+                : !missing.empty() ? "waiting for rank " + Numbers(missing)
+                                   : "running"},
+      {"delivery", name(kDeliveryModeNames, delivery.mode)},
+      {"on_rank_death", name(kOnRankDeathNames, delivery.on_rank_death)},
+      {"missing", missing},
+      {"slots",
+       {{"free", slots.free},
+        {"filling", slots.filling},
+        {"ready", slots.ready},
+        {"out", slots.out},
+        {"quarantined", slots.quarantined}}},
       {"world_size", options_.world_size},
       {"local_world_size", options_.local_world_size},
-      {"epoch", step / per_epoch},
-      {"step", step % per_epoch},
-      {"steps_per_epoch", per_epoch},
+      {"epoch", position / rows_per_epoch},
+      {"step", position % rows_per_epoch / layout_.plan.global_batch()},
+      {"steps_per_epoch", layout_.plan.steps_per_epoch()},
       {"epochs", layout_.plan.epochs().value_or(0)},
       {"records", layout_.plan.records()},
       {"rows", counters_.rows.load(std::memory_order_relaxed)},
@@ -365,19 +640,27 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"last_error", last_error_}};
   if (with_ranks) {
     nlohmann::json ranks = nlohmann::json::array();
-    for (uint32_t i = 0; i < seats_taken_; ++i) {
-      const Feed& feed = feeds_[i];
-      ranks.push_back({{"rank", feed.rank()},
-                       {"seat", i},
-                       {"state", !feed.attached() ? "left"
-                                 : feed.drained() ? "finished"
-                                 : feed.closed()  ? "closed"
-                                                  : "attached"},
-                       {"ready", feed.ready()},
-                       {"held", feed.held()},
-                       {"taken", feed.published() - feed.ready()},
-                       {"waits", feed.waits()},
-                       {"wait_s", static_cast<double>(feed.wait_ns()) * 1e-9}});
+    for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
+      // It has something to do and does not: it takes no batch and gives none
+      // back.
+      double silent_s = 0;
+      if (const auto seen = seen_.find(rank.rank);
+          seen != seen_.end() && rank.ready + rank.held > 0) {
+        silent_s = std::chrono::duration<double>(
+                       std::chrono::steady_clock::now() - seen->second.since)
+                       .count();
+      }
+      ranks.push_back(
+          {{"silent_s", silent_s},
+           {"rank", key_.consumer.value_or(rank.rank)},
+           {"seat", rank.seat ? static_cast<int64_t>(*rank.seat) : int64_t{-1}},
+           {"state", rank.state},
+           {"ready", rank.ready},
+           {"held", rank.held},
+           {"taken", rank.taken},
+           {"skipped", rank.skipped},
+           {"waits", rank.waits},
+           {"wait_s", static_cast<double>(rank.wait_ns) * 1e-9}});
     }
     json["ranks"] = std::move(ranks);
   }

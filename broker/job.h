@@ -1,6 +1,6 @@
 // A job: one dataset being consumed by the ranks of one training run.
 //
-// Holds the segment, a feed per local rank and the counters; hands rows to
+// Holds the segment, the delivery and the counters; hands rows to
 // workers and finished shares to the ranks. Thread safe: the control thread
 // attaches and detaches, every worker claims and finishes. One mutex, taken per
 // chunk of rows and per wake, never per sample.
@@ -8,17 +8,20 @@
 #define BROKER_JOB_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "broker/dataset.h"
-#include "broker/feed.h"
+#include "broker/delivery.h"
 #include "broker/mutex.h"
 #include "broker/plan.h"
+#include "common/job_state.h"
 #include "common/message.h"
 #include "common/segment.h"
 #include "common/status.h"
@@ -30,6 +33,8 @@ struct JobKey {
   uint32_t uid = 0;
   std::string name;
   std::string dataset;
+  // independent: each consumer has a job of its own.
+  std::optional<uint32_t> consumer;
   auto operator<=>(const JobKey&) const = default;
 };
 
@@ -38,6 +43,11 @@ struct JobOptions {
   uint32_t world_size = 1;
   uint32_t local_world_size = 1;
   bool repeat_first = false;  // one batch is made, the ranks repeat it
+  DeliveryOptions delivery;
+  uint32_t consumer = 0;  // independent: whose order it is
+  uint32_t consumers_max = 1;     // broadcast: at once; else the local ranks
+  std::optional<JobState> start;  // absent: the beginning
+  double wait_s = 600;  // for ranks that are missing, then the job fails
 };
 
 // Rows of one share that one worker makes. Empty: share == nullptr.
@@ -50,11 +60,14 @@ struct Claim {
 class Job {
  public:
   // How many bytes of segment and what shape the options need of this dataset.
-  // Errors: what Plan::Make and PlanSegment refuse.
+  // Errors: what Plan and PlanSegment refuse; FailedPrecondition: options.start
+  // is of other data.
   struct Layout {
     Plan plan;
     SegmentPlan segment;
-    uint32_t slots_per_seat;
+    uint32_t lanes;
+    uint32_t slots_per_lane;
+    uint32_t leases;
     uint64_t row_bytes;
   };
   static StatusOr<Layout> PlanLayout(const JobOptions& options,
@@ -63,34 +76,64 @@ class Job {
   // memory is the promise of the segment's bytes, kept as long as the segment.
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       Layout layout, std::unique_ptr<Segment> segment,
-      std::shared_ptr<void> memory, uint32_t workers);
+      std::shared_ptr<void> memory, uint32_t workers,
+      std::unique_ptr<DeliveryRecord> record);
 
   const JobKey& key() const { return key_; }
   const JobOptions& options() const { return options_; }
   const Dataset& dataset() const { return *dataset_; }
+  const std::shared_ptr<const Dataset>& shared_dataset() const {
+    return dataset_;
+  }
+  // Of the first incarnation of ranks; its order of rows holds for all.
   const Plan& plan() const { return layout_.plan; }
   const Segment& segment() const { return *segment_; }
+  const Layout& layout() const { return layout_; }
 
   // ---- the control thread's
   // ---------------------------------------------------
 
-  // Takes a seat for rank. AlreadyExists: the rank is attached, or was and left
-  // before its end. ResourceExhausted: no seat is left. *seat is its number.
-  Status Attach(uint32_t rank, Mapping cursor, int wake_socket, uint32_t* seat);
-  // Whether this rank took everything and left: its next attach opens a new
-  // incarnation of the job.
-  bool Finished(uint32_t rank) const;
+  // See Delivery.
+  StatusOr<Delivery::Joined> Attach(Delivery::Joining joining);
+  void Leave(uint32_t seat);
+  void Died(uint32_t seat);
+  // Before the wake socket of a seat is closed.
+  void Mute(uint32_t seat);
+  // NotFound: no such rank is attached.
+  Status Evict(uint32_t rank, const std::string& reason);
+  void EvictSeat(uint32_t seat, const std::string& reason);
+  std::vector<Delivery::RanksChanged> TakeRanksChanged();
+  std::optional<Delivery::FormerPhase> TakeNewPhase();
+  bool OwesPredecessor(uint32_t rank) const;
+  // Before anybody attaches, after a former life.
+  Status RestorePhases(const std::vector<Delivery::FormerPhase>& phases);
+  void RestoreRank(uint32_t rank, uint64_t position,
+                   const std::vector<uint64_t>& again);
+  void Gather();
+  bool gathering() const;
+  void Gathered(uint64_t position, const std::vector<RowRange>& again);
+  // Ranks finish the step that the furthest of them has; no more follow.
+  void Drain();
+  // Ends it at once, for all ranks.
+  void Recall(const std::string& reason);
+  bool OwesTheDead() const;
   bool HasAttached() const;
-  void Detach(uint32_t seat);
-  // No rank is attached and no worker writes: nothing refers to the segment.
+  bool Finished(uint32_t rank) const;
+  bool Knows(uint32_t rank) const;
+  // No process has a seat and no worker writes: nothing refers to the segment.
   bool Abandoned() const;
+  // Now and then: fails the job when ranks are missing for longer than
+  // options().wait_s, notes which ranks do nothing.
+  void Look();
+  bool failed() const;
+  JobState State() const;
+  // The state of a rank that is at this position.
+  JobState StateAt(const PlanStart& start) const;
   // A rank sent a wake, or slots became usable.
   void Advance();
-  // As many slots of every seat are populated.
+  // As many slots of every lane are populated.
   void SetUsableSlots(uint32_t slots);
-  uint32_t slots_per_seat() const { return layout_.slots_per_seat; }
   void Fail(const Status& status);
-  void Shutdown();
   nlohmann::json StatusJson(bool with_ranks) const;
 
   // ---- workers'
@@ -140,12 +183,13 @@ class Job {
 
  private:
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void PublishLocked(Feed& feed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Feed& FeedOf(const Share& share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool AnyAttached() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GoneLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteSilenceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChunkRowsNow() const;
   void FailIfNothingIsReadable(uint64_t rows_done);
-  Share* OldestClaimable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobKey key_;
   const JobOptions options_;
@@ -155,12 +199,23 @@ class Job {
   const std::shared_ptr<void> memory_;
   const std::unique_ptr<Segment> segment_;
   const uint64_t chunk_rows_;
+  const std::unique_ptr<DeliveryRecord> record_;
   std::function<void()> on_work_ = [] {};
   std::function<void()> on_more_ = [] {};
 
   mutable Mutex mutex_;
-  std::vector<Feed> feeds_ ABSL_GUARDED_BY(mutex_);
-  uint32_t seats_taken_ ABSL_GUARDED_BY(mutex_) = 0;
+  mutable Delivery delivery_ ABSL_GUARDED_BY(mutex_);
+  // Since when ranks are missing.
+  std::chrono::steady_clock::time_point missing_since_ ABSL_GUARDED_BY(mutex_) =
+      std::chrono::steady_clock::now();
+  size_t missing_ ABSL_GUARDED_BY(mutex_) = 0;
+  // What a rank had done when it was looked at last, and since when that is so.
+  struct Seen {
+    uint64_t taken = 0;
+    uint32_t held = 0;
+    std::chrono::steady_clock::time_point since;
+  };
+  std::map<uint32_t, Seen> seen_ ABSL_GUARDED_BY(mutex_);  // by rank
   Status failure_ ABSL_GUARDED_BY(mutex_);
   std::string last_error_ ABSL_GUARDED_BY(mutex_);
 

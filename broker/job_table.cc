@@ -1,5 +1,7 @@
 #include "broker/job_table.h"
 
+#include <poll.h>
+#include <spdlog/spdlog.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -7,7 +9,36 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "broker/restore.h"
+#include "common/kill_point.h"
+
 namespace penstock {
+namespace {
+
+// A job all of whose ranks died is kept so long for their replacements.
+constexpr std::chrono::seconds kDesertedJobKept{300};
+// Ranks of a former life of which nothing is known have so long to reconnect.
+constexpr std::chrono::seconds kReconnectTime{60};
+
+// Tells the journal of one job.
+class JobRecord : public DeliveryRecord {
+ public:
+  JobRecord(LifeJournal* life, uint64_t number)
+      : life_(life), number_(number) {}
+  void Completed(uint64_t position, uint64_t next) override {
+    life_->Completed(number_, position, next);
+  }
+  void HandedOver(uint32_t rank, uint64_t position) override {
+    life_->HandedOver(number_, rank, position);
+  }
+  void Opened(uint64_t position) override { life_->Opened(number_, position); }
+
+ private:
+  LifeJournal* const life_;
+  const uint64_t number_;
+};
+
+}  // namespace
 
 // ---- OpenDatasets
 // ---------------------------------------------------------------
@@ -56,6 +87,29 @@ uint64_t JobTable::NewLifeId() {
   return id;
 }
 
+JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
+                   LifeJournal* life, Limits limits)
+    : loop_(loop),
+      workers_(workers),
+      disposal_(disposal),
+      life_(life),
+      limits_(std::move(limits)) {
+  for (FormerJob& former : life->TakeJobs()) {
+    Entry& entry = entries_.emplace_back();
+    entry.key = former.key;
+    entry.options = former.options;
+    entry.incarnation = former.incarnation;
+    entry.named = former.named;
+    entry.number = former.id;
+    uint64_t ignored = 0;
+    entry.former_memory =
+        CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
+    entry.former = std::make_unique<FormerJob>(std::move(former));
+    spdlog::info("job '{}' of a former life waits for its ranks",
+                 entry.key.name);
+  }
+}
+
 JobTable::~JobTable() {
   for (Opening& opening : openings_) opening.progress.cancel.store(true);
   datasets_.NoticeCancel();
@@ -67,7 +121,7 @@ Status JobTable::CheckAgreement(const Entry& entry,
   const auto disagree = [&](const std::string& what) {
     return FailedPreconditionError(
         "rank {} disagrees with the ranks of job '{}' that are attached: {}",
-        request.rank, entry.key.name, what);
+        request.joining.rank, entry.key.name, what);
   };
   const JobOptions& there = entry.options;
   const JobOptions& here = request.options;
@@ -83,49 +137,263 @@ Status JobTable::CheckAgreement(const Entry& entry,
     return disagree(fmt::format("repeat_first: {} here, {} there",
                                 here.repeat_first, there.repeat_first));
   }
+  const auto differ = [&](const char* what, const auto& names, auto mine,
+                          auto theirs) {
+    return disagree(fmt::format("{}: {} here, {} there", what,
+                                names[static_cast<size_t>(mine)],
+                                names[static_cast<size_t>(theirs)]));
+  };
+  if (here.delivery.mode != there.delivery.mode) {
+    return differ("delivery", kDeliveryModeNames, here.delivery.mode,
+                  there.delivery.mode);
+  }
+  if (here.delivery.lag != there.delivery.lag) {
+    return differ("lag", kLagNames, here.delivery.lag, there.delivery.lag);
+  }
+  if (here.delivery.on_rank_death != there.delivery.on_rank_death) {
+    return differ("on_rank_death", kOnRankDeathNames,
+                  here.delivery.on_rank_death, there.delivery.on_rank_death);
+  }
+  if (here.delivery.window != there.delivery.window) {
+    return disagree(fmt::format("window: {} here, {} there",
+                                here.delivery.window, there.delivery.window));
+  }
+  if (here.consumers_max != there.consumers_max) {
+    return disagree(fmt::format("consumers: {} here, {} there",
+                                here.consumers_max, there.consumers_max));
+  }
   const std::string field = DifferingField(here.spec, there.spec);
   return field.empty() ? OkStatus() : disagree("spec: " + field);
 }
 
+StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
+  const auto found =
+      std::find_if(entries_.rbegin(), entries_.rend(), [&](const Entry& entry) {
+        return entry.key == request.key && !entry.over;
+      });
+  Entry* const entry = found == entries_.rend() ? nullptr : &*found;
+  if (entry == nullptr) return nullptr;
+  const uint32_t rank = request.joining.rank;
+  if (request.incarnation) {
+    // Not always the newest: a rank that has taken all of its data may have
+    // begun the next while others are not through with this one.
+    for (Entry& each : entries_) {
+      if (each.key == request.key && !each.over &&
+          each.incarnation == *request.incarnation) {
+        return &each;
+      }
+    }
+    return AbortedError(
+        "rank {} belongs to incarnation {} of job '{}', which is at {}: "
+        "another process took over; this one must attach anew",
+        rank, *request.incarnation, entry->key.name, entry->incarnation);
+  }
+  if (entry->job == nullptr && entry->opening == nullptr) {
+    // Of a former life.
+    if (request.options.start) {
+      End(*entry, "");
+      return nullptr;
+    }
+    const Status status = CheckFormer(*entry, request);
+    if (status.ok()) return entry;
+    if (status.code() != StatusCode::kNotFound) return status;
+    End(*entry, "");
+    return nullptr;
+  }
+  if (entry->job == nullptr) {
+    if (entry->opening->progress.cancel.load()) return nullptr;
+    if (request.options.start == entry->options.start) return entry;
+    return FailedPreconditionError(
+        "rank {} disagrees with the ranks of job '{}' that are attaching: they "
+        "begin at another state",
+        rank, entry->key.name);
+  }
+  const bool knows = entry->job->Knows(rank);
+  if (request.options.start) {
+    // Ranks that begin at the same state meet in one incarnation; a rank that
+    // comes again with a state begins another.
+    if (!knows && request.options.start == entry->options.start) return entry;
+    End(*entry,
+        fmt::format("rank {} opened a newer incarnation of job '{}' with a "
+                    "state: attach or reset with it",
+                    rank, entry->key.name));
+    return nullptr;
+  }
+  if (entry->former != nullptr && !knows) {
+    PENSTOCK_RETURN_IF_ERROR(CheckFormer(*entry, request));
+  }
+  if (entry->job->Finished(rank)) return nullptr;
+  if (entry->job->failed() && !entry->job->HasAttached()) {
+    End(*entry, "over");
+    return nullptr;
+  }
+  if (entry->options.start && !knows && rank != Delivery::kAnyRank) {
+    return FailedPreconditionError(
+        "rank {} gives no state, but job '{}' was begun at one: all its ranks "
+        "have to give it",
+        rank, entry->key.name);
+  }
+  return entry;
+}
+
+Status JobTable::CheckFormer(const Entry& entry,
+                             const AttachRequest& request) const {
+  const uint32_t rank = request.joining.rank;
+  bool any_may_live = false;
+  const FormerRank* last = nullptr;
+  for (const auto& [attach, former] : entry.former->ranks) {
+    any_may_live |= former.MayLive();
+    if (former.rank == rank) last = &former;
+  }
+  const bool time_is_over =
+      std::chrono::steady_clock::now() - started_ > kReconnectTime;
+  if (last != nullptr && last->MayLive() &&
+      (last->pidfd != nullptr || !time_is_over)) {
+    return AlreadyExistsError(
+        "rank {} of job '{}' was attached before the broker restarted, and its "
+        "process may reconnect: give each process its own rank, or another job "
+        "name",
+        rank, entry.key.name);
+  }
+  if (!entry.named && !any_may_live) {
+    return NotFoundError("all of its ranks are dead");
+  }
+  if (last != nullptr && last->page == nullptr &&
+      entry.options.delivery.mode == DeliveryMode::kSplit) {
+    return FailedPreconditionError(
+        "rank {} of job '{}' died while no broker ran, and nobody kept its "
+        "page: how far it was is not known; begin all ranks at a state (or run "
+        "the broker under systemd or penstock run, which keep it)",
+        rank, entry.key.name);
+  }
+  return OkStatus();
+}
+
+std::vector<FormerProcess> JobTable::ProcessesOf(const FormerJob& former) {
+  std::vector<FormerProcess> processes;
+  for (const auto& [attach, rank] : former.ranks) {
+    processes.push_back({rank.rank, rank.page.get(), rank.MayLive()});
+  }
+  return processes;
+}
+
+Status JobTable::Restore(Entry& entry) {
+  const FormerJob& former = *entry.former;
+  PENSTOCK_RETURN_IF_ERROR(entry.job->RestorePhases(former.phases));
+  if (former.options.delivery.mode != DeliveryMode::kSplit &&
+      former.options.delivery.mode != DeliveryMode::kIndependent) {
+    entry.job->Gather();
+  }
+  return OkStatus();
+}
+
+// Not once for all: a rank that lived when the job was opened again may have
+// died since.
+void JobTable::RestoreDead(Entry& entry,
+                           std::optional<uint32_t> reconnecting) {
+  if (entry.former == nullptr || entry.job->gathering()) return;
+  for (const RestoredRank& rank :
+       RestoreRanks(ProcessesOf(*entry.former), entry.former->handed_over,
+                    entry.job->plan().global_batch(), reconnecting)) {
+    entry.job->RestoreRank(rank.rank, rank.position, rank.again);
+  }
+}
+
+void JobTable::TryGather(Entry& entry) {
+  if (entry.job == nullptr || entry.former == nullptr ||
+      !entry.job->gathering()) {
+    return;
+  }
+  const FormerJob& former = *entry.former;
+  const bool time_is_over =
+      std::chrono::steady_clock::now() - started_ > kReconnectTime;
+  std::map<uint32_t, ReconnectedRank> reconnected;
+  for (const auto& [rank, position] : entry.reconnected_at) {
+    reconnected[rank] = {entry.reconnected[rank].get(), position};
+  }
+  const std::vector<FormerProcess> processes = ProcessesOf(former);
+  for (const FormerProcess& process : processes) {
+    if (process.may_live && reconnected.count(process.rank) == 0 &&
+        !time_is_over) {
+      return;
+    }
+  }
+  const GatheredSteps gathered =
+      GatherSteps({former.options.delivery, former.opened, former.low,
+                   former.completed},
+                  entry.job->plan(), processes, reconnected);
+  entry.job->Gathered(gathered.position, gathered.again);
+  entry.former = nullptr;
+  entry.reconnected.clear();
+}
+
 uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
   const uint64_t number = next_number_++;
-  // The newest incarnation of the job that this rank is not through with.
-  Entry* found = nullptr;
-  for (Entry& entry : entries_) {
-    if (entry.key == request.key) found = &entry;
+  if (request.options.delivery.mode == DeliveryMode::kIndependent) {
+    // Each consumer has a job of its own, of which it is the only rank.
+    uint32_t consumer = request.joining.rank;
+    if (consumer == Delivery::kAnyRank) {
+      consumer = 0;
+      const auto taken = [&] {
+        return std::any_of(
+            entries_.begin(), entries_.end(), [&](const Entry& entry) {
+              return entry.key.uid == request.key.uid && !entry.over &&
+                     entry.key.name == request.key.name &&
+                     entry.key.dataset == request.key.dataset &&
+                     entry.key.consumer == consumer;
+            });
+      };
+      while (taken()) ++consumer;
+    }
+    request.key.consumer = consumer;
+    request.options.consumer = consumer;
+    request.joining.rank = 0;
   }
-  if (found != nullptr &&
-      (found->job != nullptr
-           ? found->job->Finished(request.rank) || !found->job->HasAttached()
-           : found->opening->progress.cancel.load())) {
-    found = nullptr;
+  StatusOr<Entry*> which = EntryFor(request);
+  if (!which.ok()) {
+    done(which.status());
+    return number;
   }
+  Entry* const found = *which;
   if (found == nullptr) {
     if (const Status status = CheckLimits(request.key.uid); !status.ok()) {
       done(status);
       return number;
     }
-    entries_.push_back({request.key, request.options, nullptr, nullptr, {}});
-    Entry* entry = &entries_.back();
-    entry->pending.push_back({number, std::move(request), std::move(done)});
-    if (const Status status = Open(entry); !status.ok()) {
-      Opened(entry, status);
-    } else {
-      entry->opening->waiting.push_back(number);
+    uint64_t incarnation = request.incarnation.value_or(1);
+    if (!request.incarnation) {
+      for (const Entry& entry : entries_) {
+        if (entry.key == request.key) {
+          incarnation = std::max(incarnation, entry.incarnation + 1);
+        }
+      }
     }
+    Entry* entry = &entries_.emplace_back();
+    entry->key = request.key;
+    entry->options = request.options;
+    entry->named = request.named;
+    entry->incarnation = incarnation;
+    entry->pending.push_back({number, std::move(request), std::move(done)});
+    OpenFor(entry, number);
     return number;
   }
   if (const Status status = CheckAgreement(*found, request); !status.ok()) {
     done(status);
     return number;
   }
+  if (found->job == nullptr && found->opening == nullptr) {
+    found->pending.push_back({number, std::move(request), std::move(done)});
+    OpenFor(found, number);
+    return number;
+  }
   if (found->job == nullptr) {
     for (const Pending& pending : found->pending) {
-      if (pending.request.rank == request.rank) {
+      if (pending.request.joining.rank == request.joining.rank &&
+          request.joining.rank != Delivery::kAnyRank) {
         done(AlreadyExistsError(
             "rank {} of job '{}' is attaching already: give each process its "
             "own rank, or another job name",
-            request.rank, request.key.name));
+            request.joining.rank, request.key.name));
         return number;
       }
     }
@@ -135,6 +403,14 @@ uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
   }
   done(AttachTo(*found, std::move(request)));
   return number;
+}
+
+void JobTable::OpenFor(Entry* entry, uint64_t attach) {
+  if (const Status status = Open(entry); !status.ok()) {
+    Opened(entry, status);
+  } else {
+    entry->opening->waiting.push_back(attach);
+  }
 }
 
 Status JobTable::CheckLimits(uint32_t uid) const {
@@ -168,11 +444,52 @@ StatusOr<std::thread> JobTable::StartOpening(std::function<void()> body) {
 
 StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
                                                 AttachRequest request) {
-  Attached attached{entry.job, 0};
-  PENSTOCK_RETURN_IF_ERROR(
-      entry.job->Attach(request.rank, std::move(request.cursor),
-                        request.wake_socket, &attached.seat));
+  // Its request was still on its way: what it had may have been given to others
+  // when it was seen to be dead.
+  pollfd dead{request.pidfd, POLLIN, 0};
+  if (poll(&dead, 1, 0) == 1) {
+    return UnavailableError("rank {} is dead", request.joining.rank);
+  }
+  const bool reconnects = request.incarnation.has_value();
+  const auto page = request.joining.former;
+  const uint64_t position = request.joining.position.value_or(0);
+  const auto cursor = request.joining.cursor;
+  RestoreDead(entry, reconnects ? std::optional(request.joining.rank)
+                                : std::nullopt);
+  PENSTOCK_ASSIGN_OR_RETURN(const Delivery::Joined joined,
+                            entry.job->Attach(std::move(request.joining)));
+  entry.deserted.reset();
+  if (reconnects) {
+    entry.reconnected[joined.rank] = page;
+    entry.reconnected_at[joined.rank] = position;
+    // What it was before is told by itself now.
+    if (entry.former != nullptr && !entry.job->gathering()) {
+      for (const auto& [attach, rank] : entry.former->ranks) {
+        if (rank.rank == joined.rank && page == nullptr) {
+          life_->RankLeft(entry.number, attach);
+        }
+      }
+    }
+  }
+  entry.attachments[joined.seat] = {
+      life_->RankAttached(entry.number, joined.rank, request.cursor_fd.get(),
+                          request.pidfd),
+      joined.rank, cursor};
+  KillPoint("attach.recorded");
+  TryGather(entry);
+  // A replaced rank is a new incarnation for those it replaces: only the dead
+  // process can be fenced by it, and it cannot ask any more. The number stays,
+  // so that ranks that reconnect later are recognised.
+  Attached attached{entry.job, joined, entry.incarnation, nullptr};
+  if (reconnects) attached.former_memory = entry.former_memory;
   return attached;
+}
+
+// Nobody gets anything of it any more.
+void JobTable::End(Entry& entry, const std::string& reason) {
+  entry.over = true;
+  if (entry.number != 0) life_->JobEnded(entry.number);
+  if (entry.job != nullptr) entry.job->Recall(reason);
 }
 
 void JobTable::CancelAttach(uint64_t attach) {
@@ -180,8 +497,9 @@ void JobTable::CancelAttach(uint64_t attach) {
     std::erase_if(entry->pending, [attach](const Pending& pending) {
       return pending.number == attach;
     });
+    // That of a former life is not given up with the first that came.
     if (entry->job == nullptr && entry->pending.empty() &&
-        entry->opening != nullptr) {
+        entry->opening != nullptr && entry->former == nullptr) {
       // Nobody waits any more; Opened() finds no pending and drops the job.
       entry->opening->progress.cancel.store(true);
       datasets_.NoticeCancel();
@@ -192,10 +510,15 @@ void JobTable::CancelAttach(uint64_t attach) {
 Status JobTable::Open(Entry* entry) {
   Opening* opening = &openings_.emplace_back();
   entry->opening = opening;
-  StatusOr<std::thread> thread = StartOpening(
-      [this, entry, opening, key = entry->key, options = entry->options] {
+  // Its number is known before the job is, which records under it.
+  entry->number = life_->JobOpened(
+      entry->key, entry->options, entry->incarnation, entry->named,
+      entry->former != nullptr ? std::optional(entry->number) : std::nullopt);
+  StatusOr<std::thread> thread =
+      StartOpening([this, entry, opening, key = entry->key,
+                    options = entry->options, number = entry->number] {
         StatusOr<std::shared_ptr<Job>> job =
-            MakeJob(key, options, &opening->progress);
+            MakeJob(key, options, number, &opening->progress);
         if (!job.ok()) {
           loop_->Post([this, entry, opening, status = job.status()] {
             Opened(entry, status);
@@ -228,6 +551,7 @@ Status JobTable::Open(Entry* entry) {
 
 StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
                                                  const JobOptions& options,
+                                                 uint64_t number,
                                                  OpenProgress* progress) {
   progress->promise = [this](uint64_t bytes) { return CheckSource(bytes); };
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> dataset,
@@ -237,17 +561,19 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   if (!layout.ok()) {
     return layout.status().Prepend("dataset '" + options.spec.name + "'");
   }
+  life_->Begun(number, layout->plan.start().position,
+               layout->segment.segment_bytes);
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<void> memory,
-                            PromiseMemory(key.name, options, *layout));
-  auto segment =
-      Segment::Create(layout->segment, life_id_, job_ids_.fetch_add(1));
+                            PromiseMemory(key, options, *layout));
+  auto segment = Segment::Create(layout->segment, life_id_, number);
   if (!segment.ok()) {
     promised_bytes_.fetch_sub(layout->segment.segment_bytes);
     return segment.status();
   }
   return std::make_shared<Job>(key, options, std::move(dataset),
                                *std::move(layout), *std::move(segment),
-                               std::move(memory), workers_->workers());
+                               std::move(memory), workers_->workers(),
+                               std::make_unique<JobRecord>(life_, number));
 }
 
 Status JobTable::CheckSource(uint64_t bytes) const {
@@ -263,32 +589,61 @@ Status JobTable::CheckSource(uint64_t bytes) const {
                                 BytesText(bytes), BytesText(left), limit);
 }
 
+std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
+                                            uint64_t* before,
+                                            uint64_t* before_of_uid) {
+  {
+    MutexLock lock(&promised_->mutex);
+    *before = promised_->bytes;
+    promised_->bytes += bytes;
+    uint64_t& of_uid = promised_->bytes_of[uid];
+    *before_of_uid = of_uid;
+    of_uid += bytes;
+  }
+  return {nullptr, [promised = promised_, bytes, uid](void*) {
+            MutexLock lock(&promised->mutex);
+            promised->bytes -= bytes;
+            if ((promised->bytes_of[uid] -= bytes) == 0) {
+              promised->bytes_of.erase(uid);
+            }
+          }};
+}
+
 StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
-    const std::string& job, const JobOptions& options,
-    const Job::Layout& layout) {
+    const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
   const uint64_t needed = layout.segment.segment_bytes;
   // Taken first and judged then, so that two jobs that open at once cannot both
   // be promised the same bytes.
-  const uint64_t taken = segment_bytes_->fetch_add(needed);
-  std::shared_ptr<void> promise(
-      nullptr,
-      [bytes = segment_bytes_, needed](void*) { bytes->fetch_sub(needed); });
+  uint64_t taken = 0;
+  uint64_t taken_by_uid = 0;
+  std::shared_ptr<void> promise =
+      CountMemory(key.uid, needed, &taken, &taken_by_uid);
   const uint64_t promised = promised_bytes_.fetch_add(needed);
   const auto refuse = [&](const std::string& why) {
     promised_bytes_.fetch_sub(needed);
     return ResourceExhaustedError(
-        "job '{}' needs {} ({} ranks x (prefetch {} + hold {}) batches x {} "
-        "rows x {}), {}; make batch.size or prefetch smaller",
-        job, BytesText(needed), options.local_world_size, options.spec.prefetch,
-        options.spec.hold, layout.segment.rows_max, BytesText(layout.row_bytes),
-        why);
+        "job '{}' needs {} ({} batches, prefetch {} and hold {} for each of {} "
+        "ranks, x {} rows x {}), {}; make batch.size or prefetch smaller",
+        key.name, BytesText(needed), layout.segment.slot_count,
+        options.spec.prefetch, options.spec.hold, options.consumers_max,
+        layout.segment.rows_max, BytesText(layout.row_bytes), why);
   };
-  if (limits_.memory_bytes &&
-      needed > *limits_.memory_bytes - std::min(*limits_.memory_bytes, taken)) {
+  const auto over = [needed](const std::optional<uint64_t>& limit,
+                             uint64_t used) {
+    return limit && needed > *limit - std::min(*limit, used);
+  };
+  if (over(limits_.memory_bytes, taken)) {
     return refuse(
         fmt::format("the broker's memory_limit is {}, {} of it are "
                     "taken by other jobs",
                     BytesText(*limits_.memory_bytes), BytesText(taken)));
+  }
+  if (over(limits_.memory_bytes_per_uid, taken_by_uid)) {
+    return refuse(fmt::format(
+        "memory_limit_per_user is {}, {} of it are taken by user {}'s other "
+        "jobs",
+        BytesText(*limits_.memory_bytes_per_uid), BytesText(taken_by_uid),
+        key.uid));
   }
   const MemoryRoom room = FindMemoryRoom(SystemFiles{});
   const uint64_t left = room.bytes - std::min(room.bytes, promised);
@@ -303,20 +658,20 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
                              const std::function<void()>& on_first) {
   const SegmentPlan& plan = job.segment().plan();
   std::byte* base = job.segment().base();
-  const uint32_t seats = plan.seats;
-  const uint32_t levels = job.slots_per_seat();
+  const uint32_t lanes = job.layout().lanes;
+  const uint32_t levels = job.layout().slots_per_lane;
   std::vector<PopulateRange> ranges = {{base, plan.slots_offset}};
   for (uint32_t level = 0; level < levels; ++level) {
-    for (uint32_t seat = 0; seat < seats; ++seat) {
-      ranges.push_back({base + job.segment().slot_offset(seat * levels + level),
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+      ranges.push_back({base + job.segment().slot_offset(lane * levels + level),
                         plan.slot_stride});
     }
   }
   const Status status = Populate(
       ranges,
       [&](size_t done) {
-        if (done < 1 + seats || (done - 1) % seats != 0) return;
-        const auto level = static_cast<uint32_t>((done - 1) / seats);
+        if (done < 1 + lanes || (done - 1) % lanes != 0) return;
+        const auto level = static_cast<uint32_t>((done - 1) / lanes);
         job.SetUsableSlots(level);
         if (level == 1) on_first();
       },
@@ -328,7 +683,18 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
 void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
   std::vector<Pending> pending = std::move(entry->pending);
   entry->pending.clear();
+  const bool restored = entry->former != nullptr;
+  if (pending.empty() && restored) {
+    // Who had it opened is gone again: it waits for the next.
+    entry->opening = nullptr;
+    return;
+  }
+  if (job.ok() && !pending.empty() && entry->former != nullptr) {
+    entry->job = *job;
+    if (const Status status = Restore(*entry); !status.ok()) job = status;
+  }
   if (!job.ok() || pending.empty()) {
+    life_->JobEnded(entry->number);
     entries_.remove_if([entry](const Entry& item) { return &item == entry; });
     const Status status =
         job.ok() ? CancelledError("nobody waits any more") : job.status();
@@ -345,6 +711,12 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
   for (Pending& each : pending) {
     each.done(AttachTo(*entry, std::move(each.request)));
   }
+  if ((*job)->HasAttached()) return;
+  if (restored) {
+    entry->deserted = std::chrono::steady_clock::now();
+  } else {
+    End(*entry, "nobody attached");
+  }
 }
 
 void JobTable::EndOpening(Opening* opening) {
@@ -353,25 +725,132 @@ void JobTable::EndOpening(Opening* opening) {
       [opening](const Opening& item) { return &item == opening; });
 }
 
-void JobTable::Detach(const std::shared_ptr<Job>& job, uint32_t seat) {
-  job->Detach(seat);
-  leaving_.push_back(job);
+// A rank that is not here, or another in its place, has more to take.
+bool JobTable::OwesAnybody(Entry& entry) {
+  RestoreDead(entry, std::nullopt);
+  if (entry.job->OwesTheDead()) return true;
+  return entry.former != nullptr &&
+         std::any_of(entry.former->ranks.begin(), entry.former->ranks.end(),
+                     [&](const auto& item) {
+                       return item.second.MayLive() &&
+                              !entry.job->Knows(item.second.rank);
+                     });
+}
+
+void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
+                     bool orderly) {
+  orderly ? job->Leave(seat) : job->Died(seat);
+  const auto entry =
+      std::find_if(entries_.begin(), entries_.end(),
+                   [&](const Entry& each) { return each.job == job; });
+  if (entry != entries_.end()) {
+    if (auto attachment = entry->attachments.extract(seat)) {
+      entry->retired.push_back(attachment.mapped());
+    }
+    if (const auto phase = job->TakeNewPhase()) {
+      life_->PhaseBegun(entry->number, *phase);
+    }
+  }
+  if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
+    // Left by all of its ranks it is over. Ranks that died may have
+    // replacements, if the job can be told from the next of that user.
+    if (!entry->named || job->failed() || (orderly && !OwesAnybody(*entry))) {
+      End(*entry, "all ranks have left");
+    } else {
+      entry->deserted = std::chrono::steady_clock::now();
+    }
+  }
   Sweep();
 }
 
+std::vector<std::shared_ptr<Job>> JobTable::Find(
+    uint32_t uid, const std::string& name, const std::string& dataset) const {
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (const Entry& entry : entries_) {
+    if (entry.job != nullptr && !entry.over && entry.key.name == name &&
+        (uid == 0 || uid == entry.key.uid) &&
+        (dataset.empty() || dataset == entry.key.dataset)) {
+      jobs.push_back(entry.job);
+    }
+  }
+  return jobs;
+}
+
+bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
+  if (entry.options.delivery.mode == DeliveryMode::kDynamic) return true;
+  const auto later = [&](const Entry::Attachment& other) {
+    return other.rank == dead.rank && other.attach > dead.attach &&
+           Supersedes(*other.cursor, *dead.cursor,
+                      entry.job->plan().global_batch());
+  };
+  return std::any_of(entry.retired.begin(), entry.retired.end(), later) ||
+         std::any_of(entry.attachments.begin(), entry.attachments.end(),
+                     [&](const auto& item) { return later(item.second); });
+}
+
+bool JobTable::FormerRanksSpoke(const Entry& entry) const {
+  if (entry.former == nullptr) return true;
+  return std::all_of(entry.former->ranks.begin(), entry.former->ranks.end(),
+                     [&](const auto& item) {
+                       return !item.second.MayLive() ||
+                              entry.reconnected_at.count(item.second.rank) > 0;
+                     });
+}
+
+bool JobTable::FormerIsOver(const Entry& entry) const {
+  const auto age = std::chrono::steady_clock::now() - started_;
+  if (age > kDesertedJobKept) return true;
+  return !entry.named &&
+         std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
+                      [&](const auto& item) { return item.second.MayLive(); });
+}
+
 void JobTable::Sweep() {
-  std::erase_if(leaving_, [this](const std::shared_ptr<Job>& job) {
-    const bool known =
-        std::any_of(entries_.begin(), entries_.end(),
-                    [&](const Entry& entry) { return entry.job == job; });
-    if (!known) return true;
-    if (!job->Abandoned()) return job->HasAttached();
-    workers_->Remove(job.get());
+  life_->CompactIfWanted();
+  const auto now = std::chrono::steady_clock::now();
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    if (entry->job == nullptr) {
+      // Of a former life, and nobody comes.
+      if (entry->former != nullptr && entry->opening == nullptr &&
+          (entry->over || FormerIsOver(*entry))) {
+        life_->JobEnded(entry->number);
+        entry = entries_.erase(entry);
+      } else {
+        ++entry;
+      }
+      continue;
+    }
+    std::vector<Entry::Attachment> needed;
+    for (const Entry::Attachment& dead : entry->retired) {
+      if (entry->job->OwesPredecessor(dead.rank) || !Superseded(*entry, dead)) {
+        needed.push_back(dead);
+      } else {
+        life_->RankLeft(entry->number, dead.attach);
+      }
+    }
+    entry->retired = std::move(needed);
+    if (entry->former_memory != nullptr && FormerRanksSpoke(*entry)) {
+      entry->former_memory.reset();
+    }
+    if (!entry->over) {
+      TryGather(*entry);
+      entry->job->Look();
+      if (entry->deserted && (entry->job->failed() ||
+                              now - *entry->deserted > kDesertedJobKept)) {
+        End(*entry, "nobody came back");
+      }
+    }
+    if (!entry->over || !entry->job->Abandoned()) {
+      ++entry;
+      continue;
+    }
+    workers_->Remove(entry->job.get());
     // Relaxed: no worker is on it any more.
-    rows_of_ended_jobs_ += job->counters().rows.load(std::memory_order_relaxed);
-    entries_.remove_if([&](const Entry& entry) { return entry.job == job; });
-    return true;
-  });
+    rows_of_ended_jobs_ +=
+        entry->job->counters().rows.load(std::memory_order_relaxed);
+    disposal_->Destroy(std::move(entry->job));
+    entry = entries_.erase(entry);
+  }
 }
 
 uint64_t JobTable::Inspect(JobOptions options, InspectDone done) {
@@ -449,12 +928,17 @@ nlohmann::json JobTable::StatusJson(bool with_ranks) const {
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
     if (entry.job != nullptr) {
-      jobs.push_back(entry.job->StatusJson(with_ranks));
+      nlohmann::json& job =
+          jobs.emplace_back(entry.job->StatusJson(with_ranks));
+      job["incarnation"] = entry.incarnation;
+      if (entry.over && !entry.job->failed()) job["state"] = "ending";
     } else {
       jobs.push_back({{"job", entry.key.name},
                       {"dataset", entry.key.dataset},
                       {"uid", entry.key.uid},
-                      {"state", "opening"},
+                      {"state", entry.opening != nullptr
+                                    ? "opening"
+                                    : "waiting for its ranks to reconnect"},
                       {"world_size", entry.options.world_size}});
     }
   }
@@ -473,7 +957,6 @@ uint64_t JobTable::RowsMade() const {
 
 void JobTable::Shutdown() {
   for (Entry& entry : entries_) {
-    if (entry.job != nullptr) entry.job->Shutdown();
     for (Pending& pending : entry.pending) {
       pending.done(UnavailableError("the broker was stopped"));
     }

@@ -7,6 +7,7 @@
 #define BROKER_JOB_TABLE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -19,10 +20,13 @@
 #include <vector>
 
 #include "broker/dataset.h"
+#include "broker/disposal.h"
 #include "broker/event_loop.h"
 #include "broker/job.h"
+#include "broker/life_journal.h"
 #include "broker/memory_promise.h"
 #include "broker/mutex.h"
+#include "broker/restore.h"
 #include "broker/worker_pool.h"
 
 namespace penstock {
@@ -51,24 +55,35 @@ class JobTable {
  public:
   struct Limits {
     std::optional<uint64_t> memory_bytes;  // of all segments together
+    std::optional<uint64_t> memory_bytes_per_uid;
     uint32_t jobs = 256;
     uint32_t jobs_per_uid = 64;
     uint32_t openings = 64;  // at once, each a thread
   };
-  JobTable(EventLoop* loop, WorkerPool* workers, Limits limits)
-      : loop_(loop), workers_(workers), limits_(limits) {}
+  // Takes up the jobs that a former life left in life.
+  JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
+           LifeJournal* life, Limits limits);
   ~JobTable();
 
   struct AttachRequest {
     JobKey key;
     JobOptions options;
-    uint32_t rank = 0;
-    Mapping cursor;
-    int wake_socket = -1;  // stays the caller's
+    Delivery::Joining joining;
+    // The job has a name of its own: it may wait for ranks that died, even when
+    // all did.
+    bool named = false;
+    // It reconnects: the incarnation it belongs to.
+    std::optional<uint64_t> incarnation;
+    Fd cursor_fd;
+    int pidfd = -1;  // the caller's, until it cancels
   };
   struct Attached {
     std::shared_ptr<Job> job;
-    uint32_t seat = 0;
+    Delivery::Joined joined;
+    uint64_t incarnation = 0;
+    // The segment of a former life counts as long as this process may map it:
+    // to be kept until it says that it does not, or is dead.
+    std::shared_ptr<void> former_memory;
   };
   using AttachDone = std::function<void(StatusOr<Attached>)>;
   // done is called on the control thread, at once or when the job is open.
@@ -76,7 +91,11 @@ class JobTable {
   uint64_t Attach(AttachRequest request, AttachDone done);
   // The asking connection went away before done was called.
   void CancelAttach(uint64_t attach);
-  void Detach(const std::shared_ptr<Job>& job, uint32_t seat);
+  // The process unmapped everything (orderly), or is dead.
+  void Leave(const std::shared_ptr<Job>& job, uint32_t seat, bool orderly);
+  // Running jobs of this name that uid may act upon (its own; all as root).
+  std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
+                                         const std::string& dataset) const;
 
   // Opens the dataset and describes it: the answer of the `index` operation.
   using InspectDone = std::function<void(StatusOr<nlohmann::json>)>;
@@ -90,9 +109,9 @@ class JobTable {
   // Rows made for all jobs, those that ended too.
   uint64_t RowsMade() const;
   void Shutdown();
-  // Whether some opening is under way or some job waits to be removed.
-  bool busy() const { return !openings_.empty() || !leaving_.empty(); }
-  // Removes jobs whose last worker has finished.
+  // Whether Sweep has anything to look at.
+  bool busy() const { return !openings_.empty() || !entries_.empty(); }
+  // Removes jobs that are over, fails those whose ranks are missing for long.
   void Sweep();
 
  private:
@@ -113,8 +132,51 @@ class JobTable {
     std::shared_ptr<Job> job;  // nullptr while it is opened
     Opening* opening = nullptr;
     std::vector<Pending> pending;
+    uint64_t incarnation = 1;
+    bool named = false;
+    // It takes nobody any more; removed when nothing refers to its memory.
+    bool over = false;
+    // Since when nobody is attached.
+    std::optional<std::chrono::steady_clock::time_point> deserted;
+
+    uint64_t number = 0;  // in the life journal; 0: not in it yet
+    struct Attachment {
+      uint64_t attach = 0;  // its number in the life journal
+      uint32_t rank = 0;
+      std::shared_ptr<const CursorPage> cursor;
+    };
+    std::map<uint32_t, Attachment> attachments;  // by seat
+    // Dead, and not all that they had is released by others yet.
+    std::vector<Attachment> retired;
+    // Of a former life, until it is known what its ranks had.
+    std::unique_ptr<FormerJob> former;
+    std::shared_ptr<void> former_memory;  // until all have said where they are
+    std::map<uint32_t, std::shared_ptr<const CursorPage>> reconnected;  // rank
+    std::map<uint32_t, uint64_t> reconnected_at;  // position
   };
 
+  // The entry this request belongs to, nullptr: it opens one. Fences the one it
+  // takes the place of.
+  StatusOr<Entry*> EntryFor(const AttachRequest& request);
+  // Why this rank cannot attach to a job of a former life; ok: it can.
+  Status CheckFormer(const Entry& entry, const AttachRequest& request) const;
+  static std::vector<FormerProcess> ProcessesOf(const FormerJob& former);
+  // The phases of a former life; what its ranks had is put in later.
+  Status Restore(Entry& entry);
+  bool OwesAnybody(Entry& entry);
+  // split: puts in what is known of dead ranks that nobody has replaced yet.
+  // reconnecting: the rank that does so now.
+  void RestoreDead(Entry& entry, std::optional<uint32_t> reconnecting);
+  // It is known of all ranks what they had, or they had their time to say it:
+  // the job goes on.
+  void TryGather(Entry& entry);
+  void End(Entry& entry, const std::string& reason);
+  // Where the rank of a dead process goes on is told by another's page.
+  static bool Superseded(const Entry& entry, const Entry::Attachment& dead);
+  void OpenFor(Entry* entry, uint64_t attach);
+  bool FormerIsOver(const Entry& entry) const;
+  // Each is dead or has reconnected.
+  bool FormerRanksSpoke(const Entry& entry) const;
   StatusOr<Attached> AttachTo(Entry& entry, AttachRequest request);
   static Status CheckAgreement(const Entry& entry,
                                const AttachRequest& request);
@@ -124,14 +186,19 @@ class JobTable {
   StatusOr<std::thread> StartOpening(std::function<void()> body);
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
+                                         uint64_t number,
                                          OpenProgress* progress);
   // Whether a source may keep so many bytes in memory: its index, unpacked
   // files.
   Status CheckSource(uint64_t bytes) const;
+  // Counts bytes of uid until the last reference goes; what was counted before,
+  // in all and of this user.
+  std::shared_ptr<void> CountMemory(uint32_t uid, uint64_t bytes,
+                                    uint64_t* before, uint64_t* before_of_uid);
   // Takes the job's segment off what is left; given back when the last
   // reference to it goes. ResourceExhausted says what is needed and what is
   // left.
-  StatusOr<std::shared_ptr<void>> PromiseMemory(const std::string& job,
+  StatusOr<std::shared_ptr<void>> PromiseMemory(const JobKey& key,
                                                 const JobOptions& options,
                                                 const Job::Layout& layout);
   void Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job);
@@ -141,23 +208,30 @@ class JobTable {
 
   EventLoop* const loop_;
   WorkerPool* const workers_;
+  Disposal* const disposal_;
+  LifeJournal* const life_;
   const Limits limits_;
+  const std::chrono::steady_clock::time_point started_ =
+      std::chrono::steady_clock::now();
   OpenDatasets datasets_;
   std::list<Entry> entries_;
   std::list<Opening> openings_;
   std::map<uint64_t, InspectDone> inspects_;
-  std::vector<std::shared_ptr<Job>> leaving_;
   uint64_t next_number_ = 1;
   uint64_t rows_of_ended_jobs_ = 0;
   const uint64_t life_id_ = NewLifeId();
   static uint64_t NewLifeId();
 
-  // Of all segments; shared, for a job may outlive this table in a worker.
-  const std::shared_ptr<std::atomic<uint64_t>> segment_bytes_ =
-      std::make_shared<std::atomic<uint64_t>>(0);
+  // Bytes of segments, by user; shared, for a job may outlive this table in a
+  // worker.
+  struct Promised {
+    Mutex mutex;
+    uint64_t bytes ABSL_GUARDED_BY(mutex) = 0;
+    std::map<uint32_t, uint64_t> bytes_of ABSL_GUARDED_BY(mutex);
+  };
+  const std::shared_ptr<Promised> promised_ = std::make_shared<Promised>();
   // Of them not populated yet: not seen in the machine's free memory.
   std::atomic<uint64_t> promised_bytes_{0};
-  std::atomic<uint64_t> job_ids_{1};
 };
 
 }  // namespace penstock

@@ -24,7 +24,9 @@
 #include "broker/control_server.h"
 #include "broker/event_loop.h"
 #include "broker/job_table.h"
+#include "broker/life_journal.h"
 #include "broker/replay.h"
+#include "broker/samples_in_work.h"
 #include "broker/topology.h"
 #include "broker/worker_pool.h"
 #include "common/dataset_spec.h"
@@ -38,6 +40,7 @@ struct Arguments {
   std::string socket;
   std::string workers;
   std::string memory_limit;
+  std::string state_dir;
   bool check = false;
   bool private_broker = false;
   std::string replay;
@@ -83,21 +86,40 @@ StatusOr<Fd> ListenAt(const std::string& path) {
   return fd;
 }
 
-StatusOr<Fd> InheritOrListen(const std::string& path) {
-  const int inherited = sd_listen_fds(1);
-  if (inherited <= 0) return ListenAt(path);
-  Fd fd(SD_LISTEN_FDS_START);
-  if (inherited > 1 ||
-      sd_is_socket(fd.get(), AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
-    return InvalidArgumentError(
-        "socket activation: wanted one listening SOCK_SEQPACKET socket "
-        "(ListenSequentialPacket=)");
+// What systemd or `penstock run` hands over: the listening socket, and the
+// descriptors that a former life stored.
+struct Inherited {
+  Fd listener;
+  std::vector<StoredFd> stored;
+};
+
+StatusOr<Inherited> InheritOrListen(const std::string& path) {
+  Inherited inherited;
+  char** names = nullptr;
+  const int count = sd_listen_fds_with_names(1, &names);
+  for (int i = 0; i < count; ++i) {
+    StoredFd stored{names != nullptr && names[i] != nullptr ? names[i] : "",
+                    Fd(SD_LISTEN_FDS_START + i)};
+    if (names != nullptr) free(names[i]);
+    const int fd = stored.fd.get();
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    if (sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
+      inherited.stored.push_back(std::move(stored));
+    } else if (inherited.listener) {
+      return InvalidArgumentError(
+          "socket activation: wanted one listening SOCK_SEQPACKET socket "
+          "(ListenSequentialPacket=), found two");
+    } else if (fcntl(fd, F_SETFL, O_NONBLOCK) != 0) {
+      return ErrnoError(errno, "set up the inherited socket");
+    } else {
+      inherited.listener = std::move(stored.fd);
+    }
   }
-  if (fcntl(fd.get(), F_SETFD, FD_CLOEXEC) != 0 ||
-      fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) {
-    return ErrnoError(errno, "set up the inherited socket");
+  free(names);
+  if (!inherited.listener) {
+    PENSTOCK_ASSIGN_OR_RETURN(inherited.listener, ListenAt(path));
   }
-  return fd;
+  return inherited;
 }
 
 StatusOr<Config> ConfigOf(const Arguments& arguments) {
@@ -116,6 +138,7 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
     PENSTOCK_ASSIGN_OR_RETURN(config.memory_limit,
                               ParseBytes(arguments.memory_limit));
   }
+  if (!arguments.state_dir.empty()) config.state_dir = arguments.state_dir;
   if (!config.cache_dir.empty()) {
     setenv("PENSTOCK_CACHE_DIR", config.cache_dir.c_str(), 1);
   }
@@ -133,12 +156,24 @@ std::string PathOf(int listener) {
   return address.sun_path;
 }
 
-// A private broker's socket and its folder go with it, also when `penstock run`
-// was killed and cannot take them away itself.
-void RemovePrivateSocket(const std::string& path) {
-  if (unlink(path.c_str()) == 0) {
-    rmdir(std::filesystem::path(path).parent_path().c_str());
+// A private broker's folder goes with it, also when `penstock run` was killed
+// and cannot take it away itself.
+void RemovePrivateFolder(const std::string& socket,
+                         const std::string& state_dir) {
+  if (unlink(socket.c_str()) != 0) return;
+  const std::filesystem::path folder =
+      std::filesystem::path(socket).parent_path();
+  std::error_code error;
+  if (!state_dir.empty() &&
+      std::filesystem::path(state_dir).parent_path() == folder) {
+    std::filesystem::remove_all(state_dir, error);
   }
+  if (const char* notify = std::getenv("NOTIFY_SOCKET");
+      notify != nullptr &&
+      std::filesystem::path(notify).parent_path() == folder) {
+    unlink(notify);
+  }
+  rmdir(folder.c_str());
 }
 
 Status RunReplay(const Arguments& arguments) {
@@ -171,6 +206,24 @@ void ExitSoonAtAnyRate() {
   }).detach();
 }
 
+// What the last life of this broker died of; without a file when there can be
+// none: only that is lost.
+StatusOr<std::unique_ptr<SamplesInWork>> SamplesOf(const Config& config) {
+  auto samples = SamplesInWork::Open(config.state_dir);
+  if (samples.ok() || config.state_dir.empty()) return samples;
+  spdlog::warn(
+      "{}; a sample that ends the broker will not be known at its next start",
+      samples.status().message());
+  return SamplesInWork::Open("");
+}
+
+// Nothing but the end of the process stops a thread that hangs in a decoder.
+// The next life knows which sample it was (samples_in_work.h).
+[[noreturn]] void EndStuck(const std::string& stuck) {
+  spdlog::critical("{}; the broker ends itself to be started again", stuck);
+  _exit(kStuckExitStatus);
+}
+
 // The one function that wires everything.
 Status Serve(const Arguments& arguments) {
   RaiseDescriptorLimit();
@@ -187,27 +240,42 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<Topology> topology,
                             Topology::Load(config.cpus));
   if (arguments.check) return OkStatus();
-  PENSTOCK_ASSIGN_OR_RETURN(Fd listener,
+  PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited,
                             InheritOrListen(SocketPath(config.socket)));
-  const std::string path = PathOf(listener.get());
+  const std::string path = PathOf(inherited.listener.get());
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<LifeJournal> life,
+      LifeJournal::Open(config.state_dir, std::move(inherited.stored)));
 
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop,
                             EventLoop::Make());
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SamplesInWork> samples,
+                            SamplesOf(config));
   WorkerOptions worker_options;
   worker_options.workers = config.workers;
   worker_options.read_depth = config.read_depth;
+  worker_options.read_timeout_ns = config.read_timeout_ns;
+  worker_options.decode_timeout_ns = config.decode_timeout_ns;
+  worker_options.samples = samples.get();
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<WorkerPool> workers,
                             WorkerPool::Start(*topology, worker_options));
-  JobTable jobs(loop.get(), workers.get(),
-                JobTable::Limits{config.memory_limit});
+  Disposal disposal;
+  JobTable::Limits limits;
+  limits.memory_bytes = config.memory_limit;
+  limits.memory_bytes_per_uid = config.memory_limit_per_user;
+  JobTable jobs(loop.get(), workers.get(), &disposal, life.get(), limits);
   ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
-                       {arguments.private_broker, path});
+                       &disposal, life.get(), {arguments.private_broker, path});
   loop->SetTick(
-      std::chrono::milliseconds(200), [&] { return server.WantsTick(); },
-      [&] { server.Tick(); });
+      WorkerPool::kTickInterval,
+      [&] { return server.WantsTick() || workers->WantsTick(); },
+      [&] {
+        server.Tick();
+        if (const auto stuck = workers->Tick()) EndStuck(*stuck);
+      });
   PENSTOCK_RETURN_IF_ERROR(
       loop->Watch(signal_fd.get(), [&](uint32_t) { loop->Stop(); }));
-  PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(listener)));
+  PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(inherited.listener)));
   sd_notify(0, "READY=1");
   spdlog::info("penstockd {} serves at {} with {} workers, reads by {}",
                PENSTOCK_VERSION, path, workers->workers(),
@@ -218,7 +286,7 @@ Status Serve(const Arguments& arguments) {
   sd_notify(0, "STOPPING=1");
   jobs.Shutdown();
   ExitSoonAtAnyRate();
-  if (arguments.private_broker) RemovePrivateSocket(path);
+  if (arguments.private_broker) RemovePrivateFolder(path, config.state_dir);
   return OkStatus();
 }
 
@@ -237,6 +305,9 @@ int Main(int argc, char** argv) {
                  "worker threads, or auto: one per processor");
   app.add_option("--memory-limit", arguments.memory_limit,
                  "memory of all batches together, such as 8G");
+  app.add_option("--state-dir", arguments.state_dir,
+                 "folder for what must survive this process: registered "
+                 "datasets, jobs and their progress");
   app.add_flag("--check", arguments.check,
                "check configuration and machine, then exit");
   app.add_flag("--private", arguments.private_broker,

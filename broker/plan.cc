@@ -42,7 +42,7 @@ StatusOr<Plan> Plan::Make(const DatasetSpec& spec, uint64_t records,
   plan.records_ = records;
   plan.world_size_ = world_size;
   plan.global_batch_ = spec.batch.size * ranks;
-  plan.pad_ = spec.batch.last == LastBatch::kPad;
+  plan.last_ = spec.batch.last;
   plan.epochs_ = spec.epochs;
   plan.shuffle_ = spec.shuffle;
 
@@ -76,36 +76,106 @@ StatusOr<Plan> Plan::Make(const DatasetSpec& spec, uint64_t records,
                                   *plan.epochs_, plan.rows_per_epoch_,
                                   kTotalRowsMax);
     }
-    // steps_per_epoch <= rows_per_epoch: this product is smaller still.
-    plan.total_steps_ = *plan.epochs_ * plan.steps_per_epoch_;
   }
+  return plan.From({}, world_size);
+}
+
+StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
+  Plan plan = *this;
+  plan.world_size_ = world_size;
+  const uint64_t epoch = start.position / rows_per_epoch_;
+  const uint64_t end =
+      epochs_ ? *epochs_ * rows_per_epoch_ : uint64_t{kTotalRowsMax};
+  if (start.position > end) {
+    return InvalidArgumentError("position {} is behind the end of the data, {}",
+                                start.position, end);
+  }
+  for (const RowRange& range : start.owed) {
+    if (range.rows == 0 || range.rows > global_batch_ ||
+        range.position > start.position ||
+        range.rows > start.position - range.position ||
+        range.rows > rows_per_epoch_ - range.position % rows_per_epoch_) {
+      return InvalidArgumentError(
+          "{} rows owed from position {}: wanted 1 to {} rows of one epoch, "
+          "before position {}",
+          range.rows, range.position, global_batch_, start.position);
+    }
+  }
+  plan.first_epoch_steps_ = StepsFrom(start.position % rows_per_epoch_);
+  if (epochs_) {
+    // Each product is at most rows in all, which Make has bounded.
+    plan.total_steps_ = start.owed.size() + plan.first_epoch_steps_ +
+                        (*epochs_ - epoch) * steps_per_epoch_ -
+                        steps_per_epoch_;
+    if (epoch == *epochs_) plan.total_steps_ = start.owed.size();
+  }
+  plan.start_ = std::move(start);
   return plan;
 }
 
-Plan::Share Plan::ShareOf(uint64_t global_step, uint32_t rank) const {
+uint64_t Plan::StepsFrom(uint64_t row) const {
+  const uint64_t rows = rows_per_epoch_ - row;
+  return last_ == LastBatch::kDrop ? rows / global_batch_
+                                   : CeilDivide(rows, global_batch_);
+}
+
+uint64_t Plan::PositionOf(uint64_t step) const {
+  if (step < start_.owed.size()) return start_.owed[step].position;
+  step -= start_.owed.size();
+  const uint64_t epoch = start_.position / rows_per_epoch_;
+  if (step < first_epoch_steps_) return start_.position + step * global_batch_;
+  step -= first_epoch_steps_;
+  return (epoch + 1 + step / steps_per_epoch_) * rows_per_epoch_ +
+         step % steps_per_epoch_ * global_batch_;
+}
+
+uint64_t Plan::StepAt(uint64_t position) const {
+  const uint64_t owed = start_.owed.size();
+  if (position <= start_.position) return owed;
+  const uint64_t epochs =
+      position / rows_per_epoch_ - start_.position / rows_per_epoch_;
+  if (epochs == 0) {
+    return owed +
+           std::min(first_epoch_steps_,
+                    CeilDivide(position - start_.position, global_batch_));
+  }
+  return owed + first_epoch_steps_ + (epochs - 1) * steps_per_epoch_ +
+         std::min(steps_per_epoch_,
+                  CeilDivide(position % rows_per_epoch_, global_batch_));
+}
+
+Plan::Share Plan::ShareOf(uint64_t step, uint32_t rank) const {
   assert(rank < world_size_);
-  assert(!total_steps_ || global_step < *total_steps_);
+  assert(!total_steps_ || step < *total_steps_);
   Share share;
-  share.epoch = global_step / steps_per_epoch_;
-  share.step_in_epoch = global_step % steps_per_epoch_;
-  const uint64_t step_first_row = share.step_in_epoch * global_batch_;
-  share.global_rows = std::min(global_batch_, rows_per_epoch_ - step_first_row);
+  share.position = PositionOf(step);
+  share.epoch = share.position / rows_per_epoch_;
+  const uint64_t step_first_row = share.position % rows_per_epoch_;
+  share.step_in_epoch = step_first_row / global_batch_;
+  share.extra = step < start_.owed.size();
+  share.redelivered = share.extra && start_.owed[step].redelivered;
+  share.global_rows =
+      share.extra ? start_.owed[step].rows
+                  : std::min(global_batch_, rows_per_epoch_ - step_first_row);
   share.first_row =
       step_first_row + RowsBeforeRank(share.global_rows, world_size_, rank);
   share.rows = RowsOfRank(share.global_rows, world_size_, rank);
-  share.shape_rows =
-      pad_ ? RowsOfRank(global_batch_, world_size_, rank) : share.rows;
-  share.last_of_epoch = share.step_in_epoch + 1 == steps_per_epoch_;
-  share.last_of_data = total_steps_ && global_step + 1 == *total_steps_;
+  share.shape_rows = last_ == LastBatch::kPad
+                         ? RowsOfRank(global_batch_, world_size_, rank)
+                         : share.rows;
+  share.last_of_epoch =
+      !share.extra && StepsFrom(step_first_row + share.global_rows) == 0;
+  share.last_of_data = total_steps_ && step + 1 == *total_steps_;
   return share;
 }
 
 uint64_t Plan::max_share_rows(uint32_t rank) const {
   assert(rank < world_size_);
   // The first step of an epoch is never the smaller one.
-  return RowsOfRank(
-      pad_ ? global_batch_ : std::min(global_batch_, rows_per_epoch_),
-      world_size_, rank);
+  return RowsOfRank(last_ == LastBatch::kPad
+                        ? global_batch_
+                        : std::min(global_batch_, rows_per_epoch_),
+                    world_size_, rank);
 }
 
 void Plan::Rows(uint64_t epoch, uint64_t first_row, uint64_t count,

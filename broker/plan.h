@@ -25,6 +25,11 @@
 // A row's pass is counted over the whole job, epoch * passes_per_epoch + k; it
 // keys the order (shuffle.each_epoch) and always the augmentation.
 //
+// A plan may begin at any row of any epoch (resume): from there on each step is
+// the next G rows of the epoch, the last one short; the epochs after it are cut
+// as always. Rows before that are passed over without any work, but for the
+// ranges that are still owed: each is a step of its own, at the very beginning.
+//
 // Dividing a step over R ranks: of the rows present, the first (rows mod R)
 // ranks get one more; ranks take them in order, without gaps.
 #ifndef BROKER_PLAN_H_
@@ -32,12 +37,29 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "broker/permutation.h"
 #include "common/dataset_spec.h"
 #include "common/status.h"
 
 namespace penstock {
+
+// Rows of one epoch that follow one another. A position counts the rows that a
+// job delivers over all its epochs: epoch * rows_per_epoch + row of the epoch.
+struct RowRange {
+  uint64_t position = 0;
+  uint64_t rows = 0;
+  bool redelivered = false;  // somebody took them once and did not finish
+  bool operator==(const RowRange&) const = default;
+};
+
+// Where a job begins.
+struct PlanStart {
+  uint64_t position = 0;
+  std::vector<RowRange> owed;  // of the rows before, those still to deliver
+  bool operator==(const PlanStart&) const = default;
+};
 
 class Plan {
  public:
@@ -51,6 +73,13 @@ class Plan {
   static StatusOr<Plan> Make(const DatasetSpec& spec, uint64_t records,
                              uint32_t world_size);
 
+  // The same plan, with the same global batch, for another number of ranks and
+  // begun elsewhere. InvalidArgument: a position behind the end, an owed range
+  // that is empty, larger than a global batch, over the end of an epoch or not
+  // before the position.
+  StatusOr<Plan> From(PlanStart start, uint32_t world_size) const;
+
+  const PlanStart& start() const { return start_; }
   uint64_t records() const { return records_; }
   uint32_t world_size() const { return world_size_; }
   // Rows of a full step, over all ranks.
@@ -60,10 +89,17 @@ class Plan {
   uint64_t rows_per_epoch() const { return rows_per_epoch_; }
   // nullopt: forever.
   std::optional<uint64_t> epochs() const { return epochs_; }
+  // From the start on, owed ones included.
   std::optional<uint64_t> total_steps() const { return total_steps_; }
+  // Where a step begins; of total_steps(): where the data end. The steps that
+  // are owed are all at the start.
+  uint64_t PositionOf(uint64_t step) const;
+  // The first step that is not owed and begins at position or after it.
+  uint64_t StepAt(uint64_t position) const;
 
   // One rank's share of one global step.
   struct Share {
+    uint64_t position = 0;  // of the whole step
     uint64_t epoch = 0;
     uint64_t step_in_epoch = 0;
     uint64_t first_row = 0;    // its first row's position in the epoch
@@ -72,9 +108,11 @@ class Plan {
     uint64_t global_rows = 0;  // present in the step, over all ranks
     bool last_of_epoch = false;
     bool last_of_data = false;  // of the last epoch; never with forever
+    bool extra = false;         // owed
+    bool redelivered = false;
   };
-  // global_step < total_steps(), rank < world_size().
-  Share ShareOf(uint64_t global_step, uint32_t rank) const;
+  // step, counted from the start, < total_steps(); rank < world_size().
+  Share ShareOf(uint64_t step, uint32_t rank) const;
 
   // The largest shape_rows this rank ever gets: the size of its slots.
   uint64_t max_share_rows(uint32_t rank) const;
@@ -106,11 +144,15 @@ class Plan {
 
  private:
   Plan() = default;
+  // Steps of an epoch from this row of it on.
+  uint64_t StepsFrom(uint64_t row) const;
 
+  PlanStart start_;
+  uint64_t first_epoch_steps_ = 0;  // regular ones, of the epoch of the start
   uint64_t records_ = 0;
   uint32_t world_size_ = 0;
   uint64_t global_batch_ = 0;
-  bool pad_ = false;
+  LastBatch last_ = LastBatch::kPartial;
   uint64_t steps_per_epoch_ = 0;
   uint64_t rows_per_epoch_ = 0;
   uint64_t passes_per_epoch_ = 0;

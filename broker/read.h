@@ -7,6 +7,7 @@
 #ifndef BROKER_READ_H_
 #define BROKER_READ_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -34,6 +35,9 @@ class Reader {
   // "io_uring (defer_taskrun)", "pread", for status.
   virtual std::string backend() const = 0;
   virtual uint32_t depth() const = 0;
+  // Next makes the reads itself, one after the other. More than one ticket then
+  // hides no latency, it only keeps reads waiting behind one that hangs.
+  virtual bool blocking() const = 0;
 
   // Starts a read of kind kFile or kRange. ticket < depth() and free. into, if
   // not empty, is where a kRange read lands (exactly request.bytes long): a row
@@ -42,12 +46,57 @@ class Reader {
                      std::span<std::byte> into) = 0;
   // Sends what Start queued to the kernel.
   virtual void Submit() = 0;
-  // The next finished read, if wait (and some are in flight) after sleeping for
-  // it; false: none.
-  virtual bool Next(bool wait, Done* done) = 0;
+  // The next finished read, after sleeping for it for wait_ns at most; false:
+  // none. A blocking reader, and plain system calls (below), know no limit.
+  virtual bool Next(uint64_t wait_ns, Done* done) = 0;
+  // Whether the read of this ticket, which has not been handed out, is over.
+  virtual bool Arrived(uint32_t ticket) = 0;
   virtual void Release(uint32_t ticket) = 0;
+  // Started and not handed out. They cannot be called back: the kernel may
+  // still write a buffer whose read was cancelled (measured), so a ticket is
+  // occupied until its read ends, and the destructor waits for all, for ever if
+  // the storage hangs.
   virtual uint32_t in_flight() const = 0;
+
+  // From now on *entry is first + the ticket whose plain system calls this
+  // thread is in, and what it was before while it is in none. They hang with
+  // the storage; another thread can see it here.
+  void ReportBlocking(std::atomic<uint32_t>* entry, uint32_t first) {
+    blocked_entry_ = entry;
+    first_entry_ = first;
+  }
+
+ protected:
+  // While it lives, the thread is in plain system calls for ticket.
+  class Blocking {
+   public:
+    Blocking(const Reader& reader, uint32_t ticket)
+        : entry_(reader.blocked_entry_) {
+      if (entry_ == nullptr) return;
+      // Relaxed, all three: this thread alone writes it, who reads it looks
+      // again later.
+      before_ = entry_->load(std::memory_order_relaxed);
+      entry_->store(reader.first_entry_ + ticket, std::memory_order_relaxed);
+    }
+    ~Blocking() {
+      if (entry_ != nullptr) entry_->store(before_, std::memory_order_relaxed);
+    }
+    Blocking(const Blocking&) = delete;
+    Blocking& operator=(const Blocking&) = delete;
+
+   private:
+    std::atomic<uint32_t>* const entry_;
+    uint32_t before_ = 0;
+  };
+
+ private:
+  std::atomic<uint32_t>* blocked_entry_ = nullptr;
+  uint32_t first_entry_ = 0;
 };
+
+// What Next takes: look and go on, or sleep as long as it takes.
+inline constexpr uint64_t kNoWait = 0;
+inline constexpr uint64_t kWaitForever = UINT64_MAX;
 
 enum class ReadBackend { kAuto, kIoUring, kPread };
 

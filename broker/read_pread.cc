@@ -51,6 +51,8 @@ class PreadReader final : public Reader {
     return static_cast<uint32_t>(tickets_.size());
   }
 
+  bool blocking() const override { return true; }
+
   void Start(uint32_t ticket, const ReadRequest& request,
              std::span<std::byte> into) override {
     Ticket& mine = tickets_[ticket];
@@ -61,12 +63,13 @@ class PreadReader final : public Reader {
 
   void Submit() override {}
 
-  bool Next(bool, Done* done) override {
+  bool Next(uint64_t, Done* done) override {
     if (queued_ == 0) return false;
     const uint32_t ticket = queue_[first_];
     first_ = (first_ + 1) % tickets_.size();
     --queued_;
     Ticket& mine = tickets_[ticket];
+    const Blocking blocking(*this, ticket);
     StatusOr<std::span<const std::byte>> bytes =
         mine.request.kind == ReadRequest::Kind::kFile
             ? ReadFile(mine.request.path, &mine.buffer)
@@ -76,6 +79,8 @@ class PreadReader final : public Reader {
     done->bytes = bytes.ok() ? *bytes : std::span<const std::byte>();
     return true;
   }
+
+  bool Arrived(uint32_t) override { return false; }  // it has not begun
 
   void Release(uint32_t ticket) override { tickets_[ticket].buffer.Trim(); }
 

@@ -13,7 +13,8 @@
 // with a larger one.
 //
 // Where the file system has no `nowait` (ReadRequest), statx comes first, and
-// the read has exactly the file's size and goes to a thread of the kernel.
+// the read has exactly the file's size. Open and read go to a thread of the
+// kernel: this thread must not hang with the storage.
 // Because of FUSE's direct files (measured, 6.18): left to itself the kernel
 // reads them on this thread, one after the other; and when a read leaves room
 // it goes on at a position that FUSE has not advanced: the content comes twice.
@@ -118,8 +119,13 @@ class UringReader final : public Reader {
   }
   void Start(uint32_t ticket, const ReadRequest& request,
              std::span<std::byte> into) override;
-  void Submit() override { Enter(0); }
-  bool Next(bool wait, Done* done) override;
+  bool blocking() const override { return false; }
+  void Submit() override { Enter(0, kWaitForever); }
+  bool Next(uint64_t wait_ns, Done* done) override;
+  bool Arrived(uint32_t ticket) override {
+    Reap();
+    return tickets_[ticket].requests == 0;
+  }
   void Release(uint32_t ticket) override { tickets_[ticket].buffer.Trim(); }
   uint32_t in_flight() const override { return in_flight_; }
 
@@ -145,7 +151,7 @@ class UringReader final : public Reader {
   void QueueStat(uint32_t ticket);
   void QueueChain(uint32_t ticket, uint64_t bytes);
   void QueueRange(uint32_t ticket);
-  void Enter(unsigned wait_for);
+  bool Enter(unsigned wait_for, uint64_t wait_ns);
   void Reap();
   void FinishStat(uint32_t ticket);
   void FinishFile(uint32_t ticket);
@@ -192,7 +198,7 @@ UringReader::~UringReader() {
   // is that every completion has arrived before a buffer is freed.
   bool cancel = true;
   while (requests_ > 0) {
-    Enter(0);
+    Enter(0, kWaitForever);
     if (cancel) {
       if (io_uring_sqe* sqe = io_uring_get_sqe(&ring_); sqe != nullptr) {
         io_uring_prep_cancel64(
@@ -200,7 +206,7 @@ UringReader::~UringReader() {
         sqe->user_data = kCancelData;
       }
     }
-    Enter(1);
+    Enter(1, kWaitForever);
     // A completion can start the next request of its chain: cancel that too.
     cancel = false;
     unsigned head;
@@ -236,7 +242,7 @@ Status UringReader::Probe() {
     if (!status.ok()) break;
     Start(0, request, {});
     Done done;
-    Next(true, &done);
+    Next(kWaitForever, &done);
     status = done.status;
     if (status.ok() &&
         (done.bytes.size() != kText.size() ||
@@ -289,11 +295,13 @@ void UringReader::Start(uint32_t ticket, const ReadRequest& request,
 }
 
 // One thread of the kernel per read in flight, where reads must wait on one; by
-// default there are at most four per processor. They come as needed.
+// default there are at most four per processor. They come as needed. Several
+// times depth: the limit is the thread's, not the ring's, and a worker may have
+// rings whose reads hang.
 void UringReader::AllowThreads() {
   if (threads_allowed_) return;
   threads_allowed_ = true;
-  unsigned most[2] = {depth(), 0};  // bounded work; the other kind as it is
+  unsigned most[2] = {8 * depth(), 0};  // bounded work; the other kind as it is
   // Kernels before 5.15 refuse: then it is the default.
   io_uring_register_iowq_max_workers(&ring_, most);
 }
@@ -327,6 +335,9 @@ void UringReader::QueueChain(uint32_t ticket, uint64_t bytes) {
   io_uring_prep_openat_direct(open, AT_FDCWD, mine.request.path.c_str(),
                               O_RDONLY | O_NOCTTY | nonblock, 0, ticket);
   open->flags |= IOSQE_IO_LINK;
+  // Left to itself the kernel opens a file whose name it knows on this thread,
+  // and asks the server of a network file system there.
+  if (!mine.request.nowait) open->flags |= IOSQE_ASYNC;
   SetData(open, ticket, Op::kOpen);
 
   const int file = static_cast<int>(ticket);
@@ -349,31 +360,47 @@ void UringReader::QueueRange(uint32_t ticket) {
   io_uring_prep_read(read, mine.request.fd, rest.data(),
                      static_cast<unsigned>(rest.size()),
                      mine.request.offset + mine.done);
+  if (!mine.request.nowait) {
+    AllowThreads();
+    read->flags |= IOSQE_ASYNC;
+  }
   SetData(read, ticket, Op::kRead);
 }
 
-// Sends what is queued and waits for wait_for completions. May return early:
-// callers look at the queue and come again.
-void UringReader::Enter(unsigned wait_for) {
+// Sends what is queued and waits for wait_for completions, for wait_ns at most;
+// false: so long. May return early: callers look at the queue and come again.
+bool UringReader::Enter(unsigned wait_for, uint64_t wait_ns) {
   for (;;) {
-    const int result = wait_for == 0
-                           ? io_uring_submit(&ring_)
-                           : io_uring_submit_and_wait(&ring_, wait_for);
+    int result = 0;
+    if (wait_for == 0) {
+      result = io_uring_submit(&ring_);
+    } else if (wait_ns == kWaitForever) {
+      result = io_uring_submit_and_wait(&ring_, wait_for);
+    } else {
+      io_uring_cqe* cqe = nullptr;
+      __kernel_timespec limit;
+      limit.tv_sec = static_cast<int64_t>(wait_ns / 1'000'000'000);
+      limit.tv_nsec = static_cast<int64_t>(wait_ns % 1'000'000'000);
+      result = io_uring_submit_and_wait_timeout(&ring_, &cqe, wait_for, &limit,
+                                                nullptr);
+    }
     if (result >= 0) {
       // Fewer than were queued when the kernel ran out of memory half-way; the
       // next call says so.
       if (wait_for == 0 && result > 0 && io_uring_sq_ready(&ring_) > 0) {
         continue;
       }
-      return;
+      return true;
     }
     switch (-result) {
+      case ETIME:
+        return false;
       case EINTR:  // a signal came first
-        return;
+        return true;
       case EAGAIN:  // no memory for requests just now; they stay queued
       case EBUSY:   // completions wait to be seen first
         std::this_thread::yield();
-        return;
+        return true;
       default:
         // EBADF, EFAULT, EINVAL, EEXIST (another thread than the one that made
         // the reader): a bug, and the buffers can no longer be accounted for.
@@ -383,13 +410,16 @@ void UringReader::Enter(unsigned wait_for) {
   }
 }
 
-bool UringReader::Next(bool wait, Done* done) {
+bool UringReader::Next(uint64_t wait_ns, Done* done) {
   // Handed out before the ring is looked at again: the oldest first.
+  bool in_time = true;
   while (ready_count_ == 0) {
     Reap();
     if (ready_count_ > 0) break;
-    if (!wait || in_flight_ == 0) return false;
-    Enter(1);
+    if (wait_ns == kNoWait || !in_time || in_flight_ == 0) return false;
+    // A completion that is not the last of its ticket starts the time anew; a
+    // ticket has three.
+    in_time = Enter(1, wait_ns);
   }
   const uint32_t ticket = ready_[ready_first_];
   ready_first_ = (ready_first_ + 1) % ready_.size();
@@ -420,7 +450,7 @@ void UringReader::Reap() {
     }
   }
   // What Finish... started again.
-  if (io_uring_sq_ready(&ring_) > 0) Enter(0);
+  if (io_uring_sq_ready(&ring_) > 0) Enter(0, kWaitForever);
 }
 
 void UringReader::FinishStat(uint32_t ticket) {
@@ -446,6 +476,7 @@ void UringReader::FinishStat(uint32_t ticket) {
 void UringReader::FinishFile(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
   const std::string& path = mine.request.path;
+  const Blocking blocking(*this, ticket);  // here and there a stat
   const int opened = mine.results[static_cast<int>(Op::kOpen)];
   const int read = mine.results[static_cast<int>(Op::kRead)];
   const int closed = mine.results[static_cast<int>(Op::kClose)];
@@ -535,6 +566,7 @@ void UringReader::Retry(uint32_t ticket) {
 
 void UringReader::ReadPlainly(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
+  const Blocking blocking(*this, ticket);
   StatusOr<std::span<const std::byte>> bytes =
       ReadFile(mine.request.path, &mine.buffer);
   if (bytes.ok()) return Finish(ticket, OkStatus(), *bytes);

@@ -1,8 +1,12 @@
 #include "broker/worker.h"
 
+#include <spdlog/spdlog.h>
+
 #include <chrono>
 
+#include "broker/samples_in_work.h"
 #include "broker/worker_pool.h"
+#include "common/kill_point.h"
 
 namespace penstock {
 namespace {
@@ -11,6 +15,10 @@ namespace {
 constexpr uint64_t kSubstituteTries = 16;
 // Rows that need no reading are made for this long before reads get their turn.
 constexpr uint64_t kInlineNs = 10'000'000;
+// Rows of another job may come while this worker waits for a read: it looks so
+// often, or, without a ticket for them, so often.
+constexpr uint64_t kWaitNs = 10'000'000;
+constexpr uint64_t kWaitNoTicketNs = 1'000'000'000;
 
 uint64_t NowNs() {
   return static_cast<uint64_t>(
@@ -26,45 +34,100 @@ void Count(std::atomic<uint64_t>& counter, uint64_t value) {
 
 }  // namespace
 
-Worker::Worker(WorkerPool* pool, std::unique_ptr<Reader> reader)
-    : pool_(pool), reader_(std::move(reader)), tickets_(reader_->depth()) {
-  for (uint32_t ticket = reader_->depth(); ticket > 0; --ticket) {
-    free_tickets_.push_back(ticket - 1);
+Worker::Worker(WorkerPool* pool, uint32_t index, uint32_t read_depth,
+               ReadsInFlight* reads)
+    : pool_(pool),
+      index_(index),
+      tickets_per_lane_(Tickets(read_depth)),
+      reads_(reads) {
+  OpenLane(0);
+}
+
+void Worker::OpenLane(uint32_t number) {
+  Lane& lane = lanes_[number];
+  lane.reader = pool_->MakeWorkerReader(index_);
+  lane.reader->ReportBlocking(reads_->blocked_on(), Entry(number, 0));
+  lane.tickets = std::vector<Ticket>(lane.reader->depth());
+  lane.free.clear();
+  for (uint32_t ticket = lane.reader->depth(); ticket > 0; --ticket) {
+    lane.free.push_back(ticket - 1);
+  }
+  lane.given_up = 0;
+  lane_ = number;
+}
+
+void Worker::ChangeLane() {
+  for (uint32_t number = 0; number < kLanesMax; ++number) {
+    if (lanes_[number].reader != nullptr) continue;
+    spdlog::warn(
+        "worker {}: {} reads of ended jobs hang; it goes on beside them",
+        index_, given_up_);
+    return OpenLane(number);
   }
 }
 
-Worker::ProgramScratch& Worker::ScratchOf(const std::shared_ptr<Job>& job) {
-  ProgramScratch& entry = scratch_[job.get()];
-  if (entry.scratch == nullptr || entry.job.lock() != job) {
-    // Also the moment to forget jobs that ended.
-    std::erase_if(scratch_, [&](const auto& item) {
+Worker::JobState& Worker::StateOf(const std::shared_ptr<Job>& job) {
+  JobState& state = states_[job.get()];
+  if (state.scratch == nullptr || state.job.lock() != job) {
+    // Also the moment to forget jobs that ended. A read that is waited for
+    // keeps its job, so theirs are none.
+    std::erase_if(states_, [&](const auto& item) {
       return item.first != job.get() && item.second.job.expired();
     });
-    entry.job = job;
-    entry.scratch = job->dataset().program->MakeScratch();
-    entry.order = Plan::OrderCache();
+    state.job = job;
+    state.scratch = job->dataset().program->MakeScratch();
+    state.order = Plan::OrderCache();
+    state.dataset_hash =
+        SamplesInWork::DatasetHash(DatasetKey(job->options().spec));
+    state.reads = {};
   }
-  return entry;
+  return state;
 }
 
 bool Worker::ClaimMore() {
-  std::shared_ptr<Job> job;
-  const Claim claim = pool_->ClaimFair(&job);
-  if (claim.share == nullptr) return false;
-  current_ = std::make_shared<Work>();
-  current_->job = job;
-  current_->claim = claim;
-  current_->rows.resize(claim.end - claim.begin);
-  const Plan::Share& share = claim.share->rows;
-  job->plan().Rows(share.epoch, share.first_row + claim.begin,
-                   claim.end - claim.begin, &ScratchOf(job).order,
-                   current_->rows.data());
+  // The pool's lock is not taken in vain: once per news, not per sample.
+  const uint64_t news = pool_->news();
+  if (claim_failed_ && news == news_seen_) return false;
+  jobs_of_open_.clear();
+  for (const auto& work : open_) jobs_of_open_.push_back(work->job.get());
+  WorkerPool::Claimed claimed = pool_->ClaimFair(jobs_of_open_, blocking());
+  claim_failed_ = claimed.claim.share == nullptr;
+  news_seen_ = news;
+  if (claim_failed_) return false;
+  auto work = std::make_shared<Work>();
+  work->job = std::move(claimed.job);
+  work->state = &StateOf(work->job);
+  work->number = claimed.number;
+  work->claim = claimed.claim;
+  const Plan::Share& share = work->claim.share->rows;
+  const uint64_t rows = work->claim.end - work->claim.begin;
+  work->rows.resize(rows);
+  work->job->plan().Rows(share.epoch, share.first_row + work->claim.begin, rows,
+                         &work->state->order, work->rows.data());
+  open_.push_back(std::move(work));
   return true;
 }
 
-bool Worker::StartReads() {
-  Work& work = *current_;
+bool Worker::MayRead(const Work& work) const {
+  const uint32_t reads = work.state->reads[lane_];
+  if (given_up_ > 0 && reads > 0 &&
+      given_up_of_.count(work.state->dataset_hash) > 0) {
+    return false;
+  }
+  return reads < lanes_[lane_].free.size();
+}
+
+bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
+  Work& work = *shared;
+  if (work.job->Pointless()) {
+    const uint64_t rest = work.rows.size() - work.started;
+    work.started = work.rows.size();
+    Done(work, rest);
+    return true;
+  }
+  if (work.reads && !MayRead(work)) return false;
   const Source& source = *work.job->dataset().source;
+  Lane& lane = lanes_[lane_];
   const uint64_t begin_ns = NowNs();
   uint64_t made = 0;
   while (work.started < work.rows.size()) {
@@ -84,12 +147,18 @@ bool Worker::StartReads() {
       if (!status.ok()) HandleError(work, index, status);
       continue;
     }
-    if (free_tickets_.empty()) break;
-    const uint32_t ticket = free_tickets_.back();
-    free_tickets_.pop_back();
-    tickets_[ticket] = {current_, index};
+    work.reads = true;
+    if (!MayRead(work)) break;
+    const uint32_t ticket = lane.free.back();
+    lane.free.pop_back();
+    lane.tickets[ticket] = {true, shared, index, SharedDataset(work.job),
+                            work.state->dataset_hash};
+    ++work.state->reads[lane_];
+    ++waited_for_;
     ++work.started;
-    reader_->Start(ticket, request_, {});
+    reads_->Start(Entry(lane_, ticket), work.number, work.rows[index].record,
+                  pool_->now_ns());
+    lane.reader->Start(ticket, request_, {});
   }
   if (made > 0) {
     const uint64_t spent = NowNs() - begin_ns;
@@ -98,39 +167,122 @@ bool Worker::StartReads() {
     Count(work.job->virtual_time_ns, spent);
     Done(work, made);
   }
-  if (work.started == work.rows.size()) current_ = nullptr;
   return made > 0;
+}
+
+// Keeps the tickets busy. True: rows were made, so it is the turn of what has
+// been read.
+bool Worker::ReadAhead(bool* any) {
+  for (;;) {
+    bool made = false;
+    for (size_t i = 0; i < open_.size();) {
+      const std::shared_ptr<Work> work = open_[i];
+      made |= StartReads(work);
+      if (work->started < work->rows.size()) {
+        ++i;
+        continue;
+      }
+      open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
+      claim_failed_ = false;  // more of this job's may be had
+    }
+    if (made) *any = true;
+    if (made || lanes_[lane_].free.empty() || !ClaimMore()) return made;
+    *any = true;
+  }
 }
 
 bool Worker::RunOnce() {
   bool any = false;
+  claim_failed_ = false;
   for (;;) {
-    // Read ahead: keep the tickets busy. After a piece of work that needs no
-    // reading it is the turn of what has been read.
-    bool inline_made = false;
-    while (!free_tickets_.empty() && !inline_made) {
-      if (current_ == nullptr && !ClaimMore()) break;
-      any = true;
-      inline_made = StartReads();
+    if (pool_->now_ns() != looked_at_ns_) LookAfterReads();
+    const bool made = ReadAhead(&any);
+    lanes_[lane_].reader->Submit();
+    if (waited_for_ == 0 && open_.empty()) {
+      if (made) continue;
+      // What was given up; it may have left no ticket to claim rows for.
+      FinishReads(lanes_[lane_].free.empty() ? kWaitNs : kNoWait);
+      return any;
     }
-    reader_->Submit();
-    if (reader_->in_flight() == 0) {
-      if (!inline_made && current_ == nullptr) return any;
-      continue;
-    }
-    Reader::Done done;
-    if (!reader_->Next(false, &done)) {
-      if (inline_made) continue;
-      const uint64_t begin_ns = NowNs();
-      if (!reader_->Next(true, &done)) continue;
-      Count(tickets_[done.ticket].work->job->counters().read_wait_ns,
-            NowNs() - begin_ns);
-    }
-    const Ticket ticket = std::move(tickets_[done.ticket]);
-    Finish(ticket, done.status, done.bytes);
-    reader_->Release(done.ticket);
-    free_tickets_.push_back(done.ticket);
+    if (FinishReads(kNoWait) || made) continue;
+    if (pool_->stopping()) return false;
+    FinishReads(lanes_[lane_].free.empty() ? kWaitNoTicketNs : kWaitNs);
   }
+}
+
+bool Worker::FinishReads(uint64_t wait_ns) {
+  bool any = false;
+  Reader::Done done;
+  for (uint32_t number = 0; number < kLanesMax; ++number) {
+    Lane& lane = lanes_[number];
+    if (number == lane_ || lane.reader == nullptr) continue;
+    while (lane.reader->Next(kNoWait, &done)) {
+      FinishRead(number, done);
+      any = true;
+    }
+    if (lane.reader->in_flight() == 0) lane.reader = nullptr;
+  }
+  if (any) wait_ns = kNoWait;
+  const uint64_t begin_ns = NowNs();
+  if (!lanes_[lane_].reader->Next(wait_ns, &done)) return any;
+  const Ticket& ticket = lanes_[lane_].tickets[done.ticket];
+  if (wait_ns != kNoWait && ticket.work != nullptr) {
+    Count(ticket.work->job->counters().read_wait_ns, NowNs() - begin_ns);
+  }
+  FinishRead(lane_, done);
+  return true;
+}
+
+void Worker::FinishRead(uint32_t number, const Reader::Done& done) {
+  Lane& lane = lanes_[number];
+  reads_->End(Entry(number, done.ticket));
+  const Ticket ticket = std::exchange(lane.tickets[done.ticket], {});
+  if (ticket.work == nullptr) {
+    --lane.given_up;
+    --given_up_;
+    const auto of_dataset = given_up_of_.find(ticket.dataset_hash);
+    if (--of_dataset->second == 0) given_up_of_.erase(of_dataset);
+  } else {
+    --ticket.work->state->reads[number];
+    --waited_for_;
+    Finish(ticket, done.status, done.bytes);
+  }
+  lane.reader->Release(done.ticket);
+  lane.free.push_back(done.ticket);
+}
+
+void Worker::LookAfterReads() {
+  looked_at_ns_ = pool_->now_ns();
+  for (uint32_t number = 0; number < kLanesMax; ++number) {
+    Lane& lane = lanes_[number];
+    if (lane.reader == nullptr) continue;
+    for (uint32_t i = 0; i < lane.tickets.size(); ++i) {
+      const Ticket& ticket = lane.tickets[i];
+      if (!ticket.taken || lane.reader->Arrived(i)) continue;
+      reads_->StillWaiting(Entry(number, i), looked_at_ns_);
+      // A blocking reader has only queued it: it is asked for soon enough.
+      if (ticket.work != nullptr && ticket.work->job->Pointless() &&
+          !lane.reader->blocking()) {
+        GiveUp(number, i);
+      }
+    }
+  }
+  const Lane& lane = lanes_[lane_];
+  if (lane.given_up > 0 && lane.given_up >= lane.tickets.size() / 2) {
+    ChangeLane();
+  }
+}
+
+void Worker::GiveUp(uint32_t number, uint32_t index) {
+  Lane& lane = lanes_[number];
+  const std::shared_ptr<Work> work =
+      std::exchange(lane.tickets[index].work, nullptr);
+  --work->state->reads[number];
+  --waited_for_;
+  ++lane.given_up;
+  ++given_up_;
+  ++given_up_of_[lane.tickets[index].dataset_hash];
+  Done(*work, 1);
 }
 
 void Worker::Finish(const Ticket& ticket, const Status& read,
@@ -153,10 +305,16 @@ void Worker::Finish(const Ticket& ticket, const Status& read,
 }
 
 // Decodes record into the place of the claim's row index.
+//
+// The mark stands around everything that foreign bytes meet.
 Status Worker::MakeRow(Work& work, uint64_t index, uint64_t record,
                        std::span<const std::byte> bytes) {
   const Dataset& dataset = work.job->dataset();
   const Segment& segment = work.job->segment();
+  const SamplesInWork::Mark mark(pool_->samples(), index_,
+                                 {work.state->dataset_hash, record},
+                                 work.number, pool_->now_ns());
+  PENSTOCK_RETURN_IF_ERROR(mark.status());
   PENSTOCK_RETURN_IF_ERROR(
       dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
   const uint64_t row = work.claim.begin + index;
@@ -169,7 +327,7 @@ Status Worker::MakeRow(Work& work, uint64_t index, uint64_t record,
   const AugmentationKey key{work.job->options().spec.seed,
                             work.rows[index].pass, record};
   PENSTOCK_RETURN_IF_ERROR(
-      dataset.program->Run(raw_, key, *ScratchOf(work.job).scratch, out_));
+      dataset.program->Run(raw_, key, *work.state->scratch, out_));
   segment.ids(slot)[row] = static_cast<int64_t>(record);
   return OkStatus();
 }
@@ -211,6 +369,7 @@ bool Worker::Substitute(Work& work, uint64_t index) {
     auto reader = MakeReader(ReadBackend::kPread, 1);
     if (!reader.ok()) return false;
     substitute_reader_ = *std::move(reader);
+    substitute_reader_->ReportBlocking(reads_->blocked_on(), SubstituteEntry());
   }
   for (uint64_t i = 1; i <= std::min(kSubstituteTries, count - 1); ++i) {
     const uint64_t record = (work.rows[index].record + i) % count;
@@ -220,10 +379,14 @@ bool Worker::Substitute(Work& work, uint64_t index) {
       if (MakeRow(work, index, record, {}).ok()) return true;
       continue;
     }
+    reads_->Start(SubstituteEntry(), work.number, record, pool_->now_ns());
     substitute_reader_->Start(0, request, {});
     substitute_reader_->Submit();
     Reader::Done done;
-    if (!substitute_reader_->Next(true, &done)) return false;
+    const bool read = substitute_reader_->Next(kWaitForever, &done);
+    reads_->End(SubstituteEntry());
+    // The read may have taken so long that the job was failed.
+    if (!read || work.job->Pointless()) return false;
     const bool made =
         done.status.ok() && MakeRow(work, index, record, done.bytes).ok();
     substitute_reader_->Release(0);
@@ -236,6 +399,7 @@ void Worker::Done(Work& work, uint64_t rows) {
   // In one piece for the whole claim: the job's lock is taken once.
   work.finished += rows;
   if (work.finished == work.rows.size()) {
+    KillPoint("worker.decoded");
     work.job->FinishRows(work.claim.share, work.finished);
   }
 }

@@ -1,7 +1,25 @@
 // One worker: the loop that reads, decodes and finishes rows.
+//
+// Storage that hangs must cost its job its life and nobody else anything:
+//   * A job starts a read only while it has fewer in flight here than tickets
+//     are free. So a job alone has half of them, `read_depth`; the next finds
+//     half of the rest, and so on: a job on hung storage leaves some to those
+//     that come later, without anybody saying which one that is (the dynamic
+//     threshold of shared-memory switches, Choudhury and Hahne, 1998).
+//   * The loop never waits for long: it looks for other rows in between.
+//   * A read that nobody waits for any more (its job failed, or its ranks left)
+//     is given up: its row counts as done, its ticket stays occupied until the
+//     kernel is through with the buffer. That is possible because a read lands
+//     in the reader's buffer, never in a slot.
+//   * When given up reads occupy half of the tickets, the reader is set aside
+//     with them and a new one is made. Bound: kLanesMax readers.
+//   * While given up reads of a dataset hang, its jobs have one read in flight:
+//     a training that is started again and again on hung storage uses up one
+//     ticket each time, and finds out when the storage is back.
 #ifndef BROKER_WORKER_H_
 #define BROKER_WORKER_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,47 +28,84 @@
 #include "broker/job.h"
 #include "broker/plan.h"
 #include "broker/read.h"
+#include "broker/reads_in_flight.h"
 #include "broker/transform/row_program.h"
 
 namespace penstock {
 
 class WorkerPool;
 
-// Lives on its own thread; touches a Job's row memory and counters, else
-// nothing shared.
+// Lives on its own thread; touches a Job's row memory and counters, its
+// ReadsInFlight and its line of the pool's SamplesInWork, else nothing shared.
 class Worker {
  public:
-  Worker(WorkerPool* pool, std::unique_ptr<Reader> reader);
+  static constexpr uint32_t kLanesMax = 4;
+  // Tickets of its reader, and entries of reads.
+  static uint32_t Tickets(uint32_t read_depth) { return 2 * read_depth; }
+  static uint32_t ReadEntries(uint32_t read_depth) {
+    return kLanesMax * Tickets(read_depth) + 1;
+  }
+
+  Worker(WorkerPool* pool, uint32_t index, uint32_t read_depth,
+         ReadsInFlight* reads);
+  // Waits for the reads in flight, for ever if the storage hangs.
+  ~Worker() = default;
 
   // Claims and makes rows until there are none to claim and no read is in
-  // flight. False: there was nothing to do.
+  // flight that somebody waits for. False: there was nothing to do, or the pool
+  // stops.
   bool RunOnce();
+  // Reads are in flight that nobody waits for.
+  bool draining() const { return given_up_ > 0; }
+  // While it reads it does nothing else.
+  bool blocking() const { return lanes_[lane_].reader->blocking(); }
 
  private:
+  // What this worker keeps of a job.
+  struct JobState {
+    std::weak_ptr<Job> job;
+    std::unique_ptr<RowProgram::Scratch> scratch;
+    Plan::OrderCache order;
+    uint64_t dataset_hash = 0;                // SamplesInWork's
+    std::array<uint32_t, kLanesMax> reads{};  // in flight, by lane
+  };
   // A claim being worked on: its plan rows, and how many are still to start and
   // to finish.
   struct Work {
     std::shared_ptr<Job> job;
+    JobState* state = nullptr;  // of job
+    uint64_t number = 0;        // the pool's, of job
     Claim claim;
     std::vector<Plan::Row> rows;
     uint64_t started = 0;
     uint64_t finished = 0;
+    bool reads = false;  // its rows need a ticket
   };
   struct Ticket {
-    std::shared_ptr<Work> work;
-    uint64_t index = 0;  // in work->rows
+    bool taken = false;
+    std::shared_ptr<Work> work;  // none: given up
+    uint64_t index = 0;          // in work->rows
+    // Whose file is read.
+    std::shared_ptr<const Dataset> dataset;
+    uint64_t dataset_hash = 0;
   };
-  // What a row program needs of this thread.
-  struct ProgramScratch {
-    std::weak_ptr<Job> job;
-    std::unique_ptr<RowProgram::Scratch> scratch;
-    Plan::OrderCache order;
+  // A reader and what its tickets are for.
+  struct Lane {
+    std::unique_ptr<Reader> reader;  // none: the lane is not used
+    std::vector<Ticket> tickets;
+    std::vector<uint32_t> free;
+    uint32_t given_up = 0;
   };
 
+  bool ReadAhead(bool* any);
   bool ClaimMore();
-  // Starts the reads of current_; makes rows that need none, for kInlineNs at
-  // most. True: it made some.
-  bool StartReads();
+  // Starts the reads of work that may be started; makes rows that need none,
+  // for kInlineNs at most. True: it made some.
+  bool StartReads(const std::shared_ptr<Work>& work);
+  bool MayRead(const Work& work) const;
+  // Waits that long at most for a read; true: some were finished.
+  bool FinishReads(uint64_t wait_ns);
+  void FinishRead(uint32_t lane, const Reader::Done& done);
   void Finish(const Ticket& ticket, const Status& read,
               std::span<const std::byte> bytes);
   Status MakeRow(Work& work, uint64_t index, uint64_t record,
@@ -58,15 +113,36 @@ class Worker {
   void HandleError(Work& work, uint64_t index, const Status& status);
   bool Substitute(Work& work, uint64_t index);
   void Done(Work& work, uint64_t rows);
-  ProgramScratch& ScratchOf(const std::shared_ptr<Job>& job);
+  JobState& StateOf(const std::shared_ptr<Job>& job);
+  // Once per tick of the pool's clock.
+  void LookAfterReads();
+  void GiveUp(uint32_t lane, uint32_t ticket);
+  void OpenLane(uint32_t lane);
+  // The reader is set aside, if there is a lane for another.
+  void ChangeLane();
+
+  uint32_t Entry(uint32_t lane, uint32_t ticket) const {
+    return lane * tickets_per_lane_ + ticket;
+  }
+  uint32_t SubstituteEntry() const { return kLanesMax * tickets_per_lane_; }
 
   WorkerPool* const pool_;
-  const std::unique_ptr<Reader> reader_;
+  const uint32_t index_;
+  const uint32_t tickets_per_lane_;  // a blocking reader has fewer
+  ReadsInFlight* const reads_;
+  std::array<Lane, kLanesMax> lanes_;
+  uint32_t lane_ = 0;                         // where reads are started
+  uint64_t waited_for_ = 0;                   // reads in flight, of all lanes
+  uint64_t given_up_ = 0;                     // likewise
+  std::map<uint64_t, uint32_t> given_up_of_;  // the same, by dataset_hash
+  uint64_t looked_at_ns_ = 0;                 // when LookAfterReads was called
   std::unique_ptr<Reader> substitute_reader_;
-  std::shared_ptr<Work> current_;  // not all of its reads are started
-  std::vector<Ticket> tickets_;
-  std::vector<uint32_t> free_tickets_;
-  std::map<const Job*, ProgramScratch> scratch_;
+  // Not all of their reads are started; one of a job at most.
+  std::vector<std::shared_ptr<Work>> open_;
+  std::vector<const Job*> jobs_of_open_;
+  bool claim_failed_ = false;  // since the pool's news_seen_
+  uint64_t news_seen_ = 0;
+  std::map<const Job*, JobState> states_;
   ReadRequest request_;
   RawRecord raw_;
   std::vector<std::byte> unpack_scratch_;

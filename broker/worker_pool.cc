@@ -4,11 +4,25 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <future>
 
+#include "broker/config.h"
 #include "broker/worker.h"
 
 namespace penstock {
+namespace {
+
+constexpr uint64_t kLateNs = 1'000'000'000;
+// How often a worker without rows looks for reads that nobody waits for.
+constexpr std::chrono::seconds kDrainInterval{1};
+
+uint64_t SteadyNs() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+}  // namespace
 
 StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
     const Topology& topology, const WorkerOptions& options) {
@@ -17,14 +31,27 @@ StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
   pool->options_ = options;
   const uint32_t workers =
       options.workers != 0 ? options.workers : topology.cpu_quota();
+  if (workers > kWorkersMax) {
+    return InvalidArgumentError("{} workers, at most {} may be", workers,
+                                kWorkersMax);
+  }
+  static_assert(2 * kWorkersMax <= kSampleLines);
+  pool->workers_ = workers;
+  if (options.samples == nullptr) {
+    PENSTOCK_ASSIGN_OR_RETURN(pool->own_samples_, SamplesInWork::Open(""));
+    pool->options_.samples = pool->own_samples_.get();
+  }
   // One reader is made here to learn of a broken machine before any thread is
   // started; each worker makes its own on its own thread.
-  auto probe = MakeReader(options.read_backend, options.read_depth);
+  auto probe =
+      MakeReader(options.read_backend, Worker::Tickets(options.read_depth));
   if (!probe.ok()) return probe.status();
   pool->read_backend_ = (*probe)->backend();
-  for (uint32_t i = 0; i < workers; ++i) {
-    pool->threads_.emplace_back([pool = pool.get(), i] { pool->Run(i); });
+  for (uint32_t i = 0; i < 2 * workers; ++i) {
+    pool->reads_.push_back(std::make_unique<ReadsInFlight>(
+        Worker::ReadEntries(options.read_depth)));
   }
+  for (uint32_t i = 0; i < workers; ++i) pool->StartThread(i);
   return pool;
 }
 
@@ -32,30 +59,44 @@ WorkerPool::~WorkerPool() {
   {
     MutexLock lock(&mutex_);
     stop_ = true;
+    stopping_.store(true, std::memory_order_relaxed);
     work_.NotifyAll();
   }
   for (std::thread& thread : threads_) thread.join();
 }
 
-void WorkerPool::Run(uint32_t index) {
+void WorkerPool::StartThread(uint32_t cpu) {
+  const auto index = static_cast<uint32_t>(threads_.size());
+  threads_.emplace_back([this, index, cpu] { Run(index, cpu); });
+}
+
+void WorkerPool::Run(uint32_t index, uint32_t cpu) {
   pthread_setname_np(pthread_self(), fmt::format("worker {}", index).c_str());
   const std::vector<Topology::Cpu>& cpus = topology_->cpus();
-  if (const Status status = topology_->PinThread(cpus[index % cpus.size()]);
+  if (const Status status = topology_->PinThread(cpus[cpu % cpus.size()]);
       !status.ok()) {
     spdlog::warn("{}; it runs unpinned", status.message());
   }
-  auto reader = MakeReader(options_.read_backend, options_.read_depth);
-  if (!reader.ok()) {
-    // Worked a moment ago: out of memory or descriptors. Plain reads need none.
-    spdlog::warn("worker {}: {}; it reads with pread", index,
-                 reader.status().message());
-    reader = MakeReader(ReadBackend::kPread, options_.read_depth);
-  }
-  Worker worker(this, *std::move(reader));
-  while (WaitForWork()) {
+  Worker worker(this, index, options_.read_depth, reads_[index].get());
+  while (WaitForWork(worker)) {
     while (worker.RunOnce()) {
     }
   }
+}
+
+std::unique_ptr<Reader> WorkerPool::MakeWorkerReader(uint32_t worker) const {
+  const uint32_t tickets = Worker::Tickets(options_.read_depth);
+  if (options_.read_backend != ReadBackend::kPread) {
+    auto reader = MakeReader(options_.read_backend, tickets);
+    if (reader.ok() && !(*reader)->blocking()) return *std::move(reader);
+    // Worked a moment ago: out of memory or descriptors. Plain reads need none.
+    if (!reader.ok()) {
+      spdlog::warn("worker {}: {}; it reads with pread", worker,
+                   reader.status().message());
+    }
+  }
+  // One after the other: more would only wait behind one that hangs.
+  return *MakeReader(ReadBackend::kPread, 1);
 }
 
 void WorkerPool::Add(std::shared_ptr<Job> job) {
@@ -63,65 +104,198 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
   MutexLock lock(&mutex_);
   // A newcomer starts at the present: it owes nothing and is owed nothing.
   job->virtual_time_ns.store(virtual_now_ns_, std::memory_order_relaxed);
-  jobs_.push_back(std::move(job));
+  std::erase_if(named_, [](const auto& item) {
+    return item.second.job.expired() && item.second.dataset.expired();
+  });
+  const uint64_t number = next_number_++;
+  named_[number] = {job->key(), job, SharedDataset(job)};
+  jobs_.push_back({std::move(job), number});
 }
 
 void WorkerPool::Remove(const Job* job) {
   MutexLock lock(&mutex_);
-  std::erase_if(jobs_, [job](const auto& item) { return item.get() == job; });
+  std::erase_if(jobs_,
+                [job](const Entry& entry) { return entry.job.get() == job; });
 }
 
 void WorkerPool::NotifyWork() {
   MutexLock lock(&mutex_);
+  // Relaxed: see news(); the mutex orders it for who then claims.
+  news_.fetch_add(1, std::memory_order_relaxed);
   if (sleeping_ > 0) work_.NotifyAll();
 }
 
-bool WorkerPool::WaitForWork() {
+bool WorkerPool::WaitForWork(const Worker& worker) {
+  const bool draining = worker.draining();
+  const bool blocking = worker.blocking();
   MutexLock lock(&mutex_);
   for (;;) {
     if (stop_) return false;
-    if (std::any_of(jobs_.begin(), jobs_.end(),
-                    [](const auto& job) { return job->MayHaveWork(); })) {
+    if (std::any_of(jobs_.begin(), jobs_.end(), [&](const Entry& entry) {
+          return entry.job->MayHaveWork() && !(blocking && entry.blocks);
+        })) {
       return true;
     }
     ++sleeping_;
-    work_.Wait(&mutex_);
+    if (draining) {
+      work_.WaitFor(&mutex_, kDrainInterval);
+    } else {
+      ++idle_;
+      work_.Wait(&mutex_);
+      --idle_;
+    }
     --sleeping_;
+    if (draining) return !stop_;
   }
 }
 
-Claim WorkerPool::ClaimFair(std::shared_ptr<Job>* job) {
+WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
+                                          bool blocking) {
   for (;;) {
-    std::shared_ptr<Job> next;
+    Claimed claimed;
     {
       MutexLock lock(&mutex_);
       if (stop_) return {};
       uint64_t least_ns = UINT64_MAX;
-      for (const std::shared_ptr<Job>& candidate : jobs_) {
-        if (!candidate->MayHaveWork()) continue;
+      for (const Entry& entry : jobs_) {
+        if (!entry.job->MayHaveWork() || (blocking && entry.blocks) ||
+            std::find(but.begin(), but.end(), entry.job.get()) != but.end()) {
+          continue;
+        }
         // Relaxed: a slightly old time is as fair.
         const uint64_t time_ns =
-            candidate->virtual_time_ns.load(std::memory_order_relaxed);
+            entry.job->virtual_time_ns.load(std::memory_order_relaxed);
         if (time_ns < least_ns) {
           least_ns = time_ns;
-          next = candidate;
+          claimed.job = entry.job;
+          claimed.number = entry.number;
         }
       }
-      if (next == nullptr) return {};
+      if (claimed.job == nullptr) return {};
       // A job that slept does not get back the time it did not need.
       constexpr uint64_t kCreditNs = 100'000'000;
       if (least_ns + kCreditNs < virtual_now_ns_) {
-        next->virtual_time_ns.store(virtual_now_ns_ - kCreditNs,
-                                    std::memory_order_relaxed);
+        claimed.job->virtual_time_ns.store(virtual_now_ns_ - kCreditNs,
+                                           std::memory_order_relaxed);
       }
       virtual_now_ns_ = std::max(virtual_now_ns_, least_ns);
     }
-    const Claim claim = next->ClaimRows();
-    if (claim.share != nullptr) {
-      *job = std::move(next);
-      return claim;
+    claimed.claim = claimed.job->ClaimRows();
+    if (claimed.claim.share != nullptr) return claimed;
+  }
+}
+
+bool WorkerPool::WantsTick() {
+  MutexLock lock(&mutex_);
+  return !jobs_.empty() || idle_ < threads_.size();
+}
+
+void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
+  std::vector<ReadsInFlight::Late> late;
+  std::vector<uint32_t> blocked;
+  for (uint32_t i = 0; i < threads_.size(); ++i) {
+    const size_t before = late.size();
+    reads_[i]->List(now_ns, kLateNs, &late);
+    // Those of io_uring hold nobody.
+    late.erase(std::remove_if(late.begin() + static_cast<ptrdiff_t>(before),
+                              late.end(),
+                              [](const auto& read) { return !read.blocked; }),
+               late.end());
+    if (late.size() > before) blocked.push_back(i);
+  }
+  if (!late.empty() || any_blocks_) {
+    MutexLock lock(&mutex_);
+    for (Entry& entry : jobs_) {
+      entry.blocks = std::any_of(
+          late.begin(), late.end(),
+          [&](const auto& read) { return read.job == entry.number; });
+    }
+    any_blocks_ = !late.empty();
+    // A job may be claimed from that could not. Relaxed: as in NotifyWork.
+    news_.fetch_add(1, std::memory_order_relaxed);
+    work_.NotifyAll();
+  }
+  for (const uint32_t index : blocked) {
+    if (threads_.size() - blocked.size() >= workers_ ||
+        threads_.size() == reads_.size()) {
+      break;
+    }
+    spdlog::warn(
+        "worker {} is held by a read that does not end; worker {} takes its "
+        "place",
+        index, threads_.size());
+    StartThread(index % workers_);
+  }
+}
+
+WorkerPool::Named WorkerPool::NamedOf(uint64_t number) {
+  MutexLock lock(&mutex_);
+  const auto found = named_.find(number);
+  return found == named_.end() ? Named() : found->second;
+}
+
+std::optional<std::string> WorkerPool::Tick() {
+  constexpr uint64_t kMostNs =
+      2 * std::chrono::nanoseconds(kTickInterval).count();
+  const uint64_t steady_ns = SteadyNs();
+  // Relaxed, both: this thread alone writes it.
+  const uint64_t now_ns = now_ns_.load(std::memory_order_relaxed) +
+                          std::min(steady_ns - ticked_ns_, kMostNs);
+  ticked_ns_ = steady_ns;
+  now_ns_.store(now_ns, std::memory_order_relaxed);
+
+  ReplaceBlocked(now_ns);
+  std::vector<ReadsInFlight::Late> late;
+  for (const auto& reads : reads_) {
+    reads->List(now_ns, options_.read_timeout_ns, &late);
+  }
+  for (const ReadsInFlight::Late& read : late) {
+    // Without the pool's lock: Fail takes the job's, which is taken first.
+    const std::shared_ptr<Job> job = NamedOf(read.job).job.lock();
+    if (job == nullptr || job->Pointless()) continue;
+    const Status status = DeadlineExceededError(
+        "dataset '{}': sample {} in {}: not read in {:.1f} s (read_timeout): "
+        "its "
+        "storage hangs or is too slow",
+        job->key().dataset, read.record,
+        job->dataset().source->Describe(read.record),
+        static_cast<double>(read.ns) * 1e-9);
+    spdlog::warn("job '{}' ends: {}", job->key().name, status.message());
+    job->Fail(status);
+  }
+
+  const auto oldest =
+      options_.samples->Oldest(static_cast<uint32_t>(reads_.size()));
+  if (!oldest || now_ns - oldest->since_ns < options_.decode_timeout_ns) {
+    return std::nullopt;
+  }
+  const Named named = NamedOf(oldest->job);
+  const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
+  return fmt::format(
+      "worker {} hangs: dataset '{}': sample {} in {}: not decoded in {:.1f} s "
+      "(decode_timeout)",
+      oldest->worker, named.key.dataset, oldest->sample.record,
+      dataset == nullptr ? "?"
+                         : dataset->source->Describe(oldest->sample.record),
+      static_cast<double>(now_ns - oldest->since_ns) * 1e-9);
+}
+
+std::vector<WorkerPool::LateRead> WorkerPool::LateReads() {
+  std::vector<LateRead> reads;
+  std::vector<ReadsInFlight::Late> late;
+  for (uint32_t worker = 0; worker < reads_.size(); ++worker) {
+    late.clear();
+    reads_[worker]->List(now_ns(), kLateNs, &late);
+    for (const ReadsInFlight::Late& read : late) {
+      const Named named = NamedOf(read.job);
+      const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
+      if (dataset == nullptr) continue;  // it has just arrived
+      reads.push_back({worker, named.key.uid, named.key.name, named.key.dataset,
+                       dataset->source->Describe(read.record),
+                       static_cast<double>(read.ns) * 1e-9});
     }
   }
+  return reads;
 }
 
 }  // namespace penstock

@@ -6,12 +6,26 @@
 // into its row of the slot, and the last to finish a share publishes it. No
 // sample passes from one thread to another. A worker without rows sleeps: slots
 // that are all full (back-pressure) burn no processor.
+//
+// The pool's clock (now_ns) advances with the control thread's ticks, by what a
+// tick can have taken. So it stands still while the whole broker does (SIGSTOP,
+// a debugger, a machine that sleeps): afterwards nothing has taken long. What a
+// worker's one sample took is measured by it too, and not by the worker's CPU
+// time: that would miss a decoder that is blocked. Reading it costs one load.
+//
+// Where there is no io_uring, a read that hangs holds its worker. Then another
+// thread takes the worker's place, once (so there are at most twice as many;
+// the one that comes back stays too: asleep it costs nothing), and workers that
+// read in this way claim no more rows of that job until its read has returned.
 #ifndef BROKER_WORKER_POOL_H_
 #define BROKER_WORKER_POOL_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,19 +33,37 @@
 #include "broker/job.h"
 #include "broker/mutex.h"
 #include "broker/read.h"
+#include "broker/reads_in_flight.h"
+#include "broker/samples_in_work.h"
 #include "broker/topology.h"
 #include "common/status.h"
 
 namespace penstock {
 
+class Worker;
+
 struct WorkerOptions {
   uint32_t workers = 0;      // 0: one per processor
-  uint32_t read_depth = 16;  // reads in flight per worker
+  uint32_t read_depth = 16;  // reads in flight per worker, of one job
   ReadBackend read_backend = ReadBackend::kAuto;
+  // A read in flight for longer ends its job.
+  uint64_t read_timeout_ns = uint64_t{60} * 1'000'000'000;
+  // A worker that is on one sample for longer is what Tick speaks of.
+  uint64_t decode_timeout_ns = uint64_t{60} * 1'000'000'000;
+  // Outlives the pool; none: the pool's own, without a file.
+  SamplesInWork* samples = nullptr;
 };
+
+// The dataset of a job, for a read that is given up: its file is the dataset's.
+inline std::shared_ptr<const Dataset> SharedDataset(
+    const std::shared_ptr<Job>& job) {
+  return job->shared_dataset();
+}
 
 class WorkerPool {
  public:
+  static constexpr std::chrono::milliseconds kTickInterval{200};
+
   // Starts the threads. topology outlives the pool.
   static StatusOr<std::unique_ptr<WorkerPool>> Start(
       const Topology& topology, const WorkerOptions& options);
@@ -41,31 +73,107 @@ class WorkerPool {
   // Afterwards no worker starts on it; claims under way go on.
   void Remove(const Job* job);
 
-  uint32_t workers() const { return static_cast<uint32_t>(threads_.size()); }
+  uint32_t workers() const { return workers_; }
   std::string read_backend() const { return read_backend_; }
   uint32_t read_depth() const { return options_.read_depth; }
 
-  // A claim of the job served next, empty when no job has rows. The job is kept
-  // alive by *job.
-  Claim ClaimFair(std::shared_ptr<Job>* job);
+  // ---- the control thread's
+  // ---------------------------------------------------
+
+  // Tick is to be called, every kTickInterval: there are jobs, or reads.
+  bool WantsTick();
+  // Advances the clock and ends jobs whose reads are late. Not nothing: a
+  // decoder hangs, on which sample; no other worker can help it, the broker has
+  // to be ended.
+  std::optional<std::string> Tick();
+
+  // ---- any thread's
+  // -----------------------------------------------------------
+
+  // A read that the storage has not answered for more than a second.
+  struct LateRead {
+    uint32_t worker = 0;
+    uint32_t uid = 0;
+    std::string job;
+    std::string dataset;
+    std::string file;  // and offset
+    double seconds = 0;
+  };
+  std::vector<LateRead> LateReads();
+
+  // ---- the workers'
+  // -----------------------------------------------------------
+
+  struct Claimed {
+    Claim claim;
+    std::shared_ptr<Job> job;
+    uint64_t number = 0;  // of the job; never used again
+  };
+  // Rows of the job served next, but of none of these; no share when no such
+  // job has rows. blocking: the worker's reader is.
+  Claimed ClaimFair(const std::vector<const Job*>& but, bool blocking);
+  // Another number than before: ClaimFair may find what it did not find.
+  uint64_t news() const {
+    // Relaxed: seen late, a claim is made late.
+    return news_.load(std::memory_order_relaxed);
+  }
+  bool stopping() const {
+    // Relaxed: asked again and again.
+    return stopping_.load(std::memory_order_relaxed);
+  }
+  uint64_t now_ns() const {
+    // Relaxed: a clock, nothing else is read because of it.
+    return now_ns_.load(std::memory_order_relaxed);
+  }
+  SamplesInWork* samples() const { return options_.samples; }
+  // What the options say; for the calling worker's thread.
+  std::unique_ptr<Reader> MakeWorkerReader(uint32_t worker) const;
 
  private:
+  struct Entry {
+    std::shared_ptr<Job> job;
+    uint64_t number;
+    bool blocks = false;  // a worker is stuck in a read of it
+  };
+  // A job by its number, also after it has ended: reads of it may be in flight.
+  struct Named {
+    JobKey key;
+    std::weak_ptr<Job> job;
+    std::weak_ptr<const Dataset> dataset;
+  };
+
   WorkerPool() = default;
-  void Run(uint32_t index);
+  void StartThread(uint32_t cpu);
+  void Run(uint32_t index, uint32_t cpu);
+  void ReplaceBlocked(uint64_t now_ns);
   void NotifyWork();
-  // Sleeps until there may be work; false: the pool stops.
-  bool WaitForWork();
+  // Sleeps until there may be work for this worker, for kDrainInterval at most
+  // if it is draining; false: the pool stops.
+  bool WaitForWork(const Worker& worker);
+  Named NamedOf(uint64_t number);
 
   const Topology* topology_ = nullptr;
   WorkerOptions options_;
+  std::unique_ptr<SamplesInWork> own_samples_;
   std::string read_backend_;
-  std::vector<std::thread> threads_;
+  uint32_t workers_ = 0;
+  std::vector<std::unique_ptr<ReadsInFlight>> reads_;  // by thread, of all
+  std::vector<std::thread> threads_;                   // the control thread's
+
+  std::atomic<uint64_t> now_ns_{1};  // the control thread's to write
+  uint64_t ticked_ns_ = 0;           // the control thread's
+  bool any_blocks_ = false;          // likewise: of Entry::blocks
+  std::atomic<uint64_t> news_{0};
+  std::atomic<bool> stopping_{false};
 
   Mutex mutex_;
   CondVar work_;
-  std::vector<std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Entry> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t virtual_now_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t idle_ ABSL_GUARDED_BY(mutex_) = 0;  // asleep, nothing in flight
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

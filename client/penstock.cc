@@ -1,6 +1,9 @@
 // The C ABI: translates between penstock.h and Reader; nothing else.
 #include "client/penstock.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
@@ -9,6 +12,7 @@
 
 struct penstock_reader {
   std::unique_ptr<penstock::Reader> reader;
+  std::string state;  // what penstock_state returned last
 };
 
 // Never defined: a penstock_batch* is a Reader::Batch* in disguise.
@@ -55,25 +59,42 @@ const char* penstock_version(void) { return PENSTOCK_VERSION; }
 int penstock_attach(const penstock_options* options, penstock_reader** reader) {
   return Guard([&] {
     *reader = nullptr;
-    if (options->struct_bytes != sizeof(penstock_options)) {
+    // A program built with an older header has fewer fields: the others are as
+    // if not given.
+    constexpr uint32_t kSmallest = offsetof(penstock_options, delivery);
+    if (options->struct_bytes < kSmallest ||
+        options->struct_bytes > sizeof(penstock_options)) {
       return Fail(PENSTOCK_FAILED_PRECONDITION,
                   "penstock_options of another size: this program was compiled "
-                  "against another penstock.h than libpenstock.so; set it with "
+                  "against a newer penstock.h than libpenstock.so; set it with "
                   "PENSTOCK_OPTIONS_INIT and rebuild");
     }
+    penstock_options given = PENSTOCK_OPTIONS_INIT;
+    std::memcpy(&given, options, options->struct_bytes);
     penstock::AttachOptions attach;
-    attach.dataset = OrEmpty(options->dataset);
-    attach.spec = OrEmpty(options->spec);
-    attach.job = OrEmpty(options->job);
-    attach.socket = OrEmpty(options->socket);
-    attach.rank = options->rank;
-    attach.world_size = options->world_size;
-    attach.local_world_size = options->local_world_size;
-    attach.timeout_s = options->timeout_s;
-    attach.repeat_first = options->repeat_first != 0;
+    attach.dataset = OrEmpty(given.dataset);
+    attach.spec = OrEmpty(given.spec);
+    attach.job = OrEmpty(given.job);
+    attach.socket = OrEmpty(given.socket);
+    attach.rank = given.rank;
+    attach.world_size = given.world_size;
+    attach.local_world_size = given.local_world_size;
+    attach.timeout_s = given.timeout_s;
+    attach.repeat_first = given.repeat_first != 0;
+    attach.delivery = OrEmpty(given.delivery);
+    attach.lag = OrEmpty(given.lag);
+    attach.on_rank_death = OrEmpty(given.on_rank_death);
+    attach.state = OrEmpty(given.state);
+    attach.window = given.window;
+    attach.consumers = given.consumers;
+    attach.full_epoch = given.full_epoch != 0;
+    attach.wait_s = given.wait_s;
+    attach.reconnect_s = given.reconnect_s == 0
+                             ? penstock::Reader::kReconnectSeconds
+                             : std::max(given.reconnect_s, 0.0);
     auto attached = penstock::Reader::Attach(std::move(attach));
     if (!attached.ok()) return Fail(attached.status());
-    *reader = new penstock_reader{*std::move(attached)};
+    *reader = new penstock_reader{*std::move(attached), {}};
     return static_cast<int>(PENSTOCK_OK);
   });
 }
@@ -113,6 +134,33 @@ void penstock_release(penstock_batch* batch) {
   if (batch != nullptr) penstock::Reader::Release(FromC(batch));
 }
 
+int penstock_state(penstock_reader* reader, const char** state) {
+  return Guard([&] {
+    *state = nullptr;
+    auto text = reader->reader->State();
+    if (!text.ok()) return Fail(text.status());
+    reader->state = *std::move(text);
+    *state = reader->state.c_str();
+    return static_cast<int>(PENSTOCK_OK);
+  });
+}
+
+int penstock_reset(penstock_reader* reader, int32_t rank, int32_t world_size,
+                   int32_t local_world_size, const char* state) {
+  return Guard([&] {
+    const penstock::Status status = reader->reader->Reset(
+        rank, world_size, local_world_size, OrEmpty(state));
+    return status.ok() ? static_cast<int>(PENSTOCK_OK) : Fail(status);
+  });
+}
+
+int penstock_stop_job(penstock_reader* reader, int32_t now) {
+  return Guard([&] {
+    const penstock::Status status = reader->reader->StopJob(now != 0);
+    return status.ok() ? static_cast<int>(PENSTOCK_OK) : Fail(status);
+  });
+}
+
 int penstock_fileno(const penstock_reader* reader) {
   return reader->reader->fileno();
 }
@@ -123,6 +171,14 @@ int penstock_rank(const penstock_reader* reader) {
 
 int penstock_world_size(const penstock_reader* reader) {
   return static_cast<int>(reader->reader->world_size());
+}
+
+uint64_t penstock_incarnation(const penstock_reader* reader) {
+  return reader->reader->incarnation();
+}
+
+uint64_t penstock_epoch(const penstock_reader* reader) {
+  return reader->reader->epoch();
 }
 
 const char* penstock_job(const penstock_reader* reader) {
@@ -188,6 +244,9 @@ void penstock_get_stats(const penstock_reader* reader, penstock_stats* stats) {
   stats->waits = from.waits;
   stats->held = reader->reader->held();
   stats->hold_max = reader->reader->hold_max();
+  stats->skipped = from.skipped;
+  stats->redelivered = from.redelivered;
+  stats->reconnects = from.reconnects;
 }
 
 uint64_t penstock_batch_rows(const penstock_batch* batch) {
@@ -213,16 +272,19 @@ uint64_t penstock_batch_step(const penstock_batch* batch) {
 const void* penstock_batch_data(const penstock_batch* batch, uint32_t feature) {
   const penstock::Reader::Batch* from = FromC(batch);
   if (feature >= from->reader->element_spec().size()) return nullptr;
-  return from->reader->data(*from, feature);
+  return penstock::Reader::data(*from, feature);
 }
 
 const int64_t* penstock_batch_ids(const penstock_batch* batch) {
-  const penstock::Reader::Batch* from = FromC(batch);
-  return from->reader->ids(*from);
+  return penstock::Reader::ids(*FromC(batch));
 }
 
 int penstock_batch_redelivered(const penstock_batch* batch) {
   return (FromC(batch)->cell.flags & penstock::kRedelivered) != 0;
+}
+
+uint64_t penstock_batch_skipped(const penstock_batch* batch) {
+  return FromC(batch)->cell.skipped;
 }
 
 }  // extern "C"

@@ -41,13 +41,14 @@ enum {
   /* Errors: minus the gRPC status number. penstock_error() has the text. */
   PENSTOCK_CANCELLED = -1,           /* interrupted by penstock_interrupt */
   PENSTOCK_INVALID_ARGUMENT = -3,    /* wrong spec, option or argument */
-  PENSTOCK_DEADLINE_EXCEEDED = -4,   /* options.timeout_s passed */
+  PENSTOCK_DEADLINE_EXCEEDED = -4,   /* timeout_s or wait_s passed; storage
+                                        did not answer for read_timeout */
   PENSTOCK_NOT_FOUND = -5,           /* no socket, dataset, file */
   PENSTOCK_ALREADY_EXISTS = -6,      /* this rank is attached already */
   PENSTOCK_PERMISSION_DENIED = -7,   /* file or socket not for this user */
   PENSTOCK_RESOURCE_EXHAUSTED = -8,  /* memory limit; every lease is held */
   PENSTOCK_FAILED_PRECONDITION = -9, /* ranks disagree; other layout version */
-  PENSTOCK_ABORTED = -10,            /* fenced: another took over this rank */
+  PENSTOCK_ABORTED = -10,            /* fenced, evicted or stopped */
   PENSTOCK_INTERNAL = -13,
   PENSTOCK_UNAVAILABLE = -14, /* the broker is gone */
   PENSTOCK_DATA_LOSS = -15    /* a record is corrupt and on_error is fail */
@@ -94,9 +95,38 @@ typedef struct penstock_options {
   int32_t repeat_first;     /* not 0: read one batch and return it for ever, to
                                measure the trainer's ideal speed (also
                                PENSTOCK_REPEAT_FIRST=1) */
+  /* How batches are handed out. All ranks of a job must say the same. */
+  const char* delivery;      /* NULL, "split": a global batch is divided over the
+                                ranks; "dynamic": each batch to the next rank
+                                that has none; "broadcast": each batch to every
+                                consumer; "independent": the whole dataset to
+                                each, in its own order */
+  const char* lag;           /* broadcast, when a consumer is `window` batches
+                                behind: NULL, "block": the others wait; "skip":
+                                it misses batches, penstock_batch_skipped;
+                                "fail": it is taken off */
+  const char* on_rank_death; /* "wait" (default of split): its batches wait for a
+                                rank of the same number; "fail": the job fails;
+                                "shrink" (default of the others): the others
+                                take over, penstock_world_size changes */
+  const char* state;         /* JSON of penstock_state: begin there. NULL: at the
+                                beginning */
+  int32_t window;            /* broadcast; 0: prefetch of the spec */
+  int32_t consumers;         /* broadcast: as many at once; 0: local_world_size,
+                                8 at least */
+  int32_t full_epoch;        /* broadcast, not 0: this consumer's epochs begin
+                                where it joins */
+  int32_t reserved;
+  double wait_s;             /* for ranks that are missing or died, then the job
+                                fails and names them; 0: 600 */
+  double reconnect_s;        /* for the broker to come back when it died; 0: 60,
+                                negative: do not wait */
 } penstock_options;
-#define PENSTOCK_OPTIONS_INIT \
-  { sizeof(penstock_options), -1, 0, 0, 0, 0, 0, 0, 0.0, 0 }
+#define PENSTOCK_OPTIONS_INIT                                                \
+  {                                                                          \
+    sizeof(penstock_options), -1, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, \
+        0, 0, 0.0, 0.0                                                       \
+  }
 
 /* One tensor of an element: without the batch dimension. Strings live as long
  * as the reader. */
@@ -115,6 +145,9 @@ typedef struct penstock_stats {
   uint64_t waits;    /* times it found nothing ready */
   uint32_t held;     /* batches held now */
   uint32_t hold_max; /* batches that may be held at once */
+  uint64_t skipped;     /* batches missed (lag: skip) */
+  uint64_t redelivered; /* batches that another process had before */
+  uint64_t reconnects;  /* times the broker died and came back */
 } penstock_stats;
 
 /* The text of this thread's last error: what was wanted, what was found, the
@@ -150,12 +183,39 @@ PENSTOCK_API void penstock_interrupt(penstock_reader* reader);
 /* The batch's memory must not be read any more. Async-safe against next. */
 PENSTOCK_API void penstock_release(penstock_batch* batch);
 
+/* Where the job stands for this rank: after the last batch that next returned.
+ * *state is JSON (common/README.md), valid until the next call on this reader: a
+ * trainer keeps it in its checkpoint and passes it as options.state, with any
+ * number of ranks. In dynamic it is asked of the broker: batches that some rank
+ * holds are not done. */
+PENSTOCK_API int penstock_state(penstock_reader* reader, const char** state);
+
+/* Leaves this incarnation of the job and joins the one that begins at state, as
+ * this rank of this world: what an elastic trainer calls on every rank when the
+ * ranks have changed. The first to call it fences the old incarnation: who is
+ * still in it gets PENSTOCK_ABORTED from next and calls reset too. Batches that
+ * are held stay valid. local_world_size 0: all ranks if all were here, else as
+ * before. */
+PENSTOCK_API int penstock_reset(penstock_reader* reader, int32_t rank,
+                                int32_t world_size, int32_t local_world_size,
+                                const char* state);
+
+/* Ends the job for all of its ranks: they finish the step that the furthest has
+ * and get PENSTOCK_END_OF_DATA; now not 0: at once, PENSTOCK_ABORTED. */
+PENSTOCK_API int penstock_stop_job(penstock_reader* reader, int32_t now);
+
 /* Readable (POLLIN) when something may have become ready: for event loops.
  * Then call penstock_next_within(reader, 0, ...). Owned by the reader. */
 PENSTOCK_API int penstock_fileno(const penstock_reader* reader);
 
 PENSTOCK_API int penstock_rank(const penstock_reader* reader);
+/* After shrink: of the ranks that are left. */
 PENSTOCK_API int penstock_world_size(const penstock_reader* reader);
+/* Which life of the job this is: a reset or an attach with a state begins
+ * another. */
+PENSTOCK_API uint64_t penstock_incarnation(const penstock_reader* reader);
+/* The epoch the next batch belongs to; penstock_epoch_count at the end. */
+PENSTOCK_API uint64_t penstock_epoch(const penstock_reader* reader);
 PENSTOCK_API const char* penstock_job(const penstock_reader* reader);
 PENSTOCK_API uint32_t penstock_feature_count(const penstock_reader* reader);
 /* index < penstock_feature_count, else INVALID_ARGUMENT. */
@@ -188,8 +248,10 @@ PENSTOCK_API const void* penstock_batch_data(const penstock_batch* batch,
                                              uint32_t feature);
 /* [rows] sample ids: the record's number in the dataset, PENSTOCK_PADDING_ID. */
 PENSTOCK_API const int64_t* penstock_batch_ids(const penstock_batch* batch);
-/* Not 0: this batch was handed out before, to a rank that died with it. */
+/* Not 0: this batch was handed out before, to a process that died with it. */
 PENSTOCK_API int penstock_batch_redelivered(const penstock_batch* batch);
+/* Batches that this consumer missed before this one (lag: skip). */
+PENSTOCK_API uint64_t penstock_batch_skipped(const penstock_batch* batch);
 
 #ifdef __cplusplus
 }

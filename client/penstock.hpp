@@ -88,6 +88,15 @@ struct Options {
   int local_world_size = 0;
   double timeout_s = 0;
   bool repeat_first = false;
+  std::string delivery;       // split, dynamic, broadcast, independent
+  std::string lag;            // broadcast: block, skip, fail
+  std::string on_rank_death;  // wait, fail, shrink
+  std::string state;          // of Reader::state
+  int window = 0;
+  int consumers = 0;
+  bool full_epoch = false;
+  double wait_s = 0;
+  double reconnect_s = 0;
 };
 
 class Reader;
@@ -119,6 +128,7 @@ class Batch {
   uint64_t epoch() const { return penstock_batch_epoch(batch_); }
   uint64_t step() const { return penstock_batch_step(batch_); }
   bool redelivered() const { return penstock_batch_redelivered(batch_) != 0; }
+  uint64_t skipped() const { return penstock_batch_skipped(batch_); }
   std::span<const int64_t> ids() const {
     return {penstock_batch_ids(batch_), rows()};
   }
@@ -203,6 +213,15 @@ class Reader {
     c.local_world_size = options.local_world_size;
     c.timeout_s = options.timeout_s;
     c.repeat_first = options.repeat_first ? 1 : 0;
+    c.delivery = OrNull(options.delivery);
+    c.lag = OrNull(options.lag);
+    c.on_rank_death = OrNull(options.on_rank_death);
+    c.state = OrNull(options.state);
+    c.window = options.window;
+    c.consumers = options.consumers;
+    c.full_epoch = options.full_epoch ? 1 : 0;
+    c.wait_s = options.wait_s;
+    c.reconnect_s = options.reconnect_s;
     internal::Check(penstock_attach(&c, &reader_));
   }
   Reader(const Reader&) = delete;
@@ -237,19 +256,15 @@ class Reader {
       using iterator_category = std::input_iterator_tag;
       explicit Iterator(Reader* reader) : reader_(reader) {}
       Epoch operator*() const { return Epoch(reader_); }
-      Iterator& operator++() {
-        ++count_;
-        return *this;
-      }
-      void operator++(int) { ++*this; }
+      Iterator& operator++() { return *this; }
+      void operator++(int) {}
       bool operator==(std::default_sentinel_t) const {
         return reader_->ended_ || (reader_->epoch_count() != 0 &&
-                                   count_ >= reader_->epoch_count());
+                                   reader_->epoch() >= reader_->epoch_count());
       }
 
      private:
       Reader* reader_;
-      uint64_t count_ = 0;
     };
     explicit Epochs(Reader* reader) : reader_(reader) {}
     Iterator begin() const { return Iterator(reader_); }
@@ -264,6 +279,24 @@ class Reader {
   int world_size() const { return penstock_world_size(reader_); }
   uint64_t sample_count() const { return penstock_sample_count(reader_); }
   uint64_t steps_per_epoch() const { return penstock_steps_per_epoch(reader_); }
+  // Of the next batch; epoch_count() at the end.
+  uint64_t epoch() const { return penstock_epoch(reader_); }
+  uint64_t incarnation() const { return penstock_incarnation(reader_); }
+  // See penstock_state, penstock_reset, penstock_stop_job.
+  std::string state() {
+    const char* state = nullptr;
+    internal::Check(penstock_state(reader_, &state));
+    return state;
+  }
+  void reset(int rank, int world_size, const std::string& state,
+             int local_world_size = 0) {
+    internal::Check(penstock_reset(reader_, rank, world_size, local_world_size,
+                                   state.c_str()));
+    ended_ = false;
+  }
+  void stop_job(bool now = false) {
+    internal::Check(penstock_stop_job(reader_, now ? 1 : 0));
+  }
   // 0: forever.
   uint64_t epoch_count() const { return penstock_epoch_count(reader_); }
   std::vector<penstock_feature> element_spec() const {

@@ -2,8 +2,10 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include <sstream>
 
 #include "client/launcher.h"
+#include "common/kill_point.h"
 #include "common/ring.h"
 #include "common/wake.h"
 
@@ -60,6 +63,15 @@ StatusOr<std::string> ReadSpecFile(const std::string& path) {
   return text;
 }
 
+StatusOr<std::string> ReadStateFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return ErrnoError(errno, "read PENSTOCK_STATE '" + path + "'");
+  std::string text(JobState::kTextBytesMax + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text;
+}
+
 // Puts dataset name or spec text into the request.
 Status DescribeDataset(const AttachOptions& options, nlohmann::json* request) {
   std::error_code error;
@@ -89,7 +101,49 @@ Status DescribeDataset(const AttachOptions& options, nlohmann::json* request) {
   return OkStatus();
 }
 
+// Waits this long at most for what a live broker sends at once.
+constexpr std::chrono::seconds kEventTimeout{10};
+constexpr std::chrono::seconds kNoSocketTimeout{2};
+constexpr std::chrono::milliseconds kRetryDelayMin{10};
+constexpr std::chrono::milliseconds kRetryDelayMax{1000};
+
+timespec TimespecOf(std::chrono::nanoseconds time) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
+  return {static_cast<time_t>(seconds.count()),
+          static_cast<long>((time - seconds).count())};
+}
+
+Status AddToEpoll(int epoll, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+    return ErrnoError(errno, "epoll_ctl");
+  }
+  return OkStatus();
+}
+
 }  // namespace
+
+struct Reader::Session {
+  Fd control;
+  Fd wake;
+  OwnedCursor cursor;
+  std::unique_ptr<SegmentView> view;
+  const Ring* ring = nullptr;
+  bool broker_died = false;
+  // Guarded by sessions_mutex_:
+  uint32_t held = 0;
+  bool superseded = false;
+  std::array<Batch, kLeasesMax> batches;
+};
+
+const int64_t* Reader::ids(const Batch& batch) {
+  return batch.session->view->ids(batch.cell);
+}
+const std::byte* Reader::data(const Batch& batch, uint32_t feature) {
+  return batch.session->view->feature(batch.cell, feature);
+}
 
 StatusOr<std::unique_ptr<Reader>> Reader::Attach(AttachOptions options) {
   CountForks();
@@ -107,53 +161,113 @@ StatusOr<std::unique_ptr<Reader>> Reader::Attach(AttachOptions options) {
       return detected.status();
     }
   }
-  std::unique_ptr<Reader> reader(new Reader());
-  reader->rank_ = options.rank >= 0 ? options.rank : launch.rank;
-  reader->world_size_ =
+  const int64_t world_size =
       options.world_size > 0 ? options.world_size : launch.world_size;
-  if (reader->rank_ >= reader->world_size_) {
+  int64_t rank = options.rank >= 0 ? options.rank : launch.rank;
+  if (rank >= world_size) {
     return InvalidArgumentError(
         "rank {} of a world of {}: ranks count from 0 to {} (launcher: {})",
-        reader->rank_, reader->world_size_, reader->world_size_ - 1,
-        launch.launcher);
+        rank, world_size, world_size - 1, launch.launcher);
   }
   int64_t local_world_size = options.local_world_size;
   if (local_world_size == 0) {
     // The launcher's number is of the launcher's world.
-    local_world_size = reader->world_size_ == launch.world_size
-                           ? launch.local_world_size
-                           : reader->world_size_;
+    local_world_size =
+        world_size == launch.world_size ? launch.local_world_size : world_size;
   }
+  const bool split_like = options.delivery.empty() ||
+                          options.delivery == "split" ||
+                          options.delivery == "dynamic";
+  // Trainers that share a job but no launcher have no numbers of their own.
+  const bool any_number =
+      !split_like && options.rank < 0 && launch.world_size <= 1;
   std::string job = options.job;
   if (job.empty()) job = environment("PENSTOCK_JOB").value_or(launch.job);
+  const bool named = !job.empty();
   if (job.empty()) job = "default";
 
+  std::unique_ptr<Reader> reader(new Reader());
   reader->repeat_first_ =
       options.repeat_first ||
       environment("PENSTOCK_REPEAT_FIRST").value_or("0") != "0";
   reader->timeout_s_ = options.timeout_s;
+  if (options.reconnect_s >= 0) reader->reconnect_s_ = options.reconnect_s;
   reader->fork_generation_ = fork_generation.load();
   reader->interrupt_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!reader->interrupt_) return ErrnoError(errno, "eventfd");
+  reader->retry_ =
+      Fd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  reader->poll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
+  if (!reader->interrupt_ || !reader->retry_ || !reader->poll_) {
+    return ErrnoError(errno, "eventfd, timerfd or epoll");
+  }
+  PENSTOCK_RETURN_IF_ERROR(
+      AddToEpoll(reader->poll_.get(), reader->retry_.get()));
+  reader->socket_ = SocketPath(options.socket);
 
   nlohmann::json request = {{"op", "attach"},
                             {"job", job},
-                            {"rank", reader->rank_},
-                            {"world_size", reader->world_size_},
+                            {"named", named},
+                            {"world_size", world_size},
                             {"local_world_size", local_world_size},
                             {"repeat_first", reader->repeat_first_}};
+  if (!any_number) request["rank"] = rank;
+  if (!options.delivery.empty()) request["delivery"] = options.delivery;
+  if (!options.lag.empty()) request["lag"] = options.lag;
+  if (!options.on_rank_death.empty()) {
+    request["on_rank_death"] = options.on_rank_death;
+  }
+  if (options.window > 0) request["window"] = options.window;
+  if (options.consumers > 0) request["consumers"] = options.consumers;
+  if (options.full_epoch) request["full_epoch"] = true;
+  if (options.wait_s > 0) request["wait_s"] = options.wait_s;
   PENSTOCK_RETURN_IF_ERROR(DescribeDataset(options, &request));
-  PENSTOCK_ASSIGN_OR_RETURN(reader->cursor_, CreateCursor());
-  PENSTOCK_ASSIGN_OR_RETURN(reader->control_,
-                            ConnectControl(SocketPath(options.socket)));
-  PENSTOCK_ASSIGN_OR_RETURN(Message answer,
-                            Request(reader->control_.get(), std::move(request),
-                                    {reader->cursor_.fd.get()}, deadline));
-  PENSTOCK_RETURN_IF_ERROR(reader->ReadAnswer(std::move(answer)));
+  reader->request_ = request;
+  reader->dynamic_ = options.delivery == "dynamic";
+  std::string state_text = options.state;
+  if (const auto file = environment("PENSTOCK_STATE");
+      state_text.empty() && file.has_value()) {
+    PENSTOCK_ASSIGN_OR_RETURN(state_text, ReadStateFile(*file));
+    // It is of one dataset; a trainer may use others beside it.
+    request["state_of_same_dataset"] = true;
+  }
+  if (!state_text.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(const JobState state, ParseJobState(state_text));
+    request["state"] = JobStateToJson(state);
+  }
+  PENSTOCK_RETURN_IF_ERROR(reader->Open(std::move(request), deadline));
   return reader;
 }
 
-Status Reader::ReadAnswer(Message answer) {
+Status Reader::Open(nlohmann::json request, Deadline deadline) {
+  auto session = std::make_unique<Session>();
+  PENSTOCK_ASSIGN_OR_RETURN(session->cursor, CreateCursor());
+  std::vector<int> fds = {session->cursor.fd.get()};
+  // Reconnecting: what was taken of the former life is in its page.
+  if (request.contains("incarnation")) {
+    fds.push_back(session_->cursor.fd.get());
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(session->control,
+                            ConnectControl(socket_, deadline));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Message answer,
+      Request(session->control.get(), std::move(request), fds, deadline));
+  KillPoint("attach.answered");
+  PENSTOCK_RETURN_IF_ERROR(ReadAnswer(std::move(answer), session.get()));
+  // Relaxed: read by the broker after this process is dead, or never.
+  session->cursor.page().position.store(position_, std::memory_order_relaxed);
+  PENSTOCK_RETURN_IF_ERROR(AddToEpoll(poll_.get(), session->wake.get()));
+  for (Batch& batch : session->batches) {
+    batch.reader = this;
+    batch.session = session.get();
+  }
+  Supersede();
+  const std::lock_guard lock(sessions_mutex_);
+  session_ = session.get();
+  sessions_.push_back(std::move(session));
+  return OkStatus();
+}
+
+Status Reader::ReadAnswer(Message answer, Session* session) {
   if (answer.fds.size() != 2) {
     return InternalError("the broker's answer has {} descriptors, wanted 2",
                          answer.fds.size());
@@ -161,84 +275,204 @@ Status Reader::ReadAnswer(Message answer) {
   // The broker is trusted more than a rank is, but a wrong build of it must end
   // in a message, not in a crash of the trainer.
   uint32_t seat = 0;
+  bool handed_over = false;
+  bool replaces = false;
   try {
     const nlohmann::json& json = answer.json;
     PENSTOCK_ASSIGN_OR_RETURN(element_spec_,
                               ElementSpecFromJson(json.at("element_spec")));
     job_ = json.at("job").get<std::string>();
     dataset_ = json.at("dataset").get<std::string>();
+    rank_ = plan_rank_ = json.at("rank").get<int64_t>();
+    world_size_ = request_.at("world_size").get<int64_t>();
     seat = json.at("seat").get<uint32_t>();
     hold_ = json.at("hold").get<uint32_t>();
     records_ = json.at("records").get<uint64_t>();
     steps_per_epoch_ = json.at("steps_per_epoch").get<uint64_t>();
+    rows_per_epoch_ =
+        std::max<uint64_t>(json.at("rows_per_epoch").get<uint64_t>(), 1);
     epochs_ = json.at("epochs").get<uint64_t>();
+    incarnation_ = json.at("incarnation").get<uint64_t>();
+    position_ = json.at("position").get<uint64_t>();
+    handed_over = json.at("handed_over").get<uint64_t>() > 0;
+    replaces = json.at("replaces").get<bool>();
     spin_ = std::chrono::nanoseconds(json.at("spin_ns").get<int64_t>());
+    PENSTOCK_ASSIGN_OR_RETURN(start_, JobStateFromJson(json.at("state")));
   } catch (const nlohmann::json::exception& error) {
     return InternalError("the broker's answer is not of this protocol: {}",
                          error.what());
   }
-  PENSTOCK_ASSIGN_OR_RETURN(
-      view_, SegmentView::Open(answer.fds[0].get(),
-                               static_cast<uint32_t>(element_spec_.size())));
-  if (seat >= view_->seats()) {
-    return InternalError("the broker gave seat {} of {}", seat, view_->seats());
+  events_.clear();
+  owed_ = start_.owed;
+  owed_.erase(owed_.begin(),
+              owed_.begin() + std::min<uint64_t>(owed_done_, owed_.size()));
+  epoch_ = position_ / rows_per_epoch_;
+  // All ranks of a dynamic job count the same epochs, whoever gets the batches.
+  if (position_ == start_.epoch * rows_per_epoch_ + start_.row ||
+      (dynamic_ && !replaces)) {
+    epoch_ = start_.epoch;
+    // What is owed comes first: its epoch is not over.
+    for (const JobState::Owed& each : owed_) {
+      epoch_ = std::min(epoch_, each.epoch);
+    }
   }
-  ring_ = &view_->ring(seat);
-  wake_ = std::move(answer.fds[1]);
+  // The first batch of a predecessor may be of the epoch before.
+  epoch_known_ = !handed_over;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      session->view,
+      SegmentView::Open(answer.fds[0].get(),
+                        static_cast<uint32_t>(element_spec_.size())));
+  if (seat >= session->view->seats()) {
+    return InternalError("the broker gave seat {} of {}", seat,
+                         session->view->seats());
+  }
+  session->ring = &session->view->ring(seat);
+  session->wake = std::move(answer.fds[1]);
   return OkStatus();
 }
 
-Reader::~Reader() {
-  // The broker sees it and takes everything back. Shut down and not only
-  // closed: a child that was forked meanwhile holds the same socket.
-  if (control_ && fork_generation.load() == fork_generation_) {
-    shutdown(control_.get(), SHUT_RDWR);
+void Reader::Supersede() {
+  if (session_ == nullptr) return;
+  epoll_ctl(poll_.get(), EPOLL_CTL_DEL, session_->wake.get(), nullptr);
+  const std::lock_guard lock(sessions_mutex_);
+  session_->superseded = true;
+  if (session_->held == 0) Retire(session_);
+  session_ = nullptr;
+}
+
+// To the broker that counts the memory of a former life. sessions_mutex_ is
+// held.
+void Reader::SayUnmapped() {
+  const bool maps_former = std::any_of(
+      sessions_.begin(), sessions_.end(), [this](const auto& session) {
+        return session.get() != session_ && session->broker_died;
+      });
+  if (maps_former) return;
+  (void)SendMessage(session_->control.get(),
+                    {{"penstock", kProtocolVersion}, {"op", "unmapped"}});
+}
+
+// sessions_mutex_ is held.
+void Reader::Retire(Session* session) {
+  const Fd control = std::move(session->control);
+  const bool of_former_life = session->broker_died && session != session_;
+  sessions_.remove_if(
+      [session](const auto& each) { return each.get() == session; });
+  // Everything of it is unmapped now.
+  if (of_former_life) SayUnmapped();
+  if (control) {
+    (void)SendMessage(control.get(),
+                      {{"penstock", kProtocolVersion}, {"op", "detach"}});
   }
 }
 
-Reader::Batch* Reader::Lease(const Cell& cell) {
-  Batch* batch = &batches_[cell.lease];
-  batch->reader = this;
+Reader::~Reader() {
+  std::vector<Fd> connections;
+  for (const auto& session : sessions_) {
+    connections.push_back(std::move(session->control));
+  }
+  const bool ours = fork_generation.load() == fork_generation_;
+  sessions_.clear();
+  if (!ours) return;
+  for (const Fd& connection : connections) {
+    if (!connection) continue;
+    (void)SendMessage(connection.get(),
+                      {{"penstock", kProtocolVersion}, {"op", "detach"}});
+    // Shut down and not only closed: a child that was forked meanwhile holds
+    // the same socket.
+    shutdown(connection.get(), SHUT_RDWR);
+  }
+}
+
+Status Reader::CheckProcess() const {
+  if (fork_generation.load() == fork_generation_) return OkStatus();
+  return FailedPreconditionError(
+      "this reader belongs to the parent process: attach again after fork");
+}
+
+StatusOr<Reader::Ready> Reader::TakeReady() {
+  Session& session = *session_;
+  Cell cell;
+  const TakeResult result =
+      TryTake(*session.ring, session.cursor.page(), &cell);
+  if (result == TakeResult::kEmpty) return Ready::kNothing;
+  if (result == TakeResult::kClosed) {
+    PENSTOCK_RETURN_IF_ERROR(ClosedStatus());
+    return Ready::kOver;
+  }
+  if (result == TakeResult::kCorrupt || !session.view->Valid(cell) ||
+      session.batches[cell.lease].held.load(std::memory_order_relaxed)) {
+    return InternalError(
+        "the broker published a batch that cannot be: a bug of the broker");
+  }
+  if (BrokerWaitsForTakes(*session.ring)) SendWake(session.wake.get());
+  Batch* batch = &session.batches[cell.lease];
   batch->cell = cell;
   // Relaxed: the pointer reaches another thread by the caller's own means.
   batch->held.store(true, std::memory_order_relaxed);
   held_.fetch_add(1, std::memory_order_relaxed);
-  return batch;
+  {
+    const std::lock_guard lock(sessions_mutex_);
+    ++session.held;
+  }
+  pending_ = batch;
+  if ((cell.flags & kRanksChanged) != 0) {
+    PENSTOCK_RETURN_IF_ERROR(ReadRanksChanged(cell.flags >> kPhaseShift));
+  }
+  return Ready::kBatch;
 }
 
-StatusOr<bool> Reader::TakeReady(Batch** batch) {
-  Cell cell;
-  switch (TryTake(*ring_, cursor_.page(), &cell)) {
-    case TakeResult::kEmpty:
-      return false;
-    case TakeResult::kClosed: {
-      PENSTOCK_RETURN_IF_ERROR(ClosedStatus());
-      ended_ = true;
-      return true;
+StatusOr<Message> Reader::Ask(nlohmann::json request) {
+  return Request(session_->control.get(), std::move(request), {},
+                 DeadlineAfter(timeout_s_ > 0 ? timeout_s_ : -1),
+                 [this](const nlohmann::json& event) {
+                   events_.push_back(event);
+                   return true;
+                 });
+}
+
+Status Reader::ReadRanksChanged(uint32_t phase) {
+  const Clock::time_point give_up = Clock::now() + kEventTimeout;
+  for (;;) {
+    while (events_.empty()) {
+      PENSTOCK_ASSIGN_OR_RETURN(auto message,
+                                ReceiveMessage(session_->control.get()));
+      if (message) {
+        events_.push_back(std::move(message->json));
+        break;
+      }
+      if (Clock::now() > give_up) {
+        return InternalError("the broker did not say which ranks there are");
+      }
+      pollfd entry{session_->control.get(), POLLIN, 0};
+      poll(&entry, 1, 100);
     }
-    case TakeResult::kTaken:
-      break;
+    const nlohmann::json event = std::move(events_.front());
+    events_.pop_front();
+    try {
+      // The ranks may have changed twice between two batches.
+      if (event.at("phase").get<uint32_t>() % (1u << kPhaseShift) != phase) {
+        continue;
+      }
+      plan_rank_ = event.at("rank").get<int64_t>();
+      world_size_ = event.at("world_size").get<int64_t>();
+      PENSTOCK_ASSIGN_OR_RETURN(const JobState state,
+                                JobStateFromJson(event.at("state")));
+      owed_ = state.owed;
+      return OkStatus();
+    } catch (const nlohmann::json::exception& error) {
+      return InternalError("the broker's event is not of this protocol: {}",
+                           error.what());
+    }
   }
-  if (!view_->Valid(cell) ||
-      batches_[cell.lease].held.load(std::memory_order_relaxed)) {
-    return InternalError(
-        "the broker published a batch that cannot be: a bug "
-        "of the broker");
-  }
-  end_of_epoch_next_ = (cell.flags & kLastOfEpoch) != 0;
-  end_of_data_next_ = (cell.flags & kLastOfData) != 0;
-  ++stats_.batches;
-  stats_.rows += cell.valid_rows;
-  if (repeat_first_) repeated_ = cell;
-  *batch = Lease(cell);
-  return true;
 }
 
 Status Reader::ClosedStatus() const {
+  const Ring& ring = *session_->ring;
   // Acquire: who sees closed sees reason (ring.h, E7).
-  const uint32_t closed = ring_->closed.load(std::memory_order_acquire);
+  const uint32_t closed = ring.closed.load(std::memory_order_acquire);
   char reason[sizeof(Ring::reason)];
-  std::memcpy(reason, ring_->reason, sizeof(reason));
+  std::memcpy(reason, ring.reason, sizeof(reason));
   reason[sizeof(reason) - 1] = '\0';
   switch (static_cast<Closed>(closed)) {
     case Closed::kOpen:
@@ -253,37 +487,86 @@ Status Reader::ClosedStatus() const {
       const long code = std::strtol(reason, &text, 10);
       return Status(static_cast<StatusCode>(code), text + (*text == ' '));
     }
-    case Closed::kShutdown:
-      return UnavailableError("the broker was stopped while job '{}' ran",
-                              job_);
   }
   return InternalError("the broker closed the ring with code {}", closed);
 }
 
+void Reader::NoteOver() {
+  over_ = true;
+  // lag: skip: no batch came to tell of those missed last.
+  if (!dynamic_)
+    stats_.skipped += std::strtoul(session_->ring->reason, nullptr, 10);
+  uint64_t end = epoch_ + (in_epoch_ ? 1 : 0);
+  if (dynamic_) {
+    // Others may have had all batches of the last epochs. Without an answer it
+    // is known of those epochs only that we had batches of.
+    StatusOr<std::string> state = State();
+    const auto job = state.ok() ? ParseJobState(*state) : state.status();
+    if (job.ok()) end = std::max(end, job->epoch + (job->row > 0 ? 1 : 0));
+  }
+  ends_owed_ = end - epoch_;
+}
+
+// What is to be told next: ends of epochs before the batch that is pending.
+StatusOr<Reader::Result> Reader::HandOut(Batch** batch) {
+  if (pending_ != nullptr && ends_owed_ == 0) {
+    const uint64_t epoch = pending_->cell.epoch;
+    if (!epoch_known_) epoch_ = epoch;
+    epoch_known_ = true;
+    // A batch that was handed out before may be of an epoch that is over.
+    if (epoch > epoch_) ends_owed_ = epoch - epoch_;
+  }
+  if (ends_owed_ > 0) {
+    --ends_owed_;
+    ++epoch_;
+    in_epoch_ = false;
+    return Result::kEndOfEpoch;
+  }
+  if (pending_ == nullptr) return Result::kEndOfData;
+  const Cell& cell = pending_->cell;
+  const JobState::Owed step = {cell.position / rows_per_epoch_,
+                               cell.position % rows_per_epoch_};
+  const auto owed =
+      std::find_if(owed_.begin(), owed_.end(), [&](const JobState::Owed& each) {
+        return each.epoch == step.epoch && each.row == step.row;
+      });
+  if ((cell.flags & kExtra) != 0 && owed != owed_.end()) {
+    owed_.erase(owed);
+    ++owed_done_;
+  } else {
+    position_ = cell.position + cell.global_rows;
+  }
+  if (cell.epoch == epoch_) {
+    in_epoch_ = true;
+    // In dynamic others may still have batches of it, and leave them to us.
+    if ((cell.flags & kLastOfEpoch) != 0 && !dynamic_) ends_owed_ = 1;
+  }
+  ++stats_.batches;
+  stats_.rows += cell.valid_rows;
+  stats_.skipped += cell.skipped;
+  stats_.redelivered += (cell.flags & kRedelivered) != 0 ? 1 : 0;
+  if (repeat_first_) repeated_ = pending_;
+  *batch = std::exchange(pending_, nullptr);
+  return Result::kBatch;
+}
+
 StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
   *batch = nullptr;
-  if (fork_generation.load() != fork_generation_) {
-    return FailedPreconditionError(
-        "this reader belongs to the parent process: attach again after fork");
-  }
-  if (repeated_) {
+  PENSTOCK_RETURN_IF_ERROR(CheckProcess());
+  if (repeated_ != nullptr) {
     // The one batch, for ever; its lease is never given back.
-    Batch* first = &batches_[repeated_->lease];
-    if (first->held.load(std::memory_order_relaxed)) {
+    if (repeated_->held.exchange(true, std::memory_order_relaxed)) {
       return ResourceExhaustedError(
           "repeat_first holds one batch: release it before the next");
     }
+    held_.fetch_add(1, std::memory_order_relaxed);
     ++stats_.batches;
-    stats_.rows += repeated_->valid_rows;
-    *batch = Lease(*repeated_);
+    stats_.rows += repeated_->cell.valid_rows;
+    *batch = repeated_;
     return Result::kBatch;
   }
-  if (end_of_epoch_next_) {
-    end_of_epoch_next_ = false;
-    ended_ = end_of_data_next_;
-    return Result::kEndOfEpoch;
-  }
-  if (ended_) return Result::kEndOfData;
+  if (ends_owed_ > 0 || pending_ != nullptr) return HandOut(batch);
+  if (over_) return Result::kEndOfData;
   if (held() >= hold_) {
     return ResourceExhaustedError(
         "rank {} holds {} batches, all it may hold at once: release one before "
@@ -293,32 +576,40 @@ StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
 
   const Clock::time_point begin = Clock::now();
   const Deadline deadline = DeadlineAfter(timeout_s);
-  CursorPage& cursor = cursor_.page();
   bool stalled = false;
   Clock::time_point spin_end = begin + spin_;
   for (;;) {
-    PENSTOCK_ASSIGN_OR_RETURN(const bool something, TakeReady(batch));
-    if (something) break;
-    stalled = true;
-    if (Clock::now() < spin_end) {
+    bool ready = true;
+    if (!lost_) {
+      PENSTOCK_ASSIGN_OR_RETURN(const Ready what, TakeReady());
+      if (what == Ready::kOver) NoteOver();
+      if (what != Ready::kNothing) break;
+      stalled = true;
+      if (Clock::now() < spin_end) {
 #if defined(__x86_64__)
-      __builtin_ia32_pause();
+        __builtin_ia32_pause();
 #endif
-      continue;
+        continue;
+      }
+      CursorPage& cursor = session_->cursor.page();
+      if (!ArmWait(*session_->ring, cursor)) {
+        DisarmWait(cursor);
+        continue;
+      }
+      if (BrokerWaitsForTakes(*session_->ring)) SendWake(session_->wake.get());
+      // Left armed on a time-out: fileno() then tells of the next batch.
+      PENSTOCK_ASSIGN_OR_RETURN(ready, Sleep(deadline));
+      if (ready) DisarmWait(cursor);
     }
-    if (!ArmWait(*ring_, cursor)) {
-      DisarmWait(cursor);
-      continue;
+    if (lost_) {
+      PENSTOCK_ASSIGN_OR_RETURN(ready, Reconnect(deadline));
     }
-    // Left armed on a time-out: fileno() then tells of the next batch.
-    PENSTOCK_ASSIGN_OR_RETURN(const bool woken, Sleep(deadline));
-    if (!woken) {
+    if (!ready) {
       return DeadlineExceededError(
           "no batch for rank {} of job '{}' within {} s; `penstock status` "
           "says what the job waits for",
           rank_, job_, timeout_s);
     }
-    DisarmWait(cursor);
   }
   if (stalled) {
     ++stats_.waits;
@@ -327,24 +618,21 @@ StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
                                                              begin)
             .count());
     // Relaxed: shown by `penstock status`, nothing depends on it.
+    CursorPage& cursor = session_->cursor.page();
     cursor.waits.store(stats_.waits, std::memory_order_relaxed);
     cursor.wait_ns.store(stats_.wait_ns, std::memory_order_relaxed);
   }
-  return ended_ ? Result::kEndOfData : Result::kBatch;
+  return HandOut(batch);
 }
 
 StatusOr<bool> Reader::Sleep(Deadline deadline) {
-  pollfd entries[2] = {{wake_.get(), POLLIN, 0}, {interrupt_.get(), POLLIN, 0}};
+  pollfd entries[2] = {{lost_ ? retry_.get() : session_->wake.get(), POLLIN, 0},
+                       {interrupt_.get(), POLLIN, 0}};
   for (;;) {
     timespec timeout{};
     if (deadline) {
-      const auto left = std::max(*deadline - Clock::now(), Clock::duration(0));
-      const auto seconds =
-          std::chrono::duration_cast<std::chrono::seconds>(left);
-      timeout.tv_sec = seconds.count();
-      timeout.tv_nsec =
-          std::chrono::duration_cast<std::chrono::nanoseconds>(left - seconds)
-              .count();
+      timeout =
+          TimespecOf(std::max(*deadline - Clock::now(), Clock::duration(0)));
     }
     const int ready = ppoll(entries, 2, deadline ? &timeout : nullptr, nullptr);
     if (ready < 0 && errno != EINTR) return ErrnoError(errno, "poll");
@@ -355,24 +643,107 @@ StatusOr<bool> Reader::Sleep(Deadline deadline) {
     uint64_t count;
     (void)!read(interrupt_.get(), &count, sizeof(count));
     if (interrupted_.exchange(false)) {
-      DisarmWait(cursor_.page());
+      if (!lost_) DisarmWait(session_->cursor.page());
       return CancelledError("interrupted");
     }
   }
-  if (entries[0].revents != 0 && !DrainWakes(wake_.get())) {
-    // The broker is gone. What it published before stays readable.
-    if (ring_->published.load(std::memory_order_acquire) !=
-            cursor_.page().taken.load(std::memory_order_relaxed) ||
-        ring_->closed.load(std::memory_order_acquire) !=
+  if (!lost_ && entries[0].revents != 0 && !DrainWakes(session_->wake.get())) {
+    // The broker is gone, or has taken this rank off. What it published before
+    // can still be taken.
+    if (session_->ring->published.load(std::memory_order_acquire) !=
+            session_->cursor.page().taken.load(std::memory_order_relaxed) ||
+        session_->ring->closed.load(std::memory_order_acquire) !=
             static_cast<uint32_t>(Closed::kOpen)) {
       return true;
     }
-    return UnavailableError(
-        "the broker is gone: its process died or was killed while job '{}' ran "
-        "(see its log, or journalctl -u penstockd)",
-        job_);
+    lost_ = Clock::now();
+    session_->broker_died = true;
+    retry_delay_ = std::chrono::milliseconds(0);
   }
   return true;
+}
+
+nlohmann::json Reader::ReconnectRequest() const {
+  nlohmann::json request = request_;
+  request["rank"] = rank_;
+  request["incarnation"] = incarnation_;
+  request["position"] = position_;
+  request["owed_done"] = owed_done_;
+  request["state"] = JobStateToJson(start_);
+  return request;
+}
+
+StatusOr<bool> Reader::Reconnect(Deadline deadline) {
+  const Clock::time_point give_up =
+      *lost_ + std::chrono::duration_cast<Clock::duration>(
+                   std::chrono::duration<double>(reconnect_s_));
+  const auto gone = [&](const std::string& last) {
+    return UnavailableError(
+        "the broker is gone: its process died or was killed while job '{}' ran "
+        "(see its log, or journalctl -u penstockd){}{}",
+        job_,
+        reconnect_s_ > 0 ? fmt::format("; it did not come back within {} s, "
+                                       "reconnect_s: ",
+                                       reconnect_s_)
+                         : "",
+        last);
+  };
+  if (reconnect_s_ <= 0) return gone("");
+  {
+    const std::lock_guard lock(sessions_mutex_);
+    for (const auto& session : sessions_) {
+      if (session.get() != session_ && session->broker_died) {
+        return ResourceExhaustedError(
+            "the broker died twice and rank {} still holds batches of the "
+            "first time: release them",
+            rank_);
+      }
+    }
+  }
+  for (;;) {
+    if (retry_delay_.count() > 0) {
+      itimerspec timer{};
+      timer.it_value = TimespecOf(retry_delay_);
+      timerfd_settime(retry_.get(), 0, &timer, nullptr);
+      PENSTOCK_ASSIGN_OR_RETURN(const bool rung, Sleep(deadline));
+      if (!rung) return false;
+      uint64_t count;
+      (void)!read(retry_.get(), &count, sizeof(count));
+    }
+    const uint64_t epoch = epoch_;
+    const bool in_epoch = in_epoch_;
+    KillPoint("reconnect.begun");
+    const Status status = Open(ReconnectRequest(), give_up);
+    KillPoint("reconnect.done");
+    if (status.ok()) {
+      lost_.reset();
+      {
+        const std::lock_guard lock(sessions_mutex_);
+        SayUnmapped();
+      }
+      ++stats_.reconnects;
+      // It goes on in the middle of what it knows.
+      epoch_ = epoch;
+      epoch_known_ = true;
+      in_epoch_ = in_epoch;
+      return true;
+    }
+    switch (status.code()) {
+      case StatusCode::kUnavailable:
+      case StatusCode::kNotFound:
+      case StatusCode::kDeadlineExceeded:
+      case StatusCode::kAlreadyExists:
+        break;
+      default:
+        return status;
+    }
+    // Without its socket there is no broker to come back: systemd and penstock
+    // run keep it while they restart one.
+    const bool no_socket = status.code() == StatusCode::kNotFound &&
+                           Clock::now() - *lost_ > kNoSocketTimeout;
+    if (no_socket || Clock::now() >= give_up) return gone(status.message());
+    retry_delay_ = std::clamp(2 * retry_delay_, kRetryDelayMin, kRetryDelayMax);
+  }
 }
 
 void Reader::Release(Batch* batch) {
@@ -381,16 +752,69 @@ void Reader::Release(Batch* batch) {
   reader->held_.fetch_sub(1, std::memory_order_relaxed);
   if (fork_generation.load() != reader->fork_generation_) return;
   if (reader->repeat_first_) return;
-  if (penstock::Release(*reader->ring_, reader->cursor_.page(),
+  Session* session = batch->session;
+  if (penstock::Release(*session->ring, session->cursor.page(),
                         batch->cell.lease, batch->cell.generation)) {
-    SendWake(reader->wake_.get());
+    SendWake(session->wake.get());
   }
+  const std::lock_guard lock(reader->sessions_mutex_);
+  if (--session->held == 0 && session->superseded) reader->Retire(session);
 }
 
 void Reader::Interrupt() {
   interrupted_.store(true);
   const uint64_t one = 1;
   (void)!write(interrupt_.get(), &one, sizeof(one));
+}
+
+StatusOr<std::string> Reader::State() {
+  PENSTOCK_RETURN_IF_ERROR(CheckProcess());
+  if (dynamic_) {
+    // What the others have is known to the broker alone.
+    PENSTOCK_ASSIGN_OR_RETURN(const Message answer, Ask({{"op", "state"}}));
+    return answer.json.value("state", nlohmann::json()).dump();
+  }
+  JobState state = start_;
+  state.epoch = position_ / rows_per_epoch_;
+  state.row = position_ % rows_per_epoch_;
+  state.owed = owed_;
+  return JobStateToJson(state).dump();
+}
+
+Status Reader::Reset(int64_t rank, int64_t world_size, int64_t local_world_size,
+                     const std::string& state) {
+  PENSTOCK_RETURN_IF_ERROR(CheckProcess());
+  if (rank < 0 || rank >= world_size) {
+    return InvalidArgumentError(
+        "reset: rank {} of a world of {}: ranks count from 0 to {}", rank,
+        world_size, world_size - 1);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const JobState parsed, ParseJobState(state));
+  if (pending_ != nullptr) Release(std::exchange(pending_, nullptr));
+  if (local_world_size == 0) {
+    const int64_t local = request_.at("local_world_size").get<int64_t>();
+    local_world_size =
+        local == request_.at("world_size").get<int64_t>() ? world_size : local;
+  }
+  nlohmann::json request = request_;
+  request["rank"] = rank;
+  request["world_size"] = world_size;
+  request["local_world_size"] = local_world_size;
+  request_ = request;
+  request["state"] = JobStateToJson(parsed);
+  owed_done_ = 0;
+  PENSTOCK_RETURN_IF_ERROR(Open(
+      std::move(request), DeadlineAfter(timeout_s_ > 0 ? timeout_s_ : -1)));
+  lost_.reset();
+  over_ = in_epoch_ = false;
+  ends_owed_ = 0;
+  repeated_ = nullptr;
+  return OkStatus();
+}
+
+Status Reader::StopJob(bool now) {
+  PENSTOCK_RETURN_IF_ERROR(CheckProcess());
+  return Ask({{"op", "stop"}, {"now", now}}).status();
 }
 
 }  // namespace penstock

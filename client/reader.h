@@ -1,19 +1,29 @@
 // One rank's end: attaches to a job and takes its batches. What penstock.h
 // offers, in C++, for the C ABI to wrap.
 //
-// Threads: one thread at a time calls Next; Release and Interrupt any thread.
-// Owns one control connection, one wake socket, one cursor page, one mapping.
+// Threads: one thread at a time calls Next, State, Reset and StopJob; Release
+// and Interrupt any thread.
+//
+// A reader outlives brokers and incarnations of its job: each attach is a
+// Session with its own connection, cursor page and mapping. A session that was
+// superseded stays mapped until its last batch is released.
 #ifndef CLIENT_READER_H_
 #define CLIENT_READER_H_
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <deque>
+#include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/element_spec.h"
+#include "common/job_state.h"
 #include "common/layout.h"
 #include "common/message.h"
 #include "common/segment.h"
@@ -31,13 +41,26 @@ struct AttachOptions {
   int64_t local_world_size = 0;  // 0: the launcher's
   double timeout_s = 0;          // 0: none
   bool repeat_first = false;
+  std::string delivery;       // "": split
+  std::string lag;            // "": block
+  int64_t window = 0;         // 0: the spec's prefetch
+  int64_t consumers = 0;      // 0: the local world size, 8 at least
+  std::string on_rank_death;  // "": wait for split, else shrink
+  bool full_epoch = false;
+  double wait_s = 0;        // 0: the broker's
+  double reconnect_s = -1;  // < 0: kReconnectSeconds; 0: never
+  std::string state;        // JSON; "": from the beginning
 };
 
 class Reader {
  public:
-  // A lease: lives in the reader's table, one per lease number.
+  static constexpr double kReconnectSeconds = 60;
+
+  struct Session;
+  // A lease: lives in its session's table, one per lease number.
   struct Batch {
     Reader* reader = nullptr;
+    Session* session = nullptr;
     Cell cell;
     std::atomic<bool> held{false};
   };
@@ -47,6 +70,9 @@ class Reader {
     uint64_t rows = 0;
     uint64_t waits = 0;
     uint64_t wait_ns = 0;
+    uint64_t skipped = 0;
+    uint64_t redelivered = 0;
+    uint64_t reconnects = 0;
   };
 
   static StatusOr<std::unique_ptr<Reader>> Attach(AttachOptions options);
@@ -57,15 +83,21 @@ class Reader {
   static void Release(Batch* batch);
   void Interrupt();
 
-  const int64_t* ids(const Batch& batch) const {
-    return view_->ids(batch.cell);
-  }
-  const std::byte* data(const Batch& batch, uint32_t feature) const {
-    return view_->feature(batch.cell, feature);
-  }
+  // Where the job stands for this rank, as a checkpoint keeps it.
+  StatusOr<std::string> State();
+  // Leaves this incarnation of the job and joins the one that begins at state.
+  // Batches that are held stay valid. local_world_size 0: all ranks if all were
+  // here, else as before.
+  Status Reset(int64_t rank, int64_t world_size, int64_t local_world_size,
+               const std::string& state);
+  // Asks the broker to end the job for all of its ranks.
+  Status StopJob(bool now);
+
+  static const int64_t* ids(const Batch& batch);
+  static const std::byte* data(const Batch& batch, uint32_t feature);
 
   double default_timeout_s() const { return timeout_s_; }
-  int fileno() const { return wake_.get(); }
+  int fileno() const { return poll_.get(); }
   int64_t rank() const { return rank_; }
   int64_t world_size() const { return world_size_; }
   const std::string& job() const { return job_; }
@@ -73,51 +105,94 @@ class Reader {
   uint64_t sample_count() const { return records_; }
   uint64_t steps_per_epoch() const { return steps_per_epoch_; }
   uint64_t epochs() const { return epochs_; }
+  // Of the next batch; epochs() at the end of the data.
+  uint64_t epoch() const { return epoch_; }
+  uint64_t incarnation() const { return incarnation_; }
   uint32_t held() const { return held_.load(std::memory_order_relaxed); }
   uint32_t hold_max() const { return hold_; }
   const Stats& stats() const { return stats_; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  enum class Ready { kNothing, kBatch, kOver };
+
   Reader() = default;
-  Status ReadAnswer(Message answer);
-  StatusOr<bool> TakeReady(Batch** batch);  // false: nothing is ready
-  Status ClosedStatus() const;              // ok: finished
+  Status CheckProcess() const;  // not a forked child
+  // A new session with this request; the reader is as after its attach.
+  Status Open(nlohmann::json request, Deadline deadline);
+  Status ReadAnswer(Message answer, Session* session);
+  // The session that is used no more: its connection says so now or when its
+  // last batch is released.
+  void Supersede();
+  void Retire(Session* session);
+  void SayUnmapped();
+
+  // Asks the broker of the session; events meanwhile are kept.
+  StatusOr<Message> Ask(nlohmann::json request);
+  StatusOr<Ready> TakeReady();
+  // Of the batch that has this phase.
+  Status ReadRanksChanged(uint32_t phase);
+  // The data are over: what is still to be told.
+  void NoteOver();
+  Status ClosedStatus() const;  // ok: finished
   // Sleeps until something may be ready. False: the deadline passed.
-  StatusOr<bool> Sleep(std::optional<std::chrono::steady_clock::time_point>);
-  Batch* Lease(const Cell& cell);
+  StatusOr<bool> Sleep(Deadline deadline);
+  // Waits and tries until a broker takes this rank again. Unavailable: it did
+  // not within reconnect_s. False: the deadline passed before.
+  StatusOr<bool> Reconnect(Deadline deadline);
+  nlohmann::json ReconnectRequest() const;
+  StatusOr<Result> HandOut(Batch** batch);
 
   // Fixed after Attach.
-  Fd control_;
-  Fd wake_;
   Fd interrupt_;  // an eventfd of our own
-  OwnedCursor cursor_;
-  std::unique_ptr<SegmentView> view_;
-  const Ring* ring_ = nullptr;
+  Fd retry_;      // a timer: the next attempt to reconnect
+  Fd poll_;       // an epoll of all that a caller may wait for
+  std::string socket_;
+  nlohmann::json request_;  // of the attach, without what changes
+  double timeout_s_ = 0;
+  double reconnect_s_ = kReconnectSeconds;
+  bool repeat_first_ = false;
+  bool dynamic_ = false;
+  uint64_t fork_generation_ = 0;
+
+  // Of the incarnation.
   ElementSpec element_spec_;
   std::string job_;
   std::string dataset_;
-  int64_t rank_ = 0;
+  int64_t rank_ = 0;       // the number this rank attached with
+  int64_t plan_rank_ = 0;  // after shrink it may have another place
   int64_t world_size_ = 1;
+  uint64_t incarnation_ = 0;
   uint64_t records_ = 0;
   uint64_t steps_per_epoch_ = 0;
+  uint64_t rows_per_epoch_ = 1;
   uint64_t epochs_ = 0;
   uint32_t hold_ = 0;
-  double timeout_s_ = 0;
   std::chrono::nanoseconds spin_{0};
-  bool repeat_first_ = false;
-  uint64_t fork_generation_ = 0;
+  JobState start_;  // where the incarnation began
 
   // The consuming thread's.
-  bool end_of_epoch_next_ = false;
-  bool end_of_data_next_ = false;
-  bool ended_ = false;
-  std::optional<Cell> repeated_;
+  std::vector<JobState::Owed> owed_;  // not delivered yet
+  uint64_t owed_done_ = 0;
+  uint64_t position_ = 0;  // end of what was handed out
+  uint64_t epoch_ = 0;
+  bool epoch_known_ = true;
+  bool in_epoch_ = false;     // a batch of epoch_ was handed out
+  uint64_t ends_owed_ = 0;    // ends of epochs to be told first
+  Batch* pending_ = nullptr;  // taken, and told after those
+  bool over_ = false;
+  Batch* repeated_ = nullptr;
+  std::optional<Clock::time_point> lost_;  // the broker, since
+  std::chrono::milliseconds retry_delay_{0};
+  std::deque<nlohmann::json> events_;  // that came before an answer
   Stats stats_;
 
   // Any thread's.
   std::atomic<uint32_t> held_{0};
   std::atomic<bool> interrupted_{false};
-  std::array<Batch, kLeasesMax> batches_;
+  std::mutex sessions_mutex_;
+  std::list<std::unique_ptr<Session>> sessions_;  // the last is in use
+  Session* session_ = nullptr;
 };
 
 }  // namespace penstock

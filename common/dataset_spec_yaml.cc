@@ -150,6 +150,13 @@ class TreeBuilder : public YAML::EventHandler {
   void OnScalar(const YAML::Mark& mark, const std::string& tag,
                 YAML::anchor_t anchor, const std::string& value) override {
     YamlNode node = Node(YamlNode::Kind::kScalar, mark, tag, anchor);
+    // The text was UTF-8, but yaml-cpp makes single bytes of \N and \_.
+    for (size_t i = 0; i < value.size(); i += Utf8Bytes(value, i)) {
+      if (Utf8Bytes(value, i) != 0) continue;
+      throw Refused{mark,
+                    "the escapes \\N and \\_ are not understood here; "
+                    "write \\x85 and \\xa0"};
+    }
     node.plain = tag != "!";
     node.text = value;
     Add(std::move(node), mark);

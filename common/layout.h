@@ -15,16 +15,17 @@
 #ifndef COMMON_LAYOUT_H_
 #define COMMON_LAYOUT_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
 
+#include "common/atomic.h"
+
 namespace penstock {
 
 // Bump on any change to size, offset, or meaning of a field below.
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
@@ -36,7 +37,10 @@ inline constexpr uint32_t kRingCells = 128;
 // Batches of one rank published and not yet released: prefetch + hold.
 inline constexpr uint32_t kLeasesMax = 128;
 inline constexpr uint32_t kFeaturesMax = 64;
-inline constexpr uint32_t kSeatsMax = 1024;
+// Ranks of one host that one job may have; each may have a successor while the
+// process that was evicted still lives.
+inline constexpr uint32_t kLocalRanksMax = 1024;
+inline constexpr uint32_t kSeatsMax = 2 * kLocalRanksMax;
 
 // Why a ring will get no more cells. Order matters: from kRecalled on, cells
 // that were published and not taken are void.
@@ -45,35 +49,43 @@ enum class Closed : uint32_t {
   kFinished = 1,  // the data are over; take what was published
   kRecalled = 2,  // evicted or fenced; Ring::reason says why
   kFailed = 3,    // the job failed; Ring::reason says why
-  kShutdown = 4,  // the broker was told to stop
 };
 
 enum CellFlags : uint32_t {
   kLastOfEpoch = 1,
-  kLastOfData = 2,
-  kRedelivered = 4,
+  kRedelivered = 4,  // another rank, now gone, took it and did not release it
+  // Made outside the order of positions: it does not move the rank's position.
+  kExtra = 8,
+  // From this batch on the job has other ranks: a `ranks` event of the same
+  // phase comes beside it.
+  kRanksChanged = 16,
 };
+// The higher half of Cell::flags: how often, modulo 2^16, the job's ranks had
+// changed when the step was planned.
+inline constexpr uint32_t kPhaseShift = 16;
 
 // One published batch. Written by the broker before the count that names it.
 struct Cell {
   uint64_t slot_offset;    // of the slot, from the segment's base
-  uint64_t generation;     // to be stored in released[lease]
+  uint64_t generation;     // the cell's number + 1; to be stored in released
   uint32_t lease;          // < kLeasesMax
   uint32_t flags;          // CellFlags
   uint32_t rows;           // batch dimension, padding included
   uint32_t valid_rows;     // of them samples
+  uint32_t global_rows;    // plan rows of the whole global batch
+  uint32_t skipped;        // batches this rank missed before this one (lag)
   uint64_t epoch;          // from 0
   uint64_t step_in_epoch;  // from 0
-  uint64_t global_rows;    // samples of the whole global batch
-  uint64_t skipped;        // batches this rank missed before this one (lag)
+  // Of the global batch's first row: epoch * rows of an epoch + row in it.
+  uint64_t position;
 };
 
 // Counts, not indexes: at 1M batches/s a count wraps after 580,000 years.
 struct Ring {
-  alignas(kWriterSpacing) std::atomic<uint64_t> published;
-  alignas(kWriterSpacing) std::atomic<uint32_t> closed;  // Closed
+  alignas(kWriterSpacing) Atomic<uint64_t> published;
+  alignas(kWriterSpacing) Atomic<uint32_t> closed;  // Closed
   // The broker waits for this rank to release: send a wake after releasing.
-  std::atomic<uint32_t> broker_waiting;
+  Atomic<uint32_t> broker_waiting;
   alignas(kWriterSpacing) char reason[1024];  // before closed; NUL-terminated
   alignas(kWriterSpacing) Cell cells[kRingCells];
 };
@@ -97,7 +109,15 @@ struct SegmentHeader {
   uint32_t feature_count;
   uint32_t reserved;
   uint64_t feature_offset[kFeaturesMax];  // within a slot
-  std::atomic<uint32_t> ready;            // 1, stored last
+  Atomic<uint32_t> ready;                 // 1, stored last
+};
+
+// What a rank says of one lease. Broker and rank may both be gone when it is
+// read: it must tell by itself what the rank still had.
+struct LeaseRecord {
+  Atomic<uint64_t> released;    // generation given back last
+  Atomic<uint64_t> generation;  // taken last; held while it differs
+  Atomic<uint64_t> position;    // Cell::position of that one
 };
 
 struct CursorPage {
@@ -105,15 +125,17 @@ struct CursorPage {
   uint32_t layout_version;
   uint32_t reserved;
   uint64_t layout_hash;
-  alignas(kWriterSpacing) std::atomic<uint64_t> taken;
+  alignas(kWriterSpacing) Atomic<uint64_t> taken;
+  // Where the rank goes on: the end of what it took, batches that are kExtra
+  // not counted.
+  Atomic<uint64_t> position;
   // The rank sleeps, or is about to: send a wake after publishing.
-  std::atomic<uint32_t> waiting;
+  Atomic<uint32_t> waiting;
   // Stall counters: written by the rank for `penstock status`, never trusted.
-  alignas(kWriterSpacing) std::atomic<uint64_t> waits;
-  std::atomic<uint64_t> wait_ns;
-  // Generation of the last lease that was given back under each number. On
-  // pages of their own lines: releases come from any thread of the rank.
-  alignas(kWriterSpacing) std::atomic<uint64_t> released[kLeasesMax];
+  alignas(kWriterSpacing) Atomic<uint64_t> waits;
+  Atomic<uint64_t> wait_ns;
+  // Apart from the lines above: releases come from any thread of the rank.
+  alignas(kWriterSpacing) LeaseRecord leases[kLeasesMax];
 };
 inline constexpr uint64_t kCursorBytes = kPageBytes;
 
@@ -128,10 +150,11 @@ static_assert(offsetof(SegmentHeader, ready) == 624);
 static_assert(sizeof(SegmentHeader) <= kPageBytes);
 static_assert(offsetof(CursorPage, taken) == 128);
 static_assert(offsetof(CursorPage, waits) == 256);
-static_assert(offsetof(CursorPage, released) == 384);
-static_assert(sizeof(CursorPage) == 1408 && sizeof(CursorPage) <= kCursorBytes);
-static_assert(std::atomic<uint64_t>::is_always_lock_free &&
-                  std::atomic<uint32_t>::is_always_lock_free,
+static_assert(offsetof(CursorPage, leases) == 384);
+static_assert(sizeof(LeaseRecord) == 24);
+static_assert(sizeof(CursorPage) == 3456 && sizeof(CursorPage) <= kCursorBytes);
+static_assert(Atomic<uint64_t>::is_always_lock_free &&
+                  Atomic<uint32_t>::is_always_lock_free,
               "a lock hidden in std::atomic would be private to one process");
 
 namespace internal {
@@ -164,6 +187,7 @@ inline constexpr uint64_t kLayoutHash =
                            offsetof(Cell, step_in_epoch),
                            offsetof(Cell, global_rows),
                            offsetof(Cell, skipped),
+                           offsetof(Cell, position),
                            sizeof(Ring),
                            offsetof(Ring, published),
                            offsetof(Ring, closed),
@@ -180,9 +204,13 @@ inline constexpr uint64_t kLayoutHash =
                            offsetof(SegmentHeader, ready),
                            sizeof(CursorPage),
                            offsetof(CursorPage, taken),
+                           offsetof(CursorPage, position),
                            offsetof(CursorPage, waiting),
                            offsetof(CursorPage, waits),
-                           offsetof(CursorPage, released)});
+                           offsetof(CursorPage, leases),
+                           sizeof(LeaseRecord),
+                           offsetof(LeaseRecord, generation),
+                           offsetof(LeaseRecord, position)});
 
 }  // namespace penstock
 #endif  // COMMON_LAYOUT_H_

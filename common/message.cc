@@ -215,10 +215,10 @@ std::string SocketPath(const std::string& given) {
   return path != nullptr && *path != '\0' ? path : kDefaultSocketPath;
 }
 
-StatusOr<Fd> ConnectControl(const std::string& path) {
+StatusOr<Fd> ConnectControl(const std::string& path, Deadline deadline) {
   constexpr char kWayOut[] =
-      "start one with `penstock run`, or start the service "
-      "(systemctl start penstockd.socket), or set PENSTOCK_SOCKET";
+      "start the service (systemctl start penstockd.socket), start the trainer "
+      "with `penstock run`, or set PENSTOCK_SOCKET";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -229,6 +229,17 @@ StatusOr<Fd> ConnectControl(const std::string& path) {
   std::memcpy(address.sun_path, path.data(), path.size());
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoError(errno, "socket");
+  if (deadline) {
+    // Of connect, too: it waits while the backlog is full.
+    const auto left = std::max<std::chrono::microseconds>(
+        std::chrono::duration_cast<std::chrono::microseconds>(
+            *deadline - std::chrono::steady_clock::now()),
+        std::chrono::milliseconds(1));
+    timeval timeout{};
+    timeout.tv_sec = static_cast<time_t>(left.count() / 1'000'000);
+    timeout.tv_usec = static_cast<suseconds_t>(left.count() % 1'000'000);
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+  }
   while (connect(fd.get(), reinterpret_cast<sockaddr*>(&address),
                  sizeof(address)) != 0) {
     switch (errno) {
@@ -239,6 +250,9 @@ StatusOr<Fd> ConnectControl(const std::string& path) {
                              path, kWayOut);
       case ECONNREFUSED:
         return UnavailableError("no broker listens at '{}'; {}", path, kWayOut);
+      case EAGAIN:
+        return DeadlineExceededError(
+            "the broker at '{}' did not accept the connection in time", path);
       case EACCES:
         return PermissionDeniedError(
             "socket '{}' is not for this user; join its group (usually "

@@ -7,17 +7,30 @@
 // come any number of {"event": "progress", "stage": "indexing", "done": n,
 // "total": m} (total 0: not known).
 //
-//   op        request                            answer
-//   ping      -                                  version, pid, private
-//   register  spec, file, base                   dataset
-//   datasets  -                                  datasets: [{name, source,
-//   ...}] jobs      -                                  jobs: [{job, dataset,
-//   ...}] status    -                                  broker, workers, jobs:
-//   [...] index     dataset | spec, file, base,        records, element_spec,
-//             world_size                         steps_per_epoch, memory_bytes
-//   attach    dataset | spec, file, base, job,   see client/reader.cc
-//             rank, world_size, ... + cursor fd
-//   shutdown  -                                  - (a private broker only)
+//   op        request                        answer
+//   ping      -                              version, pid, private
+//   register  spec, file, base               dataset
+//   datasets  -                              datasets: [{name, source, uid}]
+//   jobs      -                              jobs: [{job, dataset, ...}]
+//   status    -                              broker, jobs: [{..., ranks}]
+//   index     dataset | spec, file, base,    records, element_spec,
+//             world_size                     steps_per_epoch, memory_bytes, ...
+//   attach    dataset | spec, file, base,    see client/reader.cc; segment and
+//             job, named, rank, world_size,  wake socket; then events
+//             local_world_size, repeat_first {"event": "ranks", ...} before a
+//             [, delivery, lag, window,      batch that is kRanksChanged
+//             consumers, on_rank_death,
+//             full_epoch, wait_s, state,
+//             state_of_same_dataset]
+//             + cursor page; to reconnect
+//             also incarnation, position,
+//             owed_done + the former page
+//   detach    -                              none: everything is unmapped
+//   unmapped  -                              none: segments of former lives are
+//   state     [job, dataset]                 state
+//   evict     rank [, job, dataset]          -
+//   stop      now [, job, dataset]           -
+//   shutdown  -                              - (a private broker only)
 //
 // spec is the YAML text, file its name for messages, base the folder relative
 // paths start from; dataset names a registered one.
@@ -95,7 +108,9 @@ using Deadline = std::optional<std::chrono::steady_clock::time_point>;
 std::string SocketPath(const std::string& given);
 
 // Connects; an error says which socket, why, and what to do about it.
-StatusOr<Fd> ConnectControl(const std::string& path);
+// DeadlineExceeded: it did not accept in time.
+StatusOr<Fd> ConnectControl(const std::string& path,
+                            Deadline deadline = std::nullopt);
 
 // Sends a request (op and fields; the version is put in) and waits for its
 // answer; on_event is called with every event before it and returns false to

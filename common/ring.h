@@ -8,21 +8,29 @@
 //   I1  taken <= published <= taken + kRingCells.
 //   I2  Only the broker writes a Ring, only the rank its CursorPage.
 //   I3  A lease number is in one outstanding cell at most: the broker reuses it
-//       once released[lease] == the generation it gave out last. Leases are
+//       once its released == the generation it gave out last. Leases are
 //       numbered apart from cells so that a batch held for long costs its one
 //       lease and does not block the ring behind it.
+//   I4  The cursor page of a dead rank tells what the rank had: its leases'
+//       records and its position are written before taken counts the batch, in
+//       this order, so a batch that was returned to the trainer is always in
+//       them. A generation is the number of the batch in this ring, from 1: a
+//       record whose generation is more than taken is of a batch that was not
+//       returned. While a record changes its generation is 0: a position is
+//       never found with the generation of the batch before.
 //
 // Synchronizing edges
 //   E1  Publish stores published -> TryTake loads it: a rank that sees count n
 //       sees cell n-1 and the batch bytes it names.
 //   E2  TryTake stores taken -> Publish loads it: a cell is overwritten only
 //       after the rank has copied it.
-//   E3  Release stores released[lease] -> LeaseFree loads it: a slot is filled
+//   E3  Release stores released -> LeaseStateOf loads it: a slot is filled
 //       again only after the rank has done its last read of it.
-//   E4  (sleep of the rank) ArmWait stores waiting, then loads published and
-//       closed; Publish and CloseRing store those, then load waiting. A
-//       store-load handshake: seq_cst on all four, or both sides can miss the
-//       other and the rank sleeps beside a full ring.
+//   E4  (sleep of the rank) ArmWait stores waiting, then loads published;
+//       Publish stores that, then loads waiting. A store-load handshake:
+//       seq_cst on all four, or both sides can miss the other and the rank
+//       sleeps beside a full ring. (A ring that is closed is followed by a wake
+//       in any case.)
 //   E5  (sleep of the broker) the broker stores broker_waiting, then loads
 //       released; Release stores released, then loads broker_waiting. As E4.
 //   E6  (recall) TryTake stores taken, then loads closed, and returns the batch
@@ -30,15 +38,15 @@
 //       E4: a recalled batch is never both returned and counted as not taken.
 //   E7  CloseRing stores closed -> TryTake loads it: the rank that sees it sees
 //       reason, and every cell published before.
-//
-// The functions are templates over the structs so that a test can run them on
-// atomics of its own that explore interleavings.
+//   E8  (sleep of the broker until a batch is taken) as E5, with taken and
+//       waiting in the place of released.
 #ifndef COMMON_RING_H_
 #define COMMON_RING_H_
 
 #include <atomic>
 #include <cstdint>
 
+#include "common/kill_point.h"
 #include "common/layout.h"
 
 namespace penstock {
@@ -46,12 +54,12 @@ namespace penstock {
 // ---- the rank's side
 // ---------------------------------------------------------
 
-enum class TakeResult { kTaken, kEmpty, kClosed };
+// kCorrupt: a cell that cannot be, from a broker of another build.
+enum class TakeResult { kTaken, kEmpty, kClosed, kCorrupt };
 
 // kTaken: *cell is a copy of the batch's cell, to be given back by Release.
 // kClosed: nothing more will come; ring.closed says why.
-template <typename RingT, typename CursorT, typename CellT>
-TakeResult TryTake(const RingT& ring, CursorT& cursor, CellT* cell) {
+inline TakeResult TryTake(const Ring& ring, CursorPage& cursor, Cell* cell) {
   // Relaxed: we are the only writer (I2) and read back our own value.
   const uint64_t taken = cursor.taken.load(std::memory_order_relaxed);
   if (ring.published.load(std::memory_order_acquire) == taken) {  // E1
@@ -65,7 +73,21 @@ TakeResult TryTake(const RingT& ring, CursorT& cursor, CellT* cell) {
     }
   }
   *cell = ring.cells[taken % kRingCells];
+  KillPoint("take.copied");
+  if (cell->lease >= kLeasesMax) return TakeResult::kCorrupt;
+  // I4. Release, each: whoever reads the page after this process died between
+  // any two of them finds those before.
+  LeaseRecord& record = cursor.leases[cell->lease];
+  record.generation.store(0, std::memory_order_release);
+  record.position.store(cell->position, std::memory_order_release);
+  record.generation.store(cell->generation, std::memory_order_release);
+  if ((cell->flags & kExtra) == 0) {
+    cursor.position.store(cell->position + cell->global_rows,
+                          std::memory_order_release);
+  }
+  KillPoint("take.noted");
   cursor.taken.store(taken + 1, std::memory_order_seq_cst);  // E2, E6
+  KillPoint("take.taken");
   if (ring.closed.load(std::memory_order_seq_cst) >=         // E6
       static_cast<uint32_t>(Closed::kRecalled)) {
     return TakeResult::kClosed;
@@ -75,8 +97,7 @@ TakeResult TryTake(const RingT& ring, CursorT& cursor, CellT* cell) {
 
 // Announces that the rank is going to sleep. False: something came meanwhile,
 // do not sleep. Either way DisarmWait before the next TryTake.
-template <typename RingT, typename CursorT>
-bool ArmWait(const RingT& ring, CursorT& cursor) {
+inline bool ArmWait(const Ring& ring, CursorPage& cursor) {
   cursor.waiting.store(1, std::memory_order_seq_cst);  // E4
   return ring.published.load(std::memory_order_seq_cst) ==
              cursor.taken.load(std::memory_order_relaxed) &&  // I2
@@ -84,18 +105,33 @@ bool ArmWait(const RingT& ring, CursorT& cursor) {
              static_cast<uint32_t>(Closed::kOpen);  // E4
 }
 
-template <typename CursorT>
-void DisarmWait(CursorT& cursor) {
+inline void DisarmWait(CursorPage& cursor) {
   // Relaxed: a publisher that still sees 1 sends a wake too many, no more.
   cursor.waiting.store(0, std::memory_order_relaxed);
 }
 
+// What the broker sleeps until; a stronger one includes the weaker.
+enum class BrokerWaits : uint32_t {
+  kNo = 0,
+  kForReleases = 1,
+  kForTakes = 2,  // or for the rank to go to sleep
+};
+
+// After TryTake took, and after ArmWait before sleeping: whether the broker
+// wants to hear of it; send a wake.
+[[nodiscard]] inline bool BrokerWaitsForTakes(const Ring& ring) {
+  return ring.broker_waiting.load(std::memory_order_seq_cst) >=
+         static_cast<uint32_t>(BrokerWaits::kForTakes);  // E8
+}
+
 // Gives a batch back. True: the broker waits for it, send a wake.
-template <typename RingT, typename CursorT>
-[[nodiscard]] bool Release(const RingT& ring, CursorT& cursor, uint32_t lease,
-                           uint64_t generation) {
-  cursor.released[lease].store(generation, std::memory_order_seq_cst);  // E3,E5
-  return ring.broker_waiting.load(std::memory_order_seq_cst) != 0;      // E5
+[[nodiscard]] inline bool Release(const Ring& ring, CursorPage& cursor,
+                                  uint32_t lease, uint64_t generation) {
+  KillPoint("release.begun");
+  cursor.leases[lease].released.store(generation,
+                                      std::memory_order_seq_cst);   // E3, E5
+  KillPoint("release.released");
+  return ring.broker_waiting.load(std::memory_order_seq_cst) != 0;  // E5
 }
 
 // ---- the broker's side
@@ -103,53 +139,69 @@ template <typename RingT, typename CursorT>
 
 enum class RoomResult { kRoom, kFull, kPeerCorrupt };
 
-// Whether a cell is free, published being the broker's own count.
-template <typename CursorT>
-RoomResult RingRoom(const CursorT& cursor, uint64_t published) {
-  const uint64_t taken = cursor.taken.load(std::memory_order_acquire);  // E2
-  // The rank can write anything here, so I1 is checked, never asserted. A rank
-  // that ran ahead makes the difference wrap to a huge value and lands here
-  // too.
-  const uint64_t untaken = published - taken;
-  if (untaken > kRingCells) return RoomResult::kPeerCorrupt;
-  return untaken == kRingCells ? RoomResult::kFull : RoomResult::kRoom;
+// What the rank has taken of `published` cells, the broker's own count. False:
+// it wrote a count that cannot be. The rank can write anything here, so I1 is
+// checked, never asserted.
+inline bool ReadTaken(const CursorPage& cursor, uint64_t published,
+                      uint64_t* taken) {
+  *taken = cursor.taken.load(std::memory_order_seq_cst);  // E2, E6
+  // A rank that ran ahead makes the difference wrap to a huge value.
+  return published - *taken <= kRingCells;
+}
+
+// Whether a cell is free.
+inline RoomResult RingRoom(const CursorPage& cursor, uint64_t published) {
+  uint64_t taken;
+  if (!ReadTaken(cursor, published, &taken)) return RoomResult::kPeerCorrupt;
+  return published - taken == kRingCells ? RoomResult::kFull
+                                         : RoomResult::kRoom;
 }
 
 // Needs RingRoom == kRoom. True: the rank sleeps, send it a wake.
-template <typename RingT, typename CursorT, typename CellT>
-[[nodiscard]] bool Publish(RingT& ring, const CursorT& cursor,
-                           uint64_t published, const CellT& cell) {
+[[nodiscard]] inline bool Publish(Ring& ring, const CursorPage& cursor,
+                                  uint64_t published, const Cell& cell) {
   ring.cells[published % kRingCells] = cell;
+  KillPoint("publish.copied");
   ring.published.store(published + 1, std::memory_order_seq_cst);  // E1, E4
+  KillPoint("publish.published");
   return cursor.waiting.load(std::memory_order_seq_cst) != 0;      // E4
 }
 
 // Ring::reason must be written before. Send a wake afterwards, whatever the
 // rank does; then taken tells what it got (E6).
-template <typename RingT>
-void CloseRing(RingT& ring, Closed why) {
+inline void CloseRing(Ring& ring, Closed why) {
   ring.closed.store(static_cast<uint32_t>(why),
-                    std::memory_order_seq_cst);  // E4, E6, E7
+                    std::memory_order_seq_cst);  // E6, E7
 }
 
 enum class LeaseState { kFree, kHeld, kPeerCorrupt };
 
-// generation is what the broker gave out last under this lease (0: never).
-template <typename CursorT>
-LeaseState LeaseStateOf(const CursorT& cursor, uint32_t lease,
-                        uint64_t generation) {
+// generation is what the broker gave out last under this lease (0: never),
+// previous what it gave out before.
+inline LeaseState LeaseStateOf(const CursorPage& cursor, uint32_t lease,
+                               uint64_t generation, uint64_t previous) {
   const uint64_t released =
-      cursor.released[lease].load(std::memory_order_seq_cst);  // E3, E5
+      cursor.leases[lease].released.load(std::memory_order_seq_cst);  // E3, E5
   if (released == generation) return LeaseState::kFree;
-  if (released + 1 == generation) return LeaseState::kHeld;
+  if (released == previous) return LeaseState::kHeld;
   return LeaseState::kPeerCorrupt;
 }
 
-// The broker is going to sleep until this rank releases something; it must look
-// at the leases once more afterwards (E5).
-template <typename RingT>
-void SetBrokerWaiting(RingT& ring, bool waiting) {
-  ring.broker_waiting.store(waiting ? 1 : 0, std::memory_order_seq_cst);  // E5
+// The broker is going to sleep until this rank does something; it must look
+// once more afterwards, at the leases (E5), at taken and waiting (E8).
+inline void SetBrokerWaiting(Ring& ring, BrokerWaits until) {
+  ring.broker_waiting.store(static_cast<uint32_t>(until),
+                            std::memory_order_seq_cst);  // E5, E8
+}
+
+// A seat is taken again: its last holder is dead and nobody reads the ring.
+inline void ResetRing(Ring& ring) {
+  // Relaxed: the next holder gets the ring through a socket after this.
+  ring.published.store(0, std::memory_order_relaxed);
+  ring.closed.store(static_cast<uint32_t>(Closed::kOpen),
+                    std::memory_order_relaxed);
+  ring.broker_waiting.store(0, std::memory_order_relaxed);
+  ring.reason[0] = '\0';
 }
 
 }  // namespace penstock

@@ -111,13 +111,16 @@ TEST_F(ConfigTest, EveryKeyIsRead) {
   const auto config =
       LoadConfig(Write("c.yaml",
                        "socket: /x/sock\ncpus: 0-1\nworkers: 3\nread_depth: 8\n"
-                       "memory_limit: 2G\nstate_dir: /s\ncache_dir: /c\n"));
+                       "memory_limit: 2G\nstate_dir: /s\ncache_dir: /c\n"
+                       "decode_timeout: 5m\nread_timeout: 500ms\n"));
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->socket, "/x/sock");
   EXPECT_EQ(config->cpus, "0-1");
   EXPECT_EQ(config->workers, 3u);
   EXPECT_EQ(config->read_depth, 8u);
   EXPECT_EQ(*config->memory_limit, uint64_t{2} << 30);
+  EXPECT_EQ(config->decode_timeout_ns, uint64_t{300} * 1'000'000'000);
+  EXPECT_EQ(config->read_timeout_ns, uint64_t{500} * 1'000'000);
 }
 
 TEST_F(ConfigTest, ThePackagedConfigurationIsValid) {
@@ -144,6 +147,17 @@ TEST(ParseBytesTest, SizesAreRead) {
   EXPECT_EQ(*ParseBytes("3GiB"), uint64_t{3} << 30);
   for (const char* wrong : {"", "G", "-1", "1X", "99999999999T", "1.5G", "0"}) {
     EXPECT_FALSE(ParseBytes(wrong).ok()) << wrong;
+  }
+}
+
+TEST(ParseDurationTest, TimesAreRead) {
+  EXPECT_EQ(*ParseDuration("2"), 2'000'000'000u);
+  EXPECT_EQ(*ParseDuration("60s"), 60'000'000'000u);
+  EXPECT_EQ(*ParseDuration("100ms"), 100'000'000u);
+  EXPECT_EQ(*ParseDuration("24h"), uint64_t{86'400} * 1'000'000'000);
+  for (const char* wrong :
+       {"", "s", "-1s", "1x", "1.5s", "0", "99ms", "25h", "99999999999999h"}) {
+    EXPECT_FALSE(ParseDuration(wrong).ok()) << wrong;
   }
 }
 

@@ -5,12 +5,16 @@ Takes the listening socket from systemd's protocol and answers the control
 requests with fixed data. FAKE_PENSTOCKD, a comma-separated list, makes it
 misbehave:
 
-  die       ends with status 7 before it answers anything
-  die-soon  ends by SIGABRT half a second after its start
-  stubborn  ignores SIGTERM
-  odd       answers with fields of the wrong types
-  error     answers with an error
-  hang      never answers `index`
+  die        ends with status 7 before it is ready
+  die-again  ends with status 9 before it is ready, except in its first life
+  keep       stores four descriptors in its first life and removes one
+  stubborn   ignores SIGTERM
+  odd        answers with fields of the wrong types
+  error      answers with an error
+  hang       never answers `index`
+
+In the folder FAKE_PENSTOCKD_LIVES, if that is set, each life writes what it was
+given into a file, named by its number from 1 on, before it is ready.
 """
 import json
 import os
@@ -89,14 +93,53 @@ def serve(connection):
         connection.send(json.dumps(answer(request)).encode())
 
 
+def notify(text, fds=()):
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
+               struct.pack(f"={len(fds)}i", *fds))] if fds else []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendmsg([text.encode()], rights, 0, os.environ["NOTIFY_SOCKET"])
+
+
+def memfd(text):
+    fd = os.memfd_create("fake")
+    os.write(fd, text.encode())
+    return fd
+
+
+def write_life():
+    """Tells the test what this life was given; returns its number."""
+    state = sys.argv[sys.argv.index("--state-dir") + 1]
+    count = int(os.environ["LISTEN_FDS"])
+    life = {"pid": os.getpid(),
+            "names": os.environ["LISTEN_FDNAMES"].split(":"),
+            "listening": socket.socket(fileno=os.dup(3)).getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN),
+            "contents": [os.pread(3 + i, 100, 0).decode()
+                         for i in range(1, count)],
+            "state": sorted(os.listdir(state))}
+    folder = os.environ.get("FAKE_PENSTOCKD_LIVES")
+    if folder is None:
+        return 1
+    number = len(os.listdir(folder)) + 1
+    with open(os.path.join(state, f"of-life-{number}"), "w"):
+        pass
+    part = os.path.join(state, "part")
+    with open(part, "w") as file:
+        json.dump(life, file)
+    os.rename(part, os.path.join(folder, str(number)))
+    return number
+
+
 def main():
     if "--replay" in sys.argv:
         replay(sys.argv)
         return
-    assert os.environ["LISTEN_FDS"] == "1"
     assert int(os.environ["LISTEN_PID"]) == os.getpid()
+    number = write_life()
     if "die" in MODES:
         sys.exit(7)
+    if "die-again" in MODES and number > 1:
+        sys.exit(9)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in MODES
                   else lambda *_: os._exit(0))
     listener = socket.socket(fileno=3)
@@ -107,10 +150,12 @@ def main():
             threading.Thread(target=serve, args=(connection,),
                              daemon=True).start()
 
+    if "keep" in MODES and number == 1:
+        for name in ("cursor-b", "cursor-a", "gone", "cursor-c"):
+            notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [memfd(name)])
+        notify("FDSTOREREMOVE=1\nFDNAME=gone")
+    notify("READY=1")  # before anybody is answered
     threading.Thread(target=accept, daemon=True).start()
-    if "die-soon" in MODES:
-        time.sleep(0.5)
-        os.abort()
     while True:
         signal.pause()
 

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,7 +55,12 @@ class CommandTest : public testing::Test {
   }
   ~CommandTest() override { std::filesystem::remove_all(folder_); }
 
-  pid_t Start(std::vector<std::string> arguments) {
+  // Standard output goes into the file out, or into a FIFO of this name, which
+  // is made here and has to be opened for reading.
+  pid_t Start(std::vector<std::string> arguments,
+              const std::string& fifo = "") {
+    const std::string path = folder_ + "/" + fifo;
+    if (!fifo.empty()) mkfifo(path.c_str(), 0600);
     const pid_t pid = fork();
     if (pid != 0) return pid;
     if (chdir(folder_.c_str()) != 0) _exit(126);
@@ -62,6 +68,7 @@ class CommandTest : public testing::Test {
     for (const auto& [fd, file] : files) {
       dup2(open(file, O_WRONLY | O_CREAT | O_TRUNC, 0600), fd);
     }
+    if (!fifo.empty()) dup2(open(path.c_str(), O_WRONLY), 1);
     dup2(open("/dev/null", O_RDONLY), 0);
     std::vector<char*> argv;
     arguments.insert(arguments.begin(), "penstock");
@@ -87,11 +94,11 @@ class CommandTest : public testing::Test {
                    const std::string& script) {
     return Wait(StartScript(std::move(options), script));
   }
-  pid_t StartScript(std::vector<std::string> options,
-                    const std::string& script) {
+  pid_t StartScript(std::vector<std::string> options, const std::string& script,
+                    const std::string& fifo = "") {
     options.insert(options.begin(), {"run", "--dataset", "train.yaml"});
     options.insert(options.end(), {"--", "sh", "-c", script});
-    return Start(std::move(options));
+    return Start(std::move(options), fifo);
   }
 
   std::string Read(const std::string& name) {

@@ -3,6 +3,8 @@
 // can be made to misbehave.
 #include <gmock/gmock.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/command_fixture.h"
 
 namespace penstock {
@@ -12,6 +14,8 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::MatchesRegex;
+using testing::Not;
 using testing::StartsWith;
 
 class CommandRunTest : public CommandTest {
@@ -20,6 +24,18 @@ class CommandRunTest : public CommandTest {
     setenv("PENSTOCKD", PENSTOCK_SOURCE_DIR "/tests/command_fake_penstockd.py",
            1);
     setenv("FAKE_PENSTOCKD", "", 1);
+    setenv("FAKE_PENSTOCKD_LIVES", (folder_ + "/lives").c_str(), 1);
+    fs::create_directory(folder_ + "/lives");
+  }
+
+  // What penstockd was given in this life of its, from 1 on.
+  nlohmann::json Life(int number) {
+    const std::string file = "lives/" + std::to_string(number);
+    WaitForFile(file);
+    return nlohmann::json::parse(Read(file));
+  }
+  void KillPenstockd(int life, int signal = SIGKILL) {
+    kill(Life(life)["pid"].get<pid_t>(), signal);
   }
 };
 
@@ -30,6 +46,8 @@ TEST_F(CommandRunTest, UsageErrorsAreOneLineAndStatus2) {
            {"nope"},
            {"run", "--ranks", "2"},
            {"run", "--ranks", "-1", "--", "true"},
+           {"run", "--ranks", "2", "true"},
+           {"run", "--ranks", "2", "--nope", "--", "true"},
            {"bench", "--dataset", "train.yaml"},
            {"bench", "--dataset", "train.yaml", "--ranks", "2", "--epochs",
             "3"},
@@ -42,6 +60,14 @@ TEST_F(CommandRunTest, UsageErrorsAreOneLineAndStatus2) {
     EXPECT_THAT(result.out, IsEmpty());
   }
   ExpectNothingLeft();
+}
+
+TEST_F(CommandRunTest, ACommandWithoutItsDashesIsToldWhereTheyGo) {
+  EXPECT_THAT(Run({"run", "--ranks", "2", "./trainer", "--lr", "0.1"}).err,
+              HasSubstr("write `--` before the command: `penstock run --ranks "
+                        "N -- ./trainer ...`"));
+  EXPECT_THAT(Run({"run", "--ranks", "2", "--lr", "0.1"}).err,
+              HasSubstr("--lr"));
 }
 
 TEST_F(CommandRunTest, HelpHasExamplesAndVersionIsTold) {
@@ -185,7 +211,7 @@ TEST_F(CommandRunTest, ASignalEndsAWaitForTheBroker) {
 
 TEST_F(CommandRunTest, AKilledCommandTakesItsRanksAndBrokerWithIt) {
   const pid_t pid =
-      StartScript({"--ranks", "2"}, "touch started$RANK; exec sleep 1000");
+      StartScript({"--ranks", "2"}, ": >started$RANK; exec sleep 1000");
   WaitForFile("started0");
   WaitForFile("started1");
   kill(pid, SIGKILL);
@@ -205,11 +231,111 @@ TEST_F(CommandRunTest, ABrokerThatDoesNotStartIsToldByItsStatus) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandRunTest, ABrokerThatDiesEndsTheRun) {
-  setenv("FAKE_PENSTOCKD", "die-soon", 1);
-  const Result result = RunScript({"--ranks", "2"}, "exec sleep 1000");
+TEST_F(CommandRunTest, RanksGoOnWhenTheBrokerDies) {
+  // The ranks end once penstockd has been restarted and answers at its socket.
+  const std::string penstock = PENSTOCK_BUILD_DIR "/client/command/penstock ";
+  const pid_t pid =
+      StartScript({"--ranks", "2"},
+                  "touch started$RANK; while ! test -e lives/3; do sleep 0.05; "
+                  "done; exec " +
+                      penstock + "status");
+  WaitForFile("started0");
+  WaitForFile("started1");
+  const nlohmann::json first = Life(1);
+  KillPenstockd(1);
+  KillPenstockd(2, SIGSEGV);
+  const nlohmann::json last = Life(3);
+  const Result result = Wait(pid);
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.err,
+              MatchesRegex("penstock: the private broker, penstockd \\(pid "
+                           "[0-9]+\\), was killed by signal 9 \\(Killed\\); "
+                           "restart 1 of 5\n"
+                           ".*was killed by signal 11 .*; restart 2 of 5 in "
+                           "0.2 s\n"));
+  EXPECT_EQ(first["state"], nlohmann::json::array());
+  EXPECT_EQ(last["state"], nlohmann::json({"of-life-1", "of-life-2"}));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandRunTest, StoredDescriptorsReachTheNextLifeByNameAndInOrder) {
+  setenv("FAKE_PENSTOCKD", "keep", 1);
+  const pid_t pid =
+      StartScript({"--ranks", "1"}, "touch started; exec sleep 1000");
+  WaitForFile("started");
+  KillPenstockd(1);
+  KillPenstockd(2);
+  const nlohmann::json life = Life(3);
+  EXPECT_EQ(life["names"], nlohmann::json({"penstockd.socket", "cursor-b",
+                                           "cursor-a", "cursor-c"}));
+  EXPECT_EQ(life["contents"],
+            nlohmann::json({"cursor-b", "cursor-a", "cursor-c"}));
+  EXPECT_EQ(life["listening"], 1);
+  kill(pid, SIGTERM);
+  EXPECT_EQ(Wait(pid).status, 128 + SIGTERM);
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandRunTest, ABrokerThatKeepsDyingIsGivenUpAndTheRanksAreStopped) {
+  setenv("FAKE_PENSTOCKD", "die-again", 1);
+  const pid_t pid =
+      StartScript({"--ranks", "2"},
+                  "exec 2>/dev/null; trap 'test -e $PENSTOCK_SOCKET || touch "
+                  "refused$RANK; exit' TERM; touch "
+                  "started$RANK; while :; do sleep 0.05; done");
+  WaitForFile("started0");
+  WaitForFile("started1");
+  KillPenstockd(1);
+  const Result result = Wait(pid);
   EXPECT_EQ(result.status, 1);
-  EXPECT_THAT(result.err, HasSubstr("was killed by signal 6"));
+  EXPECT_THAT(result.err,
+              HasSubstr("ended with status 9; given up after 5 restarts within "
+                        "60 s; stopping\n"));
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 6)
+      << result.err;
+  EXPECT_TRUE(fs::exists(folder_ + "/refused0"));
+  EXPECT_TRUE(fs::exists(folder_ + "/refused1"));
+  EXPECT_TRUE(fs::exists(folder_ + "/lives/6"));
+  EXPECT_FALSE(fs::exists(folder_ + "/lives/7"));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandRunTest, ABrokerThatWasAskedToStopIsNotRestarted) {
+  const pid_t pid =
+      StartScript({"--ranks", "2"}, "touch started$RANK; exec sleep 1000");
+  WaitForFile("started0");
+  WaitForFile("started1");
+  KillPenstockd(1, SIGTERM);
+  const Result result = Wait(pid);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, HasSubstr("ended with status 0; stopping\n"));
+  EXPECT_FALSE(fs::exists(folder_ + "/lives/2"));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandRunTest, AnAnswerThatNeverComesIsNotWaitedFor) {
+  setenv("FAKE_PENSTOCKD", "hang", 1);
+  const pid_t pid = Start({"check", "train.yaml"});
+  KillPenstockd(1);
+  const Result result = Wait(pid);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("was killed by signal 9"),
+                                Not(HasSubstr("penstock run"))));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandRunTest, TaggedOutputThatNobodyReadsStopsTheRanksAsSigpipe) {
+  const pid_t pid = StartScript(
+      {"--ranks", "2", "--prefix"},
+      "while ! test -e closed; do sleep 0.05; done; echo text; exec sleep "
+      "1000",
+      "fifo");
+  const int reader = open((folder_ + "/fifo").c_str(), O_RDONLY);
+  close(reader);
+  std::ofstream(folder_ + "/closed");
+  const Result result = Wait(pid);
+  EXPECT_EQ(result.status, 128 + SIGPIPE);
+  EXPECT_EQ(result.err, "");
   ExpectNothingLeft();
 }
 

@@ -11,13 +11,11 @@
 #include <thread>
 #include <vector>
 
-#include "client/penstock.hpp"
-#include "common/message.h"
 #include "common/segment.h"
 #include "common/wake.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/broker_process.h"
+#include "tests/delivery_fixture.h"
 
 namespace penstock {
 namespace {
@@ -25,69 +23,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-using Rows = std::vector<int64_t>;
-using Steps = std::vector<Rows>;   // of one rank
-using Ranks = std::vector<Steps>;  // by rank
-
-class DeliveryTest : public testing::Test {
- protected:
-  Options OptionsFor(const std::string& spec, int rank, int world_size) {
-    Options options;
-    options.spec = spec;
-    options.rank = rank;
-    options.world_size = world_size;
-    options.socket = broker_.socket();
-    options.job = testing::UnitTest::GetInstance()->current_test_info()->name();
-    options.timeout_s = 60;
-    return options;
-  }
-
-  static std::string RangeSpec(const std::string& range,
-                               const std::string& rest) {
-    return "dataset: numbers\nsource: {range: " + range + "}\n" + rest;
-  }
-
-  // Every rank's steps of all epochs, one after the other.
-  Ranks TakeAll(const std::string& spec, int world_size,
-                std::vector<int>* epochs_seen = nullptr) {
-    Ranks ranks(world_size);
-    std::vector<int> epochs(world_size);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < world_size; ++rank) {
-      threads.emplace_back([&, rank] {
-        Reader reader(OptionsFor(spec, rank, world_size));
-        for (;;) {
-          Batch batch;
-          const Reader::Result result = reader.next(&batch);
-          if (result == Reader::Result::kEndOfData) break;
-          if (result == Reader::Result::kEndOfEpoch) {
-            ++epochs[rank];
-            continue;
-          }
-          const auto values = batch.get<int64_t>("value");
-          ranks[rank].emplace_back(values.begin(), values.end());
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    if (epochs_seen != nullptr) *epochs_seen = epochs;
-    return ranks;
-  }
-
-  // What an attach is refused with; "" if it is not.
-  std::string AttachError(const Options& options, int* code = nullptr) {
-    try {
-      Reader reader(options);
-      return "";
-    } catch (const Error& error) {
-      if (code != nullptr) *code = error.code();
-      return error.what();
-    }
-  }
-
-  BrokerProcess broker_;
-};
 
 // One worker for all: who starves whom shows.
 class OneWorkerTest : public DeliveryTest {
@@ -440,7 +375,7 @@ TEST_F(DeliveryTest, RankNumberTakenTwiceIsRefused) {
   Reader first(OptionsFor(spec, 0, 2));
   int code = 0;
   EXPECT_THAT(AttachError(OptionsFor(spec, 0, 2), &code),
-              HasSubstr("rank 0 of job"));
+              HasSubstr("rank 0 is attached already"));
   EXPECT_EQ(code, PENSTOCK_ALREADY_EXISTS);
 }
 
@@ -503,6 +438,7 @@ TEST_F(DeliveryTest, DeadBrokerIsNoticedAtOnceWithoutATimeLimit) {
       "features: {x: {dtype: uint8, shape: [1]}}}}\nbatch: {size: 4}",
       0, 1);
   options.timeout_s = 0;
+  options.reconnect_s = -1;
   Reader reader(options);
   std::thread killer([&] { EXPECT_EQ(broker_.Stop(SIGKILL), -SIGKILL); });
   Batch batch;
@@ -517,10 +453,12 @@ TEST_F(DeliveryTest, DeadBrokerIsNoticedAtOnceWithoutATimeLimit) {
 }
 
 TEST_F(DeliveryTest, StoppedBrokerSaysSo) {
-  Reader reader(OptionsFor(
+  Options options = OptionsFor(
       "dataset: slow\nsource: {synthetic: {records: 400, cost_us: 10000, "
       "features: {x: {dtype: uint8, shape: [1]}}}}\nbatch: {size: 400}",
-      0, 1));
+      0, 1);
+  options.reconnect_s = -1;
+  Reader reader(options);
   EXPECT_EQ(broker_.Stop(SIGTERM), 0);
   Batch batch;
   EXPECT_THROW(reader.next(&batch), Error);
@@ -638,7 +576,7 @@ TEST_F(DeliveryTest, RankThatWritesImpossibleReleasesHarmsOnlyItself) {
   ASSERT_TRUE(answer.ok()) << answer.status().message();
   const auto view = SegmentView::Open(answer->fds[0].get(), 1);
   ASSERT_TRUE(view.ok()) << view.status().message();
-  for (auto& released : cursor->page().released) released.store(0xdeadbeef);
+  for (auto& lease : cursor->page().leases) lease.released.store(0xdeadbeef);
   cursor->page().taken.store(0xdeadbeef);
   SendWake(answer->fds[1].get());
   const Ring& ring = (*view)->ring(answer->json.at("seat").get<uint32_t>());

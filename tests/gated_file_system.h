@@ -4,6 +4,10 @@
 // system would, without a clock. Like those it has no asynchronous reads of its
 // own.
 //
+// It also plays storage that hangs: a file whose name begins with "hung_read"
+// or "hung_open" is there, but its reads, or already its open, are not answered
+// before Recover().
+//
 // FUSE without libfuse. It needs root; where it cannot be mounted, mounted() is
 // false. Every name exists, and is a file of kFileBytes times 'x'. The server
 // is a process, not a thread: a process that is killed while it waits for a
@@ -27,6 +31,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -38,9 +43,9 @@ class GatedFileSystem {
 
   GatedFileSystem(std::string folder, size_t gate)
       : folder_(std::move(folder)), gate_(gate) {
-    shared_ = static_cast<std::atomic<size_t>*>(
-        mmap(nullptr, sizeof(*shared_), PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    shared_ = static_cast<Shared*>(mmap(nullptr, sizeof(Shared),
+                                        PROT_READ | PROT_WRITE,
+                                        MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     fd_ = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     if (fd_ < 0 || shared_ == MAP_FAILED) return;
     const std::string options =
@@ -67,19 +72,28 @@ class GatedFileSystem {
       waitpid(server_, nullptr, 0);
     }
     if (fd_ >= 0) close(fd_);
-    if (shared_ != MAP_FAILED) munmap(shared_, sizeof(*shared_));
+    if (shared_ != MAP_FAILED) munmap(shared_, sizeof(Shared));
   }
   GatedFileSystem(const GatedFileSystem&) = delete;
   GatedFileSystem& operator=(const GatedFileSystem&) = delete;
 
   bool mounted() const { return mounted_; }
   // The most reads that ever waited at once.
-  size_t waiting_max() const { return shared_->load(); }
+  size_t waiting_max() const { return shared_->waiting_max; }
+  // Requests that hang now.
+  size_t hanging() const { return shared_->hanging; }
+  // What hangs is answered from now on.
+  void Recover() { shared_->recovered = true; }
 
  private:
   struct Read {
     uint64_t unique;
     size_t bytes;  // of the answer
+  };
+  struct Shared {
+    std::atomic<size_t> waiting_max;  // written by the server
+    std::atomic<size_t> hanging;      // likewise
+    std::atomic<bool> recovered;      // written by the test
   };
 
   void Serve() {
@@ -88,6 +102,21 @@ class GatedFileSystem {
     const std::string content(kFileBytes, 'x');
     for (;;) {
       pollfd ready = {fd_, POLLIN, 0};
+      if (!hung_.empty()) {
+        if (shared_->recovered) {
+          for (const Read& one : hung_) {
+            if (one.bytes == 0) {
+              ReplyOpened(one.unique);
+            } else {
+              Reply(one.unique, 0, content.data(), one.bytes);
+            }
+          }
+          hung_.clear();
+        }
+        shared_->hanging = hung_.size();
+        // Recover() cannot be polled for.
+        if (waiting.empty() && poll(&ready, 1, 10) == 0) continue;
+      }
       if (waiting.size() >= gate_ ||
           poll(&ready, 1, waiting.empty() ? -1 : 500) == 0) {
         for (const Read& one : waiting) {
@@ -102,21 +131,39 @@ class GatedFileSystem {
       fuse_in_header request;
       std::memcpy(&request, buffer.data(), sizeof(request));
       if (request.opcode != FUSE_READ) {
-        Answer(request);
+        Answer(request, buffer.data() + sizeof(request));
         continue;
       }
       fuse_read_in wanted;
       std::memcpy(&wanted, buffer.data() + sizeof(request), sizeof(wanted));
-      waiting.push_back(
-          {request.unique,
-           wanted.offset >= kFileBytes
-               ? 0
-               : std::min<size_t>(wanted.size, kFileBytes - wanted.offset)});
-      shared_->store(std::max(shared_->load(), waiting.size()));
+      const Read one = {
+          request.unique,
+          wanted.offset >= kFileBytes
+              ? 0
+              : std::min<size_t>(wanted.size, kFileBytes - wanted.offset)};
+      if (Hangs(request.nodeid, "hung_read")) {
+        hung_.push_back(one);
+        continue;
+      }
+      waiting.push_back(one);
+      shared_->waiting_max =
+          std::max<size_t>(shared_->waiting_max, waiting.size());
     }
   }
 
-  void Answer(const fuse_in_header& request) {
+  bool Hangs(uint64_t node, const std::string& kind) const {
+    const auto found = name_of_.find(node);
+    return !shared_->recovered && found != name_of_.end() &&
+           found->second.rfind(kind, 0) == 0;
+  }
+
+  void ReplyOpened(uint64_t unique) {
+    fuse_open_out out = {};
+    out.open_flags = FOPEN_DIRECT_IO;  // every read comes here
+    Reply(unique, 0, &out, sizeof(out));
+  }
+
+  void Answer(const fuse_in_header& request, const char* argument) {
     switch (request.opcode) {
       case FUSE_INIT: {
         fuse_init_out out = {};
@@ -131,6 +178,7 @@ class GatedFileSystem {
       case FUSE_LOOKUP: {
         fuse_entry_out out = {};
         out.nodeid = ++last_node_;
+        name_of_[out.nodeid] = argument;
         out.attr_valid = out.entry_valid = 3600;
         out.attr = Attributes(out.nodeid);
         return Reply(request.unique, 0, &out, sizeof(out));
@@ -141,11 +189,12 @@ class GatedFileSystem {
         out.attr = Attributes(request.nodeid);
         return Reply(request.unique, 0, &out, sizeof(out));
       }
-      case FUSE_OPEN: {
-        fuse_open_out out = {};
-        out.open_flags = FOPEN_DIRECT_IO;  // every read comes here
-        return Reply(request.unique, 0, &out, sizeof(out));
-      }
+      case FUSE_OPEN:
+        if (Hangs(request.nodeid, "hung_open")) {
+          hung_.push_back({request.unique, 0});
+          return;
+        }
+        return ReplyOpened(request.unique);
       case FUSE_FORGET:
       case FUSE_BATCH_FORGET:
       case FUSE_INTERRUPT:
@@ -183,8 +232,11 @@ class GatedFileSystem {
   int fd_ = -1;
   bool mounted_ = false;
   pid_t server_ = -1;
-  std::atomic<size_t>* shared_;        // waiting_max, written by the server
-  uint64_t last_node_ = FUSE_ROOT_ID;  // in the server
+  Shared* shared_;
+  // In the server:
+  uint64_t last_node_ = FUSE_ROOT_ID;
+  std::map<uint64_t, std::string> name_of_;
+  std::vector<Read> hung_;  // bytes 0: an open
 };
 
 }  // namespace penstock

@@ -468,5 +468,86 @@ TEST_F(PlanTest, PositionsNear2To62DoNotWrap) {
   EXPECT_THAT(MakeError(1), HasSubstr("epochs"));
 }
 
+// ---- begun elsewhere -------------------------------------------------------
+
+// All global rows of a plan as positions, step by step.
+std::vector<std::vector<uint64_t>> PositionsOf(const Plan& plan) {
+  std::vector<std::vector<uint64_t>> steps;
+  for (uint64_t step = 0; step < *plan.total_steps(); ++step) {
+    std::vector<uint64_t>& rows = steps.emplace_back();
+    for (uint32_t rank = 0; rank < plan.world_size(); ++rank) {
+      const Plan::Share share = plan.ShareOf(step, rank);
+      for (uint64_t i = 0; i < share.rows; ++i) {
+        rows.push_back(share.epoch * plan.rows_per_epoch() + share.first_row +
+                       i);
+      }
+    }
+    EXPECT_EQ(plan.ShareOf(step, 0).position, plan.PositionOf(step));
+  }
+  return steps;
+}
+
+TEST(PlanFromTest, EveryStepBoundaryResumesWithTheIdenticalGlobalBatches) {
+  for (const LastBatch last :
+       {LastBatch::kPartial, LastBatch::kPad, LastBatch::kDrop}) {
+    DatasetSpec spec;
+    spec.batch.size = 4;
+    spec.batch.last = last;
+    spec.epochs = 3;
+    const Plan whole = Plan::Make(spec, 10, 2).value();
+    const auto all = PositionsOf(whole);
+    for (uint64_t step = 0; step <= all.size(); ++step) {
+      for (const uint32_t world : {1u, 2u, 3u, 7u}) {
+        const Plan rest =
+            whole.From({whole.PositionOf(step), {}}, world).value();
+        EXPECT_EQ(PositionsOf(rest), std::vector(all.begin() + step, all.end()))
+            << "step " << step << " world " << world;
+        EXPECT_EQ(whole.StepAt(whole.PositionOf(step)), step);
+      }
+    }
+  }
+}
+
+TEST(PlanFromTest, AnyRowResumesWithoutLosingOrRepeatingOne) {
+  DatasetSpec spec;
+  spec.batch.size = 4;
+  spec.epochs = 2;
+  const Plan whole = Plan::Make(spec, 10, 2).value();
+  for (uint64_t position = 0; position <= 20; ++position) {
+    const Plan rest = whole.From({position, {}}, 3).value();
+    uint64_t next = position;
+    for (const auto& step : PositionsOf(rest)) {
+      for (const uint64_t row : step) EXPECT_EQ(row, next++);
+    }
+    EXPECT_EQ(next, 20u);
+  }
+}
+
+TEST(PlanFromTest, OwedRowsComeFirstEachAStepOfItsOwn) {
+  DatasetSpec spec;
+  spec.batch.size = 4;
+  const Plan whole = Plan::Make(spec, 12, 2).value();
+  const Plan rest = whole.From({8, {{1, 2, true}, {4, 3, false}}}, 2).value();
+  EXPECT_EQ(PositionsOf(rest), (std::vector<std::vector<uint64_t>>{
+                                   {1, 2}, {4, 5, 6}, {8, 9, 10, 11}}));
+  EXPECT_TRUE(rest.ShareOf(0, 1).redelivered);
+  EXPECT_TRUE(rest.ShareOf(1, 0).extra);
+  EXPECT_FALSE(rest.ShareOf(1, 0).redelivered);
+  EXPECT_FALSE(rest.ShareOf(2, 0).extra);
+  EXPECT_TRUE(rest.ShareOf(2, 0).last_of_epoch);
+  EXPECT_EQ(rest.StepAt(8), 2u);
+}
+
+TEST(PlanFromTest, ImpossibleStartsAreRefused) {
+  DatasetSpec spec;
+  spec.batch.size = 4;
+  const Plan whole = Plan::Make(spec, 10, 2).value();
+  EXPECT_FALSE(whole.From({11, {}}, 2).ok());
+  EXPECT_FALSE(whole.From({8, {{7, 2, false}}}, 2).ok());
+  EXPECT_FALSE(whole.From({8, {{0, 0, false}}}, 2).ok());
+  EXPECT_FALSE(whole.From({8, {{0, 5, false}}}, 2).ok());
+  EXPECT_TRUE(whole.From({10, {}}, 2).ok());
+}
+
 }  // namespace
 }  // namespace penstock

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -112,13 +113,14 @@ class ReadTest : public testing::TestWithParam<Backend> {
     request.fd = fd;
     request.offset = offset;
     request.bytes = bytes;
+    request.nowait = nowait_;
     reader_->Start(ticket, request, into);
   }
 
   Reader::Done Next() {
     reader_->Submit();
     Reader::Done done;
-    EXPECT_TRUE(reader_->Next(true, &done));
+    EXPECT_TRUE(reader_->Next(kWaitForever, &done));
     return done;
   }
 
@@ -196,7 +198,7 @@ TEST_P(ReadTest, ManyFilesInFlightKeepTheirTickets) {
   }
   EXPECT_EQ(seen.size(), kFiles);
   Reader::Done none;
-  EXPECT_FALSE(reader_->Next(true, &none));
+  EXPECT_FALSE(reader_->Next(kWaitForever, &none));
 }
 
 TEST_P(ReadTest, PollingWithoutWaitingEndsToo) {
@@ -204,7 +206,7 @@ TEST_P(ReadTest, PollingWithoutWaitingEndsToo) {
   StartFile(3, Write("file", content));
   reader_->Submit();
   Reader::Done done;
-  while (!reader_->Next(false, &done)) std::this_thread::yield();
+  while (!reader_->Next(kNoWait, &done)) std::this_thread::yield();
   EXPECT_EQ(done.ticket, 3u);
   EXPECT_EQ(Text(done), content);
 }
@@ -465,6 +467,84 @@ TEST_P(ReadTest, FilesOfANetworkFileSystemAreReadAtTheSameTime) {
   }
   EXPECT_EQ(files.waiting_max(), kDepth);
   reader_.reset();
+}
+
+// Storage that hangs holds up nothing but its own reads; they end when it comes
+// back, in their own buffers.
+TEST_P(ReadTest, HungReadsHoldUpNoOther) {
+  if (!GetParam().rung) GTEST_SKIP() << "pread has one read at a time";
+  ASSERT_EQ(mkdir(Path("mount").c_str(), 0700), 0);
+  GatedFileSystem files(Path("mount"), 1);
+  if (!files.mounted()) GTEST_SKIP() << "no FUSE here: " << strerror(errno);
+  const std::string content = Content(1000);
+  const std::string path = Write("file", content);
+  const int fd = open(Path("mount/hung_read").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  nowait_ = false;
+  StartFile(0, Path("mount/hung_read"));
+  // The kernel knows its name, and would open it on this thread.
+  struct stat st;
+  ASSERT_EQ(stat(Path("mount/hung_open").c_str(), &st), 0);
+  StartFile(1, Path("mount/hung_open"));
+  StartRange(2, fd, 0, 500);
+  StartFile(3, Path("mount/answers"));
+  EXPECT_EQ(Next().ticket, 3u);
+  reader_->Release(3);
+  while (files.hanging() < 3) std::this_thread::yield();
+  for (int round = 0; round < 20; ++round) {
+    StartFile(4, path);
+    const Reader::Done done = Next();
+    ASSERT_EQ(done.ticket, 4u);
+    EXPECT_EQ(Text(done), content);
+    reader_->Release(4);
+  }
+  Reader::Done done;
+  EXPECT_FALSE(reader_->Next(20'000'000, &done));
+  EXPECT_EQ(reader_->in_flight(), 3u);
+  for (uint32_t ticket = 0; ticket < 3; ++ticket) {
+    EXPECT_FALSE(reader_->Arrived(ticket));
+  }
+  // Finished, with what it read still in its buffer, when the others land.
+  StartFile(4, path);
+  const Reader::Done kept = Next();
+  files.Recover();
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(reader_->Next(kWaitForever, &done));
+    ASSERT_TRUE(done.status.ok()) << done.status.message();
+    EXPECT_LT(done.ticket, 3u);
+    EXPECT_EQ(Text(done), std::string(done.ticket == 2 ? 500 : 1000, 'x'));
+    reader_->Release(done.ticket);
+  }
+  EXPECT_EQ(Text(kept), content);
+  close(fd);
+  reader_.reset();
+}
+
+// Nobody can wait for it with a limit, but another thread can see it.
+TEST(PreadTest, ReadThatBlocksIsReported) {
+  std::string folder = testing::TempDir() + "penstock-read-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  {
+    GatedFileSystem files(folder, 1);
+    if (!files.mounted()) GTEST_SKIP() << "no FUSE here: " << strerror(errno);
+    std::atomic<uint32_t> blocked_on{7};
+    std::thread worker([&] {
+      const auto reader = MakePreadReader(2, "");
+      reader->ReportBlocking(&blocked_on, 100);
+      ReadRequest request;
+      request.kind = ReadRequest::Kind::kFile;
+      request.path = folder + "/hung_read";
+      reader->Start(1, request, {});
+      Reader::Done done;
+      EXPECT_TRUE(reader->Next(kNoWait, &done));
+      EXPECT_EQ(done.bytes.size(), GatedFileSystem::kFileBytes);
+    });
+    while (blocked_on != 101) std::this_thread::yield();
+    files.Recover();
+    worker.join();
+    EXPECT_EQ(blocked_on, 7u);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 // A file that was left in the ring's table is no descriptor, but it is open:

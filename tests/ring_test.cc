@@ -32,6 +32,8 @@ class RingTest : public testing::Test {
         return -1;
       case TakeResult::kClosed:
         return -2;
+      case TakeResult::kCorrupt:
+        return -3;
       case TakeResult::kTaken:
         break;
     }
@@ -69,16 +71,16 @@ TEST_F(RingTest, RankCountAheadOfTheBrokerIsReportedNotTrusted) {
 }
 
 TEST_F(RingTest, LeaseIsHeldUntilItsOwnGenerationComesBack) {
-  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 0), LeaseState::kFree);
-  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 1), LeaseState::kHeld);
+  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 0, 0), LeaseState::kFree);
+  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 1, 0), LeaseState::kHeld);
   (void)Release(*ring_, *cursor_, 7, 1);
-  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 1), LeaseState::kFree);
-  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 2), LeaseState::kHeld);
+  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 1, 0), LeaseState::kFree);
+  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 2, 1), LeaseState::kHeld);
 }
 
 TEST_F(RingTest, ReleaseOfALeaseNeverGivenIsReported) {
   (void)Release(*ring_, *cursor_, 7, 5);
-  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 1), LeaseState::kPeerCorrupt);
+  EXPECT_EQ(LeaseStateOf(*cursor_, 7, 1, 0), LeaseState::kPeerCorrupt);
 }
 
 TEST_F(RingTest, FinishedRingGivesWhatWasPublishedFirst) {
@@ -94,6 +96,39 @@ TEST_F(RingTest, RecalledRingGivesNothingMore) {
   PublishNumber(0);
   CloseRing(*ring_, Closed::kRecalled);
   EXPECT_EQ(Take(), -2);
+}
+
+// Invariant I4: what a dead rank had is told by its page alone.
+TEST_F(RingTest, CursorPageTellsWhatIsHeldAndWhereTheRankGoesOn) {
+  for (uint64_t i = 0; i < 3; ++i) {
+    Cell cell = CellOf(i);
+    cell.position = 10 * i;
+    cell.global_rows = 10;
+    if (i == 1) cell.flags = kExtra;
+    (void)Publish(*ring_, *cursor_, i, cell);
+  }
+  EXPECT_EQ(Take(), 0);
+  EXPECT_EQ(cursor_->position.load(), 10u);
+  EXPECT_EQ(Take(), 1);
+  EXPECT_EQ(cursor_->position.load(), 10u);  // an extra one moves nothing
+  EXPECT_EQ(Take(), 2);
+  EXPECT_EQ(cursor_->position.load(), 30u);
+  (void)Release(*ring_, *cursor_, 1, 1);
+  std::vector<uint64_t> held;
+  for (const LeaseRecord& lease : cursor_->leases) {
+    if (lease.generation.load() != lease.released.load()) {
+      held.push_back(lease.position.load());
+    }
+  }
+  EXPECT_EQ(held, (std::vector<uint64_t>{0, 20}));
+}
+
+TEST_F(RingTest, CellOfAnImpossibleLeaseIsNotTaken) {
+  Cell cell{};
+  cell.lease = kLeasesMax;
+  (void)Publish(*ring_, *cursor_, 0, cell);
+  EXPECT_EQ(TryTake(*ring_, *cursor_, &cell), TakeResult::kCorrupt);
+  EXPECT_EQ(cursor_->taken.load(), 0u);
 }
 
 TEST_F(RingTest, RankThatSleepsIsToldToBeWoken) {
@@ -114,7 +149,7 @@ TEST_F(RingTest, RankDoesNotSleepBesideAFullRing) {
 
 TEST_F(RingTest, BrokerThatWaitsIsWokenByARelease) {
   EXPECT_FALSE(Release(*ring_, *cursor_, 0, 1));
-  SetBrokerWaiting(*ring_, true);
+  SetBrokerWaiting(*ring_, BrokerWaits::kForReleases);
   EXPECT_TRUE(Release(*ring_, *cursor_, 0, 2));
 }
 
@@ -130,8 +165,8 @@ TEST_F(RingTest, SlotsGoRoundBetweenTwoThreadsUntorn) {
     std::array<uint64_t, kSlots> generation{};
     for (uint64_t i = 0; i < kBatches; ++i) {
       uint32_t slot = 0;
-      while (LeaseStateOf(*cursor_, slot, generation[slot]) !=
-             LeaseState::kFree) {
+      while (LeaseStateOf(*cursor_, slot, generation[slot],
+                          generation[slot] - 1) != LeaseState::kFree) {
         slot = (slot + 1) % kSlots;
         if (slot == 0) std::this_thread::yield();
       }
@@ -196,13 +231,15 @@ TEST_F(RingTest, NoWakeUpIsLost) {
 }
 
 // Literals on purpose: if this fails, bump kLayoutVersion, then edit here.
-TEST(LayoutTest, VersionOneIsFrozen) {
-  EXPECT_EQ(kLayoutVersion, 1u);
+TEST(LayoutTest, VersionTwoIsFrozen) {
+  EXPECT_EQ(kLayoutVersion, 2u);
   EXPECT_EQ(sizeof(Cell), 64u);
+  EXPECT_EQ(offsetof(Cell, position), 56u);
   EXPECT_EQ(sizeof(Ring), 9472u);
   EXPECT_EQ(offsetof(Ring, cells), 1280u);
-  EXPECT_EQ(sizeof(CursorPage), 1408u);
-  EXPECT_EQ(offsetof(CursorPage, released), 384u);
+  EXPECT_EQ(sizeof(LeaseRecord), 24u);
+  EXPECT_EQ(sizeof(CursorPage), 3456u);
+  EXPECT_EQ(offsetof(CursorPage, leases), 384u);
   EXPECT_EQ(offsetof(SegmentHeader, feature_offset), 112u);
   EXPECT_EQ(offsetof(SegmentHeader, ready), 624u);
   EXPECT_EQ(kRingCells, 128u);

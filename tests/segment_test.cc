@@ -124,7 +124,8 @@ TEST_F(SegmentHeaderTest, OtherLayoutVersionSaysBothVersions) {
       OpenChanged([](SegmentHeader& header) { header.layout_version = 9; });
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("version 9"));
-  EXPECT_THAT(status.message(), HasSubstr("version 1"));
+  EXPECT_THAT(status.message(),
+              HasSubstr("version " + std::to_string(kLayoutVersion)));
 }
 
 TEST_F(SegmentHeaderTest, SameVersionOfAnotherBuildIsRefused) {
@@ -181,7 +182,7 @@ TEST(CursorTest, PageThatIsNotOneIsRefused) {
   EXPECT_EQ(OpenCursor(unsealed.get()).status().code(),
             StatusCode::kInvalidArgument);
   auto other = CreateCursor();
-  other->page().layout_version = 2;
+  other->page().layout_version = kLayoutVersion + 1;
   EXPECT_EQ(OpenCursor(other->fd.get()).status().code(),
             StatusCode::kFailedPrecondition);
   other->page().magic = 1;

@@ -431,7 +431,9 @@ StatusOr<std::vector<int64_t>> LoadLabels(const std::string& path,
 class Idx final : public Source {
  public:
   Idx(IdxFile images, std::vector<int64_t> labels)
-      : images_(std::move(images)), labels_(std::move(labels)) {
+      : images_(std::move(images)),
+        nowait_(SupportsNowait(images_.file.fd)),
+        labels_(std::move(labels)) {
     const Header& header = images_.header;
     raw_spec_.push_back(
         {{"image", header.dtype, {header.dims.begin() + 1, header.dims.end()}},
@@ -454,6 +456,7 @@ class Idx final : public Source {
       return;
     }
     request->kind = ReadRequest::Kind::kRange;
+    request->nowait = nowait_;
     request->fd = images_.file.fd;
     request->offset = Offset(record);
     request->bytes = images_.header.record_bytes;
@@ -494,6 +497,7 @@ class Idx final : public Source {
   }
 
   const IdxFile images_;
+  const bool nowait_;
   const std::vector<int64_t> labels_;
   RawSpec raw_spec_;
 };

@@ -1,7 +1,6 @@
 // source: image_folder. One sub-folder per class, its pictures are the samples;
 // a whole file is read per record.
 #include <fcntl.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,15 +12,12 @@ namespace {
 
 // Whether reads of the file can be asked not to wait. Asked of one file and
 // taken for all: a folder whose links lead to a network file system is slower.
-bool SupportsNowait(const std::string& path) {
+bool FileSupportsNowait(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return true;  // its read will say why
-  char byte;
-  const iovec into = {&byte, 1};
-  const bool refused =
-      preadv2(fd, &into, 1, 0, RWF_NOWAIT) < 0 && errno == EOPNOTSUPP;
+  const bool supported = SupportsNowait(fd);
   close(fd);
-  return !refused;
+  return supported;
 }
 
 class ImageFolder final : public Source {
@@ -35,7 +31,7 @@ class ImageFolder final : public Source {
     for (size_t i = 0; i < index_.classes.size(); ++i) {
       labels_.push_back(static_cast<int64_t>(i));
     }
-    nowait_ = SupportsNowait(Describe(0));
+    nowait_ = FileSupportsNowait(Describe(0));
   }
 
   uint64_t record_count() const override {

@@ -8,6 +8,9 @@
 
 namespace penstock {
 
+// Whether reads of the open file can be asked not to wait (ReadRequest).
+bool SupportsNowait(int fd);
+
 StatusOr<std::unique_ptr<Source>> OpenImageFolder(const ImageFolderSource& spec,
                                                   OpenProgress* progress);
 StatusOr<std::unique_ptr<Source>> OpenIdx(const IdxSource& spec,

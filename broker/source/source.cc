@@ -1,11 +1,20 @@
 #include "broker/source/source.h"
 
+#include <sys/uio.h>
+
+#include <cerrno>
 #include <type_traits>
 #include <variant>
 
 #include "broker/source/open.h"
 
 namespace penstock {
+
+bool SupportsNowait(int fd) {
+  char byte;
+  const iovec into = {&byte, 1};
+  return preadv2(fd, &into, 1, 0, RWF_NOWAIT) >= 0 || errno != EOPNOTSUPP;
+}
 
 StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
                                              OpenProgress* progress) {

@@ -41,9 +41,10 @@ struct ReadRequest {
   };
   Kind kind = Kind::kNone;
   std::string path;  // kFile; reused storage
-  // kFile: the file system can refuse a read that would wait (ext4, xfs, btrfs,
+  // The file system can refuse a read that would wait (ext4, xfs, btrfs,
   // tmpfs). Where it cannot (NFS, FUSE, Lustre) such a read would hold up the
-  // others of its thread; it is left to a thread of the kernel.
+  // others of its thread; it is left to a thread of the kernel. Set by every
+  // Locate that asks for a read.
   bool nowait = true;
   int fd = -1;  // kRange; owned by the source
   uint64_t offset = 0;

@@ -50,11 +50,13 @@ std::string PartCell(const Json& object, const char* part, const char* whole) {
 // -------------------------------------------------------------------
 
 void PrintJobs(const Json& answer) {
-  Table table({"JOB", "DATASET", "STATE", ">UID", ">RANKS", ">EPOCH", ">STEP",
-               ">ROWS", ">SKIPPED", ">SUBSTITUTED", ">READ", ">MEMORY"});
+  Table table({"JOB", "DATASET", "DELIVERY", "STATE", ">UID", ">RANKS",
+               ">EPOCH", ">STEP", ">ROWS", ">SKIPPED", ">SUBSTITUTED", ">READ",
+               ">MEMORY"});
   for (const Json& job : ArrayField(answer, "jobs")) {
     table.AddRow(
-        {TextCell(job, "job"), TextCell(job, "dataset"), TextCell(job, "state"),
+        {TextCell(job, "job"), TextCell(job, "dataset"),
+         TextCell(job, "delivery"), TextCell(job, "state"),
          CountField(job, "uid") ? std::to_string(*CountField(job, "uid")) : "-",
          CountCell(job, "world_size"), PartCell(job, "epoch", "epochs"),
          PartCell(job, "step", "steps_per_epoch"), CountCell(job, "rows"),
@@ -100,13 +102,17 @@ void PrintStatus(const Json& answer) {
   line("reading", fmt::format("{}, {} reads in flight at most",
                               TextCell(broker, "read_backend"),
                               CountCell(broker, "read_depth")));
+  if (const std::string trouble = TextField(broker, "journal");
+      !trouble.empty()) {
+    line("journal", trouble);
+  }
   fmt::print("\n");
   PrintJobs(answer);
 
   // Who stalls whom: where the broker's time goes, and each rank's.
   Table stalls({"JOB", ">READ WAIT", ">DECODE"});
   Table ranks({"JOB", ">RANK", ">PID", "STATE", ">READY", ">HELD", ">TAKEN",
-               ">WAITS", ">WAITED"});
+               ">MISSED", ">WAITS", ">WAITED", ">SILENT"});
   for (const Json& job : ArrayField(answer, "jobs")) {
     stalls.AddRow({TextCell(job, "job"), SecondsCell(job, "read_wait_s"),
                    SecondsCell(job, "decode_s")});
@@ -116,11 +122,18 @@ void PrintStatus(const Json& answer) {
                     rank_pid ? std::to_string(*rank_pid) : "-",
                     TextCell(rank, "state"), CountCell(rank, "ready"),
                     CountCell(rank, "held"), CountCell(rank, "taken"),
-                    CountCell(rank, "waits"), SecondsCell(rank, "wait_s")});
+                    CountCell(rank, "skipped"), CountCell(rank, "waits"),
+                    SecondsCell(rank, "wait_s"),
+                    SecondsCell(rank, "silent_s")});
     }
   }
   if (!stalls.empty()) fmt::print("\n{}", stalls.ToString());
   if (!ranks.empty()) fmt::print("\n{}", ranks.ToString());
+  for (const Json& read : ArrayField(answer, "late_reads")) {
+    fmt::print("\nstorage: job '{}' waits {} for '{}'\n",
+               Printable(TextCell(read, "job")), SecondsCell(read, "seconds"),
+               Printable(TextCell(read, "file")));
+  }
 }
 
 // ---- subcommands

@@ -240,9 +240,7 @@ StatusOr<int> Bench(const BenchOptions& options) {
                                ? options.steps * index.global_batch
                                : *epochs * index.RowsPerEpoch(file.spec);
   drain.private_broker = broker.get();
-  if (broker != nullptr) {
-    drain.broker_pid = broker->process().pid();
-  } else if (const auto pid = CountField(before, "pid")) {
+  if (const auto pid = CountField(before, "pid")) {
     drain.broker_pid = static_cast<pid_t>(*pid);
   }
   BenchResult result;

@@ -13,6 +13,7 @@
 #include "client/command/interrupt.h"
 #include "client/command/process.h"
 #include "client/command/progress_bar.h"
+#include "client/command/subcommand.h"
 
 namespace penstock {
 namespace {
@@ -34,17 +35,16 @@ class RankWatch {
 
   StatusOr<DrainResult> Run() {
     PENSTOCK_RETURN_IF_ERROR(Start());
-    ProgressBar bar("draining", "samples");
     while (done_ < task_.ranks) {
       PENSTOCK_RETURN_IF_ERROR(WaitAndRead());
       uint64_t samples = 0;
       for (const RankTotals& rank : result_.ranks) samples += rank.samples;
-      bar.Update(samples, task_.samples_estimate);
+      bar_.Update(samples, task_.samples_estimate);
       if (attached_ == task_.ranks && Clock::now() >= next_memory_) {
         SampleMemory();
       }
     }
-    bar.Clear();
+    bar_.Clear();
     SampleMemory();  // all ranks are still attached
     PENSTOCK_RETURN_IF_ERROR(LetGo());
     if (task_.record_rows) PENSTOCK_RETURN_IF_ERROR(CollectRows());
@@ -93,6 +93,9 @@ class RankWatch {
       ProcessSpec spec;
       spec.body = [&drain, this] {
         release_write_.Reset();  // or no rank ever sees it closed
+        if (task_.private_broker != nullptr) {
+          task_.private_broker->ForgetInFork();
+        }
         return DrainAsRank(drain);
       };
       PENSTOCK_ASSIGN_OR_RETURN(rank.process, Process::Start(spec));
@@ -101,18 +104,31 @@ class RankWatch {
     return OkStatus();
   }
 
-  Status WaitAndRead() {
+  // Until a rank reports or ends, or 100 ms have passed.
+  Status Wait() {
     std::vector<pollfd> entries = {{InterruptFd(), POLLIN, 0},
                                    {report_read_.get(), POLLIN, 0}};
-    if (task_.private_broker != nullptr) {
-      entries.push_back({task_.private_broker->process().pidfd(), POLLIN, 0});
-    }
+    if (task_.private_broker != nullptr) task_.private_broker->AddTo(&entries);
     for (const Rank& rank : ranks_) {
-      entries.push_back({rank.process.pidfd(), POLLIN, 0});
+      if (rank.process.pid() > 0) {
+        entries.push_back({rank.process.pidfd(), POLLIN, 0});
+      }
     }
     constexpr int kRound_ms = 100;
     poll(entries.data(), entries.size(), kRound_ms);
-    PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+    return CheckInterrupt();
+  }
+
+  Status TendBroker() {
+    if (task_.private_broker == nullptr) return OkStatus();
+    return task_.private_broker->Tend([this](const std::string& news) {
+      bar_.Clear();
+      PrintError(news);
+    });
+  }
+
+  Status WaitAndRead() {
+    PENSTOCK_RETURN_IF_ERROR(Wait());
     // Ends are looked at first and judged last: what a rank said before it
     // ended is then read already.
     std::vector<std::optional<ProcessExit>> ends;
@@ -123,11 +139,11 @@ class RankWatch {
       status = InternalError("rank {} (pid {}) {}", i, ranks_[i].process.pid(),
                              ends[i]->ToString());
     }
+    if (status.ok()) return TendBroker();
+    // A rank that fails because the broker died is not the one to blame.
     if (task_.private_broker != nullptr) {
-      // A rank that fails because the broker died is not the one to blame.
-      const double wait_s = status.ok() ? 0 : 0.3;
       if (const std::optional<Status> death =
-              task_.private_broker->Death(wait_s)) {
+              task_.private_broker->Death(0.3)) {
         return *death;
       }
     }
@@ -164,8 +180,11 @@ class RankWatch {
 
   void SampleMemory() {
     next_memory_ = Clock::now() + kMemoryEvery;
-    if (!task_.broker_pid) return;
-    std::optional<uint64_t> part = PssBytes(*task_.broker_pid);
+    const std::optional<pid_t> broker_pid =
+        task_.private_broker != nullptr ? task_.private_broker->process().pid()
+                                        : task_.broker_pid;
+    if (!broker_pid) return;
+    std::optional<uint64_t> part = PssBytes(*broker_pid);
     uint64_t sum = part.value_or(0);
     for (const Rank& rank : ranks_) {
       if (!part) return;
@@ -180,8 +199,13 @@ class RankWatch {
     release_write_.Reset();
     for (size_t i = 0; i < ranks_.size(); ++i) {
       Process& process = ranks_[i].process;
-      const std::optional<ProcessExit> ended = process.WaitFor(kDetach_s);
-      PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+      const auto until =
+          Clock::now() + std::chrono::duration<double>(kDetach_s);
+      std::optional<ProcessExit> ended;
+      while (!(ended = process.Ended()) && Clock::now() < until) {
+        PENSTOCK_RETURN_IF_ERROR(Wait());
+        PENSTOCK_RETURN_IF_ERROR(TendBroker());
+      }
       if (!ended || !ended->ok()) {
         return InternalError(
             "rank {} (pid {}) {} after it had drained everything", i,
@@ -220,6 +244,7 @@ class RankWatch {
   Fd release_write_;
   uint32_t attached_ = 0;
   uint32_t done_ = 0;
+  ProgressBar bar_{"draining", "samples"};
   Clock::time_point begin_;
   Clock::time_point next_memory_ = Clock::now();
 };

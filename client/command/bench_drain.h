@@ -25,9 +25,10 @@ struct DrainTask {
   bool record_rows = false;
   bool checksums = false;
   uint64_t samples_estimate = 0;  // for the progress bar; 0: not known
-  // The broker's, for its memory; absent: not known.
+  // One or the other. A private broker is restarted when it dies.
+  PrivateBroker* private_broker = nullptr;
+  // A running broker's, for its memory; absent: not known.
   std::optional<pid_t> broker_pid;
-  PrivateBroker* private_broker = nullptr;  // nullptr: a running broker
 };
 
 struct RankTotals {

@@ -1,5 +1,7 @@
 #include "client/command/control_call.h"
 
+#include <poll.h>
+
 #include <optional>
 
 #include "client/command/interrupt.h"
@@ -8,33 +10,73 @@
 #include "common/message.h"
 
 namespace penstock {
+namespace {
 
+Status WaitForSocket(int socket) {
+  pollfd entry{socket, POLLIN, 0};
+  while (poll(&entry, 1, -1) < 0) {
+    if (errno != EINTR) return ErrnoError(errno, "poll");
+  }
+  return OkStatus();
+}
+
+// The answer's fields, or the error that it is.
+StatusOr<nlohmann::json> FieldsOrError(nlohmann::json answer) {
+  const nlohmann::json& ok = FieldOf(answer, "ok");
+  if (ok.is_boolean() && ok.get<bool>()) return answer;
+  const std::optional<uint64_t> code = CountField(answer, "code");
+  if (!code || *code == 0 || !FieldOf(answer, "error").is_string()) {
+    return InternalError("the broker's answer is not of this protocol");
+  }
+  return Status(static_cast<StatusCode>(*code), TextField(answer, "error"));
+}
+
+class Progress {
+ public:
+  void Show(const nlohmann::json& event) {
+    if (TextField(event, "event") != "progress") return;
+    if (const std::string next = TextField(event, "stage"); next != stage_) {
+      stage_ = next;
+      bar_.emplace(stage_, "");
+    }
+    if (bar_) {
+      bar_->Update(CountField(event, "done").value_or(0),
+                   CountField(event, "total").value_or(0));
+    }
+  }
+
+ private:
+  std::optional<ProgressBar> bar_;
+  std::string stage_;
+};
+
+}  // namespace
+
+// Not Request of common/message.h, which waits for this socket alone.
 StatusOr<nlohmann::json> CallBroker(const std::string& socket_path,
-                                    const nlohmann::json& request) {
+                                    const nlohmann::json& request,
+                                    const SocketWait& wait) {
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
   PENSTOCK_ASSIGN_OR_RETURN(const Fd socket, ConnectControl(socket_path));
-  std::optional<ProgressBar> bar;
-  std::string stage;
-  const auto on_event = [&](const nlohmann::json& event) {
-    if (InterruptSignal() != 0) return false;
-    if (TextField(event, "event") != "progress") return true;
-    if (const std::string next = TextField(event, "stage"); next != stage) {
-      stage = next;
-      bar.emplace(stage, "");
-    }
-    if (bar) {
-      bar->Update(CountField(event, "done").value_or(0),
-                  CountField(event, "total").value_or(0));
-    }
-    return true;
-  };
   const InterruptEndsSocket ends(socket.get());
-  StatusOr<Message> answer =
-      Request(socket.get(), request, {}, std::nullopt, on_event);
-  bar.reset();
-  PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
-  if (!answer.ok()) return answer.status();
-  return std::move(answer->json);
+  nlohmann::json versioned = request;
+  versioned["penstock"] = kProtocolVersion;
+  const Status sent = SendMessage(socket.get(), versioned);
+  // A peer that has closed may have said why: that is read below.
+  if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
+  Progress progress;
+  for (;;) {
+    PENSTOCK_RETURN_IF_ERROR(wait ? wait(socket.get())
+                                  : WaitForSocket(socket.get()));
+    PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+    PENSTOCK_ASSIGN_OR_RETURN(std::optional<Message> message,
+                              ReceiveMessage(socket.get()));
+    if (!message) continue;
+    if (FieldOf(message->json, "event").is_null()) {
+      return FieldsOrError(std::move(message->json));
+    }
+    progress.Show(message->json);
+  }
 }
 
 }  // namespace penstock

@@ -11,10 +11,15 @@
 
 namespace penstock {
 
-// The fields of the answer. Errors: those of ConnectControl and Request;
-// Cancelled when a signal came.
+// Waits until the socket can be read from; an error ends the call with it.
+using SocketWait = std::function<Status(int socket)>;
+
+// The fields of the answer. Errors: those of ConnectControl, Request and wait;
+// Cancelled when a signal came. wait is for a caller that has other things to
+// do meanwhile; without one it is a poll.
 StatusOr<nlohmann::json> CallBroker(const std::string& socket_path,
-                                    const nlohmann::json& request);
+                                    const nlohmann::json& request,
+                                    const SocketWait& wait = nullptr);
 
 // CallBroker with the socket known: a private broker's or a running one's.
 using BrokerCall =

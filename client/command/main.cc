@@ -8,14 +8,6 @@
 #include "client/penstock.h"
 
 namespace penstock {
-
-void PrintError(const std::string& message) {
-  // One write: ranks and the broker share this stderr.
-  const std::string line = "penstock: " + message + "\n";
-  std::fflush(stdout);
-  std::fwrite(line.data(), 1, line.size(), stderr);
-}
-
 namespace {
 
 int Main(int argc, char** argv) {
@@ -38,9 +30,9 @@ int Main(int argc, char** argv) {
       "  penstock run --dataset train.yaml --ranks 4 -- ./trainer\n\n"
       "`penstock COMMAND --help` has each command's options and examples.");
   const Subcommand subcommands[] = {
-      AddRun(app, words), AddBench(app),    AddCheck(app),
-      AddIndex(app),      AddRegister(app), AddDatasets(app),
-      AddJobs(app),       AddStatus(app),   AddPeek(app),
+      AddRun(app, words), AddBench(app),    AddCheck(app), AddIndex(app),
+      AddRegister(app),   AddDatasets(app), AddJobs(app),  AddStatus(app),
+      AddState(app),      AddEvict(app),    AddStop(app),  AddPeek(app),
   };
   try {
     app.parse(own, argv);
@@ -51,6 +43,17 @@ int Main(int argc, char** argv) {
       PrintError(fmt::format(
           "there is no command '{}'; `penstock --help` lists them", argv[1]));
       return kExitUsage;
+    }
+    if (!chosen.empty() && chosen.front()->get_name() == "run") {
+      // In the order of the command line; the first one that is no option is
+      // what was meant to be run.
+      const std::vector<std::string> unknown = chosen.front()->remaining();
+      if (!unknown.empty() && unknown.front()[0] != '-') {
+        PrintError(fmt::format(
+            "write `--` before the command: `penstock run --ranks N -- {} ...`",
+            unknown.front()));
+        return kExitUsage;
+      }
     }
     PrintError(fmt::format(
         "{}; see `penstock{}{} --help`", error.what(),

@@ -200,21 +200,28 @@ StatusOr<int> Peek(const PeekOptions& options) {
   const PeekTask task{options, file, index, broker->socket(),
                       fmt::format("{}.{}.tmp", options.out, getpid())};
   ProcessSpec spec;
-  spec.body = [&task] {
+  spec.body = [&task, &broker] {
+    broker->ForgetInFork();
     const Status status = TakeAndShow(task);
     if (!status.ok()) PrintError(status.message());
     return status.ok() ? 0 : kExitFailure;
   };
   PENSTOCK_ASSIGN_OR_RETURN(Process process, Process::Start(spec));
   std::optional<ProcessExit> ended;
+  Status tended;
   while (!(ended = process.Ended()) && InterruptSignal() == 0) {
-    pollfd entries[] = {{process.pidfd(), POLLIN, 0},
-                        {InterruptFd(), POLLIN, 0}};
-    poll(entries, 2, -1);
+    tended = broker->Tend(PrintError);
+    if (!tended.ok()) break;
+    std::vector<pollfd> entries = {{process.pidfd(), POLLIN, 0},
+                                   {InterruptFd(), POLLIN, 0}};
+    broker->AddTo(&entries);
+    constexpr int kRound_ms = 100;  // a restart may be due
+    poll(entries.data(), entries.size(), kRound_ms);
   }
   process.Reap();
   unlink(task.temporary.c_str());  // there only when it was interrupted
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+  PENSTOCK_RETURN_IF_ERROR(tended);
   if (ended->signaled) {
     return InternalError("the process that took the batch {}",
                          ended->ToString());

@@ -3,11 +3,14 @@
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 
 #include "client/command/interrupt.h"
 
@@ -15,8 +18,17 @@ namespace penstock {
 namespace {
 
 constexpr double kStopGrace_s = 5;
-constexpr int kBacklog = 128;
+// A restarted penstockd that is not ready by then is killed: systemd's
+// TimeoutStartSec=. The first start may take as long as it likes.
+constexpr std::chrono::seconds kReadyWithin(90);
+// All ranks there may be connect at once after a restart (capped by
+// net.core.somaxconn).
+constexpr int kBacklog = 4096;
 constexpr char kSocketName[] = "/penstock.sock";
+constexpr char kNotifyName[] = "/notify.sock";
+constexpr char kStateName[] = "/state";
+// What systemd calls the socket of a socket unit.
+constexpr char kListenerName[] = "penstockd.socket";
 
 bool IsProgram(const std::string& path) {
   std::error_code error;
@@ -84,7 +96,10 @@ Status PrivateBroker::MakeFolder() {
     if (mkdtemp(path.data()) != nullptr) {  // mode 0700
       folder_ = path;
       socket_ = folder_ + kSocketName;
-      return OkStatus();
+      notify_path_ = folder_ + kNotifyName;
+      state_folder_ = folder_ + kStateName;
+      if (mkdir(state_folder_.c_str(), 0700) == 0) return OkStatus();
+      return ErrnoError(errno, "cannot make '" + state_folder_ + "'");
     }
     error = errno;
   }
@@ -93,7 +108,7 @@ Status PrivateBroker::MakeFolder() {
                     "$XDG_RUNTIME_DIR or /tmp");
 }
 
-StatusOr<Fd> PrivateBroker::Listen() const {
+Status PrivateBroker::Listen() {
   Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoError(errno, "socket");
   sockaddr_un address{};
@@ -104,66 +119,236 @@ StatusOr<Fd> PrivateBroker::Listen() const {
       listen(fd.get(), kBacklog) != 0) {
     return ErrnoError(errno, "cannot listen at '" + socket_ + "'");
   }
-  return fd;
+  listener_ = std::move(fd);
+  return OkStatus();
 }
 
 StatusOr<std::unique_ptr<PrivateBroker>> PrivateBroker::Start(
     const PrivateBrokerOptions& options) {
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
-  PENSTOCK_ASSIGN_OR_RETURN(const std::string program, FindPenstockd());
   std::unique_ptr<PrivateBroker> broker(new PrivateBroker);
+  broker->options_ = options;
+  PENSTOCK_ASSIGN_OR_RETURN(broker->program_, FindPenstockd());
+  RaiseDescriptorLimit();  // for the store
   PENSTOCK_RETURN_IF_ERROR(broker->MakeFolder());
-  // Closed here once penstockd has it: then its death closes the socket.
-  PENSTOCK_ASSIGN_OR_RETURN(const Fd listener, broker->Listen());
-  const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
-
-  ProcessSpec spec;
-  spec.argv = {program, "--private"};
-  if (options.workers > 0) {
-    spec.argv.push_back("--workers");
-    spec.argv.push_back(std::to_string(options.workers));
-  }
-  if (!options.memory_limit.empty()) {
-    spec.argv.push_back("--memory-limit");
-    spec.argv.push_back(options.memory_limit);
-  }
-  spec.environment = {{"PENSTOCK_SOCKET", broker->socket_}};  // for its status
-  spec.stdin_fd = null.get();
-  spec.stdout_fd = STDERR_FILENO;  // stdout is the command's result
-  spec.listen_fd = listener.get();
-  spec.death_signal = SIGTERM;
-  PENSTOCK_ASSIGN_OR_RETURN(broker->process_, Process::Start(spec));
+  PENSTOCK_RETURN_IF_ERROR(broker->store_.Listen(broker->notify_path_));
+  PENSTOCK_RETURN_IF_ERROR(broker->Listen());
+  PENSTOCK_RETURN_IF_ERROR(broker->Launch());
   return broker;
 }
 
+Status PrivateBroker::Launch() {
+  const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  ProcessSpec spec;
+  spec.argv = {program_, "--private", "--state-dir", state_folder_};
+  if (options_.workers > 0) {
+    spec.argv.push_back("--workers");
+    spec.argv.push_back(std::to_string(options_.workers));
+  }
+  if (!options_.memory_limit.empty()) {
+    spec.argv.push_back("--memory-limit");
+    spec.argv.push_back(options_.memory_limit);
+  }
+  spec.argv.insert(spec.argv.end(), options_.arguments.begin(),
+                   options_.arguments.end());
+  spec.environment = options_.environment;
+  spec.environment.emplace_back("PENSTOCK_SOCKET", socket_);  // for its status
+  spec.environment.emplace_back("NOTIFY_SOCKET", notify_path_);
+  // Says that there is a store, as systemd does since 254.
+  spec.environment.emplace_back(
+      "FDSTORE", std::to_string(DescriptorStore::kDescriptorsMax));
+  spec.stdin_fd = null.get();
+  spec.stdout_fd = STDERR_FILENO;  // stdout is the command's result
+  spec.listen_fds = {{listener_.get(), kListenerName}};
+  for (const StoredDescriptor& stored : store_.descriptors()) {
+    spec.listen_fds.push_back({stored.fd.get(), stored.name});
+  }
+  spec.death_signal = SIGTERM;
+  StatusOr<Process> process = Process::Start(spec);
+  if (!process.ok()) return process.status();
+  former_cpu_s_ += process_.cpu_s();
+  process_ = *std::move(process);
+  store_.Expect(process_.pid());
+  launched_at_ = Clock::now();
+  death_.reset();
+  return OkStatus();
+}
+
+std::string PrivateBroker::Name() const {
+  return fmt::format("the private broker, penstockd (pid {}),", process_.pid());
+}
+
 StatusOr<nlohmann::json> PrivateBroker::Call(const nlohmann::json& request) {
-  StatusOr<nlohmann::json> answer = CallBroker(socket_, request);
-  if (!answer.ok() && answer.status().code() == StatusCode::kUnavailable) {
-    // It has closed the connection: if it is dying, it will be dead shortly.
-    if (const std::optional<Status> death = Death(1.0)) return *death;
+  // What ConnectControl advises, `penstock run`, is what the user does already.
+  if (const std::optional<Status> death = Death()) return *death;
+  StatusOr<nlohmann::json> answer = CallBroker(
+      socket_, request, [this](int socket) { return WaitForAnswer(socket); });
+  if (answer.ok() || answer.status().code() == StatusCode::kCancelled) {
+    return answer;
+  }
+  // It has closed the connection, or taken its socket away: if it is dying, it
+  // will be dead shortly.
+  const bool leaving = answer.status().code() == StatusCode::kUnavailable ||
+                       access(socket_.c_str(), F_OK) != 0;
+  if (const std::optional<Status> death = Death(leaving ? 1.0 : 0)) {
+    return *death;
   }
   return answer;
 }
 
+Status PrivateBroker::WaitForAnswer(int socket) {
+  for (;;) {
+    pollfd entries[] = {{socket, POLLIN, 0},
+                        {process_.pidfd(), POLLIN, 0},
+                        {store_.fd(), POLLIN, 0}};
+    if (poll(entries, std::size(entries), -1) < 0 && errno != EINTR) {
+      return ErrnoError(errno, "poll");
+    }
+    // What it said before it died counts.
+    if (entries[0].revents != 0) return OkStatus();
+    store_.Receive();
+    // The connection may wait in the backlog of a listener that we keep open:
+    // it does not hang up.
+    if (const std::optional<Status> death = Death()) return *death;
+  }
+}
+
+std::optional<ProcessExit> PrivateBroker::WaitForEnd(double seconds) {
+  const Clock::time_point until =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(seconds));
+  for (;;) {
+    const std::optional<ProcessExit> ended = process_.Ended();
+    // In this order: what it said before it ended has been taken then.
+    store_.Receive();
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    if (ended || left.count() <= 0) return ended;
+    pollfd entries[] = {{process_.pidfd(), POLLIN, 0},
+                        {store_.fd(), POLLIN, 0}};
+    poll(entries, std::size(entries), static_cast<int>(left.count()));
+  }
+}
+
 std::optional<Status> PrivateBroker::Death(double wait_s) {
-  const std::optional<ProcessExit> ended =
-      wait_s > 0 ? process_.WaitFor(wait_s) : process_.Ended();
+  if (process_.pid() <= 0) return death_;
+  const std::optional<ProcessExit> ended = WaitForEnd(wait_s);
   if (!ended) return std::nullopt;
-  return UnavailableError("the private broker, penstockd (pid {}), {}",
-                          process_.pid(), ended->ToString());
+  return UnavailableError("{} {}", Name(), ended->ToString());
+}
+
+void PrivateBroker::AddTo(std::vector<pollfd>* entries) const {
+  if (given_up_) return;
+  entries->push_back({store_.fd(), POLLIN, 0});
+  if (process_.pid() > 0) entries->push_back({process_.pidfd(), POLLIN, 0});
+}
+
+std::optional<PrivateBroker::Clock::time_point> PrivateBroker::TendAt() const {
+  if (given_up_) return std::nullopt;
+  if (restart_at_) return restart_at_;
+  if (was_ready_ && !store_.ready()) return launched_at_ + kReadyWithin;
+  return std::nullopt;
+}
+
+Status PrivateBroker::Tend(const Tell& tell) {
+  if (given_up_) return *given_up_;
+  if (process_.pid() > 0) {
+    const std::optional<ProcessExit> ended = WaitForEnd(0);
+    was_ready_ |= store_.ready();
+    if (ended) {
+      death_ = UnavailableError("{} {}", Name(), ended->ToString());
+      process_.Reap();  // and its children
+      const bool asked = ended->ok() || store_.stopping();
+      store_.Expect(-1);
+      // Never ready: it has said itself what keeps it from starting.
+      if (asked || !was_ready_) {
+        return GiveUp(death_->message());
+      }
+      PENSTOCK_RETURN_IF_ERROR(Died(death_->message(), tell));
+    } else if (const auto at = TendAt(); at && Clock::now() >= *at) {
+      process_.Signal(SIGKILL);
+      launched_at_ = Clock::now();  // its end is seen in the next round
+    }
+  }
+  while (restart_at_ && Clock::now() >= *restart_at_) {
+    restart_at_.reset();
+    const Status launched = Launch();
+    if (launched.ok()) break;
+    death_ = launched.Prepend("the private broker is not restarted");
+    PENSTOCK_RETURN_IF_ERROR(Died(death_->message(), tell));
+  }
+  return OkStatus();
+}
+
+Status PrivateBroker::Died(const std::string& message, const Tell& tell) {
+  const Clock::time_point now = Clock::now();
+  const std::optional<RestartPolicy::Restart> restart = policy_.Next(now);
+  if (!restart) {
+    return GiveUp(fmt::format("{}; given up after {} restarts within {} s",
+                              message, RestartPolicy::kRestartsMax,
+                              RestartPolicy::kWindow.count()));
+  }
+  restart_at_ = now + restart->pause;
+  const double pause_s = std::chrono::duration<double>(restart->pause).count();
+  tell(fmt::format(
+      "{}; restart {} of {}{}", message, restart->number,
+      RestartPolicy::kRestartsMax,
+      pause_s > 0 ? fmt::format(" in {:.1f} s", pause_s) : std::string()));
+  return OkStatus();
+}
+
+Status PrivateBroker::GiveUp(const std::string& message) {
+  given_up_ = UnavailableError("{}", message);
+  restart_at_.reset();
+  // Another process may hold it too (a child that penstockd left, a fork of
+  // this one), so closing it here is not enough: shut down, it refuses whoever
+  // comes, accept does not wait any more, and who waits in the backlog is hung
+  // up on.
+  shutdown(listener_.get(), SHUT_RDWR);
+  while (Fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC))) {
+  }
+  listener_.Reset();
+  unlink(socket_.c_str());
+  store_.Close();
+  return *given_up_;
+}
+
+Status PrivateBroker::TendUntil(int stop_fd, const Tell& tell) {
+  for (;;) {
+    PENSTOCK_RETURN_IF_ERROR(Tend(tell));
+    std::vector<pollfd> entries = {{stop_fd, POLLIN, 0}};
+    AddTo(&entries);
+    int timeout_ms = -1;
+    if (const auto at = TendAt()) {
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(*at - Clock::now());
+      timeout_ms = static_cast<int>(std::max<int64_t>(left.count(), 0));
+    }
+    poll(entries.data(), entries.size(), timeout_ms);
+    if (entries[0].revents != 0) return OkStatus();
+  }
 }
 
 void PrivateBroker::Stop() {
   if (process_.pid() > 0) {
     process_.Signal(SIGTERM);
-    process_.WaitFor(kStopGrace_s);
+    WaitForEnd(kStopGrace_s);
     process_.Reap();  // SIGKILL for what is left
   }
+  restart_at_.reset();
+  listener_.Reset();
+  store_.Close();
   if (!folder_.empty()) {
-    unlink(socket_.c_str());
-    rmdir(folder_.c_str());
+    // Removes links, does not follow them.
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
     folder_.clear();
   }
+}
+
+void PrivateBroker::ForgetInFork() {
+  listener_.Reset();
+  store_.Close();
 }
 
 std::string UniqueJobName(const std::string& prefix) {

@@ -1,21 +1,38 @@
 // A penstockd of one's own, for the length of one command: no configuration, no
-// root, nothing left behind.
+// root, nothing left behind. What systemd is to the service, this is to it:
 //
-// The socket is bound here, in a folder of mode 0700, and handed to penstockd
-// by systemd's socket activation protocol. So it can be connected to at once,
-// and a penstockd that dies takes the connections with it instead of leaving
-// callers waiting. penstockd gets SIGTERM from the kernel when this process
-// dies.
+//   * The socket is bound here, in a folder of mode 0700, and handed over by
+//     systemd's socket activation protocol. It stays open here: it can be
+//     connected to at once, and who connects while penstockd is restarted waits
+//     in the backlog.
+//   * Descriptors that shall outlive penstockd are kept here (DescriptorStore)
+//     and given to its next life, as is a folder, --state-dir.
+//   * It is restarted when it dies, as RestartPolicy has it, by whoever calls
+//     Tend in the loop that it waits in.
+//
+// Nobody waits for ever: once penstockd is given up, the socket is closed, so
+// that whoever waits or connects is refused.
+//
+// penstockd gets SIGTERM from the kernel when this process dies. Every method
+// belongs to the thread that called Start: the death signal follows that one.
 #ifndef CLIENT_COMMAND_PRIVATE_BROKER_H_
 #define CLIENT_COMMAND_PRIVATE_BROKER_H_
 
+#include <poll.h>
+
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "client/command/control_call.h"
+#include "client/command/descriptor_store.h"
 #include "client/command/process.h"
+#include "client/command/restart_policy.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -23,6 +40,9 @@ namespace penstock {
 struct PrivateBrokerOptions {
   int workers = 0;           // 0: penstockd's own choice
   std::string memory_limit;  // "": penstockd's own choice
+  // More of penstockd's command line and environment; not on ours.
+  std::vector<std::string> arguments;
+  std::vector<std::pair<std::string, std::string>> environment;
 
   // --workers and --memory-limit.
   void AddTo(CLI::App* app);
@@ -33,38 +53,86 @@ StatusOr<std::string> FindPenstockd();
 
 class PrivateBroker {
  public:
+  using Clock = RestartPolicy::Clock;
+  // Gets what there is to tell the user, one line.
+  using Tell = std::function<void(const std::string&)>;
+
   static StatusOr<std::unique_ptr<PrivateBroker>> Start(
       const PrivateBrokerOptions& options);
   ~PrivateBroker() { Stop(); }
   PrivateBroker(const PrivateBroker&) = delete;
   PrivateBroker& operator=(const PrivateBroker&) = delete;
 
+  const std::string& folder() const { return folder_; }
   const std::string& socket() const { return socket_; }
+  // Of its present life; pid() is -1 between two lives.
   const Process& process() const { return process_; }
+  const DescriptorStore& store() const { return store_; }
 
-  // CallBroker; when penstockd is dead, the error says how it died.
+  // CallBroker; when penstockd is dead, the error says how it died. It is not
+  // restarted meanwhile, and nothing is asked twice.
   StatusOr<nlohmann::json> Call(const nlohmann::json& request);
   BrokerCall AsCall() {
     return [this](const nlohmann::json& request) { return Call(request); };
   }
 
-  // "penstockd (pid 12) was killed by signal 9 (Killed)", if it has ended;
-  // waits this long for it to.
+  // "penstockd (pid 12) was killed by signal 9 (Killed)", if it has ended and
+  // has not been restarted; waits this long for it to end.
   std::optional<Status> Death(double wait_s = 0);
+
+  // ---- for a loop that polls ----------------------------------------------
+  //
+  // Tend is to be called when one of these is readable, at TendAt at the
+  // latest; more often does no harm.
+  void AddTo(std::vector<pollfd>* entries) const;
+  std::optional<Clock::time_point> TendAt() const;
+  // Takes what penstockd has said, and restarts it when it has died.
+  // Unavailable once it is given up, again and again: it ended before it was
+  // ever ready, or because somebody asked it to, or too often.
+  Status Tend(const Tell& tell);
+
+  // ---- for a program without such a loop ----------------------------------
+  //
+  // Tends until this descriptor is readable (OK), or until penstockd is given
+  // up. For a thread that has called Start, or a process.
+  Status TendUntil(int stop_fd, const Tell& tell);
 
   // SIGTERM, SIGKILL after 5 s; removes the folder. Again: nothing.
   void Stop();
-  // CPU seconds of penstockd and its children; known after Stop.
-  double cpu_s() const { return process_.cpu_s(); }
+  // In a forked child that does not exec: lets go of what only the parent may
+  // hold. A listening socket held here would let clients wait for ever.
+  void ForgetInFork();
+  // CPU seconds of penstockd's lives and their children; known after Stop.
+  double cpu_s() const { return former_cpu_s_ + process_.cpu_s(); }
 
  private:
   PrivateBroker() = default;
   Status MakeFolder();
-  StatusOr<Fd> Listen() const;
+  Status Listen();
+  Status Launch();
+  std::optional<ProcessExit> WaitForEnd(double seconds);
+  Status WaitForAnswer(int socket);
+  Status Died(const std::string& message, const Tell& tell);
+  Status GiveUp(const std::string& message);
+  std::string Name() const;
 
+  PrivateBrokerOptions options_;
+  std::string program_;
   std::string folder_;
   std::string socket_;
+  std::string state_folder_;
+  std::string notify_path_;
+  Fd listener_;
+  DescriptorStore store_;
   Process process_;
+  Clock::time_point launched_at_;
+  bool was_ready_ = false;  // in one of its lives
+  double former_cpu_s_ = 0;
+
+  RestartPolicy policy_;
+  std::optional<Status> death_;                  // of the last life; dead now
+  std::optional<Clock::time_point> restart_at_;  // dead, and to be restarted
+  std::optional<Status> given_up_;
 };
 
 // A name that no other run has: "bench-4711-1f3a5c7e".

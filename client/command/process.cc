@@ -18,19 +18,45 @@
 namespace penstock {
 namespace {
 
-// Puts fds[i] at descriptor i (0..2), and listen_fd at 3 (SD_LISTEN_FDS_START).
-// Sources are first moved above the targets, so that no target overwrites a
-// source.
-bool PlaceDescriptors(const int (&fds)[3], int listen_fd) {
-  int high[4] = {fds[0], fds[1], fds[2], listen_fd};
-  for (int& fd : high) {
-    if (fd >= 0 && (fd = fcntl(fd, F_DUPFD_CLOEXEC, 10)) < 0) return false;
+// The limit before RaiseDescriptorLimit.
+std::optional<rlimit> g_descriptor_limit;
+
+// Descriptors 0 to 2, then those from SD_LISTEN_FDS_START (3) on; -1: stays as
+// it is. Sources, and the error pipe, are first moved above the targets, so
+// that no target overwrites one.
+bool PlaceDescriptors(const ProcessSpec& spec, int* error_fd) {
+  std::vector<int> sources = {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd};
+  for (const PassedDescriptor& passed : spec.listen_fds) {
+    sources.push_back(passed.fd);
   }
-  for (int target = 0; target < 4; ++target) {
+  const int targets = static_cast<int>(sources.size());
+  const int moved = fcntl(*error_fd, F_DUPFD_CLOEXEC, targets);
+  if (moved < 0) return false;
+  *error_fd = moved;
+  for (int& fd : sources) {
+    if (fd >= 0 && (fd = fcntl(fd, F_DUPFD_CLOEXEC, targets)) < 0) return false;
+  }
+  for (int target = 0; target < targets; ++target) {
     // dup2 clears close-on-exec.
-    if (high[target] >= 0 && dup2(high[target], target) < 0) return false;
+    if (sources[target] >= 0 && dup2(sources[target], target) < 0) return false;
   }
   return true;
+}
+
+// As sd_listen_fds_with_names(3) reads it. Sockets that a service manager gave
+// to us are not the child's.
+void SetListenVariables(const std::vector<PassedDescriptor>& passed) {
+  for (const char* name : {"LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}) {
+    unsetenv(name);
+  }
+  if (passed.empty()) return;
+  std::string names;
+  for (const PassedDescriptor& descriptor : passed) {
+    names += (names.empty() ? "" : ":") + descriptor.name;
+  }
+  setenv("LISTEN_FDS", std::to_string(passed.size()).c_str(), 1);
+  setenv("LISTEN_FDNAMES", names.c_str(), 1);
+  setenv("LISTEN_PID", std::to_string(getpid()).c_str(), 1);
 }
 
 // Runs in the fork; never returns.
@@ -45,21 +71,11 @@ bool PlaceDescriptors(const int (&fds)[3], int listen_fd) {
   prctl(PR_SET_PDEATHSIG, spec.death_signal);
   if (getppid() != parent) _exit(127);  // it died before prctl
   ForgetInterrupts();
-  const int fds[3] = {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd};
-  // The error pipe must survive a listening socket at its number.
-  error_fd = fcntl(error_fd, F_DUPFD_CLOEXEC, 10);
-  if (!PlaceDescriptors(fds, spec.listen_fd)) fail();
+  if (!PlaceDescriptors(spec, &error_fd)) fail();
   for (const auto& [name, value] : spec.environment) {
     setenv(name.c_str(), value.c_str(), 1);
   }
-  // Sockets that a service manager gave to us are not the child's.
-  for (const char* name : {"LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}) {
-    unsetenv(name);
-  }
-  if (spec.listen_fd >= 0) {
-    setenv("LISTEN_FDS", "1", 1);
-    setenv("LISTEN_PID", std::to_string(getpid()).c_str(), 1);
-  }
+  SetListenVariables(spec.listen_fds);
   if (spec.body) {
     close(error_fd);
     const int status = spec.body();
@@ -72,6 +88,7 @@ bool PlaceDescriptors(const int (&fds)[3], int listen_fd) {
     argv.push_back(const_cast<char*>(word.c_str()));
   }
   argv.push_back(nullptr);
+  if (g_descriptor_limit) setrlimit(RLIMIT_NOFILE, &*g_descriptor_limit);
   execvp(argv[0], argv.data());
   fail();
   _exit(127);
@@ -182,6 +199,15 @@ void Process::Reap() {
   };
   cpu_s_ = seconds(usage.ru_utime) + seconds(usage.ru_stime);
   pid_ = -1;
+  pidfd_.Reset();
+}
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (g_descriptor_limit || getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlimit before = limit;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) == 0) g_descriptor_limit = before;
 }
 
 void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }

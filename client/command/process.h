@@ -33,6 +33,11 @@ struct ProcessExit {
   std::string ToString() const;
 };
 
+struct PassedDescriptor {
+  int fd;
+  std::string name;
+};
+
 struct ProcessSpec {
   // Either a program (looked up in PATH) with its arguments, ...
   std::vector<std::string> argv;
@@ -43,9 +48,10 @@ struct ProcessSpec {
   int stdin_fd = -1;
   int stdout_fd = -1;
   int stderr_fd = -1;
-  // A listening socket passed on by systemd's protocol: descriptor 3,
-  // LISTEN_FDS=1, LISTEN_PID=the child's. -1: none, and the variables unset.
-  int listen_fd = -1;
+  // Passed on by systemd's protocol: descriptors 3, 4, ... in this order,
+  // LISTEN_FDS, LISTEN_FDNAMES, and LISTEN_PID=the child's. Empty: the
+  // variables are unset.
+  std::vector<PassedDescriptor> listen_fds;
   // Alone in a new process group, so that its children go with it. Off for the
   // one process that shares the terminal with this one.
   bool own_group = true;
@@ -65,7 +71,7 @@ class Process {
   ~Process();
 
   pid_t pid() const { return pid_; }
-  // Readable (POLLIN) once it has ended.
+  // Readable (POLLIN) once it has ended; -1 once it is reaped.
   int pidfd() const { return pidfd_.get(); }
 
   // Sends to its group (to it alone without own_group). Does nothing once it
@@ -89,6 +95,10 @@ class Process {
   Fd pidfd_;
   double cpu_s_ = 0;
 };
+
+// As many descriptors as the system allows this process. Programs started from
+// now on get the limit that was: select() fails on numbers above 1023.
+void RaiseDescriptorLimit();
 
 // From now on, processes whose parents died become children of this one.
 void AdoptOrphans();

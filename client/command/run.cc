@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "client/command/interrupt.h"
 #include "client/command/json_field.h"
@@ -21,6 +22,7 @@ constexpr int kRanksMax = 4096;
 
 struct RunOptions {
   std::vector<std::string> datasets;
+  std::string state;
   int ranks = 0;
   bool tag_output = false;
   bool report = false;
@@ -151,6 +153,12 @@ StatusOr<int> Run(const RunOptions& options) {
     PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
                               broker->Call({{"op", "ping"}}));
   }
+  if (!options.state.empty()) {
+    std::error_code error;
+    variables.emplace_back(
+        "PENSTOCK_STATE",
+        std::filesystem::absolute(options.state, error).string());
+  }
   const char* job = std::getenv("PENSTOCK_JOB");
   if (job == nullptr || *job == '\0') {
     variables.emplace_back("PENSTOCK_JOB", UniqueJobName("run"));
@@ -183,6 +191,11 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
       ->type_name("SPEC.yaml")
       ->expected(1)
       ->take_all();
+  run->add_option("--state", options->state,
+                  "Begin where this file says (`penstock state --save`, or a "
+                  "trainer's own): sets PENSTOCK_STATE")
+      ->type_name("FILE")
+      ->check(CLI::ExistingFile);
   run->add_option("--ranks", options->ranks,
                   "Copies of the command to start, each with its rank "
                   "variables; 0: start it once, it starts the ranks itself")

@@ -37,6 +37,9 @@ Subcommand AddRegister(CLI::App& app);
 Subcommand AddDatasets(CLI::App& app);
 Subcommand AddJobs(CLI::App& app);
 Subcommand AddStatus(CLI::App& app);
+Subcommand AddState(CLI::App& app);
+Subcommand AddEvict(CLI::App& app);
+Subcommand AddStop(CLI::App& app);
 Subcommand AddPeek(CLI::App& app);
 
 }  // namespace penstock

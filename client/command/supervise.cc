@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "client/command/interrupt.h"
 #include "client/command/subcommand.h"
@@ -16,6 +17,13 @@ using Clock = std::chrono::steady_clock;
 
 // Adopted orphans that have ended are reaped this often.
 constexpr std::chrono::milliseconds kOrphanRound(5000);
+// Of ranks named in one message.
+constexpr size_t kNamesMax = 8;
+
+Clock::duration Seconds(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(seconds));
+}
 
 class Supervisor {
  public:
@@ -31,7 +39,9 @@ class Supervisor {
         for (TaggedOutput& output : rank.outputs) output.Forward();
         if (!rank.ended) NoteEnd(rank);
       }
-      NoteBroker();
+      NoteReaders();
+      if (Living() > 0) NoteBroker();
+      if (tell_early_at_ && Clock::now() >= *tell_early_at_) TellEarlyEnds();
       if (kill_at_ && Clock::now() >= *kill_at_) KillAll();
       if (Clock::now() >= orphans_at_) {
         orphans_at_ = Clock::now() + kOrphanRound;
@@ -44,6 +54,7 @@ class Supervisor {
     for (SupervisedRank& rank : ranks_) {
       for (TaggedOutput& output : rank.outputs) output.Finish();
     }
+    NoteReaders();
     return exit_status_;
   }
 
@@ -64,22 +75,21 @@ class Supervisor {
 
   void Wait() {
     std::vector<pollfd> entries = {{InterruptFd(), POLLIN, 0}};
-    if (!broker_died_)
-      entries.push_back({broker_.process().pidfd(), POLLIN, 0});
+    broker_.AddTo(&entries);
     for (const SupervisedRank& rank : ranks_) {
       if (!rank.ended) entries.push_back({rank.process.pidfd(), POLLIN, 0});
       for (const TaggedOutput& output : rank.outputs) {
         if (output.fd() >= 0) entries.push_back({output.fd(), POLLIN, 0});
       }
     }
-    int timeout_ms = kOrphanRound.count();
-    if (kill_at_) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-          *kill_at_ - Clock::now());
-      timeout_ms = static_cast<int>(
-          std::clamp<int64_t>(left.count(), 0, kOrphanRound.count()));
+    Clock::time_point until = orphans_at_;
+    for (const auto& at : {kill_at_, tell_early_at_, broker_.TendAt()}) {
+      if (at) until = std::min(until, *at);
     }
-    poll(entries.data(), entries.size(), timeout_ms);
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    poll(entries.data(), entries.size(),
+         static_cast<int>(std::max<int64_t>(left.count(), 0)));
   }
 
   void HandleInterrupts() {
@@ -100,7 +110,12 @@ class Supervisor {
     const std::optional<ProcessExit> ended = rank.process.Ended();
     if (!ended) return;
     rank.ended = true;
-    if (ended->ok() || exit_status_ != 0) return;
+    if (ended->ok()) {
+      early_.push_back(rank.name);
+      tell_early_at_ = Clock::now() + Seconds(options_.early_end_s);
+      return;
+    }
+    if (exit_status_ != 0) return;
     exit_status_ = ended->ShellStatus();
     // The user knows who pressed Ctrl-C.
     if (options_.shares_terminal && ended->ShellStatus() == 128 + SIGINT)
@@ -114,23 +129,55 @@ class Supervisor {
     Stop(SIGTERM);
   }
 
+  // Those that ended since the last time, in one line: nothing has changed for
+  // a while.
+  void TellEarlyEnds() {
+    tell_early_at_.reset();
+    const size_t others = Living();
+    const std::vector<std::string> names = std::exchange(early_, {});
+    if (others == 0 || kill_at_) return;
+    std::string list = names[0];
+    for (size_t i = 1; i < std::min(names.size(), kNamesMax); ++i) {
+      list += ", " + names[i];
+    }
+    if (names.size() > kNamesMax) {
+      list += fmt::format(" and {} more", names.size() - kNamesMax);
+    }
+    PrintError(
+        fmt::format("{} ended with status 0 while {} go{} on", list,
+                    others == 1 ? "1 other" : fmt::format("{} others", others),
+                    others == 1 ? "es" : ""));
+  }
+
+  // As a program that writes to such a pipe itself: quietly, by SIGPIPE.
+  void NoteReaders() {
+    const bool gone = std::any_of(
+        ranks_.begin(), ranks_.end(), [](const SupervisedRank& rank) {
+          return std::any_of(
+              rank.outputs.begin(), rank.outputs.end(),
+              [](const TaggedOutput& output) { return output.reader_gone(); });
+        });
+    if (!gone) return;
+    if (exit_status_ == 0) exit_status_ = 128 + SIGPIPE;
+    Stop(SIGTERM);
+  }
+
   void NoteBroker() {
-    if (broker_died_) return;
-    const std::optional<Status> death = broker_.Death();
-    if (!death) return;
-    broker_died_ = true;
-    if (exit_status_ != 0 || Living() == 0) return;
+    if (broker_lost_) return;
+    const Status status =
+        broker_.Tend([](const std::string& news) { PrintError(news); });
+    if (status.ok()) return;
+    broker_lost_ = true;
+    if (exit_status_ != 0) return;
     exit_status_ = kExitFailure;
-    PrintError(death->message() + "; stopping");
+    PrintError(status.message() + "; stopping");
     Stop(SIGTERM);
   }
 
   void Stop(int signal) {
     if (kill_at_) return;
     for (const SupervisedRank& rank : ranks_) rank.process.Signal(signal);
-    kill_at_ =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                           std::chrono::duration<double>(options_.grace_s));
+    kill_at_ = Clock::now() + Seconds(options_.grace_s);
   }
 
   void KillAll() {
@@ -143,9 +190,11 @@ class Supervisor {
   const SuperviseOptions options_;
   int exit_status_ = 0;
   bool interrupted_ = false;
-  bool broker_died_ = false;
+  bool broker_lost_ = false;
   Clock::time_point orphans_at_ = Clock::now() + kOrphanRound;
-  std::optional<Clock::time_point> kill_at_;  // set: stopping
+  std::optional<Clock::time_point> kill_at_;        // set: stopping
+  std::vector<std::string> early_;                  // ended well, not told of
+  std::optional<Clock::time_point> tell_early_at_;  // set: early_ is not empty
 };
 
 }  // namespace

@@ -10,8 +10,9 @@
 namespace penstock {
 namespace {
 
-// The target may be non-blocking (a terminal that a rank has changed).
-void WriteAll(int fd, const std::string& text) {
+// The target may be non-blocking (a terminal that a rank has changed). The
+// result is 0 or errno.
+int WriteAll(int fd, const std::string& text) {
   size_t written = 0;
   while (written < text.size()) {
     const ssize_t n = write(fd, text.data() + written, text.size() - written);
@@ -21,9 +22,10 @@ void WriteAll(int fd, const std::string& text) {
       pollfd entry{fd, POLLOUT, 0};
       poll(&entry, 1, -1);
     } else if (errno != EINTR) {
-      return;  // nobody reads: the ranks go on
+      return errno;
     }
   }
+  return 0;
 }
 
 }  // namespace
@@ -70,7 +72,8 @@ void TaggedOutput::WriteLines(bool all) {
   }
   pending_.erase(0, begin);
   // One write for whole lines: those of the ranks do not mix.
-  WriteAll(to_, text);
+  // After another error (a full disk) the ranks go on.
+  if (WriteAll(to_, text) == EPIPE) reader_gone_ = true;
 }
 
 }  // namespace penstock

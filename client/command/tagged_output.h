@@ -20,6 +20,8 @@ class TaggedOutput {
 
   // -1 once the last writer has closed it.
   int fd() const { return from_.get(); }
+  // Nobody reads what is written any more: a write ended with EPIPE.
+  bool reader_gone() const { return reader_gone_; }
   // Forwards the whole lines that are there now.
   void Forward();
   // Forwards what is left and closes; for the end, also of a line without one.
@@ -32,6 +34,7 @@ class TaggedOutput {
   std::string tag_;
   int to_;
   std::string pending_;
+  bool reader_gone_ = false;
 };
 
 }  // namespace penstock

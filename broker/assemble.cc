@@ -1,0 +1,61 @@
+#include "broker/assemble.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace penstock {
+namespace {
+
+constexpr int64_t kPaddingId = -1;
+
+// Moves the rows behind each left-out row up, so that the rows that are there
+// lie together. Returns how many there are.
+uint64_t CloseGaps(const Segment& segment, const ElementSpec& spec,
+                   const Share& share) {
+  std::vector<uint64_t> gaps = share.left_out;
+  std::sort(gaps.begin(), gaps.end());
+  int64_t* ids = segment.ids(share.slot);
+  uint64_t to = 0;
+  size_t gap = 0;
+  for (uint64_t from = 0; from < share.rows.rows; ++from) {
+    if (gap < gaps.size() && gaps[gap] == from) {
+      ++gap;
+      continue;
+    }
+    if (to != from) {
+      ids[to] = ids[from];
+      for (size_t i = 0; i < spec.size(); ++i) {
+        const uint64_t bytes = spec[i].RowBytes();
+        std::byte* rows = segment.feature(share.slot, i);
+        std::memcpy(rows + to * bytes, rows + from * bytes, bytes);
+      }
+    }
+    ++to;
+  }
+  return to;
+}
+
+void Pad(const Segment& segment, const ElementSpec& spec, const Share& share) {
+  int64_t* ids = segment.ids(share.slot);
+  std::fill(ids + share.valid_rows, ids + share.shape_rows, kPaddingId);
+  for (size_t i = 0; i < spec.size(); ++i) {
+    const uint64_t bytes = spec[i].RowBytes();
+    std::memset(segment.feature(share.slot, i) + share.valid_rows * bytes, 0,
+                (share.shape_rows - share.valid_rows) * bytes);
+  }
+}
+
+}  // namespace
+
+void Assemble(const Segment& segment, const ElementSpec& spec, bool keep_shape,
+              Share* share) {
+  share->valid_rows = share->rows.rows;
+  share->shape_rows = share->rows.shape_rows;
+  if (!share->left_out.empty()) {
+    share->valid_rows = CloseGaps(segment, spec, *share);
+    if (!keep_shape) share->shape_rows = share->valid_rows;
+  }
+  if (share->shape_rows > share->valid_rows) Pad(segment, spec, *share);
+}
+
+}  // namespace penstock

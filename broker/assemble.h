@@ -1,0 +1,19 @@
+// Stage 5 of the flow, "assemble": a share whose rows are all made becomes a
+// batch: rows that on_error: skip left out are closed up, padding is added.
+#ifndef BROKER_ASSEMBLE_H_
+#define BROKER_ASSEMBLE_H_
+
+#include "broker/delivery.h"
+#include "common/element_spec.h"
+#include "common/segment.h"
+
+namespace penstock {
+
+// Sets valid_rows and shape_rows of the share. keep_shape (last: pad): rows
+// that were left out are replaced by padding, else the batch is shorter. Nobody
+// else may touch the slot meanwhile.
+void Assemble(const Segment& segment, const ElementSpec& spec, bool keep_shape,
+              Share* share);
+
+}  // namespace penstock
+#endif  // BROKER_ASSEMBLE_H_

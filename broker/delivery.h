@@ -1,0 +1,369 @@
+// Who gets which batch: the four delivery modes, and what happens to batches
+// when a rank leaves, dies or is evicted. No bytes of batches are touched here.
+//
+// Who runs it: any thread of the broker that holds the job's mutex. Everything
+// it shares with a rank goes through Feed; the simulation in tests/ runs this
+// very code on atomics of its own.
+//
+// Steps of a plan are opened in the slots of a *lane*, in order, and leave it
+// in that order:
+//   split      a lane for each local rank: its shares
+//   dynamic    one lane: each batch to the next rank that has none untaken
+//   broadcast  one lane: each batch to every consumer
+// (independent is split with a world of one, a job for each consumer.)
+//
+// A slot's life: kFree -> Open -> kFilling (workers make its rows) -> Filled ->
+// kReady -> (its turn) kOut, held by leases of feeds and backlogs of consumers;
+// without holders -> kFree.
+//
+// A *consumer* is a rank number; the process that attached as it has a Feed, in
+// a seat (a ring of the segment). A consumer whose process is gone keeps its
+// place in the lane and a backlog: what its process had not released.
+//
+// Invariants
+//   D1  Every opened step is in a slot until its batch was released by a rank
+//       or given up with the consumer it was for; so none is lost.
+//   D2  In split and dynamic a slot has one holder that may still deliver it;
+//       further holders are evicted processes that may still read it.
+//   D3  A batch that any process may have returned to its trainer is delivered
+//       again only marked redelivered.
+//   D4  A slot is filled only without holders: nobody can read it.
+#ifndef BROKER_DELIVERY_H_
+#define BROKER_DELIVERY_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "broker/feed.h"
+#include "broker/plan.h"
+#include "common/delivery_options.h"
+#include "common/layout.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// What the page of a rank tells of the batches it took under its leases: the
+// last of each. Untrusted.
+struct FormerBatch {
+  uint64_t position = 0;
+  bool released = false;
+};
+std::vector<FormerBatch> FormerBatches(const CursorPage& page);
+// Where that rank goes on; global_batch: of the plan.
+uint64_t FormerPosition(const CursorPage& page,
+                        uint64_t global_batch = UINT64_MAX);
+
+// One step's rows for one lane, being made in a slot.
+struct Share {
+  uint64_t step = 0;               // of the lane, from 0: its order
+  Plan::Share rows;                // which plan rows
+  uint32_t slot = 0;               // in the segment
+  uint64_t claimed = 0;            // rows handed to workers
+  uint64_t finished = 0;           // rows done by them
+  uint64_t valid_rows = 0;         // set when it is assembled
+  uint64_t shape_rows = 0;         // and padding
+  bool abandoned = false;          // nobody will take it
+  std::vector<uint64_t> left_out;  // rows that on_error: skip leaves out
+
+  bool done() const { return finished == (abandoned ? claimed : rows.rows); }
+};
+
+// Told of batches that must not be forgotten when the broker dies: those that
+// positions of ranks do not tell. Called with the job's mutex held.
+class DeliveryRecord {
+ public:
+  virtual ~DeliveryRecord() = default;
+  // dynamic: the step at position was released; next: where the one behind it
+  // begins.
+  virtual void Completed(uint64_t position, uint64_t next) = 0;
+  // split: rank released what it got outside the order of positions: a batch of
+  // its predecessor, or one that was owed.
+  virtual void HandedOver(uint32_t rank, uint64_t position) = 0;
+  // dynamic: no step from position on is opened before the next call.
+  virtual void Opened(uint64_t position) = 0;
+};
+
+class Delivery {
+ public:
+  struct Shape {
+    DeliveryOptions options;
+    uint32_t world_size = 1;     // split: ranks of the whole job
+    uint32_t consumers_max = 1;  // local ranks
+    // broadcast: the first batch waits for so many, who miss nothing.
+    uint32_t start_with = 1;
+    uint32_t lanes = 1;
+    uint32_t slots_per_lane = 1;
+    uint32_t leases = 1;        // batches a rank may have outstanding
+    uint64_t rows_max = 0;      // of a slot
+    uint64_t slots_offset = 0;  // in the segment
+    uint64_t slot_stride = 0;
+  };
+  // rings: seats; they and record outlive this.
+  Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
+           DeliveryRecord* record = nullptr);
+
+  // ---- ranks
+  // ------------------------------------------------------------------
+
+  // Joining::rank of a consumer that takes any free number (broadcast).
+  static constexpr uint32_t kAnyRank = UINT32_MAX;
+  struct Joining {
+    uint32_t rank = 0;
+    std::shared_ptr<const CursorPage> cursor;
+    int wake_socket = -1;
+    bool full_epoch = false;  // broadcast: its epochs begin where it joins
+    // It reconnects, after another life of the broker: it goes on here and not
+    // at the start.
+    std::optional<uint64_t> position;
+    uint64_t owed_done = 0;  // steps owed at the start that it has taken
+    // Its page of that life: batches it holds still are nothing to us, but when
+    // it dies without releasing them they are made again.
+    std::shared_ptr<const CursorPage> former;
+  };
+  struct Joined {
+    uint32_t rank = 0;
+    uint32_t seat = 0;
+    uint64_t position = 0;  // of the first batch that is not an extra
+    uint32_t backlog = 0;   // batches of its predecessor
+    bool replaces = false;
+  };
+  // AlreadyExists: the rank is attached. ResourceExhausted: no place for one
+  // more. FailedPrecondition: it finished.
+  StatusOr<Joined> Attach(Joining joining);
+
+  // The process leaves orderly: what it took counts as released.
+  Status Leave(uint32_t seat) { return Gone(seat, true); }
+  // It is dead. An error is the job's: on_rank_death says fail, or nobody is
+  // left to shrink to.
+  Status Died(uint32_t seat) { return Gone(seat, false); }
+  // Its feed is closed and its batches go to others, or to its replacement; the
+  // slots it may read are quarantined until Died or Leave. NotFound.
+  Status Evict(uint32_t rank, const std::string& reason);
+  // The socket of a seat is closed by its owner.
+  void Mute(uint32_t seat);
+
+  // ---- after a former life, before anybody attaches
+  // --------------------------
+
+  struct FormerPhase {
+    std::vector<uint32_t> ranks;
+    uint64_t boundary = 0;  // the step of the phase before at which it begins
+    PlanStart start;
+  };
+  Status RestorePhase(const FormerPhase& phase);
+  // split: where rank goes on, whoever will be it: behind position; before that
+  // what its dead processes had and did not release.
+  void RestoreRank(uint32_t rank, uint64_t position,
+                   const std::vector<uint64_t>& again);
+  // dynamic, broadcast: nothing is opened until it is known what all ranks had.
+  void Gather() { gathering_ = true; }
+  bool gathering() const { return gathering_; }
+  // Batches of a predecessor, or of one that anybody had, are not all released.
+  bool OwesPredecessor(uint32_t rank) const;
+  // again: steps before position that were not completed.
+  void Gathered(uint64_t position, const std::vector<RowRange>& again);
+
+  // ---- making
+  // -----------------------------------------------------------------
+
+  // As many slots of each lane may be used; the rest is being populated.
+  void SetUsableSlots(uint32_t slots) { usable_slots_ = slots; }
+  // Starts the next share in a free slot; nullptr: nothing to make, or nowhere.
+  Share* Open();
+  // The share with rows to claim, the oldest first; nullptr: none.
+  Share* Claimable();
+  // All its rows are done (Share::done).
+  void Filled(Share* share);
+
+  // ---- handing out
+  // ------------------------------------------------------------
+
+  // Sees what was released, publishes what can be. True: it did something, so
+  // there may be more to open.
+  bool Advance();
+  // Asks ranks for a wake; Advance must be called once more afterwards (E5,
+  // E8).
+  void AskForNews();
+  // Ranks whose pages say what cannot be. They are to be evicted.
+  std::vector<uint32_t> Corrupt() const;
+  // No more shares are opened: the ranks take what was, all the same number of
+  // steps, and then the data are over for them.
+  void Drain();
+  // No more batches, to anybody.
+  void Close(Closed why, const std::string& reason);
+  // What a rank must be told before its batch that is marked kRanksChanged.
+  struct RanksChanged {
+    uint32_t seat = 0;
+    uint32_t phase = 0;  // as the batch says: Cell::flags
+    uint32_t rank = 0;
+    uint32_t world_size = 0;
+    PlanStart start;
+  };
+  // What has to be recorded of a shrink; once.
+  std::optional<FormerPhase> TakeNewPhase() {
+    return std::exchange(new_phase_, std::nullopt);
+  }
+  std::vector<RanksChanged> TakeRanksChanged() {
+    return std::exchange(ranks_changed_, {});
+  }
+
+  // ---- questions
+  // --------------------------------------------------------------
+
+  // Of the plan it is at now (shrink begins another).
+  const Plan& plan() const { return phases_.back().plan; }
+  // Where a job that resumes has to begin so that nothing is lost: everything
+  // before was released, but for what is owed.
+  PlanStart State() const;
+  bool AnyAttached() const;
+  // A process may still write its page or read a slot.
+  bool AnySeatTaken() const;
+  // Somebody may come in the place of one that died, and there is more for it.
+  bool OwesTheDead() const;
+  bool Finished(uint32_t rank) const;
+  // It is or was a rank of this job.
+  std::optional<uint32_t> RankAt(uint32_t seat);
+  bool Knows(uint32_t rank) const { return consumers_.count(rank) > 0; }
+  // No worker writes into a slot.
+  bool Idle() const;
+  bool Closing() const { return closed_; }
+  // Ranks of this host that never attached or are gone and waited for.
+  std::vector<uint32_t> Missing() const;
+
+  struct RankStatus {
+    uint32_t rank = 0;
+    std::optional<uint32_t> seat;
+    const char* state = "";
+    uint32_t ready = 0;  // published, not taken
+    uint32_t held = 0;   // taken, not released
+    uint64_t taken = 0;
+    uint64_t skipped = 0;
+    uint64_t waits = 0;
+    uint64_t wait_ns = 0;
+    uint64_t position = 0;
+  };
+  std::vector<RankStatus> Ranks();
+
+  struct SlotCounts {
+    uint32_t free = 0, filling = 0, ready = 0, out = 0, quarantined = 0;
+  };
+  SlotCounts CountSlots() const;
+
+ private:
+  enum class SlotState { kFree, kFilling, kReady, kOut };
+  struct Slot {
+    SlotState state = SlotState::kFree;
+    uint32_t lane = 0;
+    uint32_t holders = 0;     // that may deliver it or were given it
+    uint32_t quarantine = 0;  // evicted processes that may read it
+    bool ranks_changed = false;
+    uint32_t phase = 0;
+    bool handed_over = false;  // outside the order of positions
+    uint32_t for_rank = 0;     // split
+    Share share;
+  };
+  struct Entry {
+    uint32_t slot = 0;
+    bool redelivered = false;
+  };
+  // The plan of as many steps as the ranks are the same.
+  struct Phase {
+    Plan plan;
+    std::vector<uint32_t> ranks;  // who has which place; empty: rank = place
+    std::optional<uint64_t> end_step;
+  };
+  struct Lane {
+    uint32_t first_slot = 0;
+    uint32_t phase = 0;
+    uint64_t next_step = 0;  // of the phase, to open
+    uint64_t opened = 0;
+    uint64_t out = 0;  // shares that left it
+    bool phase_begins = false;
+    // Steps to make once more before any other.
+    std::deque<RowRange> again;
+  };
+  enum class Place { kAttached, kGone, kFinished };
+  struct Consumer {
+    uint32_t rank = 0;
+    uint32_t lane = 0;
+    Place place = Place::kAttached;
+    uint32_t seat = 0;  // when kAttached
+    bool died = false;  // when kGone
+    std::deque<Entry> backlog;
+    uint32_t skipped = 0;  // not told yet
+    uint64_t skipped_all = 0;
+    uint64_t position = 0;  // end of what it was given
+    std::shared_ptr<const CursorPage> former;
+    uint64_t from = 0;  // broadcast: it has what is before this position
+    // broadcast, full_epoch: the share it joined at.
+    std::optional<uint64_t> epochs_from;
+    uint64_t base_epoch = 0;
+  };
+
+  bool split() const { return mode_ == DeliveryMode::kSplit; }
+  Feed& FeedOf(const Consumer& consumer) { return *feeds_[consumer.seat]; }
+  Consumer* AtSeat(uint32_t seat);
+  Consumer* OfLane(uint32_t lane);
+  bool Active(uint32_t lane) const;
+  // The step a lane opens next, after going on to the next phase.
+  bool NextStep(uint32_t lane, Plan::Share* rows);
+  bool Exhausted(const Lane& lane) const;
+  uint32_t PlaceOf(const Phase& phase, uint32_t rank) const;
+  Slot* NextReady(uint32_t lane);
+  void Abandon(Slot* slot);
+  void Release(uint32_t slot);
+  void PlaceLane(Lane* lane, uint64_t position, uint64_t owed_done);
+  void RecordOpened(const Plan::Share& rows);
+  void MakeAgain(Lane* lane, uint64_t position, bool redelivered);
+  void Unquarantine(uint32_t slot);
+  void FreeIfUnheld(Slot* slot);
+  bool Give(Consumer* consumer, const Entry& entry);
+  bool Flush(Consumer* consumer);
+  bool Reclaim();
+  bool ReclaimFormer(Consumer* consumer);
+  void TakeFormerBack(Consumer* consumer, bool orderly);
+  bool DeliverSplit();
+  bool DeliverDynamic();
+  bool DeliverBroadcast();
+  bool FinishFeeds();
+  Status Gone(uint32_t seat, bool orderly);
+  // The consumer's process is not there any more; entries are what it had.
+  Status Vacate(Consumer* consumer, std::vector<Entry> entries, bool orderly);
+  Status Shrink(Consumer* consumer);
+  Status EvictSeat(Consumer* consumer, Closed why, const std::string& reason,
+                   bool keep_batches);
+  void Drop(Consumer* consumer);
+  Cell CellOf(const Consumer& consumer, const Slot& slot, bool redelivered);
+  uint64_t NextPosition(const Consumer& consumer) const;
+  uint64_t LanePosition(const Lane& lane) const;
+
+  const Shape shape_;
+  const DeliveryMode mode_;
+  const std::vector<Ring*> rings_;
+  DeliveryRecord* const record_;
+  std::vector<Phase> phases_;
+  std::vector<Slot> slots_;
+  std::vector<Lane> lanes_;
+  std::vector<std::unique_ptr<Feed>> feeds_;  // by seat
+  std::map<uint32_t, Consumer> consumers_;    // by rank
+  std::deque<Entry> pool_;                    // dynamic: ready for anybody
+  uint32_t last_given_ = 0;                   // dynamic: to this rank
+  uint32_t lanes_taken_ = 0;
+  uint32_t usable_slots_ = 0;
+  bool draining_ = false;
+  bool gathering_ = false;
+  bool started_ = false;  // broadcast
+  uint64_t opened_recorded_ = 0;
+  bool closed_ = false;
+  std::vector<RanksChanged> ranks_changed_;
+  std::optional<FormerPhase> new_phase_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_DELIVERY_H_

@@ -1,0 +1,474 @@
+#include "broker/life_journal.h"
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <systemd/sd-daemon.h>
+
+#include <nlohmann/json.hpp>
+
+#include "common/kill_point.h"
+#include "common/segment.h"
+
+namespace penstock {
+namespace {
+
+using nlohmann::json;
+
+enum Type : uint8_t {
+  kDataset = 1,
+  kJob = 2,
+  kJobEnd = 3,
+  kRank = 4,
+  kRankEnd = 5,
+  kCompleted = 6,
+  kOpened = 7,
+  kHandedOver = 8,
+  kPhase = 9,
+};
+
+std::string CursorName(uint64_t job, uint64_t attach) {
+  return fmt::format("cursor-{}-{}", job, attach);
+}
+std::string PidfdName(uint64_t job, uint64_t attach) {
+  return fmt::format("pidfd-{}-{}", job, attach);
+}
+
+// FDPOLL=0: the store would drop a pidfd when its process ends, which is just
+// what the next life has to see.
+void Store(const std::string& name, int fd) {
+  if (fd < 0) return;
+  const std::string text = fmt::format("FDSTORE=1\nFDPOLL=0\nFDNAME={}", name);
+  sd_pid_notify_with_fds(0, 0, text.c_str(), &fd, 1);
+}
+
+void Unstore(const std::string& name) {
+  sd_notify(0, fmt::format("FDSTOREREMOVE=1\nFDNAME={}", name).c_str());
+}
+
+template <typename E, size_t N>
+E ChoiceOf(const json& value, const std::array<std::string_view, N>& names) {
+  const auto found =
+      std::find(names.begin(), names.end(), value.get<std::string>());
+  if (found == names.end()) throw std::runtime_error("an unknown word");
+  return static_cast<E>(found - names.begin());
+}
+
+json StartToJson(const PlanStart& start) {
+  json owed = json::array();
+  for (const RowRange& range : start.owed) {
+    owed.push_back({range.position, range.rows, range.redelivered});
+  }
+  return {{"position", start.position}, {"owed", std::move(owed)}};
+}
+
+PlanStart StartFromJson(const json& json) {
+  PlanStart start;
+  start.position = json.at("position").get<uint64_t>();
+  for (const auto& each : json.at("owed")) {
+    start.owed.push_back({each.at(0).get<uint64_t>(),
+                          each.at(1).get<uint64_t>(), each.at(2).get<bool>()});
+  }
+  return start;
+}
+
+json JobToJson(uint64_t id, const JobKey& key, const JobOptions& options,
+               uint64_t incarnation, bool named) {
+  const DeliveryOptions& delivery = options.delivery;
+  json record = {
+      {"id", id},
+      {"uid", key.uid},
+      {"name", key.name},
+      {"dataset", key.dataset},
+      {"spec", DatasetSpecToJson(options.spec).dump()},
+      {"world_size", options.world_size},
+      {"local_world_size", options.local_world_size},
+      {"repeat_first", options.repeat_first},
+      {"consumers_max", options.consumers_max},
+      {"delivery", kDeliveryModeNames[static_cast<size_t>(delivery.mode)]},
+      {"lag", kLagNames[static_cast<size_t>(delivery.lag)]},
+      {"window", delivery.window},
+      {"on_rank_death",
+       kOnRankDeathNames[static_cast<size_t>(delivery.on_rank_death)]},
+      {"wait_s", options.wait_s},
+      {"incarnation", incarnation},
+      {"named", named}};
+  if (key.consumer) record["consumer"] = *key.consumer;
+  if (options.start) record["start"] = JobStateToJson(*options.start);
+  return record;
+}
+
+StatusOr<FormerJob> JobFromJson(const json& record) {
+  FormerJob job;
+  job.id = record.at("id").get<uint64_t>();
+  job.key.uid = record.at("uid").get<uint32_t>();
+  job.key.name = record.at("name").get<std::string>();
+  job.key.dataset = record.at("dataset").get<std::string>();
+  if (record.contains("consumer")) {
+    job.key.consumer = record["consumer"].get<uint32_t>();
+    job.options.consumer = *job.key.consumer;
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      job.options.spec,
+      ParseDatasetSpec(record.at("spec").get<std::string>(), "journal", "/"));
+  job.options.world_size = record.at("world_size").get<uint32_t>();
+  job.options.local_world_size = record.at("local_world_size").get<uint32_t>();
+  job.options.repeat_first = record.at("repeat_first").get<bool>();
+  job.options.consumers_max = record.at("consumers_max").get<uint32_t>();
+  DeliveryOptions& delivery = job.options.delivery;
+  delivery.mode =
+      ChoiceOf<DeliveryMode>(record.at("delivery"), kDeliveryModeNames);
+  delivery.lag = ChoiceOf<Lag>(record.at("lag"), kLagNames);
+  delivery.window = record.at("window").get<uint32_t>();
+  delivery.on_rank_death =
+      ChoiceOf<OnRankDeath>(record.at("on_rank_death"), kOnRankDeathNames);
+  job.options.wait_s = record.at("wait_s").get<double>();
+  if (record.contains("start")) {
+    PENSTOCK_ASSIGN_OR_RETURN(job.options.start,
+                              JobStateFromJson(record["start"]));
+  }
+  job.incarnation = record.at("incarnation").get<uint64_t>();
+  job.named = record.at("named").get<bool>();
+  return job;
+}
+
+}  // namespace
+
+bool FormerRank::MayLive() const {
+  if (pidfd == nullptr) return true;
+  pollfd entry{pidfd->get(), POLLIN, 0};
+  return poll(&entry, 1, 0) != 1;
+}
+
+StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
+    const std::string& directory, std::vector<StoredFd> stored) {
+  std::unique_ptr<LifeJournal> life(new LifeJournal());
+  MutexLock lock(&life->mutex_);
+  if (!directory.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<JournalFiles> files,
+                              OpenJournalDirectory(directory));
+    JournalReplay replayed;
+    PENSTOCK_ASSIGN_OR_RETURN(life->journal_,
+                              Journal::Open(
+                                  std::move(files), JournalLimits{},
+                                  [&](uint8_t type, std::string_view payload) {
+                                    life->mutex_.AssertHeld();
+                                    return life->Replay(type, payload);
+                                  },
+                                  &replayed));
+    if (!replayed.warning.empty()) spdlog::warn("{}", replayed.warning);
+  }
+  for (StoredFd& each : stored) {
+    life->stored_[each.name] = std::move(each.fd);
+  }
+  return life;
+}
+
+// A record of a kind this release does not know, or with other fields, is from
+// another release: what it tells of is given up, the rest is kept.
+Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
+  const json record = json::parse(payload, nullptr, false);
+  try {
+    const auto live = [&]() -> Live* {
+      mutex_.AssertHeld();
+      const auto found = jobs_.find(record.at("id").get<uint64_t>());
+      return found == jobs_.end() ? nullptr : &found->second;
+    };
+    switch (type) {
+      case kDataset:
+        datasets_[{record.at("uid").get<uid_t>(),
+                   record.at("name").get<std::string>()}] =
+            record.at("spec").get<std::string>();
+        break;
+      case kJob: {
+        const uint64_t id = record.at("id").get<uint64_t>();
+        jobs_[id].job = record;
+        next_id_ = std::max(next_id_, id + 1);
+        break;
+      }
+      case kJobEnd:
+        jobs_.erase(record.at("id").get<uint64_t>());
+        break;
+      case kRank:
+        if (Live* job = live()) {
+          const uint64_t attach = record.at("attach").get<uint64_t>();
+          job->ranks[attach] = record.at("rank").get<uint32_t>();
+          next_id_ = std::max(next_id_, attach + 1);
+        }
+        break;
+      case kRankEnd:
+        if (Live* job = live()) {
+          job->ranks.erase(record.at("attach").get<uint64_t>());
+        }
+        break;
+      case kCompleted:
+        if (Live* job = live()) {
+          job->Complete(record.at("position").get<uint64_t>(),
+                        record.at("next").get<uint64_t>());
+        }
+        break;
+      case kOpened:
+        if (Live* job = live()) {
+          job->opened = record.at("position").get<uint64_t>();
+          job->segment_bytes = record.at("bytes").get<uint64_t>();
+          job->low = std::max(job->low, record.at("low").get<uint64_t>());
+        }
+        break;
+      case kHandedOver:
+        if (Live* job = live()) {
+          job->handed_over.insert({record.at("rank").get<uint32_t>(),
+                                   record.at("position").get<uint64_t>()});
+        }
+        break;
+      case kPhase:
+        if (Live* job = live()) job->phases.push_back(record);
+        break;
+      default:
+        spdlog::warn("journal: a record of type {}, unknown here, is left out",
+                     type);
+    }
+  } catch (const std::exception& error) {
+    spdlog::warn("journal: a record of type {} is left out: {}", type,
+                 error.what());
+  }
+  return OkStatus();
+}
+
+std::vector<LifeJournal::Dataset> LifeJournal::TakeDatasets() {
+  MutexLock lock(&mutex_);
+  std::vector<Dataset> datasets;
+  for (const auto& [key, spec] : datasets_) {
+    datasets.push_back({key.first, key.second, spec});
+  }
+  return datasets;
+}
+
+std::vector<FormerJob> LifeJournal::TakeJobs() {
+  MutexLock lock(&mutex_);
+  std::vector<FormerJob> jobs;
+  for (const auto& [id, live] : jobs_) {
+    StatusOr<FormerJob> job = InternalError("no record");
+    try {
+      job = JobFromJson(live.job);
+      if (job.ok()) {
+        for (const json& phase : live.phases) {
+          job->phases.push_back({phase.at("ranks").get<std::vector<uint32_t>>(),
+                                 phase.at("boundary").get<uint64_t>(),
+                                 StartFromJson(phase.at("start"))});
+        }
+      }
+    } catch (const std::exception& error) {
+      job = InternalError("{}", error.what());
+    }
+    if (!job.ok()) {
+      spdlog::warn("journal: job {} is given up: {}", id,
+                   job.status().message());
+      continue;
+    }
+    job->opened = live.opened;
+    job->segment_bytes = live.segment_bytes;
+    job->low = live.low;
+    for (const auto& [position, next] : live.completed) {
+      job->completed.insert(position);
+    }
+    job->handed_over = live.handed_over;
+    for (const auto& [attach, rank] : live.ranks) {
+      FormerRank& former = job->ranks[attach];
+      former.rank = rank;
+      if (auto pidfd = stored_.extract(PidfdName(id, attach)); pidfd) {
+        former.pidfd = std::make_shared<Fd>(std::move(pidfd.mapped()));
+      }
+      if (auto cursor = stored_.extract(CursorName(id, attach)); cursor) {
+        // Stored by a former life, written by a rank: as untrusted as ever.
+        auto mapping = OpenCursor(cursor.mapped().get());
+        if (!mapping.ok()) continue;
+        const auto shared = std::make_shared<Mapping>(*std::move(mapping));
+        former.page = std::shared_ptr<const CursorPage>(
+            shared, reinterpret_cast<const CursorPage*>(shared->data()));
+      }
+    }
+    jobs.push_back(*std::move(job));
+  }
+  for (const auto& [name, fd] : stored_) Unstore(name);
+  stored_.clear();
+  return jobs;
+}
+
+void LifeJournal::Append(uint8_t type, const json& record) {
+  if (journal_ == nullptr) return;
+  KillPoint("journal.begun");
+  const Status status = journal_->Append(type, record.dump());
+  KillPoint("journal.appended");
+  if (status.ok() != trouble_.empty()) {
+    if (!status.ok()) spdlog::error("{}", status.message());
+    trouble_ = status.ok() ? "" : status.message();
+  }
+}
+
+void LifeJournal::DatasetRegistered(const Dataset& dataset) {
+  MutexLock lock(&mutex_);
+  datasets_[{dataset.uid, dataset.name}] = dataset.spec;
+  Append(
+      kDataset,
+      {{"uid", dataset.uid}, {"name", dataset.name}, {"spec", dataset.spec}});
+}
+
+uint64_t LifeJournal::JobOpened(const JobKey& key, const JobOptions& options,
+                                uint64_t incarnation, bool named,
+                                std::optional<uint64_t> former) {
+  MutexLock lock(&mutex_);
+  const uint64_t id = former ? *former : next_id_++;
+  Live& live = jobs_[id];
+  live.job = JobToJson(id, key, options, incarnation, named);
+  Append(kJob, live.job);
+  return id;
+}
+
+nlohmann::json LifeJournal::OpenedRecord(uint64_t id, const Live& live) {
+  return {{"id", id},
+          {"position", live.opened},
+          {"low", live.low},
+          {"bytes", live.segment_bytes}};
+}
+
+void LifeJournal::Begun(uint64_t job, uint64_t position,
+                        uint64_t segment_bytes) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  Live& live = found->second;
+  live.low = std::max(live.low, position);
+  live.opened = std::max(live.opened, position);
+  live.segment_bytes = segment_bytes;
+  Append(kOpened, OpenedRecord(job, live));
+}
+
+void LifeJournal::JobEnded(uint64_t job) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  for (const auto& [attach, rank] : found->second.ranks) {
+    Unstore(CursorName(job, attach));
+    Unstore(PidfdName(job, attach));
+  }
+  jobs_.erase(found);
+  Append(kJobEnd, {{"id", job}});
+}
+
+uint64_t LifeJournal::RankAttached(uint64_t job, uint32_t rank, int cursor_fd,
+                                   int pidfd) {
+  MutexLock lock(&mutex_);
+  const uint64_t attach = next_id_++;
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return attach;
+  found->second.ranks[attach] = rank;
+  // Before it is recorded: a rank that is known must have a page, or nobody can
+  // say what it had. One that is stored and not known was not answered.
+  Store(CursorName(job, attach), cursor_fd);
+  Store(PidfdName(job, attach), pidfd);
+  KillPoint("attach.stored");
+  Append(kRank, {{"id", job}, {"rank", rank}, {"attach", attach}});
+  return attach;
+}
+
+void LifeJournal::RankLeft(uint64_t job, uint64_t attach) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end() || found->second.ranks.erase(attach) == 0) return;
+  Append(kRankEnd, {{"id", job}, {"attach", attach}});
+  Unstore(CursorName(job, attach));
+  Unstore(PidfdName(job, attach));
+}
+
+void LifeJournal::PhaseBegun(uint64_t job, const Delivery::FormerPhase& phase) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  const json record = {{"id", job},
+                       {"ranks", phase.ranks},
+                       {"boundary", phase.boundary},
+                       {"start", StartToJson(phase.start)}};
+  found->second.phases.push_back(record);
+  Append(kPhase, record);
+}
+
+// Also a second time, from a compacted journal: it changes nothing then.
+void LifeJournal::Live::Complete(uint64_t position, uint64_t next) {
+  if (position >= low || next <= position) completed[position] = next;
+  for (auto found = completed.find(low); found != completed.end();
+       found = completed.find(low)) {
+    if (found->second <= low) break;
+    low = found->second;
+    completed.erase(found);
+  }
+}
+
+void LifeJournal::Completed(uint64_t job, uint64_t position, uint64_t next) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  found->second.Complete(position, next);
+  Append(kCompleted, {{"id", job}, {"position", position}, {"next", next}});
+}
+
+void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t position) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  found->second.handed_over.insert({rank, position});
+  Append(kHandedOver, {{"id", job}, {"rank", rank}, {"position", position}});
+}
+
+void LifeJournal::Opened(uint64_t job, uint64_t position) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end() || position <= found->second.opened) return;
+  found->second.opened = position;
+  Append(kOpened, OpenedRecord(job, found->second));
+}
+
+Status LifeJournal::PutLive(const JournalRecord& put) {
+  MutexLock lock(&mutex_);
+  const auto record = [&](uint8_t type, const json& text) {
+    return put(type, text.dump());
+  };
+  for (const auto& [key, spec] : datasets_) {
+    PENSTOCK_RETURN_IF_ERROR(record(
+        kDataset, {{"uid", key.first}, {"name", key.second}, {"spec", spec}}));
+  }
+  for (const auto& [id, live] : jobs_) {
+    PENSTOCK_RETURN_IF_ERROR(record(kJob, live.job));
+    for (const json& phase : live.phases) {
+      PENSTOCK_RETURN_IF_ERROR(record(kPhase, phase));
+    }
+    for (const auto& [attach, rank] : live.ranks) {
+      PENSTOCK_RETURN_IF_ERROR(
+          record(kRank, {{"id", id}, {"rank", rank}, {"attach", attach}}));
+    }
+    if (live.segment_bytes > 0) {
+      PENSTOCK_RETURN_IF_ERROR(record(kOpened, OpenedRecord(id, live)));
+    }
+    for (const auto& [position, next] : live.completed) {
+      PENSTOCK_RETURN_IF_ERROR(record(
+          kCompleted, {{"id", id}, {"position", position}, {"next", next}}));
+    }
+    for (const auto& [rank, position] : live.handed_over) {
+      PENSTOCK_RETURN_IF_ERROR(record(
+          kHandedOver, {{"id", id}, {"rank", rank}, {"position", position}}));
+    }
+  }
+  return OkStatus();
+}
+
+void LifeJournal::CompactIfWanted() {
+  if (journal_ == nullptr || !journal_->WantsCompaction()) return;
+  const Status status = journal_->Compact(
+      [this](const JournalRecord& put) { return PutLive(put); });
+  if (!status.ok()) spdlog::warn("{}", status.message());
+}
+
+std::string LifeJournal::Trouble() const {
+  MutexLock lock(&mutex_);
+  return trouble_;
+}
+
+}  // namespace penstock

@@ -1,0 +1,142 @@
+// What one life of the broker leaves for the next: registered datasets, jobs
+// and their ranks in a journal in the state directory; the ranks' cursor pages
+// and pidfds in the service manager's descriptor store (systemd's, or that of
+// `penstock run`), which outlives the process.
+//
+// Who runs it: the control thread; Completed and Opened any thread that holds a
+// job's mutex. Lock order: a job's mutex, then this one's.
+//
+// The progress of a split job is what its ranks say. Of a dynamic job each
+// completed batch is recorded before the lease that held it is given out again:
+// so a batch is known to be completed here or by the page of the rank that
+// completed it. What is recorded survives the death of this process; the death
+// of the machine ends the ranks too.
+#ifndef BROKER_LIFE_JOURNAL_H_
+#define BROKER_LIFE_JOURNAL_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "broker/job.h"
+#include "broker/journal.h"
+#include "broker/mutex.h"
+#include "common/layout.h"
+#include "common/message.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// A descriptor that the store gave back, with the name it was stored under.
+struct StoredFd {
+  std::string name;
+  Fd fd;
+};
+
+// A rank's process of a former life, as far as it is known.
+struct FormerRank {
+  uint32_t rank = 0;
+  std::shared_ptr<const CursorPage> page;  // nullptr: it was not stored
+  std::shared_ptr<Fd> pidfd;               // nullptr: as above
+  // Not known to be dead.
+  bool MayLive() const;
+};
+
+// A job that was not over when the broker died.
+struct FormerJob {
+  uint64_t id = 0;
+  JobKey key;
+  JobOptions options;
+  uint64_t incarnation = 1;
+  bool named = false;
+  uint64_t segment_bytes = 0;            // that its ranks may still map
+  std::map<uint64_t, FormerRank> ranks;  // by the number of the attach
+  // dynamic: no step from `opened` on was opened; completed are all from the
+  // start up to `low`, and these, by position.
+  uint64_t opened = 0;
+  uint64_t low = 0;
+  std::set<uint64_t> completed;
+  // split: batches a dead rank had that its successor completed.
+  std::set<std::pair<uint32_t, uint64_t>> handed_over;
+  std::vector<Delivery::FormerPhase> phases;
+};
+
+class LifeJournal {
+ public:
+  struct Dataset {
+    uid_t uid = 0;
+    std::string name;
+    std::string spec;  // YAML text
+  };
+  // directory "": nothing survives, everything else is the same. Stored
+  // descriptors that belong to no job are closed and removed from the store.
+  static StatusOr<std::unique_ptr<LifeJournal>> Open(
+      const std::string& directory, std::vector<StoredFd> stored);
+
+  // What the former life left. Once.
+  std::vector<Dataset> TakeDatasets();
+  std::vector<FormerJob> TakeJobs();
+
+  void DatasetRegistered(const Dataset& dataset);
+  // The job's number, unique over all lives. former: it goes on under its own.
+  uint64_t JobOpened(const JobKey& key, const JobOptions& options,
+                     uint64_t incarnation, bool named,
+                     std::optional<uint64_t> former);
+  // Its plan begins at position, its segment has so many bytes. Any thread.
+  void Begun(uint64_t job, uint64_t position, uint64_t segment_bytes);
+  void JobEnded(uint64_t job);
+  // Keeps the rank's page and pidfd; the number of the attach.
+  uint64_t RankAttached(uint64_t job, uint32_t rank, int cursor_fd, int pidfd);
+  // Nothing of this process matters any more.
+  void RankLeft(uint64_t job, uint64_t attach);
+  void PhaseBegun(uint64_t job, const Delivery::FormerPhase& phase);
+
+  void Completed(uint64_t job, uint64_t position, uint64_t next);
+  void HandedOver(uint64_t job, uint32_t rank, uint64_t position);
+  void Opened(uint64_t job, uint64_t position);
+
+  // Now and then, on the control thread.
+  void CompactIfWanted();
+  // "": all is well; else what is not recorded and why, for status.
+  std::string Trouble() const;
+
+ private:
+  LifeJournal() = default;
+  struct Live {
+    nlohmann::json job;  // its record
+    std::map<uint64_t, uint32_t> ranks;
+    uint64_t opened = 0;
+    uint64_t low = 0;
+    uint64_t segment_bytes = 0;
+    std::map<uint64_t, uint64_t> completed;  // above low: position, next
+    std::set<std::pair<uint32_t, uint64_t>> handed_over;
+    std::vector<nlohmann::json> phases;
+
+    void Complete(uint64_t position, uint64_t next);
+  };
+  static nlohmann::json OpenedRecord(uint64_t id, const Live& live);
+  void Append(uint8_t type, const nlohmann::json& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status Replay(uint8_t type, std::string_view payload)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status PutLive(const JournalRecord& put);
+
+  std::unique_ptr<Journal> journal_;
+  mutable Mutex mutex_;
+  std::map<std::pair<uid_t, std::string>, std::string> datasets_
+      ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, Live> jobs_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::string trouble_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Fd> stored_ ABSL_GUARDED_BY(mutex_);  // until TakeJobs
+};
+
+}  // namespace penstock
+#endif  // BROKER_LIFE_JOURNAL_H_

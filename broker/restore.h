@@ -1,0 +1,75 @@
+// What a broker has to make again after its own death: from the pages of the
+// ranks' processes of its former lives and from what it recorded.
+//
+// Pure functions, on the control thread; pages are read as untrusted input.
+#ifndef BROKER_RESTORE_H_
+#define BROKER_RESTORE_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "broker/plan.h"
+#include "common/delivery_options.h"
+#include "common/layout.h"
+
+namespace penstock {
+
+// A process that was attached in a former life.
+struct FormerProcess {
+  uint32_t rank = 0;
+  const CursorPage* page = nullptr;  // nullptr: nobody kept it
+  bool may_live = false;
+};
+
+// split: what Delivery::RestoreRank is told.
+struct RestoredRank {
+  uint32_t rank = 0;
+  uint64_t position = 0;
+  std::vector<uint64_t> again;
+};
+
+// processes: in the order of their attaches. handed_over: batches, by rank, of
+// which it is recorded that a successor released them. reconnecting: the rank
+// whose last process does so now. Another rank whose last process may live is
+// left out: it still takes what the former life published. So is one that
+// nobody can speak for, and one that speaks for itself without predecessors.
+std::vector<RestoredRank> RestoreRanks(
+    const std::vector<FormerProcess>& processes,
+    const std::set<std::pair<uint32_t, uint64_t>>& handed_over,
+    uint64_t global_batch, std::optional<uint32_t> reconnecting);
+
+// Whether the page of a later process of the same rank tells where the rank
+// goes on, so that the earlier one's is needed no more for that.
+bool Supersedes(const CursorPage& later, const CursorPage& earlier,
+                uint64_t global_batch);
+
+// dynamic, broadcast: what was recorded of the job.
+struct FormerProgress {
+  DeliveryOptions options;
+  uint64_t opened = 0;  // dynamic: no step from here on was opened
+  uint64_t low = 0;     // dynamic: all before was completed, and these
+  std::set<uint64_t> completed;
+};
+struct ReconnectedRank {
+  const CursorPage* page = nullptr;  // of the former life; nullptr: not given
+  uint64_t position = 0;
+};
+// What Delivery::Gathered is told.
+struct GatheredSteps {
+  uint64_t position = 0;
+  std::vector<RowRange> again;
+};
+
+// Of a process that may live and did not reconnect nothing is known: what it
+// may have had comes again, marked.
+GatheredSteps GatherSteps(
+    const FormerProgress& former, const Plan& plan,
+    const std::vector<FormerProcess>& processes,
+    const std::map<uint32_t, ReconnectedRank>& reconnected);
+
+}  // namespace penstock
+#endif  // BROKER_RESTORE_H_

@@ -1,0 +1,186 @@
+#include "client/command/descriptor_store.h"
+
+#include <linux/kcmp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+namespace penstock {
+namespace {
+
+// systemd's bound on one message; a longer one is dropped.
+constexpr size_t kMessageBytesMax = 4096;
+// The most descriptors the kernel passes at once (SCM_MAX_FD).
+constexpr size_t kMessageFdsMax = 253;
+// More than a queue holds (systemd sets it to 512): a process that has ended
+// has said all it had to after one Receive.
+constexpr int kMessagesPerTurn = 1024;
+
+bool IsName(const std::string& name) {
+  return !name.empty() && name.size() <= DescriptorStore::kNameBytesMax &&
+         std::all_of(name.begin(), name.end(),
+                     [](char c) { return c >= ' ' && c < 127 && c != ':'; });
+}
+
+// kcmp is refused in some containers, then fstat decides; but not for pidfds,
+// which have one inode in common before Linux 6.9.
+bool IsSameFile(int a, int b) {
+  const pid_t self = getpid();
+  const long order = syscall(SYS_kcmp, self, self, KCMP_FILE, a, b);
+  if (order == 0) return true;
+  struct stat one, other;
+  return fstat(a, &one) == 0 && fstat(b, &other) == 0 && S_ISREG(one.st_mode) &&
+         S_ISREG(other.st_mode) && one.st_dev == other.st_dev &&
+         one.st_ino == other.st_ino;
+}
+
+struct Datagram {
+  std::string text;
+  std::vector<Fd> fds;
+  std::optional<ucred> sender;
+  bool whole = false;  // nothing of it was cut off
+};
+
+// nullopt: there is none.
+std::optional<Datagram> ReceiveDatagram(int socket) {
+  char text[kMessageBytesMax];
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(ucred)) +
+                                CMSG_SPACE(kMessageFdsMax * sizeof(int))];
+  iovec part{text, sizeof(text)};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof(control);
+  ssize_t bytes;
+  while ((bytes = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) <
+             0 &&
+         errno == EINTR) {
+  }
+  if (bytes < 0) return std::nullopt;
+  Datagram datagram;
+  // Before anything is judged: each descriptor has an owner.
+  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr;
+       c = CMSG_NXTHDR(&header, c)) {
+    if (c->cmsg_level != SOL_SOCKET) continue;
+    if (c->cmsg_type == SCM_RIGHTS) {
+      const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int fd;
+        std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
+        datagram.fds.emplace_back(fd);
+      }
+    } else if (c->cmsg_type == SCM_CREDENTIALS &&
+               c->cmsg_len == CMSG_LEN(sizeof(ucred))) {
+      std::memcpy(&datagram.sender.emplace(), CMSG_DATA(c), sizeof(ucred));
+    }
+  }
+  datagram.text.assign(text, static_cast<size_t>(bytes));
+  // MSG_CTRUNC: this process has no descriptors left for all that came.
+  datagram.whole = (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
+  return datagram;
+}
+
+}  // namespace
+
+Status DescriptorStore::Listen(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return InvalidArgumentError("notify socket '{}' is longer than {} bytes",
+                                path, sizeof(address.sun_path) - 1);
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  Fd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd) return ErrnoError(errno, "socket");
+  // Before it has an address: what is sent earlier carries no credentials.
+  const int on = 1;
+  if (setsockopt(fd.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0 ||
+      bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) !=
+          0) {
+    return ErrnoError(errno, "cannot receive at '" + path + "'");
+  }
+  socket_ = std::move(fd);
+  return OkStatus();
+}
+
+void DescriptorStore::Expect(pid_t pid) {
+  expected_ = pid;
+  ready_ = false;
+  stopping_ = false;
+}
+
+void DescriptorStore::Receive() {
+  if (!socket_) return;
+  for (int i = 0; i < kMessagesPerTurn; ++i) {
+    std::optional<Datagram> datagram = ReceiveDatagram(socket_.get());
+    if (!datagram) return;
+    if (!datagram->whole || !datagram->sender ||
+        datagram->sender->pid != expected_ ||
+        datagram->sender->uid != geteuid()) {
+      continue;
+    }
+    Obey(datagram->text, std::move(datagram->fds));
+  }
+}
+
+void DescriptorStore::Obey(const std::string& text, std::vector<Fd> fds) {
+  if (text.find('\0') != std::string::npos) return;
+  bool keep = false, remove = false;
+  std::optional<std::string> name;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    // FDPOLL=0 asks for what is so anyway: stored descriptors are not polled.
+    if (line == "READY=1") {
+      ready_ = true;
+    } else if (line == "STOPPING=1") {
+      stopping_ = true;
+    } else if (line == "FDSTORE=1") {
+      keep = true;
+    } else if (line == "FDSTOREREMOVE=1") {
+      remove = true;
+    } else if (line.starts_with("FDNAME=") && !name) {
+      name = line.substr(std::strlen("FDNAME="));
+    }
+  }
+  // In this order, as systemd: one message can replace a descriptor.
+  if (remove && name) Remove(*name);
+  if (!keep) return;
+  for (Fd& fd : fds) Keep(name.value_or(kNameless), std::move(fd));
+}
+
+void DescriptorStore::Keep(const std::string& name, Fd fd) {
+  if (!IsName(name) || descriptors_.size() >= kDescriptorsMax ||
+      name_bytes_ + name.size() + 1 > kAllNamesBytesMax) {
+    return;
+  }
+  for (const StoredDescriptor& stored : descriptors_) {
+    if (stored.name == name && IsSameFile(stored.fd.get(), fd.get())) return;
+  }
+  name_bytes_ += name.size() + 1;
+  descriptors_.push_back({name, std::move(fd)});
+}
+
+void DescriptorStore::Remove(const std::string& name) {
+  name_bytes_ -=
+      (name.size() + 1) *
+      std::erase_if(descriptors_, [&](const StoredDescriptor& stored) {
+        return stored.name == name;
+      });
+}
+
+void DescriptorStore::Close() {
+  socket_.Reset();
+  descriptors_.clear();
+  name_bytes_ = 0;
+}
+
+}  // namespace penstock

@@ -1,0 +1,141 @@
+// penstock state, evict and stop: what one does to a job of a running broker.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "client/command/control_call.h"
+#include "client/command/json_field.h"
+#include "client/command/subcommand.h"
+#include "client/command/table.h"
+#include "common/message.h"
+
+namespace penstock {
+namespace {
+
+struct JobOptions {
+  std::string socket;
+  std::string job;
+  std::string dataset;
+  std::string save;
+  uint64_t rank = 0;
+  bool now = false;
+
+  nlohmann::json Request(const char* op) const {
+    nlohmann::json request = {{"op", op}, {"job", job}};
+    if (!dataset.empty()) request["dataset"] = dataset;
+    return request;
+  }
+};
+
+std::shared_ptr<JobOptions> AddJobOptions(CLI::App* app) {
+  const auto options = std::make_shared<JobOptions>();
+  app->add_option("JOB", options->job, "Name of the job (`penstock jobs`)")
+      ->required();
+  app->add_option("--dataset", options->dataset,
+                  "Its dataset, where one name has jobs of several");
+  app->add_option("--socket", options->socket,
+                  "Where the broker listens (default: PENSTOCK_SOCKET, else " +
+                      std::string(kDefaultSocketPath) + ")")
+      ->type_name("PATH");
+  return options;
+}
+
+// Whole or not at all: a checkpoint must not be half a state.
+Status WriteWhole(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  const Fd fd(
+      open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) return ErrnoError(errno, "write '" + part + "'");
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t count =
+        write(fd.get(), text.data() + done, text.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return ErrnoError(errno, "write '" + part + "'");
+    done += static_cast<size_t>(count);
+  }
+  if (fsync(fd.get()) != 0 || rename(part.c_str(), path.c_str()) != 0) {
+    return ErrnoError(errno, "write '" + path + "'");
+  }
+  return OkStatus();
+}
+
+StatusOr<int> SaveState(const JobOptions& options) {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const nlohmann::json answer,
+      CallBroker(SocketPath(options.socket), options.Request("state")));
+  const std::string text = FieldOf(answer, "state").dump() + "\n";
+  if (options.save.empty()) {
+    fmt::print("{}", text);
+  } else {
+    PENSTOCK_RETURN_IF_ERROR(WriteWhole(options.save, text));
+  }
+  return 0;
+}
+
+StatusOr<int> Evict(const JobOptions& options) {
+  nlohmann::json request = options.Request("evict");
+  request["rank"] = options.rank;
+  PENSTOCK_RETURN_IF_ERROR(
+      CallBroker(SocketPath(options.socket), request).status());
+  fmt::print("rank {} of job '{}' is evicted\n", options.rank,
+             Printable(options.job));
+  return 0;
+}
+
+StatusOr<int> Stop(const JobOptions& options) {
+  nlohmann::json request = options.Request("stop");
+  request["now"] = options.now;
+  PENSTOCK_RETURN_IF_ERROR(
+      CallBroker(SocketPath(options.socket), request).status());
+  fmt::print("job '{}' {}\n", Printable(options.job),
+             options.now ? "is ended" : "ends with the step its ranks are at");
+  return 0;
+}
+
+}  // namespace
+
+Subcommand AddState(CLI::App& app) {
+  CLI::App* const state = app.add_subcommand(
+      "state", "Print where a job stands, as JSON to resume from");
+  const std::shared_ptr<JobOptions> options = AddJobOptions(state);
+  state->add_option("--save", options->save, "Write it to a file instead")
+      ->type_name("FILE");
+  state->footer(
+      "A job that begins at this state gets every batch that some rank had\n"
+      "not released yet, and all that follow. A trainer's own checkpoint "
+      "keeps\n"
+      "the state of penstock_state instead: that of its last step.\n\n"
+      "Examples:\n"
+      "  penstock state train --save state.json\n"
+      "  penstock run --state state.json --dataset train.yaml --ranks 2 -- "
+      "./trainer");
+  return {state, [options] { return SaveState(*options); }};
+}
+
+Subcommand AddEvict(CLI::App& app) {
+  CLI::App* const evict = app.add_subcommand(
+      "evict", "Take a rank off its job, though its process lives");
+  const std::shared_ptr<JobOptions> options = AddJobOptions(evict);
+  evict->add_option("RANK", options->rank, "Number of the rank")->required();
+  evict->footer(
+      "For a rank that hangs: it gets an error from its next call, what it "
+      "has\n"
+      "is handed to its replacement (split) or the others, and the memory it\n"
+      "may still read is kept until its process is gone.\n\nExample:\n"
+      "  penstock evict train 3");
+  return {evict, [options] { return Evict(*options); }};
+}
+
+Subcommand AddStop(CLI::App& app) {
+  CLI::App* const stop =
+      app.add_subcommand("stop", "End a job for all of its ranks");
+  const std::shared_ptr<JobOptions> options = AddJobOptions(stop);
+  stop->add_flag("--now", options->now,
+                 "At once, with an error, and not at the end of the step");
+  stop->footer("Example:\n  penstock stop train");
+  return {stop, [options] { return Stop(*options); }};
+}
+
+}  // namespace penstock

@@ -1,0 +1,150 @@
+#include "common/job_state.h"
+
+#include <algorithm>
+
+namespace penstock {
+namespace {
+
+Status Wrong(const std::string& key, const char* wanted) {
+  return InvalidArgumentError("state: '{}' is missing or not {}", key, wanted);
+}
+
+StatusOr<uint64_t> NumberOf(const nlohmann::json& json, const char* key) {
+  const auto found = json.find(key);
+  if (found == json.end() || !found->is_number_unsigned()) {
+    return Wrong(key, "a number from 0 up");
+  }
+  return found->get<uint64_t>();
+}
+
+std::string ShuffleText(const std::optional<JobState::Shuffle>& shuffle) {
+  if (!shuffle) return "none";
+  return fmt::format("seed {}{}", shuffle->seed,
+                     shuffle->each_epoch ? "" : ", the same each epoch");
+}
+
+}  // namespace
+
+nlohmann::json JobStateToJson(const JobState& state) {
+  nlohmann::json owed = nlohmann::json::array();
+  for (const JobState::Owed& each : state.owed) {
+    owed.push_back({each.epoch, each.row, each.rows, each.redelivered});
+  }
+  nlohmann::json shuffle;
+  if (state.shuffle) {
+    shuffle = {{"seed", state.shuffle->seed},
+               {"each_epoch", state.shuffle->each_epoch}};
+  }
+  return {{"penstock_state", JobState::kVersion},
+          {"dataset", state.dataset},
+          {"delivery", kDeliveryModeNames[static_cast<size_t>(state.delivery)]},
+          {"records", state.records},
+          {"seed", state.seed},
+          {"shuffle", std::move(shuffle)},
+          {"epoch", state.epoch},
+          {"row", state.row},
+          {"owed", std::move(owed)}};
+}
+
+StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
+  const auto version =
+      json.is_object() ? json.find("penstock_state") : json.end();
+  if (!json.is_object() || version == json.end() ||
+      !version->is_number_unsigned()) {
+    return InvalidArgumentError(
+        "not a Penstock state: 'penstock_state', its version, is missing");
+  }
+  if (version->get<uint64_t>() != JobState::kVersion) {
+    return FailedPreconditionError(
+        "a state of version {}; this Penstock reads version {}: use the "
+        "release that wrote it, or a newer one",
+        version->get<uint64_t>(), JobState::kVersion);
+  }
+  JobState state;
+  const auto dataset = json.find("dataset");
+  if (dataset == json.end() || !dataset->is_string()) {
+    return Wrong("dataset", "a string");
+  }
+  state.dataset = dataset->get<std::string>();
+  const auto delivery = json.find("delivery");
+  const auto name =
+      delivery == json.end() || !delivery->is_string()
+          ? kDeliveryModeNames.end()
+          : std::find(kDeliveryModeNames.begin(), kDeliveryModeNames.end(),
+                      delivery->get_ref<const std::string&>());
+  if (name == kDeliveryModeNames.end()) {
+    return Wrong("delivery", "split, dynamic, broadcast or independent");
+  }
+  state.delivery = static_cast<DeliveryMode>(name - kDeliveryModeNames.begin());
+  PENSTOCK_ASSIGN_OR_RETURN(state.records, NumberOf(json, "records"));
+  PENSTOCK_ASSIGN_OR_RETURN(state.seed, NumberOf(json, "seed"));
+  PENSTOCK_ASSIGN_OR_RETURN(state.epoch, NumberOf(json, "epoch"));
+  PENSTOCK_ASSIGN_OR_RETURN(state.row, NumberOf(json, "row"));
+  const auto shuffle = json.find("shuffle");
+  if (shuffle == json.end() || (!shuffle->is_null() && !shuffle->is_object())) {
+    return Wrong("shuffle", "null or {seed, each_epoch}");
+  }
+  if (shuffle->is_object()) {
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t seed, NumberOf(*shuffle, "seed"));
+    const auto each = shuffle->find("each_epoch");
+    if (each == shuffle->end() || !each->is_boolean()) {
+      return Wrong("shuffle.each_epoch", "true or false");
+    }
+    state.shuffle = JobState::Shuffle{seed, each->get<bool>()};
+  }
+  const auto owed = json.find("owed");
+  if (owed == json.end() || !owed->is_array() ||
+      owed->size() > JobState::kOwedMax) {
+    return Wrong("owed", "a list of [epoch, row, rows, redelivered]");
+  }
+  for (const nlohmann::json& each : *owed) {
+    if (!each.is_array() || each.size() != 4 || !each[0].is_number_unsigned() ||
+        !each[1].is_number_unsigned() || !each[2].is_number_unsigned() ||
+        !each[3].is_boolean()) {
+      return Wrong("owed", "a list of [epoch, row, rows, redelivered]");
+    }
+    state.owed.push_back({each[0].get<uint64_t>(), each[1].get<uint64_t>(),
+                          each[2].get<uint64_t>(), each[3].get<bool>()});
+  }
+  return state;
+}
+
+StatusOr<JobState> ParseJobState(const std::string& text) {
+  if (text.size() > JobState::kTextBytesMax) {
+    return InvalidArgumentError("a state of {} bytes; at most {}", text.size(),
+                                JobState::kTextBytesMax);
+  }
+  // No deeper than a state is: a foreign text must not exhaust the stack.
+  constexpr int kDepthMax = 4;
+  const nlohmann::json json = nlohmann::json::parse(
+      text,
+      [](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+        return depth <= kDepthMax;
+      },
+      /*allow_exceptions=*/false);
+  if (json.is_discarded()) {
+    return InvalidArgumentError("not a Penstock state: not JSON");
+  }
+  return JobStateFromJson(json);
+}
+
+std::string DifferingIdentity(const JobState& state, const JobState& here) {
+  if (state.dataset != here.dataset) {
+    return fmt::format("dataset: '{}' in the state, '{}' here", state.dataset,
+                       here.dataset);
+  }
+  if (state.records != here.records) {
+    return fmt::format("records: {} in the state, {} here", state.records,
+                       here.records);
+  }
+  if (state.seed != here.seed) {
+    return fmt::format("seed: {} in the state, {} here", state.seed, here.seed);
+  }
+  if (state.shuffle != here.shuffle) {
+    return fmt::format("shuffle: {} in the state, {} here",
+                       ShuffleText(state.shuffle), ShuffleText(here.shuffle));
+  }
+  return "";
+}
+
+}  // namespace penstock

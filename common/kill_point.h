@@ -1,0 +1,91 @@
+// Places where a process may die. In a build for the crash storm (CMake option
+// PENSTOCK_KILL_POINTS) KillPoint kills its own process there, as SIGKILL does
+// from outside, once in so many times; in any other it is nothing.
+//
+// Who runs it: any thread. The environment says where and how often, and is
+// read at the first place that is passed:
+//   PENSTOCK_KILL_ODDS  NAME=N,... one death in N passes of that place;
+//                       default=N: of all others; 0 or left out: none
+//   PENSTOCK_KILL_SEED  of the random numbers; left out: 0
+#ifndef COMMON_KILL_POINT_H_
+#define COMMON_KILL_POINT_H_
+
+#if defined(PENSTOCK_KILL_POINTS) && !defined(PENSTOCK_SIMULATION)
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace penstock {
+namespace internal {
+
+class KillOdds {
+ public:
+  static KillOdds& OfThisProcess() {
+    static KillOdds odds;
+    return odds;
+  }
+
+  bool DiesAt(std::string_view place) {
+    if (odds_.empty()) return false;
+    auto found = odds_.find(place);
+    if (found == odds_.end()) found = odds_.find("default");
+    if (found == odds_.end() || found->second == 0) return false;
+    return Next() % found->second == 0;
+  }
+
+ private:
+  KillOdds() {
+    const char* seed = std::getenv("PENSTOCK_KILL_SEED");
+    if (seed != nullptr) state_ = std::strtoull(seed, nullptr, 10);
+    const char* text = std::getenv("PENSTOCK_KILL_ODDS");
+    std::string_view rest = text == nullptr ? "" : text;
+    while (!rest.empty()) {
+      const std::string item(rest.substr(0, rest.find(',')));
+      rest.remove_prefix(std::min(rest.size(), item.size() + 1));
+      const size_t equals = item.find('=');
+      if (equals == std::string::npos) continue;
+      odds_[item.substr(0, equals)] =
+          std::strtoull(item.c_str() + equals + 1, nullptr, 10);
+    }
+  }
+
+  // SplitMix64.
+  uint64_t Next() {
+    // Relaxed: each thread needs a number of its own, in no order.
+    uint64_t z = state_.fetch_add(kGolden, std::memory_order_relaxed) + kGolden;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+
+  static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
+  std::map<std::string, uint64_t, std::less<>> odds_;
+  std::atomic<uint64_t> state_{0};
+};
+
+}  // namespace internal
+
+inline void KillPoint(std::string_view place) {
+  if (internal::KillOdds::OfThisProcess().DiesAt(place)) {
+    kill(getpid(), SIGKILL);
+  }
+}
+
+}  // namespace penstock
+
+#else
+
+namespace penstock {
+inline void KillPoint(const char*) {}
+}  // namespace penstock
+
+#endif
+#endif  // COMMON_KILL_POINT_H_

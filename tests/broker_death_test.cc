@@ -1,0 +1,314 @@
+// Goal: the death of the broker, at any moment, costs a trainer nothing but the
+// time of the restart. Method: a penstockd that is restarted as systemd does
+// it, killed while ranks (threads, or processes that are killed too) take
+// batches; what they got is compared with what an unharmed run gives.
+#include <atomic>
+#include <map>
+#include <set>
+
+#include "gmock/gmock.h"
+#include "tests/delivery_fixture.h"
+#include "tests/kept_broker.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+
+class BrokerDeathTest : public testing::Test {
+ protected:
+  Options OptionsFor(const std::string& spec, int rank, int world_size) const {
+    Options options;
+    options.spec = spec;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.socket = broker_->socket();
+    options.job = testing::UnitTest::GetInstance()->current_test_info()->name();
+    options.timeout_s = 60;
+    return options;
+  }
+  static std::string Spec(int records, int batch,
+                          const std::string& rest = "") {
+    return "dataset: numbers\nsource: {range: " + std::to_string(records) +
+           "}\nshuffle: {seed: 5}\nbatch: {size: " + std::to_string(batch) +
+           "}\n" + rest;
+  }
+  // Runs the ranks on threads; the broker is killed `kills` times, each when
+  // one more part of the batches was taken.
+  std::vector<Course> RunWithKills(const std::vector<Options>& ranks, int kills,
+                                   uint64_t batches_between, size_t hold = 1) {
+    std::atomic<uint64_t> taken{0};
+    std::atomic<size_t> running{ranks.size()};
+    std::vector<Course> courses(ranks.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          Reader reader(ranks[i]);
+          courses[i] =
+              RunToTheEnd(reader, hold, [&](const Taken&) { ++taken; });
+          reconnects_ += reader.stats().reconnects;
+        } catch (const Error& error) {
+          courses[i].code = error.code();
+          courses[i].error = error.what();
+        }
+        --running;
+      });
+    }
+    for (int kill = 1; kill <= kills; ++kill) {
+      while (taken < kill * batches_between && running > 0) {
+        std::this_thread::yield();
+      }
+      broker_->Kill();
+    }
+    for (std::thread& thread : threads) thread.join();
+    return courses;
+  }
+
+  std::unique_ptr<KeptBroker> broker_ = std::make_unique<KeptBroker>();
+  std::atomic<uint64_t> reconnects_{0};
+};
+
+TEST_F(BrokerDeathTest, SplitRanksGoOnExactlyWhereTheyWere) {
+  const std::string spec = Spec(6000, 6, "epochs: 2");
+  std::vector<Options> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(OptionsFor(spec, rank, 3));
+  }
+  const std::vector<Course> harmed = RunWithKills(ranks, 4, 1200);
+  for (Options& options : ranks) options.job += "-unharmed";
+  const std::vector<Course> unharmed = RunWithKills(ranks, 0, 0);
+  EXPECT_GE(reconnects_, 3u);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(harmed[rank].code, 0) << harmed[rank].error;
+    EXPECT_EQ(harmed[rank].epoch_ends, 2u);
+    EXPECT_EQ(StepsOf(harmed[rank].taken), StepsOf(unharmed[rank].taken));
+    for (const Taken& taken : harmed[rank].taken) {
+      EXPECT_FALSE(taken.redelivered);
+    }
+  }
+}
+
+TEST_F(BrokerDeathTest, BatchesHeldOverADeathStayAsTheyAre) {
+  Reader reader(OptionsFor(Spec(4000, 4, "hold: 3"), 0, 1));
+  Batch first;
+  Batch second;
+  ASSERT_EQ(reader.next(&first), Reader::Result::kBatch);
+  ASSERT_EQ(reader.next(&second), Reader::Result::kBatch);
+  const Rows before(first.ids().begin(), first.ids().end());
+  const Rows before_second(second.ids().begin(), second.ids().end());
+  broker_->Kill();
+  std::vector<Rows> rest;
+  Batch batch;
+  while (reader.next(&batch) == Reader::Result::kBatch) {
+    rest.emplace_back(batch.ids().begin(), batch.ids().end());
+  }
+  EXPECT_EQ(rest.size(), 998u);
+  EXPECT_EQ(Rows(first.ids().begin(), first.ids().end()), before);
+  EXPECT_EQ(Rows(second.ids().begin(), second.ids().end()), before_second);
+  Rows all = before;
+  all.insert(all.end(), before_second.begin(), before_second.end());
+  for (const Rows& rows : rest) all.insert(all.end(), rows.begin(), rows.end());
+  EXPECT_EQ(Sorted(all), Numbers(4000));
+}
+
+TEST_F(BrokerDeathTest, DynamicBatchesComeExactlyOnce) {
+  const std::string spec = Spec(6000, 2, "epochs: 2");
+  std::vector<Options> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(OptionsFor(spec, rank, 3));
+    ranks.back().delivery = "dynamic";
+  }
+  const std::vector<Course> courses = RunWithKills(ranks, 4, 1200, 2);
+  Rows all;
+  for (const Course& course : courses) {
+    EXPECT_EQ(course.code, 0) << course.error;
+    Append(course.taken, &all);
+    for (const Taken& taken : course.taken) EXPECT_FALSE(taken.redelivered);
+  }
+  EXPECT_EQ(Sorted(all), Numbers(6000, 2));
+}
+
+TEST_F(BrokerDeathTest, BroadcastConsumersMissNothing) {
+  const std::string spec = Spec(4000, 4);
+  std::vector<Options> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(OptionsFor(spec, rank, 3));
+    ranks.back().delivery = "broadcast";
+    ranks.back().window = 4;
+  }
+  // All before the first batch, or one that comes late misses some.
+  std::vector<std::unique_ptr<Reader>> readers;
+  for (const Options& options : ranks) {
+    readers.push_back(std::make_unique<Reader>(options));
+  }
+  std::atomic<uint64_t> taken{0};
+  std::vector<Course> courses(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      courses[rank] =
+          RunToTheEnd(*readers[rank], 1, [&](const Taken&) { ++taken; });
+    });
+  }
+  for (uint64_t kill = 1; kill <= 3; ++kill) {
+    while (taken < kill * 700) std::this_thread::yield();
+    broker_->Kill();
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Course& course : courses) {
+    EXPECT_EQ(course.code, 0) << course.error;
+    EXPECT_EQ(StepsOf(course.taken), StepsOf(courses[0].taken));
+    Rows all;
+    Append(course.taken, &all);
+    EXPECT_EQ(Sorted(all), Numbers(4000));
+  }
+}
+
+TEST_F(BrokerDeathTest, ShutDownAndStartedAgainIsTheSameAsKilled) {
+  Reader reader(OptionsFor(Spec(400, 4), 0, 1));
+  Rows all;
+  Batch batch;
+  for (int step = 0; step < 100; ++step) {
+    ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+    all.insert(all.end(), batch.ids().begin(), batch.ids().end());
+    if (step == 50) broker_->Kill(SIGSEGV);
+  }
+  EXPECT_EQ(Sorted(all), Numbers(400));
+}
+
+TEST_F(BrokerDeathTest, RegisteredDatasetIsStillThere) {
+  broker_->Ask({{"op", "register"},
+                {"spec", Spec(8, 4)},
+                {"file", "spec"},
+                {"base", "/"}});
+  broker_->Kill();
+  Options options = OptionsFor("", 0, 1);
+  options.dataset = "numbers";
+  Reader reader(options);
+  EXPECT_EQ(reader.sample_count(), 8u);
+}
+
+TEST_F(BrokerDeathTest, NobodyTakesThePlaceOfARankThatMayReconnect) {
+  const std::string spec = Spec(400, 4);
+  Reader reader(OptionsFor(spec, 0, 2));
+  Batch batch;
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  broker_->Kill();
+  try {
+    Reader other(OptionsFor(spec, 0, 2));
+    FAIL() << "a second rank 0 was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), PENSTOCK_ALREADY_EXISTS);
+    EXPECT_THAT(error.what(), HasSubstr("may reconnect"));
+  }
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+}
+
+// Ranks that are killed together with the broker: their pages, which outlive
+// both, tell what they had.
+class BothDieTest : public testing::Test {
+ protected:
+  Options OptionsFor(const std::string& spec, int rank, int world_size,
+                     const std::string& socket) {
+    Options options;
+    options.spec = spec;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.socket = socket;
+    options.job = testing::UnitTest::GetInstance()->current_test_info()->name();
+    options.timeout_s = 60;
+    return options;
+  }
+};
+
+TEST_F(BothDieTest, SplitRankThatDiesWithTheBrokerIsReplacedWithoutLoss) {
+  const std::string spec =
+      "dataset: numbers\nsource: {range: 400}\nbatch: {size: 4}\nhold: 3";
+  KeptBroker broker;
+  const Options options = OptionsFor(spec, 1, 2, broker.socket());
+  RankProcess first(options);
+  first.Attached();
+  std::set<int64_t> done;
+  Rows held;
+  for (int step = 0; step < 10; ++step) {
+    const RankProcess::Said said = first.Next();
+    ASSERT_EQ(said.what, RankProcess::What::kBatch);
+    if (step < 8) {
+      first.Release(1);
+      done.insert(said.taken.rows.begin(), said.taken.rows.end());
+    } else {
+      held.insert(held.end(), said.taken.rows.begin(), said.taken.rows.end());
+    }
+  }
+  const pid_t life = broker.pid();
+  kill(first.pid(), SIGKILL);
+  kill(life, SIGKILL);
+  first.Join();
+  Options again = options;
+  RankProcess second(again);
+  second.Attached();
+  second.Run();
+  const Course course = second.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  Rows marked;
+  for (const Taken& taken : course.taken) {
+    if (taken.redelivered) {
+      marked.insert(marked.end(), taken.rows.begin(), taken.rows.end());
+    } else {
+      for (const int64_t row : taken.rows) {
+        EXPECT_TRUE(done.insert(row).second) << row << " came twice";
+      }
+    }
+  }
+  EXPECT_EQ(Sorted(marked), Sorted(held));
+  EXPECT_EQ(done.size() + held.size(), 200u);
+}
+
+TEST_F(BothDieTest, DynamicRankThatDiesWithTheBrokerLeavesItsBatchesToOthers) {
+  const std::string spec =
+      "dataset: numbers\nsource: {range: 2000}\nbatch: {size: 4}\nhold: 3";
+  KeptBroker broker;
+  Options first_options = OptionsFor(spec, 0, 2, broker.socket());
+  first_options.delivery = "dynamic";
+  Options second_options = OptionsFor(spec, 1, 2, broker.socket());
+  second_options.delivery = "dynamic";
+  RankProcess first(first_options);
+  RankProcess second(second_options);
+  first.Attached();
+  second.Attached();
+  std::set<int64_t> done;
+  Rows held;
+  for (int step = 0; step < 20; ++step) {
+    const RankProcess::Said said = first.Next();
+    ASSERT_EQ(said.what, RankProcess::What::kBatch);
+    if (step < 18) {
+      first.Release(1);
+      done.insert(said.taken.rows.begin(), said.taken.rows.end());
+    } else {
+      held.insert(held.end(), said.taken.rows.begin(), said.taken.rows.end());
+    }
+  }
+  const pid_t life = broker.pid();
+  kill(first.pid(), SIGKILL);
+  kill(life, SIGKILL);
+  first.Join();
+  second.Run();
+  const Course course = second.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  Rows marked;
+  for (const Taken& taken : course.taken) {
+    for (const int64_t row : taken.rows) {
+      if (taken.redelivered) {
+        marked.push_back(row);
+      } else {
+        EXPECT_TRUE(done.insert(row).second) << row << " came twice";
+      }
+    }
+  }
+  EXPECT_EQ(Sorted(marked), Sorted(held));
+  EXPECT_EQ(done.size() + held.size(), 2000u);
+}
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,1175 @@
+// Goal: D1 to D4 of broker/delivery.h, and that a dead broker's successor loses
+// and doubles nothing, with no luck of timing. Method: the broker's own
+// delivery.cc, feed.cc, restore.cc and plan.cc as one process of an exploration
+// (simulation/explorer.h) per life of the broker, ranks that run ring.h as
+// others, small plans; every interleaving up to a number of preemptions, then
+// random ones; deaths and evictions at every step. What has to survive a death
+// of the broker is kept beside it as its journal and the descriptor store do.
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "broker/delivery.h"
+#include "broker/restore.h"
+#include "common/ring.h"
+#include "common/wake.h"
+#include "fmt/format.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/simulation/explorer.h"
+
+namespace penstock {
+namespace {
+
+using simulation::Explore;
+using simulation::ExploreRandomly;
+using simulation::Memory;
+using simulation::Mortality;
+using simulation::Options;
+using simulation::Result;
+using simulation::Run;
+using simulation::Scenario;
+using simulation::WakePipe;
+
+constexpr uint32_t kSeats = 4;
+constexpr uint32_t kSlots = 6;
+constexpr uint32_t kLeases = 2;
+constexpr int kLivesMax = 3;
+constexpr int kRanksMax = 4;  // processes
+constexpr uint64_t kHalfFilled = ~uint64_t{0};
+
+struct Config {
+  DeliveryOptions options;
+  uint32_t world = 2;
+  uint64_t records = 4;
+  uint64_t batch = 2;  // global
+  PlanStart start;
+  uint32_t slots = 2;  // of a lane
+  uint32_t leases = kLeases;
+  size_t hold = 1;
+  // The broker dies as often, at most, less one.
+  int lives = 1;
+  bool rank_dies = false;  // rank 0, once at most
+  // One more process takes the place of one that dies or is evicted.
+  bool replacement = false;
+  // Somebody asks for the eviction of rank 0, once.
+  bool evict = false;
+};
+
+// ---- what processes share
+
+// Of one life of the broker.
+struct Segment {
+  std::array<Ring, kSeats> rings{};
+  std::array<SimulatedPlain<uint64_t>, kSlots> slots;
+};
+
+// Between a rank's process and one life of the broker.
+struct Session {
+  CursorPage page{};
+  WakePipe to_rank;
+  WakePipe to_broker;
+  // The request, before the first wake to the broker.
+  bool requested = false;
+  uint32_t number = 0;
+  std::optional<uint64_t> position;  // it reconnects
+  uint64_t owed_done = 0;
+  CursorPage* former = nullptr;
+  // The answer.
+  bool answered = false;
+  bool refused = false;
+  uint32_t seat = 0;
+  uint64_t begins_at = 0;
+};
+
+// What the slot of a batch holds.
+struct Content {
+  uint64_t position = 0;
+  uint64_t row = 0;  // over all epochs
+  uint64_t rows = 0;
+
+  uint64_t Word() const { return position << 32 | row << 16 | rows; }
+  static Content Of(uint64_t word) {
+    return {word >> 32, word >> 16 & 0xffff, word & 0xffff};
+  }
+};
+
+// A batch a trainer was given.
+struct Returned {
+  int process = 0;
+  uint32_t number = 0;
+  bool marked = false;
+  bool release_begun = false;
+  bool released = false;
+  bool settled = false;  // released before the eviction of its process
+  Content content;
+};
+
+struct World;
+World* world = nullptr;  // of the running scenario, for SendWake
+
+// What outlives a broker: its journal and the descriptor store.
+struct Kept : public DeliveryRecord {
+  struct Attach {
+    uint32_t number;
+    int process;
+    const CursorPage* page;
+    bool given_up;  // its process was told nothing and is not there any more
+  };
+  std::map<uint64_t, Attach> attaches;
+  uint64_t next_attach = 1;
+  std::set<uint64_t> completed;
+  uint64_t opened = 0;
+  std::set<std::pair<uint32_t, uint64_t>> handed_over;
+  std::vector<Delivery::FormerPhase> phases;
+
+  void Completed(uint64_t position, uint64_t) override {
+    completed.insert(position);
+  }
+  void HandedOver(uint32_t rank, uint64_t position) override {
+    handed_over.insert({rank, position});
+  }
+  void Opened(uint64_t position) override {
+    opened = std::max(opened, position);
+  }
+};
+
+struct World {
+  World(Run* run, const Config& config) : run(*run), config(config) {}
+
+  Run& run;
+  const Config config;
+  std::array<Segment, kLivesMax> segments;
+  std::array<std::array<Session, kRanksMax>, kLivesMax> sessions;
+  std::array<int, kRanksMax> rank_process{};
+  std::array<int, kLivesMax> broker_process{};
+  int ranks = 0;  // processes
+  Kept kept;
+  bool evict_asked = false;
+  bool evicted = false;  // by a broker
+
+  // Noted for the checks.
+  std::deque<Returned> returned;                 // in order
+  std::map<uint32_t, std::set<uint64_t>> steps;  // of a number: positions
+  std::map<uint32_t, uint64_t> missed;           // of a number: skipped
+  std::set<uint32_t> finished;                   // numbers
+  std::set<int> taken_off;                       // processes, evicted
+  std::array<bool, kRanksMax> left_orderly{};
+
+  bool broadcast() const {
+    return config.options.mode == DeliveryMode::kBroadcast;
+  }
+  Plan MakePlan() const {
+    DatasetSpec spec;
+    spec.batch.size = config.batch;
+    spec.epochs = 1;
+    const bool split = config.options.mode == DeliveryMode::kSplit;
+    const uint32_t ranks_of_plan = split ? config.world : 1;
+    auto plan = Plan::Make(spec, config.records, ranks_of_plan);
+    return *plan->From(config.start, ranks_of_plan);
+  }
+};
+
+int SocketOf(int life, int rank) { return life * kRanksMax + rank; }
+
+}  // namespace
+
+// common/wake.h's, of this program.
+void SendWake(int socket) {
+  world->sessions[socket / kRanksMax][socket % kRanksMax].to_rank.Send();
+}
+
+namespace {
+
+// ---- the broker: what its control thread and a worker do, in turns
+
+class Broker {
+ public:
+  Broker(World* of, int life)
+      : world_(*of), run_(of->run), life_(life), plan_(of->MakePlan()) {
+    const Config& config = world_.config;
+    Delivery::Shape shape;
+    shape.options = config.options;
+    const bool split = config.options.mode == DeliveryMode::kSplit;
+    shape.world_size = split ? config.world : 1;
+    shape.consumers_max = config.world;
+    shape.start_with = config.world;
+    shape.lanes = split ? config.world : 1;
+    shape.slots_per_lane = config.slots;
+    shape.leases = config.leases;
+    shape.rows_max = config.batch;
+    shape.slots_offset = 0;
+    shape.slot_stride = 1;
+    std::vector<Ring*> rings;
+    for (Ring& ring : world_.segments[life].rings) rings.push_back(&ring);
+    delivery_ = std::make_unique<Delivery>(shape, plan_, std::move(rings),
+                                           &world_.kept);
+    delivery_->SetUsableSlots(config.slots);
+    slots_ = shape.lanes * config.slots;
+  }
+
+  // Before the exploration begins: nothing can come between.
+  void AttachAtOnce(int rank) {
+    Session& session = SessionOf(rank);
+    session.requested = true;
+    Attach(rank);
+    session.page.position.store(session.begins_at);
+  }
+
+  void Run() {
+    if (life_ > 0) Restore();
+    for (;;) {
+      HandleNews();
+      bool more = Advance();
+      while (Share* share = delivery_->Claimable()) {
+        Fill(share);
+        more = Advance();
+      }
+      if (AllGone()) break;
+      if (!more) run_.WaitUntil([this] { return News(); });
+    }
+    const Delivery::SlotCounts counts = delivery_->CountSlots();
+    run_.Check(counts.quarantined == 0 && !delivery_->AnySeatTaken(),
+               "all are gone, and {} slots are in quarantine",
+               counts.quarantined);
+  }
+
+ private:
+  Session& SessionOf(int rank) { return world_.sessions[life_][rank]; }
+  bool split() const {
+    return world_.config.options.mode == DeliveryMode::kSplit;
+  }
+
+  // ---- lives
+
+  std::vector<FormerProcess> FormerProcesses() {
+    std::vector<FormerProcess> processes;
+    for (const auto& [attach, former] : former_) {
+      const bool given_up = world_.kept.attaches.at(attach).given_up;
+      const bool gone =
+          given_up || run_.gone(world_.rank_process[former.process]);
+      run_.Observe(gone);
+      // Who knows of the death knows what was done before.
+      if (gone && !given_up) {
+        (void)SessionOf(former.process).to_broker.Wait();
+      }
+      processes.push_back({former.number, former.page, !gone});
+    }
+    return processes;
+  }
+
+  void Restore() {
+    former_ = world_.kept.attaches;
+    handed_over_ = world_.kept.handed_over;
+    for (const Delivery::FormerPhase& phase : world_.kept.phases) {
+      run_.Check(delivery_->RestorePhase(phase).ok(), "phase is refused");
+    }
+    if (!split()) delivery_->Gather();
+  }
+
+  // As JobTable.
+  void RestoreDead(std::optional<uint32_t> reconnecting) {
+    if (!split() || life_ == 0) return;
+    for (const RestoredRank& rank :
+         RestoreRanks(FormerProcesses(), handed_over_, plan_.global_batch(),
+                      reconnecting)) {
+      delivery_->RestoreRank(rank.rank, rank.position, rank.again);
+    }
+  }
+
+  void TryGather() {
+    if (!delivery_->gathering()) return;
+    const std::vector<FormerProcess> processes = FormerProcesses();
+    for (const FormerProcess& process : processes) {
+      if (process.may_live && reconnected_.count(process.rank) == 0) return;
+    }
+    const Kept& kept = world_.kept;
+    const GatheredSteps gathered =
+        GatherSteps({world_.config.options, kept.opened, plan_.start().position,
+                     kept.completed},
+                    plan_, processes, reconnected_);
+    delivery_->Gathered(gathered.position, gathered.again);
+  }
+
+  // ---- news
+
+  std::optional<int> ProcessOf(uint32_t number) {
+    for (int rank = 0; rank < world_.ranks; ++rank) {
+      if (seat_[rank] && delivery_->RankAt(*seat_[rank]) == number) return rank;
+    }
+    return std::nullopt;
+  }
+
+  bool AllGone() const {
+    return std::all_of(gone_.begin(), gone_.begin() + world_.ranks,
+                       [](bool gone) { return gone; });
+  }
+
+  bool News() {
+    for (int rank = 0; rank < world_.ranks; ++rank) {
+      if (!gone_[rank] && SessionOf(rank).to_broker.readable()) return true;
+    }
+    return world_.evict_asked && !evict_done_;
+  }
+
+  void HandleNews() {
+    for (int rank = 0; rank < world_.ranks; ++rank) {
+      Session& session = SessionOf(rank);
+      const bool readable = !gone_[rank] && session.to_broker.readable();
+      run_.Observe(readable);
+      if (!readable) continue;
+      if (!session.to_broker.Wait()) {
+        Gone(rank);
+      } else {
+        heard_[rank] = session.requested;
+      }
+    }
+    for (int rank = 0; rank < world_.ranks; ++rank) {
+      Session& session = SessionOf(rank);
+      if (gone_[rank] || !heard_[rank] || session.answered) continue;
+      run_.Observe(session.number);
+      run_.Observe(session.position.value_or(~uint64_t{0}));
+      run_.Observe(session.owed_done);
+      if (Attach(rank)) session.to_rank.Send();
+      session.answered = session.answered || answers_;
+    }
+    const bool evict = world_.evict_asked && !evict_done_;
+    run_.Observe(evict);
+    if (evict) {
+      evict_done_ = true;
+      const std::optional<int> process = ProcessOf(0);
+      if (process == 0) {
+        for (Returned& each : world_.returned) each.settled = each.released;
+        world_.taken_off.insert(0);
+      }
+      // Of the replacement, nobody would take the place.
+      const Status status = process == 0 ? delivery_->Evict(0, "asked for")
+                                         : NotFoundError("it is gone");
+      if (status.ok()) world_.evicted = true;
+      if (!status.ok() && status.code() != StatusCode::kNotFound) Fail();
+      Record();
+    }
+    TryGather();
+    Sweep();
+  }
+
+  // True: there is an answer.
+  bool Attach(int rank) {
+    Session& session = SessionOf(rank);
+    answers_ = false;
+    // As JobTable: its last process may reconnect.
+    if (!session.position) {
+      bool may_live = false;
+      for (const FormerProcess& process : FormerProcesses()) {
+        if (process.rank == session.number) may_live = process.may_live;
+      }
+      if (may_live) return false;
+    }
+    RestoreDead(session.position ? std::optional(session.number)
+                                 : std::nullopt);
+    Delivery::Joining joining;
+    joining.rank = session.number;
+    joining.cursor = std::shared_ptr<const CursorPage>(std::shared_ptr<void>(),
+                                                       &session.page);
+    joining.wake_socket = SocketOf(life_, rank);
+    joining.position = session.position;
+    joining.owed_done = session.owed_done;
+    if (session.former != nullptr) {
+      joining.former = std::shared_ptr<const CursorPage>(
+          std::shared_ptr<void>(), session.former);
+    }
+    const auto joined = delivery_->Attach(std::move(joining));
+    if (!joined.ok()) {
+      // The death of its predecessor is about to be told.
+      if (joined.status().code() == StatusCode::kAlreadyExists) return false;
+      session.refused = true;
+      return answers_ = true;
+    }
+    if (session.position) {
+      reconnected_[session.number] = {session.former, *session.position};
+    }
+    Kept& kept = world_.kept;
+    attach_[rank] = kept.next_attach++;
+    kept.attaches[attach_[rank]] = {session.number, rank, &session.page, false};
+    TryGather();
+    session.seat = joined->seat;
+    session.begins_at = joined->position;
+    seat_[rank] = joined->seat;
+    return answers_ = true;
+  }
+
+  void Gone(int rank) {
+    gone_[rank] = true;
+    if (!seat_[rank]) return;
+    const Status status = world_.left_orderly[rank]
+                              ? delivery_->Leave(*seat_[rank])
+                              : delivery_->Died(*seat_[rank]);
+    run_.Observe(world_.left_orderly[rank]);
+    seat_[rank].reset();
+    retired_.push_back(attach_[rank]);
+    if (!status.ok()) Fail();
+    Record();
+  }
+
+  void Fail() {
+    failed_ = true;
+    delivery_->Close(Closed::kFailed, "failed");
+  }
+
+  void Record() {
+    if (const auto phase = delivery_->TakeNewPhase()) {
+      world_.kept.phases.push_back(*phase);
+    }
+    (void)delivery_->TakeRanksChanged();
+  }
+
+  void Sweep() {
+    std::erase_if(retired_, [&](uint64_t attach) {
+      const auto found = world_.kept.attaches.find(attach);
+      if (delivery_->OwesPredecessor(found->second.number)) return false;
+      if (world_.config.options.mode != DeliveryMode::kDynamic) {
+        bool superseded = false;
+        for (const auto& [other, kept] : world_.kept.attaches) {
+          superseded |=
+              other > attach && kept.number == found->second.number &&
+              Supersedes(*kept.page, *found->second.page, plan_.global_batch());
+        }
+        if (!superseded) return false;
+      }
+      world_.kept.attaches.erase(found);
+      return true;
+    });
+  }
+
+  // ---- batches
+
+  // As Job::AdvanceLocked. True: to be called again.
+  bool Advance() {
+    if (failed_) return false;
+    bool again = true;
+    for (int round = 0; again && round < 2; ++round) {
+      delivery_->Advance();
+      while (Share* share = delivery_->Open()) {
+        if (share->rows.rows > 0) continue;
+        Fill(share);
+      }
+      delivery_->Advance();
+      delivery_->AskForNews();
+      again = delivery_->Advance();
+      run_.Check(delivery_->Corrupt().empty(), "a rank is found corrupt");
+    }
+    CheckSlots();
+    return again;
+  }
+
+  void Fill(Share* share) {
+    const Plan::Share& rows = share->rows;
+    share->claimed = rows.rows;
+    share->valid_rows = share->shape_rows = rows.rows;
+    SimulatedPlain<uint64_t>& slot = world_.segments[life_].slots[share->slot];
+    slot.store(kHalfFilled);
+    // While a worker is at it, the control thread goes on.
+    if (rows.rows > 0) {
+      const bool news = News();
+      run_.Observe(news);
+      if (news) HandleNews();
+    }
+    slot.store(Content{rows.position,
+                       rows.epoch * plan_.rows_per_epoch() + rows.first_row,
+                       rows.rows}
+                   .Word());
+    share->finished = share->claimed;
+    delivery_->Filled(share);
+  }
+
+  void CheckSlots() {
+    const Delivery::SlotCounts counts = delivery_->CountSlots();
+    run_.Check(counts.free + counts.filling + counts.ready + counts.out +
+                       counts.quarantined ==
+                   slots_,
+               "slots are lost");
+    if (life_ > 0 || world_.broadcast()) return;
+    // A job begun at this state would miss nothing.
+    const PlanStart state = delivery_->State();
+    for (uint64_t row = 0; row < state.position; ++row) {
+      const bool owed = std::any_of(state.owed.begin(), state.owed.end(),
+                                    [&](const RowRange& range) {
+                                      return row - range.position < range.rows;
+                                    });
+      const bool owed_before =
+          std::any_of(plan_.start().owed.begin(), plan_.start().owed.end(),
+                      [&](const RowRange& range) {
+                        return row - range.position < range.rows;
+                      });
+      if (owed || (row < plan_.start().position && !owed_before)) continue;
+      const bool done =
+          std::any_of(world_.returned.begin(), world_.returned.end(),
+                      [&](const Returned& each) {
+                        return each.release_begun &&
+                               row - each.content.row < each.content.rows;
+                      });
+      run_.Check(done, "the state passes over row {}", row);
+    }
+  }
+
+  World& world_;
+  simulation::Run& run_;
+  const int life_;
+  const Plan plan_;
+  std::unique_ptr<Delivery> delivery_;
+  uint32_t slots_ = 0;
+  std::map<uint64_t, Kept::Attach> former_;
+  std::set<std::pair<uint32_t, uint64_t>> handed_over_;
+  std::map<uint32_t, ReconnectedRank> reconnected_;
+  std::array<std::optional<uint32_t>, kRanksMax> seat_;
+  std::array<uint64_t, kRanksMax> attach_{};
+  std::array<bool, kRanksMax> gone_{};
+  std::array<bool, kRanksMax> heard_{};  // its request
+  std::vector<uint64_t> retired_;
+  bool answers_ = false;
+  bool evict_done_ = false;
+  bool failed_ = false;
+};
+
+// ---- a rank, as Reader and a trainer do it
+
+class Rank {
+ public:
+  Rank(World* of, int rank) : world_(*of), run_(of->run), rank_(rank) {}
+
+  void Run(uint32_t number) {
+    number_ = number;
+    position_ = session().begins_at;
+    Loop();
+  }
+
+  // In the place of the first that dies.
+  void RunAsReplacement() {
+    const auto missing = [this]() -> std::optional<uint32_t> {
+      for (uint32_t i = 0; i < world_.config.world; ++i) {
+        if (run_.dead(world_.rank_process[i])) return i;
+      }
+      if (world_.evicted) return 0;
+      return std::nullopt;
+    };
+    const auto all_gone = [this] {
+      for (uint32_t i = 0; i < world_.config.world; ++i) {
+        if (!run_.gone(world_.rank_process[i])) return false;
+      }
+      return true;
+    };
+    run_.WaitUntil([&] { return missing() || all_gone(); });
+    const std::optional<uint32_t> number = missing();
+    run_.Observe(number.value_or(99));
+    if (!number) return;
+    number_ = *number;
+    if (Request(std::nullopt)) Loop();
+  }
+
+ private:
+  struct Held {
+    Cell cell;
+    int life;
+    Returned* returned;
+  };
+
+  Session& session(int life) { return world_.sessions[life][rank_]; }
+  Session& session() { return session(life_); }
+  Ring& ring(int life) {
+    return world_.segments[life].rings[session(life).seat];
+  }
+
+  void Loop() {
+    for (;;) {
+      while (held_.size() >= world_.config.hold) ReleaseOldest();
+      Cell cell;
+      switch (TryTake(ring(life_), session().page, &cell)) {
+        case TakeResult::kTaken:
+          Taken(cell);
+          if (BrokerWaitsForTakes(ring(life_))) session().to_broker.Send();
+          continue;
+        case TakeResult::kClosed:
+          if (Over()) return;
+          continue;
+        case TakeResult::kCorrupt:
+          run_.Fail("corrupt cell");
+        case TakeResult::kEmpty:
+          break;
+      }
+      const bool sleep = ArmWait(ring(life_), session().page);
+      if (sleep) {
+        if (BrokerWaitsForTakes(ring(life_))) session().to_broker.Send();
+        if (!session().to_rank.Wait() && NothingLeft()) {
+          DisarmWait(session().page);
+          if (!Reconnect()) return;
+          continue;
+        }
+      }
+      DisarmWait(session().page);
+    }
+  }
+
+  // The ring is closed: true.
+  bool Over() {
+    const auto closed =
+        static_cast<Closed>(ring(life_).closed.load(std::memory_order_acquire));
+    for (const Held& held : held_) CheckSlot(held);
+    if (closed == Closed::kFinished) {
+      world_.missed[number_] += std::strtoul(ring(life_).reason, nullptr, 10);
+      while (!held_.empty()) ReleaseOldest();
+      world_.left_orderly[rank_] = true;
+      world_.finished.insert(number_);
+      return true;
+    }
+    // The broker may have died before it knew.
+    if (closed == Closed::kRecalled) world_.evicted = true;
+    // It may go on reading what it holds.
+    if (!held_.empty()) ReleaseOldest();
+    run_.Step("reads what it holds");
+    for (const Held& held : held_) CheckSlot(held);
+    return true;
+  }
+
+  bool NothingLeft() {
+    return ring(life_).published.load(std::memory_order_acquire) ==
+               session().page.taken.load(std::memory_order_relaxed) &&
+           ring(life_).closed.load(std::memory_order_acquire) ==
+               static_cast<uint32_t>(Closed::kOpen);
+  }
+
+  bool Reconnect() {
+    CursorPage* const former = &session().page;
+    ++life_;
+    return Request(former);
+  }
+
+  // False: refused, or there is no broker any more.
+  bool Request(std::optional<CursorPage*> former) {
+    for (; life_ < world_.config.lives; ++life_) {
+      Session& to = session();
+      to.number = number_;
+      if (former) {
+        to.position = position_;
+        to.owed_done = owed_done_;
+        to.former = *former;
+      }
+      to.requested = true;
+      to.to_broker.Send();
+      while (!to.answered && to.to_rank.Wait()) {
+      }
+      run_.Observe(to.answered);
+      if (!to.answered) {
+        // Its program ends with an error and is started again.
+        for (auto& [attach, kept] : world_.kept.attaches) {
+          if (!former && kept.page == &to.page) kept.given_up = true;
+        }
+        continue;
+      }
+      run_.Observe(to.refused);
+      if (to.refused) return false;
+      run_.Observe(to.seat);
+      run_.Observe(to.begins_at);
+      position_ = to.begins_at;
+      to.page.position.store(position_, std::memory_order_relaxed);
+      return true;
+    }
+    return false;
+  }
+
+  void Taken(const Cell& cell) {
+    const uint64_t word = world_.segments[life_].slots[cell.slot_offset].load();
+    const Content content = Content::Of(word);
+    run_.Check(word != kHalfFilled && content.position == cell.position &&
+                   content.rows == cell.rows,
+               "the slot of the batch at {} holds {:x}", cell.position, word);
+    const bool marked = (cell.flags & kRedelivered) != 0;
+    // D3, and that what was done is done.
+    for (const Returned& before : world_.returned) {
+      const bool same =
+          world_.broadcast()
+              ? before.number == number_ &&
+                    before.content.position == content.position
+              : before.content.row < content.row + content.rows &&
+                    content.row < before.content.row + before.content.rows;
+      if (!same) continue;
+      run_.Check(marked, "rows from {} on come again, unmarked", content.row);
+      run_.Check(
+          !before.released ||
+              (world_.taken_off.contains(before.process) && !before.settled),
+          "rows from {} on were released and come again", content.row);
+    }
+    world_.returned.push_back(
+        {rank_, number_, marked, false, false, false, content});
+    held_.push_back({cell, life_, &world_.returned.back()});
+    world_.steps[number_].insert(cell.position);
+    world_.missed[number_] += cell.skipped;
+    // As the client's: what was owed at the start moves nothing.
+    const auto& phases = world_.kept.phases;
+    if ((cell.flags & kRanksChanged) != 0) changed_ = phases.size();
+    const auto& owed = changed_ > 0 ? phases[changed_ - 1].start.owed
+                                    : world_.config.start.owed;
+    const bool is_owed = std::any_of(
+        owed.begin(), owed.end(),
+        [&](const RowRange& range) { return range.position == cell.position; });
+    if ((cell.flags & kExtra) != 0 && is_owed) {
+      ++owed_done_;
+    } else {
+      position_ = cell.position + cell.global_rows;
+    }
+  }
+
+  void CheckSlot(const Held& held) {
+    const uint64_t word =
+        world_.segments[held.life].slots[held.cell.slot_offset].load();
+    run_.Check(word == held.returned->content.Word(),
+               "the slot of the batch at {}, which we hold, has {:x}",
+               held.cell.position, word);
+  }
+
+  void ReleaseOldest() {
+    const Held held = held_.front();
+    held_.pop_front();
+    CheckSlot(held);  // the last read
+    held.returned->release_begun = true;
+    const bool wake = Release(ring(held.life), session(held.life).page,
+                              held.cell.lease, held.cell.generation);
+    held.returned->released = true;
+    if (wake && held.life == life_) session(held.life).to_broker.Send();
+  }
+
+  World& world_;
+  simulation::Run& run_;
+  const int rank_;
+  uint32_t number_ = 0;
+  int life_ = 0;
+  uint64_t position_ = 0;
+  uint64_t owed_done_ = 0;
+  size_t changed_ = 0;  // phases begun
+  std::deque<Held> held_;
+};
+
+// ---- scenarios
+
+void CheckEnd(World& world) {
+  Run& run = world.run;
+  const Config& config = world.config;
+  const Plan plan = world.MakePlan();
+  const bool shrink = config.options.on_rank_death == OnRankDeath::kShrink;
+  std::set<uint32_t> numbers;
+  for (uint32_t i = 0; i < config.world; ++i) numbers.insert(i);
+  if (world.broadcast()) {
+    std::set<uint64_t> all;
+    for (uint64_t step = 0; step < *plan.total_steps(); ++step) {
+      all.insert(plan.PositionOf(step));
+    }
+    for (const uint32_t number : numbers) {
+      const size_t count = world.steps[number].size();
+      // One that dies with all of it need not be told of the end.
+      if (!world.finished.contains(number) && count < all.size()) {
+        run.Check(config.options.lag == Lag::kFail,
+                  "consumer {} was not told of the end", number);
+        continue;
+      }
+      run.Check(count + world.missed[number] == all.size(),
+                "consumer {} got {} batches and missed {} of {}", number, count,
+                world.missed[number], all.size());
+      run.Check(config.options.lag == Lag::kSkip || world.missed[number] == 0,
+                "consumer {} missed {}", number, world.missed[number]);
+    }
+    run.Check(!world.finished.empty(), "nobody finished");
+    return;
+  }
+  for (uint64_t row = 0; row < config.records; ++row) {
+    const auto has = [&](const RowRange& range) {
+      return row - range.position < range.rows;
+    };
+    if (row < config.start.position &&
+        std::none_of(config.start.owed.begin(), config.start.owed.end(), has)) {
+      continue;
+    }
+    const bool done =
+        std::any_of(world.returned.begin(), world.returned.end(),
+                    [&](const Returned& each) {
+                      return each.release_begun &&
+                             row - each.content.row < each.content.rows;
+                    });
+    run.Check(done, "row {} is lost", row);
+  }
+  if (config.options.mode == DeliveryMode::kSplit && !shrink) {
+    for (const uint32_t number : numbers) {
+      run.Check(world.steps[number].size() == *plan.total_steps(),
+                "rank {} took {} steps of {}", number,
+                world.steps[number].size(), *plan.total_steps());
+    }
+  }
+}
+
+Scenario TheWorld(const Config& config) {
+  return [=](Run& run) {
+    auto of = std::make_shared<World>(&run, config);
+    world = of.get();
+    World* const w = world;
+    for (int life = 0; life < config.lives; ++life) {
+      const auto broker = std::make_shared<std::unique_ptr<Broker>>();
+      w->broker_process[life] = run.AddProcess(
+          fmt::format("broker {}", life + 1),
+          [=, &run] {
+            if (life > 0) {
+              const auto all_before = [=](const auto& are) {
+                return std::all_of(w->broker_process.begin(),
+                                   w->broker_process.begin() + life, are);
+              };
+              run.WaitUntil([&] {
+                return all_before([&](int each) { return run.gone(each); });
+              });
+              const bool dead =
+                  all_before([&](int each) { return run.dead(each); });
+              run.Observe(dead);
+              if (!dead) return;
+              *broker = std::make_unique<Broker>(w, life);
+            }
+            (*broker)->Run();
+          },
+          life + 1 < config.lives ? Mortality::kMayDie : Mortality::kLives);
+      if (life == 0) *broker = std::make_unique<Broker>(w, 0);
+      if (life == 0) {
+        w->ranks = static_cast<int>(config.world) + config.replacement;
+        for (int i = 0; i < w->ranks; ++i) {
+          const bool replaces = i == static_cast<int>(config.world);
+          w->rank_process[i] = run.AddProcess(
+              replaces ? "replacement" : fmt::format("rank {}", i),
+              [=] {
+                (void)of;
+                Rank rank(w, i);
+                replaces ? rank.RunAsReplacement()
+                         : rank.Run(static_cast<uint32_t>(i));
+              },
+              config.rank_dies && i == 0 ? Mortality::kMayDie
+                                         : Mortality::kLives);
+        }
+        for (uint32_t i = 0; i < config.world; ++i) {
+          w->sessions[0][i].number = i;
+          (*broker)->AttachAtOnce(static_cast<int>(i));
+          w->sessions[0][i].answered = true;
+        }
+      }
+    }
+    if (config.evict) {
+      run.AddProcess("operator", [=, &run] {
+        run.Step("asks for an eviction");
+        w->evict_asked = true;
+      });
+    }
+    for (int life = 0; life < config.lives; ++life) {
+      const int broker = w->broker_process[life];
+      Segment& segment = w->segments[life];
+      for (uint32_t i = 0; i < kSeats; ++i) {
+        run.Share(&segment.rings[i], sizeof(Ring), broker);
+        run.Name(&segment.rings[i].published, "published");
+        run.Name(&segment.rings[i].closed, "closed");
+        run.Name(&segment.rings[i].broker_waiting, "broker_waiting");
+      }
+      run.Share(&segment.slots, sizeof(segment.slots), broker);
+      for (int i = 0; i < w->ranks; ++i) {
+        Session& session = w->sessions[life][i];
+        const int rank = w->rank_process[i];
+        session.to_rank.Connect(&run, broker, rank);
+        session.to_broker.Connect(&run, rank, broker);
+        constexpr size_t kUsed =
+            offsetof(CursorPage, leases) + kLeases * sizeof(LeaseRecord);
+        run.Share(&session.page, kUsed, rank);
+        run.ShareConstant(&session.page.leases[kLeases],
+                          sizeof(CursorPage) - kUsed);
+        run.Name(&session.page.taken, "taken");
+        run.Name(&session.page.position, "position");
+        run.Name(&session.page.waiting, "waiting");
+        for (uint32_t lease = 0; lease < kLeases; ++lease) {
+          LeaseRecord& record = session.page.leases[lease];
+          run.Name(&record.released, "released");
+          run.Name(&record.generation, "generation");
+          run.Name(&record.position, "lease's position");
+        }
+      }
+    }
+    run.AtEnd([=] {
+      (void)of;
+      CheckEnd(*w);
+    });
+  };
+}
+
+// ---- the tests
+
+class DeliverySimulationTest : public testing::Test {
+ protected:
+  static void Say(const std::string& name, const Result& result) {
+    fmt::print("{:<34} {:>8} states {:>8} runs {:>9} steps\n", name,
+               result.states, result.runs, result.steps);
+  }
+  // In every way with so many preemptions.
+  static void NeverFails(const std::string& name, const Config& config,
+                         Options options) {
+#ifdef PENSTOCK_SMALL_BOUNDS
+    options.preemptions_max = std::min(options.preemptions_max, 0);
+#endif
+    const Result result = Explore(options, TheWorld(config));
+    Say(name, result);
+    EXPECT_FALSE(result.failed) << name << ": " << result.message;
+    EXPECT_TRUE(result.exhausted) << name;
+  }
+  // In so many random ones.
+  static void NeverFailsAtRandom(const std::string& name, const Config& config,
+                                 uint64_t runs, int deaths) {
+#ifdef PENSTOCK_SMALL_BOUNDS
+    runs /= 10;
+#endif
+    for (const Memory memory : {Memory::kTso, Memory::kCpp}) {
+      Options options;
+      options.memory = memory;
+      options.deaths_max = deaths;
+      const Result result = ExploreRandomly(options, TheWorld(config), 1, runs);
+      Say(name + (memory == Memory::kTso ? ", random (TSO)" : ", random (C++)"),
+          result);
+      EXPECT_FALSE(result.failed) << name << ": " << result.message;
+    }
+  }
+};
+
+Config Split() {
+  Config config;
+  return config;
+}
+
+Config Dynamic() {
+  Config config;
+  config.options.mode = DeliveryMode::kDynamic;
+  config.records = 3;
+  config.batch = 1;
+  config.slots = 3;
+  config.leases = 2;
+  return config;
+}
+
+Config Broadcast(Lag lag) {
+  Config config;
+  config.options.mode = DeliveryMode::kBroadcast;
+  config.options.lag = lag;
+  config.options.window = 1;
+  config.records = 3;
+  config.batch = 1;
+  config.slots = lag == Lag::kSkip ? 4 : 3;
+  config.leases = 2;
+  return config;
+}
+
+// ---- split
+
+TEST_F(DeliverySimulationTest, SplitRanksTakeAllOnceAndEqualSteps) {
+  NeverFails("split", Split(), {.preemptions_max = 1});
+  Config config = Split();
+  config.records = 5;  // the last step has nothing for rank 1
+  config.hold = 2;
+  NeverFailsAtRandom("split, short last step", config, 1'000, 0);
+}
+
+TEST_F(DeliverySimulationTest, SplitRankThatDiesIsReplacedWithoutLoss) {
+  Config config = Split();
+  config.rank_dies = config.replacement = true;
+  NeverFails("split, rank dies", config,
+             {.deaths_max = 1, .preemptions_max = 0});
+  config.hold = 2;
+  config.records = 6;
+  NeverFailsAtRandom("split, rank dies", config, 2'000, 1);
+}
+
+TEST_F(DeliverySimulationTest, SplitRankThatIsEvictedIsReplacedWithoutLoss) {
+  Config config = Split();
+  config.evict = config.replacement = true;
+  NeverFails("split, eviction", config, {.preemptions_max = 0});
+  config.hold = 2;
+  config.records = 6;
+  NeverFailsAtRandom("split, eviction", config, 2'000, 0);
+}
+
+TEST_F(DeliverySimulationTest, SplitRankThatIsEvictedAndDiesIsReplaced) {
+  Config config = Split();
+  config.evict = config.replacement = config.rank_dies = true;
+  config.hold = 2;
+  NeverFailsAtRandom("split, eviction and death", config, 2'000, 1);
+}
+
+TEST_F(DeliverySimulationTest, SplitGoesOnAfterADeathOfTheBroker) {
+  Config config = Split();
+  config.lives = 2;
+  config.records = 2;
+  NeverFails("split, broker dies", config,
+             {.deaths_max = 1, .preemptions_max = 0});
+  config.hold = 2;
+  config.records = 6;
+  NeverFailsAtRandom("split, broker dies", config, 2'000, 1);
+}
+
+TEST_F(DeliverySimulationTest, SplitRankAndBrokerDie) {
+  Config config = Split();
+  config.lives = 2;
+  config.rank_dies = config.replacement = true;
+  NeverFailsAtRandom("split, both die", config, 6'000, 2);
+  config.hold = 2;
+  config.records = 6;
+  NeverFailsAtRandom("split, both die, two held", config, 4'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, OwedStepsComeFirstAndOnce) {
+  Config config = Split();
+  config.records = 6;
+  config.start = {4, {{0, 2, true}, {2, 1, false}}};
+  NeverFailsAtRandom("owed", config, 1'000, 0);
+  config.lives = 2;
+  NeverFailsAtRandom("owed, broker dies", config, 2'000, 1);
+  config.lives = 1;
+  config.rank_dies = config.replacement = true;
+  NeverFailsAtRandom("owed, rank dies", config, 2'000, 1);
+}
+
+TEST_F(DeliverySimulationTest, ShrinkLosesNothing) {
+  Config config = Split();
+  config.options.on_rank_death = OnRankDeath::kShrink;
+  // When others have finished, it waits for a replacement after all.
+  config.rank_dies = config.replacement = true;
+  NeverFails("shrink", config, {.deaths_max = 1, .preemptions_max = 0});
+  config.hold = 2;
+  config.records = 6;
+  NeverFailsAtRandom("shrink", config, 3'000, 1);
+}
+
+TEST_F(DeliverySimulationTest, SplitEvictionAndDeathOfTheBroker) {
+  Config config = Split();
+  config.lives = 2;
+  config.evict = config.replacement = true;
+  config.hold = 2;
+  NeverFailsAtRandom("split, eviction, broker dies", config, 3'000, 1);
+}
+
+TEST_F(DeliverySimulationTest, ShrinkWhenRankAndBrokerDie) {
+  Config config = Split();
+  config.options.on_rank_death = OnRankDeath::kShrink;
+  config.rank_dies = config.replacement = true;
+  config.hold = 2;
+  config.records = 6;
+  config.lives = 2;
+  NeverFailsAtRandom("shrink, both die", config, 4'000, 2);
+}
+
+// ---- dynamic
+
+TEST_F(DeliverySimulationTest, DynamicGivesEachBatchToOne) {
+  Config config = Dynamic();
+  config.records = 2;
+  NeverFails("dynamic", config, {.preemptions_max = 1});
+  config.records = 4;
+  config.hold = 2;
+  config.leases = 2;
+  NeverFailsAtRandom("dynamic", config, 1'000, 0);
+}
+
+TEST_F(DeliverySimulationTest, DynamicRankThatDiesLeavesItsBatchToTheOther) {
+  Config config = Dynamic();
+  config.rank_dies = true;
+  config.records = 2;
+  NeverFails("dynamic, rank dies", config,
+             {.deaths_max = 1, .preemptions_max = 0});
+  config.records = 4;
+  NeverFailsAtRandom("dynamic, rank dies", config, 2'000, 1);
+}
+
+TEST_F(DeliverySimulationTest, DynamicEvictionLeavesBatchesToTheOther) {
+  Config config = Dynamic();
+  config.evict = true;
+  config.records = 2;
+  NeverFails("dynamic, eviction", config, {.preemptions_max = 0});
+  config.records = 4;
+  config.hold = 2;
+  NeverFailsAtRandom("dynamic, eviction", config, 2'000, 0);
+}
+
+TEST_F(DeliverySimulationTest, DynamicRankAndBrokerDie) {
+  Config config = Dynamic();
+  config.lives = 2;
+  NeverFailsAtRandom("dynamic, broker dies", config, 3'000, 1);
+  config.rank_dies = config.replacement = true;
+  config.records = 4;
+  NeverFailsAtRandom("dynamic, both die", config, 5'000, 2);
+  config.hold = 2;
+  NeverFailsAtRandom("dynamic, both die, two held", config, 4'000, 2);
+}
+
+// ---- broadcast
+
+TEST_F(DeliverySimulationTest, BroadcastGivesAllToAllOrSaysWhatIsMissed) {
+  for (const Lag lag : {Lag::kBlock, Lag::kSkip, Lag::kFail}) {
+    const std::string name(kLagNames[static_cast<size_t>(lag)]);
+    NeverFails(name, Broadcast(lag), {.preemptions_max = 0});
+    NeverFailsAtRandom(name, Broadcast(lag), 1'500, 0);
+  }
+}
+
+TEST_F(DeliverySimulationTest, BroadcastConsumerIsReplacedWithoutLoss) {
+  Config config = Broadcast(Lag::kBlock);
+  config.rank_dies = config.replacement = true;
+  NeverFailsAtRandom("block, one dies", config, 3'000, 1);
+  config.rank_dies = config.replacement = false;
+  config.lives = 2;
+  NeverFailsAtRandom("block, broker dies", config, 3'000, 1);
+}
+
+// ---- what is known to be wrong; each fails, and says how
+
+// Which of the owed steps a rank had done dies with it and the broker.
+TEST_F(DeliverySimulationTest, DISABLED_OwedStepsWhenRankAndBrokerDie) {
+  Config config = Split();
+  config.records = 6;
+  config.start = {4, {{0, 2, true}, {2, 1, false}}};
+  config.lives = 2;
+  config.rank_dies = config.replacement = true;
+  NeverFailsAtRandom("owed, both die", config, 4'000, 2);
+}
+
+// Of a consumer that died with the broker only the lowest position is kept.
+TEST_F(DeliverySimulationTest, DISABLED_BroadcastWhenConsumerAndBrokerDie) {
+  Config config = Broadcast(Lag::kBlock);
+  config.rank_dies = config.replacement = true;
+  config.lives = 2;
+  NeverFailsAtRandom("block, both die", config, 4'000, 2);
+}
+
+// A page of the life before the last is not known to be of the same process:
+// what it holds still comes again, marked.
+TEST_F(DeliverySimulationTest, DISABLED_TwoDeathsOfTheBroker) {
+  Config config = Split();
+  config.rank_dies = config.replacement = true;
+  config.hold = 2;
+  config.records = 6;
+  config.lives = 3;
+  NeverFailsAtRandom("split, rank and two brokers die", config, 6'000, 3);
+}
+
+TEST_F(DeliverySimulationTest, SeedGivesTheRunAgain) {
+  Config config = Split();
+  config.rank_dies = true;  // and nobody takes its place
+  const Options options{.deaths_max = 1};
+  const Result found = ExploreRandomly(options, TheWorld(config), 1, 1'000);
+  ASSERT_TRUE(found.failed);
+  const Result again =
+      simulation::RunSeed(options, TheWorld(config), found.seed);
+  EXPECT_EQ(again.message, found.message);
+}
+
+}  // namespace
+}  // namespace penstock

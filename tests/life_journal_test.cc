@@ -1,0 +1,239 @@
+// Goal: a dynamic job whose broker and ranks die loses no step and doubles none
+// unmarked, whichever write into the journal was the last. Method: one run of
+// the real Delivery and LifeJournal; before and after each record, and in the
+// middle of it, the journal's file and the ranks' pages are kept, and another
+// LifeJournal reads them.
+#include "broker/life_journal.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "broker/restore.h"
+#include "common/ring.h"
+#include "fmt/format.h"
+#include "gtest/gtest.h"
+
+namespace penstock {
+namespace {
+
+constexpr uint32_t kRanks = 2;
+constexpr uint64_t kSteps = 7;
+
+std::string Bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Tells the journal, and the test before and after.
+class Told : public DeliveryRecord {
+ public:
+  Told(LifeJournal* life, uint64_t job, std::function<void()> look)
+      : life_(life), job_(job), look_(std::move(look)) {}
+  void Completed(uint64_t position, uint64_t next) override {
+    look_();
+    life_->Completed(job_, position, next);
+    look_();
+  }
+  void HandedOver(uint32_t rank, uint64_t position) override {
+    life_->HandedOver(job_, rank, position);
+  }
+  void Opened(uint64_t position) override {
+    look_();
+    life_->Opened(job_, position);
+    look_();
+  }
+
+ private:
+  LifeJournal* const life_;
+  const uint64_t job_;
+  const std::function<void()> look_;
+};
+
+class LifeJournalTest : public testing::Test {
+ protected:
+  struct Moment {
+    std::string journal;
+    std::vector<CursorPage*> pages;
+    std::set<uint64_t> returned;
+    std::set<uint64_t> released;
+  };
+
+  LifeJournalTest() {
+    std::filesystem::remove_all(directory_);
+    std::filesystem::create_directories(directory_ + "/1");
+    options_.spec = *ParseDatasetSpec(
+        fmt::format("dataset: numbers\nsource: {{range: {}}}\n"
+                    "batch: {{size: 1}}\nepochs: 1\n",
+                    kSteps),
+        "test", "/");
+    options_.delivery.mode = DeliveryMode::kDynamic;
+    options_.local_world_size = options_.consumers_max = kRanks;
+  }
+  ~LifeJournalTest() override { std::filesystem::remove_all(directory_); }
+
+  // What a death here and now would leave.
+  void Look() {
+    Moment& moment = moments_.emplace_back();
+    moment.journal = Bytes(directory_ + "/1/journal");
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      kept_.push_back(std::make_unique<CursorPage>());
+      std::memcpy(static_cast<void*>(kept_.back().get()), &pages_[rank],
+                  sizeof(CursorPage));
+      moment.pages.push_back(kept_.back().get());
+    }
+    moment.returned = returned_;
+    moment.released = released_;
+  }
+
+  void RunTheJob() {
+    auto life = LifeJournal::Open(directory_ + "/1", {});
+    ASSERT_TRUE(life.ok()) << life.status().message();
+    const uint64_t job =
+        (*life)->JobOpened({0, "train", "numbers", {}}, options_, 1, true, {});
+    (*life)->Begun(job, 0, 4096);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      (*life)->RankAttached(job, rank, -1, -1);
+    }
+    Look();
+    Told told(life->get(), job, [this] { Look(); });
+    Delivery::Shape shape;
+    shape.options = options_.delivery;
+    shape.consumers_max = kRanks;
+    shape.slots_per_lane = 4;
+    shape.leases = 2;
+    shape.rows_max = 1;
+    std::vector<Ring> rings(2 * kRanks);
+    std::vector<Ring*> places;
+    for (Ring& ring : rings) places.push_back(&ring);
+    Delivery delivery(shape, plan_, places, &told);
+    delivery.SetUsableSlots(4);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      Delivery::Joining joining;
+      joining.rank = rank;
+      joining.cursor = {std::shared_ptr<void>(), &pages_[rank]};
+      ASSERT_TRUE(delivery.Attach(joining).ok());
+    }
+    std::vector<Cell> held;
+    for (uint64_t turn = 0; released_.size() < kSteps; ++turn) {
+      ASSERT_LT(turn, 100u);
+      delivery.Advance();
+      while (Share* share = delivery.Open()) {
+        share->claimed = share->finished = share->rows.rows;
+        delivery.Filled(share);
+      }
+      delivery.Advance();
+      // They release out of order: the older batch of rank 1 is held longest.
+      const auto rank = static_cast<uint32_t>(turn % 3 == 0);
+      Cell cell;
+      if (TryTake(rings[rank], pages_[rank], &cell) == TakeResult::kTaken) {
+        returned_.insert(cell.position);
+        Look();
+        if (rank == 1 && held.empty()) {
+          held.push_back(cell);
+          continue;
+        }
+        (void)Release(rings[rank], pages_[rank], cell.lease, cell.generation);
+        released_.insert(cell.position);
+        Look();
+      } else if (!held.empty() && released_.size() + 1 == kSteps) {
+        (void)Release(rings[1], pages_[1], held[0].lease, held[0].generation);
+        released_.insert(held[0].position);
+        Look();
+      }
+    }
+    // Compacted, it says the same: the file grows by what is forgotten then.
+    for (int i = 0; i < 20; ++i) {
+      (*life)->DatasetRegistered(
+          {0, "d", std::string(100'000, static_cast<char>('a' + i))});
+    }
+    const size_t before = Bytes(directory_ + "/1/journal").size();
+    (*life)->CompactIfWanted();
+    EXPECT_LT(Bytes(directory_ + "/1/journal").size(), before);
+    Look();
+  }
+
+  // All are dead; the next life has the journal and the pages.
+  void CheckNextLife(const Moment& moment, const std::string& journal) {
+    const std::string directory = directory_ + "/2";
+    std::filesystem::remove_all(directory);
+    std::filesystem::create_directories(directory);
+    std::ofstream(directory + "/journal", std::ios::binary) << journal;
+    auto life = LifeJournal::Open(directory, {});
+    ASSERT_TRUE(life.ok()) << life.status().message();
+    const std::vector<FormerJob> jobs = (*life)->TakeJobs();
+    ASSERT_EQ(jobs.size(), 1u);
+    const FormerJob& job = jobs[0];
+    EXPECT_EQ(job.ranks.size(), kRanks);
+    std::vector<FormerProcess> processes;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      processes.push_back({rank, moment.pages[rank], false});
+    }
+    const GatheredSteps gathered =
+        GatherSteps({job.options.delivery, job.opened, job.low, job.completed},
+                    plan_, processes, {});
+    std::map<uint64_t, bool> comes;  // marked
+    for (uint64_t at = gathered.position; at < kSteps; ++at) comes[at] = false;
+    for (const RowRange& again : gathered.again) {
+      EXPECT_TRUE(comes.emplace(again.position, again.redelivered).second)
+          << "step " << again.position << " comes twice";
+    }
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      const bool released = moment.released.contains(step);
+      EXPECT_EQ(comes.contains(step), !released) << "step " << step;
+      if (released || !comes.contains(step)) continue;
+      EXPECT_EQ(comes[step], moment.returned.contains(step)) << "step " << step;
+    }
+  }
+
+  static Plan MakePlan(const DatasetSpec& spec) {
+    return *Plan::Make(spec, kSteps, 1);
+  }
+
+  const std::string directory_ =
+      testing::TempDir() + fmt::format("life_journal_{}", getpid());
+  JobOptions options_;
+  Plan plan_ = [] {
+    DatasetSpec spec;
+    spec.epochs = 1;
+    return MakePlan(spec);
+  }();
+  std::array<CursorPage, kRanks> pages_{};
+  std::vector<std::unique_ptr<CursorPage>> kept_;
+  std::vector<Moment> moments_;
+  std::set<uint64_t> returned_;
+  std::set<uint64_t> released_;
+};
+
+TEST_F(LifeJournalTest,
+       DynamicJobLosesAndDoublesNothingWhateverWasWrittenLast) {
+  RunTheJob();
+  ASSERT_GE(moments_.size(), 25u);
+  for (size_t i = 0; i < moments_.size(); ++i) {
+    SCOPED_TRACE(fmt::format("moment {} of {}", i, moments_.size()));
+    CheckNextLife(moments_[i], moments_[i].journal);
+    if (i == 0 ||
+        moments_[i].journal.size() <= moments_[i - 1].journal.size()) {
+      continue;
+    }
+    // Torn in the middle of the record; nothing else has happened since. (A
+    // compaction is the last moment: journal_test.cc tears that.)
+    if (i + 1 == moments_.size()) continue;
+    const size_t middle =
+        (moments_[i - 1].journal.size() + moments_[i].journal.size()) / 2;
+    CheckNextLife(moments_[i - 1], moments_[i].journal.substr(0, middle));
+  }
+}
+
+}  // namespace
+}  // namespace penstock

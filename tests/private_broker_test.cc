@@ -1,0 +1,334 @@
+// A private broker's lives: what the next one is given, when there is none any
+// more, and the loop of `penstock run` around it. penstockd is played by
+// command_fake_penstockd.py.
+#include "client/command/private_broker.h"
+
+#include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <future>
+#include <set>
+#include <thread>
+
+#include "client/command/supervise.h"
+#include "common/message.h"
+#include "tests/command_fixture.h"
+
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+size_t OpenDescriptors() {
+  size_t count = 0;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    count += entry.exists() ? 1 : 0;
+  }
+  return count;
+}
+
+// Those that a program would inherit.
+std::set<int> Inherited() {
+  std::set<int> numbers;
+  for (int fd = 0; fd < 1024; ++fd) {
+    const int flags = fcntl(fd, F_GETFD);
+    if (flags >= 0 && (flags & FD_CLOEXEC) == 0) numbers.insert(fd);
+  }
+  return numbers;
+}
+
+TEST(RestartPolicyTest, AtOnceThenAfterDoublingPausesThenNoMore) {
+  RestartPolicy policy;
+  RestartPolicy::Clock::time_point now{};
+  const milliseconds pauses[] = {milliseconds(0), milliseconds(200),
+                                 milliseconds(400), milliseconds(800),
+                                 milliseconds(1600)};
+  int number = 0;
+  for (const milliseconds pause : pauses) {
+    const std::optional<RestartPolicy::Restart> restart = policy.Next(now);
+    ASSERT_TRUE(restart.has_value());
+    EXPECT_EQ(restart->number, ++number);
+    EXPECT_EQ(restart->pause, pause);
+    now += pause;
+  }
+  EXPECT_FALSE(policy.Next(now).has_value());
+}
+
+TEST(RestartPolicyTest, WhatIsOlderThanTheWindowIsForgotten) {
+  RestartPolicy policy;
+  RestartPolicy::Clock::time_point now{};
+  // A pause is part of the time between two restarts.
+  for (int i = 0; i < 20; ++i, now += seconds(14)) {
+    EXPECT_TRUE(policy.Next(now).has_value()) << i;
+  }
+  now += RestartPolicy::kWindow;
+  const std::optional<RestartPolicy::Restart> restart = policy.Next(now);
+  ASSERT_TRUE(restart.has_value());
+  EXPECT_EQ(restart->number, 1);
+  EXPECT_EQ(restart->pause, milliseconds(0));
+}
+
+TEST(ProcessTest, PassedDescriptorsMayLieWhereTheyAreToBe) {
+  constexpr int kCount = 40;
+  // Numbers from 3 on, in reverse: each one's target is another's source.
+  std::vector<Fd> fds;
+  ProcessSpec spec;
+  for (int i = 0; i < kCount; ++i) {
+    fds.emplace_back(memfd_create("test", MFD_CLOEXEC));
+    ASSERT_EQ(write(fds.back().get(), &i, sizeof(i)),
+              static_cast<ssize_t>(sizeof(i)));
+  }
+  std::string names;
+  for (int i = kCount - 1; i >= 0; --i) {
+    spec.listen_fds.push_back({fds[i].get(), "n" + std::to_string(i)});
+    names += (names.empty() ? "n" : ":n") + std::to_string(i);
+  }
+  std::set<int> expected = Inherited();
+  for (int i = 0; i < kCount; ++i) expected.insert(3 + i);
+  spec.body = [&] {
+    for (int i = 0; i < kCount; ++i) {
+      int content = -1;
+      if (pread(3 + i, &content, sizeof(content), 0) != sizeof(content) ||
+          content != kCount - 1 - i) {
+        return 1;
+      }
+    }
+    if (Inherited() != expected) return 2;
+    if (std::string(getenv("LISTEN_FDNAMES")) != names) return 3;
+    if (std::string(getenv("LISTEN_FDS")) != std::to_string(kCount)) return 4;
+    return std::string(getenv("LISTEN_PID")) == std::to_string(getpid()) ? 0
+                                                                         : 5;
+  };
+  StatusOr<Process> process = Process::Start(spec);
+  ASSERT_TRUE(process.ok()) << process.status().message();
+  const std::optional<ProcessExit> ended = process->WaitFor(60);
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(ended->ToString(), "ended with status 0");
+}
+
+class PrivateBrokerTest : public CommandTest {
+ protected:
+  PrivateBrokerTest() {
+    setenv("PENSTOCKD", PENSTOCK_SOURCE_DIR "/tests/command_fake_penstockd.py",
+           1);
+    fs::create_directory(folder_ + "/lives");
+    options_.environment = {{"FAKE_PENSTOCKD_LIVES", folder_ + "/lives"}};
+  }
+
+  // With the fake misbehaving in this mode.
+  std::unique_ptr<PrivateBroker> Start(const std::string& mode) {
+    options_.environment.emplace_back("FAKE_PENSTOCKD", mode);
+    StatusOr<std::unique_ptr<PrivateBroker>> broker =
+        PrivateBroker::Start(options_);
+    EXPECT_TRUE(broker.ok()) << broker.status().message();
+    return std::move(*broker);
+  }
+
+  // Tends, as a loop would, until this holds or the broker is given up.
+  template <typename Condition>
+  Status TendUntil(PrivateBroker& broker, const Condition& holds) {
+    for (;;) {
+      PENSTOCK_RETURN_IF_ERROR(broker.Tend(Tell()));
+      if (holds()) return OkStatus();
+      std::vector<pollfd> entries;
+      broker.AddTo(&entries);
+      int timeout_ms = -1;
+      if (const auto at = broker.TendAt()) {
+        const auto left =
+            std::chrono::ceil<milliseconds>(*at - PrivateBroker::Clock::now());
+        timeout_ms = static_cast<int>(std::max<int64_t>(left.count(), 0));
+      }
+      poll(entries.data(), entries.size(), timeout_ms);
+    }
+  }
+  // Until a process other than this one is ready.
+  Status TendUntilReady(PrivateBroker& broker, pid_t former = -1) {
+    return TendUntil(broker, [&] {
+      return broker.process().pid() != former && broker.store().ready();
+    });
+  }
+  PrivateBroker::Tell Tell() {
+    return [this](const std::string& news) { told_.push_back(news); };
+  }
+
+  PrivateBrokerOptions options_;
+  std::vector<std::string> told_;
+};
+
+TEST_F(PrivateBrokerTest, ItsFolderIsPrivateAndGoesWithAllThatIsInIt) {
+  const std::unique_ptr<PrivateBroker> broker = Start("");
+  const std::string state = broker->folder() + "/state";
+  struct stat info {};
+  ASSERT_EQ(stat(state.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+  // A link out of it is removed, and what it leads to is not.
+  fs::create_directories(folder_ + "/kept/inside");
+  fs::create_directory_symlink(folder_ + "/kept", state + "/link");
+  fs::create_directories(state + "/a/b");
+  ASSERT_TRUE(TendUntilReady(*broker).ok());
+  broker->Stop();
+  EXPECT_TRUE(fs::is_empty(runtime_));
+  EXPECT_TRUE(fs::exists(folder_ + "/kept/inside"));
+}
+
+TEST_F(PrivateBrokerTest, LivesDoNotAddUpDescriptors) {
+  const size_t before = OpenDescriptors();
+  const std::unique_ptr<PrivateBroker> broker = Start("keep");
+  ASSERT_TRUE(TendUntilReady(*broker).ok());
+  const size_t first = OpenDescriptors();
+  EXPECT_THAT(broker->store().descriptors(), SizeIs(3));
+  for (int life = 0; life < 3; ++life) {
+    const pid_t pid = broker->process().pid();
+    broker->process().Signal(SIGKILL);
+    ASSERT_TRUE(TendUntilReady(*broker, pid).ok());
+    EXPECT_EQ(OpenDescriptors(), first);
+  }
+  EXPECT_THAT(broker->store().descriptors(), SizeIs(3));
+  EXPECT_THAT(told_, SizeIs(3));
+  broker->Stop();
+  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_GT(broker->cpu_s(), 0);
+}
+
+TEST_F(PrivateBrokerTest, WhoConnectsBetweenTwoLivesIsAnsweredByTheNext) {
+  const std::unique_ptr<PrivateBroker> broker = Start("");
+  ASSERT_TRUE(TendUntilReady(*broker).ok());
+  const pid_t former = broker->process().pid();
+  broker->process().Signal(SIGKILL);
+  ASSERT_TRUE(broker->Death(60).has_value());
+  const StatusOr<Fd> client = ConnectControl(broker->socket());
+  ASSERT_TRUE(client.ok()) << client.status().message();
+  ASSERT_TRUE(TendUntilReady(*broker, former).ok());
+  const StatusOr<Message> answer = Request(client->get(), {{"op", "ping"}});
+  ASSERT_TRUE(answer.ok()) << answer.status().message();
+  EXPECT_EQ(answer->json["pid"], broker->process().pid());
+}
+
+TEST_F(PrivateBrokerTest, AGivenUpBrokerRefusesWhoWaitsAndWhoComes) {
+  const std::unique_ptr<PrivateBroker> broker = Start("die-again");
+  ASSERT_TRUE(TendUntilReady(*broker).ok());
+  broker->process().Signal(SIGKILL);
+  ASSERT_TRUE(broker->Death(60).has_value());
+  // A fork that forgot to let go of the listening socket.
+  ProcessSpec spec;
+  spec.body = [] { return pause(); };
+  const StatusOr<Process> holder = Process::Start(spec);
+  ASSERT_TRUE(holder.ok());
+  const StatusOr<Fd> client = ConnectControl(broker->socket());
+  ASSERT_TRUE(client.ok());
+  // The path is kept: the socket itself has to refuse.
+  const std::string path = folder_ + "/link";
+  ASSERT_EQ(link(broker->socket().c_str(), path.c_str()), 0);
+
+  const Status status = TendUntil(*broker, [] { return false; });
+  EXPECT_THAT(status.message(), HasSubstr("given up after 5 restarts"));
+  EXPECT_THAT(told_, SizeIs(RestartPolicy::kRestartsMax));
+  EXPECT_FALSE(broker->Tend(Tell()).ok());
+  EXPECT_FALSE(broker->TendAt().has_value());
+  std::vector<pollfd> entries;
+  broker->AddTo(&entries);
+  EXPECT_THAT(entries, IsEmpty());
+
+  EXPECT_FALSE(fs::exists(broker->socket()));
+  EXPECT_EQ(ConnectControl(path).status().code(), StatusCode::kUnavailable);
+  char byte;
+  EXPECT_LE(recv(client->get(), &byte, 1, 0), 0);
+  EXPECT_FALSE(broker->Call({{"op", "ping"}}).ok());
+}
+
+TEST_F(PrivateBrokerTest, ABrokerThatWasNeverReadyIsNotRestarted) {
+  const std::unique_ptr<PrivateBroker> broker = Start("die");
+  const Status status = TendUntil(*broker, [] { return false; });
+  EXPECT_THAT(status.message(), HasSubstr("ended with status 7"));
+  EXPECT_THAT(told_, IsEmpty());
+  EXPECT_FALSE(fs::exists(folder_ + "/lives/2"));
+}
+
+TEST_F(PrivateBrokerTest, AThreadCanKeepItForAProgramWithoutALoop) {
+  const size_t before = OpenDescriptors();
+  int stop[2];
+  ASSERT_EQ(pipe2(stop, O_CLOEXEC), 0);
+  std::promise<std::string> socket;
+  std::thread keeper([&] {
+    const std::unique_ptr<PrivateBroker> broker = Start("");
+    socket.set_value(broker->socket());
+    EXPECT_TRUE(broker->TendUntil(stop[0], Tell()).ok());
+  });
+  const std::string path = socket.get_future().get();
+  const auto pid = [&] {
+    return (*CallBroker(path, {{"op", "ping"}}))["pid"].get<pid_t>();
+  };
+  const pid_t first = pid();
+  kill(first, SIGKILL);
+  WaitForFile("lives/2");
+  EXPECT_NE(pid(), first);
+  close(stop[1]);
+  keeper.join();
+  close(stop[0]);
+  EXPECT_THAT(told_, SizeIs(1));
+  EXPECT_EQ(OpenDescriptors(), before);
+  ExpectNothingLeft();
+}
+
+class SuperviseTest : public PrivateBrokerTest {
+ protected:
+  SupervisedRank Rank(const std::string& name, const std::string& script,
+                      int stdin_fd) {
+    ProcessSpec spec;
+    spec.argv = {"sh", "-c", script};
+    spec.stdin_fd = stdin_fd;
+    SupervisedRank rank;
+    rank.name = name;
+    StatusOr<Process> process = Process::Start(spec);
+    EXPECT_TRUE(process.ok()) << process.status().message();
+    rank.process = std::move(*process);
+    return rank;
+  }
+};
+
+TEST_F(SuperviseTest, ARankThatEndsWellWhileOthersGoOnIsToldOf) {
+  const std::unique_ptr<PrivateBroker> broker = Start("");
+  // What is told on stderr is what the last rank waits for.
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const std::string folder = folder_;
+  std::vector<SupervisedRank> ranks;
+  ranks.push_back(Rank("rank 0", "exit 0", -1));
+  ranks.push_back(Rank("rank 1", "exit 0", -1));
+  ranks.push_back(Rank(
+      "rank 2", "read line; echo \"$line\" >" + folder + "/told", ends[0]));
+  ASSERT_TRUE(ranks[0].process.WaitFor(60).has_value());
+  ASSERT_TRUE(ranks[1].process.WaitFor(60).has_value());
+  const int saved = dup(STDERR_FILENO);
+  dup2(ends[1], STDERR_FILENO);
+  SuperviseOptions options;
+  options.early_end_s = 0.01;
+  const int status = Supervise(ranks, *broker, options);
+  dup2(saved, STDERR_FILENO);
+  for (const int fd : {saved, ends[0], ends[1]}) close(fd);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(Read("told"),
+            "penstock: rank 0, rank 1 ended with status 0 while 1 other goes "
+            "on\n");
+}
+
+TEST_F(SuperviseTest, RanksThatEndTogetherAreNotToldOf) {
+  const std::unique_ptr<PrivateBroker> broker = Start("");
+  std::vector<SupervisedRank> ranks;
+  ranks.push_back(Rank("rank 0", "exit 0", -1));
+  ASSERT_TRUE(ranks[0].process.WaitFor(60).has_value());
+  ranks.push_back(Rank("rank 1", "exit 0", -1));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Supervise(ranks, *broker, {}), 0);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+}  // namespace
+}  // namespace penstock

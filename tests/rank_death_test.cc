@@ -1,0 +1,739 @@
+// Goal: whichever ranks die, at whatever they are at, the others go on or are
+// told, no row is lost, none comes twice without its mark, and the memory comes
+// back. Method: a penstockd process, each rank a process that is told what to
+// do and killed where the test wants it; what the broker has done by then is
+// seen in its status.
+#include <signal.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/ring.h"
+#include "common/segment.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/delivery_fixture.h"
+
+namespace penstock {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using What = RankProcess::What;
+
+class RankDeathTest : public DeliveryTest {
+ protected:
+  std::string Name() const {
+    return testing::UnitTest::GetInstance()->current_test_info()->name();
+  }
+  static std::string Spec(int rows, const std::string& rest = "") {
+    return RangeSpec(std::to_string(rows), "batch: {size: 8}\nprefetch: 3\n" +
+                                               std::string("hold: 4\n") + rest);
+  }
+  RankProcess Start(const Options& options) {
+    RankProcess rank(options);
+    const nlohmann::json answer = rank.Attached();
+    if (answer.contains("error")) {
+      throw std::runtime_error(answer.at("error").get<std::string>());
+    }
+    EXPECT_EQ(answer.at("rank"), options.rank);
+    return rank;
+  }
+  // All ranks of a job of this test.
+  std::vector<RankProcess> StartAll(
+      const std::string& spec, int world_size,
+      const std::function<void(Options*)>& with = [](Options*) {}) {
+    std::vector<RankProcess> ranks;
+    for (int rank = 0; rank < world_size; ++rank) {
+      Options options = OptionsFor(spec, rank, world_size);
+      with(&options);
+      ranks.push_back(Start(options));
+    }
+    return ranks;
+  }
+  static std::vector<Taken> TakeSome(RankProcess& rank, int count) {
+    std::vector<Taken> taken;
+    while (static_cast<int>(taken.size()) < count) {
+      const RankProcess::Said said = rank.Next();
+      if (said.what == What::kEndOfEpoch) continue;
+      EXPECT_EQ(said.what, What::kBatch) << said.error;
+      if (said.what != What::kBatch) break;
+      taken.push_back(said.taken);
+    }
+    return taken;
+  }
+  void WaitUntilGone(int rank) {
+    WaitUntil("the death is noticed", [&] {
+      const nlohmann::json status = RankOf(JobStatus(Name()), rank);
+      return status.is_null() || status.at("state") != "attached";
+    });
+  }
+
+  // What all ranks got, dead ones too: the rows of batches that are not marked,
+  // and of those that are.
+  struct Account {
+    Rows unmarked;
+    Rows marked;
+    void Add(const std::vector<Taken>& taken) {
+      for (const Taken& each : taken) {
+        Append({each}, each.redelivered ? &marked : &unmarked);
+      }
+    }
+  };
+};
+
+// ---- split: a rank of the same number goes on
+// --------------------------------
+
+TEST_F(RankDeathTest, ReplacementGetsWhatWasHeldMarkedAndTheRestUnmarked) {
+  const std::string spec = Spec(160, "shuffle: {seed: 3}\nepochs: 2");
+  const Steps undisturbed = TakeAll(spec, 2)[1];
+  std::vector<RankProcess> ranks = StartAll(spec, 2);
+  Steps steps;
+  std::vector<Taken> before = TakeSome(ranks[1], 4);
+  ranks[1].Release(2);
+  WaitUntilReady(Name(), 1, 3);
+  ranks[1].Kill();
+  // The other does not wait for it.
+  ranks[0].Run();
+  const Course other = ranks[0].Finished();
+  EXPECT_EQ(other.code, 0) << other.error;
+  EXPECT_EQ(other.taken.size(), 40u);
+  RankProcess replacement = Start(OptionsFor(spec, 1, 2));
+  replacement.Run();
+  const Course after = replacement.Finished();
+  EXPECT_EQ(after.code, 0) << after.error;
+  EXPECT_EQ(after.epoch_ends, 2u);
+  ASSERT_EQ(after.taken.size(), 38u);
+  for (size_t i = 0; i < after.taken.size(); ++i) {
+    EXPECT_EQ(after.taken[i].redelivered, i < 2) << i;
+    EXPECT_EQ(after.taken[i].rows, undisturbed[2 + i]);
+  }
+  EXPECT_EQ(StepsOf(before),
+            Steps(undisturbed.begin(), undisturbed.begin() + 4));
+}
+
+TEST_F(RankDeathTest, SecondReplacementGetsWhatBothPredecessorsHeld) {
+  const std::string spec = Spec(160);
+  std::vector<RankProcess> ranks = StartAll(spec, 2);
+  TakeSome(ranks[1], 3);
+  ranks[1].Kill();
+  RankProcess second = Start(OptionsFor(spec, 1, 2));
+  // Two of the three that its predecessor held; it releases the second.
+  std::vector<Taken> taken = TakeSome(second, 2);
+  EXPECT_TRUE(taken[0].redelivered && taken[1].redelivered);
+  second.Release(1);
+  WaitUntilReady(Name(), 1, 5);
+  second.Kill();
+  RankProcess third = Start(OptionsFor(spec, 1, 2));
+  third.Run();
+  const Course course = third.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  ASSERT_EQ(course.taken.size(), 19u);
+  for (size_t i = 0; i < course.taken.size(); ++i) {
+    EXPECT_EQ(course.taken[i].step, i + 1);
+    EXPECT_EQ(course.taken[i].redelivered, i < 2) << i;
+  }
+}
+
+// Wherever in an epoch, and between two of them: the sum is the same.
+TEST_F(RankDeathTest, DeathAfterAnyNumberOfBatchesLosesNothing) {
+  const std::string spec = Spec(40, "epochs: 2");
+  const Steps undisturbed = TakeAll(spec, 2)[1];
+  for (int taken = 0; taken <= 10; ++taken) {
+    // Who had everything and released it has finished.
+    for (int held = taken == 10 ? 1 : 0; held <= std::min(taken, 2); ++held) {
+      const auto with = [&](Options* options) {
+        options->job += std::to_string(taken) + "/" + std::to_string(held);
+      };
+      std::vector<RankProcess> ranks = StartAll(spec, 2, with);
+      for (int i = 0; i < taken; ++i) {
+        TakeSome(ranks[1], 1);
+        if (i < taken - held) ranks[1].Release(1);
+      }
+      ranks[1].Kill();
+      Options options = OptionsFor(spec, 1, 2);
+      with(&options);
+      RankProcess replacement = Start(options);
+      replacement.Run();
+      const Course course = replacement.Finished();
+      ASSERT_EQ(course.code, 0) << course.error;
+      ASSERT_EQ(StepsOf(course.taken),
+                Steps(undisturbed.begin() + taken - held, undisturbed.end()))
+          << taken << " taken, " << held << " held";
+      for (size_t i = 0; i < course.taken.size(); ++i) {
+        EXPECT_EQ(course.taken[i].redelivered, i < static_cast<size_t>(held));
+      }
+    }
+  }
+}
+
+TEST_F(RankDeathTest, OrderlyDetachCountsWhatWasHeldAndHandsOnTheRest) {
+  const std::string spec = Spec(160);
+  std::vector<RankProcess> ranks = StartAll(spec, 2);
+  TakeSome(ranks[1], 2);
+  WaitUntilReady(Name(), 1, 3);
+  ranks[1].Detach();
+  RankProcess successor = Start(OptionsFor(spec, 1, 2));
+  successor.Run();
+  const Course course = successor.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  ASSERT_EQ(course.taken.size(), 18u);
+  for (size_t i = 0; i < course.taken.size(); ++i) {
+    EXPECT_EQ(course.taken[i].step, i + 2);
+    EXPECT_FALSE(course.taken[i].redelivered);
+  }
+}
+
+TEST_F(RankDeathTest, ChildThatKeepsTheSocketsDoesNotHideTheDeathOfItsParent) {
+  const std::string spec = Spec(160);
+  std::vector<RankProcess> ranks = StartAll(spec, 2);
+  TakeSome(ranks[1], 1);
+  ranks[1].ForkChild();
+  ranks[1].Kill();
+  WaitUntilGone(1);
+  RankProcess replacement = Start(OptionsFor(spec, 1, 2));
+  EXPECT_TRUE(TakeSome(replacement, 1)[0].redelivered);
+}
+
+// ---- dynamic: the others go on
+// ------------------------------------------------
+
+TEST_F(RankDeathTest, DynamicGivesTheBatchesOfADeadRankToTheOthers) {
+  const std::string spec = Spec(400, "epochs: 2");
+  std::vector<RankProcess> ranks = StartAll(
+      spec, 3, [](Options* options) { options->delivery = "dynamic"; });
+  Account account;
+  const std::vector<Taken> of_dead = TakeSome(ranks[1], 3);
+  account.Add(of_dead);
+  ranks[1].Release(1);
+  WaitUntilReady(Name(), 1, 1);
+  ranks[1].Kill();
+  for (const int rank : {0, 2}) ranks[rank].Run();
+  for (const int rank : {0, 2}) {
+    const Course course = ranks[rank].Finished();
+    EXPECT_EQ(course.code, 0) << course.error;
+    EXPECT_EQ(course.epoch_ends, 2u);
+    account.Add(course.taken);
+  }
+  EXPECT_EQ(Sorted(account.unmarked), Numbers(400, 2));
+  Rows held;
+  Append({of_dead[1], of_dead[2]}, &held);
+  EXPECT_EQ(Sorted(account.marked), Sorted(held));
+}
+
+// Nobody is told the end before the last batch is safe.
+TEST_F(RankDeathTest, DynamicDeathWithTheVeryLastBatchLeavesItToAnother) {
+  std::vector<RankProcess> ranks = StartAll(
+      Spec(16), 2, [](Options* options) { options->delivery = "dynamic"; });
+  const Taken first = TakeSome(ranks[0], 1)[0];
+  const Taken last = TakeSome(ranks[1], 1)[0];
+  ranks[0].Release(1);
+  ranks[0].Run();
+  WaitUntil("it sleeps at the end",
+            [&] { return RankOf(JobStatus(Name()), 0).at("held") == 0; });
+  ranks[1].Kill();
+  const Course course = ranks[0].Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  ASSERT_EQ(course.taken.size(), 1u);
+  EXPECT_TRUE(course.taken[0].redelivered);
+  EXPECT_EQ(course.taken[0].rows, last.rows);
+  EXPECT_EQ(course.epoch_ends, 1u);
+}
+
+// ---- on_rank_death: fail, shrink
+// ----------------------------------------------
+
+TEST_F(RankDeathTest, FailTellsEveryRankWhoDied) {
+  std::vector<RankProcess> ranks =
+      StartAll(Spec(80'000, "epochs: forever"), 3,
+               [](Options* options) { options->on_rank_death = "fail"; });
+  TakeSome(ranks[2], 1);
+  for (const int rank : {0, 1}) ranks[rank].Run();
+  ranks[2].Kill();
+  for (const int rank : {0, 1}) {
+    const Course course = ranks[rank].Finished();
+    EXPECT_EQ(course.code, PENSTOCK_ABORTED);
+    EXPECT_THAT(course.error, AllOf(HasSubstr("rank 2 died"),
+                                    HasSubstr("on_rank_death: fail")));
+  }
+}
+
+class ShrinkTest : public RankDeathTest {
+ protected:
+  static void Shrink(Options* options) { options->on_rank_death = "shrink"; }
+
+  // Survivors to the end; what all took before is in account. Equal steps, the
+  // same world at each of them, divided as evenly as can be; each row unmarked
+  // once, and marked are exactly those of `held`.
+  void CheckSurvivors(std::vector<RankProcess*> survivors, Account account,
+                      std::vector<std::vector<Taken>> before, const Rows& held,
+                      int64_t rows, int epochs,
+                      const std::vector<int>& world_sizes) {
+    for (RankProcess* rank : survivors) rank->Run();
+    for (size_t i = 0; i < survivors.size(); ++i) {
+      const Course course = survivors[i]->Finished();
+      EXPECT_EQ(course.code, 0) << course.error;
+      before[i].insert(before[i].end(), course.taken.begin(),
+                       course.taken.end());
+    }
+    std::vector<int> seen;
+    for (size_t step = 0; step < before[0].size(); ++step) {
+      const int world_size = before[0][step].world_size;
+      if (seen.empty() || seen.back() != world_size) seen.push_back(world_size);
+      uint64_t sum = 0;
+      for (const std::vector<Taken>& each : before) {
+        ASSERT_EQ(each.size(), before[0].size());
+        EXPECT_EQ(each[step].world_size, world_size) << "step " << step;
+        EXPECT_EQ(each[step].global_rows, before[0][step].global_rows);
+        EXPECT_EQ(each[step].redelivered, before[0][step].redelivered);
+        sum += each[step].rows.size();
+        const uint64_t even = each[step].global_rows / world_size;
+        EXPECT_GE(each[step].rows.size(), even);
+        EXPECT_LE(each[step].rows.size(), even + 1);
+      }
+      if (world_size == static_cast<int>(survivors.size())) {
+        EXPECT_EQ(sum, before[0][step].global_rows) << "step " << step;
+      }
+    }
+    EXPECT_EQ(seen, world_sizes);
+    for (const std::vector<Taken>& each : before) account.Add(each);
+    EXPECT_EQ(Sorted(account.unmarked), Numbers(rows, epochs));
+    EXPECT_EQ(Sorted(account.marked), Sorted(held));
+  }
+};
+
+TEST_F(ShrinkTest, SurvivorsDivideTheRowsAndTakeEqualSteps) {
+  std::vector<RankProcess> ranks =
+      StartAll(Spec(240, "shuffle: {seed: 1}\nepochs: 2"), 4, Shrink);
+  Account account;
+  std::vector<std::vector<Taken>> before;
+  for (const int rank : {0, 2, 3}) {
+    before.push_back(TakeSome(ranks[rank], rank));
+    ranks[rank].Release(rank);
+  }
+  const std::vector<Taken> of_dead = TakeSome(ranks[1], 3);
+  account.Add(of_dead);
+  ranks[1].Release(1);
+  Rows held;
+  Append({of_dead[1], of_dead[2]}, &held);
+  WaitUntilReady(Name(), 1, 3);
+  ranks[1].Kill();
+  CheckSurvivors({&ranks[0], &ranks[2], &ranks[3]}, account, before, held, 240,
+                 2, {4, 3});
+}
+
+TEST_F(ShrinkTest, TwoDeathsOneAfterTheOther) {
+  std::vector<RankProcess> ranks = StartAll(Spec(240), 4, Shrink);
+  Account account;
+  std::vector<std::vector<Taken>> before(2);
+  std::vector<Taken> of_dead = TakeSome(ranks[1], 1);
+  account.Add(of_dead);
+  Rows held;
+  Append(of_dead, &held);
+  ranks[1].Kill();
+  WaitUntilGone(1);
+  // On until the world of three has begun for all of them.
+  int world_size = 4;
+  for (int step = 0; world_size == 4; ++step) {
+    for (const int rank : {0, 2, 3}) {
+      const Taken taken = TakeSome(ranks[rank], 1)[0];
+      world_size = taken.world_size;
+      if (rank == 2) {
+        account.Add({taken});
+        continue;
+      }
+      before[rank == 0 ? 0 : 1].push_back(taken);
+      ranks[rank].Release(1);
+    }
+    if (world_size == 4) ranks[2].Release(1);
+    ASSERT_LT(step, 30);
+  }
+  // The second dies with what it got of the first.
+  const Rows first_held = held;
+  ranks[2].Kill();
+  WaitUntilGone(2);
+  for (RankProcess* rank : {&ranks[0], &ranks[3]}) rank->Run();
+  for (const int rank : {0, 3}) {
+    const Course course = ranks[rank].Finished();
+    EXPECT_EQ(course.code, 0) << course.error;
+    std::vector<Taken>& all = before[rank == 0 ? 0 : 1];
+    all.insert(all.end(), course.taken.begin(), course.taken.end());
+  }
+  ASSERT_EQ(before[0].size(), before[1].size());
+  std::vector<int> seen;
+  for (size_t step = 0; step < before[0].size(); ++step) {
+    EXPECT_EQ(before[0][step].world_size, before[1][step].world_size);
+    if (seen.empty() || seen.back() != before[0][step].world_size) {
+      seen.push_back(before[0][step].world_size);
+    }
+  }
+  EXPECT_EQ(seen, std::vector<int>({4, 3, 2}));
+  for (const std::vector<Taken>& each : before) account.Add(each);
+  // None twice without a mark, none lost.
+  EXPECT_EQ(Sorted(account.unmarked), Numbers(240));
+  for (const int64_t row : held) {
+    EXPECT_THAT(account.marked, testing::Contains(row));
+  }
+}
+
+// The world of three has not begun when it is over.
+TEST_F(ShrinkTest, TwoDeathsAtOnce) {
+  std::vector<RankProcess> ranks = StartAll(Spec(240), 4, Shrink);
+  Account account;
+  Rows held;
+  for (const int rank : {1, 2}) {
+    const std::vector<Taken> taken = TakeSome(ranks[rank], 1);
+    account.Add(taken);
+    Append(taken, &held);
+  }
+  for (int rank = 0; rank < 4; ++rank) {
+    WaitUntilReady(Name(), rank, 3);
+  }
+  for (const int rank : {1, 2}) {
+    ranks[rank].Kill();
+    WaitUntilGone(rank);
+  }
+  CheckSurvivors({&ranks[0], &ranks[3]}, account, {{}, {}}, held, 240, 1,
+                 {4, 2});
+}
+
+TEST_F(ShrinkTest, StateOfAShrunkJobIsGoneOnWith) {
+  const std::string spec = Spec(240);
+  Rows rows;
+  std::string state;
+  {
+    std::vector<RankProcess> ranks = StartAll(spec, 3, Shrink);
+    WaitUntilReady(Name(), 2, 3);
+    ranks[2].Kill();
+    WaitUntilGone(2);
+    for (int step = 0; step < 13; ++step) {
+      for (const int rank : {0, 1}) {
+        Append(TakeSome(ranks[rank], 1), &rows);
+        ranks[rank].Release(1);
+      }
+    }
+    EXPECT_EQ(ranks[0].State(), ranks[1].State());
+    state = ranks[0].State();
+  }
+  Options options = OptionsFor(spec, 0, 1);
+  options.state = state;
+  options.job += "again";
+  Reader reader(options);
+  const Course rest = RunToTheEnd(reader);
+  EXPECT_EQ(rest.code, 0) << rest.error;
+  Append(rest.taken, &rows);
+  EXPECT_EQ(Sorted(rows), Numbers(240));
+}
+
+// What `penstock status` and a state asked by the command line say.
+TEST_F(ShrinkTest, StatusOfAShrunkJobGoesOn) {
+  std::vector<RankProcess> ranks = StartAll(Spec(240), 2, Shrink);
+  ranks[1].Kill();
+  WaitUntilGone(1);
+  TakeSome(ranks[0], 1);
+  ranks[0].Release(1);
+  for (int step = 0; step < 25; ++step) {
+    TakeSome(ranks[0], 1);
+    ranks[0].Release(1);
+  }
+  const nlohmann::json status = JobStatus(Name());
+  EXPECT_GT(status.at("step"), 15);
+  EXPECT_THAT(status.at("missing"), IsEmpty());
+  const nlohmann::json state =
+      Ask({{"op", "state"}, {"job", Name()}}).at("state");
+  EXPECT_GT(state.at("row"), 8 * 15);
+}
+
+TEST_F(ShrinkTest, TooFewToHaveTheMemoryIsAnErrorThatNamesTheDead) {
+  std::vector<RankProcess> ranks =
+      StartAll(Spec(80'000, "epochs: forever"), 4, Shrink);
+  for (const int rank : {1, 2, 3}) {
+    ranks[rank].Kill();
+    WaitUntilGone(rank);
+  }
+  ranks[0].Run();
+  const Course course = ranks[0].Finished();
+  EXPECT_EQ(course.code, PENSTOCK_ABORTED);
+  EXPECT_THAT(course.error,
+              AllOf(HasSubstr("rank 3 died"), HasSubstr("half of its ranks")));
+}
+
+// It is evicted by whoever sees it: a worker, too, and then the others have to
+// be told all the same.
+TEST_F(ShrinkTest, RankThatWritesImpossibleValuesIsShrunkAway) {
+  const std::string spec = Spec(240);
+  Options options = OptionsFor(spec, 0, 2);
+  Shrink(&options);
+  RankProcess good = Start(options);
+  auto cursor = CreateCursor();
+  ASSERT_TRUE(cursor.ok());
+  const auto socket = ConnectControl(broker_.socket());
+  ASSERT_TRUE(socket.ok());
+  const auto answer = Request(socket->get(),
+                              {{"op", "attach"},
+                               {"spec", spec},
+                               {"file", "spec"},
+                               {"base", "/"},
+                               {"job", Name()},
+                               {"rank", 1},
+                               {"world_size", 2},
+                               {"local_world_size", 2},
+                               {"on_rank_death", "shrink"}},
+                              {cursor->fd.get()});
+  ASSERT_TRUE(answer.ok()) << answer.status().message();
+  WaitUntilReady(Name(), 1, 1);
+  // No wake: it is found when the other rank makes the broker look.
+  for (auto& lease : cursor->page().leases) lease.released.store(0xdeadbeef);
+  good.Run();
+  const Course course = good.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  Rows rows;
+  Append(course.taken, &rows);
+  EXPECT_EQ(Sorted(rows), Numbers(240));
+  ASSERT_FALSE(course.taken.empty());
+  EXPECT_EQ(course.taken.back().world_size, 1);
+}
+
+// ---- ranks that do not come
+// ---------------------------------------------------
+
+TEST_F(RankDeathTest, RanksThatNeverComeAreNamedAfterTheWait) {
+  Options options = OptionsFor(Spec(80'000, "epochs: forever"), 1, 4);
+  options.wait_s = 0.5;
+  RankProcess rank = Start(options);
+  rank.Run();
+  const Course course = rank.Finished();
+  EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
+  EXPECT_THAT(course.error, AllOf(HasSubstr("rank 0, 2, 3 of 4"),
+                                  HasSubstr("wait_s"), HasSubstr(Name())));
+}
+
+TEST_F(RankDeathTest, RankThatDiedAndIsNotReplacedIsNamedAfterTheWait) {
+  std::vector<RankProcess> ranks =
+      StartAll(Spec(80'000, "epochs: forever"), 3,
+               [](Options* options) { options->wait_s = 0.5; });
+  EXPECT_THAT(JobStatus(Name()).at("missing"), IsEmpty());
+  ranks[1].Kill();
+  WaitUntilGone(1);
+  EXPECT_THAT(JobStatus(Name()).at("state"), HasSubstr("waiting for rank 1"));
+  for (const int rank : {0, 2}) ranks[rank].Run();
+  for (const int rank : {0, 2}) {
+    const Course course = ranks[rank].Finished();
+    EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
+    EXPECT_THAT(course.error, HasSubstr("rank 1 of 3"));
+  }
+}
+
+TEST_F(RankDeathTest, NamedJobAllOfWhoseRanksDiedIsGoneOnWith) {
+  const std::string spec = Spec(160);
+  Account account;
+  Rows held;
+  {
+    std::vector<RankProcess> ranks = StartAll(spec, 2);
+    for (RankProcess& rank : ranks) {
+      const std::vector<Taken> taken = TakeSome(rank, 3);
+      account.Add(taken);
+      rank.Release(2);
+      Append({taken[2]}, &held);
+      rank.Kill();
+    }
+  }
+  std::vector<RankProcess> ranks = StartAll(spec, 2);
+  for (RankProcess& rank : ranks) rank.Run();
+  for (RankProcess& rank : ranks) {
+    const Course course = rank.Finished();
+    EXPECT_EQ(course.code, 0) << course.error;
+    EXPECT_EQ(course.taken.size(), 18u);
+    account.Add(course.taken);
+  }
+  EXPECT_EQ(Sorted(account.unmarked), Numbers(160));
+  EXPECT_EQ(Sorted(account.marked), Sorted(held));
+}
+
+TEST_F(RankDeathTest, JobWithoutANameAllOfWhoseRanksDiedBeginsAnew) {
+  unsetenv("PENSTOCK_JOB");
+  const auto no_name = [](Options* options) { options->job.clear(); };
+  {
+    std::vector<RankProcess> ranks = StartAll(Spec(160), 2, no_name);
+    TakeSome(ranks[0], 3);
+    TakeSome(ranks[1], 1);
+  }
+  WaitUntil("the job is over", [&] { return Jobs().empty(); });
+  std::vector<RankProcess> ranks = StartAll(Spec(160), 2, no_name);
+  for (RankProcess& rank : ranks) rank.Run();
+  for (RankProcess& rank : ranks) {
+    const Course course = rank.Finished();
+    ASSERT_EQ(course.taken.size(), 20u) << course.error;
+    EXPECT_FALSE(course.taken[0].redelivered);
+  }
+}
+
+// ---- eviction
+// -----------------------------------------------------------------
+
+TEST_F(RankDeathTest, EvictedRankIsToldAndItsSlotsAreLeftAloneUntilItIsGone) {
+  const std::string spec = Spec(160);
+  std::vector<RankProcess> ranks = StartAll(spec, 2);
+  TakeSome(ranks[1], 2);
+  WaitUntilReady(Name(), 1, 3);
+  Ask({{"op", "evict"}, {"job", Name()}, {"rank", 1}});
+  const RankProcess::Said said = ranks[1].Next();
+  EXPECT_EQ(said.code, PENSTOCK_ABORTED);
+  EXPECT_THAT(said.error, HasSubstr("evicted by user"));
+  RankProcess replacement = Start(OptionsFor(spec, 1, 2));
+  std::vector<Taken> taken = TakeSome(replacement, 2);
+  EXPECT_TRUE(taken[0].redelivered && taken[1].redelivered);
+  EXPECT_FALSE(TakeSome(replacement, 1)[0].redelivered);
+  // Released by the one, they may still be read by the other.
+  replacement.Release(3);
+  EXPECT_EQ(TakeSome(replacement, 1)[0].step, 3u);
+  EXPECT_EQ(JobStatus(Name()).at("slots").at("quarantined"), 2);
+  replacement.Release(1);
+  replacement.Run();
+  const Course course = replacement.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  EXPECT_EQ(course.taken.size(), 16u);
+  EXPECT_EQ(JobStatus(Name()).at("slots").at("quarantined"), 2);
+  ranks[1].Kill();
+  WaitUntil("the slots are free", [&] {
+    return JobStatus(Name()).at("slots").at("quarantined") == 0;
+  });
+}
+
+TEST_F(RankDeathTest, EvictOfARankThatIsNotThereIsRefused) {
+  std::vector<RankProcess> ranks = StartAll(Spec(160), 1);
+  EXPECT_THROW(Ask({{"op", "evict"}, {"job", Name()}, {"rank", 1}}),
+               std::runtime_error);
+  EXPECT_THROW(Ask({{"op", "evict"}, {"job", "nobody's"}, {"rank", 0}}),
+               std::runtime_error);
+  EXPECT_EQ(TakeSome(ranks[0], 1)[0].step, 0u);
+}
+
+TEST_F(RankDeathTest, EvictedRankOfADynamicJobLeavesItsBatchesToTheOthers) {
+  std::vector<RankProcess> ranks = StartAll(
+      Spec(160), 2, [](Options* options) { options->delivery = "dynamic"; });
+  const std::vector<Taken> held = TakeSome(ranks[1], 2);
+  WaitUntilReady(Name(), 1, 1);
+  Ask({{"op", "evict"}, {"job", Name()}, {"rank", 1}});
+  Account account;
+  account.Add(held);
+  ranks[0].Run();
+  const Course course = ranks[0].Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  account.Add(course.taken);
+  EXPECT_EQ(Sorted(account.unmarked), Numbers(160));
+  Rows rows;
+  Append(held, &rows);
+  EXPECT_EQ(Sorted(account.marked), Sorted(rows));
+}
+
+// It hangs up and reads on: what it has is nobody else's before it is dead.
+TEST_F(RankDeathTest, ProcessThatHangsUpAndLivesOnKeepsItsSlotsUntilItsDeath) {
+  const std::string spec = Spec(160);
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+  const std::string job = Name();
+  const pid_t pid = fork();
+  ASSERT_GE(pid, 0);
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    close(pair[0]);
+    auto cursor = CreateCursor();
+    auto socket = ConnectControl(broker_.socket());
+    auto answer = Request(socket->get(),
+                          {{"op", "attach"},
+                           {"spec", spec},
+                           {"file", "spec"},
+                           {"base", "/"},
+                           {"job", job},
+                           {"named", true},
+                           {"rank", 1},
+                           {"world_size", 2},
+                           {"local_world_size", 2}},
+                          {cursor->fd.get()});
+    if (!answer.ok()) _exit(1);
+    const auto view = SegmentView::Open(answer->fds[0].get(), 1);
+    const Ring& ring = (*view)->ring(answer->json.at("seat").get<uint32_t>());
+    Cell cell{};
+    while (TryTake(ring, cursor->page(), &cell) != TakeResult::kTaken) {
+      std::this_thread::yield();
+    }
+    socket->Reset();
+    // Until the batch is another's, and then whether it is as it was.
+    char byte = 0;
+    (void)!send(pair[1], &byte, 1, 0);
+    (void)!recv(pair[1], &byte, 1, 0);
+    const auto* values =
+        reinterpret_cast<const int64_t*>((*view)->feature(cell, 0));
+    byte = values[0] == 4 && values[3] == 7;
+    (void)!send(pair[1], &byte, 1, 0);
+    for (;;) pause();
+  }
+  close(pair[1]);
+  char byte = 0;
+  ASSERT_EQ(recv(pair[0], &byte, 1, 0), 1);
+  WaitUntilGone(1);
+  EXPECT_EQ(JobStatus(job).at("slots").at("quarantined"), 1);
+  RankProcess first = Start(OptionsFor(spec, 0, 2));
+  RankProcess replacement = Start(OptionsFor(spec, 1, 2));
+  replacement.Run();
+  const Course course = replacement.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  ASSERT_EQ(course.taken.size(), 20u);
+  EXPECT_TRUE(course.taken[0].redelivered);
+  EXPECT_FALSE(course.taken[1].redelivered);
+  EXPECT_EQ(JobStatus(job).at("slots").at("quarantined"), 1);
+  ASSERT_EQ(send(pair[0], &byte, 1, 0), 1);
+  ASSERT_EQ(recv(pair[0], &byte, 1, 0), 1);
+  EXPECT_EQ(byte, 1) << "its batch was overwritten";
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  close(pair[0]);
+  WaitUntil("the slot is free",
+            [&] { return JobStatus(job).at("slots").at("quarantined") == 0; });
+}
+
+// ---- memory
+// ------------------------------------------------------------------
+
+TEST_F(RankDeathTest, MemoryComesBackWhenAllHaveLeft) {
+  const std::string spec =
+      "dataset: large\nsource: {synthetic: {records: 1000, features: {x: "
+      "{dtype: uint8, shape: [65536]}}}}\nbatch: {size: 64}\nepochs: forever";
+  const auto shared_kib = [&] {
+    std::ifstream status("/proc/" + std::to_string(broker_.pid()) + "/status");
+    std::string word;
+    uint64_t kib = 0;
+    while (status >> word && word != "RssShmem:") {
+    }
+    status >> kib;
+    return kib;
+  };
+  for (int round = 0; round < 3; ++round) {
+    std::vector<RankProcess> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      Options options = OptionsFor(spec, rank, 3);
+      options.job.clear();
+      ranks.push_back(Start(options));
+    }
+    WaitUntil("the memory is populated", [&] { return shared_kib() > 4096; });
+    ranks[0].Kill();
+    ranks[1].Detach();
+    Ask({{"op", "evict"}, {"job", "default"}, {"rank", 2}});
+    EXPECT_EQ(Jobs().size(), 1u);
+    ranks[2].Kill();
+    WaitUntil("the job is gone", [&] { return Jobs().empty(); });
+    WaitUntil("its memory, too", [&] { return shared_kib() < 1024; });
+  }
+}
+
+}  // namespace
+}  // namespace penstock
