@@ -49,6 +49,23 @@ StatusOr<uint64_t> NumberField(const nlohmann::json& json, const char* name,
   return found->get<uint64_t>();
 }
 
+StatusOr<std::vector<uint64_t>> PositionsField(const nlohmann::json& json) {
+  const auto found = json.find("owed");
+  std::vector<uint64_t> positions;
+  const bool fits = found != json.end() && found->is_array() &&
+                    found->size() <= JobState::kOwedMax;
+  if (fits) {
+    for (const nlohmann::json& each : *found) {
+      if (!each.is_number_unsigned()) break;
+      positions.push_back(each.get<uint64_t>());
+    }
+  }
+  if (fits && positions.size() == found->size()) return positions;
+  return InvalidArgumentError(
+      "request: 'owed' is missing or not a list of up to {} positions",
+      JobState::kOwedMax);
+}
+
 // One of a few words; absent: the first.
 template <typename E, size_t N>
 StatusOr<E> ChoiceField(const nlohmann::json& json, const char* name,
@@ -466,11 +483,14 @@ Status ControlServer::StartAttach(Connection* connection,
         attach.joining.position,
         NumberField(request, "position", 0, Plan::kTotalRowsMax));
     PENSTOCK_ASSIGN_OR_RETURN(
-        attach.joining.owed_done,
-        NumberField(request, "owed_done", 0, JobState::kOwedMax));
+        const uint64_t phase,
+        NumberField(request, "phase", 0, kLocalRanksMax - 1));
+    attach.joining.phase = static_cast<uint32_t>(phase);
+    PENSTOCK_ASSIGN_OR_RETURN(attach.joining.owed, PositionsField(request));
     if (fds.size() == 2) {
       PENSTOCK_ASSIGN_OR_RETURN(Mapping former, OpenCursor(fds[1].get()));
       attach.joining.former = PageOf(std::move(former));
+      attach.former_inode = CursorInode(fds[1].get());
     }
   }
   attach.key.uid = connection->uid;
@@ -543,6 +563,12 @@ void ControlServer::OnAttached(uint64_t id,
   answer["replaces"] = result->joined.replaces;
   // What a state is made of: identity, and what was owed at the beginning.
   answer["state"] = JobStateToJson(job.StateAt(plan.start()));
+  const Delivery::Joined& joined = result->joined;
+  answer["phase"] = joined.phase;
+  answer["plan_rank"] = joined.place;
+  answer["plan_ranks"] = joined.ranks;
+  answer["owed"] =
+      JobStateToJson(job.StateAt({joined.position, joined.owed})).at("owed");
   answer["spin_ns"] = spare ? 50'000 : 0;
   answer["element_spec"] =
       ElementSpecToJson(job.dataset().program->element_spec());

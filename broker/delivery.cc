@@ -12,6 +12,10 @@ namespace {
 // How far ahead of the steps that are opened the record says that they may be.
 constexpr uint64_t kOpenedAhead = 256;
 
+bool Contains(const std::vector<uint64_t>& values, uint64_t value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
 }  // namespace
 
 std::vector<FormerBatch> FormerBatches(const CursorPage& page) {
@@ -23,7 +27,7 @@ std::vector<FormerBatch> FormerBatches(const CursorPage& page) {
         lease.generation.load(std::memory_order_acquire);
     if (generation == 0 || generation > taken) continue;
     batches.push_back(
-        {lease.position.load(std::memory_order_relaxed),
+        {lease.step.load(std::memory_order_relaxed),
          lease.released.load(std::memory_order_acquire) == generation});
   }
   return batches;
@@ -36,7 +40,8 @@ uint64_t FormerPosition(const CursorPage& page, uint64_t global_batch) {
   const uint64_t position = page.position.load(std::memory_order_relaxed);
   for (const LeaseRecord& lease : page.leases) {
     if (lease.generation.load(std::memory_order_acquire) != taken + 1) continue;
-    const uint64_t begin = lease.position.load(std::memory_order_relaxed);
+    const uint64_t begin =
+        PositionOfStep(lease.step.load(std::memory_order_relaxed));
     if (begin < position && position - begin <= global_batch) return begin;
   }
   return position;
@@ -115,9 +120,21 @@ bool Delivery::OwesTheDead() const {
       Exhausted(lanes_[0])) {
     return false;
   }
-  return std::any_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
-    return it.second.place == Place::kGone && it.second.died;
-  });
+  return std::any_of(
+      consumers_.begin(), consumers_.end(), [this](const auto& it) {
+        return it.second.place == Place::kGone && it.second.died &&
+               !NothingLeftFor(it.second);
+      });
+}
+
+bool Delivery::WaitsFor(uint32_t rank) const {
+  const auto found = consumers_.find(rank);
+  return found != consumers_.end() && found->second.place == Place::kGone;
+}
+
+bool Delivery::NothingLeftFor(const Consumer& consumer) const {
+  return consumer.backlog.empty() && consumer.again.empty() &&
+         Exhausted(lanes_[consumer.lane]);
 }
 
 bool Delivery::Finished(uint32_t rank) const {
@@ -183,7 +200,9 @@ uint64_t Delivery::NextPosition(const Consumer& consumer) const {
     if (!share.rows.extra) return share.rows.position;
   }
   const Lane& lane = lanes_[consumer.lane];
-  if (!lane.again.empty()) return lane.again.front().position;
+  if (mode_ != DeliveryMode::kBroadcast && !lane.again.empty()) {
+    return PositionOfStep(lane.again.front().step);
+  }
   return LanePosition(lane);
 }
 
@@ -229,12 +248,15 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     consumer.rank = joining.rank;
     consumer.lane = split() ? lanes_taken_++ : 0;
     Lane& lane = lanes_[consumer.lane];
-    if (split() && joining.position) {
-      PlaceLane(&lane, *joining.position, joining.owed_done);
-    }
+    if (split() && joining.position) PlaceReconnected(&lane, joining);
     consumer.former = joining.former;
     if (mode_ == DeliveryMode::kBroadcast && joining.position) {
       consumer.from = *joining.position;
+      for (const RowRange& range : plan().start().owed) {
+        if (Contains(joining.owed, range.position)) {
+          consumer.again.emplace(StepId(range.position, 0), range.redelivered);
+        }
+      }
     }
     if (joining.full_epoch && mode_ == DeliveryMode::kBroadcast) {
       consumer.epochs_from = lane.out;
@@ -247,7 +269,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     // where it is, but for what its predecessors left.
     Lane& lane = lanes_[consumer.lane];
     if (lane.opened == 0 && *joining.position > LanePosition(lane)) {
-      PlaceLane(&lane, *joining.position, joining.owed_done);
+      PlaceReconnected(&lane, joining);
     }
     consumer.former = joining.former;
     joined.replaces = false;
@@ -259,6 +281,13 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   joined.backlog = static_cast<uint32_t>(consumer.backlog.size());
   // While it is gathered the lane is nowhere yet; where this one is it said.
   joined.position = std::max(consumer.from, NextPosition(consumer));
+  joined.phase = consumer.backlog.empty()
+                     ? lanes_[consumer.lane].phase
+                     : slots_[consumer.backlog.front().slot].phase;
+  const Phase& phase = phases_[joined.phase];
+  joined.place = PlaceOf(phase, consumer.rank);
+  joined.ranks = static_cast<uint32_t>(phase.ranks.size());
+  joined.owed = OwedLeft(consumer, joined.phase);
   uint32_t first_phase = lanes_[consumer.lane].phase + 1;
   for (const Entry& entry : consumer.backlog) {
     if (slots_[entry.slot].ranks_changed) {
@@ -277,30 +306,36 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
 // ---- after a former life
 // ----------------------------------------------------
 
+uint64_t Delivery::IdOf(const Slot& slot) const {
+  return StepId(slot.share.rows.position, slot.phase);
+}
+
 // A step that cannot be is not made: who says it is not trusted.
-void Delivery::MakeAgain(Lane* lane, uint64_t position, bool redelivered) {
-  const Plan& plan = phases_[lane->phase].plan;
-  const uint64_t step = plan.StepAt(position);
-  if ((plan.total_steps() && step >= *plan.total_steps()) ||
-      step >= lane->next_step ||  // it is made in any case
-      plan.PositionOf(step) != position) {
+void Delivery::MakeAgain(Lane* lane, uint64_t id, bool redelivered) {
+  const uint32_t number = PhaseOfStep(id);
+  if (number > lane->phase) return;
+  const Phase& phase = phases_[number];
+  const std::optional<uint64_t> step =
+      phase.plan.StepFrom(PositionOfStep(id));
+  if (!step || *step >= phase.end_step.value_or(UINT64_MAX) ||
+      // It is made in any case.
+      (number == lane->phase && *step >= lane->next_step)) {
     return;
   }
   // A process may be told of twice: as one of a former life, and by itself when
   // it reconnected before it died.
-  const auto is_it = [position](const RowRange& each) {
-    return each.position == position;
-  };
+  const auto is_it = [id](const Again& each) { return each.step == id; };
   const auto has_it = [&](const Slot& slot) {
     return &lanes_[slot.lane] == lane && slot.state != SlotState::kFree &&
-           !slot.share.abandoned && slot.share.rows.position == position &&
-           (slot.state != SlotState::kOut || slot.holders > 0);
+           !slot.share.abandoned && IdOf(slot) == id &&
+           (slot.state != SlotState::kOut ||
+            (slot.holders > 0 && mode_ != DeliveryMode::kBroadcast));
   };
   if (std::any_of(lane->again.begin(), lane->again.end(), is_it) ||
       std::any_of(slots_.begin(), slots_.end(), has_it)) {
     return;
   }
-  lane->again.push_back({position, 0, redelivered});
+  lane->again.push_back({id, redelivered});
 }
 
 Status Delivery::RestorePhase(const FormerPhase& former) {
@@ -312,47 +347,127 @@ Status Delivery::RestorePhase(const FormerPhase& former) {
   return OkStatus();
 }
 
-void Delivery::RestoreRank(uint32_t rank, uint64_t position,
-                           const std::vector<uint64_t>& again) {
+void Delivery::RestoreRank(const FormerConsumer& former) {
   const std::vector<uint32_t>& ranks = phases_.back().ranks;
-  if (!split() || consumers_.count(rank) > 0 || lanes_taken_ >= lanes_.size() ||
-      std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
+  if (!split() || Knows(former.rank) || lanes_taken_ >= lanes_.size() ||
+      std::find(ranks.begin(), ranks.end(), former.rank) == ranks.end()) {
     return;
   }
-  Consumer& consumer = consumers_[rank];
-  consumer.rank = rank;
+  Consumer& consumer = consumers_[former.rank];
+  consumer.rank = former.rank;
   consumer.lane = lanes_taken_++;
-  consumer.place = Place::kGone;
-  consumer.died = true;
   Lane& lane = lanes_[consumer.lane];
-  PlaceLane(&lane, position, 0);
-  for (const uint64_t each : again) MakeAgain(&lane, each, true);
+  const bool owed = PlaceLane(&lane, former.position, former.phase);
+  for (const uint64_t step : former.again) MakeAgain(&lane, step, true);
+  if (owed) {
+    for (const RowRange& range : phases_[lane.phase].plan.start().owed) {
+      const uint64_t step = StepId(range.position, lane.phase);
+      if (former.done.count(step) > 0) continue;
+      MakeAgain(&lane, step, range.redelivered);
+    }
+  }
+  consumer.died = !former.left;
+  consumer.place = former.left && NothingLeftFor(consumer) ? Place::kFinished
+                                                           : Place::kGone;
 }
 
-void Delivery::PlaceLane(Lane* lane, uint64_t position, uint64_t owed_done) {
-  lane->phase = 0;
-  while (lane->phase + 1 < phases_.size() &&
-         position >= phases_[lane->phase + 1].plan.start().position) {
-    ++lane->phase;
+// broadcast. One that reconnected, or came in the place of one, is here.
+void Delivery::RestoreConsumer(const FormerConsumer& former) {
+  const bool known = Knows(former.rank);
+  if (!known && consumers_.size() >= shape_.consumers_max) return;
+  Consumer& consumer = consumers_[former.rank];
+  if (!known) {
+    consumer.rank = former.rank;
+    consumer.place = Place::kGone;
+    consumer.died = true;
   }
+  consumer.from = std::max(consumer.from, former.position);
+  for (const uint64_t step : former.again) consumer.again[step] = true;
+  if (former.position > plan().start().position) return;
+  for (const RowRange& range : plan().start().owed) {
+    const uint64_t step = StepId(range.position, 0);
+    if (former.done.count(step) == 0) {
+      consumer.again.emplace(step, range.redelivered);
+    }
+  }
+}
+
+bool Delivery::PlaceLane(Lane* lane, uint64_t position, uint32_t phase) {
+  // At the very place where a phase begins one may be in that before or have
+  // taken some of what is owed: that it tells. NextStep goes on to the next.
+  const auto begin = [this](uint32_t number) {
+    return phases_[number].plan.start().position;
+  };
+  const auto last = static_cast<uint32_t>(phases_.size()) - 1;
+  lane->phase = std::min(phase, last);
+  while (lane->phase > 0 && position < begin(lane->phase)) --lane->phase;
+  while (lane->phase < last && position > begin(lane->phase + 1)) ++lane->phase;
   const Plan& plan = phases_[lane->phase].plan;
-  lane->next_step =
-      owed_done < plan.start().owed.size() && position <= plan.start().position
-          ? owed_done
-          : plan.StepAt(position);
+  lane->next_step = plan.StepAt(position);
   // Who says it is not trusted: not behind the end.
   if (plan.total_steps()) {
     lane->next_step = std::min(lane->next_step, *plan.total_steps());
   }
+  return position <= plan.start().position;
 }
 
-void Delivery::Gathered(uint64_t position, const std::vector<RowRange>& again) {
+void Delivery::PlaceReconnected(Lane* lane, const Joining& joining) {
+  if (!PlaceLane(lane, *joining.position, joining.phase)) return;
+  for (const RowRange& range : phases_[lane->phase].plan.start().owed) {
+    if (Contains(joining.owed, range.position)) {
+      MakeAgain(lane, StepId(range.position, lane->phase), range.redelivered);
+    }
+  }
+}
+
+std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
+                                         uint32_t phase) const {
+  const Lane& lane = lanes_[consumer.lane];
+  const std::vector<RowRange>& owed = phases_[phase].plan.start().owed;
+  std::vector<RowRange> left;
+  for (uint64_t step = 0; step < owed.size(); ++step) {
+    const uint64_t id = StepId(owed[step].position, phase);
+    const auto is_on_its_way = [&](const Slot& slot) {
+      return &lanes_[slot.lane] == &lane && IdOf(slot) == id &&
+             (slot.state == SlotState::kFilling ||
+              slot.state == SlotState::kReady);
+    };
+    const auto is_had = [&](const Entry& entry) {
+      return IdOf(slots_[entry.slot]) == id;
+    };
+    if ((phase == lane.phase && step >= lane.next_step) || consumer.again.count(id) > 0 ||
+        std::any_of(lane.again.begin(), lane.again.end(),
+                    [id](const Again& each) { return each.step == id; }) ||
+        std::any_of(slots_.begin(), slots_.end(), is_on_its_way) ||
+        std::any_of(consumer.backlog.begin(), consumer.backlog.end(),
+                    is_had)) {
+      left.push_back(owed[step]);
+    }
+  }
+  return left;
+}
+
+void Delivery::Gathered(const FormerSteps& former) {
   gathering_ = false;
   started_ = true;
   Lane& lane = lanes_[0];
-  PlaceLane(&lane, position, 0);
-  for (const RowRange& each : again) {
-    MakeAgain(&lane, each.position, each.redelivered);
+  PlaceLane(&lane, former.position, 0);
+  // Now by this life too, which may forget the pages that told it.
+  for (const uint64_t position : former.completed) RecordCompleted(position);
+  for (const RowRange& each : former.again) {
+    MakeAgain(&lane, StepId(each.position, 0), each.redelivered);
+  }
+  for (const auto& [rank, page] : std::exchange(orphans_, {})) {
+    const auto found = consumers_.find(rank);
+    if (found != consumers_.end()) TakePageBack(&found->second, *page, false);
+  }
+  if (mode_ != DeliveryMode::kBroadcast) return;
+  for (const FormerConsumer& each : former.consumers) RestoreConsumer(each);
+  for (const auto& [rank, consumer] : consumers_) {
+    // Those behind where the lane is come with it.
+    for (const auto& [step, marked] : consumer.again) {
+      MakeAgain(&lane, step, false);
+    }
   }
 }
 
@@ -368,30 +483,32 @@ bool Delivery::Active(uint32_t lane) const {
       });
 }
 
-bool Delivery::NextStep(uint32_t number, Plan::Share* rows) {
+std::optional<Delivery::Next> Delivery::NextStep(uint32_t number) {
   Lane& lane = lanes_[number];
   const Consumer* consumer = OfLane(number);
   const auto place = [&](const Phase& phase) {
     return split() ? PlaceOf(phase, consumer->rank) : 0;
   };
   if (!lane.again.empty()) {
-    const RowRange again = lane.again.front();
+    const Again again = lane.again.front();
     lane.again.pop_front();
-    const Phase& phase = phases_[lane.phase];
-    *rows = phase.plan.ShareOf(phase.plan.StepAt(again.position), place(phase));
-    rows->extra = true;
-    rows->redelivered = again.redelivered;
-    return true;
+    Next next{{}, PhaseOfStep(again.step), true};
+    const Phase& phase = phases_[next.phase];
+    const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
+    next.rows = phase.plan.ShareOf(*step, place(phase));
+    next.rows.extra = true;
+    next.rows.redelivered = again.redelivered;
+    return next;
   }
   for (;;) {
     const Phase& phase = phases_[lane.phase];
     const std::optional<uint64_t> end =
         phase.end_step ? phase.end_step : phase.plan.total_steps();
     if (!end || lane.next_step < *end) {
-      *rows = phase.plan.ShareOf(lane.next_step++, place(phase));
-      return true;
+      return Next{phase.plan.ShareOf(lane.next_step++, place(phase)),
+                  lane.phase, false};
     }
-    if (lane.phase + 1 == phases_.size()) return false;
+    if (lane.phase + 1 == phases_.size()) return std::nullopt;
     ++lane.phase;
     lane.next_step = 0;
     lane.phase_begins = true;
@@ -428,18 +545,20 @@ Share* Delivery::Open() {
     for (uint32_t i = 0; i < usable; ++i) {
       Slot& slot = slots_[lane.first_slot + i];
       if (slot.state != SlotState::kFree) continue;
-      Plan::Share rows;
-      if (!NextStep(number, &rows)) break;
+      const std::optional<Next> next = NextStep(number);
+      if (!next) break;
       const uint32_t at = slot.share.slot;
       slot.state = SlotState::kFilling;
-      slot.ranks_changed = std::exchange(lane.phase_begins, false);
-      slot.phase = lane.phase;
-      slot.handed_over = rows.extra;
-      RecordOpened(rows);
+      slot.ranks_changed =
+          !next->again && std::exchange(lane.phase_begins, false);
+      slot.phase = next->phase;
+      slot.handed_over = next->rows.extra;
+      slot.again = next->again;
+      RecordOpened(next->rows);
       slot.share = Share{};
       slot.share.slot = at;
       slot.share.step = lane.opened++;
-      slot.share.rows = rows;
+      slot.share.rows = next->rows;
       return &slot.share;
     }
   }
@@ -500,16 +619,25 @@ void Delivery::Release(uint32_t index) {
   assert(slot.state == SlotState::kOut && slot.holders > 0);
   --slot.holders;
   if (slot.holders == 0 && record_ != nullptr) {
-    const uint64_t position = slot.share.rows.position;
     if (mode_ == DeliveryMode::kDynamic) {
-      const uint64_t step = plan().StepAt(position) + 1;
-      record_->Completed(position, plan().PositionOf(step));
+      RecordCompleted(slot.share.rows.position);
     } else if (split() && slot.handed_over) {
-      record_->HandedOver(slot.for_rank, position);
+      record_->HandedOver(slot.for_rank, IdOf(slot));
     }
     KillPoint("delivery.recorded");
   }
   FreeIfUnheld(&slot);
+}
+
+// What is owed is not followed by what comes behind it.
+void Delivery::RecordCompleted(uint64_t position) {
+  if (record_ == nullptr || mode_ != DeliveryMode::kDynamic ||
+      !plan().StepFrom(position)) {
+    return;
+  }
+  const uint64_t step = plan().StepAt(position);
+  const bool owed = position < plan().start().position;
+  record_->Completed(position, owed ? position : plan().PositionOf(step + 1));
 }
 
 void Delivery::Unquarantine(uint32_t index) {
@@ -577,18 +705,35 @@ bool Delivery::Flush(Consumer* consumer) {
   return any;
 }
 
+// consumer: nullptr: the process was evicted.
+void Delivery::ReleaseLease(const Consumer* consumer,
+                            const Feed::Batch& lease) {
+  if (consumer == nullptr) {
+    Unquarantine(lease.slot);
+    return;
+  }
+  const Slot& slot = slots_[lease.slot];
+  if (record_ != nullptr && mode_ == DeliveryMode::kBroadcast &&
+      shape_.options.on_rank_death == OnRankDeath::kWait &&
+      (lease.redelivered || slot.share.rows.extra)) {
+    record_->HandedOver(consumer->rank, IdOf(slot));
+  }
+  Release(lease.slot);
+}
+
 bool Delivery::Reclaim() {
   bool any = false;
-  std::vector<uint32_t> slots;
+  std::vector<Feed::Batch> released;
   for (uint32_t seat = 0; seat < feeds_.size(); ++seat) {
     if (feeds_[seat] == nullptr) continue;
-    slots.clear();
-    feeds_[seat]->Reclaim(&slots);
-    const bool evicted = !slots.empty() && AtSeat(seat) == nullptr;
-    for (const uint32_t slot : slots) {
-      evicted ? Unquarantine(slot) : Release(slot);
+    released.clear();
+    feeds_[seat]->Reclaim(&released);
+    if (released.empty()) continue;
+    const Consumer* consumer = AtSeat(seat);
+    for (const Feed::Batch& each : released) {
+      ReleaseLease(consumer, each);
     }
-    any |= !slots.empty();
+    any = true;
   }
   for (auto& [rank, consumer] : consumers_) {
     if (consumer.former != nullptr) any |= ReclaimFormer(&consumer);
@@ -607,17 +752,27 @@ bool Delivery::ReclaimFormer(Consumer* consumer) {
   return true;
 }
 
-// What it released there is done, what it did not is made again. In broadcast
-// the lane is also the others', who had it.
+// What it released there is done, what it did not is made again.
 void Delivery::TakeFormerBack(Consumer* consumer, bool orderly) {
-  const auto former = std::exchange(consumer->former, nullptr);
-  if (former == nullptr || mode_ == DeliveryMode::kBroadcast) return;
-  for (const FormerBatch& batch : FormerBatches(*former)) {
+  auto former = std::exchange(consumer->former, nullptr);
+  if (former == nullptr) return;
+  if (gathering_ && !orderly) {
+    // Where the lane is is not known yet.
+    orphans_.push_back({consumer->rank, std::move(former)});
+    return;
+  }
+  TakePageBack(consumer, *former, orderly);
+}
+
+void Delivery::TakePageBack(Consumer* consumer, const CursorPage& page,
+                            bool orderly) {
+  for (const FormerBatch& batch : FormerBatches(page)) {
     if (!batch.released && !orderly) {
-      MakeAgain(&lanes_[consumer->lane], batch.position, true);
-    } else if (record_ != nullptr && mode_ == DeliveryMode::kDynamic) {
-      const uint64_t step = plan().StepAt(batch.position) + 1;
-      record_->Completed(batch.position, plan().PositionOf(step));
+      // In broadcast the others had it: it is for this one alone.
+      if (mode_ == DeliveryMode::kBroadcast) consumer->again[batch.step] = true;
+      MakeAgain(&lanes_[consumer->lane], batch.step, !broadcast());
+    } else {
+      RecordCompleted(PositionOfStep(batch.step));
     }
   }
 }
@@ -630,6 +785,9 @@ bool Delivery::OwesPredecessor(uint32_t rank) const {
     }
   }
   const auto consumer = consumers_.find(rank);
+  if (consumer != consumers_.end() && consumer->second.former != nullptr) {
+    return true;
+  }
   const uint32_t lane =
       split() && consumer != consumers_.end() ? consumer->second.lane : 0;
   return !lanes_[lane].again.empty();
@@ -684,6 +842,22 @@ bool Delivery::DeliverDynamic() {
   return any;
 }
 
+std::optional<bool> Delivery::Wants(const Consumer& consumer,
+                                    const Slot& slot) const {
+  if (consumer.place == Place::kFinished ||
+      (consumer.place == Place::kAttached &&
+       !feeds_[consumer.seat]->open())) {
+    return std::nullopt;
+  }
+  const auto again = consumer.again.find(IdOf(slot));
+  if (again != consumer.again.end()) return again->second;
+  const Plan::Share& rows = slot.share.rows;
+  if (slot.again || (!rows.extra && rows.position < consumer.from)) {
+    return std::nullopt;
+  }
+  return false;
+}
+
 bool Delivery::DeliverBroadcast() {
   bool any = false;
   for (auto& [rank, consumer] : consumers_) any |= Flush(&consumer);
@@ -713,17 +887,23 @@ bool Delivery::DeliverBroadcast() {
     std::vector<Consumer*> without;
     bool anyone = false;
     for (auto& [rank, consumer] : consumers_) {
-      if (consumer.place == Place::kFinished ||
-          slot->share.rows.position < consumer.from ||
-          (consumer.place == Place::kAttached && !FeedOf(consumer).open())) {
-        continue;
-      }
       anyone |= consumer.place == Place::kAttached;
-      (is_behind(consumer) ? without : with_room).push_back(&consumer);
+      if (!Wants(consumer, *slot)) continue;
+      // What it had before is not counted as what it is behind.
+      (is_behind(consumer) && !slot->again ? without : with_room)
+          .push_back(&consumer);
+    }
+    if (anyone && with_room.empty() && without.empty()) {
+      // Of one that is gone for good, or before where all are.
+      slot->state = SlotState::kFree;
+      ++lanes_[0].out;
+      any = true;
+      continue;
     }
     any |= Reclaim();
     std::erase_if(with_room, [&](Consumer* consumer) {
-      if (consumer->place == Place::kGone || FeedOf(*consumer).HasFreeLease()) {
+      if (consumer->place == Place::kGone || slot->again ||
+          FeedOf(*consumer).HasFreeLease()) {
         return false;
       }
       without.push_back(consumer);
@@ -743,8 +923,10 @@ bool Delivery::DeliverBroadcast() {
     ++lanes_[0].out;
     slot->holders = static_cast<uint32_t>(with_room.size());
     for (Consumer* consumer : with_room) {
-      const Entry entry{slot->share.slot, false};
-      if (consumer->place == Place::kGone || !Give(consumer, entry)) {
+      const Entry entry{slot->share.slot, *Wants(*consumer, *slot)};
+      consumer->again.erase(IdOf(*slot));
+      if (consumer->place == Place::kGone || !consumer->backlog.empty() ||
+          !FeedOf(*consumer).HasFreeLease() || !Give(consumer, entry)) {
         consumer->backlog.push_back(entry);
       }
     }
@@ -752,6 +934,7 @@ bool Delivery::DeliverBroadcast() {
       if (shape_.options.lag == Lag::kSkip) {
         ++consumer->skipped;
         ++consumer->skipped_all;
+        consumer->again.erase(IdOf(*slot));
       } else if (consumer->place == Place::kGone) {
         Drop(consumer);
       } else {
@@ -874,14 +1057,12 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
   const std::unique_ptr<Feed> feed = std::move(feeds_[seat]);
   if (feed == nullptr) return OkStatus();
   Consumer* consumer = AtSeat(seat);
-  std::vector<uint32_t> released;
+  std::vector<Feed::Batch> released;
   feed->Reclaim(&released);
-  for (const uint32_t slot : released) {
-    consumer != nullptr ? Release(slot) : Unquarantine(slot);
-  }
+  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
   KillPoint("gone.reclaimed");
   std::vector<Entry> entries;
-  for (const Feed::Unreleased& each : feed->TakeAllBack()) {
+  for (const Feed::Batch& each : feed->TakeAllBack()) {
     if (consumer == nullptr) {
       Unquarantine(each.slot);
     } else if (each.taken && orderly) {
@@ -899,7 +1080,8 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
     return Vacate(consumer, std::move(entries), orderly);
   }
   if (feed->finished() && entries.empty() && consumer->backlog.empty()) {
-    consumer->place = Place::kFinished;
+    // One that died may not know that it was all: another comes and is told.
+    if (orderly) consumer->place = Place::kFinished;
     return OkStatus();
   }
   return Vacate(consumer, std::move(entries), orderly);
@@ -937,11 +1119,11 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
   feed.Close(why, reason);
   KillPoint("evict.closed");
   // What it has released is done, also what it released just now.
-  std::vector<uint32_t> released;
+  std::vector<Feed::Batch> released;
   feed.Reclaim(&released);
-  for (const uint32_t slot : released) Release(slot);
+  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
   std::vector<Entry> entries;
-  for (const Feed::Unreleased& each : feed.Recall()) {
+  for (const Feed::Batch& each : feed.Recall()) {
     // The process may go on reading what it took.
     if (each.taken) ++slots_[each.slot].quarantine;
     if (keep_batches) {
@@ -1013,8 +1195,10 @@ Status Delivery::Shrink(Consumer* gone) {
       owe(slot.share.rows, false);
     }
   }
-  for (const RowRange& again : std::exchange(lane.again, {})) {
-    owe(plan.ShareOf(plan.StepAt(again.position), PlaceOf(last, gone->rank)),
+  for (const Again& again : std::exchange(lane.again, {})) {
+    const Phase& phase = phases_[PhaseOfStep(again.step)];
+    const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
+    owe(phase.plan.ShareOf(*step, PlaceOf(phase, gone->rank)),
         again.redelivered);
   }
   uint64_t step = lane.next_step;

@@ -36,6 +36,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,7 +52,7 @@ namespace penstock {
 // What the page of a rank tells of the batches it took under its leases: the
 // last of each. Untrusted.
 struct FormerBatch {
-  uint64_t position = 0;
+  uint64_t step = 0;  // StepId
   bool released = false;
 };
 std::vector<FormerBatch> FormerBatches(const CursorPage& page);
@@ -82,9 +83,9 @@ class DeliveryRecord {
   // dynamic: the step at position was released; next: where the one behind it
   // begins.
   virtual void Completed(uint64_t position, uint64_t next) = 0;
-  // split: rank released what it got outside the order of positions: a batch of
-  // its predecessor, or one that was owed.
-  virtual void HandedOver(uint32_t rank, uint64_t position) = 0;
+  // split, broadcast: rank released what it got outside the order of positions:
+  // a batch of its predecessor, or one that was owed. step: StepId.
+  virtual void HandedOver(uint32_t rank, uint64_t step) = 0;
   // dynamic: no step from position on is opened before the next call.
   virtual void Opened(uint64_t position) = 0;
 };
@@ -121,7 +122,10 @@ class Delivery {
     // It reconnects, after another life of the broker: it goes on here and not
     // at the start.
     std::optional<uint64_t> position;
-    uint64_t owed_done = 0;  // steps owed at the start that it has taken
+    // The phase it knows of, and by position what of the steps that were owed
+    // when that began it has not taken.
+    uint32_t phase = 0;
+    std::vector<uint64_t> owed;
     // Its page of that life: batches it holds still are nothing to us, but when
     // it dies without releasing them they are made again.
     std::shared_ptr<const CursorPage> former;
@@ -132,6 +136,12 @@ class Delivery {
     uint64_t position = 0;  // of the first batch that is not an extra
     uint32_t backlog = 0;   // batches of its predecessor
     bool replaces = false;
+    // Of its first batch: which of how many ranks it is then, and what is left
+    // to it of the steps that were owed when the phase began.
+    uint32_t phase = 0;
+    uint32_t place = 0;
+    uint32_t ranks = 0;
+    std::vector<RowRange> owed;
   };
   // AlreadyExists: the rank is attached. ResourceExhausted: no place for one
   // more. FailedPrecondition: it finished.
@@ -157,17 +167,31 @@ class Delivery {
     PlanStart start;
   };
   Status RestorePhase(const FormerPhase& phase);
-  // split: where rank goes on, whoever will be it: behind position; before that
-  // what its dead processes had and did not release.
-  void RestoreRank(uint32_t rank, uint64_t position,
-                   const std::vector<uint64_t>& again);
+  // A rank whose processes are dead, as their pages tell it.
+  struct FormerConsumer {
+    uint32_t rank = 0;
+    uint64_t position = 0;  // where it goes on, whoever will be it
+    uint32_t phase = 0;     // the last that it had anything of
+    std::vector<uint64_t> again;  // steps that it had and did not release
+    std::set<uint64_t> done;      // outside the order of positions
+    bool left = false;            // orderly: nobody is waited for
+  };
+  // split.
+  void RestoreRank(const FormerConsumer& former);
   // dynamic, broadcast: nothing is opened until it is known what all ranks had.
   void Gather() { gathering_ = true; }
   bool gathering() const { return gathering_; }
   // Batches of a predecessor, or of one that anybody had, are not all released.
   bool OwesPredecessor(uint32_t rank) const;
-  // again: steps before position that were not completed.
-  void Gathered(uint64_t position, const std::vector<RowRange>& again);
+  struct FormerSteps {
+    uint64_t position = 0;
+    // dynamic: of those before, by position.
+    std::vector<uint64_t> completed;
+    std::vector<RowRange> again;
+    // broadcast: whose place is kept, or who had something of a predecessor.
+    std::vector<FormerConsumer> consumers;
+  };
+  void Gathered(const FormerSteps& former);
 
   // ---- making
   // -----------------------------------------------------------------
@@ -226,6 +250,8 @@ class Delivery {
   bool AnySeatTaken() const;
   // Somebody may come in the place of one that died, and there is more for it.
   bool OwesTheDead() const;
+  // As this rank somebody may come.
+  bool WaitsFor(uint32_t rank) const;
   bool Finished(uint32_t rank) const;
   // It is or was a rank of this job.
   std::optional<uint32_t> RankAt(uint32_t seat);
@@ -265,6 +291,7 @@ class Delivery {
     bool ranks_changed = false;
     uint32_t phase = 0;
     bool handed_over = false;  // outside the order of positions
+    bool again = false;        // a step that was made before
     uint32_t for_rank = 0;     // split
     Share share;
   };
@@ -278,6 +305,10 @@ class Delivery {
     std::vector<uint32_t> ranks;  // who has which place; empty: rank = place
     std::optional<uint64_t> end_step;
   };
+  struct Again {
+    uint64_t step = 0;  // StepId
+    bool redelivered = false;
+  };
   struct Lane {
     uint32_t first_slot = 0;
     uint32_t phase = 0;
@@ -286,7 +317,7 @@ class Delivery {
     uint64_t out = 0;  // shares that left it
     bool phase_begins = false;
     // Steps to make once more before any other.
-    std::deque<RowRange> again;
+    std::deque<Again> again;
   };
   enum class Place { kAttached, kGone, kFinished };
   struct Consumer {
@@ -300,27 +331,48 @@ class Delivery {
     uint64_t skipped_all = 0;
     uint64_t position = 0;  // end of what it was given
     std::shared_ptr<const CursorPage> former;
-    uint64_t from = 0;  // broadcast: it has what is before this position
+    // broadcast: it has what is before this position, but for these steps; and
+    // whether they are marked.
+    uint64_t from = 0;
+    std::map<uint64_t, bool> again;
     // broadcast, full_epoch: the share it joined at.
     std::optional<uint64_t> epochs_from;
     uint64_t base_epoch = 0;
   };
 
   bool split() const { return mode_ == DeliveryMode::kSplit; }
+  bool broadcast() const { return mode_ == DeliveryMode::kBroadcast; }
   Feed& FeedOf(const Consumer& consumer) { return *feeds_[consumer.seat]; }
   Consumer* AtSeat(uint32_t seat);
   Consumer* OfLane(uint32_t lane);
   bool Active(uint32_t lane) const;
   // The step a lane opens next, after going on to the next phase.
-  bool NextStep(uint32_t lane, Plan::Share* rows);
+  struct Next {
+    Plan::Share rows;
+    uint32_t phase = 0;
+    bool again = false;
+  };
+  std::optional<Next> NextStep(uint32_t lane);
   bool Exhausted(const Lane& lane) const;
   uint32_t PlaceOf(const Phase& phase, uint32_t rank) const;
   Slot* NextReady(uint32_t lane);
   void Abandon(Slot* slot);
   void Release(uint32_t slot);
-  void PlaceLane(Lane* lane, uint64_t position, uint64_t owed_done);
+  // Where one is that has heard of phase. Behind what is owed; true: some of
+  // that may be left.
+  bool PlaceLane(Lane* lane, uint64_t position, uint32_t phase);
   void RecordOpened(const Plan::Share& rows);
-  void MakeAgain(Lane* lane, uint64_t position, bool redelivered);
+  void MakeAgain(Lane* lane, uint64_t step, bool redelivered);
+  // Where one that reconnects says it is.
+  void PlaceReconnected(Lane* lane, const Joining& joining);
+  std::vector<RowRange> OwedLeft(const Consumer& consumer, uint32_t phase) const;
+  void RestoreConsumer(const FormerConsumer& former);
+  uint64_t IdOf(const Slot& slot) const;
+  // broadcast: nullopt: it is not to have it; else whether it is marked.
+  std::optional<bool> Wants(const Consumer& consumer, const Slot& slot) const;
+  bool NothingLeftFor(const Consumer& consumer) const;
+  void ReleaseLease(const Consumer* consumer, const Feed::Batch& lease);
+  void RecordCompleted(uint64_t position);
   void Unquarantine(uint32_t slot);
   void FreeIfUnheld(Slot* slot);
   bool Give(Consumer* consumer, const Entry& entry);
@@ -328,6 +380,7 @@ class Delivery {
   bool Reclaim();
   bool ReclaimFormer(Consumer* consumer);
   void TakeFormerBack(Consumer* consumer, bool orderly);
+  void TakePageBack(Consumer* consumer, const CursorPage& page, bool orderly);
   bool DeliverSplit();
   bool DeliverDynamic();
   bool DeliverBroadcast();
@@ -358,6 +411,8 @@ class Delivery {
   uint32_t usable_slots_ = 0;
   bool draining_ = false;
   bool gathering_ = false;
+  // Of ranks that reconnected and died while it gathered.
+  std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
   bool started_ = false;  // broadcast
   uint64_t opened_recorded_ = 0;
   bool closed_ = false;

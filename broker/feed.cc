@@ -65,7 +65,7 @@ bool Feed::Publish(uint32_t slot, bool redelivered, Cell cell) {
   return true;
 }
 
-void Feed::Reclaim(std::vector<uint32_t>* slots) {
+void Feed::Reclaim(std::vector<Batch>* released) {
   if (out_ == 0 || corrupt_) return;
   for (uint32_t i = 0; i < leases_.size(); ++i) {
     Lease& lease = leases_[i];
@@ -80,7 +80,7 @@ void Feed::Reclaim(std::vector<uint32_t>* slots) {
         }
         lease.out = false;
         --out_;
-        slots->push_back(lease.slot);
+        released->push_back({lease.slot, true, lease.redelivered});
         break;
       case LeaseState::kHeld:
         break;
@@ -126,10 +126,10 @@ std::vector<Feed::Lease*> Feed::InOrder() {
   return leases;
 }
 
-std::vector<Feed::Unreleased> Feed::Recall() {
+std::vector<Feed::Batch> Feed::Recall() {
   // After closed was stored (E6): what is not counted now is never returned.
   const uint64_t taken = ReadTakenChecked();
-  std::vector<Unreleased> unreleased;
+  std::vector<Batch> unreleased;
   for (Lease* lease : InOrder()) {
     const bool was_taken = lease->generation <= taken;
     unreleased.push_back({lease->slot, was_taken, lease->redelivered});
@@ -141,9 +141,9 @@ std::vector<Feed::Unreleased> Feed::Recall() {
   return unreleased;
 }
 
-std::vector<Feed::Unreleased> Feed::TakeAllBack() {
+std::vector<Feed::Batch> Feed::TakeAllBack() {
   const uint64_t taken = ReadTakenChecked();
-  std::vector<Unreleased> unreleased;
+  std::vector<Batch> unreleased;
   for (Lease* lease : InOrder()) {
     unreleased.push_back(
         {lease->slot, lease->generation <= taken, lease->redelivered});

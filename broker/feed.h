@@ -44,8 +44,13 @@ class Feed {
   // False: the rank's counts leave no room, which cannot be; it is corrupt.
   bool Publish(uint32_t slot, bool redelivered, Cell cell);
 
-  // Appends the slots of the leases that came back.
-  void Reclaim(std::vector<uint32_t>* slots);
+  struct Batch {
+    uint32_t slot = 0;
+    bool taken = false;        // the rank may read it, or may have
+    bool redelivered = false;  // it was published so
+  };
+  // Appends the leases that came back.
+  void Reclaim(std::vector<Batch>* released);
 
   // Asks the rank for a wake when it releases (takes: when it takes or goes to
   // sleep, too). Everything must be looked at once more afterwards (E5, E8).
@@ -59,17 +64,12 @@ class Feed {
   // The socket is closed by its owner.
   void Mute() { wake_socket_ = -1; }
 
-  struct Unreleased {
-    uint32_t slot = 0;
-    bool taken = false;        // the rank may read it, or may have
-    bool redelivered = false;  // it was published so
-  };
   // After Close, while the process lives: what was untaken, no lease of it any
   // more, then what is taken, its leases kept. In the order of publishing.
-  std::vector<Unreleased> Recall();
+  std::vector<Batch> Recall();
   // After Reclaim; the process is dead or has unmapped everything: what it did
   // not release.
-  std::vector<Unreleased> TakeAllBack();
+  std::vector<Batch> TakeAllBack();
 
  private:
   struct Lease {

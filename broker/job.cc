@@ -323,10 +323,9 @@ Status Job::RestorePhases(const std::vector<Delivery::FormerPhase>& phases) {
   return OkStatus();
 }
 
-void Job::RestoreRank(uint32_t rank, uint64_t position,
-                      const std::vector<uint64_t>& again) {
+void Job::RestoreRank(const Delivery::FormerConsumer& former) {
   MutexLock lock(&mutex_);
-  delivery_.RestoreRank(rank, position, again);
+  delivery_.RestoreRank(former);
 }
 
 void Job::Gather() {
@@ -339,9 +338,9 @@ bool Job::gathering() const {
   return delivery_.gathering();
 }
 
-void Job::Gathered(uint64_t position, const std::vector<RowRange>& again) {
+void Job::Gathered(const Delivery::FormerSteps& former) {
   MutexLock lock(&mutex_);
-  delivery_.Gathered(position, again);
+  delivery_.Gathered(former);
   AdvanceLocked();
 }
 
@@ -371,6 +370,16 @@ bool Job::HasAttached() const {
 bool Job::Finished(uint32_t rank) const {
   MutexLock lock(&mutex_);
   return delivery_.Finished(rank);
+}
+
+bool Job::WaitsFor(uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return delivery_.WaitsFor(rank);
+}
+
+bool Job::IsAt(uint32_t seat) {
+  MutexLock lock(&mutex_);
+  return delivery_.RankAt(seat).has_value();
 }
 
 bool Job::Knows(uint32_t rank) const {

@@ -107,11 +107,10 @@ class Job {
   bool OwesPredecessor(uint32_t rank) const;
   // Before anybody attaches, after a former life.
   Status RestorePhases(const std::vector<Delivery::FormerPhase>& phases);
-  void RestoreRank(uint32_t rank, uint64_t position,
-                   const std::vector<uint64_t>& again);
+  void RestoreRank(const Delivery::FormerConsumer& former);
   void Gather();
   bool gathering() const;
-  void Gathered(uint64_t position, const std::vector<RowRange>& again);
+  void Gathered(const Delivery::FormerSteps& former);
   // Ranks finish the step that the furthest of them has; no more follow.
   void Drain();
   // Ends it at once, for all ranks.
@@ -120,6 +119,9 @@ class Job {
   bool HasAttached() const;
   bool Finished(uint32_t rank) const;
   bool Knows(uint32_t rank) const;
+  bool WaitsFor(uint32_t rank) const;
+  // The process at this seat is a rank of the job, not one that was evicted.
+  bool IsAt(uint32_t seat);
   // No process has a seat and no worker writes: nothing refers to the segment.
   bool Abandoned() const;
   // Now and then: fails the job when ranks are missing for longer than

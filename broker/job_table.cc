@@ -28,8 +28,8 @@ class JobRecord : public DeliveryRecord {
   void Completed(uint64_t position, uint64_t next) override {
     life_->Completed(number_, position, next);
   }
-  void HandedOver(uint32_t rank, uint64_t position) override {
-    life_->HandedOver(number_, rank, position);
+  void HandedOver(uint32_t rank, uint64_t step) override {
+    life_->HandedOver(number_, rank, step);
   }
   void Opened(uint64_t position) override { life_->Opened(number_, position); }
 
@@ -166,14 +166,32 @@ Status JobTable::CheckAgreement(const Entry& entry,
   return field.empty() ? OkStatus() : disagree("spec: " + field);
 }
 
+bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
+  if (entry.opening != nullptr && entry.job == nullptr) return false;
+  if (entry.job != nullptr && entry.job->Knows(rank)) {
+    return entry.job->WaitsFor(rank) && !entry.job->failed();
+  }
+  if (entry.former == nullptr) return false;
+  const FormerRank* last = nullptr;
+  for (const auto& [attach, former] : entry.former->ranks) {
+    if (former.rank == rank) last = &former;
+  }
+  return last != nullptr && !last->left && !last->MayLive();
+}
+
 StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
-  const auto found =
-      std::find_if(entries_.rbegin(), entries_.rend(), [&](const Entry& entry) {
-        return entry.key == request.key && !entry.over;
-      });
-  Entry* const entry = found == entries_.rend() ? nullptr : &*found;
-  if (entry == nullptr) return nullptr;
   const uint32_t rank = request.joining.rank;
+  Entry* entry = nullptr;
+  for (Entry& each : entries_) {
+    if (!(each.key == request.key) || each.over) continue;
+    entry = &each;
+    // Not the newest that others have begun, but where it is missing.
+    if (!request.incarnation && !request.options.start &&
+        WaitsFor(each, rank)) {
+      break;
+    }
+  }
+  if (entry == nullptr) return nullptr;
   if (request.incarnation) {
     // Not always the newest: a rank that has taken all of its data may have
     // begun the next while others are not through with this one.
@@ -269,10 +287,27 @@ Status JobTable::CheckFormer(const Entry& entry,
   return OkStatus();
 }
 
-std::vector<FormerProcess> JobTable::ProcessesOf(const FormerJob& former) {
+std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
   std::vector<FormerProcess> processes;
-  for (const auto& [attach, rank] : former.ranks) {
-    processes.push_back({rank.rank, rank.page.get(), rank.MayLive()});
+  for (const auto& [attach, rank] : entry.former->ranks) {
+    processes.push_back(
+        {rank.rank, rank.page.get(), rank.MayLive(), rank.left, false});
+  }
+  // From the page on that it handed over they are its own: attaches that came
+  // after it may not have been answered. Of one nobody kept, the last.
+  for (const auto& [rank, reconnected] : entry.reconnected) {
+    size_t i = 0;
+    size_t last = processes.size();
+    bool found = false;
+    for (const auto& [attach, former] : entry.former->ranks) {
+      if (former.rank == rank) {
+        found |= former.inode == reconnected.inode && former.inode != 0;
+        processes[i].reconnects = found;
+        last = i;
+      }
+      ++i;
+    }
+    if (last < processes.size()) processes[last].reconnects = true;
   }
   return processes;
 }
@@ -289,14 +324,27 @@ Status JobTable::Restore(Entry& entry) {
 
 // Not once for all: a rank that lived when the job was opened again may have
 // died since.
-void JobTable::RestoreDead(Entry& entry,
-                           std::optional<uint32_t> reconnecting) {
+void JobTable::RestoreDead(Entry& entry) {
   if (entry.former == nullptr || entry.job->gathering()) return;
-  for (const RestoredRank& rank :
-       RestoreRanks(ProcessesOf(*entry.former), entry.former->handed_over,
-                    entry.job->plan().global_batch(), reconnecting)) {
-    entry.job->RestoreRank(rank.rank, rank.position, rank.again);
+  for (const Delivery::FormerConsumer& rank :
+       RestoreRanks(ProcessesOf(entry), entry.former->handed_over,
+                    entry.job->plan().global_batch())) {
+    entry.job->RestoreRank(rank);
   }
+}
+
+void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
+  if (entry.former == nullptr) return;
+  std::erase_if(entry.former->ranks, [&](const auto& item) {
+    const auto& [attach, former] = item;
+    if (former.rank != rank) return false;
+    if (former.page != nullptr) {
+      entry.retired.push_back({attach, rank, former.page});
+    } else {
+      life_->RankForgotten(entry.number, attach);
+    }
+    return true;
+  });
 }
 
 void JobTable::TryGather(Entry& entry) {
@@ -308,21 +356,23 @@ void JobTable::TryGather(Entry& entry) {
   const bool time_is_over =
       std::chrono::steady_clock::now() - started_ > kReconnectTime;
   std::map<uint32_t, ReconnectedRank> reconnected;
-  for (const auto& [rank, position] : entry.reconnected_at) {
-    reconnected[rank] = {entry.reconnected[rank].get(), position};
+  for (const auto& [rank, each] : entry.reconnected) {
+    reconnected[rank] = {each.page.get(), each.position};
   }
-  const std::vector<FormerProcess> processes = ProcessesOf(former);
+  const std::vector<FormerProcess> processes = ProcessesOf(entry);
+  std::set<uint32_t> ranks;
   for (const FormerProcess& process : processes) {
     if (process.may_live && reconnected.count(process.rank) == 0 &&
         !time_is_over) {
       return;
     }
+    ranks.insert(process.rank);
   }
-  const GatheredSteps gathered =
+  entry.job->Gathered(
       GatherSteps({former.options.delivery, former.opened, former.low,
-                   former.completed},
-                  entry.job->plan(), processes, reconnected);
-  entry.job->Gathered(gathered.position, gathered.again);
+                   former.completed, former.handed_over},
+                  entry.job->plan(), processes, reconnected));
+  for (const uint32_t rank : ranks) RetireFormer(entry, rank);
   entry.former = nullptr;
   entry.reconnected.clear();
 }
@@ -451,38 +501,32 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
     return UnavailableError("rank {} is dead", request.joining.rank);
   }
   const bool reconnects = request.incarnation.has_value();
-  const auto page = request.joining.former;
-  const uint64_t position = request.joining.position.value_or(0);
   const auto cursor = request.joining.cursor;
-  RestoreDead(entry, reconnects ? std::optional(request.joining.rank)
-                                : std::nullopt);
-  PENSTOCK_ASSIGN_OR_RETURN(const Delivery::Joined joined,
-                            entry.job->Attach(std::move(request.joining)));
-  entry.deserted.reset();
-  if (reconnects) {
-    entry.reconnected[joined.rank] = page;
-    entry.reconnected_at[joined.rank] = position;
-    // What it was before is told by itself now.
-    if (entry.former != nullptr && !entry.job->gathering()) {
-      for (const auto& [attach, rank] : entry.former->ranks) {
-        if (rank.rank == joined.rank && page == nullptr) {
-          life_->RankLeft(entry.number, attach);
-        }
-      }
-    }
+  const uint32_t rank = request.joining.rank;
+  if (reconnects && entry.former != nullptr) {
+    entry.reconnected[rank] = {request.joining.former, request.former_inode,
+                               request.joining.position.value_or(0)};
   }
+  RestoreDead(entry);
+  const auto attached = entry.job->Attach(std::move(request.joining));
+  if (!attached.ok()) {
+    if (reconnects && !entry.job->Knows(rank)) entry.reconnected.erase(rank);
+    return attached.status();
+  }
+  const Delivery::Joined& joined = *attached;
+  entry.deserted.reset();
   entry.attachments[joined.seat] = {
       life_->RankAttached(entry.number, joined.rank, request.cursor_fd.get(),
                           request.pidfd),
       joined.rank, cursor};
   KillPoint("attach.recorded");
+  if (!entry.job->gathering()) RetireFormer(entry, joined.rank);
   TryGather(entry);
   // A replaced rank is a new incarnation for those it replaces: only the dead
   // process can be fenced by it, and it cannot ask any more. The number stays,
   // so that ranks that reconnect later are recognised.
-  Attached attached{entry.job, joined, entry.incarnation, nullptr};
-  if (reconnects) attached.former_memory = entry.former_memory;
-  return attached;
+  return Attached{entry.job, joined, entry.incarnation,
+                  reconnects ? entry.former_memory : nullptr};
 }
 
 // Nobody gets anything of it any more.
@@ -727,7 +771,7 @@ void JobTable::EndOpening(Opening* opening) {
 
 // A rank that is not here, or another in its place, has more to take.
 bool JobTable::OwesAnybody(Entry& entry) {
-  RestoreDead(entry, std::nullopt);
+  RestoreDead(entry);
   if (entry.job->OwesTheDead()) return true;
   return entry.former != nullptr &&
          std::any_of(entry.former->ranks.begin(), entry.former->ranks.end(),
@@ -739,12 +783,16 @@ bool JobTable::OwesAnybody(Entry& entry) {
 
 void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
                      bool orderly) {
+  const bool is_rank = job->IsAt(seat);
   orderly ? job->Leave(seat) : job->Died(seat);
   const auto entry =
       std::find_if(entries_.begin(), entries_.end(),
                    [&](const Entry& each) { return each.job == job; });
   if (entry != entries_.end()) {
     if (auto attachment = entry->attachments.extract(seat)) {
+      if (orderly && is_rank) {
+        life_->RankLeft(entry->number, attachment.mapped().attach);
+      }
       entry->retired.push_back(attachment.mapped());
     }
     if (const auto phase = job->TakeNewPhase()) {
@@ -793,7 +841,7 @@ bool JobTable::FormerRanksSpoke(const Entry& entry) const {
   return std::all_of(entry.former->ranks.begin(), entry.former->ranks.end(),
                      [&](const auto& item) {
                        return !item.second.MayLive() ||
-                              entry.reconnected_at.count(item.second.rank) > 0;
+                              entry.reconnected.count(item.second.rank) > 0;
                      });
 }
 
@@ -825,7 +873,7 @@ void JobTable::Sweep() {
       if (entry->job->OwesPredecessor(dead.rank) || !Superseded(*entry, dead)) {
         needed.push_back(dead);
       } else {
-        life_->RankLeft(entry->number, dead.attach);
+        life_->RankForgotten(entry->number, dead.attach);
       }
     }
     entry->retired = std::move(needed);

@@ -74,6 +74,7 @@ class JobTable {
     bool named = false;
     // It reconnects: the incarnation it belongs to.
     std::optional<uint64_t> incarnation;
+    uint64_t former_inode = 0;  // of joining.former
     Fd cursor_fd;
     int pidfd = -1;  // the caller's, until it cancels
   };
@@ -146,13 +147,17 @@ class JobTable {
       std::shared_ptr<const CursorPage> cursor;
     };
     std::map<uint32_t, Attachment> attachments;  // by seat
-    // Dead, and not all that they had is released by others yet.
+    // Gone or of a former life, and not all that they had is released yet.
     std::vector<Attachment> retired;
     // Of a former life, until it is known what its ranks had.
     std::unique_ptr<FormerJob> former;
     std::shared_ptr<void> former_memory;  // until all have said where they are
-    std::map<uint32_t, std::shared_ptr<const CursorPage>> reconnected;  // rank
-    std::map<uint32_t, uint64_t> reconnected_at;  // position
+    struct Reconnected {
+      std::shared_ptr<const CursorPage> page;  // of the former life
+      uint64_t inode = 0;                      // of page
+      uint64_t position = 0;
+    };
+    std::map<uint32_t, Reconnected> reconnected;  // by rank
   };
 
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
@@ -160,13 +165,18 @@ class JobTable {
   StatusOr<Entry*> EntryFor(const AttachRequest& request);
   // Why this rank cannot attach to a job of a former life; ok: it can.
   Status CheckFormer(const Entry& entry, const AttachRequest& request) const;
-  static std::vector<FormerProcess> ProcessesOf(const FormerJob& former);
+  static std::vector<FormerProcess> ProcessesOf(const Entry& entry);
+  // It has, or had in a former life, the place of a dead process for rank.
+  static bool WaitsFor(const Entry& entry, uint32_t rank);
   // The phases of a former life; what its ranks had is put in later.
   Status Restore(Entry& entry);
   bool OwesAnybody(Entry& entry);
-  // split: puts in what is known of dead ranks that nobody has replaced yet.
-  // reconnecting: the rank that does so now.
-  void RestoreDead(Entry& entry, std::optional<uint32_t> reconnecting);
+  // split: puts in what is known of dead ranks that nobody has replaced yet,
+  // and of the predecessors of those that reconnect.
+  void RestoreDead(Entry& entry);
+  // Its processes of the former life are known to the job: they are over like
+  // those of this one.
+  void RetireFormer(Entry& entry, uint32_t rank);
   // It is known of all ranks what they had, or they had their time to say it:
   // the job goes on.
   void TryGather(Entry& entry);

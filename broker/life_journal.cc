@@ -24,6 +24,7 @@ enum Type : uint8_t {
   kOpened = 7,
   kHandedOver = 8,
   kPhase = 9,
+  kRankLeft = 10,
 };
 
 std::string CursorName(uint64_t job, uint64_t attach) {
@@ -134,6 +135,7 @@ StatusOr<FormerJob> JobFromJson(const json& record) {
 }  // namespace
 
 bool FormerRank::MayLive() const {
+  if (left) return false;
   if (pidfd == nullptr) return true;
   pollfd entry{pidfd->get(), POLLIN, 0};
   return poll(&entry, 1, 0) != 1;
@@ -191,13 +193,20 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
       case kRank:
         if (Live* job = live()) {
           const uint64_t attach = record.at("attach").get<uint64_t>();
-          job->ranks[attach] = record.at("rank").get<uint32_t>();
+          job->ranks[attach] = {record.at("rank").get<uint32_t>(), false};
           next_id_ = std::max(next_id_, attach + 1);
         }
         break;
       case kRankEnd:
         if (Live* job = live()) {
           job->ranks.erase(record.at("attach").get<uint64_t>());
+        }
+        break;
+      case kRankLeft:
+        if (Live* job = live()) {
+          const auto rank =
+              job->ranks.find(record.at("attach").get<uint64_t>());
+          if (rank != job->ranks.end()) rank->second.left = true;
         }
         break;
       case kCompleted:
@@ -216,7 +225,7 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
       case kHandedOver:
         if (Live* job = live()) {
           job->handed_over.insert({record.at("rank").get<uint32_t>(),
-                                   record.at("position").get<uint64_t>()});
+                                   record.at("step").get<uint64_t>()});
         }
         break;
       case kPhase:
@@ -273,7 +282,8 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
     job->handed_over = live.handed_over;
     for (const auto& [attach, rank] : live.ranks) {
       FormerRank& former = job->ranks[attach];
-      former.rank = rank;
+      former.rank = rank.rank;
+      former.left = rank.left;
       if (auto pidfd = stored_.extract(PidfdName(id, attach)); pidfd) {
         former.pidfd = std::make_shared<Fd>(std::move(pidfd.mapped()));
       }
@@ -281,6 +291,7 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
         // Stored by a former life, written by a rank: as untrusted as ever.
         auto mapping = OpenCursor(cursor.mapped().get());
         if (!mapping.ok()) continue;
+        former.inode = CursorInode(cursor.mapped().get());
         const auto shared = std::make_shared<Mapping>(*std::move(mapping));
         former.page = std::shared_ptr<const CursorPage>(
             shared, reinterpret_cast<const CursorPage*>(shared->data()));
@@ -360,7 +371,7 @@ uint64_t LifeJournal::RankAttached(uint64_t job, uint32_t rank, int cursor_fd,
   const uint64_t attach = next_id_++;
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return attach;
-  found->second.ranks[attach] = rank;
+  found->second.ranks[attach] = {rank, false};
   // Before it is recorded: a rank that is known must have a page, or nobody can
   // say what it had. One that is stored and not known was not answered.
   Store(CursorName(job, attach), cursor_fd);
@@ -371,6 +382,16 @@ uint64_t LifeJournal::RankAttached(uint64_t job, uint32_t rank, int cursor_fd,
 }
 
 void LifeJournal::RankLeft(uint64_t job, uint64_t attach) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  const auto rank = found->second.ranks.find(attach);
+  if (rank == found->second.ranks.end()) return;
+  rank->second.left = true;
+  Append(kRankLeft, {{"id", job}, {"attach", attach}});
+}
+
+void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || found->second.ranks.erase(attach) == 0) return;
@@ -410,12 +431,12 @@ void LifeJournal::Completed(uint64_t job, uint64_t position, uint64_t next) {
   Append(kCompleted, {{"id", job}, {"position", position}, {"next", next}});
 }
 
-void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t position) {
+void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
-  found->second.handed_over.insert({rank, position});
-  Append(kHandedOver, {{"id", job}, {"rank", rank}, {"position", position}});
+  found->second.handed_over.insert({rank, step});
+  Append(kHandedOver, {{"id", job}, {"rank", rank}, {"step", step}});
 }
 
 void LifeJournal::Opened(uint64_t job, uint64_t position) {
@@ -442,7 +463,10 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
     }
     for (const auto& [attach, rank] : live.ranks) {
       PENSTOCK_RETURN_IF_ERROR(
-          record(kRank, {{"id", id}, {"rank", rank}, {"attach", attach}}));
+          record(kRank, {{"id", id}, {"rank", rank.rank}, {"attach", attach}}));
+      if (!rank.left) continue;
+      PENSTOCK_RETURN_IF_ERROR(
+          record(kRankLeft, {{"id", id}, {"attach", attach}}));
     }
     if (live.segment_bytes > 0) {
       PENSTOCK_RETURN_IF_ERROR(record(kOpened, OpenedRecord(id, live)));
@@ -451,9 +475,9 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
       PENSTOCK_RETURN_IF_ERROR(record(
           kCompleted, {{"id", id}, {"position", position}, {"next", next}}));
     }
-    for (const auto& [rank, position] : live.handed_over) {
-      PENSTOCK_RETURN_IF_ERROR(record(
-          kHandedOver, {{"id", id}, {"rank", rank}, {"position", position}}));
+    for (const auto& [rank, step] : live.handed_over) {
+      PENSTOCK_RETURN_IF_ERROR(
+          record(kHandedOver, {{"id", id}, {"rank", rank}, {"step", step}}));
     }
   }
   return OkStatus();

@@ -28,6 +28,7 @@
 #include "broker/job.h"
 #include "broker/journal.h"
 #include "broker/mutex.h"
+#include "broker/restore.h"
 #include "common/layout.h"
 #include "common/message.h"
 #include "common/status.h"
@@ -44,8 +45,10 @@ struct StoredFd {
 struct FormerRank {
   uint32_t rank = 0;
   std::shared_ptr<const CursorPage> page;  // nullptr: it was not stored
+  uint64_t inode = 0;                      // of the page; 0: as above
   std::shared_ptr<Fd> pidfd;               // nullptr: as above
-  // Not known to be dead.
+  bool left = false;                       // orderly
+  // Not known to be dead, and it did not leave.
   bool MayLive() const;
 };
 
@@ -63,8 +66,8 @@ struct FormerJob {
   uint64_t opened = 0;
   uint64_t low = 0;
   std::set<uint64_t> completed;
-  // split: batches a dead rank had that its successor completed.
-  std::set<std::pair<uint32_t, uint64_t>> handed_over;
+  // By rank: steps it released outside the order of positions (StepId).
+  HandedOverSteps handed_over;
   std::vector<Delivery::FormerPhase> phases;
 };
 
@@ -94,12 +97,14 @@ class LifeJournal {
   void JobEnded(uint64_t job);
   // Keeps the rank's page and pidfd; the number of the attach.
   uint64_t RankAttached(uint64_t job, uint32_t rank, int cursor_fd, int pidfd);
-  // Nothing of this process matters any more.
+  // It is gone for good, and how far it was still matters.
   void RankLeft(uint64_t job, uint64_t attach);
+  // Nothing of this process matters any more.
+  void RankForgotten(uint64_t job, uint64_t attach);
   void PhaseBegun(uint64_t job, const Delivery::FormerPhase& phase);
 
   void Completed(uint64_t job, uint64_t position, uint64_t next);
-  void HandedOver(uint64_t job, uint32_t rank, uint64_t position);
+  void HandedOver(uint64_t job, uint32_t rank, uint64_t step);
   void Opened(uint64_t job, uint64_t position);
 
   // Now and then, on the control thread.
@@ -111,12 +116,16 @@ class LifeJournal {
   LifeJournal() = default;
   struct Live {
     nlohmann::json job;  // its record
-    std::map<uint64_t, uint32_t> ranks;
+    struct Rank {
+      uint32_t rank = 0;
+      bool left = false;
+    };
+    std::map<uint64_t, Rank> ranks;  // by the number of the attach
     uint64_t opened = 0;
     uint64_t low = 0;
     uint64_t segment_bytes = 0;
     std::map<uint64_t, uint64_t> completed;  // above low: position, next
-    std::set<std::pair<uint32_t, uint64_t>> handed_over;
+    HandedOverSteps handed_over;
     std::vector<nlohmann::json> phases;
 
     void Complete(uint64_t position, uint64_t next);

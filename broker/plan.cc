@@ -144,6 +144,15 @@ uint64_t Plan::StepAt(uint64_t position) const {
                   CeilDivide(position % rows_per_epoch_, global_batch_));
 }
 
+std::optional<uint64_t> Plan::StepFrom(uint64_t position) const {
+  for (uint64_t step = 0; step < start_.owed.size(); ++step) {
+    if (start_.owed[step].position == position) return step;
+  }
+  const uint64_t step = StepAt(position);
+  if (total_steps_ && step >= *total_steps_) return std::nullopt;
+  return PositionOf(step) == position ? std::optional(step) : std::nullopt;
+}
+
 Plan::Share Plan::ShareOf(uint64_t step, uint32_t rank) const {
   assert(rank < world_size_);
   assert(!total_steps_ || step < *total_steps_);

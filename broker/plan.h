@@ -41,6 +41,7 @@
 
 #include "broker/permutation.h"
 #include "common/dataset_spec.h"
+#include "common/layout.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -63,8 +64,11 @@ struct PlanStart {
 
 class Plan {
  public:
-  // A job's rows over all its epochs: positions never wrap.
-  static constexpr uint64_t kTotalRowsMax = Permutation::kRecordsMax;
+  // A job's rows over all its epochs: positions never wrap, share a word with
+  // the phase (StepId), and are exact in every reader of JSON.
+  static constexpr uint64_t kTotalRowsMax = uint64_t{1} << 53;
+  static_assert(kTotalRowsMax < uint64_t{1} << kPositionBits &&
+                kTotalRowsMax <= Permutation::kRecordsMax);
 
   // records: of the source, repeats included. InvalidArgument: no records, no
   // ranks, an epoch without a single batch (last: drop), or more rows in all
@@ -96,6 +100,8 @@ class Plan {
   uint64_t PositionOf(uint64_t step) const;
   // The first step that is not owed and begins at position or after it.
   uint64_t StepAt(uint64_t position) const;
+  // The step that begins just there, also one that is owed; nullopt: none does.
+  std::optional<uint64_t> StepFrom(uint64_t position) const;
 
   // One rank's share of one global step.
   struct Share {

@@ -2,50 +2,49 @@
 
 #include <algorithm>
 
-#include "broker/delivery.h"
-
 namespace penstock {
 
-std::vector<RestoredRank> RestoreRanks(
+std::vector<Delivery::FormerConsumer> RestoreRanks(
     const std::vector<FormerProcess>& processes,
-    const std::set<std::pair<uint32_t, uint64_t>>& handed_over,
-    uint64_t global_batch, std::optional<uint32_t> reconnecting) {
+    const HandedOverSteps& handed_over, uint64_t global_batch) {
   std::map<uint32_t, std::vector<const FormerProcess*>> by_rank;
   for (const FormerProcess& process : processes) {
     by_rank[process.rank].push_back(&process);
   }
-  std::vector<RestoredRank> ranks;
+  std::vector<Delivery::FormerConsumer> ranks;
   for (const auto& [rank, of_rank] : by_rank) {
-    // The last may be alive and speaks for itself; what those before it had is
-    // known from their pages alone.
-    // One that reconnects does so also when it has died meanwhile.
-    const bool reconnects = rank == reconnecting;
-    const bool last_lives = reconnects || of_rank.back()->may_live;
-    if (last_lives && (!reconnects || of_rank.size() == 1)) continue;
-    RestoredRank restored{rank};
+    const FormerProcess& last = *of_rank.back();
+    if (last.reconnects ? of_rank.front()->reconnects : last.may_live) continue;
+    Delivery::FormerConsumer restored;
+    restored.rank = rank;
+    restored.left = last.left;
     bool known = true;
     std::set<uint64_t> again;
     for (const FormerProcess* process : of_rank) {
-      const bool live = process == of_rank.back() && last_lives;
       if (process->page == nullptr) {
-        known = live;
+        known = process->reconnects;
         continue;
       }
       restored.position = std::max(
           restored.position, FormerPosition(*process->page, global_batch));
       for (const FormerBatch& batch : FormerBatches(*process->page)) {
-        if (batch.released || live) {
-          again.erase(batch.position);
+        restored.phase = std::max(restored.phase, PhaseOfStep(batch.step));
+        if (batch.released || process->reconnects || process->left) {
+          again.erase(batch.step);
+          restored.done.insert(batch.step);
         } else {
-          again.insert(batch.position);
+          again.insert(batch.step);
         }
       }
     }
     if (!known) continue;
-    for (const uint64_t position : again) {
-      if (handed_over.count({rank, position}) == 0) {
-        restored.again.push_back(position);
-      }
+    for (const auto& [of, step] : handed_over) {
+      if (of != rank) continue;
+      restored.phase = std::max(restored.phase, PhaseOfStep(step));
+      restored.done.insert(step);
+    }
+    for (const uint64_t step : again) {
+      if (restored.done.count(step) == 0) restored.again.push_back(step);
     }
     ranks.push_back(std::move(restored));
   }
@@ -58,21 +57,52 @@ bool Supersedes(const CursorPage& later, const CursorPage& earlier,
          FormerPosition(earlier, global_batch);
 }
 
-GatheredSteps GatherSteps(
+namespace {
+
+// The lane goes on where the last of them is.
+Delivery::FormerSteps GatherBroadcast(
     const FormerProgress& former, const Plan& plan,
     const std::vector<FormerProcess>& processes,
     const std::map<uint32_t, ReconnectedRank>& reconnected) {
+  Delivery::FormerSteps gathered;
+  gathered.position = UINT64_MAX;
+  for (const auto& [rank, each] : reconnected) {
+    gathered.position = std::min(gathered.position, each.position);
+  }
+  if (former.options.on_rank_death == OnRankDeath::kWait) {
+    for (Delivery::FormerConsumer& each :
+         RestoreRanks(processes, former.handed_over, plan.global_batch())) {
+      if (each.left) continue;
+      if (reconnected.count(each.rank) == 0) {
+        gathered.position = std::min(gathered.position, each.position);
+      }
+      gathered.consumers.push_back(std::move(each));
+    }
+  }
+  if (gathered.position == UINT64_MAX) {
+    gathered.position = plan.start().position;
+  }
+  return gathered;
+}
+
+}  // namespace
+
+Delivery::FormerSteps GatherSteps(
+    const FormerProgress& former, const Plan& plan,
+    const std::vector<FormerProcess>& processes,
+    const std::map<uint32_t, ReconnectedRank>& reconnected) {
+  if (former.options.mode == DeliveryMode::kBroadcast) {
+    return GatherBroadcast(former, plan, processes, reconnected);
+  }
   bool all_known = true;
   std::set<uint64_t> known = former.completed;
+  std::set<uint64_t> released;
   std::set<uint64_t> taken_by_dead;
-  uint64_t lowest = UINT64_MAX;
-  const auto read = [&](const CursorPage& page, bool dead) {
+  const auto read = [&](const CursorPage& page, bool dead, bool left = false) {
     for (const FormerBatch& batch : FormerBatches(page)) {
-      if (dead && !batch.released) {
-        taken_by_dead.insert(batch.position);
-      } else {
-        known.insert(batch.position);
-      }
+      const uint64_t position = PositionOfStep(batch.step);
+      if (batch.released || left) released.insert(position);
+      (dead && !batch.released ? taken_by_dead : known).insert(position);
     }
   };
   for (const FormerProcess& process : processes) {
@@ -86,32 +116,24 @@ GatheredSteps GatherSteps(
     } else if (process.may_live || process.page == nullptr) {
       all_known = false;
     } else {
-      read(*process.page, true);
-      if (former.options.on_rank_death == OnRankDeath::kWait) {
-        lowest = std::min(lowest,
-                          FormerPosition(*process.page, plan.global_batch()));
-      }
+      read(*process.page, !process.left, process.left);
     }
   }
-  for (const auto& [rank, each] : reconnected) {
-    lowest = std::min(lowest, each.position);
-  }
-  GatheredSteps gathered;
-  if (former.options.mode != DeliveryMode::kDynamic) {
-    gathered.position = lowest == UINT64_MAX ? plan.start().position : lowest;
-    return gathered;
-  }
-  const auto add = [&](uint64_t position) {
+  Delivery::FormerSteps gathered;
+  const auto add = [&](uint64_t position, bool redelivered) {
     const bool taken = taken_by_dead.count(position) > 0;
     if (known.count(position) > 0) return;
-    gathered.again.push_back({position, 0, taken || !all_known});
+    gathered.again.push_back({position, 0, redelivered || taken || !all_known});
   };
-  for (const RowRange& owed : plan.start().owed) add(owed.position);
+  for (const RowRange& owed : plan.start().owed) {
+    add(owed.position, owed.redelivered);
+  }
   const uint64_t low = std::max(former.low, plan.start().position);
+  gathered.completed.assign(released.begin(), released.end());
   gathered.position = std::max(former.opened, low);
   const uint64_t end = plan.StepAt(gathered.position);
   for (uint64_t step = plan.StepAt(low); step < end; ++step) {
-    add(plan.PositionOf(step));
+    add(plan.PositionOf(step), false);
   }
   return gathered;
 }

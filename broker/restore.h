@@ -12,35 +12,35 @@
 #include <utility>
 #include <vector>
 
+#include "broker/delivery.h"
 #include "broker/plan.h"
 #include "common/delivery_options.h"
 #include "common/layout.h"
 
 namespace penstock {
 
-// A process that was attached in a former life.
+// An attach of a former life.
 struct FormerProcess {
   uint32_t rank = 0;
   const CursorPage* page = nullptr;  // nullptr: nobody kept it
   bool may_live = false;
+  bool left = false;  // orderly: what it took counts as released
+  // Its process goes on in this life and speaks for itself, also when it has
+  // died meanwhile.
+  bool reconnects = false;
 };
 
-// split: what Delivery::RestoreRank is told.
-struct RestoredRank {
-  uint32_t rank = 0;
-  uint64_t position = 0;
-  std::vector<uint64_t> again;
-};
+// By rank, StepId: of which it is recorded that they were released outside the
+// order of positions.
+using HandedOverSteps = std::set<std::pair<uint32_t, uint64_t>>;
 
-// processes: in the order of their attaches. handed_over: batches, by rank, of
-// which it is recorded that a successor released them. reconnecting: the rank
-// whose last process does so now. Another rank whose last process may live is
-// left out: it still takes what the former life published. So is one that
-// nobody can speak for, and one that speaks for itself without predecessors.
-std::vector<RestoredRank> RestoreRanks(
+// processes: in the order of their attaches. A rank whose last process may live
+// and does not reconnect is left out: it still takes what the former life
+// published. So is one that nobody can speak for, and one that speaks for
+// itself without predecessors.
+std::vector<Delivery::FormerConsumer> RestoreRanks(
     const std::vector<FormerProcess>& processes,
-    const std::set<std::pair<uint32_t, uint64_t>>& handed_over,
-    uint64_t global_batch, std::optional<uint32_t> reconnecting);
+    const HandedOverSteps& handed_over, uint64_t global_batch);
 
 // Whether the page of a later process of the same rank tells where the rank
 // goes on, so that the earlier one's is needed no more for that.
@@ -53,20 +53,15 @@ struct FormerProgress {
   uint64_t opened = 0;  // dynamic: no step from here on was opened
   uint64_t low = 0;     // dynamic: all before was completed, and these
   std::set<uint64_t> completed;
+  HandedOverSteps handed_over;  // broadcast
 };
 struct ReconnectedRank {
   const CursorPage* page = nullptr;  // of the former life; nullptr: not given
   uint64_t position = 0;
 };
-// What Delivery::Gathered is told.
-struct GatheredSteps {
-  uint64_t position = 0;
-  std::vector<RowRange> again;
-};
-
 // Of a process that may live and did not reconnect nothing is known: what it
 // may have had comes again, marked.
-GatheredSteps GatherSteps(
+Delivery::FormerSteps GatherSteps(
     const FormerProgress& former, const Plan& plan,
     const std::vector<FormerProcess>& processes,
     const std::map<uint32_t, ReconnectedRank>& reconnected);

@@ -285,6 +285,11 @@ Status Reader::ReadAnswer(Message answer, Session* session) {
     dataset_ = json.at("dataset").get<std::string>();
     rank_ = plan_rank_ = json.at("rank").get<int64_t>();
     world_size_ = request_.at("world_size").get<int64_t>();
+    phase_ = json.at("phase").get<uint32_t>();
+    if (phase_ > 0) {  // ranks died, and the others go on without them
+      plan_rank_ = json.at("plan_rank").get<int64_t>();
+      world_size_ = json.at("plan_ranks").get<int64_t>();
+    }
     seat = json.at("seat").get<uint32_t>();
     hold_ = json.at("hold").get<uint32_t>();
     records_ = json.at("records").get<uint64_t>();
@@ -298,14 +303,15 @@ Status Reader::ReadAnswer(Message answer, Session* session) {
     replaces = json.at("replaces").get<bool>();
     spin_ = std::chrono::nanoseconds(json.at("spin_ns").get<int64_t>());
     PENSTOCK_ASSIGN_OR_RETURN(start_, JobStateFromJson(json.at("state")));
+    nlohmann::json left = json.at("state");
+    left["owed"] = json.at("owed");
+    PENSTOCK_ASSIGN_OR_RETURN(const JobState state, JobStateFromJson(left));
+    owed_ = state.owed;
   } catch (const nlohmann::json::exception& error) {
     return InternalError("the broker's answer is not of this protocol: {}",
                          error.what());
   }
   events_.clear();
-  owed_ = start_.owed;
-  owed_.erase(owed_.begin(),
-              owed_.begin() + std::min<uint64_t>(owed_done_, owed_.size()));
   epoch_ = position_ / rows_per_epoch_;
   // All ranks of a dynamic job count the same epochs, whoever gets the batches.
   if (position_ == start_.epoch * rows_per_epoch_ + start_.row ||
@@ -459,6 +465,7 @@ Status Reader::ReadRanksChanged(uint32_t phase) {
       PENSTOCK_ASSIGN_OR_RETURN(const JobState state,
                                 JobStateFromJson(event.at("state")));
       owed_ = state.owed;
+      phase_ = phase;
       return OkStatus();
     } catch (const nlohmann::json::exception& error) {
       return InternalError("the broker's event is not of this protocol: {}",
@@ -532,7 +539,6 @@ StatusOr<Reader::Result> Reader::HandOut(Batch** batch) {
       });
   if ((cell.flags & kExtra) != 0 && owed != owed_.end()) {
     owed_.erase(owed);
-    ++owed_done_;
   } else {
     position_ = cell.position + cell.global_rows;
   }
@@ -668,7 +674,11 @@ nlohmann::json Reader::ReconnectRequest() const {
   request["rank"] = rank_;
   request["incarnation"] = incarnation_;
   request["position"] = position_;
-  request["owed_done"] = owed_done_;
+  request["phase"] = phase_;
+  request["owed"] = nlohmann::json::array();
+  for (const JobState::Owed& each : owed_) {
+    request["owed"].push_back(each.epoch * rows_per_epoch_ + each.row);
+  }
   request["state"] = JobStateToJson(start_);
   return request;
 }
@@ -802,7 +812,6 @@ Status Reader::Reset(int64_t rank, int64_t world_size, int64_t local_world_size,
   request["local_world_size"] = local_world_size;
   request_ = request;
   request["state"] = JobStateToJson(parsed);
-  owed_done_ = 0;
   PENSTOCK_RETURN_IF_ERROR(Open(
       std::move(request), DeadlineAfter(timeout_s_ > 0 ? timeout_s_ : -1)));
   lost_.reset();

@@ -173,7 +173,7 @@ class Reader {
 
   // The consuming thread's.
   std::vector<JobState::Owed> owed_;  // not delivered yet
-  uint64_t owed_done_ = 0;
+  uint32_t phase_ = 0;                 // how often the ranks changed
   uint64_t position_ = 0;  // end of what was handed out
   uint64_t epoch_ = 0;
   bool epoch_known_ = true;

@@ -25,7 +25,7 @@
 namespace penstock {
 
 // Bump on any change to size, offset, or meaning of a field below.
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
@@ -63,6 +63,20 @@ enum CellFlags : uint32_t {
 // The higher half of Cell::flags: how often, modulo 2^16, the job's ranks had
 // changed when the step was planned.
 inline constexpr uint32_t kPhaseShift = 16;
+
+// Which step of a job a batch is of: its position, below 2^54, and the phase
+// above it: what a rank that is gone had left comes again, in the phase after
+// it, at the same position. There are no more phases than local ranks.
+inline constexpr uint32_t kPositionBits = 54;
+constexpr uint64_t StepId(uint64_t position, uint32_t phase) {
+  return position | uint64_t{phase} << kPositionBits;
+}
+constexpr uint64_t PositionOfStep(uint64_t id) {
+  return id & ((uint64_t{1} << kPositionBits) - 1);
+}
+constexpr uint32_t PhaseOfStep(uint64_t id) {
+  return static_cast<uint32_t>(id >> kPositionBits);
+}
 
 // One published batch. Written by the broker before the count that names it.
 struct Cell {
@@ -117,7 +131,7 @@ struct SegmentHeader {
 struct LeaseRecord {
   Atomic<uint64_t> released;    // generation given back last
   Atomic<uint64_t> generation;  // taken last; held while it differs
-  Atomic<uint64_t> position;    // Cell::position of that one
+  Atomic<uint64_t> step;        // StepId of that one
 };
 
 struct CursorPage {
@@ -210,7 +224,7 @@ inline constexpr uint64_t kLayoutHash =
                            offsetof(CursorPage, leases),
                            sizeof(LeaseRecord),
                            offsetof(LeaseRecord, generation),
-                           offsetof(LeaseRecord, position)});
+                           offsetof(LeaseRecord, step)});
 
 }  // namespace penstock
 #endif  // COMMON_LAYOUT_H_

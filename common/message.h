@@ -24,7 +24,7 @@
 //             state_of_same_dataset]
 //             + cursor page; to reconnect
 //             also incarnation, position,
-//             owed_done + the former page
+//             phase, owed + the former page
 //   detach    -                              none: everything is unmapped
 //   unmapped  -                              none: segments of former lives are
 //   state     [job, dataset]                 state

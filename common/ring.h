@@ -16,8 +16,8 @@
 //       this order, so a batch that was returned to the trainer is always in
 //       them. A generation is the number of the batch in this ring, from 1: a
 //       record whose generation is more than taken is of a batch that was not
-//       returned. While a record changes its generation is 0: a position is
-//       never found with the generation of the batch before.
+//       returned. While a record changes its generation is 0: a step is never
+//       found with the generation of the batch before.
 //
 // Synchronizing edges
 //   E1  Publish stores published -> TryTake loads it: a rank that sees count n
@@ -79,7 +79,8 @@ inline TakeResult TryTake(const Ring& ring, CursorPage& cursor, Cell* cell) {
   // any two of them finds those before.
   LeaseRecord& record = cursor.leases[cell->lease];
   record.generation.store(0, std::memory_order_release);
-  record.position.store(cell->position, std::memory_order_release);
+  record.step.store(StepId(cell->position, cell->flags >> kPhaseShift),
+                    std::memory_order_release);
   record.generation.store(cell->generation, std::memory_order_release);
   if ((cell->flags & kExtra) == 0) {
     cursor.position.store(cell->position + cell->global_rows,

@@ -288,4 +288,9 @@ StatusOr<Mapping> OpenCursor(int fd) {
   return mapping;
 }
 
+uint64_t CursorInode(int fd) {
+  struct stat status{};
+  return fstat(fd, &status) == 0 ? status.st_ino : 0;
+}
+
 }  // namespace penstock

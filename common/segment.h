@@ -114,6 +114,8 @@ StatusOr<OwnedCursor> CreateCursor();
 // The broker's read-only view of it. InvalidArgument: not a sealed memfd of one
 // page; FailedPrecondition: another layout version.
 StatusOr<Mapping> OpenCursor(int fd);
+// Equal for two descriptors of one cursor page, whoever sent them. 0: unknown.
+uint64_t CursorInode(int fd);
 
 }  // namespace penstock
 #endif  // COMMON_SEGMENT_H_

@@ -38,11 +38,11 @@ using simulation::Run;
 using simulation::Scenario;
 using simulation::WakePipe;
 
-constexpr uint32_t kSeats = 4;
+constexpr uint32_t kSeats = 5;
 constexpr uint32_t kSlots = 6;
 constexpr uint32_t kLeases = 2;
 constexpr int kLivesMax = 3;
-constexpr int kRanksMax = 4;  // processes
+constexpr int kRanksMax = 5;  // processes
 constexpr uint64_t kHalfFilled = ~uint64_t{0};
 
 struct Config {
@@ -56,9 +56,9 @@ struct Config {
   size_t hold = 1;
   // The broker dies as often, at most, less one.
   int lives = 1;
-  bool rank_dies = false;  // rank 0, once at most
-  // One more process takes the place of one that dies or is evicted.
-  bool replacement = false;
+  uint32_t may_die = 0;  // ranks, from 0 on; each once at most
+  // More processes take the places of those that die or are evicted.
+  uint32_t replacements = 0;
   // Somebody asks for the eviction of rank 0, once.
   bool evict = false;
 };
@@ -80,13 +80,16 @@ struct Session {
   bool requested = false;
   uint32_t number = 0;
   std::optional<uint64_t> position;  // it reconnects
-  uint64_t owed_done = 0;
+  uint32_t phase = 0;
+  std::vector<uint64_t> owed;
   CursorPage* former = nullptr;
   // The answer.
   bool answered = false;
   bool refused = false;
   uint32_t seat = 0;
   uint64_t begins_at = 0;
+  uint32_t answered_phase = 0;
+  std::vector<uint64_t> owed_left;
 };
 
 // What the slot of a batch holds.
@@ -122,19 +125,20 @@ struct Kept : public DeliveryRecord {
     int process;
     const CursorPage* page;
     bool given_up;  // its process was told nothing and is not there any more
+    bool left = false;
   };
   std::map<uint64_t, Attach> attaches;
   uint64_t next_attach = 1;
   std::set<uint64_t> completed;
   uint64_t opened = 0;
-  std::set<std::pair<uint32_t, uint64_t>> handed_over;
+  HandedOverSteps handed_over;
   std::vector<Delivery::FormerPhase> phases;
 
   void Completed(uint64_t position, uint64_t) override {
     completed.insert(position);
   }
-  void HandedOver(uint32_t rank, uint64_t position) override {
-    handed_over.insert({rank, position});
+  void HandedOver(uint32_t rank, uint64_t step) override {
+    handed_over.insert({rank, step});
   }
   void Opened(uint64_t position) override {
     opened = std::max(opened, position);
@@ -161,6 +165,7 @@ struct World {
   std::map<uint32_t, uint64_t> missed;           // of a number: skipped
   std::set<uint32_t> finished;                   // numbers
   std::set<int> taken_off;                       // processes, evicted
+  std::set<uint32_t> replaced;                   // numbers
   std::array<bool, kRanksMax> left_orderly{};
 
   bool broadcast() const {
@@ -260,7 +265,11 @@ class Broker {
       if (gone && !given_up) {
         (void)SessionOf(former.process).to_broker.Wait();
       }
-      processes.push_back({former.number, former.page, !gone});
+      const auto reconnected = reconnected_.find(former.number);
+      const bool reconnects = reconnected != reconnected_.end() &&
+                              attach >= own_since_.at(former.number);
+      processes.push_back({former.number, former.page, !gone && !former.left,
+                           former.left, reconnects});
     }
     return processes;
   }
@@ -275,12 +284,11 @@ class Broker {
   }
 
   // As JobTable.
-  void RestoreDead(std::optional<uint32_t> reconnecting) {
+  void RestoreDead() {
     if (!split() || life_ == 0) return;
-    for (const RestoredRank& rank :
-         RestoreRanks(FormerProcesses(), handed_over_, plan_.global_batch(),
-                      reconnecting)) {
-      delivery_->RestoreRank(rank.rank, rank.position, rank.again);
+    for (const Delivery::FormerConsumer& rank :
+         RestoreRanks(FormerProcesses(), handed_over_, plan_.global_batch())) {
+      delivery_->RestoreRank(rank);
     }
   }
 
@@ -291,11 +299,10 @@ class Broker {
       if (process.may_live && reconnected_.count(process.rank) == 0) return;
     }
     const Kept& kept = world_.kept;
-    const GatheredSteps gathered =
+    delivery_->Gathered(
         GatherSteps({world_.config.options, kept.opened, plan_.start().position,
-                     kept.completed},
-                    plan_, processes, reconnected_);
-    delivery_->Gathered(gathered.position, gathered.again);
+                     kept.completed, handed_over_},
+                    plan_, processes, reconnected_));
   }
 
   // ---- news
@@ -336,7 +343,8 @@ class Broker {
       if (gone_[rank] || !heard_[rank] || session.answered) continue;
       run_.Observe(session.number);
       run_.Observe(session.position.value_or(~uint64_t{0}));
-      run_.Observe(session.owed_done);
+      run_.Observe(session.phase);
+      for (const uint64_t position : session.owed) run_.Observe(position);
       if (Attach(rank)) session.to_rank.Send();
       session.answered = session.answered || answers_;
     }
@@ -372,15 +380,23 @@ class Broker {
       }
       if (may_live) return false;
     }
-    RestoreDead(session.position ? std::optional(session.number)
-                                 : std::nullopt);
+    if (session.position) {
+      reconnected_[session.number] = {session.former, *session.position};
+      for (const auto& [attach, former] : former_) {
+        if (former.page == session.former) {
+          own_since_[session.number] = attach;
+        }
+      }
+    }
+    RestoreDead();
     Delivery::Joining joining;
     joining.rank = session.number;
     joining.cursor = std::shared_ptr<const CursorPage>(std::shared_ptr<void>(),
                                                        &session.page);
     joining.wake_socket = SocketOf(life_, rank);
     joining.position = session.position;
-    joining.owed_done = session.owed_done;
+    joining.phase = session.phase;
+    joining.owed = session.owed;
     if (session.former != nullptr) {
       joining.former = std::shared_ptr<const CursorPage>(
           std::shared_ptr<void>(), session.former);
@@ -392,15 +408,16 @@ class Broker {
       session.refused = true;
       return answers_ = true;
     }
-    if (session.position) {
-      reconnected_[session.number] = {session.former, *session.position};
-    }
     Kept& kept = world_.kept;
     attach_[rank] = kept.next_attach++;
     kept.attaches[attach_[rank]] = {session.number, rank, &session.page, false};
     TryGather();
     session.seat = joined->seat;
     session.begins_at = joined->position;
+    session.answered_phase = joined->phase;
+    for (const RowRange& range : joined->owed) {
+      session.owed_left.push_back(range.position);
+    }
     seat_[rank] = joined->seat;
     return answers_ = true;
   }
@@ -408,10 +425,14 @@ class Broker {
   void Gone(int rank) {
     gone_[rank] = true;
     if (!seat_[rank]) return;
+    const bool is_rank = delivery_->RankAt(*seat_[rank]).has_value();
     const Status status = world_.left_orderly[rank]
                               ? delivery_->Leave(*seat_[rank])
                               : delivery_->Died(*seat_[rank]);
     run_.Observe(world_.left_orderly[rank]);
+    if (world_.left_orderly[rank] && is_rank) {
+      world_.kept.attaches.at(attach_[rank]).left = true;
+    }
     seat_[rank].reset();
     retired_.push_back(attach_[rank]);
     if (!status.ok()) Fail();
@@ -526,8 +547,9 @@ class Broker {
   std::unique_ptr<Delivery> delivery_;
   uint32_t slots_ = 0;
   std::map<uint64_t, Kept::Attach> former_;
-  std::set<std::pair<uint32_t, uint64_t>> handed_over_;
+  HandedOverSteps handed_over_;
   std::map<uint32_t, ReconnectedRank> reconnected_;
+  std::map<uint32_t, uint64_t> own_since_;  // the attach of their page
   std::array<std::optional<uint32_t>, kRanksMax> seat_;
   std::array<uint64_t, kRanksMax> attach_{};
   std::array<bool, kRanksMax> gone_{};
@@ -546,7 +568,7 @@ class Rank {
 
   void Run(uint32_t number) {
     number_ = number;
-    position_ = session().begins_at;
+    ReadAnswer();
     Loop();
   }
 
@@ -554,9 +576,10 @@ class Rank {
   void RunAsReplacement() {
     const auto missing = [this]() -> std::optional<uint32_t> {
       for (uint32_t i = 0; i < world_.config.world; ++i) {
-        if (run_.dead(world_.rank_process[i])) return i;
+        const bool gone = run_.dead(world_.rank_process[i]) ||
+                          (world_.evicted && i == 0);
+        if (gone && !world_.replaced.contains(i)) return i;
       }
-      if (world_.evicted) return 0;
       return std::nullopt;
     };
     const auto all_gone = [this] {
@@ -569,6 +592,7 @@ class Rank {
     const std::optional<uint32_t> number = missing();
     run_.Observe(number.value_or(99));
     if (!number) return;
+    world_.replaced.insert(*number);
     number_ = *number;
     if (Request(std::nullopt)) Loop();
   }
@@ -637,6 +661,12 @@ class Rank {
     return true;
   }
 
+  void ReadAnswer() {
+    position_ = session().begins_at;
+    phase_ = session().answered_phase;
+    owed_ = {session().owed_left.begin(), session().owed_left.end()};
+  }
+
   bool NothingLeft() {
     return ring(life_).published.load(std::memory_order_acquire) ==
                session().page.taken.load(std::memory_order_relaxed) &&
@@ -645,6 +675,8 @@ class Rank {
   }
 
   bool Reconnect() {
+    // As Reader: of the life before only, not of one before that.
+    while (!held_.empty() && held_.front().life != life_) ReleaseOldest();
     CursorPage* const former = &session().page;
     ++life_;
     return Request(former);
@@ -657,7 +689,8 @@ class Rank {
       to.number = number_;
       if (former) {
         to.position = position_;
-        to.owed_done = owed_done_;
+        to.phase = phase_;
+        to.owed.assign(owed_.begin(), owed_.end());
         to.former = *former;
       }
       to.requested = true;
@@ -676,7 +709,9 @@ class Rank {
       if (to.refused) return false;
       run_.Observe(to.seat);
       run_.Observe(to.begins_at);
-      position_ = to.begins_at;
+      run_.Observe(to.answered_phase);
+      for (const uint64_t position : to.owed_left) run_.Observe(position);
+      ReadAnswer();
       to.page.position.store(position_, std::memory_order_relaxed);
       return true;
     }
@@ -712,15 +747,14 @@ class Rank {
     world_.missed[number_] += cell.skipped;
     // As the client's: what was owed at the start moves nothing.
     const auto& phases = world_.kept.phases;
-    if ((cell.flags & kRanksChanged) != 0) changed_ = phases.size();
-    const auto& owed = changed_ > 0 ? phases[changed_ - 1].start.owed
-                                    : world_.config.start.owed;
-    const bool is_owed = std::any_of(
-        owed.begin(), owed.end(),
-        [&](const RowRange& range) { return range.position == cell.position; });
-    if ((cell.flags & kExtra) != 0 && is_owed) {
-      ++owed_done_;
-    } else {
+    if ((cell.flags & kRanksChanged) != 0) {
+      phase_ = cell.flags >> kPhaseShift;
+      owed_.clear();
+      for (const RowRange& range : phases[phase_ - 1].start.owed) {
+        owed_.insert(range.position);
+      }
+    }
+    if ((cell.flags & kExtra) == 0 || owed_.erase(cell.position) == 0) {
       position_ = cell.position + cell.global_rows;
     }
   }
@@ -750,8 +784,8 @@ class Rank {
   uint32_t number_ = 0;
   int life_ = 0;
   uint64_t position_ = 0;
-  uint64_t owed_done_ = 0;
-  size_t changed_ = 0;  // phases begun
+  uint32_t phase_ = 0;
+  std::set<uint64_t> owed_;
   std::deque<Held> held_;
 };
 
@@ -840,9 +874,9 @@ Scenario TheWorld(const Config& config) {
           life + 1 < config.lives ? Mortality::kMayDie : Mortality::kLives);
       if (life == 0) *broker = std::make_unique<Broker>(w, 0);
       if (life == 0) {
-        w->ranks = static_cast<int>(config.world) + config.replacement;
+        w->ranks = static_cast<int>(config.world + config.replacements);
         for (int i = 0; i < w->ranks; ++i) {
-          const bool replaces = i == static_cast<int>(config.world);
+          const bool replaces = i >= static_cast<int>(config.world);
           w->rank_process[i] = run.AddProcess(
               replaces ? "replacement" : fmt::format("rank {}", i),
               [=] {
@@ -851,7 +885,7 @@ Scenario TheWorld(const Config& config) {
                 replaces ? rank.RunAsReplacement()
                          : rank.Run(static_cast<uint32_t>(i));
               },
-              config.rank_dies && i == 0 ? Mortality::kMayDie
+              i < static_cast<int>(config.may_die) ? Mortality::kMayDie
                                          : Mortality::kLives);
         }
         for (uint32_t i = 0; i < config.world; ++i) {
@@ -894,7 +928,7 @@ Scenario TheWorld(const Config& config) {
           LeaseRecord& record = session.page.leases[lease];
           run.Name(&record.released, "released");
           run.Name(&record.generation, "generation");
-          run.Name(&record.position, "lease's position");
+          run.Name(&record.step, "lease's step");
         }
       }
     }
@@ -930,6 +964,10 @@ class DeliverySimulationTest : public testing::Test {
 #ifdef PENSTOCK_SMALL_BOUNDS
     runs /= 10;
 #endif
+    // For a long search by hand.
+    if (const char* times = std::getenv("PENSTOCK_SIMULATION_TIMES")) {
+      runs *= std::strtoull(times, nullptr, 10);
+    }
     for (const Memory memory : {Memory::kTso, Memory::kCpp}) {
       Options options;
       options.memory = memory;
@@ -981,7 +1019,8 @@ TEST_F(DeliverySimulationTest, SplitRanksTakeAllOnceAndEqualSteps) {
 
 TEST_F(DeliverySimulationTest, SplitRankThatDiesIsReplacedWithoutLoss) {
   Config config = Split();
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   NeverFails("split, rank dies", config,
              {.deaths_max = 1, .preemptions_max = 0});
   config.hold = 2;
@@ -991,7 +1030,8 @@ TEST_F(DeliverySimulationTest, SplitRankThatDiesIsReplacedWithoutLoss) {
 
 TEST_F(DeliverySimulationTest, SplitRankThatIsEvictedIsReplacedWithoutLoss) {
   Config config = Split();
-  config.evict = config.replacement = true;
+  config.evict = true;
+  config.replacements = 1;
   NeverFails("split, eviction", config, {.preemptions_max = 0});
   config.hold = 2;
   config.records = 6;
@@ -1000,7 +1040,9 @@ TEST_F(DeliverySimulationTest, SplitRankThatIsEvictedIsReplacedWithoutLoss) {
 
 TEST_F(DeliverySimulationTest, SplitRankThatIsEvictedAndDiesIsReplaced) {
   Config config = Split();
-  config.evict = config.replacement = config.rank_dies = true;
+  config.may_die = 1;
+  config.evict = true;
+  config.replacements = 1;
   config.hold = 2;
   NeverFailsAtRandom("split, eviction and death", config, 2'000, 1);
 }
@@ -1019,7 +1061,8 @@ TEST_F(DeliverySimulationTest, SplitGoesOnAfterADeathOfTheBroker) {
 TEST_F(DeliverySimulationTest, SplitRankAndBrokerDie) {
   Config config = Split();
   config.lives = 2;
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   NeverFailsAtRandom("split, both die", config, 6'000, 2);
   config.hold = 2;
   config.records = 6;
@@ -1034,7 +1077,8 @@ TEST_F(DeliverySimulationTest, OwedStepsComeFirstAndOnce) {
   config.lives = 2;
   NeverFailsAtRandom("owed, broker dies", config, 2'000, 1);
   config.lives = 1;
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   NeverFailsAtRandom("owed, rank dies", config, 2'000, 1);
 }
 
@@ -1042,7 +1086,8 @@ TEST_F(DeliverySimulationTest, ShrinkLosesNothing) {
   Config config = Split();
   config.options.on_rank_death = OnRankDeath::kShrink;
   // When others have finished, it waits for a replacement after all.
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   NeverFails("shrink", config, {.deaths_max = 1, .preemptions_max = 0});
   config.hold = 2;
   config.records = 6;
@@ -1052,7 +1097,8 @@ TEST_F(DeliverySimulationTest, ShrinkLosesNothing) {
 TEST_F(DeliverySimulationTest, SplitEvictionAndDeathOfTheBroker) {
   Config config = Split();
   config.lives = 2;
-  config.evict = config.replacement = true;
+  config.evict = true;
+  config.replacements = 1;
   config.hold = 2;
   NeverFailsAtRandom("split, eviction, broker dies", config, 3'000, 1);
 }
@@ -1060,11 +1106,26 @@ TEST_F(DeliverySimulationTest, SplitEvictionAndDeathOfTheBroker) {
 TEST_F(DeliverySimulationTest, ShrinkWhenRankAndBrokerDie) {
   Config config = Split();
   config.options.on_rank_death = OnRankDeath::kShrink;
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   config.hold = 2;
   config.records = 6;
   config.lives = 2;
   NeverFailsAtRandom("shrink, both die", config, 4'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, ShrinkTwiceAndDeathOfTheBroker) {
+  Config config = Split();
+  config.options.on_rank_death = OnRankDeath::kShrink;
+  config.world = 3;
+  config.batch = 3;
+  config.records = 9;
+  config.may_die = 2;
+  config.replacements = 2;
+  config.hold = 2;
+  NeverFailsAtRandom("shrink twice", config, 2'000, 2);
+  config.lives = 2;
+  NeverFailsAtRandom("shrink twice, broker dies", config, 4'000, 3);
 }
 
 // ---- dynamic
@@ -1081,7 +1142,7 @@ TEST_F(DeliverySimulationTest, DynamicGivesEachBatchToOne) {
 
 TEST_F(DeliverySimulationTest, DynamicRankThatDiesLeavesItsBatchToTheOther) {
   Config config = Dynamic();
-  config.rank_dies = true;
+  config.may_die = 1;
   config.records = 2;
   NeverFails("dynamic, rank dies", config,
              {.deaths_max = 1, .preemptions_max = 0});
@@ -1103,11 +1164,23 @@ TEST_F(DeliverySimulationTest, DynamicRankAndBrokerDie) {
   Config config = Dynamic();
   config.lives = 2;
   NeverFailsAtRandom("dynamic, broker dies", config, 3'000, 1);
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   config.records = 4;
   NeverFailsAtRandom("dynamic, both die", config, 5'000, 2);
   config.hold = 2;
   NeverFailsAtRandom("dynamic, both die, two held", config, 4'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, DynamicOwedStepsWhenRankAndBrokerDie) {
+  Config config = Dynamic();
+  config.records = 4;
+  config.start = {2, {{0, 1, true}, {1, 1, false}}};
+  NeverFailsAtRandom("dynamic, owed", config, 1'000, 0);
+  config.lives = 2;
+  config.may_die = 1;
+  config.replacements = 1;
+  NeverFailsAtRandom("dynamic, owed, both die", config, 4'000, 2);
 }
 
 // ---- broadcast
@@ -1122,38 +1195,61 @@ TEST_F(DeliverySimulationTest, BroadcastGivesAllToAllOrSaysWhatIsMissed) {
 
 TEST_F(DeliverySimulationTest, BroadcastConsumerIsReplacedWithoutLoss) {
   Config config = Broadcast(Lag::kBlock);
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   NeverFailsAtRandom("block, one dies", config, 3'000, 1);
-  config.rank_dies = config.replacement = false;
+  config.may_die = 0;
+  config.replacements = 0;
   config.lives = 2;
   NeverFailsAtRandom("block, broker dies", config, 3'000, 1);
 }
 
-// ---- what is known to be wrong; each fails, and says how
-
-// Which of the owed steps a rank had done dies with it and the broker.
-TEST_F(DeliverySimulationTest, DISABLED_OwedStepsWhenRankAndBrokerDie) {
+TEST_F(DeliverySimulationTest, OwedStepsWhenRankAndBrokerDie) {
   Config config = Split();
   config.records = 6;
   config.start = {4, {{0, 2, true}, {2, 1, false}}};
   config.lives = 2;
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   NeverFailsAtRandom("owed, both die", config, 4'000, 2);
 }
 
-// Of a consumer that died with the broker only the lowest position is kept.
-TEST_F(DeliverySimulationTest, DISABLED_BroadcastWhenConsumerAndBrokerDie) {
+TEST_F(DeliverySimulationTest, BroadcastWhenConsumerAndBrokerDie) {
   Config config = Broadcast(Lag::kBlock);
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   config.lives = 2;
   NeverFailsAtRandom("block, both die", config, 4'000, 2);
 }
 
-// A page of the life before the last is not known to be of the same process:
-// what it holds still comes again, marked.
-TEST_F(DeliverySimulationTest, DISABLED_TwoDeathsOfTheBroker) {
+TEST_F(DeliverySimulationTest, BroadcastOwedStepsWhenConsumerAndBrokerDie) {
+  Config config = Broadcast(Lag::kBlock);
+  config.records = 4;
+  config.start = {2, {{0, 1, true}, {1, 1, false}}};
+  NeverFailsAtRandom("block, owed", config, 1'000, 0);
+  config.lives = 2;
+  config.may_die = 1;
+  config.replacements = 1;
+  NeverFailsAtRandom("block, owed, both die", config, 4'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, DynamicAndBroadcastTwoDeathsOfTheBroker) {
+  for (Config config : {Dynamic(), Broadcast(Lag::kBlock)}) {
+    config.may_die = 1;
+    config.replacements = 1;
+    config.hold = 2;
+    config.lives = 3;
+    NeverFailsAtRandom(config.options.mode == DeliveryMode::kDynamic
+                           ? "dynamic, two brokers die"
+                           : "block, two brokers die",
+                       config, 4'000, 3);
+  }
+}
+
+TEST_F(DeliverySimulationTest, TwoDeathsOfTheBroker) {
   Config config = Split();
-  config.rank_dies = config.replacement = true;
+  config.may_die = 1;
+  config.replacements = 1;
   config.hold = 2;
   config.records = 6;
   config.lives = 3;
@@ -1162,7 +1258,7 @@ TEST_F(DeliverySimulationTest, DISABLED_TwoDeathsOfTheBroker) {
 
 TEST_F(DeliverySimulationTest, SeedGivesTheRunAgain) {
   Config config = Split();
-  config.rank_dies = true;  // and nobody takes its place
+  config.may_die = 1;  // and nobody takes its place
   const Options options{.deaths_max = 1};
   const Result found = ExploreRandomly(options, TheWorld(config), 1, 1'000);
   ASSERT_TRUE(found.failed);

@@ -179,8 +179,9 @@ class LifeJournalTest : public testing::Test {
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       processes.push_back({rank, moment.pages[rank], false});
     }
-    const GatheredSteps gathered =
-        GatherSteps({job.options.delivery, job.opened, job.low, job.completed},
+    const Delivery::FormerSteps gathered =
+        GatherSteps({job.options.delivery, job.opened, job.low, job.completed,
+                     job.handed_over},
                     plan_, processes, {});
     std::map<uint64_t, bool> comes;  // marked
     for (uint64_t at = gathered.position; at < kSteps; ++at) comes[at] = false;

@@ -434,7 +434,7 @@ TEST_F(PlanTest, NoRecordsAndNoRanksAreErrors) {
   EXPECT_THAT(MakeError(1), HasSubstr("batch of 0 rows"));
 }
 
-TEST_F(PlanTest, PositionsNear2To62DoNotWrap) {
+TEST_F(PlanTest, PositionsNearTheirMaximumDoNotWrap) {
   constexpr uint64_t kMax = Plan::kTotalRowsMax;
   Dataset(kMax, 3);
   spec.shuffle = ShuffleSpec{.seed = 1};

@@ -95,7 +95,7 @@ struct Seat {
       run->Name(&slots[i], kNames[i][0]);
       run->Name(&cursor.leases[i].released, kNames[i][1]);
       run->Name(&cursor.leases[i].generation, kNames[i][2]);
-      run->Name(&cursor.leases[i].position, kNames[i][3]);
+      run->Name(&cursor.leases[i].step, kNames[i][3]);
     }
   }
 };
@@ -226,7 +226,7 @@ class BrokerSide {
       run_.Check(
           record.generation.load(std::memory_order_relaxed) ==
                   cell.generation &&
-              record.position.load(std::memory_order_relaxed) == cell.position,
+              record.step.load(std::memory_order_relaxed) == cell.position,
           "batch {} is held, and its record says otherwise", batch);
     }
   }
@@ -504,7 +504,7 @@ struct PageTells {
     for (uint32_t i = 0; i < kSlotsMax; ++i) {
       const LeaseRecord& record = page.leases[i];
       const uint64_t generation = record.generation.load();
-      const uint64_t begin = record.position.load();
+      const uint64_t begin = PositionOfStep(record.step.load());
       if (generation == taken + 1 && begin < position &&
           position - begin <= kBatchRows) {
         position = begin;
@@ -581,10 +581,10 @@ Scenario PageIsRead(int batches) {
       const uint64_t taken = seat->cursor.taken.load(std::memory_order_acquire);
       const uint64_t position =
           seat->cursor.position.load(std::memory_order_acquire);
-      const uint64_t noted = record.position.load(std::memory_order_acquire);
+      const uint64_t noted = record.step.load(std::memory_order_acquire);
       const uint64_t generation =
           record.generation.load(std::memory_order_acquire);
-      const uint64_t begin = record.position.load(std::memory_order_relaxed);
+      const uint64_t begin = record.step.load(std::memory_order_relaxed);
       run.Check(
           generation == 0 || kFirstPosition + generation * kBatchRows > noted,
           "the position is {}, of the batch after {}", noted, generation);

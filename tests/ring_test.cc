@@ -117,7 +117,7 @@ TEST_F(RingTest, CursorPageTellsWhatIsHeldAndWhereTheRankGoesOn) {
   std::vector<uint64_t> held;
   for (const LeaseRecord& lease : cursor_->leases) {
     if (lease.generation.load() != lease.released.load()) {
-      held.push_back(lease.position.load());
+      held.push_back(PositionOfStep(lease.step.load()));
     }
   }
   EXPECT_EQ(held, (std::vector<uint64_t>{0, 20}));
@@ -232,7 +232,7 @@ TEST_F(RingTest, NoWakeUpIsLost) {
 
 // Literals on purpose: if this fails, bump kLayoutVersion, then edit here.
 TEST(LayoutTest, VersionTwoIsFrozen) {
-  EXPECT_EQ(kLayoutVersion, 2u);
+  EXPECT_EQ(kLayoutVersion, 3u);
   EXPECT_EQ(sizeof(Cell), 64u);
   EXPECT_EQ(offsetof(Cell, position), 56u);
   EXPECT_EQ(sizeof(Ring), 9472u);

@@ -699,7 +699,7 @@ void Course::Step() {
         LeaseRecord& lease = page->leases[input_.Byte() % kLeasesMax];
         Atomic<uint64_t>* const words[] = {&page->taken, &page->position,
                                            &lease.released, &lease.generation,
-                                           &lease.position};
+                                           &lease.step};
         words[input_.Byte() % std::size(words)]->store(
             input_.Number(1 + input_.Byte() % 8));
         client->Wake();

@@ -201,7 +201,7 @@ void Course::Write(Process* process) {
   if (field == 2) return page.waiting.store(static_cast<uint32_t>(value));
   LeaseRecord& lease = page.leases[(field - 4) / 3];
   Atomic<uint64_t>* const fields[] = {&lease.released, &lease.generation,
-                                      &lease.position};
+                                      &lease.step};
   fields[(field - 4) % 3]->store(value);
 }
 
@@ -216,14 +216,13 @@ void Course::BeginAsFormer() {
   (void)FormerPosition(*former.page);
   (void)Supersedes(*former.page, *former.page, plan_->global_batch());
   const std::vector<FormerProcess> processes = {
-      {kHostile, former.page.get(), (how & 1) != 0}};
+      {kHostile, former.page.get(), (how & 1) != 0, (how & 4) != 0,
+       (how & 2) != 0}};
   if (shape_.options.mode == DeliveryMode::kSplit) {
-    const std::optional<uint32_t> reconnecting =
-        (how & 2) != 0 ? std::optional(kHostile) : std::nullopt;
-    for (const RestoredRank& rank :
-         RestoreRanks(processes, {}, plan_->global_batch(), reconnecting)) {
+    for (const Delivery::FormerConsumer& rank :
+         RestoreRanks(processes, {}, plan_->global_batch())) {
       Require(rank.rank == kHostile, "a page speaks for its own rank");
-      delivery_->RestoreRank(rank.rank, rank.position, rank.again);
+      delivery_->RestoreRank(rank);
     }
     return;
   }
@@ -234,11 +233,9 @@ void Course::BeginAsFormer() {
   progress.opened = plan_->PositionOf(how >> 2 & 15);
   std::map<uint32_t, ReconnectedRank> reconnected;
   if ((how & 2) != 0) reconnected[kHostile] = {former.page.get(), how};
-  const GatheredSteps gathered =
-      GatherSteps(progress, *plan_, processes, reconnected);
   delivery_->Gather();
   Require(delivery_->Open() == nullptr, "nothing is opened before");
-  delivery_->Gathered(gathered.position, gathered.again);
+  delivery_->Gathered(GatherSteps(progress, *plan_, processes, reconnected));
 }
 
 void Course::AttachHonest() {
@@ -272,7 +269,8 @@ void Course::AttachHostile() {
   joining.full_epoch = (how & 2) != 0;
   if ((how & 4) != 0) {
     joining.position = std::min<uint64_t>(Value(process), Plan::kTotalRowsMax);
-    joining.owed_done = input_.Byte();
+    joining.phase = input_.Byte();
+    joining.owed = {input_.Byte()};
     if ((how & 8) != 0) {
       joining.former = hostile_.empty() ? process.page : hostile_.back().page;
     }

@@ -49,7 +49,7 @@ inline uint64_t Mix(uint64_t hash, uint64_t value) {
 class MemoryModel {
  public:
   static constexpr int kLocationsMax = 256;
-  static constexpr int kProcessesMax = 6;
+  static constexpr int kProcessesMax = 8;
   // The writer of words that stay as they are: no process.
   static constexpr int kNobody = -2;
   // What a process knows: per location the number of the newest value.
