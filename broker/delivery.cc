@@ -449,7 +449,7 @@ std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
 
 void Delivery::Gathered(const FormerSteps& former) {
   gathering_ = false;
-  started_ = true;
+  started_ = former.started;
   Lane& lane = lanes_[0];
   PlaceLane(&lane, former.position, 0);
   // Now by this life too, which may forget the pages that told it.

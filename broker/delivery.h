@@ -188,8 +188,10 @@ class Delivery {
     // dynamic: of those before, by position.
     std::vector<uint64_t> completed;
     std::vector<RowRange> again;
-    // broadcast: whose place is kept, or who had something of a predecessor.
+    // broadcast: whose place is kept, or who had something of a predecessor;
+    // and whether the first batch had been given to anybody.
     std::vector<FormerConsumer> consumers;
+    bool started = true;
   };
   void Gathered(const FormerSteps& former);
 

@@ -185,6 +185,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
   for (Entry& each : entries_) {
     if (!(each.key == request.key) || each.over) continue;
     entry = &each;
+    if (!request.incarnation) ForgetUnanswered(each, request);
     // Not the newest that others have begun, but where it is missing.
     if (!request.incarnation && !request.options.start &&
         WaitsFor(each, rank)) {
@@ -237,9 +238,6 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
                     rank, entry->key.name));
     return nullptr;
   }
-  if (entry->former != nullptr && !knows) {
-    PENSTOCK_RETURN_IF_ERROR(CheckFormer(*entry, request));
-  }
   if (entry->job->Finished(rank)) return nullptr;
   if (entry->job->failed() && !entry->job->HasAttached()) {
     End(*entry, "over");
@@ -254,10 +252,23 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
   return entry;
 }
 
+void JobTable::ForgetUnanswered(Entry& entry, const AttachRequest& request) {
+  if (entry.former == nullptr) return;
+  std::erase_if(entry.former->ranks, [&](const auto& item) {
+    const auto& [attach, former] = item;
+    if (former.rank != request.joining.rank ||
+        !former.WasNotAnswered(request.pidfd)) {
+      return false;
+    }
+    life_->RankForgotten(entry.number, attach);
+    return true;
+  });
+}
+
 Status JobTable::CheckFormer(const Entry& entry,
                              const AttachRequest& request) const {
   const uint32_t rank = request.joining.rank;
-  bool any_may_live = false;
+  bool any_may_live = entry.job != nullptr && entry.job->HasAttached();
   const FormerRank* last = nullptr;
   for (const auto& [attach, former] : entry.former->ranks) {
     any_may_live |= former.MayLive();
@@ -508,6 +519,9 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
                                request.joining.position.value_or(0)};
   }
   RestoreDead(entry);
+  if (!reconnects && entry.former != nullptr && !entry.job->Knows(rank)) {
+    PENSTOCK_RETURN_IF_ERROR(CheckFormer(entry, request));
+  }
   const auto attached = entry.job->Attach(std::move(request.joining));
   if (!attached.ok()) {
     if (reconnects && !entry.job->Knows(rank)) entry.reconnected.erase(rank);

@@ -163,6 +163,8 @@ class JobTable {
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
   // takes the place of.
   StatusOr<Entry*> EntryFor(const AttachRequest& request);
+  // Attaches of the process that asks now: it never heard of them.
+  void ForgetUnanswered(Entry& entry, const AttachRequest& request);
   // Why this rank cannot attach to a job of a former life; ok: it can.
   Status CheckFormer(const Entry& entry, const AttachRequest& request) const;
   static std::vector<FormerProcess> ProcessesOf(const Entry& entry);

@@ -4,6 +4,8 @@
 #include <spdlog/spdlog.h>
 #include <systemd/sd-daemon.h>
 
+#include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "common/kill_point.h"
@@ -44,6 +46,16 @@ void Store(const std::string& name, int fd) {
 
 void Unstore(const std::string& name) {
   sd_notify(0, fmt::format("FDSTOREREMOVE=1\nFDNAME={}", name).c_str());
+}
+
+// 0: it is dead, or of a namespace that is not seen from here.
+pid_t PidOf(int pidfd) {
+  std::ifstream info(fmt::format("/proc/self/fdinfo/{}", pidfd));
+  for (std::string line; std::getline(info, line);) {
+    pid_t pid = 0;
+    if (std::sscanf(line.c_str(), "Pid: %d", &pid) == 1) return pid;
+  }
+  return 0;
 }
 
 template <typename E, size_t N>
@@ -139,6 +151,15 @@ bool FormerRank::MayLive() const {
   if (pidfd == nullptr) return true;
   pollfd entry{pidfd->get(), POLLIN, 0};
   return poll(&entry, 1, 0) != 1;
+}
+
+bool FormerRank::WasNotAnswered(int other) const {
+  if (page == nullptr || pidfd == nullptr ||
+      page->answered.load(std::memory_order_relaxed) != 0) {
+    return false;
+  }
+  const pid_t pid = PidOf(pidfd->get());
+  return pid > 0 && pid == PidOf(other);
 }
 
 StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(

@@ -50,6 +50,8 @@ struct FormerRank {
   bool left = false;                       // orderly
   // Not known to be dead, and it did not leave.
   bool MayLive() const;
+  // The broker died before it answered: the process of pidfd attaches again.
+  bool WasNotAnswered(int pidfd) const;
 };
 
 // A job that was not over when the broker died.

@@ -66,8 +66,19 @@ Delivery::FormerSteps GatherBroadcast(
     const std::map<uint32_t, ReconnectedRank>& reconnected) {
   Delivery::FormerSteps gathered;
   gathered.position = UINT64_MAX;
+  gathered.started = false;
+  // One whose page nobody kept: as if it had, so that nobody waits in vain.
+  const auto had_any = [&plan](const CursorPage* page) {
+    return page == nullptr || page->taken.load(std::memory_order_relaxed) > 0 ||
+           page->position.load(std::memory_order_relaxed) >
+               plan.start().position;
+  };
   for (const auto& [rank, each] : reconnected) {
     gathered.position = std::min(gathered.position, each.position);
+    gathered.started |= had_any(each.page);
+  }
+  for (const FormerProcess& process : processes) {
+    gathered.started |= had_any(process.page);
   }
   if (former.options.on_rank_death == OnRankDeath::kWait) {
     for (Delivery::FormerConsumer& each :

@@ -6,7 +6,6 @@
 
 #include "broker/samples_in_work.h"
 #include "broker/worker_pool.h"
-#include "common/kill_point.h"
 
 namespace penstock {
 namespace {
@@ -399,7 +398,6 @@ void Worker::Done(Work& work, uint64_t rows) {
   // In one piece for the whole claim: the job's lock is taken once.
   work.finished += rows;
   if (work.finished == work.rows.size()) {
-    KillPoint("worker.decoded");
     work.job->FinishRows(work.claim.share, work.finished);
   }
 }

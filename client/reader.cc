@@ -255,6 +255,7 @@ Status Reader::Open(nlohmann::json request, Deadline deadline) {
   PENSTOCK_RETURN_IF_ERROR(ReadAnswer(std::move(answer), session.get()));
   // Relaxed: read by the broker after this process is dead, or never.
   session->cursor.page().position.store(position_, std::memory_order_relaxed);
+  session->cursor.page().answered.store(1, std::memory_order_relaxed);
   PENSTOCK_RETURN_IF_ERROR(AddToEpoll(poll_.get(), session->wake.get()));
   for (Batch& batch : session->batches) {
     batch.reader = this;

@@ -145,6 +145,9 @@ struct CursorPage {
   Atomic<uint64_t> position;
   // The rank sleeps, or is about to: send a wake after publishing.
   Atomic<uint32_t> waiting;
+  // 1: the rank has the broker's answer to its attach and goes on with this
+  // page.
+  Atomic<uint32_t> answered;
   // Stall counters: written by the rank for `penstock status`, never trusted.
   alignas(kWriterSpacing) Atomic<uint64_t> waits;
   Atomic<uint64_t> wait_ns;
@@ -220,6 +223,7 @@ inline constexpr uint64_t kLayoutHash =
                            offsetof(CursorPage, taken),
                            offsetof(CursorPage, position),
                            offsetof(CursorPage, waiting),
+                           offsetof(CursorPage, answered),
                            offsetof(CursorPage, waits),
                            offsetof(CursorPage, leases),
                            sizeof(LeaseRecord),

@@ -165,6 +165,48 @@ TEST_F(BrokerDeathTest, BroadcastConsumersMissNothing) {
   }
 }
 
+TEST_F(BrokerDeathTest, BroadcastThatDiesBeforeItsFirstBatchWaitsForAll) {
+  Options options = OptionsFor(Spec(40, 4), 0, 2);
+  options.delivery = "broadcast";
+  std::atomic<bool> begins{false};
+  Course first;
+  std::thread thread([&] {
+    Reader reader(options);
+    begins = true;
+    first = RunToTheEnd(reader);
+  });
+  while (!begins) std::this_thread::yield();
+  broker_->Kill();
+  options.rank = 1;
+  // Until the other has reconnected it may not.
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  Reader reader(options);
+  const Course second = RunToTheEnd(reader);
+  thread.join();
+  EXPECT_EQ(first.taken.size(), 10u);
+  EXPECT_EQ(StepsOf(first.taken), StepsOf(second.taken));
+}
+
+TEST_F(BrokerDeathTest, OneThatLeftAndLivesOnIsNotWaitedFor) {
+  Options options = OptionsFor(Spec(400, 4), 0, 2);
+  options.delivery = "dynamic";
+  // Less than the broker would wait for one that may reconnect.
+  options.timeout_s = 20;
+  auto leaver = std::make_unique<Reader>(options);
+  options.rank = 1;
+  Reader stayer(options);
+  Batch batch;
+  ASSERT_EQ(leaver->next(&batch), Reader::Result::kBatch);
+  Rows all(batch.ids().begin(), batch.ids().end());
+  batch.release();
+  leaver.reset();
+  broker_->Kill();
+  const Course course = RunToTheEnd(stayer);
+  EXPECT_EQ(course.code, 0) << course.error;
+  Append(course.taken, &all);
+  EXPECT_EQ(Sorted(all), Numbers(400));
+}
+
 TEST_F(BrokerDeathTest, ShutDownAndStartedAgainIsTheSameAsKilled) {
   Reader reader(OptionsFor(Spec(400, 4), 0, 1));
   Rows all;

@@ -144,6 +144,51 @@ TEST_F(RankDeathTest, SecondReplacementGetsWhatBothPredecessorsHeld) {
 }
 
 // Wherever in an epoch, and between two of them: the sum is the same.
+TEST_F(RankDeathTest, OneThatHadAllAndDiedIsReplacedByOneThatIsToldTheEnd) {
+  const std::string spec = Spec(64);
+  std::vector<RankProcess> ranks = StartAll(spec, 2);
+  EXPECT_EQ(TakeSome(ranks[1], 4).size(), 4u);
+  ranks[1].Release(4);
+  EXPECT_EQ(TakeSome(ranks[1], 4).size(), 4u);
+  ranks[1].Release(4);
+  WaitUntil("all is released", [&] {
+    return RankOf(JobStatus(Name()), 1).at("held") == 0;
+  });
+  ranks[1].Kill();
+  WaitUntilGone(1);
+  RankProcess replacement = Start(OptionsFor(spec, 1, 2));
+  replacement.Run();
+  const Course course = replacement.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  EXPECT_THAT(course.taken, IsEmpty());
+  ranks[0].Run();
+  EXPECT_EQ(ranks[0].Finished().taken.size(), 8u);
+}
+
+TEST_F(RankDeathTest, ReplacementComesWhereItIsMissingNotWhereOthersAreAhead) {
+  const std::string spec = Spec(64);
+  std::vector<RankProcess> ranks = StartAll(spec, 2);
+  TakeSome(ranks[1], 2);
+  ranks[1].Kill();
+  WaitUntilGone(1);
+  ranks[0].Run();
+  EXPECT_EQ(ranks[0].Finished().taken.size(), 8u);
+  ranks[0].Detach();
+  // The job is run once more, and its first rank is there before the rank that
+  // the first run waits for is back.
+  RankProcess again = Start(OptionsFor(spec, 0, 2));
+  RankProcess replacement = Start(OptionsFor(spec, 1, 2));
+  replacement.Run();
+  const Course course = replacement.Finished();
+  EXPECT_EQ(course.taken.size(), 8u);
+  EXPECT_TRUE(!course.taken.empty() && course.taken[0].redelivered);
+  RankProcess other = Start(OptionsFor(spec, 1, 2));
+  other.Run();
+  const Course second = other.Finished();
+  EXPECT_EQ(second.taken.size(), 8u);
+  EXPECT_TRUE(!second.taken.empty() && !second.taken[0].redelivered);
+}
+
 TEST_F(RankDeathTest, DeathAfterAnyNumberOfBatchesLosesNothing) {
   const std::string spec = Spec(40, "epochs: 2");
   const Steps undisturbed = TakeAll(spec, 2)[1];

@@ -49,11 +49,10 @@ constexpr const char* kBrokerPlaces[] = {
     "publish.copied",   "publish.published", "delivery.recorded",
     "evict.closed",     "gone.reclaimed",    "journal.begun",
     "journal.appended", "attach.stored",     "attach.recorded",
-    "worker.decoded",
 };
 
 std::vector<JobKind> Kinds() {
-  std::vector<JobKind> kinds(4);
+  std::vector<JobKind> kinds(5);
   kinds[0].name = "split";
   kinds[0].delivery = "split";
   kinds[0].on_rank_death = "wait";
@@ -73,6 +72,9 @@ std::vector<JobKind> Kinds() {
   kinds[3].name = "skip";
   kinds[3].lag = "skip";
   kinds[3].records = 2000;
+  kinds[4] = kinds[2];
+  kinds[4].name = "kept";
+  kinds[4].on_rank_death = "wait";
   return kinds;
 }
 

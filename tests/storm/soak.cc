@@ -32,7 +32,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kSampleEvery_s = 10;
+constexpr double kSampleEvery_s = 10;  // or six samples in all
 // Jobs of one user that the broker may have, and processes that two cores can
 // bear.
 constexpr size_t kJobsAtOnce = 4;
@@ -89,7 +89,8 @@ class Soak {
     begin_ = Clock::now();
     const double seconds = options_.minutes * 60;
     while (Seconds() < seconds) {
-      Round(std::min(seconds, Seconds() + kSampleEvery_s));
+      Round(std::min(
+          seconds, Seconds() + std::min(kSampleEvery_s, seconds / 6)));
       WaitUntilQuiet();
       samples_.push_back(Look());
     }
@@ -282,11 +283,20 @@ class Soak {
     sample.pss_bytes = Field("smaps_rollup", "Pss") * 1024;
     sample.anonymous_bytes = Field("status", "RssAnon") * 1024;
     sample.shared_bytes = Field("status", "RssShmem") * 1024;
-    sample.threads = Field("status", "Threads");
+    // What is destroyed in the background may be there a little longer than
+    // its job is.
+    sample.descriptors = sample.threads = UINT64_MAX;
     const std::filesystem::path proc =
         fmt::format("/proc/{}/fd", broker_.process().pid());
-    sample.descriptors = static_cast<uint64_t>(
-        std::distance(std::filesystem::directory_iterator(proc), {}));
+    for (int i = 0; i < 25; ++i) {
+      sample.threads = std::min(sample.threads, Field("status", "Threads"));
+      sample.descriptors = std::min(
+          sample.descriptors,
+          static_cast<uint64_t>(
+              std::distance(std::filesystem::directory_iterator(proc), {})));
+      pollfd nothing{-1, 0, 0};
+      poll(&nothing, 1, 20);
+    }
     sample.jobs = Ask({{"op", "status"}}).at("jobs").size();
     for (const auto& entry :
          std::filesystem::directory_iterator(broker_.state_folder())) {
@@ -325,8 +335,7 @@ class Soak {
     const double memory = Growth(judged, [](const Sample& sample) {
       return static_cast<double>(sample.anonymous_bytes + sample.shared_bytes);
     });
-    // What is destroyed in the background may still be there when one looks:
-    // the fewest of each half is what is kept.
+    // The fewest of each half is what is kept.
     Sample first = judged.front();
     Sample last = judged.back();
     for (size_t i = 0; i < judged.size(); ++i) {
