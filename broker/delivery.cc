@@ -1080,8 +1080,11 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
     return Vacate(consumer, std::move(entries), orderly);
   }
   if (feed->finished() && entries.empty() && consumer->backlog.empty()) {
-    // One that died may not know that it was all: another comes and is told.
-    if (orderly) consumer->place = Place::kFinished;
+    // One that died may not know that it was all: where its place is kept
+    // another comes and is told.
+    if (orderly || shape_.options.on_rank_death != OnRankDeath::kWait) {
+      consumer->place = Place::kFinished;
+    }
     return OkStatus();
   }
   return Vacate(consumer, std::move(entries), orderly);

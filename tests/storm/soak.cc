@@ -69,6 +69,7 @@ struct Job {
   Course course = Course::kToTheEnd;
   Clock::time_point blow;  // kReplaced, kKilled
   bool struck = false;
+  bool keeps_place = false;
   struct Rank {
     uint32_t life = 0;
     Process process;
@@ -202,9 +203,11 @@ class Soak {
         throw std::runtime_error(fmt::format("rank {} of job '{}' {}", number,
                                              job.name, exit->ToString()));
       }
-      if (exit->ok() || killed ||
-          NeedsNoOther(job.kind, ReadRankLogs(job.folder), number)) {
+      if (exit->ok() || killed) {
         rank.done = true;
+      } else if (NeedsNoOther(job.kind, ReadRankLogs(job.folder), number)) {
+        // It had all: its place would be kept for one that asks.
+        rank.done = job.keeps_place = true;
       } else {
         ++rank.life;
         Start(job, number, &rank);
@@ -228,12 +231,14 @@ class Soak {
       poll(entries.data(), entries.size(), 20);
       CheckBroker();
       for (Job& job : jobs_) Tend(job);
-      std::erase_if(jobs_, [](const Job& job) {
+      std::erase_if(jobs_, [this](const Job& job) {
         const bool over =
             std::all_of(job.ranks.begin(), job.ranks.end(),
                         [](const Job::Rank& rank) { return rank.done; });
-        if (over) std::filesystem::remove_all(job.folder);
-        return over;
+        if (!over) return false;
+        if (job.keeps_place) Stop(job.name);
+        std::filesystem::remove_all(job.folder);
+        return true;
       });
     }
   }
@@ -252,6 +257,12 @@ class Soak {
     StatusOr<Message> answer = Request(socket->get(), std::move(request));
     if (!answer.ok()) throw std::runtime_error(answer.status().message());
     return std::move(answer->json);
+  }
+  void Stop(const std::string& job) {
+    StatusOr<Fd> socket = ConnectControl(broker_.socket());
+    if (!socket.ok()) throw std::runtime_error(socket.status().message());
+    // Refused: it ended by itself.
+    (void)Request(socket->get(), {{"op", "stop"}, {"job", job}, {"now", true}});
   }
   void WaitUntilQuiet() {
     const auto give_up = Clock::now() + kQuietWithin;
