@@ -705,17 +705,18 @@ Status ControlServer::StartIndex(Connection* connection,
 StatusOr<nlohmann::json> ControlServer::Register(
     const Connection& connection, const nlohmann::json& request) {
   PENSTOCK_ASSIGN_OR_RETURN(DatasetSpec spec, SpecOf(connection, request));
+  PENSTOCK_ASSIGN_OR_RETURN(const bool replace, FlagField(request, "replace"));
   const std::pair<uid_t, std::string> key = {connection.uid, spec.name};
   const auto found = datasets_.find(key);
-  if (found != datasets_.end()) {
-    const std::string field = DifferingField(spec, found->second);
-    if (!field.empty()) {
-      return AlreadyExistsError(
-          "dataset '{}' is registered with another spec: {}; give one of them "
-          "another name",
-          spec.name, field);
-    }
-  } else {
+  const std::string field =
+      found == datasets_.end() ? "" : DifferingField(spec, found->second);
+  if (!field.empty() && !replace) {
+    return AlreadyExistsError(
+        "dataset '{}' is registered with another spec: {}; --replace it, or "
+        "give one of them another name",
+        spec.name, field);
+  }
+  if (found == datasets_.end()) {
     const auto of_uid = std::count_if(
         datasets_.begin(), datasets_.end(),
         [&](const auto& item) { return item.first.first == connection.uid; });
@@ -725,6 +726,8 @@ StatusOr<nlohmann::json> ControlServer::Register(
           "one user may have",
           connection.uid, kDatasetsPerUidMax);
     }
+  }
+  if (found == datasets_.end() || !field.empty()) {
     datasets_[key] = spec;
     life_->DatasetRegistered(
         {connection.uid, spec.name, DatasetSpecToJson(spec).dump()});

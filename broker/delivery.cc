@@ -142,6 +142,12 @@ bool Delivery::Finished(uint32_t rank) const {
   return found != consumers_.end() && found->second.place == Place::kFinished;
 }
 
+bool Delivery::AllFinished() const {
+  return std::all_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
+    return it.second.place == Place::kFinished;
+  });
+}
+
 bool Delivery::Idle() const {
   return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
     return slot.state == SlotState::kFilling &&

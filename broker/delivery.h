@@ -255,6 +255,8 @@ class Delivery {
   // As this rank somebody may come.
   bool WaitsFor(uint32_t rank) const;
   bool Finished(uint32_t rank) const;
+  // Of those that ever came.
+  bool AllFinished() const;
   // It is or was a rank of this job.
   std::optional<uint32_t> RankAt(uint32_t seat);
   bool Knows(uint32_t rank) const { return consumers_.count(rank) > 0; }

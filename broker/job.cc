@@ -372,6 +372,11 @@ bool Job::Finished(uint32_t rank) const {
   return delivery_.Finished(rank);
 }
 
+bool Job::AllFinished() const {
+  MutexLock lock(&mutex_);
+  return delivery_.AllFinished();
+}
+
 bool Job::WaitsFor(uint32_t rank) const {
   MutexLock lock(&mutex_);
   return delivery_.WaitsFor(rank);

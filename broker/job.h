@@ -118,6 +118,7 @@ class Job {
   bool OwesTheDead() const;
   bool HasAttached() const;
   bool Finished(uint32_t rank) const;
+  bool AllFinished() const;
   bool Knows(uint32_t rank) const;
   bool WaitsFor(uint32_t rank) const;
   // The process at this seat is a rank of the job, not one that was evicted.

@@ -256,7 +256,8 @@ void JobTable::ForgetUnanswered(Entry& entry, const AttachRequest& request) {
   if (entry.former == nullptr) return;
   std::erase_if(entry.former->ranks, [&](const auto& item) {
     const auto& [attach, former] = item;
-    if (former.rank != request.joining.rank ||
+    if ((request.joining.rank != Delivery::kAnyRank &&
+         request.joining.rank != former.rank) ||
         !former.WasNotAnswered(request.pidfd)) {
       return false;
     }
@@ -816,7 +817,8 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
   if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
     // Left by all of its ranks it is over. Ranks that died may have
     // replacements, if the job can be told from the next of that user.
-    if (!entry->named || job->failed() || (orderly && !OwesAnybody(*entry))) {
+    if (!entry->named || job->failed() ||
+        ((orderly || job->AllFinished()) && !OwesAnybody(*entry))) {
       End(*entry, "all ranks have left");
     } else {
       entry->deserted = std::chrono::steady_clock::now();

@@ -12,7 +12,7 @@
 namespace penstock {
 namespace {
 
-constexpr uint64_t kRecordsMax = uint64_t{1} << 62;  // the plan's limit
+constexpr uint64_t kRecordsMax = uint64_t{1} << 53;  // the plan's limit
 constexpr size_t kNameCharsMax = 64;
 constexpr size_t kFeaturesMax = 64;
 constexpr size_t kDimensionsMax = 8;

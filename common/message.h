@@ -9,7 +9,7 @@
 //
 //   op        request                        answer
 //   ping      -                              version, pid, private
-//   register  spec, file, base               dataset
+//   register  spec, file, base, replace      dataset
 //   datasets  -                              datasets: [{name, source, uid}]
 //   jobs      -                              jobs: [{job, dataset, ...}]
 //   status    -                              broker, jobs: [{..., ranks}]

@@ -227,8 +227,16 @@ TEST_F(BrokerDeathTest, RegisteredDatasetIsStillThere) {
   broker_->Kill();
   Options options = OptionsFor("", 0, 1);
   options.dataset = "numbers";
-  Reader reader(options);
-  EXPECT_EQ(reader.sample_count(), 8u);
+  EXPECT_EQ(Reader(options).sample_count(), 8u);
+  nlohmann::json other = {{"op", "register"},
+                          {"spec", Spec(12, 4)},
+                          {"file", "spec"},
+                          {"base", "/"}};
+  EXPECT_THROW(broker_->Ask(other), std::runtime_error);
+  other["replace"] = true;
+  broker_->Ask(other);
+  broker_->Kill();
+  EXPECT_EQ(Reader(options).sample_count(), 12u);
 }
 
 TEST_F(BrokerDeathTest, NobodyTakesThePlaceOfARankThatMayReconnect) {

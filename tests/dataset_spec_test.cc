@@ -598,7 +598,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "1:33: source.range.step: 0 never"},
         ErrorCase{WithSource("{range: {start: -9223372036854775808, "
                              "stop: 9223372036854775807}}"),
-                  "1:17: source.range: more than 4611686018427387904 values"},
+                  "1:17: source.range: more than 9007199254740992 values"},
         ErrorCase{WithSource("{tensors: {}}"),
                   "1:19: source.tensors.features is missing"},
         ErrorCase{WithSource("{tensors: {features: {}}}"), "1:30: "},

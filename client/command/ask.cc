@@ -18,7 +18,8 @@ using Json = nlohmann::json;
 struct AskOptions {
   std::string socket;
   bool json = false;
-  std::string spec;  // of register
+  std::string spec;      // of register
+  bool replace = false;  // of register
 };
 
 // ---- fields as cells
@@ -153,9 +154,10 @@ StatusOr<int> Ask(const AskOptions& options, const char* op,
 
 StatusOr<int> Register(const AskOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.spec));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const Json answer,
-      CallBroker(SocketPath(options.socket), file.Request("register")));
+  Json request = file.Request("register");
+  request["replace"] = options.replace;
+  PENSTOCK_ASSIGN_OR_RETURN(const Json answer,
+                            CallBroker(SocketPath(options.socket), request));
   if (options.json) {
     fmt::print("{}\n", JsonLine(answer));
   } else {
@@ -185,9 +187,13 @@ Subcommand AddRegister(CLI::App& app) {
   const std::shared_ptr<AskOptions> options = AddAskOptions(add);
   add->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
       ->required();
+  add->add_flag("--replace", options->replace,
+                "Also when another spec is registered under this name; jobs "
+                "that run keep theirs");
   add->footer(
       "Relative paths in the spec are taken from the spec's folder; the\n"
-      "broker must be able to read them.\n\nExample:\n"
+      "broker must be able to read them, and knows it after a restart too.\n\n"
+      "Example:\n"
       "  penstock register train.yaml");
   return {add, [options] { return Register(*options); }};
 }
