@@ -2,10 +2,10 @@
 """Goal: under a real systemd, with the restart and the descriptor store of the
 shipped unit, ranks survive deaths of the broker, also one that takes a rank along.
 
-Method: a systemd user manager in a mount namespace of its own runs
-penstockd.service; its sandbox and its user are left out (a user manager has
+Method: `systemd --user` in a mount namespace of its own runs
+penstockd.service; its sandbox and its user are left out (that one has
 none). Three ranks of one job write down what they take; the service is killed
-five times. Exit status 77: this machine lets no user manager run.
+four times. Exit status 77: this machine lets no user manager run.
 
 Usage: systemd_restart_test.py BUILD
 """
@@ -43,8 +43,8 @@ def in_own_namespace():
         "sh", sys.executable, *sys.argv])
 
 
-class Manager:
-    """A systemd user manager that knows the two units."""
+class UserSystemd:
+    """systemd --user, which knows the two units."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -107,12 +107,12 @@ class Manager:
             self.process.kill()
 
 
-def start_rank(manager, folder, rank, life):
+def start_rank(systemd, folder, rank, life):
     return subprocess.Popen([
         BUILD / "tests/soak", "rank", "--kind", "split", "--delivery", "split",
         "--on-rank-death", "wait", "--ranks", str(RANKS), "--records", str(RECORDS),
         "--batch", "12", "--epochs", str(EPOCHS), "--hold", "2", "--job", "kept",
-        "--socket", manager.socket, "--folder", folder, "--rank", str(rank),
+        "--socket", systemd.socket, "--folder", folder, "--rank", str(rank),
         "--life", str(life), "--seed", "1", "--pace-us", "15000"])
 
 
@@ -134,43 +134,43 @@ def check(folder):
     assert max(unmarked.values()) == 1
 
 
-def run(manager, folder):
-    ranks = {rank: start_rank(manager, folder, rank, 0) for rank in range(RANKS)}
+def run(systemd, folder):
+    ranks = {rank: start_rank(systemd, folder, rank, 0) for rank in range(RANKS)}
     for _ in range(3):
         time.sleep(0.7)
-        manager.kill_broker()
-    kept = manager.show("NFileDescriptorStore")
+        systemd.kill_broker()
+    kept = systemd.show("NFileDescriptorStore")
     assert kept >= 2 * RANKS, f"systemd keeps {kept} descriptors"
     # Seen by no broker: what it had is in the page that systemd kept.
     ranks[2].send_signal(signal.SIGKILL)
-    manager.kill_broker()
+    systemd.kill_broker()
     ranks[2].wait()
-    ranks[2] = start_rank(manager, folder, 2, 1)
+    ranks[2] = start_rank(systemd, folder, 2, 1)
     for rank, process in ranks.items():
         assert process.wait(90) == 0, f"rank {rank}: {process.returncode}"
     check(folder)
     give_up = time.monotonic() + 30
-    while manager.show("NFileDescriptorStore") > 0 and time.monotonic() < give_up:
+    while systemd.show("NFileDescriptorStore") > 0 and time.monotonic() < give_up:
         time.sleep(0.1)
-    assert manager.show("NFileDescriptorStore") == 0, "descriptors stay"
-    print(f"{manager.show('NRestarts')} restarts by systemd, {kept} descriptors kept; "
+    assert systemd.show("NFileDescriptorStore") == 0, "descriptors stay"
+    print(f"{systemd.show('NRestarts')} restarts by systemd, {kept} descriptors kept; "
           f"{EPOCHS * RECORDS} samples, each once")
 
 
 def main():
     in_own_namespace()
     with tempfile.TemporaryDirectory() as name:
-        manager = Manager(pathlib.Path(name))
+        systemd = UserSystemd(pathlib.Path(name))
         folder = pathlib.Path(name) / "ranks"
         folder.mkdir()
         try:
-            if not manager.start():
+            if not systemd.start():
                 print("skipped: no systemd user manager runs here:")
-                print((manager.folder / "systemd.log").read_text(encoding="utf-8"))
+                print((systemd.folder / "systemd.log").read_text(encoding="utf-8"))
                 return SKIP
-            run(manager, folder)
+            run(systemd, folder)
         finally:
-            manager.stop()
+            systemd.stop()
     return 0
 
 
