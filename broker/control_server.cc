@@ -451,6 +451,23 @@ Status ControlServer::StartAttach(Connection* connection,
         "one host, here are {}",
         world, local);
   }
+  if (request.contains("incarnation")) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        attach.incarnation, NumberField(request, "incarnation", 1, UINT64_MAX));
+  }
+  attach.key.uid = connection->uid;
+  attach.key.dataset = options.spec.name;
+  PENSTOCK_ASSIGN_OR_RETURN(attach.key.name,
+                            TextField(request, "job", kNameCharsMax));
+  if (!request.contains("spec")) {
+    // By name: the name may have got another spec since the job began.
+    JobKey key = attach.key;
+    if (mode == DeliveryMode::kIndependent) key.consumer = attach.joining.rank;
+    if (const DatasetSpec* spec = jobs_->SpecOf(
+            key, key.consumer ? 0 : attach.joining.rank, attach.incarnation)) {
+      options.spec = *spec;
+    }
+  }
   options.world_size = static_cast<uint32_t>(world);
   options.local_world_size = static_cast<uint32_t>(local);
   options.consumers_max = static_cast<uint32_t>(consumers);
@@ -476,9 +493,7 @@ Status ControlServer::StartAttach(Connection* connection,
       options.start = *std::move(state);
     }
   }
-  if (request.contains("incarnation")) {
-    PENSTOCK_ASSIGN_OR_RETURN(
-        attach.incarnation, NumberField(request, "incarnation", 1, UINT64_MAX));
+  if (attach.incarnation) {
     PENSTOCK_ASSIGN_OR_RETURN(
         attach.joining.position,
         NumberField(request, "position", 0, Plan::kTotalRowsMax));
@@ -493,10 +508,6 @@ Status ControlServer::StartAttach(Connection* connection,
       attach.former_inode = CursorInode(fds[1].get());
     }
   }
-  attach.key.uid = connection->uid;
-  attach.key.dataset = options.spec.name;
-  PENSTOCK_ASSIGN_OR_RETURN(attach.key.name,
-                            TextField(request, "job", kNameCharsMax));
   PENSTOCK_ASSIGN_OR_RETURN(Mapping cursor, OpenCursor(fds[0].get()));
   attach.joining.cursor = PageOf(std::move(cursor));
   attach.cursor_fd = std::move(fds[0]);
@@ -627,6 +638,12 @@ StatusOr<nlohmann::json> ControlServer::JobStateOf(
   }
   // Sees what was released before the request was sent.
   jobs[0]->Advance();
+  if (jobs[0]->Unsettled()) {
+    return UnavailableError(
+        "job '{}' waits for its ranks to reconnect after a restart of the "
+        "broker: where it stands is not known yet, ask again",
+        jobs[0]->key().name);
+  }
   nlohmann::json answer = OkReply();
   answer["state"] = JobStateToJson(jobs[0]->State());
   return answer;
@@ -664,6 +681,8 @@ StatusOr<nlohmann::json> ControlServer::StopJob(const Connection& connection,
                               job->key().name, connection.uid));
     } else {
       job->Drain();
+      // Only those that died are to come.
+      if (!job->HasAttached()) job->Recall("it was stopped");
     }
   }
   return OkReply();
@@ -728,9 +747,9 @@ StatusOr<nlohmann::json> ControlServer::Register(
     }
   }
   if (found == datasets_.end() || !field.empty()) {
+    PENSTOCK_RETURN_IF_ERROR(life_->DatasetRegistered(
+        {connection.uid, spec.name, DatasetSpecToJson(spec).dump()}));
     datasets_[key] = spec;
-    life_->DatasetRegistered(
-        {connection.uid, spec.name, DatasetSpecToJson(spec).dump()});
   }
   nlohmann::json answer = OkReply();
   answer["dataset"] = spec.name;
@@ -881,10 +900,6 @@ void ControlServer::Tick() {
                               "its connection to the broker is closed");
     TellRanksChanged(connection.job);
   }
-  // A worker that saw impossible values has taken their rank off.
-  for (auto& [id, connection] : connections_) {
-    if (connection.job != nullptr) TellRanksChanged(connection.job);
-  }
   if (!accepting_) {
     if (const Status status = StartAccepting(); !status.ok()) {
       accepting_ = false;
@@ -892,6 +907,11 @@ void ControlServer::Tick() {
     }
   }
   jobs_->Sweep();
+  // A worker may have taken a rank off that wrote impossible values, a job of a
+  // former life may have found that one is dead.
+  for (auto& [id, connection] : connections_) {
+    if (connection.job != nullptr) TellRanksChanged(connection.job);
+  }
 }
 
 }  // namespace penstock

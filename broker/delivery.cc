@@ -115,6 +115,7 @@ bool Delivery::AnySeatTaken() const {
 }
 
 bool Delivery::OwesTheDead() const {
+  if (draining_) return false;
   // In dynamic others may have had all of it.
   if (mode_ == DeliveryMode::kDynamic && pool_.empty() &&
       Exhausted(lanes_[0])) {
@@ -157,6 +158,7 @@ bool Delivery::Idle() const {
 
 std::vector<uint32_t> Delivery::Missing() const {
   std::vector<uint32_t> missing;
+  if (draining_) return missing;
   for (const auto& [rank, consumer] : consumers_) {
     if (consumer.place == Place::kGone && split()) missing.push_back(rank);
   }
@@ -965,6 +967,7 @@ bool Delivery::FinishFeeds() {
     FeedOf(consumer).Finish(std::exchange(consumer.skipped, 0));
     any = true;
   };
+  if (withheld_) return false;
   // dynamic: a rank that works on a batch may still die with it, and then
   // others have to be there.
   if (mode_ == DeliveryMode::kDynamic) {
@@ -1118,7 +1121,30 @@ Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
     Drop(consumer);
     return OkStatus();
   }
-  if (split() && policy == OnRankDeath::kShrink) return Shrink(consumer);
+  if (split() && policy == OnRankDeath::kShrink && !withheld_) {
+    return Shrink(consumer);
+  }
+  return OkStatus();
+}
+
+Status Delivery::Settle(bool shrink) {
+  withheld_ = false;
+  const OnRankDeath policy = shape_.options.on_rank_death;
+  std::vector<uint32_t> dead;
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.place == Place::kGone && consumer.died &&
+        !NothingLeftFor(consumer)) {
+      dead.push_back(rank);
+    }
+  }
+  for (const uint32_t rank : dead) {
+    if (policy == OnRankDeath::kFail) {
+      return AbortedError("rank {} died (on_rank_death: fail)", rank);
+    }
+    if (policy == OnRankDeath::kShrink && shrink) {
+      PENSTOCK_RETURN_IF_ERROR(Shrink(&consumers_.at(rank)));
+    }
+  }
   return OkStatus();
 }
 
@@ -1242,7 +1268,7 @@ Status Delivery::Shrink(Consumer* gone) {
   }
   gone->backlog.clear();
   lane.out = lane.opened;
-  new_phase_ = FormerPhase{ranks, boundary, next->start()};
+  new_phases_.push_back({ranks, boundary, next->start()});
   phases_.push_back({*std::move(next), ranks, {}});
   const Phase& now = phases_.back();
   for (const auto& [rank, consumer] : consumers_) {
@@ -1258,6 +1284,17 @@ Status Delivery::Shrink(Consumer* gone) {
 
 // ---- questions
 // --------------------------------------------------------------
+
+std::vector<uint64_t> Delivery::HeldOfFormerLives() const {
+  std::vector<uint64_t> steps;
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.former == nullptr) continue;
+    for (const FormerBatch& batch : FormerBatches(*consumer.former)) {
+      if (!batch.released) steps.push_back(batch.step);
+    }
+  }
+  return steps;
+}
 
 PlanStart Delivery::State() const {
   PlanStart state;
@@ -1283,6 +1320,24 @@ PlanStart Delivery::State() const {
       state.owed.push_back(
           {rows.position, rows.global_rows, rows.redelivered || had});
     }
+    const auto owe = [&](uint64_t position, bool redelivered) {
+      const auto step = phases_[0].plan.StepFrom(position);
+      if (!step || std::any_of(state.owed.begin(), state.owed.end(),
+                               [position](const RowRange& range) {
+                                 return range.position == position;
+                               })) {
+        return;
+      }
+      state.owed.push_back({position,
+                            phases_[0].plan.ShareOf(*step, 0).global_rows,
+                            redelivered});
+    };
+    for (const Again& again : lane.again) {
+      owe(PositionOfStep(again.step), again.redelivered || broadcast());
+    }
+    for (const uint64_t step : HeldOfFormerLives()) {
+      owe(PositionOfStep(step), true);
+    }
   } else {
     // Steps that some rank did not release are all to be made again: which rows
     // of them the others released is lost with the number of ranks.
@@ -1305,9 +1360,15 @@ PlanStart Delivery::State() const {
                        [i](const auto& it) { return it.second.lane == i; })) {
         continue;
       }
+      for (const Again& again : lane.again) {
+        before(PositionOfStep(again.step));
+      }
       const Phase& phase = phases_[lane.phase];
       before(phase.plan.PositionOf(
           std::max<uint64_t>(lane.next_step, phase.plan.start().owed.size())));
+    }
+    for (const uint64_t step : HeldOfFormerLives()) {
+      before(PositionOfStep(step));
     }
     for (const Phase& phase : phases_) {
       for (const RowRange& range : phase.plan.start().owed) {

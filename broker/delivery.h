@@ -194,6 +194,13 @@ class Delivery {
     bool started = true;
   };
   void Gathered(const FormerSteps& former);
+  // split: nobody is told of the end, and what on_rank_death says of the dead
+  // is not done, until it is known of all ranks where they are.
+  void Withhold() { withheld_ = split(); }
+  bool withheld() const { return withheld_; }
+  // It is. not shrink: the places of the dead are kept instead. An error is the
+  // job's, as of Died.
+  Status Settle(bool shrink);
 
   // ---- making
   // -----------------------------------------------------------------
@@ -231,9 +238,9 @@ class Delivery {
     uint32_t world_size = 0;
     PlanStart start;
   };
-  // What has to be recorded of a shrink; once.
-  std::optional<FormerPhase> TakeNewPhase() {
-    return std::exchange(new_phase_, std::nullopt);
+  // What has to be recorded of shrinks; once.
+  std::vector<FormerPhase> TakeNewPhases() {
+    return std::exchange(new_phases_, {});
   }
   std::vector<RanksChanged> TakeRanksChanged() {
     return std::exchange(ranks_changed_, {});
@@ -247,6 +254,8 @@ class Delivery {
   // Where a job that resumes has to begin so that nothing is lost: everything
   // before was released, but for what is owed.
   PlanStart State() const;
+  // Whether State() cannot be told yet, after a former life.
+  bool Unsettled() const { return gathering_ || withheld_; }
   bool AnyAttached() const;
   // A process may still write its page or read a slot.
   bool AnySeatTaken() const;
@@ -375,6 +384,7 @@ class Delivery {
   // broadcast: nullopt: it is not to have it; else whether it is marked.
   std::optional<bool> Wants(const Consumer& consumer, const Slot& slot) const;
   bool NothingLeftFor(const Consumer& consumer) const;
+  std::vector<uint64_t> HeldOfFormerLives() const;  // StepIds, untrusted
   void ReleaseLease(const Consumer* consumer, const Feed::Batch& lease);
   void RecordCompleted(uint64_t position);
   void Unquarantine(uint32_t slot);
@@ -415,13 +425,14 @@ class Delivery {
   uint32_t usable_slots_ = 0;
   bool draining_ = false;
   bool gathering_ = false;
+  bool withheld_ = false;
   // Of ranks that reconnected and died while it gathered.
   std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
   bool started_ = false;  // broadcast
   uint64_t opened_recorded_ = 0;
   bool closed_ = false;
   std::vector<RanksChanged> ranks_changed_;
-  std::optional<FormerPhase> new_phase_;
+  std::vector<FormerPhase> new_phases_;
 };
 
 }  // namespace penstock

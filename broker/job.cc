@@ -305,9 +305,9 @@ std::vector<Delivery::RanksChanged> Job::TakeRanksChanged() {
   return delivery_.TakeRanksChanged();
 }
 
-std::optional<Delivery::FormerPhase> Job::TakeNewPhase() {
+std::vector<Delivery::FormerPhase> Job::TakeNewPhases() {
   MutexLock lock(&mutex_);
-  return delivery_.TakeNewPhase();
+  return delivery_.TakeNewPhases();
 }
 
 bool Job::OwesPredecessor(uint32_t rank) const {
@@ -342,6 +342,21 @@ void Job::Gathered(const Delivery::FormerSteps& former) {
   MutexLock lock(&mutex_);
   delivery_.Gathered(former);
   AdvanceLocked();
+}
+
+void Job::Withhold() {
+  MutexLock lock(&mutex_);
+  delivery_.Withhold();
+}
+
+bool Job::Unsettled() const {
+  MutexLock lock(&mutex_);
+  return delivery_.Unsettled();
+}
+
+void Job::Settle(bool shrink) {
+  MutexLock lock(&mutex_);
+  GoneLocked(delivery_.Settle(shrink));
 }
 
 void Job::Drain() {

@@ -103,7 +103,7 @@ class Job {
   Status Evict(uint32_t rank, const std::string& reason);
   void EvictSeat(uint32_t seat, const std::string& reason);
   std::vector<Delivery::RanksChanged> TakeRanksChanged();
-  std::optional<Delivery::FormerPhase> TakeNewPhase();
+  std::vector<Delivery::FormerPhase> TakeNewPhases();
   bool OwesPredecessor(uint32_t rank) const;
   // Before anybody attaches, after a former life.
   Status RestorePhases(const std::vector<Delivery::FormerPhase>& phases);
@@ -111,6 +111,9 @@ class Job {
   void Gather();
   bool gathering() const;
   void Gathered(const Delivery::FormerSteps& former);
+  void Withhold();
+  bool Unsettled() const;
+  void Settle(bool shrink);
   // Ranks finish the step that the furthest of them has; no more follow.
   void Drain();
   // Ends it at once, for all ranks.

@@ -330,6 +330,8 @@ Status JobTable::Restore(Entry& entry) {
   if (former.options.delivery.mode != DeliveryMode::kSplit &&
       former.options.delivery.mode != DeliveryMode::kIndependent) {
     entry.job->Gather();
+  } else {
+    entry.job->Withhold();
   }
   return OkStatus();
 }
@@ -359,6 +361,50 @@ void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
   });
 }
 
+void JobTable::RecordPhases(Entry& entry) {
+  for (const Delivery::FormerPhase& phase : entry.job->TakeNewPhases()) {
+    life_->PhaseBegun(entry.number, phase);
+  }
+}
+
+void JobTable::SettleFormer(Entry& entry) {
+  if (entry.job == nullptr || entry.former == nullptr ||
+      !entry.job->Unsettled() || entry.job->gathering()) {
+    return;
+  }
+  const bool time_is_over =
+      std::chrono::steady_clock::now() - started_ > kReconnectTime;
+  struct Last {
+    const FormerRank* former;
+    bool may_live;
+  };
+  std::map<uint32_t, Last> last;
+  for (const auto& [attach, rank] : entry.former->ranks) {
+    last[rank.rank] = {&rank, rank.MayLive()};
+  }
+  // After they were looked at: who dies now is still alive above.
+  RestoreDead(entry);
+  bool all_spoke = true;
+  for (const auto& [rank, each] : last) {
+    const auto& [former, may_live] = each;
+    if (former->left || entry.job->Knows(rank)) continue;
+    if (may_live) {
+      if (!time_is_over) return;
+      all_spoke = false;
+      if (former->pidfd != nullptr) continue;  // it lives, and is silent
+    }
+    entry.job->Fail(AbortedError(
+        "job '{}': rank {} died with the broker, and nobody kept its page: how "
+        "far it was is not known; begin all ranks at a state (and run the "
+        "broker under systemd or penstock run, which keep it)",
+        entry.key.name, rank));
+    return;
+  }
+  // A phase can begin only where it is known of all that they are before it.
+  entry.job->Settle(all_spoke);
+  RecordPhases(entry);
+}
+
 void JobTable::TryGather(Entry& entry) {
   if (entry.job == nullptr || entry.former == nullptr ||
       !entry.job->gathering()) {
@@ -380,9 +426,20 @@ void JobTable::TryGather(Entry& entry) {
     }
     ranks.insert(process.rank);
   }
+  if (former.options.delivery.on_rank_death == OnRankDeath::kFail) {
+    std::map<uint32_t, const FormerProcess*> last;
+    for (const FormerProcess& process : processes) {
+      last[process.rank] = &process;
+    }
+    for (const auto& [rank, process] : last) {
+      if (process->left || process->may_live || process->reconnects) continue;
+      entry.job->Fail(AbortedError("job '{}': rank {} died (on_rank_death: fail)",
+                                   entry.key.name, rank));
+    }
+  }
   entry.job->Gathered(
       GatherSteps({former.options.delivery, former.opened, former.low,
-                   former.completed, former.handed_over},
+                   former.completed, former.handed_over, former.incomplete},
                   entry.job->plan(), processes, reconnected));
   for (const uint32_t rank : ranks) RetireFormer(entry, rank);
   entry.former = nullptr;
@@ -530,18 +587,36 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   }
   const Delivery::Joined& joined = *attached;
   entry.deserted.reset();
-  entry.attachments[joined.seat] = {
-      life_->RankAttached(entry.number, joined.rank, request.cursor_fd.get(),
-                          request.pidfd),
-      joined.rank, cursor};
+  const auto recorded = life_->RankAttached(
+      entry.number, joined.rank, request.cursor_fd.get(), request.pidfd);
+  if (!recorded.ok() && !reconnects) {
+    // A rank that no later life would know of: it has had nothing yet.
+    entry.job->Died(joined.seat);
+    return recorded.status();
+  }
+  entry.attachments[joined.seat] = {recorded.ok() ? *recorded : 0, joined.rank,
+                                    cursor};
   KillPoint("attach.recorded");
   if (!entry.job->gathering()) RetireFormer(entry, joined.rank);
   TryGather(entry);
+  SettleFormer(entry);
   // A replaced rank is a new incarnation for those it replaces: only the dead
   // process can be fenced by it, and it cannot ask any more. The number stays,
   // so that ranks that reconnect later are recognised.
   return Attached{entry.job, joined, entry.incarnation,
                   reconnects ? entry.former_memory : nullptr};
+}
+
+const DatasetSpec* JobTable::SpecOf(const JobKey& key, uint32_t rank,
+                                    std::optional<uint64_t> incarnation) const {
+  for (const Entry& entry : entries_) {
+    if (!(entry.key == key) || entry.over) continue;
+    if (incarnation ? entry.incarnation == *incarnation
+                    : WaitsFor(entry, rank)) {
+      return &entry.options.spec;
+    }
+  }
+  return nullptr;
 }
 
 // Nobody gets anything of it any more.
@@ -570,9 +645,14 @@ Status JobTable::Open(Entry* entry) {
   Opening* opening = &openings_.emplace_back();
   entry->opening = opening;
   // Its number is known before the job is, which records under it.
-  entry->number = life_->JobOpened(
+  const auto recorded = life_->JobOpened(
       entry->key, entry->options, entry->incarnation, entry->named,
       entry->former != nullptr ? std::optional(entry->number) : std::nullopt);
+  if (!recorded.ok()) {
+    openings_.pop_back();
+    return recorded.status();
+  }
+  entry->number = *recorded;
   StatusOr<std::thread> thread =
       StartOpening([this, entry, opening, key = entry->key,
                     options = entry->options, number = entry->number] {
@@ -810,9 +890,7 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
       }
       entry->retired.push_back(attachment.mapped());
     }
-    if (const auto phase = job->TakeNewPhase()) {
-      life_->PhaseBegun(entry->number, *phase);
-    }
+    RecordPhases(*entry);
   }
   if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
     // Left by all of its ranks it is over. Ranks that died may have
@@ -898,6 +976,7 @@ void JobTable::Sweep() {
     }
     if (!entry->over) {
       TryGather(*entry);
+      SettleFormer(*entry);
       entry->job->Look();
       if (entry->deserted && (entry->job->failed() ||
                               now - *entry->deserted > kDesertedJobKept)) {

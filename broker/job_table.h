@@ -94,6 +94,10 @@ class JobTable {
   void CancelAttach(uint64_t attach);
   // The process unmapped everything (orderly), or is dead.
   void Leave(const std::shared_ptr<Job>& job, uint32_t seat, bool orderly);
+  // The spec of the job that this rank belongs to, whatever is registered by
+  // now; nullptr: none.
+  const DatasetSpec* SpecOf(const JobKey& key, uint32_t rank,
+                            std::optional<uint64_t> incarnation) const;
   // Running jobs of this name that uid may act upon (its own; all as root).
   std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
                                          const std::string& dataset) const;
@@ -182,6 +186,9 @@ class JobTable {
   // It is known of all ranks what they had, or they had their time to say it:
   // the job goes on.
   void TryGather(Entry& entry);
+  // split: the same: what on_rank_death says of the dead is done.
+  void SettleFormer(Entry& entry);
+  void RecordPhases(Entry& entry);
   void End(Entry& entry, const std::string& reason);
   // Where the rank of a dead process goes on is told by another's page.
   static bool Superseded(const Entry& entry, const Entry::Attachment& dead);

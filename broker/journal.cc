@@ -61,6 +61,8 @@ uint32_t AddFrame(uint32_t chain, uint8_t type, std::string_view payload,
   return crc;
 }
 
+constexpr uint64_t kRecordsMissing = UINT64_MAX;
+
 std::string MakeHeader(uint32_t salt, uint64_t settled) {
   std::string header(kMagic);
   header.resize(kJournalHeaderBytes);
@@ -585,7 +587,15 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
   // As at the compaction that made it; a damaged file may be shorter.
   end.compact_above =
       std::max(limits.compact_bytes_min, 4 * std::min(settled, file_bytes));
+  if (settled == kRecordsMissing) {
+    replayed->incomplete = true;
+    replayed->warning =
+        path + ": records are missing that could not be written to it";
+    end.compact_above = 0;
+    settled = 0;
+  }
   if (end.size == file_bytes && end.size >= settled) return end;
+  replayed->incomplete = true;
   // Its header stays wrong about settled, and Open warns, until another file
   // takes its place.
   if (end.size < settled) end.compact_above = 0;
@@ -601,7 +611,8 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
                         "disk or another program damaged them: what they "
                         "recorded is lost",
                         settled)
-          : "A broker or machine that died while it wrote leaves such an end");
+          : "A machine that died while it was written leaves such an end, and "
+            "so does damage");
   if (const int result = files->Truncate(end.file->handle(), end.size);
       result < 0) {
     // The next Append overwrites it, and by I2 nothing of it is a record.
@@ -642,7 +653,17 @@ Status Journal::Append(uint8_t type, std::string_view payload) {
   return OkStatus();
 }
 
+void Journal::NoteIncomplete() {
+  char salt[4];
+  const int file = end_.file->handle();
+  if (files_->Read(file, 12, salt, sizeof(salt)) != sizeof(salt)) return;
+  (void)WriteAll(files_.get(), file, 0,
+                 MakeHeader(static_cast<uint32_t>(LoadLittle(salt, 4)),
+                            kRecordsMissing));
+}
+
 Status Journal::Refuse(const Status& why, uint64_t bytes) {
+  if (!degraded_) NoteIncomplete();
   degraded_ = lost_ = failing_ = true;
   refused_bytes_ += bytes;
   return why;

@@ -38,7 +38,8 @@
 //      8   4  version, 1. Magic and version stay where they are in any version.
 //     12   4  salt: random, another one in each file
 //     16   8  settled: the bytes of this file that were on disk before it got
-//             its name. Damage before them is not a death's doing.
+//             its name. Damage before them is not a death's doing. All ones:
+//             a record could not be written (a full disk), since then.
 //     24   4  CRC-32 (zlib's) of bytes 0 to 23
 //   frame, 9 bytes and the payload
 //      0   4  n, the payload's bytes, 0 to kJournalRecordBytesMax
@@ -122,6 +123,8 @@ struct JournalReplay {
   uint64_t records = 0;
   uint64_t bytes_cut = 0;
   std::string warning;  // for the log: where was cut, what and why; else empty
+  // Records are missing: cut off, or never written because of an error.
+  bool incomplete = false;
 };
 
 // A record, given to or taken from the journal. payload is valid during the
@@ -199,6 +202,8 @@ class Journal {
       uint64_t copy_from, uint32_t copy_chain) ABSL_LOCKS_EXCLUDED(mutex_);
   Status PutInPlace(Rewrite* rewrite, uint64_t copy_from, uint32_t copy_chain)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Says so in the header, which needs no more space.
+  void NoteIncomplete() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Refuse(const Status& why, uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

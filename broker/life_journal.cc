@@ -179,6 +179,7 @@ StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
                                   },
                                   &replayed));
     if (!replayed.warning.empty()) spdlog::warn("{}", replayed.warning);
+    life->incomplete_ = replayed.incomplete;
   }
   for (StoredFd& each : stored) {
     life->stored_[each.name] = std::move(each.fd);
@@ -294,6 +295,7 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
                    job.status().message());
       continue;
     }
+    job->incomplete = incomplete_;
     job->opened = live.opened;
     job->segment_bytes = live.segment_bytes;
     job->low = live.low;
@@ -325,8 +327,8 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
   return jobs;
 }
 
-void LifeJournal::Append(uint8_t type, const json& record) {
-  if (journal_ == nullptr) return;
+Status LifeJournal::Append(uint8_t type, const json& record) {
+  if (journal_ == nullptr) return OkStatus();
   KillPoint("journal.begun");
   const Status status = journal_->Append(type, record.dump());
   KillPoint("journal.appended");
@@ -334,24 +336,29 @@ void LifeJournal::Append(uint8_t type, const json& record) {
     if (!status.ok()) spdlog::error("{}", status.message());
     trouble_ = status.ok() ? "" : status.message();
   }
+  return status;
 }
 
-void LifeJournal::DatasetRegistered(const Dataset& dataset) {
+Status LifeJournal::DatasetRegistered(const Dataset& dataset) {
   MutexLock lock(&mutex_);
+  PENSTOCK_RETURN_IF_ERROR(Append(kDataset, {{"uid", dataset.uid},
+                                             {"name", dataset.name},
+                                             {"spec", dataset.spec}}));
   datasets_[{dataset.uid, dataset.name}] = dataset.spec;
-  Append(
-      kDataset,
-      {{"uid", dataset.uid}, {"name", dataset.name}, {"spec", dataset.spec}});
+  return OkStatus();
 }
 
-uint64_t LifeJournal::JobOpened(const JobKey& key, const JobOptions& options,
-                                uint64_t incarnation, bool named,
-                                std::optional<uint64_t> former) {
+StatusOr<uint64_t> LifeJournal::JobOpened(const JobKey& key,
+                                          const JobOptions& options,
+                                          uint64_t incarnation, bool named,
+                                          std::optional<uint64_t> former) {
   MutexLock lock(&mutex_);
   const uint64_t id = former ? *former : next_id_++;
-  Live& live = jobs_[id];
-  live.job = JobToJson(id, key, options, incarnation, named);
-  Append(kJob, live.job);
+  const json record = JobToJson(id, key, options, incarnation, named);
+  const Status status = Append(kJob, record);
+  // One of a former life is recorded already.
+  if (!status.ok() && !former) return status;
+  jobs_[id].job = record;
   return id;
 }
 
@@ -371,7 +378,7 @@ void LifeJournal::Begun(uint64_t job, uint64_t position,
   live.low = std::max(live.low, position);
   live.opened = std::max(live.opened, position);
   live.segment_bytes = segment_bytes;
-  Append(kOpened, OpenedRecord(job, live));
+  (void)Append(kOpened, OpenedRecord(job, live));
 }
 
 void LifeJournal::JobEnded(uint64_t job) {
@@ -383,11 +390,11 @@ void LifeJournal::JobEnded(uint64_t job) {
     Unstore(PidfdName(job, attach));
   }
   jobs_.erase(found);
-  Append(kJobEnd, {{"id", job}});
+  (void)Append(kJobEnd, {{"id", job}});
 }
 
-uint64_t LifeJournal::RankAttached(uint64_t job, uint32_t rank, int cursor_fd,
-                                   int pidfd) {
+StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, uint32_t rank,
+                                             int cursor_fd, int pidfd) {
   MutexLock lock(&mutex_);
   const uint64_t attach = next_id_++;
   const auto found = jobs_.find(job);
@@ -398,8 +405,13 @@ uint64_t LifeJournal::RankAttached(uint64_t job, uint32_t rank, int cursor_fd,
   Store(CursorName(job, attach), cursor_fd);
   Store(PidfdName(job, attach), pidfd);
   KillPoint("attach.stored");
-  Append(kRank, {{"id", job}, {"rank", rank}, {"attach", attach}});
-  return attach;
+  const Status status =
+      Append(kRank, {{"id", job}, {"rank", rank}, {"attach", attach}});
+  if (status.ok()) return attach;
+  found->second.ranks.erase(attach);
+  Unstore(CursorName(job, attach));
+  Unstore(PidfdName(job, attach));
+  return status;
 }
 
 void LifeJournal::RankLeft(uint64_t job, uint64_t attach) {
@@ -409,14 +421,14 @@ void LifeJournal::RankLeft(uint64_t job, uint64_t attach) {
   const auto rank = found->second.ranks.find(attach);
   if (rank == found->second.ranks.end()) return;
   rank->second.left = true;
-  Append(kRankLeft, {{"id", job}, {"attach", attach}});
+  (void)Append(kRankLeft, {{"id", job}, {"attach", attach}});
 }
 
 void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || found->second.ranks.erase(attach) == 0) return;
-  Append(kRankEnd, {{"id", job}, {"attach", attach}});
+  (void)Append(kRankEnd, {{"id", job}, {"attach", attach}});
   Unstore(CursorName(job, attach));
   Unstore(PidfdName(job, attach));
 }
@@ -430,7 +442,7 @@ void LifeJournal::PhaseBegun(uint64_t job, const Delivery::FormerPhase& phase) {
                        {"boundary", phase.boundary},
                        {"start", StartToJson(phase.start)}};
   found->second.phases.push_back(record);
-  Append(kPhase, record);
+  (void)Append(kPhase, record);
 }
 
 // Also a second time, from a compacted journal: it changes nothing then.
@@ -449,7 +461,7 @@ void LifeJournal::Completed(uint64_t job, uint64_t position, uint64_t next) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   found->second.Complete(position, next);
-  Append(kCompleted, {{"id", job}, {"position", position}, {"next", next}});
+  (void)Append(kCompleted, {{"id", job}, {"position", position}, {"next", next}});
 }
 
 void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
@@ -457,7 +469,7 @@ void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   found->second.handed_over.insert({rank, step});
-  Append(kHandedOver, {{"id", job}, {"rank", rank}, {"step", step}});
+  (void)Append(kHandedOver, {{"id", job}, {"rank", rank}, {"step", step}});
 }
 
 void LifeJournal::Opened(uint64_t job, uint64_t position) {
@@ -465,7 +477,7 @@ void LifeJournal::Opened(uint64_t job, uint64_t position) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || position <= found->second.opened) return;
   found->second.opened = position;
-  Append(kOpened, OpenedRecord(job, found->second));
+  (void)Append(kOpened, OpenedRecord(job, found->second));
 }
 
 Status LifeJournal::PutLive(const JournalRecord& put) {

@@ -61,6 +61,8 @@ struct FormerJob {
   JobOptions options;
   uint64_t incarnation = 1;
   bool named = false;
+  // The journal has not all that was to be recorded.
+  bool incomplete = false;
   uint64_t segment_bytes = 0;            // that its ranks may still map
   std::map<uint64_t, FormerRank> ranks;  // by the number of the attach
   // dynamic: no step from `opened` on was opened; completed are all from the
@@ -89,16 +91,18 @@ class LifeJournal {
   std::vector<Dataset> TakeDatasets();
   std::vector<FormerJob> TakeJobs();
 
-  void DatasetRegistered(const Dataset& dataset);
+  // An error of these three: it could not be recorded, and is not.
+  Status DatasetRegistered(const Dataset& dataset);
   // The job's number, unique over all lives. former: it goes on under its own.
-  uint64_t JobOpened(const JobKey& key, const JobOptions& options,
-                     uint64_t incarnation, bool named,
-                     std::optional<uint64_t> former);
+  StatusOr<uint64_t> JobOpened(const JobKey& key, const JobOptions& options,
+                               uint64_t incarnation, bool named,
+                               std::optional<uint64_t> former);
   // Its plan begins at position, its segment has so many bytes. Any thread.
   void Begun(uint64_t job, uint64_t position, uint64_t segment_bytes);
   void JobEnded(uint64_t job);
   // Keeps the rank's page and pidfd; the number of the attach.
-  uint64_t RankAttached(uint64_t job, uint32_t rank, int cursor_fd, int pidfd);
+  StatusOr<uint64_t> RankAttached(uint64_t job, uint32_t rank, int cursor_fd,
+                                  int pidfd);
   // It is gone for good, and how far it was still matters.
   void RankLeft(uint64_t job, uint64_t attach);
   // Nothing of this process matters any more.
@@ -133,7 +137,7 @@ class LifeJournal {
     void Complete(uint64_t position, uint64_t next);
   };
   static nlohmann::json OpenedRecord(uint64_t id, const Live& live);
-  void Append(uint8_t type, const nlohmann::json& record)
+  Status Append(uint8_t type, const nlohmann::json& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Replay(uint8_t type, std::string_view payload)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -146,6 +150,7 @@ class LifeJournal {
   std::map<uint64_t, Live> jobs_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::string trouble_ ABSL_GUARDED_BY(mutex_);
+  bool incomplete_ ABSL_GUARDED_BY(mutex_) = false;  // as it was found
   std::map<std::string, Fd> stored_ ABSL_GUARDED_BY(mutex_);  // until TakeJobs
 };
 

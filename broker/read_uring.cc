@@ -525,8 +525,10 @@ void UringReader::FinishFile(uint32_t ticket) {
     return Finish(ticket, OkStatus(), mine.buffer.first(found));
   }
   if (found == mine.buffer.capacity()) return Grow(ticket);
-  if (read == 0) {
-    // A FIFO without a writer looks like an empty file; empty files are rare.
+  if (read % 4096 == 0) {
+    // A FIFO without a writer looks like an empty file, and a device whose read
+    // was interrupted (by a signal, between two pages) like one that ends with
+    // a page. Such files are rare.
     struct stat st;
     if (stat(path.c_str(), &st) == 0 && !S_ISREG(st.st_mode)) {
       return Finish(ticket, NotRegularError(st.st_mode, path));

@@ -59,6 +59,9 @@ bool Supersedes(const CursorPage& later, const CursorPage& earlier,
 
 namespace {
 
+// Steps behind those that are recorded as opened.
+constexpr uint64_t kSeenAheadMax = 65'536;
+
 // The lane goes on where the last of them is.
 Delivery::FormerSteps GatherBroadcast(
     const FormerProgress& former, const Plan& plan,
@@ -105,13 +108,21 @@ Delivery::FormerSteps GatherSteps(
   if (former.options.mode == DeliveryMode::kBroadcast) {
     return GatherBroadcast(former, plan, processes, reconnected);
   }
-  bool all_known = true;
+  bool all_known = !former.incomplete;
+  uint64_t seen = 0;  // behind the last that anybody has had
+  // A page may say anything.
+  const uint64_t believed =
+      plan.StepAt(std::max(former.opened, former.low)) + kSeenAheadMax;
   std::set<uint64_t> known = former.completed;
   std::set<uint64_t> released;
   std::set<uint64_t> taken_by_dead;
   const auto read = [&](const CursorPage& page, bool dead, bool left = false) {
     for (const FormerBatch& batch : FormerBatches(page)) {
       const uint64_t position = PositionOfStep(batch.step);
+      const auto step = plan.StepFrom(position);
+      if (step && *step < believed) {
+        seen = std::max(seen, plan.PositionOf(*step + 1));
+      }
       if (batch.released || left) released.insert(position);
       (dead && !batch.released ? taken_by_dead : known).insert(position);
     }
@@ -141,7 +152,9 @@ Delivery::FormerSteps GatherSteps(
   }
   const uint64_t low = std::max(former.low, plan.start().position);
   gathered.completed.assign(released.begin(), released.end());
-  gathered.position = std::max(former.opened, low);
+  // Opened is recorded before: else the record is incomplete.
+  if (seen > former.opened) all_known = false;
+  gathered.position = std::max({former.opened, low, seen});
   const uint64_t end = plan.StepAt(gathered.position);
   for (uint64_t step = plan.StepAt(low); step < end; ++step) {
     add(plan.PositionOf(step), false);

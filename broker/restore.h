@@ -54,6 +54,7 @@ struct FormerProgress {
   uint64_t low = 0;     // dynamic: all before was completed, and these
   std::set<uint64_t> completed;
   HandedOverSteps handed_over;  // broadcast
+  bool incomplete = false;      // there is more that was not recorded
 };
 struct ReconnectedRank {
   const CursorPage* page = nullptr;  // of the former life; nullptr: not given

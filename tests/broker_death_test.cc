@@ -239,6 +239,28 @@ TEST_F(BrokerDeathTest, RegisteredDatasetIsStillThere) {
   EXPECT_EQ(Reader(options).sample_count(), 12u);
 }
 
+TEST_F(BrokerDeathTest, JobKeepsTheSpecItBeganWith) {
+  nlohmann::json request = {{"op", "register"},
+                            {"spec", Spec(400, 4)},
+                            {"file", "spec"},
+                            {"base", "/"}};
+  broker_->Ask(request);
+  Options options = OptionsFor("", 0, 1);
+  options.dataset = "numbers";
+  Reader reader(options);
+  Batch batch;
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  Rows all(batch.ids().begin(), batch.ids().end());
+  request["spec"] = Spec(12, 4);
+  request["replace"] = true;
+  broker_->Ask(request);
+  broker_->Kill();
+  while (reader.next(&batch) == Reader::Result::kBatch) {
+    all.insert(all.end(), batch.ids().begin(), batch.ids().end());
+  }
+  EXPECT_EQ(Sorted(all), Numbers(400));
+}
+
 TEST_F(BrokerDeathTest, NobodyTakesThePlaceOfARankThatMayReconnect) {
   const std::string spec = Spec(400, 4);
   Reader reader(OptionsFor(spec, 0, 2));
@@ -313,6 +335,60 @@ TEST_F(BothDieTest, SplitRankThatDiesWithTheBrokerIsReplacedWithoutLoss) {
   }
   EXPECT_EQ(Sorted(marked), Sorted(held));
   EXPECT_EQ(done.size() + held.size(), 200u);
+}
+
+// The broker first: no life of it sees the rank alive.
+class BrokerThenRankDieTest : public BothDieTest {
+ protected:
+  // Of three ranks the last dies; what it released.
+  void Run(const std::string& on_rank_death) {
+    const std::string spec =
+        "dataset: numbers\nsource: {range: 1200}\nbatch: {size: 12}\nhold: 3";
+    for (int rank = 0; rank < 3; ++rank) {
+      Options options = OptionsFor(spec, rank, 3, broker_.socket());
+      options.on_rank_death = on_rank_death;
+      ranks_.emplace_back(options);
+    }
+    for (RankProcess& rank : ranks_) rank.Attached();
+    for (int step = 0; step < 5; ++step) {
+      for (RankProcess& rank : ranks_) {
+        const RankProcess::Said said = rank.Next();
+        ASSERT_EQ(said.what, RankProcess::What::kBatch);
+        if (&rank == &ranks_.back() && step >= 3) continue;
+        rank.Release(1);
+        done_.insert(done_.end(), said.taken.rows.begin(),
+                     said.taken.rows.end());
+      }
+    }
+    kill(broker_.pid(), SIGKILL);
+    ranks_.back().Kill();
+    ranks_.pop_back();
+    for (RankProcess& rank : ranks_) rank.Run();
+    for (RankProcess& rank : ranks_) courses_.push_back(rank.Finished());
+  }
+
+  KeptBroker broker_;
+  std::vector<RankProcess> ranks_;
+  Rows done_;
+  std::vector<Course> courses_;
+};
+
+TEST_F(BrokerThenRankDieTest, ShrinkGivesAllOfItToTheOthers) {
+  Run("shrink");
+  for (const Course& course : courses_) {
+    EXPECT_EQ(course.code, 0) << course.error;
+    EXPECT_EQ(course.taken.size(), courses_[0].taken.size());
+    Append(course.taken, &done_);
+  }
+  EXPECT_EQ(Sorted(done_), Numbers(1200));
+}
+
+TEST_F(BrokerThenRankDieTest, FailTellsTheOthers) {
+  Run("fail");
+  for (const Course& course : courses_) {
+    EXPECT_EQ(course.code, PENSTOCK_ABORTED);
+    EXPECT_THAT(course.error, HasSubstr("rank 2 died"));
+  }
 }
 
 TEST_F(BothDieTest, DynamicRankThatDiesWithTheBrokerLeavesItsBatchesToOthers) {

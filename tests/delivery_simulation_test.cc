@@ -280,7 +280,7 @@ class Broker {
     for (const Delivery::FormerPhase& phase : world_.kept.phases) {
       run_.Check(delivery_->RestorePhase(phase).ok(), "phase is refused");
     }
-    if (!split()) delivery_->Gather();
+    split() ? delivery_->Withhold() : delivery_->Gather();
   }
 
   // As JobTable.
@@ -290,6 +290,18 @@ class Broker {
          RestoreRanks(FormerProcesses(), handed_over_, plan_.global_batch())) {
       delivery_->RestoreRank(rank);
     }
+  }
+
+  // As JobTable.
+  void SettleFormer() {
+    if (!delivery_->withheld()) return;
+    const std::vector<FormerProcess> processes = FormerProcesses();
+    RestoreDead();
+    for (const FormerProcess& process : processes) {
+      if (process.may_live && !delivery_->Knows(process.rank)) return;
+    }
+    if (!delivery_->Settle(true).ok()) Fail();
+    Record();
   }
 
   void TryGather() {
@@ -365,6 +377,7 @@ class Broker {
       Record();
     }
     TryGather();
+    SettleFormer();
     Sweep();
   }
 
@@ -412,6 +425,7 @@ class Broker {
     attach_[rank] = kept.next_attach++;
     kept.attaches[attach_[rank]] = {session.number, rank, &session.page, false};
     TryGather();
+    SettleFormer();
     session.seat = joined->seat;
     session.begins_at = joined->position;
     session.answered_phase = joined->phase;
@@ -445,8 +459,8 @@ class Broker {
   }
 
   void Record() {
-    if (const auto phase = delivery_->TakeNewPhase()) {
-      world_.kept.phases.push_back(*phase);
+    for (const Delivery::FormerPhase& phase : delivery_->TakeNewPhases()) {
+      world_.kept.phases.push_back(phase);
     }
     (void)delivery_->TakeRanksChanged();
   }

@@ -387,7 +387,9 @@ TEST_F(JournalTest, AFullDiskLosesOnlyWhatAppendSaidItLost) {
     ASSERT_EQ(journal_->degraded(), failed);
     ASSERT_EQ(journal_->WantsCompaction(), failed);
     ASSERT_EQ(Open(), expected);
-    ASSERT_EQ(replayed_.warning, "");
+    // The next life is told.
+    ASSERT_EQ(replayed_.incomplete, failed);
+    ASSERT_EQ(replayed_.warning.empty(), !failed);
   }
 }
 
@@ -398,7 +400,11 @@ TEST_F(JournalTest, WhatAFailedAppendLeftIsTruncated) {
   ASSERT_FALSE(journal_->Append(1, "does not fit").ok());
   EXPECT_EQ(file().size(), whole);
   EXPECT_EQ(Open(), expected);
-  EXPECT_EQ(replayed_.warning, "");
+  EXPECT_TRUE(replayed_.incomplete);
+  disk_.bytes_max = SIZE_MAX;
+  ASSERT_TRUE(Compact(expected).ok());
+  EXPECT_EQ(Open(), expected);
+  EXPECT_FALSE(replayed_.incomplete);
 }
 
 TEST_F(JournalTest, WhatAFailedAppendLeftIsNoRecordEvenIfItCannotBeTruncated) {

@@ -100,10 +100,10 @@ class LifeJournalTest : public testing::Test {
     auto life = LifeJournal::Open(directory_ + "/1", {});
     ASSERT_TRUE(life.ok()) << life.status().message();
     const uint64_t job =
-        (*life)->JobOpened({0, "train", "numbers", {}}, options_, 1, true, {});
+        *(*life)->JobOpened({0, "train", "numbers", {}}, options_, 1, true, {});
     (*life)->Begun(job, 0, 4096);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      (*life)->RankAttached(job, rank, -1, -1);
+      ASSERT_TRUE((*life)->RankAttached(job, rank, -1, -1).ok());
     }
     Look();
     Told told(life->get(), job, [this] { Look(); });
@@ -154,8 +154,8 @@ class LifeJournalTest : public testing::Test {
     }
     // Compacted, it says the same: the file grows by what is forgotten then.
     for (int i = 0; i < 20; ++i) {
-      (*life)->DatasetRegistered(
-          {0, "d", std::string(100'000, static_cast<char>('a' + i))});
+      const std::string spec(100'000, static_cast<char>('a' + i));
+      ASSERT_TRUE((*life)->DatasetRegistered({0, "d", spec}).ok());
     }
     const size_t before = Bytes(directory_ + "/1/journal").size();
     (*life)->CompactIfWanted();

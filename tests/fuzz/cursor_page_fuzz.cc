@@ -340,7 +340,7 @@ void Course::Advance() {
     Require(delivery_->Corrupt().empty(), "who is corrupt is evicted");
   }
   (void)delivery_->TakeRanksChanged();
-  (void)delivery_->TakeNewPhase();
+  (void)delivery_->TakeNewPhases();
 }
 
 bool Course::Claim() {
