@@ -17,8 +17,8 @@ struct Config {
   uint32_t read_depth = 16;
   std::optional<uint64_t> memory_limit;  // bytes of all segments
   std::optional<uint64_t> memory_limit_per_user;
-  std::string state_dir;                 // "": nothing outlives the broker
-  std::string cache_dir;                 // of the indexes
+  std::string state_dir;  // "": nothing outlives the broker
+  std::string cache_dir;  // of the indexes
   // A worker that is on one sample for longer ends the broker, on purpose. Both
   // to within half a second (WorkerPool's clock).
   uint64_t decode_timeout_ns = uint64_t{60} * 1'000'000'000;

@@ -121,11 +121,11 @@ bool Delivery::OwesTheDead() const {
       Exhausted(lanes_[0])) {
     return false;
   }
-  return std::any_of(
-      consumers_.begin(), consumers_.end(), [this](const auto& it) {
-        return it.second.place == Place::kGone && it.second.died &&
-               !NothingLeftFor(it.second);
-      });
+  return std::any_of(consumers_.begin(), consumers_.end(),
+                     [this](const auto& it) {
+                       return it.second.place == Place::kGone &&
+                              it.second.died && !NothingLeftFor(it.second);
+                     });
 }
 
 bool Delivery::WaitsFor(uint32_t rank) const {
@@ -323,8 +323,7 @@ void Delivery::MakeAgain(Lane* lane, uint64_t id, bool redelivered) {
   const uint32_t number = PhaseOfStep(id);
   if (number > lane->phase) return;
   const Phase& phase = phases_[number];
-  const std::optional<uint64_t> step =
-      phase.plan.StepFrom(PositionOfStep(id));
+  const std::optional<uint64_t> step = phase.plan.StepFrom(PositionOfStep(id));
   if (!step || *step >= phase.end_step.value_or(UINT64_MAX) ||
       // It is made in any case.
       (number == lane->phase && *step >= lane->next_step)) {
@@ -375,8 +374,8 @@ void Delivery::RestoreRank(const FormerConsumer& former) {
     }
   }
   consumer.died = !former.left;
-  consumer.place = former.left && NothingLeftFor(consumer) ? Place::kFinished
-                                                           : Place::kGone;
+  consumer.place =
+      former.left && NothingLeftFor(consumer) ? Place::kFinished : Place::kGone;
 }
 
 // broadcast. One that reconnected, or came in the place of one, is here.
@@ -443,12 +442,12 @@ std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
     const auto is_had = [&](const Entry& entry) {
       return IdOf(slots_[entry.slot]) == id;
     };
-    if ((phase == lane.phase && step >= lane.next_step) || consumer.again.count(id) > 0 ||
+    if ((phase == lane.phase && step >= lane.next_step) ||
+        consumer.again.count(id) > 0 ||
         std::any_of(lane.again.begin(), lane.again.end(),
                     [id](const Again& each) { return each.step == id; }) ||
         std::any_of(slots_.begin(), slots_.end(), is_on_its_way) ||
-        std::any_of(consumer.backlog.begin(), consumer.backlog.end(),
-                    is_had)) {
+        std::any_of(consumer.backlog.begin(), consumer.backlog.end(), is_had)) {
       left.push_back(owed[step]);
     }
   }
@@ -853,8 +852,7 @@ bool Delivery::DeliverDynamic() {
 std::optional<bool> Delivery::Wants(const Consumer& consumer,
                                     const Slot& slot) const {
   if (consumer.place == Place::kFinished ||
-      (consumer.place == Place::kAttached &&
-       !feeds_[consumer.seat]->open())) {
+      (consumer.place == Place::kAttached && !feeds_[consumer.seat]->open())) {
     return std::nullopt;
   }
   const auto again = consumer.again.find(IdOf(slot));
@@ -1250,7 +1248,7 @@ Status Delivery::Shrink(Consumer* gone) {
   if (!next.ok()) return next.status();
   if (next->max_share_rows(0) > shape_.rows_max) {
     return AbortedError(
-        "rank {} died, and the {} ranks left would need batches of {} rows; a "
+        "rank {} died, and those left ({}) would need batches of {} rows; a "
         "job is given memory to shrink to half of its ranks",
         gone->rank, ranks.size(), next->max_share_rows(0));
   }

@@ -170,8 +170,8 @@ class Delivery {
   // A rank whose processes are dead, as their pages tell it.
   struct FormerConsumer {
     uint32_t rank = 0;
-    uint64_t position = 0;  // where it goes on, whoever will be it
-    uint32_t phase = 0;     // the last that it had anything of
+    uint64_t position = 0;        // where it goes on, whoever will be it
+    uint32_t phase = 0;           // the last that it had anything of
     std::vector<uint64_t> again;  // steps that it had and did not release
     std::set<uint64_t> done;      // outside the order of positions
     bool left = false;            // orderly: nobody is waited for
@@ -378,7 +378,8 @@ class Delivery {
   void MakeAgain(Lane* lane, uint64_t step, bool redelivered);
   // Where one that reconnects says it is.
   void PlaceReconnected(Lane* lane, const Joining& joining);
-  std::vector<RowRange> OwedLeft(const Consumer& consumer, uint32_t phase) const;
+  std::vector<RowRange> OwedLeft(const Consumer& consumer,
+                                 uint32_t phase) const;
   void RestoreConsumer(const FormerConsumer& former);
   uint64_t IdOf(const Slot& slot) const;
   // broadcast: nullopt: it is not to have it; else whether it is marked.

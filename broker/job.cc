@@ -639,9 +639,10 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"job", key_.name},
       {"dataset", key_.dataset},
       {"uid", key_.uid},
-      {"state", !failure_.ok()     ? "failed"
-                : !missing.empty() ? "waiting for rank " + Numbers(missing)
-                                   : "running"},
+      {"state", !failure_.ok()          ? "failed"
+                : delivery_.Unsettled() ? "waiting for its ranks to reconnect"
+                : !missing.empty()      ? "waiting for rank " + Numbers(missing)
+                                        : "running"},
       {"delivery", name(kDeliveryModeNames, delivery.mode)},
       {"on_rank_death", name(kOnRankDeathNames, delivery.on_rank_death)},
       {"missing", missing},

@@ -44,7 +44,7 @@ struct JobOptions {
   uint32_t local_world_size = 1;
   bool repeat_first = false;  // one batch is made, the ranks repeat it
   DeliveryOptions delivery;
-  uint32_t consumer = 0;  // independent: whose order it is
+  uint32_t consumer = 0;          // independent: whose order it is
   uint32_t consumers_max = 1;     // broadcast: at once; else the local ranks
   std::optional<JobState> start;  // absent: the beginning
   double wait_s = 600;  // for ranks that are missing, then the job fails

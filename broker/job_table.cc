@@ -277,6 +277,15 @@ Status JobTable::CheckFormer(const Entry& entry,
   }
   const bool time_is_over =
       std::chrono::steady_clock::now() - started_ > kReconnectTime;
+  if (last != nullptr && last->pidfd == nullptr && !last->left &&
+      !time_is_over) {
+    return AlreadyExistsError(
+        "rank {} of job '{}' was attached before the broker restarted, and may "
+        "reconnect: nobody kept its page and its pidfd (systemd and penstock "
+        "run do), so whether it lives is not known for {} s; if it is dead, "
+        "begin all ranks at a state",
+        rank, entry.key.name, kReconnectTime.count());
+  }
   if (last != nullptr && last->MayLive() &&
       (last->pidfd != nullptr || !time_is_over)) {
     return AlreadyExistsError(
@@ -433,8 +442,9 @@ void JobTable::TryGather(Entry& entry) {
     }
     for (const auto& [rank, process] : last) {
       if (process->left || process->may_live || process->reconnects) continue;
-      entry.job->Fail(AbortedError("job '{}': rank {} died (on_rank_death: fail)",
-                                   entry.key.name, rank));
+      entry.job->Fail(
+          AbortedError("job '{}': rank {} died (on_rank_death: fail)",
+                       entry.key.name, rank));
     }
   }
   entry.job->Gathered(
@@ -978,8 +988,8 @@ void JobTable::Sweep() {
       TryGather(*entry);
       SettleFormer(*entry);
       entry->job->Look();
-      if (entry->deserted && (entry->job->failed() ||
-                              now - *entry->deserted > kDesertedJobKept)) {
+      if (entry->deserted &&
+          (entry->job->failed() || now - *entry->deserted > kDesertedJobKept)) {
         End(*entry, "nobody came back");
       }
     }

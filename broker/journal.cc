@@ -657,9 +657,9 @@ void Journal::NoteIncomplete() {
   char salt[4];
   const int file = end_.file->handle();
   if (files_->Read(file, 12, salt, sizeof(salt)) != sizeof(salt)) return;
-  (void)WriteAll(files_.get(), file, 0,
-                 MakeHeader(static_cast<uint32_t>(LoadLittle(salt, 4)),
-                            kRecordsMissing));
+  (void)WriteAll(
+      files_.get(), file, 0,
+      MakeHeader(static_cast<uint32_t>(LoadLittle(salt, 4)), kRecordsMissing));
 }
 
 Status Journal::Refuse(const Status& why, uint64_t bytes) {

@@ -341,9 +341,9 @@ Status LifeJournal::Append(uint8_t type, const json& record) {
 
 Status LifeJournal::DatasetRegistered(const Dataset& dataset) {
   MutexLock lock(&mutex_);
-  PENSTOCK_RETURN_IF_ERROR(Append(kDataset, {{"uid", dataset.uid},
-                                             {"name", dataset.name},
-                                             {"spec", dataset.spec}}));
+  PENSTOCK_RETURN_IF_ERROR(Append(
+      kDataset,
+      {{"uid", dataset.uid}, {"name", dataset.name}, {"spec", dataset.spec}}));
   datasets_[{dataset.uid, dataset.name}] = dataset.spec;
   return OkStatus();
 }
@@ -461,7 +461,8 @@ void LifeJournal::Completed(uint64_t job, uint64_t position, uint64_t next) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   found->second.Complete(position, next);
-  (void)Append(kCompleted, {{"id", job}, {"position", position}, {"next", next}});
+  (void)Append(kCompleted,
+               {{"id", job}, {"position", position}, {"next", next}});
 }
 
 void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {

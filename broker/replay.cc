@@ -42,7 +42,8 @@ class RowMaker {
     reader_->Start(0, request, {});
     reader_->Submit();
     Reader::Done done;
-    if (!reader_->Next(kWaitForever, &done)) return InternalError("a read was lost");
+    if (!reader_->Next(kWaitForever, &done))
+      return InternalError("a read was lost");
     const Status status =
         done.status.ok() ? MakeOf(done.bytes, record, pass) : done.status;
     reader_->Release(0);

@@ -89,7 +89,7 @@ inline TakeResult TryTake(const Ring& ring, CursorPage& cursor, Cell* cell) {
   KillPoint("take.noted");
   cursor.taken.store(taken + 1, std::memory_order_seq_cst);  // E2, E6
   KillPoint("take.taken");
-  if (ring.closed.load(std::memory_order_seq_cst) >=         // E6
+  if (ring.closed.load(std::memory_order_seq_cst) >=  // E6
       static_cast<uint32_t>(Closed::kRecalled)) {
     return TakeResult::kClosed;
   }
@@ -130,7 +130,7 @@ enum class BrokerWaits : uint32_t {
                                   uint32_t lease, uint64_t generation) {
   KillPoint("release.begun");
   cursor.leases[lease].released.store(generation,
-                                      std::memory_order_seq_cst);   // E3, E5
+                                      std::memory_order_seq_cst);  // E3, E5
   KillPoint("release.released");
   return ring.broker_waiting.load(std::memory_order_seq_cst) != 0;  // E5
 }
@@ -165,7 +165,7 @@ inline RoomResult RingRoom(const CursorPage& cursor, uint64_t published) {
   KillPoint("publish.copied");
   ring.published.store(published + 1, std::memory_order_seq_cst);  // E1, E4
   KillPoint("publish.published");
-  return cursor.waiting.load(std::memory_order_seq_cst) != 0;      // E4
+  return cursor.waiting.load(std::memory_order_seq_cst) != 0;  // E4
 }
 
 // Ring::reason must be written before. Send a wake afterwards, whatever the

@@ -289,7 +289,7 @@ StatusOr<Mapping> OpenCursor(int fd) {
 }
 
 uint64_t CursorInode(int fd) {
-  struct stat status{};
+  struct stat status {};
   return fstat(fd, &status) == 0 ? status.st_ino : 0;
 }
 

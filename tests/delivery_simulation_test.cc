@@ -590,8 +590,8 @@ class Rank {
   void RunAsReplacement() {
     const auto missing = [this]() -> std::optional<uint32_t> {
       for (uint32_t i = 0; i < world_.config.world; ++i) {
-        const bool gone = run_.dead(world_.rank_process[i]) ||
-                          (world_.evicted && i == 0);
+        const bool gone =
+            run_.dead(world_.rank_process[i]) || (world_.evicted && i == 0);
         if (gone && !world_.replaced.contains(i)) return i;
       }
       return std::nullopt;
@@ -900,7 +900,7 @@ Scenario TheWorld(const Config& config) {
                          : rank.Run(static_cast<uint32_t>(i));
               },
               i < static_cast<int>(config.may_die) ? Mortality::kMayDie
-                                         : Mortality::kLives);
+                                                   : Mortality::kLives);
         }
         for (uint32_t i = 0; i < config.world; ++i) {
           w->sessions[0][i].number = i;

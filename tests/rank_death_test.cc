@@ -151,9 +151,8 @@ TEST_F(RankDeathTest, OneThatHadAllAndDiedIsReplacedByOneThatIsToldTheEnd) {
   ranks[1].Release(4);
   EXPECT_EQ(TakeSome(ranks[1], 4).size(), 4u);
   ranks[1].Release(4);
-  WaitUntil("all is released", [&] {
-    return RankOf(JobStatus(Name()), 1).at("held") == 0;
-  });
+  WaitUntil("all is released",
+            [&] { return RankOf(JobStatus(Name()), 1).at("held") == 0; });
   ranks[1].Kill();
   WaitUntilGone(1);
   RankProcess replacement = Start(OptionsFor(spec, 1, 2));

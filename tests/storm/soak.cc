@@ -90,8 +90,8 @@ class Soak {
     begin_ = Clock::now();
     const double seconds = options_.minutes * 60;
     while (Seconds() < seconds) {
-      Round(std::min(
-          seconds, Seconds() + std::min(kSampleEvery_s, seconds / 6)));
+      Round(
+          std::min(seconds, Seconds() + std::min(kSampleEvery_s, seconds / 6)));
       WaitUntilQuiet();
       samples_.push_back(Look());
     }
@@ -301,10 +301,10 @@ class Soak {
         fmt::format("/proc/{}/fd", broker_.process().pid());
     for (int i = 0; i < 25; ++i) {
       sample.threads = std::min(sample.threads, Field("status", "Threads"));
-      sample.descriptors = std::min(
-          sample.descriptors,
-          static_cast<uint64_t>(
-              std::distance(std::filesystem::directory_iterator(proc), {})));
+      sample.descriptors =
+          std::min(sample.descriptors,
+                   static_cast<uint64_t>(std::distance(
+                       std::filesystem::directory_iterator(proc), {})));
       pollfd nothing{-1, 0, 0};
       poll(&nothing, 1, 20);
     }
