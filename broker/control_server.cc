@@ -132,7 +132,8 @@ constexpr size_t kPathCharsMax = 4096;
 constexpr uint64_t kWorldSizeMax = 1u << 20;
 
 // A descriptor that becomes readable when the peer's process ends: also when a
-// child it forked keeps the socket open.
+// child it forked keeps the socket open. None: errno is ESRCH when it has ended
+// already, else it is of another pid namespace and the kernel is older than 6.5.
 Fd PidfdOf(int socket, pid_t pid) {
   int fd = -1;
   socklen_t length = sizeof(fd);
@@ -232,10 +233,14 @@ void ControlServer::Accept() {
       (void)SendMessage(socket.get(), ErrorReply(refusal));
       continue;
     }
+    Fd pidfd = PidfdOf(socket.get(), peer.pid);
+    // What a dead process asked for would be kept for one that nobody can see
+    // die.
+    if (!pidfd && errno == ESRCH) continue;
     const uint64_t id = next_id_++;
     Connection& connection = connections_[id];
     connection.id = id;
-    connection.pidfd = PidfdOf(socket.get(), peer.pid);
+    connection.pidfd = std::move(pidfd);
     connection.socket = std::move(socket);
     connection.uid = peer.uid;
     connection.pid = peer.pid;

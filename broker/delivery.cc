@@ -116,11 +116,6 @@ bool Delivery::AnySeatTaken() const {
 
 bool Delivery::OwesTheDead() const {
   if (draining_) return false;
-  // In dynamic others may have had all of it.
-  if (mode_ == DeliveryMode::kDynamic && pool_.empty() &&
-      Exhausted(lanes_[0])) {
-    return false;
-  }
   return std::any_of(consumers_.begin(), consumers_.end(),
                      [this](const auto& it) {
                        return it.second.place == Place::kGone &&
@@ -135,7 +130,7 @@ bool Delivery::WaitsFor(uint32_t rank) const {
 
 bool Delivery::NothingLeftFor(const Consumer& consumer) const {
   return consumer.backlog.empty() && consumer.again.empty() &&
-         Exhausted(lanes_[consumer.lane]);
+         pool_.empty() && Exhausted(lanes_[consumer.lane]);
 }
 
 bool Delivery::Finished(uint32_t rank) const {
@@ -144,9 +139,13 @@ bool Delivery::Finished(uint32_t rank) const {
 }
 
 bool Delivery::AllFinished() const {
-  return std::all_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
-    return it.second.place == Place::kFinished;
-  });
+  const bool kept = shape_.options.on_rank_death == OnRankDeath::kWait;
+  return std::all_of(
+      consumers_.begin(), consumers_.end(), [&](const auto& it) {
+        return it.second.place == Place::kFinished ||
+               (it.second.place == Place::kGone && !kept &&
+                NothingLeftFor(it.second));
+      });
 }
 
 bool Delivery::Idle() const {
@@ -1087,11 +1086,9 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
     return Vacate(consumer, std::move(entries), orderly);
   }
   if (feed->finished() && entries.empty() && consumer->backlog.empty()) {
-    // One that died may not know that it was all: where its place is kept
-    // another comes and is told.
-    if (orderly || shape_.options.on_rank_death != OnRankDeath::kWait) {
-      consumer->place = Place::kFinished;
-    }
+    // One that died may not know that it was all: another that comes is told,
+    // or gets what somebody else had who died.
+    if (orderly) consumer->place = Place::kFinished;
     return OkStatus();
   }
   return Vacate(consumer, std::move(entries), orderly);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -101,6 +102,8 @@ class StormRank {
     wanted.on_rank_death = options_.kind.on_rank_death;
     const auto give_up = std::chrono::steady_clock::now() +
                          std::chrono::duration<double>(kHang_s);
+    using namespace std::chrono_literals;
+    bool said = false;
     for (;;) {
       try {
         return std::make_unique<Reader>(wanted);
@@ -109,6 +112,11 @@ class StormRank {
              error.code() != PENSTOCK_UNAVAILABLE) ||
             std::chrono::steady_clock::now() > give_up) {
           throw;
+        }
+        if (!said && std::chrono::steady_clock::now() > give_up - 50s) {
+          said = true;
+          std::fprintf(stderr, "rank %u of job '%s' is still refused: %s\n",
+                       options_.rank, options_.job.c_str(), error.what());
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
       }
