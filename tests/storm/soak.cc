@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "client/command/control_call.h"
 #include "client/command/table.h"
 #include "tests/storm/judge.h"
 #include "tests/storm/storm_broker.h"
@@ -252,17 +253,25 @@ class Soak {
     }
   }
   nlohmann::json Ask(nlohmann::json request) {
-    StatusOr<Fd> socket = ConnectControl(broker_.socket());
-    if (!socket.ok()) throw std::runtime_error(socket.status().message());
-    StatusOr<Message> answer = Request(socket->get(), std::move(request));
+    StatusOr<nlohmann::json> answer = Call(request);
     if (!answer.ok()) throw std::runtime_error(answer.status().message());
-    return std::move(answer->json);
+    return *std::move(answer);
+  }
+  // While it answers it may wait for what it says to the store to be taken.
+  StatusOr<nlohmann::json> Call(const nlohmann::json& request) {
+    return CallBroker(broker_.socket(), request, [this](int socket) {
+      for (;;) {
+        std::vector<pollfd> entries = {{socket, POLLIN, 0}};
+        broker_.AddTo(&entries);
+        poll(entries.data(), entries.size(), -1);
+        if (entries[0].revents != 0) return OkStatus();
+        CheckBroker();
+      }
+    });
   }
   void Stop(const std::string& job) {
-    StatusOr<Fd> socket = ConnectControl(broker_.socket());
-    if (!socket.ok()) throw std::runtime_error(socket.status().message());
     // Refused: it ended by itself.
-    (void)Request(socket->get(), {{"op", "stop"}, {"job", job}, {"now", true}});
+    (void)Call({{"op", "stop"}, {"job", job}, {"now", true}});
   }
   void WaitUntilQuiet() {
     const auto give_up = Clock::now() + kQuietWithin;
