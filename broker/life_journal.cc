@@ -182,6 +182,10 @@ StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
     life->incomplete_ = replayed.incomplete;
   }
   for (StoredFd& each : stored) {
+    // The name of an attach that was stored and not recorded is not used again.
+    const std::string number = each.name.substr(each.name.rfind('-') + 1);
+    life->next_id_ = std::max<uint64_t>(
+        life->next_id_, std::strtoull(number.c_str(), nullptr, 10) + 1);
     life->stored_[each.name] = std::move(each.fd);
   }
   return life;
@@ -385,12 +389,14 @@ void LifeJournal::JobEnded(uint64_t job) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
+  // Before: a job that is known must have its ranks' pages and pidfds, or nobody
+  // can say whether they live.
+  (void)Append(kJobEnd, {{"id", job}});
   for (const auto& [attach, rank] : found->second.ranks) {
     Unstore(CursorName(job, attach));
     Unstore(PidfdName(job, attach));
   }
   jobs_.erase(found);
-  (void)Append(kJobEnd, {{"id", job}});
 }
 
 StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, uint32_t rank,
