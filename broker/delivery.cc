@@ -777,8 +777,12 @@ void Delivery::TakePageBack(Consumer* consumer, const CursorPage& page,
       // In broadcast the others had it: it is for this one alone.
       if (mode_ == DeliveryMode::kBroadcast) consumer->again[batch.step] = true;
       MakeAgain(&lanes_[consumer->lane], batch.step, !broadcast());
-    } else {
+    } else if (mode_ == DeliveryMode::kDynamic) {
       RecordCompleted(PositionOfStep(batch.step));
+    } else if (record_ != nullptr) {
+      // It may have been its predecessor's, whose page says that it was held
+      // and may outlive this one.
+      record_->HandedOver(consumer->rank, batch.step);
     }
   }
 }
