@@ -145,8 +145,11 @@ uint64_t Plan::StepAt(uint64_t position) const {
 }
 
 std::optional<uint64_t> Plan::StepFrom(uint64_t position) const {
-  for (uint64_t step = 0; step < start_.owed.size(); ++step) {
-    if (start_.owed[step].position == position) return step;
+  if (position < start_.position) {  // where all that is owed is
+    for (uint64_t step = 0; step < start_.owed.size(); ++step) {
+      if (start_.owed[step].position == position) return step;
+    }
+    return std::nullopt;
   }
   const uint64_t step = StepAt(position);
   if (total_steps_ && step >= *total_steps_) return std::nullopt;

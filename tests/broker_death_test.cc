@@ -178,8 +178,15 @@ TEST_F(BrokerDeathTest, BroadcastThatDiesBeforeItsFirstBatchWaitsForAll) {
   while (!begins) std::this_thread::yield();
   broker_->Kill();
   options.rank = 1;
-  // Until the other has reconnected it may not.
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  // The other is back, and alone.
+  const auto is_back = [&] {
+    const nlohmann::json status = broker_->Ask({{"op", "status"}});
+    const nlohmann::json& jobs = status.at("jobs");
+    // Until it is, a job has no ranks to show.
+    return !jobs.empty() && jobs[0].contains("ranks") &&
+           !jobs[0]["ranks"].empty();
+  };
+  while (!is_back()) std::this_thread::yield();
   Reader reader(options);
   const Course second = RunToTheEnd(reader);
   thread.join();
