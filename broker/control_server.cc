@@ -133,7 +133,8 @@ constexpr uint64_t kWorldSizeMax = 1u << 20;
 
 // A descriptor that becomes readable when the peer's process ends: also when a
 // child it forked keeps the socket open. None: errno is ESRCH when it has ended
-// already, else it is of another pid namespace and the kernel is older than 6.5.
+// already, else it is of another pid namespace and the kernel is older
+// than 6.5.
 Fd PidfdOf(int socket, pid_t pid) {
   int fd = -1;
   socklen_t length = sizeof(fd);
@@ -506,6 +507,11 @@ Status ControlServer::StartAttach(Connection* connection,
         const uint64_t phase,
         NumberField(request, "phase", 0, kLocalRanksMax - 1));
     attach.joining.phase = static_cast<uint32_t>(phase);
+    if (attach.joining.full_epoch) {
+      PENSTOCK_ASSIGN_OR_RETURN(
+          attach.joining.epochs_from,
+          NumberField(request, "epochs_from", 0, Plan::kTotalRowsMax));
+    }
     PENSTOCK_ASSIGN_OR_RETURN(attach.joining.owed, PositionsField(request));
     if (fds.size() == 2) {
       PENSTOCK_ASSIGN_OR_RETURN(Mapping former, OpenCursor(fds[1].get()));

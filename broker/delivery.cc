@@ -12,40 +12,7 @@ namespace {
 // How far ahead of the steps that are opened the record says that they may be.
 constexpr uint64_t kOpenedAhead = 256;
 
-bool Contains(const std::vector<uint64_t>& values, uint64_t value) {
-  return std::find(values.begin(), values.end(), value) != values.end();
-}
-
 }  // namespace
-
-std::vector<FormerBatch> FormerBatches(const CursorPage& page) {
-  std::vector<FormerBatch> batches;
-  const uint64_t taken = page.taken.load(std::memory_order_acquire);
-  for (const LeaseRecord& lease : page.leases) {
-    // Acquire: what was stored before it is seen (I4).
-    const uint64_t generation =
-        lease.generation.load(std::memory_order_acquire);
-    if (generation == 0 || generation > taken) continue;
-    batches.push_back(
-        {lease.step.load(std::memory_order_relaxed),
-         lease.released.load(std::memory_order_acquire) == generation});
-  }
-  return batches;
-}
-
-uint64_t FormerPosition(const CursorPage& page, uint64_t global_batch) {
-  // A take that was cut off moved it already, and is no batch that it had. Only
-  // of the batch before it: an extra one, cut off, did not move it.
-  const uint64_t taken = page.taken.load(std::memory_order_acquire);
-  const uint64_t position = page.position.load(std::memory_order_relaxed);
-  for (const LeaseRecord& lease : page.leases) {
-    if (lease.generation.load(std::memory_order_acquire) != taken + 1) continue;
-    const uint64_t begin =
-        PositionOfStep(lease.step.load(std::memory_order_relaxed));
-    if (begin < position && position - begin <= global_batch) return begin;
-  }
-  return position;
-}
 
 Delivery::Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
                    DeliveryRecord* record)
@@ -83,12 +50,6 @@ Delivery::Consumer* Delivery::AtSeat(uint32_t seat) {
   return nullptr;
 }
 
-std::optional<uint32_t> Delivery::RankAt(uint32_t seat) {
-  const Consumer* consumer = AtSeat(seat);
-  if (consumer == nullptr) return std::nullopt;
-  return consumer->rank;
-}
-
 Delivery::Consumer* Delivery::OfLane(uint32_t lane) {
   for (auto& [rank, consumer] : consumers_) {
     if (consumer.lane == lane) return &consumer;
@@ -101,80 +62,6 @@ uint32_t Delivery::PlaceOf(const Phase& phase, uint32_t rank) const {
   const auto found = std::find(phase.ranks.begin(), phase.ranks.end(), rank);
   assert(found != phase.ranks.end());
   return static_cast<uint32_t>(found - phase.ranks.begin());
-}
-
-bool Delivery::AnyAttached() const {
-  return std::any_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
-    return it.second.place == Place::kAttached;
-  });
-}
-
-bool Delivery::AnySeatTaken() const {
-  return std::any_of(feeds_.begin(), feeds_.end(),
-                     [](const auto& feed) { return feed != nullptr; });
-}
-
-bool Delivery::OwesTheDead() const {
-  if (draining_) return false;
-  return std::any_of(consumers_.begin(), consumers_.end(),
-                     [this](const auto& it) {
-                       return it.second.place == Place::kGone &&
-                              it.second.died && !NothingLeftFor(it.second);
-                     });
-}
-
-bool Delivery::WaitsFor(uint32_t rank) const {
-  const auto found = consumers_.find(rank);
-  return found != consumers_.end() && found->second.place == Place::kGone;
-}
-
-bool Delivery::NothingLeftFor(const Consumer& consumer) const {
-  return consumer.backlog.empty() && consumer.again.empty() &&
-         pool_.empty() && Exhausted(lanes_[consumer.lane]);
-}
-
-bool Delivery::Finished(uint32_t rank) const {
-  const auto found = consumers_.find(rank);
-  return found != consumers_.end() && found->second.place == Place::kFinished;
-}
-
-bool Delivery::AllFinished() const {
-  const bool kept = shape_.options.on_rank_death == OnRankDeath::kWait;
-  return std::all_of(
-      consumers_.begin(), consumers_.end(), [&](const auto& it) {
-        return it.second.place == Place::kFinished ||
-               (it.second.place == Place::kGone && !kept &&
-                NothingLeftFor(it.second));
-      });
-}
-
-bool Delivery::Idle() const {
-  return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-    return slot.state == SlotState::kFilling &&
-           slot.share.finished < slot.share.claimed;
-  });
-}
-
-std::vector<uint32_t> Delivery::Missing() const {
-  std::vector<uint32_t> missing;
-  if (draining_) return missing;
-  for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place == Place::kGone && split()) missing.push_back(rank);
-  }
-  // Which of a world over several hosts belong here is not known: numbers can
-  // be named only when all do.
-  if (mode_ == DeliveryMode::kBroadcast && !started_) {
-    for (uint32_t rank = 0; rank < shape_.start_with; ++rank) {
-      if (consumers_.count(rank) == 0) missing.push_back(rank);
-    }
-  }
-  if (split() && shape_.world_size == shape_.consumers_max) {
-    for (const uint32_t rank : phases_.back().ranks) {
-      if (consumers_.count(rank) == 0) missing.push_back(rank);
-    }
-    std::sort(missing.begin(), missing.end());
-  }
-  return missing;
 }
 
 // ---- attach
@@ -241,6 +128,16 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     return ResourceExhaustedError("{} local ranks, all are attached",
                                   shape_.consumers_max);
   }
+  if (broadcast() && !replaces && joining.position &&
+      shape_.options.lag != Lag::kSkip) {
+    if (const uint64_t missed = MissedSince(*joining.position); missed > 0) {
+      return AbortedError(
+          "rank {} was away while the broker restarted, and the others went on "
+          "without it: it has missed {} batches; attach anew to go on without "
+          "them",
+          joining.rank, missed);
+    }
+  }
   const auto seat = std::find(feeds_.begin(), feeds_.end(), nullptr);
   if (seat == feeds_.end()) {
     return ResourceExhaustedError(
@@ -255,20 +152,10 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     consumer.rank = joining.rank;
     consumer.lane = split() ? lanes_taken_++ : 0;
     Lane& lane = lanes_[consumer.lane];
-    if (split() && joining.position) PlaceReconnected(&lane, joining);
+    if (joining.position) PlaceReconnected(&consumer, joining);
     consumer.former = joining.former;
-    if (mode_ == DeliveryMode::kBroadcast && joining.position) {
-      consumer.from = *joining.position;
-      for (const RowRange& range : plan().start().owed) {
-        if (Contains(joining.owed, range.position)) {
-          consumer.again.emplace(StepId(range.position, 0), range.redelivered);
-        }
-      }
-    }
-    if (joining.full_epoch && mode_ == DeliveryMode::kBroadcast) {
-      consumer.epochs_from = lane.out;
-      consumer.base_epoch =
-          LanePosition(lane) / phases_[0].plan.rows_per_epoch();
+    if (joining.full_epoch && broadcast()) {
+      consumer.epochs_from = joining.epochs_from.value_or(LanePosition(lane));
     }
   }
   if (replaces && joining.position && split()) {
@@ -276,7 +163,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     // where it is, but for what its predecessors left.
     Lane& lane = lanes_[consumer.lane];
     if (lane.opened == 0 && *joining.position > LanePosition(lane)) {
-      PlaceReconnected(&lane, joining);
+      PlaceReconnected(&consumer, joining);
     }
     consumer.former = joining.former;
     joined.replaces = false;
@@ -308,173 +195,6 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
                               phases_[i].plan.start()});
   }
   return joined;
-}
-
-// ---- after a former life
-// ----------------------------------------------------
-
-uint64_t Delivery::IdOf(const Slot& slot) const {
-  return StepId(slot.share.rows.position, slot.phase);
-}
-
-// A step that cannot be is not made: who says it is not trusted.
-void Delivery::MakeAgain(Lane* lane, uint64_t id, bool redelivered) {
-  const uint32_t number = PhaseOfStep(id);
-  if (number > lane->phase) return;
-  const Phase& phase = phases_[number];
-  const std::optional<uint64_t> step = phase.plan.StepFrom(PositionOfStep(id));
-  if (!step || *step >= phase.end_step.value_or(UINT64_MAX) ||
-      // It is made in any case.
-      (number == lane->phase && *step >= lane->next_step)) {
-    return;
-  }
-  // A process may be told of twice: as one of a former life, and by itself when
-  // it reconnected before it died.
-  const auto is_it = [id](const Again& each) { return each.step == id; };
-  const auto has_it = [&](const Slot& slot) {
-    return &lanes_[slot.lane] == lane && slot.state != SlotState::kFree &&
-           !slot.share.abandoned && IdOf(slot) == id &&
-           (slot.state != SlotState::kOut ||
-            (slot.holders > 0 && mode_ != DeliveryMode::kBroadcast));
-  };
-  if (std::any_of(lane->again.begin(), lane->again.end(), is_it) ||
-      std::any_of(slots_.begin(), slots_.end(), has_it)) {
-    return;
-  }
-  lane->again.push_back({id, redelivered});
-}
-
-Status Delivery::RestorePhase(const FormerPhase& former) {
-  PENSTOCK_ASSIGN_OR_RETURN(
-      Plan next, phases_.back().plan.From(
-                     former.start, static_cast<uint32_t>(former.ranks.size())));
-  phases_.back().end_step = former.boundary;
-  phases_.push_back({std::move(next), former.ranks, {}});
-  return OkStatus();
-}
-
-void Delivery::RestoreRank(const FormerConsumer& former) {
-  const std::vector<uint32_t>& ranks = phases_.back().ranks;
-  if (!split() || Knows(former.rank) || lanes_taken_ >= lanes_.size() ||
-      std::find(ranks.begin(), ranks.end(), former.rank) == ranks.end()) {
-    return;
-  }
-  Consumer& consumer = consumers_[former.rank];
-  consumer.rank = former.rank;
-  consumer.lane = lanes_taken_++;
-  Lane& lane = lanes_[consumer.lane];
-  const bool owed = PlaceLane(&lane, former.position, former.phase);
-  for (const uint64_t step : former.again) MakeAgain(&lane, step, true);
-  if (owed) {
-    for (const RowRange& range : phases_[lane.phase].plan.start().owed) {
-      const uint64_t step = StepId(range.position, lane.phase);
-      if (former.done.count(step) > 0) continue;
-      MakeAgain(&lane, step, range.redelivered);
-    }
-  }
-  consumer.died = !former.left;
-  consumer.place =
-      former.left && NothingLeftFor(consumer) ? Place::kFinished : Place::kGone;
-}
-
-// broadcast. One that reconnected, or came in the place of one, is here.
-void Delivery::RestoreConsumer(const FormerConsumer& former) {
-  const bool known = Knows(former.rank);
-  if (!known && consumers_.size() >= shape_.consumers_max) return;
-  Consumer& consumer = consumers_[former.rank];
-  if (!known) {
-    consumer.rank = former.rank;
-    consumer.place = Place::kGone;
-    consumer.died = true;
-  }
-  consumer.from = std::max(consumer.from, former.position);
-  for (const uint64_t step : former.again) consumer.again[step] = true;
-  if (former.position > plan().start().position) return;
-  for (const RowRange& range : plan().start().owed) {
-    const uint64_t step = StepId(range.position, 0);
-    if (former.done.count(step) == 0) {
-      consumer.again.emplace(step, range.redelivered);
-    }
-  }
-}
-
-bool Delivery::PlaceLane(Lane* lane, uint64_t position, uint32_t phase) {
-  // At the very place where a phase begins one may be in that before or have
-  // taken some of what is owed: that it tells. NextStep goes on to the next.
-  const auto begin = [this](uint32_t number) {
-    return phases_[number].plan.start().position;
-  };
-  const auto last = static_cast<uint32_t>(phases_.size()) - 1;
-  lane->phase = std::min(phase, last);
-  while (lane->phase > 0 && position < begin(lane->phase)) --lane->phase;
-  while (lane->phase < last && position > begin(lane->phase + 1)) ++lane->phase;
-  const Plan& plan = phases_[lane->phase].plan;
-  lane->next_step = plan.StepAt(position);
-  // Who says it is not trusted: not behind the end.
-  if (plan.total_steps()) {
-    lane->next_step = std::min(lane->next_step, *plan.total_steps());
-  }
-  return position <= plan.start().position;
-}
-
-void Delivery::PlaceReconnected(Lane* lane, const Joining& joining) {
-  if (!PlaceLane(lane, *joining.position, joining.phase)) return;
-  for (const RowRange& range : phases_[lane->phase].plan.start().owed) {
-    if (Contains(joining.owed, range.position)) {
-      MakeAgain(lane, StepId(range.position, lane->phase), range.redelivered);
-    }
-  }
-}
-
-std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
-                                         uint32_t phase) const {
-  const Lane& lane = lanes_[consumer.lane];
-  const std::vector<RowRange>& owed = phases_[phase].plan.start().owed;
-  std::vector<RowRange> left;
-  for (uint64_t step = 0; step < owed.size(); ++step) {
-    const uint64_t id = StepId(owed[step].position, phase);
-    const auto is_on_its_way = [&](const Slot& slot) {
-      return &lanes_[slot.lane] == &lane && IdOf(slot) == id &&
-             (slot.state == SlotState::kFilling ||
-              slot.state == SlotState::kReady);
-    };
-    const auto is_had = [&](const Entry& entry) {
-      return IdOf(slots_[entry.slot]) == id;
-    };
-    if ((phase == lane.phase && step >= lane.next_step) ||
-        consumer.again.count(id) > 0 ||
-        std::any_of(lane.again.begin(), lane.again.end(),
-                    [id](const Again& each) { return each.step == id; }) ||
-        std::any_of(slots_.begin(), slots_.end(), is_on_its_way) ||
-        std::any_of(consumer.backlog.begin(), consumer.backlog.end(), is_had)) {
-      left.push_back(owed[step]);
-    }
-  }
-  return left;
-}
-
-void Delivery::Gathered(const FormerSteps& former) {
-  gathering_ = false;
-  started_ = former.started;
-  Lane& lane = lanes_[0];
-  PlaceLane(&lane, former.position, 0);
-  // Now by this life too, which may forget the pages that told it.
-  for (const uint64_t position : former.completed) RecordCompleted(position);
-  for (const RowRange& each : former.again) {
-    MakeAgain(&lane, StepId(each.position, 0), each.redelivered);
-  }
-  for (const auto& [rank, page] : std::exchange(orphans_, {})) {
-    const auto found = consumers_.find(rank);
-    if (found != consumers_.end()) TakePageBack(&found->second, *page, false);
-  }
-  if (mode_ != DeliveryMode::kBroadcast) return;
-  for (const FormerConsumer& each : former.consumers) RestoreConsumer(each);
-  for (const auto& [rank, consumer] : consumers_) {
-    // Those behind where the lane is come with it.
-    for (const auto& [step, marked] : consumer.again) {
-      MakeAgain(&lane, step, false);
-    }
-  }
 }
 
 // ---- making
@@ -672,15 +392,19 @@ Cell Delivery::CellOf(const Consumer& consumer, const Slot& slot,
   cell.epoch = rows.epoch;
   cell.step_in_epoch = rows.step_in_epoch;
   cell.position = rows.position;
-  if (consumer.epochs_from) {
-    const uint64_t step = share.step - *consumer.epochs_from;
-    const uint64_t per_epoch = plan().steps_per_epoch();
-    cell.epoch = consumer.base_epoch + step / per_epoch;
-    cell.step_in_epoch = step % per_epoch;
-    cell.flags &= ~uint32_t{kLastOfEpoch};
-    if (cell.step_in_epoch + 1 == per_epoch) cell.flags |= kLastOfEpoch;
-  }
+  if (consumer.epochs_from) CountEpochs(*consumer.epochs_from, &cell);
   return cell;
+}
+
+void Delivery::CountEpochs(uint64_t from, Cell* cell) const {
+  const Plan& plan = this->plan();
+  const uint64_t per_epoch = plan.steps_per_epoch();
+  const uint64_t first = plan.StepAt(from);
+  const uint64_t step = std::max(plan.StepAt(cell->position), first) - first;
+  cell->epoch = from / plan.rows_per_epoch() + step / per_epoch;
+  cell->step_in_epoch = step % per_epoch;
+  cell->flags &= ~uint32_t{kLastOfEpoch};
+  if (cell->step_in_epoch + 1 == per_epoch) cell->flags |= kLastOfEpoch;
 }
 
 bool Delivery::Give(Consumer* consumer, const Entry& entry) {
@@ -745,62 +469,6 @@ bool Delivery::Reclaim() {
     if (consumer.former != nullptr) any |= ReclaimFormer(&consumer);
   }
   return any;
-}
-
-// What it held of a former life: nothing to us but for the record.
-bool Delivery::ReclaimFormer(Consumer* consumer) {
-  const std::vector<FormerBatch> batches = FormerBatches(*consumer->former);
-  if (std::any_of(batches.begin(), batches.end(),
-                  [](const FormerBatch& batch) { return !batch.released; })) {
-    return false;
-  }
-  TakeFormerBack(consumer, false);
-  return true;
-}
-
-// What it released there is done, what it did not is made again.
-void Delivery::TakeFormerBack(Consumer* consumer, bool orderly) {
-  auto former = std::exchange(consumer->former, nullptr);
-  if (former == nullptr) return;
-  if (gathering_ && !orderly) {
-    // Where the lane is is not known yet.
-    orphans_.push_back({consumer->rank, std::move(former)});
-    return;
-  }
-  TakePageBack(consumer, *former, orderly);
-}
-
-void Delivery::TakePageBack(Consumer* consumer, const CursorPage& page,
-                            bool orderly) {
-  for (const FormerBatch& batch : FormerBatches(page)) {
-    if (!batch.released && !orderly) {
-      // In broadcast the others had it: it is for this one alone.
-      if (mode_ == DeliveryMode::kBroadcast) consumer->again[batch.step] = true;
-      MakeAgain(&lanes_[consumer->lane], batch.step, !broadcast());
-    } else if (mode_ == DeliveryMode::kDynamic) {
-      RecordCompleted(PositionOfStep(batch.step));
-    } else if (record_ != nullptr) {
-      // It may have been its predecessor's, whose page says that it was held
-      // and may outlive this one.
-      record_->HandedOver(consumer->rank, batch.step);
-    }
-  }
-}
-
-bool Delivery::OwesPredecessor(uint32_t rank) const {
-  for (const Slot& slot : slots_) {
-    if (slot.handed_over && slot.state != SlotState::kFree &&
-        (!split() || slot.for_rank == rank)) {
-      return true;
-    }
-  }
-  const auto consumer = consumers_.find(rank);
-  if (consumer != consumers_.end() && consumer->second.former != nullptr) {
-    return true;
-  }
-  const uint32_t lane =
-      split() && consumer != consumers_.end() ? consumer->second.lane : 0;
-  return !lanes_[lane].again.empty();
 }
 
 bool Delivery::DeliverSplit() {
@@ -1040,400 +708,8 @@ void Delivery::Close(Closed why, const std::string& reason) {
   }
 }
 
-std::vector<uint32_t> Delivery::Corrupt() const {
-  std::vector<uint32_t> ranks;
-  for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place == Place::kAttached &&
-        feeds_[consumer.seat]->corrupt() && !closed_) {
-      ranks.push_back(rank);
-    }
-  }
-  return ranks;
-}
-
 void Delivery::Mute(uint32_t seat) {
   if (feeds_[seat] != nullptr) feeds_[seat]->Mute();
-}
-
-// ---- ranks that go
-// ----------------------------------------------------------
-
-void Delivery::Drop(Consumer* consumer) {
-  for (const Entry& entry : consumer->backlog) Release(entry.slot);
-  consumers_.erase(consumer->rank);
-}
-
-Status Delivery::Gone(uint32_t seat, bool orderly) {
-  const std::unique_ptr<Feed> feed = std::move(feeds_[seat]);
-  if (feed == nullptr) return OkStatus();
-  Consumer* consumer = AtSeat(seat);
-  std::vector<Feed::Batch> released;
-  feed->Reclaim(&released);
-  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
-  KillPoint("gone.reclaimed");
-  std::vector<Entry> entries;
-  for (const Feed::Batch& each : feed->TakeAllBack()) {
-    if (consumer == nullptr) {
-      Unquarantine(each.slot);
-    } else if (each.taken && orderly) {
-      Release(each.slot);
-    } else {
-      entries.push_back({each.slot, each.taken || each.redelivered});
-      slots_[each.slot].handed_over |= each.taken;
-    }
-  }
-  if (consumer == nullptr) return OkStatus();
-  consumer->place = Place::kGone;
-  consumer->died = !orderly;
-  TakeFormerBack(consumer, orderly);
-  if (!lanes_[consumer->lane].again.empty()) {
-    return Vacate(consumer, std::move(entries), orderly);
-  }
-  if (feed->finished() && entries.empty() && consumer->backlog.empty()) {
-    // One that died may not know that it was all: another that comes is told,
-    // or gets what somebody else had who died.
-    if (orderly) consumer->place = Place::kFinished;
-    return OkStatus();
-  }
-  return Vacate(consumer, std::move(entries), orderly);
-}
-
-Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
-                        bool orderly) {
-  consumer->place = Place::kGone;
-  const OnRankDeath policy = shape_.options.on_rank_death;
-  if (closed_) {
-    for (const Entry& entry : entries) Release(entry.slot);
-    return OkStatus();
-  }
-  if (mode_ == DeliveryMode::kDynamic) {
-    pool_.insert(pool_.begin(), entries.begin(), entries.end());
-  } else {
-    consumer->backlog.insert(consumer->backlog.begin(), entries.begin(),
-                             entries.end());
-  }
-  if (policy == OnRankDeath::kFail && !orderly) {
-    return AbortedError("rank {} died (on_rank_death: fail)", consumer->rank);
-  }
-  if (mode_ == DeliveryMode::kBroadcast &&
-      (orderly || policy == OnRankDeath::kShrink)) {
-    Drop(consumer);
-    return OkStatus();
-  }
-  if (split() && policy == OnRankDeath::kShrink && !withheld_) {
-    return Shrink(consumer);
-  }
-  return OkStatus();
-}
-
-Status Delivery::Settle(bool shrink) {
-  withheld_ = false;
-  const OnRankDeath policy = shape_.options.on_rank_death;
-  std::vector<uint32_t> dead;
-  for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place == Place::kGone && consumer.died &&
-        !NothingLeftFor(consumer)) {
-      dead.push_back(rank);
-    }
-  }
-  for (const uint32_t rank : dead) {
-    if (policy == OnRankDeath::kFail) {
-      return AbortedError("rank {} died (on_rank_death: fail)", rank);
-    }
-    if (policy == OnRankDeath::kShrink && shrink) {
-      PENSTOCK_RETURN_IF_ERROR(Shrink(&consumers_.at(rank)));
-    }
-  }
-  return OkStatus();
-}
-
-Status Delivery::EvictSeat(Consumer* consumer, Closed why,
-                           const std::string& reason, bool keep_batches) {
-  Feed& feed = FeedOf(*consumer);
-  feed.Close(why, reason);
-  KillPoint("evict.closed");
-  // What it has released is done, also what it released just now.
-  std::vector<Feed::Batch> released;
-  feed.Reclaim(&released);
-  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
-  std::vector<Entry> entries;
-  for (const Feed::Batch& each : feed.Recall()) {
-    // The process may go on reading what it took.
-    if (each.taken) ++slots_[each.slot].quarantine;
-    if (keep_batches) {
-      entries.push_back({each.slot, each.taken || each.redelivered});
-      slots_[each.slot].handed_over |= each.taken;
-    } else {
-      Release(each.slot);
-    }
-  }
-  consumer->place = Place::kGone;
-  if (!keep_batches) {
-    Drop(consumer);
-    return OkStatus();
-  }
-  TakeFormerBack(consumer, false);
-  return Vacate(consumer, std::move(entries), false);
-}
-
-Status Delivery::Evict(uint32_t rank, const std::string& reason) {
-  const auto found = consumers_.find(rank);
-  if (found == consumers_.end() || found->second.place != Place::kAttached) {
-    return NotFoundError("rank {} is not attached", rank);
-  }
-  return EvictSeat(&found->second, Closed::kRecalled, reason, true);
-}
-
-// The others divide the global batch from the first step on that nobody began.
-// What the gone rank still had to do before it becomes steps of its own,
-// divided over the others too, so that all take the same number of steps.
-Status Delivery::Shrink(Consumer* gone) {
-  Phase& last = phases_.back();
-  std::vector<uint32_t> ranks = last.ranks;
-  std::erase(ranks, gone->rank);
-  const bool someone_finished =
-      std::any_of(consumers_.begin(), consumers_.end(), [&](const auto& item) {
-        const Consumer& consumer = item.second;
-        return consumer.place == Place::kFinished ||
-               (consumer.place == Place::kAttached &&
-                feeds_[consumer.seat]->finished());
-      });
-  // Nobody to give them to, or not to all: they wait for a replacement.
-  if (ranks.empty() || someone_finished || draining_) return OkStatus();
-
-  uint64_t boundary = 0;
-  for (const Lane& lane : lanes_) {
-    if (lane.phase + 1 == phases_.size()) {
-      boundary = std::max(boundary, lane.next_step);
-    }
-  }
-  const Plan& plan = last.plan;
-  PlanStart start;
-  const uint64_t owed_steps = plan.start().owed.size();
-  start.position = plan.PositionOf(std::max(boundary, owed_steps));
-  for (uint64_t step = boundary; step < owed_steps; ++step) {
-    start.owed.push_back(plan.start().owed[step]);
-  }
-  const auto owe = [&](const Plan::Share& rows, bool redelivered) {
-    if (rows.rows == 0) return;
-    start.owed.push_back({rows.epoch * plan.rows_per_epoch() + rows.first_row,
-                          rows.rows, redelivered || rows.redelivered});
-  };
-  for (const Entry& entry : gone->backlog) {
-    owe(slots_[entry.slot].share.rows, entry.redelivered);
-  }
-  Lane& lane = lanes_[gone->lane];
-  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-    Slot& slot = slots_[lane.first_slot + i];
-    if (slot.state == SlotState::kFilling || slot.state == SlotState::kReady) {
-      owe(slot.share.rows, false);
-    }
-  }
-  for (const Again& again : std::exchange(lane.again, {})) {
-    const Phase& phase = phases_[PhaseOfStep(again.step)];
-    const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
-    owe(phase.plan.ShareOf(*step, PlaceOf(phase, gone->rank)),
-        again.redelivered);
-  }
-  uint64_t step = lane.next_step;
-  for (uint32_t number = lane.phase; number < phases_.size(); ++number) {
-    const Phase& phase = phases_[number];
-    const uint64_t end =
-        number + 1 == phases_.size() ? boundary : phase.end_step.value_or(0);
-    for (; step < end; ++step) {
-      owe(phase.plan.ShareOf(step, PlaceOf(phase, gone->rank)), false);
-    }
-    step = 0;
-  }
-  auto next = plan.From(std::move(start), static_cast<uint32_t>(ranks.size()));
-  if (!next.ok()) return next.status();
-  if (next->max_share_rows(0) > shape_.rows_max) {
-    return AbortedError(
-        "rank {} died, and those left ({}) would need batches of {} rows; a "
-        "job is given memory to shrink to half of its ranks",
-        gone->rank, ranks.size(), next->max_share_rows(0));
-  }
-  last.end_step = boundary;
-  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-    Slot& slot = slots_[lane.first_slot + i];
-    if (slot.state == SlotState::kFilling || slot.state == SlotState::kReady) {
-      Abandon(&slot);
-    }
-  }
-  for (const Entry& entry : gone->backlog) {
-    Slot& slot = slots_[entry.slot];
-    --slot.holders;  // not completed: it is owed
-    FreeIfUnheld(&slot);
-  }
-  gone->backlog.clear();
-  lane.out = lane.opened;
-  new_phases_.push_back({ranks, boundary, next->start()});
-  phases_.push_back({*std::move(next), ranks, {}});
-  const Phase& now = phases_.back();
-  for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place != Place::kAttached) continue;
-    ranks_changed_.push_back(
-        {consumer.seat, static_cast<uint32_t>(phases_.size() - 1),
-         PlaceOf(now, rank), static_cast<uint32_t>(ranks.size()),
-         now.plan.start()});
-  }
-  consumers_.erase(gone->rank);
-  return OkStatus();
-}
-
-// ---- questions
-// --------------------------------------------------------------
-
-std::vector<uint64_t> Delivery::HeldOfFormerLives() const {
-  std::vector<uint64_t> steps;
-  for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.former == nullptr) continue;
-    for (const FormerBatch& batch : FormerBatches(*consumer.former)) {
-      if (!batch.released) steps.push_back(batch.step);
-    }
-  }
-  return steps;
-}
-
-PlanStart Delivery::State() const {
-  PlanStart state;
-  if (!split()) {
-    const Lane& lane = lanes_[0];
-    state.position = phases_[0].plan.PositionOf(std::max<uint64_t>(
-        lane.next_step, phases_[0].plan.start().owed.size()));
-    for (uint64_t step = lane.next_step;
-         step < phases_[0].plan.start().owed.size(); ++step) {
-      state.owed.push_back(phases_[0].plan.start().owed[step]);
-    }
-    for (const Slot& slot : slots_) {
-      if (slot.state == SlotState::kFree ||
-          (slot.state == SlotState::kOut && slot.holders == 0)) {
-        continue;
-      }
-      const Plan::Share& rows = slot.share.rows;
-      const auto pooled = std::find_if(
-          pool_.begin(), pool_.end(),
-          [&](const Entry& entry) { return entry.slot == slot.share.slot; });
-      const bool had = pooled != pool_.end() ? pooled->redelivered
-                                             : slot.state == SlotState::kOut;
-      state.owed.push_back(
-          {rows.position, rows.global_rows, rows.redelivered || had});
-    }
-    const auto owe = [&](uint64_t position, bool redelivered) {
-      const auto step = phases_[0].plan.StepFrom(position);
-      if (!step || std::any_of(state.owed.begin(), state.owed.end(),
-                               [position](const RowRange& range) {
-                                 return range.position == position;
-                               })) {
-        return;
-      }
-      state.owed.push_back({position,
-                            phases_[0].plan.ShareOf(*step, 0).global_rows,
-                            redelivered});
-    };
-    for (const Again& again : lane.again) {
-      owe(PositionOfStep(again.step), again.redelivered || broadcast());
-    }
-    for (const uint64_t step : HeldOfFormerLives()) {
-      owe(PositionOfStep(step), true);
-    }
-  } else {
-    // Steps that some rank did not release are all to be made again: which rows
-    // of them the others released is lost with the number of ranks.
-    state.position = UINT64_MAX;
-    const auto before = [&](uint64_t position) {
-      state.position = std::min(state.position, position);
-    };
-    for (const Slot& slot : slots_) {
-      if (slot.state == SlotState::kFree || slot.share.abandoned ||
-          (slot.state == SlotState::kOut && slot.holders == 0)) {
-        continue;
-      }
-      before(slot.share.rows.position);
-    }
-    for (uint32_t i = 0; i < lanes_.size(); ++i) {
-      const Lane& lane = lanes_[i];
-      // Its rank is gone for good: what it had to do is owed to the others.
-      if (i < lanes_taken_ &&
-          std::none_of(consumers_.begin(), consumers_.end(),
-                       [i](const auto& it) { return it.second.lane == i; })) {
-        continue;
-      }
-      for (const Again& again : lane.again) {
-        before(PositionOfStep(again.step));
-      }
-      const Phase& phase = phases_[lane.phase];
-      before(phase.plan.PositionOf(
-          std::max<uint64_t>(lane.next_step, phase.plan.start().owed.size())));
-    }
-    for (const uint64_t step : HeldOfFormerLives()) {
-      before(PositionOfStep(step));
-    }
-    for (const Phase& phase : phases_) {
-      for (const RowRange& range : phase.plan.start().owed) {
-        if (range.position >= state.position) continue;
-        // What of it is behind the position is reached anyway.
-        state.owed.push_back(
-            {range.position,
-             std::min(range.rows, state.position - range.position), true});
-      }
-    }
-  }
-  std::sort(state.owed.begin(), state.owed.end(),
-            [](const RowRange& a, const RowRange& b) {
-              return a.position < b.position;
-            });
-  // A range on the far side of the position is reached anyway.
-  std::erase_if(state.owed, [&](const RowRange& range) {
-    return range.position >= state.position;
-  });
-  return state;
-}
-
-std::vector<Delivery::RankStatus> Delivery::Ranks() {
-  std::vector<RankStatus> ranks;
-  for (auto& [rank, consumer] : consumers_) {
-    RankStatus& status = ranks.emplace_back();
-    status.rank = rank;
-    status.skipped = consumer.skipped_all;
-    status.position = consumer.position;
-    if (consumer.place != Place::kAttached) {
-      status.state = consumer.place == Place::kGone ? "gone" : "finished";
-      continue;
-    }
-    Feed& feed = FeedOf(consumer);
-    status.seat = consumer.seat;
-    status.ready = feed.untaken();
-    status.held = feed.out() > status.ready ? feed.out() - status.ready : 0;
-    status.taken = feed.published() - status.ready;
-    status.waits = feed.waits();
-    status.wait_ns = feed.wait_ns();
-    status.state = !feed.finished()    ? (feed.open() ? "attached" : "closed")
-                   : status.ready == 0 ? "finished"
-                                       : "attached";
-  }
-  return ranks;
-}
-
-Delivery::SlotCounts Delivery::CountSlots() const {
-  SlotCounts counts;
-  for (const Slot& slot : slots_) {
-    switch (slot.state) {
-      case SlotState::kFree:
-        ++counts.free;
-        break;
-      case SlotState::kFilling:
-        ++counts.filling;
-        break;
-      case SlotState::kReady:
-        ++counts.ready;
-        break;
-      case SlotState::kOut:
-        ++(slot.quarantine > 0 ? counts.quarantined : counts.out);
-        break;
-    }
-  }
-  return counts;
 }
 
 }  // namespace penstock

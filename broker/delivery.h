@@ -119,6 +119,8 @@ class Delivery {
     std::shared_ptr<const CursorPage> cursor;
     int wake_socket = -1;
     bool full_epoch = false;  // broadcast: its epochs begin where it joins
+    // Of one that reconnects: where that was.
+    std::optional<uint64_t> epochs_from;
     // It reconnects, after another life of the broker: it goes on here and not
     // at the start.
     std::optional<uint64_t> position;
@@ -144,7 +146,8 @@ class Delivery {
     std::vector<RowRange> owed;
   };
   // AlreadyExists: the rank is attached. ResourceExhausted: no place for one
-  // more. FailedPrecondition: it finished.
+  // more. FailedPrecondition: it finished. Aborted: broadcast: it reconnects,
+  // and the others went on without it.
   StatusOr<Joined> Attach(Joining joining);
 
   // The process leaves orderly: what it took counts as released.
@@ -348,9 +351,8 @@ class Delivery {
     // whether they are marked.
     uint64_t from = 0;
     std::map<uint64_t, bool> again;
-    // broadcast, full_epoch: the share it joined at.
+    // broadcast, full_epoch: the position it joined at.
     std::optional<uint64_t> epochs_from;
-    uint64_t base_epoch = 0;
   };
 
   bool split() const { return mode_ == DeliveryMode::kSplit; }
@@ -377,7 +379,11 @@ class Delivery {
   void RecordOpened(const Plan::Share& rows);
   void MakeAgain(Lane* lane, uint64_t step, bool redelivered);
   // Where one that reconnects says it is.
-  void PlaceReconnected(Lane* lane, const Joining& joining);
+  void PlaceReconnected(Consumer* consumer, const Joining& joining);
+  // broadcast: batches the others have had that it has not.
+  uint64_t MissedSince(uint64_t position) const;
+  // The epochs that a consumer counts by itself.
+  void CountEpochs(uint64_t from, Cell* cell) const;
   std::vector<RowRange> OwedLeft(const Consumer& consumer,
                                  uint32_t phase) const;
   void RestoreConsumer(const FormerConsumer& former);

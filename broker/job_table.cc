@@ -15,11 +15,6 @@
 namespace penstock {
 namespace {
 
-// A job all of whose ranks died is kept so long for their replacements.
-constexpr std::chrono::seconds kDesertedJobKept{300};
-// Ranks of a former life of which nothing is known have so long to reconnect.
-constexpr std::chrono::seconds kReconnectTime{60};
-
 // Tells the journal of one job.
 class JobRecord : public DeliveryRecord {
  public:
@@ -166,19 +161,6 @@ Status JobTable::CheckAgreement(const Entry& entry,
   return field.empty() ? OkStatus() : disagree("spec: " + field);
 }
 
-bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
-  if (entry.opening != nullptr && entry.job == nullptr) return false;
-  if (entry.job != nullptr && entry.job->Knows(rank)) {
-    return entry.job->WaitsFor(rank) && !entry.job->failed();
-  }
-  if (entry.former == nullptr) return false;
-  const FormerRank* last = nullptr;
-  for (const auto& [attach, former] : entry.former->ranks) {
-    if (former.rank == rank) last = &former;
-  }
-  return last != nullptr && !last->left && !last->MayLive();
-}
-
 StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
   const uint32_t rank = request.joining.rank;
   Entry* entry = nullptr;
@@ -252,212 +234,14 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
   return entry;
 }
 
-void JobTable::ForgetUnanswered(Entry& entry, const AttachRequest& request) {
-  if (entry.former == nullptr) return;
-  std::erase_if(entry.former->ranks, [&](const auto& item) {
-    const auto& [attach, former] = item;
-    if ((request.joining.rank != Delivery::kAnyRank &&
-         request.joining.rank != former.rank) ||
-        !former.WasNotAnswered(request.pidfd)) {
-      return false;
-    }
-    life_->RankForgotten(entry.number, attach);
-    return true;
-  });
-}
-
-Status JobTable::CheckFormer(const Entry& entry,
-                             const AttachRequest& request) const {
-  const uint32_t rank = request.joining.rank;
-  bool any_may_live = entry.job != nullptr && entry.job->HasAttached();
-  const FormerRank* last = nullptr;
-  for (const auto& [attach, former] : entry.former->ranks) {
-    any_may_live |= former.MayLive();
-    if (former.rank == rank) last = &former;
-  }
-  const bool time_is_over =
-      std::chrono::steady_clock::now() - started_ > kReconnectTime;
-  if (last != nullptr && last->pidfd == nullptr && !last->left &&
-      !time_is_over) {
-    return AlreadyExistsError(
-        "rank {} of job '{}' was attached before the broker restarted, and may "
-        "reconnect: nobody kept its page and its pidfd (systemd and penstock "
-        "run do), so whether it lives is not known for {} s; if it is dead, "
-        "begin all ranks at a state",
-        rank, entry.key.name, kReconnectTime.count());
-  }
-  if (last != nullptr && last->MayLive() &&
-      (last->pidfd != nullptr || !time_is_over)) {
-    return AlreadyExistsError(
-        "rank {} of job '{}' was attached before the broker restarted, and its "
-        "process may reconnect: give each process its own rank, or another job "
-        "name",
-        rank, entry.key.name);
-  }
-  if (!entry.named && !any_may_live) {
-    return NotFoundError("all of its ranks are dead");
-  }
-  if (last != nullptr && last->page == nullptr &&
-      entry.options.delivery.mode == DeliveryMode::kSplit) {
-    return FailedPreconditionError(
-        "rank {} of job '{}' died while no broker ran, and nobody kept its "
-        "page: how far it was is not known; begin all ranks at a state (or run "
-        "the broker under systemd or penstock run, which keep it)",
-        rank, entry.key.name);
-  }
-  return OkStatus();
-}
-
-std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
-  std::vector<FormerProcess> processes;
-  for (const auto& [attach, rank] : entry.former->ranks) {
-    processes.push_back(
-        {rank.rank, rank.page.get(), rank.MayLive(), rank.left, false});
-  }
-  // From the page on that it handed over they are its own: attaches that came
-  // after it may not have been answered. Of one nobody kept, the last.
-  for (const auto& [rank, reconnected] : entry.reconnected) {
-    size_t i = 0;
-    size_t last = processes.size();
-    bool found = false;
-    for (const auto& [attach, former] : entry.former->ranks) {
-      if (former.rank == rank) {
-        found |= former.inode == reconnected.inode && former.inode != 0;
-        processes[i].reconnects = found;
-        last = i;
-      }
-      ++i;
-    }
-    if (last < processes.size()) processes[last].reconnects = true;
-  }
-  return processes;
-}
-
-Status JobTable::Restore(Entry& entry) {
-  const FormerJob& former = *entry.former;
-  PENSTOCK_RETURN_IF_ERROR(entry.job->RestorePhases(former.phases));
-  if (former.options.delivery.mode != DeliveryMode::kSplit &&
-      former.options.delivery.mode != DeliveryMode::kIndependent) {
-    entry.job->Gather();
-  } else {
-    entry.job->Withhold();
-  }
-  return OkStatus();
-}
-
-// Not once for all: a rank that lived when the job was opened again may have
-// died since.
-void JobTable::RestoreDead(Entry& entry) {
-  if (entry.former == nullptr || entry.job->gathering()) return;
-  for (const Delivery::FormerConsumer& rank :
-       RestoreRanks(ProcessesOf(entry), entry.former->handed_over,
-                    entry.job->plan().global_batch())) {
-    entry.job->RestoreRank(rank);
-  }
-}
-
-void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
-  if (entry.former == nullptr) return;
-  std::erase_if(entry.former->ranks, [&](const auto& item) {
-    const auto& [attach, former] = item;
-    if (former.rank != rank) return false;
-    if (former.page != nullptr) {
-      entry.retired.push_back({attach, rank, former.page});
-    } else {
-      life_->RankForgotten(entry.number, attach);
-    }
-    return true;
-  });
-}
-
-void JobTable::RecordPhases(Entry& entry) {
-  for (const Delivery::FormerPhase& phase : entry.job->TakeNewPhases()) {
-    life_->PhaseBegun(entry.number, phase);
-  }
-}
-
-void JobTable::SettleFormer(Entry& entry) {
-  if (entry.job == nullptr || entry.former == nullptr ||
-      !entry.job->Unsettled() || entry.job->gathering()) {
-    return;
-  }
-  const bool time_is_over =
-      std::chrono::steady_clock::now() - started_ > kReconnectTime;
-  struct Last {
-    const FormerRank* former;
-    bool may_live;
-  };
-  std::map<uint32_t, Last> last;
-  for (const auto& [attach, rank] : entry.former->ranks) {
-    last[rank.rank] = {&rank, rank.MayLive()};
-  }
-  // After they were looked at: who dies now is still alive above.
-  RestoreDead(entry);
-  bool all_spoke = true;
-  for (const auto& [rank, each] : last) {
-    const auto& [former, may_live] = each;
-    if (former->left || entry.job->Knows(rank)) continue;
-    if (may_live) {
-      if (!time_is_over) return;
-      all_spoke = false;
-      if (former->pidfd != nullptr) continue;  // it lives, and is silent
-    }
-    entry.job->Fail(AbortedError(
-        "job '{}': rank {} died with the broker, and nobody kept its page: how "
-        "far it was is not known; begin all ranks at a state (and run the "
-        "broker under systemd or penstock run, which keep it)",
-        entry.key.name, rank));
-    return;
-  }
-  // A phase can begin only where it is known of all that they are before it.
-  entry.job->Settle(all_spoke);
-  RecordPhases(entry);
-}
-
-void JobTable::TryGather(Entry& entry) {
-  if (entry.job == nullptr || entry.former == nullptr ||
-      !entry.job->gathering()) {
-    return;
-  }
-  const FormerJob& former = *entry.former;
-  const bool time_is_over =
-      std::chrono::steady_clock::now() - started_ > kReconnectTime;
-  std::map<uint32_t, ReconnectedRank> reconnected;
-  for (const auto& [rank, each] : entry.reconnected) {
-    reconnected[rank] = {each.page.get(), each.position};
-  }
-  const std::vector<FormerProcess> processes = ProcessesOf(entry);
-  std::set<uint32_t> ranks;
-  for (const FormerProcess& process : processes) {
-    if (process.may_live && reconnected.count(process.rank) == 0 &&
-        !time_is_over) {
-      return;
-    }
-    ranks.insert(process.rank);
-  }
-  if (former.options.delivery.on_rank_death == OnRankDeath::kFail) {
-    std::map<uint32_t, const FormerProcess*> last;
-    for (const FormerProcess& process : processes) {
-      last[process.rank] = &process;
-    }
-    for (const auto& [rank, process] : last) {
-      if (process->left || process->may_live || process->reconnects) continue;
-      entry.job->Fail(
-          AbortedError("job '{}': rank {} died (on_rank_death: fail)",
-                       entry.key.name, rank));
-    }
-  }
-  entry.job->Gathered(
-      GatherSteps({former.options.delivery, former.opened, former.low,
-                   former.completed, former.handed_over, former.incomplete},
-                  entry.job->plan(), processes, reconnected));
-  for (const uint32_t rank : ranks) RetireFormer(entry, rank);
-  entry.former = nullptr;
-  entry.reconnected.clear();
-}
-
 uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
   const uint64_t number = next_number_++;
+  Route({number, std::move(request), std::move(done)});
+  return number;
+}
+
+void JobTable::Route(Pending attach) {
+  AttachRequest& request = attach.request;
   if (request.options.delivery.mode == DeliveryMode::kIndependent) {
     // Each consumer has a job of its own, of which it is the only rank.
     uint32_t consumer = request.joining.rank;
@@ -480,14 +264,14 @@ uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
   }
   StatusOr<Entry*> which = EntryFor(request);
   if (!which.ok()) {
-    done(which.status());
-    return number;
+    attach.done(which.status());
+    return;
   }
   Entry* const found = *which;
   if (found == nullptr) {
     if (const Status status = CheckLimits(request.key.uid); !status.ok()) {
-      done(status);
-      return number;
+      attach.done(status);
+      return;
     }
     uint64_t incarnation = request.incarnation.value_or(1);
     if (!request.incarnation) {
@@ -502,36 +286,41 @@ uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
     entry->options = request.options;
     entry->named = request.named;
     entry->incarnation = incarnation;
-    entry->pending.push_back({number, std::move(request), std::move(done)});
+    const uint64_t number = attach.number;
+    entry->pending.push_back(std::move(attach));
     OpenFor(entry, number);
-    return number;
+    return;
   }
   if (const Status status = CheckAgreement(*found, request); !status.ok()) {
-    done(status);
-    return number;
+    attach.done(status);
+    return;
   }
   if (found->job == nullptr && found->opening == nullptr) {
-    found->pending.push_back({number, std::move(request), std::move(done)});
+    const uint64_t number = attach.number;
+    found->pending.push_back(std::move(attach));
     OpenFor(found, number);
-    return number;
+    return;
   }
-  if (found->job == nullptr) {
+  if (found->job == nullptr || MustWait(*found, request)) {
     for (const Pending& pending : found->pending) {
       if (pending.request.joining.rank == request.joining.rank &&
           request.joining.rank != Delivery::kAnyRank) {
-        done(AlreadyExistsError(
+        attach.done(AlreadyExistsError(
             "rank {} of job '{}' is attaching already: give each process its "
             "own rank, or another job name",
             request.joining.rank, request.key.name));
-        return number;
+        return;
       }
     }
-    found->opening->waiting.push_back(number);
-    found->pending.push_back({number, std::move(request), std::move(done)});
-    return number;
+    if (found->job != nullptr) {
+      Postpone(*found, std::move(attach));
+    } else {
+      found->opening->waiting.push_back(attach.number);
+      found->pending.push_back(std::move(attach));
+    }
+    return;
   }
-  done(AttachTo(*found, std::move(request)));
-  return number;
+  attach.done(AttachTo(*found, std::move(request)));
 }
 
 void JobTable::OpenFor(Entry* entry, uint64_t attach) {
@@ -858,7 +647,11 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
   });
   workers_->Add(*job);
   for (Pending& each : pending) {
-    each.done(AttachTo(*entry, std::move(each.request)));
+    if (MustWait(*entry, each.request)) {
+      Postpone(*entry, std::move(each));
+    } else {
+      each.done(AttachTo(*entry, std::move(each.request)));
+    }
   }
   if ((*job)->HasAttached()) return;
   if (restored) {
@@ -872,18 +665,6 @@ void JobTable::EndOpening(Opening* opening) {
   opening->thread.join();
   openings_.remove_if(
       [opening](const Opening& item) { return &item == opening; });
-}
-
-// A rank that is not here, or another in its place, has more to take.
-bool JobTable::OwesAnybody(Entry& entry) {
-  RestoreDead(entry);
-  if (entry.job->OwesTheDead()) return true;
-  return entry.former != nullptr &&
-         std::any_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                     [&](const auto& item) {
-                       return item.second.MayLive() &&
-                              !entry.job->Knows(item.second.rank);
-                     });
 }
 
 void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
@@ -928,35 +709,6 @@ std::vector<std::shared_ptr<Job>> JobTable::Find(
   return jobs;
 }
 
-bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
-  if (entry.options.delivery.mode == DeliveryMode::kDynamic) return true;
-  const auto later = [&](const Entry::Attachment& other) {
-    return other.rank == dead.rank && other.attach > dead.attach &&
-           Supersedes(*other.cursor, *dead.cursor,
-                      entry.job->plan().global_batch());
-  };
-  return std::any_of(entry.retired.begin(), entry.retired.end(), later) ||
-         std::any_of(entry.attachments.begin(), entry.attachments.end(),
-                     [&](const auto& item) { return later(item.second); });
-}
-
-bool JobTable::FormerRanksSpoke(const Entry& entry) const {
-  if (entry.former == nullptr) return true;
-  return std::all_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                     [&](const auto& item) {
-                       return !item.second.MayLive() ||
-                              entry.reconnected.count(item.second.rank) > 0;
-                     });
-}
-
-bool JobTable::FormerIsOver(const Entry& entry) const {
-  const auto age = std::chrono::steady_clock::now() - started_;
-  if (age > kDesertedJobKept) return true;
-  return !entry.named &&
-         std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                      [&](const auto& item) { return item.second.MayLive(); });
-}
-
 void JobTable::Sweep() {
   life_->CompactIfWanted();
   const auto now = std::chrono::steady_clock::now();
@@ -991,6 +743,11 @@ void JobTable::Sweep() {
       if (entry->deserted &&
           (entry->job->failed() || now - *entry->deserted > kDesertedJobKept)) {
         End(*entry, "nobody came back");
+      }
+    }
+    if (entry->over) {
+      for (Pending& each : std::exchange(entry->pending, {})) {
+        Route(std::move(each));
       }
     }
     if (!entry->over || !entry->job->Abandoned()) {

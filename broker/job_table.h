@@ -120,6 +120,9 @@ class JobTable {
   void Sweep();
 
  private:
+  // A job all of whose ranks died is kept so long for their replacements.
+  static constexpr std::chrono::seconds kDesertedJobKept{300};
+
   struct Pending {
     uint64_t number = 0;
     AttachRequest request;
@@ -169,6 +172,11 @@ class JobTable {
   StatusOr<Entry*> EntryFor(const AttachRequest& request);
   // Attaches of the process that asks now: it never heard of them.
   void ForgetUnanswered(Entry& entry, const AttachRequest& request);
+  // Answers it, now or when it can be.
+  void Route(Pending attach);
+  void Postpone(Entry& entry, Pending attach);
+  // Until it is known what the ranks of a former life had.
+  static bool MustWait(const Entry& entry, const AttachRequest& request);
   // Why this rank cannot attach to a job of a former life; ok: it can.
   Status CheckFormer(const Entry& entry, const AttachRequest& request) const;
   static std::vector<FormerProcess> ProcessesOf(const Entry& entry);

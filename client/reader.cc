@@ -242,10 +242,9 @@ Status Reader::Open(nlohmann::json request, Deadline deadline) {
   auto session = std::make_unique<Session>();
   PENSTOCK_ASSIGN_OR_RETURN(session->cursor, CreateCursor());
   std::vector<int> fds = {session->cursor.fd.get()};
-  // Reconnecting: what was taken of the former life is in its page.
-  if (request.contains("incarnation")) {
-    fds.push_back(session_->cursor.fd.get());
-  }
+  // What was taken of the former life is in its page.
+  const bool reconnects = request.contains("incarnation");
+  if (reconnects) fds.push_back(session_->cursor.fd.get());
   PENSTOCK_ASSIGN_OR_RETURN(session->control,
                             ConnectControl(socket_, deadline));
   PENSTOCK_ASSIGN_OR_RETURN(
@@ -253,6 +252,7 @@ Status Reader::Open(nlohmann::json request, Deadline deadline) {
       Request(session->control.get(), std::move(request), fds, deadline));
   KillPoint("attach.answered");
   PENSTOCK_RETURN_IF_ERROR(ReadAnswer(std::move(answer), session.get()));
+  if (!reconnects) joined_at_ = position_;
   // Relaxed: read by the broker after this process is dead, or never.
   session->cursor.page().position.store(position_, std::memory_order_relaxed);
   session->cursor.page().answered.store(1, std::memory_order_relaxed);
@@ -676,6 +676,7 @@ nlohmann::json Reader::ReconnectRequest() const {
   request["incarnation"] = incarnation_;
   request["position"] = position_;
   request["phase"] = phase_;
+  if (request.contains("full_epoch")) request["epochs_from"] = joined_at_;
   request["owed"] = nlohmann::json::array();
   for (const JobState::Owed& each : owed_) {
     request["owed"].push_back(each.epoch * rows_per_epoch_ + each.row);

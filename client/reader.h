@@ -175,6 +175,7 @@ class Reader {
   std::vector<JobState::Owed> owed_;  // not delivered yet
   uint32_t phase_ = 0;                // how often the ranks changed
   uint64_t position_ = 0;             // end of what was handed out
+  uint64_t joined_at_ = 0;            // the position of the first attach
   uint64_t epoch_ = 0;
   bool epoch_known_ = true;
   bool in_epoch_ = false;     // a batch of epoch_ was handed out

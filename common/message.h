@@ -24,7 +24,8 @@
 //             state_of_same_dataset]
 //             + cursor page; to reconnect
 //             also incarnation, position,
-//             phase, owed + the former page
+//             phase, owed, epochs_from (with
+//             full_epoch) + the former page
 //   detach    -                              none: everything is unmapped
 //   unmapped  -                              none: segments of former lives are
 //   state     [job, dataset]                 state

@@ -3,9 +3,12 @@
 // it, killed while ranks (threads, or processes that are killed too) take
 // batches; what they got is compared with what an unharmed run gives.
 #include <atomic>
+#include <functional>
 #include <map>
 #include <set>
 
+#include "common/ring.h"
+#include "common/segment.h"
 #include "gmock/gmock.h"
 #include "tests/delivery_fixture.h"
 #include "tests/kept_broker.h"
@@ -441,6 +444,178 @@ TEST_F(BothDieTest, DynamicRankThatDiesWithTheBrokerLeavesItsBatchesToOthers) {
   }
   EXPECT_EQ(Sorted(marked), Sorted(held));
   EXPECT_EQ(done.size() + held.size(), 2000u);
+}
+
+class BroadcastDeathTest : public BothDieTest {
+ protected:
+  Options OptionsFor(const std::string& spec, int rank) {
+    Options options =
+        BothDieTest::OptionsFor("dataset: numbers\nbatch: {size: 2}\n" + spec,
+                                rank, 2, broker_.socket());
+    options.delivery = "broadcast";
+    options.window = 1;
+    return options;
+  }
+  // Until the broker says this of a rank.
+  template <typename Is>
+  void WaitForRank(int rank, const Is& is) {
+    for (;;) {
+      const nlohmann::json status = broker_.Ask({{"op", "status"}});
+      for (const nlohmann::json& job : status.at("jobs")) {
+        if (!job.contains("ranks")) continue;
+        for (const nlohmann::json& each : job["ranks"]) {
+          if (each.at("rank") == rank && is(each)) return;
+        }
+      }
+      std::this_thread::yield();
+    }
+  }
+
+  KeptBroker broker_;
+};
+
+TEST_F(BroadcastDeathTest, NewConsumerGetsNothingOfTheOneWhoseNumberItHas) {
+  const std::string spec = "source: {range: 40}\nhold: 6";
+  std::vector<RankProcess> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back(OptionsFor(spec, rank));
+  }
+  for (RankProcess& rank : ranks) rank.Attached();
+  for (uint64_t step = 0; step < 5; ++step) {
+    for (RankProcess& rank : ranks) {
+      ASSERT_EQ(rank.Next().taken.step, step);
+      if (step < 2) rank.Release(1);
+    }
+  }
+  WaitForRank(1, [](const auto& rank) { return rank.at("ready") == 1; });
+  broker_.Kill();
+  ASSERT_EQ(ranks[1].Next().taken.step, 5u);
+  // It reconnects, with four batches of the former life, and dies while the
+  // other is waited for.
+  ranks[1].Send({{"do", "next"}});
+  WaitForRank(1, [](const auto& rank) { return rank["state"] == "attached"; });
+  ranks[1].Kill();
+  RankProcess other(OptionsFor(spec, 1));
+  ranks[0].Run();
+  other.Attached();
+  other.Run();
+  const Course course = other.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  EXPECT_EQ(ranks[0].Finished().taken.size(), 15u);
+  ASSERT_FALSE(course.taken.empty());
+  for (size_t i = 0; i < course.taken.size(); ++i) {
+    EXPECT_FALSE(course.taken[i].redelivered);
+    EXPECT_EQ(course.taken[i].skipped, 0u);
+    EXPECT_EQ(course.taken[i].step, course.taken[0].step + i);
+  }
+  EXPECT_EQ(course.taken.back().step, 19u);
+}
+
+TEST_F(BroadcastDeathTest, EpochsOfAFullEpochConsumerGoOnAsTheyWere) {
+  Options options = OptionsFor("source: {range: 10}\nepochs: 4", 0);
+  options.local_world_size = 1;
+  options.consumers = 2;
+  RankProcess first(options);
+  first.Attached();
+  for (int step = 0; step < 2; ++step) {
+    ASSERT_EQ(first.Next().what, RankProcess::What::kBatch);
+    first.Release(1);
+  }
+  options.rank = 1;
+  options.full_epoch = true;
+  RankProcess late(options);
+  const auto epoch = late.Attached().at("epoch").get<uint64_t>();
+  uint64_t step = 0;
+  const auto take = [&](uint64_t steps) {
+    for (; steps > 0; --steps) {
+      while (first.Next().what != RankProcess::What::kBatch) {
+      }
+      first.Release(1);
+      RankProcess::Said said = late.Next();
+      while (said.what == RankProcess::What::kEndOfEpoch) {
+        EXPECT_EQ(step % 5, 0u);
+        said = late.Next();
+      }
+      ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+      EXPECT_EQ(said.taken.epoch, epoch + step / 5);
+      EXPECT_EQ(said.taken.step, step % 5);
+      late.Release(1);
+      ++step;
+    }
+  };
+  take(7);
+  broker_.Kill();
+  // The late one has had the last batch of an epoch, the first not yet.
+  ASSERT_EQ(first.Next().what, RankProcess::What::kBatch);
+  ASSERT_EQ(first.Next().what, RankProcess::What::kEndOfEpoch);
+  first.Release(1);
+  first.Send({{"do", "next"}});
+  const RankProcess::Said said = late.Next();
+  ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+  EXPECT_EQ(said.taken.epoch, epoch + step / 5);
+  EXPECT_EQ(said.taken.step, step % 5);
+  ++step;
+  first.Receive();
+  first.Release(1);
+  late.Release(1);
+  take(4);
+}
+
+// As a rank does that was silent for longer than the others wait for it.
+TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
+  for (const std::string lag : {"block", "skip"}) {
+    Options options = OptionsFor("source: {range: 40}", 0);
+    options.lag = lag;
+    options.job += lag;
+    options.consumers = 2;
+    options.local_world_size = 1;
+    RankProcess first(options);
+    first.Attached();
+    ASSERT_EQ(first.Next().taken.step, 0u);
+    first.Release(1);
+    ASSERT_EQ(first.Next().taken.step, 1u);
+    auto cursor = CreateCursor();
+    ASSERT_TRUE(cursor.ok());
+    auto socket = ConnectControl(broker_.socket());
+    ASSERT_TRUE(socket.ok());
+    const StatusOr<Message> answer =
+        Request(socket->get(),
+                {{"op", "attach"},
+                 {"spec", options.spec},
+                 {"file", "spec"},
+                 {"base", "/"},
+                 {"job", options.job},
+                 {"named", true},
+                 {"delivery", "broadcast"},
+                 {"lag", lag},
+                 {"window", 1},
+                 {"consumers", 2},
+                 {"rank", 1},
+                 {"world_size", 2},
+                 {"local_world_size", 1},
+                 {"incarnation", 1},
+                 {"position", 2},
+                 {"phase", 0},
+                 {"owed", nlohmann::json::array()}},
+                {cursor->fd.get()});
+    if (lag == "block") {
+      EXPECT_EQ(answer.status().code(), StatusCode::kAborted);
+      EXPECT_THAT(answer.status().message(), HasSubstr("has missed"));
+      continue;
+    }
+    ASSERT_TRUE(answer.ok()) << answer.status().message();
+    const uint64_t missed = answer->json.at("position").get<uint64_t>() / 2 - 1;
+    EXPECT_GE(missed, 1u);
+    const auto view = SegmentView::Open(answer->fds[0].get(), 1);
+    const Ring& ring = (*view)->ring(answer->json.at("seat").get<uint32_t>());
+    Cell cell{};
+    first.Send({{"do", "next"}});
+    while (TryTake(ring, cursor->page(), &cell) != TakeResult::kTaken) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(cell.skipped, missed);
+    EXPECT_EQ(cell.position, 2 + 2 * missed);
+  }
 }
 
 }  // namespace

@@ -89,7 +89,8 @@ constexpr const char* kKeys[] = {
     "on_rank_death", "consumers",   "named",
     "repeat_first",  "full_epoch",  "wait_s",
     "state",         "incarnation", "position",
-    "owed_done",     "dataset",     "now"};
+    "phase",         "owed",        "epochs_from",
+    "dataset",       "now"};
 
 // A program of this size must not look for pictures on the whole machine, nor
 // burn the processor for as long as a spec may ask for.

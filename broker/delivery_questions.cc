@@ -1,0 +1,239 @@
+// What Delivery can be asked; nothing here changes it.
+#include <algorithm>
+
+#include "broker/delivery.h"
+
+namespace penstock {
+
+std::optional<uint32_t> Delivery::RankAt(uint32_t seat) {
+  const Consumer* consumer = AtSeat(seat);
+  if (consumer == nullptr) return std::nullopt;
+  return consumer->rank;
+}
+
+bool Delivery::AnyAttached() const {
+  return std::any_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
+    return it.second.place == Place::kAttached;
+  });
+}
+
+bool Delivery::AnySeatTaken() const {
+  return std::any_of(feeds_.begin(), feeds_.end(),
+                     [](const auto& feed) { return feed != nullptr; });
+}
+
+bool Delivery::OwesTheDead() const {
+  if (draining_) return false;
+  return std::any_of(consumers_.begin(), consumers_.end(),
+                     [this](const auto& it) {
+                       return it.second.place == Place::kGone &&
+                              it.second.died && !NothingLeftFor(it.second);
+                     });
+}
+
+bool Delivery::WaitsFor(uint32_t rank) const {
+  const auto found = consumers_.find(rank);
+  return found != consumers_.end() && found->second.place == Place::kGone;
+}
+
+bool Delivery::NothingLeftFor(const Consumer& consumer) const {
+  return consumer.backlog.empty() && consumer.again.empty() && pool_.empty() &&
+         Exhausted(lanes_[consumer.lane]);
+}
+
+bool Delivery::Finished(uint32_t rank) const {
+  const auto found = consumers_.find(rank);
+  return found != consumers_.end() && found->second.place == Place::kFinished;
+}
+
+bool Delivery::AllFinished() const {
+  const bool kept = shape_.options.on_rank_death == OnRankDeath::kWait;
+  return std::all_of(consumers_.begin(), consumers_.end(), [&](const auto& it) {
+    return it.second.place == Place::kFinished ||
+           (it.second.place == Place::kGone && !kept &&
+            NothingLeftFor(it.second));
+  });
+}
+
+bool Delivery::Idle() const {
+  return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.state == SlotState::kFilling &&
+           slot.share.finished < slot.share.claimed;
+  });
+}
+
+std::vector<uint32_t> Delivery::Missing() const {
+  std::vector<uint32_t> missing;
+  if (draining_) return missing;
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.place == Place::kGone && split()) missing.push_back(rank);
+  }
+  // Which of a world over several hosts belong here is not known: numbers can
+  // be named only when all do.
+  if (mode_ == DeliveryMode::kBroadcast && !started_) {
+    for (uint32_t rank = 0; rank < shape_.start_with; ++rank) {
+      if (consumers_.count(rank) == 0) missing.push_back(rank);
+    }
+  }
+  if (split() && shape_.world_size == shape_.consumers_max) {
+    for (const uint32_t rank : phases_.back().ranks) {
+      if (consumers_.count(rank) == 0) missing.push_back(rank);
+    }
+    std::sort(missing.begin(), missing.end());
+  }
+  return missing;
+}
+
+std::vector<uint32_t> Delivery::Corrupt() const {
+  std::vector<uint32_t> ranks;
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.place == Place::kAttached &&
+        feeds_[consumer.seat]->corrupt() && !closed_) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+PlanStart Delivery::State() const {
+  PlanStart state;
+  if (!split()) {
+    const Lane& lane = lanes_[0];
+    state.position = phases_[0].plan.PositionOf(std::max<uint64_t>(
+        lane.next_step, phases_[0].plan.start().owed.size()));
+    for (uint64_t step = lane.next_step;
+         step < phases_[0].plan.start().owed.size(); ++step) {
+      state.owed.push_back(phases_[0].plan.start().owed[step]);
+    }
+    for (const Slot& slot : slots_) {
+      if (slot.state == SlotState::kFree ||
+          (slot.state == SlotState::kOut && slot.holders == 0)) {
+        continue;
+      }
+      const Plan::Share& rows = slot.share.rows;
+      const auto pooled = std::find_if(
+          pool_.begin(), pool_.end(),
+          [&](const Entry& entry) { return entry.slot == slot.share.slot; });
+      const bool had = pooled != pool_.end() ? pooled->redelivered
+                                             : slot.state == SlotState::kOut;
+      state.owed.push_back(
+          {rows.position, rows.global_rows, rows.redelivered || had});
+    }
+    const auto owe = [&](uint64_t position, bool redelivered) {
+      const auto step = phases_[0].plan.StepFrom(position);
+      if (!step || std::any_of(state.owed.begin(), state.owed.end(),
+                               [position](const RowRange& range) {
+                                 return range.position == position;
+                               })) {
+        return;
+      }
+      state.owed.push_back({position,
+                            phases_[0].plan.ShareOf(*step, 0).global_rows,
+                            redelivered});
+    };
+    for (const Again& again : lane.again) {
+      owe(PositionOfStep(again.step), again.redelivered || broadcast());
+    }
+    for (const uint64_t step : HeldOfFormerLives()) {
+      owe(PositionOfStep(step), true);
+    }
+  } else {
+    // Steps that some rank did not release are all to be made again: which rows
+    // of them the others released is lost with the number of ranks.
+    state.position = UINT64_MAX;
+    const auto before = [&](uint64_t position) {
+      state.position = std::min(state.position, position);
+    };
+    for (const Slot& slot : slots_) {
+      if (slot.state == SlotState::kFree || slot.share.abandoned ||
+          (slot.state == SlotState::kOut && slot.holders == 0)) {
+        continue;
+      }
+      before(slot.share.rows.position);
+    }
+    for (uint32_t i = 0; i < lanes_.size(); ++i) {
+      const Lane& lane = lanes_[i];
+      // Its rank is gone for good: what it had to do is owed to the others.
+      if (i < lanes_taken_ &&
+          std::none_of(consumers_.begin(), consumers_.end(),
+                       [i](const auto& it) { return it.second.lane == i; })) {
+        continue;
+      }
+      for (const Again& again : lane.again) {
+        before(PositionOfStep(again.step));
+      }
+      const Phase& phase = phases_[lane.phase];
+      before(phase.plan.PositionOf(
+          std::max<uint64_t>(lane.next_step, phase.plan.start().owed.size())));
+    }
+    for (const uint64_t step : HeldOfFormerLives()) {
+      before(PositionOfStep(step));
+    }
+    for (const Phase& phase : phases_) {
+      for (const RowRange& range : phase.plan.start().owed) {
+        if (range.position >= state.position) continue;
+        // What of it is behind the position is reached anyway.
+        state.owed.push_back(
+            {range.position,
+             std::min(range.rows, state.position - range.position), true});
+      }
+    }
+  }
+  std::sort(state.owed.begin(), state.owed.end(),
+            [](const RowRange& a, const RowRange& b) {
+              return a.position < b.position;
+            });
+  // A range on the far side of the position is reached anyway.
+  std::erase_if(state.owed, [&](const RowRange& range) {
+    return range.position >= state.position;
+  });
+  return state;
+}
+
+std::vector<Delivery::RankStatus> Delivery::Ranks() {
+  std::vector<RankStatus> ranks;
+  for (auto& [rank, consumer] : consumers_) {
+    RankStatus& status = ranks.emplace_back();
+    status.rank = rank;
+    status.skipped = consumer.skipped_all;
+    status.position = consumer.position;
+    if (consumer.place != Place::kAttached) {
+      status.state = consumer.place == Place::kGone ? "gone" : "finished";
+      continue;
+    }
+    Feed& feed = FeedOf(consumer);
+    status.seat = consumer.seat;
+    status.ready = feed.untaken();
+    status.held = feed.out() > status.ready ? feed.out() - status.ready : 0;
+    status.taken = feed.published() - status.ready;
+    status.waits = feed.waits();
+    status.wait_ns = feed.wait_ns();
+    status.state = !feed.finished()    ? (feed.open() ? "attached" : "closed")
+                   : status.ready == 0 ? "finished"
+                                       : "attached";
+  }
+  return ranks;
+}
+
+Delivery::SlotCounts Delivery::CountSlots() const {
+  SlotCounts counts;
+  for (const Slot& slot : slots_) {
+    switch (slot.state) {
+      case SlotState::kFree:
+        ++counts.free;
+        break;
+      case SlotState::kFilling:
+        ++counts.filling;
+        break;
+      case SlotState::kReady:
+        ++counts.ready;
+        break;
+      case SlotState::kOut:
+        ++(slot.quarantine > 0 ? counts.quarantined : counts.out);
+        break;
+    }
+  }
+  return counts;
+}
+
+}  // namespace penstock
