@@ -112,6 +112,13 @@ StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request) {
                               NumberField(request, "window", 1, kLeasesMax));
     options.window = static_cast<uint32_t>(window);
   }
+  if (options.mode == DeliveryMode::kBroadcast) return options;
+  for (const char* name : {"lag", "window", "consumers", "full_epoch"}) {
+    if (!request.contains(name)) continue;
+    return InvalidArgumentError(
+        "attach: '{}' is an option of broadcast; delivery is {}", name,
+        kDeliveryModeNames[static_cast<size_t>(options.mode)]);
+  }
   return options;
 }
 
@@ -217,13 +224,13 @@ void ControlServer::Accept() {
     Status refusal;
     if (connections_.size() >= kConnectionsMax) {
       refusal = ResourceExhaustedError(
-          "the broker has {} connections, all it "
-          "may have",
+          "the broker has {} connections, all it may have: it takes more when "
+          "processes that hold some end",
           kConnectionsMax);
     } else if (static_cast<size_t>(of_uid) >= kConnectionsPerUidMax) {
       refusal = ResourceExhaustedError(
-          "user {} has {} connections, all one "
-          "user may have",
+          "user {} has {} connections, all one user may have: end processes "
+          "that hold some (`penstock status` shows the ranks)",
           peer.uid, kConnectionsPerUidMax);
     } else if (options_.private_broker && peer.uid != geteuid() &&
                peer.uid != 0) {
@@ -513,6 +520,9 @@ Status ControlServer::StartAttach(Connection* connection,
           NumberField(request, "epochs_from", 0, Plan::kTotalRowsMax));
     }
     PENSTOCK_ASSIGN_OR_RETURN(attach.joining.owed, PositionsField(request));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        attach.joining.taken,
+        NumberField(request, "taken", 0, Plan::kTotalRowsMax));
     if (fds.size() == 2) {
       PENSTOCK_ASSIGN_OR_RETURN(Mapping former, OpenCursor(fds[1].get()));
       attach.joining.former = PageOf(std::move(former));

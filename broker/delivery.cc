@@ -170,6 +170,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   }
   consumer.place = Place::kAttached;
   consumer.seat = joined.seat;
+  consumer.taken_before = joining.taken;
   *seat = std::make_unique<Feed>(rings_[joined.seat], std::move(joining.cursor),
                                  shape_.leases, joining.wake_socket);
   joined.backlog = static_cast<uint32_t>(consumer.backlog.size());

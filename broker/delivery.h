@@ -128,6 +128,7 @@ class Delivery {
     // when that began it has not taken.
     uint32_t phase = 0;
     std::vector<uint64_t> owed;
+    uint64_t taken = 0;  // batches, in all lives
     // Its page of that life: batches it holds still are nothing to us, but when
     // it dies without releasing them they are made again.
     std::shared_ptr<const CursorPage> former;
@@ -345,7 +346,8 @@ class Delivery {
     std::deque<Entry> backlog;
     uint32_t skipped = 0;  // not told yet
     uint64_t skipped_all = 0;
-    uint64_t position = 0;  // end of what it was given
+    uint64_t taken_before = 0;  // in former lives of the broker
+    uint64_t position = 0;      // end of what it was given
     std::shared_ptr<const CursorPage> former;
     // broadcast: it has what is before this position, but for these steps; and
     // whether they are marked.

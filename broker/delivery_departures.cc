@@ -105,8 +105,14 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
 
 Status Delivery::Evict(uint32_t rank, const std::string& reason) {
   const auto found = consumers_.find(rank);
-  if (found == consumers_.end() || found->second.place != Place::kAttached) {
-    return NotFoundError("rank {} is not attached", rank);
+  if (found == consumers_.end()) {
+    return NotFoundError("there is no rank {}", rank);
+  }
+  if (found->second.place != Place::kAttached) {
+    return NotFoundError("rank {} {}", rank,
+                         found->second.place == Place::kGone
+                             ? "is gone already: what it had is handed on"
+                             : "has taken all of its data and left");
   }
   return EvictSeat(&found->second, Closed::kRecalled, reason, true);
 }

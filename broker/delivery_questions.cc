@@ -205,7 +205,7 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
     status.seat = consumer.seat;
     status.ready = feed.untaken();
     status.held = feed.out() > status.ready ? feed.out() - status.ready : 0;
-    status.taken = feed.published() - status.ready;
+    status.taken = consumer.taken_before + feed.published() - status.ready;
     status.waits = feed.waits();
     status.wait_ns = feed.wait_ns();
     status.state = !feed.finished()    ? (feed.open() ? "attached" : "closed")

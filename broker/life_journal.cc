@@ -389,8 +389,8 @@ void LifeJournal::JobEnded(uint64_t job) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
-  // Before: a job that is known must have its ranks' pages and pidfds, or nobody
-  // can say whether they live.
+  // Before: a job that is known must have its ranks' pages and pidfds, or
+  // nobody can say whether they live.
   (void)Append(kJobEnd, {{"id", job}});
   for (const auto& [attach, rank] : found->second.ranks) {
     Unstore(CursorName(job, attach));

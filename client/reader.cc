@@ -410,7 +410,8 @@ StatusOr<Reader::Ready> Reader::TakeReady() {
   if (result == TakeResult::kCorrupt || !session.view->Valid(cell) ||
       session.batches[cell.lease].held.load(std::memory_order_relaxed)) {
     return InternalError(
-        "the broker published a batch that cannot be: a bug of the broker");
+        "a batch that cannot be: something wrote over this rank's cursor page "
+        "(a wild pointer of the trainer), or the broker has a bug");
   }
   if (BrokerWaitsForTakes(*session.ring)) SendWake(session.wake.get());
   Batch* batch = &session.batches[cell.lease];
@@ -676,6 +677,7 @@ nlohmann::json Reader::ReconnectRequest() const {
   request["incarnation"] = incarnation_;
   request["position"] = position_;
   request["phase"] = phase_;
+  request["taken"] = stats_.batches;
   if (request.contains("full_epoch")) request["epochs_from"] = joined_at_;
   request["owed"] = nlohmann::json::array();
   for (const JobState::Owed& each : owed_) {

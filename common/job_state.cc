@@ -5,14 +5,23 @@
 namespace penstock {
 namespace {
 
-Status Wrong(const std::string& key, const char* wanted) {
-  return InvalidArgumentError("state: '{}' is missing or not {}", key, wanted);
+Status Wrong(const nlohmann::json& json, const char* key, const char* wanted) {
+  const auto found = json.find(key);
+  if (found == json.end()) {
+    return InvalidArgumentError("state: '{}' is missing: wanted {}", key,
+                                wanted);
+  }
+  return InvalidArgumentError(
+      "state: '{}' is {}: wanted {}", key,
+      found->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
+          .substr(0, 60),
+      wanted);
 }
 
 StatusOr<uint64_t> NumberOf(const nlohmann::json& json, const char* key) {
   const auto found = json.find(key);
   if (found == json.end() || !found->is_number_unsigned()) {
-    return Wrong(key, "a number from 0 up");
+    return Wrong(json, key, "a number from 0 up");
   }
   return found->get<uint64_t>();
 }
@@ -63,7 +72,7 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
   JobState state;
   const auto dataset = json.find("dataset");
   if (dataset == json.end() || !dataset->is_string()) {
-    return Wrong("dataset", "a string");
+    return Wrong(json, "dataset", "a string");
   }
   state.dataset = dataset->get<std::string>();
   const auto delivery = json.find("delivery");
@@ -73,7 +82,7 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
           : std::find(kDeliveryModeNames.begin(), kDeliveryModeNames.end(),
                       delivery->get_ref<const std::string&>());
   if (name == kDeliveryModeNames.end()) {
-    return Wrong("delivery", "split, dynamic, broadcast or independent");
+    return Wrong(json, "delivery", "split, dynamic, broadcast or independent");
   }
   state.delivery = static_cast<DeliveryMode>(name - kDeliveryModeNames.begin());
   PENSTOCK_ASSIGN_OR_RETURN(state.records, NumberOf(json, "records"));
@@ -82,26 +91,26 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
   PENSTOCK_ASSIGN_OR_RETURN(state.row, NumberOf(json, "row"));
   const auto shuffle = json.find("shuffle");
   if (shuffle == json.end() || (!shuffle->is_null() && !shuffle->is_object())) {
-    return Wrong("shuffle", "null or {seed, each_epoch}");
+    return Wrong(json, "shuffle", "null or {seed, each_epoch}");
   }
   if (shuffle->is_object()) {
     PENSTOCK_ASSIGN_OR_RETURN(const uint64_t seed, NumberOf(*shuffle, "seed"));
     const auto each = shuffle->find("each_epoch");
     if (each == shuffle->end() || !each->is_boolean()) {
-      return Wrong("shuffle.each_epoch", "true or false");
+      return Wrong(*shuffle, "each_epoch", "true or false");
     }
     state.shuffle = JobState::Shuffle{seed, each->get<bool>()};
   }
   const auto owed = json.find("owed");
   if (owed == json.end() || !owed->is_array() ||
       owed->size() > JobState::kOwedMax) {
-    return Wrong("owed", "a list of [epoch, row, rows, redelivered]");
+    return Wrong(json, "owed", "a list of [epoch, row, rows, redelivered]");
   }
   for (const nlohmann::json& each : *owed) {
     if (!each.is_array() || each.size() != 4 || !each[0].is_number_unsigned() ||
         !each[1].is_number_unsigned() || !each[2].is_number_unsigned() ||
         !each[3].is_boolean()) {
-      return Wrong("owed", "a list of [epoch, row, rows, redelivered]");
+      return Wrong(json, "owed", "a list of [epoch, row, rows, redelivered]");
     }
     state.owed.push_back({each[0].get<uint64_t>(), each[1].get<uint64_t>(),
                           each[2].get<uint64_t>(), each[3].get<bool>()});
@@ -116,16 +125,20 @@ StatusOr<JobState> ParseJobState(const std::string& text) {
   }
   // No deeper than a state is: a foreign text must not exhaust the stack.
   constexpr int kDepthMax = 4;
-  const nlohmann::json json = nlohmann::json::parse(
-      text,
-      [](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-        return depth <= kDepthMax;
-      },
-      /*allow_exceptions=*/false);
-  if (json.is_discarded()) {
-    return InvalidArgumentError("not a Penstock state: not JSON");
+  try {
+    const nlohmann::json json = nlohmann::json::parse(
+        text, [](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+          return depth <= kDepthMax;
+        });
+    return JobStateFromJson(json);
+  } catch (const nlohmann::json::parse_error& error) {
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    const std::string what = error.what();
+    const size_t text_begins = what.find("] ");
+    return InvalidArgumentError(
+        "not a Penstock state: not JSON: {}",
+        what.substr(text_begins == what.npos ? 0 : text_begins + 2, 200));
   }
-  return JobStateFromJson(json);
 }
 
 std::string DifferingIdentity(const JobState& state, const JobState& here) {

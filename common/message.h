@@ -24,8 +24,9 @@
 //             state_of_same_dataset]
 //             + cursor page; to reconnect
 //             also incarnation, position,
-//             phase, owed, epochs_from (with
-//             full_epoch) + the former page
+//             phase, owed, taken, and with
+//             full_epoch epochs_from
+//             + the former page
 //   detach    -                              none: everything is unmapped
 //   unmapped  -                              none: segments of former lives are
 //   state     [job, dataset]                 state

@@ -596,6 +596,7 @@ TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
                  {"incarnation", 1},
                  {"position", 2},
                  {"phase", 0},
+                 {"taken", 1},
                  {"owed", nlohmann::json::array()}},
                 {cursor->fd.get()});
     if (lag == "block") {
