@@ -304,49 +304,6 @@ class BothDieTest : public testing::Test {
   }
 };
 
-TEST_F(BothDieTest, SplitRankThatDiesWithTheBrokerIsReplacedWithoutLoss) {
-  const std::string spec =
-      "dataset: numbers\nsource: {range: 400}\nbatch: {size: 4}\nhold: 3";
-  KeptBroker broker;
-  const Options options = OptionsFor(spec, 1, 2, broker.socket());
-  RankProcess first(options);
-  first.Attached();
-  std::set<int64_t> done;
-  Rows held;
-  for (int step = 0; step < 10; ++step) {
-    const RankProcess::Said said = first.Next();
-    ASSERT_EQ(said.what, RankProcess::What::kBatch);
-    if (step < 8) {
-      first.Release(1);
-      done.insert(said.taken.rows.begin(), said.taken.rows.end());
-    } else {
-      held.insert(held.end(), said.taken.rows.begin(), said.taken.rows.end());
-    }
-  }
-  const pid_t life = broker.pid();
-  kill(first.pid(), SIGKILL);
-  kill(life, SIGKILL);
-  first.Join();
-  Options again = options;
-  RankProcess second(again);
-  second.Attached();
-  second.Run();
-  const Course course = second.Finished();
-  EXPECT_EQ(course.code, 0) << course.error;
-  Rows marked;
-  for (const Taken& taken : course.taken) {
-    if (taken.redelivered) {
-      marked.insert(marked.end(), taken.rows.begin(), taken.rows.end());
-    } else {
-      for (const int64_t row : taken.rows) {
-        EXPECT_TRUE(done.insert(row).second) << row << " came twice";
-      }
-    }
-  }
-  EXPECT_EQ(Sorted(marked), Sorted(held));
-  EXPECT_EQ(done.size() + held.size(), 200u);
-}
-
 // The broker first: no life of it sees the rank alive.
 class BrokerThenRankDieTest : public BothDieTest {
  protected:
@@ -401,49 +358,73 @@ TEST_F(BrokerThenRankDieTest, FailTellsTheOthers) {
   }
 }
 
-TEST_F(BothDieTest, DynamicRankThatDiesWithTheBrokerLeavesItsBatchesToOthers) {
-  const std::string spec =
-      "dataset: numbers\nsource: {range: 2000}\nbatch: {size: 4}\nhold: 3";
-  KeptBroker broker;
-  Options first_options = OptionsFor(spec, 0, 2, broker.socket());
-  first_options.delivery = "dynamic";
-  Options second_options = OptionsFor(spec, 1, 2, broker.socket());
-  second_options.delivery = "dynamic";
-  RankProcess first(first_options);
-  RankProcess second(second_options);
-  first.Attached();
-  second.Attached();
-  std::set<int64_t> done;
-  Rows held;
-  for (int step = 0; step < 20; ++step) {
-    const RankProcess::Said said = first.Next();
-    ASSERT_EQ(said.what, RankProcess::What::kBatch);
-    if (step < 18) {
-      first.Release(1);
-      done.insert(said.taken.rows.begin(), said.taken.rows.end());
-    } else {
-      held.insert(held.end(), said.taken.rows.begin(), said.taken.rows.end());
-    }
-  }
-  const pid_t life = broker.pid();
-  kill(first.pid(), SIGKILL);
-  kill(life, SIGKILL);
-  first.Join();
-  second.Run();
-  const Course course = second.Finished();
-  EXPECT_EQ(course.code, 0) << course.error;
-  Rows marked;
-  for (const Taken& taken : course.taken) {
-    for (const int64_t row : taken.rows) {
-      if (taken.redelivered) {
-        marked.push_back(row);
+// One takes so many batches, releases all but two, and dies with the broker.
+class HolderDiesTest : public BothDieTest {
+ protected:
+  void TakeAndDie(RankProcess first, int batches) {
+    first.Attached();
+    for (int step = 0; step < batches; ++step) {
+      const RankProcess::Said said = first.Next();
+      ASSERT_EQ(said.what, RankProcess::What::kBatch);
+      if (step < batches - 2) {
+        first.Release(1);
+        done_.insert(said.taken.rows.begin(), said.taken.rows.end());
       } else {
-        EXPECT_TRUE(done.insert(row).second) << row << " came twice";
+        held_.insert(held_.end(), said.taken.rows.begin(),
+                     said.taken.rows.end());
       }
     }
+    const pid_t life = broker_.pid();
+    kill(first.pid(), SIGKILL);
+    kill(life, SIGKILL);
+    first.Join();
   }
-  EXPECT_EQ(Sorted(marked), Sorted(held));
-  EXPECT_EQ(done.size() + held.size(), 2000u);
+  // The other gets what was held, marked, and the rest of so many rows once.
+  void ExpectRestFrom(RankProcess& second, size_t rows) {
+    second.Run();
+    const Course course = second.Finished();
+    EXPECT_EQ(course.code, 0) << course.error;
+    Rows marked;
+    for (const Taken& taken : course.taken) {
+      for (const int64_t row : taken.rows) {
+        if (taken.redelivered) {
+          marked.push_back(row);
+        } else {
+          EXPECT_TRUE(done_.insert(row).second) << row << " came twice";
+        }
+      }
+    }
+    EXPECT_EQ(Sorted(marked), Sorted(held_));
+    EXPECT_EQ(done_.size() + held_.size(), rows);
+  }
+
+  KeptBroker broker_;
+  std::set<int64_t> done_;
+  Rows held_;
+};
+
+TEST_F(HolderDiesTest, SplitRankIsReplacedWithoutLoss) {
+  const Options options = OptionsFor(
+      "dataset: numbers\nsource: {range: 400}\nbatch: {size: 4}\nhold: 3", 1, 2,
+      broker_.socket());
+  TakeAndDie(RankProcess(options), 10);
+  RankProcess second(options);
+  second.Attached();
+  ExpectRestFrom(second, 200);
+}
+
+TEST_F(HolderDiesTest, DynamicRankLeavesItsBatchesToOthers) {
+  std::vector<RankProcess> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    Options options = OptionsFor(
+        "dataset: numbers\nsource: {range: 2000}\nbatch: {size: 4}\nhold: 3",
+        rank, 2, broker_.socket());
+    options.delivery = "dynamic";
+    ranks.emplace_back(options);
+  }
+  ranks[1].Attached();
+  TakeAndDie(std::move(ranks[0]), 20);
+  ExpectRestFrom(ranks[1], 2000);
 }
 
 class BroadcastDeathTest : public BothDieTest {
@@ -496,12 +477,14 @@ TEST_F(BroadcastDeathTest, NewConsumerGetsNothingOfTheOneWhoseNumberItHas) {
   WaitForRank(1, [](const auto& rank) { return rank["state"] == "attached"; });
   ranks[1].Kill();
   RankProcess other(OptionsFor(spec, 1));
-  ranks[0].Run();
+  ASSERT_EQ(ranks[0].Next().taken.step, 5u);
+  ASSERT_EQ(ranks[0].Next().taken.step, 6u);
   other.Attached();
+  ranks[0].Run();
   other.Run();
   const Course course = other.Finished();
   EXPECT_EQ(course.code, 0) << course.error;
-  EXPECT_EQ(ranks[0].Finished().taken.size(), 15u);
+  EXPECT_EQ(ranks[0].Finished().taken.size(), 13u);
   ASSERT_FALSE(course.taken.empty());
   for (size_t i = 0; i < course.taken.size(); ++i) {
     EXPECT_FALSE(course.taken[i].redelivered);

@@ -51,6 +51,7 @@
 #include "common/segment.h"
 #include "common/wake.h"
 #include "tests/fuzz/require.h"
+#include "tests/fuzz/send_raw.h"
 
 namespace penstock {
 namespace {
@@ -124,24 +125,6 @@ Fd ConnectTo(const sockaddr_un& address, socklen_t length) {
   return connected ? std::move(fd) : Fd();
 }
 
-void SendFds(int socket, std::string_view text, const std::vector<int>& fds) {
-  iovec iov{const_cast<char*>(text.data()), text.size()};
-  msghdr header{};
-  header.msg_iov = &iov;
-  header.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 8)] = {};
-  if (!fds.empty()) {
-    header.msg_control = control;
-    header.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
-    cmsghdr* cmsg = CMSG_FIRSTHDR(&header);
-    cmsg->cmsg_level = SOL_SOCKET;
-    cmsg->cmsg_type = SCM_RIGHTS;
-    cmsg->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
-    std::memcpy(CMSG_DATA(cmsg), fds.data(), sizeof(int) * fds.size());
-  }
-  (void)sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
 // Processes that connect and hand their connection over. Each lives as long as
 // the descriptor that comes with it. They are forked by one process that was
 // forked before there were threads.
@@ -172,7 +155,7 @@ class Mortals {
     _exit(0);
   }
   Life Make() {
-    SendFds(asking_.get(), "+", {});
+    (void)SendRaw(asking_.get(), "+", {});
     char byte;
     iovec iov{&byte, 1};
     msghdr header{};
@@ -196,7 +179,7 @@ class Mortals {
     if (pipe2(life, O_CLOEXEC) != 0) _exit(1);
     {
       const Fd connection = ConnectTo(address_, length_);
-      SendFds(asking, "-", {connection.get(), life[1]});
+      (void)SendRaw(asking, "-", {connection.get(), life[1]});
     }
     close(life[1]);
     char byte;
@@ -306,7 +289,7 @@ class Client {
 
   void SendText(std::string_view text, const std::vector<int>& fds) {
     if (!socket_) return;
-    SendFds(socket_.get(), text, fds);
+    (void)SendRaw(socket_.get(), text, fds);
     const auto json = nlohmann::json::parse(text, nullptr, false);
     // Everything else ends the connection.
     if (json.is_object() && json.value("penstock", nlohmann::json()) == 1 &&

@@ -23,6 +23,7 @@
 
 #include "common/message.h"
 #include "tests/fuzz/require.h"
+#include "tests/fuzz/send_raw.h"
 
 namespace penstock {
 namespace {
@@ -46,26 +47,6 @@ struct Pair {
   Fd ours;
   Fd theirs;
 };
-
-// As the peer sends it, unchecked.
-void SendRaw(int socket, std::string_view text, const std::vector<int>& fds) {
-  iovec iov{const_cast<char*>(text.data()), text.size()};
-  msghdr header{};
-  header.msg_iov = &iov;
-  header.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 8)] = {};
-  if (!fds.empty()) {
-    header.msg_control = control;
-    header.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
-    cmsghdr* cmsg = CMSG_FIRSTHDR(&header);
-    cmsg->cmsg_level = SOL_SOCKET;
-    cmsg->cmsg_type = SCM_RIGHTS;
-    cmsg->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
-    std::memcpy(CMSG_DATA(cmsg), fds.data(), sizeof(int) * fds.size());
-  }
-  Require(sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0,
-          "the socket takes it");
-}
 
 int DepthOf(const nlohmann::json& json) {
   if (!json.is_structured()) return 0;
@@ -112,7 +93,8 @@ Sent SentOf(Input input) {
 }
 
 void CheckReceive(const Pair& pair, const Sent& sent) {
-  SendRaw(pair.theirs.get(), sent.text, sent.fds);
+  Require(SendRaw(pair.theirs.get(), sent.text, sent.fds),
+          "the socket takes it");
   StatusOr<std::optional<Message>> received = ReceiveMessage(pair.ours.get());
   if (!received.ok()) {
     Require(received.status().code() == StatusCode::kInvalidArgument ||
@@ -149,7 +131,8 @@ void CheckReceive(const Pair& pair, const Sent& sent) {
 
 // The same as the answer to a request.
 void CheckAnswer(const Pair& pair, const Sent& sent) {
-  SendRaw(pair.theirs.get(), sent.text, sent.fds);
+  Require(SendRaw(pair.theirs.get(), sent.text, sent.fds),
+          "the socket takes it");
   (void)Request(pair.ours.get(), {{"op", "ping"}}, {},
                 std::chrono::steady_clock::now(),
                 [](const nlohmann::json&) { return true; });
