@@ -541,12 +541,13 @@ bool Delivery::DeliverBroadcast() {
   for (auto& [rank, consumer] : consumers_) any |= Flush(&consumer);
   const uint32_t window = shape_.options.window;
   const auto is_behind = [&](Consumer& consumer) {
-    if (consumer.place == Place::kGone) {
-      return consumer.backlog.size() >= window;
+    size_t behind = consumer.backlog.size();
+    if (consumer.place == Place::kAttached) {
+      Feed& feed = FeedOf(consumer);
+      behind += feed.untaken();
+      if (feed.corrupt()) return true;
     }
-    Feed& feed = FeedOf(consumer);
-    return !consumer.backlog.empty() || feed.untaken() >= window ||
-           feed.corrupt();
+    return behind >= window;
   };
   if (!started_) {
     if (consumers_.size() < shape_.start_with) return any;

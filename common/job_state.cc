@@ -131,7 +131,7 @@ StatusOr<JobState> ParseJobState(const std::string& text) {
           return depth <= kDepthMax;
         });
     return JobStateFromJson(json);
-  } catch (const nlohmann::json::parse_error& error) {
+  } catch (const nlohmann::json::exception& error) {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     const std::string what = error.what();
     const size_t text_begins = what.find("] ");

@@ -418,6 +418,8 @@ class Broker {
     if (!joined.ok()) {
       // The death of its predecessor is about to be told.
       if (joined.status().code() == StatusCode::kAlreadyExists) return false;
+      run_.Check(!delivery_->Finished(session.number) || Left(session.number),
+                 "a rank that died is said to have all");
       session.refused = true;
       return answers_ = true;
     }
@@ -451,6 +453,15 @@ class Broker {
     retired_.push_back(attach_[rank]);
     if (!status.ok()) Fail();
     Record();
+  }
+
+  // The last process of this rank went orderly.
+  bool Left(uint32_t number) const {
+    bool left = true;
+    for (const auto& [attach, each] : world_.kept.attaches) {
+      if (each.number == number) left = each.left;
+    }
+    return left;
   }
 
   void Fail() {
@@ -768,6 +779,10 @@ class Rank {
         owed_.insert(range.position);
       }
     }
+    run_.Check(world_.config.options.mode == DeliveryMode::kDynamic ||
+                   (cell.flags & kExtra) != 0 || cell.position >= position_,
+               "the batch at {} comes after one up to {}", cell.position,
+               position_);
     if ((cell.flags & kExtra) == 0 || owed_.erase(cell.position) == 0) {
       position_ = cell.position + cell.global_rows;
     }
@@ -1213,6 +1228,13 @@ TEST_F(DeliverySimulationTest, BroadcastConsumerIsReplacedWithoutLoss) {
   config.may_die = 1;
   config.replacements = 1;
   NeverFailsAtRandom("block, one dies", config, 3'000, 1);
+  // More of its predecessor than it may have at once.
+  Config more = config;
+  more.options.window = 2;
+  more.leases = 1;
+  more.slots = 4;
+  more.records = 5;
+  NeverFailsAtRandom("block, one dies, one lease", more, 3'000, 1);
   config.may_die = 0;
   config.replacements = 0;
   config.lives = 2;
