@@ -112,6 +112,12 @@ StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request) {
                               NumberField(request, "window", 1, kLeasesMax));
     options.window = static_cast<uint32_t>(window);
   }
+  if (options.mode == DeliveryMode::kDynamic &&
+      options.on_rank_death == OnRankDeath::kWait) {
+    return InvalidArgumentError(
+        "attach: on_rank_death: wait is not offered in dynamic, where the "
+        "batches of a dead rank go to the others at once; shrink or fail");
+  }
   if (options.mode == DeliveryMode::kBroadcast) return options;
   for (const char* name : {"lag", "window", "consumers", "full_epoch"}) {
     if (!request.contains(name)) continue;
@@ -465,8 +471,12 @@ Status ControlServer::StartAttach(Connection* connection,
         world, local);
   }
   if (request.contains("incarnation")) {
+    attach.incarnation.emplace();
     PENSTOCK_ASSIGN_OR_RETURN(
-        attach.incarnation, NumberField(request, "incarnation", 1, UINT64_MAX));
+        attach.incarnation->number,
+        NumberField(request, "incarnation", 1, UINT64_MAX));
+    PENSTOCK_ASSIGN_OR_RETURN(attach.incarnation->token,
+                              NumberField(request, "token", 0, UINT64_MAX));
   }
   attach.key.uid = connection->uid;
   attach.key.dataset = options.spec.name;
@@ -584,7 +594,8 @@ void ControlServer::OnAttached(uint64_t id,
   answer["job"] = job.key().name;
   answer["rank"] = job.key().consumer.value_or(result->joined.rank);
   answer["seat"] = connection->seat;
-  answer["incarnation"] = result->incarnation;
+  answer["incarnation"] = result->incarnation.number;
+  answer["token"] = result->incarnation.token;
   answer["hold"] = job.options().spec.hold;
   answer["records"] = plan.records();
   answer["steps_per_epoch"] = plan.steps_per_epoch();

@@ -117,9 +117,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     return FailedPreconditionError("rank {} has taken all of its data",
                                    joining.rank);
   }
-  const std::vector<uint32_t>& ranks = phases_.back().ranks;
-  if (split() &&
-      std::find(ranks.begin(), ranks.end(), joining.rank) == ranks.end()) {
+  if (GoesOnWithout(joining.rank)) {
     return FailedPreconditionError(
         "rank {} died and the others go on without it (on_rank_death: shrink)",
         joining.rank);

@@ -75,6 +75,13 @@ struct Share {
   bool done() const { return finished == (abandoned ? claimed : rows.rows); }
 };
 
+// on_rank_death: shrink: from a step on the ranks are others.
+struct FormerPhase {
+  std::vector<uint32_t> ranks;
+  uint64_t boundary = 0;  // the step of the phase before at which it begins
+  PlanStart start;
+};
+
 // Told of batches that must not be forgotten when the broker dies: those that
 // positions of ranks do not tell. Called with the job's mutex held.
 class DeliveryRecord {
@@ -88,6 +95,8 @@ class DeliveryRecord {
   virtual void HandedOver(uint32_t rank, uint64_t step) = 0;
   // dynamic: no step from position on is opened before the next call.
   virtual void Opened(uint64_t position) = 0;
+  // split: before anything of it is opened.
+  virtual void PhaseBegun(const FormerPhase& phase) = 0;
 };
 
 class Delivery {
@@ -165,11 +174,6 @@ class Delivery {
   // ---- after a former life, before anybody attaches
   // --------------------------
 
-  struct FormerPhase {
-    std::vector<uint32_t> ranks;
-    uint64_t boundary = 0;  // the step of the phase before at which it begins
-    PlanStart start;
-  };
   Status RestorePhase(const FormerPhase& phase);
   // A rank whose processes are dead, as their pages tell it.
   struct FormerConsumer {
@@ -242,10 +246,6 @@ class Delivery {
     uint32_t world_size = 0;
     PlanStart start;
   };
-  // What has to be recorded of shrinks; once.
-  std::vector<FormerPhase> TakeNewPhases() {
-    return std::exchange(new_phases_, {});
-  }
   std::vector<RanksChanged> TakeRanksChanged() {
     return std::exchange(ranks_changed_, {});
   }
@@ -268,6 +268,8 @@ class Delivery {
   // As this rank somebody may come.
   bool WaitsFor(uint32_t rank) const;
   bool Finished(uint32_t rank) const;
+  // split: it died, and the others go on without it.
+  bool GoesOnWithout(uint32_t rank) const;
   // Of those that ever came.
   bool AllFinished() const;
   // It is or was a rank of this job.
@@ -441,7 +443,6 @@ class Delivery {
   uint64_t opened_recorded_ = 0;
   bool closed_ = false;
   std::vector<RanksChanged> ranks_changed_;
-  std::vector<FormerPhase> new_phases_;
 };
 
 }  // namespace penstock

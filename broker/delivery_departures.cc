@@ -200,7 +200,10 @@ Status Delivery::Shrink(Consumer* gone) {
   }
   gone->backlog.clear();
   lane.out = lane.opened;
-  new_phases_.push_back({ranks, boundary, next->start()});
+  if (record_ != nullptr) {
+    record_->PhaseBegun({ranks, boundary, next->start()});
+    KillPoint("shrink.recorded");
+  }
   phases_.push_back({*std::move(next), ranks, {}});
   const Phase& now = phases_.back();
   for (const auto& [rank, consumer] : consumers_) {

@@ -46,6 +46,11 @@ bool Delivery::Finished(uint32_t rank) const {
   return found != consumers_.end() && found->second.place == Place::kFinished;
 }
 
+bool Delivery::GoesOnWithout(uint32_t rank) const {
+  const std::vector<uint32_t>& ranks = phases_.back().ranks;
+  return split() && std::find(ranks.begin(), ranks.end(), rank) == ranks.end();
+}
+
 bool Delivery::AllFinished() const {
   const bool kept = shape_.options.on_rank_death == OnRankDeath::kWait;
   return std::all_of(consumers_.begin(), consumers_.end(), [&](const auto& it) {
@@ -65,8 +70,15 @@ bool Delivery::Idle() const {
 std::vector<uint32_t> Delivery::Missing() const {
   std::vector<uint32_t> missing;
   if (draining_) return missing;
+  // Others wait for it, or will.
+  const DeliveryOptions& options = shape_.options;
+  const bool places_are_kept =
+      split() || (broadcast() && options.lag == Lag::kBlock &&
+                  options.on_rank_death == OnRankDeath::kWait);
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place == Place::kGone && split()) missing.push_back(rank);
+    if (consumer.place == Place::kGone && places_are_kept) {
+      missing.push_back(rank);
+    }
   }
   // Which of a world over several hosts belong here is not known: numbers can
   // be named only when all do.

@@ -77,9 +77,8 @@ Status Delivery::RestorePhase(const FormerPhase& former) {
 }
 
 void Delivery::RestoreRank(const FormerConsumer& former) {
-  const std::vector<uint32_t>& ranks = phases_.back().ranks;
   if (!split() || Knows(former.rank) || lanes_taken_ >= lanes_.size() ||
-      std::find(ranks.begin(), ranks.end(), former.rank) == ranks.end()) {
+      GoesOnWithout(former.rank)) {
     return;
   }
   Consumer& consumer = consumers_[former.rank];

@@ -305,9 +305,9 @@ std::vector<Delivery::RanksChanged> Job::TakeRanksChanged() {
   return delivery_.TakeRanksChanged();
 }
 
-std::vector<Delivery::FormerPhase> Job::TakeNewPhases() {
+bool Job::GoesOnWithout(uint32_t rank) const {
   MutexLock lock(&mutex_);
-  return delivery_.TakeNewPhases();
+  return delivery_.GoesOnWithout(rank);
 }
 
 bool Job::OwesPredecessor(uint32_t rank) const {
@@ -315,9 +315,9 @@ bool Job::OwesPredecessor(uint32_t rank) const {
   return delivery_.OwesPredecessor(rank);
 }
 
-Status Job::RestorePhases(const std::vector<Delivery::FormerPhase>& phases) {
+Status Job::RestorePhases(const std::vector<FormerPhase>& phases) {
   MutexLock lock(&mutex_);
-  for (const Delivery::FormerPhase& phase : phases) {
+  for (const FormerPhase& phase : phases) {
     PENSTOCK_RETURN_IF_ERROR(delivery_.RestorePhase(phase));
   }
   return OkStatus();
@@ -445,13 +445,24 @@ void Job::Look() {
           std::chrono::duration<double>(options_.wait_s)) {
     return;
   }
-  const std::vector<uint32_t> missing = delivery_.Missing();
+  std::vector<uint32_t> gone;
+  std::vector<uint32_t> absent;
+  for (const uint32_t rank : delivery_.Missing()) {
+    (delivery_.Knows(rank) ? gone : absent).push_back(rank);
+  }
   FailLocked(DeadlineExceededError(
-      "job '{}': rank {} of {} did not attach within {:.0f} s (wait_s); see "
-      "why "
-      "{} did not start, or died",
-      key_.name, Numbers(missing), options_.world_size, options_.wait_s,
-      missing.size() == 1 ? "it" : "they"));
+      "job '{}': {}{}{} within {:.0f} s (wait_s)", key_.name,
+      gone.empty() ? ""
+                   : fmt::format("rank {} of {} is gone, and nobody took its "
+                                 "place",
+                                 Numbers(gone), options_.world_size),
+      gone.empty() || absent.empty() ? "" : "; ",
+      absent.empty()
+          ? ""
+          : fmt::format("rank {} of {} did not attach (see why it did not "
+                        "start)",
+                        Numbers(absent), options_.world_size),
+      options_.wait_s));
 }
 
 JobState Job::StateAt(const PlanStart& start) const {

@@ -28,6 +28,13 @@
 
 namespace penstock {
 
+// One course of a job. The number is for people; who reconnects shows the
+// token, which is not given to another.
+struct Incarnation {
+  uint64_t number = 1;
+  uint64_t token = 0;
+};
+
 // Who a job belongs to and what its ranks must agree on.
 struct JobKey {
   uint32_t uid = 0;
@@ -103,10 +110,10 @@ class Job {
   Status Evict(uint32_t rank, const std::string& reason);
   void EvictSeat(uint32_t seat, const std::string& reason);
   std::vector<Delivery::RanksChanged> TakeRanksChanged();
-  std::vector<Delivery::FormerPhase> TakeNewPhases();
+  bool GoesOnWithout(uint32_t rank) const;
   bool OwesPredecessor(uint32_t rank) const;
   // Before anybody attaches, after a former life.
-  Status RestorePhases(const std::vector<Delivery::FormerPhase>& phases);
+  Status RestorePhases(const std::vector<FormerPhase>& phases);
   void RestoreRank(const Delivery::FormerConsumer& former);
   void Gather();
   bool gathering() const;

@@ -27,6 +27,9 @@ class JobRecord : public DeliveryRecord {
     life_->HandedOver(number_, rank, step);
   }
   void Opened(uint64_t position) override { life_->Opened(number_, position); }
+  void PhaseBegun(const FormerPhase& phase) override {
+    life_->PhaseBegun(number_, phase);
+  }
 
  private:
   LifeJournal* const life_;
@@ -161,34 +164,66 @@ Status JobTable::CheckAgreement(const Entry& entry,
   return field.empty() ? OkStatus() : disagree("spec: " + field);
 }
 
+// Not always the newest: a rank that has taken all of its data may have begun
+// the next while others are not through with this one.
+StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
+  const uint32_t rank = request.joining.rank;
+  const Entry* newest = nullptr;
+  bool over = life_->KnowsAllJobs();
+  for (Entry& each : entries_) {
+    if (!(each.key == request.key)) continue;
+    const bool is_it = each.incarnation.token == request.incarnation->token;
+    if (is_it && !each.over) return &each;
+    over |= is_it;
+    if (!each.over) newest = &each;
+  }
+  if (newest != nullptr) {
+    return AbortedError(
+        "rank {} belongs to incarnation {} of job '{}', which is at {}: "
+        "another process took over; this one must attach anew",
+        rank, request.incarnation->number, request.key.name,
+        newest->incarnation.number);
+  }
+  if (!over) return nullptr;
+  return AbortedError(
+      "job '{}' is over: it failed or was ended while rank {} was away (the "
+      "broker's log says why); begin all ranks at a state",
+      request.key.name, rank);
+}
+
+Incarnation JobTable::NextIncarnation(const JobKey& key) const {
+  Incarnation next = {1, NewLifeId()};
+  for (const Entry& entry : entries_) {
+    if (!(entry.key == key)) continue;
+    next.number = std::max(next.number, entry.incarnation.number + 1);
+  }
+  for (const Ended& ended : ended_) {
+    if (!(ended.key == key)) continue;
+    next.number = std::max(next.number, ended.number + 1);
+  }
+  return next;
+}
+
+void JobTable::NoteEnded(const Entry& entry) {
+  const auto now = std::chrono::steady_clock::now();
+  std::erase_if(ended_, [&](const Ended& ended) {
+    return ended.key == entry.key || now - ended.when > kEndedKept;
+  });
+  ended_.push_back({entry.key, entry.incarnation.number, now});
+}
+
 StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
+  if (request.incarnation) return EntryOf(request);
   const uint32_t rank = request.joining.rank;
   Entry* entry = nullptr;
   for (Entry& each : entries_) {
     if (!(each.key == request.key) || each.over) continue;
     entry = &each;
-    if (!request.incarnation) ForgetUnanswered(each, request);
+    ForgetUnanswered(each, request);
     // Not the newest that others have begun, but where it is missing.
-    if (!request.incarnation && !request.options.start &&
-        WaitsFor(each, rank)) {
-      break;
-    }
+    if (!request.options.start && WaitsFor(each, rank)) break;
   }
   if (entry == nullptr) return nullptr;
-  if (request.incarnation) {
-    // Not always the newest: a rank that has taken all of its data may have
-    // begun the next while others are not through with this one.
-    for (Entry& each : entries_) {
-      if (each.key == request.key && !each.over &&
-          each.incarnation == *request.incarnation) {
-        return &each;
-      }
-    }
-    return AbortedError(
-        "rank {} belongs to incarnation {} of job '{}', which is at {}: "
-        "another process took over; this one must attach anew",
-        rank, *request.incarnation, entry->key.name, entry->incarnation);
-  }
   if (entry->job == nullptr && entry->opening == nullptr) {
     // Of a former life.
     if (request.options.start) {
@@ -273,14 +308,9 @@ void JobTable::Route(Pending attach) {
       attach.done(status);
       return;
     }
-    uint64_t incarnation = request.incarnation.value_or(1);
-    if (!request.incarnation) {
-      for (const Entry& entry : entries_) {
-        if (entry.key == request.key) {
-          incarnation = std::max(incarnation, entry.incarnation + 1);
-        }
-      }
-    }
+    const Incarnation incarnation = request.incarnation.has_value()
+                                        ? *request.incarnation
+                                        : NextIncarnation(request.key);
     Entry* entry = &entries_.emplace_back();
     entry->key = request.key;
     entry->options = request.options;
@@ -406,11 +436,12 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
                   reconnects ? entry.former_memory : nullptr};
 }
 
-const DatasetSpec* JobTable::SpecOf(const JobKey& key, uint32_t rank,
-                                    std::optional<uint64_t> incarnation) const {
+const DatasetSpec* JobTable::SpecOf(
+    const JobKey& key, uint32_t rank,
+    std::optional<Incarnation> incarnation) const {
   for (const Entry& entry : entries_) {
     if (!(entry.key == key) || entry.over) continue;
-    if (incarnation ? entry.incarnation == *incarnation
+    if (incarnation ? entry.incarnation.token == incarnation->token
                     : WaitsFor(entry, rank)) {
       return &entry.options.spec;
     }
@@ -681,7 +712,6 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
       }
       entry->retired.push_back(attachment.mapped());
     }
-    RecordPhases(*entry);
   }
   if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
     // Left by all of its ranks it is over. Ranks that died may have
@@ -718,6 +748,7 @@ void JobTable::Sweep() {
       if (entry->former != nullptr && entry->opening == nullptr &&
           (entry->over || FormerIsOver(*entry))) {
         life_->JobEnded(entry->number);
+        NoteEnded(*entry);
         entry = entries_.erase(entry);
       } else {
         ++entry;
@@ -759,6 +790,7 @@ void JobTable::Sweep() {
     rows_of_ended_jobs_ +=
         entry->job->counters().rows.load(std::memory_order_relaxed);
     disposal_->Destroy(std::move(entry->job));
+    NoteEnded(*entry);
     entry = entries_.erase(entry);
   }
 }
@@ -840,7 +872,7 @@ nlohmann::json JobTable::StatusJson(bool with_ranks) const {
     if (entry.job != nullptr) {
       nlohmann::json& job =
           jobs.emplace_back(entry.job->StatusJson(with_ranks));
-      job["incarnation"] = entry.incarnation;
+      job["incarnation"] = entry.incarnation.number;
       if (entry.over && !entry.job->failed()) job["state"] = "ending";
     } else {
       jobs.push_back({{"job", entry.key.name},

@@ -73,7 +73,7 @@ class JobTable {
     // all did.
     bool named = false;
     // It reconnects: the incarnation it belongs to.
-    std::optional<uint64_t> incarnation;
+    std::optional<Incarnation> incarnation;
     uint64_t former_inode = 0;  // of joining.former
     Fd cursor_fd;
     int pidfd = -1;  // the caller's, until it cancels
@@ -81,7 +81,7 @@ class JobTable {
   struct Attached {
     std::shared_ptr<Job> job;
     Delivery::Joined joined;
-    uint64_t incarnation = 0;
+    Incarnation incarnation;
     // The segment of a former life counts as long as this process may map it:
     // to be kept until it says that it does not, or is dead.
     std::shared_ptr<void> former_memory;
@@ -97,7 +97,7 @@ class JobTable {
   // The spec of the job that this rank belongs to, whatever is registered by
   // now; nullptr: none.
   const DatasetSpec* SpecOf(const JobKey& key, uint32_t rank,
-                            std::optional<uint64_t> incarnation) const;
+                            std::optional<Incarnation> incarnation) const;
   // Running jobs of this name that uid may act upon (its own; all as root).
   std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
                                          const std::string& dataset) const;
@@ -122,6 +122,13 @@ class JobTable {
  private:
   // A job all of whose ranks died is kept so long for their replacements.
   static constexpr std::chrono::seconds kDesertedJobKept{300};
+  // And its number, for so long, so that the next of its name has another.
+  static constexpr std::chrono::seconds kEndedKept{3600};
+  struct Ended {
+    JobKey key;
+    uint64_t number = 0;
+    std::chrono::steady_clock::time_point when;
+  };
 
   struct Pending {
     uint64_t number = 0;
@@ -140,7 +147,7 @@ class JobTable {
     std::shared_ptr<Job> job;  // nullptr while it is opened
     Opening* opening = nullptr;
     std::vector<Pending> pending;
-    uint64_t incarnation = 1;
+    Incarnation incarnation;
     bool named = false;
     // It takes nobody any more; removed when nothing refers to its memory.
     bool over = false;
@@ -170,6 +177,10 @@ class JobTable {
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
   // takes the place of.
   StatusOr<Entry*> EntryFor(const AttachRequest& request);
+  // The same of one that reconnects.
+  StatusOr<Entry*> EntryOf(const AttachRequest& request);
+  Incarnation NextIncarnation(const JobKey& key) const;
+  void NoteEnded(const Entry& entry);
   // Attaches of the process that asks now: it never heard of them.
   void ForgetUnanswered(Entry& entry, const AttachRequest& request);
   // Answers it, now or when it can be.
@@ -196,7 +207,6 @@ class JobTable {
   void TryGather(Entry& entry);
   // split: the same: what on_rank_death says of the dead is done.
   void SettleFormer(Entry& entry);
-  void RecordPhases(Entry& entry);
   void End(Entry& entry, const std::string& reason);
   // Where the rank of a dead process goes on is told by another's page.
   static bool Superseded(const Entry& entry, const Entry::Attachment& dead);
@@ -242,6 +252,7 @@ class JobTable {
       std::chrono::steady_clock::now();
   OpenDatasets datasets_;
   std::list<Entry> entries_;
+  std::vector<Ended> ended_;
   std::list<Opening> openings_;
   std::map<uint64_t, InspectDone> inspects_;
   uint64_t next_number_ = 1;

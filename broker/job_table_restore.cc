@@ -111,6 +111,13 @@ std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
 Status JobTable::Restore(Entry& entry) {
   const FormerJob& former = *entry.former;
   PENSTOCK_RETURN_IF_ERROR(entry.job->RestorePhases(former.phases));
+  // What the others go on without is owed by them.
+  std::erase_if(entry.former->ranks, [&](const auto& item) {
+    const auto& [attach, rank] = item;
+    if (!entry.job->GoesOnWithout(rank.rank)) return false;
+    life_->RankForgotten(entry.number, attach);
+    return true;
+  });
   if (former.options.delivery.mode != DeliveryMode::kSplit &&
       former.options.delivery.mode != DeliveryMode::kIndependent) {
     entry.job->Gather();
@@ -143,12 +150,6 @@ void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
     }
     return true;
   });
-}
-
-void JobTable::RecordPhases(Entry& entry) {
-  for (const Delivery::FormerPhase& phase : entry.job->TakeNewPhases()) {
-    life_->PhaseBegun(entry.number, phase);
-  }
 }
 
 void JobTable::SettleFormer(Entry& entry) {
@@ -186,7 +187,6 @@ void JobTable::SettleFormer(Entry& entry) {
   }
   // A phase can begin only where it is known of all that they are before it.
   entry.job->Settle(all_spoke);
-  RecordPhases(entry);
 }
 
 void JobTable::TryGather(Entry& entry) {

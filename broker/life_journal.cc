@@ -85,7 +85,7 @@ PlanStart StartFromJson(const json& json) {
 }
 
 json JobToJson(uint64_t id, const JobKey& key, const JobOptions& options,
-               uint64_t incarnation, bool named) {
+               const Incarnation& incarnation, bool named) {
   const DeliveryOptions& delivery = options.delivery;
   json record = {
       {"id", id},
@@ -103,7 +103,8 @@ json JobToJson(uint64_t id, const JobKey& key, const JobOptions& options,
       {"on_rank_death",
        kOnRankDeathNames[static_cast<size_t>(delivery.on_rank_death)]},
       {"wait_s", options.wait_s},
-      {"incarnation", incarnation},
+      {"incarnation", incarnation.number},
+      {"token", incarnation.token},
       {"named", named}};
   if (key.consumer) record["consumer"] = *key.consumer;
   if (options.start) record["start"] = JobStateToJson(*options.start);
@@ -139,7 +140,8 @@ StatusOr<FormerJob> JobFromJson(const json& record) {
     PENSTOCK_ASSIGN_OR_RETURN(job.options.start,
                               JobStateFromJson(record["start"]));
   }
-  job.incarnation = record.at("incarnation").get<uint64_t>();
+  job.incarnation = {record.at("incarnation").get<uint64_t>(),
+                     record.at("token").get<uint64_t>()};
   job.named = record.at("named").get<bool>();
   return job;
 }
@@ -268,6 +270,11 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
   return OkStatus();
 }
 
+bool LifeJournal::KnowsAllJobs() const {
+  MutexLock lock(&mutex_);
+  return journal_ != nullptr && !incomplete_;
+}
+
 std::vector<LifeJournal::Dataset> LifeJournal::TakeDatasets() {
   MutexLock lock(&mutex_);
   std::vector<Dataset> datasets;
@@ -354,7 +361,8 @@ Status LifeJournal::DatasetRegistered(const Dataset& dataset) {
 
 StatusOr<uint64_t> LifeJournal::JobOpened(const JobKey& key,
                                           const JobOptions& options,
-                                          uint64_t incarnation, bool named,
+                                          const Incarnation& incarnation,
+                                          bool named,
                                           std::optional<uint64_t> former) {
   MutexLock lock(&mutex_);
   const uint64_t id = former ? *former : next_id_++;
@@ -439,7 +447,7 @@ void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {
   Unstore(PidfdName(job, attach));
 }
 
-void LifeJournal::PhaseBegun(uint64_t job, const Delivery::FormerPhase& phase) {
+void LifeJournal::PhaseBegun(uint64_t job, const FormerPhase& phase) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;

@@ -59,7 +59,7 @@ struct FormerJob {
   uint64_t id = 0;
   JobKey key;
   JobOptions options;
-  uint64_t incarnation = 1;
+  Incarnation incarnation;
   bool named = false;
   // The journal has not all that was to be recorded.
   bool incomplete = false;
@@ -72,7 +72,7 @@ struct FormerJob {
   std::set<uint64_t> completed;
   // By rank: steps it released outside the order of positions (StepId).
   HandedOverSteps handed_over;
-  std::vector<Delivery::FormerPhase> phases;
+  std::vector<FormerPhase> phases;
 };
 
 class LifeJournal {
@@ -87,6 +87,9 @@ class LifeJournal {
   static StatusOr<std::unique_ptr<LifeJournal>> Open(
       const std::string& directory, std::vector<StoredFd> stored);
 
+  // A job that was not over and is not among what the former life left: there
+  // is none.
+  bool KnowsAllJobs() const;
   // What the former life left. Once.
   std::vector<Dataset> TakeDatasets();
   std::vector<FormerJob> TakeJobs();
@@ -95,7 +98,7 @@ class LifeJournal {
   Status DatasetRegistered(const Dataset& dataset);
   // The job's number, unique over all lives. former: it goes on under its own.
   StatusOr<uint64_t> JobOpened(const JobKey& key, const JobOptions& options,
-                               uint64_t incarnation, bool named,
+                               const Incarnation& incarnation, bool named,
                                std::optional<uint64_t> former);
   // Its plan begins at position, its segment has so many bytes. Any thread.
   void Begun(uint64_t job, uint64_t position, uint64_t segment_bytes);
@@ -107,7 +110,7 @@ class LifeJournal {
   void RankLeft(uint64_t job, uint64_t attach);
   // Nothing of this process matters any more.
   void RankForgotten(uint64_t job, uint64_t attach);
-  void PhaseBegun(uint64_t job, const Delivery::FormerPhase& phase);
+  void PhaseBegun(uint64_t job, const FormerPhase& phase);
 
   void Completed(uint64_t job, uint64_t position, uint64_t next);
   void HandedOver(uint64_t job, uint32_t rank, uint64_t step);

@@ -299,6 +299,7 @@ Status Reader::ReadAnswer(Message answer, Session* session) {
         std::max<uint64_t>(json.at("rows_per_epoch").get<uint64_t>(), 1);
     epochs_ = json.at("epochs").get<uint64_t>();
     incarnation_ = json.at("incarnation").get<uint64_t>();
+    token_ = json.at("token").get<uint64_t>();
     position_ = json.at("position").get<uint64_t>();
     handed_over = json.at("handed_over").get<uint64_t>() > 0;
     replaces = json.at("replaces").get<bool>();
@@ -675,6 +676,7 @@ nlohmann::json Reader::ReconnectRequest() const {
   nlohmann::json request = request_;
   request["rank"] = rank_;
   request["incarnation"] = incarnation_;
+  request["token"] = token_;
   request["position"] = position_;
   request["phase"] = phase_;
   request["taken"] = stats_.batches;

@@ -163,6 +163,7 @@ class Reader {
   int64_t plan_rank_ = 0;  // after shrink it may have another place
   int64_t world_size_ = 1;
   uint64_t incarnation_ = 0;
+  uint64_t token_ = 0;  // of the incarnation
   uint64_t records_ = 0;
   uint64_t steps_per_epoch_ = 0;
   uint64_t rows_per_epoch_ = 1;

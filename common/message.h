@@ -23,7 +23,7 @@
 //             full_epoch, wait_s, state,
 //             state_of_same_dataset]
 //             + cursor page; to reconnect
-//             also incarnation, position,
+//             also incarnation, token, position,
 //             phase, owed, taken, and with
 //             full_epoch epochs_from
 //             + the former page

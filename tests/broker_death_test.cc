@@ -452,6 +452,23 @@ class BroadcastDeathTest : public BothDieTest {
     }
   }
 
+  // The request of a rank.
+  static nlohmann::json AttachOf(const Options& options, int rank) {
+    return {{"op", "attach"},
+            {"spec", options.spec},
+            {"file", "spec"},
+            {"base", "/"},
+            {"job", options.job},
+            {"named", true},
+            {"delivery", options.delivery},
+            {"lag", options.lag.empty() ? "block" : options.lag},
+            {"window", options.window},
+            {"consumers", 2},
+            {"rank", rank},
+            {"world_size", 2},
+            {"local_world_size", options.local_world_size}};
+  }
+
   KeptBroker broker_;
 };
 
@@ -554,42 +571,43 @@ TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
     options.local_world_size = 1;
     RankProcess first(options);
     first.Attached();
-    ASSERT_EQ(first.Next().taken.step, 0u);
-    first.Release(1);
-    ASSERT_EQ(first.Next().taken.step, 1u);
-    auto cursor = CreateCursor();
-    ASSERT_TRUE(cursor.ok());
-    auto socket = ConnectControl(broker_.socket());
-    ASSERT_TRUE(socket.ok());
-    const StatusOr<Message> answer =
-        Request(socket->get(),
-                {{"op", "attach"},
-                 {"spec", options.spec},
-                 {"file", "spec"},
-                 {"base", "/"},
-                 {"job", options.job},
-                 {"named", true},
-                 {"delivery", "broadcast"},
-                 {"lag", lag},
-                 {"window", 1},
-                 {"consumers", 2},
-                 {"rank", 1},
-                 {"world_size", 2},
-                 {"local_world_size", 1},
-                 {"incarnation", 1},
-                 {"position", 2},
-                 {"phase", 0},
-                 {"taken", 1},
-                 {"owed", nlohmann::json::array()}},
-                {cursor->fd.get()});
+    nlohmann::json request = AttachOf(options, 1);
+    const auto attach = [&](const OwnedCursor& cursor, Fd* socket) {
+      auto connected = ConnectControl(broker_.socket());
+      if (!connected.ok()) return StatusOr<Message>(connected.status());
+      *socket = *std::move(connected);
+      return Request(socket->get(), request, {cursor.fd.get()});
+    };
+    {
+      const auto cursor = CreateCursor();
+      Fd socket;
+      const auto answer = attach(*cursor, &socket);
+      ASSERT_TRUE(answer.ok()) << answer.status().message();
+      request["incarnation"] = answer->json.at("incarnation");
+      request["token"] = answer->json.at("token");
+      ASSERT_TRUE(SendMessage(socket.get(), {{"penstock", kProtocolVersion},
+                                             {"op", "detach"}})
+                      .ok());
+    }
+    for (uint64_t step = 0; step < 2; ++step) {
+      ASSERT_EQ(first.Next().taken.step, step);
+      first.Release(1);
+    }
+    request["position"] = 0;
+    request["phase"] = 0;
+    request["taken"] = 0;
+    request["owed"] = nlohmann::json::array();
+    const auto cursor = CreateCursor();
+    Fd socket;
+    const StatusOr<Message> answer = attach(*cursor, &socket);
     if (lag == "block") {
       EXPECT_EQ(answer.status().code(), StatusCode::kAborted);
       EXPECT_THAT(answer.status().message(), HasSubstr("has missed"));
       continue;
     }
     ASSERT_TRUE(answer.ok()) << answer.status().message();
-    const uint64_t missed = answer->json.at("position").get<uint64_t>() / 2 - 1;
-    EXPECT_GE(missed, 1u);
+    const uint64_t missed = answer->json.at("position").get<uint64_t>() / 2;
+    EXPECT_GE(missed, 2u);
     const auto view = SegmentView::Open(answer->fds[0].get(), 1);
     const Ring& ring = (*view)->ring(answer->json.at("seat").get<uint32_t>());
     Cell cell{};
@@ -598,7 +616,36 @@ TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
       std::this_thread::yield();
     }
     EXPECT_EQ(cell.skipped, missed);
-    EXPECT_EQ(cell.position, 2 + 2 * missed);
+    EXPECT_EQ(cell.position, 2 * missed);
+  }
+}
+
+// An incarnation is known by its token, not by its number.
+TEST_F(BroadcastDeathTest, NobodyReconnectsToAJobThatIsOver) {
+  Options options = OptionsFor("source: {range: 4}", 0);
+  options.local_world_size = 1;
+  for (int incarnation = 1; incarnation <= 2; ++incarnation) {
+    RankProcess rank(options);
+    EXPECT_EQ(rank.Attached().at("incarnation"), incarnation);
+    rank.Run();
+    EXPECT_EQ(rank.Finished().taken.size(), 2u);
+    rank.Detach();
+  }
+  for (const char* job : {"another", options.job.c_str()}) {
+    nlohmann::json request = AttachOf(options, 0);
+    request.update({{"job", job},
+                    {"incarnation", 2},
+                    {"token", 2},
+                    {"position", 0},
+                    {"phase", 0},
+                    {"taken", 0},
+                    {"owed", nlohmann::json::array()}});
+    const auto cursor = CreateCursor();
+    const auto socket = ConnectControl(broker_.socket());
+    ASSERT_TRUE(socket.ok());
+    const auto answer = Request(socket->get(), request, {cursor->fd.get()});
+    EXPECT_EQ(answer.status().code(), StatusCode::kAborted);
+    EXPECT_THAT(answer.status().message(), HasSubstr("is over"));
   }
 }
 

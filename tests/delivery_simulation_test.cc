@@ -132,13 +132,16 @@ struct Kept : public DeliveryRecord {
   std::set<uint64_t> completed;
   uint64_t opened = 0;
   HandedOverSteps handed_over;
-  std::vector<Delivery::FormerPhase> phases;
+  std::vector<FormerPhase> phases;
 
   void Completed(uint64_t position, uint64_t) override {
     completed.insert(position);
   }
   void HandedOver(uint32_t rank, uint64_t step) override {
     handed_over.insert({rank, step});
+  }
+  void PhaseBegun(const FormerPhase& phase) override {
+    phases.push_back(phase);
   }
   void Opened(uint64_t position) override {
     opened = std::max(opened, position);
@@ -277,7 +280,7 @@ class Broker {
   void Restore() {
     former_ = world_.kept.attaches;
     handed_over_ = world_.kept.handed_over;
-    for (const Delivery::FormerPhase& phase : world_.kept.phases) {
+    for (const FormerPhase& phase : world_.kept.phases) {
       run_.Check(delivery_->RestorePhase(phase).ok(), "phase is refused");
     }
     split() ? delivery_->Withhold() : delivery_->Gather();
@@ -298,7 +301,10 @@ class Broker {
     const std::vector<FormerProcess> processes = FormerProcesses();
     RestoreDead();
     for (const FormerProcess& process : processes) {
-      if (process.may_live && !delivery_->Knows(process.rank)) return;
+      if (process.may_live && !delivery_->Knows(process.rank) &&
+          !delivery_->GoesOnWithout(process.rank)) {
+        return;
+      }
     }
     if (!delivery_->Settle(true).ok()) Fail();
     Record();
@@ -469,12 +475,7 @@ class Broker {
     delivery_->Close(Closed::kFailed, "failed");
   }
 
-  void Record() {
-    for (const Delivery::FormerPhase& phase : delivery_->TakeNewPhases()) {
-      world_.kept.phases.push_back(phase);
-    }
-    (void)delivery_->TakeRanksChanged();
-  }
+  void Record() { (void)delivery_->TakeRanksChanged(); }
 
   void Sweep() {
     std::erase_if(retired_, [&](uint64_t attach) {
@@ -1142,6 +1143,8 @@ TEST_F(DeliverySimulationTest, ShrinkWhenRankAndBrokerDie) {
   config.records = 6;
   config.lives = 2;
   NeverFailsAtRandom("shrink, both die", config, 4'000, 2);
+  config.evict = true;
+  NeverFailsAtRandom("shrink, eviction, both die", config, 4'000, 2);
 }
 
 TEST_F(DeliverySimulationTest, ShrinkTwiceAndDeathOfTheBroker) {

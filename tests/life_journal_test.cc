@@ -53,6 +53,9 @@ class Told : public DeliveryRecord {
     life_->Opened(job_, position);
     look_();
   }
+  void PhaseBegun(const FormerPhase& phase) override {
+    life_->PhaseBegun(job_, phase);
+  }
 
  private:
   LifeJournal* const life_;
@@ -99,8 +102,8 @@ class LifeJournalTest : public testing::Test {
   void RunTheJob() {
     auto life = LifeJournal::Open(directory_ + "/1", {});
     ASSERT_TRUE(life.ok()) << life.status().message();
-    const uint64_t job =
-        *(*life)->JobOpened({0, "train", "numbers", {}}, options_, 1, true, {});
+    const uint64_t job = *(*life)->JobOpened({0, "train", "numbers", {}},
+                                             options_, {}, true, {});
     (*life)->Begun(job, 0, 4096);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       ASSERT_TRUE((*life)->RankAttached(job, rank, -1, -1).ok());

@@ -89,9 +89,9 @@ constexpr const char* kKeys[] = {
     "delivery",      "lag",         "window",
     "on_rank_death", "consumers",   "named",
     "repeat_first",  "full_epoch",  "wait_s",
-    "state",         "incarnation", "position",
-    "phase",         "owed",        "epochs_from",
-    "dataset",       "now"};
+    "state",         "incarnation", "token",
+    "position",      "phase",       "owed",
+    "epochs_from",   "dataset",     "now"};
 
 // A program of this size must not look for pictures on the whole machine, nor
 // burn the processor for as long as a spec may ask for.

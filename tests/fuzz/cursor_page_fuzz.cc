@@ -65,6 +65,7 @@ class Course : public DeliveryRecord {
   }
   void HandedOver(uint32_t, uint64_t) override {}
   void Opened(uint64_t) override {}
+  void PhaseBegun(const FormerPhase&) override {}
 
  private:
   bool MakeDelivery();
@@ -340,7 +341,6 @@ void Course::Advance() {
     Require(delivery_->Corrupt().empty(), "who is corrupt is evicted");
   }
   (void)delivery_->TakeRanksChanged();
-  (void)delivery_->TakeNewPhases();
 }
 
 bool Course::Claim() {

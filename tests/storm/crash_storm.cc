@@ -49,10 +49,11 @@ constexpr const char* kBrokerPlaces[] = {
     "publish.copied",   "publish.published", "delivery.recorded",
     "evict.closed",     "gone.reclaimed",    "journal.begun",
     "journal.appended", "attach.stored",     "attach.recorded",
+    "shrink.recorded",
 };
 
 std::vector<JobKind> Kinds() {
-  std::vector<JobKind> kinds(5);
+  std::vector<JobKind> kinds(6);
   kinds[0].name = "split";
   kinds[0].delivery = "split";
   kinds[0].on_rank_death = "wait";
@@ -75,6 +76,10 @@ std::vector<JobKind> Kinds() {
   kinds[4] = kinds[2];
   kinds[4].name = "kept";
   kinds[4].on_rank_death = "wait";
+  kinds[5] = kinds[0];
+  kinds[5].name = "shrink";
+  kinds[5].on_rank_death = "shrink";
+  kinds[5].ranks = 4;
   return kinds;
 }
 
@@ -101,6 +106,9 @@ struct Rank {
   Process process;
   Victim victim;
   Clock::time_point started;
+  // Its job shrinks: whether another is needed is known when the others are
+  // through.
+  bool dead = false;
   bool done = false;
 };
 
@@ -113,6 +121,10 @@ struct Lap {
   bool over() const {
     return std::all_of(ranks.begin(), ranks.end(),
                        [](const Rank& rank) { return rank.done; });
+  }
+  bool only_dead_are_left() const {
+    return std::all_of(ranks.begin(), ranks.end(),
+                       [](const Rank& rank) { return rank.done || rank.dead; });
   }
 };
 
@@ -210,7 +222,9 @@ class Storm {
     for (std::string& argument : options.Arguments()) {
       spec.argv.push_back(std::move(argument));
     }
-    spec.environment = Odds(kRankPlaces, 200, &rank.victim);
+    if (lap.kind.mortal(rank.number)) {
+      spec.environment = Odds(kRankPlaces, 200, &rank.victim);
+    }
     spec.stdout_fd = STDERR_FILENO;
     StatusOr<Process> process = Process::Start(spec);
     if (!process.ok()) throw std::runtime_error(process.status().message());
@@ -274,6 +288,16 @@ class Storm {
 
   void TendRank(Lap& lap, Rank& rank) {
     if (rank.done) return;
+    if (rank.dead) {
+      if (!lap.only_dead_are_left()) return;
+      rank.dead = false;
+      if (Judge(lap.kind, ReadRankLogs(lap.folder)).lost == 0) {
+        rank.done = true;
+      } else {
+        StartAgain(lap, rank);
+      }
+      return;
+    }
     const std::optional<ProcessExit> exit = rank.process.Ended();
     if (!exit) {
       GiveUpIfLate(lap, rank);
@@ -293,9 +317,24 @@ class Storm {
       rank.done = true;
       return;
     }
+    if (lap.kind.shrinks() && HadAttached(lap, rank)) {
+      rank.dead = true;
+    } else {
+      StartAgain(lap, rank);
+    }
+  }
+
+  void StartAgain(Lap& lap, Rank& rank) {
     ++rank.life;
     ++rank_restarts_;
     Start(lap, rank);
+  }
+  static bool HadAttached(const Lap& lap, const Rank& rank) {
+    const std::vector<RankLog> logs = ReadRankLogs(lap.folder);
+    return std::any_of(logs.begin(), logs.end(), [&](const RankLog& log) {
+      return log.rank == rank.number && log.life == rank.life &&
+             log.attached_ns.has_value();
+    });
   }
 
   void GiveUpIfLate(const Lap& lap, Rank& rank) {
@@ -370,6 +409,11 @@ class Storm {
     }
   }
 
+  void HitRank(const Lap& lap, Rank& rank, int signal, const char* how) {
+    if (!lap.kind.mortal(rank.number)) return;
+    Hit(rank.process, rank.victim, signal, how);
+  }
+
   void Strike() {
     std::exponential_distribution<double> pause_ms(1 / options_.pause_ms);
     next_blow_ = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(
@@ -380,14 +424,14 @@ class Storm {
     Rank& other = lap->ranks[Random(lap->ranks.size())];
     const auto kill_all = [&](const char* how) {
       for (Rank& each : lap->ranks) {
-        Hit(each.process, each.victim, SIGKILL, how);
+        HitRank(*lap, each, SIGKILL, how);
       }
     };
     const uint64_t what = Random(100);
     if (what < 34) {
-      Hit(rank.process, rank.victim, SIGKILL, "SIGKILL");
+      HitRank(*lap, rank, SIGKILL, "SIGKILL");
     } else if (what < 42) {
-      Hit(rank.process, rank.victim, SIGTERM, "SIGTERM");
+      HitRank(*lap, rank, SIGTERM, "SIGTERM");
     } else if (what < 54) {
       Stop(rank.process, rank.victim, "rank");
     } else if (what < 57) {
@@ -400,9 +444,9 @@ class Storm {
       Stop(broker_.process(), broker_victim_, "broker");
     } else if (what < 97) {
       // Whether the broker sees them die is chance.
-      Hit(rank.process, rank.victim, SIGKILL, "SIGKILL, both at once");
+      HitRank(*lap, rank, SIGKILL, "SIGKILL, both at once");
       Hit(broker_.process(), broker_victim_, SIGKILL, "SIGKILL, both at once");
-      Hit(other.process, other.victim, SIGKILL, "SIGKILL, both at once");
+      HitRank(*lap, other, SIGKILL, "SIGKILL, both at once");
     } else {
       Hit(broker_.process(), broker_victim_, SIGKILL, "SIGKILL, both at once");
       kill_all("SIGKILL, both at once");

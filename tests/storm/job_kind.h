@@ -25,6 +25,11 @@ struct JobKind {
   bool keeps_places() const {
     return delivery != "broadcast" || on_rank_death == "wait";
   }
+  // The others go on without one that died; half of them have to live.
+  bool shrinks() const {
+    return delivery == "split" && on_rank_death == "shrink";
+  }
+  bool mortal(uint32_t rank) const { return !shrinks() || rank < ranks / 2; }
   uint64_t steps_per_epoch() const { return (records + batch - 1) / batch; }
   uint64_t steps() const { return epochs * steps_per_epoch(); }
   std::string Spec() const {

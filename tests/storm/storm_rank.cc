@@ -65,6 +65,7 @@ class StormRank {
   int Run() {
     try {
       reader_ = Attach();
+      if (reader_ == nullptr) return 0;
       log_.Attached();
       const bool ended = TakeAll();
       ReleaseAll();
@@ -108,6 +109,10 @@ class StormRank {
       try {
         return std::make_unique<Reader>(wanted);
       } catch (const Error& error) {
+        if (options_.kind.shrinks() &&
+            error.code() == PENSTOCK_FAILED_PRECONDITION) {
+          return nullptr;  // the others go on without it
+        }
         if ((error.code() != PENSTOCK_ALREADY_EXISTS &&
              error.code() != PENSTOCK_UNAVAILABLE) ||
             std::chrono::steady_clock::now() > give_up) {
