@@ -342,6 +342,9 @@ void ControlServer::Handle(Connection* connection,
   } else if (*op == "register") {
     answer_with(Register(*connection, request));
     return;
+  } else if (*op == "unregister") {
+    answer_with(Unregister(*connection, request));
+    return;
   } else if (*op == "state") {
     answer_with(JobStateOf(*connection, request));
     return;
@@ -482,6 +485,13 @@ Status ControlServer::StartAttach(Connection* connection,
   attach.key.dataset = options.spec.name;
   PENSTOCK_ASSIGN_OR_RETURN(attach.key.name,
                             TextField(request, "job", kNameCharsMax));
+  // It comes in messages and logs.
+  if (std::any_of(attach.key.name.begin(), attach.key.name.end(), [](char c) {
+        return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
+      })) {
+    return InvalidArgumentError(
+        "attach: a job's name is text without control characters");
+  }
   if (!request.contains("spec")) {
     // By name: the name may have got another spec since the job began.
     JobKey key = attach.key;
@@ -773,8 +783,9 @@ StatusOr<nlohmann::json> ControlServer::Register(
         [&](const auto& item) { return item.first.first == connection.uid; });
     if (static_cast<size_t>(of_uid) >= kDatasetsPerUidMax) {
       return ResourceExhaustedError(
-          "user {} has registered {} datasets, all "
-          "one user may have",
+          "user {} has registered {} datasets, all one user may have: "
+          "`penstock "
+          "unregister` some",
           connection.uid, kDatasetsPerUidMax);
     }
   }
@@ -783,6 +794,18 @@ StatusOr<nlohmann::json> ControlServer::Register(
         {connection.uid, spec.name, DatasetSpecToJson(spec).dump()}));
     datasets_[key] = spec;
   }
+  nlohmann::json answer = OkReply();
+  answer["dataset"] = spec.name;
+  return answer;
+}
+
+StatusOr<nlohmann::json> ControlServer::Unregister(
+    const Connection& connection, const nlohmann::json& request) {
+  PENSTOCK_ASSIGN_OR_RETURN(const DatasetSpec spec,
+                            SpecOf(connection, request));
+  PENSTOCK_RETURN_IF_ERROR(
+      life_->DatasetUnregistered(connection.uid, spec.name));
+  datasets_.erase({connection.uid, spec.name});
   nlohmann::json answer = OkReply();
   answer["dataset"] = spec.name;
   return answer;

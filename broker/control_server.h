@@ -91,6 +91,8 @@ class ControlServer {
   Status StartIndex(Connection* connection, const nlohmann::json& request);
   StatusOr<nlohmann::json> Register(const Connection& connection,
                                     const nlohmann::json& request);
+  StatusOr<nlohmann::json> Unregister(const Connection& connection,
+                                      const nlohmann::json& request);
   nlohmann::json DatasetsJson() const;
   nlohmann::json StatusJson() const;
   StatusOr<nlohmann::json> JobStateOf(const Connection& connection,

@@ -195,6 +195,17 @@ PlanStart Delivery::State() const {
             [](const RowRange& a, const RowRange& b) {
               return a.position < b.position;
             });
+  // What is owed since one phase may be owed since another.
+  uint64_t end = 0;
+  for (RowRange& range : state.owed) {
+    const uint64_t twice =
+        std::min(end - std::min(end, range.position), range.rows);
+    range.position += twice;
+    range.rows -= twice;
+    end = std::max(end, range.position + range.rows);
+  }
+  std::erase_if(state.owed,
+                [](const RowRange& range) { return range.rows == 0; });
   // A range on the far side of the position is reached anyway.
   std::erase_if(state.owed, [&](const RowRange& range) {
     return range.position >= state.position;

@@ -27,6 +27,7 @@ enum Type : uint8_t {
   kHandedOver = 8,
   kPhase = 9,
   kRankLeft = 10,
+  kDatasetGone = 11,
 };
 
 std::string CursorName(uint64_t job, uint64_t attach) {
@@ -209,6 +210,10 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
                    record.at("name").get<std::string>()}] =
             record.at("spec").get<std::string>();
         break;
+      case kDatasetGone:
+        datasets_.erase({record.at("uid").get<uid_t>(),
+                         record.at("name").get<std::string>()});
+        break;
       case kJob: {
         const uint64_t id = record.at("id").get<uint64_t>();
         jobs_[id].job = record;
@@ -356,6 +361,14 @@ Status LifeJournal::DatasetRegistered(const Dataset& dataset) {
       kDataset,
       {{"uid", dataset.uid}, {"name", dataset.name}, {"spec", dataset.spec}}));
   datasets_[{dataset.uid, dataset.name}] = dataset.spec;
+  return OkStatus();
+}
+
+Status LifeJournal::DatasetUnregistered(uid_t uid, const std::string& name) {
+  MutexLock lock(&mutex_);
+  PENSTOCK_RETURN_IF_ERROR(
+      Append(kDatasetGone, {{"uid", uid}, {"name", name}}));
+  datasets_.erase({uid, name});
   return OkStatus();
 }
 

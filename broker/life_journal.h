@@ -94,8 +94,9 @@ class LifeJournal {
   std::vector<Dataset> TakeDatasets();
   std::vector<FormerJob> TakeJobs();
 
-  // An error of these three: it could not be recorded, and is not.
+  // An error of these four: it could not be recorded, and is not.
   Status DatasetRegistered(const Dataset& dataset);
+  Status DatasetUnregistered(uid_t uid, const std::string& name);
   // The job's number, unique over all lives. former: it goes on under its own.
   StatusOr<uint64_t> JobOpened(const JobKey& key, const JobOptions& options,
                                const Incarnation& incarnation, bool named,

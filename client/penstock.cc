@@ -48,6 +48,14 @@ int Guard(Body body) {
   }
 }
 
+// False: it is noted that one of them is NULL.
+template <typename... Pointers>
+bool AllGiven(Pointers... pointers) {
+  if ((... && (pointers != nullptr))) return true;
+  last_error = "a pointer is NULL";
+  return false;
+}
+
 }  // namespace
 
 extern "C" {
@@ -57,6 +65,7 @@ const char* penstock_error(void) { return last_error.c_str(); }
 const char* penstock_version(void) { return PENSTOCK_VERSION; }
 
 int penstock_attach(const penstock_options* options, penstock_reader** reader) {
+  if (!AllGiven(options, reader)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] {
     *reader = nullptr;
     // A program built with an older header has fewer fields: the others are as
@@ -64,10 +73,13 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
     constexpr uint32_t kSmallest = offsetof(penstock_options, delivery);
     if (options->struct_bytes < kSmallest ||
         options->struct_bytes > sizeof(penstock_options)) {
-      return Fail(PENSTOCK_FAILED_PRECONDITION,
-                  "penstock_options of another size: this program was compiled "
-                  "against a newer penstock.h than libpenstock.so; set it with "
-                  "PENSTOCK_OPTIONS_INIT and rebuild");
+      return Fail(
+          PENSTOCK_FAILED_PRECONDITION,
+          fmt::format("penstock_options of {} bytes, this libpenstock.so takes "
+                      "{} to {}: begin with PENSTOCK_OPTIONS_INIT, and compile "
+                      "against its penstock.h",
+                      options->struct_bytes, kSmallest,
+                      sizeof(penstock_options)));
     }
     penstock_options given = PENSTOCK_OPTIONS_INIT;
     std::memcpy(&given, options, options->struct_bytes);
@@ -103,6 +115,7 @@ void penstock_detach(penstock_reader* reader) { delete reader; }
 
 int penstock_next_within(penstock_reader* reader, double timeout_s,
                          penstock_batch** batch) {
+  if (!AllGiven(reader, batch)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] {
     *batch = nullptr;
     penstock::Reader::Batch* taken = nullptr;
@@ -122,6 +135,7 @@ int penstock_next_within(penstock_reader* reader, double timeout_s,
 }
 
 int penstock_next(penstock_reader* reader, penstock_batch** batch) {
+  if (!AllGiven(reader, batch)) return PENSTOCK_INVALID_ARGUMENT;
   const double timeout_s = reader->reader->default_timeout_s();
   return penstock_next_within(reader, timeout_s > 0 ? timeout_s : -1, batch);
 }

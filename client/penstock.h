@@ -105,8 +105,9 @@ typedef struct penstock_options {
                                 behind: NULL, "block": the others wait; "skip":
                                 it misses batches, penstock_batch_skipped;
                                 "fail": it is taken off */
-  const char* on_rank_death; /* "wait" (default of split): its batches wait for a
-                                rank of the same number; "fail": the job fails;
+  const char* on_rank_death; /* "wait" (default of split; not in dynamic): its
+                                batches wait for a rank of the same number;
+                                "fail": the job fails;
                                 "shrink" (default of the others): the others
                                 take over, penstock_world_size changes */
   const char* state;         /* JSON of penstock_state: begin there. NULL: at the

@@ -800,6 +800,10 @@ StatusOr<std::string> Reader::State() {
 Status Reader::Reset(int64_t rank, int64_t world_size, int64_t local_world_size,
                      const std::string& state) {
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
+  if (world_size < 1) {
+    return InvalidArgumentError("reset: a world of {} ranks; at least 1",
+                                world_size);
+  }
   if (rank < 0 || rank >= world_size) {
     return InvalidArgumentError(
         "reset: rank {} of a world of {}: ranks count from 0 to {}", rank,

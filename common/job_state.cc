@@ -115,6 +115,19 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
     state.owed.push_back({each[0].get<uint64_t>(), each[1].get<uint64_t>(),
                           each[2].get<uint64_t>(), each[3].get<bool>()});
   }
+  std::vector<JobState::Owed> in_order = state.owed;
+  std::sort(in_order.begin(), in_order.end(),
+            [](const JobState::Owed& a, const JobState::Owed& b) {
+              return std::pair(a.epoch, a.row) < std::pair(b.epoch, b.row);
+            });
+  for (size_t i = 1; i < in_order.size(); ++i) {
+    const JobState::Owed& last = in_order[i - 1];
+    const JobState::Owed& next = in_order[i];
+    if (next.epoch == last.epoch && next.row - last.row < last.rows) {
+      return InvalidArgumentError("state: 'owed' has row {} of epoch {} twice",
+                                  next.row, next.epoch);
+    }
+  }
   return state;
 }
 

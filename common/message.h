@@ -10,6 +10,7 @@
 //   op        request                        answer
 //   ping      -                              version, pid, private
 //   register  spec, file, base, replace      dataset
+//   unregister  dataset                      dataset
 //   datasets  -                              datasets: [{name, source, uid}]
 //   jobs      -                              jobs: [{job, dataset, ...}]
 //   status    -                              broker, jobs: [{..., ranks}]

@@ -358,6 +358,56 @@ TEST_F(BrokerThenRankDieTest, FailTellsTheOthers) {
   }
 }
 
+// It is gone for the others before the broker dies; an evicted one dies later.
+TEST_F(BothDieTest, RankThatOthersGoOnWithoutIsNotAskedForAgain) {
+  for (const bool evicted : {false, true}) {
+    KeptBroker broker;
+    std::vector<RankProcess> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      Options options = OptionsFor(
+          "dataset: numbers\nsource: {range: 1200}\nbatch: {size: 12}", rank, 3,
+          broker.socket());
+      options.on_rank_death = "shrink";
+      ranks.emplace_back(options);
+    }
+    Rows all;
+    for (RankProcess& rank : ranks) rank.Attached();
+    for (RankProcess& rank : ranks) {
+      const RankProcess::Said said = rank.Next();
+      ASSERT_EQ(said.what, RankProcess::What::kBatch);
+      rank.Release(1);
+      all.insert(all.end(), said.taken.rows.begin(), said.taken.rows.end());
+    }
+    RankProcess gone = std::move(ranks.back());
+    ranks.pop_back();
+    if (evicted) {
+      broker.Ask({{"op", "evict"},
+                  {"job", OptionsFor("", 0, 1, "").job},
+                  {"rank", 2}});
+    } else {
+      gone.Kill();
+    }
+    for (RankProcess& rank : ranks) {
+      for (uint32_t world = 3; world != 2;) {
+        const RankProcess::Said said = rank.Next();
+        ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+        rank.Release(1);
+        all.insert(all.end(), said.taken.rows.begin(), said.taken.rows.end());
+        world = said.taken.world_size;
+      }
+    }
+    broker.Kill();
+    for (RankProcess& rank : ranks) rank.Run();
+    gone.Kill();
+    for (RankProcess& rank : ranks) {
+      const Course course = rank.Finished();
+      EXPECT_EQ(course.code, 0) << course.error;
+      Append(course.taken, &all);
+    }
+    EXPECT_EQ(Sorted(all), Numbers(1200));
+  }
+}
+
 // One takes so many batches, releases all but two, and dies with the broker.
 class HolderDiesTest : public BothDieTest {
  protected:

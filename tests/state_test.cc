@@ -118,8 +118,12 @@ TEST(JobStateTest, EveryWrongValueIsRefusedByTheNameOfItsKey) {
   expect_refused(json, "owed");
   json["owed"] = OneOwed({3, 2048, 512, 1});
   expect_refused(json, "owed");
-  json["owed"] =
-      std::vector<nlohmann::json>(JobState::kOwedMax + 1, {0, 0, 1, true});
+  json["owed"] = {{3, 2048, 512, true}, {3, 2040, 9, true}};
+  expect_refused(json, "owed");
+  json["owed"] = nlohmann::json::array();
+  for (size_t row = 0; row <= JobState::kOwedMax; ++row) {
+    json["owed"].push_back({0, row, 1, true});
+  }
   expect_refused(json, "owed");
   json["owed"].erase(0);
   EXPECT_TRUE(ParseJobState(json.dump()).ok());

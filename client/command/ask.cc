@@ -20,6 +20,7 @@ struct AskOptions {
   bool json = false;
   std::string spec;      // of register
   bool replace = false;  // of register
+  std::string dataset;   // of unregister
 };
 
 // ---- fields as cells
@@ -167,6 +168,19 @@ StatusOr<int> Register(const AskOptions& options) {
   return 0;
 }
 
+StatusOr<int> Unregister(const AskOptions& options) {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const Json answer,
+      CallBroker(SocketPath(options.socket),
+                 {{"op", "unregister"}, {"dataset", options.dataset}}));
+  if (options.json) {
+    fmt::print("{}\n", JsonLine(answer));
+  } else {
+    fmt::print("unregistered dataset '{}'\n", Printable(options.dataset));
+  }
+  return 0;
+}
+
 std::shared_ptr<AskOptions> AddAskOptions(CLI::App* app) {
   const auto options = std::make_shared<AskOptions>();
   app->add_option("--socket", options->socket,
@@ -196,6 +210,15 @@ Subcommand AddRegister(CLI::App& app) {
       "Example:\n"
       "  penstock register train.yaml");
   return {add, [options] { return Register(*options); }};
+}
+
+Subcommand AddUnregister(CLI::App& app) {
+  CLI::App* const remove = app.add_subcommand(
+      "unregister", "Make a running broker forget a dataset; jobs go on");
+  const std::shared_ptr<AskOptions> options = AddAskOptions(remove);
+  remove->add_option("DATASET", options->dataset, "Its name")->required();
+  remove->footer("Example:\n  penstock unregister train");
+  return {remove, [options] { return Unregister(*options); }};
 }
 
 Subcommand AddDatasets(CLI::App& app) {

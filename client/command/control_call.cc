@@ -12,12 +12,22 @@
 namespace penstock {
 namespace {
 
+// What takes a broker longer it tells of every second.
+constexpr int kSilence_s = 10;
+
 Status WaitForSocket(int socket) {
   pollfd entry{socket, POLLIN, 0};
-  while (poll(&entry, 1, -1) < 0) {
+  for (;;) {
+    const int ready = poll(&entry, 1, kSilence_s * 1000);
+    if (ready > 0) return OkStatus();
+    if (ready == 0) {
+      return DeadlineExceededError(
+          "the broker has said nothing for {} s: it is stopped, or its machine "
+          "is overloaded (systemctl status penstockd)",
+          kSilence_s);
+    }
     if (errno != EINTR) return ErrnoError(errno, "poll");
   }
-  return OkStatus();
 }
 
 // The answer's fields, or the error that it is.

@@ -16,7 +16,8 @@ using SocketWait = std::function<Status(int socket)>;
 
 // The fields of the answer. Errors: those of ConnectControl, Request and wait;
 // Cancelled when a signal came. wait is for a caller that has other things to
-// do meanwhile; without one it is a poll.
+// do meanwhile; without one it is a poll, and DeadlineExceeded after 10 s
+// without a word.
 StatusOr<nlohmann::json> CallBroker(const std::string& socket_path,
                                     const nlohmann::json& request,
                                     const SocketWait& wait = nullptr);

@@ -34,6 +34,7 @@ Subcommand AddBench(CLI::App& app);
 Subcommand AddCheck(CLI::App& app);
 Subcommand AddIndex(CLI::App& app);
 Subcommand AddRegister(CLI::App& app);
+Subcommand AddUnregister(CLI::App& app);
 Subcommand AddDatasets(CLI::App& app);
 Subcommand AddJobs(CLI::App& app);
 Subcommand AddStatus(CLI::App& app);

@@ -193,7 +193,8 @@ class Storm {
                                 uint64_t passes_max, Victim* victim) {
     *victim = Victim{};
     const std::string place = places[Random(kCount)];
-    const uint64_t odds = 2 + Random(passes_max);
+    // Some are passed all the time, some once in a life.
+    const uint64_t odds = 2 + Random(1 + Random(passes_max));
     const uint64_t seed = random_();
     if (kKillPoints && !calm() && Random(2) == 0) {
       victim->place = place;
