@@ -247,6 +247,9 @@ TEST_F(BrokerDeathTest, RegisteredDatasetIsStillThere) {
   broker_->Ask(other);
   broker_->Kill();
   EXPECT_EQ(Reader(options).sample_count(), 12u);
+  broker_->Ask({{"op", "unregister"}, {"dataset", "numbers"}});
+  broker_->Kill();
+  EXPECT_THROW(Reader{options}, Error);
 }
 
 TEST_F(BrokerDeathTest, JobKeepsTheSpecItBeganWith) {

@@ -561,19 +561,47 @@ TEST_F(RankDeathTest, RanksThatNeverComeAreNamedAfterTheWait) {
 }
 
 TEST_F(RankDeathTest, RankThatDiedAndIsNotReplacedIsNamedAfterTheWait) {
-  std::vector<RankProcess> ranks =
-      StartAll(Spec(80'000, "epochs: forever"), 3,
-               [](Options* options) { options->wait_s = 0.5; });
-  EXPECT_THAT(JobStatus(Name()).at("missing"), IsEmpty());
-  ranks[1].Kill();
-  WaitUntilGone(1);
-  EXPECT_THAT(JobStatus(Name()).at("state"), HasSubstr("waiting for rank 1"));
-  for (const int rank : {0, 2}) ranks[rank].Run();
-  for (const int rank : {0, 2}) {
-    const Course course = ranks[rank].Finished();
-    EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
-    EXPECT_THAT(course.error, HasSubstr("rank 1 of 3"));
+  for (const char* delivery : {"split", "broadcast"}) {
+    std::vector<RankProcess> ranks =
+        StartAll(Spec(80'000, "epochs: forever"), 3, [&](Options* options) {
+          options->delivery = delivery;
+          options->on_rank_death = "wait";
+          options->wait_s = 0.5;
+        });
+    EXPECT_THAT(JobStatus(Name()).at("missing"), IsEmpty());
+    ranks[1].Kill();
+    WaitUntilGone(1);
+    EXPECT_THAT(JobStatus(Name()).at("state"), HasSubstr("waiting for rank 1"));
+    for (const int rank : {0, 2}) ranks[rank].Run();
+    for (const int rank : {0, 2}) {
+      const Course course = ranks[rank].Finished();
+      EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
+      EXPECT_THAT(course.error, HasSubstr("rank 1 of 3 is gone, and nobody"));
+      ranks[rank].Detach();
+    }
   }
+}
+
+TEST_F(RankDeathTest, OptionsThatSayNothingInAModeAreRefused) {
+  const auto error = [&](const std::function<void(Options*)>& with) {
+    Options options = OptionsFor(Spec(16), 0, 1);
+    with(&options);
+    return RankProcess(options).Attached().value("error", "attached");
+  };
+  EXPECT_THAT(error([](Options* options) { options->lag = "skip"; }),
+              HasSubstr("'lag' is an option of broadcast; delivery is split"));
+  EXPECT_THAT(error([](Options* options) {
+                options->delivery = "independent";
+                options->full_epoch = true;
+              }),
+              HasSubstr("'full_epoch' is an option of broadcast"));
+  EXPECT_THAT(error([](Options* options) {
+                options->delivery = "dynamic";
+                options->on_rank_death = "wait";
+              }),
+              HasSubstr("wait is not offered in dynamic"));
+  EXPECT_THAT(error([](Options* options) { options->job = "a\nb"; }),
+              HasSubstr("without control characters"));
 }
 
 TEST_F(RankDeathTest, NamedJobAllOfWhoseRanksDiedIsGoneOnWith) {
