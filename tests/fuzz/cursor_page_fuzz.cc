@@ -530,6 +530,8 @@ void Course::Run() {
   if (honest_first) AttachHonest();
   AttachHostile();
   if (!honest_first) AttachHonest();
+  // One that reconnects behind the lane is refused, and may be waited for.
+  if (hostile_.empty()) return;
   Advance();
   begun_ = true;
   for (size_t ops = 0; !input_.empty() && ops < kOpsMax; ++ops) Op();
