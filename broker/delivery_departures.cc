@@ -127,9 +127,16 @@ Status Delivery::Shrink(Consumer* gone) {
   const bool someone_finished =
       std::any_of(consumers_.begin(), consumers_.end(), [&](const auto& item) {
         const Consumer& consumer = item.second;
-        return consumer.place == Place::kFinished ||
-               (consumer.place == Place::kAttached &&
-                feeds_[consumer.seat]->finished());
+        switch (consumer.place) {
+          case Place::kFinished:
+            return true;
+          case Place::kAttached:
+            return feeds_[consumer.seat]->finished();
+          case Place::kGone:
+            // It may have been told so, and nobody saw it leave.
+            return &consumer != gone && NothingLeftFor(consumer);
+        }
+        return false;
       });
   // Nobody to give them to, or not to all: they wait for a replacement.
   if (ranks.empty() || someone_finished || draining_) return OkStatus();
