@@ -783,9 +783,9 @@ StatusOr<nlohmann::json> ControlServer::Register(
         [&](const auto& item) { return item.first.first == connection.uid; });
     if (static_cast<size_t>(of_uid) >= kDatasetsPerUidMax) {
       return ResourceExhaustedError(
-          "user {} has registered {} datasets, all one user may have: "
-          "`penstock "
-          "unregister` some",
+          "user {} has registered {} datasets, all one user may have; take "
+          "some "
+          "back (penstock unregister)",
           connection.uid, kDatasetsPerUidMax);
     }
   }

@@ -209,6 +209,7 @@ void JobTable::NoteEnded(const Entry& entry) {
   std::erase_if(ended_, [&](const Ended& ended) {
     return ended.key == entry.key || now - ended.when > kEndedKept;
   });
+  if (ended_.size() == kEndedMax) ended_.erase(ended_.begin());
   ended_.push_back({entry.key, entry.incarnation.number, now});
 }
 

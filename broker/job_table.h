@@ -124,6 +124,7 @@ class JobTable {
   static constexpr std::chrono::seconds kDesertedJobKept{300};
   // And its number, for so long, so that the next of its name has another.
   static constexpr std::chrono::seconds kEndedKept{3600};
+  static constexpr size_t kEndedMax = 4096;
   struct Ended {
     JobKey key;
     uint64_t number = 0;

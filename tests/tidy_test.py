@@ -125,6 +125,17 @@ class TidyTest(unittest.TestCase):
             "not in the README.md of its folder",
         )
 
+    def test_every_fuzz_input_is_named_for_what_is_in_it(self):
+        # libFuzzer names what it finds by a hash, in the folder it is given first.
+        self.assert_none(
+            [
+                path
+                for path in TOP.glob("tests/fuzz/corpus/*/*")
+                if re.fullmatch(r"[0-9a-f]{40}", path.name)
+            ],
+            "named by a hash",
+        )
+
     def test_every_benchmark_says_what_it_measures(self):
         self.assert_none(
             [
