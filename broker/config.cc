@@ -11,17 +11,24 @@ namespace {
 
 constexpr uint32_t kReadDepthMax = 1024;
 
+std::string PlaceOf(const std::string& path, const YAML::Mark& mark) {
+  return fmt::format("{}:{}:{}", path, mark.line + 1, mark.column + 1);
+}
+
 Status At(const std::string& path, const YAML::Mark& mark,
           const std::string& text) {
-  return InvalidArgumentError("{}:{}:{}: {}", path, mark.line + 1,
-                              mark.column + 1, text);
+  return InvalidArgumentError("{}: {}", PlaceOf(path, mark), text);
 }
 
 Status Set(const std::string& key, const std::string& value, Config* config) {
   if (key == "socket") {
     config->socket = value;
   } else if (key == "cpus") {
+    PENSTOCK_RETURN_IF_ERROR(CheckCpuList(value));
     config->cpus = value;
+  } else if (key == "reserve_cores") {
+    PENSTOCK_ASSIGN_OR_RETURN(config->reserve_cores,
+                              ParseCount(value, kWorkersMax, 0));
   } else if (key == "state_dir") {
     config->state_dir = value;
   } else if (key == "cache_dir") {
@@ -45,9 +52,9 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
     PENSTOCK_ASSIGN_OR_RETURN(config->read_timeout_ns, ParseDuration(value));
   } else {
     return InvalidArgumentError(
-        "unknown key '{}'; known are socket, cpus, workers, read_depth, "
-        "memory_limit, memory_limit_per_user, decode_timeout, read_timeout, "
-        "state_dir, cache_dir",
+        "unknown key '{}'; known are socket, cpus, reserve_cores, workers, "
+        "read_depth, memory_limit, memory_limit_per_user, decode_timeout, "
+        "read_timeout, state_dir, cache_dir",
         key);
   }
   return OkStatus();
@@ -55,13 +62,40 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
 
 }  // namespace
 
-StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max) {
+Status CheckCpuList(const std::string& text) {
+  constexpr uint32_t kCpusMax = 1u << 16;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  const auto number = [&](uint32_t* value) {
+    const auto [after, error] = std::from_chars(at, end, *value);
+    at = after;
+    return error == std::errc() && *value < kCpusMax;
+  };
+  for (;;) {
+    uint32_t first = 0;
+    bool right = number(&first);
+    uint32_t last = first;
+    if (right && at != end && *at == '-') {
+      ++at;
+      right = number(&last) && last >= first;
+    }
+    if (right && at == end) return OkStatus();
+    if (!right || *at != ',') break;
+    ++at;
+  }
+  return InvalidArgumentError("'{}' is not a list of processors such as 0-7,16",
+                              text);
+}
+
+StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max,
+                              uint32_t min) {
   uint32_t value = 0;
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1 ||
+  if (error != std::errc() || end != text.data() + text.size() || value < min ||
       value > max) {
-    return InvalidArgumentError("'{}' is not a number from 1 to {}", text, max);
+    return InvalidArgumentError("'{}' is not a number from {} to {}", text, min,
+                                max);
   }
   return value;
 }
@@ -123,12 +157,12 @@ StatusOr<Config> LoadConfig(const std::string& path) {
         return At(path, item.second.Mark(),
                   "'" + item.first.Scalar() + "' wants one value");
       }
-      const Status status =
-          Set(item.first.Scalar(), item.second.Scalar(), &config);
+      const std::string& key = item.first.Scalar();
+      const Status status = Set(key, item.second.Scalar(), &config);
       if (!status.ok()) {
-        return At(path, item.first.Mark(),
-                  item.first.Scalar() + ": " + status.message());
+        return At(path, item.first.Mark(), key + ": " + status.message());
       }
+      config.place_of[key] = PlaceOf(path, item.first.Mark());
     }
   } catch (const YAML::Exception& error) {
     return At(path, error.mark, error.msg);

@@ -3,6 +3,7 @@
 #define BROKER_CONFIG_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -11,9 +12,10 @@
 namespace penstock {
 
 struct Config {
-  std::string socket;    // "": PENSTOCK_SOCKET, the default
-  std::string cpus;      // "0-3,8"; "": all that are allowed
-  uint32_t workers = 0;  // 0 (auto): one per processor
+  std::string socket;          // "": PENSTOCK_SOCKET, the default
+  std::string cpus;            // "0-3,8"; "": all that are allowed
+  uint32_t reserve_cores = 0;  // cores of these that workers keep off
+  uint32_t workers = 0;        // 0 (auto): one per processor
   uint32_t read_depth = 16;
   std::optional<uint64_t> memory_limit;  // bytes of all segments
   std::optional<uint64_t> memory_limit_per_user;
@@ -24,7 +26,14 @@ struct Config {
   uint64_t decode_timeout_ns = uint64_t{60} * 1'000'000'000;
   // A read that is in flight for longer ends its job.
   uint64_t read_timeout_ns = uint64_t{60} * 1'000'000'000;
+
+  // "file:line:column" of each key that is set: for errors that only the
+  // machine tells.
+  std::map<std::string, std::string> place_of;
 };
+
+// Ok: a list of processors as taskset has it, such as "0-7,16".
+Status CheckCpuList(const std::string& text);
 
 // "8G", "512M", "1073741824"; K, M, G, T are powers of 1024.
 StatusOr<uint64_t> ParseBytes(const std::string& text);
@@ -34,8 +43,9 @@ StatusOr<uint64_t> ParseBytes(const std::string& text);
 StatusOr<uint64_t> ParseDuration(const std::string& text);
 
 inline constexpr uint32_t kWorkersMax = 4096;
-// A number from 1 to max and nothing else.
-StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max);
+// A number from min to max and nothing else.
+StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max,
+                              uint32_t min = 1);
 
 // Errors name file, line and column.
 StatusOr<Config> LoadConfig(const std::string& path);

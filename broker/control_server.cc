@@ -597,7 +597,7 @@ void ControlServer::OnAttached(uint64_t id,
   }
   // Spinning pays when every rank and worker has a processor of its own.
   const bool spare = workers_->workers() + job.options().local_world_size <=
-                     topology_->cpus().size();
+                     topology_->allowed();
   const Plan& plan = job.plan();
   nlohmann::json answer = OkReply();
   answer["dataset"] = job.key().dataset;
@@ -737,7 +737,20 @@ void ControlServer::OnWake(uint64_t id) {
     loop_->Unwatch(connection->wake.get());
     return;
   }
-  connection->job->Advance();
+  AdvanceSoon(connection->job);
+}
+
+// Ranks that keep step wake us together, and each look is at all of them.
+void ControlServer::AdvanceSoon(const std::shared_ptr<Job>& job) {
+  if (to_advance_.empty()) {
+    loop_->AfterEvents([this] {
+      for (const auto& each : std::exchange(to_advance_, {})) each->Advance();
+    });
+  }
+  if (std::find(to_advance_.begin(), to_advance_.end(), job) ==
+      to_advance_.end()) {
+    to_advance_.push_back(job);
+  }
 }
 
 Status ControlServer::StartIndex(Connection* connection,
@@ -835,6 +848,7 @@ nlohmann::json ControlServer::StatusJson() const {
                       {"cpu_s", CpuSeconds()},
                       {"rows", jobs_->RowsMade()},
                       {"workers", workers_->workers()},
+                      {"workers_chosen", workers_->Description()},
                       {"read_backend", workers_->read_backend()},
                       {"read_depth", workers_->read_depth()},
                       {"connections", connections_.size()},

@@ -7,6 +7,7 @@
 #define BROKER_DATASET_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "broker/source/source.h"
@@ -20,6 +21,12 @@ namespace penstock {
 struct Dataset {
   std::unique_ptr<Source> source;
   std::unique_ptr<RowProgram> program;
+
+  // The feature that is read straight into its row of the slot.
+  std::optional<size_t> FeatureReadInPlace() const {
+    const std::optional<size_t> feature = source->plain_feature();
+    return feature && program->Copies(*feature) ? feature : std::nullopt;
+  }
 };
 
 // What makes two specs the same opened dataset: their source and map.

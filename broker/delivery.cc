@@ -264,12 +264,13 @@ void Delivery::RecordOpened(const Plan::Share& rows) {
 Share* Delivery::Open() {
   if (closed_ || gathering_) return nullptr;
   for (uint32_t number = 0; number < lanes_.size(); ++number) {
-    if (!Active(number)) continue;
     Lane& lane = lanes_[number];
     const uint32_t usable = std::min(usable_slots_, shape_.slots_per_lane);
     for (uint32_t i = 0; i < usable; ++i) {
       Slot& slot = slots_[lane.first_slot + i];
       if (slot.state != SlotState::kFree) continue;
+      // Looks at all ranks, so not for every lane that is full.
+      if (!Active(number)) break;
       const std::optional<Next> next = NextStep(number);
       if (!next) break;
       const uint32_t at = slot.share.slot;
@@ -472,18 +473,16 @@ bool Delivery::Reclaim() {
 
 bool Delivery::DeliverSplit() {
   bool any = false;
-  for (uint32_t number = 0; number < lanes_.size(); ++number) {
-    Consumer* consumer = OfLane(number);
-    if (consumer == nullptr) continue;
-    while (Slot* slot = NextReady(number)) {
+  for (auto& [rank, consumer] : consumers_) {
+    while (Slot* slot = NextReady(consumer.lane)) {
       slot->state = SlotState::kOut;
       slot->holders = 1;
-      slot->for_rank = consumer->rank;
-      ++lanes_[number].out;
-      consumer->backlog.push_back({slot->share.slot, false});
+      slot->for_rank = rank;
+      ++lanes_[consumer.lane].out;
+      consumer.backlog.push_back({slot->share.slot, false});
       any = true;
     }
-    any |= Flush(consumer);
+    any |= Flush(&consumer);
   }
   return any;
 }

@@ -292,8 +292,15 @@ class Delivery {
     uint64_t waits = 0;
     uint64_t wait_ns = 0;
     uint64_t position = 0;
+    bool open = false;     // it is given batches
+    bool waiting = false;  // and stands beside an empty ring
+    // Half steps it is through with: a batch taken is one, and released
+    // another; where all ranks get the same steps.
+    std::optional<int64_t> progress;
   };
   std::vector<RankStatus> Ranks();
+  // A rank that is given batches stands beside an empty ring.
+  bool AnyWaiting();
 
   struct SlotCounts {
     uint32_t free = 0, filling = 0, ready = 0, out = 0, quarantined = 0;

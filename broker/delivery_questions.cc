@@ -231,11 +231,26 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
     status.taken = consumer.taken_before + feed.published() - status.ready;
     status.waits = feed.waits();
     status.wait_ns = feed.wait_ns();
+    status.open = feed.open();
+    status.waiting = feed.waiting();
+    if (mode_ != DeliveryMode::kDynamic) {
+      status.progress =
+          2 * static_cast<int64_t>(consumer.position / plan().global_batch()) -
+          2 * int64_t{status.ready} - int64_t{status.held};
+    }
     status.state = !feed.finished()    ? (feed.open() ? "attached" : "closed")
                    : status.ready == 0 ? "finished"
                                        : "attached";
   }
   return ranks;
+}
+
+bool Delivery::AnyWaiting() {
+  return std::any_of(consumers_.begin(), consumers_.end(), [this](auto& it) {
+    Consumer& consumer = it.second;
+    return consumer.place == Place::kAttached && FeedOf(consumer).open() &&
+           FeedOf(consumer).waiting();
+  });
 }
 
 Delivery::SlotCounts Delivery::CountSlots() const {

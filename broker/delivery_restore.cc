@@ -10,14 +10,15 @@ namespace penstock {
 std::vector<FormerBatch> FormerBatches(const CursorPage& page) {
   std::vector<FormerBatch> batches;
   const uint64_t taken = page.taken.load(std::memory_order_acquire);
-  for (const LeaseRecord& lease : page.leases) {
+  for (uint32_t i = 0; i < kLeasesMax; ++i) {
+    const LeaseRecord& lease = page.leases[i];
     // Acquire: what was stored before it is seen (I4).
     const uint64_t generation =
         lease.generation.load(std::memory_order_acquire);
     if (generation == 0 || generation > taken) continue;
     batches.push_back(
         {lease.step.load(std::memory_order_relaxed),
-         lease.released.load(std::memory_order_acquire) == generation});
+         page.released[i].load(std::memory_order_acquire) == generation});
   }
   return batches;
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <utility>
 
 namespace penstock {
 
@@ -99,6 +100,7 @@ void EventLoop::Run() {
       const auto callback = found->second;
       (*callback)(events[i].events);
     }
+    for (const auto& task : std::exchange(after_events_, {})) task();
   }
 }
 

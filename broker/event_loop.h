@@ -29,6 +29,12 @@ class EventLoop {
   // Runs task on the loop's thread, soon. Any thread.
   void Post(std::function<void()> task);
 
+  // Runs task once this round's events have been handled: what many of them ask
+  // for can be done once. From the loop's thread, in a callback.
+  void AfterEvents(std::function<void()> task) {
+    after_events_.push_back(std::move(task));
+  }
+
   // Calls on_tick about every interval while want() is true.
   void SetTick(std::chrono::milliseconds interval, std::function<bool()> want,
                std::function<void()> on_tick);
@@ -52,6 +58,7 @@ class EventLoop {
   std::chrono::milliseconds tick_interval_{0};
   std::function<bool()> tick_wanted_;
   std::function<void()> on_tick_;
+  std::vector<std::function<void()>> after_events_;
 
   Mutex mutex_;
   std::vector<std::function<void()>> posted_ ABSL_GUARDED_BY(mutex_);

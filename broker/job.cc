@@ -20,6 +20,8 @@ constexpr uint64_t kChunkNs = 10'000'000;
 constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
 // How often Advance looks at one rank again that releases while it looks.
 constexpr int kRoundsMax = 2;
+// Half of the longest chunk: no worker chooses a job more often than that.
+constexpr uint64_t kRankWaitsKeptNs = 5'000'000;
 
 uint64_t ChunkRows(const Job::Layout& layout, uint32_t workers) {
   const uint64_t by_bytes =
@@ -423,22 +425,31 @@ void Job::NoteMissingLocked() {
   missing_ = missing;
 }
 
-void Job::NoteSilenceLocked() {
+void Job::NoteRanksLocked() {
   const auto now = std::chrono::steady_clock::now();
   std::map<uint32_t, Seen> seen;
+  std::vector<RecentUse::Rank> at_work;
   for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
     if (!rank.seat) continue;
     const auto last = seen_.find(rank.rank);
     const bool same = last != seen_.end() && last->second.taken == rank.taken &&
                       last->second.held == rank.held;
     seen[rank.rank] = {rank.taken, rank.held, same ? last->second.since : now};
+    if (!rank.open) continue;
+    at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
+                       rank.wait_ns, rank.waiting, rank.progress});
   }
   seen_ = std::move(seen);
+  // Relaxed, both: shown, nothing depends on them.
+  recent_.Look(static_cast<uint64_t>(
+                   std::chrono::nanoseconds(now.time_since_epoch()).count()),
+               counters_.decode_ns.load(std::memory_order_relaxed),
+               counters_.read_wait_ns.load(std::memory_order_relaxed), at_work);
 }
 
 void Job::Look() {
   MutexLock lock(&mutex_);
-  NoteSilenceLocked();
+  NoteRanksLocked();
   NoteMissingLocked();
   if (missing_ == 0 || !failure_.ok() || options_.wait_s <= 0 ||
       std::chrono::steady_clock::now() - missing_since_ <
@@ -549,6 +560,17 @@ uint64_t Job::ChunkRowsNow() const {
                               chunk_rows_);
 }
 
+bool Job::RankWaits(uint64_t now_ns) {
+  // Relaxed, all: a hint; two that look at once find the same.
+  if (now_ns - rank_waits_seen_ns_.load(std::memory_order_relaxed) >
+      kRankWaitsKeptNs) {
+    rank_waits_seen_ns_.store(now_ns, std::memory_order_relaxed);
+    MutexLock lock(&mutex_);
+    rank_waits_.store(delivery_.AnyWaiting(), std::memory_order_relaxed);
+  }
+  return rank_waits_.load(std::memory_order_relaxed);
+}
+
 Claim Job::ClaimRows() {
   MutexLock lock(&mutex_);
   Share* share = failure_.ok() ? delivery_.Claimable() : nullptr;
@@ -561,6 +583,10 @@ Claim Job::ClaimRows() {
   claim.begin = share->claimed;
   claim.end = std::min(share->claimed + ChunkRowsNow(), share->rows.rows);
   share->claimed = claim.end;
+  // No worker is to be woken in vain.
+  if (delivery_.Claimable() == nullptr) {
+    claimable_.store(false, std::memory_order_relaxed);
+  }
   return claim;
 }
 
@@ -633,6 +659,21 @@ void Job::FailLocked(const Status& status) {
       fmt::format("{} {}", static_cast<int>(status.code()), status.message()));
 }
 
+double Job::RecentDecoding() const {
+  MutexLock lock(&mutex_);
+  return recent_.decoding();
+}
+
+double Job::RecentStorage() const {
+  MutexLock lock(&mutex_);
+  return recent_.storage();
+}
+
+Bottleneck Job::FindBottleneck(const PoolUse& pool) const {
+  MutexLock lock(&mutex_);
+  return Bottleneck::Of(recent_, pool);
+}
+
 nlohmann::json Job::StatusJson(bool with_ranks) const {
   MutexLock lock(&mutex_);
   const auto seconds = [](const std::atomic<uint64_t>& ns) {
@@ -674,6 +715,9 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"rows_skipped", counters_.rows_skipped.load(std::memory_order_relaxed)},
       {"rows_substituted",
        counters_.rows_substituted.load(std::memory_order_relaxed)},
+      {"io", dataset_->source->io()},
+      {"reads", counters_.reads.load(std::memory_order_relaxed)},
+      {"reads_cached", counters_.reads_cached.load(std::memory_order_relaxed)},
       {"bytes_read", counters_.bytes_read.load(std::memory_order_relaxed)},
       {"read_wait_s", seconds(counters_.read_wait_ns)},
       {"decode_s", seconds(counters_.decode_ns)},

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "broker/bottleneck.h"
 #include "broker/dataset.h"
 #include "broker/delivery.h"
 #include "broker/mutex.h"
@@ -136,7 +137,7 @@ class Job {
   // No process has a seat and no worker writes: nothing refers to the segment.
   bool Abandoned() const;
   // Now and then: fails the job when ranks are missing for longer than
-  // options().wait_s, notes which ranks do nothing.
+  // options().wait_s, notes what its ranks and its workers do.
   void Look();
   bool failed() const;
   JobState State() const;
@@ -148,6 +149,10 @@ class Job {
   void SetUsableSlots(uint32_t slots);
   void Fail(const Status& status);
   nlohmann::json StatusJson(bool with_ranks) const;
+  // Workers at a time that made its rows, or waited for its reads, lately.
+  double RecentDecoding() const;
+  double RecentStorage() const;
+  Bottleneck FindBottleneck(const PoolUse& pool) const;
 
   // ---- workers'
   // ---------------------------------------------------------------
@@ -157,6 +162,10 @@ class Job {
     // Relaxed: a hint; who sleeps on it is woken after it was set.
     return claimable_.load(std::memory_order_relaxed);
   }
+  // A rank stands beside an empty ring, as was seen kRankWaitsKeptNs ago at
+  // most: a rank that goes to sleep tells nobody, and looking at the pages of
+  // all is not for every claim.
+  bool RankWaits(uint64_t now_ns);
   Claim ClaimRows();
   // rows of the share are done (each once); the last publishes it.
   void FinishRows(Share* share, uint64_t rows);
@@ -169,13 +178,18 @@ class Job {
     std::atomic<uint64_t> rows{0};
     std::atomic<uint64_t> rows_skipped{0};
     std::atomic<uint64_t> rows_substituted{0};
+    std::atomic<uint64_t> reads{0};
+    std::atomic<uint64_t> reads_cached{0};  // of reads: found in the page cache
     std::atomic<uint64_t> bytes_read{0};
+    // Of workers that had nothing else to do; one that waits for reads of two
+    // jobs counts for both.
     std::atomic<uint64_t> read_wait_ns{0};
     std::atomic<uint64_t> decode_ns{0};
     std::atomic<uint64_t> decoded{0};  // rows that decode_ns was spent on
   };
   Counters& counters() { return counters_; }
-  // CPU time the job got, in ns; the pool serves the job with the least first.
+  // Workers' time the job got, in ns; the pool serves the job with the least
+  // first.
   std::atomic<uint64_t> virtual_time_ns{0};
 
   // Called, with the job's lock held, when rows are claimable that were not.
@@ -200,7 +214,7 @@ class Job {
   void FailLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GoneLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteSilenceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteRanksLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChunkRowsNow() const;
   void FailIfNothingIsReadable(uint64_t rows_done);
 
@@ -229,11 +243,14 @@ class Job {
     std::chrono::steady_clock::time_point since;
   };
   std::map<uint32_t, Seen> seen_ ABSL_GUARDED_BY(mutex_);  // by rank
+  RecentUse recent_ ABSL_GUARDED_BY(mutex_);
   Status failure_ ABSL_GUARDED_BY(mutex_);
   std::string last_error_ ABSL_GUARDED_BY(mutex_);
 
   std::atomic<bool> claimable_{false};
   std::atomic<bool> pointless_{false};
+  std::atomic<bool> rank_waits_{false};
+  std::atomic<uint64_t> rank_waits_seen_ns_{0};  // when
   Counters counters_;
 };
 

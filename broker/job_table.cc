@@ -867,13 +867,29 @@ bool JobTable::Progress(uint64_t number, uint64_t* done,
   return false;
 }
 
+PoolUse JobTable::RecentPoolUse() const {
+  PoolUse use;
+  use.workers = workers_->workers();
+  use.idle = workers_->recently_idle();
+  for (const Entry& entry : entries_) {
+    if (entry.job == nullptr) continue;
+    use.decoding += entry.job->RecentDecoding() / use.workers;
+    use.storage += entry.job->RecentStorage() / use.workers;
+  }
+  return use;
+}
+
 nlohmann::json JobTable::StatusJson(bool with_ranks) const {
+  const PoolUse pool = RecentPoolUse();
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
     if (entry.job != nullptr) {
       nlohmann::json& job =
           jobs.emplace_back(entry.job->StatusJson(with_ranks));
       job["incarnation"] = entry.incarnation.number;
+      if (with_ranks) {
+        job["bottleneck"] = entry.job->FindBottleneck(pool).ToJson();
+      }
       if (entry.over && !entry.job->failed()) job["state"] = "ending";
     } else {
       jobs.push_back({{"job", entry.key.name},

@@ -110,6 +110,7 @@ class JobTable {
   // How far the opening that attach or inspect waits for is; false: none.
   bool Progress(uint64_t number, uint64_t* done, uint64_t* total) const;
 
+  // with_ranks: also who is the bottleneck.
   nlohmann::json StatusJson(bool with_ranks) const;
   // Rows made for all jobs, those that ended too.
   uint64_t RowsMade() const;
@@ -241,6 +242,7 @@ class JobTable {
                                                 const Job::Layout& layout);
   void Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job);
   void EndOpening(Opening* opening);
+  PoolUse RecentPoolUse() const;
   Status PopulateJob(Job& job, const OpenProgress& progress,
                      const std::function<void()>& on_first);
 

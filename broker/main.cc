@@ -145,6 +145,18 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
   return config;
 }
 
+// The machine has what the configuration asks for; else the error names the
+// place that asked.
+StatusOr<std::unique_ptr<Topology>> TopologyOf(const Config& config) {
+  auto topology = Topology::Load({config.cpus, config.reserve_cores});
+  if (topology.ok()) return topology;
+  const std::string& message = topology.status().message();
+  const auto place = config.place_of.find(message.substr(0, message.find(':')));
+  return place == config.place_of.end()
+             ? topology.status()
+             : topology.status().Prepend(place->second);
+}
+
 // Where a listening socket is, as the kernel says it.
 std::string PathOf(int listener) {
   sockaddr_un address{};
@@ -238,7 +250,7 @@ Status Serve(const Arguments& arguments) {
 
   PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<Topology> topology,
-                            Topology::Load(config.cpus));
+                            TopologyOf(config));
   if (arguments.check) return OkStatus();
   PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited,
                             InheritOrListen(SocketPath(config.socket)));

@@ -54,6 +54,7 @@ class CondVar {
     condition_.wait_for(lock, limit);
     lock.release();
   }
+  void NotifyOne() { condition_.notify_one(); }
   void NotifyAll() { condition_.notify_all(); }
 
  private:

@@ -1,6 +1,7 @@
 #include "broker/read.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "broker/read_backend.h"
 
@@ -28,7 +29,10 @@ void ReadBuffer::Reserve(size_t bytes) {
   if (bytes <= capacity_) return;
   // The old memory first: both at once may be 512 MiB.
   data_.reset();
-  data_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  capacity_ = 0;
+  bytes = (bytes + kReadBufferAlign - 1) / kReadBufferAlign * kReadBufferAlign;
+  data_.reset(static_cast<std::byte*>(
+      ::operator new[](bytes, std::align_val_t(kReadBufferAlign))));
   capacity_ = bytes;
 }
 
@@ -36,6 +40,36 @@ void ReadBuffer::Trim() {
   if (capacity_ <= kBufferBytesKept) return;
   data_.reset();
   capacity_ = 0;
+}
+
+RangeTarget::RangeTarget(const ReadRequest& request, std::span<std::byte> into,
+                         ReadBuffer* buffer)
+    : offset_(request.offset), bytes_(request.bytes) {
+  uint64_t end = offset_ + bytes_;
+  if (request.align > 0) {
+    lead_ = offset_ % request.align;
+    offset_ -= lead_;
+    end = (end + request.align - 1) / request.align * request.align;
+  }
+  const uint64_t out_bytes = end - offset_;
+  const bool straight =
+      !into.empty() && out_bytes == bytes_ &&
+      (request.align == 0 ||
+       reinterpret_cast<uintptr_t>(into.data()) % request.align == 0);
+  if (straight) {
+    out_ = into;
+    return;
+  }
+  buffer->Reserve(out_bytes);
+  out_ = buffer->first(out_bytes);
+  into_ = into;
+}
+
+std::span<const std::byte> RangeTarget::Deliver() const {
+  const std::span<const std::byte> range = out_.subspan(lead_, bytes_);
+  if (into_.empty()) return range;
+  std::memcpy(into_.data(), range.data(), range.size());
+  return into_;
 }
 
 StatusOr<std::unique_ptr<Reader>> MakeReader(ReadBackend backend,

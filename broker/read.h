@@ -19,6 +19,8 @@
 namespace penstock {
 
 inline constexpr uint64_t kRecordBytesMax = uint64_t{256} << 20;
+// Of the memory that reads go to, unless to `into`.
+inline constexpr uint32_t kReadBufferAlign = 4096;
 
 class Reader {
  public:
@@ -28,6 +30,7 @@ class Reader {
     uint32_t ticket = 0;
     Status status;  // NotFound, PermissionDenied, DataLoss (short range), ...
     std::span<const std::byte> bytes;
+    bool cached = false;  // seen to be in the page cache
   };
 
   virtual ~Reader() = default;

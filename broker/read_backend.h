@@ -3,8 +3,10 @@
 #ifndef BROKER_READ_BACKEND_H_
 #define BROKER_READ_BACKEND_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 
@@ -32,8 +34,38 @@ class ReadBuffer {
   std::span<std::byte> first(size_t bytes) { return {data_.get(), bytes}; }
 
  private:
-  std::unique_ptr<std::byte[]> data_;
-  size_t capacity_ = 0;
+  struct Free {
+    void operator()(std::byte* data) const {
+      ::operator delete[](data, std::align_val_t(kReadBufferAlign));
+    }
+  };
+  std::unique_ptr<std::byte[], Free> data_;
+  size_t capacity_ = 0;  // a multiple of kReadBufferAlign
+};
+
+// Where a range is read to: straight to its place if it has one, or, when a
+// direct read wants it otherwise, to a buffer with what is around it.
+class RangeTarget {
+ public:
+  RangeTarget() = default;
+  RangeTarget(const ReadRequest& request, std::span<std::byte> into,
+              ReadBuffer* buffer);
+
+  // What is still to read when done bytes are there.
+  std::span<std::byte> Rest(uint64_t done) const { return out_.subspan(done); }
+  uint64_t Offset(uint64_t done) const { return offset_ + done; }
+  bool Holds(uint64_t done) const { return done >= lead_ + bytes_; }
+  // Of the range itself.
+  uint64_t Found(uint64_t done) const { return done - std::min(done, lead_); }
+  // The range, in its place.
+  std::span<const std::byte> Deliver() const;
+
+ private:
+  std::span<std::byte> out_;
+  std::span<std::byte> into_;  // empty: nowhere else
+  uint64_t offset_ = 0;        // of out_
+  uint64_t lead_ = 0;          // bytes of out_ before the range
+  uint64_t bytes_ = 0;
 };
 
 // The whole regular file at path with plain system calls. Errors as Done states

@@ -95,13 +95,14 @@ class PreadReader final : public Reader {
 
   static StatusOr<std::span<const std::byte>> ReadRange(Ticket* mine) {
     const ReadRequest& request = mine->request;
-    if (mine->into.empty()) mine->buffer.Reserve(request.bytes);
-    const std::span<std::byte> out =
-        mine->into.empty() ? mine->buffer.first(request.bytes) : mine->into;
-    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
-                              ReadAt(request.fd, "range", request.offset, out));
-    if (found != out.size()) return ShortRangeError(request, found);
-    return std::span<const std::byte>(out);
+    const RangeTarget target(request, mine->into, &mine->buffer);
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const uint64_t done,
+        ReadAt(request.fd, "range", target.Offset(0), target.Rest(0)));
+    if (!target.Holds(done)) {
+      return ShortRangeError(request, target.Found(done));
+    }
+    return target.Deliver();
   }
 
   const std::string backend_;

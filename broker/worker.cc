@@ -150,14 +150,26 @@ bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
     if (!MayRead(work)) break;
     const uint32_t ticket = lane.free.back();
     lane.free.pop_back();
-    lane.tickets[ticket] = {true, shared, index, SharedDataset(work.job),
+    const std::optional<size_t> in_place =
+        request_.kind == ReadRequest::Kind::kRange
+            ? work.job->dataset().FeatureReadInPlace()
+            : std::nullopt;
+    lane.tickets[ticket] = {true,
+                            shared,
+                            index,
+                            SharedDataset(work.job),
+                            in_place ? work.job : nullptr,
                             work.state->dataset_hash};
+    std::span<std::byte> into;
+    if (in_place) {
+      into = {Place(work, index, *in_place), request_.bytes};
+    }
     ++work.state->reads[lane_];
     ++waited_for_;
     ++work.started;
     reads_->Start(Entry(lane_, ticket), work.number, work.rows[index].record,
                   pool_->now_ns());
-    lane.reader->Start(ticket, request_, {});
+    lane.reader->Start(ticket, request_, into);
   }
   if (made > 0) {
     const uint64_t spent = NowNs() - begin_ns;
@@ -223,13 +235,21 @@ bool Worker::FinishReads(uint64_t wait_ns) {
   }
   if (any) wait_ns = kNoWait;
   const uint64_t begin_ns = NowNs();
-  if (!lanes_[lane_].reader->Next(wait_ns, &done)) return any;
-  const Ticket& ticket = lanes_[lane_].tickets[done.ticket];
-  if (wait_ns != kNoWait && ticket.work != nullptr) {
-    Count(ticket.work->job->counters().read_wait_ns, NowNs() - begin_ns);
-  }
+  const bool arrived = lanes_[lane_].reader->Next(wait_ns, &done);
+  if (wait_ns != kNoWait || blocking()) CountReadWait(NowNs() - begin_ns);
+  if (!arrived) return any;
   FinishRead(lane_, done);
   return true;
+}
+
+// For every job that has a read in flight here, whether it has arrived or not.
+void Worker::CountReadWait(uint64_t ns) {
+  for (const auto& [key, state] : states_) {
+    if (state.reads[lane_] == 0) continue;
+    if (const auto job = state.job.lock()) {
+      Count(job->counters().read_wait_ns, ns);
+    }
+  }
 }
 
 void Worker::FinishRead(uint32_t number, const Reader::Done& done) {
@@ -244,7 +264,7 @@ void Worker::FinishRead(uint32_t number, const Reader::Done& done) {
   } else {
     --ticket.work->state->reads[number];
     --waited_for_;
-    Finish(ticket, done.status, done.bytes);
+    Finish(ticket, done);
   }
   lane.reader->Release(done.ticket);
   lane.free.push_back(done.ticket);
@@ -284,16 +304,17 @@ void Worker::GiveUp(uint32_t number, uint32_t index) {
   Done(*work, 1);
 }
 
-void Worker::Finish(const Ticket& ticket, const Status& read,
-                    std::span<const std::byte> bytes) {
+void Worker::Finish(const Ticket& ticket, const Reader::Done& done) {
   Work& work = *ticket.work;
   const uint64_t begin_ns = NowNs();
-  Count(work.job->counters().bytes_read, bytes.size());
+  Count(work.job->counters().reads, 1);
+  if (done.cached) Count(work.job->counters().reads_cached, 1);
+  Count(work.job->counters().bytes_read, done.bytes.size());
   if (!work.job->Pointless()) {
     const Status status =
-        read.ok()
-            ? MakeRow(work, ticket.index, work.rows[ticket.index].record, bytes)
-            : read;
+        done.status.ok() ? MakeRow(work, ticket.index,
+                                   work.rows[ticket.index].record, done.bytes)
+                         : done.status;
     if (!status.ok()) HandleError(work, ticket.index, status);
   }
   const uint64_t spent = NowNs() - begin_ns;
@@ -309,26 +330,29 @@ void Worker::Finish(const Ticket& ticket, const Status& read,
 Status Worker::MakeRow(Work& work, uint64_t index, uint64_t record,
                        std::span<const std::byte> bytes) {
   const Dataset& dataset = work.job->dataset();
-  const Segment& segment = work.job->segment();
   const SamplesInWork::Mark mark(pool_->samples(), index_,
                                  {work.state->dataset_hash, record},
                                  work.number, pool_->now_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
   PENSTOCK_RETURN_IF_ERROR(
       dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
-  const uint64_t row = work.claim.begin + index;
-  const uint32_t slot = work.claim.share->slot;
-  const ElementSpec& element = dataset.program->element_spec();
-  out_.resize(element.size());
-  for (size_t i = 0; i < element.size(); ++i) {
-    out_[i] = segment.feature(slot, i) + row * element[i].RowBytes();
-  }
+  out_.resize(dataset.program->element_spec().size());
+  for (size_t i = 0; i < out_.size(); ++i) out_[i] = Place(work, index, i);
   const AugmentationKey key{work.job->options().spec.seed,
                             work.rows[index].pass, record};
   PENSTOCK_RETURN_IF_ERROR(
       dataset.program->Run(raw_, key, *work.state->scratch, out_));
-  segment.ids(slot)[row] = static_cast<int64_t>(record);
+  work.job->segment().ids(work.claim.share->slot)[work.claim.begin + index] =
+      static_cast<int64_t>(record);
   return OkStatus();
+}
+
+// Where a feature of the claim's row index goes.
+std::byte* Worker::Place(const Work& work, uint64_t index,
+                         size_t feature) const {
+  const ElementSpec& element = work.job->dataset().program->element_spec();
+  return work.job->segment().feature(work.claim.share->slot, feature) +
+         (work.claim.begin + index) * element[feature].RowBytes();
 }
 
 void Worker::HandleError(Work& work, uint64_t index, const Status& status) {

@@ -85,8 +85,9 @@ class Worker {
     bool taken = false;
     std::shared_ptr<Work> work;  // none: given up
     uint64_t index = 0;          // in work->rows
-    // Whose file is read.
+    // Whose file is read, or, if it is read into a slot, whose memory.
     std::shared_ptr<const Dataset> dataset;
+    std::shared_ptr<Job> into;
     uint64_t dataset_hash = 0;
   };
   // A reader and what its tickets are for.
@@ -105,9 +106,10 @@ class Worker {
   bool MayRead(const Work& work) const;
   // Waits that long at most for a read; true: some were finished.
   bool FinishReads(uint64_t wait_ns);
+  void CountReadWait(uint64_t ns);
   void FinishRead(uint32_t lane, const Reader::Done& done);
-  void Finish(const Ticket& ticket, const Status& read,
-              std::span<const std::byte> bytes);
+  void Finish(const Ticket& ticket, const Reader::Done& done);
+  std::byte* Place(const Work& work, uint64_t index, size_t feature) const;
   Status MakeRow(Work& work, uint64_t index, uint64_t record,
                  std::span<const std::byte> bytes);
   void HandleError(Work& work, uint64_t index, const Status& status);

@@ -24,6 +24,19 @@ uint64_t SteadyNs() {
 
 }  // namespace
 
+size_t ServedNext(std::span<const Candidate> candidates) {
+  const auto turn = [](const Candidate& candidate) {
+    return candidate.virtual_time_ns +
+           (candidate.rank_waits ? 0 : kHeadStartNs);
+  };
+  return static_cast<size_t>(
+      std::min_element(candidates.begin(), candidates.end(),
+                       [&](const Candidate& a, const Candidate& b) {
+                         return turn(a) < turn(b);
+                       }) -
+      candidates.begin());
+}
+
 StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
     const Topology& topology, const WorkerOptions& options) {
   std::unique_ptr<WorkerPool> pool(new WorkerPool());
@@ -63,6 +76,17 @@ WorkerPool::~WorkerPool() {
     work_.NotifyAll();
   }
   for (std::thread& thread : threads_) thread.join();
+}
+
+std::string WorkerPool::Description() const {
+  const size_t cpus = topology_->cpus().size();
+  const std::string why =
+      options_.workers != 0 ? fmt::format("workers: {}", options_.workers)
+      : workers_ < cpus
+          ? fmt::format("auto, cpu.max allows {} of {} processors", workers_,
+                        cpus)
+          : "auto, one for each processor";
+  return fmt::format("on {}; {}", topology_->description(), why);
 }
 
 void WorkerPool::StartThread(uint32_t cpu) {
@@ -122,7 +146,21 @@ void WorkerPool::NotifyWork() {
   MutexLock lock(&mutex_);
   // Relaxed: see news(); the mutex orders it for who then claims.
   news_.fetch_add(1, std::memory_order_relaxed);
-  if (sleeping_ > 0) work_.NotifyAll();
+  WakeOne();
+}
+
+void WorkerPool::WakeOne() {
+  if (sleeping_ == 0) return;
+  // One that may not take a job that blocks would sleep on, and the wake be
+  // lost.
+  any_blocks_ ? work_.NotifyAll() : work_.NotifyOne();
+}
+
+// Before sleeping_ changes, or is asked for.
+void WorkerPool::CountSleep() {
+  const uint64_t now_ns = SteadyNs();
+  slept_ns_ += sleeping_ * (now_ns - slept_until_ns_);
+  slept_until_ns_ = now_ns;
 }
 
 bool WorkerPool::WaitForWork(const Worker& worker) {
@@ -136,6 +174,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
         })) {
       return true;
     }
+    CountSleep();
     ++sleeping_;
     if (draining) {
       work_.WaitFor(&mutex_, kDrainInterval);
@@ -144,6 +183,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
       work_.Wait(&mutex_);
       --idle_;
     }
+    CountSleep();
     --sleeping_;
     if (draining) return !stop_;
   }
@@ -151,37 +191,48 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
 
 WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
                                           bool blocking) {
+  std::vector<Entry> entries;
+  std::vector<Candidate> candidates;
   for (;;) {
-    Claimed claimed;
+    entries.clear();
+    candidates.clear();
     {
       MutexLock lock(&mutex_);
       if (stop_) return {};
-      uint64_t least_ns = UINT64_MAX;
       for (const Entry& entry : jobs_) {
-        if (!entry.job->MayHaveWork() || (blocking && entry.blocks) ||
-            std::find(but.begin(), but.end(), entry.job.get()) != but.end()) {
-          continue;
-        }
-        // Relaxed: a slightly old time is as fair.
-        const uint64_t time_ns =
-            entry.job->virtual_time_ns.load(std::memory_order_relaxed);
-        if (time_ns < least_ns) {
-          least_ns = time_ns;
-          claimed.job = entry.job;
-          claimed.number = entry.number;
+        if (entry.job->MayHaveWork() && !(blocking && entry.blocks) &&
+            std::find(but.begin(), but.end(), entry.job.get()) == but.end()) {
+          entries.push_back(entry);
         }
       }
-      if (claimed.job == nullptr) return {};
-      // A job that slept does not get back the time it did not need.
-      constexpr uint64_t kCreditNs = 100'000'000;
-      if (least_ns + kCreditNs < virtual_now_ns_) {
-        claimed.job->virtual_time_ns.store(virtual_now_ns_ - kCreditNs,
-                                           std::memory_order_relaxed);
-      }
-      virtual_now_ns_ = std::max(virtual_now_ns_, least_ns);
     }
-    claimed.claim = claimed.job->ClaimRows();
-    if (claimed.claim.share != nullptr) return claimed;
+    if (entries.empty()) return {};
+    // Without the pool's lock: RankWaits takes the job's, which is taken first.
+    const uint64_t now_ns = entries.size() > 1 ? SteadyNs() : 0;
+    for (const Entry& entry : entries) {
+      // Relaxed: a slightly old time is as fair.
+      candidates.push_back(
+          {entry.job->virtual_time_ns.load(std::memory_order_relaxed),
+           entries.size() > 1 && entry.job->RankWaits(now_ns)});
+    }
+    const size_t next = ServedNext(candidates);
+    const std::shared_ptr<Job>& job = entries[next].job;
+    const uint64_t time_ns = candidates[next].virtual_time_ns;
+    {
+      MutexLock lock(&mutex_);
+      if (time_ns + kCreditNs < virtual_now_ns_) {
+        job->virtual_time_ns.store(virtual_now_ns_ - kCreditNs,
+                                   std::memory_order_relaxed);
+      }
+      virtual_now_ns_ = std::max(virtual_now_ns_, time_ns);
+    }
+    if (Claim claim = job->ClaimRows(); claim.share != nullptr) {
+      if (entries.size() > 1 || job->MayHaveWork()) {
+        MutexLock lock(&mutex_);
+        WakeOne();
+      }
+      return {claim, job, entries[next].number};
+    }
   }
 }
 
@@ -241,8 +292,21 @@ std::optional<std::string> WorkerPool::Tick() {
   // Relaxed, both: this thread alone writes it.
   const uint64_t now_ns = now_ns_.load(std::memory_order_relaxed) +
                           std::min(steady_ns - ticked_ns_, kMostNs);
-  ticked_ns_ = steady_ns;
   now_ns_.store(now_ns, std::memory_order_relaxed);
+  uint64_t slept_ns = 0;
+  {
+    MutexLock lock(&mutex_);
+    CountSleep();
+    slept_ns = slept_ns_;
+  }
+  if (const uint64_t ns = steady_ns - ticked_ns_; ticked_ns_ != 0 && ns > 0) {
+    // Threads that took the place of others are more than workers_.
+    const double share = static_cast<double>(slept_ns - slept_seen_ns_) /
+                         (static_cast<double>(ns) * workers_);
+    idle_share_.Add(std::min(share, 1.0), static_cast<double>(ns) * 1e-9);
+  }
+  slept_seen_ns_ = slept_ns;
+  ticked_ns_ = steady_ns;
 
   ReplaceBlocked(now_ns);
   std::vector<ReadsInFlight::Late> late;

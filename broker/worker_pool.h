@@ -1,7 +1,7 @@
 // The workers: threads that share nothing, each pinned to one processor, each
 // with its own reads in flight, decoders and scratch.
 //
-// A worker claims a chunk of rows of the job that has had the least CPU time,
+// A worker claims a chunk of rows of the job that is served next (ServedNext),
 // starts the reads of all of them, decodes each record as it arrives straight
 // into its row of the slot, and the last to finish a share publishes it. No
 // sample passes from one thread to another. A worker without rows sleeps: slots
@@ -26,10 +26,12 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "broker/bottleneck.h"
 #include "broker/job.h"
 #include "broker/mutex.h"
 #include "broker/read.h"
@@ -60,6 +62,23 @@ inline std::shared_ptr<const Dataset> SharedDataset(
   return job->shared_dataset();
 }
 
+// A job with rows to claim.
+struct Candidate {
+  uint64_t virtual_time_ns = 0;  // workers' time it has had
+  bool rank_waits = false;
+};
+// A job with a rank that waits is served before one whose ranks have batches,
+// until it has had so much more of the workers' time. Without that bound a job
+// that can never get enough would come first always, and one that takes less
+// than its share would have each of its batches made only once its ranks stand
+// still.
+inline constexpr uint64_t kHeadStartNs = 50'000'000;
+// A job that slept gets back so much of the time it did not need: more than the
+// head start, so a job that takes less than its share comes first.
+inline constexpr uint64_t kCreditNs = 2 * kHeadStartNs;
+// Its index; candidates: at least one. Fair shares: the one that has had least.
+size_t ServedNext(std::span<const Candidate> candidates);
+
 class WorkerPool {
  public:
   static constexpr std::chrono::milliseconds kTickInterval{200};
@@ -74,6 +93,8 @@ class WorkerPool {
   void Remove(const Job* job);
 
   uint32_t workers() const { return workers_; }
+  // On which processors, and why so many and there.
+  std::string Description() const;
   std::string read_backend() const { return read_backend_; }
   uint32_t read_depth() const { return options_.read_depth; }
 
@@ -86,6 +107,9 @@ class WorkerPool {
   // decoder hangs, on which sample; no other worker can help it, the broker has
   // to be ended.
   std::optional<std::string> Tick();
+
+  // Share of the workers that slept, lately.
+  double recently_idle() const { return idle_share_.mean(); }
 
   // ---- any thread's
   // -----------------------------------------------------------
@@ -147,10 +171,14 @@ class WorkerPool {
   void Run(uint32_t index, uint32_t cpu);
   void ReplaceBlocked(uint64_t now_ns);
   void NotifyWork();
+  // One worker more; it wakes the next when there is more than it takes. So as
+  // many are awake as have work, on a host with a hundred as on one with two.
+  void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sleeps until there may be work for this worker, for kDrainInterval at most
   // if it is draining; false: the pool stops.
   bool WaitForWork(const Worker& worker);
   Named NamedOf(uint64_t number);
+  void CountSleep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Topology* topology_ = nullptr;
   WorkerOptions options_;
@@ -162,7 +190,9 @@ class WorkerPool {
 
   std::atomic<uint64_t> now_ns_{1};  // the control thread's to write
   uint64_t ticked_ns_ = 0;           // the control thread's
-  bool any_blocks_ = false;          // likewise: of Entry::blocks
+  bool any_blocks_ = false;          // of Entry::blocks; likewise, under mutex_
+  uint64_t slept_seen_ns_ = 0;       // likewise: of slept_ns_
+  RecentMean idle_share_;            // likewise
   std::atomic<uint64_t> news_{0};
   std::atomic<bool> stopping_{false};
 
@@ -173,6 +203,8 @@ class WorkerPool {
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t virtual_now_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t slept_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // by all, up to:
+  uint64_t slept_until_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t idle_ ABSL_GUARDED_BY(mutex_) = 0;  // asleep, nothing in flight
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
 };

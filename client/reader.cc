@@ -104,6 +104,8 @@ Status DescribeDataset(const AttachOptions& options, nlohmann::json* request) {
 // Waits this long at most for what a live broker sends at once.
 constexpr std::chrono::seconds kEventTimeout{10};
 constexpr std::chrono::seconds kNoSocketTimeout{2};
+// Looks at the ring between two at the clock, a microsecond at most together.
+constexpr uint32_t kLooksPerClock = 32;
 constexpr std::chrono::milliseconds kRetryDelayMin{10};
 constexpr std::chrono::milliseconds kRetryDelayMax{1000};
 
@@ -132,9 +134,16 @@ struct Reader::Session {
   std::unique_ptr<SegmentView> view;
   const Ring* ring = nullptr;
   bool broker_died = false;
+  // Batches. Only the consuming thread adds to it, and nothing more once it has
+  // superseded the session.
+  std::atomic<uint64_t> taken{0};
   // Guarded by sessions_mutex_:
-  uint32_t held = 0;
+  uint64_t given_back = 0;
   bool superseded = false;
+  bool Unused() const {  // superseded, and nothing of it is held
+    // Relaxed: who sees superseded, through the mutex, sees the last of them.
+    return superseded && given_back == taken.load(std::memory_order_relaxed);
+  }
   std::array<Batch, kLeasesMax> batches;
 };
 
@@ -344,7 +353,7 @@ void Reader::Supersede() {
   epoll_ctl(poll_.get(), EPOLL_CTL_DEL, session_->wake.get(), nullptr);
   const std::lock_guard lock(sessions_mutex_);
   session_->superseded = true;
-  if (session_->held == 0) Retire(session_);
+  if (session_->Unused()) Retire(session_);
   session_ = nullptr;
 }
 
@@ -419,11 +428,9 @@ StatusOr<Reader::Ready> Reader::TakeReady() {
   batch->cell = cell;
   // Relaxed: the pointer reaches another thread by the caller's own means.
   batch->held.store(true, std::memory_order_relaxed);
-  held_.fetch_add(1, std::memory_order_relaxed);
-  {
-    const std::lock_guard lock(sessions_mutex_);
-    ++session.held;
-  }
+  CountHandedOut();
+  session.taken.store(session.taken.load(std::memory_order_relaxed) + 1,
+                      std::memory_order_relaxed);
   pending_ = batch;
   if ((cell.flags & kRanksChanged) != 0) {
     PENSTOCK_RETURN_IF_ERROR(ReadRanksChanged(cell.flags >> kPhaseShift));
@@ -534,11 +541,9 @@ StatusOr<Reader::Result> Reader::HandOut(Batch** batch) {
   }
   if (pending_ == nullptr) return Result::kEndOfData;
   const Cell& cell = pending_->cell;
-  const JobState::Owed step = {cell.position / rows_per_epoch_,
-                               cell.position % rows_per_epoch_};
   const auto owed =
       std::find_if(owed_.begin(), owed_.end(), [&](const JobState::Owed& each) {
-        return each.epoch == step.epoch && each.row == step.row;
+        return each.epoch * rows_per_epoch_ + each.row == cell.position;
       });
   if ((cell.flags & kExtra) != 0 && owed != owed_.end()) {
     owed_.erase(owed);
@@ -559,6 +564,56 @@ StatusOr<Reader::Result> Reader::HandOut(Batch** batch) {
   return Result::kBatch;
 }
 
+StatusOr<Reader::Ready> Reader::WaitUntilReady(double timeout_s) {
+  const Clock::time_point begin = Clock::now();
+  const Deadline deadline = DeadlineAfter(timeout_s);
+  const Clock::time_point spin_end = begin + spin_;
+  // Not read for every look at the ring: it costs as much as the batch's way
+  // from the other core.
+  Clock::time_point now = begin;
+  Ready what = Ready::kNothing;
+  for (uint32_t looks = 1; what == Ready::kNothing; ++looks) {
+    bool in_time = true;
+    if (!lost_) {
+      if (now < spin_end) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+        if (looks % kLooksPerClock == 0) now = Clock::now();
+      } else {
+        CursorPage& cursor = session_->cursor.page();
+        if (ArmWait(*session_->ring, cursor)) {
+          if (BrokerWaitsForTakes(*session_->ring))
+            SendWake(session_->wake.get());
+          // Left armed on a time-out: fileno() then tells of the next batch.
+          PENSTOCK_ASSIGN_OR_RETURN(in_time, Sleep(deadline));
+        }
+        if (in_time) DisarmWait(cursor);
+        now = Clock::now();
+      }
+    }
+    if (lost_) {
+      PENSTOCK_ASSIGN_OR_RETURN(in_time, Reconnect(deadline));
+    }
+    if (!in_time) {
+      return DeadlineExceededError(
+          "no batch for rank {} of job '{}' within {} s; `penstock status` "
+          "says what the job waits for",
+          rank_, job_, timeout_s);
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(what, TakeReady());
+  }
+  ++stats_.waits;
+  stats_.wait_ns += static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now - begin)
+          .count());
+  // Relaxed: shown by `penstock status`, nothing depends on it.
+  CursorPage& cursor = session_->cursor.page();
+  cursor.waits.store(stats_.waits, std::memory_order_relaxed);
+  cursor.wait_ns.store(stats_.wait_ns, std::memory_order_relaxed);
+  return what;
+}
+
 StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
   *batch = nullptr;
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
@@ -568,7 +623,7 @@ StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
       return ResourceExhaustedError(
           "repeat_first holds one batch: release it before the next");
     }
-    held_.fetch_add(1, std::memory_order_relaxed);
+    CountHandedOut();
     ++stats_.batches;
     stats_.rows += repeated_->cell.valid_rows;
     *batch = repeated_;
@@ -583,54 +638,11 @@ StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
         rank_, hold_);
   }
 
-  const Clock::time_point begin = Clock::now();
-  const Deadline deadline = DeadlineAfter(timeout_s);
-  bool stalled = false;
-  Clock::time_point spin_end = begin + spin_;
-  for (;;) {
-    bool ready = true;
-    if (!lost_) {
-      PENSTOCK_ASSIGN_OR_RETURN(const Ready what, TakeReady());
-      if (what == Ready::kOver) NoteOver();
-      if (what != Ready::kNothing) break;
-      stalled = true;
-      if (Clock::now() < spin_end) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-        continue;
-      }
-      CursorPage& cursor = session_->cursor.page();
-      if (!ArmWait(*session_->ring, cursor)) {
-        DisarmWait(cursor);
-        continue;
-      }
-      if (BrokerWaitsForTakes(*session_->ring)) SendWake(session_->wake.get());
-      // Left armed on a time-out: fileno() then tells of the next batch.
-      PENSTOCK_ASSIGN_OR_RETURN(ready, Sleep(deadline));
-      if (ready) DisarmWait(cursor);
-    }
-    if (lost_) {
-      PENSTOCK_ASSIGN_OR_RETURN(ready, Reconnect(deadline));
-    }
-    if (!ready) {
-      return DeadlineExceededError(
-          "no batch for rank {} of job '{}' within {} s; `penstock status` "
-          "says what the job waits for",
-          rank_, job_, timeout_s);
-    }
+  PENSTOCK_ASSIGN_OR_RETURN(Ready what, lost_ ? Ready::kNothing : TakeReady());
+  if (what == Ready::kNothing) {
+    PENSTOCK_ASSIGN_OR_RETURN(what, WaitUntilReady(timeout_s));
   }
-  if (stalled) {
-    ++stats_.waits;
-    stats_.wait_ns += static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() -
-                                                             begin)
-            .count());
-    // Relaxed: shown by `penstock status`, nothing depends on it.
-    CursorPage& cursor = session_->cursor.page();
-    cursor.waits.store(stats_.waits, std::memory_order_relaxed);
-    cursor.wait_ns.store(stats_.wait_ns, std::memory_order_relaxed);
-  }
+  if (what == Ready::kOver) NoteOver();
   return HandOut(batch);
 }
 
@@ -765,7 +777,7 @@ StatusOr<bool> Reader::Reconnect(Deadline deadline) {
 void Reader::Release(Batch* batch) {
   Reader* reader = batch->reader;
   if (!batch->held.exchange(false)) return;  // given back before
-  reader->held_.fetch_sub(1, std::memory_order_relaxed);
+  reader->given_back_.fetch_add(1, std::memory_order_release);
   if (fork_generation.load() != reader->fork_generation_) return;
   if (reader->repeat_first_) return;
   Session* session = batch->session;
@@ -774,7 +786,8 @@ void Reader::Release(Batch* batch) {
     SendWake(session->wake.get());
   }
   const std::lock_guard lock(reader->sessions_mutex_);
-  if (--session->held == 0 && session->superseded) reader->Retire(session);
+  ++session->given_back;
+  if (session->Unused()) reader->Retire(session);
 }
 
 void Reader::Interrupt() {

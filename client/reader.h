@@ -108,7 +108,11 @@ class Reader {
   // Of the next batch; epochs() at the end of the data.
   uint64_t epoch() const { return epoch_; }
   uint64_t incarnation() const { return incarnation_; }
-  uint32_t held() const { return held_.load(std::memory_order_relaxed); }
+  uint32_t held() const {
+    // In this order, and acquire: what was given back was handed out before.
+    const uint32_t given_back = given_back_.load(std::memory_order_acquire);
+    return handed_out_.load(std::memory_order_relaxed) - given_back;
+  }
   uint32_t hold_max() const { return hold_; }
   const Stats& stats() const { return stats_; }
 
@@ -130,6 +134,11 @@ class Reader {
   // Asks the broker of the session; events meanwhile are kept.
   StatusOr<Message> Ask(nlohmann::json request);
   StatusOr<Ready> TakeReady();
+  StatusOr<Ready> WaitUntilReady(double timeout_s);
+  void CountHandedOut() {
+    handed_out_.store(handed_out_.load(std::memory_order_relaxed) + 1,
+                      std::memory_order_relaxed);
+  }
   // Of the batch that has this phase.
   Status ReadRanksChanged(uint32_t phase);
   // The data are over: what is still to be told.
@@ -190,7 +199,10 @@ class Reader {
   Stats stats_;
 
   // Any thread's.
-  std::atomic<uint32_t> held_{0};
+  // Batches, modulo 2^32. Two counts, so that taking one needs no
+  // read-modify-write: only the consuming thread adds to handed_out_.
+  std::atomic<uint32_t> handed_out_{0};
+  std::atomic<uint32_t> given_back_{0};
   std::atomic<bool> interrupted_{false};
   std::mutex sessions_mutex_;
   std::list<std::unique_ptr<Session>> sessions_;  // the last is in use

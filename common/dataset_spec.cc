@@ -15,6 +15,7 @@ namespace {
 constexpr uint64_t kRecordsMax = uint64_t{1} << 53;  // the plan's limit
 constexpr size_t kNameCharsMax = 64;
 constexpr size_t kFeaturesMax = 64;
+constexpr size_t kFilesMax = 256;  // each keeps a descriptor
 constexpr size_t kDimensionsMax = 8;
 constexpr int64_t kDimensionMax = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kRowBytesMax = uint64_t{1} << 40;
@@ -85,18 +86,28 @@ Status ReadLayout(const SpecValue& value, Layout* out) {
 
 // ---- sources ----------------------------------------------------------------
 
+Status ReadIo(const SpecValue& value, Io* out) {
+  return value.Word<Io>({{"auto", Io::kAuto},
+                         {"buffered", Io::kBuffered},
+                         {"direct", Io::kDirect}},
+                        out);
+}
+
 Status ReadImageFolder(const SpecValue& value, const std::string& base_dir,
                        ImageFolderSource* out) {
-  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping({"path"}));
-  return value.Required("path").Path(base_dir, &out->path);
+  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping({"path", "io"}));
+  PENSTOCK_RETURN_IF_ERROR(value.Required("path").Path(base_dir, &out->path));
+  return ReadIo(value.Optional("io"), &out->io);
 }
 
 Status ReadIdx(const SpecValue& value, const std::string& base_dir,
                IdxSource* out) {
-  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping({"images", "labels"}));
+  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping({"images", "labels", "io"}));
   PENSTOCK_RETURN_IF_ERROR(
       value.Required("images").Path(base_dir, &out->images));
-  return value.Optional("labels").Path(base_dir, &out->labels);
+  PENSTOCK_RETURN_IF_ERROR(
+      value.Optional("labels").Path(base_dir, &out->labels));
+  return ReadIo(value.Optional("io"), &out->io);
 }
 
 Status ReadRange(const SpecValue& value, RangeSource* out) {
@@ -193,12 +204,8 @@ Status ReadTensors(const SpecValue& value, TensorsSource* out) {
                                        &out->repeat);
 }
 
-Status ReadSynthetic(const SpecValue& value, SyntheticSource* out) {
-  PENSTOCK_RETURN_IF_ERROR(
-      value.CheckMapping({"records", "features", "cost_us"}));
-  PENSTOCK_RETURN_IF_ERROR(
-      value.Required("records").Uint(1, kRecordsMax, &out->records));
-  const SpecValue features = value.Required("features");
+// {NAME: {dtype, shape}, ...}
+Status ReadElementSpec(const SpecValue& features, ElementSpec* out) {
   PENSTOCK_RETURN_IF_ERROR(CheckFeatures(features));
   uint64_t row_bytes = 0;
   for (size_t i = 0; i < features.size(); ++i) {
@@ -217,16 +224,57 @@ Status ReadSynthetic(const SpecValue& value, SyntheticSource* out) {
           shape.Item(d).Int(1, kDimensionMax, &feature.shape.emplace_back()));
     }
     PENSTOCK_RETURN_IF_ERROR(AddRowBytes(shape, feature, &row_bytes));
-    out->features.push_back(std::move(feature));
+    out->push_back(std::move(feature));
   }
+  return OkStatus();
+}
+
+// One file, or a list of them.
+Status ReadFiles(const SpecValue& value, const std::string& base_dir,
+                 std::vector<std::string>* out) {
+  if (!value.present()) return value.Absent();
+  if (value.IsScalar()) return value.Path(base_dir, &out->emplace_back());
+  PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(
+      1, kFilesMax, fmt::format("a file, or a list of 1 to {}", kFilesMax)));
+  for (size_t i = 0; i < value.size(); ++i) {
+    PENSTOCK_RETURN_IF_ERROR(
+        value.Item(i).Path(base_dir, &out->emplace_back()));
+  }
+  return OkStatus();
+}
+
+Status ReadFixedLengthRecords(const SpecValue& value,
+                              const std::string& base_dir,
+                              FixedLengthRecordsSource* out) {
+  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(
+      {"path", "features", "header_bytes", "footer_bytes", "io"}));
+  PENSTOCK_RETURN_IF_ERROR(
+      ReadFiles(value.Required("path"), base_dir, &out->files));
+  PENSTOCK_RETURN_IF_ERROR(
+      ReadElementSpec(value.Required("features"), &out->features));
+  PENSTOCK_RETURN_IF_ERROR(
+      value.Optional("header_bytes").Uint(0, kRowBytesMax, &out->header_bytes));
+  PENSTOCK_RETURN_IF_ERROR(
+      value.Optional("footer_bytes").Uint(0, kRowBytesMax, &out->footer_bytes));
+  return ReadIo(value.Optional("io"), &out->io);
+}
+
+Status ReadSynthetic(const SpecValue& value, SyntheticSource* out) {
+  PENSTOCK_RETURN_IF_ERROR(
+      value.CheckMapping({"records", "features", "cost_us"}));
+  PENSTOCK_RETURN_IF_ERROR(
+      value.Required("records").Uint(1, kRecordsMax, &out->records));
+  PENSTOCK_RETURN_IF_ERROR(
+      ReadElementSpec(value.Required("features"), &out->features));
   return value.Optional("cost_us").Uint(0, kCostUsMax, &out->cost_us);
 }
 
 Status ReadSource(const SpecValue& value, const std::string& base_dir,
                   SourceSpec* out) {
   if (!value.present()) return value.Absent();
-  const std::vector<std::string_view> kinds = {"image_folder", "idx", "range",
-                                               "tensors", "synthetic"};
+  const std::vector<std::string_view> kinds = {
+      "image_folder", "idx",     "fixed_length_records",
+      "range",        "tensors", "synthetic"};
   PENSTOCK_RETURN_IF_ERROR(
       value.CheckMapping(kinds, "a mapping with one of the keys"));
   PENSTOCK_ASSIGN_OR_RETURN(const std::string_view kind, value.OneOf(kinds));
@@ -237,6 +285,10 @@ Status ReadSource(const SpecValue& value, const std::string& base_dir,
   }
   if (kind == "idx") {
     return ReadIdx(source, base_dir, &out->emplace<IdxSource>());
+  }
+  if (kind == "fixed_length_records") {
+    return ReadFixedLengthRecords(source, base_dir,
+                                  &out->emplace<FixedLengthRecordsSource>());
   }
   if (kind == "range") return ReadRange(source, &out->emplace<RangeSource>());
   if (kind == "tensors") {
@@ -312,12 +364,14 @@ Status ReadImageSize(const SpecValue& value, ImageSize* out) {
 
 Status ReadDecodeImage(const SpecValue& value, DecodeImageOp* out) {
   PENSTOCK_RETURN_IF_ERROR(
-      value.CheckMapping({"feature", "crop", "size", "channels"}));
+      value.CheckMapping({"feature", "crop", "size", "channels", "exact"}));
   PENSTOCK_RETURN_IF_ERROR(ReadName(value.Optional("feature"), &out->feature));
   PENSTOCK_RETURN_IF_ERROR(ReadCrop(value.Optional("crop"), &out->crop));
   PENSTOCK_RETURN_IF_ERROR(ReadImageSize(value.Required("size"), &out->size));
-  return value.Optional("channels")
-      .Word<int>({{"rgb", 3}, {"gray", 1}}, &out->channels);
+  PENSTOCK_RETURN_IF_ERROR(
+      value.Optional("channels")
+          .Word<int>({{"rgb", 3}, {"gray", 1}}, &out->channels));
+  return value.Optional("exact").Bool(&out->exact);
 }
 
 Status ReadCropOp(const SpecValue& value, ResizeOp* out) {

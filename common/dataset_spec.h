@@ -23,11 +23,16 @@ inline constexpr int kSpecDepthMax = 32;
 
 // ---- sources: which records there are -------------------------------------
 
+// Through the page cache, or past it (O_DIRECT). kAuto: past it when the file
+// is too large for the page cache and its records large enough.
+enum class Io { kAuto, kBuffered, kDirect };
+
 // One sub-folder per class, its files are the samples.
 //   features: image (encoded file), label int64 [] (index of the class in the
 //   sorted list of sub-folder names)
 struct ImageFolderSource {
   std::string path;  // absolute after parsing
+  Io io = Io::kAuto;
   bool operator==(const ImageFolderSource&) const = default;
 };
 
@@ -37,7 +42,20 @@ struct ImageFolderSource {
 struct IdxSource {
   std::string images;
   std::string labels;  // empty: no label feature
+  Io io = Io::kAuto;   // of images; labels are kept in memory
   bool operator==(const IdxSource&) const = default;
+};
+
+// Records of one size, one after the other in one or several files; each holds
+// its features one after the other, little-endian, without gaps.
+//   features: as given
+struct FixedLengthRecordsSource {
+  std::vector<std::string> files;
+  ElementSpec features;
+  uint64_t header_bytes = 0;  // at the start of each file, passed over
+  uint64_t footer_bytes = 0;  // likewise at its end
+  Io io = Io::kAuto;
+  bool operator==(const FixedLengthRecordsSource&) const = default;
 };
 
 // value int64 []: start, start + step, ... below (above) stop.
@@ -71,8 +89,9 @@ struct SyntheticSource {
   bool operator==(const SyntheticSource&) const = default;
 };
 
-using SourceSpec = std::variant<ImageFolderSource, IdxSource, RangeSource,
-                                TensorsSource, SyntheticSource>;
+using SourceSpec =
+    std::variant<ImageFolderSource, IdxSource, FixedLengthRecordsSource,
+                 RangeSource, TensorsSource, SyntheticSource>;
 
 // ---- transforms: what happens to each row ---------------------------------
 
@@ -100,7 +119,8 @@ struct DecodeImageOp {
   std::string feature = "image";
   CropSpec crop;
   ImageSize size;
-  int channels = 3;  // 3: RGB, 1: gray
+  int channels = 3;    // 3: RGB, 1: gray
+  bool exact = false;  // decode all of it, and give Pillow's values
   bool operator==(const DecodeImageOp&) const = default;
 };
 

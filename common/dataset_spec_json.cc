@@ -29,14 +29,38 @@ std::string_view LayoutName(Layout layout) {
   return layout == Layout::kChw ? "chw" : "hwc";
 }
 
+std::string_view IoName(Io io) {
+  constexpr std::string_view kNames[] = {"auto", "buffered", "direct"};
+  return kNames[static_cast<size_t>(io)];
+}
+
+Json ToJson(const ElementSpec& element) {
+  Json features = Json::object();
+  for (const Feature& feature : element) {
+    features[feature.name] = {{"dtype", DTypeName(feature.dtype)},
+                              {"shape", feature.shape}};
+  }
+  return features;
+}
+
 Json ToJson(const ImageFolderSource& source) {
-  return {{"image_folder", {{"path", source.path}}}};
+  return {{"image_folder", {{"path", source.path}, {"io", IoName(source.io)}}}};
 }
 
 Json ToJson(const IdxSource& source) {
   Json idx = {{"images", source.images}};
   if (!source.labels.empty()) idx["labels"] = source.labels;
+  idx["io"] = IoName(source.io);
   return {{"idx", idx}};
+}
+
+Json ToJson(const FixedLengthRecordsSource& source) {
+  return {{"fixed_length_records",
+           {{"path", source.files},
+            {"features", ToJson(source.features)},
+            {"header_bytes", source.header_bytes},
+            {"footer_bytes", source.footer_bytes},
+            {"io", IoName(source.io)}}}};
 }
 
 Json ToJson(const RangeSource& source) {
@@ -58,14 +82,9 @@ Json ToJson(const TensorsSource& source) {
 }
 
 Json ToJson(const SyntheticSource& source) {
-  Json features = Json::object();
-  for (const Feature& feature : source.features) {
-    features[feature.name] = {{"dtype", DTypeName(feature.dtype)},
-                              {"shape", feature.shape}};
-  }
   return {{"synthetic",
            {{"records", source.records},
-            {"features", features},
+            {"features", ToJson(source.features)},
             {"cost_us", source.cost_us}}}};
 }
 
@@ -86,6 +105,7 @@ Json ToJson(const DecodeImageOp& op) {
   if (op.crop.kind != CropSpec::Kind::kNone) json["crop"] = ToJson(op.crop);
   json["size"] = ToJson(op.size);
   json["channels"] = op.channels == 1 ? "gray" : "rgb";
+  json["exact"] = op.exact;
   return {{"decode_image", json}};
 }
 

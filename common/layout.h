@@ -25,7 +25,7 @@
 namespace penstock {
 
 // Bump on any change to size, offset, or meaning of a field below.
-inline constexpr uint32_t kLayoutVersion = 3;
+inline constexpr uint32_t kLayoutVersion = 4;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
@@ -129,7 +129,6 @@ struct SegmentHeader {
 // What a rank says of one lease. Broker and rank may both be gone when it is
 // read: it must tell by itself what the rank still had.
 struct LeaseRecord {
-  Atomic<uint64_t> released;    // generation given back last
   Atomic<uint64_t> generation;  // taken last; held while it differs
   Atomic<uint64_t> step;        // StepId of that one
 };
@@ -143,15 +142,20 @@ struct CursorPage {
   // Where the rank goes on: the end of what it took, batches that are kExtra
   // not counted.
   Atomic<uint64_t> position;
-  // The rank sleeps, or is about to: send a wake after publishing.
-  Atomic<uint32_t> waiting;
+  // The rank sleeps, or is about to: send a wake after publishing. Apart from
+  // taken: every publish reads it, and a take would have to get its line back.
+  alignas(kWriterSpacing) Atomic<uint32_t> waiting;
   // 1: the rank has the broker's answer to its attach and goes on with this
   // page.
   Atomic<uint32_t> answered;
   // Stall counters: written by the rank for `penstock status`, never trusted.
   alignas(kWriterSpacing) Atomic<uint64_t> waits;
   Atomic<uint64_t> wait_ns;
-  // Apart from the lines above: releases come from any thread of the rank.
+  // Of each lease: generation given back last. Apart from the lines above:
+  // releases come from any thread of the rank.
+  alignas(kWriterSpacing) Atomic<uint64_t> released[kLeasesMax];
+  // Apart from released: the broker reads that all the time, and these only
+  // when the rank is dead, so that a take has their lines.
   alignas(kWriterSpacing) LeaseRecord leases[kLeasesMax];
 };
 inline constexpr uint64_t kCursorBytes = kPageBytes;
@@ -166,10 +170,12 @@ static_assert(offsetof(SegmentHeader, feature_offset) == 112);
 static_assert(offsetof(SegmentHeader, ready) == 624);
 static_assert(sizeof(SegmentHeader) <= kPageBytes);
 static_assert(offsetof(CursorPage, taken) == 128);
-static_assert(offsetof(CursorPage, waits) == 256);
-static_assert(offsetof(CursorPage, leases) == 384);
-static_assert(sizeof(LeaseRecord) == 24);
-static_assert(sizeof(CursorPage) == 3456 && sizeof(CursorPage) <= kCursorBytes);
+static_assert(offsetof(CursorPage, waiting) == 256);
+static_assert(offsetof(CursorPage, waits) == 384);
+static_assert(offsetof(CursorPage, released) == 512);
+static_assert(offsetof(CursorPage, leases) == 1536);
+static_assert(sizeof(LeaseRecord) == 16);
+static_assert(sizeof(CursorPage) == 3584 && sizeof(CursorPage) <= kCursorBytes);
 static_assert(Atomic<uint64_t>::is_always_lock_free &&
                   Atomic<uint32_t>::is_always_lock_free,
               "a lock hidden in std::atomic would be private to one process");
@@ -225,6 +231,7 @@ inline constexpr uint64_t kLayoutHash =
                            offsetof(CursorPage, waiting),
                            offsetof(CursorPage, answered),
                            offsetof(CursorPage, waits),
+                           offsetof(CursorPage, released),
                            offsetof(CursorPage, leases),
                            sizeof(LeaseRecord),
                            offsetof(LeaseRecord, generation),

@@ -129,8 +129,8 @@ enum class BrokerWaits : uint32_t {
 [[nodiscard]] inline bool Release(const Ring& ring, CursorPage& cursor,
                                   uint32_t lease, uint64_t generation) {
   KillPoint("release.begun");
-  cursor.leases[lease].released.store(generation,
-                                      std::memory_order_seq_cst);  // E3, E5
+  cursor.released[lease].store(generation,
+                               std::memory_order_seq_cst);  // E3, E5
   KillPoint("release.released");
   return ring.broker_waiting.load(std::memory_order_seq_cst) != 0;  // E5
 }
@@ -182,7 +182,7 @@ enum class LeaseState { kFree, kHeld, kPeerCorrupt };
 inline LeaseState LeaseStateOf(const CursorPage& cursor, uint32_t lease,
                                uint64_t generation, uint64_t previous) {
   const uint64_t released =
-      cursor.leases[lease].released.load(std::memory_order_seq_cst);  // E3, E5
+      cursor.released[lease].load(std::memory_order_seq_cst);  // E3, E5
   if (released == generation) return LeaseState::kFree;
   if (released == previous) return LeaseState::kHeld;
   return LeaseState::kPeerCorrupt;

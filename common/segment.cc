@@ -68,8 +68,12 @@ StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
   if (rows_max > kSegmentBytesMax / sizeof(int64_t)) return too_large();
   uint64_t offset = RoundUp(rows_max * sizeof(int64_t), kFeatureAlignment);
   for (const Feature& feature : spec) {
-    plan.feature_offset.push_back(offset);
     const uint64_t row_bytes = feature.RowBytes();
+    // Rows of whole pages lie on pages: direct reads can go there.
+    if (row_bytes > 0 && row_bytes % kPageBytes == 0) {
+      offset = RoundUp(offset, kPageBytes);
+    }
+    plan.feature_offset.push_back(offset);
     if (row_bytes != 0 && rows_max > kSegmentBytesMax / row_bytes) {
       return too_large();
     }

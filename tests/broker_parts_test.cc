@@ -110,12 +110,15 @@ class ConfigTest : public FolderTest {};
 TEST_F(ConfigTest, EveryKeyIsRead) {
   const auto config =
       LoadConfig(Write("c.yaml",
-                       "socket: /x/sock\ncpus: 0-1\nworkers: 3\nread_depth: 8\n"
+                       "socket: /x/sock\ncpus: 0-1\nreserve_cores: 1\n"
+                       "workers: 3\nread_depth: 8\n"
                        "memory_limit: 2G\nstate_dir: /s\ncache_dir: /c\n"
                        "decode_timeout: 5m\nread_timeout: 500ms\n"));
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->socket, "/x/sock");
   EXPECT_EQ(config->cpus, "0-1");
+  EXPECT_EQ(config->reserve_cores, 1u);
+  EXPECT_THAT(config->place_of.at("reserve_cores"), HasSubstr("c.yaml:3:1"));
   EXPECT_EQ(config->workers, 3u);
   EXPECT_EQ(config->read_depth, 8u);
   EXPECT_EQ(*config->memory_limit, uint64_t{2} << 30);
@@ -139,6 +142,28 @@ TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
   EXPECT_FALSE(LoadConfig(Write("c.yaml", "workers: [1]\n")).ok());
   EXPECT_FALSE(LoadConfig(Write("c.yaml", "a: {\n")).ok());
   EXPECT_FALSE(LoadConfig(folder_ / "none").ok());
+}
+
+TEST_F(ConfigTest, ProcessorsAndWorkersThatCannotBeAreRefusedWithTheirPlace) {
+  for (const char* cpus : {"0-", "-1", "a", "0,,1", "3-1", "0-1,", "0 1",
+                           "99999", "18446744073709551616"}) {
+    EXPECT_THAT(LoadConfig(Write("c.yaml", "workers: auto\ncpus: '" +
+                                               std::string(cpus) + "'\n"))
+                    .status()
+                    .message(),
+                testing::AllOf(HasSubstr("c.yaml:2:1: cpus: '"),
+                               HasSubstr("such as 0-7,16")))
+        << cpus;
+  }
+  EXPECT_TRUE(LoadConfig(Write("c.yaml", "cpus: 0-7,16,3\n")).ok());
+  EXPECT_EQ(LoadConfig(Write("c.yaml", "workers: auto\n"))->workers, 0u);
+  EXPECT_EQ(LoadConfig(Write("c.yaml", "reserve_cores: 0\n"))->reserve_cores,
+            0u);
+  EXPECT_THAT(
+      LoadConfig(Write("c.yaml", "\nreserve_cores: -1\n")).status().message(),
+      HasSubstr("c.yaml:2:1: reserve_cores: '-1' is not a number from 0"));
+  EXPECT_THAT(LoadConfig(Write("c.yaml", "workers: 0\n")).status().message(),
+              HasSubstr("c.yaml:1:1: workers: '0' is not a number from 1"));
 }
 
 TEST(ParseBytesTest, SizesAreRead) {
@@ -165,7 +190,7 @@ TEST(ParseDurationTest, TimesAreRead) {
 // --------------------------------------------------------------------
 
 TEST(TopologyTest, AllAllowedProcessorsAreFoundAndCanBePinnedTo) {
-  const auto topology = Topology::Load("");
+  const auto topology = Topology::Load({});
   ASSERT_TRUE(topology.ok()) << topology.status().message();
   ASSERT_FALSE((*topology)->cpus().empty());
   EXPECT_GE((*topology)->cpu_quota(), 1u);
@@ -178,10 +203,53 @@ TEST(TopologyTest, AllAllowedProcessorsAreFoundAndCanBePinnedTo) {
 }
 
 TEST(TopologyTest, ProcessorsThatAreNotThereAreRefused) {
-  EXPECT_THAT(Topology::Load("4000-4001").status().message(),
-              HasSubstr("may not use"));
-  EXPECT_EQ(Topology::Load("abc").status().code(),
+  EXPECT_THAT(
+      Topology::Load({"4000-4001"}).status().message(),
+      testing::AllOf(testing::StartsWith("cpus: "), HasSubstr("may not use")));
+  EXPECT_EQ(Topology::Load({"abc"}).status().code(),
             StatusCode::kInvalidArgument);
+}
+
+// A machine of two nodes with four cores of two threads each: node 0 has
+// processors 0-7, its cores 0-1, 2-3, 4-5 and 6-7.
+class SyntheticMachineTest : public testing::Test {
+ protected:
+  SyntheticMachineTest() { setenv("HWLOC_SYNTHETIC", "node:2 core:4 pu:2", 1); }
+  ~SyntheticMachineTest() override { unsetenv("HWLOC_SYNTHETIC"); }
+  static std::vector<uint32_t> Cpus(const Topology& topology) {
+    std::vector<uint32_t> cpus;
+    for (const Topology::Cpu& cpu : topology.cpus()) {
+      cpus.push_back(cpu.os_index);
+    }
+    return cpus;
+  }
+};
+
+TEST_F(SyntheticMachineTest, CoresAreReservedWholeAndFromEachNodeInTurn) {
+  const auto topology = Topology::Load({"", 3});
+  ASSERT_TRUE(topology.ok()) << topology.status().message();
+  EXPECT_THAT(Cpus(**topology),
+              testing::ElementsAre(0, 2, 8, 10, 12, 1, 3, 9, 11, 13));
+  EXPECT_EQ((*topology)->description(),
+            "processors 0-3,8-13 of 0-15 (reserve_cores: 3 leaves 4-7,14-15 to "
+            "others)");
+  EXPECT_EQ((*topology)->allowed(), 16u);
+}
+
+TEST_F(SyntheticMachineTest, CoresAreReservedOfTheListedProcessors) {
+  const auto topology = Topology::Load({"0-2,15", 1});
+  ASSERT_TRUE(topology.ok()) << topology.status().message();
+  EXPECT_THAT(Cpus(**topology), testing::ElementsAre(0, 1, 15));
+  EXPECT_THAT((*topology)->description(),
+              HasSubstr("(cpus: 0-2,15; reserve_cores: 1 leaves 2 to others)"));
+}
+
+TEST_F(SyntheticMachineTest, AWorkerMustHaveACoreLeft) {
+  EXPECT_TRUE(Topology::Load({"", 7}).ok());
+  EXPECT_THAT(Topology::Load({"", 8}).status().message(),
+              testing::AllOf(testing::StartsWith("reserve_cores: "),
+                             HasSubstr("none of the 8 cores")));
+  EXPECT_FALSE(Topology::Load({"0-1", 1}).ok());
 }
 
 // ---- event loop
@@ -201,6 +269,22 @@ TEST(EventLoopTest, PostedTasksRunOnTheLoopInOrder) {
   other.join();
   ASSERT_EQ(ran.size(), 100u);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(ran[i], i);
+}
+
+TEST(EventLoopTest, WhatEventsAskForComesAfterAllOfThem) {
+  auto loop = EventLoop::Make();
+  ASSERT_TRUE(loop.ok());
+  std::vector<int> ran;
+  (*loop)->Post([&] {
+    ran.push_back(1);
+    (*loop)->AfterEvents([&] {
+      ran.push_back(3);
+      (*loop)->Stop();
+    });
+  });
+  (*loop)->Post([&] { ran.push_back(2); });
+  (*loop)->Run();
+  EXPECT_EQ(ran, (std::vector<int>{1, 2, 3}));
 }
 
 TEST(EventLoopTest, CallbackMayUnwatchItself) {

@@ -100,7 +100,7 @@ source:
 shuffle: {seed: 18446744073709551615, each_epoch: false}
 seed: 7
 map:
-  - decode_image: {feature: photo, crop: {center: {fraction: 0.875}}, size: 224, channels: gray}
+  - decode_image: {feature: photo, crop: {center: {fraction: 0.875}}, size: 224, channels: gray, exact: true}
   - decode_image: {size: [10, 20]}
   - crop: {feature: image, random_resized: {scale: [0.5, 0.75], ratio: [1, 2]}, size: [16, 24]}
   - crop: {center: {}, size: 8}
@@ -158,6 +158,8 @@ TEST(DatasetSpecTest, EveryKeyIsRead) {
   EXPECT_EQ(spec.seed, 7u);
   EXPECT_EQ(spec.map.size(), 8u);
   EXPECT_EQ(std::get<DecodeImageOp>(spec.map[0]).channels, 1);
+  EXPECT_TRUE(std::get<DecodeImageOp>(spec.map[0]).exact);
+  EXPECT_FALSE(std::get<DecodeImageOp>(spec.map[1]).exact);
   EXPECT_EQ(std::get<DecodeImageOp>(spec.map[1]).crop.kind,
             CropSpec::Kind::kNone);
   EXPECT_EQ(std::get<ResizeOp>(spec.map[2]).crop.kind,
@@ -229,6 +231,32 @@ TEST(DatasetSpecTest, RangesGoBothWays) {
   SourceOf<RangeSource>(
       "{range: {start: 9223372036854775807, stop: -9223372036854775808, "
       "step: -9223372036854775808}}");
+}
+
+TEST(DatasetSpecTest, FixedLengthRecordsAreOfOneFileOrSeveral) {
+  const auto one = SourceOf<FixedLengthRecordsSource>(
+      "{fixed_length_records: {path: /a, features: {x: {dtype: uint8, shape: "
+      "[3]}}}}");
+  EXPECT_EQ(
+      one, (FixedLengthRecordsSource{.files = {"/a"},
+                                     .features = {{"x", DType::kUint8, {3}}}}));
+  const auto several = SourceOf<FixedLengthRecordsSource>(
+      "{fixed_length_records: {path: [/a, /b], features: {x: {dtype: uint8, "
+      "shape: [3]}, y: {dtype: float16, shape: []}}, header_bytes: 16, "
+      "footer_bytes: 4, io: direct}}");
+  EXPECT_EQ(several,
+            (FixedLengthRecordsSource{.files = {"/a", "/b"},
+                                      .features = {{"x", DType::kUint8, {3}},
+                                                   {"y", DType::kFloat16, {}}},
+                                      .header_bytes = 16,
+                                      .footer_bytes = 4,
+                                      .io = Io::kDirect}));
+  EXPECT_EQ(
+      SourceOf<ImageFolderSource>("{image_folder: {path: /a, io: buffered}}")
+          .io,
+      Io::kBuffered);
+  EXPECT_EQ(SourceOf<IdxSource>("{idx: {images: /a, io: direct}}").io,
+            Io::kDirect);
 }
 
 // ---- tensors
@@ -567,6 +595,14 @@ INSTANTIATE_TEST_SUITE_P(
                   "1:9: source: wanted a mapping with one of the keys "
                   "image_folder, "},
         ErrorCase{WithSource("{}"), "1:9: source: needs one of image_folder, "},
+        ErrorCase{WithSource("{image_folder: {path: /a, io: mmap}}"),
+                  "1:39: source.image_folder.io: unknown value 'mmap'"},
+        ErrorCase{WithSource("{fixed_length_records: {path: [], features: {x: "
+                             "{dtype: uint8, shape: [1]}}}}"),
+                  "1:39: source.fixed_length_records.path: wanted a file, or "
+                  "a list of 1 to 256"},
+        ErrorCase{WithSource("{fixed_length_records: {path: /a}}"),
+                  "1:32: source.fixed_length_records.features is missing"},
         ErrorCase{WithSource("{range: 5, idx: {images: x}}"),
                   "1:20: source: 'range' and 'idx' exclude each other"},
         ErrorCase{WithSource("{imagefolder: {path: x}}"),

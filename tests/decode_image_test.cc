@@ -27,7 +27,8 @@ Bytes ToBytes(std::string_view text) {
 class DecodeImageTest : public testing::Test {
  protected:
   StatusOr<Bytes> Decode(std::span<const std::byte> file, int channels = 3) {
-    PENSTOCK_RETURN_IF_ERROR(decoder_.Begin(file, channels));
+    PENSTOCK_RETURN_IF_ERROR(decoder_.Begin(file));
+    PENSTOCK_RETURN_IF_ERROR(decoder_.Start(channels));
     const ImageSize size = decoder_.size();
     Bytes pixels(size.height * size.width * channels);
     for (int64_t y = 0; y < size.height; ++y) {
@@ -35,6 +36,35 @@ class DecodeImageTest : public testing::Test {
           decoder_.ReadRow(pixels.data() + y * size.width * channels));
     }
     PENSTOCK_RETURN_IF_ERROR(decoder_.Finish());
+    return pixels;
+  }
+
+  struct Part {
+    int denominator = 1;
+    int64_t left = 0, top = 0, right = 0, bottom = 0;
+  };
+
+  // The part's pixels as RGB.
+  StatusOr<Bytes> Decode(std::span<const std::byte> file, const Part& part) {
+    PENSTOCK_RETURN_IF_ERROR(decoder_.Begin(file));
+    EXPECT_TRUE(decoder_.HasParts());
+    int64_t first = part.left;
+    int64_t end = part.right;
+    PENSTOCK_RETURN_IF_ERROR(
+        decoder_.StartPart(part.denominator, &first, &end));
+    EXPECT_LE(first, part.left);
+    EXPECT_GE(end, part.right);
+    PENSTOCK_RETURN_IF_ERROR(decoder_.SkipRows(part.top));
+    Bytes pixels;
+    Bytes row((end - first) * 4);
+    for (int64_t y = part.top; y < part.bottom; ++y) {
+      PENSTOCK_RETURN_IF_ERROR(decoder_.ReadRow(row.data()));
+      for (int64_t x = part.left; x < part.right; ++x) {
+        const std::byte* const pixel = &row[(x - first) * 4];
+        pixels.insert(pixels.end(), pixel, pixel + 3);
+      }
+    }
+    PENSTOCK_RETURN_IF_ERROR(decoder_.FinishPart(row.data()));
     return pixels;
   }
 
@@ -172,7 +202,8 @@ TEST_F(DecodeImageTest, RandomDamageIsAnErrorOrAPictureAndNeverMore) {
 TEST_F(DecodeImageTest, AFileLeftInTheMiddleDoesNotDisturbTheNext) {
   const Bytes file = EncodeJpeg({.progressive = true});
   const StatusOr<Bytes> want = Decode(file);
-  ASSERT_TRUE(decoder_.Begin(file, 3).ok());
+  ASSERT_TRUE(decoder_.Begin(file).ok());
+  ASSERT_TRUE(decoder_.Start(3).ok());
   Bytes row(64 * 3);
   ASSERT_TRUE(decoder_.ReadRow(row.data()).ok());
   const StatusOr<Bytes> again = Decode(file);
@@ -251,6 +282,121 @@ TEST_F(DecodeImageTest, AProgressiveFileOfTooManyScansIsRefused) {
   many.scans = scans;
   ExpectDataLoss(EncodeJpeg(many), "more than 500 scans");
   EXPECT_TRUE(Decode(EncodeJpeg(gray)).ok());
+}
+
+// ---- parts ------------------------------------------------------------------
+
+std::vector<JpegKind> KindsOfParts() {
+  std::vector<JpegKind> kinds;
+  const int luma[][2] = {{1, 1}, {2, 1}, {2, 2}, {1, 2}, {4, 1}};
+  for (const auto& [across, down] : luma) {
+    for (const bool progressive : {false, true}) {
+      kinds.push_back({.height = 101,
+                       .width = 147,
+                       .progressive = progressive,
+                       .restart_rows = across - 1,
+                       .luma_across = across,
+                       .luma_down = down});
+    }
+  }
+  kinds.push_back({.height = 101, .width = 147, .space = JCS_GRAYSCALE});
+  kinds.push_back({.height = 101, .width = 147, .file_space = JCS_RGB});
+  return kinds;
+}
+
+// One pixel inside: at a part's edges chroma has no neighbour.
+TEST_F(DecodeImageTest, APartIsThatPartOfTheWholePicture) {
+  std::mt19937 random(1);
+  for (const JpegKind& kind : KindsOfParts()) {
+    Bytes noise(kind.height * kind.width * ChannelsOf(kind.space));
+    for (std::byte& value : noise) value = static_cast<std::byte>(random());
+    const Bytes file = EncodeJpeg(noise, kind);
+    const StatusOr<Bytes> whole = Decode(file);
+    ASSERT_TRUE(whole.ok()) << whole.status().message();
+    for (int i = 0; i < 40; ++i) {
+      Part part;
+      part.left = static_cast<int64_t>(random() % kind.width);
+      part.top = static_cast<int64_t>(random() % kind.height);
+      part.right = part.left + 1 +
+                   static_cast<int64_t>(random() % (kind.width - part.left));
+      part.bottom = part.top + 1 +
+                    static_cast<int64_t>(random() % (kind.height - part.top));
+      const StatusOr<Bytes> got = Decode(file, part);
+      ASSERT_TRUE(got.ok()) << got.status().message();
+      const int64_t width = part.right - part.left;
+      for (int64_t y = part.top; y < part.bottom; ++y) {
+        for (int64_t x = part.left; x < part.right; ++x) {
+          if (x == part.left && x > 0) continue;
+          if (x == part.right - 1 && x < kind.width - 1) continue;
+          for (int64_t c = 0; c < 3; ++c) {
+            ASSERT_EQ((*got)[((y - part.top) * width + x - part.left) * 3 + c],
+                      (*whole)[(y * kind.width + x) * 3 + c])
+                << "luma " << kind.luma_across << " x " << kind.luma_down
+                << (kind.progressive ? " progressive" : "") << ", x " << x
+                << " in " << part.left << ".." << part.right << ", y " << y
+                << " in " << part.top << ".." << part.bottom;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(DecodeImageTest, ASmallerPartIsTheMeanOfItsPixels) {
+  const Bytes file = EncodeJpeg({.height = 80, .width = 120, .quality = 100});
+  const StatusOr<Bytes> whole = Decode(file);
+  ASSERT_TRUE(whole.ok());
+  for (const int denominator : {2, 4, 8}) {
+    const ImageSize size = {.height = 80 / denominator,
+                            .width = 120 / denominator};
+    ASSERT_EQ(decoder_.PartSize(denominator), size);
+    const Part part = {denominator, 2, 3, size.width - 2, size.height - 1};
+    const StatusOr<Bytes> got = Decode(file, part);
+    ASSERT_TRUE(got.ok()) << got.status().message();
+    Bytes want;
+    for (int64_t y = part.top; y < part.bottom; ++y) {
+      for (int64_t x = part.left; x < part.right; ++x) {
+        for (int64_t c = 0; c < 3; ++c) {
+          int sum = 0;
+          for (int64_t dy = 0; dy < denominator; ++dy) {
+            for (int64_t dx = 0; dx < denominator; ++dx) {
+              sum +=
+                  std::to_integer<int>((*whole)[((y * denominator + dy) * 120 +
+                                                 x * denominator + dx) *
+                                                    3 +
+                                                c]);
+            }
+          }
+          want.push_back(
+              static_cast<std::byte>(sum / (denominator * denominator)));
+        }
+      }
+    }
+    ExpectNear(*got, want, 3);
+  }
+}
+
+// Also when the part lies above what is missing.
+TEST_F(DecodeImageTest, EveryProperPrefixOfAPartsFileIsDataLoss) {
+  for (const JpegKind& kind : {JpegKind{}, JpegKind{.progressive = true},
+                               JpegKind{.restart_rows = 1}}) {
+    const Bytes file = EncodeJpeg(kind);
+    const Part part = {1, 3, 2, 20, 9};
+    ASSERT_TRUE(Decode(file, part).ok());
+    for (size_t bytes = 4; bytes < file.size(); ++bytes) {
+      const auto prefix = std::span(file).first(bytes);
+      if (!decoder_.Begin(prefix).ok()) continue;
+      const StatusOr<Bytes> decoded = Decode(prefix, part);
+      ASSERT_FALSE(decoded.ok()) << bytes << " of " << file.size();
+      EXPECT_EQ(decoded.status().code(), StatusCode::kDataLoss);
+    }
+  }
+}
+
+TEST_F(DecodeImageTest, StrayBytesAfterAPartsFilePass) {
+  Bytes file = EncodeJpeg({});
+  file.resize(file.size() + 7);
+  EXPECT_TRUE(Decode(file, {1, 3, 2, 20, 9}).ok());
 }
 
 }  // namespace

@@ -946,17 +946,22 @@ Scenario TheWorld(const Config& config) {
         const int rank = w->rank_process[i];
         session.to_rank.Connect(&run, broker, rank);
         session.to_broker.Connect(&run, rank, broker);
-        constexpr size_t kUsed =
-            offsetof(CursorPage, leases) + kLeases * sizeof(LeaseRecord);
-        run.Share(&session.page, kUsed, rank);
-        run.ShareConstant(&session.page.leases[kLeases],
-                          sizeof(CursorPage) - kUsed);
-        run.Name(&session.page.taken, "taken");
-        run.Name(&session.page.position, "position");
-        run.Name(&session.page.waiting, "waiting");
+        CursorPage& page = session.page;
+        constexpr size_t kUnusedLeases = kLeasesMax - kLeases;
+        run.Share(&page,
+                  offsetof(CursorPage, released) + kLeases * sizeof(uint64_t),
+                  rank);
+        run.ShareConstant(&page.released[kLeases],
+                          kUnusedLeases * sizeof(uint64_t));
+        run.Share(&page.leases, kLeases * sizeof(LeaseRecord), rank);
+        run.ShareConstant(&page.leases[kLeases],
+                          kUnusedLeases * sizeof(LeaseRecord));
+        run.Name(&page.taken, "taken");
+        run.Name(&page.position, "position");
+        run.Name(&page.waiting, "waiting");
         for (uint32_t lease = 0; lease < kLeases; ++lease) {
-          LeaseRecord& record = session.page.leases[lease];
-          run.Name(&record.released, "released");
+          LeaseRecord& record = page.leases[lease];
+          run.Name(&page.released[lease], "released");
           run.Name(&record.generation, "generation");
           run.Name(&record.step, "lease's step");
         }

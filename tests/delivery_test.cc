@@ -576,7 +576,7 @@ TEST_F(DeliveryTest, RankThatWritesImpossibleReleasesHarmsOnlyItself) {
   ASSERT_TRUE(answer.ok()) << answer.status().message();
   const auto view = SegmentView::Open(answer->fds[0].get(), 1);
   ASSERT_TRUE(view.ok()) << view.status().message();
-  for (auto& lease : cursor->page().leases) lease.released.store(0xdeadbeef);
+  for (auto& released : cursor->page().released) released.store(0xdeadbeef);
   cursor->page().taken.store(0xdeadbeef);
   SendWake(answer->fds[1].get());
   const Ring& ring = (*view)->ring(answer->json.at("seat").get<uint32_t>());

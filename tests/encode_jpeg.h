@@ -22,6 +22,9 @@ struct JpegKind {
   bool progressive = false;
   int restart_rows = 0;
   int quality = 90;
+  int luma_across =
+      0;  // samples of luma for one of chroma; 0: encoder's choice
+  int luma_down = 0;
   std::span<const jpeg_scan_info> scans = {};  // empty: the encoder's choice
 };
 
@@ -63,6 +66,10 @@ inline std::vector<std::byte> EncodeJpeg(std::span<const std::byte> pixels,
     jpeg_set_colorspace(&info, kind.file_space);
   }
   jpeg_set_quality(&info, kind.quality, TRUE);
+  if (kind.luma_across > 0) {
+    info.comp_info[0].h_samp_factor = kind.luma_across;
+    info.comp_info[0].v_samp_factor = kind.luma_down;
+  }
   info.restart_in_rows = kind.restart_rows;
   if (kind.progressive) jpeg_simple_progression(&info);
   if (!kind.scans.empty()) {

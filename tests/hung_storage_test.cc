@@ -173,6 +173,29 @@ TEST_F(HungStorageTest, EndsItsJobByNameAndNoOther) {
   EXPECT_EQ(code, PENSTOCK_DATA_LOSS) << error;
 }
 
+// A slot of its own is where the kernel will write, whenever that is.
+TEST_F(HungStorageTest, AReadIntoASlotKeepsThatSlotUntilItIsAnswered) {
+  StartBroker(1);
+  const std::string spec =
+      "dataset: records\nsource:\n  fixed_length_records: {path: " + folder_ +
+      "/mount/hung_read_records, features: {x: {dtype: uint8, shape: "
+      "[100]}}}\nbatch: {size: 10}\n";
+  std::string error;
+  int code = 0;
+  std::thread hung([&] { error = ErrorOf(For(spec, "hung"), &code); });
+  while (storage_->hanging() == 0) std::this_thread::yield();
+  EXPECT_EQ(TakeAll(Healthy("healthy", "50")), 400u);
+  hung.join();
+  EXPECT_EQ(code, PENSTOCK_DEADLINE_EXCEEDED);
+  EXPECT_THAT(error, HasSubstr("/mount/hung_read_records, offset "));
+  // Memory that is given back is likely to be had again by the next job.
+  EXPECT_EQ(TakeAll(Healthy("later", "50")), 400u);
+  storage_->Recover();
+  while (!LateReads().empty()) std::this_thread::yield();
+  EXPECT_EQ(TakeAll(For(spec, "again")), 10u);
+  EXPECT_EQ(TakeAll(Healthy("last", "50")), 400u);
+}
+
 // As a launcher does it that starts a failed training again.
 TEST_F(HungStorageTest, JobsThatComeAgainAndAgainLeaveRoomForOthers) {
   StartBroker(1);

@@ -535,7 +535,7 @@ TEST_F(ShrinkTest, RankThatWritesImpossibleValuesIsShrunkAway) {
   ASSERT_TRUE(answer.ok()) << answer.status().message();
   WaitUntilReady(Name(), 1, 1);
   // No wake: it is found when the other rank makes the broker look.
-  for (auto& lease : cursor->page().leases) lease.released.store(0xdeadbeef);
+  for (auto& released : cursor->page().released) released.store(0xdeadbeef);
   good.Run();
   const Course course = good.Finished();
   EXPECT_EQ(course.code, 0) << course.error;

@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "broker/read_backend.h"
+#include "broker/source/data_file.h"
 #include "tests/gated_file_system.h"
 
 namespace penstock {
@@ -107,8 +109,9 @@ class ReadTest : public testing::TestWithParam<Backend> {
   }
 
   void StartRange(uint32_t ticket, int fd, uint64_t offset, uint64_t bytes,
-                  std::span<std::byte> into = {}) {
+                  std::span<std::byte> into = {}, uint32_t align = 0) {
     ReadRequest request;
+    request.align = align;
     request.kind = ReadRequest::Kind::kRange;
     request.fd = fd;
     request.offset = offset;
@@ -355,6 +358,105 @@ TEST_P(ReadTest, RangePastTheEndIsDataLoss) {
   EXPECT_EQ(done.status.message(),
             "file is shorter than its header says (truncated?): wanted 200 "
             "bytes at offset 900, found 100");
+  close(fd);
+}
+
+TEST_P(ReadTest, DirectRangesOfEveryAlignmentArriveBytewise) {
+  const std::string content = Content((1 << 20) + 1234);
+  const std::string path = Write("file", content);
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+  const uint32_t align = fd < 0 ? 0 : DirectAlignment(fd);
+  if (align == 0) GTEST_SKIP() << "no direct reads in " << folder_;
+  // Memory at a multiple of align, and not.
+  const std::unique_ptr<std::byte, decltype(&std::free)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(align, 16 * align)),
+      &std::free);
+  const uint64_t whole = 8 * uint64_t{align};
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{align}, uint64_t{1},
+                                uint64_t{align} - 1, uint64_t{5000}}) {
+    for (const uint64_t bytes : {uint64_t{1}, uint64_t{align}, whole, whole - 1,
+                                 uint64_t{align} + 2}) {
+      for (const int64_t place : {-1, 0, 64}) {
+        std::span<std::byte> into;
+        if (place >= 0) into = {memory.get() + place, bytes};
+        StartRange(0, fd, offset, bytes, into, align);
+        const Reader::Done done = Next();
+        ASSERT_TRUE(done.status.ok()) << done.status.message();
+        EXPECT_TRUE(Text(done) == content.substr(offset, bytes))
+            << bytes << " at " << offset << ", place " << place;
+        if (place >= 0) {
+          EXPECT_EQ(done.bytes.data(), into.data());
+        }
+        EXPECT_FALSE(done.cached);
+        reader_->Release(0);
+      }
+    }
+  }
+  // The end of the file is in the middle of a block.
+  StartRange(0, fd, content.size() - 2000, 2000, {}, align);
+  Reader::Done done = Next();
+  ASSERT_TRUE(done.status.ok()) << done.status.message();
+  EXPECT_TRUE(Text(done) == content.substr(content.size() - 2000));
+  reader_->Release(0);
+  StartRange(0, fd, content.size() - 1000, 1001, {}, align);
+  done = Next();
+  EXPECT_EQ(done.status.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(done.status.message(), HasSubstr("wanted 1001"));
+  EXPECT_THAT(done.status.message(), HasSubstr("found 1000"));
+  close(fd);
+
+  for (const uint64_t bytes : {1u, 4096u, 300'000u}) {
+    const std::string file = Write("whole", Content(bytes, 2));
+    ReadRequest request;
+    request.kind = ReadRequest::Kind::kFile;
+    request.path = file;
+    request.align = align;
+    reader_->Start(0, request, {});
+    done = Next();
+    ASSERT_TRUE(done.status.ok()) << done.status.message();
+    EXPECT_TRUE(Text(done) == Content(bytes, 2)) << bytes;
+    reader_->Release(0);
+  }
+}
+
+// The page cache is asked while it has what is wanted, then only now and then.
+TEST_P(ReadTest, WhatIsCachedIsToldApart) {
+  if (!GetParam().rung) GTEST_SKIP() << "pread does not know";
+  const std::string path = Write("file", Content(300'000));
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  char byte;
+  if (const iovec one = {&byte, 1}; preadv2(fd, &one, 1, 0, RWF_NOWAIT) < 0) {
+    GTEST_SKIP() << "no RWF_NOWAIT in " << folder_;
+  }
+  for (int i = 0; i < 3; ++i) {
+    StartFile(0, path);
+    EXPECT_TRUE(Next().cached);
+    reader_->Release(0);
+    StartRange(0, fd, 5, 290'000);
+    EXPECT_TRUE(Next().cached);
+    reader_->Release(0);
+  }
+  // Written pages are dropped only once they are on the disk.
+  ASSERT_EQ(fsync(fd), 0);
+  int cached = 0;
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    StartRange(0, fd, 0, 100'000);
+    const Reader::Done done = Next();
+    ASSERT_TRUE(done.status.ok());
+    EXPECT_TRUE(Text(done) == Content(300'000).substr(0, 100'000));
+    cached += done.cached;
+    reader_->Release(0);
+  }
+  EXPECT_LT(cached, 30) << "dropped pages were found";
+  // It comes to know that they are there again.
+  for (int i = 0; i < 32 * 64; ++i) {
+    StartFile(0, path);
+    cached += Next().cached;
+    reader_->Release(0);
+  }
+  EXPECT_GT(cached, 1000);
   close(fd);
 }
 

@@ -45,7 +45,8 @@ Status Decode(std::istream& arguments) {
   arguments >> in >> channels >> out;
   const std::vector<char> file = ReadFile(in);
   JpegDecoder decoder;
-  PENSTOCK_RETURN_IF_ERROR(decoder.Begin(Bytes(file), channels));
+  PENSTOCK_RETURN_IF_ERROR(decoder.Begin(Bytes(file)));
+  PENSTOCK_RETURN_IF_ERROR(decoder.Start(channels));
   const ImageSize size = decoder.size();
   std::vector<std::byte> pixels(size.height * size.width * channels);
   for (int64_t y = 0; y < size.height; ++y) {

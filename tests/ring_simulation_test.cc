@@ -93,7 +93,7 @@ struct Seat {
          "lease 2 position"}};
     for (uint32_t i = 0; i < kSlotsMax; ++i) {
       run->Name(&slots[i], kNames[i][0]);
-      run->Name(&cursor.leases[i].released, kNames[i][1]);
+      run->Name(&cursor.released[i], kNames[i][1]);
       run->Name(&cursor.leases[i].generation, kNames[i][2]);
       run->Name(&cursor.leases[i].step, kNames[i][3]);
     }
@@ -456,11 +456,12 @@ Scenario Recall(Bounds bounds) {
           // Taken as the ring was closed: the trainer never got it. It counts
           // as held, so it is not lost.
           const LeaseRecord& record = seat->cursor.leases[cell.lease];
-          run.Check(record.generation.load() == cell.generation &&
-                        record.released.load() != cell.generation,
-                    "batch {} is neither returned, nor held, nor "
-                    "taken back",
-                    batch);
+          run.Check(
+              record.generation.load() == cell.generation &&
+                  seat->cursor.released[cell.lease].load() != cell.generation,
+              "batch {} is neither returned, nor held, nor "
+              "taken back",
+              batch);
         }
       }
     });
@@ -511,7 +512,7 @@ struct PageTells {
       }
       if (generation == 0 || generation > taken) continue;
       had.insert(generation);
-      if (record.released.load() != generation) held.insert(generation);
+      if (page.released[i].load() != generation) held.insert(generation);
     }
   }
 };

@@ -115,8 +115,9 @@ TEST_F(RingTest, CursorPageTellsWhatIsHeldAndWhereTheRankGoesOn) {
   EXPECT_EQ(cursor_->position.load(), 30u);
   (void)Release(*ring_, *cursor_, 1, 1);
   std::vector<uint64_t> held;
-  for (const LeaseRecord& lease : cursor_->leases) {
-    if (lease.generation.load() != lease.released.load()) {
+  for (uint32_t i = 0; i < kLeasesMax; ++i) {
+    const LeaseRecord& lease = cursor_->leases[i];
+    if (lease.generation.load() != cursor_->released[i].load()) {
       held.push_back(PositionOfStep(lease.step.load()));
     }
   }
@@ -231,15 +232,17 @@ TEST_F(RingTest, NoWakeUpIsLost) {
 }
 
 // Literals on purpose: if this fails, bump kLayoutVersion, then edit here.
-TEST(LayoutTest, VersionTwoIsFrozen) {
-  EXPECT_EQ(kLayoutVersion, 3u);
+TEST(LayoutTest, VersionFourIsFrozen) {
+  EXPECT_EQ(kLayoutVersion, 4u);
   EXPECT_EQ(sizeof(Cell), 64u);
   EXPECT_EQ(offsetof(Cell, position), 56u);
   EXPECT_EQ(sizeof(Ring), 9472u);
   EXPECT_EQ(offsetof(Ring, cells), 1280u);
-  EXPECT_EQ(sizeof(LeaseRecord), 24u);
-  EXPECT_EQ(sizeof(CursorPage), 3456u);
-  EXPECT_EQ(offsetof(CursorPage, leases), 384u);
+  EXPECT_EQ(sizeof(LeaseRecord), 16u);
+  EXPECT_EQ(sizeof(CursorPage), 3584u);
+  EXPECT_EQ(offsetof(CursorPage, waiting), 256u);
+  EXPECT_EQ(offsetof(CursorPage, released), 512u);
+  EXPECT_EQ(offsetof(CursorPage, leases), 1536u);
   EXPECT_EQ(offsetof(SegmentHeader, feature_offset), 112u);
   EXPECT_EQ(offsetof(SegmentHeader, ready), 624u);
   EXPECT_EQ(kRingCells, 128u);

@@ -450,5 +450,65 @@ TEST_F(RowProgramTest, NumbersOutOfRangeAreErrors) {
   EXPECT_THAT(CompileError({normalize}, image), HasSubstr("dtype is int8"));
 }
 
+// ---- the fast way of decode_image
+// ---------------------------------------------
+
+TEST_F(RowProgramTest, FlipAndValuesOnTheWayAreThoseDoneAfterwards) {
+  const Bytes file = EncodeJpeg({.height = 100, .width = 150});
+  DecodeImageOp decode = {.crop = {.kind = CropSpec::Kind::kRandomResized},
+                          .size = {33, 47}};
+  const NormalizeOp normalize = {.mean = {0.485, 0.456, 0.406},
+                                 .std = {0.229, 0.224, 0.225},
+                                 .dtype = DType::kFloat16,
+                                 .layout = Layout::kChw};
+  for (uint64_t sample = 0; sample < 20; ++sample) {
+    Compile({decode}, Encoded());
+    const Bytes pixels = Run(file, {.sample = sample});
+    Compile({decode, FlipOp{}, normalize}, Encoded());
+    const Bytes on_the_way = Run(file, {.sample = sample});
+    // The flip is op 1 there; here a cast that changes nothing takes number 0.
+    Compile({CastOp{.dtype = DType::kUint8}, FlipOp{}, normalize},
+            Plain(DType::kUint8, {33, 47, 3}));
+    EXPECT_EQ(on_the_way, Run(pixels, {.sample = sample})) << sample;
+  }
+}
+
+TEST_F(RowProgramTest, TheFastWayIsNearTheExactOne) {
+  const Bytes file = EncodeJpeg({.height = 375, .width = 500});
+  for (uint64_t sample = 0; sample < 20; ++sample) {
+    DecodeImageOp decode = {.crop = {.kind = CropSpec::Kind::kRandomResized},
+                            .size = {100, 120}};
+    Compile({decode}, Encoded());
+    const Bytes fast = Run(file, {.sample = sample});
+    decode.exact = true;
+    Compile({decode}, Encoded());
+    const Bytes exact = Run(file, {.sample = sample});
+    double squares = 0;
+    for (size_t i = 0; i < fast.size(); ++i) {
+      const int difference =
+          std::to_integer<int>(fast[i]) - std::to_integer<int>(exact[i]);
+      squares += difference * difference;
+    }
+    // 45 dB: a root mean square of 1.4 levels.
+    EXPECT_LT(squares / static_cast<double>(fast.size()), 2.0) << sample;
+  }
+}
+
+// What the fast way leaves to the other: CMYK, and too much shrinking.
+TEST_F(RowProgramTest, WhatTheFastWayCannotDoIsDoneExactly) {
+  for (const JpegKind& kind :
+       {JpegKind{.height = 40, .width = 60, .space = JCS_CMYK},
+        JpegKind{.height = 900, .width = 20}}) {
+    const Bytes file = EncodeJpeg(kind);
+    DecodeImageOp decode = {.size = {9, 21}};
+    const CastOp cast = {.dtype = DType::kInt16, .layout = Layout::kChw};
+    Compile({decode, FlipOp{.horizontal = 1}, cast}, Encoded());
+    const Bytes got = Run(file);
+    decode.exact = true;
+    Compile({decode, FlipOp{.horizontal = 1}, cast}, Encoded());
+    EXPECT_EQ(got, Run(file));
+  }
+}
+
 }  // namespace
 }  // namespace penstock

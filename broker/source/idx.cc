@@ -7,7 +7,6 @@
 // record. Labels are always in memory, as int64. Every number of a header is
 // checked against the file before memory is taken for it.
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -19,6 +18,7 @@
 #include <optional>
 
 #include "broker/read.h"
+#include "broker/source/data_file.h"
 #include "broker/source/file_error.h"
 #include "broker/source/open.h"
 
@@ -33,15 +33,6 @@ constexpr uint64_t kUnpackedBytesMax = uint64_t{64} << 30;
 // bounded by the file's size whatever its header says.
 constexpr uint64_t kDeflateRatioMax = 1032;
 constexpr uint64_t kChunkBytes = 1 << 20;
-
-struct FileCloser {
-  int fd = -1;
-  explicit FileCloser(int fd) : fd(fd) {}
-  FileCloser(FileCloser&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
-  ~FileCloser() {
-    if (fd >= 0) close(fd);
-  }
-};
 
 // Only of bytes that were allocated without being set: gigabytes.
 struct Bytes {
@@ -69,10 +60,9 @@ struct Header {
 };
 
 // An idx file, opened and its header checked. The data is in memory, in the
-// host's byte order, or in fd at header.bytes.
+// host's byte order, or in file at header.bytes.
 struct IdxFile {
-  std::string path;
-  FileCloser file{-1};
+  DataFile file;
   Header header;
   std::optional<Bytes> unpacked;
 };
@@ -202,13 +192,13 @@ StatusOr<uint64_t> ReadAt(const IdxFile& idx, uint64_t offset,
   uint64_t done = 0;
   while (done < out.size()) {
     if (progress->cancel.load(std::memory_order_relaxed)) {
-      return CancelledError("{}: opening was cancelled", idx.path);
+      return CancelledError("{}: opening was cancelled", idx.file.path());
     }
-    const ssize_t n = pread(idx.file.fd, out.data() + done,
+    const ssize_t n = pread(idx.file.fd(), out.data() + done,
                             std::min(kChunkBytes, out.size() - done),
                             static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ReadError(errno, idx.path, offset + done);
+    if (n < 0) return ReadError(errno, idx.file.path(), offset + done);
     if (n == 0) break;
     done += static_cast<uint64_t>(n);
     progress->done.fetch_add(static_cast<uint64_t>(n),
@@ -270,8 +260,8 @@ class GzipFile {
 };
 
 Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
-  GzipFile gzip(idx->file.fd);
-  if (!gzip.ok()) return OpenError(errno, idx->path);
+  GzipFile gzip(idx->file.fd());
+  if (!gzip.ok()) return OpenError(errno, idx->file.path());
   // In two steps: a small file has fewer bytes than the longest header.
   uint8_t head[kHeaderBytesMax];
   const auto head_bytes = std::as_writable_bytes(std::span(head));
@@ -281,65 +271,57 @@ Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
     have += gzip.Read(head_bytes.subspan(4, size_t{4} * head[3]), &unwatched);
   }
   if (const std::string error = gzip.error(); !error.empty()) {
-    return DataLossError("{}: {} after {} unpacked bytes", idx->path, error,
-                         have);
+    return DataLossError("{}: {} after {} unpacked bytes", idx->file.path(),
+                         error, have);
   }
   PENSTOCK_ASSIGN_OR_RETURN(
-      idx->header, ParseHeader(idx->path, std::span(head).first(have)));
+      idx->header, ParseHeader(idx->file.path(), std::span(head).first(have)));
   const uint64_t want = idx->header.data_bytes;
   const uint64_t possible = std::min(file_bytes, UINT64_MAX / kDeflateRatioMax);
   if (want > possible * kDeflateRatioMax) {
     return SizeMismatch(
-        idx->path, idx->header,
+        idx->file.path(), idx->header,
         fmt::format("{} bytes of gzip, which cannot hold that", file_bytes));
   }
   if (want > kUnpackedBytesMax) {
     return InvalidArgumentError(
         "{}: unpacks to {} bytes, more than the {} that are kept in memory; "
         "unpack it on disk (gunzip)",
-        idx->path, want, kUnpackedBytesMax);
+        idx->file.path(), want, kUnpackedBytesMax);
   }
   if (const Status status = progress->promise(want); !status.ok()) {
-    return status.Prepend(idx->path + " (unpack it on disk with gunzip)");
+    return status.Prepend(idx->file.path() +
+                          " (unpack it on disk with gunzip)");
   }
   progress->total.fetch_add(want, std::memory_order_relaxed);
-  PENSTOCK_ASSIGN_OR_RETURN(Bytes data, Allocate(idx->path, want));
+  PENSTOCK_ASSIGN_OR_RETURN(Bytes data, Allocate(idx->file.path(), want));
   const uint64_t found = gzip.Read(data.span(), progress);
   // The read beyond the end also makes zlib check the stream's CRC.
   std::byte beyond;
   const uint64_t surplus =
       found < want ? 0 : gzip.Read(std::span(&beyond, 1), progress);
   if (progress->cancel.load(std::memory_order_relaxed)) {
-    return CancelledError("{}: opening was cancelled", idx->path);
+    return CancelledError("{}: opening was cancelled", idx->file.path());
   }
   const std::string error = gzip.error();
   if (surplus != 0) {
-    return SizeMismatch(idx->path, idx->header, "more");
+    return SizeMismatch(idx->file.path(), idx->header, "more");
   }
   if (found < want) {
-    return SizeMismatch(idx->path, idx->header,
+    return SizeMismatch(idx->file.path(), idx->header,
                         fmt::format("{}{}", idx->header.bytes + found,
                                     error.empty() ? "" : " (" + error + ")"));
   }
-  if (!error.empty()) return DataLossError("{}: {}", idx->path, error);
+  if (!error.empty()) return DataLossError("{}: {}", idx->file.path(), error);
   FromBigEndian(idx->header.dtype, data.span(), data.data.get());
   idx->unpacked = std::move(data);
   return OkStatus();
 }
 
 StatusOr<IdxFile> OpenIdxFile(const std::string& path, OpenProgress* progress) {
-  IdxFile idx;
-  idx.path = path;
-  // O_NONBLOCK: the open of a FIFO would wait for its writer.
-  idx.file.fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (idx.file.fd < 0) return OpenError(errno, path);
-  struct stat st;
-  if (fstat(idx.file.fd, &st) != 0) return ReadError(errno, path, 0);
-  if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);
-  // Back to blocking: io_uring answers EAGAIN to a non-blocking file on file
-  // systems without asynchronous reads (NFS, FUSE) instead of waiting.
-  fcntl(idx.file.fd, F_SETFL, fcntl(idx.file.fd, F_GETFL) & ~O_NONBLOCK);
-  const auto file_bytes = static_cast<uint64_t>(st.st_size);
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
+  const uint64_t file_bytes = file.bytes();
+  IdxFile idx = {std::move(file), {}, {}};
 
   uint8_t head[kHeaderBytesMax];
   OpenProgress unwatched;
@@ -431,9 +413,7 @@ StatusOr<std::vector<int64_t>> LoadLabels(const std::string& path,
 class Idx final : public Source {
  public:
   Idx(IdxFile images, std::vector<int64_t> labels)
-      : images_(std::move(images)),
-        nowait_(SupportsNowait(images_.file.fd)),
-        labels_(std::move(labels)) {
+      : images_(std::move(images)), labels_(std::move(labels)) {
     const Header& header = images_.header;
     raw_spec_.push_back(
         {{"image", header.dtype, {header.dims.begin() + 1, header.dims.end()}},
@@ -450,16 +430,22 @@ class Idx final : public Source {
            labels_.size() * sizeof(int64_t);
   }
 
+  std::string io() const override {
+    return images_.unpacked ? "" : IoText(images_.file.align());
+  }
+  std::optional<size_t> plain_feature() const override {
+    if (images_.unpacked || DTypeBytes(images_.header.dtype) != 1) {
+      return std::nullopt;
+    }
+    return 0;
+  }
+
   void Locate(uint64_t record, ReadRequest* request) const override {
     if (images_.unpacked) {
       request->kind = ReadRequest::Kind::kNone;
       return;
     }
-    request->kind = ReadRequest::Kind::kRange;
-    request->nowait = nowait_;
-    request->fd = images_.file.fd;
-    request->offset = Offset(record);
-    request->bytes = images_.header.record_bytes;
+    images_.file.Locate(Offset(record), images_.header.record_bytes, request);
   }
 
   Status Unpack(uint64_t record, std::span<const std::byte> read,
@@ -487,8 +473,9 @@ class Idx final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    return fmt::format("{}, record {} ({}offset {})", images_.path, record,
-                       images_.unpacked ? "unpacked, " : "", Offset(record));
+    return fmt::format("{}, record {} ({}offset {})", images_.file.path(),
+                       record, images_.unpacked ? "unpacked, " : "",
+                       Offset(record));
   }
 
  private:
@@ -497,7 +484,6 @@ class Idx final : public Source {
   }
 
   const IdxFile images_;
-  const bool nowait_;
   const std::vector<int64_t> labels_;
   RawSpec raw_spec_;
 };
@@ -507,6 +493,10 @@ class Idx final : public Source {
 StatusOr<std::unique_ptr<Source>> OpenIdx(const IdxSource& spec,
                                           OpenProgress* progress) {
   PENSTOCK_ASSIGN_OR_RETURN(IdxFile images, OpenIdxFile(spec.images, progress));
+  if (!images.unpacked) {
+    PENSTOCK_RETURN_IF_ERROR(images.file.ChooseIo(
+        spec.io, images.header.data_bytes, images.header.record_bytes));
+  }
   std::vector<int64_t> labels;
   if (!spec.labels.empty()) {
     PENSTOCK_ASSIGN_OR_RETURN(labels, LoadLabels(spec.labels, progress));

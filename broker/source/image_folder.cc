@@ -4,21 +4,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "broker/source/data_file.h"
 #include "broker/source/image_folder_index.h"
 #include "broker/source/open.h"
 
 namespace penstock {
 namespace {
-
-// Whether reads of the file can be asked not to wait. Asked of one file and
-// taken for all: a folder whose links lead to a network file system is slower.
-bool FileSupportsNowait(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return true;  // its read will say why
-  const bool supported = SupportsNowait(fd);
-  close(fd);
-  return supported;
-}
 
 class ImageFolder final : public Source {
  public:
@@ -31,7 +22,19 @@ class ImageFolder final : public Source {
     for (size_t i = 0; i < index_.classes.size(); ++i) {
       labels_.push_back(static_cast<int64_t>(i));
     }
-    nowait_ = FileSupportsNowait(Describe(0));
+  }
+
+  // Asks the file system of the first file, and takes its answer for all: a
+  // folder whose links lead to another one is slower, or not read directly.
+  Status AskFileSystem(Io io) {
+    const std::string path = Describe(0);
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return OkStatus();  // its read will say why
+    nowait_ = SupportsNowait(fd);
+    if (io == Io::kDirect) align_ = DirectAlignment(fd);
+    close(fd);
+    return io == Io::kDirect && align_ == 0 ? NoDirectReadsError(path)
+                                            : OkStatus();
   }
 
   uint64_t record_count() const override {
@@ -42,9 +45,12 @@ class ImageFolder final : public Source {
     return index_.MemoryBytes() + labels_.capacity() * sizeof(int64_t);
   }
 
+  std::string io() const override { return IoText(align_); }
+
   void Locate(uint64_t record, ReadRequest* request) const override {
     request->kind = ReadRequest::Kind::kFile;
     request->nowait = nowait_;
+    request->align = align_;
     SetPath(record, &request->path);
   }
 
@@ -83,6 +89,7 @@ class ImageFolder final : public Source {
   const FolderIndex index_;
   const RawSpec raw_spec_;
   bool nowait_ = true;
+  uint32_t align_ = 0;
   std::vector<int64_t> labels_;  // 0, 1, ...: what the label spans point to
 };
 
@@ -125,8 +132,10 @@ StatusOr<std::unique_ptr<Source>> OpenImageFolder(const ImageFolderSource& spec,
   // Only the cache needs the folders' times.
   index.folders = std::vector<FolderIndex::Folder>();
   index.folder_paths = std::string();
-  return std::unique_ptr<Source>(
-      new ImageFolder(std::move(root), std::move(index)));
+  auto source =
+      std::make_unique<ImageFolder>(std::move(root), std::move(index));
+  PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(spec.io));
+  return std::unique_ptr<Source>(std::move(source));
 }
 
 }  // namespace penstock

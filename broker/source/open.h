@@ -15,6 +15,8 @@ StatusOr<std::unique_ptr<Source>> OpenImageFolder(const ImageFolderSource& spec,
                                                   OpenProgress* progress);
 StatusOr<std::unique_ptr<Source>> OpenIdx(const IdxSource& spec,
                                           OpenProgress* progress);
+StatusOr<std::unique_ptr<Source>> OpenFixedLengthRecords(
+    const FixedLengthRecordsSource& spec, OpenProgress* progress);
 StatusOr<std::unique_ptr<Source>> OpenRange(const RangeSource& spec);
 StatusOr<std::unique_ptr<Source>> OpenTensors(const TensorsSource& spec);
 StatusOr<std::unique_ptr<Source>> OpenSynthetic(const SyntheticSource& spec);

@@ -27,6 +27,8 @@ StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
           return OpenImageFolder(source, progress);
         } else if constexpr (std::is_same_v<Spec, IdxSource>) {
           return OpenIdx(source, progress);
+        } else if constexpr (std::is_same_v<Spec, FixedLengthRecordsSource>) {
+          return OpenFixedLengthRecords(source, progress);
         } else if constexpr (std::is_same_v<Spec, RangeSource>) {
           return OpenRange(source);
         } else if constexpr (std::is_same_v<Spec, TensorsSource>) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,6 +47,9 @@ struct ReadRequest {
   // others of its thread; it is left to a thread of the kernel. Set by every
   // Locate that asks for a read.
   bool nowait = true;
+  // Read past the page cache: file and memory are addressed in multiples of
+  // this. 0: through it. kRange: so was fd opened.
+  uint32_t align = 0;
   int fd = -1;  // kRange; owned by the source
   uint64_t offset = 0;
   uint64_t bytes = 0;
@@ -72,6 +76,13 @@ class Source {
 
   // For messages: the file (and offset) the record is in.
   virtual std::string Describe(uint64_t record) const = 0;
+
+  // How it is read, for people; "" when there is nothing to read.
+  virtual std::string io() const { return ""; }
+
+  // The feature whose bytes are what is read for a record, all of it and
+  // unchanged; it can be read into its place. The others need no reading.
+  virtual std::optional<size_t> plain_feature() const { return std::nullopt; }
 
   // The names of label values, when the source knows them (class folders).
   virtual std::vector<std::string> class_names() const { return {}; }

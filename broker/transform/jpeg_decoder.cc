@@ -95,6 +95,7 @@ struct JpegDecoder::State {
   int failure_code = 0;
   char failure[JMSG_LENGTH_MAX] = {};
   bool created = false;
+  bool whole = false;  // the file's last bytes are an end marker
   int channels = 3;
   std::vector<JSAMPLE> cmyk_row;  // empty unless the file is CMYK or YCCK
 
@@ -174,7 +175,7 @@ JpegDecoder::~JpegDecoder() {
   if (state_->created) jpeg_destroy_decompress(&state_->info);
 }
 
-Status JpegDecoder::Begin(std::span<const std::byte> file, int channels) {
+Status JpegDecoder::Begin(std::span<const std::byte> file) {
   State& state = *state_;
   jpeg_decompress_struct& info = state.info;
   if (!state.created) return state.Failure();
@@ -194,8 +195,22 @@ Status JpegDecoder::Begin(std::span<const std::byte> file, int channels) {
                          info.image_width, info.image_height,
                          kPicturePixelsMax);
   }
-  state.channels = channels;
+  state.whole = text.ends_with("\xff\xd9"sv);
   state.cmyk_row.clear();
+  info.dct_method = JDCT_ISLOW;
+  info.do_fancy_upsampling = TRUE;
+  return OkStatus();
+}
+
+ImageSize JpegDecoder::size() const {
+  return {.height = state_->info.image_height,
+          .width = state_->info.image_width};
+}
+
+Status JpegDecoder::Start(int channels) {
+  State& state = *state_;
+  jpeg_decompress_struct& info = state.info;
+  state.channels = channels;
   switch (info.jpeg_color_space) {
     case JCS_GRAYSCALE:
     case JCS_YCbCr:
@@ -213,15 +228,45 @@ Status JpegDecoder::Begin(std::span<const std::byte> file, int channels) {
           "pictures, of 1, 3 and 4",
           info.num_components);
   }
-  info.dct_method = JDCT_ISLOW;
-  info.do_fancy_upsampling = TRUE;
+  if (setjmp(state.jump) != 0) return state.Failure();
   jpeg_start_decompress(&info);
   return OkStatus();
 }
 
-ImageSize JpegDecoder::size() const {
-  return {.height = state_->info.image_height,
-          .width = state_->info.image_width};
+bool JpegDecoder::HasParts() const {
+  const J_COLOR_SPACE space = state_->info.jpeg_color_space;
+  return space == JCS_GRAYSCALE || space == JCS_YCbCr || space == JCS_RGB;
+}
+
+Status JpegDecoder::StartPart(int denominator, int64_t* first_column,
+                              int64_t* end_column) {
+  State& state = *state_;
+  jpeg_decompress_struct& info = state.info;
+  info.out_color_space = JCS_EXT_RGBX;
+  info.scale_num = 1;
+  info.scale_denom = static_cast<unsigned>(denominator);
+  if (setjmp(state.jump) != 0) return state.Failure();
+  jpeg_start_decompress(&info);
+  JDIMENSION left = static_cast<JDIMENSION>(*first_column);
+  JDIMENSION width = static_cast<JDIMENSION>(*end_column - *first_column);
+  jpeg_crop_scanline(&info, &left, &width);
+  *first_column = left;
+  *end_column = int64_t{left} + width;
+  return OkStatus();
+}
+
+ImageSize JpegDecoder::PartSize(int denominator) const {
+  const ImageSize whole = size();
+  return {.height = (whole.height + denominator - 1) / denominator,
+          .width = (whole.width + denominator - 1) / denominator};
+}
+
+Status JpegDecoder::SkipRows(int64_t rows) {
+  State& state = *state_;
+  if (rows == 0) return OkStatus();
+  if (setjmp(state.jump) != 0) return state.Failure();
+  jpeg_skip_scanlines(&state.info, static_cast<JDIMENSION>(rows));
+  return OkStatus();
 }
 
 Status JpegDecoder::ReadRow(std::byte* row) {
@@ -239,6 +284,15 @@ Status JpegDecoder::Finish() {
   if (setjmp(state.jump) != 0) return state.Failure();
   jpeg_finish_decompress(&state.info);
   return OkStatus();
+}
+
+Status JpegDecoder::FinishPart(std::byte* row) {
+  const jpeg_decompress_struct& info = state_->info;
+  if (state_->whole) return OkStatus();
+  while (info.output_scanline < info.output_height) {
+    PENSTOCK_RETURN_IF_ERROR(ReadRow(row));
+  }
+  return Finish();
 }
 
 }  // namespace penstock

@@ -2,9 +2,12 @@
 //
 // One thread at a time; one decoder per worker, reused for every file.
 //
-// The pixels are bit for bit those of Pillow (the same library with the same
-// settings: exact integer DCT, smooth chroma upsampling). The picture is given
-// as it is stored: an EXIF orientation is not applied.
+// Begin, Start: the pixels are bit for bit those of Pillow (the same library
+// with the same settings: exact integer DCT, smooth chroma upsampling).
+// Begin, StartPart: only what is asked for is decoded, by the same settings; a
+// pixel at the part's left or right edge can differ, as its chroma has no
+// neighbour there.
+// The picture is given as it is stored: an EXIF orientation is not applied.
 #ifndef BROKER_TRANSFORM_JPEG_DECODER_H_
 #define BROKER_TRANSFORM_JPEG_DECODER_H_
 
@@ -31,26 +34,47 @@ class JpegDecoder {
   JpegDecoder(const JpegDecoder&) = delete;
   JpegDecoder& operator=(const JpegDecoder&) = delete;
 
-  // Reads the header and gets ready for rows of 3 (RGB) or 1 (gray) bytes a
-  // pixel; forgets the file before, finished or not. file must stay until the
-  // last row. Gray of a YCbCr file is its Y; CMYK is taken to be inverted, as
-  // Adobe writes it, and becomes RGB as Pillow converts it.
+  // Reads the header; forgets the file before, finished or not. file must stay
+  // until the last row.
   //
   // DataLoss, here and below: not a JPEG (says what it looks like), truncated,
   // corrupt (in libjpeg's words), too large. Damage that loses no pixel is
   // passed over: stray bytes in the header or before the end marker, an
   // unknown JFIF version or Adobe flag.
-  Status Begin(std::span<const std::byte> file, int channels);
+  Status Begin(std::span<const std::byte> file);
 
   // Of the file begun.
   ImageSize size() const;
 
-  // The next row: width * channels bytes. At most height times.
+  // Gets ready for all of it, in rows of 3 (RGB) or 1 (gray) bytes a pixel.
+  // Gray of a YCbCr file is its Y; CMYK is taken to be inverted, as Adobe
+  // writes it, and becomes RGB as Pillow converts it.
+  Status Start(int channels);
+
+  // Whether StartPart can do this file: it is not CMYK.
+  bool HasParts() const;
+
+  // Gets ready for a part of the picture made smaller by 1, 2, 4 or 8, in rows
+  // of 4 bytes a pixel, RGBX. *first_column and *end_column count in pixels of
+  // that picture, PartSize(denominator); they become what rows hold, which is
+  // no less.
+  Status StartPart(int denominator, int64_t* first_column, int64_t* end_column);
+  ImageSize PartSize(int denominator) const;
+
+  // Passes over rows, which costs less than reading them.
+  Status SkipRows(int64_t rows);
+
+  // The next row. At most height times, skipped ones included.
   Status ReadRow(std::byte* row);
 
   // After the last row: reads up to the end marker, so that a file that stops
   // short of it is found out.
   Status Finish();
+
+  // After the last row of a part; row has room for one. Reads on only if the
+  // file does not end as a whole one does. What is wrong in the middle of what
+  // was not asked for is not found out.
+  Status FinishPart(std::byte* row);
 
  private:
   struct State;

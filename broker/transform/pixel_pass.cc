@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "broker/transform/half.h"
+#include "broker/transform/rgbx_resampler.h"
 
 namespace penstock {
 namespace {
@@ -228,6 +229,7 @@ void PixelPass::Normalize(const std::vector<double>& mean,
     round(nullptr, reinterpret_cast<const std::byte*>(exact), 1,
           table_.data() + c * table_bytes, 1, 256);
   }
+  if (channels_ == 3) line_ = FindLine(to, table_, mean, std);
 }
 
 void PixelPass::Cast(DType to) {
@@ -237,14 +239,44 @@ void PixelPass::Cast(DType to) {
     table_ = Tabulate(kernel_, DTypeBytes(to));
     kernel_ = LookUpKernel(DTypeBytes(to));
   }
+  constexpr double kMean = 0;
+  constexpr double kStd = 1 / 255.0;
+  if (dtype_in_ == DType::kUint8 && channels_ == 3) {
+    line_ = FindLine(to, table_, {&kMean, 1}, {&kStd, 1});
+  }
 }
 
-void PixelPass::Run(const std::byte* in, const AugmentationKey& key,
-                    std::byte* out) const {
+bool PixelPass::Mirrors(const AugmentationKey& key) const {
   bool mirror = false;
   for (const Flip& flip : flips_) {
     mirror ^= AugmentationDraws(key, flip.op).Uniform(0) < flip.probability;
   }
+  return mirror;
+}
+
+void PixelPass::WriteRgbx(const std::byte* rgbx, int64_t y,
+                          std::byte* out) const {
+  assert(dtype_in_ == DType::kUint8 && channels_ == 3);
+  const RgbxPlace place = {
+      .out = out,
+      .layout = channels_first_ ? Layout::kChw : Layout::kHwc,
+      .size = {.height = height_, .width = width_},
+      .row = y};
+  if (line_) return WriteLine(rgbx, *line_, place);
+  if (dtype_out_ == DType::kUint8) return WriteBytes(rgbx, place);
+  const int64_t out_bytes = DTypeBytes(dtype_out_);
+  for (int64_t c = 0; c < 3; ++c) {
+    const int64_t first =
+        channels_first_ ? (c * height_ + y) * width_ : y * width_ * 3 + c;
+    kernel_(table_.data() + c * table_stride_, rgbx + c,
+            RgbxResampler::kPixelBytes, out + first * out_bytes,
+            channels_first_ ? 1 : 3, width_);
+  }
+}
+
+void PixelPass::Run(const std::byte* in, const AugmentationKey& key,
+                    std::byte* out) const {
+  const bool mirror = Mirrors(key);
   const bool moved = channels_first_ && channels_ > 1;
   if (!mirror && !moved && table_stride_ == 0) {
     kernel_(table_.data(), in, 1, out, 1, height_ * width_ * channels_);

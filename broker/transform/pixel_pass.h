@@ -7,9 +7,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "broker/transform/augmentation.h"
+#include "broker/transform/rgbx_values.h"
 #include "common/dataset_spec.h"
 #include "common/element_spec.h"
 
@@ -50,9 +52,16 @@ class PixelPass {
 
   DType dtype() const { return dtype_out_; }
 
+  // Whether this row is mirrored.
+  bool Mirrors(const AugmentationKey& key) const;
+
   // out must not overlap in; neither needs to be aligned.
   void Run(const std::byte* in, const AugmentationKey& key,
            std::byte* out) const;
+
+  // Row y of a uint8 image of three channels, mirrored already if it is to be,
+  // into its place in the whole image out. As Run does, but for the flips.
+  void WriteRgbx(const std::byte* rgbx, int64_t y, std::byte* out) const;
 
  private:
   void RunMirroredOrMoved(const std::byte* in, bool mirror,
@@ -70,6 +79,8 @@ class PixelPass {
   // or for all (then table_stride_ is 0). Empty when kernel_ uses none.
   std::vector<std::byte> table_;
   int64_t table_stride_ = 0;
+  // What the table says of RGB, where arithmetic says the same.
+  std::optional<RgbxLine> line_;
 };
 
 }  // namespace penstock

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 #include <cstring>
 
 namespace penstock {
@@ -21,8 +20,6 @@ std::byte ToByte(int32_t sum) {
   // taps can sum to a little over 1.
   return static_cast<std::byte>(std::min(sum >> kWeightBits, 255));
 }
-
-double Triangle(double x) { return std::max(0.0, 1.0 - std::abs(x)); }
 
 template <int kChannels>
 void ResamplePixels(const std::byte* row, const int64_t* first,
@@ -47,33 +44,12 @@ void ResamplePixels(const std::byte* row, const int64_t* first,
 
 void Resampler::Taps::Compute(int64_t picture, int64_t box_start,
                               int64_t box_length, int64_t target) {
-  const double scale =
-      static_cast<double>(box_length) / static_cast<double>(target);
-  const double widening = std::max(scale, 1.0);
-  const double support = widening;  // a triangle reaches 1 to each side
-  taps_max = static_cast<int64_t>(std::ceil(support)) * 2 + 1;
-  first.resize(target);
-  count.resize(target);
-  weights.resize(target * taps_max);
-  exact.resize(taps_max);
+  TriangleTaps::Compute(picture, static_cast<double>(box_start),
+                        static_cast<double>(box_length), target);
+  fixed.resize(target * taps_max);
   for (int64_t i = 0; i < target; ++i) {
-    const double centre =
-        static_cast<double>(box_start) + (static_cast<double>(i) + 0.5) * scale;
-    const int64_t begin =
-        std::max<int64_t>(0, static_cast<int64_t>(centre - support + 0.5));
-    const int64_t end =
-        std::min(picture, static_cast<int64_t>(centre + support + 0.5));
-    first[i] = begin;
-    count[i] = end - begin;
-    double total = 0;
-    for (int64_t t = 0; t < count[i]; ++t) {
-      const double distance = static_cast<double>(begin + t) - centre + 0.5;
-      exact[t] = Triangle(distance * (1.0 / widening));
-      total += exact[t];
-    }
-    for (int64_t t = 0; t < count[i]; ++t) {
-      weights[i * taps_max + t] =
-          static_cast<int32_t>(exact[t] / total * kWeightOne + 0.5);
+    for (int64_t t = i * taps_max; t < i * taps_max + count[i]; ++t) {
+      fixed[t] = static_cast<int32_t>(weights[t] * kWeightOne + 0.5);
     }
   }
 }
@@ -131,7 +107,7 @@ void Resampler::ResampleRow(const std::byte* row, std::byte* out) const {
                         : channels_ == 2 ? &ResamplePixels<2>
                         : channels_ == 3 ? &ResamplePixels<3>
                                          : &ResamplePixels<4>;
-  resample(row, taps.first.data(), taps.count.data(), taps.weights.data(),
+  resample(row, taps.first.data(), taps.count.data(), taps.fixed.data(),
            taps.taps_max, row_bytes_ / channels_, out);
 }
 
@@ -139,7 +115,7 @@ void Resampler::CombineRows(int64_t out_row) {
   const int64_t first = vertical_.first[out_row];
   const int64_t count = vertical_.count[out_row];
   const int32_t* weights =
-      vertical_.weights.data() + out_row * vertical_.taps_max;
+      vertical_.fixed.data() + out_row * vertical_.taps_max;
   std::byte* out = out_ + out_row * row_bytes_;
   for (int64_t x = 0; x < row_bytes_; x += kStripBytes) {
     const int64_t columns = std::min(kStripBytes, row_bytes_ - x);

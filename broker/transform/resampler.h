@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "broker/transform/crop.h"
+#include "broker/transform/triangle_taps.h"
 #include "common/dataset_spec.h"
 #include "common/status.h"
 
@@ -37,28 +38,20 @@ class Resampler {
                              std::byte* out);
 
   // The source rows that are looked at are [first_row(), end_row()).
-  int64_t first_row() const { return vertical_.first.front(); }
-  int64_t end_row() const {
-    return vertical_.first.back() + vertical_.count.back();
-  }
+  int64_t first_row() const { return vertical_.begin(); }
+  int64_t end_row() const { return vertical_.end(); }
 
   // Takes row y, a whole one of the picture: first_row() first, then each in
   // order. out is finished after row end_row() - 1.
   void AddRow(int64_t y, const std::byte* row);
 
  private:
-  // Which source pixels make each output pixel of one direction: count[i] from
-  // first[i] on, with weights[i * taps_max + 0, 1, ...], which sum to 2^22 but
-  // for rounding. first and first + count never decrease.
-  struct Taps {
+  // Of one direction, in 22-bit fixed point.
+  struct Taps : TriangleTaps {
     void Compute(int64_t picture, int64_t box_start, int64_t box_length,
                  int64_t target);
 
-    int64_t taps_max = 0;
-    std::vector<int64_t> first;
-    std::vector<int64_t> count;
-    std::vector<int32_t> weights;
-    std::vector<double> exact;  // of one output pixel, before rounding
+    std::vector<int32_t> fixed;  // of weights
   };
 
   void ResampleRow(const std::byte* row, std::byte* out) const;

@@ -14,6 +14,7 @@
 #include "broker/transform/jpeg_decoder.h"
 #include "broker/transform/pixel_pass.h"
 #include "broker/transform/resampler.h"
+#include "broker/transform/rgbx_resampler.h"
 
 namespace penstock {
 namespace {
@@ -24,7 +25,9 @@ constexpr int64_t kSideMax = 65536;
 struct WorkerScratch : RowProgram::Scratch {
   JpegDecoder decoder;
   Resampler resampler;
+  RgbxResampler rgbx;
   std::vector<std::byte> picture_row;  // one row of a picture being decoded
+  std::vector<std::byte> picture;      // resized, before its pixel pass
   // Between the stages of one feature: stage i writes between[i % 2].
   std::vector<std::byte> between[2];
 };
@@ -33,25 +36,101 @@ struct WorkerScratch : RowProgram::Scratch {
 // A feature passes through a list of these; the last writes to its place in
 // the batch. in is the file's bytes for DecodeStage, else a whole tensor.
 
+// Decodes, crops and resizes; unless exact, also what follows on single values.
 struct DecodeStage {
   DecodeImageOp op;
   uint32_t op_number;
+  PixelPass pass;
+  bool has_pass = false;  // else pass leaves all as it is
+
+  // Whether it can do a pass as it goes.
+  bool TakesPass() const { return !op.exact && op.channels == 3 && !has_pass; }
 
   Status Run(std::span<const std::byte> in, const AugmentationKey& key,
              WorkerScratch& scratch, std::byte* out) const {
     JpegDecoder& decoder = scratch.decoder;
-    PENSTOCK_RETURN_IF_ERROR(decoder.Begin(in, op.channels));
+    PENSTOCK_RETURN_IF_ERROR(decoder.Begin(in));
+    const CropBox box =
+        ChooseCrop(op.crop, decoder.size(), op.size, {key, op_number});
+    if (!op.exact && op.channels == 3 && decoder.HasParts() &&
+        BeginPart(box, key, scratch)) {
+      return RunPart(box, scratch, out);
+    }
+    if (!has_pass) return RunWhole(box, scratch, out);
+    const size_t bytes = op.size.height * op.size.width * op.channels;
+    if (scratch.picture.size() < bytes) scratch.picture.resize(bytes);
+    PENSTOCK_RETURN_IF_ERROR(RunWhole(box, scratch, scratch.picture.data()));
+    pass.Run(scratch.picture.data(), key, out);
+    return OkStatus();
+  }
+
+  // The largest scale at which the box is no smaller than what it becomes.
+  int Denominator(const CropBox& box) const {
+    int denominator = 8;
+    while (denominator > 1 && (box.width < op.size.width * denominator ||
+                               box.height < op.size.height * denominator)) {
+      denominator /= 2;
+    }
+    return denominator;
+  }
+
+  bool BeginPart(const CropBox& box, const AugmentationKey& key,
+                 WorkerScratch& scratch) const {
+    const int denominator = Denominator(box);
+    const double scale = 1.0 / denominator;
+    return scratch.rgbx.Begin(
+        scratch.decoder.PartSize(denominator),
+        {.left = static_cast<double>(box.left) * scale,
+         .top = static_cast<double>(box.top) * scale,
+         .width = static_cast<double>(box.width) * scale,
+         .height = static_cast<double>(box.height) * scale},
+        op.size, pass.Mirrors(key));
+  }
+
+  // Decodes what the box needs and nothing else.
+  Status RunPart(const CropBox& box, WorkerScratch& scratch,
+                 std::byte* out) const {
+    JpegDecoder& decoder = scratch.decoder;
+    RgbxResampler& resampler = scratch.rgbx;
+    const int denominator = Denominator(box);
+    const int64_t width = decoder.PartSize(denominator).width;
+    // One more at each side, for its chroma's sake.
+    int64_t left = std::max<int64_t>(0, resampler.first_column() - 1);
+    int64_t right = std::min(width, resampler.end_column() + 1);
+    PENSTOCK_RETURN_IF_ERROR(decoder.StartPart(denominator, &left, &right));
+    const size_t row_bytes = (right - left + RgbxResampler::kRowSlackPixels) *
+                             RgbxResampler::kPixelBytes;
+    std::vector<std::byte>& row = scratch.picture_row;
+    if (row.size() < row_bytes) row.resize(row_bytes);
+    const std::byte* const first_pixel =
+        row.data() +
+        (resampler.first_column() - left) * RgbxResampler::kPixelBytes;
+    PENSTOCK_RETURN_IF_ERROR(decoder.SkipRows(resampler.first_row()));
+    int64_t out_row = 0;
+    for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
+      PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row.data()));
+      resampler.AddRow(y, first_pixel);
+      while (const std::byte* rgbx = resampler.NextRow()) {
+        pass.WriteRgbx(rgbx, out_row++, out);
+      }
+    }
+    return decoder.FinishPart(row.data());
+  }
+
+  // Decodes every row, also those outside the box: what is wrong with a file
+  // does not depend on which part of it an epoch looks at.
+  Status RunWhole(const CropBox& box, WorkerScratch& scratch,
+                  std::byte* out) const {
+    JpegDecoder& decoder = scratch.decoder;
     const ImageSize size = decoder.size();
-    const CropBox box = ChooseCrop(op.crop, size, op.size, {key, op_number});
     Resampler& resampler = scratch.resampler;
     PENSTOCK_RETURN_IF_ERROR(
         resampler.Begin(size, box, op.size, op.channels, out));
+    PENSTOCK_RETURN_IF_ERROR(decoder.Start(op.channels));
     const size_t row_bytes = static_cast<size_t>(size.width * op.channels);
     if (scratch.picture_row.size() < row_bytes) {
       scratch.picture_row.resize(row_bytes);
     }
-    // Every row is decoded, also those outside the crop: what is wrong with a
-    // file does not depend on which part of it an epoch looks at.
     std::byte* const row = scratch.picture_row.data();
     for (int64_t y = 0; y < size.height; ++y) {
       PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row));
@@ -115,7 +194,9 @@ struct FeaturePath {
                            raw_bytes);
     }
     if (stages.empty()) {
-      if (raw_bytes > 0) std::memcpy(out, raw.data(), raw_bytes);
+      if (raw_bytes > 0 && raw.data() != out) {
+        std::memcpy(out, raw.data(), raw_bytes);
+      }
       return OkStatus();
     }
     std::span<const std::byte> in = raw;
@@ -208,7 +289,9 @@ class PathBuilder {
     encoded_ = false;
     feature_.dtype = DType::kUint8;
     feature_.shape = {op.size.height, op.size.width, op.channels};
-    AddStage(DecodeStage{op, number});
+    AddStage(DecodeStage{
+        op, number,
+        PixelPass(DType::kUint8, op.size.height, op.size.width, op.channels)});
     return OkStatus();
   }
 
@@ -370,7 +453,17 @@ class PathBuilder {
 
   void FlushPixelPass() {
     if (!pass_) return;
-    AddStage(PixelStage{*std::move(pass_)});
+    DecodeStage* const decode =
+        path_.stages.empty()
+            ? nullptr
+            : std::get_if<DecodeStage>(&path_.stages.back().work);
+    if (decode != nullptr && decode->TakesPass()) {
+      decode->pass = *std::move(pass_);
+      decode->has_pass = true;
+      path_.stages.back().out_bytes = feature_.RowBytes();
+    } else {
+      AddStage(PixelStage{*std::move(pass_)});
+    }
     pass_.reset();
   }
 
@@ -412,6 +505,10 @@ class CompiledRowProgram : public RowProgram {
       : paths_(std::move(paths)), spec_(std::move(spec)) {}
 
   const ElementSpec& element_spec() const override { return spec_; }
+
+  bool Copies(size_t feature) const override {
+    return paths_[feature].stages.empty();
+  }
 
   std::unique_ptr<Scratch> MakeScratch() const override {
     return std::make_unique<WorkerScratch>();

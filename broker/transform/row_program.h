@@ -47,6 +47,10 @@ class RowProgram {
   // The features of a finished row, in the source's order.
   virtual const ElementSpec& element_spec() const = 0;
 
+  // Whether a feature is copied as it is. Run does not copy what is in its
+  // place already.
+  virtual bool Copies(size_t feature) const = 0;
+
   virtual std::unique_ptr<Scratch> MakeScratch() const = 0;
 
   // Writes row features to out[i], element_spec()[i].RowBytes() bytes each, no

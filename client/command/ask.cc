@@ -100,7 +100,9 @@ void PrintStatus(const Json& answer) {
            is_private.is_boolean() && is_private.get<bool>() ? ", private" : "",
            SecondsCell(broker, "uptime_s"), SecondsCell(broker, "cpu_s")));
   line("socket", TextCell(broker, "socket"));
-  line("workers", CountCell(broker, "workers"));
+  const std::string chosen = TextField(broker, "workers_chosen");
+  line("workers",
+       CountCell(broker, "workers") + (chosen.empty() ? "" : " " + chosen));
   line("reading", fmt::format("{}, {} reads in flight at most",
                               TextCell(broker, "read_backend"),
                               CountCell(broker, "read_depth")));
@@ -112,6 +114,11 @@ void PrintStatus(const Json& answer) {
   PrintJobs(answer);
 
   // Who stalls whom: where the broker's time goes, and each rank's.
+  for (const Json& job : ArrayField(answer, "jobs")) {
+    const std::string text = TextField(FieldOf(job, "bottleneck"), "text");
+    if (text.empty()) continue;
+    fmt::print("\n{}: {}\n", Printable(TextCell(job, "job")), Printable(text));
+  }
   Table stalls({"JOB", ">READ WAIT", ">DECODE"});
   Table ranks({"JOB", ">RANK", ">PID", "STATE", ">READY", ">HELD", ">TAKEN",
                ">MISSED", ">WAITS", ">WAITED", ">SILENT"});

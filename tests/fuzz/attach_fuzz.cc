@@ -208,7 +208,7 @@ class Broker {
     getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address_),
                 &length_);
     mortals_ = std::make_unique<Mortals>(address_, length_);
-    topology_ = *Topology::Load("");
+    topology_ = *Topology::Load({});
     life_ = *LifeJournal::Open("", {});
     loop_ = *EventLoop::Make();
     WorkerOptions options;
@@ -680,10 +680,11 @@ void Course::Step() {
       break;
     case 14:
       if (CursorPage* page = client->Tamper()) {
-        LeaseRecord& lease = page->leases[input_.Byte() % kLeasesMax];
+        const uint32_t number = input_.Byte() % kLeasesMax;
+        LeaseRecord& lease = page->leases[number];
         Atomic<uint64_t>* const words[] = {&page->taken, &page->position,
-                                           &lease.released, &lease.generation,
-                                           &lease.step};
+                                           &page->released[number],
+                                           &lease.generation, &lease.step};
         words[input_.Byte() % std::size(words)]->store(
             input_.Number(1 + input_.Byte() % 8));
         client->Wake();

@@ -43,6 +43,9 @@ void Check(std::string_view text) {
             "times are from 100 ms to 24 h");
   }
   Require(config->workers <= kWorkersMax, "workers are bounded");
+  Require(config->reserve_cores <= kWorkersMax, "reserved cores are bounded");
+  Require(config->cpus.empty() || CheckCpuList(config->cpus).ok(),
+          "cpus are a list");
   Require(config->read_depth >= 1, "there is a read in flight");
   Require(config->memory_limit.value_or(1) > 0, "a limit is not zero");
 }

@@ -200,8 +200,9 @@ void Course::Write(Process* process) {
   if (field == 0) return page.taken.store(value);
   if (field == 1) return page.position.store(value);
   if (field == 2) return page.waiting.store(static_cast<uint32_t>(value));
-  LeaseRecord& lease = page.leases[(field - 4) / 3];
-  Atomic<uint64_t>* const fields[] = {&lease.released, &lease.generation,
+  const int number = (field - 4) / 3;
+  LeaseRecord& lease = page.leases[number];
+  Atomic<uint64_t>* const fields[] = {&page.released[number], &lease.generation,
                                       &lease.step};
   fields[(field - 4) % 3]->store(value);
 }

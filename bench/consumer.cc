@@ -1,0 +1,133 @@
+// Penstock's consumer in bench/peers.py: takes batches for ever, reads one byte
+// of every cache line, tells the driver the time of each. Same protocol as the
+// Python of bench/peers/common.py: JSON lines over the driver's Unix socket.
+//
+//   consumer SOCKET split|broadcast      (started by penstock run)
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "bench/peers/touch.h"
+#include "client/penstock.hpp"
+
+namespace {
+
+class Driver {
+ public:
+  explicit Driver(const std::string& path)
+      : socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof(address.sun_path)) {
+      throw std::runtime_error(path + " is too long for a socket's path");
+    }
+    path.copy(address.sun_path, path.size());
+    if (connect(socket_, reinterpret_cast<const sockaddr*>(&address),
+                sizeof(address)) != 0) {
+      throw std::runtime_error(path + ": " + strerror(errno));
+    }
+  }
+  ~Driver() { close(socket_); }
+
+  void Tell(const std::string& line) {
+    if (send(socket_, line.data(), line.size(), MSG_NOSIGNAL) !=
+        static_cast<ssize_t>(line.size())) {
+      throw std::runtime_error("the driver has gone");
+    }
+  }
+  // One line, "begin", or the end.
+  void WaitToBegin() {
+    for (char byte = 0; byte != '\n';) {
+      if (recv(socket_, &byte, 1, 0) != 1) {
+        throw std::runtime_error("the driver has gone");
+      }
+    }
+  }
+
+ private:
+  const int socket_;
+};
+
+double HalfToDouble(uint16_t half) {
+  const int exponent = (half >> 10) & 31;
+  const double mantissa = half & 1023;
+  const double value = exponent == 0
+                           ? std::ldexp(mantissa, -24)
+                           : std::ldexp(mantissa + 1024, exponent - 25);
+  return half >> 15 ? -value : value;
+}
+
+// What the driver compares with the peers' first batches.
+std::string FirstBatch(const penstock_feature& feature,
+                       const penstock::Batch& batch) {
+  const uint64_t values = batch.rows() * feature.row_bytes /
+                          (feature.dtype == PENSTOCK_UINT8 ? 1 : 2);
+  double sum = 0, squares = 0;
+  for (uint64_t i = 0; i < values; ++i) {
+    const double value =
+        feature.dtype == PENSTOCK_UINT8
+            ? static_cast<const uint8_t*>(batch.data(0))[i]
+            : HalfToDouble(static_cast<const uint16_t*>(batch.data(0))[i]);
+    sum += value;
+    squares += value * value;
+  }
+  const double mean = sum / values;
+  return fmt::format(
+      R"({{"shape": [{}, {}, {}, {}], "dtype": "{}", "mean": {:.3f}, )"
+      R"("std": {:.3f}, "labels": {}}})",
+      batch.rows(), feature.shape[0], feature.shape[1], feature.shape[2],
+      feature.dtype == PENSTOCK_UINT8 ? "uint8" : "float16", mean,
+      std::sqrt(squares / values - mean * mean), batch.rows());
+}
+
+void Consume(const std::string& socket_path, const std::string& delivery) {
+  Driver driver(socket_path);
+  const char* const rank = getenv("PENSTOCK_RANK");
+  driver.Tell(
+      fmt::format("{{\"event\": \"imported\", \"rank\": {}, \"pid\": {}}}\n",
+                  rank == nullptr ? "0" : rank, getpid()));
+  driver.WaitToBegin();
+
+  penstock::Reader reader({.delivery = delivery});
+  const std::vector<penstock_feature> features = reader.element_spec();
+  uint64_t samples = 0;
+  for (penstock::Epoch epoch : reader.epochs()) {
+    for (penstock::Batch& batch : epoch) {
+      for (uint32_t i = 0; i < features.size(); ++i) {
+        peers_touch(batch.data(i), batch.rows() * features[i].row_bytes);
+      }
+      if (samples == 0) {
+        driver.Tell(fmt::format("{{\"event\": \"first\", \"batch\": {}}}\n",
+                                FirstBatch(features[0], batch)));
+      }
+      samples += batch.rows();
+      const std::chrono::duration<double> now =
+          std::chrono::steady_clock::now().time_since_epoch();
+      driver.Tell(fmt::format(
+          "{{\"event\": \"batch\", \"samples\": {}, \"t\": {:.6f}}}\n", samples,
+          now.count()));
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    fmt::print(stderr, "usage: consumer SOCKET split|broadcast\n");
+    return 2;
+  }
+  try {
+    Consume(argv[1], argv[2]);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "consumer: {}\n", error.what());
+    return 1;
+  }
+}

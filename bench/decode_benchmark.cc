@@ -1,0 +1,253 @@
+// Question: what does a row of a picture cost beside the bare decoding of the
+// same pixels, and how near is it to the exact one?
+//
+// Method: JPEG files in memory; random-resized-crop to 224 x 224, flip, and
+// either uint8 channels last or float16 channels first, normalised. The same
+// boxes of the same files, one thread, its CPU time. Bare is libjpeg-turbo
+// alone, with its default settings, decoder and row buffer reused: of the box's
+// rows and columns only (jpeg_skip_scanlines, jpeg_crop_scanline), or of the
+// whole picture. A ratio below 1.11 to the former is 0.9 x its speed.
+// Isolation: no file is read, no broker runs; `penstock bench` shows those.
+// Quality: peak signal-to-noise ratio of each row against `exact: true`, over
+// 8-bit values.
+//
+//   bench/make_photographs.py --out photographs
+//   build/dev/bench/decode_benchmark --pictures photographs
+//   build/dev/bench/decode_benchmark --pictures /usr/share/backgrounds/mate
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+// After <cstdio>: it uses FILE without including it.
+#include <jpeglib.h>
+
+#include "bench/side_by_side.h"
+#include "broker/transform/crop.h"
+#include "broker/transform/row_program.h"
+
+namespace penstock {
+namespace {
+
+constexpr ImageSize kTarget = {.height = 224, .width = 224};
+constexpr size_t kRowBytesMax = size_t{kTarget.height * kTarget.width * 3 * 4};
+
+struct Picture {
+  std::vector<std::byte> file;
+  CropBox box;
+};
+
+double ThreadCpuUs() {
+  timespec time = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e6 +
+         static_cast<double>(time.tv_nsec) * 1e-3;
+}
+
+// libjpeg-turbo as one would call it by hand. A file it cannot read ends the
+// program: its default.
+class BareDecoder {
+ public:
+  BareDecoder() {
+    info_.err = jpeg_std_error(&errors_);
+    jpeg_create_decompress(&info_);
+  }
+  ~BareDecoder() { jpeg_destroy_decompress(&info_); }
+  BareDecoder(const BareDecoder&) = delete;
+  BareDecoder& operator=(const BareDecoder&) = delete;
+
+  ImageSize Size(const Picture& picture) {
+    ReadHeader(picture);
+    return {.height = info_.image_height, .width = info_.image_width};
+  }
+
+  void Whole(const Picture& picture) {
+    ReadHeader(picture);
+    jpeg_start_decompress(&info_);
+    ReadRows(info_.output_height);
+    jpeg_finish_decompress(&info_);
+  }
+
+  void Crop(const Picture& picture) {
+    ReadHeader(picture);
+    jpeg_start_decompress(&info_);
+    auto left = static_cast<JDIMENSION>(picture.box.left);
+    auto width = static_cast<JDIMENSION>(picture.box.width);
+    jpeg_crop_scanline(&info_, &left, &width);
+    jpeg_skip_scanlines(&info_, static_cast<JDIMENSION>(picture.box.top));
+    ReadRows(static_cast<JDIMENSION>(picture.box.top + picture.box.height));
+    jpeg_abort_decompress(&info_);
+  }
+
+ private:
+  void ReadHeader(const Picture& picture) {
+    jpeg_abort_decompress(&info_);
+    jpeg_mem_src(&info_,
+                 reinterpret_cast<const unsigned char*>(picture.file.data()),
+                 picture.file.size());
+    jpeg_read_header(&info_, TRUE);
+  }
+  void ReadRows(JDIMENSION end) {
+    row_.resize(size_t{info_.output_width} * 3);
+    JSAMPROW row = row_.data();
+    while (info_.output_scanline < end) jpeg_read_scanlines(&info_, &row, 1);
+  }
+
+  jpeg_decompress_struct info_ = {};
+  jpeg_error_mgr errors_ = {};
+  std::vector<JSAMPLE> row_;
+};
+
+// The `map` of a spec, run on one picture after the other.
+class Program {
+ public:
+  Program(bool exact, bool normalize) {
+    std::vector<TransformSpec> map = {
+        DecodeImageOp{.crop = {.kind = CropSpec::Kind::kRandomResized},
+                      .size = kTarget,
+                      .exact = exact},
+        FlipOp{}};
+    if (normalize) {
+      map.push_back(NormalizeOp{.mean = {0.485, 0.456, 0.406},
+                                .std = {0.229, 0.224, 0.225},
+                                .dtype = DType::kFloat16,
+                                .layout = Layout::kChw});
+    }
+    auto program =
+        RowProgram::Compile(map, {{{"image", DType::kUint8, {}}, true}});
+    if (!program.ok()) Fail(program.status());
+    program_ = *std::move(program);
+    scratch_ = program_->MakeScratch();
+    out_.resize(kRowBytesMax);
+  }
+
+  const std::vector<std::byte>& Run(const Picture& picture, uint64_t sample) {
+    std::byte* const out = out_.data();
+    const Status status =
+        program_->Run({picture.file}, {.sample = sample}, *scratch_, {&out, 1});
+    if (!status.ok()) Fail(status);
+    return out_;
+  }
+
+ private:
+  [[noreturn]] static void Fail(const Status& status) {
+    fmt::print(stderr, "decode_benchmark: {}\n", status.message());
+    std::exit(1);
+  }
+  std::unique_ptr<RowProgram> program_;
+  std::unique_ptr<RowProgram::Scratch> scratch_;
+  std::vector<std::byte> out_;
+};
+
+std::vector<Picture> ReadPictures(const std::string& folder, size_t count) {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.path().extension() == ".jpg") paths.push_back(entry.path());
+  }
+  std::sort(paths.begin(), paths.end());
+  paths.resize(std::min(paths.size(), count));
+  std::vector<Picture> pictures;
+  for (const auto& path : paths) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const auto bytes = std::as_bytes(std::span(text));
+    pictures.push_back({{bytes.begin(), bytes.end()}, {}});
+  }
+  return pictures;
+}
+
+// The box that the program's op, the first of map, will choose.
+void ChooseBoxes(std::vector<Picture>& pictures) {
+  BareDecoder decoder;
+  const CropSpec crop = {.kind = CropSpec::Kind::kRandomResized};
+  for (size_t i = 0; i < pictures.size(); ++i) {
+    const AugmentationKey key = {.sample = i};
+    pictures[i].box =
+        ChooseCrop(crop, decoder.Size(pictures[i]), kTarget, {key, 0});
+  }
+}
+
+// In decibels: 10 log10(255^2 / mean square difference).
+double PeakSignalToNoise(const std::vector<std::byte>& a,
+                         const std::vector<std::byte>& b, size_t values) {
+  double squares = 0;
+  for (size_t i = 0; i < values; ++i) {
+    const double difference =
+        std::to_integer<int>(a[i]) - std::to_integer<int>(b[i]);
+    squares += difference * difference;
+  }
+  return 10 * std::log10(255.0 * 255.0 * static_cast<double>(values) /
+                         std::max(squares, 1e-9));
+}
+
+void PrintQuality(const std::vector<Picture>& pictures) {
+  Program fast(false, false);
+  Program exact(true, false);
+  double sum = 0;
+  double worst = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < pictures.size(); ++i) {
+    const double ratio = PeakSignalToNoise(
+        fast.Run(pictures[i], i), exact.Run(pictures[i], i),
+        static_cast<size_t>(kTarget.height * kTarget.width * 3));
+    sum += ratio;
+    worst = std::min(worst, ratio);
+  }
+  fmt::print("quality against exact: mean {:.1f} dB, worst {:.1f} dB\n",
+             sum / static_cast<double>(pictures.size()), worst);
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("A row of a picture beside the bare decoding of its pixels");
+  SideBySideOptions options;
+  std::string folder;
+  size_t count = 200;
+  app.add_option("--pictures", folder, "A folder of JPEG files (*.jpg)")
+      ->required()
+      ->check(CLI::ExistingDirectory);
+  app.add_option("--count", count, "Take so many of them")
+      ->capture_default_str();
+  AddSideBySideOptions(&app, &options);
+  CLI11_PARSE(app, argc, argv);
+  std::vector<Picture> pictures =
+      ReadPictures(folder, options.tiny ? 2 : count);
+  if (pictures.empty()) {
+    fmt::print(stderr, "decode_benchmark: no *.jpg in {}\n", folder);
+    return 1;
+  }
+  ChooseBoxes(pictures);
+
+  BareDecoder bare;
+  Program bytes(false, false), halves(false, true);
+  Program exact_bytes(true, false), exact_halves(true, true);
+  const auto cost = [&](auto run) {
+    return [&pictures, run] {
+      const double begin = ThreadCpuUs();
+      for (size_t i = 0; i < pictures.size(); ++i) run(i);
+      return (ThreadCpuUs() - begin) / static_cast<double>(pictures.size());
+    };
+  };
+  SideBySide table(fmt::format("{} pictures, one thread", pictures.size()),
+                   "us of CPU a picture");
+  table.Add("bare, the box only",
+            cost([&](size_t i) { bare.Crop(pictures[i]); }));
+  table.Add("bare, whole picture",
+            cost([&](size_t i) { bare.Whole(pictures[i]); }));
+  table.Add("uint8 hwc", cost([&](size_t i) { bytes.Run(pictures[i], i); }));
+  table.Add("float16 chw, normalised",
+            cost([&](size_t i) { halves.Run(pictures[i], i); }));
+  table.Add("exact, uint8 hwc",
+            cost([&](size_t i) { exact_bytes.Run(pictures[i], i); }));
+  table.Add("exact, float16 chw, normalised",
+            cost([&](size_t i) { exact_halves.Run(pictures[i], i); }));
+  RunSideBySide({&table}, options);
+  if (!options.json) PrintQuality(pictures);
+  return 0;
+}
+
+}  // namespace
+}  // namespace penstock
+
+int main(int argc, char** argv) { return penstock::Main(argc, argv); }

@@ -1,0 +1,195 @@
+// What does a job get beside another one whose rows cost 20 times as much?
+//
+// Fair are equal shares of the workers' time to jobs that want more than they
+// can get, whatever their rows cost and however many ranks they have; and all
+// that it needs to a job that wants less than its share.
+//
+// Method. A penstockd with two workers and two jobs: "cheap" (rows of 50 us,
+// batches of 64 rows a rank) and "dear" (rows of 1,000 us, batches of 8). A job
+// either drains (its ranks take as fast as they can) or trains (a step of so
+// many ms after each batch). Each round measures each job alone and then both
+// together, two seconds each, half a second after the start. Shares are those
+// of decode_s in the broker's status; a rate is that of rows taken, beside the
+// same job alone in the same round.
+//
+// Isolation. Each measurement has a penstockd of its own; what disturbs the
+// machine disturbs a round as a whole. The ranks are threads of this process:
+// they sleep or wait.
+//
+// What limits it: a chunk of rows under way is finished first (10 ms at most),
+// and `prefetch` (2) is all that a job has in store meanwhile. A worker's time
+// is by wall clock: on a machine that is busy otherwise shares are less exact.
+//
+//   fairness_benchmark [--runs N] [--json]
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench/job_ranks.h"
+#include "bench/side_by_side.h"
+#include "common/message.h"
+#include "tests/broker_process.h"
+
+namespace penstock {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+struct JobKind {
+  std::string name;
+  int cost_us = 0;
+  int batch = 0;
+  int ranks = 1;
+  std::chrono::milliseconds step{0};
+
+  std::string ToString() const {
+    return fmt::format(
+        "{}, {} rank{} that {}", name, ranks, ranks == 1 ? "" : "s",
+        step.count() == 0
+            ? (ranks == 1 ? "drains" : "drain")
+            : fmt::format("{} in steps of {} ms",
+                          ranks == 1 ? "trains" : "train", step.count()));
+  }
+};
+
+JobKind Cheap(int ranks, int step_ms) {
+  return {"cheap", 50, 64, ranks, std::chrono::milliseconds(step_ms)};
+}
+JobKind Dear(int ranks, int step_ms) {
+  return {"dear", 1000, 8, ranks, std::chrono::milliseconds(step_ms)};
+}
+
+struct Got {
+  double rows_per_s = 0;
+  double workers_s = 0;
+};
+
+// Workers' time of the job so far.
+double DecodeSeconds(const BrokerProcess& broker, const std::string& name) {
+  const StatusOr<Fd> socket = ConnectControl(broker.socket());
+  if (socket.ok()) {
+    const StatusOr<Message> answer = Request(socket->get(), {{"op", "jobs"}});
+    if (answer.ok()) {
+      for (const nlohmann::json& job : answer->json.at("jobs")) {
+        if (job.at("job") == name) return job.value("decode_s", 0.0);
+      }
+    }
+  }
+  std::fprintf(stderr, "penstockd does not tell of job %s\n", name.c_str());
+  std::exit(1);
+}
+
+std::vector<Got> Measure(const std::vector<JobKind>& kinds, bool tiny) {
+  const BrokerProcess broker({"--workers", "2"});
+  std::vector<std::unique_ptr<JobRanks>> jobs;
+  for (const JobKind& kind : kinds) {
+    jobs.push_back(std::make_unique<JobRanks>(
+        broker.socket(), kind.name,
+        SyntheticJob(kind.name, kind.cost_us, kind.batch), kind.ranks,
+        kind.step));
+  }
+  std::this_thread::sleep_for(Seconds(tiny ? 0.1 : 0.5));
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<Got> before(jobs.size());
+  const auto look = [&](size_t i) {
+    return Got{static_cast<double>(jobs[i]->rows()),
+               DecodeSeconds(broker, kinds[i].name)};
+  };
+  for (size_t i = 0; i < jobs.size(); ++i) before[i] = look(i);
+  std::this_thread::sleep_for(Seconds(tiny ? 0.1 : 2));
+  const Seconds wall = std::chrono::steady_clock::now() - begin;
+  std::vector<Got> got(jobs.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const Got after = look(i);
+    got[i] = {(after.rows_per_s - before[i].rows_per_s) / wall.count(),
+              after.workers_s - before[i].workers_s};
+  }
+  return got;
+}
+
+struct Figures {
+  std::vector<double> share;  // of the workers' time, by round
+  std::vector<double> rate;   // beside alone
+
+  static std::string Text(const std::vector<double>& values) {
+    return fmt::format("{:.2f} ({:.2f}-{:.2f})", Mean(values),
+                       *std::min_element(values.begin(), values.end()),
+                       *std::max_element(values.begin(), values.end()));
+  }
+  static double Mean(const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) /
+           static_cast<double>(values.size());
+  }
+};
+
+struct Pair {
+  std::vector<JobKind> jobs;
+  std::vector<Figures> figures = std::vector<Figures>(2);
+
+  void Round(bool tiny, bool counts) {
+    std::vector<Got> alone;
+    for (const JobKind& job : jobs) alone.push_back(Measure({job}, tiny)[0]);
+    const std::vector<Got> both = Measure(jobs, tiny);
+    if (!counts) return;
+    const double workers_s = both[0].workers_s + both[1].workers_s;
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      figures[i].share.push_back(both[i].workers_s / std::max(workers_s, 1e-9));
+      figures[i].rate.push_back(both[i].rows_per_s /
+                                std::max(alone[i].rows_per_s, 1e-9));
+    }
+  }
+};
+
+void Run(const SideBySideOptions& options) {
+  std::vector<Pair> pairs = {{{Cheap(1, 0), Dear(1, 0)}},
+                             {{Cheap(4, 0), Dear(1, 0)}},
+                             {{Cheap(1, 0), Dear(1, 40)}},
+                             {{Cheap(1, 20), Dear(1, 0)}}};
+  const int warm_up = options.tiny ? 0 : 1;
+  const int runs = options.tiny ? 1 : options.runs;
+  for (int round = 0; round < warm_up + runs; ++round) {
+    for (Pair& pair : pairs) pair.Round(options.tiny, round >= warm_up);
+  }
+  nlohmann::json document = {{"runs", runs},
+                             {"tiny", options.tiny},
+                             {"pairs", nlohmann::json::array()}};
+  if (!options.json) {
+    fmt::print("{} interleaved runs of each{}\n\n  {:<42}  {:<20}  {}\n", runs,
+               options.tiny ? ", tiny: figures mean nothing" : "",
+               "two jobs at once", "share of the workers", "rate beside alone");
+  }
+  for (const Pair& pair : pairs) {
+    nlohmann::json jobs = nlohmann::json::array();
+    for (size_t i = 0; i < pair.jobs.size(); ++i) {
+      const Figures& figures = pair.figures[i];
+      jobs.push_back({{"job", pair.jobs[i].ToString()},
+                      {"share", figures.share},
+                      {"rate", figures.rate}});
+      if (options.json) continue;
+      fmt::print("  {:<42}  {:<20}  {}\n", pair.jobs[i].ToString(),
+                 Figures::Text(figures.share), Figures::Text(figures.rate));
+    }
+    document["pairs"].push_back(jobs);
+    if (!options.json) fmt::print("\n");
+  }
+  if (options.json) fmt::print("{}\n", document.dump(2));
+}
+
+}  // namespace
+}  // namespace penstock
+
+int main(int argc, char** argv) {
+  CLI::App app("What two unequal jobs get of one broker.");
+  penstock::SideBySideOptions options;
+  penstock::AddSideBySideOptions(&app, &options);
+  CLI11_PARSE(app, argc, argv);
+  penstock::Run(options);
+}

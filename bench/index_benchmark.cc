@@ -1,0 +1,139 @@
+// Question: what does it cost to open an image folder, the first time and from
+// the cache of its index?
+//
+// Method: FILES empty files (sparse: no data is looked at) in a class folder
+// for each thousand. "scan" is the source's walk, sorted into its index; beside
+// it a bare walk by as many threads that reads the same directories (readdir)
+// and keeps nothing. "from the cache" opens the whole source from its cache
+// file, which asks every folder for its time.
+// Isolation: directories warm in the kernel's caches; no broker.
+// Limit: getdents of the file system, and for the scan sorting the names.
+//
+//   build/dev/bench/index_benchmark --folder /tmp/many --files 1000000
+#include <dirent.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "bench/side_by_side.h"
+#include "broker/source/image_folder_index.h"
+
+namespace penstock {
+namespace {
+
+constexpr uint64_t kFilesPerClass = 1000;
+constexpr int kWalkThreads = 4;  // as many as the scan takes on two cores
+
+[[noreturn]] void Die(const std::string& message) {
+  fmt::print(stderr, "index_benchmark: {}\n", message);
+  std::exit(1);
+}
+
+double WallMs() {
+  return std::chrono::duration<double, std::milli>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+std::vector<std::string> MakeFolders(const std::string& root, uint64_t files) {
+  std::vector<std::string> folders;
+  for (uint64_t first = 0; first < files; first += kFilesPerClass) {
+    const std::string folder =
+        fmt::format("{}/n{:08}", root, first / kFilesPerClass);
+    folders.push_back(folder);
+    const uint64_t count = std::min(kFilesPerClass, files - first);
+    // The last file tells that the folder is complete.
+    const auto name = [&](uint64_t i) {
+      return fmt::format("{}/n{:08}_{}.JPEG", folder, first / kFilesPerClass,
+                         (i * 7919) % kFilesPerClass);
+    };
+    if (std::filesystem::exists(name(count - 1))) continue;
+    std::filesystem::create_directories(folder);
+    for (uint64_t i = 0; i < count; ++i) {
+      const int fd =
+          open(name(i).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+      if (fd < 0) Die("cannot create " + name(i));
+      close(fd);
+    }
+  }
+  return folders;
+}
+
+uint64_t BareWalk(const std::vector<std::string>& folders) {
+  std::atomic<size_t> next{0};
+  std::atomic<uint64_t> entries{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kWalkThreads; ++t) {
+    threads.emplace_back([&] {
+      uint64_t mine = 0;
+      for (size_t i; (i = next.fetch_add(1)) < folders.size();) {
+        DIR* const dir = opendir(folders[i].c_str());
+        if (dir == nullptr) Die("cannot open " + folders[i]);
+        while (readdir(dir) != nullptr) ++mine;
+        closedir(dir);
+      }
+      entries += mine;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return entries;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Opening an image folder of many files");
+  SideBySideOptions options;
+  std::string folder;
+  uint64_t files = 1'000'000;
+  app.add_option("--folder", folder, "Files are made and left there")
+      ->required();
+  app.add_option("--files", files)->capture_default_str();
+  AddSideBySideOptions(&app, &options);
+  CLI11_PARSE(app, argc, argv);
+  if (options.tiny) files = 1500;
+  std::filesystem::create_directories(folder + "/cache");
+  setenv("PENSTOCK_CACHE_DIR", (folder + "/cache").c_str(), 1);
+  const std::string root =
+      std::filesystem::absolute(folder) / fmt::format("files-{}", files);
+  const std::vector<std::string> folders = MakeFolders(root, files);
+  // A cache is written only of folders that have not changed just now.
+  std::this_thread::sleep_for(std::chrono::nanoseconds(kSettledNs));
+
+  const auto open = [&] {
+    auto source = OpenSource(ImageFolderSource{root}, nullptr);
+    if (!source.ok()) Die(source.status().message());
+    if ((*source)->record_count() != files) Die("files are missing");
+  };
+  open();  // writes the cache
+  if (!std::filesystem::exists(FolderCacheFile(root))) Die("no cache written");
+
+  const auto cost = [](auto run) {
+    return [run] {
+      const double begin = WallMs();
+      run();
+      return WallMs() - begin;
+    };
+  };
+  SideBySide table(fmt::format("{} files in {} folders", files, folders.size()),
+                   "ms");
+  table.Add("bare walk", cost([&] {
+              if (BareWalk(folders) < files) Die("files are missing");
+            }));
+  table.Add("scan", cost([&] {
+              auto index =
+                  ScanFolder(root, std::make_unique<OpenProgress>().get());
+              if (!index.ok()) Die(index.status().message());
+            }));
+  table.Add("from the cache", cost(open));
+  RunSideBySide({&table}, options);
+  return 0;
+}
+
+}  // namespace
+}  // namespace penstock
+
+int main(int argc, char** argv) { return penstock::Main(argc, argv); }

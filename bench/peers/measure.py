@@ -1,0 +1,261 @@
+"""One run of one peer: starts its processes, waits until it is warm, looks at
+it for a while, ends it.
+
+Method: consumers take batches for ever; the driver looks at a window of time,
+so that neither a start nor an end is in it, and what was made ahead at the
+window's begin is made ahead at its end too. A consumer's rate is taken between
+the last batch before the window and the last one in it. CPU time is that of
+every descendant of this process (the peer's servers, workers and consumers,
+alive or reaped by their parents), memory the sum of their proportional set
+sizes, both from /proc. Run by bench/peers.py.
+"""
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import statistics
+import subprocess
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LIBC = ctypes.CDLL(None)
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+KILL_AFTER_S = 3  # given to a peer to end by itself before it is killed
+
+
+class PeerFailed(Exception):
+    """The peer cannot be measured; the message has its last lines."""
+
+
+def adopt_orphans():
+    """What loses its parent becomes this process's child: still in sight."""
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_driver():
+    """In a child: a driver that is killed leaves nothing behind."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def descendants():
+    """{pid: CPU seconds, with those of children it has reaped} of all
+    descendants of this process."""
+    children, cpu = {}, {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", encoding="utf-8",
+                      errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        children.setdefault(int(fields[1]), []).append(int(entry))
+        cpu[int(entry)] = sum(map(int, fields[11:15])) / TICKS_PER_S
+    found, pids = {}, [os.getpid()]
+    while pids:
+        for pid in children.get(pids.pop(), []):
+            found[pid] = cpu[pid]
+            pids.append(pid)
+    return found
+
+
+def pss_bytes(pids):
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
+                for line in file:
+                    if line.startswith("Pss:"):
+                        total += int(line.split()[1]) * 1024
+        except OSError:
+            continue
+    return total
+
+
+class Consumer:
+    def __init__(self):
+        self.pid = None
+        self.first = None
+        self.times = [(0.0, 0)]  # (when, samples so far)
+
+    def before(self, moment):
+        """(when, samples) of the last batch before the moment."""
+        return next(entry for entry in reversed(self.times)
+                    if entry[0] <= moment)
+
+    def since(self, moment):
+        """Batches after the moment."""
+        return sum(when > moment for when, _ in self.times)
+
+
+class Run:
+    """One run; use in a `with`, which ends all that was started."""
+
+    def __init__(self, config, log_path, time_limit_s):
+        self.config = config
+        self.log_path = log_path
+        self.log = open(log_path, "wb")
+        self.time_limit_s = time_limit_s
+        self.started = time.monotonic()
+        self.processes = []
+        self.consumers = []
+        self.serving = None
+        self.selector = selectors.DefaultSelector()
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if os.path.exists(config["socket"]):
+            os.unlink(config["socket"])
+        self.listener.bind(config["socket"])
+        self.listener.listen(64)
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.connections = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for connection in list(self.connections):
+            connection.close()
+        self.listener.close()
+        self.selector.close()
+        self.end_processes()
+        self.log.close()
+
+    def start(self, command, environment=None):
+        self.processes.append(subprocess.Popen(
+            [str(word) for word in command], stdin=subprocess.DEVNULL,
+            stdout=self.log, stderr=self.log, preexec_fn=end_with_driver,
+            env={**os.environ, **(environment or {})}))
+
+    def end_processes(self):
+        for process in self.processes:
+            process.terminate()
+        end = time.monotonic() + KILL_AFTER_S
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        while left := descendants():
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                pass
+            time.sleep(0.01)
+
+    def last_lines(self, count=12):
+        self.log.flush()
+        with open(self.log_path, encoding="utf-8", errors="replace") as file:
+            return "".join(file.readlines()[-count:]).rstrip()
+
+    def fail(self, why):
+        raise PeerFailed(f"{why}\n{self.last_lines()}")
+
+    def listen(self, wait_s):
+        """Takes in what the consumers say, for wait_s at most."""
+        for key, _ in self.selector.select(wait_s):
+            if key.fileobj is self.listener:
+                connection, _ = self.listener.accept()
+                self.connections[connection] = [b"", None]
+                self.selector.register(connection, selectors.EVENT_READ)
+                continue
+            state = self.connections[key.fileobj]
+            data = key.fileobj.recv(1 << 16)
+            if not data:
+                self.selector.unregister(key.fileobj)
+                self.fail("a process of it ended")
+            *lines, state[0] = (state[0] + data).split(b"\n")
+            for line in lines:
+                self.take(state, json.loads(line))
+
+    def take(self, state, event):
+        kind = event["event"]
+        if kind == "serving":
+            self.serving = event["info"]
+        elif kind == "imported":
+            state[1] = Consumer()
+            state[1].pid = event["pid"]
+            self.consumers.append(state[1])
+        elif kind == "first":
+            state[1].first = event["batch"]
+        elif kind == "batch":
+            state[1].times.append((event["t"], event["samples"]))
+
+    def wait(self, what, condition):
+        end = time.monotonic() + self.time_limit_s
+        while not condition():
+            for process in self.processes:
+                if process.poll() is not None:
+                    self.fail(f"a process of it ended with status "
+                              f"{process.returncode}")
+            if time.monotonic() > end:
+                self.fail(f"no {what} within {self.time_limit_s:.0f} s")
+            self.listen(0.05)
+
+    def listen_until(self, moment):
+        while (left := moment - time.monotonic()) > 0:
+            self.listen(left)
+
+    def begin(self):
+        """All consumers wait with their libraries imported: what they take is
+        not the loader's."""
+        self.wait("consumers",
+                  lambda: len(self.consumers) == self.config["consumers"])
+        imported = pss_bytes(consumer.pid for consumer in self.consumers)
+        for connection, state in self.connections.items():
+            if state[1] is not None:
+                connection.sendall(b"begin\n")
+        return imported
+
+    def measure(self, warmup_s, warmup_batches, window_s):
+        imported_pss = self.begin()
+        begun = time.monotonic()
+        self.wait("first batch of every consumer",
+                  lambda: all(len(c.times) > 1 for c in self.consumers))
+        start_s = max(c.times[1][0] for c in self.consumers) - self.started
+        self.listen_until(time.monotonic() + warmup_s)
+        self.wait("end of the warm-up",
+                  lambda: all(len(c.times) > warmup_batches
+                              for c in self.consumers))
+        cpu_before, from_t = descendants(), time.monotonic()
+        self.listen_until(from_t + window_s)
+        # A slow peer's window is longer: a rate from one batch is none.
+        self.wait("second batch in the window",
+                  lambda: all(c.since(from_t) >= 2 for c in self.consumers))
+        cpu_after, to_t = descendants(), time.monotonic()
+        pss = pss_bytes(cpu_after)
+        rate = 0.0
+        for consumer in self.consumers:
+            (t0, n0), (t1, n1) = consumer.before(from_t), consumer.before(to_t)
+            rate += (n1 - n0) / (t1 - t0)
+        cpu_s = sum(cpu_after.values()) - sum(cpu_before.values())
+        return {
+            "samples_per_s": rate,
+            "cpu_s_per_1k": cpu_s / (rate * (to_t - from_t)) * 1000,
+            "cores": cpu_s / (to_t - from_t),
+            "pss_bytes": pss,
+            "loader_pss_bytes": pss - imported_pss,
+            "window_s": to_t - from_t,
+            "start_s": start_s,
+            "first_batch_s": start_s - (begun - self.started),
+            "first_batch": self.consumers[0].first,
+        }
+
+
+def ratio(values, base):
+    """(mean, spread) of values over base, run by run: the runs are interleaved,
+    so that what disturbs the machine for a while disturbs both. The spread is
+    the standard deviation."""
+    ratios = [value / other for value, other in zip(values, base)]
+    return (statistics.mean(ratios),
+            statistics.stdev(ratios) if len(ratios) > 1 else 0.0)

@@ -1,0 +1,103 @@
+"""MosaicML Streaming: MDS shards of the JPEGs in a StreamingDataset, which
+knows the ranks by itself, in a PyTorch DataLoader.
+
+Shared: each consumer is alone, with hard links to the shards in a folder of
+its own, since one folder cannot be opened by two. Settings: 0, 1 or 2 workers.
+Pillow and the table of common.PillowTransform decode.
+"""
+
+import fcntl
+import io
+import os
+import pathlib
+import shutil
+import socket
+import sys
+
+import common
+import pytorch_dataloader
+from pytorch_dataloader import settings
+
+TITLE = "MosaicML Streaming"
+VENV = "torch"
+DISTRIBUTIONS = ["mosaicml-streaming", "torch", "pillow"]
+WORKLOADS = ["divided", "shared"]
+SHARES = False
+NOTE = "Pillow and a NumPy table; MDS shards"
+FORMAT = "mds"
+REPEAT = 200  # passes over the photographs in what it takes for an epoch
+
+
+def prepare(photographs, folder):
+    common.import_torchvision()
+    from streaming import MDSWriter
+    with MDSWriter(out=folder, columns={"jpg": "bytes", "label": "int"}) as out:
+        for path, label in common.photographs(photographs):
+            out.write({"jpg": pathlib.Path(path).read_bytes(), "label": label})
+
+
+def load_libraries():
+    pytorch_dataloader.load_libraries()
+    import streaming
+    return streaming
+
+
+def serve(config, ready):
+    """No server: clears what killed runs left in /dev/shm, as its documentation
+    says, and finds a port for the ranks to meet."""
+    streaming = load_libraries()
+    streaming.base.util.clean_stale_shared_memory()
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    ready(port=port)
+    import signal
+    signal.pause()
+
+
+def batches(config):
+    import torch
+    transform = common.PillowTransform(config["dtype"])
+    rank, of = common.share(config)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(of),
+                      LOCAL_WORLD_SIZE=str(of), MASTER_ADDR="localhost",
+                      MASTER_PORT=str(config["server"]["port"]))
+    streaming = load_libraries()
+    folder = pathlib.Path(config["formats"], FORMAT)
+    if config["workload"] == "shared":
+        mine = folder.with_name(f"{FORMAT}-{config['rank']}")
+        shutil.rmtree(mine, ignore_errors=True)
+        shutil.copytree(folder, mine, copy_function=os.link)
+        folder = mine
+
+    class Photographs(streaming.StreamingDataset):
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            return (torch.from_numpy(transform(io.BytesIO(sample["jpg"]))),
+                    sample["label"])
+
+    def open_dataset():
+        return Photographs(
+            streams=[streaming.Stream(local=str(folder), repeat=REPEAT)],
+            batch_size=config["batch"], shuffle=True,
+            shuffle_seed=common.SEED, num_canonical_nodes=1)
+
+    if config["workload"] == "shared":
+        # Jobs that begin in the same moment may choose the same names in
+        # /dev/shm: one after the other.
+        with open(pathlib.Path(config["folder"], "streaming.lock"),
+                  "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            data = open_dataset()
+    else:
+        data = open_dataset()
+    workers = config["settings"]["num_workers"]
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=config["batch"], num_workers=workers, drop_last=True,
+        persistent_workers=workers > 0)
+    while True:
+        yield from loader
+
+
+if __name__ == "__main__":
+    common.main(sys.modules[__name__])

@@ -1,0 +1,63 @@
+"""Penstock: `penstock run` with a private broker, and bench/consumer.cc as
+ranks.
+
+Settings: 1 or 2 worker threads of the broker. Divided is its default delivery,
+split; shared is broadcast, where a consumer that is behind makes the others
+wait.
+"""
+
+import pathlib
+import subprocess
+
+import common
+
+TITLE = "Penstock"
+VENV = None
+DISTRIBUTIONS = []
+WORKLOADS = ["divided", "shared"]
+SHARES = True
+NOTE = "consumers are C++: no interpreter in its memory"
+
+SPEC = """\
+dataset: photographs
+source:
+  image_folder: {{path: {photographs}}}
+shuffle: {{seed: {seed}}}
+map:
+  - decode_image: {{crop: {{random_resized: {{scale: [0.08, 1.0], ratio: [0.75, 1.3333333]}}}}, size: [224, 224]}}
+  - flip: {{horizontal: 0.5}}
+{normalize}batch: {{{size}: {batch}}}
+epochs: forever
+"""
+NORMALIZE = """\
+  - normalize: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], dtype: float16, layout: chw}
+"""
+DELIVERY = {"divided": "split", "shared": "broadcast"}
+
+
+def settings(consumers):
+    return [{"workers": n} for n in (1, 2)]
+
+
+def versions(build):
+    said = subprocess.run([build / "client" / "command" / "penstock",
+                           "--version"], capture_output=True, text=True,
+                          check=True).stdout
+    return {"penstock": said.split()[-1]}
+
+
+def command(config):
+    build = pathlib.Path(config["build"])
+    spec = pathlib.Path(config["folder"]) / "penstock.yaml"
+    # In a broadcast the global batch is what each consumer gets.
+    size = "size" if config["workload"] == "shared" else "per_rank"
+    spec.write_text(SPEC.format(
+        photographs=config["photographs"], seed=common.SEED,
+        batch=config["batch"],
+        size=size,
+        normalize=NORMALIZE if config["dtype"] == "float16" else ""))
+    return [build / "client" / "command" / "penstock", "run",
+            "--dataset", spec, "--ranks", config["consumers"], "--workers",
+            config["settings"]["workers"], "--",
+            build / "bench" / "consumer", config["socket"],
+            DELIVERY[config["workload"]]]

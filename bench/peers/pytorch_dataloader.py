@@ -1,0 +1,97 @@
+"""PyTorch DataLoader as its users write it: Pillow decodes, torchvision's v2
+transforms (the ones of torchvision's reference training script) do the rest.
+
+Settings: 0, 1 or 2 worker processes, kept over epochs. One thread per process,
+as torchrun sets it.
+"""
+
+import sys
+
+import common
+
+TITLE = "PyTorch DataLoader"
+VENV = "torch"
+DISTRIBUTIONS = ["torch", "torchvision", "pillow"]
+WORKLOADS = ["divided", "shared"]
+SHARES = False
+NOTE = "Pillow and torchvision.transforms.v2"
+
+
+def settings(consumers):
+    return [{"num_workers": n}
+            for n in ((0, 1, 2) if consumers <= 2 else (0, 1))]
+
+
+def load_libraries():
+    import torch
+    torch.set_num_threads(1)
+    common.import_torchvision()
+
+
+def dataset(config, transform):
+    """Map-style, of (image, label)."""
+    import torch
+
+    class Photographs(torch.utils.data.Dataset):
+        def __init__(self):
+            self.files = common.photographs(config["photographs"])
+
+        def __len__(self):
+            return len(self.files)
+
+        def __getitem__(self, index):
+            path, label = self.files[index]
+            return transform(path), label
+
+    return Photographs()
+
+
+class EndlessSampler:
+    def __init__(self, count, config):
+        self.count, self.config = count, config
+
+    def __iter__(self):
+        return common.endless_order(self.count, self.config)
+
+    def __len__(self):
+        return sys.maxsize
+
+
+def torchvision_transform(config):
+    import torch
+    from PIL import Image
+    common.import_torchvision()
+    from torchvision.transforms import v2
+    steps = [v2.RandomResizedCrop(common.SIZE, common.SCALE, common.RATIO,
+                                  antialias=True),
+             v2.RandomHorizontalFlip(0.5), v2.PILToTensor()]
+    if config["dtype"] == "float16":
+        steps += [v2.ToDtype(torch.float32, scale=True),
+                  v2.Normalize(common.MEAN, common.STD),
+                  v2.ToDtype(torch.float16)]
+    else:
+        steps += [v2.Lambda(lambda image: image.permute(1, 2, 0).contiguous())]
+    apply = v2.Compose(steps)
+
+    def transform(path):
+        with Image.open(path) as image:
+            return apply(image.convert("RGB"))
+    return transform
+
+
+def loader(config, transform):
+    import torch
+    data = dataset(config, transform)
+    workers = config["settings"]["num_workers"]
+    return torch.utils.data.DataLoader(
+        data, batch_size=config["batch"], num_workers=workers,
+        sampler=EndlessSampler(len(data), config),
+        persistent_workers=workers > 0)
+
+
+def batches(config):
+    yield from loader(config, torchvision_transform(config))
+
+
+if __name__ == "__main__":
+    common.main(sys.modules[__name__])

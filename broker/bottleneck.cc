@@ -1,0 +1,200 @@
+#include "broker/bottleneck.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace penstock {
+namespace {
+
+// A job that is looked at for less is not judged: its first batches had to be
+// waited for.
+constexpr double kSecondsMin = 1;
+// Ranks that wait for less of the time are not held up by the broker.
+constexpr double kWaits = 0.1;
+// A rank is behind when it is so at most of the looks, twice as often as any
+// other.
+constexpr double kBehind = 0.5;
+// Workers of which so many sleep hold nobody up.
+constexpr double kIdle = 0.5;
+
+double Share(double value) { return std::clamp(value, 0.0, 1.0); }
+
+long Percent(double share) { return std::lround(100 * share); }
+
+// What was counted since the last look; a counter that went back says nothing.
+uint64_t Since(uint64_t now, uint64_t last) {
+  return now > last ? now - last : 0;
+}
+
+const RecentUse::RankUse* OneBehind(
+    const std::vector<RecentUse::RankUse>& all) {
+  const RecentUse::RankUse* most = nullptr;
+  double second = 0;
+  for (const RecentUse::RankUse& rank : all) {
+    if (most == nullptr || rank.behind > most->behind) {
+      if (most != nullptr) second = std::max(second, most->behind);
+      most = &rank;
+    } else {
+      second = std::max(second, rank.behind);
+    }
+  }
+  if (most == nullptr || most->waits >= kWaits || most->behind < kBehind ||
+      most->behind < 2 * second) {
+    return nullptr;
+  }
+  return most;
+}
+
+}  // namespace
+
+void RecentMean::Add(double value, double seconds) {
+  const double old = std::exp(-seconds / kSeconds);
+  sum_ = sum_ * old + value * (1 - old);
+  weight_ = weight_ * old + (1 - old);
+}
+
+void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
+                     const std::vector<Rank>& ranks) {
+  const bool first = looked_ns_ == 0;
+  const uint64_t ns = first ? 0 : Since(now_ns, looked_ns_);
+  if (!first && ns == 0) return;
+  looked_ns_ = now_ns;
+  const double seconds = static_cast<double>(ns) * 1e-9;
+  const auto per_time = [ns](uint64_t spent_ns) {
+    return static_cast<double>(spent_ns) / static_cast<double>(ns);
+  };
+  if (!first) {
+    decoding_.Add(per_time(Since(decode_ns, decode_ns_)), seconds);
+    storage_.Add(per_time(Since(read_wait_ns, read_wait_ns_)), seconds);
+    seconds_ += seconds;
+  }
+  decode_ns_ = decode_ns;
+  read_wait_ns_ = read_wait_ns;
+
+  int64_t furthest = INT64_MIN;
+  for (const Rank& rank : ranks) {
+    furthest = std::max(furthest, rank.progress.value_or(INT64_MIN));
+  }
+  std::map<uint32_t, Seen> seen;
+  for (const Rank& rank : ranks) {
+    const auto last = seen_.find(rank.rank);
+    Seen& now = seen[rank.rank];
+    if (last != seen_.end()) {
+      now = last->second;
+      uint64_t waited_ns = Since(rank.wait_ns, now.wait_ns);
+      const bool goes_on = now.waiting && rank.waits == now.waits;
+      if (goes_on) {
+        // The rank counts a wait when it ends; we do from the look that first
+        // saw it, and then no second time.
+        waited_ns = rank.waiting ? ns : 0;
+        now.counted_ns += waited_ns;
+      } else {
+        waited_ns = Since(waited_ns, std::exchange(now.counted_ns, 0));
+      }
+      now.waited.Add(Share(per_time(waited_ns)), seconds);
+      now.behind.Add(rank.progress && *rank.progress < furthest ? 1 : 0,
+                     seconds);
+    }
+    now.waiting = rank.waiting;
+    now.waits = rank.waits;
+    now.wait_ns = rank.wait_ns;
+  }
+  seen_ = std::move(seen);
+}
+
+std::vector<RecentUse::RankUse> RecentUse::ranks() const {
+  std::vector<RankUse> ranks;
+  for (const auto& [rank, seen] : seen_) {
+    ranks.push_back({rank, seen.waited.mean(), seen.behind.mean()});
+  }
+  return ranks;
+}
+
+Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
+  Bottleneck found;
+  found.pool = pool;
+  found.pool.decoding = Share(pool.decoding);
+  found.pool.storage = Share(pool.storage);
+  found.pool.idle = Share(pool.idle);
+  const double workers = std::max(1u, pool.workers);
+  found.decoding = Share(job.decoding() / workers);
+  found.storage = Share(job.storage() / workers);
+  const std::vector<RecentUse::RankUse> ranks = job.ranks();
+  for (const RecentUse::RankUse& rank : ranks) {
+    found.ranks_wait = std::max(found.ranks_wait, rank.waits);
+  }
+  const std::string who =
+      fmt::format("ranks wait {} % of the time", Percent(found.ranks_wait));
+  const std::string idle =
+      fmt::format("workers idle {} %", Percent(found.pool.idle));
+  if (ranks.empty()) {
+    found.text = "nothing to say: no rank takes batches";
+    return found;
+  }
+  if (job.seconds() < kSecondsMin) {
+    found.text = "not known yet: it began a moment ago";
+    return found;
+  }
+  const bool somebody_waits = found.ranks_wait >= kWaits;
+  const RecentUse::RankUse* const behind = OneBehind(ranks);
+  if (behind != nullptr && (!somebody_waits || found.pool.idle > kIdle)) {
+    found.what = What::kRank;
+    found.rank = behind->rank;
+    found.behind = behind->behind;
+    found.text = fmt::format(
+        "rank {} is the bottleneck: behind the others {} % of the time, it "
+        "waits {} %, {}, {}",
+        behind->rank, Percent(behind->behind), Percent(behind->waits), who,
+        idle);
+  } else if (!somebody_waits) {
+    found.what = What::kRanks;
+    found.text = fmt::format("ranks are the bottleneck: {}, {}", who, idle);
+  } else {
+    const bool storage = found.storage > found.pool.decoding;
+    found.what = storage ? What::kStorage : What::kDecode;
+    const std::string of_job =
+        found.pool.decoding - found.decoding < 0.01
+            ? ""
+            : fmt::format(" ({} % for this job)", Percent(found.decoding));
+    found.text = storage
+                     ? fmt::format(
+                           "storage is the bottleneck: workers wait {} % for "
+                           "reads, decode {} %{}, {}",
+                           Percent(found.storage), Percent(found.pool.decoding),
+                           of_job, who)
+                     : fmt::format(
+                           "decode is the bottleneck: workers {} % busy "
+                           "decoding{}, {} % waiting for reads, {}",
+                           Percent(found.pool.decoding), of_job,
+                           Percent(found.storage), who);
+    // Nobody is at work and somebody waits: too little is made ahead.
+    if (found.pool.idle > kIdle) {
+      found.text += ", " + idle + ": a larger `prefetch` may help";
+    }
+  }
+  return found;
+}
+
+nlohmann::json Bottleneck::ToJson() const {
+  constexpr const char* kNames[] = {"unknown", "ranks", "rank", "decode",
+                                    "storage"};
+  nlohmann::json json = {{"what", kNames[static_cast<size_t>(what)]},
+                         {"text", text},
+                         {"ranks_wait", ranks_wait},
+                         {"decoding", decoding},
+                         {"storage", storage},
+                         {"workers_decoding", pool.decoding},
+                         {"workers_storage", pool.storage},
+                         {"workers_idle", pool.idle}};
+  if (rank) {
+    json["rank"] = *rank;
+    json["behind"] = behind;
+  }
+  return json;
+}
+
+}  // namespace penstock

@@ -1,0 +1,127 @@
+// Who is the bottleneck of a job, over the last seconds: its ranks, one of
+// them, the decoding or the storage.
+//
+// Runs on the control thread, which looks at every job as often as it ticks
+// (5 times a second); a job's part under the job's mutex. What a rank says of
+// itself (its cursor page) is untrusted: a wait that cannot be counts as none,
+// or as all of the time.
+//
+// What is measured
+//   waits     share of the time in which a rank stood in `next` beside an empty
+//             ring. Only this is the broker's fault.
+//   decoding  workers, at a time, that made rows; storage: that waited for
+//             reads and had no row to make. Both by wall clock: a worker that
+//             the kernel does not let run counts as busy.
+//   behind    share of the looks at which a rank had taken and released less
+//             than another. Ranks that wait for each other (all-reduce) are a
+//             step apart at most, so a slow one is not told by its position but
+//             by being late again and again. One that holds its batch through
+//             the all-reduce, and is slow between, is not told from the others:
+//             then "ranks" is all that can be said. Of ranks that do not keep
+//             step the last is named, also when it is as fast as the others.
+//
+// The judgement, in this order
+//   no rank waits for more than kWaits of the time: "rank" when one is behind
+//     and no other is, else "ranks";
+//   somebody waits, and a rank that waits for nothing is behind while the
+//     workers are idle: "rank" (a broadcast whose slots it holds);
+//   else "storage" or "decode", whichever the workers do more.
+#ifndef BROKER_BOTTLENECK_H_
+#define BROKER_BOTTLENECK_H_
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+// The mean of what was seen, each second counting for less than the next: that
+// of the last few seconds, in O(1) memory.
+class RecentMean {
+ public:
+  static constexpr double kSeconds = 3;  // until it counts for 1/e
+
+  // value held for so many seconds.
+  void Add(double value, double seconds);
+  double mean() const { return weight_ > 0 ? sum_ / weight_ : 0; }
+
+ private:
+  double sum_ = 0;
+  double weight_ = 0;  // of all that was added; towards 1
+};
+
+// The last seconds of one job.
+class RecentUse {
+ public:
+  // A rank that is attached and has not had all of its data.
+  struct Rank {
+    uint32_t rank = 0;
+    uint64_t waits = 0;    // ended; untrusted
+    uint64_t wait_ns = 0;  // of them
+    bool waiting = false;  // now
+    // Half steps that it is through with: two for a batch that it released, one
+    // for one that it took. None: the ranks are not to keep step.
+    std::optional<int64_t> progress;
+  };
+  // now_ns: of a steady clock. The counters are those of the job, from its
+  // beginning.
+  void Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
+            const std::vector<Rank>& ranks);
+
+  struct RankUse {
+    uint32_t rank = 0;
+    double waits = 0;
+    double behind = 0;
+  };
+  std::vector<RankUse> ranks() const;
+  double decoding() const { return decoding_.mean(); }
+  double storage() const { return storage_.mean(); }
+  double seconds() const { return seconds_; }  // looked at, in all
+
+ private:
+  struct Seen {
+    uint64_t waits = 0;
+    uint64_t wait_ns = 0;
+    bool waiting = false;
+    uint64_t counted_ns = 0;  // of that wait, which wait_ns does not count yet
+    RecentMean waited;
+    RecentMean behind;
+  };
+  std::map<uint32_t, Seen> seen_;  // by rank
+  uint64_t looked_ns_ = 0;         // 0: never
+  uint64_t decode_ns_ = 0;
+  uint64_t read_wait_ns_ = 0;
+  RecentMean decoding_;
+  RecentMean storage_;
+  double seconds_ = 0;
+};
+
+// What the workers did for all jobs, as shares of their time.
+struct PoolUse {
+  uint32_t workers = 1;
+  double decoding = 0;
+  double storage = 0;
+  double idle = 0;  // asleep: no row to make
+};
+
+struct Bottleneck {
+  enum class What { kUnknown, kRanks, kRank, kDecode, kStorage };
+  What what = What::kUnknown;
+  std::optional<uint32_t> rank;  // kRank
+  double ranks_wait = 0;         // of the rank that waits most
+  double behind = 0;             // kRank: its
+  double decoding = 0;           // for this job, of all workers' time
+  double storage = 0;            // likewise
+  PoolUse pool;
+  std::string text;  // for people, with the numbers
+
+  static Bottleneck Of(const RecentUse& job, const PoolUse& pool);
+  // {"what": "ranks", ...}; client/command/README.md has the keys.
+  nlohmann::json ToJson() const;
+};
+
+}  // namespace penstock
+#endif  // BROKER_BOTTLENECK_H_

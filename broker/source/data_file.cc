@@ -1,0 +1,133 @@
+#include "broker/source/data_file.h"
+
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "broker/read.h"
+#include "broker/source/file_error.h"
+#include "broker/source/open.h"
+
+namespace penstock {
+namespace {
+
+// Debian 12's linux/stat.h has these; its sys/stat.h hides struct statx from
+// them.
+#ifndef STATX_DIOALIGN
+constexpr unsigned STATX_DIOALIGN = 0x2000;
+#endif
+// The tail of struct statx, by include/uapi/linux/stat.h of Linux 6.1.
+constexpr size_t kStatxBytes = 256;
+constexpr size_t kMaskAt = 0;
+constexpr size_t kMemoryAlignAt = 0x98;
+constexpr size_t kOffsetAlignAt = 0x9c;
+
+// Kernels before 6.1 do not say; every disk can do this. What needs more is
+// read through the page cache: the readers' buffers have this alignment.
+constexpr uint32_t kUsualAlign = kReadBufferAlign;
+
+uint32_t WordAt(const std::byte* bytes, size_t at) {
+  uint32_t word;
+  std::memcpy(&word, bytes + at, sizeof(word));
+  return word;
+}
+
+uint64_t MemoryAvailableBytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  while (file >> word) {
+    uint64_t kib = 0;
+    if (word == "MemAvailable:" && file >> kib) return kib << 10;
+  }
+  return UINT64_MAX;
+}
+
+}  // namespace
+
+uint32_t DirectAlignment(int fd) {
+  alignas(8) std::byte statx_bytes[kStatxBytes] = {};
+  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, statx_bytes) ==
+          0 &&
+      (WordAt(statx_bytes, kMaskAt) & STATX_DIOALIGN) != 0) {
+    const uint32_t align = std::max(WordAt(statx_bytes, kMemoryAlignAt),
+                                    WordAt(statx_bytes, kOffsetAlignAt));
+    return align <= kUsualAlign ? align : 0;
+  }
+  // It does not say: try.
+  const int direct =
+      open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+           O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_DIRECT);
+  if (direct < 0) return 0;
+  close(direct);
+  return kUsualAlign;
+}
+
+Status NoDirectReadsError(const std::string& path) {
+  return InvalidArgumentError(
+      "io: direct: the file system of {} has no direct reads; use `io: auto`",
+      path);
+}
+
+std::string IoText(uint32_t align) {
+  if (align == 0) return "buffered";
+  return fmt::format("direct, in multiples of {} bytes", align);
+}
+
+StatusOr<DataFile> DataFile::Open(const std::string& path) {
+  // O_NONBLOCK: the open of a FIFO would wait for its writer.
+  DataFile file(path, open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.fd_ < 0) return OpenError(errno, path);
+  struct stat st;
+  if (fstat(file.fd_, &st) != 0) return ReadError(errno, path, 0);
+  if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);
+  // Back to blocking: io_uring answers EAGAIN to a non-blocking file on file
+  // systems without asynchronous reads (NFS, FUSE) instead of waiting.
+  fcntl(file.fd_, F_SETFL, fcntl(file.fd_, F_GETFL) & ~O_NONBLOCK);
+  file.bytes_ = static_cast<uint64_t>(st.st_size);
+  file.nowait_ = SupportsNowait(file.fd_);
+  return file;
+}
+
+DataFile::~DataFile() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
+  if (io == Io::kBuffered) return OkStatus();
+  if (io == Io::kAuto && (record_bytes < kDirectBytesMin ||
+                          total_bytes < MemoryAvailableBytes() / 2)) {
+    return OkStatus();
+  }
+  const uint32_t align = DirectAlignment(fd_);
+  // By its descriptor: by now the path may lead to another file.
+  const int direct = align == 0
+                         ? -1
+                         : open(fmt::format("/proc/self/fd/{}", fd_).c_str(),
+                                O_RDONLY | O_CLOEXEC | O_NOCTTY | O_DIRECT);
+  if (direct < 0) {
+    return io == Io::kAuto ? OkStatus() : NoDirectReadsError(path_);
+  }
+  close(fd_);
+  fd_ = direct;
+  align_ = align;
+  return OkStatus();
+}
+
+void DataFile::Locate(uint64_t offset, uint64_t bytes,
+                      ReadRequest* request) const {
+  request->kind = ReadRequest::Kind::kRange;
+  request->nowait = nowait_;
+  request->align = align_;
+  request->fd = fd_;
+  request->offset = offset;
+  request->bytes = bytes;
+}
+
+}  // namespace penstock

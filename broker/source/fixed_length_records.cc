@@ -1,0 +1,125 @@
+// source: fixed_length_records. Files of records of one size, as tf.data's
+// FixedLengthRecordDataset reads them; a record's features one after the other.
+#include <algorithm>
+#include <bit>
+
+#include "broker/read.h"
+#include "broker/source/data_file.h"
+#include "broker/source/open.h"
+
+namespace penstock {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+class FixedLengthRecords final : public Source {
+ public:
+  FixedLengthRecords(const FixedLengthRecordsSource& spec,
+                     uint64_t record_bytes)
+      : header_bytes_(spec.header_bytes), record_bytes_(record_bytes) {
+    for (const Feature& feature : spec.features) {
+      raw_spec_.push_back({feature, false});
+    }
+  }
+
+  void AddFile(DataFile file, uint64_t records) {
+    files_.push_back(std::move(file));
+    ends_.push_back(record_count() + records);
+  }
+
+  uint64_t record_count() const override {
+    return ends_.empty() ? 0 : ends_.back();
+  }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
+  uint64_t memory_bytes() const override { return 0; }
+  std::string io() const override { return IoText(files_.front().align()); }
+  std::optional<size_t> plain_feature() const override {
+    if (raw_spec_.size() != 1) return std::nullopt;
+    return 0;
+  }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    const size_t file = FileOf(record);
+    files_[file].Locate(Offset(file, record), record_bytes_, request);
+  }
+
+  Status Unpack(uint64_t, std::span<const std::byte> read,
+                std::vector<std::byte>*, RawRecord* raw) const override {
+    raw->resize(raw_spec_.size());
+    uint64_t at = 0;
+    for (size_t i = 0; i < raw_spec_.size(); ++i) {
+      const uint64_t bytes = raw_spec_[i].feature.RowBytes();
+      (*raw)[i] = read.subspan(at, bytes);
+      at += bytes;
+    }
+    return OkStatus();
+  }
+
+  std::string Describe(uint64_t record) const override {
+    const size_t file = FileOf(record);
+    return fmt::format("{}, offset {}", files_[file].path(),
+                       Offset(file, record));
+  }
+
+ private:
+  size_t FileOf(uint64_t record) const {
+    return static_cast<size_t>(
+        std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
+  }
+  uint64_t Offset(size_t file, uint64_t record) const {
+    const uint64_t first = file == 0 ? 0 : ends_[file - 1];
+    return header_bytes_ + (record - first) * record_bytes_;
+  }
+
+  const uint64_t header_bytes_;
+  const uint64_t record_bytes_;
+  RawSpec raw_spec_;
+  std::vector<DataFile> files_;
+  std::vector<uint64_t> ends_;  // the record after each file's last one
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Source>> OpenFixedLengthRecords(
+    const FixedLengthRecordsSource& spec, OpenProgress* progress) {
+  uint64_t record_bytes = 0;
+  for (const Feature& feature : spec.features) {
+    record_bytes += feature.RowBytes();
+  }
+  if (record_bytes == 0 || record_bytes > kRecordBytesMax) {
+    return InvalidArgumentError(
+        "fixed_length_records: a record of {} bytes; wanted 1 to {}",
+        record_bytes, kRecordBytesMax);
+  }
+  std::vector<DataFile> files;
+  uint64_t total_bytes = 0;
+  for (const std::string& path : spec.files) {
+    if (progress->cancel.load(std::memory_order_relaxed)) {
+      return CancelledError("{}: opening was cancelled", path);
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
+    total_bytes += file.bytes();
+    files.push_back(std::move(file));
+    progress->done.fetch_add(1, std::memory_order_relaxed);  // only displayed
+  }
+  auto source = std::make_unique<FixedLengthRecords>(spec, record_bytes);
+  for (DataFile& file : files) {
+    const uint64_t around = spec.header_bytes + spec.footer_bytes;
+    const uint64_t data = file.bytes() - std::min(file.bytes(), around);
+    if (data == 0 || data % record_bytes != 0) {
+      return DataLossError(
+          "{} has {} bytes; wanted {}a multiple of {}, the bytes of a record "
+          "({})",
+          file.path(), file.bytes(),
+          around == 0 ? "" : fmt::format("{} and ", around), record_bytes,
+          data == 0 ? "it holds no record"
+                    : fmt::format("{} are left over", data % record_bytes));
+    }
+    PENSTOCK_RETURN_IF_ERROR(file.ChooseIo(spec.io, total_bytes, record_bytes));
+    const uint64_t records = data / record_bytes;
+    source->AddFile(std::move(file), records);
+  }
+  return std::unique_ptr<Source>(std::move(source));
+}
+
+}  // namespace penstock

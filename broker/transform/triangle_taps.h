@@ -1,0 +1,33 @@
+// Which source pixels make each output pixel along one direction of a resize:
+// a triangle around each output pixel's centre, widened by the scale when the
+// picture shrinks (antialiasing), as in Pillow's Image.resize(..., BILINEAR,
+// box=crop). Only the picture's edge cuts it off; the box does not.
+#ifndef BROKER_TRANSFORM_TRIANGLE_TAPS_H_
+#define BROKER_TRANSFORM_TRIANGLE_TAPS_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace penstock {
+
+struct TriangleTaps {
+  // The box [box_start, box_start + box_length) of picture source pixels
+  // becomes target pixels. Reused: the vectors only grow their capacity.
+  void Compute(int64_t picture, double box_start, double box_length,
+               int64_t target);
+
+  // Source pixels that are looked at: [begin(), end()).
+  int64_t begin() const { return first.front(); }
+  int64_t end() const { return first.back() + count.back(); }
+
+  // Output pixel i is the sum over t < count[i] of source pixel first[i] + t
+  // times weights[i * taps_max + t]; they sum to 1 but for rounding. first and
+  // first + count never decrease.
+  int64_t taps_max = 0;
+  std::vector<int64_t> first;
+  std::vector<int64_t> count;
+  std::vector<double> weights;
+};
+
+}  // namespace penstock
+#endif  // BROKER_TRANSFORM_TRIANGLE_TAPS_H_

@@ -1,0 +1,266 @@
+// `penstock status` names who is the bottleneck: the judgement by itself, then
+// a real broker with slow ranks, one slow rank, decoding and storage that is
+// slow.
+#include "broker/bottleneck.h"
+
+#include <atomic>
+#include <barrier>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/delivery_fixture.h"
+#include "tests/gated_file_system.h"
+
+namespace penstock {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+using What = Bottleneck::What;
+
+constexpr uint64_t kLookNs = 200'000'000;
+constexpr uint64_t kPool = 2;  // workers
+
+// Looks at a job for some seconds in which each rank waits for a share of the
+// time.
+class Looked {
+ public:
+  struct Rank {
+    double waits = 0;
+    int64_t progress = 0;  // half steps behind are negative
+  };
+  // decoding, storage: shares of the workers' time.
+  Looked& For(int looks, double decoding, double storage,
+              const std::vector<Rank>& ranks) {
+    wait_ns_.resize(ranks.size());
+    for (int i = 0; i < looks; ++i) {
+      now_ns_ += kLookNs;
+      decode_ns_ += static_cast<uint64_t>(decoding * kPool * kLookNs);
+      read_ns_ += static_cast<uint64_t>(storage * kPool * kLookNs);
+      std::vector<RecentUse::Rank> seen;
+      for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+        wait_ns_[rank] += static_cast<uint64_t>(ranks[rank].waits * kLookNs);
+        seen.push_back({rank, ++waits_, wait_ns_[rank], false,
+                        1000 + i + ranks[rank].progress});
+      }
+      use_.Look(now_ns_, decode_ns_, read_ns_, seen);
+    }
+    pool_ = {kPool, decoding, storage, 1 - decoding - storage};
+    return *this;
+  }
+  Bottleneck Found() const { return Bottleneck::Of(use_, pool_); }
+  RecentUse& use() { return use_; }
+  uint64_t now_ns() const { return now_ns_; }
+
+ private:
+  RecentUse use_;
+  PoolUse pool_;
+  uint64_t now_ns_ = 1;
+  uint64_t decode_ns_ = 0;
+  uint64_t read_ns_ = 0;
+  uint64_t waits_ = 0;
+  std::vector<uint64_t> wait_ns_;
+};
+
+TEST(BottleneckTest, RanksThatDoNotWaitAreIt) {
+  const Bottleneck found = Looked().For(30, 0.2, 0.1, {{0.01}, {0.02}}).Found();
+  EXPECT_EQ(found.what, What::kRanks);
+  EXPECT_EQ(found.text,
+            "ranks are the bottleneck: ranks wait 2 % of the time, workers "
+            "idle 70 %");
+}
+
+TEST(BottleneckTest, WhatTheWorkersDoWhileRanksWaitIsIt) {
+  const Bottleneck decode = Looked().For(30, 0.9, 0.05, {{0.6}, {0}}).Found();
+  EXPECT_EQ(decode.what, What::kDecode);
+  EXPECT_EQ(decode.text,
+            "decode is the bottleneck: workers 90 % busy decoding, 5 % waiting "
+            "for reads, ranks wait 60 % of the time");
+  const Bottleneck storage = Looked().For(30, 0.05, 0.9, {{0.6}}).Found();
+  EXPECT_EQ(storage.what, What::kStorage);
+  EXPECT_THAT(storage.text, HasSubstr("workers wait 90 % for reads"));
+  const Bottleneck late = Looked().For(30, 0.1, 0, {{0.6}}).Found();
+  EXPECT_THAT(late.text, HasSubstr("a larger `prefetch` may help"));
+}
+
+TEST(BottleneckTest, TheOneRankThatIsBehindIsNamed) {
+  const Bottleneck found =
+      Looked().For(30, 0.1, 0, {{0}, {0, -1}, {0}}).Found();
+  EXPECT_EQ(found.what, What::kRank);
+  EXPECT_EQ(found.rank, 1u);
+  EXPECT_EQ(found.ToJson()["rank"], 1);
+  EXPECT_THAT(found.text, HasSubstr("rank 1 is the bottleneck"));
+  // Its slots are what the others wait for (broadcast).
+  EXPECT_EQ(Looked().For(30, 0.1, 0, {{0.9}, {0, -4}}).Found().rank, 1u);
+  // It is behind because nothing comes.
+  EXPECT_EQ(Looked().For(30, 0.1, 0, {{0}, {0.9, -4}}).Found().what,
+            What::kDecode);
+  // Two are: none of them alone.
+  EXPECT_EQ(Looked().For(30, 0.1, 0, {{0}, {0, -1}, {0, -1}}).Found().what,
+            What::kRanks);
+}
+
+TEST(BottleneckTest, TheLastSecondsCount) {
+  Looked looked;
+  looked.For(1000, 0.9, 0, {{0.9}});
+  EXPECT_EQ(looked.For(50, 0.1, 0, {{0}}).Found().what, What::kRanks);
+}
+
+TEST(BottleneckTest, NothingIsSaidTooEarlyOrOfNobody) {
+  EXPECT_EQ(Looked().For(4, 0.9, 0, {{0.9}}).Found().what, What::kUnknown);
+  EXPECT_EQ(Looked().For(30, 0.9, 0, {}).Found().what, What::kUnknown);
+}
+
+TEST(BottleneckTest, AWaitCountsWhileItLastsAndOnce) {
+  // One of ten looks, which the rank itself counts when it is over.
+  RecentUse use;
+  uint64_t now_ns = 1;
+  const auto look = [&](uint64_t waits, uint64_t wait_ns, bool waiting) {
+    use.Look(now_ns += kLookNs, 0, 0, {{0, waits, wait_ns, waiting, {}}});
+    return use.ranks()[0].waits;
+  };
+  look(0, 0, false);
+  look(0, 0, true);
+  for (int i = 0; i < 10; ++i) look(0, 0, true);
+  const double during = use.ranks()[0].waits;
+  EXPECT_GT(during, 0.8);
+  EXPECT_LT(look(1, 10 * kLookNs + kLookNs / 2, false), during);
+}
+
+TEST(BottleneckTest, WhatARankWritesIntoItsPageIsAShareOfTheTimeOrNone) {
+  RecentUse use;
+  uint64_t now_ns = 1;
+  for (const uint64_t lie : {uint64_t{0}, UINT64_MAX, uint64_t{0},
+                             uint64_t{1} << 63, UINT64_MAX, uint64_t{5}}) {
+    for (const bool waiting : {true, false, true}) {
+      for (const int64_t progress : {INT64_MIN, int64_t{0}, INT64_MAX}) {
+        use.Look(now_ns += kLookNs, 0, 0, {{7, lie, lie, waiting, progress}});
+        const RecentUse::RankUse rank = use.ranks().at(0);
+        EXPECT_GE(rank.waits, 0);
+        EXPECT_LE(rank.waits, 1);
+        EXPECT_LE(rank.behind, 1);
+      }
+    }
+  }
+}
+
+// ---- a real broker
+// -----------------------------------------------------------
+
+class BottleneckSystemTest : public DeliveryTest {
+ protected:
+  // Ranks of one job on a thread each, which take until the end of the test;
+  // step(rank) is what a rank does with a batch. They keep step, as by an
+  // all-reduce.
+  void StartRanks(const std::string& spec, int ranks,
+                  const std::function<void(int)>& step) {
+    keep_step_.emplace(ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads_.emplace_back(
+          [this, rank, step, options = OptionsFor(spec, rank, ranks)] {
+            try {
+              Reader reader(options);
+              Batch batch;
+              while (!stop_ && reader.next(&batch) == Reader::Result::kBatch) {
+                step(rank);
+                batch.release();
+                keep_step_->arrive_and_wait();
+              }
+            } catch (const Error& error) {
+              ADD_FAILURE() << "rank " << rank << ": " << error.what();
+            }
+            keep_step_->arrive_and_drop();
+          });
+    }
+  }
+  void StopRanks() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+  ~BottleneckSystemTest() override { StopRanks(); }
+
+  nlohmann::json Found() {
+    const nlohmann::json job = JobStatus(
+        testing::UnitTest::GetInstance()->current_test_info()->name());
+    return job.is_object() ? job.value("bottleneck", nlohmann::json::object())
+                           : nlohmann::json::object();
+  }
+  // Looks until status says so, for half a minute.
+  void ExpectFound(const std::string& what, const std::string& text) {
+    nlohmann::json found;
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    do {
+      std::this_thread::sleep_for(milliseconds(100));
+      found = Found();
+    } while (found.value("what", "") != what &&
+             std::chrono::steady_clock::now() < end);
+    EXPECT_EQ(found.value("what", ""), what) << found;
+    EXPECT_THAT(found.value("text", ""), HasSubstr(text));
+  }
+  static std::string SyntheticSpec(int cost_us) {
+    return "dataset: noise\nsource: {synthetic: {records: 1000000, cost_us: " +
+           std::to_string(cost_us) +
+           ", features: {x: {dtype: uint8, shape: [16]}}}}\n"
+           "batch: {size: 8}\nepochs: forever\n";
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::optional<std::barrier<>> keep_step_;
+  std::vector<std::thread> threads_;
+};
+
+TEST_F(BottleneckSystemTest, SlowRanksAreNamed) {
+  StartRanks(SyntheticSpec(0), 2,
+             [](int) { std::this_thread::sleep_for(milliseconds(20)); });
+  ExpectFound("ranks", "ranks are the bottleneck");
+}
+
+TEST_F(BottleneckSystemTest, TheRankThatAllOthersWaitForIsNamed) {
+  StartRanks(SyntheticSpec(0), 3, [](int rank) {
+    std::this_thread::sleep_for(milliseconds(rank == 1 ? 47 : 3));
+  });
+  ExpectFound("rank", "rank 1 is the bottleneck");
+}
+
+TEST_F(BottleneckSystemTest, DecodingIsNamed) {
+  StartRanks(SyntheticSpec(2000), 2, [](int) {});
+  ExpectFound("decode", "decode is the bottleneck");
+  const nlohmann::json found = Found();
+  EXPECT_GT(found.value("workers_decoding", 0.0), 0) << found;
+  EXPECT_GT(found.value("ranks_wait", 0.0), 0.1) << found;
+}
+
+TEST_F(BottleneckSystemTest, StorageIsNamed) {
+  const std::filesystem::path mount = broker_.folder() / "mount";
+  const std::filesystem::path pictures = broker_.folder() / "pictures" / "cat";
+  std::filesystem::create_directories(mount);
+  std::filesystem::create_directories(pictures);
+  // It answers every half second what has been asked until then.
+  GatedFileSystem storage(mount, SIZE_MAX);
+  if (!storage.mounted()) GTEST_SKIP() << "no FUSE: " << strerror(errno);
+  // More than are read here: of a whole epoch some sample has to be a picture.
+  for (int i = 0; i < 5000; ++i) {
+    const std::string file = std::to_string(i) + ".jpg";
+    std::filesystem::create_symlink(mount / file, pictures / file);
+  }
+  StartRanks("dataset: pictures\nsource: {image_folder: {path: " +
+                 pictures.parent_path().string() +
+                 "}}\nmap:\n  - decode_image: {size: [8, 8]}\n"
+                 "batch: {size: 8}\nepochs: forever\non_error: skip\n",
+             1, [](int) {});
+  ExpectFound("storage", "storage is the bottleneck");
+  StopRanks();  // before the storage is gone
+}
+
+}  // namespace
+}  // namespace penstock
