@@ -246,7 +246,8 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
                 record_.get()) {}
 
-StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining) {
+StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
+                                       const Record& record) {
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   auto joined = delivery_.Attach(std::move(joining));
@@ -254,6 +255,10 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining) {
     return Status(
         joined.status().code(),
         fmt::format("job '{}': {}", key_.name, joined.status().message()));
+  }
+  if (const Status status = record(*joined); !status.ok()) {
+    GoneLocked(delivery_.Died(joined->seat));
+    return status;
   }
   NoteMissingLocked();
   if (joined->replaces) {

@@ -101,8 +101,11 @@ class Job {
   // ---- the control thread's
   // ---------------------------------------------------
 
-  // See Delivery.
-  StatusOr<Delivery::Joined> Attach(Delivery::Joining joining);
+  // See Delivery. record is called before anybody is given anything because of
+  // it; what it refuses has not joined.
+  using Record = std::function<Status(const Delivery::Joined&)>;
+  StatusOr<Delivery::Joined> Attach(Delivery::Joining joining,
+                                    const Record& record);
   void Leave(uint32_t seat);
   void Died(uint32_t seat);
   // Before the wake socket of a seat is closed.

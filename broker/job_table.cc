@@ -213,21 +213,27 @@ void JobTable::NoteEnded(const Entry& entry) {
   ended_.push_back({entry.key, entry.incarnation.number, now});
 }
 
-StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
+StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
+  const AttachRequest& request = *asked;
   if (request.incarnation) return EntryOf(request);
   const uint32_t rank = request.joining.rank;
+  const auto begins_another = [&request](const Entry& entry) {
+    return request.options.start &&
+           !(request.asked_before &&
+             request.options.start == entry.options.start);
+  };
   Entry* entry = nullptr;
   for (Entry& each : entries_) {
     if (!(each.key == request.key) || each.over) continue;
     entry = &each;
-    ForgetUnanswered(each, request);
+    if (TakeUpUnanswered(each, asked)) return &each;
     // Not the newest that others have begun, but where it is missing.
     if (!request.options.start && WaitsFor(each, rank)) break;
   }
   if (entry == nullptr) return nullptr;
   if (entry->job == nullptr && entry->opening == nullptr) {
     // Of a former life.
-    if (request.options.start) {
+    if (begins_another(*entry)) {
       End(*entry, "");
       return nullptr;
     }
@@ -246,7 +252,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
         rank, entry->key.name);
   }
   const bool knows = entry->job->Knows(rank);
-  if (request.options.start) {
+  if (begins_another(*entry)) {
     // Ranks that begin at the same state meet in one incarnation; a rank that
     // comes again with a state begins another.
     if (!knows && request.options.start == entry->options.start) return entry;
@@ -261,7 +267,8 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(const AttachRequest& request) {
     End(*entry, "over");
     return nullptr;
   }
-  if (entry->options.start && !knows && rank != Delivery::kAnyRank) {
+  if (entry->options.start && !request.options.start && !knows &&
+      rank != Delivery::kAnyRank) {
     return FailedPreconditionError(
         "rank {} gives no state, but job '{}' was begun at one: all its ranks "
         "have to give it",
@@ -298,7 +305,7 @@ void JobTable::Route(Pending attach) {
     request.options.consumer = consumer;
     request.joining.rank = 0;
   }
-  StatusOr<Entry*> which = EntryFor(request);
+  StatusOr<Entry*> which = EntryFor(&request);
   if (!which.ok()) {
     attach.done(which.status());
     return;
@@ -406,26 +413,34 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
     entry.reconnected[rank] = {request.joining.former, request.former_inode,
                                request.joining.position.value_or(0)};
   }
+  if (const PlanStart& start = entry.job->plan().start();
+      request.asked_before && request.joining.position == start.position) {
+    for (const RowRange& owed : start.owed) {
+      request.joining.owed.push_back(owed.position);
+    }
+  }
   RestoreDead(entry);
   if (!reconnects && entry.former != nullptr && !entry.job->Knows(rank)) {
     PENSTOCK_RETURN_IF_ERROR(CheckFormer(entry, request));
   }
-  const auto attached = entry.job->Attach(std::move(request.joining));
+  uint64_t attach = 0;
+  const auto record = [&](const Delivery::Joined& joined) {
+    const auto recorded =
+        life_->RankAttached(entry.number, {joined.rank, joined.position, false},
+                            request.cursor_fd.get(), request.pidfd);
+    if (recorded.ok()) attach = *recorded;
+    // A rank that no later life would know of: it has had nothing yet. One that
+    // reconnects goes on all the same.
+    return reconnects ? OkStatus() : recorded.status();
+  };
+  const auto attached = entry.job->Attach(std::move(request.joining), record);
   if (!attached.ok()) {
     if (reconnects && !entry.job->Knows(rank)) entry.reconnected.erase(rank);
     return attached.status();
   }
   const Delivery::Joined& joined = *attached;
   entry.deserted.reset();
-  const auto recorded = life_->RankAttached(
-      entry.number, joined.rank, request.cursor_fd.get(), request.pidfd);
-  if (!recorded.ok() && !reconnects) {
-    // A rank that no later life would know of: it has had nothing yet.
-    entry.job->Died(joined.seat);
-    return recorded.status();
-  }
-  entry.attachments[joined.seat] = {recorded.ok() ? *recorded : 0, joined.rank,
-                                    cursor};
+  entry.attachments[joined.seat] = {attach, joined.rank, cursor};
   KillPoint("attach.recorded");
   if (!entry.job->gathering()) RetireFormer(entry, joined.rank);
   TryGather(entry);

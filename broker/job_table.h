@@ -75,6 +75,8 @@ class JobTable {
     // It reconnects: the incarnation it belongs to.
     std::optional<Incarnation> incarnation;
     uint64_t former_inode = 0;  // of joining.former
+    // The broker died before it answered the same request.
+    bool asked_before = false;
     Fd cursor_fd;
     int pidfd = -1;  // the caller's, until it cancels
   };
@@ -178,13 +180,14 @@ class JobTable {
 
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
   // takes the place of.
-  StatusOr<Entry*> EntryFor(const AttachRequest& request);
+  StatusOr<Entry*> EntryFor(AttachRequest* request);
   // The same of one that reconnects.
   StatusOr<Entry*> EntryOf(const AttachRequest& request);
   Incarnation NextIncarnation(const JobKey& key) const;
   void NoteEnded(const Entry& entry);
-  // Attaches of the process that asks now: it never heard of them.
-  void ForgetUnanswered(Entry& entry, const AttachRequest& request);
+  // Attaches of the process that asks now, which never heard of them, are
+  // forgotten. True: but a place in a broadcast, where request now goes on.
+  bool TakeUpUnanswered(Entry& entry, AttachRequest* request);
   // Answers it, now or when it can be.
   void Route(Pending attach);
   void Postpone(Entry& entry, Pending attach);

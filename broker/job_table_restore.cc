@@ -27,18 +27,38 @@ bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
   return last != nullptr && !last->left && !last->MayLive();
 }
 
-void JobTable::ForgetUnanswered(Entry& entry, const AttachRequest& request) {
-  if (entry.former == nullptr) return;
-  std::erase_if(entry.former->ranks, [&](const auto& item) {
-    const auto& [attach, former] = item;
-    if ((request.joining.rank != Delivery::kAnyRank &&
-         request.joining.rank != former.rank) ||
-        !former.WasNotAnswered(request.pidfd)) {
-      return false;
+bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
+  if (entry.former == nullptr) return false;
+  std::map<uint64_t, FormerRank>& ranks = entry.former->ranks;
+  const auto is_it = [request](const auto& item) {
+    const FormerRank& former = item.second;
+    return (request->joining.rank == Delivery::kAnyRank ||
+            request->joining.rank == former.rank) &&
+           former.WasNotAnswered(request->pidfd);
+  };
+  // What others had because it was there, it is to have too.
+  if (entry.options.delivery.mode == DeliveryMode::kBroadcast &&
+      request->options.start == entry.options.start &&
+      (entry.job == nullptr || entry.job->gathering())) {
+    const auto last = std::find_if(ranks.rbegin(), ranks.rend(), is_it);
+    if (last != ranks.rend()) {
+      const FormerRank& former = last->second;
+      request->asked_before = true;
+      request->incarnation = entry.incarnation;
+      request->former_inode = former.inode;
+      request->joining.rank = former.rank;
+      request->joining.position = former.from;
+      request->joining.epochs_from = former.from;
+      return true;
     }
-    life_->RankForgotten(entry.number, attach);
+  }
+  std::erase_if(ranks, [&](const auto& item) {
+    if (!is_it(item)) return false;
+    request->asked_before = true;
+    life_->RankForgotten(entry.number, item.first);
     return true;
   });
+  return false;
 }
 
 Status JobTable::CheckFormer(const Entry& entry,
@@ -86,8 +106,8 @@ Status JobTable::CheckFormer(const Entry& entry,
 std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
   std::vector<FormerProcess> processes;
   for (const auto& [attach, rank] : entry.former->ranks) {
-    processes.push_back(
-        {rank.rank, rank.page.get(), rank.MayLive(), rank.left, false});
+    processes.push_back({rank.rank, rank.from, rank.page.get(), rank.MayLive(),
+                         rank.left, false});
   }
   // From the page on that it handed over they are its own: attaches that came
   // after it may not have been answered. Of one nobody kept, the last.

@@ -226,7 +226,8 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
       case kRank:
         if (Live* job = live()) {
           const uint64_t attach = record.at("attach").get<uint64_t>();
-          job->ranks[attach] = {record.at("rank").get<uint32_t>(), false};
+          job->ranks[attach] = {record.at("rank").get<uint32_t>(),
+                                record.at("from").get<uint64_t>(), false};
           next_id_ = std::max(next_id_, attach + 1);
         }
         break;
@@ -322,6 +323,7 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
     for (const auto& [attach, rank] : live.ranks) {
       FormerRank& former = job->ranks[attach];
       former.rank = rank.rank;
+      former.from = rank.from;
       former.left = rank.left;
       if (auto pidfd = stored_.extract(PidfdName(id, attach)); pidfd) {
         former.pidfd = std::make_shared<Fd>(std::move(pidfd.mapped()));
@@ -420,20 +422,25 @@ void LifeJournal::JobEnded(uint64_t job) {
   jobs_.erase(found);
 }
 
-StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, uint32_t rank,
+nlohmann::json LifeJournal::RankRecord(uint64_t id, uint64_t attach,
+                                       const Rank& rank) {
+  return {
+      {"id", id}, {"attach", attach}, {"rank", rank.rank}, {"from", rank.from}};
+}
+
+StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, const Rank& rank,
                                              int cursor_fd, int pidfd) {
   MutexLock lock(&mutex_);
   const uint64_t attach = next_id_++;
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return attach;
-  found->second.ranks[attach] = {rank, false};
+  found->second.ranks[attach] = rank;
   // Before it is recorded: a rank that is known must have a page, or nobody can
   // say what it had. One that is stored and not known was not answered.
   Store(CursorName(job, attach), cursor_fd);
   Store(PidfdName(job, attach), pidfd);
   KillPoint("attach.stored");
-  const Status status =
-      Append(kRank, {{"id", job}, {"rank", rank}, {"attach", attach}});
+  const Status status = Append(kRank, RankRecord(job, attach, rank));
   if (status.ok()) return attach;
   found->second.ranks.erase(attach);
   Unstore(CursorName(job, attach));
@@ -523,8 +530,7 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
       PENSTOCK_RETURN_IF_ERROR(record(kPhase, phase));
     }
     for (const auto& [attach, rank] : live.ranks) {
-      PENSTOCK_RETURN_IF_ERROR(
-          record(kRank, {{"id", id}, {"rank", rank.rank}, {"attach", attach}}));
+      PENSTOCK_RETURN_IF_ERROR(record(kRank, RankRecord(id, attach, rank)));
       if (!rank.left) continue;
       PENSTOCK_RETURN_IF_ERROR(
           record(kRankLeft, {{"id", id}, {"attach", attach}}));

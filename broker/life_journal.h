@@ -44,6 +44,7 @@ struct StoredFd {
 // A rank's process of a former life, as far as it is known.
 struct FormerRank {
   uint32_t rank = 0;
+  uint64_t from = 0;                       // where it was to begin
   std::shared_ptr<const CursorPage> page;  // nullptr: it was not stored
   uint64_t inode = 0;                      // of the page; 0: as above
   std::shared_ptr<Fd> pidfd;               // nullptr: as above
@@ -105,7 +106,12 @@ class LifeJournal {
   void Begun(uint64_t job, uint64_t position, uint64_t segment_bytes);
   void JobEnded(uint64_t job);
   // Keeps the rank's page and pidfd; the number of the attach.
-  StatusOr<uint64_t> RankAttached(uint64_t job, uint32_t rank, int cursor_fd,
+  struct Rank {
+    uint32_t rank = 0;
+    uint64_t from = 0;  // the position of the first batch that it is to get
+    bool left = false;
+  };
+  StatusOr<uint64_t> RankAttached(uint64_t job, const Rank& rank, int cursor_fd,
                                   int pidfd);
   // It is gone for good, and how far it was still matters.
   void RankLeft(uint64_t job, uint64_t attach);
@@ -125,11 +131,7 @@ class LifeJournal {
  private:
   LifeJournal() = default;
   struct Live {
-    nlohmann::json job;  // its record
-    struct Rank {
-      uint32_t rank = 0;
-      bool left = false;
-    };
+    nlohmann::json job;              // its record
     std::map<uint64_t, Rank> ranks;  // by the number of the attach
     uint64_t opened = 0;
     uint64_t low = 0;
@@ -141,6 +143,8 @@ class LifeJournal {
     void Complete(uint64_t position, uint64_t next);
   };
   static nlohmann::json OpenedRecord(uint64_t id, const Live& live);
+  static nlohmann::json RankRecord(uint64_t id, uint64_t attach,
+                                   const Rank& rank);
   Status Append(uint8_t type, const nlohmann::json& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Replay(uint8_t type, std::string_view payload)

@@ -25,8 +25,9 @@ std::vector<Delivery::FormerConsumer> RestoreRanks(
         known = process->reconnects;
         continue;
       }
-      restored.position = std::max(
-          restored.position, FormerPosition(*process->page, global_batch));
+      restored.position =
+          std::max({restored.position, process->from,
+                    FormerPosition(*process->page, global_batch)});
       for (const FormerBatch& batch : FormerBatches(*process->page)) {
         restored.phase = std::max(restored.phase, PhaseOfStep(batch.step));
         if (batch.released || process->reconnects || process->left) {

@@ -22,6 +22,7 @@ namespace penstock {
 // An attach of a former life.
 struct FormerProcess {
   uint32_t rank = 0;
+  uint64_t from = 0;  // where it was to begin: its page says so once answered
   const CursorPage* page = nullptr;  // nullptr: nobody kept it
   bool may_live = false;
   bool left = false;  // orderly: what it took counts as released

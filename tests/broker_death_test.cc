@@ -543,7 +543,7 @@ TEST_F(BroadcastDeathTest, NewConsumerGetsNothingOfTheOneWhoseNumberItHas) {
   ASSERT_EQ(ranks[1].Next().taken.step, 5u);
   // It reconnects, with four batches of the former life, and dies while the
   // other is waited for.
-  ranks[1].Send({{"do", "next"}});
+  ranks[1].SendNext();
   WaitForRank(1, [](const auto& rank) { return rank["state"] == "attached"; });
   ranks[1].Kill();
   RankProcess other(OptionsFor(spec, 1));
@@ -602,7 +602,7 @@ TEST_F(BroadcastDeathTest, EpochsOfAFullEpochConsumerGoOnAsTheyWere) {
   ASSERT_EQ(first.Next().what, RankProcess::What::kBatch);
   ASSERT_EQ(first.Next().what, RankProcess::What::kEndOfEpoch);
   first.Release(1);
-  first.Send({{"do", "next"}});
+  first.SendNext();
   const RankProcess::Said said = late.Next();
   ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
   EXPECT_EQ(said.taken.epoch, epoch + step / 5);
@@ -664,13 +664,84 @@ TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
     const auto view = SegmentView::Open(answer->fds[0].get(), 1);
     const Ring& ring = (*view)->ring(answer->json.at("seat").get<uint32_t>());
     Cell cell{};
-    first.Send({{"do", "next"}});
+    first.SendNext();
     while (TryTake(ring, cursor->page(), &cell) != TakeResult::kTaken) {
       std::this_thread::yield();
     }
     EXPECT_EQ(cell.skipped, missed);
     EXPECT_EQ(cell.position, 2 * missed);
   }
+}
+
+// A process whose attach the broker took and did not answer before it died: it
+// asks again, as it did before.
+class UnansweredTest : public BroadcastDeathTest {
+ protected:
+  StatusOr<Message> Attach(const nlohmann::json& request) {
+    PENSTOCK_ASSIGN_OR_RETURN(cursor_, CreateCursor());
+    PENSTOCK_ASSIGN_OR_RETURN(socket_, ConnectControl(broker_.socket()));
+    return Request(socket_.get(), request, {cursor_.fd.get()});
+  }
+  OwnedCursor cursor_;
+  Fd socket_;
+};
+
+TEST_F(UnansweredTest, ConsumerGetsWhatOthersHadBecauseItWasThere) {
+  for (const char* policy : {"", "wait"}) {
+    Options options = OptionsFor("source: {range: 40}", 0);
+    options.job += policy;
+    options.consumers = options.local_world_size = 2;
+    options.on_rank_death = policy;
+    nlohmann::json request = AttachOf(options, 1);
+    if (*policy != 0) request["on_rank_death"] = policy;
+    RankProcess first(options);
+    first.Attached();
+    const StatusOr<Message> unheard = Attach(request);
+    ASSERT_TRUE(unheard.ok()) << unheard.status().message();
+    ASSERT_EQ(first.Next().taken.step, 0u);
+    first.Release(1);
+    broker_.Kill();
+    first.SendNext();
+    const StatusOr<Message> answer = Attach(request);
+    ASSERT_TRUE(answer.ok()) << answer.status().message();
+    EXPECT_EQ(answer->json.at("position"), 0);
+    EXPECT_EQ(answer->json.at("incarnation"), 1);
+    const auto view = SegmentView::Open(answer->fds[0].get(), 1);
+    const Ring& ring = (*view)->ring(answer->json.at("seat").get<uint32_t>());
+    Cell cell{};
+    while (TryTake(ring, cursor_.page(), &cell) != TakeResult::kTaken) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(cell.position, 0u);
+    EXPECT_EQ(cell.flags & kRedelivered, 0u);
+  }
+}
+
+TEST_F(UnansweredTest, RankThatBeginsAtAStateMeetsTheOthersThere) {
+  Options options = OptionsFor("source: {range: 40}", 0);
+  options.delivery = "split";
+  options.window = 0;
+  options.local_world_size = 2;
+  nlohmann::json request = AttachOf(options, 1);
+  for (const char* of_broadcast : {"window", "consumers", "lag"}) {
+    request.erase(of_broadcast);
+  }
+  request["job"] = "to get a state";
+  const StatusOr<Message> begun = Attach(request);
+  ASSERT_TRUE(begun.ok()) << begun.status().message();
+  request["job"] = options.job;
+  request["state"] = begun->json.at("state");
+  options.state = request["state"].dump();
+  RankProcess first(options);
+  first.Attached();
+  ASSERT_TRUE(Attach(request).ok());
+  ASSERT_EQ(first.Next().taken.step, 0u);
+  broker_.Kill();
+  first.SendNext();
+  const StatusOr<Message> answer = Attach(request);
+  ASSERT_TRUE(answer.ok()) << answer.status().message();
+  EXPECT_EQ(answer->json.at("incarnation"), 1);
+  EXPECT_EQ(first.ReceiveNext().taken.step, 1u);
 }
 
 // An incarnation is known by its token, not by its number.

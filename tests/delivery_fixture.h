@@ -288,9 +288,11 @@ class RankProcess {
   nlohmann::json Attached() { return Receive(); }
   // Takes a batch and holds it, besides those it holds.
   Said Next() {
-    Send({{"do", "next"}});
-    return SaidOf(Receive());
+    SendNext();
+    return ReceiveNext();
   }
+  void SendNext() { Send({{"do", "next"}}); }
+  Said ReceiveNext() { return SaidOf(Receive()); }
   // Releases the oldest it holds.
   void Release(int count) { Tell({{"do", "release"}, {"count", count}}); }
   std::string State() { return Tell({{"do", "state"}}).at("state"); }

@@ -123,6 +123,7 @@ struct Kept : public DeliveryRecord {
   struct Attach {
     uint32_t number;
     int process;
+    uint64_t from;
     const CursorPage* page;
     bool given_up;  // its process was told nothing and is not there any more
     bool left = false;
@@ -271,8 +272,8 @@ class Broker {
       const auto reconnected = reconnected_.find(former.number);
       const bool reconnects = reconnected != reconnected_.end() &&
                               attach >= own_since_.at(former.number);
-      processes.push_back({former.number, former.page, !gone && !former.left,
-                           former.left, reconnects});
+      processes.push_back({former.number, former.from, former.page,
+                           !gone && !former.left, former.left, reconnects});
     }
     return processes;
   }
@@ -431,7 +432,8 @@ class Broker {
     }
     Kept& kept = world_.kept;
     attach_[rank] = kept.next_attach++;
-    kept.attaches[attach_[rank]] = {session.number, rank, &session.page, false};
+    kept.attaches[attach_[rank]] = {session.number, rank, joined->position,
+                                    &session.page, false};
     TryGather();
     SettleFormer();
     session.seat = joined->seat;

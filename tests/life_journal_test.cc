@@ -106,7 +106,7 @@ class LifeJournalTest : public testing::Test {
                                              options_, {}, true, {});
     (*life)->Begun(job, 0, 4096);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      ASSERT_TRUE((*life)->RankAttached(job, rank, -1, -1).ok());
+      ASSERT_TRUE((*life)->RankAttached(job, {rank, 0}, -1, -1).ok());
     }
     Look();
     Told told(life->get(), job, [this] { Look(); });
@@ -180,7 +180,7 @@ class LifeJournalTest : public testing::Test {
     EXPECT_EQ(job.ranks.size(), kRanks);
     std::vector<FormerProcess> processes;
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      processes.push_back({rank, moment.pages[rank], false});
+      processes.push_back({rank, 0, moment.pages[rank], false});
     }
     const Delivery::FormerSteps gathered =
         GatherSteps({job.options.delivery, job.opened, job.low, job.completed,

@@ -217,7 +217,7 @@ void Course::BeginAsFormer() {
   }
   (void)FormerPosition(*former.page);
   (void)Supersedes(*former.page, *former.page, plan_->global_batch());
-  const std::vector<FormerProcess> processes = {{kHostile, former.page.get(),
+  const std::vector<FormerProcess> processes = {{kHostile, 0, former.page.get(),
                                                  (how & 1) != 0, (how & 4) != 0,
                                                  (how & 2) != 0}};
   if (shape_.options.mode == DeliveryMode::kSplit) {
