@@ -308,7 +308,8 @@ void Course::CheckSlots() {
               slots_.size(),
           "every slot is counted once");
   for (const Delivery::RankStatus& rank : delivery_->Ranks()) {
-    if (rank.rank != kHonest || !rank.seat) continue;
+    // Its number is another's once it was put out.
+    if (broken_ || rank.rank != kHonest || !rank.seat) continue;
     Require(rank.held == honest_.held.size(), "what it holds is known");
   }
   if (misled_) return;
