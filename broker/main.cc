@@ -229,6 +229,30 @@ StatusOr<std::unique_ptr<SamplesInWork>> SamplesOf(const Config& config) {
   return SamplesInWork::Open("");
 }
 
+// For OnCrash.
+SamplesInWork* crash_samples = nullptr;
+constexpr int kCrashSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
+struct sigaction crash_actions[NSIG];  // of before
+
+// Says of which sample, and ends as it would without this (a core, the report
+// of a sanitizer).
+void OnCrash(int signal, siginfo_t* info, void*) {
+  crash_samples->BlameThisThread();
+  sigaction(signal, &crash_actions[signal], nullptr);
+  // A fault comes again by itself, what was sent does not.
+  if (info->si_code <= 0) raise(signal);
+}
+
+void NoteCrashes(SamplesInWork* samples) {
+  crash_samples = samples;
+  struct sigaction action = {};
+  action.sa_sigaction = OnCrash;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  for (const int signal : kCrashSignals) {
+    sigaction(signal, &action, &crash_actions[signal]);
+  }
+}
+
 // Nothing but the end of the process stops a thread that hangs in a decoder.
 // The next life knows which sample it was (samples_in_work.h).
 [[noreturn]] void EndStuck(const std::string& stuck) {
@@ -263,6 +287,7 @@ Status Serve(const Arguments& arguments) {
                             EventLoop::Make());
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SamplesInWork> samples,
                             SamplesOf(config));
+  NoteCrashes(samples.get());
   WorkerOptions worker_options;
   worker_options.workers = config.workers;
   worker_options.read_depth = config.read_depth;

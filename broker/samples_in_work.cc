@@ -18,7 +18,10 @@ namespace {
 // 1,024 suspects set 1.6 % of them.
 constexpr uint64_t kFilterBits = 65536;
 // A death is counted once per life; more than this is damage.
-constexpr uint64_t kDeathsPlausible = 1'000'000;
+constexpr uint64_t kEvidencePlausible = 1'000'000;
+
+// What this thread has in work.
+thread_local constinit SampleLine* in_work_here = nullptr;
 
 uint64_t Fnv(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325;
@@ -69,7 +72,7 @@ std::string WhyForeign(int fd) {
     return "not readable";
   }
   for (size_t i = 2; i < entries.size(); i += 3) {
-    if (entries[i] > kDeathsPlausible) return "contradicting itself";
+    if (entries[i] > kEvidencePlausible) return "contradicting itself";
   }
   return "";
 }
@@ -165,6 +168,11 @@ SamplesInWork::SamplesInWork(std::string path, Fd fd, Mapping mapping)
       fd_(std::move(fd)),
       mapping_(std::move(mapping)) {}
 
+std::atomic<uint64_t>& SamplesInWork::ended() const {
+  return *reinterpret_cast<std::atomic<uint64_t>*>(
+      mapping_.data() + offsetof(SamplesHeader, ended));
+}
+
 SuspectEntry* SamplesInWork::entries() const {
   return reinterpret_cast<SuspectEntry*>(mapping_.data() + kSuspectsOffset);
 }
@@ -184,6 +192,7 @@ void SamplesInWork::Accuse() {
   const uint64_t boot_now = BootHash();
   // A machine that went down says nothing of what it did at that moment.
   const bool same_boot = boot == boot_now || boot == 0 || boot_now == 0;
+  const bool is_known = ended().load(std::memory_order_relaxed) != 0;
   // Two jobs may have decoded the same sample: still one death.
   std::set<Sample> accused;
   for (uint32_t worker = 0; worker < kSampleLines; ++worker) {
@@ -194,53 +203,58 @@ void SamplesInWork::Accuse() {
     // The line is wiped out before the next: should this process die in here,
     // too few are accused, none twice.
     at.since_ns.store(0, std::memory_order_relaxed);
-    if (same_boot && accused.insert(sample).second) Add(sample);
+    const bool blamed = at.blamed.exchange(0, std::memory_order_relaxed) != 0;
+    if (same_boot && (blamed || !is_known) && accused.insert(sample).second) {
+      Add(sample, blamed ? kCrash : kKill);
+    }
   }
   WriteHeader(mapping_);
   if (const uint32_t count = suspects(); count > 0) {
     filter_.assign(kFilterBits / 64, 0);
     for (uint32_t i = 0; i < kSuspectsMax; ++i) {
       const SuspectEntry& entry = entries()[i];
-      if (entry.deaths.load(std::memory_order_relaxed) == 0) continue;
+      if (entry.evidence.load(std::memory_order_relaxed) == 0) continue;
       const uint64_t bit =
           FilterBit({entry.dataset.load(std::memory_order_relaxed),
                      entry.record.load(std::memory_order_relaxed)});
       filter_[bit / 64] |= uint64_t{1} << (bit % 64);
     }
     spdlog::warn(
-        "the broker died with {} samples in work: under suspicion are {}, each "
-        "is decoded alone until it proves innocent; {} are not decoded any "
+        "the broker died, maybe of {} samples in work: under suspicion are {}, "
+        "each is decoded alone until it proves innocent; {} are not decoded "
+        "any "
         "more ({})",
         accused.size(), count, condemned(), path_);
   }
 }
 
-void SamplesInWork::Add(const Sample& sample) {
+void SamplesInWork::Add(const Sample& sample, uint64_t evidence) {
   SuspectEntry* entry = Find(sample);
   if (entry != nullptr) {
     // Relaxed, as all of Accuse.
-    entry->deaths.store(entry->deaths.load(std::memory_order_relaxed) + 1,
-                        std::memory_order_relaxed);
+    entry->evidence.store(
+        entry->evidence.load(std::memory_order_relaxed) + evidence,
+        std::memory_order_relaxed);
     return;
   }
-  // A free entry; else one that only one death speaks against: a guilty sample
-  // will be met again, one that is known to be guilty must not be forgotten.
-  for (const uint64_t deaths : {uint64_t{0}, uint64_t{1}}) {
+  // A free entry; else the one that least speaks against: a guilty sample will
+  // be met again, one that is known to be guilty must not be forgotten.
+  for (uint64_t least = 0; least < kGuilty; ++least) {
     for (uint32_t i = 0; i < kSuspectsMax; ++i) {
       entry = &entries()[i];
-      if (entry->deaths.load(std::memory_order_relaxed) != deaths) continue;
-      entry->deaths.store(0, std::memory_order_relaxed);
+      if (entry->evidence.load(std::memory_order_relaxed) != least) continue;
+      entry->evidence.store(0, std::memory_order_relaxed);
       entry->dataset.store(sample.dataset, std::memory_order_release);
       entry->record.store(sample.record, std::memory_order_release);
       // Release, as the two above: only for invariant 3, the order in which a
       // death in between finds them.
-      entry->deaths.store(1, std::memory_order_release);
+      entry->evidence.store(evidence, std::memory_order_release);
       return;
     }
   }
   spdlog::warn(
-      "{}: all {} entries are samples that ended the broker twice: a new "
-      "suspect is not remembered",
+      "{}: all {} entries are samples that ended the broker again and again: a "
+      "new suspect is not remembered",
       path_, kSuspectsMax);
 }
 
@@ -248,7 +262,7 @@ SuspectEntry* SamplesInWork::Find(const Sample& sample) const {
   for (uint32_t i = 0; i < kSuspectsMax; ++i) {
     SuspectEntry& entry = entries()[i];
     // Relaxed: under the mutex, or in Accuse.
-    if (entry.deaths.load(std::memory_order_relaxed) != 0 &&
+    if (entry.evidence.load(std::memory_order_relaxed) != 0 &&
         entry.dataset.load(std::memory_order_relaxed) == sample.dataset &&
         entry.record.load(std::memory_order_relaxed) == sample.record) {
       return &entry;
@@ -263,7 +277,7 @@ bool SamplesInWork::Suspected(const Sample& sample) const {
   return (filter_[bit / 64] >> (bit % 64) & 1) != 0;
 }
 
-// Its deaths: 0, it is no suspect; below kDeathsMax, its turn has begun.
+// The evidence: 0, it is no suspect; below kGuilty, its turn has begun.
 uint64_t SamplesInWork::WaitForTurn(const Sample& sample) {
   MutexLock lock(&mutex_);
   for (;;) {
@@ -271,11 +285,11 @@ uint64_t SamplesInWork::WaitForTurn(const Sample& sample) {
     // job.
     const SuspectEntry* entry = Find(sample);
     if (entry == nullptr) return 0;
-    const uint64_t deaths = entry->deaths.load(std::memory_order_relaxed);
-    if (deaths >= kDeathsMax) return deaths;
+    const uint64_t evidence = entry->evidence.load(std::memory_order_relaxed);
+    if (evidence >= kGuilty) return evidence;
     if (!turn_taken_) {
       turn_taken_ = true;
-      return deaths;
+      return evidence;
     }
     turn_over_.Wait(&mutex_);
   }
@@ -285,7 +299,7 @@ void SamplesInWork::EndTurn(const Sample& sample) {
   MutexLock lock(&mutex_);
   // Relaxed: under the mutex.
   if (SuspectEntry* entry = Find(sample); entry != nullptr) {
-    entry->deaths.store(0, std::memory_order_relaxed);
+    entry->evidence.store(0, std::memory_order_relaxed);
   }
   turn_taken_ = false;
   turn_over_.NotifyAll();
@@ -296,12 +310,12 @@ SamplesInWork::Mark::Mark(SamplesInWork* samples, uint32_t worker,
     : samples_(samples), worker_(worker), sample_(sample) {
   assert(now_ns != 0);
   if (samples_->Suspected(sample)) {
-    const uint64_t deaths = samples_->WaitForTurn(sample);
-    if (deaths >= kDeathsMax) {
+    const uint64_t evidence = samples_->WaitForTurn(sample);
+    if (evidence >= kGuilty) {
       trust_ = Trust::kNone;
       return;
     }
-    if (deaths > 0) trust_ = Trust::kSuspect;
+    if (evidence > 0) trust_ = Trust::kSuspect;
   }
   // since_ns is 0 here: ~Mark wiped it out. Decoding goes through virtual
   // functions of other files, so no compiler moves it above these stores; and
@@ -311,10 +325,12 @@ SamplesInWork::Mark::Mark(SamplesInWork* samples, uint32_t worker,
   line.record.store(sample.record, std::memory_order_release);    // E1
   line.job.store(job, std::memory_order_release);                 // E1
   line.since_ns.store(now_ns, std::memory_order_release);         // E2
+  in_work_here = &line;
 }
 
 SamplesInWork::Mark::~Mark() {
   if (trust_ == Trust::kNone) return;
+  in_work_here = nullptr;
   // Release: not before the decoding is over.
   samples_->line(worker_).since_ns.store(0, std::memory_order_release);
   if (trust_ == Trust::kSuspect) samples_->EndTurn(sample_);
@@ -323,9 +339,23 @@ SamplesInWork::Mark::~Mark() {
 Status SamplesInWork::Mark::status() const {
   if (trust_ != Trust::kNone) return OkStatus();
   return DataLossError(
-      "its decoding ended the broker twice (crash or hang), so it is not "
-      "decoded any more; to have it tried again, stop the broker and remove {}",
+      "its decoding ended the broker again and again (crash or hang), so it is "
+      "not decoded any more; to have it tried again, stop the broker and "
+      "remove {}",
       samples_->path_);
+}
+
+// Relaxed, both: read by the next process.
+void SamplesInWork::BlameThisThread() {
+  if (in_work_here != nullptr) {
+    in_work_here->blamed.store(1, std::memory_order_relaxed);
+  }
+  ended().store(1, std::memory_order_relaxed);
+}
+
+void SamplesInWork::Blame(uint32_t worker) {
+  line(worker).blamed.store(1, std::memory_order_relaxed);
+  ended().store(1, std::memory_order_relaxed);
 }
 
 std::optional<SamplesInWork::InWork> SamplesInWork::Oldest(
@@ -355,7 +385,7 @@ uint32_t SamplesInWork::suspects() const {
   uint32_t count = 0;
   for (uint32_t i = 0; i < kSuspectsMax; ++i) {
     // Relaxed: a number to show.
-    if (entries()[i].deaths.load(std::memory_order_relaxed) > 0) ++count;
+    if (entries()[i].evidence.load(std::memory_order_relaxed) > 0) ++count;
   }
   return count;
 }
@@ -364,7 +394,7 @@ uint32_t SamplesInWork::condemned() const {
   uint32_t count = 0;
   for (uint32_t i = 0; i < kSuspectsMax; ++i) {
     // Relaxed, as above.
-    if (entries()[i].deaths.load(std::memory_order_relaxed) >= kDeathsMax) {
+    if (entries()[i].evidence.load(std::memory_order_relaxed) >= kGuilty) {
       ++count;
     }
   }

@@ -3,19 +3,22 @@
 //
 // A picture that crashes its decoder, or hangs it, would end the broker at
 // every restart. So a worker writes the sample's name down before it decodes it
-// and wipes it out afterwards. What is found written down at the start was in
-// work at a death: one of W samples, for W workers, is to blame. All of them
-// become suspects, and a suspect is decoded alone: no other suspect is in work
-// meanwhile. If it decodes, it was innocent and is forgotten; if the broker
-// dies again, it alone has been in work at two deaths. It is not decoded any
-// more, its row is an error as `on_error` has it.
+// and wipes it out afterwards. A worker that crashes marks its line (a handler
+// of the fatal signals), as does who ends a broker that hangs: the sample on it
+// is a suspect. After a SIGKILL nobody knows whether a sample made the broker
+// grow until the kernel killed it or somebody just killed it: all that was in
+// work is suspected, with half the weight. A suspect is decoded alone: no other
+// suspect is in work meanwhile. If it decodes, it was innocent and is
+// forgotten; after two crashes, or four kills, it is not decoded any more, and
+// its row is an error as `on_error` has it.
 //
 // Who runs it: Open the starting thread; a line is written by its worker and
 // read by any thread; the suspects are under one mutex. Invariants:
 //   1. Suspects are added by Open only, later they only become fewer.
 //   2. At most one suspect is in work at any time.
 //   3. A death at any instruction leaves a file that can be read: a suspect is
-//      there once its deaths are not 0, a sample is in work while since is not.
+//      there once its evidence is not 0, a sample is in work while since is
+//      not.
 //
 // Synchronising edges, of one line:
 //   E1  Begin's release of dataset, record and job  ->  Oldest's acquire of
@@ -53,7 +56,7 @@ namespace penstock {
 // 552960  its end
 
 inline constexpr uint64_t kSamplesMagic = 0x4b524f574b545350;  // "PSTKWORK"
-inline constexpr uint32_t kSamplesVersion = 1;
+inline constexpr uint32_t kSamplesVersion = 2;
 inline constexpr uint32_t kSuspectsMax = 1024;
 inline constexpr uint32_t kSampleLines = 8192;  // threads of the worker pool
 
@@ -65,12 +68,14 @@ struct SamplesHeader {
   uint32_t reserved;
   uint64_t file_bytes;
   uint64_t boot;  // a hash of the kernel's boot id; 0: not known
+  // 1: it crashed or ended itself; who is to blame is known, or it is nobody.
+  uint64_t ended;
 };
 
 struct SuspectEntry {
   std::atomic<uint64_t> dataset;
   std::atomic<uint64_t> record;
-  std::atomic<uint64_t> deaths;  // 0: the entry is free; written last
+  std::atomic<uint64_t> evidence;  // 0: the entry is free; written last
 };
 
 struct alignas(64) SampleLine {
@@ -78,6 +83,7 @@ struct alignas(64) SampleLine {
   std::atomic<uint64_t> record;
   std::atomic<uint64_t> job;       // the worker pool's number, of this life
   std::atomic<uint64_t> since_ns;  // by the pool's clock; 0: nothing in work
+  std::atomic<uint64_t> blamed;    // 1: the broker ended of it
 };
 
 inline constexpr uint64_t kSuspectsOffset = 4096;
@@ -85,7 +91,7 @@ inline constexpr uint64_t kSampleLinesOffset =
     kSuspectsOffset + kSuspectsMax * sizeof(SuspectEntry);
 inline constexpr uint64_t kSamplesFileBytes =
     kSampleLinesOffset + kSampleLines * sizeof(SampleLine);
-static_assert(sizeof(SamplesHeader) == 40 && sizeof(SuspectEntry) == 24 &&
+static_assert(sizeof(SamplesHeader) == 48 && sizeof(SuspectEntry) == 24 &&
               sizeof(SampleLine) == 64);
 static_assert(kSampleLinesOffset == 28672 && kSamplesFileBytes == 552960);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -106,8 +112,11 @@ struct Sample {
 
 class SamplesInWork {
  public:
-  // Deaths after which a sample is not decoded any more.
-  static constexpr uint64_t kDeathsMax = 2;
+  // What a death is worth against a sample, and from where on it is not decoded
+  // any more.
+  static constexpr uint64_t kCrash = 2;
+  static constexpr uint64_t kKill = 1;
+  static constexpr uint64_t kGuilty = 4;
   static constexpr char kFileName[] = "samples_in_work";
 
   // FNV-1a.
@@ -130,8 +139,7 @@ class SamplesInWork {
     ~Mark();
     Mark(const Mark&) = delete;
     Mark& operator=(const Mark&) = delete;
-    // Not OK (DataLoss): it ended the broker kDeathsMax times. It is not to be
-    // decoded.
+    // Not OK (DataLoss): it is guilty, and not to be decoded.
     Status status() const;
 
    private:
@@ -148,6 +156,12 @@ class SamplesInWork {
     uint64_t job = 0;
     uint64_t since_ns = 0;
   };
+  // This process ends, of what this thread has in work if anything. Where a
+  // signal handler may be: it only stores.
+  void BlameThisThread();
+  // The same of what worker has in work.
+  void Blame(uint32_t worker);
+
   // What has been in work for the longest time on workers 0 to workers - 1.
   std::optional<InWork> Oldest(uint32_t workers) const;
 
@@ -158,13 +172,14 @@ class SamplesInWork {
  private:
   SamplesInWork(std::string path, Fd fd, Mapping mapping);
   void Accuse();
-  void Add(const Sample& sample);
+  void Add(const Sample& sample, uint64_t evidence);
   SuspectEntry* Find(const Sample& sample) const;
   // Waits until sample may be decoded; what it is then.
   bool Suspected(const Sample& sample) const;
   uint64_t WaitForTurn(const Sample& sample);
   void EndTurn(const Sample& sample);
 
+  std::atomic<uint64_t>& ended() const;
   SuspectEntry* entries() const;
   SampleLine& line(uint32_t worker) const;
 

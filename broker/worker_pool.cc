@@ -333,6 +333,7 @@ std::optional<std::string> WorkerPool::Tick() {
   if (!oldest || now_ns - oldest->since_ns < options_.decode_timeout_ns) {
     return std::nullopt;
   }
+  options_.samples->Blame(oldest->worker);
   const Named named = NamedOf(oldest->job);
   const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
   return fmt::format(

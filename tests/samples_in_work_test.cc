@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,14 +52,24 @@ class SamplesInWorkTest : public testing::Test {
     ASSERT_TRUE(samples.ok()) << samples.status().message();
     samples_ = *std::move(samples);
   }
-  // The broker dies while worker i decodes samples[i]; then it starts again.
+  // The broker is killed while worker i decodes samples[i]; then it starts
+  // again.
   void DieWith(const std::vector<Sample>& samples) {
+    DieWith(samples, [] {});
+  }
+  // It crashes: of the last of them.
+  void CrashWith(const std::vector<Sample>& samples) {
+    DieWith(samples, [this] { samples_->BlameThisThread(); });
+  }
+  template <typename Before>
+  void DieWith(const std::vector<Sample>& samples, const Before& before) {
     const pid_t child = fork();
     if (child == 0) {
       // New: the marks have no end.
       for (uint32_t i = 0; i < samples.size(); ++i) {
         new Mark(samples_.get(), i, samples[i], kJob, 9);
       }
+      before();
       _exit(0);
     }
     ASSERT_EQ(Wait(child), 0);
@@ -127,9 +138,37 @@ TEST_F(SamplesInWorkTest, SuspectThatDecodesIsCleared) {
   EXPECT_EQ(samples_->suspects(), 0u);
 }
 
-TEST_F(SamplesInWorkTest, SecondDeathCondemnsTheOneSuspectInWork) {
+TEST_F(SamplesInWorkTest, CrashAccusesTheOneThatCrashed) {
+  CrashWith({{1, 7}, {1, 8}, {1, 9}});
+  EXPECT_EQ(samples_->suspects(), 1u);
+  CrashWith({{1, 7}, {1, 8}, {1, 9}});
+  EXPECT_EQ(samples_->condemned(), 1u);
+  EXPECT_TRUE(Decodes({1, 7}));
+  EXPECT_FALSE(Decodes({1, 9}));
+}
+
+TEST_F(SamplesInWorkTest, CrashOfAnotherThreadAccusesNobody) {
+  DieWith({{1, 7}}, [this] {
+    std::thread([this] { samples_->BlameThisThread(); }).join();
+  });
+  EXPECT_EQ(samples_->suspects(), 0u);
+}
+
+TEST_F(SamplesInWorkTest, HangAccusesTheOneThatHangs) {
+  for (int death = 0; death < 2; ++death) {
+    EXPECT_EQ(samples_->condemned(), 0u);
+    DieWith({{1, 7}, {1, 8}}, [this] { samples_->Blame(0); });
+    EXPECT_EQ(samples_->suspects(), 1u);
+  }
+  EXPECT_FALSE(Decodes({1, 7}));
+}
+
+TEST_F(SamplesInWorkTest, FourthKillCondemnsTheOneSuspectInWork) {
   DieWith({{1, 7}, {1, 8}, {1, 9}});
   EXPECT_TRUE(Decodes({1, 8}));
+  DieWith({{1, 7}});
+  DieWith({{1, 7}});
+  EXPECT_EQ(samples_->condemned(), 0u);
   // A suspect beside others that are none.
   DieWith({{1, 100}, {1, 7}, {1, 101}});
   EXPECT_EQ(samples_->condemned(), 1u);
@@ -145,7 +184,7 @@ TEST_F(SamplesInWorkTest, SecondDeathCondemnsTheOneSuspectInWork) {
   EXPECT_FALSE(Decodes({1, 7}));
   const Status status = Mark(samples_.get(), 0, {1, 7}, kJob, 1).status();
   EXPECT_EQ(status.code(), StatusCode::kDataLoss);
-  EXPECT_THAT(status.message(), HasSubstr("ended the broker twice"));
+  EXPECT_THAT(status.message(), HasSubstr("ended the broker again and again"));
   EXPECT_THAT(status.message(), HasSubstr("remove " + File()));
 }
 
@@ -244,8 +283,8 @@ TEST_F(SamplesInWorkTest, WatchedWorkersAreSeenWhole) {
 }
 
 TEST_F(SamplesInWorkTest, FullTableForgetsSuspectsNeverTheCondemned) {
-  DieWith({{1, 7}});
-  DieWith({{1, 7}});
+  CrashWith({{1, 7}});
+  CrashWith({{1, 7}});
   for (uint64_t life = 0; life < 3; ++life) {
     std::vector<Sample> many;
     for (uint64_t i = 0; i < 1000; ++i) many.push_back({2 + life, i});
@@ -304,6 +343,21 @@ TEST_F(SamplesInWorkTest, OneBrokerHasTheFile) {
   EXPECT_THAT(SamplesInWork::Open(folder_ + "/none").status().message(),
               HasSubstr("No such file"));
   EXPECT_TRUE(SamplesInWork::Open("").ok());
+}
+
+// Of a process, by the beginning of their name.
+std::vector<pid_t> ThreadsOf(pid_t process, const std::string& name) {
+  std::vector<pid_t> threads;
+  const std::string folder = fmt::format("/proc/{}/task", process);
+  for (const auto& task : std::filesystem::directory_iterator(folder)) {
+    std::ifstream file(task.path() / "comm");
+    std::string comm;
+    std::getline(file, comm);
+    if (comm.rfind(name, 0) == 0) {
+      threads.push_back(std::stoi(task.path().filename()));
+    }
+  }
+  return threads;
 }
 
 // ---- the whole broker
@@ -370,13 +424,17 @@ class BrokerDeathTest : public SamplesInWorkTest {
   int jobs_ = 0;
 };
 
-TEST_F(BrokerDeathTest, SampleThatKillsTheBrokerTwiceIsLeftOut) {
+TEST_F(BrokerDeathTest, SampleThatCrashesTheBrokerTwiceIsLeftOut) {
   constexpr uint64_t kCostUs = 1'000'000;
   for (int death = 0; death < 2; ++death) {
     BrokerProcess broker(Configured("60s"));
     std::thread rank = TakeOne(For(broker, kCostUs));
     EXPECT_EQ(RecordInWork(broker), 0u);
-    EXPECT_EQ(broker.Stop(SIGKILL), -SIGKILL);
+    // As a decoder that crashes: in its thread.
+    for (const pid_t thread : ThreadsOf(broker.pid(), "worker")) {
+      syscall(SYS_tgkill, broker.pid(), thread, SIGSEGV);
+    }
+    EXPECT_NE(broker.Stop(0), 0);
     rank.join();
   }
   BrokerProcess broker(Configured("60s"));
