@@ -1,7 +1,9 @@
 #include "broker/config.h"
 
+#include <fmt/ranges.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <iterator>
@@ -42,6 +44,15 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
   } else if (key == "read_depth") {
     PENSTOCK_ASSIGN_OR_RETURN(config->read_depth,
                               ParseCount(value, kReadDepthMax));
+  } else if (key == "read_backend") {
+    const auto found =
+        std::find(kReadBackendNames.begin(), kReadBackendNames.end(), value);
+    if (found == kReadBackendNames.end()) {
+      return InvalidArgumentError("'{}' is not one of {}", value,
+                                  fmt::join(kReadBackendNames, ", "));
+    }
+    config->read_backend =
+        static_cast<ReadBackend>(found - kReadBackendNames.begin());
   } else if (key == "memory_limit") {
     PENSTOCK_ASSIGN_OR_RETURN(config->memory_limit, ParseBytes(value));
   } else if (key == "memory_limit_per_user") {
@@ -53,8 +64,8 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
   } else {
     return InvalidArgumentError(
         "unknown key '{}'; known are socket, cpus, reserve_cores, workers, "
-        "read_depth, memory_limit, memory_limit_per_user, decode_timeout, "
-        "read_timeout, state_dir, cache_dir",
+        "read_depth, read_backend, memory_limit, memory_limit_per_user, "
+        "decode_timeout, read_timeout, state_dir, cache_dir",
         key);
   }
   return OkStatus();
@@ -162,7 +173,13 @@ StatusOr<Config> LoadConfig(const std::string& path) {
       if (!status.ok()) {
         return At(path, item.first.Mark(), key + ": " + status.message());
       }
-      config.place_of[key] = PlaceOf(path, item.first.Mark());
+      const auto [place, is_new] =
+          config.place_of.emplace(key, PlaceOf(path, item.first.Mark()));
+      if (!is_new) {
+        return At(path, item.first.Mark(),
+                  fmt::format("{}: given a second time, first at {}", key,
+                              place->second));
+      }
     }
   } catch (const YAML::Exception& error) {
     return At(path, error.mark, error.msg);

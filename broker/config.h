@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "broker/read.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -17,6 +18,7 @@ struct Config {
   uint32_t reserve_cores = 0;  // cores of these that workers keep off
   uint32_t workers = 0;        // 0 (auto): one per processor
   uint32_t read_depth = 16;
+  ReadBackend read_backend = ReadBackend::kAuto;
   std::optional<uint64_t> memory_limit;  // bytes of all segments
   std::optional<uint64_t> memory_limit_per_user;
   std::string state_dir;  // "": nothing outlives the broker

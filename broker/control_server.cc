@@ -642,6 +642,7 @@ void ControlServer::TellRanksChanged(const std::shared_ptr<Job>& job) {
              {"rank", change.rank},
              {"world_size", change.world_size},
              {"state", JobStateToJson(job->StateAt(change.start))}});
+      job->RanksTold(change.seat, change.phase);
     }
   }
 }

@@ -187,6 +187,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
       first_phase = std::min(first_phase, slots_[entry.slot].phase);
     }
   }
+  consumer.told_phase = first_phase - 1;
   for (uint32_t i = first_phase; i < phases_.size(); ++i) {
     ranks_changed_.push_back({joined.seat, i,
                               PlaceOf(phases_[i], consumer.rank),
@@ -206,6 +207,12 @@ bool Delivery::Active(uint32_t lane) const {
         return consumer.place == Place::kAttached && consumer.lane == lane &&
                feeds_[consumer.seat]->open();
       });
+}
+
+void Delivery::RanksTold(uint32_t seat, uint32_t phase) {
+  if (Consumer* consumer = AtSeat(seat)) {
+    consumer->told_phase = std::max(consumer->told_phase, phase);
+  }
 }
 
 std::optional<Delivery::Next> Delivery::NextStep(uint32_t number) {
@@ -425,6 +432,8 @@ bool Delivery::Flush(Consumer* consumer) {
   bool any = false;
   while (consumer->place == Place::kAttached && !consumer->backlog.empty()) {
     Feed& feed = FeedOf(*consumer);
+    const Slot& slot = slots_[consumer->backlog.front().slot];
+    if (slot.ranks_changed && slot.phase > consumer->told_phase) break;
     if (!feed.open() || feed.corrupt() || !feed.HasFreeLease() ||
         !Give(consumer, consumer->backlog.front())) {
       break;

@@ -249,6 +249,9 @@ class Delivery {
   std::vector<RanksChanged> TakeRanksChanged() {
     return std::exchange(ranks_changed_, {});
   }
+  // It was told: also a process that outlives the broker has heard of it. Its
+  // batches of that phase are kept until then.
+  void RanksTold(uint32_t seat, uint32_t phase);
 
   // ---- questions
   // --------------------------------------------------------------
@@ -353,7 +356,8 @@ class Delivery {
     uint32_t seat = 0;  // when kAttached
     bool died = false;  // when kGone
     std::deque<Entry> backlog;
-    uint32_t skipped = 0;  // not told yet
+    uint32_t told_phase = 0;  // it knows the ranks of this and those before
+    uint32_t skipped = 0;     // not told yet
     uint64_t skipped_all = 0;
     uint64_t taken_before = 0;  // in former lives of the broker
     uint64_t position = 0;      // end of what it was given

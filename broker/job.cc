@@ -312,6 +312,12 @@ std::vector<Delivery::RanksChanged> Job::TakeRanksChanged() {
   return delivery_.TakeRanksChanged();
 }
 
+void Job::RanksTold(uint32_t seat, uint32_t phase) {
+  MutexLock lock(&mutex_);
+  delivery_.RanksTold(seat, phase);
+  AdvanceLocked();
+}
+
 bool Job::GoesOnWithout(uint32_t rank) const {
   MutexLock lock(&mutex_);
   return delivery_.GoesOnWithout(rank);

@@ -114,6 +114,7 @@ class Job {
   Status Evict(uint32_t rank, const std::string& reason);
   void EvictSeat(uint32_t seat, const std::string& reason);
   std::vector<Delivery::RanksChanged> TakeRanksChanged();
+  void RanksTold(uint32_t seat, uint32_t phase);
   bool GoesOnWithout(uint32_t rank) const;
   bool OwesPredecessor(uint32_t rank) const;
   // Before anybody attaches, after a former life.

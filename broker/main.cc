@@ -147,14 +147,13 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
 
 // The machine has what the configuration asks for; else the error names the
 // place that asked.
-StatusOr<std::unique_ptr<Topology>> TopologyOf(const Config& config) {
-  auto topology = Topology::Load({config.cpus, config.reserve_cores});
-  if (topology.ok()) return topology;
-  const std::string& message = topology.status().message();
+template <typename T>
+StatusOr<T> AsConfigured(const Config& config, StatusOr<T> made) {
+  if (made.ok()) return made;
+  const std::string& message = made.status().message();
   const auto place = config.place_of.find(message.substr(0, message.find(':')));
-  return place == config.place_of.end()
-             ? topology.status()
-             : topology.status().Prepend(place->second);
+  return place == config.place_of.end() ? made.status()
+                                        : made.status().Prepend(place->second);
 }
 
 // Where a listening socket is, as the kernel says it.
@@ -273,8 +272,10 @@ Status Serve(const Arguments& arguments) {
   if (!signal_fd) return ErrnoError(errno, "signalfd");
 
   PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
-  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<Topology> topology,
-                            TopologyOf(config));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Topology> topology,
+      AsConfigured(config,
+                   Topology::Load({config.cpus, config.reserve_cores})));
   if (arguments.check) return OkStatus();
   PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited,
                             InheritOrListen(SocketPath(config.socket)));
@@ -291,11 +292,13 @@ Status Serve(const Arguments& arguments) {
   WorkerOptions worker_options;
   worker_options.workers = config.workers;
   worker_options.read_depth = config.read_depth;
+  worker_options.read_backend = config.read_backend;
   worker_options.read_timeout_ns = config.read_timeout_ns;
   worker_options.decode_timeout_ns = config.decode_timeout_ns;
   worker_options.samples = samples.get();
-  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<WorkerPool> workers,
-                            WorkerPool::Start(*topology, worker_options));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<WorkerPool> workers,
+      AsConfigured(config, WorkerPool::Start(*topology, worker_options)));
   Disposal disposal;
   JobTable::Limits limits;
   limits.memory_bytes = config.memory_limit;

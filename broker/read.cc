@@ -10,8 +10,9 @@ namespace {
 
 StatusOr<std::unique_ptr<Reader>> MakeBestUringReader(uint32_t depth) {
   Status last;
-  for (const UringRung rung :
-       {UringRung::kDeferTaskrun, UringRung::kCoopTaskrun, UringRung::kPlain}) {
+  for (const ReadBackend rung :
+       {ReadBackend::kDeferTaskrun, ReadBackend::kCoopTaskrun,
+        ReadBackend::kPlain}) {
     StatusOr<std::unique_ptr<Reader>> reader = MakeUringReader(rung, depth);
     // Only "not this rung" is a reason to try the next one.
     if (reader.ok() ||
@@ -79,8 +80,9 @@ StatusOr<std::unique_ptr<Reader>> MakeReader(ReadBackend backend,
                                 kDepthMax);
   }
   if (backend == ReadBackend::kPread) return MakePreadReader(depth, "");
+  if (backend != ReadBackend::kAuto) return MakeUringReader(backend, depth);
   StatusOr<std::unique_ptr<Reader>> uring = MakeBestUringReader(depth);
-  if (uring.ok() || backend == ReadBackend::kIoUring) return uring;
+  if (uring.ok()) return uring;
   return MakePreadReader(depth, uring.status().message());
 }
 

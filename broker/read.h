@@ -7,6 +7,7 @@
 #ifndef BROKER_READ_H_
 #define BROKER_READ_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -101,10 +102,21 @@ class Reader {
 inline constexpr uint64_t kNoWait = 0;
 inline constexpr uint64_t kWaitForever = UINT64_MAX;
 
-enum class ReadBackend { kAuto, kIoUring, kPread };
+// How reads are made, best first. An io_uring is set up in one of three ways
+// (io_uring_setup(2)).
+enum class ReadBackend {
+  kAuto,          // the first of these that is there
+  kDeferTaskrun,  // 6.1: completions are handled when this thread asks
+  kCoopTaskrun,   // 5.19: ... at its next system call, without an interrupt
+  kPlain,
+  kPread,  // no io_uring: one read after the other
+};
+inline constexpr std::array<const char*, 5> kReadBackendNames = {
+    "auto", "defer_taskrun", "coop_taskrun", "plain", "pread"};
 
-// kAuto takes io_uring when a probe read through it works, else pread (as in
-// containers that forbid io_uring). Call on the thread that will use it.
+// kAuto takes what a probe read works through, and pread in containers that
+// forbid io_uring; another takes that or fails. Call on the thread that will
+// use it.
 StatusOr<std::unique_ptr<Reader>> MakeReader(ReadBackend backend,
                                              uint32_t depth);
 

@@ -78,18 +78,11 @@ Status FileTooLargeError(const std::string& path, uint64_t bytes);
 // DataLoss of a range the file ends in; found of its bytes are there.
 Status ShortRangeError(const ReadRequest& request, uint64_t found);
 
-// How an io_uring is set up, best first (io_uring_setup(2)). The names are what
-// backend() shows.
-enum class UringRung {
-  kDeferTaskrun,  // 6.1: completions are handled when this thread asks
-  kCoopTaskrun,   // 5.19: ... at its next system call, without an interrupt
-  kPlain,
-};
-
-// The io_uring reader on one rung, after a file and a range were read through
-// it. Errors: PermissionDenied or Unimplemented (this kernel or container has
-// no io_uring at all), FailedPrecondition (not this rung).
-StatusOr<std::unique_ptr<Reader>> MakeUringReader(UringRung rung,
+// The io_uring reader on one rung (kDeferTaskrun, kCoopTaskrun or kPlain),
+// after a file and a range were read through it. Errors: PermissionDenied or
+// Unimplemented (this kernel or container has no io_uring at all),
+// FailedPrecondition (not this rung).
+StatusOr<std::unique_ptr<Reader>> MakeUringReader(ReadBackend rung,
                                                   uint32_t depth);
 
 // backend() is "pread", and "pread (reason)" if a reason is given.

@@ -67,33 +67,25 @@ constexpr double kCachedShareOver = 64;
 
 enum class Op : uint32_t { kStat, kOpen, kRead, kClose };
 
-unsigned SetupFlags(UringRung rung) {
+unsigned SetupFlags(ReadBackend rung) {
   // TASKRUN_FLAG: a peek at the completion queue sees that the kernel has work
   // for this thread. SUBMIT_ALL: a request that is refused (a path over 4096
   // bytes) does not hold up those behind it.
   switch (rung) {
-    case UringRung::kDeferTaskrun:
+    case ReadBackend::kDeferTaskrun:
       return IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
              IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
-    case UringRung::kCoopTaskrun:
+    case ReadBackend::kCoopTaskrun:
       return IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
              IORING_SETUP_SUBMIT_ALL;
-    case UringRung::kPlain:
+    default:
       return 0;
   }
-  return 0;
 }
 
-const char* RungName(UringRung rung) {
-  switch (rung) {
-    case UringRung::kDeferTaskrun:
-      return "io_uring (defer_taskrun)";
-    case UringRung::kCoopTaskrun:
-      return "io_uring (coop_taskrun)";
-    case UringRung::kPlain:
-      return "io_uring (plain)";
-  }
-  return "";
+std::string RungName(ReadBackend rung) {
+  return fmt::format("io_uring ({})",
+                     kReadBackendNames[static_cast<size_t>(rung)]);
 }
 
 // Why there is no ring on this rung; error of io_uring_setup or of the
@@ -123,7 +115,7 @@ class UringReader final : public Reader {
   UringReader(const UringReader&) = delete;
   UringReader& operator=(const UringReader&) = delete;
 
-  Status Init(UringRung rung);
+  Status Init(ReadBackend rung);
   // Reads a file and a range of known content through the ring.
   Status Probe();
 
@@ -180,7 +172,7 @@ class UringReader final : public Reader {
   void Finish(uint32_t ticket, Status status,
               std::span<const std::byte> bytes = {});
 
-  UringRung rung_ = UringRung::kPlain;
+  ReadBackend rung_ = ReadBackend::kPlain;
   io_uring ring_;
   bool has_ring_ = false;
   bool threads_allowed_ = false;
@@ -195,7 +187,7 @@ class UringReader final : public Reader {
   unsigned requests_ = 0;   // queued or with the kernel
 };
 
-Status UringReader::Init(UringRung rung) {
+Status UringReader::Init(ReadBackend rung) {
   rung_ = rung;
   io_uring_params params = {};
   params.flags = SetupFlags(rung) | IORING_SETUP_CQSIZE;
@@ -681,7 +673,7 @@ void UringReader::Finish(uint32_t ticket, Status status,
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Reader>> MakeUringReader(UringRung rung,
+StatusOr<std::unique_ptr<Reader>> MakeUringReader(ReadBackend rung,
                                                   uint32_t depth) {
   auto reader = std::make_unique<UringReader>(depth);
   PENSTOCK_RETURN_IF_ERROR(reader->Init(rung));

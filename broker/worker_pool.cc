@@ -58,7 +58,11 @@ StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
   // started; each worker makes its own on its own thread.
   auto probe =
       MakeReader(options.read_backend, Worker::Tickets(options.read_depth));
-  if (!probe.ok()) return probe.status();
+  if (!probe.ok()) {
+    return probe.status().Prepend(fmt::format(
+        "read_backend: {}",
+        kReadBackendNames[static_cast<size_t>(options.read_backend)]));
+  }
   pool->read_backend_ = (*probe)->backend();
   for (uint32_t i = 0; i < 2 * workers; ++i) {
     pool->reads_.push_back(std::make_unique<ReadsInFlight>(

@@ -111,7 +111,7 @@ TEST_F(ConfigTest, EveryKeyIsRead) {
   const auto config =
       LoadConfig(Write("c.yaml",
                        "socket: /x/sock\ncpus: 0-1\nreserve_cores: 1\n"
-                       "workers: 3\nread_depth: 8\n"
+                       "workers: 3\nread_depth: 8\nread_backend: coop_taskrun\n"
                        "memory_limit: 2G\nstate_dir: /s\ncache_dir: /c\n"
                        "decode_timeout: 5m\nread_timeout: 500ms\n"));
   ASSERT_TRUE(config.ok()) << config.status().message();
@@ -121,9 +121,17 @@ TEST_F(ConfigTest, EveryKeyIsRead) {
   EXPECT_THAT(config->place_of.at("reserve_cores"), HasSubstr("c.yaml:3:1"));
   EXPECT_EQ(config->workers, 3u);
   EXPECT_EQ(config->read_depth, 8u);
+  EXPECT_EQ(config->read_backend, ReadBackend::kCoopTaskrun);
   EXPECT_EQ(*config->memory_limit, uint64_t{2} << 30);
   EXPECT_EQ(config->decode_timeout_ns, uint64_t{300} * 1'000'000'000);
   EXPECT_EQ(config->read_timeout_ns, uint64_t{500} * 1'000'000);
+}
+
+TEST_F(ConfigTest, KeyGivenTwiceIsRefusedWithBothPlaces) {
+  const auto config = LoadConfig(Write("c.yaml", "workers: 3\nworkers: 4\n"));
+  EXPECT_THAT(config.status().message(), HasSubstr("c.yaml:2:1"));
+  EXPECT_THAT(config.status().message(), HasSubstr("first at"));
+  EXPECT_THAT(config.status().message(), HasSubstr("c.yaml:1:1"));
 }
 
 TEST_F(ConfigTest, ThePackagedConfigurationIsValid) {

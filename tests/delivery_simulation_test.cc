@@ -89,6 +89,7 @@ struct Session {
   uint32_t seat = 0;
   uint64_t begins_at = 0;
   uint32_t answered_phase = 0;
+  uint32_t told_phase = 0;  // the last of which it knows the ranks
   std::vector<uint64_t> owed_left;
 };
 
@@ -236,11 +237,7 @@ class Broker {
     if (life_ > 0) Restore();
     for (;;) {
       HandleNews();
-      bool more = Advance();
-      while (Share* share = delivery_->Claimable()) {
-        Fill(share);
-        more = Advance();
-      }
+      const bool more = Make();
       if (AllGone()) break;
       if (!more) run_.WaitUntil([this] { return News(); });
     }
@@ -308,7 +305,7 @@ class Broker {
       }
     }
     if (!delivery_->Settle(true).ok()) Fail();
-    Record();
+    TellRanksChanged();
   }
 
   void TryGather() {
@@ -381,7 +378,7 @@ class Broker {
                                          : NotFoundError("it is gone");
       if (status.ok()) world_.evicted = true;
       if (!status.ok() && status.code() != StatusCode::kNotFound) Fail();
-      Record();
+      TellRanksChanged();
     }
     TryGather();
     SettleFormer();
@@ -434,6 +431,7 @@ class Broker {
     attach_[rank] = kept.next_attach++;
     kept.attaches[attach_[rank]] = {session.number, rank, joined->position,
                                     &session.page, false};
+    seat_[rank] = joined->seat;
     TryGather();
     SettleFormer();
     session.seat = joined->seat;
@@ -442,7 +440,7 @@ class Broker {
     for (const RowRange& range : joined->owed) {
       session.owed_left.push_back(range.position);
     }
-    seat_[rank] = joined->seat;
+    TellRanksChanged();
     return answers_ = true;
   }
 
@@ -460,7 +458,7 @@ class Broker {
     seat_[rank].reset();
     retired_.push_back(attach_[rank]);
     if (!status.ok()) Fail();
-    Record();
+    TellRanksChanged();
   }
 
   // The last process of this rank went orderly.
@@ -477,7 +475,29 @@ class Broker {
     delivery_->Close(Closed::kFailed, "failed");
   }
 
-  void Record() { (void)delivery_->TakeRanksChanged(); }
+  // The workers. True: there may be more.
+  bool Make() {
+    bool more = Advance();
+    while (Share* share = delivery_->Claimable()) {
+      Fill(share);
+      more = Advance();
+    }
+    return more;
+  }
+
+  // As ControlServer, for which the workers do not wait.
+  void TellRanksChanged() {
+    const auto changes = delivery_->TakeRanksChanged();
+    if (!changes.empty()) Make();
+    for (const Delivery::RanksChanged& change : changes) {
+      for (int rank = 0; rank < world_.ranks; ++rank) {
+        if (seat_[rank] != change.seat) continue;
+        uint32_t& told = SessionOf(rank).told_phase;
+        told = std::max(told, change.phase);
+      }
+      delivery_->RanksTold(change.seat, change.phase);
+    }
+  }
 
   void Sweep() {
     std::erase_if(retired_, [&](uint64_t attach) {
@@ -777,6 +797,9 @@ class Rank {
     const auto& phases = world_.kept.phases;
     if ((cell.flags & kRanksChanged) != 0) {
       phase_ = cell.flags >> kPhaseShift;
+      run_.Check(session().told_phase >= phase_,
+                 "a batch of phase {} comes before its ranks are known",
+                 phase_);
       owed_.clear();
       for (const RowRange& range : phases[phase_ - 1].start.owed) {
         owed_.insert(range.position);

@@ -1,13 +1,16 @@
-// Which job the workers serve next.
+// Which job the workers serve next, and how they read.
 #include "broker/worker_pool.h"
 
 #include <cstdint>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace penstock {
 namespace {
+
+using testing::HasSubstr;
 
 constexpr uint64_t kMs = 1'000'000;
 
@@ -42,6 +45,24 @@ TEST(ServedNextTest, AJobThatTakesLessThanItsShareComesBeforeOneThatWaits) {
   // What the pool leaves it of the time that it did not need.
   const uint64_t now_ns = 1'000 * kMs;
   EXPECT_EQ(Served({{now_ns - kCreditNs, false}, {now_ns, true}}), 0u);
+}
+
+TEST(WorkerPoolTest, ReadsAsItIsTold) {
+  const auto topology = Topology::Load({});
+  ASSERT_TRUE(topology.ok()) << topology.status().message();
+  for (size_t i = 1; i < kReadBackendNames.size(); ++i) {
+    WorkerOptions options;
+    options.workers = 1;
+    options.read_backend = static_cast<ReadBackend>(i);
+    const auto pool = WorkerPool::Start(**topology, options);
+    if (!pool.ok()) {  // this kernel or container has no such io_uring
+      EXPECT_THAT(pool.status().message(),
+                  HasSubstr(fmt::format("read_backend: {}: io_uring",
+                                        kReadBackendNames[i])));
+      continue;
+    }
+    EXPECT_THAT((*pool)->read_backend(), HasSubstr(kReadBackendNames[i]));
+  }
 }
 
 }  // namespace

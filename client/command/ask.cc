@@ -119,12 +119,17 @@ void PrintStatus(const Json& answer) {
     if (text.empty()) continue;
     fmt::print("\n{}: {}\n", Printable(TextCell(job, "job")), Printable(text));
   }
-  Table stalls({"JOB", ">READ WAIT", ">DECODE"});
+  Table stalls({"JOB", "IO", ">READS", ">CACHED", ">READ WAIT", ">DECODE"});
   Table ranks({"JOB", ">RANK", ">PID", "STATE", ">READY", ">HELD", ">TAKEN",
                ">MISSED", ">WAITS", ">WAITED", ">SILENT"});
   for (const Json& job : ArrayField(answer, "jobs")) {
-    stalls.AddRow({TextCell(job, "job"), SecondsCell(job, "read_wait_s"),
-                   SecondsCell(job, "decode_s")});
+    const uint64_t reads = CountField(job, "reads").value_or(0);
+    const uint64_t cached = CountField(job, "reads_cached").value_or(0);
+    const std::string io = TextField(job, "io");
+    stalls.AddRow(
+        {TextCell(job, "job"), io.empty() ? "-" : io, CountCell(job, "reads"),
+         reads == 0 ? "-" : fmt::format("{} %", 100 * cached / reads),
+         SecondsCell(job, "read_wait_s"), SecondsCell(job, "decode_s")});
     for (const Json& rank : ArrayField(job, "ranks")) {
       const std::optional<uint64_t> rank_pid = CountField(rank, "pid");
       ranks.AddRow({TextCell(job, "job"), CountCell(rank, "rank"),

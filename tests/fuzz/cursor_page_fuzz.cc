@@ -342,7 +342,9 @@ void Course::Advance() {
     }
     Require(delivery_->Corrupt().empty(), "who is corrupt is evicted");
   }
-  (void)delivery_->TakeRanksChanged();
+  for (const Delivery::RanksChanged& change : delivery_->TakeRanksChanged()) {
+    delivery_->RanksTold(change.seat, change.phase);
+  }
 }
 
 bool Course::Claim() {
