@@ -10,24 +10,25 @@
 namespace penstock {
 namespace {
 
-// A chunk is what a worker claims at once: large enough that the lock does not
-// show (256 KiB of rows take at least 25 us), small enough that the workers
-// finish a share together, and short enough, by the time this job's rows took
-// so far, that another job is not kept waiting.
-constexpr uint64_t kChunkBytes = 256 * 1024;
+// A chunk is what a worker claims at once: long enough, by the time this job's
+// rows took so far, that the lock does not show with a hundred workers
+// (bench/scale_model.py), small enough that the workers finish a step together,
+// and so short that another job is not kept waiting.
+constexpr uint64_t kChunkNs = 500'000;
+constexpr uint64_t kChunkBytesMax = 4 << 20;
 constexpr uint64_t kChunkRowsMax = 256;
-constexpr uint64_t kChunkNs = 10'000'000;
 constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
 // How often Advance looks at one rank again that releases while it looks.
 constexpr int kRoundsMax = 2;
-// Half of the longest chunk: no worker chooses a job more often than that.
+// Often enough: a job is ahead of its share by ten times as much at most.
 constexpr uint64_t kRankWaitsKeptNs = 5'000'000;
 
 uint64_t ChunkRows(const Job::Layout& layout, uint32_t workers) {
   const uint64_t by_bytes =
-      kChunkBytes / std::max<uint64_t>(layout.row_bytes, 1);
-  const uint64_t by_share = layout.segment.rows_max / (2 * workers);
-  return std::clamp<uint64_t>(std::min(by_bytes, by_share), 1, kChunkRowsMax);
+      kChunkBytesMax / std::max<uint64_t>(layout.row_bytes, 1);
+  const uint64_t by_step =
+      layout.lanes * layout.segment.rows_max / (2 * workers);
+  return std::clamp<uint64_t>(std::min(by_bytes, by_step), 1, kChunkRowsMax);
 }
 
 // The first ten bad samples are named in the log, then ever fewer: a million of
