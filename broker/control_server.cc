@@ -128,6 +128,29 @@ StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request) {
   return options;
 }
 
+// What a rank says of where it runs.
+StatusOr<RankPlacement> PlacementOf(const nlohmann::json& request) {
+  RankPlacement placement;
+  if (request.contains("cpus")) {
+    PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
+                              TextField(request, "cpus", kCpuListCharsMax));
+    auto cpus = ParseCpuList(text);
+    if (!cpus.ok()) return cpus.status().Prepend("attach: 'cpus'");
+    placement.cpus = *std::move(cpus);
+  }
+  if (request.contains("cpu")) {
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t cpu,
+                              NumberField(request, "cpu", 0, kCpusMax - 1));
+    placement.cpu = static_cast<uint32_t>(cpu);
+  }
+  if (request.contains("node")) {
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t node,
+                              NumberField(request, "node", 0, kNodesMax - 1));
+    placement.node = static_cast<uint32_t>(node);
+  }
+  return placement;
+}
+
 std::shared_ptr<const CursorPage> PageOf(Mapping mapping) {
   const auto shared = std::make_shared<Mapping>(std::move(mapping));
   return {shared, reinterpret_cast<const CursorPage*>(shared->data())};
@@ -549,6 +572,16 @@ Status ControlServer::StartAttach(Connection* connection,
       attach.former_inode = CursorInode(fds[1].get());
     }
   }
+  PENSTOCK_ASSIGN_OR_RETURN(const RankPlacement placement,
+                            PlacementOf(request));
+  RankNode node = NodeOfRank(placement, topology_->node_of_cpus(),
+                             topology_->node_numbers());
+  if (placement.node && !node.node) {
+    spdlog::warn("job '{}': rank {}: {}; its memory is where there is room",
+                 attach.key.name, attach.joining.rank, node.from);
+  }
+  attach.joining.node = node.node;
+  attach.joining.node_from = std::move(node.from);
   PENSTOCK_ASSIGN_OR_RETURN(Mapping cursor, OpenCursor(fds[0].get()));
   attach.joining.cursor = PageOf(std::move(cursor));
   attach.cursor_fd = std::move(fds[0]);
@@ -839,6 +872,30 @@ nlohmann::json ControlServer::DatasetsJson() const {
   return answer;
 }
 
+nlohmann::json ControlServer::NodesJson() const {
+  const std::map<uint32_t, uint32_t> workers = workers_->workers_of_nodes();
+  nlohmann::json nodes = nlohmann::json::array();
+  for (const Topology::Node& node : topology_->nodes()) {
+    const auto found = workers.find(node.os_index);
+    nodes.push_back({{"node", node.os_index},
+                     {"cpus", node.cpus},
+                     {"memory_bytes", node.memory_bytes},
+                     {"workers", found == workers.end() ? 0 : found->second}});
+  }
+  return nodes;
+}
+
+std::string ControlServer::NumaText() const {
+  const size_t nodes = topology_->nodes().size();
+  if (nodes < 2) return "one node";
+  if (!topology_->unbound().empty()) return "off: " + topology_->unbound();
+  const uint64_t elsewhere = jobs_->PagesElsewhere();
+  return elsewhere == 0
+             ? fmt::format("{} nodes, bound and verified", nodes)
+             : fmt::format("{} nodes, bound, but {} pages were found elsewhere",
+                           nodes, elsewhere);
+}
+
 nlohmann::json ControlServer::StatusJson() const {
   const std::chrono::duration<double> uptime =
       std::chrono::steady_clock::now() - started_;
@@ -852,6 +909,8 @@ nlohmann::json ControlServer::StatusJson() const {
                       {"workers_chosen", workers_->Description()},
                       {"read_backend", workers_->read_backend()},
                       {"read_depth", workers_->read_depth()},
+                      {"nodes", NodesJson()},
+                      {"numa", NumaText()},
                       {"connections", connections_.size()},
                       {"journal", life_->Trouble()},
                       {"socket", options_.socket_path},

@@ -95,6 +95,9 @@ class ControlServer {
                                       const nlohmann::json& request);
   nlohmann::json DatasetsJson() const;
   nlohmann::json StatusJson() const;
+  nlohmann::json NodesJson() const;
+  // "one node", "2 nodes, bound and verified", "off: why".
+  std::string NumaText() const;
   StatusOr<nlohmann::json> JobStateOf(const Connection& connection,
                                       const nlohmann::json& request);
   StatusOr<nlohmann::json> Evict(const Connection& connection,

@@ -20,6 +20,7 @@ Delivery::Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
       mode_(shape.options.mode),
       rings_(std::move(rings)),
       record_(record),
+      bank_nodes_(shape.bank_nodes),
       slots_(shape.lanes * shape.slots_per_lane),
       lanes_(shape.lanes),
       feeds_(rings_.size()) {
@@ -62,6 +63,34 @@ uint32_t Delivery::PlaceOf(const Phase& phase, uint32_t rank) const {
   const auto found = std::find(phase.ranks.begin(), phase.ranks.end(), rank);
   assert(found != phase.ranks.end());
   return static_cast<uint32_t>(found - phase.ranks.begin());
+}
+
+// A lane was made for each local rank in turn, on the node that was thought to
+// be the rank's. With one node all lanes are alike.
+std::optional<uint32_t> Delivery::FreeLane(uint32_t rank,
+                                           std::optional<uint32_t> node) const {
+  std::optional<uint32_t> best;
+  int best_fit = -1;
+  for (uint32_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].taken) continue;
+    int fit = 0;
+    if (!bank_nodes_.empty()) {
+      fit = (node && bank_nodes_[i] == *node ? 2 : 0) +
+            (i == rank % lanes_.size() ? 1 : 0);
+    }
+    if (fit <= best_fit) continue;
+    best = i;
+    best_fit = fit;
+  }
+  return best;
+}
+
+uint32_t Delivery::TakeLane(uint32_t rank, std::optional<uint32_t> node) {
+  if (!split()) return 0;
+  const std::optional<uint32_t> lane = FreeLane(rank, node);
+  assert(lane.has_value());
+  lanes_[*lane].taken = true;
+  return *lane;
 }
 
 // ---- attach
@@ -148,8 +177,14 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   Consumer& consumer = consumers_[joining.rank];
   if (!replaces) {
     consumer.rank = joining.rank;
-    consumer.lane = split() ? lanes_taken_++ : 0;
+    consumer.lane = TakeLane(joining.rank, joining.node);
     Lane& lane = lanes_[consumer.lane];
+    if (split() && !bank_nodes_.empty() && joining.node &&
+        bank_nodes_[consumer.lane] != *joining.node) {
+      // Nobody has had anything of it: it goes where its rank is.
+      bank_nodes_[consumer.lane] = *joining.node;
+      joined.moved_bank = consumer.lane;
+    }
     if (joining.position) PlaceReconnected(&consumer, joining);
     consumer.former = joining.former;
     if (joining.full_epoch && broadcast()) {
@@ -167,6 +202,8 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     joined.replaces = false;
   }
   consumer.place = Place::kAttached;
+  consumer.node = joining.node;
+  consumer.node_from = joining.node_from;
   consumer.seat = joined.seat;
   consumer.taken_before = joining.taken;
   *seat = std::make_unique<Feed>(rings_[joined.seat], std::move(joining.cursor),
@@ -298,14 +335,34 @@ Share* Delivery::Open() {
   return nullptr;
 }
 
-Share* Delivery::Claimable() {
+bool Delivery::IsLocal(const Share& share, std::optional<uint32_t> node) const {
+  if (bank_nodes_.empty()) return true;
+  return node && bank_nodes_[share.slot / shape_.bank_slots] == *node;
+}
+
+// Work is conserved: who has none of its own node takes another's. Slots of a
+// node without workers are as near to all as those of their own: they would
+// come last else.
+Share* Delivery::Claimable(std::optional<uint32_t> node) {
   if (closed_) return nullptr;
+  const auto comes_first = [&](const Share& share) {
+    if (bank_nodes_.empty() || !node) return true;
+    const std::vector<uint32_t>& served = shape_.worker_nodes;
+    const uint32_t here = bank_nodes_[share.slot / shape_.bank_slots];
+    return here == *node ||
+           std::find(served.begin(), served.end(), here) == served.end();
+  };
   Share* oldest = nullptr;
+  bool oldest_first = false;
   for (Slot& slot : slots_) {
     if (slot.state == SlotState::kFilling && !slot.share.abandoned &&
-        slot.share.claimed < slot.share.rows.rows &&
-        (oldest == nullptr || slot.share.step < oldest->step)) {
-      oldest = &slot.share;
+        slot.share.claimed < slot.share.rows.rows) {
+      const bool first = comes_first(slot.share);
+      if (oldest == nullptr || first > oldest_first ||
+          (first == oldest_first && slot.share.step < oldest->step)) {
+        oldest = &slot.share;
+        oldest_first = first;
+      }
     }
   }
   return oldest;
@@ -386,7 +443,9 @@ Cell Delivery::CellOf(const Consumer& consumer, const Slot& slot,
   const Plan::Share& rows = share.rows;
   redelivered |= rows.redelivered;
   Cell cell{};
-  cell.slot_offset = shape_.slots_offset + share.slot * shape_.slot_stride;
+  cell.slot_offset =
+      shape_.slots_offset +
+      SlotOffset(shape_.bank_slots, shape_.slot_stride, share.slot);
   cell.flags = (rows.last_of_epoch ? kLastOfEpoch : 0u) |
                (redelivered ? kRedelivered : 0u) |
                (redelivered || rows.extra ? kExtra : 0u) |

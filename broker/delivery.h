@@ -113,6 +113,11 @@ class Delivery {
     uint64_t rows_max = 0;      // of a slot
     uint64_t slots_offset = 0;  // in the segment
     uint64_t slot_stride = 0;
+    uint32_t bank_slots = 0;  // see layout.h
+    // NUMA nodes: of each bank, in split each lane is one; that have workers.
+    // Empty: the machine has one node.
+    std::vector<uint32_t> bank_nodes;
+    std::vector<uint32_t> worker_nodes;
   };
   // rings: seats; they and record outlive this.
   Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
@@ -141,6 +146,9 @@ class Delivery {
     // Its page of that life: batches it holds still are nothing to us, but when
     // it dies without releasing them they are made again.
     std::shared_ptr<const CursorPage> former;
+    // NUMA, if it is known, and what tells it.
+    std::optional<uint32_t> node;
+    std::string node_from;
   };
   struct Joined {
     uint32_t rank = 0;
@@ -154,6 +162,8 @@ class Delivery {
     uint32_t place = 0;
     uint32_t ranks = 0;
     std::vector<RowRange> owed;
+    // Its memory was thought to belong on another node than the rank's.
+    std::optional<uint32_t> moved_bank;
   };
   // AlreadyExists: the rank is attached. ResourceExhausted: no place for one
   // more. FailedPrecondition: it finished. Aborted: broadcast: it reconnects,
@@ -217,8 +227,13 @@ class Delivery {
   void SetUsableSlots(uint32_t slots) { usable_slots_ = slots; }
   // Starts the next share in a free slot; nullptr: nothing to make, or nowhere.
   Share* Open();
-  // The share with rows to claim, the oldest first; nullptr: none.
-  Share* Claimable();
+  // The share with rows to claim: of the worker's NUMA node the oldest, else
+  // the oldest of all; nullptr: none.
+  Share* Claimable(std::optional<uint32_t> node = std::nullopt);
+  // Of each bank, by now.
+  const std::vector<uint32_t>& bank_nodes() const { return bank_nodes_; }
+  // Whether a worker of this node makes it in memory of its own.
+  bool IsLocal(const Share& share, std::optional<uint32_t> node) const;
   // All its rows are done (Share::done).
   void Filled(Share* share);
 
@@ -295,6 +310,10 @@ class Delivery {
     uint64_t waits = 0;
     uint64_t wait_ns = 0;
     uint64_t position = 0;
+    // NUMA: where it runs, what tells that, where its batches are (split).
+    std::optional<uint32_t> node;
+    std::string node_from;
+    std::optional<uint32_t> memory_node;
     bool open = false;     // it is given batches
     bool waiting = false;  // and stands beside an empty ring
     // Half steps it is through with: a batch taken is one, and released
@@ -345,6 +364,7 @@ class Delivery {
     uint64_t opened = 0;
     uint64_t out = 0;  // shares that left it
     bool phase_begins = false;
+    bool taken = false;  // split: it is or was somebody's
     // Steps to make once more before any other.
     std::deque<Again> again;
   };
@@ -368,6 +388,8 @@ class Delivery {
     std::map<uint64_t, bool> again;
     // broadcast, full_epoch: the position it joined at.
     std::optional<uint64_t> epochs_from;
+    std::optional<uint32_t> node;  // see Joining
+    std::string node_from;
   };
 
   bool split() const { return mode_ == DeliveryMode::kSplit; }
@@ -376,6 +398,11 @@ class Delivery {
   Consumer* AtSeat(uint32_t seat);
   Consumer* OfLane(uint32_t lane);
   bool Active(uint32_t lane) const;
+  // split: of those that nobody has had: one on this node, rather rank's own.
+  std::optional<uint32_t> FreeLane(uint32_t rank,
+                                   std::optional<uint32_t> node) const;
+  // Takes it.
+  uint32_t TakeLane(uint32_t rank, std::optional<uint32_t> node);
   // The step a lane opens next, after going on to the next phase.
   struct Next {
     Plan::Share rows;
@@ -436,6 +463,7 @@ class Delivery {
   const DeliveryMode mode_;
   const std::vector<Ring*> rings_;
   DeliveryRecord* const record_;
+  std::vector<uint32_t> bank_nodes_;
   std::vector<Phase> phases_;
   std::vector<Slot> slots_;
   std::vector<Lane> lanes_;
@@ -443,7 +471,6 @@ class Delivery {
   std::map<uint32_t, Consumer> consumers_;    // by rank
   std::deque<Entry> pool_;                    // dynamic: ready for anybody
   uint32_t last_given_ = 0;                   // dynamic: to this rank
-  uint32_t lanes_taken_ = 0;
   uint32_t usable_slots_ = 0;
   bool draining_ = false;
   bool gathering_ = false;

@@ -166,7 +166,7 @@ PlanStart Delivery::State() const {
     for (uint32_t i = 0; i < lanes_.size(); ++i) {
       const Lane& lane = lanes_[i];
       // Its rank is gone for good: what it had to do is owed to the others.
-      if (i < lanes_taken_ &&
+      if (lane.taken &&
           std::none_of(consumers_.begin(), consumers_.end(),
                        [i](const auto& it) { return it.second.lane == i; })) {
         continue;
@@ -220,6 +220,11 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
     status.rank = rank;
     status.skipped = consumer.skipped_all;
     status.position = consumer.position;
+    status.node = consumer.node;
+    status.node_from = consumer.node_from;
+    if (split() && !bank_nodes_.empty()) {
+      status.memory_node = bank_nodes_[consumer.lane];
+    }
     if (consumer.place != Place::kAttached) {
       status.state = consumer.place == Place::kGone ? "gone" : "finished";
       continue;

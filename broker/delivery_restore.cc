@@ -78,13 +78,13 @@ Status Delivery::RestorePhase(const FormerPhase& former) {
 }
 
 void Delivery::RestoreRank(const FormerConsumer& former) {
-  if (!split() || Knows(former.rank) || lanes_taken_ >= lanes_.size() ||
+  if (!split() || Knows(former.rank) || !FreeLane(former.rank, {}) ||
       GoesOnWithout(former.rank)) {
     return;
   }
   Consumer& consumer = consumers_[former.rank];
   consumer.rank = former.rank;
-  consumer.lane = lanes_taken_++;
+  consumer.lane = TakeLane(former.rank, {});
   Lane& lane = lanes_[consumer.lane];
   const bool owed = PlaceLane(&lane, former.position, former.phase);
   for (const uint64_t step : former.again) MakeAgain(&lane, step, true);

@@ -106,7 +106,7 @@ JobState IdentityOf(const JobOptions& options, uint64_t records) {
 }  // namespace
 
 StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
-                                      const Dataset& dataset) {
+                                      const Dataset& dataset, uint32_t nodes) {
   DatasetSpec spec = options.spec;
   if (options.repeat_first) {
     spec.epochs = 1;
@@ -176,10 +176,18 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                               plan.From(plan.start(), (world_size + 1) / 2));
     rows_max = half.max_share_rows(0);
   }
+  // A lane of a rank is on one node; the one lane of all is on all nodes.
+  const bool lanes_are_ranks =
+      split || delivery.mode == DeliveryMode::kIndependent;
+  uint64_t bank_slots = 0;
+  if (nodes > 1) {
+    bank_slots = lanes_are_ranks ? slots : (slots + nodes - 1) / nodes;
+  }
   PENSTOCK_ASSIGN_OR_RETURN(
       SegmentPlan segment,
       PlanSegment(element, rows_max, static_cast<uint32_t>(lanes * slots),
-                  2 * options.consumers_max));
+                  2 * options.consumers_max,
+                  static_cast<uint32_t>(bank_slots)));
   return Layout{std::move(plan),
                 std::move(segment),
                 lanes,
@@ -206,6 +214,9 @@ Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
   shape.rows_max = layout.segment.rows_max;
   shape.slots_offset = layout.segment.slots_offset;
   shape.slot_stride = layout.segment.slot_stride;
+  shape.bank_slots = layout.segment.bank_slots;
+  shape.bank_nodes = layout.bank_nodes;
+  shape.worker_nodes = layout.worker_nodes;
   return shape;
 }
 
@@ -257,6 +268,7 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
         joined.status().code(),
         fmt::format("job '{}': {}", key_.name, joined.status().message()));
   }
+  if (joined->moved_bank) banks_to_move_.push_back(*joined->moved_bank);
   if (const Status status = record(*joined); !status.ok()) {
     GoneLocked(delivery_.Died(joined->seat));
     return status;
@@ -583,15 +595,16 @@ bool Job::RankWaits(uint64_t now_ns) {
   return rank_waits_.load(std::memory_order_relaxed);
 }
 
-Claim Job::ClaimRows() {
+Claim Job::ClaimRows(std::optional<uint32_t> node) {
   MutexLock lock(&mutex_);
-  Share* share = failure_.ok() ? delivery_.Claimable() : nullptr;
+  Share* share = failure_.ok() ? delivery_.Claimable(node) : nullptr;
   if (share == nullptr) {
     claimable_.store(false, std::memory_order_relaxed);
     return {};
   }
   Claim claim;
   claim.share = share;
+  claim.local = delivery_.IsLocal(*share, node);
   claim.begin = share->claimed;
   claim.end = std::min(share->claimed + ChunkRowsNow(), share->rows.rows);
   share->claimed = claim.end;
@@ -686,6 +699,33 @@ Bottleneck Job::FindBottleneck(const PoolUse& pool) const {
   return Bottleneck::Of(recent_, pool);
 }
 
+std::vector<uint32_t> Job::BankNodes() const {
+  MutexLock lock(&mutex_);
+  return delivery_.bank_nodes();
+}
+
+bool Job::StartMoving() {
+  MutexLock lock(&mutex_);
+  if (moving_ || banks_to_move_.empty()) return false;
+  moving_ = true;
+  return true;
+}
+
+std::optional<uint32_t> Job::NextBankToMove(std::vector<uint32_t>* nodes) {
+  MutexLock lock(&mutex_);
+  *nodes = delivery_.bank_nodes();
+  if (banks_to_move_.empty()) return std::nullopt;
+  const uint32_t bank = banks_to_move_.back();
+  banks_to_move_.pop_back();
+  return bank;
+}
+
+bool Job::EndMoving() {
+  MutexLock lock(&mutex_);
+  moving_ = !banks_to_move_.empty();
+  return !moving_;
+}
+
 nlohmann::json Job::StatusJson(bool with_ranks) const {
   MutexLock lock(&mutex_);
   const auto seconds = [](const std::atomic<uint64_t>& ns) {
@@ -727,6 +767,11 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"rows_skipped", counters_.rows_skipped.load(std::memory_order_relaxed)},
       {"rows_substituted",
        counters_.rows_substituted.load(std::memory_order_relaxed)},
+      {"rows_local", counters_.rows_local.load(std::memory_order_relaxed)},
+      {"rows_remote", counters_.rows_remote.load(std::memory_order_relaxed)},
+      {"pages_seen", counters_.pages_seen.load(std::memory_order_relaxed)},
+      {"pages_elsewhere",
+       counters_.pages_elsewhere.load(std::memory_order_relaxed)},
       {"io", dataset_->source->io()},
       {"reads", counters_.reads.load(std::memory_order_relaxed)},
       {"reads_cached", counters_.reads_cached.load(std::memory_order_relaxed)},
@@ -747,8 +792,14 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
                        std::chrono::steady_clock::now() - seen->second.since)
                        .count();
       }
+      const auto node = [](const std::optional<uint32_t>& number) {
+        return number ? nlohmann::json(*number) : nlohmann::json();
+      };
       ranks.push_back(
           {{"silent_s", silent_s},
+           {"node", node(rank.node)},
+           {"node_from", rank.node_from},
+           {"memory_node", node(rank.memory_node)},
            {"rank", key_.consumer.value_or(rank.rank)},
            {"seat", rank.seat ? static_cast<int64_t>(*rank.seat) : int64_t{-1}},
            {"state", rank.state},

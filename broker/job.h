@@ -63,6 +63,7 @@ struct Claim {
   Share* share = nullptr;
   uint64_t begin = 0;  // rows of the share
   uint64_t end = 0;
+  bool local = true;  // the slot is on the worker's NUMA node
 };
 
 class Job {
@@ -77,9 +78,14 @@ class Job {
     uint32_t slots_per_lane;
     uint32_t leases;
     uint64_t row_bytes;
+    // See Delivery::Shape. PlanLayout leaves them empty.
+    std::vector<uint32_t> bank_nodes = {};
+    std::vector<uint32_t> worker_nodes = {};
   };
+  // nodes: NUMA nodes that the slots are to be on; more than one makes banks.
   static StatusOr<Layout> PlanLayout(const JobOptions& options,
-                                     const Dataset& dataset);
+                                     const Dataset& dataset,
+                                     uint32_t nodes = 1);
 
   // memory is the promise of the segment's bytes, kept as long as the segment.
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
@@ -152,6 +158,15 @@ class Job {
   // As many slots of every lane are populated.
   void SetUsableSlots(uint32_t slots);
   void Fail(const Status& status);
+  // The NUMA node of each bank of slots, by now; empty: the machine has one.
+  std::vector<uint32_t> BankNodes() const;
+  // Banks that were made on another node than that of the rank that got them.
+  // One thread at a time moves them: first who opened the job, then whoever
+  // StartMoving says true to, until EndMoving says true.
+  bool StartMoving();
+  // nodes: of each bank; where nullopt is returned all are on them.
+  std::optional<uint32_t> NextBankToMove(std::vector<uint32_t>* nodes);
+  bool EndMoving();
   nlohmann::json StatusJson(bool with_ranks) const;
   // Workers at a time that made its rows, or waited for its reads, lately.
   double RecentDecoding() const;
@@ -170,7 +185,8 @@ class Job {
   // most: a rank that goes to sleep tells nobody, and looking at the pages of
   // all is not for every claim.
   bool RankWaits(uint64_t now_ns);
-  Claim ClaimRows();
+  // node: the worker's.
+  Claim ClaimRows(std::optional<uint32_t> node);
   // rows of the share are done (each once); the last publishes it.
   void FinishRows(Share* share, uint64_t rows);
   // row is left out or was replaced (on_error), text names file and reason.
@@ -190,6 +206,12 @@ class Job {
     std::atomic<uint64_t> read_wait_ns{0};
     std::atomic<uint64_t> decode_ns{0};
     std::atomic<uint64_t> decoded{0};  // rows that decode_ns was spent on
+    // Of rows: made by workers of the slot's NUMA node, and by others.
+    std::atomic<uint64_t> rows_local{0};
+    std::atomic<uint64_t> rows_remote{0};
+    // Slots' pages that were looked at, and those found on another node.
+    std::atomic<uint64_t> pages_seen{0};
+    std::atomic<uint64_t> pages_elsewhere{0};
   };
   Counters& counters() { return counters_; }
   // Workers' time the job got, in ns; the pool serves the job with the least
@@ -248,6 +270,8 @@ class Job {
   };
   std::map<uint32_t, Seen> seen_ ABSL_GUARDED_BY(mutex_);  // by rank
   RecentUse recent_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint32_t> banks_to_move_ ABSL_GUARDED_BY(mutex_);
+  bool moving_ ABSL_GUARDED_BY(mutex_) = true;
   Status failure_ ABSL_GUARDED_BY(mutex_);
   std::string last_error_ ABSL_GUARDED_BY(mutex_);
 

@@ -26,6 +26,7 @@
 #include "broker/life_journal.h"
 #include "broker/memory_promise.h"
 #include "broker/mutex.h"
+#include "broker/placement.h"
 #include "broker/restore.h"
 #include "broker/worker_pool.h"
 
@@ -116,6 +117,11 @@ class JobTable {
   nlohmann::json StatusJson(bool with_ranks) const;
   // Rows made for all jobs, those that ended too.
   uint64_t RowsMade() const;
+  // Pages of slots that were found on another NUMA node than they were bound
+  // to, of all jobs.
+  uint64_t PagesElsewhere() const {
+    return pages_elsewhere_.load(std::memory_order_relaxed);  // shown
+  }
   void Shutdown();
   // Whether Sweep has anything to look at.
   bool busy() const { return !openings_.empty() || !entries_.empty(); }
@@ -144,6 +150,9 @@ class JobTable {
     OpenProgress progress;
     std::thread thread;
     std::vector<uint64_t> waiting;  // numbers of attaches and inspects
+    // Ranks that wait for it and whose NUMA node is known.
+    Mutex mutex;
+    std::vector<KnownRank> known ABSL_GUARDED_BY(mutex);
   };
   struct Entry {
     JobKey key;
@@ -228,8 +237,7 @@ class JobTable {
   StatusOr<std::thread> StartOpening(std::function<void()> body);
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
-                                         uint64_t number,
-                                         OpenProgress* progress);
+                                         uint64_t number, Opening* opening);
   // Whether a source may keep so many bytes in memory: its index, unpacked
   // files.
   Status CheckSource(uint64_t bytes) const;
@@ -248,6 +256,18 @@ class JobTable {
   PoolUse RecentPoolUse() const;
   Status PopulateJob(Job& job, const OpenProgress& progress,
                      const std::function<void()>& on_first);
+  static void NoteNode(Opening* opening, const AttachRequest& request);
+  // Each bank of slots onto its node, before it is populated; afterwards those
+  // that belong on another by now, and a look at where the pages are. Without
+  // errors: all works unbound, too.
+  bool Binds(const Job& job) const;
+  void BindBanks(const Job& job);
+  void BindBank(const Job& job, size_t bank, uint32_t node);
+  void MoveBanks(Job& job);
+  void MoveBank(const Job& job, uint32_t bank, uint32_t node);
+  void LookAtBanks(Job& job, const std::vector<uint32_t>& nodes);
+  // Some of a job that is open are to be moved.
+  void StartMover(const std::shared_ptr<Job>& job);
 
   EventLoop* const loop_;
   WorkerPool* const workers_;
@@ -276,6 +296,8 @@ class JobTable {
   const std::shared_ptr<Promised> promised_ = std::make_shared<Promised>();
   // Of them not populated yet: not seen in the machine's free memory.
   std::atomic<uint64_t> promised_bytes_{0};
+  std::atomic<bool> told_unbound_{false};  // the log has it
+  std::atomic<uint64_t> pages_elsewhere_{0};
 };
 
 }  // namespace penstock

@@ -276,6 +276,10 @@ Status Serve(const Arguments& arguments) {
       const std::unique_ptr<Topology> topology,
       AsConfigured(config,
                    Topology::Load({config.cpus, config.reserve_cores})));
+  if (!topology->unbound().empty()) {
+    spdlog::warn("NUMA is off, batches may be on any node: {}",
+                 topology->unbound());
+  }
   if (arguments.check) return OkStatus();
   PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited,
                             InheritOrListen(SocketPath(config.socket)));

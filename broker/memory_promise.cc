@@ -104,6 +104,26 @@ MemoryRoom FindMemoryRoom(const SystemFiles& files) {
   return room;
 }
 
+std::optional<uint64_t> FindNodeRoom(const SystemFiles& files, uint32_t node) {
+  // Lines such as "Node 0 MemFree: 1234 kB".
+  std::ifstream file(fmt::format("{}/node{}/meminfo", files.nodes, node));
+  std::optional<uint64_t> kib;
+  std::string line;
+  while (std::getline(file, line)) {
+    std::istringstream words(line);
+    std::string word;
+    std::string key;
+    uint64_t value = 0;
+    if (!(words >> word >> word >> key >> value)) continue;
+    if (key == "MemFree:" || key == "Active(file):" ||
+        key == "Inactive(file):") {
+      kib = kib.value_or(0) + value;
+    }
+  }
+  if (!kib || *kib > (UINT64_MAX >> 10)) return std::nullopt;
+  return *kib << 10;
+}
+
 double CgroupCpuQuota(const SystemFiles& files) {
   double quota = std::numeric_limits<double>::infinity();
   for (const std::string& path : CgroupPaths(files)) {

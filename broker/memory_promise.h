@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ namespace penstock {
 struct SystemFiles {
   std::string proc = "/proc";
   std::string cgroup = "/sys/fs/cgroup";
+  std::string nodes = "/sys/devices/system/node";
 };
 
 // How much more memory this process can get, and what says so: the smallest of
@@ -29,6 +31,9 @@ struct MemoryRoom {
   std::string limit;  // "MemAvailable", "memory.max of /a/b (4.0 GiB)"
 };
 MemoryRoom FindMemoryRoom(const SystemFiles& files);
+
+// Free memory of one NUMA node (page cache counts as free); nullopt: not told.
+std::optional<uint64_t> FindNodeRoom(const SystemFiles& files, uint32_t node);
 
 // Processors' worth of time that cpu.max of the ancestor cgroups leaves;
 // infinity without a quota.

@@ -1,19 +1,26 @@
 #include "broker/topology.h"
 
 #include <hwloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstdlib>
 #include <map>
 
 #include "broker/memory_promise.h"
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // Linux 5.14
+#endif
+
 namespace penstock {
 
 namespace {
 
-// A set of processors that frees itself.
+// A set of processors or of nodes that frees itself.
 class CpuSet {
  public:
   explicit CpuSet(hwloc_const_bitmap_t from = nullptr)
@@ -34,22 +41,39 @@ class CpuSet {
   const hwloc_bitmap_t set_;
 };
 
-uint32_t NodeOf(hwloc_obj_t object) {
-  const int node = hwloc_bitmap_first(object->nodeset);
-  return node < 0 ? 0 : static_cast<uint32_t>(node);
+// The object's nearest node, the one of fewest processors; of two of a kind
+// (memory of high bandwidth beside it) the first that is not empty. None when
+// it is empty: what is farther off (an expander) is nearest to nobody.
+std::optional<uint32_t> NodeOf(hwloc_topology_t topology, hwloc_obj_t object) {
+  std::optional<uint32_t> nearest;
+  int fewest = INT_MAX;
+  int number = -1;
+  while ((number = hwloc_bitmap_next(object->nodeset, number)) >= 0) {
+    const hwloc_obj_t node = hwloc_get_numanode_obj_by_os_index(
+        topology, static_cast<unsigned>(number));
+    if (node == nullptr) continue;
+    const int processors = hwloc_bitmap_weight(node->complete_cpuset);
+    if (processors > fewest || (processors == fewest && nearest)) continue;
+    fewest = processors;
+    nearest.reset();
+    if (node->attr->numanode.local_memory > 0) {
+      nearest = static_cast<uint32_t>(number);
+    }
+  }
+  return nearest;
 }
 
 // Takes so many cores off set and puts their processors into reserved.
 Status ReserveCores(hwloc_topology_t topology, uint32_t count, CpuSet* set,
                     CpuSet* reserved) {
   // Of each node, the first core last.
-  std::map<uint32_t, std::vector<hwloc_obj_t>> cores_of;
+  std::map<std::optional<uint32_t>, std::vector<hwloc_obj_t>> cores_of;
   uint32_t cores = 0;
   hwloc_obj_t core = nullptr;
   while ((core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)) !=
          nullptr) {
     if (!hwloc_bitmap_intersects(core->cpuset, set->get())) continue;
-    cores_of[NodeOf(core)].push_back(core);
+    cores_of[NodeOf(topology, core)].push_back(core);
     ++cores;
   }
   if (count >= cores) {
@@ -93,6 +117,14 @@ StatusOr<std::unique_ptr<Topology>> Topology::Load(const Choice& choice) {
   }
   const std::string allowed = wanted.ToString();
   result->allowed_ = static_cast<uint32_t>(hwloc_bitmap_weight(wanted.get()));
+  std::vector<Processor> processors;
+  for (int i = 0; i < hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU); ++i) {
+    hwloc_obj_t pu = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PU, i);
+    if (!hwloc_bitmap_isset(wanted.get(), pu->os_index)) continue;
+    processors.push_back(
+        {pu->os_index, NodeOf(topology, pu), pu->sibling_rank});
+  }
+  result->FindNodes(processors);
   std::string why;
   if (!choice.cpus.empty()) {
     CpuSet listed;
@@ -117,19 +149,11 @@ StatusOr<std::unique_ptr<Topology>> Topology::Load(const Choice& choice) {
                        why.empty() ? "" : "; ", choice.reserve_cores,
                        reserved.ToString());
   }
-  // First every core's first thread, then the second ones.
-  std::vector<std::pair<unsigned, Cpu>>
-      found;  // rank of the thread in its core
-  for (int i = 0; i < hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU); ++i) {
-    hwloc_obj_t pu = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PU, i);
-    if (!hwloc_bitmap_isset(wanted.get(), pu->os_index)) continue;
-    found.emplace_back(pu->sibling_rank, Cpu{pu->os_index, NodeOf(pu)});
-  }
-  if (found.empty()) return InternalError("hwloc: no usable processor");
-  std::stable_sort(
-      found.begin(), found.end(),
-      [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [sibling, cpu] : found) result->cpus_.push_back(cpu);
+  std::erase_if(processors, [&](const Processor& each) {
+    return !hwloc_bitmap_isset(wanted.get(), each.os_index);
+  });
+  if (processors.empty()) return InternalError("hwloc: no usable processor");
+  result->cpus_ = SpreadOverNodes(processors);
   result->description_ =
       fmt::format("processors {} of {}{}", wanted.ToString(), allowed,
                   why.empty() ? "" : " (" + why + ")");
@@ -137,6 +161,87 @@ StatusOr<std::unique_ptr<Topology>> Topology::Load(const Choice& choice) {
   result->cpu_quota_ = static_cast<uint32_t>(std::clamp(
       std::ceil(quota), 1.0, static_cast<double>(result->cpus_.size())));
   return result;
+}
+
+void Topology::FindNodes(std::span<const Processor> allowed) {
+  std::map<uint32_t, std::unique_ptr<CpuSet>> cpus_of;
+  for (const Processor& each : allowed) {
+    if (!each.node) continue;
+    node_of_cpus_[each.os_index] = *each.node;
+    std::unique_ptr<CpuSet>& cpus = cpus_of[*each.node];
+    if (cpus == nullptr) cpus = std::make_unique<CpuSet>();
+    hwloc_bitmap_set(cpus->get(), each.os_index);
+  }
+  for (const auto& [node, cpus] : cpus_of) {
+    nodes_.push_back({node, cpus->ToString(),
+                      hwloc_get_numanode_obj_by_os_index(topology_, node)
+                          ->attr->numanode.local_memory});
+  }
+  if (nodes_.size() > 1) unbound_ = TryBinding();
+}
+
+std::vector<uint32_t> Topology::node_numbers() const {
+  std::vector<uint32_t> numbers;
+  for (const Node& node : nodes_) numbers.push_back(node.os_index);
+  return numbers;
+}
+
+std::string Topology::TryBinding() const {
+  if (!hwloc_topology_is_thissystem(topology_)) {
+    return "the topology is not this machine's (HWLOC_SYNTHETIC, "
+           "HWLOC_XMLFILE)";
+  }
+  const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  for (const Node& node : nodes_) {
+    // Shared, as the segments are.
+    void* const page = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return "no memory to try it";
+    auto* const begin = static_cast<std::byte*>(page);
+    const Status bound = BindMemory(begin, bytes, node.os_index);
+    std::optional<uint32_t> found;
+    if (bound.ok()) {
+      *begin = std::byte{1};
+      found = NodeOfPage(begin);
+    }
+    munmap(page, bytes);
+    if (!bound.ok()) return bound.message();
+    if (found != node.os_index) {
+      return fmt::format(
+          "a page that was bound to node {} is {}", node.os_index,
+          found ? fmt::format("on node {}", *found) : "on none that is known");
+    }
+  }
+  return "";
+}
+
+Status Topology::BindMemory(const std::byte* begin, uint64_t bytes,
+                            uint32_t node) const {
+  const CpuSet nodes;
+  hwloc_bitmap_only(nodes.get(), node);
+  if (hwloc_set_area_membind(topology_, begin, bytes, nodes.get(),
+                             HWLOC_MEMBIND_BIND,
+                             HWLOC_MEMBIND_STRICT | HWLOC_MEMBIND_BYNODESET |
+                                 HWLOC_MEMBIND_MIGRATE) == 0) {
+    return OkStatus();
+  }
+  return ErrnoError(errno, fmt::format("bind memory to node {} (mbind; a "
+                                       "container may forbid it)",
+                                       node));
+}
+
+std::optional<uint32_t> Topology::NodeOfPage(const std::byte* at) const {
+  const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto page = reinterpret_cast<uintptr_t>(at) / page_bytes * page_bytes;
+  // Not by reading it: a worker may be writing there.
+  (void)madvise(reinterpret_cast<void*>(page), page_bytes, MADV_POPULATE_READ);
+  const CpuSet nodes;
+  if (hwloc_get_area_memlocation(topology_, at, 1, nodes.get(),
+                                 HWLOC_MEMBIND_BYNODESET) != 0 ||
+      hwloc_bitmap_weight(nodes.get()) != 1) {
+    return std::nullopt;
+  }
+  return static_cast<uint32_t>(hwloc_bitmap_first(nodes.get()));
 }
 
 Status Topology::PinThread(const Cpu& cpu) const {

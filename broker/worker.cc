@@ -34,11 +34,12 @@ void Count(std::atomic<uint64_t>& counter, uint64_t value) {
 }  // namespace
 
 Worker::Worker(WorkerPool* pool, uint32_t index, uint32_t read_depth,
-               ReadsInFlight* reads)
+               ReadsInFlight* reads, std::optional<uint32_t> node)
     : pool_(pool),
       index_(index),
       tickets_per_lane_(Tickets(read_depth)),
-      reads_(reads) {
+      reads_(reads),
+      node_(node) {
   OpenLane(0);
 }
 
@@ -89,7 +90,8 @@ bool Worker::ClaimMore() {
   if (claim_failed_ && news == news_seen_) return false;
   jobs_of_open_.clear();
   for (const auto& work : open_) jobs_of_open_.push_back(work->job.get());
-  WorkerPool::Claimed claimed = pool_->ClaimFair(jobs_of_open_, blocking());
+  WorkerPool::Claimed claimed =
+      pool_->ClaimFair(jobs_of_open_, blocking(), node_);
   claim_failed_ = claimed.claim.share == nullptr;
   news_seen_ = news;
   if (claim_failed_) return false;
@@ -422,6 +424,9 @@ void Worker::Done(Work& work, uint64_t rows) {
   // In one piece for the whole claim: the job's lock is taken once.
   work.finished += rows;
   if (work.finished == work.rows.size()) {
+    Job::Counters& counters = work.job->counters();
+    Count(work.claim.local ? counters.rows_local : counters.rows_remote,
+          work.finished);
     work.job->FinishRows(work.claim.share, work.finished);
   }
 }

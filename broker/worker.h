@@ -46,8 +46,9 @@ class Worker {
     return kLanesMax * Tickets(read_depth) + 1;
   }
 
+  // node: the NUMA node it is pinned to.
   Worker(WorkerPool* pool, uint32_t index, uint32_t read_depth,
-         ReadsInFlight* reads);
+         ReadsInFlight* reads, std::optional<uint32_t> node);
   // Waits for the reads in flight, for ever if the storage hangs.
   ~Worker() = default;
 
@@ -132,6 +133,7 @@ class Worker {
   const uint32_t index_;
   const uint32_t tickets_per_lane_;  // a blocking reader has fewer
   ReadsInFlight* const reads_;
+  const std::optional<uint32_t> node_;
   std::array<Lane, kLanesMax> lanes_;
   uint32_t lane_ = 0;                         // where reads are started
   uint64_t waited_for_ = 0;                   // reads in flight, of all lanes

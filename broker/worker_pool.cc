@@ -93,6 +93,15 @@ std::string WorkerPool::Description() const {
   return fmt::format("on {}; {}", topology_->description(), why);
 }
 
+std::map<uint32_t, uint32_t> WorkerPool::workers_of_nodes() const {
+  const std::vector<Topology::Cpu>& cpus = topology_->cpus();
+  std::map<uint32_t, uint32_t> workers;
+  for (uint32_t i = 0; i < workers_; ++i) {
+    if (const auto node = cpus[i % cpus.size()].node) ++workers[*node];
+  }
+  return workers;
+}
+
 void WorkerPool::StartThread(uint32_t cpu) {
   const auto index = static_cast<uint32_t>(threads_.size());
   threads_.emplace_back([this, index, cpu] { Run(index, cpu); });
@@ -101,11 +110,13 @@ void WorkerPool::StartThread(uint32_t cpu) {
 void WorkerPool::Run(uint32_t index, uint32_t cpu) {
   pthread_setname_np(pthread_self(), fmt::format("worker {}", index).c_str());
   const std::vector<Topology::Cpu>& cpus = topology_->cpus();
-  if (const Status status = topology_->PinThread(cpus[cpu % cpus.size()]);
-      !status.ok()) {
+  Topology::Cpu own = cpus[cpu % cpus.size()];
+  if (const Status status = topology_->PinThread(own); !status.ok()) {
     spdlog::warn("{}; it runs unpinned", status.message());
+    own.node.reset();
   }
-  Worker worker(this, index, options_.read_depth, reads_[index].get());
+  Worker worker(this, index, options_.read_depth, reads_[index].get(),
+                own.node);
   while (WaitForWork(worker)) {
     while (worker.RunOnce()) {
     }
@@ -194,7 +205,8 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
 }
 
 WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
-                                          bool blocking) {
+                                          bool blocking,
+                                          std::optional<uint32_t> node) {
   std::vector<Entry> entries;
   std::vector<Candidate> candidates;
   for (;;) {
@@ -230,7 +242,7 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
       }
       virtual_now_ns_ = std::max(virtual_now_ns_, time_ns);
     }
-    if (Claim claim = job->ClaimRows(); claim.share != nullptr) {
+    if (Claim claim = job->ClaimRows(node); claim.share != nullptr) {
       if (entries.size() > 1 || job->MayHaveWork()) {
         MutexLock lock(&mutex_);
         WakeOne();

@@ -97,6 +97,9 @@ class WorkerPool {
   std::string Description() const;
   std::string read_backend() const { return read_backend_; }
   uint32_t read_depth() const { return options_.read_depth; }
+  const Topology& topology() const { return *topology_; }
+  // How many are on each NUMA node; of those that are on one.
+  std::map<uint32_t, uint32_t> workers_of_nodes() const;
 
   // ---- the control thread's
   // ---------------------------------------------------
@@ -134,8 +137,9 @@ class WorkerPool {
     uint64_t number = 0;  // of the job; never used again
   };
   // Rows of the job served next, but of none of these; no share when no such
-  // job has rows. blocking: the worker's reader is.
-  Claimed ClaimFair(const std::vector<const Job*>& but, bool blocking);
+  // job has rows. blocking: the worker's reader is. node: the worker's.
+  Claimed ClaimFair(const std::vector<const Job*>& but, bool blocking,
+                    std::optional<uint32_t> node);
   // Another number than before: ClaimFair may find what it did not find.
   uint64_t news() const {
     // Relaxed: seen late, a claim is made late.

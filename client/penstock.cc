@@ -101,6 +101,7 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
     attach.consumers = given.consumers;
     attach.full_epoch = given.full_epoch != 0;
     attach.wait_s = given.wait_s;
+    attach.node = given.node;
     attach.reconnect_s = given.reconnect_s == 0
                              ? penstock::Reader::kReconnectSeconds
                              : std::max(given.reconnect_s, 0.0);

@@ -122,11 +122,15 @@ typedef struct penstock_options {
                                 fails and names them; 0: 600 */
   double reconnect_s;        /* for the broker to come back when it died; 0: 60,
                                 negative: do not wait */
+  int32_t node;              /* NUMA node that the batches are to be on; -1:
+                                PENSTOCK_NODE, else that of the processors this
+                                process may run on, if it is one */
+  int32_t reserved2;
 } penstock_options;
 #define PENSTOCK_OPTIONS_INIT                                                \
   {                                                                          \
     sizeof(penstock_options), -1, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0.0, 0.0                                                       \
+        0, 0, 0.0, 0.0, -1, 0                                                \
   }
 
 /* One tensor of an element: without the batch dimension. Strings live as long

@@ -97,6 +97,7 @@ struct Options {
   bool full_epoch = false;
   double wait_s = 0;
   double reconnect_s = 0;
+  int node = -1;  // NUMA
 };
 
 class Reader;
@@ -222,6 +223,7 @@ class Reader {
     c.full_epoch = options.full_epoch ? 1 : 0;
     c.wait_s = options.wait_s;
     c.reconnect_s = options.reconnect_s;
+    c.node = options.node;
     internal::Check(penstock_attach(&c, &reader_));
   }
   Reader(const Reader&) = delete;

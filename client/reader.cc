@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -61,6 +63,35 @@ StatusOr<std::string> ReadSpecFile(const std::string& path) {
                                 path, kSpecFileBytesMax);
   }
   return text;
+}
+
+// The processors this thread may run on, as a list such as "0-3,8"; "":
+// unknown.
+std::string AllowedCpus() {
+  // A mask that is too small is EINVAL.
+  for (size_t cpus = 1024; cpus <= 8192; cpus *= 2) {
+    std::vector<cpu_set_t> set(cpus / CPU_SETSIZE);
+    const size_t bytes = set.size() * sizeof(cpu_set_t);
+    if (sched_getaffinity(0, bytes, set.data()) != 0) continue;
+    std::string list;
+    for (size_t cpu = 0; cpu < cpus; ++cpu) {
+      if (!CPU_ISSET_S(cpu, bytes, set.data())) continue;
+      const size_t first = cpu;
+      while (cpu + 1 < cpus && CPU_ISSET_S(cpu + 1, bytes, set.data())) ++cpu;
+      list += fmt::format("{}{}", list.empty() ? "" : ",", first);
+      if (cpu > first) list += fmt::format("-{}", cpu);
+    }
+    return list;
+  }
+  return "";
+}
+
+// Where this process runs: the broker takes memory near it.
+void DescribePlacement(nlohmann::json* request) {
+  constexpr size_t kListCharsMax = 4096;  // more, the broker does not take
+  const std::string cpus = AllowedCpus();
+  if (!cpus.empty() && cpus.size() <= kListCharsMax) (*request)["cpus"] = cpus;
+  if (const int cpu = sched_getcpu(); cpu >= 0) (*request)["cpu"] = cpu;
 }
 
 StatusOr<std::string> ReadStateFile(const std::string& path) {
@@ -229,6 +260,16 @@ StatusOr<std::unique_ptr<Reader>> Reader::Attach(AttachOptions options) {
   if (options.consumers > 0) request["consumers"] = options.consumers;
   if (options.full_epoch) request["full_epoch"] = true;
   if (options.wait_s > 0) request["wait_s"] = options.wait_s;
+  if (const auto text = environment("PENSTOCK_NODE");
+      options.node < 0 && text.has_value()) {
+    const char* const end = text->data() + text->size();
+    const auto [rest, error] = std::from_chars(text->data(), end, options.node);
+    if (error != std::errc() || rest != end || options.node < 0) {
+      return InvalidArgumentError(
+          "PENSTOCK_NODE='{}' is not the number of a NUMA node", *text);
+    }
+  }
+  if (options.node >= 0) request["node"] = options.node;
   PENSTOCK_RETURN_IF_ERROR(DescribeDataset(options, &request));
   reader->request_ = request;
   reader->dynamic_ = options.delivery == "dynamic";
@@ -248,6 +289,8 @@ StatusOr<std::unique_ptr<Reader>> Reader::Attach(AttachOptions options) {
 }
 
 Status Reader::Open(nlohmann::json request, Deadline deadline) {
+  // Each time: it may have been bound since.
+  DescribePlacement(&request);
   auto session = std::make_unique<Session>();
   PENSTOCK_ASSIGN_OR_RETURN(session->cursor, CreateCursor());
   std::vector<int> fds = {session->cursor.fd.get()};

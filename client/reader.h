@@ -50,6 +50,7 @@ struct AttachOptions {
   double wait_s = 0;        // 0: the broker's
   double reconnect_s = -1;  // < 0: kReconnectSeconds; 0: never
   std::string state;        // JSON; "": from the beginning
+  int64_t node = -1;        // NUMA; -1: PENSTOCK_NODE, else the broker finds it
 };
 
 class Reader {

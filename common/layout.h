@@ -8,6 +8,9 @@
 //                                [ids int64 rows_max][feature 0][feature 1]...
 //                                at the offsets the header names
 //
+// On a machine of several NUMA nodes the slots are in banks: bank_slots one
+// after the other, all on one node, and the next bank begins on a huge page.
+//
 // A cursor page: that one rank writes, the broker reads as untrusted input.
 //
 // Positions are byte offsets from the segment's base, never pointers: each
@@ -25,10 +28,11 @@
 namespace penstock {
 
 // Bump on any change to size, offset, or meaning of a field below.
-inline constexpr uint32_t kLayoutVersion = 4;
+inline constexpr uint32_t kLayoutVersion = 5;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
+inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 // Two lines, because x86 prefetches lines in pairs.
 inline constexpr size_t kWriterSpacing = 128;
 
@@ -121,10 +125,23 @@ struct SegmentHeader {
   uint64_t rows_max;    // rows a slot has room for
   uint64_t ids_offset;  // within a slot
   uint32_t feature_count;
-  uint32_t reserved;
+  uint32_t bank_slots;  // 0: all slots lie one after the other
   uint64_t feature_offset[kFeaturesMax];  // within a slot
   Atomic<uint32_t> ready;                 // 1, stored last
 };
+
+// From one bank to the next.
+constexpr uint64_t BankStride(uint32_t bank_slots, uint64_t slot_stride) {
+  return (bank_slots * slot_stride + kHugePageBytes - 1) / kHugePageBytes *
+         kHugePageBytes;
+}
+// Of a slot, from slots_offset.
+constexpr uint64_t SlotOffset(uint32_t bank_slots, uint64_t slot_stride,
+                              uint32_t slot) {
+  if (bank_slots == 0) return slot * slot_stride;
+  return slot / bank_slots * BankStride(bank_slots, slot_stride) +
+         slot % bank_slots * slot_stride;
+}
 
 // What a rank says of one lease. Broker and rank may both be gone when it is
 // read: it must tell by itself what the rank still had.
@@ -166,6 +183,7 @@ static_assert(offsetof(Ring, closed) == kWriterSpacing);
 static_assert(offsetof(Ring, reason) == 2 * kWriterSpacing);
 static_assert(offsetof(Ring, cells) == 2 * kWriterSpacing + 1024);
 static_assert(sizeof(Ring) == 9472);
+static_assert(offsetof(SegmentHeader, bank_slots) == 108);
 static_assert(offsetof(SegmentHeader, feature_offset) == 112);
 static_assert(offsetof(SegmentHeader, ready) == 624);
 static_assert(sizeof(SegmentHeader) <= kPageBytes);

@@ -18,11 +18,13 @@ constexpr int kSegmentSeals =
 // A feature starts on a cache line.
 constexpr uint64_t kFeatureAlignment = 64;
 constexpr uint64_t kSegmentBytesMax = uint64_t{1} << 46;
-// Slots of at least this size start on a huge page.
-constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 
 uint64_t RoundUp(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
+}
+
+uint64_t BanksOf(uint32_t slot_count, uint32_t bank_slots) {
+  return (uint64_t{slot_count} + bank_slots - 1) / bank_slots;
 }
 
 // What mapped_region asks of the thing it maps.
@@ -50,8 +52,10 @@ Status LayoutMismatch(const char* what, uint32_t found, bool hash_differs) {
 }  // namespace
 
 StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
-                                  uint32_t slot_count, uint32_t seats) {
+                                  uint32_t slot_count, uint32_t seats,
+                                  uint32_t bank_slots) {
   SegmentPlan plan;
+  plan.bank_slots = bank_slots;
   plan.seats = seats;
   plan.slot_count = slot_count;
   plan.rows_max = rows_max;
@@ -80,14 +84,25 @@ StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
     offset += RoundUp(rows_max * row_bytes, kFeatureAlignment);
     if (offset > kSegmentBytesMax) return too_large();
   }
+  // Large slots start on a huge page.
   const uint64_t alignment =
       offset >= kHugePageBytes ? kHugePageBytes : kPageBytes;
   plan.slot_stride = RoundUp(std::max<uint64_t>(offset, 1), alignment);
-  plan.slots_offset = RoundUp(kPageBytes + seats * sizeof(Ring), alignment);
-  if (slot_count > (kSegmentBytesMax - plan.slots_offset) / plan.slot_stride) {
+  plan.slots_offset = RoundUp(kPageBytes + seats * sizeof(Ring),
+                              bank_slots > 0 ? kHugePageBytes : alignment);
+  const uint64_t room = kSegmentBytesMax - plan.slots_offset;
+  if (slot_count > room / plan.slot_stride ||
+      bank_slots > room / plan.slot_stride) {
     return too_large();
   }
-  plan.segment_bytes = plan.slots_offset + slot_count * plan.slot_stride;
+  if (bank_slots == 0) {
+    plan.segment_bytes = plan.slots_offset + slot_count * plan.slot_stride;
+    return plan;
+  }
+  const uint64_t banks = BanksOf(slot_count, bank_slots);
+  const uint64_t bank_stride = BankStride(bank_slots, plan.slot_stride);
+  if (banks > room / bank_stride) return too_large();
+  plan.segment_bytes = plan.slots_offset + banks * bank_stride;
   return plan;
 }
 
@@ -132,6 +147,7 @@ StatusOr<std::unique_ptr<Segment>> Segment::Create(const SegmentPlan& plan,
   header->job_id = job_id;
   header->seats = plan.seats;
   header->slot_count = plan.slot_count;
+  header->bank_slots = plan.bank_slots;
   header->rings_offset = kPageBytes;
   header->ring_stride = sizeof(Ring);
   header->slots_offset = plan.slots_offset;
@@ -194,6 +210,7 @@ StatusOr<std::unique_ptr<SegmentView>> SegmentView::Open(
   SegmentPlan plan;
   plan.seats = header.seats;
   plan.slot_count = header.slot_count;
+  plan.bank_slots = header.bank_slots;
   plan.rows_max = header.rows_max;
   plan.ids_offset = header.ids_offset;
   plan.slot_stride = header.slot_stride;
@@ -204,7 +221,14 @@ StatusOr<std::unique_ptr<SegmentView>> SegmentView::Open(
       kPageBytes + plan.seats * sizeof(Ring) > plan.slots_offset ||
       plan.slots_offset > bytes || plan.slot_stride == 0 ||
       plan.slot_count > (bytes - plan.slots_offset) / plan.slot_stride ||
+      plan.bank_slots > (bytes - plan.slots_offset) / plan.slot_stride ||
       header.feature_count != feature_count || feature_count > kFeaturesMax) {
+    return InternalError("the segment's header contradicts itself");
+  }
+  if (plan.bank_slots > 0 &&
+      BanksOf(plan.slot_count, plan.bank_slots) >
+          (bytes - plan.slots_offset) /
+              BankStride(plan.bank_slots, plan.slot_stride)) {
     return InternalError("the segment's header contradicts itself");
   }
   for (uint32_t i = 0; i < feature_count; ++i) {
@@ -226,12 +250,23 @@ const Ring& SegmentView::ring(uint32_t seat) const {
 }
 
 bool SegmentView::Valid(const Cell& cell) const {
-  return cell.lease < kLeasesMax && cell.rows <= plan_.rows_max &&
-         cell.valid_rows <= cell.rows &&
-         cell.slot_offset >= plan_.slots_offset &&
-         (cell.slot_offset - plan_.slots_offset) % plan_.slot_stride == 0 &&
-         (cell.slot_offset - plan_.slots_offset) / plan_.slot_stride <
-             plan_.slot_count;
+  if (cell.lease >= kLeasesMax || cell.rows > plan_.rows_max ||
+      cell.valid_rows > cell.rows || cell.slot_offset < plan_.slots_offset) {
+    return false;
+  }
+  uint64_t offset = cell.slot_offset - plan_.slots_offset;
+  uint64_t slots_before = 0;
+  if (plan_.bank_slots > 0) {
+    const uint64_t stride = BankStride(plan_.bank_slots, plan_.slot_stride);
+    if (offset / stride >= BanksOf(plan_.slot_count, plan_.bank_slots)) {
+      return false;
+    }
+    slots_before = offset / stride * plan_.bank_slots;
+    offset %= stride;
+    if (offset / plan_.slot_stride >= plan_.bank_slots) return false;
+  }
+  return offset % plan_.slot_stride == 0 &&
+         slots_before + offset / plan_.slot_stride < plan_.slot_count;
 }
 
 const int64_t* SegmentView::ids(const Cell& cell) const {

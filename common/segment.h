@@ -21,6 +21,7 @@ namespace penstock {
 struct SegmentPlan {
   uint32_t seats = 0;
   uint32_t slot_count = 0;
+  uint32_t bank_slots = 0;  // see layout.h
   uint64_t rows_max = 0;
   uint64_t ids_offset = 0;  // within a slot
   std::vector<uint64_t> feature_offset;
@@ -29,10 +30,12 @@ struct SegmentPlan {
   uint64_t segment_bytes = 0;
 };
 
-// rows_max rows of spec in each of slot_count slots, seats rings.
-// ResourceExhausted when the sizes pass what an address can hold.
+// rows_max rows of spec in each of slot_count slots, in banks of bank_slots (0:
+// no banks), seats rings. ResourceExhausted when the sizes pass what an address
+// can hold.
 StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
-                                  uint32_t slot_count, uint32_t seats);
+                                  uint32_t slot_count, uint32_t seats,
+                                  uint32_t bank_slots = 0);
 
 // A mapping of a memfd, through Boost.Interprocess.
 class Mapping {
@@ -59,7 +62,8 @@ class Segment {
   std::byte* base() const { return mapping_.data(); }
   Ring& ring(uint32_t seat) const;
   uint64_t slot_offset(uint32_t slot) const {
-    return plan_.slots_offset + slot * plan_.slot_stride;
+    return plan_.slots_offset +
+           SlotOffset(plan_.bank_slots, plan_.slot_stride, slot);
   }
   int64_t* ids(uint32_t slot) const;
   std::byte* feature(uint32_t slot, size_t index) const;

@@ -39,10 +39,6 @@ std::string NameOf(ReadBackend backend) {
   return kReadBackendNames[static_cast<size_t>(backend)];
 }
 
-void PrintTo(ReadBackend backend, std::ostream* out) {
-  *out << NameOf(backend);
-}
-
 // System call number answers EPERM from here on, as under Docker's seccomp
 // filter. In a child: a filter cannot be taken off.
 bool Forbid(uint32_t number) {

@@ -232,8 +232,8 @@ TEST_F(RingTest, NoWakeUpIsLost) {
 }
 
 // Literals on purpose: if this fails, bump kLayoutVersion, then edit here.
-TEST(LayoutTest, VersionFourIsFrozen) {
-  EXPECT_EQ(kLayoutVersion, 4u);
+TEST(LayoutTest, VersionFiveIsFrozen) {
+  EXPECT_EQ(kLayoutVersion, 5u);
   EXPECT_EQ(sizeof(Cell), 64u);
   EXPECT_EQ(offsetof(Cell, position), 56u);
   EXPECT_EQ(sizeof(Ring), 9472u);
@@ -243,6 +243,7 @@ TEST(LayoutTest, VersionFourIsFrozen) {
   EXPECT_EQ(offsetof(CursorPage, waiting), 256u);
   EXPECT_EQ(offsetof(CursorPage, released), 512u);
   EXPECT_EQ(offsetof(CursorPage, leases), 1536u);
+  EXPECT_EQ(offsetof(SegmentHeader, bank_slots), 108u);
   EXPECT_EQ(offsetof(SegmentHeader, feature_offset), 112u);
   EXPECT_EQ(offsetof(SegmentHeader, ready), 624u);
   EXPECT_EQ(kRingCells, 128u);

@@ -59,7 +59,67 @@ TEST(SegmentTest, FeaturesOfOneSlotDoNotOverlapAndAreAligned) {
   EXPECT_GE(plan->slots_offset, kPageBytes + 3 * sizeof(Ring));
 }
 
+// What a job had before there were banks, byte for byte.
+TEST(SegmentTest, WithoutBanksSlotsLieOneAfterTheOther) {
+  const auto plan = PlanSegment(kElement, 11, 4, 3);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->bank_slots, 0u);
+  EXPECT_EQ(plan->slot_stride, 4096u);
+  EXPECT_EQ(plan->slots_offset, 32768u);
+  EXPECT_EQ(plan->segment_bytes, 32768u + 4 * 4096u);
+  const auto segment = Segment::Create(*plan, 77, 1);
+  ASSERT_TRUE(segment.ok());
+  for (uint32_t slot = 0; slot < 4; ++slot) {
+    EXPECT_EQ((*segment)->slot_offset(slot), 32768u + slot * 4096u);
+  }
+}
+
+TEST(SegmentTest, EachBankBeginsOnAHugePage) {
+  // Five slots in banks of two: the last bank has one.
+  const auto plan = PlanSegment(kElement, 11, 5, 3, 2);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->slot_stride, 4096u);
+  const auto segment = Segment::Create(*plan, 77, 1);
+  ASSERT_TRUE(segment.ok());
+  std::vector<uint64_t> offsets;
+  for (uint32_t slot = 0; slot < 5; ++slot) {
+    offsets.push_back((*segment)->slot_offset(slot));
+  }
+  EXPECT_THAT(offsets,
+              testing::ElementsAre(
+                  kHugePageBytes, kHugePageBytes + 4096, 2 * kHugePageBytes,
+                  2 * kHugePageBytes + 4096, 3 * kHugePageBytes));
+  EXPECT_EQ(plan->segment_bytes, 4 * kHugePageBytes);
+
+  const auto view = SegmentView::Open((*segment)->fd(), 2);
+  ASSERT_TRUE(view.ok()) << view.status().message();
+  for (uint32_t slot = 0; slot < 5; ++slot) {
+    EXPECT_TRUE((*view)->Valid(CellAt(**segment, slot))) << slot;
+  }
+  // Between banks, behind the last slot, behind the last bank.
+  Cell cell = CellAt(**segment, 0);
+  for (const uint64_t offset :
+       {kHugePageBytes + 2 * 4096, 2 * kHugePageBytes - 4096,
+        3 * kHugePageBytes + 4096, 4 * kHugePageBytes, kHugePageBytes + 8}) {
+    cell.slot_offset = offset;
+    EXPECT_FALSE((*view)->Valid(cell)) << offset;
+  }
+}
+
+TEST(SegmentTest, LargeSlotsInBanksStayOnHugePages) {
+  const ElementSpec large = {{"x", DType::kUint8, {3 << 20}}};
+  const auto plan = PlanSegment(large, 1, 4, 3, 2);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->slot_stride, 2 * kHugePageBytes);
+  EXPECT_EQ(plan->slots_offset, kHugePageBytes);
+  EXPECT_EQ(plan->segment_bytes, 9 * kHugePageBytes);
+}
+
 TEST(SegmentTest, SizesThatOverflowAreRefused) {
+  EXPECT_EQ(PlanSegment(kElement, 10, 1 << 28, 1, 1).status().code(),
+            StatusCode::kResourceExhausted);
+  EXPECT_EQ(PlanSegment(kElement, 1 << 20, 2, 1, 0xffffffff).status().code(),
+            StatusCode::kResourceExhausted);
   const ElementSpec huge = {{"x", DType::kFloat64, {1 << 20, 1 << 19}}};
   EXPECT_EQ(PlanSegment(huge, uint64_t{1} << 40, 2, 1).status().code(),
             StatusCode::kResourceExhausted);
@@ -151,6 +211,8 @@ TEST_F(SegmentHeaderTest, ContradictionsAreRefused) {
       [](SegmentHeader& h) { h.slots_offset = ~uint64_t{0}; },
       [](SegmentHeader& h) { h.seats = 1000000; },
       [](SegmentHeader& h) { h.feature_count = 3; },
+      [](SegmentHeader& h) { h.bank_slots = 0xffffffff; },
+      [](SegmentHeader& h) { h.bank_slots = 1; },
       [](SegmentHeader& h) { h.feature_offset[1] = ~uint64_t{0}; },
   };
   for (const auto& change : changes) {

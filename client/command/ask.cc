@@ -106,6 +106,16 @@ void PrintStatus(const Json& answer) {
   line("reading", fmt::format("{}, {} reads in flight at most",
                               TextCell(broker, "read_backend"),
                               CountCell(broker, "read_depth")));
+  std::string nodes;
+  for (const Json& node : ArrayField(broker, "nodes")) {
+    nodes += fmt::format("; node {}: processors {}, {}, {} workers",
+                         CountCell(node, "node"), TextCell(node, "cpus"),
+                         BytesCell(node, "memory_bytes"),
+                         CountCell(node, "workers"));
+  }
+  if (ArrayField(broker, "nodes").size() > 1) {
+    line("NUMA", TextCell(broker, "numa") + nodes);
+  }
   if (const std::string trouble = TextField(broker, "journal");
       !trouble.empty()) {
     line("journal", trouble);

@@ -10,6 +10,10 @@ MemoryRoom FindMemoryRoom(const SystemFiles&) {
   return {uint64_t{1} << 30, "the fuzz target"};
 }
 
+std::optional<uint64_t> FindNodeRoom(const SystemFiles&, uint32_t) {
+  return std::nullopt;
+}
+
 double CgroupCpuQuota(const SystemFiles&) {
   return std::numeric_limits<double>::infinity();
 }
