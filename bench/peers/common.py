@@ -128,15 +128,15 @@ def import_torchvision():
     try:
         import torchvision
     except RuntimeError:
-        import torch
-        library = torch.library.Library("torchvision", "DEF")
+        from torch import library as operators
+        declared = operators.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
-            library.define(name + "(Tensor dets, Tensor scores, "
-                           "float iou_threshold) -> Tensor")
+            declared.define(name + "(Tensor dets, Tensor scores, "
+                            "float iou_threshold) -> Tensor")
         for name in [n for n in sys.modules if n.startswith("torchvision")]:
             del sys.modules[name]
         import torchvision
-        torchvision.declared_operators = library  # they live as long as it
+        torchvision.declared_operators = declared  # they live as long as it
     return torchvision
 
 
