@@ -28,10 +28,6 @@
 #include "bench/side_by_side.h"
 #include "tests/broker_process.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14
-#endif
-
 namespace penstock {
 namespace {
 

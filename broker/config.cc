@@ -8,6 +8,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "broker/placement.h"
+
 namespace penstock {
 namespace {
 
@@ -26,7 +28,8 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
   if (key == "socket") {
     config->socket = value;
   } else if (key == "cpus") {
-    PENSTOCK_RETURN_IF_ERROR(CheckCpuList(value));
+    const auto cpus = ParseCpuList(value);
+    if (!cpus.ok()) return cpus.status().Prepend(fmt::format("'{}'", value));
     config->cpus = value;
   } else if (key == "reserve_cores") {
     PENSTOCK_ASSIGN_OR_RETURN(config->reserve_cores,
@@ -42,8 +45,11 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
                                 ParseCount(value, kWorkersMax));
     }
   } else if (key == "read_depth") {
-    PENSTOCK_ASSIGN_OR_RETURN(config->read_depth,
-                              ParseCount(value, kReadDepthMax));
+    config->read_depth = 0;
+    if (value != "auto") {
+      PENSTOCK_ASSIGN_OR_RETURN(config->read_depth,
+                                ParseCount(value, kReadDepthMax));
+    }
   } else if (key == "read_backend") {
     const auto found =
         std::find(kReadBackendNames.begin(), kReadBackendNames.end(), value);
@@ -72,31 +78,6 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
 }
 
 }  // namespace
-
-Status CheckCpuList(const std::string& text) {
-  constexpr uint32_t kCpusMax = 1u << 16;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  const auto number = [&](uint32_t* value) {
-    const auto [after, error] = std::from_chars(at, end, *value);
-    at = after;
-    return error == std::errc() && *value < kCpusMax;
-  };
-  for (;;) {
-    uint32_t first = 0;
-    bool right = number(&first);
-    uint32_t last = first;
-    if (right && at != end && *at == '-') {
-      ++at;
-      right = number(&last) && last >= first;
-    }
-    if (right && at == end) return OkStatus();
-    if (!right || *at != ',') break;
-    ++at;
-  }
-  return InvalidArgumentError("'{}' is not a list of processors such as 0-7,16",
-                              text);
-}
 
 StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max,
                               uint32_t min) {

@@ -17,7 +17,7 @@ struct Config {
   std::string cpus;            // "0-3,8"; "": all that are allowed
   uint32_t reserve_cores = 0;  // cores of these that workers keep off
   uint32_t workers = 0;        // 0 (auto): one per processor
-  uint32_t read_depth = 16;
+  uint32_t read_depth = 0;     // 0: auto
   ReadBackend read_backend = ReadBackend::kAuto;
   std::optional<uint64_t> memory_limit;  // bytes of all segments
   std::optional<uint64_t> memory_limit_per_user;
@@ -33,9 +33,6 @@ struct Config {
   // machine tells.
   std::map<std::string, std::string> place_of;
 };
-
-// Ok: a list of processors as taskset has it, such as "0-7,16".
-Status CheckCpuList(const std::string& text);
 
 // "8G", "512M", "1073741824"; K, M, G, T are powers of 1024.
 StatusOr<uint64_t> ParseBytes(const std::string& text);

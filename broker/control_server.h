@@ -102,6 +102,8 @@ class ControlServer {
                                       const nlohmann::json& request);
   StatusOr<nlohmann::json> Evict(const Connection& connection,
                                  const nlohmann::json& request);
+  StatusOr<nlohmann::json> SetWorkers(const Connection& connection,
+                                      const nlohmann::json& request);
   StatusOr<nlohmann::json> StopJob(const Connection& connection,
                                    const nlohmann::json& request);
   // The jobs a request names, at least one.

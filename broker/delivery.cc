@@ -335,9 +335,24 @@ Share* Delivery::Open() {
   return nullptr;
 }
 
+uint32_t Delivery::CopyOn(std::optional<uint32_t> node,
+                          uint32_t otherwise) const {
+  for (uint32_t copy = 0; node && shape_.copies > 1 && copy < shape_.copies;
+       ++copy) {
+    if (bank_nodes_[copy] == *node) return copy;
+  }
+  return otherwise;
+}
+
+uint32_t Delivery::SlotToFill(const Share& share,
+                              std::optional<uint32_t> node) const {
+  return SegmentSlot(share, CopyOn(node, 0));
+}
+
 bool Delivery::IsLocal(const Share& share, std::optional<uint32_t> node) const {
   if (bank_nodes_.empty()) return true;
-  return node && bank_nodes_[share.slot / shape_.bank_slots] == *node;
+  const uint32_t bank = SlotToFill(share, node) / shape_.bank_slots;
+  return node && bank_nodes_[bank] == *node;
 }
 
 // Work is conserved: who has none of its own node takes another's. Slots of a
@@ -346,7 +361,7 @@ bool Delivery::IsLocal(const Share& share, std::optional<uint32_t> node) const {
 Share* Delivery::Claimable(std::optional<uint32_t> node) {
   if (closed_) return nullptr;
   const auto comes_first = [&](const Share& share) {
-    if (bank_nodes_.empty() || !node) return true;
+    if (bank_nodes_.empty() || shape_.copies > 1 || !node) return true;
     const std::vector<uint32_t>& served = shape_.worker_nodes;
     const uint32_t here = bank_nodes_[share.slot / shape_.bank_slots];
     return here == *node ||
@@ -444,8 +459,8 @@ Cell Delivery::CellOf(const Consumer& consumer, const Slot& slot,
   redelivered |= rows.redelivered;
   Cell cell{};
   cell.slot_offset =
-      shape_.slots_offset +
-      SlotOffset(shape_.bank_slots, shape_.slot_stride, share.slot);
+      shape_.slots_offset + SlotOffset(shape_.bank_slots, shape_.slot_stride,
+                                       SegmentSlot(share, CopyFor(consumer)));
   cell.flags = (rows.last_of_epoch ? kLastOfEpoch : 0u) |
                (redelivered ? kRedelivered : 0u) |
                (redelivered || rows.extra ? kExtra : 0u) |

@@ -114,6 +114,9 @@ class Delivery {
     uint64_t slots_offset = 0;  // in the segment
     uint64_t slot_stride = 0;
     uint32_t bank_slots = 0;  // see layout.h
+    // broadcast: of every slot, a bank each. Copy c of slot s is slot
+    // c * lanes * slots_per_lane + s of the segment.
+    uint32_t copies = 1;
     // NUMA nodes: of each bank, in split each lane is one; that have workers.
     // Empty: the machine has one node.
     std::vector<uint32_t> bank_nodes;
@@ -234,6 +237,11 @@ class Delivery {
   const std::vector<uint32_t>& bank_nodes() const { return bank_nodes_; }
   // Whether a worker of this node makes it in memory of its own.
   bool IsLocal(const Share& share, std::optional<uint32_t> node) const;
+  // The slot of the segment in which it does: the copy that is on its node.
+  uint32_t SlotToFill(const Share& share, std::optional<uint32_t> node) const;
+  uint32_t SegmentSlot(const Share& share, uint32_t copy) const {
+    return copy * static_cast<uint32_t>(slots_.size()) + share.slot;
+  }
   // All its rows are done (Share::done).
   void Filled(Share* share);
 
@@ -310,7 +318,8 @@ class Delivery {
     uint64_t waits = 0;
     uint64_t wait_ns = 0;
     uint64_t position = 0;
-    // NUMA: where it runs, what tells that, where its batches are (split).
+    // NUMA: where it runs, what tells that, where its batches are (split, and a
+    // broadcast with a copy on each node).
     std::optional<uint32_t> node;
     std::string node_from;
     std::optional<uint32_t> memory_node;
@@ -398,6 +407,11 @@ class Delivery {
   Consumer* AtSeat(uint32_t seat);
   Consumer* OfLane(uint32_t lane);
   bool Active(uint32_t lane) const;
+  // Of a slot: the one on this node; not known, or none is: this one.
+  uint32_t CopyOn(std::optional<uint32_t> node, uint32_t otherwise) const;
+  uint32_t CopyFor(const Consumer& consumer) const {
+    return CopyOn(consumer.node, consumer.seat % shape_.copies);
+  }
   // split: of those that nobody has had: one on this node, rather rank's own.
   std::optional<uint32_t> FreeLane(uint32_t rank,
                                    std::optional<uint32_t> node) const;

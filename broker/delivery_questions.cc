@@ -224,6 +224,8 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
     status.node_from = consumer.node_from;
     if (split() && !bank_nodes_.empty()) {
       status.memory_node = bank_nodes_[consumer.lane];
+    } else if (shape_.copies > 1) {
+      status.memory_node = bank_nodes_[CopyFor(consumer)];
     }
     if (consumer.place != Place::kAttached) {
       status.state = consumer.place == Place::kGone ? "gone" : "finished";

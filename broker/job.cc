@@ -106,7 +106,8 @@ JobState IdentityOf(const JobOptions& options, uint64_t records) {
 }  // namespace
 
 StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
-                                      const Dataset& dataset, uint32_t nodes) {
+                                      const Dataset& dataset, uint32_t nodes,
+                                      bool replicate) {
   DatasetSpec spec = options.spec;
   if (options.repeat_first) {
     spec.epochs = 1;
@@ -179,21 +180,26 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   // A lane of a rank is on one node; the one lane of all is on all nodes.
   const bool lanes_are_ranks =
       split || delivery.mode == DeliveryMode::kIndependent;
+  const bool copied =
+      replicate && nodes > 1 && delivery.mode == DeliveryMode::kBroadcast;
+  const uint32_t copies = copied ? nodes : 1;
   uint64_t bank_slots = 0;
   if (nodes > 1) {
-    bank_slots = lanes_are_ranks ? slots : (slots + nodes - 1) / nodes;
+    bank_slots =
+        lanes_are_ranks || copied ? slots : (slots + nodes - 1) / nodes;
   }
   PENSTOCK_ASSIGN_OR_RETURN(
       SegmentPlan segment,
-      PlanSegment(element, rows_max, static_cast<uint32_t>(lanes * slots),
-                  2 * options.consumers_max,
-                  static_cast<uint32_t>(bank_slots)));
+      PlanSegment(
+          element, rows_max, static_cast<uint32_t>(copies * lanes * slots),
+          2 * options.consumers_max, static_cast<uint32_t>(bank_slots)));
   return Layout{std::move(plan),
                 std::move(segment),
                 lanes,
                 static_cast<uint32_t>(slots),
                 static_cast<uint32_t>(leases),
-                row_bytes};
+                row_bytes,
+                copies};
 }
 
 namespace {
@@ -215,6 +221,7 @@ Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
   shape.slots_offset = layout.segment.slots_offset;
   shape.slot_stride = layout.segment.slot_stride;
   shape.bank_slots = layout.segment.bank_slots;
+  shape.copies = layout.copies;
   shape.bank_nodes = layout.bank_nodes;
   shape.worker_nodes = layout.worker_nodes;
   return shape;
@@ -537,7 +544,7 @@ bool Job::OpenLocked() {
       opened = true;
       continue;
     }
-    Assemble(*segment_, dataset_->program->element_spec(), keep_shape_, share);
+    AssembleLocked(share);
     delivery_.Filled(share);
   }
   return opened;
@@ -604,6 +611,7 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
   }
   Claim claim;
   claim.share = share;
+  claim.slot = delivery_.SlotToFill(*share, node);
   claim.local = delivery_.IsLocal(*share, node);
   claim.begin = share->claimed;
   claim.end = std::min(share->claimed + ChunkRowsNow(), share->rows.rows);
@@ -615,7 +623,29 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
   return claim;
 }
 
-void Job::FinishRows(Share* share, uint64_t rows) {
+// Of a broadcast that has copies on other nodes, while they are in the caches.
+void Job::CopyRows(const Claim& claim) {
+  const auto slots =
+      static_cast<uint32_t>(layout_.segment.slot_count / layout_.copies);
+  for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
+    const uint32_t to = copy * slots + claim.slot % slots;
+    if (to == claim.slot) continue;
+    penstock::CopyRows(*segment_, dataset_->program->element_spec(), claim.slot,
+                       to, claim.begin, claim.end);
+  }
+}
+
+void Job::AssembleLocked(Share* share) {
+  for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
+    Assemble(*segment_, dataset_->program->element_spec(), keep_shape_,
+             delivery_.SegmentSlot(*share, copy), share);
+  }
+}
+
+void Job::FinishRows(const Claim& claim) {
+  if (layout_.copies > 1 && !Pointless()) CopyRows(claim);
+  Share* const share = claim.share;
+  const uint64_t rows = claim.end - claim.begin;
   // Relaxed: shown by `penstock status`, nothing depends on it.
   const uint64_t rows_done =
       counters_.rows.fetch_add(rows, std::memory_order_relaxed) + rows;
@@ -623,9 +653,7 @@ void Job::FinishRows(Share* share, uint64_t rows) {
   MutexLock lock(&mutex_);
   share->finished += rows;
   if (!share->done()) return;
-  if (!share->abandoned) {
-    Assemble(*segment_, dataset_->program->element_spec(), keep_shape_, share);
-  }
+  if (!share->abandoned) AssembleLocked(share);
   delivery_.Filled(share);
   AdvanceLocked();
 }
@@ -779,6 +807,7 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"read_wait_s", seconds(counters_.read_wait_ns)},
       {"decode_s", seconds(counters_.decode_ns)},
       {"memory_bytes", layout_.segment.segment_bytes},
+      {"copies", layout_.copies},
       {"last_error", last_error_}};
   if (with_ranks) {
     nlohmann::json ranks = nlohmann::json::array();

@@ -63,7 +63,8 @@ struct Claim {
   Share* share = nullptr;
   uint64_t begin = 0;  // rows of the share
   uint64_t end = 0;
-  bool local = true;  // the slot is on the worker's NUMA node
+  uint32_t slot = 0;  // of the segment, where they are made
+  bool local = true;  // it is on the worker's NUMA node
 };
 
 class Job {
@@ -78,14 +79,16 @@ class Job {
     uint32_t slots_per_lane;
     uint32_t leases;
     uint64_t row_bytes;
+    uint32_t copies;  // of every slot, one on each node
     // See Delivery::Shape. PlanLayout leaves them empty.
     std::vector<uint32_t> bank_nodes = {};
     std::vector<uint32_t> worker_nodes = {};
   };
   // nodes: NUMA nodes that the slots are to be on; more than one makes banks.
+  // replicate: of a broadcast every slot is on each node, else half of them.
   static StatusOr<Layout> PlanLayout(const JobOptions& options,
-                                     const Dataset& dataset,
-                                     uint32_t nodes = 1);
+                                     const Dataset& dataset, uint32_t nodes = 1,
+                                     bool replicate = false);
 
   // memory is the promise of the segment's bytes, kept as long as the segment.
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
@@ -187,8 +190,8 @@ class Job {
   bool RankWaits(uint64_t now_ns);
   // node: the worker's.
   Claim ClaimRows(std::optional<uint32_t> node);
-  // rows of the share are done (each once); the last publishes it.
-  void FinishRows(Share* share, uint64_t rows);
+  // Its rows are done; the last of the share publishes it.
+  void FinishRows(const Claim& claim);
   // row is left out or was replaced (on_error), text names file and reason.
   void LeaveOut(Share* share, uint64_t row, const std::string& text);
   void CountSubstitute(const std::string& text);
@@ -241,6 +244,8 @@ class Job {
   void GoneLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteRanksLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CopyRows(const Claim& claim);
+  void AssembleLocked(Share* share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChunkRowsNow() const;
   void FailIfNothingIsReadable(uint64_t rows_done);
 

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -12,10 +11,6 @@
 
 #include "broker/restore.h"
 #include "common/kill_point.h"
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22  // Linux 5.14
-#endif
 
 namespace penstock {
 namespace {
@@ -40,31 +35,6 @@ class JobRecord : public DeliveryRecord {
   LifeJournal* const life_;
   const uint64_t number_;
 };
-
-// The node of each bank: in split a bank is a lane; the one lane of all ranks
-// is divided over the nodes.
-std::vector<uint32_t> NodesOfBanks(const JobOptions& options,
-                                   const Job::Layout& layout,
-                                   const std::vector<uint32_t>& nodes,
-                                   const std::vector<KnownRank>& known) {
-  switch (options.delivery.mode) {
-    case DeliveryMode::kSplit:
-      return NodesOfLanes(layout.lanes, nodes, known);
-    case DeliveryMode::kIndependent: {
-      // The one rank of this job is one of several that have the same name.
-      const uint32_t ranks = options.local_world_size;
-      if (!known.empty()) return {known.front().node};
-      return {NodesOfLanes(ranks, nodes, {})[options.consumer % ranks]};
-    }
-    default: {
-      // With very few slots some nodes have none.
-      const SegmentPlan& plan = layout.segment;
-      std::vector<uint32_t> some = nodes;
-      some.resize((plan.slot_count + plan.bank_slots - 1) / plan.bank_slots);
-      return some;
-    }
-  }
-}
 
 }  // namespace
 
@@ -121,7 +91,8 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
       workers_(workers),
       disposal_(disposal),
       life_(life),
-      limits_(std::move(limits)) {
+      limits_(std::move(limits)),
+      placement_(&workers->topology()) {
   for (FormerJob& former : life->TakeJobs()) {
     Entry& entry = entries_.emplace_back();
     entry.key = former.key;
@@ -577,11 +548,22 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
                             datasets_.Get(options.spec, progress));
   if (progress->cancel.load()) return CancelledError("nobody waits any more");
   const std::vector<uint32_t> nodes = workers_->topology().node_numbers();
-  auto layout =
-      Job::PlanLayout(options, *dataset, static_cast<uint32_t>(nodes.size()));
-  if (!layout.ok()) {
-    return layout.status().Prepend("dataset '" + options.spec.name + "'");
+  std::shared_ptr<void> memory;
+  const auto plan = [&](bool replicate) -> StatusOr<Job::Layout> {
+    auto layout = Job::PlanLayout(
+        options, *dataset, static_cast<uint32_t>(nodes.size()), replicate);
+    if (!layout.ok()) {
+      return layout.status().Prepend("dataset '" + options.spec.name + "'");
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(memory, PromiseMemory(key, options, *layout));
+    return layout;
+  };
+  // A copy on each node where there is room, else the nodes share one.
+  auto layout = plan(workers_->topology().unbound().empty());
+  if (layout.status().code() == StatusCode::kResourceExhausted) {
+    layout = plan(false);
   }
+  if (!layout.ok()) return layout.status();
   if (layout->segment.bank_slots > 0) {
     MutexLock lock(&opening->mutex);
     layout->bank_nodes = NodesOfBanks(options, *layout, nodes, opening->known);
@@ -591,8 +573,6 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   }
   life_->Begun(number, layout->plan.start().position,
                layout->segment.segment_bytes);
-  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<void> memory,
-                            PromiseMemory(key, options, *layout));
   auto segment = Segment::Create(layout->segment, life_id_, number);
   if (!segment.ok()) {
     promised_bytes_.fetch_sub(layout->segment.segment_bytes);
@@ -610,103 +590,10 @@ void JobTable::NoteNode(Opening* opening, const AttachRequest& request) {
   opening->known.push_back({request.joining.rank, *request.joining.node});
 }
 
-bool JobTable::Binds(const Job& job) const {
-  return job.segment().plan().bank_slots > 0 &&
-         workers_->topology().unbound().empty();
-}
-
-void JobTable::BindBanks(const Job& job) {
-  if (!Binds(job)) return;
-  const std::vector<uint32_t> nodes = job.BankNodes();
-  const SegmentPlan& plan = job.segment().plan();
-  for (const uint32_t node : workers_->topology().node_numbers()) {
-    const auto banks =
-        static_cast<uint64_t>(std::count(nodes.begin(), nodes.end(), node));
-    const uint64_t bytes =
-        banks * BankStride(plan.bank_slots, plan.slot_stride);
-    // The child that populates them would be killed, for all that other nodes
-    // have room.
-    const std::optional<uint64_t> room = FindNodeRoom(SystemFiles{}, node);
-    if (room && bytes > *room) {
-      spdlog::warn(
-          "job '{}': {} of its batches belong on NUMA node {}, which has {} "
-          "left: they are not bound",
-          job.key().name, BytesText(bytes), node, BytesText(*room));
-      continue;
-    }
-    for (size_t bank = 0; bank < nodes.size(); ++bank) {
-      if (nodes[bank] == node) BindBank(job, bank, node);
-    }
-  }
-}
-
-void JobTable::BindBank(const Job& job, size_t bank, uint32_t node) {
-  const SegmentPlan& plan = job.segment().plan();
-  const uint64_t bytes = BankStride(plan.bank_slots, plan.slot_stride);
-  const Status status = workers_->topology().BindMemory(
-      job.segment().base() + plan.slots_offset + bank * bytes, bytes, node);
-  if (!status.ok() && !told_unbound_.exchange(true)) {
-    spdlog::warn("job '{}': {}", job.key().name, status.message());
-  }
-}
-
-void JobTable::MoveBanks(Job& job) {
-  do {
-    std::vector<uint32_t> nodes;
-    while (const std::optional<uint32_t> bank = job.NextBankToMove(&nodes)) {
-      if (Binds(job)) MoveBank(job, *bank, nodes[*bank]);
-    }
-    if (Binds(job)) LookAtBanks(job, nodes);
-  } while (!job.EndMoving());
-}
-
-void JobTable::MoveBank(const Job& job, uint32_t bank, uint32_t node) {
-  const SegmentPlan& plan = job.segment().plan();
-  const std::optional<uint64_t> room = FindNodeRoom(SystemFiles{}, node);
-  if (room && BankStride(plan.bank_slots, plan.slot_stride) > *room) return;
-  // Only pages that this process has mapped are moved, and those of a job that
-  // was just opened only the child had that populated them. Where the advice is
-  // not known (before Linux 5.14) they stay.
-  for (uint32_t i = 0; i < plan.bank_slots; ++i) {
-    const uint32_t slot = bank * plan.bank_slots + i;
-    (void)madvise(job.segment().base() + job.segment().slot_offset(slot),
-                  plan.slot_stride, MADV_POPULATE_READ);
-  }
-  BindBank(job, bank, node);
-}
-
-void JobTable::LookAtBanks(Job& job, const std::vector<uint32_t>& nodes) {
-  const Topology& topology = workers_->topology();
-  const SegmentPlan& plan = job.segment().plan();
-  uint64_t seen = 0;
-  uint64_t elsewhere = 0;
-  // Two pages of each slot are enough to see what the whole bank was bound to.
-  for (uint32_t slot = 0; slot < plan.slot_count; ++slot) {
-    const std::byte* const begin =
-        job.segment().base() + job.segment().slot_offset(slot);
-    for (const std::byte* at : {begin, begin + plan.slot_stride - 1}) {
-      const std::optional<uint32_t> node = topology.NodeOfPage(at);
-      if (!node) continue;
-      ++seen;
-      elsewhere += *node != nodes[slot / plan.bank_slots];
-    }
-  }
-  // Relaxed, all: shown.
-  job.counters().pages_seen.store(seen, std::memory_order_relaxed);
-  const uint64_t before = job.counters().pages_elsewhere.exchange(
-      elsewhere, std::memory_order_relaxed);
-  pages_elsewhere_.fetch_add(elsewhere - before, std::memory_order_relaxed);
-  if (elsewhere > 0 && !told_unbound_.exchange(true)) {
-    spdlog::warn(
-        "job '{}': {} of {} pages are not on the NUMA node they were bound to",
-        job.key().name, elsewhere, seen);
-  }
-}
-
 void JobTable::StartMover(const std::shared_ptr<Job>& job) {
   Opening* opening = &openings_.emplace_back();
   StatusOr<std::thread> thread = StartOpening([this, opening, job] {
-    MoveBanks(*job);
+    placement_.Move(*job);
     loop_->Post([this, opening] { EndOpening(opening); });
   });
   if (thread.ok()) {
@@ -804,11 +691,12 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
                              const std::function<void()>& on_first) {
   const SegmentPlan& plan = job.segment().plan();
   std::byte* base = job.segment().base();
-  const uint32_t lanes = job.layout().lanes;
+  const uint32_t lanes = job.layout().copies * job.layout().lanes;
   const uint32_t levels = job.layout().slots_per_lane;
-  BindBanks(job);
+  placement_.Bind(job);
   std::vector<PopulateRange> ranges = {{base, plan.slots_offset}};
   for (uint32_t level = 0; level < levels; ++level) {
+    // Copies of one lane are as good as lanes.
     for (uint32_t lane = 0; lane < lanes; ++lane) {
       ranges.push_back({base + job.segment().slot_offset(lane * levels + level),
                         plan.slot_stride});
@@ -824,7 +712,7 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
       },
       [&] { return progress.cancel.load() || job.Pointless(); });
   promised_bytes_.fetch_sub(plan.segment_bytes);
-  if (status.ok()) MoveBanks(job);
+  if (status.ok()) placement_.Move(job);
   return status;
 }
 

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "broker/bank_placement.h"
 #include "broker/dataset.h"
 #include "broker/disposal.h"
 #include "broker/event_loop.h"
@@ -117,11 +118,7 @@ class JobTable {
   nlohmann::json StatusJson(bool with_ranks) const;
   // Rows made for all jobs, those that ended too.
   uint64_t RowsMade() const;
-  // Pages of slots that were found on another NUMA node than they were bound
-  // to, of all jobs.
-  uint64_t PagesElsewhere() const {
-    return pages_elsewhere_.load(std::memory_order_relaxed);  // shown
-  }
+  const BankPlacement& placement() const { return placement_; }
   void Shutdown();
   // Whether Sweep has anything to look at.
   bool busy() const { return !openings_.empty() || !entries_.empty(); }
@@ -257,16 +254,7 @@ class JobTable {
   Status PopulateJob(Job& job, const OpenProgress& progress,
                      const std::function<void()>& on_first);
   static void NoteNode(Opening* opening, const AttachRequest& request);
-  // Each bank of slots onto its node, before it is populated; afterwards those
-  // that belong on another by now, and a look at where the pages are. Without
-  // errors: all works unbound, too.
-  bool Binds(const Job& job) const;
-  void BindBanks(const Job& job);
-  void BindBank(const Job& job, size_t bank, uint32_t node);
-  void MoveBanks(Job& job);
-  void MoveBank(const Job& job, uint32_t bank, uint32_t node);
-  void LookAtBanks(Job& job, const std::vector<uint32_t>& nodes);
-  // Some of a job that is open are to be moved.
+  // Banks of a job that is open are to be moved.
   void StartMover(const std::shared_ptr<Job>& job);
 
   EventLoop* const loop_;
@@ -296,8 +284,7 @@ class JobTable {
   const std::shared_ptr<Promised> promised_ = std::make_shared<Promised>();
   // Of them not populated yet: not seen in the machine's free memory.
   std::atomic<uint64_t> promised_bytes_{0};
-  std::atomic<bool> told_unbound_{false};  // the log has it
-  std::atomic<uint64_t> pages_elsewhere_{0};
+  BankPlacement placement_;
 };
 
 }  // namespace penstock

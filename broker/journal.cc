@@ -576,10 +576,11 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
     const int result = reader.Next();
     if (result < 0) return FileError(-result, "read " + path);
     if (result == 0) break;
-    PENSTOCK_RETURN_IF_ERROR(
-        replay(reader.type(), reader.payload())
-            .Prepend(fmt::format("{}, record {} at byte {}", path,
-                                 replayed->records, offset)));
+    if (const Status status = replay(reader.type(), reader.payload());
+        !status.ok()) {
+      return status.Prepend(fmt::format("{}, record {} at byte {}", path,
+                                        replayed->records, offset));
+    }
     ++replayed->records;
   }
   end.size = reader.offset();

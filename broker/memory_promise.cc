@@ -20,10 +20,6 @@
 #include "broker/job.h"
 #include "common/message.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14
-#endif
-
 namespace penstock {
 namespace {
 

@@ -1,6 +1,7 @@
 #include "broker/placement.h"
 
 #include <algorithm>
+#include <bitset>
 #include <charconv>
 #include <utility>
 
@@ -30,10 +31,10 @@ std::vector<Processor> SpreadOverNodes(std::span<const Processor> processors) {
 StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text) {
   const auto wrong = [] {
     return InvalidArgumentError(
-        "not an ascending list of processors below {} such as 0-3,8", kCpusMax);
+        "not a list of processors below {} such as 0-7,16", kCpusMax);
   };
-  if (text.empty() || text.size() > kCpuListCharsMax) return wrong();
-  std::vector<uint32_t> cpus;
+  if (text.size() > kCpuListCharsMax) return wrong();
+  std::bitset<kCpusMax> listed;
   const char* at = text.data();
   const char* const end = at + text.size();
   const auto read = [&](uint32_t* cpu) {
@@ -47,15 +48,45 @@ StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text) {
     uint32_t last = first;
     if (at != end && *at == '-') {
       ++at;
-      if (!read(&last)) return wrong();
+      if (!read(&last) || last < first) return wrong();
     }
-    // Ascending: so there are kCpusMax at most.
-    if (last < first || (!cpus.empty() && first <= cpus.back())) return wrong();
-    for (uint32_t cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
-    if (at == end) return cpus;
+    for (uint32_t cpu = first; cpu <= last; ++cpu) listed.set(cpu);
+    if (at == end) break;
     if (*at++ != ',') return wrong();
   }
+  std::vector<uint32_t> cpus;
+  for (uint32_t cpu = 0; cpu < kCpusMax; ++cpu) {
+    if (listed[cpu]) cpus.push_back(cpu);
+  }
+  return cpus;
 }
+
+namespace {
+
+RankNode NodeOfCpus(const RankPlacement& rank,
+                    const std::map<uint32_t, uint32_t>& node_of) {
+  std::optional<uint32_t> node;
+  for (const uint32_t cpu : rank.cpus) {
+    const auto found = node_of.find(cpu);
+    if (found == node_of.end()) {
+      return {
+          std::nullopt,
+          fmt::format("processor {} is of none of the broker's nodes", cpu)};
+    }
+    if (node && *node != found->second) {
+      return {std::nullopt,
+              "its processors are of several nodes" +
+                  (rank.cpu
+                       ? fmt::format("; it attached on processor {}", *rank.cpu)
+                       : "")};
+    }
+    node = found->second;
+  }
+  if (!node) return {std::nullopt, "it does not say its processors"};
+  return {node, "its processors"};
+}
+
+}  // namespace
 
 RankNode NodeOfRank(const RankPlacement& rank,
                     const std::map<uint32_t, uint32_t>& node_of,
@@ -69,25 +100,12 @@ RankNode NodeOfRank(const RankPlacement& rank,
         std::nullopt,
         fmt::format("option: node {} is not one of the broker's", *rank.node)};
   }
-  // The node of a rank's GPU, once ranks say which they have, belongs here.
-  std::optional<uint32_t> node;
-  for (const uint32_t cpu : rank.cpus) {
-    const auto found = node_of.find(cpu);
-    if (found == node_of.end()) {
-      return {std::nullopt,
-              fmt::format("processor {} is of none of the broker's nodes", cpu)};
-    }
-    if (node && *node != found->second) {
-      return {std::nullopt,
-              "its processors are of several nodes" +
-                  (rank.cpu
-                       ? fmt::format("; it attached on processor {}", *rank.cpu)
-                       : "")};
-    }
-    node = found->second;
+  RankNode by_cpus = NodeOfCpus(rank, node_of);
+  if (!by_cpus.node && rank.gpu_node &&
+      std::find(nodes.begin(), nodes.end(), *rank.gpu_node) != nodes.end()) {
+    return {rank.gpu_node, "its GPU " + rank.gpu};
   }
-  if (!node) return {std::nullopt, "it does not say its processors"};
-  return {node, "its processors"};
+  return by_cpus;
 }
 
 std::vector<uint32_t> NodesOfLanes(uint32_t lanes,

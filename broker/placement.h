@@ -15,10 +15,11 @@
 
 namespace penstock {
 
-// Bounds of what a rank says of itself.
+// Bounds of what a rank, or the configuration, says.
 inline constexpr uint32_t kCpusMax = 8192;
 inline constexpr uint32_t kNodesMax = 1024;
 inline constexpr size_t kCpuListCharsMax = 4096;
+inline constexpr size_t kGpuCharsMax = 64;
 
 struct Processor {
   uint32_t os_index = 0;
@@ -30,7 +31,7 @@ struct Processor {
 // on all nodes.
 std::vector<Processor> SpreadOverNodes(std::span<const Processor> processors);
 
-// "0-3,8": ascending. InvalidArgument: anything else.
+// "0-7,16": the processors it names, ascending. InvalidArgument: anything else.
 StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text);
 
 // What a rank says when it attaches.
@@ -38,12 +39,15 @@ struct RankPlacement {
   std::vector<uint32_t> cpus;    // it may run on; empty: not said
   std::optional<uint32_t> cpu;   // it attached on
   std::optional<uint32_t> node;  // the option, PENSTOCK_NODE
+  std::optional<uint32_t> gpu_node = {};
+  std::string gpu = {};  // its PCI address
 };
 struct RankNode {
   std::optional<uint32_t> node;
   std::string from;  // what tells it, or why it is not known
 };
-// The only one; the option; else the node that all of its processors are of.
+// The only one; the option; the node that all of its processors are of; its
+// GPU's.
 // node_of: of the processors there are; nodes: that memory can be on.
 RankNode NodeOfRank(const RankPlacement& rank,
                     const std::map<uint32_t, uint32_t>& node_of,

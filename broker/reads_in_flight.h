@@ -48,11 +48,27 @@ class ReadsInFlight {
     // younger.
     entries_[entry].waited_until_ns.store(now_ns, std::memory_order_relaxed);
   }
+  // Sums of this worker; it alone writes. Relaxed: they are compared with what
+  // they were before.
+  void CountBytes(uint64_t bytes) {
+    bytes_.store(bytes_.load(std::memory_order_relaxed) + bytes,
+                 std::memory_order_relaxed);
+  }
+  void CountWait(uint64_t ns) {
+    waited_ns_.store(waited_ns_.load(std::memory_order_relaxed) + ns,
+                     std::memory_order_relaxed);
+  }
   // Holds the entry whose plain system calls the worker is in, else kNone.
   std::atomic<uint32_t>* blocked_on() { return &blocked_on_; }
 
   // ---- any thread's
   // -----------------------------------------------------------
+
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  // In which the worker had nothing to do but wait.
+  uint64_t waited_ns() const {
+    return waited_ns_.load(std::memory_order_relaxed);
+  }
 
   struct Late {
     uint64_t job = 0;
@@ -100,6 +116,8 @@ class ReadsInFlight {
   };
   std::vector<Entry> entries_;
   std::atomic<uint32_t> blocked_on_{kNone};
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> waited_ns_{0};
 };
 
 }  // namespace penstock

@@ -12,10 +12,6 @@
 
 #include "broker/memory_promise.h"
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22  // Linux 5.14
-#endif
-
 namespace penstock {
 
 namespace {

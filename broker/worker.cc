@@ -33,19 +33,18 @@ void Count(std::atomic<uint64_t>& counter, uint64_t value) {
 
 }  // namespace
 
-Worker::Worker(WorkerPool* pool, uint32_t index, uint32_t read_depth,
-               ReadsInFlight* reads, std::optional<uint32_t> node)
+Worker::Worker(WorkerPool* pool, const Seat& seat, uint32_t most,
+               ReadsInFlight* reads)
     : pool_(pool),
-      index_(index),
-      tickets_per_lane_(Tickets(read_depth)),
-      reads_(reads),
-      node_(node) {
+      seat_(seat),
+      tickets_per_lane_(Tickets(most)),
+      reads_(reads) {
   OpenLane(0);
 }
 
 void Worker::OpenLane(uint32_t number) {
   Lane& lane = lanes_[number];
-  lane.reader = pool_->MakeWorkerReader(index_);
+  lane.reader = pool_->MakeWorkerReader(seat_.index);
   lane.reader->ReportBlocking(reads_->blocked_on(), Entry(number, 0));
   lane.tickets = std::vector<Ticket>(lane.reader->depth());
   lane.free.clear();
@@ -61,7 +60,7 @@ void Worker::ChangeLane() {
     if (lanes_[number].reader != nullptr) continue;
     spdlog::warn(
         "worker {}: {} reads of ended jobs hang; it goes on beside them",
-        index_, given_up_);
+        seat_.index, given_up_);
     return OpenLane(number);
   }
 }
@@ -90,8 +89,7 @@ bool Worker::ClaimMore() {
   if (claim_failed_ && news == news_seen_) return false;
   jobs_of_open_.clear();
   for (const auto& work : open_) jobs_of_open_.push_back(work->job.get());
-  WorkerPool::Claimed claimed =
-      pool_->ClaimFair(jobs_of_open_, blocking(), node_);
+  WorkerPool::Claimed claimed = pool_->ClaimFair(jobs_of_open_, *this);
   claim_failed_ = claimed.claim.share == nullptr;
   news_seen_ = news;
   if (claim_failed_) return false;
@@ -115,7 +113,7 @@ bool Worker::MayRead(const Work& work) const {
       given_up_of_.count(work.state->dataset_hash) > 0) {
     return false;
   }
-  return reads < lanes_[lane_].free.size();
+  return reads < pool_->read_depth() && reads < lanes_[lane_].free.size();
 }
 
 bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
@@ -246,6 +244,7 @@ bool Worker::FinishReads(uint64_t wait_ns) {
 
 // For every job that has a read in flight here, whether it has arrived or not.
 void Worker::CountReadWait(uint64_t ns) {
+  if (waited_for_ > 0) reads_->CountWait(ns);
   for (const auto& [key, state] : states_) {
     if (state.reads[lane_] == 0) continue;
     if (const auto job = state.job.lock()) {
@@ -257,6 +256,7 @@ void Worker::CountReadWait(uint64_t ns) {
 void Worker::FinishRead(uint32_t number, const Reader::Done& done) {
   Lane& lane = lanes_[number];
   reads_->End(Entry(number, done.ticket));
+  reads_->CountBytes(done.bytes.size());
   const Ticket ticket = std::exchange(lane.tickets[done.ticket], {});
   if (ticket.work == nullptr) {
     --lane.given_up;
@@ -332,7 +332,7 @@ void Worker::Finish(const Ticket& ticket, const Reader::Done& done) {
 Status Worker::MakeRow(Work& work, uint64_t index, uint64_t record,
                        std::span<const std::byte> bytes) {
   const Dataset& dataset = work.job->dataset();
-  const SamplesInWork::Mark mark(pool_->samples(), index_,
+  const SamplesInWork::Mark mark(pool_->samples(), seat_.index,
                                  {work.state->dataset_hash, record},
                                  work.number, pool_->now_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
@@ -344,7 +344,7 @@ Status Worker::MakeRow(Work& work, uint64_t index, uint64_t record,
                             work.rows[index].pass, record};
   PENSTOCK_RETURN_IF_ERROR(
       dataset.program->Run(raw_, key, *work.state->scratch, out_));
-  work.job->segment().ids(work.claim.share->slot)[work.claim.begin + index] =
+  work.job->segment().ids(work.claim.slot)[work.claim.begin + index] =
       static_cast<int64_t>(record);
   return OkStatus();
 }
@@ -353,7 +353,7 @@ Status Worker::MakeRow(Work& work, uint64_t index, uint64_t record,
 std::byte* Worker::Place(const Work& work, uint64_t index,
                          size_t feature) const {
   const ElementSpec& element = work.job->dataset().program->element_spec();
-  return work.job->segment().feature(work.claim.share->slot, feature) +
+  return work.job->segment().feature(work.claim.slot, feature) +
          (work.claim.begin + index) * element[feature].RowBytes();
 }
 
@@ -427,7 +427,7 @@ void Worker::Done(Work& work, uint64_t rows) {
     Job::Counters& counters = work.job->counters();
     Count(work.claim.local ? counters.rows_local : counters.rows_remote,
           work.finished);
-    work.job->FinishRows(work.claim.share, work.finished);
+    work.job->FinishRows(work.claim);
   }
 }
 

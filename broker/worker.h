@@ -2,10 +2,11 @@
 //
 // Storage that hangs must cost its job its life and nobody else anything:
 //   * A job starts a read only while it has fewer in flight here than tickets
-//     are free. So a job alone has half of them, `read_depth`; the next finds
-//     half of the rest, and so on: a job on hung storage leaves some to those
-//     that come later, without anybody saying which one that is (the dynamic
-//     threshold of shared-memory switches, Choudhury and Hahne, 1998).
+//     are free, and never more than `read_depth`. So a job alone has half of
+//     them at most; the next finds half of the rest, and so on: a job on hung
+//     storage leaves some to those that come later, without anybody saying
+//     which one that is (the dynamic threshold of shared-memory switches,
+//     Choudhury and Hahne, 1998).
 //   * The loop never waits for long: it looks for other rows in between.
 //   * A read that nobody waits for any more (its job failed, or its ranks left)
 //     is given up: its row counts as done, its ticket stays occupied until the
@@ -41,14 +42,19 @@ class Worker {
  public:
   static constexpr uint32_t kLanesMax = 4;
   // Tickets of its reader, and entries of reads.
-  static uint32_t Tickets(uint32_t read_depth) { return 2 * read_depth; }
-  static uint32_t ReadEntries(uint32_t read_depth) {
-    return kLanesMax * Tickets(read_depth) + 1;
+  static uint32_t Tickets(uint32_t most) { return 2 * most; }
+  static uint32_t ReadEntries(uint32_t most) {
+    return kLanesMax * Tickets(most) + 1;
   }
 
-  // node: the NUMA node it is pinned to.
-  Worker(WorkerPool* pool, uint32_t index, uint32_t read_depth,
-         ReadsInFlight* reads, std::optional<uint32_t> node);
+  struct Seat {
+    uint32_t index = 0;            // of its thread
+    uint32_t place = 0;            // see worker_pool.h
+    std::optional<uint32_t> node;  // NUMA, that it is pinned to
+  };
+  // most: reads in flight of one job, whatever the pool's read_depth will be.
+  Worker(WorkerPool* pool, const Seat& seat, uint32_t most,
+         ReadsInFlight* reads);
   // Waits for the reads in flight, for ever if the storage hangs.
   ~Worker() = default;
 
@@ -60,6 +66,8 @@ class Worker {
   bool draining() const { return given_up_ > 0; }
   // While it reads it does nothing else.
   bool blocking() const { return lanes_[lane_].reader->blocking(); }
+  uint32_t place() const { return seat_.place; }
+  std::optional<uint32_t> node() const { return seat_.node; }
 
  private:
   // What this worker keeps of a job.
@@ -130,10 +138,9 @@ class Worker {
   uint32_t SubstituteEntry() const { return kLanesMax * tickets_per_lane_; }
 
   WorkerPool* const pool_;
-  const uint32_t index_;
+  const Seat seat_;
   const uint32_t tickets_per_lane_;  // a blocking reader has fewer
   ReadsInFlight* const reads_;
-  const std::optional<uint32_t> node_;
   std::array<Lane, kLanesMax> lanes_;
   uint32_t lane_ = 0;                         // where reads are started
   uint64_t waited_for_ = 0;                   // reads in flight, of all lanes

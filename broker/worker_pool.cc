@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "broker/config.h"
 #include "broker/worker.h"
@@ -42,6 +43,9 @@ StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
   std::unique_ptr<WorkerPool> pool(new WorkerPool());
   pool->topology_ = &topology;
   pool->options_ = options;
+  pool->depth_ = ReadDepth(options.read_depth);
+  pool->reads_most_ = pool->depth_.most();
+  pool->read_depth_.store(pool->depth_.depth(), std::memory_order_relaxed);
   const uint32_t workers =
       options.workers != 0 ? options.workers : topology.cpu_quota();
   if (workers > kWorkersMax) {
@@ -49,7 +53,7 @@ StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
                                 kWorkersMax);
   }
   static_assert(2 * kWorkersMax <= kSampleLines);
-  pool->workers_ = workers;
+  pool->workers_.store(workers, std::memory_order_relaxed);
   if (options.samples == nullptr) {
     PENSTOCK_ASSIGN_OR_RETURN(pool->own_samples_, SamplesInWork::Open(""));
     pool->options_.samples = pool->own_samples_.get();
@@ -57,18 +61,16 @@ StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
   // One reader is made here to learn of a broken machine before any thread is
   // started; each worker makes its own on its own thread.
   auto probe =
-      MakeReader(options.read_backend, Worker::Tickets(options.read_depth));
+      MakeReader(options.read_backend, Worker::Tickets(pool->reads_most_));
   if (!probe.ok()) {
     return probe.status().Prepend(fmt::format(
         "read_backend: {}",
         kReadBackendNames[static_cast<size_t>(options.read_backend)]));
   }
   pool->read_backend_ = (*probe)->backend();
-  for (uint32_t i = 0; i < 2 * workers; ++i) {
-    pool->reads_.push_back(std::make_unique<ReadsInFlight>(
-        Worker::ReadEntries(options.read_depth)));
+  for (uint32_t i = 0; i < workers; ++i) {
+    PENSTOCK_RETURN_IF_ERROR(pool->StartThread(i));
   }
-  for (uint32_t i = 0; i < workers; ++i) pool->StartThread(i);
   return pool;
 }
 
@@ -78,45 +80,89 @@ WorkerPool::~WorkerPool() {
     stop_ = true;
     stopping_.store(true, std::memory_order_relaxed);
     work_.NotifyAll();
+    more_workers_.NotifyAll();
   }
-  for (std::thread& thread : threads_) thread.join();
+  for (Thread& each : threads_) each.thread.join();
+}
+
+size_t WorkerPool::ThreadsAt(uint32_t place) const {
+  return static_cast<size_t>(
+      std::count_if(threads_.begin(), threads_.end(),
+                    [place](const auto& each) { return each.place == place; }));
+}
+
+Status WorkerPool::SetWorkers(uint32_t asked) {
+  const uint32_t workers = asked != 0 ? asked : topology_->cpu_quota();
+  if (workers > kWorkersMax) {
+    return InvalidArgumentError("{} workers, at most {} may be", workers,
+                                kWorkersMax);
+  }
+  uint32_t there = 0;
+  Status status;
+  while (there < workers && status.ok()) {
+    if (ThreadsAt(there) == 0) status = StartThread(there);
+    if (status.ok()) ++there;
+  }
+  if (there == 0) return status;
+  options_.workers = asked == 0 && there == workers ? 0 : there;
+  set_ = true;
+  MutexLock lock(&mutex_);
+  workers_.store(there, std::memory_order_relaxed);
+  // Relaxed: as in NotifyWork. Who is one too many learns it, and who is not.
+  news_.fetch_add(1, std::memory_order_relaxed);
+  work_.NotifyAll();
+  more_workers_.NotifyAll();
+  return status;
 }
 
 std::string WorkerPool::Description() const {
   const size_t cpus = topology_->cpus().size();
   const std::string why =
       options_.workers != 0 ? fmt::format("workers: {}", options_.workers)
-      : workers_ < cpus
-          ? fmt::format("auto, cpu.max allows {} of {} processors", workers_,
+      : workers() < cpus
+          ? fmt::format("auto, cpu.max allows {} of {} processors", workers(),
                         cpus)
           : "auto, one for each processor";
-  return fmt::format("on {}; {}", topology_->description(), why);
+  return fmt::format("on {}; {}{}", topology_->description(), why,
+                     set_ ? ", set while it runs" : "");
 }
 
 std::map<uint32_t, uint32_t> WorkerPool::workers_of_nodes() const {
   const std::vector<Topology::Cpu>& cpus = topology_->cpus();
-  std::map<uint32_t, uint32_t> workers;
-  for (uint32_t i = 0; i < workers_; ++i) {
-    if (const auto node = cpus[i % cpus.size()].node) ++workers[*node];
+  std::map<uint32_t, uint32_t> of_nodes;
+  for (uint32_t i = 0; i < workers(); ++i) {
+    if (const auto node = cpus[i % cpus.size()].node) ++of_nodes[*node];
   }
-  return workers;
+  return of_nodes;
 }
 
-void WorkerPool::StartThread(uint32_t cpu) {
+Status WorkerPool::StartThread(uint32_t place) {
   const auto index = static_cast<uint32_t>(threads_.size());
-  threads_.emplace_back([this, index, cpu] { Run(index, cpu); });
+  Thread& added = threads_.emplace_back();
+  added.place = place;
+  added.reads =
+      std::make_unique<ReadsInFlight>(Worker::ReadEntries(reads_most_));
+  try {
+    added.thread = std::thread([this, index, place, reads = added.reads.get()] {
+      Run(index, place, reads);
+    });
+  } catch (const std::system_error& error) {
+    threads_.pop_back();
+    return ResourceExhaustedError("cannot start worker {}: {}", index,
+                                  error.what());
+  }
+  return OkStatus();
 }
 
-void WorkerPool::Run(uint32_t index, uint32_t cpu) {
+void WorkerPool::Run(uint32_t index, uint32_t place, ReadsInFlight* reads) {
   pthread_setname_np(pthread_self(), fmt::format("worker {}", index).c_str());
   const std::vector<Topology::Cpu>& cpus = topology_->cpus();
-  Topology::Cpu own = cpus[cpu % cpus.size()];
+  Topology::Cpu own = cpus[place % cpus.size()];
   if (const Status status = topology_->PinThread(own); !status.ok()) {
     spdlog::warn("{}; it runs unpinned", status.message());
     own.node.reset();
   }
-  Worker worker(this, index, options_.read_depth, reads_[index].get(),
-                own.node);
+  Worker worker(this, {index, place, own.node}, reads_most_, reads);
   while (WaitForWork(worker)) {
     while (worker.RunOnce()) {
     }
@@ -124,7 +170,7 @@ void WorkerPool::Run(uint32_t index, uint32_t cpu) {
 }
 
 std::unique_ptr<Reader> WorkerPool::MakeWorkerReader(uint32_t worker) const {
-  const uint32_t tickets = Worker::Tickets(options_.read_depth);
+  const uint32_t tickets = Worker::Tickets(reads_most_);
   if (options_.read_backend != ReadBackend::kPread) {
     auto reader = MakeReader(options_.read_backend, tickets);
     if (reader.ok() && !(*reader)->blocking()) return *std::move(reader);
@@ -184,6 +230,16 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
   MutexLock lock(&mutex_);
   for (;;) {
     if (stop_) return false;
+    if (worker.place() >= workers()) {
+      if (draining) {
+        more_workers_.WaitFor(&mutex_, kDrainInterval);
+        return !stop_;
+      }
+      ++idle_;
+      more_workers_.Wait(&mutex_);
+      --idle_;
+      continue;
+    }
     if (std::any_of(jobs_.begin(), jobs_.end(), [&](const Entry& entry) {
           return entry.job->MayHaveWork() && !(blocking && entry.blocks);
         })) {
@@ -205,8 +261,8 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
 }
 
 WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
-                                          bool blocking,
-                                          std::optional<uint32_t> node) {
+                                          const Worker& worker) {
+  const bool blocking = worker.blocking();
   std::vector<Entry> entries;
   std::vector<Candidate> candidates;
   for (;;) {
@@ -214,7 +270,7 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
     candidates.clear();
     {
       MutexLock lock(&mutex_);
-      if (stop_) return {};
+      if (stop_ || worker.place() >= workers()) return {};
       for (const Entry& entry : jobs_) {
         if (entry.job->MayHaveWork() && !(blocking && entry.blocks) &&
             std::find(but.begin(), but.end(), entry.job.get()) == but.end()) {
@@ -242,7 +298,7 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
       }
       virtual_now_ns_ = std::max(virtual_now_ns_, time_ns);
     }
-    if (Claim claim = job->ClaimRows(node); claim.share != nullptr) {
+    if (Claim claim = job->ClaimRows(worker.node()); claim.share != nullptr) {
       if (entries.size() > 1 || job->MayHaveWork()) {
         MutexLock lock(&mutex_);
         WakeOne();
@@ -262,7 +318,7 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
   std::vector<uint32_t> blocked;
   for (uint32_t i = 0; i < threads_.size(); ++i) {
     const size_t before = late.size();
-    reads_[i]->List(now_ns, kLateNs, &late);
+    threads_[i].reads->List(now_ns, kLateNs, &late);
     // Those of io_uring hold nobody.
     late.erase(std::remove_if(late.begin() + static_cast<ptrdiff_t>(before),
                               late.end(),
@@ -283,16 +339,34 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
     work_.NotifyAll();
   }
   for (const uint32_t index : blocked) {
-    if (threads_.size() - blocked.size() >= workers_ ||
-        threads_.size() == reads_.size()) {
-      break;
-    }
+    const uint32_t place = threads_[index].place;
+    if (place >= workers() || ThreadsAt(place) > 1) continue;
     spdlog::warn(
         "worker {} is held by a read that does not end; worker {} takes its "
         "place",
         index, threads_.size());
-    StartThread(index % workers_);
+    if (const Status status = StartThread(place); !status.ok()) {
+      spdlog::warn("{}", status.message());
+    }
   }
+}
+
+void WorkerPool::LookAtReads(uint64_t ns) {
+  uint64_t bytes = 0;
+  uint64_t waited_ns = 0;
+  for (const Thread& each : threads_) {
+    bytes += each.reads->bytes();
+    waited_ns += each.reads->waited_ns();
+  }
+  const double seconds = static_cast<double>(ns) * 1e-9;
+  const double waited_s =
+      static_cast<double>(waited_ns - waited_seen_ns_) * 1e-9;
+  if (depth_.Look(seconds, bytes - bytes_seen_,
+                  waited_s / (seconds * workers()))) {
+    read_depth_.store(depth_.depth(), std::memory_order_relaxed);
+  }
+  bytes_seen_ = bytes;
+  waited_seen_ns_ = waited_ns;
 }
 
 WorkerPool::Named WorkerPool::NamedOf(uint64_t number) {
@@ -316,18 +390,19 @@ std::optional<std::string> WorkerPool::Tick() {
     slept_ns = slept_ns_;
   }
   if (const uint64_t ns = steady_ns - ticked_ns_; ticked_ns_ != 0 && ns > 0) {
-    // Threads that took the place of others are more than workers_.
+    // Threads that took the place of others are more than workers.
     const double share = static_cast<double>(slept_ns - slept_seen_ns_) /
-                         (static_cast<double>(ns) * workers_);
+                         (static_cast<double>(ns) * workers());
     idle_share_.Add(std::min(share, 1.0), static_cast<double>(ns) * 1e-9);
+    LookAtReads(ns);
   }
   slept_seen_ns_ = slept_ns;
   ticked_ns_ = steady_ns;
 
   ReplaceBlocked(now_ns);
   std::vector<ReadsInFlight::Late> late;
-  for (const auto& reads : reads_) {
-    reads->List(now_ns, options_.read_timeout_ns, &late);
+  for (const Thread& each : threads_) {
+    each.reads->List(now_ns, options_.read_timeout_ns, &late);
   }
   for (const ReadsInFlight::Late& read : late) {
     // Without the pool's lock: Fail takes the job's, which is taken first.
@@ -345,7 +420,7 @@ std::optional<std::string> WorkerPool::Tick() {
   }
 
   const auto oldest =
-      options_.samples->Oldest(static_cast<uint32_t>(reads_.size()));
+      options_.samples->Oldest(static_cast<uint32_t>(threads_.size()));
   if (!oldest || now_ns - oldest->since_ns < options_.decode_timeout_ns) {
     return std::nullopt;
   }
@@ -364,9 +439,9 @@ std::optional<std::string> WorkerPool::Tick() {
 std::vector<WorkerPool::LateRead> WorkerPool::LateReads() {
   std::vector<LateRead> reads;
   std::vector<ReadsInFlight::Late> late;
-  for (uint32_t worker = 0; worker < reads_.size(); ++worker) {
+  for (uint32_t worker = 0; worker < threads_.size(); ++worker) {
     late.clear();
-    reads_[worker]->List(now_ns(), kLateNs, &late);
+    threads_[worker].reads->List(now_ns(), kLateNs, &late);
     for (const ReadsInFlight::Late& read : late) {
       const Named named = NamedOf(read.job);
       const std::shared_ptr<const Dataset> dataset = named.dataset.lock();

@@ -13,6 +13,11 @@
 // worker's one sample took is measured by it too, and not by the worker's CPU
 // time: that would miss a decoder that is blocked. Reading it costs one load.
 //
+// A thread has a *place*, which is a processor's turn: there are as many places
+// as workers, and their number may change. A thread whose place is not there
+// any more finishes what it has claimed and sleeps until there are so many
+// again.
+//
 // Where there is no io_uring, a read that hangs holds its worker. Then another
 // thread takes the worker's place, once (so there are at most twice as many;
 // the one that comes back stays too: asleep it costs nothing), and workers that
@@ -35,6 +40,7 @@
 #include "broker/job.h"
 #include "broker/mutex.h"
 #include "broker/read.h"
+#include "broker/read_depth.h"
 #include "broker/reads_in_flight.h"
 #include "broker/samples_in_work.h"
 #include "broker/topology.h"
@@ -45,8 +51,8 @@ namespace penstock {
 class Worker;
 
 struct WorkerOptions {
-  uint32_t workers = 0;      // 0: one per processor
-  uint32_t read_depth = 16;  // reads in flight per worker, of one job
+  uint32_t workers = 0;     // 0: one per processor
+  uint32_t read_depth = 0;  // per worker, of one job; 0: see read_depth.h
   ReadBackend read_backend = ReadBackend::kAuto;
   // A read in flight for longer ends its job.
   uint64_t read_timeout_ns = uint64_t{60} * 1'000'000'000;
@@ -92,11 +98,19 @@ class WorkerPool {
   // Afterwards no worker starts on it; claims under way go on.
   void Remove(const Job* job);
 
-  uint32_t workers() const { return workers_; }
+  uint32_t workers() const {
+    // Relaxed: a number; who sleeps because of it is woken under the mutex.
+    return workers_.load(std::memory_order_relaxed);
+  }
   // On which processors, and why so many and there.
   std::string Description() const;
   std::string read_backend() const { return read_backend_; }
-  uint32_t read_depth() const { return options_.read_depth; }
+  // Reads in flight per worker, of one job, by now.
+  uint32_t read_depth() const {
+    // Relaxed: seen late, a read more or less is started.
+    return read_depth_.load(std::memory_order_relaxed);
+  }
+  bool read_depth_is_automatic() const { return depth_.automatic(); }
   const Topology& topology() const { return *topology_; }
   // How many are on each NUMA node; of those that are on one.
   std::map<uint32_t, uint32_t> workers_of_nodes() const;
@@ -106,6 +120,9 @@ class WorkerPool {
 
   // Tick is to be called, every kTickInterval: there are jobs, or reads.
   bool WantsTick();
+  // So many from now on; 0: one per processor. InvalidArgument: too many;
+  // ResourceExhausted: no more threads can be started, there are fewer.
+  Status SetWorkers(uint32_t workers);
   // Advances the clock and ends jobs whose reads are late. Not nothing: a
   // decoder hangs, on which sample; no other worker can help it, the broker has
   // to be ended.
@@ -113,9 +130,6 @@ class WorkerPool {
 
   // Share of the workers that slept, lately.
   double recently_idle() const { return idle_share_.mean(); }
-
-  // ---- any thread's
-  // -----------------------------------------------------------
 
   // A read that the storage has not answered for more than a second.
   struct LateRead {
@@ -137,9 +151,8 @@ class WorkerPool {
     uint64_t number = 0;  // of the job; never used again
   };
   // Rows of the job served next, but of none of these; no share when no such
-  // job has rows. blocking: the worker's reader is. node: the worker's.
-  Claimed ClaimFair(const std::vector<const Job*>& but, bool blocking,
-                    std::optional<uint32_t> node);
+  // job has rows, or the worker's place is not there any more.
+  Claimed ClaimFair(const std::vector<const Job*>& but, const Worker& worker);
   // Another number than before: ClaimFair may find what it did not find.
   uint64_t news() const {
     // Relaxed: seen late, a claim is made late.
@@ -171,9 +184,18 @@ class WorkerPool {
   };
 
   WorkerPool() = default;
-  void StartThread(uint32_t cpu);
-  void Run(uint32_t index, uint32_t cpu);
+  struct Thread {
+    std::thread thread;
+    std::unique_ptr<ReadsInFlight> reads;
+    uint32_t place = 0;
+  };
+  Status StartThread(uint32_t place);
+  void Run(uint32_t index, uint32_t place, ReadsInFlight* reads);
+  // How many threads have this place.
+  size_t ThreadsAt(uint32_t place) const;
   void ReplaceBlocked(uint64_t now_ns);
+  // What the workers read in the last ns.
+  void LookAtReads(uint64_t ns);
   void NotifyWork();
   // One worker more; it wakes the next when there is more than it takes. So as
   // many are awake as have work, on a host with a hundred as on one with two.
@@ -186,22 +208,28 @@ class WorkerPool {
 
   const Topology* topology_ = nullptr;
   WorkerOptions options_;
+  uint32_t reads_most_ = 0;  // what read_depth may become; set before threads
   std::unique_ptr<SamplesInWork> own_samples_;
   std::string read_backend_;
-  uint32_t workers_ = 0;
-  std::vector<std::unique_ptr<ReadsInFlight>> reads_;  // by thread, of all
-  std::vector<std::thread> threads_;                   // the control thread's
+  std::atomic<uint32_t> workers_{0};
+  std::atomic<uint32_t> read_depth_{0};
+  bool set_ = false;  // while it runs: the control thread's, likewise
+  std::vector<Thread> threads_;  // only added to
 
   std::atomic<uint64_t> now_ns_{1};  // the control thread's to write
   uint64_t ticked_ns_ = 0;           // the control thread's
   bool any_blocks_ = false;          // of Entry::blocks; likewise, under mutex_
   uint64_t slept_seen_ns_ = 0;       // likewise: of slept_ns_
+  ReadDepth depth_;                  // likewise
+  uint64_t bytes_seen_ = 0;          // likewise: read by all threads
+  uint64_t waited_seen_ns_ = 0;      // likewise: for reads
   RecentMean idle_share_;            // likewise
   std::atomic<uint64_t> news_{0};
   std::atomic<bool> stopping_{false};
 
   Mutex mutex_;
   CondVar work_;
+  CondVar more_workers_;
   std::vector<Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;

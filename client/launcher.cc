@@ -13,6 +13,7 @@ struct Launcher {
   const char* rank;
   const char* world_size;
   const char* local_world_size;  // absent: as if all ranks were local
+  const char* local_rank;
   std::initializer_list<const char*> job;
 };
 
@@ -22,21 +23,25 @@ const Launcher kLaunchers[] = {
      "PENSTOCK_RANK",
      "PENSTOCK_WORLD_SIZE",
      "PENSTOCK_LOCAL_WORLD_SIZE",
+     "PENSTOCK_LOCAL_RANK",
      {}},
     {"Horovod",
      "HOROVOD_RANK",
      "HOROVOD_SIZE",
      "HOROVOD_LOCAL_SIZE",
+     "HOROVOD_LOCAL_RANK",
      {"PMIX_NAMESPACE"}},
     {"torchrun",
      "RANK",
      "WORLD_SIZE",
      "LOCAL_WORLD_SIZE",
+     "LOCAL_RANK",
      {"TORCHELASTIC_RUN_ID"}},
     {"OpenMPI",
      "OMPI_COMM_WORLD_RANK",
      "OMPI_COMM_WORLD_SIZE",
      "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK",
      {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
 };
 
@@ -56,6 +61,14 @@ StatusOr<int64_t> NumberOf(const Environment& environment,
   const std::optional<std::string> text = environment(name);
   if (!text) return InvalidArgumentError("{} is not set", name);
   return Number(name, *text);
+}
+
+// A hint: what is missing or wrong is not known.
+int64_t LocalRank(const Environment& environment, const char* name,
+                  const LaunchInfo& info) {
+  const StatusOr<int64_t> number = NumberOf(environment, name);
+  if (number.ok()) return *number;
+  return info.local_world_size == info.world_size ? info.rank : -1;
 }
 
 // "4", "2(x3),1": tasks on each node of the step. nodes_index counts them out.
@@ -100,6 +113,7 @@ StatusOr<LaunchInfo> FromSlurm(const Environment& environment) {
     PENSTOCK_ASSIGN_OR_RETURN(info.local_world_size,
                               SlurmTasksOfNode(*tasks, node));
   }
+  info.local_rank = LocalRank(environment, "SLURM_LOCALID", info);
   info.job = environment("SLURM_JOB_ID").value_or("");
   if (!info.job.empty()) {
     info.job =
@@ -151,8 +165,11 @@ StatusOr<LaunchInfo> FromTfConfig(const std::string& text) {
   info.rank = rank;
   info.world_size = static_cast<int64_t>(hosts.size());
   info.local_world_size = 0;
-  for (const std::string& host : hosts) {
-    info.local_world_size += host == hosts[static_cast<size_t>(rank)];
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    if (hosts[i] != hosts[static_cast<size_t>(rank)]) continue;
+    if (static_cast<int64_t>(i) == rank)
+      info.local_rank = info.local_world_size;
+    ++info.local_world_size;
   }
   return info;
 }
@@ -189,6 +206,7 @@ StatusOr<LaunchInfo> DetectLaunch(const Environment& environment) {
           info.local_world_size,
           NumberOf(environment, launcher.local_world_size));
     }
+    info.local_rank = LocalRank(environment, launcher.local_rank, info);
     for (const char* name : launcher.job) {
       if (info.job.empty()) info.job = environment(name).value_or("");
     }

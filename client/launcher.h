@@ -17,6 +17,7 @@ struct LaunchInfo {
   int64_t rank = 0;
   int64_t world_size = 1;
   int64_t local_world_size = 1;  // ranks on this host
+  int64_t local_rank = 0;        // of these; -1: the launcher does not say
   std::string job;               // the launcher's id of this run, or ""
 };
 

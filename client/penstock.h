@@ -124,7 +124,8 @@ typedef struct penstock_options {
                                 negative: do not wait */
   int32_t node;              /* NUMA node that the batches are to be on; -1:
                                 PENSTOCK_NODE, else that of the processors this
-                                process may run on, if it is one */
+                                process may run on, if it is one, else that of
+                                its GPU */
   int32_t reserved2;
 } penstock_options;
 #define PENSTOCK_OPTIONS_INIT                                                \

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "client/gpu_node.h"
 #include "client/launcher.h"
 #include "common/kill_point.h"
 #include "common/ring.h"
@@ -92,6 +93,13 @@ void DescribePlacement(nlohmann::json* request) {
   const std::string cpus = AllowedCpus();
   if (!cpus.empty() && cpus.size() <= kListCharsMax) (*request)["cpus"] = cpus;
   if (const int cpu = sched_getcpu(); cpu >= 0) (*request)["cpu"] = cpu;
+}
+
+// Of the machine, not of this process.
+bool HasSeveralNodes() {
+  std::string online;
+  std::getline(std::ifstream("/sys/devices/system/node/online"), online);
+  return online.find_first_of("-,") != std::string::npos;
 }
 
 StatusOr<std::string> ReadStateFile(const std::string& path) {
@@ -270,6 +278,15 @@ StatusOr<std::unique_ptr<Reader>> Reader::Attach(AttachOptions options) {
     }
   }
   if (options.node >= 0) request["node"] = options.node;
+  if (launch.rank != rank || launch.world_size != world_size) {
+    launch.local_rank = local_world_size == world_size ? rank : -1;
+  }
+  if (HasSeveralNodes()) {
+    if (const auto gpu = FindGpuNode(environment, launch)) {
+      request["gpu"] = gpu->gpu;
+      request["gpu_node"] = gpu->node;
+    }
+  }
   PENSTOCK_RETURN_IF_ERROR(DescribeDataset(options, &request));
   reader->request_ = request;
   reader->dynamic_ = options.delivery == "dynamic";

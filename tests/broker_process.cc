@@ -17,7 +17,8 @@
 
 namespace penstock {
 
-BrokerProcess::BrokerProcess(std::vector<std::string> arguments) {
+BrokerProcess::BrokerProcess(std::vector<std::string> arguments,
+                             bool private_broker) {
   std::string name =
       (std::filesystem::temp_directory_path() / "penstock-test-XXXXXX");
   if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
@@ -35,7 +36,8 @@ BrokerProcess::BrokerProcess(std::vector<std::string> arguments) {
     throw std::runtime_error("listen at " + socket_);
   }
   const std::string daemon = PENSTOCK_BUILD_DIR "/broker/penstockd";
-  std::vector<std::string> words = {daemon, "--private"};
+  std::vector<std::string> words = {daemon};
+  if (private_broker) words.push_back("--private");
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());

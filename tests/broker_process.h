@@ -13,7 +13,9 @@ namespace penstock {
 
 class BrokerProcess {
  public:
-  explicit BrokerProcess(std::vector<std::string> arguments = {});
+  // private_broker: for this user only; else as a service.
+  explicit BrokerProcess(std::vector<std::string> arguments = {},
+                         bool private_broker = true);
   ~BrokerProcess();
   BrokerProcess(const BrokerProcess&) = delete;
 

@@ -8,7 +8,9 @@
 #include <optional>
 #include <vector>
 
+#include "broker/dataset.h"
 #include "broker/delivery.h"
+#include "broker/job.h"
 #include "common/layout.h"
 #include "common/ring.h"
 #include "common/segment.h"
@@ -187,6 +189,156 @@ TEST(BankTest, ACellNamesTheSlotInItsBank) {
   EXPECT_EQ(cell.slot_offset, kHugePageBytes);
   ASSERT_EQ(TryTake(lanes.ring(1), lanes.page(1), &cell), TakeResult::kTaken);
   EXPECT_EQ(cell.slot_offset, kHugePageBytes + 4096);
+}
+
+// ---- copies of a broadcast
+// -----------------------------------------------------------------------
+
+// A broadcast of 12 rows, four at a time, with a copy on each of two nodes.
+class CopiesTest : public testing::Test {
+ protected:
+  CopiesTest() {
+    JobOptions options;
+    options.spec = *ParseDatasetSpec(
+        "dataset: numbers\nsource: {range: 12}\nbatch: {size: 4}\n"
+        "on_error: skip\n",
+        "test", "/");
+    options.delivery.mode = DeliveryMode::kBroadcast;
+    options.delivery.window = 2;
+    options.consumers_max = 2;
+    options.world_size = options.local_world_size = 2;
+    OpenProgress progress;
+    const auto dataset = *OpenDataset(options.spec, &progress);
+    auto layout = *Job::PlanLayout(options, *dataset, 2, true);
+    layout.bank_nodes = {0, 4};
+    layout.worker_nodes = {0, 4};
+    copies_ = layout.copies;
+    slots_ = layout.slots_per_lane;
+    segment_slots_ = layout.segment.slot_count;
+    auto segment = *Segment::Create(layout.segment, 1, 1);
+    job_ = std::make_shared<Job>(JobKey{}, options, dataset, std::move(layout),
+                                 std::move(segment), nullptr, 1, nullptr);
+    job_->SetUsableSlots(slots_);
+  }
+  void Attach(uint32_t rank, std::optional<uint32_t> node) {
+    pages_.push_back(std::make_shared<CursorPage>());
+    Delivery::Joining joining;
+    joining.rank = rank;
+    joining.node = node;
+    joining.cursor = pages_.back();
+    const auto joined = job_->Attach(std::move(joining),
+                                     [](const auto&) { return OkStatus(); });
+    ASSERT_TRUE(joined.ok()) << joined.status().message();
+    seats_.push_back(joined->seat);
+    job_->Advance();
+  }
+  // A worker of this node makes all rows but `bad`.
+  void MakeOne(std::optional<uint32_t> node, int64_t bad = -1) {
+    int64_t made = 0;
+    while (made < 4) {
+      const Claim claim = job_->ClaimRows(node);
+      ASSERT_NE(claim.share, nullptr);
+      filled_ = claim.slot;
+      local_ = claim.local;
+      for (uint64_t row = claim.begin; row < claim.end; ++row, ++made) {
+        if (static_cast<int64_t>(row) == bad) {
+          job_->LeaveOut(claim.share, row, "bad");
+          continue;
+        }
+        Row(claim.slot, row) = 100 + static_cast<int64_t>(row);
+        job_->segment().ids(claim.slot)[row] = static_cast<int64_t>(row);
+      }
+      job_->FinishRows(claim);
+    }
+  }
+  int64_t& Row(uint32_t slot, uint64_t row) {
+    return reinterpret_cast<int64_t*>(job_->segment().feature(slot, 0))[row];
+  }
+  // The slot of the segment that this consumer takes.
+  uint32_t Take(size_t consumer) {
+    Cell cell{};
+    EXPECT_EQ(TryTake(job_->segment().ring(seats_[consumer]), *pages_[consumer],
+                      &cell),
+              TakeResult::kTaken);
+    valid_rows_ = cell.valid_rows;
+    for (uint32_t slot = 0; slot < segment_slots_; ++slot) {
+      if (job_->segment().slot_offset(slot) == cell.slot_offset) return slot;
+    }
+    ADD_FAILURE() << "no slot begins at " << cell.slot_offset;
+    return 0;
+  }
+
+  std::shared_ptr<Job> job_;
+  uint32_t copies_ = 0;
+  uint32_t slots_ = 0;  // of each copy
+  uint32_t segment_slots_ = 0;
+  std::vector<std::shared_ptr<CursorPage>> pages_;
+  std::vector<uint32_t> seats_;
+  uint32_t filled_ = 0;  // slot
+  bool local_ = false;
+  uint32_t valid_rows_ = 0;
+};
+
+TEST_F(CopiesTest, EveryConsumerGetsTheCopyOnItsNode) {
+  ASSERT_EQ(copies_, 2u);
+  ASSERT_EQ(segment_slots_, 2 * slots_);
+  Attach(0, 4);
+  Attach(1, 0);
+  MakeOne(4);
+  EXPECT_GE(filled_, slots_) << "a worker fills the copy on its own node";
+  EXPECT_TRUE(local_);
+  const uint32_t far = Take(0);
+  const uint32_t near = Take(1);
+  EXPECT_EQ(far, filled_);
+  EXPECT_EQ(near + slots_, far);
+  for (const uint32_t slot : {near, far}) {
+    for (uint64_t row = 0; row < 4; ++row) {
+      EXPECT_EQ(Row(slot, row), 100 + static_cast<int64_t>(row));
+      EXPECT_EQ(job_->segment().ids(slot)[row], static_cast<int64_t>(row));
+    }
+  }
+}
+
+TEST_F(CopiesTest, AWorkerOfAnotherNodeFillsTheFirstCopy) {
+  Attach(0, 0);
+  Attach(1, 4);
+  MakeOne(9);
+  EXPECT_LT(filled_, slots_);
+  EXPECT_FALSE(local_);
+  EXPECT_EQ(Take(0) + slots_, Take(1));
+}
+
+TEST_F(CopiesTest, RowsThatAreLeftOutAreClosedUpInEveryCopy) {
+  Attach(0, 0);
+  Attach(1, 4);
+  MakeOne(0, /*bad=*/1);
+  for (const size_t consumer : {0u, 1u}) {
+    const uint32_t slot = Take(consumer);
+    EXPECT_EQ(valid_rows_, 3u);
+    EXPECT_EQ(Row(slot, 0), 100);
+    EXPECT_EQ(Row(slot, 1), 102);
+    EXPECT_EQ(Row(slot, 2), 103);
+  }
+}
+
+TEST_F(CopiesTest, AConsumerWhoseNodeIsNotKnownHasOneCopyAllTheTime) {
+  Attach(0, {});
+  Attach(1, {});
+  MakeOne(0);
+  MakeOne(4);
+  const uint32_t first = Take(0);
+  const uint32_t second = Take(0);
+  EXPECT_EQ(first / slots_, second / slots_);
+  EXPECT_NE(Take(1) / slots_, first / slots_) << "they are spread";
+}
+
+TEST_F(CopiesTest, OnlyABroadcastHasCopies) {
+  JobOptions options = job_->options();
+  options.delivery.mode = DeliveryMode::kDynamic;
+  EXPECT_EQ(Job::PlanLayout(options, job_->dataset(), 2, true)->copies, 1u);
+  options.delivery.mode = DeliveryMode::kBroadcast;
+  EXPECT_EQ(Job::PlanLayout(options, job_->dataset(), 1, true)->copies, 1u);
+  EXPECT_EQ(Job::PlanLayout(options, job_->dataset(), 2, false)->copies, 1u);
 }
 
 // ---- a broker

@@ -1,7 +1,12 @@
 #include "client/launcher.h"
 
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 #include <map>
 
+#include "client/gpu_node.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -107,6 +112,103 @@ TEST(LauncherTest, WrongValuesNameTheVariable) {
           {{"TF_CONFIG",
             R"({"cluster": {"worker": ["a:1"]}, "task": {"type": "ps", "index": 0}})"}})
           .ok());
+}
+
+// ---- its GPU
+// -----------------------------------------------------------------------
+
+// A host as sysfs shows it: a console's display, a network card, and GPUs.
+class GpuNodeTest : public testing::Test {
+ protected:
+  GpuNodeTest() {
+    Add("0000:02:00.0", "0x1a03", "0x030000", "0x2000", 0);
+    Add("0000:04:00.0", "0x15b3", "0x020000", "0x1017", 0);
+    Add("0000:d8:00.0", "0x10de", "0x030200", kModel, 1);
+    Add("0000:3b:00.0", "0x10de", "0x030200", kModel, 0);
+    Add("0000:3c:00.0", "0x10de", "0x030200", kModel, 0);
+    Add("0000:d9:00.0", "0x10de", "0x030200", kModel, 1);
+  }
+  ~GpuNodeTest() override { std::filesystem::remove_all(devices_); }
+  void Add(const std::string& address, const std::string& vendor,
+           const std::string& pci_class, const std::string& model, int node) {
+    const std::filesystem::path folder = devices_ / address;
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / "vendor") << vendor << "\n";
+    std::ofstream(folder / "class") << pci_class << "\n";
+    std::ofstream(folder / "device") << model << "\n";
+    std::ofstream(folder / "numa_node") << node << "\n";
+  }
+  std::string Of(int64_t local_rank, const Variables& variables = {}) {
+    LaunchInfo launch;
+    launch.local_rank = local_rank;
+    const auto gpu = FindGpuNode(
+        [&](const std::string& name) -> std::optional<std::string> {
+          const auto found = variables.find(name);
+          if (found == variables.end()) return std::nullopt;
+          return found->second;
+        },
+        launch, devices_);
+    return gpu ? gpu->gpu + " on " + std::to_string(gpu->node) : "";
+  }
+  static constexpr const char* kModel = "0x2330";
+  const std::filesystem::path devices_ =
+      std::filesystem::temp_directory_path() /
+      ("penstock-launcher-test-" + std::to_string(getpid()));
+};
+
+TEST_F(GpuNodeTest, LocalRanksCountGpusByTheirPciAddress) {
+  EXPECT_EQ(Of(0), "0000:3b:00.0 on 0");
+  EXPECT_EQ(Of(2), "0000:d8:00.0 on 1");
+  EXPECT_EQ(Of(4), "");
+  EXPECT_EQ(Of(-1), "");
+}
+
+TEST_F(GpuNodeTest, WhatIsVisibleIsAllThatIsCounted) {
+  EXPECT_EQ(Of(1, {{"CUDA_VISIBLE_DEVICES", "2,3"}}), "0000:d9:00.0 on 1");
+  EXPECT_EQ(Of(5, {{"CUDA_VISIBLE_DEVICES", "1"}}), "0000:3c:00.0 on 0");
+  EXPECT_EQ(Of(2, {{"CUDA_VISIBLE_DEVICES", "2,3"}}), "");
+  EXPECT_EQ(Of(0, {{"CUDA_VISIBLE_DEVICES", "GPU-8932f937"}}), "");
+  EXPECT_EQ(Of(0, {{"CUDA_VISIBLE_DEVICES", "7"}}), "");
+  EXPECT_EQ(Of(0, {{"ROCR_VISIBLE_DEVICES", "3"}}), "0000:d9:00.0 on 1");
+}
+
+TEST_F(GpuNodeTest, UnlikeGpusAreCountedOnlyWhereTheirOrderIsKnown) {
+  Add("0000:10:00.0", "0x10de", "0x030000", "0x1234", 0);
+  EXPECT_EQ(Of(0), "");
+  EXPECT_EQ(Of(0, {{"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}}), "0000:10:00.0 on 0");
+}
+
+TEST_F(GpuNodeTest, AMachineThatDoesNotSayItsNodesTellsNothing) {
+  Add("0000:3b:00.0", "0x10de", "0x030200", kModel, -1);
+  EXPECT_EQ(Of(0), "");
+}
+
+TEST(LocalRankTest, IsTheLaunchersNumber) {
+  EXPECT_EQ(Detect({{"RANK", "5"},
+                    {"WORLD_SIZE", "8"},
+                    {"LOCAL_RANK", "1"},
+                    {"LOCAL_WORLD_SIZE", "4"}})
+                ->local_rank,
+            1);
+  EXPECT_EQ(Detect({{"HOROVOD_RANK", "5"}, {"HOROVOD_SIZE", "8"}})->local_rank,
+            5);
+  EXPECT_EQ(Detect({{"OMPI_COMM_WORLD_RANK", "5"},
+                    {"OMPI_COMM_WORLD_SIZE", "8"},
+                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}})
+                ->local_rank,
+            -1);
+  EXPECT_EQ(Detect({{"SLURM_PROCID", "5"},
+                    {"SLURM_STEP_ID", "0"},
+                    {"SLURM_NTASKS", "8"},
+                    {"SLURM_LOCALID", "1"},
+                    {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}})
+                ->local_rank,
+            1);
+  EXPECT_EQ(Detect({{"TF_CONFIG",
+                     R"({"cluster": {"worker": ["a:1", "b:1", "a:2"]},
+                         "task": {"type": "worker", "index": 2}})"}})
+                ->local_rank,
+            1);
 }
 
 }  // namespace

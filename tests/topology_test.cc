@@ -33,10 +33,13 @@ TEST(CpuListTest, ListsAreRead) {
   EXPECT_EQ(ParseCpuList("0-8191")->size(), 8192u);
 }
 
-TEST(CpuListTest, WhatIsNoAscendingListIsRefused) {
-  for (const char* wrong :
-       {"", ",", "0,", "-1", "1-", "3-1", "0,0", "5,3", "0-3,2", "0-8192",
-        "4294967296", "0 ", "0x1", "a", "0--1"}) {
+TEST(CpuListTest, WhatItNamesTwiceOrInAnyOrderIsThereOnceInOrder) {
+  EXPECT_THAT(*ParseCpuList("5,3,0-3,2"), ElementsAre(0, 1, 2, 3, 5));
+}
+
+TEST(CpuListTest, WhatIsNoListIsRefused) {
+  for (const char* wrong : {"", ",", "0,", "-1", "1-", "3-1", "0-8192", "8192",
+                            "4294967296", "0 ", "0x1", "a", "0--1"}) {
     EXPECT_EQ(ParseCpuList(wrong).status().code(), StatusCode::kInvalidArgument)
         << wrong;
   }
@@ -72,6 +75,15 @@ TEST_F(NodeOfRankTest, WithoutOneNodeThatTellsItIsNotKnownAndSaysWhy) {
   EXPECT_EQ(Of({}).node, std::nullopt);
   EXPECT_EQ(Of({{0}, {}, 1}).node, std::nullopt);
   EXPECT_THAT(Of({{0}, {}, 1}).from, HasSubstr("node 1"));
+}
+
+TEST_F(NodeOfRankTest, ItsGpuTellsWhatItsProcessorsDoNot) {
+  const RankPlacement anywhere = {{0, 2}, {}, {}, 4, "0000:3b:00.0"};
+  EXPECT_EQ(Of(anywhere).node, 4u);
+  EXPECT_EQ(Of(anywhere).from, "its GPU 0000:3b:00.0");
+  EXPECT_EQ(Of({{0, 1}, {}, {}, 4, "0000:3b:00.0"}).node, 0u);
+  EXPECT_EQ(Of({{0, 2}, {}, 0, 4, "0000:3b:00.0"}).node, 0u);
+  EXPECT_EQ(Of({{0, 2}, {}, {}, 1, "0000:3b:00.0"}).node, std::nullopt);
 }
 
 TEST(OneNodeTest, EveryRankIsOnIt) {

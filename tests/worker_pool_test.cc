@@ -1,6 +1,7 @@
 // Which job the workers serve next, and how they read.
 #include "broker/worker_pool.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -45,6 +46,65 @@ TEST(ServedNextTest, AJobThatTakesLessThanItsShareComesBeforeOneThatWaits) {
   // What the pool leaves it of the time that it did not need.
   const uint64_t now_ns = 1'000 * kMs;
   EXPECT_EQ(Served({{now_ns - kCreditNs, false}, {now_ns, true}}), 0u);
+}
+
+// Storage that serves so many reads at once, 100 MB/s each; workers wait.
+class Storage {
+ public:
+  explicit Storage(uint32_t parallel) : parallel_(parallel) {}
+  // Looks five times a second, as the pool does.
+  void Read(ReadDepth* depth, int seconds, double waiting = 0.8) const {
+    for (int i = 0; i < 5 * seconds; ++i) {
+      const uint64_t reads = 2 * std::min(depth->depth(), parallel_);
+      depth->Look(0.2, reads * 20'000'000, waiting);
+    }
+  }
+
+ private:
+  const uint32_t parallel_;
+};
+
+TEST(ReadDepthTest, GrowsWhileTheStorageGetsFasterByIt) {
+  ReadDepth depth;
+  EXPECT_EQ(depth.depth(), ReadDepth::kFirst);
+  Storage(64).Read(&depth, 10);
+  EXPECT_EQ(depth.depth(), 64u);
+  Storage(1000).Read(&depth, 100);
+  EXPECT_EQ(depth.depth(), ReadDepth::kMost);
+}
+
+TEST(ReadDepthTest, StaysWhereMoreBringsNothing) {
+  ReadDepth depth;
+  int seconds_at_first = 0;
+  for (int second = 0; second < 100; ++second) {
+    Storage(8).Read(&depth, 1);
+    seconds_at_first += depth.depth() == ReadDepth::kFirst;
+  }
+  EXPECT_EQ(depth.depth(), ReadDepth::kFirst);
+  EXPECT_GE(seconds_at_first, 95) << "tried once in kRestS";
+}
+
+TEST(ReadDepthTest, WorkersThatHardlyWaitHaveEnough) {
+  ReadDepth depth;
+  Storage(1000).Read(&depth, 100, 0.1);
+  EXPECT_EQ(depth.depth(), ReadDepth::kFirst);
+}
+
+TEST(ReadDepthTest, WhoeverHasNotReadForLongBeginsAnew) {
+  ReadDepth depth;
+  Storage(1000).Read(&depth, 10);
+  ASSERT_GT(depth.depth(), ReadDepth::kFirst);
+  Storage(0).Read(&depth, 29, 0);
+  EXPECT_GT(depth.depth(), ReadDepth::kFirst);
+  Storage(0).Read(&depth, 2, 0);
+  EXPECT_EQ(depth.depth(), ReadDepth::kFirst);
+}
+
+TEST(ReadDepthTest, WhatIsConfiguredStays) {
+  ReadDepth depth(4);
+  Storage(1000).Read(&depth, 100);
+  EXPECT_EQ(depth.depth(), 4u);
+  EXPECT_EQ(depth.most(), 4u);
 }
 
 TEST(WorkerPoolTest, ReadsAsItIsTold) {

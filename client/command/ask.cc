@@ -103,9 +103,12 @@ void PrintStatus(const Json& answer) {
   const std::string chosen = TextField(broker, "workers_chosen");
   line("workers",
        CountCell(broker, "workers") + (chosen.empty() ? "" : " " + chosen));
-  line("reading", fmt::format("{}, {} reads in flight at most",
-                              TextCell(broker, "read_backend"),
-                              CountCell(broker, "read_depth")));
+  const Json& automatic = FieldOf(broker, "read_depth_auto");
+  line("reading",
+       fmt::format(
+           "{}, {} reads in flight at most{}", TextCell(broker, "read_backend"),
+           CountCell(broker, "read_depth"),
+           automatic.is_boolean() && automatic.get<bool>() ? " (auto)" : ""));
   std::string nodes;
   for (const Json& node : ArrayField(broker, "nodes")) {
     nodes += fmt::format("; node {}: processors {}, {}, {} workers",

@@ -33,7 +33,7 @@ int Main(int argc, char** argv) {
       AddRun(app, words), AddBench(app),      AddCheck(app),    AddIndex(app),
       AddRegister(app),   AddUnregister(app), AddDatasets(app), AddJobs(app),
       AddStatus(app),     AddState(app),      AddEvict(app),    AddStop(app),
-      AddPeek(app),
+      AddWorkers(app),    AddPeek(app),
   };
   try {
     app.parse(own, argv);

@@ -41,6 +41,7 @@ Subcommand AddStatus(CLI::App& app);
 Subcommand AddState(CLI::App& app);
 Subcommand AddEvict(CLI::App& app);
 Subcommand AddStop(CLI::App& app);
+Subcommand AddWorkers(CLI::App& app);
 Subcommand AddPeek(CLI::App& app);
 
 }  // namespace penstock

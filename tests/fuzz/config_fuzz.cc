@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "broker/config.h"
+#include "broker/placement.h"
 #include "common/message.h"
 #include "tests/fuzz/require.h"
 
@@ -44,9 +45,9 @@ void Check(std::string_view text) {
   }
   Require(config->workers <= kWorkersMax, "workers are bounded");
   Require(config->reserve_cores <= kWorkersMax, "reserved cores are bounded");
-  Require(config->cpus.empty() || CheckCpuList(config->cpus).ok(),
+  Require(config->cpus.empty() || ParseCpuList(config->cpus).ok(),
           "cpus are a list");
-  Require(config->read_depth >= 1, "there is a read in flight");
+  Require(config->read_depth <= 1024, "reads in flight are bounded");
   Require(config->memory_limit.value_or(1) > 0, "a limit is not zero");
 }
 

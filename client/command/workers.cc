@@ -1,0 +1,64 @@
+// penstock workers: how many worker threads a running broker has.
+#include <cstdint>
+#include <string>
+
+#include "client/command/control_call.h"
+#include "client/command/json_field.h"
+#include "client/command/subcommand.h"
+#include "client/command/table.h"
+#include "common/message.h"
+
+namespace penstock {
+namespace {
+
+constexpr int kWorkersMost = 4096;  // the broker's own limit
+
+struct WorkersOptions {
+  std::string socket;
+  std::string count;  // "auto", a number
+};
+
+StatusOr<int> SetWorkers(const WorkersOptions& options) {
+  uint32_t count = 0;  // auto
+  if (options.count != "auto") {
+    count = static_cast<uint32_t>(std::stoul(options.count));
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const nlohmann::json answer,
+      CallBroker(SocketPath(options.socket),
+                 {{"op", "workers"}, {"workers", count}}));
+  fmt::print("{} workers {}\n",
+             FormatCount(CountField(answer, "workers").value_or(0)),
+             Printable(TextField(answer, "workers_chosen")));
+  return 0;
+}
+
+}  // namespace
+
+Subcommand AddWorkers(CLI::App& app) {
+  CLI::App* const workers = app.add_subcommand(
+      "workers", "Set how many workers a running broker has");
+  const auto options = std::make_shared<WorkersOptions>();
+  workers
+      ->add_option("COUNT", options->count,
+                   "How many from now on, or auto: one per processor")
+      ->required()
+      ->check(CLI::Range(1, kWorkersMost) | CLI::IsMember({"auto"}));
+  workers
+      ->add_option("--socket", options->socket,
+                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
+                       std::string(kDefaultSocketPath) + ")")
+      ->type_name("PATH");
+  workers->footer(
+      "Jobs go on; batches under way are finished. `penstock status` shows "
+      "how\n"
+      "busy they are. It holds until the broker ends; `workers:` in its\n"
+      "configuration is for the next start. For root and the broker's own "
+      "user.\n\n"
+      "Examples:\n"
+      "  penstock workers 6\n"
+      "  penstock workers auto");
+  return {workers, [options] { return SetWorkers(*options); }};
+}
+
+}  // namespace penstock

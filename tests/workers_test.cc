@@ -1,0 +1,143 @@
+// The number of workers, while jobs run.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/delivery_fixture.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+
+class WorkersTest : public DeliveryTest {
+ protected:
+  StatusOr<Message> Ask(const nlohmann::json& request) {
+    const StatusOr<Fd> socket = ConnectControl(broker_.socket());
+    EXPECT_TRUE(socket.ok());
+    return Request(socket->get(), request);
+  }
+  nlohmann::json Set(int count) {
+    auto answer = Ask({{"op", "workers"}, {"workers", count}});
+    EXPECT_TRUE(answer.ok()) << answer.status().message();
+    return answer.ok() ? answer->json : nlohmann::json();
+  }
+  // How often each worker's thread has gone to sleep so far, by its name.
+  std::map<std::string, uint64_t> Sleeps() const {
+    std::map<std::string, uint64_t> sleeps;
+    for (const auto& task : std::filesystem::directory_iterator(
+             "/proc/" + std::to_string(broker_.pid()) + "/task")) {
+      std::string name;
+      std::getline(std::ifstream(task.path() / "comm"), name);
+      if (name.rfind("worker ", 0) != 0) continue;
+      std::ifstream status(task.path() / "status");
+      for (std::string line; std::getline(status, line);) {
+        constexpr std::string_view kKey = "voluntary_ctxt_switches:";
+        if (line.rfind(kKey, 0) == 0) {
+          sleeps[name] = std::stoull(line.substr(kKey.size()));
+        }
+      }
+    }
+    return sleeps;
+  }
+};
+
+TEST_F(WorkersTest, EverySampleComesOnceWhileTheyComeAndGo) {
+  constexpr int64_t kSamples = 6000;
+  Reader reader(OptionsFor(
+      RangeSpec(std::to_string(kSamples), "batch: {size: 4}\n"), 0, 1));
+  Rows rows;
+  const int counts[] = {3, 1, 5, 2, 0, 4};
+  for (int step = 0;; ++step) {
+    if (step % 100 == 0) Set(counts[step / 100 % 6]);
+    Batch batch;
+    const Reader::Result result = reader.next(&batch);
+    if (result == Reader::Result::kEndOfData) break;
+    if (result == Reader::Result::kBatch) {
+      Append({TakenOf(reader, batch)}, &rows);
+    }
+  }
+  EXPECT_EQ(Sorted(rows), Numbers(kSamples));
+}
+
+TEST_F(WorkersTest, ThoseThatAreTooManySleepUntilTheyAreWantedAgain) {
+  EXPECT_EQ(Set(4).at("workers"), 4);
+  EXPECT_EQ(Set(1).at("workers"), 1);
+  Reader reader(OptionsFor(
+      RangeSpec("1024", "batch: {size: 64}\nepochs: forever\n"), 0, 1));
+  const auto take = [&](int batches) {
+    for (int i = 0; i < batches; ++i) {
+      Batch batch;
+      reader.next(&batch);
+    }
+  };
+  take(10);
+  const auto before = Sleeps();
+  ASSERT_EQ(before.size(), 4u);
+  take(300);
+  const auto after = Sleeps();
+  EXPECT_GT(after.at("worker 0"), before.at("worker 0"));
+  for (const char* name : {"worker 1", "worker 2", "worker 3"}) {
+    // Once to learn that there are fewer.
+    EXPECT_LE(after.at(name), before.at(name) + 1) << name;
+  }
+  Set(4);
+  take(2000);
+  uint64_t of_the_others = 0;
+  for (const auto& [name, sleeps] : Sleeps()) {
+    if (name != "worker 0") of_the_others += sleeps - after.at(name);
+  }
+  EXPECT_GT(of_the_others, 3u) << "not only those that were woken once";
+  EXPECT_EQ(Sleeps().size(), 4u) << "no thread was started for nothing";
+}
+
+TEST_F(WorkersTest, TheStatusSaysHowManyAndThatTheyWereSet) {
+  Set(3);
+  auto status = Ask({{"op", "status"}});
+  ASSERT_TRUE(status.ok());
+  const nlohmann::json& broker = status->json.at("broker");
+  EXPECT_EQ(broker.at("workers"), 3);
+  EXPECT_THAT(broker.at("workers_chosen").get<std::string>(),
+              HasSubstr("workers: 3, set while it runs"));
+  EXPECT_THAT(Set(0).at("workers_chosen").get<std::string>(),
+              HasSubstr("auto"));
+}
+
+TEST_F(WorkersTest, MoreThanThereMayBeAreRefused) {
+  for (const nlohmann::json& count :
+       std::vector<nlohmann::json>{1 << 20, -1, "3", nullptr}) {
+    EXPECT_EQ(Ask({{"op", "workers"}, {"workers", count}}).status().code(),
+              StatusCode::kInvalidArgument)
+        << count.dump();
+  }
+}
+
+TEST_F(WorkersTest, OnlyRootAndTheBrokersUserMaySetThem) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to be somebody else";
+  const BrokerProcess service({}, /*private_broker=*/false);
+  ASSERT_EQ(chmod(service.folder().c_str(), 0755), 0);
+  ASSERT_EQ(chmod(service.socket().c_str(), 0666), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setgid(65534) != 0 || setuid(65534) != 0) _exit(3);
+    const StatusOr<Fd> socket = ConnectControl(service.socket());
+    if (!socket.ok()) _exit(4);
+    if (!Request(socket->get(), {{"op", "ping"}}).ok()) _exit(5);
+    const auto answer =
+        Request(socket->get(), {{"op", "workers"}, {"workers", 1}});
+    _exit(answer.status().code() == StatusCode::kPermissionDenied ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+}  // namespace
+}  // namespace penstock
