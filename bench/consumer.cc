@@ -2,7 +2,7 @@
 // of every cache line, tells the driver the time of each. Same protocol as the
 // Python of bench/peers/common.py: JSON lines over the driver's Unix socket.
 //
-//   consumer SOCKET split|broadcast      (started by penstock run)
+//   consumer SOCKET split|broadcast [no-touch]      (started by penstock run)
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -87,7 +87,8 @@ std::string FirstBatch(const penstock_feature& feature,
       std::sqrt(squares / values - mean * mean), batch.rows());
 }
 
-void Consume(const std::string& socket_path, const std::string& delivery) {
+void Consume(const std::string& socket_path, const std::string& delivery,
+             bool touch) {
   Driver driver(socket_path);
   const char* const rank = getenv("PENSTOCK_RANK");
   driver.Tell(
@@ -100,7 +101,7 @@ void Consume(const std::string& socket_path, const std::string& delivery) {
   uint64_t samples = 0;
   for (penstock::Epoch epoch : reader.epochs()) {
     for (penstock::Batch& batch : epoch) {
-      for (uint32_t i = 0; i < features.size(); ++i) {
+      for (uint32_t i = 0; touch && i < features.size(); ++i) {
         peers_touch(batch.data(i), batch.rows() * features[i].row_bytes);
       }
       if (samples == 0) {
@@ -120,12 +121,13 @@ void Consume(const std::string& socket_path, const std::string& delivery) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    fmt::print(stderr, "usage: consumer SOCKET split|broadcast\n");
+  const bool touch = argc == 3;
+  if (!touch && (argc != 4 || std::string(argv[3]) != "no-touch")) {
+    fmt::print(stderr, "usage: consumer SOCKET split|broadcast [no-touch]\n");
     return 2;
   }
   try {
-    Consume(argv[1], argv[2]);
+    Consume(argv[1], argv[2], touch);
   } catch (const std::exception& error) {
     fmt::print(stderr, "consumer: {}\n", error.what());
     return 1;

@@ -216,8 +216,6 @@ class RingAlone : public Untidied {
     in_ = &memory_->end[1 - side];
   }
   void Hand() {
-    while (RingRoom(out_->cursor, published_) != RoomResult::kRoom) {
-    }
     Cell cell{};
     cell.generation = published_ + 1;
     (void)Publish(out_->ring, out_->cursor, published_++, cell);
@@ -315,9 +313,7 @@ class OneRankBroker {
     cell.slot_offset = segment_->slot_offset(slot);
     cell.rows = cell.valid_rows = cell.global_rows = 1;
     cell.step_in_epoch = cell.position = position_++;
-    if (!feed_->Publish(slot, /*redelivered=*/false, cell)) {
-      throw std::runtime_error("the feed is corrupt");
-    }
+    feed_->Publish(slot, /*redelivered=*/false, cell);
   }
 
   void Reclaim() {

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Question: do N ranks cost what one costs?
+"""Question: do N ranks cost what one costs, in CPU time and in memory?
 
-Method: `penstock bench` over the same photographs (random-resized crop to 224,
-flip, float16 channels first) with 1, 2, 4 and 8 ranks in turn, --runs times; a
-split job, so each sample goes to one rank. CPU seconds per 1,000 samples, of
-the broker and of all ranks, which read one byte of every cache line; ratios are
-to one rank in the same round.
+Method: `penstock run` with 1, 2, 4 and 8 ranks in turn, --runs times, over the
+same photographs (random-resized crop to 224, flip, float16 channels first), as
+bench/peers.py runs it: a window of a job that runs already. `split`, each
+sample to one rank, and `broadcast`, each to all. CPU seconds of the whole
+process tree per 1,000 samples of the dataset; ranks take batches and do not
+look at them, so that all of it is the loader's. Ratios are to one rank of the
+same round. Memory: the proportional set sizes of the tree, less those of its
+ranks before they attach, less the job's segment; the index is in it.
 
-Isolation: a private broker for each run; page cache warm; indexing and the
-broker's start are in its CPU time, so a run takes --epochs of them. Limit: the
-clock of CPU time counts what neighbours do to the caches.
+Isolation: a private broker for each run, the page cache warm. Limit: the clock
+of CPU time counts what neighbours do to the caches.
 
     bench/make_photographs.py --out photographs
     bench/ranks_benchmark.py --build build/dev --photographs photographs
@@ -17,32 +19,54 @@ clock of CPU time counts what neighbours do to the caches.
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
+import sys
 import tempfile
 
-SPEC = """\
-dataset: photographs
-source:
-  image_folder: {{path: {photographs}}}
-shuffle: {{seed: 42}}
-map:
-  - decode_image: {{crop: {{random_resized: {{scale: [0.08, 1.0], ratio: [0.75, 1.3333]}}}}, size: [224, 224]}}
-  - flip: {{horizontal: 0.5}}
-  - normalize: {{mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], dtype: float16, layout: chw}}
-batch: {{size: 64}}
-epochs: {epochs}
-"""
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "peers"))
+
+import measure  # noqa: E402
+import penstock_broker  # noqa: E402
+
+WORKLOADS = {"split": "divided", "broadcast": "shared"}
+BATCH = 64
+MIB = 1 << 20
 
 
-def run(build, spec, ranks):
-    """CPU seconds per 1,000 samples."""
+def segment_bytes(build, rank_pid):
+    """Of the one job of the private broker that this rank is of."""
+    with open(f"/proc/{rank_pid}/environ", encoding="utf-8") as file:
+        environment = dict(line.split("=", 1)
+                           for line in file.read().split("\0") if "=" in line)
     said = subprocess.run(
-        [build / "client" / "command" / "penstock", "bench", "--dataset", spec,
-         "--ranks", str(ranks), "--json"],
-        stdout=subprocess.PIPE, check=True)
-    return json.loads(said.stdout)["cpu_s_per_1k_samples"]
+        [build / "client" / "command" / "penstock", "status", "--json"],
+        stdout=subprocess.PIPE, check=True,
+        env={**os.environ, "PENSTOCK_SOCKET": environment["PENSTOCK_SOCKET"]})
+    return sum(job["memory_bytes"] for job in json.loads(said.stdout)["jobs"])
+
+
+def run(options, folder, delivery, ranks):
+    """(CPU seconds per 1,000 samples, MiB beside the ranks and the segment)"""
+    config = {
+        "workload": WORKLOADS[delivery], "consumers": ranks,
+        "settings": {"workers": options.workers},
+        "batch": BATCH if delivery == "broadcast" else max(1, BATCH // ranks),
+        "dtype": "float16", "photographs": str(options.photographs.resolve()),
+        "build": str(options.build.resolve()), "folder": folder,
+        "socket": folder + "/driver", "touch": None,
+    }
+    with measure.Run(config, pathlib.Path(folder) / "log", 120) as one:
+        one.start(penstock_broker.command(config))
+        result = one.measure(options.warmup, 2, options.window)
+        segment = segment_bytes(options.build, one.consumers[0].pid)
+    # A rate counts what all take; a sample of a broadcast is taken by all.
+    times = ranks if delivery == "broadcast" else 1
+    return (result["cpu_s_per_1k"] * times,
+            (result["loader_pss_bytes"] - segment) / MIB)
 
 
 def spread(values):
@@ -56,36 +80,46 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--photographs", type=pathlib.Path, required=True)
     parser.add_argument("--ranks", default="1,2,4,8")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--warmup", type=float, default=2, help="seconds")
+    parser.add_argument("--window", type=float, default=8, help="seconds")
     parser.add_argument("--tiny", action="store_true",
                         help="one minimal run: shows that it works")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args()
-    ranks = [int(n) for n in arguments.ranks.split(",")]
-    if arguments.tiny:
-        arguments.runs, arguments.epochs, ranks = 1, 1, ranks[:2]
+    options = parser.parse_args()
+    ranks = [int(n) for n in options.ranks.split(",")]
+    if options.tiny:
+        options.runs, options.warmup, options.window = 1, 0, 0.2
+        ranks = ranks[:2]
 
-    costs = {n: [] for n in ranks}
+    measure.adopt_orphans()
+    cells = [(delivery, n) for delivery in WORKLOADS for n in ranks]
+    costs = {cell: [] for cell in cells}
     with tempfile.TemporaryDirectory() as folder:
-        spec = pathlib.Path(folder) / "photographs.yaml"
-        spec.write_text(SPEC.format(
-            photographs=arguments.photographs.resolve(),
-            epochs=arguments.epochs))
-        run(arguments.build, spec, ranks[0])  # warms the page cache
-        for _ in range(arguments.runs):
-            for n in ranks:
-                costs[n].append(run(arguments.build, spec, n))
+        for _ in range(options.runs):
+            for cell in cells:
+                costs[cell].append(run(options, folder, *cell))
 
-    ratios = {n: [cost / one for cost, one in zip(costs[n], costs[ranks[0]])]
-              for n in ranks}
-    if arguments.json:
-        print(json.dumps({"cpu_s_per_1k_samples": costs, "ratios": ratios}))
+    rows = []
+    for delivery, n in cells:
+        mine, one = costs[delivery, n], costs[delivery, ranks[0]]
+        rows.append({
+            "delivery": delivery, "ranks": n,
+            "cpu_s_per_1k_samples": [cpu for cpu, _ in mine],
+            "ratio": [cpu / base for (cpu, _), (base, _) in zip(mine, one)],
+            "memory_mib": [mib for _, mib in mine]})
+    if options.json:
+        print(json.dumps(rows))
         return
-    print(f"{arguments.runs} interleaved runs of each")
-    print(f"ranks  CPU s / 1,000 samples   ratio to {ranks[0]}")
-    for n in ranks:
-        print(f"{n:5}  {spread(costs[n]):22}  {spread(ratios[n])}")
+    print(f"{options.runs} interleaved runs of each, {options.window:g} s")
+    print(f"{'delivery':10} ranks  {'CPU s / 1,000 samples':22}  "
+          f"{'ratio to ' + str(ranks[0]):20}  MiB beside segment and ranks")
+    for row in rows:
+        print(f"{row['delivery']:10} {row['ranks']:5}  "
+              f"{spread(row['cpu_s_per_1k_samples']):22}  "
+              f"{spread(row['ratio']):20}  "
+              f"{statistics.mean(row['memory_mib']):.1f}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@
 //                            that goes round like a job's slots; the cache
 //                            filled in order, or in the order of the reads
 //   records of one file,     one thread against fio (io_uring, same depth, same
-//     cold                   block, same file, direct or not)
+//     cold                   block, same file, direct or not); direct, also CPU
+//                            time beside a bare io_uring loop, and one whose
+//                            buffers are registered (IORING_REGISTER_BUFFERS)
 // Cold is made with /proc/sys/vm/drop_caches, for which one must be root; it
 // slows down everything else on the machine for a while.
 // Isolation: no broker, no decoding; reads only.
@@ -151,26 +153,37 @@ void UringThread(std::span<const std::string> paths) {
   io_uring_queue_exit(&ring);
 }
 
+// As a worker does it: start(ticket, i) starts the i-th of count reads, as many
+// as there are tickets, and says whether to finish one first.
+template <typename StartRead>
+void ReadAll(Reader* reader, size_t count, StartRead start) {
+  std::vector<uint32_t> free;
+  for (uint32_t i = reader->depth(); i > 0; --i) free.push_back(i - 1);
+  size_t started = 0;
+  for (size_t ended = 0; ended < count; ++ended) {
+    while (started < count && !free.empty()) {
+      const uint32_t ticket = free.back();
+      free.pop_back();
+      if (start(ticket, started++)) break;
+    }
+    Reader::Done done;
+    reader->Submit();
+    reader->Next(kWaitForever, &done);
+    if (!done.status.ok()) Die(done.status.message());
+    reader->Release(done.ticket);
+    free.push_back(done.ticket);
+  }
+}
+
 void ReaderThread(std::span<const std::string> paths) {
   auto reader = MakeReader(ReadBackend::kAuto, kDepth);
   if (!reader.ok()) Die(reader.status().message());
   ReadRequest request;
   request.kind = ReadRequest::Kind::kFile;
-  size_t next = 0;
-  const auto start = [&](uint32_t ticket) {
-    if (next == paths.size()) return;
-    request.path = paths[next++];
-    (*reader)->Start(ticket, request, {});
-  };
-  for (uint32_t ticket = 0; ticket < kDepth; ++ticket) start(ticket);
-  Reader::Done done;
-  for (size_t ended = 0; ended < paths.size(); ++ended) {
-    (*reader)->Submit();
-    (*reader)->Next(kWaitForever, &done);
-    if (!done.status.ok()) Die(done.status.message());
-    (*reader)->Release(done.ticket);
-    start(done.ticket);
-  }
+  ReadAll(reader->get(), paths.size(), [&](uint32_t ticket, size_t i) {
+    request.path = paths[i];
+    return (*reader)->Start(ticket, request, {});
+  });
 }
 
 template <typename Thread>
@@ -235,6 +248,7 @@ class Slots {
   std::span<std::byte> Row(uint64_t i) {
     return {memory_.get() + i % rows_ * record_bytes_, record_bytes_};
   }
+  std::span<std::byte> All() { return {memory_.get(), rows_ * record_bytes_}; }
 
  private:
   struct Free {
@@ -256,34 +270,13 @@ std::vector<uint64_t> ShuffledOffsets(uint64_t file_bytes,
 }
 
 // Every record once into the slots, kDepth at a time.
-void ReadRecords(Reader* reader, int fd, const std::vector<uint64_t>& offsets,
-                 Slots* slots, uint64_t record_bytes) {
-  ReadRequest request;
-  request.kind = ReadRequest::Kind::kRange;
-  request.fd = fd;
-  request.bytes = record_bytes;
-  uint64_t next = 0;
-  const auto start = [&](uint32_t ticket) {
-    if (next == offsets.size()) return;
-    request.offset = offsets[next];
-    reader->Start(ticket, request, slots->Row(next++));
-  };
-  for (uint32_t ticket = 0; ticket < reader->depth(); ++ticket) start(ticket);
-  Reader::Done done;
-  for (size_t ended = 0; ended < offsets.size(); ++ended) {
-    reader->Submit();
-    reader->Next(kWaitForever, &done);
-    if (!done.status.ok()) Die(done.status.message());
-    reader->Release(done.ticket);
-    start(done.ticket);
-  }
-}
-
 struct Records {
-  Records(const std::string& path, uint64_t record_bytes, uint64_t limit_bytes)
+  Records(const std::string& path, uint64_t record_bytes, uint64_t limit_bytes,
+          bool direct = false)
       : path(path),
         record_bytes(record_bytes),
-        fd(open(path.c_str(), O_RDONLY | O_CLOEXEC)),
+        direct(direct),
+        fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | (direct ? O_DIRECT : 0))),
         offsets(ShuffledOffsets(
             std::min<uint64_t>(limit_bytes, std::filesystem::file_size(path)),
             record_bytes)),
@@ -303,11 +296,69 @@ struct Records {
 
   const std::string path;
   const uint64_t record_bytes;
+  const bool direct;
   const int fd;
   const std::vector<uint64_t> offsets;
   Slots slots;
   std::unique_ptr<Reader> reader;
 };
+
+// Every record once into the slots, kDepth at a time.
+void ReadRecords(Records* records) {
+  ReadRequest request;
+  request.kind = ReadRequest::Kind::kRange;
+  request.fd = records->fd;
+  request.bytes = records->record_bytes;
+  request.align = records->direct ? kReadBufferAlign : 0;
+  ReadAll(records->reader.get(), records->offsets.size(),
+          [&](uint32_t ticket, size_t i) {
+            request.offset = records->offsets[i];
+            return records->reader->Start(ticket, request,
+                                          records->slots.Row(i));
+          });
+}
+
+// The same with nothing but the ring.
+void UringRecords(Records* records, bool registered) {
+  io_uring ring;
+  io_uring_params params = {};
+  params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
+  const int made = io_uring_queue_init_params(kDepth, &ring, &params);
+  if (made < 0) Die(strerror(-made));
+  if (registered) {
+    const std::span<std::byte> all = records->slots.All();
+    const iovec memory = {all.data(), all.size()};
+    const int result = io_uring_register_buffers(&ring, &memory, 1);
+    if (result < 0) Die(strerror(-result));
+  }
+  size_t started = 0;
+  const auto start = [&] {
+    if (started == records->offsets.size()) return;
+    const auto row = records->slots.Row(started);
+    const uint64_t offset = records->offsets[started++];
+    io_uring_sqe* const sqe = io_uring_get_sqe(&ring);
+    const auto bytes = static_cast<unsigned>(row.size());
+    if (registered) {
+      io_uring_prep_read_fixed(sqe, records->fd, row.data(), bytes, offset, 0);
+    } else {
+      io_uring_prep_read(sqe, records->fd, row.data(), bytes, offset);
+    }
+  };
+  for (uint32_t i = 0; i < kDepth; ++i) start();
+  for (size_t ended = 0; ended < records->offsets.size();) {
+    io_uring_submit_and_wait(&ring, 1);
+    io_uring_cqe* cqe;
+    while (io_uring_peek_cqe(&ring, &cqe) == 0) {
+      if (cqe->res != static_cast<int>(records->record_bytes)) {
+        Die("a short read");
+      }
+      io_uring_cqe_seen(&ring, cqe);
+      ++ended;
+      start();
+    }
+  }
+  io_uring_queue_exit(&ring);
+}
 
 // The page cache keeps what was read in order in large pieces, and what was
 // read at random page by page, which is slower to copy.
@@ -335,9 +386,7 @@ void AddWarm(const std::shared_ptr<Records>& records, bool in_order,
       return records->per_record(CpuUs(CLOCK_THREAD_CPUTIME_ID) - begin);
     });
   };
-  add("reader", [](Records* r) {
-    ReadRecords(r->reader.get(), r->fd, r->offsets, &r->slots, r->record_bytes);
-  });
+  add("reader", [](Records* r) { ReadRecords(r); });
   add("pread loop", [](Records* r) {
     for (size_t i = 0; i < r->offsets.size(); ++i) {
       const auto row = r->slots.Row(i);
@@ -362,9 +411,9 @@ void AddWarm(const std::shared_ptr<Records>& records, bool in_order,
 double RunFio(const Records& records) {
   const std::string command = fmt::format(
       "fio --name=r --filename={} --readonly --rw=randread --ioengine=io_uring "
-      "--direct=0 --iodepth={} --bs={} --size={} --invalidate=0 "
+      "--direct={} --iodepth={} --bs={} --size={} --invalidate=0 "
       "--output-format=json 2>/dev/null",
-      records.path, kDepth, records.record_bytes,
+      records.path, records.direct ? 1 : 0, kDepth, records.record_bytes,
       records.offsets.size() * records.record_bytes);
   FILE* pipe = popen(command.c_str(), "r");
   Check(pipe != nullptr, "popen");
@@ -387,10 +436,29 @@ void AddCold(const std::shared_ptr<Records>& records, SideBySide* table) {
   table->Add("reader", [records] {
     DropCaches();
     const double begin = WallUs();
-    ReadRecords(records->reader.get(), records->fd, records->offsets,
-                &records->slots, records->record_bytes);
+    ReadRecords(records.get());
     return records->per_record(WallUs() - begin);
   });
+}
+
+// What a record costs besides the storage's time.
+void AddDirectCpu(const std::shared_ptr<Records>& records, SideBySide* table) {
+  const auto add = [&](const char* name, auto run) {
+    table->Add(name, [records, run] {
+      const double begin = CpuUs(CLOCK_THREAD_CPUTIME_ID);
+      run(records.get());
+      return records->per_record(CpuUs(CLOCK_THREAD_CPUTIME_ID) - begin);
+    });
+  };
+  add("reader", [](Records* r) { ReadRecords(r); });
+  add("bare io_uring", [](Records* r) { UringRecords(r, false); });
+  add("registered buffers", [](Records* r) { UringRecords(r, true); });
+}
+
+bool HasDirectReads(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+  if (fd >= 0) close(fd);
+  return fd >= 0;
 }
 
 std::string BytesName(uint64_t bytes) {
@@ -443,15 +511,29 @@ int Main(int argc, char** argv) {
       AddWarm(records, in_order, &tables.back());
     }
   }
-  if (cold) {
-    for (const uint64_t kib : {128, 1024}) {
-      auto records =
-          std::make_shared<Records>(file, kib << 10, options.file_mib << 20);
-      tables.emplace_back(fmt::format("records of {}, cold, buffered, depth {}",
-                                      BytesName(kib << 10), kDepth),
-                          "us a record");
-      if (!fio) tables.back().Absent("fio", "not installed (apt install fio)");
-      if (fio) AddCold(records, &tables.back());
+  for (const uint64_t kib : {128, 1024}) {
+    for (const bool direct : {false, true}) {
+      if (direct && !HasDirectReads(file)) {
+        fmt::print(stderr, "{}: its file system has no O_DIRECT\n", file);
+        continue;
+      }
+      auto records = std::make_shared<Records>(file, kib << 10,
+                                               options.file_mib << 20, direct);
+      const std::string name =
+          fmt::format("records of {}, {}, depth {}", BytesName(kib << 10),
+                      direct ? "direct" : "buffered", kDepth);
+      if (cold) {
+        tables.emplace_back(name + ", cold", "us a record");
+        if (fio) {
+          AddCold(records, &tables.back());
+        } else {
+          tables.back().Absent("fio", "not installed (apt install fio)");
+        }
+      }
+      if (direct) {
+        tables.emplace_back(name, "us of CPU a record");
+        AddDirectCpu(records, &tables.back());
+      }
     }
   }
   std::vector<SideBySide*> pointers;

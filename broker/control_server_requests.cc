@@ -149,6 +149,13 @@ StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
                             TextField(request, "dataset", kNameCharsMax));
   auto found = datasets_.find({connection.uid, name});
   if (found != datasets_.end()) return found->second;
+  if (request.contains("incarnation")) {
+    return AbortedError(
+        "the broker was started again and knows no dataset '{}': it has no "
+        "state directory (--state-dir), or its journal there is gone or "
+        "damaged; register it once more and begin all ranks at a state",
+        name);
+  }
   std::string known;
   for (const auto& [key, spec] : datasets_) {
     if (key.first == connection.uid) {

@@ -488,17 +488,15 @@ void Delivery::CountEpochs(uint64_t from, Cell* cell) const {
   if (cell->step_in_epoch + 1 == per_epoch) cell->flags |= kLastOfEpoch;
 }
 
-bool Delivery::Give(Consumer* consumer, const Entry& entry) {
+// To one whose feed is open and has a lease.
+void Delivery::Give(Consumer* consumer, const Entry& entry) {
   const Slot& slot = slots_[entry.slot];
-  if (!FeedOf(*consumer).Publish(entry.slot, entry.redelivered,
-                                 CellOf(*consumer, slot, entry.redelivered))) {
-    return false;
-  }
+  FeedOf(*consumer).Publish(entry.slot, entry.redelivered,
+                            CellOf(*consumer, slot, entry.redelivered));
   consumer->skipped = 0;
   consumer->position =
       std::max(consumer->position,
                slot.share.rows.position + slot.share.rows.global_rows);
-  return true;
 }
 
 // Publishes the backlog while leases are free.
@@ -508,10 +506,8 @@ bool Delivery::Flush(Consumer* consumer) {
     Feed& feed = FeedOf(*consumer);
     const Slot& slot = slots_[consumer->backlog.front().slot];
     if (slot.ranks_changed && slot.phase > consumer->told_phase) break;
-    if (!feed.open() || feed.corrupt() || !feed.HasFreeLease() ||
-        !Give(consumer, consumer->backlog.front())) {
-      break;
-    }
+    if (!feed.open() || feed.corrupt() || !feed.HasFreeLease()) break;
+    Give(consumer, consumer->backlog.front());
     consumer->backlog.pop_front();
     any = true;
   }
@@ -593,7 +589,8 @@ bool Delivery::DeliverDynamic() {
         next = &consumer;
       }
     }
-    if (next == nullptr || !Give(next, pool_.front())) break;
+    if (next == nullptr) break;
+    Give(next, pool_.front());
     last_given_ = next->rank;
     pool_.pop_front();
     any = true;
@@ -685,8 +682,10 @@ bool Delivery::DeliverBroadcast() {
       const Entry entry{slot->share.slot, *Wants(*consumer, *slot)};
       consumer->again.erase(IdOf(*slot));
       if (consumer->place == Place::kGone || !consumer->backlog.empty() ||
-          !FeedOf(*consumer).HasFreeLease() || !Give(consumer, entry)) {
+          !FeedOf(*consumer).HasFreeLease()) {
         consumer->backlog.push_back(entry);
+      } else {
+        Give(consumer, entry);
       }
     }
     for (Consumer* consumer : without) {

@@ -296,6 +296,10 @@ class Delivery {
   bool Finished(uint32_t rank) const;
   // split: it died, and the others go on without it.
   bool GoesOnWithout(uint32_t rank) const;
+  // split: how often its ranks have become others, and 1.
+  size_t phases() const { return phases_.size(); }
+  // split: every rank of this host is or was here.
+  bool AllCame() const;
   // Of those that ever came.
   bool AllFinished() const;
   // It is or was a rank of this job.
@@ -452,7 +456,7 @@ class Delivery {
   void RecordCompleted(uint64_t position);
   void Unquarantine(uint32_t slot);
   void FreeIfUnheld(Slot* slot);
-  bool Give(Consumer* consumer, const Entry& entry);
+  void Give(Consumer* consumer, const Entry& entry);
   bool Flush(Consumer* consumer);
   bool Reclaim();
   bool ReclaimFormer(Consumer* consumer);

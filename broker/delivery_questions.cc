@@ -51,6 +51,14 @@ bool Delivery::GoesOnWithout(uint32_t rank) const {
   return split() && std::find(ranks.begin(), ranks.end(), rank) == ranks.end();
 }
 
+bool Delivery::AllCame() const {
+  // Only where all ranks are of this host do they ever become fewer.
+  if (phases_.size() == 1) return consumers_.size() == shape_.consumers_max;
+  const std::vector<uint32_t>& ranks = phases_.back().ranks;
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [this](uint32_t rank) { return Knows(rank); });
+}
+
 bool Delivery::AllFinished() const {
   const bool kept = shape_.options.on_rank_death == OnRankDeath::kWait;
   return std::all_of(consumers_.begin(), consumers_.end(), [&](const auto& it) {
@@ -165,12 +173,12 @@ PlanStart Delivery::State() const {
     }
     for (uint32_t i = 0; i < lanes_.size(); ++i) {
       const Lane& lane = lanes_[i];
-      // Its rank is gone for good: what it had to do is owed to the others.
-      if (lane.taken &&
-          std::none_of(consumers_.begin(), consumers_.end(),
-                       [i](const auto& it) { return it.second.lane == i; })) {
-        continue;
-      }
+      // Its rank is gone for good, in this life or before it: what it had to do
+      // is owed to the others.
+      const bool somebodys =
+          std::any_of(consumers_.begin(), consumers_.end(),
+                      [i](const auto& it) { return it.second.lane == i; });
+      if (!somebodys && (lane.taken || AllCame())) continue;
       for (const Again& again : lane.again) {
         before(PositionOfStep(again.step));
       }

@@ -47,11 +47,7 @@ void Feed::Wake() {
   if (wake_socket_ >= 0) SendWake(wake_socket_);
 }
 
-bool Feed::Publish(uint32_t slot, bool redelivered, Cell cell) {
-  if (RingRoom(*cursor_, published_) != RoomResult::kRoom) {
-    corrupt_ = true;  // there are no more leases than cells
-    return false;
-  }
+void Feed::Publish(uint32_t slot, bool redelivered, Cell cell) {
   const auto lease = std::find_if(leases_.begin(), leases_.end(),
                                   [](const Lease& each) { return !each.out; });
   lease->out = true;
@@ -62,7 +58,6 @@ bool Feed::Publish(uint32_t slot, bool redelivered, Cell cell) {
   cell.generation = lease->generation;
   ++out_;
   if (penstock::Publish(ring_, *cursor_, published_++, cell)) Wake();
-  return true;
 }
 
 void Feed::Reclaim(std::vector<Batch>* released) {

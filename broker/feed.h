@@ -41,8 +41,7 @@ class Feed {
   uint64_t wait_ns() const;
 
   // Needs open() and HasFreeLease(). Fills in lease and generation of the cell.
-  // False: the rank's counts leave no room, which cannot be; it is corrupt.
-  bool Publish(uint32_t slot, bool redelivered, Cell cell);
+  void Publish(uint32_t slot, bool redelivered, Cell cell);
 
   struct Batch {
     uint32_t slot = 0;

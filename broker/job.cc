@@ -304,6 +304,10 @@ void Job::Leave(uint32_t seat) {
 
 void Job::Died(uint32_t seat) {
   MutexLock lock(&mutex_);
+  if (const std::optional<uint32_t> rank = delivery_.RankAt(seat)) {
+    spdlog::info("job '{}': rank {} died", key_.name,
+                 key_.consumer.value_or(*rank));
+  }
   GoneLocked(delivery_.Died(seat));
 }
 
@@ -316,6 +320,8 @@ Status Job::Evict(uint32_t rank, const std::string& reason) {
   MutexLock lock(&mutex_);
   const Status status = delivery_.Evict(rank, reason);
   if (status.code() == StatusCode::kNotFound) return status;
+  spdlog::info("job '{}': rank {} is taken off: {}", key_.name,
+               key_.consumer.value_or(rank), reason);
   GoneLocked(status);
   return OkStatus();
 }
@@ -341,6 +347,22 @@ void Job::RanksTold(uint32_t seat, uint32_t phase) {
 bool Job::GoesOnWithout(uint32_t rank) const {
   MutexLock lock(&mutex_);
   return delivery_.GoesOnWithout(rank);
+}
+
+size_t Job::phases() const {
+  MutexLock lock(&mutex_);
+  return delivery_.phases();
+}
+
+bool Job::AllCame() const {
+  MutexLock lock(&mutex_);
+  return delivery_.AllCame();
+}
+
+std::string Job::MissingText() const {
+  MutexLock lock(&mutex_);
+  const std::vector<uint32_t> missing = delivery_.Missing();
+  return missing.empty() ? "a rank" : "rank " + Numbers(missing);
 }
 
 bool Job::OwesPredecessor(uint32_t rank) const {
@@ -705,6 +727,7 @@ void Job::Fail(const Status& status) {
 void Job::FailLocked(const Status& status) {
   if (!failure_.ok()) return;
   failure_ = status;
+  spdlog::info("job '{}' ends: {}", key_.name, status.message());
   pointless_.store(true, std::memory_order_relaxed);
   last_error_ = status.message();
   delivery_.Close(

@@ -125,6 +125,10 @@ class Job {
   std::vector<Delivery::RanksChanged> TakeRanksChanged();
   void RanksTold(uint32_t seat, uint32_t phase);
   bool GoesOnWithout(uint32_t rank) const;
+  size_t phases() const;
+  bool AllCame() const;
+  // Ranks of this host that never came or are waited for, as a list.
+  std::string MissingText() const;
   bool OwesPredecessor(uint32_t rank) const;
   // Before anybody attaches, after a former life.
   Status RestorePhases(const std::vector<FormerPhase>& phases);

@@ -165,6 +165,15 @@ Status JobTable::CheckAgreement(const Entry& entry,
   return field.empty() ? OkStatus() : disagree("spec: " + field);
 }
 
+Status JobTable::ForgottenError(const std::string& job) {
+  return AbortedError(
+      "the broker was started again and knows nothing of job '{}': it has no "
+      "state directory (--state-dir), or its journal there is damaged (its log "
+      "says so); what its ranks had together is not known: begin all ranks at "
+      "a state",
+      job);
+}
+
 // Not always the newest: a rank that has taken all of its data may have begun
 // the next while others are not through with this one.
 StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
@@ -185,7 +194,13 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
         rank, request.incarnation->number, request.key.name,
         newest->incarnation.number);
   }
-  if (!over) return nullptr;
+  if (!over) {
+    const DeliveryMode mode = request.options.delivery.mode;
+    const bool ranks_tell_all =
+        mode == DeliveryMode::kSplit || mode == DeliveryMode::kIndependent;
+    if (ranks_tell_all && request.joining.phase == 0) return nullptr;
+    return ForgottenError(request.key.name);
+  }
   return AbortedError(
       "job '{}' is over: it failed or was ended while rank {} was away (the "
       "broker's log says why); begin all ranks at a state",
@@ -232,6 +247,9 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     if (!request.options.start && WaitsFor(each, rank)) break;
   }
   if (entry == nullptr) return nullptr;
+  if (entry->forgotten && !begins_another(*entry)) {
+    PENSTOCK_RETURN_IF_ERROR(CheckForgotten(*entry, request));
+  }
   if (entry->job == nullptr && entry->opening == nullptr) {
     // Of a former life.
     if (begins_another(*entry)) {
@@ -325,6 +343,9 @@ void JobTable::Route(Pending attach) {
     entry->options = request.options;
     entry->named = request.named;
     entry->incarnation = incarnation;
+    if (request.incarnation) {
+      entry->forgotten = std::chrono::steady_clock::now();
+    }
     const uint64_t number = attach.number;
     entry->pending.push_back(std::move(attach));
     OpenFor(entry, number);
@@ -409,6 +430,13 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
     return UnavailableError("rank {} is dead", request.joining.rank);
   }
   const bool reconnects = request.incarnation.has_value();
+  if (reconnects && request.joining.phase >= entry.job->phases()) {
+    // It was told of other ranks, and the journal has lost that: nobody's share
+    // is what it was.
+    const Status status = ForgottenError(entry.key.name);
+    entry.job->Fail(status);
+    return status;
+  }
   const auto cursor = request.joining.cursor;
   const uint32_t rank = request.joining.rank;
   if (reconnects && entry.former != nullptr) {
@@ -743,6 +771,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
       if (const std::shared_ptr<Job> same = weak.lock()) same->Advance();
     });
   });
+  if (entry->forgotten) (*job)->Withhold();
   workers_->Add(*job);
   for (Pending& each : pending) {
     if (MustWait(*entry, each.request)) {

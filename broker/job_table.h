@@ -161,6 +161,9 @@ class JobTable {
     bool named = false;
     // It takes nobody any more; removed when nothing refers to its memory.
     bool over = false;
+    // Its ranks reconnected, and this life knows nothing of it: until all of
+    // them have come, or their time is over.
+    std::optional<std::chrono::steady_clock::time_point> forgotten;
     // Since when nobody is attached.
     std::optional<std::chrono::steady_clock::time_point> deserted;
 
@@ -187,6 +190,7 @@ class JobTable {
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
   // takes the place of.
   StatusOr<Entry*> EntryFor(AttachRequest* request);
+  static Status ForgottenError(const std::string& job);
   // The same of one that reconnects.
   StatusOr<Entry*> EntryOf(const AttachRequest& request);
   Incarnation NextIncarnation(const JobKey& key) const;
@@ -218,6 +222,10 @@ class JobTable {
   void TryGather(Entry& entry);
   // split: the same: what on_rank_death says of the dead is done.
   void SettleFormer(Entry& entry);
+  void SettleForgotten(Entry& entry);
+  // Why a rank cannot begin anything with what this life knows of its job.
+  static Status CheckForgotten(const Entry& entry,
+                               const AttachRequest& request);
   void End(Entry& entry, const std::string& reason);
   // Where the rank of a dead process goes on is told by another's page.
   static bool Superseded(const Entry& entry, const Entry::Attachment& dead);

@@ -172,7 +172,38 @@ void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
   });
 }
 
+Status JobTable::CheckForgotten(const Entry& entry,
+                                const AttachRequest& request) {
+  const uint32_t rank = request.joining.rank;
+  if (entry.job != nullptr && entry.job->Knows(rank)) return OkStatus();
+  return FailedPreconditionError(
+      "rank {} of job '{}' was attached before the broker was started again, "
+      "which knows nothing of it: it has no state directory (--state-dir), or "
+      "its journal there is damaged; how far that rank was is not known: begin "
+      "all ranks at a state",
+      rank, entry.key.name);
+}
+
+// The positions of a split are what its ranks say, so all of them have to.
+void JobTable::SettleForgotten(Entry& entry) {
+  if (entry.job == nullptr || !entry.forgotten) return;
+  if (entry.job->AllCame()) {
+    entry.forgotten.reset();
+    entry.job->Settle(true);
+  } else if (std::chrono::steady_clock::now() - *entry.forgotten >
+             kReconnectTime) {
+    entry.job->Fail(AbortedError(
+        "job '{}': {} did not come back within {} s after the broker was "
+        "started again, which knows nothing of it (no --state-dir, or a "
+        "damaged journal): how far it was is not known; begin all ranks at a "
+        "state",
+        entry.key.name, entry.job->MissingText(), kReconnectTime.count()));
+    entry.forgotten.reset();
+  }
+}
+
 void JobTable::SettleFormer(Entry& entry) {
+  SettleForgotten(entry);
   if (entry.job == nullptr || entry.former == nullptr ||
       !entry.job->Unsettled() || entry.job->gathering()) {
     return;

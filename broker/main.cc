@@ -325,6 +325,12 @@ Status Serve(const Arguments& arguments) {
                PENSTOCK_VERSION, path, workers->workers(),
                workers->read_backend());
 
+  if (config.state_dir.empty() && !arguments.private_broker) {
+    spdlog::warn(
+        "no state directory (--state-dir): should this process die, registered "
+        "datasets and jobs that are not split are lost, and their ranks end "
+        "with an error");
+  }
   loop->Run();
 
   sd_notify(0, "STOPPING=1");

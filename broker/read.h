@@ -45,8 +45,10 @@ class Reader {
 
   // Starts a read of kind kFile or kRange. ticket < depth() and free. into, if
   // not empty, is where a kRange read lands (exactly request.bytes long): a row
-  // of a slot, so that nothing is copied.
-  virtual void Start(uint32_t ticket, const ReadRequest& request,
+  // of a slot, so that nothing is copied. True: it has been read already, from
+  // the page cache, and is in this processor's: rather to be used before
+  // another is started.
+  virtual bool Start(uint32_t ticket, const ReadRequest& request,
                      std::span<std::byte> into) = 0;
   // Sends what Start queued to the kernel.
   virtual void Submit() = 0;

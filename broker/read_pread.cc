@@ -53,12 +53,13 @@ class PreadReader final : public Reader {
 
   bool blocking() const override { return true; }
 
-  void Start(uint32_t ticket, const ReadRequest& request,
+  bool Start(uint32_t ticket, const ReadRequest& request,
              std::span<std::byte> into) override {
     Ticket& mine = tickets_[ticket];
     mine.request = request;
     mine.into = into;
     queue_[(first_ + queued_++) % tickets_.size()] = ticket;
+    return false;
   }
 
   void Submit() override {}

@@ -123,7 +123,7 @@ class UringReader final : public Reader {
   uint32_t depth() const override {
     return static_cast<uint32_t>(tickets_.size());
   }
-  void Start(uint32_t ticket, const ReadRequest& request,
+  bool Start(uint32_t ticket, const ReadRequest& request,
              std::span<std::byte> into) override;
   bool blocking() const override { return false; }
   void Submit() override { Enter(0, kWaitForever); }
@@ -282,7 +282,7 @@ void SetData(io_uring_sqe* sqe, uint32_t ticket, Op op) {
   sqe->user_data = uint64_t{ticket} * kOps + static_cast<uint32_t>(op);
 }
 
-void UringReader::Start(uint32_t ticket, const ReadRequest& request,
+bool UringReader::Start(uint32_t ticket, const ReadRequest& request,
                         std::span<std::byte> into) {
   Ticket& mine = tickets_[ticket];
   assert(mine.requests == 0);
@@ -294,14 +294,20 @@ void UringReader::Start(uint32_t ticket, const ReadRequest& request,
   ++in_flight_;
   const bool ask = request.nowait && request.align == 0 && AskCache();
   if (request.kind == ReadRequest::Kind::kFile) {
-    if (!ask || !ReadCachedFile(ticket)) QueueFile(ticket);
-    return;
+    if (ask && ReadCachedFile(ticket)) return true;
+    QueueFile(ticket);
+    return false;
   }
   assert(request.bytes <= kRecordBytesMax);
   assert(into.empty() || into.size() == request.bytes);
-  if (request.bytes == 0) return Finish(ticket, OkStatus());
+  if (request.bytes == 0) {
+    Finish(ticket, OkStatus());
+    return true;
+  }
   mine.target = RangeTarget(request, into, &mine.buffer);
-  if (!ask || !ReadCachedRange(ticket)) QueueRange(ticket);
+  if (ask && ReadCachedRange(ticket)) return true;
+  QueueRange(ticket);
+  return false;
 }
 
 bool UringReader::AskCache() {

@@ -169,7 +169,8 @@ bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
     ++work.started;
     reads_->Start(Entry(lane_, ticket), work.number, work.rows[index].record,
                   pool_->now_ns());
-    lane.reader->Start(ticket, request_, into);
+    // Decoded while its bytes are in the caches, into one buffer in turn.
+    if (lane.reader->Start(ticket, request_, into)) break;
   }
   if (made > 0) {
     const uint64_t spent = NowNs() - begin_ns;

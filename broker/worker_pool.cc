@@ -415,7 +415,6 @@ std::optional<std::string> WorkerPool::Tick() {
         job->key().dataset, read.record,
         job->dataset().source->Describe(read.record),
         static_cast<double>(read.ns) * 1e-9);
-    spdlog::warn("job '{}' ends: {}", job->key().name, status.message());
     job->Fail(status);
   }
 

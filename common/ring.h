@@ -22,8 +22,11 @@
 // Synchronizing edges
 //   E1  Publish stores published -> TryTake loads it: a rank that sees count n
 //       sees cell n-1 and the batch bytes it names.
-//   E2  TryTake stores taken -> Publish loads it: a cell is overwritten only
-//       after the rank has copied it.
+//   E2  A cell is overwritten only after the rank has copied it, by E3: there
+//       are no more leases than cells, so one of the batches since that one was
+//       seen released, and was taken after it. Publish needs no look at taken,
+//       a line that the rank has just written (bench/handoff_benchmark: a third
+//       of a hand-off).
 //   E3  Release stores released -> LeaseStateOf loads it: a slot is filled
 //       again only after the rank has done its last read of it.
 //   E4  (sleep of the rank) ArmWait stores waiting, then loads published;
@@ -50,6 +53,8 @@
 #include "common/layout.h"
 
 namespace penstock {
+
+static_assert(kLeasesMax <= kRingCells, "E2");
 
 // ---- the rank's side
 // ---------------------------------------------------------
@@ -87,7 +92,7 @@ inline TakeResult TryTake(const Ring& ring, CursorPage& cursor, Cell* cell) {
                           std::memory_order_release);
   }
   KillPoint("take.noted");
-  cursor.taken.store(taken + 1, std::memory_order_seq_cst);  // E2, E6
+  cursor.taken.store(taken + 1, std::memory_order_seq_cst);  // E6
   KillPoint("take.taken");
   if (ring.closed.load(std::memory_order_seq_cst) >=  // E6
       static_cast<uint32_t>(Closed::kRecalled)) {
@@ -138,27 +143,17 @@ enum class BrokerWaits : uint32_t {
 // ---- the broker's side
 // ---------------------------------------------------------
 
-enum class RoomResult { kRoom, kFull, kPeerCorrupt };
-
 // What the rank has taken of `published` cells, the broker's own count. False:
 // it wrote a count that cannot be. The rank can write anything here, so I1 is
 // checked, never asserted.
 inline bool ReadTaken(const CursorPage& cursor, uint64_t published,
                       uint64_t* taken) {
-  *taken = cursor.taken.load(std::memory_order_seq_cst);  // E2, E6
+  *taken = cursor.taken.load(std::memory_order_seq_cst);  // E6
   // A rank that ran ahead makes the difference wrap to a huge value.
   return published - *taken <= kRingCells;
 }
 
-// Whether a cell is free.
-inline RoomResult RingRoom(const CursorPage& cursor, uint64_t published) {
-  uint64_t taken;
-  if (!ReadTaken(cursor, published, &taken)) return RoomResult::kPeerCorrupt;
-  return published - taken == kRingCells ? RoomResult::kFull
-                                         : RoomResult::kRoom;
-}
-
-// Needs RingRoom == kRoom. True: the rank sleeps, send it a wake.
+// Needs a lease that is free (E2). True: the rank sleeps, send it a wake.
 [[nodiscard]] inline bool Publish(Ring& ring, const CursorPage& cursor,
                                   uint64_t published, const Cell& cell) {
   ring.cells[published % kRingCells] = cell;

@@ -400,6 +400,18 @@ TEST_F(BothDieTest, RankThatOthersGoOnWithoutIsNotAskedForAgain) {
       }
     }
     broker.Kill();
+    for (int step = 0; step < 6; ++step) {  // more than they still had
+      for (RankProcess& rank : ranks) {
+        const RankProcess::Said said = rank.Next();
+        ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+        rank.Release(1);
+        all.insert(all.end(), said.taken.rows.begin(), said.taken.rows.end());
+      }
+    }
+    const nlohmann::json state =
+        broker.Ask({{"op", "state"}, {"job", OptionsFor("", 0, 1, "").job}})
+            .at("state");
+    EXPECT_GT(state.at("row").get<uint64_t>(), 0u) << state.dump();
     for (RankProcess& rank : ranks) rank.Run();
     gone.Kill();
     for (RankProcess& rank : ranks) {

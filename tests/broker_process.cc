@@ -24,38 +24,41 @@ BrokerProcess::BrokerProcess(std::vector<std::string> arguments,
   if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
   folder_ = name;
   socket_ = folder_ / "sock";
+  words_ = {PENSTOCK_BUILD_DIR "/broker/penstockd"};
+  if (private_broker) words_.push_back("--private");
+  words_.insert(words_.end(), arguments.begin(), arguments.end());
+  Start();
+}
+
+void BrokerProcess::Start() {
   // Handed over listening, as systemd does: whoever connects waits in the
   // backlog until the broker is up, so nothing has to be polled for.
-  const int listener = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  const Fd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  unlink(socket_.c_str());
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, socket_.c_str(), sizeof(address.sun_path) - 1);
-  if (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) !=
-          0 ||
-      listen(listener, 128) != 0) {
+  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address),
+           sizeof(address)) != 0 ||
+      listen(listener.get(), 128) != 0) {
     throw std::runtime_error("listen at " + socket_);
   }
-  const std::string daemon = PENSTOCK_BUILD_DIR "/broker/penstockd";
-  std::vector<std::string> words = {daemon};
-  if (private_broker) words.push_back("--private");
-  words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
+  for (std::string& word : words_) argv.push_back(word.data());
   argv.push_back(nullptr);
   const std::string cache = folder_ / "cache";
   pid_ = fork();
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     // dup2 onto itself would leave close-on-exec set.
-    if (listener == 3) fcntl(listener, F_SETFD, 0);
-    dup2(listener, 3);
+    if (listener.get() == 3) fcntl(3, F_SETFD, 0);
+    dup2(listener.get(), 3);
     setenv("LISTEN_FDS", "1", 1);
     setenv("LISTEN_PID", std::to_string(getpid()).c_str(), 1);
     setenv("PENSTOCK_CACHE_DIR", cache.c_str(), 1);
-    execv(daemon.c_str(), argv.data());
+    execv(argv[0], argv.data());
     _exit(127);
   }
-  close(listener);
   if (pid_ < 0) throw std::runtime_error("fork");
 }
 

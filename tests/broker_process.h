@@ -22,6 +22,8 @@ class BrokerProcess {
   const std::string& socket() const { return socket_; }
   const std::filesystem::path& folder() const { return folder_; }
   pid_t pid() const { return pid_; }
+  // Another one at the same place, after Stop.
+  void Start();
   // Sends the signal and waits for the end. Returns the exit status, minus the
   // signal's number when a signal ended it.
   int Stop(int signal);
@@ -31,6 +33,7 @@ class BrokerProcess {
   std::string Write(const std::string& name, const std::string& text) const;
 
  private:
+  std::vector<std::string> words_;
   std::filesystem::path folder_;
   std::string socket_;
   pid_t pid_ = -1;

@@ -60,4 +60,5 @@ def command(config):
             "--dataset", spec, "--ranks", config["consumers"], "--workers",
             config["settings"]["workers"], "--",
             build / "bench" / "consumer", config["socket"],
-            DELIVERY[config["workload"]]]
+            DELIVERY[config["workload"]],
+            *([] if config["touch"] else ["no-touch"])]
