@@ -30,8 +30,18 @@ import sys
 import tempfile
 import time
 
-from ranks_benchmark import SPEC
-
+SPEC = """\
+dataset: photographs
+source:
+  image_folder: {{path: {photographs}}}
+shuffle: {{seed: 42}}
+map:
+  - decode_image: {{crop: {{random_resized: {{scale: [0.08, 1.0], ratio: [0.75, 1.3333]}}}}, size: [224, 224]}}
+  - flip: {{horizontal: 0.5}}
+  - normalize: {{mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], dtype: float16, layout: chw}}
+batch: {{size: 64}}
+epochs: {epochs}
+"""
 RANKS = 4
 START_LIMIT_S = 60
 KINDS = [  # the first that matches file, function or library
