@@ -7,12 +7,18 @@
 
 namespace penstock {
 
+std::string FoundText(const nlohmann::json& json, const char* name) {
+  constexpr size_t kChars = 40;
+  const auto found = json.find(name);
+  return found == json.end() ? "missing" : found->dump().substr(0, kChars);
+}
+
 StatusOr<std::string> TextField(const nlohmann::json& json, const char* name,
                                 size_t chars_max) {
   const auto found = json.find(name);
   if (found == json.end() || !found->is_string()) {
-    return InvalidArgumentError("request: '{}' is missing or not a string",
-                                name);
+    return InvalidArgumentError("request: '{}' is {}; wanted a string", name,
+                                FoundText(json, name));
   }
   const auto& text = found->get_ref<const std::string&>();
   if (text.size() > chars_max) {
@@ -29,8 +35,8 @@ StatusOr<uint64_t> NumberField(const nlohmann::json& json, const char* name,
       (!found->is_number_unsigned() && found->get<int64_t>() < 0) ||
       found->get<uint64_t>() < min || found->get<uint64_t>() > max) {
     return InvalidArgumentError(
-        "request: '{}' is missing or not a number from {} to {}", name, min,
-        max);
+        "request: '{}' is {}; wanted a number from {} to {}", name,
+        FoundText(json, name), min, max);
   }
   return found->get<uint64_t>();
 }

@@ -18,6 +18,9 @@
 
 namespace penstock {
 
+// What stands there, for a message: "missing", or the beginning of its text.
+std::string FoundText(const nlohmann::json& json, const char* name);
+
 StatusOr<std::string> TextField(const nlohmann::json& json, const char* name,
                                 size_t chars_max);
 StatusOr<uint64_t> NumberField(const nlohmann::json& json, const char* name,
@@ -41,8 +44,7 @@ StatusOr<E> ChoiceField(const nlohmann::json& json, const char* name,
     }
   }
   return InvalidArgumentError("request: '{}' is {}; wanted one of: {}", name,
-                              found->dump().substr(0, 40),
-                              fmt::join(names, ", "));
+                              FoundText(json, name), fmt::join(names, ", "));
 }
 
 // How an attach wants its batches.
