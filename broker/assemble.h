@@ -10,9 +10,8 @@
 namespace penstock {
 
 // Sets valid_rows and shape_rows of the share, whose rows are in slot of the
-// segment. keep_shape (last: pad): rows
-// that were left out are replaced by padding, else the batch is shorter. Nobody
-// else may touch the slot meanwhile.
+// segment. keep_shape (last: pad): rows that were left out are replaced by
+// padding, else the batch is shorter. Nobody else may touch the slot meanwhile.
 void Assemble(const Segment& segment, const ElementSpec& spec, bool keep_shape,
               uint32_t slot, Share* share);
 

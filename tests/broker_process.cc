@@ -88,6 +88,23 @@ uint64_t BrokerProcess::RowsMade() const {
   return rows;
 }
 
+std::map<std::string, std::string> BrokerProcess::OfWorkers(
+    const std::string& field) const {
+  std::map<std::string, std::string> values;
+  for (const auto& task : std::filesystem::directory_iterator(
+           "/proc/" + std::to_string(pid_) + "/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name.rfind("worker ", 0) != 0) continue;
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      const std::string key = field + ":\t";
+      if (line.rfind(key, 0) == 0) values[name] = line.substr(key.size());
+    }
+  }
+  return values;
+}
+
 std::string BrokerProcess::Write(const std::string& name,
                                  const std::string& text) const {
   const std::filesystem::path path = folder_ / name;

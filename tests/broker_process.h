@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ class BrokerProcess {
   int Stop(int signal);
   // Rows that the workers have made, of all jobs there are (its status).
   uint64_t RowsMade() const;
+  // A field of proc_pid_status(5) of each worker's thread, by the thread's
+  // name.
+  std::map<std::string, std::string> OfWorkers(const std::string& field) const;
   // Writes text to a file in folder(), returns its path.
   std::string Write(const std::string& name, const std::string& text) const;
 

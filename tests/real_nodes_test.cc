@@ -9,7 +9,6 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -110,21 +109,12 @@ TEST_F(RealNodesTest, WorkersArePinnedToProcessorsOfAllNodesAlike) {
   for (int tries = 0; tries < 600; ++tries) {
     of_node.clear();
     uint64_t pinned = 0;
-    for (const auto& task : std::filesystem::directory_iterator(
-             "/proc/" + std::to_string(broker_.pid()) + "/task")) {
-      std::string name;
-      std::getline(std::ifstream(task.path() / "comm"), name);
-      if (name.rfind("worker ", 0) != 0) continue;
-      std::ifstream status(task.path() / "status");
-      for (std::string line; std::getline(status, line);) {
-        constexpr std::string_view kKey = "Cpus_allowed_list:\t";
-        if (line.rfind(kKey, 0) != 0) continue;
-        const auto cpus = ParseCpuList(line.substr(kKey.size()));
-        ASSERT_TRUE(cpus.ok()) << line;
-        if (cpus->size() != 1) continue;
-        ++pinned;
-        ++of_node[topology_->node_of_cpus().at(cpus->front())];
-      }
+    for (const auto& [name, list] : broker_.OfWorkers("Cpus_allowed_list")) {
+      const auto cpus = ParseCpuList(list);
+      ASSERT_TRUE(cpus.ok()) << name << ": " << list;
+      if (cpus->size() != 1) continue;
+      ++pinned;
+      ++of_node[topology_->node_of_cpus().at(cpus->front())];
     }
     if (pinned == workers) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));

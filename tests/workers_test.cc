@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
 
@@ -32,18 +30,9 @@ class WorkersTest : public DeliveryTest {
   // How often each worker's thread has gone to sleep so far, by its name.
   std::map<std::string, uint64_t> Sleeps() const {
     std::map<std::string, uint64_t> sleeps;
-    for (const auto& task : std::filesystem::directory_iterator(
-             "/proc/" + std::to_string(broker_.pid()) + "/task")) {
-      std::string name;
-      std::getline(std::ifstream(task.path() / "comm"), name);
-      if (name.rfind("worker ", 0) != 0) continue;
-      std::ifstream status(task.path() / "status");
-      for (std::string line; std::getline(status, line);) {
-        constexpr std::string_view kKey = "voluntary_ctxt_switches:";
-        if (line.rfind(kKey, 0) == 0) {
-          sleeps[name] = std::stoull(line.substr(kKey.size()));
-        }
-      }
+    for (const auto& [name, count] :
+         broker_.OfWorkers("voluntary_ctxt_switches")) {
+      sleeps[name] = std::stoull(count);
     }
     return sleeps;
   }
