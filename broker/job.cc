@@ -787,6 +787,8 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
   const std::vector<uint32_t> missing = delivery_.Missing();
   const Delivery::SlotCounts slots = delivery_.CountSlots();
   const DeliveryOptions& delivery = options_.delivery;
+  // What was seen before is of no worth while they are moved.
+  const bool moving = moving_ || !banks_to_move_.empty();
   const auto name = [](const auto& names, auto value) {
     return names[static_cast<size_t>(value)];
   };
@@ -820,9 +822,10 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
        counters_.rows_substituted.load(std::memory_order_relaxed)},
       {"rows_local", counters_.rows_local.load(std::memory_order_relaxed)},
       {"rows_remote", counters_.rows_remote.load(std::memory_order_relaxed)},
-      {"pages_seen", counters_.pages_seen.load(std::memory_order_relaxed)},
+      {"pages_seen",
+       moving ? 0 : counters_.pages_seen.load(std::memory_order_relaxed)},
       {"pages_elsewhere",
-       counters_.pages_elsewhere.load(std::memory_order_relaxed)},
+       moving ? 0 : counters_.pages_elsewhere.load(std::memory_order_relaxed)},
       {"io", dataset_->source->io()},
       {"reads", counters_.reads.load(std::memory_order_relaxed)},
       {"reads_cached", counters_.reads_cached.load(std::memory_order_relaxed)},

@@ -134,7 +134,12 @@ TEST_F(RealNodesTest, ABatchLiesOnTheNodeOfItsRank) {
     EXPECT_EQ(NextOn(here.get()), Only(nodes_[0])) << step;
     EXPECT_EQ(NextOn(there.get()), Only(nodes_[1])) << step;
   }
-  const nlohmann::json status = Status();
+  nlohmann::json status;
+  for (int tries = 0; tries < 600; ++tries) {  // until it has looked
+    status = Status();
+    if (status.at("jobs").at(0).at("pages_seen") > 0) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
   EXPECT_THAT(status.at("broker").at("numa").get<std::string>(),
               HasSubstr("bound and verified"));
   const nlohmann::json& job = status.at("jobs").at(0);
