@@ -1,10 +1,11 @@
 // Goal: D1 to D4 of broker/delivery.h, and that a dead broker's successor loses
-// and doubles nothing, with no luck of timing. Method: the broker's own
-// delivery.cc, feed.cc, restore.cc and plan.cc as one process of an exploration
-// (simulation/explorer.h) per life of the broker, ranks that run ring.h as
-// others, small plans; every interleaving up to a number of preemptions, then
-// random ones; deaths and evictions at every step. What has to survive a death
-// of the broker is kept beside it as its journal and the descriptor store do.
+// and doubles nothing, with no luck of timing, and marks nothing that nobody
+// can have had. Method: the broker's own delivery.cc, feed.cc, restore.cc and
+// plan.cc as one process of an exploration (simulation/explorer.h) per life of
+// the broker, ranks that run ring.h as others, small plans; every interleaving
+// up to a number of preemptions, then random ones; deaths and evictions at
+// every step. What has to survive a death of the broker is kept beside it as
+// its journal and the descriptor store do.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -165,7 +166,8 @@ struct World {
   bool evicted = false;  // by a broker
 
   // Noted for the checks.
-  std::deque<Returned> returned;                 // in order
+  std::deque<Returned> returned;    // in order
+  std::set<uint64_t> marked_first;  // positions that nobody was seen to have
   std::map<uint32_t, std::set<uint64_t>> steps;  // of a number: positions
   std::map<uint32_t, uint64_t> missed;           // of a number: skipped
   std::set<uint32_t> finished;                   // numbers
@@ -175,6 +177,26 @@ struct World {
 
   bool broadcast() const {
     return config.options.mode == DeliveryMode::kBroadcast;
+  }
+  // Some process may have been given the batch at this position: it died, or
+  // was taken off, between the two. At the end.
+  bool CountsAsTaken(uint64_t position) const {
+    for (int life = 0; life < config.lives; ++life) {
+      for (int i = 0; i < ranks; ++i) {
+        const CursorPage& page = sessions[life][i].page;
+        for (uint32_t lease = 0; lease < kLeases; ++lease) {
+          const LeaseRecord& record = page.leases[lease];
+          const uint64_t generation = record.generation.load();
+          const uint64_t begin = PositionOfStep(record.step.load());
+          // A part of it, where its rows are divided anew.
+          if (generation > 0 && generation <= page.taken.load() &&
+              begin <= position && position < begin + config.batch) {
+            return true;
+          }
+        }
+      }
+    }
+    return false;
   }
   Plan MakePlan() const {
     DatasetSpec spec;
@@ -773,6 +795,7 @@ class Rank {
                    content.rows == cell.rows,
                "the slot of the batch at {} holds {:x}", cell.position, word);
     const bool marked = (cell.flags & kRedelivered) != 0;
+    bool came_before = false;
     // D3, and that what was done is done.
     for (const Returned& before : world_.returned) {
       const bool same =
@@ -782,12 +805,14 @@ class Rank {
               : before.content.row < content.row + content.rows &&
                     content.row < before.content.row + before.content.rows;
       if (!same) continue;
+      came_before = true;
       run_.Check(marked, "rows from {} on come again, unmarked", content.row);
       run_.Check(
           !before.released ||
               (world_.taken_off.contains(before.process) && !before.settled),
           "rows from {} on were released and come again", content.row);
     }
+    if (marked && !came_before) world_.marked_first.insert(cell.position);
     world_.returned.push_back(
         {rank_, number_, marked, false, false, false, content});
     held_.push_back({cell, life_, &world_.returned.back()});
@@ -848,6 +873,15 @@ class Rank {
 
 void CheckEnd(World& world) {
   Run& run = world.run;
+  for (const uint64_t position : world.marked_first) {
+    const auto& owed = world.config.start.owed;
+    const bool owed_marked =
+        std::any_of(owed.begin(), owed.end(), [&](const RowRange& range) {
+          return range.redelivered && range.position == position;
+        });
+    run.Check(owed_marked || world.CountsAsTaken(position),
+              "the batch at {} was marked and nobody had had it", position);
+  }
   const Config& config = world.config;
   const Plan plan = world.MakePlan();
   const bool shrink = config.options.on_rank_death == OnRankDeath::kShrink;
