@@ -8,11 +8,16 @@
 #include <memory>
 #include <string>
 
+#include "client/own_broker.h"
 #include "client/reader.h"
 
 struct penstock_reader {
   std::unique_ptr<penstock::Reader> reader;
   std::string state;  // what penstock_state returned last
+};
+
+struct penstock_broker {
+  std::unique_ptr<penstock::OwnBroker> broker;
 };
 
 // Never defined: a penstock_batch* is a Reader::Batch* in disguise.
@@ -102,6 +107,13 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
     attach.full_epoch = given.full_epoch != 0;
     attach.wait_s = given.wait_s;
     attach.node = given.node;
+    attach.autostart = given.autostart != 0;
+    if (given.cancelled != nullptr) {
+      attach.cancelled = [ask = given.cancelled,
+                          context = given.cancelled_context] {
+        return ask(context) != 0;
+      };
+    }
     attach.reconnect_s = given.reconnect_s == 0
                              ? penstock::Reader::kReconnectSeconds
                              : std::max(given.reconnect_s, 0.0);
@@ -112,7 +124,30 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
   });
 }
 
-void penstock_detach(penstock_reader* reader) { delete reader; }
+int penstock_broker_start(int32_t workers, const char* memory_limit,
+                          penstock_broker** broker) {
+  if (!AllGiven(broker)) return PENSTOCK_INVALID_ARGUMENT;
+  return Guard([&] {
+    *broker = nullptr;
+    auto started = penstock::OwnBroker::Start(
+        {.workers = workers, .memory_limit = OrEmpty(memory_limit)});
+    if (!started.ok()) return Fail(started.status());
+    *broker = new penstock_broker{*std::move(started)};
+    return static_cast<int>(PENSTOCK_OK);
+  });
+}
+
+const char* penstock_broker_socket(const penstock_broker* broker) {
+  return broker->broker->socket().c_str();
+}
+
+void penstock_broker_stop(penstock_broker* broker) { delete broker; }
+
+void penstock_detach(penstock_reader* reader) {
+  if (reader == nullptr) return;
+  penstock::Reader::Detach(std::move(reader->reader));
+  delete reader;
+}
 
 int penstock_next_within(penstock_reader* reader, double timeout_s,
                          penstock_batch** batch) {
@@ -288,6 +323,23 @@ const void* penstock_batch_data(const penstock_batch* batch, uint32_t feature) {
   const penstock::Reader::Batch* from = FromC(batch);
   if (feature >= from->reader->element_spec().size()) return nullptr;
   return penstock::Reader::data(*from, feature);
+}
+
+void* penstock_batch_writable_data(penstock_batch* batch, uint32_t feature) {
+  penstock::Reader::Batch* from = FromC(batch);
+  void* data = nullptr;
+  Guard([&] {
+    const size_t features = from->reader->element_spec().size();
+    if (feature >= features) {
+      return Fail(PENSTOCK_INVALID_ARGUMENT,
+                  fmt::format("feature {} of {}", feature, features));
+    }
+    const auto writable = penstock::Reader::WritableData(from, feature);
+    if (!writable.ok()) return Fail(writable.status());
+    data = *writable;
+    return static_cast<int>(PENSTOCK_OK);
+  });
+  return data;
 }
 
 const int64_t* penstock_batch_ids(const penstock_batch* batch) {

@@ -39,7 +39,7 @@ enum {
   PENSTOCK_END_OF_EPOCH = 1, /* the epoch is over; call again for the next */
   PENSTOCK_END_OF_DATA = 2,  /* the last epoch is over; stays so */
   /* Errors: minus the gRPC status number. penstock_error() has the text. */
-  PENSTOCK_CANCELLED = -1,           /* interrupted by penstock_interrupt */
+  PENSTOCK_CANCELLED = -1, /* penstock_interrupt, or options.cancelled */
   PENSTOCK_INVALID_ARGUMENT = -3,    /* wrong spec, option or argument */
   PENSTOCK_DEADLINE_EXCEEDED = -4,   /* timeout_s or wait_s passed; storage
                                         did not answer for read_timeout */
@@ -117,7 +117,9 @@ typedef struct penstock_options {
                                 8 at least */
   int32_t full_epoch;        /* broadcast, not 0: this consumer's epochs begin
                                 where it joins */
-  int32_t reserved;
+  int32_t autostart;         /* not 0: where no broker listens, a private one is
+                                started (penstock_broker_start) and lives as
+                                long as this process. For one rank alone */
   double wait_s;             /* for ranks that are missing or died, then the job
                                 fails and names them; 0: 600 */
   double reconnect_s;        /* for the broker to come back when it died; 0: 60,
@@ -127,11 +129,16 @@ typedef struct penstock_options {
                                 process may run on, if it is one, else that of
                                 its GPU */
   int32_t reserved2;
+  /* Not NULL: called ten times a second, on the calling thread, while attach,
+   * next, state, reset or stop_job waits; when it returns not 0 they return
+   * PENSTOCK_CANCELLED. How Python looks for Ctrl-C. */
+  int32_t (*cancelled)(void* context);
+  void* cancelled_context;
 } penstock_options;
 #define PENSTOCK_OPTIONS_INIT                                                \
   {                                                                          \
     sizeof(penstock_options), -1, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0.0, 0.0, -1, 0                                                \
+        0, 0, 0.0, 0.0, -1, 0, 0, 0                                          \
   }
 
 /* One tensor of an element: without the batch dimension. Strings live as long
@@ -163,13 +170,26 @@ PENSTOCK_API const char* penstock_error(void);
 /* "0.1.0" */
 PENSTOCK_API const char* penstock_version(void);
 
+/* A private broker of this process: no configuration, no root. It is restarted
+ * when it dies, and ends with penstock_broker_stop or with this process, however
+ * that ends. workers 0, memory_limit NULL ("4GiB"): its own choice. Needs the
+ * `penstock` program: PENSTOCK_COMMAND, else beside this library, else in PATH. */
+typedef struct penstock_broker penstock_broker;
+PENSTOCK_API int penstock_broker_start(int32_t workers, const char* memory_limit,
+                                       penstock_broker** broker);
+/* For options.socket, or PENSTOCK_SOCKET of processes that are started. */
+PENSTOCK_API const char* penstock_broker_socket(const penstock_broker* broker);
+PENSTOCK_API void penstock_broker_stop(penstock_broker* broker);
+
 /* Attaches one rank to a job, which the first of its ranks creates. Returns once
  * the dataset is open and memory is promised (indexing a large folder takes
  * time). On success *reader must be passed to penstock_detach. */
 PENSTOCK_API int penstock_attach(const penstock_options* options,
                                  penstock_reader** reader);
 
-/* Gives everything back; batches still held become invalid to read. */
+/* Leaves the job and frees the reader; NULL: nothing. Batches still held stay
+ * readable, as copies of this process's own that are made now, until they are
+ * released; what they were counts as done. */
 PENSTOCK_API void penstock_detach(penstock_reader* reader);
 
 /* The next batch: PENSTOCK_OK and *batch, to be passed to penstock_release;
@@ -252,6 +272,12 @@ PENSTOCK_API uint64_t penstock_batch_step(const penstock_batch* batch);
  * writing is SIGSEGV. NULL if there is no such feature. */
 PENSTOCK_API const void* penstock_batch_data(const penstock_batch* batch,
                                              uint32_t feature);
+/* The same bytes at another address, where they may be written: the pages written
+ * are copied, this process alone sees it, and it is gone when the batch is
+ * released. Any thread. NULL: no such feature, or they cannot be mapped;
+ * penstock_error() says why. */
+PENSTOCK_API void* penstock_batch_writable_data(penstock_batch* batch,
+                                                uint32_t feature);
 /* [rows] sample ids: the record's number in the dataset, PENSTOCK_PADDING_ID. */
 PENSTOCK_API const int64_t* penstock_batch_ids(const penstock_batch* batch);
 /* Not 0: this batch was handed out before, to a process that died with it. */

@@ -98,12 +98,32 @@ struct Options {
   double wait_s = 0;
   double reconnect_s = 0;
   int node = -1;  // NUMA
+  bool autostart = false;
+};
+
+// A private broker; see penstock_broker_start. Ends when destroyed. Move only.
+class Broker {
+ public:
+  explicit Broker(int workers = 0, const std::string& memory_limit = "") {
+    internal::Check(penstock_broker_start(
+        workers, memory_limit.empty() ? nullptr : memory_limit.c_str(),
+        &broker_));
+  }
+  Broker(Broker&& other) noexcept
+      : broker_(std::exchange(other.broker_, nullptr)) {}
+  Broker& operator=(Broker&&) = delete;
+  ~Broker() { penstock_broker_stop(broker_); }
+  // For Options::socket.
+  std::string socket() const { return penstock_broker_socket(broker_); }
+
+ private:
+  penstock_broker* broker_ = nullptr;
 };
 
 class Reader;
 
-// A lease on one batch; released when destroyed. Move only. It must not outlive
-// its Reader.
+// A lease on one batch; released when destroyed. Move only. One that outlives
+// its Reader is still to be read, by data() and ids().
 class Batch {
  public:
   Batch() = default;
@@ -135,6 +155,14 @@ class Batch {
   }
   const void* data(uint32_t feature) const {
     return penstock_batch_data(batch_, feature);
+  }
+  // The same bytes, to be written: for this process alone, until the release.
+  void* writable_data(uint32_t feature) {
+    void* const data = penstock_batch_writable_data(batch_, feature);
+    if (data == nullptr) {
+      throw Error(PENSTOCK_FAILED_PRECONDITION, penstock_error());
+    }
+    return data;
   }
   // All values of a feature, [rows, shape...] flattened. Throws when it is not
   // there or has another dtype. float16 and bfloat16: use data().
@@ -224,6 +252,7 @@ class Reader {
     c.wait_s = options.wait_s;
     c.reconnect_s = options.reconnect_s;
     c.node = options.node;
+    c.autostart = options.autostart ? 1 : 0;
     internal::Check(penstock_attach(&c, &reader_));
   }
   Reader(const Reader&) = delete;

@@ -1,8 +1,6 @@
 #include "client/reader.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -10,14 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 
-#include "client/gpu_node.h"
-#include "client/launcher.h"
+#include "client/fork.h"
+#include "client/own_broker.h"
+#include "client/private_memory.h"
 #include "common/kill_point.h"
 #include "common/ring.h"
 #include "common/wake.h"
@@ -27,117 +22,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Counts forks: a forked child shares the cursor page with its parent and must
-// not touch it (one writer per byte).
-std::atomic<uint64_t> fork_generation{0};
-void CountForks() {
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
-  (void)registered;
-}
-
 Deadline DeadlineAfter(double timeout_s) {
   if (timeout_s < 0) return std::nullopt;
   return Clock::now() +
          std::chrono::duration_cast<Clock::duration>(
              std::chrono::duration<double>(std::min(timeout_s, 1e9)));
-}
-
-bool IsSpecFile(const std::string& dataset) {
-  const auto ends = [&](const char* suffix) {
-    return dataset.ends_with(suffix);
-  };
-  return dataset.find('/') != std::string::npos || ends(".yaml") ||
-         ends(".yml") || ends(".json");
-}
-
-StatusOr<std::string> ReadSpecFile(const std::string& path) {
-  constexpr size_t kSpecFileBytesMax = 64 * 1024;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return ErrnoError(errno, "read dataset spec '" + path + "'");
-  std::string text(kSpecFileBytesMax + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) return ErrnoError(errno, "read dataset spec '" + path + "'");
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kSpecFileBytesMax) {
-    return InvalidArgumentError("dataset spec '{}' is longer than {} bytes",
-                                path, kSpecFileBytesMax);
-  }
-  return text;
-}
-
-// The processors this thread may run on, as a list such as "0-3,8"; "":
-// unknown.
-std::string AllowedCpus() {
-  // A mask that is too small is EINVAL.
-  for (size_t cpus = 1024; cpus <= 8192; cpus *= 2) {
-    std::vector<cpu_set_t> set(cpus / CPU_SETSIZE);
-    const size_t bytes = set.size() * sizeof(cpu_set_t);
-    if (sched_getaffinity(0, bytes, set.data()) != 0) continue;
-    std::string list;
-    for (size_t cpu = 0; cpu < cpus; ++cpu) {
-      if (!CPU_ISSET_S(cpu, bytes, set.data())) continue;
-      const size_t first = cpu;
-      while (cpu + 1 < cpus && CPU_ISSET_S(cpu + 1, bytes, set.data())) ++cpu;
-      list += fmt::format("{}{}", list.empty() ? "" : ",", first);
-      if (cpu > first) list += fmt::format("-{}", cpu);
-    }
-    return list;
-  }
-  return "";
-}
-
-// Where this process runs: the broker takes memory near it.
-void DescribePlacement(nlohmann::json* request) {
-  constexpr size_t kListCharsMax = 4096;  // more, the broker does not take
-  const std::string cpus = AllowedCpus();
-  if (!cpus.empty() && cpus.size() <= kListCharsMax) (*request)["cpus"] = cpus;
-  if (const int cpu = sched_getcpu(); cpu >= 0) (*request)["cpu"] = cpu;
-}
-
-// Of the machine, not of this process.
-bool HasSeveralNodes() {
-  std::string online;
-  std::getline(std::ifstream("/sys/devices/system/node/online"), online);
-  return online.find_first_of("-,") != std::string::npos;
-}
-
-StatusOr<std::string> ReadStateFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return ErrnoError(errno, "read PENSTOCK_STATE '" + path + "'");
-  std::string text(JobState::kTextBytesMax + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
-}
-
-// Puts dataset name or spec text into the request.
-Status DescribeDataset(const AttachOptions& options, nlohmann::json* request) {
-  std::error_code error;
-  if (!options.spec.empty()) {
-    (*request)["spec"] = options.spec;
-    (*request)["file"] = "spec";
-    (*request)["base"] = std::filesystem::current_path(error).string();
-    return OkStatus();
-  }
-  std::string dataset = options.dataset;
-  if (dataset.empty()) {
-    dataset = ProcessEnvironment()("PENSTOCK_DATASET").value_or("");
-  }
-  if (dataset.empty()) {
-    return InvalidArgumentError(
-        "no dataset given: pass a spec file, a registered name, or set "
-        "PENSTOCK_DATASET");
-  }
-  if (!IsSpecFile(dataset)) {
-    (*request)["dataset"] = dataset;
-    return OkStatus();
-  }
-  PENSTOCK_ASSIGN_OR_RETURN((*request)["spec"], ReadSpecFile(dataset));
-  (*request)["file"] = dataset;
-  (*request)["base"] =
-      std::filesystem::absolute(dataset, error).parent_path().string();
-  return OkStatus();
 }
 
 // Waits this long at most for what a live broker sends at once.
@@ -170,13 +59,16 @@ struct Reader::Session {
   Fd control;
   Fd wake;
   OwnedCursor cursor;
+  Fd segment;
   std::unique_ptr<SegmentView> view;
+  std::optional<ForkGuard> guards[2];  // of cursor and view
   const Ring* ring = nullptr;
   bool broker_died = false;
   // Batches. Only the consuming thread adds to it, and nothing more once it has
   // superseded the session.
   std::atomic<uint64_t> taken{0};
   // Guarded by sessions_mutex_:
+  std::unique_ptr<CopyOnWrite> writable;  // once somebody asked for it
   uint64_t given_back = 0;
   bool superseded = false;
   bool Unused() const {  // superseded, and nothing of it is held
@@ -193,54 +85,16 @@ const std::byte* Reader::data(const Batch& batch, uint32_t feature) {
   return batch.session->view->feature(batch.cell, feature);
 }
 
-StatusOr<std::unique_ptr<Reader>> Reader::Attach(AttachOptions options) {
-  CountForks();
-  const Environment environment = ProcessEnvironment();
+StatusOr<std::unique_ptr<Reader>> Reader::Attach(const AttachOptions& options) {
   const Deadline deadline =
       DeadlineAfter(options.timeout_s > 0 ? options.timeout_s : -1);
-
-  const bool all_given = options.rank >= 0 && options.world_size > 0;
-  LaunchInfo launch;
-  if (!all_given || options.local_world_size == 0 || options.job.empty()) {
-    StatusOr<LaunchInfo> detected = DetectLaunch(environment);
-    if (detected.ok()) {
-      launch = *detected;
-    } else if (!all_given) {
-      return detected.status();
-    }
-  }
-  const int64_t world_size =
-      options.world_size > 0 ? options.world_size : launch.world_size;
-  int64_t rank = options.rank >= 0 ? options.rank : launch.rank;
-  if (rank >= world_size) {
-    return InvalidArgumentError(
-        "rank {} of a world of {}: ranks count from 0 to {} (launcher: {})",
-        rank, world_size, world_size - 1, launch.launcher);
-  }
-  int64_t local_world_size = options.local_world_size;
-  if (local_world_size == 0) {
-    // The launcher's number is of the launcher's world.
-    local_world_size =
-        world_size == launch.world_size ? launch.local_world_size : world_size;
-  }
-  const bool split_like = options.delivery.empty() ||
-                          options.delivery == "split" ||
-                          options.delivery == "dynamic";
-  // Trainers that share a job but no launcher have no numbers of their own.
-  const bool any_number =
-      !split_like && options.rank < 0 && launch.world_size <= 1;
-  std::string job = options.job;
-  if (job.empty()) job = environment("PENSTOCK_JOB").value_or(launch.job);
-  const bool named = !job.empty();
-  if (job.empty()) job = "default";
-
+  PENSTOCK_ASSIGN_OR_RETURN(AttachRequest request,
+                            MakeAttachRequest(options, ProcessEnvironment()));
   std::unique_ptr<Reader> reader(new Reader());
-  reader->repeat_first_ =
-      options.repeat_first ||
-      environment("PENSTOCK_REPEAT_FIRST").value_or("0") != "0";
+  reader->repeat_first_ = request.repeat_first;
   reader->timeout_s_ = options.timeout_s;
   if (options.reconnect_s >= 0) reader->reconnect_s_ = options.reconnect_s;
-  reader->fork_generation_ = fork_generation.load();
+  reader->fork_generation_ = ForkGeneration();
   reader->interrupt_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   reader->retry_ =
       Fd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
@@ -251,57 +105,25 @@ StatusOr<std::unique_ptr<Reader>> Reader::Attach(AttachOptions options) {
   PENSTOCK_RETURN_IF_ERROR(
       AddToEpoll(reader->poll_.get(), reader->retry_.get()));
   reader->socket_ = SocketPath(options.socket);
-
-  nlohmann::json request = {{"op", "attach"},
-                            {"job", job},
-                            {"named", named},
-                            {"world_size", world_size},
-                            {"local_world_size", local_world_size},
-                            {"repeat_first", reader->repeat_first_}};
-  if (!any_number) request["rank"] = rank;
-  if (!options.delivery.empty()) request["delivery"] = options.delivery;
-  if (!options.lag.empty()) request["lag"] = options.lag;
-  if (!options.on_rank_death.empty()) {
-    request["on_rank_death"] = options.on_rank_death;
-  }
-  if (options.window > 0) request["window"] = options.window;
-  if (options.consumers > 0) request["consumers"] = options.consumers;
-  if (options.full_epoch) request["full_epoch"] = true;
-  if (options.wait_s > 0) request["wait_s"] = options.wait_s;
-  if (const auto text = environment("PENSTOCK_NODE");
-      options.node < 0 && text.has_value()) {
-    const char* const end = text->data() + text->size();
-    const auto [rest, error] = std::from_chars(text->data(), end, options.node);
-    if (error != std::errc() || rest != end || options.node < 0) {
+  if (options.autostart) {
+    const auto ranks = request.job.at("world_size").get<int64_t>();
+    if (ranks > 1) {
       return InvalidArgumentError(
-          "PENSTOCK_NODE='{}' is not the number of a NUMA node", *text);
+          "autostart: a broker of this process's own is for one rank, and "
+          "there "
+          "are {}: start the ranks with `penstock run`, or the service "
+          "(systemctl start penstockd.socket)",
+          ranks);
     }
+    PENSTOCK_ASSIGN_OR_RETURN(reader->socket_,
+                              SocketOfAnyBroker(reader->socket_));
   }
-  if (options.node >= 0) request["node"] = options.node;
-  if (launch.rank != rank || launch.world_size != world_size) {
-    launch.local_rank = local_world_size == world_size ? rank : -1;
-  }
-  if (HasSeveralNodes()) {
-    if (const auto gpu = FindGpuNode(environment, launch)) {
-      request["gpu"] = gpu->gpu;
-      request["gpu_node"] = gpu->node;
-    }
-  }
-  PENSTOCK_RETURN_IF_ERROR(DescribeDataset(options, &request));
-  reader->request_ = request;
+  reader->request_ = std::move(request.job);
   reader->dynamic_ = options.delivery == "dynamic";
-  std::string state_text = options.state;
-  if (const auto file = environment("PENSTOCK_STATE");
-      state_text.empty() && file.has_value()) {
-    PENSTOCK_ASSIGN_OR_RETURN(state_text, ReadStateFile(*file));
-    // It is of one dataset; a trainer may use others beside it.
-    request["state_of_same_dataset"] = true;
-  }
-  if (!state_text.empty()) {
-    PENSTOCK_ASSIGN_OR_RETURN(const JobState state, ParseJobState(state_text));
-    request["state"] = JobStateToJson(state);
-  }
-  PENSTOCK_RETURN_IF_ERROR(reader->Open(std::move(request), deadline));
+  reader->cancelled_ = options.cancelled;
+  nlohmann::json first = reader->request_;
+  first.update(request.start);
+  PENSTOCK_RETURN_IF_ERROR(reader->Open(std::move(first), deadline));
   return reader;
 }
 
@@ -318,7 +140,8 @@ Status Reader::Open(nlohmann::json request, Deadline deadline) {
                             ConnectControl(socket_, deadline));
   PENSTOCK_ASSIGN_OR_RETURN(
       Message answer,
-      Request(session->control.get(), std::move(request), fds, deadline));
+      Request(session->control.get(), std::move(request), fds, deadline,
+              [this](const nlohmann::json&) { return !Cancelled(); }));
   KillPoint("attach.answered");
   PENSTOCK_RETURN_IF_ERROR(ReadAnswer(std::move(answer), session.get()));
   if (!reconnects) joined_at_ = position_;
@@ -404,6 +227,11 @@ Status Reader::ReadAnswer(Message answer, Session* session) {
                          session->view->seats());
   }
   session->ring = &session->view->ring(seat);
+  session->guards[0].emplace(session->cursor.mapping.data(),
+                             session->cursor.mapping.bytes());
+  session->guards[1].emplace(session->view->memory().data(),
+                             session->view->memory().size());
+  session->segment = std::move(answer.fds[0]);
   session->wake = std::move(answer.fds[1]);
   return OkStatus();
 }
@@ -443,26 +271,74 @@ void Reader::Retire(Session* session) {
   }
 }
 
-Reader::~Reader() {
-  std::vector<Fd> connections;
+Reader::~Reader() { Leave(); }
+
+// Says so to the brokers that it has not said it to.
+void Reader::Leave() {
+  const bool ours = ForkGeneration() == fork_generation_;
   for (const auto& session : sessions_) {
-    connections.push_back(std::move(session->control));
-  }
-  const bool ours = fork_generation.load() == fork_generation_;
-  sessions_.clear();
-  if (!ours) return;
-  for (const Fd& connection : connections) {
-    if (!connection) continue;
-    (void)SendMessage(connection.get(),
+    const Fd control = std::move(session->control);
+    if (!control || !ours) continue;
+    (void)SendMessage(control.get(),
                       {{"penstock", kProtocolVersion}, {"op", "detach"}});
     // Shut down and not only closed: a child that was forked meanwhile holds
     // the same socket.
-    shutdown(connection.get(), SHUT_RDWR);
+    shutdown(control.get(), SHUT_RDWR);
   }
 }
 
+void Reader::Detach(std::unique_ptr<Reader> reader) {
+  if (ForkGeneration() != reader->fork_generation_) return;
+  Reader& mine = *reader;
+  const std::lock_guard lock(mine.sessions_mutex_);
+  bool all_let_go = true;
+  for (const auto& session : mine.sessions_) {
+    all_let_go &= mine.Disown(session.get());
+  }
+  // Without memory for copies the batches that are held stay the broker's, and
+  // the rank attached, until they are released.
+  if (all_let_go) mine.Leave();
+  // The last Release destroys it.
+  if (mine.left_behind_ > 0) (void)reader.release();
+}
+
+// Of the session's memory the batches that are held are left, as copies. False:
+// there was no memory for them. sessions_mutex_ is held.
+bool Reader::Disown(Session* session) {
+  std::vector<const Batch*> held;
+  for (const Batch& batch : session->batches) {
+    // Of pending_ nobody knows.
+    if (batch.held.load() && &batch != pending_) held.push_back(&batch);
+  }
+  std::sort(held.begin(), held.end(), [](const Batch* a, const Batch* b) {
+    return a->cell.slot_offset < b->cell.slot_offset;
+  });
+  std::vector<KeptSlot> kept;
+  for (const Batch* batch : held) {
+    const Cell& cell = batch->cell;
+    KeptSlot& slot = kept.emplace_back();
+    slot.slot = {cell.slot_offset, session->view->slot_bytes()};
+    const auto use = [&](const void* data, uint64_t bytes) {
+      slot.used.push_back(
+          {static_cast<uint64_t>(static_cast<const std::byte*>(data) -
+                                 session->view->memory().data()),
+           bytes});
+    };
+    use(session->view->ids(cell), cell.rows * sizeof(int64_t));
+    for (size_t i = 0; i < element_spec_.size(); ++i) {
+      use(session->view->feature(cell, i),
+          cell.rows * element_spec_[i].RowBytes());
+    }
+  }
+  left_behind_ += static_cast<uint32_t>(held.size());
+  if (!LetGo(session->view->memory(), kept, false).ok()) return false;
+  const CopyOnWrite* const writable = session->writable.get();
+  return writable == nullptr ||
+         LetGo({writable->data(), writable->bytes()}, kept, true).ok();
+}
+
 Status Reader::CheckProcess() const {
-  if (fork_generation.load() == fork_generation_) return OkStatus();
+  if (ForkGeneration() == fork_generation_) return OkStatus();
   return FailedPreconditionError(
       "this reader belongs to the parent process: attach again after fork");
 }
@@ -502,6 +378,7 @@ StatusOr<Message> Reader::Ask(nlohmann::json request) {
   return Request(session_->control.get(), std::move(request), {},
                  DeadlineAfter(timeout_s_ > 0 ? timeout_s_ : -1),
                  [this](const nlohmann::json& event) {
+                   if (event.empty()) return !Cancelled();
                    events_.push_back(event);
                    return true;
                  });
@@ -710,15 +587,20 @@ StatusOr<bool> Reader::Sleep(Deadline deadline) {
   pollfd entries[2] = {{lost_ ? retry_.get() : session_->wake.get(), POLLIN, 0},
                        {interrupt_.get(), POLLIN, 0}};
   for (;;) {
-    timespec timeout{};
-    if (deadline) {
-      timeout =
-          TimespecOf(std::max(*deadline - Clock::now(), Clock::duration(0)));
-    }
-    const int ready = ppoll(entries, 2, deadline ? &timeout : nullptr, nullptr);
+    std::optional<Clock::duration> left;
+    if (deadline) left = std::max(*deadline - Clock::now(), Clock::duration(0));
+    const timespec timeout = TimespecOf(
+        cancelled_ ? std::min<Clock::duration>(left.value_or(kPause), kPause)
+                   : left.value_or(Clock::duration(0)));
+    const int ready =
+        ppoll(entries, 2, left || cancelled_ ? &timeout : nullptr, nullptr);
     if (ready < 0 && errno != EINTR) return ErrnoError(errno, "poll");
     if (ready > 0) break;
-    if (ready == 0) return false;
+    if (deadline && Clock::now() >= *deadline) return false;
+    if (Cancelled()) {
+      if (!lost_) DisarmWait(session_->cursor.page());
+      return CancelledError("cancelled");
+    }
   }
   if ((entries[1].revents & POLLIN) != 0) {
     uint64_t count;
@@ -836,18 +718,47 @@ StatusOr<bool> Reader::Reconnect(Deadline deadline) {
 
 void Reader::Release(Batch* batch) {
   Reader* reader = batch->reader;
+  if (ForkGeneration() != reader->fork_generation_) return;
+  std::unique_ptr<Reader> finished;  // destroyed when the mutex is free
+  const std::lock_guard lock(reader->sessions_mutex_);
   if (!batch->held.exchange(false)) return;  // given back before
   reader->given_back_.fetch_add(1, std::memory_order_release);
-  if (fork_generation.load() != reader->fork_generation_) return;
-  if (reader->repeat_first_) return;
+  if (reader->left_behind_ > 0) {
+    if (--reader->left_behind_ == 0) finished.reset(reader);
+    return;
+  }
   Session* session = batch->session;
+  if (std::exchange(batch->writable, false)) {
+    session->writable->Discard(batch->cell.slot_offset,
+                               session->view->slot_bytes());
+  }
+  if (reader->repeat_first_) return;
   if (penstock::Release(*session->ring, session->cursor.page(),
                         batch->cell.lease, batch->cell.generation)) {
     SendWake(session->wake.get());
   }
-  const std::lock_guard lock(reader->sessions_mutex_);
   ++session->given_back;
   if (session->Unused()) reader->Retire(session);
+}
+
+StatusOr<std::byte*> Reader::WritableData(Batch* batch, uint32_t feature) {
+  Reader* reader = batch->reader;
+  PENSTOCK_RETURN_IF_ERROR(reader->CheckProcess());
+  const std::lock_guard lock(reader->sessions_mutex_);
+  Session* session = batch->session;
+  if (reader->left_behind_ > 0 && !batch->writable) {
+    return FailedPreconditionError(
+        "the reader is closed: ask for data to write before");
+  }
+  if (session->writable == nullptr) {
+    PENSTOCK_ASSIGN_OR_RETURN(session->writable,
+                              CopyOnWrite::Map(session->segment.get(),
+                                               session->view->memory().size()));
+  }
+  batch->writable = true;
+  return session->writable->data() +
+         (session->view->feature(batch->cell, feature) -
+          session->view->memory().data());
 }
 
 void Reader::Interrupt() {

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "client/attach_request.h"
 #include "common/element_spec.h"
 #include "common/job_state.h"
 #include "common/layout.h"
@@ -30,28 +31,6 @@
 #include "common/status.h"
 
 namespace penstock {
-
-struct AttachOptions {
-  std::string dataset;           // registered name or spec file
-  std::string spec;              // or the text itself
-  std::string job;               // "": PENSTOCK_JOB, the launcher's, "default"
-  std::string socket;            // "": PENSTOCK_SOCKET, the default
-  int64_t rank = -1;             // -1: the launcher's
-  int64_t world_size = 0;        // 0: the launcher's
-  int64_t local_world_size = 0;  // 0: the launcher's
-  double timeout_s = 0;          // 0: none
-  bool repeat_first = false;
-  std::string delivery;       // "": split
-  std::string lag;            // "": block
-  int64_t window = 0;         // 0: the spec's prefetch
-  int64_t consumers = 0;      // 0: the local world size, 8 at least
-  std::string on_rank_death;  // "": wait for split, else shrink
-  bool full_epoch = false;
-  double wait_s = 0;        // 0: the broker's
-  double reconnect_s = -1;  // < 0: kReconnectSeconds; 0: never
-  std::string state;        // JSON; "": from the beginning
-  int64_t node = -1;        // NUMA; -1: PENSTOCK_NODE, else the broker finds it
-};
 
 class Reader {
  public:
@@ -64,6 +43,7 @@ class Reader {
     Session* session = nullptr;
     Cell cell;
     std::atomic<bool> held{false};
+    bool writable = false;  // guarded by sessions_mutex_
   };
   enum class Result { kBatch, kEndOfEpoch, kEndOfData };
   struct Stats {
@@ -76,7 +56,10 @@ class Reader {
     uint64_t reconnects = 0;
   };
 
-  static StatusOr<std::unique_ptr<Reader>> Attach(AttachOptions options);
+  static StatusOr<std::unique_ptr<Reader>> Attach(const AttachOptions& options);
+  // Leaves the job. Batches that are held stay readable, as copies, until they
+  // are released; the last of them takes the reader with it.
+  static void Detach(std::unique_ptr<Reader> reader);
   ~Reader();
 
   // timeout_s < 0: for ever; 0: do not wait.
@@ -96,6 +79,9 @@ class Reader {
 
   static const int64_t* ids(const Batch& batch);
   static const std::byte* data(const Batch& batch, uint32_t feature);
+  // Any thread. The same bytes, which may be written: for this process alone,
+  // and until the batch is released.
+  static StatusOr<std::byte*> WritableData(Batch* batch, uint32_t feature);
 
   double default_timeout_s() const { return timeout_s_; }
   int fileno() const { return poll_.get(); }
@@ -131,7 +117,10 @@ class Reader {
   void Supersede();
   void Retire(Session* session);
   void SayUnmapped();
+  void Leave();
+  bool Disown(Session* session);
 
+  bool Cancelled() const { return cancelled_ && cancelled_(); }
   // Asks the broker of the session; events meanwhile are kept.
   StatusOr<Message> Ask(nlohmann::json request);
   StatusOr<Ready> TakeReady();
@@ -163,6 +152,7 @@ class Reader {
   double reconnect_s_ = kReconnectSeconds;
   bool repeat_first_ = false;
   bool dynamic_ = false;
+  std::function<bool()> cancelled_;
   uint64_t fork_generation_ = 0;
 
   // Of the incarnation.
@@ -206,6 +196,8 @@ class Reader {
   std::atomic<uint32_t> given_back_{0};
   std::atomic<bool> interrupted_{false};
   std::mutex sessions_mutex_;
+  // Batches held when it was detached. Guarded by sessions_mutex_.
+  uint32_t left_behind_ = 0;
   std::list<std::unique_ptr<Session>> sessions_;  // the last is in use
   Session* session_ = nullptr;
 };

@@ -275,25 +275,25 @@ StatusOr<Message> Request(
   if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
   for (;;) {
     pollfd entry{socket, POLLIN, 0};
-    int timeout_ms = -1;
+    int64_t timeout_ms = on_event ? kPause.count() : -1;
     if (deadline) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
           *deadline - std::chrono::steady_clock::now());
-      timeout_ms = static_cast<int>(
-          std::clamp<int64_t>(left.count(), 0, 24 * 3600 * 1000));
+      timeout_ms = std::clamp<int64_t>(
+          left.count(), 0, on_event ? timeout_ms : 24 * 3600 * 1000);
     }
-    const int ready = poll(&entry, 1, timeout_ms);
-    if (ready < 0) {
-      // A signal (Ctrl-C) is the caller's to judge, through on_event.
-      if (errno != EINTR) return ErrnoError(errno, "poll");
+    const int ready = poll(&entry, 1, static_cast<int>(timeout_ms));
+    if (ready < 0 && errno != EINTR) return ErrnoError(errno, "poll");
+    if (ready <= 0) {
+      if (deadline && std::chrono::steady_clock::now() >= *deadline) {
+        return DeadlineExceededError("the broker did not answer '{}' in time",
+                                     request.value("op", ""));
+      }
+      // A signal (Ctrl-C) is the caller's to judge.
       if (on_event && !on_event(nlohmann::json::object())) {
         return CancelledError("interrupted");
       }
       continue;
-    }
-    if (ready == 0) {
-      return DeadlineExceededError("the broker did not answer '{}' in time",
-                                   request.value("op", ""));
     }
     PENSTOCK_ASSIGN_OR_RETURN(std::optional<Message> message,
                               ReceiveMessage(socket));

@@ -107,6 +107,9 @@ StatusOr<std::optional<Message>> ReceiveMessage(
 
 using Deadline = std::optional<std::chrono::steady_clock::time_point>;
 
+// How long a wait may be deaf to the one who wants it to end.
+inline constexpr std::chrono::milliseconds kPause{100};
+
 // options.socket, else PENSTOCK_SOCKET, else the default path.
 std::string SocketPath(const std::string& given);
 
@@ -116,8 +119,9 @@ StatusOr<Fd> ConnectControl(const std::string& path,
                             Deadline deadline = std::nullopt);
 
 // Sends a request (op and fields; the version is put in) and waits for its
-// answer; on_event is called with every event before it and returns false to
-// give up (Cancelled). An answer with "ok": false becomes its Status.
+// answer; on_event is called with every event before it, with an empty object
+// after each kPause without one and after a signal, and returns false to give up
+// (Cancelled). An answer with "ok": false becomes its Status.
 StatusOr<Message> Request(
     int socket, nlohmann::json request, const std::vector<int>& fds = {},
     Deadline deadline = std::nullopt,

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "common/element_spec.h"
@@ -93,6 +94,10 @@ class SegmentView {
   const std::byte* feature(const Cell& cell, size_t index) const;
   uint32_t seats() const { return plan_.seats; }
   uint64_t life_id() const { return life_id_; }
+  std::span<std::byte> memory() const {
+    return {mapping_.data(), mapping_.bytes()};
+  }
+  uint64_t slot_bytes() const { return plan_.slot_stride; }
 
  private:
   SegmentView(SegmentPlan plan, Mapping mapping)

@@ -30,10 +30,11 @@ int Main(int argc, char** argv) {
       "  penstock run --dataset train.yaml --ranks 4 -- ./trainer\n\n"
       "`penstock COMMAND --help` has each command's options and examples.");
   const Subcommand subcommands[] = {
-      AddRun(app, words), AddBench(app),      AddCheck(app),    AddIndex(app),
-      AddRegister(app),   AddUnregister(app), AddDatasets(app), AddJobs(app),
-      AddStatus(app),     AddState(app),      AddEvict(app),    AddStop(app),
-      AddWorkers(app),    AddPeek(app),
+      AddRun(app, words), AddBroker(app),   AddBench(app),
+      AddCheck(app),      AddIndex(app),    AddRegister(app),
+      AddUnregister(app), AddDatasets(app), AddJobs(app),
+      AddStatus(app),     AddState(app),    AddEvict(app),
+      AddStop(app),       AddWorkers(app),  AddPeek(app),
   };
   try {
     app.parse(own, argv);

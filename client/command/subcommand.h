@@ -30,6 +30,7 @@ void PrintError(const std::string& message);
 
 // words: what stands behind `--` on the command line.
 Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words);
+Subcommand AddBroker(CLI::App& app);
 Subcommand AddBench(CLI::App& app);
 Subcommand AddCheck(CLI::App& app);
 Subcommand AddIndex(CLI::App& app);

@@ -1,0 +1,435 @@
+// What takes long and has a thread of its own: opening a dataset, alone
+// (Inspect) or for a job, whose memory is then promised and populated; moving
+// its memory later.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "broker/job_table.h"
+
+namespace penstock {
+namespace {
+
+// Tells the journal of one job.
+class JobRecord : public DeliveryRecord {
+ public:
+  JobRecord(LifeJournal* life, uint64_t number)
+      : life_(life), number_(number) {}
+  void Completed(uint64_t position, uint64_t next) override {
+    life_->Completed(number_, position, next);
+  }
+  void HandedOver(uint32_t rank, uint64_t step) override {
+    life_->HandedOver(number_, rank, step);
+  }
+  void Opened(uint64_t position) override { life_->Opened(number_, position); }
+  void PhaseBegun(const FormerPhase& phase) override {
+    life_->PhaseBegun(number_, phase);
+  }
+
+ private:
+  LifeJournal* const life_;
+  const uint64_t number_;
+};
+
+}  // namespace
+
+StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
+    const DatasetSpec& spec, OpenProgress* progress) {
+  const std::string key = DatasetKey(spec);
+  {
+    MutexLock lock(&mutex_);
+    for (;;) {
+      Entry& entry = entries_[key];
+      if (auto dataset = entry.dataset.lock()) return dataset;
+      if (!entry.opening) {
+        entry.opening = true;
+        break;
+      }
+      if (progress->cancel.load()) return CancelledError("cancelled");
+      opened_.Wait(&mutex_);
+    }
+  }
+  StatusOr<std::shared_ptr<const Dataset>> dataset =
+      OpenDataset(spec, progress);
+  MutexLock lock(&mutex_);
+  Entry& entry = entries_[key];
+  entry.opening = false;
+  if (dataset.ok()) entry.dataset = *dataset;
+  std::erase_if(entries_, [](const auto& item) {
+    return !item.second.opening && item.second.dataset.expired();
+  });
+  opened_.NotifyAll();
+  return dataset;
+}
+
+void OpenDatasets::NoticeCancel() {
+  MutexLock lock(&mutex_);
+  opened_.NotifyAll();
+}
+
+StatusOr<std::thread> JobTable::StartOpening(std::function<void()> body) {
+  if (openings_.size() > limits_.openings) {
+    return ResourceExhaustedError(
+        "the broker opens {} datasets already, all it may at once: try again "
+        "when they are open",
+        limits_.openings);
+  }
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    return ResourceExhaustedError("cannot start a thread: {}", error.what());
+  }
+}
+
+Status JobTable::Open(Entry* entry) {
+  Opening* opening = &openings_.emplace_back();
+  entry->opening = opening;
+  // Its number is known before the job is, which records under it.
+  const auto recorded = life_->JobOpened(
+      entry->key, entry->options, entry->incarnation, entry->named,
+      entry->former != nullptr ? std::optional(entry->number) : std::nullopt);
+  if (!recorded.ok()) {
+    openings_.pop_back();
+    return recorded.status();
+  }
+  entry->number = *recorded;
+  for (const Pending& each : entry->pending) NoteNode(opening, each.request);
+  StatusOr<std::thread> thread =
+      StartOpening([this, entry, opening, key = entry->key,
+                    options = entry->options, number = entry->number] {
+        StatusOr<std::shared_ptr<Job>> job =
+            MakeJob(key, options, number, opening);
+        if (!job.ok()) {
+          loop_->Post([this, entry, opening, status = job.status()] {
+            Opened(entry, status);
+            EndOpening(opening);
+          });
+          return;
+        }
+        // Its first slots first; the ranks attach, the rest follows while the
+        // first batches are made.
+        bool told = false;
+        const Status populated = PopulateJob(**job, opening->progress, [&] {
+          told = true;
+          loop_->Post([this, entry, job = *job] { Opened(entry, job); });
+        });
+        loop_->Post([this, entry, opening, populated, told, job = *job] {
+          if (!populated.ok()) {
+            job->Fail(populated);
+            if (!told) Opened(entry, populated);
+          }
+          EndOpening(opening);
+        });
+      });
+  if (!thread.ok()) {
+    openings_.pop_back();
+    return thread.status();
+  }
+  opening->thread = *std::move(thread);
+  return OkStatus();
+}
+
+StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
+                                                 const JobOptions& options,
+                                                 uint64_t number,
+                                                 Opening* opening) {
+  OpenProgress* const progress = &opening->progress;
+  progress->promise = [this](uint64_t bytes) { return CheckSource(bytes); };
+  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> dataset,
+                            datasets_.Get(options.spec, progress));
+  if (progress->cancel.load()) return CancelledError("nobody waits any more");
+  const std::vector<uint32_t> nodes = workers_->topology().node_numbers();
+  std::shared_ptr<void> memory;
+  const auto plan = [&](bool replicate) -> StatusOr<Job::Layout> {
+    auto layout = Job::PlanLayout(
+        options, *dataset, static_cast<uint32_t>(nodes.size()), replicate);
+    if (!layout.ok()) {
+      return layout.status().Prepend("dataset '" + options.spec.name + "'");
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(memory, PromiseMemory(key, options, *layout));
+    return layout;
+  };
+  // A copy on each node where there is room, else the nodes share one.
+  auto layout = plan(workers_->topology().unbound().empty());
+  if (layout.status().code() == StatusCode::kResourceExhausted) {
+    layout = plan(false);
+  }
+  if (!layout.ok()) return layout.status();
+  if (layout->segment.bank_slots > 0) {
+    MutexLock lock(&opening->mutex);
+    layout->bank_nodes = NodesOfBanks(options, *layout, nodes, opening->known);
+    for (const auto& [node, workers] : workers_->workers_of_nodes()) {
+      layout->worker_nodes.push_back(node);
+    }
+  }
+  life_->Begun(number, layout->plan.start().position,
+               layout->segment.segment_bytes);
+  auto segment = Segment::Create(layout->segment, life_id_, number);
+  if (!segment.ok()) {
+    promised_bytes_.fetch_sub(layout->segment.segment_bytes);
+    return segment.status();
+  }
+  return std::make_shared<Job>(key, options, std::move(dataset),
+                               *std::move(layout), *std::move(segment),
+                               std::move(memory), workers_->workers(),
+                               std::make_unique<JobRecord>(life_, number));
+}
+
+void JobTable::NoteNode(Opening* opening, const AttachRequest& request) {
+  if (!request.joining.node) return;
+  MutexLock lock(&opening->mutex);
+  opening->known.push_back({request.joining.rank, *request.joining.node});
+}
+
+void JobTable::StartMover(const std::shared_ptr<Job>& job) {
+  Opening* opening = &openings_.emplace_back();
+  StatusOr<std::thread> thread = StartOpening([this, opening, job] {
+    placement_.Move(*job);
+    loop_->Post([this, opening] { EndOpening(opening); });
+  });
+  if (thread.ok()) {
+    opening->thread = *std::move(thread);
+    return;
+  }
+  openings_.pop_back();
+  // They stay where they are.
+  std::vector<uint32_t> nodes;
+  do {
+    while (job->NextBankToMove(&nodes)) {
+    }
+  } while (!job->EndMoving());
+}
+
+Status JobTable::CheckSource(uint64_t bytes) const {
+  const MemoryRoom room = FindMemoryRoom(SystemFiles{});
+  uint64_t left = room.bytes - std::min(room.bytes, promised_bytes_.load());
+  std::string limit = room.limit;
+  if (limits_.memory_bytes && *limits_.memory_bytes < left) {
+    left = *limits_.memory_bytes;
+    limit = "the broker's memory_limit";
+  }
+  if (bytes <= left) return OkStatus();
+  return ResourceExhaustedError("needs {} in memory, only {} are left by {}",
+                                BytesText(bytes), BytesText(left), limit);
+}
+
+std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
+                                            uint64_t* before,
+                                            uint64_t* before_of_uid) {
+  {
+    MutexLock lock(&promised_->mutex);
+    *before = promised_->bytes;
+    promised_->bytes += bytes;
+    uint64_t& of_uid = promised_->bytes_of[uid];
+    *before_of_uid = of_uid;
+    of_uid += bytes;
+  }
+  return {nullptr, [promised = promised_, bytes, uid](void*) {
+            MutexLock lock(&promised->mutex);
+            promised->bytes -= bytes;
+            if ((promised->bytes_of[uid] -= bytes) == 0) {
+              promised->bytes_of.erase(uid);
+            }
+          }};
+}
+
+StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
+    const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
+  const uint64_t needed = layout.segment.segment_bytes;
+  // Taken first and judged then, so that two jobs that open at once cannot both
+  // be promised the same bytes.
+  uint64_t taken = 0;
+  uint64_t taken_by_uid = 0;
+  std::shared_ptr<void> promise =
+      CountMemory(key.uid, needed, &taken, &taken_by_uid);
+  const uint64_t promised = promised_bytes_.fetch_add(needed);
+  const auto refuse = [&](const std::string& why) {
+    promised_bytes_.fetch_sub(needed);
+    return ResourceExhaustedError(
+        "job '{}' needs {} ({} batches, prefetch {} and hold {} for each of {} "
+        "ranks, x {} rows x {}), {}; make batch.size or prefetch smaller",
+        key.name, BytesText(needed), layout.segment.slot_count,
+        options.spec.prefetch, options.spec.hold, options.consumers_max,
+        layout.segment.rows_max, BytesText(layout.row_bytes), why);
+  };
+  const auto over = [needed](const std::optional<uint64_t>& limit,
+                             uint64_t used) {
+    return limit && needed > *limit - std::min(*limit, used);
+  };
+  if (over(limits_.memory_bytes, taken)) {
+    return refuse(
+        fmt::format("the broker's memory_limit is {}, {} of it are "
+                    "taken by other jobs",
+                    BytesText(*limits_.memory_bytes), BytesText(taken)));
+  }
+  if (over(limits_.memory_bytes_per_uid, taken_by_uid)) {
+    return refuse(fmt::format(
+        "memory_limit_per_user is {}, {} of it are taken by user {}'s other "
+        "jobs",
+        BytesText(*limits_.memory_bytes_per_uid), BytesText(taken_by_uid),
+        key.uid));
+  }
+  const MemoryRoom room = FindMemoryRoom(SystemFiles{});
+  const uint64_t left = room.bytes - std::min(room.bytes, promised);
+  if (needed > left) {
+    return refuse(
+        fmt::format("only {} are left by {}", BytesText(left), room.limit));
+  }
+  return promise;
+}
+
+Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
+                             const std::function<void()>& on_first) {
+  const SegmentPlan& plan = job.segment().plan();
+  std::byte* base = job.segment().base();
+  const uint32_t lanes = job.layout().copies * job.layout().lanes;
+  const uint32_t levels = job.layout().slots_per_lane;
+  placement_.Bind(job);
+  std::vector<PopulateRange> ranges = {{base, plan.slots_offset}};
+  for (uint32_t level = 0; level < levels; ++level) {
+    // Copies of one lane are as good as lanes.
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+      ranges.push_back({base + job.segment().slot_offset(lane * levels + level),
+                        plan.slot_stride});
+    }
+  }
+  const Status status = Populate(
+      ranges,
+      [&](size_t done) {
+        if (done < 1 + lanes || (done - 1) % lanes != 0) return;
+        const auto level = static_cast<uint32_t>((done - 1) / lanes);
+        job.SetUsableSlots(level);
+        if (level == 1) on_first();
+      },
+      [&] { return progress.cancel.load() || job.Pointless(); });
+  promised_bytes_.fetch_sub(plan.segment_bytes);
+  if (status.ok()) placement_.Move(job);
+  return status;
+}
+
+void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
+  std::vector<Pending> pending = std::move(entry->pending);
+  entry->pending.clear();
+  const bool restored = entry->former != nullptr;
+  if (pending.empty() && restored) {
+    // Who had it opened is gone again: it waits for the next.
+    entry->opening = nullptr;
+    return;
+  }
+  if (job.ok() && !pending.empty() && entry->former != nullptr) {
+    entry->job = *job;
+    if (const Status status = Restore(*entry); !status.ok()) job = status;
+  }
+  if (!job.ok() || pending.empty()) {
+    life_->JobEnded(entry->number);
+    entries_.remove_if([entry](const Entry& item) { return &item == entry; });
+    const Status status =
+        job.ok() ? CancelledError("nobody waits any more") : job.status();
+    for (Pending& each : pending) each.done(status);
+    return;
+  }
+  entry->job = *job;
+  (*job)->SetOnMore([loop = loop_, weak = std::weak_ptr<Job>(*job)] {
+    loop->Post([weak] {
+      if (const std::shared_ptr<Job> same = weak.lock()) same->Advance();
+    });
+  });
+  if (entry->forgotten) (*job)->Withhold();
+  workers_->Add(*job);
+  for (Pending& each : pending) {
+    if (MustWait(*entry, each.request)) {
+      Postpone(*entry, std::move(each));
+    } else {
+      each.done(AttachTo(*entry, std::move(each.request)));
+    }
+  }
+  if ((*job)->HasAttached()) return;
+  if (restored) {
+    entry->deserted = std::chrono::steady_clock::now();
+  } else {
+    End(*entry, "nobody attached");
+  }
+}
+
+void JobTable::EndOpening(Opening* opening) {
+  opening->thread.join();
+  openings_.remove_if(
+      [opening](const Opening& item) { return &item == opening; });
+}
+
+uint64_t JobTable::Inspect(JobOptions options, InspectDone done) {
+  const uint64_t number = next_number_++;
+  inspects_[number] = std::move(done);
+  Opening* opening = &openings_.emplace_back();
+  opening->waiting.push_back(number);
+  StatusOr<std::thread> thread =
+      StartOpening([this, number, opening, options = std::move(options)] {
+        opening->progress.promise = [this](uint64_t bytes) {
+          return CheckSource(bytes);
+        };
+        StatusOr<nlohmann::json> answer = [&]() -> StatusOr<nlohmann::json> {
+          PENSTOCK_ASSIGN_OR_RETURN(
+              const std::shared_ptr<const Dataset> dataset,
+              datasets_.Get(options.spec, &opening->progress));
+          PENSTOCK_ASSIGN_OR_RETURN(
+              const Job::Layout layout,
+              Job::PlanLayout(
+                  options, *dataset,
+                  static_cast<uint32_t>(workers_->topology().nodes().size())));
+          nlohmann::json json = OkReply();
+          json["dataset"] = options.spec.name;
+          json["records"] = dataset->source->record_count();
+          json["element_spec"] =
+              ElementSpecToJson(dataset->program->element_spec());
+          json["class_names"] = dataset->source->class_names();
+          json["global_batch"] = layout.plan.global_batch();
+          json["steps_per_epoch"] = layout.plan.steps_per_epoch();
+          json["rows_per_epoch"] = layout.plan.rows_per_epoch();
+          json["epochs"] = layout.plan.epochs().value_or(0);
+          json["memory_bytes"] = layout.segment.segment_bytes;
+          json["index_bytes"] = dataset->source->memory_bytes();
+          return json;
+        }();
+        loop_->Post([this, number, opening, answer = std::move(answer)] {
+          if (auto found = inspects_.extract(number); !found.empty()) {
+            found.mapped()(answer);
+          }
+          EndOpening(opening);
+        });
+      });
+  if (!thread.ok()) {
+    openings_.pop_back();
+    inspects_.extract(number).mapped()(thread.status());
+    return number;
+  }
+  opening->thread = *std::move(thread);
+  return number;
+}
+
+void JobTable::CancelInspect(uint64_t inspect) {
+  if (inspects_.erase(inspect) == 0) return;
+  for (Opening& opening : openings_) {
+    if (std::find(opening.waiting.begin(), opening.waiting.end(), inspect) !=
+        opening.waiting.end()) {
+      opening.progress.cancel.store(true);
+      datasets_.NoticeCancel();
+    }
+  }
+}
+
+bool JobTable::Progress(uint64_t number, uint64_t* done,
+                        uint64_t* total) const {
+  for (const Opening& opening : openings_) {
+    if (std::find(opening.waiting.begin(), opening.waiting.end(), number) ==
+        opening.waiting.end()) {
+      continue;
+    }
+    *done = opening.progress.done.load();
+    *total = opening.progress.total.load();
+    return true;
+  }
+  return false;
+}
+
+}  // namespace penstock

@@ -1,0 +1,244 @@
+#include "client/attach_request.h"
+
+#include <sched.h>
+
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <vector>
+
+#include "client/gpu_node.h"
+#include "common/job_state.h"
+#include "common/message.h"
+
+namespace penstock {
+namespace {
+
+bool IsSpecFile(const std::string& dataset) {
+  const auto ends = [&](const char* suffix) {
+    return dataset.ends_with(suffix);
+  };
+  return dataset.find('/') != std::string::npos || ends(".yaml") ||
+         ends(".yml") || ends(".json");
+}
+
+StatusOr<std::string> ReadSpecFile(const std::string& path) {
+  constexpr size_t kSpecFileBytesMax = 64 * 1024;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return ErrnoError(errno, "read dataset spec '" + path + "'");
+  std::string text(kSpecFileBytesMax + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad()) return ErrnoError(errno, "read dataset spec '" + path + "'");
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kSpecFileBytesMax) {
+    return InvalidArgumentError("dataset spec '{}' is longer than {} bytes",
+                                path, kSpecFileBytesMax);
+  }
+  return text;
+}
+
+// The processors this thread may run on, as a list such as "0-3,8"; "":
+// unknown.
+std::string AllowedCpus() {
+  // A mask that is too small is EINVAL.
+  for (size_t cpus = 1024; cpus <= 8192; cpus *= 2) {
+    std::vector<cpu_set_t> set(cpus / CPU_SETSIZE);
+    const size_t bytes = set.size() * sizeof(cpu_set_t);
+    if (sched_getaffinity(0, bytes, set.data()) != 0) continue;
+    std::string list;
+    for (size_t cpu = 0; cpu < cpus; ++cpu) {
+      if (!CPU_ISSET_S(cpu, bytes, set.data())) continue;
+      const size_t first = cpu;
+      while (cpu + 1 < cpus && CPU_ISSET_S(cpu + 1, bytes, set.data())) ++cpu;
+      list += fmt::format("{}{}", list.empty() ? "" : ",", first);
+      if (cpu > first) list += fmt::format("-{}", cpu);
+    }
+    return list;
+  }
+  return "";
+}
+
+// Of the machine, not of this process.
+bool HasSeveralNodes() {
+  std::string online;
+  std::getline(std::ifstream("/sys/devices/system/node/online"), online);
+  return online.find_first_of("-,") != std::string::npos;
+}
+
+StatusOr<std::string> ReadStateFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return ErrnoError(errno, "read PENSTOCK_STATE '" + path + "'");
+  std::string text(JobState::kTextBytesMax + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text;
+}
+
+// Puts dataset name or spec text into the request.
+Status DescribeDataset(const AttachOptions& options,
+                       const Environment& environment,
+                       nlohmann::json* request) {
+  std::error_code error;
+  if (!options.spec.empty()) {
+    (*request)["spec"] = options.spec;
+    (*request)["file"] = "spec";
+    (*request)["base"] = std::filesystem::current_path(error).string();
+    return OkStatus();
+  }
+  std::string dataset = options.dataset;
+  if (dataset.empty()) {
+    dataset = environment("PENSTOCK_DATASET").value_or("");
+  }
+  if (dataset.empty()) {
+    return InvalidArgumentError(
+        "no dataset given: pass a spec file, a registered name, or set "
+        "PENSTOCK_DATASET");
+  }
+  if (!IsSpecFile(dataset)) {
+    (*request)["dataset"] = dataset;
+    return OkStatus();
+  }
+  PENSTOCK_ASSIGN_OR_RETURN((*request)["spec"], ReadSpecFile(dataset));
+  (*request)["file"] = dataset;
+  (*request)["base"] =
+      std::filesystem::absolute(dataset, error).parent_path().string();
+  return OkStatus();
+}
+
+// The rank's place among the others.
+struct Place {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  int64_t local_world_size = 1;
+  // Trainers that share a job but no launcher have no numbers of their own.
+  bool any_number = false;
+};
+
+StatusOr<Place> FindPlace(const AttachOptions& options,
+                          const LaunchInfo& launch) {
+  Place place;
+  place.world_size =
+      options.world_size > 0 ? options.world_size : launch.world_size;
+  place.rank = options.rank >= 0 ? options.rank : launch.rank;
+  if (place.rank >= place.world_size) {
+    return InvalidArgumentError(
+        "rank {} of a world of {}: ranks count from 0 to {} (launcher: {})",
+        place.rank, place.world_size, place.world_size - 1, launch.launcher);
+  }
+  place.local_world_size = options.local_world_size;
+  if (place.local_world_size == 0) {
+    // The launcher's number is of the launcher's world.
+    place.local_world_size = place.world_size == launch.world_size
+                                 ? launch.local_world_size
+                                 : place.world_size;
+  }
+  const bool split_like = options.delivery.empty() ||
+                          options.delivery == "split" ||
+                          options.delivery == "dynamic";
+  place.any_number = !split_like && options.rank < 0 && launch.world_size <= 1;
+  return place;
+}
+
+// The NUMA node that its batches are to be on, if that is said or can be told.
+Status DescribeNode(const AttachOptions& options,
+                    const Environment& environment, LaunchInfo launch,
+                    const Place& place, nlohmann::json* request) {
+  int64_t node = options.node;
+  if (const auto text = environment("PENSTOCK_NODE");
+      node < 0 && text.has_value()) {
+    const char* const end = text->data() + text->size();
+    const auto [rest, error] = std::from_chars(text->data(), end, node);
+    if (error != std::errc() || rest != end || node < 0) {
+      return InvalidArgumentError(
+          "PENSTOCK_NODE='{}' is not the number of a NUMA node", *text);
+    }
+  }
+  if (node >= 0) (*request)["node"] = node;
+  if (!HasSeveralNodes()) return OkStatus();
+  if (launch.rank != place.rank || launch.world_size != place.world_size) {
+    launch.local_rank =
+        place.local_world_size == place.world_size ? place.rank : -1;
+  }
+  if (const auto gpu = FindGpuNode(environment, launch)) {
+    (*request)["gpu"] = gpu->gpu;
+    (*request)["gpu_node"] = gpu->node;
+  }
+  return OkStatus();
+}
+
+// What is not said is left out: then it is the broker's default.
+void DescribeDelivery(const AttachOptions& options, nlohmann::json* request) {
+  const auto put = [&](const char* key, const auto& value, bool given) {
+    if (given) (*request)[key] = value;
+  };
+  put("delivery", options.delivery, !options.delivery.empty());
+  put("lag", options.lag, !options.lag.empty());
+  put("on_rank_death", options.on_rank_death, !options.on_rank_death.empty());
+  put("window", options.window, options.window > 0);
+  put("consumers", options.consumers, options.consumers > 0);
+  put("full_epoch", true, options.full_epoch);
+  put("wait_s", options.wait_s, options.wait_s > 0);
+}
+
+Status DescribeStart(const AttachOptions& options,
+                     const Environment& environment, nlohmann::json* request) {
+  std::string text = options.state;
+  if (const auto file = environment("PENSTOCK_STATE");
+      text.empty() && file.has_value()) {
+    PENSTOCK_ASSIGN_OR_RETURN(text, ReadStateFile(*file));
+    // It is of one dataset; a trainer may use others beside it.
+    (*request)["state_of_same_dataset"] = true;
+  }
+  if (text.empty()) return OkStatus();
+  PENSTOCK_ASSIGN_OR_RETURN(const JobState state, ParseJobState(text));
+  (*request)["state"] = JobStateToJson(state);
+  return OkStatus();
+}
+
+}  // namespace
+
+void DescribePlacement(nlohmann::json* request) {
+  constexpr size_t kListCharsMax = 4096;  // more, the broker does not take
+  const std::string cpus = AllowedCpus();
+  if (!cpus.empty() && cpus.size() <= kListCharsMax) (*request)["cpus"] = cpus;
+  if (const int cpu = sched_getcpu(); cpu >= 0) (*request)["cpu"] = cpu;
+}
+
+StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
+                                          const Environment& environment) {
+  const bool all_given = options.rank >= 0 && options.world_size > 0;
+  LaunchInfo launch;
+  if (!all_given || options.local_world_size == 0 || options.job.empty()) {
+    StatusOr<LaunchInfo> detected = DetectLaunch(environment);
+    if (detected.ok()) {
+      launch = *detected;
+    } else if (!all_given) {
+      return detected.status();
+    }
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const Place place, FindPlace(options, launch));
+  std::string job = options.job;
+  if (job.empty()) job = environment("PENSTOCK_JOB").value_or(launch.job);
+
+  AttachRequest request;
+  request.repeat_first =
+      options.repeat_first ||
+      environment("PENSTOCK_REPEAT_FIRST").value_or("0") != "0";
+  request.job = {{"op", "attach"},
+                 {"job", job.empty() ? "default" : job},
+                 {"named", !job.empty()},
+                 {"world_size", place.world_size},
+                 {"local_world_size", place.local_world_size},
+                 {"repeat_first", request.repeat_first}};
+  if (!place.any_number) request.job["rank"] = place.rank;
+  DescribeDelivery(options, &request.job);
+  PENSTOCK_RETURN_IF_ERROR(
+      DescribeNode(options, environment, launch, place, &request.job));
+  PENSTOCK_RETURN_IF_ERROR(DescribeDataset(options, environment, &request.job));
+  request.start = nlohmann::json::object();
+  PENSTOCK_RETURN_IF_ERROR(DescribeStart(options, environment, &request.start));
+  return request;
+}
+
+}  // namespace penstock

@@ -1,0 +1,90 @@
+// penstock broker: a private broker for whoever reads its socket from standard
+// output: a shell, or a library in a language of its own.
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "client/command/interrupt.h"
+#include "client/command/private_broker.h"
+#include "client/command/subcommand.h"
+
+namespace penstock {
+namespace {
+
+struct BrokerOptions {
+  bool until_eof = false;
+  PrivateBrokerOptions broker;
+};
+
+Status Watch(int epoll, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0) return OkStatus();
+  // EPERM: a file, which has no end to wait for.
+  return errno == EPERM && fd == STDIN_FILENO
+             ? InvalidArgumentError(
+                   "--until-eof: standard input is neither a pipe nor a "
+                   "terminal")
+             : ErrnoError(errno, "epoll_ctl");
+}
+
+// Whether all of standard input has been read.
+bool InputEnded() {
+  char bytes[256];
+  return read(STDIN_FILENO, bytes, sizeof(bytes)) == 0;
+}
+
+StatusOr<int> Serve(const BrokerOptions& options) {
+  const Fd events(epoll_create1(EPOLL_CLOEXEC));
+  if (!events) return ErrnoError(errno, "epoll_create1");
+  PENSTOCK_RETURN_IF_ERROR(Watch(events.get(), InterruptFd()));
+  if (options.until_eof) {
+    PENSTOCK_RETURN_IF_ERROR(Watch(events.get(), STDIN_FILENO));
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
+                            PrivateBroker::Start(options.broker));
+  PENSTOCK_RETURN_IF_ERROR(broker->Call({{"op", "ping"}}).status());
+  fmt::print("{}\n", broker->socket());
+  std::fflush(stdout);
+  for (;;) {
+    PENSTOCK_RETURN_IF_ERROR(
+        broker->TendUntil(events.get(), [](const std::string& line) {
+          fmt::print(stderr, "penstock: {}\n", line);
+        }));
+    epoll_event event{};
+    if (epoll_wait(events.get(), &event, 1, 0) != 1) continue;
+    if (event.data.fd == STDIN_FILENO) {
+      if (InputEnded()) return 0;
+      continue;
+    }
+    const std::optional<Interrupt> interrupt = NextInterrupt();
+    // Ctrl-C is for the program that has started us, which may live on.
+    if (!interrupt || (options.until_eof && interrupt->from_terminal)) continue;
+    return 128 + interrupt->signal;
+  }
+}
+
+}  // namespace
+
+Subcommand AddBroker(CLI::App& app) {
+  CLI::App* const broker = app.add_subcommand(
+      "broker", "Start a private broker and print where it listens");
+  const auto options = std::make_shared<BrokerOptions>();
+  broker->add_flag("--until-eof", options->until_eof,
+                   "End when standard input ends, and not by Ctrl-C: for a "
+                   "program that starts it and holds a pipe to it");
+  options->broker.AddTo(broker);
+  broker->footer(
+      "It needs no configuration and no root, is restarted when it dies, and "
+      "ends\n"
+      "with this command. `penstock run` does the same around one command.\n\n"
+      "Examples:\n"
+      "  penstock broker > socket &\n"
+      "  PENSTOCK_SOCKET=$(cat socket) ./trainer");
+  return {broker, [options] { return Serve(*options); }};
+}
+
+}  // namespace penstock

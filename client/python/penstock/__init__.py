@@ -1,0 +1,35 @@
+"""Penstock: one loader per host feeds all trainer processes.
+
+    import penstock
+
+    with penstock.attach("train.yaml") as reader:   # rank from the launcher
+        for epoch in reader.epochs():
+            for batch in epoch:
+                images, labels = batch["image"], batch["label"]
+
+Beside it: ``penstock.torch`` (a DataLoader), ``penstock.tf`` (a tf.data.Dataset),
+``penstock.Dataset`` (a spec in Python), ``penstock.broker`` (a private broker).
+"""
+
+from penstock._core import PADDING_ID
+from penstock._core import version as __version__
+from penstock.batch import Batch, Features, TensorSpec
+from penstock.dataset import (Dataset, Operation, cast, center, crop,
+                              decode_image, flip, normalize, random_resized,
+                              resize)
+from penstock.errors import (Aborted, AlreadyExists, Cancelled, DataLoss,
+                             DeadlineExceeded, Error, FailedPrecondition,
+                             Internal, InvalidArgument, NotFound,
+                             PermissionDenied, ResourceExhausted, Unavailable)
+from penstock.private_broker import Broker, broker
+from penstock.reader import EndOfData, EndOfEpoch, Epoch, Reader, attach
+
+__all__ = [
+    "Aborted", "AlreadyExists", "Batch", "Broker", "Cancelled", "DataLoss",
+    "Dataset", "DeadlineExceeded", "EndOfData", "EndOfEpoch", "Epoch", "Error",
+    "FailedPrecondition", "Features", "Internal", "InvalidArgument", "NotFound",
+    "Operation", "PADDING_ID", "PermissionDenied", "Reader",
+    "ResourceExhausted", "TensorSpec", "Unavailable", "__version__", "attach",
+    "broker", "cast", "center", "crop", "decode_image", "flip", "normalize",
+    "random_resized", "resize",
+]

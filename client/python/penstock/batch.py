@@ -1,0 +1,229 @@
+"""A batch: named arrays over shared memory."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import (TYPE_CHECKING, Any, Deque, Dict, Iterator, NamedTuple,
+                    Tuple)
+
+import numpy as np
+
+from penstock import errors
+
+if TYPE_CHECKING:
+    import tensorflow
+    import torch
+
+
+class TensorSpec(NamedTuple):
+    """What a feature is in every batch: ``shape`` of one row, without the batch
+    dimension, and the name of its ``dtype`` ("uint8", ..., "bfloat16")."""
+
+    shape: Tuple[int, ...]
+    dtype: str
+
+
+class Features(Dict[str, TensorSpec]):
+    """The features of a job by name, in the order of its spec."""
+
+    def __init__(self, specs: Dict[str, TensorSpec]):
+        super().__init__(specs)
+        self._found = {name: (spec, index)
+                       for index, (name, spec) in enumerate(specs.items())}
+
+    def find(self, name: str) -> Tuple[TensorSpec, int]:
+        """A feature and its number; KeyError says which there are."""
+        try:
+            return self._found[name]
+        except KeyError:
+            raise KeyError(
+                f"no feature {name!r}; there are: {', '.join(self)}") from None
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of this name; bfloat16 is ml_dtypes' (comes with JAX and
+    TensorFlow). Raises TypeError where that is missing."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError(
+            "NumPy has no bfloat16 of its own: pip install ml_dtypes, or take "
+            "the batch by torch()") from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+class Holds:
+    """Batches of a reader that are read by a device until an event has passed."""
+
+    def __init__(self) -> None:
+        self._waiting: Deque[Tuple[Any, Any]] = collections.deque()
+
+    def add(self, event: Any, core: Any) -> None:
+        self._waiting.append((event, core))
+
+    def let_go(self) -> None:
+        """Of those whose event has passed."""
+        if self._waiting:
+            self._waiting = collections.deque(
+                each for each in self._waiting if not each[0].query())
+
+    def wait_for_oldest(self) -> bool:
+        """False: there is none."""
+        if not self._waiting:
+            return False
+        event, _ = self._waiting.popleft()
+        event.synchronize()
+        return True
+
+
+class Batch(Mapping):
+    """The rows of one step for this rank: a mapping of a feature's name to a
+    read-only NumPy array ``[rows, ...]`` over shared memory. Nothing is copied.
+
+    Its memory is this rank's as long as the batch or any array of it (or a
+    tensor, or a view) is alive; then the broker fills it again. A rank may hold
+    ``hold`` batches of the spec at once (2 if it does not say).
+    """
+
+    __slots__ = ("_core", "_features", "_holds")
+
+    def __init__(self, core: Any, features: Features, holds: Holds):
+        self._core = core
+        self._features = features
+        self._holds = holds
+
+    # ---- as a mapping
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        spec, index = self._features.find(name)
+        array = self._held().array(index, False, True)
+        if spec.dtype == "bfloat16":
+            return array.view(numpy_dtype(spec.dtype))
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        """The number of features; ``rows`` is that of rows."""
+        return len(self._features)
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return "<penstock.Batch, released>"
+        what = ", ".join(
+            f"{name}: {spec.dtype}{[self.rows, *spec.shape]}"
+            for name, spec in self._features.items())
+        return f"<penstock.Batch {self.epoch}/{self.step} {what}>"
+
+    # ---- as tensors of a framework
+
+    def torch(self) -> Dict[str, "torch.Tensor"]:
+        """Tensors over a private copy-on-write mapping of the same memory:
+        nothing is copied but the pages that are written in place, which nobody
+        else sees and which are gone when the batch is released."""
+        import torch
+
+        return {name: torch.from_dlpack(self._exporter(index))
+                for index, name in enumerate(self._features)}
+
+    def jax(self) -> Dict[str, Any]:
+        """``jax.Array`` on the CPU without a copy (like ``torch``'s tensors);
+        ``jax.device_put`` takes them to another device. float64 and int64 stay
+        what they are only with ``jax_enable_x64``; without it they are copied
+        to 32 bits."""
+        import jax
+
+        arrays = {}
+        for index, name in enumerate(self._features):
+            if self._features[name].dtype in ("int64", "float64") and not (
+                    jax.config.jax_enable_x64):
+                arrays[name] = jax.numpy.asarray(self[name])
+            else:
+                arrays[name] = jax.dlpack.from_dlpack(self._exporter(index))
+        return arrays
+
+    def tf(self) -> Dict[str, "tensorflow.Tensor"]:
+        """``tf.Tensor`` on the CPU without a copy (like ``torch``'s tensors)."""
+        import tensorflow as tf
+
+        return {name: tf.experimental.dlpack.from_dlpack(
+                    self._exporter(index).__dlpack__())
+                for index, name in enumerate(self._features)}
+
+    # ---- where it comes from
+
+    @property
+    def ids(self) -> np.ndarray:
+        """``[rows]`` int64, read only: each row's record number in the dataset;
+        ``penstock.PADDING_ID`` (-1) for rows that ``last: pad`` added."""
+        return self._held().ids()
+
+    @property
+    def rows(self) -> int:
+        """Rows in it, padding included; 0 is possible (fewer were left than
+        there are ranks)."""
+        return self._held().rows
+
+    @property
+    def valid_rows(self) -> int:
+        """Rows that are samples; those behind them are padding."""
+        return self._held().valid_rows
+
+    @property
+    def global_rows(self) -> int:
+        """Rows of the global batch, padding not counted: to weigh gradients."""
+        return self._held().global_rows
+
+    @property
+    def epoch(self) -> int:
+        return self._held().epoch
+
+    @property
+    def step(self) -> int:
+        """From 0 in each epoch."""
+        return self._held().step
+
+    @property
+    def redelivered(self) -> bool:
+        """It was handed out before, to a process that died with it."""
+        return self._held().redelivered
+
+    @property
+    def skipped(self) -> int:
+        """Batches that this consumer missed before it (``lag="skip"``)."""
+        return self._held().skipped
+
+    # ---- its end
+
+    def release(self) -> None:
+        """Lets go of it before the name goes out of scope. Arrays and tensors
+        of it stay valid, and keep its memory, until they are gone as well.
+        Again: nothing."""
+        self._core = None
+
+    def hold_until(self, event: Any) -> None:
+        """Keeps its memory until a device is through with it, whatever becomes
+        of the batch: ``event`` is a recorded ``torch.cuda.Event``, or anything
+        with its ``query()`` and ``synchronize()``. For copies that are
+        asynchronous: a tensor that is dropped must not be overwritten under
+        them."""
+        self._holds.add(event, self._held())
+
+    def __enter__(self) -> "Batch":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def _held(self) -> Any:
+        if self._core is None:
+            raise errors.FailedPrecondition("this batch was released")
+        return self._core
+
+    def _exporter(self, index: int) -> Any:
+        """What has __dlpack__, writable."""
+        return self._held().array(index, True, False)

@@ -1,0 +1,289 @@
+"""A dataset spec written in Python: what a YAML file says, as a chain.
+
+    dataset = (penstock.Dataset.image_folder("/data/imagenet/train")
+               .shuffle(seed=42)
+               .map(penstock.decode_image(size=224, crop=penstock.random_resized()),
+                    penstock.flip(horizontal=0.5),
+                    penstock.normalize(mean=..., std=..., dtype="float16"))
+               .batch(2048)
+               .repeat(90))
+
+Each step returns a new Dataset. Nothing is read or checked here: the broker
+checks a spec when it is attached (``penstock check`` at any time), and its errors
+name the key. Values that are not given are the spec's defaults; the format is
+documented with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+
+Path = Union[str, "os.PathLike[str]"]
+Size = Union[int, Sequence[int]]
+PerChannel = Union[float, Sequence[float]]
+
+
+def _given(**values: Any) -> Dict[str, Any]:
+    """Those that are not None, as the spec has them."""
+    return {key: _plain(value) for key, value in values.items()
+            if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if hasattr(value, "tolist"):  # NumPy's arrays and scalars
+        return value.tolist()
+    return [_plain(each) for each in value]
+
+
+class Operation(Dict[str, Any]):
+    """One entry of a spec's ``map``; made by the functions below."""
+
+
+def _operation(name: str, **values: Any) -> Operation:
+    return Operation({name: _given(**values)})
+
+
+def random_resized(scale: Optional[Sequence[float]] = None,
+                   ratio: Optional[Sequence[float]] = None) -> Dict[str, Any]:
+    """A crop of random area (``scale``, 0.08 to 1 of the picture's) and aspect
+    ratio (3/4 to 4/3), drawn as torchvision's RandomResizedCrop draws them."""
+    return {"random_resized": _given(scale=scale, ratio=ratio)}
+
+
+def center(fraction: Optional[float] = None) -> Dict[str, Any]:
+    """The largest centred crop of the target's aspect, sides times
+    ``fraction`` (1)."""
+    return {"center": _given(fraction=fraction)}
+
+
+def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
+                 channels: Optional[str] = None, exact: Optional[bool] = None,
+                 feature: Optional[str] = None) -> Operation:
+    """Encoded picture -> uint8 [height, width, channels], antialiased bilinear.
+
+    ``size``: [height, width] or one number; ``crop``: "center",
+    "random_resized", ``center(...)`` or ``random_resized(...)``; ``channels``:
+    "rgb" or "gray"; ``exact``: Pillow's values bit for bit, half as fast."""
+    return _operation("decode_image", size=size, crop=crop, channels=channels,
+                      exact=exact, feature=feature)
+
+
+def crop(how: Union[str, Mapping[str, Any]], size: Size,
+         feature: Optional[str] = None) -> Operation:
+    """uint8 picture -> ``size``; ``how`` as ``crop`` of ``decode_image``."""
+    where = {how: {}} if isinstance(how, str) else dict(how)
+    return _operation("crop", **where, size=size, feature=feature)
+
+
+def resize(size: Size, feature: Optional[str] = None) -> Operation:
+    """uint8 picture -> ``size``, antialiased bilinear."""
+    return _operation("resize", size=size, feature=feature)
+
+
+def flip(horizontal: Optional[float] = None,
+         feature: Optional[str] = None) -> Operation:
+    """Mirrors with this probability (0.5)."""
+    return _operation("flip", horizontal=horizontal, feature=feature)
+
+
+def normalize(mean: PerChannel, std: PerChannel, dtype: Optional[str] = None,
+              layout: Optional[str] = None,
+              feature: Optional[str] = None) -> Operation:
+    """(value / 255 - mean) / std; ``dtype``: float32, float16 or bfloat16;
+    ``layout``: "hwc" or "chw"."""
+    return _operation("normalize", mean=mean, std=std, dtype=dtype,
+                      layout=layout, feature=feature)
+
+
+def cast(dtype: str, layout: Optional[str] = None,
+         feature: Optional[str] = None) -> Operation:
+    """Rounds to nearest even and saturates; ``layout``: "hwc" or "chw"."""
+    return _operation("cast", dtype=dtype, layout=layout, feature=feature)
+
+
+class Dataset:
+    """A dataset spec that is being written. Immutable."""
+
+    def __init__(self, spec: Mapping[str, Any]):
+        """``spec``: what a spec file says, as ``yaml.safe_load`` reads it."""
+        self._spec = dict(spec)
+
+    def _with(self, **values: Any) -> "Dataset":
+        return Dataset({**self._spec, **_given(**values)})
+
+    @classmethod
+    def _of(cls, source: str, value: Any, name: Optional[str]) -> "Dataset":
+        return cls({"dataset": name or source.replace("_", "-"),
+                    "source": {source: _plain(value)}})
+
+    # ---- sources; ``name``: what the broker calls the dataset
+
+    @classmethod
+    def image_folder(cls, path: Path, *, io: Optional[str] = None,
+                     name: Optional[str] = None) -> "Dataset":
+        """One sub-folder per class, in it JPEG files, also nested. Features:
+        ``image`` (encoded), ``label`` int64: the class folder's place in byte
+        order."""
+        return cls._of("image_folder", _given(path=_absolute(path), io=io), name)
+
+    @classmethod
+    def idx(cls, images: Path, labels: Optional[Path] = None, *,
+            io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
+        """Files in MNIST's format, plain or gzip. Features: ``image``,
+        ``label`` int64."""
+        return cls._of("idx", _given(
+            images=_absolute(images),
+            labels=None if labels is None else _absolute(labels), io=io), name)
+
+    @classmethod
+    def fixed_length_records(
+            cls, path: Union[Path, Sequence[Path]],
+            features: Mapping[str, Mapping[str, Any]], *,
+            header_bytes: Optional[int] = None,
+            footer_bytes: Optional[int] = None, io: Optional[str] = None,
+            name: Optional[str] = None) -> "Dataset":
+        """Records of one or several files; ``features``: {name: {"dtype": ...,
+        "shape": [...]}} in the order in which a record holds them,
+        little-endian, without gaps."""
+        files = ([_absolute(path)] if isinstance(path, (str, os.PathLike))
+                 else [_absolute(each) for each in path])
+        return cls._of("fixed_length_records", _given(
+            path=files[0] if len(files) == 1 else files, features=features,
+            header_bytes=header_bytes, footer_bytes=footer_bytes, io=io), name)
+
+    @classmethod
+    def range(cls, start: int, stop: Optional[int] = None, step: int = 1, *,
+              name: Optional[str] = None) -> "Dataset":
+        """``value`` int64, as Python's range."""
+        if stop is None:
+            start, stop = 0, start
+        return cls._of("range", {"start": start, "stop": stop, "step": step},
+                       name)
+
+    @classmethod
+    def tensors(cls, features: Mapping[str, Any], *,
+                repeat: Optional[int] = None,
+                name: Optional[str] = None) -> "Dataset":
+        """Small arrays or nested lists, whose outermost dimension has the rows;
+        the spec holds them (64 KiB in all). NumPy arrays keep their dtype."""
+        values = {
+            key: ({"dtype": str(value.dtype), "values": value.tolist()}
+                  if hasattr(value, "dtype") else value)
+            for key, value in features.items()}
+        return cls._of("tensors", _given(features=values, repeat=repeat), name)
+
+    @classmethod
+    def synthetic(cls, records: int, features: Mapping[str, Mapping[str, Any]],
+                  *, cost_us: Optional[float] = None,
+                  name: Optional[str] = None) -> "Dataset":
+        """Made-up records; ``cost_us``: CPU time burnt for each."""
+        return cls._of("synthetic", _given(records=records, features=features,
+                                           cost_us=cost_us), name)
+
+    @classmethod
+    def from_file(cls, path: Path) -> "Dataset":
+        """A spec file, to be changed; relative paths in it become absolute."""
+        import yaml
+
+        with open(path, encoding="utf-8") as file:
+            spec = yaml.safe_load(file)
+        folder = os.path.dirname(os.path.abspath(path))
+        for source in spec.get("source", {}).values():
+            if not isinstance(source, dict):
+                continue
+            for key in ("path", "images", "labels"):
+                if isinstance(source.get(key), str):
+                    source[key] = os.path.join(folder, source[key])
+                elif isinstance(source.get(key), list):
+                    source[key] = [os.path.join(folder, each)
+                                   for each in source[key]]
+        return cls(spec)
+
+    # ---- steps
+
+    def named(self, name: str) -> "Dataset":
+        """What the broker calls it; all ranks of a job must agree."""
+        return self._with(dataset=name)
+
+    def shuffle(self, seed: int = 0,
+                each_epoch: Optional[bool] = None) -> "Dataset":
+        """A global order without a buffer: a new one every epoch, or one for all
+        (``each_epoch=False``)."""
+        return self._with(shuffle=_given(seed=seed, each_epoch=each_epoch))
+
+    def seed(self, seed: int) -> "Dataset":
+        """Of augmentation, where it is not the shuffle's."""
+        return self._with(seed=seed)
+
+    def map(self, *operations: Operation) -> "Dataset":
+        """What happens to each row; again: after what there is."""
+        return self._with(map=[*self._spec.get("map", []), *operations])
+
+    def batch(self, size: Optional[int] = None, *,
+              per_rank: Optional[int] = None,
+              last: Optional[str] = None) -> "Dataset":
+        """``size`` rows of all ranks together, or ``per_rank``; ``last``: what
+        the short last batch becomes, "partial", "drop" or "pad"."""
+        return self._with(batch=_given(size=size, per_rank=per_rank, last=last))
+
+    def repeat(self, epochs: Optional[int] = None) -> "Dataset":
+        """So many epochs; None: forever."""
+        return self._with(epochs="forever" if epochs is None else epochs)
+
+    def steps_per_epoch(self, steps: int) -> "Dataset":
+        """An epoch has exactly this many steps and starts again; more than the
+        data have goes round."""
+        return self._with(steps_per_epoch=steps)
+
+    def prefetch(self, batches: int) -> "Dataset":
+        """Finished batches per rank (2); with ``hold`` it sets the memory."""
+        return self._with(prefetch=batches)
+
+    def hold(self, batches: int) -> "Dataset":
+        """Batches a rank may hold at once (2)."""
+        return self._with(hold=batches)
+
+    def on_error(self, what: str) -> "Dataset":
+        """A record that cannot be read or decoded: "fail", "skip" it, or
+        "substitute" the next readable one."""
+        return self._with(on_error=what)
+
+    # ---- what it is
+
+    @property
+    def name(self) -> str:
+        return self._spec["dataset"]
+
+    def to_dict(self) -> Dict[str, Any]:
+        return _plain(self._spec)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    def to_yaml(self) -> str:
+        """The text of a spec file."""
+        import yaml
+
+        return yaml.safe_dump(self.to_dict(), sort_keys=False,
+                              default_flow_style=None, allow_unicode=True)
+
+    def __eq__(self, other: object) -> bool:
+        return (self.to_dict() == other.to_dict()
+                if isinstance(other, Dataset) else NotImplemented)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"penstock.Dataset({self.to_dict()!r})"
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(os.fspath(path))

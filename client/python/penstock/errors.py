@@ -1,0 +1,98 @@
+"""What goes wrong, as exceptions: each says what was wanted, what was found and
+what can be done about it. All are ``penstock.Error``; where Python has an
+exception of that meaning they are that one, too."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Any error of Penstock. ``code`` is the gRPC status number."""
+
+    code = 2
+
+
+class Cancelled(Error):
+    """A wait was cancelled."""
+
+    code = 1
+
+
+class InvalidArgument(Error, ValueError):
+    """A wrong spec, option or argument."""
+
+    code = 3
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    """``timeout_s`` or ``wait_s`` passed, or storage did not answer."""
+
+    code = 4
+
+
+class NotFound(Error, LookupError):
+    """No such socket, dataset or file."""
+
+    code = 5
+
+
+class AlreadyExists(Error):
+    """This rank is attached already."""
+
+    code = 6
+
+
+class PermissionDenied(Error, PermissionError):
+    """A file or a socket is not for this user."""
+
+    code = 7
+
+
+class ResourceExhausted(Error):
+    """A limit of memory; or every batch that may be held at once is held."""
+
+    code = 8
+
+
+class FailedPrecondition(Error):
+    """Not in this state: ranks disagree, the reader is closed or the parent
+    process's, the broker is of another release."""
+
+    code = 9
+
+
+class Aborted(Error):
+    """This rank was taken off its job: evicted, stopped, or left behind by a new
+    incarnation."""
+
+    code = 10
+
+
+class Internal(Error):
+    """A bug."""
+
+    code = 13
+
+
+class Unavailable(Error, ConnectionError):
+    """The broker is gone."""
+
+    code = 14
+
+
+class DataLoss(Error):
+    """A record is corrupt and the spec says ``on_error: fail``."""
+
+    code = 15
+
+
+_BY_CODE = {
+    kind.code: kind
+    for kind in (Cancelled, InvalidArgument, DeadlineExceeded, NotFound,
+                 AlreadyExists, PermissionDenied, ResourceExhausted,
+                 FailedPrecondition, Aborted, Internal, Unavailable, DataLoss)
+}
+
+
+def error_of(code: int, text: str) -> Error:
+    """The exception for a negative result of the C library."""
+    return _BY_CODE.get(-code, Error)(text)

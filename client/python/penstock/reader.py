@@ -1,0 +1,309 @@
+"""One rank's end of a job: attach, iterate, checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Union
+
+import numpy as np
+
+from penstock import _core, errors
+from penstock.batch import Batch, Features, Holds, TensorSpec
+from penstock.dataset import Dataset
+
+State = Union[str, Mapping[str, Any]]
+
+
+class EndOfEpoch(Exception):
+    """Of ``Reader.next``: the epoch is over; call again for the next."""
+
+
+class EndOfData(Exception):
+    """Of ``Reader.next``: the last epoch is over."""
+
+
+class Epoch:
+    """The batches of one epoch, to be iterated once. A loop that is left early
+    goes on where it was in the next one."""
+
+    def __init__(self, reader: "Reader", number: int):
+        self._reader = reader
+        self._number = number
+
+    @property
+    def number(self) -> int:
+        """From 0."""
+        return self._number
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (batch := self._reader._take()) is not None:
+            yield batch
+            # Ours no more while we wait for the next.
+            del batch
+
+    def tuples(self, *features: str) -> Iterator[Tuple[np.ndarray, ...]]:
+        """The same as tuples of arrays: ``for x, y in epoch.tuples("image",
+        "label")``."""
+        for batch in self:
+            yield tuple(batch[name] for name in features)
+            del batch
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, the same on every rank. TypeError in dynamic
+        delivery: who is faster gets more."""
+        if self._reader.delivery == "dynamic":
+            raise TypeError(
+                "in dynamic delivery an epoch has no length: a faster rank gets "
+                "more batches")
+        return self._reader.steps_per_epoch
+
+
+class Reader:
+    """One rank of a job; made by ``penstock.attach``.
+
+    Used by one thread at a time. A forked child cannot use its parent's (it gets
+    ``FailedPrecondition``, and zeros where the parent has batches).
+    """
+
+    def __init__(self, core: Any, delivery: str, local_world_size: int):
+        self._core = core
+        self._delivery = delivery
+        self._local_world_size = local_world_size
+        self._ended = False
+        self._holds = Holds()
+        self._read_spec()
+
+    def _read_spec(self) -> None:
+        self._features = Features({
+            name: TensorSpec(shape, dtype)
+            for name, dtype, shape in self._core.element_spec()})
+
+    # ---- batches
+
+    def next(self, timeout_s: Optional[float] = None) -> Batch:
+        """The next batch, where a loop over ``epochs()`` does not fit. Raises
+        EndOfEpoch once after the last batch of each epoch, EndOfData after the
+        last epoch's, and DeadlineExceeded if none is ready within ``timeout_s``
+        (0: does not wait; None: that of attach)."""
+        core = self._next(timeout_s)
+        if core is None:
+            raise EndOfEpoch
+        if core is False:
+            raise EndOfData
+        return Batch(core, self._features, self._holds)
+
+    def _take(self) -> Optional[Batch]:
+        """None at the end of the epoch and of the data."""
+        core = self._next(None)
+        return Batch(core, self._features, self._holds) if core else None
+
+    def _next(self, timeout_s: Optional[float]) -> Any:
+        """As that of the core: None or False at the ends."""
+        self._holds.let_go()
+        while True:
+            try:
+                core = self._core.next(timeout_s)
+                break
+            except errors.ResourceExhausted:
+                if not self._holds.wait_for_oldest():
+                    raise
+        if core is False:
+            self._ended = True
+        return core
+
+    def __iter__(self) -> Iterator[Batch]:
+        """All batches that are left, of all epochs."""
+        for epoch in self.epochs():
+            yield from epoch
+
+    def epochs(self) -> Iterator[Epoch]:
+        """All epochs that are left: ``for epoch in reader.epochs(): for batch in
+        epoch: ...``. Without end if the spec says ``epochs: forever``."""
+        while not self._ended and (self.epoch_count is None
+                                   or self.epoch < self.epoch_count):
+            yield Epoch(self, self.epoch)
+
+    def fileno(self) -> int:
+        """Readable when a batch may have become ready, for event loops: then
+        call ``next(0)``, which may still raise DeadlineExceeded."""
+        return self._core.fileno()
+
+    # ---- what the job is
+
+    @property
+    def element_spec(self) -> Features:
+        """``{feature: TensorSpec(shape of a row, dtype)}``."""
+        return self._features
+
+    @property
+    def delivery(self) -> str:
+        return self._delivery
+
+    @property
+    def job(self) -> str:
+        return self._core.job
+
+    @property
+    def rank(self) -> int:
+        return self._core.rank
+
+    @property
+    def world_size(self) -> int:
+        """Of the ranks that are left, where ``on_rank_death`` is "shrink"."""
+        return self._core.world_size
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of the job this is."""
+        return self._core.incarnation
+
+    @property
+    def sample_count(self) -> int:
+        """Records of the dataset."""
+        return self._core.sample_count
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._core.steps_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """That of the next batch, from 0; ``epoch_count`` at the end."""
+        return self._core.epoch
+
+    @property
+    def epoch_count(self) -> Optional[int]:
+        """None: forever."""
+        return self._core.epoch_count or None
+
+    def stats(self) -> Dict[str, Union[int, float]]:
+        """Counts since attach: ``batches``, ``rows``, ``wait_s`` (time spent
+        waiting with nothing ready), ``waits``, ``held``, ``hold_max``,
+        ``skipped``, ``redelivered``, ``reconnects``."""
+        return self._core.stats()
+
+    # ---- checkpoint, elastic runs, end
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Where the job stands after the last batch that was returned: for the
+        checkpoint. JSON types only. In split and broadcast every rank gets the
+        same after the same step."""
+        return json.loads(self._core.state())
+
+    def load_state_dict(self, state: State) -> None:
+        """Goes on at a state, with the same rank and world size. Every rank
+        calls it (the first opens a new incarnation of the job)."""
+        self.reset(self.rank, self.world_size, state)
+
+    def reset(self, rank: int, world_size: int, state: State,
+              local_world_size: Optional[int] = None) -> None:
+        """Leaves this incarnation of the job and joins the one that begins at
+        ``state`` as this rank of this world: what an elastic trainer calls on
+        every rank when the ranks have changed. Batches that are held stay
+        valid."""
+        self._core.reset(rank, world_size, local_world_size or 0,
+                         state_text(state))
+        self._ended = False
+        self._read_spec()
+
+    def stop_job(self, now: bool = False) -> None:
+        """Ends the job for all of its ranks: they finish the step that the
+        furthest has; ``now``: at once, with Aborted."""
+        self._core.stop_job(now)
+
+    def close(self) -> None:
+        """Leaves the job. Batches and arrays that are alive become copies of
+        this process's own. Again: nothing."""
+        while self._holds.wait_for_oldest():
+            pass
+        self._core.close()
+        self._ended = True
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def state_text(state: State) -> str:
+    return state if isinstance(state, str) else json.dumps(dict(state))
+
+
+def attach(dataset: Union[str, "os.PathLike[str]", Dataset, None] = None,
+           rank: Optional[int] = None,
+           world_size: Optional[int] = None,
+           job: Optional[str] = None,
+           *,
+           delivery: str = "split",
+           state: Optional[State] = None,
+           local_world_size: Optional[int] = None,
+           on_rank_death: Optional[str] = None,
+           lag: Optional[str] = None,
+           window: Optional[int] = None,
+           consumers: Optional[int] = None,
+           full_epoch: bool = False,
+           wait_s: Optional[float] = None,
+           reconnect_s: Optional[float] = None,
+           timeout_s: Optional[float] = None,
+           node: Optional[int] = None,
+           socket: Optional[str] = None,
+           repeat_first: bool = False,
+           autostart: bool = False) -> Reader:
+    """Attaches one rank to a job, which the first of its ranks creates.
+
+    Returns once the dataset is open and memory is promised. Ctrl-C ends it.
+
+    Args:
+      dataset: the name of a registered dataset, the path of a spec file (has a
+        "/" or ends in .yaml, .yml or .json), or a ``penstock.Dataset``. None:
+        PENSTOCK_DATASET, which ``penstock run`` sets.
+      rank, world_size, local_world_size: None: from the launcher (penstock run,
+        Horovod, torchrun, OpenMPI, Slurm, TF_CONFIG), else rank 0 of 1.
+      job: its name. None: PENSTOCK_JOB, the launcher's run id, else "default".
+      delivery: "split": a global batch is divided over the ranks; "dynamic":
+        each batch to the next rank that has none; "broadcast": each batch to
+        every consumer; "independent": the whole dataset to each, in its own
+        order.
+      state: of ``Reader.state_dict``: begin there, with any number of ranks.
+      on_rank_death: "wait" (default of split) for a process of the same number;
+        "fail"; "shrink" (default of the others): the others take over.
+      lag: broadcast, a consumer is ``window`` batches behind: "block" the
+        others (default), "skip" batches, "fail".
+      window, consumers, full_epoch: broadcast; see ``penstock.h``.
+      wait_s: for ranks that are missing or died, then the job fails (600 s).
+      reconnect_s: for the broker to come back when it died (60 s); 0: do not
+        wait.
+      timeout_s: of attach and of next; None: for ever.
+      node: NUMA node that the batches are to be on. None: found out.
+      socket: of the broker. None: PENSTOCK_SOCKET, else
+        /run/penstock/penstock.sock.
+      repeat_first: read one batch and return it for ever, to measure the
+        trainer's ideal speed (also PENSTOCK_REPEAT_FIRST=1).
+      autostart: where no broker listens, start a private one that lives as long
+        as this process. For one rank; several: ``penstock run``, or
+        ``penstock.broker()`` in the process that starts them.
+
+    Raises:
+      penstock.Error: its subclasses say what kind, its text the way out.
+    """
+    options = dict(
+        dataset=None, spec=None, job=job, socket=socket, delivery=delivery,
+        lag=lag, on_rank_death=on_rank_death,
+        state=None if state is None else state_text(state),
+        rank=-1 if rank is None else rank, world_size=world_size or 0,
+        local_world_size=local_world_size or 0, timeout_s=timeout_s or 0.0,
+        repeat_first=repeat_first, window=window or 0,
+        consumers=consumers or 0, full_epoch=full_epoch, wait_s=wait_s or 0.0,
+        reconnect_s=(0.0 if reconnect_s is None
+                     else reconnect_s if reconnect_s > 0 else -1.0),
+        node=-1 if node is None else node, autostart=autostart)
+    if isinstance(dataset, Dataset):
+        options["spec"] = dataset.to_json()
+    elif dataset is not None:
+        options["dataset"] = os.fspath(dataset)
+    if rank is not None and rank < 0:
+        raise errors.InvalidArgument(f"rank {rank}: ranks count from 0")
+    core = _core.Reader(**options)
+    return Reader(core, delivery, local_world_size or 0)

@@ -1,0 +1,57 @@
+"""Penstock for loops that are written for tf.data.
+
+    dataset = penstock.tf.dataset("train.yaml", features=("image", "label"))
+    for images, labels in dataset:
+        ...
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Optional, Sequence
+
+import tensorflow as tf
+
+from penstock.reader import attach
+
+
+def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
+            **options: Any) -> tf.data.Dataset:
+    """A ``tf.data.Dataset`` of one epoch's batches per iteration (of what is left
+    of it, after a ``break``), with ``element_spec``. ``dataset.reader`` is the
+    Reader: its ``steps_per_epoch`` is what Keras wants to know.
+
+    Batches are copied once, into TensorFlow's own memory: tf.data keeps elements
+    for as long as it likes. Where that counts, iterate the reader and take
+    ``batch.tf()``. Shuffling, batching and mapping belong into the spec; a
+    ``.repeat()`` here ends with the job.
+
+    Args:
+      source, **options: as ``dataset`` and the options of ``penstock.attach``.
+      features: names; elements are then tuples of these tensors instead of
+        dictionaries.
+    """
+    reader = attach(source, **options)
+    names = tuple(features) if features is not None else tuple(
+        reader.element_spec)
+    for name in names:
+        reader.element_spec.find(name)  # KeyError says which there are
+
+    def signature(name: str) -> tf.TensorSpec:
+        spec = reader.element_spec[name]
+        return tf.TensorSpec((None, *spec.shape), tf.as_dtype(spec.dtype), name)
+
+    def batches() -> Iterator[Any]:
+        for epoch in reader.epochs():
+            for batch in epoch:
+                yield (tuple(batch[name] for name in names)
+                       if features is not None else
+                       {name: batch[name] for name in names})
+                del batch
+            return
+
+    signatures: Any = {name: signature(name) for name in names}
+    if features is not None:
+        signatures = tuple(signatures.values())
+    made = tf.data.Dataset.from_generator(batches, output_signature=signatures)
+    made.reader = reader
+    return made

@@ -1,0 +1,39 @@
+"""What the tests of the Python package share: a private broker for all of them,
+and small datasets."""
+
+import penstock
+import pytest
+
+
+@pytest.fixture(scope="session")
+def broker():
+    with penstock.broker(workers=2) as started:
+        yield started
+
+
+@pytest.fixture
+def attach(broker, request):
+    """penstock.attach with a job of the test's own; closed at its end."""
+    readers = []
+
+    def attach_one(dataset, *arguments, **options):
+        options.setdefault("job", request.node.name[:60])
+        options.setdefault("timeout_s", 60)
+        readers.append(penstock.attach(dataset, *arguments, **options))
+        return readers[-1]
+
+    yield attach_one
+    for reader in readers:
+        reader.close()
+
+
+@pytest.fixture
+def starving(attach, numbers):
+    """A rank that waits for another one."""
+    return attach(numbers, 0, 2, local_world_size=2, delivery="broadcast")
+
+
+@pytest.fixture
+def numbers():
+    """24 rows of `value`, three steps of 8."""
+    return penstock.Dataset.range(24).batch(8)

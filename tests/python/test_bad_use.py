@@ -1,0 +1,104 @@
+"""Mistakes end in an exception with a message, never in a crash or a hang."""
+
+import os
+import subprocess
+import sys
+import time
+
+import penstock
+import pytest
+
+
+def run(program, **options):
+    return subprocess.run([sys.executable, "-c", program], text=True,
+                          capture_output=True, timeout=100, **options)
+
+
+def test_a_rank_outside_the_world(attach, numbers):
+    with pytest.raises(penstock.InvalidArgument, match="0 to 1"):
+        attach(numbers, 2, 2)
+    with pytest.raises(ValueError):
+        attach(numbers, -1, 2)
+
+
+def test_two_attaches_of_one_rank(attach, numbers):
+    attach(numbers, 0, 2, local_world_size=2)
+    with pytest.raises(penstock.AlreadyExists):
+        attach(numbers, 0, 2, local_world_size=2)
+
+
+def test_ranks_that_disagree(attach, numbers):
+    attach(numbers, 0, 2, local_world_size=2)
+    with pytest.raises(penstock.FailedPrecondition, match="batch"):
+        attach(numbers.batch(4), 1, 2, local_world_size=2)
+
+
+def test_a_wrong_spec_names_the_key(attach, numbers):
+    with pytest.raises(penstock.InvalidArgument, match="batch"):
+        attach(numbers.batch(-1))
+
+
+def test_no_broker(numbers, tmp_path):
+    with pytest.raises(penstock.NotFound, match="penstock run"):
+        penstock.attach(numbers, socket=str(tmp_path / "none"))
+
+
+def test_no_such_dataset(attach):
+    with pytest.raises(penstock.NotFound, match="nothing-of-this-name"):
+        attach("nothing-of-this-name")
+
+
+def test_a_state_that_is_none(attach, numbers):
+    with pytest.raises(penstock.InvalidArgument):
+        attach(numbers, state="{}")
+
+
+def test_an_exception_in_the_loop_leaves_the_reader_usable(attach, numbers):
+    reader = attach(numbers)
+    with pytest.raises(ZeroDivisionError):
+        for batch in reader:
+            1 / 0
+    del batch
+    assert reader.next()["value"][0] == 8
+
+
+def test_the_interpreter_ends_with_batches_alive(broker):
+    result = run("import penstock\n"
+                 "reader = penstock.attach(penstock.Dataset.range(8).batch(4),"
+                 " job='ends')\n"
+                 "batch = reader.next(); array = reader.next()['value']\n"
+                 "import gc; gc.disable(); cycle = [array]; cycle.append(cycle)\n"
+                 "print(array.sum())")
+    assert (result.returncode, result.stdout) == (0, "22\n"), result.stderr
+
+
+def test_a_reader_that_was_never_closed(broker):
+    result = run("import penstock\n"
+                 "penstock.attach(penstock.Dataset.range(8).batch(4),"
+                 " job='unclosed')\n")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_broker_of_ones_own_ends_with_the_program(tmp_path):
+    result = run("import penstock, os\n"
+                 "reader = penstock.attach(penstock.Dataset.range(8).batch(8),"
+                 " autostart=True)\n"
+                 "print(reader.next()['value'].sum())\n"
+                 "again = penstock.attach(penstock.Dataset.range(8).batch(8),"
+                 " job='again', autostart=True)\n"
+                 "import subprocess\n"
+                 "print(subprocess.run(['pgrep', '-P', str(os.getpid())],"
+                 " capture_output=True).stdout.split())\n",
+                 env={**os.environ, "PENSTOCK_SOCKET": str(tmp_path / "none")})
+    assert result.returncode == 0, result.stderr
+    total, children = result.stdout.splitlines()
+    assert total == "28"
+    (child,) = [int(each) for each in eval(children)]  # one for both
+    while os.path.exists(f"/proc/{child}"):
+        time.sleep(0.01)
+
+
+def test_a_broker_of_ones_own_is_not_for_several_ranks(tmp_path):
+    with pytest.raises(penstock.InvalidArgument, match="penstock run"):
+        penstock.attach(penstock.Dataset.range(8).batch(8), 0, 2,
+                        socket=str(tmp_path / "none"), autostart=True)

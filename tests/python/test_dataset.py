@@ -1,0 +1,105 @@
+"""A spec written in Python is the one a YAML file has."""
+
+import json
+
+import numpy as np
+import penstock
+import pytest
+import yaml
+
+IMAGENET = """
+dataset: imagenet-train
+source:
+  image_folder: {path: /data/imagenet/train}
+shuffle: {seed: 42}
+map:
+  - decode_image: {crop: {random_resized: {scale: [0.08, 1.0], ratio: [0.75, 1.3333]}}, size: [224, 224]}
+  - flip: {horizontal: 0.5}
+  - normalize: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], dtype: float16, layout: chw}
+batch: {size: 2048, last: partial}
+epochs: 90
+prefetch: 2
+"""
+
+
+def test_it_reads_like_tf_data_and_says_what_yaml_says():
+    dataset = (
+        penstock.Dataset.image_folder("/data/imagenet/train",
+                                      name="imagenet-train")
+        .shuffle(seed=42)
+        .map(penstock.decode_image(
+                 size=(224, 224),
+                 crop=penstock.random_resized(scale=(0.08, 1.0),
+                                              ratio=(0.75, 1.3333))),
+             penstock.flip(horizontal=0.5))
+        .map(penstock.normalize(mean=(0.485, 0.456, 0.406),
+                                std=(0.229, 0.224, 0.225), dtype="float16",
+                                layout="chw"))
+        .batch(2048, last="partial").repeat(90).prefetch(2))
+    assert dataset.to_dict() == yaml.safe_load(IMAGENET)
+    assert yaml.safe_load(dataset.to_yaml()) == dataset.to_dict()
+    assert json.loads(dataset.to_json()) == dataset.to_dict()
+
+
+def test_steps_leave_what_they_are_called_on():
+    base = penstock.Dataset.range(8)
+    base.batch(4)
+    assert "batch" not in base.to_dict()
+    assert base == penstock.Dataset.range(8)
+
+
+def test_numpy_values_and_paths(tmp_path):
+    dataset = penstock.Dataset.idx(tmp_path / "images").batch(np.int64(4))
+    assert dataset.to_dict()["source"]["idx"] == {
+        "images": str(tmp_path / "images")}
+    assert dataset.to_dict()["batch"] == {"size": 4}
+
+
+def test_a_file_keeps_its_relative_paths(tmp_path):
+    (tmp_path / "spec.yaml").write_text(
+        "dataset: d\nsource: {image_folder: {path: pictures}}\n"
+        "batch: {size: 2}\n")
+    dataset = penstock.Dataset.from_file(tmp_path / "spec.yaml")
+    assert dataset.to_dict()["source"]["image_folder"]["path"] == str(
+        tmp_path / "pictures")
+
+
+# Every source and operation, as the broker takes it.
+PICTURES = np.arange(2 * 6 * 8 * 3, dtype=np.uint8).reshape(2, 6, 8, 3)
+
+
+@pytest.mark.parametrize("operations,spec", [
+    ([penstock.resize((3, 4))], ((3, 4, 3), "uint8")),
+    ([penstock.crop("center", 4)], ((4, 4, 3), "uint8")),
+    ([penstock.crop(penstock.center(fraction=0.5), (2, 3))], ((2, 3, 3), "uint8")),
+    ([penstock.crop(penstock.random_resized(), 4), penstock.flip()],
+     ((4, 4, 3), "uint8")),
+    ([penstock.cast("float32", layout="chw")], ((3, 6, 8), "float32")),
+    ([penstock.normalize(0.5, 0.5, dtype="float16", layout="chw")],
+     ((3, 6, 8), "float16")),
+])
+def test_every_operation_on_a_picture(attach, operations, spec):
+    dataset = penstock.Dataset.tensors({"image": PICTURES}).map(
+        *operations).batch(2)
+    reader = attach(dataset)
+    assert reader.element_spec["image"] == penstock.TensorSpec(*spec)
+    reader.next()
+
+
+def test_fixed_length_records(attach, tmp_path):
+    path = tmp_path / "records"
+    np.arange(12, dtype="<i4").tofile(path)
+    dataset = penstock.Dataset.fixed_length_records(
+        path, {"x": {"dtype": "int32", "shape": [3]}}).batch(4)
+    assert attach(dataset).next()["x"].tolist() == [
+        [0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+def test_every_option_of_the_job(attach):
+    dataset = (penstock.Dataset.range(2, 20, 2).named("all").shuffle(3, False)
+               .seed(4).batch(per_rank=3, last="drop").repeat().prefetch(3)
+               .hold(3).steps_per_epoch(2).on_error("skip"))
+    reader = attach(dataset)
+    assert reader.epoch_count is None
+    assert reader.steps_per_epoch == 2
+    assert reader.stats()["hold_max"] == 3

@@ -1,0 +1,235 @@
+"""Attaching, iterating, checkpoints."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import penstock
+import pytest
+
+
+def values_of(batches):
+    return [value for batch in batches for value in batch["value"].tolist()]
+
+
+def test_a_loop_over_epochs_gets_every_row_of_each(attach, numbers):
+    reader = attach(numbers.repeat(2))
+    assert reader.epoch_count == 2
+    seen = []
+    for epoch in reader.epochs():
+        assert len(epoch) == 3
+        seen.append((epoch.number, values_of(epoch)))
+    assert seen == [(0, list(range(24))), (1, list(range(24)))]
+
+
+def test_a_loop_over_the_reader_gets_all_epochs(attach, numbers):
+    assert values_of(attach(numbers.repeat(2))) == 2 * list(range(24))
+
+
+def test_a_loop_that_is_left_early_goes_on_there(attach, numbers):
+    reader = attach(numbers)
+    for epoch in reader.epochs():
+        for batch in epoch:
+            assert batch["value"][0] == 0
+            break
+        break
+    del batch
+    assert values_of(reader) == list(range(8, 24))
+
+
+def test_tuples(attach):
+    dataset = penstock.Dataset.tensors(
+        {"x": np.arange(6, dtype=np.float32).reshape(3, 2),
+         "y": [1, 2, 3]}).batch(3)
+    for epoch in attach(dataset).epochs():
+        (x, y), = epoch.tuples("x", "y")
+    assert x.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert y.tolist() == [1, 2, 3]
+
+
+def test_ranks_of_one_process_divide_each_batch(attach, numbers):
+    ranks = [attach(numbers, rank, 2) for rank in range(2)]
+    taken = [[], []]
+    threads = [threading.Thread(target=lambda i=i: taken[i].extend(
+        values_of(ranks[i]))) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken[0] + taken[1]) == list(range(24))
+    assert len(taken[0]) == len(taken[1]) == 12
+
+
+def test_what_a_batch_says_of_itself(attach):
+    reader = attach(penstock.Dataset.range(10).batch(4, last="pad").repeat(2))
+    for batch in next(iter(reader.epochs())):
+        if batch.step == 2:
+            break
+    assert (batch.rows, batch.valid_rows, batch.global_rows) == (4, 2, 2)
+    assert (batch.epoch, batch.step) == (0, 2)
+    assert batch.ids.tolist() == [8, 9, penstock.PADDING_ID, penstock.PADDING_ID]
+    assert not batch.redelivered
+    assert batch.skipped == 0
+    assert list(batch) == ["value"] and len(batch) == 1
+    assert "int64[4]" in repr(batch)
+
+
+def test_element_spec(attach):
+    reader = attach(penstock.Dataset.synthetic(
+        8, {"image": {"dtype": "float16", "shape": [3, 4, 4]},
+            "label": {"dtype": "int64", "shape": []}}).batch(4))
+    assert reader.element_spec == {
+        "image": penstock.TensorSpec((3, 4, 4), "float16"),
+        "label": penstock.TensorSpec((), "int64")}
+    batch = reader.next()
+    assert batch["image"].dtype == np.float16
+    assert batch["image"].shape == (4, 3, 4, 4)
+    assert batch["label"].shape == (4,)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64",
+                                   "float16", "float32", "float64"])
+def test_every_dtype_of_numpy(attach, dtype):
+    values = np.array([[1, 2], [3, 4]], dtype=dtype)
+    batch = attach(penstock.Dataset.tensors({"x": values}).batch(2)).next()
+    assert batch["x"].dtype == values.dtype
+    assert (batch["x"] == values).all()
+
+
+def test_a_checkpoint_resumes_with_another_number_of_ranks(attach, numbers):
+    shuffled = numbers.shuffle(seed=7)
+    reader = attach(shuffled, job="whole")
+    whole = [batch["value"].tolist() for batch in reader]
+    reader = attach(shuffled, job="begun")
+    reader.next()
+    state = reader.state_dict()
+    reader.close()
+    ranks = [attach(shuffled, rank, 2, job="resumed", state=state)
+             for rank in range(2)]
+    for step in (1, 2):
+        parts = [rank.next()["value"].tolist() for rank in ranks]
+        assert parts[0] + parts[1] == whole[step]
+
+
+def test_load_state_dict_rewinds(attach, numbers):
+    reader = attach(numbers)
+    reader.next()
+    state = reader.state_dict()
+    assert values_of(reader) == list(range(8, 24))
+    reader.load_state_dict(state)
+    assert values_of(reader) == list(range(8, 24))
+    assert reader.incarnation == 2
+
+
+def test_reset_to_another_world(attach, numbers):
+    reader = attach(numbers, 0, 2, local_world_size=2, job="elastic")
+    other = attach(numbers, 1, 2, local_world_size=2, job="elastic")
+    reader.next()
+    state = reader.state_dict()
+    other.close()
+    reader.reset(0, 1, state)
+    assert reader.world_size == 1
+    assert values_of(reader) == list(range(8, 24))
+
+
+def test_next_tells_the_ends_apart(attach, numbers):
+    reader = attach(numbers)
+    for _ in range(3):
+        reader.next()
+    with pytest.raises(penstock.EndOfEpoch):
+        reader.next()
+    for _ in range(2):
+        with pytest.raises(penstock.EndOfData):
+            reader.next()
+
+
+def test_a_time_limit(starving):
+    with pytest.raises(penstock.DeadlineExceeded) as caught:
+        starving.next(timeout_s=0.05)
+    assert isinstance(caught.value, TimeoutError)
+
+
+def test_fileno_becomes_readable(attach, numbers):
+    reader = attach(numbers)
+    taken = 0
+    while taken < 3:
+        try:
+            reader.next(timeout_s=0)
+            taken += 1
+        except penstock.DeadlineExceeded:
+            assert select.select([reader], [], [], 60)[0]
+
+
+def test_stats(attach, numbers):
+    reader = attach(numbers)
+    batch = reader.next()
+    stats = reader.stats()
+    assert stats["batches"] == 1 and stats["rows"] == 8 and stats["held"] == 1
+    del batch
+    assert reader.stats()["held"] == 0
+
+
+def test_repeat_first_gives_one_batch_for_ever(attach, numbers):
+    reader = attach(numbers, repeat_first=True)
+    for _ in range(20):
+        assert reader.next()["value"][0] == 0
+
+
+def test_a_broadcast_gives_every_consumer_every_batch(attach, numbers):
+    ranks = [attach(numbers, rank, 2, delivery="broadcast") for rank in range(2)]
+    for step in range(3):
+        for rank in ranks:
+            assert rank.next()["value"][0] == 8 * step
+
+
+def test_a_spec_file_and_a_registered_name(attach, numbers, tmp_path):
+    path = tmp_path / "numbers.yaml"
+    path.write_text(numbers.named("from-file").to_yaml())
+    assert values_of(attach(path)) == list(range(24))
+
+
+def test_waiting_lets_other_threads_run(starving):
+    counted = 0
+    over = threading.Event()
+
+    def count():
+        nonlocal counted
+        while not over.is_set():
+            counted += 1
+            time.sleep(0.001)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    with pytest.raises(penstock.DeadlineExceeded):
+        starving.next(timeout_s=0.5)
+    over.set()
+    counter.join()
+    assert counted > 20
+
+
+CTRL_C = """
+import penstock, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored
+dataset = penstock.Dataset.range(8).batch(8)
+try:
+    reader = penstock.attach(dataset, 0, 2, "ctrl-c", local_world_size=2,
+                             delivery="broadcast")
+    print("waiting", flush=True)
+    reader.next()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_wait(broker):
+    process = subprocess.Popen([sys.executable, "-c", CTRL_C],
+                               stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == "interrupted\n"
+    assert process.returncode == 0

@@ -1,0 +1,59 @@
+"""TensorFlow on the CPU."""
+
+import numpy as np
+import penstock
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+
+@pytest.fixture
+def pairs():
+    return penstock.Dataset.tensors(
+        {"x": np.arange(24, dtype=np.float32).reshape(12, 2),
+         "y": list(range(12))}).batch(4)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64",
+                                   "float16", "bfloat16", "float32", "float64"])
+def test_every_dtype(attach, dtype):
+    dataset = penstock.Dataset.synthetic(
+        4, {"x": {"dtype": dtype, "shape": [3]}}).batch(4)
+    tensor = attach(dataset).next().tf()["x"]
+    assert tensor.dtype == tf.as_dtype(dtype)
+    assert tensor.shape == (4, 3)
+
+
+def test_a_tensor_keeps_its_batch(attach, pairs):
+    reader = attach(pairs)
+    tensor = reader.next().tf()["x"]
+    assert reader.stats()["held"] == 1
+    assert tensor.numpy()[1].tolist() == [2, 3]
+    del tensor
+    assert reader.stats()["held"] == 0
+
+
+def test_a_dataset(broker, pairs):
+    import penstock.tf
+
+    data = penstock.tf.dataset(pairs.repeat(2), features=("x", "y"),
+                               job="tf-dataset", timeout_s=60)
+    assert data.element_spec == (tf.TensorSpec((None, 2), tf.float32, "x"),
+                                 tf.TensorSpec((None,), tf.int64, "y"))
+    for epoch in range(2):
+        rows = [int(label) for x, y in data for label in y]
+        assert rows == list(range(12))
+    data.reader.close()
+
+
+def test_keras_trains_on_it(broker, pairs):
+    import penstock.tf
+
+    data = penstock.tf.dataset(pairs.repeat(2), features=("x", "y"),
+                               job="keras", timeout_s=60)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = model.fit(data, epochs=2, verbose=0,
+                        steps_per_epoch=data.reader.steps_per_epoch)
+    assert len(history.history["loss"]) == 2
+    data.reader.close()
