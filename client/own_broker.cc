@@ -17,9 +17,9 @@ extern char** environ;
 namespace penstock {
 namespace {
 
-// Where it is installed or built beside this library; "": in PATH.
-std::string FindCommand(const std::string& given) {
-  if (!given.empty()) return given;
+// PENSTOCK_COMMAND, where it is installed or built beside this library, else in
+// PATH.
+std::string FindCommand() {
   if (const char* path = std::getenv("PENSTOCK_COMMAND");
       path != nullptr && *path != '\0') {
     return path;
@@ -63,7 +63,7 @@ std::string ReadLine(int fd) {
 
 StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::Start(
     const OwnBrokerOptions& options) {
-  const std::string command = FindCommand(options.command);
+  const std::string command = FindCommand();
   std::vector<std::string> words = {command, "broker", "--until-eof"};
   if (options.workers > 0) {
     words.push_back(fmt::format("--workers={}", options.workers));

@@ -15,7 +15,6 @@
 namespace penstock {
 
 struct OwnBrokerOptions {
-  std::string command;       // "": PENSTOCK_COMMAND, beside this library, PATH
   int64_t workers = 0;       // 0: penstockd's own choice
   std::string memory_limit;  // "": penstockd's own choice
 };

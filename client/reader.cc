@@ -110,8 +110,7 @@ StatusOr<std::unique_ptr<Reader>> Reader::Attach(const AttachOptions& options) {
     if (ranks > 1) {
       return InvalidArgumentError(
           "autostart: a broker of this process's own is for one rank, and "
-          "there "
-          "are {}: start the ranks with `penstock run`, or the service "
+          "there are {}: start the ranks with `penstock run`, or the service "
           "(systemctl start penstockd.socket)",
           ranks);
     }
@@ -288,7 +287,11 @@ void Reader::Leave() {
 }
 
 void Reader::Detach(std::unique_ptr<Reader> reader) {
-  if (ForkGeneration() != reader->fork_generation_) return;
+  if (ForkGeneration() != reader->fork_generation_) {
+    // A child may still let go of batches that its parent held.
+    if (reader->held() > 0) (void)reader.release();
+    return;
+  }
   Reader& mine = *reader;
   const std::lock_guard lock(mine.sessions_mutex_);
   bool all_let_go = true;
