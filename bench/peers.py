@@ -72,6 +72,9 @@ PEERS = {
 }
 NEEDS_NO_PYPI = ["penstock", "python"]
 WORKLOADS = ["divided", "shared"]
+# What figures must have in common to be shown together.
+SAME_TO_RESUME = ["machine", "data", "batch", "dtype", "window_s",
+                  "interleaved_runs"]
 PYTHON = "/usr/bin/python3"  # Debian 12's 3.11: all peers have wheels for it
 
 
@@ -188,6 +191,22 @@ class Comparison:
         self.results = {}  # (workload, consumers, peer): [result of each run]
         self.failures = {}  # (workload, consumers, peer): why
         self.repeated = []  # (cell, why) of runs that had to be done again
+        self.done = {}  # (workload, consumers): when, and what else ran
+
+    def take_over(self, former):
+        """What a former run with --json measured, to go on from there."""
+        for entry in former["comparisons"]:
+            self.done[entry["workload"], entry["consumers"]] = entry
+        for row in former["rows"]:
+            self.settings[row["workload"], row["consumers"],
+                          row["peer"]] = row["settings"]
+        for entry in former["runs"]:
+            self.results[tuple(entry["cell"])] = entry["runs"]
+        for entry in former["failures"]:
+            self.failures[tuple(entry["cell"])] = entry["why"]
+        self.repeated = [(tuple(entry["cell"]), entry["why"])
+                         for entry in former["repeated"]]
+        self.sweeps = former["sweeps"]
 
     def run_once(self, peer, workload, consumers, settings, window_s):
         options = self.options
@@ -290,6 +309,9 @@ class Comparison:
                     self.results.pop(cell, None)
                     continue
                 self.results.setdefault(cell, []).append(result)
+        self.done[workload, consumers] = {
+            "workload": workload, "consumers": consumers,
+            "date": datetime.date.today().isoformat()}
         self.progress.clear()
 
     def row(self, workload, consumers, peer):
@@ -317,11 +339,11 @@ class Comparison:
         return row
 
     def as_json(self, head):
-        rows = [row for workload in self.options.workloads
-                for consumers in self.options.consumers for peer in self.peers
+        rows = [row for workload, consumers in sorted(self.done)
+                for peer in self.peers
                 if (row := self.row(workload, consumers, peer))]
         return {
-            **head, "rows": rows,
+            **head, "comparisons": list(self.done.values()), "rows": rows,
             "peers": {peer.name: {"title": peer.title, "note": peer.module.NOTE,
                                   "versions": peer.versions,
                                   "shares": peer.module.SHARES,
@@ -488,6 +510,9 @@ def parse_arguments():
     add("--settings", type=path,
         help="a former --json: its settings instead of a sweep")
     add("--json", type=path, help="write all that was measured")
+    add("--resume", action="store_true",
+        help="keep what --json has of a run that was ended early, measure the "
+             "rest")
     add("--svg", type=path, help="draw samples/s")
     add("--tiny", action="store_true",
         help="so short that the figures mean nothing, and without PyPI: for "
@@ -504,6 +529,8 @@ def parse_arguments():
     for name in options.workloads:
         if name not in WORKLOADS:
             parser.error(f"--workloads: no {name}")
+    if options.resume and not (options.json and options.json.exists()):
+        parser.error("--resume: name a former run's file with --json")
     if options.runs < 1 or min(options.consumers) < 1:
         parser.error("--runs and --consumers: wanted 1 or more")
     if options.photographs is None:
@@ -578,9 +605,17 @@ def main():
             for row in json.loads(options.settings.read_text())["rows"]:
                 comparison.settings[row["workload"], row["consumers"],
                                     row["peer"]] = row["settings"]
+        if options.resume:
+            former = json.loads(options.json.read_text())
+            for key in SAME_TO_RESUME:
+                if former[key] != head[key]:
+                    sys.exit(f"{options.json}: {key} is {former[key]}, here "
+                             f"{head[key]}: not the same comparison")
+            comparison.take_over(former)
         for workload in options.workloads:
             for consumers in options.consumers:
-                comparison.compare(workload, consumers)
+                if (workload, consumers) not in comparison.done:
+                    comparison.compare(workload, consumers)
                 print_table(comparison, workload, consumers)
                 # After each, so that a run that is ended early is not lost.
                 result = comparison.as_json(head)

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "broker/memory_promise.h"
+#include "broker/text.h"
 
 namespace penstock {
 

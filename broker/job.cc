@@ -3,9 +3,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "broker/assemble.h"
+#include "broker/text.h"
 
 namespace penstock {
 namespace {
@@ -37,173 +37,6 @@ bool WorthALine(uint64_t count) {
   return count <= 10 || (count & (count - 1)) == 0;
 }
 
-}  // namespace
-
-std::string BytesText(uint64_t bytes) {
-  constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
-    value /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{} bytes", bytes)
-                   : fmt::format("{:.1f} {}", value, kUnits[unit]);
-}
-
-namespace {
-
-// Where a state says to begin, in positions of this plan.
-StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
-                            const Plan& plan) {
-  if (const std::string differs = DifferingIdentity(state, here);
-      !differs.empty()) {
-    return FailedPreconditionError(
-        "the state is of other data or of another order: {}", differs);
-  }
-  const uint64_t rows_per_epoch = plan.rows_per_epoch();
-  const auto position = [&](uint64_t epoch, uint64_t row) {
-    // An epoch may have become shorter (another batch with last: drop).
-    if (row >= rows_per_epoch) return (epoch + 1) * rows_per_epoch;
-    return epoch * rows_per_epoch + row;
-  };
-  const uint64_t epochs_max = Plan::kTotalRowsMax / rows_per_epoch;
-  if (state.epoch >= epochs_max) {
-    return InvalidArgumentError("state: epoch {}: wanted less than {}",
-                                state.epoch, epochs_max);
-  }
-  PlanStart start;
-  start.position = position(state.epoch, state.row);
-  for (const JobState::Owed& owed : state.owed) {
-    if (owed.epoch >= epochs_max || owed.row > rows_per_epoch ||
-        owed.rows > rows_per_epoch - owed.row) {
-      return InvalidArgumentError(
-          "state: owed rows {} to {} of epoch {}: an epoch has {}", owed.row,
-          owed.row + owed.rows, owed.epoch, rows_per_epoch);
-    }
-    for (uint64_t row = 0; row < owed.rows; row += plan.global_batch()) {
-      start.owed.push_back({position(owed.epoch, owed.row + row),
-                            std::min(plan.global_batch(), owed.rows - row),
-                            owed.redelivered});
-    }
-  }
-  return start;
-}
-
-JobState IdentityOf(const JobOptions& options, uint64_t records) {
-  JobState state;
-  state.dataset = options.spec.name;
-  state.delivery = options.delivery.mode;
-  state.records = records;
-  state.seed = options.spec.seed;
-  if (options.spec.shuffle) {
-    state.shuffle = JobState::Shuffle{options.spec.shuffle->seed,
-                                      options.spec.shuffle->each_epoch};
-  }
-  return state;
-}
-
-}  // namespace
-
-StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
-                                      const Dataset& dataset, uint32_t nodes,
-                                      bool replicate) {
-  DatasetSpec spec = options.spec;
-  if (options.repeat_first) {
-    spec.epochs = 1;
-    spec.steps_per_epoch = 1;
-  }
-  // Its own order, the first consumer's is that of the spec; any odd factor
-  // gives every consumer another seed.
-  if (spec.shuffle) {
-    spec.shuffle->seed += options.consumer * 0x9e3779b97f4a7c15;
-  }
-  const DeliveryOptions& delivery = options.delivery;
-  const bool split = delivery.mode == DeliveryMode::kSplit;
-  const uint32_t world_size = split ? options.world_size : 1;
-  const uint64_t records = dataset.source->record_count();
-  PENSTOCK_ASSIGN_OR_RETURN(Plan plan, Plan::Make(spec, records, world_size));
-  if (options.start) {
-    PENSTOCK_ASSIGN_OR_RETURN(
-        PlanStart start,
-        StartOf(*options.start, IdentityOf(options, records), plan));
-    PENSTOCK_ASSIGN_OR_RETURN(plan, plan.From(std::move(start), world_size));
-  }
-  const ElementSpec& element = dataset.program->element_spec();
-  uint64_t row_bytes = sizeof(int64_t);
-  for (const Feature& feature : element) row_bytes += feature.RowBytes();
-  if (plan.global_batch() > UINT32_MAX) {
-    return ResourceExhaustedError("a step of {} rows, at most {} may be",
-                                  plan.global_batch(), UINT32_MAX);
-  }
-  // How many batches are in use at once, at worst.
-  const uint64_t consumers = options.consumers_max;
-  uint32_t lanes = 1;
-  uint64_t leases = 0;
-  uint64_t slots = 0;
-  switch (delivery.mode) {
-    case DeliveryMode::kSplit:
-    case DeliveryMode::kIndependent:
-      lanes = options.consumers_max;
-      leases = spec.prefetch + spec.hold;
-      slots = leases;
-      break;
-    case DeliveryMode::kDynamic:
-      leases = 1 + spec.hold;
-      slots = spec.prefetch + consumers * leases;
-      break;
-    case DeliveryMode::kBroadcast:
-      leases = delivery.window + spec.hold;
-      // Consumers that may not be skipped are all within one window.
-      slots = delivery.lag == Lag::kSkip
-                  ? consumers * leases
-                  : delivery.window + consumers * spec.hold;
-      break;
-  }
-  if (leases > kLeasesMax) {
-    return ResourceExhaustedError(
-        "{} + hold {} is more than the {} batches a rank may have",
-        delivery.mode == DeliveryMode::kBroadcast
-            ? fmt::format("window {}", delivery.window)
-            : fmt::format("prefetch {}", spec.prefetch),
-        spec.hold, kLeasesMax);
-  }
-  uint64_t rows_max = 0;
-  for (const uint32_t rank : {0u, world_size - 1}) {
-    rows_max = std::max(rows_max, plan.max_share_rows(rank));
-  }
-  if (split && delivery.on_rank_death == OnRankDeath::kShrink) {
-    PENSTOCK_ASSIGN_OR_RETURN(const Plan half,
-                              plan.From(plan.start(), (world_size + 1) / 2));
-    rows_max = half.max_share_rows(0);
-  }
-  // A lane of a rank is on one node; the one lane of all is on all nodes.
-  const bool lanes_are_ranks =
-      split || delivery.mode == DeliveryMode::kIndependent;
-  const bool copied =
-      replicate && nodes > 1 && delivery.mode == DeliveryMode::kBroadcast;
-  const uint32_t copies = copied ? nodes : 1;
-  uint64_t bank_slots = 0;
-  if (nodes > 1) {
-    bank_slots =
-        lanes_are_ranks || copied ? slots : (slots + nodes - 1) / nodes;
-  }
-  PENSTOCK_ASSIGN_OR_RETURN(
-      SegmentPlan segment,
-      PlanSegment(
-          element, rows_max, static_cast<uint32_t>(copies * lanes * slots),
-          2 * options.consumers_max, static_cast<uint32_t>(bank_slots)));
-  return Layout{std::move(plan),
-                std::move(segment),
-                lanes,
-                static_cast<uint32_t>(slots),
-                static_cast<uint32_t>(leases),
-                row_bytes,
-                copies};
-}
-
-namespace {
-
 Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
   Delivery::Shape shape;
   shape.options = options.delivery;
@@ -233,18 +66,6 @@ std::vector<Ring*> RingsOf(const Segment& segment) {
     rings.push_back(&segment.ring(seat));
   }
   return rings;
-}
-
-std::string Numbers(const std::vector<uint32_t>& ranks) {
-  constexpr size_t kNamed = 8;
-  std::string text;
-  for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
-  }
-  if (ranks.size() > kNamed) {
-    text += fmt::format(" and {} more", ranks.size() - kNamed);
-  }
-  return text;
 }
 
 }  // namespace
@@ -362,7 +183,7 @@ bool Job::AllCame() const {
 std::string Job::MissingText() const {
   MutexLock lock(&mutex_);
   const std::vector<uint32_t> missing = delivery_.Missing();
-  return missing.empty() ? "a rank" : "rank " + Numbers(missing);
+  return missing.empty() ? "a rank" : "rank " + NumbersText(missing);
 }
 
 bool Job::OwesPredecessor(uint32_t rank) const {
@@ -478,28 +299,6 @@ void Job::NoteMissingLocked() {
   missing_ = missing;
 }
 
-void Job::NoteRanksLocked() {
-  const auto now = std::chrono::steady_clock::now();
-  std::map<uint32_t, Seen> seen;
-  std::vector<RecentUse::Rank> at_work;
-  for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
-    if (!rank.seat) continue;
-    const auto last = seen_.find(rank.rank);
-    const bool same = last != seen_.end() && last->second.taken == rank.taken &&
-                      last->second.held == rank.held;
-    seen[rank.rank] = {rank.taken, rank.held, same ? last->second.since : now};
-    if (!rank.open) continue;
-    at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
-                       rank.wait_ns, rank.waiting, rank.progress});
-  }
-  seen_ = std::move(seen);
-  // Relaxed, both: shown, nothing depends on them.
-  recent_.Look(static_cast<uint64_t>(
-                   std::chrono::nanoseconds(now.time_since_epoch()).count()),
-               counters_.decode_ns.load(std::memory_order_relaxed),
-               counters_.read_wait_ns.load(std::memory_order_relaxed), at_work);
-}
-
 void Job::Look() {
   MutexLock lock(&mutex_);
   NoteRanksLocked();
@@ -519,27 +318,14 @@ void Job::Look() {
       gone.empty() ? ""
                    : fmt::format("rank {} of {} is gone, and nobody took its "
                                  "place",
-                                 Numbers(gone), options_.world_size),
+                                 NumbersText(gone), options_.world_size),
       gone.empty() || absent.empty() ? "" : "; ",
       absent.empty()
           ? ""
           : fmt::format("rank {} of {} did not attach (see why it did not "
                         "start)",
-                        Numbers(absent), options_.world_size),
+                        NumbersText(absent), options_.world_size),
       options_.wait_s));
-}
-
-JobState Job::StateAt(const PlanStart& start) const {
-  JobState state = IdentityOf(options_, layout_.plan.records());
-  const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
-  state.epoch = start.position / rows_per_epoch;
-  state.row = start.position % rows_per_epoch;
-  for (const RowRange& range : start.owed) {
-    state.owed.push_back({range.position / rows_per_epoch,
-                          range.position % rows_per_epoch, range.rows,
-                          range.redelivered});
-  }
-  return state;
 }
 
 JobState Job::State() const {
@@ -735,21 +521,6 @@ void Job::FailLocked(const Status& status) {
       fmt::format("{} {}", static_cast<int>(status.code()), status.message()));
 }
 
-double Job::RecentDecoding() const {
-  MutexLock lock(&mutex_);
-  return recent_.decoding();
-}
-
-double Job::RecentStorage() const {
-  MutexLock lock(&mutex_);
-  return recent_.storage();
-}
-
-Bottleneck Job::FindBottleneck(const PoolUse& pool) const {
-  MutexLock lock(&mutex_);
-  return Bottleneck::Of(recent_, pool);
-}
-
 std::vector<uint32_t> Job::BankNodes() const {
   MutexLock lock(&mutex_);
   return delivery_.bank_nodes();
@@ -775,99 +546,6 @@ bool Job::EndMoving() {
   MutexLock lock(&mutex_);
   moving_ = !banks_to_move_.empty();
   return !moving_;
-}
-
-nlohmann::json Job::StatusJson(bool with_ranks) const {
-  MutexLock lock(&mutex_);
-  const auto seconds = [](const std::atomic<uint64_t>& ns) {
-    return static_cast<double>(ns.load(std::memory_order_relaxed)) * 1e-9;
-  };
-  const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
-  const uint64_t position = delivery_.State().position;
-  const std::vector<uint32_t> missing = delivery_.Missing();
-  const Delivery::SlotCounts slots = delivery_.CountSlots();
-  const DeliveryOptions& delivery = options_.delivery;
-  // What was seen before is of no worth while they are moved.
-  const bool moving = moving_ || !banks_to_move_.empty();
-  const auto name = [](const auto& names, auto value) {
-    return names[static_cast<size_t>(value)];
-  };
-  nlohmann::json json = {
-      {"job", key_.name},
-      {"dataset", key_.dataset},
-      {"uid", key_.uid},
-      {"state", !failure_.ok()          ? "failed"
-                : delivery_.Unsettled() ? "waiting for its ranks to reconnect"
-                : !missing.empty()      ? "waiting for rank " + Numbers(missing)
-                                        : "running"},
-      {"delivery", name(kDeliveryModeNames, delivery.mode)},
-      {"on_rank_death", name(kOnRankDeathNames, delivery.on_rank_death)},
-      {"missing", missing},
-      {"slots",
-       {{"free", slots.free},
-        {"filling", slots.filling},
-        {"ready", slots.ready},
-        {"out", slots.out},
-        {"quarantined", slots.quarantined}}},
-      {"world_size", options_.world_size},
-      {"local_world_size", options_.local_world_size},
-      {"epoch", position / rows_per_epoch},
-      {"step", position % rows_per_epoch / layout_.plan.global_batch()},
-      {"steps_per_epoch", layout_.plan.steps_per_epoch()},
-      {"epochs", layout_.plan.epochs().value_or(0)},
-      {"records", layout_.plan.records()},
-      {"rows", counters_.rows.load(std::memory_order_relaxed)},
-      {"rows_skipped", counters_.rows_skipped.load(std::memory_order_relaxed)},
-      {"rows_substituted",
-       counters_.rows_substituted.load(std::memory_order_relaxed)},
-      {"rows_local", counters_.rows_local.load(std::memory_order_relaxed)},
-      {"rows_remote", counters_.rows_remote.load(std::memory_order_relaxed)},
-      {"pages_seen",
-       moving ? 0 : counters_.pages_seen.load(std::memory_order_relaxed)},
-      {"pages_elsewhere",
-       moving ? 0 : counters_.pages_elsewhere.load(std::memory_order_relaxed)},
-      {"io", dataset_->source->io()},
-      {"reads", counters_.reads.load(std::memory_order_relaxed)},
-      {"reads_cached", counters_.reads_cached.load(std::memory_order_relaxed)},
-      {"bytes_read", counters_.bytes_read.load(std::memory_order_relaxed)},
-      {"read_wait_s", seconds(counters_.read_wait_ns)},
-      {"decode_s", seconds(counters_.decode_ns)},
-      {"memory_bytes", layout_.segment.segment_bytes},
-      {"copies", layout_.copies},
-      {"last_error", last_error_}};
-  if (with_ranks) {
-    nlohmann::json ranks = nlohmann::json::array();
-    for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
-      // It has something to do and does not: it takes no batch and gives none
-      // back.
-      double silent_s = 0;
-      if (const auto seen = seen_.find(rank.rank);
-          seen != seen_.end() && rank.ready + rank.held > 0) {
-        silent_s = std::chrono::duration<double>(
-                       std::chrono::steady_clock::now() - seen->second.since)
-                       .count();
-      }
-      const auto node = [](const std::optional<uint32_t>& number) {
-        return number ? nlohmann::json(*number) : nlohmann::json();
-      };
-      ranks.push_back(
-          {{"silent_s", silent_s},
-           {"node", node(rank.node)},
-           {"node_from", rank.node_from},
-           {"memory_node", node(rank.memory_node)},
-           {"rank", key_.consumer.value_or(rank.rank)},
-           {"seat", rank.seat ? static_cast<int64_t>(*rank.seat) : int64_t{-1}},
-           {"state", rank.state},
-           {"ready", rank.ready},
-           {"held", rank.held},
-           {"taken", rank.taken},
-           {"skipped", rank.skipped},
-           {"waits", rank.waits},
-           {"wait_s", static_cast<double>(rank.wait_ns) * 1e-9}});
-    }
-    json["ranks"] = std::move(ranks);
-  }
-  return json;
 }
 
 }  // namespace penstock

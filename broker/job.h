@@ -291,8 +291,5 @@ class Job {
   Counters counters_;
 };
 
-// "3.2 GiB"
-std::string BytesText(uint64_t bytes);
-
 }  // namespace penstock
 #endif  // BROKER_JOB_H_

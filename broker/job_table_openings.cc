@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "broker/job_table.h"
+#include "broker/text.h"
 
 namespace penstock {
 namespace {

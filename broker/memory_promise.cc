@@ -17,7 +17,7 @@
 #include <optional>
 #include <sstream>
 
-#include "broker/job.h"
+#include "broker/text.h"
 #include "common/message.h"
 
 namespace penstock {

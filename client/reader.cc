@@ -1,9 +1,6 @@
 #include "client/reader.h"
 
 #include <poll.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -11,9 +8,7 @@
 #include <cstdlib>
 
 #include "client/fork.h"
-#include "client/own_broker.h"
-#include "client/private_memory.h"
-#include "common/kill_point.h"
+#include "client/reader_session.h"
 #include "common/ring.h"
 #include "common/wake.h"
 
@@ -22,20 +17,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Deadline DeadlineAfter(double timeout_s) {
-  if (timeout_s < 0) return std::nullopt;
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(
-             std::chrono::duration<double>(std::min(timeout_s, 1e9)));
-}
-
 // Waits this long at most for what a live broker sends at once.
 constexpr std::chrono::seconds kEventTimeout{10};
-constexpr std::chrono::seconds kNoSocketTimeout{2};
 // Looks at the ring between two at the clock, a microsecond at most together.
 constexpr uint32_t kLooksPerClock = 32;
-constexpr std::chrono::milliseconds kRetryDelayMin{10};
-constexpr std::chrono::milliseconds kRetryDelayMax{1000};
 
 timespec TimespecOf(std::chrono::nanoseconds time) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
@@ -43,302 +28,7 @@ timespec TimespecOf(std::chrono::nanoseconds time) {
           static_cast<long>((time - seconds).count())};
 }
 
-Status AddToEpoll(int epoll, int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
-  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
-    return ErrnoError(errno, "epoll_ctl");
-  }
-  return OkStatus();
-}
-
 }  // namespace
-
-struct Reader::Session {
-  Fd control;
-  Fd wake;
-  OwnedCursor cursor;
-  Fd segment;
-  std::unique_ptr<SegmentView> view;
-  std::optional<ForkGuard> guards[2];  // of cursor and view
-  const Ring* ring = nullptr;
-  bool broker_died = false;
-  // Batches. Only the consuming thread adds to it, and nothing more once it has
-  // superseded the session.
-  std::atomic<uint64_t> taken{0};
-  // Guarded by sessions_mutex_:
-  std::unique_ptr<CopyOnWrite> writable;  // once somebody asked for it
-  uint64_t given_back = 0;
-  bool superseded = false;
-  bool Unused() const {  // superseded, and nothing of it is held
-    // Relaxed: who sees superseded, through the mutex, sees the last of them.
-    return superseded && given_back == taken.load(std::memory_order_relaxed);
-  }
-  std::array<Batch, kLeasesMax> batches;
-};
-
-const int64_t* Reader::ids(const Batch& batch) {
-  return batch.session->view->ids(batch.cell);
-}
-const std::byte* Reader::data(const Batch& batch, uint32_t feature) {
-  return batch.session->view->feature(batch.cell, feature);
-}
-
-StatusOr<std::unique_ptr<Reader>> Reader::Attach(const AttachOptions& options) {
-  const Deadline deadline =
-      DeadlineAfter(options.timeout_s > 0 ? options.timeout_s : -1);
-  PENSTOCK_ASSIGN_OR_RETURN(AttachRequest request,
-                            MakeAttachRequest(options, ProcessEnvironment()));
-  std::unique_ptr<Reader> reader(new Reader());
-  reader->repeat_first_ = request.repeat_first;
-  reader->timeout_s_ = options.timeout_s;
-  if (options.reconnect_s >= 0) reader->reconnect_s_ = options.reconnect_s;
-  reader->fork_generation_ = ForkGeneration();
-  reader->interrupt_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  reader->retry_ =
-      Fd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  reader->poll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
-  if (!reader->interrupt_ || !reader->retry_ || !reader->poll_) {
-    return ErrnoError(errno, "eventfd, timerfd or epoll");
-  }
-  PENSTOCK_RETURN_IF_ERROR(
-      AddToEpoll(reader->poll_.get(), reader->retry_.get()));
-  reader->socket_ = SocketPath(options.socket);
-  if (options.autostart) {
-    const auto ranks = request.job.at("world_size").get<int64_t>();
-    if (ranks > 1) {
-      return InvalidArgumentError(
-          "autostart: a broker of this process's own is for one rank, and "
-          "there are {}: start the ranks with `penstock run`, or the service "
-          "(systemctl start penstockd.socket)",
-          ranks);
-    }
-    PENSTOCK_ASSIGN_OR_RETURN(reader->socket_,
-                              SocketOfAnyBroker(reader->socket_));
-  }
-  reader->request_ = std::move(request.job);
-  reader->dynamic_ = options.delivery == "dynamic";
-  reader->cancelled_ = options.cancelled;
-  nlohmann::json first = reader->request_;
-  first.update(request.start);
-  PENSTOCK_RETURN_IF_ERROR(reader->Open(std::move(first), deadline));
-  return reader;
-}
-
-Status Reader::Open(nlohmann::json request, Deadline deadline) {
-  // Each time: it may have been bound since.
-  DescribePlacement(&request);
-  auto session = std::make_unique<Session>();
-  PENSTOCK_ASSIGN_OR_RETURN(session->cursor, CreateCursor());
-  std::vector<int> fds = {session->cursor.fd.get()};
-  // What was taken of the former life is in its page.
-  const bool reconnects = request.contains("incarnation");
-  if (reconnects) fds.push_back(session_->cursor.fd.get());
-  PENSTOCK_ASSIGN_OR_RETURN(session->control,
-                            ConnectControl(socket_, deadline));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      Message answer,
-      Request(session->control.get(), std::move(request), fds, deadline,
-              [this](const nlohmann::json&) { return !Cancelled(); }));
-  KillPoint("attach.answered");
-  PENSTOCK_RETURN_IF_ERROR(ReadAnswer(std::move(answer), session.get()));
-  if (!reconnects) joined_at_ = position_;
-  // Relaxed: read by the broker after this process is dead, or never.
-  session->cursor.page().position.store(position_, std::memory_order_relaxed);
-  session->cursor.page().answered.store(1, std::memory_order_relaxed);
-  PENSTOCK_RETURN_IF_ERROR(AddToEpoll(poll_.get(), session->wake.get()));
-  for (Batch& batch : session->batches) {
-    batch.reader = this;
-    batch.session = session.get();
-  }
-  Supersede();
-  const std::lock_guard lock(sessions_mutex_);
-  session_ = session.get();
-  sessions_.push_back(std::move(session));
-  return OkStatus();
-}
-
-Status Reader::ReadAnswer(Message answer, Session* session) {
-  if (answer.fds.size() != 2) {
-    return InternalError("the broker's answer has {} descriptors, wanted 2",
-                         answer.fds.size());
-  }
-  // The broker is trusted more than a rank is, but a wrong build of it must end
-  // in a message, not in a crash of the trainer.
-  uint32_t seat = 0;
-  bool handed_over = false;
-  bool replaces = false;
-  try {
-    const nlohmann::json& json = answer.json;
-    PENSTOCK_ASSIGN_OR_RETURN(element_spec_,
-                              ElementSpecFromJson(json.at("element_spec")));
-    job_ = json.at("job").get<std::string>();
-    dataset_ = json.at("dataset").get<std::string>();
-    rank_ = plan_rank_ = json.at("rank").get<int64_t>();
-    world_size_ = request_.at("world_size").get<int64_t>();
-    phase_ = json.at("phase").get<uint32_t>();
-    if (phase_ > 0) {  // ranks died, and the others go on without them
-      plan_rank_ = json.at("plan_rank").get<int64_t>();
-      world_size_ = json.at("plan_ranks").get<int64_t>();
-    }
-    seat = json.at("seat").get<uint32_t>();
-    hold_ = json.at("hold").get<uint32_t>();
-    records_ = json.at("records").get<uint64_t>();
-    steps_per_epoch_ = json.at("steps_per_epoch").get<uint64_t>();
-    rows_per_epoch_ =
-        std::max<uint64_t>(json.at("rows_per_epoch").get<uint64_t>(), 1);
-    epochs_ = json.at("epochs").get<uint64_t>();
-    incarnation_ = json.at("incarnation").get<uint64_t>();
-    token_ = json.at("token").get<uint64_t>();
-    position_ = json.at("position").get<uint64_t>();
-    handed_over = json.at("handed_over").get<uint64_t>() > 0;
-    replaces = json.at("replaces").get<bool>();
-    spin_ = std::chrono::nanoseconds(json.at("spin_ns").get<int64_t>());
-    PENSTOCK_ASSIGN_OR_RETURN(start_, JobStateFromJson(json.at("state")));
-    nlohmann::json left = json.at("state");
-    left["owed"] = json.at("owed");
-    PENSTOCK_ASSIGN_OR_RETURN(const JobState state, JobStateFromJson(left));
-    owed_ = state.owed;
-  } catch (const nlohmann::json::exception& error) {
-    return InternalError("the broker's answer is not of this protocol: {}",
-                         error.what());
-  }
-  events_.clear();
-  epoch_ = position_ / rows_per_epoch_;
-  // All ranks of a dynamic job count the same epochs, whoever gets the batches.
-  if (position_ == start_.epoch * rows_per_epoch_ + start_.row ||
-      (dynamic_ && !replaces)) {
-    epoch_ = start_.epoch;
-    // What is owed comes first: its epoch is not over.
-    for (const JobState::Owed& each : owed_) {
-      epoch_ = std::min(epoch_, each.epoch);
-    }
-  }
-  // The first batch of a predecessor may be of the epoch before.
-  epoch_known_ = !handed_over;
-  PENSTOCK_ASSIGN_OR_RETURN(
-      session->view,
-      SegmentView::Open(answer.fds[0].get(),
-                        static_cast<uint32_t>(element_spec_.size())));
-  if (seat >= session->view->seats()) {
-    return InternalError("the broker gave seat {} of {}", seat,
-                         session->view->seats());
-  }
-  session->ring = &session->view->ring(seat);
-  session->guards[0].emplace(session->cursor.mapping.data(),
-                             session->cursor.mapping.bytes());
-  session->guards[1].emplace(session->view->memory().data(),
-                             session->view->memory().size());
-  session->segment = std::move(answer.fds[0]);
-  session->wake = std::move(answer.fds[1]);
-  return OkStatus();
-}
-
-void Reader::Supersede() {
-  if (session_ == nullptr) return;
-  epoll_ctl(poll_.get(), EPOLL_CTL_DEL, session_->wake.get(), nullptr);
-  const std::lock_guard lock(sessions_mutex_);
-  session_->superseded = true;
-  if (session_->Unused()) Retire(session_);
-  session_ = nullptr;
-}
-
-// To the broker that counts the memory of a former life. sessions_mutex_ is
-// held.
-void Reader::SayUnmapped() {
-  const bool maps_former = std::any_of(
-      sessions_.begin(), sessions_.end(), [this](const auto& session) {
-        return session.get() != session_ && session->broker_died;
-      });
-  if (maps_former) return;
-  (void)SendMessage(session_->control.get(),
-                    {{"penstock", kProtocolVersion}, {"op", "unmapped"}});
-}
-
-// sessions_mutex_ is held.
-void Reader::Retire(Session* session) {
-  const Fd control = std::move(session->control);
-  const bool of_former_life = session->broker_died && session != session_;
-  sessions_.remove_if(
-      [session](const auto& each) { return each.get() == session; });
-  // Everything of it is unmapped now.
-  if (of_former_life) SayUnmapped();
-  if (control) {
-    (void)SendMessage(control.get(),
-                      {{"penstock", kProtocolVersion}, {"op", "detach"}});
-  }
-}
-
-Reader::~Reader() { Leave(); }
-
-// Says so to the brokers that it has not said it to.
-void Reader::Leave() {
-  const bool ours = ForkGeneration() == fork_generation_;
-  for (const auto& session : sessions_) {
-    const Fd control = std::move(session->control);
-    if (!control || !ours) continue;
-    (void)SendMessage(control.get(),
-                      {{"penstock", kProtocolVersion}, {"op", "detach"}});
-    // Shut down and not only closed: a child that was forked meanwhile holds
-    // the same socket.
-    shutdown(control.get(), SHUT_RDWR);
-  }
-}
-
-void Reader::Detach(std::unique_ptr<Reader> reader) {
-  if (ForkGeneration() != reader->fork_generation_) {
-    // A child may still let go of batches that its parent held.
-    if (reader->held() > 0) (void)reader.release();
-    return;
-  }
-  Reader& mine = *reader;
-  const std::lock_guard lock(mine.sessions_mutex_);
-  bool all_let_go = true;
-  for (const auto& session : mine.sessions_) {
-    all_let_go &= mine.Disown(session.get());
-  }
-  // Without memory for copies the batches that are held stay the broker's, and
-  // the rank attached, until they are released.
-  if (all_let_go) mine.Leave();
-  // The last Release destroys it.
-  if (mine.left_behind_ > 0) (void)reader.release();
-}
-
-// Of the session's memory the batches that are held are left, as copies. False:
-// there was no memory for them. sessions_mutex_ is held.
-bool Reader::Disown(Session* session) {
-  std::vector<const Batch*> held;
-  for (const Batch& batch : session->batches) {
-    // Of pending_ nobody knows.
-    if (batch.held.load() && &batch != pending_) held.push_back(&batch);
-  }
-  std::sort(held.begin(), held.end(), [](const Batch* a, const Batch* b) {
-    return a->cell.slot_offset < b->cell.slot_offset;
-  });
-  std::vector<KeptSlot> kept;
-  for (const Batch* batch : held) {
-    const Cell& cell = batch->cell;
-    KeptSlot& slot = kept.emplace_back();
-    slot.slot = {cell.slot_offset, session->view->slot_bytes()};
-    const auto use = [&](const void* data, uint64_t bytes) {
-      slot.used.push_back(
-          {static_cast<uint64_t>(static_cast<const std::byte*>(data) -
-                                 session->view->memory().data()),
-           bytes});
-    };
-    use(session->view->ids(cell), cell.rows * sizeof(int64_t));
-    for (size_t i = 0; i < element_spec_.size(); ++i) {
-      use(session->view->feature(cell, i),
-          cell.rows * element_spec_[i].RowBytes());
-    }
-  }
-  left_behind_ += static_cast<uint32_t>(held.size());
-  if (!LetGo(session->view->memory(), kept, false).ok()) return false;
-  const CopyOnWrite* const writable = session->writable.get();
-  return writable == nullptr ||
-         LetGo({writable->data(), writable->bytes()}, kept, true).ok();
-}
 
 Status Reader::CheckProcess() const {
   if (ForkGeneration() == fork_generation_) return OkStatus();
@@ -629,139 +319,15 @@ StatusOr<bool> Reader::Sleep(Deadline deadline) {
   return true;
 }
 
-nlohmann::json Reader::ReconnectRequest() const {
-  nlohmann::json request = request_;
-  request["rank"] = rank_;
-  request["incarnation"] = incarnation_;
-  request["token"] = token_;
-  request["position"] = position_;
-  request["phase"] = phase_;
-  request["taken"] = stats_.batches;
-  if (request.contains("full_epoch")) request["epochs_from"] = joined_at_;
-  request["owed"] = nlohmann::json::array();
-  for (const JobState::Owed& each : owed_) {
-    request["owed"].push_back(each.epoch * rows_per_epoch_ + each.row);
-  }
-  request["state"] = JobStateToJson(start_);
-  return request;
-}
-
-StatusOr<bool> Reader::Reconnect(Deadline deadline) {
-  const Clock::time_point give_up =
-      *lost_ + std::chrono::duration_cast<Clock::duration>(
-                   std::chrono::duration<double>(reconnect_s_));
-  const auto gone = [&](const std::string& last) {
-    return UnavailableError(
-        "the broker is gone: its process died or was killed while job '{}' ran "
-        "(see its log, or journalctl -u penstockd){}{}",
-        job_,
-        reconnect_s_ > 0 ? fmt::format("; it did not come back within {} s, "
-                                       "reconnect_s: ",
-                                       reconnect_s_)
-                         : "",
-        last);
-  };
-  if (reconnect_s_ <= 0) return gone("");
-  {
-    const std::lock_guard lock(sessions_mutex_);
-    for (const auto& session : sessions_) {
-      if (session.get() != session_ && session->broker_died) {
-        return ResourceExhaustedError(
-            "the broker died twice and rank {} still holds batches of the "
-            "first time: release them",
-            rank_);
-      }
-    }
-  }
-  for (;;) {
-    if (retry_delay_.count() > 0) {
-      itimerspec timer{};
-      timer.it_value = TimespecOf(retry_delay_);
-      timerfd_settime(retry_.get(), 0, &timer, nullptr);
-      PENSTOCK_ASSIGN_OR_RETURN(const bool rung, Sleep(deadline));
-      if (!rung) return false;
-      uint64_t count;
-      (void)!read(retry_.get(), &count, sizeof(count));
-    }
-    const uint64_t epoch = epoch_;
-    const bool in_epoch = in_epoch_;
-    KillPoint("reconnect.begun");
-    const Status status = Open(ReconnectRequest(), give_up);
-    KillPoint("reconnect.done");
-    if (status.ok()) {
-      lost_.reset();
-      {
-        const std::lock_guard lock(sessions_mutex_);
-        SayUnmapped();
-      }
-      ++stats_.reconnects;
-      // It goes on in the middle of what it knows.
-      epoch_ = epoch;
-      epoch_known_ = true;
-      in_epoch_ = in_epoch;
-      return true;
-    }
-    switch (status.code()) {
-      case StatusCode::kUnavailable:
-      case StatusCode::kNotFound:
-      case StatusCode::kDeadlineExceeded:
-      case StatusCode::kAlreadyExists:
-        break;
-      default:
-        return status;
-    }
-    // Without its socket there is no broker to come back: systemd and penstock
-    // run keep it while they restart one.
-    const bool no_socket = status.code() == StatusCode::kNotFound &&
-                           Clock::now() - *lost_ > kNoSocketTimeout;
-    if (no_socket || Clock::now() >= give_up) return gone(status.message());
-    retry_delay_ = std::clamp(2 * retry_delay_, kRetryDelayMin, kRetryDelayMax);
-  }
-}
-
-void Reader::Release(Batch* batch) {
-  Reader* reader = batch->reader;
-  if (ForkGeneration() != reader->fork_generation_) return;
-  std::unique_ptr<Reader> finished;  // destroyed when the mutex is free
-  const std::lock_guard lock(reader->sessions_mutex_);
-  if (!batch->held.exchange(false)) return;  // given back before
-  reader->given_back_.fetch_add(1, std::memory_order_release);
-  if (reader->left_behind_ > 0) {
-    if (--reader->left_behind_ == 0) finished.reset(reader);
-    return;
-  }
-  Session* session = batch->session;
-  if (std::exchange(batch->writable, false)) {
-    session->writable->Discard(batch->cell.slot_offset,
-                               session->view->slot_bytes());
-  }
-  if (reader->repeat_first_) return;
-  if (penstock::Release(*session->ring, session->cursor.page(),
-                        batch->cell.lease, batch->cell.generation)) {
-    SendWake(session->wake.get());
-  }
-  ++session->given_back;
-  if (session->Unused()) reader->Retire(session);
-}
-
-StatusOr<std::byte*> Reader::WritableData(Batch* batch, uint32_t feature) {
-  Reader* reader = batch->reader;
-  PENSTOCK_RETURN_IF_ERROR(reader->CheckProcess());
-  const std::lock_guard lock(reader->sessions_mutex_);
-  Session* session = batch->session;
-  if (reader->left_behind_ > 0 && !batch->writable) {
-    return FailedPreconditionError(
-        "the reader is closed: ask for data to write before");
-  }
-  if (session->writable == nullptr) {
-    PENSTOCK_ASSIGN_OR_RETURN(session->writable,
-                              CopyOnWrite::Map(session->segment.get(),
-                                               session->view->memory().size()));
-  }
-  batch->writable = true;
-  return session->writable->data() +
-         (session->view->feature(batch->cell, feature) -
-          session->view->memory().data());
+StatusOr<bool> Reader::SleepToRetry(Deadline deadline) {
+  if (retry_delay_.count() == 0) return true;
+  itimerspec timer{};
+  timer.it_value = TimespecOf(retry_delay_);
+  timerfd_settime(retry_.get(), 0, &timer, nullptr);
+  PENSTOCK_ASSIGN_OR_RETURN(const bool rung, Sleep(deadline));
+  uint64_t count;
+  if (rung) (void)!read(retry_.get(), &count, sizeof(count));
+  return rung;
 }
 
 void Reader::Interrupt() {

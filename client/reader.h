@@ -136,6 +136,7 @@ class Reader {
   Status ClosedStatus() const;  // ok: finished
   // Sleeps until something may be ready. False: the deadline passed.
   StatusOr<bool> Sleep(Deadline deadline);
+  StatusOr<bool> SleepToRetry(Deadline deadline);  // for retry_delay_
   // Waits and tries until a broker takes this rank again. Unavailable: it did
   // not within reconnect_s. False: the deadline passed before.
   StatusOr<bool> Reconnect(Deadline deadline);

@@ -167,5 +167,29 @@ TEST_F(PrivateMemoryTest, AForkedChildReadsZeros) {
   EXPECT_EQ(RunToTheEnd(*reader).taken.size(), 7u);
 }
 
+// As the interpreter of a forked child does, in whatever order it ends.
+TEST_F(PrivateMemoryTest, AForkedChildMayCloseTheReaderBeforeItsBatches) {
+  auto reader = Attach();
+  std::optional<Batch> first = Next(reader.get());
+  std::optional<Batch> second = Next(reader.get());
+  const pid_t child = fork();
+  if (child == 0) {
+    const int64_t* const values = Values(*first);
+    first.reset();
+    reader.reset();
+    const int64_t sum = std::accumulate(values, values + kRows, int64_t{0});
+    second.reset();
+    _exit(sum == 0 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(AreOf(Values(*first), 0));
+  EXPECT_TRUE(AreOf(Values(*second), 1));
+  first.reset();
+  second.reset();
+  EXPECT_EQ(RunToTheEnd(*reader).taken.size(), 6u);
+}
+
 }  // namespace
 }  // namespace penstock

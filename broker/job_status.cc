@@ -1,0 +1,139 @@
+// What a job is seen to do: `penstock status`, and who everybody waits for.
+#include <nlohmann/json.hpp>
+
+#include "broker/job.h"
+#include "broker/text.h"
+
+namespace penstock {
+
+void Job::NoteRanksLocked() {
+  const auto now = std::chrono::steady_clock::now();
+  std::map<uint32_t, Seen> seen;
+  std::vector<RecentUse::Rank> at_work;
+  for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
+    if (!rank.seat) continue;
+    const auto last = seen_.find(rank.rank);
+    const bool same = last != seen_.end() && last->second.taken == rank.taken &&
+                      last->second.held == rank.held;
+    seen[rank.rank] = {rank.taken, rank.held, same ? last->second.since : now};
+    if (!rank.open) continue;
+    at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
+                       rank.wait_ns, rank.waiting, rank.progress});
+  }
+  seen_ = std::move(seen);
+  // Relaxed, both: shown, nothing depends on them.
+  recent_.Look(static_cast<uint64_t>(
+                   std::chrono::nanoseconds(now.time_since_epoch()).count()),
+               counters_.decode_ns.load(std::memory_order_relaxed),
+               counters_.read_wait_ns.load(std::memory_order_relaxed), at_work);
+}
+
+double Job::RecentDecoding() const {
+  MutexLock lock(&mutex_);
+  return recent_.decoding();
+}
+
+double Job::RecentStorage() const {
+  MutexLock lock(&mutex_);
+  return recent_.storage();
+}
+
+Bottleneck Job::FindBottleneck(const PoolUse& pool) const {
+  MutexLock lock(&mutex_);
+  return Bottleneck::Of(recent_, pool);
+}
+
+nlohmann::json Job::StatusJson(bool with_ranks) const {
+  MutexLock lock(&mutex_);
+  const auto seconds = [](const std::atomic<uint64_t>& ns) {
+    return static_cast<double>(ns.load(std::memory_order_relaxed)) * 1e-9;
+  };
+  const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
+  const uint64_t position = delivery_.State().position;
+  const std::vector<uint32_t> missing = delivery_.Missing();
+  const Delivery::SlotCounts slots = delivery_.CountSlots();
+  const DeliveryOptions& delivery = options_.delivery;
+  // What was seen before is of no worth while they are moved.
+  const bool moving = moving_ || !banks_to_move_.empty();
+  const auto name = [](const auto& names, auto value) {
+    return names[static_cast<size_t>(value)];
+  };
+  nlohmann::json json = {
+      {"job", key_.name},
+      {"dataset", key_.dataset},
+      {"uid", key_.uid},
+      {"state", !failure_.ok()          ? "failed"
+                : delivery_.Unsettled() ? "waiting for its ranks to reconnect"
+                : !missing.empty() ? "waiting for rank " + NumbersText(missing)
+                                   : "running"},
+      {"delivery", name(kDeliveryModeNames, delivery.mode)},
+      {"on_rank_death", name(kOnRankDeathNames, delivery.on_rank_death)},
+      {"missing", missing},
+      {"slots",
+       {{"free", slots.free},
+        {"filling", slots.filling},
+        {"ready", slots.ready},
+        {"out", slots.out},
+        {"quarantined", slots.quarantined}}},
+      {"world_size", options_.world_size},
+      {"local_world_size", options_.local_world_size},
+      {"epoch", position / rows_per_epoch},
+      {"step", position % rows_per_epoch / layout_.plan.global_batch()},
+      {"steps_per_epoch", layout_.plan.steps_per_epoch()},
+      {"epochs", layout_.plan.epochs().value_or(0)},
+      {"records", layout_.plan.records()},
+      {"rows", counters_.rows.load(std::memory_order_relaxed)},
+      {"rows_skipped", counters_.rows_skipped.load(std::memory_order_relaxed)},
+      {"rows_substituted",
+       counters_.rows_substituted.load(std::memory_order_relaxed)},
+      {"rows_local", counters_.rows_local.load(std::memory_order_relaxed)},
+      {"rows_remote", counters_.rows_remote.load(std::memory_order_relaxed)},
+      {"pages_seen",
+       moving ? 0 : counters_.pages_seen.load(std::memory_order_relaxed)},
+      {"pages_elsewhere",
+       moving ? 0 : counters_.pages_elsewhere.load(std::memory_order_relaxed)},
+      {"io", dataset_->source->io()},
+      {"reads", counters_.reads.load(std::memory_order_relaxed)},
+      {"reads_cached", counters_.reads_cached.load(std::memory_order_relaxed)},
+      {"bytes_read", counters_.bytes_read.load(std::memory_order_relaxed)},
+      {"read_wait_s", seconds(counters_.read_wait_ns)},
+      {"decode_s", seconds(counters_.decode_ns)},
+      {"memory_bytes", layout_.segment.segment_bytes},
+      {"copies", layout_.copies},
+      {"last_error", last_error_}};
+  if (with_ranks) {
+    nlohmann::json ranks = nlohmann::json::array();
+    for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
+      // It has something to do and does not: it takes no batch and gives none
+      // back.
+      double silent_s = 0;
+      if (const auto seen = seen_.find(rank.rank);
+          seen != seen_.end() && rank.ready + rank.held > 0) {
+        silent_s = std::chrono::duration<double>(
+                       std::chrono::steady_clock::now() - seen->second.since)
+                       .count();
+      }
+      const auto node = [](const std::optional<uint32_t>& number) {
+        return number ? nlohmann::json(*number) : nlohmann::json();
+      };
+      ranks.push_back(
+          {{"silent_s", silent_s},
+           {"node", node(rank.node)},
+           {"node_from", rank.node_from},
+           {"memory_node", node(rank.memory_node)},
+           {"rank", key_.consumer.value_or(rank.rank)},
+           {"seat", rank.seat ? static_cast<int64_t>(*rank.seat) : int64_t{-1}},
+           {"state", rank.state},
+           {"ready", rank.ready},
+           {"held", rank.held},
+           {"taken", rank.taken},
+           {"skipped", rank.skipped},
+           {"waits", rank.waits},
+           {"wait_s", static_cast<double>(rank.wait_ns) * 1e-9}});
+    }
+    json["ranks"] = std::move(ranks);
+  }
+  return json;
+}
+
+}  // namespace penstock

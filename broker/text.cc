@@ -1,0 +1,34 @@
+#include "broker/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace penstock {
+
+std::string BytesText(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} bytes", bytes)
+                   : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string NumbersText(const std::vector<uint32_t>& numbers) {
+  constexpr size_t kNamed = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(numbers.size(), kNamed); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", numbers[i]);
+  }
+  if (numbers.size() > kNamed) {
+    text += fmt::format(" and {} more", numbers.size() - kNamed);
+  }
+  return text;
+}
+
+}  // namespace penstock

@@ -1,0 +1,50 @@
+// What a reader has of one attach: connection, ring, leases.
+#ifndef CLIENT_READER_SESSION_H_
+#define CLIENT_READER_SESSION_H_
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include "client/fork.h"
+#include "client/private_memory.h"
+#include "client/reader.h"
+#include "common/ring.h"
+
+namespace penstock {
+
+struct Reader::Session {
+  Fd control;
+  Fd wake;
+  OwnedCursor cursor;
+  Fd segment;
+  std::unique_ptr<SegmentView> view;
+  std::optional<ForkGuard> guards[2];  // of cursor and view
+  const Ring* ring = nullptr;
+  bool broker_died = false;
+  // Batches. Only the consuming thread adds to it, and nothing more once it has
+  // superseded the session.
+  std::atomic<uint64_t> taken{0};
+  // Guarded by sessions_mutex_:
+  std::unique_ptr<CopyOnWrite> writable;  // once somebody asked for it
+  uint64_t given_back = 0;
+  bool superseded = false;
+  bool Unused() const {  // superseded, and nothing of it is held
+    // Relaxed: who sees superseded, through the mutex, sees the last of them.
+    return superseded && given_back == taken.load(std::memory_order_relaxed);
+  }
+  std::array<Batch, kLeasesMax> batches;
+};
+
+inline Deadline DeadlineAfter(double timeout_s) {
+  if (timeout_s < 0) return std::nullopt;
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+             std::chrono::duration<double>(std::min(timeout_s, 1e9)));
+}
+
+}  // namespace penstock
+#endif  // CLIENT_READER_SESSION_H_
