@@ -218,20 +218,38 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   joined.place = PlaceOf(phase, consumer.rank);
   joined.ranks = static_cast<uint32_t>(phase.ranks.size());
   joined.owed = OwedLeft(consumer, joined.phase);
-  uint32_t first_phase = lanes_[consumer.lane].phase + 1;
-  for (const Entry& entry : consumer.backlog) {
-    if (slots_[entry.slot].ranks_changed) {
-      first_phase = std::min(first_phase, slots_[entry.slot].phase);
-    }
-  }
-  consumer.told_phase = first_phase - 1;
-  for (uint32_t i = first_phase; i < phases_.size(); ++i) {
+  consumer.told_phase = joined.phase;
+  MarkPhases(consumer);
+  for (uint32_t i = joined.phase + 1; i < phases_.size(); ++i) {
     ranks_changed_.push_back({joined.seat, i,
                               PlaceOf(phases_[i], consumer.rank),
                               static_cast<uint32_t>(phases_[i].ranks.size()),
                               phases_[i].plan.start()});
   }
   return joined;
+}
+
+// As they were marked it was for its predecessor.
+void Delivery::MarkPhases(const Consumer& consumer) {
+  if (!split()) return;
+  Lane& lane = lanes_[consumer.lane];
+  uint32_t phase = consumer.told_phase;
+  const auto mark = [&phase](Slot& slot) {
+    slot.ranks_changed = slot.phase > phase;
+    phase = std::max(phase, slot.phase);
+  };
+  for (const Entry& entry : consumer.backlog) mark(slots_[entry.slot]);
+  for (uint64_t step = lane.out; step < lane.opened; ++step) {
+    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
+      Slot& slot = slots_[lane.first_slot + i];
+      const bool in_lane =
+          slot.state == SlotState::kFilling || slot.state == SlotState::kReady;
+      if (in_lane && !slot.share.abandoned && slot.share.step == step) {
+        mark(slot);
+      }
+    }
+  }
+  lane.phase_begins = lane.phase > phase;
 }
 
 // ---- making

@@ -436,6 +436,9 @@ class Delivery {
   // Where one is that has heard of phase. Behind what is owed; true: some of
   // that may be left.
   bool PlaceLane(Lane* lane, uint64_t position, uint32_t phase);
+  // One that attaches knows the ranks of the phase it begins in: the first batch
+  // of each later one, and no other, says that they are others.
+  void MarkPhases(const Consumer& consumer);
   void RecordOpened(const Plan::Share& rows);
   void MakeAgain(Lane* lane, uint64_t step, bool redelivered);
   // Where one that reconnects says it is.

@@ -306,8 +306,7 @@ StatusOr<bool> Reader::Sleep(Deadline deadline) {
   if (!lost_ && entries[0].revents != 0 && !DrainWakes(session_->wake.get())) {
     // The broker is gone, or has taken this rank off. What it published before
     // can still be taken.
-    if (session_->ring->published.load(std::memory_order_acquire) !=
-            session_->cursor.page().taken.load(std::memory_order_relaxed) ||
+    if (AnyUntaken(*session_->ring, session_->cursor.page()) ||
         session_->ring->closed.load(std::memory_order_acquire) !=
             static_cast<uint32_t>(Closed::kOpen)) {
       return true;

@@ -28,7 +28,7 @@
 namespace penstock {
 
 // Bump on any change to size, offset, or meaning of a field below.
-inline constexpr uint32_t kLayoutVersion = 5;
+inline constexpr uint32_t kLayoutVersion = 6;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
@@ -82,10 +82,9 @@ constexpr uint32_t PhaseOfStep(uint64_t id) {
   return static_cast<uint32_t>(id >> kPositionBits);
 }
 
-// One published batch. Written by the broker before the count that names it.
-struct Cell {
+// What a batch is.
+struct BatchCell {
   uint64_t slot_offset;    // of the slot, from the segment's base
-  uint64_t generation;     // the cell's number + 1; to be stored in released
   uint32_t lease;          // < kLeasesMax
   uint32_t flags;          // CellFlags
   uint32_t rows;           // batch dimension, padding included
@@ -98,14 +97,25 @@ struct Cell {
   uint64_t position;
 };
 
-// Counts, not indexes: at 1M batches/s a count wraps after 580,000 years.
+// One published batch, as it is copied. generation: how many the ring had with
+// it, to be stored in released; at 1M batches/s it wraps after 580,000 years.
+struct Cell : BatchCell {
+  uint64_t generation;
+};
+
+// In one line with the number that publishes it, stored last: a rank that looks
+// for the next batch looks at the line that it will read.
+struct alignas(64) RingCell {
+  Atomic<uint64_t> generation;
+  BatchCell batch;
+};
+
 struct Ring {
-  alignas(kWriterSpacing) Atomic<uint64_t> published;
   alignas(kWriterSpacing) Atomic<uint32_t> closed;  // Closed
   // The broker waits for this rank to release: send a wake after releasing.
   Atomic<uint32_t> broker_waiting;
   alignas(kWriterSpacing) char reason[1024];  // before closed; NUL-terminated
-  alignas(kWriterSpacing) Cell cells[kRingCells];
+  alignas(kWriterSpacing) RingCell cells[kRingCells];
 };
 
 struct SegmentHeader {
@@ -177,12 +187,13 @@ struct CursorPage {
 };
 inline constexpr uint64_t kCursorBytes = kPageBytes;
 
-static_assert(sizeof(Cell) == 64);
+static_assert(sizeof(BatchCell) == 56);
+static_assert(sizeof(RingCell) == 64);
 static_assert(std::is_trivially_copyable_v<Cell>);
-static_assert(offsetof(Ring, closed) == kWriterSpacing);
-static_assert(offsetof(Ring, reason) == 2 * kWriterSpacing);
-static_assert(offsetof(Ring, cells) == 2 * kWriterSpacing + 1024);
-static_assert(sizeof(Ring) == 9472);
+static_assert(offsetof(RingCell, batch) == 8);
+static_assert(offsetof(Ring, reason) == kWriterSpacing);
+static_assert(offsetof(Ring, cells) == kWriterSpacing + 1024);
+static_assert(sizeof(Ring) == 9344);
 static_assert(offsetof(SegmentHeader, bank_slots) == 108);
 static_assert(offsetof(SegmentHeader, feature_offset) == 112);
 static_assert(offsetof(SegmentHeader, ready) == 624);
@@ -218,19 +229,18 @@ inline constexpr uint64_t kLayoutHash =
                            kRingCells,
                            kLeasesMax,
                            kFeaturesMax,
-                           sizeof(Cell),
-                           offsetof(Cell, generation),
-                           offsetof(Cell, lease),
-                           offsetof(Cell, flags),
-                           offsetof(Cell, rows),
-                           offsetof(Cell, valid_rows),
-                           offsetof(Cell, epoch),
-                           offsetof(Cell, step_in_epoch),
-                           offsetof(Cell, global_rows),
-                           offsetof(Cell, skipped),
-                           offsetof(Cell, position),
+                           sizeof(RingCell),
+                           offsetof(RingCell, generation),
+                           offsetof(BatchCell, lease),
+                           offsetof(BatchCell, flags),
+                           offsetof(BatchCell, rows),
+                           offsetof(BatchCell, valid_rows),
+                           offsetof(BatchCell, epoch),
+                           offsetof(BatchCell, step_in_epoch),
+                           offsetof(BatchCell, global_rows),
+                           offsetof(BatchCell, skipped),
+                           offsetof(BatchCell, position),
                            sizeof(Ring),
-                           offsetof(Ring, published),
                            offsetof(Ring, closed),
                            offsetof(Ring, broker_waiting),
                            offsetof(Ring, reason),

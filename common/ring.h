@@ -20,8 +20,10 @@
 //       found with the generation of the batch before.
 //
 // Synchronizing edges
-//   E1  Publish stores published -> TryTake loads it: a rank that sees count n
-//       sees cell n-1 and the batch bytes it names.
+//   E1  Publish stores a cell's generation -> TryTake loads it: a rank that
+//       sees n sees the cell of batch n-1 and the batch bytes it names. One
+//       line goes to the rank, not one with a count and then one with the cell
+//       (bench/handoff_benchmark: a third of a hand-off).
 //   E2  A cell is overwritten only after the rank has copied it, by E3: there
 //       are no more leases than cells, so one of the batches since that one was
 //       seen released, and was taken after it. Publish needs no look at taken,
@@ -29,11 +31,11 @@
 //       of a hand-off).
 //   E3  Release stores released -> LeaseStateOf loads it: a slot is filled
 //       again only after the rank has done its last read of it.
-//   E4  (sleep of the rank) ArmWait stores waiting, then loads published;
-//       Publish stores that, then loads waiting. A store-load handshake:
-//       seq_cst on all four, or both sides can miss the other and the rank
-//       sleeps beside a full ring. (A ring that is closed is followed by a wake
-//       in any case.)
+//   E4  (sleep of the rank) ArmWait stores waiting, then loads the next cell's
+//       generation; Publish stores that, then loads waiting. A store-load
+//       handshake: seq_cst on all four, or both sides can miss the other and
+//       the rank sleeps beside a full ring. (A ring that is closed is followed
+//       by a wake in any case.)
 //   E5  (sleep of the broker) the broker stores broker_waiting, then loads
 //       released; Release stores released, then loads broker_waiting. As E4.
 //   E6  (recall) TryTake stores taken, then loads closed, and returns the batch
@@ -62,22 +64,32 @@ static_assert(kLeasesMax <= kRingCells, "E2");
 // kCorrupt: a cell that cannot be, from a broker of another build.
 enum class TakeResult { kTaken, kEmpty, kClosed, kCorrupt };
 
+// Whether there is a batch to take.
+inline bool AnyUntaken(const Ring& ring, const CursorPage& cursor) {
+  // Relaxed, both: our own value (I2); TryTake looks again before it reads.
+  const uint64_t taken = cursor.taken.load(std::memory_order_relaxed);
+  return ring.cells[taken % kRingCells].generation.load(
+             std::memory_order_relaxed) == taken + 1;
+}
+
 // kTaken: *cell is a copy of the batch's cell, to be given back by Release.
 // kClosed: nothing more will come; ring.closed says why.
 inline TakeResult TryTake(const Ring& ring, CursorPage& cursor, Cell* cell) {
   // Relaxed: we are the only writer (I2) and read back our own value.
   const uint64_t taken = cursor.taken.load(std::memory_order_relaxed);
-  if (ring.published.load(std::memory_order_acquire) == taken) {  // E1
-    if (ring.closed.load(std::memory_order_acquire) ==            // E7
+  const RingCell& next = ring.cells[taken % kRingCells];
+  if (next.generation.load(std::memory_order_acquire) != taken + 1) {  // E1
+    if (ring.closed.load(std::memory_order_acquire) ==                 // E7
         static_cast<uint32_t>(Closed::kOpen)) {
       return TakeResult::kEmpty;
     }
     // The last cells may have come between the two loads.
-    if (ring.published.load(std::memory_order_acquire) == taken) {  // E1
+    if (next.generation.load(std::memory_order_acquire) != taken + 1) {  // E1
       return TakeResult::kClosed;
     }
   }
-  *cell = ring.cells[taken % kRingCells];
+  static_cast<BatchCell&>(*cell) = next.batch;
+  cell->generation = taken + 1;
   KillPoint("take.copied");
   if (cell->lease >= kLeasesMax) return TakeResult::kCorrupt;
   // I4. Release, each: whoever reads the page after this process died between
@@ -105,8 +117,10 @@ inline TakeResult TryTake(const Ring& ring, CursorPage& cursor, Cell* cell) {
 // do not sleep. Either way DisarmWait before the next TryTake.
 inline bool ArmWait(const Ring& ring, CursorPage& cursor) {
   cursor.waiting.store(1, std::memory_order_seq_cst);  // E4
-  return ring.published.load(std::memory_order_seq_cst) ==
-             cursor.taken.load(std::memory_order_relaxed) &&  // I2
+  // Relaxed: our own value (I2).
+  const uint64_t taken = cursor.taken.load(std::memory_order_relaxed);
+  const RingCell& next = ring.cells[taken % kRingCells];
+  return next.generation.load(std::memory_order_seq_cst) != taken + 1 &&  // E4
          ring.closed.load(std::memory_order_seq_cst) ==
              static_cast<uint32_t>(Closed::kOpen);  // E4
 }
@@ -153,12 +167,14 @@ inline bool ReadTaken(const CursorPage& cursor, uint64_t published,
   return published - *taken <= kRingCells;
 }
 
-// Needs a lease that is free (E2). True: the rank sleeps, send it a wake.
+// published: the ring's batches before this one; needs a lease that is free
+// (E2). True: the rank sleeps, send it a wake.
 [[nodiscard]] inline bool Publish(Ring& ring, const CursorPage& cursor,
                                   uint64_t published, const Cell& cell) {
-  ring.cells[published % kRingCells] = cell;
+  RingCell& next = ring.cells[published % kRingCells];
+  next.batch = cell;
   KillPoint("publish.copied");
-  ring.published.store(published + 1, std::memory_order_seq_cst);  // E1, E4
+  next.generation.store(published + 1, std::memory_order_seq_cst);  // E1, E4
   KillPoint("publish.published");
   return cursor.waiting.load(std::memory_order_seq_cst) != 0;  // E4
 }
@@ -193,7 +209,11 @@ inline void SetBrokerWaiting(Ring& ring, BrokerWaits until) {
 // A seat is taken again: its last holder is dead and nobody reads the ring.
 inline void ResetRing(Ring& ring) {
   // Relaxed: the next holder gets the ring through a socket after this.
-  ring.published.store(0, std::memory_order_relaxed);
+  for (RingCell& cell : ring.cells) {
+    // They are used from the first on.
+    if (cell.generation.load(std::memory_order_relaxed) == 0) break;
+    cell.generation.store(0, std::memory_order_relaxed);
+  }
   ring.closed.store(static_cast<uint32_t>(Closed::kOpen),
                     std::memory_order_relaxed);
   ring.broker_waiting.store(0, std::memory_order_relaxed);

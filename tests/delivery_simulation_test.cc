@@ -738,8 +738,7 @@ class Rank {
   }
 
   bool NothingLeft() {
-    return ring(life_).published.load(std::memory_order_acquire) ==
-               session().page.taken.load(std::memory_order_relaxed) &&
+    return !AnyUntaken(ring(life_), session().page) &&
            ring(life_).closed.load(std::memory_order_acquire) ==
                static_cast<uint32_t>(Closed::kOpen);
   }
@@ -995,7 +994,8 @@ Scenario TheWorld(const Config& config) {
       Segment& segment = w->segments[life];
       for (uint32_t i = 0; i < kSeats; ++i) {
         run.Share(&segment.rings[i], sizeof(Ring), broker);
-        run.Name(&segment.rings[i].published, "published");
+        run.Name(&segment.rings[i].cells[0].generation, "cell 0 generation");
+        run.Name(&segment.rings[i].cells[1].generation, "cell 1 generation");
         run.Name(&segment.rings[i].closed, "closed");
         run.Name(&segment.rings[i].broker_waiting, "broker_waiting");
       }

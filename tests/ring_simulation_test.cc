@@ -77,7 +77,8 @@ struct Seat {
     run->Share(&cursor, sizeof(cursor), rank);
     run->Share(&slots, sizeof(slots), broker);
     run->Share(&reason, sizeof(reason), broker);
-    run->Name(&ring.published, "published");
+    run->Name(&ring.cells[0].generation, "cell 0 generation");
+    run->Name(&ring.cells[1].generation, "cell 1 generation");
     run->Name(&ring.closed, "closed");
     run->Name(&ring.broker_waiting, "broker_waiting");
     run->Name(&cursor.taken, "taken");
@@ -316,8 +317,7 @@ class RankSide {
                cell.lease, found, cell.step_in_epoch);
   }
   bool NothingLeft() {
-    return seat_.ring.published.load(std::memory_order_acquire) ==
-               seat_.cursor.taken.load(std::memory_order_relaxed) &&
+    return !AnyUntaken(seat_.ring, seat_.cursor) &&
            seat_.ring.closed.load(std::memory_order_acquire) ==
                static_cast<uint32_t>(Closed::kOpen);
   }
@@ -358,9 +358,10 @@ Scenario Delivery(Bounds bounds, Handshake handshake = {}) {
     seat->Connect(&run, broker, rank);
     // I1, in memory and so at every moment.
     run.Always([=, &run] {
-      const uint64_t published = seat->ring.published.load();
-      run.Check(seat->cursor.taken.load() <= published,
-                "more taken than published");
+      const uint64_t taken = seat->cursor.taken.load();
+      run.Check(
+          taken == 0 || seat->ring.cells[taken - 1].generation.load() == taken,
+          "more taken than published");
     });
     run.AtEnd([=, &run] { EverythingWasTaken(&run, *seat, bounds.batches); });
   };
@@ -695,15 +696,17 @@ TEST_F(RingSimulationTest, ExtraBatchBehindTheRanksPositionIsNotTakenForNew) {
 
 bool PublishByReleaseOnly(Ring& ring, const CursorPage& cursor,
                           uint64_t published, const Cell& cell) {
-  ring.cells[published % kRingCells] = cell;
-  ring.published.store(published + 1, std::memory_order_release);
+  ring.cells[published].batch = cell;
+  ring.cells[published].generation.store(published + 1,
+                                         std::memory_order_release);
   return cursor.waiting.load(std::memory_order_acquire) != 0;
 }
 
 bool ArmWaitByReleaseOnly(const Ring& ring, CursorPage& cursor) {
   cursor.waiting.store(1, std::memory_order_release);
-  return ring.published.load(std::memory_order_acquire) ==
-             cursor.taken.load(std::memory_order_relaxed) &&
+  const uint64_t taken = cursor.taken.load(std::memory_order_relaxed);
+  return ring.cells[taken].generation.load(std::memory_order_acquire) !=
+             taken + 1 &&
          ring.closed.load(std::memory_order_acquire) ==
              static_cast<uint32_t>(Closed::kOpen);
 }

@@ -383,7 +383,7 @@ class Client {
     const Clock::time_point end = Clock::now() + kPatience;
     for (;;) {
       DisarmWait(page_->page());
-      if (ring().published.load() != page_->page().taken.load()) return true;
+      if (AnyUntaken(ring(), page_->page())) return true;
       if (ring().closed.load() != 0) return false;
       if (!ArmWait(ring(), page_->page())) continue;
       if (BrokerWaitsForTakes(ring())) SendWake(wake_.get());

@@ -179,8 +179,12 @@ uint64_t Course::Value(const Process& process) {
   if (form < 192) return form;
   if (form < 224) {
     // Near what an honest rank would write.
-    const uint64_t published =
-        process.attached ? rings_[process.seat].published.load() : 0;
+    uint64_t published = 0;
+    if (process.attached) {
+      for (const RingCell& cell : rings_[process.seat].cells) {
+        published = std::max(published, cell.generation.load());
+      }
+    }
     return published + form - 208;
   }
   if (form < 240) return input_.Number(8);
