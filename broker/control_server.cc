@@ -49,6 +49,7 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
       disposal_(disposal),
       life_(life),
       options_(std::move(options)) {
+  jobs->SetOnProducers([this](const auto& job) { TellProducers(job); });
   for (const LifeJournal::Dataset& dataset : life->TakeDatasets()) {
     auto spec = ParseDatasetSpec(dataset.spec, "journal", "/");
     if (spec.ok()) {
@@ -215,6 +216,7 @@ void ControlServer::End(uint64_t id, bool orderly) {
        {&connection->socket, &connection->pidfd, &connection->wake}) {
     if (*fd) loop_->Unwatch(fd->get());
   }
+  if (connection->producer) LeaveStream(connection, false);
   if (const std::shared_ptr<Job> job = std::move(connection->job)) {
     // Before the wake socket closes: a worker may be about to use it.
     job->Mute(connection->seat);

@@ -77,6 +77,16 @@ class ControlServer {
     std::shared_ptr<Job> job;
     uint32_t seat = 0;
     std::shared_ptr<void> former_memory;  // that it may still map
+    // A producer, of a job that may still have to begin.
+    struct Producer {
+      std::string job_name;
+      std::string dataset;  // "": any
+      nlohmann::json features;
+      uint64_t put_rows = 0;
+      std::shared_ptr<Job> job;  // nullptr: it waits for it
+      uint32_t number = 0;       // the stream's
+    };
+    std::optional<Producer> producer;
   };
 
   void Accept();
@@ -106,6 +116,17 @@ class ControlServer {
                                       const nlohmann::json& request);
   StatusOr<nlohmann::json> StopJob(const Connection& connection,
                                    const nlohmann::json& request);
+  Status StartProduce(Connection* connection, const nlohmann::json& request);
+  // Lets in a producer that waits. False: its job has not begun.
+  bool LetInProducer(Connection* connection);
+  void LetInProducers();
+  StatusOr<nlohmann::json> Put(Connection* connection,
+                               const nlohmann::json& request);
+  StatusOr<nlohmann::json> FinishProducer(Connection* connection,
+                                          const nlohmann::json& request);
+  void LeaveStream(Connection* connection, bool finished);
+  // Tells them of room, or that nobody takes their rows any more.
+  void TellProducers(const std::shared_ptr<Job>& job);
   // The jobs a request names, at least one.
   StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(
       const Connection& connection, const nlohmann::json& request);

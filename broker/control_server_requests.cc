@@ -84,6 +84,17 @@ void ControlServer::Handle(Connection* connection,
   } else if (*op == "index") {
     status = StartIndex(connection, request);
     if (status.ok()) return;
+  } else if (*op == "produce") {
+    status = StartProduce(connection, request);
+    if (status.ok()) return;
+  } else if (*op == "put") {
+    answer_with(Put(connection, request));
+    // Only now: what it has not heard of it puts once more, when we die.
+    if (connection->producer) connection->producer->job->StreamChanged();
+    return;
+  } else if (*op == "finish") {
+    answer_with(FinishProducer(connection, request));
+    return;
   } else if (*op == "register") {
     answer_with(Register(*connection, request));
     return;
@@ -391,8 +402,10 @@ void ControlServer::OnAttached(uint64_t id,
   answer["incarnation"] = result->incarnation.number;
   answer["token"] = result->incarnation.token;
   answer["hold"] = job.options().spec.hold;
-  answer["records"] = plan.records();
-  answer["steps_per_epoch"] = plan.steps_per_epoch();
+  // Nobody knows how long a stream will be.
+  const bool endless = job.stream() != nullptr;
+  answer["records"] = endless ? 0 : plan.records();
+  answer["steps_per_epoch"] = endless ? 0 : plan.steps_per_epoch();
   answer["rows_per_epoch"] = plan.rows_per_epoch();
   answer["epochs"] = plan.epochs().value_or(0);
   answer["position"] = result->joined.position;
@@ -414,6 +427,7 @@ void ControlServer::OnAttached(uint64_t id,
   connection->wake_of_rank.Reset();
   TellRanksChanged(connection->job);
   connection->job->Advance();
+  LetInProducers();
 }
 
 void ControlServer::TellRanksChanged(const std::shared_ptr<Job>& job) {

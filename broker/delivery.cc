@@ -278,11 +278,12 @@ std::optional<Delivery::Next> Delivery::NextStep(uint32_t number) {
   };
   if (!lane.again.empty()) {
     const Again again = lane.again.front();
-    lane.again.pop_front();
     Next next{{}, PhaseOfStep(again.step), true};
     const Phase& phase = phases_[next.phase];
     const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
     next.rows = phase.plan.ShareOf(*step, place(phase));
+    if (!Available(next.rows)) return std::nullopt;
+    lane.again.pop_front();
     next.rows.extra = true;
     next.rows.redelivered = again.redelivered;
     return next;
@@ -292,13 +293,27 @@ std::optional<Delivery::Next> Delivery::NextStep(uint32_t number) {
     const std::optional<uint64_t> end =
         phase.end_step ? phase.end_step : phase.plan.total_steps();
     if (!end || lane.next_step < *end) {
-      return Next{phase.plan.ShareOf(lane.next_step++, place(phase)),
-                  lane.phase, false};
+      const Plan::Share rows = phase.plan.ShareOf(lane.next_step, place(phase));
+      if (!Available(rows)) return std::nullopt;
+      ++lane.next_step;
+      return Next{rows, lane.phase, false};
     }
     if (lane.phase + 1 == phases_.size()) return std::nullopt;
     ++lane.phase;
     lane.next_step = 0;
     lane.phase_begins = true;
+  }
+}
+
+void Delivery::EndAt(uint64_t rows) {
+  SetAvailable(rows);
+  for (Phase& phase : phases_) {
+    if (auto plan = phase.plan.Ending(rows)) {
+      phase.plan = *std::move(plan);
+    } else if (&phase == &phases_.back()) {
+      const uint64_t owed = phase.plan.start().owed.size();
+      phase.end_step = std::min(phase.end_step.value_or(owed), owed);
+    }
   }
 }
 

@@ -228,6 +228,9 @@ class Delivery {
 
   // As many slots of each lane may be used; the rest is being populated.
   void SetUsableSlots(uint32_t slots) { usable_slots_ = slots; }
+  // Of a stream: so many rows there are by now; and that no more will come.
+  void SetAvailable(uint64_t rows) { available_ = rows; }
+  void EndAt(uint64_t rows);
   // Starts the next share in a free slot; nullptr: nothing to make, or nowhere.
   Share* Open();
   // The share with rows to claim: of the worker's NUMA node the oldest, else
@@ -428,6 +431,9 @@ class Delivery {
     bool again = false;
   };
   std::optional<Next> NextStep(uint32_t lane);
+  bool Available(const Plan::Share& rows) const {
+    return rows.position + rows.global_rows <= available_;
+  }
   bool Exhausted(const Lane& lane) const;
   uint32_t PlaceOf(const Phase& phase, uint32_t rank) const;
   Slot* NextReady(uint32_t lane);
@@ -436,8 +442,8 @@ class Delivery {
   // Where one is that has heard of phase. Behind what is owed; true: some of
   // that may be left.
   bool PlaceLane(Lane* lane, uint64_t position, uint32_t phase);
-  // One that attaches knows the ranks of the phase it begins in: the first batch
-  // of each later one, and no other, says that they are others.
+  // One that attaches knows the ranks of the phase it begins in: the first
+  // batch of each later one, and no other, says that they are others.
   void MarkPhases(const Consumer& consumer);
   void RecordOpened(const Plan::Share& rows);
   void MakeAgain(Lane* lane, uint64_t step, bool redelivered);
@@ -493,6 +499,7 @@ class Delivery {
   std::deque<Entry> pool_;                    // dynamic: ready for anybody
   uint32_t last_given_ = 0;                   // dynamic: to this rank
   uint32_t usable_slots_ = 0;
+  uint64_t available_ = UINT64_MAX;  // rows; of a stream fewer
   bool draining_ = false;
   bool gathering_ = false;
   bool withheld_ = false;

@@ -60,6 +60,27 @@ Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
   return shape;
 }
 
+// Where nothing before it is asked for any more.
+uint64_t FirstNeeded(const PlanStart& start) {
+  uint64_t first = start.position;
+  for (const RowRange& owed : start.owed) {
+    first = std::min(first, owed.position);
+  }
+  return first;
+}
+
+std::unique_ptr<Stream> StreamOf(const JobOptions& options,
+                                 const Job::Layout& layout) {
+  const auto* spec = std::get_if<StreamSource>(&options.spec.source);
+  if (spec == nullptr) return nullptr;
+  // The slots of a lane are full, and the next step is collected.
+  const uint64_t rows_out =
+      (uint64_t{layout.slots_per_lane} + 1) * layout.plan.global_batch();
+  return std::make_unique<Stream>(spec->features,
+                                  FirstNeeded(layout.plan.start()), rows_out,
+                                  spec->producers);
+}
+
 std::vector<Ring*> RingsOf(const Segment& segment) {
   std::vector<Ring*> rings;
   for (uint32_t seat = 0; seat < segment.plan().seats; ++seat) {
@@ -83,8 +104,11 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       segment_(std::move(segment)),
       chunk_rows_(ChunkRows(layout_, workers)),
       record_(std::move(record)),
+      stream_(StreamOf(options_, layout_)),
       delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
-                record_.get()) {}
+                record_.get()) {
+  if (stream_ != nullptr) delivery_.SetAvailable(stream_->end());
+}
 
 StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
                                        const Record& record) {
@@ -246,6 +270,7 @@ void Job::Recall(const std::string& reason) {
   if (failure_.ok()) failure_ = AbortedError("{}", reason);
   delivery_.Close(Closed::kRecalled, reason);
   pointless_.store(true, std::memory_order_relaxed);
+  on_freed_();
 }
 
 bool Job::OwesTheDead() const {
@@ -288,6 +313,11 @@ bool Job::Abandoned() const {
   return !delivery_.AnySeatTaken() && delivery_.Idle();
 }
 
+Status Job::failure() const {
+  MutexLock lock(&mutex_);
+  return failure_;
+}
+
 bool Job::failed() const {
   MutexLock lock(&mutex_);
   return !failure_.ok();
@@ -303,6 +333,7 @@ void Job::Look() {
   MutexLock lock(&mutex_);
   NoteRanksLocked();
   NoteMissingLocked();
+  if (stream_ != nullptr) LookForProducersLocked();
   if (missing_ == 0 || !failure_.ok() || options_.wait_s <= 0 ||
       std::chrono::steady_clock::now() - missing_since_ <
           std::chrono::duration<double>(options_.wait_s)) {
@@ -328,9 +359,42 @@ void Job::Look() {
       options_.wait_s));
 }
 
+// Ranks must not wait for ever for rows that nobody puts.
+void Job::LookForProducersLocked() {
+  const auto idle_since = stream_->idle_since();
+  if (!idle_since || stream_->over() || options_.wait_s <= 0 ||
+      std::chrono::steady_clock::now() - *idle_since <
+          std::chrono::duration<double>(options_.wait_s)) {
+    return;
+  }
+  FailLocked(DeadlineExceededError(
+      "job '{}': no producer is at work, within {:.0f} s (wait_s): {}",
+      key_.name, options_.wait_s,
+      stream_->end() == FirstNeeded(layout_.plan.start())
+          ? "none has put a row (penstock_produce, with this job's name)"
+          : "those that were died, or finished before there were as many as "
+            "the spec says (`producers:`)"));
+}
+
 JobState Job::State() const {
   MutexLock lock(&mutex_);
   return StateAt(delivery_.State());
+}
+
+void Job::StreamChanged() {
+  MutexLock lock(&mutex_);
+  if (stream_->over()) {
+    delivery_.EndAt(stream_->end());
+  } else {
+    delivery_.SetAvailable(stream_->end());
+  }
+  AdvanceLocked();
+}
+
+// Where the job would begin again nobody needs the rows before.
+void Job::ReleaseStreamLocked() {
+  stream_->Release(FirstNeeded(delivery_.State()));
+  if (stream_->AnyFreed()) on_freed_();
 }
 
 void Job::Advance() {
@@ -380,6 +444,7 @@ void Job::AdvanceLocked() {
       again = true;
     }
   }
+  if (stream_ != nullptr) ReleaseStreamLocked();
   // A rank does things as fast as we look: others want their turn of this
   // thread.
   if (again) on_more_();
@@ -519,6 +584,7 @@ void Job::FailLocked(const Status& status) {
   delivery_.Close(
       Closed::kFailed,
       fmt::format("{} {}", static_cast<int>(status.code()), status.message()));
+  on_freed_();
 }
 
 std::vector<uint32_t> Job::BankNodes() const {

@@ -22,6 +22,7 @@
 #include "broker/delivery.h"
 #include "broker/mutex.h"
 #include "broker/plan.h"
+#include "broker/stream.h"
 #include "common/job_state.h"
 #include "common/message.h"
 #include "common/segment.h"
@@ -157,6 +158,7 @@ class Job {
   // options().wait_s, notes what its ranks and its workers do.
   void Look();
   bool failed() const;
+  Status failure() const;  // and why
   JobState State() const;
   // The state of a rank that is at this position.
   JobState StateAt(const PlanStart& start) const;
@@ -165,6 +167,10 @@ class Job {
   // As many slots of every lane are populated.
   void SetUsableSlots(uint32_t slots);
   void Fail(const Status& status);
+  // nullptr: its source is none. What producers do there is made known by
+  // StreamChanged.
+  Stream* stream() const { return stream_.get(); }
+  void StreamChanged();
   // The NUMA node of each bank of slots, by now; empty: the machine has one.
   std::vector<uint32_t> BankNodes() const;
   // Banks that were made on another node than that of the rank that got them.
@@ -235,6 +241,11 @@ class Job {
   void SetOnMore(std::function<void()> on_more) {
     on_more_ = std::move(on_more);
   }
+  // Called, with the job's lock held, when producers may be told of room. Set
+  // before the first Attach.
+  void SetOnFreed(std::function<void()> on_freed) {
+    on_freed_ = std::move(on_freed);
+  }
   // Nobody will take what is being made: a worker need not make it.
   bool Pointless() const {
     // Relaxed: seen late, a few rows too many are made.
@@ -243,6 +254,8 @@ class Job {
 
  private:
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LookForProducersLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseStreamLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GoneLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -262,8 +275,10 @@ class Job {
   const std::unique_ptr<Segment> segment_;
   const uint64_t chunk_rows_;
   const std::unique_ptr<DeliveryRecord> record_;
+  const std::unique_ptr<Stream> stream_;
   std::function<void()> on_work_ = [] {};
   std::function<void()> on_more_ = [] {};
+  std::function<void()> on_freed_ = [] {};
 
   mutable Mutex mutex_;
   mutable Delivery delivery_ ABSL_GUARDED_BY(mutex_);

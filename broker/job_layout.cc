@@ -73,6 +73,18 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
     spec.shuffle->seed += options.consumer * 0x9e3779b97f4a7c15;
   }
   const DeliveryOptions& delivery = options.delivery;
+  if (std::holds_alternative<StreamSource>(spec.source)) {
+    if (delivery.mode == DeliveryMode::kIndependent) {
+      return InvalidArgumentError(
+          "a stream comes once, not once for each consumer: delivery "
+          "`broadcast` gives every batch to all of them");
+    }
+    if (options.local_world_size != options.world_size) {
+      return InvalidArgumentError(
+          "a stream feeds the ranks of one host: there are {} of {} here",
+          options.local_world_size, options.world_size);
+    }
+  }
   const bool split = delivery.mode == DeliveryMode::kSplit;
   const uint32_t world_size = split ? options.world_size : 1;
   const uint64_t records = dataset.source->record_count();

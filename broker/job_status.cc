@@ -101,6 +101,12 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"memory_bytes", layout_.segment.segment_bytes},
       {"copies", layout_.copies},
       {"last_error", last_error_}};
+  if (stream_ != nullptr) {
+    json["records"] = json["steps_per_epoch"] = 0;  // nobody knows
+    json["producers"] = stream_->at_work();
+    json["rows_put"] = stream_->end();
+    json["rows_kept"] = stream_->kept_rows();
+  }
   if (with_ranks) {
     nlohmann::json ranks = nlohmann::json::array();
     for (const Delivery::RankStatus& rank : delivery_.Ranks()) {

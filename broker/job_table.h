@@ -119,6 +119,11 @@ class JobTable {
   // Rows made for all jobs, those that ended too.
   uint64_t RowsMade() const;
   const BankPlacement& placement() const { return placement_; }
+  // Called on the control thread when producers of a job may be told of room,
+  // or that it is over.
+  void SetOnProducers(std::function<void(const std::shared_ptr<Job>&)> call) {
+    on_producers_ = std::move(call);
+  }
   void Shutdown();
   // Whether Sweep has anything to look at.
   bool busy() const { return !openings_.empty() || !entries_.empty(); }
@@ -272,6 +277,7 @@ class JobTable {
   const Limits limits_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
+  std::function<void(const std::shared_ptr<Job>&)> on_producers_;
   OpenDatasets datasets_;
   std::list<Entry> entries_;
   std::vector<Ended> ended_;

@@ -336,6 +336,22 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
       if (const std::shared_ptr<Job> same = weak.lock()) same->Advance();
     });
   });
+  if ((*job)->stream() != nullptr) {
+    auto posted = std::make_shared<std::atomic<bool>>(false);
+    (*job)->SetOnFreed([this, posted, weak = std::weak_ptr<Job>(*job)] {
+      if (posted->exchange(true)) return;
+      loop_->Post([this, posted, weak] {
+        posted->store(false);
+        if (const std::shared_ptr<Job> same = weak.lock()) on_producers_(same);
+      });
+    });
+  }
+  if ((*job)->stream() != nullptr && (restored || entry->forgotten)) {
+    (*job)->Fail(DataLossError(
+        "job '{}': the broker died, and the rows of its producers that nobody "
+        "had taken died with it: begin at a state, ranks and producers",
+        entry->key.name));
+  }
   if (entry->forgotten) (*job)->Withhold();
   workers_->Add(*job);
   for (Pending& each : pending) {
@@ -380,12 +396,15 @@ uint64_t JobTable::Inspect(JobOptions options, InspectDone done) {
                   static_cast<uint32_t>(workers_->topology().nodes().size())));
           nlohmann::json json = OkReply();
           json["dataset"] = options.spec.name;
-          json["records"] = dataset->source->record_count();
+          // Nobody knows how long a stream will be.
+          const bool endless =
+              std::holds_alternative<StreamSource>(options.spec.source);
+          json["records"] = endless ? 0 : dataset->source->record_count();
           json["element_spec"] =
               ElementSpecToJson(dataset->program->element_spec());
           json["class_names"] = dataset->source->class_names();
           json["global_batch"] = layout.plan.global_batch();
-          json["steps_per_epoch"] = layout.plan.steps_per_epoch();
+          json["steps_per_epoch"] = endless ? 0 : layout.plan.steps_per_epoch();
           json["rows_per_epoch"] = layout.plan.rows_per_epoch();
           json["epochs"] = layout.plan.epochs().value_or(0);
           json["memory_bytes"] = layout.segment.segment_bytes;

@@ -113,6 +113,20 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
   return plan;
 }
 
+std::optional<Plan> Plan::Ending(uint64_t records) const {
+  Plan plan = *this;
+  plan.records_ = records;
+  plan.steps_per_epoch_ =
+      std::min(steps_per_epoch_, last_ == LastBatch::kDrop
+                                     ? records / global_batch_
+                                     : CeilDivide(records, global_batch_));
+  plan.rows_per_epoch_ =
+      std::min(records, plan.steps_per_epoch_ * global_batch_);
+  if (plan.rows_per_epoch_ <= start_.position) return std::nullopt;
+  auto from = plan.From(start_, world_size_);
+  return from.ok() ? std::optional(*std::move(from)) : std::nullopt;
+}
+
 uint64_t Plan::StepsFrom(uint64_t row) const {
   const uint64_t rows = rows_per_epoch_ - row;
   return last_ == LastBatch::kDrop ? rows / global_batch_

@@ -83,6 +83,10 @@ class Plan {
   // before the position.
   StatusOr<Plan> From(PlanStart start, uint32_t world_size) const;
 
+  // Of a stream: the same plan, now that it is known how many records there
+  // are. nullopt: none of them is behind its start.
+  std::optional<Plan> Ending(uint64_t records) const;
+
   const PlanStart& start() const { return start_; }
   uint64_t records() const { return records_; }
   uint32_t world_size() const { return world_size_; }

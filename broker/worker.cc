@@ -103,6 +103,9 @@ bool Worker::ClaimMore() {
   work->rows.resize(rows);
   work->job->plan().Rows(share.epoch, share.first_row + work->claim.begin, rows,
                          &work->state->order, work->rows.data());
+  if (const Stream* const stream = work->job->stream()) {
+    work->pieces = stream->Find(work->rows.front().record, rows);
+  }
   open_.push_back(std::move(work));
   return true;
 }
@@ -131,6 +134,18 @@ bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
   uint64_t made = 0;
   while (work.started < work.rows.size()) {
     const uint64_t index = work.started;
+    if (!work.pieces.empty()) {
+      if (work.job->Pointless()) {
+        made += work.rows.size() - work.started;
+        work.started = work.rows.size();
+        break;
+      }
+      const StatusOr<uint64_t> rows = MakeStreamRows(work, index);
+      if (!rows.ok()) work.job->Fail(rows.status());
+      work.started += rows.ok() ? *rows : work.rows.size() - index;
+      made += work.started - index;
+      continue;
+    }
     source.Locate(work.rows[index].record, &request_);
     if (request_.kind == ReadRequest::Kind::kNone) {
       if (work.job->Pointless()) {
@@ -325,6 +340,45 @@ void Worker::Finish(const Ticket& ticket, const Reader::Done& done) {
   Count(work.job->counters().decoded, 1);
   Count(work.job->virtual_time_ns, spent);
   Done(work, 1);
+}
+
+// What is copied as it is goes straight to its place, all rows at once.
+StatusOr<uint64_t> Worker::MakeStreamRows(Work& work, uint64_t index) {
+  uint64_t first = 0;  // index of the piece's first row
+  auto piece = work.pieces.begin();
+  for (; index >= first + piece->rows; ++piece) first += piece->rows;
+  const uint64_t rows = first + piece->rows - index;
+  const Dataset& dataset = work.job->dataset();
+  const RawSpec& features = dataset.source->raw_spec();
+  stream_scratch_.resize(std::max(stream_scratch_.size(), features.size()));
+  for (size_t i = 0; i < features.size(); ++i) {
+    std::byte* out = Place(work, index, i);
+    if (!dataset.program->Copies(i)) {
+      stream_scratch_[i].resize(rows * features[i].feature.RowBytes());
+      out = stream_scratch_[i].data();
+    }
+    PENSTOCK_RETURN_IF_ERROR(piece->Read(i, index - first, rows, out));
+  }
+  raw_.resize(features.size());
+  out_.resize(features.size());
+  int64_t* const ids = work.job->segment().ids(work.claim.slot);
+  for (uint64_t row = index; row < index + rows; ++row) {
+    for (size_t i = 0; i < features.size(); ++i) {
+      const uint64_t bytes = features[i].feature.RowBytes();
+      out_[i] = Place(work, row, i);
+      raw_[i] = {dataset.program->Copies(i)
+                     ? out_[i]
+                     : stream_scratch_[i].data() + (row - index) * bytes,
+                 bytes};
+    }
+    const uint64_t record = work.rows[row].record;
+    const AugmentationKey key{work.job->options().spec.seed,
+                              work.rows[row].pass, record};
+    PENSTOCK_RETURN_IF_ERROR(
+        dataset.program->Run(raw_, key, *work.state->scratch, out_));
+    ids[work.claim.begin + row] = static_cast<int64_t>(record);
+  }
+  return rows;
 }
 
 // Decodes record into the place of the claim's row index.

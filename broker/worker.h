@@ -88,7 +88,8 @@ class Worker {
     std::vector<Plan::Row> rows;
     uint64_t started = 0;
     uint64_t finished = 0;
-    bool reads = false;  // its rows need a ticket
+    bool reads = false;                 // its rows need a ticket
+    std::vector<Stream::Piece> pieces;  // of a stream, instead of reading
   };
   struct Ticket {
     bool taken = false;
@@ -119,6 +120,8 @@ class Worker {
   void FinishRead(uint32_t lane, const Reader::Done& done);
   void Finish(const Ticket& ticket, const Reader::Done& done);
   std::byte* Place(const Work& work, uint64_t index, size_t feature) const;
+  // Rows of a stream, from index on, of one piece; how many.
+  StatusOr<uint64_t> MakeStreamRows(Work& work, uint64_t index);
   Status MakeRow(Work& work, uint64_t index, uint64_t record,
                  std::span<const std::byte> bytes);
   void HandleError(Work& work, uint64_t index, const Status& status);
@@ -158,6 +161,7 @@ class Worker {
   RawRecord raw_;
   std::vector<std::byte> unpack_scratch_;
   std::vector<std::byte*> out_;
+  std::vector<std::vector<std::byte>> stream_scratch_;  // by feature
 };
 
 }  // namespace penstock

@@ -198,6 +198,16 @@ Status DescribeStart(const AttachOptions& options,
 
 }  // namespace
 
+std::string JobName(const std::string& given, const Environment& environment) {
+  std::string job = given;
+  if (job.empty()) job = environment("PENSTOCK_JOB").value_or("");
+  if (job.empty()) {
+    const StatusOr<LaunchInfo> launch = DetectLaunch(environment);
+    if (launch.ok()) job = launch->job;
+  }
+  return job.empty() ? "default" : job;
+}
+
 void DescribePlacement(nlohmann::json* request) {
   constexpr size_t kListCharsMax = 4096;  // more, the broker does not take
   const std::string cpus = AllowedCpus();

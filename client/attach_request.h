@@ -50,6 +50,10 @@ struct AttachRequest {
 StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
                                           const Environment& environment);
 
+// given, else PENSTOCK_JOB, else the launcher's; "default" when nobody says
+// one.
+std::string JobName(const std::string& given, const Environment& environment);
+
 // Where this process runs: the broker takes memory near it. Each time it
 // attaches: it may have been bound since.
 void DescribePlacement(nlohmann::json* request);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "client/own_broker.h"
+#include "client/producer.h"
 #include "client/reader.h"
 
 struct penstock_reader {
@@ -18,6 +19,10 @@ struct penstock_reader {
 
 struct penstock_broker {
   std::unique_ptr<penstock::OwnBroker> broker;
+};
+
+struct penstock_producer {
+  std::unique_ptr<penstock::Producer> producer;
 };
 
 // Never defined: a penstock_batch* is a Reader::Batch* in disguise.
@@ -39,6 +44,10 @@ int Fail(int code, std::string message) {
 
 int Fail(const penstock::Status& status) {
   return Fail(-static_cast<int>(status.code()), status.message());
+}
+
+int CodeOf(const penstock::Status& status) {
+  return status.ok() ? static_cast<int>(PENSTOCK_OK) : Fail(status);
 }
 
 std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
@@ -200,14 +209,14 @@ int penstock_reset(penstock_reader* reader, int32_t rank, int32_t world_size,
   return Guard([&] {
     const penstock::Status status = reader->reader->Reset(
         rank, world_size, local_world_size, OrEmpty(state));
-    return status.ok() ? static_cast<int>(PENSTOCK_OK) : Fail(status);
+    return CodeOf(status);
   });
 }
 
 int penstock_stop_job(penstock_reader* reader, int32_t now) {
   return Guard([&] {
     const penstock::Status status = reader->reader->StopJob(now != 0);
-    return status.ok() ? static_cast<int>(PENSTOCK_OK) : Fail(status);
+    return CodeOf(status);
   });
 }
 
@@ -298,6 +307,88 @@ void penstock_get_stats(const penstock_reader* reader, penstock_stats* stats) {
   stats->redelivered = from.redelivered;
   stats->reconnects = from.reconnects;
 }
+
+int penstock_produce(const penstock_producer_options* options,
+                     penstock_producer** producer) {
+  if (!AllGiven(options, producer)) return PENSTOCK_INVALID_ARGUMENT;
+  return Guard([&] {
+    *producer = nullptr;
+    if (options->struct_bytes != sizeof(penstock_producer_options)) {
+      return Fail(
+          PENSTOCK_FAILED_PRECONDITION,
+          fmt::format("penstock_producer_options of {} bytes, this "
+                      "libpenstock.so takes {}: begin with "
+                      "PENSTOCK_PRODUCER_OPTIONS_INIT, and compile against its "
+                      "penstock.h",
+                      options->struct_bytes,
+                      sizeof(penstock_producer_options)));
+    }
+    if (options->feature_count > 0 && !AllGiven(options->features)) {
+      return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
+    }
+    penstock::ProduceOptions produce;
+    for (uint32_t i = 0; i < options->feature_count; ++i) {
+      const penstock_feature& from = options->features[i];
+      if (!AllGiven(from.name)) {
+        return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
+      }
+      if (from.dtype < PENSTOCK_UINT8 || from.dtype > PENSTOCK_FLOAT64 ||
+          from.dimensions >= PENSTOCK_DIMENSIONS_MAX ||
+          std::any_of(from.shape, from.shape + from.dimensions,
+                      [](int64_t size) { return size < 1; })) {
+        return Fail(PENSTOCK_INVALID_ARGUMENT,
+                    fmt::format("feature '{}': its dtype or its shape cannot "
+                                "be",
+                                from.name));
+      }
+      produce.features.push_back({from.name,
+                                  static_cast<penstock::DType>(from.dtype),
+                                  {from.shape, from.shape + from.dimensions}});
+    }
+    produce.job = OrEmpty(options->job);
+    produce.dataset = OrEmpty(options->dataset);
+    produce.socket = OrEmpty(options->socket);
+    produce.rows = options->rows;
+    produce.timeout_s = options->timeout_s;
+    if (options->cancelled != nullptr) {
+      produce.cancelled = [ask = options->cancelled,
+                           context = options->cancelled_context] {
+        return ask(context) != 0;
+      };
+    }
+    auto opened = penstock::Producer::Open(produce);
+    if (!opened.ok()) return Fail(opened.status());
+    *producer = new penstock_producer{*std::move(opened)};
+    return static_cast<int>(PENSTOCK_OK);
+  });
+}
+
+uint64_t penstock_producer_next_row(const penstock_producer* producer) {
+  return producer->producer->next_row();
+}
+
+int penstock_producer_reserve(penstock_producer* producer, uint64_t rows) {
+  return Guard([&] { return CodeOf(producer->producer->Reserve(rows)); });
+}
+
+void* penstock_producer_data(const penstock_producer* producer,
+                             uint32_t feature) {
+  return producer->producer->data(feature);
+}
+
+int penstock_producer_put(penstock_producer* producer, uint64_t rows) {
+  return Guard([&] { return CodeOf(producer->producer->Put(rows)); });
+}
+
+int penstock_producer_finish(penstock_producer* producer) {
+  return Guard([&] { return CodeOf(producer->producer->Finish()); });
+}
+
+int penstock_producer_fail(penstock_producer* producer, const char* why) {
+  return Guard([&] { return CodeOf(producer->producer->Fail(OrEmpty(why))); });
+}
+
+void penstock_producer_close(penstock_producer* producer) { delete producer; }
 
 uint64_t penstock_batch_rows(const penstock_batch* batch) {
   return FromC(batch)->cell.rows;

@@ -250,13 +250,78 @@ PENSTOCK_API int penstock_feature_at(const penstock_reader* reader,
 /* The feature's index, or INVALID_ARGUMENT naming those there are. */
 PENSTOCK_API int penstock_feature_index(const penstock_reader* reader,
                                         const char* name);
-/* Records of the dataset; steps of one epoch (the same on every rank); epochs of
- * the job, 0 for forever. */
+/* Records of the dataset; steps of one epoch (the same on every rank); of a stream
+ * both are 0. Epochs of the job, 0 for forever. */
 PENSTOCK_API uint64_t penstock_sample_count(const penstock_reader* reader);
 PENSTOCK_API uint64_t penstock_steps_per_epoch(const penstock_reader* reader);
 PENSTOCK_API uint64_t penstock_epoch_count(const penstock_reader* reader);
 PENSTOCK_API void penstock_get_stats(const penstock_reader* reader,
                                      penstock_stats* stats);
+
+/* A producer: any process that makes rows of a job whose dataset has the source
+ * `stream`. It writes rows where the broker reads them, and says when they are
+ * whole:
+ *
+ *   while (...) {
+ *     if (penstock_producer_reserve(producer, 64) != PENSTOCK_OK) die(...);
+ *     fill(penstock_producer_data(producer, 0), 64);
+ *     if (penstock_producer_put(producer, 64) != PENSTOCK_OK) die(...);
+ *   }
+ *   penstock_producer_finish(producer);
+ *   penstock_producer_close(producer);
+ *
+ * Several may feed one job, come and go at any time, and be killed: what was put
+ * is delivered exactly once, what was only written is nothing to anybody. Rows
+ * come in the order of the puts; there is no shuffle and no way back, so a job
+ * resumes only as far as its producers can go on where it was. The stream is over
+ * when all of its producers have finished. One thread at a time. */
+typedef struct penstock_producer penstock_producer;
+
+typedef struct penstock_producer_options {
+  uint32_t struct_bytes;  /* sizeof(penstock_producer_options): the INIT macro */
+  uint32_t feature_count;
+  /* Of a row, as the spec has them: name, dtype, dimensions, shape; row_bytes is
+   * not looked at. Not kept. */
+  const penstock_feature* features;
+  uint64_t rows;          /* of one put, at most */
+  const char* job;        /* NULL: PENSTOCK_JOB, the launcher's, else "default" */
+  const char* dataset;    /* NULL: the only one of that job */
+  const char* socket;     /* NULL: PENSTOCK_SOCKET, else the default */
+  double timeout_s;       /* of every call; 0: none */
+  int32_t (*cancelled)(void* context); /* as penstock_options.cancelled */
+  void* cancelled_context;
+} penstock_producer_options;
+#define PENSTOCK_PRODUCER_OPTIONS_INIT \
+  { sizeof(penstock_producer_options), 0, 0, 1, 0, 0, 0, 0.0, 0, 0 }
+
+/* Waits until a rank has attached to the job. INVALID_ARGUMENT: the job wants
+ * other features; FAILED_PRECONDITION: its source is no stream, or that is over.
+ * On success *producer must be passed to penstock_producer_close. */
+PENSTOCK_API int penstock_produce(const penstock_producer_options* options,
+                                  penstock_producer** producer);
+/* The number, in the stream, of the row that was next when it came: where a
+ * producer goes on that knows its rows by number, after a resume. */
+PENSTOCK_API uint64_t penstock_producer_next_row(const penstock_producer* producer);
+/* Room for so many rows; waits until the ranks are through with what is there.
+ * What was reserved before and not put is nothing. ABORTED: the ranks have left,
+ * or the job's own error: nobody takes rows any more. */
+PENSTOCK_API int penstock_producer_reserve(penstock_producer* producer,
+                                           uint64_t rows);
+/* [rows, shape...] of the feature, in what is reserved; NULL: nothing is, or there
+ * is no such feature. */
+PENSTOCK_API void* penstock_producer_data(const penstock_producer* producer,
+                                          uint32_t feature);
+/* The first rows of those reserved are whole. Returns without waiting for anybody
+ * to take them. */
+PENSTOCK_API int penstock_producer_put(penstock_producer* producer, uint64_t rows);
+/* It has put all of its rows. */
+PENSTOCK_API int penstock_producer_finish(penstock_producer* producer);
+/* It cannot go on: the job fails, and why is what its ranks are told. */
+PENSTOCK_API int penstock_producer_fail(penstock_producer* producer,
+                                        const char* why);
+/* NULL: nothing. Without finish before: as if the process had died, another may
+ * take its place. */
+PENSTOCK_API void penstock_producer_close(penstock_producer* producer);
 
 /* Rows in the batch, padding included: the batch dimension of every feature. */
 PENSTOCK_API uint64_t penstock_batch_rows(const penstock_batch* batch);

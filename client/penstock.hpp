@@ -352,6 +352,83 @@ class Reader {
   bool ended_ = false;
 };
 
+// What a row of a stream has: PENSTOCK_FLOAT32, {3, 224, 224}.
+struct FeatureSpec {
+  std::string name;
+  uint32_t dtype = PENSTOCK_UINT8;
+  std::vector<int64_t> shape;
+};
+
+struct ProducerOptions {
+  std::vector<FeatureSpec> features;
+  uint64_t rows = 1;  // of one put, at most
+  std::string job;
+  std::string dataset;
+  std::string socket;
+  double timeout_s = 0;
+};
+
+// Puts rows of a stream; see penstock_produce. Destroyed without finish(): as
+// if the process had died.
+class Producer {
+ public:
+  explicit Producer(const ProducerOptions& options) {
+    std::vector<penstock_feature> features;
+    for (const FeatureSpec& from : options.features) {
+      penstock_feature& feature = features.emplace_back();
+      feature = {from.name.c_str(),
+                 from.dtype,
+                 static_cast<uint32_t>(from.shape.size()),
+                 {},
+                 0};
+      if (from.shape.size() >= PENSTOCK_DIMENSIONS_MAX) {
+        throw Error(PENSTOCK_INVALID_ARGUMENT,
+                    "feature '" + from.name + "' has too many dimensions");
+      }
+      for (size_t i = 0; i < from.shape.size(); ++i) {
+        feature.shape[i] = from.shape[i];
+      }
+    }
+    const auto or_null = [](const std::string& text) {
+      return text.empty() ? nullptr : text.c_str();
+    };
+    penstock_producer_options c = PENSTOCK_PRODUCER_OPTIONS_INIT;
+    c.feature_count = static_cast<uint32_t>(features.size());
+    c.features = features.data();
+    c.rows = options.rows;
+    c.job = or_null(options.job);
+    c.dataset = or_null(options.dataset);
+    c.socket = or_null(options.socket);
+    c.timeout_s = options.timeout_s;
+    internal::Check(penstock_produce(&c, &producer_));
+  }
+  Producer(Producer&& other) noexcept
+      : producer_(std::exchange(other.producer_, nullptr)) {}
+  Producer& operator=(Producer&&) = delete;
+  ~Producer() { penstock_producer_close(producer_); }
+
+  // Room for so many rows, until the next call.
+  void reserve(uint64_t rows) {
+    internal::Check(penstock_producer_reserve(producer_, rows));
+  }
+  // [reserved rows, shape...] of a feature.
+  template <typename T>
+  T* data(uint32_t feature) const {
+    return static_cast<T*>(penstock_producer_data(producer_, feature));
+  }
+  void put(uint64_t rows) {
+    internal::Check(penstock_producer_put(producer_, rows));
+  }
+  void finish() { internal::Check(penstock_producer_finish(producer_)); }
+  void fail(const std::string& why) {
+    internal::Check(penstock_producer_fail(producer_, why.c_str()));
+  }
+  uint64_t next_row() const { return penstock_producer_next_row(producer_); }
+
+ private:
+  penstock_producer* producer_ = nullptr;
+};
+
 inline void Epoch::Advance() {
   batch_.release();  // before waiting: the broker can fill it again
   over_ = reader_->next(&batch_) != Reader::Result::kBatch;

@@ -15,7 +15,8 @@ namespace {
 constexpr uint64_t kRecordsMax = uint64_t{1} << 53;  // the plan's limit
 constexpr size_t kNameCharsMax = 64;
 constexpr size_t kFeaturesMax = 64;
-constexpr size_t kFilesMax = 256;  // each keeps a descriptor
+constexpr size_t kFilesMax = 256;            // each keeps a descriptor
+constexpr uint64_t kProducersMax = 1 << 20;  // one after the other
 constexpr size_t kDimensionsMax = 8;
 constexpr int64_t kDimensionMax = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kRowBytesMax = uint64_t{1} << 40;
@@ -269,12 +270,19 @@ Status ReadSynthetic(const SpecValue& value, SyntheticSource* out) {
   return value.Optional("cost_us").Uint(0, kCostUsMax, &out->cost_us);
 }
 
+Status ReadStream(const SpecValue& value, StreamSource* out) {
+  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping({"features", "producers"}));
+  PENSTOCK_RETURN_IF_ERROR(
+      ReadElementSpec(value.Required("features"), &out->features));
+  return value.Optional("producers").Uint(1, kProducersMax, &out->producers);
+}
+
 Status ReadSource(const SpecValue& value, const std::string& base_dir,
                   SourceSpec* out) {
   if (!value.present()) return value.Absent();
   const std::vector<std::string_view> kinds = {
-      "image_folder", "idx",     "fixed_length_records",
-      "range",        "tensors", "synthetic"};
+      "image_folder", "idx",   "fixed_length_records", "range", "tensors",
+      "synthetic",    "stream"};
   PENSTOCK_RETURN_IF_ERROR(
       value.CheckMapping(kinds, "a mapping with one of the keys"));
   PENSTOCK_ASSIGN_OR_RETURN(const std::string_view kind, value.OneOf(kinds));
@@ -294,7 +302,10 @@ Status ReadSource(const SpecValue& value, const std::string& base_dir,
   if (kind == "tensors") {
     return ReadTensors(source, &out->emplace<TensorsSource>());
   }
-  return ReadSynthetic(source, &out->emplace<SyntheticSource>());
+  if (kind == "synthetic") {
+    return ReadSynthetic(source, &out->emplace<SyntheticSource>());
+  }
+  return ReadStream(source, &out->emplace<StreamSource>());
 }
 
 // ---- transforms
@@ -522,6 +533,29 @@ Status ReadSmallCount(const SpecValue& value, uint64_t max, uint32_t* out) {
   return OkStatus();
 }
 
+// What cannot be said of rows that nobody has yet.
+Status CheckStream(const SpecValue& root, const DatasetSpec& spec) {
+  if (!std::holds_alternative<StreamSource>(spec.source)) return OkStatus();
+  if (spec.shuffle) {
+    return root.Optional("shuffle").Error(
+        "a stream comes in the order in which its producers put it: shuffle "
+        "there");
+  }
+  if (spec.epochs != 1) {
+    return root.Optional("epochs").Error(
+        "a stream comes once: its epoch ends when its producers finish");
+  }
+  if (spec.steps_per_epoch) {
+    return root.Optional("steps_per_epoch")
+        .Error("a stream is one epoch, as long as its producers make it");
+  }
+  if (spec.on_error != OnError::kFail) {
+    return root.Optional("on_error")
+        .Error("rows of a stream are in memory, none can be unreadable");
+  }
+  return OkStatus();
+}
+
 Status ReadSpec(const SpecValue& root, const std::string& base_dir,
                 DatasetSpec* spec) {
   PENSTOCK_RETURN_IF_ERROR(root.CheckMapping(
@@ -547,11 +581,13 @@ Status ReadSpec(const SpecValue& root, const std::string& base_dir,
       ReadSmallCount(root.Optional("prefetch"), kPrefetchMax, &spec->prefetch));
   PENSTOCK_RETURN_IF_ERROR(
       ReadSmallCount(root.Optional("hold"), kHoldMax, &spec->hold));
-  return root.Optional("on_error")
-      .Word<OnError>({{"fail", OnError::kFail},
-                      {"skip", OnError::kSkip},
-                      {"substitute", OnError::kSubstitute}},
-                     &spec->on_error);
+  PENSTOCK_RETURN_IF_ERROR(
+      root.Optional("on_error")
+          .Word<OnError>({{"fail", OnError::kFail},
+                          {"skip", OnError::kSkip},
+                          {"substitute", OnError::kSubstitute}},
+                         &spec->on_error));
+  return CheckStream(root, *spec);
 }
 
 }  // namespace

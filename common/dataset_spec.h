@@ -89,9 +89,20 @@ struct SyntheticSource {
   bool operator==(const SyntheticSource&) const = default;
 };
 
+// Rows that producers put while the job runs (penstock_produce). They come once
+// and in the order in which they were put: no shuffle, one epoch, no seek.
+//   features: as given
+struct StreamSource {
+  ElementSpec features;
+  // The data are over when so many have finished; more, if more were at work at
+  // once.
+  uint64_t producers = 1;
+  bool operator==(const StreamSource&) const = default;
+};
+
 using SourceSpec =
     std::variant<ImageFolderSource, IdxSource, FixedLengthRecordsSource,
-                 RangeSource, TensorsSource, SyntheticSource>;
+                 RangeSource, TensorsSource, SyntheticSource, StreamSource>;
 
 // ---- transforms: what happens to each row ---------------------------------
 

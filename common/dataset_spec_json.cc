@@ -88,6 +88,12 @@ Json ToJson(const SyntheticSource& source) {
             {"cost_us", source.cost_us}}}};
 }
 
+Json ToJson(const StreamSource& source) {
+  return {{"stream",
+           {{"features", ToJson(source.features)},
+            {"producers", source.producers}}}};
+}
+
 // {"center": {...}} or {"random_resized": {...}}; kind is not kNone.
 Json ToJson(const CropSpec& crop) {
   if (crop.kind == CropSpec::Kind::kCenter) {

@@ -28,6 +28,12 @@
 //             phase, owed, taken, and with
 //             full_epoch epochs_from
 //             + the former page
+//   produce   job [, dataset], features,     dataset, ring_rows, next; memory;
+//             rows                           then events {"event": "freed",
+//                                            "place"}, {"event": "over",
+//                                            "code", "error"}
+//   put       place, rows                    first
+//   finish    [error]                        -
 //   detach    -                              none: everything is unmapped
 //   unmapped  -                              none: segments of former lives are
 //   state     [job, dataset]                 state
@@ -120,8 +126,8 @@ StatusOr<Fd> ConnectControl(const std::string& path,
 
 // Sends a request (op and fields; the version is put in) and waits for its
 // answer; on_event is called with every event before it, with an empty object
-// after each kPause without one and after a signal, and returns false to give up
-// (Cancelled). An answer with "ok": false becomes its Status.
+// after each kPause without one and after a signal, and returns false to give
+// up (Cancelled). An answer with "ok": false becomes its Status.
 StatusOr<Message> Request(
     int socket, nlohmann::json request, const std::vector<int>& fds = {},
     Deadline deadline = std::nullopt,

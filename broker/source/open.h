@@ -19,6 +19,7 @@ StatusOr<std::unique_ptr<Source>> OpenFixedLengthRecords(
     const FixedLengthRecordsSource& spec, OpenProgress* progress);
 StatusOr<std::unique_ptr<Source>> OpenRange(const RangeSource& spec);
 StatusOr<std::unique_ptr<Source>> OpenTensors(const TensorsSource& spec);
+StatusOr<std::unique_ptr<Source>> OpenStream(const StreamSource& spec);
 StatusOr<std::unique_ptr<Source>> OpenSynthetic(const SyntheticSource& spec);
 
 }  // namespace penstock

@@ -33,9 +33,11 @@ StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
           return OpenRange(source);
         } else if constexpr (std::is_same_v<Spec, TensorsSource>) {
           return OpenTensors(source);
-        } else {
-          static_assert(std::is_same_v<Spec, SyntheticSource>);
+        } else if constexpr (std::is_same_v<Spec, SyntheticSource>) {
           return OpenSynthetic(source);
+        } else {
+          static_assert(std::is_same_v<Spec, StreamSource>);
+          return OpenStream(source);
         }
       },
       spec);

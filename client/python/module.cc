@@ -43,17 +43,33 @@ void CheckSignals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
+// Of a call that may have been cancelled by a signal.
+void CheckCall(int code) {
+  if (code == PENSTOCK_CANCELLED) CheckSignals();
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  Check(code);
+}
+
 struct Feature {
   std::string name;
   uint32_t dtype;
   std::vector<size_t> shape;  // of a row
 };
 
+constexpr const char* kDTypeNames[] = {
+    "",      "uint8",   "int8",     "int16",   "int32",
+    "int64", "float16", "bfloat16", "float32", "float64"};
+
 const char* NameOf(uint32_t dtype) {
-  constexpr const char* kNames[] = {"",        "uint8",  "int8",    "int16",
-                                    "int32",   "int64",  "float16", "bfloat16",
-                                    "float32", "float64"};
-  return dtype < std::size(kNames) ? kNames[dtype] : "";
+  return dtype < std::size(kDTypeNames) ? kDTypeNames[dtype] : "";
+}
+
+uint32_t DTypeNamed(const std::string& name) {
+  for (uint32_t dtype = 1; dtype < std::size(kDTypeNames); ++dtype) {
+    if (name == kDTypeNames[dtype]) return dtype;
+  }
+  Raise(PENSTOCK_INVALID_ARGUMENT,
+        ("no dtype '" + name + "' in a batch").c_str());
 }
 
 nb::dlpack::dtype DTypeOf(uint32_t dtype) {
@@ -306,13 +322,6 @@ class Reader {
     Reader* const reader_;
   };
 
-  // Of a call that may have been cancelled by a signal.
-  static void CheckCall(int code) {
-    if (code == PENSTOCK_CANCELLED) CheckSignals();
-    if (PyErr_Occurred() != nullptr) throw nb::python_error();
-    Check(code);
-  }
-
   void ReadSpec() {
     auto spec = std::make_shared<std::vector<Feature>>();
     for (uint32_t i = 0; i < penstock_feature_count(reader_); ++i) {
@@ -327,6 +336,110 @@ class Reader {
 
   penstock_reader* reader_ = nullptr;
   std::shared_ptr<const std::vector<Feature>> spec_;
+  std::atomic<bool> in_use_{false};
+};
+
+// Its memory lives as long as any array over it.
+class Producer {
+ public:
+  // features: [(name, dtype's name, shape of a row)]
+  Producer(const nb::list& features, uint64_t rows,
+           const std::optional<std::string>& job,
+           const std::optional<std::string>& dataset,
+           const std::optional<std::string>& socket, double timeout_s) {
+    std::vector<penstock_feature> given;
+    for (const nb::handle item : features) {
+      const auto entry = nb::cast<nb::tuple>(item);
+      Feature& feature = spec_.emplace_back();
+      feature.name = nb::cast<std::string>(entry[0]);
+      feature.dtype = DTypeNamed(nb::cast<std::string>(entry[1]));
+      for (const nb::handle size : nb::cast<nb::list>(entry[2])) {
+        feature.shape.push_back(nb::cast<size_t>(size));
+      }
+      if (feature.shape.size() >= PENSTOCK_DIMENSIONS_MAX) {
+        Raise(PENSTOCK_INVALID_ARGUMENT, "a feature of too many dimensions");
+      }
+    }
+    for (const Feature& feature : spec_) {
+      penstock_feature& c = given.emplace_back();
+      c = {feature.name.c_str(),
+           feature.dtype,
+           static_cast<uint32_t>(feature.shape.size()),
+           {},
+           0};
+      std::copy(feature.shape.begin(), feature.shape.end(), c.shape);
+    }
+    const auto text = [](const std::optional<std::string>& value) {
+      return value ? value->c_str() : nullptr;
+    };
+    penstock_producer_options options = PENSTOCK_PRODUCER_OPTIONS_INIT;
+    options.feature_count = static_cast<uint32_t>(given.size());
+    options.features = given.data();
+    options.rows = rows;
+    options.job = text(job);
+    options.dataset = text(dataset);
+    options.socket = text(socket);
+    options.timeout_s = timeout_s;
+    options.cancelled = &SignalArrived;
+    int code;
+    {
+      const nb::gil_scoped_release no_gil;
+      code = penstock_produce(&options, &producer_);
+    }
+    CheckCall(code);
+  }
+  ~Producer() { penstock_producer_close(producer_); }
+  Producer(const Producer&) = delete;
+
+  void Reserve(uint64_t rows) {
+    Call([&] { return penstock_producer_reserve(producer_, rows); });
+  }
+  // [rows, ...] of a feature, to be written. What NumPy has no dtype for is
+  // unsigned integers.
+  nb::object Array(uint32_t feature, size_t rows, nb::handle self) {
+    const Feature& of = spec_.at(feature);
+    void* const data = penstock_producer_data(producer_, feature);
+    if (data == nullptr) {
+      Raise(PENSTOCK_FAILED_PRECONDITION, "no rows are reserved");
+    }
+    nb::dlpack::dtype dtype = DTypeOf(of.dtype);
+    if (of.dtype == PENSTOCK_BFLOAT16) {
+      dtype.code = static_cast<uint8_t>(nb::dlpack::dtype_code::UInt);
+    }
+    std::vector<size_t> shape = {rows};
+    shape.insert(shape.end(), of.shape.begin(), of.shape.end());
+    return nb::cast(nb::ndarray<nb::numpy>(data, shape.size(), shape.data(),
+                                           self, nullptr, dtype));
+  }
+  void Put(uint64_t rows) {
+    Call([&] { return penstock_producer_put(producer_, rows); });
+  }
+  void Finish() {
+    Call([&] { return penstock_producer_finish(producer_); });
+  }
+  void Fail(const std::string& why) {
+    Call([&] { return penstock_producer_fail(producer_, why.c_str()); });
+  }
+  uint64_t next_row() const { return penstock_producer_next_row(producer_); }
+
+ private:
+  template <typename Body>
+  void Call(Body body) {
+    if (in_use_.exchange(true)) {
+      Raise(PENSTOCK_FAILED_PRECONDITION,
+            "this producer is in use by another thread: one at a time");
+    }
+    int code;
+    {
+      const nb::gil_scoped_release no_gil;
+      code = body();
+    }
+    in_use_.store(false);
+    CheckCall(code);
+  }
+
+  penstock_producer* producer_ = nullptr;
+  std::vector<Feature> spec_;
   std::atomic<bool> in_use_{false};
 };
 
@@ -370,6 +483,23 @@ NB_MODULE(_core, m) {
            nb::arg("memory_limit").none())
       .def("stop", &Broker::Stop)
       .def_prop_ro("socket", &Broker::socket);
+
+  nb::class_<Producer>(m, "Producer")
+      .def(nb::init<nb::list, uint64_t, std::optional<std::string>,
+                    std::optional<std::string>, std::optional<std::string>,
+                    double>(),
+           nb::arg("features"), nb::arg("rows"), nb::arg("job").none(),
+           nb::arg("dataset").none(), nb::arg("socket").none(),
+           nb::arg("timeout_s"))
+      .def("reserve", &Producer::Reserve)
+      .def("array",
+           [](nb::handle self, uint32_t feature, size_t rows) {
+             return nb::cast<Producer&>(self).Array(feature, rows, self);
+           })
+      .def("put", &Producer::Put)
+      .def("finish", &Producer::Finish)
+      .def("fail", &Producer::Fail)
+      .def_prop_ro("next_row", &Producer::next_row);
 
   nb::class_<Reader>(m, "Reader")
       .def(

@@ -8,7 +8,8 @@
                 images, labels = batch["image"], batch["label"]
 
 Beside it: ``penstock.torch`` (a DataLoader), ``penstock.tf`` (a tf.data.Dataset),
-``penstock.Dataset`` (a spec in Python), ``penstock.broker`` (a private broker).
+``penstock.Dataset`` (a spec in Python), ``penstock.broker`` (a private broker),
+``penstock.producer`` (rows that a process makes).
 """
 
 from penstock._core import PADDING_ID
@@ -22,14 +23,15 @@ from penstock.errors import (Aborted, AlreadyExists, Cancelled, DataLoss,
                              Internal, InvalidArgument, NotFound,
                              PermissionDenied, ResourceExhausted, Unavailable)
 from penstock.private_broker import Broker, broker
+from penstock.producer import Producer, producer
 from penstock.reader import EndOfData, EndOfEpoch, Epoch, Reader, attach
 
 __all__ = [
     "Aborted", "AlreadyExists", "Batch", "Broker", "Cancelled", "DataLoss",
     "Dataset", "DeadlineExceeded", "EndOfData", "EndOfEpoch", "Epoch", "Error",
     "FailedPrecondition", "Features", "Internal", "InvalidArgument", "NotFound",
-    "Operation", "PADDING_ID", "PermissionDenied", "Reader",
-    "ResourceExhausted", "TensorSpec", "Unavailable", "__version__", "attach",
+    "Operation", "PADDING_ID", "PermissionDenied", "Producer",
+    "Reader", "ResourceExhausted", "TensorSpec", "Unavailable", "__version__", "attach",
     "broker", "cast", "center", "crop", "decode_image", "flip", "normalize",
-    "random_resized", "resize",
+    "producer", "random_resized", "resize",
 ]

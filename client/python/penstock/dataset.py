@@ -43,6 +43,17 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value]
 
 
+def stream_features(features: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
+    """{name: TensorSpec(shape, dtype)} or {name: {"dtype", "shape"}}, as the spec
+    has it."""
+    plain = {}
+    for name, spec in features.items():
+        shape, dtype = ((spec["shape"], spec["dtype"])
+                        if isinstance(spec, Mapping) else spec)
+        plain[name] = {"dtype": str(dtype), "shape": [int(n) for n in shape]}
+    return plain
+
+
 class Operation(Dict[str, Any]):
     """One entry of a spec's ``map``; made by the functions below."""
 
@@ -187,6 +198,17 @@ class Dataset:
         """Made-up records; ``cost_us``: CPU time burnt for each."""
         return cls._of("synthetic", _given(records=records, features=features,
                                            cost_us=cost_us), name)
+
+    @classmethod
+    def stream(cls, features: Mapping[str, Any], *,
+               producers: Optional[int] = None,
+               name: Optional[str] = None) -> "Dataset":
+        """Rows that ``penstock.producer`` puts; ``features``: as its
+        ``element_spec``. Over when ``producers`` (1) of them have finished, or
+        all that were at work at once. Comes once, in its own order: no
+        shuffle, no repeat, no seek."""
+        return cls._of("stream", _given(features=stream_features(features),
+                                        producers=producers), name)
 
     @classmethod
     def from_file(cls, path: Path) -> "Dataset":

@@ -51,11 +51,13 @@ class Epoch:
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank. TypeError in dynamic
-        delivery: who is faster gets more."""
+        delivery, where who is faster gets more, and of a stream."""
         if self._reader.delivery == "dynamic":
             raise TypeError(
                 "in dynamic delivery an epoch has no length: a faster rank gets "
                 "more batches")
+        if self._reader.steps_per_epoch == 0:
+            raise TypeError("a stream is as long as its producers make it")
         return self._reader.steps_per_epoch
 
 

@@ -20,8 +20,7 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
     of it, after a ``break``), with ``element_spec``. ``dataset.reader`` is the
     Reader: its ``steps_per_epoch`` is what Keras wants to know.
 
-    Batches are copied once, into TensorFlow's own memory: tf.data keeps elements
-    for as long as it likes. Where that counts, iterate the reader and take
+    Batches are copied once: tf.data keeps elements for as long as it likes. Where that counts, iterate the reader and take
     ``batch.tf()``. Shuffling, batching and mapping belong into the spec; a
     ``.repeat()`` here ends with the job.
 
@@ -43,10 +42,12 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
     def batches() -> Iterator[Any]:
         for epoch in reader.epochs():
             for batch in epoch:
-                yield (tuple(batch[name] for name in names)
-                       if features is not None else
-                       {name: batch[name] for name in names})
+                # TensorFlow takes over arrays that are aligned and lets go of
+                # them when it comes to it: copies, or it holds the batches.
+                copies = [batch[name].copy() for name in names]
                 del batch
+                yield (tuple(copies) if features is not None else
+                       dict(zip(names, copies)))
             return
 
     signatures: Any = {name: signature(name) for name in names}

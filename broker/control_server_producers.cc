@@ -1,0 +1,183 @@
+// What producers may ask for: to feed a job whose source is a stream.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "broker/control_server.h"
+#include "broker/request_fields.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kNameCharsMax = 256;
+constexpr size_t kMessageCharsMax = 512;
+
+const StreamSource* StreamOf(const Job& job) {
+  return std::get_if<StreamSource>(&job.options().spec.source);
+}
+
+// It is over; nobody takes rows any more.
+Status OverError(const Job& job) {
+  const Status failure = job.failure();
+  return Status(
+      failure.ok() ? StatusCode::kAborted : failure.code(),
+      fmt::format("job '{}' is over: {}", job.key().name,
+                  failure.ok() ? "its ranks left" : failure.message()));
+}
+
+}  // namespace
+
+Status ControlServer::StartProduce(Connection* connection,
+                                   const nlohmann::json& request) {
+  if (connection->job != nullptr || connection->producer) {
+    return FailedPreconditionError(
+        "this connection is a rank's or a producer's already");
+  }
+  Connection::Producer producer;
+  PENSTOCK_ASSIGN_OR_RETURN(producer.job_name,
+                            TextField(request, "job", kNameCharsMax));
+  if (request.contains("dataset")) {
+    PENSTOCK_ASSIGN_OR_RETURN(producer.dataset,
+                              TextField(request, "dataset", kNameCharsMax));
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(producer.put_rows,
+                            NumberField(request, "rows", 1, UINT32_MAX));
+  producer.features = request.value("features", nlohmann::json());
+  connection->producer = std::move(producer);
+  if (!LetInProducer(connection)) connection->waiting = true;
+  return OkStatus();
+}
+
+bool ControlServer::LetInProducer(Connection* connection) {
+  Connection::Producer& producer = *connection->producer;
+  std::vector<std::shared_ptr<Job>> jobs =
+      jobs_->Find(connection->uid, producer.job_name, producer.dataset);
+  std::erase_if(jobs, [&](const std::shared_ptr<Job>& job) {
+    return job->key().uid != connection->uid;
+  });
+  if (jobs.empty()) return false;
+  const bool any = std::erase_if(jobs, [](const std::shared_ptr<Job>& job) {
+                     return job->stream() == nullptr;
+                   }) > 0;
+  connection->waiting = false;
+  const auto refuse = [&](const Status& status) {
+    Reply(connection, ErrorReply(status));
+    connection->producer.reset();
+    return true;
+  };
+  if (jobs.empty() && any) {
+    return refuse(FailedPreconditionError(
+        "job '{}' takes no rows of producers: the source of its dataset is not "
+        "a `stream`",
+        producer.job_name));
+  }
+  if (jobs.size() > 1) {
+    return refuse(InvalidArgumentError(
+        "there are {} jobs '{}' that producers feed: say which dataset is "
+        "meant",
+        jobs.size(), producer.job_name));
+  }
+  const std::shared_ptr<Job>& job = jobs[0];
+  if (job->failed()) return refuse(OverError(*job));
+  const ElementSpec& wanted = StreamOf(*job)->features;
+  if (producer.features != ElementSpecToJson(wanted)) {
+    std::string text;
+    for (const Feature& feature : wanted) {
+      text += (text.empty() ? "" : ", ") + feature.ToString();
+    }
+    return refuse(InvalidArgumentError(
+        "job '{}' wants rows of {}, in this order; the producer has {:.200}",
+        producer.job_name, text, producer.features.dump()));
+  }
+  const auto joined = job->stream()->Join(producer.put_rows);
+  if (!joined.ok()) return refuse(joined.status());
+  producer.job = job;
+  producer.number = joined->producer;
+  spdlog::info("job '{}': producer {} is at work", producer.job_name,
+               producer.number);
+  nlohmann::json answer = OkReply();
+  answer["dataset"] = job->key().dataset;
+  answer["ring_rows"] = joined->rows;
+  answer["next"] = joined->next;
+  Reply(connection, answer, {joined->fd});
+  return true;
+}
+
+void ControlServer::LetInProducers() {
+  for (auto& [id, connection] : connections_) {
+    if (connection.producer && connection.producer->job == nullptr) {
+      LetInProducer(&connection);
+    }
+  }
+}
+
+StatusOr<nlohmann::json> ControlServer::Put(Connection* connection,
+                                            const nlohmann::json& request) {
+  if (!connection->producer) {
+    return FailedPreconditionError("this connection is not a producer's");
+  }
+  const Connection::Producer& producer = *connection->producer;
+  if (producer.job->failed()) return OverError(*producer.job);
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t place,
+                            NumberField(request, "place", 0, UINT64_MAX / 2));
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rows,
+                            NumberField(request, "rows", 1, UINT32_MAX));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const uint64_t first,
+      producer.job->stream()->Put(producer.number, place, rows));
+  nlohmann::json answer = OkReply();
+  answer["first"] = first;
+  return answer;
+}
+
+StatusOr<nlohmann::json> ControlServer::FinishProducer(
+    Connection* connection, const nlohmann::json& request) {
+  if (!connection->producer) {
+    return FailedPreconditionError("this connection is not a producer's");
+  }
+  const std::shared_ptr<Job> job = connection->producer->job;
+  if (request.contains("error")) {
+    PENSTOCK_ASSIGN_OR_RETURN(std::string text,
+                              TextField(request, "error", kMessageCharsMax));
+    job->Fail(AbortedError("job '{}': producer {} failed: {}", job->key().name,
+                           connection->producer->number, text));
+    LeaveStream(connection, false);
+  } else {
+    LeaveStream(connection, true);
+  }
+  return OkReply();
+}
+
+void ControlServer::LeaveStream(Connection* connection, bool finished) {
+  const Connection::Producer producer =
+      *std::exchange(connection->producer, std::nullopt);
+  if (producer.job == nullptr) return;
+  spdlog::info("job '{}': producer {} {}", producer.job_name, producer.number,
+               finished ? "has finished" : "is gone");
+  producer.job->stream()->Leave(producer.number, finished);
+  producer.job->StreamChanged();
+}
+
+void ControlServer::TellProducers(const std::shared_ptr<Job>& job) {
+  const bool over = job->failed();
+  const std::vector<Stream::Freed> all = job->stream()->TakeFreed();
+  for (auto& [id, connection] : connections_) {
+    if (!connection.producer || connection.producer->job != job) continue;
+    if (over) {
+      nlohmann::json event = ErrorReply(OverError(*job));
+      event.erase("ok");
+      event["event"] = "over";
+      Reply(&connection, event);
+      LeaveStream(&connection, false);
+      continue;
+    }
+    const auto freed =
+        std::find_if(all.begin(), all.end(), [&](const Stream::Freed& each) {
+          return each.producer == connection.producer->number;
+        });
+    if (freed == all.end()) continue;
+    Reply(&connection, {{"event", "freed"}, {"place", freed->place}});
+  }
+}
+
+}  // namespace penstock

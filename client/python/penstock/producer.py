@@ -1,0 +1,153 @@
+"""The other end: a process that makes rows instead of reading them.
+
+    spec = {"image": penstock.TensorSpec((224, 224, 3), "uint8"),
+            "label": penstock.TensorSpec((), "int64")}
+
+    with penstock.producer("frames", spec, batch=64) as out:
+        for images, labels in simulate():
+            out.put({"image": images, "label": labels})
+
+The ranks attach to the same job with a stream of the same features:
+
+    dataset = penstock.Dataset.stream(spec).batch(256)
+    with penstock.attach(dataset, job="frames") as reader: ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, Iterator, Mapping, Optional
+
+import numpy as np
+
+from penstock import _core
+from penstock.batch import TensorSpec, numpy_dtype
+from penstock.dataset import stream_features
+from penstock.errors import Error
+
+
+class Producer:
+    """One producer of a job; made by ``penstock.producer``. Used by one thread at
+    a time; a forked child cannot use its parent's."""
+
+    def __init__(self, core: Any, features: Mapping[str, TensorSpec],
+                 batch: int):
+        self._core = core
+        self._batch = batch
+        self._features = dict(features)
+
+    @property
+    def next_row(self) -> int:
+        """The number, in the stream, of the row that was next when this producer
+        came: 0 in a new job; after a resume, where to go on."""
+        return self._core.next_row
+
+    def put(self, rows: Mapping[str, Any]) -> None:
+        """Copies rows in: ``{name: [n, ...]}`` for every feature, any n, in pieces
+        of ``batch`` rows at most. Waits while the ranks are behind. ValueError:
+        another name, shape or dtype than the features', or arrays of different
+        n. Raises ``Aborted`` when the job's ranks have left."""
+        arrays = {name: self._checked(name, rows) for name in self._features}
+        if len(rows) > len(arrays):
+            raise ValueError("no feature of the stream: "
+                             + ", ".join(set(rows) - set(arrays)))
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"different numbers of rows: {lengths}")
+        count = next(iter(lengths.values()))
+        for begin in range(0, count, self._batch):
+            end = min(count, begin + self._batch)
+            with self.slot(end - begin) as slot:
+                for name, array in arrays.items():
+                    slot[name][...] = array[begin:end]
+
+    def _checked(self, name: str, rows: Mapping[str, Any]) -> np.ndarray:
+        if name not in rows:
+            raise ValueError(f"no rows of feature {name!r}")
+        spec = self._features[name]
+        wanted = numpy_dtype(spec.dtype)
+        array = np.asarray(rows[name])
+        if array.shape[1:] != spec.shape or array.ndim == 0:
+            raise ValueError(f"feature {name!r}: rows of shape "
+                             f"{array.shape[1:]}, wanted {spec.shape}")
+        if array.dtype != wanted and not np.can_cast(array.dtype, wanted,
+                                                     "same_kind"):
+            raise ValueError(f"feature {name!r}: {array.dtype} does not fit into "
+                             f"{wanted}")
+        return array
+
+    @contextlib.contextmanager
+    def slot(self, rows: Optional[int] = None
+             ) -> Iterator[Dict[str, np.ndarray]]:
+        """Room for ``rows`` rows (``batch``), to be written where the broker reads
+        them: ``{name: [rows, ...]}``. They are put when the block ends, and
+        are nothing if it raises. Waits while the ranks are behind. The arrays
+        can be written until then, and not kept."""
+        rows = self._batch if rows is None else rows
+        self._core.reserve(rows)
+        arrays = {}
+        for index, (name, spec) in enumerate(self._features.items()):
+            array = self._core.array(index, rows)
+            if spec.dtype == "bfloat16":
+                array = array.view(numpy_dtype(spec.dtype))
+            arrays[name] = array
+        try:
+            yield arrays
+        finally:
+            for array in arrays.values():
+                array.flags.writeable = False
+        self._core.put(rows)
+
+    def finish(self) -> None:
+        """It has put all of its rows. Done by the end of a ``with`` block."""
+        self._core.finish()
+
+    def fail(self, why: str) -> None:
+        """It cannot go on: the job fails, and ``why`` is what its ranks get. Done
+        by an exception that leaves a ``with`` block."""
+        self._core.fail(why)
+
+    def __enter__(self) -> "Producer":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            # What is raised already says more than that it was too late.
+            with contextlib.suppress(Error):
+                self.fail(f"{kind.__name__}: {error}")
+
+
+def producer(job: Optional[str] = None,
+             element_spec: Optional[Mapping[str, Any]] = None, *,
+             batch: int = 1, dataset: Optional[str] = None,
+             socket: Optional[str] = None, timeout_s: float = 0) -> Producer:
+    """Feeds a job whose dataset is a ``stream``; waits until a rank has attached
+    to it.
+
+    Several producers may feed one job, come and go at any time, and be killed:
+    what was put is delivered exactly once, what was only written is nothing. Rows
+    come in the order in which they were put: no shuffle, no way back, and a
+    job resumes only as far as its producers can go on where it was
+    (``next_row``). The stream is over when all of its producers have finished.
+
+    Args:
+      job: its name; None: PENSTOCK_JOB, the launcher's, "default".
+      element_spec: ``{name: TensorSpec(shape, dtype)}`` of one row, as the
+        stream's features; also ``{"dtype": ..., "shape": ...}``.
+      batch: rows of one put, at most.
+      dataset: where several jobs have that name.
+      socket: as of ``attach``.
+      timeout_s: of every wait; 0: none. DeadlineExceeded.
+
+    Raises InvalidArgument when the job wants other features, FailedPrecondition
+    when its source is not a stream or the stream is over.
+    """
+    features = {name: TensorSpec(tuple(spec["shape"]), spec["dtype"])
+                for name, spec in stream_features(element_spec or {}).items()}
+    core = _core.Producer(
+        [(name, spec.dtype, list(spec.shape))
+         for name, spec in features.items()],
+        batch, job, dataset, socket, timeout_s)
+    return Producer(core, features, batch)

@@ -1,0 +1,47 @@
+// The memory between a producer and the broker: rows in a ring, feature by
+// feature.
+//
+//   feature 0  [rows, shape...]  feature 1  [rows, shape...]  ...
+//
+// A memfd that the broker makes and seals (its size is fixed) and the producer
+// alone writes, so its pages count as the producer's. The broker reads rows out
+// of it with pread, and never maps it: whatever is done to it meanwhile, values
+// of those rows are all that can be wrong.
+//
+// Places in the ring are counted on and on; place p is row p % rows. The rows
+// of one put follow one another: where the ring ends too soon the rest of it is
+// passed over.
+#ifndef COMMON_PRODUCER_MEMORY_H_
+#define COMMON_PRODUCER_MEMORY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/element_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// Producers at work for one job.
+inline constexpr uint32_t kProducersMax = 64;
+
+struct ProducerLayout {
+  uint64_t rows = 0;  // of the ring
+  std::vector<uint64_t> offsets;
+  std::vector<uint64_t> row_bytes;
+  uint64_t bytes = 0;
+};
+
+// ResourceExhausted: more than 2^46 bytes.
+StatusOr<ProducerLayout> PlanProducerMemory(const ElementSpec& element,
+                                            uint64_t rows);
+
+// The place of a put of so many rows, of which the last one ended at end. rows
+// is at most ring_rows.
+constexpr uint64_t PlaceOfPut(uint64_t end, uint64_t rows, uint64_t ring_rows) {
+  const uint64_t left = ring_rows - end % ring_rows;
+  return rows <= left ? end : end + left;
+}
+
+}  // namespace penstock
+#endif  // COMMON_PRODUCER_MEMORY_H_

@@ -1,0 +1,550 @@
+// Producers and a stream, from puts to batches: the whole system in one process
+// but for the broker, and producers that are killed.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <memory>
+#include <numeric>
+#include <optional>
+
+#include "common/producer_memory.h"
+#include "tests/delivery_fixture.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+
+class ProducerTest : public DeliveryTest {
+ protected:
+  static std::string Spec(const std::string& rest,
+                          const std::string& source = "") {
+    return "dataset: numbers\n"
+           "source: {stream: {features: {value: {dtype: int64, shape: []}}" +
+           source + "}}\n" + rest;
+  }
+  ProducerOptions ProducerFor(uint64_t rows) {
+    ProducerOptions options;
+    options.features = {{"value", PENSTOCK_INT64, {}}};
+    options.rows = rows;
+    options.socket = broker_.socket();
+    options.job = testing::UnitTest::GetInstance()->current_test_info()->name();
+    options.timeout_s = 60;
+    return options;
+  }
+  static void Put(Producer* producer, int64_t first, uint64_t rows) {
+    producer->reserve(rows);
+    std::iota(producer->data<int64_t>(0), producer->data<int64_t>(0) + rows,
+              first);
+    producer->put(rows);
+  }
+  // Rows [first, end), in puts of so many.
+  void Produce(int64_t first, int64_t end, int64_t rows) {
+    Producer producer(ProducerFor(static_cast<uint64_t>(rows)));
+    for (int64_t at = first; at < end; at += rows) {
+      Put(&producer, at, static_cast<uint64_t>(std::min(rows, end - at)));
+    }
+    producer.finish();
+  }
+  template <typename Call>
+  static Error ErrorOf(Call call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error;
+    }
+    return {0, "no error"};
+  }
+  static Rows AllRows(const std::vector<Course>& courses) {
+    Rows rows;
+    for (const Course& course : courses) {
+      EXPECT_EQ(course.code, 0) << course.error;
+      EXPECT_EQ(course.epoch_ends, 1u);
+      Append(course.taken, &rows);
+    }
+    return rows;
+  }
+};
+
+TEST_F(ProducerTest, RowsComeInOrderAndTheLastBatchIsWhatIsLeft) {
+  // Produced before anybody listens: it waits for the job.
+  std::thread producer([&] { Produce(0, 100, 7); });
+  Reader reader(OptionsFor(Spec("batch: {size: 16}\n"), 0, 1));
+  EXPECT_EQ(reader.sample_count(), 0u);
+  EXPECT_EQ(reader.steps_per_epoch(), 0u);
+  const Course course = RunToTheEnd(reader);
+  producer.join();
+  EXPECT_EQ(course.code, 0) << course.error;
+  EXPECT_EQ(course.epoch_ends, 1u);
+  ASSERT_EQ(course.taken.size(), 7u);
+  Rows rows;
+  Append(course.taken, &rows);
+  EXPECT_EQ(rows, Numbers(100));
+  EXPECT_EQ(course.taken[5].rows.size(), 16u);
+  EXPECT_EQ(course.taken[6].rows.size(), 4u);
+  EXPECT_EQ(course.taken[6].global_rows, 4u);
+}
+
+TEST_F(ProducerTest, AWholeLastBatchIsTheLast) {
+  std::thread producer([&] { Produce(0, 32, 32); });
+  Reader reader(OptionsFor(Spec("batch: {size: 16}\n"), 0, 1));
+  const Course course = RunToTheEnd(reader);
+  producer.join();
+  EXPECT_EQ(course.taken.size(), 2u);
+  EXPECT_EQ(course.epoch_ends, 1u);
+  EXPECT_EQ(course.code, 0) << course.error;
+}
+
+TEST_F(ProducerTest, WhatDoesNotFillABatchMayBeDroppedOrPadded) {
+  for (const auto& [last, rows] :
+       {std::pair("drop", 32u), std::pair("pad", 48u)}) {
+    Options options = OptionsFor(
+        Spec(std::string("batch: {size: 16, last: ") + last + "}\n"), 0, 1);
+    options.job += last;
+    std::thread thread([&] {
+      ProducerOptions producing = ProducerFor(40);
+      producing.job = options.job;
+      Producer producer(producing);
+      Put(&producer, 0, 40);
+      producer.finish();
+    });
+    Reader reader(options);
+    const Course course = RunToTheEnd(reader);
+    thread.join();
+    Rows all;
+    Append(course.taken, &all);
+    EXPECT_EQ(all.size(), rows) << last;
+    EXPECT_EQ(course.epoch_ends, 1u);
+  }
+}
+
+TEST_F(ProducerTest, AStreamWithoutRowsIsOverAtOnce) {
+  std::thread producer([&] { Produce(0, 0, 1); });
+  Reader reader(OptionsFor(Spec("batch: {size: 16}\n"), 0, 1));
+  const Course course = RunToTheEnd(reader);
+  producer.join();
+  EXPECT_TRUE(course.taken.empty());
+  EXPECT_EQ(course.code, 0) << course.error;
+}
+
+TEST_F(ProducerTest, EveryModeGivesEachRowOnce) {
+  for (const char* mode : {"split", "dynamic", "broadcast"}) {
+    std::vector<Options> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      Options options = OptionsFor(Spec("batch: {size: 10}\n"), rank, 3);
+      options.delivery = mode;
+      options.job += mode;
+      ranks.push_back(options);
+    }
+    std::thread thread([&] {
+      ProducerOptions options = ProducerFor(9);
+      options.job = ranks[0].job;
+      Producer producer(options);
+      for (int64_t at = 0; at < 1000; at += 8) Put(&producer, at, 8);
+      producer.finish();
+    });
+    const std::vector<Course> courses = RunAll(ranks);
+    thread.join();
+    Rows rows;
+    for (const Course& course : courses) {
+      EXPECT_EQ(course.code, 0) << mode << ": " << course.error;
+      Append(course.taken, &rows);
+    }
+    const int times = std::string(mode) == "broadcast" ? 3 : 1;
+    EXPECT_EQ(Sorted(rows), Numbers(1000, times)) << mode;
+  }
+}
+
+TEST_F(ProducerTest, SeveralProducersFeedOneJob) {
+  constexpr int kProducers = 4;
+  constexpr int64_t kEach = 2000;
+  std::vector<std::thread> producers;
+  for (int i = 0; i < kProducers; ++i) {
+    producers.emplace_back(
+        [&, i] { Produce(i * kEach, (i + 1) * kEach, 1 + 13 * i); });
+  }
+  const std::string spec =
+      Spec("batch: {size: 64}\n", ", producers: " + std::to_string(kProducers));
+  const std::vector<Course> courses =
+      RunAll({OptionsFor(spec, 0, 2), OptionsFor(spec, 1, 2)}, 2);
+  for (std::thread& thread : producers) thread.join();
+  EXPECT_EQ(Sorted(AllRows(courses)), Numbers(kProducers * kEach));
+}
+
+TEST_F(ProducerTest, RowsGoThroughTheMap) {
+  const std::string spec =
+      "dataset: images\n"
+      "source: {stream: {features: {image: {dtype: uint8, shape: [2, 2, 3]}, "
+      "label: {dtype: int64, shape: []}}}}\n"
+      "map:\n  - cast: {dtype: float32, layout: chw}\n"
+      "batch: {size: 4}\n";
+  std::thread thread([&] {
+    ProducerOptions options = ProducerFor(5);
+    options.features = {{"image", PENSTOCK_UINT8, {2, 2, 3}},
+                        {"label", PENSTOCK_INT64, {}}};
+    Producer producer(options);
+    for (int put = 0; put < 3; ++put) {
+      producer.reserve(5);
+      for (int i = 0; i < 60; ++i) {
+        producer.data<uint8_t>(0)[i] = static_cast<uint8_t>(put * 60 + i);
+      }
+      for (int i = 0; i < 5; ++i) producer.data<int64_t>(1)[i] = put * 5 + i;
+      producer.put(5);
+    }
+    producer.finish();
+  });
+  Reader reader(OptionsFor(spec, 0, 1));
+  Batch batch;
+  int64_t row = 0;
+  while (reader.next(&batch) == Reader::Result::kBatch) {
+    const auto images = batch.get<float>("image");
+    for (uint64_t i = 0; i < batch.rows(); ++i, ++row) {
+      EXPECT_EQ(batch.get<int64_t>("label")[i], row);
+      EXPECT_EQ(batch.ids()[i], row);
+      for (int64_t value = 0; value < 12; ++value) {
+        // Pixel and channel of the source, channels first here.
+        const int64_t from = value % 4 * 3 + value / 4;
+        EXPECT_EQ(images[i * 12 + value],
+                  static_cast<float>((row * 12 + from) % 256));
+      }
+    }
+  }
+  thread.join();
+  EXPECT_EQ(row, 15);
+}
+
+// ---- death
+// -------------------------------------------------------------------
+
+// A producer in a process of its own that is killed.
+pid_t ForkProducer(const std::function<void()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    body();
+    for (;;) pause();
+  }
+  return pid;
+}
+void Kill(pid_t pid) {
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+}
+
+TEST_F(ProducerTest, WhatAKilledProducerPutIsDeliveredAndNothingElse) {
+  const pid_t first = ForkProducer([&] {
+    Producer producer(ProducerFor(10));
+    Put(&producer, 0, 10);
+    Put(&producer, 10, 10);
+    producer.reserve(10);
+    std::fill_n(producer.data<int64_t>(0), 10, -1);
+    for (;;) pause();
+  });
+  Reader reader(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
+  WaitUntil("rows put", [&] {
+    const nlohmann::json job = JobStatus(
+        testing::UnitTest::GetInstance()->current_test_info()->name());
+    return job.is_object() && job.at("rows_put") == 20;
+  });
+  Kill(first);
+  WaitUntil("it is gone", [&] {
+    return JobStatus(
+               testing::UnitTest::GetInstance()->current_test_info()->name())
+               .at("producers") == 0;
+  });
+  // Not the end: who died is waited for.
+  std::thread second([&] { Produce(20, 25, 5); });
+  const Course course = RunToTheEnd(reader);
+  second.join();
+  EXPECT_EQ(course.code, 0) << course.error;
+  Rows rows;
+  Append(course.taken, &rows);
+  EXPECT_EQ(rows, Numbers(25));
+}
+
+TEST_F(ProducerTest, RanksAreToldWhenNobodyPutsAnything) {
+  Options options = OptionsFor(Spec("batch: {size: 8}\n"), 0, 1);
+  options.wait_s = 0.5;
+  Reader reader(options);
+  const Course course = RunToTheEnd(reader);
+  EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
+  EXPECT_THAT(course.error, HasSubstr("no producer is at work"));
+}
+
+TEST_F(ProducerTest, AProducerThatFailsTellsTheRanksWhy) {
+  std::thread thread([&] {
+    Producer producer(ProducerFor(4));
+    Put(&producer, 0, 4);
+    producer.fail("the simulator diverged");
+  });
+  Reader reader(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
+  const Course course = RunToTheEnd(reader);
+  thread.join();
+  EXPECT_EQ(course.code, PENSTOCK_ABORTED);
+  EXPECT_THAT(course.error, HasSubstr("the simulator diverged"));
+}
+
+TEST_F(ProducerTest, AProducerIsToldWhenNobodyTakesItsRows) {
+  auto reader =
+      std::make_unique<Reader>(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
+  Producer producer(ProducerFor(8));
+  Put(&producer, 0, 8);
+  reader.reset();
+  const Error error = ErrorOf([&] {
+    for (;;) Put(&producer, 0, 8);
+  });
+  EXPECT_EQ(error.code(), PENSTOCK_ABORTED);
+  EXPECT_THAT(error.what(), HasSubstr("is over"));
+}
+
+TEST_F(ProducerTest, ABrokerThatDiesIsNamed) {
+  Reader reader(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
+  Producer producer(ProducerFor(8));
+  broker_.Stop(SIGKILL);
+  const Error error = ErrorOf([&] {
+    for (;;) Put(&producer, 0, 8);
+  });
+  EXPECT_EQ(error.code(), PENSTOCK_UNAVAILABLE);
+  broker_.Start();
+  const Course course = RunToTheEnd(reader);
+  EXPECT_EQ(course.code, PENSTOCK_DATA_LOSS);
+  EXPECT_THAT(course.error, HasSubstr("begin at a state"));
+}
+
+// ---- room
+// --------------------------------------------------------------------
+
+TEST_F(ProducerTest, NoMoreIsPutThanRanksAreBehind) {
+  Reader reader(
+      OptionsFor(Spec("batch: {size: 8}\nprefetch: 1\nhold: 1\n"), 0, 1));
+  ProducerOptions options = ProducerFor(8);
+  options.timeout_s = 0.3;
+  Producer producer(options);
+  int64_t next = 0;
+  const auto put_until_full = [&] {
+    const Error error = ErrorOf([&] {
+      for (;; next += 8) Put(&producer, next, 8);
+    });
+    EXPECT_EQ(error.code(), PENSTOCK_DEADLINE_EXCEEDED) << error.what();
+  };
+  put_until_full();
+  // Two batches in slots, one that is collected, three puts.
+  EXPECT_EQ(next, 48);
+  std::vector<Taken> taken;
+  Batch batch;
+  // A batch that is held is not forgotten: it may have to be made again.
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  taken.push_back(TakenOf(reader, batch));
+  put_until_full();
+  EXPECT_EQ(next, 48);
+  batch.release();
+  put_until_full();
+  EXPECT_EQ(next, 56);
+  producer.finish();
+  for (const Taken& each : RunToTheEnd(reader).taken) taken.push_back(each);
+  Rows rows;
+  Append(taken, &rows);
+  EXPECT_EQ(rows, Numbers(56));
+}
+
+TEST_F(ProducerTest, PutsOfAnySizeGoRoundTheRing) {
+  Reader reader(OptionsFor(Spec("batch: {size: 5}\n"), 0, 1));
+  std::thread thread([&] {
+    Producer producer(ProducerFor(11));
+    int64_t next = 0;
+    for (uint64_t i = 0; next < 20'000; ++i) {
+      const uint64_t rows = 1 + i * 7 % 11;
+      // More is reserved than put, at the ring's end too.
+      producer.reserve(11);
+      std::iota(producer.data<int64_t>(0), producer.data<int64_t>(0) + 11,
+                next);
+      producer.put(rows);
+      next += static_cast<int64_t>(rows);
+    }
+    producer.finish();
+  });
+  const Course course = RunToTheEnd(reader, 2);
+  thread.join();
+  EXPECT_EQ(course.code, 0) << course.error;
+  Rows rows;
+  Append(course.taken, &rows);
+  EXPECT_EQ(rows, Numbers(static_cast<int64_t>(rows.size())));
+  EXPECT_GE(rows.size(), 20'000u);
+}
+
+// ---- resume
+// ------------------------------------------------------------------
+
+TEST_F(ProducerTest, AJobResumesWhereItsProducerGoesOn) {
+  std::string state;
+  {
+    Reader reader(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
+    Producer producer(ProducerFor(8));
+    for (int64_t at = 0; at < 24; at += 8) Put(&producer, at, 8);
+    Batch batch;
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+    }
+    state = reader.state();
+  }
+  Options options = OptionsFor(Spec("batch: {size: 8}\n"), 0, 1);
+  options.state = state;
+  Reader reader(options);
+  Producer producer(ProducerFor(8));
+  EXPECT_EQ(producer.next_row(), 16u);
+  Put(&producer, 16, 8);
+  producer.finish();
+  const Course course = RunToTheEnd(reader);
+  ASSERT_EQ(course.taken.size(), 1u);
+  EXPECT_EQ(course.taken[0].rows, (Rows{16, 17, 18, 19, 20, 21, 22, 23}));
+}
+
+// ---- bad use
+// -----------------------------------------------------------------
+
+TEST_F(ProducerTest, WhatCannotBeIsRefusedWithAWayOut) {
+  Reader numbers(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
+  ProducerOptions options = ProducerFor(8);
+  options.features = {{"value", PENSTOCK_INT32, {}}};
+  EXPECT_THAT(ErrorOf([&] { Producer{options}; }).what(),
+              HasSubstr("wants rows of value int64"));
+  options = ProducerFor(0);
+  EXPECT_THAT(ErrorOf([&] { Producer{options}; }).what(),
+              HasSubstr("puts of 0 rows"));
+  options = ProducerFor(8);
+  options.features.clear();
+  EXPECT_THAT(ErrorOf([&] { Producer{options}; }).what(),
+              HasSubstr("without features"));
+  options = ProducerFor(8);
+  options.job = "nobody's";
+  options.timeout_s = 0.2;
+  EXPECT_THAT(ErrorOf([&] { Producer{options}; }).what(),
+              HasSubstr("no rank has attached to job 'nobody's'"));
+  Options range = OptionsFor(RangeSpec("8", "batch: {size: 8}\n"), 0, 1);
+  range.job = "range";
+  Reader of_range(range);
+  options = ProducerFor(8);
+  options.job = "range";
+  EXPECT_THAT(ErrorOf([&] { Producer{options}; }).what(),
+              HasSubstr("is not a `stream`"));
+  Producer producer(ProducerFor(8));
+  EXPECT_THAT(ErrorOf([&] { producer.put(1); }).what(),
+              HasSubstr("0 are reserved"));
+  EXPECT_THAT(ErrorOf([&] { producer.reserve(9); }).what(),
+              HasSubstr("wanted 1 to 8"));
+  producer.reserve(2);
+  EXPECT_EQ(producer.data<int64_t>(1), nullptr);
+  EXPECT_THAT(ErrorOf([&] { producer.put(3); }).what(),
+              HasSubstr("2 are reserved"));
+  producer.finish();
+  EXPECT_THAT(ErrorOf([&] { producer.reserve(1); }).what(),
+              HasSubstr("has finished"));
+  EXPECT_THAT(ErrorOf([&] { Producer{ProducerFor(8)}; }).what(),
+              HasSubstr("over"));
+}
+
+TEST_F(ProducerTest, AStreamHasNoOrderButItsOwn) {
+  for (const auto& [rest, why] :
+       {std::pair("shuffle: {seed: 1}\n", "shuffle there"),
+        std::pair("epochs: 2\n", "comes once"),
+        std::pair("steps_per_epoch: 3\n", "as long as its producers"),
+        std::pair("on_error: skip\n", "none can be unreadable")}) {
+    EXPECT_THAT(AttachError(OptionsFor(
+                    Spec(std::string("batch: {size: 8}\n") + rest), 0, 1)),
+                HasSubstr(why));
+  }
+  Options options = OptionsFor(Spec("batch: {size: 8}\n"), 0, 1);
+  options.delivery = "independent";
+  EXPECT_THAT(AttachError(options), HasSubstr("`broadcast`"));
+}
+
+TEST_F(ProducerTest, AForkedChildCannotPut) {
+  Reader reader(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
+  Producer producer(ProducerFor(8));
+  producer.reserve(8);
+  std::iota(producer.data<int64_t>(0), producer.data<int64_t>(0) + 8, 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    producer.data<int64_t>(0)[0] = -1;
+    _exit(ErrorOf([&] { producer.put(8); }).code() ==
+                  PENSTOCK_FAILED_PRECONDITION
+              ? 0
+              : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  producer.put(8);
+  producer.finish();
+  const Course course = RunToTheEnd(reader);
+  ASSERT_EQ(course.taken.size(), 1u);
+  EXPECT_EQ(course.taken[0].rows, Numbers(8));
+}
+
+// What a producer says is untrusted, and so is what it does to its memory.
+class HostileProducerTest : public ProducerTest {
+ protected:
+  void SetUp() override {
+    reader_ =
+        std::make_unique<Reader>(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
+    StatusOr<Fd> socket = ConnectControl(broker_.socket());
+    ASSERT_TRUE(socket.ok());
+    socket_ = *std::move(socket);
+    StatusOr<Message> answer = Say(
+        {{"op", "produce"},
+         {"job", testing::UnitTest::GetInstance()->current_test_info()->name()},
+         {"features", ElementSpecToJson({{"value", DType::kInt64, {}}})},
+         {"rows", 8}});
+    ASSERT_TRUE(answer.ok()) << answer.status().message();
+    ring_rows_ = answer->json.at("ring_rows").get<uint64_t>();
+    memory_ = std::move(answer->fds.at(0));
+  }
+  StatusOr<Message> Say(nlohmann::json request) {
+    return Request(socket_.get(), std::move(request));
+  }
+  std::unique_ptr<Reader> reader_;
+  Fd socket_;
+  Fd memory_;
+  uint64_t ring_rows_ = 0;
+};
+
+TEST_F(HostileProducerTest, PutsThatCannotBeAreRefused) {
+  for (const auto& [place, rows] :
+       std::vector<std::pair<uint64_t, uint64_t>>{{0, 9},
+                                                  {1, 8},
+                                                  {ring_rows_, 8},
+                                                  {ring_rows_ * 1000, 8},
+                                                  {UINT64_MAX / 2, 8}}) {
+    EXPECT_FALSE(Say({{"op", "put"}, {"place", place}, {"rows", rows}}).ok());
+  }
+  EXPECT_FALSE(Say({{"op", "put"}, {"place", 0}, {"rows", 0}}).ok());
+  EXPECT_FALSE(Say({{"op", "put"}, {"place", -1}, {"rows", 1}}).ok());
+  EXPECT_FALSE(Say({{"op", "put"}}).ok());
+  // More than there is room for.
+  uint64_t place = 0;
+  while (Say({{"op", "put"}, {"place", place}, {"rows", 1}}).ok()) {
+    ASSERT_LE(++place, ring_rows_);
+  }
+  EXPECT_EQ(place, ring_rows_);
+  EXPECT_TRUE(Ask({{"op", "ping"}}).at("ok"));
+}
+
+TEST_F(HostileProducerTest, ItsMemoryCannotBeTakenAway) {
+  EXPECT_NE(ftruncate(memory_.get(), 0), 0);
+  EXPECT_NE(ftruncate(memory_.get(), 1 << 30), 0);
+  // Never written: zeros.
+  ASSERT_TRUE(Say({{"op", "put"}, {"place", 0}, {"rows", 8}}).ok());
+  Batch batch;
+  ASSERT_EQ(reader_->next(&batch), Reader::Result::kBatch);
+  EXPECT_EQ(TakenOf(*reader_, batch).rows, Rows(8, 0));
+}
+
+TEST_F(HostileProducerTest, ItIsNothingButAProducer) {
+  EXPECT_FALSE(Say({{"op", "produce"}, {"job", "x"}, {"rows", 1}}).ok());
+  EXPECT_TRUE(Say({{"op", "finish"}}).ok());
+  EXPECT_FALSE(Say({{"op", "put"}, {"place", 0}, {"rows", 1}}).ok());
+  EXPECT_FALSE(Say({{"op", "finish"}}).ok());
+}
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,174 @@
+"""Rows that processes make: penstock.producer and Dataset.stream."""
+
+import multiprocessing
+import os
+import signal
+import threading
+
+import numpy as np
+import penstock
+import pytest
+
+SPEC = {"image": penstock.TensorSpec((2, 3), "float32"),
+        "label": penstock.TensorSpec((), "int64")}
+
+
+@pytest.fixture
+def job(request):
+    return request.node.name[:60]
+
+
+@pytest.fixture
+def stream(attach, job):
+    """Attaches the one rank of a job of the test's name."""
+    return lambda **options: attach(
+        penstock.Dataset.stream(SPEC, **options).batch(8), job=job)
+
+
+def rows(first, count):
+    labels = np.arange(first, first + count)
+    return {"image": np.repeat(labels, 6).reshape(-1, 2, 3).astype(np.float32),
+            "label": labels}
+
+
+def labels_of(reader):
+    taken = []
+    for batch in reader:
+        assert (batch["image"] == batch["label"][:, None, None]).all()
+        taken += batch["label"].tolist()
+    return taken
+
+
+def in_background(body):
+    thread = threading.Thread(target=body)
+    thread.start()
+    return thread
+
+
+def test_put(stream, job):
+    def produce():
+        with penstock.producer(job, SPEC, batch=5, timeout_s=60) as out:
+            out.put(rows(0, 17))
+            out.put(rows(17, 3))
+
+    thread = in_background(produce)
+    reader = stream()
+    with pytest.raises(TypeError, match="a stream is as long"):
+        len(next(iter(reader.epochs())))
+    assert labels_of(reader) == list(range(20))
+    thread.join()
+
+
+def test_a_slot_is_written_in_place(stream, job):
+    reader = stream()
+    with penstock.producer(job, SPEC, batch=8, timeout_s=60) as out:
+        with out.slot() as slot:
+            assert slot["image"].shape == (8, 2, 3)
+            for name, array in rows(0, 8).items():
+                slot[name][...] = array
+        with pytest.raises(ValueError):
+            slot["label"][0] = 1
+        with pytest.raises(KeyError):
+            with out.slot(4) as slot:
+                slot["label"][...] = -1
+                raise KeyError
+        with out.slot(2) as slot:
+            for name, array in rows(8, 2).items():
+                slot[name][...] = array
+    assert labels_of(reader) == list(range(10))
+
+
+def test_bfloat16_is_ml_dtypes(attach, job):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    spec = {"x": penstock.TensorSpec((2,), "bfloat16")}
+    reader = attach(penstock.Dataset.stream(spec).batch(2), job=job)
+    with penstock.producer(job, spec, batch=2, timeout_s=60) as out:
+        out.put({"x": np.array([[1, 2], [3, 4]], ml_dtypes.bfloat16)})
+    (batch,) = list(reader)
+    assert batch["x"].astype(np.float32).tolist() == [[1, 2], [3, 4]]
+
+
+def produce_and_die(socket, job):
+    out = penstock.producer(job, SPEC, batch=8, socket=socket, timeout_s=60)
+    out.put(rows(0, 8))
+    with out.slot() as slot:
+        slot["label"][...] = -1
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_loses_only_what_it_did_not_put(broker, stream, job):
+    reader = stream()
+    process = multiprocessing.get_context("spawn").Process(
+        target=produce_and_die, args=(broker.socket, job))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    with penstock.producer(job, SPEC, batch=8, timeout_s=60) as out:
+        assert out.next_row == 8
+        out.put(rows(8, 4))
+    assert labels_of(reader) == list(range(12))
+
+
+def test_an_exception_in_the_block_reaches_the_ranks(stream, job):
+    reader = stream()
+    with pytest.raises(ZeroDivisionError):
+        with penstock.producer(job, SPEC, batch=8, timeout_s=60):
+            1 / 0
+    with pytest.raises(penstock.Aborted, match="ZeroDivisionError: division"):
+        labels_of(reader)
+
+
+def test_ranks_that_leave_end_the_producers(stream, job):
+    reader = stream()
+    out = penstock.producer(job, SPEC, batch=8, timeout_s=60)
+    out.put(rows(0, 8))
+    reader.close()
+    with pytest.raises(penstock.Aborted, match="is over"):
+        while True:
+            out.put(rows(0, 8))
+
+
+@pytest.mark.parametrize("wrong, says", [
+    ({"image": np.zeros((4, 2, 2)), "label": np.zeros(4, int)}, "wanted"),
+    ({"image": np.zeros((4, 2, 3)), "label": np.zeros(4)}, "does not fit"),
+    ({"image": np.zeros((4, 2, 3), "f4"), "label": np.zeros(3, int)},
+     "different numbers"),
+    ({"image": np.zeros((4, 2, 3), "f4")}, "no rows of feature 'label'"),
+    ({"image": np.zeros((4, 2, 3), "f4"), "label": np.zeros(4, int), "x": 1},
+     "no feature of the stream: x"),
+])
+def test_wrong_rows(stream, job, wrong, says):
+    stream()
+    with penstock.producer(job, SPEC, batch=8, timeout_s=60) as out:
+        with pytest.raises(ValueError, match=says):
+            out.put(wrong)
+
+
+def test_wrong_job(stream, job):
+    stream()
+    with pytest.raises(penstock.InvalidArgument, match="wants rows of image"):
+        penstock.producer(job, {"x": penstock.TensorSpec((), "int64")})
+    with pytest.raises(penstock.InvalidArgument, match="no dtype 'int128'"):
+        penstock.producer(job, {"x": penstock.TensorSpec((), "int128")})
+    with pytest.raises(penstock.DeadlineExceeded, match="no rank has attached"):
+        penstock.producer(job + "-none", SPEC, timeout_s=0.2)
+
+
+def test_arrays_may_outlive_the_producer(stream, job):
+    stream()
+    out = penstock.producer(job, SPEC, batch=8, timeout_s=60)
+    with out.slot() as slot:
+        slot["label"][...] = 7
+    out.finish()
+    del out
+    assert slot["label"].tolist() == [7] * 8
+
+
+def test_the_spec_says_the_same(job):
+    dataset = penstock.Dataset.stream(
+        {"x": {"dtype": "int8", "shape": [4]}}, producers=3).batch(2)
+    assert dataset.to_dict()["source"] == {
+        "stream": {"features": {"x": {"dtype": "int8", "shape": [4]}},
+                   "producers": 3}}
+    assert dataset == penstock.Dataset.stream(
+        {"x": penstock.TensorSpec((4,), "int8")}, producers=3).batch(2)
