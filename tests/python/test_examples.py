@@ -1,0 +1,72 @@
+"""The examples, run as a person runs them."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = (pathlib.Path(__file__).parent.parent.parent
+            / "client" / "python" / "examples")
+PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
+
+
+def run(*arguments):
+    """What `penstock run` printed; in the examples' folder, with this Python."""
+    path = os.pathsep.join([os.path.dirname(sys.executable),
+                            os.environ["PATH"]])
+    # Everything else says why it failed on standard error, which pytest shows.
+    done = subprocess.run([PENSTOCK, "run", *arguments], cwd=EXAMPLES,
+                          env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+                          stdout=subprocess.PIPE, text=True, timeout=300)
+    return done.returncode, done.stdout
+
+
+def accuracies(text):
+    return [float(found) for found in re.findall(r"test accuracy ([\d.]+)", text)]
+
+
+def test_a_search_over_one_broadcast_job():
+    code, said = run("--ranks", "4", "--", "python3", "hyperparameter_search.py")
+    assert code == 0
+    assert said.count("60000 pictures") == 4
+    assert min(accuracies(said)) > 0.7
+
+
+def test_a_producer_and_its_ranks():
+    code, said = run(
+        "--ranks", "2", "--", "sh", "-c",
+        '[ "$RANK" = 0 ] && python3 producer.py --steps 1000 & '
+        'python3 consumer.py')
+    assert code == 0
+    found = re.findall(r"(\d+) rows, squared error ([\d.]+)", said)
+    assert sum(int(rows) for rows, _ in found) == 64_000
+    assert all(float(error) < 0.01 for _, error in found)
+
+
+def test_mpirun_says_the_ranks():
+    pytest.importorskip("mpi4py")
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun")
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    code, said = run("--ranks", "0", "--", "mpirun", *root, "--oversubscribe",
+                     "-np", "4", "python3", "mpi_average.py", "--epochs", "1")
+    assert code == 0
+    assert "4 ranks" in said
+    assert accuracies(said)[0] > 0.75
+
+
+def test_ddp_goes_on_with_other_ranks(tmp_path):
+    pytest.importorskip("torch")
+    command = ["--", "python3", "ddp_fashion_mnist.py", "--checkpoint",
+               str(tmp_path / "ckpt.pt"), "--epochs", "1"]
+    code, _ = run("--ranks", "4", *command, "--stop-after", "130")
+    assert code == 3
+    code, said = run("--ranks", "2", *command)
+    assert code == 0
+    # 235 steps an epoch; the checkpoint is of the hundredth.
+    assert "2 ranks, 135 steps" in said
+    assert accuracies(said)[0] > 0.75
