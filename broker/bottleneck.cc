@@ -20,6 +20,8 @@ constexpr double kWaits = 0.1;
 constexpr double kBehind = 0.5;
 // Workers of which so many sleep hold nobody up.
 constexpr double kIdle = 0.5;
+// A stream that has no rows more often than this makes its ranks wait.
+constexpr double kStarved = 0.5;
 
 double Share(double value) { return std::clamp(value, 0.0, 1.0); }
 
@@ -58,7 +60,7 @@ void RecentMean::Add(double value, double seconds) {
 }
 
 void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
-                     const std::vector<Rank>& ranks) {
+                     const std::vector<Rank>& ranks, bool starved) {
   const bool first = looked_ns_ == 0;
   const uint64_t ns = first ? 0 : Since(now_ns, looked_ns_);
   if (!first && ns == 0) return;
@@ -70,6 +72,7 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
   if (!first) {
     decoding_.Add(per_time(Since(decode_ns, decode_ns_)), seconds);
     storage_.Add(per_time(Since(read_wait_ns, read_wait_ns_)), seconds);
+    starved_.Add(starved ? 1 : 0, seconds);
     seconds_ += seconds;
   }
   decode_ns_ = decode_ns;
@@ -141,7 +144,14 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
   }
   const bool somebody_waits = found.ranks_wait >= kWaits;
   const RecentUse::RankUse* const behind = OneBehind(ranks);
-  if (behind != nullptr && (!somebody_waits || found.pool.idle > kIdle)) {
+  if (somebody_waits && job.starved() > kStarved) {
+    found.what = What::kProducers;
+    found.text = fmt::format(
+        "producers are the bottleneck: {} % of the time there are no rows to "
+        "make a batch of, {}, {}",
+        Percent(job.starved()), who, idle);
+  } else if (behind != nullptr &&
+             (!somebody_waits || found.pool.idle > kIdle)) {
     found.what = What::kRank;
     found.rank = behind->rank;
     found.behind = behind->behind;
@@ -180,8 +190,8 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
 }
 
 nlohmann::json Bottleneck::ToJson() const {
-  constexpr const char* kNames[] = {"unknown", "ranks", "rank", "decode",
-                                    "storage"};
+  constexpr const char* kNames[] = {"unknown", "ranks",   "rank",
+                                    "decode",  "storage", "producers"};
   nlohmann::json json = {{"what", kNames[static_cast<size_t>(what)]},
                          {"text", text},
                          {"ranks_wait", ranks_wait},

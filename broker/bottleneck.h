@@ -1,5 +1,5 @@
 // Who is the bottleneck of a job, over the last seconds: its ranks, one of
-// them, the decoding or the storage.
+// them, the decoding, the storage or its producers.
 //
 // Runs on the control thread, which looks at every job as often as it ticks
 // (5 times a second); a job's part under the job's mutex. What a rank says of
@@ -12,6 +12,7 @@
 //   decoding  workers, at a time, that made rows; storage: that waited for
 //             reads and had no row to make. Both by wall clock: a worker that
 //             the kernel does not let run counts as busy.
+//   starved   share of the looks at which a stream had no rows for a batch.
 //   behind    share of the looks at which a rank had taken and released less
 //             than another. Ranks that wait for each other (all-reduce) are a
 //             step apart at most, so a slow one is not told by its position but
@@ -23,6 +24,7 @@
 // The judgement, in this order
 //   no rank waits for more than kWaits of the time: "rank" when one is behind
 //     and no other is, else "ranks";
+//   somebody waits, and the stream is starved more often than not: "producers";
 //   somebody waits, and a rank that waits for nothing is behind while the
 //     workers are idle: "rank" (a broadcast whose slots it holds);
 //   else "storage" or "decode", whichever the workers do more.
@@ -68,8 +70,9 @@ class RecentUse {
   };
   // now_ns: of a steady clock. The counters are those of the job, from its
   // beginning.
+  // starved: of a stream.
   void Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
-            const std::vector<Rank>& ranks);
+            const std::vector<Rank>& ranks, bool starved = false);
 
   struct RankUse {
     uint32_t rank = 0;
@@ -79,6 +82,7 @@ class RecentUse {
   std::vector<RankUse> ranks() const;
   double decoding() const { return decoding_.mean(); }
   double storage() const { return storage_.mean(); }
+  double starved() const { return starved_.mean(); }
   double seconds() const { return seconds_; }  // looked at, in all
 
  private:
@@ -96,6 +100,7 @@ class RecentUse {
   uint64_t read_wait_ns_ = 0;
   RecentMean decoding_;
   RecentMean storage_;
+  RecentMean starved_;
   double seconds_ = 0;
 };
 
@@ -108,7 +113,7 @@ struct PoolUse {
 };
 
 struct Bottleneck {
-  enum class What { kUnknown, kRanks, kRank, kDecode, kStorage };
+  enum class What { kUnknown, kRanks, kRank, kDecode, kStorage, kProducers };
   What what = What::kUnknown;
   std::optional<uint32_t> rank;  // kRank
   double ranks_wait = 0;         // of the rank that waits most

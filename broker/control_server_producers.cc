@@ -171,9 +171,10 @@ void ControlServer::TellProducers(const std::shared_ptr<Job>& job) {
       LeaveStream(&connection, false);
       continue;
     }
-    const auto freed =
-        std::find_if(all.begin(), all.end(), [&](const Stream::Freed& each) {
-          return each.producer == connection.producer->number;
+    const auto freed = std::find_if(
+        all.begin(), all.end(),
+        [number = connection.producer->number](const Stream::Freed& each) {
+          return each.producer == number;
         });
     if (freed == all.end()) continue;
     Reply(&connection, {{"event", "freed"}, {"place", freed->place}});

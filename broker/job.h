@@ -260,6 +260,7 @@ class Job {
   void FailLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GoneLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool StarvedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteRanksLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyRows(const Claim& claim);
   void AssembleLocked(Share* share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

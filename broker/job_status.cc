@@ -25,7 +25,15 @@ void Job::NoteRanksLocked() {
   recent_.Look(static_cast<uint64_t>(
                    std::chrono::nanoseconds(now.time_since_epoch()).count()),
                counters_.decode_ns.load(std::memory_order_relaxed),
-               counters_.read_wait_ns.load(std::memory_order_relaxed), at_work);
+               counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
+               StarvedLocked());
+}
+
+// Its producers have put nothing to make a batch of, and there is room for one.
+bool Job::StarvedLocked() const {
+  if (stream_ == nullptr || stream_->over()) return false;
+  const Delivery::SlotCounts slots = delivery_.CountSlots();
+  return slots.filling == 0 && slots.ready == 0 && slots.free > 0;
 }
 
 double Job::RecentDecoding() const {

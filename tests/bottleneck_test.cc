@@ -38,7 +38,7 @@ class Looked {
   };
   // decoding, storage: shares of the workers' time.
   Looked& For(int looks, double decoding, double storage,
-              const std::vector<Rank>& ranks) {
+              const std::vector<Rank>& ranks, bool starved = false) {
     wait_ns_.resize(ranks.size());
     for (int i = 0; i < looks; ++i) {
       now_ns_ += kLookNs;
@@ -50,7 +50,7 @@ class Looked {
         seen.push_back({rank, ++waits_, wait_ns_[rank], false,
                         1000 + i + ranks[rank].progress});
       }
-      use_.Look(now_ns_, decode_ns_, read_ns_, seen);
+      use_.Look(now_ns_, decode_ns_, read_ns_, seen, starved);
     }
     pool_ = {kPool, decoding, storage, 1 - decoding - storage};
     return *this;
@@ -88,6 +88,19 @@ TEST(BottleneckTest, WhatTheWorkersDoWhileRanksWaitIsIt) {
   EXPECT_THAT(storage.text, HasSubstr("workers wait 90 % for reads"));
   const Bottleneck late = Looked().For(30, 0.1, 0, {{0.6}}).Found();
   EXPECT_THAT(late.text, HasSubstr("a larger `prefetch` may help"));
+}
+
+TEST(BottleneckTest, ProducersThatPutTooLittleAreIt) {
+  const Bottleneck found =
+      Looked().For(30, 0.1, 0, {{0.6}, {0.6, -1}}, true).Found();
+  EXPECT_EQ(found.what, What::kProducers);
+  EXPECT_EQ(found.ToJson()["what"], "producers");
+  EXPECT_EQ(found.text,
+            "producers are the bottleneck: 100 % of the time there are no rows "
+            "to make a batch of, ranks wait 60 % of the time, workers idle "
+            "90 %");
+  EXPECT_EQ(Looked().For(30, 0.1, 0, {{0.01}}, true).Found().what,
+            What::kRanks);
 }
 
 TEST(BottleneckTest, TheOneRankThatIsBehindIsNamed) {
@@ -238,6 +251,31 @@ TEST_F(BottleneckSystemTest, DecodingIsNamed) {
   const nlohmann::json found = Found();
   EXPECT_GT(found.value("workers_decoding", 0.0), 0) << found;
   EXPECT_GT(found.value("ranks_wait", 0.0), 0.1) << found;
+}
+
+TEST_F(BottleneckSystemTest, SlowProducersAreNamed) {
+  StartRanks(
+      "dataset: noise\nsource: {stream: {features: {x: {dtype: uint8, shape: "
+      "[16]}}}}\nbatch: {size: 8}\n",
+      1, [](int) {});
+  std::atomic<bool> stop{false};
+  std::thread thread([&] {
+    ProducerOptions options;
+    options.features = {{"x", PENSTOCK_UINT8, {16}}};
+    options.rows = 8;
+    options.socket = broker_.socket();
+    options.job = testing::UnitTest::GetInstance()->current_test_info()->name();
+    Producer producer(options);
+    while (!stop) {
+      std::this_thread::sleep_for(milliseconds(20));
+      producer.reserve(8);
+      producer.put(8);
+    }
+    producer.finish();
+  });
+  ExpectFound("producers", "producers are the bottleneck");
+  stop = true;
+  thread.join();
 }
 
 TEST_F(BottleneckSystemTest, StorageIsNamed) {
