@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cerrno>
+#include <set>
 
 #include "common/layout.h"
 
@@ -57,17 +58,24 @@ StatusOr<Stream::Joined> Stream::Join(uint64_t put_rows) {
     return ResourceExhaustedError("{} rows in one put, at most {} may be",
                                   put_rows, UINT32_MAX);
   }
-  // Besides: what is left of a put that is released in part, what is passed
-  // over at the ring's end, and the put itself.
+  // Besides: what is passed over at the ring's end, and the put itself.
   PENSTOCK_ASSIGN_OR_RETURN(
       ProducerLayout layout,
-      PlanProducerMemory(element_, rows_out_ + 3 * put_rows));
+      PlanProducerMemory(element_, rows_out_ + 2 * put_rows));
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
                             Memory::Create(std::move(layout)));
   MutexLock lock(&mutex_);
-  if (producers_.size() >= kProducersMax) {
-    return ResourceExhaustedError("{} producers are at work, all there may be",
-                                  kProducersMax);
+  std::set<const Memory*> memories;  // each a descriptor
+  for (const auto& [number, producer] : producers_) {
+    memories.insert(producer.memory.get());
+  }
+  for (const Chunk& chunk : chunks_) memories.insert(chunk.memory.get());
+  if (memories.size() >= kProducersMax) {
+    return ResourceExhaustedError(
+        "{} producers are at work, or gone with rows that nobody has taken: "
+        "all "
+        "there may be",
+        kProducersMax);
   }
   Joined joined;
   joined.producer = next_producer_++;
@@ -96,8 +104,18 @@ StatusOr<uint64_t> Stream::Put(uint32_t number, uint64_t place, uint64_t rows) {
         "up to {}",
         rows, place, producer.end, producer.freed + ring);
   }
+  if (!chunks_.empty() && chunks_.back().producer == number &&
+      place == producer.end && place % ring != 0) {
+    chunks_.back().rows += rows;
+  } else if (chunks_.size() < kChunksMax) {
+    chunks_.push_back({end_, rows, number, producer.memory, place});
+  } else {
+    return ResourceExhaustedError(
+        "{} puts of several producers wait for the ranks, all that may: put "
+        "more rows at once",
+        kChunksMax);
+  }
   producer.end = place + rows;
-  chunks_.push_back({end_, rows, number, producer.memory, place});
   end_ += rows;
   return end_ - rows;
 }
@@ -111,14 +129,15 @@ void Stream::Leave(uint32_t number, bool finished) {
 
 void Stream::Release(uint64_t row) {
   MutexLock lock(&mutex_);
-  while (!chunks_.empty() &&
-         chunks_.front().first + chunks_.front().rows <= row) {
-    const Chunk& chunk = chunks_.front();
+  while (!chunks_.empty() && chunks_.front().first < row) {
+    Chunk& chunk = chunks_.front();
+    const uint64_t rows = std::min(chunk.rows, row - chunk.first);
+    chunk.first += rows;
+    chunk.place += rows;
+    chunk.rows -= rows;
     const auto producer = producers_.find(chunk.producer);
-    if (producer != producers_.end()) {
-      producer->second.freed = chunk.place + chunk.rows;
-    }
-    chunks_.pop_front();
+    if (producer != producers_.end()) producer->second.freed = chunk.place;
+    if (chunk.rows == 0) chunks_.pop_front();
   }
 }
 

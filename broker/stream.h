@@ -13,8 +13,9 @@
 //   T3  The memory of a producer outlives its process: what was put is
 //       delivered, what was not put is nothing to anybody.
 //
-// Bound: kProducersMax producers at work; the rows of each one's ring, which
-// are those that the job's slots hold, one step more, and three of its puts.
+// Bounds: kProducersMax producers, at work or gone and with rows left; the rows
+// of each one's ring, which are those that the job's slots hold, one step more,
+// and two of its puts; kChunksMax runs of rows.
 #ifndef BROKER_STREAM_H_
 #define BROKER_STREAM_H_
 
@@ -100,6 +101,8 @@ class Stream {
   std::vector<Piece> Find(uint64_t first, uint64_t count) const;
 
  private:
+  static constexpr size_t kChunksMax = 1 << 18;
+  // Rows that follow one another, in the stream and in a producer's memory.
   struct Chunk {
     uint64_t first = 0;
     uint64_t rows = 0;
