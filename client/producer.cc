@@ -17,13 +17,6 @@ using Clock = std::chrono::steady_clock;
 // answers, and a socket holds some 270 of them.
 constexpr uint64_t kUnansweredMax = 32;
 
-Deadline DeadlineAfter(double timeout_s) {
-  if (timeout_s <= 0) return std::nullopt;
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(
-             std::chrono::duration<double>(std::min(timeout_s, 1e9)));
-}
-
 Status StatusOf(const nlohmann::json& answer) {
   return Status(static_cast<StatusCode>(answer.value("code", 13)),
                 answer.value("error", "the broker gave no reason"));
@@ -45,7 +38,7 @@ StatusOr<std::unique_ptr<Producer>> Producer::Open(
   producer->cancelled_ = options.cancelled;
   producer->put_rows_ = options.rows;
   producer->job_ = JobName(options.job, ProcessEnvironment());
-  const Deadline deadline = DeadlineAfter(options.timeout_s);
+  const Deadline deadline = DeadlineOf(options.timeout_s);
   PENSTOCK_ASSIGN_OR_RETURN(
       producer->control_, ConnectControl(SocketPath(options.socket), deadline));
   nlohmann::json request = {{"op", "produce"},
@@ -145,7 +138,7 @@ Status Producer::Reserve(uint64_t rows) {
         "{} rows in one put: wanted 1 to {}, as the producer was opened for",
         rows, put_rows_);
   }
-  const Deadline deadline = DeadlineAfter(timeout_s_);
+  const Deadline deadline = DeadlineOf(timeout_s_);
   reserved_ = 0;
   const uint64_t place = PlaceOfPut(end_, rows, layout_.rows);
   PENSTOCK_RETURN_IF_ERROR(Listen());
@@ -165,7 +158,7 @@ std::byte* Producer::data(size_t feature) const {
 }
 
 Status Producer::Send(const nlohmann::json& request) {
-  const Deadline deadline = DeadlineAfter(timeout_s_);
+  const Deadline deadline = DeadlineOf(timeout_s_);
   nlohmann::json message = request;
   message["penstock"] = kProtocolVersion;
   for (;;) {
@@ -188,7 +181,7 @@ Status Producer::Put(uint64_t rows) {
     return InvalidArgumentError("a put of {} rows: {} are reserved", rows,
                                 reserved_);
   }
-  const Deadline deadline = DeadlineAfter(timeout_s_);
+  const Deadline deadline = DeadlineOf(timeout_s_);
   PENSTOCK_RETURN_IF_ERROR(Listen());
   while (unanswered_ >= kUnansweredMax) {
     PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN, deadline));
@@ -207,7 +200,7 @@ Status Producer::EndWith(nlohmann::json request) {
   reserved_ = 0;
   PENSTOCK_RETURN_IF_ERROR(Send(request));
   ++unanswered_;
-  const Deadline deadline = DeadlineAfter(timeout_s_);
+  const Deadline deadline = DeadlineOf(timeout_s_);
   PENSTOCK_RETURN_IF_ERROR(Listen());
   while (unanswered_ > 0) {
     PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN, deadline));

@@ -69,8 +69,7 @@ StatusOr<Reader::Ready> Reader::TakeReady() {
 
 StatusOr<Message> Reader::Ask(nlohmann::json request) {
   return Request(session_->control.get(), std::move(request), {},
-                 DeadlineAfter(timeout_s_ > 0 ? timeout_s_ : -1),
-                 [this](const nlohmann::json& event) {
+                 DeadlineOf(timeout_s_), [this](const nlohmann::json& event) {
                    if (event.empty()) return !Cancelled();
                    events_.push_back(event);
                    return true;
@@ -374,8 +373,7 @@ Status Reader::Reset(int64_t rank, int64_t world_size, int64_t local_world_size,
   request["local_world_size"] = local_world_size;
   request_ = request;
   request["state"] = JobStateToJson(parsed);
-  PENSTOCK_RETURN_IF_ERROR(Open(
-      std::move(request), DeadlineAfter(timeout_s_ > 0 ? timeout_s_ : -1)));
+  PENSTOCK_RETURN_IF_ERROR(Open(std::move(request), DeadlineOf(timeout_s_)));
   lost_.reset();
   over_ = in_epoch_ = false;
   ends_owed_ = 0;

@@ -2,10 +2,8 @@
 #ifndef CLIENT_READER_SESSION_H_
 #define CLIENT_READER_SESSION_H_
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <optional>
 
@@ -38,13 +36,6 @@ struct Reader::Session {
   }
   std::array<Batch, kLeasesMax> batches;
 };
-
-inline Deadline DeadlineAfter(double timeout_s) {
-  if (timeout_s < 0) return std::nullopt;
-  return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-             std::chrono::duration<double>(std::min(timeout_s, 1e9)));
-}
 
 }  // namespace penstock
 #endif  // CLIENT_READER_SESSION_H_

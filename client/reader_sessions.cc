@@ -35,8 +35,7 @@ Status AddToEpoll(int epoll, int fd) {
 }  // namespace
 
 StatusOr<std::unique_ptr<Reader>> Reader::Attach(const AttachOptions& options) {
-  const Deadline deadline =
-      DeadlineAfter(options.timeout_s > 0 ? options.timeout_s : -1);
+  const Deadline deadline = DeadlineOf(options.timeout_s);
   PENSTOCK_ASSIGN_OR_RETURN(AttachRequest request,
                             MakeAttachRequest(options, ProcessEnvironment()));
   std::unique_ptr<Reader> reader(new Reader());

@@ -209,6 +209,14 @@ StatusOr<std::optional<Message>> ReceiveMessage(int socket,
   return std::optional<Message>(std::move(message));
 }
 
+Deadline DeadlineAfter(double timeout_s) {
+  using Clock = std::chrono::steady_clock;
+  if (timeout_s < 0) return std::nullopt;
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(
+             std::chrono::duration<double>(std::min(timeout_s, 1e9)));
+}
+
 std::string SocketPath(const std::string& given) {
   if (!given.empty()) return given;
   const char* path = std::getenv("PENSTOCK_SOCKET");

@@ -112,6 +112,12 @@ StatusOr<std::optional<Message>> ReceiveMessage(
 // ---------------------------------------------------------
 
 using Deadline = std::optional<std::chrono::steady_clock::time_point>;
+// Negative: none.
+Deadline DeadlineAfter(double timeout_s);
+// Of an option; 0: none.
+inline Deadline DeadlineOf(double timeout_s) {
+  return DeadlineAfter(timeout_s > 0 ? timeout_s : -1);
+}
 
 // How long a wait may be deaf to the one who wants it to end.
 inline constexpr std::chrono::milliseconds kPause{100};
