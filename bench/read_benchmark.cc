@@ -182,7 +182,7 @@ void ReaderThread(std::span<const std::string> paths) {
   request.kind = ReadRequest::Kind::kFile;
   ReadAll(reader->get(), paths.size(), [&](uint32_t ticket, size_t i) {
     request.path = paths[i];
-    return (*reader)->Start(ticket, request, {});
+    return (*reader)->Start(ticket, request, {}, kNotPinned);
   });
 }
 
@@ -285,6 +285,7 @@ struct Records {
     auto made = MakeReader(ReadBackend::kAuto, kDepth);
     if (!made.ok()) Die(made.status().message());
     reader = *std::move(made);
+    if (direct) pinned = reader->Pin(slots.All());
   }
   ~Records() {
     reader.reset();
@@ -301,6 +302,7 @@ struct Records {
   const std::vector<uint64_t> offsets;
   Slots slots;
   std::unique_ptr<Reader> reader;
+  uint32_t pinned = kNotPinned;
 };
 
 // Every record once into the slots, kDepth at a time.
@@ -313,8 +315,8 @@ void ReadRecords(Records* records) {
   ReadAll(records->reader.get(), records->offsets.size(),
           [&](uint32_t ticket, size_t i) {
             request.offset = records->offsets[i];
-            return records->reader->Start(ticket, request,
-                                          records->slots.Row(i));
+            return records->reader->Start(
+                ticket, request, records->slots.Row(i), records->pinned);
           });
 }
 

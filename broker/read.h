@@ -20,6 +20,8 @@
 namespace penstock {
 
 inline constexpr uint64_t kRecordBytesMax = uint64_t{256} << 20;
+inline constexpr uint32_t kNotPinned = UINT32_MAX;
+inline constexpr uint64_t kPinBytesMax = uint64_t{1} << 30;  // io_uring's
 // Of the memory that reads go to, unless to `into`.
 inline constexpr uint32_t kReadBufferAlign = 4096;
 
@@ -49,7 +51,16 @@ class Reader {
   // the page cache, and is in this processor's: rather to be used before
   // another is started.
   virtual bool Start(uint32_t ticket, const ReadRequest& request,
-                     std::span<std::byte> into) = 0;
+                     std::span<std::byte> into,
+                     uint32_t pinned) = 0;
+  // Memory that direct reads land in again and again, kPinBytesMax at most:
+  // its pages are looked up and pinned once, instead of for each read. A number
+  // for Start, whose `into` lies in it; kNotPinned where the kernel or
+  // RLIMIT_MEMLOCK does not allow it, which costs time and nothing else. The
+  // pages stay, whatever becomes of the mapping, until Unpin; a read in flight
+  // keeps them for itself.
+  virtual uint32_t Pin(std::span<std::byte> /*memory*/) { return kNotPinned; }
+  virtual void Unpin(uint32_t /*pinned*/) {}
   // Sends what Start queued to the kernel.
   virtual void Submit() = 0;
   // The next finished read, after sleeping for it for wait_ns at most; false:

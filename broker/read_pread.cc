@@ -54,7 +54,7 @@ class PreadReader final : public Reader {
   bool blocking() const override { return true; }
 
   bool Start(uint32_t ticket, const ReadRequest& request,
-             std::span<std::byte> into) override {
+             std::span<std::byte> into, uint32_t) override {
     Ticket& mine = tickets_[ticket];
     mine.request = request;
     mine.into = into;

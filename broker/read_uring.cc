@@ -58,6 +58,8 @@ constexpr unsigned kOps = 4;
 // Times that a read is started again before it is done with plain system calls.
 constexpr int kTriesMax = 8;
 constexpr uint64_t kCancelData = UINT64_MAX;
+// Entries of the table of pinned memory, of the kernel's 16,384.
+constexpr uint32_t kPinsMax = 4096;
 // The page cache is asked first while at least this share of such reads finds
 // all of its bytes there; when fewer do, by one read in so many.
 constexpr double kCachedShareMin = 0.3;
@@ -124,7 +126,9 @@ class UringReader final : public Reader {
     return static_cast<uint32_t>(tickets_.size());
   }
   bool Start(uint32_t ticket, const ReadRequest& request,
-             std::span<std::byte> into) override;
+             std::span<std::byte> into, uint32_t pinned) override;
+  uint32_t Pin(std::span<std::byte> memory) override;
+  void Unpin(uint32_t pinned) override;
   bool blocking() const override { return false; }
   void Submit() override { Enter(0, kWaitForever); }
   bool Next(uint64_t wait_ns, Done* done) override;
@@ -138,7 +142,8 @@ class UringReader final : public Reader {
  private:
   struct Ticket {
     ReadRequest request;
-    RangeTarget target;  // of a range
+    RangeTarget target;            // of a range
+    uint32_t pinned = kNotPinned;  // what its target lies in
     ReadBuffer buffer;
     unsigned requests = 0;  // without a completion
     int results[kOps] = {};
@@ -152,6 +157,7 @@ class UringReader final : public Reader {
     std::span<const std::byte> bytes;
   };
 
+  bool MakePinTable();
   bool AskCache();
   bool ReadCachedFile(uint32_t ticket);
   bool ReadCachedRange(uint32_t ticket);
@@ -182,6 +188,8 @@ class UringReader final : public Reader {
   size_t ready_first_ = 0;
   size_t ready_count_ = 0;
   uint32_t in_flight_ = 0;  // started, not handed out
+  bool pin_table_made_ = false;
+  std::vector<uint32_t> pins_free_;
   double cached_share_ = 1;
   uint32_t not_asked_ = 0;  // reads since the cache was last asked
   unsigned requests_ = 0;   // queued or with the kernel
@@ -252,7 +260,7 @@ Status UringReader::Probe() {
                       : InternalError("write to a memfd");
   for (const ReadRequest& request : {file, range}) {
     if (!status.ok()) break;
-    Start(0, request, {});
+    Start(0, request, {}, kNotPinned);
     Done done;
     Next(kWaitForever, &done);
     status = done.status;
@@ -282,8 +290,43 @@ void SetData(io_uring_sqe* sqe, uint32_t ticket, Op op) {
   sqe->user_data = uint64_t{ticket} * kOps + static_cast<uint32_t>(op);
 }
 
+// One empty table of registered buffers, which is filled one by one: kernels
+// from 5.19 on. With DEFER_TASKRUN and without.
+bool UringReader::MakePinTable() {
+  if (pin_table_made_) return !pins_free_.empty();
+  pin_table_made_ = true;
+  if (io_uring_register_buffers_sparse(&ring_, kPinsMax) < 0) return false;
+  for (uint32_t i = kPinsMax; i > 0; --i) pins_free_.push_back(i - 1);
+  return true;
+}
+
+uint32_t UringReader::Pin(std::span<std::byte> memory) {
+  if (memory.empty() || memory.size() > kPinBytesMax || !MakePinTable()) {
+    return kNotPinned;
+  }
+  const uint32_t pinned = pins_free_.back();
+  const iovec range = {memory.data(), memory.size()};
+  const __u64 tag = 0;
+  if (io_uring_register_buffers_update_tag(&ring_, pinned, &range, &tag, 1) !=
+      1) {
+    return kNotPinned;  // ENOMEM: RLIMIT_MEMLOCK
+  }
+  pins_free_.pop_back();
+  return pinned;
+}
+
+void UringReader::Unpin(uint32_t pinned) {
+  const iovec none = {nullptr, 0};
+  const __u64 tag = 0;
+  // Emptying an entry cannot fail but for memory; it is then not used again.
+  if (io_uring_register_buffers_update_tag(&ring_, pinned, &none, &tag, 1) ==
+      1) {
+    pins_free_.push_back(pinned);
+  }
+}
+
 bool UringReader::Start(uint32_t ticket, const ReadRequest& request,
-                        std::span<std::byte> into) {
+                        std::span<std::byte> into, uint32_t pinned) {
   Ticket& mine = tickets_[ticket];
   assert(mine.requests == 0);
   assert(request.kind != ReadRequest::Kind::kNone);
@@ -305,6 +348,7 @@ bool UringReader::Start(uint32_t ticket, const ReadRequest& request,
     return true;
   }
   mine.target = RangeTarget(request, into, &mine.buffer);
+  mine.pinned = mine.target.Rest(0).data() == into.data() ? pinned : kNotPinned;
   if (ask && ReadCachedRange(ticket)) return true;
   QueueRange(ticket);
   return false;
@@ -420,9 +464,14 @@ void UringReader::QueueRange(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
   const std::span<std::byte> rest = mine.target.Rest(mine.done);
   io_uring_sqe* read = NewRequest(ticket);
-  io_uring_prep_read(read, mine.request.fd, rest.data(),
-                     static_cast<unsigned>(rest.size()),
-                     mine.target.Offset(mine.done));
+  const auto bytes = static_cast<unsigned>(rest.size());
+  const uint64_t offset = mine.target.Offset(mine.done);
+  if (mine.pinned == kNotPinned) {
+    io_uring_prep_read(read, mine.request.fd, rest.data(), bytes, offset);
+  } else {
+    io_uring_prep_read_fixed(read, mine.request.fd, rest.data(), bytes, offset,
+                             static_cast<int>(mine.pinned));
+  }
   if (!mine.request.nowait) {
     AllowThreads();
     read->flags |= IOSQE_ASYNC;

@@ -39,7 +39,7 @@ class RowMaker {
       return MakeOf({}, record, pass);
     }
     // Plain reads, with the same rules of what a readable file is.
-    reader_->Start(0, request, {});
+    reader_->Start(0, request, {}, kNotPinned);
     reader_->Submit();
     Reader::Done done;
     if (!reader_->Next(kWaitForever, &done))

@@ -53,6 +53,9 @@ void Worker::OpenLane(uint32_t number) {
   }
   lane.given_up = 0;
   lane_ = number;
+  // What was pinned is the former reader's, and goes with it.
+  for (auto& [key, state] : states_) state.pins.clear();
+  pins_ = 0;
 }
 
 void Worker::ChangeLane() {
@@ -70,6 +73,7 @@ Worker::JobState& Worker::StateOf(const std::shared_ptr<Job>& job) {
   if (state.scratch == nullptr || state.job.lock() != job) {
     // Also the moment to forget jobs that ended. A read that is waited for
     // keeps its job, so theirs are none.
+    UnpinEnded();
     std::erase_if(states_, [&](const auto& item) {
       return item.first != job.get() && item.second.job.expired();
     });
@@ -79,6 +83,7 @@ Worker::JobState& Worker::StateOf(const std::shared_ptr<Job>& job) {
     state.dataset_hash =
         SamplesInWork::DatasetHash(DatasetKey(job->options().spec));
     state.reads = {};
+    Unpin(state);
   }
   return state;
 }
@@ -176,8 +181,10 @@ bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
                             in_place ? work.job : nullptr,
                             work.state->dataset_hash};
     std::span<std::byte> into;
+    uint32_t pinned = kNotPinned;
     if (in_place) {
       into = {Place(work, index, *in_place), request_.bytes};
+      if (request_.align > 0) pinned = PinOf(work, *in_place);
     }
     ++work.state->reads[lane_];
     ++waited_for_;
@@ -185,7 +192,7 @@ bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
     reads_->Start(Entry(lane_, ticket), work.number, work.rows[index].record,
                   pool_->now_ns());
     // Decoded while its bytes are in the caches, into one buffer in turn.
-    if (lane.reader->Start(ticket, request_, into)) break;
+    if (lane.reader->Start(ticket, request_, into, pinned)) break;
   }
   if (made > 0) {
     const uint64_t spent = NowNs() - begin_ns;
@@ -220,6 +227,7 @@ bool Worker::ReadAhead(bool* any) {
 
 bool Worker::RunOnce() {
   bool any = false;
+  if (pins_ > 0) UnpinEnded();
   claim_failed_ = false;
   for (;;) {
     if (pool_->now_ns() != looked_at_ns_) LookAfterReads();
@@ -256,6 +264,37 @@ bool Worker::FinishReads(uint64_t wait_ns) {
   if (!arrived) return any;
   FinishRead(lane_, done);
   return true;
+}
+
+uint32_t Worker::PinOf(const Work& work, size_t feature) {
+  auto& pins = work.state->pins;
+  if (pins.empty()) pins.resize(work.job->segment().plan().slot_count);
+  std::optional<uint32_t>& pin = pins[work.claim.slot];
+  if (!pin) {
+    const Segment& segment = work.job->segment();
+    const ElementSpec& element = work.job->dataset().program->element_spec();
+    pin = lanes_[lane_].reader->Pin(
+        {segment.feature(work.claim.slot, feature),
+         segment.plan().rows_max * element[feature].RowBytes()});
+    if (*pin != kNotPinned) ++pins_;
+  }
+  return *pin;
+}
+
+void Worker::Unpin(JobState& state) {
+  for (const std::optional<uint32_t> pin : state.pins) {
+    if (pin.value_or(kNotPinned) == kNotPinned) continue;
+    lanes_[lane_].reader->Unpin(*pin);
+    --pins_;
+  }
+  state.pins.clear();
+}
+
+void Worker::UnpinEnded() {
+  for (auto& [key, state] : states_) {
+    const auto job = state.job.lock();
+    if (job == nullptr || job->Pointless()) Unpin(state);
+  }
 }
 
 // For every job that has a read in flight here, whether it has arrived or not.
@@ -460,7 +499,7 @@ bool Worker::Substitute(Work& work, uint64_t index) {
       continue;
     }
     reads_->Start(SubstituteEntry(), work.number, record, pool_->now_ns());
-    substitute_reader_->Start(0, request, {});
+    substitute_reader_->Start(0, request, {}, kNotPinned);
     substitute_reader_->Submit();
     Reader::Done done;
     const bool read = substitute_reader_->Next(kWaitForever, &done);

@@ -62,8 +62,9 @@ class Worker {
   // flight that somebody waits for. False: there was nothing to do, or the pool
   // stops.
   bool RunOnce();
-  // Reads are in flight that nobody waits for.
-  bool draining() const { return given_up_ > 0; }
+  // Something is to be given back in time, also without rows: tickets of reads
+  // that nobody waits for, pinned memory of jobs that end.
+  bool owes() const { return given_up_ > 0 || pins_ > 0; }
   // While it reads it does nothing else.
   bool blocking() const { return lanes_[lane_].reader->blocking(); }
   uint32_t place() const { return seat_.place; }
@@ -77,6 +78,9 @@ class Worker {
     Plan::OrderCache order;
     uint64_t dataset_hash = 0;                // SamplesInWork's
     std::array<uint32_t, kLanesMax> reads{};  // in flight, by lane
+    // By slot: where direct reads land in it (Reader::Pin, of lane_), if that
+    // was tried.
+    std::vector<std::optional<uint32_t>> pins;
   };
   // A claim being worked on: its plan rows, and how many are still to start and
   // to finish.
@@ -128,6 +132,11 @@ class Worker {
   bool Substitute(Work& work, uint64_t index);
   void Done(Work& work, uint64_t rows);
   JobState& StateOf(const std::shared_ptr<Job>& job);
+  // Of the feature of the claim's slot that direct reads land in.
+  uint32_t PinOf(const Work& work, size_t feature);
+  void Unpin(JobState& state);
+  // Of jobs that nobody waits for. A job's memory goes back only then.
+  void UnpinEnded();
   // Once per tick of the pool's clock.
   void LookAfterReads();
   void GiveUp(uint32_t lane, uint32_t ticket);
@@ -149,6 +158,7 @@ class Worker {
   uint64_t waited_for_ = 0;                   // reads in flight, of all lanes
   uint64_t given_up_ = 0;                     // likewise
   std::map<uint64_t, uint32_t> given_up_of_;  // the same, by dataset_hash
+  uint64_t pins_ = 0;                         // of all jobs
   uint64_t looked_at_ns_ = 0;                 // when LookAfterReads was called
   std::unique_ptr<Reader> substitute_reader_;
   // Not all of their reads are started; one of a job at most.

@@ -13,8 +13,8 @@ namespace penstock {
 namespace {
 
 constexpr uint64_t kLateNs = 1'000'000'000;
-// How often a worker without rows looks for reads that nobody waits for.
-constexpr std::chrono::seconds kDrainInterval{1};
+// How often a worker without rows looks for what it owes.
+constexpr std::chrono::seconds kOweInterval{1};
 
 uint64_t SteadyNs() {
   return static_cast<uint64_t>(
@@ -201,6 +201,7 @@ void WorkerPool::Remove(const Job* job) {
   MutexLock lock(&mutex_);
   std::erase_if(jobs_,
                 [job](const Entry& entry) { return entry.job.get() == job; });
+  work_.NotifyAll();  // for what they keep of its memory
 }
 
 void WorkerPool::NotifyWork() {
@@ -225,14 +226,14 @@ void WorkerPool::CountSleep() {
 }
 
 bool WorkerPool::WaitForWork(const Worker& worker) {
-  const bool draining = worker.draining();
+  const bool owes = worker.owes();
   const bool blocking = worker.blocking();
   MutexLock lock(&mutex_);
   for (;;) {
     if (stop_) return false;
     if (worker.place() >= workers()) {
-      if (draining) {
-        more_workers_.WaitFor(&mutex_, kDrainInterval);
+      if (owes) {
+        more_workers_.WaitFor(&mutex_, kOweInterval);
         return !stop_;
       }
       ++idle_;
@@ -247,8 +248,8 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
     }
     CountSleep();
     ++sleeping_;
-    if (draining) {
-      work_.WaitFor(&mutex_, kDrainInterval);
+    if (owes) {
+      work_.WaitFor(&mutex_, kOweInterval);
     } else {
       ++idle_;
       work_.Wait(&mutex_);
@@ -256,7 +257,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
     }
     CountSleep();
     --sleeping_;
-    if (draining) return !stop_;
+    if (owes) return !stop_;
   }
 }
 

@@ -200,8 +200,8 @@ class WorkerPool {
   // One worker more; it wakes the next when there is more than it takes. So as
   // many are awake as have work, on a host with a hundred as on one with two.
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Sleeps until there may be work for this worker, for kDrainInterval at most
-  // if it is draining; false: the pool stops.
+  // Sleeps until there may be work for this worker, for kOweInterval at most
+  // if it owes something; false: the pool stops.
   bool WaitForWork(const Worker& worker);
   Named NamedOf(uint64_t number);
   void CountSleep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

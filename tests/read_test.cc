@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -97,11 +99,12 @@ class ReadTest : public testing::TestWithParam<ReadBackend> {
     request.kind = ReadRequest::Kind::kFile;
     request.path = path;
     request.nowait = nowait_;
-    reader_->Start(ticket, request, {});
+    reader_->Start(ticket, request, {}, kNotPinned);
   }
 
   void StartRange(uint32_t ticket, int fd, uint64_t offset, uint64_t bytes,
-                  std::span<std::byte> into = {}, uint32_t align = 0) {
+                  std::span<std::byte> into = {}, uint32_t align = 0,
+                  uint32_t pinned = kNotPinned) {
     ReadRequest request;
     request.align = align;
     request.kind = ReadRequest::Kind::kRange;
@@ -109,7 +112,16 @@ class ReadTest : public testing::TestWithParam<ReadBackend> {
     request.offset = offset;
     request.bytes = bytes;
     request.nowait = nowait_;
-    reader_->Start(ticket, request, into);
+    reader_->Start(ticket, request, into, pinned);
+  }
+
+  // Bytes that this process has pinned.
+  static uint64_t Pinned() {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("VmPin:")) return std::stoull(line.substr(6)) << 10;
+    }
+    return 0;
   }
 
   Reader::Done Next() {
@@ -400,12 +412,99 @@ TEST_P(ReadTest, DirectRangesOfEveryAlignmentArriveBytewise) {
     request.kind = ReadRequest::Kind::kFile;
     request.path = file;
     request.align = align;
-    reader_->Start(0, request, {});
+    reader_->Start(0, request, {}, kNotPinned);
     done = Next();
     ASSERT_TRUE(done.status.ok()) << done.status.message();
     EXPECT_TRUE(Text(done) == Content(bytes, 2)) << bytes;
     reader_->Release(0);
   }
+}
+
+TEST_P(ReadTest, DirectReadsIntoPinnedMemoryArriveBytewise) {
+  const std::string content = Content(1 << 20);
+  const int fd =
+      open(Write("file", content).c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+  const uint32_t align = fd < 0 ? 0 : DirectAlignment(fd);
+  if (align == 0) GTEST_SKIP() << "no direct reads in " << folder_;
+  // Shared memory, as a slot is; the pinned part does not begin with a page.
+  constexpr uint64_t kBytes = 64 << 10;
+  const int memory_fd = memfd_create("pinned", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(memory_fd, 2 * kBytes), 0);
+  const auto map = [&] {
+    return static_cast<std::byte*>(mmap(
+        nullptr, 2 * kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd, 0));
+  };
+  std::byte* const memory = map();
+  const uint64_t before = Pinned();
+  const uint32_t pinned = reader_->Pin({memory + align, kBytes});
+  if (GetParam() == ReadBackend::kPread) {
+    EXPECT_EQ(pinned, kNotPinned);
+  } else {
+    ASSERT_NE(pinned, kNotPinned);
+    EXPECT_GE(Pinned(), before + kBytes);
+  }
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{align}, uint64_t{77}}) {
+    // Straight to its place, with a way through the ticket's buffer, and with
+    // another number of bytes.
+    for (const uint64_t bytes : {kBytes, kBytes - 1, uint64_t{align}}) {
+      std::memset(memory, 0xEE, 2 * kBytes);
+      StartRange(0, fd, offset, bytes, {memory + align, bytes}, align, pinned);
+      const Reader::Done done = Next();
+      ASSERT_TRUE(done.status.ok()) << done.status.message();
+      EXPECT_EQ(done.bytes.data(), memory + align);
+      EXPECT_TRUE(Text(done) == content.substr(offset, bytes))
+          << bytes << " at " << offset;
+      EXPECT_EQ(memory[align - 1], std::byte{0xEE});
+      EXPECT_EQ(memory[align + bytes], std::byte{0xEE});
+      reader_->Release(0);
+    }
+  }
+  if (pinned != kNotPinned) {
+    reader_->Unpin(pinned);
+    EXPECT_EQ(Pinned(), before);
+    // The number is another memory's.
+    std::byte* const other = map();
+    const uint32_t again = reader_->Pin({other, kBytes});
+    EXPECT_EQ(again, pinned);
+    StartRange(0, fd, 0, kBytes, {other, kBytes}, align, again);
+    const Reader::Done done = Next();
+    EXPECT_TRUE(done.status.ok() && Text(done) == content.substr(0, kBytes));
+    reader_->Release(0);
+  }
+  reader_.reset();
+  EXPECT_EQ(Pinned(), before);
+  close(memory_fd);
+  close(fd);
+}
+
+// What cannot be pinned is read all the same.
+TEST_P(ReadTest, MemoryThatCannotBePinnedIsRefused) {
+  EXPECT_EQ(reader_->Pin({}), kNotPinned);
+  std::vector<std::byte> memory(1 << 20);
+  EXPECT_EQ(reader_->Pin({memory.data(), kPinBytesMax + 1}), kNotPinned);
+  // RLIMIT_MEMLOCK holds for those without CAP_IPC_LOCK.
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limit = {64 << 10, 64 << 10};
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) _exit(3);
+    if (geteuid() == 0 && setuid(65534) != 0) _exit(4);
+    auto reader = MakeReader(GetParam(), kDepth);
+    if (!reader.ok()) _exit(77);
+    if ((*reader)->Pin(memory) != kNotPinned) _exit(5);
+    const int fd = open("/proc/self/exe", O_RDONLY);
+    ReadRequest request;
+    request.kind = ReadRequest::Kind::kRange;
+    request.fd = fd;
+    request.bytes = 4096;
+    (*reader)->Start(0, request, {memory.data(), 4096}, kNotPinned);
+    (*reader)->Submit();
+    Reader::Done done;
+    _exit((*reader)->Next(kWaitForever, &done) && done.status.ok() ? 0 : 6);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no such ring for nobody";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 // The page cache is asked while it has what is wanted, then only now and then.
@@ -642,7 +741,7 @@ TEST(PreadTest, ReadThatBlocksIsReported) {
       ReadRequest request;
       request.kind = ReadRequest::Kind::kFile;
       request.path = folder + "/hung_read";
-      reader->Start(1, request, {});
+      reader->Start(1, request, {}, kNotPinned);
       Reader::Done done;
       EXPECT_TRUE(reader->Next(kNoWait, &done));
       EXPECT_EQ(done.bytes.size(), GatedFileSystem::kFileBytes);

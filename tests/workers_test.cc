@@ -1,7 +1,10 @@
 // The number of workers, while jobs run.
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -85,6 +88,46 @@ TEST_F(WorkersTest, ThoseThatAreTooManySleepUntilTheyAreWantedAgain) {
   }
   EXPECT_GT(of_the_others, 3u) << "not only those that were woken once";
   EXPECT_EQ(Sleeps().size(), 4u) << "no thread was started for nothing";
+}
+
+// What workers pin for direct reads into the slots is given back when nobody
+// reads there any more, though nothing else happens.
+TEST_F(WorkersTest, PinnedMemoryGoesWithItsJob) {
+  const auto pinned_kb = [&] {
+    return std::stoull(broker_.OfWorkers("VmPin").at("worker 0"));
+  };
+  constexpr uint64_t kRecordBytes = 128 << 10;
+  const std::string path =
+      broker_.Write("records", std::string(64 * kRecordBytes, 'r'));
+  const Fd direct(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+  if (!direct) {
+    GTEST_SKIP() << "no direct reads in " << broker_.folder();
+  }
+  const std::string spec = fmt::format(R"(
+source:
+  fixed_length_records:
+    files: {}
+    features: {{bytes: {{dtype: uint8, shape: [{}]}}}}
+    io: direct
+batch: {{size: 8}}
+epochs: forever
+)",
+                                       path, kRecordBytes);
+  ASSERT_EQ(pinned_kb(), 0u);
+  for (int course = 0; course < 3; ++course) {
+    Reader reader(OptionsFor(spec, 0, 1));
+    for (int i = 0; i < 50; ++i) {
+      Batch batch;
+      ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+      const auto* const bytes = static_cast<const char*>(batch.data(0));
+      EXPECT_EQ(std::count(bytes, bytes + 8 * kRecordBytes, 'r'),
+                8 * kRecordBytes);
+    }
+    // A batch is pinned by one worker at least.
+    EXPECT_GE(pinned_kb(), 8 * kRecordBytes >> 10);
+  }
+  for (int i = 0; i < 500 && pinned_kb() > 0; ++i) usleep(20'000);
+  EXPECT_EQ(pinned_kb(), 0u);
 }
 
 TEST_F(WorkersTest, TheStatusSaysHowManyAndThatTheyWereSet) {
