@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <fstream>
 #include <map>
+#include <stdexcept>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -94,7 +96,11 @@ TEST_F(WorkersTest, ThoseThatAreTooManySleepUntilTheyAreWantedAgain) {
 // reads there any more, though nothing else happens.
 TEST_F(WorkersTest, PinnedMemoryGoesWithItsJob) {
   const auto pinned_kb = [&] {
-    return std::stoull(broker_.OfWorkers("VmPin").at("worker 0"));
+    std::ifstream status("/proc/" + std::to_string(broker_.pid()) + "/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("VmPin:")) return std::stoull(line.substr(6));
+    }
+    throw std::runtime_error("no VmPin");
   };
   constexpr uint64_t kRecordBytes = 128 << 10;
   const std::string path =
@@ -103,10 +109,10 @@ TEST_F(WorkersTest, PinnedMemoryGoesWithItsJob) {
   if (!direct) {
     GTEST_SKIP() << "no direct reads in " << broker_.folder();
   }
-  const std::string spec = fmt::format(R"(
+  const std::string spec = fmt::format(R"(dataset: records
 source:
   fixed_length_records:
-    files: {}
+    path: [{}]
     features: {{bytes: {{dtype: uint8, shape: [{}]}}}}
     io: direct
 batch: {{size: 8}}
@@ -118,7 +124,9 @@ epochs: forever
     Reader reader(OptionsFor(spec, 0, 1));
     for (int i = 0; i < 50; ++i) {
       Batch batch;
-      ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+      const Reader::Result result = reader.next(&batch);
+      if (result == Reader::Result::kEndOfEpoch) continue;
+      ASSERT_EQ(result, Reader::Result::kBatch);
       const auto* const bytes = static_cast<const char*>(batch.data(0));
       EXPECT_EQ(std::count(bytes, bytes + 8 * kRecordBytes, 'r'),
                 8 * kRecordBytes);
