@@ -311,7 +311,8 @@ class Comparison:
                 self.results.setdefault(cell, []).append(result)
         self.done[workload, consumers] = {
             "workload": workload, "consumers": consumers,
-            "date": datetime.date.today().isoformat()}
+            "date": datetime.date.today().isoformat(),
+            "versions": {peer.name: peer.versions for peer in here}}
         self.progress.clear()
 
     def row(self, workload, consumers, peer):
@@ -368,9 +369,11 @@ def ratio_text(pair):
 
 
 def print_table(comparison, workload, consumers):
+    done = comparison.done[workload, consumers]
     say(f"\n{workload}, {consumers} "
         f"consumer{'s' if consumers > 1 else ''}; × is how many times better "
-        "Penstock is")
+        f"Penstock is ({done['date']}, Penstock "
+        f"{done.get('versions', {}).get('penstock', {}).get('build', '?')})")
     lines = [("", "samples/s", "×", "CPU s/1000", "×", "memory MB", "×",
               "loader MB", "×", "start s", "settings")]
     notes = []

@@ -8,7 +8,8 @@ sample to one rank, and `broadcast`, each to all. CPU seconds of the whole
 process tree per 1,000 samples of the dataset; ranks take batches and do not
 look at them, so that all of it is the loader's. Ratios are to one rank of the
 same round. Memory: the proportional set sizes of the tree, less those of its
-ranks before they attach, less the job's segment; the index is in it.
+ranks before they attach, less what of it is the job's segment; the index is in
+it.
 
 Isolation: a private broker for each run, the page cache warm. Limit: the clock
 of CPU time counts what neighbours do to the caches.
@@ -19,10 +20,9 @@ of CPU time counts what neighbours do to the caches.
 
 import argparse
 import json
-import os
 import pathlib
+import re
 import statistics
-import subprocess
 import sys
 import tempfile
 
@@ -37,16 +37,23 @@ BATCH = 64
 MIB = 1 << 20
 
 
-def segment_bytes(build, rank_pid):
-    """Of the one job of the private broker that this rank is of."""
-    with open(f"/proc/{rank_pid}/environ", encoding="utf-8") as file:
-        environment = dict(line.split("=", 1)
-                           for line in file.read().split("\0") if "=" in line)
-    said = subprocess.run(
-        [build / "client" / "command" / "penstock", "status", "--json"],
-        stdout=subprocess.PIPE, check=True,
-        env={**os.environ, "PENSTOCK_SOCKET": environment["PENSTOCK_SOCKET"]})
-    return sum(job["memory_bytes"] for job in json.loads(said.stdout)["jobs"])
+def segment_pss_bytes(pids):
+    """What these processes have of the job's segment: pages that are there, each
+    counted once in all."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps", encoding="utf-8",
+                      errors="replace") as file:
+                ours = False
+                for line in file:
+                    if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                        ours = "/memfd:penstock segment" in line
+                    elif ours and line.startswith("Pss:"):
+                        total += int(line.split()[1]) * 1024
+        except OSError:
+            continue  # it has just ended
+    return total
 
 
 def run(options, folder, delivery, ranks):
@@ -62,7 +69,7 @@ def run(options, folder, delivery, ranks):
     with measure.Run(config, pathlib.Path(folder) / "log", 120) as one:
         one.start(penstock_broker.command(config))
         result = one.measure(options.warmup, 2, options.window)
-        segment = segment_bytes(options.build, one.consumers[0].pid)
+        segment = segment_pss_bytes(measure.descendants())
     # A rate counts what all take; a sample of a broadcast is taken by all.
     times = ranks if delivery == "broadcast" else 1
     return (result["cpu_s_per_1k"] * times,

@@ -320,47 +320,61 @@ void ReadRecords(Records* records) {
           });
 }
 
-// The same with nothing but the ring.
-void UringRecords(Records* records, bool registered) {
-  io_uring ring;
-  io_uring_params params = {};
-  params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
-  const int made = io_uring_queue_init_params(kDepth, &ring, &params);
-  if (made < 0) Die(strerror(-made));
-  if (registered) {
+// The same with nothing but the ring, made once like the reader.
+class BareRing {
+ public:
+  BareRing(Records* records, bool registered)
+      : records_(records), registered_(registered) {
+    io_uring_params params = {};
+    params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
+    const int made = io_uring_queue_init_params(kDepth, &ring_, &params);
+    if (made < 0) Die(strerror(-made));
+    if (!registered) return;
     const std::span<std::byte> all = records->slots.All();
     const iovec memory = {all.data(), all.size()};
-    const int result = io_uring_register_buffers(&ring, &memory, 1);
+    const int result = io_uring_register_buffers(&ring_, &memory, 1);
     if (result < 0) Die(strerror(-result));
   }
-  size_t started = 0;
-  const auto start = [&] {
-    if (started == records->offsets.size()) return;
-    const auto row = records->slots.Row(started);
-    const uint64_t offset = records->offsets[started++];
-    io_uring_sqe* const sqe = io_uring_get_sqe(&ring);
-    const auto bytes = static_cast<unsigned>(row.size());
-    if (registered) {
-      io_uring_prep_read_fixed(sqe, records->fd, row.data(), bytes, offset, 0);
-    } else {
-      io_uring_prep_read(sqe, records->fd, row.data(), bytes, offset);
-    }
-  };
-  for (uint32_t i = 0; i < kDepth; ++i) start();
-  for (size_t ended = 0; ended < records->offsets.size();) {
-    io_uring_submit_and_wait(&ring, 1);
-    io_uring_cqe* cqe;
-    while (io_uring_peek_cqe(&ring, &cqe) == 0) {
-      if (cqe->res != static_cast<int>(records->record_bytes)) {
-        Die("a short read");
+  ~BareRing() { io_uring_queue_exit(&ring_); }
+  BareRing(const BareRing&) = delete;
+  BareRing& operator=(const BareRing&) = delete;
+
+  void Read() {
+    started_ = 0;
+    for (uint32_t i = 0; i < kDepth; ++i) Start();
+    for (size_t ended = 0; ended < records_->offsets.size();) {
+      io_uring_submit_and_wait(&ring_, 1);
+      io_uring_cqe* cqe;
+      while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
+        if (cqe->res != static_cast<int>(records_->record_bytes)) {
+          Die("a short read");
+        }
+        io_uring_cqe_seen(&ring_, cqe);
+        ++ended;
+        Start();
       }
-      io_uring_cqe_seen(&ring, cqe);
-      ++ended;
-      start();
     }
   }
-  io_uring_queue_exit(&ring);
-}
+
+ private:
+  void Start() {
+    if (started_ == records_->offsets.size()) return;
+    const auto row = records_->slots.Row(started_);
+    const uint64_t offset = records_->offsets[started_++];
+    io_uring_sqe* const sqe = io_uring_get_sqe(&ring_);
+    const auto bytes = static_cast<unsigned>(row.size());
+    if (registered_) {
+      io_uring_prep_read_fixed(sqe, records_->fd, row.data(), bytes, offset, 0);
+    } else {
+      io_uring_prep_read(sqe, records_->fd, row.data(), bytes, offset);
+    }
+  }
+
+  Records* const records_;
+  const bool registered_;
+  io_uring ring_;
+  size_t started_ = 0;
+};
 
 // The page cache keeps what was read in order in large pieces, and what was
 // read at random page by page, which is slower to copy.
@@ -413,6 +427,7 @@ void AddWarm(const std::shared_ptr<Records>& records, bool in_order,
 double RunFio(const Records& records) {
   const std::string command = fmt::format(
       "fio --name=r --filename={} --readonly --rw=randread --ioengine=io_uring "
+      "--fadvise_hint=0 "
       "--direct={} --iodepth={} --bs={} --size={} --invalidate=0 "
       "--output-format=json 2>/dev/null",
       records.path, records.direct ? 1 : 0, kDepth, records.record_bytes,
@@ -453,8 +468,10 @@ void AddDirectCpu(const std::shared_ptr<Records>& records, SideBySide* table) {
     });
   };
   add("reader", [](Records* r) { ReadRecords(r); });
-  add("bare io_uring", [](Records* r) { UringRecords(r, false); });
-  add("registered buffers", [](Records* r) { UringRecords(r, true); });
+  auto bare = std::make_shared<BareRing>(records.get(), false);
+  auto registered = std::make_shared<BareRing>(records.get(), true);
+  add("bare io_uring", [bare](Records*) { bare->Read(); });
+  add("registered buffers", [registered](Records*) { registered->Read(); });
 }
 
 bool HasDirectReads(const std::string& path) {

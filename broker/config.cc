@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 
 #include "broker/placement.h"
 
@@ -67,11 +69,25 @@ Status Set(const std::string& key, const std::string& value, Config* config) {
     PENSTOCK_ASSIGN_OR_RETURN(config->decode_timeout_ns, ParseDuration(value));
   } else if (key == "read_timeout") {
     PENSTOCK_ASSIGN_OR_RETURN(config->read_timeout_ns, ParseDuration(value));
+  } else if (key == "python_path") {
+    config->functions.python_path = ParseFolders(value);
+  } else if (key == "python") {
+    config->functions.python = value;
+  } else if (key == "python_timeout") {
+    PENSTOCK_ASSIGN_OR_RETURN(config->functions.call_timeout_ns,
+                              ParseDuration(value));
+  } else if (key == "plugin_dir") {
+    const std::vector<std::string> folders = ParseFolders(value);
+    if (folders.size() != 1) {
+      return InvalidArgumentError("'{}' is not the path of one folder", value);
+    }
+    config->functions.plugin_dir = folders[0];
   } else {
     return InvalidArgumentError(
         "unknown key '{}'; known are socket, cpus, reserve_cores, workers, "
         "read_depth, read_backend, memory_limit, memory_limit_per_user, "
-        "decode_timeout, read_timeout, state_dir, cache_dir",
+        "decode_timeout, read_timeout, state_dir, cache_dir, python_path, "
+        "python, python_timeout, plugin_dir",
         key);
   }
   return OkStatus();
@@ -130,6 +146,15 @@ StatusOr<uint64_t> ParseDuration(const std::string& text) {
         text);
   }
   return value * ms * 1'000'000;
+}
+
+std::vector<std::string> ParseFolders(const std::string& text) {
+  std::vector<std::string> folders;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ':');) {
+    if (!word.empty()) folders.push_back(std::filesystem::absolute(word));
+  }
+  return folders;
 }
 
 StatusOr<Config> LoadConfig(const std::string& path) {

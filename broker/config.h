@@ -6,8 +6,10 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "broker/read.h"
+#include "broker/transform/row_function.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -29,6 +31,10 @@ struct Config {
   // A read that is in flight for longer ends its job.
   uint64_t read_timeout_ns = uint64_t{60} * 1'000'000'000;
 
+  // What datasets may run. Folders are absolute; whether others can write them
+  // is not looked at.
+  FunctionOptions functions;
+
   // "file:line:column" of each key that is set: for errors that only the
   // machine tells.
   std::map<std::string, std::string> place_of;
@@ -45,6 +51,9 @@ inline constexpr uint32_t kWorkersMax = 4096;
 // A number from min to max and nothing else.
 StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max,
                               uint32_t min = 1);
+
+// "a:b", as in PATH: folders, made absolute.
+std::vector<std::string> ParseFolders(const std::string& text);
 
 // Errors name file, line and column.
 StatusOr<Config> LoadConfig(const std::string& path);

@@ -650,6 +650,7 @@ nlohmann::json ControlServer::StatusJson() const {
                       {"workers", workers_->workers()},
                       {"workers_chosen", workers_->Description()},
                       {"read_backend", workers_->read_backend()},
+                      {"pinned_bytes", workers_->pinned_bytes()},
                       {"read_depth", workers_->read_depth()},
                       {"read_depth_auto", workers_->read_depth_is_automatic()},
                       {"nodes", NodesJson()},

@@ -9,15 +9,18 @@ std::string DatasetKey(const DatasetSpec& spec) {
   return json.at("source").dump() + json.at("map").dump();
 }
 
-StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const DatasetSpec& spec,
-                                                     OpenProgress* progress) {
+StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
+    const DatasetSpec& spec, const FunctionOptions& functions,
+    OpenProgress* progress) {
   auto dataset = std::make_shared<Dataset>();
   auto source = OpenSource(spec.source, progress);
   if (!source.ok()) {
     return source.status().Prepend("dataset '" + spec.name + "'");
   }
   dataset->source = *std::move(source);
-  auto program = RowProgram::Compile(spec.map, dataset->source->raw_spec());
+  auto program =
+      RowProgram::Compile(spec.map, dataset->source->raw_spec(), functions,
+                          [progress] { return progress->cancel.load(); });
   if (!program.ok()) {
     return program.status().Prepend("dataset '" + spec.name + "'");
   }

@@ -33,8 +33,9 @@ struct Dataset {
 std::string DatasetKey(const DatasetSpec& spec);
 
 // Errors: as OpenSource and RowProgram::Compile, with the dataset's name.
-StatusOr<std::shared_ptr<const Dataset>> OpenDataset(const DatasetSpec& spec,
-                                                     OpenProgress* progress);
+StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
+    const DatasetSpec& spec, const FunctionOptions& functions,
+    OpenProgress* progress);
 
 }  // namespace penstock
 #endif  // BROKER_DATASET_H_

@@ -121,6 +121,7 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
         fmt::format("job '{}': {}", key_.name, joined.status().message()));
   }
   if (joined->moved_bank) banks_to_move_.push_back(*joined->moved_bank);
+  NoteSettledLocked();
   if (const Status status = record(*joined); !status.ok()) {
     GoneLocked(delivery_.Died(joined->seat));
     return status;
@@ -611,7 +612,14 @@ std::optional<uint32_t> Job::NextBankToMove(std::vector<uint32_t>* nodes) {
 bool Job::EndMoving() {
   MutexLock lock(&mutex_);
   moving_ = !banks_to_move_.empty();
+  NoteSettledLocked();
   return !moving_;
+}
+
+// A bank is moved for the first rank that comes for it.
+void Job::NoteSettledLocked() {
+  settled_.store(!moving_ && banks_to_move_.empty() && delivery_.AllCame(),
+                 std::memory_order_relaxed);
 }
 
 }  // namespace penstock

@@ -189,6 +189,12 @@ class Job {
   // ---- workers'
   // ---------------------------------------------------------------
 
+  // No slot will be moved to another node any more: its pages may be pinned.
+  bool MayPin() const {
+    // Relaxed: seen late, it is pinned late.
+    return layout_.segment.bank_slots == 0 ||
+           settled_.load(std::memory_order_relaxed);
+  }
   // Quick look without the lock: a claim may succeed.
   bool MayHaveWork() const {
     // Relaxed: a hint; who sleeps on it is woken after it was set.
@@ -254,6 +260,7 @@ class Job {
 
  private:
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteSettledLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LookForProducersLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseStreamLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -296,6 +303,7 @@ class Job {
   std::map<uint32_t, Seen> seen_ ABSL_GUARDED_BY(mutex_);  // by rank
   RecentUse recent_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint32_t> banks_to_move_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> settled_{false};  // of slots in banks
   bool moving_ ABSL_GUARDED_BY(mutex_) = true;
   Status failure_ ABSL_GUARDED_BY(mutex_);
   std::string last_error_ ABSL_GUARDED_BY(mutex_);

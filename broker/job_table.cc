@@ -27,6 +27,7 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
       disposal_(disposal),
       life_(life),
       limits_(std::move(limits)),
+      datasets_(limits_.functions),
       placement_(&workers->topology()) {
   for (FormerJob& former : life->TakeJobs()) {
     Entry& entry = entries_.emplace_back();

@@ -38,6 +38,10 @@ namespace penstock {
 // Thread safe.
 class OpenDatasets {
  public:
+  // What they may run.
+  explicit OpenDatasets(FunctionOptions functions)
+      : functions_(std::move(functions)) {}
+
   StatusOr<std::shared_ptr<const Dataset>> Get(const DatasetSpec& spec,
                                                OpenProgress* progress);
   // Some OpenProgress::cancel was set: who waits for another's opening looks.
@@ -48,6 +52,7 @@ class OpenDatasets {
     bool opening = false;
     std::weak_ptr<const Dataset> dataset;
   };
+  const FunctionOptions functions_;
   Mutex mutex_;
   CondVar opened_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
@@ -61,6 +66,7 @@ class JobTable {
     uint32_t jobs = 256;
     uint32_t jobs_per_uid = 64;
     uint32_t openings = 64;  // at once, each a thread
+    FunctionOptions functions;
   };
   // Takes up the jobs that a former life left in life.
   JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,

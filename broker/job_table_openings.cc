@@ -52,7 +52,7 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
     }
   }
   StatusOr<std::shared_ptr<const Dataset>> dataset =
-      OpenDataset(spec, progress);
+      OpenDataset(spec, functions_, progress);
   MutexLock lock(&mutex_);
   Entry& entry = entries_[key];
   entry.opening = false;

@@ -145,6 +145,43 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
   return config;
 }
 
+// What datasets may run, by the configuration, else by the environment, from
+// where others cannot write.
+StatusOr<FunctionOptions> FunctionsOf(const Config& config,
+                                      bool private_broker) {
+  FunctionOptions functions = config.functions;
+  const auto variable = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  if (functions.python_path.empty()) {
+    functions.python_path = ParseFolders(variable("PENSTOCK_PYTHON_PATH"));
+  }
+  if (const std::string python = variable("PENSTOCK_PYTHON");
+      !python.empty() && config.place_of.count("python") == 0) {
+    functions.python = python;
+  }
+  if (functions.plugin_dir.empty()) {
+    const auto folders = ParseFolders(variable("PENSTOCK_PLUGIN_DIR"));
+    if (!folders.empty()) functions.plugin_dir = folders.front();
+  }
+  // Users often share a group of their own with nobody.
+  if (private_broker) functions.writable_by = 0002;
+  const auto check = [&](const char* key, std::string* folder) {
+    StatusOr<std::string> found = CheckTrusted(*folder, functions.writable_by);
+    if (!found.ok()) return found.status().Prepend(key);
+    *folder = *std::move(found);
+    return OkStatus();
+  };
+  for (std::string& folder : functions.python_path) {
+    PENSTOCK_RETURN_IF_ERROR(check("python_path", &folder));
+  }
+  if (!functions.plugin_dir.empty()) {
+    PENSTOCK_RETURN_IF_ERROR(check("plugin_dir", &functions.plugin_dir));
+  }
+  return functions;
+}
+
 // The machine has what the configuration asks for; else the error names the
 // place that asked.
 template <typename T>
@@ -196,7 +233,11 @@ Status RunReplay(const Arguments& arguments) {
       ParseDatasetSpec(
           text, arguments.replay,
           std::filesystem::absolute(arguments.replay).parent_path().string()));
-  return Replay(spec, arguments.replay_options, stdout);
+  PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const FunctionOptions functions,
+      AsConfigured(config, FunctionsOf(config, /*private_broker=*/true)));
+  return Replay(spec, functions, arguments.replay_options, stdout);
 }
 
 // Each rank costs four descriptors: as many as the system allows.
@@ -280,6 +321,9 @@ Status Serve(const Arguments& arguments) {
     spdlog::warn("NUMA is off, batches may be on any node: {}",
                  topology->unbound());
   }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      FunctionOptions functions,
+      AsConfigured(config, FunctionsOf(config, arguments.private_broker)));
   if (arguments.check) return OkStatus();
   PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited,
                             InheritOrListen(SocketPath(config.socket)));
@@ -307,6 +351,7 @@ Status Serve(const Arguments& arguments) {
   JobTable::Limits limits;
   limits.memory_bytes = config.memory_limit;
   limits.memory_bytes_per_uid = config.memory_limit_per_user;
+  limits.functions = std::move(functions);
   JobTable jobs(loop.get(), workers.get(), &disposal, life.get(), limits);
   ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
                        &disposal, life.get(), {arguments.private_broker, path});

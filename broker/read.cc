@@ -37,8 +37,8 @@ void ReadBuffer::Reserve(size_t bytes) {
   capacity_ = bytes;
 }
 
-void ReadBuffer::Trim() {
-  if (capacity_ <= kBufferBytesKept) return;
+void ReadBuffer::Trim(size_t kept) {
+  if (capacity_ <= kept) return;
   data_.reset();
   capacity_ = 0;
 }

@@ -51,8 +51,7 @@ class Reader {
   // the page cache, and is in this processor's: rather to be used before
   // another is started.
   virtual bool Start(uint32_t ticket, const ReadRequest& request,
-                     std::span<std::byte> into,
-                     uint32_t pinned) = 0;
+                     std::span<std::byte> into, uint32_t pinned) = 0;
   // Memory that direct reads land in again and again, kPinBytesMax at most:
   // its pages are looked up and pinned once, instead of for each read. A number
   // for Start, whose `into` lies in it; kNotPinned where the kernel or

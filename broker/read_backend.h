@@ -21,14 +21,17 @@ inline constexpr size_t kBufferBytesMin = size_t{256} << 10;
 // A larger buffer goes back at Release, so that a few huge files do not leave
 // depth huge buffers behind.
 inline constexpr size_t kBufferBytesKept = size_t{4} << 20;
+// And so do those that are larger than kBufferBytesMin, when all of a reader's
+// are more than this.
+inline constexpr size_t kBuffersBytesKept = size_t{64} << 20;
 
 // Memory of one ticket, not set to zero, grown and reused.
 class ReadBuffer {
  public:
   // At least bytes; what was in it is lost.
   void Reserve(size_t bytes);
-  // Gives back what is more than kBufferBytesKept.
-  void Trim();
+  // Gives back what is more than kept.
+  void Trim(size_t kept = kBufferBytesKept);
   std::byte* data() { return data_.get(); }
   size_t capacity() const { return capacity_; }
   std::span<std::byte> first(size_t bytes) { return {data_.get(), bytes}; }

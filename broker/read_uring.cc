@@ -44,6 +44,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -136,7 +137,7 @@ class UringReader final : public Reader {
     Reap();
     return tickets_[ticket].requests == 0;
   }
-  void Release(uint32_t ticket) override { tickets_[ticket].buffer.Trim(); }
+  void Release(uint32_t ticket) override;
   uint32_t in_flight() const override { return in_flight_; }
 
  private:
@@ -352,6 +353,16 @@ bool UringReader::Start(uint32_t ticket, const ReadRequest& request,
   if (ask && ReadCachedRange(ticket)) return true;
   QueueRange(ticket);
   return false;
+}
+
+void UringReader::Release(uint32_t ticket) {
+  ReadBuffer& buffer = tickets_[ticket].buffer;
+  buffer.Trim();
+  if (buffer.capacity() <= kBufferBytesMin) return;
+  const size_t all = std::accumulate(
+      tickets_.begin(), tickets_.end(), size_t{0},
+      [](size_t sum, Ticket& each) { return sum + each.buffer.capacity(); });
+  if (all > kBuffersBytesKept) buffer.Trim(kBufferBytesMin);
 }
 
 bool UringReader::AskCache() {

@@ -23,7 +23,7 @@ class RowMaker {
       : dataset_(dataset),
         seed_(seed),
         reader_(std::move(reader)),
-        scratch_(dataset.program->MakeScratch()) {
+        scratch_(dataset.program->MakeScratch({})) {
     for (const Feature& feature : dataset.program->element_spec()) {
       features_.emplace_back(feature.RowBytes());
     }
@@ -103,11 +103,11 @@ StatusOr<std::optional<uint64_t>> MakeByPolicy(RowMaker& maker,
 
 }  // namespace
 
-Status Replay(const DatasetSpec& spec, const ReplayOptions& options,
-              std::FILE* out) {
+Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
+              const ReplayOptions& options, std::FILE* out) {
   OpenProgress progress;
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Dataset> dataset,
-                            OpenDataset(spec, &progress));
+                            OpenDataset(spec, functions, &progress));
   DatasetSpec limited = spec;
   if (options.epochs) limited.epochs = options.epochs;
   PENSTOCK_ASSIGN_OR_RETURN(

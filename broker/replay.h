@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "broker/transform/row_function.h"
 #include "common/dataset_spec.h"
 #include "common/status.h"
 
@@ -34,8 +35,8 @@ struct ReplayOptions {
 
 // Writes every row's record in the order of the plan. on_error: skip leaves bad
 // rows out and closes the gap as the broker does; substitute replaces them.
-Status Replay(const DatasetSpec& spec, const ReplayOptions& options,
-              std::FILE* out);
+Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
+              const ReplayOptions& options, std::FILE* out);
 
 }  // namespace penstock
 #endif  // BROKER_REPLAY_H_

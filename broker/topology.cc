@@ -251,4 +251,14 @@ Status Topology::PinThread(const Cpu& cpu) const {
                     fmt::format("pin a worker to processor {}", cpu.os_index));
 }
 
+Status Topology::KeepThreadToCpus() const {
+  hwloc_bitmap_t set = hwloc_bitmap_alloc();
+  for (const Cpu& cpu : cpus_) hwloc_bitmap_set(set, cpu.os_index);
+  const int result = hwloc_set_cpubind(topology_, set, HWLOC_CPUBIND_THREAD);
+  const int error = errno;
+  hwloc_bitmap_free(set);
+  if (result == 0) return OkStatus();
+  return ErrnoError(error, "keep a crew to the broker's processors");
+}
+
 }  // namespace penstock

@@ -70,6 +70,9 @@ class Topology {
   // nothing (it does nothing on a topology that is not this machine's).
   const std::string& unbound() const { return unbound_; }
 
+  // The calling thread, and processes it starts, run on cpus() only.
+  Status KeepThreadToCpus() const;
+
   // The pages that begin .. begin + bytes, whole ones of shared memory, come
   // from this node only; those that are there are moved.
   Status BindMemory(const std::byte* begin, uint64_t bytes,

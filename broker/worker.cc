@@ -26,9 +26,21 @@ uint64_t NowNs() {
           .count());
 }
 
+// Of one job, in buffers of the reader, on their way.
+constexpr double kReadAheadBytesMax = 64 << 20;
+// Reads that their mean size is of, roughly.
+constexpr double kBufferBytesOver = 16;
+
 // Counters are relaxed: they are shown and compared, nothing depends on them.
 void Count(std::atomic<uint64_t>& counter, uint64_t value) {
   counter.fetch_add(value, std::memory_order_relaxed);
+}
+
+// A direct read goes to its place and not by way of a buffer.
+bool IsStraight(const ReadRequest& request, std::span<const std::byte> into) {
+  return request.align > 0 && request.offset % request.align == 0 &&
+         request.bytes % request.align == 0 &&
+         reinterpret_cast<uintptr_t>(into.data()) % request.align == 0;
 }
 
 }  // namespace
@@ -53,9 +65,6 @@ void Worker::OpenLane(uint32_t number) {
   }
   lane.given_up = 0;
   lane_ = number;
-  // What was pinned is the former reader's, and goes with it.
-  for (auto& [key, state] : states_) state.pins.clear();
-  pins_ = 0;
 }
 
 void Worker::ChangeLane() {
@@ -64,6 +73,7 @@ void Worker::ChangeLane() {
     spdlog::warn(
         "worker {}: {} reads of ended jobs hang; it goes on beside them",
         seat_.index, given_up_);
+    for (auto& [key, state] : states_) Unpin(state);
     return OpenLane(number);
   }
 }
@@ -73,12 +83,19 @@ Worker::JobState& Worker::StateOf(const std::shared_ptr<Job>& job) {
   if (state.scratch == nullptr || state.job.lock() != job) {
     // Also the moment to forget jobs that ended. A read that is waited for
     // keeps its job, so theirs are none.
-    UnpinEnded();
-    std::erase_if(states_, [&](const auto& item) {
-      return item.first != job.get() && item.second.job.expired();
-    });
+    for (auto it = states_.begin(); it != states_.end();) {
+      if (it->first == job.get() || !it->second.job.expired()) {
+        ++it;
+        continue;
+      }
+      Unpin(it->second);
+      it = states_.erase(it);
+    }
     state.job = job;
-    state.scratch = job->dataset().program->MakeScratch();
+    state.scratch =
+        job->dataset().program->MakeScratch([this, job = job.get()] {
+          return job->Pointless() || pool_->stopping();
+        });
     state.order = Plan::OrderCache();
     state.dataset_hash =
         SamplesInWork::DatasetHash(DatasetKey(job->options().spec));
@@ -121,6 +138,12 @@ bool Worker::MayRead(const Work& work) const {
       given_up_of_.count(work.state->dataset_hash) > 0) {
     return false;
   }
+  // Read ahead by as many as the depth says, of large files by fewer: their
+  // buffers are nobody's promise.
+  if (reads >= ReadDepth::kFirst &&
+      reads * work.state->buffer_bytes > kReadAheadBytesMax) {
+    return false;
+  }
   return reads < pool_->read_depth() && reads < lanes_[lane_].free.size();
 }
 
@@ -146,7 +169,11 @@ bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
         break;
       }
       const StatusOr<uint64_t> rows = MakeStreamRows(work, index);
-      if (!rows.ok()) work.job->Fail(rows.status());
+      if (rows.status().code() == StatusCode::kCancelled) {
+        work.cut_off |= !work.job->Pointless();
+      } else if (!rows.ok()) {
+        work.job->Fail(rows.status());
+      }
       work.started += rows.ok() ? *rows : work.rows.size() - index;
       made += work.started - index;
       continue;
@@ -184,7 +211,7 @@ bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
     uint32_t pinned = kNotPinned;
     if (in_place) {
       into = {Place(work, index, *in_place), request_.bytes};
-      if (request_.align > 0) pinned = PinOf(work, *in_place);
+      if (IsStraight(request_, into)) pinned = PinOf(work, *in_place);
     }
     ++work.state->reads[lane_];
     ++waited_for_;
@@ -267,16 +294,22 @@ bool Worker::FinishReads(uint64_t wait_ns) {
 }
 
 uint32_t Worker::PinOf(const Work& work, size_t feature) {
+  if (!work.job->MayPin()) return kNotPinned;
   auto& pins = work.state->pins;
   if (pins.empty()) pins.resize(work.job->segment().plan().slot_count);
   std::optional<uint32_t>& pin = pins[work.claim.slot];
   if (!pin) {
     const Segment& segment = work.job->segment();
     const ElementSpec& element = work.job->dataset().program->element_spec();
+    const uint64_t bytes =
+        segment.plan().rows_max * element[feature].RowBytes();
     pin = lanes_[lane_].reader->Pin(
-        {segment.feature(work.claim.slot, feature),
-         segment.plan().rows_max * element[feature].RowBytes()});
-    if (*pin != kNotPinned) ++pins_;
+        {segment.feature(work.claim.slot, feature), bytes});
+    if (*pin != kNotPinned) {
+      ++pins_;
+      work.state->pin_bytes = bytes;
+      pool_->CountPinned(bytes);
+    }
   }
   return *pin;
 }
@@ -286,6 +319,7 @@ void Worker::Unpin(JobState& state) {
     if (pin.value_or(kNotPinned) == kNotPinned) continue;
     lanes_[lane_].reader->Unpin(*pin);
     --pins_;
+    pool_->CountPinned(-state.pin_bytes);
   }
   state.pins.clear();
 }
@@ -329,6 +363,7 @@ void Worker::FinishRead(uint32_t number, const Reader::Done& done) {
 
 void Worker::LookAfterReads() {
   looked_at_ns_ = pool_->now_ns();
+  if (pins_ > 0) UnpinEnded();
   for (uint32_t number = 0; number < kLanesMax; ++number) {
     Lane& lane = lanes_[number];
     if (lane.reader == nullptr) continue;
@@ -367,6 +402,10 @@ void Worker::Finish(const Ticket& ticket, const Reader::Done& done) {
   Count(work.job->counters().reads, 1);
   if (done.cached) Count(work.job->counters().reads_cached, 1);
   Count(work.job->counters().bytes_read, done.bytes.size());
+  if (ticket.into == nullptr) {
+    work.state->buffer_bytes +=
+        (done.bytes.size() - work.state->buffer_bytes) / kBufferBytesOver;
+  }
   if (!work.job->Pointless()) {
     const Status status =
         done.status.ok() ? MakeRow(work, ticket.index,
@@ -391,20 +430,22 @@ StatusOr<uint64_t> Worker::MakeStreamRows(Work& work, uint64_t index) {
   const RawSpec& features = dataset.source->raw_spec();
   stream_scratch_.resize(std::max(stream_scratch_.size(), features.size()));
   for (size_t i = 0; i < features.size(); ++i) {
-    std::byte* out = Place(work, index, i);
-    if (!dataset.program->Copies(i)) {
+    std::byte* out = nullptr;
+    if (dataset.program->Copies(i)) {
+      out = Place(work, index, i);
+    } else {
       stream_scratch_[i].resize(rows * features[i].feature.RowBytes());
       out = stream_scratch_[i].data();
     }
     PENSTOCK_RETURN_IF_ERROR(piece->Read(i, index - first, rows, out));
   }
   raw_.resize(features.size());
-  out_.resize(features.size());
+  out_.resize(dataset.program->element_spec().size());
   int64_t* const ids = work.job->segment().ids(work.claim.slot);
   for (uint64_t row = index; row < index + rows; ++row) {
+    for (size_t i = 0; i < out_.size(); ++i) out_[i] = Place(work, row, i);
     for (size_t i = 0; i < features.size(); ++i) {
       const uint64_t bytes = features[i].feature.RowBytes();
-      out_[i] = Place(work, row, i);
       raw_[i] = {dataset.program->Copies(i)
                      ? out_[i]
                      : stream_scratch_[i].data() + (row - index) * bytes,
@@ -413,8 +454,16 @@ StatusOr<uint64_t> Worker::MakeStreamRows(Work& work, uint64_t index) {
     const uint64_t record = work.rows[row].record;
     const AugmentationKey key{work.job->options().spec.seed,
                               work.rows[row].pass, record};
-    PENSTOCK_RETURN_IF_ERROR(
-        dataset.program->Run(raw_, key, *work.state->scratch, out_));
+    const SamplesInWork::Mark mark(
+        pool_->samples(), seat_.index, {work.state->dataset_hash, record},
+        work.number, pool_->now_ns() + dataset.program->wait_ns());
+    PENSTOCK_RETURN_IF_ERROR(mark.status());
+    const Status status =
+        dataset.program->Run(raw_, key, *work.state->scratch, out_);
+    if (!status.ok()) {
+      return status.Prepend(fmt::format("dataset '{}': row {} of its producers",
+                                        work.job->key().dataset, record));
+    }
     ids[work.claim.begin + row] = static_cast<int64_t>(record);
   }
   return rows;
@@ -426,9 +475,10 @@ StatusOr<uint64_t> Worker::MakeStreamRows(Work& work, uint64_t index) {
 Status Worker::MakeRow(Work& work, uint64_t index, uint64_t record,
                        std::span<const std::byte> bytes) {
   const Dataset& dataset = work.job->dataset();
-  const SamplesInWork::Mark mark(pool_->samples(), seat_.index,
-                                 {work.state->dataset_hash, record},
-                                 work.number, pool_->now_ns());
+  // What it may wait for other processes is not its own time.
+  const SamplesInWork::Mark mark(
+      pool_->samples(), seat_.index, {work.state->dataset_hash, record},
+      work.number, pool_->now_ns() + dataset.program->wait_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
   PENSTOCK_RETURN_IF_ERROR(
       dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
@@ -453,10 +503,20 @@ std::byte* Worker::Place(const Work& work, uint64_t index,
 
 void Worker::HandleError(Work& work, uint64_t index, const Status& status) {
   Job& job = *work.job;
+  if (status.code() == StatusCode::kCancelled) {
+    // Nobody waits for the row; or the broker stops, and it is not whole.
+    work.cut_off |= !job.Pointless();
+    return;
+  }
   const uint64_t record = work.rows[index].record;
   const std::string text = fmt::format(
       "dataset '{}': sample {} in {}: {}", job.key().dataset, record,
       job.dataset().source->Describe(record), status.message());
+  // What this machine lacks is not the sample's fault.
+  if (status.code() == StatusCode::kResourceExhausted ||
+      status.code() == StatusCode::kInvalidArgument) {
+    return job.Fail(Status(status.code(), text));
+  }
   switch (job.options().spec.on_error) {
     case OnError::kFail:
       job.Fail(Status(status.code(),
@@ -496,6 +556,7 @@ bool Worker::Substitute(Work& work, uint64_t index) {
     source.Locate(record, &request);
     if (request.kind == ReadRequest::Kind::kNone) {
       if (MakeRow(work, index, record, {}).ok()) return true;
+      if (work.job->Pointless()) return false;
       continue;
     }
     reads_->Start(SubstituteEntry(), work.number, record, pool_->now_ns());
@@ -517,7 +578,7 @@ bool Worker::Substitute(Work& work, uint64_t index) {
 void Worker::Done(Work& work, uint64_t rows) {
   // In one piece for the whole claim: the job's lock is taken once.
   work.finished += rows;
-  if (work.finished == work.rows.size()) {
+  if (work.finished == work.rows.size() && !work.cut_off) {
     Job::Counters& counters = work.job->counters();
     Count(work.claim.local ? counters.rows_local : counters.rows_remote,
           work.finished);

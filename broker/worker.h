@@ -10,8 +10,8 @@
 //   * The loop never waits for long: it looks for other rows in between.
 //   * A read that nobody waits for any more (its job failed, or its ranks left)
 //     is given up: its row counts as done, its ticket stays occupied until the
-//     kernel is through with the buffer. That is possible because a read lands
-//     in the reader's buffer, never in a slot.
+//     kernel is through with the buffer. A read that lands in a slot keeps its
+//     job, and so the memory.
 //   * When given up reads occupy half of the tickets, the reader is set aside
 //     with them and a new one is made. Bound: kLanesMax readers.
 //   * While given up reads of a dataset hang, its jobs have one read in flight:
@@ -50,6 +50,7 @@ class Worker {
   struct Seat {
     uint32_t index = 0;            // of its thread
     uint32_t place = 0;            // see worker_pool.h
+    uint64_t job = 0;              // it works for this one only; 0: for all
     std::optional<uint32_t> node;  // NUMA, that it is pinned to
   };
   // most: reads in flight of one job, whatever the pool's read_depth will be.
@@ -68,6 +69,7 @@ class Worker {
   // While it reads it does nothing else.
   bool blocking() const { return lanes_[lane_].reader->blocking(); }
   uint32_t place() const { return seat_.place; }
+  uint64_t job() const { return seat_.job; }
   std::optional<uint32_t> node() const { return seat_.node; }
 
  private:
@@ -78,9 +80,11 @@ class Worker {
     Plan::OrderCache order;
     uint64_t dataset_hash = 0;                // SamplesInWork's
     std::array<uint32_t, kLanesMax> reads{};  // in flight, by lane
+    double buffer_bytes = 0;  // of a read that is not in place, on average
     // By slot: where direct reads land in it (Reader::Pin, of lane_), if that
     // was tried.
     std::vector<std::optional<uint32_t>> pins;
+    uint64_t pin_bytes = 0;  // of each of them
   };
   // A claim being worked on: its plan rows, and how many are still to start and
   // to finish.
@@ -93,6 +97,7 @@ class Worker {
     uint64_t started = 0;
     uint64_t finished = 0;
     bool reads = false;                 // its rows need a ticket
+    bool cut_off = false;               // the broker stops in the midst of it
     std::vector<Stream::Piece> pieces;  // of a stream, instead of reading
   };
   struct Ticket {

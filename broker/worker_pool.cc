@@ -12,6 +12,10 @@
 namespace penstock {
 namespace {
 
+// Threads of crews, of all users and of one: others get theirs too, and there
+// are lines (samples_in_work.h) left for workers.
+constexpr uint32_t kCrewsMax = kSampleLines / 2;
+constexpr uint32_t kCrewsOfUserMax = kSampleLines / 8;
 constexpr uint64_t kLateNs = 1'000'000'000;
 // How often a worker without rows looks for what it owes.
 constexpr std::chrono::seconds kOweInterval{1};
@@ -80,9 +84,12 @@ WorkerPool::~WorkerPool() {
     stop_ = true;
     stopping_.store(true, std::memory_order_relaxed);
     work_.NotifyAll();
+    crew_work_.NotifyAll();
     more_workers_.NotifyAll();
   }
-  for (Thread& each : threads_) each.thread.join();
+  for (Thread& each : threads_) {
+    if (each.thread.joinable()) each.thread.join();
+  }
 }
 
 size_t WorkerPool::ThreadsAt(uint32_t place) const {
@@ -136,33 +143,103 @@ std::map<uint32_t, uint32_t> WorkerPool::workers_of_nodes() const {
   return of_nodes;
 }
 
-Status WorkerPool::StartThread(uint32_t place) {
-  const auto index = static_cast<uint32_t>(threads_.size());
-  Thread& added = threads_.emplace_back();
+Status WorkerPool::StartThread(uint32_t place, uint64_t job, uint32_t uid) {
+  auto index = static_cast<uint32_t>(threads_.size());
+  for (uint32_t i = 0; i < threads_.size(); ++i) {
+    // Acquire: with it the thread has done everything; joining does not wait.
+    if (threads_[i].ended != nullptr &&
+        threads_[i].ended->load(std::memory_order_acquire)) {
+      if (threads_[i].thread.joinable()) threads_[i].thread.join();
+      index = i;
+      MutexLock lock(&mutex_);
+      --idle_;
+      break;
+    }
+  }
+  if (index >= kSampleLines) {
+    return ResourceExhaustedError("there are {} threads already", index);
+  }
+  if (index == threads_.size()) threads_.emplace_back();
+  Thread& added = threads_[index];
+  if (added.reads != nullptr) {
+    bytes_seen_ -= added.reads->bytes();
+    waited_seen_ns_ -= added.reads->waited_ns();
+  }
   added.place = place;
+  added.uid = uid;
   added.reads =
       std::make_unique<ReadsInFlight>(Worker::ReadEntries(reads_most_));
+  added.ended = job == 0 ? nullptr : std::make_unique<std::atomic<bool>>(false);
   try {
-    added.thread = std::thread([this, index, place, reads = added.reads.get()] {
-      Run(index, place, reads);
-    });
+    added.thread =
+        std::thread([this, index, place, job, reads = added.reads.get(),
+                     ended = added.ended.get()] {
+          Run(index, place, job, reads);
+          if (ended == nullptr) return;
+          MutexLock lock(&mutex_);
+          ++idle_;
+          // Release: see where it is read.
+          ended->store(true, std::memory_order_release);
+        });
   } catch (const std::system_error& error) {
-    threads_.pop_back();
+    // The next one takes its entry.
+    added.ended = std::make_unique<std::atomic<bool>>(true);
+    added.place = kNoPlace;
+    MutexLock lock(&mutex_);
+    ++idle_;
     return ResourceExhaustedError("cannot start worker {}: {}", index,
                                   error.what());
   }
   return OkStatus();
 }
 
-void WorkerPool::Run(uint32_t index, uint32_t place, ReadsInFlight* reads) {
-  pthread_setname_np(pthread_self(), fmt::format("worker {}", index).c_str());
-  const std::vector<Topology::Cpu>& cpus = topology_->cpus();
-  Topology::Cpu own = cpus[place % cpus.size()];
-  if (const Status status = topology_->PinThread(own); !status.ok()) {
-    spdlog::warn("{}; it runs unpinned", status.message());
-    own.node.reset();
+Status WorkerPool::StartCrew(const Job& job, uint64_t number) {
+  const uint32_t uid = job.key().uid;
+  uint32_t of_all = 0;
+  uint32_t of_user = 0;
+  for (const Thread& each : threads_) {
+    const bool crew = each.ended != nullptr &&
+                      // Relaxed: counted only.
+                      !each.ended->load(std::memory_order_relaxed);
+    of_all += crew;
+    of_user += crew && each.uid == uid;
   }
-  Worker worker(this, {index, place, own.node}, reads_most_, reads);
+  Status status;
+  uint32_t started = 0;
+  while (started < workers() && status.ok()) {
+    if (of_all + started >= kCrewsMax || of_user + started >= kCrewsOfUserMax) {
+      status = ResourceExhaustedError(
+          "{} processes of Python functions are at work, {} of this user, all "
+          "there may be: {} and {}",
+          of_all + started, of_user + started, kCrewsMax, kCrewsOfUserMax);
+      break;
+    }
+    status = StartThread(kNoPlace, number, uid);
+    started += status.ok();
+  }
+  // Fewer are slower, none would be for ever.
+  return started > 0 ? OkStatus() : status;
+}
+
+void WorkerPool::Run(uint32_t index, uint32_t place, uint64_t job,
+                     ReadsInFlight* reads) {
+  pthread_setname_np(
+      pthread_self(),
+      fmt::format("{} {}", job == 0 ? "worker" : "crew", index).c_str());
+  Worker::Seat seat{index, place, job, std::nullopt};
+  if (job == 0) {
+    const std::vector<Topology::Cpu>& cpus = topology_->cpus();
+    const Topology::Cpu& own = cpus[place % cpus.size()];
+    if (const Status status = topology_->PinThread(own); status.ok()) {
+      seat.node = own.node;
+    } else {
+      spdlog::warn("{}; it runs unpinned", status.message());
+    }
+  } else if (const Status status = topology_->KeepThreadToCpus();
+             !status.ok()) {
+    spdlog::warn("{}", status.message());
+  }
+  Worker worker(this, seat, reads_most_, reads);
   while (WaitForWork(worker)) {
     while (worker.RunOnce()) {
     }
@@ -186,22 +263,33 @@ std::unique_ptr<Reader> WorkerPool::MakeWorkerReader(uint32_t worker) const {
 
 void WorkerPool::Add(std::shared_ptr<Job> job) {
   job->SetOnWork([this] { NotifyWork(); });
-  MutexLock lock(&mutex_);
-  // A newcomer starts at the present: it owes nothing and is owed nothing.
-  job->virtual_time_ns.store(virtual_now_ns_, std::memory_order_relaxed);
-  std::erase_if(named_, [](const auto& item) {
-    return item.second.job.expired() && item.second.dataset.expired();
-  });
-  const uint64_t number = next_number_++;
-  named_[number] = {job->key(), job, SharedDataset(job)};
-  jobs_.push_back({std::move(job), number});
+  bool crew = false;
+  uint64_t number = 0;
+  {
+    MutexLock lock(&mutex_);
+    // A newcomer starts at the present: it owes nothing and is owed nothing.
+    job->virtual_time_ns.store(virtual_now_ns_, std::memory_order_relaxed);
+    std::erase_if(named_, [](const auto& item) {
+      return item.second.job.expired() && item.second.dataset.expired();
+    });
+    number = next_number_++;
+    named_[number] = {job->key(), job, SharedDataset(job)};
+    crew = job->dataset().program->wait_ns() > 0;
+    jobs_.push_back({job, number, crew});
+  }
+  if (!crew) return;
+  if (const Status status = StartCrew(*job, number); !status.ok()) {
+    job->Fail(status);
+  }
 }
 
 void WorkerPool::Remove(const Job* job) {
   MutexLock lock(&mutex_);
   std::erase_if(jobs_,
                 [job](const Entry& entry) { return entry.job.get() == job; });
-  work_.NotifyAll();  // for what they keep of its memory
+  // For what they keep of its memory; for a crew that has no job any more.
+  work_.NotifyAll();
+  crew_work_.NotifyAll();
 }
 
 void WorkerPool::NotifyWork() {
@@ -212,6 +300,7 @@ void WorkerPool::NotifyWork() {
 }
 
 void WorkerPool::WakeOne() {
+  crew_work_.NotifyAll();
   if (sleeping_ == 0) return;
   // One that may not take a job that blocks would sleep on, and the wake be
   // lost.
@@ -225,13 +314,24 @@ void WorkerPool::CountSleep() {
   slept_until_ns_ = now_ns;
 }
 
+bool WorkerPool::MayClaim(const Entry& entry, const Worker& worker) const {
+  return worker.job() == (entry.crew ? entry.number : 0) &&
+         entry.job->MayHaveWork() && !(worker.blocking() && entry.blocks);
+}
+
 bool WorkerPool::WaitForWork(const Worker& worker) {
   const bool owes = worker.owes();
-  const bool blocking = worker.blocking();
+  const bool crew = worker.job() != 0;
   MutexLock lock(&mutex_);
   for (;;) {
     if (stop_) return false;
-    if (worker.place() >= workers()) {
+    if (crew &&
+        std::none_of(jobs_.begin(), jobs_.end(), [&](const Entry& entry) {
+          return entry.number == worker.job();
+        })) {
+      return false;
+    }
+    if (!crew && worker.place() >= workers()) {
       if (owes) {
         more_workers_.WaitFor(&mutex_, kOweInterval);
         return !stop_;
@@ -242,28 +342,30 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
       continue;
     }
     if (std::any_of(jobs_.begin(), jobs_.end(), [&](const Entry& entry) {
-          return entry.job->MayHaveWork() && !(blocking && entry.blocks);
+          return MayClaim(entry, worker);
         })) {
       return true;
     }
+    CondVar& news = crew ? crew_work_ : work_;
+    // Of those that all jobs share.
     CountSleep();
-    ++sleeping_;
+    sleeping_ += !crew;
     if (owes) {
-      work_.WaitFor(&mutex_, kOweInterval);
+      news.WaitFor(&mutex_, kOweInterval);
     } else {
       ++idle_;
-      work_.Wait(&mutex_);
+      news.Wait(&mutex_);
       --idle_;
     }
     CountSleep();
-    --sleeping_;
+    sleeping_ -= !crew;
     if (owes) return !stop_;
   }
 }
 
 WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
                                           const Worker& worker) {
-  const bool blocking = worker.blocking();
+  const bool crew = worker.job() != 0;
   std::vector<Entry> entries;
   std::vector<Candidate> candidates;
   for (;;) {
@@ -271,9 +373,9 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
     candidates.clear();
     {
       MutexLock lock(&mutex_);
-      if (stop_ || worker.place() >= workers()) return {};
+      if (stop_ || (!crew && worker.place() >= workers())) return {};
       for (const Entry& entry : jobs_) {
-        if (entry.job->MayHaveWork() && !(blocking && entry.blocks) &&
+        if (MayClaim(entry, worker) &&
             std::find(but.begin(), but.end(), entry.job.get()) == but.end()) {
           entries.push_back(entry);
         }
@@ -291,7 +393,8 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
     const size_t next = ServedNext(candidates);
     const std::shared_ptr<Job>& job = entries[next].job;
     const uint64_t time_ns = candidates[next].virtual_time_ns;
-    {
+    // A crew's time is nobody else's.
+    if (!crew) {
       MutexLock lock(&mutex_);
       if (time_ns + kCreditNs < virtual_now_ns_) {
         job->virtual_time_ns.store(virtual_now_ns_ - kCreditNs,
@@ -338,6 +441,7 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
     // A job may be claimed from that could not. Relaxed: as in NotifyWork.
     news_.fetch_add(1, std::memory_order_relaxed);
     work_.NotifyAll();
+    crew_work_.NotifyAll();
   }
   for (const uint32_t index : blocked) {
     const uint32_t place = threads_[index].place;
@@ -421,7 +525,8 @@ std::optional<std::string> WorkerPool::Tick() {
 
   const auto oldest =
       options_.samples->Oldest(static_cast<uint32_t>(threads_.size()));
-  if (!oldest || now_ns - oldest->since_ns < options_.decode_timeout_ns) {
+  // since may be ahead of now: Worker::MakeRow.
+  if (!oldest || now_ns < oldest->since_ns + options_.decode_timeout_ns) {
     return std::nullopt;
   }
   options_.samples->Blame(oldest->worker);

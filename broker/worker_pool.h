@@ -18,6 +18,13 @@
 // any more finishes what it has claimed and sleeps until there are so many
 // again.
 //
+// A job whose map has a Python function is served by a *crew* of its own, as
+// many threads as there are workers, each with a process of Python: they wait
+// for it, which would hold up everybody else's rows here. They are pinned
+// nowhere, and how much of the machine they get is the kernel's decision.
+// Others take no row of that job, and its crew none of another; it ends with
+// the job.
+//
 // Where there is no io_uring, a read that hangs holds its worker. Then another
 // thread takes the worker's place, once (so there are at most twice as many;
 // the one that comes back stays too: asleep it costs nothing), and workers that
@@ -94,6 +101,7 @@ class WorkerPool {
       const Topology& topology, const WorkerOptions& options);
   ~WorkerPool();  // stops and joins them
 
+  // The control thread's, where the job has a crew.
   void Add(std::shared_ptr<Job> job);
   // Afterwards no worker starts on it; claims under way go on.
   void Remove(const Job* job);
@@ -105,6 +113,11 @@ class WorkerPool {
   // On which processors, and why so many and there.
   std::string Description() const;
   std::string read_backend() const { return read_backend_; }
+  // By workers for their direct reads; a slot counts once for each.
+  uint64_t pinned_bytes() const {
+    // Relaxed: shown.
+    return pinned_bytes_.load(std::memory_order_relaxed);
+  }
   // Reads in flight per worker, of one job, by now.
   uint32_t read_depth() const {
     // Relaxed: seen late, a read more or less is started.
@@ -166,6 +179,11 @@ class WorkerPool {
     // Relaxed: a clock, nothing else is read because of it.
     return now_ns_.load(std::memory_order_relaxed);
   }
+  // Memory that direct reads land in; less: modulo 2^64.
+  void CountPinned(uint64_t bytes) {
+    // Relaxed: shown.
+    pinned_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
   SamplesInWork* samples() const { return options_.samples; }
   // What the options say; for the calling worker's thread.
   std::unique_ptr<Reader> MakeWorkerReader(uint32_t worker) const;
@@ -174,6 +192,7 @@ class WorkerPool {
   struct Entry {
     std::shared_ptr<Job> job;
     uint64_t number;
+    bool crew = false;    // only its own threads make its rows
     bool blocks = false;  // a worker is stuck in a read of it
   };
   // A job by its number, also after it has ended: reads of it may be in flight.
@@ -187,10 +206,16 @@ class WorkerPool {
   struct Thread {
     std::thread thread;
     std::unique_ptr<ReadsInFlight> reads;
-    uint32_t place = 0;
+    uint32_t place = 0;  // kNoPlace: of a crew
+    uint32_t uid = 0;    // of a crew: whose job
+    // Of a crew whose job is gone: to be joined, its entry to be used again.
+    std::unique_ptr<std::atomic<bool>> ended;
   };
-  Status StartThread(uint32_t place);
-  void Run(uint32_t index, uint32_t place, ReadsInFlight* reads);
+  static constexpr uint32_t kNoPlace = UINT32_MAX;
+  // job: whose crew it is; 0: it is a worker.
+  Status StartThread(uint32_t place, uint64_t job = 0, uint32_t uid = 0);
+  Status StartCrew(const Job& job, uint64_t number);
+  void Run(uint32_t index, uint32_t place, uint64_t job, ReadsInFlight* reads);
   // How many threads have this place.
   size_t ThreadsAt(uint32_t place) const;
   void ReplaceBlocked(uint64_t now_ns);
@@ -201,8 +226,9 @@ class WorkerPool {
   // many are awake as have work, on a host with a hundred as on one with two.
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sleeps until there may be work for this worker, for kOweInterval at most
-  // if it owes something; false: the pool stops.
+  // if it owes something; false: the pool stops, or its one job is gone.
   bool WaitForWork(const Worker& worker);
+  bool MayClaim(const Entry& entry, const Worker& worker) const;
   Named NamedOf(uint64_t number);
   void CountSleep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -213,8 +239,9 @@ class WorkerPool {
   std::string read_backend_;
   std::atomic<uint32_t> workers_{0};
   std::atomic<uint32_t> read_depth_{0};
+  std::atomic<uint64_t> pinned_bytes_{0};
   bool set_ = false;  // while it runs: the control thread's, likewise
-  std::vector<Thread> threads_;  // only added to
+  std::vector<Thread> threads_;  // what ended is used again, nothing taken away
 
   std::atomic<uint64_t> now_ns_{1};  // the control thread's to write
   uint64_t ticked_ns_ = 0;           // the control thread's
@@ -229,12 +256,13 @@ class WorkerPool {
 
   Mutex mutex_;
   CondVar work_;
+  CondVar crew_work_;
   CondVar more_workers_;
   std::vector<Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t virtual_now_ns_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // not of a crew
   uint64_t slept_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // by all, up to:
   uint64_t slept_until_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t idle_ ABSL_GUARDED_BY(mutex_) = 0;  // asleep, nothing in flight

@@ -196,11 +196,23 @@ StatusOr<Reader::Result> Reader::HandOut(Batch** batch) {
 StatusOr<Reader::Ready> Reader::WaitUntilReady(double timeout_s) {
   const Clock::time_point begin = Clock::now();
   const Deadline deadline = DeadlineAfter(timeout_s);
-  const Clock::time_point spin_end = begin + spin_;
+  const Clock::time_point spin_end =
+      std::min(begin + spin_, deadline.value_or(begin + spin_));
   // Not read for every look at the ring: it costs as much as the batch's way
   // from the other core.
   Clock::time_point now = begin;
   Ready what = Ready::kNothing;
+  const auto count_wait = [&] {
+    ++stats_.waits;
+    stats_.wait_ns += static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(now - begin)
+            .count());
+    if (lost_) return;
+    // Relaxed: shown by `penstock status`, nothing depends on it.
+    CursorPage& cursor = session_->cursor.page();
+    cursor.waits.store(stats_.waits, std::memory_order_relaxed);
+    cursor.wait_ns.store(stats_.wait_ns, std::memory_order_relaxed);
+  };
   for (uint32_t looks = 1; what == Ready::kNothing; ++looks) {
     bool in_time = true;
     if (!lost_) {
@@ -218,6 +230,7 @@ StatusOr<Reader::Ready> Reader::WaitUntilReady(double timeout_s) {
           PENSTOCK_ASSIGN_OR_RETURN(in_time, Sleep(deadline));
         }
         if (in_time) DisarmWait(cursor);
+        armed_ = !in_time;
         now = Clock::now();
       }
     }
@@ -225,6 +238,7 @@ StatusOr<Reader::Ready> Reader::WaitUntilReady(double timeout_s) {
       PENSTOCK_ASSIGN_OR_RETURN(in_time, Reconnect(deadline));
     }
     if (!in_time) {
+      count_wait();
       return DeadlineExceededError(
           "no batch for rank {} of job '{}' within {} s; `penstock status` "
           "says what the job waits for",
@@ -232,14 +246,7 @@ StatusOr<Reader::Ready> Reader::WaitUntilReady(double timeout_s) {
     }
     PENSTOCK_ASSIGN_OR_RETURN(what, TakeReady());
   }
-  ++stats_.waits;
-  stats_.wait_ns += static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(now - begin)
-          .count());
-  // Relaxed: shown by `penstock status`, nothing depends on it.
-  CursorPage& cursor = session_->cursor.page();
-  cursor.waits.store(stats_.waits, std::memory_order_relaxed);
-  cursor.wait_ns.store(stats_.wait_ns, std::memory_order_relaxed);
+  count_wait();
   return what;
 }
 
@@ -267,6 +274,9 @@ StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
         rank_, hold_);
   }
 
+  if (std::exchange(armed_, false) && !lost_) {
+    DisarmWait(session_->cursor.page());
+  }
   PENSTOCK_ASSIGN_OR_RETURN(Ready what, lost_ ? Ready::kNothing : TakeReady());
   if (what == Ready::kNothing) {
     PENSTOCK_ASSIGN_OR_RETURN(what, WaitUntilReady(timeout_s));

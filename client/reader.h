@@ -186,6 +186,7 @@ class Reader {
   bool over_ = false;
   Batch* repeated_ = nullptr;
   std::optional<Clock::time_point> lost_;  // the broker, since
+  bool armed_ = false;  // a wait timed out: fileno() tells of the next batch
   std::chrono::milliseconds retry_delay_{0};
   std::deque<nlohmann::json> events_;  // that came before an answer
   Stats stats_;

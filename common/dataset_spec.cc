@@ -3,6 +3,7 @@
 #include "common/dataset_spec.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 
@@ -22,6 +23,7 @@ constexpr int64_t kDimensionMax = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kRowBytesMax = uint64_t{1} << 40;
 constexpr uint64_t kCostUsMax = 1'000'000;  // a second for one record
 constexpr size_t kMapOpsMax = 64;
+constexpr size_t kFunctionNameBytesMax = 256;
 constexpr int64_t kImageSideMax = 65535;  // JPEG's own limit
 constexpr size_t kChannelsMax = 16;
 constexpr double kCropFractionMin = 0.001;
@@ -452,9 +454,61 @@ Status ReadCast(const SpecValue& value, CastOp* out) {
   return ReadLayout(value.Optional("layout"), &out->layout);
 }
 
+// Words of letters, digits and underscores, with dots between them.
+bool IsDottedName(std::string_view text) {
+  bool in_word = false;
+  for (const char c : text) {
+    const bool letter = std::isalpha(static_cast<unsigned char>(c)) || c == '_';
+    const bool digit = c >= '0' && c <= '9';
+    if (c == '.' ? !in_word : !letter && !(digit && in_word)) return false;
+    in_word = c != '.';
+  }
+  return in_word && text.size() <= kFunctionNameBytesMax;
+}
+
+Status ReadFunctionFeatures(const SpecValue& features, FunctionOp* out) {
+  if (!features.present()) return OkStatus();
+  return ReadElementSpec(features, &out->features.emplace());
+}
+
+Status ReadPython(const SpecValue& value, FunctionOp* out) {
+  out->kind = FunctionOp::Kind::kPython;
+  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping({"function", "features"}));
+  const SpecValue function = value.Required("function");
+  PENSTOCK_RETURN_IF_ERROR(function.String(&out->function));
+  const std::string_view text = out->function;
+  const size_t colon = text.find(':');
+  if (colon == text.npos || !IsDottedName(text.substr(0, colon)) ||
+      !IsDottedName(text.substr(colon + 1))) {
+    return function.Wanted("\"package.module:function\"");
+  }
+  return ReadFunctionFeatures(value.Optional("features"), out);
+}
+
+Status ReadPlugin(const SpecValue& value, FunctionOp* out) {
+  out->kind = FunctionOp::Kind::kPlugin;
+  PENSTOCK_RETURN_IF_ERROR(
+      value.CheckMapping({"library", "function", "features"}));
+  const SpecValue library = value.Required("library");
+  PENSTOCK_RETURN_IF_ERROR(library.String(&out->library));
+  if (out->library.find('/') != std::string::npos ||
+      !out->library.ends_with(".so")) {
+    return library.Wanted(
+        "the name of a file in the broker's plugin_dir, \"name.so\"");
+  }
+  const SpecValue function = value.Required("function");
+  PENSTOCK_RETURN_IF_ERROR(function.String(&out->function));
+  if (!IsDottedName(out->function) ||
+      out->function.find('.') != std::string::npos) {
+    return function.Wanted("the name of a C function");
+  }
+  return ReadFunctionFeatures(value.Optional("features"), out);
+}
+
 Status ReadTransform(const SpecValue& value, TransformSpec* out) {
   const std::vector<std::string_view> ops = {
-      "decode_image", "crop", "resize", "flip", "normalize", "cast"};
+      "decode_image", "crop", "resize", "flip",
+      "normalize",    "cast", "python", "plugin"};
   PENSTOCK_RETURN_IF_ERROR(
       value.CheckMapping(ops, "a mapping with one of the keys"));
   PENSTOCK_ASSIGN_OR_RETURN(const std::string_view op, value.OneOf(ops));
@@ -468,6 +522,8 @@ Status ReadTransform(const SpecValue& value, TransformSpec* out) {
   if (op == "normalize") {
     return ReadNormalize(arguments, &out->emplace<NormalizeOp>());
   }
+  if (op == "python") return ReadPython(arguments, &out->emplace<FunctionOp>());
+  if (op == "plugin") return ReadPlugin(arguments, &out->emplace<FunctionOp>());
   return ReadCast(arguments, &out->emplace<CastOp>());
 }
 

@@ -172,8 +172,22 @@ struct CastOp {
   bool operator==(const CastOp&) const = default;
 };
 
-using TransformSpec =
-    std::variant<DecodeImageOp, ResizeOp, FlipOp, NormalizeOp, CastOp>;
+// A function of whole rows that is not ours: all features in, all features out.
+struct FunctionOp {
+  enum class Kind {
+    kPython,  // "package.module:function", run in processes of its own
+    kPlugin   // of a shared library, run in the workers (penstock_plugin.h)
+  };
+  Kind kind = Kind::kPython;
+  std::string library;   // kPlugin: a file name
+  std::string function;
+  // What it returns; absent: what it is given.
+  std::optional<ElementSpec> features;
+  bool operator==(const FunctionOp&) const = default;
+};
+
+using TransformSpec = std::variant<DecodeImageOp, ResizeOp, FlipOp, NormalizeOp,
+                                   CastOp, FunctionOp>;
 
 // ---- batches, epochs --------------------------------------------------------
 

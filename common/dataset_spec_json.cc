@@ -143,6 +143,15 @@ Json ToJson(const CastOp& op) {
             {"layout", LayoutName(op.layout)}}}};
 }
 
+Json ToJson(const FunctionOp& op) {
+  const bool plugin = op.kind == FunctionOp::Kind::kPlugin;
+  Json json = Json::object();
+  if (plugin) json["library"] = op.library;
+  json["function"] = op.function;
+  if (op.features) json["features"] = ToJson(*op.features);
+  return {{plugin ? "plugin" : "python", json}};
+}
+
 std::string_view LastBatchName(LastBatch last) {
   switch (last) {
     case LastBatch::kPartial:

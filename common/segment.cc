@@ -17,6 +17,8 @@ constexpr int kSegmentSeals =
     F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 // A feature starts on a cache line.
 constexpr uint64_t kFeatureAlignment = 64;
+// What direct reads are multiples of, at least.
+constexpr uint64_t kBlockBytes = 512;
 constexpr uint64_t kSegmentBytesMax = uint64_t{1} << 46;
 
 uint64_t RoundUp(uint64_t value, uint64_t alignment) {
@@ -73,8 +75,8 @@ StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
   uint64_t offset = RoundUp(rows_max * sizeof(int64_t), kFeatureAlignment);
   for (const Feature& feature : spec) {
     const uint64_t row_bytes = feature.RowBytes();
-    // Rows of whole pages lie on pages: direct reads can go there.
-    if (row_bytes > 0 && row_bytes % kPageBytes == 0) {
+    // Rows of whole blocks begin on a page: direct reads can go there.
+    if (row_bytes > 0 && row_bytes % kBlockBytes == 0) {
       offset = RoundUp(offset, kPageBytes);
     }
     plan.feature_offset.push_back(offset);

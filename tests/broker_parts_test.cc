@@ -113,7 +113,9 @@ TEST_F(ConfigTest, EveryKeyIsRead) {
                        "socket: /x/sock\ncpus: 0-1\nreserve_cores: 1\n"
                        "workers: 3\nread_depth: 8\nread_backend: coop_taskrun\n"
                        "memory_limit: 2G\nstate_dir: /s\ncache_dir: /c\n"
-                       "decode_timeout: 5m\nread_timeout: 500ms\n"));
+                       "decode_timeout: 5m\nread_timeout: 500ms\n"
+                       "python_path: /p:/q/r\npython: /bin/python\n"
+                       "python_timeout: 2s\nplugin_dir: /l\n"));
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->socket, "/x/sock");
   EXPECT_EQ(config->cpus, "0-1");
@@ -125,6 +127,11 @@ TEST_F(ConfigTest, EveryKeyIsRead) {
   EXPECT_EQ(*config->memory_limit, uint64_t{2} << 30);
   EXPECT_EQ(config->decode_timeout_ns, uint64_t{300} * 1'000'000'000);
   EXPECT_EQ(config->read_timeout_ns, uint64_t{500} * 1'000'000);
+  EXPECT_EQ(config->functions.python_path,
+            (std::vector<std::string>{"/p", "/q/r"}));
+  EXPECT_EQ(config->functions.python, "/bin/python");
+  EXPECT_EQ(config->functions.call_timeout_ns, uint64_t{2} * 1'000'000'000);
+  EXPECT_EQ(config->functions.plugin_dir, "/l");
 }
 
 TEST_F(ConfigTest, KeyGivenTwiceIsRefusedWithBothPlaces) {

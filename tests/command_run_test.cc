@@ -106,6 +106,23 @@ TEST_F(CommandRunTest, CheckShowsWhatTheBrokerFound) {
   ExpectNothingLeft();
 }
 
+TEST_F(CommandRunTest, WhatIsAStreamIsSaidInsteadOfWaitedFor) {
+  std::ofstream(folder_ + "/stream.yaml")
+      << "dataset: s\nbatch: {size: 2}\n"
+         "source: {stream: {features: {x: {dtype: int64, shape: []}}}}\n";
+  const Result table = Run({"check", "stream.yaml"});
+  EXPECT_EQ(table.status, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("as many as its producers put"));
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"peek", "stream.yaml", "--out", "a.png"},
+        {"bench", "--dataset", "stream.yaml", "--ranks", "1"}}) {
+    const Result result = Run(words);
+    EXPECT_EQ(result.status, 1) << words[0];
+    EXPECT_THAT(result.err, HasSubstr("'stream.yaml' is a stream"));
+  }
+  ExpectNothingLeft();
+}
+
 TEST_F(CommandRunTest, RanksGetTheirVariables) {
   const Result result = RunScript(
       {"--ranks", "2", "--prefix"},

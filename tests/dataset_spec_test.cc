@@ -108,6 +108,8 @@ map:
   - flip: {feature: image, horizontal: 1}
   - normalize: {feature: image, mean: 0.5, std: -2, dtype: bfloat16, layout: hwc}
   - cast: {feature: weight, dtype: float16, layout: chw}
+  - python: {function: "pack_age.sub2:Class.make"}
+  - plugin: {library: lib-x.so, function: f_1, features: {y: {dtype: int8, shape: [2]}}}
 batch: {per_rank: 64, last: pad}
 epochs: forever
 steps_per_epoch: 100
@@ -156,7 +158,7 @@ TEST(DatasetSpecTest, EveryKeyIsRead) {
   EXPECT_EQ(spec.shuffle,
             (ShuffleSpec{.seed = UINT64_MAX, .each_epoch = false}));
   EXPECT_EQ(spec.seed, 7u);
-  EXPECT_EQ(spec.map.size(), 8u);
+  EXPECT_EQ(spec.map.size(), 10u);
   EXPECT_EQ(std::get<DecodeImageOp>(spec.map[0]).channels, 1);
   EXPECT_TRUE(std::get<DecodeImageOp>(spec.map[0]).exact);
   EXPECT_FALSE(std::get<DecodeImageOp>(spec.map[1]).exact);
@@ -168,6 +170,12 @@ TEST(DatasetSpecTest, EveryKeyIsRead) {
   EXPECT_EQ(std::get<ResizeOp>(spec.map[4]).crop.kind, CropSpec::Kind::kNone);
   EXPECT_THAT(std::get<NormalizeOp>(spec.map[6]).std, ElementsAre(-2));
   EXPECT_EQ(std::get<CastOp>(spec.map[7]).layout, Layout::kChw);
+  EXPECT_EQ(std::get<FunctionOp>(spec.map[8]),
+            (FunctionOp{FunctionOp::Kind::kPython, "",
+                        "pack_age.sub2:Class.make", std::nullopt}));
+  EXPECT_EQ(std::get<FunctionOp>(spec.map[9]),
+            (FunctionOp{FunctionOp::Kind::kPlugin, "lib-x.so", "f_1",
+                        ElementSpec{{"y", DType::kInt8, {2}}}}));
   EXPECT_EQ(spec.batch,
             (BatchSpec{.size = 64, .per_rank = true, .last = LastBatch::kPad}));
   EXPECT_EQ(spec.epochs, std::nullopt);
@@ -673,7 +681,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "found nothing"},
         ErrorCase{WithOp("rotate: {}"),
                   "1:7: map[0]: unknown key 'rotate'; known here: "
-                  "decode_image, crop, resize, flip, normalize, cast"},
+                  "decode_image, crop, resize, flip, normalize, cast, python, "
+                  "plugin"},
         ErrorCase{WithOp("{flip: {}, resize: {size: 5}}"),
                   "1:18: map[0]: 'flip' and 'resize' exclude each other"},
         ErrorCase{WithOp("{}"), "1:7: map[0]: needs one of decode_image, "},
@@ -733,6 +742,24 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{WithOp("normalize: {mean: 1, std: 1, layout: nchw}"),
                   "1:44: map[0].normalize.layout: unknown value 'nchw'; did "
                   "you mean 'chw'?"},
+        ErrorCase{WithOp("python: {}"),
+                  "1:15: map[0].python.function is missing"},
+        ErrorCase{WithOp("python: {function: rotate}"),
+                  "1:26: map[0].python.function: wanted "
+                  "\"package.module:function\", found 'rotate'"},
+        ErrorCase{WithOp("python: {function: 'a..b:c'}"), "1:26: "},
+        ErrorCase{WithOp("python: {function: 'a:b:c'}"), "1:26: "},
+        ErrorCase{WithOp("python: {function: 'a/../b:c'}"), "1:26: "},
+        ErrorCase{WithOp("python: {function: '1a:c'}"), "1:26: "},
+        ErrorCase{WithOp("python: {function: 'a:b', features: {}}"),
+                  "1:43: map[0].python.features: wanted a mapping of 1 to 64"},
+        ErrorCase{WithOp("plugin: {function: f}"),
+                  "1:15: map[0].plugin.library is missing"},
+        ErrorCase{WithOp("plugin: {library: ../f.so, function: f}"),
+                  "1:25: map[0].plugin.library: wanted the name of a file"},
+        ErrorCase{WithOp("plugin: {library: f.txt, function: f}"), "1:25: "},
+        ErrorCase{WithOp("plugin: {library: f.so, function: a.b}"),
+                  "1:41: map[0].plugin.function: wanted the name of a C"},
         ErrorCase{WithOp("cast: {}"), "1:13: map[0].cast.dtype is missing"},
         ErrorCase{WithOp("cast: {dtype: float8}"),
                   "1:21: map[0].cast.dtype: unknown value 'float8'; did you "

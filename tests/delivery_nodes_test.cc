@@ -208,7 +208,7 @@ class CopiesTest : public testing::Test {
     options.consumers_max = 2;
     options.world_size = options.local_world_size = 2;
     OpenProgress progress;
-    const auto dataset = *OpenDataset(options.spec, &progress);
+    const auto dataset = *OpenDataset(options.spec, {}, &progress);
     auto layout = *Job::PlanLayout(options, *dataset, 2, true);
     layout.bank_nodes = {0, 4};
     layout.worker_nodes = {0, 4};

@@ -45,7 +45,7 @@ class RowProgramTest : public testing::Test {
         RowProgram::Compile(map, raw);
     ASSERT_TRUE(program.ok()) << program.status().message();
     program_ = *std::move(program);
-    scratch_ = program_->MakeScratch();
+    scratch_ = program_->MakeScratch({});
   }
 
   // The features of the row that raw becomes, or the first error.
@@ -182,7 +182,7 @@ TEST_F(RowProgramTest, ARowIsAPureFunctionOfItsBytesAndItsKey) {
     }
   }
   // Backwards, another scratch, and other rows in between.
-  scratch_ = program_->MakeScratch();
+  scratch_ = program_->MakeScratch({});
   for (uint64_t epoch = 8; epoch-- > 0;) {
     Run(large, {.seed = 3, .epoch = epoch, .sample = 9});
     EXPECT_EQ(Run(file, {.seed = 1, .epoch = epoch, .sample = 5}),
@@ -407,7 +407,7 @@ TEST_F(RowProgramTest, ErrorsNameTheOpAndTheWayOut) {
             "map[2] flip: feature 'image' has its channels first by now; put "
             "it before the op that says layout: chw");
   EXPECT_EQ(CompileError({decode, FlipOp{.feature = "picture"}}, Encoded()),
-            "map[1] flip: no feature 'picture'; the source has image");
+            "map[1] flip: no feature 'picture'; known here: image");
   EXPECT_EQ(CompileError({FlipOp{}}, Plain(DType::kInt64, {})),
             "map[0] flip: wants an image [h, w] or [h, w, c], found image "
             "int64 []");

@@ -133,6 +133,11 @@ epochs: forever
     }
     // A batch is pinned by one worker at least.
     EXPECT_GE(pinned_kb(), 8 * kRecordBytes >> 10);
+    EXPECT_GE(Ask({{"op", "status"}})
+                  ->json.at("broker")
+                  .at("pinned_bytes")
+                  .get<uint64_t>(),
+              8 * kRecordBytes);
   }
   for (int i = 0; i < 500 && pinned_kb() > 0; ++i) usleep(20'000);
   EXPECT_EQ(pinned_kb(), 0u);

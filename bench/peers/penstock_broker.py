@@ -6,6 +6,7 @@ split; shared is broadcast, where a consumer that is behind makes the others
 wait.
 """
 
+import hashlib
 import pathlib
 import subprocess
 
@@ -43,7 +44,11 @@ def versions(build):
     said = subprocess.run([build / "client" / "command" / "penstock",
                            "--version"], capture_output=True, text=True,
                           check=True).stdout
-    return {"penstock": said.split()[-1]}
+    # One code has one: cells of a comparison can be of different days.
+    programs = hashlib.sha256()
+    for program in ("broker/penstockd", "bench/consumer"):
+        programs.update((build / program).read_bytes())
+    return {"penstock": said.split()[-1], "build": programs.hexdigest()[:12]}
 
 
 def command(config):

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
+#include "broker/memory_room.h"
 #include "broker/read.h"
 #include "broker/source/file_error.h"
 #include "broker/source/open.h"
@@ -37,16 +37,6 @@ uint32_t WordAt(const std::byte* bytes, size_t at) {
   uint32_t word;
   std::memcpy(&word, bytes + at, sizeof(word));
   return word;
-}
-
-uint64_t MemoryAvailableBytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string word;
-  while (file >> word) {
-    uint64_t kib = 0;
-    if (word == "MemAvailable:" && file >> kib) return kib << 10;
-  }
-  return UINT64_MAX;
 }
 
 }  // namespace
@@ -102,7 +92,7 @@ DataFile::~DataFile() {
 Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
   if (io == Io::kBuffered) return OkStatus();
   if (io == Io::kAuto && (record_bytes < kDirectBytesMin ||
-                          total_bytes < MemoryAvailableBytes() / 2)) {
+                          total_bytes < FindMemoryRoom({}).bytes / 2)) {
     return OkStatus();
   }
   const uint32_t align = DirectAlignment(fd_);

@@ -23,9 +23,14 @@
 
 #include <cstdint>
 
-#include "broker/transform/row_program.h"
-
 namespace penstock {
+
+// What they are keyed by, with the op.
+struct AugmentationKey {
+  uint64_t seed = 0;
+  uint64_t epoch = 0;
+  uint64_t sample = 0;
+};
 
 // Ops are numbered below this.
 inline constexpr uint32_t kAugmentationOpsMax = 0xff00;

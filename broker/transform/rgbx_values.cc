@@ -178,7 +178,9 @@ namespace {
 constexpr int kUlps = 6;
 
 float Moved(float value, int ulps) {
-  return std::bit_cast<float>(std::bit_cast<int32_t>(value) + ulps);
+  // Unsigned: -0 has no neighbour below.
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(value) +
+                              static_cast<uint32_t>(ulps));
 }
 
 template <typename T>

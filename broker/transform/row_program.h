@@ -13,24 +13,18 @@
 #include <vector>
 
 #include "broker/source/source.h"
+#include "broker/transform/augmentation.h"
+#include "broker/transform/row_function.h"
 #include "common/dataset_spec.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 
 namespace penstock {
 
-// What the random numbers of augmentation are keyed by (Random123, counter
-// based): (seed, epoch, sample, number of the op in the map list).
-struct AugmentationKey {
-  uint64_t seed = 0;
-  uint64_t epoch = 0;
-  uint64_t sample = 0;
-};
-
 class RowProgram {
  public:
-  // A worker's buffers and decoder objects: made once, reused for every row,
-  // no allocation per row once warm. One thread at a time.
+  // A worker's buffers, decoder objects and processes of Python functions: made
+  // once, reused for every row. One thread at a time.
   class Scratch {
    public:
     virtual ~Scratch() = default;
@@ -40,22 +34,33 @@ class RowProgram {
 
   // Checks the list against what the source gives: InvalidArgument names the
   // op by its number and says what it wanted and what it found ("map[2]
-  // normalize: feature 'image' is encoded; put decode_image before it").
+  // normalize: feature 'image' is encoded; put decode_image before it"). Tries
+  // the functions it names: may take as long as they are to import.
   static StatusOr<std::unique_ptr<RowProgram>> Compile(
-      const std::vector<TransformSpec>& map, const RawSpec& raw);
+      const std::vector<TransformSpec>& map, const RawSpec& raw,
+      const FunctionOptions& functions = {},
+      const RowFunction::Cancelled& cancelled = {});
 
-  // The features of a finished row, in the source's order.
+  // The features of a finished row: the source's, in its order, or those that
+  // the last function returns.
   virtual const ElementSpec& element_spec() const = 0;
 
   // Whether a feature is copied as it is. Run does not copy what is in its
   // place already.
   virtual bool Copies(size_t feature) const = 0;
 
-  virtual std::unique_ptr<Scratch> MakeScratch() const = 0;
+  // The longest that Run waits for other processes; 0: it is the thread's own
+  // work.
+  virtual uint64_t wait_ns() const = 0;
+
+  // cancelled is asked now and then while Run waits for another process.
+  virtual std::unique_ptr<Scratch> MakeScratch(
+      RowFunction::Cancelled cancelled) const = 0;
 
   // Writes row features to out[i], element_spec()[i].RowBytes() bytes each, no
   // alignment promised beyond the dtype's. DataLoss: the record is not what it
-  // should be (truncated, not a JPEG), says why; out then holds garbage.
+  // should be (truncated, not a JPEG, or a function failed), says why; out then
+  // holds garbage.
   virtual Status Run(const RawRecord& raw, const AugmentationKey& key,
                      Scratch& scratch,
                      std::span<std::byte* const> out) const = 0;

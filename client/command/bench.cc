@@ -206,6 +206,9 @@ Status Verify(const BenchOptions& options, const SpecFile& file,
 
 StatusOr<int> Bench(const BenchOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.dataset));
+  if (options.socket.empty()) {
+    PENSTOCK_RETURN_IF_ERROR(file.CheckHasRows());
+  }
   const StatusOr<uint64_t> epochs = EpochsToDrain(options, file);
   if (!epochs.ok()) {
     PrintError(epochs.status().message());

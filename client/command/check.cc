@@ -33,12 +33,15 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
     fmt::print("{:<16} {}\n", what, Printable(value));
   };
   line("dataset", file.spec.name);
-  line("records", FormatCount(index.records));
+  line("records", file.IsStream() ? "as many as its producers put"
+                                  : FormatCount(index.records));
   if (!index.class_names.empty()) {
     line("classes", FormatCount(index.class_names.size()));
   }
   line("global batch", FormatCount(index.global_batch));
-  line("steps per epoch", FormatCount(index.steps_per_epoch));
+  if (!file.IsStream()) {
+    line("steps per epoch", FormatCount(index.steps_per_epoch));
+  }
   line("epochs", file.spec.epochs ? FormatCount(*file.spec.epochs) : "forever");
   if (index.memory_bytes > 0) {
     line("memory",

@@ -193,6 +193,7 @@ Status TakeAndShow(const PeekTask& task) {
 
 StatusOr<int> Peek(const PeekOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.spec));
+  PENSTOCK_RETURN_IF_ERROR(file.CheckHasRows());
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,

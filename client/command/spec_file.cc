@@ -56,6 +56,18 @@ StatusOr<SpecFile> ReadSpecFile(const std::string& name) {
   return file;
 }
 
+bool SpecFile::IsStream() const {
+  return std::holds_alternative<StreamSource>(spec.source);
+}
+
+Status SpecFile::CheckHasRows() const {
+  if (!IsStream()) return OkStatus();
+  return FailedPreconditionError(
+      "'{}' is a stream, which has no rows but those that producers put: start "
+      "ranks (penstock run) and the producers",
+      name);
+}
+
 uint64_t DatasetIndex::RowsPerEpoch(const DatasetSpec& spec) const {
   const uint64_t in_steps = steps_per_epoch * global_batch;
   // An epoch of a fixed number of steps runs on into the data again.

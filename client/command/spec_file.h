@@ -25,6 +25,10 @@ struct SpecFile {
 
   // The fields spec, file and base of a request.
   nlohmann::json Request(const char* op) const;
+  // Its rows are those that producers put.
+  bool IsStream() const;
+  // FailedPrecondition: a stream; a command of its own has no rows of it.
+  Status CheckHasRows() const;
 };
 
 // Errors: NotFound and so on for the file, InvalidArgument "FILE:LINE:COLUMN:

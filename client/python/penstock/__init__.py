@@ -16,8 +16,8 @@ from penstock._core import PADDING_ID
 from penstock._core import version as __version__
 from penstock.batch import Batch, Features, TensorSpec
 from penstock.dataset import (Dataset, Operation, cast, center, crop,
-                              decode_image, flip, normalize, random_resized,
-                              resize)
+                              decode_image, flip, normalize, plugin, python,
+                              random_resized, resize)
 from penstock.errors import (Aborted, AlreadyExists, Cancelled, DataLoss,
                              DeadlineExceeded, Error, FailedPrecondition,
                              Internal, InvalidArgument, NotFound,
@@ -33,5 +33,5 @@ __all__ = [
     "Operation", "PADDING_ID", "PermissionDenied", "Producer",
     "Reader", "ResourceExhausted", "TensorSpec", "Unavailable", "__version__", "attach",
     "broker", "cast", "center", "crop", "decode_image", "flip", "normalize",
-    "producer", "random_resized", "resize",
+    "plugin", "producer", "python", "random_resized", "resize",
 ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 Path = Union[str, "os.PathLike[str]"]
 Size = Union[int, Sequence[int]]
@@ -118,6 +118,44 @@ def cast(dtype: str, layout: Optional[str] = None,
          feature: Optional[str] = None) -> Operation:
     """Rounds to nearest even and saturates; ``layout``: "hwc" or "chw"."""
     return _operation("cast", dtype=dtype, layout=layout, feature=feature)
+
+
+def python(function: Union[str, Callable[..., Mapping[str, Any]]],
+           features: Optional[Mapping[str, Any]] = None) -> Operation:
+    """A function of whole rows, called in processes of the broker.
+
+    ``function``: "package.module:function", or the function itself, which the
+    broker imports from its ``python_path``. It is called with a dict of feature
+    -> NumPy array (one row, no batch dimension; a feature that no step decoded is
+    the file's bytes, uint8 [n]; the arrays are of this call only) and, if it has
+    a parameter ``rng``, with a ``numpy.random.Generator`` that depends on the
+    dataset's seed, the epoch and the sample alone. It returns a mapping of
+    ``features``: name -> ``TensorSpec`` or {"dtype", "shape"}; None: what it was
+    given. An exception is the sample's error, with its traceback."""
+    if not isinstance(function, str):
+        function = _importable(function)
+    return _operation("python", function=function,
+                      features=None if features is None
+                      else stream_features(features))
+
+
+def plugin(library: str, function: str,
+           features: Optional[Mapping[str, Any]] = None) -> Operation:
+    """A function of whole rows of a shared library in the broker's
+    ``plugin_dir`` (penstock_plugin.h); ``features`` as in ``python``."""
+    return _operation("plugin", library=library, function=function,
+                      features=None if features is None
+                      else stream_features(features))
+
+
+def _importable(function: Any) -> str:
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", "")
+    if module in (None, "__main__") or "<" in name or not name:
+        raise ValueError(
+            f"{function!r} cannot be imported by another process: put it at the "
+            "top of a module that the broker's python_path has")
+    return f"{module}:{name}"
 
 
 class Dataset:

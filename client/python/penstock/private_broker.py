@@ -3,13 +3,31 @@ root, nothing left behind."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from typing import Optional
+from typing import Iterator, Mapping, Optional, Sequence, Union
 
 from penstock import _core
 
+Path = Union[str, "os.PathLike[str]"]
+
 _COMMAND = os.path.join(os.path.dirname(__file__), "bin", "penstock")
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """What a process that is started meanwhile finds there."""
+    former = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class Broker:
@@ -17,8 +35,21 @@ class Broker:
     object, or with this process, however that ends."""
 
     def __init__(self, workers: Optional[int] = None,
-                 memory_limit: Optional[str] = None):
-        self._core = _core.Broker(workers or 0, memory_limit)
+                 memory_limit: Optional[str] = None,
+                 python_path: Union[Path, Sequence[Path], None] = None,
+                 plugin_dir: Optional[Path] = None):
+        allowed = {}
+        if sys.executable and "PENSTOCK_PYTHON" not in os.environ:
+            allowed["PENSTOCK_PYTHON"] = sys.executable
+        if isinstance(python_path, (str, os.PathLike)):
+            python_path = [python_path]
+        if python_path is not None:
+            allowed["PENSTOCK_PYTHON_PATH"] = ":".join(map(os.fspath,
+                                                           python_path))
+        if plugin_dir is not None:
+            allowed["PENSTOCK_PLUGIN_DIR"] = os.fspath(plugin_dir)
+        with _environment(allowed):
+            self._core = _core.Broker(workers or 0, memory_limit)
         self._former: Optional[str] = None
 
     @property
@@ -43,8 +74,9 @@ class Broker:
         self.stop()
 
 
-def broker(workers: Optional[int] = None,
-           memory_limit: Optional[str] = None) -> Broker:
+def broker(workers: Optional[int] = None, memory_limit: Optional[str] = None,
+           python_path: Union[Path, Sequence[Path], None] = None,
+           plugin_dir: Optional[Path] = None) -> Broker:
     """Starts a private broker; in a ``with`` block PENSTOCK_SOCKET names it, so
     that ``attach`` and processes that are started here find it:
 
@@ -52,8 +84,11 @@ def broker(workers: Optional[int] = None,
             reader = penstock.attach("train.yaml")
 
     ``workers``: threads; ``memory_limit``: such as "4GiB"; None: penstockd's own
-    choice."""
-    return Broker(workers, memory_limit)
+    choice. ``python_path``: folders of modules whose functions datasets may name
+    (``penstock.python``), run by this interpreter; ``plugin_dir``: likewise of
+    shared libraries; None: PENSTOCK_PYTHON_PATH and PENSTOCK_PLUGIN_DIR, else
+    none."""
+    return Broker(workers, memory_limit, python_path, plugin_dir)
 
 
 def main() -> None:

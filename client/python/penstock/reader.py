@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import numpy as np
@@ -301,6 +302,8 @@ def attach(dataset: Union[str, "os.PathLike[str]", Dataset, None] = None,
         reconnect_s=(0.0 if reconnect_s is None
                      else reconnect_s if reconnect_s > 0 else -1.0),
         node=-1 if node is None else node, autostart=autostart)
+    if autostart and sys.executable:  # its Python functions are to be run by this interpreter
+        os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)
     if isinstance(dataset, Dataset):
         options["spec"] = dataset.to_json()
     elif dataset is not None:

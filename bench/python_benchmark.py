@@ -1,0 +1,358 @@
+#!/usr/bin/env python3
+"""Question: what does Python add? To taking a batch, to a consumer's rate, to a
+step of `map`, to a process that makes rows.
+
+Method: four tables, each of alternatives that run in turn, --runs times, with
+the mean and the range of the ratios, turn by turn:
+
+  next()    a batch that is ready: `next` of a Reader, and letting go of the one
+            before; the median of 32 in a row, after a pause in which the ring
+            fills up
+  consumer  a Python loop over batches beside `penstock bench`, the same
+            synthetic rows of 150 KB, one rank, the broker's two workers
+  step      the same NumPy function as a step of `map` in the service and in the
+            workers of a torch DataLoader, two processes each; rows of one file.
+            Rate and CPU seconds of all processes
+  producer  batches of NumPy rows from one process to another: penstock.producer
+            beside multiprocessing.Queue, one consumer, small rows and large ones
+
+Isolation: one thing at a time, a private broker for each table. Limits: two
+processors here, so what is made and who takes it share them.
+
+    pip install ./client/python torch
+    bench/python_benchmark.py
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import penstock
+
+SIDE = 224
+IMAGE = (SIDE, SIDE, 3)
+IMAGE_BYTES = SIDE * SIDE * 3
+MODULE = '''
+import numpy as np
+
+MEAN = np.array([0.485, 0.456, 0.406], "float32")
+STD = np.array([0.229, 0.224, 0.225], "float32")
+
+
+def augment(row, rng):
+    image = row["image"]
+    if rng.random() < 0.5:
+        image = image[:, ::-1]
+    top, left = rng.integers(0, 16, 2)
+    image = np.roll(image, (top, left), (0, 1))
+    image = (image.astype("float32") / 255 - MEAN) / STD
+    return {"image": image, "label": row["label"]}
+'''
+AUGMENTED = {"image": penstock.TensorSpec(IMAGE, "float32"),
+             "label": penstock.TensorSpec((), "int64")}
+
+
+def cpu_s():
+    """Of this process and of the children that it has waited for."""
+    total = 0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        usage = resource.getrusage(who)
+        total += usage.ru_utime + usage.ru_stime
+    return total
+
+
+class Table:
+    """Alternatives in turn; the first is what the others are compared with."""
+
+    def __init__(self, title, unit):
+        self.title, self.unit = title, unit
+        self.rows = {}
+
+    def add(self, name, run):
+        self.rows[name] = (run, [])
+
+    def measure(self, runs):
+        for _ in range(runs):
+            for run, values in self.rows.values():
+                values.append(run())
+        return self
+
+    def as_json(self):
+        base = next(iter(self.rows.values()))[1]
+        rows = []
+        for name, (_, values) in self.rows.items():
+            ratios = [value / other for value, other in zip(values, base)]
+            rows.append({"name": name, "mean": statistics.mean(values),
+                         "min": min(values), "max": max(values),
+                         "ratio": statistics.mean(ratios),
+                         "ratio_min": min(ratios), "ratio_max": max(ratios)})
+        return {"table": self.title, "unit": self.unit, "rows": rows}
+
+    def print(self):
+        print(f"\n{self.title}, {self.unit}")
+        for row in self.as_json()["rows"]:
+            spread = f"({row['min']:.4g}-{row['max']:.4g})"
+            print(f"  {row['name']:34}{row['mean']:10.4g} {spread:20}"
+                  f"{row['ratio']:7.3f} x ({row['ratio_min']:.3f}-"
+                  f"{row['ratio_max']:.3f})", flush=True)
+
+
+# ---- next()
+
+def next_us(groups):
+    """Median over groups of 32 calls."""
+    dataset = (penstock.Dataset.range(1 << 40).batch(8).prefetch(64))
+    times = []
+    with penstock.broker(workers=1), penstock.attach(dataset) as reader:
+        epoch = next(iter(reader.epochs()))
+        batches = iter(epoch)
+        batch = next(batches)
+        for _ in range(groups):
+            time.sleep(0.05)
+            for _ in range(32):
+                begin = time.perf_counter_ns()
+                batch = next(batches)
+                times.append(time.perf_counter_ns() - begin)
+        del batch, batches, epoch
+    return statistics.median(times) / 1000
+
+
+# ---- consumer
+
+def synthetic(records):
+    return {"dataset": "synthetic",
+            "source": {"synthetic": {
+                "records": records, "cost_us": 0,
+                "features": {"image": {"dtype": "uint8",
+                                       "shape": list(IMAGE)}}}},
+            "batch": {"size": 32}, "prefetch": 4}
+
+
+def python_rate(spec, command):
+    del command
+    samples, begin = 0, 0
+    with penstock.broker(), penstock.attach(penstock.Dataset(spec)) as reader:
+        for epoch in reader.epochs():
+            for batch in epoch:
+                if begin:
+                    samples += len(batch["image"])
+                begin = begin or time.perf_counter()
+        spent = time.perf_counter() - begin
+    return samples / spent
+
+
+def bench_rate(spec, command):
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump(spec, file)
+        file.flush()
+        result = subprocess.run(
+            [command, "bench", "--dataset", file.name, "--ranks", "1",
+             "--no-touch", "--json"],
+            check=True, capture_output=True, text=True)
+    return json.loads(result.stdout)["samples_per_s"]
+
+
+# ---- step
+
+def make_records(path, records):
+    """Records of an image and a label, as fixed_length_records has them."""
+    rng = np.random.default_rng(1)
+    with open(path, "wb") as file:
+        for label in range(records):
+            file.write(rng.integers(0, 256, IMAGE_BYTES, "uint8").tobytes())
+            file.write(np.int64(label).tobytes())
+
+
+def service_step(folder, records, epochs):
+    dataset = (penstock.Dataset.fixed_length_records(
+        folder / "records", {"image": {"dtype": "uint8", "shape": IMAGE},
+                             "label": {"dtype": "int64", "shape": []}})
+        .shuffle(seed=1).map(penstock.python("bench_step:augment", AUGMENTED))
+        .batch(32, last="drop").repeat(epochs))
+    before, samples, begin = cpu_s(), 0, 0
+    with penstock.broker(workers=2, python_path=[folder]), \
+            penstock.attach(dataset) as reader:
+        for epoch in reader.epochs():
+            for batch in epoch:
+                if begin:
+                    samples += len(batch["label"])
+                begin = begin or time.perf_counter()
+        spent = time.perf_counter() - begin
+    return samples / spent, (cpu_s() - before) / (epochs * records) * 1000
+
+
+def dataloader_step(folder, records, epochs):
+    import torch
+
+    sys.path.insert(0, str(folder))
+    import bench_step
+
+    class Records(torch.utils.data.Dataset):
+        def __init__(self):
+            self.data = np.memmap(folder / "records", np.uint8, "r")
+
+        def __len__(self):
+            return records
+
+        def __getitem__(self, i):
+            at = i * (IMAGE_BYTES + 8)
+            end = at + IMAGE_BYTES
+            row = {"image": self.data[at:end].reshape(IMAGE),
+                   "label": self.data[end:end + 8].view(np.int64)[0]}
+            return bench_step.augment(row, np.random.default_rng(i))
+
+    torch.set_num_threads(1)
+    before, samples, begin = cpu_s(), 0, 0
+    loader = torch.utils.data.DataLoader(
+        Records(), batch_size=32, shuffle=True, num_workers=2,
+        persistent_workers=True, drop_last=True)
+    for _ in range(epochs):
+        for batch in loader:
+            if begin:
+                samples += len(batch["label"])
+            begin = begin or time.perf_counter()
+    spent = time.perf_counter() - begin
+    del loader
+    return samples / spent, (cpu_s() - before) / (epochs * records) * 1000
+
+
+# ---- producer
+
+def put_rows(socket, shape, batch, batches):
+    rows = {"row": np.zeros((batch, *shape), "uint8")}
+    spec = {"row": penstock.TensorSpec(shape, "uint8")}
+    with penstock.producer("rows", spec, batch=batch, socket=socket) as out:
+        for _ in range(batches):
+            out.put(rows)
+
+
+def producer_rate(shape, batch, batches):
+    """Batches a second."""
+    spec = {"row": penstock.TensorSpec(shape, "uint8")}
+    context = multiprocessing.get_context("spawn")
+    with penstock.broker() as broker:
+        process = context.Process(target=put_rows, args=(
+            broker.socket, shape, batch, batches))
+        process.start()
+        dataset = penstock.Dataset.stream(spec).batch(batch).prefetch(8)
+        taken, begin = 0, 0
+        with penstock.attach(dataset, job="rows") as reader:
+            for epoch in reader.epochs():
+                for rows in epoch:
+                    taken += bool(begin)
+                    begin = begin or time.perf_counter()
+                    rows["row"][0].sum()
+            spent = time.perf_counter() - begin
+        process.join()
+    return taken / spent
+
+
+def send_rows(queue, shape, batch, batches):
+    rows = {"row": np.zeros((batch, *shape), "uint8")}
+    for _ in range(batches):
+        queue.put(rows)
+    queue.put(None)
+
+
+def queue_rate(shape, batch, batches):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue(8)
+    process = context.Process(target=send_rows,
+                              args=(queue, shape, batch, batches))
+    process.start()
+    taken, begin = 0, 0
+    while (rows := queue.get()) is not None:
+        taken += bool(begin)
+        begin = begin or time.perf_counter()
+        rows["row"][0].sum()
+    spent = time.perf_counter() - begin
+    process.join()
+    return taken / spent
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5,
+                        help="of each alternative (default: %(default)s)")
+    parser.add_argument("--only", choices=["next", "consumer", "step",
+                                           "producer"], help="this table")
+    parser.add_argument("--tiny", action="store_true",
+                        help="so short that the figures mean nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    runs = 1 if options.tiny else options.runs
+    command = os.environ.get("PENSTOCK_COMMAND") or str(
+        pathlib.Path(penstock.__file__).parent / "bin" / "penstock")
+    tables = []
+
+    def wanted(name):
+        return options.only in (None, name)
+
+    if wanted("next"):
+        table = Table("next() on a ready batch", "us")
+        table.add("next, and the release before it",
+                  lambda: next_us(2 if options.tiny else 40))
+        tables.append(table)
+    if wanted("consumer"):
+        spec = synthetic(640 if options.tiny else 200_000)
+        table = Table("one consumer of rows of 150 KB", "samples/s")
+        table.add("penstock bench (C++)", lambda: bench_rate(spec, command))
+        table.add("Python loop", lambda: python_rate(spec, command))
+        tables.append(table)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        if wanted("step"):
+            records, epochs = (96, 1) if options.tiny else (2000, 4)
+            (folder / "bench_step.py").write_text(MODULE)
+            make_records(folder / "records", records)
+            rate = Table("a step in Python, two processes", "samples/s")
+            cpu = Table("the same", "CPU s per 1000 samples, start included")
+            sides = [("step of map", service_step)]
+            try:
+                import torch  # noqa: F401
+                sides.insert(0, ("torch DataLoader", dataloader_step))
+            except ImportError:
+                print("no torch: without its DataLoader", file=sys.stderr)
+            for name, side in sides:
+                found = []
+
+                def run(side=side, found=found):
+                    found.append(side(folder, records, epochs))
+                    return found[-1][0]
+                rate.add(name, run)
+                cpu.add(name, lambda found=found: found.pop(0)[1])
+            tables += [rate, cpu]
+        if wanted("producer"):
+            for shape, batch, batches in (((8,), 64, 20_000),
+                                          (IMAGE, 64, 500)):
+                size = batch * int(np.prod(shape))
+                table = Table(f"batches of {batch} rows, {size} bytes",
+                              "batches/s")
+                count = 20 if options.tiny else batches
+                shown = (shape, batch, count)
+                table.add("multiprocessing.Queue",
+                          lambda shown=shown: queue_rate(*shown))
+                table.add("penstock.producer",
+                          lambda shown=shown: producer_rate(*shown))
+                tables.append(table)
+        for table in tables:
+            table.measure(runs)
+            if not options.json:
+                table.print()
+    if options.json:
+        print(json.dumps([table.as_json() for table in tables]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+// A Python function of `map`. Each worker's Caller has a process of its own,
+// which is started anew when it dies.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "broker/transform/python_process.h"
+#include "broker/transform/row_function.h"
+
+namespace penstock {
+namespace {
+
+// As python_worker.py takes them: of the memory, key, step, then the places.
+enum Number { kMemoryBytes, kSeed, kEpoch, kSample, kStep, kFirstPlace };
+
+class PythonCaller final : public RowFunction::Caller {
+ public:
+  PythonCaller(const FunctionOptions& options, const std::string& name,
+               const std::string& argument, const ElementSpec& outputs,
+               RowFunction::Cancelled cancelled)
+      : options_(options),
+        name_(name),
+        argument_(argument),
+        outputs_(outputs),
+        cancelled_(std::move(cancelled)) {}
+
+  StatusOr<std::span<std::byte* const>> Inputs(
+      std::span<const uint64_t> bytes) override {
+    PENSTOCK_ASSIGN_OR_RETURN(const RowLayout layout, PlanRow(bytes, outputs_));
+    PENSTOCK_RETURN_IF_ERROR(
+        memory_.Reserve(std::max<uint64_t>(layout.bytes, 1)));
+    numbers_.resize(kFirstPlace);
+    numbers_[kMemoryBytes] = memory_.bytes();
+    places_.clear();
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      places_.push_back(memory_.data() + layout.input_offsets[i]);
+      numbers_.push_back(layout.input_offsets[i]);
+      numbers_.push_back(bytes[i]);
+    }
+    results_.clear();
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      results_.push_back(
+          {memory_.data() + layout.output_offsets[i], outputs_[i].RowBytes()});
+      numbers_.push_back(layout.output_offsets[i]);
+    }
+    return std::span<std::byte* const>(places_);
+  }
+
+  StatusOr<const RawRecord*> Call(const AugmentationKey& key,
+                                  uint64_t step) override {
+    numbers_[kSeed] = key.seed;
+    numbers_[kEpoch] = key.epoch;
+    numbers_[kSample] = key.sample;
+    numbers_[kStep] = step;
+    const Status status = CallOnce();
+    // What said DataLoss goes on with the next row.
+    if (!status.ok() && status.code() != StatusCode::kDataLoss) {
+      process_.reset();
+    }
+    if (status.code() == StatusCode::kUnavailable) {
+      spdlog::warn("python {}: {}", name_, status.message());
+    }
+    if (!status.ok()) return status;
+    return &results_;
+  }
+
+ private:
+  Status CallOnce() {
+    if (process_ == nullptr) {
+      PENSTOCK_ASSIGN_OR_RETURN(
+          process_,
+          PythonProcess::Start(options_, argument_, memory_, cancelled_));
+    }
+    return process_->Call(numbers_, options_.call_timeout_ns, cancelled_);
+  }
+
+  const FunctionOptions& options_;
+  const std::string& name_;
+  const std::string& argument_;
+  const ElementSpec& outputs_;
+  const RowFunction::Cancelled cancelled_;
+  GrowingMemory memory_;
+  std::unique_ptr<PythonProcess> process_;
+  std::vector<uint64_t> numbers_;
+  std::vector<std::byte*> places_;
+  RawRecord results_;
+};
+
+class PythonFunction final : public RowFunction {
+ public:
+  PythonFunction(FunctionOptions options, std::string name,
+                 std::string argument, ElementSpec outputs)
+      : options_(std::move(options)),
+        name_(std::move(name)),
+        argument_(std::move(argument)),
+        outputs_(std::move(outputs)) {}
+
+  const ElementSpec& outputs() const override { return outputs_; }
+  std::unique_ptr<Caller> MakeCaller(Cancelled cancelled) const override {
+    return std::make_unique<PythonCaller>(options_, name_, argument_, outputs_,
+                                          std::move(cancelled));
+  }
+  uint64_t wait_ns() const override {
+    return 2 * (options_.call_timeout_ns + options_.start_timeout_ns);
+  }
+
+ private:
+  const FunctionOptions options_;
+  const std::string name_;
+  const std::string argument_;
+  const ElementSpec outputs_;
+};
+
+nlohmann::json ToJson(const Feature& feature) {
+  return {{"name", feature.name},
+          {"dtype", DTypeName(feature.dtype)},
+          {"shape", feature.shape}};
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<RowFunction>> OpenPythonFunction(
+    const std::string& function, const RawSpec& inputs, ElementSpec outputs,
+    const FunctionOptions& options, const RowFunction::Cancelled& cancelled) {
+  if (options.python_path.empty()) {
+    return FailedPreconditionError(
+        "this broker runs no Python functions: `python_path` in its "
+        "configuration, or PENSTOCK_PYTHON_PATH, names the folders of modules "
+        "that it may run");
+  }
+  nlohmann::json argument = {{"function", function},
+                             {"python_path", options.python_path},
+                             {"writable_by", options.writable_by},
+                             {"inputs", nlohmann::json::array()},
+                             {"outputs", nlohmann::json::array()}};
+  for (const RawFeature& input : inputs) {
+    argument["inputs"].push_back(ToJson(input.feature));
+    argument["inputs"].back()["encoded"] = input.encoded;
+  }
+  std::vector<uint64_t> bytes;
+  for (const RawFeature& input : inputs) {
+    bytes.push_back(input.encoded ? 0 : input.feature.RowBytes());
+  }
+  PENSTOCK_RETURN_IF_ERROR(PlanRow(bytes, outputs).status());
+  for (const Feature& output : outputs) {
+    argument["outputs"].push_back(ToJson(output));
+  }
+  const std::string text =
+      argument.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  // Whether it can be imported, before anybody waits for a row.
+  GrowingMemory memory;
+  PENSTOCK_RETURN_IF_ERROR(memory.Reserve(1));
+  PENSTOCK_RETURN_IF_ERROR(
+      PythonProcess::Start(options, text, memory, cancelled).status());
+  return std::unique_ptr<RowFunction>(
+      new PythonFunction(options, function, text, std::move(outputs)));
+}
+
+}  // namespace penstock

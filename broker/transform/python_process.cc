@@ -1,0 +1,232 @@
+#include "broker/transform/python_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "broker/transform/python_worker.h"
+
+extern char** environ;
+
+namespace penstock {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kAnswerBytesMax = 64 << 10;
+// How often a worker that waits looks whether anybody still does.
+constexpr std::chrono::milliseconds kLookInterval{100};
+// What a process that was killed, or closed its socket, needs to end.
+constexpr std::chrono::milliseconds kEndTime{1000};
+// What python_worker.py knows its descriptors by.
+constexpr int kFirstDescriptor = 3;
+constexpr int kDescriptors = 2;
+
+// Away from the numbers that the process gives to others.
+StatusOr<Fd> Apart(int fd) {
+  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, kFirstDescriptor + kDescriptors);
+  if (copy < 0) return ErrnoError(errno, "fcntl");
+  return Fd(copy);
+}
+
+// As many processes as processors: each keeps to one, unless somebody said
+// otherwise.
+std::vector<std::string> Environment() {
+  std::vector<std::string> all;
+  bool said = false;
+  for (char** each = environ; *each != nullptr; ++each) {
+    all.emplace_back(*each);
+    said |= all.back().starts_with("OMP_NUM_THREADS=");
+  }
+  if (!said) all.emplace_back("OMP_NUM_THREADS=1");
+  return all;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+}  // namespace
+
+Status GrowingMemory::Reserve(uint64_t bytes) {
+  if (bytes <= bytes_) return OkStatus();
+  if (!fd_) {
+    fd_ =
+        Fd(memfd_create("penstock function", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!fd_) return ErrnoError(errno, "memfd_create");
+    if (fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+      return ErrnoError(errno, "seal the memory of a function");
+    }
+  }
+  // Half as much again: records of many sizes do not map it each time.
+  bytes += bytes / 2;
+  bytes = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  if (ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) {
+    return ErrnoError(errno, "memory of a function");
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(mapping_,
+                            Mapping::Map(fd_.get(), bytes, /*writable=*/true));
+  bytes_ = bytes;
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
+    const FunctionOptions& options, const std::string& argument,
+    const GrowingMemory& memory, const RowFunction::Cancelled& cancelled) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    return ErrnoError(errno, "socketpair");
+  }
+  std::unique_ptr<PythonProcess> process(new PythonProcess());
+  process->link_ = Fd(ends[0]);
+  const Fd link(ends[1]);
+
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null",
+                                   O_RDONLY, 0);
+  std::vector<Fd> apart;
+  for (const int fd : {link.get(), memory.fd()}) {
+    StatusOr<Fd> copied = Apart(fd);
+    if (!copied.ok()) {
+      posix_spawn_file_actions_destroy(&actions);
+      return copied.status();
+    }
+    Fd copy = *std::move(copied);
+    const auto number = kFirstDescriptor + static_cast<int>(apart.size());
+    posix_spawn_file_actions_adddup2(&actions, copy.get(), number);
+    apart.push_back(std::move(copy));
+  }
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  // Workers block signals; and Ctrl-C is for the broker.
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  std::vector<std::string> words = {options.python, "-c", kPythonWorker,
+                                    argument};
+  std::vector<std::string> environment = Environment();
+  const int error = posix_spawnp(&process->pid_, options.python.c_str(),
+                                 &actions, &attributes, Pointers(words).data(),
+                                 Pointers(environment).data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) {
+    process->pid_ = -1;
+    return ErrnoError(error,
+                      fmt::format("start '{}' (`python` names the interpreter)",
+                                  options.python));
+  }
+  process->pidfd_ =
+      Fd(static_cast<int>(syscall(SYS_pidfd_open, process->pid_, 0)));
+  if (!process->pidfd_) return ErrnoError(errno, "pidfd_open");
+  bool failed = false;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::string text,
+      process->Answer(options.start_timeout_ns, "for its import", cancelled,
+                      &failed));
+  if (failed) return InvalidArgumentError("cannot be imported:\n{}", text);
+  return process;
+}
+
+// It may be where no signal reaches it (a hung network file system): nobody
+// here waits for that.
+PythonProcess::~PythonProcess() {
+  if (pid_ < 0) return;
+  kill(-pid_, SIGKILL);  // it leads its group: what it started as well
+  pollfd ended = {pidfd_.get(), POLLIN, 0};
+  if (!pidfd_ || poll(&ended, 1, static_cast<int>(kEndTime.count())) > 0) {
+    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    return;
+  }
+  std::thread([pid = pid_] {
+    while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }).detach();
+}
+
+Status PythonProcess::Call(std::span<const uint64_t> numbers,
+                           uint64_t timeout_ns,
+                           const RowFunction::Cancelled& cancelled) {
+  if (cancelled && cancelled()) return CancelledError("nobody waits for it");
+  const size_t bytes = numbers.size_bytes();
+  ssize_t sent;
+  do {
+    sent = send(link_.get(), numbers.data(), bytes, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent != static_cast<ssize_t>(bytes)) {
+    return Ended();
+  }
+  bool failed = false;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::string text,
+      Answer(timeout_ns, "(python_timeout)", cancelled, &failed));
+  return failed ? DataLossError("{}", text) : OkStatus();
+}
+
+StatusOr<std::string> PythonProcess::Answer(
+    uint64_t timeout_ns, const char* limit,
+    const RowFunction::Cancelled& cancelled, bool* failed) {
+  pollfd ready[] = {{link_.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
+  // Of a time that stands still with the broker: while it is stopped, and its
+  // processes with it, nothing takes long.
+  std::chrono::nanoseconds spent{0};
+  for (;;) {
+    const Clock::time_point begin = Clock::now();
+    if (poll(ready, 2, static_cast<int>(kLookInterval.count())) > 0) break;
+    if (cancelled && cancelled()) return CancelledError("nobody waits for it");
+    spent += std::min<std::chrono::nanoseconds>(Clock::now() - begin,
+                                                2 * kLookInterval);
+    if (spent >= std::chrono::nanoseconds(timeout_ns)) {
+      return DeadlineExceededError("took longer than {:.1f} s {}",
+                                   static_cast<double>(timeout_ns) * 1e-9,
+                                   limit);
+    }
+  }
+  // What it said before it ended counts.
+  answer_.resize(kAnswerBytesMax);
+  const ssize_t bytes =
+      recv(link_.get(), answer_.data(), answer_.size(), MSG_DONTWAIT);
+  if (bytes <= 0) return Ended();
+  *failed = answer_[0] != 0;
+  return std::string(answer_.data() + 1, static_cast<size_t>(bytes - 1));
+}
+
+// It closed its socket: its end is near, unless it does not want to.
+Status PythonProcess::Ended() {
+  pollfd ended = {pidfd_.get(), POLLIN, 0};
+  int status = 0;
+  if (poll(&ended, 1, static_cast<int>(kEndTime.count())) <= 0 ||
+      waitpid(pid_, &status, WNOHANG) != pid_) {
+    return UnavailableError("its process closed its descriptors");
+  }
+  pid_ = -1;
+  return UnavailableError(
+      "its process {}",
+      WIFSIGNALED(status)
+          ? fmt::format("was ended by signal {} ({})", WTERMSIG(status),
+                        strsignal(WTERMSIG(status)))
+          : fmt::format("ended with status {}", WEXITSTATUS(status)));
+}
+
+}  // namespace penstock

@@ -1,0 +1,38 @@
+/* Functions for row_function_test: one that works on a file's bytes, and ones
+ * that fail. */
+#include <stdio.h>
+#include <string.h>
+
+#include "client/penstock_plugin.h"
+
+PENSTOCK_PLUGIN_EXPORTS_ABI
+
+/* image (a file) -> size int64 [], first uint8 [4] */
+PENSTOCK_PLUGIN_FUNCTION(look_at_file) {
+  if (row->struct_bytes < sizeof(*row) || row->input_count != 1 ||
+      row->output_count != 2 || row->inputs[0].rank != 1) {
+    snprintf(error, error_bytes, "not what it was built for");
+    return 2;
+  }
+  const int64_t bytes = row->inputs[0].shape[0];
+  memcpy(row->outputs[0].data, &bytes, sizeof(bytes));
+  memset(row->outputs[1].data, 0, row->outputs[1].bytes);
+  memcpy(row->outputs[1].data, row->inputs[0].data,
+         bytes < 4 ? (size_t)bytes : 4);
+  return 0;
+}
+
+PENSTOCK_PLUGIN_FUNCTION(refuses) {
+  (void)row;
+  memset(error, 'x', error_bytes); /* without an end */
+  return 7;
+}
+
+PENSTOCK_PLUGIN_FUNCTION(says_nothing) {
+  (void)row, (void)error, (void)error_bytes;
+  return -1;
+}
+
+/* Not to be named: it lacks the macro. */
+PENSTOCK_PLUGIN_EXPORT int hidden(void);
+int hidden(void) { return 0; }

@@ -1,0 +1,180 @@
+"""Functions of whole rows: `map: python` through the service."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import penstock
+import pytest
+
+MODULE = """
+import os
+import time
+import numpy as np
+
+
+def noisy(row, rng):
+    return {"value": row["value"], "noise": rng.random(2, dtype="float32"),
+            "pid": os.getpid()}
+
+
+def fails_at_five(row):
+    if row["value"] == 5:
+        raise ValueError("five is not wanted")
+    return row
+
+
+def hangs(row):
+    time.sleep(1000)
+
+
+def slow(row):
+    time.sleep(0.002)
+    return row
+"""
+
+NOISY = {"value": penstock.TensorSpec((), "int64"),
+         "noise": penstock.TensorSpec((2,), "float32"),
+         "pid": penstock.TensorSpec((), "int64")}
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "steps.py").write_text(MODULE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def function_broker(modules):
+    with penstock.broker(workers=2, python_path=[modules]) as broker:
+        yield broker
+
+
+@pytest.fixture
+def attach_there(function_broker, request):
+    readers = []
+
+    def attach(dataset, *arguments, **options):
+        options.setdefault("job", request.node.name[:60])
+        readers.append(penstock.attach(
+            dataset, *arguments, socket=function_broker.socket, timeout_s=60,
+            **options))
+        return readers[-1]
+
+    yield attach
+    for reader in readers:
+        reader.close()
+
+
+def noisy(rows):
+    return (penstock.Dataset.range(rows).shuffle(seed=3)
+            .map(penstock.python("steps:noisy", NOISY)).batch(16))
+
+
+def rows_of(reader):
+    found = {}
+    for epoch in reader.epochs():
+        for batch in epoch:
+            for value, noise in zip(batch["value"].tolist(),
+                                    batch["noise"].tolist()):
+                assert value not in found
+                found[value] = noise
+    return found
+
+
+def test_rows_go_through_a_function_of_ours(attach_there):
+    reader = attach_there(noisy(500))
+    assert reader.element_spec["noise"].dtype == "float32"
+    first = rows_of(reader)
+    assert sorted(first) == list(range(500))
+    assert len({tuple(noise) for noise in first.values()}) == 500
+    # Other processes, the same numbers.
+    assert rows_of(attach_there(noisy(500), job="again")) == first
+
+
+def test_processes_are_the_brokers_and_end_with_the_job(attach_there):
+    reader = attach_there(noisy(400))
+    pids = set()
+    for epoch in reader.epochs():
+        for batch in epoch:
+            pids |= set(batch["pid"].tolist())
+    assert os.getpid() not in pids
+    assert 1 <= len(pids) <= 2
+    reader.close()
+    end = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < end, "they outlive their job"
+        time.sleep(0.05)
+
+
+def test_a_process_that_is_killed_costs_nothing(attach_there):
+    reader = attach_there(noisy(3000))
+    values, killed = [], set()
+    for epoch in reader.epochs():
+        for step, batch in enumerate(epoch):
+            values += batch["value"].tolist()
+            pid = int(batch["pid"][0])
+            if step % 20 == 0 and pid not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+    assert sorted(values) == list(range(3000))
+    assert len(killed) > 2
+
+
+def test_an_exception_names_the_sample_and_has_its_traceback(attach_there):
+    dataset = penstock.Dataset.range(100).map(
+        penstock.python("steps:fails_at_five")).batch(4)
+    reader = attach_there(dataset)
+    with pytest.raises(penstock.DataLoss) as failure:
+        rows = [batch for epoch in reader.epochs() for batch in epoch]
+        del rows
+    text = str(failure.value)
+    assert "sample 5" in text
+    assert "ValueError: five is not wanted" in text
+    assert "steps.py" in text and "fails_at_five" in text
+
+
+def test_a_sample_that_fails_can_be_skipped(attach_there):
+    dataset = penstock.Dataset.range(100).map(
+        penstock.python("steps:fails_at_five")).batch(4).on_error("skip")
+    values = [value for epoch in attach_there(dataset).epochs()
+              for batch in epoch for value in batch["value"].tolist()]
+    assert sorted(values) == [v for v in range(100) if v != 5]
+
+
+def test_a_function_that_hangs_holds_up_no_other_job(attach_there):
+    hanging = penstock.Dataset.range(100).map(
+        penstock.python("steps:hangs")).batch(4)
+    held = attach_there(hanging, job="hangs")
+    begin = time.monotonic()
+    others = attach_there(penstock.Dataset.range(5000).batch(10), job="plain")
+    assert sum(1 for epoch in others.epochs() for _ in epoch) == 500
+    assert len(rows_of(attach_there(noisy(100), job="python too"))) == 100
+    assert time.monotonic() - begin < 30
+    held.close()
+
+
+def test_it_is_off_unless_it_was_allowed(broker, attach):
+    with pytest.raises(penstock.FailedPrecondition) as failure:
+        attach(noisy(10), socket=broker.socket)
+    assert "PENSTOCK_PYTHON_PATH" in str(failure.value)
+
+
+def test_what_cannot_be_imported_is_said_at_attach(attach_there):
+    with pytest.raises(penstock.InvalidArgument) as failure:
+        attach_there(penstock.Dataset.range(10).map(
+            penstock.python("steps:no_such_step")).batch(2))
+    assert "no_such_step" in str(failure.value)
+
+
+def test_a_function_names_itself():
+    assert penstock.python(np.linalg.norm) == {
+        "python": {"function": f"{np.linalg.norm.__module__}:norm"}}
+    def local(row):
+        return row
+
+    for function in (lambda row: row, local):
+        with pytest.raises(ValueError, match="cannot be imported"):
+            penstock.python(function)

@@ -1,0 +1,43 @@
+"""What the installed package consists of."""
+
+import os
+import pathlib
+import subprocess
+
+import penstock
+from penstock import _core
+
+FOLDER = pathlib.Path(penstock.__file__).parent
+
+
+def test_the_module_needs_no_library_of_ours_or_abseil():
+    needed = subprocess.run(["ldd", _core.__file__], check=True, text=True,
+                            capture_output=True).stdout
+    assert "libc.so" in needed
+    for name in ("absl", "penstock", "libpython"):
+        assert name not in needed, needed
+
+
+def test_the_module_gives_nothing_of_its_insides_to_others():
+    symbols = subprocess.run(["nm", "-D", "--defined-only", _core.__file__],
+                             check=True, text=True, capture_output=True).stdout
+    names = [line.split()[-1] for line in symbols.splitlines()]
+    assert "PyInit__core" in names
+    # nanobind's own are weak, as are templates of the standard library.
+    ours = [name for name in names if "8penstock" in name or "4absl" in name]
+    assert not ours, ours
+
+
+def test_types_are_there_for_checkers():
+    assert (FOLDER / "py.typed").exists()
+    stub = (FOLDER / "_core.pyi").read_text()
+    for name in ("class Reader", "class Batch", "class Producer"):
+        assert name in stub
+
+
+def test_the_programs_come_with_it():
+    for name in ("penstock", "penstockd"):
+        result = subprocess.run([FOLDER / "bin" / name, "--version"], text=True,
+                                capture_output=True)
+        assert result.returncode == 0, result.stderr
+        assert os.access(FOLDER / "bin" / name, os.X_OK)
