@@ -5,8 +5,8 @@
 // raw wake through a socket; within 10 % the same from 4 KiB to 256 MiB.
 //
 // Method: two processes, each pinned to a core of its own.
-//   * Peer spins: half a round trip, p50 of groups of round trips of about
-//     10 us; each side hands its batch over when it has taken the other's.
+//   * Peer spins: half a round trip, p50 of round trips; each side hands its
+//     batch over when it has taken the other's.
 //   * Peer sleeps: from before the hand-over until it is taken, by the clock
 //     that both share; p50. The giver waits until the kernel shows the taker
 //     asleep, and 50 us more.
@@ -23,7 +23,7 @@
 // and TryTake in a loop, without what a feed and a reader keep books of.
 //
 // Isolation: nothing else should run on the two cores; spinning p50 survives
-// preemption (a group of 10 us either has one or has not), waking does less. On
+// preemption (a round trip either has one or has not), waking does less. On
 // a virtual machine the wake of an idle core goes through the host: its ratio
 // holds, its microseconds are the host's. `nice -n -10` helps beside other
 // work. Limits: iceoryx needs to run its own daemon (it is started here, and
