@@ -137,14 +137,13 @@ def synthetic(records):
             "batch": {"size": 32}, "prefetch": 4}
 
 
-def python_rate(spec, command):
-    del command
+def drained(dataset, **options):
+    """Samples a second from the first batch on, with a broker of its own."""
     samples, begin = 0, 0
-    with penstock.broker(), penstock.attach(penstock.Dataset(spec)) as reader:
+    with penstock.broker(**options), penstock.attach(dataset) as reader:
         for epoch in reader.epochs():
             for batch in epoch:
-                if begin:
-                    samples += len(batch["image"])
+                samples += batch.rows if begin else 0
                 begin = begin or time.perf_counter()
         spent = time.perf_counter() - begin
     return samples / spent
@@ -178,16 +177,9 @@ def service_step(folder, records, epochs):
                              "label": {"dtype": "int64", "shape": []}})
         .shuffle(seed=1).map(penstock.python("bench_step:augment", AUGMENTED))
         .batch(32, last="drop").repeat(epochs))
-    before, samples, begin = cpu_s(), 0, 0
-    with penstock.broker(workers=2, python_path=[folder]), \
-            penstock.attach(dataset) as reader:
-        for epoch in reader.epochs():
-            for batch in epoch:
-                if begin:
-                    samples += len(batch["label"])
-                begin = begin or time.perf_counter()
-        spent = time.perf_counter() - begin
-    return samples / spent, (cpu_s() - before) / (epochs * records) * 1000
+    before = cpu_s()
+    rate = drained(dataset, workers=2, python_path=[folder])
+    return rate, (cpu_s() - before) / (epochs * records) * 1000
 
 
 def dataloader_step(folder, records, epochs):
@@ -308,7 +300,7 @@ def main():
         spec = synthetic(640 if options.tiny else 200_000)
         table = Table("one consumer of rows of 150 KB", "samples/s")
         table.add("penstock bench (C++)", lambda: bench_rate(spec, command))
-        table.add("Python loop", lambda: python_rate(spec, command))
+        table.add("Python loop", lambda: drained(penstock.Dataset(spec)))
         tables.append(table)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

@@ -43,6 +43,14 @@ void ReadBuffer::Trim(size_t kept) {
   capacity_ = 0;
 }
 
+bool ReadsStraight(const ReadRequest& request,
+                   std::span<const std::byte> into) {
+  if (into.empty()) return false;
+  const uint32_t align = std::max(request.align, 1u);
+  return request.offset % align == 0 && request.bytes % align == 0 &&
+         reinterpret_cast<uintptr_t>(into.data()) % align == 0;
+}
+
 RangeTarget::RangeTarget(const ReadRequest& request, std::span<std::byte> into,
                          ReadBuffer* buffer)
     : offset_(request.offset), bytes_(request.bytes) {
@@ -53,11 +61,7 @@ RangeTarget::RangeTarget(const ReadRequest& request, std::span<std::byte> into,
     end = (end + request.align - 1) / request.align * request.align;
   }
   const uint64_t out_bytes = end - offset_;
-  const bool straight =
-      !into.empty() && out_bytes == bytes_ &&
-      (request.align == 0 ||
-       reinterpret_cast<uintptr_t>(into.data()) % request.align == 0);
-  if (straight) {
+  if (ReadsStraight(request, into)) {
     out_ = into;
     return;
   }

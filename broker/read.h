@@ -25,6 +25,9 @@ inline constexpr uint64_t kPinBytesMax = uint64_t{1} << 30;  // io_uring's
 // Of the memory that reads go to, unless to `into`.
 inline constexpr uint32_t kReadBufferAlign = 4096;
 
+// Whether a range is read straight into `into`, not by way of a buffer.
+bool ReadsStraight(const ReadRequest& request, std::span<const std::byte> into);
+
 class Reader {
  public:
   // A finished read. bytes point into the reader's buffer of that ticket, valid

@@ -36,13 +36,6 @@ void Count(std::atomic<uint64_t>& counter, uint64_t value) {
   counter.fetch_add(value, std::memory_order_relaxed);
 }
 
-// A direct read goes to its place and not by way of a buffer.
-bool IsStraight(const ReadRequest& request, std::span<const std::byte> into) {
-  return request.align > 0 && request.offset % request.align == 0 &&
-         request.bytes % request.align == 0 &&
-         reinterpret_cast<uintptr_t>(into.data()) % request.align == 0;
-}
-
 }  // namespace
 
 Worker::Worker(WorkerPool* pool, const Seat& seat, uint32_t most,
@@ -211,7 +204,9 @@ bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
     uint32_t pinned = kNotPinned;
     if (in_place) {
       into = {Place(work, index, *in_place), request_.bytes};
-      if (IsStraight(request_, into)) pinned = PinOf(work, *in_place);
+      if (request_.align > 0 && ReadsStraight(request_, into)) {
+        pinned = PinOf(work, *in_place);
+      }
     }
     ++work.state->reads[lane_];
     ++waited_for_;

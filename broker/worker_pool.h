@@ -20,8 +20,8 @@
 //
 // A job whose map has a Python function is served by a *crew* of its own, as
 // many threads as there are workers, each with a process of Python: they wait
-// for it, which would hold up everybody else's rows here. They are pinned
-// nowhere, and how much of the machine they get is the kernel's decision.
+// for it, which would hold up everybody else's rows here. They may run on all
+// processors of the broker, and how much of those they get the kernel decides.
 // Others take no row of that job, and its crew none of another; it ends with
 // the job.
 //

@@ -216,9 +216,12 @@ StatusOr<std::string> PythonProcess::Answer(
 Status PythonProcess::Ended() {
   pollfd ended = {pidfd_.get(), POLLIN, 0};
   int status = 0;
-  if (poll(&ended, 1, static_cast<int>(kEndTime.count())) <= 0 ||
-      waitpid(pid_, &status, WNOHANG) != pid_) {
+  if (poll(&ended, 1, static_cast<int>(kEndTime.count())) <= 0) {
     return UnavailableError("its process closed its descriptors");
+  }
+  kill(-pid_, SIGKILL);  // what it started, while the group is known by it
+  if (waitpid(pid_, &status, 0) != pid_) {
+    return UnavailableError("its process ended");
   }
   pid_ = -1;
   return UnavailableError(
