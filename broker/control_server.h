@@ -82,7 +82,7 @@ class ControlServer {
       std::string job_name;
       std::string dataset;  // "": any
       nlohmann::json features;
-      uint64_t put_rows = 0;
+      Stream::Joining joining;   // until it is let in
       std::shared_ptr<Job> job;  // nullptr: it waits for it
       uint32_t number = 0;       // the stream's
     };
@@ -116,7 +116,8 @@ class ControlServer {
                                       const nlohmann::json& request);
   StatusOr<nlohmann::json> StopJob(const Connection& connection,
                                    const nlohmann::json& request);
-  Status StartProduce(Connection* connection, const nlohmann::json& request);
+  Status StartProduce(Connection* connection, const nlohmann::json& request,
+                      std::vector<Fd>& fds);
   // Lets in a producer that waits. False: its job has not begun.
   bool LetInProducer(Connection* connection);
   void LetInProducers();

@@ -28,7 +28,8 @@ Status OverError(const Job& job) {
 }  // namespace
 
 Status ControlServer::StartProduce(Connection* connection,
-                                   const nlohmann::json& request) {
+                                   const nlohmann::json& request,
+                                   std::vector<Fd>& fds) {
   if (connection->job != nullptr || connection->producer) {
     return FailedPreconditionError(
         "this connection is a rank's or a producer's already");
@@ -40,8 +41,18 @@ Status ControlServer::StartProduce(Connection* connection,
     PENSTOCK_ASSIGN_OR_RETURN(producer.dataset,
                               TextField(request, "dataset", kNameCharsMax));
   }
-  PENSTOCK_ASSIGN_OR_RETURN(producer.put_rows,
+  Stream::Joining& joining = producer.joining;
+  PENSTOCK_ASSIGN_OR_RETURN(joining.put_rows,
                             NumberField(request, "rows", 1, UINT32_MAX));
+  if (request.contains("token")) {
+    PENSTOCK_ASSIGN_OR_RETURN(joining.token,
+                              NumberField(request, "token", 1, UINT64_MAX));
+  }
+  // It was answered before, by a former life.
+  const auto back = request.find("back");
+  joining.back = back != request.end() && *back == true;
+  if (joining.back && !fds.empty()) joining.memory = std::move(fds[0]);
+  joining.pidfd = connection->pidfd.get();
   producer.features = request.value("features", nlohmann::json());
   connection->producer = std::move(producer);
   if (!LetInProducer(connection)) connection->waiting = true;
@@ -89,17 +100,30 @@ bool ControlServer::LetInProducer(Connection* connection) {
         "job '{}' wants rows of {}, in this order; the producer has {:.200}",
         producer.job_name, text, producer.features.dump()));
   }
-  const auto joined = job->stream()->Join(producer.put_rows);
-  if (!joined.ok()) return refuse(joined.status());
+  const bool back = producer.joining.back;
+  const auto joined = job->stream()->Join(std::move(producer.joining));
+  if (!joined.ok()) {
+    return refuse(joined.status().Prepend("job '" + producer.job_name + "'"));
+  }
+  nlohmann::json answer = OkReply();
+  if (joined->finished) {
+    answer["finished"] = true;
+    Reply(connection, answer);
+    connection->producer.reset();
+    return true;
+  }
   producer.job = job;
   producer.number = joined->producer;
-  spdlog::info("job '{}': producer {} is at work", producer.job_name,
-               producer.number);
-  nlohmann::json answer = OkReply();
+  spdlog::info("job '{}': producer {} is {}", producer.job_name,
+               producer.number, back ? "back" : "at work");
   answer["dataset"] = job->key().dataset;
   answer["ring_rows"] = joined->rows;
   answer["next"] = joined->next;
+  answer["end"] = joined->end;
+  answer["freed"] = joined->freed;
   Reply(connection, answer, {joined->fd});
+  // Its memory may have been all that was missing.
+  if (back) job->StreamChanged();
   return true;
 }
 

@@ -85,7 +85,7 @@ void ControlServer::Handle(Connection* connection,
     status = StartIndex(connection, request);
     if (status.ok()) return;
   } else if (*op == "produce") {
-    status = StartProduce(connection, request);
+    status = StartProduce(connection, request, fds);
     if (status.ok()) return;
   } else if (*op == "put") {
     answer_with(Put(connection, request));

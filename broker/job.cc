@@ -70,7 +70,8 @@ uint64_t FirstNeeded(const PlanStart& start) {
 }
 
 std::unique_ptr<Stream> StreamOf(const JobOptions& options,
-                                 const Job::Layout& layout) {
+                                 const Job::Layout& layout,
+                                 StreamRecord* record) {
   const auto* spec = std::get_if<StreamSource>(&options.spec.source);
   if (spec == nullptr) return nullptr;
   // The slots of a lane are full, and the next step is collected.
@@ -78,7 +79,7 @@ std::unique_ptr<Stream> StreamOf(const JobOptions& options,
       (uint64_t{layout.slots_per_lane} + 1) * layout.plan.global_batch();
   return std::make_unique<Stream>(spec->features,
                                   FirstNeeded(layout.plan.start()), rows_out,
-                                  spec->producers);
+                                  spec->producers, record);
 }
 
 std::vector<Ring*> RingsOf(const Segment& segment) {
@@ -94,7 +95,7 @@ std::vector<Ring*> RingsOf(const Segment& segment) {
 Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
          Layout layout, std::unique_ptr<Segment> segment,
          std::shared_ptr<void> memory, uint32_t workers,
-         std::unique_ptr<DeliveryRecord> record)
+         std::unique_ptr<JobRecord> record)
     : key_(std::move(key)),
       options_(std::move(options)),
       dataset_(std::move(dataset)),
@@ -104,10 +105,10 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       segment_(std::move(segment)),
       chunk_rows_(ChunkRows(layout_, workers)),
       record_(std::move(record)),
-      stream_(StreamOf(options_, layout_)),
+      stream_(StreamOf(options_, layout_, record_.get())),
       delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
                 record_.get()) {
-  if (stream_ != nullptr) delivery_.SetAvailable(stream_->end());
+  if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
 }
 
 StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
@@ -227,6 +228,11 @@ Status Job::RestorePhases(const std::vector<FormerPhase>& phases) {
 void Job::RestoreRank(const Delivery::FormerConsumer& former) {
   MutexLock lock(&mutex_);
   delivery_.RestoreRank(former);
+}
+
+void Job::RestoreStream(FormerStream former) {
+  stream_->Restore(std::move(former));
+  StreamChanged();
 }
 
 void Job::Gather() {
@@ -362,6 +368,14 @@ void Job::Look() {
 
 // Ranks must not wait for ever for rows that nobody puts.
 void Job::LookForProducersLocked() {
+  // What the ranks still need of a former life is known by now.
+  if (!delivery_.Unsettled()) {
+    if (const Status status = stream_->GiveUpAway(options_.wait_s);
+        !status.ok()) {
+      FailLocked(status.Prepend("job '" + key_.name + "'"));
+    }
+    StreamChangedLocked();
+  }
   const auto idle_since = stream_->idle_since();
   if (!idle_since || stream_->over() || options_.wait_s <= 0 ||
       std::chrono::steady_clock::now() - *idle_since <
@@ -384,10 +398,14 @@ JobState Job::State() const {
 
 void Job::StreamChanged() {
   MutexLock lock(&mutex_);
+  StreamChangedLocked();
+}
+
+void Job::StreamChangedLocked() {
   if (stream_->over()) {
     delivery_.EndAt(stream_->end());
   } else {
-    delivery_.SetAvailable(stream_->end());
+    delivery_.SetAvailable(stream_->available());
   }
   AdvanceLocked();
 }

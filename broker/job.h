@@ -59,6 +59,9 @@ struct JobOptions {
   double wait_s = 600;  // for ranks that are missing, then the job fails
 };
 
+// Told of what a later life has to know of a job.
+class JobRecord : public DeliveryRecord, public StreamRecord {};
+
 // Rows of one share that one worker makes. Empty: share == nullptr.
 struct Claim {
   Share* share = nullptr;
@@ -95,7 +98,7 @@ class Job {
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       Layout layout, std::unique_ptr<Segment> segment,
       std::shared_ptr<void> memory, uint32_t workers,
-      std::unique_ptr<DeliveryRecord> record);
+      std::unique_ptr<JobRecord> record);
 
   const JobKey& key() const { return key_; }
   const JobOptions& options() const { return options_; }
@@ -134,6 +137,7 @@ class Job {
   // Before anybody attaches, after a former life.
   Status RestorePhases(const std::vector<FormerPhase>& phases);
   void RestoreRank(const Delivery::FormerConsumer& former);
+  void RestoreStream(FormerStream former);
   void Gather();
   bool gathering() const;
   void Gathered(const Delivery::FormerSteps& former);
@@ -262,6 +266,7 @@ class Job {
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteSettledLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LookForProducersLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StreamChangedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseStreamLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -282,7 +287,7 @@ class Job {
   const std::shared_ptr<void> memory_;
   const std::unique_ptr<Segment> segment_;
   const uint64_t chunk_rows_;
-  const std::unique_ptr<DeliveryRecord> record_;
+  const std::unique_ptr<JobRecord> record_;
   const std::unique_ptr<Stream> stream_;
   std::function<void()> on_work_ = [] {};
   std::function<void()> on_more_ = [] {};

@@ -13,9 +13,9 @@ namespace penstock {
 namespace {
 
 // Tells the journal of one job.
-class JobRecord : public DeliveryRecord {
+class JobInJournal : public JobRecord {
  public:
-  JobRecord(LifeJournal* life, uint64_t number)
+  JobInJournal(LifeJournal* life, uint64_t number)
       : life_(life), number_(number) {}
   void Completed(uint64_t position, uint64_t next) override {
     life_->Completed(number_, position, next);
@@ -26,6 +26,21 @@ class JobRecord : public DeliveryRecord {
   void Opened(uint64_t position) override { life_->Opened(number_, position); }
   void PhaseBegun(const FormerPhase& phase) override {
     life_->PhaseBegun(number_, phase);
+  }
+  Status ProducerJoined(const StreamLedger& before,
+                        const StreamLedger::Producer& producer, int memory,
+                        int pidfd) override {
+    return life_->ProducerJoined(number_, before, producer, memory, pidfd);
+  }
+  Status RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
+                 uint64_t first) override {
+    return life_->RowsPut(number_, producer, place, rows, first);
+  }
+  void ProducerLeft(uint32_t producer, bool finished) override {
+    life_->ProducerLeft(number_, producer, finished);
+  }
+  void RowsReleased(uint64_t row) override {
+    life_->RowsReleased(number_, row);
   }
 
  private:
@@ -174,7 +189,7 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   return std::make_shared<Job>(key, options, std::move(dataset),
                                *std::move(layout), *std::move(segment),
                                std::move(memory), workers_->workers(),
-                               std::make_unique<JobRecord>(life_, number));
+                               std::make_unique<JobInJournal>(life_, number));
 }
 
 void JobTable::NoteNode(Opening* opening, const AttachRequest& request) {
@@ -346,10 +361,12 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
       });
     });
   }
-  if ((*job)->stream() != nullptr && (restored || entry->forgotten)) {
+  if ((*job)->stream() != nullptr && entry->forgotten) {
     (*job)->Fail(DataLossError(
-        "job '{}': the broker died, and the rows of its producers that nobody "
-        "had taken died with it: begin at a state, ranks and producers",
+        "job '{}': the broker was started again and knows nothing of the rows "
+        "of its producers that nobody had taken: it has no state directory "
+        "(--state-dir), or its journal there is damaged; begin at a state, "
+        "ranks and producers",
         entry->key.name));
   }
   if (entry->forgotten) (*job)->Withhold();

@@ -2,6 +2,7 @@
 // their ranks, of which some reconnect, some are dead, and some say nothing.
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "broker/job_table.h"
 #include "broker/restore.h"
@@ -131,6 +132,9 @@ std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
 Status JobTable::Restore(Entry& entry) {
   const FormerJob& former = *entry.former;
   PENSTOCK_RETURN_IF_ERROR(entry.job->RestorePhases(former.phases));
+  if (former.stream && entry.job->stream() != nullptr) {
+    entry.job->RestoreStream(*std::exchange(entry.former->stream, {}));
+  }
   // What the others go on without is owed by them.
   std::erase_if(entry.former->ranks, [&](const auto& item) {
     const auto& [attach, rank] = item;

@@ -28,6 +28,12 @@ enum Type : uint8_t {
   kPhase = 9,
   kRankLeft = 10,
   kDatasetGone = 11,
+  kStream = 12,  // a ledger but its chunks, which follow as kRowsKept
+  kRowsKept = 13,
+  kProducer = 14,
+  kRowsPut = 15,
+  kProducerEnd = 16,
+  kRowsReleased = 17,
 };
 
 std::string CursorName(uint64_t job, uint64_t attach) {
@@ -35,6 +41,13 @@ std::string CursorName(uint64_t job, uint64_t attach) {
 }
 std::string PidfdName(uint64_t job, uint64_t attach) {
   return fmt::format("pidfd-{}-{}", job, attach);
+}
+
+std::string MemoryName(uint64_t job, uint32_t producer) {
+  return fmt::format("producer-{}-{}", job, producer);
+}
+std::string ProducerPidfdName(uint64_t job, uint32_t producer) {
+  return fmt::format("producerpid-{}-{}", job, producer);
 }
 
 // FDPOLL=0: the store would drop a pidfd when its process ends, which is just
@@ -47,6 +60,11 @@ void Store(const std::string& name, int fd) {
 
 void Unstore(const std::string& name) {
   sd_notify(0, fmt::format("FDSTOREREMOVE=1\nFDNAME={}", name).c_str());
+}
+
+void UnstoreProducer(uint64_t job, uint32_t producer) {
+  Unstore(MemoryName(job, producer));
+  Unstore(ProducerPidfdName(job, producer));
 }
 
 // 0: it is dead, or of a namespace that is not seen from here.
@@ -265,6 +283,46 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
       case kPhase:
         if (Live* job = live()) job->phases.push_back(record);
         break;
+      case kStream:
+        // Else it is known from a compacted journal.
+        if (Live* job = live(); job != nullptr && !job->stream) {
+          job->stream = StreamLedger::FromJson(record.at("ledger"));
+        }
+        break;
+      case kRowsKept:
+        if (Live* job = live(); job != nullptr && job->stream) {
+          job->stream->Keep(record.at("producer").get<uint32_t>(),
+                            record.at("place").get<uint64_t>(),
+                            record.at("rows").get<uint64_t>());
+        }
+        break;
+      case kProducer:
+        if (Live* job = live(); job != nullptr && job->stream) {
+          job->stream->Join(record.at("producer").get<uint32_t>(),
+                            record.at("token").get<uint64_t>(),
+                            record.at("ring_rows").get<uint64_t>(),
+                            record.at("put_rows").get<uint64_t>());
+        }
+        break;
+      case kRowsPut:
+        if (Live* job = live(); job != nullptr && job->stream) {
+          job->stream->Put(record.at("producer").get<uint32_t>(),
+                           record.at("place").get<uint64_t>(),
+                           record.at("rows").get<uint64_t>(),
+                           record.at("first").get<uint64_t>());
+        }
+        break;
+      case kProducerEnd:
+        if (Live* job = live(); job != nullptr && job->stream) {
+          job->stream->Leave(record.at("producer").get<uint32_t>(),
+                             record.at("finished").get<bool>());
+        }
+        break;
+      case kRowsReleased:
+        if (Live* job = live(); job != nullptr && job->stream) {
+          job->stream->Release(record.at("row").get<uint64_t>());
+        }
+        break;
       default:
         spdlog::warn("journal: a record of type {}, unknown here, is left out",
                      type);
@@ -338,11 +396,25 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
             shared, reinterpret_cast<const CursorPage*>(shared->data()));
       }
     }
+    if (live.stream) TakeStream(id, live, &*job);
     jobs.push_back(*std::move(job));
   }
   for (const auto& [name, fd] : stored_) Unstore(name);
   stored_.clear();
   return jobs;
+}
+
+void LifeJournal::TakeStream(uint64_t id, const Live& live, FormerJob* job) {
+  FormerStream& stream = job->stream.emplace(FormerStream{*live.stream, {}});
+  for (const auto& [number, producer] : live.stream->producers()) {
+    FormerStream::Kept& kept = stream.kept[number];
+    if (auto memory = stored_.extract(MemoryName(id, number)); memory) {
+      kept.memory = std::move(memory.mapped());
+    }
+    if (auto pidfd = stored_.extract(ProducerPidfdName(id, number)); pidfd) {
+      kept.pidfd = std::move(pidfd.mapped());
+    }
+  }
 }
 
 Status LifeJournal::Append(uint8_t type, const json& record) {
@@ -418,6 +490,11 @@ void LifeJournal::JobEnded(uint64_t job) {
   for (const auto& [attach, rank] : found->second.ranks) {
     Unstore(CursorName(job, attach));
     Unstore(PidfdName(job, attach));
+  }
+  if (found->second.stream) {
+    for (const auto& [number, producer] : found->second.stream->producers()) {
+      UnstoreProducer(job, number);
+    }
   }
   jobs_.erase(found);
 }
@@ -515,6 +592,78 @@ void LifeJournal::Opened(uint64_t job, uint64_t position) {
   (void)Append(kOpened, OpenedRecord(job, found->second));
 }
 
+// ---- producers
+// --------------------------------------------------------------
+
+json LifeJournal::StreamJson(uint64_t id, const StreamLedger& ledger) {
+  return {{"id", id}, {"ledger", ledger.ToJson()}};
+}
+
+Status LifeJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
+                                   const StreamLedger::Producer& producer,
+                                   int memory, int pidfd) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return OkStatus();
+  std::optional<StreamLedger>& stream = found->second.stream;
+  if (!stream) {
+    // Without any producer yet.
+    PENSTOCK_RETURN_IF_ERROR(Append(kStream, StreamJson(job, before)));
+    stream = before;
+  }
+  const uint32_t number = before.next_producer();
+  // Before it is recorded, as of a rank.
+  Store(MemoryName(job, number), memory);
+  Store(ProducerPidfdName(job, number), pidfd);
+  KillPoint("producer.stored");
+  const Status status = Append(kProducer, {{"id", job},
+                                           {"producer", number},
+                                           {"token", producer.token},
+                                           {"ring_rows", producer.ring_rows},
+                                           {"put_rows", producer.put_rows}});
+  if (!status.ok()) {
+    UnstoreProducer(job, number);
+    return status;
+  }
+  stream->Join(number, producer.token, producer.ring_rows, producer.put_rows);
+  return OkStatus();
+}
+
+Status LifeJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
+                            uint64_t rows, uint64_t first) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end() || !found->second.stream) return OkStatus();
+  PENSTOCK_RETURN_IF_ERROR(Append(kRowsPut, {{"id", job},
+                                             {"producer", producer},
+                                             {"place", place},
+                                             {"rows", rows},
+                                             {"first", first}}));
+  found->second.stream->Put(producer, place, rows, first);
+  return OkStatus();
+}
+
+void LifeJournal::ProducerLeft(uint64_t job, uint32_t producer, bool finished) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end() || !found->second.stream) return;
+  (void)Append(kProducerEnd,
+               {{"id", job}, {"producer", producer}, {"finished", finished}});
+  for (const uint32_t gone : found->second.stream->Leave(producer, finished)) {
+    UnstoreProducer(job, gone);
+  }
+}
+
+void LifeJournal::RowsReleased(uint64_t job, uint64_t row) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end() || !found->second.stream) return;
+  (void)Append(kRowsReleased, {{"id", job}, {"row", row}});
+  for (const uint32_t gone : found->second.stream->Release(row)) {
+    UnstoreProducer(job, gone);
+  }
+}
+
 Status LifeJournal::PutLive(const JournalRecord& put) {
   MutexLock lock(&mutex_);
   const auto record = [&](uint8_t type, const json& text) {
@@ -545,6 +694,14 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
     for (const auto& [rank, step] : live.handed_over) {
       PENSTOCK_RETURN_IF_ERROR(
           record(kHandedOver, {{"id", id}, {"rank", rank}, {"step", step}}));
+    }
+    if (!live.stream) continue;
+    PENSTOCK_RETURN_IF_ERROR(record(kStream, StreamJson(id, *live.stream)));
+    for (const StreamLedger::Chunk& chunk : live.stream->chunks()) {
+      PENSTOCK_RETURN_IF_ERROR(record(kRowsKept, {{"id", id},
+                                                  {"producer", chunk.producer},
+                                                  {"place", chunk.place},
+                                                  {"rows", chunk.rows}}));
     }
   }
   return OkStatus();

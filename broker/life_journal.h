@@ -1,6 +1,7 @@
 // What one life of the broker leaves for the next: registered datasets, jobs
-// and their ranks in a journal in the state directory; the ranks' cursor pages
-// and pidfds in the service manager's descriptor store (systemd's, or that of
+// and their ranks, rows that producers put, in a journal in the state
+// directory; the ranks' cursor pages, the producers' memory and the pidfds of
+// both in the service manager's descriptor store (systemd's, or that of
 // `penstock run`), which outlives the process.
 //
 // Who runs it: the control thread; Completed and Opened any thread that holds a
@@ -74,6 +75,7 @@ struct FormerJob {
   // By rank: steps it released outside the order of positions (StepId).
   HandedOverSteps handed_over;
   std::vector<FormerPhase> phases;
+  std::optional<FormerStream> stream;  // a producer has joined
 };
 
 class LifeJournal {
@@ -123,6 +125,15 @@ class LifeJournal {
   void HandedOver(uint64_t job, uint32_t rank, uint64_t step);
   void Opened(uint64_t job, uint64_t position);
 
+  // As StreamRecord.
+  Status ProducerJoined(uint64_t job, const StreamLedger& before,
+                        const StreamLedger::Producer& producer, int memory,
+                        int pidfd);
+  Status RowsPut(uint64_t job, uint32_t producer, uint64_t place, uint64_t rows,
+                 uint64_t first);
+  void ProducerLeft(uint64_t job, uint32_t producer, bool finished);
+  void RowsReleased(uint64_t job, uint64_t row);
+
   // Now and then, on the control thread.
   void CompactIfWanted();
   // "": all is well; else what is not recorded and why, for status.
@@ -139,12 +150,16 @@ class LifeJournal {
     std::map<uint64_t, uint64_t> completed;  // above low: position, next
     HandedOverSteps handed_over;
     std::vector<nlohmann::json> phases;
+    std::optional<StreamLedger> stream;
 
     void Complete(uint64_t position, uint64_t next);
   };
   static nlohmann::json OpenedRecord(uint64_t id, const Live& live);
   static nlohmann::json RankRecord(uint64_t id, uint64_t attach,
                                    const Rank& rank);
+  static nlohmann::json StreamJson(uint64_t id, const StreamLedger& ledger);
+  void TakeStream(uint64_t id, const Live& live, FormerJob* job)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Append(uint8_t type, const nlohmann::json& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Replay(uint8_t type, std::string_view payload)

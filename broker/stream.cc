@@ -1,17 +1,27 @@
 #include "broker/stream.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cassert>
 #include <cerrno>
-#include <set>
 
 #include "common/layout.h"
 
 namespace penstock {
+namespace {
+
+// It is dead: of one that is not known that is never so.
+bool IsDead(const Fd& pidfd) {
+  if (!pidfd) return false;
+  pollfd entry{pidfd.get(), POLLIN, 0};
+  return poll(&entry, 1, 0) == 1;
+}
+
+}  // namespace
 
 // A producer's memfd; closed with the last row that is in it.
 class Stream::Memory {
@@ -23,9 +33,21 @@ class Stream::Memory {
       return ErrnoError(errno, "a producer's memory");
     }
     // Nobody can take pages away from a read that is under way.
-    if (fcntl(fd.get(), F_ADD_SEALS,
-              F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
       return ErrnoError(errno, "sealing a producer's memory");
+    }
+    return std::shared_ptr<const Memory>(
+        new Memory(std::move(fd), std::move(layout)));
+  }
+  // Of a former life; from a producer, so it may be anything.
+  static StatusOr<std::shared_ptr<const Memory>> Adopt(Fd fd,
+                                                       ProducerLayout layout) {
+    struct stat status {};
+    const int seals = fcntl(fd.get(), F_GET_SEALS);
+    if (seals < 0 || (seals & kSeals) != kSeals ||
+        fstat(fd.get(), &status) != 0 ||
+        static_cast<uint64_t>(status.st_size) != layout.bytes) {
+      return InvalidArgumentError("this is not the producer's memory");
     }
     return std::shared_ptr<const Memory>(
         new Memory(std::move(fd), std::move(layout)));
@@ -35,6 +57,7 @@ class Stream::Memory {
   const ProducerLayout& layout() const { return layout_; }
 
  private:
+  static constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   Memory(Fd fd, ProducerLayout layout)
       : fd_(std::move(fd)), layout_(std::move(layout)) {}
   const Fd fd_;
@@ -42,164 +65,284 @@ class Stream::Memory {
 };
 
 Stream::Stream(ElementSpec element, uint64_t begin, uint64_t rows_out,
-               uint64_t producers)
+               uint64_t to_finish, StreamRecord* record)
     : element_(std::move(element)),
       rows_out_(rows_out),
-      to_finish_(producers),
-      end_(begin) {}
+      record_(record),
+      ledger_(begin, to_finish),
+      recorded_(begin) {}
 
-StatusOr<Stream::Joined> Stream::Join(uint64_t put_rows) {
-  if (over()) {
+// ---- a former life
+// ------------------------------------------------------------
+
+void Stream::Restore(FormerStream former) {
+  const auto now = std::chrono::steady_clock::now();
+  MutexLock lock(&mutex_);
+  ledger_ = std::move(former.ledger);
+  recorded_ = ledger_.released();
+  for (const auto& [number, producer] : ledger_.producers()) {
+    FormerStream::Kept& kept = former.kept[number];
+    auto layout = PlanProducerMemory(element_, producer.ring_rows);
+    if (kept.memory && layout.ok()) {
+      auto memory = Memory::Adopt(std::move(kept.memory), *std::move(layout));
+      if (memory.ok()) memories_[number] = *std::move(memory);
+    }
+    told_[number] = producer.freed;
+    if (producer.at_work) away_[number] = {std::move(kept.pidfd), now};
+  }
+  NoteMissingLocked();
+}
+
+void Stream::NoteMissingLocked() {
+  missing_.reset();
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (memories_.count(chunk.producer) > 0) continue;
+    missing_ = chunk.first;
+    return;
+  }
+}
+
+void Stream::GiveUpLocked(double wait_s) {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<uint32_t> given_up;
+  for (const auto& [number, away] : away_) {
+    const std::chrono::duration<double> silent = now - away.since;
+    if (IsDead(away.pidfd) || (!away.pidfd && silent > kComeBackTime) ||
+        (wait_s > 0 && silent.count() > wait_s)) {
+      given_up.push_back(number);
+    }
+  }
+  for (const uint32_t number : given_up) LeaveLocked(number, false);
+}
+
+Status Stream::GiveUpAway(double wait_s) {
+  MutexLock lock(&mutex_);
+  GiveUpLocked(wait_s);
+  if (!missing_) return OkStatus();
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (memories_.count(chunk.producer) > 0 || away_.count(chunk.producer) > 0)
+      continue;
+    return DataLossError(
+        "rows {} to {} of the stream died with producer {} and the broker: "
+        "nobody kept its memory (systemd and penstock run do); begin at a "
+        "state, ranks and producers",
+        chunk.first, chunk.first + chunk.rows - 1, chunk.producer);
+  }
+  return OkStatus();
+}
+
+StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number, Joining joining) {
+  const auto away = away_.find(number);
+  if (away == away_.end()) {
+    return AlreadyExistsError("producer {} is at work on another connection",
+                              number);
+  }
+  if (memories_.count(number) == 0) {
+    if (!joining.memory) {
+      return DataLossError(
+          "the memory of producer {} is not here: nobody kept it", number);
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(
+        ProducerLayout layout,
+        PlanProducerMemory(element_, ledger_.producers().at(number).ring_rows));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        memories_[number],
+        Memory::Adopt(std::move(joining.memory), std::move(layout)));
+    NoteMissingLocked();
+  }
+  away_.erase(away);
+  return JoinedAs(number);
+}
+
+// ---- producers
+// ------------------------------------------------------------
+
+Stream::Joined Stream::JoinedAs(uint32_t number) const {
+  const StreamLedger::Producer& producer = ledger_.producers().at(number);
+  Joined joined;
+  joined.producer = number;
+  joined.rows = producer.ring_rows;
+  joined.fd = memories_.at(number)->fd();
+  joined.next = ledger_.end();
+  joined.end = producer.end;
+  joined.freed = producer.freed;
+  return joined;
+}
+
+StatusOr<Stream::Joined> Stream::Join(Joining joining) {
+  MutexLock lock(&mutex_);
+  if (ledger_.HasFinished(joining.token)) {
+    Joined joined;
+    joined.finished = true;
+    return joined;
+  }
+  // Also of one that was not answered, and asks for the first time.
+  for (const auto& [number, producer] : ledger_.producers()) {
+    if (joining.token != 0 && producer.token == joining.token &&
+        producer.at_work) {
+      return ComeBack(number, std::move(joining));
+    }
+  }
+  if (joining.back) {
+    return AbortedError(
+        "this producer is not of this course of the job, or was away for too "
+        "long after the broker died (wait_s): its place is another's");
+  }
+  // Else the dead would count beside those that take their places.
+  GiveUpLocked(0);
+  if (ledger_.over()) {
     return FailedPreconditionError(
         "the stream is over: all of its producers have finished (`producers:` "
         "of the spec says how many there are)");
   }
-  if (put_rows > UINT32_MAX) {
+  if (joining.put_rows > UINT32_MAX) {
     return ResourceExhaustedError("{} rows in one put, at most {} may be",
-                                  put_rows, UINT32_MAX);
+                                  joining.put_rows, UINT32_MAX);
+  }
+  if (ledger_.producers().size() >= kProducersMax) {
+    return ResourceExhaustedError(
+        "{} producers are at work, or gone with rows that nobody has taken: "
+        "all there may be",
+        kProducersMax);
   }
   // Besides: what is passed over at the ring's end, and the put itself.
   PENSTOCK_ASSIGN_OR_RETURN(
       ProducerLayout layout,
-      PlanProducerMemory(element_, rows_out_ + 2 * put_rows));
+      PlanProducerMemory(element_, rows_out_ + 2 * joining.put_rows));
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
                             Memory::Create(std::move(layout)));
-  MutexLock lock(&mutex_);
-  std::set<const Memory*> memories;  // each a descriptor
-  for (const auto& [number, producer] : producers_) {
-    memories.insert(producer.memory.get());
-  }
-  for (const Chunk& chunk : chunks_) memories.insert(chunk.memory.get());
-  if (memories.size() >= kProducersMax) {
-    return ResourceExhaustedError(
-        "{} producers are at work, or gone with rows that nobody has taken: "
-        "all "
-        "there may be",
-        kProducersMax);
-  }
-  Joined joined;
-  joined.producer = next_producer_++;
-  joined.rows = memory->layout().rows;
-  joined.fd = memory->fd();
-  joined.next = end_;
-  Producer& producer = producers_[joined.producer];
-  producer.memory = std::move(memory);
-  producer.put_rows = put_rows;
-  to_finish_ = std::max(to_finish_, finished_ + producers_.size());
-  return joined;
+  StreamLedger::Producer producer;
+  producer.token = joining.token;
+  producer.ring_rows = memory->layout().rows;
+  producer.put_rows = joining.put_rows;
+  PENSTOCK_RETURN_IF_ERROR(
+      record_->ProducerJoined(ledger_, producer, memory->fd(), joining.pidfd));
+  const uint32_t number = ledger_.next_producer();
+  ledger_.Join(number, producer.token, producer.ring_rows, producer.put_rows);
+  memories_[number] = std::move(memory);
+  return JoinedAs(number);
 }
 
 StatusOr<uint64_t> Stream::Put(uint32_t number, uint64_t place, uint64_t rows) {
   MutexLock lock(&mutex_);
-  Producer& producer = producers_.at(number);
-  const uint64_t ring = producer.memory->layout().rows;
-  // Behind the last one, or, when there was not enough room, at the beginning.
-  const bool follows = place == producer.end ||
-                       (place > producer.end && place - producer.end < ring &&
-                        place % ring == 0);
-  if (rows == 0 || rows > producer.put_rows || !follows ||
-      rows > ring - place % ring || place + rows - producer.freed > ring) {
-    return InvalidArgumentError(
-        "a put of {} rows at {} that cannot be: the last ended at {}, room is "
-        "up to {}",
-        rows, place, producer.end, producer.freed + ring);
-  }
-  if (!chunks_.empty() && chunks_.back().producer == number &&
-      place == producer.end && place % ring != 0) {
-    chunks_.back().rows += rows;
-  } else if (chunks_.size() < kChunksMax) {
-    chunks_.push_back({end_, rows, number, producer.memory, place});
-  } else {
-    return ResourceExhaustedError(
-        "{} puts of several producers wait for the ranks, all that may: put "
-        "more rows at once",
-        kChunksMax);
-  }
-  producer.end = place + rows;
-  end_ += rows;
-  return end_ - rows;
+  PENSTOCK_RETURN_IF_ERROR(ledger_.CheckPut(number, place, rows));
+  const uint64_t first = ledger_.end();
+  PENSTOCK_RETURN_IF_ERROR(record_->RowsPut(number, place, rows, first));
+  ledger_.Put(number, place, rows, first);
+  return first;
 }
 
 void Stream::Leave(uint32_t number, bool finished) {
   MutexLock lock(&mutex_);
-  producers_.erase(number);
-  if (finished) ++finished_;
-  if (producers_.empty()) idle_since_ = std::chrono::steady_clock::now();
+  LeaveLocked(number, finished);
+}
+
+void Stream::LeaveLocked(uint32_t number, bool finished) {
+  record_->ProducerLeft(number, finished);
+  away_.erase(number);
+  ForgetLocked(ledger_.Leave(number, finished));
+  if (ledger_.at_work() == 0) idle_since_ = std::chrono::steady_clock::now();
+}
+
+void Stream::ForgetLocked(const std::vector<uint32_t>& gone) {
+  for (const uint32_t number : gone) {
+    memories_.erase(number);
+    told_.erase(number);
+  }
 }
 
 void Stream::Release(uint64_t row) {
   MutexLock lock(&mutex_);
-  while (!chunks_.empty() && chunks_.front().first < row) {
-    Chunk& chunk = chunks_.front();
-    const uint64_t rows = std::min(chunk.rows, row - chunk.first);
-    chunk.first += rows;
-    chunk.place += rows;
-    chunk.rows -= rows;
-    const auto producer = producers_.find(chunk.producer);
-    if (producer != producers_.end()) producer->second.freed = chunk.place;
-    if (chunk.rows == 0) chunks_.pop_front();
-  }
+  ForgetLocked(ledger_.Release(row));
+  if (missing_ && ledger_.released() > *missing_) NoteMissingLocked();
 }
 
 bool Stream::AnyFreed() const {
   MutexLock lock(&mutex_);
-  return std::any_of(producers_.begin(), producers_.end(), [](const auto& it) {
-    return it.second.freed != it.second.told;
-  });
+  return ledger_.released() != recorded_;
 }
 
 std::vector<Stream::Freed> Stream::TakeFreed() {
   MutexLock lock(&mutex_);
+  if (ledger_.released() != recorded_) {
+    recorded_ = ledger_.released();
+    record_->RowsReleased(recorded_);
+  }
   std::vector<Freed> all;
-  for (auto& [number, producer] : producers_) {
-    if (producer.freed == producer.told) continue;
-    producer.told = producer.freed;
+  for (const auto& [number, producer] : ledger_.producers()) {
+    if (!producer.at_work || away_.count(number) > 0) continue;
+    uint64_t& told = told_[number];
+    if (producer.freed == told) continue;
+    told = producer.freed;
     all.push_back({number, producer.freed});
   }
   return all;
 }
 
+// ---- questions
+// ------------------------------------------------------------
+
 uint64_t Stream::end() const {
   MutexLock lock(&mutex_);
-  return end_;
+  return ledger_.end();
+}
+
+uint64_t Stream::available() const {
+  MutexLock lock(&mutex_);
+  return missing_.value_or(ledger_.end());
 }
 
 bool Stream::over() const {
   MutexLock lock(&mutex_);
-  return producers_.empty() && finished_ >= to_finish_;
+  return ledger_.over();
 }
 
 uint32_t Stream::at_work() const {
   MutexLock lock(&mutex_);
-  return static_cast<uint32_t>(producers_.size());
+  return ledger_.at_work() - static_cast<uint32_t>(away_.size());
 }
 
 uint64_t Stream::kept_rows() const {
   MutexLock lock(&mutex_);
-  return chunks_.empty() ? 0 : end_ - chunks_.front().first;
+  return ledger_.end() - ledger_.released();
 }
 
 std::optional<std::chrono::steady_clock::time_point> Stream::idle_since()
     const {
   MutexLock lock(&mutex_);
-  if (!producers_.empty()) return std::nullopt;
+  if (ledger_.at_work() > 0) return std::nullopt;
   return idle_since_;
 }
 
-std::vector<Stream::Piece> Stream::Find(uint64_t first, uint64_t count) const {
+StatusOr<std::vector<Stream::Piece>> Stream::Find(uint64_t first,
+                                                  uint64_t count) const {
   MutexLock lock(&mutex_);
-  auto chunk = std::upper_bound(
-      chunks_.begin(), chunks_.end(), first,
-      [](uint64_t row, const Chunk& each) { return row < each.first; });
-  assert(chunk != chunks_.begin());
+  const std::deque<StreamLedger::Chunk>& chunks = ledger_.chunks();
+  if (first < ledger_.released() || first + count > ledger_.end()) {
+    return DataLossError(
+        "rows {} to {} of the stream are not here: rows {} to {} are", first,
+        first + count - 1, ledger_.released(), ledger_.end() - 1);
+  }
+  auto chunk =
+      std::upper_bound(chunks.begin(), chunks.end(), first,
+                       [](uint64_t row, const StreamLedger::Chunk& each) {
+                         return row < each.first;
+                       });
   --chunk;
   std::vector<Piece> pieces;
   for (; count > 0; ++chunk) {
-    assert(chunk != chunks_.end());
+    const auto found = memories_.find(chunk->producer);
+    if (found == memories_.end()) {
+      return DataLossError(
+          "row {} of the stream is not here: producer {} is "
+          "away",
+          first, chunk->producer);
+    }
+    const std::shared_ptr<const Memory>& memory = found->second;
     const uint64_t skipped = first - chunk->first;
     const uint64_t rows = std::min(count, chunk->rows - skipped);
-    const uint64_t ring = chunk->memory->layout().rows;
-    pieces.push_back({rows, chunk->memory, chunk->place % ring + skipped});
+    pieces.push_back(
+        {rows, memory, chunk->place % memory->layout().rows + skipped});
     first += rows;
     count -= rows;
   }

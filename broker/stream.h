@@ -8,20 +8,22 @@
 // Invariants
 //   T1  Rows are numbered in the order of the puts, without gaps: the plan's
 //       positions.
-//   T2  A producer may write a row again only when Release was past its number:
-//       until then a rank may still have to get it once more.
+//   T2  A producer may write a row again only when Release was past its number
+//       and that is recorded: until then a rank may still have to get it once
+//       more, in this life or the next.
 //   T3  The memory of a producer outlives its process: what was put is
 //       delivered, what was not put is nothing to anybody.
+//   T4  What a producer was told of is recorded: a life that follows numbers
+//       the same rows in the same way.
 //
 // Bounds: kProducersMax producers, at work or gone and with rows left; the rows
 // of each one's ring, which are those that the job's slots hold, one step more,
-// and two of its puts; kChunksMax runs of rows.
+// and two of its puts; StreamLedger::kChunksMax runs of rows.
 #ifndef BROKER_STREAM_H_
 #define BROKER_STREAM_H_
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,6 +31,7 @@
 #include <vector>
 
 #include "broker/mutex.h"
+#include "broker/stream_ledger.h"
 #include "common/element_spec.h"
 #include "common/message.h"
 #include "common/producer_memory.h"
@@ -36,35 +39,72 @@
 
 namespace penstock {
 
+// Told of what a later life has to know. On the control thread.
+class StreamRecord {
+ public:
+  virtual ~StreamRecord() = default;
+  // An error of these two: it is not recorded, and has not happened. before:
+  // without the producer. Its memory and its pidfd are kept for that life.
+  virtual Status ProducerJoined(const StreamLedger& before,
+                                const StreamLedger::Producer& producer,
+                                int memory, int pidfd) = 0;
+  virtual Status RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
+                         uint64_t first) = 0;
+  virtual void ProducerLeft(uint32_t producer, bool finished) = 0;
+  // Before their producers are told.
+  virtual void RowsReleased(uint64_t row) = 0;
+};
+
+// What a former life left of one.
+struct FormerStream {
+  struct Kept {
+    Fd memory;
+    Fd pidfd;
+  };
+  StreamLedger ledger;
+  std::map<uint32_t, Kept> kept;  // by producer
+};
+
 class Stream {
  public:
-  // begin: the number of the first row. rows_out: as many may be put and not
-  // released when the next one is needed. producers: so many have to finish
-  // before the stream is over; more, if more were there at once, so that one
-  // that dies is waited for and not taken for the end.
+  // begin, to_finish: as StreamLedger has them. rows_out: as many may be put
+  // and not released when the next one is needed. record outlives it.
   Stream(ElementSpec element, uint64_t begin, uint64_t rows_out,
-         uint64_t producers);
+         uint64_t to_finish, StreamRecord* record);
 
   // ---- the control thread's
   // ---------------------------------------------------
 
+  // Goes on where a former life was, before anything else is done here. Those
+  // that were at work then are away until they come back, or are given up.
+  void Restore(FormerStream former);
+
+  struct Joining {
+    uint64_t token = 0;
+    uint64_t put_rows = 0;  // the most rows of one put
+    // It was at work in a former life, and this is its memory.
+    bool back = false;
+    Fd memory;
+    int pidfd = -1;  // the caller's; -1: not known
+  };
   struct Joined {
     uint32_t producer = 0;
     uint64_t rows = 0;  // of its ring
     int fd = -1;        // its memory; the stream's
     uint64_t next = 0;  // the number of the row that is put next, by anybody
+    uint64_t end = 0;   // place behind its last put
+    uint64_t freed = 0;
+    bool finished = false;  // it had, before it could be told; else all above
   };
-  // put_rows: the most rows of one put. FailedPrecondition: the stream is over;
-  // ResourceExhausted: too many producers, or rows in one put.
-  StatusOr<Joined> Join(uint64_t put_rows);
+  // FailedPrecondition: the stream is over; ResourceExhausted: too many
+  // producers, or rows in one put; Aborted: nobody waits for it to come back.
+  StatusOr<Joined> Join(Joining joining);
   // Rows are whole, from this place of the producer's ring on; their first
   // number. InvalidArgument: they cannot be there.
   StatusOr<uint64_t> Put(uint32_t producer, uint64_t place, uint64_t rows);
   // finished: it has put all of its rows; else it died, and another may take
   // its place.
   void Leave(uint32_t producer, bool finished);
-  // Every rank is through with the rows before this one.
-  void Release(uint64_t row);
   // Of producers at work: the place up to which they may write again. Those
   // that changed since the last call.
   struct Freed {
@@ -72,19 +112,31 @@ class Stream {
     uint64_t place = 0;
   };
   std::vector<Freed> TakeFreed();
-  bool AnyFreed() const;
+  // Gives up who is away and dead, or of unknown process and away for
+  // kComeBackTime, or silent for wait_s (0: never). DataLoss: rows that were
+  // put are gone with a producer.
+  Status GiveUpAway(double wait_s);
+  static constexpr std::chrono::seconds kComeBackTime{60};
 
+  // ---- any thread's
+  // -----------------------------------------------------------
+
+  // Every rank is through with the rows before this one.
+  void Release(uint64_t row);
+  // There is something to tell producers, or the record.
+  bool AnyFreed() const;
   // Rows put so far, with those before begin.
   uint64_t end() const;
+  // Rows before it can be had: of those behind, a producer that is away has the
+  // memory, or they are not put yet.
+  uint64_t available() const;
   // No more will come.
   bool over() const;
-  uint32_t at_work() const;
+  uint32_t at_work() const;    // and not away
   uint64_t kept_rows() const;  // put, and not released
-  // Since when nobody is at work who could put more; nullopt: somebody is.
+  // Since when nobody is at work who could put more; nullopt: somebody is, or
+  // is away.
   std::optional<std::chrono::steady_clock::time_point> idle_since() const;
-
-  // ---- workers'
-  // ---------------------------------------------------------------
 
   class Memory;
   // Rows that follow one another in a producer's memory.
@@ -97,37 +149,39 @@ class Stream {
     Status Read(size_t feature, uint64_t row, uint64_t count,
                 std::byte* out) const;
   };
-  // The rows [first, first + count), which were put and not released.
-  std::vector<Piece> Find(uint64_t first, uint64_t count) const;
+  // The rows [first, first + count). DataLoss: they are not here, since a
+  // former life released them.
+  StatusOr<std::vector<Piece>> Find(uint64_t first, uint64_t count) const;
 
  private:
-  static constexpr size_t kChunksMax = 1 << 18;
-  // Rows that follow one another, in the stream and in a producer's memory.
-  struct Chunk {
-    uint64_t first = 0;
-    uint64_t rows = 0;
-    uint32_t producer = 0;
-    std::shared_ptr<const Memory> memory;
-    uint64_t place = 0;
+  struct Away {
+    Fd pidfd;
+    std::chrono::steady_clock::time_point since;
   };
-  struct Producer {
-    std::shared_ptr<const Memory> memory;
-    uint64_t put_rows = 0;
-    uint64_t end = 0;    // of its last put: a place
-    uint64_t freed = 0;  // likewise, up to which it may write
-    uint64_t told = 0;   // of freed
-  };
+  StatusOr<Joined> ComeBack(uint32_t number, Joining joining)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Joined JoinedAs(uint32_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LeaveLocked(uint32_t producer, bool finished)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GiveUpLocked(double wait_s) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetLocked(const std::vector<uint32_t>& gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ElementSpec element_;
   const uint64_t rows_out_;
+  StreamRecord* const record_;
 
   mutable Mutex mutex_;
-  std::map<uint32_t, Producer> producers_ ABSL_GUARDED_BY(mutex_);  // at work
-  uint32_t next_producer_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t finished_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t to_finish_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Chunk> chunks_ ABSL_GUARDED_BY(mutex_);  // by number
-  uint64_t end_ ABSL_GUARDED_BY(mutex_);
+  StreamLedger ledger_ ABSL_GUARDED_BY(mutex_);
+  // Of those in the ledger; not there: nobody kept it, and it is away or gone.
+  std::map<uint32_t, std::shared_ptr<const Memory>> memories_
+      ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, Away> away_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, uint64_t> told_ ABSL_GUARDED_BY(mutex_);  // of freed
+  uint64_t recorded_ ABSL_GUARDED_BY(mutex_);                  // of released()
+  // The first row kept whose memory is not here.
+  std::optional<uint64_t> missing_ ABSL_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point idle_since_ ABSL_GUARDED_BY(mutex_) =
       std::chrono::steady_clock::now();
 };

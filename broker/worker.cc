@@ -119,7 +119,12 @@ bool Worker::ClaimMore() {
   work->job->plan().Rows(share.epoch, share.first_row + work->claim.begin, rows,
                          &work->state->order, work->rows.data());
   if (const Stream* const stream = work->job->stream()) {
-    work->pieces = stream->Find(work->rows.front().record, rows);
+    auto pieces = stream->Find(work->rows.front().record, rows);
+    if (pieces.ok()) {
+      work->pieces = *std::move(pieces);
+    } else {
+      work->job->Fail(pieces.status());
+    }
   }
   open_.push_back(std::move(work));
   return true;

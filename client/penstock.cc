@@ -124,7 +124,7 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
       };
     }
     attach.reconnect_s = given.reconnect_s == 0
-                             ? penstock::Reader::kReconnectSeconds
+                             ? penstock::kReconnectSeconds
                              : std::max(given.reconnect_s, 0.0);
     auto attached = penstock::Reader::Attach(std::move(attach));
     if (!attached.ok()) return Fail(attached.status());
@@ -350,6 +350,9 @@ int penstock_produce(const penstock_producer_options* options,
     produce.socket = OrEmpty(options->socket);
     produce.rows = options->rows;
     produce.timeout_s = options->timeout_s;
+    if (options->reconnect_s != 0) {
+      produce.reconnect_s = std::max(options->reconnect_s, 0.0);
+    }
     if (options->cancelled != nullptr) {
       produce.cancelled = [ask = options->cancelled,
                            context = options->cancelled_context] {

@@ -271,7 +271,10 @@ PENSTOCK_API void penstock_get_stats(const penstock_reader* reader,
  *   penstock_producer_close(producer);
  *
  * Several may feed one job, come and go at any time, and be killed: what was put
- * is delivered exactly once, what was only written is nothing to anybody. Rows
+ * is delivered exactly once, what was only written is nothing to anybody. When the
+ * broker dies, each call waits for it to come back and goes on; a put that it did
+ * not hear of is put again. Only what was put last, and heard of by nobody, is lost
+ * when the producer dies with the broker: finish waits until all was heard. Rows
  * come in the order of the puts; there is no shuffle and no way back, so a job
  * resumes only as far as its producers can go on where it was. The stream is over
  * when all of its producers have finished. One thread at a time. */
@@ -290,9 +293,11 @@ typedef struct penstock_producer_options {
   double timeout_s;       /* of every call; 0: none */
   int32_t (*cancelled)(void* context); /* as penstock_options.cancelled */
   void* cancelled_context;
+  double reconnect_s;     /* for the broker to come back when it died; 0: 60,
+                             < 0: never */
 } penstock_producer_options;
 #define PENSTOCK_PRODUCER_OPTIONS_INIT \
-  { sizeof(penstock_producer_options), 0, 0, 1, 0, 0, 0, 0.0, 0, 0 }
+  { sizeof(penstock_producer_options), 0, 0, 1, 0, 0, 0, 0.0, 0, 0, 0.0 }
 
 /* Waits until a rank has attached to the job. INVALID_ARGUMENT: the job wants
  * other features; FAILED_PRECONDITION: its source is no stream, or that is over.

@@ -366,6 +366,7 @@ struct ProducerOptions {
   std::string dataset;
   std::string socket;
   double timeout_s = 0;
+  double reconnect_s = 0;
 };
 
 // Puts rows of a stream; see penstock_produce. Destroyed without finish(): as
@@ -400,6 +401,7 @@ class Producer {
     c.dataset = or_null(options.dataset);
     c.socket = or_null(options.socket);
     c.timeout_s = options.timeout_s;
+    c.reconnect_s = options.reconnect_s;
     internal::Check(penstock_produce(&c, &producer_));
   }
   Producer(Producer&& other) noexcept

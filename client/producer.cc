@@ -1,6 +1,7 @@
 #include "client/producer.h"
 
 #include <poll.h>
+#include <sys/random.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -22,6 +23,14 @@ Status StatusOf(const nlohmann::json& answer) {
                 answer.value("error", "the broker gave no reason"));
 }
 
+// By which a later life of the broker knows this producer.
+uint64_t NewToken() {
+  uint64_t token = 0;
+  while (token == 0 && getrandom(&token, sizeof(token), 0) != sizeof(token)) {
+  }
+  return token;
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<Producer>> Producer::Open(
@@ -35,46 +44,32 @@ StatusOr<std::unique_ptr<Producer>> Producer::Open(
   std::unique_ptr<Producer> producer(new Producer());
   producer->fork_generation_ = ForkGeneration();
   producer->timeout_s_ = options.timeout_s;
+  producer->reconnect_s_ = options.reconnect_s;
   producer->cancelled_ = options.cancelled;
+  producer->features_ = options.features;
   producer->put_rows_ = options.rows;
   producer->job_ = JobName(options.job, ProcessEnvironment());
+  producer->socket_ = SocketPath(options.socket);
+  producer->request_ = {{"op", "produce"},
+                        {"job", producer->job_},
+                        {"features", ElementSpecToJson(options.features)},
+                        {"rows", options.rows},
+                        {"token", NewToken()}};
+  if (!options.dataset.empty()) {
+    producer->request_["dataset"] = options.dataset;
+  }
   const Deadline deadline = DeadlineOf(options.timeout_s);
-  PENSTOCK_ASSIGN_OR_RETURN(
-      producer->control_, ConnectControl(SocketPath(options.socket), deadline));
-  nlohmann::json request = {{"op", "produce"},
-                            {"job", producer->job_},
-                            {"features", ElementSpecToJson(options.features)},
-                            {"rows", options.rows}};
-  if (!options.dataset.empty()) request["dataset"] = options.dataset;
-  auto answer = Request(producer->control_.get(), std::move(request), {},
-                        deadline, [&options](const nlohmann::json&) {
-                          return !options.cancelled || !options.cancelled();
-                        });
-  if (answer.status().code() == StatusCode::kDeadlineExceeded) {
+  PENSTOCK_ASSIGN_OR_RETURN(Fd control,
+                            ConnectControl(producer->socket_, deadline));
+  Status status = producer->Join(std::move(control), deadline);
+  if (status.code() == StatusCode::kUnavailable) {
+    status = producer->Reconnect(deadline);
+  }
+  if (status.code() == StatusCode::kDeadlineExceeded) {
     return DeadlineExceededError("no rank has attached to job '{}' within {} s",
                                  producer->job_, options.timeout_s);
   }
-  if (!answer.ok()) return answer.status();
-  try {
-    producer->dataset_ = answer->json.at("dataset").get<std::string>();
-    producer->next_row_ = answer->json.at("next").get<uint64_t>();
-    PENSTOCK_ASSIGN_OR_RETURN(
-        producer->layout_,
-        PlanProducerMemory(options.features,
-                           answer->json.at("ring_rows").get<uint64_t>()));
-  } catch (const nlohmann::json::exception& error) {
-    return InternalError("the broker's answer is not of this protocol: {}",
-                         error.what());
-  }
-  if (answer->fds.size() != 1) {
-    return InternalError("the broker's answer has {} descriptors, wanted 1",
-                         answer->fds.size());
-  }
-  PENSTOCK_ASSIGN_OR_RETURN(
-      producer->memory_,
-      Mapping::Map(answer->fds[0].get(), producer->layout_.bytes, true));
-  producer->guard_.emplace(producer->memory_->data(),
-                           producer->memory_->bytes());
+  if (!status.ok()) return status;
   return producer;
 }
 
@@ -88,13 +83,150 @@ Status Producer::Check() const {
   return over_;
 }
 
-Status Producer::Listen() {
+// ---- a connection
+// -------------------------------------------------------------
+
+Status Producer::Join(Fd control, const Deadline& deadline) {
+  nlohmann::json request = request_;
+  std::vector<int> fds;
+  if (memory_) {
+    request["back"] = true;
+    fds.push_back(memory_fd_.get());
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Message answer, Request(control.get(), std::move(request), fds, deadline,
+                              [this](const nlohmann::json&) {
+                                return !cancelled_ || !cancelled_();
+                              }));
+  PENSTOCK_RETURN_IF_ERROR(ReadAnswer(std::move(answer)));
+  control_ = std::move(control);
+  sent_ = 0;
+  return OkStatus();
+}
+
+Status Producer::ReadAnswer(Message answer) {
+  const nlohmann::json& json = answer.json;
+  uint64_t end = 0;
+  uint64_t freed = 0;
+  try {
+    if (json.value("finished", false)) {
+      // It was, and nothing but that can be unanswered.
+      unanswered_.clear();
+      return OkStatus();
+    }
+    const auto rows = json.at("ring_rows").get<uint64_t>();
+    end = json.at("end").get<uint64_t>();
+    freed = json.at("freed").get<uint64_t>();
+    if (!memory_) {
+      dataset_ = json.at("dataset").get<std::string>();
+      request_["dataset"] = dataset_;
+      next_row_ = json.at("next").get<uint64_t>();
+      PENSTOCK_ASSIGN_OR_RETURN(layout_, PlanProducerMemory(features_, rows));
+      if (answer.fds.size() != 1) {
+        return InternalError("the broker's answer has {} descriptors, wanted 1",
+                             answer.fds.size());
+      }
+      PENSTOCK_ASSIGN_OR_RETURN(
+          memory_, Mapping::Map(answer.fds[0].get(), layout_.bytes, true));
+      memory_fd_ = std::move(answer.fds[0]);
+      guard_.emplace(memory_->data(), memory_->bytes());
+    }
+  } catch (const nlohmann::json::exception& error) {
+    return InternalError("the broker's answer is not of this protocol: {}",
+                         error.what());
+  }
+  if (end > end_ || freed < freed_) {
+    return DataLossError(
+        "job '{}': the broker came back and knows rows up to {} of this "
+        "producer's, freed up to {}, which are {} and {}: its journal is "
+        "damaged; begin at a state, ranks and producers",
+        job_, end, freed, end_, freed_);
+  }
+  freed_ = freed;
+  // What it knows is not put twice.
+  while (!unanswered_.empty() && unanswered_.front().contains("place") &&
+         unanswered_.front()["place"].get<uint64_t>() < end) {
+    unanswered_.pop_front();
+  }
+  uint64_t next = end_;
+  if (!unanswered_.empty() && unanswered_.front().contains("place")) {
+    next = unanswered_.front()["place"].get<uint64_t>();
+  }
+  // Else it had answered more than it knows now.
+  const bool follows =
+      next == end ||
+      (next > end && next - end < layout_.rows && next % layout_.rows == 0);
+  if (!follows) {
+    return DataLossError(
+        "job '{}': the broker came back and knows rows up to {} of this "
+        "producer's, but had more, up to {}: its journal is damaged; begin at "
+        "a state, ranks and producers",
+        job_, end, next);
+  }
+  return OkStatus();
+}
+
+Status Producer::Reconnect(const Deadline& deadline) {
+  control_.Reset();
+  if (!lost_) lost_ = Clock::now();
+  const Clock::time_point give_up =
+      *lost_ + std::chrono::duration_cast<Clock::duration>(
+                   std::chrono::duration<double>(reconnect_s_));
+  const auto gone = [&](const std::string& last) {
+    over_ = UnavailableError(
+        "the broker is gone: its process died or was killed while a producer "
+        "of job '{}' was at work (see its log, or journalctl -u penstockd){}{}",
+        job_,
+        reconnect_s_ > 0 ? fmt::format("; it did not come back within {} s, "
+                                       "reconnect_s: ",
+                                       reconnect_s_)
+                         : "",
+        last);
+    return over_;
+  };
+  if (reconnect_s_ <= 0) return gone("");
+  const Deadline until = deadline ? std::min(*deadline, give_up) : give_up;
+  std::chrono::milliseconds delay{0};
   for (;;) {
+    auto control = ConnectControl(socket_, until);
+    Status status = control.status();
+    if (control.ok()) status = Join(*std::move(control), until);
+    if (status.ok()) {
+      lost_.reset();
+      return status;
+    }
+    if (status.code() == StatusCode::kCancelled) return status;
+    if (!MayComeBack(status.code())) {
+      over_ = status;
+      return status;
+    }
+    const auto now = Clock::now();
+    const bool no_socket = status.code() == StatusCode::kNotFound &&
+                           now - *lost_ > kNoSocketTimeout;
+    if (no_socket || now >= give_up) return gone(status.message());
+    if (deadline && now >= *deadline) {
+      return DeadlineExceededError(
+          "the broker of job '{}' is gone, and was not back within {} s: {}",
+          job_, timeout_s_, status.message());
+    }
+    delay = NextRetryDelay(delay);
+    for (auto left = delay; left.count() > 0; left -= std::min(left, kPause)) {
+      if (cancelled_ && cancelled_()) return CancelledError("cancelled");
+      poll(nullptr, 0, static_cast<int>(std::min(left, kPause).count()));
+    }
+  }
+}
+
+Status Producer::Listen(const Deadline& deadline) {
+  for (;;) {
+    if (!control_) PENSTOCK_RETURN_IF_ERROR(Reconnect(deadline));
     auto message = ReceiveMessage(control_.get());
+    if (message.status().code() == StatusCode::kUnavailable) {
+      control_.Reset();
+      continue;
+    }
     if (!message.ok()) {
-      over_ = UnavailableError(
-          "the broker is gone while a producer of job '{}' was at work: {}",
-          job_, message.status().message());
+      over_ = message.status();
       return over_;
     }
     if (!*message) return OkStatus();
@@ -106,13 +238,36 @@ Status Producer::Listen() {
       over_ = StatusOf(json);
       return over_;
     } else if (event.empty()) {
-      if (unanswered_ > 0) --unanswered_;
       if (!json.value("ok", false)) {
         over_ = StatusOf(json);
         return over_;
       }
+      if (sent_ > 0) {
+        --sent_;
+        unanswered_.pop_front();
+      }
     }
   }
+}
+
+Status Producer::Exchange(const Deadline& deadline) {
+  PENSTOCK_RETURN_IF_ERROR(Listen(deadline));
+  while (sent_ < unanswered_.size()) {
+    const Status status = SendMessage(control_.get(), unanswered_[sent_]);
+    if (status.ok()) {
+      ++sent_;
+      continue;
+    }
+    if (status.code() == StatusCode::kResourceExhausted) {
+      // It has not read those before.
+      PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN | POLLOUT, deadline));
+    } else if (status.code() != StatusCode::kUnavailable) {
+      return status;
+    }
+    // Why it closed may stand there.
+    PENSTOCK_RETURN_IF_ERROR(Listen(deadline));
+  }
+  return OkStatus();
 }
 
 Status Producer::Wait(short events, const Deadline& deadline) {
@@ -131,6 +286,9 @@ Status Producer::Wait(short events, const Deadline& deadline) {
   return OkStatus();
 }
 
+// ---- rows
+// ---------------------------------------------------------------------
+
 Status Producer::Reserve(uint64_t rows) {
   PENSTOCK_RETURN_IF_ERROR(Check());
   if (rows == 0 || rows > put_rows_) {
@@ -141,10 +299,10 @@ Status Producer::Reserve(uint64_t rows) {
   const Deadline deadline = DeadlineOf(timeout_s_);
   reserved_ = 0;
   const uint64_t place = PlaceOfPut(end_, rows, layout_.rows);
-  PENSTOCK_RETURN_IF_ERROR(Listen());
+  PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
   while (place + rows - freed_ > layout_.rows) {
     PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN, deadline));
-    PENSTOCK_RETURN_IF_ERROR(Listen());
+    PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
   }
   place_ = place;
   reserved_ = rows;
@@ -157,24 +315,6 @@ std::byte* Producer::data(size_t feature) const {
          place_ % layout_.rows * layout_.row_bytes[feature];
 }
 
-Status Producer::Send(const nlohmann::json& request) {
-  const Deadline deadline = DeadlineOf(timeout_s_);
-  nlohmann::json message = request;
-  message["penstock"] = kProtocolVersion;
-  for (;;) {
-    const Status status = SendMessage(control_.get(), message);
-    if (status.code() == StatusCode::kUnavailable) {
-      // Why it closed may stand there.
-      PENSTOCK_RETURN_IF_ERROR(Listen());
-      over_ = status;
-    }
-    if (status.code() != StatusCode::kResourceExhausted) return status;
-    // It has not read those before.
-    PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN | POLLOUT, deadline));
-    PENSTOCK_RETURN_IF_ERROR(Listen());
-  }
-}
-
 Status Producer::Put(uint64_t rows) {
   PENSTOCK_RETURN_IF_ERROR(Check());
   if (rows == 0 || rows > reserved_) {
@@ -182,29 +322,36 @@ Status Producer::Put(uint64_t rows) {
                                 reserved_);
   }
   const Deadline deadline = DeadlineOf(timeout_s_);
-  PENSTOCK_RETURN_IF_ERROR(Listen());
-  while (unanswered_ >= kUnansweredMax) {
+  PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
+  while (unanswered_.size() >= kUnansweredMax) {
     PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN, deadline));
-    PENSTOCK_RETURN_IF_ERROR(Listen());
+    PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
   }
-  PENSTOCK_RETURN_IF_ERROR(
-      Send({{"op", "put"}, {"place", place_}, {"rows", rows}}));
-  ++unanswered_;
+  unanswered_.push_back({{"penstock", kProtocolVersion},
+                         {"op", "put"},
+                         {"place", place_},
+                         {"rows", rows}});
   end_ = place_ + rows;
   reserved_ = 0;
+  // From here on it is put, and an error would say that it is not: what cannot
+  // be sent now is sent by the next call, to the next life of the broker.
+  if (SendMessage(control_.get(), unanswered_.back()).ok()) ++sent_;
   return OkStatus();
 }
 
 Status Producer::EndWith(nlohmann::json request) {
   PENSTOCK_RETURN_IF_ERROR(Check());
   reserved_ = 0;
-  PENSTOCK_RETURN_IF_ERROR(Send(request));
-  ++unanswered_;
+  // A call before may have run out of time.
+  if (unanswered_.empty() || unanswered_.back().contains("place")) {
+    request["penstock"] = kProtocolVersion;
+    unanswered_.push_back(std::move(request));
+  }
   const Deadline deadline = DeadlineOf(timeout_s_);
-  PENSTOCK_RETURN_IF_ERROR(Listen());
-  while (unanswered_ > 0) {
+  PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
+  while (!unanswered_.empty()) {
     PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN, deadline));
-    PENSTOCK_RETURN_IF_ERROR(Listen());
+    PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
   }
   over_ = FailedPreconditionError("the producer has finished");
   return OkStatus();

@@ -2,10 +2,11 @@
 // them at a time, into memory that the broker reads.
 //
 // One thread at a time. What was put is delivered, whatever becomes of this
-// process; what was only written is not.
+// process or of the broker; what was only written is not.
 #ifndef CLIENT_PRODUCER_H_
 #define CLIENT_PRODUCER_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -15,6 +16,7 @@
 #include <string>
 
 #include "client/fork.h"
+#include "client/reconnect.h"
 #include "common/element_spec.h"
 #include "common/message.h"
 #include "common/producer_memory.h"
@@ -30,6 +32,8 @@ struct ProduceOptions {
   ElementSpec features;
   uint64_t rows = 1;     // of one put, at most
   double timeout_s = 0;  // of each call; 0: none
+  // For the broker to come back when it died; 0: never.
+  double reconnect_s = kReconnectSeconds;
   // Not empty: asked every kPause while a call waits; true: it is cancelled.
   std::function<bool()> cancelled;
 };
@@ -65,31 +69,47 @@ class Producer {
  private:
   Producer() = default;
   Status Check() const;  // not a forked child, not over
-  Status Send(const nlohmann::json& request);
-  // Takes in what the broker said.
-  Status Listen();
+  // Asks to be let in, for the first time or again; the broker says which puts
+  // of a former life it knows, the others are to be sent again.
+  Status Join(Fd control, const Deadline& deadline);
+  Status ReadAnswer(Message answer);
+  // The broker died: until it is back.
+  Status Reconnect(const Deadline& deadline);
+  // Takes in what the broker said, sends what is not sent.
+  Status Exchange(const Deadline& deadline);
+  Status Listen(const Deadline& deadline);
   // Until there is something to take in, or to be sent.
   Status Wait(short events, const Deadline& deadline);
   Status EndWith(nlohmann::json request);
 
-  Fd control_;
-  std::optional<Mapping> memory_;
-  std::optional<ForkGuard> guard_;
-  ProducerLayout layout_;
+  std::string socket_;
+  nlohmann::json request_;  // to be let in
+  ElementSpec features_;
   uint64_t put_rows_ = 0;
   double timeout_s_ = 0;
+  double reconnect_s_ = 0;
   std::function<bool()> cancelled_;
   uint64_t fork_generation_ = 0;
   std::string job_;
   std::string dataset_;
   uint64_t next_row_ = 0;
 
+  Fd control_;    // none: the broker is gone
+  Fd memory_fd_;  // shown to the next life of the broker
+  std::optional<Mapping> memory_;
+  std::optional<ForkGuard> guard_;
+  ProducerLayout layout_;
+  std::optional<std::chrono::steady_clock::time_point> lost_;
+
   uint64_t end_ = 0;    // place behind the last put
   uint64_t freed_ = 0;  // place up to which the ranks are through
   uint64_t place_ = 0;  // of what is reserved
   uint64_t reserved_ = 0;
-  uint64_t unanswered_ = 0;  // puts
-  Status over_;              // why it cannot go on
+  // Requests that the broker has not answered; of them were sent, on this
+  // connection.
+  std::deque<nlohmann::json> unanswered_;
+  size_t sent_ = 0;
+  Status over_;  // why it cannot go on
 };
 
 }  // namespace penstock

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "client/attach_request.h"
+#include "client/reconnect.h"
 #include "common/element_spec.h"
 #include "common/job_state.h"
 #include "common/layout.h"
@@ -34,8 +35,6 @@ namespace penstock {
 
 class Reader {
  public:
-  static constexpr double kReconnectSeconds = 60;
-
   struct Session;
   // A lease: lives in its session's table, one per lease number.
   struct Batch {

@@ -11,16 +11,13 @@
 #include "client/own_broker.h"
 #include "client/private_memory.h"
 #include "client/reader_session.h"
+#include "client/reconnect.h"
 #include "common/kill_point.h"
 #include "common/ring.h"
 #include "common/wake.h"
 
 namespace penstock {
 namespace {
-
-constexpr std::chrono::seconds kNoSocketTimeout{2};
-constexpr std::chrono::milliseconds kRetryDelayMin{10};
-constexpr std::chrono::milliseconds kRetryDelayMax{1000};
 
 Status AddToEpoll(int epoll, int fd) {
   epoll_event event{};
@@ -353,21 +350,11 @@ StatusOr<bool> Reader::Reconnect(Deadline deadline) {
       in_epoch_ = in_epoch;
       return true;
     }
-    switch (status.code()) {
-      case StatusCode::kUnavailable:
-      case StatusCode::kNotFound:
-      case StatusCode::kDeadlineExceeded:
-      case StatusCode::kAlreadyExists:
-        break;
-      default:
-        return status;
-    }
-    // Without its socket there is no broker to come back: systemd and penstock
-    // run keep it while they restart one.
+    if (!MayComeBack(status.code())) return status;
     const bool no_socket = status.code() == StatusCode::kNotFound &&
                            Clock::now() - *lost_ > kNoSocketTimeout;
     if (no_socket || Clock::now() >= give_up) return gone(status.message());
-    retry_delay_ = std::clamp(2 * retry_delay_, kRetryDelayMin, kRetryDelayMax);
+    retry_delay_ = NextRetryDelay(retry_delay_);
   }
 }
 

@@ -28,10 +28,11 @@
 //             phase, owed, taken, and with
 //             full_epoch epochs_from
 //             + the former page
-//   produce   job [, dataset], features,     dataset, ring_rows, next; memory;
-//             rows                           then events {"event": "freed",
-//                                            "place"}, {"event": "over",
-//                                            "code", "error"}
+//   produce   job [, dataset], features,     dataset, ring_rows, next, end,
+//             rows [, token]; to come back   freed; memory; then events
+//             with the same token also       {"event": "freed", "place"},
+//             back + its memory              {"event": "over", "code", "error"};
+//                                            or finished: it had been heard
 //   put       place, rows                    first
 //   finish    [error]                        -
 //   detach    -                              none: everything is unmapped

@@ -297,18 +297,26 @@ TEST_F(ProducerTest, AProducerIsToldWhenNobodyTakesItsRows) {
   EXPECT_THAT(error.what(), HasSubstr("is over"));
 }
 
-TEST_F(ProducerTest, ABrokerThatDiesIsNamed) {
+TEST_F(ProducerTest, ABrokerThatKnowsNothingOfTheStreamSaysSo) {
   Reader reader(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
   Producer producer(ProducerFor(8));
+  ProducerOptions options = ProducerFor(8);
+  options.reconnect_s = -1;
+  Producer impatient(options);
   broker_.Stop(SIGKILL);
-  const Error error = ErrorOf([&] {
-    for (;;) Put(&producer, 0, 8);
+  const Error at_once = ErrorOf([&] {
+    for (;;) Put(&impatient, 0, 8);
   });
-  EXPECT_EQ(error.code(), PENSTOCK_UNAVAILABLE);
+  EXPECT_EQ(at_once.code(), PENSTOCK_UNAVAILABLE);
   broker_.Start();
   const Course course = RunToTheEnd(reader);
   EXPECT_EQ(course.code, PENSTOCK_DATA_LOSS);
   EXPECT_THAT(course.error, HasSubstr("begin at a state"));
+  const Error error = ErrorOf([&] {
+    for (;;) Put(&producer, 0, 8);
+  });
+  EXPECT_EQ(error.code(), PENSTOCK_DATA_LOSS);
+  EXPECT_THAT(error.what(), HasSubstr("begin at a state"));
 }
 
 // ---- room

@@ -346,7 +346,8 @@ class Producer {
   Producer(const nb::list& features, uint64_t rows,
            const std::optional<std::string>& job,
            const std::optional<std::string>& dataset,
-           const std::optional<std::string>& socket, double timeout_s) {
+           const std::optional<std::string>& socket, double timeout_s,
+           double reconnect_s) {
     std::vector<penstock_feature> given;
     for (const nb::handle item : features) {
       const auto entry = nb::cast<nb::tuple>(item);
@@ -380,6 +381,7 @@ class Producer {
     options.dataset = text(dataset);
     options.socket = text(socket);
     options.timeout_s = timeout_s;
+    options.reconnect_s = reconnect_s;
     options.cancelled = &SignalArrived;
     int code;
     {
@@ -487,10 +489,10 @@ NB_MODULE(_core, m) {
   nb::class_<Producer>(m, "Producer")
       .def(nb::init<nb::list, uint64_t, std::optional<std::string>,
                     std::optional<std::string>, std::optional<std::string>,
-                    double>(),
+                    double, double>(),
            nb::arg("features"), nb::arg("rows"), nb::arg("job").none(),
            nb::arg("dataset").none(), nb::arg("socket").none(),
-           nb::arg("timeout_s"))
+           nb::arg("timeout_s"), nb::arg("reconnect_s"))
       .def("reserve", &Producer::Reserve)
       .def("array",
            [](nb::handle self, uint32_t feature, size_t rows) {

@@ -24,6 +24,7 @@ from penstock import _core
 from penstock.batch import TensorSpec, numpy_dtype
 from penstock.dataset import stream_features
 from penstock.errors import Error
+from penstock.reader import reconnect_option
 
 
 class Producer:
@@ -122,12 +123,14 @@ class Producer:
 def producer(job: Optional[str] = None,
              element_spec: Optional[Mapping[str, Any]] = None, *,
              batch: int = 1, dataset: Optional[str] = None,
-             socket: Optional[str] = None, timeout_s: float = 0) -> Producer:
+             socket: Optional[str] = None, timeout_s: float = 0,
+             reconnect_s: Optional[float] = None) -> Producer:
     """Feeds a job whose dataset is a ``stream``; waits until a rank has attached
     to it.
 
     Several producers may feed one job, come and go at any time, and be killed:
-    what was put is delivered exactly once, what was only written is nothing. Rows
+    what was put is delivered exactly once, what was only written is nothing. When
+    the broker dies, every call waits for it to come back and goes on. Rows
     come in the order in which they were put: no shuffle, no way back, and a
     job resumes only as far as its producers can go on where it was
     (``next_row``). The stream is over when all of its producers have finished.
@@ -140,6 +143,8 @@ def producer(job: Optional[str] = None,
       dataset: where several jobs have that name.
       socket: as of ``attach``.
       timeout_s: of every wait; 0: none. DeadlineExceeded.
+      reconnect_s: for the broker to come back when it died (60 s); 0: do not
+        wait. Unavailable.
 
     Raises InvalidArgument when the job wants other features, FailedPrecondition
     when its source is not a stream or the stream is over.
@@ -149,5 +154,6 @@ def producer(job: Optional[str] = None,
     core = _core.Producer(
         [(name, spec.dtype, list(spec.shape))
          for name, spec in features.items()],
-        batch, job, dataset, socket, timeout_s)
+        batch, job, dataset, socket, timeout_s,
+        reconnect_option(reconnect_s))
     return Producer(core, features, batch)

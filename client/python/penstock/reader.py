@@ -234,6 +234,13 @@ def state_text(state: State) -> str:
     return state if isinstance(state, str) else json.dumps(dict(state))
 
 
+def reconnect_option(reconnect_s: Optional[float]) -> float:
+    """As the C options have it: 0 is the default there, negative is never."""
+    if reconnect_s is None:
+        return 0.0
+    return reconnect_s if reconnect_s > 0 else -1.0
+
+
 def attach(dataset: Union[str, "os.PathLike[str]", Dataset, None] = None,
            rank: Optional[int] = None,
            world_size: Optional[int] = None,
@@ -299,8 +306,7 @@ def attach(dataset: Union[str, "os.PathLike[str]", Dataset, None] = None,
         local_world_size=local_world_size or 0, timeout_s=timeout_s or 0.0,
         repeat_first=repeat_first, window=window or 0,
         consumers=consumers or 0, full_epoch=full_epoch, wait_s=wait_s or 0.0,
-        reconnect_s=(0.0 if reconnect_s is None
-                     else reconnect_s if reconnect_s > 0 else -1.0),
+        reconnect_s=reconnect_option(reconnect_s),
         node=-1 if node is None else node, autostart=autostart)
     if autostart and sys.executable:  # its Python functions are to be run by this interpreter
         os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)

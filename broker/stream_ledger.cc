@@ -1,0 +1,155 @@
+#include "broker/stream_ledger.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace penstock {
+
+using nlohmann::json;
+
+StreamLedger::StreamLedger(uint64_t begin, uint64_t to_finish)
+    : to_finish_(to_finish), end_(begin) {}
+
+void StreamLedger::Join(uint32_t number, uint64_t token, uint64_t ring_rows,
+                        uint64_t put_rows) {
+  if (number < next_producer_) return;
+  next_producer_ = number + 1;
+  Producer& producer = producers_[number];
+  producer.token = token;
+  producer.ring_rows = ring_rows;
+  producer.put_rows = put_rows;
+  ++at_work_;
+  to_finish_ = std::max(to_finish_, finished_ + at_work_);
+}
+
+Status StreamLedger::CheckPut(uint32_t number, uint64_t place,
+                              uint64_t rows) const {
+  const auto found = producers_.find(number);
+  if (found == producers_.end() || !found->second.at_work) {
+    return InvalidArgumentError("a put of producer {}, which is not at work",
+                                number);
+  }
+  const Producer& producer = found->second;
+  const uint64_t ring = producer.ring_rows;
+  // Behind the last one, or, when there was not enough room, at the beginning.
+  const bool follows = place == producer.end ||
+                       (place > producer.end && place - producer.end < ring &&
+                        place % ring == 0);
+  if (rows == 0 || rows > producer.put_rows || !follows ||
+      rows > ring - place % ring || place + rows - producer.freed > ring) {
+    return InvalidArgumentError(
+        "a put of {} rows at {} that cannot be: the last ended at {}, room is "
+        "up to {}",
+        rows, place, producer.end, producer.freed + ring);
+  }
+  if (chunks_.size() >= kChunksMax) {
+    return ResourceExhaustedError(
+        "{} puts of several producers wait for the ranks, all that may: put "
+        "more rows at once",
+        kChunksMax);
+  }
+  return OkStatus();
+}
+
+void StreamLedger::Put(uint32_t number, uint64_t place, uint64_t rows,
+                       uint64_t first) {
+  if (first < end_ || !Keep(number, place, rows)) return;
+  producers_.at(number).end = place + rows;
+}
+
+bool StreamLedger::Keep(uint32_t number, uint64_t place, uint64_t rows) {
+  const auto found = producers_.find(number);
+  if (found == producers_.end()) return false;
+  Producer& producer = found->second;
+  if (rows == 0 || rows > producer.ring_rows - place % producer.ring_rows) {
+    return false;
+  }
+  Chunk* const last = chunks_.empty() ? nullptr : &chunks_.back();
+  if (last != nullptr && last->producer == number &&
+      place == last->place + last->rows && place % producer.ring_rows != 0) {
+    last->rows += rows;
+  } else {
+    chunks_.push_back({end_, rows, number, place});
+    ++producer.chunks;
+  }
+  end_ += rows;
+  return true;
+}
+
+std::vector<uint32_t> StreamLedger::Leave(uint32_t number, bool finished) {
+  const auto found = producers_.find(number);
+  if (found == producers_.end() || !found->second.at_work) return {};
+  found->second.at_work = false;
+  --at_work_;
+  if (finished) {
+    ++finished_;
+    finished_tokens_.push_back(found->second.token);
+    if (finished_tokens_.size() > kFinishedKept) finished_tokens_.pop_front();
+  }
+  if (found->second.chunks > 0) return {};
+  producers_.erase(found);
+  return {number};
+}
+
+std::vector<uint32_t> StreamLedger::Release(uint64_t row) {
+  std::vector<uint32_t> gone;
+  while (!chunks_.empty() && chunks_.front().first < row) {
+    Chunk& chunk = chunks_.front();
+    const uint64_t rows = std::min(chunk.rows, row - chunk.first);
+    chunk.first += rows;
+    chunk.place += rows;
+    chunk.rows -= rows;
+    const auto producer = producers_.find(chunk.producer);
+    producer->second.freed = chunk.place;
+    if (chunk.rows > 0) break;
+    chunks_.pop_front();
+    if (--producer->second.chunks > 0 || producer->second.at_work) continue;
+    gone.push_back(producer->first);
+    producers_.erase(producer);
+  }
+  return gone;
+}
+
+bool StreamLedger::HasFinished(uint64_t token) const {
+  return token != 0 &&
+         std::find(finished_tokens_.begin(), finished_tokens_.end(), token) !=
+             finished_tokens_.end();
+}
+
+json StreamLedger::ToJson() const {
+  json producers = json::array();
+  for (const auto& [number, producer] : producers_) {
+    producers.push_back({number, producer.token, producer.ring_rows,
+                         producer.put_rows, producer.end, producer.freed,
+                         producer.at_work});
+  }
+  return {{"released", released()},
+          {"next_producer", next_producer_},
+          {"finished", finished_},
+          {"to_finish", to_finish_},
+          {"finished_tokens", finished_tokens_},
+          {"producers", std::move(producers)}};
+}
+
+StreamLedger StreamLedger::FromJson(const json& json) {
+  StreamLedger ledger(json.at("released").get<uint64_t>(),
+                      json.at("to_finish").get<uint64_t>());
+  ledger.next_producer_ = json.at("next_producer").get<uint32_t>();
+  ledger.finished_ = json.at("finished").get<uint64_t>();
+  for (const auto& token : json.at("finished_tokens")) {
+    ledger.finished_tokens_.push_back(token.get<uint64_t>());
+  }
+  for (const auto& each : json.at("producers")) {
+    Producer& producer = ledger.producers_[each.at(0).get<uint32_t>()];
+    producer.token = each.at(1).get<uint64_t>();
+    producer.ring_rows = std::max<uint64_t>(each.at(2).get<uint64_t>(), 1);
+    producer.put_rows = each.at(3).get<uint64_t>();
+    producer.end = each.at(4).get<uint64_t>();
+    producer.freed = each.at(5).get<uint64_t>();
+    producer.at_work = each.at(6).get<bool>();
+    if (producer.at_work) ++ledger.at_work_;
+  }
+  return ledger;
+}
+
+}  // namespace penstock

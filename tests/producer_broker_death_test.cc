@@ -1,0 +1,306 @@
+// Goal: the death of the broker costs a stream nothing: rows that were put come
+// once, in the order of the puts, whoever dies with it. Method: a penstockd
+// that is restarted as systemd does it, killed while producers (threads, or
+// processes that are killed too) put rows and ranks take them.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+
+#include "tests/delivery_fixture.h"
+#include "tests/kept_broker.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+
+// `penstock run` gives up a broker that dies five times a minute.
+constexpr int kDeathsMax = 4;
+
+class ProducerBrokerDeathTest : public testing::Test {
+ protected:
+  static std::string Job() {
+    return testing::UnitTest::GetInstance()->current_test_info()->name();
+  }
+  Options OptionsFor(int rank, int world_size, int producers = 1) const {
+    Options options;
+    options.spec =
+        "dataset: numbers\n"
+        "source: {stream: {features: {value: {dtype: int64, shape: []}}, "
+        "producers: " +
+        std::to_string(producers) + "}}\nbatch: {size: 8}\n";
+    options.rank = rank;
+    options.world_size = world_size;
+    options.socket = broker_->socket();
+    options.job = Job();
+    options.timeout_s = 60;
+    return options;
+  }
+  ProducerOptions ProducerFor(uint64_t rows) const {
+    ProducerOptions options;
+    options.features = {{"value", PENSTOCK_INT64, {}}};
+    options.rows = rows;
+    options.socket = broker_->socket();
+    options.job = Job();
+    options.timeout_s = 60;
+    return options;
+  }
+  static void Put(Producer* producer, int64_t first, int64_t rows) {
+    producer->reserve(static_cast<uint64_t>(rows));
+    std::iota(producer->data<int64_t>(0), producer->data<int64_t>(0) + rows,
+              first);
+    producer->put(static_cast<uint64_t>(rows));
+  }
+  // Rows [first, end), in puts of so many.
+  void Produce(int64_t first, int64_t end, int64_t rows) {
+    Producer producer(ProducerFor(static_cast<uint64_t>(rows)));
+    for (int64_t at = first; at < end; at += rows) {
+      Put(&producer, at, std::min(rows, end - at));
+    }
+    producer.finish();
+  }
+  nlohmann::json JobStatus() {
+    for (const auto& job : broker_->Ask({{"op", "status"}}).at("jobs")) {
+      if (job.at("job") == Job()) return job;
+    }
+    return nullptr;
+  }
+  void WaitUntil(const std::string& what, const std::function<bool()>& is_so) {
+    const auto give_up =
+        std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!is_so()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), give_up) << what;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+
+  // Runs producers and ranks on threads; the broker is killed `kills` times,
+  // each when one more part of the rows was taken.
+  std::vector<Course> RunWithKills(
+      const std::vector<Options>& ranks,
+      const std::vector<std::function<void()>>& producers, int kills,
+      uint64_t rows) {
+    std::atomic<uint64_t> taken{0};
+    std::vector<Course> courses(ranks.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          Reader reader(ranks[i]);
+          courses[i] = RunToTheEnd(
+              reader, 1, [&](const Taken& each) { taken += each.rows.size(); });
+          reconnects_ += reader.stats().reconnects;
+        } catch (const Error& error) {
+          courses[i].code = error.code();
+          courses[i].error = error.what();
+        }
+        taken = UINT64_MAX / 2;  // nobody waits for more of it
+      });
+    }
+    for (const auto& produce : producers) {
+      threads.emplace_back([&produce] {
+        try {
+          produce();
+        } catch (const Error& error) {
+          ADD_FAILURE() << "a producer: " << error.what();
+        }
+      });
+    }
+    for (int kill = 1; kill <= kills; ++kill) {
+      while (taken < kill * rows / (kills + 1)) std::this_thread::yield();
+      broker_->Kill();
+    }
+    for (std::thread& thread : threads) thread.join();
+    return courses;
+  }
+
+  std::unique_ptr<KeptBroker> broker_ = std::make_unique<KeptBroker>();
+  std::atomic<uint64_t> reconnects_{0};
+};
+
+TEST_F(ProducerBrokerDeathTest, RowsComeOnceAndInOrder) {
+  constexpr int64_t kRows = 30'000;
+  const std::vector<Course> courses = RunWithKills(
+      {OptionsFor(0, 1)}, {[&] { Produce(0, kRows, 7); }}, kDeathsMax, kRows);
+  EXPECT_EQ(courses[0].code, 0) << courses[0].error;
+  EXPECT_EQ(courses[0].epoch_ends, 1u);
+  EXPECT_GE(reconnects_, 1u);
+  Rows rows;
+  Append(courses[0].taken, &rows);
+  EXPECT_EQ(rows, Numbers(kRows));
+}
+
+TEST_F(ProducerBrokerDeathTest, EveryModeGivesEachRowOnce) {
+  constexpr int64_t kPart = 6'000;
+  for (const char* mode : {"split", "dynamic"}) {
+    broker_ = std::make_unique<KeptBroker>();
+    std::vector<Options> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.push_back(OptionsFor(rank, 2, 3));
+      ranks.back().delivery = mode;
+    }
+    std::vector<std::function<void()>> producers;
+    for (int64_t part = 0; part < 3; ++part) {
+      producers.push_back([this, part] {
+        Produce(part * kPart, (part + 1) * kPart, part + 3);
+      });
+    }
+    Rows rows;
+    for (const Course& course :
+         RunWithKills(ranks, producers, kDeathsMax, 3 * kPart)) {
+      EXPECT_EQ(course.code, 0) << mode << ": " << course.error;
+      EXPECT_EQ(course.epoch_ends, 1u);
+      Append(course.taken, &rows);
+      for (const Taken& taken : course.taken) EXPECT_FALSE(taken.redelivered);
+    }
+    EXPECT_EQ(Sorted(rows), Numbers(3 * kPart)) << mode;
+  }
+}
+
+TEST_F(ProducerBrokerDeathTest, BroadcastConsumersMissNothing) {
+  constexpr int64_t kRows = 8'000;
+  std::vector<Options> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(OptionsFor(rank, 2));
+    ranks.back().delivery = "broadcast";
+  }
+  for (const Course& course :
+       RunWithKills(ranks, {[&] { Produce(0, kRows, 5); }}, 2, 2 * kRows)) {
+    EXPECT_EQ(course.code, 0) << course.error;
+    Rows rows;
+    Append(course.taken, &rows);
+    EXPECT_EQ(rows, Numbers(kRows));
+  }
+}
+
+TEST_F(ProducerBrokerDeathTest, AProducerThatWaitsForItsJobGoesOnWaiting) {
+  std::thread producer([&] { Produce(0, 100, 10); });
+  broker_->Kill();
+  Reader reader(OptionsFor(0, 1));
+  const Course course = RunToTheEnd(reader);
+  producer.join();
+  EXPECT_EQ(course.code, 0) << course.error;
+  Rows rows;
+  Append(course.taken, &rows);
+  EXPECT_EQ(rows, Numbers(100));
+}
+
+TEST_F(ProducerBrokerDeathTest, OneThatIsSilentWhileItDiesIsNotGivenUp) {
+  Reader reader(OptionsFor(0, 1));
+  Producer producer(ProducerFor(8));
+  Put(&producer, 0, 8);
+  broker_->Kill();
+  Batch batch;
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  WaitUntil("the job runs", [&] { return !JobStatus().is_null(); });
+  EXPECT_EQ(JobStatus().at("producers"), 0);
+  Put(&producer, 8, 8);
+  producer.finish();
+  batch = Batch();
+  const Course course = RunToTheEnd(reader);
+  EXPECT_EQ(course.code, 0) << course.error;
+  ASSERT_EQ(course.taken.size(), 1u);
+  EXPECT_EQ(course.taken[0].rows, (Rows{8, 9, 10, 11, 12, 13, 14, 15}));
+}
+
+// ---- with a producer
+// ----------------------------------------------------------
+
+// A producer in a process of its own that is killed.
+pid_t Fork(const std::function<void()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    body();
+    for (;;) pause();
+  }
+  return pid;
+}
+void Kill(pid_t pid) {
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+}
+
+TEST_F(ProducerBrokerDeathTest, RowsOfADeadProducerOutliveTheBroker) {
+  const pid_t first = Fork([&] {
+    Producer producer(ProducerFor(10));
+    Put(&producer, 0, 10);
+    Put(&producer, 10, 10);
+    for (;;) pause();
+  });
+  Reader reader(OptionsFor(0, 1));
+  WaitUntil("rows put", [&] {
+    return !JobStatus().is_null() && JobStatus().at("rows_put") == 20;
+  });
+  Kill(first);
+  WaitUntil("it is gone", [&] { return JobStatus().at("producers") == 0; });
+  broker_->Kill();
+  std::thread second([&] { Produce(20, 25, 5); });
+  const Course course = RunToTheEnd(reader);
+  second.join();
+  EXPECT_EQ(course.code, 0) << course.error;
+  Rows rows;
+  Append(course.taken, &rows);
+  EXPECT_EQ(rows, Numbers(25));
+}
+
+TEST_F(ProducerBrokerDeathTest, ProducerAndBrokerDieTogether) {
+  constexpr int64_t kRows = 4'000;
+  // Each begins where the stream is, as one does that knows its rows by number.
+  const auto produce = [&] {
+    Producer producer(ProducerFor(5));
+    for (auto at = static_cast<int64_t>(producer.next_row()); at < kRows;) {
+      const int64_t rows = std::min<int64_t>(5, kRows - at);
+      Put(&producer, at, rows);
+      at += rows;
+    }
+    producer.finish();
+  };
+  pid_t running = Fork(produce);
+  std::atomic<uint64_t> taken{0};
+  Course course;
+  std::thread rank([&] {
+    Reader reader(OptionsFor(0, 1));
+    course = RunToTheEnd(reader, 1,
+                         [&](const Taken& each) { taken += each.rows.size(); });
+    taken = UINT64_MAX / 2;
+  });
+  for (int kill = 1; kill <= kDeathsMax; ++kill) {
+    while (taken < kill * kRows / (kDeathsMax + 1)) std::this_thread::yield();
+    const pid_t broker = broker_->pid();
+    ::kill(running, SIGKILL);
+    ::kill(broker, SIGKILL);
+    waitpid(running, nullptr, 0);
+    running = Fork(produce);
+  }
+  rank.join();
+  Kill(running);
+  EXPECT_EQ(course.code, 0) << course.error;
+  EXPECT_EQ(course.epoch_ends, 1u);
+  Rows rows;
+  Append(course.taken, &rows);
+  EXPECT_EQ(rows, Numbers(kRows));
+}
+
+TEST_F(ProducerBrokerDeathTest, ABrokerThatDoesNotComeBackIsNamed) {
+  Reader reader(OptionsFor(0, 1));
+  ProducerOptions options = ProducerFor(8);
+  options.reconnect_s = 0.5;
+  Producer producer(options);
+  broker_ = nullptr;
+  std::string error;
+  int code = 0;
+  try {
+    for (;;) Put(&producer, 0, 8);
+  } catch (const Error& thrown) {
+    error = thrown.what();
+    code = thrown.code();
+  }
+  EXPECT_EQ(code, PENSTOCK_UNAVAILABLE);
+  EXPECT_THAT(error, HasSubstr("reconnect_s"));
+}
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,450 @@
+// Goal: a stream is the same in the next life of the broker. Method: a ledger
+// that is told the same again, the journal's record of a stream opened anew,
+// and streams restored with and without what a descriptor store keeps.
+#include "broker/stream.h"
+
+#include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "broker/life_journal.h"
+
+namespace penstock {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr uint64_t kRing = 16;
+constexpr uint64_t kToken = 7;
+
+Fd Duplicate(int fd) { return Fd(dup(fd)); }
+
+// A process that has ended, or lives until this is gone.
+class Child {
+ public:
+  Child() : pid_(fork()) {
+    if (pid_ == 0) {
+      for (;;) pause();
+    }
+    pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  }
+  ~Child() { Kill(); }
+  void Kill() {
+    if (pid_ < 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  int pidfd() const { return pidfd_.get(); }
+
+ private:
+  pid_t pid_;
+  Fd pidfd_;
+};
+
+// ---- the ledger
+// ---------------------------------------------------------------
+
+TEST(StreamLedgerTest, RowsAreNumberedInTheOrderOfThePuts) {
+  StreamLedger ledger(100, 1);
+  ledger.Join(0, kToken, kRing, 8);
+  ledger.Join(1, 0, kRing, 8);
+  ledger.Put(0, 0, 8, 100);
+  ledger.Put(1, 0, 5, 108);
+  ledger.Put(0, 8, 8, 113);
+  EXPECT_EQ(ledger.end(), 121u);
+  EXPECT_EQ(ledger.chunks().size(), 3u);
+  EXPECT_TRUE(ledger.Release(110).empty());
+  EXPECT_EQ(ledger.released(), 110u);
+  EXPECT_EQ(ledger.producers().at(0).freed, 8u);
+  EXPECT_EQ(ledger.producers().at(1).freed, 2u);
+  // Gone, and rows of it are left.
+  EXPECT_TRUE(ledger.Leave(1, false).empty());
+  EXPECT_THAT(ledger.Release(121), ElementsAre(1));
+  EXPECT_FALSE(ledger.over());
+  EXPECT_THAT(ledger.Leave(0, true), ElementsAre(0));
+  EXPECT_TRUE(ledger.HasFinished(kToken));
+  // Two were at work at once: another may still come for the one that is gone.
+  EXPECT_FALSE(ledger.over());
+}
+
+TEST(StreamLedgerTest, WhatItKnowsChangesNothing) {
+  StreamLedger ledger(0, 1);
+  const auto tell = [&ledger] {
+    ledger.Join(0, kToken, kRing, 8);
+    ledger.Put(0, 0, 8, 0);
+    ledger.Join(1, 0, kRing, 8);
+    ledger.Put(1, 0, 3, 8);
+    ledger.Release(4);
+    ledger.Leave(1, true);
+  };
+  tell();
+  const nlohmann::json once = ledger.ToJson();
+  tell();
+  EXPECT_EQ(ledger.ToJson(), once);
+  EXPECT_EQ(ledger.end(), 11u);
+  EXPECT_EQ(ledger.chunks().size(), 2u);
+}
+
+TEST(StreamLedgerTest, ItIsTheSameFromItsJsonAndItsChunks) {
+  StreamLedger ledger(0, 2);
+  ledger.Join(0, kToken, kRing, 8);
+  ledger.Join(1, 9, kRing, 8);
+  ledger.Put(0, 0, 8, 0);
+  ledger.Put(1, 0, 8, 8);
+  ledger.Put(0, 8, 6, 16);
+  ledger.Release(10);
+  ledger.Put(0, 16, 5, 22);  // two rows of the ring were passed over
+  ledger.Leave(1, true);
+  StreamLedger copy = StreamLedger::FromJson(ledger.ToJson());
+  for (const StreamLedger::Chunk& chunk : ledger.chunks()) {
+    EXPECT_TRUE(copy.Keep(chunk.producer, chunk.place, chunk.rows));
+  }
+  EXPECT_EQ(copy.ToJson(), ledger.ToJson());
+  EXPECT_EQ(copy.end(), ledger.end());
+  // And goes on in the same way.
+  for (StreamLedger* each : {&ledger, &copy}) {
+    EXPECT_TRUE(each->CheckPut(0, 21, 3).ok());
+    each->Put(0, 21, 3, 27);
+    EXPECT_THAT(each->Release(30), ElementsAre(1));
+    each->Leave(0, true);
+    EXPECT_TRUE(each->over());
+  }
+  EXPECT_EQ(copy.ToJson(), ledger.ToJson());
+}
+
+TEST(StreamLedgerTest, PutsThatCannotBe) {
+  StreamLedger ledger(0, 1);
+  ledger.Join(0, kToken, kRing, 8);
+  for (const auto& [place, rows] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {0, 0}, {0, 9}, {1, 1}, {kRing, 1}, {UINT64_MAX / 2, 1}}) {
+    EXPECT_FALSE(ledger.CheckPut(0, place, rows).ok()) << place << " " << rows;
+  }
+  EXPECT_FALSE(ledger.CheckPut(1, 0, 1).ok());
+  // As a journal may say it.
+  EXPECT_FALSE(ledger.Keep(1, 0, 1));
+  EXPECT_FALSE(ledger.Keep(0, 0, kRing + 1));
+  EXPECT_FALSE(ledger.Keep(0, 0, 0));
+  ledger.Leave(0, false);
+  EXPECT_FALSE(ledger.CheckPut(0, 0, 1).ok());
+}
+
+// ---- a stream and its next life
+// -----------------------------------------------
+
+// Remembers what a journal would, and refuses when it is told to.
+class Remembered : public StreamRecord {
+ public:
+  Status ProducerJoined(const StreamLedger& before,
+                        const StreamLedger::Producer& producer, int memory,
+                        int pidfd) override {
+    if (full) return ResourceExhaustedError("no space");
+    if (!ledger) ledger = before;
+    const uint32_t number = before.next_producer();
+    kept[number] = {Duplicate(memory), Duplicate(pidfd)};
+    ledger->Join(number, producer.token, producer.ring_rows, producer.put_rows);
+    return OkStatus();
+  }
+  Status RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
+                 uint64_t first) override {
+    if (full) return ResourceExhaustedError("no space");
+    ledger->Put(producer, place, rows, first);
+    return OkStatus();
+  }
+  void ProducerLeft(uint32_t producer, bool finished) override {
+    ledger->Leave(producer, finished);
+  }
+  void RowsReleased(uint64_t row) override { ledger->Release(row); }
+
+  FormerStream Former() { return {*ledger, std::move(kept)}; }
+
+  bool full = false;
+  std::optional<StreamLedger> ledger;
+  std::map<uint32_t, FormerStream::Kept> kept;
+};
+
+class StreamTest : public testing::Test {
+ protected:
+  StatusOr<Stream::Joined> Join(Stream* stream, uint64_t token,
+                                bool back = false, Fd memory = {}) {
+    Stream::Joining joining;
+    joining.token = token;
+    joining.put_rows = 4;
+    joining.back = back;
+    joining.memory = std::move(memory);
+    joining.pidfd = child_.pidfd();
+    return stream->Join(std::move(joining));
+  }
+  static int64_t Row(const Stream& stream, uint64_t row) {
+    const auto pieces = stream.Find(row, 1);
+    if (!pieces.ok()) return -1;
+    int64_t value = -2;
+    EXPECT_TRUE(
+        (*pieces)[0].Read(0, 0, 1, reinterpret_cast<std::byte*>(&value)).ok());
+    return value;
+  }
+  // Rows 100, 101, ... at these places.
+  static void Write(const Stream::Joined& joined, int64_t first, int rows) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t value = 100 + first + i;
+      ASSERT_EQ(pwrite(joined.fd, &value, sizeof(value),
+                       static_cast<off_t>((first + i) * sizeof(value))),
+                static_cast<ssize_t>(sizeof(value)));
+    }
+  }
+
+  const ElementSpec element_ = {{"value", DType::kInt64, {}}};
+  Child child_;
+  Remembered record_;
+  Remembered next_record_;
+  Stream stream_{element_, 0, 8, 1, &record_};
+  Stream next_{element_, 0, 8, 1, &next_record_};
+};
+
+TEST_F(StreamTest, AProducerComesBackToItsRows) {
+  const auto joined = Join(&stream_, kToken);
+  ASSERT_TRUE(joined.ok()) << joined.status().message();
+  Write(*joined, 0, 6);
+  ASSERT_TRUE(stream_.Put(0, 0, 4).ok());
+  ASSERT_TRUE(stream_.Put(0, 4, 2).ok());
+  stream_.Release(1);
+  next_record_.ledger = record_.ledger;
+  next_.Restore(record_.Former());
+  // Nobody told the producer that row 0 is free, nor the record.
+  EXPECT_EQ(next_.available(), 6u);
+  EXPECT_EQ(Row(next_, 0), 100);
+  EXPECT_EQ(Row(next_, 5), 105);
+  EXPECT_EQ(next_.at_work(), 0u);
+  EXPECT_FALSE(next_.idle_since());
+  EXPECT_FALSE(next_.over());
+  EXPECT_TRUE(next_.GiveUpAway(0).ok());
+  const auto back = Join(&next_, kToken, true);
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ(back->producer, 0u);
+  EXPECT_EQ(back->end, 6u);
+  EXPECT_EQ(back->freed, 0u);
+  EXPECT_EQ(next_.at_work(), 1u);
+  EXPECT_EQ(*next_.Put(0, 6, 2), 6u);
+  // Twice at once it is not.
+  EXPECT_EQ(Join(&next_, kToken, true).status().code(),
+            StatusCode::kAlreadyExists);
+  next_.Leave(0, true);
+  EXPECT_TRUE(next_.over());
+  EXPECT_TRUE(Join(&next_, kToken, true)->finished);
+}
+
+TEST_F(StreamTest, WhatWasToldIsRecordedBefore) {
+  ASSERT_TRUE(Join(&stream_, kToken).ok());
+  ASSERT_TRUE(stream_.Put(0, 0, 4).ok());
+  stream_.Release(3);
+  EXPECT_TRUE(stream_.AnyFreed());
+  EXPECT_EQ(record_.ledger->released(), 0u);
+  const std::vector<Stream::Freed> freed = stream_.TakeFreed();
+  ASSERT_EQ(freed.size(), 1u);
+  EXPECT_EQ(freed[0].place, 3u);
+  EXPECT_EQ(record_.ledger->released(), 3u);
+  EXPECT_FALSE(stream_.AnyFreed());
+  next_.Restore(record_.Former());
+  EXPECT_EQ(next_.Find(2, 1).status().code(), StatusCode::kDataLoss);
+  EXPECT_TRUE(next_.Find(3, 1).ok());
+}
+
+TEST_F(StreamTest, WhatCannotBeRecordedHasNotHappened) {
+  record_.full = true;
+  EXPECT_EQ(Join(&stream_, kToken).status().code(),
+            StatusCode::kResourceExhausted);
+  record_.full = false;
+  ASSERT_TRUE(Join(&stream_, kToken).ok());
+  record_.full = true;
+  EXPECT_EQ(stream_.Put(0, 0, 4).status().code(),
+            StatusCode::kResourceExhausted);
+  EXPECT_EQ(stream_.end(), 0u);
+  record_.full = false;
+  EXPECT_EQ(*stream_.Put(0, 0, 4), 0u);
+}
+
+TEST_F(StreamTest, OneThatDiedWithTheBrokerIsGivenUp) {
+  const auto joined = Join(&stream_, kToken);
+  ASSERT_TRUE(joined.ok());
+  Write(*joined, 0, 4);
+  ASSERT_TRUE(stream_.Put(0, 0, 4).ok());
+  child_.Kill();
+  next_record_.ledger = record_.ledger;
+  next_.Restore(record_.Former());
+  // Its rows are kept, its place is another's, and to finish there is one.
+  EXPECT_TRUE(next_.GiveUpAway(0).ok());
+  EXPECT_TRUE(next_.idle_since());
+  EXPECT_EQ(Row(next_, 3), 103);
+  EXPECT_EQ(Join(&next_, kToken, true).status().code(), StatusCode::kAborted);
+  ASSERT_TRUE(Join(&next_, kToken + 1).ok());
+  next_.Leave(1, true);
+  EXPECT_TRUE(next_.over());
+}
+
+TEST_F(StreamTest, WhoComesAfterTheDeadTakesTheirPlace) {
+  ASSERT_TRUE(Join(&stream_, kToken).ok());
+  child_.Kill();
+  next_record_.ledger = record_.ledger;
+  next_.Restore(record_.Former());
+  // Before anybody looked.
+  ASSERT_TRUE(Join(&next_, kToken + 1).ok());
+  next_.Leave(1, true);
+  EXPECT_TRUE(next_.over());
+}
+
+TEST_F(StreamTest, OneThatWasNotAnsweredAsksAgain) {
+  ASSERT_TRUE(Join(&stream_, kToken).ok());
+  next_.Restore(record_.Former());
+  const auto again = Join(&next_, kToken);
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->producer, 0u);
+  EXPECT_EQ(next_.at_work(), 1u);
+}
+
+TEST_F(StreamTest, MemoryThatNobodyKeptComesWithItsProducer) {
+  const auto joined = Join(&stream_, kToken);
+  ASSERT_TRUE(joined.ok());
+  Write(*joined, 0, 4);
+  ASSERT_TRUE(stream_.Put(0, 0, 2).ok());
+  ASSERT_TRUE(stream_.Put(0, 2, 2).ok());
+  FormerStream former = record_.Former();
+  Fd memory = std::move(former.kept[0].memory);
+  former.kept.clear();
+  next_record_.ledger = record_.ledger;
+  next_.Restore(std::move(former));
+  EXPECT_EQ(next_.available(), 0u);
+  EXPECT_FALSE(next_.Find(0, 1).ok());
+  EXPECT_TRUE(next_.GiveUpAway(0).ok());  // it has its time
+  EXPECT_EQ(Join(&next_, kToken, true).status().code(), StatusCode::kDataLoss);
+  // Another's, of another size.
+  const Fd wrong(memfd_create("wrong", MFD_ALLOW_SEALING));
+  EXPECT_EQ(Join(&next_, kToken, true, Duplicate(wrong.get())).status().code(),
+            StatusCode::kInvalidArgument);
+  ASSERT_TRUE(Join(&next_, kToken, true, std::move(memory)).ok());
+  EXPECT_EQ(next_.available(), 4u);
+  EXPECT_EQ(Row(next_, 3), 103);
+}
+
+TEST_F(StreamTest, RowsThatDiedWithTheirProducerAreSaidToBeLost) {
+  ASSERT_TRUE(Join(&stream_, kToken).ok());
+  ASSERT_TRUE(stream_.Put(0, 0, 4).ok());
+  stream_.Leave(0, false);
+  FormerStream former = record_.Former();
+  former.kept.clear();
+  next_.Restore(std::move(former));
+  const Status lost = next_.GiveUpAway(0);
+  EXPECT_EQ(lost.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(lost.message(), HasSubstr("rows 0 to 3"));
+  // Unless every rank had them.
+  next_.Release(4);
+  EXPECT_TRUE(next_.GiveUpAway(0).ok());
+  EXPECT_EQ(next_.available(), 4u);
+}
+
+TEST_F(StreamTest, OneThatIsSilentIsGivenUpAfterItsTime) {
+  ASSERT_TRUE(Join(&stream_, kToken).ok());
+  next_record_.ledger = record_.ledger;
+  next_.Restore(record_.Former());
+  EXPECT_TRUE(next_.GiveUpAway(0).ok());
+  EXPECT_FALSE(next_.idle_since());
+  EXPECT_TRUE(next_.GiveUpAway(1e-9).ok());
+  EXPECT_TRUE(next_.idle_since());
+}
+
+// ---- the journal
+// --------------------------------------------------------------
+
+TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
+  const std::string directory =
+      testing::TempDir() + "stream-" + std::to_string(getpid());
+  std::filesystem::remove_all(directory);
+  std::filesystem::create_directories(directory);
+  JobOptions options;
+  options.spec = *ParseDatasetSpec(
+      "dataset: rows\n"
+      "source: {stream: {features: {value: {dtype: int64, shape: []}}}}\n"
+      "batch: {size: 1}\n",
+      "test", "/");
+  StreamLedger ledger(5, 2);
+  uint64_t job = 0;
+  const auto join = [&](LifeJournal* life, uint64_t token) {
+    StreamLedger::Producer producer;
+    producer.token = token;
+    producer.ring_rows = kRing;
+    producer.put_rows = 8;
+    ASSERT_TRUE(life->ProducerJoined(job, ledger, producer, -1, -1).ok());
+    ledger.Join(ledger.next_producer(), token, kRing, 8);
+  };
+  const auto put = [&](LifeJournal* life, uint32_t producer, uint64_t place,
+                       uint64_t rows) {
+    ASSERT_TRUE(life->RowsPut(job, producer, place, rows, ledger.end()).ok());
+    ledger.Put(producer, place, rows, ledger.end());
+  };
+  const auto opened = [&](std::vector<StoredFd> stored) {
+    auto life = LifeJournal::Open(directory, std::move(stored));
+    EXPECT_TRUE(life.ok());
+    return *std::move(life);
+  };
+  {
+    const auto life = opened({});
+    job = *life->JobOpened({0, "job", "rows", {}}, options, {}, true, {});
+    join(life.get(), 3);
+    join(life.get(), 4);
+    put(life.get(), 0, 0, 8);
+    put(life.get(), 1, 0, 8);
+    put(life.get(), 0, 8, 5);
+    life->RowsReleased(job, 10);
+    ledger.Release(10);
+    life->ProducerLeft(job, 1, true);
+    ledger.Leave(1, true);
+  }
+  // From the records; then, with much rewritten in between, from a compacted
+  // journal.
+  for (int round = 0; round < 2; ++round) {
+    Fd memory(memfd_create("memory", MFD_CLOEXEC));
+    std::vector<StoredFd> stored;
+    stored.push_back(
+        {"producer-" + std::to_string(job) + "-0", Duplicate(memory.get())});
+    stored.push_back(
+        {"producerpid-" + std::to_string(job) + "-1", Duplicate(memory.get())});
+    stored.push_back(
+        {"producer-" + std::to_string(job) + "-9", Duplicate(memory.get())});
+    const auto life = opened(std::move(stored));
+    std::vector<FormerJob> jobs = life->TakeJobs();
+    ASSERT_EQ(jobs.size(), 1u);
+    ASSERT_TRUE(jobs[0].stream);
+    EXPECT_EQ(jobs[0].stream->ledger.ToJson(), ledger.ToJson());
+    EXPECT_EQ(jobs[0].stream->ledger.end(), ledger.end());
+    EXPECT_TRUE(jobs[0].stream->kept[0].memory);
+    EXPECT_FALSE(jobs[0].stream->kept[0].pidfd);
+    EXPECT_TRUE(jobs[0].stream->kept[1].pidfd);
+    EXPECT_EQ(jobs[0].stream->kept.count(9), 0u);
+    if (round == 1) break;
+    const auto size = [&] {
+      return std::filesystem::file_size(directory + "/journal");
+    };
+    // Small rows, until the journal is written anew.
+    uint64_t place = 13;
+    for (uint64_t before = 0; before <= size();) {
+      before = size();
+      for (int i = 0; i < 1000; ++i) {
+        if (place % kRing > kRing - 3) place += kRing - place % kRing;
+        put(life.get(), 0, place, 3);
+        place += 3;
+        life->RowsReleased(job, ledger.end() - 2);
+        ledger.Release(ledger.end() - 2);
+      }
+      life->CompactIfWanted();
+    }
+  }
+  std::filesystem::remove_all(directory);
+}
+
+}  // namespace
+}  // namespace penstock
