@@ -216,7 +216,10 @@ void ControlServer::End(uint64_t id, bool orderly) {
        {&connection->socket, &connection->pidfd, &connection->wake}) {
     if (*fd) loop_->Unwatch(fd->get());
   }
-  if (connection->producer) LeaveStream(connection, false);
+  if (connection->producer) {
+    HearOut(connection);
+    if (connection->producer) LeaveStream(connection, false);
+  }
   if (const std::shared_ptr<Job> job = std::move(connection->job)) {
     // Before the wake socket closes: a worker may be about to use it.
     job->Mute(connection->seat);
@@ -276,6 +279,8 @@ void ControlServer::Tick() {
     }
   }
   jobs_->Sweep();
+  // The job that one waits to come back to may be over.
+  LetInProducers();
   // A worker may have taken a rank off that wrote impossible values, a job of a
   // former life may have found that one is dead.
   for (auto& [id, connection] : connections_) {

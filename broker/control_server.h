@@ -83,6 +83,7 @@ class ControlServer {
       std::string dataset;  // "": any
       nlohmann::json features;
       Stream::Joining joining;   // until it is let in
+      Fd memory;                 // of joining
       std::shared_ptr<Job> job;  // nullptr: it waits for it
       uint32_t number = 0;       // the stream's
     };
@@ -125,6 +126,8 @@ class ControlServer {
                                const nlohmann::json& request);
   StatusOr<nlohmann::json> FinishProducer(Connection* connection,
                                           const nlohmann::json& request);
+  // What it put before it ended counts, though nobody has read that yet.
+  void HearOut(Connection* connection);
   void LeaveStream(Connection* connection, bool finished);
   // Tells them of room, or that nobody takes their rows any more.
   void TellProducers(const std::shared_ptr<Job>& job);

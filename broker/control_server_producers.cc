@@ -11,6 +11,8 @@ namespace {
 
 constexpr size_t kNameCharsMax = 256;
 constexpr size_t kMessageCharsMax = 512;
+// More than a socket holds: who goes on sending is not dead.
+constexpr int kHeardOutMax = 1024;
 
 const StreamSource* StreamOf(const Job& job) {
   return std::get_if<StreamSource>(&job.options().spec.source);
@@ -51,7 +53,11 @@ Status ControlServer::StartProduce(Connection* connection,
   // It was answered before, by a former life.
   const auto back = request.find("back");
   joining.back = back != request.end() && *back == true;
-  if (joining.back && !fds.empty()) joining.memory = std::move(fds[0]);
+  // Nothing else is kept: to close it may take long.
+  if (joining.back && !fds.empty() && Stream::MayBeMemory(fds[0].get())) {
+    producer.memory = std::move(fds[0]);
+    joining.memory = producer.memory.get();
+  }
   joining.pidfd = connection->pidfd.get();
   producer.features = request.value("features", nlohmann::json());
   connection->producer = std::move(producer);
@@ -66,16 +72,34 @@ bool ControlServer::LetInProducer(Connection* connection) {
   std::erase_if(jobs, [&](const std::shared_ptr<Job>& job) {
     return job->key().uid != connection->uid;
   });
-  if (jobs.empty()) return false;
+  const auto refuse = [&](const Status& status) {
+    connection->waiting = false;
+    Reply(connection, ErrorReply(status));
+    LeaveStream(connection, false);
+    return true;
+  };
+  if (jobs.empty()) {
+    // One that comes back waits for its job only, which may wait for its ranks.
+    if (!producer.joining.back ||
+        jobs_->MayOpen(connection->uid, producer.job_name, producer.dataset)) {
+      return false;
+    }
+    return refuse(
+        life_->KnowsAllJobs()
+            ? AbortedError("job '{}' is over: it ended while this producer was "
+                           "away",
+                           producer.job_name)
+            : DataLossError("the broker was started again and knows nothing of "
+                            "job '{}', nor of the rows that nobody had taken: "
+                            "it has no state directory (--state-dir), or its "
+                            "journal there is damaged; begin at a state, ranks "
+                            "and producers",
+                            producer.job_name));
+  }
   const bool any = std::erase_if(jobs, [](const std::shared_ptr<Job>& job) {
                      return job->stream() == nullptr;
                    }) > 0;
   connection->waiting = false;
-  const auto refuse = [&](const Status& status) {
-    Reply(connection, ErrorReply(status));
-    connection->producer.reset();
-    return true;
-  };
   if (jobs.empty() && any) {
     return refuse(FailedPreconditionError(
         "job '{}' takes no rows of producers: the source of its dataset is not "
@@ -101,7 +125,7 @@ bool ControlServer::LetInProducer(Connection* connection) {
         producer.job_name, text, producer.features.dump()));
   }
   const bool back = producer.joining.back;
-  const auto joined = job->stream()->Join(std::move(producer.joining));
+  const auto joined = job->stream()->Join(producer.joining);
   if (!joined.ok()) {
     return refuse(joined.status().Prepend("job '" + producer.job_name + "'"));
   }
@@ -109,7 +133,7 @@ bool ControlServer::LetInProducer(Connection* connection) {
   if (joined->finished) {
     answer["finished"] = true;
     Reply(connection, answer);
-    connection->producer.reset();
+    LeaveStream(connection, false);
     return true;
   }
   producer.job = job;
@@ -146,11 +170,14 @@ StatusOr<nlohmann::json> ControlServer::Put(Connection* connection,
                             NumberField(request, "place", 0, UINT64_MAX / 2));
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rows,
                             NumberField(request, "rows", 1, UINT32_MAX));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const uint64_t first,
-      producer.job->stream()->Put(producer.number, place, rows));
+  const auto first = producer.job->stream()->Put(producer.number, place, rows);
+  if (!first.ok()) {
+    // Nothing that it sent after that may count, a finish least of all.
+    LeaveStream(connection, false);
+    return first.status();
+  }
   nlohmann::json answer = OkReply();
-  answer["first"] = first;
+  answer["first"] = *first;
   return answer;
 }
 
@@ -172,9 +199,31 @@ StatusOr<nlohmann::json> ControlServer::FinishProducer(
   return OkReply();
 }
 
+void ControlServer::HearOut(Connection* connection) {
+  if (!connection->socket) return;
+  for (int i = 0; i < kHeardOutMax; ++i) {
+    if (!connection->producer || connection->producer->job == nullptr) return;
+    auto message = ReceiveMessage(connection->socket.get());
+    if (!message.ok() || !*message) return;
+    disposal_->Close(std::move((*message)->fds));
+    const nlohmann::json& json = (*message)->json;
+    const auto op = json.find("op");
+    if (op != json.end() && *op == "put") {
+      (void)Put(connection, json);
+    } else if (op != json.end() && *op == "finish") {
+      (void)FinishProducer(connection, json);
+    }
+  }
+}
+
 void ControlServer::LeaveStream(Connection* connection, bool finished) {
-  const Connection::Producer producer =
+  Connection::Producer producer =
       *std::exchange(connection->producer, std::nullopt);
+  if (producer.memory) {
+    std::vector<Fd> fds;
+    fds.push_back(std::move(producer.memory));
+    disposal_->Close(std::move(fds));
+  }
   if (producer.job == nullptr) return;
   spdlog::info("job '{}': producer {} {}", producer.job_name, producer.number,
                finished ? "has finished" : "is gone");

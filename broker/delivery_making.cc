@@ -90,7 +90,8 @@ bool Delivery::Exhausted(const Lane& lane) const {
   return end && lane.next_step >= *end && lane.phase + 1 == phases_.size();
 }
 
-// Ahead, so that not every step is recorded.
+// Ahead, so that not every step is recorded, but of a stream that is as far as
+// its producers.
 void Delivery::RecordOpened(const Plan::Share& rows) {
   if (record_ == nullptr || mode_ != DeliveryMode::kDynamic ||
       rows.position < opened_recorded_) {

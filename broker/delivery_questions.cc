@@ -161,6 +161,7 @@ PlanStart Delivery::State() const {
     // Steps that some rank did not release are all to be made again: which rows
     // of them the others released is lost with the number of ranks.
     state.position = UINT64_MAX;
+    std::vector<uint32_t> needed;  // lanes
     const auto before = [&](uint64_t position) {
       state.position = std::min(state.position, position);
     };
@@ -179,6 +180,7 @@ PlanStart Delivery::State() const {
           std::any_of(consumers_.begin(), consumers_.end(),
                       [i](const auto& it) { return it.second.lane == i; });
       if (!somebodys && (lane.taken || AllCame())) continue;
+      needed.push_back(i);
       for (const Again& again : lane.again) {
         before(PositionOfStep(again.step));
       }
@@ -189,7 +191,16 @@ PlanStart Delivery::State() const {
     for (const uint64_t step : HeldOfFormerLives()) {
       before(PositionOfStep(step));
     }
-    for (const Phase& phase : phases_) {
+    for (uint32_t number = 0; number < phases_.size(); ++number) {
+      const Phase& phase = phases_[number];
+      // Every rank has been given what it begins with; what is not released of
+      // it is in a slot, or to be made again.
+      const uint64_t owed = phase.plan.start().owed.size();
+      const auto passed = [&](uint32_t i) {
+        return lanes_[i].phase > number ||
+               (lanes_[i].phase == number && lanes_[i].next_step >= owed);
+      };
+      if (std::all_of(needed.begin(), needed.end(), passed)) continue;
       for (const RowRange& range : phase.plan.start().owed) {
         if (range.position >= state.position) continue;
         // What of it is behind the position is reached anyway.

@@ -481,6 +481,16 @@ std::vector<std::shared_ptr<Job>> JobTable::Find(
   return jobs;
 }
 
+bool JobTable::MayOpen(uint32_t uid, const std::string& name,
+                       const std::string& dataset) const {
+  return std::any_of(
+      entries_.begin(), entries_.end(), [&](const Entry& entry) {
+        return entry.job == nullptr && !entry.over && entry.key.uid == uid &&
+               entry.key.name == name &&
+               (dataset.empty() || dataset == entry.key.dataset);
+      });
+}
+
 void JobTable::Sweep() {
   life_->CompactIfWanted();
   const auto now = std::chrono::steady_clock::now();

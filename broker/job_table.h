@@ -112,6 +112,11 @@ class JobTable {
   std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
                                          const std::string& dataset) const;
 
+  // A job of this name, or of this name and dataset, may be opened yet: its
+  // ranks attach, or it waits for those of a former life.
+  bool MayOpen(uint32_t uid, const std::string& name,
+               const std::string& dataset) const;
+
   // Opens the dataset and describes it: the answer of the `index` operation.
   using InspectDone = std::function<void(StatusOr<nlohmann::json>)>;
   uint64_t Inspect(JobOptions options, InspectDone done);

@@ -32,9 +32,9 @@ class JobInJournal : public JobRecord {
                         int pidfd) override {
     return life_->ProducerJoined(number_, before, producer, memory, pidfd);
   }
-  Status RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
-                 uint64_t first) override {
-    return life_->RowsPut(number_, producer, place, rows, first);
+  void RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
+               uint64_t first) override {
+    life_->RowsPut(number_, producer, place, rows, first);
   }
   void ProducerLeft(uint32_t producer, bool finished) override {
     life_->ProducerLeft(number_, producer, finished);

@@ -132,8 +132,15 @@ std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
 Status JobTable::Restore(Entry& entry) {
   const FormerJob& former = *entry.former;
   PENSTOCK_RETURN_IF_ERROR(entry.job->RestorePhases(former.phases));
-  if (former.stream && entry.job->stream() != nullptr) {
-    entry.job->RestoreStream(*std::exchange(entry.former->stream, {}));
+  if (entry.job->stream() != nullptr && former.incomplete) {
+    entry.job->Fail(DataLossError(
+        "job '{}': the journal has not all of the rows that its producers put "
+        "(a full disk, or damage; the broker's log says so): begin at a state, "
+        "ranks and producers",
+        entry.key.name));
+  } else if (former.stream != nullptr && entry.job->stream() != nullptr) {
+    entry.job->RestoreStream(std::move(*entry.former->stream));
+    entry.former->stream.reset();
   }
   // What the others go on without is owed by them.
   std::erase_if(entry.former->ranks, [&](const auto& item) {
@@ -277,9 +284,11 @@ void JobTable::TryGather(Entry& entry) {
                        entry.key.name, rank));
     }
   }
+  const Stream* const stream = entry.job->stream();
   entry.job->Gathered(
       GatherSteps({former.options.delivery, former.opened, former.low,
-                   former.completed, former.handed_over, former.incomplete},
+                   former.completed, former.handed_over, former.incomplete,
+                   stream == nullptr ? 0 : stream->released()},
                   entry.job->plan(), processes, reconnected));
   for (const uint32_t rank : ranks) RetireFormer(entry, rank);
   entry.former = nullptr;

@@ -36,6 +36,9 @@ enum Type : uint8_t {
   kRowsReleased = 17,
 };
 
+// Of kRowsKept: far below what a record may have.
+constexpr size_t kRunsPerRecord = 4096;
+
 std::string CursorName(uint64_t job, uint64_t attach) {
   return fmt::format("cursor-{}-{}", job, attach);
 }
@@ -291,9 +294,11 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
         break;
       case kRowsKept:
         if (Live* job = live(); job != nullptr && job->stream) {
-          job->stream->Keep(record.at("producer").get<uint32_t>(),
-                            record.at("place").get<uint64_t>(),
-                            record.at("rows").get<uint64_t>());
+          for (const auto& run : record.at("runs")) {
+            job->stream->Keep(run.at(0).get<uint32_t>(),
+                              run.at(1).get<uint64_t>(),
+                              run.at(2).get<uint64_t>());
+          }
         }
         break;
       case kProducer:
@@ -405,7 +410,8 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
 }
 
 void LifeJournal::TakeStream(uint64_t id, const Live& live, FormerJob* job) {
-  FormerStream& stream = job->stream.emplace(FormerStream{*live.stream, {}});
+  job->stream.reset(new FormerStream{*live.stream, {}});
+  FormerStream& stream = *job->stream;
   for (const auto& [number, producer] : live.stream->producers()) {
     FormerStream::Kept& kept = stream.kept[number];
     if (auto memory = stored_.extract(MemoryName(id, number)); memory) {
@@ -629,18 +635,17 @@ Status LifeJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
   return OkStatus();
 }
 
-Status LifeJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
+void LifeJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
                             uint64_t rows, uint64_t first) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
-  if (found == jobs_.end() || !found->second.stream) return OkStatus();
-  PENSTOCK_RETURN_IF_ERROR(Append(kRowsPut, {{"id", job},
-                                             {"producer", producer},
-                                             {"place", place},
-                                             {"rows", rows},
-                                             {"first", first}}));
+  if (found == jobs_.end() || !found->second.stream) return;
+  (void)Append(kRowsPut, {{"id", job},
+                          {"producer", producer},
+                          {"place", place},
+                          {"rows", rows},
+                          {"first", first}});
   found->second.stream->Put(producer, place, rows, first);
-  return OkStatus();
 }
 
 void LifeJournal::ProducerLeft(uint64_t job, uint32_t producer, bool finished) {
@@ -649,6 +654,8 @@ void LifeJournal::ProducerLeft(uint64_t job, uint32_t producer, bool finished) {
   if (found == jobs_.end() || !found->second.stream) return;
   (void)Append(kProducerEnd,
                {{"id", job}, {"producer", producer}, {"finished", finished}});
+  // Its rows may be kept, but nobody waits for it.
+  Unstore(ProducerPidfdName(job, producer));
   for (const uint32_t gone : found->second.stream->Leave(producer, finished)) {
     UnstoreProducer(job, gone);
   }
@@ -697,11 +704,16 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
     }
     if (!live.stream) continue;
     PENSTOCK_RETURN_IF_ERROR(record(kStream, StreamJson(id, *live.stream)));
+    json runs = json::array();
     for (const StreamLedger::Chunk& chunk : live.stream->chunks()) {
-      PENSTOCK_RETURN_IF_ERROR(record(kRowsKept, {{"id", id},
-                                                  {"producer", chunk.producer},
-                                                  {"place", chunk.place},
-                                                  {"rows", chunk.rows}}));
+      runs.push_back({chunk.producer, chunk.place, chunk.rows});
+      if (runs.size() < kRunsPerRecord &&
+          &chunk != &live.stream->chunks().back()) {
+        continue;
+      }
+      PENSTOCK_RETURN_IF_ERROR(
+          record(kRowsKept, {{"id", id}, {"runs", std::move(runs)}}));
+      runs = json::array();
     }
   }
   return OkStatus();

@@ -75,7 +75,7 @@ struct FormerJob {
   // By rank: steps it released outside the order of positions (StepId).
   HandedOverSteps handed_over;
   std::vector<FormerPhase> phases;
-  std::optional<FormerStream> stream;  // a producer has joined
+  std::unique_ptr<FormerStream> stream;  // nullptr: no producer has joined
 };
 
 class LifeJournal {
@@ -129,8 +129,8 @@ class LifeJournal {
   Status ProducerJoined(uint64_t job, const StreamLedger& before,
                         const StreamLedger::Producer& producer, int memory,
                         int pidfd);
-  Status RowsPut(uint64_t job, uint32_t producer, uint64_t place, uint64_t rows,
-                 uint64_t first);
+  void RowsPut(uint64_t job, uint32_t producer, uint64_t place, uint64_t rows,
+               uint64_t first);
   void ProducerLeft(uint64_t job, uint32_t producer, bool finished);
   void RowsReleased(uint64_t job, uint64_t row);
 

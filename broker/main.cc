@@ -373,8 +373,8 @@ Status Serve(const Arguments& arguments) {
   if (config.state_dir.empty() && !arguments.private_broker) {
     spdlog::warn(
         "no state directory (--state-dir): should this process die, registered "
-        "datasets and jobs that are not split are lost, and their ranks end "
-        "with an error");
+        "datasets, jobs that are not split and streams are lost, and their "
+        "ranks end with an error");
   }
   loop->Run();
 

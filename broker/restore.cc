@@ -95,7 +95,9 @@ Delivery::FormerSteps GatherBroadcast(
     }
   }
   if (gathered.position == UINT64_MAX) {
-    gathered.position = plan.start().position;
+    gathered.position =
+        std::max(plan.start().position,
+                 plan.PositionOf(plan.StepAt(former.first_row)));
   }
   return gathered;
 }
@@ -154,7 +156,7 @@ Delivery::FormerSteps GatherSteps(
   const uint64_t low = std::max(former.low, plan.start().position);
   gathered.completed.assign(released.begin(), released.end());
   // Opened is recorded before: else the record is incomplete.
-  if (seen > former.opened) all_known = false;
+  if (plan.StepAt(seen) > plan.StepAt(former.opened)) all_known = false;
   gathered.position = std::max({former.opened, low, seen});
   const uint64_t end = plan.StepAt(gathered.position);
   for (uint64_t step = plan.StepAt(low); step < end; ++step) {

@@ -14,6 +14,9 @@
 namespace penstock {
 namespace {
 
+// Nobody can take pages away from a read that is under way.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
 // It is dead: of one that is not known that is never so.
 bool IsDead(const Fd& pidfd) {
   if (!pidfd) return false;
@@ -32,7 +35,6 @@ class Stream::Memory {
     if (ftruncate(fd.get(), static_cast<off_t>(layout.bytes)) != 0) {
       return ErrnoError(errno, "a producer's memory");
     }
-    // Nobody can take pages away from a read that is under way.
     if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
       return ErrnoError(errno, "sealing a producer's memory");
     }
@@ -43,9 +45,7 @@ class Stream::Memory {
   static StatusOr<std::shared_ptr<const Memory>> Adopt(Fd fd,
                                                        ProducerLayout layout) {
     struct stat status {};
-    const int seals = fcntl(fd.get(), F_GET_SEALS);
-    if (seals < 0 || (seals & kSeals) != kSeals ||
-        fstat(fd.get(), &status) != 0 ||
+    if (!MayBeMemory(fd.get()) || fstat(fd.get(), &status) != 0 ||
         static_cast<uint64_t>(status.st_size) != layout.bytes) {
       return InvalidArgumentError("this is not the producer's memory");
     }
@@ -57,7 +57,6 @@ class Stream::Memory {
   const ProducerLayout& layout() const { return layout_; }
 
  private:
-  static constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   Memory(Fd fd, ProducerLayout layout)
       : fd_(std::move(fd)), layout_(std::move(layout)) {}
   const Fd fd_;
@@ -74,6 +73,11 @@ Stream::Stream(ElementSpec element, uint64_t begin, uint64_t rows_out,
 
 // ---- a former life
 // ------------------------------------------------------------
+
+bool Stream::MayBeMemory(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & kSeals) == kSeals;
+}
 
 void Stream::Restore(FormerStream former) {
   const auto now = std::chrono::steady_clock::now();
@@ -131,14 +135,15 @@ Status Stream::GiveUpAway(double wait_s) {
   return OkStatus();
 }
 
-StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number, Joining joining) {
+StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number,
+                                          const Joining& joining) {
   const auto away = away_.find(number);
   if (away == away_.end()) {
     return AlreadyExistsError("producer {} is at work on another connection",
                               number);
   }
   if (memories_.count(number) == 0) {
-    if (!joining.memory) {
+    if (joining.memory < 0) {
       return DataLossError(
           "the memory of producer {} is not here: nobody kept it", number);
     }
@@ -146,11 +151,16 @@ StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number, Joining joining) {
         ProducerLayout layout,
         PlanProducerMemory(element_, ledger_.producers().at(number).ring_rows));
     PENSTOCK_ASSIGN_OR_RETURN(
-        memories_[number],
-        Memory::Adopt(std::move(joining.memory), std::move(layout)));
+        std::shared_ptr<const Memory> memory,
+        Memory::Adopt(Fd(fcntl(joining.memory, F_DUPFD_CLOEXEC, 0)),
+                      std::move(layout)));
+    memories_[number] = std::move(memory);
     NoteMissingLocked();
   }
   away_.erase(away);
+  // It is told what is free.
+  RecordReleasedLocked();
+  told_[number] = ledger_.producers().at(number).freed;
   return JoinedAs(number);
 }
 
@@ -169,19 +179,25 @@ Stream::Joined Stream::JoinedAs(uint32_t number) const {
   return joined;
 }
 
-StatusOr<Stream::Joined> Stream::Join(Joining joining) {
+StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
   MutexLock lock(&mutex_);
   if (ledger_.HasFinished(joining.token)) {
     Joined joined;
     joined.finished = true;
     return joined;
   }
-  // Also of one that was not answered, and asks for the first time.
+  std::optional<uint32_t> known;
   for (const auto& [number, producer] : ledger_.producers()) {
     if (joining.token != 0 && producer.token == joining.token &&
         producer.at_work) {
-      return ComeBack(number, std::move(joining));
+      known = number;
     }
+  }
+  if (known && !joining.back && memories_.count(*known) == 0) {
+    // It was not answered, so it has put nothing.
+    LeaveLocked(*known, false);
+  } else if (known) {
+    return ComeBack(*known, joining);
   }
   if (joining.back) {
     return AbortedError(
@@ -227,7 +243,7 @@ StatusOr<uint64_t> Stream::Put(uint32_t number, uint64_t place, uint64_t rows) {
   MutexLock lock(&mutex_);
   PENSTOCK_RETURN_IF_ERROR(ledger_.CheckPut(number, place, rows));
   const uint64_t first = ledger_.end();
-  PENSTOCK_RETURN_IF_ERROR(record_->RowsPut(number, place, rows, first));
+  record_->RowsPut(number, place, rows, first);
   ledger_.Put(number, place, rows, first);
   return first;
 }
@@ -257,6 +273,12 @@ void Stream::Release(uint64_t row) {
   if (missing_ && ledger_.released() > *missing_) NoteMissingLocked();
 }
 
+void Stream::RecordReleasedLocked() {
+  if (ledger_.released() == recorded_) return;
+  recorded_ = ledger_.released();
+  record_->RowsReleased(recorded_);
+}
+
 bool Stream::AnyFreed() const {
   MutexLock lock(&mutex_);
   return ledger_.released() != recorded_;
@@ -264,10 +286,7 @@ bool Stream::AnyFreed() const {
 
 std::vector<Stream::Freed> Stream::TakeFreed() {
   MutexLock lock(&mutex_);
-  if (ledger_.released() != recorded_) {
-    recorded_ = ledger_.released();
-    record_->RowsReleased(recorded_);
-  }
+  RecordReleasedLocked();
   std::vector<Freed> all;
   for (const auto& [number, producer] : ledger_.producers()) {
     if (!producer.at_work || away_.count(number) > 0) continue;
@@ -300,6 +319,11 @@ bool Stream::over() const {
 uint32_t Stream::at_work() const {
   MutexLock lock(&mutex_);
   return ledger_.at_work() - static_cast<uint32_t>(away_.size());
+}
+
+uint64_t Stream::released() const {
+  MutexLock lock(&mutex_);
+  return ledger_.released();
 }
 
 uint64_t Stream::kept_rows() const {

@@ -14,7 +14,7 @@
 //   T3  The memory of a producer outlives its process: what was put is
 //       delivered, what was not put is nothing to anybody.
 //   T4  What a producer was told of is recorded: a life that follows numbers
-//       the same rows in the same way.
+//       the same rows in the same way, or knows that records are missing.
 //
 // Bounds: kProducersMax producers, at work or gone and with rows left; the rows
 // of each one's ring, which are those that the job's slots hold, one step more,
@@ -43,13 +43,15 @@ namespace penstock {
 class StreamRecord {
  public:
   virtual ~StreamRecord() = default;
-  // An error of these two: it is not recorded, and has not happened. before:
-  // without the producer. Its memory and its pidfd are kept for that life.
+  // An error: it is not recorded, and has not happened. before: without the
+  // producer. Its memory and its pidfd are kept for that life.
   virtual Status ProducerJoined(const StreamLedger& before,
                                 const StreamLedger::Producer& producer,
                                 int memory, int pidfd) = 0;
-  virtual Status RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
-                         uint64_t first) = 0;
+  // What of these cannot be recorded makes the record incomplete, and a later
+  // life knows that.
+  virtual void RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
+                       uint64_t first) = 0;
   virtual void ProducerLeft(uint32_t producer, bool finished) = 0;
   // Before their producers are told.
   virtual void RowsReleased(uint64_t row) = 0;
@@ -84,8 +86,9 @@ class Stream {
     uint64_t put_rows = 0;  // the most rows of one put
     // It was at work in a former life, and this is its memory.
     bool back = false;
-    Fd memory;
-    int pidfd = -1;  // the caller's; -1: not known
+    // Both are the caller's; -1: none.
+    int memory = -1;
+    int pidfd = -1;
   };
   struct Joined {
     uint32_t producer = 0;
@@ -98,7 +101,9 @@ class Stream {
   };
   // FailedPrecondition: the stream is over; ResourceExhausted: too many
   // producers, or rows in one put; Aborted: nobody waits for it to come back.
-  StatusOr<Joined> Join(Joining joining);
+  StatusOr<Joined> Join(const Joining& joining);
+  // It is of the kind that Join gives away as memory.
+  static bool MayBeMemory(int fd);
   // Rows are whole, from this place of the producer's ring on; their first
   // number. InvalidArgument: they cannot be there.
   StatusOr<uint64_t> Put(uint32_t producer, uint64_t place, uint64_t rows);
@@ -133,6 +138,7 @@ class Stream {
   // No more will come.
   bool over() const;
   uint32_t at_work() const;    // and not away
+  uint64_t released() const;   // those before it
   uint64_t kept_rows() const;  // put, and not released
   // Since when nobody is at work who could put more; nullopt: somebody is, or
   // is away.
@@ -158,12 +164,13 @@ class Stream {
     Fd pidfd;
     std::chrono::steady_clock::time_point since;
   };
-  StatusOr<Joined> ComeBack(uint32_t number, Joining joining)
+  StatusOr<Joined> ComeBack(uint32_t number, const Joining& joining)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Joined JoinedAs(uint32_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveLocked(uint32_t producer, bool finished)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveUpLocked(double wait_s) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RecordReleasedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetLocked(const std::vector<uint32_t>& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

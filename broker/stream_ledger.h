@@ -13,7 +13,6 @@
 #include <deque>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <vector>
 
 #include "common/status.h"
@@ -78,7 +77,7 @@ class StreamLedger {
   // What Put has numbered before; false: that cannot be.
   bool Keep(uint32_t number, uint64_t place, uint64_t rows);
 
-  static constexpr size_t kChunksMax = 1 << 18;
+  static constexpr size_t kChunksMax = 1 << 15;
   static constexpr size_t kFinishedKept = 1024;
 
  private:

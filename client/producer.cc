@@ -149,13 +149,14 @@ Status Producer::ReadAnswer(Message answer) {
     unanswered_.pop_front();
   }
   uint64_t next = end_;
+  bool at_start = false;  // of the ring, where the rest was passed over
   if (!unanswered_.empty() && unanswered_.front().contains("place")) {
     next = unanswered_.front()["place"].get<uint64_t>();
+    at_start =
+        next > end && next - end < layout_.rows && next % layout_.rows == 0;
   }
   // Else it had answered more than it knows now.
-  const bool follows =
-      next == end ||
-      (next > end && next - end < layout_.rows && next % layout_.rows == 0);
+  const bool follows = next == end || at_start;
   if (!follows) {
     return DataLossError(
         "job '{}': the broker came back and knows rows up to {} of this "
@@ -169,9 +170,8 @@ Status Producer::ReadAnswer(Message answer) {
 Status Producer::Reconnect(const Deadline& deadline) {
   control_.Reset();
   if (!lost_) lost_ = Clock::now();
-  const Clock::time_point give_up =
-      *lost_ + std::chrono::duration_cast<Clock::duration>(
-                   std::chrono::duration<double>(reconnect_s_));
+  const auto limit = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(reconnect_s_));
   const auto gone = [&](const std::string& last) {
     over_ = UnavailableError(
         "the broker is gone: its process died or was killed while a producer "
@@ -185,12 +185,17 @@ Status Producer::Reconnect(const Deadline& deadline) {
     return over_;
   };
   if (reconnect_s_ <= 0) return gone("");
-  const Deadline until = deadline ? std::min(*deadline, give_up) : give_up;
   std::chrono::milliseconds delay{0};
   for (;;) {
+    const Clock::time_point give_up = *lost_ + limit;
+    const Deadline until = deadline ? std::min(*deadline, give_up) : give_up;
     auto control = ConnectControl(socket_, until);
     Status status = control.status();
-    if (control.ok()) status = Join(*std::move(control), until);
+    if (control.ok()) {
+      // It is back; its job may still wait for ranks.
+      status = Join(*std::move(control), deadline);
+      if (status.code() == StatusCode::kUnavailable) lost_ = Clock::now();
+    }
     if (status.ok()) {
       lost_.reset();
       return status;
@@ -203,7 +208,7 @@ Status Producer::Reconnect(const Deadline& deadline) {
     const auto now = Clock::now();
     const bool no_socket = status.code() == StatusCode::kNotFound &&
                            now - *lost_ > kNoSocketTimeout;
-    if (no_socket || now >= give_up) return gone(status.message());
+    if (no_socket || now >= *lost_ + limit) return gone(status.message());
     if (deadline && now >= *deadline) {
       return DeadlineExceededError(
           "the broker of job '{}' is gone, and was not back within {} s: {}",
@@ -342,10 +347,12 @@ Status Producer::Put(uint64_t rows) {
 Status Producer::EndWith(nlohmann::json request) {
   PENSTOCK_RETURN_IF_ERROR(Check());
   reserved_ = 0;
-  // A call before may have run out of time.
+  request["penstock"] = kProtocolVersion;
   if (unanswered_.empty() || unanswered_.back().contains("place")) {
-    request["penstock"] = kProtocolVersion;
     unanswered_.push_back(std::move(request));
+  } else if (unanswered_.back() != request) {
+    // A call before ran out of time.
+    return FailedPreconditionError("the producer has finished or failed");
   }
   const Deadline deadline = DeadlineOf(timeout_s_);
   PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));

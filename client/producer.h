@@ -53,7 +53,8 @@ class Producer {
   Status Reserve(uint64_t rows);
   // nullptr: no rows are reserved. Row by row, RowBytes apart.
   std::byte* data(size_t feature) const;
-  // The first rows of those reserved are whole. Does not wait.
+  // The first rows of those reserved are whole. Does not wait for anybody to
+  // take them.
   Status Put(uint64_t rows);
   // All that was put has arrived, and no more will come. Then the producer is
   // of no more use, as after Fail.

@@ -525,7 +525,15 @@ TEST_F(HostileProducerTest, PutsThatCannotBeAreRefused) {
                                                   {ring_rows_, 8},
                                                   {ring_rows_ * 1000, 8},
                                                   {UINT64_MAX / 2, 8}}) {
-    EXPECT_FALSE(Say({{"op", "put"}, {"place", place}, {"rows", rows}}).ok());
+    StatusOr<Fd> socket = ConnectControl(broker_.socket());
+    ASSERT_TRUE(socket.ok());
+    ASSERT_TRUE(Request(socket->get(), produce_).ok());
+    EXPECT_FALSE(Request(socket->get(),
+                         {{"op", "put"}, {"place", place}, {"rows", rows}})
+                     .ok());
+    // It is no producer any more: nothing that follows counts, a finish least
+    // of all.
+    EXPECT_FALSE(Request(socket->get(), {{"op", "finish"}}).ok());
   }
   EXPECT_FALSE(Say({{"op", "put"}, {"place", 0}, {"rows", 0}}).ok());
   EXPECT_FALSE(Say({{"op", "put"}, {"place", -1}, {"rows", 1}}).ok());
