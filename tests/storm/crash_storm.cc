@@ -1,7 +1,8 @@
-// A crash storm: several jobs at once, whose ranks and whose broker are killed,
-// terminated and stopped at random moments and at places in the code where it
-// hurts (common/kill_point.h), and started again. Afterwards the logs of all
-// processes are judged: no row lost, none torn, none twice but those marked.
+// A crash storm: several jobs at once, whose ranks, producers and broker are
+// killed, terminated and stopped at random moments and at places in the code
+// where it hurts (common/kill_point.h), and started again. Afterwards the logs
+// of all processes are judged: no row lost, none torn, none twice but those
+// marked.
 //
 //   crash_storm --kills 1000
 //
@@ -28,6 +29,7 @@
 #include "client/command/table.h"
 #include "tests/storm/judge.h"
 #include "tests/storm/storm_broker.h"
+#include "tests/storm/storm_producer.h"
 #include "tests/storm/storm_rank.h"
 
 namespace penstock {
@@ -49,11 +51,11 @@ constexpr const char* kBrokerPlaces[] = {
     "publish.copied",   "publish.published", "delivery.recorded",
     "evict.closed",     "gone.reclaimed",    "journal.begun",
     "journal.appended", "attach.stored",     "attach.recorded",
-    "shrink.recorded",
+    "shrink.recorded",  "producer.stored",
 };
 
 std::vector<JobKind> Kinds() {
-  std::vector<JobKind> kinds(6);
+  std::vector<JobKind> kinds(8);
   kinds[0].name = "split";
   kinds[0].delivery = "split";
   kinds[0].on_rank_death = "wait";
@@ -80,6 +82,13 @@ std::vector<JobKind> Kinds() {
   kinds[5].name = "shrink";
   kinds[5].on_rank_death = "shrink";
   kinds[5].ranks = 4;
+  for (int i : {0, 1}) {
+    JobKind& kind = kinds[6 + i];
+    kind = kinds[i];
+    kind.name += "-stream";
+    kind.stream = true;
+    kind.epochs = 1;
+  }
   return kinds;
 }
 
@@ -92,7 +101,7 @@ struct StormOptions {
   bool json = false;
 };
 
-// One process, of a rank or of the broker.
+// One process, of a rank, of a producer or of the broker.
 struct Victim {
   std::string sent;         // the blow that should end it; "": none yet
   bool terminated = false;  // SIGTERM was sent, maybe among others
@@ -118,6 +127,9 @@ struct Lap {
   std::string job;
   std::string folder;
   std::vector<Rank> ranks;
+  // Of a stream: it is there until the ranks are done.
+  Process producer;
+  Victim producer_victim;
   bool over() const {
     return std::all_of(ranks.begin(), ranks.end(),
                        [](const Rank& rank) { return rank.done; });
@@ -154,6 +166,7 @@ class Storm {
     const double seconds = SecondsSince(begin_);
     for (Lap& lap : laps_) {
       for (Rank& rank : lap.ranks) rank.process.Reap();
+      lap.producer.Reap();
       Close(lap);
     }
     broker_.Stop();
@@ -207,30 +220,44 @@ class Storm {
     return Odds(kBrokerPlaces, 300, &broker_victim_);
   }
 
-  void Start(Lap& lap, Rank& rank) {
+  StormRankOptions OptionsOf(const Lap& lap) {
     StormRankOptions options;
     options.kind = lap.kind;
     options.job = lap.job;
     options.socket = broker_.socket();
     options.folder = lap.folder;
-    options.rank = rank.number;
-    options.life = rank.life;
     options.seed = random_();
     // Some are slow: with lag: skip they miss batches.
     options.pace_us = kPaceUs / (1 + Random(3));
+    return options;
+  }
+  static Process StartProcess(const char* what, const StormRankOptions& options,
+                              StormBroker::Environment environment) {
     ProcessSpec spec;
-    spec.argv = {"/proc/self/exe", "rank"};
+    spec.argv = {"/proc/self/exe", what};
     for (std::string& argument : options.Arguments()) {
       spec.argv.push_back(std::move(argument));
     }
-    if (lap.kind.mortal(rank.number)) {
-      spec.environment = Odds(kRankPlaces, 200, &rank.victim);
-    }
+    spec.environment = std::move(environment);
     spec.stdout_fd = STDERR_FILENO;
     StatusOr<Process> process = Process::Start(spec);
     if (!process.ok()) throw std::runtime_error(process.status().message());
-    rank.process = *std::move(process);
+    return *std::move(process);
+  }
+  void Start(Lap& lap, Rank& rank) {
+    StormRankOptions options = OptionsOf(lap);
+    options.rank = rank.number;
+    options.life = rank.life;
+    StormBroker::Environment environment;
+    if (lap.kind.mortal(rank.number)) {
+      environment = Odds(kRankPlaces, 200, &rank.victim);
+    }
+    rank.process = StartProcess("rank", options, std::move(environment));
     rank.started = Clock::now();
+  }
+  void StartProducer(Lap& lap) {
+    lap.producer_victim = Victim{};
+    lap.producer = StartProcess("producer", OptionsOf(lap), {});
   }
 
   void StartLap(const JobKind& kind) {
@@ -244,6 +271,7 @@ class Storm {
       lap.ranks[number].number = number;
       Start(lap, lap.ranks[number]);
     }
+    if (kind.stream) StartProducer(lap);
   }
 
   // How a process may have ended; counts it. False: it must not have.
@@ -276,11 +304,13 @@ class Storm {
   void TendRanks() {
     for (auto lap = laps_.begin(); lap != laps_.end();) {
       for (Rank& rank : lap->ranks) TendRank(*lap, rank);
+      if (lap->kind.stream) TendProducer(*lap);
       if (!lap->over()) {
         ++lap;
         continue;
       }
       const JobKind kind = lap->kind;
+      lap->producer.Reap();
       Close(*lap);
       lap = laps_.erase(lap);
       if (!calm() && failure_.empty()) StartLap(kind);
@@ -322,6 +352,17 @@ class Storm {
       rank.dead = true;
     } else {
       StartAgain(lap, rank);
+    }
+  }
+
+  void TendProducer(Lap& lap) {
+    const std::optional<ProcessExit> exit = lap.producer.Ended();
+    if (!exit) return;
+    lap.producer.Reap();
+    if (Ended(*exit, "producer", lap.producer_victim)) {
+      StartProducer(lap);
+    } else {
+      Fail("the producer of job '" + lap.job + "' " + exit->ToString());
     }
   }
 
@@ -407,6 +448,7 @@ class Storm {
     go_on(broker_.process(), broker_victim_);
     for (Lap& lap : laps_) {
       for (Rank& rank : lap.ranks) go_on(rank.process, rank.victim);
+      go_on(lap.producer, lap.producer_victim);
     }
   }
 
@@ -428,6 +470,21 @@ class Storm {
         HitRank(*lap, each, SIGKILL, how);
       }
     };
+    // Of a stream each blow may be its producer's, alone or with the broker.
+    if (lap->kind.stream && Random(3) == 0) {
+      const uint64_t how = Random(10);
+      if (how < 2) {
+        Stop(lap->producer, lap->producer_victim, "producer");
+      } else if (how < 6) {
+        Hit(lap->producer, lap->producer_victim, SIGKILL, "SIGKILL");
+      } else {
+        const char* const both = "SIGKILL, both at once";
+        Hit(broker_.process(), broker_victim_, SIGKILL, both);
+        Hit(lap->producer, lap->producer_victim, SIGKILL, both);
+        if (how == 9) HitRank(*lap, rank, SIGKILL, both);
+      }
+      return;
+    }
     const uint64_t what = Random(100);
     if (what < 34) {
       HitRank(*lap, rank, SIGKILL, "SIGKILL");
@@ -470,6 +527,10 @@ class Storm {
         entries.push_back({rank.process.pidfd(), POLLIN, 0});
         note(rank.victim);
       }
+      if (lap.producer.pid() > 0) {
+        entries.push_back({lap.producer.pidfd(), POLLIN, 0});
+        note(lap.producer_victim);
+      }
     }
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
@@ -485,18 +546,19 @@ class Storm {
       ReportJson(seconds);
       return;
     }
-    Table deaths({"kill", ">broker", ">rank"});
+    Table deaths({"kill", ">broker", ">rank", ">producer"});
     std::map<std::string, std::map<std::string, uint64_t>> rows;
     for (const auto& [key, count] : counts_) {
       rows[key.first][key.second] = count;
     }
     for (auto& [how, whose] : rows) {
-      deaths.AddRow(
-          {how, FormatCount(whose["broker"]), FormatCount(whose["rank"])});
+      deaths.AddRow({how, FormatCount(whose["broker"]),
+                     FormatCount(whose["rank"]),
+                     FormatCount(whose["producer"])});
     }
     std::map<std::string, uint64_t> stops = stops_;
     deaths.AddRow({"(SIGSTOP, SIGCONT)", FormatCount(stops["broker"]),
-                   FormatCount(stops["rank"])});
+                   FormatCount(stops["rank"]), FormatCount(stops["producer"])});
     std::printf("%s\n", deaths.ToString().c_str());
 
     Table jobs({"mode", ">batches", ">rows", ">redelivered", ">skipped",
@@ -589,7 +651,8 @@ int Main(int argc, char** argv) {
   StormOptions options;
   StormRankOptions rank_options;
   CLI::App app(
-      "Kills a broker and the ranks of several jobs again and again, and "
+      "Kills a broker, ranks and producers of several jobs again and again, "
+      "and "
       "proves "
       "that no row was lost, torn, or delivered twice unmarked.");
   app.add_option("--kills", options.kills, "processes to kill")
@@ -606,9 +669,12 @@ int Main(int argc, char** argv) {
                  "(default: one in /tmp)");
   app.add_flag("--json", options.json, "the result as JSON");
   CLI::App* rank = app.add_subcommand("rank", "")->group("");
+  CLI::App* producer = app.add_subcommand("producer", "")->group("");
   rank_options.AddTo(rank);
+  rank_options.AddTo(producer);
   CLI11_PARSE(app, argc, argv);
   if (rank->parsed()) return RunStormRank(rank_options);
+  if (producer->parsed()) return RunStormProducer(rank_options);
 
   if (options.out.empty()) {
     options.out = (std::filesystem::temp_directory_path() / "storm-XXXXXX");

@@ -20,25 +20,10 @@ namespace {
 // Nothing here waits for as long; what does, hangs.
 constexpr double kHang_s = 60;
 
-// ---- the bytes of a row (the formula of the source `synthetic`)
-// --------------------------------------------------------------
-
-uint64_t Mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
-
 bool RowIs(int64_t id, const std::byte* row) {
-  static_assert(JobKind::kRowBytes % sizeof(uint64_t) == 0);
-  const uint64_t begin = Mix(Mix(static_cast<uint64_t>(id)));
-  for (uint64_t k = 0; k < JobKind::kRowBytes / sizeof(uint64_t); ++k) {
-    const uint64_t wanted = Mix(begin + (k + 1) * 0x9e3779b97f4a7c15);
-    if (std::memcmp(row + k * sizeof(wanted), &wanted, sizeof(wanted)) != 0) {
-      return false;
-    }
-  }
-  return true;
+  std::byte wanted[JobKind::kRowBytes];
+  JobKind::FillRow(id, wanted);
+  return std::memcmp(row, wanted, sizeof(wanted)) == 0;
 }
 
 class StormRank {
@@ -219,6 +204,7 @@ void StormRankOptions::AddTo(CLI::App* app) {
   app->add_option("--batch", kind.batch);
   app->add_option("--epochs", kind.epochs);
   app->add_option("--hold", kind.hold);
+  app->add_flag("--stream", kind.stream);
   app->add_option("--job", job);
   app->add_option("--socket", socket);
   app->add_option("--folder", folder);
@@ -246,6 +232,7 @@ std::vector<std::string> StormRankOptions::Arguments() const {
   add("--batch", std::to_string(kind.batch));
   add("--epochs", std::to_string(kind.epochs));
   add("--hold", std::to_string(kind.hold));
+  if (kind.stream) arguments.push_back("--stream");
   add("--job", job);
   add("--socket", socket);
   add("--folder", folder);
