@@ -126,6 +126,9 @@ class ControlServer {
                                const nlohmann::json& request);
   StatusOr<nlohmann::json> FinishProducer(Connection* connection,
                                           const nlohmann::json& request);
+  // Producers of the job that are dead, whoever of them and this one we hear of
+  // first: the next row is known when all was heard.
+  void DropDeadProducers(const std::shared_ptr<Job>& job);
   // What it put before it ended counts, though nobody has read that yet.
   void HearOut(Connection* connection);
   void LeaveStream(Connection* connection, bool finished);

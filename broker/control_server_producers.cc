@@ -1,4 +1,5 @@
 // What producers may ask for: to feed a job whose source is a stream.
+#include <poll.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -124,6 +125,7 @@ bool ControlServer::LetInProducer(Connection* connection) {
         "job '{}' wants rows of {}, in this order; the producer has {:.200}",
         producer.job_name, text, producer.features.dump()));
   }
+  DropDeadProducers(job);
   const bool back = producer.joining.back;
   const auto joined = job->stream()->Join(producer.joining);
   if (!joined.ok()) {
@@ -197,6 +199,16 @@ StatusOr<nlohmann::json> ControlServer::FinishProducer(
     LeaveStream(connection, true);
   }
   return OkReply();
+}
+
+void ControlServer::DropDeadProducers(const std::shared_ptr<Job>& job) {
+  std::vector<uint64_t> dead;
+  for (const auto& [id, connection] : connections_) {
+    if (!connection.producer || connection.producer->job != job) continue;
+    pollfd entry{connection.pidfd.get(), POLLIN, 0};
+    if (poll(&entry, 1, 0) == 1) dead.push_back(id);
+  }
+  for (const uint64_t id : dead) Drop(id);
 }
 
 void ControlServer::HearOut(Connection* connection) {

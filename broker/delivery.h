@@ -287,6 +287,9 @@ class Delivery {
   // Where a job that resumes has to begin so that nothing is lost: everything
   // before was released, but for what is owed.
   PlanStart State() const;
+  // Of a stream: all rows from position on, and those of owed: of what is not
+  // released the very rows that may have to be made once more.
+  PlanStart RowsNeeded() const;
   // Whether State() cannot be told yet, after a former life.
   bool Unsettled() const { return gathering_ || withheld_; }
   bool AnyAttached() const;
@@ -460,6 +463,8 @@ class Delivery {
   // broadcast: nullopt: it is not to have it; else whether it is marked.
   std::optional<bool> Wants(const Consumer& consumer, const Slot& slot) const;
   bool NothingLeftFor(const Consumer& consumer) const;
+  std::vector<uint32_t> LanesNeeded() const;        // split
+  bool AllPassedOwed(uint32_t phase) const;         // split
   std::vector<uint64_t> HeldOfFormerLives() const;  // StepIds, untrusted
   void ReleaseLease(const Consumer* consumer, const Feed::Batch& lease);
   void RecordCompleted(uint64_t position);

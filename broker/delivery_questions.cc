@@ -115,6 +115,33 @@ std::vector<uint32_t> Delivery::Corrupt() const {
   return ranks;
 }
 
+namespace {
+
+// Ranges by position, no row twice, and none that is behind the position.
+void InOrder(PlanStart* start) {
+  std::sort(start->owed.begin(), start->owed.end(),
+            [](const RowRange& a, const RowRange& b) {
+              return a.position < b.position;
+            });
+  // What is owed since one phase may be owed since another.
+  uint64_t end = 0;
+  for (RowRange& range : start->owed) {
+    const uint64_t twice =
+        std::min(end - std::min(end, range.position), range.rows);
+    range.position += twice;
+    range.rows -= twice;
+    end = std::max(end, range.position + range.rows);
+  }
+  std::erase_if(start->owed,
+                [](const RowRange& range) { return range.rows == 0; });
+  // A range on the far side of the position is reached anyway.
+  std::erase_if(start->owed, [start](const RowRange& range) {
+    return range.position >= start->position;
+  });
+}
+
+}  // namespace
+
 PlanStart Delivery::State() const {
   PlanStart state;
   if (!split()) {
@@ -161,7 +188,6 @@ PlanStart Delivery::State() const {
     // Steps that some rank did not release are all to be made again: which rows
     // of them the others released is lost with the number of ranks.
     state.position = UINT64_MAX;
-    std::vector<uint32_t> needed;  // lanes
     const auto before = [&](uint64_t position) {
       state.position = std::min(state.position, position);
     };
@@ -172,15 +198,8 @@ PlanStart Delivery::State() const {
       }
       before(slot.share.rows.position);
     }
-    for (uint32_t i = 0; i < lanes_.size(); ++i) {
+    for (const uint32_t i : LanesNeeded()) {
       const Lane& lane = lanes_[i];
-      // Its rank is gone for good, in this life or before it: what it had to do
-      // is owed to the others.
-      const bool somebodys =
-          std::any_of(consumers_.begin(), consumers_.end(),
-                      [i](const auto& it) { return it.second.lane == i; });
-      if (!somebodys && (lane.taken || AllCame())) continue;
-      needed.push_back(i);
       for (const Again& again : lane.again) {
         before(PositionOfStep(again.step));
       }
@@ -192,15 +211,8 @@ PlanStart Delivery::State() const {
       before(PositionOfStep(step));
     }
     for (uint32_t number = 0; number < phases_.size(); ++number) {
+      if (AllPassedOwed(number)) continue;
       const Phase& phase = phases_[number];
-      // Every rank has been given what it begins with; what is not released of
-      // it is in a slot, or to be made again.
-      const uint64_t owed = phase.plan.start().owed.size();
-      const auto passed = [&](uint32_t i) {
-        return lanes_[i].phase > number ||
-               (lanes_[i].phase == number && lanes_[i].next_step >= owed);
-      };
-      if (std::all_of(needed.begin(), needed.end(), passed)) continue;
       for (const RowRange& range : phase.plan.start().owed) {
         if (range.position >= state.position) continue;
         // What of it is behind the position is reached anyway.
@@ -210,26 +222,77 @@ PlanStart Delivery::State() const {
       }
     }
   }
-  std::sort(state.owed.begin(), state.owed.end(),
-            [](const RowRange& a, const RowRange& b) {
-              return a.position < b.position;
-            });
-  // What is owed since one phase may be owed since another.
-  uint64_t end = 0;
-  for (RowRange& range : state.owed) {
-    const uint64_t twice =
-        std::min(end - std::min(end, range.position), range.rows);
-    range.position += twice;
-    range.rows -= twice;
-    end = std::max(end, range.position + range.rows);
-  }
-  std::erase_if(state.owed,
-                [](const RowRange& range) { return range.rows == 0; });
-  // A range on the far side of the position is reached anyway.
-  std::erase_if(state.owed, [&](const RowRange& range) {
-    return range.position >= state.position;
-  });
+  InOrder(&state);
   return state;
+}
+
+PlanStart Delivery::RowsNeeded() const {
+  // Of these a step is one rank's, or all of theirs.
+  if (!split()) return State();
+  PlanStart needed;
+  needed.position = UINT64_MAX;
+  const auto whole_step = [&](uint64_t id) {
+    const Plan& plan = phases_[PhaseOfStep(id)].plan;
+    const auto step = plan.StepFrom(PositionOfStep(id));
+    if (!step) return;
+    const Plan::Share rows = plan.ShareOf(*step, 0);
+    needed.owed.push_back({rows.position, rows.global_rows, false});
+  };
+  for (const Slot& slot : slots_) {
+    if (slot.state == SlotState::kFree || slot.share.abandoned ||
+        (slot.state == SlotState::kOut && slot.holders == 0)) {
+      continue;
+    }
+    needed.owed.push_back(
+        {slot.share.rows.first_row, slot.share.rows.rows, false});
+  }
+  for (const uint32_t i : LanesNeeded()) {
+    const Lane& lane = lanes_[i];
+    for (const Again& again : lane.again) whole_step(again.step);
+    const Phase& phase = phases_[lane.phase];
+    needed.position = std::min(
+        needed.position, phase.plan.PositionOf(std::max<uint64_t>(
+                             lane.next_step, phase.plan.start().owed.size())));
+  }
+  for (const uint64_t id : HeldOfFormerLives()) {
+    if (PhaseOfStep(id) < phases_.size()) whole_step(id);
+  }
+  for (uint32_t number = 0; number < phases_.size(); ++number) {
+    if (AllPassedOwed(number)) continue;
+    for (const RowRange& range : phases_[number].plan.start().owed) {
+      needed.owed.push_back(range);
+    }
+  }
+  for (RowRange& range : needed.owed) {
+    if (range.position >= needed.position) continue;
+    range.rows = std::min(range.rows, needed.position - range.position);
+  }
+  InOrder(&needed);
+  return needed;
+}
+
+// Those of ranks that have more to do. Of one whose rank is gone for good, in
+// this life or before it, what it had to do is owed to the others.
+std::vector<uint32_t> Delivery::LanesNeeded() const {
+  std::vector<uint32_t> needed;
+  for (uint32_t i = 0; i < lanes_.size(); ++i) {
+    const bool somebodys =
+        std::any_of(consumers_.begin(), consumers_.end(),
+                    [i](const auto& it) { return it.second.lane == i; });
+    if (somebodys || !(lanes_[i].taken || AllCame())) needed.push_back(i);
+  }
+  return needed;
+}
+
+// Every rank has been given what the phase begins with; what is not released of
+// it is in a slot, or to be made again.
+bool Delivery::AllPassedOwed(uint32_t number) const {
+  const uint64_t owed = phases_[number].plan.start().owed.size();
+  const std::vector<uint32_t> lanes = LanesNeeded();
+  return std::all_of(lanes.begin(), lanes.end(), [&](uint32_t i) {
+    return lanes_[i].phase > number ||
+           (lanes_[i].phase == number && lanes_[i].next_step >= owed);
+  });
 }
 
 std::vector<Delivery::RankStatus> Delivery::Ranks() {

@@ -77,9 +77,15 @@ std::unique_ptr<Stream> StreamOf(const JobOptions& options,
   // The slots of a lane are full, and the next step is collected.
   const uint64_t rows_out =
       (uint64_t{layout.slots_per_lane} + 1) * layout.plan.global_batch();
-  return std::make_unique<Stream>(spec->features,
-                                  FirstNeeded(layout.plan.start()), rows_out,
-                                  spec->producers, record);
+  Stream::Shape shape;
+  shape.begin = FirstNeeded(layout.plan.start());
+  shape.to_finish = spec->producers;
+  shape.rows_out = rows_out;
+  // Batches that are not released are in slots, or were in a former life; rows
+  // of one may be those of two puts.
+  shape.unit_rows = layout.segment.rows_max;
+  shape.units = 4 * uint64_t{layout.lanes} * layout.slots_per_lane;
+  return std::make_unique<Stream>(spec->features, shape, record);
 }
 
 std::vector<Ring*> RingsOf(const Segment& segment) {
@@ -412,7 +418,14 @@ void Job::StreamChangedLocked() {
 
 // Where the job would begin again nobody needs the rows before.
 void Job::ReleaseStreamLocked() {
-  stream_->Release(FirstNeeded(delivery_.State()));
+  const PlanStart needed = delivery_.RowsNeeded();
+  stream_->Release(FirstNeeded(needed));
+  // Ranks hold batches for which producers keep their rows, and none can be
+  // made of others.
+  const Delivery::SlotCounts slots = delivery_.CountSlots();
+  if (slots.filling == 0 && slots.free > 0 && stream_->ShortOfRoom()) {
+    stream_->MakeRoom(needed.position, needed.owed);
+  }
   if (stream_->AnyFreed()) on_freed_();
 }
 

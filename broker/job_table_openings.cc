@@ -42,6 +42,13 @@ class JobInJournal : public JobRecord {
   void RowsReleased(uint64_t row) override {
     life_->RowsReleased(number_, row);
   }
+  Status AtticOpened(uint64_t rows, int memory) override {
+    return life_->AtticOpened(number_, rows, memory);
+  }
+  void RowsMoved(uint64_t row,
+                 const std::vector<StreamLedger::Chunk>& needed) override {
+    life_->RowsMoved(number_, row, needed);
+  }
 
  private:
   LifeJournal* const life_;

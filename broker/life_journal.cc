@@ -34,6 +34,8 @@ enum Type : uint8_t {
   kRowsPut = 15,
   kProducerEnd = 16,
   kRowsReleased = 17,
+  kAttic = 18,
+  kRowsMoved = 19,
 };
 
 // Of kRowsKept: far below what a record may have.
@@ -207,7 +209,9 @@ StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
   }
   for (StoredFd& each : stored) {
     // The name of an attach that was stored and not recorded is not used again.
-    const std::string number = each.name.substr(each.name.rfind('-') + 1);
+    const std::string number = each.name.rfind("producer", 0) == 0
+                                   ? ""
+                                   : each.name.substr(each.name.rfind('-') + 1);
     life->next_id_ = std::max<uint64_t>(
         life->next_id_, std::strtoull(number.c_str(), nullptr, 10) + 1);
     life->stored_[each.name] = std::move(each.fd);
@@ -295,9 +299,9 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
       case kRowsKept:
         if (Live* job = live(); job != nullptr && job->stream) {
           for (const auto& run : record.at("runs")) {
-            job->stream->Keep(run.at(0).get<uint32_t>(),
-                              run.at(1).get<uint64_t>(),
-                              run.at(2).get<uint64_t>());
+            job->stream->Keep(
+                {run.at(0).get<uint64_t>(), run.at(1).get<uint64_t>(),
+                 run.at(2).get<uint32_t>(), run.at(3).get<uint64_t>()});
           }
         }
         break;
@@ -326,6 +330,22 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
       case kRowsReleased:
         if (Live* job = live(); job != nullptr && job->stream) {
           job->stream->Release(record.at("row").get<uint64_t>());
+        }
+        break;
+      case kAttic:
+        if (Live* job = live(); job != nullptr && job->stream) {
+          job->stream->OpenAttic(record.at("rows").get<uint64_t>());
+        }
+        break;
+      case kRowsMoved:
+        if (Live* job = live(); job != nullptr && job->stream) {
+          std::vector<StreamLedger::Chunk> needed;
+          for (const auto& run : record.at("needed")) {
+            needed.push_back({run.at(0).get<uint64_t>(),
+                              run.at(1).get<uint64_t>(), StreamLedger::kAttic,
+                              run.at(2).get<uint64_t>()});
+          }
+          job->stream->Move(record.at("row").get<uint64_t>(), needed);
         }
         break;
       default:
@@ -636,7 +656,7 @@ Status LifeJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
 }
 
 void LifeJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
-                            uint64_t rows, uint64_t first) {
+                          uint64_t rows, uint64_t first) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
@@ -667,6 +687,36 @@ void LifeJournal::RowsReleased(uint64_t job, uint64_t row) {
   if (found == jobs_.end() || !found->second.stream) return;
   (void)Append(kRowsReleased, {{"id", job}, {"row", row}});
   for (const uint32_t gone : found->second.stream->Release(row)) {
+    UnstoreProducer(job, gone);
+  }
+}
+
+Status LifeJournal::AtticOpened(uint64_t job, uint64_t rows, int memory) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end() || !found->second.stream) return OkStatus();
+  Store(MemoryName(job, StreamLedger::kAttic), memory);
+  const Status status = Append(kAttic, {{"id", job}, {"rows", rows}});
+  if (status.ok()) {
+    found->second.stream->OpenAttic(rows);
+  } else {
+    Unstore(MemoryName(job, StreamLedger::kAttic));
+  }
+  return status;
+}
+
+void LifeJournal::RowsMoved(uint64_t job, uint64_t row,
+                            const std::vector<StreamLedger::Chunk>& needed) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end() || !found->second.stream) return;
+  json runs = json::array();
+  for (const StreamLedger::Chunk& chunk : needed) {
+    runs.push_back({chunk.first, chunk.rows, chunk.place});
+  }
+  (void)Append(kRowsMoved,
+               {{"id", job}, {"row", row}, {"needed", std::move(runs)}});
+  for (const uint32_t gone : found->second.stream->Move(row, needed)) {
     UnstoreProducer(job, gone);
   }
 }
@@ -706,7 +756,7 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
     PENSTOCK_RETURN_IF_ERROR(record(kStream, StreamJson(id, *live.stream)));
     json runs = json::array();
     for (const StreamLedger::Chunk& chunk : live.stream->chunks()) {
-      runs.push_back({chunk.producer, chunk.place, chunk.rows});
+      runs.push_back({chunk.first, chunk.rows, chunk.producer, chunk.place});
       if (runs.size() < kRunsPerRecord &&
           &chunk != &live.stream->chunks().back()) {
         continue;

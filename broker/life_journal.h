@@ -133,6 +133,9 @@ class LifeJournal {
                uint64_t first);
   void ProducerLeft(uint64_t job, uint32_t producer, bool finished);
   void RowsReleased(uint64_t job, uint64_t row);
+  Status AtticOpened(uint64_t job, uint64_t rows, int memory);
+  void RowsMoved(uint64_t job, uint64_t row,
+                 const std::vector<StreamLedger::Chunk>& needed);
 
   // Now and then, on the control thread.
   void CompactIfWanted();

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 
 #include "common/layout.h"
 
@@ -63,13 +64,12 @@ class Stream::Memory {
   const ProducerLayout layout_;
 };
 
-Stream::Stream(ElementSpec element, uint64_t begin, uint64_t rows_out,
-               uint64_t to_finish, StreamRecord* record)
+Stream::Stream(ElementSpec element, const Shape& shape, StreamRecord* record)
     : element_(std::move(element)),
-      rows_out_(rows_out),
+      shape_(shape),
       record_(record),
-      ledger_(begin, to_finish),
-      recorded_(begin) {}
+      ledger_(shape.begin, shape.to_finish),
+      recorded_(shape.begin) {}
 
 // ---- a former life
 // ------------------------------------------------------------
@@ -224,7 +224,7 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
   // Besides: what is passed over at the ring's end, and the put itself.
   PENSTOCK_ASSIGN_OR_RETURN(
       ProducerLayout layout,
-      PlanProducerMemory(element_, rows_out_ + 2 * joining.put_rows));
+      PlanProducerMemory(element_, shape_.rows_out + 2 * joining.put_rows));
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
                             Memory::Create(std::move(layout)));
   StreamLedger::Producer producer;
@@ -281,7 +281,15 @@ void Stream::RecordReleasedLocked() {
 
 bool Stream::AnyFreed() const {
   MutexLock lock(&mutex_);
-  return ledger_.released() != recorded_;
+  const auto is_news = [this](const auto& it) {
+    mutex_.AssertHeld();
+    if (!it.second.at_work || away_.count(it.first) > 0) return false;
+    const auto told = told_.find(it.first);
+    return it.second.freed != (told == told_.end() ? 0 : told->second);
+  };
+  return ledger_.released() != recorded_ ||
+         std::any_of(ledger_.producers().begin(), ledger_.producers().end(),
+                     is_news);
 }
 
 std::vector<Stream::Freed> Stream::TakeFreed() {
@@ -296,6 +304,114 @@ std::vector<Stream::Freed> Stream::TakeFreed() {
     all.push_back({number, producer.freed});
   }
   return all;
+}
+
+// ---- the attic
+// ------------------------------------------------------------
+
+bool Stream::ShortOfRoom() const {
+  MutexLock lock(&mutex_);
+  return std::any_of(ledger_.producers().begin(), ledger_.producers().end(),
+                     [this](const auto& it) {
+                       const StreamLedger::Producer& producer = it.second;
+                       return producer.at_work &&
+                              producer.end - producer.freed > shape_.rows_out;
+                     });
+}
+
+StatusOr<std::shared_ptr<const Stream::Memory>> Stream::AtticLocked() {
+  if (const auto found = memories_.find(StreamLedger::kAttic);
+      found != memories_.end()) {
+    return found->second;
+  }
+  const auto former = ledger_.producers().find(StreamLedger::kAttic);
+  if (former != ledger_.producers().end() && former->second.chunks > 0) {
+    return DataLossError("nobody kept the attic");
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      ProducerLayout layout,
+      PlanProducerMemory(element_, shape_.units * shape_.unit_rows));
+  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
+                            Memory::Create(std::move(layout)));
+  PENSTOCK_RETURN_IF_ERROR(
+      record_->AtticOpened(memory->layout().rows, memory->fd()));
+  ledger_.OpenAttic(memory->layout().rows);
+  memories_[StreamLedger::kAttic] = memory;
+  return memory;
+}
+
+Status Stream::CopyLocked(uint64_t first, uint64_t count, const Memory& attic,
+                          uint64_t place) const {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<Piece> pieces,
+                            FindLocked(first, count));
+  const ProducerLayout& layout = attic.layout();
+  std::vector<std::byte> row;
+  for (size_t i = 0; i < layout.row_bytes.size(); ++i) {
+    const uint64_t row_bytes = layout.row_bytes[i];
+    row.resize(row_bytes);
+    uint64_t at = layout.offsets[i] + place * row_bytes;
+    for (const Piece& piece : pieces) {
+      for (uint64_t k = 0; k < piece.rows; ++k, at += row_bytes) {
+        PENSTOCK_RETURN_IF_ERROR(piece.Read(i, k, 1, row.data()));
+        for (uint64_t done = 0; done < row_bytes;) {
+          const ssize_t wrote =
+              pwrite(attic.fd(), row.data() + done, row_bytes - done,
+                     static_cast<off_t>(at + done));
+          if (wrote < 0 && errno == EINTR) continue;
+          if (wrote <= 0) return ErrnoError(wrote < 0 ? errno : EIO, "attic");
+          done += static_cast<uint64_t>(wrote);
+        }
+      }
+    }
+  }
+  return OkStatus();
+}
+
+void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
+  MutexLock lock(&mutex_);
+  std::set<uint64_t> taken;  // places of the attic
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (chunk.producer == StreamLedger::kAttic) taken.insert(chunk.place);
+  }
+  std::vector<StreamLedger::Chunk> needed;
+  const auto move = [&](uint64_t first, uint64_t rows) -> Status {
+    mutex_.AssertHeld();
+    uint64_t place = 0;
+    while (taken.count(place) > 0) place += shape_.unit_rows;
+    if (place == shape_.units * shape_.unit_rows) {
+      return ResourceExhaustedError("the attic is full");
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Memory> attic,
+                              AtticLocked());
+    PENSTOCK_RETURN_IF_ERROR(CopyLocked(first, rows, *attic, place));
+    needed.push_back({first, rows, StreamLedger::kAttic, place});
+    taken.insert(place);
+    return OkStatus();
+  };
+  // What cannot be moved stays, and what is behind it.
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (chunk.producer == StreamLedger::kAttic) continue;
+    for (const RowRange& range : ranges) {
+      uint64_t first = std::max(range.position, chunk.first);
+      const uint64_t end = std::min(
+          {range.position + range.rows, chunk.first + chunk.rows, row});
+      while (first < end) {
+        const uint64_t rows = std::min(shape_.unit_rows, end - first);
+        if (move(first, rows).ok()) {
+          first += rows;
+        } else {
+          row = first;
+          break;
+        }
+      }
+    }
+  }
+  if (row <= ledger_.released() ||
+      ledger_.producers().count(StreamLedger::kAttic) == 0) {
+    return;
+  }
+  record_->RowsMoved(row, needed);
+  ForgetLocked(ledger_.Move(row, needed));
 }
 
 // ---- questions
@@ -328,7 +444,9 @@ uint64_t Stream::released() const {
 
 uint64_t Stream::kept_rows() const {
   MutexLock lock(&mutex_);
-  return ledger_.end() - ledger_.released();
+  uint64_t rows = 0;
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) rows += chunk.rows;
+  return rows;
 }
 
 std::optional<std::chrono::steady_clock::time_point> Stream::idle_since()
@@ -341,6 +459,11 @@ std::optional<std::chrono::steady_clock::time_point> Stream::idle_since()
 StatusOr<std::vector<Stream::Piece>> Stream::Find(uint64_t first,
                                                   uint64_t count) const {
   MutexLock lock(&mutex_);
+  return FindLocked(first, count);
+}
+
+StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
+                                                        uint64_t count) const {
   const std::deque<StreamLedger::Chunk>& chunks = ledger_.chunks();
   if (first < ledger_.released() || first + count > ledger_.end()) {
     return DataLossError(
@@ -364,6 +487,9 @@ StatusOr<std::vector<Stream::Piece>> Stream::Find(uint64_t first,
     }
     const std::shared_ptr<const Memory>& memory = found->second;
     const uint64_t skipped = first - chunk->first;
+    if (first < chunk->first || skipped >= chunk->rows) {
+      return DataLossError("row {} of the stream was released", first);
+    }
     const uint64_t rows = std::min(count, chunk->rows - skipped);
     pieces.push_back(
         {rows, memory, chunk->place % memory->layout().rows + skipped});

@@ -16,9 +16,15 @@
 //   T4  What a producer was told of is recorded: a life that follows numbers
 //       the same rows in the same way, or knows that records are missing.
 //
+// A rank may hold a batch for long while others go on, in dynamic and in
+// broadcast. Its rows must not end that by keeping a producer's ring full: they
+// are moved to an attic, memory of the broker's, when nobody gets anything
+// because of them.
+//
 // Bounds: kProducersMax producers, at work or gone and with rows left; the rows
 // of each one's ring, which are those that the job's slots hold, one step more,
-// and two of its puts; StreamLedger::kChunksMax runs of rows.
+// and two of its puts; four times the rows of all slots in the attic, of which
+// it has memory only for what is in it; StreamLedger::kChunksMax runs of rows.
 #ifndef BROKER_STREAM_H_
 #define BROKER_STREAM_H_
 
@@ -31,6 +37,7 @@
 #include <vector>
 
 #include "broker/mutex.h"
+#include "broker/plan.h"
 #include "broker/stream_ledger.h"
 #include "common/element_spec.h"
 #include "common/message.h"
@@ -55,6 +62,10 @@ class StreamRecord {
   virtual void ProducerLeft(uint32_t producer, bool finished) = 0;
   // Before their producers are told.
   virtual void RowsReleased(uint64_t row) = 0;
+  // As StreamLedger; the attic's memory is kept for that life.
+  virtual Status AtticOpened(uint64_t rows, int memory) = 0;
+  virtual void RowsMoved(uint64_t row,
+                         const std::vector<StreamLedger::Chunk>& needed) = 0;
 };
 
 // What a former life left of one.
@@ -69,10 +80,17 @@ struct FormerStream {
 
 class Stream {
  public:
-  // begin, to_finish: as StreamLedger has them. rows_out: as many may be put
-  // and not released when the next one is needed. record outlives it.
-  Stream(ElementSpec element, uint64_t begin, uint64_t rows_out,
-         uint64_t to_finish, StreamRecord* record);
+  struct Shape {
+    uint64_t begin = 0;  // as StreamLedger has it, to_finish too
+    uint64_t to_finish = 1;
+    uint64_t rows_out = 1;  // as many may be put and not released when the
+                            // next one is needed
+    // The attic's: as many runs of so many rows at most.
+    uint64_t units = 1;
+    uint64_t unit_rows = 1;
+  };
+  // record outlives it.
+  Stream(ElementSpec element, const Shape& shape, StreamRecord* record);
 
   // ---- the control thread's
   // ---------------------------------------------------
@@ -128,6 +146,11 @@ class Stream {
 
   // Every rank is through with the rows before this one.
   void Release(uint64_t row);
+  // A producer may wait for room.
+  bool ShortOfRoom() const;
+  // Of the rows before this one only the ranges are needed, which are in order,
+  // and nobody reads them now: makes room by moving them.
+  void MakeRoom(uint64_t row, const std::vector<RowRange>& ranges);
   // There is something to tell producers, or the record.
   bool AnyFreed() const;
   // Rows put so far, with those before begin.
@@ -171,12 +194,18 @@ class Stream {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveUpLocked(double wait_s) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RecordReleasedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  StatusOr<std::shared_ptr<const Memory>> AtticLocked()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  StatusOr<std::vector<Piece>> FindLocked(uint64_t first, uint64_t count) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status CopyLocked(uint64_t first, uint64_t count, const Memory& attic,
+                    uint64_t place) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetLocked(const std::vector<uint32_t>& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ElementSpec element_;
-  const uint64_t rows_out_;
+  const Shape shape_;
   StreamRecord* const record_;
 
   mutable Mutex mutex_;

@@ -53,26 +53,27 @@ Status StreamLedger::CheckPut(uint32_t number, uint64_t place,
 
 void StreamLedger::Put(uint32_t number, uint64_t place, uint64_t rows,
                        uint64_t first) {
-  if (first < end_ || !Keep(number, place, rows)) return;
+  if (first < end_ || !Keep({end_, rows, number, place})) return;
   producers_.at(number).end = place + rows;
 }
 
-bool StreamLedger::Keep(uint32_t number, uint64_t place, uint64_t rows) {
-  const auto found = producers_.find(number);
+bool StreamLedger::Keep(const Chunk& chunk) {
+  const auto found = producers_.find(chunk.producer);
   if (found == producers_.end()) return false;
   Producer& producer = found->second;
-  if (rows == 0 || rows > producer.ring_rows - place % producer.ring_rows) {
-    return false;
-  }
+  const uint64_t ring = producer.ring_rows;
+  if (chunk.rows == 0 || chunk.rows > ring - chunk.place % ring) return false;
   Chunk* const last = chunks_.empty() ? nullptr : &chunks_.back();
-  if (last != nullptr && last->producer == number &&
-      place == last->place + last->rows && place % producer.ring_rows != 0) {
-    last->rows += rows;
+  if (last != nullptr && chunk.first < last->first + last->rows) return false;
+  if (last != nullptr && last->producer == chunk.producer &&
+      chunk.first == last->first + last->rows &&
+      chunk.place == last->place + last->rows && chunk.place % ring != 0) {
+    last->rows += chunk.rows;
   } else {
-    chunks_.push_back({end_, rows, number, place});
+    chunks_.push_back(chunk);
     ++producer.chunks;
   }
-  end_ += rows;
+  end_ = std::max(end_, chunk.first + chunk.rows);
   return true;
 }
 
@@ -110,6 +111,57 @@ std::vector<uint32_t> StreamLedger::Release(uint64_t row) {
   return gone;
 }
 
+void StreamLedger::OpenAttic(uint64_t rows) {
+  Producer& attic = producers_[kAttic];
+  attic.ring_rows = rows;
+  attic.at_work = false;
+}
+
+std::vector<uint32_t> StreamLedger::Move(uint64_t row,
+                                         const std::vector<Chunk>& needed) {
+  if (producers_.count(kAttic) == 0) return {};
+  std::deque<Chunk> left;
+  auto next = needed.begin();
+  for (Chunk chunk : chunks_) {
+    if (chunk.first < row && chunk.producer != kAttic) {
+      const uint64_t rows = std::min(chunk.rows, row - chunk.first);
+      for (; next != needed.end() && next->first < chunk.first + rows; ++next) {
+        // Else it was released since.
+        if (next->first < chunk.first) continue;
+        left.push_back(*next);
+        left.back().producer = kAttic;
+      }
+      chunk.first += rows;
+      chunk.place += rows;
+      chunk.rows -= rows;
+    }
+    if (chunk.rows > 0) left.push_back(chunk);
+  }
+  chunks_ = std::move(left);
+  std::map<uint32_t, uint64_t> first_place;
+  for (auto& [number, producer] : producers_) producer.chunks = 0;
+  for (const Chunk& chunk : chunks_) {
+    ++producers_.at(chunk.producer).chunks;
+    first_place.emplace(chunk.producer, chunk.place);
+  }
+  std::vector<uint32_t> gone;
+  for (auto it = producers_.begin(); it != producers_.end();) {
+    auto& [number, producer] = *it;
+    const auto first = first_place.find(number);
+    if (number != kAttic) {
+      producer.freed =
+          first == first_place.end() ? producer.end : first->second;
+    }
+    if (producer.chunks > 0 || producer.at_work) {
+      ++it;
+      continue;
+    }
+    gone.push_back(number);
+    it = producers_.erase(it);
+  }
+  return gone;
+}
+
 bool StreamLedger::HasFinished(uint64_t token) const {
   return token != 0 &&
          std::find(finished_tokens_.begin(), finished_tokens_.end(), token) !=
@@ -123,7 +175,7 @@ json StreamLedger::ToJson() const {
                          producer.put_rows, producer.end, producer.freed,
                          producer.at_work});
   }
-  return {{"released", released()},
+  return {{"end", end_},
           {"next_producer", next_producer_},
           {"finished", finished_},
           {"to_finish", to_finish_},
@@ -132,7 +184,7 @@ json StreamLedger::ToJson() const {
 }
 
 StreamLedger StreamLedger::FromJson(const json& json) {
-  StreamLedger ledger(json.at("released").get<uint64_t>(),
+  StreamLedger ledger(json.at("end").get<uint64_t>(),
                       json.at("to_finish").get<uint64_t>());
   ledger.next_producer_ = json.at("next_producer").get<uint32_t>();
   ledger.finished_ = json.at("finished").get<uint64_t>();

@@ -58,6 +58,13 @@ class StreamLedger {
   std::vector<uint32_t> Leave(uint32_t number, bool finished);
   // Rows before this one.
   std::vector<uint32_t> Release(uint64_t row);
+  // Of the rows before this one only those are still needed, and they are in
+  // the attic now: in the order of their numbers, place is there.
+  std::vector<uint32_t> Move(uint64_t row, const std::vector<Chunk>& needed);
+  // Memory of the broker's own, which is no producer's but is in producers()
+  // while there are rows in it.
+  static constexpr uint32_t kAttic = UINT32_MAX;
+  void OpenAttic(uint64_t rows);
 
   uint64_t end() const { return end_; }
   // The first row that is kept, or end().
@@ -75,7 +82,7 @@ class StreamLedger {
   // Throws nlohmann::json::exception.
   static StreamLedger FromJson(const nlohmann::json& json);
   // What Put has numbered before; false: that cannot be.
-  bool Keep(uint32_t number, uint64_t place, uint64_t rows);
+  bool Keep(const Chunk& chunk);
 
   static constexpr size_t kChunksMax = 1 << 15;
   static constexpr size_t kFinishedKept = 1024;

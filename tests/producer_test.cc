@@ -355,6 +355,49 @@ TEST_F(ProducerTest, NoMoreIsPutThanRanksAreBehind) {
   EXPECT_EQ(rows, Numbers(48));
 }
 
+TEST_F(ProducerTest, ABatchThatIsHeldForLongHoldsUpNobody) {
+  for (const char* mode : {"dynamic", "broadcast"}) {
+    std::vector<Options> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      Options options =
+          OptionsFor(Spec("batch: {size: 4}\nhold: 3\n"), rank, 2);
+      options.delivery = mode;
+      options.job += mode;
+      ranks.push_back(options);
+    }
+    std::thread thread([&] {
+      ProducerOptions options = ProducerFor(5);
+      options.job = ranks[0].job;
+      Producer producer(options);
+      for (int64_t at = 0; at < 2000; at += 5) Put(&producer, at, 5);
+      producer.finish();
+    });
+    std::vector<Course> courses(2);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        Reader reader(ranks[rank]);
+        // To the end of the data, while the others and it itself go on.
+        Batch first;
+        if (reader.next(&first) == Reader::Result::kBatch) {
+          courses[rank] = RunToTheEnd(reader);
+          courses[rank].taken.push_back(TakenOf(reader, first));
+        }
+      });
+    }
+    for (std::thread& each : threads) each.join();
+    thread.join();
+    Rows rows;
+    for (const Course& course : courses) {
+      EXPECT_EQ(course.code, 0) << mode << ": " << course.error;
+      Append(course.taken, &rows);
+    }
+    EXPECT_EQ(Sorted(rows),
+              Numbers(2000, mode == std::string("dynamic") ? 1 : 2))
+        << mode;
+  }
+}
+
 TEST_F(ProducerTest, PutsOfAnySizeGoRoundTheRing) {
   Reader reader(OptionsFor(Spec("batch: {size: 5}\n"), 0, 1));
   std::thread thread([&] {

@@ -102,10 +102,13 @@ TEST(StreamLedgerTest, ItIsTheSameFromItsJsonAndItsChunks) {
   ledger.Put(0, 8, 6, 16);
   ledger.Release(10);
   ledger.Put(0, 16, 5, 22);  // two rows of the ring were passed over
+  // Rows 12 and 13 are in the attic, others before 16 are done with.
+  ledger.OpenAttic(8);
+  ledger.Move(16, {{12, 2, StreamLedger::kAttic, 4}});
   ledger.Leave(1, true);
   StreamLedger copy = StreamLedger::FromJson(ledger.ToJson());
   for (const StreamLedger::Chunk& chunk : ledger.chunks()) {
-    EXPECT_TRUE(copy.Keep(chunk.producer, chunk.place, chunk.rows));
+    EXPECT_TRUE(copy.Keep(chunk));
   }
   EXPECT_EQ(copy.ToJson(), ledger.ToJson());
   EXPECT_EQ(copy.end(), ledger.end());
@@ -113,7 +116,7 @@ TEST(StreamLedgerTest, ItIsTheSameFromItsJsonAndItsChunks) {
   for (StreamLedger* each : {&ledger, &copy}) {
     EXPECT_TRUE(each->CheckPut(0, 21, 3).ok());
     each->Put(0, 21, 3, 27);
-    EXPECT_THAT(each->Release(30), ElementsAre(1));
+    EXPECT_THAT(each->Release(30), ElementsAre(StreamLedger::kAttic));
     each->Leave(0, true);
     EXPECT_TRUE(each->over());
   }
@@ -129,9 +132,9 @@ TEST(StreamLedgerTest, PutsThatCannotBe) {
   }
   EXPECT_FALSE(ledger.CheckPut(1, 0, 1).ok());
   // As a journal may say it.
-  EXPECT_FALSE(ledger.Keep(1, 0, 1));
-  EXPECT_FALSE(ledger.Keep(0, 0, kRing + 1));
-  EXPECT_FALSE(ledger.Keep(0, 0, 0));
+  EXPECT_FALSE(ledger.Keep({0, 1, 1, 0}));
+  EXPECT_FALSE(ledger.Keep({0, kRing + 1, 0, 0}));
+  EXPECT_FALSE(ledger.Keep({0, 0, 0, 0}));
   ledger.Leave(0, false);
   EXPECT_FALSE(ledger.CheckPut(0, 0, 1).ok());
 }
@@ -160,6 +163,16 @@ class Remembered : public StreamRecord {
     ledger->Leave(producer, finished);
   }
   void RowsReleased(uint64_t row) override { ledger->Release(row); }
+  Status AtticOpened(uint64_t rows, int memory) override {
+    if (full) return ResourceExhaustedError("no space");
+    kept[StreamLedger::kAttic].memory = Duplicate(memory);
+    ledger->OpenAttic(rows);
+    return OkStatus();
+  }
+  void RowsMoved(uint64_t row,
+                 const std::vector<StreamLedger::Chunk>& needed) override {
+    ledger->Move(row, needed);
+  }
 
   FormerStream Former() { return {*ledger, std::move(kept)}; }
 
@@ -202,8 +215,9 @@ class StreamTest : public testing::Test {
   Child child_;
   Remembered record_;
   Remembered next_record_;
-  Stream stream_{element_, 0, 8, 1, &record_};
-  Stream next_{element_, 0, 8, 1, &next_record_};
+  const Stream::Shape shape_ = {0, 1, 8, 4, 2};
+  Stream stream_{element_, shape_, &record_};
+  Stream next_{element_, shape_, &next_record_};
 };
 
 TEST_F(StreamTest, AProducerComesBackToItsRows) {
@@ -349,6 +363,80 @@ TEST_F(StreamTest, OneThatIsSilentIsGivenUpAfterItsTime) {
   EXPECT_FALSE(next_.idle_since());
   EXPECT_TRUE(next_.GiveUpAway(1e-9).ok());
   EXPECT_TRUE(next_.idle_since());
+}
+
+// ---- the attic
+// --------------------------------------------------------------
+
+TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
+  const auto joined = Join(&stream_, kToken);
+  ASSERT_TRUE(joined.ok());
+  Write(*joined, 0, 12);
+  for (uint64_t at = 0; at < 12; at += 4) {
+    EXPECT_FALSE(stream_.ShortOfRoom());
+    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
+  }
+  EXPECT_TRUE(stream_.ShortOfRoom());
+  // Rows 2, 3 and 6, 7 are held; all others before 12 are done with.
+  stream_.Release(2);
+  (void)stream_.TakeFreed();
+  EXPECT_TRUE(stream_.ShortOfRoom());
+  stream_.MakeRoom(12, {{2, 2, true}, {6, 2, true}});
+  EXPECT_FALSE(stream_.ShortOfRoom());
+  const std::vector<Stream::Freed> freed = stream_.TakeFreed();
+  ASSERT_EQ(freed.size(), 1u);
+  EXPECT_EQ(freed[0].place, 12u);
+  EXPECT_EQ(stream_.kept_rows(), 4u);
+  // The producer writes over where they were.
+  ASSERT_TRUE(stream_.Put(0, 12, 4).ok());
+  next_record_.ledger = record_.ledger;
+  next_.Restore(record_.Former());
+  for (const Stream* stream : {&stream_, &next_}) {
+    for (const int64_t row : {2, 3, 6, 7}) {
+      EXPECT_EQ(Row(*stream, static_cast<uint64_t>(row)), 100 + row);
+    }
+    EXPECT_FALSE(stream->Find(4, 1).ok());
+    EXPECT_FALSE(stream->Find(8, 1).ok());
+    EXPECT_FALSE(stream->Find(7, 2).ok());
+    EXPECT_TRUE(stream->Find(12, 4).ok());
+    EXPECT_EQ(stream->available(), 16u);
+  }
+  // Once more: those that are there stay where they are.
+  stream_.Release(6);
+  (void)stream_.TakeFreed();
+  stream_.MakeRoom(16, {{6, 2, true}, {14, 2, true}});
+  EXPECT_EQ(Row(stream_, 6), 106);
+  EXPECT_EQ(stream_.kept_rows(), 4u);
+  EXPECT_EQ(record_.ledger->released(), 6u);
+  stream_.Release(16);
+  EXPECT_EQ(stream_.kept_rows(), 0u);
+  EXPECT_EQ(stream_.Find(6, 1).status().code(), StatusCode::kDataLoss);
+}
+
+TEST_F(StreamTest, WhatDoesNotFitIntoTheAtticStays) {
+  const auto joined = Join(&stream_, kToken);
+  ASSERT_TRUE(joined.ok());
+  Write(*joined, 0, 16);
+  for (uint64_t at = 0; at < 16; at += 4) {
+    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
+  }
+  // Four steps of two rows there may be.
+  stream_.MakeRoom(
+      16,
+      {{0, 2, true}, {3, 2, true}, {6, 2, true}, {9, 2, true}, {12, 2, true}});
+  for (const int64_t row : {0, 1, 3, 4, 6, 7, 9, 10, 12, 13, 15}) {
+    EXPECT_EQ(Row(stream_, static_cast<uint64_t>(row)), 100 + row);
+  }
+  EXPECT_FALSE(stream_.Find(11, 1).ok());
+  const std::vector<Stream::Freed> freed = stream_.TakeFreed();
+  ASSERT_EQ(freed.size(), 1u);
+  EXPECT_EQ(freed[0].place, 12u);
+  // Nothing is moved that cannot be recorded.
+  record_.full = true;
+  stream_.Release(16);
+  ASSERT_TRUE(stream_.Put(0, 16, 4).ok());
+  stream_.MakeRoom(20, {{16, 2, true}});
+  EXPECT_EQ(stream_.kept_rows(), 4u);
 }
 
 // ---- the journal
