@@ -36,6 +36,7 @@
 
 #include "bench/side_by_side.h"
 #include "broker/read.h"
+#include "broker/read_backend.h"
 
 namespace penstock {
 namespace {
@@ -114,6 +115,7 @@ void UringThread(std::span<const std::string> paths) {
   params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
   Check(io_uring_queue_init_params(kDepth * 3, &ring, &params) == 0,
         "io_uring");
+  OrderRingMemory();
   const std::vector<int> none(kDepth, -1);
   Check(io_uring_register_files(&ring, none.data(), kDepth) == 0, "files");
   std::vector<std::vector<char>> buffers(kDepth, std::vector<char>(256 << 10));
@@ -150,6 +152,7 @@ void UringThread(std::span<const std::string> paths) {
       start(slot);
     }
   }
+  OrderRingMemory();
   io_uring_queue_exit(&ring);
 }
 
@@ -329,13 +332,17 @@ class BareRing {
     params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
     const int made = io_uring_queue_init_params(kDepth, &ring_, &params);
     if (made < 0) Die(strerror(-made));
+    OrderRingMemory();
     if (!registered) return;
     const std::span<std::byte> all = records->slots.All();
     const iovec memory = {all.data(), all.size()};
     const int result = io_uring_register_buffers(&ring_, &memory, 1);
     if (result < 0) Die(strerror(-result));
   }
-  ~BareRing() { io_uring_queue_exit(&ring_); }
+  ~BareRing() {
+    OrderRingMemory();
+    io_uring_queue_exit(&ring_);
+  }
   BareRing(const BareRing&) = delete;
   BareRing& operator=(const BareRing&) = delete;
 

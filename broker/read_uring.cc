@@ -205,6 +205,7 @@ Status UringReader::Init(ReadBackend rung) {
   params.cq_entries = 2 * entries;
   const int result = io_uring_queue_init_params(entries, &ring_, &params);
   if (result < 0) return SetupError(-result);
+  OrderRingMemory();
   has_ring_ = true;
   // Filled with "none" instead of registered as sparse: kernels before 5.19.
   const std::vector<int> none(depth(), -1);
@@ -241,6 +242,7 @@ UringReader::~UringReader() {
     }
     io_uring_cq_advance(&ring_, seen);
   }
+  OrderRingMemory();
   io_uring_queue_exit(&ring_);
 }
 
