@@ -180,6 +180,7 @@ StatusOr<nlohmann::json> ControlServer::Put(Connection* connection,
   }
   nlohmann::json answer = OkReply();
   answer["first"] = *first;
+  answer["end"] = place + rows;
   return answer;
 }
 
@@ -262,7 +263,8 @@ void ControlServer::TellProducers(const std::shared_ptr<Job>& job) {
           return each.producer == number;
         });
     if (freed == all.end()) continue;
-    Reply(&connection, {{"event", "freed"}, {"place", freed->place}});
+    Reply(&connection,
+          {{"event", "freed"}, {"place", freed->place}, {"end", freed->end}});
   }
 }
 

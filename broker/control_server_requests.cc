@@ -88,8 +88,12 @@ void ControlServer::Handle(Connection* connection,
     status = StartProduce(connection, request, fds);
     if (status.ok()) return;
   } else if (*op == "put") {
-    answer_with(Put(connection, request));
-    // Only now: what it has not heard of it puts once more, when we die.
+    // Nobody waits for the answer of one that is quiet, if it is not refused;
+    // to send it would wake the producer.
+    const StatusOr<bool> quiet = FlagField(request, "quiet");
+    const StatusOr<nlohmann::json> put =
+        quiet.ok() ? Put(connection, request) : quiet.status();
+    if (!put.ok() || !*quiet) answer_with(put);
     if (connection->producer) connection->producer->job->StreamChanged();
     return;
   } else if (*op == "finish") {

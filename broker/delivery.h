@@ -99,6 +99,10 @@ class DeliveryRecord {
   virtual void PhaseBegun(const FormerPhase& phase) = 0;
 };
 
+// Of a job's rows: no rank is attached, its ranks have batches, one that is
+// given batches stands beside an empty ring.
+enum class Demand : uint8_t { kNobody, kAhead, kNow };
+
 class Delivery {
  public:
   struct Shape {
@@ -340,8 +344,7 @@ class Delivery {
     std::optional<int64_t> progress;
   };
   std::vector<RankStatus> Ranks();
-  // A rank that is given batches stands beside an empty ring.
-  bool AnyWaiting();
+  Demand Wanted();
 
   struct SlotCounts {
     uint32_t free = 0, filling = 0, ready = 0, out = 0, quarantined = 0;

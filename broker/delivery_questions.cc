@@ -334,12 +334,15 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
   return ranks;
 }
 
-bool Delivery::AnyWaiting() {
-  return std::any_of(consumers_.begin(), consumers_.end(), [this](auto& it) {
-    Consumer& consumer = it.second;
-    return consumer.place == Place::kAttached && FeedOf(consumer).open() &&
-           FeedOf(consumer).waiting();
-  });
+Demand Delivery::Wanted() {
+  Demand demand = Demand::kNobody;
+  for (auto& [id, consumer] : consumers_) {
+    if (consumer.place != Place::kAttached || !FeedOf(consumer).open())
+      continue;
+    if (FeedOf(consumer).waiting()) return Demand::kNow;
+    demand = Demand::kAhead;
+  }
+  return demand;
 }
 
 Delivery::SlotCounts Delivery::CountSlots() const {

@@ -21,7 +21,7 @@ constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
 // How often Advance looks at one rank again that releases while it looks.
 constexpr int kRoundsMax = 2;
 // Often enough: a job is ahead of its share by ten times as much at most.
-constexpr uint64_t kRankWaitsKeptNs = 5'000'000;
+constexpr uint64_t kWantedKeptNs = 5'000'000;
 
 uint64_t ChunkRows(const Job::Layout& layout, uint32_t workers) {
   const uint64_t by_bytes =
@@ -81,10 +81,9 @@ std::unique_ptr<Stream> StreamOf(const JobOptions& options,
   shape.begin = FirstNeeded(layout.plan.start());
   shape.to_finish = spec->producers;
   shape.rows_out = rows_out;
-  // Batches that are not released are in slots, or were in a former life; rows
-  // of one may be those of two puts.
-  shape.unit_rows = layout.segment.rows_max;
-  shape.units = 4 * uint64_t{layout.lanes} * layout.slots_per_lane;
+  // Batches that are not released are in slots, or were in a former life.
+  shape.attic_rows = 2 * uint64_t{layout.lanes} * layout.slots_per_lane *
+                     layout.segment.rows_max;
   return std::make_unique<Stream>(spec->features, shape, record);
 }
 
@@ -496,15 +495,15 @@ uint64_t Job::ChunkRowsNow() const {
                               chunk_rows_);
 }
 
-bool Job::RankWaits(uint64_t now_ns) {
+Demand Job::Wanted(uint64_t now_ns) {
   // Relaxed, all: a hint; two that look at once find the same.
-  if (now_ns - rank_waits_seen_ns_.load(std::memory_order_relaxed) >
-      kRankWaitsKeptNs) {
-    rank_waits_seen_ns_.store(now_ns, std::memory_order_relaxed);
+  if (now_ns - wanted_seen_ns_.load(std::memory_order_relaxed) >
+      kWantedKeptNs) {
+    wanted_seen_ns_.store(now_ns, std::memory_order_relaxed);
     MutexLock lock(&mutex_);
-    rank_waits_.store(delivery_.AnyWaiting(), std::memory_order_relaxed);
+    wanted_.store(delivery_.Wanted(), std::memory_order_relaxed);
   }
-  return rank_waits_.load(std::memory_order_relaxed);
+  return wanted_.load(std::memory_order_relaxed);
 }
 
 Claim Job::ClaimRows(std::optional<uint32_t> node) {

@@ -204,10 +204,9 @@ class Job {
     // Relaxed: a hint; who sleeps on it is woken after it was set.
     return claimable_.load(std::memory_order_relaxed);
   }
-  // A rank stands beside an empty ring, as was seen kRankWaitsKeptNs ago at
-  // most: a rank that goes to sleep tells nobody, and looking at the pages of
-  // all is not for every claim.
-  bool RankWaits(uint64_t now_ns);
+  // As was seen kWantedKeptNs ago at most: a rank that goes to sleep tells
+  // nobody, and looking at the pages of all is not for every claim.
+  Demand Wanted(uint64_t now_ns);
   // node: the worker's.
   Claim ClaimRows(std::optional<uint32_t> node);
   // Its rows are done; the last of the share publishes it.
@@ -315,8 +314,8 @@ class Job {
 
   std::atomic<bool> claimable_{false};
   std::atomic<bool> pointless_{false};
-  std::atomic<bool> rank_waits_{false};
-  std::atomic<uint64_t> rank_waits_seen_ns_{0};  // when
+  std::atomic<Demand> wanted_{Demand::kAhead};
+  std::atomic<uint64_t> wanted_seen_ns_{0};  // when
   Counters counters_;
 };
 

@@ -2,13 +2,15 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
+#include <map>
+#include <utility>
 
 #include "common/layout.h"
 
@@ -100,6 +102,8 @@ void Stream::Restore(FormerStream former) {
 void Stream::NoteMissingLocked() {
   missing_.reset();
   for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    // Who holds on to rows of the attic has them.
+    if (chunk.producer == StreamLedger::kAttic) continue;
     if (memories_.count(chunk.producer) > 0) continue;
     missing_ = chunk.first;
     return;
@@ -124,8 +128,11 @@ Status Stream::GiveUpAway(double wait_s) {
   GiveUpLocked(wait_s);
   if (!missing_) return OkStatus();
   for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
-    if (memories_.count(chunk.producer) > 0 || away_.count(chunk.producer) > 0)
+    if (chunk.producer == StreamLedger::kAttic ||
+        memories_.count(chunk.producer) > 0 ||
+        away_.count(chunk.producer) > 0) {
       continue;
+    }
     return DataLossError(
         "rows {} to {} of the stream died with producer {} and the broker: "
         "nobody kept its memory (systemd and penstock run do); begin at a "
@@ -215,16 +222,18 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
     return ResourceExhaustedError("{} rows in one put, at most {} may be",
                                   joining.put_rows, UINT32_MAX);
   }
-  if (ledger_.producers().size() >= kProducersMax) {
+  if (ledger_.producers().size() -
+          ledger_.producers().count(StreamLedger::kAttic) >=
+      kProducersMax) {
     return ResourceExhaustedError(
         "{} producers are at work, or gone with rows that nobody has taken: "
         "all there may be",
         kProducersMax);
   }
-  // Besides: what is passed over at the ring's end, and the put itself.
   PENSTOCK_ASSIGN_OR_RETURN(
       ProducerLayout layout,
-      PlanProducerMemory(element_, shape_.rows_out + 2 * joining.put_rows));
+      PlanProducerMemory(element_, RowsNeeded(joining.put_rows) +
+                                       shape_.rows_out / kToldShare));
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
                             Memory::Create(std::move(layout)));
   StreamLedger::Producer producer;
@@ -279,17 +288,25 @@ void Stream::RecordReleasedLocked() {
   record_->RowsReleased(recorded_);
 }
 
+bool Stream::IsNewsLocked(uint32_t number,
+                          const StreamLedger::Producer& producer) const {
+  if (!producer.at_work || away_.count(number) > 0) return false;
+  const auto told = told_.find(number);
+  const uint64_t freed =
+      producer.freed - (told == told_.end() ? 0 : told->second);
+  const uint64_t needed = RowsNeeded(producer.put_rows);
+  return freed > 0 && freed + needed >= producer.ring_rows;
+}
+
 bool Stream::AnyFreed() const {
   MutexLock lock(&mutex_);
-  const auto is_news = [this](const auto& it) {
-    mutex_.AssertHeld();
-    if (!it.second.at_work || away_.count(it.first) > 0) return false;
-    const auto told = told_.find(it.first);
-    return it.second.freed != (told == told_.end() ? 0 : told->second);
-  };
-  return ledger_.released() != recorded_ ||
+  const uint64_t unrecorded = ledger_.released() - recorded_;
+  return unrecorded > (ledger_.at_work() > 0 ? shape_.rows_out : 0) ||
          std::any_of(ledger_.producers().begin(), ledger_.producers().end(),
-                     is_news);
+                     [this](const auto& it) {
+                       mutex_.AssertHeld();
+                       return IsNewsLocked(it.first, it.second);
+                     });
 }
 
 std::vector<Stream::Freed> Stream::TakeFreed() {
@@ -297,11 +314,9 @@ std::vector<Stream::Freed> Stream::TakeFreed() {
   RecordReleasedLocked();
   std::vector<Freed> all;
   for (const auto& [number, producer] : ledger_.producers()) {
-    if (!producer.at_work || away_.count(number) > 0) continue;
-    uint64_t& told = told_[number];
-    if (producer.freed == told) continue;
-    told = producer.freed;
-    all.push_back({number, producer.freed});
+    if (!IsNewsLocked(number, producer)) continue;
+    told_[number] = producer.freed;
+    all.push_back({number, producer.freed, producer.end});
   }
   return all;
 }
@@ -311,6 +326,10 @@ std::vector<Stream::Freed> Stream::TakeFreed() {
 
 bool Stream::ShortOfRoom() const {
   MutexLock lock(&mutex_);
+  return ShortOfRoomLocked();
+}
+
+bool Stream::ShortOfRoomLocked() const {
   return std::any_of(ledger_.producers().begin(), ledger_.producers().end(),
                      [this](const auto& it) {
                        const StreamLedger::Producer& producer = it.second;
@@ -326,13 +345,14 @@ StatusOr<std::shared_ptr<const Stream::Memory>> Stream::AtticLocked() {
   }
   const auto former = ledger_.producers().find(StreamLedger::kAttic);
   if (former != ledger_.producers().end() && former->second.chunks > 0) {
-    return DataLossError("nobody kept the attic");
+    return DataLossError("nobody kept the attic of the broker's former life");
   }
-  PENSTOCK_ASSIGN_OR_RETURN(
-      ProducerLayout layout,
-      PlanProducerMemory(element_, shape_.units * shape_.unit_rows));
+  PENSTOCK_ASSIGN_OR_RETURN(ProducerLayout layout,
+                            PlanProducerMemory(element_, shape_.attic_rows));
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
                             Memory::Create(std::move(layout)));
+  // Else the record may know one already, whose rows are all released.
+  RecordReleasedLocked();
   PENSTOCK_RETURN_IF_ERROR(
       record_->AtticOpened(memory->layout().rows, memory->fd()));
   ledger_.OpenAttic(memory->layout().rows);
@@ -340,78 +360,128 @@ StatusOr<std::shared_ptr<const Stream::Memory>> Stream::AtticLocked() {
   return memory;
 }
 
-Status Stream::CopyLocked(uint64_t first, uint64_t count, const Memory& attic,
-                          uint64_t place) const {
+Status Stream::CopyLocked(const StreamLedger::Chunk& to,
+                          const Memory& attic) const {
+  constexpr uint64_t kBytesAtOnce = 1 << 20;
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<Piece> pieces,
-                            FindLocked(first, count));
+                            FindLocked(to.first, to.rows));
   const ProducerLayout& layout = attic.layout();
-  std::vector<std::byte> row;
+  std::vector<std::byte> rows;
   for (size_t i = 0; i < layout.row_bytes.size(); ++i) {
     const uint64_t row_bytes = layout.row_bytes[i];
-    row.resize(row_bytes);
-    uint64_t at = layout.offsets[i] + place * row_bytes;
+    const uint64_t at_once =
+        std::max<uint64_t>(kBytesAtOnce / std::max<uint64_t>(row_bytes, 1), 1);
+    uint64_t at = layout.offsets[i] + to.place * row_bytes;
     for (const Piece& piece : pieces) {
-      for (uint64_t k = 0; k < piece.rows; ++k, at += row_bytes) {
-        PENSTOCK_RETURN_IF_ERROR(piece.Read(i, k, 1, row.data()));
-        for (uint64_t done = 0; done < row_bytes;) {
+      for (uint64_t k = 0; k < piece.rows; k += at_once) {
+        rows.resize(std::min(at_once, piece.rows - k) * row_bytes);
+        PENSTOCK_RETURN_IF_ERROR(
+            piece.Read(i, k, std::min(at_once, piece.rows - k), rows.data()));
+        for (uint64_t done = 0; done < rows.size();) {
           const ssize_t wrote =
-              pwrite(attic.fd(), row.data() + done, row_bytes - done,
+              pwrite(attic.fd(), rows.data() + done, rows.size() - done,
                      static_cast<off_t>(at + done));
           if (wrote < 0 && errno == EINTR) continue;
           if (wrote <= 0) return ErrnoError(wrote < 0 ? errno : EIO, "attic");
           done += static_cast<uint64_t>(wrote);
         }
+        at += rows.size();
       }
     }
   }
   return OkStatus();
 }
 
+StatusOr<std::vector<StreamLedger::Chunk>> Stream::MoveRunLocked(
+    uint64_t first, uint64_t end,
+    const std::vector<StreamLedger::Chunk>& kept) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Memory> attic,
+                            AtticLocked());
+  std::map<uint64_t, uint64_t> taken;  // places, from and up to
+  for (const StreamLedger::Chunk& each : kept) {
+    taken[each.place] = each.place + each.rows;
+  }
+  taken[attic->layout().rows] = attic->layout().rows;
+  // Into the gaps, in as many parts as that takes.
+  std::vector<StreamLedger::Chunk> moved;
+  uint64_t place = 0;
+  for (const auto& [from, upto] : taken) {
+    if (const uint64_t rows = std::min(from - place, end - first); rows > 0) {
+      moved.push_back({first, rows, StreamLedger::kAttic, place});
+      PENSTOCK_RETURN_IF_ERROR(CopyLocked(moved.back(), *attic));
+      first += rows;
+    }
+    place = upto;
+  }
+  if (first < end) {
+    return ResourceExhaustedError("the attic is full: {} rows", place);
+  }
+  return moved;
+}
+
 void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
   MutexLock lock(&mutex_);
-  std::set<uint64_t> taken;  // places of the attic
+  row = std::min(row, ledger_.end());
+  // In the attic, and needed.
+  std::vector<StreamLedger::Chunk> kept;
+  // In a ring, and needed: first and end.
+  std::vector<std::pair<uint64_t, uint64_t>> runs;
+  auto range = ranges.begin();
   for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
-    if (chunk.producer == StreamLedger::kAttic) taken.insert(chunk.place);
-  }
-  std::vector<StreamLedger::Chunk> needed;
-  const auto move = [&](uint64_t first, uint64_t rows) -> Status {
-    mutex_.AssertHeld();
-    uint64_t place = 0;
-    while (taken.count(place) > 0) place += shape_.unit_rows;
-    if (place == shape_.units * shape_.unit_rows) {
-      return ResourceExhaustedError("the attic is full");
+    const uint64_t chunk_end = std::min(chunk.first + chunk.rows, row);
+    while (range != ranges.end() &&
+           range->position + range->rows <= chunk.first) {
+      ++range;
     }
-    PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Memory> attic,
-                              AtticLocked());
-    PENSTOCK_RETURN_IF_ERROR(CopyLocked(first, rows, *attic, place));
-    needed.push_back({first, rows, StreamLedger::kAttic, place});
-    taken.insert(place);
-    return OkStatus();
-  };
-  // What cannot be moved stays, and what is behind it.
-  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
-    if (chunk.producer == StreamLedger::kAttic) continue;
-    for (const RowRange& range : ranges) {
-      uint64_t first = std::max(range.position, chunk.first);
-      const uint64_t end = std::min(
-          {range.position + range.rows, chunk.first + chunk.rows, row});
-      while (first < end) {
-        const uint64_t rows = std::min(shape_.unit_rows, end - first);
-        if (move(first, rows).ok()) {
-          first += rows;
-        } else {
-          row = first;
-          break;
-        }
+    for (auto each = range; each != ranges.end() && each->position < chunk_end;
+         ++each) {
+      const uint64_t first = std::max(each->position, chunk.first);
+      const uint64_t end = std::min(each->position + each->rows, chunk_end);
+      if (first >= end) continue;
+      if (chunk.producer == StreamLedger::kAttic) {
+        kept.push_back({first, end - first, StreamLedger::kAttic,
+                        chunk.place + (first - chunk.first)});
+      } else if (!runs.empty() && runs.back().second == first) {
+        runs.back().second = end;
+      } else {
+        runs.push_back({first, end});
       }
     }
   }
-  if (row <= ledger_.released() ||
-      ledger_.producers().count(StreamLedger::kAttic) == 0) {
-    return;
+  // What lies before the first that is needed takes no copying; then the oldest
+  // first, no more of them than it takes.
+  for (size_t i = 0; i <= runs.size() && ShortOfRoomLocked(); ++i) {
+    if (i > 0) {
+      auto moved = MoveRunLocked(runs[i - 1].first, runs[i - 1].second, kept);
+      if (!moved.ok()) {
+        if (!std::exchange(attic_failed_, true)) {
+          spdlog::warn(
+              "ranks hold batches for long, and there is no room for their "
+              "rows beside those of the producers, who wait: {}",
+              moved.status().message());
+        }
+        return;
+      }
+      kept.insert(kept.end(), moved->begin(), moved->end());
+    }
+    const uint64_t upto = i < runs.size() ? runs[i].first : row;
+    if (!MovesLocked(upto, kept)) continue;
+    record_->RowsMoved(upto, kept);
+    ForgetLocked(ledger_.Move(upto, kept));
+    NoteMissingLocked();
   }
-  record_->RowsMoved(row, needed);
-  ForgetLocked(ledger_.Move(row, needed));
+}
+
+bool Stream::MovesLocked(uint64_t row,
+                         const std::vector<StreamLedger::Chunk>& kept) const {
+  uint64_t rows = 0;
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (chunk.first >= row) break;
+    if (chunk.producer != StreamLedger::kAttic) return true;
+    rows += std::min(chunk.rows, row - chunk.first);
+  }
+  for (const StreamLedger::Chunk& chunk : kept) rows -= chunk.rows;
+  return rows > 0;
 }
 
 // ---- questions
@@ -478,12 +548,20 @@ StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
   --chunk;
   std::vector<Piece> pieces;
   for (; count > 0; ++chunk) {
+    if (chunk == chunks.end()) {
+      return DataLossError("row {} of the stream was released", first);
+    }
     const auto found = memories_.find(chunk->producer);
     if (found == memories_.end()) {
+      if (chunk->producer == StreamLedger::kAttic) {
+        return DataLossError(
+            "row {} of the stream is not here: nobody kept the attic of the "
+            "broker's former life (systemd and penstock run do)",
+            first);
+      }
       return DataLossError(
-          "row {} of the stream is not here: producer {} is "
-          "away",
-          first, chunk->producer);
+          "row {} of the stream is not here: producer {} is away", first,
+          chunk->producer);
     }
     const std::shared_ptr<const Memory>& memory = found->second;
     const uint64_t skipped = first - chunk->first;

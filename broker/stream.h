@@ -23,8 +23,9 @@
 //
 // Bounds: kProducersMax producers, at work or gone and with rows left; the rows
 // of each one's ring, which are those that the job's slots hold, one step more,
-// and two of its puts; four times the rows of all slots in the attic, of which
-// it has memory only for what is in it; StreamLedger::kChunksMax runs of rows.
+// a quarter of these and two of its puts; four times the rows of all slots in
+// the attic, of which it has memory only for what is in it;
+// StreamLedger::kChunksMax runs of rows.
 #ifndef BROKER_STREAM_H_
 #define BROKER_STREAM_H_
 
@@ -83,11 +84,9 @@ class Stream {
   struct Shape {
     uint64_t begin = 0;  // as StreamLedger has it, to_finish too
     uint64_t to_finish = 1;
-    uint64_t rows_out = 1;  // as many may be put and not released when the
-                            // next one is needed
-    // The attic's: as many runs of so many rows at most.
-    uint64_t units = 1;
-    uint64_t unit_rows = 1;
+    uint64_t rows_out = 1;    // as many may be put and not released when the
+                              // next one is needed
+    uint64_t attic_rows = 1;  // at most
   };
   // record outlives it.
   Stream(ElementSpec element, const Shape& shape, StreamRecord* record);
@@ -128,11 +127,12 @@ class Stream {
   // finished: it has put all of its rows; else it died, and another may take
   // its place.
   void Leave(uint32_t producer, bool finished);
-  // Of producers at work: the place up to which they may write again. Those
-  // that changed since the last call.
+  // Producers at work that have more room since they were told last, and
+  // enough of it.
   struct Freed {
     uint32_t producer = 0;
-    uint64_t place = 0;
+    uint64_t place = 0;  // up to which it may write again
+    uint64_t end = 0;    // place behind its last put
   };
   std::vector<Freed> TakeFreed();
   // Gives up who is away and dead, or of unknown process and away for
@@ -148,10 +148,11 @@ class Stream {
   void Release(uint64_t row);
   // A producer may wait for room.
   bool ShortOfRoom() const;
-  // Of the rows before this one only the ranges are needed, which are in order,
-  // and nobody reads them now: makes room by moving them.
+  // Of the rows before this one only the ranges are needed, which are in order
+  // and apart, and nobody reads them now: makes room by moving them, no more
+  // than it takes.
   void MakeRoom(uint64_t row, const std::vector<RowRange>& ranges);
-  // There is something to tell producers, or the record.
+  // There is enough to tell producers, or the record.
   bool AnyFreed() const;
   // Rows put so far, with those before begin.
   uint64_t end() const;
@@ -183,6 +184,10 @@ class Stream {
   StatusOr<std::vector<Piece>> Find(uint64_t first, uint64_t count) const;
 
  private:
+  // A ring has this share of rows_out more than it needs: its producer is told
+  // of room when so much has come together. Each time wakes two threads, which
+  // takes longer than to make a batch of a few bytes.
+  static constexpr uint64_t kToldShare = 4;
   struct Away {
     Fd pidfd;
     std::chrono::steady_clock::time_point since;
@@ -198,8 +203,25 @@ class Stream {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   StatusOr<std::vector<Piece>> FindLocked(uint64_t first, uint64_t count) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Status CopyLocked(uint64_t first, uint64_t count, const Memory& attic,
-                    uint64_t place) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status CopyLocked(const StreamLedger::Chunk& to, const Memory& attic) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Copies rows into the attic, beside those that are kept there.
+  StatusOr<std::vector<StreamLedger::Chunk>> MoveRunLocked(
+      uint64_t first, uint64_t end,
+      const std::vector<StreamLedger::Chunk>& kept)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // StreamLedger::Move would change something.
+  bool MovesLocked(uint64_t row,
+                   const std::vector<StreamLedger::Chunk>& kept) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ShortOfRoomLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of a ring. Besides: what is passed over at its end, and the put itself.
+  uint64_t RowsNeeded(uint64_t put_rows) const {
+    return shape_.rows_out + 2 * put_rows;
+  }
+  bool IsNewsLocked(uint32_t number,
+                    const StreamLedger::Producer& producer) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetLocked(const std::vector<uint32_t>& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -218,6 +240,7 @@ class Stream {
   uint64_t recorded_ ABSL_GUARDED_BY(mutex_);                  // of released()
   // The first row kept whose memory is not here.
   std::optional<uint64_t> missing_ ABSL_GUARDED_BY(mutex_);
+  bool attic_failed_ ABSL_GUARDED_BY(mutex_) = false;  // it was said
   std::chrono::steady_clock::time_point idle_since_ ABSL_GUARDED_BY(mutex_) =
       std::chrono::steady_clock::now();
 };

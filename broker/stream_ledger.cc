@@ -118,18 +118,26 @@ void StreamLedger::OpenAttic(uint64_t rows) {
 }
 
 std::vector<uint32_t> StreamLedger::Move(uint64_t row,
-                                         const std::vector<Chunk>& needed) {
-  if (producers_.count(kAttic) == 0) return {};
+                                         const std::vector<Chunk>& kept) {
+  if (!kept.empty() && producers_.count(kAttic) == 0) return {};
   std::deque<Chunk> left;
-  auto next = needed.begin();
+  auto next = kept.begin();
   for (Chunk chunk : chunks_) {
-    if (chunk.first < row && chunk.producer != kAttic) {
+    if (chunk.first < row) {
       const uint64_t rows = std::min(chunk.rows, row - chunk.first);
-      for (; next != needed.end() && next->first < chunk.first + rows; ++next) {
-        // Else it was released since.
-        if (next->first < chunk.first) continue;
-        left.push_back(*next);
-        left.back().producer = kAttic;
+      const uint64_t end = chunk.first + rows;
+      // What is not there any more was released since.
+      while (next != kept.end() && next->first + next->rows <= chunk.first) {
+        ++next;
+      }
+      for (auto run = next; run != kept.end() && run->first < end; ++run) {
+        const uint64_t first = std::max(run->first, chunk.first);
+        Chunk part = chunk.producer == kAttic ? chunk : *run;
+        part.place += first - part.first;
+        part.first = first;
+        part.rows = std::min(run->first + run->rows, end) - first;
+        part.producer = kAttic;
+        left.push_back(part);
       }
       chunk.first += rows;
       chunk.place += rows;

@@ -58,9 +58,10 @@ class StreamLedger {
   std::vector<uint32_t> Leave(uint32_t number, bool finished);
   // Rows before this one.
   std::vector<uint32_t> Release(uint64_t row);
-  // Of the rows before this one only those are still needed, and they are in
-  // the attic now: in the order of their numbers, place is there.
-  std::vector<uint32_t> Move(uint64_t row, const std::vector<Chunk>& needed);
+  // Of the rows before this one only those are kept, and they are in the attic
+  // now: in the order of their numbers, place is there, for those that were in
+  // the attic before, the same.
+  std::vector<uint32_t> Move(uint64_t row, const std::vector<Chunk>& kept);
   // Memory of the broker's own, which is no producer's but is in producers()
   // while there are rows in it.
   static constexpr uint32_t kAttic = UINT32_MAX;

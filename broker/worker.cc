@@ -93,6 +93,7 @@ Worker::JobState& Worker::StateOf(const std::shared_ptr<Job>& job) {
     state.dataset_hash =
         SamplesInWork::DatasetHash(DatasetKey(job->options().spec));
     state.reads = {};
+    state.read_at_once = 0;
     Unpin(state);
   }
   return state;
@@ -125,6 +126,9 @@ bool Worker::ClaimMore() {
     } else {
       work->job->Fail(pieces.status());
     }
+  } else {
+    work->job->dataset().source->Locate(work->rows.front().record, &request_);
+    work->reads = request_.kind != ReadRequest::Kind::kNone;
   }
   open_.push_back(std::move(work));
   return true;
@@ -145,27 +149,71 @@ bool Worker::MayRead(const Work& work) const {
   return reads < pool_->read_depth() && reads < lanes_[lane_].free.size();
 }
 
-bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
+void Worker::StartReads(const std::shared_ptr<Work>& shared) {
   Work& work = *shared;
+  if (!work.reads) return;
   if (work.job->Pointless()) {
     const uint64_t rest = work.rows.size() - work.started;
     work.started = work.rows.size();
     Done(work, rest);
-    return true;
+    return;
   }
-  if (work.reads && !MayRead(work)) return false;
+  JobState& state = *work.state;
+  if (state.read_at_once > 0 || !MayRead(work)) return;
   const Source& source = *work.job->dataset().source;
   Lane& lane = lanes_[lane_];
+  const uint64_t begin_ns = NowNs();
+  while (work.started < work.rows.size() && MayRead(work)) {
+    const uint64_t index = work.started;
+    source.Locate(work.rows[index].record, &request_);
+    const uint32_t ticket = lane.free.back();
+    lane.free.pop_back();
+    const std::optional<size_t> in_place =
+        request_.kind == ReadRequest::Kind::kRange
+            ? work.job->dataset().FeatureReadInPlace()
+            : std::nullopt;
+    lane.tickets[ticket] = {true,
+                            false,
+                            false,
+                            shared,
+                            index,
+                            SharedDataset(work.job),
+                            in_place ? work.job : nullptr,
+                            state.dataset_hash};
+    std::span<std::byte> into;
+    uint32_t pinned = kNotPinned;
+    if (in_place) {
+      into = {Place(work, index, *in_place), request_.bytes};
+      if (request_.align > 0 && ReadsStraight(request_, into)) {
+        pinned = PinOf(work, *in_place);
+      }
+    }
+    ++state.reads[lane_];
+    ++waited_for_;
+    ++work.started;
+    reads_->Start(Entry(lane_, ticket), work.number, work.rows[index].record,
+                  pool_->now_ns());
+    // Made while its bytes are in the caches, and read into one buffer in turn.
+    if (lane.reader->Start(ticket, request_, into, pinned)) {
+      lane.tickets[ticket].at_once = true;
+      ++state.read_at_once;
+      break;
+    }
+  }
+  Count(work.job->virtual_time_ns, NowNs() - begin_ns);
+}
+
+void Worker::MakeRows(Work& work) {
   const uint64_t begin_ns = NowNs();
   uint64_t made = 0;
   while (work.started < work.rows.size()) {
     const uint64_t index = work.started;
+    if (work.job->Pointless()) {
+      work.started = work.rows.size();
+      made += work.started - index;
+      break;
+    }
     if (!work.pieces.empty()) {
-      if (work.job->Pointless()) {
-        made += work.rows.size() - work.started;
-        work.started = work.rows.size();
-        break;
-      }
       const StatusOr<uint64_t> rows = MakeStreamRows(work, index);
       if (rows.status().code() == StatusCode::kCancelled) {
         work.cut_off |= !work.job->Pointless();
@@ -176,80 +224,77 @@ bool Worker::StartReads(const std::shared_ptr<Work>& shared) {
       made += work.started - index;
       continue;
     }
-    source.Locate(work.rows[index].record, &request_);
-    if (request_.kind == ReadRequest::Kind::kNone) {
-      if (work.job->Pointless()) {
-        made += work.rows.size() - work.started;
-        work.started = work.rows.size();
-        break;
-      }
-      // Reads of other jobs must not wait for long.
-      if (made % 8 == 0 && made > 0 && NowNs() - begin_ns > kInlineNs) break;
-      ++work.started;
-      ++made;
-      const Status status = MakeRow(work, index, work.rows[index].record, {});
-      if (!status.ok()) HandleError(work, index, status);
-      continue;
-    }
-    work.reads = true;
-    if (!MayRead(work)) break;
-    const uint32_t ticket = lane.free.back();
-    lane.free.pop_back();
-    const std::optional<size_t> in_place =
-        request_.kind == ReadRequest::Kind::kRange
-            ? work.job->dataset().FeatureReadInPlace()
-            : std::nullopt;
-    lane.tickets[ticket] = {true,
-                            shared,
-                            index,
-                            SharedDataset(work.job),
-                            in_place ? work.job : nullptr,
-                            work.state->dataset_hash};
-    std::span<std::byte> into;
-    uint32_t pinned = kNotPinned;
-    if (in_place) {
-      into = {Place(work, index, *in_place), request_.bytes};
-      if (request_.align > 0 && ReadsStraight(request_, into)) {
-        pinned = PinOf(work, *in_place);
-      }
-    }
-    ++work.state->reads[lane_];
-    ++waited_for_;
+    // Reads, and rows of other jobs, must not wait for long; the clock is not
+    // read for each of many that cost little.
+    const bool look = made % 8 == 0 || (made & (made - 1)) == 0;
+    if (made > 0 && look && NowNs() - begin_ns > kInlineNs) break;
     ++work.started;
-    reads_->Start(Entry(lane_, ticket), work.number, work.rows[index].record,
-                  pool_->now_ns());
-    // Decoded while its bytes are in the caches, into one buffer in turn.
-    if (lane.reader->Start(ticket, request_, into, pinned)) break;
+    ++made;
+    const Status status = MakeRow(work, index, work.rows[index].record, {});
+    if (!status.ok()) HandleError(work, index, status);
   }
-  if (made > 0) {
-    const uint64_t spent = NowNs() - begin_ns;
-    Count(work.job->counters().decode_ns, spent);
-    Count(work.job->counters().decoded, made);
-    Count(work.job->virtual_time_ns, spent);
-    Done(work, made);
-  }
-  return made > 0;
+  const uint64_t spent = NowNs() - begin_ns;
+  Count(work.job->counters().decode_ns, spent);
+  Count(work.job->counters().decoded, made);
+  Count(work.job->virtual_time_ns, spent);
+  Done(work, made);
 }
 
-// Keeps the tickets busy. True: rows were made, so it is the turn of what has
-// been read.
-bool Worker::ReadAhead(bool* any) {
+bool Worker::ReadAhead() {
+  bool any = false;
   for (;;) {
-    bool made = false;
     for (size_t i = 0; i < open_.size();) {
-      const std::shared_ptr<Work> work = open_[i];
-      made |= StartReads(work);
-      if (work->started < work->rows.size()) {
+      StartReads(open_[i]);
+      if (open_[i]->started < open_[i]->rows.size()) {
         ++i;
         continue;
       }
       open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
       claim_failed_ = false;  // more of this job's may be had
     }
-    if (made) *any = true;
-    if (made || lanes_[lane_].free.empty() || !ClaimMore()) return made;
-    *any = true;
+    // What a blocking reader hangs in holds no other job's rows.
+    const bool full =
+        lanes_[lane_].free.empty() || (blocking() && !open_.empty());
+    if (full || !ClaimMore()) return any;
+    any = true;
   }
+}
+
+bool Worker::MakeNext() {
+  candidates_.clear();
+  makeable_.clear();
+  const auto add = [this](const std::shared_ptr<Job>& job, JobState* arrived,
+                          Work* open) {
+    // Relaxed: a slightly old time is as fair.
+    candidates_.push_back(
+        {job->virtual_time_ns.load(std::memory_order_relaxed), Demand::kAhead});
+    makeable_.push_back({job.get(), arrived, open});
+  };
+  for (JobState* const state : arrived_of_) {
+    const Arrival& first = state->arrived.front();
+    add(lanes_[first.lane].tickets[first.done.ticket].work->job, state,
+        nullptr);
+  }
+  for (const std::shared_ptr<Work>& work : open_) {
+    if (!work->reads) add(work->job, nullptr, work.get());
+  }
+  if (makeable_.empty()) return false;
+  size_t next = 0;
+  if (makeable_.size() > 1) {
+    const uint64_t now_ns = NowNs();
+    for (size_t i = 0; i < makeable_.size(); ++i) {
+      candidates_[i].demand = makeable_[i].job->Wanted(now_ns);
+    }
+    next = ServedNext(candidates_);
+  }
+  // A crew's time is nobody else's.
+  if (seat_.job == 0) pool_->Served(candidates_[next].virtual_time_ns);
+  if (makeable_[next].open != nullptr) {
+    MakeRows(*makeable_[next].open);
+  } else {
+    MakeArrived(makeable_[next].arrived);
+  }
+  return true;
 }
 
 bool Worker::RunOnce() {
@@ -258,39 +303,91 @@ bool Worker::RunOnce() {
   claim_failed_ = false;
   for (;;) {
     if (pool_->now_ns() != looked_at_ns_) LookAfterReads();
-    const bool made = ReadAhead(&any);
+    any |= ReadAhead();
     lanes_[lane_].reader->Submit();
+    any |= TakeArrived(kNoWait);
+    if (MakeNext()) {
+      any = true;
+      continue;
+    }
     if (waited_for_ == 0 && open_.empty()) {
-      if (made) continue;
       // What was given up; it may have left no ticket to claim rows for.
-      FinishReads(lanes_[lane_].free.empty() ? kWaitNs : kNoWait);
+      TakeArrived(lanes_[lane_].free.empty() ? kWaitNs : kNoWait);
       return any;
     }
-    if (FinishReads(kNoWait) || made) continue;
     if (pool_->stopping()) return false;
-    FinishReads(lanes_[lane_].free.empty() ? kWaitNoTicketNs : kWaitNs);
+    TakeArrived(lanes_[lane_].free.empty() ? kWaitNoTicketNs : kWaitNs);
   }
 }
 
-bool Worker::FinishReads(uint64_t wait_ns) {
+bool Worker::TakeArrived(uint64_t wait_ns) {
   bool any = false;
   Reader::Done done;
   for (uint32_t number = 0; number < kLanesMax; ++number) {
     Lane& lane = lanes_[number];
     if (number == lane_ || lane.reader == nullptr) continue;
     while (lane.reader->Next(kNoWait, &done)) {
-      FinishRead(number, done);
+      Arrive(number, done);
       any = true;
     }
-    if (lane.reader->in_flight() == 0) lane.reader = nullptr;
+    // Some may have arrived, and lie in its buffers.
+    if (lane.free.size() == lane.tickets.size()) lane.reader = nullptr;
   }
   if (any) wait_ns = kNoWait;
-  const uint64_t begin_ns = NowNs();
-  const bool arrived = lanes_[lane_].reader->Next(wait_ns, &done);
-  if (wait_ns != kNoWait || blocking()) CountReadWait(NowNs() - begin_ns);
-  if (!arrived) return any;
-  FinishRead(lane_, done);
-  return true;
+  Lane& lane = lanes_[lane_];
+  const bool clocked = wait_ns != kNoWait || blocking();
+  const uint64_t begin_ns = clocked ? NowNs() : 0;
+  bool arrived = lane.reader->Next(wait_ns, &done);
+  if (clocked) {
+    const uint64_t spent = NowNs() - begin_ns;
+    CountReadWait(spent);
+    // It had the worker for that long.
+    const Work* const work =
+        arrived ? lane.tickets[done.ticket].work.get() : nullptr;
+    if (blocking() && work != nullptr) {
+      Count(work->job->virtual_time_ns, spent);
+    }
+  }
+  for (; arrived; arrived = lane.reader->Next(kNoWait, &done)) {
+    Arrive(lane_, done);
+    any = true;
+  }
+  return any;
+}
+
+void Worker::Arrive(uint32_t number, const Reader::Done& done) {
+  Lane& lane = lanes_[number];
+  reads_->End(Entry(number, done.ticket));
+  reads_->CountBytes(done.bytes.size());
+  Ticket& ticket = lane.tickets[done.ticket];
+  if (ticket.work != nullptr) {
+    ticket.arrived = true;
+    JobState* const state = ticket.work->state;
+    if (state->arrived.empty()) arrived_of_.push_back(state);
+    state->arrived.push_back({number, done});
+    return;
+  }
+  --lane.given_up;
+  --given_up_;
+  const auto of_dataset = given_up_of_.find(ticket.dataset_hash);
+  if (--of_dataset->second == 0) given_up_of_.erase(of_dataset);
+  ticket = {};
+  lane.reader->Release(done.ticket);
+  lane.free.push_back(done.ticket);
+}
+
+void Worker::MakeArrived(JobState* state) {
+  const Arrival arrival = std::move(state->arrived.front());
+  state->arrived.pop_front();
+  if (state->arrived.empty()) std::erase(arrived_of_, state);
+  Lane& lane = lanes_[arrival.lane];
+  const Ticket ticket = std::exchange(lane.tickets[arrival.done.ticket], {});
+  --state->reads[arrival.lane];
+  if (ticket.at_once) --state->read_at_once;
+  --waited_for_;
+  Finish(ticket, arrival.done);
+  lane.reader->Release(arrival.done.ticket);
+  lane.free.push_back(arrival.done.ticket);
 }
 
 uint32_t Worker::PinOf(const Work& work, size_t feature) {
@@ -342,25 +439,6 @@ void Worker::CountReadWait(uint64_t ns) {
   }
 }
 
-void Worker::FinishRead(uint32_t number, const Reader::Done& done) {
-  Lane& lane = lanes_[number];
-  reads_->End(Entry(number, done.ticket));
-  reads_->CountBytes(done.bytes.size());
-  const Ticket ticket = std::exchange(lane.tickets[done.ticket], {});
-  if (ticket.work == nullptr) {
-    --lane.given_up;
-    --given_up_;
-    const auto of_dataset = given_up_of_.find(ticket.dataset_hash);
-    if (--of_dataset->second == 0) given_up_of_.erase(of_dataset);
-  } else {
-    --ticket.work->state->reads[number];
-    --waited_for_;
-    Finish(ticket, done);
-  }
-  lane.reader->Release(done.ticket);
-  lane.free.push_back(done.ticket);
-}
-
 void Worker::LookAfterReads() {
   looked_at_ns_ = pool_->now_ns();
   if (pins_ > 0) UnpinEnded();
@@ -369,7 +447,7 @@ void Worker::LookAfterReads() {
     if (lane.reader == nullptr) continue;
     for (uint32_t i = 0; i < lane.tickets.size(); ++i) {
       const Ticket& ticket = lane.tickets[i];
-      if (!ticket.taken || lane.reader->Arrived(i)) continue;
+      if (!ticket.taken || ticket.arrived || lane.reader->Arrived(i)) continue;
       reads_->StillWaiting(Entry(number, i), looked_at_ns_);
       // A blocking reader has only queued it: it is asked for soon enough.
       if (ticket.work != nullptr && ticket.work->job->Pointless() &&

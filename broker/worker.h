@@ -1,5 +1,10 @@
 // One worker: the loop that reads, decodes and finishes rows.
 //
+// It has rows of several jobs at once: what has arrived of them, and what needs
+// no reading, is made in the order of ServedNext, one row after the other, or
+// kInlineNs of rows that need none. So a row is all that a job waits for
+// another one that has had more than its share.
+//
 // Storage that hangs must cost its job its life and nobody else anything:
 //   * A job starts a read only while it has fewer in flight here than tickets
 //     are free, and never more than `read_depth`. So a job alone has half of
@@ -22,6 +27,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <vector>
@@ -31,10 +37,9 @@
 #include "broker/read.h"
 #include "broker/reads_in_flight.h"
 #include "broker/transform/row_program.h"
+#include "broker/worker_pool.h"
 
 namespace penstock {
-
-class WorkerPool;
 
 // Lives on its own thread; touches a Job's row memory and counters, its
 // ReadsInFlight and its line of the pool's SamplesInWork, else nothing shared.
@@ -73,14 +78,22 @@ class Worker {
   std::optional<uint32_t> node() const { return seat_.node; }
 
  private:
+  // A read that is over, with its bytes in the reader's buffer or in the slot.
+  struct Arrival {
+    uint32_t lane = 0;
+    Reader::Done done;
+  };
   // What this worker keeps of a job.
   struct JobState {
     std::weak_ptr<Job> job;
     std::unique_ptr<RowProgram::Scratch> scratch;
     Plan::OrderCache order;
-    uint64_t dataset_hash = 0;                // SamplesInWork's
-    std::array<uint32_t, kLanesMax> reads{};  // in flight, by lane
-    double buffer_bytes = 0;  // of a read that is not in place, on average
+    uint64_t dataset_hash = 0;  // SamplesInWork's
+    // By lane: in flight, and arrived but not made.
+    std::array<uint32_t, kLanesMax> reads{};
+    std::deque<Arrival> arrived;
+    uint32_t read_at_once = 0;  // of reads: they were in the page cache
+    double buffer_bytes = 0;    // of a read that is not in place, on average
     // By slot: where direct reads land in it (Reader::Pin, of lane_), if that
     // was tried.
     std::vector<std::optional<uint32_t>> pins;
@@ -96,12 +109,14 @@ class Worker {
     std::vector<Plan::Row> rows;
     uint64_t started = 0;
     uint64_t finished = 0;
-    bool reads = false;                 // its rows need a ticket
+    bool reads = false;                 // its rows are to be read first
     bool cut_off = false;               // the broker stops in the midst of it
     std::vector<Stream::Piece> pieces;  // of a stream, instead of reading
   };
   struct Ticket {
     bool taken = false;
+    bool arrived = false;
+    bool at_once = false;        // counted in read_at_once
     std::shared_ptr<Work> work;  // none: given up
     uint64_t index = 0;          // in work->rows
     // Whose file is read, or, if it is read into a slot, whose memory.
@@ -117,16 +132,20 @@ class Worker {
     uint32_t given_up = 0;
   };
 
-  bool ReadAhead(bool* any);
+  // Starts what reads may be started, of all rows that are claimed here, and
+  // claims more. True: it claimed some.
+  bool ReadAhead();
   bool ClaimMore();
-  // Starts the reads of work that may be started; makes rows that need none,
-  // for kInlineNs at most. True: it made some.
-  bool StartReads(const std::shared_ptr<Work>& work);
+  void StartReads(const std::shared_ptr<Work>& work);
   bool MayRead(const Work& work) const;
-  // Waits that long at most for a read; true: some were finished.
-  bool FinishReads(uint64_t wait_ns);
+  // Waits that long at most for a read; true: some have arrived.
+  bool TakeArrived(uint64_t wait_ns);
+  void Arrive(uint32_t lane, const Reader::Done& done);
+  // Rows of the job that is served next; false: there are none to make.
+  bool MakeNext();
+  void MakeArrived(JobState* state);  // one
+  void MakeRows(Work& work);          // that need no reading, for kInlineNs
   void CountReadWait(uint64_t ns);
-  void FinishRead(uint32_t lane, const Reader::Done& done);
   void Finish(const Ticket& ticket, const Reader::Done& done);
   std::byte* Place(const Work& work, uint64_t index, size_t feature) const;
   // Rows of a stream, from index on, of one piece; how many.
@@ -160,8 +179,8 @@ class Worker {
   ReadsInFlight* const reads_;
   std::array<Lane, kLanesMax> lanes_;
   uint32_t lane_ = 0;                         // where reads are started
-  uint64_t waited_for_ = 0;                   // reads in flight, of all lanes
-  uint64_t given_up_ = 0;                     // likewise
+  uint64_t waited_for_ = 0;                   // reads, of all lanes, not made
+  uint64_t given_up_ = 0;                     // reads in flight, of all lanes
   std::map<uint64_t, uint32_t> given_up_of_;  // the same, by dataset_hash
   uint64_t pins_ = 0;                         // of all jobs
   uint64_t looked_at_ns_ = 0;                 // when LookAfterReads was called
@@ -172,6 +191,15 @@ class Worker {
   bool claim_failed_ = false;  // since the pool's news_seen_
   uint64_t news_seen_ = 0;
   std::map<const Job*, JobState> states_;
+  std::vector<JobState*> arrived_of_;  // of states_: something has arrived
+  // MakeNext's, for each that it may choose.
+  struct Makeable {
+    Job* job = nullptr;
+    JobState* arrived = nullptr;
+    Work* open = nullptr;
+  };
+  std::vector<Makeable> makeable_;
+  std::vector<Candidate> candidates_;
   ReadRequest request_;
   RawRecord raw_;
   std::vector<std::byte> unpack_scratch_;

@@ -27,12 +27,16 @@ uint64_t SteadyNs() {
           .count());
 }
 
+// More of the workers' time than any job ever gets.
+constexpr uint64_t kLastNs = uint64_t{1} << 62;
+
 }  // namespace
 
 size_t ServedNext(std::span<const Candidate> candidates) {
   const auto turn = [](const Candidate& candidate) {
     return candidate.virtual_time_ns +
-           (candidate.rank_waits ? 0 : kHeadStartNs);
+           (candidate.demand == Demand::kNow ? 0 : kHeadStartNs) +
+           (candidate.demand == Demand::kNobody ? kLastNs : 0);
   };
   return static_cast<size_t>(
       std::min_element(candidates.begin(), candidates.end(),
@@ -268,7 +272,8 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
   {
     MutexLock lock(&mutex_);
     // A newcomer starts at the present: it owes nothing and is owed nothing.
-    job->virtual_time_ns.store(virtual_now_ns_, std::memory_order_relaxed);
+    job->virtual_time_ns.store(virtual_now_ns_.load(std::memory_order_relaxed),
+                               std::memory_order_relaxed);
     std::erase_if(named_, [](const auto& item) {
       return item.second.job.expired() && item.second.dataset.expired();
     });
@@ -382,25 +387,22 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
       }
     }
     if (entries.empty()) return {};
-    // Without the pool's lock: RankWaits takes the job's, which is taken first.
+    // Without the pool's lock: Wanted takes the job's, which is taken first.
     const uint64_t now_ns = entries.size() > 1 ? SteadyNs() : 0;
     for (const Entry& entry : entries) {
       // Relaxed: a slightly old time is as fair.
       candidates.push_back(
           {entry.job->virtual_time_ns.load(std::memory_order_relaxed),
-           entries.size() > 1 && entry.job->RankWaits(now_ns)});
+           entries.size() > 1 ? entry.job->Wanted(now_ns) : Demand::kNow});
     }
     const size_t next = ServedNext(candidates);
     const std::shared_ptr<Job>& job = entries[next].job;
     const uint64_t time_ns = candidates[next].virtual_time_ns;
-    // A crew's time is nobody else's.
-    if (!crew) {
-      MutexLock lock(&mutex_);
-      if (time_ns + kCreditNs < virtual_now_ns_) {
-        job->virtual_time_ns.store(virtual_now_ns_ - kCreditNs,
-                                   std::memory_order_relaxed);
-      }
-      virtual_now_ns_ = std::max(virtual_now_ns_, time_ns);
+    // A crew's time is nobody else's. Relaxed: who is served meanwhile gives
+    // away no more than a row.
+    const uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
+    if (!crew && time_ns + kCreditNs < now) {
+      job->virtual_time_ns.store(now - kCreditNs, std::memory_order_relaxed);
     }
     if (Claim claim = job->ClaimRows(worker.node()); claim.share != nullptr) {
       if (entries.size() > 1 || job->MayHaveWork()) {
@@ -409,6 +411,17 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
       }
       return {claim, job, entries[next].number};
     }
+  }
+}
+
+void WorkerPool::Served(uint64_t virtual_time_ns) {
+  // Relaxed: a slightly old time is as fair; so that all workers do not write
+  // it for every row, it may be this much older.
+  constexpr uint64_t kStepNs = kHeadStartNs / 50;
+  uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
+  while (now + kStepNs < virtual_time_ns &&
+         !virtual_now_ns_.compare_exchange_weak(now, virtual_time_ns,
+                                                std::memory_order_relaxed)) {
   }
 }
 

@@ -78,13 +78,13 @@ inline std::shared_ptr<const Dataset> SharedDataset(
 // A job with rows to claim.
 struct Candidate {
   uint64_t virtual_time_ns = 0;  // workers' time it has had
-  bool rank_waits = false;
+  Demand demand = Demand::kAhead;
 };
-// A job with a rank that waits is served before one whose ranks have batches,
-// until it has had so much more of the workers' time. Without that bound a job
-// that can never get enough would come first always, and one that takes less
-// than its share would have each of its batches made only once its ranks stand
-// still.
+// A job that no rank is attached to comes last. One with a rank that waits is
+// served before one whose ranks have batches, until it has had so much more of
+// the workers' time. Without that bound a job that can never get enough would
+// come first always, and one that takes less than its share would have each of
+// its batches made only once its ranks stand still.
 inline constexpr uint64_t kHeadStartNs = 50'000'000;
 // A job that slept gets back so much of the time it did not need: more than the
 // head start, so a job that takes less than its share comes first.
@@ -166,6 +166,8 @@ class WorkerPool {
   // Rows of the job served next, but of none of these; no share when no such
   // job has rows, or the worker's place is not there any more.
   Claimed ClaimFair(const std::vector<const Job*>& but, const Worker& worker);
+  // A job gets rows made that had had so much of the workers' time.
+  void Served(uint64_t virtual_time_ns);
   // Another number than before: ClaimFair may find what it did not find.
   uint64_t news() const {
     // Relaxed: seen late, a claim is made late.
@@ -252,6 +254,9 @@ class WorkerPool {
   uint64_t waited_seen_ns_ = 0;      // likewise: for reads
   RecentMean idle_share_;            // likewise
   std::atomic<uint64_t> news_{0};
+  // What the jobs served lately had had: where a newcomer, or one that slept,
+  // comes in.
+  std::atomic<uint64_t> virtual_now_ns_{0};
   std::atomic<bool> stopping_{false};
 
   Mutex mutex_;
@@ -261,7 +266,6 @@ class WorkerPool {
   std::vector<Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
-  uint64_t virtual_now_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // not of a crew
   uint64_t slept_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // by all, up to:
   uint64_t slept_until_ns_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -14,9 +14,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Puts that the broker has not answered. It drops who does not read its
-// answers, and a socket holds some 270 of them.
+// Puts that the broker has not answered: a socket holds some 270 of them.
 constexpr uint64_t kUnansweredMax = 32;
+// One of so many asks for an answer, which is that of those before it, too:
+// each wakes the broker and us.
+constexpr uint64_t kPutsPerAnswer = 16;
 
 Status StatusOf(const nlohmann::json& answer) {
   return Status(static_cast<StatusCode>(answer.value("code", 13)),
@@ -239,6 +241,7 @@ Status Producer::Listen(const Deadline& deadline) {
     const std::string event = json.value("event", "");
     if (event == "freed") {
       freed_ = json.value("place", freed_);
+      Heard(json.value("end", uint64_t{0}));
     } else if (event == "over") {
       over_ = StatusOf(json);
       return over_;
@@ -247,11 +250,21 @@ Status Producer::Listen(const Deadline& deadline) {
         over_ = StatusOf(json);
         return over_;
       }
-      if (sent_ > 0) {
-        --sent_;
-        unanswered_.pop_front();
+      if (json.contains("end")) {
+        Heard(json.value("end", uint64_t{0}));
+      } else {  // that of the end
+        unanswered_.clear();
+        sent_ = 0;
       }
     }
+  }
+}
+
+void Producer::Heard(uint64_t end) {
+  while (sent_ > 0 && unanswered_.front().contains("place") &&
+         unanswered_.front()["place"].get<uint64_t>() < end) {
+    unanswered_.pop_front();
+    --sent_;
   }
 }
 
@@ -336,6 +349,9 @@ Status Producer::Put(uint64_t rows) {
                          {"op", "put"},
                          {"place", place_},
                          {"rows", rows}});
+  if (unanswered_.size() % kPutsPerAnswer != 0) {
+    unanswered_.back()["quiet"] = true;
+  }
   end_ = place_ + rows;
   reserved_ = 0;
   // From here on it is put, and an error would say that it is not: what cannot

@@ -79,6 +79,8 @@ class Producer {
   // Takes in what the broker said, sends what is not sent.
   Status Exchange(const Deadline& deadline);
   Status Listen(const Deadline& deadline);
+  // The broker has heard of the puts before this place.
+  void Heard(uint64_t end);
   // Until there is something to take in, or to be sent.
   Status Wait(short events, const Deadline& deadline);
   Status EndWith(nlohmann::json request);

@@ -162,16 +162,17 @@ class Remembered : public StreamRecord {
   void ProducerLeft(uint32_t producer, bool finished) override {
     ledger->Leave(producer, finished);
   }
-  void RowsReleased(uint64_t row) override { ledger->Release(row); }
+  void RowsReleased(uint64_t row) override { Forget(ledger->Release(row)); }
   Status AtticOpened(uint64_t rows, int memory) override {
     if (full) return ResourceExhaustedError("no space");
+    EXPECT_EQ(kept.count(StreamLedger::kAttic), 0u) << "two of one name";
     kept[StreamLedger::kAttic].memory = Duplicate(memory);
     ledger->OpenAttic(rows);
     return OkStatus();
   }
   void RowsMoved(uint64_t row,
                  const std::vector<StreamLedger::Chunk>& needed) override {
-    ledger->Move(row, needed);
+    Forget(ledger->Move(row, needed));
   }
 
   FormerStream Former() { return {*ledger, std::move(kept)}; }
@@ -179,6 +180,11 @@ class Remembered : public StreamRecord {
   bool full = false;
   std::optional<StreamLedger> ledger;
   std::map<uint32_t, FormerStream::Kept> kept;
+
+ private:
+  void Forget(const std::vector<uint32_t>& gone) {
+    for (const uint32_t producer : gone) kept.erase(producer);
+  }
 };
 
 class StreamTest : public testing::Test {
@@ -205,8 +211,9 @@ class StreamTest : public testing::Test {
   static void Write(const Stream::Joined& joined, int64_t first, int rows) {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t value = 100 + first + i;
+      const uint64_t place = static_cast<uint64_t>(first + i) % joined.rows;
       ASSERT_EQ(pwrite(joined.fd, &value, sizeof(value),
-                       static_cast<off_t>((first + i) * sizeof(value))),
+                       static_cast<off_t>(place * sizeof(value))),
                 static_cast<ssize_t>(sizeof(value)));
     }
   }
@@ -215,7 +222,7 @@ class StreamTest : public testing::Test {
   Child child_;
   Remembered record_;
   Remembered next_record_;
-  const Stream::Shape shape_ = {0, 1, 8, 4, 2};
+  const Stream::Shape shape_ = {0, 1, 8, 8};
   Stream stream_{element_, shape_, &record_};
   Stream next_{element_, shape_, &next_record_};
 };
@@ -371,7 +378,7 @@ TEST_F(StreamTest, OneThatIsSilentIsGivenUpAfterItsTime) {
 TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
-  Write(*joined, 0, 12);
+  Write(*joined, 0, 16);
   for (uint64_t at = 0; at < 12; at += 4) {
     EXPECT_FALSE(stream_.ShortOfRoom());
     ASSERT_TRUE(stream_.Put(0, at, 4).ok());
@@ -382,32 +389,35 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
   (void)stream_.TakeFreed();
   EXPECT_TRUE(stream_.ShortOfRoom());
   stream_.MakeRoom(12, {{2, 2, true}, {6, 2, true}});
+  // Enough: 6, 7 and what follows stay where they are.
   EXPECT_FALSE(stream_.ShortOfRoom());
-  const std::vector<Stream::Freed> freed = stream_.TakeFreed();
+  std::vector<Stream::Freed> freed = stream_.TakeFreed();
   ASSERT_EQ(freed.size(), 1u);
-  EXPECT_EQ(freed[0].place, 12u);
-  EXPECT_EQ(stream_.kept_rows(), 4u);
-  // The producer writes over where they were.
+  EXPECT_EQ(freed[0].place, 6u);
+  EXPECT_EQ(freed[0].end, 12u);
+  EXPECT_EQ(stream_.kept_rows(), 2u + 6);
   ASSERT_TRUE(stream_.Put(0, 12, 4).ok());
+  Write(*joined, 18, 6);  // over where they were
   next_record_.ledger = record_.ledger;
   next_.Restore(record_.Former());
   for (const Stream* stream : {&stream_, &next_}) {
-    for (const int64_t row : {2, 3, 6, 7}) {
+    for (const int64_t row : {2, 3, 6, 7, 8, 15}) {
       EXPECT_EQ(Row(*stream, static_cast<uint64_t>(row)), 100 + row);
     }
     EXPECT_FALSE(stream->Find(4, 1).ok());
-    EXPECT_FALSE(stream->Find(8, 1).ok());
-    EXPECT_FALSE(stream->Find(7, 2).ok());
-    EXPECT_TRUE(stream->Find(12, 4).ok());
+    EXPECT_FALSE(stream->Find(3, 2).ok());
+    EXPECT_TRUE(stream->Find(6, 10).ok());
     EXPECT_EQ(stream->available(), 16u);
   }
   // Once more: those that are there stay where they are.
-  stream_.Release(6);
-  (void)stream_.TakeFreed();
-  stream_.MakeRoom(16, {{6, 2, true}, {14, 2, true}});
-  EXPECT_EQ(Row(stream_, 6), 106);
-  EXPECT_EQ(stream_.kept_rows(), 4u);
-  EXPECT_EQ(record_.ledger->released(), 6u);
+  stream_.MakeRoom(16, {{2, 2, true}, {6, 2, true}, {14, 2, true}});
+  EXPECT_EQ(stream_.kept_rows(), 2u + 2 + 2);
+  freed = stream_.TakeFreed();
+  ASSERT_EQ(freed.size(), 1u);
+  EXPECT_EQ(freed[0].place, 14u);
+  for (const int64_t row : {2, 3, 6, 7, 14, 15}) {
+    EXPECT_EQ(Row(stream_, static_cast<uint64_t>(row)), 100 + row);
+  }
   stream_.Release(16);
   EXPECT_EQ(stream_.kept_rows(), 0u);
   EXPECT_EQ(stream_.Find(6, 1).status().code(), StatusCode::kDataLoss);
@@ -416,27 +426,125 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
 TEST_F(StreamTest, WhatDoesNotFitIntoTheAtticStays) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
-  Write(*joined, 0, 16);
+  Write(*joined, 0, 18);
   for (uint64_t at = 0; at < 16; at += 4) {
     ASSERT_TRUE(stream_.Put(0, at, 4).ok());
   }
-  // Four steps of two rows there may be.
-  stream_.MakeRoom(
-      16,
-      {{0, 2, true}, {3, 2, true}, {6, 2, true}, {9, 2, true}, {12, 2, true}});
-  for (const int64_t row : {0, 1, 3, 4, 6, 7, 9, 10, 12, 13, 15}) {
+  ASSERT_TRUE(stream_.Put(0, 16, 2).ok());
+  // Eight rows there may be.
+  stream_.MakeRoom(18, {{0, 4, true}, {5, 5, true}});
+  for (const int64_t row : {0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 17}) {
     EXPECT_EQ(Row(stream_, static_cast<uint64_t>(row)), 100 + row);
   }
-  EXPECT_FALSE(stream_.Find(11, 1).ok());
+  EXPECT_FALSE(stream_.Find(4, 1).ok());
+  EXPECT_TRUE(stream_.ShortOfRoom());
   const std::vector<Stream::Freed> freed = stream_.TakeFreed();
   ASSERT_EQ(freed.size(), 1u);
-  EXPECT_EQ(freed[0].place, 12u);
+  EXPECT_EQ(freed[0].place, 5u);
   // Nothing is moved that cannot be recorded.
+  stream_.Release(18);
   record_.full = true;
-  stream_.Release(16);
-  ASSERT_TRUE(stream_.Put(0, 16, 4).ok());
-  stream_.MakeRoom(20, {{16, 2, true}});
-  EXPECT_EQ(stream_.kept_rows(), 4u);
+  for (uint64_t at = 18; at < 30; at += 4) {
+    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
+  }
+  stream_.MakeRoom(28, {{18, 2, true}});
+  EXPECT_EQ(stream_.kept_rows(), 12u);
+}
+
+TEST_F(StreamTest, RowsLieBesideOneAnotherInTheAttic) {
+  const auto joined = Join(&stream_, kToken);
+  ASSERT_TRUE(joined.ok());
+  const auto put = [&](std::initializer_list<uint64_t> rows) {
+    for (const uint64_t count : rows) {
+      const uint64_t at = stream_.end();
+      Write(*joined, static_cast<int64_t>(at), static_cast<int>(count));
+      ASSERT_TRUE(stream_.Put(0, at, count).ok());
+    }
+  };
+  put({4, 4, 4});
+  stream_.MakeRoom(12, {{0, 2, true}, {2, 2, true}});
+  stream_.Release(1);
+  (void)stream_.TakeFreed();
+  put({4, 2, 4, 2});  // the ring has 18 rows, and 12 are free again
+  // One row is free before those of the attic, four are behind them. Row 20 may
+  // stay: that is room enough.
+  stream_.MakeRoom(24, {{1, 3, true}, {12, 4, true}, {20, 1, true}});
+  EXPECT_FALSE(stream_.ShortOfRoom());
+  EXPECT_EQ(stream_.kept_rows(), 3u + 4 + 4);
+  EXPECT_EQ(stream_.TakeFreed().at(0).place, 20u);
+  Write(*joined, 24, 14);
+  next_record_.ledger = record_.ledger;
+  next_.Restore(record_.Former());
+  for (const Stream* stream : {&stream_, &next_}) {
+    for (const int64_t row : {1, 2, 3, 12, 13, 14, 15, 20}) {
+      EXPECT_EQ(Row(*stream, static_cast<uint64_t>(row)), 100 + row);
+    }
+  }
+}
+
+TEST_F(StreamTest, WhatIsDoneWithLeavesTheAtticBehindWhatIsHeld) {
+  const auto joined = Join(&stream_, kToken);
+  ASSERT_TRUE(joined.ok());
+  Write(*joined, 0, 18);
+  for (uint64_t at = 0; at < 16; at += 4) {
+    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
+  }
+  ASSERT_TRUE(stream_.Put(0, 16, 2).ok());
+  // All eight rows that there may be.
+  stream_.MakeRoom(18, {{0, 2, true}, {4, 6, true}, {17, 1, true}});
+  EXPECT_EQ(stream_.kept_rows(), 2u + 6 + 1);
+  EXPECT_EQ(stream_.TakeFreed().at(0).place, 17u);
+  Write(*joined, 18, 12);
+  for (uint64_t at = 18; at < 30; at += 4) {
+    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
+  }
+  // Rows 0 and 1 are held on, 4 to 9 are not.
+  stream_.MakeRoom(30, {{0, 2, true}, {17, 5, true}});
+  EXPECT_FALSE(stream_.ShortOfRoom());
+  for (const int64_t row : {0, 1, 17, 18, 19, 20, 21}) {
+    EXPECT_EQ(Row(stream_, static_cast<uint64_t>(row)), 100 + row);
+  }
+  EXPECT_EQ(stream_.kept_rows(), 2u + 5);
+  EXPECT_EQ(stream_.Find(4, 1).status().code(), StatusCode::kDataLoss);
+}
+
+TEST_F(StreamTest, AnAtticThatWasEmptyIsOpenedAnew) {
+  const auto joined = Join(&stream_, kToken);
+  ASSERT_TRUE(joined.ok());
+  Write(*joined, 0, 16);
+  for (uint64_t at = 0; at < 12; at += 4) {
+    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
+  }
+  stream_.MakeRoom(12, {{2, 2, true}});
+  // The producers and the record have not heard of it yet.
+  stream_.Release(12);
+  ASSERT_TRUE(stream_.Put(0, 12, 4).ok());
+  Write(*joined, 18, 8);
+  ASSERT_TRUE(stream_.Put(0, 18, 4).ok());
+  ASSERT_TRUE(stream_.Put(0, 22, 4).ok());
+  stream_.MakeRoom(24, {{13, 1, true}});
+  EXPECT_EQ(Row(stream_, 13), 113);
+  next_record_.ledger = record_.ledger;
+  next_.Restore(record_.Former());
+  EXPECT_EQ(Row(next_, 13), 113);
+}
+
+TEST_F(StreamTest, TheAtticMayDieWithTheBroker) {
+  const auto joined = Join(&stream_, kToken);
+  ASSERT_TRUE(joined.ok());
+  Write(*joined, 0, 12);
+  for (uint64_t at = 0; at < 12; at += 4) {
+    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
+  }
+  stream_.MakeRoom(12, {{2, 2, true}});
+  FormerStream former = record_.Former();
+  former.kept.erase(StreamLedger::kAttic);
+  next_record_.ledger = record_.ledger;
+  next_.Restore(std::move(former));
+  // Who holds them has them; only when they are to be made once more ...
+  EXPECT_TRUE(next_.GiveUpAway(0).ok());
+  EXPECT_EQ(next_.available(), 12u);
+  EXPECT_EQ(next_.Find(2, 1).status().code(), StatusCode::kDataLoss);
 }
 
 // ---- the journal

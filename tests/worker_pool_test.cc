@@ -20,21 +20,30 @@ size_t Served(const std::vector<Candidate>& candidates) {
 }
 
 TEST(ServedNextTest, WhoHasHadLeastComesFirst) {
-  EXPECT_EQ(Served({{30 * kMs, false}, {10 * kMs, false}, {20 * kMs, false}}),
+  EXPECT_EQ(Served({{30 * kMs, Demand::kAhead},
+                    {10 * kMs, Demand::kAhead},
+                    {20 * kMs, Demand::kAhead}}),
             1u);
-  EXPECT_EQ(Served({{30 * kMs, true}, {40 * kMs, true}, {20 * kMs, true}}), 2u);
-  EXPECT_EQ(Served({{30 * kMs, false}}), 0u);
+  EXPECT_EQ(Served({{30 * kMs, Demand::kNow},
+                    {40 * kMs, Demand::kNow},
+                    {20 * kMs, Demand::kNow}}),
+            2u);
+  EXPECT_EQ(Served({{30 * kMs, Demand::kAhead}}), 0u);
 }
 
 TEST(ServedNextTest, AJobWhoseRankWaitsComesBeforeOneWhoseRanksHaveBatches) {
-  EXPECT_EQ(Served({{10 * kMs, false}, {10 * kMs, true}}), 1u);
-  EXPECT_EQ(Served({{0, false}, {kHeadStartNs - 1, true}, {0, false}}), 1u);
+  EXPECT_EQ(Served({{10 * kMs, Demand::kAhead}, {10 * kMs, Demand::kNow}}), 1u);
+  EXPECT_EQ(Served({{0, Demand::kAhead},
+                    {kHeadStartNs - 1, Demand::kNow},
+                    {0, Demand::kAhead}}),
+            1u);
 }
 
 TEST(ServedNextTest, AJobThatAlwaysWaitsGetsNoMoreThanTheHeadStart) {
-  EXPECT_EQ(Served({{0, false}, {kHeadStartNs + 1, true}}), 0u);
+  EXPECT_EQ(Served({{0, Demand::kAhead}, {kHeadStartNs + 1, Demand::kNow}}),
+            0u);
   // Ten seconds of two jobs that always have rows.
-  std::vector<Candidate> jobs = {{0, false}, {0, true}};
+  std::vector<Candidate> jobs = {{0, Demand::kAhead}, {0, Demand::kNow}};
   for (uint64_t ns = 0; ns < 10'000 * kMs; ns += 10 * kMs) {
     jobs[ServedNext(jobs)].virtual_time_ns += 10 * kMs;
   }
@@ -45,7 +54,14 @@ TEST(ServedNextTest, AJobThatAlwaysWaitsGetsNoMoreThanTheHeadStart) {
 TEST(ServedNextTest, AJobThatTakesLessThanItsShareComesBeforeOneThatWaits) {
   // What the pool leaves it of the time that it did not need.
   const uint64_t now_ns = 1'000 * kMs;
-  EXPECT_EQ(Served({{now_ns - kCreditNs, false}, {now_ns, true}}), 0u);
+  EXPECT_EQ(
+      Served({{now_ns - kCreditNs, Demand::kAhead}, {now_ns, Demand::kNow}}),
+      0u);
+}
+
+TEST(ServedNextTest, AJobWithoutARankComesLast) {
+  EXPECT_EQ(Served({{0, Demand::kNobody}, {10'000 * kMs, Demand::kAhead}}), 1u);
+  EXPECT_EQ(Served({{kMs, Demand::kNobody}, {0, Demand::kNobody}}), 1u);
 }
 
 // Storage that serves so many reads at once, 100 MB/s each; workers wait.
