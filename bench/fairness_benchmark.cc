@@ -5,12 +5,13 @@
 // that it needs to a job that wants less than its share.
 //
 // Method. A penstockd with two workers and two jobs: "cheap" (rows of 50 us,
-// batches of 64 rows a rank) and "dear" (rows of 1,000 us, batches of 8). A job
-// either drains (its ranks take as fast as they can) or trains (a step of so
-// many ms after each batch). Each round measures each job alone and then both
-// together, two seconds each, half a second after the start. Shares are those
-// of decode_s in the broker's status; a rate is that of rows taken, beside the
-// same job alone in the same round.
+// batches of 64 rows a rank) and "dear" (rows of 1,000 us, batches of 8); or
+// "reads", pictures of 196 KB from a file that the page cache has, normalised.
+// A job either drains (its ranks take as fast as they can) or trains (a step of
+// so many ms after each batch). Each round measures each job alone and then
+// both together, two seconds each, half a second after the start. Shares are
+// those of decode_s in the broker's status; a rate is that of rows taken,
+// beside the same job alone in the same round.
 //
 // Isolation. Each measurement has a penstockd of its own; what disturbs the
 // machine disturbs a round as a whole. The ranks are threads of this process:
@@ -22,13 +23,18 @@
 //
 //   fairness_benchmark [--runs N] [--json]
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,6 +55,19 @@ struct JobKind {
   int batch = 0;
   int ranks = 1;
   std::chrono::milliseconds step{0};
+  std::string file;  // its rows are read from there
+
+  std::string Spec() const {
+    if (file.empty()) return SyntheticJob(name, cost_us, batch);
+    return fmt::format(
+        "dataset: {}\n"
+        "source: {{fixed_length_records: {{path: {}, features: {{image: "
+        "{{dtype: uint8, shape: [256, 256, 3]}}}}}}}}\n"
+        "map: [{{normalize: {{mean: [0.5, 0.5, 0.5], std: [0.2, 0.2, "
+        "0.2]}}}}]\n"
+        "batch: {{per_rank: {}}}\nepochs: forever\n",
+        name, file, batch);
+  }
 
   std::string ToString() const {
     return fmt::format(
@@ -61,10 +80,30 @@ struct JobKind {
 };
 
 JobKind Cheap(int ranks, int step_ms) {
-  return {"cheap", 50, 64, ranks, std::chrono::milliseconds(step_ms)};
+  return {"cheap", 50, 64, ranks, std::chrono::milliseconds(step_ms), ""};
 }
 JobKind Dear(int ranks, int step_ms) {
-  return {"dear", 1000, 8, ranks, std::chrono::milliseconds(step_ms)};
+  return {"dear", 1000, 8, ranks, std::chrono::milliseconds(step_ms), ""};
+}
+
+// Beside one whose rows cost so much, in batches of so many.
+JobKind Reads(const std::string& file) { return {"reads", 0, 16, 1, {}, file}; }
+JobKind Slow(int cost_us) { return {"slow", cost_us, 8, 1, {}, ""}; }
+
+// Pictures of noise.
+void WritePictures(const std::string& file, int count) {
+  std::ofstream out(file, std::ios::binary);
+  std::mt19937_64 random(1);
+  std::vector<uint64_t> picture(256 * 256 * 3 / sizeof(uint64_t));
+  for (int i = 0; i < count; ++i) {
+    for (uint64_t& word : picture) word = random();
+    out.write(reinterpret_cast<const char*>(picture.data()),
+              static_cast<std::streamsize>(picture.size() * sizeof(uint64_t)));
+  }
+  if (!out.flush()) {
+    std::fprintf(stderr, "cannot write %s\n", file.c_str());
+    std::exit(1);
+  }
 }
 
 struct Got {
@@ -92,9 +131,7 @@ std::vector<Got> Measure(const std::vector<JobKind>& kinds, bool tiny) {
   std::vector<std::unique_ptr<JobRanks>> jobs;
   for (const JobKind& kind : kinds) {
     jobs.push_back(std::make_unique<JobRanks>(
-        broker.socket(), kind.name,
-        SyntheticJob(kind.name, kind.cost_us, kind.batch), kind.ranks,
-        kind.step));
+        broker.socket(), kind.name, kind.Spec(), kind.ranks, kind.step));
   }
   std::this_thread::sleep_for(Seconds(tiny ? 0.1 : 0.5));
   const auto begin = std::chrono::steady_clock::now();
@@ -149,10 +186,17 @@ struct Pair {
 };
 
 void Run(const SideBySideOptions& options) {
-  std::vector<Pair> pairs = {{{Cheap(1, 0), Dear(1, 0)}},
-                             {{Cheap(4, 0), Dear(1, 0)}},
-                             {{Cheap(1, 0), Dear(1, 40)}},
-                             {{Cheap(1, 20), Dear(1, 0)}}};
+  std::string file =
+      (std::filesystem::temp_directory_path() / "penstock-pictures-XXXXXX");
+  const Fd opened(mkstemp(file.data()));
+  const auto remove = [](const std::string* path) { unlink(path->c_str()); };
+  const std::unique_ptr<const std::string, decltype(remove)> removed(&file,
+                                                                     remove);
+  WritePictures(file, options.tiny ? 16 : 512);
+  std::vector<Pair> pairs = {
+      {{Cheap(1, 0), Dear(1, 0)}},  {{Cheap(4, 0), Dear(1, 0)}},
+      {{Cheap(1, 0), Dear(1, 40)}}, {{Cheap(1, 20), Dear(1, 0)}},
+      {{Reads(file), Slow(1000)}},  {{Reads(file), Slow(20000)}}};
   const int warm_up = options.tiny ? 0 : 1;
   const int runs = options.tiny ? 1 : options.runs;
   for (int round = 0; round < warm_up + runs; ++round) {

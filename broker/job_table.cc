@@ -55,7 +55,8 @@ Status JobTable::CheckAgreement(const Entry& entry,
                                 const AttachRequest& request) {
   const auto disagree = [&](const std::string& what) {
     return FailedPreconditionError(
-        "rank {} disagrees with the ranks of job '{}' that are attached: {}",
+        "rank {} disagrees with the ranks of job '{}' that are attached: {} (of "
+        "another job, a second loader's say, the name is another: `job`)",
         request.joining.rank, entry.key.name, what);
   };
   const JobOptions& there = entry.options;

@@ -309,6 +309,8 @@ Status Serve(const Arguments& arguments) {
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  // A limit of file size is said by the write that meets it.
+  signal(SIGXFSZ, SIG_IGN);
   Fd signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd) return ErrnoError(errno, "signalfd");
 

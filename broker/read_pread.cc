@@ -152,8 +152,8 @@ Status FileTooLargeError(const std::string& path, uint64_t bytes) {
 
 Status ShortRangeError(const ReadRequest& request, uint64_t found) {
   return DataLossError(
-      "file is shorter than its header says (truncated?): wanted {} bytes at "
-      "offset {}, found {}",
+      "file is shorter than it was when it was opened, or than its header says "
+      "(truncated?): wanted {} bytes at offset {}, found {}",
       request.bytes, request.offset, found);
 }
 

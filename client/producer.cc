@@ -176,13 +176,16 @@ Status Producer::Reconnect(const Deadline& deadline) {
       std::chrono::duration<double>(reconnect_s_));
   const auto gone = [&](const std::string& last) {
     over_ = UnavailableError(
-        "the broker is gone: its process died or was killed while a producer "
+        "the broker is gone: its process was stopped, died or was killed while "
+        "a producer "
         "of job '{}' was at work (see its log, or journalctl -u penstockd){}{}",
         job_,
-        reconnect_s_ > 0 ? fmt::format("; it did not come back within {} s, "
-                                       "reconnect_s: ",
-                                       reconnect_s_)
-                         : "",
+        reconnect_s_ > 0
+            ? fmt::format(
+                  "; it was not back after {:.1f} s (reconnect_s: {}): ",
+                  std::chrono::duration<double>(Clock::now() - *lost_).count(),
+                  reconnect_s_)
+            : "",
         last);
     return over_;
   };

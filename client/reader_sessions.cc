@@ -308,13 +308,16 @@ StatusOr<bool> Reader::Reconnect(Deadline deadline) {
                    std::chrono::duration<double>(reconnect_s_));
   const auto gone = [&](const std::string& last) {
     return UnavailableError(
-        "the broker is gone: its process died or was killed while job '{}' ran "
+        "the broker is gone: its process was stopped, died or was killed while "
+        "job '{}' ran "
         "(see its log, or journalctl -u penstockd){}{}",
         job_,
-        reconnect_s_ > 0 ? fmt::format("; it did not come back within {} s, "
-                                       "reconnect_s: ",
-                                       reconnect_s_)
-                         : "",
+        reconnect_s_ > 0
+            ? fmt::format(
+                  "; it was not back after {:.1f} s (reconnect_s: {}): ",
+                  std::chrono::duration<double>(Clock::now() - *lost_).count(),
+                  reconnect_s_)
+            : "",
         last);
   };
   if (reconnect_s_ <= 0) return gone("");

@@ -187,6 +187,10 @@ StatusOr<std::optional<Message>> ReceiveMessage(int socket,
   // A closed SEQPACKET peer and an empty datagram look the same; neither is a
   // message.
   if (bytes == 0) return UnavailableError("the peer has closed the connection");
+  if ((header.msg_flags & MSG_CTRUNC) != 0 &&
+      message.fds.size() < kMessageFdsMax) {
+    return ErrnoError(EMFILE, "receive a message with descriptors");
+  }
   if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     return InvalidArgumentError(
         "a message is longer than {} bytes or has more than {} descriptors",
@@ -226,7 +230,8 @@ std::string SocketPath(const std::string& given) {
 StatusOr<Fd> ConnectControl(const std::string& path, Deadline deadline) {
   constexpr char kWayOut[] =
       "start the service (systemctl start penstockd.socket), start the trainer "
-      "with `penstock run`, or set PENSTOCK_SOCKET";
+      "with `penstock run`, or in Python with `autostart=True` or "
+      "`penstock.broker()`, or set PENSTOCK_SOCKET";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {

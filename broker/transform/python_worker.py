@@ -157,17 +157,31 @@ class Rows:
                             f"mapping of {', '.join(self.results)}")
         if set(result.keys()) != set(self.results):
             raise KeyError(f"it returned {', '.join(map(str, result))}; wanted "
-                           f"{', '.join(self.results)}")
+                           f"{', '.join(self.results)}, as `features` of the "
+                           "step say, or its input's")
         for name, place in self.results.items():
             value = self.numpy.asarray(result[name])
             if value.shape != place.shape:
                 raise ValueError(f"feature '{name}': it returned shape "
                                  f"{list(value.shape)}; wanted "
                                  f"{list(place.shape)}")
-            try:
-                self.numpy.copyto(place, value, casting="same_kind")
-            except TypeError as error:
-                raise TypeError(f"feature '{name}': {error}") from None
+            self.copy(name, value, place)
+
+    def copy(self, name, value, place):
+        if value.dtype.kind in "iu" and place.dtype.kind in "iu":
+            limits = self.numpy.iinfo(place.dtype)
+            if value.size and value.dtype != place.dtype and not (
+                    limits.min <= int(value.min())
+                    and int(value.max()) <= limits.max):
+                raise ValueError(f"feature '{name}': it returned values from "
+                                 f"{value.min()} to {value.max()}, which do not "
+                                 f"fit into {place.dtype}")
+            self.numpy.copyto(place, value, casting="unsafe")
+            return
+        try:
+            self.numpy.copyto(place, value, casting="same_kind")
+        except TypeError as error:
+            raise TypeError(f"feature '{name}': {error}") from None
 
 
 def random_generator(numpy, seed, epoch, sample, step):

@@ -6,6 +6,7 @@
 
 #include "client/command/control_call.h"
 #include "client/command/json_field.h"
+#include "client/command/output_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "common/message.h"
@@ -42,7 +43,8 @@ std::shared_ptr<JobOptions> AddJobOptions(CLI::App* app) {
 }
 
 // Whole or not at all: a checkpoint must not be half a state.
-Status WriteWhole(const std::string& path, const std::string& text) {
+Status WriteWhole(const std::string& name, const std::string& text) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string path, OutputFile(name));
   const std::string part = path + ".part";
   const Fd fd(
       open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));

@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <system_error>
 
 #include "client/command/contact_sheet.h"
 #include "client/command/interrupt.h"
+#include "client/command/output_file.h"
 #include "client/command/private_broker.h"
 #include "client/command/process.h"
 #include "client/command/spec_file.h"
@@ -38,7 +40,8 @@ struct PeekTask {
   const SpecFile& file;
   const DatasetIndex& index;
   std::string socket;
-  std::string temporary;  // beside options.out
+  std::string out;        // the file of options.out
+  std::string temporary;  // beside it
 };
 
 // Which feature to draw: its index; nullopt: none is a picture.
@@ -134,8 +137,7 @@ Status ShowBatch(const PeekTask& task, const ElementSpec& features,
         penstock_batch_data(batch, static_cast<uint32_t>(*drawn)), rows);
     rows = sheet.rows;
     if (rows > 0) {
-      PENSTOCK_RETURN_IF_ERROR(
-          WritePng(sheet, task.options.out, task.temporary));
+      PENSTOCK_RETURN_IF_ERROR(WritePng(sheet, task.out, task.temporary));
       fmt::print("{}: {} of {} rows of feature {}, {} x {} pixels\n\n",
                  task.options.out, rows, all, feature.ToString(), sheet.width,
                  sheet.height);
@@ -194,16 +196,23 @@ Status TakeAndShow(const PeekTask& task) {
 StatusOr<int> Peek(const PeekOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.spec));
   PENSTOCK_RETURN_IF_ERROR(file.CheckHasRows());
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string out, OutputFile(options.out));
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
                             IndexDataset(broker->AsCall(), file, 1));
-  const PeekTask task{options, file, index, broker->socket(),
-                      fmt::format("{}.{}.tmp", options.out, getpid())};
+  const PeekTask task{options, file,
+                      index,   broker->socket(),
+                      out,     fmt::format("{}.{}.tmp", out, getpid())};
   ProcessSpec spec;
   spec.body = [&task, &broker] {
     broker->ForgetInFork();
-    const Status status = TakeAndShow(task);
+    Status status;
+    try {
+      status = TakeAndShow(task);
+    } catch (const std::system_error&) {  // of fmt::print
+      status = InternalError("cannot write to standard output");
+    }
     if (!status.ok()) PrintError(status.message());
     return status.ok() ? 0 : kExitFailure;
   };

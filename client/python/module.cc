@@ -448,6 +448,8 @@ class Producer {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  // What a program has in its globals when the interpreter ends is no leak.
+  nb::set_leak_warnings(false);
   m.attr("version") = penstock_version();
   m.attr("PADDING_ID") = PENSTOCK_PADDING_ID;
 

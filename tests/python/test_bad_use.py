@@ -1,5 +1,6 @@
 """Mistakes end in an exception with a message, never in a crash or a hang."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -51,6 +52,63 @@ def test_no_such_dataset(attach):
 def test_a_state_that_is_none(attach, numbers):
     with pytest.raises(penstock.InvalidArgument):
         attach(numbers, state="{}")
+
+
+    with pytest.raises(penstock.InvalidArgument, match="empty"):
+        attach(numbers, state="")
+    for state in (b"{}", 3, [1]):
+        with pytest.raises(TypeError, match="state_dict"):
+            attach(numbers, state=state)
+
+
+def test_numbers_that_make_no_sense(attach, numbers):
+    for options in ({"world_size": 0}, {"world_size": -3}, {"rank": 2 ** 40},
+                    {"timeout_s": -1}, {"timeout_s": float("nan")},
+                    {"wait_s": -1}):
+        with pytest.raises(penstock.InvalidArgument,
+                           match=next(iter(options))):
+            attach(numbers, **options)
+    with pytest.raises(TypeError, match="rank: wanted an integer, got '0'"):
+        attach(numbers, rank="0")
+    with pytest.raises(penstock.InvalidArgument, match="workers"):
+        penstock.broker(workers=-1)
+    with pytest.raises(TypeError, match="penstock.python"):
+        numbers.map(lambda row: row)
+
+
+def test_a_deadline_that_has_passed_does_not_wait(attach):
+    stream = penstock.Dataset.stream({"x": penstock.TensorSpec((), "int8")})
+    reader = attach(stream.batch(1), job="no-producer")
+    with pytest.raises(penstock.DeadlineExceeded):
+        reader.next(timeout_s=-0.001)
+    with pytest.raises(penstock.InvalidArgument):
+        reader.next(timeout_s=float("nan"))
+
+
+def test_what_is_over_says_so(attach, numbers):
+    reader = attach(numbers)
+    epoch = next(reader.epochs())
+    assert sum(1 for _ in epoch) == 3
+    with pytest.raises(penstock.FailedPrecondition, match="epoch 0 is over"):
+        list(epoch)
+    reader.close()
+    with pytest.raises(penstock.FailedPrecondition, match="closed"):
+        list(reader)
+
+
+def test_batches_in_a_cycle_are_collected(attach, numbers):
+    class Node:
+        pass
+
+    reader = attach(numbers)
+    gc.disable()
+    try:
+        for _ in range(3):
+            node = Node()
+            node.itself, node.batch = node, reader.next()
+            del node
+    finally:
+        gc.enable()
 
 
 def test_an_exception_in_the_loop_leaves_the_reader_usable(attach, numbers):

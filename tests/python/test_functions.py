@@ -32,6 +32,10 @@ def hangs(row):
 def slow(row):
     time.sleep(0.002)
     return row
+
+
+def small(row):
+    return {"value": row["value"] % 2, "big": 100 * int(row["value"])}
 """
 
 NOISY = {"value": penstock.TensorSpec((), "int64"),
@@ -134,6 +138,19 @@ def test_an_exception_names_the_sample_and_has_its_traceback(attach_there):
     assert "sample 5" in text
     assert "ValueError: five is not wanted" in text
     assert "steps.py" in text and "fails_at_five" in text
+
+
+def test_integers_are_taken_if_they_fit(attach_there):
+    spec = {"value": penstock.TensorSpec((), "uint8"),
+            "big": penstock.TensorSpec((), "int8")}
+    dataset = penstock.Dataset.range(4).map(
+        penstock.python("steps:small", spec)).batch(2)
+    reader = attach_there(dataset)
+    with pytest.raises(penstock.DataLoss, match="sample 2.*'big'.*from 200 to "
+                                                "200, which do not fit into int8"):
+        for batch in reader:
+            assert batch["value"].tolist() == [0, 1]
+            assert batch["big"].tolist() == [0, 100]
 
 
 def test_a_sample_that_fails_can_be_skipped(attach_there):

@@ -172,3 +172,41 @@ def test_the_spec_says_the_same(job):
                    "producers": 3}}
     assert dataset == penstock.Dataset.stream(
         {"x": penstock.TensorSpec((4,), "int8")}, producers=3).batch(2)
+
+
+def test_integers_are_put_if_they_fit(attach, job):
+    spec = {"x": penstock.TensorSpec((), "int8")}
+    reader = attach(penstock.Dataset.stream(spec).batch(4), job=job)
+    with penstock.producer(job, spec, batch=4, timeout_s=60) as out:
+        for values in ([300, 1], np.array([-129]), np.array([200], np.uint8),
+                       np.array([2 ** 63 + 1], np.uint64)):
+            with pytest.raises(ValueError, match="do not fit into int8"):
+                out.put({"x": values})
+        with pytest.raises(ValueError, match="float64 does not fit"):
+            out.put({"x": [1.5]})
+        with pytest.raises(ValueError, match=r"shape \(\), wanted \(rows, \)"):
+            out.put({"x": 3})
+        out.put({"x": [-128, 127]})
+        out.put({"x": np.array([7, 100], np.uint64)})
+    (batch,) = list(reader)
+    assert batch["x"].tolist() == [-128, 127, 7, 100]
+
+
+def test_one_slot_at_a_time(stream, job):
+    reader = stream()
+    with penstock.producer(job, SPEC, batch=8, timeout_s=60) as out:
+        with out.slot(8) as slot:
+            with pytest.raises(penstock.FailedPrecondition, match="is open"):
+                with out.slot(1):
+                    pass
+            with pytest.raises(penstock.FailedPrecondition, match="is open"):
+                out.put(rows(0, 1))
+            for name, array in rows(0, 8).items():
+                slot[name][...] = array
+        for count in (0, 9, -1):
+            with pytest.raises(penstock.InvalidArgument, match="1 to 8"):
+                with out.slot(count):
+                    pass
+        out.finish()
+        out.finish()
+    assert labels_of(reader) == list(range(8))

@@ -49,11 +49,20 @@ def test_a_dataset(broker, pairs):
 def test_keras_trains_on_it(broker, pairs):
     import penstock.tf
 
-    data = penstock.tf.dataset(pairs.repeat(2), features=("x", "y"),
-                               job="keras", timeout_s=60)
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    history = model.fit(data, epochs=2, verbose=0,
-                        steps_per_epoch=data.reader.steps_per_epoch)
-    assert len(history.history["loss"]) == 2
-    data.reader.close()
+    def trained(job, repeat, **options):
+        data = penstock.tf.dataset(pairs.repeat(2), features=("x", "y"),
+                                   job=job, timeout_s=60)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        if "steps_per_epoch" in options:
+            options["steps_per_epoch"] = data.reader.steps_per_epoch
+        steps = []
+        model.fit(data.repeat() if repeat else data, epochs=2, verbose=0,
+                  callbacks=[tf.keras.callbacks.LambdaCallback(
+                      on_train_batch_end=lambda batch, logs: steps.append(batch))],
+                  **options)
+        data.reader.close()
+        return steps
+
+    assert trained("keras", False) == 2 * [0, 1, 2]
+    assert trained("keras-steps", True, steps_per_epoch=None) == 2 * [0, 1, 2]

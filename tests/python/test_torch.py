@@ -89,7 +89,8 @@ def test_a_loop_written_for_a_data_loader(loader, pairs):
     for epoch in range(2):
         rows = [label for x, y in data for label in y.tolist()]
         assert rows == list(range(12))
-    assert list(data) == []
+    with pytest.raises(penstock.FailedPrecondition, match="all 2 epochs"):
+        list(data)
 
 
 def test_dictionaries_without_names(loader, pairs):

@@ -284,7 +284,14 @@ class Dataset:
         return self._with(seed=seed)
 
     def map(self, *operations: Operation) -> "Dataset":
-        """What happens to each row; again: after what there is."""
+        """What happens to each row; again: after what there is. A function of
+        your own: ``penstock.python``."""
+        for operation in operations:
+            if not isinstance(operation, Mapping):
+                raise TypeError(
+                    f"{operation!r} is no operation: they are made by "
+                    "penstock.decode_image(...) and others; a function of your "
+                    'own is named, penstock.python("module:function")')
         return self._with(map=[*self._spec.get("map", []), *operations])
 
     def batch(self, size: Optional[int] = None, *,

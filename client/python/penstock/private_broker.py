@@ -9,6 +9,7 @@ import sys
 from typing import Iterator, Mapping, Optional, Sequence, Union
 
 from penstock import _core
+from penstock.reader import number
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -49,7 +50,8 @@ class Broker:
         if plugin_dir is not None:
             allowed["PENSTOCK_PLUGIN_DIR"] = os.fspath(plugin_dir)
         with _environment(allowed):
-            self._core = _core.Broker(workers or 0, memory_limit)
+            self._core = _core.Broker(number("workers", workers, 1, 0),
+                                      memory_limit)
         self._former: Optional[str] = None
 
     @property

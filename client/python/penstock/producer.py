@@ -16,6 +16,7 @@ The ranks attach to the same job with a stream of the same features:
 from __future__ import annotations
 
 import contextlib
+import operator
 from typing import Any, Dict, Iterator, Mapping, Optional
 
 import numpy as np
@@ -23,8 +24,8 @@ import numpy as np
 from penstock import _core
 from penstock.batch import TensorSpec, numpy_dtype
 from penstock.dataset import stream_features
-from penstock.errors import Error
-from penstock.reader import reconnect_option
+from penstock.errors import Error, FailedPrecondition, InvalidArgument
+from penstock.reader import reconnect_option, seconds
 
 
 class Producer:
@@ -36,6 +37,8 @@ class Producer:
         self._core = core
         self._batch = batch
         self._features = dict(features)
+        self._in_slot = False
+        self._finished = False
 
     @property
     def next_row(self) -> int:
@@ -46,8 +49,9 @@ class Producer:
     def put(self, rows: Mapping[str, Any]) -> None:
         """Copies rows in: ``{name: [n, ...]}`` for every feature, any n, in pieces
         of ``batch`` rows at most. Waits while the ranks are behind. ValueError:
-        another name, shape or dtype than the features', or arrays of different
-        n. Raises ``Aborted`` when the job's ranks have left."""
+        another name, shape or kind of dtype than the features', integers that do
+        not fit, or arrays of different n. Raises ``Aborted`` when the job's ranks
+        have left."""
         arrays = {name: self._checked(name, rows) for name in self._features}
         if len(rows) > len(arrays):
             raise ValueError("no feature of the stream: "
@@ -68,11 +72,18 @@ class Producer:
         spec = self._features[name]
         wanted = numpy_dtype(spec.dtype)
         array = np.asarray(rows[name])
-        if array.shape[1:] != spec.shape or array.ndim == 0:
-            raise ValueError(f"feature {name!r}: rows of shape "
-                             f"{array.shape[1:]}, wanted {spec.shape}")
-        if array.dtype != wanted and not np.can_cast(array.dtype, wanted,
-                                                     "same_kind"):
+        if array.ndim == 0 or array.shape[1:] != spec.shape:
+            raise ValueError(f"feature {name!r}: an array of shape "
+                             f"{array.shape}, wanted (rows, "
+                             + "".join(f"{n}, " for n in spec.shape) + ")")
+        if array.dtype.kind in "iu" and wanted.kind in "iu":
+            limits = np.iinfo(wanted)
+            if array.size and not (limits.min <= int(array.min())
+                                   and int(array.max()) <= limits.max):
+                raise ValueError(
+                    f"feature {name!r}: values from {array.min()} to "
+                    f"{array.max()} do not fit into {wanted}")
+        elif not np.can_cast(array.dtype, wanted, "same_kind"):
             raise ValueError(f"feature {name!r}: {array.dtype} does not fit into "
                              f"{wanted}")
         return array
@@ -83,8 +94,16 @@ class Producer:
         """Room for ``rows`` rows (``batch``), to be written where the broker reads
         them: ``{name: [rows, ...]}``. They are put when the block ends, and
         are nothing if it raises. Waits while the ranks are behind. The arrays
-        can be written until then, and not kept."""
-        rows = self._batch if rows is None else rows
+        can be written until then; views of them must not be written later: the
+        rows may be on their way. One slot at a time, and no ``put`` in it:
+        FailedPrecondition."""
+        rows = self._batch if rows is None else operator.index(rows)
+        if not 0 < rows <= self._batch:
+            raise InvalidArgument(f"a slot of {rows} rows: 1 to {self._batch}, "
+                                  "the producer's batch")
+        if self._in_slot:
+            raise FailedPrecondition(
+                "a slot of this producer is open: end its block first")
         self._core.reserve(rows)
         arrays = {}
         for index, (name, spec) in enumerate(self._features.items()):
@@ -92,16 +111,21 @@ class Producer:
             if spec.dtype == "bfloat16":
                 array = array.view(numpy_dtype(spec.dtype))
             arrays[name] = array
+        self._in_slot = True
         try:
             yield arrays
         finally:
+            self._in_slot = False
             for array in arrays.values():
                 array.flags.writeable = False
         self._core.put(rows)
 
     def finish(self) -> None:
-        """It has put all of its rows. Done by the end of a ``with`` block."""
-        self._core.finish()
+        """It has put all of its rows. Done by the end of a ``with`` block. Again:
+        nothing."""
+        if not self._finished:
+            self._core.finish()
+            self._finished = True
 
     def fail(self, why: str) -> None:
         """It cannot go on: the job fails, and ``why`` is what its ranks get. Done
@@ -149,11 +173,13 @@ def producer(job: Optional[str] = None,
     Raises InvalidArgument when the job wants other features, FailedPrecondition
     when its source is not a stream or the stream is over.
     """
+    if (batch := operator.index(batch)) < 1:
+        raise InvalidArgument(f"batch={batch}: puts of at least 1 row")
     features = {name: TensorSpec(tuple(spec["shape"]), spec["dtype"])
                 for name, spec in stream_features(element_spec or {}).items()}
     core = _core.Producer(
         [(name, spec.dtype, list(spec.shape))
          for name, spec in features.items()],
-        batch, job, dataset, socket, timeout_s,
+        batch, job, dataset, socket, seconds("timeout_s", timeout_s),
         reconnect_option(reconnect_s))
     return Producer(core, features, batch)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import operator
 import os
 import sys
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Union
@@ -31,6 +33,7 @@ class Epoch:
     def __init__(self, reader: "Reader", number: int):
         self._reader = reader
         self._number = number
+        self._over = False
 
     @property
     def number(self) -> int:
@@ -38,10 +41,14 @@ class Epoch:
         return self._number
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._over:
+            raise errors.FailedPrecondition(
+                f"epoch {self._number} is over: ask `epochs()` for the next")
         while (batch := self._reader._take()) is not None:
             yield batch
             # Ours no more while we wait for the next.
             del batch
+        self._over = True
 
     def tuples(self, *features: str) -> Iterator[Tuple[np.ndarray, ...]]:
         """The same as tuples of arrays: ``for x, y in epoch.tuples("image",
@@ -74,6 +81,7 @@ class Reader:
         self._delivery = delivery
         self._local_world_size = local_world_size
         self._ended = False
+        self._closed = False
         self._holds = Holds()
         self._read_spec()
 
@@ -88,7 +96,9 @@ class Reader:
         """The next batch, where a loop over ``epochs()`` does not fit. Raises
         EndOfEpoch once after the last batch of each epoch, EndOfData after the
         last epoch's, and DeadlineExceeded if none is ready within ``timeout_s``
-        (0: does not wait; None: that of attach)."""
+        (0 or less: does not wait; None: that of attach)."""
+        if timeout_s is not None:
+            timeout_s = seconds("timeout_s", max(timeout_s, 0.0))
         core = self._next(timeout_s)
         if core is None:
             raise EndOfEpoch
@@ -104,13 +114,19 @@ class Reader:
     def _next(self, timeout_s: Optional[float]) -> Any:
         """As that of the core: None or False at the ends."""
         self._holds.let_go()
+        collected = False
         while True:
             try:
                 core = self._core.next(timeout_s)
                 break
             except errors.ResourceExhausted:
-                if not self._holds.wait_for_oldest():
+                if self._holds.wait_for_oldest():
+                    continue
+                if collected:
                     raise
+                # Batches may be in cycles that nobody can reach any more.
+                gc.collect()
+                collected = True
         if core is False:
             self._ended = True
         return core
@@ -122,7 +138,10 @@ class Reader:
 
     def epochs(self) -> Iterator[Epoch]:
         """All epochs that are left: ``for epoch in reader.epochs(): for batch in
-        epoch: ...``. Without end if the spec says ``epochs: forever``."""
+        epoch: ...``. Without end if the spec says ``epochs: forever``.
+        FailedPrecondition: the reader is closed."""
+        if self._closed:
+            raise errors.FailedPrecondition("the reader is closed")
         while not self._ended and (self.epoch_count is None
                                    or self.epoch < self.epoch_count):
             yield Epoch(self, self.epoch)
@@ -221,7 +240,7 @@ class Reader:
         while self._holds.wait_for_oldest():
             pass
         self._core.close()
-        self._ended = True
+        self._closed = True
 
     def __enter__(self) -> "Reader":
         return self
@@ -231,7 +250,36 @@ class Reader:
 
 
 def state_text(state: State) -> str:
-    return state if isinstance(state, str) else json.dumps(dict(state))
+    if isinstance(state, str):
+        # The core takes it for none, and would begin anew.
+        if not state.strip():
+            raise errors.InvalidArgument("the state is empty: half a checkpoint?")
+        return state
+    if not isinstance(state, Mapping):
+        raise TypeError("a state is what `state_dict()` gave, or its JSON text; "
+                        f"got {type(state).__name__}")
+    return json.dumps(dict(state))
+
+
+def seconds(name: str, value: Optional[float]) -> float:
+    """As the C options have it: 0 is for ever."""
+    if value is None:
+        return 0.0
+    if not value >= 0:
+        raise errors.InvalidArgument(f"{name}={value}: wanted seconds")
+    return float(value)
+
+
+def number(name: str, value: Optional[int], least: int, none: int) -> int:
+    if value is None:
+        return none
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: wanted an integer, got {value!r}") from None
+    if not least <= value < 1 << 31:
+        raise errors.InvalidArgument(f"{name}={value}: wanted {least} or more")
+    return value
 
 
 def reconnect_option(reconnect_s: Optional[float]) -> float:
@@ -285,7 +333,7 @@ def attach(dataset: Union[str, "os.PathLike[str]", Dataset, None] = None,
       wait_s: for ranks that are missing or died, then the job fails (600 s).
       reconnect_s: for the broker to come back when it died (60 s); 0: do not
         wait.
-      timeout_s: of attach and of next; None: for ever.
+      timeout_s: of attach and of next; None or 0: for ever.
       node: NUMA node that the batches are to be on. None: found out.
       socket: of the broker. None: PENSTOCK_SOCKET, else
         /run/penstock/penstock.sock.
@@ -302,10 +350,12 @@ def attach(dataset: Union[str, "os.PathLike[str]", Dataset, None] = None,
         dataset=None, spec=None, job=job, socket=socket, delivery=delivery,
         lag=lag, on_rank_death=on_rank_death,
         state=None if state is None else state_text(state),
-        rank=-1 if rank is None else rank, world_size=world_size or 0,
-        local_world_size=local_world_size or 0, timeout_s=timeout_s or 0.0,
+        rank=number("rank", rank, 0, -1),
+        world_size=number("world_size", world_size, 1, 0),
+        local_world_size=number("local_world_size", local_world_size, 1, 0),
+        timeout_s=seconds("timeout_s", timeout_s),
         repeat_first=repeat_first, window=window or 0,
-        consumers=consumers or 0, full_epoch=full_epoch, wait_s=wait_s or 0.0,
+        consumers=consumers or 0, full_epoch=full_epoch, wait_s=seconds("wait_s", wait_s),
         reconnect_s=reconnect_option(reconnect_s),
         node=-1 if node is None else node, autostart=autostart)
     if autostart and sys.executable:  # its Python functions are to be run by this interpreter
@@ -314,7 +364,5 @@ def attach(dataset: Union[str, "os.PathLike[str]", Dataset, None] = None,
         options["spec"] = dataset.to_json()
     elif dataset is not None:
         options["dataset"] = os.fspath(dataset)
-    if rank is not None and rank < 0:
-        raise errors.InvalidArgument(f"rank {rank}: ranks count from 0")
     core = _core.Reader(**options)
     return Reader(core, delivery, local_world_size or 0)

@@ -18,11 +18,15 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
             **options: Any) -> tf.data.Dataset:
     """A ``tf.data.Dataset`` of one epoch's batches per iteration (of what is left
     of it, after a ``break``), with ``element_spec``. ``dataset.reader`` is the
-    Reader: its ``steps_per_epoch`` is what Keras wants to know.
+    Reader.
 
-    Batches are copied once: tf.data keeps elements for as long as it likes. Where that counts, iterate the reader and take
-    ``batch.tf()``. Shuffling, batching and mapping belong into the spec; a
-    ``.repeat()`` here ends with the job.
+    Keras: ``fit(dataset, epochs=n)`` iterates once per epoch and needs no
+    ``steps_per_epoch``. With it, it keeps one iterator over all epochs: give it
+    ``dataset.repeat()``, which goes on as long as the job has epochs.
+
+    Batches are copied once: tf.data keeps elements for as long as it likes.
+    Where that counts, iterate the reader and take ``batch.tf()``. Shuffling,
+    batching and mapping belong into the spec.
 
     Args:
       source, **options: as ``dataset`` and the options of ``penstock.attach``.

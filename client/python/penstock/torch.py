@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
 import torch
 
 from penstock.batch import Batch
+from penstock.errors import FailedPrecondition
 from penstock.reader import Reader, State, attach
 
 Tensors = Union[Dict[str, torch.Tensor], Tuple[torch.Tensor, ...]]
@@ -20,7 +21,9 @@ Tensors = Union[Dict[str, torch.Tensor], Tuple[torch.Tensor, ...]]
 
 class DataLoader:
     """An iterable of an epoch's batches as tensors, with a length; each ``for``
-    is the next epoch (after a ``break``: the rest of it).
+    is the next epoch (after a ``break``: the rest of it). After the last one, of
+    as many as the dataset says (1 if it does not: ``.repeat(n)``, ``epochs:``),
+    it raises FailedPrecondition.
 
     Args:
       dataset, **options: as ``penstock.attach``.
@@ -56,6 +59,9 @@ class DataLoader:
                        tuple(tensors[name] for name in self._features))
                 del tensors
             return
+        raise FailedPrecondition(
+            f"all {self.epoch_count} epochs of this loader are over; a dataset "
+            "that says more has them: `.repeat(n)`, `epochs: n` or `forever`")
 
     def _tensors(self, batch: Batch) -> Dict[str, torch.Tensor]:
         tensors = batch.torch()
