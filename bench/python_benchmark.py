@@ -35,8 +35,12 @@ import sys
 import tempfile
 import time
 
-import numpy as np
-import penstock
+try:
+    import numpy as np
+    import penstock
+except ImportError as error:
+    sys.exit(f"{error}: pip install ./client/python, and run this with that "
+             "Python")
 
 SIDE = 224
 IMAGE = (SIDE, SIDE, 3)
