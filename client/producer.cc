@@ -175,18 +175,9 @@ Status Producer::Reconnect(const Deadline& deadline) {
   const auto limit = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(reconnect_s_));
   const auto gone = [&](const std::string& last) {
-    over_ = UnavailableError(
-        "the broker is gone: its process was stopped, died or was killed while "
-        "a producer "
-        "of job '{}' was at work (see its log, or journalctl -u penstockd){}{}",
-        job_,
-        reconnect_s_ > 0
-            ? fmt::format(
-                  "; it was not back after {:.1f} s (reconnect_s: {}): ",
-                  std::chrono::duration<double>(Clock::now() - *lost_).count(),
-                  reconnect_s_)
-            : "",
-        last);
+    over_ =
+        BrokerGoneError(fmt::format("a producer of job '{}' was at work", job_),
+                        *lost_, reconnect_s_, last);
     return over_;
   };
   if (reconnect_s_ <= 0) return gone("");

@@ -307,18 +307,8 @@ StatusOr<bool> Reader::Reconnect(Deadline deadline) {
       *lost_ + std::chrono::duration_cast<Clock::duration>(
                    std::chrono::duration<double>(reconnect_s_));
   const auto gone = [&](const std::string& last) {
-    return UnavailableError(
-        "the broker is gone: its process was stopped, died or was killed while "
-        "job '{}' ran "
-        "(see its log, or journalctl -u penstockd){}{}",
-        job_,
-        reconnect_s_ > 0
-            ? fmt::format(
-                  "; it was not back after {:.1f} s (reconnect_s: {}): ",
-                  std::chrono::duration<double>(Clock::now() - *lost_).count(),
-                  reconnect_s_)
-            : "",
-        last);
+    return BrokerGoneError(fmt::format("job '{}' ran", job_), *lost_,
+                           reconnect_s_, last);
   };
   if (reconnect_s_ <= 0) return gone("");
   {

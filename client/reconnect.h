@@ -3,8 +3,11 @@
 #ifndef CLIENT_RECONNECT_H_
 #define CLIENT_RECONNECT_H_
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
+#include <string>
 
 #include "common/status.h"
 
@@ -30,6 +33,23 @@ inline std::chrono::milliseconds NextRetryDelay(
   constexpr std::chrono::milliseconds kMin{10};
   constexpr std::chrono::milliseconds kMax{1000};
   return std::clamp(2 * delay, kMin, kMax);
+}
+
+// doing: "job 'x' ran"; lost: when it was; last: why the last attempt failed.
+inline Status BrokerGoneError(const std::string& doing,
+                              std::chrono::steady_clock::time_point lost,
+                              double reconnect_s, const std::string& last) {
+  const std::chrono::duration<double> away =
+      std::chrono::steady_clock::now() - lost;
+  return UnavailableError(
+      "the broker is gone: its process was stopped, died or was killed while "
+      "{} (see its log, or journalctl -u penstockd){}",
+      doing,
+      reconnect_s > 0
+          ? fmt::format(
+                "; it was not back after {:.1f} s (reconnect_s: {}): {}",
+                away.count(), reconnect_s, last)
+          : "");
 }
 
 }  // namespace penstock

@@ -10,7 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 
 #include "broker/life_journal.h"
@@ -218,6 +220,21 @@ class StreamTest : public testing::Test {
     }
   }
 
+  // Producer 0 puts what follows, four rows at a time, up to this place.
+  void PutUpTo(uint64_t end) {
+    for (uint64_t at = stream_.end(); at < end;) {
+      const uint64_t rows = std::min<uint64_t>(4, end - at);
+      ASSERT_TRUE(stream_.Put(0, at, rows).ok());
+      at += rows;
+    }
+  }
+  static void ExpectRows(const Stream& stream,
+                         std::initializer_list<int64_t> rows) {
+    for (const int64_t row : rows) {
+      EXPECT_EQ(Row(stream, static_cast<uint64_t>(row)), 100 + row);
+    }
+  }
+
   const ElementSpec element_ = {{"value", DType::kInt64, {}}};
   Child child_;
   Remembered record_;
@@ -401,9 +418,7 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
   next_record_.ledger = record_.ledger;
   next_.Restore(record_.Former());
   for (const Stream* stream : {&stream_, &next_}) {
-    for (const int64_t row : {2, 3, 6, 7, 8, 15}) {
-      EXPECT_EQ(Row(*stream, static_cast<uint64_t>(row)), 100 + row);
-    }
+    ExpectRows(*stream, {2, 3, 6, 7, 8, 15});
     EXPECT_FALSE(stream->Find(4, 1).ok());
     EXPECT_FALSE(stream->Find(3, 2).ok());
     EXPECT_TRUE(stream->Find(6, 10).ok());
@@ -415,9 +430,7 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
   freed = stream_.TakeFreed();
   ASSERT_EQ(freed.size(), 1u);
   EXPECT_EQ(freed[0].place, 14u);
-  for (const int64_t row : {2, 3, 6, 7, 14, 15}) {
-    EXPECT_EQ(Row(stream_, static_cast<uint64_t>(row)), 100 + row);
-  }
+  ExpectRows(stream_, {2, 3, 6, 7, 14, 15});
   stream_.Release(16);
   EXPECT_EQ(stream_.kept_rows(), 0u);
   EXPECT_EQ(stream_.Find(6, 1).status().code(), StatusCode::kDataLoss);
@@ -427,15 +440,10 @@ TEST_F(StreamTest, WhatDoesNotFitIntoTheAtticStays) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 18);
-  for (uint64_t at = 0; at < 16; at += 4) {
-    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
-  }
-  ASSERT_TRUE(stream_.Put(0, 16, 2).ok());
+  PutUpTo(18);
   // Eight rows there may be.
   stream_.MakeRoom(18, {{0, 4, true}, {5, 5, true}});
-  for (const int64_t row : {0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 17}) {
-    EXPECT_EQ(Row(stream_, static_cast<uint64_t>(row)), 100 + row);
-  }
+  ExpectRows(stream_, {0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 17});
   EXPECT_FALSE(stream_.Find(4, 1).ok());
   EXPECT_TRUE(stream_.ShortOfRoom());
   const std::vector<Stream::Freed> freed = stream_.TakeFreed();
@@ -444,9 +452,7 @@ TEST_F(StreamTest, WhatDoesNotFitIntoTheAtticStays) {
   // Nothing is moved that cannot be recorded.
   stream_.Release(18);
   record_.full = true;
-  for (uint64_t at = 18; at < 30; at += 4) {
-    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
-  }
+  PutUpTo(30);
   stream_.MakeRoom(28, {{18, 2, true}});
   EXPECT_EQ(stream_.kept_rows(), 12u);
 }
@@ -476,9 +482,7 @@ TEST_F(StreamTest, RowsLieBesideOneAnotherInTheAttic) {
   next_record_.ledger = record_.ledger;
   next_.Restore(record_.Former());
   for (const Stream* stream : {&stream_, &next_}) {
-    for (const int64_t row : {1, 2, 3, 12, 13, 14, 15, 20}) {
-      EXPECT_EQ(Row(*stream, static_cast<uint64_t>(row)), 100 + row);
-    }
+    ExpectRows(*stream, {1, 2, 3, 12, 13, 14, 15, 20});
   }
 }
 
@@ -486,24 +490,17 @@ TEST_F(StreamTest, WhatIsDoneWithLeavesTheAtticBehindWhatIsHeld) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 18);
-  for (uint64_t at = 0; at < 16; at += 4) {
-    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
-  }
-  ASSERT_TRUE(stream_.Put(0, 16, 2).ok());
+  PutUpTo(18);
   // All eight rows that there may be.
   stream_.MakeRoom(18, {{0, 2, true}, {4, 6, true}, {17, 1, true}});
   EXPECT_EQ(stream_.kept_rows(), 2u + 6 + 1);
   EXPECT_EQ(stream_.TakeFreed().at(0).place, 17u);
   Write(*joined, 18, 12);
-  for (uint64_t at = 18; at < 30; at += 4) {
-    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
-  }
+  PutUpTo(30);
   // Rows 0 and 1 are held on, 4 to 9 are not.
   stream_.MakeRoom(30, {{0, 2, true}, {17, 5, true}});
   EXPECT_FALSE(stream_.ShortOfRoom());
-  for (const int64_t row : {0, 1, 17, 18, 19, 20, 21}) {
-    EXPECT_EQ(Row(stream_, static_cast<uint64_t>(row)), 100 + row);
-  }
+  ExpectRows(stream_, {0, 1, 17, 18, 19, 20, 21});
   EXPECT_EQ(stream_.kept_rows(), 2u + 5);
   EXPECT_EQ(stream_.Find(4, 1).status().code(), StatusCode::kDataLoss);
 }
@@ -512,9 +509,7 @@ TEST_F(StreamTest, AnAtticThatWasEmptyIsOpenedAnew) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 16);
-  for (uint64_t at = 0; at < 12; at += 4) {
-    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
-  }
+  PutUpTo(12);
   stream_.MakeRoom(12, {{2, 2, true}});
   // The producers and the record have not heard of it yet.
   stream_.Release(12);
@@ -533,9 +528,7 @@ TEST_F(StreamTest, TheAtticMayDieWithTheBroker) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 12);
-  for (uint64_t at = 0; at < 12; at += 4) {
-    ASSERT_TRUE(stream_.Put(0, at, 4).ok());
-  }
+  PutUpTo(12);
   stream_.MakeRoom(12, {{2, 2, true}});
   FormerStream former = record_.Former();
   former.kept.erase(StreamLedger::kAttic);
