@@ -213,6 +213,26 @@ void Delivery::Gathered(const FormerSteps& former) {
   }
   if (mode_ != DeliveryMode::kBroadcast) return;
   for (const FormerConsumer& each : former.consumers) RestoreConsumer(each);
+  std::vector<Consumer*> too_late;
+  for (auto& [rank, consumer] : consumers_) {
+    const uint64_t missed = MissedSince(consumer.from);
+    if (missed == 0) continue;
+    if (shape_.options.lag == Lag::kSkip) {
+      consumer.skipped += static_cast<uint32_t>(missed);
+      consumer.skipped_all += missed;
+    } else if (consumer.place == Place::kAttached) {
+      too_late.push_back(&consumer);
+    }
+  }
+  for (Consumer* consumer : too_late) {
+    (void)EvictSeat(
+        consumer, Closed::kFailed,
+        fmt::format("{} rank {} is {} batches behind the others after the "
+                    "broker restarted, and their rows are gone (lag: fail)",
+                    static_cast<int>(StatusCode::kAborted), consumer->rank,
+                    MissedSince(consumer->from)),
+        false);
+  }
   for (const auto& [rank, consumer] : consumers_) {
     // Those behind where the lane is come with it.
     for (const auto& [step, marked] : consumer.again) {

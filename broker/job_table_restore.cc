@@ -285,11 +285,11 @@ void JobTable::TryGather(Entry& entry) {
     }
   }
   const Stream* const stream = entry.job->stream();
-  entry.job->Gathered(
-      GatherSteps({former.options.delivery, former.opened, former.low,
-                   former.completed, former.handed_over, former.incomplete,
-                   stream == nullptr ? 0 : stream->released()},
-                  entry.job->plan(), processes, reconnected));
+  entry.job->Gathered(GatherSteps(
+      {former.options.delivery, former.opened, former.low, former.completed,
+       former.handed_over, former.incomplete,
+       stream == nullptr ? std::vector<RowRange>{} : stream->Here()},
+      entry.job->plan(), processes, reconnected));
   for (const uint32_t rank : ranks) RetireFormer(entry, rank);
   entry.former = nullptr;
   entry.reconnected.clear();

@@ -63,7 +63,26 @@ namespace {
 // Steps behind those that are recorded as opened.
 constexpr uint64_t kSeenAheadMax = 65'536;
 
-// The lane goes on where the last of them is.
+// The rows of a step that the former life released are not made again.
+bool IsHere(const std::vector<RowRange>& here, const Plan& plan, uint64_t id) {
+  const auto step = plan.StepFrom(PositionOfStep(id));
+  if (here.empty() || !step) return true;
+  const Plan::Share rows = plan.ShareOf(*step, 0);
+  return std::any_of(here.begin(), here.end(), [&](const RowRange& range) {
+    return range.position <= rows.position &&
+           rows.position + rows.global_rows <= range.position + range.rows;
+  });
+}
+
+// The first whose rows, and all that follow, the former life kept.
+uint64_t FirstWhole(const std::vector<RowRange>& here, const Plan& plan) {
+  const uint64_t begin = plan.start().position;
+  if (here.empty()) return begin;
+  return std::max(begin, plan.PositionOf(plan.StepAt(here.back().position)));
+}
+
+// The lane goes on where the last of them is, but not where rows of a stream
+// are gone: in the former life somebody was skipped, or dropped, there.
 Delivery::FormerSteps GatherBroadcast(
     const FormerProgress& former, const Plan& plan,
     const std::vector<FormerProcess>& processes,
@@ -84,10 +103,19 @@ Delivery::FormerSteps GatherBroadcast(
   for (const FormerProcess& process : processes) {
     gathered.started |= had_any(process.page);
   }
+  const uint64_t first_whole = FirstWhole(former.here, plan);
   if (former.options.on_rank_death == OnRankDeath::kWait) {
     for (Delivery::FormerConsumer& each :
          RestoreRanks(processes, former.handed_over, plan.global_batch())) {
       if (each.left) continue;
+      const size_t gone = std::erase_if(each.again, [&](uint64_t id) {
+        return !IsHere(former.here, plan, id);
+      });
+      // It was dropped.
+      if (former.options.lag == Lag::kFail &&
+          (gone > 0 || each.position < first_whole)) {
+        continue;
+      }
       if (reconnected.count(each.rank) == 0) {
         gathered.position = std::min(gathered.position, each.position);
       }
@@ -95,9 +123,9 @@ Delivery::FormerSteps GatherBroadcast(
     }
   }
   if (gathered.position == UINT64_MAX) {
-    gathered.position =
-        std::max(plan.start().position,
-                 plan.PositionOf(plan.StepAt(former.first_row)));
+    gathered.position = first_whole;
+  } else if (former.options.lag != Lag::kBlock) {
+    gathered.position = std::max(gathered.position, first_whole);
   }
   return gathered;
 }

@@ -56,7 +56,7 @@ struct FormerProgress {
   std::set<uint64_t> completed;
   HandedOverSteps handed_over;  // broadcast
   bool incomplete = false;      // there is more that was not recorded
-  uint64_t first_row = 0;       // of a stream: those before are gone
+  std::vector<RowRange> here;   // of a stream: Stream::Here; else empty
 };
 struct ReconnectedRank {
   const CursorPage* page = nullptr;  // of the former life; nullptr: not given

@@ -512,6 +512,22 @@ uint64_t Stream::released() const {
   return ledger_.released();
 }
 
+std::vector<RowRange> Stream::Here() const {
+  MutexLock lock(&mutex_);
+  std::vector<RowRange> here;
+  const auto add = [&here](uint64_t first, uint64_t rows) {
+    if (here.empty() || here.back().position + here.back().rows != first) {
+      here.push_back({first, 0, false});
+    }
+    here.back().rows += rows;
+  };
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    add(chunk.first, chunk.rows);
+  }
+  add(ledger_.end(), 0);
+  return here;
+}
+
 uint64_t Stream::kept_rows() const {
   MutexLock lock(&mutex_);
   uint64_t rows = 0;

@@ -163,6 +163,9 @@ class Stream {
   bool over() const;
   uint32_t at_work() const;    // and not away
   uint64_t released() const;   // those before it
+  // What is kept: ranges in order and apart, of which the last, maybe of no
+  // rows, ends at end().
+  std::vector<RowRange> Here() const;
   uint64_t kept_rows() const;  // put, and not released
   // Since when nobody is at work who could put more; nullopt: somebody is, or
   // is away.

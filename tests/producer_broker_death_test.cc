@@ -176,6 +176,66 @@ TEST_F(ProducerBrokerDeathTest, BroadcastConsumersMissNothing) {
   }
 }
 
+// A consumer of a job that skips: its batches come in order, but for those that
+// it is told of.
+struct Skipping {
+  static constexpr uint64_t kBatch = 8;
+  uint64_t next = 0;
+  uint64_t batches = 0;
+  uint64_t skipped = 0;
+
+  void Count(const Taken& taken) {
+    skipped += taken.skipped;
+    next += taken.skipped;
+    EXPECT_EQ(taken.step, next++);
+    EXPECT_EQ(taken.rows.front(), static_cast<int64_t>(taken.step * kBatch));
+    ++batches;
+  }
+};
+
+// The rows between what it holds and those to come are released when the other
+// is through with them, and are not there when the broker begins again.
+TEST_F(ProducerBrokerDeathTest, WhatASlowConsumerMissedIsSkipped) {
+  constexpr int64_t kRows = 8'000;
+  constexpr uint64_t kSteps = kRows / Skipping::kBatch;
+  Options options = OptionsFor(-1, 1);
+  options.delivery = "broadcast";
+  options.lag = "skip";
+  Reader fast(options);
+  Reader slow(options);
+  std::thread producer([&] { Produce(0, kRows, 5); });
+  std::atomic<uint64_t> taken{0};
+  std::atomic<bool> go_on{false};
+  Skipping of_fast;
+  Course fast_course;
+  std::thread rank([&] {
+    fast_course = RunToTheEnd(fast, 1, [&](const Taken& each) {
+      of_fast.Count(each);
+      if (++taken < 400) return;
+      while (!go_on) std::this_thread::yield();
+    });
+  });
+  Skipping of_slow;
+  {
+    Batch held;
+    ASSERT_EQ(slow.next(&held), Reader::Result::kBatch);
+    of_slow.Count(TakenOf(slow, held));
+    while (taken < 400) std::this_thread::yield();
+    EXPECT_EQ(of_fast.skipped, 0u);
+    broker_->Kill();
+  }
+  go_on = true;
+  const Course slow_course =
+      RunToTheEnd(slow, 1, [&](const Taken& each) { of_slow.Count(each); });
+  rank.join();
+  producer.join();
+  EXPECT_EQ(fast_course.code, 0) << fast_course.error;
+  EXPECT_EQ(slow_course.code, 0) << slow_course.error;
+  EXPECT_GT(of_slow.skipped, 300u);
+  EXPECT_EQ(slow.stats().skipped + of_slow.batches, kSteps);
+  EXPECT_EQ(fast.stats().skipped + of_fast.batches, kSteps);
+}
+
 TEST_F(ProducerBrokerDeathTest, AProducerThatWaitsForItsJobGoesOnWaiting) {
   std::thread producer([&] { Produce(0, 100, 10); });
   broker_->Kill();

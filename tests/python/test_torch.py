@@ -121,7 +121,7 @@ def test_batches_on_a_device(loader, pairs):
 
 
 DDP = """
-import torch, torch.distributed as dist, penstock, penstock.torch
+import os, torch, torch.distributed as dist, penstock, penstock.torch
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -139,6 +139,7 @@ assert torch.equal(weight, model.module.weight)
 print("trained", dist.get_rank(), flush=True)
 loader.close()
 dist.destroy_process_group()
+os._exit(0)  # as the example has it
 """
 
 

@@ -55,7 +55,7 @@ constexpr const char* kBrokerPlaces[] = {
 };
 
 std::vector<JobKind> Kinds() {
-  std::vector<JobKind> kinds(8);
+  std::vector<JobKind> kinds(9);
   kinds[0].name = "split";
   kinds[0].delivery = "split";
   kinds[0].on_rank_death = "wait";
@@ -82,9 +82,10 @@ std::vector<JobKind> Kinds() {
   kinds[5].name = "shrink";
   kinds[5].on_rank_death = "shrink";
   kinds[5].ranks = 4;
-  for (int i : {0, 1}) {
-    JobKind& kind = kinds[6 + i];
-    kind = kinds[i];
+  size_t streams = 6;
+  for (const size_t of : {0, 1, 3}) {
+    JobKind& kind = kinds[streams++];
+    kind = kinds[of];
     kind.name += "-stream";
     kind.stream = true;
     kind.epochs = 1;

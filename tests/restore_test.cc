@@ -1,0 +1,95 @@
+// Goal: where a broadcast of a stream goes on in the broker's next life, when
+// rows were released that some consumer did not have. Method: the pure function
+// that decides it, with pages made up for it.
+#include "broker/restore.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace penstock {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr uint64_t kBatch = 8;
+
+// Rank 0 is dead, was to take step 12 next and held step 10; rank 1 goes on at
+// step 22. Of the rows before step 20 the former life kept those of step 10.
+class RestoreTest : public testing::Test {
+ protected:
+  RestoreTest() {
+    dead_.position = 12 * kBatch;
+    dead_.taken = 1;
+    dead_.leases[0].generation = 1;
+    dead_.leases[0].step = StepId(10 * kBatch, 0);
+    alive_.position = 22 * kBatch;
+    alive_.taken = 5;
+  }
+  Delivery::FormerSteps Gather(Lag lag, std::vector<RowRange> here) const {
+    DatasetSpec spec;
+    spec.batch.size = kBatch;
+    spec.epochs = 1;
+    FormerProgress former;
+    former.options.mode = DeliveryMode::kBroadcast;
+    former.options.lag = lag;
+    former.options.on_rank_death = OnRankDeath::kWait;
+    former.here = std::move(here);
+    FormerProcess dead{.rank = 0, .page = &dead_};
+    FormerProcess alive{
+        .rank = 1, .page = &alive_, .may_live = true, .reconnects = true};
+    return GatherSteps(former, *Plan::Make(spec, 100 * kBatch, 1),
+                       {dead, alive}, {{1, {&alive_, 22 * kBatch}}});
+  }
+  const std::vector<RowRange> gap_ = {{10 * kBatch, kBatch, false},
+                                      {20 * kBatch, 10 * kBatch, false}};
+  CursorPage dead_{};
+  CursorPage alive_{};
+};
+
+TEST_F(RestoreTest, AllIsHere) {
+  for (const Lag lag : {Lag::kBlock, Lag::kSkip, Lag::kFail}) {
+    const auto gathered = Gather(lag, {{10 * kBatch, 20 * kBatch, false}});
+    EXPECT_EQ(gathered.position, 12 * kBatch);
+    ASSERT_EQ(gathered.consumers.size(), 1u);
+    EXPECT_THAT(gathered.consumers[0].again,
+                ElementsAre(StepId(10 * kBatch, 0)));
+  }
+}
+
+TEST_F(RestoreTest, NoStream) {
+  EXPECT_EQ(Gather(Lag::kSkip, {}).position, 12 * kBatch);
+}
+
+TEST_F(RestoreTest, SkipGoesOnBehindTheGapWithWhatIsKept) {
+  const auto gathered = Gather(Lag::kSkip, gap_);
+  EXPECT_EQ(gathered.position, 20 * kBatch);
+  ASSERT_EQ(gathered.consumers.size(), 1u);
+  EXPECT_EQ(gathered.consumers[0].position, 12 * kBatch);
+  EXPECT_THAT(gathered.consumers[0].again, ElementsAre(StepId(10 * kBatch, 0)));
+}
+
+TEST_F(RestoreTest, SkipLeavesOutWhatIsNotKept) {
+  const auto gathered = Gather(Lag::kSkip, {gap_[1]});
+  ASSERT_EQ(gathered.consumers.size(), 1u);
+  EXPECT_THAT(gathered.consumers[0].again, IsEmpty());
+}
+
+TEST_F(RestoreTest, AStreamOfWhichAllIsReleased) {
+  EXPECT_EQ(Gather(Lag::kSkip, {{22 * kBatch, 0, false}}).position,
+            22 * kBatch);
+}
+
+TEST_F(RestoreTest, FailDoesNotKeepThePlaceOfOneThatWasDropped) {
+  const auto gathered = Gather(Lag::kFail, gap_);
+  EXPECT_EQ(gathered.position, 22 * kBatch);
+  EXPECT_THAT(gathered.consumers, IsEmpty());
+}
+
+// It cannot be: that rows are missing is an error, and not passed over.
+TEST_F(RestoreTest, BlockPassesOverNothing) {
+  EXPECT_EQ(Gather(Lag::kBlock, gap_).position, 12 * kBatch);
+}
+
+}  // namespace
+}  // namespace penstock
