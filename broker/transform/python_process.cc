@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -33,13 +34,27 @@ constexpr std::chrono::milliseconds kLookInterval{100};
 constexpr std::chrono::milliseconds kEndTime{1000};
 // What python_worker.py knows its descriptors by.
 constexpr int kFirstDescriptor = 3;
-constexpr int kDescriptors = 2;
+constexpr int kDescriptors = 3;
+// `ps` shows this, and not the whole program.
+constexpr char kRunProgram[] = "exec(open(5).read())";
 
 // Away from the numbers that the process gives to others.
 StatusOr<Fd> Apart(int fd) {
   const int copy = fcntl(fd, F_DUPFD_CLOEXEC, kFirstDescriptor + kDescriptors);
   if (copy < 0) return ErrnoError(errno, "fcntl");
   return Fd(copy);
+}
+
+// python_worker.py, to be read from its beginning.
+StatusOr<Fd> Program() {
+  Fd fd(memfd_create("penstock function runner", MFD_CLOEXEC));
+  if (!fd) return ErrnoError(errno, "memfd_create");
+  const std::string_view text = kPythonWorker;
+  if (pwrite(fd.get(), text.data(), text.size(), 0) !=
+      static_cast<ssize_t>(text.size())) {
+    return ErrnoError(errno, "memory of a program");
+  }
+  return fd;
 }
 
 // As many processes as processors: each keeps to one, unless somebody said
@@ -96,13 +111,14 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   std::unique_ptr<PythonProcess> process(new PythonProcess());
   process->link_ = Fd(ends[0]);
   const Fd link(ends[1]);
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd program, Program());
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null",
                                    O_RDONLY, 0);
   std::vector<Fd> apart;
-  for (const int fd : {link.get(), memory.fd()}) {
+  for (const int fd : {link.get(), memory.fd(), program.get()}) {
     StatusOr<Fd> copied = Apart(fd);
     if (!copied.ok()) {
       posix_spawn_file_actions_destroy(&actions);
@@ -122,7 +138,7 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
-  std::vector<std::string> words = {options.python, "-c", kPythonWorker,
+  std::vector<std::string> words = {options.python, "-c", kRunProgram,
                                     argument};
   std::vector<std::string> environment = Environment();
   const int error = posix_spawnp(&process->pid_, options.python.c_str(),

@@ -6,8 +6,7 @@ nobody else. Its argument: JSON, see PythonFunction. Its descriptors:
   3  packets: what is asked, as little-endian uint64, and what came of it: one
      byte, 0 done, 1 failed, then text. The first answer is about the import.
   4  the memory that rows lie in, inputs and outputs
-
-penstockd has this text in it and runs it with `python -c`.
+  5  this text, which penstockd has in it and `python -c` reads
 """
 
 import sys
