@@ -17,6 +17,8 @@ namespace {
 // Consumers of a broadcast job that names no number of ranks of its own.
 constexpr uint64_t kConsumersDefault = 8;
 constexpr size_t kNameCharsMax = 256;
+// In an error.
+constexpr size_t kNamesShown = 10;
 constexpr size_t kPathCharsMax = 4096;
 constexpr uint64_t kWorldSizeMax = 1u << 20;
 
@@ -172,10 +174,14 @@ StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
         name);
   }
   std::string known;
+  size_t names = 0;
   for (const auto& [key, spec] : datasets_) {
-    if (key.first == connection.uid) {
-      known += (known.empty() ? "" : ", ") + key.second;
-    }
+    if (key.first != connection.uid) continue;
+    if (names++ < kNamesShown) known += (names == 1 ? "" : ", ") + key.second;
+  }
+  if (names > kNamesShown) {
+    known += fmt::format(", and {} more: `penstock datasets`",
+                         names - kNamesShown);
   }
   return NotFoundError(
       "no dataset '{}' is registered by user {} ({}); register it with "
