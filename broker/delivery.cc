@@ -301,11 +301,11 @@ void Delivery::Unquarantine(uint32_t index) {
   FreeIfUnheld(&slot);
 }
 
-Cell Delivery::CellOf(const Consumer& consumer, const Slot& slot,
-                      bool redelivered) {
+Cell Delivery::CellOf(const Consumer& consumer, const Entry& entry) {
+  const Slot& slot = slots_[entry.slot];
   const Share& share = slot.share;
   const Plan::Share& rows = share.rows;
-  redelivered |= rows.redelivered;
+  const bool redelivered = entry.redelivered || rows.redelivered;
   Cell cell{};
   cell.slot_offset =
       shape_.slots_offset + SlotOffset(shape_.bank_slots, shape_.slot_stride,
@@ -318,7 +318,7 @@ Cell Delivery::CellOf(const Consumer& consumer, const Slot& slot,
   cell.rows = static_cast<uint32_t>(share.shape_rows);
   cell.valid_rows = static_cast<uint32_t>(share.valid_rows);
   cell.global_rows = static_cast<uint32_t>(rows.global_rows);
-  cell.skipped = consumer.skipped;
+  cell.skipped = entry.skipped;
   cell.epoch = rows.epoch;
   cell.step_in_epoch = rows.step_in_epoch;
   cell.position = rows.position;
@@ -341,8 +341,7 @@ void Delivery::CountEpochs(uint64_t from, Cell* cell) const {
 void Delivery::Give(Consumer* consumer, const Entry& entry) {
   const Slot& slot = slots_[entry.slot];
   FeedOf(*consumer).Publish(entry.slot, entry.redelivered,
-                            CellOf(*consumer, slot, entry.redelivered));
-  consumer->skipped = 0;
+                            CellOf(*consumer, entry));
   consumer->position =
       std::max(consumer->position,
                slot.share.rows.position + slot.share.rows.global_rows);
@@ -491,9 +490,14 @@ bool Delivery::DeliverBroadcast() {
     std::vector<Consumer*> with_room;
     std::vector<Consumer*> without;
     bool anyone = false;
+    bool one_is_ahead = false;  // in a former life: it waits for what follows
     for (auto& [rank, consumer] : consumers_) {
       anyone |= consumer.place == Place::kAttached;
-      if (!Wants(consumer, *slot)) continue;
+      if (!Wants(consumer, *slot)) {
+        one_is_ahead |= !slot->again && consumer.place == Place::kAttached &&
+                        FeedOf(consumer).open();
+        continue;
+      }
       // What it had before is not counted as what it is behind.
       (is_behind(consumer) && !slot->again ? without : with_room)
           .push_back(&consumer);
@@ -514,7 +518,7 @@ bool Delivery::DeliverBroadcast() {
       without.push_back(consumer);
       return true;
     });
-    if (!anyone || with_room.empty()) break;
+    if (!anyone || (with_room.empty() && !one_is_ahead)) break;
     if (!without.empty()) {
       if (shape_.options.lag == Lag::kBlock) break;
       // Nobody is newly left behind before another has taken a whole window
@@ -528,7 +532,8 @@ bool Delivery::DeliverBroadcast() {
     ++lanes_[0].out;
     slot->holders = static_cast<uint32_t>(with_room.size());
     for (Consumer* consumer : with_room) {
-      const Entry entry{slot->share.slot, *Wants(*consumer, *slot)};
+      Entry entry{slot->share.slot, *Wants(*consumer, *slot)};
+      if (!slot->again) entry.skipped = std::exchange(consumer->skipped, 0);
       consumer->again.erase(IdOf(*slot));
       if (consumer->place == Place::kGone || !consumer->backlog.empty() ||
           !FeedOf(*consumer).HasFreeLease()) {
@@ -563,7 +568,7 @@ bool Delivery::DeliverBroadcast() {
 bool Delivery::FinishFeeds() {
   bool any = false;
   const auto finish = [&](Consumer& consumer) {
-    FeedOf(consumer).Finish(std::exchange(consumer.skipped, 0));
+    FeedOf(consumer).Finish(consumer.skipped);
     any = true;
   };
   if (withheld_) return false;

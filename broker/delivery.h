@@ -368,6 +368,7 @@ class Delivery {
   struct Entry {
     uint32_t slot = 0;
     bool redelivered = false;
+    uint32_t skipped = 0;  // just before it, not told yet
   };
   // The plan of as many steps as the ranks are the same.
   struct Phase {
@@ -399,7 +400,7 @@ class Delivery {
     bool died = false;  // when kGone
     std::deque<Entry> backlog;
     uint32_t told_phase = 0;  // it knows the ranks of this and those before
-    uint32_t skipped = 0;     // not told yet
+    uint32_t skipped = 0;     // since the last of the backlog, not told yet
     uint64_t skipped_all = 0;
     uint64_t taken_before = 0;  // in former lives of the broker
     uint64_t position = 0;      // end of what it was given
@@ -490,7 +491,7 @@ class Delivery {
   Status EvictSeat(Consumer* consumer, Closed why, const std::string& reason,
                    bool keep_batches);
   void Drop(Consumer* consumer);
-  Cell CellOf(const Consumer& consumer, const Slot& slot, bool redelivered);
+  Cell CellOf(const Consumer& consumer, const Entry& entry);
   uint64_t NextPosition(const Consumer& consumer) const;
   uint64_t LanePosition(const Lane& lane) const;
 

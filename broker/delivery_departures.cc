@@ -26,7 +26,8 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
     } else if (each.taken && orderly) {
       Release(each.slot);
     } else {
-      entries.push_back({each.slot, each.taken || each.redelivered});
+      entries.push_back(
+          {each.slot, each.taken || each.redelivered, each.skipped});
       slots_[each.slot].handed_over |= each.taken;
     }
   }
@@ -88,7 +89,8 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
     // The process may go on reading what it took.
     if (each.taken) ++slots_[each.slot].quarantine;
     if (keep_batches) {
-      entries.push_back({each.slot, each.taken || each.redelivered});
+      entries.push_back(
+          {each.slot, each.taken || each.redelivered, each.skipped});
       slots_[each.slot].handed_over |= each.taken;
     } else {
       Release(each.slot);

@@ -53,6 +53,7 @@ void Feed::Publish(uint32_t slot, bool redelivered, Cell cell) {
   lease->out = true;
   lease->redelivered = redelivered;
   lease->slot = slot;
+  lease->skipped = cell.skipped;
   lease->previous = std::exchange(lease->generation, published_ + 1);
   cell.lease = static_cast<uint32_t>(lease - leases_.begin());
   cell.generation = lease->generation;
@@ -75,7 +76,7 @@ void Feed::Reclaim(std::vector<Batch>* released) {
         }
         lease.out = false;
         --out_;
-        released->push_back({lease.slot, true, lease.redelivered});
+        released->push_back(BatchOf(lease, true));
         break;
       case LeaseState::kHeld:
         break;
@@ -127,7 +128,7 @@ std::vector<Feed::Batch> Feed::Recall() {
   std::vector<Batch> unreleased;
   for (Lease* lease : InOrder()) {
     const bool was_taken = lease->generation <= taken;
-    unreleased.push_back({lease->slot, was_taken, lease->redelivered});
+    unreleased.push_back(BatchOf(*lease, was_taken));
     if (!was_taken) {
       lease->out = false;
       --out_;
@@ -140,8 +141,7 @@ std::vector<Feed::Batch> Feed::TakeAllBack() {
   const uint64_t taken = ReadTakenChecked();
   std::vector<Batch> unreleased;
   for (Lease* lease : InOrder()) {
-    unreleased.push_back(
-        {lease->slot, lease->generation <= taken, lease->redelivered});
+    unreleased.push_back(BatchOf(*lease, lease->generation <= taken));
     lease->out = false;
   }
   out_ = 0;

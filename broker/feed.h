@@ -47,6 +47,7 @@ class Feed {
     uint32_t slot = 0;
     bool taken = false;        // the rank may read it, or may have
     bool redelivered = false;  // it was published so
+    uint32_t skipped = 0;      // of its cell, when it is not taken
   };
   // Appends the leases that came back.
   void Reclaim(std::vector<Batch>* released);
@@ -75,9 +76,13 @@ class Feed {
     bool out = false;
     bool redelivered = false;
     uint32_t slot = 0;
+    uint32_t skipped = 0;
     uint64_t generation = 0;  // given out last: the cell's number + 1
     uint64_t previous = 0;    // before that
   };
+  static Batch BatchOf(const Lease& lease, bool taken) {
+    return {lease.slot, taken, lease.redelivered, taken ? 0 : lease.skipped};
+  }
   uint64_t ReadTakenChecked();
   // Leases that are out, in the order of publishing.
   std::vector<Lease*> InOrder();

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/layout.h"
 #include "common/message.h"
 
 namespace penstock {
@@ -140,6 +141,18 @@ int WriteAll(JournalFiles* files, int file, uint64_t offset,
     offset += static_cast<uint64_t>(written);
   }
   return 0;
+}
+
+// A frame (I6). 0 or a negative errno.
+int WriteFrame(JournalFiles* files, int file, uint64_t offset,
+               std::string_view frame) {
+  if (offset / kPageBytes != (offset + frame.size() - 1) / kPageBytes) {
+    const int result = WriteAll(files, file, offset + kJournalFrameBytes,
+                                frame.substr(kJournalFrameBytes));
+    if (result < 0) return result;
+    frame = frame.substr(0, kJournalFrameBytes);
+  }
+  return WriteAll(files, file, offset, frame);
 }
 
 // The bytes read, fewer than wanted at the end of the file, or a negative
@@ -302,6 +315,13 @@ class Journal::FrameReader {
     if (buffered() < kJournalFrameBytes) {
       damage_ = fmt::format("{} bytes where a record has {} or more",
                             end_ - offset_, kJournalFrameBytes);
+      unfinished_ = true;
+      return false;
+    }
+    type_ = static_cast<uint8_t>(data()[8]);
+    if (type_ == 0) {
+      damage_ = "a record of no type";
+      unfinished_ = true;
       return false;
     }
     const uint64_t bytes = LoadLittle(data(), 4);
@@ -320,15 +340,11 @@ class Journal::FrameReader {
                             bytes, end_ - offset_ - kJournalFrameBytes);
       return false;
     }
-    type_ = static_cast<uint8_t>(data()[8]);
     payload_ = {data() + kJournalFrameBytes, bytes};
     const uint32_t crc = FrameCrc(chain_, {data(), 4}, data()[8], payload_);
-    if (type_ == 0 || crc != LoadLittle(data() + 4, 4)) {
-      damage_ = type_ == 0 ? "a record of no type"
-                           : fmt::format(
-                                 "a record of {} bytes with a wrong "
-                                 "checksum",
-                                 bytes);
+    if (crc != LoadLittle(data() + 4, 4)) {
+      damage_ =
+          fmt::format("a record of {} bytes with a wrong checksum", bytes);
       return false;
     }
     chain_ = crc;
@@ -342,6 +358,7 @@ class Journal::FrameReader {
   uint64_t offset() const { return offset_; }  // behind the last record
   uint32_t chain() const { return chain_; }    // of the last record
   const std::string& damage() const { return damage_; }
+  bool unfinished() const { return unfinished_; }  // that was it
 
  private:
   const char* data() const { return buffer_.data() + used_; }
@@ -375,6 +392,7 @@ class Journal::FrameReader {
   uint8_t type_ = 0;
   std::string_view payload_;
   std::string damage_;
+  bool unfinished_ = false;
 };
 
 // journal.new being written. Removed with the object unless it was renamed.
@@ -596,7 +614,11 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
     settled = 0;
   }
   if (end.size == file_bytes && end.size >= settled) return end;
-  replayed->incomplete = true;
+  if (reader.unfinished() && end.size >= settled) {
+    replayed->unfinished = true;
+  } else {
+    replayed->incomplete = true;
+  }
   // Its header stays wrong about settled, and Open warns, until another file
   // takes its place.
   if (end.size < settled) end.compact_above = 0;
@@ -612,8 +634,10 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
                         "disk or another program damaged them: what they "
                         "recorded is lost",
                         settled)
-          : "A machine that died while it was written leaves such an end, and "
-            "so does damage");
+      : replayed->unfinished
+          ? "A broker that was killed while it wrote leaves such an end"
+          : "A machine that died while it was written leaves such an end, "
+            "and so does damage");
   if (const int result = files->Truncate(end.file->handle(), end.size);
       result < 0) {
     // The next Append overwrites it, and by I2 nothing of it is a record.
@@ -639,7 +663,7 @@ Status Journal::Append(uint8_t type, std::string_view payload) {
         frame_.size());
   }
   if (const int result =
-          WriteAll(files_.get(), end_.file->handle(), end_.size, frame_);
+          WriteFrame(files_.get(), end_.file->handle(), end_.size, frame_);
       result < 0) {
     // Else the next Append overwrites it.
     (void)files_->Truncate(end_.file->handle(), end_.size);

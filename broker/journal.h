@@ -30,7 +30,11 @@
 //       state: else what was appended just before Compact began could be in
 //       neither. And a record must be such that applying it to a state that
 //       knows it already changes nothing.
-//   I6  Memory: one record and one read buffer, whatever the file says.
+//   I6  The death of the process leaves whole frames, and of the one whose Append
+//       had not returned a record without its type (0) or nothing. The kernel
+//       ends a write of a process that is killed where a page ends, so a frame
+//       that goes over the end of one has its head written last.
+//   I7  Memory: one record and one read buffer, whatever the file says.
 //
 // The format, integers little-endian:
 //   header, 28 bytes
@@ -125,6 +129,9 @@ struct JournalReplay {
   std::string warning;  // for the log: where was cut, what and why; else empty
   // Records are missing: cut off, or never written because of an error.
   bool incomplete = false;
+  // The last one was not finished (I6): unless the machine died since, nobody
+  // was told of it.
+  bool unfinished = false;
 };
 
 // A record, given to or taken from the journal. payload is valid during the

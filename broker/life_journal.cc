@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "broker/boot_id.h"
 #include "common/kill_point.h"
 #include "common/segment.h"
 
@@ -36,6 +37,7 @@ enum Type : uint8_t {
   kRowsReleased = 17,
   kAttic = 18,
   kRowsMoved = 19,
+  kBoot = 20,  // the kernel's of the life that wrote what follows
 };
 
 // Of kRowsKept: far below what a record may have.
@@ -205,7 +207,14 @@ StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
                                   },
                                   &replayed));
     if (!replayed.warning.empty()) spdlog::warn("{}", replayed.warning);
-    life->incomplete_ = replayed.incomplete;
+    // What a process was about to record when it was killed has not happened;
+    // a machine that died may have lost more.
+    const std::string boot = BootId();
+    life->incomplete_ =
+        replayed.incomplete ||
+        (replayed.unfinished && (boot.empty() || life->boot_ != boot));
+    life->boot_ = boot;
+    (void)life->Append(kBoot, {{"boot", boot}});
   }
   for (StoredFd& each : stored) {
     // The name of an attach that was stored and not recorded is not used again.
@@ -234,6 +243,9 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
         datasets_[{record.at("uid").get<uid_t>(),
                    record.at("name").get<std::string>()}] =
             record.at("spec").get<std::string>();
+        break;
+      case kBoot:
+        boot_ = record.at("boot").get<std::string>();
         break;
       case kDatasetGone:
         datasets_.erase({record.at("uid").get<uid_t>(),
@@ -726,6 +738,7 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
   const auto record = [&](uint8_t type, const json& text) {
     return put(type, text.dump());
   };
+  PENSTOCK_RETURN_IF_ERROR(record(kBoot, {{"boot", boot_}}));
   for (const auto& [key, spec] : datasets_) {
     PENSTOCK_RETURN_IF_ERROR(record(
         kDataset, {{"uid", key.first}, {"name", key.second}, {"spec", spec}}));

@@ -176,7 +176,8 @@ class LifeJournal {
   std::map<uint64_t, Live> jobs_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::string trouble_ ABSL_GUARDED_BY(mutex_);
-  bool incomplete_ ABSL_GUARDED_BY(mutex_) = false;           // as it was found
+  std::string boot_ ABSL_GUARDED_BY(mutex_);         // of the last life: BootId
+  bool incomplete_ ABSL_GUARDED_BY(mutex_) = false;  // as it was found
   std::map<std::string, Fd> stored_ ABSL_GUARDED_BY(mutex_);  // until TakeJobs
 };
 

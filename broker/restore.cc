@@ -81,8 +81,9 @@ uint64_t FirstWhole(const std::vector<RowRange>& here, const Plan& plan) {
   return std::max(begin, plan.PositionOf(plan.StepAt(here.back().position)));
 }
 
-// The lane goes on where the last of them is, but not where rows of a stream
-// are gone: in the former life somebody was skipped, or dropped, there.
+// The lane goes on where the last of them is. With a lag other than block not
+// before a window behind the first, nor where rows of a stream are gone: who is
+// there was skipped, or dropped, and the others would wait for it.
 Delivery::FormerSteps GatherBroadcast(
     const FormerProgress& former, const Plan& plan,
     const std::vector<FormerProcess>& processes,
@@ -97,35 +98,48 @@ Delivery::FormerSteps GatherBroadcast(
                plan.start().position;
   };
   for (const auto& [rank, each] : reconnected) {
-    gathered.position = std::min(gathered.position, each.position);
     gathered.started |= had_any(each.page);
   }
   for (const FormerProcess& process : processes) {
     gathered.started |= had_any(process.page);
   }
-  const uint64_t first_whole = FirstWhole(former.here, plan);
+  uint64_t foremost = 0;
+  for (const auto& [rank, each] : reconnected) {
+    foremost = std::max(foremost, plan.StepAt(each.position));
+  }
   if (former.options.on_rank_death == OnRankDeath::kWait) {
     for (Delivery::FormerConsumer& each :
          RestoreRanks(processes, former.handed_over, plan.global_batch())) {
       if (each.left) continue;
-      const size_t gone = std::erase_if(each.again, [&](uint64_t id) {
-        return !IsHere(former.here, plan, id);
-      });
-      // It was dropped.
-      if (former.options.lag == Lag::kFail &&
-          (gone > 0 || each.position < first_whole)) {
-        continue;
-      }
-      if (reconnected.count(each.rank) == 0) {
-        gathered.position = std::min(gathered.position, each.position);
-      }
+      foremost = std::max(foremost, plan.StepAt(each.position));
       gathered.consumers.push_back(std::move(each));
     }
   }
+  uint64_t begin = FirstWhole(former.here, plan);
+  const bool may_pass = former.options.lag != Lag::kBlock;
+  if (may_pass) {
+    const uint64_t window = former.options.window;
+    begin =
+        std::max(begin, plan.PositionOf(foremost - std::min(foremost, window)));
+    std::erase_if(gathered.consumers, [&](Delivery::FormerConsumer& each) {
+      const size_t gone = std::erase_if(each.again, [&](uint64_t id) {
+        return !IsHere(former.here, plan, id);
+      });
+      return former.options.lag == Lag::kFail &&
+             (gone > 0 || each.position < begin);
+    });
+  }
+  for (const auto& [rank, each] : reconnected) {
+    gathered.position = std::min(gathered.position, each.position);
+  }
+  for (const Delivery::FormerConsumer& each : gathered.consumers) {
+    if (reconnected.count(each.rank) > 0) continue;
+    gathered.position = std::min(gathered.position, each.position);
+  }
   if (gathered.position == UINT64_MAX) {
-    gathered.position = first_whole;
-  } else if (former.options.lag != Lag::kBlock) {
-    gathered.position = std::max(gathered.position, first_whole);
+    gathered.position = begin;
+  } else if (may_pass) {
+    gathered.position = std::max(gathered.position, begin);
   }
   return gathered;
 }

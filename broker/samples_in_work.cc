@@ -10,8 +10,9 @@
 #include <cassert>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <set>
+
+#include "broker/boot_id.h"
 
 namespace penstock {
 namespace {
@@ -39,9 +40,8 @@ uint64_t FilterBit(const Sample& sample) {
 static_assert(kFilterBits == uint64_t{1} << (64 - 48));
 
 uint64_t BootHash() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  return std::getline(file, id) && !id.empty() ? Fnv(id) : 0;
+  const std::string id = BootId();
+  return id.empty() ? 0 : Fnv(id);
 }
 
 // "" if the file is one of ours, else why not.

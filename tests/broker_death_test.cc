@@ -626,6 +626,49 @@ TEST_F(BroadcastDeathTest, EpochsOfAFullEpochConsumerGoOnAsTheyWere) {
   take(4);
 }
 
+TEST_F(BroadcastDeathTest, WhoIsFarBehindIsSkippedAndNotWaitedFor) {
+  const std::string spec = "source: {range: 400}";
+  std::vector<RankProcess> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    Options options = OptionsFor(spec, rank);
+    options.lag = "skip";
+    ranks.emplace_back(options);
+  }
+  for (RankProcess& rank : ranks) rank.Attached();
+  RankProcess& fast = ranks[0];
+  RankProcess& slow = ranks[1];
+  ASSERT_EQ(slow.Next().taken.step, 0u);
+  slow.Release(1);
+  for (uint64_t step = 0; step < 100; ++step) {
+    ASSERT_EQ(fast.Next().taken.step, step);
+    fast.Release(1);
+  }
+  WaitForRank(0, [](const auto& rank) { return rank.at("ready") == 1; });
+  broker_.Kill();
+  // First what they were given before.
+  ASSERT_EQ(fast.Next().taken.step, 100u);
+  fast.Release(1);
+  fast.SendNext();
+  uint64_t next = 1;
+  uint64_t skipped = 0;
+  while (next < 100) {
+    const RankProcess::Said said = slow.Next();
+    ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+    next += said.taken.skipped;
+    skipped += said.taken.skipped;
+    EXPECT_EQ(said.taken.step, next++);
+    slow.Release(1);
+  }
+  EXPECT_GT(skipped, 90u);
+  fast.Receive();
+  fast.Release(1);
+  fast.Run();
+  const Course rest = fast.Finished();
+  EXPECT_EQ(rest.code, 0) << rest.error;
+  ASSERT_EQ(rest.taken.size(), 98u);
+  EXPECT_EQ(rest.taken.front().step, 102u);
+}
+
 // As a rank does that was silent for longer than the others wait for it.
 TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
   for (const std::string lag : {"block", "skip"}) {

@@ -418,6 +418,9 @@ class Broker {
         if (process.rank == session.number) may_live = process.may_live;
       }
       if (may_live) return false;
+      // Where it begins is not known before it is known where all are.
+      TryGather();
+      if (delivery_->gathering()) return false;
     }
     if (session.position) {
       reconnected_[session.number] = {session.former, *session.position};
@@ -1305,7 +1308,12 @@ TEST_F(DeliverySimulationTest, BroadcastConsumerIsReplacedWithoutLoss) {
   config.may_die = 0;
   config.replacements = 0;
   config.lives = 2;
-  NeverFailsAtRandom("block, broker dies", config, 3'000, 1);
+  for (const Lag lag : {Lag::kBlock, Lag::kSkip, Lag::kFail}) {
+    config.options.lag = lag;
+    NeverFailsAtRandom(
+        fmt::format("{}, broker dies", kLagNames[static_cast<size_t>(lag)]),
+        config, 3'000, 1);
+  }
 }
 
 TEST_F(DeliverySimulationTest, OwedStepsWhenRankAndBrokerDie) {
@@ -1319,11 +1327,15 @@ TEST_F(DeliverySimulationTest, OwedStepsWhenRankAndBrokerDie) {
 }
 
 TEST_F(DeliverySimulationTest, BroadcastWhenConsumerAndBrokerDie) {
-  Config config = Broadcast(Lag::kBlock);
-  config.may_die = 1;
-  config.replacements = 1;
-  config.lives = 2;
-  NeverFailsAtRandom("block, both die", config, 4'000, 2);
+  for (const Lag lag : {Lag::kBlock, Lag::kSkip}) {
+    Config config = Broadcast(lag);
+    config.may_die = 1;
+    config.replacements = 1;
+    config.lives = 2;
+    NeverFailsAtRandom(
+        fmt::format("{}, both die", kLagNames[static_cast<size_t>(lag)]),
+        config, 4'000, 2);
+  }
 }
 
 TEST_F(DeliverySimulationTest, BroadcastOwedStepsWhenConsumerAndBrokerDie) {

@@ -686,6 +686,42 @@ TEST_F(JournalDeathTest, OfTheProcessAtAnyCallLosesNoAckedRecord) {
   EXPECT_GT(deaths, 5 * 50u);
 }
 
+// Records of some pages, and small ones whose head lies over a page's end.
+TEST_F(JournalDeathTest, OfTheProcessAtThePagesOfAWriteIsNoDamage) {
+  constexpr size_t kPage = 4096;
+  size_t unfinished = 0;
+  for (size_t over = 0; over <= kJournalFrameBytes + 1; ++over) {
+    for (const size_t bytes : {size_t{0}, size_t{30}, 3 * kPage}) {
+      // Of a frame of one page a quarter, of several each of its pages.
+      for (size_t torn = 0; torn <= 4; ++torn) {
+        for (size_t call = 0; call < 2; ++call) {
+          SCOPED_TRACE(testing::Message()
+                       << over << " bytes before a page's end, " << bytes
+                       << " bytes, call " << call << ", torn " << torn);
+          disk_ = MemoryDisk();
+          Open();
+          Append(std::string(
+              kPage - over - kJournalHeaderBytes - kJournalFrameBytes, 'x'));
+          ASSERT_EQ(file().size(), kPage - over);
+          disk_.torn_quarters = torn;
+          disk_.torn_at_page = true;
+          disk_.die_at_call = disk_.calls + call;
+          const bool appended =
+              journal_->Append(1, std::string(bytes, 'y')).ok();
+          journal_.reset();
+          disk_.die_at_call = SIZE_MAX;
+          const size_t records = Open().size();
+          ASSERT_FALSE(replayed_.incomplete) << replayed_.warning;
+          ASSERT_GE(records, appended ? 2u : 1u);
+          ASSERT_EQ(replayed_.unfinished, !replayed_.warning.empty());
+          unfinished += replayed_.unfinished;
+        }
+      }
+    }
+  }
+  EXPECT_GT(unfinished, 50u);
+}
+
 TEST_F(JournalDeathTest, OfTheMachineAtAnyCallLosesNothingSynced) {
   size_t deaths = 0;
   for (const bool names_lost : {false, true}) {
@@ -880,45 +916,53 @@ TEST_F(JournalDirectoryTest, WhatIsNotARegularFileIsRefused) {
       std::filesystem::symlink_status(PathOf("journal"))));
 }
 
+// Some die in the midst of a write of several pages.
 TEST_F(JournalDirectoryTest, AKilledProcessLosesNoAckedRecord) {
-  int acks[2];
-  ASSERT_EQ(pipe(acks), 0);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    auto journal = TryOpen();
-    for (uint32_t i = 0; journal.ok(); ++i) {
-      if (!(*journal)->Append(1, std::to_string(i)).ok()) break;
-      if (write(acks[1], &i, sizeof(i)) != sizeof(i)) break;
-      if (i % 1000 == 999 && !(*journal)
-                                  ->Compact([i](const JournalRecord& put) {
-                                    return put(2, std::to_string(i));
-                                  })
-                                  .ok()) {
-        break;
+  uint32_t next = 0;
+  for (int round = 0; round < 20; ++round) {
+    int acks[2];
+    ASSERT_EQ(pipe(acks), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      auto journal = TryOpen();
+      for (uint32_t i = next; journal.ok(); ++i) {
+        const std::string payload =
+            std::to_string(i) + " " + std::string(i * 997 % 50'000, 'x');
+        if (!(*journal)->Append(1, payload).ok()) break;
+        if (write(acks[1], &i, sizeof(i)) != sizeof(i)) break;
+        if (i % 500 == 499 && !(*journal)
+                                   ->Compact([i](const JournalRecord& put) {
+                                     return put(2, std::to_string(i));
+                                   })
+                                   .ok()) {
+          break;
+        }
       }
+      _exit(1);
     }
-    _exit(1);
-  }
-  close(acks[1]);
-  uint32_t last = 0;
-  while (last < 2500) {
-    ASSERT_EQ(read(acks[0], &last, sizeof(last)), sizeof(last));
-  }
-  ASSERT_EQ(kill(child, SIGKILL), 0);
-  int status;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFSIGNALED(status));
-  while (read(acks[0], &last, sizeof(last)) == sizeof(last)) {
-  }
-  close(acks[0]);
-  Open();  // the lock went with the process
-  ASSERT_FALSE(records_.empty());
-  EXPECT_GE(std::stoul(records_.back().second), last);
-  EXPECT_LE(std::stoul(records_.back().second), last + 1);
-  for (size_t i = 1; i < records_.size(); ++i) {
-    EXPECT_EQ(std::stoul(records_[i].second),
-              std::stoul(records_[i - 1].second) + 1);
+    close(acks[1]);
+    uint32_t last = 0;
+    for (int acked = 0; acked < 300; ++acked) {
+      ASSERT_EQ(read(acks[0], &last, sizeof(last)), sizeof(last));
+    }
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    int status;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status));
+    while (read(acks[0], &last, sizeof(last)) == sizeof(last)) {
+    }
+    close(acks[0]);
+    Open();  // the lock went with the process
+    EXPECT_FALSE(replayed_.incomplete) << replayed_.warning;
+    ASSERT_FALSE(records_.empty());
+    EXPECT_GE(std::stoul(records_.back().second), last);
+    EXPECT_LE(std::stoul(records_.back().second), last + 1);
+    for (size_t i = 1; i < records_.size(); ++i) {
+      EXPECT_EQ(std::stoul(records_[i].second),
+                std::stoul(records_[i - 1].second) + 1);
+    }
+    next = static_cast<uint32_t>(std::stoul(records_.back().second)) + 1;
   }
 }
 

@@ -45,6 +45,8 @@ struct MemoryDisk {
   size_t die_at_call = SIZE_MAX;
   // What lands of a write in which it dies: this many quarters.
   size_t torn_quarters = 0;
+  // Of those only whole pages, as the kernel leaves it.
+  bool torn_at_page = false;
 
   // ---- what happened
 
@@ -126,8 +128,13 @@ class MemoryJournalFiles : public JournalFiles {
 
   int64_t Write(int file, uint64_t offset, std::string_view data) override {
     const int error = Begin("write", file);
-    if (dies_now_)
-      data = data.substr(0, data.size() * disk_->torn_quarters / 4);
+    if (dies_now_) {
+      uint64_t end = offset + data.size() * disk_->torn_quarters / 4;
+      if (disk_->torn_at_page && end < offset + data.size()) {
+        end = std::max(offset, end / 4096 * 4096);
+      }
+      data = data.substr(0, end - offset);
+    }
     if (error != 0 && !dies_now_) return error;
     data = data.substr(0, disk_->write_bytes_max);
     std::string& to = open_[file]->bytes;

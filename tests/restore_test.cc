@@ -26,7 +26,8 @@ class RestoreTest : public testing::Test {
     alive_.position = 22 * kBatch;
     alive_.taken = 5;
   }
-  Delivery::FormerSteps Gather(Lag lag, std::vector<RowRange> here) const {
+  Delivery::FormerSteps Gather(Lag lag, std::vector<RowRange> here,
+                               uint32_t window = 10) const {
     DatasetSpec spec;
     spec.batch.size = kBatch;
     spec.epochs = 1;
@@ -34,6 +35,7 @@ class RestoreTest : public testing::Test {
     former.options.mode = DeliveryMode::kBroadcast;
     former.options.lag = lag;
     former.options.on_rank_death = OnRankDeath::kWait;
+    former.options.window = window;
     former.here = std::move(here);
     FormerProcess dead{.rank = 0, .page = &dead_};
     FormerProcess alive{
@@ -59,6 +61,15 @@ TEST_F(RestoreTest, AllIsHere) {
 
 TEST_F(RestoreTest, NoStream) {
   EXPECT_EQ(Gather(Lag::kSkip, {}).position, 12 * kBatch);
+}
+
+TEST_F(RestoreTest, WhoIsMoreThanAWindowBehindHoldsUpNobody) {
+  const auto skipped = Gather(Lag::kSkip, {}, 9);
+  EXPECT_EQ(skipped.position, 13 * kBatch);
+  ASSERT_EQ(skipped.consumers.size(), 1u);
+  EXPECT_EQ(skipped.consumers[0].position, 12 * kBatch);
+  EXPECT_THAT(Gather(Lag::kFail, {}, 9).consumers, IsEmpty());
+  EXPECT_EQ(Gather(Lag::kBlock, {}, 9).position, 12 * kBatch);
 }
 
 TEST_F(RestoreTest, SkipGoesOnBehindTheGapWithWhatIsKept) {

@@ -90,6 +90,7 @@ std::vector<JobKind> Kinds() {
     kind.stream = true;
     kind.epochs = 1;
   }
+  kinds[8].on_rank_death = "wait";
   return kinds;
 }
 

@@ -30,7 +30,8 @@ void Find(Verdict* verdict, std::string what) {
   }
 }
 
-// The rows of these processes are, of each epoch, all there are.
+// The rows of these processes are, of each epoch, all there are, but for those
+// that were skipped, of which JudgeGaps knows.
 void JudgeRows(const JobKind& kind, const std::vector<const RankLog*>& logs,
                const std::string& whose, Verdict* verdict) {
   std::map<std::pair<uint64_t, int64_t>, std::vector<Take>> rows;
@@ -43,7 +44,10 @@ void JudgeRows(const JobKind& kind, const std::vector<const RankLog*>& logs,
   }
   for (uint64_t epoch = 0; epoch < kind.epochs; ++epoch) {
     for (uint64_t id = 0; id < kind.records; ++id) {
-      if (rows.count({epoch, static_cast<int64_t>(id)}) > 0) continue;
+      if (kind.lag == "skip" ||
+          rows.count({epoch, static_cast<int64_t>(id)}) > 0) {
+        continue;
+      }
       ++verdict->lost;
       Find(verdict,
            fmt::format("lost: {}epoch {} sample {}", whose, epoch, id));
