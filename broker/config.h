@@ -10,6 +10,7 @@
 
 #include "broker/read.h"
 #include "broker/transform/row_function.h"
+#include "common/quantity.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -40,17 +41,7 @@ struct Config {
   std::map<std::string, std::string> place_of;
 };
 
-// "8G", "512M", "1073741824"; K, M, G, T are powers of 1024.
-StatusOr<uint64_t> ParseBytes(const std::string& text);
-
-// "500ms", "60s", "5m", "1h", "60" (seconds) in nanoseconds; from 100 ms to
-// 24 h.
-StatusOr<uint64_t> ParseDuration(const std::string& text);
-
 inline constexpr uint32_t kWorkersMax = 4096;
-// A number from min to max and nothing else.
-StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max,
-                              uint32_t min = 1);
 
 // "a:b", as in PATH: folders, made absolute.
 std::vector<std::string> ParseFolders(const std::string& text);

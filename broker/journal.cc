@@ -92,7 +92,6 @@ Status FileError(int error, const std::string& what) {
   switch (error) {
     case EDQUOT:
     case ENOSPC:
-    case EFBIG:
       way_out = "free space on its file system, or raise the quota";
       break;
     case EROFS:
@@ -101,10 +100,6 @@ Status FileError(int error, const std::string& what) {
     case EACCES:
     case EPERM:
       way_out = "give it to the user penstockd runs as";
-      break;
-    case EMFILE:
-    case ENFILE:
-      way_out = "raise the limit of open files";
       break;
     case ELOOP:
     case EINVAL:
@@ -120,8 +115,8 @@ Status FileError(int error, const std::string& what) {
     default:
       break;
   }
-  const Status status =
-      ErrnoError(error == EDQUOT || error == EFBIG ? ENOSPC : error, what);
+  const Status status = ErrnoError(error, what);
+  if (LimitHint(error)[0] != '\0') return status;
   return Status(status.code(), status.message() + "; " + way_out);
 }
 

@@ -2,6 +2,7 @@
 // stop. The flow is in broker/README.md.
 #include <fcntl.h>
 #include <signal.h>
+#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
@@ -16,21 +17,23 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "broker/config.h"
 #include "broker/control_server.h"
 #include "broker/event_loop.h"
 #include "broker/job_table.h"
+#include "broker/journal.h"
 #include "broker/life_journal.h"
 #include "broker/replay.h"
 #include "broker/samples_in_work.h"
 #include "broker/topology.h"
+#include "broker/transform/python_process.h"
 #include "broker/worker_pool.h"
 #include "common/dataset_spec.h"
 #include "common/message.h"
+#include "common/printable.h"
+#include "common/text_file.h"
 
 namespace penstock {
 namespace {
@@ -57,6 +60,12 @@ StatusOr<Fd> ListenAt(const std::string& path) {
                                 path, sizeof(address.sun_path) - 1);
   }
   std::memcpy(address.sun_path, path.data(), path.size());
+  // What is no socket refuses as well.
+  struct stat info;
+  if (lstat(path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode)) {
+    return AlreadyExistsError(
+        "'{}' is there and is no socket; choose another --socket", path);
+  }
   // Only a socket that refuses is left over from a dead broker; one of another
   // type, say, is somebody else's.
   const StatusOr<Fd> other = ConnectControl(path);
@@ -86,14 +95,14 @@ StatusOr<Fd> ListenAt(const std::string& path) {
   return fd;
 }
 
-// What systemd or `penstock run` hands over: the listening socket, and the
-// descriptors that a former life stored.
+// What systemd or `penstock run` hands over: the listening socket, if it makes
+// one, and the descriptors that a former life stored.
 struct Inherited {
   Fd listener;
   std::vector<StoredFd> stored;
 };
 
-StatusOr<Inherited> InheritOrListen(const std::string& path) {
+StatusOr<Inherited> Inherit() {
   Inherited inherited;
   char** names = nullptr;
   const int count = sd_listen_fds_with_names(1, &names);
@@ -116,9 +125,6 @@ StatusOr<Inherited> InheritOrListen(const std::string& path) {
     }
   }
   free(names);
-  if (!inherited.listener) {
-    PENSTOCK_ASSIGN_OR_RETURN(inherited.listener, ListenAt(path));
-  }
   return inherited;
 }
 
@@ -128,11 +134,9 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
     PENSTOCK_ASSIGN_OR_RETURN(config, LoadConfig(arguments.config));
   }
   if (!arguments.socket.empty()) config.socket = arguments.socket;
-  if (!arguments.workers.empty() && arguments.workers != "auto") {
-    const StatusOr<uint32_t> workers =
-        ParseCount(arguments.workers, kWorkersMax);
-    if (!workers.ok()) return workers.status().Prepend("--workers");
-    config.workers = *workers;
+  if (!arguments.workers.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(config.workers,
+                              ParseCountOrAuto(arguments.workers, kWorkersMax));
   }
   if (!arguments.memory_limit.empty()) {
     PENSTOCK_ASSIGN_OR_RETURN(config.memory_limit,
@@ -184,13 +188,30 @@ StatusOr<FunctionOptions> FunctionsOf(const Config& config,
 
 // The machine has what the configuration asks for; else the error names the
 // place that asked.
+Status AsConfigured(const Config& config, const Status& status) {
+  const std::string& message = status.message();
+  const auto place = config.place_of.find(message.substr(0, message.find(':')));
+  return place == config.place_of.end() ? status
+                                        : status.Prepend(place->second);
+}
+
 template <typename T>
 StatusOr<T> AsConfigured(const Config& config, StatusOr<T> made) {
   if (made.ok()) return made;
-  const std::string& message = made.status().message();
-  const auto place = config.place_of.find(message.substr(0, message.find(':')));
-  return place == config.place_of.end() ? made.status()
-                                        : made.status().Prepend(place->second);
+  return AsConfigured(config, made.status());
+}
+
+// What a start would be refused for, without starting anything.
+Status CheckMachine(const Config& config, const WorkerOptions& workers,
+                    const FunctionOptions& functions) {
+  PENSTOCK_RETURN_IF_ERROR(
+      AsConfigured(config, WorkerPool::CheckReads(workers)).status());
+  if (!config.state_dir.empty()) {
+    PENSTOCK_RETURN_IF_ERROR(OpenJournalDirectory(config.state_dir).status());
+  }
+  if (functions.python_path.empty()) return OkStatus();
+  return AsConfigured(config,
+                      PythonProcess::CheckInterpreter(functions.python));
 }
 
 // Where a listening socket is, as the kernel says it.
@@ -208,13 +229,17 @@ std::string PathOf(int listener) {
 // and cannot take it away itself.
 void RemovePrivateFolder(const std::string& socket,
                          const std::string& state_dir) {
-  if (unlink(socket.c_str()) != 0) return;
+  unlink(socket.c_str());
   const std::filesystem::path folder =
       std::filesystem::path(socket).parent_path();
-  std::error_code error;
   if (!state_dir.empty() &&
       std::filesystem::path(state_dir).parent_path() == folder) {
-    std::filesystem::remove_all(state_dir, error);
+    // Only what is a broker's: whoever gave the folder may have more in it.
+    for (const char* name : {kJournalName, kJournalNewName, kJournalLockName,
+                             SamplesInWork::kFileName}) {
+      unlink((std::filesystem::path(state_dir) / name).c_str());
+    }
+    rmdir(state_dir.c_str());
   }
   if (const char* notify = std::getenv("NOTIFY_SOCKET");
       notify != nullptr &&
@@ -225,9 +250,9 @@ void RemovePrivateFolder(const std::string& socket,
 }
 
 Status RunReplay(const Arguments& arguments) {
-  std::ifstream file(arguments.replay);
-  if (!file) return ErrnoError(errno, "read '" + arguments.replay + "'");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::string text,
+      ReadTextFile("spec file", arguments.replay, kSpecBytesMax));
   PENSTOCK_ASSIGN_OR_RETURN(
       const DatasetSpec spec,
       ParseDatasetSpec(
@@ -326,10 +351,16 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(
       FunctionOptions functions,
       AsConfigured(config, FunctionsOf(config, arguments.private_broker)));
-  if (arguments.check) return OkStatus();
-  PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited,
-                            InheritOrListen(SocketPath(config.socket)));
-  const std::string path = PathOf(inherited.listener.get());
+  WorkerOptions worker_options;
+  worker_options.workers = config.workers;
+  worker_options.read_depth = config.read_depth;
+  worker_options.read_backend = config.read_backend;
+  worker_options.read_timeout_ns = config.read_timeout_ns;
+  worker_options.decode_timeout_ns = config.decode_timeout_ns;
+  if (arguments.check) {
+    return CheckMachine(config, worker_options, functions);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited, Inherit());
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<LifeJournal> life,
       LifeJournal::Open(config.state_dir, std::move(inherited.stored)));
@@ -339,16 +370,17 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SamplesInWork> samples,
                             SamplesOf(config));
   NoteCrashes(samples.get());
-  WorkerOptions worker_options;
-  worker_options.workers = config.workers;
-  worker_options.read_depth = config.read_depth;
-  worker_options.read_backend = config.read_backend;
-  worker_options.read_timeout_ns = config.read_timeout_ns;
-  worker_options.decode_timeout_ns = config.decode_timeout_ns;
   worker_options.samples = samples.get();
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<WorkerPool> workers,
       AsConfigured(config, WorkerPool::Start(*topology, worker_options)));
+  // The last that can fail for a reason outside: nothing is left behind.
+  const bool own_socket = !inherited.listener;
+  if (own_socket) {
+    PENSTOCK_ASSIGN_OR_RETURN(inherited.listener,
+                              ListenAt(SocketPath(config.socket)));
+  }
+  const std::string path = PathOf(inherited.listener.get());
   Disposal disposal;
   JobTable::Limits limits;
   limits.memory_bytes = config.memory_limit;
@@ -383,9 +415,25 @@ Status Serve(const Arguments& arguments) {
   sd_notify(0, "STOPPING=1");
   jobs.Shutdown();
   ExitSoonAtAnyRate();
+  // Nobody else's: while we listen it is not replaced.
+  if (own_socket) unlink(path.c_str());
   if (arguments.private_broker) RemovePrivateFolder(path, config.state_dir);
   return OkStatus();
 }
+
+// %*: a line of the log, with names in it that anybody chose.
+class PrintableText : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm&,
+              spdlog::memory_buf_t& out) override {
+    const std::string text =
+        PrintableLines({message.payload.data(), message.payload.size()});
+    out.append(text.data(), text.data() + text.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<PrintableText>();
+  }
+};
 
 int Main(int argc, char** argv) {
   Arguments arguments;
@@ -399,9 +447,15 @@ int Main(int argc, char** argv) {
                  "where to listen (default: PENSTOCK_SOCKET, else "
                  "/run/penstock/penstock.sock)");
   app.add_option("--workers", arguments.workers,
-                 "worker threads, or auto: one per processor");
+                 "worker threads, or auto: one per processor")
+      ->check([](const std::string& text) {
+        return ParseCountOrAuto(text, kWorkersMax).status().message();
+      });
   app.add_option("--memory-limit", arguments.memory_limit,
-                 "memory of all batches together, such as 8G");
+                 "memory of all batches together, such as 8G")
+      ->check([](const std::string& text) {
+        return ParseBytes(text).status().message();
+      });
   app.add_option("--state-dir", arguments.state_dir,
                  "folder for what must survive this process: registered "
                  "datasets, jobs and their progress");
@@ -426,7 +480,9 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   spdlog::set_default_logger(spdlog::stderr_color_mt("penstockd"));
-  spdlog::set_pattern("penstockd: %v");
+  auto format = std::make_unique<spdlog::pattern_formatter>();
+  format->add_flag<PrintableText>('*').set_pattern("penstockd: %*");
+  spdlog::set_formatter(std::move(format));
   if (arguments.private_broker) spdlog::set_level(spdlog::level::warn);
 
   const Status status =

@@ -125,6 +125,7 @@ StatusOr<std::unique_ptr<SamplesInWork>> SamplesInWork::Open(
     const std::string& folder) {
   const std::string path =
       folder.empty() ? "" : fmt::format("{}/{}", folder, kFileName);
+  const std::string name = path.empty() ? "memory for samples in work" : path;
   const auto open_checked = [&]() -> StatusOr<Fd> {
     if (path.empty()) {
       Fd fd(memfd_create("penstock samples in work", MFD_CLOEXEC));
@@ -155,9 +156,9 @@ StatusOr<std::unique_ptr<SamplesInWork>> SamplesInWork::Open(
     }
   };
   StatusOr<Fd> fd = open_checked();
-  if (!fd.ok()) return fd.status().Prepend(path);
+  if (!fd.ok()) return fd.status().Prepend(name);
   auto mapping = Mapping::Map(fd->get(), kSamplesFileBytes, true);
-  if (!mapping.ok()) return mapping.status().Prepend(path);
+  if (!mapping.ok()) return mapping.status().Prepend(name);
   std::unique_ptr<SamplesInWork> samples(
       new SamplesInWork(path, *std::move(fd), *std::move(mapping)));
   samples->Accuse();

@@ -46,6 +46,16 @@ size_t ServedNext(std::span<const Candidate> candidates) {
       candidates.begin());
 }
 
+StatusOr<std::string> WorkerPool::CheckReads(const WorkerOptions& options) {
+  const auto reader =
+      MakeReader(options.read_backend,
+                 Worker::Tickets(ReadDepth(options.read_depth).most()));
+  if (reader.ok()) return (*reader)->backend();
+  return reader.status().Prepend(fmt::format(
+      "read_backend: {}",
+      kReadBackendNames[static_cast<size_t>(options.read_backend)]));
+}
+
 StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
     const Topology& topology, const WorkerOptions& options) {
   std::unique_ptr<WorkerPool> pool(new WorkerPool());
@@ -68,14 +78,7 @@ StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
   }
   // One reader is made here to learn of a broken machine before any thread is
   // started; each worker makes its own on its own thread.
-  auto probe =
-      MakeReader(options.read_backend, Worker::Tickets(pool->reads_most_));
-  if (!probe.ok()) {
-    return probe.status().Prepend(fmt::format(
-        "read_backend: {}",
-        kReadBackendNames[static_cast<size_t>(options.read_backend)]));
-  }
-  pool->read_backend_ = (*probe)->backend();
+  PENSTOCK_ASSIGN_OR_RETURN(pool->read_backend_, CheckReads(options));
   for (uint32_t i = 0; i < workers; ++i) {
     PENSTOCK_RETURN_IF_ERROR(pool->StartThread(i));
   }

@@ -96,6 +96,9 @@ class WorkerPool {
  public:
   static constexpr std::chrono::milliseconds kTickInterval{200};
 
+  // The backend that Start would read with; its error names read_backend.
+  static StatusOr<std::string> CheckReads(const WorkerOptions& options);
+
   // Starts the threads. topology outlives the pool.
   static StatusOr<std::unique_ptr<WorkerPool>> Start(
       const Topology& topology, const WorkerOptions& options);

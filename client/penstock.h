@@ -76,7 +76,7 @@ typedef struct penstock_batch penstock_batch;
 
 /* How to attach. Zero or NULL means: from the launcher, else the default.
  * Launchers, first that is there: PENSTOCK_RANK (penstock run), Horovod, torchrun
- * (RANK with LOCAL_RANK), OpenMPI, Slurm, TF_CONFIG; else rank 0 of 1. */
+ * (RANK with WORLD_SIZE), OpenMPI, Slurm, TF_CONFIG; else rank 0 of 1. */
 typedef struct penstock_options {
   uint32_t struct_bytes; /* sizeof(penstock_options): set by the INIT macro */
   int32_t rank;          /* global rank; -1: from the launcher */
@@ -145,7 +145,8 @@ typedef struct penstock_options {
  * as the reader. */
 typedef struct penstock_feature {
   const char* name;
-  uint32_t dtype;
+  uint32_t dtype; /* 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float16,
+                     7 bfloat16, 8 float32, 9 float64 */
   uint32_t dimensions;
   int64_t shape[PENSTOCK_DIMENSIONS_MAX];
   uint64_t row_bytes;

@@ -430,14 +430,16 @@ Status ReadNormalize(const SpecValue& value, NormalizeOp* out) {
   PENSTOCK_RETURN_IF_ERROR(ReadPerChannel(value.Required("mean"), &out->mean));
   const SpecValue std_value = value.Required("std");
   PENSTOCK_RETURN_IF_ERROR(ReadPerChannel(std_value, &out->std));
-  if (out->std.size() != out->mean.size()) {
+  if (out->std.size() != out->mean.size() && out->std.size() > 1 &&
+      out->mean.size() > 1) {
     return std_value.Error(fmt::format("{} values, but mean has {}",
                                        out->std.size(), out->mean.size()));
   }
   for (size_t i = 0; i < out->std.size(); ++i) {
-    if (std::abs(out->std[i]) >= kStdMin) continue;
+    if (out->std[i] >= kStdMin) continue;
     return (std_value.IsScalar() ? std_value : std_value.Item(i))
-        .Error(fmt::format("{} is too near to 0 to divide by", out->std[i]));
+        .Error(fmt::format("{}: wanted a number from {} up, to divide by",
+                           out->std[i], kStdMin));
   }
   PENSTOCK_RETURN_IF_ERROR(
       value.Optional("dtype").Word<DType>({{"float16", DType::kFloat16},
@@ -652,6 +654,9 @@ StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
                                        const std::string& file,
                                        const std::string& base_dir) {
   PENSTOCK_ASSIGN_OR_RETURN(const YamlNode root, ReadYaml(text, file));
+  if (root.kind == YamlNode::Kind::kNull) {
+    return SpecValue(root, file).Error("the spec is empty");
+  }
   DatasetSpec spec;
   PENSTOCK_RETURN_IF_ERROR(ReadSpec(SpecValue(root, file), base_dir, &spec));
   return spec;

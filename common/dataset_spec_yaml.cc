@@ -349,7 +349,7 @@ bool ParseDecimalFraction(std::string_view text, double* out) {
 StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
   if (text.size() > kSpecBytesMax) {
     return ErrorAt(file, 1, 1,
-                   fmt::format("{} bytes of text; a spec has at most {}",
+                   fmt::format("{} bytes of text; at most {} may be",
                                text.size(), kSpecBytesMax));
   }
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
@@ -375,7 +375,7 @@ StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
   } catch (const std::exception& error) {
     return ErrorAt(file, 1, 1, fmt::format("not YAML: {}", error.what()));
   }
-  if (!builder.has_document()) return ErrorAt(file, 1, 1, "the spec is empty");
+  if (!builder.has_document()) return YamlNode();
   return builder.TakeRoot();
 }
 

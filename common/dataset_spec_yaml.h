@@ -1,4 +1,5 @@
-// The lower half of the dataset spec's parser: text -> a tree that knows the
+// The lower half of the parser of dataset specs, and of the broker's
+// configuration: text -> a tree that knows the
 // line and column of every node -> typed values with error messages that say
 // where.
 //
@@ -33,7 +34,7 @@ struct YamlNode {
   std::vector<YamlNode> items;  // kSequence, kMapping: values in keys' order
 };
 
-// The one document in text. Errors: InvalidArgument "FILE:LINE:COL: message",
+// The one document in text; kNull when there is nothing in it. Errors: InvalidArgument "FILE:LINE:COL: message",
 // columns counted in characters.
 StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file);
 

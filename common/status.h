@@ -79,6 +79,18 @@ PENSTOCK_STATUS_MAKER(UnavailableError, kUnavailable)
 PENSTOCK_STATUS_MAKER(DataLossError, kDataLoss)
 #undef PENSTOCK_STATUS_MAKER
 
+// What to do about an error that is a limit set to this process, else "".
+inline const char* LimitHint(int error) {
+  switch (error) {
+    case EMFILE:
+      return "; raise the limit of open files (`ulimit -n`, LimitNOFILE=)";
+    case EFBIG:
+      return "; raise the limit of file size (`ulimit -f`, LimitFSIZE=)";
+    default:
+      return "";
+  }
+}
+
 // The code errno stands for, and "what: strerror" as the message.
 inline Status ErrnoError(int error, const std::string& what) {
   StatusCode code = StatusCode::kInternal;
@@ -93,6 +105,8 @@ inline Status ErrnoError(int error, const std::string& what) {
       break;
     case ENOMEM:
     case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
     case EMFILE:
     case ENFILE:
       code = StatusCode::kResourceExhausted;
@@ -113,7 +127,8 @@ inline Status ErrnoError(int error, const std::string& what) {
       break;
   }
   char text[128];
-  return Status(code, what + ": " + strerror_r(error, text, sizeof(text)));
+  return Status(code, what + ": " + strerror_r(error, text, sizeof(text)) +
+                          LimitHint(error));
 }
 
 // A value or the reason there is none.

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
@@ -195,6 +196,111 @@ class BadInput(unittest.TestCase):
             self.assertNotEqual(run.returncode, 0)
             self.assertIn(str(path), run.stderr)
             self.assertEqual(path.stat().st_ino, inode)
+
+    def penstockd(self, *arguments):
+        return subprocess.run([BUILD / "broker" / "penstockd", *arguments],
+                              env=self.env, capture_output=True, text=True,
+                              timeout=60, cwd=self.folder)
+
+    def listening(self, *arguments):
+        """A penstockd that says that it is ready, and its path."""
+        path = self.folder / "penstock.sock"
+        broker = subprocess.Popen(
+            [BUILD / "broker" / "penstockd", "--socket", path, *arguments],
+            env=self.env, stderr=subprocess.PIPE, text=True, cwd=self.folder)
+        self.addCleanup(broker.wait)
+        self.addCleanup(broker.kill)
+        self.addCleanup(broker.stderr.close)
+        for _ in range(600):
+            if broker.poll() is not None or path.exists():
+                break
+            time.sleep(0.1)
+        self.assertTrue(path.exists(), "it does not listen")
+        return broker, path
+
+    def test_what_is_no_socket_is_not_replaced_by_one(self):
+        path = self.folder / "precious"
+        path.write_text("precious")
+        os.mkfifo(self.folder / "fifo")
+        os.symlink("/nowhere", self.folder / "link")
+        for name in ("precious", "fifo", "link"):
+            run = self.penstockd("--socket", name)
+            self.assertEqual(run.returncode, 1, run.stderr)
+            self.assertIn(f"'{name}' is there and is no socket", run.stderr)
+            self.assertTrue(os.path.lexists(self.folder / name))
+        self.assertEqual(path.read_text(), "precious")
+
+    def test_a_private_broker_takes_only_its_own_files_away(self):
+        kept = self.folder / "kept"
+        (kept / "state").mkdir(parents=True)
+        (kept / "state" / "thesis.tex").write_text("x")
+        broker = subprocess.Popen(
+            [BUILD / "broker" / "penstockd", "--private", "--socket",
+             kept / "s", "--state-dir", kept / "state"], env=self.env)
+        self.addCleanup(broker.wait)
+        self.addCleanup(broker.kill)
+        while broker.poll() is None and not (kept / "s").exists():
+            time.sleep(0.05)
+        broker.terminate()
+        self.assertEqual(broker.wait(30), 0)
+        self.assertEqual([str(path.relative_to(kept))
+                          for path in sorted(kept.rglob("*"))],
+                         ["state", "state/thesis.tex"])
+
+    def test_a_socket_goes_with_its_broker_and_is_not_left_by_a_failed_start(self):
+        broker, path = self.listening()
+        broker.terminate()
+        self.assertEqual(broker.wait(30), 0)
+        self.assertFalse(path.exists())
+        (self.folder / "file").write_text("")
+        run = self.penstockd("--socket", path, "--state-dir", "file")
+        self.assertEqual(run.returncode, 1, run.stderr)
+        self.assertFalse(path.exists())
+
+    def test_a_name_forges_no_line_of_the_log(self):
+        forged = self.pictures()[3]
+        forged.rename(forged.with_name("a\npenstockd: all is well\x1b[2J.jpg"))
+        next(forged.parent.glob("a*well*")).write_bytes(b"x" * 100)
+        run = self.bench(IMAGES + "on_error: skip\n")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("all is well", run.stderr)
+        self.assertNotIn("\npenstockd: all is well", run.stderr)
+        self.assertNotIn("\x1b", run.stderr)
+
+    def test_check_refuses_what_the_start_would(self):
+        (self.folder / "file").write_text("")
+        (self.folder / "functions").mkdir()
+        config = self.folder / "penstockd.yaml"
+        for text, message in (
+                ("state_dir: missing\n", "state directory missing"),
+                ("state_dir: file\n", "name a directory"),
+                ("python_path: functions\npython: /nowhere/python3\n",
+                 "penstockd.yaml:2:1: python: start '/nowhere/python3'"),
+                ("python_path: functions\npython: /bin/false\n",
+                 "penstockd.yaml:2:1: python: '/bin/false")):
+            config.write_text(text)
+            run = self.penstockd("--check", "--config", config)
+            self.assertEqual(run.returncode, 1, text)
+            self.assertIn(message, run.stderr)
+        config.write_text("state_dir: functions\npython_path: functions\n")
+        run = self.penstockd("--check", "--config", config)
+        self.assertEqual(run.returncode, 0, run.stderr)
+
+    def test_wrong_options_of_the_daemon_are_status_2(self):
+        for arguments in (["--workers", "0"], ["--workers", "abc"],
+                          ["--workers", "4097"], ["--memory-limit", "10X"]):
+            run = self.penstockd("--check", *arguments)
+            self.assertEqual(run.returncode, 2, arguments)
+            self.assertIn(arguments[0], run.stderr)
+
+    def test_a_limit_of_file_size_is_named(self):
+        run = subprocess.run(
+            ["sh", "-c", f"ulimit -f 1; exec {BUILD}/broker/penstockd --socket s"],
+            env=self.env, capture_output=True, text=True, timeout=60,
+            cwd=self.folder)
+        self.assertEqual(run.returncode, 1, run.stderr)
+        self.assertIn("raise the limit of file size", run.stderr)
+        self.assertFalse((self.folder / "s").exists())
 
     def test_job_larger_than_the_memory_limit_is_refused_before_it_starts(self):
         run = self.bench("dataset: x\nsource: {synthetic: {records: 100000, "

@@ -81,8 +81,9 @@ Status OpenError(int error, const std::string& path) {
   switch (error) {
     case ENOENT:  // never there, or removed since it was indexed
       return NotFoundAt(path);
+    case ELOOP:
+      return NotFoundError("{}: symbolic links lead to each other", path);
     case ENOTDIR:  // a component, or path itself under O_DIRECTORY, is a file
-    case ELOOP:    // symbolic links that lead to each other
     case ENAMETOOLONG:  // over PATH_MAX in all or NAME_MAX in a component
     case ESTALE:        // NFS: removed on the server
       return NotFoundError("{}: {}", path, ErrorText(error));
@@ -95,11 +96,6 @@ Status OpenError(int error, const std::string& path) {
     case ENODEV:  // likewise
       return DataLossError("{} is a socket or device, wanted a regular file",
                            path);
-    case EMFILE:
-    case ENFILE:
-      return ResourceExhaustedError(
-          "{}: {}; raise LimitNOFILE= of the broker's unit or `ulimit -n`",
-          path, ErrorText(error));
     case ETIMEDOUT:  // a network file system's server does not answer
     case EHOSTDOWN:
     case EHOSTUNREACH:

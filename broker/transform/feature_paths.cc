@@ -285,8 +285,8 @@ class PathBuilder {
   Status Add(const DecodeImageOp& op, uint32_t number) {
     if (!encoded_) {
       return InvalidArgumentError(
-          "wants a picture file, found {}; use resize to change its size",
-          feature_.ToString());
+          "wants a picture file, found {}{}", feature_.ToString(),
+          feature_.shape.size() == 3 ? "; use resize to change its size" : "");
     }
     PENSTOCK_RETURN_IF_ERROR(CheckSize(op.size));
     PENSTOCK_RETURN_IF_ERROR(CheckCrop(op.crop));

@@ -182,6 +182,9 @@ Status JpegDecoder::Begin(std::span<const std::byte> file) {
   if (file.empty()) return DataLossError("not a JPEG: the file is empty");
   const std::string_view text(reinterpret_cast<const char*>(file.data()),
                               file.size());
+  if (text.starts_with("\xff\xd8"sv) && text.size() < 4) {
+    return DataLossError("a JPEG that ends after {} bytes", text.size());
+  }
   if (!text.starts_with("\xff\xd8\xff"sv)) {
     return DataLossError("not a JPEG: {}", Looks(text));
   }

@@ -77,6 +77,12 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
   return pointers;
 }
 
+Status StartError(int error, const std::string& python) {
+  return ErrnoError(
+      error, fmt::format("python: start '{}' (`python` names the interpreter)",
+                         python));
+}
+
 }  // namespace
 
 Status GrowingMemory::Reserve(uint64_t bytes) {
@@ -99,6 +105,21 @@ Status GrowingMemory::Reserve(uint64_t bytes) {
                             Mapping::Map(fd_.get(), bytes, /*writable=*/true));
   bytes_ = bytes;
   return OkStatus();
+}
+
+Status PythonProcess::CheckInterpreter(const std::string& python) {
+  std::vector<std::string> words = {python, "-c", ""};
+  pid_t pid = -1;
+  if (const int error = posix_spawnp(&pid, python.c_str(), nullptr, nullptr,
+                                     Pointers(words).data(), environ);
+      error != 0) {
+    return StartError(error, python);
+  }
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return OkStatus();
+  return FailedPreconditionError("python: '{} -c \"\"' fails", python);
 }
 
 StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
@@ -148,9 +169,7 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     process->pid_ = -1;
-    return ErrnoError(error,
-                      fmt::format("start '{}' (`python` names the interpreter)",
-                                  options.python));
+    return StartError(error, options.python);
   }
   process->pidfd_ =
       Fd(static_cast<int>(syscall(SYS_pidfd_open, process->pid_, 0)));

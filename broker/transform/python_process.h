@@ -38,6 +38,9 @@ class GrowingMemory {
 
 class PythonProcess {
  public:
+  // The interpreter can be started, and does nothing when it has nothing to do.
+  static Status CheckInterpreter(const std::string& python);
+
   // argument: the JSON that python_worker.py takes. Waits until the function is
   // imported. InvalidArgument: it cannot be, with what Python said;
   // DeadlineExceeded, Cancelled; Unavailable: it ended; NotFound: no such

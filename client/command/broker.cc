@@ -81,9 +81,11 @@ Subcommand AddBroker(CLI::App& app) {
       "It needs no configuration and no root, is restarted when it dies, and "
       "ends\n"
       "with this command. `penstock run` does the same around one command.\n\n"
-      "Examples:\n"
-      "  penstock broker > socket &\n"
-      "  PENSTOCK_SOCKET=$(cat socket) ./trainer");
+      "Example (bash; `read` waits for it):\n"
+      "  exec 3< <(penstock broker)\n"
+      "  read -r PENSTOCK_SOCKET <&3 && export PENSTOCK_SOCKET\n"
+      "  ./trainer\n"
+      "  kill $!");
   return {broker, [options] { return Serve(*options); }};
 }
 

@@ -14,6 +14,8 @@
 namespace penstock {
 namespace {
 
+constexpr int kRankMax = (1 << 20) - 1;
+
 struct JobOptions {
   std::string socket;
   std::string job;
@@ -120,7 +122,9 @@ Subcommand AddEvict(CLI::App& app) {
   CLI::App* const evict = app.add_subcommand(
       "evict", "Take a rank off its job, though its process lives");
   const std::shared_ptr<JobOptions> options = AddJobOptions(evict);
-  evict->add_option("RANK", options->rank, "Number of the rank")->required();
+  evict->add_option("RANK", options->rank, "Number of the rank")
+      ->required()
+      ->check(CLI::Range(0, kRankMax).description(""));
   evict->footer(
       "For a rank that hangs: it gets an error from its next call, what it "
       "has\n"

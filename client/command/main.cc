@@ -41,9 +41,10 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
     const std::vector<CLI::App*> chosen = app.get_subcommands();
-    if (chosen.empty() && own > 1 && argv[1][0] != '-') {
-      PrintError(fmt::format(
-          "there is no command '{}'; `penstock --help` lists them", argv[1]));
+    if (chosen.empty() && own > 1) {
+      PrintError(
+          fmt::format("there is no {} '{}'; `penstock --help` lists them",
+                      argv[1][0] == '-' ? "option" : "command", argv[1]));
       return kExitUsage;
     }
     if (!chosen.empty() && chosen.front()->get_name() == "run") {

@@ -13,6 +13,7 @@
 #include <iterator>
 
 #include "client/command/interrupt.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -51,7 +52,10 @@ void PrivateBrokerOptions::AddTo(CLI::App* app) {
   app->add_option("--memory-limit", memory_limit,
                   "Memory the private broker may promise, as 500M or 8G "
                   "(default: its choice)")
-      ->type_name("SIZE");
+      ->type_name("SIZE")
+      ->check([](const std::string& text) {
+        return ParseBytes(text).status().message();
+      });
 }
 
 StatusOr<std::string> FindPenstockd() {
@@ -168,6 +172,7 @@ Status PrivateBroker::Launch() {
   if (!process.ok()) return process.status();
   former_cpu_s_ += process_.cpu_s();
   process_ = *std::move(process);
+  ++starts_;
   store_.Expect(process_.pid());
   launched_at_ = Clock::now();
   death_.reset();

@@ -104,6 +104,7 @@ class PrivateBroker {
   void ForgetInFork();
   // CPU seconds of penstockd's lives and their children; known after Stop.
   double cpu_s() const { return former_cpu_s_ + process_.cpu_s(); }
+  uint32_t starts() const { return starts_; }  // restarts among them
 
  private:
   PrivateBroker() = default;
@@ -128,6 +129,7 @@ class PrivateBroker {
   Clock::time_point launched_at_;
   bool was_ready_ = false;  // in one of its lives
   double former_cpu_s_ = 0;
+  uint32_t starts_ = 0;
 
   RestartPolicy policy_;
   std::optional<Status> death_;                  // of the last life; dead now

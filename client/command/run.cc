@@ -19,6 +19,7 @@ namespace penstock {
 namespace {
 
 constexpr int kRanksMax = 4096;
+constexpr double kGraceMax_s = 86400;
 
 struct RunOptions {
   std::vector<std::string> datasets;
@@ -121,8 +122,11 @@ void Report(PrivateBroker& broker) {
   const double rows = NumberField(state, "rows").value_or(0);
   fmt::print(stderr,
              "penstock: the broker made {:.0f} rows in {:.2f} CPU-seconds, "
-             "{:.4f} per 1,000 rows\n",
-             rows, cpu_s, rows > 0 ? 1000 * cpu_s / rows : 0.0);
+             "{:.4f} per 1,000 rows{}\n",
+             rows, cpu_s, rows > 0 ? 1000 * cpu_s / rows : 0.0,
+             broker.starts() > 1
+                 ? fmt::format(", since restart {}", broker.starts() - 1)
+                 : "");
 }
 
 StatusOr<int> Run(const RunOptions& options) {
@@ -210,7 +214,16 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
                   "Seconds from SIGTERM to SIGKILL when the ranks are stopped")
       ->type_name("SECONDS")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 86400.0).description(""));
+      ->check([](const std::string& text) -> std::string {
+        double seconds = -1;
+        // Also where it is not a number at all ("nan").
+        if (CLI::detail::lexical_cast(text, seconds) && seconds >= 0 &&
+            seconds <= kGraceMax_s) {
+          return "";
+        }
+        return fmt::format("{} is not a number from 0 to {}", text,
+                           kGraceMax_s);
+      });
   options->broker.AddTo(run);
   run->footer(
       "The command gets PENSTOCK_SOCKET, PENSTOCK_JOB (unless you set it),\n"

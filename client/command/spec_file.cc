@@ -1,14 +1,11 @@
 #include "client/command/spec_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 
 #include "client/command/json_field.h"
 #include "common/message.h"
+#include "common/text_file.h"
 
 namespace penstock {
 
@@ -25,32 +22,8 @@ StatusOr<SpecFile> ReadSpecFile(const std::string& name) {
   file.path = absolute.lexically_normal().string();
   file.base = absolute.lexically_normal().parent_path().string();
 
-  // O_NONBLOCK: a FIFO must not hold the command up before it is refused.
-  const Fd fd(open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) return ErrnoError(errno, "cannot read spec file '" + name + "'");
-  struct stat info;
-  if (fstat(fd.get(), &info) != 0) return ErrnoError(errno, name);
-  if (!S_ISREG(info.st_mode)) {
-    return InvalidArgumentError(
-        "spec file '{}' is {}; name the YAML file that describes the dataset",
-        name, S_ISDIR(info.st_mode) ? "a folder" : "not a regular file");
-  }
-  file.text.resize(kSpecBytesMax + 1);
-  size_t got = 0;
-  while (got < file.text.size()) {
-    const ssize_t n =
-        read(fd.get(), file.text.data() + got, file.text.size() - got);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoError(errno, "cannot read spec file '" + name + "'");
-    if (n == 0) break;
-    got += static_cast<size_t>(n);
-  }
-  if (got > kSpecBytesMax) {
-    return InvalidArgumentError(
-        "spec file '{}' is larger than {} KiB; is it a dataset spec?", name,
-        kSpecBytesMax / 1024);
-  }
-  file.text.resize(got);
+  PENSTOCK_ASSIGN_OR_RETURN(file.text,
+                            ReadTextFile("spec file", name, kSpecBytesMax));
   PENSTOCK_ASSIGN_OR_RETURN(file.spec,
                             ParseDatasetSpec(file.text, name, file.base));
   return file;

@@ -53,15 +53,6 @@ std::string Table::ToString() const {
   return text;
 }
 
-std::string Printable(const std::string& text) {
-  std::string clean = text;
-  for (char& c : clean) {
-    const unsigned char byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) c = '?';
-  }
-  return clean;
-}
-
 std::string FormatCount(uint64_t count) {
   const std::string digits = std::to_string(count);
   std::string text;

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "common/printable.h"
+
 namespace penstock {
 
 class Table {
@@ -26,9 +28,6 @@ class Table {
   std::vector<bool> right_;
   std::vector<std::vector<std::string>> rows_;
 };
-
-// Control characters as '?': a name from elsewhere cannot command the terminal.
-std::string Printable(const std::string& text);
 
 std::string FormatCount(uint64_t count);    // 1,234,567
 std::string FormatBytes(uint64_t bytes);    // 1.2 GiB

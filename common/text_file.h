@@ -1,0 +1,18 @@
+// Reads the small text files that people write: specs and configurations.
+#ifndef COMMON_TEXT_FILE_H_
+#define COMMON_TEXT_FILE_H_
+
+#include <cstddef>
+#include <string>
+
+#include "common/status.h"
+
+namespace penstock {
+
+// what: "spec file", stands in front of the name in messages. InvalidArgument:
+// not a regular file, or larger than bytes_max; else what the kernel says.
+StatusOr<std::string> ReadTextFile(const std::string& what,
+                                   const std::string& name, size_t bytes_max);
+
+}  // namespace penstock
+#endif  // COMMON_TEXT_FILE_H_
