@@ -13,6 +13,7 @@ sizes, both from /proc. Run by bench/peers.py.
 import ctypes
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -156,7 +157,20 @@ class Run:
     def last_lines(self, count=12):
         self.log.flush()
         with open(self.log_path, encoding="utf-8", errors="replace") as file:
-            return "".join(file.readlines()[-count:]).rstrip()
+            text = "".join(file.readlines()[-count:]).rstrip()
+        # Where Python's files are is this machine's affair.
+        return re.sub(r"(/[^\s\"':]+)?/(?=[^/\s\"':]+\.py\b)", "", text)
+
+    def how_it_ended(self):
+        """Of the first process that has."""
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            for process in self.processes:
+                if (status := process.poll()) is not None:
+                    return (f"with status {status}" if status >= 0 else
+                            f"by {signal.Signals(-status).name}")
+            time.sleep(0.05)
+        return "in part"
 
     def fail(self, why):
         raise PeerFailed(f"{why}\n{self.last_lines()}")
@@ -173,7 +187,7 @@ class Run:
             data = key.fileobj.recv(1 << 16)
             if not data:
                 self.selector.unregister(key.fileobj)
-                self.fail("a process of it ended")
+                self.fail(f"a process of it ended {self.how_it_ended()}")
             *lines, state[0] = (state[0] + data).split(b"\n")
             for line in lines:
                 self.take(state, json.loads(line))
@@ -194,10 +208,8 @@ class Run:
     def wait(self, what, condition):
         end = time.monotonic() + self.time_limit_s
         while not condition():
-            for process in self.processes:
-                if process.poll() is not None:
-                    self.fail(f"a process of it ended with status "
-                              f"{process.returncode}")
+            if any(process.poll() is not None for process in self.processes):
+                self.fail(f"a process of it ended {self.how_it_ended()}")
             if time.monotonic() > end:
                 self.fail(f"no {what} within {self.time_limit_s:.0f} s")
             self.listen(0.05)
