@@ -4,16 +4,19 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <thread>
 #include <vector>
 
@@ -393,24 +396,38 @@ class BrokerDeathTest : public SamplesInWorkTest {
     options.timeout_s = 60;
     return options;
   }
-  // Takes one batch in the background, whatever comes of it.
-  std::thread TakeOne(Options options) {
-    options.timeout_s = 2;  // it waits so long for another broker
-    return std::thread([options] {
+  // A rank in a process of its own takes one batch, whatever comes of it.
+  // Killed when it is no longer needed: it waits for another broker.
+  class RankProcess {
+   public:
+    explicit RankProcess(const Options& options) : pid_(fork()) {
+      if (pid_ != 0) return;
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
       try {
         Reader reader(options);
         Batch batch;
         (void)reader.next(&batch);
-      } catch (const Error&) {
+      } catch (const Error& error) {
+        std::cerr << "the rank: " << error.what() << "\n";
       }
-    });
-  }
+      _exit(0);
+    }
+    ~RankProcess() {
+      kill(pid_, SIGKILL);
+      Wait(pid_);
+    }
+    RankProcess(const RankProcess&) = delete;
+
+   private:
+    const pid_t pid_;
+  };
   // Waits until the one worker is decoding; the record.
   uint64_t RecordInWork(const BrokerProcess& broker) {
     // It answers: what the last one left is gone.
     const StatusOr<Fd> socket = ConnectControl(broker.socket());
     EXPECT_TRUE(Request(socket->get(), {{"op", "ping"}}).ok());
-    for (;;) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (std::chrono::steady_clock::now() < end) {
       std::ifstream file(File(), std::ios::binary);
       uint64_t line[4] = {};
       file.seekg(kSampleLinesOffset);
@@ -418,6 +435,8 @@ class BrokerDeathTest : public SamplesInWorkTest {
       if (file && line[3] != 0) return line[1];
       std::this_thread::yield();
     }
+    ADD_FAILURE() << "no sample in work";
+    return UINT64_MAX;
   }
 
  private:
@@ -428,14 +447,13 @@ TEST_F(BrokerDeathTest, SampleThatCrashesTheBrokerTwiceIsLeftOut) {
   constexpr uint64_t kCostUs = 1'000'000;
   for (int death = 0; death < 2; ++death) {
     BrokerProcess broker(Configured("60s"));
-    std::thread rank = TakeOne(For(broker, kCostUs));
+    const RankProcess rank(For(broker, kCostUs));
     EXPECT_EQ(RecordInWork(broker), 0u);
     // As a decoder that crashes: in its thread.
     for (const pid_t thread : ThreadsOf(broker.pid(), "worker")) {
       syscall(SYS_tgkill, broker.pid(), thread, SIGSEGV);
     }
     EXPECT_NE(broker.Stop(0), 0);
-    rank.join();
   }
   BrokerProcess broker(Configured("60s"));
   Reader reader(For(broker, kCostUs));
@@ -451,10 +469,9 @@ TEST_F(BrokerDeathTest, SampleThatCrashesTheBrokerTwiceIsLeftOut) {
 
 TEST_F(BrokerDeathTest, BrokerWhoseDecoderHangsEndsItself) {
   BrokerProcess broker(Configured("300ms"));
-  std::thread rank = TakeOne(For(broker, 1'000'000));
+  const RankProcess rank(For(broker, 1'000'000));
   EXPECT_EQ(RecordInWork(broker), 0u);
   EXPECT_EQ(broker.Stop(0), kStuckExitStatus);
-  rank.join();
   Start();
   EXPECT_EQ(samples_->suspects(), 1u);
 }
