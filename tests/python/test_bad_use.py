@@ -76,6 +76,30 @@ def test_numbers_that_make_no_sense(attach, numbers):
         numbers.map(lambda row: row)
 
 
+def test_things_of_another_type_are_named(attach, numbers):
+    for options in ({"job": 3}, {"socket": 3}, {"delivery": 3}, {"lag": b"skip"},
+                    {"on_rank_death": 0}, {"timeout_s": "5"}, {"wait_s": [1]},
+                    {"window": "2"}, {"node": 0.5}):
+        name, value = next(iter(options.items()))
+        with pytest.raises(TypeError, match=f"{name}: wanted .*{value!r}".replace("[", r"\[")):
+            attach(numbers, **options)
+    for dataset in (3, {"source": 1}, ["train.yaml"]):
+        with pytest.raises(TypeError, match="dataset: wanted a penstock.Dataset"):
+            attach(dataset)
+    with pytest.raises(TypeError, match="memory_limit"):
+        penstock.broker(memory_limit=4 << 30)
+    reader = attach(numbers)
+    with pytest.raises(TypeError, match="rank"):
+        reader.reset(0.5, 1, reader.state_dict())
+    with pytest.raises(TypeError, match="names"):
+        reader.element_spec.chosen("value")
+
+
+def test_a_path_may_be_bytes(tmp_path):
+    dataset = penstock.Dataset.image_folder(os.fsencode(tmp_path))
+    assert dataset == penstock.Dataset.image_folder(tmp_path)
+
+
 def test_a_deadline_that_has_passed_does_not_wait(attach):
     stream = penstock.Dataset.stream({"x": penstock.TensorSpec((), "int8")})
     reader = attach(stream.batch(1), job="no-producer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 from typing import (TYPE_CHECKING, Any, Deque, Dict, Iterator, NamedTuple,
-                    Tuple)
+                    Sequence, Tuple)
 
 import numpy as np
 
@@ -39,6 +39,14 @@ class Features(Dict[str, TensorSpec]):
         except KeyError:
             raise KeyError(
                 f"no feature {name!r}; there are: {', '.join(self)}") from None
+
+    def chosen(self, names: Sequence[str]) -> Tuple[str, ...]:
+        """These features; KeyError says which there are."""
+        if isinstance(names, str):
+            raise TypeError(f"features: wanted names, ({names!r},), got a text")
+        for name in names:
+            self.find(name)
+        return tuple(names)
 
 
 def numpy_dtype(name: str) -> np.dtype:

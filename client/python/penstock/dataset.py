@@ -34,8 +34,8 @@ def _given(**values: Any) -> Dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, (str, int, float, bool)) or value is None:
         return value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
+    if isinstance(value, (os.PathLike, bytes)):
+        return os.fsdecode(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if hasattr(value, "tolist"):  # NumPy's arrays and scalars
@@ -353,4 +353,4 @@ class Dataset:
 
 
 def _absolute(path: Path) -> str:
-    return os.path.abspath(os.fspath(path))
+    return os.path.abspath(os.fsdecode(path))

@@ -9,7 +9,7 @@ import sys
 from typing import Iterator, Mapping, Optional, Sequence, Union
 
 from penstock import _core
-from penstock.reader import number
+from penstock.reader import number, text
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -51,7 +51,7 @@ class Broker:
             allowed["PENSTOCK_PLUGIN_DIR"] = os.fspath(plugin_dir)
         with _environment(allowed):
             self._core = _core.Broker(number("workers", workers, 1, 0),
-                                      memory_limit)
+                                      text("memory_limit", memory_limit))
         self._former: Optional[str] = None
 
     @property

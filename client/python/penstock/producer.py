@@ -25,7 +25,7 @@ from penstock import _core
 from penstock.batch import TensorSpec, numpy_dtype
 from penstock.dataset import stream_features
 from penstock.errors import Error, FailedPrecondition, InvalidArgument
-from penstock.reader import reconnect_option, seconds
+from penstock.reader import path, reconnect_option, seconds, text
 
 
 class Producer:
@@ -55,7 +55,7 @@ class Producer:
         arrays = {name: self._checked(name, rows) for name in self._features}
         if len(rows) > len(arrays):
             raise ValueError("no feature of the stream: "
-                             + ", ".join(set(rows) - set(arrays)))
+                             + ", ".join(map(str, set(rows) - set(arrays))))
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"different numbers of rows: {lengths}")
@@ -180,6 +180,7 @@ def producer(job: Optional[str] = None,
     core = _core.Producer(
         [(name, spec.dtype, list(spec.shape))
          for name, spec in features.items()],
-        batch, job, dataset, socket, seconds("timeout_s", timeout_s),
+        batch, text("job", job), text("dataset", dataset),
+        path("socket", socket), seconds("timeout_s", timeout_s),
         reconnect_option(reconnect_s))
     return Producer(core, features, batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import numbers
 import operator
 import os
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 
 from penstock import _core, errors
 from penstock.batch import Batch, Features, Holds, TensorSpec
-from penstock.dataset import Dataset
+from penstock.dataset import Dataset, Path
 
 State = Union[str, Mapping[str, Any]]
 
@@ -224,7 +225,9 @@ class Reader:
         ``state`` as this rank of this world: what an elastic trainer calls on
         every rank when the ranks have changed. Batches that are held stay
         valid."""
-        self._core.reset(rank, world_size, local_world_size or 0,
+        self._core.reset(number("rank", rank, 0, 0),
+                         number("world_size", world_size, 1, 1),
+                         number("local_world_size", local_world_size, 1, 0),
                          state_text(state))
         self._ended = False
         self._read_spec()
@@ -233,6 +236,12 @@ class Reader:
         """Ends the job for all of its ranks: they finish the step that the
         furthest has; ``now``: at once, with Aborted."""
         self._core.stop_job(now)
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<penstock.Reader, closed>"
+        return (f"<penstock.Reader of job {self.job!r}: rank {self.rank} of "
+                f"{self.world_size}, {self.delivery}>")
 
     def close(self) -> None:
         """Leaves the job. Batches and arrays that are alive become copies of
@@ -265,9 +274,25 @@ def seconds(name: str, value: Optional[float]) -> float:
     """As the C options have it: 0 is for ever."""
     if value is None:
         return 0.0
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: wanted seconds, got {value!r}")
     if not value >= 0:
         raise errors.InvalidArgument(f"{name}={value}: wanted seconds")
     return float(value)
+
+
+def text(name: str, value: Optional[str]) -> Optional[str]:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name}: wanted text, got {value!r}")
+    return value
+
+
+def path(name: str, value: Optional[Union[Path, bytes]],
+         wanted: str = "a path") -> Optional[str]:
+    try:
+        return None if value is None else os.fsdecode(value)
+    except TypeError:
+        raise TypeError(f"{name}: wanted {wanted}, got {value!r}") from None
 
 
 def number(name: str, value: Optional[int], least: int, none: int) -> int:
@@ -289,7 +314,7 @@ def reconnect_option(reconnect_s: Optional[float]) -> float:
     return reconnect_s if reconnect_s > 0 else -1.0
 
 
-def attach(dataset: Union[str, "os.PathLike[str]", Dataset, None] = None,
+def attach(dataset: Union[Path, Dataset, None] = None,
            rank: Optional[int] = None,
            world_size: Optional[int] = None,
            job: Optional[str] = None,
@@ -347,22 +372,26 @@ def attach(dataset: Union[str, "os.PathLike[str]", Dataset, None] = None,
       penstock.Error: its subclasses say what kind, its text the way out.
     """
     options = dict(
-        dataset=None, spec=None, job=job, socket=socket, delivery=delivery,
-        lag=lag, on_rank_death=on_rank_death,
+        dataset=None, spec=None, job=text("job", job), socket=path("socket", socket),
+        delivery=text("delivery", delivery), lag=text("lag", lag),
+        on_rank_death=text("on_rank_death", on_rank_death),
         state=None if state is None else state_text(state),
         rank=number("rank", rank, 0, -1),
         world_size=number("world_size", world_size, 1, 0),
         local_world_size=number("local_world_size", local_world_size, 1, 0),
         timeout_s=seconds("timeout_s", timeout_s),
-        repeat_first=repeat_first, window=window or 0,
-        consumers=consumers or 0, full_epoch=full_epoch, wait_s=seconds("wait_s", wait_s),
+        repeat_first=bool(repeat_first), window=number("window", window or None, 1, 0),
+        consumers=number("consumers", consumers or None, 1, 0), full_epoch=bool(full_epoch),
+        wait_s=seconds("wait_s", wait_s),
         reconnect_s=reconnect_option(reconnect_s),
-        node=-1 if node is None else node, autostart=autostart)
+        node=number("node", node, 0, -1), autostart=bool(autostart))
     if autostart and sys.executable:  # its Python functions are to be run by this interpreter
         os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)
     if isinstance(dataset, Dataset):
         options["spec"] = dataset.to_json()
-    elif dataset is not None:
-        options["dataset"] = os.fspath(dataset)
+    else:
+        options["dataset"] = path(
+            "dataset", dataset,
+            "a penstock.Dataset, the path of a spec file or a registered name")
     core = _core.Reader(**options)
     return Reader(core, delivery, local_world_size or 0)

@@ -34,10 +34,8 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
         dictionaries.
     """
     reader = attach(source, **options)
-    names = tuple(features) if features is not None else tuple(
-        reader.element_spec)
-    for name in names:
-        reader.element_spec.find(name)  # KeyError says which there are
+    names = reader.element_spec.chosen(
+        tuple(reader.element_spec) if features is None else features)
 
     def signature(name: str) -> tf.TensorSpec:
         spec = reader.element_spec[name]

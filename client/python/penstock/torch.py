@@ -41,9 +41,8 @@ class DataLoader:
                  device: Union[str, torch.device, None] = None,
                  **options: Any):
         self.reader: Reader = attach(dataset, **options)
-        for name in features or ():
-            self.reader.element_spec.find(name)  # KeyError says which there are
-        self._features = tuple(features) if features is not None else None
+        self._features = (None if features is None else
+                          self.reader.element_spec.chosen(features))
         self._device = None if device is None else torch.device(device)
 
     def __len__(self) -> int:
