@@ -559,6 +559,7 @@ bool Delivery::DeliverBroadcast() {
             false);
       }
     }
+    FreeIfUnheld(slot);  // only one that is ahead goes on: nobody got it
     any = true;
   }
   return any;

@@ -2,6 +2,8 @@
 // time of the restart. Method: a penstockd that is restarted as systemd does
 // it, killed while ranks (threads, or processes that are killed too) take
 // batches; what they got is compared with what an unharmed run gives.
+#include <poll.h>
+
 #include <atomic>
 #include <functional>
 #include <map>
@@ -9,6 +11,7 @@
 
 #include "common/ring.h"
 #include "common/segment.h"
+#include "common/wake.h"
 #include "gmock/gmock.h"
 #include "tests/delivery_fixture.h"
 #include "tests/kept_broker.h"
@@ -533,8 +536,48 @@ class BroadcastDeathTest : public BothDieTest {
             {"world_size", 2},
             {"local_world_size", options.local_world_size}};
   }
+  // As its process does; with a cursor page of its own.
+  StatusOr<Message> Attach(const nlohmann::json& request) {
+    PENSTOCK_ASSIGN_OR_RETURN(cursor_, CreateCursor());
+    PENSTOCK_ASSIGN_OR_RETURN(socket_, ConnectControl(broker_.socket()));
+    return Request(socket_.get(), request, {cursor_.fd.get()});
+  }
+  // Attaches and leaves; what it says when it comes back at this position, as
+  // one that was silent for longer than the others wait for it.
+  nlohmann::json ComesBackAt(uint64_t position, nlohmann::json request) {
+    const StatusOr<Message> answer = Attach(request);
+    EXPECT_TRUE(answer.ok()) << answer.status().message();
+    request["incarnation"] = answer->json.at("incarnation");
+    request["token"] = answer->json.at("token");
+    EXPECT_TRUE(SendMessage(socket_.get(),
+                            {{"penstock", kProtocolVersion}, {"op", "detach"}})
+                    .ok());
+    request["position"] = position;
+    request["phase"] = 0;
+    request["taken"] = 0;
+    request["owed"] = nlohmann::json::array();
+    return request;
+  }
+  // Waits, as a rank does, for a batch of who was answered so.
+  Cell TakeAs(const Message& answer) {
+    const auto view = SegmentView::Open(answer.fds[0].get(), 1);
+    const Ring& ring = (*view)->ring(answer.json.at("seat").get<uint32_t>());
+    Cell cell{};
+    while (TryTake(ring, cursor_.page(), &cell) != TakeResult::kTaken) {
+      pollfd wake = {answer.fds[1].get(), POLLIN, 0};
+      if (ArmWait(ring, cursor_.page())) {
+        if (BrokerWaitsForTakes(ring)) SendWake(wake.fd);
+        poll(&wake, 1, 1000);
+      }
+      DisarmWait(cursor_.page());
+      DrainWakes(wake.fd);
+    }
+    return cell;
+  }
 
   KeptBroker broker_;
+  OwnedCursor cursor_;
+  Fd socket_;
 };
 
 TEST_F(BroadcastDeathTest, NewConsumerGetsNothingOfTheOneWhoseNumberItHas) {
@@ -669,7 +712,6 @@ TEST_F(BroadcastDeathTest, WhoIsFarBehindIsSkippedAndNotWaitedFor) {
   EXPECT_EQ(rest.taken.front().step, 102u);
 }
 
-// As a rank does that was silent for longer than the others wait for it.
 TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
   for (const std::string lag : {"block", "skip"}) {
     Options options = OptionsFor("source: {range: 40}", 0);
@@ -679,35 +721,12 @@ TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
     options.local_world_size = 1;
     RankProcess first(options);
     first.Attached();
-    nlohmann::json request = AttachOf(options, 1);
-    const auto attach = [&](const OwnedCursor& cursor, Fd* socket) {
-      auto connected = ConnectControl(broker_.socket());
-      if (!connected.ok()) return StatusOr<Message>(connected.status());
-      *socket = *std::move(connected);
-      return Request(socket->get(), request, {cursor.fd.get()});
-    };
-    {
-      const auto cursor = CreateCursor();
-      Fd socket;
-      const auto answer = attach(*cursor, &socket);
-      ASSERT_TRUE(answer.ok()) << answer.status().message();
-      request["incarnation"] = answer->json.at("incarnation");
-      request["token"] = answer->json.at("token");
-      ASSERT_TRUE(SendMessage(socket.get(), {{"penstock", kProtocolVersion},
-                                             {"op", "detach"}})
-                      .ok());
-    }
+    const nlohmann::json request = ComesBackAt(0, AttachOf(options, 1));
     for (uint64_t step = 0; step < 2; ++step) {
       ASSERT_EQ(first.Next().taken.step, step);
       first.Release(1);
     }
-    request["position"] = 0;
-    request["phase"] = 0;
-    request["taken"] = 0;
-    request["owed"] = nlohmann::json::array();
-    const auto cursor = CreateCursor();
-    Fd socket;
-    const StatusOr<Message> answer = attach(*cursor, &socket);
+    const StatusOr<Message> answer = Attach(request);
     if (lag == "block") {
       EXPECT_EQ(answer.status().code(), StatusCode::kAborted);
       EXPECT_THAT(answer.status().message(), HasSubstr("has missed"));
@@ -716,30 +735,32 @@ TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
     ASSERT_TRUE(answer.ok()) << answer.status().message();
     const uint64_t missed = answer->json.at("position").get<uint64_t>() / 2;
     EXPECT_GE(missed, 2u);
-    const auto view = SegmentView::Open(answer->fds[0].get(), 1);
-    const Ring& ring = (*view)->ring(answer->json.at("seat").get<uint32_t>());
-    Cell cell{};
     first.SendNext();
-    while (TryTake(ring, cursor->page(), &cell) != TakeResult::kTaken) {
-      std::this_thread::yield();
-    }
+    const Cell cell = TakeAs(*answer);
     EXPECT_EQ(cell.skipped, missed);
     EXPECT_EQ(cell.position, 2 * missed);
   }
 }
 
+// It was ahead when the broker died, and was not there when the others went on.
+TEST_F(BroadcastDeathTest, WhoComesBackAheadIsNotHeldUpByWhoIsBehind) {
+  Options options = OptionsFor("source: {range: 400}", 0);
+  options.lag = "skip";
+  options.consumers = 2;
+  options.local_world_size = 1;
+  RankProcess behind(options);
+  behind.Attached();
+  const nlohmann::json request = ComesBackAt(2 * 50, AttachOf(options, 1));
+  ASSERT_EQ(behind.Next().taken.step, 0u);
+  // More steps pass it by than there are slots.
+  const StatusOr<Message> answer = Attach(request);
+  ASSERT_TRUE(answer.ok()) << answer.status().message();
+  EXPECT_EQ(TakeAs(*answer).position, 2 * 50u);
+}
+
 // A process whose attach the broker took and did not answer before it died: it
 // asks again, as it did before.
-class UnansweredTest : public BroadcastDeathTest {
- protected:
-  StatusOr<Message> Attach(const nlohmann::json& request) {
-    PENSTOCK_ASSIGN_OR_RETURN(cursor_, CreateCursor());
-    PENSTOCK_ASSIGN_OR_RETURN(socket_, ConnectControl(broker_.socket()));
-    return Request(socket_.get(), request, {cursor_.fd.get()});
-  }
-  OwnedCursor cursor_;
-  Fd socket_;
-};
+class UnansweredTest : public BroadcastDeathTest {};
 
 TEST_F(UnansweredTest, ConsumerGetsWhatOthersHadBecauseItWasThere) {
   for (const char* policy : {"", "wait"}) {

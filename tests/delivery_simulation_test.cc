@@ -267,6 +267,13 @@ class Broker {
     run_.Check(counts.quarantined == 0 && !delivery_->AnySeatTaken(),
                "all are gone, and {} slots are in quarantine",
                counts.quarantined);
+    // What a gone rank had waits for another, but where there is none.
+    const DeliveryOptions& options = world_.config.options;
+    if (!world_.broadcast() || options.on_rank_death == OnRankDeath::kWait) {
+      return;
+    }
+    run_.Check(counts.out == 0, "all are gone, and {} slots are not free",
+               counts.out);
   }
 
  private:
