@@ -119,9 +119,11 @@ std::multiset<std::string> OpenDescriptors() {
 
 Fd ConnectTo(const sockaddr_un& address, socklen_t length) {
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  // The fuzzer's clock interrupts.
   const bool connected =
-      fd && connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),
-                    length) == 0;
+      fd &&
+      TEMP_FAILURE_RETRY(connect(
+          fd.get(), reinterpret_cast<const sockaddr*>(&address), length)) == 0;
   return connected ? std::move(fd) : Fd();
 }
 
@@ -164,7 +166,8 @@ class Mortals {
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 2)] = {};
     header.msg_control = control;
     header.msg_controllen = sizeof(control);
-    Require(recvmsg(asking_.get(), &header, MSG_CMSG_CLOEXEC) == 1 &&
+    Require(TEMP_FAILURE_RETRY(
+                recvmsg(asking_.get(), &header, MSG_CMSG_CLOEXEC)) == 1 &&
                 CMSG_FIRSTHDR(&header) != nullptr,
             "a process connects");
     int fds[2];
