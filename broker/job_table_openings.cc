@@ -60,21 +60,25 @@ class JobInJournal : public JobRecord {
 StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
     const DatasetSpec& spec, OpenProgress* progress) {
   const std::string key = DatasetKey(spec);
+  std::shared_ptr<const Dataset> open;
+  bool waited = false;
   {
     MutexLock lock(&mutex_);
-    for (;;) {
-      Entry& entry = entries_[key];
-      if (auto dataset = entry.dataset.lock()) return dataset;
-      if (!entry.opening) {
-        entry.opening = true;
-        break;
-      }
+    while (entries_[key].opening) {
       if (progress->cancel.load()) return CancelledError("cancelled");
       opened_.Wait(&mutex_);
+      waited = true;
     }
+    Entry& entry = entries_[key];
+    open = entry.dataset.lock();
+    // While we waited it was opened, or looked at.
+    if (open != nullptr && waited) return open;
+    entry.opening = true;
   }
   StatusOr<std::shared_ptr<const Dataset>> dataset =
-      OpenDataset(spec, functions_, progress);
+      open != nullptr && !open->source->Changed()
+          ? open
+          : OpenDataset(spec, functions_, progress);
   MutexLock lock(&mutex_);
   Entry& entry = entries_[key];
   entry.opening = false;

@@ -489,6 +489,10 @@ int Main(int argc, char** argv) {
       arguments.replay.empty() ? Serve(arguments) : RunReplay(arguments);
   if (status.ok()) return 0;
   spdlog::error("{}", status.message());
+  // For who started it: `systemctl status`, a private broker's owner.
+  constexpr size_t kStatusBytesMax = 3000;  // of systemd's 4096 for a message
+  sd_notifyf(0, "STATUS=%s",
+             Printable(status.message()).substr(0, kStatusBytesMax).c_str());
   return 1;
 }
 

@@ -187,6 +187,12 @@ Status DescribeStart(const AttachOptions& options,
   if (const auto file = environment("PENSTOCK_STATE");
       text.empty() && file.has_value()) {
     PENSTOCK_ASSIGN_OR_RETURN(text, ReadStateFile(*file));
+    if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
+      return InvalidArgumentError(
+          "PENSTOCK_STATE '{}' is empty: half a checkpoint? `penstock run` "
+          "without --state begins anew",
+          *file);
+    }
     // It is of one dataset; a trainer may use others beside it.
     (*request)["state_of_same_dataset"] = true;
   }

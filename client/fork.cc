@@ -12,20 +12,17 @@ namespace {
 std::atomic<uint64_t> generation{0};
 // Held over a fork, so that a child finds the list whole. Neither is ever
 // destroyed: a program may fork while it ends.
-std::mutex& GuardsMutex() {
+std::mutex& HooksMutex() {
   static auto* const mutex = new std::mutex();
   return *mutex;
 }
-ForkGuard* guards = nullptr;  // the first; guarded by GuardsMutex()
+ForkHook* hooks = nullptr;  // the first; guarded by HooksMutex()
 
 }  // namespace
 
-// Between fork and its return in the child: calls the kernel, nothing else.
-void FillInChild() {
-  for (const ForkGuard* each = guards; each != nullptr; each = each->next_) {
-    // Where this fails the hole stays one.
-    (void)mmap(each->address_, each->bytes_, PROT_READ | PROT_WRITE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+void CallHooksInChild() {
+  for (const ForkHook* each = hooks; each != nullptr; each = each->next_) {
+    each->in_child_(each->of_);
   }
   // Relaxed: the child has one thread.
   generation.fetch_add(1, std::memory_order_relaxed);
@@ -34,12 +31,12 @@ void FillInChild() {
 namespace {
 
 void FollowForks() {
-  static const int registered = pthread_atfork([] { GuardsMutex().lock(); },
-                                               [] { GuardsMutex().unlock(); },
-                                               [] {
-                                                 FillInChild();
-                                                 GuardsMutex().unlock();
-                                               });
+  static const int registered =
+      pthread_atfork([] { HooksMutex().lock(); }, [] { HooksMutex().unlock(); },
+                     [] {
+                       CallHooksInChild();
+                       HooksMutex().unlock();
+                     });
   (void)registered;
 }
 
@@ -51,22 +48,32 @@ uint64_t ForkGeneration() {
   return generation.load(std::memory_order_relaxed);
 }
 
-ForkGuard::ForkGuard(void* address, size_t bytes)
-    : address_(address), bytes_(bytes) {
+ForkHook::ForkHook(InChild in_child, void* of) : in_child_(in_child), of_(of) {
   FollowForks();
-  // Refused by no kernel that maps memfds (2.6.16).
-  (void)madvise(address, bytes, MADV_DONTFORK);
-  const std::lock_guard lock(GuardsMutex());
-  next_ = guards;
+  const std::lock_guard lock(HooksMutex());
+  next_ = hooks;
   if (next_ != nullptr) next_->previous_ = this;
-  guards = this;
+  hooks = this;
 }
 
-ForkGuard::~ForkGuard() {
-  if (address_ == nullptr) return;
-  const std::lock_guard lock(GuardsMutex());
-  (previous_ != nullptr ? previous_->next_ : guards) = next_;
+ForkHook::~ForkHook() {
+  const std::lock_guard lock(HooksMutex());
+  (previous_ != nullptr ? previous_->next_ : hooks) = next_;
   if (next_ != nullptr) next_->previous_ = previous_;
+}
+
+ForkGuard::ForkGuard(void* address, size_t bytes)
+    : address_(address), bytes_(bytes) {
+  // Refused by no kernel that maps memfds (2.6.16).
+  (void)madvise(address, bytes, MADV_DONTFORK);
+  hook_.emplace(&FillHole, this);
+}
+
+void ForkGuard::FillHole(void* guard) {
+  const ForkGuard& of = *static_cast<const ForkGuard*>(guard);
+  // Where this fails the hole stays one.
+  (void)mmap(of.address_, of.bytes_, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 }
 
 }  // namespace penstock

@@ -2,20 +2,33 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <spawn.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
+#include <utility>
 #include <vector>
+
+#include "common/quantity.h"
 
 extern char** environ;
 
 namespace penstock {
 namespace {
+
+// As `penstock broker` takes them.
+constexpr int64_t kWorkersMax = 4096;
+// It gives its penstockd 5 s.
+constexpr std::chrono::seconds kStopGrace{10};
 
 // PENSTOCK_COMMAND, where it is installed or built beside this library, else in
 // PATH.
@@ -59,10 +72,51 @@ std::string ReadLine(int fd) {
   }
 }
 
+// posix_spawn's attributes: what a trainer does to its own signals and process
+// group (Ctrl-C, `kill 0`, what a notebook sends to interrupt a cell) is not
+// for the broker.
+class SpawnApart {
+ public:
+  SpawnApart() {
+    posix_spawnattr_init(&attributes_);
+    posix_spawnattr_setflags(&attributes_,
+                             POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
+    posix_spawnattr_setpgroup(&attributes_, 0);
+    sigset_t none;
+    sigemptyset(&none);
+    posix_spawnattr_setsigmask(&attributes_, &none);
+  }
+  ~SpawnApart() { posix_spawnattr_destroy(&attributes_); }
+  SpawnApart(const SpawnApart&) = delete;
+  const posix_spawnattr_t* get() const { return &attributes_; }
+
+ private:
+  posix_spawnattr_t attributes_;
+};
+
+// The line by which `penstock broker --until-eof` says why it has none to
+// offer.
+Status WhyNot(const std::string& line) {
+  int code = 0;
+  int text = 0;  // where it begins
+  if (std::sscanf(line.c_str(), "error %d %n", &code, &text) == 1 && code > 0) {
+    return Status(static_cast<StatusCode>(code),
+                  line.substr(static_cast<size_t>(text)));
+  }
+  return UnavailableError(
+      "the private broker did not start: `penstock broker` says why on "
+      "standard error");
+}
+
+bool IsOver(int pidfd, std::chrono::milliseconds wait) {
+  pollfd entry{pidfd, POLLIN, 0};
+  return TEMP_FAILURE_RETRY(poll(&entry, 1, static_cast<int>(wait.count()))) >
+         0;
+}
+
 }  // namespace
 
-StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::Start(
-    const OwnBrokerOptions& options) {
+Status OwnBroker::Launch(const OwnBrokerOptions& options) {
   const std::string command = FindCommand();
   std::vector<std::string> words = {command, "broker", "--until-eof"};
   if (options.workers > 0) {
@@ -81,33 +135,64 @@ StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::Start(
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, input.read.get(), STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, output.write.get(), STDOUT_FILENO);
-  std::unique_ptr<OwnBroker> broker(new OwnBroker());
-  const int error = posix_spawnp(&broker->pid_, command.c_str(), &actions,
-                                 nullptr, argv.data(), environ);
+  pid_t pid = -1;
+  const int error = posix_spawnp(&pid, command.c_str(), &actions,
+                                 SpawnApart().get(), argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
-    broker->pid_ = -1;
     return ErrnoError(
         error, fmt::format("start a private broker by '{}' (PENSTOCK_COMMAND "
                            "names the `penstock` program)",
                            command));
   }
-  broker->input_ = std::move(input.write);
+  // Not glibc's wrapper: 2.36 declares it without extern "C".
+  pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  input_ = std::move(input.write);
   output.write.Reset();
-  broker->socket_ = ReadLine(output.read.get());
-  if (broker->socket_.empty()) {
-    return UnavailableError(
-        "the private broker did not start: `penstock broker` says why on "
-        "standard error");
+  socket_ = ReadLine(output.read.get());
+  return socket_.starts_with('/') ? OkStatus() : WhyNot(socket_);
+}
+
+StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::Start(
+    const OwnBrokerOptions& options) {
+  if (options.workers < 0 || options.workers > kWorkersMax) {
+    return InvalidArgumentError("workers={}: wanted 1 to {}, or 0: its choice",
+                                options.workers, kWorkersMax);
   }
+  if (!options.memory_limit.empty()) {
+    const auto bytes = ParseBytes(options.memory_limit);
+    if (!bytes.ok()) return bytes.status().Prepend("memory_limit");
+  }
+  std::unique_ptr<OwnBroker> broker(new OwnBroker());
+  PENSTOCK_RETURN_IF_ERROR(broker->Launch(options));
   return broker;
+}
+
+bool OwnBroker::Ended() const {
+  return !pidfd_ || IsOver(pidfd_.get(), std::chrono::milliseconds(0));
+}
+
+// Between fork and its return in the child.
+void OwnBroker::ForgetInChild(void* broker) {
+  OwnBroker& parents = *static_cast<OwnBroker*>(broker);
+  parents.input_.Reset();
+  parents.pidfd_.Reset();
 }
 
 OwnBroker::~OwnBroker() {
   input_.Reset();
-  if (pid_ <= 0) return;
-  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  if (!pidfd_) return;
+  // The end of its input may be kept from it by a child that the trainer cloned
+  // in a way of its own.
+  const auto send = [&](int signal) {
+    (void)syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, nullptr, 0);
+  };
+  send(SIGTERM);
+  if (!IsOver(pidfd_.get(), kStopGrace)) send(SIGKILL);
+  // ECHILD: the trainer waits for all of its children by itself.
+  (void)TEMP_FAILURE_RETRY(waitid(static_cast<idtype_t>(P_PIDFD),
+                                  static_cast<id_t>(pidfd_.get()), nullptr,
+                                  WEXITED));
 }
 
 StatusOr<std::string> SocketOfAnyBroker(const std::string& socket) {
@@ -121,9 +206,9 @@ StatusOr<std::string> SocketOfAnyBroker(const std::string& socket) {
   // Ends with the process: the kernel closes its input.
   static OwnBroker* broker = nullptr;
   const std::lock_guard lock(mutex);
-  if (broker == nullptr) {
+  if (broker == nullptr || broker->Ended()) {
     PENSTOCK_ASSIGN_OR_RETURN(auto started, OwnBroker::Start({}));
-    broker = started.release();
+    delete std::exchange(broker, started.release());
   }
   return broker->socket();
 }

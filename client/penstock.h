@@ -94,7 +94,9 @@ typedef struct penstock_options {
                                broker is noticed at once all the same */
   int32_t repeat_first;     /* not 0: read one batch and return it for ever, to
                                measure the trainer's ideal speed (also
-                               PENSTOCK_REPEAT_FIRST=1) */
+                               PENSTOCK_REPEAT_FIRST=1). What is written into
+                               its writable data stays while any of those
+                               handed out is held */
   /* How batches are handed out. All ranks of a job must say the same. */
   const char* delivery;      /* NULL, "split": a global batch is divided over the
                                 ranks; "dynamic": each batch to the next rank

@@ -253,25 +253,27 @@ StatusOr<Reader::Ready> Reader::WaitUntilReady(double timeout_s) {
 StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
   *batch = nullptr;
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
+  if (repeated_ == nullptr) {
+    if (ends_owed_ > 0 || pending_ != nullptr) return HandOut(batch);
+    if (over_) return Result::kEndOfData;
+  }
+  if (held() >= hold_) {
+    return ResourceExhaustedError(
+        "rank {} holds {} batches, all it may hold at once: release one before "
+        "the next, or set `hold:` in the dataset's spec higher",
+        rank_, hold_);
+  }
   if (repeated_ != nullptr) {
     // The one batch, for ever; its lease is never given back.
+    const std::lock_guard lock(sessions_mutex_);
     if (repeated_->held.exchange(true, std::memory_order_relaxed)) {
-      return ResourceExhaustedError(
-          "repeat_first holds one batch: release it before the next");
+      ++repeated_->again;
     }
     CountHandedOut();
     ++stats_.batches;
     stats_.rows += repeated_->cell.valid_rows;
     *batch = repeated_;
     return Result::kBatch;
-  }
-  if (ends_owed_ > 0 || pending_ != nullptr) return HandOut(batch);
-  if (over_) return Result::kEndOfData;
-  if (held() >= hold_) {
-    return ResourceExhaustedError(
-        "rank {} holds {} batches, all it may hold at once: release one before "
-        "the next, or set `hold:` in the dataset's spec higher",
-        rank_, hold_);
   }
 
   if (std::exchange(armed_, false) && !lost_) {
@@ -348,8 +350,17 @@ StatusOr<std::string> Reader::State() {
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   if (dynamic_) {
     // What the others have is known to the broker alone.
-    PENSTOCK_ASSIGN_OR_RETURN(const Message answer, Ask({{"op", "state"}}));
-    return answer.json.value("state", nlohmann::json()).dump();
+    const StatusOr<Message> answer = Ask({{"op", "state"}});
+    if (answer.status().code() == StatusCode::kUnavailable) {
+      return UnavailableError(
+          "where a dynamic job stands is known to its broker alone, and that "
+          "has gone ({}): take the next batch, which waits for it to come "
+          "back, "
+          "and ask again",
+          answer.status().message());
+    }
+    if (!answer.ok()) return answer.status();
+    return answer->json.value("state", nlohmann::json()).dump();
   }
   JobState state = start_;
   state.epoch = position_ / rows_per_epoch_;

@@ -42,7 +42,9 @@ class Reader {
     Session* session = nullptr;
     Cell cell;
     std::atomic<bool> held{false};
-    bool writable = false;  // guarded by sessions_mutex_
+    // Guarded by sessions_mutex_:
+    bool writable = false;
+    uint32_t again = 0;  // repeat_first: handed out once more while held
   };
   enum class Result { kBatch, kEndOfEpoch, kEndOfData };
   struct Stats {

@@ -278,7 +278,7 @@ bool Reader::Disown(Session* session) {
           cell.rows * element_spec_[i].RowBytes());
     }
   }
-  left_behind_ += static_cast<uint32_t>(held.size());
+  for (const Batch* batch : held) left_behind_ += 1 + batch->again;
   if (!LetGo(session->view->memory(), kept, false).ok()) return false;
   const CopyOnWrite* const writable = session->writable.get();
   return writable == nullptr ||
@@ -363,6 +363,12 @@ void Reader::Release(Batch* batch) {
   if (ForkGeneration() != reader->fork_generation_) return;
   std::unique_ptr<Reader> finished;  // destroyed when the mutex is free
   const std::lock_guard lock(reader->sessions_mutex_);
+  if (batch->again > 0) {
+    --batch->again;
+    reader->given_back_.fetch_add(1, std::memory_order_release);
+    if (reader->left_behind_ > 0) --reader->left_behind_;
+    return;
+  }
   if (!batch->held.exchange(false)) return;  // given back before
   reader->given_back_.fetch_add(1, std::memory_order_release);
   if (reader->left_behind_ > 0) {

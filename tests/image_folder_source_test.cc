@@ -154,8 +154,9 @@ TEST_F(ImageFolderSourceTest, ManyClassesAreWalkedTogether) {
     EXPECT_EQ(source->Describe(i),
               fmt::format("{}/c{:03}/{}.jpg", root_, i, i));
   }
-  // Paths below the class folders, 8 bytes a file, 28 and a name a class.
-  EXPECT_LE(source->memory_bytes(), 300u * (7 + 8 + 28 + 4));
+  // Paths below the class folders, 8 bytes a file; a class 28, its name, and as
+  // a folder 24 and its path.
+  EXPECT_LE(source->memory_bytes(), 300u * (7 + 8 + 28 + 4 + 24 + 4));
 }
 
 TEST_F(ImageFolderSourceTest, LinksAreFollowedAndLoopsEnd) {
@@ -290,6 +291,24 @@ TEST_F(ImageFolderSourceTest, ChangeOfAnyFolderIsNoticed) {
   KeepTimes();
   EXPECT_THAT(Records(),
               ElementsAre("cat/x/1.jpg=0", "cat/x/2.jpg=0", "cow/2.jpg=1"));
+}
+
+TEST_F(ImageFolderSourceTest, KnowsWhenItHasChanged) {
+  Add("cat/x/1.jpg");
+  Add("dog/1.jpg");
+  // A folder that changed just now could change again without its time telling.
+  EXPECT_TRUE(Open()->Changed());
+  for (const bool cached : {false, true}) {
+    Settle();
+    if (cached) (void)Open();
+    const std::unique_ptr<Source> source = Open();
+    EXPECT_FALSE(source->Changed());
+    Add("cat/x/" + std::to_string(cached) + ".png");
+    EXPECT_TRUE(source->Changed());
+    fs::remove_all(root_ + "/dog");
+    EXPECT_TRUE(source->Changed());
+    Add("dog/1.jpg");
+  }
 }
 
 TEST_F(ImageFolderSourceTest, FolderThatChangedJustNowIsNotCached) {

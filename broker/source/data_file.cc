@@ -33,6 +33,10 @@ constexpr size_t kOffsetAlignAt = 0x9c;
 // read through the page cache: the readers' buffers have this alignment.
 constexpr uint32_t kUsualAlign = kReadBufferAlign;
 
+int64_t ModifiedNs(const struct stat& st) {
+  return st.st_mtim.tv_sec * int64_t{1'000'000'000} + st.st_mtim.tv_nsec;
+}
+
 uint32_t WordAt(const std::byte* bytes, size_t at) {
   uint32_t word;
   std::memcpy(&word, bytes + at, sizeof(word));
@@ -81,8 +85,18 @@ StatusOr<DataFile> DataFile::Open(const std::string& path) {
   // systems without asynchronous reads (NFS, FUSE) instead of waiting.
   fcntl(file.fd_, F_SETFL, fcntl(file.fd_, F_GETFL) & ~O_NONBLOCK);
   file.bytes_ = static_cast<uint64_t>(st.st_size);
+  file.device_ = st.st_dev;
+  file.inode_ = st.st_ino;
+  file.mtime_ns_ = ModifiedNs(st);
   file.nowait_ = SupportsNowait(file.fd_);
   return file;
+}
+
+bool DataFile::Changed() const {
+  struct stat st;
+  return stat(path_.c_str(), &st) != 0 || st.st_dev != device_ ||
+         st.st_ino != inode_ || static_cast<uint64_t>(st.st_size) != bytes_ ||
+         ModifiedNs(st) != mtime_ns_;
 }
 
 DataFile::~DataFile() {

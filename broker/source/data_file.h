@@ -23,6 +23,9 @@ class DataFile {
         bytes_(other.bytes_),
         nowait_(other.nowait_),
         align_(other.align_),
+        device_(other.device_),
+        inode_(other.inode_),
+        mtime_ns_(other.mtime_ns_),
         fd_(std::exchange(other.fd_, -1)) {}
   ~DataFile();
 
@@ -38,6 +41,8 @@ class DataFile {
   uint64_t bytes() const { return bytes_; }
   int fd() const { return fd_; }
   uint32_t align() const { return align_; }
+  // The path leads to another file by now, or to this one written anew.
+  bool Changed() const;
 
   void Locate(uint64_t offset, uint64_t bytes, ReadRequest* request) const;
 
@@ -48,6 +53,9 @@ class DataFile {
   uint64_t bytes_ = 0;
   bool nowait_ = true;
   uint32_t align_ = 0;  // ReadRequest's
+  uint64_t device_ = 0;
+  uint64_t inode_ = 0;
+  int64_t mtime_ns_ = 0;
   int fd_;
 };
 

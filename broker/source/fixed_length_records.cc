@@ -32,6 +32,10 @@ class FixedLengthRecords final : public Source {
   }
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override { return 0; }
+  bool Changed() const override {
+    return std::any_of(files_.begin(), files_.end(),
+                       [](const DataFile& file) { return file.Changed(); });
+  }
   std::string io() const override { return IoText(files_.front().align()); }
   std::optional<size_t> plain_feature() const override {
     if (raw_spec_.size() != 1) return std::nullopt;

@@ -375,8 +375,12 @@ StatusOr<int64_t> LabelAt(DType dtype, std::span<const std::byte> data,
   }
 }
 
-StatusOr<std::vector<int64_t>> LoadLabels(const std::string& path,
-                                          OpenProgress* progress) {
+struct Labels {
+  std::vector<int64_t> values;
+  DataFile file;
+};
+
+StatusOr<Labels> LoadLabels(const std::string& path, OpenProgress* progress) {
   PENSTOCK_ASSIGN_OR_RETURN(IdxFile idx, OpenIdxFile(path, progress));
   const Header& header = idx.header;
   if (header.dims.size() != 1) {
@@ -407,18 +411,18 @@ StatusOr<std::vector<int64_t>> LoadLabels(const std::string& path,
     }
     labels[i] = *label;
   }
-  return labels;
+  return Labels{std::move(labels), std::move(idx.file)};
 }
 
 class Idx final : public Source {
  public:
-  Idx(IdxFile images, std::vector<int64_t> labels)
+  Idx(IdxFile images, std::optional<Labels> labels)
       : images_(std::move(images)), labels_(std::move(labels)) {
     const Header& header = images_.header;
     raw_spec_.push_back(
         {{"image", header.dtype, {header.dims.begin() + 1, header.dims.end()}},
          false});
-    if (!labels_.empty()) {
+    if (labels_) {
       raw_spec_.push_back({{"label", DType::kInt64, {}}, false});
     }
   }
@@ -427,9 +431,12 @@ class Idx final : public Source {
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override {
     return (images_.unpacked ? images_.unpacked->size : 0) +
-           labels_.size() * sizeof(int64_t);
+           (labels_ ? labels_->values.size() * sizeof(int64_t) : 0);
   }
 
+  bool Changed() const override {
+    return images_.file.Changed() || (labels_ && labels_->file.Changed());
+  }
   std::string io() const override {
     return images_.unpacked ? "" : IoText(images_.file.align());
   }
@@ -466,8 +473,8 @@ class Idx final : public Source {
       FromBigEndian(header.dtype, read, scratch->data());
       (*raw)[0] = *scratch;
     }
-    if (!labels_.empty()) {
-      (*raw)[1] = std::as_bytes(std::span(labels_).subspan(record, 1));
+    if (labels_) {
+      (*raw)[1] = std::as_bytes(std::span(labels_->values).subspan(record, 1));
     }
     return OkStatus();
   }
@@ -484,7 +491,7 @@ class Idx final : public Source {
   }
 
   const IdxFile images_;
-  const std::vector<int64_t> labels_;
+  const std::optional<Labels> labels_;
   RawSpec raw_spec_;
 };
 
@@ -497,13 +504,16 @@ StatusOr<std::unique_ptr<Source>> OpenIdx(const IdxSource& spec,
     PENSTOCK_RETURN_IF_ERROR(images.file.ChooseIo(
         spec.io, images.header.data_bytes, images.header.record_bytes));
   }
-  std::vector<int64_t> labels;
+  std::optional<Labels> labels;
   if (!spec.labels.empty()) {
-    PENSTOCK_ASSIGN_OR_RETURN(labels, LoadLabels(spec.labels, progress));
-    if (labels.size() != images.header.dims[0]) {
+    PENSTOCK_ASSIGN_OR_RETURN(Labels loaded,
+                              LoadLabels(spec.labels, progress));
+    labels.emplace(std::move(loaded));
+    if (labels->values.size() != images.header.dims[0]) {
       return InvalidArgumentError(
           "{} has {} images, but {} has {} labels; do they belong together?",
-          spec.images, images.header.dims[0], spec.labels, labels.size());
+          spec.images, images.header.dims[0], spec.labels,
+          labels->values.size());
     }
   }
   return std::unique_ptr<Source>(new Idx(std::move(images), std::move(labels)));

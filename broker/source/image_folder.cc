@@ -13,9 +13,10 @@ namespace {
 
 class ImageFolder final : public Source {
  public:
-  ImageFolder(std::string root, FolderIndex index)
+  ImageFolder(std::string root, FolderIndex index, bool settled)
       : root_(std::move(root)),
         index_(std::move(index)),
+        settled_(settled),
         raw_spec_({RawFeature{{"image", DType::kUint8, {}}, true},
                    RawFeature{{"label", DType::kInt64, {}}, false}}) {
     labels_.reserve(index_.classes.size());
@@ -46,6 +47,10 @@ class ImageFolder final : public Source {
   }
 
   std::string io() const override { return IoText(align_); }
+
+  bool Changed() const override {
+    return !settled_ || !FoldersAreUnchanged(root_, index_);
+  }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     request->kind = ReadRequest::Kind::kFile;
@@ -87,6 +92,7 @@ class ImageFolder final : public Source {
 
   const std::string root_;
   const FolderIndex index_;
+  const bool settled_;
   const RawSpec raw_spec_;
   bool nowait_ = true;
   uint32_t align_ = 0;
@@ -99,7 +105,10 @@ int64_t RealTimeNs() {
   return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
 
-StatusOr<FolderIndex> IndexOf(const std::string& root, OpenProgress* progress) {
+// *settled: a folder that changes from now on tells it by its time.
+StatusOr<FolderIndex> IndexOf(const std::string& root, OpenProgress* progress,
+                              bool* settled) {
+  *settled = true;
   const std::string cache_file = FolderCacheFile(root);
   if (!cache_file.empty()) {
     std::optional<FolderIndex> cached = ReadFolderCache(cache_file, root);
@@ -111,6 +120,7 @@ StatusOr<FolderIndex> IndexOf(const std::string& root, OpenProgress* progress) {
   }
   const int64_t scan_start_ns = RealTimeNs();
   PENSTOCK_ASSIGN_OR_RETURN(FolderIndex index, ScanFolder(root, progress));
+  *settled = CheckSettled(root, index, scan_start_ns).ok();
   if (!cache_file.empty()) {
     // Without a cache the next opening scans again; nothing else is lost.
     (void)WriteFolderCache(cache_file, root, index, scan_start_ns);
@@ -128,12 +138,11 @@ StatusOr<std::unique_ptr<Source>> OpenImageFolder(const ImageFolderSource& spec,
   }
   std::string root = spec.path;
   while (root.size() > 1 && root.back() == '/') root.pop_back();
-  PENSTOCK_ASSIGN_OR_RETURN(FolderIndex index, IndexOf(root, progress));
-  // Only the cache needs the folders' times.
-  index.folders = std::vector<FolderIndex::Folder>();
-  index.folder_paths = std::string();
+  bool settled = false;
+  PENSTOCK_ASSIGN_OR_RETURN(FolderIndex index,
+                            IndexOf(root, progress, &settled));
   auto source =
-      std::make_unique<ImageFolder>(std::move(root), std::move(index));
+      std::make_unique<ImageFolder>(std::move(root), std::move(index), settled);
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(spec.io));
   return std::unique_ptr<Source>(std::move(source));
 }

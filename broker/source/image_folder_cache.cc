@@ -159,23 +159,6 @@ bool IsValid(const FolderIndex& index) {
   return true;
 }
 
-bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index) {
-  const FileCloser root_dir{
-      open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (root_dir.fd < 0) return false;
-  for (uint64_t i = 0; i < index.folders.size(); ++i) {
-    const std::string path(index.FolderPath(i));
-    struct stat st;
-    if (fstatat(root_dir.fd, path.c_str(), &st, AT_EMPTY_PATH) != 0 ||
-        !S_ISDIR(st.st_mode) || st.st_ino != index.folders[i].inode ||
-        st.st_mtim.tv_sec * int64_t{1'000'000'000} + st.st_mtim.tv_nsec !=
-            index.folders[i].mtime_ns) {
-      return false;
-    }
-  }
-  return true;
-}
-
 // An environment variable that is an absolute path; systemd's may be several,
 // separated by colons.
 std::string PathVariable(const char* name) {
@@ -219,6 +202,34 @@ uint64_t HashOf(std::string_view text) {
 }
 
 }  // namespace
+
+bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index) {
+  const FileCloser root_dir{
+      open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (root_dir.fd < 0) return false;
+  for (uint64_t i = 0; i < index.folders.size(); ++i) {
+    const std::string path(index.FolderPath(i));
+    struct stat st;
+    if (fstatat(root_dir.fd, path.c_str(), &st, AT_EMPTY_PATH) != 0 ||
+        !S_ISDIR(st.st_mode) || st.st_ino != index.folders[i].inode ||
+        st.st_mtim.tv_sec * int64_t{1'000'000'000} + st.st_mtim.tv_nsec !=
+            index.folders[i].mtime_ns) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Status CheckSettled(const std::string& root, const FolderIndex& index,
+                    int64_t scan_start_ns) {
+  for (uint64_t i = 0; i < index.folders.size(); ++i) {
+    if (index.folders[i].mtime_ns > scan_start_ns - kSettledNs) {
+      return FailedPreconditionError("{}/{} changed just now", root,
+                                     index.FolderPath(i));
+    }
+  }
+  return OkStatus();
+}
 
 std::string FolderCacheFile(const std::string& root) {
   const std::string folder = CacheFolder();
@@ -281,12 +292,7 @@ std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
 
 Status WriteFolderCache(const std::string& cache_file, const std::string& root,
                         const FolderIndex& index, int64_t scan_start_ns) {
-  for (uint64_t i = 0; i < index.folders.size(); ++i) {
-    if (index.folders[i].mtime_ns > scan_start_ns - kSettledNs) {
-      return FailedPreconditionError("{}/{} changed just now", root,
-                                     index.FolderPath(i));
-    }
-  }
+  PENSTOCK_RETURN_IF_ERROR(CheckSettled(root, index, scan_start_ns));
   FileHeader header = {
       .magic = kMagic,
       .version = kVersion,

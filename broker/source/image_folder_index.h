@@ -79,6 +79,13 @@ struct FolderIndex {
 StatusOr<FolderIndex> ScanFolder(const std::string& root,
                                  OpenProgress* progress);
 
+// Every folder has the modification time that the index has of it.
+bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index);
+// None had changed shortly before this time (CLOCK_REALTIME), when the scan
+// began: what changed meanwhile would show.
+Status CheckSettled(const std::string& root, const FolderIndex& index,
+                    int64_t scan_start_ns);
+
 // Where the index of root is kept: below $PENSTOCK_CACHE_DIR, else
 // $CACHE_DIRECTORY (systemd), else $XDG_CACHE_HOME/penstock, else
 // ~/.cache/penstock. Empty: nowhere.

@@ -74,6 +74,10 @@ class Source {
                         std::vector<std::byte>* scratch,
                         RawRecord* raw) const = 0;
 
+  // What it was opened from is not what it was: the next job of this dataset
+  // opens it anew. May look at each folder.
+  virtual bool Changed() const { return false; }
+
   // For messages: the file (and offset) the record is in.
   virtual std::string Describe(uint64_t record) const = 0;
 

@@ -9,6 +9,7 @@
 #include "client/command/interrupt.h"
 #include "client/command/private_broker.h"
 #include "client/command/subcommand.h"
+#include "common/printable.h"
 
 namespace penstock {
 namespace {
@@ -37,7 +38,7 @@ bool InputEnded() {
   return read(STDIN_FILENO, bytes, sizeof(bytes)) == 0;
 }
 
-StatusOr<int> Serve(const BrokerOptions& options) {
+Status Serve(const BrokerOptions& options, int* exit_status) {
   const Fd events(epoll_create1(EPOLL_CLOEXEC));
   if (!events) return ErrnoError(errno, "epoll_create1");
   PENSTOCK_RETURN_IF_ERROR(Watch(events.get(), InterruptFd()));
@@ -57,14 +58,27 @@ StatusOr<int> Serve(const BrokerOptions& options) {
     epoll_event event{};
     if (epoll_wait(events.get(), &event, 1, 0) != 1) continue;
     if (event.data.fd == STDIN_FILENO) {
-      if (InputEnded()) return 0;
+      if (InputEnded()) return OkStatus();
       continue;
     }
     const std::optional<Interrupt> interrupt = NextInterrupt();
     // Ctrl-C is for the program that has started us, which may live on.
     if (!interrupt || (options.until_eof && interrupt->from_terminal)) continue;
-    return 128 + interrupt->signal;
+    *exit_status = 128 + interrupt->signal;
+    return OkStatus();
   }
+}
+
+StatusOr<int> Run(const BrokerOptions& options) {
+  int exit_status = 0;
+  const Status status = Serve(options, &exit_status);
+  if (status.ok()) return exit_status;
+  // Who started it wants to tell its own user.
+  if (options.until_eof) {
+    fmt::print("error {} {}\n", static_cast<int>(status.code()),
+               Printable(status.message()));
+  }
+  return status;
 }
 
 }  // namespace
@@ -86,7 +100,7 @@ Subcommand AddBroker(CLI::App& app) {
       "  read -r PENSTOCK_SOCKET <&3 && export PENSTOCK_SOCKET\n"
       "  ./trainer\n"
       "  kill $!");
-  return {broker, [options] { return Serve(*options); }};
+  return {broker, [options] { return Run(*options); }};
 }
 
 }  // namespace penstock

@@ -114,6 +114,7 @@ void DescriptorStore::Expect(pid_t pid) {
   expected_ = pid;
   ready_ = false;
   stopping_ = false;
+  status_.clear();
 }
 
 void DescriptorStore::Receive() {
@@ -149,6 +150,8 @@ void DescriptorStore::Obey(const std::string& text, std::vector<Fd> fds) {
       remove = true;
     } else if (line.starts_with("FDNAME=") && !name) {
       name = line.substr(std::strlen("FDNAME="));
+    } else if (line.starts_with("STATUS=")) {
+      status_ = line.substr(std::strlen("STATUS="));
     }
   }
   // In this order, as systemd: one message can replace a descriptor.

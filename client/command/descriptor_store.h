@@ -58,6 +58,8 @@ class DescriptorStore {
   // The process expected has said so.
   bool ready() const { return ready_; }
   bool stopping() const { return stopping_; }
+  // Its last STATUS=, for people.
+  const std::string& status() const { return status_; }
 
   // In the order in which they came.
   const std::vector<StoredDescriptor>& descriptors() const {
@@ -76,6 +78,7 @@ class DescriptorStore {
   pid_t expected_ = -1;
   bool ready_ = false;
   bool stopping_ = false;
+  std::string status_;
   std::vector<StoredDescriptor> descriptors_;
   size_t name_bytes_ = 0;  // of descriptors_, a ':' with each
 };

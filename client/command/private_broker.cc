@@ -239,7 +239,15 @@ std::optional<Status> PrivateBroker::Death(double wait_s) {
   if (process_.pid() <= 0) return death_;
   const std::optional<ProcessExit> ended = WaitForEnd(wait_s);
   if (!ended) return std::nullopt;
-  return UnavailableError("{} {}", Name(), ended->ToString());
+  return DeathBy(*ended);
+}
+
+Status PrivateBroker::DeathBy(const ProcessExit& ended) const {
+  const std::string how = Name() + " " + ended.ToString();
+  if (store_.ready() || store_.status().empty()) {
+    return UnavailableError("{}", how);
+  }
+  return FailedPreconditionError("{}: {}", how, store_.status());
 }
 
 void PrivateBroker::AddTo(std::vector<pollfd>* entries) const {
@@ -261,7 +269,7 @@ Status PrivateBroker::Tend(const Tell& tell) {
     const std::optional<ProcessExit> ended = WaitForEnd(0);
     was_ready_ |= store_.ready();
     if (ended) {
-      death_ = UnavailableError("{} {}", Name(), ended->ToString());
+      death_ = DeathBy(*ended);
       process_.Reap();  // and its children
       const bool asked = ended->ok() || store_.stopping();
       store_.Expect(-1);

@@ -77,7 +77,8 @@ class PrivateBroker {
   }
 
   // "penstockd (pid 12) was killed by signal 9 (Killed)", if it has ended and
-  // has not been restarted; waits this long for it to end.
+  // has not been restarted, with what kept it from starting; waits this long
+  // for it to end.
   std::optional<Status> Death(double wait_s = 0);
 
   // ---- for a loop that polls ----------------------------------------------
@@ -113,6 +114,7 @@ class PrivateBroker {
   Status Launch();
   std::optional<ProcessExit> WaitForEnd(double seconds);
   Status WaitForAnswer(int socket);
+  Status DeathBy(const ProcessExit& ended) const;
   Status Died(const std::string& message, const Tell& tell);
   Status GiveUp(const std::string& message);
   std::string Name() const;

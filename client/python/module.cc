@@ -4,14 +4,17 @@
 //
 // Threads: the GIL is released while a call waits. A Reader is used by one
 // thread at a time, any; arrays and batches may die on any.
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -25,10 +28,40 @@ namespace nb = nanobind;
 
 namespace {
 
+// Takes the GIL, by body. While the interpreter ends CPython (before 3.14) ends
+// a thread that wants it by unwinding its stack, which nothing here could bear:
+// the thread sleeps instead, until the process is over, as 3.14 has it.
+template <typename Body>
+void TakeGil(Body body) {
+  try {
+    body();
+  } catch (const abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+}
+
+class WithoutGil {
+ public:
+  WithoutGil() : thread_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    TakeGil([this] { PyEval_RestoreThread(thread_); });
+  }
+  WithoutGil(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* const thread_;
+};
+
+// Of the library, which is UTF-8 but for names of files that are not.
+nb::object TextOf(const char* text) {
+  return nb::steal(PyUnicode_DecodeUTF8(
+      text, static_cast<Py_ssize_t>(std::strlen(text)), "backslashreplace"));
+}
+
 // Raises the exception that penstock/errors.py has for this code.
 [[noreturn]] void Raise(int code, const char* text) {
-  const nb::object error =
-      nb::module_::import_("penstock.errors").attr("error_of")(code, text);
+  const nb::object error = nb::module_::import_("penstock.errors")
+                               .attr("error_of")(code, TextOf(text));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())),
                   error.ptr());
   throw nb::python_error();
@@ -68,8 +101,12 @@ uint32_t DTypeNamed(const std::string& name) {
   for (uint32_t dtype = 1; dtype < std::size(kDTypeNames); ++dtype) {
     if (name == kDTypeNames[dtype]) return dtype;
   }
+  std::string known;
+  for (uint32_t dtype = 1; dtype < std::size(kDTypeNames); ++dtype) {
+    known += (known.empty() ? "" : ", ") + std::string(kDTypeNames[dtype]);
+  }
   Raise(PENSTOCK_INVALID_ARGUMENT,
-        ("no dtype '" + name + "' in a batch").c_str());
+        ("no dtype '" + name + "' in a batch; there are: " + known).c_str());
 }
 
 nb::dlpack::dtype DTypeOf(uint32_t dtype) {
@@ -144,10 +181,22 @@ class Batch {
   const std::shared_ptr<const std::vector<Feature>> spec_;
 };
 
+// What may be no text: paths.
+using Bytes = std::optional<nb::bytes>;
+
+const char* OrNull(const Bytes& value) {
+  return value ? value->c_str() : nullptr;
+}
+const char* OrNull(const std::optional<std::string>& value) {
+  return value ? value->c_str() : nullptr;
+}
+
 // Everything None or 0: from the launcher, else the default.
 struct Options {
-  std::optional<std::string> dataset, spec, job, socket, delivery, lag,
-      on_rank_death, state;
+  Bytes dataset;
+  std::optional<std::string> spec, job;
+  Bytes socket;
+  std::optional<std::string> delivery, lag, on_rank_death, state;
   int rank = -1;
   int world_size = 0;
   int local_world_size = 0;
@@ -168,7 +217,7 @@ class Broker {
   Broker(int workers, const std::optional<std::string>& memory_limit) {
     int code;
     {
-      const nb::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       code = penstock_broker_start(
           workers, memory_limit ? memory_limit->c_str() : nullptr, &broker_);
     }
@@ -180,7 +229,7 @@ class Broker {
 
   void Stop() {
     penstock_broker* const broker = std::exchange(broker_, nullptr);
-    const nb::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     penstock_broker_stop(broker);
   }
   const std::string& socket() const { return socket_; }
@@ -192,25 +241,25 @@ class Broker {
 
 // Called without the GIL while the library waits.
 int32_t SignalArrived(void*) {
-  const nb::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
+  PyGILState_STATE gil;
+  TakeGil([&gil] { gil = PyGILState_Ensure(); });
+  const bool arrived = PyErr_CheckSignals() != 0;
+  PyGILState_Release(gil);
+  return arrived;
 }
 
 class Reader {
  public:
   explicit Reader(const Options& options) {
-    const auto text = [](const std::optional<std::string>& value) {
-      return value ? value->c_str() : nullptr;
-    };
     penstock_options given = PENSTOCK_OPTIONS_INIT;
-    given.dataset = text(options.dataset);
-    given.spec = text(options.spec);
-    given.job = text(options.job);
-    given.socket = text(options.socket);
-    given.delivery = text(options.delivery);
-    given.lag = text(options.lag);
-    given.on_rank_death = text(options.on_rank_death);
-    given.state = text(options.state);
+    given.dataset = OrNull(options.dataset);
+    given.spec = OrNull(options.spec);
+    given.job = OrNull(options.job);
+    given.socket = OrNull(options.socket);
+    given.delivery = OrNull(options.delivery);
+    given.lag = OrNull(options.lag);
+    given.on_rank_death = OrNull(options.on_rank_death);
+    given.state = OrNull(options.state);
     given.rank = options.rank;
     given.world_size = options.world_size;
     given.local_world_size = options.local_world_size;
@@ -226,7 +275,7 @@ class Reader {
     given.cancelled = &SignalArrived;
     int code;
     {
-      const nb::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       code = penstock_attach(&given, &reader_);
     }
     CheckCall(code);
@@ -240,7 +289,7 @@ class Reader {
     if (reader_ == nullptr) return;
     const Use use(this);
     penstock_reader* const reader = std::exchange(reader_, nullptr);
-    const nb::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     penstock_detach(reader);
   }
 
@@ -252,7 +301,7 @@ class Reader {
     // What is ready costs no GIL.
     int code = penstock_next_within(reader, 0, &batch);
     if (code == PENSTOCK_DEADLINE_EXCEEDED && timeout_s != 0.0) {
-      const nb::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       code = timeout_s ? penstock_next_within(reader, *timeout_s, &batch)
                        : penstock_next(reader, &batch);
     }
@@ -268,7 +317,7 @@ class Reader {
     const char* state = nullptr;
     int code;
     {
-      const nb::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       code = penstock_state(reader, &state);
     }
     CheckCall(code);
@@ -280,7 +329,7 @@ class Reader {
     penstock_reader* const reader = Open();
     int code;
     {
-      const nb::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       code = penstock_reset(reader, rank, world_size, local_world_size,
                             state.c_str());
     }
@@ -292,7 +341,7 @@ class Reader {
     penstock_reader* const reader = Open();
     int code;
     {
-      const nb::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       code = penstock_stop_job(reader, now ? 1 : 0);
     }
     CheckCall(code);
@@ -345,9 +394,8 @@ class Producer {
   // features: [(name, dtype's name, shape of a row)]
   Producer(const nb::list& features, uint64_t rows,
            const std::optional<std::string>& job,
-           const std::optional<std::string>& dataset,
-           const std::optional<std::string>& socket, double timeout_s,
-           double reconnect_s) {
+           const std::optional<std::string>& dataset, const Bytes& socket,
+           double timeout_s, double reconnect_s) {
     std::vector<penstock_feature> given;
     for (const nb::handle item : features) {
       const auto entry = nb::cast<nb::tuple>(item);
@@ -370,22 +418,19 @@ class Producer {
            0};
       std::copy(feature.shape.begin(), feature.shape.end(), c.shape);
     }
-    const auto text = [](const std::optional<std::string>& value) {
-      return value ? value->c_str() : nullptr;
-    };
     penstock_producer_options options = PENSTOCK_PRODUCER_OPTIONS_INIT;
     options.feature_count = static_cast<uint32_t>(given.size());
     options.features = given.data();
     options.rows = rows;
-    options.job = text(job);
-    options.dataset = text(dataset);
-    options.socket = text(socket);
+    options.job = OrNull(job);
+    options.dataset = OrNull(dataset);
+    options.socket = OrNull(socket);
     options.timeout_s = timeout_s;
     options.reconnect_s = reconnect_s;
     options.cancelled = &SignalArrived;
     int code;
     {
-      const nb::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       code = penstock_produce(&options, &producer_);
     }
     CheckCall(code);
@@ -394,15 +439,17 @@ class Producer {
   Producer(const Producer&) = delete;
 
   void Reserve(uint64_t rows) {
+    reserved_ = 0;
     Call([&] { return penstock_producer_reserve(producer_, rows); });
+    reserved_ = rows;
   }
   // [rows, ...] of a feature, to be written. What NumPy has no dtype for is
   // unsigned integers.
   nb::object Array(uint32_t feature, size_t rows, nb::handle self) {
     const Feature& of = spec_.at(feature);
     void* const data = penstock_producer_data(producer_, feature);
-    if (data == nullptr) {
-      Raise(PENSTOCK_FAILED_PRECONDITION, "no rows are reserved");
+    if (data == nullptr || rows > reserved_) {
+      Raise(PENSTOCK_FAILED_PRECONDITION, "so many rows are not reserved");
     }
     nb::dlpack::dtype dtype = DTypeOf(of.dtype);
     if (of.dtype == PENSTOCK_BFLOAT16) {
@@ -433,7 +480,7 @@ class Producer {
     }
     int code;
     {
-      const nb::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       code = body();
     }
     in_use_.store(false);
@@ -442,6 +489,7 @@ class Producer {
 
   penstock_producer* producer_ = nullptr;
   std::vector<Feature> spec_;
+  uint64_t reserved_ = 0;
   std::atomic<bool> in_use_{false};
 };
 
@@ -490,8 +538,7 @@ NB_MODULE(_core, m) {
 
   nb::class_<Producer>(m, "Producer")
       .def(nb::init<nb::list, uint64_t, std::optional<std::string>,
-                    std::optional<std::string>, std::optional<std::string>,
-                    double, double>(),
+                    std::optional<std::string>, Bytes, double, double>(),
            nb::arg("features"), nb::arg("rows"), nb::arg("job").none(),
            nb::arg("dataset").none(), nb::arg("socket").none(),
            nb::arg("timeout_s"), nb::arg("reconnect_s"))
@@ -508,9 +555,8 @@ NB_MODULE(_core, m) {
   nb::class_<Reader>(m, "Reader")
       .def(
           "__init__",
-          [](Reader* self, std::optional<std::string> dataset,
-             std::optional<std::string> spec, std::optional<std::string> job,
-             std::optional<std::string> socket,
+          [](Reader* self, Bytes dataset, std::optional<std::string> spec,
+             std::optional<std::string> job, Bytes socket,
              std::optional<std::string> delivery,
              std::optional<std::string> lag,
              std::optional<std::string> on_rank_death,

@@ -52,8 +52,6 @@ def test_no_such_dataset(attach):
 def test_a_state_that_is_none(attach, numbers):
     with pytest.raises(penstock.InvalidArgument):
         attach(numbers, state="{}")
-
-
     with pytest.raises(penstock.InvalidArgument, match="empty"):
         attach(numbers, state="")
     for state in (b"{}", 3, [1]):
@@ -64,7 +62,8 @@ def test_a_state_that_is_none(attach, numbers):
 def test_numbers_that_make_no_sense(attach, numbers):
     for options in ({"world_size": 0}, {"world_size": -3}, {"rank": 2 ** 40},
                     {"timeout_s": -1}, {"timeout_s": float("nan")},
-                    {"wait_s": -1}):
+                    {"wait_s": -1}, {"reconnect_s": -1},
+                    {"reconnect_s": float("nan")}, {"window": -1}):
         with pytest.raises(penstock.InvalidArgument,
                            match=next(iter(options))):
             attach(numbers, **options)
@@ -79,7 +78,8 @@ def test_numbers_that_make_no_sense(attach, numbers):
 def test_things_of_another_type_are_named(attach, numbers):
     for options in ({"job": 3}, {"socket": 3}, {"delivery": 3}, {"lag": b"skip"},
                     {"on_rank_death": 0}, {"timeout_s": "5"}, {"wait_s": [1]},
-                    {"window": "2"}, {"node": 0.5}):
+                    {"window": "2"}, {"window": ""}, {"reconnect_s": "x"},
+                    {"node": 0.5}):
         name, value = next(iter(options.items()))
         with pytest.raises(TypeError, match=f"{name}: wanted .*{value!r}".replace("[", r"\[")):
             attach(numbers, **options)
@@ -91,6 +91,10 @@ def test_things_of_another_type_are_named(attach, numbers):
     reader = attach(numbers)
     with pytest.raises(TypeError, match="rank"):
         reader.reset(0.5, 1, reader.state_dict())
+    with pytest.raises(TypeError, match="rank: wanted an integer, got None"):
+        reader.reset(None, None, reader.state_dict())
+    with pytest.raises(TypeError, match="timeout_s"):
+        reader.next("soon")
     with pytest.raises(TypeError, match="names"):
         reader.element_spec.chosen("value")
 
@@ -184,3 +188,77 @@ def test_a_broker_of_ones_own_is_not_for_several_ranks(tmp_path):
     with pytest.raises(penstock.InvalidArgument, match="penstock run"):
         penstock.attach(penstock.Dataset.range(8).batch(8), 0, 2,
                         socket=str(tmp_path / "none"), autostart=True)
+
+
+def test_an_empty_state_file_is_half_a_checkpoint(attach, numbers, monkeypatch,
+                                                  tmp_path):
+    monkeypatch.setenv("PENSTOCK_STATE", str(tmp_path / "state.json"))
+    for text in ("", "\n"):
+        (tmp_path / "state.json").write_text(text)
+        with pytest.raises(penstock.InvalidArgument, match="state.json' is empty"):
+            attach(numbers)
+
+
+def test_texts_that_are_none(attach, numbers):
+    # The state in the message is cut in the middle of a character.
+    with pytest.raises(penstock.InvalidArgument):
+        attach(numbers, state="\u00e4" * 10)
+    for options in ({"job": "a\0b"}, {"job": "\ud800"}, {"socket": "/run/\0"},
+                    {"socket": "/run/\ud800"}, {"delivery": "\0"}):
+        with pytest.raises(penstock.InvalidArgument, match=next(iter(options))):
+            attach(numbers, **options)
+
+
+def test_names_of_files_that_are_not_utf_8(attach, numbers, tmp_path):
+    with pytest.raises(penstock.NotFound, match=r"\\xff"):
+        attach(os.fsencode(tmp_path) + b"/\xff.yaml")
+    with pytest.raises(penstock.NotFound, match=r"\\xff"):
+        penstock.attach(numbers, socket=os.fsencode(tmp_path) + b"/\xff")
+    path = os.fsencode(tmp_path) + b"/\xfe.yaml"
+    with open(path, "w") as file:
+        file.write(numbers.named("oddly-named").to_yaml())
+    assert sum(batch.rows for batch in attach(path)) == 24
+    with pytest.raises(penstock.InvalidArgument, match="UTF-8"):
+        penstock.Dataset.image_folder(b"/data/\xff")
+    with pytest.raises(penstock.InvalidArgument, match="empty"):
+        penstock.Dataset.image_folder("")
+
+
+def test_an_epoch_cannot_be_passed_over(attach, numbers):
+    reader = attach(numbers.repeat(3).hold(3))
+    turns = 0
+    with pytest.raises(penstock.FailedPrecondition, match="nothing was taken of epoch 0"):
+        for epoch in reader.epochs():
+            turns += 1
+            assert turns < 3
+    for epoch in reader.epochs():
+        for batch in epoch:
+            break
+        break
+    assert [batch.epoch for batch in reader] == [0] * 2 + [1] * 3 + [2] * 3
+
+
+def test_an_epoch_is_over_for_all_that_iterate_it(attach, numbers):
+    reader = attach(numbers.repeat(2).hold(3))
+    stale = next(reader.epochs())
+    batches = iter(stale)
+    next(batches)
+    assert sum(1 for _ in next(reader.epochs())) == 2
+    with pytest.raises(penstock.FailedPrecondition, match="epoch 0 is over"):
+        next(batches)
+    with pytest.raises(penstock.FailedPrecondition, match="epoch 0 is over"):
+        list(stale)
+    assert [batch.epoch for batch in reader] == [1] * 3
+
+
+def test_what_is_no_event_is_refused(attach, numbers):
+    batch = attach(numbers).next()
+    with pytest.raises(TypeError, match="hold_until"):
+        batch.hold_until(None)
+
+
+def test_batches_can_be_told_apart(attach, numbers):
+    reader = attach(numbers)
+    first, second = reader.next(), reader.next()
+    assert first == first and first != second
+    assert len({first, second}) == 2

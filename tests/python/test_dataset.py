@@ -103,3 +103,54 @@ def test_every_option_of_the_job(attach):
     assert reader.epoch_count is None
     assert reader.steps_per_epoch == 2
     assert reader.stats()["hold_max"] == 3
+
+
+def test_a_spec_file_is_read_as_the_broker_reads_it(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("dataset: no\nsource: {range: {start: 0, stop: 0o17}}\n"
+                    "batch: {size: 010, last: 'true'}\nepochs: 8e-2\n"
+                    "seed: 1_000\nprefetch: 12:30\nhold: -3\nmap: ~\n")
+    assert penstock.Dataset.from_file(path).to_dict() == {
+        "dataset": "no", "source": {"range": {"start": 0, "stop": "0o17"}},
+        "batch": {"size": 10.0, "last": "true"}, "epochs": 0.08,
+        "seed": "1_000", "prefetch": "12:30", "hold": -3, "map": None}
+
+
+@pytest.mark.parametrize("text,message", [
+    ("", "found nothing"),
+    ("- a\n", r"found \['a'\]"),
+    ("dataset: d\ndataset: e\n", r"spec.yaml:2:1: 'dataset' is given twice"),
+    ("dataset: &d d\n", r"spec.yaml:1:10: anchors"),
+    ("dataset: !!int 3\n", r"spec.yaml:1:10: tags"),
+    ("dataset: d\n---\nsource: e\n", r"spec.yaml:2:1: a second document"),
+    ("dataset: [d\n", r"spec.yaml:2:1: "),
+    ("[a]: b\n", r"spec.yaml:1:1: a key must be a name"),
+])
+def test_a_spec_file_that_is_none(tmp_path, text, message):
+    (tmp_path / "spec.yaml").write_text(text)
+    with pytest.raises(penstock.InvalidArgument, match=message):
+        penstock.Dataset.from_file(tmp_path / "spec.yaml")
+
+
+def test_a_source_that_is_none_is_left_to_the_broker(tmp_path, attach):
+    (tmp_path / "spec.yaml").write_text("dataset: d\nsource: x\nbatch: {size: 1}\n")
+    with pytest.raises(penstock.InvalidArgument, match="source"):
+        attach(penstock.Dataset.from_file(tmp_path / "spec.yaml"))
+
+
+def test_dtypes_of_numpy(attach):
+    for dtype in (np.float32, np.dtype("float32"), "float32", np.dtype(">f4")):
+        features = {"x": penstock.TensorSpec((2,), dtype)}
+        for dataset in (penstock.Dataset.synthetic(2, features),
+                        penstock.Dataset.fixed_length_records("r", features),
+                        penstock.Dataset.stream(features)):
+            (source,) = dataset.to_dict()["source"].values()
+            assert source["features"] == {"x": {"dtype": "float32", "shape": [2]}}
+    assert penstock.cast(np.float16) == {"cast": {"dtype": "float16"}}
+    swapped = np.array([1, 2], ">i4")
+    reader = attach(penstock.Dataset.tensors({"x": swapped}).batch(2))
+    assert reader.next()["x"].tolist() == [1, 2]
+    with pytest.raises(TypeError, match="wanted a dtype, got 3.5"):
+        penstock.cast(3.5)
+    with pytest.raises(TypeError, match="feature 'x': wanted a penstock.TensorSpec"):
+        penstock.Dataset.synthetic(2, {"x": "float32"})

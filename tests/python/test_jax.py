@@ -35,3 +35,34 @@ def test_an_array_keeps_its_batch(attach):
     assert reader.stats()["held"] == 1
     del x
     assert reader.stats()["held"] == 0
+
+
+def test_a_loop_that_does_not_wait_for_its_steps(attach):
+    """JAX returns before it has computed; the reader waits for what reads its
+    batches."""
+    reader = attach(penstock.Dataset.synthetic(
+        1920, {"x": penstock.TensorSpec((256,), np.float32)}).batch(64))
+
+    @jax.jit
+    def step(w, x):
+        for _ in range(20):
+            w = w - 1e-6 * (x.T @ jax.numpy.tanh(x @ w))
+        return w
+
+    w = jax.numpy.zeros((256, 256))
+    steps = 0
+    for batch in reader:
+        w = step(w, batch.jax()["x"])
+        step(w, jax.numpy.asarray(batch["x"]))  # a result that nobody keeps
+        steps += 1
+    assert steps == 30
+    assert jax.numpy.isfinite(w).all()
+
+
+def test_batches_that_the_program_holds_are_not_waited_for(attach):
+    reader = attach(penstock.Dataset.synthetic(
+        64, {"x": penstock.TensorSpec((4,), np.float32)}).batch(8))
+    held = [reader.next().jax() for _ in range(2)]
+    with pytest.raises(penstock.ResourceExhausted, match="hold:"):
+        reader.next()
+    del held

@@ -210,3 +210,22 @@ def test_one_slot_at_a_time(stream, job):
         out.finish()
         out.finish()
     assert labels_of(reader) == list(range(8))
+
+
+def test_a_spec_that_cannot_be(broker):
+    for shape in ((-2,), (0,), (2 ** 64,)):
+        with pytest.raises(penstock.InvalidArgument, match="feature 'x': shape"):
+            penstock.producer("none", {"x": penstock.TensorSpec(shape, "int8")})
+    for batch in (0, 2 ** 64):
+        with pytest.raises(penstock.InvalidArgument, match="batch"):
+            penstock.producer("none", {"x": penstock.TensorSpec((), "int8")}, batch=batch)
+    for name in ("\ud800", "x\0y"):
+        with pytest.raises(penstock.InvalidArgument, match="element_spec"):
+            penstock.producer("none", {name: penstock.TensorSpec((), "int8")})
+    for spec in ({1: penstock.TensorSpec((), "int8")}, [("x", "int8")], {"x": 3}):
+        with pytest.raises(TypeError, match="feature"):
+            penstock.producer("none", spec)
+    with pytest.raises(penstock.InvalidArgument, match="no 'shape'"):
+        penstock.producer("none", {"x": {"dtype": "int8"}})
+    with pytest.raises(penstock.InvalidArgument, match="complex64.*uint8"):
+        penstock.producer("none", {"x": penstock.TensorSpec((), "complex64")})

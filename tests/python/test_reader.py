@@ -176,8 +176,19 @@ def test_stats(attach, numbers):
 
 def test_repeat_first_gives_one_batch_for_ever(attach, numbers):
     reader = attach(numbers, repeat_first=True)
-    for _ in range(20):
-        assert reader.next()["value"][0] == 0
+    for step, batch in enumerate(reader):
+        value = batch["value"]
+        assert value[0] == 0
+        if step == 20:
+            break
+    held = reader.next()
+    assert held["value"][0] == value[0] == 0
+    with pytest.raises(penstock.ResourceExhausted):
+        reader.next()
+    del batch, value
+    reader.next()
+    reader.close()
+    assert held["value"].tolist() == list(range(8))
 
 
 def test_a_broadcast_gives_every_consumer_every_batch(attach, numbers):
@@ -233,3 +244,16 @@ def test_ctrl_c_ends_a_wait(broker):
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30)[0] == "interrupted\n"
     assert process.returncode == 0
+
+
+def test_a_dataset_that_changed_is_opened_anew(attach, tmp_path):
+    path = tmp_path / "records"
+    dataset = penstock.Dataset.fixed_length_records(
+        path, {"x": penstock.TensorSpec((4,), np.uint8)}).batch(2)
+    path.write_bytes(bytes(16))
+    first = attach(dataset, job="first")
+    assert attach(dataset, job="second").sample_count == 4
+    path.with_suffix(".new").write_bytes(bytes(24))
+    path.with_suffix(".new").rename(path)
+    assert attach(dataset, job="third").sample_count == 6
+    assert sum(batch.rows for batch in first) == 4

@@ -4,7 +4,8 @@
 
 `penstock.attach` finds rank and world size where mpirun (or horovodrun) puts them;
 nothing says them here. Trains softmax regression on Fashion-MNIST, in NumPy. Needs
-mpi4py, and Debian's package dataset-fashion-mnist.
+mpi4py, and Debian's package dataset-fashion-mnist. As root, OpenMPI wants
+`mpirun --allow-run-as-root`.
 """
 
 import argparse

@@ -70,6 +70,10 @@ class Holds:
         self._waiting: Deque[Tuple[Any, Any]] = collections.deque()
 
     def add(self, event: Any, core: Any) -> None:
+        for name in ("query", "synchronize"):
+            if not callable(getattr(event, name, None)):
+                raise TypeError("hold_until: wanted a torch.cuda.Event or what has "
+                                f"its query() and synchronize(), got {event!r}")
         self._waiting.append((event, core))
 
     def let_go(self) -> None:
@@ -96,7 +100,7 @@ class Batch(Mapping):
     ``hold`` batches of the spec at once (2 if it does not say).
     """
 
-    __slots__ = ("_core", "_features", "_holds")
+    __slots__ = ("_core", "_features", "_holds", "__weakref__")
 
     def __init__(self, core: Any, features: Features, holds: Holds):
         self._core = core
@@ -119,6 +123,10 @@ class Batch(Mapping):
         """The number of features; ``rows`` is that of rows."""
         return len(self._features)
 
+    # Not a mapping's: whether arrays are equal is many answers.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
         if self._core is None:
             return "<penstock.Batch, released>"
@@ -132,7 +140,10 @@ class Batch(Mapping):
     def torch(self) -> Dict[str, "torch.Tensor"]:
         """Tensors over a private copy-on-write mapping of the same memory:
         nothing is copied but the pages that are written in place, which nobody
-        else sees and which are gone when the batch is released."""
+        else sees and which are gone when the batch is released. For work in
+        place these, not ``torch.from_numpy(batch[name])``: PyTorch does not know
+        of memory that is read only, and a write there is the end of the
+        process (SIGSEGV)."""
         import torch
 
         return {name: torch.from_dlpack(self._exporter(index))
@@ -142,7 +153,11 @@ class Batch(Mapping):
         """``jax.Array`` on the CPU without a copy (like ``torch``'s tensors);
         ``jax.device_put`` takes them to another device. float64 and int64 stay
         what they are only with ``jax_enable_x64``; without it they are copied
-        to 32 bits."""
+        to 32 bits.
+
+        JAX returns before it has computed: a batch stays held until every
+        computation that reads it is done. When all that a rank may hold are in
+        such computations the reader waits for them."""
         import jax
 
         arrays = {}

@@ -20,6 +20,10 @@ import json
 import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
+import numpy as np
+
+from penstock.errors import InvalidArgument
+
 Path = Union[str, "os.PathLike[str]"]
 Size = Union[int, Sequence[int]]
 PerChannel = Union[float, Sequence[float]]
@@ -43,14 +47,47 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value]
 
 
-def stream_features(features: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
-    """{name: TensorSpec(shape, dtype)} or {name: {"dtype", "shape"}}, as the spec
-    has it."""
+def dtype_name(dtype: Any) -> str:
+    """Of a text, or of NumPy's, PyTorch's or TensorFlow's dtype: "float32"."""
+    if isinstance(dtype, str):
+        return dtype
+    if type(dtype).__module__ == "torch":
+        return str(dtype).rpartition(".")[2]
+    if type(dtype).__module__.startswith("tensorflow."):
+        return dtype.name
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        raise TypeError(f"wanted a dtype, got {dtype!r}") from None
+
+
+def _optional_dtype(dtype: Any) -> Optional[str]:
+    return None if dtype is None else dtype_name(dtype)
+
+
+def features_of(features: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
+    """{name: TensorSpec(shape, dtype)} or {name: {"dtype", "shape", ...}}, as the
+    spec has it."""
+    if not isinstance(features, Mapping):
+        raise TypeError("features: wanted a mapping of names, such as {'x': "
+                        f"penstock.TensorSpec((2,), 'float32')}}, got {features!r}")
     plain = {}
     for name, spec in features.items():
-        shape, dtype = ((spec["shape"], spec["dtype"])
-                        if isinstance(spec, Mapping) else spec)
-        plain[name] = {"dtype": str(dtype), "shape": [int(n) for n in shape]}
+        if not isinstance(name, str):
+            raise TypeError(f"features: wanted names, got {name!r}")
+        if not isinstance(spec, Mapping):
+            try:
+                shape, dtype = spec
+            except (TypeError, ValueError):
+                raise TypeError(f"feature {name!r}: wanted a penstock.TensorSpec or "
+                                f"{{'dtype': ..., 'shape': [...]}}, got {spec!r}"
+                                ) from None
+            spec = {"dtype": dtype, "shape": shape}
+        plain[name] = dict(spec)
+        if "dtype" in spec:
+            plain[name]["dtype"] = dtype_name(spec["dtype"])
+        if "shape" in spec:
+            plain[name]["shape"] = [int(n) for n in spec["shape"]]
     return plain
 
 
@@ -110,14 +147,15 @@ def normalize(mean: PerChannel, std: PerChannel, dtype: Optional[str] = None,
               feature: Optional[str] = None) -> Operation:
     """(value / 255 - mean) / std; ``dtype``: float32, float16 or bfloat16;
     ``layout``: "hwc" or "chw"."""
-    return _operation("normalize", mean=mean, std=std, dtype=dtype,
+    return _operation("normalize", mean=mean, std=std, dtype=_optional_dtype(dtype),
                       layout=layout, feature=feature)
 
 
 def cast(dtype: str, layout: Optional[str] = None,
          feature: Optional[str] = None) -> Operation:
     """Rounds to nearest even and saturates; ``layout``: "hwc" or "chw"."""
-    return _operation("cast", dtype=dtype, layout=layout, feature=feature)
+    return _operation("cast", dtype=dtype_name(dtype), layout=layout,
+                      feature=feature)
 
 
 def python(function: Union[str, Callable[..., Mapping[str, Any]]],
@@ -136,7 +174,7 @@ def python(function: Union[str, Callable[..., Mapping[str, Any]]],
         function = _importable(function)
     return _operation("python", function=function,
                       features=None if features is None
-                      else stream_features(features))
+                      else features_of(features))
 
 
 def plugin(library: str, function: str,
@@ -145,7 +183,7 @@ def plugin(library: str, function: str,
     ``plugin_dir`` (penstock_plugin.h); ``features`` as in ``python``."""
     return _operation("plugin", library=library, function=function,
                       features=None if features is None
-                      else stream_features(features))
+                      else features_of(features))
 
 
 def _importable(function: Any) -> str:
@@ -202,10 +240,11 @@ class Dataset:
         """Records of one or several files; ``features``: {name: {"dtype": ...,
         "shape": [...]}} in the order in which a record holds them,
         little-endian, without gaps."""
-        files = ([_absolute(path)] if isinstance(path, (str, os.PathLike))
+        files = ([_absolute(path)] if isinstance(path, (str, bytes, os.PathLike))
                  else [_absolute(each) for each in path])
         return cls._of("fixed_length_records", _given(
-            path=files[0] if len(files) == 1 else files, features=features,
+            path=files[0] if len(files) == 1 else files,
+            features=features_of(features),
             header_bytes=header_bytes, footer_bytes=footer_bytes, io=io), name)
 
     @classmethod
@@ -224,7 +263,7 @@ class Dataset:
         """Small arrays or nested lists, whose outermost dimension has the rows;
         the spec holds them (64 KiB in all). NumPy arrays keep their dtype."""
         values = {
-            key: ({"dtype": str(value.dtype), "values": value.tolist()}
+            key: ({"dtype": dtype_name(value.dtype), "values": value.tolist()}
                   if hasattr(value, "dtype") else value)
             for key, value in features.items()}
         return cls._of("tensors", _given(features=values, repeat=repeat), name)
@@ -234,7 +273,8 @@ class Dataset:
                   *, cost_us: Optional[float] = None,
                   name: Optional[str] = None) -> "Dataset":
         """Made-up records; ``cost_us``: CPU time burnt for each."""
-        return cls._of("synthetic", _given(records=records, features=features,
+        return cls._of("synthetic", _given(records=records,
+                                           features=features_of(features),
                                            cost_us=cost_us), name)
 
     @classmethod
@@ -245,26 +285,32 @@ class Dataset:
         ``element_spec``. Over when ``producers`` (1) of them have finished, or
         all that were at work at once. Comes once, in its own order: no
         shuffle, no repeat, no seek."""
-        return cls._of("stream", _given(features=stream_features(features),
+        return cls._of("stream", _given(features=features_of(features),
                                         producers=producers), name)
 
     @classmethod
     def from_file(cls, path: Path) -> "Dataset":
-        """A spec file, to be changed; relative paths in it become absolute."""
-        import yaml
+        """A spec file, to be changed; relative paths in it become absolute.
+        InvalidArgument: it is none."""
+        from penstock import spec_file
 
-        with open(path, encoding="utf-8") as file:
-            spec = yaml.safe_load(file)
-        folder = os.path.dirname(os.path.abspath(path))
-        for source in spec.get("source", {}).values():
-            if not isinstance(source, dict):
-                continue
-            for key in ("path", "images", "labels"):
-                if isinstance(source.get(key), str):
-                    source[key] = os.path.join(folder, source[key])
-                elif isinstance(source.get(key), list):
-                    source[key] = [os.path.join(folder, each)
-                                   for each in source[key]]
+        spec = spec_file.read(os.fsdecode(path))
+        folder = os.path.dirname(_absolute(path))
+
+        def found_from_here(value: Any) -> Any:
+            if isinstance(value, list):
+                return [found_from_here(each) for each in value]
+            # "~" the broker refuses, with the way out.
+            if not isinstance(value, str) or value.startswith("~"):
+                return value
+            return os.path.join(folder, value)
+
+        source = spec.get("source")
+        for options in source.values() if isinstance(source, dict) else ():
+            if isinstance(options, dict):
+                options.update({key: found_from_here(options[key])
+                                for key in ("path", "images", "labels")
+                                if key in options})
         return cls(spec)
 
     # ---- steps
@@ -353,4 +399,13 @@ class Dataset:
 
 
 def _absolute(path: Path) -> str:
-    return os.path.abspath(os.fsdecode(path))
+    text = os.fsdecode(path)
+    if not text:
+        raise InvalidArgument("path: wanted a path, got an empty text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"path {text!r}: a spec is UTF-8, and this name is not: rename it, or "
+            "use a link of another name") from None
+    return os.path.abspath(text)

@@ -9,6 +9,7 @@ import sys
 from typing import Iterator, Mapping, Optional, Sequence, Union
 
 from penstock import _core
+from penstock.errors import InvalidArgument
 from penstock.reader import number, text
 
 Path = Union[str, "os.PathLike[str]"]
@@ -33,7 +34,8 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 class Broker:
     """A private penstockd. It is restarted when it dies, and ends with this
-    object, or with this process, however that ends."""
+    object, or with this process, however that ends; forked children neither keep
+    it nor end it. Ctrl-C is not for it."""
 
     def __init__(self, workers: Optional[int] = None,
                  memory_limit: Optional[str] = None,
@@ -45,8 +47,12 @@ class Broker:
         if isinstance(python_path, (str, os.PathLike)):
             python_path = [python_path]
         if python_path is not None:
-            allowed["PENSTOCK_PYTHON_PATH"] = ":".join(map(os.fspath,
-                                                           python_path))
+            folders = [os.fspath(folder) for folder in python_path]
+            for folder in folders:
+                if ":" in folder:
+                    raise InvalidArgument(f"python_path {folder!r}: colons are "
+                                          "between folders")
+            allowed["PENSTOCK_PYTHON_PATH"] = ":".join(folders)
         if plugin_dir is not None:
             allowed["PENSTOCK_PLUGIN_DIR"] = os.fspath(plugin_dir)
         with _environment(allowed):
@@ -89,7 +95,8 @@ def broker(workers: Optional[int] = None, memory_limit: Optional[str] = None,
     choice. ``python_path``: folders of modules whose functions datasets may name
     (``penstock.python``), run by this interpreter; ``plugin_dir``: likewise of
     shared libraries; None: PENSTOCK_PYTHON_PATH and PENSTOCK_PLUGIN_DIR, else
-    none."""
+    none. Raises InvalidArgument or FailedPrecondition with what it did not
+    like."""
     return Broker(workers, memory_limit, python_path, plugin_dir)
 
 

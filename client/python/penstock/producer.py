@@ -23,9 +23,9 @@ import numpy as np
 
 from penstock import _core
 from penstock.batch import TensorSpec, numpy_dtype
-from penstock.dataset import stream_features
+from penstock.dataset import features_of
 from penstock.errors import Error, FailedPrecondition, InvalidArgument
-from penstock.reader import path, reconnect_option, seconds, text
+from penstock.reader import index, path, reconnect_option, seconds, text
 
 
 class Producer:
@@ -71,6 +71,9 @@ class Producer:
             raise ValueError(f"no rows of feature {name!r}")
         spec = self._features[name]
         wanted = numpy_dtype(spec.dtype)
+        if isinstance(rows[name], np.ma.MaskedArray):
+            raise ValueError(f"feature {name!r}: a masked array; fill it, or take "
+                             "its `.data`")
         array = np.asarray(rows[name])
         if array.ndim == 0 or array.shape[1:] != spec.shape:
             raise ValueError(f"feature {name!r}: an array of shape "
@@ -144,6 +147,14 @@ class Producer:
                 self.fail(f"{kind.__name__}: {error}")
 
 
+def _row_of(name: str, spec: Mapping[str, Any]) -> TensorSpec:
+    for key in ("dtype", "shape"):
+        if key not in spec:
+            raise InvalidArgument(f"feature {name!r} has no {key!r}")
+    shape = tuple(index(f"feature {name!r}: shape", size, 1) for size in spec["shape"])
+    return TensorSpec(shape, spec["dtype"])
+
+
 def producer(job: Optional[str] = None,
              element_spec: Optional[Mapping[str, Any]] = None, *,
              batch: int = 1, dataset: Optional[str] = None,
@@ -173,10 +184,9 @@ def producer(job: Optional[str] = None,
     Raises InvalidArgument when the job wants other features, FailedPrecondition
     when its source is not a stream or the stream is over.
     """
-    if (batch := operator.index(batch)) < 1:
-        raise InvalidArgument(f"batch={batch}: puts of at least 1 row")
-    features = {name: TensorSpec(tuple(spec["shape"]), spec["dtype"])
-                for name, spec in stream_features(element_spec or {}).items()}
+    batch = index("batch", batch, 1)
+    features = {text("element_spec", name): _row_of(name, spec)
+                for name, spec in features_of(element_spec or {}).items()}
     core = _core.Producer(
         [(name, spec.dtype, list(spec.shape))
          for name, spec in features.items()],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import numbers
 import operator
 import os
 import sys
+import time
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import numpy as np
@@ -34,7 +36,6 @@ class Epoch:
     def __init__(self, reader: "Reader", number: int):
         self._reader = reader
         self._number = number
-        self._over = False
 
     @property
     def number(self) -> int:
@@ -42,14 +43,22 @@ class Epoch:
         return self._number
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._over:
-            raise errors.FailedPrecondition(
-                f"epoch {self._number} is over: ask `epochs()` for the next")
-        while (batch := self._reader._take()) is not None:
+        core = self._reader._core
+        joined = False
+        while True:
+            if core.epoch != self._number:
+                raise errors.FailedPrecondition(
+                    f"epoch {self._number} is over: ask `epochs()` for the next")
+            batch = self._reader._take()
+            if batch is None:
+                return
+            if not joined:
+                # Who joins others learns from its first batch where they are.
+                self._number = core.epoch
+                joined = True
             yield batch
             # Ours no more while we wait for the next.
             del batch
-        self._over = True
 
     def tuples(self, *features: str) -> Iterator[Tuple[np.ndarray, ...]]:
         """The same as tuples of arrays: ``for x, y in epoch.tuples("image",
@@ -83,6 +92,7 @@ class Reader:
         self._local_world_size = local_world_size
         self._ended = False
         self._closed = False
+        self._asked = 0  # how often the core was
         self._holds = Holds()
         self._read_spec()
 
@@ -99,7 +109,8 @@ class Reader:
         last epoch's, and DeadlineExceeded if none is ready within ``timeout_s``
         (0 or less: does not wait; None: that of attach)."""
         if timeout_s is not None:
-            timeout_s = seconds("timeout_s", max(timeout_s, 0.0))
+            timeout_s = seconds("timeout_s", timeout_s, least=-math.inf)
+            timeout_s = max(timeout_s, 0.0)
         core = self._next(timeout_s)
         if core is None:
             raise EndOfEpoch
@@ -115,7 +126,8 @@ class Reader:
     def _next(self, timeout_s: Optional[float]) -> Any:
         """As that of the core: None or False at the ends."""
         self._holds.let_go()
-        collected = False
+        self._asked += 1
+        releases: Optional[Iterator[bool]] = None
         while True:
             try:
                 core = self._core.next(timeout_s)
@@ -123,11 +135,9 @@ class Reader:
             except errors.ResourceExhausted:
                 if self._holds.wait_for_oldest():
                     continue
-                if collected:
+                releases = releases or _releases()
+                if not next(releases, False):
                     raise
-                # Batches may be in cycles that nobody can reach any more.
-                gc.collect()
-                collected = True
         if core is False:
             self._ended = True
         return core
@@ -140,12 +150,20 @@ class Reader:
     def epochs(self) -> Iterator[Epoch]:
         """All epochs that are left: ``for epoch in reader.epochs(): for batch in
         epoch: ...``. Without end if the spec says ``epochs: forever``.
-        FailedPrecondition: the reader is closed."""
+        FailedPrecondition: the reader is closed, or nothing was taken of the
+        epoch before: an epoch cannot be passed over."""
         if self._closed:
             raise errors.FailedPrecondition("the reader is closed")
         while not self._ended and (self.epoch_count is None
                                    or self.epoch < self.epoch_count):
-            yield Epoch(self, self.epoch)
+            epoch = Epoch(self, self.epoch)
+            asked = self._asked
+            yield epoch
+            if self._asked == asked and self.epoch == epoch.number:
+                raise errors.FailedPrecondition(
+                    f"nothing was taken of epoch {epoch.number}, so it is the next "
+                    "one again: iterate it, or attach with a `state` that begins "
+                    "further on")
 
     def fileno(self) -> int:
         """Readable when a batch may have become ready, for event loops: then
@@ -225,8 +243,8 @@ class Reader:
         ``state`` as this rank of this world: what an elastic trainer calls on
         every rank when the ranks have changed. Batches that are held stay
         valid."""
-        self._core.reset(number("rank", rank, 0, 0),
-                         number("world_size", world_size, 1, 1),
+        self._core.reset(index("rank", rank, 0),
+                         index("world_size", world_size, 1),
                          number("local_world_size", local_world_size, 1, 0),
                          state_text(state))
         self._ended = False
@@ -270,48 +288,81 @@ def state_text(state: State) -> str:
     return json.dumps(dict(state))
 
 
-def seconds(name: str, value: Optional[float]) -> float:
+def _releases() -> Iterator[bool]:
+    """True as long as a batch that is held may be released without the program's
+    doing, which is waited for."""
+    # Batches may be in cycles that nobody can reach any more.
+    gc.collect()
+    yield True
+    # JAX computes after its functions have returned, and holds what it reads.
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return
+    jax.block_until_ready(jax.live_arrays())
+    yield True
+    # Results that nobody kept cannot be asked for.
+    for _ in range(50):
+        time.sleep(0.02)
+        yield True
+
+
+def seconds(name: str, value: Optional[float], least: float = 0.0) -> float:
     """As the C options have it: 0 is for ever."""
     if value is None:
         return 0.0
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: wanted seconds, got {value!r}")
-    if not value >= 0:
+    if not value >= least:
         raise errors.InvalidArgument(f"{name}={value}: wanted seconds")
     return float(value)
 
 
 def text(name: str, value: Optional[str]) -> Optional[str]:
-    if value is not None and not isinstance(value, str):
+    if value is None:
+        return None
+    if not isinstance(value, str):
         raise TypeError(f"{name}: wanted text, got {value!r}")
+    try:
+        if b"\0" in value.encode():
+            raise errors.InvalidArgument(f"{name}={value!r}: with a NUL in it")
+    except UnicodeEncodeError:
+        raise errors.InvalidArgument(f"{name}={value!r}: no valid Unicode") from None
     return value
 
 
 def path(name: str, value: Optional[Union[Path, bytes]],
-         wanted: str = "a path") -> Optional[str]:
+         wanted: str = "a path") -> Optional[bytes]:
+    """In the file system's own bytes."""
     try:
-        return None if value is None else os.fsdecode(value)
+        encoded = None if value is None else os.fsencode(value)
+    except UnicodeEncodeError:
+        raise errors.InvalidArgument(f"{name}={value!r}: no name of a file") from None
     except TypeError:
         raise TypeError(f"{name}: wanted {wanted}, got {value!r}") from None
+    if encoded is not None and b"\0" in encoded:
+        raise errors.InvalidArgument(f"{name}={value!r}: with a NUL in it")
+    return encoded
 
 
-def number(name: str, value: Optional[int], least: int, none: int) -> int:
-    if value is None:
-        return none
+def index(name: str, value: int, least: int, most: int = (1 << 31) - 1) -> int:
     try:
         value = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: wanted an integer, got {value!r}") from None
-    if not least <= value < 1 << 31:
-        raise errors.InvalidArgument(f"{name}={value}: wanted {least} or more")
+    if not least <= value <= most:
+        raise errors.InvalidArgument(f"{name}={value}: wanted {least} to {most}")
     return value
+
+
+def number(name: str, value: Optional[int], least: int, none: int) -> int:
+    return none if value is None else index(name, value, least)
 
 
 def reconnect_option(reconnect_s: Optional[float]) -> float:
     """As the C options have it: 0 is the default there, negative is never."""
     if reconnect_s is None:
         return 0.0
-    return reconnect_s if reconnect_s > 0 else -1.0
+    return seconds("reconnect_s", reconnect_s) or -1.0
 
 
 def attach(dataset: Union[Path, Dataset, None] = None,
@@ -373,15 +424,15 @@ def attach(dataset: Union[Path, Dataset, None] = None,
     """
     options = dict(
         dataset=None, spec=None, job=text("job", job), socket=path("socket", socket),
-        delivery=text("delivery", delivery), lag=text("lag", lag),
+        delivery=(delivery := text("delivery", delivery) or "split"), lag=text("lag", lag),
         on_rank_death=text("on_rank_death", on_rank_death),
         state=None if state is None else state_text(state),
         rank=number("rank", rank, 0, -1),
         world_size=number("world_size", world_size, 1, 0),
         local_world_size=number("local_world_size", local_world_size, 1, 0),
         timeout_s=seconds("timeout_s", timeout_s),
-        repeat_first=bool(repeat_first), window=number("window", window or None, 1, 0),
-        consumers=number("consumers", consumers or None, 1, 0), full_epoch=bool(full_epoch),
+        repeat_first=bool(repeat_first), window=number("window", window, 0, 0),
+        consumers=number("consumers", consumers, 0, 0), full_epoch=bool(full_epoch),
         wait_s=seconds("wait_s", wait_s),
         reconnect_s=reconnect_option(reconnect_s),
         node=number("node", node, 0, -1), autostart=bool(autostart))

@@ -22,7 +22,8 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
 
     Keras: ``fit(dataset, epochs=n)`` iterates once per epoch and needs no
     ``steps_per_epoch``. With it, it keeps one iterator over all epochs: give it
-    ``dataset.repeat()``, which goes on as long as the job has epochs.
+    ``dataset.repeat()``, which goes on as long as the job has epochs; after
+    the last one the dataset is empty.
 
     Batches are copied once: tf.data keeps elements for as long as it likes.
     Where that counts, iterate the reader and take ``batch.tf()``. Shuffling,

@@ -14,7 +14,7 @@ import torch
 
 from penstock.batch import Batch
 from penstock.errors import FailedPrecondition
-from penstock.reader import Reader, State, attach
+from penstock.reader import Epoch, Reader, State, attach
 
 Tensors = Union[Dict[str, torch.Tensor], Tuple[torch.Tensor, ...]]
 
@@ -29,7 +29,7 @@ class DataLoader:
       dataset, **options: as ``penstock.attach``.
       features: names; batches are then tuples of these tensors instead of
         dictionaries of all of them.
-      device: None: tensors on the CPU over the batch's memory, which is held as
+      device: None or "cpu": tensors over the batch's memory, which is held as
         long as one of them is alive (``Batch.torch``). Else tensors of their own
         on this device; to a CUDA device by way of pinned memory, so that the
         copy is asynchronous (on the current stream) and the batch is free at
@@ -47,9 +47,7 @@ class DataLoader:
 
     def __len__(self) -> int:
         """Steps of an epoch; TypeError in dynamic delivery."""
-        for epoch in self.reader.epochs():
-            return len(epoch)
-        return self.reader.steps_per_epoch
+        return len(Epoch(self.reader, self.reader.epoch))
 
     def __iter__(self) -> Iterator[Tensors]:
         for epoch in self.reader.epochs():
