@@ -392,7 +392,7 @@ class Reader {
 class Producer {
  public:
   // features: [(name, dtype's name, shape of a row)]
-  Producer(const nb::list& features, uint64_t rows,
+  Producer(const nb::typed<nb::list, nb::object>& features, uint64_t rows,
            const std::optional<std::string>& job,
            const std::optional<std::string>& dataset, const Bytes& socket,
            double timeout_s, double reconnect_s) {
@@ -507,9 +507,13 @@ NB_MODULE(_core, m) {
           [](nb::handle self, uint32_t feature, bool writable, bool bits) {
             return nb::cast<Batch&>(self).Array(feature, writable, bits, self);
           },
-          nb::arg("feature"), nb::arg("writable"), nb::arg("bits"))
-      .def("ids",
-           [](nb::handle self) { return nb::cast<Batch&>(self).Ids(self); })
+          nb::arg("feature"), nb::arg("writable"), nb::arg("bits"),
+          nb::sig("def array(self, feature: int, writable: bool, bits: bool) "
+                  "-> typing.Any"))
+      .def(
+          "ids",
+          [](nb::handle self) { return nb::cast<Batch&>(self).Ids(self); },
+          nb::sig("def ids(self) -> typing.Any"))
       .def_prop_ro("rows",
                    [](const Batch& b) { return penstock_batch_rows(b.get()); })
       .def_prop_ro(
@@ -537,16 +541,20 @@ NB_MODULE(_core, m) {
       .def_prop_ro("socket", &Broker::socket);
 
   nb::class_<Producer>(m, "Producer")
-      .def(nb::init<nb::list, uint64_t, std::optional<std::string>,
-                    std::optional<std::string>, Bytes, double, double>(),
+      .def(nb::init<nb::typed<nb::list, nb::object>, uint64_t,
+                    std::optional<std::string>, std::optional<std::string>,
+                    Bytes, double, double>(),
            nb::arg("features"), nb::arg("rows"), nb::arg("job").none(),
            nb::arg("dataset").none(), nb::arg("socket").none(),
            nb::arg("timeout_s"), nb::arg("reconnect_s"))
       .def("reserve", &Producer::Reserve)
-      .def("array",
-           [](nb::handle self, uint32_t feature, size_t rows) {
-             return nb::cast<Producer&>(self).Array(feature, rows, self);
-           })
+      .def(
+          "array",
+          [](nb::handle self, uint32_t feature, size_t rows) {
+            return nb::cast<Producer&>(self).Array(feature, rows, self);
+          },
+          nb::sig("def array(self, feature: int, rows: int, /) "
+                  "-> typing.Any"))
       .def("put", &Producer::Put)
       .def("finish", &Producer::Finish)
       .def("fail", &Producer::Fail)
@@ -622,30 +630,36 @@ NB_MODULE(_core, m) {
           "epoch_count",
           [](const Reader& r) { return penstock_epoch_count(r.Open()); })
       // [(name, dtype's name, shape of a row)]
-      .def("element_spec",
-           [](const Reader& r) {
-             nb::list list;
-             for (const Feature& feature : r.spec()) {
-               nb::list shape;
-               for (const size_t size : feature.shape) shape.append(size);
-               list.append(nb::make_tuple(feature.name, NameOf(feature.dtype),
-                                          nb::tuple(shape)));
-             }
-             return list;
-           })
-      .def("stats", [](const Reader& r) {
-        penstock_stats stats;
-        penstock_get_stats(r.Open(), &stats);
-        nb::dict dict;
-        dict["batches"] = stats.batches;
-        dict["rows"] = stats.rows;
-        dict["wait_s"] = stats.wait_s;
-        dict["waits"] = stats.waits;
-        dict["held"] = stats.held;
-        dict["hold_max"] = stats.hold_max;
-        dict["skipped"] = stats.skipped;
-        dict["redelivered"] = stats.redelivered;
-        dict["reconnects"] = stats.reconnects;
-        return dict;
-      });
+      .def(
+          "element_spec",
+          [](const Reader& r) {
+            nb::list list;
+            for (const Feature& feature : r.spec()) {
+              nb::list shape;
+              for (const size_t size : feature.shape) shape.append(size);
+              list.append(nb::make_tuple(feature.name, NameOf(feature.dtype),
+                                         nb::tuple(shape)));
+            }
+            return list;
+          },
+          nb::sig("def element_spec(self) "
+                  "-> list[tuple[str, str, tuple[int, ...]]]"))
+      .def(
+          "stats",
+          [](const Reader& r) {
+            penstock_stats stats;
+            penstock_get_stats(r.Open(), &stats);
+            nb::dict dict;
+            dict["batches"] = stats.batches;
+            dict["rows"] = stats.rows;
+            dict["wait_s"] = stats.wait_s;
+            dict["waits"] = stats.waits;
+            dict["held"] = stats.held;
+            dict["hold_max"] = stats.hold_max;
+            dict["skipped"] = stats.skipped;
+            dict["redelivered"] = stats.redelivered;
+            dict["reconnects"] = stats.reconnects;
+            return dict;
+          },
+          nb::sig("def stats(self) -> dict[str, int | float]"));
 }

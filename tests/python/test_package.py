@@ -3,11 +3,13 @@
 import os
 import pathlib
 import subprocess
+import sys
 
 import penstock
 from penstock import _core
 
 FOLDER = pathlib.Path(penstock.__file__).parent
+SOURCES = pathlib.Path(__file__).resolve().parents[2] / "client" / "python"
 
 
 def test_the_module_needs_no_library_of_ours_or_abseil():
@@ -33,6 +35,23 @@ def test_types_are_there_for_checkers():
     stub = (FOLDER / "_core.pyi").read_text()
     for name in ("class Reader", "class Batch", "class Producer"):
         assert name in stub
+
+
+def test_its_types_hold(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-incremental",
+         "--config-file", SOURCES / "pyproject.toml", "-p", "penstock"],
+        cwd=tmp_path, text=True, capture_output=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_it_needs_nothing_newer_than_python_3_9():
+    vermin = pathlib.Path(sys.executable).parent / "vermin"
+    result = subprocess.run(
+        [vermin, "--no-tips", "--eval-annotations", "--violations", "-t=3.9-",
+         SOURCES / "penstock", SOURCES / "examples"],
+        text=True, capture_output=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_the_programs_come_with_it():

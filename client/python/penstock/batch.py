@@ -5,11 +5,11 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 from typing import (TYPE_CHECKING, Any, Deque, Dict, Iterator, NamedTuple,
-                    Sequence, Tuple)
+                    Optional, Sequence, Tuple)
 
 import numpy as np
 
-from penstock import errors
+from penstock import _core, errors
 
 if TYPE_CHECKING:
     import tensorflow
@@ -60,7 +60,8 @@ def numpy_dtype(name: str) -> np.dtype:
         raise TypeError(
             "NumPy has no bfloat16 of its own: pip install ml_dtypes, or take "
             "the batch by torch()") from None
-    return np.dtype(ml_dtypes.bfloat16)
+    found: np.dtype = np.dtype(ml_dtypes.bfloat16)
+    return found
 
 
 class Holds:
@@ -69,7 +70,7 @@ class Holds:
     def __init__(self) -> None:
         self._waiting: Deque[Tuple[Any, Any]] = collections.deque()
 
-    def add(self, event: Any, core: Any) -> None:
+    def add(self, event: Any, core: _core.Batch) -> None:
         for name in ("query", "synchronize"):
             if not callable(getattr(event, name, None)):
                 raise TypeError("hold_until: wanted a torch.cuda.Event or what has "
@@ -91,7 +92,7 @@ class Holds:
         return True
 
 
-class Batch(Mapping):
+class Batch(Mapping[str, np.ndarray]):
     """The rows of one step for this rank: a mapping of a feature's name to a
     read-only NumPy array ``[rows, ...]`` over shared memory. Nothing is copied.
 
@@ -102,8 +103,8 @@ class Batch(Mapping):
 
     __slots__ = ("_core", "_features", "_holds", "__weakref__")
 
-    def __init__(self, core: Any, features: Features, holds: Holds):
-        self._core = core
+    def __init__(self, core: _core.Batch, features: Features, holds: Holds):
+        self._core: Optional[_core.Batch] = core
         self._features = features
         self._holds = holds
 
@@ -111,7 +112,7 @@ class Batch(Mapping):
 
     def __getitem__(self, name: str) -> np.ndarray:
         spec, index = self._features.find(name)
-        array = self._held().array(index, False, True)
+        array: np.ndarray = self._held().array(index, False, True)
         if spec.dtype == "bfloat16":
             return array.view(numpy_dtype(spec.dtype))
         return array
@@ -183,7 +184,8 @@ class Batch(Mapping):
     def ids(self) -> np.ndarray:
         """``[rows]`` int64, read only: each row's record number in the dataset;
         ``penstock.PADDING_ID`` (-1) for rows that ``last: pad`` added."""
-        return self._held().ids()
+        ids: np.ndarray = self._held().ids()
+        return ids
 
     @property
     def rows(self) -> int:
@@ -242,7 +244,7 @@ class Batch(Mapping):
     def __exit__(self, *exception: object) -> None:
         self.release()
 
-    def _held(self) -> Any:
+    def _held(self) -> _core.Batch:
         if self._core is None:
             raise errors.FailedPrecondition("this batch was released")
         return self._core

@@ -54,9 +54,9 @@ def dtype_name(dtype: Any) -> str:
     if type(dtype).__module__ == "torch":
         return str(dtype).rpartition(".")[2]
     if type(dtype).__module__.startswith("tensorflow."):
-        return dtype.name
+        return str(dtype.name)
     try:
-        return np.dtype(dtype).name
+        return str(np.dtype(dtype).name)
     except TypeError:
         raise TypeError(f"wanted a dtype, got {dtype!r}") from None
 
@@ -373,10 +373,11 @@ class Dataset:
 
     @property
     def name(self) -> str:
-        return self._spec["dataset"]
+        return str(self._spec["dataset"])
 
     def to_dict(self) -> Dict[str, Any]:
-        return _plain(self._spec)
+        spec: Dict[str, Any] = _plain(self._spec)
+        return spec
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
@@ -385,8 +386,8 @@ class Dataset:
         """The text of a spec file."""
         import yaml
 
-        return yaml.safe_dump(self.to_dict(), sort_keys=False,
-                              default_flow_style=None, allow_unicode=True)
+        return str(yaml.safe_dump(self.to_dict(), sort_keys=False,
+                                  default_flow_style=None, allow_unicode=True))
 
     def __eq__(self, other: object) -> bool:
         return (self.to_dict() == other.to_dict()

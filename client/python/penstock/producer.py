@@ -32,7 +32,7 @@ class Producer:
     """One producer of a job; made by ``penstock.producer``. Used by one thread at
     a time; a forked child cannot use its parent's."""
 
-    def __init__(self, core: Any, features: Mapping[str, TensorSpec],
+    def __init__(self, core: _core.Producer, features: Mapping[str, TensorSpec],
                  batch: int):
         self._core = core
         self._batch = batch

@@ -10,7 +10,8 @@ import operator
 import os
 import sys
 import time
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Union
+from typing import (Any, Dict, Iterator, Mapping, Optional, Tuple, TypeVar,
+                    Union)
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from penstock.batch import Batch, Features, Holds, TensorSpec
 from penstock.dataset import Dataset, Path
 
 State = Union[str, Mapping[str, Any]]
+Text = TypeVar("Text", bound=Optional[str])
 
 
 class EndOfEpoch(Exception):
@@ -86,7 +88,7 @@ class Reader:
     ``FailedPrecondition``, and zeros where the parent has batches).
     """
 
-    def __init__(self, core: Any, delivery: str, local_world_size: int):
+    def __init__(self, core: _core.Reader, delivery: str, local_world_size: int):
         self._core = core
         self._delivery = delivery
         self._local_world_size = local_world_size
@@ -230,7 +232,8 @@ class Reader:
         """Where the job stands after the last batch that was returned: for the
         checkpoint. JSON types only. In split and broadcast every rank gets the
         same after the same step."""
-        return json.loads(self._core.state())
+        state: Dict[str, Any] = json.loads(self._core.state())
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Goes on at a state, with the same rank and world size. Every rank
@@ -317,9 +320,9 @@ def seconds(name: str, value: Optional[float], least: float = 0.0) -> float:
     return float(value)
 
 
-def text(name: str, value: Optional[str]) -> Optional[str]:
+def text(name: str, value: Text) -> Text:
     if value is None:
-        return None
+        return value
     if not isinstance(value, str):
         raise TypeError(f"{name}: wanted text, got {value!r}")
     try:
@@ -422,7 +425,7 @@ def attach(dataset: Union[Path, Dataset, None] = None,
     Raises:
       penstock.Error: its subclasses say what kind, its text the way out.
     """
-    options = dict(
+    options: Dict[str, Any] = dict(
         dataset=None, spec=None, job=text("job", job), socket=path("socket", socket),
         delivery=(delivery := text("delivery", delivery) or "split"), lag=text("lag", lag),
         on_rank_death=text("on_rank_death", on_rank_death),
