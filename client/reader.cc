@@ -217,6 +217,7 @@ StatusOr<Reader::Ready> Reader::WaitUntilReady(double timeout_s) {
     bool in_time = true;
     if (!lost_) {
       if (now < spin_end) {
+        KeepTakenLine(session_->cursor.page());
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif

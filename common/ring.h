@@ -113,6 +113,17 @@ inline TakeResult TryTake(const Ring& ring, CursorPage& cursor, Cell* cell) {
   return TakeResult::kTaken;
 }
 
+// While the rank spins: gets back the line that its next take stores to. The
+// broker has read it since the last take, which otherwise waits for it (E6) as
+// long as for a batch's way (bench/handoff_benchmark: a third of a hand-off).
+inline void KeepTakenLine(CursorPage& cursor) {
+  // Relaxed: our own value (I2).
+  const uint64_t taken = cursor.taken.load(std::memory_order_relaxed);
+  // I4: whoever finds it finds the records before it, as if by the take that
+  // stored it first.
+  cursor.taken.store(taken, std::memory_order_release);  // E6
+}
+
 // Announces that the rank is going to sleep. False: something came meanwhile,
 // do not sleep. Either way DisarmWait before the next TryTake.
 inline bool ArmWait(const Ring& ring, CursorPage& cursor) {

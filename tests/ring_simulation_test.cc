@@ -282,6 +282,7 @@ class RankSide {
         case TakeResult::kEmpty:
           break;
       }
+      KeepTakenLine(seat_.cursor);
       const bool sleep = handshake_.arm_wait(seat_.ring, seat_.cursor);
       if (sleep) {
         if (BrokerWaitsForTakes(seat_.ring)) seat_.to_broker.Send();
