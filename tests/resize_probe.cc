@@ -71,8 +71,7 @@ Status Resize(std::istream& arguments, Resampler& resampler) {
     return DataLossError("{} has {} bytes", in, picture.size());
   }
   std::vector<std::byte> pixels(to.height * to.width * channels);
-  PENSTOCK_RETURN_IF_ERROR(
-      resampler.Begin(from, box, to, channels, pixels.data()));
+  PENSTOCK_RETURN_IF_ERROR(resampler.Begin(box, to, channels, pixels.data()));
   for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
     resampler.AddRow(y, Bytes(picture).data() + y * from.width * channels);
   }

@@ -39,8 +39,7 @@ Picture Resize(Resampler& resampler, const Picture& in, const CropBox& box,
   constexpr size_t kGuard = 64;
   const size_t bytes = to.height * to.width * in.channels;
   Bytes out(bytes + 2 * kGuard, std::byte{0xa5});
-  EXPECT_TRUE(
-      resampler.Begin(in.size, box, to, in.channels, out.data() + kGuard).ok());
+  EXPECT_TRUE(resampler.Begin(box, to, in.channels, out.data() + kGuard).ok());
   for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
     resampler.AddRow(y, in.pixels.data() + y * in.size.width * in.channels);
   }
@@ -61,7 +60,7 @@ std::vector<double> FilterLine(const std::vector<double>& line, int64_t start,
   for (int64_t i = 0; i < target; ++i) {
     const double centre = start + (i + 0.5) * scale;
     double sum = 0, weights = 0;
-    for (size_t x = 0; x < line.size(); ++x) {
+    for (int64_t x = start; x < start + length; ++x) {
       const double weight =
           std::max(0.0, 1 - std::abs(x + 0.5 - centre) / reach);
       sum += weight * line[x];
@@ -149,8 +148,8 @@ TEST(ResizeTest, OneColourStaysThatColourWhateverTheScale) {
   }
 }
 
-// With and without the neighbour outside the box: (0.75 * 100 + 0.25 * 200).
-TEST(ResizeTest, PixelsOutsideTheBoxCountAsInPillow) {
+// With the neighbour outside the box it would be 0.75 * 100 + 0.25 * 200.
+TEST(ResizeTest, PixelsOutsideTheBoxDoNotCount) {
   const Picture in = {
       {1, 2},
       1,
@@ -159,27 +158,25 @@ TEST(ResizeTest, PixelsOutsideTheBoxCountAsInPillow) {
   const Picture out = Resize(resampler, in, {.width = 1, .height = 1},
                              {.height = 1, .width = 2});
   EXPECT_EQ(out.At(0, 0, 0), 100);
-  EXPECT_EQ(out.At(0, 1, 0), 125);
+  EXPECT_EQ(out.At(0, 1, 0), 100);
 }
 
-TEST(ResizeTest, RowsOutsideTheFiltersReachAreNotAskedFor) {
+TEST(ResizeTest, RowsOutsideTheBoxAreNotAskedFor) {
   Resampler resampler;
   Bytes out(10 * 10);
   EXPECT_TRUE(resampler
-                  .Begin({.height = 1000, .width = 10},
-                         {.top = 500, .width = 10, .height = 20}, {10, 10}, 1,
+                  .Begin({.top = 500, .width = 10, .height = 20}, {10, 10}, 1,
                          out.data())
                   .ok());
-  EXPECT_GE(resampler.first_row(), 500 - 2);
-  EXPECT_LE(resampler.end_row(), 520 + 2);
+  EXPECT_EQ(resampler.first_row(), 500);
+  EXPECT_EQ(resampler.end_row(), 520);
 }
 
 TEST(ResizeTest, ScratchThatNobodyPromisedIsRefused) {
   Resampler resampler;
   std::byte out;
   EXPECT_EQ(resampler
-                .Begin({.height = 65000, .width = 1},
-                       {.left = 0, .top = 0, .width = 1, .height = 65000},
+                .Begin({.left = 0, .top = 0, .width = 1, .height = 65000},
                        {.height = 1, .width = 65535}, 3, &out)
                 .code(),
             StatusCode::kDataLoss);

@@ -58,7 +58,7 @@ Bytes Resize(const Bytes& picture, const ImageSize& size, const CropBox& box,
   const FractionalBox whole = {
       static_cast<double>(box.left), static_cast<double>(box.top),
       static_cast<double>(box.width), static_cast<double>(box.height)};
-  if (!resampler.Begin(size, whole, target, mirror)) return {};
+  if (!resampler.Begin(whole, target, mirror)) return {};
   const int64_t columns = resampler.end_column() - resampler.first_column();
   Bytes out;
   for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
@@ -81,7 +81,7 @@ Bytes ResizeExactly(const Bytes& picture, const ImageSize& size,
                     const CropBox& box, const ImageSize& target) {
   Resampler resampler;
   Bytes out(target.height * target.width * 3);
-  EXPECT_TRUE(resampler.Begin(size, box, target, 3, out.data()).ok());
+  EXPECT_TRUE(resampler.Begin(box, target, 3, out.data()).ok());
   for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
     Bytes row;
     for (int64_t x = 0; x < size.width; ++x) {
@@ -169,10 +169,10 @@ TEST_P(RgbxTest, WhatIsFlatStaysAsItIs) {
 
 TEST_P(RgbxTest, AskedToShrinkByTooMuchItSaysSo) {
   RgbxResampler resampler;
-  EXPECT_TRUE(resampler.Begin({.height = 310, .width = 31}, {0, 0, 31, 310},
-                              {.height = 10, .width = 31}, false));
-  EXPECT_FALSE(resampler.Begin({.height = 320, .width = 31}, {0, 0, 31, 320},
-                               {.height = 10, .width = 31}, false));
+  EXPECT_TRUE(
+      resampler.Begin({0, 0, 31, 310}, {.height = 10, .width = 31}, false));
+  EXPECT_FALSE(
+      resampler.Begin({0, 0, 31, 320}, {.height = 10, .width = 31}, false));
 }
 
 // ---- values

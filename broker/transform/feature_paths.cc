@@ -92,7 +92,6 @@ struct DecodeStage {
     const int denominator = Denominator(box);
     const double scale = 1.0 / denominator;
     return scratch.rgbx.Begin(
-        scratch.decoder.PartSize(denominator),
         {.left = static_cast<double>(box.left) * scale,
          .top = static_cast<double>(box.top) * scale,
          .width = static_cast<double>(box.width) * scale,
@@ -135,8 +134,7 @@ struct DecodeStage {
     JpegDecoder& decoder = scratch.decoder;
     const ImageSize size = decoder.size();
     Resampler& resampler = scratch.resampler;
-    PENSTOCK_RETURN_IF_ERROR(
-        resampler.Begin(size, box, op.size, op.channels, out));
+    PENSTOCK_RETURN_IF_ERROR(resampler.Begin(box, op.size, op.channels, out));
     PENSTOCK_RETURN_IF_ERROR(decoder.Start(op.channels));
     const size_t row_bytes = static_cast<size_t>(size.width * op.channels);
     std::byte* const row = scratch.PictureRow(row_bytes);
@@ -160,8 +158,7 @@ struct ResizeStage {
              PathScratch& scratch, std::byte* out) const {
     const CropBox box = ChooseCrop(op.crop, from, op.size, {key, op_number});
     Resampler& resampler = scratch.resampler;
-    PENSTOCK_RETURN_IF_ERROR(
-        resampler.Begin(from, box, op.size, channels, out));
+    PENSTOCK_RETURN_IF_ERROR(resampler.Begin(box, op.size, channels, out));
     for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
       resampler.AddRow(y, in.data() + y * from.width * channels);
     }

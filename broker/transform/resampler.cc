@@ -42,9 +42,9 @@ void ResamplePixels(const std::byte* row, const int64_t* first,
 
 }  // namespace
 
-void Resampler::Taps::Compute(int64_t picture, int64_t box_start,
-                              int64_t box_length, int64_t target) {
-  TriangleTaps::Compute(picture, static_cast<double>(box_start),
+void Resampler::Taps::Compute(int64_t box_start, int64_t box_length,
+                              int64_t target) {
+  TriangleTaps::Compute(static_cast<double>(box_start),
                         static_cast<double>(box_length), target);
   fixed.resize(target * taps_max);
   for (int64_t i = 0; i < target; ++i) {
@@ -54,13 +54,12 @@ void Resampler::Taps::Compute(int64_t picture, int64_t box_start,
   }
 }
 
-Status Resampler::Begin(const ImageSize& picture, const CropBox& box,
-                        const ImageSize& target, int channels, std::byte* out) {
+Status Resampler::Begin(const CropBox& box, const ImageSize& target,
+                        int channels, std::byte* out) {
   assert(channels >= 1 && channels <= kChannelsMax);
-  assert(box.width >= 1 && box.left + box.width <= picture.width);
-  assert(box.height >= 1 && box.top + box.height <= picture.height);
-  horizontal_.Compute(picture.width, box.left, box.width, target.width);
-  vertical_.Compute(picture.height, box.top, box.height, target.height);
+  assert(box.width >= 1 && box.height >= 1);
+  horizontal_.Compute(box.left, box.width, target.width);
+  vertical_.Compute(box.top, box.height, target.height);
   channels_ = channels;
   same_width_ = box.width == target.width;
   same_height_ = box.height == target.height;
@@ -68,7 +67,7 @@ Status Resampler::Begin(const ImageSize& picture, const CropBox& box,
   rows_ = target.height;
   rows_done_ = 0;
   out_ = out;
-  ring_rows_ = std::min(vertical_.taps_max, picture.height);
+  ring_rows_ = std::min(vertical_.taps_max, box.height);
   if (ring_rows_ * row_bytes_ > kRingBytesMax) {
     return DataLossError(
         "scaling {} x {} pixels to {} x {} needs more than {} MiB of scratch",
@@ -83,8 +82,8 @@ Status Resampler::Begin(const ImageSize& picture, const CropBox& box,
 
 void Resampler::AddRow(int64_t y, const std::byte* row) {
   if (same_height_) {
-    // Row y is output row y - top as it is. The taps' windows may hold one row
-    // more than the box, with weight zero.
+    // Row y is output row y - top as it is. The taps' windows hold the row
+    // after it too, with weight zero.
     if (rows_done_ < rows_ && vertical_.first[rows_done_] == y) {
       ResampleRow(row, out_ + rows_done_++ * row_bytes_);
     }

@@ -4,12 +4,11 @@
 //
 // One thread at a time; made once per worker, reused: buffers only grow.
 //
-// The filter is Pillow's Image.resize(size, BILINEAR, box=crop), and so are the
+// The filter is Pillow's Image.crop(box).resize(size, BILINEAR), and so are the
 // numbers, bit for bit: a triangle over the source pixels around each output
 // pixel's centre, widened by the scale when the picture shrinks (antialiasing);
 // weights in 22-bit fixed point; first along the rows, rounded to 8 bits, then
-// down the columns. As with Pillow's box, pixels just outside the box count
-// where the triangle reaches them; only the picture's edge cuts it off.
+// down the columns.
 #ifndef BROKER_TRANSFORM_RESAMPLER_H_
 #define BROKER_TRANSFORM_RESAMPLER_H_
 
@@ -29,13 +28,12 @@ class Resampler {
   static constexpr int kChannelsMax = 4;
   static constexpr int64_t kRingBytesMax = int64_t{256} << 20;
 
-  // Gets ready for a picture: its box becomes out, target.height rows of
+  // Gets ready for a picture, whose box becomes out: target.height rows of
   // target.width * channels bytes. channels: 1 to kChannelsMax.
   // DataLoss: the filter would need more than kRingBytesMax of scratch, which
   // nobody promised memory for.
-  [[nodiscard]] Status Begin(const ImageSize& picture, const CropBox& box,
-                             const ImageSize& target, int channels,
-                             std::byte* out);
+  [[nodiscard]] Status Begin(const CropBox& box, const ImageSize& target,
+                             int channels, std::byte* out);
 
   // The source rows that are looked at are [first_row(), end_row()).
   int64_t first_row() const { return vertical_.begin(); }
@@ -48,8 +46,7 @@ class Resampler {
  private:
   // Of one direction, in 22-bit fixed point.
   struct Taps : TriangleTaps {
-    void Compute(int64_t picture, int64_t box_start, int64_t box_length,
-                 int64_t target);
+    void Compute(int64_t box_start, int64_t box_length, int64_t target);
 
     std::vector<int32_t> fixed;  // of weights
   };

@@ -126,10 +126,10 @@ HWY_EXPORT(PixelsPerVector);
 HWY_EXPORT(ResampleRow);
 HWY_EXPORT(CombineRows);
 
-bool RgbxResampler::Begin(const ImageSize& picture, const FractionalBox& box,
-                          const ImageSize& target, bool mirror) {
-  columns_.Compute(picture.width, box.left, box.width, target.width);
-  rows_.Compute(picture.height, box.top, box.height, target.height);
+bool RgbxResampler::Begin(const FractionalBox& box, const ImageSize& target,
+                          bool mirror) {
+  columns_.Compute(box.left, box.width, target.width);
+  rows_.Compute(box.top, box.height, target.height);
   if (columns_.taps_max > kTapsMax || rows_.taps_max > kTapsMax) return false;
   width_ = target.width;
   rows_done_ = 0;

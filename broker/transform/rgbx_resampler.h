@@ -47,11 +47,11 @@ class RgbxResampler {
   // is in them.
   static constexpr int64_t kRowSlackPixels = kTapsMax + 16;
 
-  // Gets ready for a picture: its box becomes target, mirrored left to right if
-  // so wanted. False: it shrinks by so much that an output pixel would have
+  // Gets ready for a picture, whose box becomes target, mirrored left to right
+  // if so wanted. False: it shrinks by so much that an output pixel would have
   // more than kTapsMax taps; resampler.h can do it.
-  [[nodiscard]] bool Begin(const ImageSize& picture, const FractionalBox& box,
-                           const ImageSize& target, bool mirror);
+  [[nodiscard]] bool Begin(const FractionalBox& box, const ImageSize& target,
+                           bool mirror);
 
   // What is looked at: columns and rows [first, end) of the picture.
   int64_t first_column() const { return columns_.begin(); }

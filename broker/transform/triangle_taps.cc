@@ -5,8 +5,13 @@
 
 namespace penstock {
 
-void TriangleTaps::Compute(int64_t picture, double box_start, double box_length,
+void TriangleTaps::Compute(double box_start, double box_length,
                            int64_t target) {
+  // Counted from the first pixel of the box: the same weights wherever it lies.
+  const auto first_pixel = static_cast<int64_t>(std::floor(box_start));
+  const auto pixels =
+      static_cast<int64_t>(std::ceil(box_start + box_length)) - first_pixel;
+  const double start = box_start - static_cast<double>(first_pixel);
   const double scale = box_length / static_cast<double>(target);
   const double widening = std::max(scale, 1.0);
   const double support = widening;  // a triangle reaches 1 to each side
@@ -15,12 +20,12 @@ void TriangleTaps::Compute(int64_t picture, double box_start, double box_length,
   count.resize(target);
   weights.resize(target * taps_max);
   for (int64_t i = 0; i < target; ++i) {
-    const double centre = box_start + (static_cast<double>(i) + 0.5) * scale;
+    const double centre = start + (static_cast<double>(i) + 0.5) * scale;
     const int64_t begin =
         std::max<int64_t>(0, static_cast<int64_t>(centre - support + 0.5));
     const int64_t end =
-        std::min(picture, static_cast<int64_t>(centre + support + 0.5));
-    first[i] = begin;
+        std::min(pixels, static_cast<int64_t>(centre + support + 0.5));
+    first[i] = first_pixel + begin;
     count[i] = end - begin;
     double* const of_pixel = weights.data() + i * taps_max;
     double total = 0;

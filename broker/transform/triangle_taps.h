@@ -1,7 +1,7 @@
 // Which source pixels make each output pixel along one direction of a resize:
 // a triangle around each output pixel's centre, widened by the scale when the
-// picture shrinks (antialiasing), as in Pillow's Image.resize(..., BILINEAR,
-// box=crop). Only the picture's edge cuts it off; the box does not.
+// picture shrinks (antialiasing), as in Pillow's Image.resize(..., BILINEAR).
+// The box cuts it off, as if the picture had been cropped to it before.
 #ifndef BROKER_TRANSFORM_TRIANGLE_TAPS_H_
 #define BROKER_TRANSFORM_TRIANGLE_TAPS_H_
 
@@ -11,10 +11,9 @@
 namespace penstock {
 
 struct TriangleTaps {
-  // The box [box_start, box_start + box_length) of picture source pixels
-  // becomes target pixels. Reused: the vectors only grow their capacity.
-  void Compute(int64_t picture, double box_start, double box_length,
-               int64_t target);
+  // The source pixels that [box_start, box_start + box_length) touches become
+  // target pixels. Reused: the vectors only grow their capacity.
+  void Compute(double box_start, double box_length, int64_t target);
 
   // Source pixels that are looked at: [begin(), end()).
   int64_t begin() const { return first.front(); }
