@@ -24,6 +24,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/command/table.h"
@@ -41,6 +42,11 @@ constexpr uint64_t kPaceUs = 6000;
 // A broadcast begins with all of its consumers: one that comes when the job was
 // over waits for others that never come.
 constexpr std::chrono::seconds kLateAfter{10};
+// Where the machine is busy with something else, blows come faster than anyone
+// starts again, and hit nothing but starts. A job that got nothing through all
+// of so many blows is waited for, for so long.
+constexpr uint64_t kBlowsInVain = 20;
+constexpr std::chrono::seconds kPatience{5};
 
 // kill_point.h's places, where a rank and where the broker may die.
 constexpr const char* kRankPlaces[] = {
@@ -132,6 +138,8 @@ struct Lap {
   // Of a stream: it is there until the ranks are done.
   Process producer;
   Victim producer_victim;
+  uintmax_t logged = 0;  // bytes, when it was last seen to get on
+  uint64_t blows = 0;    // of the storm since then
   bool over() const {
     return std::all_of(ranks.begin(), ranks.end(),
                        [](const Rank& rank) { return rank.done; });
@@ -162,7 +170,7 @@ class Storm {
       Wait();
       TendBroker();
       TendRanks();
-      if (!calm() && Clock::now() >= next_blow_) Strike();
+      if (!calm() && Clock::now() >= next_blow_) StrikeUnlessInVain();
       Continue();
     }
     const double seconds = SecondsSince(begin_);
@@ -459,6 +467,27 @@ class Storm {
     Hit(rank.process, rank.victim, signal, how);
   }
 
+  void StrikeUnlessInVain() {
+    bool in_vain = false;
+    for (Lap& lap : laps_) {
+      uintmax_t logged = 0;
+      for (const auto& log : std::filesystem::directory_iterator(lap.folder)) {
+        logged += log.file_size();
+      }
+      if (std::exchange(lap.logged, logged) != logged) lap.blows = 0;
+      in_vain |= lap.blows >= kBlowsInVain;
+    }
+    const Clock::time_point now = Clock::now();
+    if (in_vain && !waits_since_) waits_since_ = now;
+    if (in_vain && now - *waits_since_ < kPatience) {
+      next_blow_ = now + std::chrono::milliseconds(20);
+      return;
+    }
+    waits_since_.reset();
+    for (Lap& lap : laps_) lap.blows = in_vain ? 0 : lap.blows + 1;
+    Strike();
+  }
+
   void Strike() {
     std::exponential_distribution<double> pause_ms(1 / options_.pause_ms);
     next_blow_ = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(
@@ -638,6 +667,7 @@ class Storm {
   Victim broker_victim_;
   StormBroker broker_;  // after what NewLife uses
   std::list<Lap> laps_;
+  std::optional<Clock::time_point> waits_since_;
   uint64_t jobs_ = 0;
   uint64_t rank_restarts_ = 0;
   Clock::time_point begin_;
