@@ -22,6 +22,8 @@ constexpr double kBehind = 0.5;
 constexpr double kIdle = 0.5;
 // A stream that has no rows more often than this makes its ranks wait.
 constexpr double kStarved = 0.5;
+// A row that a Python function takes longer for is named.
+constexpr uint64_t kLongRowNs = 1'000'000'000;
 
 double Share(double value) { return std::clamp(value, 0.0, 1.0); }
 
@@ -60,7 +62,8 @@ void RecentMean::Add(double value, double seconds) {
 }
 
 void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
-                     const std::vector<Rank>& ranks, bool starved) {
+                     const std::vector<Rank>& ranks, bool starved,
+                     const CrewUse& crew) {
   const bool first = looked_ns_ == 0;
   const uint64_t ns = first ? 0 : Since(now_ns, looked_ns_);
   if (!first && ns == 0) return;
@@ -73,10 +76,13 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
     decoding_.Add(per_time(Since(decode_ns, decode_ns_)), seconds);
     storage_.Add(per_time(Since(read_wait_ns, read_wait_ns_)), seconds);
     starved_.Add(starved ? 1 : 0, seconds);
+    crew_busy_.Add(static_cast<double>(crew.busy) / std::max(1u, crew.threads),
+                   seconds);
     seconds_ += seconds;
   }
   decode_ns_ = decode_ns;
   read_wait_ns_ = read_wait_ns;
+  crew_ = crew;
 
   int64_t furthest = INT64_MIN;
   for (const Rank& rank : ranks) {
@@ -123,17 +129,24 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
   found.pool.decoding = Share(pool.decoding);
   found.pool.storage = Share(pool.storage);
   found.pool.idle = Share(pool.idle);
-  const double workers = std::max(1u, pool.workers);
-  found.decoding = Share(job.decoding() / workers);
+  // Of those who make its rows.
+  const CrewUse& crew = job.crew();
+  const bool python = crew.threads > 0;
+  const double workers = std::max(1u, python ? crew.threads : pool.workers);
+  found.decoding = python ? job.crew_busy() : Share(job.decoding() / workers);
   found.storage = Share(job.storage() / workers);
+  const double busy = python ? found.decoding : found.pool.decoding;
+  const double idle =
+      python ? Share(1 - found.decoding - found.storage) : found.pool.idle;
+  const char* const they = python ? "its Python processes" : "workers";
   const std::vector<RecentUse::RankUse> ranks = job.ranks();
   for (const RecentUse::RankUse& rank : ranks) {
     found.ranks_wait = std::max(found.ranks_wait, rank.waits);
   }
   const std::string who =
       fmt::format("ranks wait {} % of the time", Percent(found.ranks_wait));
-  const std::string idle =
-      fmt::format("workers idle {} %", Percent(found.pool.idle));
+  const std::string they_idle =
+      fmt::format("{} idle {} %", they, Percent(idle));
   if (ranks.empty()) {
     found.text = "nothing to say: no rank takes batches";
     return found;
@@ -149,9 +162,8 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
     found.text = fmt::format(
         "producers are the bottleneck: {} % of the time there are no rows to "
         "make a batch of, {}, {}",
-        Percent(job.starved()), who, idle);
-  } else if (behind != nullptr &&
-             (!somebody_waits || found.pool.idle > kIdle)) {
+        Percent(job.starved()), who, they_idle);
+  } else if (behind != nullptr && (!somebody_waits || idle > kIdle)) {
     found.what = What::kRank;
     found.rank = behind->rank;
     found.behind = behind->behind;
@@ -159,39 +171,51 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
         "rank {} is the bottleneck: behind the others {} % of the time, it "
         "waits {} %, {}, {}",
         behind->rank, Percent(behind->behind), Percent(behind->waits), who,
-        idle);
+        they_idle);
   } else if (!somebody_waits) {
     found.what = What::kRanks;
-    found.text = fmt::format("ranks are the bottleneck: {}, {}", who, idle);
+    found.text =
+        fmt::format("ranks are the bottleneck: {}, {}", who, they_idle);
   } else {
-    const bool storage = found.storage > found.pool.decoding;
-    found.what = storage ? What::kStorage : What::kDecode;
+    const bool long_row = crew.longest_ns > kLongRowNs;
     const std::string of_job =
-        found.pool.decoding - found.decoding < 0.01
+        busy - found.decoding < 0.01
             ? ""
             : fmt::format(" ({} % for this job)", Percent(found.decoding));
-    found.text = storage
-                     ? fmt::format(
-                           "storage is the bottleneck: workers wait {} % for "
-                           "reads, decode {} %{}, {}",
-                           Percent(found.storage), Percent(found.pool.decoding),
-                           of_job, who)
-                     : fmt::format(
-                           "decode is the bottleneck: workers {} % busy "
-                           "decoding{}, {} % waiting for reads, {}",
-                           Percent(found.pool.decoding), of_job,
-                           Percent(found.storage), who);
-    // Nobody is at work and somebody waits: too little is made ahead.
-    if (found.pool.idle > kIdle) {
-      found.text += ", " + idle + ": a larger `prefetch` may help";
+    if (found.storage > busy) {
+      found.what = What::kStorage;
+      found.text = fmt::format(
+          "storage is the bottleneck: {} wait {} % for reads, decode {} %{}, "
+          "{}",
+          they, Percent(found.storage), Percent(busy), of_job, who);
+    } else if (python) {
+      found.what = What::kPython;
+      found.text = fmt::format(
+          "its Python function is the bottleneck: its {} processes are {} % "
+          "busy, decoding included, {} % waiting for reads, {}",
+          crew.threads, Percent(busy), Percent(found.storage), who);
+    } else {
+      found.what = What::kDecode;
+      found.text = fmt::format(
+          "decode is the bottleneck: workers {} % busy decoding{}, {} % "
+          "waiting for reads, {}",
+          Percent(busy), of_job, Percent(found.storage), who);
+    }
+    if (long_row) {
+      found.text += fmt::format(", sample {} has been in work for {:.1f} s",
+                                crew.longest_record,
+                                static_cast<double>(crew.longest_ns) * 1e-9);
+    } else if (idle > kIdle) {
+      // Nobody is at work and somebody waits: too little is made ahead.
+      found.text += ", " + they_idle + ": a larger `prefetch` may help";
     }
   }
   return found;
 }
 
 nlohmann::json Bottleneck::ToJson() const {
-  constexpr const char* kNames[] = {"unknown", "ranks",   "rank",
-                                    "decode",  "storage", "producers"};
+  constexpr const char* kNames[] = {"unknown", "ranks",     "rank",  "decode",
+                                    "storage", "producers", "python"};
   nlohmann::json json = {{"what", kNames[static_cast<size_t>(what)]},
                          {"text", text},
                          {"ranks_wait", ranks_wait},

@@ -1,5 +1,5 @@
 // Who is the bottleneck of a job, over the last seconds: its ranks, one of
-// them, the decoding, the storage or its producers.
+// them, the decoding, its Python function, the storage or its producers.
 //
 // Runs on the control thread, which looks at every job as often as it ticks
 // (5 times a second); a job's part under the job's mutex. What a rank says of
@@ -12,6 +12,10 @@
 //   decoding  workers, at a time, that made rows; storage: that waited for
 //             reads and had no row to make. Both by wall clock: a worker that
 //             the kernel does not let run counts as busy.
+//   crew      of a job with a Python function, whose rows are made by threads
+//   of
+//             its own: how many of them were on a row, at each look. A row that
+//             hangs is seen while it does.
 //   starved   share of the looks at which a stream had no rows for a batch.
 //   behind    share of the looks at which a rank had taken and released less
 //             than another. Ranks that wait for each other (all-reduce) are a
@@ -27,7 +31,8 @@
 //   somebody waits, and the stream is starved more often than not: "producers";
 //   somebody waits, and a rank that waits for nothing is behind while the
 //     workers are idle: "rank" (a broadcast whose slots it holds);
-//   else "storage" or "decode", whichever the workers do more.
+//   else "storage" or "decode", whichever the workers do more; "python" instead
+//     of "decode" where they have a Python function to call.
 #ifndef BROKER_BOTTLENECK_H_
 #define BROKER_BOTTLENECK_H_
 
@@ -55,6 +60,15 @@ class RecentMean {
   double weight_ = 0;  // of all that was added; towards 1
 };
 
+// What the threads of a job with a Python function do at one moment; such a job
+// has a crew of its own (worker_pool.h).
+struct CrewUse {
+  uint32_t threads = 0;         // 0: it has none
+  uint32_t busy = 0;            // on a row
+  uint64_t longest_ns = 0;      // of those, the one that takes longest
+  uint64_t longest_record = 0;  // its sample
+};
+
 // The last seconds of one job.
 class RecentUse {
  public:
@@ -72,7 +86,8 @@ class RecentUse {
   // beginning.
   // starved: of a stream.
   void Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
-            const std::vector<Rank>& ranks, bool starved = false);
+            const std::vector<Rank>& ranks, bool starved = false,
+            const CrewUse& crew = {});
 
   struct RankUse {
     uint32_t rank = 0;
@@ -83,7 +98,11 @@ class RecentUse {
   double decoding() const { return decoding_.mean(); }
   double storage() const { return storage_.mean(); }
   double starved() const { return starved_.mean(); }
-  double seconds() const { return seconds_; }  // looked at, in all
+  double crew_busy() const {
+    return crew_busy_.mean();
+  }                                              // share of its threads
+  const CrewUse& crew() const { return crew_; }  // at the last look
+  double seconds() const { return seconds_; }    // looked at, in all
 
  private:
   struct Seen {
@@ -101,6 +120,8 @@ class RecentUse {
   RecentMean decoding_;
   RecentMean storage_;
   RecentMean starved_;
+  RecentMean crew_busy_;
+  CrewUse crew_;
   double seconds_ = 0;
 };
 
@@ -113,12 +134,21 @@ struct PoolUse {
 };
 
 struct Bottleneck {
-  enum class What { kUnknown, kRanks, kRank, kDecode, kStorage, kProducers };
+  enum class What {
+    kUnknown,
+    kRanks,
+    kRank,
+    kDecode,
+    kStorage,
+    kProducers,
+    kPython
+  };
   What what = What::kUnknown;
   std::optional<uint32_t> rank;  // kRank
   double ranks_wait = 0;         // of the rank that waits most
   double behind = 0;             // kRank: its
-  double decoding = 0;           // for this job, of all workers' time
+  double decoding = 0;           // for this job, of its crew's time or, without
+                                 // one, of all workers'
   double storage = 0;            // likewise
   PoolUse pool;
   std::string text;  // for people, with the numbers

@@ -341,9 +341,9 @@ void Job::NoteMissingLocked() {
   missing_ = missing;
 }
 
-void Job::Look() {
+void Job::Look(const CrewUse& crew) {
   MutexLock lock(&mutex_);
-  NoteRanksLocked();
+  NoteRanksLocked(crew);
   NoteMissingLocked();
   if (stream_ != nullptr) LookForProducersLocked();
   if (missing_ == 0 || !failure_.ok() || options_.wait_s <= 0 ||
@@ -391,7 +391,8 @@ void Job::LookForProducersLocked() {
       "job '{}': no producer is at work, within {:.0f} s (wait_s): {}",
       key_.name, options_.wait_s,
       stream_->end() == FirstNeeded(layout_.plan.start())
-          ? "none has put a row (penstock_produce, with this job's name)"
+          ? "none has put a row (penstock_produce, in Python "
+            "penstock.producer, with this job's name)"
           : "those that were died, or finished before there were as many as "
             "the spec says (`producers:`)"));
 }

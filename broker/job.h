@@ -160,7 +160,7 @@ class Job {
   bool Abandoned() const;
   // Now and then: fails the job when ranks are missing for longer than
   // options().wait_s, notes what its ranks and its workers do.
-  void Look();
+  void Look(const CrewUse& crew);
   bool failed() const;
   Status failure() const;  // and why
   JobState State() const;
@@ -185,7 +185,8 @@ class Job {
   std::optional<uint32_t> NextBankToMove(std::vector<uint32_t>* nodes);
   bool EndMoving();
   nlohmann::json StatusJson(bool with_ranks) const;
-  // Workers at a time that made its rows, or waited for its reads, lately.
+  // Workers at a time, of its crew if it has one, that made its rows, or waited
+  // for its reads, lately.
   double RecentDecoding() const;
   double RecentStorage() const;
   Bottleneck FindBottleneck(const PoolUse& pool) const;
@@ -272,7 +273,8 @@ class Job {
   void GoneLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool StarvedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteRanksLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteRanksLocked(const CrewUse& crew)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyRows(const Claim& claim);
   void AssembleLocked(Share* share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChunkRowsNow() const;

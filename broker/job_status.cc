@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-void Job::NoteRanksLocked() {
+void Job::NoteRanksLocked(const CrewUse& crew) {
   const auto now = std::chrono::steady_clock::now();
   std::map<uint32_t, Seen> seen;
   std::vector<RecentUse::Rank> at_work;
@@ -26,7 +26,7 @@ void Job::NoteRanksLocked() {
                    std::chrono::nanoseconds(now.time_since_epoch()).count()),
                counters_.decode_ns.load(std::memory_order_relaxed),
                counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
-               StarvedLocked());
+               StarvedLocked(), crew);
 }
 
 // Its producers have put nothing to make a batch of, and there is room for one.

@@ -459,11 +459,20 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
   if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
     // Left by all of its ranks it is over. Ranks that died may have
     // replacements, if the job can be told from the next of that user.
-    if (!entry->named || job->failed() ||
-        ((orderly || job->AllFinished()) && !OwesAnybody(*entry))) {
-      End(*entry, "all ranks have left");
-    } else {
+    const bool over =
+        job->failed() ||
+        ((orderly || job->AllFinished()) && !OwesAnybody(*entry));
+    if (!over && entry->named) {
       entry->deserted = std::chrono::steady_clock::now();
+    } else {
+      if (!over) {
+        spdlog::warn(
+            "job '{}' of dataset '{}' is over before all was delivered: its "
+            "ranks are gone, and without a name of its own (`job`, "
+            "PENSTOCK_JOB) it waits for none",
+            entry->key.name, entry->key.dataset);
+      }
+      End(*entry, "all ranks have left");
     }
   }
   Sweep();
@@ -523,7 +532,7 @@ void JobTable::Sweep() {
     if (!entry->over) {
       TryGather(*entry);
       SettleFormer(*entry);
-      entry->job->Look();
+      entry->job->Look(workers_->UseOfCrew(*entry->job));
       if (entry->deserted &&
           (entry->job->failed() || now - *entry->deserted > kDesertedJobKept)) {
         End(*entry, "nobody came back");
@@ -554,6 +563,7 @@ PoolUse JobTable::RecentPoolUse() const {
   use.idle = workers_->recently_idle();
   for (const Entry& entry : entries_) {
     if (entry.job == nullptr) continue;
+    if (entry.job->dataset().program->wait_ns() > 0) continue;  // its crew's
     use.decoding += entry.job->RecentDecoding() / use.workers;
     use.storage += entry.job->RecentStorage() / use.workers;
   }

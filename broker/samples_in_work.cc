@@ -365,25 +365,31 @@ void SamplesInWork::Blame(uint32_t worker) {
   ended().store(1, std::memory_order_relaxed);
 }
 
+std::optional<SamplesInWork::InWork> SamplesInWork::Of(uint32_t worker) const {
+  const SampleLine& at = line(worker);
+  InWork found;
+  found.worker = worker;
+  found.since_ns = at.since_ns.load(std::memory_order_acquire);       // E2
+  found.sample.dataset = at.dataset.load(std::memory_order_acquire);  // E1
+  found.sample.record = at.record.load(std::memory_order_acquire);    // E1
+  found.job = at.job.load(std::memory_order_acquire);                 // E1
+  // Relaxed: if any of the above is of a later sample, E1 shows here that
+  // since_ns has changed. (Later samples of the same tick have the same
+  // since_ns: then this one is no old one.)
+  if (found.since_ns == 0 ||
+      at.since_ns.load(std::memory_order_relaxed) != found.since_ns) {
+    return std::nullopt;
+  }
+  return found;
+}
+
 std::optional<SamplesInWork::InWork> SamplesInWork::Oldest(
     uint32_t workers) const {
   std::optional<InWork> oldest;
   for (uint32_t worker = 0; worker < workers; ++worker) {
-    const SampleLine& at = line(worker);
-    InWork found;
-    found.worker = worker;
-    found.since_ns = at.since_ns.load(std::memory_order_acquire);       // E2
-    found.sample.dataset = at.dataset.load(std::memory_order_acquire);  // E1
-    found.sample.record = at.record.load(std::memory_order_acquire);    // E1
-    found.job = at.job.load(std::memory_order_acquire);                 // E1
-    // Relaxed: if any of the above is of a later sample, E1 shows here that
-    // since_ns has changed. (Later samples of the same tick have the same
-    // since_ns: then this one is no old one.)
-    if (found.since_ns == 0 ||
-        at.since_ns.load(std::memory_order_relaxed) != found.since_ns) {
-      continue;
-    }
-    if (!oldest || found.since_ns < oldest->since_ns) oldest = found;
+    const std::optional<InWork> found = Of(worker);
+    if (!found) continue;
+    if (!oldest || found->since_ns < oldest->since_ns) oldest = found;
   }
   return oldest;
 }

@@ -162,6 +162,8 @@ class SamplesInWork {
   // The same of what worker has in work.
   void Blame(uint32_t worker);
 
+  // What this one is on.
+  std::optional<InWork> Of(uint32_t worker) const;
   // What has been in work for the longest time on workers 0 to workers - 1.
   std::optional<InWork> Oldest(uint32_t workers) const;
 

@@ -587,9 +587,11 @@ void Worker::HandleError(Work& work, uint64_t index, const Status& status) {
     return;
   }
   const uint64_t record = work.rows[index].record;
-  const std::string text = fmt::format(
-      "dataset '{}': sample {} in {}: {}", job.key().dataset, record,
-      job.dataset().source->Describe(record), status.message());
+  const std::string where = job.dataset().source->Describe(record);
+  const bool told = std::string_view(status.message()).starts_with(where);
+  const std::string text =
+      fmt::format("dataset '{}': sample {}{}: {}", job.key().dataset, record,
+                  told ? "" : " in " + where, status.message());
   // What this machine lacks is not the sample's fault.
   if (status.code() == StatusCode::kResourceExhausted ||
       status.code() == StatusCode::kInvalidArgument) {

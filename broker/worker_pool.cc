@@ -174,6 +174,7 @@ Status WorkerPool::StartThread(uint32_t place, uint64_t job, uint32_t uid) {
   }
   added.place = place;
   added.uid = uid;
+  added.job = job;
   added.reads =
       std::make_unique<ReadsInFlight>(Worker::ReadEntries(reads_most_));
   added.ended = job == 0 ? nullptr : std::make_unique<std::atomic<bool>>(false);
@@ -555,6 +556,33 @@ std::optional<std::string> WorkerPool::Tick() {
       dataset == nullptr ? "?"
                          : dataset->source->Describe(oldest->sample.record),
       static_cast<double>(now_ns - oldest->since_ns) * 1e-9);
+}
+
+CrewUse WorkerPool::UseOfCrew(const Job& job) {
+  CrewUse use;
+  const uint64_t wait_ns = job.dataset().program->wait_ns();
+  if (wait_ns == 0) return use;
+  uint64_t number = 0;
+  {
+    MutexLock lock(&mutex_);
+    for (const Entry& entry : jobs_) {
+      if (entry.job.get() == &job) number = entry.number;
+    }
+  }
+  if (number == 0) return use;
+  for (uint32_t i = 0; i < threads_.size(); ++i) {
+    if (threads_[i].job != number) continue;
+    ++use.threads;
+    const auto row = options_.samples->Of(i);
+    if (!row || row->job != number) continue;
+    ++use.busy;
+    // since is ahead by what it may wait for: Worker::MakeRow.
+    const uint64_t ns = now_ns() + wait_ns - row->since_ns;
+    if (ns < use.longest_ns) continue;
+    use.longest_ns = ns;
+    use.longest_record = row->sample.record;
+  }
+  return use;
 }
 
 std::vector<WorkerPool::LateRead> WorkerPool::LateReads() {

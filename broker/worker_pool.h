@@ -147,6 +147,9 @@ class WorkerPool {
   // Share of the workers that slept, lately.
   double recently_idle() const { return idle_share_.mean(); }
 
+  // What the job's crew does now.
+  CrewUse UseOfCrew(const Job& job);
+
   // A read that the storage has not answered for more than a second.
   struct LateRead {
     uint32_t worker = 0;
@@ -213,6 +216,7 @@ class WorkerPool {
     std::unique_ptr<ReadsInFlight> reads;
     uint32_t place = 0;  // kNoPlace: of a crew
     uint32_t uid = 0;    // of a crew: whose job
+    uint64_t job = 0;    // likewise: its number
     // Of a crew whose job is gone: to be joined, its entry to be used again.
     std::unique_ptr<std::atomic<bool>> ended;
   };

@@ -123,8 +123,9 @@ StatusOr<Place> FindPlace(const AttachOptions& options,
   place.rank = options.rank >= 0 ? options.rank : launch.rank;
   if (place.rank >= place.world_size) {
     return InvalidArgumentError(
-        "rank {} of a world of {}: ranks count from 0 to {} (launcher: {})",
-        place.rank, place.world_size, place.world_size - 1, launch.launcher);
+        "rank {} of a world of {}: ranks count from 0 to {} (launcher: {}){}",
+        place.rank, place.world_size, place.world_size - 1, launch.launcher,
+        options.world_size > 0 ? "" : "; `world_size` was not given");
   }
   place.local_world_size = options.local_world_size;
   if (place.local_world_size == 0) {

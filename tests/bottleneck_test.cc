@@ -22,6 +22,7 @@ namespace penstock {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::AllOf;
 using testing::HasSubstr;
 using What = Bottleneck::What;
 
@@ -53,6 +54,18 @@ class Looked {
       use_.Look(now_ns_, decode_ns_, read_ns_, seen, starved);
     }
     pool_ = {kPool, decoding, storage, 1 - decoding - storage};
+    return *this;
+  }
+  // Of a job with a Python function.
+  Looked& With(const CrewUse& crew, int looks, double waits) {
+    for (int i = 0; i < looks; ++i) {
+      now_ns_ += kLookNs;
+      use_.Look(now_ns_, 0, 0,
+                {{0, ++waits_, static_cast<uint64_t>(waits * now_ns_), false,
+                  1000 + i}},
+                false, crew);
+    }
+    pool_ = {kPool, 0, 0, 1};
     return *this;
   }
   Bottleneck Found() const { return Bottleneck::Of(use_, pool_); }
@@ -88,6 +101,25 @@ TEST(BottleneckTest, WhatTheWorkersDoWhileRanksWaitIsIt) {
   EXPECT_THAT(storage.text, HasSubstr("workers wait 90 % for reads"));
   const Bottleneck late = Looked().For(30, 0.1, 0, {{0.6}}).Found();
   EXPECT_THAT(late.text, HasSubstr("a larger `prefetch` may help"));
+}
+
+TEST(BottleneckTest, APythonFunctionIsJudgedByItsOwnProcesses) {
+  const Bottleneck busy = Looked().With({2, 2, 0, 0}, 30, 0.6).Found();
+  EXPECT_EQ(busy.what, What::kPython);
+  EXPECT_EQ(busy.ToJson()["what"], "python");
+  EXPECT_EQ(busy.text,
+            "its Python function is the bottleneck: its 2 processes are 100 % "
+            "busy, decoding included, 0 % waiting for reads, ranks wait 60 % "
+            "of the time");
+  EXPECT_THAT(Looked().With({2, 1, 2'500'000'000, 41}, 30, 0.6).Found().text,
+              AllOf(HasSubstr("50 % busy"),
+                    HasSubstr("sample 41 has been in work for 2.5 s")));
+  EXPECT_THAT(
+      Looked().With({2, 0, 0, 0}, 30, 0.6).Found().text,
+      HasSubstr("its Python processes idle 100 %: a larger `prefetch`"));
+  const Bottleneck ranks = Looked().With({2, 1, 0, 0}, 30, 0.01).Found();
+  EXPECT_EQ(ranks.what, What::kRanks);
+  EXPECT_THAT(ranks.text, HasSubstr("its Python processes idle 50 %"));
 }
 
 TEST(BottleneckTest, ProducersThatPutTooLittleAreIt) {

@@ -59,6 +59,7 @@ def answer(request):
         return {"ok": True, "records": RECORDS, "global_batch": GLOBAL_BATCH,
                 "steps_per_epoch": STEPS, "epochs": 2, "memory_bytes": 1 << 20,
                 "class_names": ["shirt", "boot"],
+                "left_out": "2 other files, like boot/4.png",
                 "element_spec": [
                     {"name": "image", "dtype": "uint8", "shape": [8, 8, 3]},
                     {"name": "label", "dtype": "int64", "shape": []}]}

@@ -104,7 +104,8 @@ TEST_F(CommandRunTest, ASpecWithAMistakeIsToldByLineAndColumn) {
 TEST_F(CommandRunTest, CheckShowsWhatTheBrokerFound) {
   const Result table = Run({"check", "train.yaml"});
   EXPECT_EQ(table.status, 0) << table.err;
-  EXPECT_THAT(table.out, AllOf(HasSubstr("1,003"), HasSubstr("8 x 8 x 3")));
+  EXPECT_THAT(table.out, AllOf(HasSubstr("1,003"), HasSubstr("8 x 8 x 3"),
+                               HasSubstr("2 other files, like boot/4.png")));
   const Result json = Run({"check", "--json", "train.yaml"});
   EXPECT_THAT(json.out, AllOf(StartsWith("{"), HasSubstr("\"records\":1003")));
   EXPECT_THAT(table.err, IsEmpty()) << "no progress bar in a pipe";

@@ -83,6 +83,8 @@ class ImageFolder final : public Source {
     return names;
   }
 
+  std::string left_out() const override { return index_.left_out; }
+
  private:
   void SetPath(uint64_t record, std::string* path) const {
     path->assign(root_);

@@ -3,9 +3,9 @@
 // whatever is odd about it means "scan again", never an error.
 //
 // Layout, native byte order: FileHeader, root path, folders, folder paths,
-// classes, class names, file path ends, file paths. checksum is zlib's crc32 of
-// everything after the header. There is one file per data set folder; a later
-// scan of the same folder replaces it.
+// classes, class names, file path ends, file paths, what was left out. checksum
+// is zlib's crc32 of everything after the header. There is one file per data
+// set folder; a later scan of the same folder replaces it.
 #include <fcntl.h>
 #include <pwd.h>
 #include <sys/stat.h>
@@ -25,7 +25,7 @@ namespace penstock {
 namespace {
 
 constexpr uint64_t kMagic = 0x5844494b54534e50;  // "PNSTKIDX"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 struct FileHeader {
   uint64_t magic;
@@ -38,8 +38,9 @@ struct FileHeader {
   uint64_t class_name_bytes;
   uint64_t files;
   uint64_t file_path_bytes;
+  uint64_t left_out_bytes;
 };
-static_assert(sizeof(FileHeader) == 72);
+static_assert(sizeof(FileHeader) == 80);
 static_assert(sizeof(FolderIndex::Folder) == 24);
 static_assert(sizeof(FolderIndex::Class) == 16);
 
@@ -53,14 +54,15 @@ struct FileCloser {
 // The regions of the file after the header, in its order. Index is FolderIndex
 // or const FolderIndex.
 template <typename Index, typename Byte>
-std::array<std::span<Byte>, 6> Regions(Index& index) {
+std::array<std::span<Byte>, 7> Regions(Index& index) {
   const auto bytes = [](auto& items) {
     return std::span<Byte>(reinterpret_cast<Byte*>(items.data()),
                            items.size() * sizeof(items[0]));
   };
   return {bytes(index.folders),        bytes(index.folder_paths),
           bytes(index.classes),        bytes(index.class_names),
-          bytes(index.file_path_ends), bytes(index.file_paths)};
+          bytes(index.file_path_ends), bytes(index.file_paths),
+          bytes(index.left_out)};
 }
 
 uint32_t Checksum(uint32_t sum, std::span<const std::byte> bytes) {
@@ -261,7 +263,8 @@ std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
       !TakeBytes(header.classes, sizeof(FolderIndex::Class), &left) ||
       !TakeBytes(header.class_name_bytes, 1, &left) ||
       !TakeBytes(header.files, sizeof(uint64_t), &left) ||
-      !TakeBytes(header.file_path_bytes, 1, &left) || left != 0 ||
+      !TakeBytes(header.file_path_bytes, 1, &left) ||
+      !TakeBytes(header.left_out_bytes, 1, &left) || left != 0 ||
       header.files == 0 || header.files > kPicturesMax ||
       header.folders > kFoldersMax + 1) {
     return std::nullopt;
@@ -274,6 +277,7 @@ std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
   index.class_names.resize(header.class_name_bytes);
   index.file_path_ends.resize(header.files);
   index.file_paths.resize(header.file_path_bytes);
+  index.left_out.resize(header.left_out_bytes);
 
   const auto root_bytes = std::as_writable_bytes(std::span(cached_root));
   if (!ReadAll(file.fd, root_bytes)) return std::nullopt;
@@ -304,6 +308,7 @@ Status WriteFolderCache(const std::string& cache_file, const std::string& root,
       .class_name_bytes = index.class_names.size(),
       .files = index.file_path_ends.size(),
       .file_path_bytes = index.file_paths.size(),
+      .left_out_bytes = index.left_out.size(),
   };
   const auto regions = Regions<const FolderIndex, const std::byte>(index);
   header.checksum = Checksum(0, std::as_bytes(std::span(root)));

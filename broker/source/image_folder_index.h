@@ -50,6 +50,8 @@ struct FolderIndex {
   // By class, then by path relative to the class folder, bytewise.
   std::vector<uint64_t> file_path_ends;
   std::string file_paths;
+  // Files that were passed over, for people; "": none.
+  std::string left_out;
 
   std::string_view FolderPath(uint64_t i) const {
     return Cut(folder_paths, i == 0 ? 0 : folders[i - 1].path_end,

@@ -186,15 +186,24 @@ class FolderScan {
       if (!scan.status.ok()) return scan.status;
       files += scan.files.size();
     }
-    if (files == 0) return NoPictures();
-    return Join(files);
+    const std::string others = Others();
+    if (files == 0) {
+      return InvalidArgumentError(
+          "{}: {} class sub-folders, but no picture in them (.{}){}{}", root_,
+          classes_.size(), fmt::join(kExtensions, ", ."),
+          others.empty() ? "" : "; ", others);
+    }
+    FolderIndex index = Join(files);
+    index.left_out = others;
+    return index;
   }
 
  private:
   Status ListClasses();
   void WalkClasses();
   Status WalkClass(ClassScan* scan);
-  Status NoPictures() const;
+  // "2 other files, like cat/1.png"; "": there are none.
+  std::string Others() const;
   FolderIndex Join(uint64_t files);
   // A link that leads back to a folder above it.
   bool IsLoop(const ClassScan& scan, const WalkedFolder& folder) const;
@@ -363,18 +372,16 @@ bool FolderScan::IsLoop(const ClassScan& scan,
   return same(root_folder_);
 }
 
-Status FolderScan::NoPictures() const {
+std::string FolderScan::Others() const {
   uint64_t others = 0;
   std::string an_other;
   for (const ClassScan& scan : classes_) {
     if (others == 0) an_other = scan.an_other;
     others += scan.others;
   }
-  return InvalidArgumentError(
-      "{}: {} class sub-folders, but no picture in them (.{}){}", root_,
-      classes_.size(), fmt::join(kExtensions, ", ."),
-      others == 0 ? ""
-                  : fmt::format("; {} other files, like {}", others, an_other));
+  return others == 0 ? ""
+                     : fmt::format("{} other file{}, like {}", others,
+                                   others == 1 ? "" : "s", an_other);
 }
 
 FolderIndex FolderScan::Join(uint64_t files) {
@@ -431,7 +438,8 @@ uint64_t FolderIndex::ClassOf(uint64_t file) const {
 uint64_t FolderIndex::MemoryBytes() const {
   return folders.capacity() * sizeof(Folder) + folder_paths.capacity() +
          classes.capacity() * sizeof(Class) + class_names.capacity() +
-         file_path_ends.capacity() * sizeof(uint64_t) + file_paths.capacity();
+         file_path_ends.capacity() * sizeof(uint64_t) + file_paths.capacity() +
+         left_out.capacity();
 }
 
 StatusOr<FolderIndex> ScanFolder(const std::string& root,

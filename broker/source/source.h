@@ -90,6 +90,9 @@ class Source {
 
   // The names of label values, when the source knows them (class folders).
   virtual std::vector<std::string> class_names() const { return {}; }
+
+  // What lies beside the records and is none, for people: files of other kinds.
+  virtual std::string left_out() const { return {}; }
 };
 
 // Progress of a long opening, and the way to stop it.

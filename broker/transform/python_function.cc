@@ -128,7 +128,7 @@ StatusOr<std::unique_ptr<RowFunction>> OpenPythonFunction(
     return FailedPreconditionError(
         "this broker runs no Python functions: `python_path` in its "
         "configuration, or PENSTOCK_PYTHON_PATH, names the folders of modules "
-        "that it may run");
+        "that it may run; in Python, penstock.broker(python_path=[...])");
   }
   nlohmann::json argument = {{"function", function},
                              {"python_path", options.python_path},

@@ -156,8 +156,8 @@ class Rows:
                             f"mapping of {', '.join(self.results)}")
         if set(result.keys()) != set(self.results):
             raise KeyError(f"it returned {', '.join(map(str, result))}; wanted "
-                           f"{', '.join(self.results)}, as `features` of the "
-                           "step say, or its input's")
+                           f"{', '.join(self.results)}: its input's, unless "
+                           "`features` of the step name others")
         for name, place in self.results.items():
             value = self.numpy.asarray(result[name])
             if value.shape != place.shape:

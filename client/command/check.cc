@@ -35,6 +35,10 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
   line("dataset", file.spec.name);
   line("records", file.IsStream() ? "as many as its producers put"
                                   : FormatCount(index.records));
+  if (const std::string others = TextField(index.answer, "left_out");
+      !others.empty()) {
+    line("left out", others);
+  }
   if (!index.class_names.empty()) {
     line("classes", FormatCount(index.class_names.size()));
   }

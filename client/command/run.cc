@@ -199,7 +199,7 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
                   "Begin where this file says (`penstock state --save`, or a "
                   "trainer's own): sets PENSTOCK_STATE")
       ->type_name("FILE")
-      ->check(CLI::ExistingFile);
+      ->check(CLI::ExistingFile.description(""));
   run->add_option("--ranks", options->ranks,
                   "Copies of the command to start, each with its rank "
                   "variables; 0: start it once, it starts the ranks itself")

@@ -1,5 +1,7 @@
 // penstock workers: how many worker threads a running broker has.
+#include <charconv>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "client/command/control_call.h"
@@ -11,22 +13,31 @@
 namespace penstock {
 namespace {
 
-constexpr int kWorkersMost = 4096;  // the broker's own limit
+constexpr uint32_t kWorkersMost = 4096;  // the broker's own limit
 
 struct WorkersOptions {
   std::string socket;
   std::string count;  // "auto", a number
 };
 
-StatusOr<int> SetWorkers(const WorkersOptions& options) {
-  uint32_t count = 0;  // auto
-  if (options.count != "auto") {
-    count = static_cast<uint32_t>(std::stoul(options.count));
+// 0: auto.
+std::optional<uint32_t> ParseCount(const std::string& text) {
+  if (text == "auto") return 0;
+  uint32_t count = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, count);
+  if (error != std::errc() || stop != end || count < 1 ||
+      count > kWorkersMost) {
+    return std::nullopt;
   }
+  return count;
+}
+
+StatusOr<int> SetWorkers(const WorkersOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const nlohmann::json answer,
       CallBroker(SocketPath(options.socket),
-                 {{"op", "workers"}, {"workers", count}}));
+                 {{"op", "workers"}, {"workers", *ParseCount(options.count)}}));
   fmt::print("{} workers {}\n",
              FormatCount(CountField(answer, "workers").value_or(0)),
              Printable(TextField(answer, "workers_chosen")));
@@ -43,7 +54,14 @@ Subcommand AddWorkers(CLI::App& app) {
       ->add_option("COUNT", options->count,
                    "How many from now on, or auto: one per processor")
       ->required()
-      ->check(CLI::Range(1, kWorkersMost) | CLI::IsMember({"auto"}));
+      ->check([](const std::string& text) {
+        return ParseCount(text)
+                   ? std::string()
+                   : fmt::format(
+                         "'{}' is neither auto nor a number from 1 to "
+                         "{}",
+                         text, kWorkersMost);
+      });
   workers
       ->add_option("--socket", options->socket,
                    "Where the broker listens (default: PENSTOCK_SOCKET, else " +

@@ -1,12 +1,18 @@
 """Functions of whole rows: `map: python` through the service."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 
 import numpy as np
 import penstock
 import pytest
+
+PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 
 MODULE = """
 import os
@@ -171,6 +177,32 @@ def test_a_function_that_hangs_holds_up_no_other_job(attach_there):
     assert len(rows_of(attach_there(noisy(100), job="python too"))) == 100
     assert time.monotonic() - begin < 30
     held.close()
+
+
+def test_status_says_that_the_function_is_waited_for(attach_there,
+                                                     function_broker):
+    reader = attach_there(penstock.Dataset.range(100).map(
+        penstock.python("steps:hangs")).batch(4), job="status")
+    waiting = threading.Thread(target=lambda: next(iter(reader), None))
+    waiting.start()
+    found = {}
+    deadline = time.monotonic() + 60
+    while "has been in work" not in found.get("text", ""):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+        answer = json.loads(subprocess.run(
+            [PENSTOCK, "status", "--json", "--socket", function_broker.socket],
+            stdout=subprocess.PIPE, check=True).stdout)
+        found = next(job for job in answer["jobs"]
+                     if job["job"] == "status")["bottleneck"]
+    assert found["what"] == "python"
+    assert "its 2 processes are" in found["text"]
+    assert found["workers_decoding"] == 0
+    subprocess.run([PENSTOCK, "stop", "status", "--socket",
+                    function_broker.socket], stdout=subprocess.DEVNULL,
+                   check=True)
+    waiting.join(30)
+    assert not waiting.is_alive()
 
 
 def test_it_is_off_unless_it_was_allowed(broker, attach):

@@ -12,9 +12,10 @@ import penstock
 import pytest
 
 BEGIN = """
-import os, signal, sys, threading, time
+import os, signal, subprocess, sys, threading, time
 import penstock
 numbers = penstock.Dataset.range(4000).batch(10)
+penstock_command = os.path.join(os.path.dirname(sys.executable), "penstock")
 def broker_pids():
     return [int(pid) for pid in os.listdir("/proc") if pid.isdigit()
             and b"--until-eof" in open(f"/proc/{pid}/cmdline", "rb").read()
@@ -95,6 +96,30 @@ time.sleep(3000)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.mark.parametrize("job", [None, "mine"])
+def test_a_nameless_job_does_not_wait_for_the_dead_and_says_so(job):
+    process = start(f"""
+with penstock.broker():
+    child = os.fork()
+    if child == 0:
+        penstock.attach(numbers, 1, 2, job={job!r}).next()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    jobs = []
+    for attempt in range(50):
+        time.sleep(0.1)
+        jobs = subprocess.run([penstock_command, "jobs"], stdout=subprocess.PIPE,
+                              check=True, text=True).stdout
+        if {job is None} == ("no jobs" in jobs):
+            break
+    print(jobs)
+""")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert ("no jobs" in output) == (job is None)
+    assert ("over before all was delivered" in errors) == (job is None)
 
 
 def test_what_interrupts_the_program_does_not_end_it():

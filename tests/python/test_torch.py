@@ -103,6 +103,11 @@ def test_an_unknown_feature(loader, pairs):
         loader(pairs, features=("image",))
 
 
+def test_arguments_that_are_said_elsewhere(loader, pairs):
+    with pytest.raises(TypeError, match="no 'num_workers': the broker's workers"):
+        loader(pairs, num_workers=4)
+
+
 def test_its_state(loader, pairs):
     data = loader(pairs, features=("y",))
     batches = iter(data)

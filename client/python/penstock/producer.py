@@ -77,8 +77,8 @@ class Producer:
         array = np.asarray(rows[name])
         if array.ndim == 0 or array.shape[1:] != spec.shape:
             raise ValueError(f"feature {name!r}: an array of shape "
-                             f"{array.shape}, wanted (rows, "
-                             + "".join(f"{n}, " for n in spec.shape) + ")")
+                             f"{array.shape}, wanted [rows"
+                             + "".join(f", {n}" for n in spec.shape) + "]")
         if array.dtype.kind in "iu" and wanted.kind in "iu":
             limits = np.iinfo(wanted)
             if array.size and not (limits.min <= int(array.min())

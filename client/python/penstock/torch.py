@@ -19,6 +19,24 @@ from penstock.reader import Epoch, Reader, State, attach
 Tensors = Union[Dict[str, torch.Tensor], Tuple[torch.Tensor, ...]]
 
 
+# Arguments of PyTorch's that are said elsewhere.
+_ELSEWHERE = {
+    "batch_size": "the dataset says it: .batch(per_rank=...), or .batch(size) of "
+                  "all ranks",
+    "drop_last": "the dataset says it: .batch(..., last=...)",
+    "shuffle": "the dataset says it: .shuffle(seed=...)",
+    "sampler": "every rank gets its part of each batch (delivery=)",
+    "collate_fn": "rows come as batches; .map() changes rows",
+    "num_workers": "the broker's workers serve all ranks",
+    "prefetch_factor": "the dataset says it: .prefetch(...)",
+    "pin_memory": "device= copies by way of pinned memory",
+    "timeout": "timeout_s=",
+}
+for _name in ("persistent_workers", "multiprocessing_context", "worker_init_fn"):
+    _ELSEWHERE[_name] = _ELSEWHERE["num_workers"]
+_ELSEWHERE["batch_sampler"] = _ELSEWHERE["generator"] = _ELSEWHERE["sampler"]
+
+
 class DataLoader:
     """An iterable of an epoch's batches as tensors, with a length; each ``for``
     is the next epoch (after a ``break``: the rest of it). After the last one, of
@@ -40,6 +58,10 @@ class DataLoader:
                  features: Optional[Sequence[str]] = None,
                  device: Union[str, torch.device, None] = None,
                  **options: Any):
+        for name in options:
+            if name in _ELSEWHERE:
+                raise TypeError(f"penstock.torch.DataLoader has no {name!r}: "
+                                + _ELSEWHERE[name])
         self.reader: Reader = attach(dataset, **options)
         self._features = (None if features is None else
                           self.reader.element_spec.chosen(features))
