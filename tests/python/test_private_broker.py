@@ -104,7 +104,8 @@ def test_a_nameless_job_does_not_wait_for_the_dead_and_says_so(job):
 with penstock.broker():
     child = os.fork()
     if child == 0:
-        penstock.attach(numbers, 1, 2, job={job!r}).next()
+        reader = penstock.attach(numbers, 1, 2, job={job!r})
+        batch = reader.next()
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     jobs = []
