@@ -184,7 +184,7 @@ def test_integers_are_put_if_they_fit(attach, job):
                 out.put({"x": values})
         with pytest.raises(ValueError, match="float64 does not fit"):
             out.put({"x": [1.5]})
-        with pytest.raises(ValueError, match=r"shape \(\), wanted \(rows, \)"):
+        with pytest.raises(ValueError, match=r"shape \(\), wanted \[rows\]"):
             out.put({"x": 3})
         out.put({"x": [-128, 127]})
         out.put({"x": np.array([7, 100], np.uint64)})
