@@ -326,18 +326,20 @@ void ReadRecords(Records* records) {
 // The same with nothing but the ring, made once like the reader.
 class BareRing {
  public:
-  BareRing(Records* records, bool registered)
-      : records_(records), registered_(registered) {
+  explicit BareRing(Records* records) : records_(records) {
     io_uring_params params = {};
     params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
     const int made = io_uring_queue_init_params(kDepth, &ring_, &params);
     if (made < 0) Die(strerror(-made));
     OrderRingMemory();
-    if (!registered) return;
-    const std::span<std::byte> all = records->slots.All();
+  }
+  // Reads go to registered buffers from now on; else why not, an errno.
+  int Register() {
+    const std::span<std::byte> all = records_->slots.All();
     const iovec memory = {all.data(), all.size()};
     const int result = io_uring_register_buffers(&ring_, &memory, 1);
-    if (result < 0) Die(strerror(-result));
+    registered_ = result == 0;
+    return -result;
   }
   ~BareRing() {
     OrderRingMemory();
@@ -378,7 +380,7 @@ class BareRing {
   }
 
   Records* const records_;
-  const bool registered_;
+  bool registered_ = false;
   io_uring ring_;
   size_t started_ = 0;
 };
@@ -475,9 +477,14 @@ void AddDirectCpu(const std::shared_ptr<Records>& records, SideBySide* table) {
     });
   };
   add("reader", [](Records* r) { ReadRecords(r); });
-  auto bare = std::make_shared<BareRing>(records.get(), false);
-  auto registered = std::make_shared<BareRing>(records.get(), true);
+  auto bare = std::make_shared<BareRing>(records.get());
   add("bare io_uring", [bare](Records*) { bare->Read(); });
+  auto registered = std::make_shared<BareRing>(records.get());
+  if (const int error = registered->Register(); error != 0) {
+    fmt::print(stderr, "no registered buffers beside it: {}{}\n",
+               strerror(error), error == ENOMEM ? " (ulimit -l)" : "");
+    return;
+  }
   add("registered buffers", [registered](Records*) { registered->Read(); });
 }
 

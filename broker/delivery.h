@@ -234,6 +234,7 @@ class Delivery {
   void SetUsableSlots(uint32_t slots) { usable_slots_ = slots; }
   // Of a stream: so many rows there are by now; and that no more will come.
   void SetAvailable(uint64_t rows) { available_ = rows; }
+  uint64_t available() const { return available_; }
   void EndAt(uint64_t rows);
   // Starts the next share in a free slot; nullptr: nothing to make, or nowhere.
   Share* Open();
@@ -350,6 +351,8 @@ class Delivery {
     uint32_t free = 0, filling = 0, ready = 0, out = 0, quarantined = 0;
   };
   SlotCounts CountSlots() const;
+  // A slot could be opened if there were rows for it, and none is being filled.
+  bool WaitsForRows() const;
 
  private:
   enum class SlotState { kFree, kFilling, kReady, kOut };

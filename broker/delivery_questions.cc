@@ -345,6 +345,19 @@ Demand Delivery::Wanted() {
   return demand;
 }
 
+bool Delivery::WaitsForRows() const {
+  const uint32_t usable = std::min(usable_slots_, shape_.slots_per_lane);
+  bool free = false;
+  for (const Lane& lane : lanes_) {
+    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
+      const SlotState state = slots_[lane.first_slot + i].state;
+      if (state == SlotState::kFilling) return false;
+      free |= state == SlotState::kFree && i < usable;
+    }
+  }
+  return free;
+}
+
 Delivery::SlotCounts Delivery::CountSlots() const {
   SlotCounts counts;
   for (const Slot& slot : slots_) {

@@ -421,9 +421,10 @@ void Job::ReleaseStreamLocked() {
   const PlanStart needed = delivery_.RowsNeeded();
   stream_->Release(FirstNeeded(needed));
   // Ranks hold batches for which producers keep their rows, and none can be
-  // made of others.
-  const Delivery::SlotCounts slots = delivery_.CountSlots();
-  if (slots.filling == 0 && slots.free > 0 && stream_->ShortOfRoom()) {
+  // made of others. Some may be of what was put just now (StreamChanged), or
+  // once more slots have memory.
+  if (delivery_.WaitsForRows() &&
+      delivery_.available() == stream_->available() && stream_->ShortOfRoom()) {
     stream_->MakeRoom(needed.position, needed.owed);
   }
   if (stream_->AnyFreed()) on_freed_();
