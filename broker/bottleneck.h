@@ -12,9 +12,8 @@
 //   decoding  workers, at a time, that made rows; storage: that waited for
 //             reads and had no row to make. Both by wall clock: a worker that
 //             the kernel does not let run counts as busy.
-//   crew      of a job with a Python function, whose rows are made by threads
-//   of
-//             its own: how many of them were on a row, at each look. A row that
+//   crew      of a job with a Python function, whose rows threads of its own
+//             make: how many of them were on a row, at each look. A row that
 //             hangs is seen while it does.
 //   starved   share of the looks at which a stream had no rows for a batch.
 //   behind    share of the looks at which a rank had taken and released less
@@ -98,11 +97,10 @@ class RecentUse {
   double decoding() const { return decoding_.mean(); }
   double storage() const { return storage_.mean(); }
   double starved() const { return starved_.mean(); }
-  double crew_busy() const {
-    return crew_busy_.mean();
-  }                                              // share of its threads
-  const CrewUse& crew() const { return crew_; }  // at the last look
-  double seconds() const { return seconds_; }    // looked at, in all
+  // Share of its threads; and what it did at the last look.
+  double crew_busy() const { return crew_busy_.mean(); }
+  const CrewUse& crew() const { return crew_; }
+  double seconds() const { return seconds_; }  // looked at, in all
 
  private:
   struct Seen {

@@ -158,6 +158,8 @@ class Job {
   bool IsAt(uint32_t seat);
   // No process has a seat and no worker writes: nothing refers to the segment.
   bool Abandoned() const;
+  // Its rows are made by threads of its own: they wait for other processes.
+  bool has_crew() const { return dataset().program->wait_ns() > 0; }
   // Now and then: fails the job when ranks are missing for longer than
   // options().wait_s, notes what its ranks and its workers do.
   void Look(const CrewUse& crew);

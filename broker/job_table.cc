@@ -563,7 +563,7 @@ PoolUse JobTable::RecentPoolUse() const {
   use.idle = workers_->recently_idle();
   for (const Entry& entry : entries_) {
     if (entry.job == nullptr) continue;
-    if (entry.job->dataset().program->wait_ns() > 0) continue;  // its crew's
+    if (entry.job->has_crew()) continue;  // not of the pool's time
     use.decoding += entry.job->RecentDecoding() / use.workers;
     use.storage += entry.job->RecentStorage() / use.workers;
   }

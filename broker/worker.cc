@@ -587,6 +587,7 @@ void Worker::HandleError(Work& work, uint64_t index, const Status& status) {
     return;
   }
   const uint64_t record = work.rows[index].record;
+  // What cannot be read names its file by itself, what cannot be made does not.
   const std::string where = job.dataset().source->Describe(record);
   const bool told = std::string_view(status.message()).starts_with(where);
   const std::string text =

@@ -283,7 +283,7 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
     });
     number = next_number_++;
     named_[number] = {job->key(), job, SharedDataset(job)};
-    crew = job->dataset().program->wait_ns() > 0;
+    crew = job->has_crew();
     jobs_.push_back({job, number, crew});
   }
   if (!crew) return;
@@ -560,8 +560,7 @@ std::optional<std::string> WorkerPool::Tick() {
 
 CrewUse WorkerPool::UseOfCrew(const Job& job) {
   CrewUse use;
-  const uint64_t wait_ns = job.dataset().program->wait_ns();
-  if (wait_ns == 0) return use;
+  if (!job.has_crew()) return use;
   uint64_t number = 0;
   {
     MutexLock lock(&mutex_);
@@ -577,7 +576,8 @@ CrewUse WorkerPool::UseOfCrew(const Job& job) {
     if (!row || row->job != number) continue;
     ++use.busy;
     // since is ahead by what it may wait for: Worker::MakeRow.
-    const uint64_t ns = now_ns() + wait_ns - row->since_ns;
+    const uint64_t ns =
+        now_ns() + job.dataset().program->wait_ns() - row->since_ns;
     if (ns < use.longest_ns) continue;
     use.longest_ns = ns;
     use.longest_record = row->sample.record;

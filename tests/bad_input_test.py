@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
@@ -202,20 +201,27 @@ class BadInput(unittest.TestCase):
                               env=self.env, capture_output=True, text=True,
                               timeout=60, cwd=self.folder)
 
+    def started(self, *arguments, **options):
+        """A penstockd that has said that it is ready."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
+            ready.settimeout(60)
+            ready.bind(str(self.folder / "ready"))
+            broker = subprocess.Popen(
+                [BUILD / "broker" / "penstockd", *arguments],
+                env=dict(self.env, NOTIFY_SOCKET=str(self.folder / "ready")),
+                cwd=self.folder, **options)
+            self.addCleanup(broker.wait)
+            self.addCleanup(broker.kill)
+            while b"READY=1" not in ready.recv(4096):
+                pass
+        return broker
+
     def listening(self, *arguments):
-        """A penstockd that says that it is ready, and its path."""
+        """Such a one, and its path."""
         path = self.folder / "penstock.sock"
-        broker = subprocess.Popen(
-            [BUILD / "broker" / "penstockd", "--socket", path, *arguments],
-            env=self.env, stderr=subprocess.PIPE, text=True, cwd=self.folder)
-        self.addCleanup(broker.wait)
-        self.addCleanup(broker.kill)
+        broker = self.started("--socket", path, *arguments,
+                              stderr=subprocess.PIPE, text=True)
         self.addCleanup(broker.stderr.close)
-        for _ in range(600):
-            if broker.poll() is not None or path.exists():
-                break
-            time.sleep(0.1)
-        self.assertTrue(path.exists(), "it does not listen")
         return broker, path
 
     def test_what_is_no_socket_is_not_replaced_by_one(self):
@@ -234,13 +240,8 @@ class BadInput(unittest.TestCase):
         kept = self.folder / "kept"
         (kept / "state").mkdir(parents=True)
         (kept / "state" / "thesis.tex").write_text("x")
-        broker = subprocess.Popen(
-            [BUILD / "broker" / "penstockd", "--private", "--socket",
-             kept / "s", "--state-dir", kept / "state"], env=self.env)
-        self.addCleanup(broker.wait)
-        self.addCleanup(broker.kill)
-        while broker.poll() is None and not (kept / "s").exists():
-            time.sleep(0.05)
+        broker = self.started("--private", "--socket", kept / "s",
+                              "--state-dir", kept / "state")
         broker.terminate()
         self.assertEqual(broker.wait(30), 0)
         self.assertEqual([str(path.relative_to(kept))

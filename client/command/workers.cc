@@ -1,7 +1,5 @@
 // penstock workers: how many worker threads a running broker has.
-#include <charconv>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "client/command/control_call.h"
@@ -9,6 +7,7 @@
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "common/message.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -20,24 +19,13 @@ struct WorkersOptions {
   std::string count;  // "auto", a number
 };
 
-// 0: auto.
-std::optional<uint32_t> ParseCount(const std::string& text) {
-  if (text == "auto") return 0;
-  uint32_t count = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, count);
-  if (error != std::errc() || stop != end || count < 1 ||
-      count > kWorkersMost) {
-    return std::nullopt;
-  }
-  return count;
-}
-
 StatusOr<int> SetWorkers(const WorkersOptions& options) {
+  PENSTOCK_ASSIGN_OR_RETURN(const uint32_t count,
+                            ParseCountOrAuto(options.count, kWorkersMost));
   PENSTOCK_ASSIGN_OR_RETURN(
       const nlohmann::json answer,
       CallBroker(SocketPath(options.socket),
-                 {{"op", "workers"}, {"workers", *ParseCount(options.count)}}));
+                 {{"op", "workers"}, {"workers", count}}));
   fmt::print("{} workers {}\n",
              FormatCount(CountField(answer, "workers").value_or(0)),
              Printable(TextField(answer, "workers_chosen")));
@@ -55,12 +43,7 @@ Subcommand AddWorkers(CLI::App& app) {
                    "How many from now on, or auto: one per processor")
       ->required()
       ->check([](const std::string& text) {
-        return ParseCount(text)
-                   ? std::string()
-                   : fmt::format(
-                         "'{}' is neither auto nor a number from 1 to "
-                         "{}",
-                         text, kWorkersMost);
+        return ParseCountOrAuto(text, kWorkersMost).status().message();
       });
   workers
       ->add_option("--socket", options->socket,
