@@ -241,6 +241,17 @@ Status ControlServer::StartAttach(Connection* connection,
   } else {
     attach.joining.rank = Delivery::kAnyRank;
   }
+  // Brokers of several hosts do not agree on who has which batch.
+  PENSTOCK_ASSIGN_OR_RETURN(const bool per_host,
+                            FlagField(request, "per_host"));
+  if (mode == DeliveryMode::kDynamic && local != world && !per_host) {
+    return InvalidArgumentError(
+        "attach: dynamic divides the data among the ranks of one host, and "
+        "{} of {} ranks are on this one: every host would deliver every row. "
+        "Use delivery `split`, which divides them over all hosts, or say "
+        "`per_host` if each host is to have all of the data",
+        local, world);
+  }
   // The ranks of other hosts would have to shrink at the same step.
   if (mode == DeliveryMode::kSplit && local != world &&
       options.delivery.on_rank_death == OnRankDeath::kShrink) {
@@ -285,6 +296,7 @@ Status ControlServer::StartAttach(Connection* connection,
   PENSTOCK_ASSIGN_OR_RETURN(attach.joining.full_epoch,
                             FlagField(request, "full_epoch"));
   PENSTOCK_ASSIGN_OR_RETURN(attach.named, FlagField(request, "named"));
+  attach.named = attach.named || world > 1;
   if (request.contains("wait_s")) {
     const nlohmann::json& wait = request["wait_s"];
     if (!wait.is_number() || !(wait.get<double>() > 0) ||
@@ -523,9 +535,17 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
 
 StatusOr<nlohmann::json> ControlServer::StopJob(const Connection& connection,
                                                 const nlohmann::json& request) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
-                            JobsOf(connection, request));
   PENSTOCK_ASSIGN_OR_RETURN(const bool now, FlagField(request, "now"));
+  StatusOr<std::vector<std::shared_ptr<Job>>> found =
+      JobsOf(connection, request);
+  // Nor are late ranks of one that ended told of it any more.
+  const bool forgotten =
+      found.status().code() != StatusCode::kInvalidArgument &&
+      jobs_->ForgetEnded(connection.uid, request.value("job", ""),
+                         request.value("dataset", ""));
+  if (!found.ok() && forgotten) return OkReply();
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+                            std::move(found));
   for (const std::shared_ptr<Job>& job : jobs) {
     if (now) {
       job->Recall(fmt::format("job '{}' was stopped by user {}",

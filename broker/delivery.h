@@ -219,6 +219,8 @@ class Delivery {
     bool started = true;
   };
   void Gathered(const FormerSteps& former);
+  // All of the data were delivered before: who attaches is told the end.
+  void PlaceAtEnd();
   // split: nobody is told of the end, and what on_rank_death says of the dead
   // is not done, until it is known of all ranks where they are.
   void Withhold() { withheld_ = split(); }
@@ -305,14 +307,17 @@ class Delivery {
   // As this rank somebody may come.
   bool WaitsFor(uint32_t rank) const;
   bool Finished(uint32_t rank) const;
+  // Its process is still attached, and has no more to take.
+  bool ToldTheEnd(uint32_t rank) const;
   // split: it died, and the others go on without it.
   bool GoesOnWithout(uint32_t rank) const;
   // split: how often its ranks have become others, and 1.
   size_t phases() const { return phases_.size(); }
   // split: every rank of this host is or was here.
   bool AllCame() const;
-  // Of those that ever came.
-  bool AllFinished() const;
+  // Nobody gets anything any more, whoever comes: all of it was released, or
+  // the job was stopped.
+  bool AllDelivered() const;
   // It is or was a rank of this job.
   std::optional<uint32_t> RankAt(uint32_t seat);
   bool Knows(uint32_t rank) const { return consumers_.count(rank) > 0; }

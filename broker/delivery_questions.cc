@@ -46,6 +46,12 @@ bool Delivery::Finished(uint32_t rank) const {
   return found != consumers_.end() && found->second.place == Place::kFinished;
 }
 
+bool Delivery::ToldTheEnd(uint32_t rank) const {
+  const auto found = consumers_.find(rank);
+  return found != consumers_.end() && found->second.place == Place::kAttached &&
+         feeds_[found->second.seat]->finished();
+}
+
 bool Delivery::GoesOnWithout(uint32_t rank) const {
   const std::vector<uint32_t>& ranks = phases_.back().ranks;
   return split() && std::find(ranks.begin(), ranks.end(), rank) == ranks.end();
@@ -59,13 +65,16 @@ bool Delivery::AllCame() const {
                      [this](uint32_t rank) { return Knows(rank); });
 }
 
-bool Delivery::AllFinished() const {
-  const bool kept = shape_.options.on_rank_death == OnRankDeath::kWait;
-  return std::all_of(consumers_.begin(), consumers_.end(), [&](const auto& it) {
-    return it.second.place == Place::kFinished ||
-           (it.second.place == Place::kGone && !kept &&
-            NothingLeftFor(it.second));
-  });
+bool Delivery::AllDelivered() const {
+  if (draining_) return true;
+  if (Unsettled() || !pool_.empty()) return false;
+  const std::vector<uint32_t> lanes =
+      split() ? LanesNeeded() : std::vector<uint32_t>{0};
+  return std::all_of(lanes.begin(), lanes.end(),
+                     [this](uint32_t i) { return Exhausted(lanes_[i]); }) &&
+         std::all_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
+           return it.second.backlog.empty() && it.second.again.empty();
+         });
 }
 
 bool Delivery::Idle() const {

@@ -77,6 +77,13 @@ Status Delivery::RestorePhase(const FormerPhase& former) {
   return OkStatus();
 }
 
+void Delivery::PlaceAtEnd() {
+  for (Lane& lane : lanes_) {
+    lane.next_step = phases_[0].plan.total_steps().value_or(0);
+  }
+  Drain();
+}
+
 void Delivery::RestoreRank(const FormerConsumer& former) {
   if (!split() || Knows(former.rank) || !FreeLane(former.rank, {}) ||
       GoesOnWithout(former.rank)) {

@@ -114,6 +114,7 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
                 record_.get()) {
   if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
+  if (options_.at_end) delivery_.PlaceAtEnd();
 }
 
 StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
@@ -300,9 +301,14 @@ bool Job::Finished(uint32_t rank) const {
   return delivery_.Finished(rank);
 }
 
-bool Job::AllFinished() const {
+bool Job::ToldTheEnd(uint32_t rank) const {
   MutexLock lock(&mutex_);
-  return delivery_.AllFinished();
+  return delivery_.ToldTheEnd(rank);
+}
+
+bool Job::AllDelivered() const {
+  MutexLock lock(&mutex_);
+  return delivery_.AllDelivered();
 }
 
 bool Job::WaitsFor(uint32_t rank) const {

@@ -20,6 +20,7 @@
 #include "broker/bottleneck.h"
 #include "broker/dataset.h"
 #include "broker/delivery.h"
+#include "broker/launch.h"
 #include "broker/mutex.h"
 #include "broker/plan.h"
 #include "broker/stream.h"
@@ -57,7 +58,16 @@ struct JobOptions {
   uint32_t consumers_max = 1;     // broadcast: at once; else the local ranks
   std::optional<JobState> start;  // absent: the beginning
   double wait_s = 600;  // for ranks that are missing, then the job fails
+  // All of its data are delivered: it only tells late ranks so.
+  bool at_end = false;
 };
+
+// independent: each consumer is a launch of its own.
+inline Launch LaunchOf(const JobOptions& options) {
+  return options.delivery.mode == DeliveryMode::kIndependent
+             ? Launch(1, 1)
+             : Launch(options.world_size, options.local_world_size);
+}
 
 // Told of what a later life has to know of a job.
 class JobRecord : public DeliveryRecord, public StreamRecord {};
@@ -149,9 +159,10 @@ class Job {
   // Ends it at once, for all ranks.
   void Recall(const std::string& reason);
   bool OwesTheDead() const;
+  bool AllDelivered() const;
   bool HasAttached() const;
   bool Finished(uint32_t rank) const;
-  bool AllFinished() const;
+  bool ToldTheEnd(uint32_t rank) const;
   bool Knows(uint32_t rank) const;
   bool WaitsFor(uint32_t rank) const;
   // The process at this seat is a rank of the job, not one that was evicted.

@@ -126,6 +126,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                   : delivery.window + consumers * spec.hold;
       break;
   }
+  if (options.at_end) slots = 1;  // none is ever filled
   if (leases > kLeasesMax) {
     return ResourceExhaustedError(
         "{} + hold {} is more than the {} batches a rank may have",

@@ -35,6 +35,7 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
     entry.options = former.options;
     entry.incarnation = former.incarnation;
     entry.named = former.named;
+    entry.launch = former.launch;
     entry.number = former.id;
     uint64_t ignored = 0;
     entry.former_memory =
@@ -42,6 +43,9 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
     entry.former = std::make_unique<FormerJob>(std::move(former));
     spdlog::info("job '{}' of a former life waits for its ranks",
                  entry.key.name);
+  }
+  for (EndedJob& ended : life->TakeEnded()) {
+    ended_.push_back({std::move(ended), true});
   }
 }
 
@@ -124,6 +128,13 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
     over |= is_it;
     if (!each.over) newest = &each;
   }
+  for (const Ended& ended : ended_) {
+    if (ended.key == request.key &&
+        ended.incarnation.token == request.incarnation->token) {
+      if (ended.awaited) return Reopen(ended, request);
+      over = true;
+    }
+  }
   if (newest != nullptr) {
     return AbortedError(
         "rank {} belongs to incarnation {} of job '{}', which is at {}: "
@@ -152,18 +163,112 @@ Incarnation JobTable::NextIncarnation(const JobKey& key) const {
   }
   for (const Ended& ended : ended_) {
     if (!(ended.key == key)) continue;
-    next.number = std::max(next.number, ended.number + 1);
+    next.number = std::max(next.number, ended.incarnation.number + 1);
   }
   return next;
 }
 
-void JobTable::NoteEnded(const Entry& entry) {
-  const auto now = std::chrono::steady_clock::now();
+void JobTable::NoteEnded(const Entry& entry, bool awaited) {
+  const auto now = std::chrono::system_clock::now();
+  Ended noted;
+  noted.id = entry.number;
+  noted.key = entry.key;
+  noted.incarnation = entry.incarnation;
+  noted.launch = entry.launch;
+  noted.agreement = AgreementDigest(entry.options);
+  noted.ended = now;
+  noted.awaited = awaited;
+  const auto forget = [this](const Ended& ended) {
+    if (ended.awaited) life_->JobEnded(ended.id);
+    return true;
+  };
   std::erase_if(ended_, [&](const Ended& ended) {
-    return ended.key == entry.key || now - ended.when > kEndedKept;
+    if (ended.awaited) return now - ended.ended > kAwaitedKept && forget(ended);
+    return ended.key == entry.key || now - ended.ended > kEndedKept;
   });
-  if (ended_.size() == kEndedMax) ended_.erase(ended_.begin());
-  ended_.push_back({entry.key, entry.incarnation.number, now});
+  const auto of_user = [&](const Ended& ended) {
+    return ended.awaited && ended.key.uid == entry.key.uid;
+  };
+  if (awaited && static_cast<size_t>(std::count_if(
+                     ended_.begin(), ended_.end(), of_user)) ==
+                     kAwaitedMaxPerUid) {
+    const auto oldest = std::find_if(ended_.begin(), ended_.end(), of_user);
+    forget(*oldest);
+    ended_.erase(oldest);
+  }
+  if (ended_.size() == kEndedMax) {
+    forget(ended_.front());
+    ended_.erase(ended_.begin());
+  }
+  if (awaited) life_->JobDelivered(noted);
+  ended_.push_back(std::move(noted));
+}
+
+bool JobTable::ForgetEnded(uint32_t uid, const std::string& name,
+                           const std::string& dataset) {
+  bool any = false;
+  for (Ended& ended : ended_) {
+    if (!ended.awaited || ended.key.name != name ||
+        (uid != 0 && uid != ended.key.uid) ||
+        (!dataset.empty() && dataset != ended.key.dataset)) {
+      continue;
+    }
+    life_->JobEnded(ended.id);
+    ended.awaited = false;
+    any = true;
+  }
+  return any;
+}
+
+const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
+                                           uint64_t before) const {
+  const uint32_t rank = request.joining.rank;
+  if (rank == Delivery::kAnyRank || !request.numbered) return nullptr;
+  const auto now = std::chrono::system_clock::now();
+  const uint32_t agreement = AgreementDigest(request.options);
+  const Ended* oldest = nullptr;
+  for (const Ended& ended : ended_) {
+    // One that disagrees is of another launch. A rank that was here and gives
+    // a state begins anew.
+    if (ended.awaited && ended.key == request.key &&
+        ended.incarnation.number < before && ended.launch.Expects(rank) &&
+        ended.agreement == agreement && now - ended.ended <= kAwaitedKept &&
+        !(request.options.start && ended.launch.Knows(rank)) &&
+        (oldest == nullptr ||
+         ended.incarnation.number < oldest->incarnation.number)) {
+      oldest = &ended;
+    }
+  }
+  return oldest;
+}
+
+JobTable::Entry* JobTable::Reopen(const Ended& ended,
+                                  const AttachRequest& request) {
+  spdlog::info(
+      "job '{}': rank {} is told the end of incarnation {}, whose data were "
+      "delivered before; `penstock stop` or another job name begins anew",
+      ended.key.name, request.joining.rank, ended.incarnation.number);
+  Entry& entry = entries_.emplace_back();
+  entry.key = ended.key;
+  entry.options = request.options;
+  entry.options.at_end = true;
+  entry.incarnation = ended.incarnation;
+  entry.named = true;
+  entry.launch = ended.launch;
+  entry.number = ended.id;
+  std::erase_if(ended_, [&](const Ended& each) { return &each == &ended; });
+  return &entry;
+}
+
+bool JobTable::Expects(const Entry& entry, uint32_t rank) {
+  if (entry.launch.Finished(rank) ||
+      (entry.job != nullptr &&
+       (entry.job->failed() || entry.job->ToldTheEnd(rank)))) {
+    return false;
+  }
+  // One that left early comes back only to others that are still there.
+  if (entry.deserted && entry.launch.HasLeft(rank)) return false;
+  return entry.launch.Expects(rank) || WaitsFor(entry, rank);
 }
 
 StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
@@ -176,16 +281,34 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
              request.options.start == entry.options.start);
   };
   Entry* entry = nullptr;
+  uint64_t expecting = UINT64_MAX;  // number of the incarnation that does
   for (Entry& each : entries_) {
     if (!(each.key == request.key) || each.over) continue;
-    entry = &each;
     if (TakeUpUnanswered(each, asked)) return &each;
-    // Not the newest that others have begun, but where it is missing.
-    if (!request.options.start && WaitsFor(each, rank)) break;
+    // Not the newest, which others may have begun, but the oldest whose end
+    // this rank has not been told.
+    if (!request.options.start && Expects(each, rank)) {
+      if (each.incarnation.number > expecting) continue;
+      expecting = each.incarnation.number;
+      entry = &each;
+    } else if (expecting == UINT64_MAX) {
+      entry = &each;
+    }
+  }
+  if (const Ended* ended = AwaitedBy(request, expecting)) {
+    PENSTOCK_RETURN_IF_ERROR(CheckLimits(request.key.uid));
+    return Reopen(*ended, request);
   }
   if (entry == nullptr) return nullptr;
   if (entry->forgotten && !begins_another(*entry)) {
     PENSTOCK_RETURN_IF_ERROR(CheckForgotten(*entry, request));
+  }
+  if (!begins_another(*entry)) {
+    if (entry->launch.Finished(rank)) return nullptr;
+    if (entry->deserted && entry->launch.HasLeft(rank)) {
+      End(*entry, fmt::format("rank {} left it and begins anew", rank));
+      return nullptr;
+    }
   }
   if (entry->job == nullptr && entry->opening == nullptr) {
     // Of a former life.
@@ -193,6 +316,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
       End(*entry, "");
       return nullptr;
     }
+    if (entry->options.at_end) return entry;
     const Status status = CheckFormer(*entry, request);
     if (status.ok()) return entry;
     if (status.code() != StatusCode::kNotFound) return status;
@@ -244,7 +368,8 @@ void JobTable::Route(Pending attach) {
   if (request.options.delivery.mode == DeliveryMode::kIndependent) {
     // Each consumer has a job of its own, of which it is the only rank.
     uint32_t consumer = request.joining.rank;
-    if (consumer == Delivery::kAnyRank) {
+    request.numbered = consumer != Delivery::kAnyRank;
+    if (!request.numbered) {
       consumer = 0;
       const auto taken = [&] {
         return std::any_of(
@@ -279,6 +404,7 @@ void JobTable::Route(Pending attach) {
     entry->key = request.key;
     entry->options = request.options;
     entry->named = request.named;
+    entry->launch = LaunchOf(request.options);
     entry->incarnation = incarnation;
     if (request.incarnation) {
       entry->forgotten = std::chrono::steady_clock::now();
@@ -394,6 +520,7 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   const Delivery::Joined& joined = *attached;
   entry.deserted.reset();
   entry.attachments[joined.seat] = {attach, joined.rank, cursor};
+  entry.launch.Attached(joined.rank);
   KillPoint("attach.recorded");
   if (entry.job->StartMoving()) StartMover(entry.job);
   if (!entry.job->gathering()) RetireFormer(entry, joined.rank);
@@ -412,7 +539,7 @@ const DatasetSpec* JobTable::SpecOf(
   for (const Entry& entry : entries_) {
     if (!(entry.key == key) || entry.over) continue;
     if (incarnation ? entry.incarnation.token == incarnation->token
-                    : WaitsFor(entry, rank)) {
+                    : Expects(entry, rank)) {
       return &entry.options.spec;
     }
   }
@@ -420,9 +547,11 @@ const DatasetSpec* JobTable::SpecOf(
 }
 
 // Nobody gets anything of it any more.
-void JobTable::End(Entry& entry, const std::string& reason) {
+void JobTable::End(Entry& entry, const std::string& reason, bool awaited) {
+  if (entry.over) return;
   entry.over = true;
-  if (entry.number != 0) life_->JobEnded(entry.number);
+  if (!awaited && entry.number != 0) life_->JobEnded(entry.number);
+  NoteEnded(entry, awaited);
   if (entry.job != nullptr) entry.job->Recall(reason);
 }
 
@@ -451,39 +580,51 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
   if (entry != entries_.end()) {
     if (auto attachment = entry->attachments.extract(seat)) {
       if (orderly && is_rank) {
-        life_->RankLeft(entry->number, attachment.mapped().attach);
+        const Entry::Attachment& left = attachment.mapped();
+        const bool finished = job->Finished(left.rank);
+        entry->launch.Left(left.rank, finished);
+        life_->RankLeft(entry->number, left.attach, finished);
       }
       entry->retired.push_back(attachment.mapped());
     }
   }
   if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
-    // Left by all of its ranks it is over. Ranks that died may have
-    // replacements, if the job can be told from the next of that user.
-    const bool over =
-        job->failed() ||
-        ((orderly || job->AllFinished()) && !OwesAnybody(*entry));
-    if (!over && entry->named) {
-      entry->deserted = std::chrono::steady_clock::now();
-    } else {
-      if (!over) {
-        spdlog::warn(
-            "job '{}' of dataset '{}' is over before all was delivered: its "
-            "ranks are gone, and without a name of its own (`job`, "
-            "PENSTOCK_JOB) it waits for none",
-            entry->key.name, entry->key.dataset);
-      }
-      End(*entry, "all ranks have left");
-    }
+    Deserted(*entry);
   }
   Sweep();
+}
+
+void JobTable::Deserted(Entry& entry) {
+  const JobKey& key = entry.key;
+  if (entry.job->failed() ||
+      (entry.launch.Complete() && !OwesAnybody(entry))) {
+    End(entry, "all ranks have left");
+  } else if (!entry.named) {
+    if (!entry.job->AllDelivered()) {
+      spdlog::warn(
+          "job '{}' of dataset '{}' is over before all was delivered: its ranks "
+          "are gone, and a job of one rank without a name of its own (`job`, "
+          "PENSTOCK_JOB) waits for no other",
+          key.name, key.dataset);
+    }
+    End(entry, "all ranks have left");
+  } else if (entry.job->AllDelivered()) {
+    spdlog::info(
+        "job '{}': all data of incarnation {} are delivered; ranks that "
+        "attach within {} s and have not been told so are told the end",
+        key.name, entry.incarnation.number, kAwaitedKept.count());
+    End(entry, "all of its data are delivered", true);
+  } else {
+    entry.deserted = std::chrono::steady_clock::now();
+  }
 }
 
 std::vector<std::shared_ptr<Job>> JobTable::Find(
     uint32_t uid, const std::string& name, const std::string& dataset) const {
   std::vector<std::shared_ptr<Job>> jobs;
   for (const Entry& entry : entries_) {
-    if (entry.job != nullptr && !entry.over && entry.key.name == name &&
-        (uid == 0 || uid == entry.key.uid) &&
+    if (entry.job != nullptr && !entry.over && !entry.options.at_end &&
+        entry.key.name == name && (uid == 0 || uid == entry.key.uid) &&
         (dataset.empty() || dataset == entry.key.dataset)) {
       jobs.push_back(entry.job);
     }
@@ -509,8 +650,7 @@ void JobTable::Sweep() {
       // Of a former life, and nobody comes.
       if (entry->former != nullptr && entry->opening == nullptr &&
           (entry->over || FormerIsOver(*entry))) {
-        life_->JobEnded(entry->number);
-        NoteEnded(*entry);
+        End(*entry, "");
         entry = entries_.erase(entry);
       } else {
         ++entry;
@@ -552,7 +692,6 @@ void JobTable::Sweep() {
     rows_of_ended_jobs_ +=
         entry->job->counters().rows.load(std::memory_order_relaxed);
     disposal_->Destroy(std::move(entry->job));
-    NoteEnded(*entry);
     entry = entries_.erase(entry);
   }
 }

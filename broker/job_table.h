@@ -77,9 +77,11 @@ class JobTable {
     JobKey key;
     JobOptions options;
     Delivery::Joining joining;
-    // The job has a name of its own: it may wait for ranks that died, even when
-    // all did.
+    // The job can be told from the next of this user: it has a name of its own
+    // or ranks with numbers. So it may wait for ranks, even when all died.
     bool named = false;
+    // independent: it has a number of its own, and was not given a free one.
+    bool numbered = true;
     // It reconnects: the incarnation it belongs to.
     std::optional<Incarnation> incarnation;
     uint64_t former_inode = 0;  // of joining.former
@@ -111,6 +113,10 @@ class JobTable {
   // Running jobs of this name that uid may act upon (its own; all as root).
   std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
                                          const std::string& dataset) const;
+  // Late ranks of incarnations that ended are told nothing of them any more:
+  // they begin anew. False: there was none that uid may act upon.
+  bool ForgetEnded(uint32_t uid, const std::string& name,
+                   const std::string& dataset);
 
   // A job of this name, or of this name and dataset, may be opened yet: its
   // ranks attach, or it waits for those of a former life.
@@ -142,15 +148,18 @@ class JobTable {
   void Sweep();
 
  private:
-  // A job all of whose ranks died is kept so long for their replacements.
+  // A job without ranks is kept so long for those that are to come.
   static constexpr std::chrono::seconds kDesertedJobKept{300};
-  // And its number, for so long, so that the next of its name has another.
+  // All data of an incarnation are delivered: so long its late ranks are told
+  // the end, kAwaitedMaxPerUid incarnations of one user at most.
+  static constexpr std::chrono::seconds kAwaitedKept{600};
+  static constexpr size_t kAwaitedMaxPerUid = 1024;
+  // So long its number is known, so that the next of its name has another.
   static constexpr std::chrono::seconds kEndedKept{3600};
   static constexpr size_t kEndedMax = 4096;
-  struct Ended {
-    JobKey key;
-    uint64_t number = 0;
-    std::chrono::steady_clock::time_point when;
+  struct Ended : EndedJob {
+    // Some of its ranks have not been told the end.
+    bool awaited = false;
   };
 
   struct Pending {
@@ -175,6 +184,7 @@ class JobTable {
     std::vector<Pending> pending;
     Incarnation incarnation;
     bool named = false;
+    Launch launch;
     // It takes nobody any more; removed when nothing refers to its memory.
     bool over = false;
     // Its ranks reconnected, and this life knows nothing of it: until all of
@@ -206,11 +216,18 @@ class JobTable {
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
   // takes the place of.
   StatusOr<Entry*> EntryFor(AttachRequest* request);
+  // A rank of this number may come that has not been told the end of it.
+  static bool Expects(const Entry& entry, uint32_t rank);
+  // The oldest incarnation that was delivered without this rank, and is older
+  // than `before`.
+  const Ended* AwaitedBy(const AttachRequest& request, uint64_t before) const;
+  // It is opened once more, for its late ranks.
+  Entry* Reopen(const Ended& ended, const AttachRequest& request);
   static Status ForgottenError(const std::string& job);
   // The same of one that reconnects.
   StatusOr<Entry*> EntryOf(const AttachRequest& request);
   Incarnation NextIncarnation(const JobKey& key) const;
-  void NoteEnded(const Entry& entry);
+  void NoteEnded(const Entry& entry, bool awaited);
   // Attaches of the process that asks now, which never heard of them, are
   // forgotten. True: but a place in a broadcast, where request now goes on.
   bool TakeUpUnanswered(Entry& entry, AttachRequest* request);
@@ -242,7 +259,13 @@ class JobTable {
   // Why a rank cannot begin anything with what this life knows of its job.
   static Status CheckForgotten(const Entry& entry,
                                const AttachRequest& request);
-  void End(Entry& entry, const std::string& reason);
+  void End(Entry& entry, const std::string& reason) {
+    End(entry, reason, false);
+  }
+  // awaited: all of it was delivered, and not all ranks were told so.
+  void End(Entry& entry, const std::string& reason, bool awaited);
+  // What becomes of it now that no rank is attached.
+  void Deserted(Entry& entry);
   // Where the rank of a dead process goes on is told by another's page.
   static bool Superseded(const Entry& entry, const Entry::Attachment& dead);
   void OpenFor(Entry* entry, uint64_t attach);

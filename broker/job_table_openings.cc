@@ -112,15 +112,18 @@ StatusOr<std::thread> JobTable::StartOpening(std::function<void()> body) {
 Status JobTable::Open(Entry* entry) {
   Opening* opening = &openings_.emplace_back();
   entry->opening = opening;
-  // Its number is known before the job is, which records under it.
-  const auto recorded = life_->JobOpened(
-      entry->key, entry->options, entry->incarnation, entry->named,
-      entry->former != nullptr ? std::optional(entry->number) : std::nullopt);
-  if (!recorded.ok()) {
-    openings_.pop_back();
-    return recorded.status();
+  // Its number is known before the job is, which records under it. One at its
+  // end has its record.
+  if (!entry->options.at_end) {
+    const auto recorded = life_->JobOpened(
+        entry->key, entry->options, entry->incarnation, entry->named,
+        entry->former != nullptr ? std::optional(entry->number) : std::nullopt);
+    if (!recorded.ok()) {
+      openings_.pop_back();
+      return recorded.status();
+    }
+    entry->number = *recorded;
   }
-  entry->number = *recorded;
   for (const Pending& each : entry->pending) NoteNode(opening, each.request);
   StatusOr<std::thread> thread =
       StartOpening([this, entry, opening, key = entry->key,
@@ -349,7 +352,11 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     if (const Status status = Restore(*entry); !status.ok()) job = status;
   }
   if (!job.ok() || pending.empty()) {
-    life_->JobEnded(entry->number);
+    if (entry->options.at_end) {
+      NoteEnded(*entry, true);
+    } else {
+      life_->JobEnded(entry->number);
+    }
     entries_.remove_if([entry](const Entry& item) { return &item == entry; });
     const Status status =
         job.ok() ? CancelledError("nobody waits any more") : job.status();
@@ -393,7 +400,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
   if (restored) {
     entry->deserted = std::chrono::steady_clock::now();
   } else {
-    End(*entry, "nobody attached");
+    End(*entry, "nobody attached", entry->options.at_end);
   }
 }
 

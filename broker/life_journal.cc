@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <spdlog/spdlog.h>
 #include <systemd/sd-daemon.h>
+#include <zlib.h>
 
 #include <cstdio>
 #include <fstream>
@@ -37,7 +38,9 @@ enum Type : uint8_t {
   kRowsReleased = 17,
   kAttic = 18,
   kRowsMoved = 19,
-  kBoot = 20,  // the kernel's of the life that wrote what follows
+  kBoot = 20,       // the kernel's of the life that wrote what follows
+  kDelivered = 21,  // an EndedJob
+  kLaunch = 22,     // of a job, from a compacted journal
 };
 
 // Of kRowsKept: far below what a record may have.
@@ -110,43 +113,60 @@ PlanStart StartFromJson(const json& json) {
   return start;
 }
 
-json JobToJson(uint64_t id, const JobKey& key, const JobOptions& options,
-               const Incarnation& incarnation, bool named) {
-  const DeliveryOptions& delivery = options.delivery;
-  json record = {
-      {"id", id},
-      {"uid", key.uid},
-      {"name", key.name},
-      {"dataset", key.dataset},
-      {"spec", DatasetSpecToJson(options.spec).dump()},
-      {"world_size", options.world_size},
-      {"local_world_size", options.local_world_size},
-      {"repeat_first", options.repeat_first},
-      {"consumers_max", options.consumers_max},
-      {"delivery", kDeliveryModeNames[static_cast<size_t>(delivery.mode)]},
-      {"lag", kLagNames[static_cast<size_t>(delivery.lag)]},
-      {"window", delivery.window},
-      {"on_rank_death",
-       kOnRankDeathNames[static_cast<size_t>(delivery.on_rank_death)]},
-      {"wait_s", options.wait_s},
-      {"incarnation", incarnation.number},
-      {"token", incarnation.token},
-      {"named", named}};
+json KeyToJson(uint64_t id, const JobKey& key, const Incarnation& incarnation) {
+  json record = {{"id", id},
+                 {"uid", key.uid},
+                 {"name", key.name},
+                 {"dataset", key.dataset},
+                 {"incarnation", incarnation.number},
+                 {"token", incarnation.token}};
   if (key.consumer) record["consumer"] = *key.consumer;
-  if (options.start) record["start"] = JobStateToJson(*options.start);
   return record;
+}
+
+JobKey KeyFromJson(const json& record) {
+  JobKey key;
+  key.uid = record.at("uid").get<uint32_t>();
+  key.name = record.at("name").get<std::string>();
+  key.dataset = record.at("dataset").get<std::string>();
+  if (record.contains("consumer")) {
+    key.consumer = record["consumer"].get<uint32_t>();
+  }
+  return key;
+}
+
+Incarnation IncarnationFromJson(const json& record) {
+  return {record.at("incarnation").get<uint64_t>(),
+          record.at("token").get<uint64_t>()};
+}
+
+json EndedToJson(const EndedJob& job) {
+  json record = KeyToJson(job.id, job.key, job.incarnation);
+  record["launch"] = job.launch.ToJson();
+  record["agreement"] = job.agreement;
+  record["ended_s"] = std::chrono::duration_cast<std::chrono::seconds>(
+                          job.ended.time_since_epoch())
+                          .count();
+  return record;
+}
+
+EndedJob EndedFromJson(const json& record) {
+  EndedJob job;
+  job.id = record.at("id").get<uint64_t>();
+  job.key = KeyFromJson(record);
+  job.incarnation = IncarnationFromJson(record);
+  job.launch = Launch::FromJson(record.at("launch"));
+  job.agreement = record.at("agreement").get<uint32_t>();
+  job.ended = std::chrono::system_clock::time_point(
+      std::chrono::seconds(record.at("ended_s").get<int64_t>()));
+  return job;
 }
 
 StatusOr<FormerJob> JobFromJson(const json& record) {
   FormerJob job;
   job.id = record.at("id").get<uint64_t>();
-  job.key.uid = record.at("uid").get<uint32_t>();
-  job.key.name = record.at("name").get<std::string>();
-  job.key.dataset = record.at("dataset").get<std::string>();
-  if (record.contains("consumer")) {
-    job.key.consumer = record["consumer"].get<uint32_t>();
-    job.options.consumer = *job.key.consumer;
-  }
+  job.key = KeyFromJson(record);
+  job.options.consumer = job.key.consumer.value_or(0);
   PENSTOCK_ASSIGN_OR_RETURN(
       job.options.spec,
       ParseDatasetSpec(record.at("spec").get<std::string>(), "journal", "/"));
@@ -166,13 +186,38 @@ StatusOr<FormerJob> JobFromJson(const json& record) {
     PENSTOCK_ASSIGN_OR_RETURN(job.options.start,
                               JobStateFromJson(record["start"]));
   }
-  job.incarnation = {record.at("incarnation").get<uint64_t>(),
-                     record.at("token").get<uint64_t>()};
+  job.incarnation = IncarnationFromJson(record);
   job.named = record.at("named").get<bool>();
   return job;
 }
 
 }  // namespace
+
+json JobOptionsToJson(const JobOptions& options) {
+  const DeliveryOptions& delivery = options.delivery;
+  json record = {
+      {"spec", DatasetSpecToJson(options.spec).dump()},
+      {"world_size", options.world_size},
+      {"local_world_size", options.local_world_size},
+      {"repeat_first", options.repeat_first},
+      {"consumers_max", options.consumers_max},
+      {"delivery", kDeliveryModeNames[static_cast<size_t>(delivery.mode)]},
+      {"lag", kLagNames[static_cast<size_t>(delivery.lag)]},
+      {"window", delivery.window},
+      {"on_rank_death",
+       kOnRankDeathNames[static_cast<size_t>(delivery.on_rank_death)]},
+      {"wait_s", options.wait_s}};
+  if (options.start) record["start"] = JobStateToJson(*options.start);
+  return record;
+}
+
+uint32_t AgreementDigest(const JobOptions& options) {
+  json agreement = JobOptionsToJson(options);
+  agreement.erase("wait_s");
+  const std::string text = agreement.dump();
+  return static_cast<uint32_t>(
+      crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size()));
+}
 
 bool FormerRank::MayLive() const {
   if (left) return false;
@@ -254,17 +299,32 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
       case kJob: {
         const uint64_t id = record.at("id").get<uint64_t>();
         jobs_[id].job = record;
+        jobs_[id].launch = Launch::FromJson(record.at("launch"));
         next_id_ = std::max(next_id_, id + 1);
         break;
       }
       case kJobEnd:
         jobs_.erase(record.at("id").get<uint64_t>());
+        ended_.erase(record.at("id").get<uint64_t>());
+        break;
+      case kDelivered: {
+        EndedJob job = EndedFromJson(record);
+        jobs_.erase(job.id);
+        next_id_ = std::max(next_id_, job.id + 1);
+        ended_[job.id] = std::move(job);
+        break;
+      }
+      case kLaunch:
+        if (Live* job = live()) {
+          job->launch = Launch::FromJson(record.at("launch"));
+        }
         break;
       case kRank:
         if (Live* job = live()) {
           const uint64_t attach = record.at("attach").get<uint64_t>();
           job->ranks[attach] = {record.at("rank").get<uint32_t>(),
                                 record.at("from").get<uint64_t>(), false};
+          job->launch.Attached(job->ranks[attach].rank);
           next_id_ = std::max(next_id_, attach + 1);
         }
         break;
@@ -277,7 +337,9 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
         if (Live* job = live()) {
           const auto rank =
               job->ranks.find(record.at("attach").get<uint64_t>());
-          if (rank != job->ranks.end()) rank->second.left = true;
+          if (rank == job->ranks.end()) break;
+          rank->second.left = true;
+          job->launch.Left(rank->second.rank, record.value("finished", false));
         }
         break;
       case kCompleted:
@@ -408,6 +470,7 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
       continue;
     }
     job->incomplete = incomplete_;
+    job->launch = live.launch;
     job->opened = live.opened;
     job->segment_bytes = live.segment_bytes;
     job->low = live.low;
@@ -438,6 +501,13 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
   }
   for (const auto& [name, fd] : stored_) Unstore(name);
   stored_.clear();
+  return jobs;
+}
+
+std::vector<EndedJob> LifeJournal::TakeEnded() {
+  MutexLock lock(&mutex_);
+  std::vector<EndedJob> jobs;
+  for (const auto& [id, job] : ended_) jobs.push_back(job);
   return jobs;
 }
 
@@ -491,11 +561,19 @@ StatusOr<uint64_t> LifeJournal::JobOpened(const JobKey& key,
                                           std::optional<uint64_t> former) {
   MutexLock lock(&mutex_);
   const uint64_t id = former ? *former : next_id_++;
-  const json record = JobToJson(id, key, options, incarnation, named);
+  json record = KeyToJson(id, key, incarnation);
+  record.update(JobOptionsToJson(options));
+  record["named"] = named;
+  const auto known = former ? jobs_.find(id) : jobs_.end();
+  const Launch launch =
+      known == jobs_.end() ? LaunchOf(options) : known->second.launch;
+  record["launch"] = launch.ToJson();
   const Status status = Append(kJob, record);
   // One of a former life is recorded already.
   if (!status.ok() && !former) return status;
-  jobs_[id].job = record;
+  Live& live = jobs_[id];
+  live.job = record;
+  live.launch = launch;
   return id;
 }
 
@@ -520,11 +598,24 @@ void LifeJournal::Begun(uint64_t job, uint64_t position,
 
 void LifeJournal::JobEnded(uint64_t job) {
   MutexLock lock(&mutex_);
-  const auto found = jobs_.find(job);
-  if (found == jobs_.end()) return;
+  if (jobs_.count(job) == 0 && ended_.count(job) == 0) return;
   // Before: a job that is known must have its ranks' pages and pidfds, or
   // nobody can say whether they live.
   (void)Append(kJobEnd, {{"id", job}});
+  Forget(job);
+  ended_.erase(job);
+}
+
+void LifeJournal::JobDelivered(const EndedJob& job) {
+  MutexLock lock(&mutex_);
+  (void)Append(kDelivered, EndedToJson(job));
+  Forget(job.id);
+  ended_[job.id] = job;
+}
+
+void LifeJournal::Forget(uint64_t job) {
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
   for (const auto& [attach, rank] : found->second.ranks) {
     Unstore(CursorName(job, attach));
     Unstore(PidfdName(job, attach));
@@ -556,21 +647,26 @@ StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, const Rank& rank,
   Store(PidfdName(job, attach), pidfd);
   KillPoint("attach.stored");
   const Status status = Append(kRank, RankRecord(job, attach, rank));
-  if (status.ok()) return attach;
+  if (status.ok()) {
+    found->second.launch.Attached(rank.rank);
+    return attach;
+  }
   found->second.ranks.erase(attach);
   Unstore(CursorName(job, attach));
   Unstore(PidfdName(job, attach));
   return status;
 }
 
-void LifeJournal::RankLeft(uint64_t job, uint64_t attach) {
+void LifeJournal::RankLeft(uint64_t job, uint64_t attach, bool finished) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   const auto rank = found->second.ranks.find(attach);
   if (rank == found->second.ranks.end()) return;
   rank->second.left = true;
-  (void)Append(kRankLeft, {{"id", job}, {"attach", attach}});
+  found->second.launch.Left(rank->second.rank, finished);
+  (void)Append(kRankLeft,
+               {{"id", job}, {"attach", attach}, {"finished", finished}});
 }
 
 void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {
@@ -743,6 +839,9 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
     PENSTOCK_RETURN_IF_ERROR(record(
         kDataset, {{"uid", key.first}, {"name", key.second}, {"spec", spec}}));
   }
+  for (const auto& [id, job] : ended_) {
+    PENSTOCK_RETURN_IF_ERROR(record(kDelivered, EndedToJson(job)));
+  }
   for (const auto& [id, live] : jobs_) {
     PENSTOCK_RETURN_IF_ERROR(record(kJob, live.job));
     for (const json& phase : live.phases) {
@@ -754,6 +853,9 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
       PENSTOCK_RETURN_IF_ERROR(
           record(kRankLeft, {{"id", id}, {"attach", attach}}));
     }
+    // After those, of which some are forgotten.
+    PENSTOCK_RETURN_IF_ERROR(
+        record(kLaunch, {{"id", id}, {"launch", live.launch.ToJson()}}));
     if (live.segment_bytes > 0) {
       PENSTOCK_RETURN_IF_ERROR(record(kOpened, OpenedRecord(id, live)));
     }

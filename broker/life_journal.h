@@ -17,6 +17,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -28,6 +29,7 @@
 
 #include "broker/job.h"
 #include "broker/journal.h"
+#include "broker/launch.h"
 #include "broker/mutex.h"
 #include "broker/restore.h"
 #include "common/layout.h"
@@ -63,6 +65,7 @@ struct FormerJob {
   JobOptions options;
   Incarnation incarnation;
   bool named = false;
+  Launch launch;
   // The journal has not all that was to be recorded.
   bool incomplete = false;
   uint64_t segment_bytes = 0;            // that its ranks may still map
@@ -77,6 +80,23 @@ struct FormerJob {
   std::vector<FormerPhase> phases;
   std::unique_ptr<FormerStream> stream;  // nullptr: no producer has joined
 };
+
+// An incarnation whose data are all delivered while ranks of its launch have
+// not been told so: they died, or have yet to attach.
+struct EndedJob {
+  uint64_t id = 0;
+  JobKey key;
+  Incarnation incarnation;
+  Launch launch;
+  uint32_t agreement = 0;  // AgreementDigest of its options
+  std::chrono::system_clock::time_point ended;
+};
+
+// What the ranks of a job must agree on, as the journal keeps it.
+nlohmann::json JobOptionsToJson(const JobOptions& options);
+// The same for the same of these options in every process: CRC-32 of their JSON
+// without wait_s, which each rank says for itself.
+uint32_t AgreementDigest(const JobOptions& options);
 
 class LifeJournal {
  public:
@@ -96,6 +116,7 @@ class LifeJournal {
   // What the former life left. Once.
   std::vector<Dataset> TakeDatasets();
   std::vector<FormerJob> TakeJobs();
+  std::vector<EndedJob> TakeEnded();
 
   // An error of these four: it could not be recorded, and is not.
   Status DatasetRegistered(const Dataset& dataset);
@@ -107,6 +128,9 @@ class LifeJournal {
   // Its plan begins at position, its segment has so many bytes. Any thread.
   void Begun(uint64_t job, uint64_t position, uint64_t segment_bytes);
   void JobEnded(uint64_t job);
+  // As JobEnded, but for its ranks that have not been told the end. Again when
+  // some of them were.
+  void JobDelivered(const EndedJob& job);
   // Keeps the rank's page and pidfd; the number of the attach.
   struct Rank {
     uint32_t rank = 0;
@@ -115,8 +139,9 @@ class LifeJournal {
   };
   StatusOr<uint64_t> RankAttached(uint64_t job, const Rank& rank, int cursor_fd,
                                   int pidfd);
-  // It is gone for good, and how far it was still matters.
-  void RankLeft(uint64_t job, uint64_t attach);
+  // It is gone for good, and how far it was still matters. finished: it had
+  // been told that the data are over.
+  void RankLeft(uint64_t job, uint64_t attach, bool finished);
   // Nothing of this process matters any more.
   void RankForgotten(uint64_t job, uint64_t attach);
   void PhaseBegun(uint64_t job, const FormerPhase& phase);
@@ -145,7 +170,8 @@ class LifeJournal {
  private:
   LifeJournal() = default;
   struct Live {
-    nlohmann::json job;              // its record
+    nlohmann::json job;  // its record
+    Launch launch;
     std::map<uint64_t, Rank> ranks;  // by the number of the attach
     uint64_t opened = 0;
     uint64_t low = 0;
@@ -161,6 +187,8 @@ class LifeJournal {
   static nlohmann::json RankRecord(uint64_t id, uint64_t attach,
                                    const Rank& rank);
   static nlohmann::json StreamJson(uint64_t id, const StreamLedger& ledger);
+  // Its ranks' and producers' descriptors are given back.
+  void Forget(uint64_t job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeStream(uint64_t id, const Live& live, FormerJob* job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Append(uint8_t type, const nlohmann::json& record)
@@ -174,6 +202,7 @@ class LifeJournal {
   std::map<std::pair<uid_t, std::string>, std::string> datasets_
       ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Live> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, EndedJob> ended_ ABSL_GUARDED_BY(mutex_);  // by id
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::string trouble_ ABSL_GUARDED_BY(mutex_);
   std::string boot_ ABSL_GUARDED_BY(mutex_);         // of the last life: BootId

@@ -179,6 +179,7 @@ void DescribeDelivery(const AttachOptions& options, nlohmann::json* request) {
   put("window", options.window, options.window > 0);
   put("consumers", options.consumers, options.consumers > 0);
   put("full_epoch", true, options.full_epoch);
+  put("per_host", true, options.per_host);
   put("wait_s", options.wait_s, options.wait_s > 0);
 }
 

@@ -29,6 +29,7 @@ struct AttachOptions {
   int64_t consumers = 0;      // 0: the local world size, 8 at least
   std::string on_rank_death;  // "": wait for split, else shrink
   bool full_epoch = false;
+  bool per_host = false;
   double wait_s = 0;        // 0: the broker's
   double reconnect_s = -1;  // < 0: kReconnectSeconds; 0: never
   std::string state;        // JSON; "": from the beginning

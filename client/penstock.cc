@@ -114,6 +114,7 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
     attach.window = given.window;
     attach.consumers = given.consumers;
     attach.full_epoch = given.full_epoch != 0;
+    attach.per_host = given.per_host != 0;
     attach.wait_s = given.wait_s;
     attach.node = given.node;
     attach.autostart = given.autostart != 0;

@@ -130,7 +130,10 @@ typedef struct penstock_options {
                                 PENSTOCK_NODE, else that of the processors this
                                 process may run on, if it is one, else that of
                                 its GPU */
-  int32_t reserved2;
+  int32_t per_host;          /* dynamic, when ranks run on several hosts, not 0:
+                                every host delivers all rows to its own ranks.
+                                0: such an attach is refused, because hosts
+                                cannot divide a dynamic job between them */
   /* Not NULL: called ten times a second, on the calling thread, while attach,
    * next, state, reset or stop_job waits; when it returns not 0 they return
    * PENSTOCK_CANCELLED. How Python looks for Ctrl-C. */

@@ -95,6 +95,7 @@ struct Options {
   int window = 0;
   int consumers = 0;
   bool full_epoch = false;
+  bool per_host = false;
   double wait_s = 0;
   double reconnect_s = 0;
   int node = -1;  // NUMA
@@ -249,6 +250,7 @@ class Reader {
     c.window = options.window;
     c.consumers = options.consumers;
     c.full_epoch = options.full_epoch ? 1 : 0;
+    c.per_host = options.per_host ? 1 : 0;
     c.wait_s = options.wait_s;
     c.reconnect_s = options.reconnect_s;
     c.node = options.node;

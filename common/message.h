@@ -21,8 +21,8 @@
 //             local_world_size, repeat_first {"event": "ranks", ...} before a
 //             [, delivery, lag, window,      batch that is kRanksChanged
 //             consumers, on_rank_death,
-//             full_epoch, wait_s, state,
-//             state_of_same_dataset]
+//             full_epoch, per_host, wait_s,
+//             state, state_of_same_dataset]
 //             + cursor page; to reconnect
 //             also incarnation, token, position,
 //             phase, owed, taken, and with

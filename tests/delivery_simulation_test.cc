@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "broker/delivery.h"
+#include "broker/launch.h"
 #include "broker/restore.h"
 #include "common/ring.h"
 #include "common/wake.h"
@@ -60,6 +61,9 @@ struct Config {
   uint32_t may_die = 0;  // ranks, from 0 on; each once at most
   // More processes take the places of those that die or are evicted.
   uint32_t replacements = 0;
+  // So many ranks, the last ones, attach when they like: first, in the middle,
+  // or when the others have left.
+  uint32_t late = 0;
   // Somebody asks for the eviction of rank 0, once.
   bool evict = false;
 };
@@ -136,6 +140,8 @@ struct Kept : public DeliveryRecord {
   uint64_t opened = 0;
   HandedOverSteps handed_over;
   std::vector<FormerPhase> phases;
+  Launch launch;
+  bool delivered = false;  // the job ended, and not all ranks were told so
 
   void Completed(uint64_t position, uint64_t) override {
     completed.insert(position);
@@ -226,6 +232,10 @@ class Broker {
  public:
   Broker(World* of, int life)
       : world_(*of), run_(of->run), life_(life), plan_(of->MakePlan()) {
+    MakeDelivery();
+  }
+
+  void MakeDelivery() {
     const Config& config = world_.config;
     Delivery::Shape shape;
     shape.options = config.options;
@@ -240,11 +250,12 @@ class Broker {
     shape.slots_offset = 0;
     shape.slot_stride = 1;
     std::vector<Ring*> rings;
-    for (Ring& ring : world_.segments[life].rings) rings.push_back(&ring);
+    for (Ring& ring : world_.segments[life_].rings) rings.push_back(&ring);
     delivery_ = std::make_unique<Delivery>(shape, plan_, std::move(rings),
                                            &world_.kept);
     delivery_->SetUsableSlots(config.slots);
     slots_ = shape.lanes * config.slots;
+    if (world_.kept.delivered) delivery_->PlaceAtEnd();
   }
 
   // Before the exploration begins: nothing can come between.
@@ -256,7 +267,7 @@ class Broker {
   }
 
   void Run() {
-    if (life_ > 0) Restore();
+    if (life_ > 0 && !world_.kept.delivered) Restore();
     for (;;) {
       HandleNews();
       const bool more = Make();
@@ -460,6 +471,9 @@ class Broker {
       return answers_ = true;
     }
     Kept& kept = world_.kept;
+    run_.Check(!kept.launch.HasLeft(session.number),
+               "rank {} left and is told the end again", session.number);
+    kept.launch.Attached(session.number);
     attach_[rank] = kept.next_attach++;
     kept.attaches[attach_[rank]] = {session.number, rank, joined->position,
                                     &session.page, false};
@@ -486,11 +500,28 @@ class Broker {
     run_.Observe(world_.left_orderly[rank]);
     if (world_.left_orderly[rank] && is_rank) {
       world_.kept.attaches.at(attach_[rank]).left = true;
+      const uint32_t number = world_.kept.attaches.at(attach_[rank]).number;
+      world_.kept.launch.Left(number, delivery_->Finished(number));
     }
     seat_[rank].reset();
     retired_.push_back(attach_[rank]);
     if (!status.ok()) Fail();
     TellRanksChanged();
+    if (!delivery_->AnyAttached()) Deserted();
+  }
+
+  // As JobTable: an incarnation whose data are all delivered is given up, and
+  // comes once more for those that have not been told so.
+  void Deserted() {
+    if (failed_ || world_.kept.launch.Complete() || delivery_->AnySeatTaken() ||
+        !delivery_->AllDelivered()) {
+      return;
+    }
+    world_.kept.delivered = true;
+    former_.clear();
+    reconnected_.clear();
+    retired_.clear();
+    MakeDelivery();
   }
 
   // The last process of this rank went orderly.
@@ -650,6 +681,11 @@ class Rank {
     number_ = number;
     ReadAnswer();
     Loop();
+  }
+
+  void RunLate(uint32_t number) {
+    number_ = number;
+    if (Request(std::nullopt)) Loop();
   }
 
   // In the place of the first that dies.
@@ -896,6 +932,9 @@ void CheckEnd(World& world) {
   const bool shrink = config.options.on_rank_death == OnRankDeath::kShrink;
   std::set<uint32_t> numbers;
   for (uint32_t i = 0; i < config.world; ++i) numbers.insert(i);
+  for (uint32_t i = config.world - config.late; i < config.world; ++i) {
+    run.Check(world.finished.contains(i), "rank {} was not told the end", i);
+  }
   if (world.broadcast()) {
     std::set<uint64_t> all;
     for (uint64_t step = 0; step < *plan.total_steps(); ++step) {
@@ -970,7 +1009,10 @@ Scenario TheWorld(const Config& config) {
             (*broker)->Run();
           },
           life + 1 < config.lives ? Mortality::kMayDie : Mortality::kLives);
-      if (life == 0) *broker = std::make_unique<Broker>(w, 0);
+      if (life == 0) {
+        w->kept.launch = Launch(config.world, config.world);
+        *broker = std::make_unique<Broker>(w, 0);
+      }
       if (life == 0) {
         w->ranks = static_cast<int>(config.world + config.replacements);
         for (int i = 0; i < w->ranks; ++i) {
@@ -980,13 +1022,19 @@ Scenario TheWorld(const Config& config) {
               [=] {
                 (void)of;
                 Rank rank(w, i);
-                replaces ? rank.RunAsReplacement()
-                         : rank.Run(static_cast<uint32_t>(i));
+                const auto number = static_cast<uint32_t>(i);
+                if (replaces) {
+                  rank.RunAsReplacement();
+                } else if (number + config.late >= config.world) {
+                  rank.RunLate(number);
+                } else {
+                  rank.Run(number);
+                }
               },
               i < static_cast<int>(config.may_die) ? Mortality::kMayDie
                                                    : Mortality::kLives);
         }
-        for (uint32_t i = 0; i < config.world; ++i) {
+        for (uint32_t i = 0; i < config.world - config.late; ++i) {
           w->sessions[0][i].number = i;
           (*broker)->AttachAtOnce(static_cast<int>(i));
           w->sessions[0][i].answered = true;
@@ -1288,6 +1336,37 @@ TEST_F(DeliverySimulationTest, DynamicOwedStepsWhenRankAndBrokerDie) {
   config.may_die = 1;
   config.replacements = 1;
   NeverFailsAtRandom("dynamic, owed, both die", config, 4'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, DynamicRankThatComesLateIsToldTheEnd) {
+  Config config = Dynamic();
+  config.late = 1;
+  config.records = 2;
+  NeverFails("dynamic, one late", config, {.preemptions_max = 0});
+  config.records = 4;
+  NeverFailsAtRandom("dynamic, one late", config, 2'000, 0);
+  config.may_die = 1;
+  config.replacements = 1;
+  NeverFailsAtRandom("dynamic, one late, one dies", config, 4'000, 1);
+  config.lives = 2;
+  NeverFailsAtRandom("dynamic, one late, both die", config, 6'000, 2);
+  config.world = 3;
+  config.late = 2;
+  config.slots = 4;
+  NeverFailsAtRandom("dynamic, two late, both die", config, 6'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, SplitAndBroadcastRankThatComesLate) {
+  for (Config config : {Split(), Broadcast(Lag::kBlock)}) {
+    const std::string name =
+        config.options.mode == DeliveryMode::kSplit ? "split" : "block";
+    config.late = 1;
+    NeverFailsAtRandom(name + ", one late", config, 2'000, 0);
+    config.may_die = 1;
+    config.replacements = 1;
+    config.lives = 2;
+    NeverFailsAtRandom(name + ", one late, both die", config, 6'000, 2);
+  }
 }
 
 // ---- broadcast

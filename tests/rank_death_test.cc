@@ -630,22 +630,38 @@ TEST_F(RankDeathTest, NamedJobAllOfWhoseRanksDiedIsGoneOnWith) {
   EXPECT_EQ(Sorted(account.marked), Sorted(held));
 }
 
-TEST_F(RankDeathTest, JobWithoutANameAllOfWhoseRanksDiedBeginsAnew) {
+TEST_F(RankDeathTest, JobWithoutANameGoesOnWithItsRanksToo) {
   unsetenv("PENSTOCK_JOB");
   const auto no_name = [](Options* options) { options->job.clear(); };
+  Rows rows;
   {
     std::vector<RankProcess> ranks = StartAll(Spec(160), 2, no_name);
-    TakeSome(ranks[0], 3);
-    TakeSome(ranks[1], 1);
+    Append(TakeSome(ranks[0], 3), &rows);
+    ranks[0].Release(3);
   }
-  WaitUntil("the job is over", [&] { return Jobs().empty(); });
   std::vector<RankProcess> ranks = StartAll(Spec(160), 2, no_name);
   for (RankProcess& rank : ranks) rank.Run();
   for (RankProcess& rank : ranks) {
     const Course course = rank.Finished();
-    ASSERT_EQ(course.taken.size(), 20u) << course.error;
-    EXPECT_FALSE(course.taken[0].redelivered);
+    EXPECT_EQ(course.code, 0) << course.error;
+    Append(course.taken, &rows);
   }
+  EXPECT_EQ(Sorted(rows), Numbers(160));
+}
+
+TEST_F(RankDeathTest, OneRankWithoutANameForItsJobBeginsAnew) {
+  unsetenv("PENSTOCK_JOB");
+  const auto no_name = [](Options* options) { options->job.clear(); };
+  {
+    std::vector<RankProcess> ranks = StartAll(Spec(160), 1, no_name);
+    TakeSome(ranks[0], 3);
+  }
+  WaitUntil("the job is over", [&] { return Jobs().empty(); });
+  std::vector<RankProcess> ranks = StartAll(Spec(160), 1, no_name);
+  ranks[0].Run();
+  const Course course = ranks[0].Finished();
+  ASSERT_EQ(course.taken.size(), 20u) << course.error;
+  EXPECT_FALSE(course.taken[0].redelivered);
 }
 
 // ---- eviction
@@ -802,6 +818,7 @@ TEST_F(RankDeathTest, MemoryComesBackWhenAllHaveLeft) {
     Ask({{"op", "evict"}, {"job", "default"}, {"rank", 2}});
     EXPECT_EQ(Jobs().size(), 1u);
     ranks[2].Kill();
+    Ask({{"op", "stop"}, {"job", "default"}});
     WaitUntil("the job is gone", [&] { return Jobs().empty(); });
     WaitUntil("its memory, too", [&] { return shared_kib() < 1024; });
   }

@@ -205,6 +205,7 @@ struct Options {
   int window = 0;
   int consumers = 0;
   bool full_epoch = false;
+  bool per_host = false;
   double wait_s = 0;
   double reconnect_s = 0;
   int node = -1;
@@ -268,6 +269,7 @@ class Reader {
     given.window = options.window;
     given.consumers = options.consumers;
     given.full_epoch = options.full_epoch ? 1 : 0;
+    given.per_host = options.per_host ? 1 : 0;
     given.wait_s = options.wait_s;
     given.reconnect_s = options.reconnect_s;
     given.node = options.node;
@@ -570,8 +572,8 @@ NB_MODULE(_core, m) {
              std::optional<std::string> on_rank_death,
              std::optional<std::string> state, int rank, int world_size,
              int local_world_size, double timeout_s, bool repeat_first,
-             int window, int consumers, bool full_epoch, double wait_s,
-             double reconnect_s, int node, bool autostart) {
+             int window, int consumers, bool full_epoch, bool per_host,
+             double wait_s, double reconnect_s, int node, bool autostart) {
             new (self) Reader({.dataset = std::move(dataset),
                                .spec = std::move(spec),
                                .job = std::move(job),
@@ -588,6 +590,7 @@ NB_MODULE(_core, m) {
                                .window = window,
                                .consumers = consumers,
                                .full_epoch = full_epoch,
+                               .per_host = per_host,
                                .wait_s = wait_s,
                                .reconnect_s = reconnect_s,
                                .node = node,
@@ -599,8 +602,9 @@ NB_MODULE(_core, m) {
           nb::arg("on_rank_death").none(), nb::arg("state").none(),
           nb::arg("rank"), nb::arg("world_size"), nb::arg("local_world_size"),
           nb::arg("timeout_s"), nb::arg("repeat_first"), nb::arg("window"),
-          nb::arg("consumers"), nb::arg("full_epoch"), nb::arg("wait_s"),
-          nb::arg("reconnect_s"), nb::arg("node"), nb::arg("autostart"))
+          nb::arg("consumers"), nb::arg("full_epoch"), nb::arg("per_host"),
+          nb::arg("wait_s"), nb::arg("reconnect_s"), nb::arg("node"),
+          nb::arg("autostart"))
       .def("next", &Reader::Next, nb::arg("timeout_s").none() = nb::none())
       .def("close", &Reader::Close)
       .def("state", &Reader::State)

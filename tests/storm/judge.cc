@@ -120,21 +120,6 @@ void JudgeGaps(const JobKind& kind, const RankLog& log, Verdict* verdict) {
   }
 }
 
-// All steps of the job, or of this rank of it, were about to be released before
-// then.
-bool AllReleasing(const JobKind& kind, const std::vector<const RankLog*>& logs,
-                  uint64_t before_ns) {
-  std::set<Step> steps;
-  for (const RankLog* log : logs) {
-    for (const LoggedBatch& batch : log->batches) {
-      if (batch.releasing_ns && *batch.releasing_ns < before_ns) {
-        steps.insert({batch.epoch, batch.step});
-      }
-    }
-  }
-  return steps.size() == kind.steps();
-}
-
 bool ByRank(const JobKind& kind) { return kind.delivery != "dynamic"; }
 
 std::vector<const RankLog*> Of(const JobKind& kind,
@@ -183,13 +168,6 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
       verdict.redelivered += batch.redelivered ? 1 : 0;
       verdict.skipped += batch.skipped;
     }
-    if (log.over_ns && kind.delivery != "broadcast" &&
-        !AllReleasing(kind, Of(kind, logs, log.rank), *log.over_ns)) {
-      ++verdict.errors;
-      Find(&verdict, fmt::format("rank {} life {} found the job begun anew, "
-                                 "but it was not over",
-                                 log.rank, log.life));
-    }
   }
   if (kind.delivery == "broadcast") {
     for (const RankLog& log : logs) JudgeGaps(kind, log, &verdict);
@@ -203,23 +181,6 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
     JudgeReleases(all, &verdict);
   }
   return verdict;
-}
-
-bool NeedsNoOther(const JobKind& kind, const std::vector<RankLog>& logs,
-                  uint32_t rank) {
-  const auto own = Of(kind, logs, rank);
-  std::set<Step> released;
-  for (const RankLog* log : own) {
-    if (log->rank == rank && (log->ended || log->over_ns)) return true;
-    for (const LoggedBatch& batch : log->batches) {
-      if (batch.released_ns) released.insert({batch.epoch, batch.step});
-    }
-  }
-  if (released.size() == kind.steps()) return true;
-  // Its place is not kept: what there was, others had.
-  return !kind.keeps_places() &&
-         std::any_of(logs.begin(), logs.end(),
-                     [](const RankLog& log) { return log.ended; });
 }
 
 }  // namespace penstock

@@ -40,13 +40,5 @@ struct Verdict {
 
 Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs);
 
-// ---- while the storm goes on
-// --------------------------------------------------------------
-
-// A rank whose last process is dead needs no other: all it was to have was
-// released, or the job is over.
-bool NeedsNoOther(const JobKind& kind, const std::vector<RankLog>& logs,
-                  uint32_t rank);
-
 }  // namespace penstock
 #endif  // TESTS_STORM_JUDGE_H_

@@ -21,7 +21,6 @@ constexpr char kAttached = 'A';
 constexpr char kTook = 'T';
 constexpr char kReleasing = 'r';
 constexpr char kReleased = 'R';
-constexpr char kOver = 'O';
 constexpr char kEnded = 'E';
 constexpr char kTorn = 'X';
 constexpr char kError = 'F';
@@ -57,9 +56,6 @@ void ReadLine(const std::string& text, RankLog* log) {
       (what == kReleasing ? batch.releasing_ns : batch.released_ns) = now_ns;
       break;
     }
-    case kOver:
-      log->over_ns = now_ns;
-      break;
     case kEnded:
       log->ended = true;
       line >> log->reconnects;
@@ -141,7 +137,6 @@ void RankLogWriter::Releasing(uint64_t number) {
 void RankLogWriter::Released(uint64_t number) {
   Write(kReleased, std::to_string(number));
 }
-void RankLogWriter::Over() { Write(kOver, ""); }
 void RankLogWriter::Ended(uint64_t reconnects) {
   Write(kEnded, std::to_string(reconnects));
 }

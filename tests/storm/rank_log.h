@@ -37,8 +37,6 @@ struct RankLog {
   uint32_t life = 0;
   std::optional<uint64_t> attached_ns;
   std::vector<LoggedBatch> batches;
-  // It attached to a job that began anew: its own was over.
-  std::optional<uint64_t> over_ns;
   bool ended = false;  // it was told that the data are over
   uint64_t reconnects = 0;
   std::vector<std::string> torn;    // rows with other bytes than theirs
@@ -57,7 +55,6 @@ class RankLogWriter {
   void Took(const LoggedBatch& batch);
   void Releasing(uint64_t number);
   void Released(uint64_t number);
-  void Over();
   void Ended(uint64_t reconnects);
   void Torn(const std::string& what);
   void Error(const std::string& what);

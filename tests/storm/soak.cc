@@ -70,7 +70,6 @@ struct Job {
   Course course = Course::kToTheEnd;
   Clock::time_point blow;  // kReplaced, kKilled
   bool struck = false;
-  bool keeps_place = false;
   struct Rank {
     uint32_t life = 0;
     Process process;
@@ -206,9 +205,6 @@ class Soak {
       }
       if (exit->ok() || killed) {
         rank.done = true;
-      } else if (NeedsNoOther(job.kind, ReadRankLogs(job.folder), number)) {
-        // It had all: its place would be kept for one that asks.
-        rank.done = job.keeps_place = true;
       } else {
         ++rank.life;
         Start(job, number, &rank);
@@ -237,7 +233,6 @@ class Soak {
             std::all_of(job.ranks.begin(), job.ranks.end(),
                         [](const Job::Rank& rank) { return rank.done; });
         if (!over) return false;
-        if (job.keeps_place) Stop(job.name);
         std::filesystem::remove_all(job.folder);
         return true;
       });
@@ -268,10 +263,6 @@ class Soak {
         CheckBroker();
       }
     });
-  }
-  void Stop(const std::string& job) {
-    // Refused: it ended by itself.
-    (void)Call({{"op", "stop"}, {"job", job}, {"now", true}});
   }
   void WaitUntilQuiet() {
     const auto give_up = Clock::now() + kQuietWithin;

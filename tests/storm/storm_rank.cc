@@ -32,19 +32,6 @@ class StormRank {
       : options_(options),
         log_(options.folder + "/" + RankLogName(options.rank, options.life)),
         random_(options.seed) {
-    if (options.life == 0) return;
-    // Before it attaches: what it is given unmarked later and is among this
-    // comes of a job that began anew. (A consumer whose place was not kept is
-    // another consumer.)
-    if (!options.kind.keeps_places()) return;
-    for (const RankLog& log : ReadRankLogs(options.folder)) {
-      if (options.kind.delivery != "dynamic" && log.rank != options.rank) {
-        continue;
-      }
-      for (const LoggedBatch& batch : log.batches) {
-        known_.insert({batch.epoch, batch.step});
-      }
-    }
   }
 
   int Run() {
@@ -113,7 +100,7 @@ class StormRank {
     }
   }
 
-  // False: its job was over, or it leaves early.
+  // False: it leaves early.
   bool TakeAll() {
     for (;;) {
       while (held_.size() >= options_.kind.hold ||
@@ -130,11 +117,6 @@ class StormRank {
         if (error.code() != PENSTOCK_RESOURCE_EXHAUSTED || held_.empty()) throw;
         ReleaseAll();
         continue;
-      }
-      if (taken_ == 0 && !batch.redelivered() &&
-          known_.count({batch.epoch(), batch.step()}) > 0) {
-        log_.Over();
-        return false;
       }
       Take(std::move(batch));
       if (taken_ == options_.leave_after) return false;
@@ -185,7 +167,6 @@ class StormRank {
   const StormRankOptions options_;
   RankLogWriter log_;
   std::mt19937_64 random_;
-  std::set<std::pair<uint64_t, uint64_t>> known_;  // epoch, step
   std::unique_ptr<Reader> reader_;
   std::vector<Held> held_;
   uint64_t taken_ = 0;

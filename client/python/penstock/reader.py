@@ -381,6 +381,7 @@ def attach(dataset: Union[Path, Dataset, None] = None,
            window: Optional[int] = None,
            consumers: Optional[int] = None,
            full_epoch: bool = False,
+           per_host: bool = False,
            wait_s: Optional[float] = None,
            reconnect_s: Optional[float] = None,
            timeout_s: Optional[float] = None,
@@ -409,6 +410,9 @@ def attach(dataset: Union[Path, Dataset, None] = None,
       lag: broadcast, a consumer is ``window`` batches behind: "block" the
         others (default), "skip" batches, "fail".
       window, consumers, full_epoch: broadcast; see ``penstock.h``.
+      per_host: dynamic, when ranks run on several hosts: every host delivers
+        all rows to its own ranks. Without it such an attach is refused, because
+        hosts cannot divide a dynamic job between them.
       wait_s: for ranks that are missing or died, then the job fails (600 s).
       reconnect_s: for the broker to come back when it died (60 s); 0: do not
         wait.
@@ -436,6 +440,7 @@ def attach(dataset: Union[Path, Dataset, None] = None,
         timeout_s=seconds("timeout_s", timeout_s),
         repeat_first=bool(repeat_first), window=number("window", window, 0, 0),
         consumers=number("consumers", consumers, 0, 0), full_epoch=bool(full_epoch),
+        per_host=bool(per_host),
         wait_s=seconds("wait_s", wait_s),
         reconnect_s=reconnect_option(reconnect_s),
         node=number("node", node, 0, -1), autostart=bool(autostart))
