@@ -66,15 +66,6 @@ bool HasSeveralNodes() {
   return online.find_first_of("-,") != std::string::npos;
 }
 
-StatusOr<std::string> ReadStateFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return ErrnoError(errno, "read PENSTOCK_STATE '" + path + "'");
-  std::string text(JobState::kTextBytesMax + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
-}
-
 // Puts dataset name or spec text into the request.
 Status DescribeDataset(const AttachOptions& options,
                        const Environment& environment,
@@ -185,22 +176,18 @@ void DescribeDelivery(const AttachOptions& options, nlohmann::json* request) {
 
 Status DescribeStart(const AttachOptions& options,
                      const Environment& environment, nlohmann::json* request) {
-  std::string text = options.state;
-  if (const auto file = environment("PENSTOCK_STATE");
-      text.empty() && file.has_value()) {
-    PENSTOCK_ASSIGN_OR_RETURN(text, ReadStateFile(*file));
-    if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
-      return InvalidArgumentError(
-          "PENSTOCK_STATE '{}' is empty: half a checkpoint? `penstock run` "
-          "without --state begins anew",
-          *file);
-    }
+  StatusOr<JobState> state = JobState();
+  if (!options.state.empty()) {
+    state = ParseJobState(options.state);
+  } else if (const auto file = environment("PENSTOCK_STATE")) {
+    state = ReadJobState(*file);
     // It is of one dataset; a trainer may use others beside it.
     (*request)["state_of_same_dataset"] = true;
+  } else {
+    return OkStatus();
   }
-  if (text.empty()) return OkStatus();
-  PENSTOCK_ASSIGN_OR_RETURN(const JobState state, ParseJobState(text));
-  (*request)["state"] = JobStateToJson(state);
+  if (!state.ok()) return state.status();
+  (*request)["state"] = JobStateToJson(*state);
   return OkStatus();
 }
 

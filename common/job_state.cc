@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/text_file.h"
+
 namespace penstock {
 namespace {
 
@@ -152,6 +154,28 @@ StatusOr<JobState> ParseJobState(const std::string& text) {
         "not a Penstock state: not JSON: {}",
         what.substr(text_begins == what.npos ? 0 : text_begins + 2, 200));
   }
+}
+
+StatusOr<JobState> ReadJobState(const std::string& path) {
+  const auto refused = [](const Status& status) {
+    return Status(status.code(),
+                  status.message() +
+                      "; wanted a state that `penstock state --save` or a "
+                      "trainer wrote; the job begins anew without --state "
+                      "(PENSTOCK_STATE)");
+  };
+  const auto text = ReadTextFile("state file", path, JobState::kTextBytesMax);
+  if (!text.ok()) return refused(text.status());
+  if (text->find_first_not_of(" \t\r\n") == std::string::npos) {
+    return refused(InvalidArgumentError(
+        "state file '{}' is empty, perhaps half a checkpoint", path));
+  }
+  auto state = ParseJobState(*text);
+  if (!state.ok()) {
+    return refused(
+        state.status().Prepend(fmt::format("state file '{}'", path)));
+  }
+  return state;
 }
 
 std::string DifferingIdentity(const JobState& state, const JobState& here) {

@@ -64,6 +64,9 @@ nlohmann::json JobStateToJson(const JobState& state);
 StatusOr<JobState> JobStateFromJson(const nlohmann::json& json);
 // Of text, as it was saved.
 StatusOr<JobState> ParseJobState(const std::string& text);
+// Of the file that `penstock state --save` or a trainer wrote. Errors, also
+// what the kernel says, name the file and the way out.
+StatusOr<JobState> ReadJobState(const std::string& path);
 
 // "" or what of the identity differs: "shuffle: seed 42 in the state, 43 here".
 std::string DifferingIdentity(const JobState& state, const JobState& here);

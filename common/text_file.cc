@@ -23,7 +23,7 @@ StatusOr<std::string> ReadTextFile(const std::string& what,
   if (fstat(fd.get(), &info) != 0) return failed(errno);
   if (!S_ISREG(info.st_mode)) {
     return InvalidArgumentError(
-        "{} '{}' is {}; name the YAML file", what, name,
+        "{} '{}' is {}; wanted a file of text", what, name,
         S_ISDIR(info.st_mode) ? "a folder" : "not a regular file");
   }
   std::string text(bytes_max + 1, '\0');

@@ -1,4 +1,4 @@
-// Reads the small text files that people write: specs and configurations.
+// Reads small text files: specs, configurations, states.
 #ifndef COMMON_TEXT_FILE_H_
 #define COMMON_TEXT_FILE_H_
 

@@ -86,6 +86,38 @@ class BadInput(unittest.TestCase):
         return self.penstock("bench", "--dataset", self.spec(text), "--ranks",
                              "2", "--verify", "--json", *more)
 
+    def test_a_state_file_that_is_none_is_named_before_anything_starts(self):
+        spec = self.spec("dataset: d\nsource: {range: 8}\nbatch: {size: 4}\n")
+        (self.folder / "folder").mkdir()
+        os.mkfifo(self.folder / "fifo")
+        files = {"empty.json": "", "blank.json": " \n", "half.json": "{",
+                 "newer.json": '{"penstock_state": 9}',
+                 "other.json": '{"penstock_state": 1, "dataset": 3}',
+                 "large.json": " " * (2 << 20)}
+        for name, text in files.items():
+            (self.folder / name).write_text(text)
+        for name, found in (("empty.json", "is empty, perhaps half a checkpoint"),
+                            ("blank.json", "is empty, perhaps half a checkpoint"),
+                            ("half.json", "not a Penstock state: not JSON"),
+                            ("newer.json", "a state of version 9"),
+                            ("other.json", "'dataset' is 3: wanted a string"),
+                            ("large.json", "is larger than 1024 KiB"),
+                            ("folder", "is a folder"),
+                            ("fifo", "is not a regular file"),
+                            ("none.json", "No such file"),
+                            ("", "No such file")):
+            with self.subTest(name):
+                run = self.penstock("run", "--dataset", spec, "--state", name,
+                                    "--ranks", "1", "--", "echo", "started")
+                self.assertEqual(run.returncode, 1, run.stderr)
+                self.assertEqual(run.stdout, "")
+                self.assertIn(f"state file '{name}'", run.stderr)
+                self.assertIn(found, run.stderr)
+                self.assertIn("wanted a state that `penstock state --save` or a "
+                              "trainer wrote; the job begins anew without --state",
+                              run.stderr)
+                self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
+
     def test_unknown_key_names_line_column_and_the_key_meant(self):
         self.refused("dataset: x\nsource: {range: 4}\nbatch: {size: 2}\n"
                      "shufle: {seed: 1}\n", "spec.yaml:4:1", "shuffle")

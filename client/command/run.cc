@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "client/command/interrupt.h"
 #include "client/command/json_field.h"
@@ -14,6 +15,7 @@
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/supervise.h"
+#include "common/job_state.h"
 
 namespace penstock {
 namespace {
@@ -23,7 +25,7 @@ constexpr double kGraceMax_s = 86400;
 
 struct RunOptions {
   std::vector<std::string> datasets;
-  std::string state;
+  std::optional<std::string> state;
   int ranks = 0;
   bool tag_output = false;
   bool report = false;
@@ -136,11 +138,14 @@ StatusOr<int> Run(const RunOptions& options) {
         "train.yaml --ranks 4 -- ./trainer`");
     return kExitUsage;
   }
-  // Every mistake in a spec is told before anything is started.
+  // Every mistake in a file is told before anything is started.
   std::vector<SpecFile> files;
   for (const std::string& name : options.datasets) {
     PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(name));
     files.push_back(std::move(file));
+  }
+  if (options.state) {
+    PENSTOCK_RETURN_IF_ERROR(ReadJobState(*options.state).status());
   }
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
@@ -157,11 +162,11 @@ StatusOr<int> Run(const RunOptions& options) {
     PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
                               broker->Call({{"op", "ping"}}));
   }
-  if (!options.state.empty()) {
+  if (options.state) {
     std::error_code error;
     variables.emplace_back(
         "PENSTOCK_STATE",
-        std::filesystem::absolute(options.state, error).string());
+        std::filesystem::absolute(*options.state, error).string());
   }
   const char* job = std::getenv("PENSTOCK_JOB");
   if (job == nullptr || *job == '\0') {
@@ -198,8 +203,7 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
   run->add_option("--state", options->state,
                   "Begin where this file says (`penstock state --save`, or a "
                   "trainer's own): sets PENSTOCK_STATE")
-      ->type_name("FILE")
-      ->check(CLI::ExistingFile.description(""));
+      ->type_name("FILE");
   run->add_option("--ranks", options->ranks,
                   "Copies of the command to start, each with its rank "
                   "variables; 0: start it once, it starts the ranks itself")
