@@ -73,7 +73,7 @@ Status DescribeDataset(const AttachOptions& options,
   std::error_code error;
   if (!options.spec.empty()) {
     (*request)["spec"] = options.spec;
-    (*request)["file"] = "spec";
+    (*request)["file"] = options.spec_generated ? "" : "spec";
     (*request)["base"] = std::filesystem::current_path(error).string();
     return OkStatus();
   }

@@ -16,6 +16,7 @@ namespace penstock {
 struct AttachOptions {
   std::string dataset;           // registered name or spec file
   std::string spec;              // or the text itself
+  bool spec_generated = false;   // nobody has seen its lines
   std::string job;               // "": PENSTOCK_JOB, the launcher's, "default"
   std::string socket;            // "": PENSTOCK_SOCKET, the default
   int64_t rank = -1;             // -1: the launcher's

@@ -118,6 +118,7 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
     attach.wait_s = given.wait_s;
     attach.node = given.node;
     attach.autostart = given.autostart != 0;
+    attach.spec_generated = given.spec_generated != 0;
     if (given.cancelled != nullptr) {
       attach.cancelled = [ask = given.cancelled,
                           context = given.cancelled_context] {

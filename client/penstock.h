@@ -139,11 +139,14 @@ typedef struct penstock_options {
    * PENSTOCK_CANCELLED. How Python looks for Ctrl-C. */
   int32_t (*cancelled)(void* context);
   void* cancelled_context;
+  int32_t spec_generated;    /* not 0: a program wrote `spec`, and errors in it
+                                name the key (map[0].cast.dtype), not the line */
+  int32_t reserved2;
 } penstock_options;
 #define PENSTOCK_OPTIONS_INIT                                                \
   {                                                                          \
     sizeof(penstock_options), -1, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0.0, 0.0, -1, 0, 0, 0                                          \
+        0, 0, 0.0, 0.0, -1, 0, 0, 0, 0, 0                                    \
   }
 
 /* One tensor of an element: without the batch dimension. Strings live as long

@@ -179,7 +179,7 @@ struct FunctionOp {
     kPlugin   // of a shared library, run in the workers (penstock_plugin.h)
   };
   Kind kind = Kind::kPython;
-  std::string library;   // kPlugin: a file name
+  std::string library;  // kPlugin: a file name
   std::string function;
   // What it returns; absent: what it is given.
   std::optional<ElementSpec> features;
@@ -223,9 +223,10 @@ struct DatasetSpec {
 };
 
 // Parses and checks text. file stands in front of every error message
-// ("train.yaml:7:3: unknown key 'shufle'; did you mean 'shuffle'?"); relative
-// paths are taken from base_dir. Checks what the text alone can tell; it opens
-// no file. Errors: InvalidArgument only.
+// ("train.yaml:7:3: unknown key 'shufle'; did you mean 'shuffle'?"). file "":
+// a program wrote the text, and errors name the key's path instead ("spec:
+// map[0].cast.dtype: ..."). Relative paths are taken from base_dir. Checks what
+// the text alone can tell; it opens no file. Errors: InvalidArgument only.
 StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
                                        const std::string& file,
                                        const std::string& base_dir);

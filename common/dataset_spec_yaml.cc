@@ -21,8 +21,11 @@ constexpr size_t kPathBytesMax = 4095;  // PATH_MAX without the final zero
 constexpr size_t kKeysMax = 256;
 
 Status ErrorAt(const std::string& file, int line, int column,
-               const std::string& message) {
-  return InvalidArgumentError("{}:{}:{}: {}", file, line, column, message);
+               const std::string& path, const std::string& message) {
+  const std::string of_path = path.empty() ? "" : path + ": ";
+  if (file.empty()) return InvalidArgumentError("spec: {}{}", of_path, message);
+  return InvalidArgumentError("{}:{}:{}: {}{}", file, line, column, of_path,
+                              message);
 }
 
 bool IsControl(char c) {
@@ -59,12 +62,12 @@ Status CheckCharacters(std::string_view text, const std::string& file) {
     const char c = text[i];
     const size_t bytes = Utf8Bytes(text, i);
     if (bytes == 0) {
-      return ErrorAt(file, line, column,
+      return ErrorAt(file, line, column, "",
                      fmt::format("byte 0x{:02x} is not UTF-8 text",
                                  static_cast<unsigned char>(c)));
     }
     if (IsControl(c) && c != '\n' && c != '\t' && c != '\r') {
-      return ErrorAt(file, line, column,
+      return ErrorAt(file, line, column, "",
                      fmt::format("control character 0x{:02x}",
                                  static_cast<unsigned char>(c)));
     }
@@ -95,6 +98,21 @@ class TreeBuilder : public YAML::EventHandler {
 
   bool has_document() const { return documents_ > 0; }
   YamlNode TakeRoot() { return std::move(root_); }
+
+  // Of what is being read, "map[2].flip", as SpecValue has it. Keys are
+  // anybody's text: cut and escaped.
+  std::string Path() const {
+    std::string path;
+    for (const auto& [node, mark, block] : open_) {
+      if (node.kind == YamlNode::Kind::kSequence) {
+        path += fmt::format("[{}]", node.items.size());
+      } else if (node.keys.size() > node.items.size()) {
+        const std::string key = Quoted(node.keys.back().text);
+        path += (path.empty() ? "" : ".") + key.substr(1, key.size() - 2);
+      }
+    }
+    return path;
+  }
 
   // yaml-cpp counts lines and bytes from 0; we characters from 1.
   void Place(const YAML::Mark& mark, int* line, int* column) {
@@ -348,7 +366,7 @@ bool ParseDecimalFraction(std::string_view text, double* out) {
 
 StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
   if (text.size() > kSpecBytesMax) {
-    return ErrorAt(file, 1, 1,
+    return ErrorAt(file, 1, 1, "",
                    fmt::format("{} bytes of text; at most {} may be",
                                text.size(), kSpecBytesMax));
   }
@@ -358,22 +376,25 @@ StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
   }
   PENSTOCK_RETURN_IF_ERROR(CheckCharacters(text, file));
   TreeBuilder builder(text);
-  int line = 1;
-  int column = 1;
+  const auto refuse = [&](const Refused& refused) {
+    int line = 1;
+    int column = 1;
+    builder.Place(refused.mark, &line, &column);
+    // Where there are lines, they say enough of what is wrong with the text.
+    return ErrorAt(file, line, column, file.empty() ? builder.Path() : "",
+                   refused.message);
+  };
   try {
     std::istringstream stream{std::string(text)};
     YAML::Parser parser(stream);
     while (parser.HandleNextDocument(builder)) {
     }
   } catch (const Refused& refused) {
-    builder.Place(refused.mark, &line, &column);
-    return ErrorAt(file, line, column, refused.message);
+    return refuse(refused);
   } catch (const YAML::Exception& error) {
-    const Refused refused = builder.Explain(error);
-    builder.Place(refused.mark, &line, &column);
-    return ErrorAt(file, line, column, refused.message);
+    return refuse(builder.Explain(error));
   } catch (const std::exception& error) {
-    return ErrorAt(file, 1, 1, fmt::format("not YAML: {}", error.what()));
+    return ErrorAt(file, 1, 1, "", fmt::format("not YAML: {}", error.what()));
   }
   if (!builder.has_document()) return YamlNode();
   return builder.TakeRoot();
@@ -422,17 +443,16 @@ bool SpecValue::IsWholeNumber() const {
 }
 
 Status SpecValue::Error(const std::string& message) const {
-  return ErrorAt(*file_, line_, column_,
-                 path_.empty() ? message : path_ + ": " + message);
+  return ErrorAt(*file_, line_, column_, path_, message);
 }
 
 Status SpecValue::KeyError(size_t i, const std::string& message) const {
-  return ErrorAt(*file_, node_->keys[i].line, node_->keys[i].column,
-                 path_.empty() ? message : path_ + ": " + message);
+  return ErrorAt(*file_, node_->keys[i].line, node_->keys[i].column, path_,
+                 message);
 }
 
 Status SpecValue::Absent() const {
-  return required_ ? ErrorAt(*file_, line_, column_, path_ + " is missing")
+  return required_ ? ErrorAt(*file_, line_, column_, "", path_ + " is missing")
                    : OkStatus();
 }
 

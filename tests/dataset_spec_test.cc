@@ -368,7 +368,47 @@ TEST(DatasetSpecTest, TensorValuesMustFitTheirDType) {
   EXPECT_THAT(error("float64", "~"), HasSubstr("found nothing"));
   EXPECT_THAT(error("bool", "1"),
               StartsWith("1:42: source.tensors.features.x.dtype: unknown "
-                         "value 'bool'; known here: uint8, "));
+                         "value 'complex64'; known here: uint8, "));
+}
+
+// ---- errors: a text that a program wrote
+// ------------------------------------------
+
+TEST(DatasetSpecTest, ErrorsInAGeneratedTextNameTheKeyAndNoLine) {
+  const auto error = [](const std::string& text) {
+    return ParseDatasetSpec(text, "", "/base/dir").status().message();
+  };
+  const std::string rest = R"(, "source": {"range": 8}, "batch": {"size": 4}})";
+  EXPECT_THAT(error(R"({"dataset": "d", "map": [{"flip": {}}, )"
+                    R"({"cast": {"dtype": "float33"}}])" +
+                    rest),
+              StartsWith("spec: map[1].cast.dtype: unknown value 'float33'; "
+                         "did you mean 'float32'?"));
+  EXPECT_EQ(error(R"({"dataset": "d", "map": [{"cast": {"dtpye": 1}}])" + rest),
+            "spec: map[0].cast: unknown key 'dtpye'; did you mean 'dtype'?");
+  EXPECT_EQ(error(R"({"dataset": "d", "shufle": {})" + rest),
+            "spec: unknown key 'shufle'; did you mean 'shuffle'?");
+  EXPECT_EQ(error(R"({"dataset": "d", "source": {"range": 8}})"),
+            "spec: batch is missing");
+  // What is wrong with the text itself.
+  EXPECT_EQ(
+      error(R"({"dataset": "d", "source": {"tensors": {"features": {"x": )" +
+            std::string(40, '[') + std::string(40, ']') + "}}}}"),
+      "spec: source.tensors.features.x" +
+          [] {
+            std::string path;
+            for (int i = 0; i < 28; ++i) path += "[0]";
+            return path;
+          }() +
+          ": nested more than 32 deep");
+  std::string keys;
+  for (int i = 0; i <= 256; ++i) {
+    keys += fmt::format(R"("k{}": 0, )", i);
+  }
+  EXPECT_EQ(error(R"({"dataset": "d", "map": [{}, {"cast": {)" + keys + "}}]}"),
+            "spec: map[1].cast: more than 256 keys");
+  EXPECT_EQ(error(std::string(70000, ' ')),
+            "spec: 70000 bytes of text; at most 65536 may be");
 }
 
 // ---- errors: text that is not strict YAML

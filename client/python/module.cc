@@ -276,6 +276,7 @@ class Reader {
     given.autostart = options.autostart ? 1 : 0;
     given.cancelled = &SignalArrived;
     int code;
+    given.spec_generated = 1;  // by penstock.Dataset
     {
       const WithoutGil no_gil;
       code = penstock_attach(&given, &reader_);

@@ -21,6 +21,9 @@ void Check(std::string_view text) {
             "a text that is refused is an invalid argument");
     Require(spec.status().message().rfind("a.yaml:", 0) == 0,
             "a refusal begins with file and place");
+    const Status generated = ParseDatasetSpec(text, "", "/base").status();
+    Require(generated.message().rfind("spec: ", 0) == 0,
+            "a refusal of a text without lines begins so");
     return;
   }
   const nlohmann::ordered_json json = DatasetSpecToJson(*spec);

@@ -1,6 +1,7 @@
 """A spec written in Python is the one a YAML file has."""
 
 import json
+import re
 
 import numpy as np
 import penstock
@@ -93,6 +94,44 @@ def test_fixed_length_records(attach, tmp_path):
         path, {"x": {"dtype": "int32", "shape": [3]}}).batch(4)
     assert attach(dataset).next()["x"].tolist() == [
         [0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+@pytest.mark.parametrize("dataset,message", [
+    (penstock.Dataset.range(8).map(penstock.flip(), penstock.cast("float33")).batch(4),
+     "spec: map[1].cast.dtype: unknown value 'float33'; did you mean 'float32'?"),
+    (penstock.Dataset.range(8).map({"cast": {"dtpye": "int8"}}).batch(4),
+     "spec: map[0].cast: unknown key 'dtpye'; did you mean 'dtype'?"),
+    (penstock.Dataset.range(8), "spec: batch is missing"),
+    (penstock.Dataset.range(8).batch(0),
+     "spec: batch.size: wanted a whole number from 1 to 16777216, found '0'"),
+    (penstock.Dataset.tensors({"x": [[1, 2], [3]]}).batch(1),
+     "spec: source.tensors.features.x[1]: ragged: "),
+    (penstock.Dataset.tensors({"x": list(range(100_000))}).batch(1),
+     "bytes"),
+])
+def test_errors_name_the_key_and_no_line(attach, dataset, message):
+    with pytest.raises(penstock.InvalidArgument) as failure:
+        attach(dataset)
+    assert message in str(failure.value)
+    assert not re.search(r":\d+:\d+", str(failure.value))
+
+
+def test_a_path_of_any_characters(attach, tmp_path):
+    path = tmp_path / "\u00e4\u2028\U0001f600"
+    path.write_bytes(bytes(8))
+    dataset = penstock.Dataset.fixed_length_records(
+        path, {"x": penstock.TensorSpec((), "int64")}).batch(1)
+    assert json.loads(dataset.to_json()) == dataset.to_dict()
+    assert attach(dataset).next()["x"].tolist() == [0]
+    with pytest.raises(penstock.InvalidArgument, match="no valid Unicode"):
+        attach(dataset.named("\ud800"))
+
+
+def test_errors_in_a_file_name_the_line(attach, tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("dataset: d\nsource: {range: 8}\nbatch: {size: 0}\n")
+    with pytest.raises(penstock.InvalidArgument, match=r"spec.yaml:3:15: batch.size: "):
+        attach(path)
 
 
 def test_every_option_of_the_job(attach):

@@ -10,8 +10,8 @@
 
 Each step returns a new Dataset. Nothing is read or checked here: the broker
 checks a spec when it is attached (``penstock check`` at any time), and its errors
-name the key. Values that are not given are the spec's defaults; the format is
-documented with it.
+name the key (``spec: map[0].cast.dtype: ...``). Values that are not given are the
+spec's defaults; the format is documented with it.
 """
 
 from __future__ import annotations
@@ -380,7 +380,8 @@ class Dataset:
         return spec
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict())
+        # YAML knows no pairs of surrogates, which JSON's escapes are made of.
+        return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def to_yaml(self) -> str:
         """The text of a spec file."""

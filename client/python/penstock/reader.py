@@ -447,7 +447,7 @@ def attach(dataset: Union[Path, Dataset, None] = None,
     if autostart and sys.executable:  # its Python functions are to be run by this interpreter
         os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)
     if isinstance(dataset, Dataset):
-        options["spec"] = dataset.to_json()
+        options["spec"] = text("dataset", dataset.to_json())
     else:
         options["dataset"] = path(
             "dataset", dataset,
