@@ -334,7 +334,7 @@ int penstock_produce(const penstock_producer_options* options,
       if (!AllGiven(from.name)) {
         return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
       }
-      if (from.dtype < PENSTOCK_UINT8 || from.dtype > PENSTOCK_FLOAT64 ||
+      if (from.dtype < PENSTOCK_UINT8 || from.dtype > PENSTOCK_BOOL ||
           from.dimensions >= PENSTOCK_DIMENSIONS_MAX ||
           std::any_of(from.shape, from.shape + from.dimensions,
                       [](int64_t size) { return size < 1; })) {

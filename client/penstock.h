@@ -64,7 +64,8 @@ enum {
   PENSTOCK_FLOAT16 = 6,
   PENSTOCK_BFLOAT16 = 7,
   PENSTOCK_FLOAT32 = 8,
-  PENSTOCK_FLOAT64 = 9
+  PENSTOCK_FLOAT64 = 9,
+  PENSTOCK_BOOL = 10 /* one byte, 0 or 1 */
 };
 
 #define PENSTOCK_DIMENSIONS_MAX 9
@@ -154,7 +155,7 @@ typedef struct penstock_options {
 typedef struct penstock_feature {
   const char* name;
   uint32_t dtype; /* 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float16,
-                     7 bfloat16, 8 float32, 9 float64 */
+                     7 bfloat16, 8 float32, 9 float64, 10 bool */
   uint32_t dimensions;
   int64_t shape[PENSTOCK_DIMENSIONS_MAX];
   uint64_t row_bytes;
@@ -326,7 +327,8 @@ PENSTOCK_API int penstock_producer_reserve(penstock_producer* producer,
 PENSTOCK_API void* penstock_producer_data(const penstock_producer* producer,
                                           uint32_t feature);
 /* The first rows of those reserved are whole. Returns without waiting for anybody
- * to take them. */
+ * to take them. INVALID_ARGUMENT: a bool that is neither 0 nor 1; the rows are
+ * still reserved, and can be put once they are mended. */
 PENSTOCK_API int penstock_producer_put(penstock_producer* producer, uint64_t rows);
 /* It has put all of its rows. */
 PENSTOCK_API int penstock_producer_finish(penstock_producer* producer);

@@ -75,6 +75,10 @@ template <>
 struct DTypeOf<double> {
   static constexpr uint32_t value = PENSTOCK_FLOAT64;
 };
+template <>
+struct DTypeOf<bool> {
+  static constexpr uint32_t value = PENSTOCK_BOOL;
+};
 }  // namespace internal
 
 // See penstock_options; what is left out comes from the launcher.
@@ -166,7 +170,8 @@ class Batch {
     return data;
   }
   // All values of a feature, [rows, shape...] flattened. Throws when it is not
-  // there or has another dtype. float16 and bfloat16: use data().
+  // there or has another dtype. A bool is true or false, whatever a file or a
+  // producer had in it. float16 and bfloat16: use data().
   template <typename T>
   std::span<const T> get(const std::string& feature) const {
     const int index =

@@ -33,7 +33,8 @@ extern "C" {
 struct penstock_plugin_tensor {
   const char* name;
   uint32_t dtype;       /* 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64,
-                           6 float16, 7 bfloat16, 8 float32, 9 float64 */
+                           6 float16, 7 bfloat16, 8 float32, 9 float64,
+                           10 bool: one byte, 0 or 1 */
   uint32_t rank;        /* dimensions of shape */
   const int64_t* shape; /* C order; of a file's bytes: [bytes] */
   void* data;           /* aligned to 64; inputs may be overwritten */

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <span>
 
 #include "client/attach_request.h"
 
@@ -327,12 +328,28 @@ std::byte* Producer::data(size_t feature) const {
          place_ % layout_.rows * layout_.row_bytes[feature];
 }
 
+Status Producer::CheckBools(uint64_t rows) const {
+  for (size_t i = 0; i < features_.size(); ++i) {
+    if (features_[i].dtype != DType::kBool) continue;
+    const uint64_t row_bytes = features_[i].RowBytes();
+    const std::span<const std::byte> bytes(data(i), rows * row_bytes);
+    const std::optional<size_t> wrong = FirstNotBool(bytes);
+    if (!wrong) continue;
+    return InvalidArgumentError(
+        "feature '{}': byte {} of row {} of this put is {}; a bool is 0 or 1",
+        features_[i].name, *wrong % row_bytes, *wrong / row_bytes,
+        std::to_integer<int>(bytes[*wrong]));
+  }
+  return OkStatus();
+}
+
 Status Producer::Put(uint64_t rows) {
   PENSTOCK_RETURN_IF_ERROR(Check());
   if (rows == 0 || rows > reserved_) {
     return InvalidArgumentError("a put of {} rows: {} are reserved", rows,
                                 reserved_);
   }
+  PENSTOCK_RETURN_IF_ERROR(CheckBools(rows));
   const Deadline deadline = DeadlineOf(timeout_s_);
   PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
   while (unanswered_.size() >= kUnansweredMax) {

@@ -54,7 +54,8 @@ class Producer {
   // nullptr: no rows are reserved. Row by row, RowBytes apart.
   std::byte* data(size_t feature) const;
   // The first rows of those reserved are whole. Does not wait for anybody to
-  // take them.
+  // take them. InvalidArgument: a bool that is neither 0 nor 1; the rows are
+  // still reserved.
   Status Put(uint64_t rows);
   // All that was put has arrived, and no more will come. Then the producer is
   // of no more use, as after Fail.
@@ -70,6 +71,8 @@ class Producer {
  private:
   Producer() = default;
   Status Check() const;  // not a forked child, not over
+  // Of the rows that are to be put. The broker would fail the job of all.
+  Status CheckBools(uint64_t rows) const;
   // Asks to be let in, for the first time or again; the broker says which puts
   // of a former life it knows, the others are to be sent again.
   Status Join(Fd control, const Deadline& deadline);

@@ -78,7 +78,8 @@ Status ReadDType(const SpecValue& value, DType* out) {
                             {"float16", DType::kFloat16},
                             {"bfloat16", DType::kBFloat16},
                             {"float32", DType::kFloat32},
-                            {"float64", DType::kFloat64}},
+                            {"float64", DType::kFloat64},
+                            {"bool", DType::kBool}},
                            out);
 }
 

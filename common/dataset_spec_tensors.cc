@@ -1,8 +1,10 @@
 #include "common/dataset_spec_tensors.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 namespace penstock {
@@ -109,6 +111,12 @@ Status AppendNumber(const SpecValue& value, DType dtype,
       return AppendFloat<float>(value, data);
     case DType::kFloat64:
       return AppendFloat<double>(value, data);
+    case DType::kBool: {
+      bool truth = false;
+      PENSTOCK_RETURN_IF_ERROR(value.Bool(&truth));
+      Append(truth, data);
+      return OkStatus();
+    }
   }
   return value.Wanted("a known dtype");
 }
@@ -135,10 +143,12 @@ Status ReadTensor(const SpecValue& values, std::optional<DType> dtype,
   PENSTOCK_RETURN_IF_ERROR(Collect(values, shape, 0, &numbers));
 
   if (!dtype) {
-    dtype = DType::kInt64;
-    for (const SpecValue& number : numbers) {
-      if (!number.IsWholeNumber()) dtype = DType::kFloat32;
-    }
+    const auto all = [&](bool (SpecValue::*is)() const) {
+      return std::all_of(numbers.begin(), numbers.end(), std::mem_fn(is));
+    };
+    dtype = all(&SpecValue::IsWholeNumber) ? DType::kInt64
+            : all(&SpecValue::IsBool)      ? DType::kBool
+                                           : DType::kFloat32;
   }
   for (const SpecValue& number : numbers) {
     PENSTOCK_RETURN_IF_ERROR(AppendNumber(number, *dtype, &tensor->data));

@@ -442,6 +442,11 @@ bool SpecValue::IsWholeNumber() const {
   return IsScalar() && node_->plain && IsDecimal(node_->text);
 }
 
+bool SpecValue::IsBool() const {
+  return IsScalar() && node_->plain &&
+         (node_->text == "true" || node_->text == "false");
+}
+
 Status SpecValue::Error(const std::string& message) const {
   return ErrorAt(*file_, line_, column_, path_, message);
 }
@@ -582,10 +587,7 @@ Status SpecValue::Double(double min, double max, double* out) const {
 
 Status SpecValue::Bool(bool* out) const {
   if (!present()) return Absent();
-  if (!IsScalar() || !node_->plain ||
-      (node_->text != "true" && node_->text != "false")) {
-    return Wanted("true or false");
-  }
+  if (!IsBool()) return Wanted("true or false");
   *out = node_->text == "true";
   return OkStatus();
 }

@@ -67,6 +67,8 @@ class SpecValue {
   }
   // A number as Int reads it, of whatever size.
   bool IsWholeNumber() const;
+  // true or false, as Bool reads it.
+  bool IsBool() const;
 
   // A mapping that has none but these keys. wanted stands before their list in
   // the message.

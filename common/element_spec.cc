@@ -1,6 +1,8 @@
 #include "common/element_spec.h"
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 namespace penstock {
@@ -11,7 +13,7 @@ struct DTypeInfo {
   std::string_view name;
   uint32_t bytes;
 };
-constexpr std::array<DTypeInfo, 9> kDTypes = {{
+constexpr std::array<DTypeInfo, 10> kDTypes = {{
     {DType::kUint8, "uint8", 1},
     {DType::kInt8, "int8", 1},
     {DType::kInt16, "int16", 2},
@@ -21,6 +23,7 @@ constexpr std::array<DTypeInfo, 9> kDTypes = {{
     {DType::kBFloat16, "bfloat16", 2},
     {DType::kFloat32, "float32", 4},
     {DType::kFloat64, "float64", 8},
+    {DType::kBool, "bool", 1},
 }};
 
 constexpr size_t kFeaturesMax = 64;
@@ -45,6 +48,21 @@ StatusOr<DType> DTypeFromName(std::string_view name) {
     known += (known.empty() ? "" : ", ") + std::string(info.name);
   }
   return InvalidArgumentError("unknown dtype '{}'; known are {}", name, known);
+}
+
+std::optional<size_t> FirstNotBool(std::span<const std::byte> bytes) {
+  constexpr uint64_t kNotBools = ~uint64_t{0x0101'0101'0101'0101};
+  size_t begin = 0;
+  for (; bytes.size() - begin >= sizeof(uint64_t); begin += sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, bytes.data() + begin, sizeof(word));
+    if ((word & kNotBools) != 0) break;
+  }
+  const auto found =
+      std::find_if(bytes.begin() + static_cast<ptrdiff_t>(begin), bytes.end(),
+                   [](std::byte byte) { return byte > std::byte{1}; });
+  if (found == bytes.end()) return std::nullopt;
+  return static_cast<size_t>(found - bytes.begin());
 }
 
 uint64_t Feature::RowBytes() const {

@@ -2,8 +2,11 @@
 #ifndef COMMON_ELEMENT_SPEC_H_
 #define COMMON_ELEMENT_SPEC_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +26,7 @@ enum class DType : uint32_t {
   kBFloat16 = 7,  // the upper half of a binary32
   kFloat32 = 8,
   kFloat64 = 9,
+  kBool = 10,  // one byte, 0 or 1
 };
 
 // Bytes of one value.
@@ -31,6 +35,12 @@ uint32_t DTypeBytes(DType dtype);
 std::string_view DTypeName(DType dtype);
 // InvalidArgument names the known dtypes.
 StatusOr<DType> DTypeFromName(std::string_view name);
+
+// The first byte that is no bool, being neither 0 nor 1; nullopt: all are.
+// Bytes that come from elsewhere are checked before anybody takes them for
+// bools: C++ may do anything with another value, and NumPy compares `True` with
+// 2 byte by byte.
+std::optional<size_t> FirstNotBool(std::span<const std::byte> bytes);
 
 // One tensor of a row. shape is without the batch dimension; a scalar has {}.
 struct Feature {

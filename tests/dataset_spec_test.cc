@@ -292,6 +292,15 @@ TEST(DatasetSpecTest, TensorsWithAFractionAreFloat32) {
 }
 
 TEST(DatasetSpecTest, TensorsOfEveryDType) {
+TEST(DatasetSpecTest, TensorsOfTrueAndFalseAreBool) {
+  const auto source = SourceOf<TensorsSource>(
+      "{tensors: {features: {x: [[true, false], [false, true]]}}}");
+  EXPECT_EQ(source.tensors[0].feature, (Feature{"x", DType::kBool, {2}}));
+  EXPECT_THAT(Values<uint8_t>(source.tensors[0]), ElementsAre(1, 0, 0, 1));
+  EXPECT_THAT(ErrorOf(WithSource("{tensors: {features: {x: [true, 2]}}}")),
+              EndsWith("found 'true'"));
+}
+
   const auto tensor = [](const std::string& dtype, const std::string& values) {
     return SourceOf<TensorsSource>("{tensors: {features: {x: {dtype: " + dtype +
                                    ", values: " + values + "}}}}")
@@ -310,6 +319,8 @@ TEST(DatasetSpecTest, TensorsOfEveryDType) {
   EXPECT_THAT(Values<double>(tensor("float64", "[0.1, 3]")),
               ElementsAre(0.1, 3));
   // one, -2, the largest, the smallest normal, the smallest subnormal, half of
+  EXPECT_THAT(Values<uint8_t>(tensor("bool", "[true, false]")),
+              ElementsAre(1, 0));
   // it (a tie to even), rounding up into the next exponent
   EXPECT_THAT(
       Values<uint16_t>(tensor("float16",
@@ -366,7 +377,9 @@ TEST(DatasetSpecTest, TensorValuesMustFitTheirDType) {
   EXPECT_THAT(error("float64", "true"), StartsWith("1:63: "));
   EXPECT_THAT(error("float64", "'1'"), HasSubstr("the quoted text '1'"));
   EXPECT_THAT(error("float64", "~"), HasSubstr("found nothing"));
-  EXPECT_THAT(error("bool", "1"),
+  EXPECT_THAT(error("bool", "true"),
+              EndsWith("wanted true or false, found '0'"));
+  EXPECT_THAT(error("complex64", "1"),
               StartsWith("1:42: source.tensors.features.x.dtype: unknown "
                          "value 'complex64'; known here: uint8, "));
 }

@@ -85,6 +85,41 @@ TEST_F(ProducerTest, RowsComeInOrderAndTheLastBatchIsWhatIsLeft) {
   EXPECT_EQ(course.taken[6].global_rows, 4u);
 }
 
+TEST_F(ProducerTest, APutOfWhatIsNoBoolIsRefusedAndCanBeMended) {
+  const Options options = OptionsFor(
+      "dataset: masks\n"
+      "source: {stream: {features: {mask: {dtype: bool, shape: [3]}}}}\n"
+      "batch: {size: 4}\n",
+      0, 1);
+  std::thread thread([&] {
+    ProducerOptions producing = ProducerFor(4);
+    producing.features = {{"mask", PENSTOCK_BOOL, {3}}};
+    Producer producer(producing);
+    producer.reserve(4);
+    uint8_t* const mask = producer.data<uint8_t>(0);
+    for (int i = 0; i < 12; ++i) mask[i] = i % 2;
+    mask[2 * 3 + 1] = 255;
+    const Error error = ErrorOf([&] { producer.put(4); });
+    EXPECT_EQ(error.code(), PENSTOCK_INVALID_ARGUMENT);
+    EXPECT_STREQ(error.what(),
+                 "feature 'mask': byte 1 of row 2 of this put is 255; a bool "
+                 "is 0 or 1");
+    mask[2 * 3 + 1] = 1;
+    producer.put(4);
+    producer.finish();
+  });
+  Reader reader(options);
+  for (Epoch epoch : reader.epochs()) {
+    for (Batch& batch : epoch) {
+      const std::span<const bool> mask = batch.get<bool>("mask");
+      ASSERT_EQ(mask.size(), 12u);
+      for (int i = 0; i < 12; ++i) EXPECT_EQ(mask[i], i % 2 == 1);
+      EXPECT_THROW(batch.get<uint8_t>("mask"), Error);
+    }
+  }
+  thread.join();
+}
+
 TEST_F(ProducerTest, AWholeLastBatchIsTheLast) {
   std::thread producer([&] { Produce(0, 32, 32); });
   Reader reader(OptionsFor(Spec("batch: {size: 16}\n"), 0, 1));

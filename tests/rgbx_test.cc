@@ -202,7 +202,7 @@ void ExpectRowsAreTheWhole(const PixelPass& pass, const Bytes& rgbx,
 TEST_P(RgbxTest, RowsOfValuesAreThoseOfTheWholePicture) {
   const DType dtypes[] = {DType::kUint8,   DType::kInt8,    DType::kInt16,
                           DType::kInt64,   DType::kFloat16, DType::kBFloat16,
-                          DType::kFloat32, DType::kFloat64};
+                          DType::kFloat32, DType::kFloat64, DType::kBool};
   for (const int64_t width : {1, 3, 15, 16, 17, 100}) {
     const ImageSize size = {.height = 3, .width = width};
     const Bytes rgbx = Random(size.height * width * 4);

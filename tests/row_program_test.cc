@@ -362,7 +362,34 @@ TEST_F(RowProgramTest, CastToFloatsRoundsOnce) {
               ElementsAre(1.0, -2.0));
 }
 
-// Small integers are in every dtype: all 81 pairs keep them.
+TEST_F(RowProgramTest, CastToBoolIsTrueOfAllButZero) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT((Cast<uint8_t>(DType::kFloat64, DType::kBool,
+                             std::vector<double>{0, -0.0, 0.25, -3, kNan})),
+              ElementsAre(0, 0, 1, 1, 1));
+  EXPECT_THAT((Cast<uint8_t>(DType::kUint8, DType::kBool,
+                             std::vector<uint8_t>{0, 1, 2, 255})),
+              ElementsAre(0, 1, 1, 1));
+  EXPECT_THAT((Cast<uint8_t>(DType::kInt64, DType::kBool,
+                             std::vector<int64_t>{0, int64_t{1} << 32})),
+              ElementsAre(0, 1));
+}
+
+TEST_F(RowProgramTest, ABoolCastsToOneAndZero) {
+  const std::vector<uint8_t> bools = {0, 1, 1};
+  EXPECT_THAT((Cast<float>(DType::kBool, DType::kFloat32, bools)),
+              ElementsAre(0, 1, 1));
+  EXPECT_THAT((Cast<int64_t>(DType::kBool, DType::kInt64, bools)),
+              ElementsAre(0, 1, 1));
+  EXPECT_THAT((Cast<uint8_t>(DType::kBool, DType::kBool, bools)),
+              ElementsAre(0, 1, 1));
+  Compile({FlipOp{.feature = "mask", .horizontal = 1}},
+          Plain(DType::kBool, {1, 3}, "mask"));
+  EXPECT_EQ(ValuesOf<uint8_t>(Run(BytesOf(bools))),
+            (std::vector<uint8_t>{1, 1, 0}));
+}
+
+// Small integers are in every dtype of numbers: all 81 pairs keep them.
 TEST_F(RowProgramTest, EveryDtypeCastsToEveryOther) {
   constexpr std::array kAll = {
       DType::kUint8,    DType::kInt8,    DType::kInt16,
@@ -382,6 +409,28 @@ TEST_F(RowProgramTest, EveryDtypeCastsToEveryOther) {
 
 // ---- errors
 // ------------------------------------------------------------------
+
+TEST_F(RowProgramTest, AByteThatIsNoBoolIsTheRecordsError) {
+  const RawSpec masks = {{{"id", DType::kUint8, {}}, false},
+                         {{"mask", DType::kBool, {20}}, false}};
+  for (const std::vector<TransformSpec>& map :
+       {std::vector<TransformSpec>{},
+        {CastOp{.feature = "mask", .dtype = DType::kFloat32}}}) {
+    Compile(map, masks);
+    for (const size_t at : {0, 7, 8, 15, 16, 19}) {
+      std::vector<uint8_t> mask(20, 1);
+      EXPECT_TRUE(RunAll({BytesOf<uint8_t>({7}), BytesOf(mask)}).ok());
+      mask[at] = 2;
+      const Status status =
+          RunAll({BytesOf<uint8_t>({7}), BytesOf(mask)}).status();
+      EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+      EXPECT_EQ(status.message(),
+                "feature 'mask': byte " + std::to_string(at) +
+                    " of its row is 2; a bool is 0 or 1 (declare it uint8 and "
+                    "let `cast: {dtype: bool}` make true of all but 0)");
+    }
+  }
+}
 
 TEST_F(RowProgramTest, ErrorsNameTheOpAndTheWayOut) {
   const DecodeImageOp decode{.size = {8, 8}};

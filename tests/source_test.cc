@@ -127,7 +127,7 @@ TEST(TensorsSourceTest, DataThatDoesNotFitIsRefused) {
 SyntheticSource EveryDType() {
   SyntheticSource spec;
   spec.records = 1000;
-  for (uint32_t i = 1; i <= 9; ++i) {
+  for (uint32_t i = 1; i <= 10; ++i) {
     const auto dtype = static_cast<DType>(i);
     spec.features.push_back({std::string(DTypeName(dtype)), dtype, {5, 3}});
   }
@@ -141,7 +141,7 @@ TEST(SyntheticSourceTest, BytesDependOnRecordAndFeatureOnly) {
   EXPECT_EQ(one->memory_bytes(), 0u);
   const auto seven = Record(*one, 7);
   const auto eight = Record(*one, 8);
-  ASSERT_EQ(seven.size(), 9u);
+  ASSERT_EQ(seven.size(), 10u);
   for (size_t i = 0; i < seven.size(); ++i) {
     EXPECT_EQ(seven[i].size(), one->raw_spec()[i].feature.RowBytes());
     EXPECT_NE(seven[i], eight[i]);
@@ -175,6 +175,9 @@ TEST(SyntheticSourceTest, BytesFollowTheStatedFormula) {
   spec.features[1] = {"b", DType::kFloat64, {1}};
   EXPECT_THAT(Values<double>(Record(*Open(spec), 123)[1]),
               ElementsAre(static_cast<double>(word0 >> 11) * 0x1p-53));
+  spec.features[1] = {"b", DType::kBool, {3}};
+  EXPECT_THAT(Values<uint8_t>(Record(*Open(spec), 123)[1]),
+              ElementsAre(word0 & 1, word0 >> 8 & 1, word0 >> 16 & 1));
 }
 
 double HalfToDouble(uint16_t bits) {

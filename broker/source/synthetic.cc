@@ -8,10 +8,11 @@
 //   word[k] = Mix(Mix(Mix(r) + f) + (k + 1) * 0x9e3779b97f4a7c15),  k = 0, 1
 //   ...
 //
-// cut to the feature's bytes. An integer dtype takes these bytes as they are. A
-// float takes each value's bytes as an unsigned number u of b bits and becomes
-// (u >> (b - p)) * 2^-p, p its significant bits (float64 53, float32 24,
-// float16 11, bfloat16 8): exact, uniform in [0, 1), never NaN.
+// cut to the feature's bytes. An integer dtype takes these bytes as they are, a
+// bool the lowest bit of each. A float takes each value's bytes as an unsigned
+// number u of b bits and becomes (u >> (b - p)) * 2^-p, p its significant bits
+// (float64 53, float32 24, float16 11, bfloat16 8): exact, uniform in [0, 1),
+// never NaN.
 #include <time.h>
 
 #include <bit>
@@ -44,9 +45,9 @@ void FillWords(uint64_t state, std::span<std::byte> out) {
   std::memcpy(out.data() + at, &word, out.size() - at);
 }
 
-// Random bits become fractions, in place. Convert: Bits -> the float's bits.
+// Random bits become values, in place. Convert: Bits -> the value's bits.
 template <typename Bits, typename Convert>
-void BitsToFractions(std::span<std::byte> values, Convert convert) {
+void ConvertBits(std::span<std::byte> values, Convert convert) {
   for (size_t at = 0; at < values.size(); at += sizeof(Bits)) {
     Bits bits;
     std::memcpy(&bits, values.data() + at, sizeof(bits));
@@ -59,27 +60,30 @@ uint32_t FractionBits(uint32_t numerator, float unit) {
   return std::bit_cast<uint32_t>(static_cast<float>(numerator) * unit);
 }
 
-void ToFractions(DType dtype, std::span<std::byte> values) {
+void ToValues(DType dtype, std::span<std::byte> values) {
   switch (dtype) {
     case DType::kFloat64:
-      return BitsToFractions<uint64_t>(values, [](uint64_t u) {
+      return ConvertBits<uint64_t>(values, [](uint64_t u) {
         return std::bit_cast<uint64_t>(static_cast<double>(u >> 11) * 0x1p-53);
       });
     case DType::kFloat32:
-      return BitsToFractions<uint32_t>(
+      return ConvertBits<uint32_t>(
           values, [](uint32_t u) { return FractionBits(u >> 8, 0x1p-24f); });
     case DType::kFloat16:
       // 0 or at least 2^-11, so always a normal number of binary16; its 11
       // bits fit, so nothing is rounded: rebias the exponent (127 -> 15).
-      return BitsToFractions<uint16_t>(values, [](uint16_t u) {
+      return ConvertBits<uint16_t>(values, [](uint16_t u) {
         const uint32_t bits = FractionBits(u >> 5, 0x1p-11f);
         return static_cast<uint16_t>(
             bits == 0 ? 0 : (bits >> 13) - ((127 - 15) << 10));
       });
     case DType::kBFloat16:
-      return BitsToFractions<uint16_t>(values, [](uint16_t u) {
+      return ConvertBits<uint16_t>(values, [](uint16_t u) {
         return static_cast<uint16_t>(FractionBits(u >> 8, 0x1p-8f) >> 16);
       });
+    case DType::kBool:
+      return ConvertBits<uint8_t>(
+          values, [](uint8_t u) { return static_cast<uint8_t>(u & 1); });
     case DType::kUint8:
     case DType::kInt8:
     case DType::kInt16:
@@ -127,7 +131,7 @@ class Synthetic final : public Source {
       const auto out =
           std::span(*scratch).subspan(offsets_[i], feature.RowBytes());
       FillWords(Mix(Mix(record) + i), out);
-      ToFractions(feature.dtype, out);
+      ToValues(feature.dtype, out);
       (*raw)[i] = out;
     }
     // CPU time of this thread, not wall time: a thread that was preempted has

@@ -185,11 +185,21 @@ struct Stage {
   uint64_t out_bytes;
 };
 
+Status CheckBools(std::span<const std::byte> raw) {
+  const std::optional<size_t> wrong = FirstNotBool(raw);
+  if (!wrong) return OkStatus();
+  return DataLossError(
+      "byte {} of its row is {}; a bool is 0 or 1 (declare it uint8 and let "
+      "`cast: {{dtype: bool}}` make true of all but 0)",
+      *wrong, std::to_integer<int>(raw[*wrong]));
+}
+
 // One feature's way from the record into the batch.
 struct FeaturePath {
   std::string name;
   bool encoded = false;
   uint64_t raw_bytes = 0;  // unless encoded
+  bool bools = false;      // what comes in
   std::vector<Stage> stages;
 
   Status Run(std::span<const std::byte> raw, const AugmentationKey& key,
@@ -198,6 +208,8 @@ struct FeaturePath {
       return DataLossError("{} bytes where {} were expected", raw.size(),
                            raw_bytes);
     }
+    // Whatever comes from a file, a producer or a function comes by here.
+    if (bools) PENSTOCK_RETURN_IF_ERROR(CheckBools(raw));
     if (stages.empty()) {
       if (!raw.empty() && raw.data() != out) {
         std::memcpy(out, raw.data(), raw.size());
@@ -275,6 +287,7 @@ class PathBuilder {
     path_.name = raw.feature.name;
     path_.encoded = raw.encoded;
     if (!raw.encoded) path_.raw_bytes = raw.feature.RowBytes();
+    path_.bools = raw.feature.dtype == DType::kBool;
   }
 
   const std::string& name() const { return path_.name; }

@@ -49,7 +49,9 @@ double Sticky(int64_t value) {
 
 template <typename To>
 To Narrow(int64_t value) {
-  if constexpr (std::is_integral_v<To>) {
+  if constexpr (std::is_same_v<To, bool>) {
+    return value != 0;
+  } else if constexpr (std::is_integral_v<To>) {
     return static_cast<To>(std::clamp<int64_t>(
         value, std::numeric_limits<To>::min(), std::numeric_limits<To>::max()));
   } else if constexpr (std::is_floating_point_v<To>) {
@@ -63,7 +65,9 @@ To Narrow(int64_t value) {
 
 template <typename To>
 To Narrow(double value) {
-  if constexpr (std::is_integral_v<To>) {
+  if constexpr (std::is_same_v<To, bool>) {
+    return value != 0;  // NaN too, as in NumPy and PyTorch
+  } else if constexpr (std::is_integral_v<To>) {
     // The limits as doubles: max + 1 is exact for every type, max is not.
     constexpr double kMin = static_cast<double>(std::numeric_limits<To>::min());
     constexpr double kEnd =
@@ -149,6 +153,8 @@ ValueKernel CastKernelFrom(DType to) {
       return &CastValues<From, float>;
     case DType::kFloat64:
       return &CastValues<From, double>;
+    case DType::kBool:
+      return &CastValues<From, bool>;
   }
   return nullptr;
 }
@@ -180,6 +186,7 @@ ValueKernel CopyKernel(uint32_t value_bytes) {
 ValueKernel CastKernel(DType from, DType to) {
   if (from == to) return CopyKernel(DTypeBytes(from));
   switch (from) {
+    case DType::kBool:  // its bytes are 0 and 1; Tabulate asks for all others
     case DType::kUint8:
       return CastKernelFrom<uint8_t>(to);
     case DType::kInt8:

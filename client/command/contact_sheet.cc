@@ -90,6 +90,7 @@ std::optional<PictureLayout> PictureLayoutOf(const Feature& feature) {
 
 double ValueAt(DType dtype, const void* data, uint64_t index) {
   switch (dtype) {
+    case DType::kBool:
     case DType::kUint8:
       return Load<uint8_t>(data, index);
     case DType::kInt8:

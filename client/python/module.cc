@@ -90,8 +90,8 @@ struct Feature {
 };
 
 constexpr const char* kDTypeNames[] = {
-    "",      "uint8",   "int8",     "int16",   "int32",
-    "int64", "float16", "bfloat16", "float32", "float64"};
+    "",        "uint8",    "int8",    "int16",   "int32", "int64",
+    "float16", "bfloat16", "float32", "float64", "bool"};
 
 const char* NameOf(uint32_t dtype) {
   return dtype < std::size(kDTypeNames) ? kDTypeNames[dtype] : "";
@@ -133,6 +133,8 @@ nb::dlpack::dtype DTypeOf(uint32_t dtype) {
       return of(dtype_code::Float, 32);
     case PENSTOCK_FLOAT64:
       return of(dtype_code::Float, 64);
+    case PENSTOCK_BOOL:
+      return of(dtype_code::Bool, 8);
     default:
       Raise(PENSTOCK_INTERNAL, "a dtype of another release of Penstock");
   }
@@ -274,9 +276,9 @@ class Reader {
     given.reconnect_s = options.reconnect_s;
     given.node = options.node;
     given.autostart = options.autostart ? 1 : 0;
+    given.spec_generated = 1;  // by penstock.Dataset
     given.cancelled = &SignalArrived;
     int code;
-    given.spec_generated = 1;  // by penstock.Dataset
     {
       const WithoutGil no_gil;
       code = penstock_attach(&given, &reader_);

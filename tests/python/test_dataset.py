@@ -96,6 +96,40 @@ def test_fixed_length_records(attach, tmp_path):
         [0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
 
 
+def test_bools(attach, tmp_path):
+    mask = np.array([[[True, False]], [[False, False]]])
+    dataset = penstock.Dataset.tensors({"mask": mask, "flag": [False, True]}).map(
+        penstock.flip(1, feature="mask")).batch(2)
+    reader = attach(dataset, job="bools")
+    assert reader.element_spec == {"mask": penstock.TensorSpec((1, 2), "bool"),
+                                   "flag": penstock.TensorSpec((), "bool")}
+    batch = reader.next()
+    assert batch["mask"].dtype == batch["flag"].dtype == bool
+    assert batch["mask"].tolist() == [[[False, True]], [[False, False]]]
+    assert batch["flag"].tolist() == [False, True]
+
+    # One byte each; what is neither 0 nor 1 is no bool, and can be made one.
+    path = tmp_path / "masks"
+    path.write_bytes(bytes([0, 1, 1, 7]))
+    records = penstock.Dataset.fixed_length_records
+    spec = {"mask": penstock.TensorSpec((2,), np.bool_)}
+    dataset = records(path, spec).batch(1)
+    assert dataset.to_dict()["source"]["fixed_length_records"]["features"] == {
+        "mask": {"dtype": "bool", "shape": [2]}}
+    reader = attach(dataset, job="bools-of-a-file")
+    with pytest.raises(penstock.DataLoss, match=r"sample 1 in .*masks, offset 2: "
+                                                r"feature 'mask': byte 1 of its row is "
+                                                r"7; a bool is 0 or 1.*cast"):
+        for batch in reader:
+            assert batch["mask"].tolist() == [[False, True]]
+    skipping = attach(records(path, spec).batch(2).on_error("skip"), job="bools-skip")
+    assert skipping.next()["mask"].tolist() == [[False, True]]
+    cast = records(path, {"mask": penstock.TensorSpec((2,), "uint8")}).map(
+        penstock.cast("bool", feature="mask")).batch(2)
+    assert attach(cast, job="bools-cast").next()["mask"].tolist() == [
+        [False, True], [True, True]]
+
+
 @pytest.mark.parametrize("dataset,message", [
     (penstock.Dataset.range(8).map(penstock.flip(), penstock.cast("float33")).batch(4),
      "spec: map[1].cast.dtype: unknown value 'float33'; did you mean 'float32'?"),

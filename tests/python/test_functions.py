@@ -41,6 +41,15 @@ def slow(row):
 
 def small(row):
     return {"value": row["value"] % 2, "big": 100 * int(row["value"])}
+
+
+def bools(row):
+    assert row["mask"].dtype == bool
+    return {"mask": ~row["mask"], "large": row["value"] > 1}
+
+
+def no_bools(row):
+    return {"mask": np.full(2, row["value"], "uint8").view(bool)}
 """
 
 NOISY = {"value": penstock.TensorSpec((), "int64"),
@@ -156,6 +165,23 @@ def test_integers_are_taken_if_they_fit(attach_there):
         for batch in reader:
             assert batch["value"].tolist() == [0, 1]
             assert batch["big"].tolist() == [0, 100]
+
+
+def test_bools(attach_there):
+    source = penstock.Dataset.tensors({"value": [0, 1, 2], "mask": [[True, False]] * 3})
+    mask = {"mask": penstock.TensorSpec((2,), "bool")}
+    dataset = source.map(penstock.python(
+        "steps:bools", {**mask, "large": penstock.TensorSpec((), "bool")})).batch(3)
+    batch = attach_there(dataset, job="bools").next()
+    assert batch["mask"].tolist() == [[False, True]] * 3
+    assert batch["large"].tolist() == [False, False, True]
+    # What a function makes is checked as a file's bytes are.
+    reader = attach_there(source.map(penstock.python("steps:no_bools", mask)).batch(1),
+                          job="no-bools")
+    with pytest.raises(penstock.DataLoss, match="sample 2.*'mask': byte 0 of its row is "
+                                                "2; a bool is 0 or 1"):
+        for batch in reader:
+            del batch
 
 
 def test_a_sample_that_fails_can_be_skipped(attach_there):

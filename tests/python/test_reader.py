@@ -93,9 +93,9 @@ def test_element_spec(attach):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64",
-                                   "float16", "float32", "float64"])
+                                   "float16", "float32", "float64", "bool"])
 def test_every_dtype_of_numpy(attach, dtype):
-    values = np.array([[1, 2], [3, 4]], dtype=dtype)
+    values = np.array([[1, 2], [3, 0]], dtype=dtype)
     batch = attach(penstock.Dataset.tensors({"x": values}).batch(2)).next()
     assert batch["x"].dtype == values.dtype
     assert (batch["x"] == values).all()

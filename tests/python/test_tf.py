@@ -15,7 +15,8 @@ def pairs():
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64",
-                                   "float16", "bfloat16", "float32", "float64"])
+                                   "float16", "bfloat16", "float32", "float64",
+                                   "bool"])
 def test_every_dtype(attach, dtype):
     dataset = penstock.Dataset.synthetic(
         4, {"x": {"dtype": dtype, "shape": [3]}}).batch(4)

@@ -39,7 +39,8 @@ def next_epoch(reader):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64",
-                                   "float16", "bfloat16", "float32", "float64"])
+                                   "float16", "bfloat16", "float32", "float64",
+                                   "bool"])
 def test_every_dtype(attach, dtype):
     dataset = penstock.Dataset.synthetic(
         4, {"x": {"dtype": dtype, "shape": [3]}}).batch(4)

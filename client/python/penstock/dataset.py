@@ -153,7 +153,8 @@ def normalize(mean: PerChannel, std: PerChannel, dtype: Optional[str] = None,
 
 def cast(dtype: str, layout: Optional[str] = None,
          feature: Optional[str] = None) -> Operation:
-    """Rounds to nearest even and saturates; ``layout``: "hwc" or "chw"."""
+    """Rounds to nearest even and saturates; to "bool": all but 0 is true;
+    ``layout``: "hwc" or "chw"."""
     return _operation("cast", dtype=dtype_name(dtype), layout=layout,
                       feature=feature)
 
@@ -261,7 +262,8 @@ class Dataset:
                 repeat: Optional[int] = None,
                 name: Optional[str] = None) -> "Dataset":
         """Small arrays or nested lists, whose outermost dimension has the rows;
-        the spec holds them (64 KiB in all). NumPy arrays keep their dtype."""
+        the spec holds them (64 KiB in all). NumPy arrays keep their dtype; of
+        lists it is int64, bool or float32."""
         values = {
             key: ({"dtype": dtype_name(value.dtype), "values": value.tolist()}
                   if hasattr(value, "dtype") else value)
