@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import re
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -180,16 +182,84 @@ def test_integers_are_put_if_they_fit(attach, job):
     with penstock.producer(job, spec, batch=4, timeout_s=60) as out:
         for values in ([300, 1], np.array([-129]), np.array([200], np.uint8),
                        np.array([2 ** 63 + 1], np.uint64)):
-            with pytest.raises(ValueError, match="do not fit into int8"):
+            with pytest.raises(ValueError, match="feature 'x': row 0 has .*, which "
+                                                 "does not fit into int8: wanted "
+                                                 "integers from -128 to 127"):
                 out.put({"x": values})
         with pytest.raises(ValueError, match="float64 does not fit"):
-            out.put({"x": [1.5]})
+            out.put({"x": [1.0]})
         with pytest.raises(ValueError, match=r"shape \(\), wanted \[rows\]"):
             out.put({"x": 3})
         out.put({"x": [-128, 127]})
         out.put({"x": np.array([7, 100], np.uint64)})
     (batch,) = list(reader)
     assert batch["x"].tolist() == [-128, 127, 7, 100]
+
+
+@pytest.mark.parametrize("dtype,values,row,value", [
+    ("float32", [[0, 1], [2, 3], [1e300, 0]], 2, "1e+300"),
+    ("float32", [[0, 0], [0, -1e39]], 1, "-1e+39"),
+    ("float16", np.array([[65504, 1], [65520, 1]], np.float32), 1, "65520"),
+    ("float16", [[0, 70000]], 0, "70000"),
+    ("uint8", [[0, 255], [300, 0]], 1, "300"),
+    ("uint8", [[0, -1]], 0, "-1"),
+    ("uint8", [[0, 255], [0, float("nan")]], 1, "nan"),
+    ("int64", [[0, 1], [1.5, 0]], 1, "1.5"),
+    ("bool", [[0, 1], [1, 2]], 1, "2"),
+])
+def test_a_value_that_does_not_fit_is_named(attach, job, dtype, values, row, value):
+    spec = {"label": penstock.TensorSpec((), "int64"),
+            "x": penstock.TensorSpec((2,), dtype)}
+    reader = attach(penstock.Dataset.stream(spec).batch(1), job=job)
+    # A put of several pieces: none of them is put.
+    with penstock.producer(job, spec, batch=1, timeout_s=60) as out:
+        with pytest.raises(ValueError, match=rf"feature 'x': row {row} has "
+                                             rf"{re.escape(value)}.*, which does not "
+                                             rf"fit into {dtype}"):
+            out.put({"x": values, "label": np.arange(len(values))})
+    assert list(reader) == []
+
+
+def test_values_that_fit_come_as_they_are(attach, job):
+    spec = {"x": penstock.TensorSpec((), "float32"),
+            "flag": penstock.TensorSpec((), "bool")}
+    reader = attach(penstock.Dataset.stream(spec).batch(5), job=job)
+    inf = float("inf")
+    with penstock.producer(job, spec, batch=5, timeout_s=60) as out:
+        out.put({"x": np.array([inf, -inf, np.nan, 1e-300, 3.4e38]),
+                 "flag": [0, 1, 1, 0, 1]})
+        out.put({"x": np.array([1, 2], np.int64), "flag": np.array([True, False])})
+    first, second = reader
+    assert first["x"].tolist()[:2] == [inf, -inf] and np.isnan(first["x"][2])
+    assert first["x"].tolist()[3:] == [0, float(np.float32(3.4e38))]
+    assert first["flag"].tolist() == [False, True, True, False, True]
+    assert second["x"].tolist() == [1, 2]
+
+
+def test_values_of_the_features_own_dtype_are_not_looked_at(attach, job, monkeypatch):
+    spec = {"x": penstock.TensorSpec((), "float32"),
+            "y": penstock.TensorSpec((), "int64")}
+    attach(penstock.Dataset.stream(spec).batch(4), job=job)
+    monkeypatch.setattr(sys.modules["penstock.producer"], "_fitting", None)
+    with penstock.producer(job, spec, batch=4, timeout_s=60) as out:
+        out.put({"x": np.zeros(4, np.float32), "y": np.zeros(4, np.int64)})
+        out.put({"x": np.zeros(4, np.float16), "y": np.zeros(4, np.uint32)})
+        with pytest.raises(TypeError, match="not callable"):
+            out.put({"x": np.zeros(4), "y": np.zeros(4, np.int64)})
+
+
+def test_a_bool_of_another_byte_is_refused(attach, job):
+    spec = {"mask": penstock.TensorSpec((3,), "bool")}
+    reader = attach(penstock.Dataset.stream(spec).batch(2), job=job)
+    mask = np.array([[0, 1, 0], [1, 0, 2]], np.uint8).view(bool)
+    with penstock.producer(job, spec, batch=2, timeout_s=60) as out:
+        with pytest.raises(penstock.InvalidArgument,
+                           match="feature 'mask': byte 2 of row 1 of this put is 2; "
+                                 "a bool is 0 or 1"):
+            out.put({"mask": mask})
+        out.put({"mask": mask.view(np.uint8) != 0})
+    (batch,) = reader
+    assert batch["mask"].tolist() == [[False, True, False], [True, False, True]]
 
 
 def test_one_slot_at_a_time(stream, job):

@@ -48,10 +48,10 @@ class Producer:
 
     def put(self, rows: Mapping[str, Any]) -> None:
         """Copies rows in: ``{name: [n, ...]}`` for every feature, any n, in pieces
-        of ``batch`` rows at most. Waits while the ranks are behind. ValueError:
-        another name, shape or kind of dtype than the features', integers that do
-        not fit, or arrays of different n. Raises ``Aborted`` when the job's ranks
-        have left."""
+        of ``batch`` rows at most. Waits while the ranks are behind. ValueError,
+        and nothing is put: another name, shape or kind of dtype than the
+        features', a value that does not fit into its dtype, or arrays of
+        different n. Raises ``Aborted`` when the job's ranks have left."""
         arrays = {name: self._checked(name, rows) for name in self._features}
         if len(rows) > len(arrays):
             raise ValueError("no feature of the stream: "
@@ -79,17 +79,11 @@ class Producer:
             raise ValueError(f"feature {name!r}: an array of shape "
                              f"{array.shape}, wanted [rows"
                              + "".join(f", {n}" for n in spec.shape) + "]")
-        if array.dtype.kind in "iu" and wanted.kind in "iu":
-            limits = np.iinfo(wanted)
-            if array.size and not (limits.min <= int(array.min())
-                                   and int(array.max()) <= limits.max):
-                raise ValueError(
-                    f"feature {name!r}: values from {array.min()} to "
-                    f"{array.max()} do not fit into {wanted}")
-        elif not np.can_cast(array.dtype, wanted, "same_kind"):
-            raise ValueError(f"feature {name!r}: {array.dtype} does not fit into "
-                             f"{wanted}")
-        return array
+        # Equal dtypes, and those that hold all values of the other, are not
+        # looked at.
+        if np.can_cast(array.dtype, wanted, "safe"):
+            return array
+        return _fitting(name, array, wanted)
 
     @contextlib.contextmanager
     def slot(self, rows: Optional[int] = None
@@ -145,6 +139,41 @@ class Producer:
             # What is raised already says more than that it was too late.
             with contextlib.suppress(Error):
                 self.fail(f"{kind.__name__}: {error}")
+
+
+def _fitting(name: str, array: np.ndarray, wanted: np.dtype) -> np.ndarray:
+    """The array, or one that ``wanted`` has its values in already. ValueError
+    names the first that it cannot have."""
+
+    def refused(unfit: np.ndarray, why: str) -> ValueError:
+        first = np.unravel_index(int(np.argmax(unfit)), array.shape)
+        return ValueError(f"feature {name!r}: row {first[0]} has {array[first]}, "
+                          f"which does not fit into {wanted}: {why}")
+
+    if wanted.kind in "iub":
+        least, most = ((0, 1) if wanted.kind == "b" else
+                       (int(np.iinfo(wanted).min), int(np.iinfo(wanted).max)))
+        why = f"wanted integers from {least} to {most}"
+        if array.dtype.kind in "iu":
+            if array.size and not (least <= int(array.min())
+                                   and int(array.max()) <= most):
+                raise refused((array < least) | (array > most), why)
+            return array
+        if array.dtype.kind == "f":
+            exact = array.astype(np.float64)
+            whole = (exact >= least) & (exact < most + 1) & (exact == np.floor(exact))
+            if not whole.all():
+                raise refused(~whole, why)
+    elif np.can_cast(array.dtype, wanted, "same_kind"):
+        with np.errstate(over="ignore"):
+            cast = array.astype(wanted)
+        # Infinite in the cast alone. One that is infinite as it came stays so.
+        infinite = np.isinf(cast)
+        if infinite.any() and (infinite := infinite & ~np.isinf(array)).any():
+            raise refused(infinite, "it would become infinite")
+        return cast
+    raise ValueError(f"feature {name!r}: {array.dtype} does not fit into {wanted}: "
+                     "`.astype` it if that is what it means")
 
 
 def _row_of(name: str, spec: Mapping[str, Any]) -> TensorSpec:
