@@ -47,6 +47,40 @@ def test_a_dataset(broker, pairs):
     data.reader.close()
 
 
+def labels_in(data):
+    return [int(label) for x, y in data for label in y]
+
+
+def test_iterated_after_its_last_epoch_it_says_so(broker, pairs):
+    import penstock.tf
+
+    data = penstock.tf.dataset(pairs.repeat(2), features=("x", "y"),
+                               job="tf-over", timeout_s=60)
+    begin = data.reader.state_dict()
+    mapped = data.map(lambda x, y: (x, y))
+    assert labels_in(data) == labels_in(mapped) == list(range(12))
+    for again in (data, mapped, data.repeat()):
+        with pytest.raises(tf.errors.UnknownError,
+                           match=r"all 2 epochs of this job are over.*\.repeat\(n\)"
+                                 r".*steps_per_epoch.*load_state_dict.*reset"):
+            labels_in(again)
+    # The way out that it names.
+    data.reader.load_state_dict(begin)
+    assert labels_in(data) == list(range(12))
+    data.reader.close()
+
+
+def test_repeat_ends_with_the_last_epoch(broker, pairs):
+    import penstock.tf
+
+    data = penstock.tf.dataset(pairs.repeat(5), features=("x", "y"),
+                               job="tf-repeat", timeout_s=60)
+    assert labels_in(data) == list(range(12))
+    assert labels_in(data.repeat(2)) == 2 * list(range(12))
+    assert labels_in(data.repeat()) == 2 * list(range(12))
+    data.reader.close()
+
+
 def test_keras_trains_on_it(broker, pairs):
     import penstock.tf
 
@@ -58,7 +92,8 @@ def test_keras_trains_on_it(broker, pairs):
         if "steps_per_epoch" in options:
             options["steps_per_epoch"] = data.reader.steps_per_epoch
         steps = []
-        model.fit(data.repeat() if repeat else data, epochs=2, verbose=0,
+        options.setdefault("epochs", 2)
+        model.fit(data.repeat() if repeat else data, verbose=0,
                   callbacks=[tf.keras.callbacks.LambdaCallback(
                       on_train_batch_end=lambda batch, logs: steps.append(batch))],
                   **options)
@@ -66,4 +101,6 @@ def test_keras_trains_on_it(broker, pairs):
         return steps
 
     assert trained("keras", False) == 2 * [0, 1, 2]
+    with pytest.raises(tf.errors.UnknownError, match="all 2 epochs of this job"):
+        trained("keras-too-many", False, epochs=3)
     assert trained("keras-steps", True, steps_per_epoch=None) == 2 * [0, 1, 2]

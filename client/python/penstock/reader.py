@@ -279,6 +279,16 @@ class Reader:
         self.close()
 
 
+def no_epoch_left(reader: Reader) -> errors.FailedPrecondition:
+    """For a loop that is begun after the last epoch."""
+    return errors.FailedPrecondition(
+        f"all {reader.epoch_count} epochs of this job are over: a dataset that says "
+        "more has them (`.repeat(n)`, `.repeat()` for ever; `epochs:` in a spec "
+        "file), `.steps_per_epoch(n)` sets how long each is, and "
+        "`reader.load_state_dict(state)` or `reader.reset` goes back to what "
+        "`state_dict()` gave")
+
+
 def state_text(state: State) -> str:
     if isinstance(state, str):
         # The core takes it for none, and would begin anew.

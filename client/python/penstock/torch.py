@@ -13,8 +13,7 @@ from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
 import torch
 
 from penstock.batch import Batch
-from penstock.errors import FailedPrecondition
-from penstock.reader import Epoch, Reader, State, attach
+from penstock.reader import Epoch, Reader, State, attach, no_epoch_left
 
 Tensors = Union[Dict[str, torch.Tensor], Tuple[torch.Tensor, ...]]
 
@@ -78,9 +77,7 @@ class DataLoader:
                        tuple(tensors[name] for name in self._features))
                 del tensors
             return
-        raise FailedPrecondition(
-            f"all {self.epoch_count} epochs of this loader are over; a dataset "
-            "that says more has them: `.repeat(n)`, `epochs: n` or `forever`")
+        raise no_epoch_left(self.reader)
 
     def _tensors(self, batch: Batch) -> Dict[str, torch.Tensor]:
         tensors = batch.torch()
