@@ -243,7 +243,7 @@ class RingAlone : public Untidied {
 // The broker's end of one attached rank: answers its attach as penstockd does.
 class OneRankBroker {
  public:
-  // The spec's defaults, prefetch: 2 and hold: 2.
+  // As a spec with prefetch: 2 and hold: 2 has it.
   static constexpr uint32_t kHold = 2;
   static constexpr uint32_t kLeases = 2 + kHold;
   // As ControlServer, when every rank and worker has a processor or has not.

@@ -217,7 +217,9 @@ struct DatasetSpec {
   std::optional<uint64_t> epochs = 1;  // nullopt: forever
   std::optional<uint64_t> steps_per_epoch;
   uint32_t prefetch = 2;  // finished batches per rank
-  uint32_t hold = 2;      // batches a rank may hold at once
+  // Batches a rank may hold at once: that of the loop's variable, one that the
+  // loop keeps back, and the one it asks for.
+  uint32_t hold = 3;
   OnError on_error = OnError::kFail;
   bool operator==(const DatasetSpec&) const = default;
 };

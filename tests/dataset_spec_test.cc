@@ -146,6 +146,7 @@ TEST(DatasetSpecTest, TheDesignsSampleParses) {
   EXPECT_EQ(spec.epochs, 90u);
   EXPECT_EQ(spec.steps_per_epoch, std::nullopt);
   EXPECT_EQ(spec.prefetch, 2u);
+  EXPECT_EQ(spec.hold, 3u);
 }
 
 TEST(DatasetSpecTest, EveryKeyIsRead) {
@@ -291,7 +292,6 @@ TEST(DatasetSpecTest, TensorsWithAFractionAreFloat32) {
   EXPECT_EQ(source.repeat, 1u);
 }
 
-TEST(DatasetSpecTest, TensorsOfEveryDType) {
 TEST(DatasetSpecTest, TensorsOfTrueAndFalseAreBool) {
   const auto source = SourceOf<TensorsSource>(
       "{tensors: {features: {x: [[true, false], [false, true]]}}}");
@@ -301,6 +301,7 @@ TEST(DatasetSpecTest, TensorsOfTrueAndFalseAreBool) {
               EndsWith("found 'true'"));
 }
 
+TEST(DatasetSpecTest, TensorsOfEveryDType) {
   const auto tensor = [](const std::string& dtype, const std::string& values) {
     return SourceOf<TensorsSource>("{tensors: {features: {x: {dtype: " + dtype +
                                    ", values: " + values + "}}}}")
@@ -318,9 +319,9 @@ TEST(DatasetSpecTest, TensorsOfTrueAndFalseAreBool) {
               ElementsAre(INT64_MIN));
   EXPECT_THAT(Values<double>(tensor("float64", "[0.1, 3]")),
               ElementsAre(0.1, 3));
-  // one, -2, the largest, the smallest normal, the smallest subnormal, half of
   EXPECT_THAT(Values<uint8_t>(tensor("bool", "[true, false]")),
               ElementsAre(1, 0));
+  // one, -2, the largest, the smallest normal, the smallest subnormal, half of
   // it (a tie to even), rounding up into the next exponent
   EXPECT_THAT(
       Values<uint16_t>(tensor("float16",
@@ -841,7 +842,7 @@ TEST(DatasetSpecTest, TheJsonHasEveryFieldWithItsDefaultInAFixedOrder) {
       R"("shuffle":"none","seed":0,)"
       R"("map":[{"flip":{"feature":"image","horizontal":0.5}}],)"
       R"("batch":{"size":4,"last":"partial"},"epochs":1,"prefetch":2,)"
-      R"("hold":2,"on_error":"fail"})");
+      R"("hold":3,"on_error":"fail"})");
 }
 
 TEST(DatasetSpecTest, TheJsonIsASpecAgain) {
@@ -886,7 +887,7 @@ TEST(DatasetSpecTest, TheFirstDifferingFieldIsNamedWithBothValues) {
       "shuffle: none here, {\"seed\":0,\"each_epoch\":true} there");
   EXPECT_EQ(difference(WithLine("epochs: 5"), WithLine("epochs: forever")),
             "epochs: 5 here, forever there");
-  EXPECT_EQ(difference(WithLine("hold: 2"), WithLine("steps_per_epoch: 7")),
+  EXPECT_EQ(difference(WithLine("hold: 3"), WithLine("steps_per_epoch: 7")),
             "steps_per_epoch: nothing here, 7 there");
   EXPECT_EQ(difference(WithSource("{range: 5}"),
                        WithSource("{image_folder: {path: x}}")),

@@ -46,7 +46,7 @@ def test_release_lets_go_before_the_name_does(attach, numbers):
 
 
 def test_holding_too_many_raises(attach, numbers):
-    reader = attach(numbers)
+    reader = attach(numbers.hold(2))
     held = [reader.next(), reader.next()]
     with pytest.raises(penstock.ResourceExhausted, match="release one"):
         reader.next()
@@ -170,7 +170,7 @@ def test_a_batch_is_held_until_its_event_has_passed(attach, numbers):
 
 def test_the_oldest_event_is_waited_for_when_no_more_may_be_held(attach,
                                                                  numbers):
-    reader = attach(numbers)
+    reader = attach(numbers.hold(2))
     events = [Event(), Event()]
     for event in events:
         reader.next().hold_until(event)

@@ -61,7 +61,7 @@ def test_a_loop_that_does_not_wait_for_its_steps(attach):
 
 def test_batches_that_the_program_holds_are_not_waited_for(attach):
     reader = attach(penstock.Dataset.synthetic(
-        64, {"x": penstock.TensorSpec((4,), np.float32)}).batch(8))
+        64, {"x": penstock.TensorSpec((4,), np.float32)}).batch(8).hold(2))
     held = [reader.next().jax() for _ in range(2)]
     with pytest.raises(penstock.ResourceExhausted, match="hold:"):
         reader.next()

@@ -116,6 +116,37 @@ def test_a_checkpoint_resumes_with_another_number_of_ranks(attach, numbers):
         assert parts[0] + parts[1] == whole[step]
 
 
+def test_a_loop_may_keep_a_batch_back(attach, numbers):
+    """With the default of `hold`: beside the loop's variable and the batch that is
+    asked for, one more."""
+    def in_pairs(batches):  # itertools.pairwise, of Python 3.10
+        last = next(batches)
+        for batch in batches:
+            yield last, batch
+            last = batch
+
+    reader = attach(numbers.repeat(4))
+    assert reader.stats()["hold_max"] == 3
+    pairs = iter(reader)
+    steps = 0
+    for number, (last, batch) in enumerate(in_pairs(pairs)):
+        assert batch["value"][0] == (last["value"][0] + 8) % 24
+        steps += 1
+    assert steps == 11
+
+
+def test_a_loop_may_prefetch_a_batch(attach, numbers):
+    """As a copy to a device does that runs while the step before computes."""
+    reader = attach(numbers.repeat(4))
+    batches = iter(reader)
+    following = next(batches)
+    taken = []
+    while following is not None:
+        batch, following = following, next(batches, None)
+        taken.append(int(batch["value"][0]))
+    assert taken == [0, 8, 16] * 4
+
+
 def test_load_state_dict_rewinds(attach, numbers):
     reader = attach(numbers)
     reader.next()
@@ -175,7 +206,7 @@ def test_stats(attach, numbers):
 
 
 def test_repeat_first_gives_one_batch_for_ever(attach, numbers):
-    reader = attach(numbers, repeat_first=True)
+    reader = attach(numbers.hold(2), repeat_first=True)
     for step, batch in enumerate(reader):
         value = batch["value"]
         assert value[0] == 0

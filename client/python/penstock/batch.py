@@ -98,7 +98,7 @@ class Batch(Mapping[str, np.ndarray]):
 
     Its memory is this rank's as long as the batch or any array of it (or a
     tensor, or a view) is alive; then the broker fills it again. A rank may hold
-    ``hold`` batches of the spec at once (2 if it does not say).
+    ``hold`` batches of the spec at once (3 if it does not say).
     """
 
     __slots__ = ("_core", "_features", "_holds", "__weakref__")

@@ -363,7 +363,8 @@ class Dataset:
         return self._with(prefetch=batches)
 
     def hold(self, batches: int) -> "Dataset":
-        """Batches a rank may hold at once (2)."""
+        """Batches a rank may hold at once (3): the loop's variable, one that the
+        loop keeps back, and the one that it asks for."""
         return self._with(hold=batches)
 
     def on_error(self, what: str) -> "Dataset":
