@@ -20,6 +20,8 @@ struct JpegKind {
   J_COLOR_SPACE space = JCS_RGB;           // of the pixels given to the encoder
   J_COLOR_SPACE file_space = JCS_UNKNOWN;  // unknown: the encoder's choice
   bool progressive = false;
+  bool optimized = false;   // Huffman tables of its own, not the standard ones
+  bool arithmetic = false;  // instead of Huffman codes
   int restart_rows = 0;
   int quality = 90;
   int luma_across =
@@ -70,6 +72,8 @@ inline std::vector<std::byte> EncodeJpeg(std::span<const std::byte> pixels,
     info.comp_info[0].h_samp_factor = kind.luma_across;
     info.comp_info[0].v_samp_factor = kind.luma_down;
   }
+  info.optimize_coding = kind.optimized ? TRUE : FALSE;
+  info.arith_code = kind.arithmetic ? TRUE : FALSE;
   info.restart_in_rows = kind.restart_rows;
   if (kind.progressive) jpeg_simple_progression(&info);
   if (!kind.scans.empty()) {

@@ -23,7 +23,6 @@ namespace {
 constexpr int64_t kSideMax = 65536;
 
 struct PathScratch : FeaturePaths::Scratch {
-  JpegDecoder decoder;
   Resampler resampler;
   RgbxResampler rgbx;
   std::vector<std::byte> picture_row;
@@ -61,18 +60,19 @@ struct DecodeStage {
 
   Status Run(std::span<const std::byte> in, const AugmentationKey& key,
              PathScratch& scratch, std::byte* out) const {
-    JpegDecoder& decoder = scratch.decoder;
+    JpegDecoder decoder;
     PENSTOCK_RETURN_IF_ERROR(decoder.Begin(in));
     const CropBox box =
         ChooseCrop(op.crop, decoder.size(), op.size, {key, op_number});
     if (!op.exact && op.channels == 3 && decoder.HasParts() &&
         BeginPart(box, key, scratch)) {
-      return RunPart(box, scratch, out);
+      return RunPart(box, decoder, scratch, out);
     }
-    if (!has_pass) return RunWhole(box, scratch, out);
+    if (!has_pass) return RunWhole(box, decoder, scratch, out);
     const size_t bytes = op.size.height * op.size.width * op.channels;
     if (scratch.picture.size() < bytes) scratch.picture.resize(bytes);
-    PENSTOCK_RETURN_IF_ERROR(RunWhole(box, scratch, scratch.picture.data()));
+    PENSTOCK_RETURN_IF_ERROR(
+        RunWhole(box, decoder, scratch, scratch.picture.data()));
     pass.Run(scratch.picture.data(), key, out);
     return OkStatus();
   }
@@ -100,9 +100,8 @@ struct DecodeStage {
   }
 
   // Decodes what the box needs and nothing else.
-  Status RunPart(const CropBox& box, PathScratch& scratch,
+  Status RunPart(const CropBox& box, JpegDecoder& decoder, PathScratch& scratch,
                  std::byte* out) const {
-    JpegDecoder& decoder = scratch.decoder;
     RgbxResampler& resampler = scratch.rgbx;
     const int denominator = Denominator(box);
     const int64_t width = decoder.PartSize(denominator).width;
@@ -129,9 +128,8 @@ struct DecodeStage {
 
   // Decodes every row, also those outside the box: what is wrong with a file
   // does not depend on which part of it an epoch looks at.
-  Status RunWhole(const CropBox& box, PathScratch& scratch,
-                  std::byte* out) const {
-    JpegDecoder& decoder = scratch.decoder;
+  Status RunWhole(const CropBox& box, JpegDecoder& decoder,
+                  PathScratch& scratch, std::byte* out) const {
     const ImageSize size = decoder.size();
     Resampler& resampler = scratch.resampler;
     PENSTOCK_RETURN_IF_ERROR(resampler.Begin(box, op.size, op.channels, out));

@@ -1,5 +1,6 @@
 #include "broker/transform/jpeg_decoder.h"
 
+#include <cassert>
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
@@ -94,7 +95,6 @@ struct JpegDecoder::State {
   std::jmp_buf jump = {};
   int failure_code = 0;
   char failure[JMSG_LENGTH_MAX] = {};
-  bool created = false;
   bool whole = false;  // the file's last bytes are an end marker
   int channels = 3;
   std::vector<JSAMPLE> cmyk_row;  // empty unless the file is CMYK or YCCK
@@ -158,27 +158,15 @@ struct JpegDecoder::State {
   }
 };
 
-JpegDecoder::JpegDecoder() : state_(std::make_unique<State>()) {
-  State& state = *state_;
-  state.info.err = jpeg_std_error(&state.errors);
-  state.errors.error_exit = &State::Fail;
-  state.errors.emit_message = &State::Message;
-  state.info.client_data = &state;
-  if (setjmp(state.jump) != 0) return;  // Begin says it
-  jpeg_create_decompress(&state.info);
-  state.progress.progress_monitor = &State::LimitScans;
-  state.info.progress = &state.progress;
-  state.created = true;
-}
+JpegDecoder::JpegDecoder() : state_(std::make_unique<State>()) {}
 
-JpegDecoder::~JpegDecoder() {
-  if (state_->created) jpeg_destroy_decompress(&state_->info);
-}
+// Does nothing where nothing was created: info.mem is null.
+JpegDecoder::~JpegDecoder() { jpeg_destroy_decompress(&state_->info); }
 
 Status JpegDecoder::Begin(std::span<const std::byte> file) {
   State& state = *state_;
   jpeg_decompress_struct& info = state.info;
-  if (!state.created) return state.Failure();
+  assert(info.mem == nullptr);
   if (file.empty()) return DataLossError("not a JPEG: the file is empty");
   const std::string_view text(reinterpret_cast<const char*>(file.data()),
                               file.size());
@@ -188,8 +176,14 @@ Status JpegDecoder::Begin(std::span<const std::byte> file) {
   if (!text.starts_with("\xff\xd8\xff"sv)) {
     return DataLossError("not a JPEG: {}", Looks(text));
   }
+  info.err = jpeg_std_error(&state.errors);
+  state.errors.error_exit = &State::Fail;
+  state.errors.emit_message = &State::Message;
+  info.client_data = &state;
   if (setjmp(state.jump) != 0) return state.Failure();
-  jpeg_abort_decompress(&info);
+  jpeg_create_decompress(&info);  // keeps err and client_data, zeroes the rest
+  state.progress.progress_monitor = &State::LimitScans;
+  info.progress = &state.progress;
   jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(file.data()),
                file.size());
   jpeg_read_header(&info, TRUE);
@@ -199,7 +193,6 @@ Status JpegDecoder::Begin(std::span<const std::byte> file) {
                          kPicturePixelsMax);
   }
   state.whole = text.ends_with("\xff\xd9"sv);
-  state.cmyk_row.clear();
   info.dct_method = JDCT_ISLOW;
   info.do_fancy_upsampling = TRUE;
   return OkStatus();
@@ -253,6 +246,18 @@ Status JpegDecoder::StartPart(int denominator, int64_t* first_column,
   JDIMENSION left = static_cast<JDIMENSION>(*first_column);
   JDIMENSION width = static_cast<JDIMENSION>(*end_column - *first_column);
   jpeg_crop_scanline(&info, &left, &width);
+  // As libjpeg-turbo computes it from 3.0 on. Before, it forgets that chroma of
+  // 4 x 2 or 2 x 4 pixels is scaled by less than luma, upsamples half of each
+  // row, and takes the rest from memory that an earlier picture was in.
+  const int64_t across =
+      int64_t{info.max_h_samp_factor} * info.min_DCT_scaled_size;
+  for (int i = 0; i < info.num_components; ++i) {
+    jpeg_component_info& component = info.comp_info[i];
+    const int64_t samples = int64_t{info.output_width} *
+                            component.h_samp_factor * component.DCT_scaled_size;
+    component.downsampled_width =
+        static_cast<JDIMENSION>((samples + across - 1) / across);
+  }
   *first_column = left;
   *end_column = int64_t{left} + width;
   return OkStatus();

@@ -1,6 +1,15 @@
 // Decodes JPEG files row by row, through libjpeg-turbo.
 //
-// One thread at a time; one decoder per worker, reused for every file.
+// One thread at a time. A decoder decodes one file. libjpeg's object could be
+// used again, but it keeps quantisation and Huffman tables, restart intervals
+// and what else a file may leave out, and so decodes a damaged file with the
+// tables of the one before. A new object costs 12,000 of the 7.6 million
+// instructions that half a photograph of 500 x 375 takes (callgrind), 0.2 %.
+//
+// What comes of a file depends on its bytes alone. A file without quantisation
+// tables is an error. One without Huffman tables is decoded with those of the
+// JPEG standard, as motion JPEG means it and as Pillow does, unless it is
+// progressive: then it is an error, too.
 //
 // Begin, Start: the pixels are bit for bit those of Pillow (the same library
 // with the same settings: exact integer DCT, smooth chroma upsampling).
@@ -34,8 +43,7 @@ class JpegDecoder {
   JpegDecoder(const JpegDecoder&) = delete;
   JpegDecoder& operator=(const JpegDecoder&) = delete;
 
-  // Reads the header; forgets the file before, finished or not. file must stay
-  // until the last row.
+  // Reads the header. Called once; file must stay until the last row.
   //
   // DataLoss, here and below: not a JPEG (says what it looks like), truncated,
   // corrupt (in libjpeg's words), too large. Damage that loses no pixel is
