@@ -51,9 +51,8 @@ struct penstock_plugin_row {
   uint32_t input_count;
   uint32_t output_count;
   const struct penstock_plugin_tensor* inputs;  /* in the source's order */
-  const struct penstock_plugin_tensor* outputs; /* as `features` has them; all
-                                                   bytes of data are to be
-                                                   written */
+  const struct penstock_plugin_tensor* outputs; /* as `features` has them; data
+                                                   is zeros to begin with */
 };
 
 /* 0: done. Else the sample is an error, with what was written to error: at most

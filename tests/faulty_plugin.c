@@ -1,5 +1,5 @@
-/* Functions for row_function_test: one that works on a file's bytes, and ones
- * that fail. */
+/* Functions for row_function_test and samples_in_work_test: one that works on a
+ * file's bytes, and ones that fail. */
 #include <stdio.h>
 #include <string.h>
 
@@ -31,6 +31,28 @@ PENSTOCK_PLUGIN_FUNCTION(refuses) {
 PENSTOCK_PLUGIN_FUNCTION(says_nothing) {
   (void)row, (void)error, (void)error_bytes;
   return -1;
+}
+
+/* What its input begins with, where that is not 0; else nothing at all. */
+PENSTOCK_PLUGIN_FUNCTION(writes_at_times) {
+  (void)error, (void)error_bytes;
+  const char* const in = row->inputs[0].data;
+  if (in[0] != 0) memcpy(row->outputs[0].data, in, row->outputs[0].bytes);
+  return 0;
+}
+
+static int deeper(volatile int* depth) {
+  volatile char frame[512];
+  frame[0] = (char)++*depth;
+  return *depth < 0 ? 0 : deeper(depth) + frame[0];
+}
+
+/* Sample 1 has no end. */
+PENSTOCK_PLUGIN_FUNCTION(overflows_the_stack) {
+  (void)error, (void)error_bytes;
+  volatile int depth = row->sample == 1 ? 0 : -2;
+  memset(row->outputs[0].data, deeper(&depth), row->outputs[0].bytes);
+  return 0;
 }
 
 /* Not to be named: it lacks the macro. */

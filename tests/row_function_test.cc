@@ -97,6 +97,16 @@ def sleeps(row):
         time.sleep(1000)
     return row
 
+def reshapes(row):
+    assert row["value"].shape == (3,), row["value"].shape
+    row["value"].shape = (3, 1)
+    return {"value": row["value"][:, 0]}
+
+def answers_too_early(row):
+    if row["value"][0] == 1:
+        os.write(3, bytes(9))
+    return row
+
 def starts_another(row):
     pid = os.fork()
     if pid == 0:
@@ -355,6 +365,29 @@ TEST_F(RowFunctionTest, WhatAProcessStartedEndsWithIt) {
   EXPECT_NE(kill(child, 0), 0);
 }
 
+// ---- of one row and the next
+
+TEST_F(RowFunctionTest, WhatAFunctionDoesToItsArraysEndsWithTheRow) {
+  ASSERT_TRUE(Compile({Python("functions:reshapes")}, Values()).ok());
+  for (const Numbers& values : {Numbers{1, 2, 3}, Numbers{4, 5, 6}}) {
+    const auto row = RunValues(values);
+    ASSERT_TRUE(row.ok()) << row.status().message();
+    EXPECT_EQ(*row, values);
+  }
+}
+
+// A function can reach the descriptor of the answers, and so can what it forks.
+// A stray answer must not make the row before pass for this one.
+TEST_F(RowFunctionTest, AnAnswerToAnotherRowIsNotTaken) {
+  ASSERT_TRUE(Compile({Python("functions:answers_too_early")}, Values()).ok());
+  EXPECT_EQ(*RunValues({0, 8, 9}), (Numbers{0, 8, 9}));
+  const Status status = RunValues({1, 2, 3}).status();
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(status.message(),
+              HasSubstr("its process answered what it was not asked"));
+  EXPECT_EQ(*RunValues({0, 5, 6}), (Numbers{0, 5, 6})) << "a new process";
+}
+
 TEST_F(RowFunctionTest, ACallHasALimit) {
   options_.call_timeout_ns = kSecond / 4;
   const Status status = Failure("sleeps");
@@ -419,6 +452,12 @@ TEST_F(RowFunctionTest, APluginIsCalledWithARow) {
     EXPECT_EQ((*out)[1][0], std::byte{9});
     EXPECT_EQ((*out)[1][3], bytes < 4 ? std::byte{0} : std::byte{9});
   }
+}
+
+TEST_F(RowFunctionTest, WhatAPluginDoesNotWriteIsZerosNotTheRowBefore) {
+  ASSERT_TRUE(Compile({Plugin("writes_at_times")}, Values()).ok());
+  EXPECT_EQ(*RunValues({1, 2, 3}), (Numbers{1, 2, 3}));
+  EXPECT_EQ(*RunValues({0, 5, 6}), (Numbers{0, 0, 0}));
 }
 
 TEST_F(RowFunctionTest, APluginThatFailsSaysWhy) {

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "broker/transform/row_function.h"
@@ -116,6 +117,10 @@ class PluginCaller final : public RowFunction::Caller {
     row_.epoch = key.epoch;
     row_.sample = key.sample;
     row_.step = step;
+    // What it does not write must not be what it wrote of the row before.
+    for (const penstock_plugin_tensor& output : outputs_) {
+      std::memset(output.data, 0, output.bytes);
+    }
     char error[kErrorBytes] = "";
     const int result = library_.function(&row_, error, sizeof(error));
     if (result == 0) return &results_;

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -204,14 +205,18 @@ Status PythonProcess::Call(std::span<const uint64_t> numbers,
                            uint64_t timeout_ns,
                            const RowFunction::Cancelled& cancelled) {
   if (cancelled && cancelled()) return CancelledError("nobody waits for it");
-  const size_t bytes = numbers.size_bytes();
+  ++calls_;
+  iovec pieces[] = {
+      {&calls_, sizeof(calls_)},
+      {const_cast<uint64_t*>(numbers.data()), numbers.size_bytes()}};
+  msghdr message = {};
+  message.msg_iov = pieces;
+  message.msg_iovlen = std::size(pieces);
   ssize_t sent;
   do {
-    sent = send(link_.get(), numbers.data(), bytes, MSG_NOSIGNAL);
+    sent = sendmsg(link_.get(), &message, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  if (sent != static_cast<ssize_t>(bytes)) {
-    return Ended();
-  }
+  if (sent < 0) return Ended();
   bool failed = false;
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::string text,
@@ -243,8 +248,19 @@ StatusOr<std::string> PythonProcess::Answer(
   const ssize_t bytes =
       recv(link_.get(), answer_.data(), answer_.size(), MSG_DONTWAIT);
   if (bytes <= 0) return Ended();
-  *failed = answer_[0] != 0;
-  return std::string(answer_.data() + 1, static_cast<size_t>(bytes - 1));
+  uint64_t call = 0;
+  constexpr size_t kHead = sizeof(call) + 1;
+  if (static_cast<size_t>(bytes) >= kHead) {
+    std::memcpy(&call, answer_.data(), sizeof(call));
+  }
+  // The function may have written it, or a process that the function forked:
+  // the memory then holds what became of another row.
+  if (static_cast<size_t>(bytes) < kHead || call != calls_) {
+    return UnavailableError("its process answered what it was not asked");
+  }
+  *failed = answer_[kHead - 1] != 0;
+  return std::string(answer_.data() + kHead,
+                     static_cast<size_t>(bytes) - kHead);
 }
 
 // It closed its socket: its end is near, unless it does not want to.

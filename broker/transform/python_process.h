@@ -61,13 +61,14 @@ class PythonProcess {
 
  private:
   PythonProcess() = default;
-  // The text after the answer's first byte, which is *failed.
+  // The text of the answer to the last call; *failed is what it begins with.
   StatusOr<std::string> Answer(uint64_t timeout_ns, const char* limit,
                                const RowFunction::Cancelled& cancelled,
                                bool* failed);
   Status Ended();  // how
 
   pid_t pid_ = -1;
+  uint64_t calls_ = 0;  // each has its number; 0 is the import
   std::vector<char> answer_;
   Fd pidfd_;
   Fd link_;

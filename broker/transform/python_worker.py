@@ -3,8 +3,9 @@
 A process of its own, so that whatever the function does ends this one and
 nobody else. Its argument: JSON, see PythonFunction. Its descriptors:
 
-  3  packets: what is asked, as little-endian uint64, and what came of it: one
-     byte, 0 done, 1 failed, then text. The first answer is about the import.
+  3  packets of little-endian uint64: the number of the call, then what is asked.
+     The answer: that number, one byte, 0 done, 1 failed, then text. Number 0 is
+     the import, which is not asked for.
   4  the memory that rows lie in, inputs and outputs
   5  this text, which penstockd has in it and `python -c` reads
 """
@@ -52,6 +53,11 @@ def said(error):
     if len(text) > TEXT_MAX:
         text = text[:TEXT_MAX // 4] + "\n  ...\n" + text[-3 * TEXT_MAX // 4:]
     return text
+
+
+def answer(call, error=None):
+    text = b"" if error is None else said(error).encode("utf-8", "replace")
+    return struct.pack("<QB", call, error is not None) + text
 
 
 def is_in(file, folders):
@@ -150,6 +156,10 @@ class Rows:
                 size *= n
             self.results[name] = self.array(next(places), size, shape, dtype)
 
+    def views(self):
+        """New ones for each row: a function can change the shape of an array."""
+        return {name: array.view() for name, array in self.row.items()}
+
     def take(self, result):
         if not isinstance(result, dict) and not hasattr(result, "keys"):
             raise TypeError(f"it returned {type(result).__name__}; wanted a "
@@ -203,24 +213,24 @@ def main():
         rows = Rows(numpy, options["inputs"], options["outputs"])
         draws = takes_rng(function)
     except BaseException as error:
-        link.send(b"\1" + said(error).encode("utf-8", "replace"))
+        link.send(answer(0, error))
         return
-    link.send(b"\0")
+    link.send(answer(0))
     while message := link.recv(1 << 16):
-        memory_bytes, seed, epoch, sample, step, *places = struct.unpack(
+        call, memory_bytes, seed, epoch, sample, step, *places = struct.unpack(
             f"<{len(message) // 8}Q", message)
-        answer = b"\0"
         try:
             rows.look(memory_bytes, places)
             if draws:
-                result = function(dict(rows.row), rng=random_generator(
+                result = function(rows.views(), rng=random_generator(
                     numpy, seed, epoch, sample, step))
             else:
-                result = function(dict(rows.row))
+                result = function(rows.views())
             rows.take(result)
+            reply = answer(call)
         except BaseException as error:
-            answer = b"\1" + said(error).encode("utf-8", "replace")
-        link.send(answer)
+            reply = answer(call, error)
+        link.send(reply)
 
 
 main()
