@@ -467,6 +467,32 @@ TEST_F(BrokerDeathTest, SampleThatCrashesTheBrokerTwiceIsLeftOut) {
   EXPECT_THAT(status->json.at("jobs").dump(), HasSubstr("sample 0 in"));
 }
 
+// After two deaths, as of any other crash. One that says nothing of its sample
+// takes four.
+TEST_F(BrokerDeathTest, StackOverflowIsChargedToItsSample) {
+  const std::string config = folder_ + "/penstock.yaml";
+  std::ofstream(config) << "workers: 2\nstate_dir: " << folder_
+                        << "\nplugin_dir: " PENSTOCK_BUILD_DIR
+                           "/tests/plugins\n";
+  const auto options = [&](const BrokerProcess& broker) {
+    Options options = For(broker, 0);
+    options.spec +=
+        "map: [{plugin: {library: faulty_plugin.so, function: "
+        "overflows_the_stack}}]\n";
+    return options;
+  };
+  for (int death = 0; death < 2; ++death) {
+    BrokerProcess broker({"--config", config});
+    const RankProcess rank(options(broker));
+    EXPECT_NE(broker.Stop(0), 0);
+  }
+  BrokerProcess broker({"--config", config});
+  Reader reader(options(broker));
+  Batch batch;
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  EXPECT_THAT(batch.ids(), testing::ElementsAre(0, 2));
+}
+
 TEST_F(BrokerDeathTest, BrokerWhoseDecoderHangsEndsItself) {
   BrokerProcess broker(Configured("300ms"));
   const RankProcess rank(For(broker, 1'000'000));
