@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "broker/assemble.h"
 #include "broker/config.h"
 #include "broker/event_loop.h"
 #include "broker/memory_promise.h"
@@ -282,6 +284,66 @@ TEST(EventLoopTest, CallbackMayUnwatchItself) {
   ASSERT_EQ(write(write_end.get(), "x", 1), 1);
   (*loop)->Run();
   EXPECT_EQ(calls, 1);
+}
+
+// ---- assemble
+// ---------------------------------------------------------------
+
+// What a batch shows depends on its own rows alone, whichever of them are left
+// out: not on those of the batches that were in the slot before.
+TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
+  constexpr uint64_t kRows = 5;
+  constexpr uint64_t kShape = 7;
+  const ElementSpec spec = {{"image", DType::kUint8, {5, 3}},
+                            {"label", DType::kInt64, {}}};
+  const auto plan = PlanSegment(spec, kShape, 1, 1);
+  ASSERT_TRUE(plan.ok());
+  const auto segment = Segment::Create(*plan, 1, 1);
+  ASSERT_TRUE(segment.ok());
+  std::byte* const slot = (*segment)->base() + (*segment)->slot_offset(0);
+  // All bytes of row are value; its id too.
+  const auto is = [&](uint64_t row, int64_t id, uint8_t value) {
+    EXPECT_EQ((*segment)->ids(0)[row], id) << row;
+    for (size_t i = 0; i < spec.size(); ++i) {
+      const std::byte* const bytes =
+          (*segment)->feature(0, i) + row * spec[i].RowBytes();
+      for (uint64_t at = 0; at < spec[i].RowBytes(); ++at) {
+        EXPECT_EQ(bytes[at], std::byte{value}) << row << ", " << at;
+      }
+    }
+  };
+  for (uint64_t bits = 0; bits < 1u << kRows; ++bits) {
+    for (const bool keep_shape : {false, true}) {
+      std::memset(slot, 0xee, plan->slot_stride);
+      Share share;
+      share.rows.rows = kRows;
+      share.rows.shape_rows = keep_shape ? kShape : kRows;
+      std::vector<uint64_t> there;
+      // In any order, as workers find them.
+      for (uint64_t row = kRows; row-- > 0;) {
+        if ((bits >> row & 1) != 0) {
+          share.left_out.push_back(row);
+          continue;
+        }
+        there.insert(there.begin(), row);
+        (*segment)->ids(0)[row] = static_cast<int64_t>(row);
+        for (size_t i = 0; i < spec.size(); ++i) {
+          std::memset((*segment)->feature(0, i) + row * spec[i].RowBytes(),
+                      static_cast<int>(row), spec[i].RowBytes());
+        }
+      }
+      Assemble(**segment, spec, keep_shape, 0, &share);
+      ASSERT_EQ(share.valid_rows, there.size());
+      ASSERT_EQ(share.shape_rows, keep_shape ? kShape : there.size());
+      for (uint64_t row = 0; row < there.size(); ++row) {
+        is(row, static_cast<int64_t>(there[row]),
+           static_cast<uint8_t>(there[row]));
+      }
+      for (uint64_t row = there.size(); row < share.shape_rows; ++row) {
+        is(row, -1, 0);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -350,6 +350,37 @@ TEST_P(ReadTest, RangesLandInBufferOrTarget) {
   close(fd);
 }
 
+TEST_P(ReadTest, NothingOfARecordIsInTheNextOfItsTicket) {
+  const std::string longer = Write("longer", std::string(300'000, 'a'));
+  const std::string shorter = Write("shorter", "bb");
+  const std::string empty = Write("empty", "");
+  const int fd = open(longer.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  const auto again = [&] {
+    Reader::Done done = Next();
+    reader_->Release(0);
+    return done;
+  };
+  for (const bool nowait : {true, false}) {
+    nowait_ = nowait;
+    EXPECT_EQ(Read(longer).size(), 300'000u);
+    EXPECT_EQ(Read(shorter), "bb");
+    EXPECT_EQ(Read(longer).size(), 300'000u);
+    EXPECT_EQ(Read(empty), "");
+    // A failed read has no bytes, neither its own nor those before it.
+    EXPECT_EQ(Read(longer).size(), 300'000u);
+    StartFile(0, Path("none"));
+    EXPECT_TRUE(again().bytes.empty());
+    StartRange(0, fd, 0, 300'000);
+    EXPECT_EQ(again().bytes.size(), 300'000u);
+    StartRange(0, fd, 299'990, 20);
+    EXPECT_TRUE(again().bytes.empty());
+    StartRange(0, fd, 0, 0);
+    EXPECT_TRUE(again().bytes.empty());
+  }
+  close(fd);
+}
+
 TEST_P(ReadTest, RangePastTheEndIsDataLoss) {
   const int fd = open(Write("file", Content(1000)).c_str(), O_RDONLY);
   ASSERT_GE(fd, 0);
