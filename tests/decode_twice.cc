@@ -18,7 +18,7 @@ using Bytes = std::vector<std::byte>;
 
 // A damaged header can claim any size. Larger ones cost seconds, and show
 // nothing that smaller ones do not.
-constexpr int64_t kPixelsMax = int64_t{1} << 20;
+constexpr int64_t kPixelsMax = int64_t{1} << 18;
 
 // Every table of its file is used, and none is another's.
 Bytes Busy(JpegKind kind, unsigned seed) {
@@ -76,7 +76,7 @@ std::vector<Bytes> Predecessors() {
 }
 
 // Rarely: it costs as much as a hundred of the others.
-Bytes Huge() { return EncodeJpeg({.height = 1500, .width = 2000}); }
+Bytes Huge() { return EncodeJpeg({.height = 900, .width = 1200}); }
 constexpr uint64_t kHugeEvery = 512;
 
 }  // namespace

@@ -2,13 +2,15 @@
 """Goal: the main job on real data. COUNT JPEGs cut from photographs, two epochs,
 random-resized crop, flip, normalise: every sample exactly once per epoch with the
 right pixels, in an order that differs per epoch and depends on the seed alone.
-Method: `penstock bench --verify` against the serial replay.
+Method: `penstock bench --verify` against the serial replay. The same of damaged
+photographs, with those left out or replaced that cannot be decoded.
 
   photographs_test.py BUILD_DIR COUNT
 """
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import unittest
@@ -39,15 +41,16 @@ class Photographs(unittest.TestCase):
             ["/usr/bin/python3", SOURCE / "bench" / "make_photographs.py",
              "--count", str(COUNT), "--out", cls.folder], check=True)
 
-    def bench(self, ranks, workers, seed=42):
+    def bench(self, ranks, workers, seed=42, folder=None, extra=""):
         spec = BUILD / "tests" / f"photographs-{seed}.yaml"
-        spec.write_text(SPEC % (self.folder, seed))
+        spec.write_text(SPEC % (folder or self.folder, seed) + extra)
         run = subprocess.run(
             [BUILD / "client" / "command" / "penstock", "bench", "--dataset",
              spec, "--ranks", str(ranks), "--workers", str(workers),
              "--verify", "--json"], capture_output=True, text=True)
         self.assertEqual(run.returncode, 0, run.stderr)
-        self.assertEqual(run.stderr, "", "a progress bar in a pipe")
+        if not extra:
+            self.assertEqual(run.stderr, "", "a progress bar in a pipe")
         return json.loads(run.stdout)
 
     def test_every_sample_exactly_once_whoever_makes_and_takes_it(self):
@@ -72,6 +75,26 @@ class Photographs(unittest.TestCase):
         self.assertEqual(len(orders), 1, "the order depends on ranks or workers")
         first, second = orders.pop()
         self.assertNotEqual(first, second, "both epochs have the same order")
+
+    def test_a_damaged_file_harms_no_row_but_its_own(self):
+        # Decoded in another order by each worker, and by the replay in a third.
+        folder = BUILD / "tests" / "mutants"
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([BUILD / "tests" / "mutants", "--count", "250",
+                        "--write", folder], check=True)
+        for on_error in ("skip", "substitute"):
+            digests = set()
+            for workers in (1, 2):
+                with self.subTest(on_error=on_error, workers=workers):
+                    result = self.bench(2, workers, folder=folder,
+                                        extra=f"on_error: {on_error}\n")
+                    for wrong in ("missing", "duplicated", "misplaced",
+                                  "corrupt"):
+                        self.assertEqual(result[wrong], 0)
+                    self.assertGreater(result["verified"], 125)
+                    digests.add(tuple(result["order_digest_per_epoch"]))
+            self.assertEqual(len(digests), 1, "which rows there are depends on "
+                                              "the workers")
 
     def test_another_seed_is_another_order(self):
         orders = {tuple(self.bench(1, 2, seed)["order_digest_per_epoch"])
