@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 
 #include "common/wake.h"
 
@@ -169,20 +170,19 @@ void ControlServer::OnWake(uint64_t id) {
     loop_->Unwatch(connection->wake.get());
     return;
   }
-  AdvanceSoon(connection->job);
+  AdvanceSoon(*connection);
 }
 
-// Ranks that keep step wake us together, and each look is at all of them.
-void ControlServer::AdvanceSoon(const std::shared_ptr<Job>& job) {
+// Ranks that keep step wake us together: the job's mutex is taken once.
+void ControlServer::AdvanceSoon(const Connection& connection) {
   if (to_advance_.empty()) {
     loop_->AfterEvents([this] {
-      for (const auto& each : std::exchange(to_advance_, {})) each->Advance();
+      for (const auto& [job, seats] : std::exchange(to_advance_, {})) {
+        job->Advance(seats);
+      }
     });
   }
-  if (std::find(to_advance_.begin(), to_advance_.end(), job) ==
-      to_advance_.end()) {
-    to_advance_.push_back(job);
-  }
+  to_advance_[connection.job].push_back(connection.seat);
 }
 
 void ControlServer::Reply(Connection* connection, const nlohmann::json& json,
@@ -283,9 +283,11 @@ void ControlServer::Tick() {
   LetInProducers();
   // A worker may have taken a rank off that wrote impossible values, a job of a
   // former life may have found that one is dead.
+  std::set<std::shared_ptr<Job>> jobs;
   for (auto& [id, connection] : connections_) {
-    if (connection.job != nullptr) TellRanksChanged(connection.job);
+    if (connection.job != nullptr) jobs.insert(connection.job);
   }
+  for (const std::shared_ptr<Job>& job : jobs) TellRanksChanged(job);
 }
 
 }  // namespace penstock

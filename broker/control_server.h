@@ -141,8 +141,8 @@ class ControlServer {
   // Tells ranks that the job has other ranks from some batch on.
   void TellRanksChanged(const std::shared_ptr<Job>& job);
   void OnWake(uint64_t id);
-  // Soon, once for all that asked.
-  void AdvanceSoon(const std::shared_ptr<Job>& job);
+  // Soon, a job once for all its ranks that sent a wake.
+  void AdvanceSoon(const Connection& connection);
   // A peer that cannot be sent to is dropped, soon.
   void Reply(Connection* connection, const nlohmann::json& json,
              const std::vector<int>& fds = {});
@@ -167,7 +167,8 @@ class ControlServer {
   bool accepting_ = false;  // not while descriptors are short
   std::map<uint64_t, Connection> connections_;
   uint64_t next_id_ = 1;
-  std::vector<std::shared_ptr<Job>> to_advance_;
+  // With the seats that sent a wake.
+  std::map<std::shared_ptr<Job>, std::vector<uint32_t>> to_advance_;
   // By user and name; what one user registers another cannot replace.
   std::map<std::pair<uid_t, std::string>, DatasetSpec> datasets_;
 };

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "broker/config.h"
 #include "broker/control_server.h"
@@ -180,8 +182,8 @@ StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
     if (names++ < kNamesShown) known += (names == 1 ? "" : ", ") + key.second;
   }
   if (names > kNamesShown) {
-    known += fmt::format(", and {} more: `penstock datasets`",
-                         names - kNamesShown);
+    known +=
+        fmt::format(", and {} more: `penstock datasets`", names - kNamesShown);
   }
   return NotFoundError(
       "no dataset '{}' is registered by user {} ({}); register it with "
@@ -448,7 +450,7 @@ void ControlServer::OnAttached(uint64_t id,
         {job.segment().fd(), connection->wake_of_rank.get()});
   connection->wake_of_rank.Reset();
   TellRanksChanged(connection->job);
-  connection->job->Advance();
+  connection->job->Advance({connection->seat});
   LetInProducers();
 }
 
@@ -500,7 +502,7 @@ StatusOr<nlohmann::json> ControlServer::JobStateOf(
         jobs.size(), jobs[0]->key().name);
   }
   // Sees what was released before the request was sent.
-  jobs[0]->Advance();
+  jobs[0]->AdvanceAll();
   if (jobs[0]->Unsettled()) {
     return UnavailableError(
         "job '{}' waits for its ranks to reconnect after a restart of the "
@@ -703,18 +705,18 @@ nlohmann::json ControlServer::StatusJson() const {
   answer["late_reads"] = std::move(late);
   answer["jobs"] = jobs_->StatusJson(true);
   // The rank's process is known here, not in the job.
+  std::map<std::tuple<uint32_t, std::string, std::string, int64_t>, pid_t> pids;
+  for (const auto& [id, connection] : connections_) {
+    if (connection.job == nullptr) continue;
+    const JobKey& key = connection.job->key();
+    pids[{key.uid, key.name, key.dataset, connection.seat}] = connection.pid;
+  }
   for (nlohmann::json& job : answer["jobs"]) {
     if (!job.contains("ranks")) continue;
     for (nlohmann::json& rank : job["ranks"]) {
-      for (const auto& [id, connection] : connections_) {
-        if (connection.job != nullptr &&
-            connection.job->key().name == job["job"] &&
-            connection.job->key().uid == job["uid"] &&
-            connection.job->key().dataset == job["dataset"] &&
-            connection.seat == rank["seat"]) {
-          rank["pid"] = connection.pid;
-        }
-      }
+      const auto found = pids.find({job["uid"], job["job"], job["dataset"],
+                                    rank["seat"].get<int64_t>()});
+      if (found != pids.end()) rank["pid"] = found->second;
     }
   }
   return answer;

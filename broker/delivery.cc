@@ -17,7 +17,8 @@ Delivery::Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
       bank_nodes_(shape.bank_nodes),
       slots_(shape.lanes * shape.slots_per_lane),
       lanes_(shape.lanes),
-      feeds_(rings_.size()) {
+      feeds_(rings_.size()),
+      rank_at_(rings_.size()) {
   Phase& first = phases_.emplace_back(Phase{std::move(plan), {}, {}});
   if (split()) {
     for (uint32_t rank = 0; rank < shape.world_size; ++rank) {
@@ -27,6 +28,7 @@ Delivery::Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
   for (uint32_t i = 0; i < slots_.size(); ++i) {
     slots_[i].lane = i / shape.slots_per_lane;
     slots_[i].share.slot = i;
+    lanes_[slots_[i].lane].free.push(i);
   }
   for (uint32_t i = 0; i < lanes_.size(); ++i) {
     lanes_[i].first_slot = i * shape.slots_per_lane;
@@ -36,26 +38,31 @@ Delivery::Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
 // ---- who is where
 // -----------------------------------------------------------
 
-Delivery::Consumer* Delivery::AtSeat(uint32_t seat) {
-  for (auto& [rank, consumer] : consumers_) {
-    if (consumer.place == Place::kAttached && consumer.seat == seat) {
-      return &consumer;
-    }
-  }
-  return nullptr;
+Delivery::Consumer* Delivery::Find(uint32_t rank) {
+  const auto found = consumers_.find(rank);
+  return found == consumers_.end() ? nullptr : &found->second;
 }
 
-Delivery::Consumer* Delivery::OfLane(uint32_t lane) {
-  for (auto& [rank, consumer] : consumers_) {
-    if (consumer.lane == lane) return &consumer;
-  }
-  return nullptr;
+Delivery::Consumer* Delivery::AtSeat(uint32_t seat) {
+  Consumer* const consumer = Find(rank_at_[seat]);
+  const bool is_there = consumer != nullptr &&
+                        consumer->place == Place::kAttached &&
+                        consumer->seat == seat;
+  return is_there ? consumer : nullptr;
+}
+
+const Delivery::Consumer* Delivery::OfLane(uint32_t lane) const {
+  if (!lanes_[lane].rank) return nullptr;
+  const auto found = consumers_.find(*lanes_[lane].rank);
+  return found == consumers_.end() ? nullptr : &found->second;
 }
 
 uint32_t Delivery::PlaceOf(const Phase& phase, uint32_t rank) const {
   if (!split()) return 0;
-  const auto found = std::find(phase.ranks.begin(), phase.ranks.end(), rank);
-  assert(found != phase.ranks.end());
+  // Ranks are in order: the first phase has all, each other one fewer.
+  const auto found =
+      std::lower_bound(phase.ranks.begin(), phase.ranks.end(), rank);
+  assert(found != phase.ranks.end() && *found == rank);
   return static_cast<uint32_t>(found - phase.ranks.begin());
 }
 
@@ -84,6 +91,7 @@ uint32_t Delivery::TakeLane(uint32_t rank, std::optional<uint32_t> node) {
   const std::optional<uint32_t> lane = FreeLane(rank, node);
   assert(lane.has_value());
   lanes_[*lane].taken = true;
+  lanes_[*lane].rank = rank;
   return *lane;
 }
 
@@ -92,19 +100,10 @@ uint32_t Delivery::TakeLane(uint32_t rank, std::optional<uint32_t> node) {
 
 uint64_t Delivery::LanePosition(const Lane& lane) const {
   // The oldest share that has not left the lane, else the next to be opened.
-  uint64_t oldest = UINT64_MAX;
-  uint64_t position = 0;
-  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-    const Slot& slot = slots_[lane.first_slot + i];
-    if ((slot.state == SlotState::kFilling ||
-         slot.state == SlotState::kReady) &&
-        !slot.share.abandoned && !slot.share.rows.extra &&
-        slot.share.step < oldest) {
-      oldest = slot.share.step;
-      position = slot.share.rows.position;
-    }
+  for (const uint32_t number : lane.in_turn) {
+    const Share& share = slots_[number].share;
+    if (!share.abandoned && !share.rows.extra) return share.rows.position;
   }
-  if (oldest != UINT64_MAX) return position;
   uint64_t step = lane.next_step;
   const Plan& plan = phases_[lane.phase].plan;
   step = std::max<uint64_t>(step, plan.start().owed.size());
@@ -181,6 +180,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     }
     if (joining.position) PlaceReconnected(&consumer, joining);
     consumer.former = joining.former;
+    if (consumer.former != nullptr) formers_.insert(consumer.rank);
     if (joining.full_epoch && broadcast()) {
       consumer.epochs_from = joining.epochs_from.value_or(LanePosition(lane));
     }
@@ -193,6 +193,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
       PlaceReconnected(&consumer, joining);
     }
     consumer.former = joining.former;
+    if (consumer.former != nullptr) formers_.insert(consumer.rank);
     joined.replaces = false;
   }
   consumer.place = Place::kAttached;
@@ -200,8 +201,15 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   consumer.node_from = joining.node_from;
   consumer.seat = joined.seat;
   consumer.taken_before = joining.taken;
-  *seat = std::make_unique<Feed>(rings_[joined.seat], std::move(joining.cursor),
-                                 shape_.leases, joining.wake_socket);
+  rank_at_[joined.seat] = consumer.rank;
+  *seat =
+      std::make_unique<Feed>(rings_[joined.seat], std::move(joining.cursor),
+                             shape_.leases, joining.wake_socket, &any_corrupt_);
+  // The rank has the ring only after this, so nothing can have been missed.
+  (*seat)->AskForNews(false);
+  deaf_.erase(joined.seat);
+  touched_.insert(consumer.rank);
+  openable_.insert(consumer.lane);
   joined.backlog = static_cast<uint32_t>(consumer.backlog.size());
   // While it is gathered the lane is nowhere yet; where this one is it said.
   joined.position = std::max(consumer.from, NextPosition(consumer));
@@ -233,16 +241,7 @@ void Delivery::MarkPhases(const Consumer& consumer) {
     phase = std::max(phase, slot.phase);
   };
   for (const Entry& entry : consumer.backlog) mark(slots_[entry.slot]);
-  for (uint64_t step = lane.out; step < lane.opened; ++step) {
-    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-      Slot& slot = slots_[lane.first_slot + i];
-      const bool in_lane =
-          slot.state == SlotState::kFilling || slot.state == SlotState::kReady;
-      if (in_lane && !slot.share.abandoned && slot.share.step == step) {
-        mark(slot);
-      }
-    }
-  }
+  for (const uint32_t number : lane.in_turn) mark(slots_[number]);
   lane.phase_begins = lane.phase > phase;
 }
 
@@ -251,19 +250,35 @@ void Delivery::MarkPhases(const Consumer& consumer) {
 
 Delivery::Slot* Delivery::NextReady(uint32_t number) {
   const Lane& lane = lanes_[number];
-  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-    Slot& slot = slots_[lane.first_slot + i];
-    if (slot.state == SlotState::kReady && slot.share.step == lane.out) {
-      return &slot;
-    }
-  }
-  return nullptr;
+  if (lane.in_turn.empty()) return nullptr;
+  Slot& slot = slots_[lane.in_turn.front()];
+  return slot.state == SlotState::kReady ? &slot : nullptr;
+}
+
+void Delivery::Free(Slot* slot) {
+  slot->state = SlotState::kFree;
+  lanes_[slot->lane].free.push(slot->share.slot);
+  openable_.insert(slot->lane);
 }
 
 void Delivery::FreeIfUnheld(Slot* slot) {
   if (slot->state == SlotState::kOut && slot->holders == 0 &&
       slot->quarantine == 0) {
-    slot->state = SlotState::kFree;
+    Free(slot);
+  }
+}
+
+void Delivery::OpenAll() {
+  for (uint32_t lane = 0; lane < lanes_.size(); ++lane) openable_.insert(lane);
+}
+
+void Delivery::TouchAll() {
+  for (const auto& [rank, consumer] : consumers_) touched_.insert(rank);
+}
+
+void Delivery::HeardAll() {
+  for (uint32_t seat = 0; seat < feeds_.size(); ++seat) {
+    if (feeds_[seat] != nullptr) Heard(seat);
   }
 }
 
@@ -348,8 +363,7 @@ void Delivery::Give(Consumer* consumer, const Entry& entry) {
 }
 
 // Publishes the backlog while leases are free.
-bool Delivery::Flush(Consumer* consumer) {
-  bool any = false;
+void Delivery::Flush(Consumer* consumer) {
   while (consumer->place == Place::kAttached && !consumer->backlog.empty()) {
     Feed& feed = FeedOf(*consumer);
     const Slot& slot = slots_[consumer->backlog.front().slot];
@@ -357,9 +371,7 @@ bool Delivery::Flush(Consumer* consumer) {
     if (!feed.open() || feed.corrupt() || !feed.HasFreeLease()) break;
     Give(consumer, consumer->backlog.front());
     consumer->backlog.pop_front();
-    any = true;
   }
-  return any;
 }
 
 // consumer: nullptr: the process was evicted.
@@ -378,72 +390,70 @@ void Delivery::ReleaseLease(const Consumer* consumer,
   Release(lease.slot);
 }
 
-bool Delivery::Reclaim() {
-  bool any = false;
+bool Delivery::Reclaim(uint32_t seat) {
+  if (feeds_[seat] == nullptr) return false;
+  ++looks_;
   std::vector<Feed::Batch> released;
-  for (uint32_t seat = 0; seat < feeds_.size(); ++seat) {
-    if (feeds_[seat] == nullptr) continue;
-    released.clear();
-    feeds_[seat]->Reclaim(&released);
-    if (released.empty()) continue;
-    const Consumer* consumer = AtSeat(seat);
-    for (const Feed::Batch& each : released) {
-      ReleaseLease(consumer, each);
-    }
-    any = true;
-  }
-  for (auto& [rank, consumer] : consumers_) {
-    if (consumer.former != nullptr) any |= ReclaimFormer(&consumer);
-  }
-  return any;
+  feeds_[seat]->Reclaim(&released);
+  const Consumer* consumer = AtSeat(seat);
+  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
+  return !released.empty();
 }
 
-bool Delivery::DeliverSplit() {
-  bool any = false;
-  for (auto& [rank, consumer] : consumers_) {
-    while (Slot* slot = NextReady(consumer.lane)) {
-      slot->state = SlotState::kOut;
-      slot->holders = 1;
-      slot->for_rank = rank;
-      ++lanes_[consumer.lane].out;
-      consumer.backlog.push_back({slot->share.slot, false});
-      any = true;
-    }
-    any |= Flush(&consumer);
+void Delivery::DeliverSplit(Consumer* consumer) {
+  if (consumer->place == Place::kAttached) Reclaim(consumer->seat);
+  while (Slot* slot = NextReady(consumer->lane)) {
+    slot->state = SlotState::kOut;
+    slot->holders = 1;
+    slot->for_rank = consumer->rank;
+    lanes_[consumer->lane].in_turn.pop_front();
+    consumer->backlog.push_back({slot->share.slot, false});
   }
-  return any;
+  Flush(consumer);
+  FinishIfOver(consumer);
 }
 
-bool Delivery::DeliverDynamic() {
+bool Delivery::IsHungry(const Consumer& consumer) {
+  ++looks_;
+  if (consumer.place != Place::kAttached) return false;
+  Feed& feed = FeedOf(consumer);
+  if (!feed.open() || feed.corrupt()) return false;
+  // It wakes us when it releases.
+  if (!feed.HasFreeLease()) Reclaim(consumer.seat);
+  if (!feed.HasFreeLease()) return false;
+  if (feed.untaken() > 0) {
+    feed.AskForNews(true);  // E8
+    if (feed.untaken() > 0) return false;
+  }
+  return !feed.corrupt();
+}
+
+// Round robin over those that have none untaken, from the last on.
+Delivery::Consumer* Delivery::NextHungry() {
+  while (!hungry_.empty()) {
+    auto next = hungry_.upper_bound(last_given_);
+    if (next == hungry_.end()) next = hungry_.begin();
+    Consumer* const consumer = Find(*next);
+    if (consumer != nullptr && IsHungry(*consumer)) return consumer;
+    hungry_.erase(next);
+  }
+  return nullptr;
+}
+
+void Delivery::DeliverDynamic() {
   while (Slot* slot = NextReady(0)) {
     slot->state = SlotState::kOut;
     slot->holders = 1;
-    ++lanes_[0].out;
+    lanes_[0].in_turn.pop_front();
     pool_.push_back({slot->share.slot, false});
   }
-  bool any = false;
   while (!pool_.empty()) {
-    // Round robin over those that have none untaken, from the last on.
-    Consumer* next = nullptr;
-    for (auto& [rank, consumer] : consumers_) {
-      if (consumer.place != Place::kAttached) continue;
-      Feed& feed = FeedOf(consumer);
-      if (!feed.open() || !feed.HasFreeLease() || feed.untaken() > 0 ||
-          feed.corrupt()) {
-        continue;
-      }
-      if (next == nullptr ||
-          (next->rank <= last_given_ && rank > last_given_)) {
-        next = &consumer;
-      }
-    }
+    Consumer* const next = NextHungry();
     if (next == nullptr) break;
     Give(next, pool_.front());
     last_given_ = next->rank;
     pool_.pop_front();
-    any = true;
   }
-  return any;
 }
 
 std::optional<bool> Delivery::Wants(const Consumer& consumer,
@@ -461,163 +471,240 @@ std::optional<bool> Delivery::Wants(const Consumer& consumer,
   return false;
 }
 
-bool Delivery::DeliverBroadcast() {
-  bool any = false;
-  for (auto& [rank, consumer] : consumers_) any |= Flush(&consumer);
-  const uint32_t window = shape_.options.window;
-  const auto is_behind = [&](Consumer& consumer) {
-    size_t behind = consumer.backlog.size();
-    if (consumer.place == Place::kAttached) {
-      Feed& feed = FeedOf(consumer);
-      behind += feed.untaken();
-      if (feed.corrupt()) return true;
+bool Delivery::IsAsleep(const Consumer& consumer) {
+  return consumer.place == Place::kAttached && FeedOf(consumer).open() &&
+         FeedOf(consumer).waiting();
+}
+
+bool Delivery::HasRoom(const Consumer& consumer) {
+  ++looks_;
+  size_t behind = consumer.backlog.size();
+  if (consumer.place != Place::kAttached) {
+    return behind < shape_.options.window;
+  }
+  Feed& feed = FeedOf(consumer);
+  // In this order, so that what is seen was so at one time: one that was less
+  // than a window behind then has a lease, once what it released is seen.
+  behind += feed.untaken();
+  if (feed.corrupt() || behind >= shape_.options.window) return false;
+  if (Reclaim(consumer.seat) && !consumer.backlog.empty()) {
+    touched_.insert(consumer.rank);
+  }
+  return feed.HasFreeLease() && !feed.corrupt();
+}
+
+void Delivery::NoteRoom(Consumer* consumer) {
+  bool has_room = HasRoom(*consumer);
+  bool asleep = false;
+  if (consumer->place == Place::kAttached) {
+    // Who sleeps matters only where somebody may be left behind.
+    const bool block = shape_.options.lag == Lag::kBlock;
+    FeedOf(*consumer).AskForNews(!has_room || !block);  // E8
+    asleep = !block && IsAsleep(*consumer);
+    if (!has_room) has_room = HasRoom(*consumer);
+  }
+  has_room ? (void)without_.erase(consumer->rank)
+           : (void)without_.insert(consumer->rank);
+  asleep ? (void)asleep_.insert(consumer->rank)
+         : (void)asleep_.erase(consumer->rank);
+}
+
+// One that was seen asleep may have been interrupted.
+bool Delivery::OneSleeps() {
+  while (!asleep_.empty()) {
+    const Consumer* const consumer = Find(*asleep_.begin());
+    if (consumer != nullptr && IsAsleep(*consumer)) return true;
+    asleep_.erase(asleep_.begin());
+  }
+  return false;
+}
+
+// Whether the batch has to wait, as far as can be told without a walk over all
+// consumers.
+bool Delivery::IsHeldUp(const Slot& slot) {
+  for (const uint32_t rank : std::exchange(unsure_, {})) {
+    if (Consumer* const consumer = Find(rank)) {
+      NoteRoom(consumer);
+    } else {
+      without_.erase(rank);
     }
-    return behind >= window;
-  };
+  }
+  const bool block = shape_.options.lag == Lag::kBlock;
+  const bool one_holds_it_up =
+      std::any_of(without_.begin(), without_.end(), [&](uint32_t rank) {
+        const Consumer* const consumer = Find(rank);
+        return consumer != nullptr && Wants(*consumer, slot) &&
+               (block || consumer->skipped == 0);
+      });
+  // Nobody is newly left behind before another has taken a whole window more
+  // and sleeps: consumers of about the same speed lose nothing.
+  return one_holds_it_up && (block || !OneSleeps());
+}
+
+bool Delivery::GiveToAll(Slot* slot) {
+  std::vector<Consumer*> with_room;
+  std::vector<Consumer*> without;
+  bool anyone = false;
+  bool one_is_ahead = false;  // in a former life: it waits for what follows
+  for (auto& [rank, consumer] : consumers_) {
+    anyone |= consumer.place == Place::kAttached;
+    if (!Wants(consumer, *slot)) {
+      one_is_ahead |= !slot->again && consumer.place == Place::kAttached &&
+                      FeedOf(consumer).open();
+      continue;
+    }
+    // What it had before is not counted as what it is behind. Who was found
+    // without room is looked at again after somebody was seen asleep, who goes
+    // on sleeping: so both were so at one time.
+    const bool is_behind =
+        !slot->again && without_.count(rank) > 0 && !HasRoom(consumer);
+    (is_behind ? without : with_room).push_back(&consumer);
+  }
+  if (anyone && with_room.empty() && without.empty()) {
+    // Of one that is gone for good, or before where all are.
+    lanes_[0].in_turn.pop_front();
+    Free(slot);
+    if (Exhausted(lanes_[0])) TouchAll();
+    return true;
+  }
+  if (!anyone || (with_room.empty() && !one_is_ahead)) return false;
+  slot->state = SlotState::kOut;
+  lanes_[0].in_turn.pop_front();
+  slot->holders = static_cast<uint32_t>(with_room.size());
+  for (Consumer* consumer : with_room) {
+    Entry entry{slot->share.slot, *Wants(*consumer, *slot)};
+    if (!slot->again) entry.skipped = std::exchange(consumer->skipped, 0);
+    consumer->again.erase(IdOf(*slot));
+    if (consumer->place == Place::kGone || !consumer->backlog.empty() ||
+        !FeedOf(*consumer).HasFreeLease()) {
+      consumer->backlog.push_back(entry);
+    } else {
+      Give(consumer, entry);
+    }
+    unsure_.insert(consumer->rank);
+  }
+  // They are told, once they have what was theirs.
+  if (Exhausted(lanes_[0])) TouchAll();
+  for (Consumer* consumer : without) {
+    if (shape_.options.lag == Lag::kSkip) {
+      ++consumer->skipped;
+      ++consumer->skipped_all;
+      consumer->again.erase(IdOf(*slot));
+    } else if (consumer->place == Place::kGone) {
+      Drop(consumer);
+    } else {
+      (void)EvictSeat(
+          consumer, Closed::kFailed,
+          fmt::format("{} rank {} fell more than {} batches behind (lag: "
+                      "fail; window: {})",
+                      static_cast<int>(StatusCode::kAborted), consumer->rank,
+                      shape_.options.window, shape_.options.window),
+          false);
+    }
+  }
+  FreeIfUnheld(slot);  // only one that is ahead goes on: nobody got it
+  return true;
+}
+
+void Delivery::DeliverBroadcast() {
   if (!started_) {
-    if (consumers_.size() < shape_.start_with) return any;
+    if (consumers_.size() < shape_.start_with) return;
     started_ = true;
   }
   while (Slot* slot = NextReady(0)) {
-    // In this order, so that what is seen was so at one time: who sleeps goes
-    // on sleeping; who was less than a window behind then has a lease, once
-    // what it released is seen.
-    bool one_sleeps = false;
-    for (auto& [rank, consumer] : consumers_) {
-      one_sleeps |= consumer.place == Place::kAttached &&
-                    FeedOf(consumer).open() && FeedOf(consumer).waiting();
-    }
-    std::vector<Consumer*> with_room;
-    std::vector<Consumer*> without;
-    bool anyone = false;
-    bool one_is_ahead = false;  // in a former life: it waits for what follows
-    for (auto& [rank, consumer] : consumers_) {
-      anyone |= consumer.place == Place::kAttached;
-      if (!Wants(consumer, *slot)) {
-        one_is_ahead |= !slot->again && consumer.place == Place::kAttached &&
-                        FeedOf(consumer).open();
-        continue;
-      }
-      // What it had before is not counted as what it is behind.
-      (is_behind(consumer) && !slot->again ? without : with_room)
-          .push_back(&consumer);
-    }
-    if (anyone && with_room.empty() && without.empty()) {
-      // Of one that is gone for good, or before where all are.
-      slot->state = SlotState::kFree;
-      ++lanes_[0].out;
-      any = true;
-      continue;
-    }
-    any |= Reclaim();
-    std::erase_if(with_room, [&](Consumer* consumer) {
-      if (consumer->place == Place::kGone || slot->again ||
-          FeedOf(*consumer).HasFreeLease()) {
-        return false;
-      }
-      without.push_back(consumer);
-      return true;
-    });
-    if (!anyone || (with_room.empty() && !one_is_ahead)) break;
-    if (!without.empty()) {
-      if (shape_.options.lag == Lag::kBlock) break;
-      // Nobody is newly left behind before another has taken a whole window
-      // more and sleeps: consumers of about the same speed lose nothing.
-      const bool left_already =
-          std::all_of(without.begin(), without.end(),
-                      [](Consumer* consumer) { return consumer->skipped > 0; });
-      if (!left_already && !one_sleeps) break;
-    }
-    slot->state = SlotState::kOut;
-    ++lanes_[0].out;
-    slot->holders = static_cast<uint32_t>(with_room.size());
-    for (Consumer* consumer : with_room) {
-      Entry entry{slot->share.slot, *Wants(*consumer, *slot)};
-      if (!slot->again) entry.skipped = std::exchange(consumer->skipped, 0);
-      consumer->again.erase(IdOf(*slot));
-      if (consumer->place == Place::kGone || !consumer->backlog.empty() ||
-          !FeedOf(*consumer).HasFreeLease()) {
-        consumer->backlog.push_back(entry);
-      } else {
-        Give(consumer, entry);
-      }
-    }
-    for (Consumer* consumer : without) {
-      if (shape_.options.lag == Lag::kSkip) {
-        ++consumer->skipped;
-        ++consumer->skipped_all;
-        consumer->again.erase(IdOf(*slot));
-      } else if (consumer->place == Place::kGone) {
-        Drop(consumer);
-      } else {
-        (void)EvictSeat(
-            consumer, Closed::kFailed,
-            fmt::format("{} rank {} fell more than {} batches behind (lag: "
-                        "fail; window: {})",
-                        static_cast<int>(StatusCode::kAborted), consumer->rank,
-                        shape_.options.window, shape_.options.window),
-            false);
-      }
-    }
-    FreeIfUnheld(slot);  // only one that is ahead goes on: nobody got it
-    any = true;
+    if (!slot->again && IsHeldUp(*slot)) return;
+    if (!GiveToAll(slot)) return;
   }
-  return any;
 }
 
-// Tells ranks that the data are over.
-bool Delivery::FinishFeeds() {
-  bool any = false;
-  const auto finish = [&](Consumer& consumer) {
-    FeedOf(consumer).Finish(consumer.skipped);
-    any = true;
+void Delivery::FinishIfOver(Consumer* consumer) {
+  if (withheld_ || consumer->place != Place::kAttached ||
+      !FeedOf(*consumer).open() || !consumer->backlog.empty() ||
+      !Exhausted(lanes_[consumer->lane])) {
+    return;
+  }
+  FeedOf(*consumer).Finish(consumer->skipped);
+}
+
+bool Delivery::IsAtWork(const Consumer& consumer) {
+  if (consumer.place != Place::kAttached) return false;
+  Feed& feed = FeedOf(consumer);
+  const auto is_at_work = [&feed] {
+    return feed.open() && feed.out() > 0 && !feed.waiting();
   };
-  if (withheld_) return false;
-  // dynamic: a rank that works on a batch may still die with it, and then
-  // others have to be there.
-  if (mode_ == DeliveryMode::kDynamic) {
-    if (!pool_.empty() || !Exhausted(lanes_[0])) return false;
-    for (auto& [rank, consumer] : consumers_) {
-      if (consumer.place != Place::kAttached) continue;
-      Feed& feed = FeedOf(consumer);
-      if (feed.open() && feed.out() > 0 && !feed.waiting()) return false;
-    }
-  }
-  for (auto& [rank, consumer] : consumers_) {
-    if (consumer.place == Place::kAttached && FeedOf(consumer).open() &&
-        consumer.backlog.empty() && Exhausted(lanes_[consumer.lane])) {
-      finish(consumer);
-    }
-  }
-  return any;
+  if (!is_at_work()) return false;
+  ++looks_;
+  feed.AskForNews(true);  // E8
+  return is_at_work();
 }
 
-bool Delivery::Advance() {
-  if (closed_) return false;
-  bool any = Reclaim();
+// A rank that works on a batch may still die with it, and then others have to
+// be there.
+void Delivery::FinishDynamic() {
+  if (withheld_ || !pool_.empty() || !Exhausted(lanes_[0])) return;
+  // The one that was at work last time probably still is.
+  const auto from = consumers_.lower_bound(at_work_);
+  const auto is_at_work = [this](const auto& item) {
+    return IsAtWork(item.second);
+  };
+  auto found = std::find_if(from, consumers_.end(), is_at_work);
+  if (found == consumers_.end()) {
+    found = std::find_if(consumers_.begin(), from, is_at_work);
+    if (found == from) {
+      for (auto& [rank, consumer] : consumers_) FinishIfOver(&consumer);
+      return;
+    }
+  }
+  at_work_ = found->first;
+}
+
+void Delivery::Advance() {
+  if (closed_) return;
+  heard_.insert(deaf_.begin(), deaf_.end());
+  for (const uint32_t seat : std::exchange(heard_, {})) {
+    const Consumer* const consumer = AtSeat(seat);
+    if (consumer != nullptr) touched_.insert(consumer->rank);
+    // DeliverSplit does it itself.
+    if (consumer == nullptr || !split()) Reclaim(seat);
+  }
+  for (const uint32_t rank : std::set<uint32_t>(formers_)) {
+    Consumer* const consumer = Find(rank);
+    if (consumer == nullptr || consumer->former == nullptr) {
+      formers_.erase(rank);
+    } else {
+      ReclaimFormer(consumer);
+    }
+  }
+  const std::set<uint32_t> touched = std::exchange(touched_, {});
   switch (mode_) {
     case DeliveryMode::kDynamic:
-      any |= DeliverDynamic();
+      hungry_.insert(touched.begin(), touched.end());
+      DeliverDynamic();
+      // Where takes are no news any more, wakes would be for nothing.
+      for (const uint32_t rank : touched) {
+        if (!pool_.empty() || hungry_.count(rank) == 0) continue;
+        const Consumer* const consumer = Find(rank);
+        if (consumer != nullptr && consumer->place == Place::kAttached) {
+          FeedOf(*consumer).AskForNews(false);
+        }
+      }
+      FinishDynamic();
       break;
     case DeliveryMode::kBroadcast:
-      any |= DeliverBroadcast();
+      for (const uint32_t rank : touched) {
+        if (Consumer* const consumer = Find(rank)) Flush(consumer);
+        unsure_.insert(rank);
+      }
+      DeliverBroadcast();
+      for (const uint32_t rank : touched) {
+        if (Consumer* const consumer = Find(rank)) FinishIfOver(consumer);
+      }
       break;
     default:
-      any |= DeliverSplit();
+      for (const uint32_t rank : touched) {
+        if (Consumer* const consumer = Find(rank)) DeliverSplit(consumer);
+      }
       break;
-  }
-  any |= FinishFeeds();
-  return any;
-}
-
-void Delivery::AskForNews() {
-  // Taking a batch is news only where one waits for the place of another, or
-  // for the end.
-  const bool takes =
-      !split() && (!pool_.empty() || NextReady(0) != nullptr ||
-                   (mode_ == DeliveryMode::kDynamic && Exhausted(lanes_[0])));
-  for (const auto& feed : feeds_) {
-    if (feed != nullptr && !feed->corrupt()) feed->AskForNews(takes);
   }
 }
 
@@ -631,6 +718,7 @@ void Delivery::Drain() {
   }
   if (const auto total = phase.plan.total_steps()) end = std::min(end, *total);
   phase.end_step = end;
+  TouchAll();
 }
 
 void Delivery::Close(Closed why, const std::string& reason) {
@@ -645,7 +733,9 @@ void Delivery::Close(Closed why, const std::string& reason) {
 }
 
 void Delivery::Mute(uint32_t seat) {
-  if (feeds_[seat] != nullptr) feeds_[seat]->Mute();
+  if (feeds_[seat] == nullptr) return;
+  feeds_[seat]->Mute();
+  deaf_.insert(seat);
 }
 
 }  // namespace penstock

@@ -28,6 +28,28 @@
 //   D3  A batch that any process may have returned to its trainer is delivered
 //       again only marked redelivered.
 //   D4  A slot is filled only without holders: nobody can read it.
+//
+// Nothing here walks all ranks, lanes or slots for one batch, but a broadcast
+// for each of its batches. What has to be looked at is kept in sets instead:
+//   D5  What a rank does is seen when it matters. Every release comes with a
+//       wake: Attach asks for it before the rank has the ring (E5). A take, or
+//       going to sleep, comes with one where delivery waits for it: the feed
+//       was asked and then looked at once more (E8), and found still busy. So a
+//       page is read after its wake (Heard), when a batch is to go to its rank,
+//       and, where no wake can come (Mute), on every Advance.
+//   D6  After Advance, and Open until it returns nullptr:
+//       openable_   has no lane; any other lane has no free slot, nobody who
+//                   is given batches, or no step to open;
+//       touched_    has no consumer; any other has no batch that it could be
+//                   given now, and was told of the end if it is there;
+//       claimable_  has every share with rows to claim, and perhaps others;
+//       hungry_     (dynamic) has every rank that may have room for a batch:
+//                   any other has no free lease, or an untaken batch and was
+//                   asked for takes (D5);
+//       unsure_, without_ (broadcast) have every consumer that may lack room
+//                   for the next batch: one in without_ lacks it and, if it is
+//                   attached, was asked for takes (D5).
+//       IndexError recomputes what of this is private to the broker.
 #ifndef BROKER_DELIVERY_H_
 #define BROKER_DELIVERY_H_
 
@@ -36,6 +58,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <queue>
 #include <set>
 #include <string>
 #include <utility>
@@ -233,9 +256,9 @@ class Delivery {
   // -----------------------------------------------------------------
 
   // As many slots of each lane may be used; the rest is being populated.
-  void SetUsableSlots(uint32_t slots) { usable_slots_ = slots; }
+  void SetUsableSlots(uint32_t slots);
   // Of a stream: so many rows there are by now; and that no more will come.
-  void SetAvailable(uint64_t rows) { available_ = rows; }
+  void SetAvailable(uint64_t rows);
   uint64_t available() const { return available_; }
   void EndAt(uint64_t rows);
   // Starts the next share in a free slot; nullptr: nothing to make, or nowhere.
@@ -258,14 +281,21 @@ class Delivery {
   // ---- handing out
   // ------------------------------------------------------------
 
-  // Sees what was released, publishes what can be. True: it did something, so
-  // there may be more to open.
-  bool Advance();
-  // Asks ranks for a wake; Advance must be called once more afterwards (E5,
-  // E8).
-  void AskForNews();
-  // Ranks whose pages say what cannot be. They are to be evicted.
-  std::vector<uint32_t> Corrupt() const;
+  // A wake of this seat came, and was drained before: Advance reads its page.
+  void Heard(uint32_t seat) { heard_.insert(seat); }
+  // As if all had sent one.
+  void HeardAll();
+  // Sees what was released, publishes what can be; then there may be more to
+  // open.
+  void Advance();
+  // What was opened needs no worker, or a rank was evicted: Advance is to be
+  // called again.
+  bool MustAdvance() const {
+    return !closed_ && (!heard_.empty() || !touched_.empty());
+  }
+  // Ranks whose pages were found to say what cannot be, each once. They are to
+  // be evicted.
+  std::vector<uint32_t> TakeCorrupt();
   // No more shares are opened: the ranks take what was, all the same number of
   // steps, and then the data are over for them.
   void Drain();
@@ -285,6 +315,12 @@ class Delivery {
   // It was told: also a process that outlives the broker has heard of it. Its
   // batches of that phase are kept until then.
   void RanksTold(uint32_t seat, uint32_t phase);
+  // What D6 promises and a walk over everything finds otherwise; "": nothing.
+  // For tests. Reads no rank's page.
+  std::string IndexError() const;
+  // Feeds, lanes and slots that Advance, Open and Claimable looked at. For
+  // tests: what a batch costs.
+  uint64_t looks() const { return looks_; }
 
   // ---- questions
   // --------------------------------------------------------------
@@ -393,7 +429,10 @@ class Delivery {
     uint32_t phase = 0;
     uint64_t next_step = 0;  // of the phase, to open
     uint64_t opened = 0;
-    uint64_t out = 0;  // shares that left it
+    std::deque<uint32_t> in_turn;  // slots of shares that have not left it
+    // Slots that are kFree, the lowest first: those have memory first.
+    std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> free;
+    std::optional<uint32_t> rank;  // split: of its consumer
     bool phase_begins = false;
     bool taken = false;  // split: it is or was somebody's
     // Steps to make once more before any other.
@@ -426,8 +465,9 @@ class Delivery {
   bool split() const { return mode_ == DeliveryMode::kSplit; }
   bool broadcast() const { return mode_ == DeliveryMode::kBroadcast; }
   Feed& FeedOf(const Consumer& consumer) { return *feeds_[consumer.seat]; }
+  Consumer* Find(uint32_t rank);
   Consumer* AtSeat(uint32_t seat);
-  Consumer* OfLane(uint32_t lane);
+  const Consumer* OfLane(uint32_t lane) const;
   bool Active(uint32_t lane) const;
   // Of a slot: the one on this node; not known, or none is: this one.
   uint32_t CopyOn(std::optional<uint32_t> node, uint32_t otherwise) const;
@@ -446,13 +486,18 @@ class Delivery {
     bool again = false;
   };
   std::optional<Next> NextStep(uint32_t lane);
+  uint32_t NodeOf(uint32_t slot) const;  // by which claimable_ has its shares
   bool Available(const Plan::Share& rows) const {
     return rows.position + rows.global_rows <= available_;
   }
   bool Exhausted(const Lane& lane) const;
   uint32_t PlaceOf(const Phase& phase, uint32_t rank) const;
   Slot* NextReady(uint32_t lane);
+  void Free(Slot* slot);
   void Abandon(Slot* slot);
+  // Something changed that is not one lane's or one consumer's.
+  void OpenAll();
+  void TouchAll();
   void Release(uint32_t slot);
   // Where one is that has heard of phase. Behind what is owed; true: some of
   // that may be left.
@@ -483,15 +528,30 @@ class Delivery {
   void Unquarantine(uint32_t slot);
   void FreeIfUnheld(Slot* slot);
   void Give(Consumer* consumer, const Entry& entry);
-  bool Flush(Consumer* consumer);
-  bool Reclaim();
-  bool ReclaimFormer(Consumer* consumer);
+  void Flush(Consumer* consumer);
+  // Sees what the process at this seat released. True: something.
+  bool Reclaim(uint32_t seat);
+  void ReclaimFormer(Consumer* consumer);
   void TakeFormerBack(Consumer* consumer, bool orderly);
   void TakePageBack(Consumer* consumer, const CursorPage& page, bool orderly);
-  bool DeliverSplit();
-  bool DeliverDynamic();
-  bool DeliverBroadcast();
-  bool FinishFeeds();
+  void DeliverSplit(Consumer* consumer);
+  void DeliverDynamic();
+  void DeliverBroadcast();
+  // dynamic: asks it for a wake if it is not.
+  bool IsHungry(const Consumer& consumer);
+  Consumer* NextHungry();
+  // broadcast: whether it is less than a window behind.
+  bool HasRoom(const Consumer& consumer);
+  void NoteRoom(Consumer* consumer);
+  bool IsAsleep(const Consumer& consumer);
+  bool OneSleeps();
+  bool IsHeldUp(const Slot& slot);
+  // Gives the slot out; false: it has to wait.
+  bool GiveToAll(Slot* slot);
+  // Tells a rank that the data are over.
+  void FinishIfOver(Consumer* consumer);
+  void FinishDynamic();
+  bool IsAtWork(const Consumer& consumer);
   Status Gone(uint32_t seat, bool orderly);
   // The consumer's process is not there any more; entries are what it had.
   Status Vacate(Consumer* consumer, std::vector<Entry> entries, bool orderly);
@@ -513,8 +573,30 @@ class Delivery {
   std::vector<Lane> lanes_;
   std::vector<std::unique_ptr<Feed>> feeds_;  // by seat
   std::map<uint32_t, Consumer> consumers_;    // by rank
+  std::vector<uint32_t> rank_at_;             // by seat: who took it last
   std::deque<Entry> pool_;                    // dynamic: ready for anybody
   uint32_t last_given_ = 0;                   // dynamic: to this rank
+  // D5 and D6. Seats:
+  std::set<uint32_t> heard_;
+  std::set<uint32_t> deaf_;
+  // Ranks, some of which may have gone meanwhile:
+  std::set<uint32_t> touched_;
+  std::set<uint32_t> hungry_;
+  std::set<uint32_t> unsure_;
+  std::set<uint32_t> without_;
+  std::set<uint32_t> asleep_;   // broadcast, when they were looked at last
+  std::set<uint32_t> formers_;  // Consumer::former is not released
+  uint32_t at_work_ = 0;        // dynamic, the data over: for it all wait
+  // Lanes.
+  std::set<uint32_t> openable_;
+  // By step and slot, the oldest first; of each NUMA node, 0 where there is
+  // one.
+  using Oldest = std::pair<uint64_t, uint32_t>;
+  std::map<uint32_t,
+           std::priority_queue<Oldest, std::vector<Oldest>, std::greater<>>>
+      claimable_;
+  bool any_corrupt_ = false;  // a feed is that TakeCorrupt has not told of
+  uint64_t looks_ = 0;
   uint32_t usable_slots_ = 0;
   uint64_t available_ = UINT64_MAX;  // rows; of a stream fewer
   bool draining_ = false;

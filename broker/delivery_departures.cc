@@ -8,12 +8,14 @@ namespace penstock {
 
 void Delivery::Drop(Consumer* consumer) {
   for (const Entry& entry : consumer->backlog) Release(entry.slot);
+  touched_.insert(consumer->rank);
   consumers_.erase(consumer->rank);
 }
 
 Status Delivery::Gone(uint32_t seat, bool orderly) {
   const std::unique_ptr<Feed> feed = std::move(feeds_[seat]);
   if (feed == nullptr) return OkStatus();
+  deaf_.erase(seat);
   Consumer* consumer = AtSeat(seat);
   std::vector<Feed::Batch> released;
   feed->Reclaim(&released);
@@ -32,6 +34,7 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
     }
   }
   if (consumer == nullptr) return OkStatus();
+  touched_.insert(consumer->rank);
   consumer->place = Place::kGone;
   consumer->died = !orderly;
   TakeFormerBack(consumer, orderly);
@@ -78,6 +81,7 @@ Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
 Status Delivery::EvictSeat(Consumer* consumer, Closed why,
                            const std::string& reason, bool keep_batches) {
   Feed& feed = FeedOf(*consumer);
+  touched_.insert(consumer->rank);
   feed.Close(why, reason);
   KillPoint("evict.closed");
   // What it has released is done, also what it released just now.
@@ -208,7 +212,7 @@ Status Delivery::Shrink(Consumer* gone) {
     FreeIfUnheld(&slot);
   }
   gone->backlog.clear();
-  lane.out = lane.opened;
+  lane.in_turn.clear();
   if (record_ != nullptr) {
     record_->PhaseBegun({ranks, boundary, next->start()});
     KillPoint("shrink.recorded");
@@ -223,6 +227,8 @@ Status Delivery::Shrink(Consumer* gone) {
          now.plan.start()});
   }
   consumers_.erase(gone->rank);
+  OpenAll();
+  TouchAll();
   return OkStatus();
 }
 

@@ -14,17 +14,22 @@ constexpr uint64_t kOpenedAhead = 256;
 }  // namespace
 
 bool Delivery::Active(uint32_t lane) const {
+  const auto is_given_batches = [this](const Consumer& consumer) {
+    return consumer.place == Place::kAttached && feeds_[consumer.seat]->open();
+  };
+  if (split()) {
+    const Consumer* const consumer = OfLane(lane);
+    return consumer != nullptr && is_given_batches(*consumer);
+  }
   return std::any_of(
-      consumers_.begin(), consumers_.end(), [&](const auto& item) {
-        const Consumer& consumer = item.second;
-        return consumer.place == Place::kAttached && consumer.lane == lane &&
-               feeds_[consumer.seat]->open();
-      });
+      consumers_.begin(), consumers_.end(),
+      [&](const auto& item) { return is_given_batches(item.second); });
 }
 
 void Delivery::RanksTold(uint32_t seat, uint32_t phase) {
   if (Consumer* consumer = AtSeat(seat)) {
     consumer->told_phase = std::max(consumer->told_phase, phase);
+    touched_.insert(consumer->rank);
   }
 }
 
@@ -80,10 +85,21 @@ void Delivery::EndAt(uint64_t rows) {
       return !plan.StepFrom(PositionOfStep(each.step));
     });
   }
+  OpenAll();
+  TouchAll();
+}
+
+void Delivery::SetUsableSlots(uint32_t slots) {
+  usable_slots_ = slots;
+  OpenAll();
+}
+
+void Delivery::SetAvailable(uint64_t rows) {
+  if (std::exchange(available_, rows) != rows) OpenAll();
 }
 
 bool Delivery::Exhausted(const Lane& lane) const {
-  if (lane.out != lane.opened || !lane.again.empty()) return false;
+  if (!lane.in_turn.empty() || !lane.again.empty()) return false;
   const Phase& phase = phases_[lane.phase];
   const std::optional<uint64_t> end =
       phase.end_step ? phase.end_step : phase.plan.total_steps();
@@ -112,30 +128,36 @@ void Delivery::RecordOpened(const Plan::Share& rows) {
 
 Share* Delivery::Open() {
   if (closed_ || gathering_) return nullptr;
-  for (uint32_t number = 0; number < lanes_.size(); ++number) {
+  for (; !openable_.empty(); openable_.erase(openable_.begin())) {
+    ++looks_;
+    const uint32_t number = *openable_.begin();
     Lane& lane = lanes_[number];
     const uint32_t usable = std::min(usable_slots_, shape_.slots_per_lane);
-    for (uint32_t i = 0; i < usable; ++i) {
-      Slot& slot = slots_[lane.first_slot + i];
-      if (slot.state != SlotState::kFree) continue;
-      // Looks at all ranks, so not for every lane that is full.
-      if (!Active(number)) break;
-      const std::optional<Next> next = NextStep(number);
-      if (!next) break;
-      const uint32_t at = slot.share.slot;
-      slot.state = SlotState::kFilling;
-      slot.ranks_changed =
-          !next->again && std::exchange(lane.phase_begins, false);
-      slot.phase = next->phase;
-      slot.handed_over = next->rows.extra;
-      slot.again = next->again;
-      RecordOpened(next->rows);
-      slot.share = Share{};
-      slot.share.slot = at;
-      slot.share.step = lane.opened++;
-      slot.share.rows = next->rows;
-      return &slot.share;
+    if (lane.free.empty() || lane.free.top() >= lane.first_slot + usable ||
+        !Active(number)) {
+      continue;
     }
+    const std::optional<Next> next = NextStep(number);
+    if (!next) continue;
+    const uint32_t at = lane.free.top();
+    lane.free.pop();
+    lane.in_turn.push_back(at);
+    Slot& slot = slots_[at];
+    slot.state = SlotState::kFilling;
+    slot.ranks_changed =
+        !next->again && std::exchange(lane.phase_begins, false);
+    slot.phase = next->phase;
+    slot.handed_over = next->rows.extra;
+    slot.again = next->again;
+    RecordOpened(next->rows);
+    slot.share = Share{};
+    slot.share.slot = at;
+    slot.share.step = lane.opened++;
+    slot.share.rows = next->rows;
+    if (slot.share.rows.rows > 0) {
+      claimable_[NodeOf(at)].push({slot.share.step, at});
+    }
+    return &slot.share;
   }
   return nullptr;
 }
@@ -160,30 +182,41 @@ bool Delivery::IsLocal(const Share& share, std::optional<uint32_t> node) const {
   return node && bank_nodes_[bank] == *node;
 }
 
+// The bank of a lane is moved, if at all, before anything of it is opened.
+uint32_t Delivery::NodeOf(uint32_t slot) const {
+  const bool one_for_all = bank_nodes_.empty() || shape_.copies > 1;
+  return one_for_all ? 0 : bank_nodes_[slot / shape_.bank_slots];
+}
+
 // Work is conserved: who has none of its own node takes another's. Slots of a
 // node without workers are as near to all as those of their own: they would
 // come last else.
 Share* Delivery::Claimable(std::optional<uint32_t> node) {
   if (closed_) return nullptr;
-  const auto comes_first = [&](const Share& share) {
+  const auto comes_first = [&](uint32_t here) {
     if (bank_nodes_.empty() || shape_.copies > 1 || !node) return true;
     const std::vector<uint32_t>& served = shape_.worker_nodes;
-    const uint32_t here = bank_nodes_[share.slot / shape_.bank_slots];
     return here == *node ||
            std::find(served.begin(), served.end(), here) == served.end();
   };
   Share* oldest = nullptr;
-  bool oldest_first = false;
-  for (Slot& slot : slots_) {
-    if (slot.state == SlotState::kFilling && !slot.share.abandoned &&
-        slot.share.claimed < slot.share.rows.rows) {
-      const bool first = comes_first(slot.share);
-      if (oldest == nullptr || first > oldest_first ||
-          (first == oldest_first && slot.share.step < oldest->step)) {
-        oldest = &slot.share;
-        oldest_first = first;
+  std::pair<bool, Oldest> best;
+  for (auto& [here, shares] : claimable_) {
+    // Those that were claimed or abandoned meanwhile.
+    for (; !shares.empty(); shares.pop()) {
+      ++looks_;
+      const auto [step, number] = shares.top();
+      const Slot& slot = slots_[number];
+      if (slot.state == SlotState::kFilling && slot.share.step == step &&
+          !slot.share.abandoned && slot.share.claimed < slot.share.rows.rows) {
+        break;
       }
     }
+    if (shares.empty()) continue;
+    const std::pair<bool, Oldest> found{!comes_first(here), shares.top()};
+    if (oldest != nullptr && best < found) continue;
+    best = found;
+    oldest = &slots_[found.second.second].share;
   }
   return oldest;
 }
@@ -191,15 +224,20 @@ Share* Delivery::Claimable(std::optional<uint32_t> node) {
 void Delivery::Filled(Share* share) {
   Slot& slot = slots_[share->slot];
   assert(slot.state == SlotState::kFilling && share->done());
-  slot.state = share->abandoned ? SlotState::kFree : SlotState::kReady;
+  if (share->abandoned) {
+    Free(&slot);
+    return;
+  }
+  slot.state = SlotState::kReady;
+  if (const Consumer* const consumer = OfLane(slot.lane)) {
+    touched_.insert(consumer->rank);
+  }
 }
 
 // Nobody will get it. Rows that workers are at are waited for (Filled).
 void Delivery::Abandon(Slot* slot) {
   slot->share.abandoned = true;
-  if (slot->state != SlotState::kFilling || slot->share.done()) {
-    slot->state = SlotState::kFree;
-  }
+  if (slot->state != SlotState::kFilling || slot->share.done()) Free(slot);
 }
 
 }  // namespace penstock

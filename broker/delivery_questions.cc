@@ -1,4 +1,4 @@
-// What Delivery can be asked; nothing here changes it.
+// What Delivery can be asked.
 #include <algorithm>
 
 #include "broker/delivery.h"
@@ -54,7 +54,7 @@ bool Delivery::ToldTheEnd(uint32_t rank) const {
 
 bool Delivery::GoesOnWithout(uint32_t rank) const {
   const std::vector<uint32_t>& ranks = phases_.back().ranks;
-  return split() && std::find(ranks.begin(), ranks.end(), rank) == ranks.end();
+  return split() && !std::binary_search(ranks.begin(), ranks.end(), rank);
 }
 
 bool Delivery::AllCame() const {
@@ -113,11 +113,12 @@ std::vector<uint32_t> Delivery::Missing() const {
   return missing;
 }
 
-std::vector<uint32_t> Delivery::Corrupt() const {
+std::vector<uint32_t> Delivery::TakeCorrupt() {
   std::vector<uint32_t> ranks;
+  if (!std::exchange(any_corrupt_, false) || closed_) return ranks;
   for (const auto& [rank, consumer] : consumers_) {
     if (consumer.place == Place::kAttached &&
-        feeds_[consumer.seat]->corrupt() && !closed_) {
+        feeds_[consumer.seat]->corrupt()) {
       ranks.push_back(rank);
     }
   }
@@ -285,10 +286,9 @@ PlanStart Delivery::RowsNeeded() const {
 std::vector<uint32_t> Delivery::LanesNeeded() const {
   std::vector<uint32_t> needed;
   for (uint32_t i = 0; i < lanes_.size(); ++i) {
-    const bool somebodys =
-        std::any_of(consumers_.begin(), consumers_.end(),
-                    [i](const auto& it) { return it.second.lane == i; });
-    if (somebodys || !(lanes_[i].taken || AllCame())) needed.push_back(i);
+    if (OfLane(i) != nullptr || !(lanes_[i].taken || AllCame())) {
+      needed.push_back(i);
+    }
   }
   return needed;
 }
@@ -386,6 +386,89 @@ Delivery::SlotCounts Delivery::CountSlots() const {
     }
   }
   return counts;
+}
+
+std::string Delivery::IndexError() const {
+  if (closed_) return "";
+  std::set<std::pair<uint64_t, uint32_t>> claimable;
+  for (auto [node, shares] : claimable_) {
+    for (; !shares.empty(); shares.pop()) claimable.insert(shares.top());
+  }
+  for (uint32_t number = 0; number < lanes_.size(); ++number) {
+    const Lane& lane = lanes_[number];
+    std::set<uint32_t> free;
+    for (auto left = lane.free; !left.empty(); left.pop()) {
+      free.insert(left.top());
+    }
+    uint32_t usable = 0;
+    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
+      const Slot& slot = slots_[lane.first_slot + i];
+      const uint32_t at = slot.share.slot;
+      const bool is_free = slot.state == SlotState::kFree;
+      usable += is_free && i < usable_slots_;
+      if (free.count(at) != is_free) {
+        return fmt::format("slot {} is free or is not, lane {} has the other",
+                           at, number);
+      }
+      const bool in_turn = std::find(lane.in_turn.begin(), lane.in_turn.end(),
+                                     at) != lane.in_turn.end();
+      const bool is_in_lane = (slot.state == SlotState::kFilling ||
+                               slot.state == SlotState::kReady) &&
+                              !slot.share.abandoned;
+      if (in_turn != is_in_lane) {
+        return fmt::format("slot {} is in lane {} or is not", at, number);
+      }
+      if (is_in_lane && slot.share.claimed < slot.share.rows.rows &&
+          claimable.count({slot.share.step, at}) == 0) {
+        return fmt::format("slot {} cannot be claimed", at);
+      }
+    }
+    if (gathering_ || usable == 0 || openable_.count(number) > 0 ||
+        !Active(number)) {
+      continue;
+    }
+    const Phase& phase = phases_[lane.phase];
+    const auto end = phase.end_step ? phase.end_step : phase.plan.total_steps();
+    const bool any_step = !lane.again.empty() ||
+                          lane.phase + 1 < phases_.size() || !end ||
+                          lane.next_step < *end;
+    if (available_ == UINT64_MAX && any_step) {
+      return fmt::format("nobody opens what lane {} has to", number);
+    }
+  }
+  if (MustAdvance()) return "";
+  for (const auto& [rank, consumer] : consumers_) {
+    const bool is_given_batches = consumer.place == Place::kAttached &&
+                                  feeds_[consumer.seat]->open() &&
+                                  !feeds_[consumer.seat]->corrupt();
+    if (split()) {
+      const Lane& lane = lanes_[consumer.lane];
+      if (!lane.in_turn.empty() &&
+          slots_[lane.in_turn.front()].state == SlotState::kReady) {
+        return fmt::format("a batch does not leave the lane of rank {}", rank);
+      }
+    }
+    if (!is_given_batches) continue;
+    const Feed& feed = *feeds_[consumer.seat];
+    if (!consumer.backlog.empty() && feed.HasFreeLease() &&
+        slots_[consumer.backlog.front().slot].phase <= consumer.told_phase) {
+      return fmt::format("rank {} is not given its backlog", rank);
+    }
+    const bool asked_for_takes = feed.asked_for_takes();
+    if (mode_ == DeliveryMode::kDynamic && !pool_.empty() &&
+        hungry_.count(rank) == 0 && feed.HasFreeLease() && !asked_for_takes) {
+      return fmt::format("nobody waits for rank {}", rank);
+    }
+    if (broadcast() && unsure_.count(rank) == 0 && without_.count(rank) > 0 &&
+        !asked_for_takes) {
+      return fmt::format("nobody waits for room of rank {}", rank);
+    }
+    if (mode_ != DeliveryMode::kDynamic && !withheld_ &&
+        consumer.backlog.empty() && Exhausted(lanes_[consumer.lane])) {
+      return fmt::format("rank {} is not told of the end", rank);
+    }
+  }
+  return "";
 }
 
 }  // namespace penstock

@@ -66,6 +66,7 @@ void Delivery::MakeAgain(Lane* lane, uint64_t id, bool redelivered) {
     return;
   }
   lane->again.push_back({id, redelivered});
+  openable_.insert(static_cast<uint32_t>(lane - lanes_.data()));
 }
 
 Status Delivery::RestorePhase(const FormerPhase& former) {
@@ -206,6 +207,8 @@ std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
 
 void Delivery::Gathered(const FormerSteps& former) {
   gathering_ = false;
+  OpenAll();
+  TouchAll();
   started_ = former.started;
   Lane& lane = lanes_[0];
   PlaceLane(&lane, former.position, 0);
@@ -249,14 +252,13 @@ void Delivery::Gathered(const FormerSteps& former) {
 }
 
 // What it held of a former life: nothing to us but for the record.
-bool Delivery::ReclaimFormer(Consumer* consumer) {
+void Delivery::ReclaimFormer(Consumer* consumer) {
   const std::vector<FormerBatch> batches = FormerBatches(*consumer->former);
   if (std::any_of(batches.begin(), batches.end(),
                   [](const FormerBatch& batch) { return !batch.released; })) {
-    return false;
+    return;
   }
   TakeFormerBack(consumer, false);
-  return true;
 }
 
 // What it released there is done, what it did not is made again.
@@ -306,6 +308,7 @@ bool Delivery::OwesPredecessor(uint32_t rank) const {
 
 Status Delivery::Settle(bool shrink) {
   withheld_ = false;
+  TouchAll();
   const OnRankDeath policy = shape_.options.on_rank_death;
   std::vector<uint32_t> dead;
   for (const auto& [rank, consumer] : consumers_) {

@@ -10,18 +10,24 @@
 namespace penstock {
 
 Feed::Feed(Ring* ring, std::shared_ptr<const CursorPage> cursor,
-           uint32_t leases, int wake_socket)
+           uint32_t leases, int wake_socket, bool* any_corrupt)
     : ring_(*ring),
       cursor_(std::move(cursor)),
       leases_(leases),
-      wake_socket_(wake_socket) {
+      wake_socket_(wake_socket),
+      any_corrupt_(any_corrupt) {
   ResetRing(ring_);
+}
+
+void Feed::BeCorrupt() {
+  corrupt_ = true;
+  if (any_corrupt_ != nullptr) *any_corrupt_ = true;
 }
 
 uint64_t Feed::ReadTakenChecked() {
   uint64_t taken;
   if (ReadTaken(*cursor_, published_, &taken)) return taken;
-  corrupt_ = true;
+  BeCorrupt();
   // Nothing it says counts: as if it had everything.
   return published_;
 }
@@ -71,7 +77,7 @@ void Feed::Reclaim(std::vector<Batch>* released) {
         // What is released was taken. Read after released was: in this order
         // an honest rank has stored them.
         if (lease.generation > ReadTakenChecked() || corrupt_) {
-          corrupt_ = true;
+          BeCorrupt();
           return;
         }
         lease.out = false;
@@ -81,15 +87,16 @@ void Feed::Reclaim(std::vector<Batch>* released) {
       case LeaseState::kHeld:
         break;
       case LeaseState::kPeerCorrupt:
-        corrupt_ = true;
+        BeCorrupt();
         return;
     }
   }
 }
 
 void Feed::AskForNews(bool takes) {
-  SetBrokerWaiting(ring_,
-                   takes ? BrokerWaits::kForTakes : BrokerWaits::kForReleases);
+  const BrokerWaits until =
+      takes ? BrokerWaits::kForTakes : BrokerWaits::kForReleases;
+  if (std::exchange(asked_, until) != until) SetBrokerWaiting(ring_, until);
 }
 
 void Feed::Finish(uint32_t skipped) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/layout.h"
+#include "common/ring.h"
 
 namespace penstock {
 
@@ -23,9 +24,10 @@ class Feed {
  public:
   // The ring is reset: its last holder must be gone. leases: batches it may
   // have outstanding, <= kLeasesMax. wake_socket stays the caller's, valid
-  // until Mute.
+  // until Mute. any_corrupt, which outlives this, is set when corrupt() becomes
+  // true.
   Feed(Ring* ring, std::shared_ptr<const CursorPage> cursor, uint32_t leases,
-       int wake_socket);
+       int wake_socket, bool* any_corrupt = nullptr);
 
   // It may be given batches.
   bool open() const { return !finished_ && !closed_; }
@@ -53,8 +55,11 @@ class Feed {
   void Reclaim(std::vector<Batch>* released);
 
   // Asks the rank for a wake when it releases (takes: when it takes or goes to
-  // sleep, too). Everything must be looked at once more afterwards (E5, E8).
+  // sleep, too). Where that is more than it was asked for before, the feed must
+  // be looked at once more afterwards (E5, E8).
   void AskForNews(bool takes);
+  // Whether takes bring a wake.
+  bool asked_for_takes() const { return asked_ == BrokerWaits::kForTakes; }
 
   // The data are over. What was published can still be taken. skipped: batches
   // missed that no cell told of; Ring::reason does.
@@ -84,6 +89,7 @@ class Feed {
     return {lease.slot, taken, lease.redelivered, taken ? 0 : lease.skipped};
   }
   uint64_t ReadTakenChecked();
+  void BeCorrupt();
   // Leases that are out, in the order of publishing.
   std::vector<Lease*> InOrder();
   void Wake();
@@ -92,6 +98,8 @@ class Feed {
   const std::shared_ptr<const CursorPage> cursor_;
   std::vector<Lease> leases_;
   int wake_socket_;
+  bool* const any_corrupt_;
+  BrokerWaits asked_ = BrokerWaits::kNo;
   uint32_t out_ = 0;
   uint64_t published_ = 0;
   bool finished_ = false;

@@ -18,8 +18,6 @@ constexpr uint64_t kChunkNs = 500'000;
 constexpr uint64_t kChunkBytesMax = 4 << 20;
 constexpr uint64_t kChunkRowsMax = 256;
 constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
-// How often Advance looks at one rank again that releases while it looks.
-constexpr int kRoundsMax = 2;
 // Often enough: a job is ahead of its share by ten times as much at most.
 constexpr uint64_t kWantedKeptNs = 5'000'000;
 
@@ -436,8 +434,15 @@ void Job::ReleaseStreamLocked() {
   if (stream_->AnyFreed()) on_freed_();
 }
 
-void Job::Advance() {
+void Job::Advance(const std::vector<uint32_t>& seats) {
   MutexLock lock(&mutex_);
+  for (const uint32_t seat : seats) delivery_.Heard(seat);
+  AdvanceLocked();
+}
+
+void Job::AdvanceAll() {
+  MutexLock lock(&mutex_);
+  delivery_.HeardAll();
   AdvanceLocked();
 }
 
@@ -464,15 +469,10 @@ bool Job::OpenLocked() {
 void Job::AdvanceLocked() {
   if (!failure_.ok()) return;
   bool opened = false;
-  bool again = true;
-  for (int round = 0; again && round < kRoundsMax; ++round) {
+  do {
     delivery_.Advance();
     opened |= OpenLocked();
-    // What it frees is to be opened, too: nobody may be left who tells.
-    const bool freed = delivery_.Advance();
-    delivery_.AskForNews();
-    again = delivery_.Advance() || freed;
-    for (const uint32_t rank : delivery_.Corrupt()) {
+    for (const uint32_t rank : delivery_.TakeCorrupt()) {
       spdlog::warn("job '{}': rank {} wrote impossible values: evicted",
                    key_.name, rank);
       const Status status = delivery_.Evict(
@@ -480,13 +480,9 @@ void Job::AdvanceLocked() {
                             "page: a bug of the client, or memory overwritten",
                             rank));
       if (!status.ok()) FailLocked(status);
-      again = true;
     }
-  }
+  } while (delivery_.MustAdvance());
   if (stream_ != nullptr) ReleaseStreamLocked();
-  // A rank does things as fast as we look: others want their turn of this
-  // thread.
-  if (again) on_more_();
   if (opened) {
     claimable_.store(true, std::memory_order_relaxed);
     on_work_();

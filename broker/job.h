@@ -179,8 +179,10 @@ class Job {
   JobState State() const;
   // The state of a rank that is at this position.
   JobState StateAt(const PlanStart& start) const;
-  // A rank sent a wake, or slots became usable.
-  void Advance();
+  // The ranks at these seats sent wakes, which were drained before.
+  void Advance(const std::vector<uint32_t>& seats);
+  // All that ranks did by now is seen, though their wakes are on their way.
+  void AdvanceAll();
   // As many slots of every lane are populated.
   void SetUsableSlots(uint32_t slots);
   void Fail(const Status& status);
@@ -259,11 +261,6 @@ class Job {
   void SetOnWork(std::function<void()> on_work) {
     on_work_ = std::move(on_work);
   }
-  // Called, with the job's lock held, when Advance stopped before it was
-  // through: it must be called again, soon. Set before the first Attach.
-  void SetOnMore(std::function<void()> on_more) {
-    on_more_ = std::move(on_more);
-  }
   // Called, with the job's lock held, when producers may be told of room. Set
   // before the first Attach.
   void SetOnFreed(std::function<void()> on_freed) {
@@ -304,7 +301,6 @@ class Job {
   const std::unique_ptr<JobRecord> record_;
   const std::unique_ptr<Stream> stream_;
   std::function<void()> on_work_ = [] {};
-  std::function<void()> on_more_ = [] {};
   std::function<void()> on_freed_ = [] {};
 
   mutable Mutex mutex_;

@@ -364,11 +364,6 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     return;
   }
   entry->job = *job;
-  (*job)->SetOnMore([loop = loop_, weak = std::weak_ptr<Job>(*job)] {
-    loop->Post([weak] {
-      if (const std::shared_ptr<Job> same = weak.lock()) same->Advance();
-    });
-  });
   if ((*job)->stream() != nullptr) {
     auto posted = std::make_shared<std::atomic<bool>>(false);
     (*job)->SetOnFreed([this, posted, weak = std::weak_ptr<Job>(*job)] {

@@ -230,7 +230,7 @@ class CopiesTest : public testing::Test {
                                      [](const auto&) { return OkStatus(); });
     ASSERT_TRUE(joined.ok()) << joined.status().message();
     seats_.push_back(joined->seat);
-    job_->Advance();
+    job_->Advance({joined->seat});
   }
   // A worker of this node makes all rows but `bad`.
   void MakeOne(std::optional<uint32_t> node, int64_t bad = -1) {

@@ -270,9 +270,9 @@ class Broker {
     if (life_ > 0 && !world_.kept.delivered) Restore();
     for (;;) {
       HandleNews();
-      const bool more = Make();
+      Make();
       if (AllGone()) break;
-      if (!more) run_.WaitUntil([this] { return News(); });
+      run_.WaitUntil([this] { return News(); });
     }
     const Delivery::SlotCounts counts = delivery_->CountSlots();
     run_.Check(counts.quarantined == 0 && !delivery_->AnySeatTaken(),
@@ -391,6 +391,7 @@ class Broker {
       if (!session.to_broker.Wait()) {
         Gone(rank);
       } else {
+        if (seat_[rank]) delivery_->Heard(*seat_[rank]);
         heard_[rank] = session.requested;
       }
     }
@@ -538,14 +539,13 @@ class Broker {
     delivery_->Close(Closed::kFailed, "failed");
   }
 
-  // The workers. True: there may be more.
-  bool Make() {
-    bool more = Advance();
+  // The workers.
+  void Make() {
+    Advance();
     while (Share* share = delivery_->Claimable()) {
       Fill(share);
-      more = Advance();
+      Advance();
     }
-    return more;
   }
 
   // As ControlServer, for which the workers do not wait.
@@ -582,23 +582,20 @@ class Broker {
 
   // ---- batches
 
-  // As Job::AdvanceLocked. True: to be called again.
-  bool Advance() {
-    if (failed_) return false;
-    bool again = true;
-    for (int round = 0; again && round < 2; ++round) {
+  // As Job::AdvanceLocked.
+  void Advance() {
+    if (failed_) return;
+    do {
       delivery_->Advance();
       while (Share* share = delivery_->Open()) {
         if (share->rows.rows > 0) continue;
         Fill(share);
       }
-      delivery_->Advance();
-      delivery_->AskForNews();
-      again = delivery_->Advance();
-      run_.Check(delivery_->Corrupt().empty(), "a rank is found corrupt");
-    }
+      run_.Check(delivery_->TakeCorrupt().empty(), "a rank is found corrupt");
+    } while (delivery_->MustAdvance());
+    const std::string error = delivery_->IndexError();
+    run_.Check(error.empty(), "{}", error);
     CheckSlots();
-    return again;
   }
 
   void Fill(Share* share) {

@@ -130,6 +130,7 @@ class LifeJournalTest : public testing::Test {
     std::vector<Cell> held;
     for (uint64_t turn = 0; released_.size() < kSteps; ++turn) {
       ASSERT_LT(turn, 100u);
+      delivery.HeardAll();
       delivery.Advance();
       while (Share* share = delivery.Open()) {
         share->claimed = share->finished = share->rows.rows;

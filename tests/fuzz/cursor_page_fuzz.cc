@@ -323,29 +323,25 @@ void Course::CheckSlots() {
 
 void Course::Advance() {
   if (broken_) return;
-  bool again = true;
-  for (int round = 0; again && round < 2; ++round) {
-    const auto open = [this] {
-      while (Share* share = delivery_->Open()) {
-        if (share->rows.rows > 0) continue;
-        slots_[share->slot] = {share->rows.position,
-                               slots_[share->slot].version + 1};
-        delivery_->Filled(share);
-      }
-    };
+  // Whoever writes the pages here sends no wakes.
+  delivery_->HeardAll();
+  do {
     delivery_->Advance();
-    open();
-    delivery_->Advance();
-    delivery_->AskForNews();
-    again = delivery_->Advance();
-    for (const uint32_t rank : delivery_->Corrupt()) {
+    while (Share* share = delivery_->Open()) {
+      if (share->rows.rows > 0) continue;
+      slots_[share->slot] = {share->rows.position,
+                             slots_[share->slot].version + 1};
+      delivery_->Filled(share);
+    }
+    for (const uint32_t rank : delivery_->TakeCorrupt()) {
       Require(rank != kHonest, "the honest rank is not corrupt");
       RequireOk(delivery_->Evict(rank, "impossible values"),
                 "a corrupt rank is evicted");
-      again = true;
     }
-    Require(delivery_->Corrupt().empty(), "who is corrupt is evicted");
-  }
+    Require(delivery_->TakeCorrupt().empty(), "who is corrupt is evicted");
+  } while (delivery_->MustAdvance());
+  const std::string error = delivery_->IndexError();
+  Require(error.empty(), error.c_str());
   for (const Delivery::RanksChanged& change : delivery_->TakeRanksChanged()) {
     delivery_->RanksTold(change.seat, change.phase);
   }

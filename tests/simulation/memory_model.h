@@ -48,7 +48,7 @@ inline uint64_t Mix(uint64_t hash, uint64_t value) {
 
 class MemoryModel {
  public:
-  static constexpr int kLocationsMax = 256;
+  static constexpr int kLocationsMax = 384;
   static constexpr int kProcessesMax = 8;
   // The writer of words that stay as they are: no process.
   static constexpr int kNobody = -2;

@@ -1,0 +1,139 @@
+// What a batch costs does not grow with the ranks: D5 and D6 of
+// broker/delivery.h. Counted are the feeds, lanes and shares that are looked at
+// for it, not time: 8 and 1,024 ranks that take and release in turn, over rings
+// and pages of this process.
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "broker/delivery.h"
+#include "common/ring.h"
+#include "gtest/gtest.h"
+
+namespace penstock {
+namespace {
+
+constexpr uint32_t kHold = 1;
+constexpr uint32_t kPrefetch = 2;
+
+// A broker and its ranks in one thread.
+class Ranks {
+ public:
+  Ranks(DeliveryMode mode, uint32_t ranks, Lag lag = Lag::kBlock)
+      : ranks_(ranks), rings_(2 * ranks), pages_(ranks) {
+    const bool split = mode == DeliveryMode::kSplit;
+    Delivery::Shape shape;
+    shape.options.mode = mode;
+    shape.options.window = kPrefetch;
+    shape.options.lag = lag;
+    shape.world_size = split ? ranks : 1;
+    shape.consumers_max = shape.start_with = ranks;
+    shape.lanes = split ? ranks : 1;
+    shape.leases = kPrefetch + kHold;
+    shape.slots_per_lane = split ? shape.leases : kPrefetch + ranks * kHold;
+    shape.rows_max = 1;
+    shape.slot_stride = 64;
+    DatasetSpec spec;
+    spec.batch.size = shape.world_size;
+    spec.epochs = 1;
+    std::vector<Ring*> rings;
+    for (Ring& ring : rings_) rings.push_back(&ring);
+    delivery_ = std::make_unique<Delivery>(
+        shape, *Plan::Make(spec, 1'000'000, shape.world_size),
+        std::move(rings));
+    delivery_->SetUsableSlots(shape.slots_per_lane);
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      Delivery::Joining joining;
+      joining.rank = rank;
+      joining.cursor = {std::shared_ptr<void>(), &pages_[rank]};
+      const auto joined = delivery_->Attach(joining);
+      EXPECT_TRUE(joined.ok()) << joined.status().message();
+      seats_.push_back(joined->seat);
+    }
+    Make();
+  }
+
+  // Every rank takes a batch, if there is one, and releases it. The number of
+  // batches.
+  uint64_t Turn() {
+    uint64_t taken = 0;
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      Ring& ring = rings_[seats_[rank]];
+      CursorPage& page = pages_[rank];
+      Cell cell;
+      if (TryTake(ring, page, &cell) != TakeResult::kTaken) continue;
+      ++taken;
+      bool wake = BrokerWaitsForTakes(ring);
+      wake |= Release(ring, page, cell.lease, cell.generation);
+      EXPECT_TRUE(wake) << "a release comes with a wake";
+      delivery_->Heard(seats_[rank]);
+      Make();
+    }
+    EXPECT_EQ(delivery_->IndexError(), "");
+    return taken;
+  }
+  uint64_t looks() const { return delivery_->looks(); }
+
+ private:
+  // As Job does it, with a worker that is never late.
+  void Make() {
+    for (;;) {
+      do {
+        delivery_->Advance();
+        while (delivery_->Open() != nullptr) {
+        }
+      } while (delivery_->MustAdvance());
+      Share* const share = delivery_->Claimable();
+      if (share == nullptr) break;
+      share->claimed = share->finished = share->rows.rows;
+      share->valid_rows = share->shape_rows = share->rows.rows;
+      delivery_->Filled(share);
+    }
+  }
+
+  const uint32_t ranks_;
+  std::vector<Ring> rings_;
+  std::vector<CursorPage> pages_;
+  std::vector<uint32_t> seats_;
+  std::unique_ptr<Delivery> delivery_;
+};
+
+double LooksPerBatch(DeliveryMode mode, uint32_t ranks, Lag lag = Lag::kBlock) {
+  Ranks job(mode, ranks, lag);
+  job.Turn();  // what is there at the beginning
+  const uint64_t before = job.looks();
+  uint64_t batches = 0;
+  for (int turn = 0; turn < 3; ++turn) batches += job.Turn();
+  EXPECT_EQ(batches, 3 * ranks);
+  return static_cast<double>(job.looks() - before) /
+         static_cast<double>(batches);
+}
+
+void ExpectTheSame(DeliveryMode mode, Lag lag = Lag::kBlock) {
+  const double few = LooksPerBatch(mode, 8, lag);
+  const double many = LooksPerBatch(mode, 1024, lag);
+  EXPECT_GT(few, 0);
+  EXPECT_LE(many, 1.25 * few);
+  std::printf("looks per batch: %.2f with 8 ranks, %.2f with 1,024\n", few,
+              many);
+}
+
+TEST(DeliveryScaleTest, ABatchOfASplitCostsTheSameWith1024Ranks) {
+  ExpectTheSame(DeliveryMode::kSplit);
+}
+
+TEST(DeliveryScaleTest, ABatchOfADynamicJobCostsTheSameWith1024Ranks) {
+  ExpectTheSame(DeliveryMode::kDynamic);
+}
+
+TEST(DeliveryScaleTest, ABatchOfABroadcastCostsTheSamePerRankWith1024Ranks) {
+  ExpectTheSame(DeliveryMode::kBroadcast);
+}
+
+TEST(DeliveryScaleTest, ABroadcastThatSkipsCostsTheSamePerRankWith1024Ranks) {
+  ExpectTheSame(DeliveryMode::kBroadcast, Lag::kSkip);
+}
+
+}  // namespace
+}  // namespace penstock
