@@ -278,6 +278,7 @@ void ControlServer::Tick() {
       spdlog::warn("accept: {}", status.message());
     }
   }
+  jobs_->Look();
   jobs_->Sweep();
   // The job that one waits to come back to may be over.
   LetInProducers();

@@ -59,7 +59,8 @@ Status JobTable::CheckAgreement(const Entry& entry,
                                 const AttachRequest& request) {
   const auto disagree = [&](const std::string& what) {
     return FailedPreconditionError(
-        "rank {} disagrees with the ranks of job '{}' that are attached: {} (of "
+        "rank {} disagrees with the ranks of job '{}' that are attached: {} "
+        "(of "
         "another job, a second loader's say, the name is another: `job`)",
         request.joining.rank, entry.key.name, what);
   };
@@ -591,7 +592,9 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
   if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
     Deserted(*entry);
   }
-  Sweep();
+  // Of a job that goes on, with the next tick: there may be a thousand ranks
+  // that leave, one by one.
+  if (entry != entries_.end() && entry->over) Sweep();
 }
 
 void JobTable::Deserted(Entry& entry) {
@@ -634,12 +637,18 @@ std::vector<std::shared_ptr<Job>> JobTable::Find(
 
 bool JobTable::MayOpen(uint32_t uid, const std::string& name,
                        const std::string& dataset) const {
-  return std::any_of(
-      entries_.begin(), entries_.end(), [&](const Entry& entry) {
-        return entry.job == nullptr && !entry.over && entry.key.uid == uid &&
-               entry.key.name == name &&
-               (dataset.empty() || dataset == entry.key.dataset);
-      });
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return entry.job == nullptr && !entry.over && entry.key.uid == uid &&
+           entry.key.name == name &&
+           (dataset.empty() || dataset == entry.key.dataset);
+  });
+}
+
+void JobTable::Look() {
+  for (Entry& entry : entries_) {
+    if (entry.job == nullptr || entry.over) continue;
+    entry.job->Look(workers_->UseOfCrew(*entry.job));
+  }
 }
 
 void JobTable::Sweep() {
@@ -659,7 +668,7 @@ void JobTable::Sweep() {
     }
     std::vector<Entry::Attachment> needed;
     for (const Entry::Attachment& dead : entry->retired) {
-      if (entry->job->OwesPredecessor(dead.rank) || !Superseded(*entry, dead)) {
+      if (!Superseded(*entry, dead) || entry->job->OwesPredecessor(dead.rank)) {
         needed.push_back(dead);
       } else {
         life_->RankForgotten(entry->number, dead.attach);
@@ -672,7 +681,6 @@ void JobTable::Sweep() {
     if (!entry->over) {
       TryGather(*entry);
       SettleFormer(*entry);
-      entry->job->Look(workers_->UseOfCrew(*entry->job));
       if (entry->deserted &&
           (entry->job->failed() || now - *entry->deserted > kDesertedJobKept)) {
         End(*entry, "nobody came back");

@@ -144,7 +144,10 @@ class JobTable {
   void Shutdown();
   // Whether Sweep has anything to look at.
   bool busy() const { return !openings_.empty() || !entries_.empty(); }
-  // Removes jobs that are over, fails those whose ranks are missing for long.
+  // Notes what ranks and workers do, fails jobs whose ranks are missing for
+  // long. With each tick: it looks at all ranks.
+  void Look();
+  // Removes jobs that are over.
   void Sweep();
 
  private:
