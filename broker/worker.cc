@@ -104,8 +104,17 @@ bool Worker::ClaimMore() {
   const uint64_t news = pool_->news();
   if (claim_failed_ && news == news_seen_) return false;
   jobs_of_open_.clear();
-  for (const auto& work : open_) jobs_of_open_.push_back(work->job.get());
-  WorkerPool::Claimed claimed = pool_->ClaimFair(jobs_of_open_, *this);
+  uint64_t before = UINT64_MAX;
+  for (const auto& work : open_) {
+    jobs_of_open_.push_back(work->job.get());
+    if (work->reads) continue;
+    // Relaxed: a slightly old time is as fair.
+    before = std::min(
+        before,
+        TurnOf({work->job->virtual_time_ns.load(std::memory_order_relaxed),
+                work->job->Wanted(NowNs())}));
+  }
+  WorkerPool::Claimed claimed = pool_->ClaimFair(jobs_of_open_, before, *this);
   claim_failed_ = claimed.claim.share == nullptr;
   news_seen_ = news;
   if (claim_failed_) return false;

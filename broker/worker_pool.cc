@@ -63,16 +63,17 @@ class CrashStack {
 
 }  // namespace
 
+uint64_t TurnOf(const Candidate& candidate) {
+  return candidate.virtual_time_ns +
+         (candidate.demand == Demand::kNow ? 0 : kHeadStartNs) +
+         (candidate.demand == Demand::kNobody ? kLastNs : 0);
+}
+
 size_t ServedNext(std::span<const Candidate> candidates) {
-  const auto turn = [](const Candidate& candidate) {
-    return candidate.virtual_time_ns +
-           (candidate.demand == Demand::kNow ? 0 : kHeadStartNs) +
-           (candidate.demand == Demand::kNobody ? kLastNs : 0);
-  };
   return static_cast<size_t>(
       std::min_element(candidates.begin(), candidates.end(),
-                       [&](const Candidate& a, const Candidate& b) {
-                         return turn(a) < turn(b);
+                       [](const Candidate& a, const Candidate& b) {
+                         return TurnOf(a) < TurnOf(b);
                        }) -
       candidates.begin());
 }
@@ -316,7 +317,14 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
     number = next_number_++;
     named_[number] = {job->key(), job, SharedDataset(job)};
     crew = job->has_crew();
-    jobs_.push_back({job, number, crew});
+    const Source& source = *job->dataset().source;
+    ReadRequest first;
+    if (source.record_count() > 0) source.Locate(0, &first);
+    const bool reads =
+        job->stream() == nullptr && first.kind != ReadRequest::Kind::kNone;
+    ChangeJobs([&](Entries* jobs) {
+      jobs->push_back({job, number, crew, reads});
+    });
   }
   if (!crew) return;
   if (const Status status = StartCrew(*job, number); !status.ok()) {
@@ -326,11 +334,19 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
 
 void WorkerPool::Remove(const Job* job) {
   MutexLock lock(&mutex_);
-  std::erase_if(jobs_,
-                [job](const Entry& entry) { return entry.job.get() == job; });
+  ChangeJobs([job](Entries* jobs) {
+    std::erase_if(*jobs,
+                  [job](const Entry& entry) { return entry.job.get() == job; });
+  });
   // For what they keep of its memory; for a crew that has no job any more.
   work_.NotifyAll();
   crew_work_.NotifyAll();
+}
+
+void WorkerPool::ChangeJobs(const std::function<void(Entries*)>& change) {
+  auto jobs = std::make_shared<Entries>(*jobs_);
+  change(jobs.get());
+  jobs_ = std::move(jobs);
 }
 
 void WorkerPool::NotifyWork() {
@@ -367,7 +383,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
   for (;;) {
     if (stop_) return false;
     if (crew &&
-        std::none_of(jobs_.begin(), jobs_.end(), [&](const Entry& entry) {
+        std::none_of(jobs_->begin(), jobs_->end(), [&](const Entry& entry) {
           return entry.number == worker.job();
         })) {
       return false;
@@ -382,7 +398,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
       --idle_;
       continue;
     }
-    if (std::any_of(jobs_.begin(), jobs_.end(), [&](const Entry& entry) {
+    if (std::any_of(jobs_->begin(), jobs_->end(), [&](const Entry& entry) {
           return MayClaim(entry, worker);
         })) {
       return true;
@@ -405,34 +421,42 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
 }
 
 WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
+                                          uint64_t before,
                                           const Worker& worker) {
   const bool crew = worker.job() != 0;
-  std::vector<Entry> entries;
+  std::vector<const Entry*> entries;
   std::vector<Candidate> candidates;
   for (;;) {
-    entries.clear();
-    candidates.clear();
+    std::shared_ptr<const Entries> jobs;
     {
       MutexLock lock(&mutex_);
       if (stop_ || (!crew && worker.place() >= workers())) return {};
-      for (const Entry& entry : jobs_) {
-        if (MayClaim(entry, worker) &&
-            std::find(but.begin(), but.end(), entry.job.get()) == but.end()) {
-          entries.push_back(entry);
-        }
+      jobs = jobs_;
+    }
+    // Without the pool's lock: Wanted takes the job's, which is taken first.
+    entries.clear();
+    candidates.clear();
+    for (const Entry& entry : *jobs) {
+      if (MayClaim(entry, worker) &&
+          std::find(but.begin(), but.end(), entry.job.get()) == but.end()) {
+        entries.push_back(&entry);
       }
     }
-    if (entries.empty()) return {};
-    // Without the pool's lock: Wanted takes the job's, which is taken first.
     const uint64_t now_ns = entries.size() > 1 ? SteadyNs() : 0;
-    for (const Entry& entry : entries) {
+    size_t kept = 0;
+    for (const Entry* const entry : entries) {
       // Relaxed: a slightly old time is as fair.
-      candidates.push_back(
-          {entry.job->virtual_time_ns.load(std::memory_order_relaxed),
-           entries.size() > 1 ? entry.job->Wanted(now_ns) : Demand::kNow});
+      const Candidate candidate = {
+          entry->job->virtual_time_ns.load(std::memory_order_relaxed),
+          entries.size() > 1 ? entry->job->Wanted(now_ns) : Demand::kNow};
+      if (!entry->reads && TurnOf(candidate) >= before) continue;
+      candidates.push_back(candidate);
+      entries[kept++] = entry;
     }
+    entries.resize(kept);
+    if (entries.empty()) return {};
     const size_t next = ServedNext(candidates);
-    const std::shared_ptr<Job>& job = entries[next].job;
+    const std::shared_ptr<Job>& job = entries[next]->job;
     const uint64_t time_ns = candidates[next].virtual_time_ns;
     // A crew's time is nobody else's. Relaxed: who is served meanwhile gives
     // away no more than a row.
@@ -445,7 +469,7 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
         MutexLock lock(&mutex_);
         WakeOne();
       }
-      return {claim, job, entries[next].number};
+      return {claim, job, entries[next]->number};
     }
   }
 }
@@ -463,7 +487,7 @@ void WorkerPool::Served(uint64_t virtual_time_ns) {
 
 bool WorkerPool::WantsTick() {
   MutexLock lock(&mutex_);
-  return !jobs_.empty() || idle_ < threads_.size();
+  return !jobs_->empty() || idle_ < threads_.size();
 }
 
 void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
@@ -481,11 +505,13 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
   }
   if (!late.empty() || any_blocks_) {
     MutexLock lock(&mutex_);
-    for (Entry& entry : jobs_) {
-      entry.blocks = std::any_of(
-          late.begin(), late.end(),
-          [&](const auto& read) { return read.job == entry.number; });
-    }
+    ChangeJobs([&](Entries* jobs) {
+      for (Entry& entry : *jobs) {
+        entry.blocks = std::any_of(
+            late.begin(), late.end(),
+            [&](const auto& read) { return read.job == entry.number; });
+      }
+    });
     any_blocks_ = !late.empty();
     // A job may be claimed from that could not. Relaxed: as in NotifyWork.
     news_.fetch_add(1, std::memory_order_relaxed);
@@ -596,7 +622,7 @@ CrewUse WorkerPool::UseOfCrew(const Job& job) {
   uint64_t number = 0;
   {
     MutexLock lock(&mutex_);
-    for (const Entry& entry : jobs_) {
+    for (const Entry& entry : *jobs_) {
       if (entry.job.get() == &job) number = entry.number;
     }
   }

@@ -35,6 +35,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -89,7 +90,9 @@ inline constexpr uint64_t kHeadStartNs = 50'000'000;
 // A job that slept gets back so much of the time it did not need: more than the
 // head start, so a job that takes less than its share comes first.
 inline constexpr uint64_t kCreditNs = 2 * kHeadStartNs;
-// Its index; candidates: at least one. Fair shares: the one that has had least.
+// The least is served next: fair shares.
+uint64_t TurnOf(const Candidate& candidate);
+// Its index; candidates: at least one.
 size_t ServedNext(std::span<const Candidate> candidates);
 
 class WorkerPool {
@@ -170,8 +173,11 @@ class WorkerPool {
     uint64_t number = 0;  // of the job; never used again
   };
   // Rows of the job served next, but of none of these; no share when no such
-  // job has rows, or the worker's place is not there any more.
-  Claimed ClaimFair(const std::vector<const Job*>& but, const Worker& worker);
+  // job has rows, or the worker's place is not there any more. before: of jobs
+  // whose rows need no reading only one whose turn is before that: the worker
+  // has such rows already, and with many jobs it would claim a chunk of each.
+  Claimed ClaimFair(const std::vector<const Job*>& but, uint64_t before,
+                    const Worker& worker);
   // A job gets rows made that had had so much of the workers' time.
   void Served(uint64_t virtual_time_ns);
   // Another number than before: ClaimFair may find what it did not find.
@@ -201,8 +207,10 @@ class WorkerPool {
     std::shared_ptr<Job> job;
     uint64_t number;
     bool crew = false;    // only its own threads make its rows
+    bool reads = true;    // its rows are read before they are made
     bool blocks = false;  // a worker is stuck in a read of it
   };
+  using Entries = std::vector<Entry>;
   // A job by its number, also after it has ended: reads of it may be in flight.
   struct Named {
     JobKey key;
@@ -231,6 +239,9 @@ class WorkerPool {
   // What the workers read in the last ns.
   void LookAtReads(uint64_t ns);
   void NotifyWork();
+  // Changes a copy: who looks at the jobs keeps what it looks at.
+  void ChangeJobs(const std::function<void(Entries*)>& change)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // One worker more; it wakes the next when there is more than it takes. So as
   // many are awake as have work, on a host with a hundred as on one with two.
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -270,7 +281,8 @@ class WorkerPool {
   CondVar work_;
   CondVar crew_work_;
   CondVar more_workers_;
-  std::vector<Entry> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const Entries> jobs_ ABSL_GUARDED_BY(mutex_) =
+      std::make_shared<const Entries>();
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // not of a crew
