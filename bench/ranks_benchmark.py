@@ -14,8 +14,12 @@ it.
 Isolation: a private broker for each run, the page cache warm. Limit: the clock
 of CPU time counts what neighbours do to the caches.
 
+--many: up to 1,024 ranks and 256 jobs, whose rows cost nothing, so that what is
+left is the broker's machinery (many_ranks_benchmark.cc).
+
     bench/make_photographs.py --out photographs
     bench/ranks_benchmark.py --build build/dev --photographs photographs
+    bench/ranks_benchmark.py --build build/dev --many
 """
 
 import argparse
@@ -23,6 +27,7 @@ import json
 import pathlib
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 
@@ -85,7 +90,9 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, required=True)
-    parser.add_argument("--photographs", type=pathlib.Path, required=True)
+    parser.add_argument("--photographs", type=pathlib.Path)
+    parser.add_argument("--many", action="store_true",
+                        help="up to 1,024 ranks and 256 jobs instead")
     parser.add_argument("--ranks", default="1,2,4,8")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
@@ -95,6 +102,13 @@ def main():
                         help="one minimal run: shows that it works")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
+    if options.many:
+        command = [options.build / "bench" / "many_ranks_benchmark",
+                   f"--runs={options.runs}"]
+        command += ["--tiny"] * options.tiny + ["--json"] * options.json
+        sys.exit(subprocess.run(command, check=False).returncode)
+    if options.photographs is None:
+        parser.error("--photographs is needed without --many")
     ranks = [int(n) for n in options.ranks.split(",")]
     if options.tiny:
         options.runs, options.warmup, options.window = 1, 0, 0.2
