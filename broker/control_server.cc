@@ -168,7 +168,7 @@ void ControlServer::OnWake(uint64_t id) {
   if (!DrainWakes(connection->wake.get())) {
     // The rank closed its end: it is leaving, its control socket says so too.
     loop_->Unwatch(connection->wake.get());
-    return;
+    connection->job->Mute(connection->seat);
   }
   AdvanceSoon(*connection);
 }

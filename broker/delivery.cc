@@ -658,6 +658,19 @@ void Delivery::FinishDynamic() {
   at_work_ = found->first;
 }
 
+// Where nothing waits for the place of another batch, wakes of takes would be
+// for nothing. unknown: whom D5 does not need them of.
+void Delivery::ForgoTakes(const std::set<uint32_t>& ranks,
+                          const std::set<uint32_t>& unknown) {
+  for (const uint32_t rank : ranks) {
+    const Consumer* const consumer = Find(rank);
+    if (consumer != nullptr && consumer->place == Place::kAttached &&
+        unknown.count(rank) > 0) {
+      FeedOf(*consumer).AskForNews(false);
+    }
+  }
+}
+
 void Delivery::Advance() {
   if (closed_) return;
   heard_.insert(deaf_.begin(), deaf_.end());
@@ -680,14 +693,7 @@ void Delivery::Advance() {
     case DeliveryMode::kDynamic:
       hungry_.insert(touched.begin(), touched.end());
       DeliverDynamic();
-      // Where takes are no news any more, wakes would be for nothing.
-      for (const uint32_t rank : touched) {
-        if (!pool_.empty() || hungry_.count(rank) == 0) continue;
-        const Consumer* const consumer = Find(rank);
-        if (consumer != nullptr && consumer->place == Place::kAttached) {
-          FeedOf(*consumer).AskForNews(false);
-        }
-      }
+      if (pool_.empty()) ForgoTakes(touched, hungry_);
       FinishDynamic();
       break;
     case DeliveryMode::kBroadcast:
@@ -696,6 +702,7 @@ void Delivery::Advance() {
         unsure_.insert(rank);
       }
       DeliverBroadcast();
+      if (NextReady(0) == nullptr) ForgoTakes(touched, unsure_);
       for (const uint32_t rank : touched) {
         if (Consumer* const consumer = Find(rank)) FinishIfOver(consumer);
       }

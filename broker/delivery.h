@@ -548,6 +548,8 @@ class Delivery {
   bool IsHeldUp(const Slot& slot);
   // Gives the slot out; false: it has to wait.
   bool GiveToAll(Slot* slot);
+  void ForgoTakes(const std::set<uint32_t>& ranks,
+                  const std::set<uint32_t>& unknown);
   // Tells a rank that the data are over.
   void FinishIfOver(Consumer* consumer);
   void FinishDynamic();

@@ -74,6 +74,10 @@ class Ranks {
     return taken;
   }
   uint64_t looks() const { return delivery_->looks(); }
+  Delivery& delivery() { return *delivery_; }
+  Ring& ring(uint32_t rank) { return rings_[seats_[rank]]; }
+  CursorPage& page(uint32_t rank) { return pages_[rank]; }
+  uint32_t seat(uint32_t rank) const { return seats_[rank]; }
 
  private:
   // As Job does it, with a worker that is never late.
@@ -133,6 +137,28 @@ TEST(DeliveryScaleTest, ABatchOfABroadcastCostsTheSamePerRankWith1024Ranks) {
 
 TEST(DeliveryScaleTest, ABroadcastThatSkipsCostsTheSamePerRankWith1024Ranks) {
   ExpectTheSame(DeliveryMode::kBroadcast, Lag::kSkip);
+}
+
+TEST(DeliveryScaleTest, OfOneThatCannotWakeUsReleasesAreSeenAllTheSame) {
+  Ranks job(DeliveryMode::kSplit, 2);
+  Cell cell;
+  ASSERT_EQ(TryTake(job.ring(0), job.page(0), &cell), TakeResult::kTaken);
+  ASSERT_TRUE(job.delivery().Evict(0, "test").ok());
+  job.delivery().Mute(job.seat(0));
+  job.delivery().Advance();
+  EXPECT_EQ(job.delivery().CountSlots().quarantined, 1u);
+  (void)Release(job.ring(0), job.page(0), cell.lease, cell.generation);
+  job.delivery().Heard(job.seat(1));
+  job.delivery().Advance();
+  EXPECT_EQ(job.delivery().CountSlots().quarantined, 0u);
+}
+
+TEST(DeliveryScaleTest, AWakeIsAskedForBeforeTheRankHasItsRing) {
+  Ranks job(DeliveryMode::kDynamic, 2);
+  for (const uint32_t rank : {0u, 1u}) {
+    EXPECT_NE(job.ring(rank).broker_waiting.load(),
+              static_cast<uint32_t>(BrokerWaits::kNo));
+  }
 }
 
 }  // namespace
