@@ -141,7 +141,7 @@ TEST(DeliveryScaleTest, ABroadcastThatSkipsCostsTheSamePerRankWith1024Ranks) {
 
 TEST(DeliveryScaleTest, OfOneThatCannotWakeUsReleasesAreSeenAllTheSame) {
   Ranks job(DeliveryMode::kSplit, 2);
-  Cell cell;
+  Cell cell{};
   ASSERT_EQ(TryTake(job.ring(0), job.page(0), &cell), TakeResult::kTaken);
   ASSERT_TRUE(job.delivery().Evict(0, "test").ok());
   job.delivery().Mute(job.seat(0));
