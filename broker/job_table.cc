@@ -652,7 +652,6 @@ void JobTable::Look() {
 }
 
 void JobTable::Sweep() {
-  life_->CompactIfWanted();
   const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     if (entry->job == nullptr) {

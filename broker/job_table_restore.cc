@@ -142,6 +142,15 @@ Status JobTable::Restore(Entry& entry) {
     entry.job->RestoreStream(std::move(*entry.former->stream));
     entry.former->stream.reset();
   }
+  // What a dead rank owed came between the others' own steps: their positions
+  // do not tell what they have had of it.
+  if (former.incomplete && !former.phases.empty()) {
+    entry.job->Fail(DataLossError(
+        "job '{}': the journal has not all that its ranks have had since they "
+        "go on without a dead one (the state directory hung or was full, or "
+        "damage; the broker's log says so): begin all ranks at a state",
+        entry.key.name));
+  }
   // What the others go on without is owed by them.
   std::erase_if(entry.former->ranks, [&](const auto& item) {
     const auto& [attach, rank] = item;

@@ -138,16 +138,16 @@ int WriteAll(JournalFiles* files, int file, uint64_t offset,
   return 0;
 }
 
-// A frame (I6). 0 or a negative errno.
-int WriteFrame(JournalFiles* files, int file, uint64_t offset,
-               std::string_view frame) {
-  if (offset / kPageBytes != (offset + frame.size() - 1) / kPageBytes) {
+// A group's frames (I6). 0 or a negative errno.
+int WriteGroup(JournalFiles* files, int file, uint64_t offset,
+               std::string_view frames) {
+  if (offset / kPageBytes != (offset + frames.size() - 1) / kPageBytes) {
     const int result = WriteAll(files, file, offset + kJournalFrameBytes,
-                                frame.substr(kJournalFrameBytes));
+                                frames.substr(kJournalFrameBytes));
     if (result < 0) return result;
-    frame = frame.substr(0, kJournalFrameBytes);
+    frames = frames.substr(0, kJournalFrameBytes);
   }
-  return WriteAll(files, file, offset, frame);
+  return WriteAll(files, file, offset, frames);
 }
 
 // The bytes read, fewer than wanted at the end of the file, or a negative
@@ -612,7 +612,7 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
   if (reader.unfinished() && end.size >= settled) {
     replayed->unfinished = true;
   } else {
-    replayed->incomplete = true;
+    replayed->incomplete = replayed->damaged = true;
   }
   // Its header stays wrong about settled, and Open warns, until another file
   // takes its place.
@@ -643,31 +643,42 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
 }
 
 Status Journal::Append(uint8_t type, std::string_view payload) {
-  PENSTOCK_RETURN_IF_ERROR(CheckRecord(type, payload));
+  const JournalEntry entry = {type, payload};
+  return Append({&entry, 1});
+}
+
+Status Journal::Append(std::span<const JournalEntry> group) {
+  for (const JournalEntry& entry : group) {
+    PENSTOCK_RETURN_IF_ERROR(CheckRecord(entry.type, entry.payload));
+  }
+  if (group.empty()) return OkStatus();
   MutexLock lock(&mutex_);
-  frame_.clear();
-  const uint32_t crc = AddFrame(end_.chain, type, payload, &frame_);
+  frames_.clear();
+  uint32_t crc = end_.chain;
+  for (const JournalEntry& entry : group) {
+    crc = AddFrame(crc, entry.type, entry.payload, &frames_);
+  }
   // An older file may be larger than today's limit.
   if (end_.size > limits_.file_bytes_max ||
-      frame_.size() > limits_.file_bytes_max - end_.size) {
+      frames_.size() > limits_.file_bytes_max - end_.size) {
     return Refuse(
         ResourceExhaustedError(
             "append to {}: it has {} bytes, {} at most, until it is compacted",
             PathOf(files_.get(), kJournalName), end_.size,
             limits_.file_bytes_max),
-        frame_.size());
+        frames_.size());
   }
   if (const int result =
-          WriteFrame(files_.get(), end_.file->handle(), end_.size, frame_);
+          WriteGroup(files_.get(), end_.file->handle(), end_.size, frames_);
       result < 0) {
     // Else the next Append overwrites it.
     (void)files_->Truncate(end_.file->handle(), end_.size);
     return Refuse(
-        FileError(-result, fmt::format("append {} bytes to {}", frame_.size(),
+        FileError(-result, fmt::format("append {} bytes to {}", frames_.size(),
                                        PathOf(files_.get(), kJournalName))),
-        frame_.size());
+        frames_.size());
   }
-  end_.size += frame_.size();
+  end_.size += frames_.size();
   end_.chain = crc;
   if (std::exchange(failing_, false)) end_.compact_above = 0;
   return OkStatus();

@@ -2,10 +2,9 @@
 // checksummed records in its state directory. What a record says is its
 // callers' affair; here it is a type and bytes.
 //
-// Who runs it: Open and Compact the control thread; Append and Sync any thread,
-// also one that holds a job's mutex, though Sync waits for the disk. Lock
-// order: a job's mutex, then the journal's; no callback is called with the
-// journal's held.
+// Who runs it: Open the starting thread; all else any thread that may wait for
+// the disk, which the life journal's writer is and nobody who holds a job's
+// mutex. No callback is called with the journal's mutex held.
 //
 // Invariants:
 //   I1  The file is header, then frames. Open gives back the longest run of
@@ -30,11 +29,12 @@
 //       state: else what was appended just before Compact began could be in
 //       neither. And a record must be such that applying it to a state that
 //       knows it already changes nothing.
-//   I6  The death of the process leaves whole frames, and of the one whose Append
-//       had not returned a record without its type (0) or nothing. The kernel
-//       ends a write of a process that is killed where a page ends, so a frame
-//       that goes over the end of one has its head written last.
-//   I7  Memory: one record and one read buffer, whatever the file says.
+//   I6  The death of the process leaves whole groups (the records of one
+//       Append), and of the one whose Append had not returned a record without
+//       its type (0) or nothing. The kernel ends a write of a process that is
+//       killed where a page ends, so a group that goes over the end of one has
+//       its first head written last.
+//   I7  Memory: one group and one read buffer, whatever the file says.
 //
 // The format, integers little-endian:
 //   header, 28 bytes
@@ -58,6 +58,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -127,8 +128,10 @@ struct JournalReplay {
   uint64_t records = 0;
   uint64_t bytes_cut = 0;
   std::string warning;  // for the log: where was cut, what and why; else empty
-  // Records are missing: cut off, or never written because of an error.
+  // Records are missing: cut off, or not written because of an error.
   bool incomplete = false;
+  // Of these: cut off.
+  bool damaged = false;
   // The last one was not finished (I6): unless the machine died since, nobody
   // was told of it.
   bool unfinished = false;
@@ -138,6 +141,11 @@ struct JournalReplay {
 // call.
 using JournalRecord =
     std::function<Status(uint8_t type, std::string_view payload)>;
+
+struct JournalEntry {
+  uint8_t type = 0;
+  std::string_view payload;
+};
 
 class Journal {
  public:
@@ -158,6 +166,8 @@ class Journal {
   // (InvalidArgument). Any other error leaves the journal without this record
   // and as usable as the disk lets it be: the next Append tries again.
   Status Append(uint8_t type, std::string_view payload);
+  // The same of several: all of them or none (I4, I6).
+  Status Append(std::span<const JournalEntry> group);
 
   // Puts on disk what was appended before the call.
   Status Sync();
@@ -221,7 +231,7 @@ class Journal {
   // Its file is shared: Sync uses it unlocked while Compact puts another in its
   // place.
   End end_ ABSL_GUARDED_BY(mutex_);
-  std::string frame_ ABSL_GUARDED_BY(mutex_);  // of Append, reused
+  std::string frames_ ABSL_GUARDED_BY(mutex_);  // of Append, reused
   bool degraded_ ABSL_GUARDED_BY(mutex_) = false;
   bool failing_ ABSL_GUARDED_BY(mutex_) = false;  // the last Append failed
   // Bytes that Append could not write since the last Compact: they count as

@@ -1,15 +1,20 @@
 #include "broker/life_journal.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <spdlog/spdlog.h>
 #include <systemd/sd-daemon.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "broker/boot_id.h"
+#include "broker/memory_folder.h"
+#include "broker/text.h"
 #include "common/kill_point.h"
 #include "common/segment.h"
 
@@ -38,13 +43,21 @@ enum Type : uint8_t {
   kRowsReleased = 17,
   kAttic = 18,
   kRowsMoved = 19,
-  kBoot = 20,       // the kernel's of the life that wrote what follows
+  // The kernel's of the life that wrote this, and where in which tail what
+  // follows lies: the last record of each write.
+  kBoot = 20,
   kDelivered = 21,  // an EndedJob
   kLaunch = 22,     // of a job, from a compacted journal
 };
 
 // Of kRowsKept: far below what a record may have.
 constexpr size_t kRunsPerRecord = 4096;
+// Of Completed, Opened and HandedOver: four numbers of 20 digits and 40 letters.
+constexpr size_t kHotTextBytes = 128;
+// Of one write; more only with a record that is larger.
+constexpr size_t kGroupBytes = 256 * 1024;
+// A write that was refused is tried again after so long.
+constexpr std::chrono::seconds kRetryTime{1};
 
 std::string CursorName(uint64_t job, uint64_t attach) {
   return fmt::format("cursor-{}-{}", job, attach);
@@ -75,6 +88,14 @@ void Unstore(const std::string& name) {
 void UnstoreProducer(uint64_t job, uint32_t producer) {
   Unstore(MemoryName(job, producer));
   Unstore(ProducerPidfdName(job, producer));
+}
+
+std::string TimeText(std::chrono::system_clock::time_point time) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm local = {};
+  localtime_r(&seconds, &local);
+  char text[32];
+  return {text, std::strftime(text, sizeof(text), "%F %T", &local)};
 }
 
 // 0: it is dead, or of a namespace that is not seen from here.
@@ -252,14 +273,7 @@ StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
                                   },
                                   &replayed));
     if (!replayed.warning.empty()) spdlog::warn("{}", replayed.warning);
-    // What a process was about to record when it was killed has not happened;
-    // a machine that died may have lost more.
-    const std::string boot = BootId();
-    life->incomplete_ =
-        replayed.incomplete ||
-        (replayed.unfinished && (boot.empty() || life->boot_ != boot));
-    life->boot_ = boot;
-    (void)life->Append(kBoot, {{"boot", boot}});
+    life->OpenTail(directory, replayed);
   }
   for (StoredFd& each : stored) {
     // The name of an attach that was stored and not recorded is not used again.
@@ -270,7 +284,102 @@ StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
         life->next_id_, std::strtoull(number.c_str(), nullptr, 10) + 1);
     life->stored_[each.name] = std::move(each.fd);
   }
+  if (life->tail_ != nullptr) {
+    life->writer_ = std::thread([writer = life.get()] { writer->Write(); });
+  }
   return life;
+}
+
+// What the former life had not written yet, and where this one records.
+void LifeJournal::OpenTail(const std::string& directory,
+                           const JournalReplay& replayed) {
+  directory_ = directory;
+  StatusOr<std::string> folder = OpenMemoryFolder(directory);
+  StatusOr<std::unique_ptr<JournalTail>> tail =
+      folder.ok() ? JournalTail::Open(*folder) : folder.status();
+  if (tail.ok()) {
+    memory_folder_ = *std::move(folder);
+  } else {
+    spdlog::warn(
+        "no memory that outlives this process: {}; should it be killed, the "
+        "next one does not know all that the ranks have had, marks as "
+        "redelivered what may come twice, and ends streams",
+        tail.status().message());
+    tail = JournalTail::Open("");
+  }
+  const std::string boot = BootId();
+  // A machine that died took the ranks and the tail with it.
+  const bool same_boot = boot.empty() || boot_.empty() || boot == boot_;
+  incomplete_ = replayed.incomplete;
+  // What a process was about to write when it was killed is in the tail; a
+  // machine that died may have lost more.
+  if (replayed.unfinished && (boot.empty() || boot != boot_)) {
+    incomplete_ = true;
+  }
+  if (!tail.ok()) {
+    // As on a full disk: nothing can be recorded, jobs go on.
+    spdlog::error("journal: {}", tail.status().message());
+    return;
+  }
+  tail_ = *std::move(tail);
+  if (tail_token_ != 0 && tail_token_ == tail_->token() &&
+      tail_from_ >= tail_->begin() && tail_from_ <= tail_->end()) {
+    uint64_t at = tail_from_;
+    for (JournalEntry entry; tail_->Next(&at, &entry);) {
+      (void)Replay(entry.type, entry.payload);
+    }
+    const bool all = at == tail_->end() && tail_->lost_ns() == 0;
+    incomplete_ = !all || replayed.damaged;
+    if (!all) {
+      spdlog::warn(
+          "journal: the former broker could not keep all records, because its "
+          "state directory did not take them: what may come twice is marked "
+          "as redelivered, streams end");
+    }
+    tail_->Drop(tail_from_);  // the file has what comes before
+    if (at != tail_->end()) tail_->BeginAnew();
+  } else {
+    if (tail_token_ != 0 && same_boot) {
+      incomplete_ = true;
+      spdlog::warn(
+          "journal: what the former broker had not written yet is gone with "
+          "its folder in memory: what may come twice is marked as redelivered, "
+          "streams end");
+    }
+    tail_->BeginAnew();
+  }
+  boot_ = boot;
+  tail_token_ = tail_->token();
+  if (incomplete_) {
+    // Until they are taken up again, over any number of lives.
+    for (auto& [id, live] : jobs_) live.job["incomplete"] = true;
+    NoteLost();  // until a compaction has written that
+  }
+  // Nothing that is recorded counts before the file names this tail.
+  refusal_ = journal_->Append(kBoot, BootRecord(tail_->begin()).dump());
+  named_ = refusal_.ok();
+  refused_ = Clock::now();
+}
+
+LifeJournal::~LifeJournal() {
+  if (!writer_.joinable()) return;
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+    work_.NotifyOne();
+  }
+  writer_.join();
+  MutexLock lock(&mutex_);
+  if (tail_->begin() != tail_->end() || tail_->lost_ns() != 0) return;
+  // An orderly end leaves nothing in memory.
+  const uint64_t token = std::exchange(tail_token_, 0);
+  if (journal_->Append(kBoot, BootRecord(0).dump()).ok()) {
+    tail_->Remove();
+    // Not while it has more in it.
+    if (memory_folder_ != directory_) rmdir(memory_folder_.c_str());
+  } else {
+    tail_token_ = token;
+  }
 }
 
 // A record of a kind this release does not know, or with other fields, is from
@@ -291,6 +400,8 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
         break;
       case kBoot:
         boot_ = record.at("boot").get<std::string>();
+        tail_token_ = record.value("tail", uint64_t{0});
+        tail_from_ = record.value("from", uint64_t{0});
         break;
       case kDatasetGone:
         datasets_.erase({record.at("uid").get<uid_t>(),
@@ -435,7 +546,7 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
 
 bool LifeJournal::KnowsAllJobs() const {
   MutexLock lock(&mutex_);
-  return journal_ != nullptr && !incomplete_;
+  return tail_ != nullptr && !incomplete_;
 }
 
 std::vector<LifeJournal::Dataset> LifeJournal::TakeDatasets() {
@@ -469,7 +580,7 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
                    job.status().message());
       continue;
     }
-    job->incomplete = incomplete_;
+    job->incomplete = live.job.value("incomplete", false);
     job->launch = live.launch;
     job->opened = live.opened;
     job->segment_bytes = live.segment_bytes;
@@ -525,21 +636,46 @@ void LifeJournal::TakeStream(uint64_t id, const Live& live, FormerJob* job) {
   }
 }
 
-Status LifeJournal::Append(uint8_t type, const json& record) {
-  if (journal_ == nullptr) return OkStatus();
+json LifeJournal::BootRecord(uint64_t written) const {
+  return {{"boot", boot_}, {"tail", tail_token_}, {"from", written}};
+}
+
+bool LifeJournal::PutInTail(uint8_t type, std::string_view text) {
   KillPoint("journal.begun");
-  const Status status = journal_->Append(type, record.dump());
+  const bool is_in = tail_->Put(type, text);
   KillPoint("journal.appended");
-  if (status.ok() != trouble_.empty()) {
-    if (!status.ok()) spdlog::error("{}", status.message());
-    trouble_ = status.ok() ? "" : status.message();
+  if (std::exchange(idle_, false)) work_.NotifyOne();
+  return is_in;
+}
+
+Status LifeJournal::RecordOrRefuse(uint8_t type, const json& record) {
+  if (tail_ == nullptr) return OkStatus();
+  if (!refusal_.ok()) return refusal_;
+  if (tail_->lost_ns() != 0 || !PutInTail(type, record.dump())) {
+    return UnavailableError(
+        "it cannot be recorded: {}; try again when the state directory answers",
+        TroubleText());
   }
-  return status;
+  return OkStatus();
+}
+
+void LifeJournal::Record(uint8_t type, const json& record) {
+  if (tail_ != nullptr) RecordText(type, record.dump());
+}
+
+void LifeJournal::RecordText(uint8_t type, std::string_view text) {
+  if (tail_ != nullptr && !PutInTail(type, text)) NoteLost();
+}
+
+void LifeJournal::NoteLost() {
+  ++losses_;
+  tail_->NoteLost(static_cast<uint64_t>(
+      std::chrono::nanoseconds(Clock::now().time_since_epoch()).count()));
 }
 
 Status LifeJournal::DatasetRegistered(const Dataset& dataset) {
   MutexLock lock(&mutex_);
-  PENSTOCK_RETURN_IF_ERROR(Append(
+  PENSTOCK_RETURN_IF_ERROR(RecordOrRefuse(
       kDataset,
       {{"uid", dataset.uid}, {"name", dataset.name}, {"spec", dataset.spec}}));
   datasets_[{dataset.uid, dataset.name}] = dataset.spec;
@@ -549,7 +685,7 @@ Status LifeJournal::DatasetRegistered(const Dataset& dataset) {
 Status LifeJournal::DatasetUnregistered(uid_t uid, const std::string& name) {
   MutexLock lock(&mutex_);
   PENSTOCK_RETURN_IF_ERROR(
-      Append(kDatasetGone, {{"uid", uid}, {"name", name}}));
+      RecordOrRefuse(kDatasetGone, {{"uid", uid}, {"name", name}}));
   datasets_.erase({uid, name});
   return OkStatus();
 }
@@ -568,7 +704,10 @@ StatusOr<uint64_t> LifeJournal::JobOpened(const JobKey& key,
   const Launch launch =
       known == jobs_.end() ? LaunchOf(options) : known->second.launch;
   record["launch"] = launch.ToJson();
-  const Status status = Append(kJob, record);
+  if (known != jobs_.end() && known->second.job.value("incomplete", false)) {
+    record["incomplete"] = true;
+  }
+  const Status status = RecordOrRefuse(kJob, record);
   // One of a former life is recorded already.
   if (!status.ok() && !former) return status;
   Live& live = jobs_[id];
@@ -593,7 +732,7 @@ void LifeJournal::Begun(uint64_t job, uint64_t position,
   live.low = std::max(live.low, position);
   live.opened = std::max(live.opened, position);
   live.segment_bytes = segment_bytes;
-  (void)Append(kOpened, OpenedRecord(job, live));
+  Record(kOpened, OpenedRecord(job, live));
 }
 
 void LifeJournal::JobEnded(uint64_t job) {
@@ -601,14 +740,14 @@ void LifeJournal::JobEnded(uint64_t job) {
   if (jobs_.count(job) == 0 && ended_.count(job) == 0) return;
   // Before: a job that is known must have its ranks' pages and pidfds, or
   // nobody can say whether they live.
-  (void)Append(kJobEnd, {{"id", job}});
+  Record(kJobEnd, {{"id", job}});
   Forget(job);
   ended_.erase(job);
 }
 
 void LifeJournal::JobDelivered(const EndedJob& job) {
   MutexLock lock(&mutex_);
-  (void)Append(kDelivered, EndedToJson(job));
+  Record(kDelivered, EndedToJson(job));
   Forget(job.id);
   ended_[job.id] = job;
 }
@@ -646,7 +785,7 @@ StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, const Rank& rank,
   Store(CursorName(job, attach), cursor_fd);
   Store(PidfdName(job, attach), pidfd);
   KillPoint("attach.stored");
-  const Status status = Append(kRank, RankRecord(job, attach, rank));
+  const Status status = RecordOrRefuse(kRank, RankRecord(job, attach, rank));
   if (status.ok()) {
     found->second.launch.Attached(rank.rank);
     return attach;
@@ -665,15 +804,15 @@ void LifeJournal::RankLeft(uint64_t job, uint64_t attach, bool finished) {
   if (rank == found->second.ranks.end()) return;
   rank->second.left = true;
   found->second.launch.Left(rank->second.rank, finished);
-  (void)Append(kRankLeft,
-               {{"id", job}, {"attach", attach}, {"finished", finished}});
+  Record(kRankLeft,
+         {{"id", job}, {"attach", attach}, {"finished", finished}});
 }
 
 void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || found->second.ranks.erase(attach) == 0) return;
-  (void)Append(kRankEnd, {{"id", job}, {"attach", attach}});
+  Record(kRankEnd, {{"id", job}, {"attach", attach}});
   Unstore(CursorName(job, attach));
   Unstore(PidfdName(job, attach));
 }
@@ -687,7 +826,7 @@ void LifeJournal::PhaseBegun(uint64_t job, const FormerPhase& phase) {
                        {"boundary", phase.boundary},
                        {"start", StartToJson(phase.start)}};
   found->second.phases.push_back(record);
-  (void)Append(kPhase, record);
+  Record(kPhase, record);
 }
 
 // Also a second time, from a compacted journal: it changes nothing then.
@@ -706,8 +845,12 @@ void LifeJournal::Completed(uint64_t job, uint64_t position, uint64_t next) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   found->second.Complete(position, next);
-  (void)Append(kCompleted,
-               {{"id", job}, {"position", position}, {"next", next}});
+  // By hand: a tenth of what the JSON library takes, once a batch.
+  char text[kHotTextBytes];
+  const auto end = fmt::format_to_n(
+      text, sizeof(text), R"({{"id":{},"position":{},"next":{}}})", job,
+      position, next);
+  RecordText(kCompleted, {text, end.size});
 }
 
 void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
@@ -715,15 +858,25 @@ void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   found->second.handed_over.insert({rank, step});
-  (void)Append(kHandedOver, {{"id", job}, {"rank", rank}, {"step", step}});
+  char text[kHotTextBytes];  // as in Completed
+  const auto end =
+      fmt::format_to_n(text, sizeof(text),
+                       R"({{"id":{},"rank":{},"step":{}}})", job, rank, step);
+  RecordText(kHandedOver, {text, end.size});
 }
 
 void LifeJournal::Opened(uint64_t job, uint64_t position) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || position <= found->second.opened) return;
+  const Live& live = found->second;
   found->second.opened = position;
-  (void)Append(kOpened, OpenedRecord(job, found->second));
+  char text[kHotTextBytes];  // as in Completed
+  const auto end = fmt::format_to_n(
+      text, sizeof(text),
+      R"({{"id":{},"position":{},"low":{},"bytes":{}}})", job, live.opened,
+      live.low, live.segment_bytes);
+  RecordText(kOpened, {text, end.size});
 }
 
 // ---- producers
@@ -742,7 +895,7 @@ Status LifeJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
   std::optional<StreamLedger>& stream = found->second.stream;
   if (!stream) {
     // Without any producer yet.
-    PENSTOCK_RETURN_IF_ERROR(Append(kStream, StreamJson(job, before)));
+    PENSTOCK_RETURN_IF_ERROR(RecordOrRefuse(kStream, StreamJson(job, before)));
     stream = before;
   }
   const uint32_t number = before.next_producer();
@@ -750,7 +903,7 @@ Status LifeJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
   Store(MemoryName(job, number), memory);
   Store(ProducerPidfdName(job, number), pidfd);
   KillPoint("producer.stored");
-  const Status status = Append(kProducer, {{"id", job},
+  const Status status = RecordOrRefuse(kProducer, {{"id", job},
                                            {"producer", number},
                                            {"token", producer.token},
                                            {"ring_rows", producer.ring_rows},
@@ -768,7 +921,7 @@ void LifeJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
-  (void)Append(kRowsPut, {{"id", job},
+  Record(kRowsPut, {{"id", job},
                           {"producer", producer},
                           {"place", place},
                           {"rows", rows},
@@ -780,7 +933,7 @@ void LifeJournal::ProducerLeft(uint64_t job, uint32_t producer, bool finished) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
-  (void)Append(kProducerEnd,
+  Record(kProducerEnd,
                {{"id", job}, {"producer", producer}, {"finished", finished}});
   // Its rows may be kept, but nobody waits for it.
   Unstore(ProducerPidfdName(job, producer));
@@ -793,7 +946,7 @@ void LifeJournal::RowsReleased(uint64_t job, uint64_t row) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
-  (void)Append(kRowsReleased, {{"id", job}, {"row", row}});
+  Record(kRowsReleased, {{"id", job}, {"row", row}});
   for (const uint32_t gone : found->second.stream->Release(row)) {
     UnstoreProducer(job, gone);
   }
@@ -804,7 +957,7 @@ Status LifeJournal::AtticOpened(uint64_t job, uint64_t rows, int memory) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return OkStatus();
   Store(MemoryName(job, StreamLedger::kAttic), memory);
-  const Status status = Append(kAttic, {{"id", job}, {"rows", rows}});
+  const Status status = RecordOrRefuse(kAttic, {{"id", job}, {"rows", rows}});
   if (status.ok()) {
     found->second.stream->OpenAttic(rows);
   } else {
@@ -822,53 +975,49 @@ void LifeJournal::RowsMoved(uint64_t job, uint64_t row,
   for (const StreamLedger::Chunk& chunk : needed) {
     runs.push_back({chunk.first, chunk.rows, chunk.place});
   }
-  (void)Append(kRowsMoved,
+  Record(kRowsMoved,
                {{"id", job}, {"row", row}, {"needed", std::move(runs)}});
   for (const uint32_t gone : found->second.stream->Move(row, needed)) {
     UnstoreProducer(job, gone);
   }
 }
 
-Status LifeJournal::PutLive(const JournalRecord& put) {
-  MutexLock lock(&mutex_);
-  const auto record = [&](uint8_t type, const json& text) {
-    return put(type, text.dump());
+std::vector<std::pair<uint8_t, std::string>> LifeJournal::LiveRecords() const {
+  std::vector<std::pair<uint8_t, std::string>> records;
+  const auto record = [&records](uint8_t type, const json& text) {
+    records.emplace_back(type, text.dump());
   };
-  PENSTOCK_RETURN_IF_ERROR(record(kBoot, {{"boot", boot_}}));
   for (const auto& [key, spec] : datasets_) {
-    PENSTOCK_RETURN_IF_ERROR(record(
-        kDataset, {{"uid", key.first}, {"name", key.second}, {"spec", spec}}));
+    record(kDataset,
+           {{"uid", key.first}, {"name", key.second}, {"spec", spec}});
   }
   for (const auto& [id, job] : ended_) {
-    PENSTOCK_RETURN_IF_ERROR(record(kDelivered, EndedToJson(job)));
+    record(kDelivered, EndedToJson(job));
   }
   for (const auto& [id, live] : jobs_) {
-    PENSTOCK_RETURN_IF_ERROR(record(kJob, live.job));
+    record(kJob, live.job);
     for (const json& phase : live.phases) {
-      PENSTOCK_RETURN_IF_ERROR(record(kPhase, phase));
+      record(kPhase, phase);
     }
     for (const auto& [attach, rank] : live.ranks) {
-      PENSTOCK_RETURN_IF_ERROR(record(kRank, RankRecord(id, attach, rank)));
+      record(kRank, RankRecord(id, attach, rank));
       if (!rank.left) continue;
-      PENSTOCK_RETURN_IF_ERROR(
-          record(kRankLeft, {{"id", id}, {"attach", attach}}));
+      record(kRankLeft, {{"id", id}, {"attach", attach}});
     }
     // After those, of which some are forgotten.
-    PENSTOCK_RETURN_IF_ERROR(
-        record(kLaunch, {{"id", id}, {"launch", live.launch.ToJson()}}));
+    record(kLaunch, {{"id", id}, {"launch", live.launch.ToJson()}});
     if (live.segment_bytes > 0) {
-      PENSTOCK_RETURN_IF_ERROR(record(kOpened, OpenedRecord(id, live)));
+      record(kOpened, OpenedRecord(id, live));
     }
     for (const auto& [position, next] : live.completed) {
-      PENSTOCK_RETURN_IF_ERROR(record(
-          kCompleted, {{"id", id}, {"position", position}, {"next", next}}));
+      record(kCompleted,
+             {{"id", id}, {"position", position}, {"next", next}});
     }
     for (const auto& [rank, step] : live.handed_over) {
-      PENSTOCK_RETURN_IF_ERROR(
-          record(kHandedOver, {{"id", id}, {"rank", rank}, {"step", step}}));
+      record(kHandedOver, {{"id", id}, {"rank", rank}, {"step", step}});
     }
     if (!live.stream) continue;
-    PENSTOCK_RETURN_IF_ERROR(record(kStream, StreamJson(id, *live.stream)));
+    record(kStream, StreamJson(id, *live.stream));
     json runs = json::array();
     for (const StreamLedger::Chunk& chunk : live.stream->chunks()) {
       runs.push_back({chunk.first, chunk.rows, chunk.producer, chunk.place});
@@ -876,24 +1025,214 @@ Status LifeJournal::PutLive(const JournalRecord& put) {
           &chunk != &live.stream->chunks().back()) {
         continue;
       }
-      PENSTOCK_RETURN_IF_ERROR(
-          record(kRowsKept, {{"id", id}, {"runs", std::move(runs)}}));
+      record(kRowsKept, {{"id", id}, {"runs", std::move(runs)}});
       runs = json::array();
     }
+  }
+  return records;
+}
+
+// ---- the writer
+// ---------------------------------------------------------------
+
+bool LifeJournal::HasWork() const {
+  return look_ || !named_ || tail_->begin() != tail_->end() ||
+         tail_->lost_ns() != 0;
+}
+
+void LifeJournal::Write() {
+  pthread_setname_np(pthread_self(), "journal");
+  while (BeginRound()) {
+    Status status = WriteTail();
+    const StatusOr<bool> compacted = CompactIfWanted();
+    if (!compacted.ok()) {
+      if (status.ok() && tail_->lost_ns() != 0) {
+        status = compacted.status();  // what is lost stays so
+      } else if (status.ok()) {
+        spdlog::warn("{}", compacted.status().message());  // space is lost
+      }
+    } else if (*compacted) {
+      status = OkStatus();  // it wrote all, also what failed before
+    }
+    if (!EndRound(status)) return;
+  }
+}
+
+bool LifeJournal::BeginRound() {
+  MutexLock lock(&mutex_);
+  while (!HasWork() && !stop_) {
+    idle_ = true;
+    work_.Wait(&mutex_);
+  }
+  idle_ = false;
+  if (!HasWork()) return false;
+  // What comes meanwhile goes with it.
+  if (!stop_ && !hurry_) {
+    work_.WaitFor(&mutex_, refusal_.ok() ? std::chrono::milliseconds(kGatherTime)
+                                         : std::chrono::milliseconds(kRetryTime));
+  }
+  look_ = false;
+  asked_ = Clock::now();
+  return true;
+}
+
+bool LifeJournal::EndRound(const Status& status) {
+  MutexLock lock(&mutex_);
+  asked_.reset();
+  if (!status.ok() && refusal_.ok()) refused_ = Clock::now();
+  refusal_ = status;
+  ++rounds_;
+  hurry_ = false;
+  written_.NotifyAll();
+  return status.ok() || !stop_;
+}
+
+Status LifeJournal::WriteTail() {
+  uint64_t at = tail_->begin();
+  const uint64_t to = tail_->end();
+  std::vector<JournalEntry> group;
+  bool named = false;
+  {
+    MutexLock lock(&mutex_);
+    named = named_;
+  }
+  for (; at < to || !named; named = true) {
+    group.clear();
+    bool damaged = false;
+    for (size_t bytes = 0; at < to && bytes < kGroupBytes && !damaged;) {
+      JournalEntry entry;
+      damaged = !tail_->Next(&at, &entry);
+      bytes += entry.payload.size();
+      if (!damaged) group.push_back(entry);
+    }
+    std::string boot;
+    {
+      MutexLock lock(&mutex_);
+      if (damaged) {
+        spdlog::error("journal: another program wrote into {}/{}",
+                      memory_folder_, kJournalTailName);
+        NoteLost();
+        tail_->Drop(tail_->end());
+        return OkStatus();  // a compaction follows
+      }
+      boot = BootRecord(at).dump();
+    }
+    group.push_back({kBoot, boot});
+    KillPoint("journal.writing");
+    PENSTOCK_RETURN_IF_ERROR(journal_->Append(group));
+    KillPoint("journal.written");
+    tail_->Drop(at);
+    if (named) continue;
+    MutexLock lock(&mutex_);
+    named_ = true;
   }
   return OkStatus();
 }
 
-void LifeJournal::CompactIfWanted() {
-  if (journal_ == nullptr || !journal_->WantsCompaction()) return;
-  const Status status = journal_->Compact(
-      [this](const JournalRecord& put) { return PutLive(put); });
-  if (!status.ok()) spdlog::warn("{}", status.message());
+StatusOr<bool> LifeJournal::CompactIfWanted() {
+  {
+    MutexLock lock(&mutex_);
+    if (!journal_->WantsCompaction() && tail_->lost_ns() == 0) return false;
+  }
+  uint64_t losses = 0;
+  uint64_t to = 0;
+  PENSTOCK_RETURN_IF_ERROR(journal_->Compact([&](const JournalRecord& put) {
+    std::vector<std::pair<uint8_t, std::string>> records;
+    {
+      MutexLock lock(&mutex_);
+      losses = losses_;
+      to = tail_->end();
+      records = LiveRecords();
+      records.emplace_back(kBoot, BootRecord(to).dump());
+    }
+    // Without the mutex: put waits for the file system.
+    for (const auto& [type, text] : records) {
+      PENSTOCK_RETURN_IF_ERROR(put(type, text));
+    }
+    return OkStatus();
+  }));
+  KillPoint("journal.compacted");
+  MutexLock lock(&mutex_);
+  tail_->Drop(to);
+  named_ = true;
+  if (losses_ == losses) tail_->NothingIsLost();
+  return true;
+}
+
+void LifeJournal::Flush() {
+  if (tail_ == nullptr) return;
+  MutexLock lock(&mutex_);
+  look_ = true;
+  const uint64_t enough = rounds_ + (asked_ ? 2 : 1);
+  while (rounds_ < enough) {
+    hurry_ = true;
+    work_.NotifyOne();
+    written_.Wait(&mutex_);
+  }
+}
+
+// ---- what is wrong with it
+// -----------------------------------------------------------
+
+LifeJournal::Health LifeJournal::health() const {
+  if (tail_ == nullptr) return Health::kWell;
+  if (tail_->lost_ns() != 0) return Health::kLoses;
+  if (!refusal_.ok()) return Health::kRefuses;
+  return asked_ && Clock::now() - *asked_ > kSilentTime ? Health::kSilent
+                                                        : Health::kWell;
+}
+
+std::string LifeJournal::TroubleText() const {
+  const Health now = health();
+  if (now == Health::kWell) return "";
+  std::string text;
+  if (!refusal_.ok()) {
+    text = fmt::format("since {}: {}", TimeText(refused_), refusal_.message());
+  } else if (asked_) {
+    text = fmt::format("the state directory {} has not answered since {}",
+                       directory_, TimeText(*asked_));
+  } else {
+    text = fmt::format("the state directory {} is being written anew",
+                       directory_);
+  }
+  if (now == Health::kLoses) {
+    return text +
+           fmt::format(
+               "; records are lost since {}: a broker that has to be started "
+               "now marks as redelivered what may come twice, and ends streams",
+               TimeText(Clock::time_point(
+                   std::chrono::duration_cast<Clock::duration>(
+                       std::chrono::nanoseconds(tail_->lost_ns())))));
+  }
+  return text + fmt::format(
+                    "; what jobs do is kept in memory, {} of {}, and known to "
+                    "the next broker unless the machine goes down",
+                    BytesText(tail_->end() - tail_->begin()),
+                    BytesText(kTailBytes));
 }
 
 std::string LifeJournal::Trouble() const {
   MutexLock lock(&mutex_);
-  return trouble_;
+  return TroubleText();
+}
+
+void LifeJournal::Tick() {
+  MutexLock lock(&mutex_);
+  const Health now = health();
+  if (now == told_) return;
+  told_ = now;
+  if (now == Health::kWell) {
+    spdlog::warn("the state directory {} is written again, nothing is missing",
+                 directory_);
+  } else {
+    spdlog::error("{}", TroubleText());
+  }
+}
+
+bool LifeJournal::WantsTick() const {
+  MutexLock lock(&mutex_);
+  return told_ != Health::kWell || !refusal_.ok() || asked_ ||
+         (tail_ != nullptr && tail_->begin() != tail_->end());
 }
 
 }  // namespace penstock

@@ -4,14 +4,29 @@
 // both in the service manager's descriptor store (systemd's, or that of
 // `penstock run`), which outlives the process.
 //
-// Who runs it: the control thread; Completed and Opened any thread that holds a
-// job's mutex. Lock order: a job's mutex, then this one's.
+// Who runs it: Open the starting thread; all else the control thread, and
+// Completed, HandedOver, Opened and what streams record any thread that holds a
+// job's mutex. Lock order: a job's mutex, then this one's. One thread of its own
+// (the writer) does all that touches the state directory after Open. Nobody
+// waits for the writer but the destructor, and no mutex is held while it waits
+// for the file system: a state directory that hangs holds up nobody.
+//
+// A record is copied into the journal's tail (journal_tail.h), memory that
+// outlives the process, under the mutex under which the state changes that it
+// tells of. From then on it survives the death of this process. The writer
+// moves records from there into the file (journal.h), those of kGatherTime in
+// one write, and compacts the file.
 //
 // The progress of a split job is what its ranks say. Of a dynamic job each
 // completed batch is recorded before the lease that held it is given out again:
 // so a batch is known to be completed here or by the page of the rank that
-// completed it. What is recorded survives the death of this process; the death
-// of the machine ends the ranks too.
+// completed it. The death of the machine ends the ranks too.
+//
+// What is not written yet is bounded (kTailBytes). When the state directory
+// refuses writes or does not answer until no room is left, jobs go on and
+// records are lost; the tail says so to the next life (T3), which treats what it
+// finds as incomplete. Once the directory answers again, a compaction writes
+// all that is known, and nothing is lost any more.
 #ifndef BROKER_LIFE_JOURNAL_H_
 #define BROKER_LIFE_JOURNAL_H_
 
@@ -24,11 +39,14 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "broker/job.h"
 #include "broker/journal.h"
+#include "broker/journal_tail.h"
 #include "broker/launch.h"
 #include "broker/mutex.h"
 #include "broker/restore.h"
@@ -109,6 +127,14 @@ class LifeJournal {
   // descriptors that belong to no job are closed and removed from the store.
   static StatusOr<std::unique_ptr<LifeJournal>> Open(
       const std::string& directory, std::vector<StoredFd> stored);
+  // Waits until all is written, for as long as the state directory does not
+  // answer; not when it refuses.
+  ~LifeJournal();
+  LifeJournal(const LifeJournal&) = delete;
+  LifeJournal& operator=(const LifeJournal&) = delete;
+
+  // The state directory's (memory_folder.h); "": there is none.
+  const std::string& memory_folder() const { return memory_folder_; }
 
   // A job that was not over and is not among what the former life left: there
   // is none.
@@ -118,7 +144,9 @@ class LifeJournal {
   std::vector<FormerJob> TakeJobs();
   std::vector<EndedJob> TakeEnded();
 
-  // An error of these four: it could not be recorded, and is not.
+  // An error of these, of ProducerJoined and of AtticOpened: it is not
+  // recorded. They are refused while the state directory refuses writes, and
+  // while records are lost.
   Status DatasetRegistered(const Dataset& dataset);
   Status DatasetUnregistered(uid_t uid, const std::string& name);
   // The job's number, unique over all lives. former: it goes on under its own.
@@ -162,13 +190,25 @@ class LifeJournal {
   void RowsMoved(uint64_t job, uint64_t row,
                  const std::vector<StreamLedger::Chunk>& needed);
 
-  // Now and then, on the control thread.
-  void CompactIfWanted();
-  // "": all is well; else what is not recorded and why, for status.
+  // Returns once all that was recorded before is in the file, compacted if that
+  // was wanted, or the state directory has refused it. For tests.
+  void Flush();
+  // Now and then while WantsTick, on the control thread: tells the log what
+  // Trouble has to say.
+  void Tick();
+  bool WantsTick() const;
+  // "": all is well; else what is wrong with the state directory, since when,
+  // and what the next life would know, for status.
   std::string Trouble() const;
+
+  // So long records are gathered for one write.
+  static constexpr std::chrono::milliseconds kGatherTime{20};
+  // A call that takes longer is told of.
+  static constexpr std::chrono::seconds kSilentTime{2};
 
  private:
   LifeJournal() = default;
+  using Clock = std::chrono::system_clock;  // told to people
   struct Live {
     nlohmann::json job;  // its record
     Launch launch;
@@ -191,21 +231,71 @@ class LifeJournal {
   void Forget(uint64_t job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeStream(uint64_t id, const Live& live, FormerJob* job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Status Append(uint8_t type, const nlohmann::json& record)
+  // Refused: not recorded, and the caller does not go on. The other two are
+  // recorded, or noted as lost.
+  Status RecordOrRefuse(uint8_t type, const nlohmann::json& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Record(uint8_t type, const nlohmann::json& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RecordText(uint8_t type, std::string_view text)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool PutInTail(uint8_t type, std::string_view text)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Replay(uint8_t type, std::string_view payload)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Status PutLive(const JournalRecord& put);
+  void OpenTail(const std::string& directory, const JournalReplay& replayed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  nlohmann::json BootRecord(uint64_t written) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  std::unique_ptr<Journal> journal_;
+  // The writer's.
+  void Write();
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits for work; false: it is to end.
+  bool BeginRound();
+  bool EndRound(const Status& status);
+  Status WriteTail();
+  // true: done.
+  StatusOr<bool> CompactIfWanted();
+  std::vector<std::pair<uint8_t, std::string>> LiveRecords() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  enum class Health { kWell, kSilent, kRefuses, kLoses };
+  Health health() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string TroubleText() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  std::string memory_folder_;
+  std::string directory_;
+  std::unique_ptr<Journal> journal_;   // after Open the writer's
+  std::unique_ptr<JournalTail> tail_;  // nullptr: no state directory
+  std::thread writer_;
   mutable Mutex mutex_;
+  CondVar work_;     // for the writer
+  CondVar written_;  // for Flush
+  bool idle_ ABSL_GUARDED_BY(mutex_) = false;  // the writer waits for work_
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  bool hurry_ ABSL_GUARDED_BY(mutex_) = false;  // Flush waits
+  bool look_ ABSL_GUARDED_BY(mutex_) = true;    // whether to compact
+  bool named_ ABSL_GUARDED_BY(mutex_) = false;  // the file names the tail
+  uint64_t rounds_ ABSL_GUARDED_BY(mutex_) = 0;  // of the writer, over
+  // Records that were lost in this life.
+  uint64_t losses_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The writer is in a call since then; not: it waits.
+  std::optional<Clock::time_point> asked_ ABSL_GUARDED_BY(mutex_);
+  // What the last write was refused with, and since when it has been.
+  Status refusal_ ABSL_GUARDED_BY(mutex_);
+  Clock::time_point refused_ ABSL_GUARDED_BY(mutex_);
+  Health told_ ABSL_GUARDED_BY(mutex_) = Health::kWell;
   std::map<std::pair<uid_t, std::string>, std::string> datasets_
       ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Live> jobs_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, EndedJob> ended_ ABSL_GUARDED_BY(mutex_);  // by id
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
-  std::string trouble_ ABSL_GUARDED_BY(mutex_);
-  std::string boot_ ABSL_GUARDED_BY(mutex_);         // of the last life: BootId
+  std::string boot_ ABSL_GUARDED_BY(mutex_);  // of the last life: BootId
+  // As the file has it: the tail that goes on behind it (0: none), and where.
+  uint64_t tail_token_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t tail_from_ ABSL_GUARDED_BY(mutex_) = 0;
   bool incomplete_ ABSL_GUARDED_BY(mutex_) = false;  // as it was found
   std::map<std::string, Fd> stored_ ABSL_GUARDED_BY(mutex_);  // until TakeJobs
 };

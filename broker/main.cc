@@ -235,8 +235,10 @@ void RemovePrivateFolder(const std::string& socket,
   if (!state_dir.empty() &&
       std::filesystem::path(state_dir).parent_path() == folder) {
     // Only what is a broker's: whoever gave the folder may have more in it.
-    for (const char* name : {kJournalName, kJournalNewName, kJournalLockName,
-                             SamplesInWork::kFileName}) {
+    // The last two if it is in memory itself.
+    for (const char* name :
+         {kJournalName, kJournalNewName, kJournalLockName, kMemoryFolderLink,
+          kJournalTailName, SamplesInWork::kFileName}) {
       unlink((std::filesystem::path(state_dir) / name).c_str());
     }
     rmdir(state_dir.c_str());
@@ -278,16 +280,16 @@ void RaiseDescriptorLimit() {
 void ExitSoonAtAnyRate() {
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::seconds(3));
-    spdlog::warn("a worker does not end (hung storage?): leaving without it");
+    spdlog::warn("a thread does not end (hung storage?): leaving without it");
     _exit(1);
   }).detach();
 }
 
 // What the last life of this broker died of; without a file when there can be
 // none: only that is lost.
-StatusOr<std::unique_ptr<SamplesInWork>> SamplesOf(const Config& config) {
-  auto samples = SamplesInWork::Open(config.state_dir);
-  if (samples.ok() || config.state_dir.empty()) return samples;
+StatusOr<std::unique_ptr<SamplesInWork>> SamplesOf(const std::string& folder) {
+  auto samples = SamplesInWork::Open(folder);
+  if (samples.ok() || folder.empty()) return samples;
   spdlog::warn(
       "{}; a sample that ends the broker will not be known at its next start",
       samples.status().message());
@@ -368,7 +370,7 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop,
                             EventLoop::Make());
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SamplesInWork> samples,
-                            SamplesOf(config));
+                            SamplesOf(life->memory_folder()));
   NoteCrashes(samples.get());
   worker_options.samples = samples.get();
   PENSTOCK_ASSIGN_OR_RETURN(
@@ -391,9 +393,12 @@ Status Serve(const Arguments& arguments) {
                        &disposal, life.get(), {arguments.private_broker, path});
   loop->SetTick(
       WorkerPool::kTickInterval,
-      [&] { return server.WantsTick() || workers->WantsTick(); },
+      [&] {
+        return server.WantsTick() || workers->WantsTick() || life->WantsTick();
+      },
       [&] {
         server.Tick();
+        life->Tick();
         if (const auto stuck = workers->Tick()) EndStuck(*stuck);
       });
   PENSTOCK_RETURN_IF_ERROR(
@@ -415,6 +420,10 @@ Status Serve(const Arguments& arguments) {
   sd_notify(0, "STOPPING=1");
   jobs.Shutdown();
   ExitSoonAtAnyRate();
+  // An orderly end leaves in memory only what is known of bad samples.
+  if (samples->suspects() == 0 && !life->memory_folder().empty()) {
+    unlink((life->memory_folder() + "/" + SamplesInWork::kFileName).c_str());
+  }
   // Nobody else's: while we listen it is not replaced.
   if (own_socket) unlink(path.c_str());
   if (arguments.private_broker) RemovePrivateFolder(path, config.state_dir);

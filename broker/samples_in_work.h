@@ -29,8 +29,9 @@
 // To the next broker no edge is needed: the kernel keeps what the dead one had
 // stored, in its order.
 //
-// It survives the process, not the machine: the pages are the kernel's, nothing
-// waits for a disk. A file of another boot accuses nobody.
+// The file is in memory (memory_folder.h): it survives the process, not the
+// machine. On a disk each worker's next store would wait for as long as the file
+// system is frozen, and all jobs with it.
 #ifndef BROKER_SAMPLES_IN_WORK_H_
 #define BROKER_SAMPLES_IN_WORK_H_
 

@@ -722,6 +722,52 @@ TEST_F(JournalDeathTest, OfTheProcessAtThePagesOfAWriteIsNoDamage) {
   EXPECT_GT(unfinished, 50u);
 }
 
+// A group is one Append: all of it is there, or nothing.
+TEST_F(JournalDeathTest, OfTheProcessInAGroupLeavesAllOfItOrNothing) {
+  const std::string small(30, 'y');
+  const std::string large(2 * 4096, 'z');
+  const JournalEntry group[] = {{1, small}, {2, large}, {3, small}, {4, ""}};
+  size_t whole = 0;
+  size_t none = 0;
+  for (const size_t before : {size_t{10}, size_t{4040}, size_t{4050}}) {
+    for (size_t torn = 0; torn <= 4; ++torn) {
+      for (size_t call = 0; call < 3; ++call) {
+        SCOPED_TRACE(testing::Message() << before << " bytes before, call "
+                                        << call << ", torn " << torn);
+        disk_ = MemoryDisk();
+        Open();
+        Append(std::string(before, 'x'));
+        disk_.torn_quarters = torn;
+        disk_.torn_at_page = true;
+        disk_.die_at_call = disk_.calls + call;
+        const bool appended = journal_->Append(group).ok();
+        journal_.reset();
+        disk_.die_at_call = SIZE_MAX;
+        const size_t records = Open().size();
+        ASSERT_FALSE(replayed_.incomplete) << replayed_.warning;
+        ASSERT_TRUE(records == 1 || records == 5) << records;
+        if (appended) ASSERT_EQ(records, 5u);
+        ++(records == 5 ? whole : none);
+      }
+    }
+  }
+  EXPECT_GT(whole, 5u);
+  EXPECT_GT(none, 5u);
+}
+
+TEST_F(JournalTest, AGroupThatDoesNotFitLeavesNothing) {
+  Open();
+  Append("one");
+  disk_.bytes_max = file().size() + 100;
+  const std::string text(60, 'x');
+  const JournalEntry group[] = {{1, text}, {1, text}};
+  EXPECT_EQ(journal_->Append(group).code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(Open(), ElementsAre(std::pair<int, std::string>(1, "one")));
+  // Not written is not damaged.
+  EXPECT_TRUE(replayed_.incomplete);
+  EXPECT_FALSE(replayed_.damaged);
+}
+
 TEST_F(JournalDeathTest, OfTheMachineAtAnyCallLosesNothingSynced) {
   size_t deaths = 0;
   for (const bool names_lost : {false, true}) {

@@ -624,7 +624,7 @@ TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
         life->RowsReleased(job, ledger.end() - 2);
         ledger.Release(ledger.end() - 2);
       }
-      life->CompactIfWanted();
+      life->Flush();
     }
   }
   std::filesystem::remove_all(directory);

@@ -88,7 +88,8 @@ StatusOr<std::string> FindPenstockd() {
 }
 
 Status PrivateBroker::MakeFolder() {
-  std::vector<std::string> parents = {"/tmp"};
+  // In memory if there is a place: its journal then never waits for a disk.
+  std::vector<std::string> parents = {"/dev/shm", "/tmp"};
   if (const std::string runtime = Environment("XDG_RUNTIME_DIR");
       !runtime.empty() &&
       runtime.size() + 40 < sizeof(sockaddr_un{}.sun_path)) {
@@ -109,7 +110,7 @@ Status PrivateBroker::MakeFolder() {
   }
   return ErrnoError(error,
                     "cannot make a folder for the private broker's socket in "
-                    "$XDG_RUNTIME_DIR or /tmp");
+                    "$XDG_RUNTIME_DIR, /dev/shm or /tmp");
 }
 
 Status PrivateBroker::Listen() {
@@ -352,8 +353,14 @@ void PrivateBroker::Stop() {
   listener_.Reset();
   store_.Close();
   if (!folder_.empty()) {
-    // Removes links, does not follow them.
     std::error_code ignored;
+    // What a broker that was killed left in memory (broker/memory_folder.h).
+    const std::string memory =
+        std::filesystem::read_symlink(state_folder_ + "/memory", ignored);
+    if (memory.rfind("/dev/shm/penstock-", 0) == 0) {
+      std::filesystem::remove_all(memory, ignored);
+    }
+    // Removes links, does not follow them.
     std::filesystem::remove_all(folder_, ignored);
     folder_.clear();
   }
