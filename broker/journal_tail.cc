@@ -49,8 +49,8 @@ StatusOr<Fd> OpenFile(const std::string& path) {
   }
   const int error = posix_fallocate(fd.get(), 0, kTailFileBytes);
   if (error != 0) {
-    return ErrnoError(error, fmt::format("give {} its {} bytes", path,
-                                         kTailFileBytes));
+    return ErrnoError(
+        error, fmt::format("give {} its {} bytes", path, kTailFileBytes));
   }
   return fd;
 }
@@ -149,8 +149,8 @@ bool JournalTail::Next(uint64_t* at, JournalEntry* entry) const {
     }
     const uint64_t bytes = BytesOf(length);
     const auto type = static_cast<uint8_t>(from[sizeof(length)]);
-    if (length > kJournalRecordBytesMax || type == 0 ||
-        bytes > to_the_start || bytes > end - *at) {
+    if (length > kJournalRecordBytesMax || type == 0 || bytes > to_the_start ||
+        bytes > end - *at) {
       return false;
     }
     *entry = {type, {from + kHeadBytes, length}};

@@ -52,7 +52,8 @@ enum Type : uint8_t {
 
 // Of kRowsKept: far below what a record may have.
 constexpr size_t kRunsPerRecord = 4096;
-// Of Completed, Opened and HandedOver: four numbers of 20 digits and 40 letters.
+// Of Completed, Opened and HandedOver: four numbers of 20 digits and 40
+// letters.
 constexpr size_t kHotTextBytes = 128;
 // Of one write; more only with a record that is larger.
 constexpr size_t kGroupBytes = 256 * 1024;
@@ -847,9 +848,9 @@ void LifeJournal::Completed(uint64_t job, uint64_t position, uint64_t next) {
   found->second.Complete(position, next);
   // By hand: a tenth of what the JSON library takes, once a batch.
   char text[kHotTextBytes];
-  const auto end = fmt::format_to_n(
-      text, sizeof(text), R"({{"id":{},"position":{},"next":{}}})", job,
-      position, next);
+  const auto end = fmt::format_to_n(text, sizeof(text),
+                                    R"({{"id":{},"position":{},"next":{}}})",
+                                    job, position, next);
   RecordText(kCompleted, {text, end.size});
 }
 
@@ -860,8 +861,8 @@ void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
   found->second.handed_over.insert({rank, step});
   char text[kHotTextBytes];  // as in Completed
   const auto end =
-      fmt::format_to_n(text, sizeof(text),
-                       R"({{"id":{},"rank":{},"step":{}}})", job, rank, step);
+      fmt::format_to_n(text, sizeof(text), R"({{"id":{},"rank":{},"step":{}}})",
+                       job, rank, step);
   RecordText(kHandedOver, {text, end.size});
 }
 
@@ -873,9 +874,8 @@ void LifeJournal::Opened(uint64_t job, uint64_t position) {
   found->second.opened = position;
   char text[kHotTextBytes];  // as in Completed
   const auto end = fmt::format_to_n(
-      text, sizeof(text),
-      R"({{"id":{},"position":{},"low":{},"bytes":{}}})", job, live.opened,
-      live.low, live.segment_bytes);
+      text, sizeof(text), R"({{"id":{},"position":{},"low":{},"bytes":{}}})",
+      job, live.opened, live.low, live.segment_bytes);
   RecordText(kOpened, {text, end.size});
 }
 
@@ -903,11 +903,12 @@ Status LifeJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
   Store(MemoryName(job, number), memory);
   Store(ProducerPidfdName(job, number), pidfd);
   KillPoint("producer.stored");
-  const Status status = RecordOrRefuse(kProducer, {{"id", job},
-                                           {"producer", number},
-                                           {"token", producer.token},
-                                           {"ring_rows", producer.ring_rows},
-                                           {"put_rows", producer.put_rows}});
+  const Status status =
+      RecordOrRefuse(kProducer, {{"id", job},
+                                 {"producer", number},
+                                 {"token", producer.token},
+                                 {"ring_rows", producer.ring_rows},
+                                 {"put_rows", producer.put_rows}});
   if (!status.ok()) {
     UnstoreProducer(job, number);
     return status;
@@ -922,10 +923,10 @@ void LifeJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
   Record(kRowsPut, {{"id", job},
-                          {"producer", producer},
-                          {"place", place},
-                          {"rows", rows},
-                          {"first", first}});
+                    {"producer", producer},
+                    {"place", place},
+                    {"rows", rows},
+                    {"first", first}});
   found->second.stream->Put(producer, place, rows, first);
 }
 
@@ -934,7 +935,7 @@ void LifeJournal::ProducerLeft(uint64_t job, uint32_t producer, bool finished) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
   Record(kProducerEnd,
-               {{"id", job}, {"producer", producer}, {"finished", finished}});
+         {{"id", job}, {"producer", producer}, {"finished", finished}});
   // Its rows may be kept, but nobody waits for it.
   Unstore(ProducerPidfdName(job, producer));
   for (const uint32_t gone : found->second.stream->Leave(producer, finished)) {
@@ -975,8 +976,7 @@ void LifeJournal::RowsMoved(uint64_t job, uint64_t row,
   for (const StreamLedger::Chunk& chunk : needed) {
     runs.push_back({chunk.first, chunk.rows, chunk.place});
   }
-  Record(kRowsMoved,
-               {{"id", job}, {"row", row}, {"needed", std::move(runs)}});
+  Record(kRowsMoved, {{"id", job}, {"row", row}, {"needed", std::move(runs)}});
   for (const uint32_t gone : found->second.stream->Move(row, needed)) {
     UnstoreProducer(job, gone);
   }
@@ -1010,8 +1010,7 @@ std::vector<std::pair<uint8_t, std::string>> LifeJournal::LiveRecords() const {
       record(kOpened, OpenedRecord(id, live));
     }
     for (const auto& [position, next] : live.completed) {
-      record(kCompleted,
-             {{"id", id}, {"position", position}, {"next", next}});
+      record(kCompleted, {{"id", id}, {"position", position}, {"next", next}});
     }
     for (const auto& [rank, step] : live.handed_over) {
       record(kHandedOver, {{"id", id}, {"rank", rank}, {"step", step}});
@@ -1068,8 +1067,9 @@ bool LifeJournal::BeginRound() {
   if (!HasWork()) return false;
   // What comes meanwhile goes with it.
   if (!stop_ && !hurry_) {
-    work_.WaitFor(&mutex_, refusal_.ok() ? std::chrono::milliseconds(kGatherTime)
-                                         : std::chrono::milliseconds(kRetryTime));
+    work_.WaitFor(&mutex_, refusal_.ok()
+                               ? std::chrono::milliseconds(kGatherTime)
+                               : std::chrono::milliseconds(kRetryTime));
   }
   look_ = false;
   asked_ = Clock::now();
@@ -1192,8 +1192,8 @@ std::string LifeJournal::TroubleText() const {
     text = fmt::format("the state directory {} has not answered since {}",
                        directory_, TimeText(*asked_));
   } else {
-    text = fmt::format("the state directory {} is being written anew",
-                       directory_);
+    text =
+        fmt::format("the state directory {} is being written anew", directory_);
   }
   if (now == Health::kLoses) {
     return text +

@@ -6,8 +6,8 @@
 //
 // Who runs it: Open the starting thread; all else the control thread, and
 // Completed, HandedOver, Opened and what streams record any thread that holds a
-// job's mutex. Lock order: a job's mutex, then this one's. One thread of its own
-// (the writer) does all that touches the state directory after Open. Nobody
+// job's mutex. Lock order: a job's mutex, then this one's. One thread of its
+// own (the writer) does all that touches the state directory after Open. Nobody
 // waits for the writer but the destructor, and no mutex is held while it waits
 // for the file system: a state directory that hangs holds up nobody.
 //
@@ -24,8 +24,8 @@
 //
 // What is not written yet is bounded (kTailBytes). When the state directory
 // refuses writes or does not answer until no room is left, jobs go on and
-// records are lost; the tail says so to the next life (T3), which treats what it
-// finds as incomplete. Once the directory answers again, a compaction writes
+// records are lost; the tail says so to the next life (T3), which treats what
+// it finds as incomplete. Once the directory answers again, a compaction writes
 // all that is known, and nothing is lost any more.
 #ifndef BROKER_LIFE_JOURNAL_H_
 #define BROKER_LIFE_JOURNAL_H_
@@ -271,13 +271,13 @@ class LifeJournal {
   std::unique_ptr<JournalTail> tail_;  // nullptr: no state directory
   std::thread writer_;
   mutable Mutex mutex_;
-  CondVar work_;     // for the writer
-  CondVar written_;  // for Flush
+  CondVar work_;                               // for the writer
+  CondVar written_;                            // for Flush
   bool idle_ ABSL_GUARDED_BY(mutex_) = false;  // the writer waits for work_
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  bool hurry_ ABSL_GUARDED_BY(mutex_) = false;  // Flush waits
-  bool look_ ABSL_GUARDED_BY(mutex_) = true;    // whether to compact
-  bool named_ ABSL_GUARDED_BY(mutex_) = false;  // the file names the tail
+  bool hurry_ ABSL_GUARDED_BY(mutex_) = false;   // Flush waits
+  bool look_ ABSL_GUARDED_BY(mutex_) = true;     // whether to compact
+  bool named_ ABSL_GUARDED_BY(mutex_) = false;   // the file names the tail
   uint64_t rounds_ ABSL_GUARDED_BY(mutex_) = 0;  // of the writer, over
   // Records that were lost in this life.
   uint64_t losses_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -296,7 +296,7 @@ class LifeJournal {
   // As the file has it: the tail that goes on behind it (0: none), and where.
   uint64_t tail_token_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t tail_from_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool incomplete_ ABSL_GUARDED_BY(mutex_) = false;  // as it was found
+  bool incomplete_ ABSL_GUARDED_BY(mutex_) = false;           // as it was found
   std::map<std::string, Fd> stored_ ABSL_GUARDED_BY(mutex_);  // until TakeJobs
 };
 

@@ -173,8 +173,8 @@ class GatedStateDirectory {
       case FUSE_SYMLINK: {
         const std::string name = argument;
         if (names_.count(name) > 0) return Reply(header, -EEXIST);
-        return ReplyEntry(header, Make(name, S_IFLNK | 0777,
-                                       argument + name.size() + 1));
+        return ReplyEntry(
+            header, Make(name, S_IFLNK | 0777, argument + name.size() + 1));
       }
       case FUSE_CREATE: {
         const std::string name = argument + sizeof(fuse_create_in);

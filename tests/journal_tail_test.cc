@@ -135,12 +135,12 @@ TEST_F(JournalTailTest, TheLargestRecordFitsAndALargerOneIsRefused) {
 
 TEST_F(JournalTailTest, AForeignOrDamagedHeaderBeginsAnew) {
   const std::pair<uint64_t, uint64_t> damages[] = {
-      {0, 1},       // magic
-      {8, 99},      // version
-      {16, 4096},   // the ring's bytes
-      {24, 0},      // token
-      {32, 4096},   // begin behind end
-      {40, 13},     // end not aligned
+      {0, 1},      // magic
+      {8, 99},     // version
+      {16, 4096},  // the ring's bytes
+      {24, 0},     // token
+      {32, 4096},  // begin behind end
+      {40, 13},    // end not aligned
       {40, kTailBytes + 8}};
   for (const auto& [offset, value] : damages) {
     SCOPED_TRACE(offset);

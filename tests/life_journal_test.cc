@@ -111,8 +111,8 @@ class LifeJournalTest : public testing::Test {
     auto opened = LifeJournal::Open(directory_ + "/1", {});
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     life_ = *std::move(opened);
-    const uint64_t job = *life_->JobOpened({0, "train", "numbers", {}},
-                                           options_, {}, true, {});
+    const uint64_t job =
+        *life_->JobOpened({0, "train", "numbers", {}}, options_, {}, true, {});
     life_->Begun(job, 0, 4096);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       ASSERT_TRUE(life_->RankAttached(job, {rank, 0}, -1, -1).ok());
@@ -240,9 +240,9 @@ TEST_F(LifeJournalTest,
     SCOPED_TRACE(fmt::format("moment {} of {}", i, moments_.size()));
     CheckNextLife(moments_[i], moments_[i].journal);
     // In the middle of a write: without its first head (journal.h, I6).
-    CheckNextLife(moments_[i],
-                  moments_[i].journal + std::string(kJournalFrameBytes, '\0') +
-                      "{\"id\":1,\"pos");
+    CheckNextLife(moments_[i], moments_[i].journal +
+                                   std::string(kJournalFrameBytes, '\0') +
+                                   "{\"id\":1,\"pos");
   }
 }
 

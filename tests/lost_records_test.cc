@@ -74,8 +74,8 @@ class LostRecordsTest : public testing::Test {
     }
     return steps;
   }
-  // Runs life in a process of its own with a job, kills it once it has returned,
-  // and lets the directory answer.
+  // Runs life in a process of its own with a job, kills it once it has
+  // returned, and lets the directory answer.
   template <typename Life>
   void LiveAndDie(const Life& life) {
     int ends[2];
@@ -188,15 +188,15 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
   EXPECT_TRUE(next->TakeDatasets().empty());
 }
 
-// As of a broker that dies after a write and before it has dropped what it wrote:
-// applied twice, a record would tell of something that has not happened.
+// As of a broker that dies after a write and before it has dropped what it
+// wrote: applied twice, a record would tell of something that has not happened.
 TEST_F(LostRecordsTest, WhatIsInTheFileIsNotTakenFromTheTailAgain) {
   const std::string kept = folder_ + "/kept";
   LiveAndDie([&](LifeJournal* life, uint64_t job) {
     storage_->SetFull(true);
     life->PhaseBegun(job, {{0, 1}, 4, {}});
-    std::filesystem::copy_file(
-        life->memory_folder() + "/" + kJournalTailName, kept);
+    std::filesystem::copy_file(life->memory_folder() + "/" + kJournalTailName,
+                               kept);
     storage_->SetFull(false);
     life->Flush();
   });

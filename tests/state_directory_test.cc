@@ -66,9 +66,9 @@ class StateDirectoryTest : public testing::Test {
     for (const std::string& mode : kModes) {
       for (int rank = 0; rank < kRanks; ++rank) {
         Options options;
-        options.spec = "dataset: numbers\nsource: {range: " +
-                       std::to_string(kRecords) +
-                       "}\nshuffle: {seed: 5}\nbatch: {size: 4}\n";
+        options.spec =
+            "dataset: numbers\nsource: {range: " + std::to_string(kRecords) +
+            "}\nshuffle: {seed: 5}\nbatch: {size: 4}\n";
         options.rank = rank;
         options.world_size = kRanks;
         options.socket = broker_->socket();
@@ -227,8 +227,8 @@ TEST_F(StateDirectoryTest, BrokerStopsAllTheSame) {
     const size_t name_end = text.rfind(')');
     return text.size() > name_end + 2 && text[name_end + 2] == 'Z';
   };
-  while (!is_over() && std::chrono::steady_clock::now() - begin <
-                           std::chrono::seconds(20)) {
+  while (!is_over() &&
+         std::chrono::steady_clock::now() - begin < std::chrono::seconds(20)) {
     std::this_thread::yield();
   }
   EXPECT_TRUE(is_over());
