@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
@@ -780,13 +781,22 @@ StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, const Rank& rank,
   const uint64_t attach = next_id_++;
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return attach;
+  // It reconnects, or another takes its place: a job that runs goes on.
+  const bool known = std::any_of(
+      found->second.ranks.begin(), found->second.ranks.end(),
+      [&rank](const auto& item) { return item.second.rank == rank.rank; });
   found->second.ranks[attach] = rank;
   // Before it is recorded: a rank that is known must have a page, or nobody can
   // say what it had. One that is stored and not known was not answered.
   Store(CursorName(job, attach), cursor_fd);
   Store(PidfdName(job, attach), pidfd);
   KillPoint("attach.stored");
-  const Status status = RecordOrRefuse(kRank, RankRecord(job, attach, rank));
+  Status status;
+  if (known) {
+    Record(kRank, RankRecord(job, attach, rank));
+  } else {
+    status = RecordOrRefuse(kRank, RankRecord(job, attach, rank));
+  }
   if (status.ok()) {
     found->second.launch.Attached(rank.rank);
     return attach;
@@ -805,8 +815,7 @@ void LifeJournal::RankLeft(uint64_t job, uint64_t attach, bool finished) {
   if (rank == found->second.ranks.end()) return;
   rank->second.left = true;
   found->second.launch.Left(rank->second.rank, finished);
-  Record(kRankLeft,
-         {{"id", job}, {"attach", attach}, {"finished", finished}});
+  Record(kRankLeft, {{"id", job}, {"attach", attach}, {"finished", finished}});
 }
 
 void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {

@@ -146,7 +146,7 @@ class LifeJournal {
 
   // An error of these, of ProducerJoined and of AtticOpened: it is not
   // recorded. They are refused while the state directory refuses writes, and
-  // while records are lost.
+  // while records are lost; not a job or a rank's number that is known already.
   Status DatasetRegistered(const Dataset& dataset);
   Status DatasetUnregistered(uid_t uid, const std::string& name);
   // The job's number, unique over all lives. former: it goes on under its own.
