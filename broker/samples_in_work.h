@@ -29,9 +29,8 @@
 // To the next broker no edge is needed: the kernel keeps what the dead one had
 // stored, in its order.
 //
-// The file is in memory (memory_folder.h): it survives the process, not the
-// machine. On a disk each worker's next store would wait for as long as the file
-// system is frozen, and all jobs with it.
+// The file is in memory (memory_folder.h), it survives the process, not the
+// machine: a store to a file on a disk waits while its file system is frozen.
 #ifndef BROKER_SAMPLES_IN_WORK_H_
 #define BROKER_SAMPLES_IN_WORK_H_
 

@@ -162,13 +162,17 @@ TEST_F(LostRecordsTest, NoneAreWhatAHungDirectoryDidNotTake) {
 
 TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
   LiveAndDie([this](LifeJournal* life, uint64_t job) {
+    (void)life->RankAttached(job, {0, 0}, -1, -1);
     storage_->SetFull(true);
     life->Completed(job, 0, 1);
     life->Flush();
     life->Completed(job, 1, 2);
+    // A new rank is refused, one that comes again is not.
     if (life->Trouble().find("free space") == std::string::npos ||
         life->DatasetRegistered({0, "d", "spec"}).code() !=
-            StatusCode::kResourceExhausted) {
+            StatusCode::kResourceExhausted ||
+        life->RankAttached(job, {1, 0}, -1, -1).ok() ||
+        !life->RankAttached(job, {0, 0}, -1, -1).ok()) {
       _exit(1);
     }
   });
