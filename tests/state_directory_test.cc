@@ -153,7 +153,9 @@ class StateDirectoryTest : public testing::Test {
         EXPECT_EQ(Sorted(all), Numbers(kRecords)) << "rank " << rank;
         all.clear();
       }
-      if (!each_takes_all) EXPECT_EQ(Sorted(all), Numbers(kRecords));
+      if (!each_takes_all) {
+        EXPECT_EQ(Sorted(all), Numbers(kRecords));
+      }
     }
   }
 
