@@ -27,6 +27,7 @@
 #include "broker/journal_tail.h"
 #include "broker/life_journal.h"
 #include "broker/memory_folder.h"
+#include "broker/owner.h"
 #include "broker/replay.h"
 #include "broker/samples_in_work.h"
 #include "broker/topology.h"
@@ -98,9 +99,11 @@ StatusOr<Fd> ListenAt(const std::string& path) {
 }
 
 // What systemd or `penstock run` hands over: the listening socket, if it makes
-// one, and the descriptors that a former life stored.
+// one, the descriptors that a former life stored, and whom a private broker
+// works for.
 struct Inherited {
   Fd listener;
+  Fd owner;
   std::vector<StoredFd> stored;
 };
 
@@ -114,7 +117,9 @@ StatusOr<Inherited> Inherit() {
     if (names != nullptr) free(names[i]);
     const int fd = stored.fd.get();
     fcntl(fd, F_SETFD, FD_CLOEXEC);
-    if (sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
+    if (stored.name == kOwnerName) {
+      inherited.owner = std::move(stored.fd);
+    } else if (sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
       inherited.stored.push_back(std::move(stored));
     } else if (inherited.listener) {
       return InvalidArgumentError(
@@ -225,32 +230,6 @@ std::string PathOf(int listener) {
     return "";
   }
   return address.sun_path;
-}
-
-// A private broker's folder goes with it, also when `penstock run` was killed
-// and cannot take it away itself.
-void RemovePrivateFolder(const std::string& socket,
-                         const std::string& state_dir) {
-  unlink(socket.c_str());
-  const std::filesystem::path folder =
-      std::filesystem::path(socket).parent_path();
-  if (!state_dir.empty() &&
-      std::filesystem::path(state_dir).parent_path() == folder) {
-    // Only what is a broker's: whoever gave the folder may have more in it.
-    // The last two if it is in memory itself.
-    for (const char* name :
-         {kJournalName, kJournalNewName, kJournalLockName, kMemoryFolderLink,
-          kJournalTailName, SamplesInWork::kFileName}) {
-      unlink((std::filesystem::path(state_dir) / name).c_str());
-    }
-    rmdir(state_dir.c_str());
-  }
-  if (const char* notify = std::getenv("NOTIFY_SOCKET");
-      notify != nullptr &&
-      std::filesystem::path(notify).parent_path() == folder) {
-    unlink(notify);
-  }
-  rmdir(folder.c_str());
 }
 
 Status RunReplay(const Arguments& arguments) {
@@ -365,6 +344,9 @@ Status Serve(const Arguments& arguments) {
     return CheckMachine(config, worker_options, functions);
   }
   PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited, Inherit());
+  const Owner owner(
+      std::move(inherited.owner),
+      std::filesystem::path(PathOf(inherited.listener.get())).parent_path());
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<LifeJournal> life,
       LifeJournal::Open(config.state_dir, std::move(inherited.stored)));
@@ -428,7 +410,7 @@ Status Serve(const Arguments& arguments) {
   }
   // Nobody else's: while we listen it is not replaced.
   if (own_socket) unlink(path.c_str());
-  if (arguments.private_broker) RemovePrivateFolder(path, config.state_dir);
+  owner.RemoveFolderOfDead();
   return OkStatus();
 }
 

@@ -110,9 +110,11 @@ def memfd(text):
 def write_life():
     """Tells the test what this life was given; returns its number."""
     state = sys.argv[sys.argv.index("--state-dir") + 1]
-    count = int(os.environ["LISTEN_FDS"])
+    names = os.environ["LISTEN_FDNAMES"].split(":")
+    assert names.pop() == "penstock.owner"
+    count = int(os.environ["LISTEN_FDS"]) - 1
     life = {"pid": os.getpid(),
-            "names": os.environ["LISTEN_FDNAMES"].split(":"),
+            "names": names,
             "listening": socket.socket(fileno=os.dup(3)).getsockopt(
                 socket.SOL_SOCKET, socket.SO_ACCEPTCONN),
             "contents": [os.pread(3 + i, 100, 0).decode()

@@ -34,6 +34,15 @@ class CommandRunTest : public CommandTest {
     WaitForFile(file);
     return nlohmann::json::parse(Read(file));
   }
+  // The only child of `penstock run`.
+  static pid_t SupervisorOf(pid_t command) {
+    const std::string number = std::to_string(command);
+    std::ifstream file("/proc/" + number + "/task/" + number + "/children");
+    pid_t child = 0;
+    EXPECT_TRUE(file >> child);
+    // Never 0, the test's own group.
+    return child > 0 ? child : command;
+  }
   void KillPenstockd(int life, int signal = SIGKILL) {
     kill(Life(life)["pid"].get<pid_t>(), signal);
   }
@@ -232,17 +241,56 @@ TEST_F(CommandRunTest, ASignalEndsAWaitForTheBroker) {
   ExpectNothingLeft();
 }
 
-TEST_F(CommandRunTest, AKilledCommandTakesItsRanksAndBrokerWithIt) {
-  const pid_t pid =
-      StartScript({"--ranks", "2"}, ": >started$RANK; exec sleep 1000");
+TEST_F(CommandRunTest, AKilledCommandLeavesNothingWhateverItsRanksDo) {
+  const pid_t pid = StartScript(
+      {"--ranks", "2", "--grace", "0.2"},
+      "trap ': >asked$RANK' TERM; setsid sleep 1000 & : >started$RANK; "
+      "while :; do sleep 0.05; done");
   WaitForFile("started0");
   WaitForFile("started1");
   kill(pid, SIGKILL);
   EXPECT_EQ(Wait(pid).status, 137);
-  // Two ranks and penstockd are our children now, and end by themselves.
-  int ended = 0;
-  while (waitpid(-1, nullptr, 0) > 0) ++ended;
-  EXPECT_EQ(ended, 3);
+  // What it has left behind is our child now: one process, which ends all
+  // others and then itself.
+  int status = 0;
+  ASSERT_GT(waitpid(-1, &status, 0), 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGTERM);
+  EXPECT_TRUE(fs::exists(folder_ + "/asked0"));
+  EXPECT_TRUE(fs::exists(folder_ + "/asked1"));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandRunTest, AKilledSupervisorLeavesNothingEither) {
+  const pid_t pid = StartScript({"--ranks", "2"},
+                                "trap '' TERM; setsid sleep 1000 & : "
+                                ">started$RANK; while :; do sleep 1; done");
+  WaitForFile("started0");
+  WaitForFile("started1");
+  kill(SupervisorOf(pid), SIGKILL);
+  const Result result = Wait(pid);
+  EXPECT_EQ(result.status, 137);
+  EXPECT_THAT(result.err, HasSubstr("was killed by signal 9 (Killed); they and "
+                                    "their broker were killed"));
+  ExpectNothingLeft();
+}
+
+// As Slurm and systemd do.
+TEST_F(CommandRunTest, ASignalToEveryProcessOfTheCommandIsOneSignal) {
+  // A second one would not wait for the grace.
+  const pid_t pid = StartScript(
+      {"--ranks", "2", "--grace", "1000"},
+      "trap ': >asked$RANK; sleep 0.3; : >saved$RANK; exit 0' TERM; : "
+      ">started$RANK; while :; do sleep 0.05; done");
+  WaitForFile("started0");
+  WaitForFile("started1");
+  // The supervisor first: what the guard hands on is the second there.
+  kill(SupervisorOf(pid), SIGTERM);
+  WaitForFile("asked0");
+  kill(pid, SIGTERM);
+  EXPECT_EQ(Wait(pid).status, 128 + SIGTERM);
+  EXPECT_TRUE(fs::exists(folder_ + "/saved0"));
+  EXPECT_TRUE(fs::exists(folder_ + "/saved1"));
+  ExpectNothingLeft();
 }
 
 TEST_F(CommandRunTest, ABrokerThatDoesNotStartIsToldByItsStatus) {

@@ -178,6 +178,84 @@ TEST_F(PrivateBrokerTest, ItsFolderIsPrivateAndGoesWithAllThatIsInIt) {
   EXPECT_TRUE(fs::exists(folder_ + "/kept/inside"));
 }
 
+// Makes a folder with something in it and is killed.
+void LeaveFolder() {
+  ProcessSpec spec;
+  spec.body = [] {
+    const StatusOr<PrivateFolder> folder = PrivateFolder::Make();
+    if (!folder.ok()) return 1;
+    fs::create_directories(folder->path() + "/state/a/b");
+    std::ofstream(folder->path() + "/state/journal.set_aside");
+    return raise(SIGKILL);
+  };
+  const StatusOr<Process> killed = Process::Start(spec);
+  ASSERT_TRUE(killed.ok());
+  const std::optional<ProcessExit> ended = killed->WaitFor(60);
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(ended->ShellStatus(), 137);
+}
+
+size_t EntriesOf(const std::string& folder) {
+  return std::distance(fs::directory_iterator(folder),
+                       fs::directory_iterator());
+}
+
+TEST_F(PrivateBrokerTest, FoldersOfKilledOwnersAreRemovedByTheNextStart) {
+  LeaveFolder();
+  ASSERT_EQ(EntriesOf(runtime_), 1u);
+  const std::unique_ptr<PrivateBroker> broker = Start("");
+  EXPECT_EQ(EntriesOf(runtime_), 1u);
+  EXPECT_TRUE(fs::exists(broker->folder() + "/state"));
+}
+
+TEST_F(PrivateBrokerTest, WhatIsNoAbandonedFolderIsKept) {
+  LeaveFolder();
+  const std::string left = fs::directory_iterator(runtime_)->path();
+  // Of a name like it, but nobody made it for a broker.
+  fs::create_directories(runtime_ + "/penstock-mydata/kept");
+  fs::permissions(runtime_ + "/penstock-mydata", fs::perms::owner_all);
+  // A link to one, another name, and one that others could have written in.
+  fs::rename(left, folder_ + "/elsewhere");
+  fs::create_directory_symlink(folder_ + "/elsewhere",
+                               runtime_ + "/penstock-aaaaaa");
+  fs::copy(folder_ + "/elsewhere", runtime_ + "/penstock-longname",
+           fs::copy_options::recursive);
+  fs::copy(folder_ + "/elsewhere", runtime_ + "/penstock-bbbbbb",
+           fs::copy_options::recursive);
+  fs::permissions(runtime_ + "/penstock-bbbbbb", fs::perms::all);
+  // And one whose owner lives.
+  StatusOr<PrivateFolder> living = PrivateFolder::Make();
+  ASSERT_TRUE(living.ok());
+  const std::string path = living->path();
+  ASSERT_EQ(EntriesOf(runtime_), 5u);
+  PrivateFolder::RemoveAbandoned();
+  EXPECT_EQ(EntriesOf(runtime_), 5u);
+  EXPECT_TRUE(fs::exists(folder_ + "/elsewhere/state/a/b"));
+  // A link in an abandoned one is not followed.
+  living = PrivateFolder();
+  fs::create_directory_symlink(folder_ + "/elsewhere", path + "/link");
+  PrivateFolder::RemoveAbandoned();
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_TRUE(fs::exists(folder_ + "/elsewhere/state/a/b"));
+}
+
+TEST_F(PrivateBrokerTest, APenstockdWhoseOwnerWasKilledRemovesItsFolder) {
+  setenv("PENSTOCKD", PENSTOCK_BUILD_DIR "/broker/penstockd", 1);
+  const pid_t owner = CommandTest::Start({"broker"}, "socket");
+  std::string socket;
+  std::getline(std::ifstream(folder_ + "/socket"), socket);
+  ASSERT_TRUE(fs::exists(socket));
+  // What a broker sets aside, say.
+  std::ofstream(fs::path(socket).parent_path() / "state/journal.set_aside");
+  kill(owner, SIGKILL);
+  EXPECT_EQ(Wait(owner).status, 137);
+  // It is our child now.
+  int status = -1;
+  ASSERT_GT(waitpid(-1, &status, 0), 0);
+  EXPECT_EQ(status, 0);
+  ExpectNothingLeft();
+}
+
 TEST_F(PrivateBrokerTest, LivesDoNotAddUpDescriptors) {
   const size_t before = OpenDescriptors();
   const std::unique_ptr<PrivateBroker> broker = Start("keep");

@@ -21,6 +21,7 @@ import inspect
 import json
 import mmap
 import os
+import select
 import signal
 import socket
 import struct
@@ -34,6 +35,10 @@ PR_SET_PDEATHSIG = 1
 def end_with_broker():
     """Whatever the function does then: the kernel sees to it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    died_before = select.poll()
+    died_before.register(LINK, 0)  # POLLHUP is told all the same
+    if died_before.poll(0):
+        os._exit(1)
     for descriptor in (LINK, MEMORY):
         os.set_inheritable(descriptor, False)
     try:  # where memory runs out, it goes before the broker does

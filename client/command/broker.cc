@@ -45,6 +45,8 @@ Status Serve(const BrokerOptions& options, int* exit_status) {
   if (options.until_eof) {
     PENSTOCK_RETURN_IF_ERROR(Watch(events.get(), STDIN_FILENO));
   }
+  // What functions of its datasets start and leave behind.
+  AdoptOrphans();
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
   PENSTOCK_RETURN_IF_ERROR(broker->Call({{"op", "ping"}}).status());
@@ -72,6 +74,7 @@ Status Serve(const BrokerOptions& options, int* exit_status) {
 StatusOr<int> Run(const BrokerOptions& options) {
   int exit_status = 0;
   const Status status = Serve(options, &exit_status);
+  KillOrphans({});
   if (status.ok()) return exit_status;
   // Who started it wants to tell its own user.
   if (options.until_eof) {

@@ -12,7 +12,11 @@ namespace penstock {
 namespace {
 
 constexpr int kCaught[] = {SIGINT, SIGTERM, SIGQUIT, SIGHUP};
-constexpr unsigned char kFromTerminal = 0x80;  // signal numbers are below 65
+// In the pipe, beside the signal's number, which is below 32.
+constexpr unsigned char kFromTerminal = 0x80;
+constexpr unsigned char kHandedOn = 0x40;
+// HandOn's value for sigqueue: this and the flag above.
+constexpr int kHandedOnValue = 0x7e1200;
 
 int g_pipe[2] = {-1, -1};
 // Handlers run on the only thread: order among these is program order.
@@ -25,6 +29,10 @@ void OnSignal(int signal, siginfo_t* info, void*) {
   g_first_signal.compare_exchange_strong(none, signal);
   unsigned char byte = static_cast<unsigned char>(signal);
   if (info->si_code == SI_KERNEL) byte |= kFromTerminal;
+  const int value = info->si_code == SI_QUEUE ? info->si_value.sival_int : 0;
+  if ((value & ~kFromTerminal) == kHandedOnValue) {
+    byte |= kHandedOn | (value & kFromTerminal);
+  }
   // A full pipe has plenty of interrupts in it already.
   [[maybe_unused]] const ssize_t written = write(g_pipe[1], &byte, 1);
   const int socket = g_socket.load();
@@ -54,6 +62,13 @@ void ForgetInterrupts() {
     if (before.sa_handler != SIG_IGN) std::signal(signal, SIG_DFL);
   }
   std::signal(SIGPIPE, SIG_DFL);
+  // They are the parent's.
+  for (int& fd : g_pipe) {
+    if (fd >= 0) close(fd);
+    fd = -1;
+  }
+  g_first_signal.store(0);
+  g_socket.store(-1);
 }
 
 int InterruptFd() { return g_pipe[0]; }
@@ -61,7 +76,15 @@ int InterruptFd() { return g_pipe[0]; }
 std::optional<Interrupt> NextInterrupt() {
   unsigned char byte;
   if (g_pipe[0] < 0 || read(g_pipe[0], &byte, 1) != 1) return std::nullopt;
-  return Interrupt{byte & ~kFromTerminal, (byte & kFromTerminal) != 0};
+  return Interrupt{byte & ~(kFromTerminal | kHandedOn),
+                   (byte & kFromTerminal) != 0, (byte & kHandedOn) != 0};
+}
+
+void HandOn(const Interrupt& interrupt, pid_t pid) {
+  sigval value{};
+  value.sival_int =
+      kHandedOnValue | (interrupt.from_terminal ? kFromTerminal : 0);
+  sigqueue(pid, interrupt.signal, value);
 }
 
 int InterruptSignal() { return g_first_signal.load(); }

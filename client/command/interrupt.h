@@ -6,6 +6,8 @@
 #ifndef CLIENT_COMMAND_INTERRUPT_H_
 #define CLIENT_COMMAND_INTERRUPT_H_
 
+#include <sys/types.h>
+
 #include <optional>
 
 #include "common/status.h"
@@ -15,8 +17,9 @@ namespace penstock {
 struct Interrupt {
   int signal;
   // Sent by the terminal (Ctrl-C), so that every process of the foreground
-  // group has got it; otherwise by kill().
+  // group has got it; otherwise by kill(). HandOn keeps it.
   bool from_terminal;
+  bool handed_on;  // by HandOn
 };
 
 // Catches SIGINT, SIGTERM, SIGQUIT and SIGHUP (unless ignored: nohup) and
@@ -29,6 +32,8 @@ void ForgetInterrupts();
 // Readable as long as NextInterrupt has something. -1 before CatchInterrupts.
 int InterruptFd();
 std::optional<Interrupt> NextInterrupt();
+// To another process of this program.
+void HandOn(const Interrupt& interrupt, pid_t pid);
 
 // The first signal that arrived, 0 while there is none; does not consume it.
 int InterruptSignal();

@@ -75,19 +75,7 @@ int Main(int argc, char** argv) {
       return kExitUsage;
     }
     CatchInterrupts();
-    const StatusOr<int> result = subcommand.run();
-    if (!result.ok()) {
-      PrintError(result.status().message());
-      const int signal = InterruptSignal();
-      return result.status().code() == StatusCode::kCancelled && signal != 0
-                 ? 128 + signal
-                 : kExitFailure;
-    }
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-      PrintError("cannot write to standard output");
-      return kExitFailure;
-    }
-    return *result;
+    return ExitStatus(subcommand.run());
   }
   return kExitUsage;
 }

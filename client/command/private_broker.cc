@@ -4,6 +4,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -30,6 +31,8 @@ constexpr char kNotifyName[] = "/notify.sock";
 constexpr char kStateName[] = "/state";
 // What systemd calls the socket of a socket unit.
 constexpr char kListenerName[] = "penstockd.socket";
+// A pidfd of this process: penstockd ends when it does (broker/owner.h).
+constexpr char kOwnerName[] = "penstock.owner";
 
 bool IsProgram(const std::string& path) {
   std::error_code error;
@@ -87,32 +90,6 @@ StatusOr<std::string> FindPenstockd() {
       folder.string());
 }
 
-Status PrivateBroker::MakeFolder() {
-  // In memory if there is a place: its journal then never waits for a disk.
-  std::vector<std::string> parents = {"/dev/shm", "/tmp"};
-  if (const std::string runtime = Environment("XDG_RUNTIME_DIR");
-      !runtime.empty() &&
-      runtime.size() + 40 < sizeof(sockaddr_un{}.sun_path)) {
-    parents.insert(parents.begin(), runtime);
-  }
-  int error = 0;
-  for (const std::string& parent : parents) {
-    std::string path = parent + "/penstock-XXXXXX";
-    if (mkdtemp(path.data()) != nullptr) {  // mode 0700
-      folder_ = path;
-      socket_ = folder_ + kSocketName;
-      notify_path_ = folder_ + kNotifyName;
-      state_folder_ = folder_ + kStateName;
-      if (mkdir(state_folder_.c_str(), 0700) == 0) return OkStatus();
-      return ErrnoError(errno, "cannot make '" + state_folder_ + "'");
-    }
-    error = errno;
-  }
-  return ErrnoError(error,
-                    "cannot make a folder for the private broker's socket in "
-                    "$XDG_RUNTIME_DIR, /dev/shm or /tmp");
-}
-
 Status PrivateBroker::Listen() {
   Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoError(errno, "socket");
@@ -135,7 +112,13 @@ StatusOr<std::unique_ptr<PrivateBroker>> PrivateBroker::Start(
   broker->options_ = options;
   PENSTOCK_ASSIGN_OR_RETURN(broker->program_, FindPenstockd());
   RaiseDescriptorLimit();  // for the store
-  PENSTOCK_RETURN_IF_ERROR(broker->MakeFolder());
+  PENSTOCK_ASSIGN_OR_RETURN(broker->folder_, PrivateFolder::Make());
+  broker->socket_ = broker->folder() + kSocketName;
+  broker->notify_path_ = broker->folder() + kNotifyName;
+  broker->state_folder_ = broker->folder() + kStateName;
+  if (mkdir(broker->state_folder_.c_str(), 0700) != 0) {
+    return ErrnoError(errno, "cannot make '" + broker->state_folder_ + "'");
+  }
   PENSTOCK_RETURN_IF_ERROR(broker->store_.Listen(broker->notify_path_));
   PENSTOCK_RETURN_IF_ERROR(broker->Listen());
   PENSTOCK_RETURN_IF_ERROR(broker->Launch());
@@ -144,6 +127,9 @@ StatusOr<std::unique_ptr<PrivateBroker>> PrivateBroker::Start(
 
 Status PrivateBroker::Launch() {
   const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  // Not glibc's wrapper: 2.36 declares it without extern "C".
+  const Fd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  if (!self) return ErrnoError(errno, "pidfd_open");
   ProcessSpec spec;
   spec.argv = {program_, "--private", "--state-dir", state_folder_};
   if (options_.workers > 0) {
@@ -168,7 +154,8 @@ Status PrivateBroker::Launch() {
   for (const StoredDescriptor& stored : store_.descriptors()) {
     spec.listen_fds.push_back({stored.fd.get(), stored.name});
   }
-  spec.death_signal = SIGTERM;
+  spec.listen_fds.push_back({self.get(), kOwnerName});
+  spec.death_signal = 0;
   StatusOr<Process> process = Process::Start(spec);
   if (!process.ok()) return process.status();
   former_cpu_s_ += process_.cpu_s();
@@ -352,18 +339,7 @@ void PrivateBroker::Stop() {
   restart_at_.reset();
   listener_.Reset();
   store_.Close();
-  if (!folder_.empty()) {
-    std::error_code ignored;
-    // What a broker that was killed left in memory (broker/memory_folder.h).
-    const std::string memory =
-        std::filesystem::read_symlink(state_folder_ + "/memory", ignored);
-    if (memory.rfind("/dev/shm/penstock-", 0) == 0) {
-      std::filesystem::remove_all(memory, ignored);
-    }
-    // Removes links, does not follow them.
-    std::filesystem::remove_all(folder_, ignored);
-    folder_.clear();
-  }
+  folder_.Remove();
 }
 
 void PrivateBroker::ForgetInFork() {

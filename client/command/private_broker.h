@@ -13,8 +13,8 @@
 // Nobody waits for ever: once penstockd is given up, the socket is closed, so
 // that whoever waits or connects is refused.
 //
-// penstockd gets SIGTERM from the kernel when this process dies. Every method
-// belongs to the thread that called Start: the death signal follows that one.
+// penstockd gets a pidfd of this process, and ends when this process does,
+// however that ends. Every method belongs to one thread.
 #ifndef CLIENT_COMMAND_PRIVATE_BROKER_H_
 #define CLIENT_COMMAND_PRIVATE_BROKER_H_
 
@@ -31,6 +31,7 @@
 
 #include "client/command/control_call.h"
 #include "client/command/descriptor_store.h"
+#include "client/command/private_folder.h"
 #include "client/command/process.h"
 #include "client/command/restart_policy.h"
 #include "common/status.h"
@@ -63,7 +64,7 @@ class PrivateBroker {
   PrivateBroker(const PrivateBroker&) = delete;
   PrivateBroker& operator=(const PrivateBroker&) = delete;
 
-  const std::string& folder() const { return folder_; }
+  const std::string& folder() const { return folder_.path(); }
   const std::string& socket() const { return socket_; }
   // Of its present life; pid() is -1 between two lives.
   const Process& process() const { return process_; }
@@ -109,7 +110,6 @@ class PrivateBroker {
 
  private:
   PrivateBroker() = default;
-  Status MakeFolder();
   Status Listen();
   Status Launch();
   std::optional<ProcessExit> WaitForEnd(double seconds);
@@ -121,7 +121,7 @@ class PrivateBroker {
 
   PrivateBrokerOptions options_;
   std::string program_;
-  std::string folder_;
+  PrivateFolder folder_;
   std::string socket_;
   std::string state_folder_;
   std::string notify_path_;

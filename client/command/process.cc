@@ -67,7 +67,7 @@ void SetListenVariables(const std::vector<PassedDescriptor>& passed) {
     [[maybe_unused]] const ssize_t n = write(error_fd, &error, sizeof(error));
     _exit(127);
   };
-  if (spec.own_group) setpgid(0, 0);
+  setpgid(0, spec.group);
   prctl(PR_SET_PDEATHSIG, spec.death_signal);
   if (getppid() != parent) _exit(127);  // it died before prctl
   ForgetInterrupts();
@@ -121,10 +121,10 @@ StatusOr<Process> Process::Start(const ProcessSpec& spec) {
 
   Process process;
   process.pid_ = pid;
-  process.own_group_ = spec.own_group;
+  process.leads_group_ = spec.group == 0;
   // Both sides set the group, so that it stands whoever runs first. EACCES: it
   // has executed already, and set it itself.
-  if (spec.own_group) setpgid(pid, pid);
+  setpgid(pid, spec.group == 0 ? pid : spec.group);
   // Not glibc's wrapper: 2.36 declares it without extern "C".
   process.pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!process.pidfd_) return ErrnoError(errno, "pidfd_open");
@@ -146,7 +146,7 @@ Process& Process::operator=(Process&& other) noexcept {
   if (this != &other) {
     Reap();
     pid_ = std::exchange(other.pid_, -1);
-    own_group_ = other.own_group_;
+    leads_group_ = other.leads_group_;
     pidfd_ = std::move(other.pidfd_);
     cpu_s_ = other.cpu_s_;
   }
@@ -156,7 +156,7 @@ Process& Process::operator=(Process&& other) noexcept {
 Process::~Process() { Reap(); }
 
 void Process::Signal(int signal) const {
-  if (pid_ > 0) kill(own_group_ ? -pid_ : pid_, signal);
+  if (pid_ > 0) kill(leads_group_ ? -pid_ : pid_, signal);
 }
 
 std::optional<ProcessExit> Process::Ended() const {

@@ -52,10 +52,11 @@ struct ProcessSpec {
   // LISTEN_FDS, LISTEN_FDNAMES, and LISTEN_PID=the child's. Empty: the
   // variables are unset.
   std::vector<PassedDescriptor> listen_fds;
-  // Alone in a new process group, so that its children go with it. Off for the
-  // one process that shares the terminal with this one.
-  bool own_group = true;
-  // Sent when this process dies.
+  // The process group it joins; 0: a new one that it leads, so that its
+  // children go with it. Another one only for a process that shares the
+  // terminal.
+  pid_t group = 0;
+  // Sent when this process dies; 0: nothing, it notices by itself.
   int death_signal = SIGKILL;
 };
 
@@ -74,8 +75,8 @@ class Process {
   // Readable (POLLIN) once it has ended; -1 once it is reaped.
   int pidfd() const { return pidfd_.get(); }
 
-  // Sends to its group (to it alone without own_group). Does nothing once it
-  // is reaped: the number may be another's.
+  // Sends to the group it leads, else to it alone. Does nothing once it is
+  // reaped: the number may be another's.
   void Signal(int signal) const;
 
   // How it ended, nullopt while it runs. Its number stays taken, so that its
@@ -91,7 +92,7 @@ class Process {
 
  private:
   pid_t pid_ = -1;  // -1: none, or reaped
-  bool own_group_ = true;
+  bool leads_group_ = true;
   Fd pidfd_;
   double cpu_s_ = 0;
 };

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "client/command/guard.h"
 #include "client/command/interrupt.h"
 #include "client/command/json_field.h"
 #include "client/command/private_broker.h"
@@ -76,7 +77,7 @@ StatusOr<Fd> AddTaggedOutput(SupervisedRank* rank, int to) {
 
 StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
                                                  const Environment& common,
-                                                 bool shares_terminal) {
+                                                 pid_t shared_group) {
   int port = 0;
   if (options.ranks > 0) {
     PENSTOCK_ASSIGN_OR_RETURN(port, FreePort());
@@ -89,7 +90,7 @@ StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
     ProcessSpec spec;
     spec.argv = options.words;
     spec.environment = common;
-    spec.own_group = !shares_terminal;
+    spec.group = shared_group;
     // A signal the process can act upon, as Supervise sends it.
     spec.death_signal = SIGTERM;
     if (options.ranks == 0) {
@@ -99,7 +100,7 @@ StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
       AddRankVariables(i, options.ranks, port, &spec.environment);
     }
     // Several processes cannot share a terminal's input, nor a pipe's.
-    if (!shares_terminal && (i > 0 || isatty(STDIN_FILENO))) {
+    if (shared_group == 0 && (i > 0 || isatty(STDIN_FILENO))) {
       spec.stdin_fd = null.get();
     }
     Fd out, err;
@@ -131,22 +132,8 @@ void Report(PrivateBroker& broker) {
                  : "");
 }
 
-StatusOr<int> Run(const RunOptions& options) {
-  if (options.words.empty()) {
-    PrintError(
-        "no command to run: write it after `--`, as in `penstock run --dataset "
-        "train.yaml --ranks 4 -- ./trainer`");
-    return kExitUsage;
-  }
-  // Every mistake in a file is told before anything is started.
-  std::vector<SpecFile> files;
-  for (const std::string& name : options.datasets) {
-    PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(name));
-    files.push_back(std::move(file));
-  }
-  if (options.state) {
-    PENSTOCK_RETURN_IF_ERROR(ReadJobState(*options.state).status());
-  }
+StatusOr<int> RunRanks(const RunOptions& options,
+                       const std::vector<SpecFile>& files, pid_t group) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
   Environment variables = {{"PENSTOCK_SOCKET", broker->socket()}};
@@ -179,10 +166,31 @@ StatusOr<int> Run(const RunOptions& options) {
   supervise.shares_terminal = options.ranks <= 1 && isatty(STDIN_FILENO);
   PENSTOCK_ASSIGN_OR_RETURN(
       std::vector<SupervisedRank> ranks,
-      StartRanks(options, variables, supervise.shares_terminal));
+      StartRanks(options, variables, supervise.shares_terminal ? group : 0));
   const int status = Supervise(ranks, *broker, supervise);
   if (options.report) Report(*broker);
   return status;
+}
+
+StatusOr<int> Run(const RunOptions& options) {
+  if (options.words.empty()) {
+    PrintError(
+        "no command to run: write it after `--`, as in `penstock run --dataset "
+        "train.yaml --ranks 4 -- ./trainer`");
+    return kExitUsage;
+  }
+  // Every mistake in a file is told before anything is started.
+  std::vector<SpecFile> files;
+  for (const std::string& name : options.datasets) {
+    PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(name));
+    files.push_back(std::move(file));
+  }
+  if (options.state) {
+    PENSTOCK_RETURN_IF_ERROR(ReadJobState(*options.state).status());
+  }
+  // The user's process group, which the terminal knows.
+  const pid_t group = getpgrp();
+  return RunGuarded([&] { return RunRanks(options, files, group); });
 }
 
 }  // namespace

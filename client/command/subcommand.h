@@ -28,6 +28,9 @@ struct Subcommand {
 // "penstock: MESSAGE" on stderr, one line.
 void PrintError(const std::string& message);
 
+// Of a subcommand that has ended; says what was wrong.
+int ExitStatus(const StatusOr<int>& result);
+
 // words: what stands behind `--` on the command line.
 Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words);
 Subcommand AddBroker(CLI::App& app);

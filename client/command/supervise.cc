@@ -95,10 +95,13 @@ class Supervisor {
   void HandleInterrupts() {
     while (const std::optional<Interrupt> interrupt = NextInterrupt()) {
       if (options_.shares_terminal && interrupt->from_terminal) continue;
-      if (interrupted_) {  // once more: the user has waited enough
-        KillAll();
+      // Who signals every process of a job (Slurm, systemd) means it once: what
+      // comes here directly, the guard has got too.
+      if (interrupt->handed_on && ++handed_on_ == 2) {
+        KillAll();  // once more: the user has waited enough
         continue;
       }
+      if (interrupted_) continue;
       interrupted_ = true;
       const bool stopping = kill_at_.has_value();
       if (exit_status_ == 0) exit_status_ = 128 + interrupt->signal;
@@ -190,6 +193,7 @@ class Supervisor {
   const SuperviseOptions options_;
   int exit_status_ = 0;
   bool interrupted_ = false;
+  int handed_on_ = 0;  // signals by the guard
   bool broker_lost_ = false;
   Clock::time_point orphans_at_ = Clock::now() + kOrphanRound;
   std::optional<Clock::time_point> kill_at_;        // set: stopping

@@ -2,7 +2,9 @@
 
 import json
 import os
+import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -245,3 +247,23 @@ def test_a_function_names_itself():
     for function in (lambda row: row, local):
         with pytest.raises(ValueError, match="cannot be imported"):
             penstock.python(function)
+
+
+def test_a_process_whose_broker_died_at_its_start_ends_before_its_import(tmp_path):
+    """PR_SET_PDEATHSIG tells of no death that was before it."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(3000)\n")
+    program = (pathlib.Path(__file__).parents[2] / "broker" / "transform"
+               / "python_worker.py").read_text()
+    ours, link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    options = {"function": "slow:f", "python_path": [str(tmp_path)],
+               "writable_by": 2, "inputs": [], "outputs": []}
+    with link, open(os.devnull) as memory:
+        start = subprocess.Popen(
+            ["sh", "-c", f'exec "$@" 3<&{link.fileno()} 4<&{memory.fileno()}', "sh",
+             sys.executable, "-c", program, json.dumps(options)],
+            pass_fds=[link.fileno(), memory.fileno()])
+    try:
+        assert start.wait(60) == 1
+    finally:
+        start.kill()

@@ -1,0 +1,60 @@
+#include "broker/owner.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+#include "broker/memory_folder.h"
+
+namespace penstock {
+namespace {
+
+constexpr std::chrono::seconds kGrace(5);
+
+bool IsDead(int pidfd, int timeout_ms) {
+  pollfd entry{pidfd, POLLIN, 0};
+  int ready;
+  while ((ready = poll(&entry, 1, timeout_ms)) < 0 && errno == EINTR) {
+  }
+  return ready > 0;
+}
+
+// Links in it are removed, not followed.
+void Remove(const std::string& folder) {
+  std::error_code ignored;
+  // Where the state is on a disk, a part of it is in memory.
+  const std::filesystem::path memory = std::filesystem::read_symlink(
+      folder + "/state/" + kMemoryFolderLink, ignored);
+  if (memory.string().starts_with("/dev/shm/penstock-")) {
+    std::filesystem::remove_all(memory, ignored);
+  }
+  std::filesystem::remove_all(folder, ignored);
+}
+
+}  // namespace
+
+Owner::Owner(Fd pidfd, std::string folder)
+    : pidfd_(pidfd.Release()), folder_(std::move(folder)) {
+  if (pidfd_ < 0) return;
+  std::thread([pidfd = pidfd_, folder = folder_] {
+    if (!IsDead(pidfd, -1)) return;
+    kill(getpid(), SIGTERM);
+    std::this_thread::sleep_for(kGrace);
+    spdlog::warn("the process this broker works for is gone: leaving");
+    Remove(folder);
+    _exit(1);
+  }).detach();
+}
+
+void Owner::RemoveFolderOfDead() const {
+  if (pidfd_ >= 0 && IsDead(pidfd_, 0)) Remove(folder_);
+}
+
+}  // namespace penstock

@@ -1,0 +1,153 @@
+#include "client/command/private_folder.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+constexpr char kLockName[] = "owner.lock";
+constexpr std::string_view kPrefix = "penstock-";
+constexpr size_t kRandomChars = 6;  // mkdtemp's
+// Of the paths in it, the longest is a socket's.
+constexpr size_t kLongestInside = 40;
+// A sweeper takes a new folder for an abandoned one in the moment before it is
+// locked, at worst.
+constexpr int kTries = 100;
+
+std::vector<std::string> Parents() {
+  // In memory if there is a place: the broker's journal then never waits for a
+  // disk.
+  std::vector<std::string> parents = {"/dev/shm", "/tmp"};
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+      runtime != nullptr && *runtime != '\0' &&
+      std::string_view(runtime).size() + kLongestInside <
+          sizeof(sockaddr_un{}.sun_path)) {
+    parents.insert(parents.begin(), runtime);
+  }
+  return parents;
+}
+
+bool MayBeOurs(std::string_view name) {
+  return name.starts_with(kPrefix) &&
+         name.size() == kPrefix.size() + kRandomChars &&
+         std::all_of(name.begin() + kPrefix.size(), name.end(),
+                     [](unsigned char c) { return std::isalnum(c) != 0; });
+}
+
+bool IsOwn(int fd, mode_t type) {
+  struct stat info;
+  return fstat(fd, &info) == 0 && (info.st_mode & S_IFMT) == type &&
+         info.st_uid == geteuid() && (info.st_mode & 077) == 0;
+}
+
+// What a broker that was killed left in memory, where its state is on a disk
+// (broker/memory_folder.h).
+void RemoveMemoryOf(const std::string& folder) {
+  std::error_code ignored;
+  const std::filesystem::path memory =
+      std::filesystem::read_symlink(folder + "/state/memory", ignored);
+  if (memory.parent_path() == "/dev/shm" &&
+      MayBeOurs(memory.filename().string())) {
+    std::filesystem::remove_all(memory, ignored);
+  }
+}
+
+// All that is in the folder but the lock file.
+void Empty(int folder) {
+  RemoveMemoryOf("/proc/self/fd/" + std::to_string(folder));
+  std::error_code error;
+  // By descriptor: whatever the path has become.
+  std::filesystem::directory_iterator entry(
+      "/proc/self/fd/" + std::to_string(folder), error);
+  for (; !error && entry != std::filesystem::directory_iterator();
+       entry.increment(error)) {
+    std::error_code ignored;
+    if (entry->path().filename() == kLockName) continue;
+    std::filesystem::remove_all(entry->path(), ignored);
+  }
+}
+
+void RemoveIfAbandoned(int parent, const char* name) {
+  const Fd folder(
+      openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder || !IsOwn(folder.get(), S_IFDIR)) return;
+  // NONBLOCK: the open of a FIFO would wait.
+  const Fd lock(openat(folder.get(), kLockName,
+                       O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!lock || !IsOwn(lock.get(), S_IFREG)) return;
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return;  // its owner lives
+  Empty(folder.get());
+  unlinkat(folder.get(), kLockName, 0);
+  unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+}  // namespace
+
+void PrivateFolder::RemoveAbandoned() {
+  for (const std::string& parent : Parents()) {
+    DIR* const folder = opendir(parent.c_str());
+    if (folder == nullptr) continue;
+    std::vector<std::string> names;
+    while (const dirent* entry = readdir(folder)) {
+      if (MayBeOurs(entry->d_name)) names.emplace_back(entry->d_name);
+    }
+    for (const std::string& name : names) {
+      RemoveIfAbandoned(dirfd(folder), name.c_str());
+    }
+    closedir(folder);
+  }
+}
+
+StatusOr<PrivateFolder> PrivateFolder::Make() {
+  RemoveAbandoned();
+  int error = 0;
+  for (const std::string& parent : Parents()) {
+    for (int i = 0; i < kTries; ++i) {
+      PrivateFolder made;
+      std::string path = parent + "/" + std::string(kPrefix) + "XXXXXX";
+      if (mkdtemp(path.data()) == nullptr) {  // mode 0700
+        error = errno;
+        break;
+      }
+      made.path_ = path;
+      made.lock_ = Fd(open((path + "/" + kLockName).c_str(),
+                           O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+      struct stat info;
+      if (made.lock_ && flock(made.lock_.get(), LOCK_EX | LOCK_NB) == 0 &&
+          fstat(made.lock_.get(), &info) == 0 && info.st_nlink > 0) {
+        return made;
+      }
+      error = errno;
+      // Without the lock file nobody else would remove it.
+      std::error_code ignored;
+      std::filesystem::remove_all(path, ignored);
+    }
+  }
+  return ErrnoError(error,
+                    "cannot make a folder for the private broker's socket in "
+                    "$XDG_RUNTIME_DIR, /dev/shm or /tmp");
+}
+
+void PrivateFolder::Remove() {
+  if (path_.empty()) return;
+  RemoveMemoryOf(path_);
+  // Removes links, does not follow them.
+  std::error_code ignored;
+  std::filesystem::remove_all(std::exchange(path_, std::string()), ignored);
+  lock_.Reset();
+}
+
+}  // namespace penstock
