@@ -388,7 +388,8 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_RETURN_IF_ERROR(
       loop->Watch(signal_fd.get(), [&](uint32_t) { loop->Stop(); }));
   PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(inherited.listener)));
-  sd_notify(0, "READY=1");
+  sd_notify(0, samples->death_explained() ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
+                                          : "READY=1");
   spdlog::info("penstockd {} serves at {} with {} workers, reads by {}",
                PENSTOCK_VERSION, path, workers->workers(),
                workers->read_backend());

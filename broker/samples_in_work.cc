@@ -207,7 +207,9 @@ void SamplesInWork::Accuse() {
     at.since_ns.store(0, std::memory_order_relaxed);
     const bool blamed = at.blamed.exchange(0, std::memory_order_relaxed) != 0;
     if (same_boot && (blamed || !is_known) && accused.insert(sample).second) {
-      Add(sample, blamed ? kCrash : kKill);
+      const uint64_t evidence = Add(sample, blamed ? kCrash : kKill);
+      charges_.push_back({sample, blamed, evidence >= kGuilty});
+      death_explained_ |= blamed || evidence >= kGuilty;
     }
   }
   WriteHeader(mapping_);
@@ -222,22 +224,21 @@ void SamplesInWork::Accuse() {
       filter_[bit / 64] |= uint64_t{1} << (bit % 64);
     }
     spdlog::warn(
-        "the broker died, maybe of {} samples in work: under suspicion are {}, "
-        "each is decoded alone until it proves innocent; {} are not decoded "
-        "any "
-        "more ({})",
-        accused.size(), count, condemned(), path_);
+        "the broker died, maybe of {} sample{} in work (named once the dataset "
+        "is open again); under suspicion are {} in all, each is decoded alone "
+        "until it proves innocent; {} are not decoded any more ({})",
+        accused.size(), accused.size() == 1 ? "" : "s", count, condemned(),
+        path_);
   }
 }
 
-void SamplesInWork::Add(const Sample& sample, uint64_t evidence) {
+uint64_t SamplesInWork::Add(const Sample& sample, uint64_t evidence) {
   SuspectEntry* entry = Find(sample);
   if (entry != nullptr) {
     // Relaxed, as all of Accuse.
-    entry->evidence.store(
-        entry->evidence.load(std::memory_order_relaxed) + evidence,
-        std::memory_order_relaxed);
-    return;
+    evidence += entry->evidence.load(std::memory_order_relaxed);
+    entry->evidence.store(evidence, std::memory_order_relaxed);
+    return evidence;
   }
   // A free entry; else the one that least speaks against: a guilty sample will
   // be met again, one that is known to be guilty must not be forgotten.
@@ -251,13 +252,25 @@ void SamplesInWork::Add(const Sample& sample, uint64_t evidence) {
       // Release, as the two above: only for invariant 3, the order in which a
       // death in between finds them.
       entry->evidence.store(evidence, std::memory_order_release);
-      return;
+      return evidence;
     }
   }
   spdlog::warn(
       "{}: all {} entries are samples that ended the broker again and again: a "
       "new suspect is not remembered",
       path_, kSuspectsMax);
+  return 0;
+}
+
+std::vector<SamplesInWork::Charge> SamplesInWork::TakeCharges(
+    uint64_t dataset) {
+  std::vector<Charge> taken;
+  std::erase_if(charges_, [&](const Charge& charge) {
+    if (charge.sample.dataset != dataset) return false;
+    taken.push_back(charge);
+    return true;
+  });
+  return taken;
 }
 
 SuspectEntry* SamplesInWork::Find(const Sample& sample) const {

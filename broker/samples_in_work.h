@@ -167,6 +167,20 @@ class SamplesInWork {
   // What has been in work for the longest time on workers 0 to workers - 1.
   std::optional<InWork> Oldest(uint32_t workers) const;
 
+  // What the death of the last life was charged to. For the thread that called
+  // Open.
+  struct Charge {
+    Sample sample;
+    bool is_certain = false;    // it crashed or hung in it; else it was killed
+    bool is_condemned = false;  // of this: it is not decoded any more
+  };
+  // Those of this dataset, once.
+  std::vector<Charge> TakeCharges(uint64_t dataset);
+  // The death has brought the end of the deaths nearer, which come of samples
+  // that crash or hang it: one was found out, each twice at most, or was
+  // condemned. Whoever restarts the broker need not count this death.
+  bool death_explained() const { return death_explained_; }
+
   // How many samples are under suspicion; of those, not decoded any more.
   uint32_t suspects() const;
   uint32_t condemned() const;
@@ -174,7 +188,8 @@ class SamplesInWork {
  private:
   SamplesInWork(std::string path, Fd fd, Mapping mapping);
   void Accuse();
-  void Add(const Sample& sample, uint64_t evidence);
+  // The evidence against it, with this.
+  uint64_t Add(const Sample& sample, uint64_t evidence);
   SuspectEntry* Find(const Sample& sample) const;
   // Waits until sample may be decoded; what it is then.
   bool Suspected(const Sample& sample) const;
@@ -188,6 +203,9 @@ class SamplesInWork {
   const std::string path_;  // "" without a file
   const Fd fd_;             // holds the lock
   const Mapping mapping_;
+
+  std::vector<Charge> charges_;  // nobody has asked for them yet
+  bool death_explained_ = false;
 
   // One bit per hash of a suspect, constant after Open: with suspects about,
   // every other sample still passes without a lock. Empty: there were none.

@@ -18,6 +18,8 @@ namespace {
 constexpr uint32_t kCrewsMax = kSampleLines / 2;
 constexpr uint32_t kCrewsOfUserMax = kSampleLines / 8;
 constexpr uint64_t kLateNs = 1'000'000'000;
+// After one death, each a line of the log.
+constexpr size_t kChargesToldMax = 20;
 // How often a worker without rows looks for what it owes.
 constexpr std::chrono::seconds kOweInterval{1};
 
@@ -60,6 +62,32 @@ class CrashStack {
   static constexpr size_t kBytes = size_t{64} << 10;
   std::unique_ptr<std::byte[]> memory_;
 };
+
+// By name: the file of samples in work knows only numbers.
+void TellCharges(SamplesInWork* samples, const Job& job) {
+  const std::vector<SamplesInWork::Charge> charges = samples->TakeCharges(
+      SamplesInWork::DatasetHash(DatasetKey(job.options().spec)));
+  for (size_t i = 0; i < charges.size(); ++i) {
+    if (i == kChargesToldMax) {
+      spdlog::warn("dataset '{}': and {} more samples that were in work",
+                   job.key().dataset, charges.size() - i);
+      break;
+    }
+    const SamplesInWork::Charge& charge = charges[i];
+    const uint64_t record = charge.sample.record;
+    spdlog::warn(
+        "dataset '{}': the death of the broker is charged to sample {} in {}, "
+        "{}; {}",
+        job.key().dataset, record,
+        record < job.dataset().source->record_count()
+            ? job.dataset().source->Describe(record)
+            : "?",
+        charge.is_certain ? "whose decoding crashed or hung"
+                          : "which was in work when the broker was killed",
+        charge.is_condemned ? "it is not decoded any more (on_error)"
+                            : "it is decoded alone");
+  }
+}
 
 }  // namespace
 
@@ -303,6 +331,7 @@ std::unique_ptr<Reader> WorkerPool::MakeWorkerReader(uint32_t worker) const {
 }
 
 void WorkerPool::Add(std::shared_ptr<Job> job) {
+  TellCharges(options_.samples, *job);
   job->SetOnWork([this] { NotifyWork(); });
   bool crew = false;
   uint64_t number = 0;

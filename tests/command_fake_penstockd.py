@@ -7,6 +7,9 @@ misbehave:
 
   die        ends with status 7 before it is ready
   die-again  ends with status 9 before it is ready, except in its first life
+  die-ready  ends with status 9 once it is ready, except in lives 1 and 9
+  explained  each life but the first says that it knows what the last died of
+  takes      each life stores the cursor page of a rank that took a batch
   keep       stores four descriptors in its first life and removes one
   stubborn   ignores SIGTERM
   odd        answers with fields of the wrong types
@@ -157,7 +160,18 @@ def main():
         for name in ("cursor-b", "cursor-a", "gone", "cursor-c"):
             notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [memfd(name)])
         notify("FDSTOREREMOVE=1\nFDNAME=gone")
-    notify("READY=1")  # before anybody is answered
+    if "takes" in MODES:
+        page = bytearray(4096)
+        struct.pack_into("<Q", page, 0, 0x315255434b545350)  # kCursorMagic
+        struct.pack_into("<Q", page, 128, 1)  # taken
+        cursor = os.memfd_create("cursor")
+        os.write(cursor, page)
+        notify(f"FDSTORE=1\nFDNAME=cursor-{number}\nFDPOLL=0", [cursor])
+    explained = "explained" in MODES and number > 1
+    # Before anybody is answered.
+    notify("READY=1\nX_PENSTOCK_EXPLAINED=1" if explained else "READY=1")
+    if "die-ready" in MODES and number not in (1, 9):
+        sys.exit(9)
     threading.Thread(target=accept, daemon=True).start()
     while True:
         signal.pause()

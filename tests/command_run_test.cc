@@ -361,7 +361,7 @@ TEST_F(CommandRunTest, ABrokerThatKeepsDyingIsGivenUpAndTheRanksAreStopped) {
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err,
               HasSubstr("ended with status 9; given up after 5 restarts within "
-                        "60 s; stopping\n"));
+                        "60 s, in which no rank took a batch; stopping\n"));
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 6)
       << result.err;
   EXPECT_TRUE(fs::exists(folder_ + "/refused0"));

@@ -1,5 +1,5 @@
-/* Functions for row_function_test and samples_in_work_test: one that works on a
- * file's bytes, and ones that fail. */
+/* Functions for tests: one that works on a file's bytes, and ones that fail. */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -52,6 +52,17 @@ PENSTOCK_PLUGIN_FUNCTION(overflows_the_stack) {
   (void)error, (void)error_bytes;
   volatile int depth = row->sample == 1 ? 0 : -2;
   memset(row->outputs[0].data, deeper(&depth), row->outputs[0].bytes);
+  return 0;
+}
+
+/* value int64 [] as it is; every seventh ends the process, as a decoder does
+ * that is buggy. */
+PENSTOCK_PLUGIN_FUNCTION(crashes_on_sevenths) {
+  int64_t value;
+  (void)error, (void)error_bytes;
+  memcpy(&value, row->inputs[0].data, sizeof(value));
+  if (value % 7 == 3) raise(SIGSEGV);
+  memcpy(row->outputs[0].data, &value, sizeof(value));
   return 0;
 }
 

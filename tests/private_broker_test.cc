@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "client/command/supervise.h"
+#include "client/penstock.hpp"
 #include "common/message.h"
 #include "tests/command_fixture.h"
 
@@ -73,6 +74,17 @@ TEST(RestartPolicyTest, WhatIsOlderThanTheWindowIsForgotten) {
   ASSERT_TRUE(restart.has_value());
   EXPECT_EQ(restart->number, 1);
   EXPECT_EQ(restart->pause, milliseconds(0));
+}
+
+TEST(RestartPolicyTest, WhatWasBeforeProgressIsForgotten) {
+  RestartPolicy policy;
+  RestartPolicy::Clock::time_point now{};
+  for (int i = 0; i < 4 * RestartPolicy::kRestartsMax; ++i) {
+    const std::optional<RestartPolicy::Restart> restart = policy.Next(now);
+    ASSERT_TRUE(restart.has_value());
+    EXPECT_EQ(restart->number, i % 4 + 1);
+    if (i % 4 == 3) policy.NoteProgress();
+  }
 }
 
 TEST(ProcessTest, PassedDescriptorsMayLieWhereTheyAreToBe) {
@@ -319,6 +331,86 @@ TEST_F(PrivateBrokerTest, AGivenUpBrokerRefusesWhoWaitsAndWhoComes) {
   char byte;
   EXPECT_LE(recv(client->get(), &byte, 1, 0), 0);
   EXPECT_FALSE(broker->Call({{"op", "ping"}}).ok());
+}
+
+TEST_F(PrivateBrokerTest, DeathsThatAreExplainedOrBetweenBatchesDoNotCount) {
+  for (const char* progress : {",explained", ",takes", ""}) {
+    told_.clear();
+    fs::remove_all(folder_ + "/lives");
+    fs::create_directory(folder_ + "/lives");
+    options_.environment = {{"FAKE_PENSTOCKD_LIVES", folder_ + "/lives"}};
+    const std::unique_ptr<PrivateBroker> broker =
+        Start(std::string("die-ready") + progress);
+    ASSERT_TRUE(TendUntilReady(*broker).ok());
+    broker->process().Signal(SIGKILL);
+    const Status status = TendUntil(*broker, [&] {
+      return fs::exists(folder_ + "/lives/9") && broker->store().ready();
+    });
+    if (*progress != '\0') {
+      EXPECT_TRUE(status.ok()) << progress << ": " << status.message();
+      EXPECT_THAT(told_, SizeIs(8));
+    } else {
+      EXPECT_THAT(status.message(), HasSubstr("given up after 5 restarts"));
+    }
+  }
+}
+
+// A crash each of two lives for every bad sample: more deaths than may be
+// without progress.
+TEST_F(PrivateBrokerTest, ManySamplesThatCrashTheBrokerAreFoundOneByOne) {
+  setenv("PENSTOCKD", PENSTOCK_BUILD_DIR "/broker/penstockd", 1);
+  setenv("PENSTOCK_PLUGIN_DIR", PENSTOCK_BUILD_DIR "/tests/plugins", 1);
+  int stop[2];
+  ASSERT_EQ(pipe2(stop, O_CLOEXEC), 0);
+  std::promise<std::string> socket;
+  testing::internal::CaptureStderr();  // the broker's log
+  std::thread keeper([&] {
+    PrivateBrokerOptions options;
+    options.workers = 1;
+    const auto broker = PrivateBroker::Start(options);
+    ASSERT_TRUE(broker.ok()) << broker.status().message();
+    socket.set_value((*broker)->socket());
+    const Status status = (*broker)->TendUntil(stop[0], Tell());
+    EXPECT_TRUE(status.ok()) << status.message();
+  });
+  Options options;
+  options.spec =
+      "dataset: numbers\nsource: {range: {stop: 40}}\n"
+      "map: [{plugin: {library: faulty_plugin.so, function: "
+      "crashes_on_sevenths}}]\n"
+      "batch: {size: 10}\non_error: skip\n";
+  options.rank = 0;
+  options.world_size = 1;
+  options.job = "many";
+  options.socket = socket.get_future().get();
+  std::vector<int64_t> ids;
+  try {
+    Reader reader(options);
+    Batch batch;
+    for (Reader::Result result = reader.next(&batch);
+         result != Reader::Result::kEndOfData; result = reader.next(&batch)) {
+      if (result != Reader::Result::kBatch) continue;
+      ids.insert(ids.end(), batch.ids().begin(), batch.ids().end());
+    }
+  } catch (const Error& error) {
+    ADD_FAILURE() << error.what();
+  }
+  close(stop[1]);
+  keeper.join();
+  close(stop[0]);
+  unsetenv("PENSTOCK_PLUGIN_DIR");
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(ids, SizeIs(40 - 6));
+  EXPECT_THAT(told_, SizeIs(2 * 6));
+  for (const int64_t bad : {3, 10, 17, 24, 31, 38}) {
+    EXPECT_THAT(ids, testing::Not(testing::Contains(bad)));
+    const std::string charged = fmt::format(
+        "dataset 'numbers': the death of the broker is charged to sample {} in "
+        "range value {}, whose decoding crashed or hung; it is ",
+        bad, bad);
+    EXPECT_THAT(log, HasSubstr(charged + "decoded alone"));
+    EXPECT_THAT(log, HasSubstr(charged + "not decoded any more"));
+  }
 }
 
 TEST_F(PrivateBrokerTest, ABrokerThatWasNeverReadyIsNotRestarted) {

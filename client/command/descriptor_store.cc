@@ -114,6 +114,7 @@ void DescriptorStore::Expect(pid_t pid) {
   expected_ = pid;
   ready_ = false;
   stopping_ = false;
+  explained_ = false;
   status_.clear();
 }
 
@@ -144,6 +145,8 @@ void DescriptorStore::Obey(const std::string& text, std::vector<Fd> fds) {
       ready_ = true;
     } else if (line == "STOPPING=1") {
       stopping_ = true;
+    } else if (line == "X_PENSTOCK_EXPLAINED=1") {
+      explained_ = true;
     } else if (line == "FDSTORE=1") {
       keep = true;
     } else if (line == "FDSTOREREMOVE=1") {

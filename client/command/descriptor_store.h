@@ -58,6 +58,9 @@ class DescriptorStore {
   // The process expected has said so.
   bool ready() const { return ready_; }
   bool stopping() const { return stopping_; }
+  // X_PENSTOCK_EXPLAINED=1: it knows what the life before it died of, and that
+  // this cannot go on for ever (SamplesInWork).
+  bool explained() const { return explained_; }
   // Its last STATUS=, for people.
   const std::string& status() const { return status_; }
 
@@ -78,6 +81,7 @@ class DescriptorStore {
   pid_t expected_ = -1;
   bool ready_ = false;
   bool stopping_ = false;
+  bool explained_ = false;
   std::string status_;
   std::vector<StoredDescriptor> descriptors_;
   size_t name_bytes_ = 0;  // of descriptors_, a ':' with each

@@ -14,6 +14,7 @@
 #include <iterator>
 
 #include "client/command/interrupt.h"
+#include "common/layout.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -256,6 +257,7 @@ Status PrivateBroker::Tend(const Tell& tell) {
   if (process_.pid() > 0) {
     const std::optional<ProcessExit> ended = WaitForEnd(0);
     was_ready_ |= store_.ready();
+    if (store_.ready() && store_.explained()) policy_.NoteProgress();
     if (ended) {
       death_ = DeathBy(*ended);
       process_.Reap();  // and its children
@@ -281,13 +283,42 @@ Status PrivateBroker::Tend(const Tell& tell) {
   return OkStatus();
 }
 
+// More than at the last death. Told by the ranks' cursor pages, which are kept
+// here: what penstockd itself has seen of it died with it.
+bool PrivateBroker::RanksTookBatches() {
+  std::map<uint64_t, uint64_t> taken;
+  bool more = false;
+  for (const StoredDescriptor& stored : store_.descriptors()) {
+    struct stat info;
+    uint64_t magic = 0;
+    uint64_t count = 0;
+    const int fd = stored.fd.get();
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) ||
+        info.st_size != static_cast<off_t>(kCursorBytes) ||
+        pread(fd, &magic, sizeof(magic), offsetof(CursorPage, magic)) !=
+            sizeof(magic) ||
+        magic != kCursorMagic ||
+        pread(fd, &count, sizeof(count), offsetof(CursorPage, taken)) !=
+            sizeof(count)) {
+      continue;
+    }
+    const auto before = taken_.find(info.st_ino);
+    more |= count > (before == taken_.end() ? 0 : before->second);
+    taken[info.st_ino] = count;
+  }
+  taken_ = std::move(taken);
+  return more;
+}
+
 Status PrivateBroker::Died(const std::string& message, const Tell& tell) {
   const Clock::time_point now = Clock::now();
+  if (RanksTookBatches()) policy_.NoteProgress();
   const std::optional<RestartPolicy::Restart> restart = policy_.Next(now);
   if (!restart) {
-    return GiveUp(fmt::format("{}; given up after {} restarts within {} s",
-                              message, RestartPolicy::kRestartsMax,
-                              RestartPolicy::kWindow.count()));
+    return GiveUp(fmt::format(
+        "{}; given up after {} restarts within {} s, in which no "
+        "rank took a batch",
+        message, RestartPolicy::kRestartsMax, RestartPolicy::kWindow.count()));
   }
   restart_at_ = now + restart->pause;
   const double pause_s = std::chrono::duration<double>(restart->pause).count();

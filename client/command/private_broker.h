@@ -23,6 +23,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -90,7 +91,9 @@ class PrivateBroker {
   std::optional<Clock::time_point> TendAt() const;
   // Takes what penstockd has said, and restarts it when it has died.
   // Unavailable once it is given up, again and again: it ended before it was
-  // ever ready, or because somebody asked it to, or too often.
+  // ever ready, or because somebody asked it to, or too often without any
+  // progress: since the death before, no rank took a batch, and no sample was
+  // found to be the cause.
   Status Tend(const Tell& tell);
 
   // ---- for a program without such a loop ----------------------------------
@@ -115,6 +118,7 @@ class PrivateBroker {
   std::optional<ProcessExit> WaitForEnd(double seconds);
   Status WaitForAnswer(int socket);
   Status DeathBy(const ProcessExit& ended) const;
+  bool RanksTookBatches();
   Status Died(const std::string& message, const Tell& tell);
   Status GiveUp(const std::string& message);
   std::string Name() const;
@@ -134,6 +138,8 @@ class PrivateBroker {
   uint32_t starts_ = 0;
 
   RestartPolicy policy_;
+  // By cursor page (its inode): batches its rank had taken at the last death.
+  std::map<uint64_t, uint64_t> taken_;
   std::optional<Status> death_;                  // of the last life; dead now
   std::optional<Clock::time_point> restart_at_;  // dead, and to be restarted
   std::optional<Status> given_up_;

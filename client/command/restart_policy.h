@@ -1,6 +1,6 @@
 // When a process that died may be started again: at once, then after ever
 // longer pauses, and not too often (systemd's StartLimitBurst= and
-// StartLimitIntervalSec=).
+// StartLimitIntervalSec=) unless it makes progress.
 #ifndef CLIENT_COMMAND_RESTART_POLICY_H_
 #define CLIENT_COMMAND_RESTART_POLICY_H_
 
@@ -24,8 +24,11 @@ class RestartPolicy {
     Clock::duration pause;
   };
 
+  // Something was achieved in between: what was before does not count.
+  void NoteProgress() { restarts_.clear(); }
+
   // It has died now. nullopt: it has been restarted kRestartsMax times within
-  // kWindow already.
+  // kWindow already, and made no progress.
   std::optional<Restart> Next(Clock::time_point now) {
     std::erase_if(restarts_, [&](Clock::time_point restart) {
       return restart + kWindow <= now;
