@@ -574,8 +574,8 @@ Status ControlServer::StartIndex(Connection* connection,
   }
   const uint64_t id = connection->id;
   connection->waiting = true;
-  connection->inspect =
-      jobs_->Inspect(std::move(options), [this, id](auto result) {
+  connection->inspect = jobs_->Inspect(
+      connection->uid, std::move(options), [this, id](auto result) {
         Connection* asking = Find(id);
         asking->waiting = false;
         asking->inspect = 0;

@@ -26,6 +26,7 @@
 #include "broker/job.h"
 #include "broker/life_journal.h"
 #include "broker/memory_promise.h"
+#include "broker/memory_room.h"
 #include "broker/mutex.h"
 #include "broker/placement.h"
 #include "broker/restore.h"
@@ -123,9 +124,10 @@ class JobTable {
   bool MayOpen(uint32_t uid, const std::string& name,
                const std::string& dataset) const;
 
-  // Opens the dataset and describes it: the answer of the `index` operation.
+  // Opens the dataset and describes it, and what a job of uid would need: the
+  // answer of the `index` operation.
   using InspectDone = std::function<void(StatusOr<nlohmann::json>)>;
-  uint64_t Inspect(JobOptions options, InspectDone done);
+  uint64_t Inspect(uint32_t uid, JobOptions options, InspectDone done);
   void CancelInspect(uint64_t inspect);
 
   // How far the opening that attach or inspect waits for is; false: none.
@@ -288,6 +290,8 @@ class JobTable {
   // Whether a source may keep so many bytes in memory: its index, unpacked
   // files.
   Status CheckSource(uint64_t bytes) const;
+  // What is left for a job of this user, and what says so. Any thread.
+  MemoryRoom RoomFor(uint32_t uid) const;
   // Counts bytes of uid until the last reference goes; what was counted before,
   // in all and of this user.
   std::shared_ptr<void> CountMemory(uint32_t uid, uint64_t bytes,

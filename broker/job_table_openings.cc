@@ -244,6 +244,24 @@ Status JobTable::CheckSource(uint64_t bytes) const {
                                 BytesText(bytes), BytesText(left), limit);
 }
 
+MemoryRoom JobTable::RoomFor(uint32_t uid) const {
+  MemoryRoom room = FindMemoryRoom(SystemFiles{});
+  room.bytes -= std::min(room.bytes, promised_bytes_.load());
+  const auto limit = [&room](const std::optional<uint64_t>& bytes,
+                             uint64_t used, const char* name) {
+    if (!bytes) return;
+    const uint64_t left = *bytes - std::min(*bytes, used);
+    if (left < room.bytes) room = {left, name};
+  };
+  MutexLock lock(&promised_->mutex);
+  limit(limits_.memory_bytes, promised_->bytes, "the broker's memory_limit");
+  const auto of_uid = promised_->bytes_of.find(uid);
+  limit(limits_.memory_bytes_per_uid,
+        of_uid == promised_->bytes_of.end() ? 0 : of_uid->second,
+        "memory_limit_per_user");
+  return room;
+}
+
 std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
                                             uint64_t* before,
                                             uint64_t* before_of_uid) {
@@ -405,13 +423,13 @@ void JobTable::EndOpening(Opening* opening) {
       [opening](const Opening& item) { return &item == opening; });
 }
 
-uint64_t JobTable::Inspect(JobOptions options, InspectDone done) {
+uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
   const uint64_t number = next_number_++;
   inspects_[number] = std::move(done);
   Opening* opening = &openings_.emplace_back();
   opening->waiting.push_back(number);
   StatusOr<std::thread> thread =
-      StartOpening([this, number, opening, options = std::move(options)] {
+      StartOpening([this, uid, number, opening, options = std::move(options)] {
         opening->progress.promise = [this](uint64_t bytes) {
           return CheckSource(bytes);
         };
@@ -440,6 +458,14 @@ uint64_t JobTable::Inspect(JobOptions options, InspectDone done) {
           json["epochs"] = layout.plan.epochs().value_or(0);
           json["memory_bytes"] = layout.segment.segment_bytes;
           json["index_bytes"] = dataset->source->memory_bytes();
+          json["slots"] = layout.segment.slot_count;
+          json["slot_rows"] = layout.segment.rows_max;
+          json["row_bytes"] = layout.row_bytes;
+          json["prefetch"] = options.spec.prefetch;
+          json["hold"] = options.spec.hold;
+          const MemoryRoom room = RoomFor(uid);
+          json["memory_left_bytes"] = room.bytes;
+          json["memory_left_by"] = room.limit;
           return json;
         }();
         loop_->Post([this, number, opening, answer = std::move(answer)] {

@@ -154,5 +154,72 @@ TEST_F(CommandBenchTest, CheckNamesWhatIsNotThere) {
   ExpectNothingLeft();
 }
 
+TEST_F(CommandBenchTest, CheckWarnsOfMemoryThatIsNotThere) {
+  Spec(
+      "dataset: wide\n"
+      "source: {synthetic: {records: 64, features: {x: {dtype: uint8, shape: "
+      "[100000]}}}}\n"
+      "batch: {size: 8}\nprefetch: 3\nhold: 2\n");
+  // Each of 4 ranks has 3 + 2 batches of 2 rows of 100,000 bytes.
+  const Result fits = Run({"check", "--ranks", "4", "train.yaml"});
+  EXPECT_EQ(fits.status, 0);
+  EXPECT_EQ(fits.err, "");
+  EXPECT_THAT(fits.out,
+              AllOf(HasSubstr("for 4 ranks: 20 batches (prefetch 3 and hold 2 "
+                              "of each rank) of 2 rows of 97.7 KiB; index 0 B"),
+                    HasSubstr("memory left")));
+  std::vector<std::string> arguments = {
+      "check", "--ranks", "4", "--memory-limit", "2M", "train.yaml"};
+  const Result text = Run(arguments);
+  EXPECT_EQ(text.status, 0);
+  EXPECT_THAT(text.err,
+              AllOf(HasSubstr("penstock: warning: dataset 'wide' needs 3."),
+                    HasSubstr("MiB for 4 ranks, only 2.0 MiB are left by the "
+                              "broker's memory_limit")));
+  arguments.push_back("--json");
+  const Result machine = Run(arguments);
+  EXPECT_EQ(machine.status, 0);
+  EXPECT_EQ(machine.err, "");
+  const json answer = json::parse(machine.out);
+  EXPECT_EQ(answer["slots"], 20);
+  EXPECT_EQ(answer["memory_left_bytes"], 2 << 20);
+  EXPECT_EQ(answer["warnings"].size(), 1u);
+  // Each alone has room, both have not.
+  fs::copy(folder_ + "/train.yaml", folder_ + "/val.yaml");
+  const Result both = Run({"check", "--ranks", "4", "--memory-limit", "5M",
+                           "train.yaml", "val.yaml"});
+  EXPECT_EQ(both.status, 0);
+  EXPECT_THAT(both.err, HasSubstr("a job of each of the 2 datasets needs"));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandBenchTest, CheckOfTwoSpecsComparesTheirLabels) {
+  const auto dataset = [&](const std::string& name,
+                           const std::vector<std::string>& classes) {
+    for (const std::string& each : classes) {
+      fs::create_directories(folder_ + "/" + name + "/" + each);
+      std::ofstream(folder_ + "/" + name + "/" + each + "/1.jpg");
+    }
+    std::ofstream(folder_ + "/" + name + ".yaml")
+        << "dataset: " << name << "\nsource: {image_folder: {path: " << name
+        << "}}\nmap: [{decode_image: {size: 8}}]\nbatch: {size: 1}\n";
+  };
+  dataset("train", {"ant", "bee", "cat"});
+  dataset("val", {"ant", "cat"});
+  dataset("other", {"pen", "vase"});
+  const Result differ = Run({"check", "train.yaml", "other.yaml", "val.yaml"});
+  EXPECT_EQ(differ.status, 0) << differ.err;
+  EXPECT_EQ(std::count(differ.err.begin(), differ.err.end(), '\n'), 1)
+      << differ.err;
+  EXPECT_THAT(differ.err,
+              HasSubstr("class 'cat' is label 2 in the first and label 1 in "
+                        "the second (the second has no 'bee')"));
+  fs::create_directory(folder_ + "/val/bee");  // empty
+  const Result agree = Run({"check", "train.yaml", "val.yaml"});
+  EXPECT_EQ(agree.status, 0);
+  EXPECT_EQ(agree.err, "");
+  ExpectNothingLeft();
+}
+
 }  // namespace
 }  // namespace penstock

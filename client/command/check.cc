@@ -1,10 +1,11 @@
-// penstock check and penstock index: what a spec describes, as the broker sees
-// it.
+// penstock check and penstock index: what specs describe, as the broker sees
+// it, what their jobs will need, and what speaks against them.
 #include "client/command/json_field.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/class_names.h"
 
 namespace penstock {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 constexpr int kRanksMax = 4096;
 
 struct CheckOptions {
-  std::string spec;
+  std::vector<std::string> specs;
   int world_size = 1;
   bool json = false;
   bool syntax = false;
@@ -27,10 +28,22 @@ std::string ShapeText(const Feature& feature) {
   return text.empty() ? "scalar" : text;
 }
 
+std::string RanksText(int ranks) {
+  return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
+}
+
 void PrintIndex(const SpecFile& file, const DatasetIndex& index,
                 int world_size) {
   const auto line = [](const char* what, const std::string& value) {
     fmt::print("{:<16} {}\n", what, Printable(value));
+  };
+  const auto count = [&index](const char* key) {
+    const std::optional<uint64_t> value = CountField(index.answer, key);
+    return value ? FormatCount(*value) : "-";
+  };
+  const auto bytes = [&index](const char* key) {
+    const std::optional<uint64_t> value = CountField(index.answer, key);
+    return value ? FormatBytes(*value) : "-";
   };
   line("dataset", file.spec.name);
   line("records", file.IsStream() ? "as many as its producers put"
@@ -49,8 +62,17 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
   line("epochs", file.spec.epochs ? FormatCount(*file.spec.epochs) : "forever");
   if (index.memory_bytes > 0) {
     line("memory",
-         fmt::format("{} for {} rank{}", FormatBytes(index.memory_bytes),
-                     world_size, world_size == 1 ? "" : "s"));
+         fmt::format("{} for {}: {} batches (prefetch {} and hold {} "
+                     "of each rank) of {} rows of {}; index {}",
+                     FormatBytes(index.memory_bytes), RanksText(world_size),
+                     count("slots"), count("prefetch"), count("hold"),
+                     count("slot_rows"), bytes("row_bytes"),
+                     bytes("index_bytes")));
+    if (const std::string by = TextField(index.answer, "memory_left_by");
+        !by.empty()) {
+      line("memory left",
+           fmt::format("{} by {}", bytes("memory_left_bytes"), by));
+    }
   }
   Table table({"feature", "dtype", "shape", ">bytes per row"});
   for (const Feature& feature : index.element_spec) {
@@ -60,10 +82,9 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
   fmt::print("\n{}", table.ToString());
 }
 
-StatusOr<int> Check(const CheckOptions& options) {
-  PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.spec));
-  if (options.syntax) {
-    if (options.json) {
+void PrintSyntax(const std::vector<SpecFile>& files, bool json) {
+  for (const SpecFile& file : files) {
+    if (json) {
       fmt::print("{}\n",
                  DatasetSpecToJson(file.spec).dump(
                      -1, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -71,31 +92,97 @@ StatusOr<int> Check(const CheckOptions& options) {
       fmt::print("{}: the spec of dataset '{}' is well-formed\n", file.name,
                  Printable(file.spec.name));
     }
+  }
+}
+
+// What speaks against running jobs of all of them at once.
+std::vector<std::string> WarningsOf(const std::vector<SpecFile>& files,
+                                    const std::vector<DatasetIndex>& indexes,
+                                    int world_size) {
+  std::vector<std::string> warnings;
+  const nlohmann::json& last = indexes.back().answer;
+  // Only the last one's index was in memory when it was asked what is left.
+  uint64_t needed = indexes.back().memory_bytes;
+  for (size_t i = 0; i + 1 < indexes.size(); ++i) {
+    needed += indexes[i].memory_bytes +
+              CountField(indexes[i].answer, "index_bytes").value_or(0);
+  }
+  const std::optional<uint64_t> left = CountField(last, "memory_left_bytes");
+  if (left && needed > *left) {
+    warnings.push_back(fmt::format(
+        "{} needs {} for {}, only {} are left by {}: make batch.size, prefetch "
+        "or hold smaller",
+        files.size() == 1
+            ? "dataset '" + files[0].spec.name + "'"
+            : fmt::format("a job of each of the {} datasets", files.size()),
+        FormatBytes(needed), RanksText(world_size), FormatBytes(*left),
+        TextField(last, "memory_left_by")));
+  }
+  const auto classes_of = [&](size_t i) {
+    const auto* folder = std::get_if<ImageFolderSource>(&files[i].spec.source);
+    return folder == nullptr ? ClassNames()
+                             : ClassNames{folder->path, indexes[i].class_names};
+  };
+  for (size_t b = 1; b < files.size(); ++b) {
+    for (size_t a = 0; a < b; ++a) {
+      std::string differs = LabelsThatDiffer(classes_of(a), classes_of(b));
+      if (!differs.empty()) warnings.push_back(std::move(differs));
+    }
+  }
+  return warnings;
+}
+
+StatusOr<int> Check(const CheckOptions& options) {
+  std::vector<SpecFile> files;
+  for (const std::string& spec : options.specs) {
+    PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(spec));
+    files.push_back(std::move(file));
+  }
+  if (options.syntax) {
+    PrintSyntax(files, options.json);
     return 0;
   }
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const DatasetIndex index,
-      IndexDataset(broker->AsCall(), file, options.world_size));
-  if (options.json) {
-    fmt::print("{}\n", JsonLine(index.answer));
-  } else {
-    PrintIndex(file, index, options.world_size);
+  std::vector<DatasetIndex> indexes;
+  for (const SpecFile& file : files) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        DatasetIndex index,
+        IndexDataset(broker->AsCall(), file, options.world_size));
+    indexes.push_back(std::move(index));
+  }
+  const std::vector<std::string> warnings =
+      WarningsOf(files, indexes, options.world_size);
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (options.json) {
+      // Those of all of them, with the last.
+      indexes[i].answer["warnings"] =
+          i + 1 < files.size() ? std::vector<std::string>() : warnings;
+      fmt::print("{}\n", JsonLine(indexes[i].answer));
+    } else {
+      fmt::print("{}", i == 0 ? "" : "\n");
+      PrintIndex(files[i], indexes[i], options.world_size);
+    }
+  }
+  if (!options.json) {
+    for (const std::string& warning : warnings) {
+      PrintError("warning: " + warning);
+    }
   }
   return 0;
 }
 
 std::shared_ptr<CheckOptions> AddCheckOptions(CLI::App* app) {
   const auto options = std::make_shared<CheckOptions>();
-  app->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
+  app->add_option("SPEC.yaml", options->specs,
+                  "Spec of the dataset; several: of those used together")
       ->required();
-  app->add_option("--world-size", options->world_size,
+  app->add_option("--ranks,--world-size", options->world_size,
                   "Ranks the job would have: sets batch and memory")
       ->type_name("N")
       ->capture_default_str()
       ->check(CLI::Range(1, kRanksMax).description(""));
-  app->add_flag("--json", options->json, "Print one JSON object");
+  app->add_flag("--json", options->json, "Print one JSON object for each spec");
   options->broker.AddTo(app);
   return options;
 }
@@ -109,10 +196,15 @@ Subcommand AddCheck(CLI::App& app) {
   check->add_flag("--syntax", options->syntax,
                   "Only parse the spec; open no data");
   check->footer(
-      "Mistakes in the spec are told as FILE:LINE:COLUMN.\n\nExamples:\n"
+      "Mistakes in the spec are told as FILE:LINE:COLUMN. It warns, with exit\n"
+      "status 0, when the jobs need more memory than this machine, its "
+      "control\n"
+      "groups or --memory-limit leave, and when labels of the datasets\n"
+      "differ.\n\nExamples:\n"
       "  penstock check train.yaml\n"
       "  penstock check --syntax train.yaml\n"
-      "  penstock check --world-size 8 --json train.yaml");
+      "  penstock check --ranks 8 train.yaml val.yaml\n"
+      "  penstock check --ranks 8 --json train.yaml");
   return {check, [options] { return Check(*options); }};
 }
 
