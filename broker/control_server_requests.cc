@@ -443,6 +443,7 @@ void ControlServer::OnAttached(uint64_t id,
   answer["plan_ranks"] = joined.ranks;
   answer["owed"] =
       JobStateToJson(job.StateAt({joined.position, joined.owed})).at("owed");
+  answer["warning"] = job.warning();
   answer["spin_ns"] = spare ? 50'000 : 0;
   answer["element_spec"] =
       ElementSpecToJson(job.dataset().program->element_spec());

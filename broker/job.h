@@ -120,6 +120,10 @@ class Job {
   const Plan& plan() const { return layout_.plan; }
   const Segment& segment() const { return *segment_; }
   const Layout& layout() const { return layout_; }
+  // What may be wrong with it, for people; "": nothing. Set before anybody
+  // attaches.
+  const std::string& warning() const { return warning_; }
+  void SetWarning(std::string warning) { warning_ = std::move(warning); }
 
   // ---- the control thread's
   // ---------------------------------------------------
@@ -300,6 +304,7 @@ class Job {
   const uint64_t chunk_rows_;
   const std::unique_ptr<JobRecord> record_;
   const std::unique_ptr<Stream> stream_;
+  std::string warning_;
   std::function<void()> on_work_ = [] {};
   std::function<void()> on_freed_ = [] {};
 

@@ -108,7 +108,8 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"decode_s", seconds(counters_.decode_ns)},
       {"memory_bytes", layout_.segment.segment_bytes},
       {"copies", layout_.copies},
-      {"last_error", last_error_}};
+      {"last_error", last_error_},
+      {"warning", warning_}};
   if (stream_ != nullptr) {
     json["records"] = json["steps_per_epoch"] = 0;  // nobody knows
     json["producers"] = stream_->at_work();

@@ -302,6 +302,8 @@ class JobTable {
   StatusOr<std::shared_ptr<void>> PromiseMemory(const JobKey& key,
                                                 const JobOptions& options,
                                                 const Job::Layout& layout);
+  // "" or why its labels are not those of another job of this user.
+  std::string ClassWarning(const Job& job) const;
   void Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job);
   void EndOpening(Opening* opening);
   PoolUse RecentPoolUse() const;

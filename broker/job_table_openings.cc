@@ -8,6 +8,7 @@
 
 #include "broker/job_table.h"
 #include "broker/text.h"
+#include "common/class_names.h"
 
 namespace penstock {
 namespace {
@@ -356,6 +357,26 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
   return status;
 }
 
+std::string JobTable::ClassWarning(const Job& job) const {
+  const auto classes_of = [](const Job& of) {
+    const auto* folder =
+        std::get_if<ImageFolderSource>(&of.options().spec.source);
+    return folder == nullptr
+               ? ClassNames()
+               : ClassNames{folder->path, of.dataset().source->class_names()};
+  };
+  const ClassNames here = classes_of(job);
+  if (here.names.empty()) return "";
+  for (const Entry& other : entries_) {
+    if (other.job == nullptr || other.over || other.key.uid != job.key().uid) {
+      continue;
+    }
+    std::string differs = LabelsThatDiffer(classes_of(*other.job), here);
+    if (!differs.empty()) return differs;
+  }
+  return "";
+}
+
 void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
   std::vector<Pending> pending = std::move(entry->pending);
   entry->pending.clear();
@@ -380,6 +401,10 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
         job.ok() ? CancelledError("nobody waits any more") : job.status();
     for (Pending& each : pending) each.done(status);
     return;
+  }
+  if (std::string warning = ClassWarning(**job); !warning.empty()) {
+    spdlog::warn("job '{}': {}", entry->key.name, warning);
+    (*job)->SetWarning(std::move(warning));
   }
   entry->job = *job;
   if ((*job)->stream() != nullptr) {

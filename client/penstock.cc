@@ -238,6 +238,10 @@ uint64_t penstock_incarnation(const penstock_reader* reader) {
   return reader->reader->incarnation();
 }
 
+const char* penstock_warning(const penstock_reader* reader) {
+  return reader->reader->warning().c_str();
+}
+
 uint64_t penstock_epoch(const penstock_reader* reader) {
   return reader->reader->epoch();
 }

@@ -250,6 +250,10 @@ PENSTOCK_API int penstock_world_size(const penstock_reader* reader);
 /* Which life of the job this is: a reset or an attach with a state begins
  * another. */
 PENSTOCK_API uint64_t penstock_incarnation(const penstock_reader* reader);
+/* What may be wrong with the job, for people, "" if nothing: another dataset that
+ * this user reads now numbers the same classes differently (train and val). The
+ * broker looks when the job is opened. Valid until the next call on the reader. */
+PENSTOCK_API const char* penstock_warning(const penstock_reader* reader);
 /* The epoch the next batch belongs to; penstock_epoch_count at the end. */
 PENSTOCK_API uint64_t penstock_epoch(const penstock_reader* reader);
 PENSTOCK_API const char* penstock_job(const penstock_reader* reader);

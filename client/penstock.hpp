@@ -320,6 +320,7 @@ class Reader {
   // Of the next batch; epoch_count() at the end.
   uint64_t epoch() const { return penstock_epoch(reader_); }
   uint64_t incarnation() const { return penstock_incarnation(reader_); }
+  std::string warning() const { return penstock_warning(reader_); }
   // See penstock_state, penstock_reset, penstock_stop_job.
   std::string state() {
     const char* state = nullptr;

@@ -96,6 +96,7 @@ class Reader {
   // Of the next batch; epochs() at the end of the data.
   uint64_t epoch() const { return epoch_; }
   uint64_t incarnation() const { return incarnation_; }
+  const std::string& warning() const { return warning_; }
   uint32_t held() const {
     // In this order, and acquire: what was given back was handed out before.
     const uint32_t given_back = given_back_.load(std::memory_order_acquire);
@@ -166,6 +167,7 @@ class Reader {
   int64_t world_size_ = 1;
   uint64_t incarnation_ = 0;
   uint64_t token_ = 0;  // of the incarnation
+  std::string warning_;
   uint64_t records_ = 0;
   uint64_t steps_per_epoch_ = 0;
   uint64_t rows_per_epoch_ = 1;

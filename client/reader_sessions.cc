@@ -136,6 +136,7 @@ Status Reader::ReadAnswer(Message answer, Session* session) {
     epochs_ = json.at("epochs").get<uint64_t>();
     incarnation_ = json.at("incarnation").get<uint64_t>();
     token_ = json.at("token").get<uint64_t>();
+    warning_ = json.value("warning", std::string());
     position_ = json.at("position").get<uint64_t>();
     handed_over = json.at("handed_over").get<uint64_t>() > 0;
     replaces = json.at("replaces").get<bool>();

@@ -25,7 +25,7 @@ class KeptBroker {
       : stop_(eventfd(0, EFD_CLOEXEC)) {
     std::promise<std::string> socket;
     std::future<std::string> ready = socket.get_future();
-    // The thread that starts it is the one whose death it follows.
+    // Its methods belong to one thread.
     keeper_ = std::thread([this, arguments = std::move(arguments),
                            socket = std::move(socket)]() mutable {
       setenv("PENSTOCKD", PENSTOCK_BUILD_DIR "/broker/penstockd", 1);

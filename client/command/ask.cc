@@ -67,10 +67,11 @@ void PrintJobs(const Json& answer) {
   }
   fmt::print("{}", table.empty() ? "no jobs\n" : table.ToString());
   for (const Json& job : ArrayField(answer, "jobs")) {
-    if (const std::string error = TextField(job, "last_error");
-        !error.empty()) {
-      fmt::print("\n{}: {}\n", Printable(TextCell(job, "job")),
-                 Printable(error));
+    for (const char* key : {"last_error", "warning"}) {
+      if (const std::string text = TextField(job, key); !text.empty()) {
+        fmt::print("\n{}: {}\n", Printable(TextCell(job, "job")),
+                   Printable(text));
+      }
     }
   }
 }

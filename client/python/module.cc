@@ -623,6 +623,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro(
           "incarnation",
           [](const Reader& r) { return penstock_incarnation(r.Open()); })
+      .def_prop_ro("warning",
+                   [](const Reader& r) { return penstock_warning(r.Open()); })
       .def_prop_ro("epoch",
                    [](const Reader& r) { return penstock_epoch(r.Open()); })
       .def_prop_ro("job",

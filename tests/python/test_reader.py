@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import penstock
@@ -288,3 +289,22 @@ def test_a_dataset_that_changed_is_opened_anew(attach, tmp_path):
     path.with_suffix(".new").rename(path)
     assert attach(dataset, job="third").sample_count == 6
     assert sum(batch.rows for batch in first) == 4
+
+
+def test_labels_that_differ_are_warned_of(attach, tmp_path):
+    def of(name, *classes):
+        for each in classes:
+            (tmp_path / name / each).mkdir(parents=True)
+            (tmp_path / name / each / "1.jpg").write_bytes(b"no picture")
+        dataset = penstock.Dataset.image_folder(tmp_path / name)
+        return dataset.map(penstock.decode_image(size=8)).batch(1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attach(of("train", "ant", "bee", "cat"), job="labels-train")
+        attach(of("other", "pen", "vase"), job="labels-other")
+    with pytest.warns(UserWarning, match="class 'cat' is label 2 in the first "
+                      "and label 1 in the second") as warned:
+        attach(of("val", "ant", "cat"), job="labels-val")
+    # Where it was called: the fixture.
+    assert warned[0].filename.endswith("conftest.py")

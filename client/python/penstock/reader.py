@@ -10,6 +10,7 @@ import operator
 import os
 import sys
 import time
+import warnings
 from typing import (Any, Dict, Iterator, Mapping, Optional, Tuple, TypeVar,
                     Union)
 
@@ -463,4 +464,6 @@ def attach(dataset: Union[Path, Dataset, None] = None,
             "dataset", dataset,
             "a penstock.Dataset, the path of a spec file or a registered name")
     core = _core.Reader(**options)
+    if core.rank == 0 and core.warning:  # once for all ranks
+        warnings.warn(core.warning, stacklevel=2)
     return Reader(core, delivery, local_world_size or 0)
