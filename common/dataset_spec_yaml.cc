@@ -145,7 +145,10 @@ class TreeBuilder : public YAML::EventHandler {
         !open_.empty()) {
       return {open_.back().mark, "this bracket is never closed"};
     }
-    if (message == YAML::ErrorMsg::UNKNOWN_ANCHOR) return Alias(error.mark);
+    // yaml-cpp 0.8 appends the alias's name.
+    if (message.starts_with(YAML::ErrorMsg::UNKNOWN_ANCHOR)) {
+      return Alias(error.mark);
+    }
     Refused refused{error.mark, "not YAML: " + error.msg};
     const std::string_view line = Line(error.mark.line);
     const size_t indentation = line.find_first_not_of(" \t");
