@@ -1,6 +1,7 @@
 // What `penstock bench --verify` calls verified, and what it does not.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "client/command/row_check.h"
