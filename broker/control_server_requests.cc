@@ -133,7 +133,7 @@ void ControlServer::Handle(Connection* connection,
     return;
   } else if (*op == "jobs") {
     nlohmann::json answer = OkReply();
-    answer["jobs"] = jobs_->StatusJson(false);
+    answer["jobs"] = jobs_->StatusJson(nullptr);
     Reply(connection, answer);
     return;
   } else if (*op == "status") {
@@ -704,22 +704,13 @@ nlohmann::json ControlServer::StatusJson() const {
                     {"seconds", read.seconds}});
   }
   answer["late_reads"] = std::move(late);
-  answer["jobs"] = jobs_->StatusJson(true);
-  // The rank's process is known here, not in the job.
-  std::map<std::tuple<uint32_t, std::string, std::string, int64_t>, pid_t> pids;
+  // Processes are known here, not in the job.
+  JobTable::SeatPids pids;
   for (const auto& [id, connection] : connections_) {
     if (connection.job == nullptr) continue;
-    const JobKey& key = connection.job->key();
-    pids[{key.uid, key.name, key.dataset, connection.seat}] = connection.pid;
+    pids[{connection.job.get(), connection.seat}] = connection.pid;
   }
-  for (nlohmann::json& job : answer["jobs"]) {
-    if (!job.contains("ranks")) continue;
-    for (nlohmann::json& rank : job["ranks"]) {
-      const auto found = pids.find({job["uid"], job["job"], job["dataset"],
-                                    rank["seat"].get<int64_t>()});
-      if (found != pids.end()) rank["pid"] = found->second;
-    }
-  }
+  answer["jobs"] = jobs_->StatusJson(&pids);
   return answer;
 }
 

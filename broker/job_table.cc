@@ -716,16 +716,21 @@ PoolUse JobTable::RecentPoolUse() const {
   return use;
 }
 
-nlohmann::json JobTable::StatusJson(bool with_ranks) const {
+nlohmann::json JobTable::StatusJson(const SeatPids* pids) const {
   const PoolUse pool = RecentPoolUse();
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
     if (entry.job != nullptr) {
       nlohmann::json& job =
-          jobs.emplace_back(entry.job->StatusJson(with_ranks));
+          jobs.emplace_back(entry.job->StatusJson(pids != nullptr));
       job["incarnation"] = entry.incarnation.number;
-      if (with_ranks) {
+      if (pids != nullptr) {
         job["bottleneck"] = entry.job->FindBottleneck(pool).ToJson();
+        for (nlohmann::json& rank : job["ranks"]) {
+          const auto pid =
+              pids->find({entry.job.get(), rank["seat"].get<int64_t>()});
+          if (pid != pids->end()) rank["pid"] = pid->second;
+        }
       }
       if (entry.over && !entry.job->failed()) job["state"] = "ending";
     } else {

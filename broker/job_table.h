@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "broker/bank_placement.h"
@@ -133,8 +134,10 @@ class JobTable {
   // How far the opening that attach or inspect waits for is; false: none.
   bool Progress(uint64_t number, uint64_t* done, uint64_t* total) const;
 
-  // with_ranks: also who is the bottleneck.
-  nlohmann::json StatusJson(bool with_ranks) const;
+  // The process at a seat of a job, where one is connected.
+  using SeatPids = std::map<std::pair<const Job*, int64_t>, pid_t>;
+  // With pids: also the ranks, and who is the bottleneck.
+  nlohmann::json StatusJson(const SeatPids* pids) const;
   // Rows made for all jobs, those that ended too.
   uint64_t RowsMade() const;
   const BankPlacement& placement() const { return placement_; }

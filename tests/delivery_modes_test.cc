@@ -472,5 +472,24 @@ TEST_F(IndependentTest, ConsumersWithoutNumbersGetThemAndDoNotWaitForAnother) {
   }
 }
 
+// Each consumer is seat 0 of a job of its own, and all jobs have one name.
+TEST_F(IndependentTest, StatusNamesTheProcessOfEachConsumer) {
+  const std::string spec = RangeSpec("100", "batch: {size: 10}");
+  std::vector<RankProcess> ranks;
+  std::map<int, pid_t> processes;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back(Mode("independent", spec, rank, 2));
+    ASSERT_EQ(ranks.back().Attached().value("rank", -1), rank);
+    processes[rank] = ranks.back().pid();
+  }
+  std::map<int, pid_t> said;
+  for (const nlohmann::json& job : Jobs()) {
+    for (const nlohmann::json& rank : job.at("ranks")) {
+      said[rank.at("rank").get<int>()] = rank.at("pid").get<pid_t>();
+    }
+  }
+  EXPECT_EQ(said, processes);
+}
+
 }  // namespace
 }  // namespace penstock
