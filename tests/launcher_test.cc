@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 
 #include "client/gpu_node.h"
 #include "gmock/gmock.h"
@@ -62,6 +64,50 @@ TEST(LauncherTest, OpenMpi) {
                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
                 {"PMIX_NAMESPACE", "123@1"}},
                "OpenMPI", 2, 4, 4, "123@1");
+}
+
+// As mpirun 5.0.7 sets them.
+TEST(LauncherTest, OpenMpi5) {
+  ExpectLaunch({{"OMPI_COMM_WORLD_RANK", "2"},
+                {"OMPI_COMM_WORLD_SIZE", "4"},
+                {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
+                {"PMIX_NAMESPACE", "prterun-host-29549@1"},
+                {"PMIX_RANK", "2"}},
+               "OpenMPI", 2, 4, 4, "prterun-host-29549@1");
+}
+
+// Whichever version is installed.
+TEST(LauncherTest, TheRanksOfARealMpirunAreOneJob) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() /
+      ("penstock-launcher-test-mpirun-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  const std::string command = std::string("mpirun --oversubscribe -np 2 ") +
+                              (geteuid() == 0 ? "--allow-run-as-root " : "") +
+                              "sh -c 'env -0 > " + folder.string() + "/$$'";
+  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  std::set<int64_t> ranks;
+  std::set<std::string> jobs;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    Variables variables;
+    std::ifstream stream(file.path());
+    for (std::string line; std::getline(stream, line, '\0');) {
+      const size_t equals = line.find('=');
+      variables[line.substr(0, equals)] = line.substr(equals + 1);
+    }
+    const auto info = Detect(variables);
+    ASSERT_TRUE(info.ok()) << info.status().message();
+    EXPECT_EQ(info->launcher, "OpenMPI");
+    EXPECT_EQ(info->world_size, 2);
+    EXPECT_EQ(info->local_world_size, 2);
+    EXPECT_EQ(info->local_rank, info->rank);
+    ranks.insert(info->rank);
+    jobs.insert(info->job);
+  }
+  std::filesystem::remove_all(folder);
+  EXPECT_THAT(ranks, testing::ElementsAre(0, 1));
+  EXPECT_THAT(jobs, testing::ElementsAre(testing::Not("")));
 }
 
 TEST(LauncherTest, SlurmStepWithUnevenNodes) {

@@ -5,7 +5,7 @@
 `penstock.attach` finds rank and world size where mpirun (or horovodrun) puts them;
 nothing says them here. Trains softmax regression on Fashion-MNIST, in NumPy. Needs
 mpi4py, and Debian's package dataset-fashion-mnist. As root, OpenMPI wants
-`mpirun --allow-run-as-root`.
+`mpirun --allow-run-as-root`; with fewer cores than ranks, `--oversubscribe`.
 """
 
 import argparse
