@@ -4,6 +4,7 @@ README of a new file. Reads the tree it lies in; needs no build.
     python3 tests/tidy_test.py
 """
 
+import os
 import pathlib
 import re
 import unittest
@@ -19,16 +20,16 @@ EMPTY_WORDS = ("util", "utils", "helper", "helpers", "misc", "manager", "handler
 
 
 def files():
-    """Every file of the tree as a path relative to its top; no build output."""
+    """Every file of the tree as a path relative to its top; no build output, which
+    may be whole roots of another Debian."""
     found = []
-    for path in TOP.rglob("*"):
-        relative = path.relative_to(TOP)
-        parts = relative.parts
-        if parts[0].startswith("build") or parts[0] == ".git":
-            continue
-        if "__pycache__" not in parts and path.is_file():
-            found.append(relative)
-    return sorted(found)
+    for folder, folders, names in os.walk(TOP):
+        if pathlib.Path(folder) == TOP:
+            folders[:] = [each for each in folders
+                          if each != ".git" and not each.startswith("build")]
+        folders[:] = [each for each in folders if each != "__pycache__"]
+        found += [(pathlib.Path(folder) / name).relative_to(TOP) for name in names]
+    return sorted(path for path in found if path.parts[0] != ".git")
 
 
 FILES = files()
