@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 
 #include "broker/config.h"
 #include "broker/control_server.h"
