@@ -36,7 +36,8 @@
 //       going to sleep, comes with one where delivery waits for it: the feed
 //       was asked and then looked at once more (E8), and found still busy. So a
 //       page is read after its wake (Heard), when a batch is to go to its rank,
-//       and, where no wake can come (Mute), on every Advance.
+//       and, where no wake can come (Mute), on every Advance. (Job reads all
+//       pages with each tick: a process gone wild sends no wake.)
 //   D6  After Advance, and Open until it returns nullptr:
 //       openable_   has no lane; any other lane has no free slot, nobody who
 //                   is given batches, or no step to open;

@@ -347,6 +347,9 @@ void Job::NoteMissingLocked() {
 
 void Job::Look(const CrewUse& crew) {
   MutexLock lock(&mutex_);
+  // A process that writes what cannot be may send no wake.
+  delivery_.HeardAll();
+  AdvanceLocked();
   NoteRanksLocked(crew);
   NoteMissingLocked();
   if (stream_ != nullptr) LookForProducersLocked();

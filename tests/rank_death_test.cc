@@ -534,8 +534,10 @@ TEST_F(ShrinkTest, RankThatWritesImpossibleValuesIsShrunkAway) {
                               {cursor->fd.get()});
   ASSERT_TRUE(answer.ok()) << answer.status().message();
   WaitUntilReady(Name(), 1, 1);
-  // No wake: it is found when the other rank makes the broker look.
+  // No wake: it is found with the next tick.
   for (auto& released : cursor->page().released) released.store(0xdeadbeef);
+  WaitUntil("the rank is taken off",
+            [&] { return RankOf(JobStatus(Name()), 1).is_null(); });
   good.Run();
   const Course course = good.Finished();
   EXPECT_EQ(course.code, 0) << course.error;
