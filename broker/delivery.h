@@ -356,6 +356,8 @@ class Delivery {
     uint32_t free = 0, filling = 0, ready = 0, out = 0, quarantined = 0;
   };
   SlotCounts CountSlots() const;
+  // A share that somebody will get is being made.
+  bool Filling() const;
   // A slot could be opened if there were rows for it, and none is being filled.
   bool WaitsForRows() const;
 

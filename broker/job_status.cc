@@ -13,12 +13,15 @@ void Job::NoteRanksLocked(const CrewUse& crew) {
   for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
     if (!rank.seat) continue;
     const auto last = seen_.find(rank.rank);
-    const bool same = last != seen_.end() && last->second.taken == rank.taken &&
+    const bool has_batches = rank.ready + rank.held > 0;
+    // While it had none there was nothing that it could do.
+    const bool same = last != seen_.end() && has_batches &&
+                      last->second.taken == rank.taken &&
                       last->second.held == rank.held;
     seen[rank.rank] = {rank.taken, rank.held, same ? last->second.since : now};
-    if (!rank.open) continue;
     at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
-                       rank.wait_ns, rank.waiting, rank.progress});
+                       rank.wait_ns, rank.waiting, rank.progress,
+                       !rank.open && !has_batches, same});
   }
   seen_ = std::move(seen);
   // Relaxed, both: shown, nothing depends on them.
@@ -26,12 +29,15 @@ void Job::NoteRanksLocked(const CrewUse& crew) {
                    std::chrono::nanoseconds(now.time_since_epoch()).count()),
                counters_.decode_ns.load(std::memory_order_relaxed),
                counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
-               StarvedLocked(), crew);
+               StarvedLocked(), crew, delivery_.Filling());
 }
 
-// Its producers have put nothing to make a batch of, and there is room for one.
+// Its producers have put nothing to make a batch of, and there is room for one:
+// in a slot, and of the producers' own.
 bool Job::StarvedLocked() const {
-  if (stream_ == nullptr || stream_->over()) return false;
+  if (stream_ == nullptr || stream_->over() || stream_->ShortOfRoom()) {
+    return false;
+  }
   const Delivery::SlotCounts slots = delivery_.CountSlots();
   return slots.filling == 0 && slots.ready == 0 && slots.free > 0;
 }
