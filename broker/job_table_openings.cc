@@ -315,7 +315,7 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
   std::byte* base = job.segment().base();
   const uint32_t lanes = job.layout().copies * job.layout().lanes;
   const uint32_t levels = job.layout().slots_per_lane;
-  placement_.Bind(job);
+  std::vector<std::shared_ptr<void>> on_nodes = placement_.Bind(job);
   std::vector<PopulateRange> ranges = {{base, plan.slots_offset}};
   for (uint32_t level = 0; level < levels; ++level) {
     // Copies of one lane are as good as lanes.
@@ -333,6 +333,7 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
         if (level == 1) on_first();
       },
       [&] { return progress.cancel.load() || job.Pointless(); });
+  on_nodes.clear();
   promised_bytes_.fetch_sub(plan.segment_bytes);
   if (status.ok()) placement_.Move(job);
   return status;
