@@ -81,9 +81,7 @@ std::unique_ptr<Stream> StreamOf(const JobOptions& options,
   shape.begin = FirstNeeded(layout.plan.start());
   shape.to_finish = spec->producers;
   shape.rows_out = rows_out;
-  // Batches that are not released are in slots, or were in a former life.
-  shape.attic_rows = 2 * uint64_t{layout.lanes} * layout.slots_per_lane *
-                     layout.segment.rows_max;
+  shape.attic_rows = layout.attic_rows;
   return std::make_unique<Stream>(spec->features, shape, record);
 }
 

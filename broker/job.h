@@ -97,6 +97,14 @@ class Job {
     // See Delivery::Shape. PlanLayout leaves them empty.
     std::vector<uint32_t> bank_nodes = {};
     std::vector<uint32_t> worker_nodes = {};
+    // Of a stream: the rows of batches that are held for long, at most.
+    uint64_t attic_rows = 0;
+    uint64_t attic_bytes = 0;
+
+    // All that the job may come to need.
+    uint64_t memory_bytes() const {
+      return segment.segment_bytes + attic_bytes;
+    }
   };
   // nodes: NUMA nodes that the slots are to be on; more than one makes banks.
   // replicate: of a broadcast every slot is on each node, else half of them.
@@ -104,7 +112,8 @@ class Job {
                                      const Dataset& dataset, uint32_t nodes = 1,
                                      bool replicate = false);
 
-  // memory is the promise of the segment's bytes, kept as long as the segment.
+  // memory is the promise of layout.memory_bytes(), kept as long as the segment
+  // and the stream.
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       Layout layout, std::unique_ptr<Segment> segment,
       std::shared_ptr<void> memory, uint32_t workers,

@@ -112,12 +112,14 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"bytes_read", counters_.bytes_read.load(std::memory_order_relaxed)},
       {"read_wait_s", seconds(counters_.read_wait_ns)},
       {"decode_s", seconds(counters_.decode_ns)},
-      {"memory_bytes", layout_.segment.segment_bytes},
+      {"memory_bytes", layout_.memory_bytes()},
       {"copies", layout_.copies},
       {"last_error", last_error_}};
   if (stream_ != nullptr) {
     json["records"] = json["steps_per_epoch"] = 0;  // nobody knows
     json["producers"] = stream_->at_work();
+    json["attic_rows"] = stream_->attic_rows();
+    json["attic_bytes"] = layout_.attic_bytes;
     json["rows_put"] = stream_->end();
     json["rows_kept"] = stream_->kept_rows();
   }

@@ -144,6 +144,8 @@ class JobTable {
   void Shutdown();
   // Whether Sweep has anything to look at.
   bool busy() const { return !openings_.empty() || !entries_.empty(); }
+  // Of all jobs, and of segments that processes of former lives may map.
+  uint64_t promised_bytes() const;
   // Removes jobs that are over, fails those whose ranks are missing for long.
   void Sweep();
 
@@ -289,9 +291,9 @@ class JobTable {
   // in all and of this user.
   std::shared_ptr<void> CountMemory(uint32_t uid, uint64_t bytes,
                                     uint64_t* before, uint64_t* before_of_uid);
-  // Takes the job's segment off what is left; given back when the last
-  // reference to it goes. ResourceExhausted says what is needed and what is
-  // left.
+  // Takes the job's memory off what is left: its segment, and of a stream its
+  // attic. Given back when the last reference to it goes. ResourceExhausted
+  // says what is needed and what is left.
   StatusOr<std::shared_ptr<void>> PromiseMemory(const JobKey& key,
                                                 const JobOptions& options,
                                                 const Job::Layout& layout);
@@ -322,16 +324,16 @@ class JobTable {
   const uint64_t life_id_ = NewLifeId();
   static uint64_t NewLifeId();
 
-  // Bytes of segments, by user; shared, for a job may outlive this table in a
+  // Bytes of jobs, by user; shared, for a job may outlive this table in a
   // worker.
   struct Promised {
     Mutex mutex;
     uint64_t bytes ABSL_GUARDED_BY(mutex) = 0;
     std::map<uint32_t, uint64_t> bytes_of ABSL_GUARDED_BY(mutex);
+    // Of them not populated yet: not seen in the machine's free memory.
+    std::atomic<uint64_t> unpopulated{0};
   };
   const std::shared_ptr<Promised> promised_ = std::make_shared<Promised>();
-  // Of them not populated yet: not seen in the machine's free memory.
-  std::atomic<uint64_t> promised_bytes_{0};
   BankPlacement placement_;
 };
 

@@ -535,6 +535,15 @@ uint64_t Stream::kept_rows() const {
   return rows;
 }
 
+uint64_t Stream::attic_rows() const {
+  MutexLock lock(&mutex_);
+  uint64_t rows = 0;
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (chunk.producer == StreamLedger::kAttic) rows += chunk.rows;
+  }
+  return rows;
+}
+
 std::optional<std::chrono::steady_clock::time_point> Stream::idle_since()
     const {
   MutexLock lock(&mutex_);

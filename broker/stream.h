@@ -23,8 +23,9 @@
 //
 // Bounds: kProducersMax producers, at work or gone and with rows left; the rows
 // of each one's ring, which are those that the job's slots hold, one step more,
-// a quarter of these and two of its puts; four times the rows of all slots in
-// the attic, of which it has memory only for what is in it;
+// a quarter of these and two of its puts; twice the rows of all slots in the
+// attic (the job's memory is promised with them), of which it has pages only
+// for what is in it;
 // StreamLedger::kChunksMax runs of rows.
 #ifndef BROKER_STREAM_H_
 #define BROKER_STREAM_H_
@@ -167,6 +168,7 @@ class Stream {
   // rows, ends at end().
   std::vector<RowRange> Here() const;
   uint64_t kept_rows() const;  // put, and not released
+  uint64_t attic_rows() const;  // that are in it
   // Since when nobody is at work who could put more; nullopt: somebody is, or
   // is away.
   std::optional<std::chrono::steady_clock::time_point> idle_since() const;

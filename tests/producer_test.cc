@@ -262,6 +262,30 @@ TEST_F(ProducerTest, WhatAKilledProducerPutIsDeliveredAndNothingElse) {
   EXPECT_EQ(rows, Numbers(25));
 }
 
+TEST_F(ProducerTest, MemoryForRowsThatAreHeldIsPromisedBeforeItIsUsed) {
+  const Options options = OptionsFor(Spec("batch: {size: 4096}\n"), 0, 1);
+  uint64_t needed = 0;
+  {
+    Reader reader(options);
+    const nlohmann::json job = JobStatus(options.job);
+    needed = job.at("memory_bytes");
+    EXPECT_EQ(Ask({{"op", "status"}}).at("broker").at("memory_bytes"), needed);
+    // Rows of all slots twice.
+    EXPECT_GE(job.at("attic_bytes"),
+              2 * 4096 * sizeof(int64_t) *
+                  job.at("slots").at("free").get<uint64_t>());
+  }
+  const auto attach_with = [&](uint64_t limit) {
+    const BrokerProcess broker({"--memory-limit", std::to_string(limit)});
+    Options there = options;
+    there.socket = broker.socket();
+    return AttachError(there);
+  };
+  EXPECT_EQ(attach_with(needed), "");
+  EXPECT_THAT(attach_with(needed - 1),
+              HasSubstr("for rows of the stream whose batches are held"));
+}
+
 TEST_F(ProducerTest, RanksAreToldWhenNobodyPutsAnything) {
   Options options = OptionsFor(Spec("batch: {size: 8}\n"), 0, 1);
   options.wait_s = 0.5;

@@ -49,8 +49,13 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
   line("epochs", file.spec.epochs ? FormatCount(*file.spec.epochs) : "forever");
   if (index.memory_bytes > 0) {
     line("memory",
-         fmt::format("{} for {} rank{}", FormatBytes(index.memory_bytes),
-                     world_size, world_size == 1 ? "" : "s"));
+         fmt::format("{} for {} rank{}{}", FormatBytes(index.memory_bytes),
+                     world_size, world_size == 1 ? "" : "s",
+                     index.attic_bytes == 0
+                         ? ""
+                         : fmt::format(", {} of them for rows whose batches "
+                                       "are held for long",
+                                       FormatBytes(index.attic_bytes))));
   }
   Table table({"feature", "dtype", "shape", ">bytes per row"});
   for (const Feature& feature : index.element_spec) {
