@@ -266,8 +266,9 @@ class Delivery {
   void AskForNews();
   // Ranks whose pages say what cannot be. They are to be evicted.
   std::vector<uint32_t> Corrupt() const;
-  // No more shares are opened: the ranks take what was, all the same number of
-  // steps, and then the data are over for them.
+  // No more shares are opened, and those that no rank needs for this are given
+  // up: the ranks take the steps that the furthest of them was given, all the
+  // same number, and then the data are over for them.
   void Drain();
   // No more batches, to anybody.
   void Close(Closed why, const std::string& reason);
@@ -455,6 +456,9 @@ class Delivery {
   uint32_t PlaceOf(const Phase& phase, uint32_t rank) const;
   Slot* NextReady(uint32_t lane);
   void Abandon(Slot* slot);
+  // Steps of the last phase that were opened and did not leave the lane, behind
+  // which it has nothing else; the newest first.
+  std::vector<Slot*> NewestSteps(const Lane& lane);
   void Release(uint32_t slot);
   // Where one is that has heard of phase. Behind what is owed; true: some of
   // that may be left.

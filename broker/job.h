@@ -163,7 +163,8 @@ class Job {
   void Withhold();
   bool Unsettled() const;
   void Settle(bool shrink);
-  // Ranks finish the step that the furthest of them has; no more follow.
+  // Ranks finish the step that the furthest of them was given; no more follow.
+  // Look ends it with an error when that waits for a function that hangs.
   void Drain();
   // Ends it at once, for all ranks.
   void Recall(const std::string& reason);
@@ -237,6 +238,8 @@ class Job {
   // row is left out or was replaced (on_error), text names file and reason.
   void LeaveOut(Share* share, uint64_t row, const std::string& text);
   void CountSubstitute(const std::string& text);
+  // Nobody will get the share: what became of its rows is no matter.
+  bool GivenUp(const Share* share) const;
 
   // What workers did for this job, for fairness and status.
   struct Counters {
@@ -300,6 +303,8 @@ class Job {
   void CopyRows(const Claim& claim);
   void AssembleLocked(Share* share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChunkRowsNow() const;
+  void EndIfStopHangsLocked(const CrewUse& crew)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfNothingIsReadable(uint64_t rows_done);
 
   const JobKey key_;
@@ -322,6 +327,8 @@ class Job {
   std::chrono::steady_clock::time_point missing_since_ ABSL_GUARDED_BY(mutex_) =
       std::chrono::steady_clock::now();
   size_t missing_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<std::chrono::steady_clock::time_point> drained_
+      ABSL_GUARDED_BY(mutex_);
   // What a rank had done when it was looked at last, and since when that is so.
   struct Seen {
     uint64_t taken = 0;
