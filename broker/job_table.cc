@@ -29,6 +29,18 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
       limits_(std::move(limits)),
       datasets_(limits_.functions),
       placement_(&workers->topology()) {
+  std::map<uint64_t, std::shared_ptr<void>> memory_of;  // by segment
+  const auto count = [&](uint32_t uid, uint64_t segment, uint64_t bytes) {
+    uint64_t ignored = 0;
+    std::shared_ptr<void>& memory = memory_of[segment];
+    if (memory == nullptr) memory = CountMemory(uid, bytes, &ignored, &ignored);
+    return memory;
+  };
+  for (const FormerMapping& each : life->TakeMappings()) {
+    holders_.push_back({each.job, each.attach, std::nullopt, each.pidfd,
+                        PidOf(each.pidfd->get()),
+                        count(each.uid, each.segment, each.bytes)});
+  }
   for (FormerJob& former : life->TakeJobs()) {
     Entry& entry = entries_.emplace_back();
     entry.key = former.key;
@@ -38,8 +50,18 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
     entry.launch = former.launch;
     entry.number = former.id;
     uint64_t ignored = 0;
-    entry.former_memory =
-        CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
+    for (const auto& [attach, rank] : former.ranks) {
+      if (rank.left || rank.segment == 0) continue;
+      // Of the last segment there was.
+      entry.former_memory = count(former.key.uid, rank.segment, rank.bytes);
+      if (rank.pidfd == nullptr) continue;
+      holders_.push_back({former.id, attach, rank.rank, rank.pidfd,
+                          PidOf(rank.pidfd->get()), entry.former_memory});
+    }
+    if (entry.former_memory == nullptr) {
+      entry.former_memory =
+          CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
+    }
     entry.former = std::make_unique<FormerJob>(std::move(former));
     spdlog::info("job '{}' of a former life waits for its ranks",
                  entry.key.name);
@@ -530,7 +552,8 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   // process can be fenced by it, and it cannot ask any more. The number stays,
   // so that ranks that reconnect later are recognised.
   return Attached{entry.job, joined, entry.incarnation,
-                  reconnects ? entry.former_memory : nullptr};
+                  reconnects ? FormerMemoryOf(entry, rank, request.pidfd)
+                             : nullptr};
 }
 
 const DatasetSpec* JobTable::SpecOf(
@@ -585,6 +608,7 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
         entry->launch.Left(left.rank, finished);
         life_->RankLeft(entry->number, left.attach, finished);
       }
+      life_->Unmapped(entry->number, attachment.mapped().attach);
       entry->retired.push_back(attachment.mapped());
     }
   }
@@ -644,6 +668,7 @@ bool JobTable::MayOpen(uint32_t uid, const std::string& name,
 
 void JobTable::Sweep() {
   life_->CompactIfWanted();
+  LookAtHolders();
   const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     if (entry->job == nullptr) {

@@ -143,7 +143,9 @@ class JobTable {
   }
   void Shutdown();
   // Whether Sweep has anything to look at.
-  bool busy() const { return !openings_.empty() || !entries_.empty(); }
+  bool busy() const {
+    return !openings_.empty() || !entries_.empty() || !holders_.empty();
+  }
   // Of all jobs, and of segments that processes of former lives may map.
   uint64_t promised_bytes() const;
   // Removes jobs that are over, fails those whose ranks are missing for long.
@@ -214,6 +216,22 @@ class JobTable {
     };
     std::map<uint32_t, Reconnected> reconnected;  // by rank
   };
+
+  // A process of a former life that may map a segment: it counts until the
+  // process is dead or has said that it does not.
+  struct Holder {
+    uint64_t job = 0;  // its number in the life journal, the attach's too
+    uint64_t attach = 0;
+    std::optional<uint32_t> rank;  // it may reconnect as this one
+    std::shared_ptr<Fd> pidfd;
+    pid_t pid = 0;  // of it
+    std::shared_ptr<void> memory;
+  };
+  // What this process holds as this rank, until the last reference goes.
+  std::shared_ptr<void> FormerMemoryOf(const Entry& entry, uint32_t rank,
+                                       int pidfd);
+  void Unmapped(uint64_t job, uint64_t attach);
+  void LookAtHolders();
 
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
   // takes the place of.
@@ -316,6 +334,7 @@ class JobTable {
   std::function<void(const std::shared_ptr<Job>&)> on_producers_;
   OpenDatasets datasets_;
   std::list<Entry> entries_;
+  std::vector<Holder> holders_;
   std::vector<Ended> ended_;
   std::list<Opening> openings_;
   std::map<uint64_t, InspectDone> inspects_;
