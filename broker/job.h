@@ -207,7 +207,9 @@ class Job {
   // nodes: of each bank; where nullopt is returned all are on them.
   std::optional<uint32_t> NextBankToMove(std::vector<uint32_t>* nodes);
   bool EndMoving();
-  nlohmann::json StatusJson(bool with_ranks) const;
+  // kept_s: nobody is attached, and the job waits so long for replacements.
+  nlohmann::json StatusJson(bool with_ranks,
+                            std::optional<double> kept_s) const;
   // Workers at a time, of its crew if it has one, that made its rows, or waited
   // for its reads, lately.
   double RecentDecoding() const;

@@ -1,4 +1,5 @@
 // What a job is seen to do: `penstock status`, and who everybody waits for.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "broker/job.h"
@@ -57,7 +58,8 @@ Bottleneck Job::FindBottleneck(const PoolUse& pool) const {
   return Bottleneck::Of(recent_, pool);
 }
 
-nlohmann::json Job::StatusJson(bool with_ranks) const {
+nlohmann::json Job::StatusJson(bool with_ranks,
+                               std::optional<double> kept_s) const {
   MutexLock lock(&mutex_);
   const auto seconds = [](const std::atomic<uint64_t>& ns) {
     return static_cast<double>(ns.load(std::memory_order_relaxed)) * 1e-9;
@@ -69,6 +71,21 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
   const DeliveryOptions& delivery = options_.delivery;
   // What was seen before is of no worth while they are moved.
   const bool moving = moving_ || !banks_to_move_.empty();
+  const std::vector<Delivery::RankStatus> all_ranks = delivery_.Ranks();
+  std::vector<uint32_t> waits_for;
+  if (kept_s) {
+    for (const Delivery::RankStatus& rank : all_ranks) {
+      if (delivery_.WaitsFor(rank.rank)) {
+        waits_for.push_back(key_.consumer.value_or(rank.rank));
+      }
+    }
+    // It may fail before, for ranks that are missing.
+    if (missing_ > 0 && options_.wait_s > 0) {
+      const std::chrono::duration<double> missed =
+          std::chrono::steady_clock::now() - missing_since_;
+      kept_s = std::clamp(options_.wait_s - missed.count(), 0.0, *kept_s);
+    }
+  }
   const auto name = [](const auto& names, auto value) {
     return names[static_cast<size_t>(value)];
   };
@@ -78,6 +95,7 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"uid", key_.uid},
       {"state", !failure_.ok()          ? "failed"
                 : delivery_.Unsettled() ? "waiting for its ranks to reconnect"
+                : kept_s                ? AllGoneText(waits_for, *kept_s)
                 : !missing.empty() ? "waiting for rank " + NumbersText(missing)
                                    : "running"},
       {"delivery", name(kDeliveryModeNames, delivery.mode)},
@@ -123,9 +141,13 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
     json["rows_put"] = stream_->end();
     json["rows_kept"] = stream_->kept_rows();
   }
+  if (kept_s) {
+    json["waits_for"] = waits_for;
+    json["kept_s"] = *kept_s;
+  }
   if (with_ranks) {
     nlohmann::json ranks = nlohmann::json::array();
-    for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
+    for (const Delivery::RankStatus& rank : all_ranks) {
       // It has something to do and does not: it takes no batch and gives none
       // back.
       double silent_s = 0;

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "broker/restore.h"
+#include "broker/text.h"
 #include "common/kill_point.h"
 
 namespace penstock {
@@ -734,26 +736,53 @@ PoolUse JobTable::RecentPoolUse() const {
   return use;
 }
 
+std::optional<double> JobTable::KeptFor(const Entry& entry) const {
+  const auto may_live = [](const auto& item) { return item.second.MayLive(); };
+  auto since = entry.deserted;
+  if (entry.job == nullptr && entry.opening == nullptr &&
+      std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
+                   may_live)) {
+    since = started_;
+  }
+  if (entry.over || !since || (entry.job != nullptr && entry.job->failed())) {
+    return std::nullopt;
+  }
+  const std::chrono::duration<double> kept =
+      *since + kDesertedJobKept - std::chrono::steady_clock::now();
+  return std::max(kept.count(), 0.0);
+}
+
 nlohmann::json JobTable::StatusJson(bool with_ranks) const {
   const PoolUse pool = RecentPoolUse();
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
     if (entry.job != nullptr) {
       nlohmann::json& job =
-          jobs.emplace_back(entry.job->StatusJson(with_ranks));
+          jobs.emplace_back(entry.job->StatusJson(with_ranks, KeptFor(entry)));
       job["incarnation"] = entry.incarnation.number;
       if (with_ranks) {
         job["bottleneck"] = entry.job->FindBottleneck(pool).ToJson();
       }
       if (entry.over && !entry.job->failed()) job["state"] = "ending";
     } else {
-      jobs.push_back({{"job", entry.key.name},
-                      {"dataset", entry.key.dataset},
-                      {"uid", entry.key.uid},
-                      {"state", entry.opening != nullptr
-                                    ? "opening"
-                                    : "waiting for its ranks to reconnect"},
-                      {"world_size", entry.options.world_size}});
+      nlohmann::json& job = jobs.emplace_back(
+          nlohmann::json{{"job", entry.key.name},
+                         {"dataset", entry.key.dataset},
+                         {"uid", entry.key.uid},
+                         {"state", entry.opening != nullptr
+                                       ? "opening"
+                                       : "waiting for its ranks to reconnect"},
+                         {"world_size", entry.options.world_size}});
+      if (const std::optional<double> kept_s = KeptFor(entry)) {
+        std::set<uint32_t> dead;
+        for (const auto& [attach, rank] : entry.former->ranks) {
+          if (!rank.left) dead.insert(entry.key.consumer.value_or(rank.rank));
+        }
+        const std::vector<uint32_t> waits_for(dead.begin(), dead.end());
+        job["state"] = AllGoneText(waits_for, *kept_s);
+        job["waits_for"] = waits_for;
+        job["kept_s"] = *kept_s;
+      }
     }
   }
   return jobs;

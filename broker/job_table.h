@@ -320,6 +320,8 @@ class JobTable {
   PoolUse RecentPoolUse() const;
   Status PopulateJob(Job& job, const OpenProgress& progress,
                      const std::function<void()>& on_first);
+  // Nobody is attached: how many seconds it waits for replacements yet.
+  std::optional<double> KeptFor(const Entry& entry) const;
   static void NoteNode(Opening* opening, const AttachRequest& request);
   // Banks of a job that is open are to be moved.
   void StartMover(const std::shared_ptr<Job>& job);
