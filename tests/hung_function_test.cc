@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -44,11 +45,11 @@ class HungFunctionTest : public DeliveryTest {
   }
   // Step 3 has sample 28; of two ranks it is the second's.
   Options OptionsOf(int rank, int world_size) {
-    Options options = OptionsFor(
-        RangeSpec("1000",
-                  "map:\n  - python: {function: \"steps:hangs\"}\n"
-                  "batch: {size: 8}\n"),
-        rank, world_size);
+    Options options =
+        OptionsFor(RangeSpec("1000",
+                             "map:\n  - python: {function: \"steps:hangs\"}\n"
+                             "batch: {size: 8}\n"),
+                   rank, world_size);
     options.socket = functions_->socket();
     options.timeout_s = 600;
     return options;
@@ -127,6 +128,53 @@ TEST_F(HungFunctionTest, StopEndsAJobThatCannotFinishItsStepWithAnError) {
   EXPECT_EQ(courses[1].code, PENSTOCK_ABORTED);
   EXPECT_THAT(courses[1].error,
               HasSubstr("was stopped, and its last step waits for sample 28"));
+}
+
+// Whatever was made ahead: no step has holes, and nobody has one more.
+TEST_F(HungFunctionTest, StopEndsAllRanksAtTheSameStep) {
+  for (const char* const mode : {"split", "broadcast", "dynamic"}) {
+    SCOPED_TRACE(mode);
+    std::vector<std::unique_ptr<Reader>> ranks;
+    std::vector<Options> options;
+    for (int rank = 0; rank < 2; ++rank) {
+      options.push_back(
+          OptionsFor(RangeSpec("100000", "batch: {size: 8}\n"), rank, 2));
+      options.back().delivery = mode;
+      options.back().job = mode;
+      ranks.push_back(std::make_unique<Reader>(options.back()));
+    }
+    std::vector<Rows> rows(2);
+    std::vector<size_t> steps(2);
+    for (size_t i : {0, 1, 0, 1, 0}) {
+      Batch batch;
+      ASSERT_EQ(ranks[i]->next(&batch), Reader::Result::kBatch);
+      Append({TakenOf(*ranks[i], batch)}, &rows[i]);
+      ++steps[i];
+    }
+    Ask({{"op", "stop"}, {"job", mode}});
+    std::vector<std::thread> threads;
+    for (size_t i : {0, 1}) {
+      threads.emplace_back([&, i] {
+        const Course course = RunToTheEnd(*ranks[i]);
+        EXPECT_EQ(course.code, 0) << course.error;
+        Append(course.taken, &rows[i]);
+        steps[i] += course.taken.size();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (std::string(mode) == "broadcast") {
+      EXPECT_EQ(rows[0], rows[1]);
+      EXPECT_EQ(rows[0], Numbers(static_cast<int64_t>(rows[0].size())));
+      continue;
+    }
+    if (std::string(mode) == "split") {
+      EXPECT_EQ(steps[0], steps[1]);
+    }
+    Rows all = rows[0];
+    all.insert(all.end(), rows[1].begin(), rows[1].end());
+    EXPECT_EQ(Sorted(all), Numbers(static_cast<int64_t>(all.size())));
+    EXPECT_LT(all.size(), 200u);
+  }
 }
 
 TEST_F(HungFunctionTest, TheBrokerEndsThoughAFunctionHangs) {
