@@ -703,17 +703,25 @@ nlohmann::json ControlServer::StatusJson() const {
   }
   answer["late_reads"] = std::move(late);
   answer["jobs"] = jobs_->StatusJson(true);
-  // The rank's process is known here, not in the job.
+  // The processes of ranks and producers are known here, not in the job.
+  const auto is_of = [](const std::shared_ptr<Job>& it,
+                        const nlohmann::json& job) {
+    return it != nullptr && it->key().name == job["job"] &&
+           it->key().uid == job["uid"] && it->key().dataset == job["dataset"];
+  };
   for (nlohmann::json& job : answer["jobs"]) {
-    if (!job.contains("ranks")) continue;
-    for (nlohmann::json& rank : job["ranks"]) {
-      for (const auto& [id, connection] : connections_) {
-        if (connection.job != nullptr &&
-            connection.job->key().name == job["job"] &&
-            connection.job->key().uid == job["uid"] &&
-            connection.job->key().dataset == job["dataset"] &&
-            connection.seat == rank["seat"]) {
-          rank["pid"] = connection.pid;
+    for (const auto& [id, connection] : connections_) {
+      if (is_of(connection.job, job) && job.contains("ranks")) {
+        for (nlohmann::json& rank : job["ranks"]) {
+          if (rank["seat"] == connection.seat) rank["pid"] = connection.pid;
+        }
+      }
+      if (connection.producer && is_of(connection.producer->job, job) &&
+          job.contains("producers")) {
+        for (nlohmann::json& each : job["producers"]) {
+          if (each["producer"] == connection.producer->number) {
+            each["pid"] = connection.pid;
+          }
         }
       }
     }

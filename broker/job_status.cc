@@ -135,7 +135,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"last_error", last_error_}};
   if (stream_ != nullptr) {
     json["records"] = json["steps_per_epoch"] = 0;  // nobody knows
-    json["producers"] = stream_->at_work();
+    json["producers_at_work"] = stream_->at_work();
     json["attic_rows"] = stream_->attic_rows();
     json["attic_bytes"] = layout_.attic_bytes;
     json["rows_put"] = stream_->end();
@@ -144,6 +144,19 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   if (kept_s) {
     json["waits_for"] = waits_for;
     json["kept_s"] = *kept_s;
+  }
+  if (with_ranks && stream_ != nullptr) {
+    nlohmann::json producers = nlohmann::json::array();
+    for (const Stream::ProducerStatus& each : stream_->Producers()) {
+      producers.push_back({{"producer", each.producer},
+                           {"state", each.state},
+                           {"rows_put", each.rows_put},
+                           {"rows_kept", each.rows_kept},
+                           {"room_rows", each.room_rows},
+                           {"waits_for_room", each.waits_for_room},
+                           {"memory_bytes", each.memory_bytes}});
+    }
+    json["producers"] = std::move(producers);
   }
   if (with_ranks) {
     nlohmann::json ranks = nlohmann::json::array();
