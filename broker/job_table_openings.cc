@@ -256,7 +256,8 @@ std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
     *before_of_uid = of_uid;
     of_uid += bytes;
   }
-  return {nullptr, [promised = promised_, bytes, uid](void*) {
+  // Not a null pointer, which would say that nothing is kept.
+  return {promised_.get(), [promised = promised_, bytes, uid](void*) {
             MutexLock lock(&promised->mutex);
             promised->bytes -= bytes;
             if ((promised->bytes_of[uid] -= bytes) == 0) {
