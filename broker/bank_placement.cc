@@ -38,8 +38,23 @@ bool BankPlacement::Binds(const Job& job) const {
   return job.segment().plan().bank_slots > 0 && topology_->unbound().empty();
 }
 
-void BankPlacement::Bind(const Job& job) {
-  if (!Binds(job)) return;
+std::shared_ptr<void> BankPlacement::TakeOfNode(uint32_t node, uint64_t bytes) {
+  MutexLock lock(&taken_->mutex);
+  // Looked at under the lock: of a promise that has just ended the pages are
+  // there.
+  const std::optional<uint64_t> room = FindNodeRoom(files_, node);
+  uint64_t& taken = taken_->bytes[node];
+  if (room && bytes > *room - std::min(*room, taken)) return nullptr;
+  taken += bytes;
+  return {taken_.get(), [taken = taken_, node, bytes](void*) {
+            MutexLock lock(&taken->mutex);
+            taken->bytes[node] -= bytes;
+          }};
+}
+
+std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
+  std::vector<std::shared_ptr<void>> promises;
+  if (!Binds(job)) return promises;
   const std::vector<uint32_t> nodes = job.BankNodes();
   const SegmentPlan& plan = job.segment().plan();
   for (const uint32_t node : topology_->node_numbers()) {
@@ -49,18 +64,21 @@ void BankPlacement::Bind(const Job& job) {
         banks * BankStride(plan.bank_slots, plan.slot_stride);
     // The child that populates them would be killed, for all that other nodes
     // have room.
-    const std::optional<uint64_t> room = FindNodeRoom(SystemFiles{}, node);
-    if (room && bytes > *room) {
+    std::shared_ptr<void> promise = TakeOfNode(node, bytes);
+    if (promise == nullptr) {
       spdlog::warn(
-          "job '{}': {} of its batches belong on NUMA node {}, which has {} "
-          "left: they are not bound",
-          job.key().name, BytesText(bytes), node, BytesText(*room));
+          "job '{}': {} of its batches belong on NUMA node {}, which has not "
+          "so "
+          "much left beside other jobs: they are not bound",
+          job.key().name, BytesText(bytes), node);
       continue;
     }
+    promises.push_back(std::move(promise));
     for (size_t bank = 0; bank < nodes.size(); ++bank) {
       if (nodes[bank] == node) BindBank(job, bank, node);
     }
   }
+  return promises;
 }
 
 void BankPlacement::BindBank(const Job& job, size_t bank, uint32_t node) {
@@ -85,8 +103,9 @@ void BankPlacement::Move(Job& job) {
 
 void BankPlacement::MoveBank(const Job& job, uint32_t bank, uint32_t node) {
   const SegmentPlan& plan = job.segment().plan();
-  const std::optional<uint64_t> room = FindNodeRoom(SystemFiles{}, node);
-  if (room && BankStride(plan.bank_slots, plan.slot_stride) > *room) return;
+  const std::shared_ptr<void> promise =
+      TakeOfNode(node, BankStride(plan.bank_slots, plan.slot_stride));
+  if (promise == nullptr) return;
   // Only pages that this process has mapped are moved, and those of a job that
   // was just opened only the child had that populated them. Where the advice is
   // not known (before Linux 5.14) they stay.

@@ -7,9 +7,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "broker/job.h"
+#include "broker/memory_room.h"
+#include "broker/mutex.h"
 #include "broker/placement.h"
 #include "broker/topology.h"
 
@@ -26,10 +30,17 @@ std::vector<uint32_t> NodesOfBanks(const JobOptions& options,
 class BankPlacement {
  public:
   // topology outlives it.
-  explicit BankPlacement(const Topology* topology) : topology_(topology) {}
+  explicit BankPlacement(const Topology* topology, SystemFiles files = {})
+      : topology_(topology), files_(std::move(files)) {}
 
-  // Before any page of the job's slots is there.
-  void Bind(const Job& job);
+  // Before any page of the job's slots is there. Their memory counts as taken
+  // from its nodes until the caller lets go of what is returned, which is to be
+  // when the pages are there: from then on the nodes' free memory tells.
+  [[nodiscard]] std::vector<std::shared_ptr<void>> Bind(const Job& job);
+  // Takes bytes of the node's memory, likewise; nullptr: it has not so many
+  // left. One check for all jobs that open at once: they cannot be promised the
+  // same memory twice.
+  std::shared_ptr<void> TakeOfNode(uint32_t node, uint64_t bytes);
   // Those that belong on another node by now, until there is none
   // (Job::EndMoving); then a look at where the pages are. May take seconds.
   void Move(Job& job);
@@ -47,6 +58,14 @@ class BankPlacement {
   void LookAt(Job& job, const std::vector<uint32_t>& nodes);
 
   const Topology* const topology_;
+  const SystemFiles files_;
+  // By node, bytes that are promised and not seen in its free memory yet;
+  // shared, for a promise may outlive this.
+  struct Taken {
+    Mutex mutex;
+    std::map<uint32_t, uint64_t> bytes ABSL_GUARDED_BY(mutex);
+  };
+  const std::shared_ptr<Taken> taken_ = std::make_shared<Taken>();
   std::atomic<bool> told_unbound_{false};  // the log has it
   std::atomic<uint64_t> pages_elsewhere_{0};
 };

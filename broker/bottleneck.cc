@@ -18,6 +18,9 @@ constexpr double kWaits = 0.1;
 // A rank is behind when it is so at most of the looks, twice as often as any
 // other.
 constexpr double kBehind = 0.5;
+// A rank that stands for longer, while others wait for it, is named for that
+// alone: what the window remembers of the others says nothing by then.
+constexpr double kStandsSeconds = RecentMean::kSeconds;
 // Workers of which so many sleep hold nobody up.
 constexpr double kIdle = 0.5;
 // A stream that has no rows more often than this makes its ranks wait.
@@ -32,6 +35,36 @@ long Percent(double share) { return std::lround(100 * share); }
 // What was counted since the last look; a counter that went back says nothing.
 uint64_t Since(uint64_t now, uint64_t last) {
   return now > last ? now - last : 0;
+}
+
+// Whether all that others still wait for is this rank.
+bool HoldsUpOthers(const RecentUse::Rank& rank,
+                   const std::vector<RecentUse::Rank>& all, bool makes) {
+  if (!rank.still || rank.waiting) return false;
+  bool some_wait = false;
+  for (const RecentUse::Rank& other : all) {
+    if (other.rank == rank.rank) continue;
+    if (other.done) {
+      some_wait = true;
+    } else if (rank.progress && other.progress) {
+      if (*other.progress <= *rank.progress) return false;
+      some_wait = true;
+    } else if (makes || !other.waiting) {
+      return false;
+    } else {
+      some_wait = true;
+    }
+  }
+  return some_wait;
+}
+
+const RecentUse::RankUse* OneStands(
+    const std::vector<RecentUse::RankUse>& all) {
+  const auto found =
+      std::find_if(all.begin(), all.end(), [](const RecentUse::RankUse& rank) {
+        return rank.stands_s >= kStandsSeconds;
+      });
+  return found == all.end() ? nullptr : &*found;
 }
 
 const RecentUse::RankUse* OneBehind(
@@ -63,7 +96,7 @@ void RecentMean::Add(double value, double seconds) {
 
 void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
                      const std::vector<Rank>& ranks, bool starved,
-                     const CrewUse& crew) {
+                     const CrewUse& crew, bool filling) {
   const bool first = looked_ns_ == 0;
   const uint64_t ns = first ? 0 : Since(now_ns, looked_ns_);
   if (!first && ns == 0) return;
@@ -90,6 +123,7 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
   }
   std::map<uint32_t, Seen> seen;
   for (const Rank& rank : ranks) {
+    if (rank.done) continue;
     const auto last = seen_.find(rank.rank);
     Seen& now = seen[rank.rank];
     if (last != seen_.end()) {
@@ -107,6 +141,9 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
       now.waited.Add(Share(per_time(waited_ns)), seconds);
       now.behind.Add(rank.progress && *rank.progress < furthest ? 1 : 0,
                      seconds);
+      now.stands_ns = HoldsUpOthers(rank, ranks, filling || starved)
+                          ? now.stands_ns + ns
+                          : 0;
     }
     now.waiting = rank.waiting;
     now.waits = rank.waits;
@@ -118,7 +155,8 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
 std::vector<RecentUse::RankUse> RecentUse::ranks() const {
   std::vector<RankUse> ranks;
   for (const auto& [rank, seen] : seen_) {
-    ranks.push_back({rank, seen.waited.mean(), seen.behind.mean()});
+    ranks.push_back({rank, seen.waited.mean(), seen.behind.mean(),
+                     static_cast<double>(seen.stands_ns) * 1e-9});
   }
   return ranks;
 }
@@ -157,7 +195,16 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
   }
   const bool somebody_waits = found.ranks_wait >= kWaits;
   const RecentUse::RankUse* const behind = OneBehind(ranks);
-  if (somebody_waits && job.starved() > kStarved) {
+  if (const RecentUse::RankUse* const stands = OneStands(ranks)) {
+    found.what = What::kRank;
+    found.rank = stands->rank;
+    found.behind = stands->behind;
+    found.stands_s = stands->stands_s;
+    found.text = fmt::format(
+        "rank {} is the bottleneck: it has neither taken nor released a batch "
+        "for {:.0f} s while others wait for it, {}",
+        stands->rank, stands->stands_s, they_idle);
+  } else if (somebody_waits && job.starved() > kStarved) {
     found.what = What::kProducers;
     found.text = fmt::format(
         "producers are the bottleneck: {} % of the time there are no rows to "
@@ -227,6 +274,7 @@ nlohmann::json Bottleneck::ToJson() const {
   if (rank) {
     json["rank"] = *rank;
     json["behind"] = behind;
+    json["stands_s"] = stands_s;
   }
   return json;
 }

@@ -23,8 +23,17 @@
 //             the all-reduce, and is slow between, is not told from the others:
 //             then "ranks" is all that can be said. Of ranks that do not keep
 //             step the last is named, also when it is as fast as the others.
+//   stands    how long a rank that has batches has neither taken nor released
+//             one while others wait for it: it alone is the furthest behind,
+//             and some are ahead of it or have had all of their data. Where
+//             ranks do not get the same steps: it alone has batches, the
+//             others stand beside empty rings or have had all of their data,
+//             and no batch is being made. It counts from the first look that
+//             finds this so, and a look that does not ends it: it does not
+//             fade while the rank hangs, whatever became of the others.
 //
 // The judgement, in this order
+//   a rank stands for longer than kStands: "rank";
 //   no rank waits for more than kWaits of the time: "rank" when one is behind
 //     and no other is, else "ranks";
 //   somebody waits, and the stream is starved more often than not: "producers";
@@ -71,7 +80,7 @@ struct CrewUse {
 // The last seconds of one job.
 class RecentUse {
  public:
-  // A rank that is attached and has not had all of its data.
+  // A rank that is attached.
   struct Rank {
     uint32_t rank = 0;
     uint64_t waits = 0;    // ended; untrusted
@@ -80,19 +89,25 @@ class RecentUse {
     // Half steps that it is through with: two for a batch that it released, one
     // for one that it took. None: the ranks are not to keep step.
     std::optional<int64_t> progress;
+    bool done = false;  // it has taken and released all of its data
+    // It has batches to take or to release, and has done neither since the look
+    // before.
+    bool still = false;
   };
   // now_ns: of a steady clock. The counters are those of the job, from its
   // beginning.
-  // starved: of a stream.
+  // starved: of a stream. filling: a batch is being made.
   void Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
             const std::vector<Rank>& ranks, bool starved = false,
-            const CrewUse& crew = {});
+            const CrewUse& crew = {}, bool filling = true);
 
   struct RankUse {
     uint32_t rank = 0;
     double waits = 0;
     double behind = 0;
+    double stands_s = 0;
   };
+  // Of those that are not done.
   std::vector<RankUse> ranks() const;
   double decoding() const { return decoding_.mean(); }
   double storage() const { return storage_.mean(); }
@@ -108,6 +123,7 @@ class RecentUse {
     uint64_t wait_ns = 0;
     bool waiting = false;
     uint64_t counted_ns = 0;  // of that wait, which wait_ns does not count yet
+    uint64_t stands_ns = 0;
     RecentMean waited;
     RecentMean behind;
   };
@@ -145,6 +161,7 @@ struct Bottleneck {
   std::optional<uint32_t> rank;  // kRank
   double ranks_wait = 0;         // of the rank that waits most
   double behind = 0;             // kRank: its
+  double stands_s = 0;           // likewise
   double decoding = 0;           // for this job, of its crew's time or, without
                                  // one, of all workers'
   double storage = 0;            // likewise

@@ -683,6 +683,7 @@ nlohmann::json ControlServer::StatusJson() const {
                       {"workers_chosen", workers_->Description()},
                       {"read_backend", workers_->read_backend()},
                       {"pinned_bytes", workers_->pinned_bytes()},
+                      {"memory_bytes", jobs_->promised_bytes()},
                       {"read_depth", workers_->read_depth()},
                       {"read_depth_auto", workers_->read_depth_is_automatic()},
                       {"nodes", NodesJson()},
@@ -704,10 +705,15 @@ nlohmann::json ControlServer::StatusJson() const {
   }
   answer["late_reads"] = std::move(late);
   // Processes are known here, not in the job.
-  JobTable::SeatPids pids;
+  JobTable::ProcessIds pids;
   for (const auto& [id, connection] : connections_) {
-    if (connection.job == nullptr) continue;
-    pids[{connection.job.get(), connection.seat}] = connection.pid;
+    if (connection.job != nullptr) {
+      pids.of_seats[{connection.job.get(), connection.seat}] = connection.pid;
+    }
+    if (connection.producer && connection.producer->job != nullptr) {
+      pids.of_producers[{connection.producer->job.get(),
+                         connection.producer->number}] = connection.pid;
+    }
   }
   answer["jobs"] = jobs_->StatusJson(&pids);
   return answer;

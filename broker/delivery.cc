@@ -719,13 +719,45 @@ void Delivery::Drain() {
   if (draining_ || closed_) return;
   draining_ = true;
   Phase& phase = phases_.back();
+  // Steps that no rank was given are not waited for: a row of theirs may take
+  // as long as a function may.
   uint64_t end = 0;
   for (const Lane& lane : lanes_) {
-    if (lane.phase + 1 == phases_.size()) end = std::max(end, lane.next_step);
+    if (lane.phase + 1 != phases_.size()) continue;
+    end = std::max(end, lane.next_step - NewestSteps(lane).size());
+  }
+  for (Lane& lane : lanes_) {
+    for (Slot* slot : NewestSteps(lane)) {
+      if (lane.next_step <= end) break;
+      Abandon(slot);
+      --lane.next_step;
+      --lane.opened;
+    }
   }
   if (const auto total = phase.plan.total_steps()) end = std::min(end, *total);
   phase.end_step = end;
   TouchAll();
+}
+
+std::vector<Delivery::Slot*> Delivery::NewestSteps(const Lane& lane) {
+  std::vector<Slot*> steps;
+  for (uint64_t step = lane.opened; step > lane.out; --step) {
+    Slot* newest = nullptr;
+    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
+      Slot& slot = slots_[lane.first_slot + i];
+      const bool in_lane =
+          slot.state == SlotState::kFilling || slot.state == SlotState::kReady;
+      if (in_lane && !slot.share.abandoned && slot.share.step + 1 == step) {
+        newest = &slot;
+      }
+    }
+    if (newest == nullptr || newest->again ||
+        newest->phase + 1 != phases_.size()) {
+      break;
+    }
+    steps.push_back(newest);
+  }
+  return steps;
 }
 
 void Delivery::Close(Closed why, const std::string& reason) {

@@ -297,8 +297,9 @@ class Delivery {
   // Ranks whose pages were found to say what cannot be, each once. They are to
   // be evicted.
   std::vector<uint32_t> TakeCorrupt();
-  // No more shares are opened: the ranks take what was, all the same number of
-  // steps, and then the data are over for them.
+  // No more shares are opened, and those that no rank needs for this are given
+  // up: the ranks take the steps that the furthest of them was given, all the
+  // same number, and then the data are over for them.
   void Drain();
   // No more batches, to anybody.
   void Close(Closed why, const std::string& reason);
@@ -393,6 +394,8 @@ class Delivery {
     uint32_t free = 0, filling = 0, ready = 0, out = 0, quarantined = 0;
   };
   SlotCounts CountSlots() const;
+  // A share that somebody will get is being made.
+  bool Filling() const;
   // A slot could be opened if there were rows for it, and none is being filled.
   bool WaitsForRows() const;
 
@@ -499,6 +502,9 @@ class Delivery {
   // Something changed that is not one lane's or one consumer's.
   void OpenAll();
   void TouchAll();
+  // Steps of the last phase that were opened and did not leave the lane, behind
+  // which it has nothing else; the newest first.
+  std::vector<Slot*> NewestSteps(const Lane& lane);
   void Release(uint32_t slot);
   // Where one is that has heard of phase. Behind what is owed; true: some of
   // that may be left.

@@ -367,6 +367,12 @@ bool Delivery::WaitsForRows() const {
   return free;
 }
 
+bool Delivery::Filling() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.state == SlotState::kFilling && !slot.share.abandoned;
+  });
+}
+
 Delivery::SlotCounts Delivery::CountSlots() const {
   SlotCounts counts;
   for (const Slot& slot : slots_) {

@@ -18,6 +18,8 @@ constexpr uint64_t kChunkNs = 500'000;
 constexpr uint64_t kChunkBytesMax = 4 << 20;
 constexpr uint64_t kChunkRowsMax = 256;
 constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
+// A stopped job waits so long for a row of its last step.
+constexpr uint64_t kStopWaitNs = 5'000'000'000;
 // Often enough: a job is ahead of its share by ten times as much at most.
 constexpr uint64_t kWantedKeptNs = 5'000'000;
 
@@ -79,9 +81,7 @@ std::unique_ptr<Stream> StreamOf(const JobOptions& options,
   shape.begin = FirstNeeded(layout.plan.start());
   shape.to_finish = spec->producers;
   shape.rows_out = rows_out;
-  // Batches that are not released are in slots, or were in a former life.
-  shape.attic_rows = 2 * uint64_t{layout.lanes} * layout.slots_per_lane *
-                     layout.segment.rows_max;
+  shape.attic_rows = layout.attic_rows;
   return std::make_unique<Stream>(spec->features, shape, record);
 }
 
@@ -273,7 +273,23 @@ void Job::Settle(bool shrink) {
 void Job::Drain() {
   MutexLock lock(&mutex_);
   delivery_.Drain();
+  if (!drained_) drained_ = std::chrono::steady_clock::now();
   AdvanceLocked();
+}
+
+// A share of the last step cannot be given up when another rank has its own of
+// that step: then its rows have so long.
+void Job::EndIfStopHangsLocked(const CrewUse& crew) {
+  if (!drained_ || !delivery_.Filling() || crew.longest_ns < kStopWaitNs ||
+      std::chrono::steady_clock::now() - *drained_ <
+          std::chrono::nanoseconds(kStopWaitNs)) {
+    return;
+  }
+  FailLocked(AbortedError(
+      "job '{}' was stopped, and its last step waits for sample {}, which a "
+      "Python function has been at for {:.0f} s",
+      key_.name, crew.longest_record,
+      static_cast<double>(crew.longest_ns) * 1e-9));
 }
 
 void Job::Recall(const std::string& reason) {
@@ -352,6 +368,7 @@ void Job::Look(const CrewUse& crew) {
   AdvanceLocked();
   NoteRanksLocked(crew);
   NoteMissingLocked();
+  EndIfStopHangsLocked(crew);
   if (stream_ != nullptr) LookForProducersLocked();
   if (missing_ == 0 || !failure_.ok() || options_.wait_s <= 0 ||
       std::chrono::steady_clock::now() - missing_since_ <
@@ -584,6 +601,11 @@ void Job::FailIfNothingIsReadable(uint64_t rows_done) {
       DataLossError("job '{}': all of the first {} samples were skipped; the "
                     "last: {}",
                     key_.name, rows_done, last));
+}
+
+bool Job::GivenUp(const Share* share) const {
+  MutexLock lock(&mutex_);
+  return share->abandoned;
 }
 
 void Job::LeaveOut(Share* share, uint64_t row, const std::string& text) {

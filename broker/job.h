@@ -97,6 +97,14 @@ class Job {
     // See Delivery::Shape. PlanLayout leaves them empty.
     std::vector<uint32_t> bank_nodes = {};
     std::vector<uint32_t> worker_nodes = {};
+    // Of a stream: the rows of batches that are held for long, at most.
+    uint64_t attic_rows = 0;
+    uint64_t attic_bytes = 0;
+
+    // All that the job may come to need.
+    uint64_t memory_bytes() const {
+      return segment.segment_bytes + attic_bytes;
+    }
   };
   // nodes: NUMA nodes that the slots are to be on; more than one makes banks.
   // replicate: of a broadcast every slot is on each node, else half of them.
@@ -104,7 +112,8 @@ class Job {
                                      const Dataset& dataset, uint32_t nodes = 1,
                                      bool replicate = false);
 
-  // memory is the promise of the segment's bytes, kept as long as the segment.
+  // memory is the promise of layout.memory_bytes(), kept as long as the segment
+  // and the stream.
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       Layout layout, std::unique_ptr<Segment> segment,
       std::shared_ptr<void> memory, uint32_t workers,
@@ -158,7 +167,8 @@ class Job {
   void Withhold();
   bool Unsettled() const;
   void Settle(bool shrink);
-  // Ranks finish the step that the furthest of them has; no more follow.
+  // Ranks finish the step that the furthest of them was given; no more follow.
+  // Look ends it with an error when that waits for a function that hangs.
   void Drain();
   // Ends it at once, for all ranks.
   void Recall(const std::string& reason);
@@ -203,7 +213,9 @@ class Job {
   // nodes: of each bank; where nullopt is returned all are on them.
   std::optional<uint32_t> NextBankToMove(std::vector<uint32_t>* nodes);
   bool EndMoving();
-  nlohmann::json StatusJson(bool with_ranks) const;
+  // kept_s: nobody is attached, and the job waits so long for replacements.
+  nlohmann::json StatusJson(bool with_ranks,
+                            std::optional<double> kept_s) const;
   // Workers at a time, of its crew if it has one, that made its rows, or waited
   // for its reads, lately.
   double RecentDecoding() const;
@@ -234,6 +246,8 @@ class Job {
   // row is left out or was replaced (on_error), text names file and reason.
   void LeaveOut(Share* share, uint64_t row, const std::string& text);
   void CountSubstitute(const std::string& text);
+  // Nobody will get the share: what became of its rows is no matter.
+  bool GivenUp(const Share* share) const;
 
   // What workers did for this job, for fairness and status.
   struct Counters {
@@ -292,6 +306,8 @@ class Job {
   void CopyRows(const Claim& claim);
   void AssembleLocked(Share* share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChunkRowsNow() const;
+  void EndIfStopHangsLocked(const CrewUse& crew)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfNothingIsReadable(uint64_t rows_done);
 
   const JobKey key_;
@@ -314,6 +330,8 @@ class Job {
   std::chrono::steady_clock::time_point missing_since_ ABSL_GUARDED_BY(mutex_) =
       std::chrono::steady_clock::now();
   size_t missing_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<std::chrono::steady_clock::time_point> drained_
+      ABSL_GUARDED_BY(mutex_);
   // What a rank had done when it was looked at last, and since when that is so.
   struct Seen {
     uint64_t taken = 0;

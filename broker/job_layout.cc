@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "broker/job.h"
+#include "common/producer_memory.h"
 
 namespace penstock {
 namespace {
@@ -160,13 +161,22 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
       PlanSegment(
           element, rows_max, static_cast<uint32_t>(copies * lanes * slots),
           2 * options.consumers_max, static_cast<uint32_t>(bank_slots)));
-  return Layout{std::move(plan),
+  Layout layout{std::move(plan),
                 std::move(segment),
                 lanes,
                 static_cast<uint32_t>(slots),
                 static_cast<uint32_t>(leases),
                 row_bytes,
                 copies};
+  if (const auto* stream = std::get_if<StreamSource>(&spec.source)) {
+    // Batches that are not released are in slots, or were in a former life.
+    layout.attic_rows = 2 * uint64_t{lanes} * slots * layout.segment.rows_max;
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const ProducerLayout attic,
+        PlanProducerMemory(stream->features, layout.attic_rows));
+    layout.attic_bytes = attic.bytes;
+  }
+  return layout;
 }
 
 JobState Job::StateAt(const PlanStart& start) const {

@@ -1,4 +1,5 @@
 // What a job is seen to do: `penstock status`, and who everybody waits for.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "broker/job.h"
@@ -13,12 +14,15 @@ void Job::NoteRanksLocked(const CrewUse& crew) {
   for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
     if (!rank.seat) continue;
     const auto last = seen_.find(rank.rank);
-    const bool same = last != seen_.end() && last->second.taken == rank.taken &&
+    const bool has_batches = rank.ready + rank.held > 0;
+    // While it had none there was nothing that it could do.
+    const bool same = last != seen_.end() && has_batches &&
+                      last->second.taken == rank.taken &&
                       last->second.held == rank.held;
     seen[rank.rank] = {rank.taken, rank.held, same ? last->second.since : now};
-    if (!rank.open) continue;
     at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
-                       rank.wait_ns, rank.waiting, rank.progress});
+                       rank.wait_ns, rank.waiting, rank.progress,
+                       !rank.open && !has_batches, same});
   }
   seen_ = std::move(seen);
   // Relaxed, both: shown, nothing depends on them.
@@ -26,12 +30,15 @@ void Job::NoteRanksLocked(const CrewUse& crew) {
                    std::chrono::nanoseconds(now.time_since_epoch()).count()),
                counters_.decode_ns.load(std::memory_order_relaxed),
                counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
-               StarvedLocked(), crew);
+               StarvedLocked(), crew, delivery_.Filling());
 }
 
-// Its producers have put nothing to make a batch of, and there is room for one.
+// Its producers have put nothing to make a batch of, and there is room for one:
+// in a slot, and of the producers' own.
 bool Job::StarvedLocked() const {
-  if (stream_ == nullptr || stream_->over()) return false;
+  if (stream_ == nullptr || stream_->over() || stream_->ShortOfRoom()) {
+    return false;
+  }
   const Delivery::SlotCounts slots = delivery_.CountSlots();
   return slots.filling == 0 && slots.ready == 0 && slots.free > 0;
 }
@@ -51,7 +58,8 @@ Bottleneck Job::FindBottleneck(const PoolUse& pool) const {
   return Bottleneck::Of(recent_, pool);
 }
 
-nlohmann::json Job::StatusJson(bool with_ranks) const {
+nlohmann::json Job::StatusJson(bool with_ranks,
+                               std::optional<double> kept_s) const {
   MutexLock lock(&mutex_);
   const auto seconds = [](const std::atomic<uint64_t>& ns) {
     return static_cast<double>(ns.load(std::memory_order_relaxed)) * 1e-9;
@@ -63,6 +71,21 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
   const DeliveryOptions& delivery = options_.delivery;
   // What was seen before is of no worth while they are moved.
   const bool moving = moving_ || !banks_to_move_.empty();
+  const std::vector<Delivery::RankStatus> all_ranks = delivery_.Ranks();
+  std::vector<uint32_t> waits_for;
+  if (kept_s) {
+    for (const Delivery::RankStatus& rank : all_ranks) {
+      if (delivery_.WaitsFor(rank.rank)) {
+        waits_for.push_back(key_.consumer.value_or(rank.rank));
+      }
+    }
+    // It may fail before, for ranks that are missing.
+    if (missing_ > 0 && options_.wait_s > 0) {
+      const std::chrono::duration<double> missed =
+          std::chrono::steady_clock::now() - missing_since_;
+      kept_s = std::clamp(options_.wait_s - missed.count(), 0.0, *kept_s);
+    }
+  }
   const auto name = [](const auto& names, auto value) {
     return names[static_cast<size_t>(value)];
   };
@@ -72,6 +95,7 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"uid", key_.uid},
       {"state", !failure_.ok()          ? "failed"
                 : delivery_.Unsettled() ? "waiting for its ranks to reconnect"
+                : kept_s                ? AllGoneText(waits_for, *kept_s)
                 : !missing.empty() ? "waiting for rank " + NumbersText(missing)
                                    : "running"},
       {"delivery", name(kDeliveryModeNames, delivery.mode)},
@@ -106,19 +130,38 @@ nlohmann::json Job::StatusJson(bool with_ranks) const {
       {"bytes_read", counters_.bytes_read.load(std::memory_order_relaxed)},
       {"read_wait_s", seconds(counters_.read_wait_ns)},
       {"decode_s", seconds(counters_.decode_ns)},
-      {"memory_bytes", layout_.segment.segment_bytes},
+      {"memory_bytes", layout_.memory_bytes()},
       {"copies", layout_.copies},
       {"last_error", last_error_},
       {"warning", warning_}};
   if (stream_ != nullptr) {
     json["records"] = json["steps_per_epoch"] = 0;  // nobody knows
-    json["producers"] = stream_->at_work();
+    json["producers_at_work"] = stream_->at_work();
+    json["attic_rows"] = stream_->attic_rows();
+    json["attic_bytes"] = layout_.attic_bytes;
     json["rows_put"] = stream_->end();
     json["rows_kept"] = stream_->kept_rows();
   }
+  if (kept_s) {
+    json["waits_for"] = waits_for;
+    json["kept_s"] = *kept_s;
+  }
+  if (with_ranks && stream_ != nullptr) {
+    nlohmann::json producers = nlohmann::json::array();
+    for (const Stream::ProducerStatus& each : stream_->Producers()) {
+      producers.push_back({{"producer", each.producer},
+                           {"state", each.state},
+                           {"rows_put", each.rows_put},
+                           {"rows_kept", each.rows_kept},
+                           {"room_rows", each.room_rows},
+                           {"waits_for_room", each.waits_for_room},
+                           {"memory_bytes", each.memory_bytes}});
+    }
+    json["producers"] = std::move(producers);
+  }
   if (with_ranks) {
     nlohmann::json ranks = nlohmann::json::array();
-    for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
+    for (const Delivery::RankStatus& rank : all_ranks) {
       // It has something to do and does not: it takes no batch and gives none
       // back.
       double silent_s = 0;

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "broker/restore.h"
+#include "broker/text.h"
 #include "common/kill_point.h"
 
 namespace penstock {
@@ -29,6 +31,18 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
       limits_(std::move(limits)),
       datasets_(limits_.functions),
       placement_(&workers->topology()) {
+  std::map<uint64_t, std::shared_ptr<void>> memory_of;  // by segment
+  const auto count = [&](uint32_t uid, uint64_t segment, uint64_t bytes) {
+    uint64_t ignored = 0;
+    std::shared_ptr<void>& memory = memory_of[segment];
+    if (memory == nullptr) memory = CountMemory(uid, bytes, &ignored, &ignored);
+    return memory;
+  };
+  for (const FormerMapping& each : life->TakeMappings()) {
+    holders_.push_back({each.job, each.attach, std::nullopt, each.pidfd,
+                        PidOf(each.pidfd->get()),
+                        count(each.uid, each.segment, each.bytes)});
+  }
   for (FormerJob& former : life->TakeJobs()) {
     Entry& entry = entries_.emplace_back();
     entry.key = former.key;
@@ -38,8 +52,18 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
     entry.launch = former.launch;
     entry.number = former.id;
     uint64_t ignored = 0;
-    entry.former_memory =
-        CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
+    for (const auto& [attach, rank] : former.ranks) {
+      if (rank.left || rank.segment == 0) continue;
+      // Of the last segment there was.
+      entry.former_memory = count(former.key.uid, rank.segment, rank.bytes);
+      if (rank.pidfd == nullptr) continue;
+      holders_.push_back({former.id, attach, rank.rank, rank.pidfd,
+                          PidOf(rank.pidfd->get()), entry.former_memory});
+    }
+    if (entry.former_memory == nullptr) {
+      entry.former_memory =
+          CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
+    }
     entry.former = std::make_unique<FormerJob>(std::move(former));
     spdlog::info("job '{}' of a former life waits for its ranks",
                  entry.key.name);
@@ -531,7 +555,8 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   // process can be fenced by it, and it cannot ask any more. The number stays,
   // so that ranks that reconnect later are recognised.
   return Attached{entry.job, joined, entry.incarnation,
-                  reconnects ? entry.former_memory : nullptr};
+                  reconnects ? FormerMemoryOf(entry, rank, request.pidfd)
+                             : nullptr};
 }
 
 const DatasetSpec* JobTable::SpecOf(
@@ -586,6 +611,7 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
         entry->launch.Left(left.rank, finished);
         life_->RankLeft(entry->number, left.attach, finished);
       }
+      life_->Unmapped(entry->number, attachment.mapped().attach);
       entry->retired.push_back(attachment.mapped());
     }
   }
@@ -652,6 +678,7 @@ void JobTable::Look() {
 }
 
 void JobTable::Sweep() {
+  LookAtHolders();
   const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     if (entry->job == nullptr) {
@@ -716,31 +743,66 @@ PoolUse JobTable::RecentPoolUse() const {
   return use;
 }
 
-nlohmann::json JobTable::StatusJson(const SeatPids* pids) const {
+std::optional<double> JobTable::KeptFor(const Entry& entry) const {
+  const auto may_live = [](const auto& item) { return item.second.MayLive(); };
+  auto since = entry.deserted;
+  if (entry.job == nullptr && entry.opening == nullptr &&
+      std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
+                   may_live)) {
+    since = started_;
+  }
+  if (entry.over || !since || (entry.job != nullptr && entry.job->failed())) {
+    return std::nullopt;
+  }
+  const std::chrono::duration<double> kept =
+      *since + kDesertedJobKept - std::chrono::steady_clock::now();
+  return std::max(kept.count(), 0.0);
+}
+
+nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
   const PoolUse pool = RecentPoolUse();
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
     if (entry.job != nullptr) {
       nlohmann::json& job =
-          jobs.emplace_back(entry.job->StatusJson(pids != nullptr));
+          jobs.emplace_back(
+              entry.job->StatusJson(pids != nullptr, KeptFor(entry)));
       job["incarnation"] = entry.incarnation.number;
       if (pids != nullptr) {
         job["bottleneck"] = entry.job->FindBottleneck(pool).ToJson();
-        for (nlohmann::json& rank : job["ranks"]) {
-          const auto pid =
-              pids->find({entry.job.get(), rank["seat"].get<int64_t>()});
-          if (pid != pids->end()) rank["pid"] = pid->second;
-        }
+        const auto put = [&](const char* list, const char* number,
+                             const auto& from) {
+          if (!job.contains(list)) return;
+          for (nlohmann::json& each : job[list]) {
+            if (!each[number].is_number()) continue;
+            const auto pid =
+                from.find({entry.job.get(), each[number].get<int64_t>()});
+            if (pid != from.end()) each["pid"] = pid->second;
+          }
+        };
+        put("ranks", "seat", pids->of_seats);
+        put("producers", "producer", pids->of_producers);
       }
       if (entry.over && !entry.job->failed()) job["state"] = "ending";
     } else {
-      jobs.push_back({{"job", entry.key.name},
-                      {"dataset", entry.key.dataset},
-                      {"uid", entry.key.uid},
-                      {"state", entry.opening != nullptr
-                                    ? "opening"
-                                    : "waiting for its ranks to reconnect"},
-                      {"world_size", entry.options.world_size}});
+      nlohmann::json& job = jobs.emplace_back(
+          nlohmann::json{{"job", entry.key.name},
+                         {"dataset", entry.key.dataset},
+                         {"uid", entry.key.uid},
+                         {"state", entry.opening != nullptr
+                                       ? "opening"
+                                       : "waiting for its ranks to reconnect"},
+                         {"world_size", entry.options.world_size}});
+      if (const std::optional<double> kept_s = KeptFor(entry)) {
+        std::set<uint32_t> dead;
+        for (const auto& [attach, rank] : entry.former->ranks) {
+          if (!rank.left) dead.insert(entry.key.consumer.value_or(rank.rank));
+        }
+        const std::vector<uint32_t> waits_for(dead.begin(), dead.end());
+        job["state"] = AllGoneText(waits_for, *kept_s);
+        job["waits_for"] = waits_for;
+        job["kept_s"] = *kept_s;
+      }
     }
   }
   return jobs;

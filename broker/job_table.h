@@ -134,10 +134,14 @@ class JobTable {
   // How far the opening that attach or inspect waits for is; false: none.
   bool Progress(uint64_t number, uint64_t* done, uint64_t* total) const;
 
-  // The process at a seat of a job, where one is connected.
-  using SeatPids = std::map<std::pair<const Job*, int64_t>, pid_t>;
+  // The processes at the seats of jobs, and those of their producers, that are
+  // connected.
+  struct ProcessIds {
+    std::map<std::pair<const Job*, int64_t>, pid_t> of_seats;
+    std::map<std::pair<const Job*, int64_t>, pid_t> of_producers;
+  };
   // With pids: also the ranks, and who is the bottleneck.
-  nlohmann::json StatusJson(const SeatPids* pids) const;
+  nlohmann::json StatusJson(const ProcessIds* pids) const;
   // Rows made for all jobs, those that ended too.
   uint64_t RowsMade() const;
   const BankPlacement& placement() const { return placement_; }
@@ -148,7 +152,11 @@ class JobTable {
   }
   void Shutdown();
   // Whether Sweep has anything to look at.
-  bool busy() const { return !openings_.empty() || !entries_.empty(); }
+  bool busy() const {
+    return !openings_.empty() || !entries_.empty() || !holders_.empty();
+  }
+  // Of all jobs, and of segments that processes of former lives may map.
+  uint64_t promised_bytes() const;
   // Notes what ranks and workers do, fails jobs whose ranks are missing for
   // long. With each tick: it looks at all ranks.
   void Look();
@@ -220,6 +228,22 @@ class JobTable {
     };
     std::map<uint32_t, Reconnected> reconnected;  // by rank
   };
+
+  // A process of a former life that may map a segment: it counts until the
+  // process is dead or has said that it does not.
+  struct Holder {
+    uint64_t job = 0;  // its number in the life journal, the attach's too
+    uint64_t attach = 0;
+    std::optional<uint32_t> rank;  // it may reconnect as this one
+    std::shared_ptr<Fd> pidfd;
+    pid_t pid = 0;  // of it
+    std::shared_ptr<void> memory;
+  };
+  // What this process holds as this rank, until the last reference goes.
+  std::shared_ptr<void> FormerMemoryOf(const Entry& entry, uint32_t rank,
+                                       int pidfd);
+  void Unmapped(uint64_t job, uint64_t attach);
+  void LookAtHolders();
 
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
   // takes the place of.
@@ -299,9 +323,9 @@ class JobTable {
   // in all and of this user.
   std::shared_ptr<void> CountMemory(uint32_t uid, uint64_t bytes,
                                     uint64_t* before, uint64_t* before_of_uid);
-  // Takes the job's segment off what is left; given back when the last
-  // reference to it goes. ResourceExhausted says what is needed and what is
-  // left.
+  // Takes the job's memory off what is left: its segment, and of a stream its
+  // attic. Given back when the last reference to it goes. ResourceExhausted
+  // says what is needed and what is left.
   StatusOr<std::shared_ptr<void>> PromiseMemory(const JobKey& key,
                                                 const JobOptions& options,
                                                 const Job::Layout& layout);
@@ -312,6 +336,8 @@ class JobTable {
   PoolUse RecentPoolUse() const;
   Status PopulateJob(Job& job, const OpenProgress& progress,
                      const std::function<void()>& on_first);
+  // Nobody is attached: how many seconds it waits for replacements yet.
+  std::optional<double> KeptFor(const Entry& entry) const;
   static void NoteNode(Opening* opening, const AttachRequest& request);
   // Banks of a job that is open are to be moved.
   void StartMover(const std::shared_ptr<Job>& job);
@@ -326,6 +352,7 @@ class JobTable {
   std::function<void(const std::shared_ptr<Job>&)> on_producers_;
   OpenDatasets datasets_;
   std::list<Entry> entries_;
+  std::vector<Holder> holders_;
   std::vector<Ended> ended_;
   std::list<Opening> openings_;
   std::map<uint64_t, InspectDone> inspects_;
@@ -334,16 +361,16 @@ class JobTable {
   const uint64_t life_id_ = NewLifeId();
   static uint64_t NewLifeId();
 
-  // Bytes of segments, by user; shared, for a job may outlive this table in a
+  // Bytes of jobs, by user; shared, for a job may outlive this table in a
   // worker.
   struct Promised {
     Mutex mutex;
     uint64_t bytes ABSL_GUARDED_BY(mutex) = 0;
     std::map<uint32_t, uint64_t> bytes_of ABSL_GUARDED_BY(mutex);
+    // Of them not populated yet: not seen in the machine's free memory.
+    std::atomic<uint64_t> unpopulated{0};
   };
   const std::shared_ptr<Promised> promised_ = std::make_shared<Promised>();
-  // Of them not populated yet: not seen in the machine's free memory.
-  std::atomic<uint64_t> promised_bytes_{0};
   BankPlacement placement_;
 };
 

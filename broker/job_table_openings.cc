@@ -198,7 +198,7 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
                layout->segment.segment_bytes);
   auto segment = Segment::Create(layout->segment, life_id_, number);
   if (!segment.ok()) {
-    promised_bytes_.fetch_sub(layout->segment.segment_bytes);
+    promised_->unpopulated.fetch_sub(layout->segment.segment_bytes);
     return segment.status();
   }
   return std::make_shared<Job>(key, options, std::move(dataset),
@@ -234,7 +234,8 @@ void JobTable::StartMover(const std::shared_ptr<Job>& job) {
 
 Status JobTable::CheckSource(uint64_t bytes) const {
   const MemoryRoom room = FindMemoryRoom(SystemFiles{});
-  uint64_t left = room.bytes - std::min(room.bytes, promised_bytes_.load());
+  uint64_t left =
+      room.bytes - std::min(room.bytes, promised_->unpopulated.load());
   std::string limit = room.limit;
   if (limits_.memory_bytes && *limits_.memory_bytes < left) {
     left = *limits_.memory_bytes;
@@ -274,7 +275,8 @@ std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
     *before_of_uid = of_uid;
     of_uid += bytes;
   }
-  return {nullptr, [promised = promised_, bytes, uid](void*) {
+  // Not a null pointer, which would say that nothing is kept.
+  return {promised_.get(), [promised = promised_, bytes, uid](void*) {
             MutexLock lock(&promised->mutex);
             promised->bytes -= bytes;
             if ((promised->bytes_of[uid] -= bytes) == 0) {
@@ -283,24 +285,35 @@ std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
           }};
 }
 
+uint64_t JobTable::promised_bytes() const {
+  MutexLock lock(&promised_->mutex);
+  return promised_->bytes;
+}
+
 StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
     const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
-  const uint64_t needed = layout.segment.segment_bytes;
+  const uint64_t needed = layout.memory_bytes();
   // Taken first and judged then, so that two jobs that open at once cannot both
   // be promised the same bytes.
   uint64_t taken = 0;
   uint64_t taken_by_uid = 0;
   std::shared_ptr<void> promise =
       CountMemory(key.uid, needed, &taken, &taken_by_uid);
-  const uint64_t promised = promised_bytes_.fetch_add(needed);
+  const uint64_t promised = promised_->unpopulated.fetch_add(needed);
   const auto refuse = [&](const std::string& why) {
-    promised_bytes_.fetch_sub(needed);
+    promised_->unpopulated.fetch_sub(needed);
     return ResourceExhaustedError(
         "job '{}' needs {} ({} batches, prefetch {} and hold {} for each of {} "
-        "ranks, x {} rows x {}), {}; make batch.size or prefetch smaller",
+        "ranks, x {} rows x {}{}), {}; make batch.size or prefetch smaller",
         key.name, BytesText(needed), layout.segment.slot_count,
         options.spec.prefetch, options.spec.hold, options.consumers_max,
-        layout.segment.rows_max, BytesText(layout.row_bytes), why);
+        layout.segment.rows_max, BytesText(layout.row_bytes),
+        layout.attic_bytes == 0
+            ? ""
+            : fmt::format(", and {} for rows of the stream whose batches are "
+                          "held for long",
+                          BytesText(layout.attic_bytes)),
+        why);
   };
   const auto over = [needed](const std::optional<uint64_t>& limit,
                              uint64_t used) {
@@ -325,7 +338,12 @@ StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
     return refuse(
         fmt::format("only {} are left by {}", BytesText(left), room.limit));
   }
-  return promise;
+  if (layout.attic_bytes == 0) return promise;
+  // The attic gets its pages when ranks are slow and not when the job begins:
+  // until the job ends all of it counts as not populated.
+  return std::shared_ptr<void>(
+      nullptr, [promise, promised = promised_, bytes = layout.attic_bytes](
+                   void*) { promised->unpopulated.fetch_sub(bytes); });
 }
 
 Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
@@ -334,7 +352,7 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
   std::byte* base = job.segment().base();
   const uint32_t lanes = job.layout().copies * job.layout().lanes;
   const uint32_t levels = job.layout().slots_per_lane;
-  placement_.Bind(job);
+  std::vector<std::shared_ptr<void>> on_nodes = placement_.Bind(job);
   std::vector<PopulateRange> ranges = {{base, plan.slots_offset}};
   for (uint32_t level = 0; level < levels; ++level) {
     // Copies of one lane are as good as lanes.
@@ -352,7 +370,8 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
         if (level == 1) on_first();
       },
       [&] { return progress.cancel.load() || job.Pointless(); });
-  promised_bytes_.fetch_sub(plan.segment_bytes);
+  on_nodes.clear();
+  promised_->unpopulated.fetch_sub(plan.segment_bytes);
   if (status.ok()) placement_.Move(job);
   return status;
 }
@@ -481,7 +500,8 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           json["steps_per_epoch"] = endless ? 0 : layout.plan.steps_per_epoch();
           json["rows_per_epoch"] = layout.plan.rows_per_epoch();
           json["epochs"] = layout.plan.epochs().value_or(0);
-          json["memory_bytes"] = layout.segment.segment_bytes;
+          json["memory_bytes"] = layout.memory_bytes();
+          json["attic_bytes"] = layout.attic_bytes;
           json["index_bytes"] = dataset->source->memory_bytes();
           json["slots"] = layout.segment.slot_count;
           json["slot_rows"] = layout.segment.rows_max;

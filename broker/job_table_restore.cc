@@ -1,5 +1,7 @@
 // What JobTable does after a death of the broker: jobs of a former life and
 // their ranks, of which some reconnect, some are dead, and some say nothing.
+#include <poll.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -28,6 +30,41 @@ bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
   return last != nullptr && !last->left && !last->MayLive();
 }
 
+std::shared_ptr<void> JobTable::FormerMemoryOf(const Entry& entry,
+                                               uint32_t rank, int pidfd) {
+  // The dead are none: another may have their number.
+  LookAtHolders();
+  const pid_t pid = PidOf(pidfd);
+  std::vector<uint64_t> attaches;
+  for (const Holder& holder : holders_) {
+    if (holder.job == entry.number && holder.rank == rank &&
+        holder.pid == pid && pid > 0) {
+      attaches.push_back(holder.attach);
+    }
+  }
+  if (attaches.empty()) return entry.former_memory;
+  return {nullptr, [this, job = entry.number, attaches = std::move(attaches),
+                    memory = entry.former_memory](void*) {
+            for (const uint64_t attach : attaches) Unmapped(job, attach);
+          }};
+}
+
+void JobTable::Unmapped(uint64_t job, uint64_t attach) {
+  life_->Unmapped(job, attach);
+  std::erase_if(holders_, [&](const Holder& holder) {
+    return holder.job == job && holder.attach == attach;
+  });
+}
+
+void JobTable::LookAtHolders() {
+  std::erase_if(holders_, [this](const Holder& holder) {
+    pollfd dead{holder.pidfd->get(), POLLIN, 0};
+    if (poll(&dead, 1, 0) != 1) return false;
+    life_->Unmapped(holder.job, holder.attach);
+    return true;
+  });
+}
+
 bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
   if (entry.former == nullptr) return false;
   std::map<uint64_t, FormerRank>& ranks = entry.former->ranks;
@@ -44,6 +81,8 @@ bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
     const auto last = std::find_if(ranks.rbegin(), ranks.rend(), is_it);
     if (last != ranks.rend()) {
       const FormerRank& former = last->second;
+      // It was not answered, so it has got no segment.
+      Unmapped(entry.number, last->first);
       request->asked_before = true;
       request->incarnation = entry.incarnation;
       request->former_inode = former.inode;
@@ -56,6 +95,7 @@ bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
   std::erase_if(ranks, [&](const auto& item) {
     if (!is_it(item)) return false;
     request->asked_before = true;
+    Unmapped(entry.number, item.first);
     life_->RankForgotten(entry.number, item.first);
     return true;
   });

@@ -49,6 +49,8 @@ enum Type : uint8_t {
   kBoot = 20,
   kDelivered = 21,  // an EndedJob
   kLaunch = 22,     // of a job, from a compacted journal
+  kMapped = 23,     // a FormerMapping
+  kUnmapped = 24,
 };
 
 // Of kRowsKept: far below what a record may have.
@@ -98,16 +100,6 @@ std::string TimeText(std::chrono::system_clock::time_point time) {
   localtime_r(&seconds, &local);
   char text[32];
   return {text, std::strftime(text, sizeof(text), "%F %T", &local)};
-}
-
-// 0: it is dead, or of a namespace that is not seen from here.
-pid_t PidOf(int pidfd) {
-  std::ifstream info(fmt::format("/proc/self/fdinfo/{}", pidfd));
-  for (std::string line; std::getline(info, line);) {
-    pid_t pid = 0;
-    if (std::sscanf(line.c_str(), "Pid: %d", &pid) == 1) return pid;
-  }
-  return 0;
 }
 
 template <typename E, size_t N>
@@ -240,6 +232,15 @@ uint32_t AgreementDigest(const JobOptions& options) {
   const std::string text = agreement.dump();
   return static_cast<uint32_t>(
       crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size()));
+}
+
+pid_t PidOf(int pidfd) {
+  std::ifstream info(fmt::format("/proc/self/fdinfo/{}", pidfd));
+  for (std::string line; std::getline(info, line);) {
+    pid_t pid = 0;
+    if (std::sscanf(line.c_str(), "Pid: %d", &pid) == 1) return pid;
+  }
+  return 0;
 }
 
 bool FormerRank::MayLive() const {
@@ -435,11 +436,30 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
       case kRank:
         if (Live* job = live()) {
           const uint64_t attach = record.at("attach").get<uint64_t>();
-          job->ranks[attach] = {record.at("rank").get<uint32_t>(),
-                                record.at("from").get<uint64_t>(), false};
-          job->launch.Attached(job->ranks[attach].rank);
-          next_id_ = std::max(next_id_, attach + 1);
+          Rank& rank = job->ranks[attach];
+          rank = {record.at("rank").get<uint32_t>(),
+                  record.at("from").get<uint64_t>(), false,
+                  record.value("segment", uint64_t{0}),
+                  record.value("bytes", uint64_t{0})};
+          job->launch.Attached(rank.rank);
+          next_id_ = std::max({next_id_, attach + 1, rank.segment + 1});
         }
+        break;
+      case kMapped: {
+        const FormerMapping mapping = {record.at("id").get<uint64_t>(),
+                                       record.at("attach").get<uint64_t>(),
+                                       record.at("uid").get<uint32_t>(),
+                                       record.at("segment").get<uint64_t>(),
+                                       record.at("bytes").get<uint64_t>(),
+                                       nullptr};
+        mapped_[{mapping.job, mapping.attach}] = mapping;
+        next_id_ =
+            std::max({next_id_, mapping.attach + 1, mapping.segment + 1});
+        break;
+      }
+      case kUnmapped:
+        mapped_.erase({record.at("id").get<uint64_t>(),
+                       record.at("attach").get<uint64_t>()});
         break;
       case kRankEnd:
         if (Live* job = live()) {
@@ -560,10 +580,27 @@ std::vector<LifeJournal::Dataset> LifeJournal::TakeDatasets() {
   return datasets;
 }
 
+std::vector<FormerMapping> LifeJournal::TakeMappings() {
+  MutexLock lock(&mutex_);
+  std::vector<FormerMapping> mappings;
+  for (auto it = mapped_.begin(); it != mapped_.end();) {
+    auto pidfd = stored_.extract(PidfdName(it->first.first, it->first.second));
+    if (pidfd.empty()) {
+      // Nobody can say when it ends.
+      it = mapped_.erase(it);
+      continue;
+    }
+    mappings.push_back(it->second);
+    mappings.back().pidfd = std::make_shared<Fd>(std::move(pidfd.mapped()));
+    ++it;
+  }
+  return mappings;
+}
+
 std::vector<FormerJob> LifeJournal::TakeJobs() {
   MutexLock lock(&mutex_);
   std::vector<FormerJob> jobs;
-  for (const auto& [id, live] : jobs_) {
+  for (auto& [id, live] : jobs_) {
     StatusOr<FormerJob> job = InternalError("no record");
     try {
       job = JobFromJson(live.job);
@@ -591,11 +628,15 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
       job->completed.insert(position);
     }
     job->handed_over = live.handed_over;
-    for (const auto& [attach, rank] : live.ranks) {
+    for (auto& [attach, rank] : live.ranks) {
       FormerRank& former = job->ranks[attach];
       former.rank = rank.rank;
       former.from = rank.from;
       former.left = rank.left;
+      former.segment = rank.segment;
+      former.bytes = rank.bytes;
+      // Nobody could say when a process without a pidfd ends.
+      rank.unmapped = stored_.count(PidfdName(id, attach)) == 0;
       if (auto pidfd = stored_.extract(PidfdName(id, attach)); pidfd) {
         former.pidfd = std::make_shared<Fd>(std::move(pidfd.mapped()));
       }
@@ -734,12 +775,14 @@ void LifeJournal::Begun(uint64_t job, uint64_t position,
   live.low = std::max(live.low, position);
   live.opened = std::max(live.opened, position);
   live.segment_bytes = segment_bytes;
+  live.segment = next_id_++;
   Record(kOpened, OpenedRecord(job, live));
 }
 
 void LifeJournal::JobEnded(uint64_t job) {
   MutexLock lock(&mutex_);
   if (jobs_.count(job) == 0 && ended_.count(job) == 0) return;
+  LetGoAll(job);
   // Before: a job that is known must have its ranks' pages and pidfds, or
   // nobody can say whether they live.
   Record(kJobEnd, {{"id", job}});
@@ -749,6 +792,7 @@ void LifeJournal::JobEnded(uint64_t job) {
 
 void LifeJournal::JobDelivered(const EndedJob& job) {
   MutexLock lock(&mutex_);
+  LetGoAll(job.id);
   Record(kDelivered, EndedToJson(job));
   Forget(job.id);
   ended_[job.id] = job;
@@ -759,7 +803,7 @@ void LifeJournal::Forget(uint64_t job) {
   if (found == jobs_.end()) return;
   for (const auto& [attach, rank] : found->second.ranks) {
     Unstore(CursorName(job, attach));
-    Unstore(PidfdName(job, attach));
+    if (mapped_.count({job, attach}) == 0) Unstore(PidfdName(job, attach));
   }
   if (found->second.stream) {
     for (const auto& [number, producer] : found->second.stream->producers()) {
@@ -772,7 +816,34 @@ void LifeJournal::Forget(uint64_t job) {
 nlohmann::json LifeJournal::RankRecord(uint64_t id, uint64_t attach,
                                        const Rank& rank) {
   return {
-      {"id", id}, {"attach", attach}, {"rank", rank.rank}, {"from", rank.from}};
+      {"id", id},          {"attach", attach},    {"rank", rank.rank},
+      {"from", rank.from}, {"bytes", rank.bytes}, {"segment", rank.segment}};
+}
+
+void LifeJournal::LetGoAll(uint64_t job) {
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  for (const auto& [attach, rank] : found->second.ranks) {
+    LetGo(job, found->second, attach, rank);
+  }
+}
+
+nlohmann::json LifeJournal::MappedRecord(const FormerMapping& mapping) {
+  return {{"id", mapping.job},
+          {"attach", mapping.attach},
+          {"uid", mapping.uid},
+          {"segment", mapping.segment},
+          {"bytes", mapping.bytes}};
+}
+
+void LifeJournal::LetGo(uint64_t id, const Live& live, uint64_t attach,
+                        const Rank& rank) {
+  if (rank.unmapped || rank.left || rank.segment == 0) return;
+  const FormerMapping mapping = {
+      id,           attach,     live.job.at("uid").get<uint32_t>(),
+      rank.segment, rank.bytes, nullptr};
+  mapped_[{id, attach}] = mapping;
+  Record(kMapped, MappedRecord(mapping));
 }
 
 StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, const Rank& rank,
@@ -785,7 +856,11 @@ StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, const Rank& rank,
   const bool known = std::any_of(
       found->second.ranks.begin(), found->second.ranks.end(),
       [&rank](const auto& item) { return item.second.rank == rank.rank; });
-  found->second.ranks[attach] = rank;
+  Rank& added = found->second.ranks[attach];
+  added = rank;
+  added.segment = found->second.segment;
+  added.bytes = found->second.segment_bytes;
+  added.unmapped = pidfd < 0;
   // Before it is recorded: a rank that is known must have a page, or nobody can
   // say what it had. One that is stored and not known was not answered.
   Store(CursorName(job, attach), cursor_fd);
@@ -793,9 +868,9 @@ StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, const Rank& rank,
   KillPoint("attach.stored");
   Status status;
   if (known) {
-    Record(kRank, RankRecord(job, attach, rank));
+    Record(kRank, RankRecord(job, attach, added));
   } else {
-    status = RecordOrRefuse(kRank, RankRecord(job, attach, rank));
+    status = RecordOrRefuse(kRank, RankRecord(job, attach, added));
   }
   if (status.ok()) {
     found->second.launch.Attached(rank.rank);
@@ -821,10 +896,26 @@ void LifeJournal::RankLeft(uint64_t job, uint64_t attach, bool finished) {
 void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
-  if (found == jobs_.end() || found->second.ranks.erase(attach) == 0) return;
+  if (found == jobs_.end()) return;
+  const auto rank = found->second.ranks.extract(attach);
+  if (rank.empty()) return;
+  LetGo(job, found->second, attach, rank.mapped());
   Record(kRankEnd, {{"id", job}, {"attach", attach}});
   Unstore(CursorName(job, attach));
-  Unstore(PidfdName(job, attach));
+  if (mapped_.count({job, attach}) == 0) Unstore(PidfdName(job, attach));
+}
+
+void LifeJournal::Unmapped(uint64_t job, uint64_t attach) {
+  MutexLock lock(&mutex_);
+  if (mapped_.erase({job, attach}) > 0) {
+    Record(kUnmapped, {{"id", job}, {"attach", attach}});
+    Unstore(PidfdName(job, attach));
+    return;
+  }
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  const auto rank = found->second.ranks.find(attach);
+  if (rank != found->second.ranks.end()) rank->second.unmapped = true;
 }
 
 void LifeJournal::PhaseBegun(uint64_t job, const FormerPhase& phase) {
@@ -1002,6 +1093,9 @@ std::vector<std::pair<uint8_t, std::string>> LifeJournal::LiveRecords() const {
   }
   for (const auto& [id, job] : ended_) {
     record(kDelivered, EndedToJson(job));
+  }
+  for (const auto& [key, mapping] : mapped_) {
+    PENSTOCK_RETURN_IF_ERROR(record(kMapped, MappedRecord(mapping)));
   }
   for (const auto& [id, live] : jobs_) {
     record(kJob, live.job);

@@ -70,10 +70,27 @@ struct FormerRank {
   uint64_t inode = 0;                      // of the page; 0: as above
   std::shared_ptr<Fd> pidfd;               // nullptr: as above
   bool left = false;                       // orderly
+  uint64_t segment = 0;  // that it got, by a number; 0: not recorded
+  uint64_t bytes = 0;    // of it
   // Not known to be dead, and it did not leave.
   bool MayLive() const;
   // The broker died before it answered: the process of pidfd attaches again.
   bool WasNotAnswered(int pidfd) const;
+};
+
+// The process of a pidfd; 0: it is dead, or of a namespace that is not seen
+// from here.
+pid_t PidOf(int pidfd);
+
+// A process that may still map a segment, though its job is over or knows
+// nothing of it any more: it was evicted, or has not noticed yet.
+struct FormerMapping {
+  uint64_t job = 0;
+  uint64_t attach = 0;
+  uint32_t uid = 0;
+  uint64_t segment = 0;
+  uint64_t bytes = 0;
+  std::shared_ptr<Fd> pidfd;
 };
 
 // A job that was not over when the broker died.
@@ -139,8 +156,9 @@ class LifeJournal {
   // A job that was not over and is not among what the former life left: there
   // is none.
   bool KnowsAllJobs() const;
-  // What the former life left. Once.
+  // What the former life left. Once, mappings before jobs.
   std::vector<Dataset> TakeDatasets();
+  std::vector<FormerMapping> TakeMappings();
   std::vector<FormerJob> TakeJobs();
   std::vector<EndedJob> TakeEnded();
 
@@ -164,14 +182,21 @@ class LifeJournal {
     uint32_t rank = 0;
     uint64_t from = 0;  // the position of the first batch that it is to get
     bool left = false;
+    // The segment that it got. Until it is told (Unmapped) that the process
+    // has it no more, the pidfd is kept, whatever becomes of rank and job.
+    uint64_t segment = 0;
+    uint64_t bytes = 0;
+    bool unmapped = false;
   };
   StatusOr<uint64_t> RankAttached(uint64_t job, const Rank& rank, int cursor_fd,
                                   int pidfd);
   // It is gone for good, and how far it was still matters. finished: it had
   // been told that the data are over.
   void RankLeft(uint64_t job, uint64_t attach, bool finished);
-  // Nothing of this process matters any more.
+  // What this process had matters no more.
   void RankForgotten(uint64_t job, uint64_t attach);
+  // It is dead, or has said that it unmapped everything.
+  void Unmapped(uint64_t job, uint64_t attach);
   void PhaseBegun(uint64_t job, const FormerPhase& phase);
 
   void Completed(uint64_t job, uint64_t position, uint64_t next);
@@ -216,6 +241,7 @@ class LifeJournal {
     uint64_t opened = 0;
     uint64_t low = 0;
     uint64_t segment_bytes = 0;
+    uint64_t segment = 0;                    // of this life
     std::map<uint64_t, uint64_t> completed;  // above low: position, next
     HandedOverSteps handed_over;
     std::vector<nlohmann::json> phases;
@@ -229,6 +255,12 @@ class LifeJournal {
   static nlohmann::json StreamJson(uint64_t id, const StreamLedger& ledger);
   // Its ranks' and producers' descriptors are given back.
   void Forget(uint64_t job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The rank is not one any more: keeps its pidfd as long as it matters.
+  void LetGo(uint64_t id, const Live& live, uint64_t attach, const Rank& rank)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of all ranks of a job that is over.
+  void LetGoAll(uint64_t job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static nlohmann::json MappedRecord(const FormerMapping& mapping);
   void TakeStream(uint64_t id, const Live& live, FormerJob* job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Refused: not recorded, and the caller does not go on. The other two are
@@ -291,6 +323,9 @@ class LifeJournal {
       ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Live> jobs_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, EndedJob> ended_ ABSL_GUARDED_BY(mutex_);  // by id
+  // By job and attach; without their pidfds, which are in the store.
+  std::map<std::pair<uint64_t, uint64_t>, FormerMapping> mapped_
+      ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::string boot_ ABSL_GUARDED_BY(mutex_);  // of the last life: BootId
   // As the file has it: the tail that goes on behind it (0: none), and where.

@@ -535,6 +535,47 @@ uint64_t Stream::kept_rows() const {
   return rows;
 }
 
+std::vector<Stream::ProducerStatus> Stream::Producers() const {
+  MutexLock lock(&mutex_);
+  std::map<uint32_t, uint64_t> kept;
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    kept[chunk.producer] += chunk.rows;
+  }
+  std::vector<ProducerStatus> all;
+  for (const auto& [number, producer] : ledger_.producers()) {
+    if (number == StreamLedger::kAttic) continue;
+    ProducerStatus& status = all.emplace_back();
+    status.producer = number;
+    status.rows_put = producer.rows;
+    status.rows_kept = kept[number];
+    if (const auto memory = memories_.find(number); memory != memories_.end()) {
+      status.memory_bytes = memory->second->layout().bytes;
+    }
+    status.state = !producer.at_work         ? "gone"
+                   : away_.count(number) > 0 ? "away"
+                                             : "at work";
+    if (!producer.at_work || away_.count(number) > 0) continue;
+    const auto told = told_.find(number);
+    const uint64_t ring = producer.ring_rows;
+    const uint64_t used =
+        producer.end - (told == told_.end() ? 0 : told->second);
+    status.room_rows = ring - std::min(ring, used);
+    const uint64_t place = PlaceOfPut(producer.end, producer.put_rows, ring);
+    status.waits_for_room =
+        place - producer.end + producer.put_rows > status.room_rows;
+  }
+  return all;
+}
+
+uint64_t Stream::attic_rows() const {
+  MutexLock lock(&mutex_);
+  uint64_t rows = 0;
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (chunk.producer == StreamLedger::kAttic) rows += chunk.rows;
+  }
+  return rows;
+}
+
 std::optional<std::chrono::steady_clock::time_point> Stream::idle_since()
     const {
   MutexLock lock(&mutex_);

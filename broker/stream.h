@@ -23,8 +23,9 @@
 //
 // Bounds: kProducersMax producers, at work or gone and with rows left; the rows
 // of each one's ring, which are those that the job's slots hold, one step more,
-// a quarter of these and two of its puts; four times the rows of all slots in
-// the attic, of which it has memory only for what is in it;
+// a quarter of these and two of its puts; twice the rows of all slots in the
+// attic (the job's memory is promised with them), of which it has pages only
+// for what is in it;
 // StreamLedger::kChunksMax runs of rows.
 #ifndef BROKER_STREAM_H_
 #define BROKER_STREAM_H_
@@ -161,12 +162,27 @@ class Stream {
   uint64_t available() const;
   // No more will come.
   bool over() const;
-  uint32_t at_work() const;    // and not away
-  uint64_t released() const;   // those before it
+  uint32_t at_work() const;   // and not away
+  uint64_t released() const;  // those before it
   // What is kept: ranges in order and apart, of which the last, maybe of no
   // rows, ends at end().
   std::vector<RowRange> Here() const;
   uint64_t kept_rows() const;  // put, and not released
+  // Of those that are at work, are away, or are gone and rows of theirs are
+  // kept.
+  struct ProducerStatus {
+    uint32_t producer = 0;
+    const char* state = "";
+    uint64_t rows_put = 0;
+    uint64_t rows_kept = 0;  // in its memory
+    // Of its ring, as far as it was told. It waits when its largest put has
+    // none.
+    uint64_t room_rows = 0;
+    bool waits_for_room = false;
+    uint64_t memory_bytes = 0;  // of its ring; 0: nobody kept it
+  };
+  std::vector<ProducerStatus> Producers() const;
+  uint64_t attic_rows() const;  // that are in it
   // Since when nobody is at work who could put more; nullopt: somebody is, or
   // is away.
   std::optional<std::chrono::steady_clock::time_point> idle_since() const;

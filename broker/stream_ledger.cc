@@ -54,7 +54,9 @@ Status StreamLedger::CheckPut(uint32_t number, uint64_t place,
 void StreamLedger::Put(uint32_t number, uint64_t place, uint64_t rows,
                        uint64_t first) {
   if (first < end_ || !Keep({end_, rows, number, place})) return;
-  producers_.at(number).end = place + rows;
+  Producer& producer = producers_.at(number);
+  producer.end = place + rows;
+  producer.rows += rows;
 }
 
 bool StreamLedger::Keep(const Chunk& chunk) {
@@ -181,7 +183,7 @@ json StreamLedger::ToJson() const {
   for (const auto& [number, producer] : producers_) {
     producers.push_back({number, producer.token, producer.ring_rows,
                          producer.put_rows, producer.end, producer.freed,
-                         producer.at_work});
+                         producer.at_work, producer.rows});
   }
   return {{"end", end_},
           {"next_producer", next_producer_},
@@ -207,6 +209,8 @@ StreamLedger StreamLedger::FromJson(const json& json) {
     producer.end = each.at(4).get<uint64_t>();
     producer.freed = each.at(5).get<uint64_t>();
     producer.at_work = each.at(6).get<bool>();
+    // A former release did not count them.
+    if (each.size() > 7) producer.rows = each.at(7).get<uint64_t>();
     if (producer.at_work) ++ledger.at_work_;
   }
   return ledger;

@@ -36,6 +36,7 @@ class StreamLedger {
     uint64_t end = 0;       // place behind its last put
     uint64_t freed = 0;     // place up to which its rows are released
     uint64_t chunks = 0;    // that are kept
+    uint64_t rows = 0;      // that it has put, in all lives
     bool at_work = true;
   };
 

@@ -31,4 +31,11 @@ std::string NumbersText(const std::vector<uint32_t>& numbers) {
   return text;
 }
 
+std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s) {
+  return fmt::format("all ranks are gone: kept {:.0f} s for {}", kept_s,
+                     waits_for.empty()
+                         ? "others"
+                         : "replacements of rank " + NumbersText(waits_for));
+}
+
 }  // namespace penstock

@@ -12,6 +12,8 @@ namespace penstock {
 std::string BytesText(uint64_t bytes);
 // "0, 3, 4", the first eight of them: "... and 12 more".
 std::string NumbersText(const std::vector<uint32_t>& numbers);
+// The state of a job that no rank is attached to.
+std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s);
 
 }  // namespace penstock
 #endif  // BROKER_TEXT_H_

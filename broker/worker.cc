@@ -226,7 +226,7 @@ void Worker::MakeRows(Work& work) {
       const StatusOr<uint64_t> rows = MakeStreamRows(work, index);
       if (rows.status().code() == StatusCode::kCancelled) {
         work.cut_off |= !work.job->Pointless();
-      } else if (!rows.ok()) {
+      } else if (!rows.ok() && !work.job->GivenUp(work.claim.share)) {
         work.job->Fail(rows.status());
       }
       work.started += rows.ok() ? *rows : work.rows.size() - index;
@@ -595,6 +595,7 @@ void Worker::HandleError(Work& work, uint64_t index, const Status& status) {
     work.cut_off |= !job.Pointless();
     return;
   }
+  if (job.GivenUp(work.claim.share)) return;
   const uint64_t record = work.rows[index].record;
   // What cannot be read names its file by itself, what cannot be made does not.
   const std::string where = job.dataset().source->Describe(record);

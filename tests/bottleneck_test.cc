@@ -158,6 +158,72 @@ TEST(BottleneckTest, TheLastSecondsCount) {
   EXPECT_EQ(looked.For(50, 0.1, 0, {{0}}).Found().what, What::kRanks);
 }
 
+// Looks at a job of which rank 0 hangs, and says who is the bottleneck then.
+Bottleneck FoundWithOneThatHangs(const std::vector<RecentUse::Rank>& others,
+                                 std::optional<int64_t> progress,
+                                 const PoolUse& pool, bool filling = false,
+                                 int looks = 30) {
+  RecentUse use;
+  RecentUse::Rank hangs;
+  hangs.progress = progress;
+  hangs.still = true;
+  std::vector<RecentUse::Rank> ranks = others;
+  ranks.insert(ranks.begin(), hangs);
+  for (int i = 0; i < looks; ++i) {
+    use.Look(1 + (i + 1) * kLookNs, 0, 0, ranks, false, {}, filling);
+  }
+  return Bottleneck::Of(use, pool);
+}
+
+TEST(BottleneckTest, ARankThatHangsIsNamedWhateverBecameOfTheOthers) {
+  const PoolUse idle = {kPool, 0, 0, 1};
+  RecentUse::Rank waits;
+  waits.rank = 1;
+  waits.waiting = true;
+  RecentUse::Rank done;
+  done.rank = 2;
+  done.done = true;
+  RecentUse::Rank busy;
+  busy.rank = 3;
+  // dynamic: at the end of the data the others wait for what it has.
+  const Bottleneck dynamic =
+      FoundWithOneThatHangs({waits, done}, std::nullopt, idle);
+  EXPECT_EQ(dynamic.rank, 0u) << dynamic.text;
+  EXPECT_GT(dynamic.stands_s, 5);
+  EXPECT_EQ(dynamic.ToJson()["what"], "rank");
+  EXPECT_THAT(dynamic.text,
+              HasSubstr("rank 0 is the bottleneck: it has neither taken nor "
+                        "released a batch for 6 s while others wait for it"));
+  // split: the others have had all of their data.
+  EXPECT_EQ(FoundWithOneThatHangs({done}, 7, idle).rank, 0u);
+  // Two are behind, and this one is the last; the workers have another job.
+  waits.progress = 9;
+  busy.progress = 8;
+  EXPECT_EQ(FoundWithOneThatHangs({waits, busy}, 7, {kPool, 0.9, 0, 0.1}).rank,
+            0u);
+  // A moment is not enough.
+  EXPECT_NE(FoundWithOneThatHangs({done}, std::nullopt, idle, false, 10).rank,
+            0u);
+}
+
+TEST(BottleneckTest, ARankThatNobodyWaitsForIsNotNamedForStandingStill) {
+  const PoolUse idle = {kPool, 0, 0, 1};
+  RecentUse::Rank other;
+  other.rank = 1;
+  // It computes, too.
+  EXPECT_EQ(FoundWithOneThatHangs({other}, std::nullopt, idle).rank,
+            std::nullopt);
+  // It waits for a batch that is being made.
+  other.waiting = true;
+  EXPECT_EQ(FoundWithOneThatHangs({other}, std::nullopt, idle, true).rank,
+            std::nullopt);
+  // It waits for a batch that this one has taken.
+  other.progress = 6;
+  EXPECT_EQ(FoundWithOneThatHangs({other}, 7, idle).rank, std::nullopt);
+  other.progress = 7;
+  EXPECT_EQ(FoundWithOneThatHangs({other}, 7, idle).rank, std::nullopt);
+}
+
 TEST(BottleneckTest, NothingIsSaidTooEarlyOrOfNobody) {
   EXPECT_EQ(Looked().For(4, 0.9, 0, {{0.9}}).Found().what, What::kUnknown);
   EXPECT_EQ(Looked().For(30, 0.9, 0, {}).Found().what, What::kUnknown);
@@ -275,6 +341,36 @@ TEST_F(BottleneckSystemTest, TheRankThatAllOthersWaitForIsNamed) {
     std::this_thread::sleep_for(milliseconds(rank == 1 ? 47 : 3));
   });
   ExpectFound("rank", "rank 1 is the bottleneck");
+}
+
+// Rank 0 takes its first batch and hangs, rank 1 goes on to the end of the
+// data: longer than the window remembers.
+TEST_F(BottleneckSystemTest, ARankThatHangsStaysNamed) {
+  for (const char* const mode : {"split", "dynamic"}) {
+    SCOPED_TRACE(mode);
+    const std::string spec = RangeSpec("12", "batch: {size: 2}\n");
+    Options options = OptionsFor(spec, 0, 2);
+    options.delivery = mode;
+    options.job = mode;
+    Reader hangs(options);
+    options.rank = 1;
+    Reader other(options);
+    Batch held;
+    ASSERT_EQ(hangs.next(&held), Reader::Result::kBatch);
+    std::thread rest([&] { RunToTheEnd(other); });
+    WaitUntil("it is named for longer than the window", [&] {
+      const nlohmann::json found = JobStatus(mode).at("bottleneck");
+      return found.at("what") == "rank" && found.at("rank") == 0 &&
+             found.at("stands_s") > 2 * RecentMean::kSeconds;
+    });
+    // It goes on, and so does everybody.
+    held.release();
+    EXPECT_EQ(RunToTheEnd(hangs).code, 0);
+    rest.join();
+    WaitUntil("it is not named any more", [&] {
+      return JobStatus(mode).at("bottleneck").at("what") != "rank";
+    });
+  }
 }
 
 TEST_F(BottleneckSystemTest, DecodingIsNamed) {

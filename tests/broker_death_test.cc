@@ -426,6 +426,72 @@ TEST_F(BothDieTest, RankThatOthersGoOnWithoutIsNotAskedForAgain) {
   }
 }
 
+// What an evicted process may still map counts in every life of the broker
+// until the process is dead, also when its job is over.
+TEST_F(BothDieTest, MemoryOfAnEvictedProcessCountsAsLongAsItLives) {
+  KeptBroker broker;
+  const auto options = [&](int rank) {
+    return OptionsFor(
+        "dataset: numbers\nsource: {range: 1200}\nbatch: {size: 12}", rank, 2,
+        broker.socket());
+  };
+  const auto memory = [&] {
+    return broker.Ask({{"op", "status"}})
+        .at("broker")
+        .at("memory_bytes")
+        .get<uint64_t>();
+  };
+  const auto wait_for = [&](uint64_t bytes) {
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (memory() != bytes && std::chrono::steady_clock::now() < end) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(memory(), bytes);
+  };
+  RankProcess evicted(options(0));
+  RankProcess other(options(1));
+  const auto take = [&](RankProcess& replacement) {
+    // More than they still had.
+    for (int step = 0; step < 6; ++step) {
+      for (RankProcess* rank : {&replacement, &other}) {
+        const RankProcess::Said said = rank->Next();
+        ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+        rank->Release(1);
+      }
+    }
+  };
+  evicted.Attached();
+  other.Attached();
+  const uint64_t job = memory();
+  ASSERT_GT(job, 0u);
+  ASSERT_EQ(evicted.Next().what, RankProcess::What::kBatch);
+  broker.Ask({{"op", "evict"}, {"job", options(0).job}, {"rank", 0}});
+  RankProcess replacement(options(0));
+  replacement.Attached();
+  EXPECT_EQ(memory(), job);
+  for (int life = 0; life < 2; ++life) {
+    SCOPED_TRACE(life);
+    take(replacement);
+    broker.Kill();
+    take(replacement);
+    // That of the first life, which only the evicted has, and the job's own.
+    wait_for(2 * job);
+  }
+  for (RankProcess* rank : {&replacement, &other}) rank->Run();
+  for (RankProcess* rank : {&replacement, &other}) {
+    EXPECT_EQ(rank->Finished().code, 0);
+    rank->Detach();
+  }
+  wait_for(job);
+  broker.Kill();
+  wait_for(job);
+  evicted.Kill();
+  wait_for(0);
+  broker.Kill();
+  EXPECT_EQ(memory(), 0u);
+}
+
 // One takes so many batches, releases all but two, and dies with the broker.
 class HolderDiesTest : public BothDieTest {
  protected:

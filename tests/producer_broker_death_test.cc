@@ -258,12 +258,12 @@ TEST_F(ProducerBrokerDeathTest, OneThatIsSilentWhileItDiesIsNotGivenUp) {
   Put(&producer, 0, 8);
   const auto heard_of = [&] {
     const nlohmann::json job = JobStatus();
-    return job.contains("producers") && job.at("rows_put") == 8;
+    return job.contains("producers_at_work") && job.at("rows_put") == 8;
   };
   WaitUntil("its rows are heard of", heard_of);
   broker_->Kill();
   WaitUntil("the job goes on", heard_of);
-  EXPECT_EQ(JobStatus().at("producers"), 0);
+  EXPECT_EQ(JobStatus().at("producers_at_work"), 0);
   Put(&producer, 8, 8);
   producer.finish();
   rank.join();
@@ -308,7 +308,8 @@ TEST_F(ProducerBrokerDeathTest, RowsOfADeadProducerOutliveTheBroker) {
     return !JobStatus().is_null() && JobStatus().at("rows_put") == 20;
   });
   Kill(first);
-  WaitUntil("it is gone", [&] { return JobStatus().at("producers") == 0; });
+  WaitUntil("it is gone",
+            [&] { return JobStatus().at("producers_at_work") == 0; });
   broker_->Kill();
   std::thread second([&] { Produce(20, 25, 5); });
   const Course course = RunToTheEnd(reader);

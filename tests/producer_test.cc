@@ -285,7 +285,7 @@ TEST_F(ProducerTest, WhatAKilledProducerPutIsDeliveredAndNothingElse) {
   WaitUntil("it is gone", [&] {
     return JobStatus(
                testing::UnitTest::GetInstance()->current_test_info()->name())
-               .at("producers") == 0;
+               .at("producers_at_work") == 0;
   });
   // Not the end: who died is waited for.
   std::thread second([&] { Produce(20, 25, 5); });
@@ -295,6 +295,68 @@ TEST_F(ProducerTest, WhatAKilledProducerPutIsDeliveredAndNothingElse) {
   Rows rows;
   Append(course.taken, &rows);
   EXPECT_EQ(rows, Numbers(25));
+}
+
+TEST_F(ProducerTest, StatusListsProducers) {
+  const std::string job =
+      testing::UnitTest::GetInstance()->current_test_info()->name();
+  const pid_t puts_much = ForkProducer([&] {
+    Producer producer(ProducerFor(10));
+    for (int64_t row = 0;; row += 10) Put(&producer, row, 10);
+  });
+  Reader reader(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));
+  nlohmann::json listed;
+  WaitUntil("one waits for room", [&] {
+    const nlohmann::json status = JobStatus(job);
+    if (!status.is_object() || status.at("producers").empty()) return false;
+    listed = status.at("producers").at(0);
+    return listed.at("waits_for_room").get<bool>();
+  });
+  EXPECT_EQ(listed.at("producer"), 0);
+  EXPECT_EQ(listed.at("pid"), puts_much);
+  EXPECT_EQ(listed.at("state"), "at work");
+  EXPECT_GT(listed.at("rows_put"), 8);
+  EXPECT_EQ(listed.at("rows_put"), listed.at("rows_kept"));
+  EXPECT_LT(listed.at("room_rows"), 10);
+  EXPECT_GT(listed.at("memory_bytes"), 0);
+  const uint64_t put = listed.at("rows_put");
+  // The ranks go on, and so does it.
+  WaitUntil("it has put more", [&] {
+    Batch batch;
+    EXPECT_EQ(reader.next(&batch), Reader::Result::kBatch);
+    return JobStatus(job).at("producers").at(0).at("rows_put") > put;
+  });
+  Kill(puts_much);
+  WaitUntil("it is gone, and rows of it are here", [&] {
+    const nlohmann::json status = JobStatus(job);
+    return status.at("producers_at_work") == 0 &&
+           status.at("producers").at(0).at("state") == "gone";
+  });
+  EXPECT_FALSE(JobStatus(job).at("producers").at(0).contains("pid"));
+}
+
+TEST_F(ProducerTest, MemoryForRowsThatAreHeldIsPromisedBeforeItIsUsed) {
+  const Options options = OptionsFor(Spec("batch: {size: 4096}\n"), 0, 1);
+  uint64_t needed = 0;
+  {
+    Reader reader(options);
+    const nlohmann::json job = JobStatus(options.job);
+    needed = job.at("memory_bytes");
+    EXPECT_EQ(Ask({{"op", "status"}}).at("broker").at("memory_bytes"), needed);
+    // Rows of all slots twice.
+    EXPECT_GE(job.at("attic_bytes"),
+              2 * 4096 * sizeof(int64_t) *
+                  job.at("slots").at("free").get<uint64_t>());
+  }
+  const auto attach_with = [&](uint64_t limit) {
+    const BrokerProcess broker({"--memory-limit", std::to_string(limit)});
+    Options there = options;
+    there.socket = broker.socket();
+    return AttachError(there);
+  };
+  EXPECT_EQ(attach_with(needed), "");
+  EXPECT_THAT(attach_with(needed - 1),
+              HasSubstr("for rows of the stream whose batches are held"));
 }
 
 TEST_F(ProducerTest, RanksAreToldWhenNobodyPutsAnything) {

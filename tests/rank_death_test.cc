@@ -666,6 +666,46 @@ TEST_F(RankDeathTest, OneRankWithoutANameForItsJobBeginsAnew) {
   EXPECT_FALSE(course.taken[0].redelivered);
 }
 
+// ---- nobody is left
+// -----------------------------------------------------------------
+
+TEST_F(RankDeathTest, AJobWhoseRanksAreAllDeadSaysSo) {
+  const std::string spec = Spec(160);
+  const auto with = [](Options* options) { options->delivery = "dynamic"; };
+  std::vector<RankProcess> ranks = StartAll(spec, 2, with);
+  TakeSome(ranks[0], 1);
+  EXPECT_EQ(JobStatus(Name()).at("state"), "running");
+  EXPECT_FALSE(JobStatus(Name()).contains("kept_s"));
+  for (RankProcess& rank : ranks) rank.Kill();
+  WaitUntil("the deaths are noticed",
+            [&] { return JobStatus(Name()).contains("kept_s"); });
+  for (const char* const op : {"status", "jobs"}) {
+    const nlohmann::json job = Ask({{"op", op}}).at("jobs").at(0);
+    EXPECT_THAT(job.at("state").get<std::string>(),
+                AllOf(HasSubstr("all ranks are gone: kept "),
+                      HasSubstr(" s for replacements of rank 0, 1")));
+    EXPECT_EQ(job.at("waits_for"), nlohmann::json({0, 1}));
+    EXPECT_GT(job.at("kept_s"), 200);
+    EXPECT_LE(job.at("kept_s"), 300);
+  }
+  // One that comes takes it up.
+  Options options = OptionsFor(spec, 0, 2);
+  with(&options);
+  RankProcess replacement = Start(options);
+  TakeSome(replacement, 1);
+  EXPECT_EQ(JobStatus(Name()).at("state"), "running");
+}
+
+// A rank that is missing for wait_s ends the job before that.
+TEST_F(RankDeathTest, AJobWhoseRanksAreAllDeadIsKeptAsLongAsItWaits) {
+  std::vector<RankProcess> ranks = StartAll(
+      Spec(160), 2, [](Options* options) { options->wait_s = 100; });
+  for (RankProcess& rank : ranks) rank.Kill();
+  WaitUntil("the deaths are noticed",
+            [&] { return JobStatus(Name()).contains("kept_s"); });
+  EXPECT_LE(JobStatus(Name()).at("kept_s"), 100);
+}
+
 // ---- eviction
 // -----------------------------------------------------------------
 

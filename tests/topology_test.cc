@@ -5,14 +5,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "broker/bank_placement.h"
 #include "broker/memory_promise.h"
 #include "broker/placement.h"
 #include "gmock/gmock.h"
@@ -130,6 +133,55 @@ TEST(NodeRoomTest, FreePagesAndCacheOfANodeAreCounted) {
   files.nodes = folder;
   EXPECT_EQ(FindNodeRoom(files, 1), 123u * 1024);
   EXPECT_EQ(FindNodeRoom(files, 0), std::nullopt);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(NodeRoomTest, JobsThatOpenAtOnceAreNotPromisedTheSameMemoryOfANode) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() /
+      ("penstock-topology-test-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder / "node1");
+  const auto say_free = [&](int kib) {
+    std::ofstream(folder / "node1/meminfo")
+        << "Node 1 MemFree:        " << kib << " kB\n";
+  };
+  SystemFiles files;
+  files.nodes = folder;
+  BankPlacement placement(nullptr, files);
+  say_free(100);
+  std::shared_ptr<void> first = placement.TakeOfNode(1, 60 * 1024);
+  ASSERT_NE(first, nullptr);
+  // Its pages are not there yet: the node's free memory is what it was.
+  EXPECT_EQ(placement.TakeOfNode(1, 60 * 1024), nullptr);
+  EXPECT_NE(placement.TakeOfNode(1, 40 * 1024), nullptr);
+  // They are, and count by themselves.
+  say_free(40);
+  first.reset();
+  EXPECT_EQ(placement.TakeOfNode(1, 41 * 1024), nullptr);
+  EXPECT_NE(placement.TakeOfNode(1, 40 * 1024), nullptr);
+  // Of a node that does not tell there is no more to know.
+  EXPECT_NE(placement.TakeOfNode(0, uint64_t{1} << 60), nullptr);
+  std::filesystem::remove_all(folder);
+}
+
+// Many at once get no more than there is.
+TEST(NodeRoomTest, ThreadsAreNotPromisedTheSameMemoryOfANode) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() /
+      ("penstock-topology-test-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder / "node1");
+  std::ofstream(folder / "node1/meminfo") << "Node 1 MemFree: 100 kB\n";
+  SystemFiles files;
+  files.nodes = folder;
+  BankPlacement placement(nullptr, files);
+  std::vector<std::shared_ptr<void>> promises(8);
+  std::vector<std::thread> threads;
+  for (std::shared_ptr<void>& promise : promises) {
+    threads.emplace_back(
+        [&] { promise = placement.TakeOfNode(1, 30 * 1024); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(std::count(promises.begin(), promises.end(), nullptr), 5);
   std::filesystem::remove_all(folder);
 }
 

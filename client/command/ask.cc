@@ -110,6 +110,7 @@ void PrintStatus(const Json& answer) {
            "{}, {} reads in flight at most{}", TextCell(broker, "read_backend"),
            CountCell(broker, "read_depth"),
            automatic.is_boolean() && automatic.get<bool>() ? " (auto)" : ""));
+  line("memory", BytesCell(broker, "memory_bytes") + " of all jobs");
   std::string nodes;
   for (const Json& node : ArrayField(broker, "nodes")) {
     nodes += fmt::format("; node {}: processors {}, {}, {} workers",
@@ -133,6 +134,8 @@ void PrintStatus(const Json& answer) {
     if (text.empty()) continue;
     fmt::print("\n{}: {}\n", Printable(TextCell(job, "job")), Printable(text));
   }
+  Table producers({"JOB", ">PRODUCER", ">PID", "STATE", ">ROWS PUT", ">KEPT",
+                   ">ROOM", ">MEMORY"});
   Table stalls({"JOB", "IO", ">READS", ">CACHED", ">READ WAIT", ">DECODE"});
   Table ranks({"JOB", ">RANK", ">PID", "STATE", ">READY", ">HELD", ">TAKEN",
                ">MISSED", ">WAITS", ">WAITED", ">SILENT"});
@@ -155,8 +158,22 @@ void PrintStatus(const Json& answer) {
                     SecondsCell(rank, "silent_s")});
     }
   }
+  for (const Json& job : ArrayField(answer, "jobs")) {
+    for (const Json& each : ArrayField(job, "producers")) {
+      const std::optional<uint64_t> each_pid = CountField(each, "pid");
+      const Json& waits = FieldOf(each, "waits_for_room");
+      producers.AddRow(
+          {TextCell(job, "job"), CountCell(each, "producer"),
+           each_pid ? std::to_string(*each_pid) : "-",
+           waits.is_boolean() && waits.get<bool>() ? "waits for room"
+                                                   : TextCell(each, "state"),
+           CountCell(each, "rows_put"), CountCell(each, "rows_kept"),
+           CountCell(each, "room_rows"), BytesCell(each, "memory_bytes")});
+    }
+  }
   if (!stalls.empty()) fmt::print("\n{}", stalls.ToString());
   if (!ranks.empty()) fmt::print("\n{}", ranks.ToString());
+  if (!producers.empty()) fmt::print("\n{}", producers.ToString());
   for (const Json& read : ArrayField(answer, "late_reads")) {
     fmt::print("\nstorage: job '{}' waits {} for '{}'\n",
                Printable(TextCell(read, "job")), SecondsCell(read, "seconds"),

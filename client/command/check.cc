@@ -63,11 +63,16 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
   if (index.memory_bytes > 0) {
     line("memory",
          fmt::format("{} for {}: {} batches (prefetch {} and hold {} "
-                     "of each rank) of {} rows of {}; index {}",
+                     "of each rank) of {} rows of {}; index {}{}",
                      FormatBytes(index.memory_bytes), RanksText(world_size),
                      count("slots"), count("prefetch"), count("hold"),
                      count("slot_rows"), bytes("row_bytes"),
-                     bytes("index_bytes")));
+                     bytes("index_bytes"),
+                     index.attic_bytes == 0
+                         ? ""
+                         : fmt::format("; rows whose batches are held for "
+                                       "long {}",
+                                       FormatBytes(index.attic_bytes))));
     if (const std::string by = TextField(index.answer, "memory_left_by");
         !by.empty()) {
       line("memory left",

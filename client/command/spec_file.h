@@ -41,7 +41,8 @@ struct DatasetIndex {
   ElementSpec element_spec;
   uint64_t global_batch = 0;
   uint64_t steps_per_epoch = 0;
-  uint64_t memory_bytes = 0;             // of the job's batches; 0: not told
+  uint64_t memory_bytes = 0;             // of the job; 0: not told
+  uint64_t attic_bytes = 0;              // of these, for rows held for long
   std::vector<std::string> class_names;  // of the feature "label"
   nlohmann::json answer;
 
