@@ -724,14 +724,14 @@ void Delivery::Drain() {
   uint64_t end = 0;
   for (const Lane& lane : lanes_) {
     if (lane.phase + 1 != phases_.size()) continue;
-    end = std::max(end, lane.next_step - NewestSteps(lane).size());
+    end = std::max(end, lane.next_step - StepsNotGiven(lane));
   }
   for (Lane& lane : lanes_) {
-    for (Slot* slot : NewestSteps(lane)) {
-      if (lane.next_step <= end) break;
-      Abandon(slot);
+    for (uint64_t left = StepsNotGiven(lane); left > 0 && lane.next_step > end;
+         --left) {
+      Abandon(&slots_[lane.in_turn.back()]);
+      lane.in_turn.pop_back();
       --lane.next_step;
-      --lane.opened;
     }
   }
   if (const auto total = phase.plan.total_steps()) end = std::min(end, *total);
@@ -739,25 +739,12 @@ void Delivery::Drain() {
   TouchAll();
 }
 
-std::vector<Delivery::Slot*> Delivery::NewestSteps(const Lane& lane) {
-  std::vector<Slot*> steps;
-  for (uint64_t step = lane.opened; step > lane.out; --step) {
-    Slot* newest = nullptr;
-    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-      Slot& slot = slots_[lane.first_slot + i];
-      const bool in_lane =
-          slot.state == SlotState::kFilling || slot.state == SlotState::kReady;
-      if (in_lane && !slot.share.abandoned && slot.share.step + 1 == step) {
-        newest = &slot;
-      }
-    }
-    if (newest == nullptr || newest->again ||
-        newest->phase + 1 != phases_.size()) {
-      break;
-    }
-    steps.push_back(newest);
-  }
-  return steps;
+uint64_t Delivery::StepsNotGiven(const Lane& lane) const {
+  const auto last = std::find_if(
+      lane.in_turn.rbegin(), lane.in_turn.rend(), [this](uint32_t slot) {
+        return slots_[slot].again || slots_[slot].phase + 1 != phases_.size();
+      });
+  return static_cast<uint64_t>(last - lane.in_turn.rbegin());
 }
 
 void Delivery::Close(Closed why, const std::string& reason) {

@@ -502,9 +502,8 @@ class Delivery {
   // Something changed that is not one lane's or one consumer's.
   void OpenAll();
   void TouchAll();
-  // Steps of the last phase that were opened and did not leave the lane, behind
-  // which it has nothing else; the newest first.
-  std::vector<Slot*> NewestSteps(const Lane& lane);
+  // Of the last phase: those that were opened last and did not leave the lane.
+  uint64_t StepsNotGiven(const Lane& lane) const;
   void Release(uint32_t slot);
   // Where one is that has heard of phase. Behind what is owed; true: some of
   // that may be left.

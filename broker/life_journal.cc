@@ -1095,7 +1095,7 @@ std::vector<std::pair<uint8_t, std::string>> LifeJournal::LiveRecords() const {
     record(kDelivered, EndedToJson(job));
   }
   for (const auto& [key, mapping] : mapped_) {
-    PENSTOCK_RETURN_IF_ERROR(record(kMapped, MappedRecord(mapping)));
+    record(kMapped, MappedRecord(mapping));
   }
   for (const auto& [id, live] : jobs_) {
     record(kJob, live.job);
