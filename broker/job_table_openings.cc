@@ -248,7 +248,7 @@ Status JobTable::CheckSource(uint64_t bytes) const {
 
 MemoryRoom JobTable::RoomFor(uint32_t uid) const {
   MemoryRoom room = FindMemoryRoom(SystemFiles{});
-  room.bytes -= std::min(room.bytes, promised_bytes_.load());
+  room.bytes -= std::min(room.bytes, promised_->unpopulated.load());
   const auto limit = [&room](const std::optional<uint64_t>& bytes,
                              uint64_t used, const char* name) {
     if (!bytes) return;
