@@ -643,7 +643,7 @@ void JobTable::Deserted(Entry& entry) {
         "attach within {} s and have not been told so are told the end",
         key.name, entry.incarnation.number, kAwaitedKept.count());
     End(entry, "all of its data are delivered", true);
-  } else {
+  } else if (!entry.deserted) {
     entry.deserted = std::chrono::steady_clock::now();
   }
 }
@@ -707,8 +707,9 @@ void JobTable::Sweep() {
     if (!entry->over) {
       TryGather(*entry);
       SettleFormer(*entry);
-      if (entry->deserted &&
-          (entry->job->failed() || now - *entry->deserted > kDesertedJobKept)) {
+      // It may have failed since, or all be known to be delivered.
+      if (entry->deserted) Deserted(*entry);
+      if (entry->deserted && now - *entry->deserted > kDesertedJobKept) {
         End(*entry, "nobody came back");
       }
     }
