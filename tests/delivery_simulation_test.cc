@@ -395,15 +395,8 @@ class Broker {
         heard_[rank] = session.requested;
       }
     }
-    for (int rank = 0; rank < world_.ranks; ++rank) {
-      Session& session = SessionOf(rank);
-      if (gone_[rank] || !heard_[rank] || session.answered) continue;
-      run_.Observe(session.number);
-      run_.Observe(session.position.value_or(~uint64_t{0}));
-      run_.Observe(session.phase);
-      for (const uint64_t position : session.owed) run_.Observe(position);
-      if (Attach(rank)) session.to_rank.Send();
-      session.answered = session.answered || answers_;
+    // The one that comes may be what another was waiting for.
+    while (AnswerSome()) {
     }
     const bool evict = world_.evict_asked && !evict_done_;
     run_.Observe(evict);
@@ -424,6 +417,23 @@ class Broker {
     TryGather();
     SettleFormer();
     Sweep();
+  }
+
+  // True: one more has an answer.
+  bool AnswerSome() {
+    bool any = false;
+    for (int rank = 0; rank < world_.ranks; ++rank) {
+      Session& session = SessionOf(rank);
+      if (gone_[rank] || !heard_[rank] || session.answered) continue;
+      run_.Observe(session.number);
+      run_.Observe(session.position.value_or(~uint64_t{0}));
+      run_.Observe(session.phase);
+      for (const uint64_t position : session.owed) run_.Observe(position);
+      if (Attach(rank)) session.to_rank.Send();
+      session.answered = session.answered || answers_;
+      any |= session.answered;
+    }
+    return any;
   }
 
   // True: there is an answer.
