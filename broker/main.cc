@@ -409,8 +409,11 @@ Status Serve(const Arguments& arguments) {
   if (samples->suspects() == 0 && !life->memory_folder().empty()) {
     unlink((life->memory_folder() + "/" + SamplesInWork::kFileName).c_str());
   }
-  // Nobody else's: while we listen it is not replaced.
-  if (own_socket) unlink(path.c_str());
+  // Nobody else's: while we listen it is not replaced. Ranks that find none
+  // know that no other broker will come.
+  if (own_socket || (arguments.private_broker && !owner.known())) {
+    unlink(path.c_str());
+  }
   owner.RemoveFolderOfDead();
   return OkStatus();
 }

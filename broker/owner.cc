@@ -32,7 +32,8 @@ void Remove(const std::string& folder) {
   // Where the state is on a disk, a part of it is in memory.
   const std::filesystem::path memory = std::filesystem::read_symlink(
       folder + "/state/" + kMemoryFolderLink, ignored);
-  if (memory.string().starts_with("/dev/shm/penstock-")) {
+  if (memory.parent_path() == "/dev/shm" &&
+      memory.filename().string().starts_with("penstock-")) {
     std::filesystem::remove_all(memory, ignored);
   }
   std::filesystem::remove_all(folder, ignored);

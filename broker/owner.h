@@ -23,6 +23,7 @@ class Owner {
   // thread that is started here, whatever holds it up.
   Owner(Fd pidfd, std::string folder);
 
+  bool known() const { return pidfd_ >= 0; }
   // Removes the folder if the owner is dead: while it lives it does that
   // itself.
   void RemoveFolderOfDead() const;
