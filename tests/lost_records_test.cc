@@ -113,7 +113,7 @@ TEST_F(LostRecordsTest, AreMadeGoodWhenTheDirectoryAnswersAgain) {
     steps = CompleteUntilLost(life.get(), job);
     const Status refused = life->DatasetRegistered({0, "d", "spec"});
     EXPECT_EQ(refused.code(), StatusCode::kUnavailable);
-    EXPECT_THAT(refused.message(), HasSubstr("has not answered since"));
+    EXPECT_THAT(refused.message(), HasSubstr("records are lost since"));
     storage_->Open();
     life->Flush();
     EXPECT_EQ(life->Trouble(), "");
