@@ -1,5 +1,6 @@
 """Functions of whole rows: `map: python` through the service."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -259,10 +260,15 @@ def test_a_process_whose_broker_died_at_its_start_ends_before_its_import(tmp_pat
     options = {"function": "slow:f", "python_path": [str(tmp_path)],
                "writable_by": 2, "inputs": [], "outputs": []}
     with link, open(os.devnull) as memory:
-        start = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{link.fileno()} 4<&{memory.fileno()}', "sh",
-             sys.executable, "-c", program, json.dumps(options)],
-            pass_fds=[link.fileno(), memory.fileno()])
+
+        def place_descriptors():
+            # Neither lies where the other is to be.
+            given = [fcntl.fcntl(file, fcntl.F_DUPFD, 64) for file in (link, memory)]
+            for number, file in enumerate(given, 3):
+                os.dup2(file, number)
+
+        start = subprocess.Popen([sys.executable, "-c", program, json.dumps(options)],
+                                 close_fds=False, preexec_fn=place_descriptors)
     try:
         assert start.wait(60) == 1
     finally:

@@ -99,12 +99,12 @@ time.sleep(3000)
 
 
 @pytest.mark.parametrize("job", [None, "mine"])
-def test_a_nameless_job_does_not_wait_for_the_dead_and_says_so(job):
+def test_a_nameless_job_of_one_rank_does_not_wait_for_the_dead_and_says_so(job):
     process = start(f"""
 with penstock.broker():
     child = os.fork()
     if child == 0:
-        reader = penstock.attach(numbers, 1, 2, job={job!r})
+        reader = penstock.attach(numbers, 0, 1, job={job!r})
         batch = reader.next()
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
