@@ -60,7 +60,7 @@ constexpr const char* kBrokerPlaces[] = {
 };
 
 std::vector<JobKind> Kinds() {
-  std::vector<JobKind> kinds(9);
+  std::vector<JobKind> kinds(10);
   kinds[0].name = "split";
   kinds[0].delivery = "split";
   kinds[0].on_rank_death = "wait";
@@ -96,6 +96,11 @@ std::vector<JobKind> Kinds() {
     kind.epochs = 1;
   }
   kinds[8].on_rank_death = "wait";
+  kinds[9] = kinds[0];
+  kinds[9].name = "independent";
+  kinds[9].delivery = "independent";
+  kinds[9].batch = 4;
+  kinds[9].records = 1000;
   return kinds;
 }
 

@@ -23,6 +23,10 @@ struct JobKind {
   uint64_t hold = 3;
   bool stream = false;  // a producer makes the rows; one epoch, in order
 
+  // Each rank is to have all of the rows.
+  bool all_to_each() const {
+    return delivery == "broadcast" || delivery == "independent";
+  }
   // The place of a rank whose process died waits for another; else a process
   // that comes in its place is a consumer of its own.
   bool keeps_places() const {

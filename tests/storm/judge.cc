@@ -169,7 +169,7 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
       verdict.skipped += batch.skipped;
     }
   }
-  if (kind.delivery == "broadcast") {
+  if (kind.all_to_each()) {
     for (const RankLog& log : logs) JudgeGaps(kind, log, &verdict);
     for (uint32_t rank = 0; rank < kind.ranks && kind.keeps_places(); ++rank) {
       const auto own = Of(kind, logs, rank);

@@ -5,7 +5,7 @@
 //   broadcast         every process by itself: no gap in what it took but those
 //                     that it was told of (lag: skip)
 //   broadcast, wait   and each rank as split and dynamic, since its place is
-//                     kept when its process dies (on_rank_death)
+//   and independent   kept when its process dies (on_rank_death)
 #ifndef TESTS_STORM_JUDGE_H_
 #define TESTS_STORM_JUDGE_H_
 

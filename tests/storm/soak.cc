@@ -228,7 +228,7 @@ class Soak {
       poll(entries.data(), entries.size(), 20);
       CheckBroker();
       for (Job& job : jobs_) Tend(job);
-      std::erase_if(jobs_, [this](const Job& job) {
+      std::erase_if(jobs_, [](const Job& job) {
         const bool over =
             std::all_of(job.ranks.begin(), job.ranks.end(),
                         [](const Job::Rank& rank) { return rank.done; });
