@@ -67,9 +67,8 @@ std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
     std::shared_ptr<void> promise = TakeOfNode(node, bytes);
     if (promise == nullptr) {
       spdlog::warn(
-          "job '{}': {} of its batches belong on NUMA node {}, which has not "
-          "so "
-          "much left beside other jobs: they are not bound",
+          "job '{}': {} of its batches belong on NUMA node {}, which does not "
+          "have that much left beside other jobs: they are not bound",
           job.key().name, BytesText(bytes), node);
       continue;
     }

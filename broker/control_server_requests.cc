@@ -540,7 +540,7 @@ StatusOr<nlohmann::json> ControlServer::StopJob(const Connection& connection,
   PENSTOCK_ASSIGN_OR_RETURN(const bool now, FlagField(request, "now"));
   StatusOr<std::vector<std::shared_ptr<Job>>> found =
       JobsOf(connection, request);
-  // Nor are late ranks of one that ended told of it any more.
+  // A job that has ended is forgotten, so that its late ranks begin anew.
   const bool forgotten =
       found.status().code() != StatusCode::kInvalidArgument &&
       jobs_->ForgetEnded(connection.uid, request.value("job", ""),

@@ -115,8 +115,8 @@ class JobTable {
   // Running jobs of this name that uid may act upon (its own; all as root).
   std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
                                          const std::string& dataset) const;
-  // Late ranks of incarnations that ended are told nothing of them any more:
-  // they begin anew. False: there was none that uid may act upon.
+  // Forgets incarnations that ended, so that their late ranks begin anew. False:
+  // there was none that uid may act upon.
   bool ForgetEnded(uint32_t uid, const std::string& name,
                    const std::string& dataset);
 
@@ -248,7 +248,7 @@ class JobTable {
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
   // takes the place of.
   StatusOr<Entry*> EntryFor(AttachRequest* request);
-  // A rank of this number may come that has not been told the end of it.
+  // A process may attach as this rank that has not been told the end.
   static bool Expects(const Entry& entry, uint32_t rank);
   // The oldest incarnation that was delivered without this rank, and is older
   // than `before`.
