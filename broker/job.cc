@@ -20,8 +20,6 @@ constexpr uint64_t kChunkRowsMax = 256;
 constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
 // A stopped job waits so long for a row of its last step.
 constexpr uint64_t kStopWaitNs = 5'000'000'000;
-// Often enough: a job is ahead of its share by ten times as much at most.
-constexpr uint64_t kWantedKeptNs = 5'000'000;
 
 uint64_t ChunkRows(const Job::Layout& layout, uint32_t workers) {
   const uint64_t by_bytes =
@@ -503,10 +501,7 @@ void Job::AdvanceLocked() {
     }
   } while (delivery_.MustAdvance());
   if (stream_ != nullptr) ReleaseStreamLocked();
-  if (opened) {
-    claimable_.store(true, std::memory_order_relaxed);
-    on_work_();
-  }
+  if (opened) on_work_(true);
 }
 
 uint64_t Job::ChunkRowsNow() const {
@@ -519,22 +514,16 @@ uint64_t Job::ChunkRowsNow() const {
                               chunk_rows_);
 }
 
-Demand Job::Wanted(uint64_t now_ns) {
-  // Relaxed, all: a hint; two that look at once find the same.
-  if (now_ns - wanted_seen_ns_.load(std::memory_order_relaxed) >
-      kWantedKeptNs) {
-    wanted_seen_ns_.store(now_ns, std::memory_order_relaxed);
-    MutexLock lock(&mutex_);
-    wanted_.store(delivery_.Wanted(), std::memory_order_relaxed);
-  }
-  return wanted_.load(std::memory_order_relaxed);
+Demand Job::Wanted() {
+  MutexLock lock(&mutex_);
+  return delivery_.Wanted();
 }
 
 Claim Job::ClaimRows(std::optional<uint32_t> node) {
   MutexLock lock(&mutex_);
   Share* share = failure_.ok() ? delivery_.Claimable(node) : nullptr;
   if (share == nullptr) {
-    claimable_.store(false, std::memory_order_relaxed);
+    on_work_(false);
     return {};
   }
   Claim claim;
@@ -545,9 +534,7 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
   claim.end = std::min(share->claimed + ChunkRowsNow(), share->rows.rows);
   share->claimed = claim.end;
   // No worker is to be woken in vain.
-  if (delivery_.Claimable() == nullptr) {
-    claimable_.store(false, std::memory_order_relaxed);
-  }
+  if (delivery_.Claimable() == nullptr) on_work_(false);
   return claim;
 }
 

@@ -231,14 +231,8 @@ class Job {
     return layout_.segment.bank_slots == 0 ||
            settled_.load(std::memory_order_relaxed);
   }
-  // Quick look without the lock: a claim may succeed.
-  bool MayHaveWork() const {
-    // Relaxed: a hint; who sleeps on it is woken after it was set.
-    return claimable_.load(std::memory_order_relaxed);
-  }
-  // As was seen kWantedKeptNs ago at most: a rank that goes to sleep tells
-  // nobody, and looking at the pages of all is not for every claim.
-  Demand Wanted(uint64_t now_ns);
+  // Locks, and reads the pages of the ranks: not for every claim.
+  Demand Wanted();
   // node: the worker's.
   Claim ClaimRows(std::optional<uint32_t> node);
   // Its rows are done; the last of the share publishes it.
@@ -270,13 +264,10 @@ class Job {
     std::atomic<uint64_t> pages_elsewhere{0};
   };
   Counters& counters() { return counters_; }
-  // Workers' time the job got, in ns; the pool serves the job with the least
-  // first.
-  std::atomic<uint64_t> virtual_time_ns{0};
 
-  // Called, with the job's lock held, when rows are claimable that were not.
-  // Set before the first Attach.
-  void SetOnWork(std::function<void()> on_work) {
+  // Called, with the job's lock held, when rows become claimable (true) and
+  // when none are left (false). Set before the first Attach.
+  void SetOnWork(std::function<void(bool)> on_work) {
     on_work_ = std::move(on_work);
   }
   // Called, with the job's lock held, when producers may be told of room. Set
@@ -321,7 +312,7 @@ class Job {
   const std::unique_ptr<JobRecord> record_;
   const std::unique_ptr<Stream> stream_;
   std::string warning_;
-  std::function<void()> on_work_ = [] {};
+  std::function<void(bool)> on_work_ = [](bool) {};
   std::function<void()> on_freed_ = [] {};
 
   mutable Mutex mutex_;
@@ -346,10 +337,7 @@ class Job {
   Status failure_ ABSL_GUARDED_BY(mutex_);
   std::string last_error_ ABSL_GUARDED_BY(mutex_);
 
-  std::atomic<bool> claimable_{false};
   std::atomic<bool> pointless_{false};
-  std::atomic<Demand> wanted_{Demand::kAhead};
-  std::atomic<uint64_t> wanted_seen_ns_{0};  // when
   Counters counters_;
 };
 

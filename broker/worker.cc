@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "broker/samples_in_work.h"
@@ -108,18 +109,20 @@ bool Worker::ClaimMore() {
   for (const auto& work : open_) {
     jobs_of_open_.push_back(work->job.get());
     if (work->reads) continue;
-    // Relaxed: a slightly old time is as fair.
-    before = std::min(
-        before,
-        TurnOf({work->job->virtual_time_ns.load(std::memory_order_relaxed),
-                work->job->Wanted(NowNs())}));
+    // One that is yet to be begun is made at once.
+    before = work->started == 0
+                 ? 0
+                 : std::min(before, TurnOf(CandidateOf(*work->account,
+                                                       *work->job, NowNs())));
   }
+  std::sort(jobs_of_open_.begin(), jobs_of_open_.end());
   WorkerPool::Claimed claimed = pool_->ClaimFair(jobs_of_open_, before, *this);
   claim_failed_ = claimed.claim.share == nullptr;
   news_seen_ = news;
   if (claim_failed_) return false;
   auto work = std::make_shared<Work>();
   work->job = std::move(claimed.job);
+  work->account = claimed.account;
   work->state = &StateOf(work->job);
   work->number = claimed.number;
   work->claim = claimed.claim;
@@ -209,7 +212,7 @@ void Worker::StartReads(const std::shared_ptr<Work>& shared) {
       break;
     }
   }
-  Count(work.job->virtual_time_ns, NowNs() - begin_ns);
+  Count(work.account->virtual_time_ns, NowNs() - begin_ns);
 }
 
 void Worker::MakeRows(Work& work) {
@@ -245,7 +248,7 @@ void Worker::MakeRows(Work& work) {
   const uint64_t spent = NowNs() - begin_ns;
   Count(work.job->counters().decode_ns, spent);
   Count(work.job->counters().decoded, made);
-  Count(work.job->virtual_time_ns, spent);
+  Count(work.account->virtual_time_ns, spent);
   Done(work, made);
 }
 
@@ -270,36 +273,34 @@ bool Worker::ReadAhead() {
 }
 
 bool Worker::MakeNext() {
-  candidates_.clear();
   makeable_.clear();
-  const auto add = [this](const std::shared_ptr<Job>& job, JobState* arrived,
-                          Work* open) {
-    // Relaxed: a slightly old time is as fair.
-    candidates_.push_back(
-        {job->virtual_time_ns.load(std::memory_order_relaxed), Demand::kAhead});
-    makeable_.push_back({job.get(), arrived, open});
-  };
   for (JobState* const state : arrived_of_) {
     const Arrival& first = state->arrived.front();
-    add(lanes_[first.lane].tickets[first.done.ticket].work->job, state,
-        nullptr);
+    makeable_.push_back(
+        {lanes_[first.lane].tickets[first.done.ticket].work.get(), state});
   }
   for (const std::shared_ptr<Work>& work : open_) {
-    if (!work->reads) add(work->job, nullptr, work.get());
+    if (!work->reads) makeable_.push_back({work.get(), nullptr});
   }
   if (makeable_.empty()) return false;
   size_t next = 0;
   if (makeable_.size() > 1) {
     const uint64_t now_ns = NowNs();
-    for (size_t i = 0; i < makeable_.size(); ++i) {
-      candidates_[i].demand = makeable_[i].job->Wanted(now_ns);
+    candidates_.clear();
+    for (const Makeable& each : makeable_) {
+      candidates_.push_back(
+          CandidateOf(*each.work->account, *each.work->job, now_ns));
     }
     next = ServedNext(candidates_);
   }
+  Work& work = *makeable_[next].work;
   // A crew's time is nobody else's.
-  if (seat_.job == 0) pool_->Served(candidates_[next].virtual_time_ns);
-  if (makeable_[next].open != nullptr) {
-    MakeRows(*makeable_[next].open);
+  if (seat_.job == 0) {
+    pool_->Served(
+        work.account->virtual_time_ns.load(std::memory_order_relaxed));
+  }
+  if (makeable_[next].arrived == nullptr) {
+    MakeRows(work);
   } else {
     MakeArrived(makeable_[next].arrived);
   }
@@ -354,7 +355,7 @@ bool Worker::TakeArrived(uint64_t wait_ns) {
     const Work* const work =
         arrived ? lane.tickets[done.ticket].work.get() : nullptr;
     if (blocking() && work != nullptr) {
-      Count(work->job->virtual_time_ns, spent);
+      Count(work->account->virtual_time_ns, spent);
     }
   }
   for (; arrived; arrived = lane.reader->Next(kNoWait, &done)) {
@@ -503,7 +504,7 @@ void Worker::Finish(const Ticket& ticket, const Reader::Done& done) {
   const uint64_t spent = NowNs() - begin_ns;
   Count(work.job->counters().decode_ns, spent);
   Count(work.job->counters().decoded, 1);
-  Count(work.job->virtual_time_ns, spent);
+  Count(work.account->virtual_time_ns, spent);
   Done(work, 1);
 }
 

@@ -103,8 +103,9 @@ class Worker {
   // to finish.
   struct Work {
     std::shared_ptr<Job> job;
-    JobState* state = nullptr;  // of job
-    uint64_t number = 0;        // the pool's, of job
+    JobAccount* account = nullptr;  // the pool's, of job
+    JobState* state = nullptr;      // of job
+    uint64_t number = 0;            // the pool's, of job
     Claim claim;
     std::vector<Plan::Row> rows;
     uint64_t started = 0;
@@ -194,9 +195,8 @@ class Worker {
   std::vector<JobState*> arrived_of_;  // of states_: something has arrived
   // MakeNext's, for each that it may choose.
   struct Makeable {
-    Job* job = nullptr;
-    JobState* arrived = nullptr;
-    Work* open = nullptr;
+    Work* work = nullptr;
+    JobState* arrived = nullptr;  // none: its rows need no reading
   };
   std::vector<Makeable> makeable_;
   std::vector<Candidate> candidates_;

@@ -30,8 +30,8 @@ uint64_t SteadyNs() {
           .count());
 }
 
-// More of the workers' time than any job ever gets.
-constexpr uint64_t kLastNs = uint64_t{1} << 62;
+// Often enough: a job is ahead of its share by ten times as much at most.
+constexpr uint64_t kWantedKeptNs = 5'000'000;
 
 // A second stack for this thread, for the handler of crashes: a decoder or a
 // plugin that overflows the first one leaves no room for it there, and the
@@ -91,12 +91,6 @@ void TellCharges(SamplesInWork* samples, const Job& job) {
 
 }  // namespace
 
-uint64_t TurnOf(const Candidate& candidate) {
-  return candidate.virtual_time_ns +
-         (candidate.demand == Demand::kNow ? 0 : kHeadStartNs) +
-         (candidate.demand == Demand::kNobody ? kLastNs : 0);
-}
-
 size_t ServedNext(std::span<const Candidate> candidates) {
   return static_cast<size_t>(
       std::min_element(candidates.begin(), candidates.end(),
@@ -104,6 +98,17 @@ size_t ServedNext(std::span<const Candidate> candidates) {
                          return TurnOf(a) < TurnOf(b);
                        }) -
       candidates.begin());
+}
+
+Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
+  // Two that look at once find the same.
+  if (now_ns - account.wanted_seen_ns.load(std::memory_order_relaxed) >
+      kWantedKeptNs) {
+    account.wanted_seen_ns.store(now_ns, std::memory_order_relaxed);
+    account.wanted.store(job.Wanted(), std::memory_order_relaxed);
+  }
+  return {account.virtual_time_ns.load(std::memory_order_relaxed),
+          account.wanted.load(std::memory_order_relaxed)};
 }
 
 StatusOr<std::string> WorkerPool::CheckReads(const WorkerOptions& options) {
@@ -332,14 +337,15 @@ std::unique_ptr<Reader> WorkerPool::MakeWorkerReader(uint32_t worker) const {
 
 void WorkerPool::Add(std::shared_ptr<Job> job) {
   TellCharges(options_.samples, *job);
-  job->SetOnWork([this] { NotifyWork(); });
   bool crew = false;
   uint64_t number = 0;
   {
     MutexLock lock(&mutex_);
-    // A newcomer starts at the present: it owes nothing and is owed nothing.
-    job->virtual_time_ns.store(virtual_now_ns_.load(std::memory_order_relaxed),
-                               std::memory_order_relaxed);
+    JobAccount* const account = Open(job);
+    job->SetOnWork([this, account](bool claimable) {
+      account->claimable.store(claimable, std::memory_order_relaxed);
+      if (claimable) NotifyWork();
+    });
     std::erase_if(named_, [](const auto& item) {
       return item.second.job.expired() && item.second.dataset.expired();
     });
@@ -352,13 +358,29 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
     const bool reads =
         job->stream() == nullptr && first.kind != ReadRequest::Kind::kNone;
     ChangeJobs([&](Entries* jobs) {
-      jobs->push_back({job, number, crew, reads});
+      jobs->insert(reads ? jobs->begin() : jobs->end(),
+                   {job, account, number, crew, reads});
     });
   }
   if (!crew) return;
   if (const Status status = StartCrew(*job, number); !status.ok()) {
     job->Fail(status);
   }
+}
+
+JobAccount* WorkerPool::Open(const std::shared_ptr<Job>& job) {
+  auto free = std::find_if(
+      accounts_.begin(), accounts_.end(),
+      [](const JobAccount& account) { return account.job.expired(); });
+  JobAccount& account =
+      free != accounts_.end() ? *free : accounts_.emplace_back();
+  // A newcomer starts at the present: it owes nothing and is owed nothing.
+  account.virtual_time_ns.store(virtual_now_ns_.load(std::memory_order_relaxed),
+                                std::memory_order_relaxed);
+  account.wanted_seen_ns.store(0, std::memory_order_relaxed);
+  account.claimable.store(false, std::memory_order_relaxed);
+  account.job = job;
+  return &account;
 }
 
 void WorkerPool::Remove(const Job* job) {
@@ -402,7 +424,8 @@ void WorkerPool::CountSleep() {
 
 bool WorkerPool::MayClaim(const Entry& entry, const Worker& worker) const {
   return worker.job() == (entry.crew ? entry.number : 0) &&
-         entry.job->MayHaveWork() && !(worker.blocking() && entry.blocks);
+         entry.account->claimable.load(std::memory_order_relaxed) &&
+         !(entry.blocks && worker.blocking());
 }
 
 bool WorkerPool::WaitForWork(const Worker& worker) {
@@ -453,8 +476,6 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
                                           uint64_t before,
                                           const Worker& worker) {
   const bool crew = worker.job() != 0;
-  std::vector<const Entry*> entries;
-  std::vector<Candidate> candidates;
   for (;;) {
     std::shared_ptr<const Entries> jobs;
     {
@@ -463,42 +484,42 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
       jobs = jobs_;
     }
     // Without the pool's lock: Wanted takes the job's, which is taken first.
-    entries.clear();
-    candidates.clear();
+    const uint64_t now_ns = SteadyNs();
+    const Entry* next = nullptr;
+    uint64_t least = UINT64_MAX;
+    size_t claimable = 0;
     for (const Entry& entry : *jobs) {
-      if (MayClaim(entry, worker) &&
-          std::find(but.begin(), but.end(), entry.job.get()) == but.end()) {
-        entries.push_back(&entry);
+      if (!entry.reads && before == 0) break;
+      if (!MayClaim(entry, worker) ||
+          std::binary_search(but.begin(), but.end(), entry.job.get())) {
+        continue;
       }
+      const uint64_t turn =
+          TurnOf(CandidateOf(*entry.account, *entry.job, now_ns));
+      if (!entry.reads && turn >= before) continue;
+      ++claimable;
+      if (turn >= least) continue;
+      next = &entry;
+      least = turn;
     }
-    const uint64_t now_ns = entries.size() > 1 ? SteadyNs() : 0;
-    size_t kept = 0;
-    for (const Entry* const entry : entries) {
-      // Relaxed: a slightly old time is as fair.
-      const Candidate candidate = {
-          entry->job->virtual_time_ns.load(std::memory_order_relaxed),
-          entries.size() > 1 ? entry->job->Wanted(now_ns) : Demand::kNow};
-      if (!entry->reads && TurnOf(candidate) >= before) continue;
-      candidates.push_back(candidate);
-      entries[kept++] = entry;
-    }
-    entries.resize(kept);
-    if (entries.empty()) return {};
-    const size_t next = ServedNext(candidates);
-    const std::shared_ptr<Job>& job = entries[next]->job;
-    const uint64_t time_ns = candidates[next].virtual_time_ns;
+    if (next == nullptr) return {};
+    JobAccount* const account = next->account;
     // A crew's time is nobody else's. Relaxed: who is served meanwhile gives
     // away no more than a row.
     const uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
-    if (!crew && time_ns + kCreditNs < now) {
-      job->virtual_time_ns.store(now - kCreditNs, std::memory_order_relaxed);
+    if (!crew &&
+        account->virtual_time_ns.load(std::memory_order_relaxed) + kCreditNs <
+            now) {
+      account->virtual_time_ns.store(now - kCreditNs,
+                                     std::memory_order_relaxed);
     }
-    if (Claim claim = job->ClaimRows(worker.node()); claim.share != nullptr) {
-      if (entries.size() > 1 || job->MayHaveWork()) {
+    if (Claim claim = next->job->ClaimRows(worker.node());
+        claim.share != nullptr) {
+      if (claimable > 1 || account->claimable.load(std::memory_order_relaxed)) {
         MutexLock lock(&mutex_);
         WakeOne();
       }
-      return {claim, job, entries[next]->number};
+      return {claim, next->job, account, next->number};
     }
   }
 }

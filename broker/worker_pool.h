@@ -35,6 +35,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -91,9 +92,30 @@ inline constexpr uint64_t kHeadStartNs = 50'000'000;
 // head start, so a job that takes less than its share comes first.
 inline constexpr uint64_t kCreditNs = 2 * kHeadStartNs;
 // The least is served next: fair shares.
-uint64_t TurnOf(const Candidate& candidate);
+inline uint64_t TurnOf(const Candidate& candidate) {
+  // More of the workers' time than any job ever gets.
+  constexpr uint64_t kLastNs = uint64_t{1} << 62;
+  return candidate.virtual_time_ns +
+         (candidate.demand == Demand::kNow ? 0 : kHeadStartNs) +
+         (candidate.demand == Demand::kNobody ? kLastNs : 0);
+}
 // Its index; candidates: at least one.
 size_t ServedNext(std::span<const Candidate> candidates);
+
+// What a claim looks at of every job. The accounts of all jobs lie side by
+// side, and nothing else is in their cache lines: with 256 jobs, looking is all
+// that a claim costs.
+struct alignas(64) JobAccount {
+  // Relaxed, all: hints; a slightly old one is as fair.
+  std::atomic<uint64_t> virtual_time_ns{0};
+  std::atomic<uint64_t> wanted_seen_ns{0};  // when wanted was looked at
+  std::atomic<Demand> wanted{Demand::kAhead};
+  std::atomic<bool> claimable{false};  // it may have rows to claim
+  std::weak_ptr<const Job> job;        // gone: free. Under the pool's mutex.
+};
+// As was seen 5 ms ago at most: a rank that goes to sleep tells nobody, and
+// looking at the pages of all is not for every claim. now_ns: steady.
+Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns);
 
 class WorkerPool {
  public:
@@ -170,12 +192,14 @@ class WorkerPool {
   struct Claimed {
     Claim claim;
     std::shared_ptr<Job> job;
-    uint64_t number = 0;  // of the job; never used again
+    JobAccount* account = nullptr;  // the job's, as long as somebody has it
+    uint64_t number = 0;            // of the job; never used again
   };
-  // Rows of the job served next, but of none of these; no share when no such
-  // job has rows, or the worker's place is not there any more. before: of jobs
-  // whose rows need no reading only one whose turn is before that: the worker
-  // has such rows already, and with many jobs it would claim a chunk of each.
+  // Rows of the job served next, but of none of these (sorted); no share when
+  // no such job has rows, or the worker's place is not there any more. before:
+  // of jobs whose rows need no reading only one whose turn is before that: the
+  // worker has such rows already, and with many jobs it would claim a chunk of
+  // each.
   Claimed ClaimFair(const std::vector<const Job*>& but, uint64_t before,
                     const Worker& worker);
   // A job gets rows made that had had so much of the workers' time.
@@ -205,12 +229,13 @@ class WorkerPool {
  private:
   struct Entry {
     std::shared_ptr<Job> job;
+    JobAccount* account;
     uint64_t number;
     bool crew = false;    // only its own threads make its rows
     bool reads = true;    // its rows are read before they are made
     bool blocks = false;  // a worker is stuck in a read of it
   };
-  using Entries = std::vector<Entry>;
+  using Entries = std::vector<Entry>;  // those that read come first
   // A job by its number, also after it has ended: reads of it may be in flight.
   struct Named {
     JobKey key;
@@ -249,6 +274,8 @@ class WorkerPool {
   // if it owes something; false: the pool stops, or its one job is gone.
   bool WaitForWork(const Worker& worker);
   bool MayClaim(const Entry& entry, const Worker& worker) const;
+  JobAccount* Open(const std::shared_ptr<Job>& job)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Named NamedOf(uint64_t number);
   void CountSleep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -283,6 +310,7 @@ class WorkerPool {
   CondVar more_workers_;
   std::shared_ptr<const Entries> jobs_ ABSL_GUARDED_BY(mutex_) =
       std::make_shared<const Entries>();
+  std::deque<JobAccount> accounts_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // not of a crew
