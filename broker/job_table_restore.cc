@@ -337,7 +337,8 @@ void JobTable::TryGather(Entry& entry) {
   entry.job->Gathered(GatherSteps(
       {former.options.delivery, former.opened, former.low, former.completed,
        former.handed_over, former.incomplete,
-       stream == nullptr ? std::vector<RowRange>{} : stream->Here()},
+       stream == nullptr ? std::vector<RowRange>{} : stream->Here(),
+       former.launch.AllCame()},
       entry.job->plan(), processes, reconnected));
   for (const uint32_t rank : ranks) RetireFormer(entry, rank);
   entry.former = nullptr;

@@ -45,6 +45,8 @@ class Launch {
     if (rank >= world_size_ || HasLeft(rank)) return false;
     return Knows(rank) || CountRanks(false) < local_world_size_;
   }
+  // As many as run on this host have attached, at one time or another.
+  bool AllCame() const { return CountRanks(false) >= local_world_size_; }
   // Every rank of this host came and left.
   bool Complete() const { return CountRanks(true) >= local_world_size_; }
 

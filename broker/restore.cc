@@ -91,9 +91,11 @@ Delivery::FormerSteps GatherBroadcast(
   Delivery::FormerSteps gathered;
   gathered.position = UINT64_MAX;
   gathered.started = false;
-  // One whose page nobody kept: as if it had, so that nobody waits in vain.
-  const auto had_any = [&plan](const CursorPage* page) {
-    return page == nullptr || page->taken.load(std::memory_order_relaxed) > 0 ||
+  // One whose page nobody kept: as if it had, where it may have, so that nobody
+  // waits in vain.
+  const auto had_any = [&](const CursorPage* page) {
+    if (page == nullptr) return former.all_came;
+    return page->taken.load(std::memory_order_relaxed) > 0 ||
            page->position.load(std::memory_order_relaxed) >
                plan.start().position;
   };

@@ -57,6 +57,8 @@ struct FormerProgress {
   HandedOverSteps handed_over;  // broadcast
   bool incomplete = false;      // there is more that was not recorded
   std::vector<RowRange> here;   // of a stream: Stream::Here; else empty
+  // Every rank of this host's launch has attached: a broadcast may have begun.
+  bool all_came = true;
 };
 struct ReconnectedRank {
   const CursorPage* page = nullptr;  // of the former life; nullptr: not given

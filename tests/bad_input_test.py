@@ -303,7 +303,7 @@ class BadInput(unittest.TestCase):
 
     def test_check_refuses_what_the_start_would(self):
         (self.folder / "file").write_text("")
-        (self.folder / "functions").mkdir()
+        (self.folder / "functions").mkdir(mode=0o755)
         config = self.folder / "penstockd.yaml"
         for text, message in (
                 ("state_dir: missing\n", "state directory missing"),

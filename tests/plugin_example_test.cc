@@ -15,6 +15,7 @@ class PluginExampleTest : public testing::Test {
   PluginExampleTest() {
     FunctionOptions options;
     options.plugin_dir = PENSTOCK_BUILD_DIR "/client/examples/plugins";
+    options.writable_by = 0002;  // a private broker's, whatever the umask
     auto program = RowProgram::Compile(
         {FunctionOp{FunctionOp::Kind::kPlugin, "brightness.so", "brightness",
                     std::nullopt}},

@@ -49,6 +49,25 @@ class RestoreTest : public testing::Test {
   CursorPage alive_{};
 };
 
+// Its attach was recorded and perhaps not answered: it left no page.
+TEST_F(RestoreTest, ABroadcastBeginsOnlyWhenAllHaveCome) {
+  DatasetSpec spec;
+  spec.batch.size = kBatch;
+  spec.epochs = 1;
+  const auto plan = *Plan::Make(spec, 100 * kBatch, 1);
+  CursorPage waits{};
+  FormerProgress former;
+  former.options.mode = DeliveryMode::kBroadcast;
+  const std::vector<FormerProcess> processes = {
+      {.rank = 0, .page = &waits, .may_live = true, .reconnects = true},
+      {.rank = 2, .page = nullptr}};
+  for (const bool all_came : {false, true}) {
+    former.all_came = all_came;
+    EXPECT_EQ(GatherSteps(former, plan, processes, {{0, {&waits, 0}}}).started,
+              all_came);
+  }
+}
+
 TEST_F(RestoreTest, AllIsHere) {
   for (const Lag lag : {Lag::kBlock, Lag::kSkip, Lag::kFail}) {
     const auto gathered = Gather(lag, {{10 * kBatch, 20 * kBatch, false}});

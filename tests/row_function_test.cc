@@ -137,6 +137,7 @@ class RowFunctionTest : public testing::Test {
     options_.python_path = {folder_};
     options_.python = "/usr/bin/python3";  // Debian's, which has NumPy
     options_.plugin_dir = PENSTOCK_BUILD_DIR "/tests/plugins";
+    options_.writable_by = 0002;  // a private broker's, whatever the umask
   }
   ~RowFunctionTest() override { std::filesystem::remove_all(folder_); }
 
@@ -512,6 +513,7 @@ TEST_F(RowFunctionTest, CodeIsTakenFromWhereOthersCannotWrite) {
   EXPECT_THAT(CheckTrusted(folder_ + "/inner", kPrivate).status().message(),
               HasSubstr("others can write '" + folder_ + "'"));
   ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
+  ASSERT_EQ(chmod((folder_ + "/inner").c_str(), 0755), 0);
   std::filesystem::create_symlink("inner", folder_ + "/link");
   EXPECT_EQ(*CheckTrusted(folder_ + "/link", kService), folder_ + "/inner");
   EXPECT_EQ(CheckTrusted(folder_ + "/none", kPrivate).status().code(),

@@ -193,9 +193,16 @@ class Rows:
             self.numpy.copyto(place, value, casting="unsafe")
             return
         try:
-            self.numpy.copyto(place, value, casting="same_kind")
+            with self.numpy.errstate(over="ignore"):
+                self.numpy.copyto(place, value, casting="same_kind")
         except TypeError as error:
             raise TypeError(f"feature '{name}': {error}") from None
+        if value.dtype != place.dtype and value.dtype.kind == "f":
+            infinite = self.numpy.isinf(place) & ~self.numpy.isinf(value)
+            if infinite.any():
+                raise ValueError(f"feature '{name}': it returned "
+                                 f"{value[infinite].flat[0]}, which does not fit "
+                                 f"into {place.dtype}: it would become infinite")
 
 
 def random_generator(numpy, seed, epoch, sample, step):

@@ -46,6 +46,10 @@ def small(row):
     return {"value": row["value"] % 2, "big": 100 * int(row["value"])}
 
 
+def wide(row):
+    return {"value": np.float64([np.inf, 1.0, (1.5, 3e38, 1e300)[row["value"]]])}
+
+
 def bools(row):
     assert row["mask"].dtype == bool
     return {"mask": ~row["mask"], "large": row["value"] > 1}
@@ -168,6 +172,18 @@ def test_integers_are_taken_if_they_fit(attach_there):
         for batch in reader:
             assert batch["value"].tolist() == [0, 1]
             assert batch["big"].tolist() == [0, 100]
+
+
+def test_floats_are_taken_unless_they_become_infinite(attach_there):
+    dataset = penstock.Dataset.range(3).map(penstock.python(
+        "steps:wide", {"value": penstock.TensorSpec((3,), "float32")})).batch(1)
+    reader = attach_there(dataset)
+    for wanted in (1.5, 3e38):
+        assert reader.next()["value"].tolist() == [
+            [np.inf, 1, np.float32(wanted)]]
+    with pytest.raises(penstock.DataLoss, match="sample 2.*'value'.*1e.300, which "
+                                                "does not fit into float32"):
+        reader.next()
 
 
 def test_bools(attach_there):
