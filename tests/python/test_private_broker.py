@@ -125,6 +125,8 @@ with penstock.broker():
 
 def test_what_interrupts_the_program_does_not_end_it():
     finished(start("""
+# Ignored by whoever was started in the background of a script.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with penstock.broker(), penstock.attach(numbers, delivery="dynamic") as reader:
     rows = 0
     try:
