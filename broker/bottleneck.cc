@@ -18,8 +18,8 @@ constexpr double kWaits = 0.1;
 // A rank is behind when it is so at most of the looks, twice as often as any
 // other.
 constexpr double kBehind = 0.5;
-// A rank that stands for longer, while others wait for it, is named for that
-// alone: what the window remembers of the others says nothing by then.
+// A rank that stands for longer is named for that alone: what the window
+// remembers of the others says nothing by then.
 constexpr double kStandsSeconds = RecentMean::kSeconds;
 // Workers of which so many sleep hold nobody up.
 constexpr double kIdle = 0.5;
@@ -37,34 +37,27 @@ uint64_t Since(uint64_t now, uint64_t last) {
   return now > last ? now - last : 0;
 }
 
-// Whether all that others still wait for is this rank.
-bool HoldsUpOthers(const RecentUse::Rank& rank,
-                   const std::vector<RecentUse::Rank>& all, bool makes) {
+// It does nothing, and no other rank that has data left goes on without it.
+bool StandsStill(const RecentUse::Rank& rank,
+                 const std::vector<RecentUse::Rank>& all, bool makes) {
   if (!rank.still || rank.waiting) return false;
-  bool some_wait = false;
-  for (const RecentUse::Rank& other : all) {
-    if (other.rank == rank.rank) continue;
-    if (other.done) {
-      some_wait = true;
-    } else if (rank.progress && other.progress) {
-      if (*other.progress <= *rank.progress) return false;
-      some_wait = true;
-    } else if (makes || !other.waiting) {
-      return false;
-    } else {
-      some_wait = true;
+  return std::all_of(all.begin(), all.end(), [&](const RecentUse::Rank& other) {
+    if (other.rank == rank.rank || other.done) return true;
+    const bool still = other.still && !other.waiting;
+    if (rank.progress && other.progress) {
+      return *other.progress > *rank.progress ||
+             (*other.progress == *rank.progress && still);
     }
-  }
-  return some_wait;
+    return still || (other.waiting && !makes);
+  });
 }
 
-const RecentUse::RankUse* OneStands(
-    const std::vector<RecentUse::RankUse>& all) {
-  const auto found =
-      std::find_if(all.begin(), all.end(), [](const RecentUse::RankUse& rank) {
-        return rank.stands_s >= kStandsSeconds;
-      });
-  return found == all.end() ? nullptr : &*found;
+std::vector<RecentUse::RankUse> ThatStand(
+    std::vector<RecentUse::RankUse> ranks) {
+  std::erase_if(ranks, [](const RecentUse::RankUse& rank) {
+    return rank.stands_s < kStandsSeconds;
+  });
+  return ranks;
 }
 
 const RecentUse::RankUse* OneBehind(
@@ -141,7 +134,7 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
       now.waited.Add(Share(per_time(waited_ns)), seconds);
       now.behind.Add(rank.progress && *rank.progress < furthest ? 1 : 0,
                      seconds);
-      now.stands_ns = HoldsUpOthers(rank, ranks, filling || starved)
+      now.stands_ns = StandsStill(rank, ranks, filling || starved)
                           ? now.stands_ns + ns
                           : 0;
     }
@@ -195,15 +188,21 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
   }
   const bool somebody_waits = found.ranks_wait >= kWaits;
   const RecentUse::RankUse* const behind = OneBehind(ranks);
-  if (const RecentUse::RankUse* const stands = OneStands(ranks)) {
+  if (const auto stand = ThatStand(ranks); stand.size() == 1) {
     found.what = What::kRank;
-    found.rank = stands->rank;
-    found.behind = stands->behind;
-    found.stands_s = stands->stands_s;
+    found.rank = stand[0].rank;
+    found.behind = stand[0].behind;
+    found.stands_s = stand[0].stands_s;
     found.text = fmt::format(
         "rank {} is the bottleneck: it has neither taken nor released a batch "
-        "for {:.0f} s while others wait for it, {}",
-        stands->rank, stands->stands_s, they_idle);
+        "for {:.0f} s, {}",
+        stand[0].rank, stand[0].stands_s, they_idle);
+  } else if (!stand.empty()) {
+    found.what = What::kRanks;
+    found.text = fmt::format(
+        "ranks are the bottleneck: {} of {} have neither taken nor released a "
+        "batch for {:.0f} s, {}",
+        stand.size(), ranks.size(), stand[0].stands_s, they_idle);
   } else if (somebody_waits && job.starved() > kStarved) {
     found.what = What::kProducers;
     found.text = fmt::format(

@@ -24,16 +24,16 @@
 //             then "ranks" is all that can be said. Of ranks that do not keep
 //             step the last is named, also when it is as fast as the others.
 //   stands    how long a rank that has batches has neither taken nor released
-//             one while others wait for it: it alone is the furthest behind,
-//             and some are ahead of it or have had all of their data. Where
-//             ranks do not get the same steps: it alone has batches, the
-//             others stand beside empty rings or have had all of their data,
-//             and no batch is being made. It counts from the first look that
-//             finds this so, and a look that does not ends it: it does not
-//             fade while the rank hangs, whatever became of the others.
+//             one, and no other with data left has gone on without it: each is
+//             ahead of it and waits, or stands still as well. Where ranks do
+//             not get the same steps: each stands beside an empty ring, and no
+//             batch is being made, or stands still as well. A rank alone just
+//             does nothing. It counts from the first look that finds this so,
+//             and a look that does not ends it: it does not fade while the
+//             rank hangs, whatever became of the others.
 //
 // The judgement, in this order
-//   a rank stands for longer than kStands: "rank";
+//   one stands for longer than kStands: "rank"; several: "ranks";
 //   no rank waits for more than kWaits of the time: "rank" when one is behind
 //     and no other is, else "ranks";
 //   somebody waits, and the stream is starved more often than not: "producers";

@@ -193,7 +193,7 @@ TEST(BottleneckTest, ARankThatHangsIsNamedWhateverBecameOfTheOthers) {
   EXPECT_EQ(dynamic.ToJson()["what"], "rank");
   EXPECT_THAT(dynamic.text,
               HasSubstr("rank 0 is the bottleneck: it has neither taken nor "
-                        "released a batch for 6 s while others wait for it"));
+                        "released a batch for 6 s, workers idle 100 %"));
   // split: the others have had all of their data.
   EXPECT_EQ(FoundWithOneThatHangs({done}, 7, idle).rank, 0u);
   // Two are behind, and this one is the last; the workers have another job.
@@ -201,9 +201,29 @@ TEST(BottleneckTest, ARankThatHangsIsNamedWhateverBecameOfTheOthers) {
   busy.progress = 8;
   EXPECT_EQ(FoundWithOneThatHangs({waits, busy}, 7, {kPool, 0.9, 0, 0.1}).rank,
             0u);
+  // Nobody else is left.
+  EXPECT_EQ(FoundWithOneThatHangs({}, std::nullopt, idle).rank, 0u);
+  EXPECT_EQ(FoundWithOneThatHangs({}, 7, idle).rank, 0u);
   // A moment is not enough.
   EXPECT_NE(FoundWithOneThatHangs({done}, std::nullopt, idle, false, 10).rank,
             0u);
+}
+
+TEST(BottleneckTest, RanksThatHangTogetherAreIt) {
+  const PoolUse idle = {kPool, 0, 0, 1};
+  RecentUse::Rank other;
+  other.rank = 1;
+  other.still = true;
+  for (const std::optional<int64_t> progress : {std::optional<int64_t>(), {7}}) {
+    other.progress = progress;
+    const Bottleneck both = FoundWithOneThatHangs({other}, progress, idle);
+    EXPECT_EQ(both.what, Bottleneck::What::kRanks);
+    EXPECT_THAT(both.text, HasSubstr("2 of 2 have neither taken nor released a "
+                                     "batch for 6 s"));
+  }
+  // It waits, with a batch, for this one, which is behind.
+  other.progress = 8;
+  EXPECT_EQ(FoundWithOneThatHangs({other}, 7, idle).rank, 0u);
 }
 
 TEST(BottleneckTest, ARankThatNobodyWaitsForIsNotNamedForStandingStill) {
