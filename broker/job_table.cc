@@ -309,6 +309,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
   uint64_t expecting = UINT64_MAX;  // number of the incarnation that does
   for (Entry& each : entries_) {
     if (!(each.key == request.key) || each.over) continue;
+    HearFormer(each);
     if (TakeUpUnanswered(each, asked)) return &each;
     // Not the newest, which others may have begun, but the oldest whose end
     // this rank has not been told.
@@ -681,6 +682,7 @@ void JobTable::Sweep() {
   LookAtHolders();
   const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
+    HearFormer(*entry);
     if (entry->job == nullptr) {
       // Of a former life, and nobody comes.
       if (entry->former != nullptr && entry->opening == nullptr &&

@@ -263,6 +263,9 @@ class JobTable {
   // Attaches of the process that asks now, which never heard of them, are
   // forgotten. True: but a place in a broadcast, where request now goes on.
   bool TakeUpUnanswered(Entry& entry, AttachRequest* request);
+  // Ranks of a former life that left without a broker to hear it, perhaps since
+  // this one began.
+  void HearFormer(Entry& entry);
   // Answers it, now or when it can be.
   void Route(Pending attach);
   void Postpone(Entry& entry, Pending attach);

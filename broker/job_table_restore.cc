@@ -65,6 +65,17 @@ void JobTable::LookAtHolders() {
   });
 }
 
+void JobTable::HearFormer(Entry& entry) {
+  if (entry.former == nullptr) return;
+  for (auto& [attach, former] : entry.former->ranks) {
+    const std::optional<bool> finished = former.LeftUnheard();
+    if (!finished) continue;
+    former.left = true;
+    entry.launch.Left(former.rank, *finished);
+    life_->RankLeft(entry.number, attach, *finished);
+  }
+}
+
 bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
   if (entry.former == nullptr) return false;
   std::map<uint64_t, FormerRank>& ranks = entry.former->ranks;

@@ -243,6 +243,24 @@ pid_t PidOf(int pidfd) {
   return 0;
 }
 
+namespace {
+
+// Written by a rank: what is not a stage is none that matters.
+RankStage StageOf(const CursorPage& page) {
+  return static_cast<RankStage>(page.stage.load(std::memory_order_relaxed));
+}
+
+}  // namespace
+
+std::optional<bool> FormerRank::LeftUnheard() const {
+  if (left || page == nullptr) return std::nullopt;
+  const RankStage stage = StageOf(*page);
+  if (stage != RankStage::kLeft && stage != RankStage::kFinished) {
+    return std::nullopt;
+  }
+  return stage == RankStage::kFinished;
+}
+
 bool FormerRank::MayLive() const {
   if (left) return false;
   if (pidfd == nullptr) return true;
@@ -252,7 +270,7 @@ bool FormerRank::MayLive() const {
 
 bool FormerRank::WasNotAnswered(int other) const {
   if (page == nullptr || pidfd == nullptr ||
-      page->answered.load(std::memory_order_relaxed) != 0) {
+      StageOf(*page) != RankStage::kAsks) {
     return false;
   }
   const pid_t pid = PidOf(pidfd->get());

@@ -72,6 +72,9 @@ struct FormerRank {
   bool left = false;                       // orderly
   uint64_t segment = 0;  // that it got, by a number; 0: not recorded
   uint64_t bytes = 0;    // of it
+  // It detached when no broker was there to hear it. True: at the end of its
+  // data.
+  std::optional<bool> LeftUnheard() const;
   // Not known to be dead, and it did not leave.
   bool MayLive() const;
   // The broker died before it answered: the process of pidfd attaches again.

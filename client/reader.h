@@ -120,6 +120,7 @@ class Reader {
   void Retire(Session* session);
   void SayUnmapped();
   void Leave();
+  static void Reach(Session* session, RankStage stage);
   bool Disown(Session* session);
 
   bool Cancelled() const { return cancelled_ && cancelled_(); }

@@ -91,7 +91,7 @@ Status Reader::Open(nlohmann::json request, Deadline deadline) {
   if (!reconnects) joined_at_ = position_;
   // Relaxed: read by the broker after this process is dead, or never.
   session->cursor.page().position.store(position_, std::memory_order_relaxed);
-  session->cursor.page().answered.store(1, std::memory_order_relaxed);
+  Reach(session.get(), RankStage::kAnswered);
   PENSTOCK_RETURN_IF_ERROR(AddToEpoll(poll_.get(), session->wake.get()));
   for (Batch& batch : session->batches) {
     batch.reader = this;
@@ -216,6 +216,12 @@ void Reader::Retire(Session* session) {
   }
 }
 
+void Reader::Reach(Session* session, RankStage stage) {
+  // Relaxed: read by the broker after this process is dead, or by the next one.
+  session->cursor.page().stage.store(static_cast<uint32_t>(stage),
+                                     std::memory_order_relaxed);
+}
+
 Reader::~Reader() { Leave(); }
 
 // Says so to the brokers that it has not said it to.
@@ -224,6 +230,8 @@ void Reader::Leave() {
   for (const auto& session : sessions_) {
     const Fd control = std::move(session->control);
     if (!control || !ours) continue;
+    // For the next broker, should this one be dead.
+    Reach(session.get(), over_ ? RankStage::kFinished : RankStage::kLeft);
     (void)SendMessage(control.get(),
                       {{"penstock", kProtocolVersion}, {"op", "detach"}});
     // Shut down and not only closed: a child that was forked meanwhile holds

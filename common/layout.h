@@ -160,6 +160,14 @@ struct LeaseRecord {
   Atomic<uint64_t> step;        // StepId of that one
 };
 
+// How far a rank is with its attach; never goes back.
+enum class RankStage : uint32_t {
+  kAsks,
+  kAnswered,  // it has the broker's answer and goes on with this page
+  kLeft,      // it detached: also when no broker was there to hear it
+  kFinished,  // likewise, and it was told the end of the data
+};
+
 struct CursorPage {
   uint64_t magic;
   uint32_t layout_version;
@@ -172,9 +180,7 @@ struct CursorPage {
   // The rank sleeps, or is about to: send a wake after publishing. Apart from
   // taken: every publish reads it, and a take would have to get its line back.
   alignas(kWriterSpacing) Atomic<uint32_t> waiting;
-  // 1: the rank has the broker's answer to its attach and goes on with this
-  // page.
-  Atomic<uint32_t> answered;
+  Atomic<uint32_t> stage;  // RankStage
   // Stall counters: written by the rank for `penstock status`, never trusted.
   alignas(kWriterSpacing) Atomic<uint64_t> waits;
   Atomic<uint64_t> wait_ns;
@@ -257,7 +263,7 @@ inline constexpr uint64_t kLayoutHash =
                            offsetof(CursorPage, taken),
                            offsetof(CursorPage, position),
                            offsetof(CursorPage, waiting),
-                           offsetof(CursorPage, answered),
+                           offsetof(CursorPage, stage),
                            offsetof(CursorPage, waits),
                            offsetof(CursorPage, released),
                            offsetof(CursorPage, leases),

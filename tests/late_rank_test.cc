@@ -187,7 +187,8 @@ class KilledAtTheEndTest : public LateRankTest {};
 
 TEST_P(KilledAtTheEndTest, IsToldTheEndWhenTheOthersAreGone) {
   const std::string mode = GetParam();
-  Options options[] = {OptionsOf(0, 2, GetParam()), OptionsOf(1, 2, GetParam())};
+  Options options[] = {OptionsOf(0, 2, GetParam()),
+                       OptionsOf(1, 2, GetParam())};
   Rows rows;
   {
     RankProcess killed(options[0]);
@@ -201,7 +202,8 @@ TEST_P(KilledAtTheEndTest, IsToldTheEndWhenTheOthersAreGone) {
     }
     other.Detach();
   }
-  const int times = mode == "split" || mode == "dynamic" ? kEpochs : 2 * kEpochs;
+  const int times =
+      mode == "split" || mode == "dynamic" ? kEpochs : 2 * kEpochs;
   EXPECT_EQ(Sorted(rows), Numbers(kRecords, times));
   const Course replacement = RunOnce(options[0]);
   EXPECT_EQ(replacement.code, 0) << replacement.error;
@@ -218,7 +220,8 @@ INSTANTIATE_TEST_SUITE_P(Modes, KilledAtTheEndTest,
 class KilledInTheMiddleTest : public LateRankTest {};
 
 TEST_P(KilledInTheMiddleTest, GetsWhatIsLeftAndThenTheEnd) {
-  Options options[] = {OptionsOf(0, 2, GetParam()), OptionsOf(1, 2, GetParam())};
+  Options options[] = {OptionsOf(0, 2, GetParam()),
+                       OptionsOf(1, 2, GetParam())};
   for (Options& each : options) {
     if (std::string(GetParam()) != "dynamic") each.on_rank_death = "wait";
   }
@@ -297,6 +300,27 @@ TEST_F(LateAfterBrokerDeathTest, DeliveredJobIsRememberedByTheNextBroker) {
   Reader reader(OptionsOf(1, "dynamic"));
   Append(RunToTheEnd(reader).taken, &rows);
   EXPECT_EQ(Sorted(rows), Numbers(103, 4));
+}
+
+// The same process, too.
+TEST_F(LateAfterBrokerDeathTest, WhoLeavesUnheardWasToldTheEnd) {
+  for (const char* delivery : {"dynamic", "independent"}) {
+    std::vector<std::unique_ptr<Reader>> readers;
+    for (const uint64_t incarnation : {1, 2}) {
+      Rows rows;
+      for (const int rank : {0, 1, 2}) {
+        Options options = OptionsOf(rank, delivery);
+        options.job += delivery;
+        readers.push_back(std::make_unique<Reader>(options));
+        EXPECT_EQ(readers.back()->incarnation(), incarnation) << delivery;
+        Append(RunToTheEnd(*readers.back()).taken, &rows);
+      }
+      EXPECT_EQ(Sorted(rows),
+                Numbers(103, std::string(delivery) == "dynamic" ? 2 : 6));
+      broker_.Kill();
+      readers.clear();
+    }
+  }
 }
 
 TEST_F(LateAfterBrokerDeathTest, WhoLeftBeforeTheDeathBeginsAnewAfterIt) {
