@@ -331,7 +331,8 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
   }
   if (!begins_another(*entry)) {
     if (entry->launch.Finished(rank)) return nullptr;
-    if (entry->deserted && entry->launch.HasLeft(rank)) {
+    if ((entry->deserted || FormerIsDeserted(*entry)) &&
+        entry->launch.HasLeft(rank)) {
       End(*entry, fmt::format("rank {} left it and begins anew", rank));
       return nullptr;
     }

@@ -263,6 +263,8 @@ class JobTable {
   // Attaches of the process that asks now, which never heard of them, are
   // forgotten. True: but a place in a broadcast, where request now goes on.
   bool TakeUpUnanswered(Entry& entry, AttachRequest* request);
+  // No process of its former life can come back, and none of this one has come.
+  static bool FormerIsDeserted(const Entry& entry);
   // Ranks of a former life that left without a broker to hear it, perhaps since
   // this one began.
   void HearFormer(Entry& entry);

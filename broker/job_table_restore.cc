@@ -409,12 +409,16 @@ bool JobTable::FormerRanksSpoke(const Entry& entry) const {
                      });
 }
 
-bool JobTable::FormerIsOver(const Entry& entry) const {
-  const auto age = std::chrono::steady_clock::now() - started_;
-  if (age > kDesertedJobKept) return true;
-  return !entry.named &&
+bool JobTable::FormerIsDeserted(const Entry& entry) {
+  return entry.job == nullptr && entry.opening == nullptr &&
+         entry.former != nullptr &&
          std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
                       [&](const auto& item) { return item.second.MayLive(); });
+}
+
+bool JobTable::FormerIsOver(const Entry& entry) const {
+  const auto age = std::chrono::steady_clock::now() - started_;
+  return age > kDesertedJobKept || (!entry.named && FormerIsDeserted(entry));
 }
 
 }  // namespace penstock

@@ -138,10 +138,15 @@ Delivery::FormerSteps GatherBroadcast(
     if (reconnected.count(each.rank) > 0) continue;
     gathered.position = std::min(gathered.position, each.position);
   }
-  if (gathered.position == UINT64_MAX) {
-    gathered.position = begin;
-  } else if (may_pass) {
-    gathered.position = std::max(gathered.position, begin);
+  if (gathered.position != UINT64_MAX) {
+    if (may_pass) gathered.position = std::max(gathered.position, begin);
+    return gathered;
+  }
+  // Nobody goes on: who comes next joins where the furthest was.
+  gathered.position = begin;
+  for (const Delivery::FormerConsumer& each :
+       RestoreRanks(processes, former.handed_over, plan.global_batch())) {
+    gathered.position = std::max(gathered.position, each.position);
   }
   return gathered;
 }

@@ -26,11 +26,14 @@ class RestoreTest : public testing::Test {
     alive_.position = 22 * kBatch;
     alive_.taken = 5;
   }
-  Delivery::FormerSteps Gather(Lag lag, std::vector<RowRange> here,
-                               uint32_t window = 10) const {
+  static Plan MakePlan() {
     DatasetSpec spec;
     spec.batch.size = kBatch;
     spec.epochs = 1;
+    return *Plan::Make(spec, 100 * kBatch, 1);
+  }
+  Delivery::FormerSteps Gather(Lag lag, std::vector<RowRange> here,
+                               uint32_t window = 10) const {
     FormerProgress former;
     former.options.mode = DeliveryMode::kBroadcast;
     former.options.lag = lag;
@@ -40,8 +43,8 @@ class RestoreTest : public testing::Test {
     FormerProcess dead{.rank = 0, .page = &dead_};
     FormerProcess alive{
         .rank = 1, .page = &alive_, .may_live = true, .reconnects = true};
-    return GatherSteps(former, *Plan::Make(spec, 100 * kBatch, 1),
-                       {dead, alive}, {{1, {&alive_, 22 * kBatch}}});
+    return GatherSteps(former, MakePlan(), {dead, alive},
+                       {{1, {&alive_, 22 * kBatch}}});
   }
   const std::vector<RowRange> gap_ = {{10 * kBatch, kBatch, false},
                                       {20 * kBatch, 10 * kBatch, false}};
@@ -51,10 +54,7 @@ class RestoreTest : public testing::Test {
 
 // Its attach was recorded and perhaps not answered: it left no page.
 TEST_F(RestoreTest, ABroadcastBeginsOnlyWhenAllHaveCome) {
-  DatasetSpec spec;
-  spec.batch.size = kBatch;
-  spec.epochs = 1;
-  const auto plan = *Plan::Make(spec, 100 * kBatch, 1);
+  const Plan plan = MakePlan();
   CursorPage waits{};
   FormerProgress former;
   former.options.mode = DeliveryMode::kBroadcast;
@@ -66,6 +66,18 @@ TEST_F(RestoreTest, ABroadcastBeginsOnlyWhenAllHaveCome) {
     EXPECT_EQ(GatherSteps(former, plan, processes, {{0, {&waits, 0}}}).started,
               all_came);
   }
+}
+
+TEST_F(RestoreTest, WhoComesWhenAllAreDeadJoinsWhereTheFurthestWas) {
+  FormerProgress former;
+  former.options.mode = DeliveryMode::kBroadcast;
+  former.options.on_rank_death = OnRankDeath::kShrink;
+  const auto gathered = GatherSteps(
+      former, MakePlan(),
+      {{.rank = 0, .page = &dead_}, {.rank = 1, .page = &alive_}}, {});
+  EXPECT_TRUE(gathered.started);
+  EXPECT_EQ(gathered.position, 22 * kBatch);
+  EXPECT_TRUE(gathered.consumers.empty());
 }
 
 TEST_F(RestoreTest, AllIsHere) {
