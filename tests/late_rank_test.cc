@@ -323,6 +323,27 @@ TEST_F(LateAfterBrokerDeathTest, WhoLeavesUnheardWasToldTheEnd) {
   }
 }
 
+TEST_F(LateAfterBrokerDeathTest, RanksThatAllLeftEarlyBeginAnew) {
+  for (const char* delivery : {"dynamic", "broadcast"}) {
+    for (int round = 0; round < 2; ++round) {
+      std::vector<std::unique_ptr<Reader>> readers;
+      for (const int rank : {0, 1, 2}) {
+        Options options = OptionsOf(rank, delivery);
+        options.job += delivery;
+        readers.push_back(std::make_unique<Reader>(options));
+      }
+      Batch batch;
+      ASSERT_EQ(readers[0]->next(&batch), Reader::Result::kBatch);
+      EXPECT_EQ(batch.epoch(), 0u) << delivery;
+      EXPECT_LT(batch.step(), 3u) << delivery;  // others may have the first two
+      EXPECT_FALSE(batch.redelivered()) << delivery;
+      batch.release();
+      readers.clear();
+      broker_.Kill();
+    }
+  }
+}
+
 TEST_F(LateAfterBrokerDeathTest, WhoLeftBeforeTheDeathBeginsAnewAfterIt) {
   RankProcess slow(OptionsOf(1, "dynamic"));
   slow.Attached();
