@@ -245,7 +245,7 @@ pid_t PidOf(int pidfd) {
 
 namespace {
 
-// Written by a rank: what is not a stage is none that matters.
+// A rank writes it: any other value is treated as kAnswered.
 RankStage StageOf(const CursorPage& page) {
   return static_cast<RankStage>(page.stage.load(std::memory_order_relaxed));
 }

@@ -103,8 +103,7 @@ inline uint64_t TurnOf(const Candidate& candidate) {
 size_t ServedNext(std::span<const Candidate> candidates);
 
 // What a claim looks at of every job. The accounts of all jobs lie side by
-// side, and nothing else is in their cache lines: with 256 jobs, looking is all
-// that a claim costs.
+// side, and nothing else is in their cache lines.
 struct alignas(64) JobAccount {
   // Relaxed, all: hints; a slightly old one is as fair.
   std::atomic<uint64_t> virtual_time_ns{0};
