@@ -351,7 +351,6 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     return nullptr;
   }
   if (entry->job == nullptr) {
-    if (entry->opening->progress.cancel.load()) return nullptr;
     if (request.options.start == entry->options.start) return entry;
     return FailedPreconditionError(
         "rank {} disagrees with the ranks of job '{}' that are attaching: they "
@@ -588,10 +587,13 @@ void JobTable::CancelAttach(uint64_t attach) {
     std::erase_if(entry->pending, [attach](const Pending& pending) {
       return pending.number == attach;
     });
-    // That of a former life is not given up with the first that came.
+    // One that others know of is not given up with the first that came.
     if (entry->job == nullptr && entry->pending.empty() &&
-        entry->opening != nullptr && entry->former == nullptr) {
-      // Nobody waits any more; Opened() finds no pending and drops the job.
+        entry->opening != nullptr && entry->former == nullptr &&
+        !entry->options.at_end && !entry->forgotten) {
+      // Nobody waits any more: who comes now opens another, and Opened() drops
+      // this one.
+      entry->over = true;
       entry->opening->progress.cancel.store(true);
       datasets_.NoticeCancel();
     }

@@ -215,6 +215,42 @@ TEST_F(HungStorageTest, JobsThatComeAgainAndAgainLeaveRoomForOthers) {
   EXPECT_EQ(TakeAll(Healthy("after", "50")), 400u);
 }
 
+// A rank that dies while its job opens leaves the others one incarnation.
+TEST_F(HungStorageTest, RanksMeetAfterAnOpeningThatWasGivenUp) {
+  StartBroker(1);
+  const auto attach = [this](int rank, double timeout_s) {
+    Options options = For(
+        "dataset: records\nsource:\n  fixed_length_records: {path: " + folder_ +
+            "/mount/hung_open_records, features: {x: {dtype: uint8, shape: "
+            "[100]}}}\nbatch: {size: 2}\n",
+        "given-up");
+    options.rank = rank;
+    options.world_size = options.local_world_size = 2;
+    options.delivery = "dynamic";
+    options.timeout_s = timeout_s;
+    return options;
+  };
+  const auto openings = [this] {
+    const StatusOr<Fd> socket = ConnectControl(broker_->socket());
+    const StatusOr<Message> answer = Request(socket->get(), {{"op", "status"}});
+    if (!answer.ok()) throw std::runtime_error(answer.status().message());
+    return answer->json.at("jobs").size();
+  };
+  int code = 0;
+  ErrorOf(attach(0, 0.2), &code);
+  EXPECT_EQ(code, PENSTOCK_DEADLINE_EXCEEDED);
+  uint64_t rows = 0;
+  std::thread rank_0([&] { rows = TakeAll(attach(0, 60)); });
+  while (openings() < 2) std::this_thread::yield();
+  ErrorOf(attach(1, 0.2), &code);
+  EXPECT_EQ(code, PENSTOCK_DEADLINE_EXCEEDED);
+  EXPECT_EQ(openings(), 2u);
+  storage_->Recover();
+  const uint64_t others = TakeAll(attach(1, 60));
+  rank_0.join();
+  EXPECT_EQ(rows + others, 10u);
+}
+
 // As in Docker, whose filter forbids io_uring: each worker is held by its read.
 TEST_F(HungStorageTest, PlainReadsThatHangHoldUpNoOtherJob) {
   const pid_t child = fork();  // a filter cannot be taken off

@@ -109,6 +109,7 @@ struct StormOptions {
   uint64_t seed = 1;
   double seconds = 3600;
   double pause_ms = 120;
+  std::vector<std::string> kinds;  // none: all
   std::string out;
   bool json = false;
 };
@@ -164,7 +165,9 @@ class Storm {
   // Its exit status.
   int Run() {
     begin_ = Clock::now();
-    for (const JobKind& kind : Kinds()) StartLap(kind);
+    for (const JobKind& kind : Kinds()) {
+      if (IsWanted(kind.name)) StartLap(kind);
+    }
     next_blow_ = begin_;
     while (!laps_.empty() && failure_.empty()) {
       if (SecondsSince(begin_) > options_.seconds) {
@@ -204,6 +207,11 @@ class Storm {
     return given != nullptr ? given : PENSTOCK_BUILD_DIR "/broker/penstockd";
   }
 
+  bool IsWanted(const std::string& kind) const {
+    const std::vector<std::string>& kinds = options_.kinds;
+    return kinds.empty() ||
+           std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+  }
   bool calm() const { return kills_ >= options_.kills; }
   // [0, below)
   uint64_t Random(uint64_t below) { return random_() % below; }
@@ -362,7 +370,14 @@ class Storm {
                        exit->ToString()));
       return;
     }
-    if (lap.kind.shrinks() && HadAttached(lap, rank)) {
+    // Killed after it was told the end and said so: as one that attaches again
+    // it would begin anew.
+    if (AnyLogOf(lap, rank, [](const RankLog& log) { return log.ended; })) {
+      rank.done = true;
+    } else if (lap.kind.shrinks() &&
+               AnyLogOf(lap, rank, [](const RankLog& log) {
+                 return log.attached_ns.has_value();
+               })) {
       rank.dead = true;
     } else {
       StartAgain(lap, rank);
@@ -385,11 +400,12 @@ class Storm {
     ++rank_restarts_;
     Start(lap, rank);
   }
-  static bool HadAttached(const Lap& lap, const Rank& rank) {
+  // Of this life.
+  template <typename Predicate>
+  static bool AnyLogOf(const Lap& lap, const Rank& rank, Predicate is_it) {
     const std::vector<RankLog> logs = ReadRankLogs(lap.folder);
     return std::any_of(logs.begin(), logs.end(), [&](const RankLog& log) {
-      return log.rank == rank.number && log.life == rank.life &&
-             log.attached_ns.has_value();
+      return log.rank == rank.number && log.life == rank.life && is_it(log);
     });
   }
 
@@ -681,6 +697,11 @@ int Main(int argc, char** argv) {
   app.add_option("--pause-ms", options.pause_ms,
                  "between two blows, on average")
       ->capture_default_str();
+  std::vector<std::string> kinds;
+  for (const JobKind& kind : Kinds()) kinds.push_back(kind.name);
+  app.add_option("--kind", options.kinds,
+                 "storm only jobs of this kind; may be given several times")
+      ->check(CLI::IsMember(kinds));
   app.add_option("--out", options.out,
                  "folder for the logs, which is made; kept on a failure "
                  "(default: one in /tmp)");
