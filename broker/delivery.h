@@ -567,6 +567,8 @@ class Delivery {
   Status EvictSeat(Consumer* consumer, Closed why, const std::string& reason,
                    bool keep_batches);
   void Drop(Consumer* consumer);
+  uint64_t NextStepOf(const Consumer& consumer) const;
+  void GoBackTo(uint64_t step);
   Cell CellOf(const Consumer& consumer, const Entry& entry);
   uint64_t NextPosition(const Consumer& consumer) const;
   uint64_t LanePosition(const Lane& lane) const;
@@ -613,6 +615,8 @@ class Delivery {
   // Of ranks that reconnected and died while it gathered.
   std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
   bool started_ = false;  // broadcast
+  // broadcast: the first step that none of those who are gone has had.
+  uint64_t foremost_ = 0;
   uint64_t opened_recorded_ = 0;
   bool closed_ = false;
   std::vector<RanksChanged> ranks_changed_;

@@ -7,9 +7,40 @@
 namespace penstock {
 
 void Delivery::Drop(Consumer* consumer) {
+  foremost_ = std::max(foremost_, NextStepOf(*consumer));
   for (const Entry& entry : consumer->backlog) Release(entry.slot);
   touched_.insert(consumer->rank);
   consumers_.erase(consumer->rank);
+  if (consumers_.empty()) GoBackTo(foremost_);
+}
+
+// broadcast: the first step in order that it has not had.
+uint64_t Delivery::NextStepOf(const Consumer& consumer) const {
+  const auto step_of = [this](uint32_t number) {
+    const Slot& slot = slots_[number];
+    return slot.again ? std::nullopt
+                      : plan().StepFrom(slot.share.rows.position);
+  };
+  for (const Entry& entry : consumer.backlog) {
+    const auto step = step_of(entry.slot);
+    if (step && !entry.redelivered) return *step;
+  }
+  const Lane& lane = lanes_[consumer.lane];
+  for (const uint32_t number : lane.in_turn) {
+    if (const auto step = step_of(number)) return *step;
+  }
+  return lane.next_step;
+}
+
+// broadcast, nobody is left: what none of them had is made again for those who
+// come next.
+void Delivery::GoBackTo(uint64_t step) {
+  Lane& lane = lanes_[0];
+  for (const uint32_t number : lane.in_turn) Abandon(&slots_[number]);
+  lane.in_turn.clear();
+  lane.again.clear();
+  lane.next_step = std::min(lane.next_step, step);
+  openable_.insert(0);
 }
 
 Status Delivery::Gone(uint32_t seat, bool orderly) {
@@ -92,16 +123,14 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
   for (const Feed::Batch& each : feed.Recall()) {
     // The process may go on reading what it took.
     if (each.taken) ++slots_[each.slot].quarantine;
-    if (keep_batches) {
-      entries.push_back(
-          {each.slot, each.taken || each.redelivered, each.skipped});
-      slots_[each.slot].handed_over |= each.taken;
-    } else {
-      Release(each.slot);
-    }
+    entries.push_back(
+        {each.slot, each.taken || each.redelivered, each.skipped});
+    slots_[each.slot].handed_over |= keep_batches && each.taken;
   }
   consumer->place = Place::kGone;
   if (!keep_batches) {
+    consumer->backlog.insert(consumer->backlog.begin(), entries.begin(),
+                             entries.end());
     Drop(consumer);
     return OkStatus();
   }

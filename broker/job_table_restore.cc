@@ -15,6 +15,14 @@ namespace {
 // Ranks of a former life of which nothing is known have so long to reconnect.
 constexpr std::chrono::seconds kReconnectTime{60};
 
+std::string UnknownText(const JobKey& key, uint32_t rank) {
+  return fmt::format(
+      "job '{}': rank {} died while no broker ran, and nobody kept its page: "
+      "how far it was is not known; begin all ranks at a state (systemd and "
+      "penstock run keep the pages)",
+      key.name, rank);
+}
+
 }  // namespace
 
 bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
@@ -145,12 +153,10 @@ Status JobTable::CheckFormer(const Entry& entry,
     return NotFoundError("all of its ranks are dead");
   }
   if (last != nullptr && last->page == nullptr &&
-      entry.options.delivery.mode == DeliveryMode::kSplit) {
+      (entry.options.delivery.mode == DeliveryMode::kSplit ||
+       entry.options.delivery.mode == DeliveryMode::kIndependent)) {
     return FailedPreconditionError(
-        "rank {} of job '{}' died while no broker ran, and nobody kept its "
-        "page: how far it was is not known; begin all ranks at a state (or run "
-        "the broker under systemd or penstock run, which keep it)",
-        rank, entry.key.name);
+        "{}", UnknownText(entry.key, entry.key.consumer.value_or(rank)));
   }
   return OkStatus();
 }
@@ -300,11 +306,7 @@ void JobTable::SettleFormer(Entry& entry) {
       all_spoke = false;
       if (former->pidfd != nullptr) continue;  // it lives, and is silent
     }
-    entry.job->Fail(AbortedError(
-        "job '{}': rank {} died with the broker, and nobody kept its page: how "
-        "far it was is not known; begin all ranks at a state (and run the "
-        "broker under systemd or penstock run, which keep it)",
-        entry.key.name, rank));
+    entry.job->Fail(AbortedError("{}", UnknownText(entry.key, rank)));
     return;
   }
   // A phase can begin only where it is known of all that they are before it.
@@ -345,12 +347,20 @@ void JobTable::TryGather(Entry& entry) {
     }
   }
   const Stream* const stream = entry.job->stream();
-  entry.job->Gathered(GatherSteps(
-      {former.options.delivery, former.opened, former.low, former.completed,
-       former.handed_over, former.incomplete,
-       stream == nullptr ? std::vector<RowRange>{} : stream->Here(),
-       former.launch.AllCame()},
-      entry.job->plan(), processes, reconnected));
+  const FormerProgress progress = {
+      former.options.delivery,
+      former.opened,
+      former.low,
+      former.completed,
+      former.handed_over,
+      former.incomplete,
+      stream == nullptr ? std::vector<RowRange>{} : stream->Here(),
+      former.launch.AllCame()};
+  if (const auto unknown = UnknownConsumer(progress, processes, reconnected)) {
+    entry.job->Fail(AbortedError("{}", UnknownText(entry.key, *unknown)));
+  }
+  entry.job->Gathered(
+      GatherSteps(progress, entry.job->plan(), processes, reconnected));
   for (const uint32_t rank : ranks) RetireFormer(entry, rank);
   entry.former = nullptr;
   entry.reconnected.clear();

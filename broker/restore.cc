@@ -153,6 +153,27 @@ Delivery::FormerSteps GatherBroadcast(
 
 }  // namespace
 
+std::optional<uint32_t> UnknownConsumer(
+    const FormerProgress& former, const std::vector<FormerProcess>& processes,
+    const std::map<uint32_t, ReconnectedRank>& reconnected) {
+  // Before all came nobody had anything; without those whose place is not kept
+  // the others go on, if there are any.
+  if (former.options.mode != DeliveryMode::kBroadcast || !former.all_came ||
+      (former.options.on_rank_death != OnRankDeath::kWait &&
+       !reconnected.empty())) {
+    return std::nullopt;
+  }
+  std::map<uint32_t, const FormerProcess*> last;
+  for (const FormerProcess& process : processes) last[process.rank] = &process;
+  for (const auto& [rank, process] : last) {
+    if (process->page == nullptr && !process->left &&
+        reconnected.count(rank) == 0) {
+      return rank;
+    }
+  }
+  return std::nullopt;
+}
+
 Delivery::FormerSteps GatherSteps(
     const FormerProgress& former, const Plan& plan,
     const std::vector<FormerProcess>& processes,

@@ -64,6 +64,11 @@ struct ReconnectedRank {
   const CursorPage* page = nullptr;  // of the former life; nullptr: not given
   uint64_t position = 0;
 };
+// broadcast: a rank that nobody can tell of how far it was, where the job
+// cannot go on without knowing that; nullopt: it can.
+std::optional<uint32_t> UnknownConsumer(
+    const FormerProgress& former, const std::vector<FormerProcess>& processes,
+    const std::map<uint32_t, ReconnectedRank>& reconnected);
 // Of a process that may live and did not reconnect nothing is known: what it
 // may have had comes again, marked.
 Delivery::FormerSteps GatherSteps(

@@ -295,6 +295,42 @@ TEST_F(RankDeathTest, DynamicDeathWithTheVeryLastBatchLeavesItToAnother) {
 // ---- on_rank_death: fail, shrink
 // ----------------------------------------------
 
+TEST_F(RankDeathTest, BroadcastWhoseConsumersAllDieGoesOnWhereTheFurthestWas) {
+  const auto broadcast = [](Options* options) {
+    options->delivery = "broadcast";
+    options->consumers = 2;
+    options->window = 4;
+  };
+  // The furthest dies first, the other while batches are on their way.
+  for (const int32_t rows : {800, 8 * 6}) {
+    const std::string job = Name() + std::to_string(rows);
+    const auto with = [&](Options* options) {
+      broadcast(options);
+      options->job = job;
+    };
+    std::vector<RankProcess> ranks = StartAll(Spec(rows), 2, with);
+    Account account;
+    TakeSome(ranks[0], 1);
+    account.Add(TakeSome(ranks[1], 3));
+    WaitUntilReady(job, 1, 1);
+    for (const int rank : {1, 0}) {
+      ranks[rank].Kill();
+      WaitUntil("the death is noticed", [&] {
+        const nlohmann::json status = RankOf(JobStatus(job), rank);
+        return status.is_null() || status.at("state") != "attached";
+      });
+    }
+    Options options = OptionsFor(Spec(rows), 0, 2);
+    with(&options);
+    RankProcess next = Start(options);
+    next.Run();
+    const Course course = next.Finished();
+    EXPECT_EQ(course.code, 0) << course.error;
+    account.Add(course.taken);
+    EXPECT_EQ(account.unmarked, Numbers(rows));
+  }
+}
+
 TEST_F(RankDeathTest, FailTellsEveryRankWhoDied) {
   std::vector<RankProcess> ranks =
       StartAll(Spec(80'000, "epochs: forever"), 3,
@@ -698,8 +734,8 @@ TEST_F(RankDeathTest, AJobWhoseRanksAreAllDeadSaysSo) {
 
 // A rank that is missing for wait_s ends the job before that.
 TEST_F(RankDeathTest, AJobWhoseRanksAreAllDeadIsKeptAsLongAsItWaits) {
-  std::vector<RankProcess> ranks = StartAll(
-      Spec(160), 2, [](Options* options) { options->wait_s = 100; });
+  std::vector<RankProcess> ranks =
+      StartAll(Spec(160), 2, [](Options* options) { options->wait_s = 100; });
   for (RankProcess& rank : ranks) rank.Kill();
   WaitUntil("the deaths are noticed",
             [&] { return JobStatus(Name()).contains("kept_s"); });

@@ -68,6 +68,27 @@ TEST_F(RestoreTest, ABroadcastBeginsOnlyWhenAllHaveCome) {
   }
 }
 
+// With pages of nobody, or not of all: as the broker is started by hand.
+TEST_F(RestoreTest, WhoseBroadcastCannotGoOnWithoutItIsNamed) {
+  FormerProgress former;
+  former.options.mode = DeliveryMode::kBroadcast;
+  const FormerProcess lost{.rank = 0, .may_live = true};
+  const FormerProcess goes_on{.rank = 1, .may_live = true};
+  const std::map<uint32_t, ReconnectedRank> one = {{1, {&alive_, 176}}};
+  for (const OnRankDeath policy : {OnRankDeath::kShrink, OnRankDeath::kWait}) {
+    former.options.on_rank_death = policy;
+    EXPECT_EQ(UnknownConsumer(former, {lost, goes_on}, {}), 0u);
+    EXPECT_EQ(UnknownConsumer(former, {lost, goes_on}, one),
+              policy == OnRankDeath::kWait ? std::optional(0u) : std::nullopt);
+    EXPECT_EQ(UnknownConsumer(former, {{.rank = 0, .page = &dead_}}, {}),
+              std::nullopt);
+    EXPECT_EQ(UnknownConsumer(former, {{.rank = 0, .left = true}}, {}),
+              std::nullopt);
+  }
+  former.all_came = false;
+  EXPECT_EQ(UnknownConsumer(former, {lost}, {}), std::nullopt);
+}
+
 TEST_F(RestoreTest, WhoComesWhenAllAreDeadJoinsWhereTheFurthestWas) {
   FormerProgress former;
   former.options.mode = DeliveryMode::kBroadcast;
