@@ -250,15 +250,20 @@ const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
   const uint32_t rank = request.joining.rank;
   if (rank == Delivery::kAnyRank || !request.numbered) return nullptr;
   const auto now = std::chrono::system_clock::now();
-  const uint32_t agreement = AgreementDigest(request.options);
+  // It costs more than all else here, and few attaches need it.
+  std::optional<uint32_t> agreement;
+  const auto agrees = [&](const Ended& ended) {
+    if (!agreement) agreement = AgreementDigest(request.options);
+    return ended.agreement == *agreement;
+  };
   const Ended* oldest = nullptr;
   for (const Ended& ended : ended_) {
     // One that disagrees is of another launch. A rank that was here and gives
     // a state begins anew.
     if (ended.awaited && ended.key == request.key &&
         ended.incarnation.number < before && ended.launch.Expects(rank) &&
-        ended.agreement == agreement && now - ended.ended <= kAwaitedKept &&
-        !(request.options.start && ended.launch.Knows(rank)) &&
+        now - ended.ended <= kAwaitedKept &&
+        !(request.options.start && ended.launch.Knows(rank)) && agrees(ended) &&
         (oldest == nullptr ||
          ended.incarnation.number < oldest->incarnation.number)) {
       oldest = &ended;
