@@ -319,9 +319,9 @@ class JobTable {
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
                                          uint64_t number, Opening* opening);
-  // Whether a source may keep so many bytes in memory: its index, unpacked
-  // files.
-  Status CheckSource(uint64_t bytes) const;
+  // Whether a source that this user opens may keep so many bytes in memory: its
+  // index, unpacked files.
+  Status CheckSource(uint32_t uid, uint64_t bytes) const;
   // What is left for a job of this user, and what says so. Any thread.
   MemoryRoom RoomFor(uint32_t uid) const;
   // Counts bytes of uid until the last reference goes; what was counted before,
