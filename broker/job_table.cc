@@ -15,6 +15,27 @@
 
 namespace penstock {
 
+namespace {
+
+// Whom the job waits for since the broker was started again.
+void AddAway(const std::map<uint32_t, const FormerRank*>& away, bool with_ranks,
+             nlohmann::json* job) {
+  if (away.empty()) return;
+  std::vector<uint32_t> numbers;
+  for (const auto& [rank, former] : away) {
+    numbers.push_back(rank);
+    if (!with_ranks) continue;
+    nlohmann::json row = {{"rank", rank}, {"state", "away"}};
+    if (former->pidfd != nullptr) row["pid"] = PidOf(former->pidfd->get());
+    (*job)["ranks"].push_back(std::move(row));
+  }
+  (*job)["state"] =
+      fmt::format("waiting for rank {} to reconnect", NumbersText(numbers));
+  (*job)["waits_for"] = numbers;
+}
+
+}  // namespace
+
 uint64_t JobTable::NewLifeId() {
   uint64_t id = 0;
   while (id == 0 && getrandom(&id, sizeof(id), 0) != sizeof(id)) {
@@ -711,7 +732,7 @@ void JobTable::Sweep() {
       }
     }
     entry->retired = std::move(needed);
-    if (entry->former_memory != nullptr && FormerRanksSpoke(*entry)) {
+    if (entry->former_memory != nullptr && Away(*entry).empty()) {
       entry->former_memory.reset();
     }
     if (!entry->over) {
@@ -755,13 +776,8 @@ PoolUse JobTable::RecentPoolUse() const {
 }
 
 std::optional<double> JobTable::KeptFor(const Entry& entry) const {
-  const auto may_live = [](const auto& item) { return item.second.MayLive(); };
   auto since = entry.deserted;
-  if (entry.job == nullptr && entry.opening == nullptr &&
-      std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                   may_live)) {
-    since = started_;
-  }
+  if (FormerIsDeserted(entry)) since = started_;
   if (entry.over || !since || (entry.job != nullptr && entry.job->failed())) {
     return std::nullopt;
   }
@@ -774,13 +790,16 @@ nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
   const PoolUse pool = RecentPoolUse();
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
+    const std::map<uint32_t, const FormerRank*> away = Away(entry);
+    AbsentRanks absent;
+    for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
     if (entry.job != nullptr) {
       nlohmann::json& job =
           jobs.emplace_back(
               entry.job->StatusJson(pids != nullptr, KeptFor(entry)));
       job["incarnation"] = entry.incarnation.number;
       if (pids != nullptr) {
-        job["bottleneck"] = entry.job->FindBottleneck(pool).ToJson();
+        job["bottleneck"] = entry.job->FindBottleneck(pool, absent).ToJson();
         const auto put = [&](const char* list, const char* number,
                              const auto& from) {
           if (!job.contains(list)) return;
@@ -813,7 +832,13 @@ nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
         job["state"] = AllGoneText(waits_for, *kept_s);
         job["waits_for"] = waits_for;
         job["kept_s"] = *kept_s;
+      } else if (pids != nullptr && entry.opening == nullptr) {
+        job["bottleneck"] = Bottleneck::Of(RecentUse(), pool, absent).ToJson();
       }
+    }
+    nlohmann::json& job = jobs.back();
+    if (!entry.over && job["state"] != "failed" && job["state"] != "opening") {
+      AddAway(away, pids != nullptr, &job);
     }
   }
   return jobs;

@@ -307,8 +307,9 @@ class JobTable {
   static bool Superseded(const Entry& entry, const Entry::Attachment& dead);
   void OpenFor(Entry* entry, uint64_t attach);
   bool FormerIsOver(const Entry& entry) const;
-  // Each is dead or has reconnected.
-  bool FormerRanksSpoke(const Entry& entry) const;
+  // Those of a former life that may live and have not reconnected, by their
+  // numbers as people know them.
+  static std::map<uint32_t, const FormerRank*> Away(const Entry& entry);
   StatusOr<Attached> AttachTo(Entry& entry, AttachRequest request);
   static Status CheckAgreement(const Entry& entry,
                                const AttachRequest& request);

@@ -319,19 +319,14 @@ void JobTable::TryGather(Entry& entry) {
   const FormerJob& former = *entry.former;
   const bool time_is_over =
       std::chrono::steady_clock::now() - started_ > kReconnectTime;
+  if (!time_is_over && !Away(entry).empty()) return;
   std::map<uint32_t, ReconnectedRank> reconnected;
   for (const auto& [rank, each] : entry.reconnected) {
     reconnected[rank] = {each.page.get(), each.position};
   }
   const std::vector<FormerProcess> processes = ProcessesOf(entry);
   std::set<uint32_t> ranks;
-  for (const FormerProcess& process : processes) {
-    if (process.may_live && reconnected.count(process.rank) == 0 &&
-        !time_is_over) {
-      return;
-    }
-    ranks.insert(process.rank);
-  }
+  for (const FormerProcess& process : processes) ranks.insert(process.rank);
   if (former.options.delivery.on_rank_death == OnRankDeath::kFail) {
     std::map<uint32_t, const FormerProcess*> last;
     for (const FormerProcess& process : processes) {
@@ -379,13 +374,7 @@ void JobTable::Postpone(Entry& entry, Pending attach) {
 // A rank that is not here, or another in its place, has more to take.
 bool JobTable::OwesAnybody(Entry& entry) {
   RestoreDead(entry);
-  if (entry.job->OwesTheDead()) return true;
-  return entry.former != nullptr &&
-         std::any_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                     [&](const auto& item) {
-                       return item.second.MayLive() &&
-                              !entry.job->Knows(item.second.rank);
-                     });
+  return entry.job->OwesTheDead() || !Away(entry).empty();
 }
 
 bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
@@ -400,13 +389,25 @@ bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
                      [&](const auto& item) { return later(item.second); });
 }
 
-bool JobTable::FormerRanksSpoke(const Entry& entry) const {
-  if (entry.former == nullptr) return true;
-  return std::all_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                     [&](const auto& item) {
-                       return !item.second.MayLive() ||
-                              entry.reconnected.count(item.second.rank) > 0;
-                     });
+std::map<uint32_t, const FormerRank*> JobTable::Away(const Entry& entry) {
+  std::map<uint32_t, const FormerRank*> away;
+  if (entry.former == nullptr) return away;
+  const auto asks = [&entry](uint32_t rank) {
+    return std::any_of(entry.pending.begin(), entry.pending.end(),
+                       [rank](const Pending& each) {
+                         return each.request.incarnation &&
+                                each.request.joining.rank == rank;
+                       });
+  };
+  for (const auto& [attach, former] : entry.former->ranks) {
+    const uint32_t rank = former.rank;
+    if (entry.reconnected.count(rank) > 0 || !former.MayLive() || asks(rank) ||
+        (entry.job != nullptr && entry.job->Knows(rank))) {
+      continue;
+    }
+    away[entry.key.consumer.value_or(rank)] = &former;
+  }
+  return away;
 }
 
 bool JobTable::FormerIsDeserted(const Entry& entry) {
