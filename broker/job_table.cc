@@ -62,7 +62,8 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
   for (const FormerMapping& each : life->TakeMappings()) {
     holders_.push_back({each.job, each.attach, std::nullopt, each.pidfd,
                         PidOf(each.pidfd->get()),
-                        count(each.uid, each.segment, each.bytes)});
+                        count(each.uid, each.segment, each.bytes),
+                        each.evicted});
   }
   for (FormerJob& former : life->TakeJobs()) {
     Entry& entry = entries_.emplace_back();
@@ -79,7 +80,8 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
       entry.former_memory = count(former.key.uid, rank.segment, rank.bytes);
       if (rank.pidfd == nullptr) continue;
       holders_.push_back({former.id, attach, rank.rank, rank.pidfd,
-                          PidOf(rank.pidfd->get()), entry.former_memory});
+                          PidOf(rank.pidfd->get()), entry.former_memory,
+                          rank.evicted ? rank.inode : 0});
     }
     if (entry.former_memory == nullptr) {
       entry.former_memory =
@@ -165,6 +167,13 @@ Status JobTable::ForgottenError(const std::string& job) {
 // the next while others are not through with this one.
 StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
   const uint32_t rank = request.joining.rank;
+  for (const Holder& holder : holders_) {
+    if (holder.evicted == 0 || holder.evicted != request.former_inode) continue;
+    return AbortedError(
+        "rank {} was evicted from job '{}' before it reconnected: what it had "
+        "is handed on; attach anew",
+        rank, request.key.name);
+  }
   const Entry* newest = nullptr;
   bool over = life_->KnowsAllJobs();
   for (Entry& each : entries_) {

@@ -115,6 +115,11 @@ class JobTable {
   // Running jobs of this name that uid may act upon (its own; all as root).
   std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
                                          const std::string& dataset) const;
+  // Takes a rank of a former life that has not reconnected off the jobs of this
+  // name that uid may act upon: it counts as dead and cannot come back. A
+  // process that wakes may yet take what the former life published to it.
+  Status EvictAway(uint32_t uid, const std::string& name,
+                   const std::string& dataset, uint32_t rank);
   // Forgets incarnations that ended, so that their late ranks begin anew. False:
   // there was none that uid may act upon.
   bool ForgetEnded(uint32_t uid, const std::string& name,
@@ -238,6 +243,7 @@ class JobTable {
     std::shared_ptr<Fd> pidfd;
     pid_t pid = 0;  // of it
     std::shared_ptr<void> memory;
+    uint64_t evicted = 0;  // as in FormerMapping
   };
   // What this process holds as this rank, until the last reference goes.
   std::shared_ptr<void> FormerMemoryOf(const Entry& entry, uint32_t rank,

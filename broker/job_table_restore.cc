@@ -1,6 +1,7 @@
 // What JobTable does after a death of the broker: jobs of a former life and
 // their ranks, of which some reconnect, some are dead, and some say nothing.
 #include <poll.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -408,6 +409,48 @@ std::map<uint32_t, const FormerRank*> JobTable::Away(const Entry& entry) {
     away[entry.key.consumer.value_or(rank)] = &former;
   }
   return away;
+}
+
+Status JobTable::EvictAway(uint32_t uid, const std::string& name,
+                           const std::string& dataset, uint32_t rank) {
+  Status status =
+      NotFoundError("job '{}' waits for no rank {} to reconnect", name, rank);
+  for (Entry& entry : entries_) {
+    if (entry.over || entry.key.name != name ||
+        (uid != 0 && uid != entry.key.uid) ||
+        (!dataset.empty() && dataset != entry.key.dataset)) {
+      continue;
+    }
+    if (Away(entry).count(rank) == 0) continue;
+    for (auto& [attach, former] : entry.former->ranks) {
+      if (entry.key.consumer.value_or(former.rank) != rank ||
+          !former.MayLive()) {
+        continue;
+      }
+      if (former.pidfd == nullptr || former.page == nullptr) {
+        return FailedPreconditionError(
+            "rank {} of job '{}' has not reconnected, and nobody kept its page "
+            "and its pidfd (systemd and penstock run do): how far it was is "
+            "not known; begin all ranks at a state",
+            rank, name);
+      }
+      former.evicted = true;
+      life_->RankEvicted(entry.number, attach, former.inode);
+      for (Holder& holder : holders_) {
+        if (holder.job == entry.number && holder.attach == attach) {
+          holder.evicted = former.inode;
+        }
+      }
+    }
+    spdlog::info(
+        "job '{}': rank {} is taken off before it reconnected: "
+        "evicted by user {}",
+        name, rank, uid);
+    // Its time may have been over; what it had is settled now.
+    if (entry.job != nullptr && !entry.job->gathering()) entry.job->Withhold();
+    status = OkStatus();
+  }
+  return status;
 }
 
 bool JobTable::FormerIsDeserted(const Entry& entry) {

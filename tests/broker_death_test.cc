@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <set>
@@ -530,6 +531,9 @@ class AwayTest : public BothDieTest {
   nlohmann::json Job() {
     return broker_->Ask({{"op", "status"}}).at("jobs").at(0);
   }
+  void Evict() {
+    broker_->Ask({{"op", "evict"}, {"job", RankOptions(1).job}, {"rank", 1}});
+  }
   // Rank 0 goes on, until the broker says this of the job.
   nlohmann::json GoOnUntil(const std::function<bool(nlohmann::json&)>& so) {
     other_->Run();
@@ -583,6 +587,51 @@ TEST_F(AwayTest, IsNamedUntilItIsBack) {
     ExpectAll(*other_);
     ExpectAll(*hangs_);
     EXPECT_EQ(Sorted(all_), Numbers(240));
+  }
+}
+
+// At once, or when the other is back; the next life of the broker knows it too.
+TEST_F(AwayTest, CanBeEvicted) {
+  struct Case {
+    std::string mode;
+    std::string on_rank_death;
+    bool other_is_back;
+    bool dies_again;
+  };
+  for (const Case& each :
+       std::initializer_list<Case>{{"split", "wait", true, false},
+                                   {"split", "wait", true, true},
+                                   {"split", "shrink", true, false},
+                                   {"split", "shrink", false, true},
+                                   {"dynamic", "", true, false},
+                                   {"dynamic", "", false, false},
+                                   {"dynamic", "", true, true},
+                                   {"broadcast", "wait", false, true},
+                                   {"broadcast", "shrink", true, false}}) {
+    SCOPED_TRACE(each.mode + " " + each.on_rank_death +
+                 (each.other_is_back ? "" : ", at once") +
+                 (each.dies_again ? ", dies again" : ""));
+    Begin(each.mode, each.on_rank_death);
+    if (!each.other_is_back) Evict();
+    GoOnUntil([&](nlohmann::json& job) {
+      return !each.other_is_back || job["waits_for"] == nlohmann::json({1});
+    });
+    if (each.other_is_back) Evict();
+    if (each.dies_again) broker_->Kill();
+    if (each.on_rank_death == "wait") {
+      RankProcess replacement(RankOptions(1));
+      ASSERT_FALSE(replacement.Attached().contains("code"));
+      replacement.Run();
+      ExpectAll(replacement);
+    }
+    ExpectAll(*other_);
+    EXPECT_EQ(Sorted(all_), Numbers(240));
+    // First it takes what the first life had published to it.
+    kill(hangs_->pid(), SIGCONT);
+    hangs_->Run();
+    const Course evicted = hangs_->Finished();
+    EXPECT_EQ(evicted.code, PENSTOCK_ABORTED);
+    EXPECT_THAT(evicted.error, HasSubstr("evicted"));
   }
 }
 
