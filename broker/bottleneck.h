@@ -32,7 +32,7 @@
 //             and a look that does not ends it: it does not fade while the
 //             rank hangs, whatever became of the others.
 //   all stand  how long no rank has taken or released a batch while none was
-//             being made and no stream starved.
+//             being made that somebody may get, and no stream starved.
 //
 // The judgement, in this order
 //   ranks are absent, and all others stand for longer than kStands, or than

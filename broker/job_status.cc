@@ -26,12 +26,16 @@ void Job::NoteRanksLocked(const CrewUse& crew) {
                        !rank.open && !has_batches, still, moved});
   }
   seen_ = std::move(seen);
+  // What a broadcast makes ahead before it begins, nobody may get.
+  const bool waits_to_begin =
+      options_.delivery.mode == DeliveryMode::kBroadcast &&
+      delivery_.CountSlots().out == 0 && !delivery_.Missing().empty();
   // Relaxed, both: shown, nothing depends on them.
   recent_.Look(static_cast<uint64_t>(
                    std::chrono::nanoseconds(now.time_since_epoch()).count()),
                counters_.decode_ns.load(std::memory_order_relaxed),
                counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
-               StarvedLocked(), crew, delivery_.Filling());
+               StarvedLocked(), crew, delivery_.Filling() && !waits_to_begin);
 }
 
 std::vector<uint32_t> Job::MissingLocked() const {

@@ -432,6 +432,12 @@ TEST_F(BottleneckSystemTest, ARankThatHasYetToAttachIsNamed) {
     SCOPED_TRACE(mode);
     Options options = OptionsFor(RangeSpec("12", "batch: {size: 2}\n"), 0, 2);
     options.delivery = mode;
+    // Batches are being made all the while.
+    if (options.delivery == "broadcast") {
+      options.spec =
+          "dataset: noise\nsource: {synthetic: {records: 12, cost_us: 500000, "
+          "features: {value: {dtype: int64, shape: [1]}}}}\nbatch: {size: 2}\n";
+    }
     options.job = mode;
     Reader first(options);
     Batch held;
@@ -444,6 +450,7 @@ TEST_F(BottleneckSystemTest, ARankThatHasYetToAttachIsNamed) {
     nlohmann::json job;
     WaitUntil("it is named while the other stands still", [&] {
       job = JobStatus(mode);
+      EXPECT_NE(job.at("bottleneck").at("what"), "decode");
       return job.at("bottleneck").at("what") == "absent" &&
              (job.at("bottleneck").at("ranks_wait") > 0.5 ||
               RankOf(job, 0).at("silent_s") > RecentMean::kSeconds);
