@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "broker/text.h"
+
 namespace penstock {
 namespace {
 
@@ -105,6 +107,11 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
     crew_busy_.Add(static_cast<double>(crew.busy) / std::max(1u, crew.threads),
                    seconds);
     seconds_ += seconds;
+    const bool stand =
+        !filling && !starved &&
+        std::none_of(ranks.begin(), ranks.end(),
+                     [](const Rank& rank) { return rank.moved; });
+    stand_ns_ = stand ? stand_ns_ + ns : 0;
   }
   decode_ns_ = decode_ns;
   read_wait_ns_ = read_wait_ns;
@@ -154,7 +161,8 @@ std::vector<RecentUse::RankUse> RecentUse::ranks() const {
   return ranks;
 }
 
-Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
+Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
+                          const AbsentRanks& absent) {
   Bottleneck found;
   found.pool = pool;
   found.pool.decoding = Share(pool.decoding);
@@ -178,6 +186,23 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
       fmt::format("ranks wait {} % of the time", Percent(found.ranks_wait));
   const std::string they_idle =
       fmt::format("{} idle {} %", they, Percent(idle));
+  const bool somebody_waits = found.ranks_wait >= kWaits;
+  // One that computes may stand for a while, one that waits gets nothing.
+  if (!absent.empty() &&
+      (ranks.empty() ||
+       job.all_stand_s() >= (somebody_waits ? kSecondsMin : kStandsSeconds))) {
+    found.what = What::kAbsent;
+    found.absent = absent;
+    const auto to = [](const std::vector<uint32_t>& them, const char* what) {
+      return them.empty()
+                 ? ""
+                 : fmt::format(" for rank {} to {},", NumbersText(them), what);
+    };
+    found.text = fmt::format("the job waits{}{} {}, {}",
+                             to(absent.to_reconnect, "reconnect"),
+                             to(absent.to_attach, "attach"), who, they_idle);
+    return found;
+  }
   if (ranks.empty()) {
     found.text = "nothing to say: no rank takes batches";
     return found;
@@ -186,7 +211,6 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
     found.text = "not known yet: it began a moment ago";
     return found;
   }
-  const bool somebody_waits = found.ranks_wait >= kWaits;
   const RecentUse::RankUse* const behind = OneBehind(ranks);
   if (const auto stand = ThatStand(ranks); stand.size() == 1) {
     found.what = What::kRank;
@@ -260,8 +284,8 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
 }
 
 nlohmann::json Bottleneck::ToJson() const {
-  constexpr const char* kNames[] = {"unknown", "ranks",     "rank",  "decode",
-                                    "storage", "producers", "python"};
+  constexpr const char* kNames[] = {"unknown", "ranks",     "rank",   "decode",
+                                    "storage", "producers", "python", "absent"};
   nlohmann::json json = {{"what", kNames[static_cast<size_t>(what)]},
                          {"text", text},
                          {"ranks_wait", ranks_wait},
@@ -274,6 +298,10 @@ nlohmann::json Bottleneck::ToJson() const {
     json["rank"] = *rank;
     json["behind"] = behind;
     json["stands_s"] = stands_s;
+  }
+  if (!absent.empty()) {
+    json["to_attach"] = absent.to_attach;
+    json["to_reconnect"] = absent.to_reconnect;
   }
   return json;
 }

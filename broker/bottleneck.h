@@ -31,8 +31,13 @@
 //             does nothing. It counts from the first look that finds this so,
 //             and a look that does not ends it: it does not fade while the
 //             rank hangs, whatever became of the others.
+//   all stand  how long no rank has taken or released a batch while none was
+//             being made that somebody may get, and no stream starved.
 //
 // The judgement, in this order
+//   ranks are absent, and all others stand for longer than kStands, or than
+//     kSecondsMin when one of them waits: "absent". It does not matter whether
+//     they stand for want of batches (broadcast) or in an all-reduce (split);
 //   one stands for longer than kStands: "rank"; several: "ranks";
 //   no rank waits for more than kWaits of the time: "rank" when one is behind
 //     and no other is, else "ranks";
@@ -93,6 +98,8 @@ class RecentUse {
     // It has batches to take or to release, and has done neither since the look
     // before.
     bool still = false;
+    // It has taken or released a batch since the look before.
+    bool moved = false;
   };
   // now_ns: of a steady clock. The counters are those of the job, from its
   // beginning.
@@ -116,6 +123,7 @@ class RecentUse {
   double crew_busy() const { return crew_busy_.mean(); }
   const CrewUse& crew() const { return crew_; }
   double seconds() const { return seconds_; }  // looked at, in all
+  double all_stand_s() const { return static_cast<double>(stand_ns_) * 1e-9; }
 
  private:
   struct Seen {
@@ -137,6 +145,15 @@ class RecentUse {
   RecentMean crew_busy_;
   CrewUse crew_;
   double seconds_ = 0;
+  uint64_t stand_ns_ = 0;  // all of them
+};
+
+// Ranks that a job waits for, numbers as people know them.
+struct AbsentRanks {
+  std::vector<uint32_t> to_attach;
+  std::vector<uint32_t> to_reconnect;  // since the broker was started again
+
+  bool empty() const { return to_attach.empty() && to_reconnect.empty(); }
 };
 
 // What the workers did for all jobs, as shares of their time.
@@ -155,10 +172,12 @@ struct Bottleneck {
     kDecode,
     kStorage,
     kProducers,
-    kPython
+    kPython,
+    kAbsent
   };
   What what = What::kUnknown;
   std::optional<uint32_t> rank;  // kRank
+  AbsentRanks absent;            // kAbsent
   double ranks_wait = 0;         // of the rank that waits most
   double behind = 0;             // kRank: its
   double stands_s = 0;           // likewise
@@ -168,7 +187,8 @@ struct Bottleneck {
   PoolUse pool;
   std::string text;  // for people, with the numbers
 
-  static Bottleneck Of(const RecentUse& job, const PoolUse& pool);
+  static Bottleneck Of(const RecentUse& job, const PoolUse& pool,
+                       const AbsentRanks& absent = {});
   // {"what": "ranks", ...}; client/command/README.md has the keys.
   nlohmann::json ToJson() const;
 };

@@ -516,13 +516,19 @@ StatusOr<nlohmann::json> ControlServer::JobStateOf(
 
 StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
                                               const nlohmann::json& request) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
-                            JobsOf(connection, request));
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rank,
                             NumberField(request, "rank", 0, kWorldSizeMax));
-  Status status = NotFoundError("job '{}' has no rank {} that is attached",
-                                jobs[0]->key().name, rank);
-  for (const std::shared_ptr<Job>& job : jobs) {
+  const StatusOr<std::vector<std::shared_ptr<Job>>> jobs =
+      JobsOf(connection, request);
+  if (jobs.status().code() == StatusCode::kInvalidArgument) {
+    return jobs.status();
+  }
+  Status status =
+      jobs.ok() ? NotFoundError("job '{}' has no rank {} that is attached",
+                                (*jobs)[0]->key().name, rank)
+                : jobs.status();
+  for (size_t i = 0; jobs.ok() && i < jobs->size(); ++i) {
+    const std::shared_ptr<Job>& job = (*jobs)[i];
     const std::optional<uint32_t> consumer = job->key().consumer;
     if (consumer && *consumer != rank) continue;
     const Status evicted =
@@ -530,6 +536,13 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
                    fmt::format("evicted by user {}", connection.uid));
     if (evicted.ok()) status = evicted;
     TellRanksChanged(job);
+  }
+  // One that has not reconnected is in no job yet.
+  if (!status.ok() && request.contains("job")) {
+    const Status away = jobs_->EvictAway(connection.uid, request["job"],
+                                         request.value("dataset", ""),
+                                         static_cast<uint32_t>(rank));
+    if (away.code() != StatusCode::kNotFound) status = away;
   }
   if (!status.ok()) return status;
   return OkReply();

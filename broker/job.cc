@@ -210,7 +210,7 @@ bool Job::AllCame() const {
 
 std::string Job::MissingText() const {
   MutexLock lock(&mutex_);
-  const std::vector<uint32_t> missing = delivery_.Missing();
+  const std::vector<uint32_t> missing = MissingLocked();
   return missing.empty() ? "a rank" : "rank " + NumbersText(missing);
 }
 

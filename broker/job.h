@@ -220,7 +220,8 @@ class Job {
   // for its reads, lately.
   double RecentDecoding() const;
   double RecentStorage() const;
-  Bottleneck FindBottleneck(const PoolUse& pool) const;
+  // absent: ranks that are to reconnect; those that are to attach it knows.
+  Bottleneck FindBottleneck(const PoolUse& pool, AbsentRanks absent) const;
 
   // ---- workers'
   // ---------------------------------------------------------------
@@ -291,6 +292,9 @@ class Job {
   void FailLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GoneLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Their numbers as people know them.
+  std::vector<uint32_t> MissingLocked() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool StarvedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteRanksLocked(const CrewUse& crew)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

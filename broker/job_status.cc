@@ -15,28 +15,40 @@ void Job::NoteRanksLocked(const CrewUse& crew) {
     if (!rank.seat) continue;
     const auto last = seen_.find(rank.rank);
     const bool has_batches = rank.ready + rank.held > 0;
+    const bool moved = last == seen_.end() ||
+                       last->second.taken != rank.taken ||
+                       last->second.held != rank.held;
     // While it had none there was nothing that it could do.
-    const bool same = last != seen_.end() && has_batches &&
-                      last->second.taken == rank.taken &&
-                      last->second.held == rank.held;
-    seen[rank.rank] = {rank.taken, rank.held, same ? last->second.since : now};
+    const bool still = has_batches && !moved;
+    seen[rank.rank] = {rank.taken, rank.held, still ? last->second.since : now};
     at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
                        rank.wait_ns, rank.waiting, rank.progress,
-                       !rank.open && !has_batches, same});
+                       !rank.open && !has_batches, still, moved});
   }
   seen_ = std::move(seen);
+  // What a broadcast makes ahead before it begins, nobody may get.
+  const bool waits_to_begin =
+      options_.delivery.mode == DeliveryMode::kBroadcast &&
+      delivery_.CountSlots().out == 0 && !delivery_.Missing().empty();
   // Relaxed, both: shown, nothing depends on them.
   recent_.Look(static_cast<uint64_t>(
                    std::chrono::nanoseconds(now.time_since_epoch()).count()),
                counters_.decode_ns.load(std::memory_order_relaxed),
                counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
-               StarvedLocked(), crew, delivery_.Filling());
+               StarvedLocked(), crew, delivery_.Filling() && !waits_to_begin);
+}
+
+std::vector<uint32_t> Job::MissingLocked() const {
+  std::vector<uint32_t> missing = delivery_.Missing();
+  for (uint32_t& rank : missing) rank = key_.consumer.value_or(rank);
+  return missing;
 }
 
 // Its producers have put nothing to make a batch of, and there is room for one:
 // in a slot, and of the producers' own.
 bool Job::StarvedLocked() const {
-  if (stream_ == nullptr || stream_->over() || stream_->ShortOfRoom()) {
+  if (stream_ == nullptr || stream_->over() || stream_->ShortOfRoom() ||
+      delivery_.gathering()) {
     return false;
   }
   const Delivery::SlotCounts slots = delivery_.CountSlots();
@@ -53,9 +65,15 @@ double Job::RecentStorage() const {
   return recent_.storage();
 }
 
-Bottleneck Job::FindBottleneck(const PoolUse& pool) const {
+Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
   MutexLock lock(&mutex_);
-  return Bottleneck::Of(recent_, pool);
+  if (!failure_.ok()) return Bottleneck::Of(recent_, pool);
+  const std::vector<uint32_t> away = absent.to_reconnect;
+  for (const uint32_t rank : MissingLocked()) {
+    if (std::find(away.begin(), away.end(), rank) != away.end()) continue;
+    absent.to_attach.push_back(rank);
+  }
+  return Bottleneck::Of(recent_, pool, absent);
 }
 
 nlohmann::json Job::StatusJson(bool with_ranks,
@@ -66,7 +84,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   };
   const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
   const uint64_t position = delivery_.State().position;
-  const std::vector<uint32_t> missing = delivery_.Missing();
+  const std::vector<uint32_t> missing = MissingLocked();
   const Delivery::SlotCounts slots = delivery_.CountSlots();
   const DeliveryOptions& delivery = options_.delivery;
   // What was seen before is of no worth while they are moved.
@@ -93,11 +111,15 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"job", key_.name},
       {"dataset", key_.dataset},
       {"uid", key_.uid},
-      {"state", !failure_.ok()          ? "failed"
-                : delivery_.Unsettled() ? "waiting for its ranks to reconnect"
-                : kept_s                ? AllGoneText(waits_for, *kept_s)
-                : !missing.empty() ? "waiting for rank " + NumbersText(missing)
-                                   : "running"},
+      {"state",
+       !failure_.ok() ? "failed"
+       : delivery_.Unsettled()
+           ? missing.empty()
+                 ? "waiting for its ranks to reconnect"
+                 : "waiting for rank " + NumbersText(missing) + " to reconnect"
+       : kept_s           ? AllGoneText(waits_for, *kept_s)
+       : !missing.empty() ? "waiting for rank " + NumbersText(missing)
+                          : "running"},
       {"delivery", name(kDeliveryModeNames, delivery.mode)},
       {"on_rank_death", name(kOnRankDeathNames, delivery.on_rank_death)},
       {"missing", missing},

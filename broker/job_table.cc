@@ -15,6 +15,27 @@
 
 namespace penstock {
 
+namespace {
+
+// Whom the job waits for since the broker was started again.
+void AddAway(const std::map<uint32_t, const FormerRank*>& away, bool with_ranks,
+             nlohmann::json* job) {
+  if (away.empty()) return;
+  std::vector<uint32_t> numbers;
+  for (const auto& [rank, former] : away) {
+    numbers.push_back(rank);
+    if (!with_ranks) continue;
+    nlohmann::json row = {{"rank", rank}, {"state", "away"}};
+    if (former->pidfd != nullptr) row["pid"] = PidOf(former->pidfd->get());
+    (*job)["ranks"].push_back(std::move(row));
+  }
+  (*job)["state"] =
+      fmt::format("waiting for rank {} to reconnect", NumbersText(numbers));
+  (*job)["waits_for"] = numbers;
+}
+
+}  // namespace
+
 uint64_t JobTable::NewLifeId() {
   uint64_t id = 0;
   while (id == 0 && getrandom(&id, sizeof(id), 0) != sizeof(id)) {
@@ -41,7 +62,8 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
   for (const FormerMapping& each : life->TakeMappings()) {
     holders_.push_back({each.job, each.attach, std::nullopt, each.pidfd,
                         PidOf(each.pidfd->get()),
-                        count(each.uid, each.segment, each.bytes)});
+                        count(each.uid, each.segment, each.bytes),
+                        each.evicted});
   }
   for (FormerJob& former : life->TakeJobs()) {
     Entry& entry = entries_.emplace_back();
@@ -58,7 +80,8 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
       entry.former_memory = count(former.key.uid, rank.segment, rank.bytes);
       if (rank.pidfd == nullptr) continue;
       holders_.push_back({former.id, attach, rank.rank, rank.pidfd,
-                          PidOf(rank.pidfd->get()), entry.former_memory});
+                          PidOf(rank.pidfd->get()), entry.former_memory,
+                          rank.evicted ? rank.inode : 0});
     }
     if (entry.former_memory == nullptr) {
       entry.former_memory =
@@ -144,6 +167,13 @@ Status JobTable::ForgottenError(const std::string& job) {
 // the next while others are not through with this one.
 StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
   const uint32_t rank = request.joining.rank;
+  for (const Holder& holder : holders_) {
+    if (holder.evicted == 0 || holder.evicted != request.former_inode) continue;
+    return AbortedError(
+        "rank {} was evicted from job '{}' before it reconnected: what it had "
+        "is handed on; attach anew",
+        rank, request.key.name);
+  }
   const Entry* newest = nullptr;
   bool over = life_->KnowsAllJobs();
   for (Entry& each : entries_) {
@@ -250,15 +280,20 @@ const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
   const uint32_t rank = request.joining.rank;
   if (rank == Delivery::kAnyRank || !request.numbered) return nullptr;
   const auto now = std::chrono::system_clock::now();
-  const uint32_t agreement = AgreementDigest(request.options);
+  // It costs more than all else here, and few attaches need it.
+  std::optional<uint32_t> agreement;
+  const auto agrees = [&](const Ended& ended) {
+    if (!agreement) agreement = AgreementDigest(request.options);
+    return ended.agreement == *agreement;
+  };
   const Ended* oldest = nullptr;
   for (const Ended& ended : ended_) {
     // One that disagrees is of another launch. A rank that was here and gives
     // a state begins anew.
     if (ended.awaited && ended.key == request.key &&
         ended.incarnation.number < before && ended.launch.Expects(rank) &&
-        ended.agreement == agreement && now - ended.ended <= kAwaitedKept &&
-        !(request.options.start && ended.launch.Knows(rank)) &&
+        now - ended.ended <= kAwaitedKept &&
+        !(request.options.start && ended.launch.Knows(rank)) && agrees(ended) &&
         (oldest == nullptr ||
          ended.incarnation.number < oldest->incarnation.number)) {
       oldest = &ended;
@@ -706,7 +741,7 @@ void JobTable::Sweep() {
       }
     }
     entry->retired = std::move(needed);
-    if (entry->former_memory != nullptr && FormerRanksSpoke(*entry)) {
+    if (entry->former_memory != nullptr && Away(*entry).empty()) {
       entry->former_memory.reset();
     }
     if (!entry->over) {
@@ -750,13 +785,8 @@ PoolUse JobTable::RecentPoolUse() const {
 }
 
 std::optional<double> JobTable::KeptFor(const Entry& entry) const {
-  const auto may_live = [](const auto& item) { return item.second.MayLive(); };
   auto since = entry.deserted;
-  if (entry.job == nullptr && entry.opening == nullptr &&
-      std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                   may_live)) {
-    since = started_;
-  }
+  if (FormerIsDeserted(entry)) since = started_;
   if (entry.over || !since || (entry.job != nullptr && entry.job->failed())) {
     return std::nullopt;
   }
@@ -769,13 +799,16 @@ nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
   const PoolUse pool = RecentPoolUse();
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
+    const std::map<uint32_t, const FormerRank*> away = Away(entry);
+    AbsentRanks absent;
+    for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
     if (entry.job != nullptr) {
       nlohmann::json& job =
           jobs.emplace_back(
               entry.job->StatusJson(pids != nullptr, KeptFor(entry)));
       job["incarnation"] = entry.incarnation.number;
       if (pids != nullptr) {
-        job["bottleneck"] = entry.job->FindBottleneck(pool).ToJson();
+        job["bottleneck"] = entry.job->FindBottleneck(pool, absent).ToJson();
         const auto put = [&](const char* list, const char* number,
                              const auto& from) {
           if (!job.contains(list)) return;
@@ -808,7 +841,13 @@ nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
         job["state"] = AllGoneText(waits_for, *kept_s);
         job["waits_for"] = waits_for;
         job["kept_s"] = *kept_s;
+      } else if (pids != nullptr && entry.opening == nullptr) {
+        job["bottleneck"] = Bottleneck::Of(RecentUse(), pool, absent).ToJson();
       }
+    }
+    nlohmann::json& job = jobs.back();
+    if (!entry.over && job["state"] != "failed" && job["state"] != "opening") {
+      AddAway(away, pids != nullptr, &job);
     }
   }
   return jobs;

@@ -115,6 +115,11 @@ class JobTable {
   // Running jobs of this name that uid may act upon (its own; all as root).
   std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
                                          const std::string& dataset) const;
+  // Takes a rank of a former life that has not reconnected off the jobs of this
+  // name that uid may act upon: it counts as dead and cannot come back. A
+  // process that wakes may yet take what the former life published to it.
+  Status EvictAway(uint32_t uid, const std::string& name,
+                   const std::string& dataset, uint32_t rank);
   // Forgets incarnations that ended, so that their late ranks begin anew. False:
   // there was none that uid may act upon.
   bool ForgetEnded(uint32_t uid, const std::string& name,
@@ -238,6 +243,7 @@ class JobTable {
     std::shared_ptr<Fd> pidfd;
     pid_t pid = 0;  // of it
     std::shared_ptr<void> memory;
+    uint64_t evicted = 0;  // as in FormerMapping
   };
   // What this process holds as this rank, until the last reference goes.
   std::shared_ptr<void> FormerMemoryOf(const Entry& entry, uint32_t rank,
@@ -307,8 +313,9 @@ class JobTable {
   static bool Superseded(const Entry& entry, const Entry::Attachment& dead);
   void OpenFor(Entry* entry, uint64_t attach);
   bool FormerIsOver(const Entry& entry) const;
-  // Each is dead or has reconnected.
-  bool FormerRanksSpoke(const Entry& entry) const;
+  // Those of a former life that may live and have not reconnected, by their
+  // numbers as people know them.
+  static std::map<uint32_t, const FormerRank*> Away(const Entry& entry);
   StatusOr<Attached> AttachTo(Entry& entry, AttachRequest request);
   static Status CheckAgreement(const Entry& entry,
                                const AttachRequest& request);
@@ -319,9 +326,9 @@ class JobTable {
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
                                          uint64_t number, Opening* opening);
-  // Whether a source may keep so many bytes in memory: its index, unpacked
-  // files.
-  Status CheckSource(uint64_t bytes) const;
+  // Whether a source that this user opens may keep so many bytes in memory: its
+  // index, unpacked files.
+  Status CheckSource(uint32_t uid, uint64_t bytes) const;
   // What is left for a job of this user, and what says so. Any thread.
   MemoryRoom RoomFor(uint32_t uid) const;
   // Counts bytes of uid until the last reference goes; what was counted before,

@@ -166,7 +166,9 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
                                                  uint64_t number,
                                                  Opening* opening) {
   OpenProgress* const progress = &opening->progress;
-  progress->promise = [this](uint64_t bytes) { return CheckSource(bytes); };
+  progress->promise = [this, uid = key.uid](uint64_t bytes) {
+    return CheckSource(uid, bytes);
+  };
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> dataset,
                             datasets_.Get(options.spec, progress));
   if (progress->cancel.load()) return CancelledError("nobody waits any more");
@@ -232,18 +234,12 @@ void JobTable::StartMover(const std::shared_ptr<Job>& job) {
   } while (!job->EndMoving());
 }
 
-Status JobTable::CheckSource(uint64_t bytes) const {
-  const MemoryRoom room = FindMemoryRoom(SystemFiles{});
-  uint64_t left =
-      room.bytes - std::min(room.bytes, promised_->unpopulated.load());
-  std::string limit = room.limit;
-  if (limits_.memory_bytes && *limits_.memory_bytes < left) {
-    left = *limits_.memory_bytes;
-    limit = "the broker's memory_limit";
-  }
-  if (bytes <= left) return OkStatus();
+Status JobTable::CheckSource(uint32_t uid, uint64_t bytes) const {
+  const MemoryRoom room = RoomFor(uid);
+  if (bytes <= room.bytes) return OkStatus();
   return ResourceExhaustedError("needs {} in memory, only {} are left by {}",
-                                BytesText(bytes), BytesText(left), limit);
+                                BytesText(bytes), BytesText(room.bytes),
+                                room.limit);
 }
 
 MemoryRoom JobTable::RoomFor(uint32_t uid) const {
@@ -474,8 +470,8 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
   opening->waiting.push_back(number);
   StatusOr<std::thread> thread =
       StartOpening([this, uid, number, opening, options = std::move(options)] {
-        opening->progress.promise = [this](uint64_t bytes) {
-          return CheckSource(bytes);
+        opening->progress.promise = [this, uid](uint64_t bytes) {
+          return CheckSource(uid, bytes);
         };
         StatusOr<nlohmann::json> answer = [&]() -> StatusOr<nlohmann::json> {
           PENSTOCK_ASSIGN_OR_RETURN(

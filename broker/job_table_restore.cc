@@ -1,6 +1,7 @@
 // What JobTable does after a death of the broker: jobs of a former life and
 // their ranks, of which some reconnect, some are dead, and some say nothing.
 #include <poll.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -321,19 +322,14 @@ void JobTable::TryGather(Entry& entry) {
   const FormerJob& former = *entry.former;
   const bool time_is_over =
       std::chrono::steady_clock::now() - started_ > kReconnectTime;
+  if (!time_is_over && !Away(entry).empty()) return;
   std::map<uint32_t, ReconnectedRank> reconnected;
   for (const auto& [rank, each] : entry.reconnected) {
     reconnected[rank] = {each.page.get(), each.position};
   }
   const std::vector<FormerProcess> processes = ProcessesOf(entry);
   std::set<uint32_t> ranks;
-  for (const FormerProcess& process : processes) {
-    if (process.may_live && reconnected.count(process.rank) == 0 &&
-        !time_is_over) {
-      return;
-    }
-    ranks.insert(process.rank);
-  }
+  for (const FormerProcess& process : processes) ranks.insert(process.rank);
   if (former.options.delivery.on_rank_death == OnRankDeath::kFail) {
     std::map<uint32_t, const FormerProcess*> last;
     for (const FormerProcess& process : processes) {
@@ -389,13 +385,7 @@ void JobTable::Postpone(Entry& entry, Pending attach) {
 // A rank that is not here, or another in its place, has more to take.
 bool JobTable::OwesAnybody(Entry& entry) {
   RestoreDead(entry);
-  if (entry.job->OwesTheDead()) return true;
-  return entry.former != nullptr &&
-         std::any_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                     [&](const auto& item) {
-                       return item.second.MayLive() &&
-                              !entry.job->Knows(item.second.rank);
-                     });
+  return entry.job->OwesTheDead() || !Away(entry).empty();
 }
 
 bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
@@ -410,13 +400,67 @@ bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
                      [&](const auto& item) { return later(item.second); });
 }
 
-bool JobTable::FormerRanksSpoke(const Entry& entry) const {
-  if (entry.former == nullptr) return true;
-  return std::all_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                     [&](const auto& item) {
-                       return !item.second.MayLive() ||
-                              entry.reconnected.count(item.second.rank) > 0;
-                     });
+std::map<uint32_t, const FormerRank*> JobTable::Away(const Entry& entry) {
+  std::map<uint32_t, const FormerRank*> away;
+  if (entry.former == nullptr) return away;
+  const auto asks = [&entry](uint32_t rank) {
+    return std::any_of(entry.pending.begin(), entry.pending.end(),
+                       [rank](const Pending& each) {
+                         return each.request.incarnation &&
+                                each.request.joining.rank == rank;
+                       });
+  };
+  for (const auto& [attach, former] : entry.former->ranks) {
+    const uint32_t rank = former.rank;
+    if (entry.reconnected.count(rank) > 0 || !former.MayLive() || asks(rank) ||
+        (entry.job != nullptr && entry.job->Knows(rank))) {
+      continue;
+    }
+    away[entry.key.consumer.value_or(rank)] = &former;
+  }
+  return away;
+}
+
+Status JobTable::EvictAway(uint32_t uid, const std::string& name,
+                           const std::string& dataset, uint32_t rank) {
+  Status status =
+      NotFoundError("job '{}' waits for no rank {} to reconnect", name, rank);
+  for (Entry& entry : entries_) {
+    if (entry.over || entry.key.name != name ||
+        (uid != 0 && uid != entry.key.uid) ||
+        (!dataset.empty() && dataset != entry.key.dataset)) {
+      continue;
+    }
+    if (Away(entry).count(rank) == 0) continue;
+    for (auto& [attach, former] : entry.former->ranks) {
+      if (entry.key.consumer.value_or(former.rank) != rank ||
+          !former.MayLive()) {
+        continue;
+      }
+      if (former.pidfd == nullptr || former.page == nullptr) {
+        return FailedPreconditionError(
+            "rank {} of job '{}' has not reconnected, and nobody kept its page "
+            "and its pidfd (systemd and penstock run do): how far it was is "
+            "not known; begin all ranks at a state",
+            rank, name);
+      }
+      former.evicted = true;
+      life_->RankEvicted(entry.number, attach, former.inode);
+      for (Holder& holder : holders_) {
+        if (holder.job == entry.number && holder.attach == attach) {
+          holder.evicted = former.inode;
+        }
+      }
+    }
+    spdlog::info(
+        "job '{}': rank {} is taken off before it reconnected: "
+        "evicted by user {}",
+        name, rank, uid);
+    // Its time may have been over; what it had is settled now.
+    if (entry.job != nullptr && !entry.job->gathering()) entry.job->Withhold();
+    status = OkStatus();
+  }
+  return status;
 }
 
 bool JobTable::FormerIsDeserted(const Entry& entry) {

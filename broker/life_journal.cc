@@ -262,7 +262,7 @@ std::optional<bool> FormerRank::LeftUnheard() const {
 }
 
 bool FormerRank::MayLive() const {
-  if (left) return false;
+  if (left || evicted) return false;
   if (pidfd == nullptr) return true;
   pollfd entry{pidfd->get(), POLLIN, 0};
   return poll(&entry, 1, 0) != 1;
@@ -456,9 +456,12 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
           const uint64_t attach = record.at("attach").get<uint64_t>();
           Rank& rank = job->ranks[attach];
           rank = {record.at("rank").get<uint32_t>(),
-                  record.at("from").get<uint64_t>(), false,
+                  record.at("from").get<uint64_t>(),
+                  false,
                   record.value("segment", uint64_t{0}),
-                  record.value("bytes", uint64_t{0})};
+                  record.value("bytes", uint64_t{0}),
+                  false,
+                  record.value("evicted", uint64_t{0})};
           job->launch.Attached(rank.rank);
           next_id_ = std::max({next_id_, attach + 1, rank.segment + 1});
         }
@@ -469,7 +472,8 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
                                        record.at("uid").get<uint32_t>(),
                                        record.at("segment").get<uint64_t>(),
                                        record.at("bytes").get<uint64_t>(),
-                                       nullptr};
+                                       nullptr,
+                                       record.value("evicted", uint64_t{0})};
         mapped_[{mapping.job, mapping.attach}] = mapping;
         next_id_ =
             std::max({next_id_, mapping.attach + 1, mapping.segment + 1});
@@ -651,6 +655,7 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
       former.rank = rank.rank;
       former.from = rank.from;
       former.left = rank.left;
+      former.evicted = rank.evicted != 0;
       former.segment = rank.segment;
       former.bytes = rank.bytes;
       // Nobody could say when a process without a pidfd ends.
@@ -833,9 +838,13 @@ void LifeJournal::Forget(uint64_t job) {
 
 nlohmann::json LifeJournal::RankRecord(uint64_t id, uint64_t attach,
                                        const Rank& rank) {
-  return {
-      {"id", id},          {"attach", attach},    {"rank", rank.rank},
-      {"from", rank.from}, {"bytes", rank.bytes}, {"segment", rank.segment}};
+  return {{"id", id},
+          {"attach", attach},
+          {"rank", rank.rank},
+          {"from", rank.from},
+          {"bytes", rank.bytes},
+          {"segment", rank.segment},
+          {"evicted", rank.evicted}};
 }
 
 void LifeJournal::LetGoAll(uint64_t job) {
@@ -847,11 +856,9 @@ void LifeJournal::LetGoAll(uint64_t job) {
 }
 
 nlohmann::json LifeJournal::MappedRecord(const FormerMapping& mapping) {
-  return {{"id", mapping.job},
-          {"attach", mapping.attach},
-          {"uid", mapping.uid},
-          {"segment", mapping.segment},
-          {"bytes", mapping.bytes}};
+  return {{"id", mapping.job},      {"attach", mapping.attach},
+          {"uid", mapping.uid},     {"segment", mapping.segment},
+          {"bytes", mapping.bytes}, {"evicted", mapping.evicted}};
 }
 
 void LifeJournal::LetGo(uint64_t id, const Live& live, uint64_t attach,
@@ -859,7 +866,8 @@ void LifeJournal::LetGo(uint64_t id, const Live& live, uint64_t attach,
   if (rank.unmapped || rank.left || rank.segment == 0) return;
   const FormerMapping mapping = {
       id,           attach,     live.job.at("uid").get<uint32_t>(),
-      rank.segment, rank.bytes, nullptr};
+      rank.segment, rank.bytes, nullptr,
+      rank.evicted};
   mapped_[{id, attach}] = mapping;
   Record(kMapped, MappedRecord(mapping));
 }
@@ -909,6 +917,16 @@ void LifeJournal::RankLeft(uint64_t job, uint64_t attach, bool finished) {
   rank->second.left = true;
   found->second.launch.Left(rank->second.rank, finished);
   Record(kRankLeft, {{"id", job}, {"attach", attach}, {"finished", finished}});
+}
+
+void LifeJournal::RankEvicted(uint64_t job, uint64_t attach, uint64_t inode) {
+  MutexLock lock(&mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  const auto rank = found->second.ranks.find(attach);
+  if (rank == found->second.ranks.end()) return;
+  rank->second.evicted = inode;
+  Record(kRank, RankRecord(job, attach, rank->second));
 }
 
 void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {

@@ -70,12 +70,14 @@ struct FormerRank {
   uint64_t inode = 0;                      // of the page; 0: as above
   std::shared_ptr<Fd> pidfd;               // nullptr: as above
   bool left = false;                       // orderly
+  // It counts as dead, though its process may live.
+  bool evicted = false;
   uint64_t segment = 0;  // that it got, by a number; 0: not recorded
   uint64_t bytes = 0;    // of it
   // It detached when no broker was there to hear it. True: at the end of its
   // data.
   std::optional<bool> LeftUnheard() const;
-  // Not known to be dead, and it did not leave.
+  // Not known to be dead, did not leave and was not evicted.
   bool MayLive() const;
   // The broker died before it answered: the process of pidfd attaches again.
   bool WasNotAnswered(int pidfd) const;
@@ -94,6 +96,9 @@ struct FormerMapping {
   uint64_t segment = 0;
   uint64_t bytes = 0;
   std::shared_ptr<Fd> pidfd;
+  // It was evicted before it could hear of it: the inode of its page, by which
+  // it is known when it reconnects.
+  uint64_t evicted = 0;
 };
 
 // A job that was not over when the broker died.
@@ -190,12 +195,15 @@ class LifeJournal {
     uint64_t segment = 0;
     uint64_t bytes = 0;
     bool unmapped = false;
+    uint64_t evicted = 0;  // as in FormerMapping
   };
   StatusOr<uint64_t> RankAttached(uint64_t job, const Rank& rank, int cursor_fd,
                                   int pidfd);
   // It is gone for good, and how far it was still matters. finished: it had
   // been told that the data are over.
   void RankLeft(uint64_t job, uint64_t attach, bool finished);
+  // It is of a former life, and counts as dead from now on; inode of its page.
+  void RankEvicted(uint64_t job, uint64_t attach, uint64_t inode);
   // What this process had matters no more.
   void RankForgotten(uint64_t job, uint64_t attach);
   // It is dead, or has said that it unmapped everything.

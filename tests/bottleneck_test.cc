@@ -244,6 +244,38 @@ TEST(BottleneckTest, ARankThatNobodyWaitsForIsNotNamedForStandingStill) {
   EXPECT_EQ(FoundWithOneThatHangs({other}, 7, idle).rank, std::nullopt);
 }
 
+TEST(BottleneckTest, RanksThatAreNotThereAreNamedWhileAllStandStill) {
+  const PoolUse idle = {kPool, 0, 0, 1};
+  const AbsentRanks absent = {{2}, {1, 3}};
+  // What is seen of rank 0 for so many looks; an endless wait, or a batch.
+  const auto found = [&](int looks, bool waiting, bool moved, bool filling) {
+    RecentUse use;
+    RecentUse::Rank rank;
+    rank.waiting = waiting;
+    rank.still = !waiting && !moved;
+    rank.moved = moved;
+    for (int i = 0; i < looks; ++i) {
+      use.Look(1 + (i + 1) * kLookNs, 0, 0, {rank}, false, {}, filling);
+    }
+    return Bottleneck::Of(use, idle, absent);
+  };
+  const Bottleneck waits = found(10, true, false, false);
+  EXPECT_EQ(waits.ToJson()["what"], "absent");
+  EXPECT_EQ(waits.ToJson()["to_attach"], nlohmann::json({2}));
+  EXPECT_EQ(waits.ToJson()["to_reconnect"], nlohmann::json({1, 3}));
+  EXPECT_EQ(waits.text,
+            "the job waits for rank 1, 3 to reconnect, for rank 2 to attach, "
+            "ranks wait 100 % of the time, workers idle 100 %");
+  // A rank that holds a batch may compute.
+  EXPECT_NE(found(10, false, false, false).what, What::kAbsent);
+  EXPECT_EQ(found(30, false, false, false).what, What::kAbsent);
+  // Its batch is being made; it goes on alone.
+  EXPECT_NE(found(30, true, false, true).what, What::kAbsent);
+  EXPECT_NE(found(30, false, true, false).what, What::kAbsent);
+  // Nobody is attached.
+  EXPECT_EQ(Bottleneck::Of(RecentUse(), idle, absent).what, What::kAbsent);
+}
+
 TEST(BottleneckTest, NothingIsSaidTooEarlyOrOfNobody) {
   EXPECT_EQ(Looked().For(4, 0.9, 0, {{0.9}}).Found().what, What::kUnknown);
   EXPECT_EQ(Looked().For(30, 0.9, 0, {}).Found().what, What::kUnknown);
@@ -390,6 +422,47 @@ TEST_F(BottleneckSystemTest, ARankThatHangsStaysNamed) {
     WaitUntil("it is not named any more", [&] {
       return JobStatus(mode).at("bottleneck").at("what") != "rank";
     });
+  }
+}
+
+// A broadcast begins only when all consumers of the launch have come; a split
+// rank goes on alone until it waits for the other in its all-reduce.
+TEST_F(BottleneckSystemTest, ARankThatHasYetToAttachIsNamed) {
+  for (const char* const mode : {"broadcast", "split"}) {
+    SCOPED_TRACE(mode);
+    Options options = OptionsFor(RangeSpec("12", "batch: {size: 2}\n"), 0, 2);
+    options.delivery = mode;
+    // Batches are being made all the while.
+    if (options.delivery == "broadcast") {
+      options.spec =
+          "dataset: noise\nsource: {synthetic: {records: 12, cost_us: 500000, "
+          "features: {value: {dtype: int64, shape: [1]}}}}\nbatch: {size: 2}\n";
+    }
+    options.job = mode;
+    Reader first(options);
+    Batch held;
+    if (options.delivery == "split") {
+      ASSERT_EQ(first.next(&held), Reader::Result::kBatch);
+    }
+    std::thread waits([&] {
+      if (options.delivery == "broadcast") RunToTheEnd(first);
+    });
+    nlohmann::json job;
+    WaitUntil("it is named while the other stands still", [&] {
+      job = JobStatus(mode);
+      EXPECT_NE(job.at("bottleneck").at("what"), "decode");
+      return job.at("bottleneck").at("what") == "absent" &&
+             (job.at("bottleneck").at("ranks_wait") > 0.5 ||
+              RankOf(job, 0).at("silent_s") > RecentMean::kSeconds);
+    });
+    EXPECT_EQ(job.at("bottleneck").at("to_attach"), nlohmann::json({1}));
+    EXPECT_THAT(job.at("bottleneck").at("text"),
+                HasSubstr("the job waits for rank 1 to attach"));
+    EXPECT_EQ(job.at("state"), "waiting for rank 1");
+    options.rank = 1;
+    Reader second(options);
+    EXPECT_EQ(RunToTheEnd(second).code, 0);
+    waits.join();
   }
 }
 

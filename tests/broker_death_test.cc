@@ -6,7 +6,9 @@
 
 #include <atomic>
 #include <functional>
+#include <initializer_list>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "common/ring.h"
@@ -188,9 +190,9 @@ TEST_F(BrokerDeathTest, BroadcastThatDiesBeforeItsFirstBatchWaitsForAll) {
   const auto is_back = [&] {
     const nlohmann::json status = broker_->Ask({{"op", "status"}});
     const nlohmann::json& jobs = status.at("jobs");
-    // Until it is, a job has no ranks to show.
     return !jobs.empty() && jobs[0].contains("ranks") &&
-           !jobs[0]["ranks"].empty();
+           !jobs[0]["ranks"].empty() &&
+           jobs[0]["ranks"][0].at("state") == "attached";
   };
   while (!is_back()) std::this_thread::yield();
   Reader reader(options);
@@ -490,6 +492,147 @@ TEST_F(BothDieTest, MemoryOfAnEvictedProcessCountsAsLongAsItLives) {
   wait_for(0);
   broker.Kill();
   EXPECT_EQ(memory(), 0u);
+}
+
+// Of two ranks one hangs while the broker dies.
+class AwayTest : public BothDieTest {
+ protected:
+  // Each has taken and released a batch.
+  void Begin(const std::string& mode, const std::string& on_rank_death) {
+    other_.reset();
+    hangs_.reset();
+    broker_.emplace();
+    all_.clear();
+    mode_ = mode;
+    on_rank_death_ = on_rank_death;
+    other_.emplace(RankOptions(0));
+    hangs_.emplace(RankOptions(1));
+    other_->Attached();
+    hangs_->Attached();
+    for (RankProcess* rank : {&*hangs_, &*other_}) {
+      const RankProcess::Said said = rank->Next();
+      ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+      rank->Release(1);
+      // Of a broadcast each of the two gets all.
+      if (mode == "broadcast") all_.clear();
+      Append({said.taken}, &all_);
+    }
+    kill(hangs_->pid(), SIGSTOP);
+    broker_->Kill();
+  }
+  Options RankOptions(int rank) {
+    Options options =
+        OptionsFor("dataset: numbers\nsource: {range: 240}\nbatch: {size: 4}",
+                   rank, 2, broker_->socket());
+    options.delivery = mode_;
+    options.on_rank_death = on_rank_death_;
+    return options;
+  }
+  nlohmann::json Job() {
+    return broker_->Ask({{"op", "status"}}).at("jobs").at(0);
+  }
+  void Evict() {
+    broker_->Ask({{"op", "evict"}, {"job", RankOptions(1).job}, {"rank", 1}});
+  }
+  // Rank 0 goes on, until the broker says this of the job.
+  nlohmann::json GoOnUntil(const std::function<bool(nlohmann::json&)>& so) {
+    other_->Run();
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    nlohmann::json job = Job();
+    while (!so(job) && std::chrono::steady_clock::now() < end) job = Job();
+    return job;
+  }
+  void ExpectAll(RankProcess& rank) {
+    const Course course = rank.Finished();
+    EXPECT_EQ(course.code, 0) << course.error;
+    if (mode_ == "broadcast" && &rank != &*other_) {
+      EXPECT_EQ(course.taken.size(), 59u);
+    } else {
+      Append(course.taken, &all_);
+    }
+  }
+
+  std::string mode_;
+  std::string on_rank_death_;
+  std::optional<KeptBroker> broker_;
+  std::optional<RankProcess> other_;
+  std::optional<RankProcess> hangs_;
+  Rows all_;
+};
+
+TEST_F(AwayTest, IsNamedUntilItIsBack) {
+  for (const char* const mode : {"split", "dynamic", "broadcast"}) {
+    SCOPED_TRACE(mode);
+    Begin(mode, "");
+    const nlohmann::json at_first = Job();
+    EXPECT_EQ(at_first.at("state"), "waiting for rank 0, 1 to reconnect");
+    EXPECT_EQ(at_first.at("waits_for"), nlohmann::json({0, 1}));
+    EXPECT_EQ(at_first.at("bottleneck").at("to_reconnect"),
+              nlohmann::json({0, 1}));
+    const nlohmann::json job = GoOnUntil([](nlohmann::json& so_far) {
+      return so_far["bottleneck"]["what"] == "absent" &&
+             so_far["bottleneck"]["ranks_wait"] > 0.5;
+    });
+    EXPECT_EQ(job.at("state"), "waiting for rank 1 to reconnect");
+    EXPECT_EQ(job.at("waits_for"), nlohmann::json({1}));
+    EXPECT_THAT(job.at("bottleneck").at("text"),
+                HasSubstr("the job waits for rank 1 to reconnect"));
+    const nlohmann::json& row = job.at("ranks").back();
+    EXPECT_EQ(row.at("state"), "away");
+    EXPECT_EQ(row.at("rank"), 1);
+    EXPECT_EQ(row.at("pid"), hangs_->pid());
+    kill(hangs_->pid(), SIGCONT);
+    hangs_->Run();
+    ExpectAll(*other_);
+    ExpectAll(*hangs_);
+    EXPECT_EQ(Sorted(all_), Numbers(240));
+  }
+}
+
+// At once, or when the other is back; the next life of the broker knows it too.
+TEST_F(AwayTest, CanBeEvicted) {
+  struct Case {
+    std::string mode;
+    std::string on_rank_death;
+    bool other_is_back;
+    bool dies_again;
+  };
+  for (const Case& each :
+       std::initializer_list<Case>{{"split", "wait", true, false},
+                                   {"split", "wait", true, true},
+                                   {"split", "shrink", true, false},
+                                   {"split", "shrink", false, true},
+                                   {"dynamic", "", true, false},
+                                   {"dynamic", "", false, false},
+                                   {"dynamic", "", true, true},
+                                   {"broadcast", "wait", false, true},
+                                   {"broadcast", "shrink", true, false}}) {
+    SCOPED_TRACE(each.mode + " " + each.on_rank_death +
+                 (each.other_is_back ? "" : ", at once") +
+                 (each.dies_again ? ", dies again" : ""));
+    Begin(each.mode, each.on_rank_death);
+    if (!each.other_is_back) Evict();
+    GoOnUntil([&](nlohmann::json& job) {
+      return !each.other_is_back || job["waits_for"] == nlohmann::json({1});
+    });
+    if (each.other_is_back) Evict();
+    if (each.dies_again) broker_->Kill();
+    if (each.on_rank_death == "wait") {
+      RankProcess replacement(RankOptions(1));
+      ASSERT_FALSE(replacement.Attached().contains("code"));
+      replacement.Run();
+      ExpectAll(replacement);
+    }
+    ExpectAll(*other_);
+    EXPECT_EQ(Sorted(all_), Numbers(240));
+    // First it takes what the first life had published to it.
+    kill(hangs_->pid(), SIGCONT);
+    hangs_->Run();
+    const Course evicted = hangs_->Finished();
+    EXPECT_EQ(evicted.code, PENSTOCK_ABORTED);
+    EXPECT_THAT(evicted.error, HasSubstr("evicted"));
+  }
 }
 
 // One takes so many batches, releases all but two, and dies with the broker.
