@@ -227,6 +227,14 @@ Status ControlServer::StartAttach(Connection* connection,
       PENSTOCK_ASSIGN_OR_RETURN(
           consumers, NumberField(request, "consumers", 1, kLocalRanksMax));
     }
+    // Later ones may come and go, but these all come before the first batch.
+    if (consumers < local) {
+      return InvalidArgumentError(
+          "attach: consumers is {}, but the first batch waits for the {} ranks "
+          "of this host (local world size): leave it out, or set it to {} or "
+          "more",
+          consumers, local, local);
+    }
     if (options.delivery.window == 0) {
       options.delivery.window = options.spec.prefetch;
     }

@@ -116,8 +116,8 @@ typedef struct penstock_options {
   const char* state;         /* JSON of penstock_state: begin there. NULL: at the
                                 beginning */
   int32_t window;            /* broadcast; 0: prefetch of the spec */
-  int32_t consumers;         /* broadcast: as many at once; 0: local_world_size,
-                                8 at least */
+  int32_t consumers;         /* broadcast: as many at once, not fewer than
+                                local_world_size; 0: that, 8 at least */
   int32_t full_epoch;        /* broadcast, not 0: this consumer's epochs begin
                                 where it joins */
   int32_t autostart;         /* not 0: where no broker listens, a private one is
