@@ -602,6 +602,14 @@ TEST_F(RankDeathTest, OptionsThatSayNothingInAModeAreRefused) {
                 options->on_rank_death = "wait";
               }),
               HasSubstr("wait is not offered in dynamic"));
+  for (int Options::*const field :
+       {&Options::world_size, &Options::local_world_size, &Options::window,
+        &Options::consumers}) {
+    EXPECT_THAT(error([field](Options* options) { options->*field = -3; }),
+                HasSubstr(" is -3; wanted 1 or more, or 0 for the default"));
+  }
+  EXPECT_THAT(error([](Options* options) { options->rank = -3; }),
+              HasSubstr("rank is -3; wanted 0 or more, or -1"));
   EXPECT_THAT(error([](Options* options) { options->job = "a\nb"; }),
               HasSubstr("without control characters"));
 }
