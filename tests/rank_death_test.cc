@@ -25,6 +25,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 using What = RankProcess::What;
 
@@ -508,6 +509,24 @@ TEST_F(ShrinkTest, TooFewToHaveTheMemoryIsAnErrorThatNamesTheDead) {
   EXPECT_EQ(course.code, PENSTOCK_ABORTED);
   EXPECT_THAT(course.error,
               AllOf(HasSubstr("rank 3 died"), HasSubstr("half of its ranks")));
+}
+
+TEST_F(ShrinkTest, DeadRankThatComesBackIsToldWhetherAnyOtherIsThere) {
+  const std::string spec = Spec(80'000, "epochs: forever");
+  std::vector<RankProcess> ranks = StartAll(spec, 2, Shrink);
+  const auto comes_back = [&] {
+    Options options = OptionsFor(spec, 1, 2);
+    Shrink(&options);
+    return AttachError(options);
+  };
+  ranks[1].Kill();
+  WaitUntilGone(1);
+  EXPECT_THAT(comes_back(),
+              AllOf(HasSubstr("rank 1 died, and its share went to the others"),
+                    Not(HasSubstr("attached"))));
+  ranks[0].Kill();
+  WaitUntilGone(0);
+  EXPECT_THAT(comes_back(), HasSubstr("of which none is attached"));
 }
 
 // It is evicted by whoever sees it: a worker, too, and then the others have to
