@@ -350,6 +350,13 @@ class BadInput(unittest.TestCase):
         self.assertIn(str(self.folder / "none"), run.stderr)
         self.assertIn("penstock run", run.stderr)
 
+    def test_folder_of_a_socket_that_is_not_there(self):
+        folder = self.folder / "none"
+        for run in (self.penstock("status", "--socket", folder / "socket"),
+                    self.penstockd("--socket", folder / "socket")):
+            self.assertEqual(run.returncode, 1)
+            self.assertIn(f"there is no folder '{folder}'", run.stderr)
+
     def test_rank_that_fails_is_named_and_ends_the_others(self):
         self.spec("dataset: x\nsource: {range: 4}\nbatch: {size: 2}\n")
         run = self.penstock(
