@@ -96,8 +96,8 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"state", !failure_.ok()          ? "failed"
                 : delivery_.Unsettled() ? "waiting for its ranks to reconnect"
                 : kept_s                ? AllGoneText(waits_for, *kept_s)
-                : !missing.empty() ? "waiting for rank " + NumbersText(missing)
-                                   : "running"},
+                : !missing.empty()      ? "waiting for " + RanksText(missing)
+                                        : "running"},
       {"delivery", name(kDeliveryModeNames, delivery.mode)},
       {"on_rank_death", name(kOnRankDeathNames, delivery.on_rank_death)},
       {"missing", missing},

@@ -577,7 +577,7 @@ TEST_F(RankDeathTest, RanksThatNeverComeAreNamedAfterTheWait) {
   rank.Run();
   const Course course = rank.Finished();
   EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
-  EXPECT_THAT(course.error, AllOf(HasSubstr("rank 0, 2, 3 of 4"),
+  EXPECT_THAT(course.error, AllOf(HasSubstr("ranks 0, 2 and 3 of 4"),
                                   HasSubstr("wait_s"), HasSubstr(Name())));
 }
 
@@ -597,7 +597,7 @@ TEST_F(RankDeathTest, RankThatDiedAndIsNotReplacedIsNamedAfterTheWait) {
     for (const int rank : {0, 2}) {
       const Course course = ranks[rank].Finished();
       EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
-      EXPECT_THAT(course.error, HasSubstr("rank 1 of 3 is gone, and nobody"));
+      EXPECT_THAT(course.error, HasSubstr("rank 1 of 3 left or died"));
       ranks[rank].Detach();
     }
   }
@@ -710,7 +710,7 @@ TEST_F(RankDeathTest, AJobWhoseRanksAreAllDeadSaysSo) {
     const nlohmann::json job = Ask({{"op", op}}).at("jobs").at(0);
     EXPECT_THAT(job.at("state").get<std::string>(),
                 AllOf(HasSubstr("all ranks are gone: kept "),
-                      HasSubstr(" s for replacements of rank 0, 1")));
+                      HasSubstr(" s for replacements of ranks 0 and 1")));
     EXPECT_EQ(job.at("waits_for"), nlohmann::json({0, 1}));
     EXPECT_GT(job.at("kept_s"), 200);
     EXPECT_LE(job.at("kept_s"), 300);
