@@ -179,7 +179,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool) {
   const std::string they_idle =
       fmt::format("{} idle {} %", they, Percent(idle));
   if (ranks.empty()) {
-    found.text = "nothing to say: no rank takes batches";
+    found.text = "no bottleneck: no rank takes batches";
     return found;
   }
   if (job.seconds() < kSecondsMin) {
