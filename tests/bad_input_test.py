@@ -96,13 +96,14 @@ class BadInput(unittest.TestCase):
                  "large.json": " " * (2 << 20)}
         for name, text in files.items():
             (self.folder / name).write_text(text)
-        for name, found in (("empty.json", "is empty, perhaps half a checkpoint"),
-                            ("blank.json", "is empty, perhaps half a checkpoint"),
-                            ("half.json", "not a Penstock state: not JSON"),
+        for name, found in (("empty.json", "is empty: its checkpoint is incomplete"),
+                            ("blank.json", "is empty: its checkpoint is incomplete"),
+                            ("half.json", "not a Penstock state: not JSON: line 1, column 2: "
+                             "unexpected end of input"),
                             ("newer.json", "a state of version 9"),
                             ("other.json", "'dataset' is 3: wanted a string"),
-                            ("large.json", "is larger than 1024 KiB"),
-                            ("folder", "is a folder"),
+                            ("large.json", "is larger than 1024 KiB, the limit"),
+                            ("folder", "is a folder, not a text file"),
                             ("fifo", "is not a regular file"),
                             ("none.json", "No such file"),
                             ("", "No such file")):
