@@ -257,7 +257,7 @@ Status ControlServer::StartAttach(Connection* connection,
     return InvalidArgumentError(
         "attach: dynamic divides the data among the ranks of one host, and "
         "{} of {} ranks are on this one: every host would deliver every row. "
-        "Use delivery `split`, which divides them over all hosts, or say "
+        "Use delivery `split`, which divides them over all hosts, or set "
         "`per_host` if each host is to have all of the data",
         local, world);
   }

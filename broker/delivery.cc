@@ -157,7 +157,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     if (const uint64_t missed = MissedSince(*joining.position); missed > 0) {
       return AbortedError(
           "rank {} was away while the broker restarted, and the others went on "
-          "without it: it has missed {} batches; attach anew to go on without "
+          "without it: it has missed {} batches; attach again to go on without "
           "them",
           joining.rank, missed);
     }

@@ -83,9 +83,9 @@ Status JobTable::CheckAgreement(const Entry& entry,
                                 const AttachRequest& request) {
   const auto disagree = [&](const std::string& what) {
     return FailedPreconditionError(
-        "rank {} disagrees with the ranks of job '{}' that are attached: {} "
-        "(of "
-        "another job, a second loader's say, the name is another: `job`)",
+        "rank {} disagrees with the ranks of job '{}' that are attached: {}; "
+        "if it is of another job, such as a second loader, give that job "
+        "another name (`job`)",
         request.joining.rank, entry.key.name, what);
   };
   const JobOptions& there = entry.options;
@@ -163,7 +163,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
   if (newest != nullptr) {
     return AbortedError(
         "rank {} belongs to incarnation {} of job '{}', which is at {}: "
-        "another process took over; this one must attach anew",
+        "another process took over; this one must attach again",
         rank, request.incarnation->number, request.key.name,
         newest->incarnation.number);
   }

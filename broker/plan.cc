@@ -87,7 +87,7 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
   const uint64_t end =
       epochs_ ? *epochs_ * rows_per_epoch_ : uint64_t{kTotalRowsMax};
   if (start.position > end) {
-    return InvalidArgumentError("position {} is behind the end of the data, {}",
+    return InvalidArgumentError("position {} is beyond the end of the data, {}",
                                 start.position, end);
   }
   for (const RowRange& range : start.owed) {
