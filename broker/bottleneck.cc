@@ -141,9 +141,8 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
       now.waited.Add(Share(per_time(waited_ns)), seconds);
       now.behind.Add(rank.progress && *rank.progress < furthest ? 1 : 0,
                      seconds);
-      now.stands_ns = StandsStill(rank, ranks, filling || starved)
-                          ? now.stands_ns + ns
-                          : 0;
+      now.stands_ns =
+          StandsStill(rank, ranks, filling || starved) ? now.stands_ns + ns : 0;
     }
     now.waiting = rank.waiting;
     now.waits = rank.waits;
@@ -196,7 +195,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     const auto to = [](const std::vector<uint32_t>& them, const char* what) {
       return them.empty()
                  ? ""
-                 : fmt::format(" for rank {} to {},", NumbersText(them), what);
+                 : fmt::format(" for {} to {},", RanksText(them), what);
     };
     found.text = fmt::format("the job waits{}{} {}, {}",
                              to(absent.to_reconnect, "reconnect"),
@@ -204,7 +203,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     return found;
   }
   if (ranks.empty()) {
-    found.text = "nothing to say: no rank takes batches";
+    found.text = "no bottleneck: no rank takes batches";
     return found;
   }
   if (job.seconds() < kSecondsMin) {

@@ -227,6 +227,14 @@ Status ControlServer::StartAttach(Connection* connection,
       PENSTOCK_ASSIGN_OR_RETURN(
           consumers, NumberField(request, "consumers", 1, kLocalRanksMax));
     }
+    // Later ones may come and go, but these all come before the first batch.
+    if (consumers < local) {
+      return InvalidArgumentError(
+          "attach: consumers is {}, but the first batch waits for the {} ranks "
+          "of this host (local world size): leave it out, or set it to {} or "
+          "more",
+          consumers, local, local);
+    }
     if (options.delivery.window == 0) {
       options.delivery.window = options.spec.prefetch;
     }
@@ -249,7 +257,7 @@ Status ControlServer::StartAttach(Connection* connection,
     return InvalidArgumentError(
         "attach: dynamic divides the data among the ranks of one host, and "
         "{} of {} ranks are on this one: every host would deliver every row. "
-        "Use delivery `split`, which divides them over all hosts, or say "
+        "Use delivery `split`, which divides them over all hosts, or set "
         "`per_host` if each host is to have all of the data",
         local, world);
   }

@@ -141,8 +141,12 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   }
   if (GoesOnWithout(joining.rank)) {
     return FailedPreconditionError(
-        "rank {} died and the others go on without it (on_rank_death: shrink)",
-        joining.rank);
+        "rank {} died, and its share went to the others (on_rank_death: "
+        "shrink){}",
+        joining.rank,
+        AnyAttached() ? ""
+                      : ", of which none is attached: start those again, or "
+                        "begin all ranks at a state");
   }
   if (!replaces && consumers_.size() >= shape_.consumers_max) {
     return ResourceExhaustedError("{} local ranks, all are attached",
@@ -153,7 +157,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     if (const uint64_t missed = MissedSince(*joining.position); missed > 0) {
       return AbortedError(
           "rank {} was away while the broker restarted, and the others went on "
-          "without it: it has missed {} batches; attach anew to go on without "
+          "without it: it has missed {} batches; attach again to go on without "
           "them",
           joining.rank, missed);
     }

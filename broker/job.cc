@@ -211,7 +211,7 @@ bool Job::AllCame() const {
 std::string Job::MissingText() const {
   MutexLock lock(&mutex_);
   const std::vector<uint32_t> missing = MissingLocked();
-  return missing.empty() ? "a rank" : "rank " + NumbersText(missing);
+  return missing.empty() ? "a rank" : RanksText(missing);
 }
 
 bool Job::OwesPredecessor(uint32_t rank) const {
@@ -380,16 +380,17 @@ void Job::Look(const CrewUse& crew) {
   }
   FailLocked(DeadlineExceededError(
       "job '{}': {}{}{} within {:.0f} s (wait_s)", key_.name,
-      gone.empty() ? ""
-                   : fmt::format("rank {} of {} is gone, and nobody took its "
-                                 "place",
-                                 NumbersText(gone), options_.world_size),
+      gone.empty()
+          ? ""
+          : fmt::format("{} of {} left or died, and nobody replaced {}",
+                        RanksText(gone), options_.world_size,
+                        gone.size() == 1 ? "it" : "them"),
       gone.empty() || absent.empty() ? "" : "; ",
       absent.empty()
           ? ""
-          : fmt::format("rank {} of {} did not attach (see why it did not "
-                        "start)",
-                        NumbersText(absent), options_.world_size),
+          : fmt::format("{} of {} did not attach (see why {} did not start)",
+                        RanksText(absent), options_.world_size,
+                        absent.size() == 1 ? "it" : "they"),
       options_.wait_s));
 }
 

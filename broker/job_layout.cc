@@ -10,17 +10,27 @@ namespace {
 
 // Where a state says to begin, in positions of this plan.
 StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
-                            const Plan& plan) {
+                            const DatasetSpec& spec, const Plan& plan) {
   if (const std::string differs = DifferingIdentity(state, here);
       !differs.empty()) {
     return FailedPreconditionError(
         "the state is of other data or of another order: {}", differs);
   }
   const uint64_t rows_per_epoch = plan.rows_per_epoch();
+  // With another batch size or fewer ranks an epoch may be shorter than it was:
+  // who was beyond its new end is through with it.
+  const uint64_t row_max = !spec.steps_per_epoch ? plan.records()
+                           : spec.batch.per_rank ? UINT64_MAX
+                                                 : rows_per_epoch;
+  if (state.row > row_max) {
+    return InvalidArgumentError(
+        "state: row {} of epoch {}: an epoch has {} rows; resume with the "
+        "batch and steps_per_epoch that it was saved with, or at row 0 of the "
+        "next epoch",
+        state.row, state.epoch, rows_per_epoch);
+  }
   const auto position = [&](uint64_t epoch, uint64_t row) {
-    // An epoch may have become shorter (another batch with last: drop).
-    if (row >= rows_per_epoch) return (epoch + 1) * rows_per_epoch;
-    return epoch * rows_per_epoch + row;
+    return epoch * rows_per_epoch + std::min(row, rows_per_epoch);
   };
   const uint64_t epochs_max = Plan::kTotalRowsMax / rows_per_epoch;
   if (state.epoch >= epochs_max) {
@@ -93,7 +103,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   if (options.start) {
     PENSTOCK_ASSIGN_OR_RETURN(
         PlanStart start,
-        StartOf(*options.start, IdentityOf(options, records), plan));
+        StartOf(*options.start, IdentityOf(options, records), spec, plan));
     PENSTOCK_ASSIGN_OR_RETURN(plan, plan.From(std::move(start), world_size));
   }
   const ElementSpec& element = dataset.program->element_spec();

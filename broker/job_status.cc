@@ -111,15 +111,14 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"job", key_.name},
       {"dataset", key_.dataset},
       {"uid", key_.uid},
-      {"state",
-       !failure_.ok() ? "failed"
-       : delivery_.Unsettled()
-           ? missing.empty()
-                 ? "waiting for its ranks to reconnect"
-                 : "waiting for rank " + NumbersText(missing) + " to reconnect"
-       : kept_s           ? AllGoneText(waits_for, *kept_s)
-       : !missing.empty() ? "waiting for rank " + NumbersText(missing)
-                          : "running"},
+      {"state", !failure_.ok() ? "failed"
+                : delivery_.Unsettled()
+                    ? missing.empty() ? "waiting for its ranks to reconnect"
+                                      : "waiting for " + RanksText(missing) +
+                                            " to reconnect"
+                : kept_s           ? AllGoneText(waits_for, *kept_s)
+                : !missing.empty() ? "waiting for " + RanksText(missing)
+                                   : "running"},
       {"delivery", name(kDeliveryModeNames, delivery.mode)},
       {"on_rank_death", name(kOnRankDeathNames, delivery.on_rank_death)},
       {"missing", missing},

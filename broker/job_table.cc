@@ -29,8 +29,7 @@ void AddAway(const std::map<uint32_t, const FormerRank*>& away, bool with_ranks,
     if (former->pidfd != nullptr) row["pid"] = PidOf(former->pidfd->get());
     (*job)["ranks"].push_back(std::move(row));
   }
-  (*job)["state"] =
-      fmt::format("waiting for rank {} to reconnect", NumbersText(numbers));
+  (*job)["state"] = "waiting for " + RanksText(numbers) + " to reconnect";
   (*job)["waits_for"] = numbers;
 }
 
@@ -106,9 +105,9 @@ Status JobTable::CheckAgreement(const Entry& entry,
                                 const AttachRequest& request) {
   const auto disagree = [&](const std::string& what) {
     return FailedPreconditionError(
-        "rank {} disagrees with the ranks of job '{}' that are attached: {} "
-        "(of "
-        "another job, a second loader's say, the name is another: `job`)",
+        "rank {} disagrees with the ranks of job '{}' that are attached: {}; "
+        "if it is of another job, such as a second loader, give that job "
+        "another name (`job`)",
         request.joining.rank, entry.key.name, what);
   };
   const JobOptions& there = entry.options;
@@ -171,7 +170,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
     if (holder.evicted == 0 || holder.evicted != request.former_inode) continue;
     return AbortedError(
         "rank {} was evicted from job '{}' before it reconnected: what it had "
-        "is handed on; attach anew",
+        "is handed on; attach again",
         rank, request.key.name);
   }
   const Entry* newest = nullptr;
@@ -193,7 +192,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
   if (newest != nullptr) {
     return AbortedError(
         "rank {} belongs to incarnation {} of job '{}', which is at {}: "
-        "another process took over; this one must attach anew",
+        "another process took over; this one must attach again",
         rank, request.incarnation->number, request.key.name,
         newest->incarnation.number);
   }
@@ -244,9 +243,9 @@ void JobTable::NoteEnded(const Entry& entry, bool awaited) {
   const auto of_user = [&](const Ended& ended) {
     return ended.awaited && ended.key.uid == entry.key.uid;
   };
-  if (awaited && static_cast<size_t>(std::count_if(
-                     ended_.begin(), ended_.end(), of_user)) ==
-                     kAwaitedMaxPerUid) {
+  if (awaited &&
+      static_cast<size_t>(std::count_if(ended_.begin(), ended_.end(),
+                                        of_user)) == kAwaitedMaxPerUid) {
     const auto oldest = std::find_if(ended_.begin(), ended_.end(), of_user);
     forget(*oldest);
     ended_.erase(oldest);
@@ -590,9 +589,9 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   // A replaced rank is a new incarnation for those it replaces: only the dead
   // process can be fenced by it, and it cannot ask any more. The number stays,
   // so that ranks that reconnect later are recognised.
-  return Attached{entry.job, joined, entry.incarnation,
-                  reconnects ? FormerMemoryOf(entry, rank, request.pidfd)
-                             : nullptr};
+  return Attached{
+      entry.job, joined, entry.incarnation,
+      reconnects ? FormerMemoryOf(entry, rank, request.pidfd) : nullptr};
 }
 
 const DatasetSpec* JobTable::SpecOf(
@@ -664,13 +663,13 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
 
 void JobTable::Deserted(Entry& entry) {
   const JobKey& key = entry.key;
-  if (entry.job->failed() ||
-      (entry.launch.Complete() && !OwesAnybody(entry))) {
+  if (entry.job->failed() || (entry.launch.Complete() && !OwesAnybody(entry))) {
     End(entry, "all ranks have left");
   } else if (!entry.named) {
     if (!entry.job->AllDelivered()) {
       spdlog::warn(
-          "job '{}' of dataset '{}' is over before all was delivered: its ranks "
+          "job '{}' of dataset '{}' is over before all was delivered: its "
+          "ranks "
           "are gone, and a job of one rank without a name of its own (`job`, "
           "PENSTOCK_JOB) waits for no other",
           key.name, key.dataset);
@@ -803,9 +802,8 @@ nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
     AbsentRanks absent;
     for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
     if (entry.job != nullptr) {
-      nlohmann::json& job =
-          jobs.emplace_back(
-              entry.job->StatusJson(pids != nullptr, KeptFor(entry)));
+      nlohmann::json& job = jobs.emplace_back(
+          entry.job->StatusJson(pids != nullptr, KeptFor(entry)));
       job["incarnation"] = entry.incarnation.number;
       if (pids != nullptr) {
         job["bottleneck"] = entry.job->FindBottleneck(pool, absent).ToJson();

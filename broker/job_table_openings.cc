@@ -56,6 +56,16 @@ class JobInJournal : public JobRecord {
   const uint64_t number_;
 };
 
+// Whose errors name the dataset.
+StatusOr<Job::Layout> PlanLayout(const JobOptions& options,
+                                 const Dataset& dataset, size_t nodes,
+                                 bool replicate) {
+  auto layout = Job::PlanLayout(options, dataset, static_cast<uint32_t>(nodes),
+                                replicate);
+  if (layout.ok()) return layout;
+  return layout.status().Prepend("dataset '" + options.spec.name + "'");
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
@@ -175,12 +185,10 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   const std::vector<uint32_t> nodes = workers_->topology().node_numbers();
   std::shared_ptr<void> memory;
   const auto plan = [&](bool replicate) -> StatusOr<Job::Layout> {
-    auto layout = Job::PlanLayout(
-        options, *dataset, static_cast<uint32_t>(nodes.size()), replicate);
-    if (!layout.ok()) {
-      return layout.status().Prepend("dataset '" + options.spec.name + "'");
-    }
-    PENSTOCK_ASSIGN_OR_RETURN(memory, PromiseMemory(key, options, *layout));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        Job::Layout layout,
+        PlanLayout(options, *dataset, nodes.size(), replicate));
+    PENSTOCK_ASSIGN_OR_RETURN(memory, PromiseMemory(key, options, layout));
     return layout;
   };
   // A copy on each node where there is room, else the nodes share one.
@@ -479,9 +487,8 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
               datasets_.Get(options.spec, &opening->progress));
           PENSTOCK_ASSIGN_OR_RETURN(
               const Job::Layout layout,
-              Job::PlanLayout(
-                  options, *dataset,
-                  static_cast<uint32_t>(workers_->topology().nodes().size())));
+              PlanLayout(options, *dataset, workers_->topology().nodes().size(),
+                         false));
           nlohmann::json json = OkReply();
           json["dataset"] = options.spec.name;
           // Nobody knows how long a stream will be.

@@ -131,24 +131,32 @@ Status JobTable::CheckFormer(const Entry& entry,
     any_may_live |= former.MayLive();
     if (former.rank == rank) last = &former;
   }
-  const bool time_is_over =
-      std::chrono::steady_clock::now() - started_ > kReconnectTime;
+  const uint32_t number = entry.key.consumer.value_or(rank);
+  const auto left = std::chrono::ceil<std::chrono::seconds>(
+      started_ + kReconnectTime - std::chrono::steady_clock::now());
   if (last != nullptr && last->pidfd == nullptr && !last->left &&
-      !time_is_over) {
+      left.count() > 0) {
+    const DeliveryOptions& delivery = entry.options.delivery;
+    const bool others_have_its_place =
+        delivery.mode == DeliveryMode::kDynamic ||
+        (delivery.mode == DeliveryMode::kBroadcast &&
+         delivery.on_rank_death != OnRankDeath::kWait);
     return AlreadyExistsError(
         "rank {} of job '{}' was attached before the broker restarted, and may "
         "reconnect: nobody kept its page and its pidfd (systemd and penstock "
-        "run do), so whether it lives is not known for {} s; if it is dead, "
-        "begin all ranks at a state",
-        rank, entry.key.name, kReconnectTime.count());
+        "run do), so whether it lives is not known for another {} s; if it is "
+        "dead, {}",
+        number, entry.key.name, left.count(),
+        others_have_its_place
+            ? "attach again after that"
+            : "waiting does not help: begin all ranks at a state");
   }
-  if (last != nullptr && last->MayLive() &&
-      (last->pidfd != nullptr || !time_is_over)) {
+  if (last != nullptr && last->pidfd != nullptr && last->MayLive()) {
     return AlreadyExistsError(
         "rank {} of job '{}' was attached before the broker restarted, and its "
         "process may reconnect: give each process its own rank, or another job "
         "name",
-        rank, entry.key.name);
+        number, entry.key.name);
   }
   if (!entry.named && !any_may_live) {
     return NotFoundError("all of its ranks are dead");

@@ -93,6 +93,10 @@ StatusOr<Fd> ListenAt(const std::string& path) {
       bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
   const int error = errno;
   umask(mask);
+  if (bound != 0 && error == ENOENT) {
+    return NotFoundError("listen at '{}': there is no folder '{}'", path,
+                         std::filesystem::path(path).parent_path().string());
+  }
   if (bound != 0) return ErrnoError(error, "listen at '" + path + "'");
   if (listen(fd.get(), 128) != 0) return ErrnoError(errno, "listen");
   return fd;

@@ -23,11 +23,11 @@ uint64_t CeilDivide(uint64_t x, uint64_t y) { return x / y + (x % y != 0); }
 StatusOr<Plan> Plan::Make(const DatasetSpec& spec, uint64_t records,
                           uint32_t world_size) {
   if (records == 0) {
-    return InvalidArgumentError("dataset '{}' has no records", spec.name);
+    return InvalidArgumentError("there are no records");
   }
   if (records > kTotalRowsMax) {
-    return InvalidArgumentError("dataset '{}' has {} records; at most {}",
-                                spec.name, records, kTotalRowsMax);
+    return InvalidArgumentError("{} records; at most {}", records,
+                                kTotalRowsMax);
   }
   if (world_size == 0) {
     return InvalidArgumentError("world size 0: wanted at least one rank");
@@ -52,10 +52,10 @@ StatusOr<Plan> Plan::Make(const DatasetSpec& spec, uint64_t records,
   plan.steps_per_epoch_ = spec.steps_per_epoch.value_or(steps_of_pass);
   if (plan.steps_per_epoch_ == 0) {
     return InvalidArgumentError(
-        "dataset '{}' has {} records, less than one global batch of {}, and "
-        "batch.last is drop: an epoch would be empty; use a smaller batch, "
-        "last: partial, or steps_per_epoch",
-        spec.name, records, plan.global_batch_);
+        "{} records are less than one global batch of {}, and batch.last is "
+        "drop: an epoch would be empty; use a smaller batch, last: partial, or "
+        "steps_per_epoch",
+        records, plan.global_batch_);
   }
   // Divide first: the products wrap for large values.
   if (plan.steps_per_epoch_ <= records / plan.global_batch_) {
@@ -87,7 +87,7 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
   const uint64_t end =
       epochs_ ? *epochs_ * rows_per_epoch_ : uint64_t{kTotalRowsMax};
   if (start.position > end) {
-    return InvalidArgumentError("position {} is behind the end of the data, {}",
+    return InvalidArgumentError("position {} is beyond the end of the data, {}",
                                 start.position, end);
   }
   for (const RowRange& range : start.owed) {

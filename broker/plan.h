@@ -78,7 +78,7 @@ class Plan {
                              uint32_t world_size);
 
   // The same plan, with the same global batch, for another number of ranks and
-  // begun elsewhere. InvalidArgument: a position behind the end, an owed range
+  // begun elsewhere. InvalidArgument: a position beyond the end, an owed range
   // that is empty, larger than a global batch, over the end of an epoch or not
   // before the position.
   StatusOr<Plan> From(PlanStart start, uint32_t world_size) const;

@@ -19,14 +19,16 @@ std::string BytesText(uint64_t bytes) {
                    : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
-std::string NumbersText(const std::vector<uint32_t>& numbers) {
+std::string RanksText(const std::vector<uint32_t>& ranks) {
   constexpr size_t kNamed = 8;
-  std::string text;
-  for (size_t i = 0; i < std::min(numbers.size(), kNamed); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", numbers[i]);
+  const size_t named = std::min(ranks.size(), kNamed);
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < named; ++i) {
+    const bool last = i > 0 && i + 1 == ranks.size();
+    text += fmt::format("{}{}", i == 0 ? "" : last ? " and " : ", ", ranks[i]);
   }
-  if (numbers.size() > kNamed) {
-    text += fmt::format(" and {} more", numbers.size() - kNamed);
+  if (ranks.size() > named) {
+    text += fmt::format(" and {} more", ranks.size() - named);
   }
   return text;
 }
@@ -34,8 +36,8 @@ std::string NumbersText(const std::vector<uint32_t>& numbers) {
 std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s) {
   return fmt::format("all ranks are gone: kept {:.0f} s for {}", kept_s,
                      waits_for.empty()
-                         ? "others"
-                         : "replacements of rank " + NumbersText(waits_for));
+                         ? "ranks that may still attach"
+                         : "replacements of " + RanksText(waits_for));
 }
 
 }  // namespace penstock

@@ -10,8 +10,8 @@ namespace penstock {
 
 // "3.2 GiB"
 std::string BytesText(uint64_t bytes);
-// "0, 3, 4", the first eight of them: "... and 12 more".
-std::string NumbersText(const std::vector<uint32_t>& numbers);
+// "rank 3", "ranks 0, 3 and 4", the first eight of them: "... and 12 more".
+std::string RanksText(const std::vector<uint32_t>& ranks);
 // The state of a job that no rank is attached to.
 std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s);
 

@@ -151,7 +151,8 @@ StatusOr<std::unique_ptr<Topology>> Topology::Load(const Choice& choice) {
   if (processors.empty()) return InternalError("hwloc: no usable processor");
   result->cpus_ = SpreadOverNodes(processors);
   result->description_ =
-      fmt::format("processors {} of {}{}", wanted.ToString(), allowed,
+      fmt::format("processors {}{}{}", wanted.ToString(),
+                  wanted.ToString() == allowed ? "" : " of " + allowed,
                   why.empty() ? "" : " (" + why + ")");
   const double quota = CgroupCpuQuota(SystemFiles{});
   result->cpu_quota_ = static_cast<uint32_t>(std::clamp(

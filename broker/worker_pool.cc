@@ -197,13 +197,13 @@ Status WorkerPool::SetWorkers(uint32_t asked) {
 std::string WorkerPool::Description() const {
   const size_t cpus = topology_->cpus().size();
   const std::string why =
-      options_.workers != 0 ? fmt::format("workers: {}", options_.workers)
+      options_.workers != 0
+          ? set_ ? "set by `penstock workers`" : "set by `workers`"
       : workers() < cpus
           ? fmt::format("auto, cpu.max allows {} of {} processors", workers(),
                         cpus)
           : "auto, one for each processor";
-  return fmt::format("on {}; {}{}", topology_->description(), why,
-                     set_ ? ", set while it runs" : "");
+  return fmt::format("on {}; {}", topology_->description(), why);
 }
 
 std::map<uint32_t, uint32_t> WorkerPool::workers_of_nodes() const {

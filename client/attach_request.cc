@@ -106,6 +106,27 @@ struct Place {
   bool any_number = false;
 };
 
+// What says "not given" is 0, or -1 where 0 is a number.
+Status CheckNumbers(const AttachOptions& options) {
+  const struct {
+    const char* name;
+    int64_t value;
+    int64_t none;
+  } numbers[] = {{"rank", options.rank, -1},
+                 {"world_size", options.world_size, 0},
+                 {"local_world_size", options.local_world_size, 0},
+                 {"window", options.window, 0},
+                 {"consumers", options.consumers, 0},
+                 {"node", options.node, -1}};
+  for (const auto& [name, value, none] : numbers) {
+    if (value >= none) continue;
+    return InvalidArgumentError(
+        "{} is {}; wanted {} or more, or {} for the default", name, value,
+        none + 1, none);
+  }
+  return OkStatus();
+}
+
 StatusOr<Place> FindPlace(const AttachOptions& options,
                           const LaunchInfo& launch) {
   Place place;
@@ -212,6 +233,7 @@ void DescribePlacement(nlohmann::json* request) {
 
 StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
                                           const Environment& environment) {
+  PENSTOCK_RETURN_IF_ERROR(CheckNumbers(options));
   const bool all_given = options.rank >= 0 && options.world_size > 0;
   LaunchInfo launch;
   if (!all_given || options.local_world_size == 0 || options.job.empty()) {

@@ -47,8 +47,9 @@ struct AttachRequest {
   bool repeat_first = false;
 };
 
-// InvalidArgument: numbers that contradict each other, no dataset, no state;
-// else what reading the spec's or the state's file ended with.
+// InvalidArgument: numbers out of range or that contradict each other, no
+// dataset, no state; else what reading the spec's or the state's file ended
+// with.
 StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
                                           const Environment& environment);
 

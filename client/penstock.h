@@ -116,8 +116,8 @@ typedef struct penstock_options {
   const char* state;         /* JSON of penstock_state: begin there. NULL: at the
                                 beginning */
   int32_t window;            /* broadcast; 0: prefetch of the spec */
-  int32_t consumers;         /* broadcast: as many at once; 0: local_world_size,
-                                8 at least */
+  int32_t consumers;         /* broadcast: as many at once, not fewer than
+                                local_world_size; 0: that, 8 at least */
   int32_t full_epoch;        /* broadcast, not 0: this consumer's epochs begin
                                 where it joins */
   int32_t autostart;         /* not 0: where no broker listens, a private one is
@@ -197,7 +197,7 @@ PENSTOCK_API void penstock_broker_stop(penstock_broker* broker);
 PENSTOCK_API int penstock_attach(const penstock_options* options,
                                  penstock_reader** reader);
 
-/* Leaves the job and frees the reader; NULL: nothing. Batches still held stay
+/* Leaves the job and frees the reader; NULL: does nothing. Batches still held stay
  * readable, as copies of this process's own that are made now, until they are
  * released; what they were counts as done. */
 PENSTOCK_API void penstock_detach(penstock_reader* reader);
@@ -285,9 +285,9 @@ PENSTOCK_API void penstock_get_stats(const penstock_reader* reader,
  *   penstock_producer_close(producer);
  *
  * Several may feed one job, come and go at any time, and be killed: what was put
- * is delivered exactly once, what was only written is nothing to anybody. When the
- * broker dies, each call waits for it to come back and goes on; a put that it did
- * not hear of is put again. Only what was put last, and heard of by nobody, is lost
+ * is delivered exactly once, what was only written is discarded. When the broker
+ * dies, each call waits for it to come back and goes on; a put that it did not
+ * hear of is put again. Only what was put last, and heard of by nobody, is lost
  * when the producer dies with the broker: finish waits until all was heard. Rows
  * come in the order of the puts; there is no shuffle and no way back, so a job
  * resumes only as far as its producers can go on where it was. The stream is over
@@ -322,12 +322,12 @@ PENSTOCK_API int penstock_produce(const penstock_producer_options* options,
  * producer goes on that knows its rows by number, after a resume. */
 PENSTOCK_API uint64_t penstock_producer_next_row(const penstock_producer* producer);
 /* Room for so many rows; waits until the ranks are through with what is there.
- * What was reserved before and not put is nothing. ABORTED: the ranks have left,
+ * What was reserved before and not put is discarded. ABORTED: the ranks have left,
  * or the job's own error: nobody takes rows any more. */
 PENSTOCK_API int penstock_producer_reserve(penstock_producer* producer,
                                            uint64_t rows);
-/* [rows, shape...] of the feature, in what is reserved; NULL: nothing is, or there
- * is no such feature. */
+/* [rows, shape...] of the feature, in what is reserved; NULL: no rows are,
+ * or there is no such feature. */
 PENSTOCK_API void* penstock_producer_data(const penstock_producer* producer,
                                           uint32_t feature);
 /* The first rows of those reserved are whole. Returns without waiting for anybody
@@ -339,7 +339,7 @@ PENSTOCK_API int penstock_producer_finish(penstock_producer* producer);
 /* It cannot go on: the job fails, and why is what its ranks are told. */
 PENSTOCK_API int penstock_producer_fail(penstock_producer* producer,
                                         const char* why);
-/* NULL: nothing. Without finish before: as if the process had died, another may
+/* NULL: does nothing. Without finish before: as if the process had died, another may
  * take its place. */
 PENSTOCK_API void penstock_producer_close(penstock_producer* producer);
 

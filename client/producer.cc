@@ -134,9 +134,8 @@ Status Producer::ReadAnswer(Message answer) {
       memory_fd_ = std::move(answer.fds[0]);
       guard_.emplace(memory_->data(), memory_->bytes());
     }
-  } catch (const nlohmann::json::exception& error) {
-    return InternalError("the broker's answer is not of this protocol: {}",
-                         error.what());
+  } catch (const nlohmann::json::exception&) {
+    return InternalError("the broker's answer is not of this protocol");
   }
   if (end > end_ || freed < freed_) {
     return DataLossError(

@@ -146,9 +146,8 @@ Status Reader::ReadAnswer(Message answer, Session* session) {
     left["owed"] = json.at("owed");
     PENSTOCK_ASSIGN_OR_RETURN(const JobState state, JobStateFromJson(left));
     owed_ = state.owed;
-  } catch (const nlohmann::json::exception& error) {
-    return InternalError("the broker's answer is not of this protocol: {}",
-                         error.what());
+  } catch (const nlohmann::json::exception&) {
+    return InternalError("the broker's answer is not of this protocol");
   }
   events_.clear();
   epoch_ = position_ / rows_per_epoch_;

@@ -125,7 +125,7 @@ Status ReadRange(const SpecValue& value, RangeSource* out) {
   PENSTOCK_RETURN_IF_ERROR(value.Required("stop").Int(kMin, kMax, &out->stop));
   const SpecValue step = value.Optional("step");
   PENSTOCK_RETURN_IF_ERROR(step.Int(kMin, kMax, &out->step));
-  if (out->step == 0) return step.Error("0 never arrives at stop");
+  if (out->step == 0) return step.Error("0 never reaches stop");
   if (out->step > 0 ? out->start >= out->stop : out->start <= out->stop) {
     return value.Error(
         fmt::format("no value from {} to below {} in steps of {}", out->start,

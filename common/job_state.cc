@@ -147,12 +147,18 @@ StatusOr<JobState> ParseJobState(const std::string& text) {
         });
     return JobStateFromJson(json);
   } catch (const nlohmann::json::exception& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax
+    // error while parsing value - unexpected end of input": where, and why.
     const std::string what = error.what();
-    const size_t text_begins = what.find("] ");
+    const size_t line = what.find("line ");
+    const size_t comma = what.find(": ");
+    const size_t why = what.find(" - ");
     return InvalidArgumentError(
-        "not a Penstock state: not JSON: {}",
-        what.substr(text_begins == what.npos ? 0 : text_begins + 2, 200));
+        "not a Penstock state: not JSON{}",
+        line < comma && comma < why && why != what.npos
+            ? fmt::format(": {}: {}", what.substr(line, comma - line),
+                          what.substr(why + 3, 200))
+            : "");
   }
 }
 
@@ -168,7 +174,7 @@ StatusOr<JobState> ReadJobState(const std::string& path) {
   if (!text.ok()) return refused(text.status());
   if (text->find_first_not_of(" \t\r\n") == std::string::npos) {
     return refused(InvalidArgumentError(
-        "state file '{}' is empty, perhaps half a checkpoint", path));
+        "state file '{}' is empty: its checkpoint is incomplete", path));
   }
   auto state = ParseJobState(*text);
   if (!state.ok()) {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 
 namespace penstock {
 namespace {
@@ -116,6 +117,15 @@ Status SendDatagram(int socket, const std::string& text,
     }
   }
   return OkStatus();
+}
+
+// Of a socket that is not found.
+std::string MissingOf(const std::string& socket) {
+  const auto folder = std::filesystem::path(socket).parent_path();
+  std::error_code error;
+  return folder.empty() || std::filesystem::exists(folder, error)
+             ? "such socket"
+             : fmt::format("folder '{}'", folder.string());
 }
 
 }  // namespace
@@ -259,8 +269,8 @@ StatusOr<Fd> ConnectControl(const std::string& path, Deadline deadline) {
       case EINTR:
         continue;
       case ENOENT:
-        return NotFoundError("no broker at '{}': there is no such socket; {}",
-                             path, kWayOut);
+        return NotFoundError("no broker at '{}': there is no {}; {}", path,
+                             MissingOf(path), kWayOut);
       case ECONNREFUSED:
         return UnavailableError("no broker listens at '{}'; {}", path, kWayOut);
       case EAGAIN:

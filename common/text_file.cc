@@ -22,9 +22,10 @@ StatusOr<std::string> ReadTextFile(const std::string& what,
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return failed(errno);
   if (!S_ISREG(info.st_mode)) {
-    return InvalidArgumentError(
-        "{} '{}' is {}; wanted a file of text", what, name,
-        S_ISDIR(info.st_mode) ? "a folder" : "not a regular file");
+    return InvalidArgumentError("{} '{}' is {}", what, name,
+                                S_ISDIR(info.st_mode)
+                                    ? "a folder, not a text file"
+                                    : "not a regular file");
   }
   std::string text(bytes_max + 1, '\0');
   size_t got = 0;
@@ -36,7 +37,7 @@ StatusOr<std::string> ReadTextFile(const std::string& what,
     got += static_cast<size_t>(n);
   }
   if (got > bytes_max) {
-    return InvalidArgumentError("{} '{}' is larger than {} KiB; is it one?",
+    return InvalidArgumentError("{} '{}' is larger than {} KiB, the limit",
                                 what, name, bytes_max / 1024);
   }
   text.resize(got);

@@ -96,13 +96,14 @@ class BadInput(unittest.TestCase):
                  "large.json": " " * (2 << 20)}
         for name, text in files.items():
             (self.folder / name).write_text(text)
-        for name, found in (("empty.json", "is empty, perhaps half a checkpoint"),
-                            ("blank.json", "is empty, perhaps half a checkpoint"),
-                            ("half.json", "not a Penstock state: not JSON"),
+        for name, found in (("empty.json", "is empty: its checkpoint is incomplete"),
+                            ("blank.json", "is empty: its checkpoint is incomplete"),
+                            ("half.json", "not a Penstock state: not JSON: line 1, column 2: "
+                             "unexpected end of input"),
                             ("newer.json", "a state of version 9"),
                             ("other.json", "'dataset' is 3: wanted a string"),
-                            ("large.json", "is larger than 1024 KiB"),
-                            ("folder", "is a folder"),
+                            ("large.json", "is larger than 1024 KiB, the limit"),
+                            ("folder", "is a folder, not a text file"),
                             ("fifo", "is not a regular file"),
                             ("none.json", "No such file"),
                             ("", "No such file")):
@@ -349,6 +350,13 @@ class BadInput(unittest.TestCase):
         self.assertNotEqual(run.returncode, 0)
         self.assertIn(str(self.folder / "none"), run.stderr)
         self.assertIn("penstock run", run.stderr)
+
+    def test_folder_of_a_socket_that_is_not_there(self):
+        folder = self.folder / "none"
+        for run in (self.penstock("status", "--socket", folder / "socket"),
+                    self.penstockd("--socket", folder / "socket")):
+            self.assertEqual(run.returncode, 1)
+            self.assertIn(f"there is no folder '{folder}'", run.stderr)
 
     def test_rank_that_fails_is_named_and_ends_the_others(self):
         self.spec("dataset: x\nsource: {range: 4}\nbatch: {size: 2}\n")

@@ -214,7 +214,8 @@ TEST(BottleneckTest, RanksThatHangTogetherAreIt) {
   RecentUse::Rank other;
   other.rank = 1;
   other.still = true;
-  for (const std::optional<int64_t> progress : {std::optional<int64_t>(), {7}}) {
+  for (const std::optional<int64_t> progress :
+       {std::optional<int64_t>(), {7}}) {
     other.progress = progress;
     const Bottleneck both = FoundWithOneThatHangs({other}, progress, idle);
     EXPECT_EQ(both.what, Bottleneck::What::kRanks);
@@ -263,9 +264,10 @@ TEST(BottleneckTest, RanksThatAreNotThereAreNamedWhileAllStandStill) {
   EXPECT_EQ(waits.ToJson()["what"], "absent");
   EXPECT_EQ(waits.ToJson()["to_attach"], nlohmann::json({2}));
   EXPECT_EQ(waits.ToJson()["to_reconnect"], nlohmann::json({1, 3}));
-  EXPECT_EQ(waits.text,
-            "the job waits for rank 1, 3 to reconnect, for rank 2 to attach, "
-            "ranks wait 100 % of the time, workers idle 100 %");
+  EXPECT_EQ(
+      waits.text,
+      "the job waits for ranks 1 and 3 to reconnect, for rank 2 to attach, "
+      "ranks wait 100 % of the time, workers idle 100 %");
   // A rank that holds a batch may compute.
   EXPECT_NE(found(10, false, false, false).what, What::kAbsent);
   EXPECT_EQ(found(30, false, false, false).what, What::kAbsent);

@@ -5,6 +5,8 @@
 #include <poll.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -21,6 +23,7 @@
 namespace penstock {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 class BrokerDeathTest : public testing::Test {
@@ -312,6 +315,37 @@ class BothDieTest : public testing::Test {
   }
 };
 
+// Whether it helps to wait until nobody can reconnect is not the same in all.
+TEST_F(BothDieTest, ReplacementOfARankWhosePageNobodyKeptIsToldWhatHelps) {
+  constexpr char kWait[] = "attach again after that";
+  constexpr char kState[] = "waiting does not help: begin all ranks at a state";
+  for (const auto& [delivery, what_helps] :
+       {std::pair("split", kState), std::pair("independent", kState),
+        std::pair("dynamic", kWait), std::pair("broadcast", kWait)}) {
+    std::string state = testing::TempDir() + "/penstock-state-XXXXXX";
+    ASSERT_NE(mkdtemp(state.data()), nullptr);
+    BrokerProcess broker({"--state-dir", state});
+    const auto attach = [&, mode = delivery](int rank) {
+      Options options = OptionsFor(
+          "dataset: numbers\nsource: {range: 1200}\nbatch: {size: 12}", rank, 2,
+          broker.socket());
+      options.delivery = mode;
+      return RankProcess(options);
+    };
+    std::vector<RankProcess> ranks;
+    for (int rank = 0; rank < 2; ++rank) ranks.push_back(attach(rank));
+    for (RankProcess& rank : ranks) {
+      ASSERT_FALSE(rank.Attached().contains("error"));
+    }
+    broker.Stop(SIGKILL);
+    for (RankProcess& rank : ranks) rank.Kill();
+    broker.Start();
+    EXPECT_THAT(attach(1).Attached().value("error", "attached"),
+                AllOf(HasSubstr("rank 1 of job"), HasSubstr(what_helps)));
+    std::filesystem::remove_all(state);
+  }
+}
+
 // The broker first: no life of it sees the rank alive.
 class BrokerThenRankDieTest : public BothDieTest {
  protected:
@@ -566,7 +600,7 @@ TEST_F(AwayTest, IsNamedUntilItIsBack) {
     SCOPED_TRACE(mode);
     Begin(mode, "");
     const nlohmann::json at_first = Job();
-    EXPECT_EQ(at_first.at("state"), "waiting for rank 0, 1 to reconnect");
+    EXPECT_EQ(at_first.at("state"), "waiting for ranks 0 and 1 to reconnect");
     EXPECT_EQ(at_first.at("waits_for"), nlohmann::json({0, 1}));
     EXPECT_EQ(at_first.at("bottleneck").at("to_reconnect"),
               nlohmann::json({0, 1}));

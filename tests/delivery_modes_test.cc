@@ -427,6 +427,16 @@ TEST_F(BroadcastTest, MoreConsumersThanAgreedAreRefused) {
   EXPECT_EQ(AttachError(options), "");
 }
 
+TEST_F(BroadcastTest, FewerConsumersThanTheFirstBatchWaitsForAreRefused) {
+  Options options = Broadcast(RangeSpec("100", "batch: {size: 2}"));
+  options.world_size = 4;
+  options.local_world_size = 4;
+  options.consumers = 2;
+  EXPECT_THAT(AttachError(options),
+              HasSubstr("consumers is 2, but the first batch waits for the 4 "
+                        "ranks of this host"));
+}
+
 // ---- independent
 // -------------------------------------------------------------
 

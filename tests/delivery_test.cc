@@ -399,6 +399,13 @@ TEST_F(DeliveryTest, WrongSpecNamesLineAndColumn) {
   EXPECT_EQ(code, PENSTOCK_INVALID_ARGUMENT);
 }
 
+TEST_F(DeliveryTest, DatasetTooSmallForAStepIsNamedOnce) {
+  EXPECT_THAT(
+      AttachError(
+          OptionsFor(RangeSpec("3", "batch: {size: 4, last: drop}"), 0, 1)),
+      testing::StartsWith("dataset 'numbers': 3 records are less than one"));
+}
+
 TEST_F(DeliveryTest, JobLargerThanTheMemoryIsRefusedBeforeItStarts) {
   int code = 0;
   const std::string text = AttachError(

@@ -25,6 +25,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 using What = RankProcess::What;
 
@@ -546,6 +547,24 @@ TEST_F(ShrinkTest, TooFewToHaveTheMemoryIsAnErrorThatNamesTheDead) {
               AllOf(HasSubstr("rank 3 died"), HasSubstr("half of its ranks")));
 }
 
+TEST_F(ShrinkTest, DeadRankThatComesBackIsToldWhetherAnyOtherIsThere) {
+  const std::string spec = Spec(80'000, "epochs: forever");
+  std::vector<RankProcess> ranks = StartAll(spec, 2, Shrink);
+  const auto comes_back = [&] {
+    Options options = OptionsFor(spec, 1, 2);
+    Shrink(&options);
+    return AttachError(options);
+  };
+  ranks[1].Kill();
+  WaitUntilGone(1);
+  EXPECT_THAT(comes_back(),
+              AllOf(HasSubstr("rank 1 died, and its share went to the others"),
+                    Not(HasSubstr("attached"))));
+  ranks[0].Kill();
+  WaitUntilGone(0);
+  EXPECT_THAT(comes_back(), HasSubstr("of which none is attached"));
+}
+
 // It is evicted by whoever sees it: a worker, too, and then the others have to
 // be told all the same.
 TEST_F(ShrinkTest, RankThatWritesImpossibleValuesIsShrunkAway) {
@@ -594,7 +613,7 @@ TEST_F(RankDeathTest, RanksThatNeverComeAreNamedAfterTheWait) {
   rank.Run();
   const Course course = rank.Finished();
   EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
-  EXPECT_THAT(course.error, AllOf(HasSubstr("rank 0, 2, 3 of 4"),
+  EXPECT_THAT(course.error, AllOf(HasSubstr("ranks 0, 2 and 3 of 4"),
                                   HasSubstr("wait_s"), HasSubstr(Name())));
 }
 
@@ -614,7 +633,7 @@ TEST_F(RankDeathTest, RankThatDiedAndIsNotReplacedIsNamedAfterTheWait) {
     for (const int rank : {0, 2}) {
       const Course course = ranks[rank].Finished();
       EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
-      EXPECT_THAT(course.error, HasSubstr("rank 1 of 3 is gone, and nobody"));
+      EXPECT_THAT(course.error, HasSubstr("rank 1 of 3 left or died"));
       ranks[rank].Detach();
     }
   }
@@ -638,6 +657,14 @@ TEST_F(RankDeathTest, OptionsThatSayNothingInAModeAreRefused) {
                 options->on_rank_death = "wait";
               }),
               HasSubstr("wait is not offered in dynamic"));
+  for (int Options::*const field :
+       {&Options::world_size, &Options::local_world_size, &Options::window,
+        &Options::consumers}) {
+    EXPECT_THAT(error([field](Options* options) { options->*field = -3; }),
+                HasSubstr(" is -3; wanted 1 or more, or 0 for the default"));
+  }
+  EXPECT_THAT(error([](Options* options) { options->rank = -3; }),
+              HasSubstr("rank is -3; wanted 0 or more, or -1"));
   EXPECT_THAT(error([](Options* options) { options->job = "a\nb"; }),
               HasSubstr("without control characters"));
 }
@@ -719,7 +746,7 @@ TEST_F(RankDeathTest, AJobWhoseRanksAreAllDeadSaysSo) {
     const nlohmann::json job = Ask({{"op", op}}).at("jobs").at(0);
     EXPECT_THAT(job.at("state").get<std::string>(),
                 AllOf(HasSubstr("all ranks are gone: kept "),
-                      HasSubstr(" s for replacements of rank 0, 1")));
+                      HasSubstr(" s for replacements of ranks 0 and 1")));
     EXPECT_EQ(job.at("waits_for"), nlohmann::json({0, 1}));
     EXPECT_GT(job.at("kept_s"), 200);
     EXPECT_LE(job.at("kept_s"), 300);

@@ -353,6 +353,7 @@ TEST_F(StateTest, StateOfOtherDataIsRefusedByTheNameOfWhatDiffers) {
   const std::vector<std::pair<std::string, std::string>> impossible = {
       {With(state, "epoch", UINT64_MAX), "epoch"},
       {With(state, "epoch", 2), "position"},
+      {With(state, "row", 11), "row 11 of epoch 0: an epoch has 10 rows"},
       {With(state, "owed", OneOwed({0, 8, 3, true})), "owed"},
       {With(state, "owed", OneOwed({UINT64_MAX, 0, 1, true})), "owed"},
       {With(state, "owed", OneOwed({0, 0, UINT64_MAX, true})), "owed"},
@@ -364,6 +365,23 @@ TEST_F(StateTest, StateOfOtherDataIsRefusedByTheNameOfWhatDiffers) {
                 HasSubstr(message));
     EXPECT_EQ(code, PENSTOCK_INVALID_ARGUMENT) << other;
   }
+}
+
+// Rows that an epoch had with another batch size or more ranks are not wrong.
+TEST_F(StateTest, RowBeyondAnEpochThatBecameShorterIsTheNextOnesFirst) {
+  for (const auto& [batch, row] : std::map<std::string, int>{
+           {"batch: {size: 4, last: drop}\nepochs: 2", 9},
+           {"batch: {per_rank: 4}\nsteps_per_epoch: 2\nepochs: 2", 12}}) {
+    const std::string spec = RangeSpec("10", batch);
+    const std::string state = Reader(OptionsFor(spec, 0, 1)).state();
+    EXPECT_EQ(RunFrom(spec, 1, With(state, "row", row)),
+              RunFrom(spec, 1, With(state, "epoch", 1)));
+  }
+  const std::string spec =
+      RangeSpec("10", "batch: {size: 4}\nsteps_per_epoch: 2");
+  const std::string state = Reader(OptionsFor(spec, 0, 1)).state();
+  EXPECT_THAT(AttachError(OptionsAt(spec, 0, 1, With(state, "row", 9))),
+              HasSubstr("an epoch has 8 rows"));
 }
 
 TEST_F(StateTest, OwedRowsComeFirstAndAreMarkedAsTheStateSays) {

@@ -159,7 +159,7 @@ TEST_F(WorkersTest, TheStatusSaysHowManyAndThatTheyWereSet) {
   const nlohmann::json& broker = status->json.at("broker");
   EXPECT_EQ(broker.at("workers"), 3);
   EXPECT_THAT(broker.at("workers_chosen").get<std::string>(),
-              HasSubstr("workers: 3, set while it runs"));
+              HasSubstr("; set by `penstock workers`"));
   EXPECT_THAT(Set(0).at("workers_chosen").get<std::string>(),
               HasSubstr("auto"));
 }

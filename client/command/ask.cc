@@ -110,7 +110,7 @@ void PrintStatus(const Json& answer) {
            "{}, {} reads in flight at most{}", TextCell(broker, "read_backend"),
            CountCell(broker, "read_depth"),
            automatic.is_boolean() && automatic.get<bool>() ? " (auto)" : ""));
-  line("memory", BytesCell(broker, "memory_bytes") + " of all jobs");
+  line("memory", BytesCell(broker, "memory_bytes") + " for all jobs");
   std::string nodes;
   for (const Json& node : ArrayField(broker, "nodes")) {
     nodes += fmt::format("; node {}: processors {}, {}, {} workers",

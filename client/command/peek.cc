@@ -29,6 +29,7 @@ constexpr int64_t kPictureSideMin = 4;
 struct PeekOptions {
   std::string spec;
   std::string out = "sheet.png";
+  bool out_given = false;
   std::string feature;
   uint64_t rows = 64;
   bool text = false;
@@ -142,6 +143,11 @@ Status ShowBatch(const PeekTask& task, const ElementSpec& features,
                  task.options.out, rows, all, feature.ToString(), sheet.width,
                  sheet.height);
     }
+  } else if (task.options.out_given) {
+    return FailedPreconditionError(
+        "no feature is a picture, so there is nothing to write to '{}': leave "
+        "--out away, or name a feature of [height, width] with --feature",
+        task.options.out);
   } else if (!task.options.text) {
     fmt::print("no feature is a picture; no PNG written\n\n");
   }
@@ -270,7 +276,10 @@ Subcommand AddPeek(CLI::App& app) {
       "to its greatest value in the rows drawn.\n\nExamples:\n"
       "  penstock peek train.yaml --out first-batch.png\n"
       "  penstock peek train.yaml --text --rows 10");
-  return {peek, [options] { return Peek(*options); }};
+  return {peek, [options, out] {
+            options->out_given = out->count() > 0;
+            return Peek(*options);
+          }};
 }
 
 }  // namespace penstock

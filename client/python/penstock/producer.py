@@ -90,7 +90,7 @@ class Producer:
              ) -> Iterator[Dict[str, np.ndarray]]:
         """Room for ``rows`` rows (``batch``), to be written where the broker reads
         them: ``{name: [rows, ...]}``. They are put when the block ends, and
-        are nothing if it raises. Waits while the ranks are behind. The arrays
+        discarded if it raises. Waits while the ranks are behind. The arrays
         can be written until then; views of them must not be written later: the
         rows may be on their way. One slot at a time, and no ``put`` in it:
         FailedPrecondition."""
@@ -193,8 +193,8 @@ def producer(job: Optional[str] = None,
     to it.
 
     Several producers may feed one job, come and go at any time, and be killed:
-    what was put is delivered exactly once, what was only written is nothing. When
-    the broker dies, every call waits for it to come back and goes on. Rows
+    what was put is delivered exactly once, what was only written is discarded.
+    When the broker dies, every call waits for it to come back and goes on. Rows
     come in the order in which they were put: no shuffle, no way back, and a
     job resumes only as far as its producers can go on where it was
     (``next_row``). The stream is over when all of its producers have finished.

@@ -294,7 +294,8 @@ def state_text(state: State) -> str:
     if isinstance(state, str):
         # The core takes it for none, and would begin anew.
         if not state.strip():
-            raise errors.InvalidArgument("the state is empty: half a checkpoint?")
+            raise errors.InvalidArgument(
+                "the state is empty: its checkpoint is incomplete")
         return state
     if not isinstance(state, Mapping):
         raise TypeError("a state is what `state_dict()` gave, or its JSON text; "
