@@ -62,7 +62,12 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
   }
 }
 
-ControlServer::~ControlServer() = default;
+ControlServer::~ControlServer() {
+  // As in Drop: workers go on until the pool is gone.
+  for (auto& [id, connection] : connections_) {
+    if (connection.job != nullptr) connection.job->Mute(connection.seat);
+  }
+}
 
 Status ControlServer::Listen(Fd listener) {
   listener_ = std::move(listener);
@@ -270,6 +275,7 @@ void ControlServer::Tick() {
     connection.wake.Reset();
     connection.job->EvictSeat(connection.seat,
                               "its connection to the broker is closed");
+    jobs_->NoteEvicted(connection.job);
     TellRanksChanged(connection.job);
   }
   if (!accepting_) {

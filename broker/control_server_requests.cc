@@ -542,7 +542,10 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
     const Status evicted =
         job->Evict(consumer ? 0 : static_cast<uint32_t>(rank),
                    fmt::format("evicted by user {}", connection.uid));
-    if (evicted.ok()) status = evicted;
+    if (evicted.ok()) {
+      jobs_->NoteEvicted(job);
+      status = evicted;
+    }
     TellRanksChanged(job);
   }
   // One that has not reconnected is in no job yet.

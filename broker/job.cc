@@ -132,7 +132,8 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
   NoteMissingLocked();
   if (joined->replaces) {
     spdlog::info("job '{}': rank {} is back, {} batches are handed over",
-                 key_.name, joined->rank, joined->backlog);
+                 key_.name, key_.consumer.value_or(joined->rank),
+                 joined->backlog);
   }
   return joined;
 }

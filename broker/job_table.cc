@@ -171,7 +171,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
     return AbortedError(
         "rank {} was evicted from job '{}' before it reconnected: what it had "
         "is handed on; attach again",
-        rank, request.key.name);
+        request.key.consumer.value_or(rank), request.key.name);
   }
   const Entry* newest = nullptr;
   bool over = life_->KnowsAllJobs();
@@ -579,7 +579,8 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   }
   const Delivery::Joined& joined = *attached;
   entry.deserted.reset();
-  entry.attachments[joined.seat] = {attach, joined.rank, cursor};
+  entry.attachments[joined.seat] = {attach, joined.rank, cursor,
+                                    CursorInode(request.cursor_fd.get())};
   entry.launch.Attached(joined.rank);
   KillPoint("attach.recorded");
   if (entry.job->StartMoving()) StartMover(entry.job);

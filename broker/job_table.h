@@ -115,6 +115,8 @@ class JobTable {
   // Running jobs of this name that uid may act upon (its own; all as root).
   std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
                                          const std::string& dataset) const;
+  // Ranks of this job were taken off: later lives are not to wait for them.
+  void NoteEvicted(const std::shared_ptr<Job>& job);
   // Takes a rank of a former life that has not reconnected off the jobs of this
   // name that uid may act upon: it counts as dead and cannot come back. A
   // process that wakes may yet take what the former life published to it.
@@ -219,6 +221,7 @@ class JobTable {
       uint64_t attach = 0;  // its number in the life journal
       uint32_t rank = 0;
       std::shared_ptr<const CursorPage> cursor;
+      uint64_t inode = 0;  // of cursor
     };
     std::map<uint32_t, Attachment> attachments;  // by seat
     // Gone or of a former life, and not all that they had is released yet.

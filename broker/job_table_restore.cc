@@ -140,7 +140,8 @@ Status JobTable::CheckFormer(const Entry& entry,
     const bool others_have_its_place =
         delivery.mode == DeliveryMode::kDynamic ||
         (delivery.mode == DeliveryMode::kBroadcast &&
-         delivery.on_rank_death != OnRankDeath::kWait);
+         delivery.on_rank_death != OnRankDeath::kWait &&
+         !entry.reconnected.empty());
     return AlreadyExistsError(
         "rank {} of job '{}' was attached before the broker restarted, and may "
         "reconnect: nobody kept its page and its pidfd (systemd and penstock "
@@ -250,7 +251,7 @@ void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
     const auto& [attach, former] = item;
     if (former.rank != rank) return false;
     if (former.page != nullptr) {
-      entry.retired.push_back({attach, rank, former.page});
+      entry.retired.push_back({attach, rank, former.page, former.inode});
     } else {
       life_->RankForgotten(entry.number, attach);
     }
@@ -427,6 +428,16 @@ std::map<uint32_t, const FormerRank*> JobTable::Away(const Entry& entry) {
     away[entry.key.consumer.value_or(rank)] = &former;
   }
   return away;
+}
+
+void JobTable::NoteEvicted(const std::shared_ptr<Job>& job) {
+  for (const Entry& entry : entries_) {
+    if (entry.job != job) continue;
+    for (const auto& [seat, attachment] : entry.attachments) {
+      if (job->IsAt(seat)) continue;
+      life_->RankEvicted(entry.number, attachment.attach, attachment.inode);
+    }
+  }
 }
 
 Status JobTable::EvictAway(uint32_t uid, const std::string& name,

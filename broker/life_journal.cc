@@ -253,7 +253,8 @@ RankStage StageOf(const CursorPage& page) {
 }  // namespace
 
 std::optional<bool> FormerRank::LeftUnheard() const {
-  if (left || page == nullptr) return std::nullopt;
+  // One that was evicted leaves when it is told so: its place stays.
+  if (left || evicted || page == nullptr) return std::nullopt;
   const RankStage stage = StageOf(*page);
   if (stage != RankStage::kLeft && stage != RankStage::kFinished) {
     return std::nullopt;
@@ -924,7 +925,7 @@ void LifeJournal::RankEvicted(uint64_t job, uint64_t attach, uint64_t inode) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   const auto rank = found->second.ranks.find(attach);
-  if (rank == found->second.ranks.end()) return;
+  if (rank == found->second.ranks.end() || rank->second.evicted != 0) return;
   rank->second.evicted = inode;
   Record(kRank, RankRecord(job, attach, rank->second));
 }

@@ -532,7 +532,8 @@ TEST_F(BothDieTest, MemoryOfAnEvictedProcessCountsAsLongAsItLives) {
 class AwayTest : public BothDieTest {
  protected:
   // Each has taken and released a batch.
-  void Begin(const std::string& mode, const std::string& on_rank_death) {
+  void Begin(const std::string& mode, const std::string& on_rank_death,
+             bool evicted = false) {
     other_.reset();
     hangs_.reset();
     broker_.emplace();
@@ -552,6 +553,7 @@ class AwayTest : public BothDieTest {
       Append({said.taken}, &all_);
     }
     kill(hangs_->pid(), SIGSTOP);
+    if (evicted) Evict();
     broker_->Kill();
   }
   Options RankOptions(int rank) {
@@ -666,6 +668,33 @@ TEST_F(AwayTest, CanBeEvicted) {
     const Course evicted = hangs_->Finished();
     EXPECT_EQ(evicted.code, PENSTOCK_ABORTED);
     EXPECT_THAT(evicted.error, HasSubstr("evicted"));
+  }
+}
+
+// It wakes, is told, and leaves: who comes in its place goes on. Evicted before
+// the death of the broker or after it.
+TEST_F(AwayTest, EvictedOneThatLeavesIsReplaced) {
+  for (const bool before : {true, false}) {
+    SCOPED_TRACE(before);
+    Begin("split", "wait", before);
+    if (!before) Evict();
+    EXPECT_EQ(Job().at("waits_for"), nlohmann::json({0}));
+    kill(hangs_->pid(), SIGCONT);
+    hangs_->Run();
+    const Course evicted = hangs_->Finished();
+    EXPECT_EQ(evicted.code, PENSTOCK_ABORTED);
+    // What the first life had published to it, before anybody read how far it
+    // was.
+    Append(evicted.taken, &all_);
+    hangs_->Detach();
+    other_->Run();
+    ExpectAll(*other_);
+    other_->Detach();
+    RankProcess replacement(RankOptions(1));
+    EXPECT_EQ(replacement.Attached().at("incarnation"), 1);
+    replacement.Run();
+    ExpectAll(replacement);
+    EXPECT_EQ(Sorted(all_), Numbers(240));
   }
 }
 
