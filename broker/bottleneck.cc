@@ -25,6 +25,8 @@ constexpr double kBehind = 0.5;
 constexpr double kStandsSeconds = RecentMean::kSeconds;
 // Workers of which so many sleep hold nobody up.
 constexpr double kIdle = 0.5;
+// Of the time of all workers: below it none of what they do holds anybody up.
+constexpr double kBusy = 0.05;
 // A stream that has no rows more often than this makes its ranks wait.
 constexpr double kStarved = 0.5;
 // A row that a Python function takes longer for is named.
@@ -245,8 +247,13 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     found.what = What::kRanks;
     found.text =
         fmt::format("ranks are the bottleneck: {}, {}", who, they_idle);
+  } else if (const bool long_row = crew.longest_ns > kLongRowNs;
+             !python && !long_row && busy + found.storage < kBusy) {
+    found.text = fmt::format(
+        "no bottleneck is known: {}, {}: a larger "
+        "`prefetch` may help",
+        who, they_idle);
   } else {
-    const bool long_row = crew.longest_ns > kLongRowNs;
     const std::string of_job =
         busy - found.decoding < 0.01
             ? ""

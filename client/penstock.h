@@ -365,7 +365,8 @@ PENSTOCK_API void* penstock_batch_writable_data(penstock_batch* batch,
                                                 uint32_t feature);
 /* [rows] sample ids: the record's number in the dataset, PENSTOCK_PADDING_ID. */
 PENSTOCK_API const int64_t* penstock_batch_ids(const penstock_batch* batch);
-/* Not 0: this batch was handed out before, to a process that died with it. */
+/* Not 0: this batch was handed out before, to a process that died with it, or
+ * that may have had it: after a broker's death with which its pages were lost. */
 PENSTOCK_API int penstock_batch_redelivered(const penstock_batch* batch);
 /* Batches that this consumer missed before this one (lag: skip). */
 PENSTOCK_API uint64_t penstock_batch_skipped(const penstock_batch* batch);

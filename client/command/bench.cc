@@ -290,12 +290,12 @@ Subcommand AddBench(CLI::App& app) {
           ->add_option("--epochs", options->epochs,
                        "Stop after E epochs (default: the spec's)")
           ->type_name("E")
-          ->check(CLI::Range(uint64_t{1}, UINT64_MAX).description(""));
+          ->check(CLI::Range(int64_t{1}, INT64_MAX).description(""));
   bench
       ->add_option("--steps", options->steps,
                    "Stop after S steps of each rank, or at the end of the data")
       ->type_name("S")
-      ->check(CLI::Range(uint64_t{1}, UINT64_MAX).description(""))
+      ->check(CLI::Range(int64_t{1}, INT64_MAX).description(""))
       ->excludes(epochs);
   bench->add_flag("--touch,!--no-touch", options->touch,
                   "Read one byte of every cache line (default: on)");
