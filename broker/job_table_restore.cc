@@ -137,20 +137,21 @@ Status JobTable::CheckFormer(const Entry& entry,
   if (last != nullptr && last->pidfd == nullptr && !last->left &&
       left.count() > 0) {
     const DeliveryOptions& delivery = entry.options.delivery;
-    const bool others_have_its_place =
-        delivery.mode == DeliveryMode::kDynamic ||
-        (delivery.mode == DeliveryMode::kBroadcast &&
-         delivery.on_rank_death != OnRankDeath::kWait &&
-         !entry.reconnected.empty());
+    const char* help = "waiting does not help: begin all ranks at a state";
+    if (delivery.mode == DeliveryMode::kDynamic) {
+      help = "attach again after that";
+    } else if (delivery.mode == DeliveryMode::kBroadcast &&
+               delivery.on_rank_death != OnRankDeath::kWait) {
+      help =
+          "attach again after that, or begin all ranks at a state if no other "
+          "consumer lives";
+    }
     return AlreadyExistsError(
         "rank {} of job '{}' was attached before the broker restarted, and may "
         "reconnect: nobody kept its page and its pidfd (systemd and penstock "
         "run do), so whether it lives is not known for another {} s; if it is "
         "dead, {}",
-        number, entry.key.name, left.count(),
-        others_have_its_place
-            ? "attach again after that"
-            : "waiting does not help: begin all ranks at a state");
+        number, entry.key.name, left.count(), help);
   }
   if (last != nullptr && last->pidfd != nullptr && last->MayLive()) {
     return AlreadyExistsError(

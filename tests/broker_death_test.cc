@@ -321,7 +321,8 @@ TEST_F(BothDieTest, ReplacementOfARankWhosePageNobodyKeptIsToldWhatHelps) {
   constexpr char kState[] = "waiting does not help: begin all ranks at a state";
   for (const auto& [delivery, what_helps] :
        {std::pair("split", kState), std::pair("independent", kState),
-        std::pair("dynamic", kWait), std::pair("broadcast", kWait)}) {
+        std::pair("dynamic", kWait),
+        std::pair("broadcast", "attach again after that, or begin all")}) {
     std::string state = testing::TempDir() + "/penstock-state-XXXXXX";
     ASSERT_NE(mkdtemp(state.data()), nullptr);
     BrokerProcess broker({"--state-dir", state});
