@@ -679,7 +679,7 @@ TEST_F(AwayTest, EvictedOneThatLeavesIsReplaced) {
     SCOPED_TRACE(before);
     Begin("split", "wait", before);
     if (!before) Evict();
-    EXPECT_EQ(Job().at("waits_for"), nlohmann::json({0}));
+    EXPECT_EQ(Job().at("waits_for"), nlohmann::json::array({0}));
     kill(hangs_->pid(), SIGCONT);
     hangs_->Run();
     const Course evicted = hangs_->Finished();
