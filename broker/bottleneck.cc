@@ -250,9 +250,8 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
   } else if (const bool long_row = crew.longest_ns > kLongRowNs;
              !python && !long_row && busy + found.storage < kBusy) {
     found.text = fmt::format(
-        "no bottleneck is known: {}, {}: a larger "
-        "`prefetch` may help",
-        who, they_idle);
+        "no bottleneck is known: {}, {}: a larger `prefetch` may help", who,
+        they_idle);
   } else {
     const std::string of_job =
         busy - found.decoding < 0.01

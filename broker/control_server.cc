@@ -63,7 +63,7 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
 }
 
 ControlServer::~ControlServer() {
-  // As in Drop: workers go on until the pool is gone.
+  // Workers publish until the pool is gone, and must not wake a closed socket.
   for (auto& [id, connection] : connections_) {
     if (connection.job != nullptr) connection.job->Mute(connection.seat);
   }

@@ -18,7 +18,7 @@ StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
   }
   const uint64_t rows_per_epoch = plan.rows_per_epoch();
   // With another batch size or fewer ranks an epoch may be shorter than it was:
-  // who was beyond its new end is through with it.
+  // a row beyond its new end stands for that end.
   const uint64_t row_max = !spec.steps_per_epoch ? plan.records()
                            : spec.batch.per_rank ? UINT64_MAX
                                                  : rows_per_epoch;

@@ -670,8 +670,8 @@ void JobTable::Deserted(Entry& entry) {
     if (!entry.job->AllDelivered()) {
       spdlog::warn(
           "job '{}' of dataset '{}' is over before all was delivered: its "
-          "ranks "
-          "are gone, and a job of one rank without a name of its own (`job`, "
+          "ranks are gone, and a job of one rank without a name of its own "
+          "(`job`, "
           "PENSTOCK_JOB) waits for no other",
           key.name, key.dataset);
     }
