@@ -70,6 +70,13 @@ bool AllGiven(Pointers... pointers) {
   return false;
 }
 
+// False: it is noted that these are not seconds from 0 up.
+bool IsTime(const char* name, double seconds) {
+  if (seconds >= 0) return true;
+  last_error = fmt::format("{}: {}: wanted seconds from 0 up", name, seconds);
+  return false;
+}
+
 }  // namespace
 
 extern "C" {
@@ -97,6 +104,10 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
     }
     penstock_options given = PENSTOCK_OPTIONS_INIT;
     std::memcpy(&given, options, options->struct_bytes);
+    if (!IsTime("timeout_s", given.timeout_s) ||
+        !IsTime("wait_s", given.wait_s)) {
+      return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
+    }
     penstock::AttachOptions attach;
     attach.dataset = OrEmpty(given.dataset);
     attach.spec = OrEmpty(given.spec);
@@ -350,6 +361,9 @@ int penstock_produce(const penstock_producer_options* options,
       produce.features.push_back({from.name,
                                   static_cast<penstock::DType>(from.dtype),
                                   {from.shape, from.shape + from.dimensions}});
+    }
+    if (!IsTime("timeout_s", options->timeout_s)) {
+      return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
     }
     produce.job = OrEmpty(options->job);
     produce.dataset = OrEmpty(options->dataset);

@@ -111,8 +111,10 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
   for (const nlohmann::json& each : *owed) {
     if (!each.is_array() || each.size() != 4 || !each[0].is_number_unsigned() ||
         !each[1].is_number_unsigned() || !each[2].is_number_unsigned() ||
-        !each[3].is_boolean()) {
-      return Wrong(json, "owed", "a list of [epoch, row, rows, redelivered]");
+        each[2] == 0 || !each[3].is_boolean()) {
+      return Wrong(json, "owed",
+                   "a list of [epoch, row, rows, redelivered] with rows from 1 "
+                   "up");
     }
     state.owed.push_back({each[0].get<uint64_t>(), each[1].get<uint64_t>(),
                           each[2].get<uint64_t>(), each[3].get<bool>()});

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <map>
 #include <set>
 #include <string>
@@ -396,6 +397,18 @@ TEST_F(DeliveryTest, WrongSpecNamesLineAndColumn) {
           OptionsFor("dataset: x\nsource: {range: 4}\nbatsch: {size: 1}", 0, 1),
           &code),
       testing::AllOf(HasSubstr("spec:3:1"), HasSubstr("batch")));
+  EXPECT_EQ(code, PENSTOCK_INVALID_ARGUMENT);
+}
+
+TEST_F(DeliveryTest, TimesBelowZeroAreRefusedByName) {
+  Options options = OptionsFor(RangeSpec("4", "batch: {size: 1}"), 0, 1);
+  options.timeout_s = -1;
+  int code = 0;
+  EXPECT_THAT(AttachError(options, &code), HasSubstr("timeout_s: -1"));
+  EXPECT_EQ(code, PENSTOCK_INVALID_ARGUMENT);
+  options.timeout_s = 0;
+  options.wait_s = std::nan("");
+  EXPECT_THAT(AttachError(options, &code), HasSubstr("wait_s: nan"));
   EXPECT_EQ(code, PENSTOCK_INVALID_ARGUMENT);
 }
 

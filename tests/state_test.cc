@@ -102,6 +102,9 @@ TEST(JobStateTest, EveryWrongValueIsRefusedByTheNameOfItsKey) {
     }
   }
   nlohmann::json json = good;
+  json["owed"] = OneOwed({3, 2048, 0, true});
+  expect_refused(json, "rows from 1 up");
+  json = good;
   json["delivery"] = "splits";
   expect_refused(json, "delivery");
   json = good;
