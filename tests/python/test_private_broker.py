@@ -16,11 +16,16 @@ import os, signal, subprocess, sys, threading, time
 import penstock
 numbers = penstock.Dataset.range(4000).batch(10)
 penstock_command = os.path.join(os.path.dirname(sys.executable), "penstock")
+def is_broker(pid):
+    try:
+        parent = open(f"/proc/{pid}/stat").read().split(") ")[1].split()[1]
+        return (int(parent) == os.getpid()
+                and b"--until-eof" in open(f"/proc/{pid}/cmdline", "rb").read())
+    except OSError:  # it ended meanwhile
+        return False
 def broker_pids():
-    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit()
-            and b"--until-eof" in open(f"/proc/{pid}/cmdline", "rb").read()
-            and int(open(f"/proc/{pid}/stat").read().split(") ")[1].split()[1])
-                == os.getpid()]
+    return [int(pid) for pid in os.listdir("/proc")
+            if pid.isdigit() and is_broker(pid)]
 """
 
 
