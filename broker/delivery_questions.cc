@@ -391,6 +391,12 @@ Delivery::SlotCounts Delivery::CountSlots() const {
         break;
     }
   }
+  // dynamic: those that no rank has yet.
+  for (const Entry& entry : pool_) {
+    if (slots_[entry.slot].quarantine > 0) continue;
+    --counts.out;
+    ++counts.ready;
+  }
   return counts;
 }
 

@@ -180,6 +180,10 @@ struct World {
   std::set<int> taken_off;                       // processes, evicted
   std::set<uint32_t> replaced;                   // numbers
   std::array<bool, kRanksMax> left_orderly{};
+  // The broker of this life sleeps until there is news, and has batches ready.
+  std::optional<int> idle;
+  // It works on a batch, and has looked whether the broker waits for takes.
+  std::array<const Ring*, kRanksMax> works_on{};
 
   bool broadcast() const {
     return config.options.mode == DeliveryMode::kBroadcast;
@@ -203,6 +207,22 @@ struct World {
       }
     }
     return false;
+  }
+  // dynamic: who works on a batch finds another, if one is ready.
+  void CheckNextIsAtHand() const {
+    if (!idle || run.dead(broker_process[*idle])) return;
+    const auto& of_life = sessions[*idle];
+    const auto told = [](const Session& each) {
+      return each.to_broker.readable();
+    };
+    if (std::any_of(of_life.begin(), of_life.begin() + ranks, told)) return;
+    for (int i = 0; i < ranks; ++i) {
+      run.Check(
+          works_on[i] == nullptr || run.dead(rank_process[i]) ||
+              AnyUntaken(*works_on[i], of_life[i].page),
+          "a batch is ready, rank {} has none untaken, and the broker sleeps",
+          of_life[i].number);
+    }
   }
   Plan MakePlan() const {
     DatasetSpec spec;
@@ -272,7 +292,9 @@ class Broker {
       HandleNews();
       Make();
       if (AllGone()) break;
+      if (delivery_->CountSlots().ready > 0) world_.idle = life_;
       run_.WaitUntil([this] { return News(); });
+      world_.idle.reset();
     }
     const Delivery::SlotCounts counts = delivery_->CountSlots();
     run_.Check(counts.quarantined == 0 && !delivery_->AnySeatTaken(),
@@ -741,6 +763,7 @@ class Rank {
         case TakeResult::kTaken:
           Taken(cell);
           if (BrokerWaitsForTakes(ring(life_))) session().to_broker.Send();
+          Work();
           continue;
         case TakeResult::kClosed:
           if (Over()) return;
@@ -761,6 +784,16 @@ class Rank {
       }
       DisarmWait(session().page);
     }
+  }
+
+  // What the trainer does between two calls.
+  void Work() {
+    if (world_.config.options.mode != DeliveryMode::kDynamic) return;
+    if (held_.size() < world_.config.leases) {
+      world_.works_on[rank_] = &ring(life_);
+    }
+    run_.Step("works on a batch");
+    world_.works_on[rank_] = nullptr;
   }
 
   // The ring is closed: true.
@@ -947,6 +980,27 @@ void CheckEnd(World& world) {
     for (uint64_t step = 0; step < *plan.total_steps(); ++step) {
       all.insert(plan.PositionOf(step));
     }
+    if (shrink) {
+      // Places are given up: a replacement joins where the others are.
+      std::map<int, uint64_t> next;  // of a process
+      for (const Returned& each : world.returned) {
+        const uint64_t position = each.content.position;
+        const auto expected = next.emplace(each.process, position).first;
+        run.Check(position == expected->second,
+                  "a consumer got the batch at {}, not {}", position,
+                  expected->second);
+        expected->second += config.batch;
+      }
+      if (config.world > 1) return;
+      for (const uint64_t position : all) {
+        const bool had = std::any_of(
+            world.steps.begin(), world.steps.end(),
+            [&](const auto& of) { return of.second.contains(position); });
+        run.Check(had || world.CountsAsTaken(position),
+                  "no consumer was given the batch at {}", position);
+      }
+      return;
+    }
     for (const uint32_t number : numbers) {
       const size_t count = world.steps[number].size();
       // One that dies with all of it need not be told of the end.
@@ -1090,6 +1144,9 @@ Scenario TheWorld(const Config& config) {
           run.Name(&record.step, "lease's step");
         }
       }
+    }
+    if (config.options.mode == DeliveryMode::kDynamic) {
+      run.Always([=] { w->CheckNextIsAtHand(); });
     }
     run.AtEnd([=] {
       (void)of;
@@ -1296,6 +1353,9 @@ TEST_F(DeliverySimulationTest, DynamicGivesEachBatchToOne) {
   Config config = Dynamic();
   config.records = 2;
   NeverFails("dynamic", config, {.preemptions_max = 1});
+  // More than ranks that have none: one that takes is given another.
+  config.records = 3;
+  NeverFails("dynamic, three", config, {.preemptions_max = 1});
   config.records = 4;
   config.hold = 2;
   config.leases = 2;
@@ -1350,6 +1410,10 @@ TEST_F(DeliverySimulationTest, DynamicRankThatComesLateIsToldTheEnd) {
   config.late = 1;
   config.records = 2;
   NeverFails("dynamic, one late", config, {.preemptions_max = 0});
+  Config death = config;
+  death.may_die = 1;
+  NeverFails("dynamic, one late, the other dies", death,
+             {.deaths_max = 1, .preemptions_max = 0});
   config.records = 4;
   NeverFailsAtRandom("dynamic, one late", config, 2'000, 0);
   config.may_die = 1;
@@ -1407,6 +1471,21 @@ TEST_F(DeliverySimulationTest, BroadcastConsumerIsReplacedWithoutLoss) {
         fmt::format("{}, broker dies", kLagNames[static_cast<size_t>(lag)]),
         config, 3'000, 1);
   }
+}
+
+TEST_F(DeliverySimulationTest, BroadcastWhoseConsumersAllDieGoesOn) {
+  Config config = Broadcast(Lag::kBlock);
+  config.options.on_rank_death = OnRankDeath::kShrink;
+  config.world = 1;
+  config.may_die = 1;
+  config.replacements = 1;
+  NeverFails("block, shrink, the only one dies", config,
+             {.deaths_max = 1, .preemptions_max = 0});
+  config.world = 2;
+  config.may_die = 2;
+  config.replacements = 2;
+  config.records = 4;
+  NeverFailsAtRandom("block, shrink, both die", config, 4'000, 2);
 }
 
 TEST_F(DeliverySimulationTest, OwedStepsWhenRankAndBrokerDie) {
