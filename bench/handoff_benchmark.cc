@@ -12,15 +12,16 @@
 //     asleep, and 50 us more.
 //   * Sizes: as "peer spins"; the bytes of batches that are not copied were
 //     written before, the taker reads their first byte. What copies, copies.
-// Penstock is measured from broker/feed.h's Publish (lease, cell, count, wake)
-// to the return of penstock.h's penstock_next in the other process: its whole
-// way in the rank, with the spinning or poll that a penstockd tells it to do.
-// The segment, its seals, the cursor page, the wake socket and the attach are
-// the product's own; this benchmark only answers the attach in penstockd's
-// place. Left out: what penstockd does before a batch is ready (Delivery finds
-// whose it is, under the job's mutex) and after it came back. Release and
-// Reclaim are done by the side whose turn it is not. "ring.h alone" is Publish
-// and TryTake in a loop, without what a feed and a reader keep books of.
+// Penstock is measured from broker/delivery/feed.h's Publish (lease, cell,
+// count, wake) to the return of penstock.h's penstock_next in the other
+// process: its whole way in the rank, with the spinning or poll that a
+// penstockd tells it to do. The segment, its seals, the cursor page, the wake
+// socket and the attach are the product's own; this benchmark only answers the
+// attach in penstockd's place. Left out: what penstockd does before a batch is
+// ready (Delivery finds whose it is, under the job's mutex) and after it came
+// back. Release and Reclaim are done by the side whose turn it is not. "ring.h
+// alone" is Publish and TryTake in a loop, without what a feed and a reader
+// keep books of.
 //
 // Isolation: nothing else should run on the two cores; spinning p50 survives
 // preemption (a round trip either has one or has not), waking does less. On
@@ -49,7 +50,7 @@
 
 #include "bench/side_by_side.h"
 #include "bench/two_processes.h"
-#include "broker/feed.h"
+#include "broker/delivery/feed.h"
 #include "client/penstock.h"
 #include "common/job_state.h"
 #include "common/message.h"

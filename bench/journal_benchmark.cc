@@ -18,7 +18,7 @@
 #include <string>
 #include <thread>
 
-#include "broker/life_journal.h"
+#include "broker/recovery/life_journal.h"
 
 namespace penstock {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <array>
 
-#include "broker/plan.h"
+#include "broker/plan/plan.h"
 #include "common/dataset_spec.h"
 
 namespace penstock {

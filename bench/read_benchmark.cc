@@ -1,5 +1,5 @@
 // Question: how close to the storage, and to the page cache, are the workers'
-// reads (broker/read.h)?
+// reads (broker/io/read.h)?
 //
 // Method, four kinds of table:
 //   many small files, warm   two threads, each half of the files, in a shuffled
@@ -35,8 +35,8 @@
 #include <thread>
 
 #include "bench/side_by_side.h"
-#include "broker/read.h"
-#include "broker/read_backend.h"
+#include "broker/io/read.h"
+#include "broker/io/read_backend.h"
 
 namespace penstock {
 namespace {

@@ -65,7 +65,7 @@ class Host:
         self.ready = [0] * costs.ranks
         self.asleep = collections.deque()
         self.hungry = [None] * costs.ranks
-        # As ChunkRows and ChunkRowsNow of broker/job.cc.
+        # As ChunkRows and ChunkRowsNow of broker/job/job.cc.
         self.chunk = int(max(1, min(
             costs.chunk_us / costs.decode_us, 4 * 2**20 / costs.row_bytes,
             costs.ranks * costs.batch / (2 * workers), 256)))

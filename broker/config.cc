@@ -6,7 +6,8 @@
 #include <filesystem>
 #include <sstream>
 
-#include "broker/placement.h"
+#include "broker/memory/placement.h"
+#include "broker/workers/worker_pool.h"
 #include "common/dataset_spec.h"
 #include "common/dataset_spec_yaml.h"
 #include "common/text_file.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "broker/read.h"
+#include "broker/io/read.h"
 #include "broker/transform/row_function.h"
 #include "common/quantity.h"
 #include "common/status.h"
@@ -40,8 +40,6 @@ struct Config {
   // machine tells.
   std::map<std::string, std::string> place_of;
 };
-
-inline constexpr uint32_t kWorkersMax = 4096;
 
 // "a:b", as in PATH: folders, made absolute.
 std::vector<std::string> ParseFolders(const std::string& text);

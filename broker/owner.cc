@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "broker/memory_folder.h"
+#include "broker/recovery/memory_folder.h"
 
 namespace penstock {
 namespace {

@@ -1,7 +1,7 @@
 // `penstock status` names who is the bottleneck: the judgement by itself, then
 // a real broker with slow ranks, one slow rank, decoding and storage that is
 // slow.
-#include "broker/bottleneck.h"
+#include "broker/job/bottleneck.h"
 
 #include <atomic>
 #include <barrier>

@@ -10,11 +10,11 @@
 #include <fstream>
 #include <thread>
 
-#include "broker/assemble.h"
+#include "broker/base/event_loop.h"
 #include "broker/config.h"
-#include "broker/event_loop.h"
-#include "broker/memory_promise.h"
-#include "broker/topology.h"
+#include "broker/delivery/assemble.h"
+#include "broker/memory/memory_promise.h"
+#include "broker/memory/topology.h"
 #include "common/segment.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

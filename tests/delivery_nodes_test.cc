@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
-#include "broker/dataset.h"
-#include "broker/delivery.h"
-#include "broker/job.h"
+#include "broker/delivery/delivery.h"
+#include "broker/job/dataset.h"
+#include "broker/job/job.h"
 #include "common/layout.h"
 #include "common/ring.h"
 #include "common/segment.h"

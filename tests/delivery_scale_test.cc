@@ -1,13 +1,13 @@
 // What a batch costs does not grow with the ranks: D5 and D6 of
-// broker/delivery.h. Counted are the feeds, lanes and shares that are looked at
-// for it, not time: 8 and 1,024 ranks that take and release in turn, over rings
-// and pages of this process.
+// broker/delivery/delivery.h. Counted are the feeds, lanes and shares that are
+// looked at for it, not time: 8 and 1,024 ranks that take and release in turn,
+// over rings and pages of this process.
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <vector>
 
-#include "broker/delivery.h"
+#include "broker/delivery/delivery.h"
 #include "common/ring.h"
 #include "gtest/gtest.h"
 

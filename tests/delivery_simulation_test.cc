@@ -1,11 +1,11 @@
-// Goal: D1 to D4 of broker/delivery.h, and that a dead broker's successor loses
-// and doubles nothing, with no luck of timing, and marks nothing that nobody
-// can have had. Method: the broker's own delivery.cc, feed.cc, restore.cc and
-// plan.cc as one process of an exploration (simulation/explorer.h) per life of
-// the broker, ranks that run ring.h as others, small plans; every interleaving
-// up to a number of preemptions, then random ones; deaths and evictions at
-// every step. What has to survive a death of the broker is kept beside it as
-// its journal and the descriptor store do.
+// Goal: D1 to D4 of broker/delivery/delivery.h, and that a dead broker's
+// successor loses and doubles nothing, with no luck of timing, and marks
+// nothing that nobody can have had. Method: the broker's own delivery.cc,
+// feed.cc, restore.cc and plan.cc as one process of an exploration
+// (simulation/explorer.h) per life of the broker, ranks that run ring.h as
+// others, small plans; every interleaving up to a number of preemptions, then
+// random ones; deaths and evictions at every step. What has to survive a death
+// of the broker is kept beside it as its journal and the descriptor store do.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "broker/delivery.h"
-#include "broker/launch.h"
-#include "broker/restore.h"
+#include "broker/delivery/delivery.h"
+#include "broker/job/launch.h"
+#include "broker/recovery/restore.h"
 #include "common/ring.h"
 #include "common/wake.h"
 #include "fmt/format.h"

@@ -1,6 +1,6 @@
 // The journal's tail: records come back in order, over the ring's end and over
 // lives; it is bounded; damage of its file ends nothing but what it held.
-#include "broker/journal_tail.h"
+#include "broker/recovery/journal_tail.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "broker/memory_folder.h"
+#include "broker/recovery/memory_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

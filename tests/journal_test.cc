@@ -1,6 +1,6 @@
 // The journal: what Open gives back of what was appended, whatever happened to
 // the file, the disk, the process or the machine in between.
-#include "broker/journal.h"
+#include "broker/recovery/journal.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -114,7 +114,7 @@ TEST_F(JournalTest, RecordsComeBackInOrderOverSeveralLives) {
   EXPECT_EQ(replayed_.warning, "");
 }
 
-// The bytes that broker/journal.h promises.
+// The bytes that broker/recovery/journal.h promises.
 TEST_F(JournalTest, FormatIsFrozen) {
   disk_.random = 0x04030201u - 0x9e3779b9u;
   Open();

@@ -3,7 +3,7 @@
 // file. Method: one run of the real Delivery and LifeJournal; before and after
 // each record the journal's file, its tail and the ranks' pages are kept, and
 // another LifeJournal reads them.
-#include "broker/life_journal.h"
+#include "broker/recovery/life_journal.h"
 
 #include <unistd.h>
 
@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "broker/restore.h"
+#include "broker/recovery/restore.h"
 #include "common/ring.h"
 #include "fmt/format.h"
 #include "gtest/gtest.h"

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "broker/life_journal.h"
-#include "broker/memory_folder.h"
+#include "broker/recovery/life_journal.h"
+#include "broker/recovery/memory_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/gated_state_directory.h"

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "broker/journal.h"
+#include "broker/recovery/journal.h"
 
 namespace penstock {
 

@@ -1,4 +1,4 @@
-#include "broker/permutation.h"
+#include "broker/plan/permutation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

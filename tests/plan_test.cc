@@ -1,4 +1,4 @@
-#include "broker/plan.h"
+#include "broker/plan/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The readers: every test on every backend and every io_uring rung.
-#include "broker/read.h"
+#include "broker/io/read.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@
 #include <thread>
 #include <vector>
 
-#include "broker/read_backend.h"
+#include "broker/io/read_backend.h"
 #include "broker/source/data_file.h"
 #include "tests/gated_file_system.h"
 

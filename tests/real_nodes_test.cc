@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "broker/topology.h"
+#include "broker/memory/topology.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/delivery_fixture.h"

@@ -1,7 +1,7 @@
 // Goal: where a broadcast of a stream goes on in the broker's next life, when
 // rows were released that some consumer did not have. Method: the pure function
 // that decides it, with pages made up for it.
-#include "broker/restore.h"
+#include "broker/recovery/restore.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

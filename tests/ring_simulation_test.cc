@@ -494,8 +494,9 @@ Scenario DeathOfTheRank(Bounds bounds, uint64_t extra_position) {
   };
 }
 
-// What a page tells when all who knew more are dead: broker/delivery.cc's
-// FormerBatches and FormerPosition, of the leases there are here.
+// What a page tells when all who knew more are dead:
+// broker/delivery/delivery.cc's FormerBatches and FormerPosition, of the leases
+// there are here.
 struct PageTells {
   std::set<uint64_t> had;   // generations
   std::set<uint64_t> held;  // of them, not released

@@ -1,6 +1,6 @@
 // The file of samples in work: who becomes a suspect, who is cleared, who is
 // condemned; damage; and a real broker that dies, and one that hangs.
-#include "broker/samples_in_work.h"
+#include "broker/workers/samples_in_work.h"
 
 #include <fcntl.h>
 #include <signal.h>

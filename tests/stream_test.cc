@@ -1,7 +1,7 @@
 // Goal: a stream is the same in the next life of the broker. Method: a ledger
 // that is told the same again, the journal's record of a stream opened anew,
 // and streams restored with and without what a descriptor store keeps.
-#include "broker/stream.h"
+#include "broker/stream/stream.h"
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 
-#include "broker/life_journal.h"
+#include "broker/recovery/life_journal.h"
 
 namespace penstock {
 namespace {

@@ -126,6 +126,43 @@ class TidyTest(unittest.TestCase):
             "not in the README.md of its folder",
         )
 
+    def test_rooms_include_only_rooms_below(self):
+        # The table of broker/README.md is the order.
+        rooms = re.findall(r"^\| \[(\w+)/\]", text("broker/README.md"), re.M)
+        self.assertEqual(
+            sorted(rooms),
+            sorted(path.name for path in (TOP / "broker").iterdir() if path.is_dir()),
+        )
+        floor = {room: len(rooms) - i for i, room in enumerate(rooms)}
+
+        def height(path):
+            parts = pathlib.PurePath(path).parts
+            if parts[0] != "broker":
+                return {"common": 0, "client": 0}.get(parts[0], -1)
+            return floor[parts[1]] if len(parts) > 2 else len(rooms) + 1
+
+        arrows = [
+            (path, included)
+            for path in FILES
+            if path.parts[0] in ("broker", "common") and path.suffix in (".h", ".cc")
+            for included in re.findall(r'^#include "((?:broker|common|client)/.*)"', text(path), re.M)
+            if path.parent != pathlib.PurePath(included).parent
+        ]
+        self.assertGreater(len(arrows), 100)
+        self.assert_none(
+            [f"{path} includes {included}" for path, included in arrows
+             if height(path) <= height(included) and height(path) + height(included) > 0],
+            "an arrow that points up",
+        )
+
+    def test_every_room_says_the_same_five_things(self):
+        parts = ["Here", "Callers and callees", "Threads", "Bounds", "Decisions"]
+        for readme in (TOP / "broker").glob("*/README.md"):
+            lines = readme.read_text(encoding="utf-8").splitlines()
+            with self.subTest(room=readme.parent.name):
+                self.assertEqual([line[3:] for line in lines if line.startswith("## ")], parts)
+                self.assertLessEqual(len(lines), 120, "over two screens")
+
     def test_every_fuzz_input_is_named_for_what_is_in_it(self):
         # libFuzzer names what it finds by a hash, in the folder it is given first.
         self.assert_none(

@@ -1,5 +1,5 @@
 // The machine: its processors, its NUMA nodes, and who belongs on which.
-#include "broker/topology.h"
+#include "broker/memory/topology.h"
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "broker/bank_placement.h"
-#include "broker/memory_promise.h"
-#include "broker/placement.h"
+#include "broker/job/bank_placement.h"
+#include "broker/memory/memory_promise.h"
+#include "broker/memory/placement.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -177,8 +177,7 @@ TEST(NodeRoomTest, ThreadsAreNotPromisedTheSameMemoryOfANode) {
   std::vector<std::shared_ptr<void>> promises(8);
   std::vector<std::thread> threads;
   for (std::shared_ptr<void>& promise : promises) {
-    threads.emplace_back(
-        [&] { promise = placement.TakeOfNode(1, 30 * 1024); });
+    threads.emplace_back([&] { promise = placement.TakeOfNode(1, 30 * 1024); });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(std::count(promises.begin(), promises.end(), nullptr), 5);

@@ -1,5 +1,5 @@
 // Which job the workers serve next, and how they read.
-#include "broker/worker_pool.h"
+#include "broker/workers/worker_pool.h"
 
 #include <algorithm>
 #include <cstdint>

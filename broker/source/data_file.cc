@@ -10,9 +10,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "broker/memory_room.h"
-#include "broker/read.h"
-#include "broker/source/file_error.h"
+#include "broker/io/file_error.h"
+#include "broker/io/read.h"
+#include "broker/memory/memory_room.h"
 #include "broker/source/open.h"
 
 namespace penstock {

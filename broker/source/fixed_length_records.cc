@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "broker/read.h"
+#include "broker/io/read.h"
 #include "broker/source/data_file.h"
 #include "broker/source/open.h"
 

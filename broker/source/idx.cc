@@ -17,9 +17,9 @@
 #include <new>
 #include <optional>
 
-#include "broker/read.h"
+#include "broker/io/file_error.h"
+#include "broker/io/read.h"
 #include "broker/source/data_file.h"
-#include "broker/source/file_error.h"
 #include "broker/source/open.h"
 
 namespace penstock {
@@ -506,8 +506,7 @@ StatusOr<std::unique_ptr<Source>> OpenIdx(const IdxSource& spec,
   }
   std::optional<Labels> labels;
   if (!spec.labels.empty()) {
-    PENSTOCK_ASSIGN_OR_RETURN(Labels loaded,
-                              LoadLabels(spec.labels, progress));
+    PENSTOCK_ASSIGN_OR_RETURN(Labels loaded, LoadLabels(spec.labels, progress));
     labels.emplace(std::move(loaded));
     if (labels->values.size() != images.header.dims[0]) {
       return InvalidArgumentError(

@@ -18,7 +18,7 @@
 #include <cstring>
 #include <span>
 
-#include "broker/source/file_error.h"
+#include "broker/io/file_error.h"
 #include "broker/source/image_folder_index.h"
 
 namespace penstock {

@@ -15,7 +15,7 @@
 #include <system_error>
 #include <thread>
 
-#include "broker/source/file_error.h"
+#include "broker/io/file_error.h"
 #include "broker/source/image_folder_index.h"
 
 namespace penstock {

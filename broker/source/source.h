@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "broker/io/read_request.h"
 #include "common/dataset_spec.h"
 #include "common/element_spec.h"
 #include "common/status.h"
@@ -32,28 +33,6 @@ using RawSpec = std::vector<RawFeature>;
 // The bytes of one record's features, in RawSpec's order. The spans point into
 // the read buffer, the source's own memory or the scratch given to Unpack.
 using RawRecord = std::vector<std::span<const std::byte>>;
-
-// What must be read before a record can be unpacked.
-struct ReadRequest {
-  enum class Kind {
-    kNone,   // nothing: the record is in memory or made up
-    kFile,   // the whole file at path; its size is not known beforehand
-    kRange,  // bytes bytes at offset of the open file fd
-  };
-  Kind kind = Kind::kNone;
-  std::string path;  // kFile; reused storage
-  // The file system can refuse a read that would wait (ext4, xfs, btrfs,
-  // tmpfs). Where it cannot (NFS, FUSE, Lustre) such a read would hold up the
-  // others of its thread; it is left to a thread of the kernel. Set by every
-  // Locate that asks for a read.
-  bool nowait = true;
-  // Read past the page cache: file and memory are addressed in multiples of
-  // this. 0: through it. kRange: so was fd opened.
-  uint32_t align = 0;
-  int fd = -1;  // kRange; owned by the source
-  uint64_t offset = 0;
-  uint64_t bytes = 0;
-};
 
 class Source {
  public:

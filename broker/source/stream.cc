@@ -1,5 +1,5 @@
 // source: stream. What its rows look like; the rows themselves are those of one
-// job and not of the dataset (broker/stream.h).
+// job and not of the dataset (broker/stream/stream.h).
 #include "broker/source/open.h"
 
 namespace penstock {

@@ -18,7 +18,7 @@
 #include <bit>
 #include <cstring>
 
-#include "broker/read.h"
+#include "broker/io/read.h"
 #include "broker/source/open.h"
 
 namespace penstock {

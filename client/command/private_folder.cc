@@ -54,7 +54,7 @@ bool IsOwn(int fd, mode_t type) {
 }
 
 // What a broker that was killed left in memory, where its state is on a disk
-// (broker/memory_folder.h).
+// (broker/recovery/memory_folder.h).
 void RemoveMemoryOf(const std::string& folder) {
   std::error_code ignored;
   const std::filesystem::path memory =

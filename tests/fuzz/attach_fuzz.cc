@@ -38,13 +38,13 @@
 #include <utility>
 #include <vector>
 
-#include "broker/control_server.h"
-#include "broker/disposal.h"
-#include "broker/event_loop.h"
-#include "broker/job_table.h"
-#include "broker/life_journal.h"
-#include "broker/topology.h"
-#include "broker/worker_pool.h"
+#include "broker/base/disposal.h"
+#include "broker/base/event_loop.h"
+#include "broker/control/control_server.h"
+#include "broker/memory/topology.h"
+#include "broker/recovery/life_journal.h"
+#include "broker/registry/job_table.h"
+#include "broker/workers/worker_pool.h"
 #include "common/job_state.h"
 #include "common/message.h"
 #include "common/ring.h"

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "broker/config.h"
-#include "broker/placement.h"
+#include "broker/memory/placement.h"
 #include "common/message.h"
 #include "tests/fuzz/require.h"
 

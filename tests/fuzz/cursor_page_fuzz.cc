@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
-#include "broker/delivery.h"
-#include "broker/plan.h"
-#include "broker/restore.h"
+#include "broker/delivery/delivery.h"
+#include "broker/plan/plan.h"
+#include "broker/recovery/restore.h"
 #include "common/dataset_spec.h"
 #include "common/layout.h"
 #include "common/ring.h"

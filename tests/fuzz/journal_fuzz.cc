@@ -1,5 +1,5 @@
-// The input is a journal's file (broker/journal.h), as found after a crash or
-// left by somebody else. It is opened as it is, and once more with its
+// The input is a journal's file (broker/recovery/journal.h), as found after a
+// crash or left by somebody else. It is opened as it is, and once more with its
 // checksums made right: no fuzzer guesses those, and behind them is the rest.
 #include <zlib.h>
 
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "broker/journal.h"
+#include "broker/recovery/journal.h"
 #include "tests/fuzz/require.h"
 #include "tests/memory_journal_files.h"
 

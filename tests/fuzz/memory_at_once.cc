@@ -1,8 +1,8 @@
-// Stands in for broker/memory_promise.cc, which asks the system for its limits
-// and forks for each segment: 20 ms of a process as large as a fuzzer.
+// Stands in for broker/memory/memory_promise.cc, which asks the system for its
+// limits and forks for each segment: 20 ms of a process as large as a fuzzer.
 #include <limits>
 
-#include "broker/memory_promise.h"
+#include "broker/memory/memory_promise.h"
 
 namespace penstock {
 

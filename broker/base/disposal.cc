@@ -1,0 +1,44 @@
+#include "broker/base/disposal.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+namespace penstock {
+
+Disposal::Disposal() : thread_([this] { Run(); }) {}
+
+Disposal::~Disposal() {
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.join();
+}
+
+void Disposal::Destroy(std::shared_ptr<void> thing) {
+  MutexLock lock(&mutex_);
+  things_.push_back(std::move(thing));
+  changed_.NotifyAll();
+}
+
+void Disposal::Close(std::vector<Fd> fds) {
+  if (fds.empty()) return;
+  Destroy(std::make_shared<std::vector<Fd>>(std::move(fds)));
+}
+
+void Disposal::Run() {
+  pthread_setname_np(pthread_self(), "disposal");
+  for (;;) {
+    std::vector<std::shared_ptr<void>> things;
+    {
+      MutexLock lock(&mutex_);
+      while (things_.empty() && !stop_) changed_.Wait(&mutex_);
+      if (things_.empty()) return;
+      things.swap(things_);
+    }
+  }
+}
+
+}  // namespace penstock

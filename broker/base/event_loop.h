@@ -1,0 +1,68 @@
+// The control thread's loop: waits for descriptors, runs their callbacks and
+// what other threads post. Everything of the control plane runs on it, so that
+// its data need no lock.
+#ifndef BROKER_BASE_EVENT_LOOP_H_
+#define BROKER_BASE_EVENT_LOOP_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "broker/base/mutex.h"
+#include "common/message.h"
+#include "common/status.h"
+
+namespace penstock {
+
+class EventLoop {
+ public:
+  static StatusOr<std::unique_ptr<EventLoop>> Make();
+
+  // Calls on_ready(epoll events) while fd is readable or hung up. The fd stays
+  // the caller's and must be unwatched before it is closed.
+  Status Watch(int fd, std::function<void(uint32_t events)> on_ready);
+  void Unwatch(int fd);
+
+  // Runs task on the loop's thread, soon. Any thread.
+  void Post(std::function<void()> task);
+
+  // Runs task once this round's events have been handled: what many of them ask
+  // for can be done once. From the loop's thread, in a callback.
+  void AfterEvents(std::function<void()> task) {
+    after_events_.push_back(std::move(task));
+  }
+
+  // Calls on_tick about every interval while want() is true.
+  void SetTick(std::chrono::milliseconds interval, std::function<bool()> want,
+               std::function<void()> on_tick);
+
+  void Run();   // until Stop
+  void Stop();  // from the loop's thread
+
+ private:
+  EventLoop() = default;
+  void RunPosted();
+
+  Fd epoll_;
+  Fd posted_event_;
+  bool stop_ = false;
+  // By a number that is never used again: an event that was queued for a closed
+  // descriptor must not reach the one that has its number now. shared_ptr: a
+  // callback may unwatch itself while it runs.
+  std::map<uint64_t, std::shared_ptr<std::function<void(uint32_t)>>> watched_;
+  std::map<int, uint64_t> number_of_;
+  uint64_t next_number_ = 1;
+  std::chrono::milliseconds tick_interval_{0};
+  std::function<bool()> tick_wanted_;
+  std::function<void()> on_tick_;
+  std::vector<std::function<void()>> after_events_;
+
+  Mutex mutex_;
+  std::vector<std::function<void()>> posted_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace penstock
+#endif  // BROKER_BASE_EVENT_LOOP_H_

@@ -1,0 +1,43 @@
+#include "broker/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace penstock {
+
+std::string BytesText(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} bytes", bytes)
+                   : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string RanksText(const std::vector<uint32_t>& ranks) {
+  constexpr size_t kNamed = 8;
+  const size_t named = std::min(ranks.size(), kNamed);
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < named; ++i) {
+    const bool last = i > 0 && i + 1 == ranks.size();
+    text += fmt::format("{}{}", i == 0 ? "" : last ? " and " : ", ", ranks[i]);
+  }
+  if (ranks.size() > named) {
+    text += fmt::format(" and {} more", ranks.size() - named);
+  }
+  return text;
+}
+
+std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s) {
+  return fmt::format("all ranks are gone: kept {:.0f} s for {}", kept_s,
+                     waits_for.empty()
+                         ? "ranks that may still attach"
+                         : "replacements of " + RanksText(waits_for));
+}
+
+}  // namespace penstock

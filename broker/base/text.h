@@ -1,0 +1,19 @@
+// Figures as people read them.
+#ifndef BROKER_BASE_TEXT_H_
+#define BROKER_BASE_TEXT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+// "3.2 GiB"
+std::string BytesText(uint64_t bytes);
+// "rank 3", "ranks 0, 3 and 4", the first eight of them: "... and 12 more".
+std::string RanksText(const std::vector<uint32_t>& ranks);
+// The state of a job that no rank is attached to.
+std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s);
+
+}  // namespace penstock
+#endif  // BROKER_BASE_TEXT_H_

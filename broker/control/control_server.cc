@@ -1,0 +1,300 @@
+#include "broker/control/control_server.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+
+#include "common/wake.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77  // Linux 6.5
+#endif
+
+namespace penstock {
+namespace {
+
+constexpr int kAcceptsPerTurn = 16;
+// From hang-up to the news of the death, which follows at once if it died.
+constexpr std::chrono::milliseconds kLostGrace{500};
+// A request is a spec of 64 KiB, escaped, and some words.
+constexpr size_t kRequestBytesMax = 512 * 1024;
+
+// A descriptor that becomes readable when the peer's process ends: also when a
+// child it forked keeps the socket open. None: errno is ESRCH when it has ended
+// already, else it is of another pid namespace and the kernel is older
+// than 6.5.
+Fd PidfdOf(int socket, pid_t pid) {
+  int fd = -1;
+  socklen_t length = sizeof(fd);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0) {
+    return Fd(fd);
+  }
+  return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+}  // namespace
+
+ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
+                             WorkerPool* workers, const Topology* topology,
+                             Disposal* disposal, LifeJournal* life,
+                             Options options)
+    : loop_(loop),
+      jobs_(jobs),
+      workers_(workers),
+      topology_(topology),
+      disposal_(disposal),
+      life_(life),
+      options_(std::move(options)) {
+  jobs->SetOnProducers([this](const auto& job) { TellProducers(job); });
+  for (const LifeJournal::Dataset& dataset : life->TakeDatasets()) {
+    auto spec = ParseDatasetSpec(dataset.spec, "journal", "/");
+    if (spec.ok()) {
+      datasets_[{dataset.uid, dataset.name}] = *std::move(spec);
+    } else {
+      spdlog::warn("dataset '{}' is not registered any more: {}", dataset.name,
+                   spec.status().message());
+    }
+  }
+}
+
+ControlServer::~ControlServer() {
+  // Workers publish until the pool is gone, and must not wake a closed socket.
+  for (auto& [id, connection] : connections_) {
+    if (connection.job != nullptr) connection.job->Mute(connection.seat);
+  }
+}
+
+Status ControlServer::Listen(Fd listener) {
+  listener_ = std::move(listener);
+  return StartAccepting();
+}
+
+Status ControlServer::StartAccepting() {
+  accepting_ = true;
+  return loop_->Watch(listener_.get(), [this](uint32_t) { Accept(); });
+}
+
+void ControlServer::Accept() {
+  // Bounded: who connects in a loop takes turns with everything else.
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    Fd socket(accept4(listener_.get(), nullptr, nullptr,
+                      SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+        // EMFILE and the like: who connects waits in the backlog until the next
+        // tick.
+        spdlog::warn("no new connections for now: accept: {}", strerror(errno));
+        loop_->Unwatch(listener_.get());
+        accepting_ = false;
+      }
+      return;
+    }
+    ucred peer{};
+    socklen_t length = sizeof(peer);
+    getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
+    const auto of_uid = std::count_if(
+        connections_.begin(), connections_.end(),
+        [&](const auto& item) { return item.second.uid == peer.uid; });
+    Status refusal;
+    if (connections_.size() >= kConnectionsMax) {
+      refusal = ResourceExhaustedError(
+          "the broker has {} connections, all it may have: it takes more when "
+          "processes that hold some end",
+          kConnectionsMax);
+    } else if (static_cast<size_t>(of_uid) >= kConnectionsPerUidMax) {
+      refusal = ResourceExhaustedError(
+          "user {} has {} connections, all one user may have: end processes "
+          "that hold some (`penstock status` shows the ranks)",
+          peer.uid, kConnectionsPerUidMax);
+    } else if (options_.private_broker && peer.uid != geteuid() &&
+               peer.uid != 0) {
+      refusal =
+          PermissionDeniedError("this broker is private to user {}", geteuid());
+    }
+    if (!refusal.ok()) {
+      (void)SendMessage(socket.get(), ErrorReply(refusal));
+      continue;
+    }
+    Fd pidfd = PidfdOf(socket.get(), peer.pid);
+    // What a dead process asked for would be kept for one that nobody can see
+    // die.
+    if (!pidfd && errno == ESRCH) continue;
+    const uint64_t id = next_id_++;
+    Connection& connection = connections_[id];
+    connection.id = id;
+    connection.pidfd = std::move(pidfd);
+    connection.socket = std::move(socket);
+    connection.uid = peer.uid;
+    connection.pid = peer.pid;
+    connection.opened = std::chrono::steady_clock::now();
+    Status status = loop_->Watch(connection.socket.get(),
+                                 [this, id](uint32_t) { OnReadable(id); });
+    if (status.ok() && connection.pidfd) {
+      status = loop_->Watch(connection.pidfd.get(),
+                            [this, id](uint32_t) { Drop(id); });
+    }
+    if (!status.ok()) {
+      spdlog::warn("a connection: {}", status.message());
+      Drop(id);
+    }
+  }
+}
+
+ControlServer::Connection* ControlServer::Find(uint64_t id) {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? nullptr : &found->second;
+}
+
+void ControlServer::OnReadable(uint64_t id) {
+  Connection* connection = Find(id);
+  // One message a turn: a flood takes its turn with the others.
+  StatusOr<std::optional<Message>> message =
+      ReceiveMessage(connection->socket.get(), kRequestBytesMax);
+  if (!message.ok()) {
+    if (message.status().code() != StatusCode::kUnavailable) {
+      Reply(connection, ErrorReply(message.status()));
+    }
+    Lose(id);
+    return;
+  }
+  if (!*message) return;
+  std::vector<Fd> fds = std::move((*message)->fds);
+  Handle(connection, (*message)->json, fds);
+  disposal_->Close(std::move(fds));
+}
+
+void ControlServer::OnWake(uint64_t id) {
+  Connection* connection = Find(id);
+  if (!DrainWakes(connection->wake.get())) {
+    // The rank closed its end: it is leaving, its control socket says so too.
+    loop_->Unwatch(connection->wake.get());
+    connection->job->Mute(connection->seat);
+  }
+  AdvanceSoon(*connection);
+}
+
+// Ranks that keep step wake us together: the job's mutex is taken once.
+void ControlServer::AdvanceSoon(const Connection& connection) {
+  if (to_advance_.empty()) {
+    loop_->AfterEvents([this] {
+      for (const auto& [job, seats] : std::exchange(to_advance_, {})) {
+        job->Advance(seats);
+      }
+    });
+  }
+  to_advance_[connection.job].push_back(connection.seat);
+}
+
+void ControlServer::Reply(Connection* connection, const nlohmann::json& json,
+                          const std::vector<int>& fds) {
+  if (!connection->socket) return;  // it hung up
+  const Status status = SendMessage(connection->socket.get(), json, fds);
+  if (status.ok()) return;
+  loop_->Post([this, id = connection->id] { Lose(id); });
+}
+
+void ControlServer::Lose(uint64_t id) {
+  Connection* connection = Find(id);
+  if (connection == nullptr) return;
+  // Only a process that has batches mapped is waited for.
+  if (connection->job == nullptr || !connection->pidfd) {
+    Drop(id);
+    return;
+  }
+  if (connection->lost) return;
+  connection->lost = std::chrono::steady_clock::now();
+  loop_->Unwatch(connection->socket.get());
+  connection->socket.Reset();
+}
+
+void ControlServer::End(uint64_t id, bool orderly) {
+  Connection* connection = Find(id);
+  if (connection == nullptr) return;
+  if (connection->attach != 0) jobs_->CancelAttach(connection->attach);
+  if (connection->inspect != 0) jobs_->CancelInspect(connection->inspect);
+  for (const Fd* fd :
+       {&connection->socket, &connection->pidfd, &connection->wake}) {
+    if (*fd) loop_->Unwatch(fd->get());
+  }
+  if (connection->producer) {
+    HearOut(connection);
+    if (connection->producer) LeaveStream(connection, false);
+  }
+  if (const std::shared_ptr<Job> job = std::move(connection->job)) {
+    // Before the wake socket closes: a worker may be about to use it.
+    job->Mute(connection->seat);
+    jobs_->Leave(job, connection->seat, orderly);
+    TellRanksChanged(job);
+  }
+  connections_.erase(id);
+}
+
+bool ControlServer::WantsTick() const {
+  return jobs_->busy() || !accepting_ ||
+         std::any_of(connections_.begin(), connections_.end(),
+                     [](const auto& item) {
+                       return !item.second.greeted || item.second.lost;
+                     });
+}
+
+void ControlServer::Tick() {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<uint64_t> silent;
+  for (auto& [id, connection] : connections_) {
+    if (!connection.greeted &&
+        now - connection.opened > std::chrono::seconds(kHelloSeconds)) {
+      silent.push_back(id);
+    }
+    uint64_t done = 0;
+    uint64_t total = 0;
+    if (connection.waiting &&
+        jobs_->Progress(std::max(connection.attach, connection.inspect), &done,
+                        &total)) {
+      Reply(&connection, {{"event", "progress"},
+                          {"stage", "indexing"},
+                          {"done", done},
+                          {"total", total}});
+    }
+  }
+  for (const uint64_t id : silent) Drop(id);
+  for (auto& [id, connection] : connections_) {
+    if (!connection.lost || now - *connection.lost < kLostGrace ||
+        connection.job == nullptr || !connection.wake) {
+      continue;
+    }
+    // It lives on: what it has is quarantined until it is gone.
+    spdlog::warn("job '{}': process {} hung up without detaching: evicted",
+                 connection.job->key().name, connection.pid);
+    connection.job->Mute(connection.seat);
+    loop_->Unwatch(connection.wake.get());
+    connection.wake.Reset();
+    connection.job->EvictSeat(connection.seat,
+                              "its connection to the broker is closed");
+    jobs_->NoteEvicted(connection.job);
+    TellRanksChanged(connection.job);
+  }
+  if (!accepting_) {
+    if (const Status status = StartAccepting(); !status.ok()) {
+      accepting_ = false;
+      spdlog::warn("accept: {}", status.message());
+    }
+  }
+  jobs_->Look();
+  jobs_->Sweep();
+  // The job that one waits to come back to may be over.
+  LetInProducers();
+  // A worker may have taken a rank off that wrote impossible values, a job of a
+  // former life may have found that one is dead.
+  std::set<std::shared_ptr<Job>> jobs;
+  for (auto& [id, connection] : connections_) {
+    if (connection.job != nullptr) jobs.insert(connection.job);
+  }
+  for (const std::shared_ptr<Job>& job : jobs) TellRanksChanged(job);
+}
+
+}  // namespace penstock

@@ -1,0 +1,177 @@
+// The control plane: accepts connections, reads requests (message.h), answers.
+//
+// Runs on the control thread. Everything that arrives is untrusted: sizes,
+// types and descriptors are checked, a peer that breaks the protocol or does
+// not read its answers loses its connection and hurts nobody else.
+//
+// Bounds: kConnectionsMax in all, kConnectionsPerUidMax of one user, one
+// request under way per connection, kHelloSeconds until the first request.
+#ifndef BROKER_CONTROL_CONTROL_SERVER_H_
+#define BROKER_CONTROL_CONTROL_SERVER_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "broker/base/disposal.h"
+#include "broker/base/event_loop.h"
+#include "broker/memory/topology.h"
+#include "broker/recovery/life_journal.h"
+#include "broker/registry/job_table.h"
+#include "broker/workers/worker_pool.h"
+#include "common/dataset_spec.h"
+#include "common/message.h"
+#include "common/status.h"
+
+namespace penstock {
+
+class ControlServer {
+ public:
+  static constexpr size_t kConnectionsMax = 4096;
+  static constexpr size_t kConnectionsPerUidMax = 1088;  // ranks, and more
+  static constexpr size_t kDatasetsPerUidMax = 1024;
+  static constexpr int kHelloSeconds = 10;
+
+  struct Options {
+    bool private_broker = false;  // serves one user, may be told to stop
+    std::string socket_path;      // for status
+  };
+
+  // listener is a listening SOCK_SEQPACKET socket.
+  ControlServer(EventLoop* loop, JobTable* jobs, WorkerPool* workers,
+                const Topology* topology, Disposal* disposal, LifeJournal* life,
+                Options options);
+  ~ControlServer();
+  Status Listen(Fd listener);
+
+  // Whether something needs Tick().
+  bool WantsTick() const;
+  // Sends progress, drops connections that say nothing.
+  void Tick();
+
+ private:
+  struct Connection {
+    uint64_t id = 0;
+    Fd socket;
+    Fd pidfd;
+    uid_t uid = 0;
+    pid_t pid = 0;
+    std::chrono::steady_clock::time_point opened;
+    bool greeted = false;
+    // It hung up without a word. The process may live on and read its batches:
+    // kept until its death is told (pidfd), evicted when it is not.
+    std::optional<std::chrono::steady_clock::time_point> lost;
+    bool waiting = false;  // an attach or inspect is not answered yet
+    uint64_t attach = 0;   // its number, for progress and cancelling
+    uint64_t inspect = 0;
+    // Attached:
+    Fd wake;
+    Fd wake_of_rank;  // until the answer is sent
+    std::shared_ptr<Job> job;
+    uint32_t seat = 0;
+    std::shared_ptr<void> former_memory;  // that it may still map
+    // A producer, of a job that may still have to begin.
+    struct Producer {
+      std::string job_name;
+      std::string dataset;  // "": any
+      nlohmann::json features;
+      Stream::Joining joining;   // until it is let in
+      Fd memory;                 // of joining
+      std::shared_ptr<Job> job;  // nullptr: it waits for it
+      uint32_t number = 0;       // the stream's
+    };
+    std::optional<Producer> producer;
+  };
+
+  void Accept();
+  Status StartAccepting();
+  void OnReadable(uint64_t id);
+  void Handle(Connection* connection, const nlohmann::json& request,
+              std::vector<Fd>& fds);
+  StatusOr<DatasetSpec> SpecOf(const Connection& connection,
+                               const nlohmann::json& request);
+  Status StartAttach(Connection* connection, const nlohmann::json& request,
+                     std::vector<Fd>& fds);
+  Status StartIndex(Connection* connection, const nlohmann::json& request);
+  StatusOr<nlohmann::json> Register(const Connection& connection,
+                                    const nlohmann::json& request);
+  StatusOr<nlohmann::json> Unregister(const Connection& connection,
+                                      const nlohmann::json& request);
+  nlohmann::json DatasetsJson() const;
+  nlohmann::json StatusJson() const;
+  nlohmann::json NodesJson() const;
+  // "one node", "2 nodes, bound and verified", "off: why".
+  std::string NumaText() const;
+  StatusOr<nlohmann::json> JobStateOf(const Connection& connection,
+                                      const nlohmann::json& request);
+  StatusOr<nlohmann::json> Evict(const Connection& connection,
+                                 const nlohmann::json& request);
+  StatusOr<nlohmann::json> SetWorkers(const Connection& connection,
+                                      const nlohmann::json& request);
+  StatusOr<nlohmann::json> StopJob(const Connection& connection,
+                                   const nlohmann::json& request);
+  Status StartProduce(Connection* connection, const nlohmann::json& request,
+                      std::vector<Fd>& fds);
+  // Lets in a producer that waits. False: its job has not begun.
+  bool LetInProducer(Connection* connection);
+  void LetInProducers();
+  StatusOr<nlohmann::json> Put(Connection* connection,
+                               const nlohmann::json& request);
+  StatusOr<nlohmann::json> FinishProducer(Connection* connection,
+                                          const nlohmann::json& request);
+  // Producers of the job that are dead, whoever of them and this one we hear of
+  // first: the next row is known when all was heard.
+  void DropDeadProducers(const std::shared_ptr<Job>& job);
+  // What it put before it ended counts, though nobody has read that yet.
+  void HearOut(Connection* connection);
+  void LeaveStream(Connection* connection, bool finished);
+  // Tells them of room, or that nobody takes their rows any more.
+  void TellProducers(const std::shared_ptr<Job>& job);
+  // The jobs a request names, at least one.
+  StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(
+      const Connection& connection, const nlohmann::json& request);
+  void OnAttached(uint64_t id, StatusOr<JobTable::Attached> result);
+  // Tells ranks that the job has other ranks from some batch on.
+  void TellRanksChanged(const std::shared_ptr<Job>& job);
+  void OnWake(uint64_t id);
+  // Soon, a job once for all its ranks that sent a wake.
+  void AdvanceSoon(const Connection& connection);
+  // A peer that cannot be sent to is dropped, soon.
+  void Reply(Connection* connection, const nlohmann::json& json,
+             const std::vector<int>& fds = {});
+  Connection* Find(uint64_t id);
+  // Its process is dead, or nobody who could be waited for. Its rank is taken
+  // off; the connection must not be used afterwards.
+  void Drop(uint64_t id) { End(id, false); }
+  void End(uint64_t id, bool orderly);
+  // The peer hung up, or broke the protocol.
+  void Lose(uint64_t id);
+
+  EventLoop* const loop_;
+  JobTable* const jobs_;
+  WorkerPool* const workers_;
+  const Topology* const topology_;
+  Disposal* const disposal_;
+  LifeJournal* const life_;
+  const Options options_;
+  const std::chrono::steady_clock::time_point started_ =
+      std::chrono::steady_clock::now();
+  Fd listener_;
+  bool accepting_ = false;  // not while descriptors are short
+  std::map<uint64_t, Connection> connections_;
+  uint64_t next_id_ = 1;
+  // With the seats that sent a wake.
+  std::map<std::shared_ptr<Job>, std::vector<uint32_t>> to_advance_;
+  // By user and name; what one user registers another cannot replace.
+  std::map<std::pair<uid_t, std::string>, DatasetSpec> datasets_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_CONTROL_CONTROL_SERVER_H_

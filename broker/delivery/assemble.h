@@ -1,0 +1,23 @@
+// Stage 5 of the flow, "assemble": a share whose rows are all made becomes a
+// batch: rows that on_error: skip left out are closed up, padding is added.
+#ifndef BROKER_DELIVERY_ASSEMBLE_H_
+#define BROKER_DELIVERY_ASSEMBLE_H_
+
+#include "broker/delivery/delivery.h"
+#include "common/element_spec.h"
+#include "common/segment.h"
+
+namespace penstock {
+
+// Sets valid_rows and shape_rows of the share, whose rows are in slot of the
+// segment. keep_shape (last: pad): rows that were left out are replaced by
+// padding, else the batch is shorter. Nobody else may touch the slot meanwhile.
+void Assemble(const Segment& segment, const ElementSpec& spec, bool keep_shape,
+              uint32_t slot, Share* share);
+
+// Rows begin .. end of one slot to the same place of another.
+void CopyRows(const Segment& segment, const ElementSpec& spec, uint32_t from,
+              uint32_t to, uint64_t begin, uint64_t end);
+
+}  // namespace penstock
+#endif  // BROKER_DELIVERY_ASSEMBLE_H_

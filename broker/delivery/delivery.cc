@@ -1,0 +1,771 @@
+#include "broker/delivery/delivery.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "common/kill_point.h"
+#include "common/ring.h"
+
+namespace penstock {
+
+Delivery::Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
+                   DeliveryRecord* record)
+    : shape_(shape),
+      mode_(shape.options.mode),
+      rings_(std::move(rings)),
+      record_(record),
+      bank_nodes_(shape.bank_nodes),
+      slots_(shape.lanes * shape.slots_per_lane),
+      lanes_(shape.lanes),
+      feeds_(rings_.size()),
+      rank_at_(rings_.size()) {
+  Phase& first = phases_.emplace_back(Phase{std::move(plan), {}, {}});
+  if (split()) {
+    for (uint32_t rank = 0; rank < shape.world_size; ++rank) {
+      first.ranks.push_back(rank);
+    }
+  }
+  for (uint32_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].lane = i / shape.slots_per_lane;
+    slots_[i].share.slot = i;
+    lanes_[slots_[i].lane].free.push(i);
+  }
+  for (uint32_t i = 0; i < lanes_.size(); ++i) {
+    lanes_[i].first_slot = i * shape.slots_per_lane;
+  }
+}
+
+// ---- who is where
+// -----------------------------------------------------------
+
+Delivery::Consumer* Delivery::Find(uint32_t rank) {
+  const auto found = consumers_.find(rank);
+  return found == consumers_.end() ? nullptr : &found->second;
+}
+
+Delivery::Consumer* Delivery::AtSeat(uint32_t seat) {
+  Consumer* const consumer = Find(rank_at_[seat]);
+  const bool is_there = consumer != nullptr &&
+                        consumer->place == Place::kAttached &&
+                        consumer->seat == seat;
+  return is_there ? consumer : nullptr;
+}
+
+const Delivery::Consumer* Delivery::OfLane(uint32_t lane) const {
+  if (!lanes_[lane].rank) return nullptr;
+  const auto found = consumers_.find(*lanes_[lane].rank);
+  return found == consumers_.end() ? nullptr : &found->second;
+}
+
+uint32_t Delivery::PlaceOf(const Phase& phase, uint32_t rank) const {
+  if (!split()) return 0;
+  // Ranks are in order: the first phase has all, each other one fewer.
+  const auto found =
+      std::lower_bound(phase.ranks.begin(), phase.ranks.end(), rank);
+  assert(found != phase.ranks.end() && *found == rank);
+  return static_cast<uint32_t>(found - phase.ranks.begin());
+}
+
+// A lane was made for each local rank in turn, on the node that was thought to
+// be the rank's. With one node all lanes are alike.
+std::optional<uint32_t> Delivery::FreeLane(uint32_t rank,
+                                           std::optional<uint32_t> node) const {
+  std::optional<uint32_t> best;
+  int best_fit = -1;
+  for (uint32_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].taken) continue;
+    int fit = 0;
+    if (!bank_nodes_.empty()) {
+      fit = (node && bank_nodes_[i] == *node ? 2 : 0) +
+            (i == rank % lanes_.size() ? 1 : 0);
+    }
+    if (fit <= best_fit) continue;
+    best = i;
+    best_fit = fit;
+  }
+  return best;
+}
+
+uint32_t Delivery::TakeLane(uint32_t rank, std::optional<uint32_t> node) {
+  if (!split()) return 0;
+  const std::optional<uint32_t> lane = FreeLane(rank, node);
+  assert(lane.has_value());
+  lanes_[*lane].taken = true;
+  lanes_[*lane].rank = rank;
+  return *lane;
+}
+
+// ---- attach
+// -----------------------------------------------------------------
+
+uint64_t Delivery::LanePosition(const Lane& lane) const {
+  // The oldest share that has not left the lane, else the next to be opened.
+  for (const uint32_t number : lane.in_turn) {
+    const Share& share = slots_[number].share;
+    if (!share.abandoned && !share.rows.extra) return share.rows.position;
+  }
+  uint64_t step = lane.next_step;
+  const Plan& plan = phases_[lane.phase].plan;
+  step = std::max<uint64_t>(step, plan.start().owed.size());
+  return plan.PositionOf(step);
+}
+
+uint64_t Delivery::NextPosition(const Consumer& consumer) const {
+  for (const Entry& entry : consumer.backlog) {
+    const Share& share = slots_[entry.slot].share;
+    if (!share.rows.extra) return share.rows.position;
+  }
+  const Lane& lane = lanes_[consumer.lane];
+  if (mode_ != DeliveryMode::kBroadcast && !lane.again.empty()) {
+    return PositionOfStep(lane.again.front().step);
+  }
+  return LanePosition(lane);
+}
+
+StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
+  if (joining.rank == kAnyRank) {
+    joining.rank = 0;
+    while (Knows(joining.rank)) ++joining.rank;
+  }
+  const auto known = consumers_.find(joining.rank);
+  const bool replaces = known != consumers_.end();
+  if (replaces && known->second.place == Place::kAttached) {
+    return AlreadyExistsError(
+        "rank {} is attached already: give each process its own rank, or "
+        "another job name",
+        joining.rank);
+  }
+  if (replaces && known->second.place == Place::kFinished) {
+    return FailedPreconditionError("rank {} has taken all of its data",
+                                   joining.rank);
+  }
+  if (GoesOnWithout(joining.rank)) {
+    return FailedPreconditionError(
+        "rank {} died, and its share went to the others (on_rank_death: "
+        "shrink){}",
+        joining.rank,
+        AnyAttached() ? ""
+                      : ", of which none is attached: start those again, or "
+                        "begin all ranks at a state");
+  }
+  if (!replaces && consumers_.size() >= shape_.consumers_max) {
+    return ResourceExhaustedError("{} local ranks, all are attached",
+                                  shape_.consumers_max);
+  }
+  if (broadcast() && !replaces && joining.position &&
+      shape_.options.lag != Lag::kSkip) {
+    if (const uint64_t missed = MissedSince(*joining.position); missed > 0) {
+      return AbortedError(
+          "rank {} was away while the broker restarted, and the others went on "
+          "without it: it has missed {} batches; attach again to go on without "
+          "them",
+          joining.rank, missed);
+    }
+  }
+  const auto seat = std::find(feeds_.begin(), feeds_.end(), nullptr);
+  if (seat == feeds_.end()) {
+    return ResourceExhaustedError(
+        "no seat is left: processes that were evicted are still alive");
+  }
+  Joined joined;
+  joined.rank = joining.rank;
+  joined.seat = static_cast<uint32_t>(seat - feeds_.begin());
+  joined.replaces = replaces;
+  Consumer& consumer = consumers_[joining.rank];
+  if (!replaces) {
+    consumer.rank = joining.rank;
+    consumer.lane = TakeLane(joining.rank, joining.node);
+    Lane& lane = lanes_[consumer.lane];
+    if (split() && !bank_nodes_.empty() && joining.node &&
+        bank_nodes_[consumer.lane] != *joining.node) {
+      // Nobody has had anything of it: it goes where its rank is.
+      bank_nodes_[consumer.lane] = *joining.node;
+      joined.moved_bank = consumer.lane;
+    }
+    if (joining.position) PlaceReconnected(&consumer, joining);
+    consumer.former = joining.former;
+    if (consumer.former != nullptr) formers_.insert(consumer.rank);
+    if (joining.full_epoch && broadcast()) {
+      consumer.epochs_from = joining.epochs_from.value_or(LanePosition(lane));
+    }
+  }
+  if (replaces && joining.position && split()) {
+    // Restored: it is the process that was there before, and knows more of
+    // where it is, but for what its predecessors left.
+    Lane& lane = lanes_[consumer.lane];
+    if (lane.opened == 0 && *joining.position > LanePosition(lane)) {
+      PlaceReconnected(&consumer, joining);
+    }
+    consumer.former = joining.former;
+    if (consumer.former != nullptr) formers_.insert(consumer.rank);
+    joined.replaces = false;
+  }
+  consumer.place = Place::kAttached;
+  consumer.node = joining.node;
+  consumer.node_from = joining.node_from;
+  consumer.seat = joined.seat;
+  consumer.taken_before = joining.taken;
+  rank_at_[joined.seat] = consumer.rank;
+  *seat =
+      std::make_unique<Feed>(rings_[joined.seat], std::move(joining.cursor),
+                             shape_.leases, joining.wake_socket, &any_corrupt_);
+  // The rank has the ring only after this, so nothing can have been missed.
+  (*seat)->AskForNews(false);
+  deaf_.erase(joined.seat);
+  touched_.insert(consumer.rank);
+  openable_.insert(consumer.lane);
+  joined.backlog = static_cast<uint32_t>(consumer.backlog.size());
+  // While it is gathered the lane is nowhere yet; where this one is it said.
+  joined.position = std::max(consumer.from, NextPosition(consumer));
+  joined.phase = consumer.backlog.empty()
+                     ? lanes_[consumer.lane].phase
+                     : slots_[consumer.backlog.front().slot].phase;
+  const Phase& phase = phases_[joined.phase];
+  joined.place = PlaceOf(phase, consumer.rank);
+  joined.ranks = static_cast<uint32_t>(phase.ranks.size());
+  joined.owed = OwedLeft(consumer, joined.phase);
+  consumer.told_phase = joined.phase;
+  MarkPhases(consumer);
+  for (uint32_t i = joined.phase + 1; i < phases_.size(); ++i) {
+    ranks_changed_.push_back({joined.seat, i,
+                              PlaceOf(phases_[i], consumer.rank),
+                              static_cast<uint32_t>(phases_[i].ranks.size()),
+                              phases_[i].plan.start()});
+  }
+  return joined;
+}
+
+// As they were marked it was for its predecessor.
+void Delivery::MarkPhases(const Consumer& consumer) {
+  if (!split()) return;
+  Lane& lane = lanes_[consumer.lane];
+  uint32_t phase = consumer.told_phase;
+  const auto mark = [&phase](Slot& slot) {
+    slot.ranks_changed = slot.phase > phase;
+    phase = std::max(phase, slot.phase);
+  };
+  for (const Entry& entry : consumer.backlog) mark(slots_[entry.slot]);
+  for (const uint32_t number : lane.in_turn) mark(slots_[number]);
+  lane.phase_begins = lane.phase > phase;
+}
+
+// ---- handing out
+// ------------------------------------------------------------
+
+Delivery::Slot* Delivery::NextReady(uint32_t number) {
+  const Lane& lane = lanes_[number];
+  if (lane.in_turn.empty()) return nullptr;
+  Slot& slot = slots_[lane.in_turn.front()];
+  return slot.state == SlotState::kReady ? &slot : nullptr;
+}
+
+void Delivery::Free(Slot* slot) {
+  slot->state = SlotState::kFree;
+  lanes_[slot->lane].free.push(slot->share.slot);
+  openable_.insert(slot->lane);
+}
+
+void Delivery::FreeIfUnheld(Slot* slot) {
+  if (slot->state == SlotState::kOut && slot->holders == 0 &&
+      slot->quarantine == 0) {
+    Free(slot);
+  }
+}
+
+void Delivery::OpenAll() {
+  for (uint32_t lane = 0; lane < lanes_.size(); ++lane) openable_.insert(lane);
+}
+
+void Delivery::TouchAll() {
+  for (const auto& [rank, consumer] : consumers_) touched_.insert(rank);
+}
+
+void Delivery::HeardAll() {
+  for (uint32_t seat = 0; seat < feeds_.size(); ++seat) {
+    if (feeds_[seat] != nullptr) Heard(seat);
+  }
+}
+
+// A holder is through with it.
+void Delivery::Release(uint32_t index) {
+  Slot& slot = slots_[index];
+  assert(slot.state == SlotState::kOut && slot.holders > 0);
+  --slot.holders;
+  if (slot.holders == 0 && record_ != nullptr) {
+    if (mode_ == DeliveryMode::kDynamic) {
+      RecordCompleted(slot.share.rows.position);
+    } else if (split() && slot.handed_over) {
+      record_->HandedOver(slot.for_rank, IdOf(slot));
+    }
+    KillPoint("delivery.recorded");
+  }
+  FreeIfUnheld(&slot);
+}
+
+// What is owed is not followed by what comes behind it.
+void Delivery::RecordCompleted(uint64_t position) {
+  if (record_ == nullptr || mode_ != DeliveryMode::kDynamic ||
+      !plan().StepFrom(position)) {
+    return;
+  }
+  const uint64_t step = plan().StepAt(position);
+  const bool owed = position < plan().start().position;
+  record_->Completed(position, owed ? position : plan().PositionOf(step + 1));
+}
+
+void Delivery::Unquarantine(uint32_t index) {
+  Slot& slot = slots_[index];
+  assert(slot.quarantine > 0);
+  --slot.quarantine;
+  FreeIfUnheld(&slot);
+}
+
+Cell Delivery::CellOf(const Consumer& consumer, const Entry& entry) {
+  const Slot& slot = slots_[entry.slot];
+  const Share& share = slot.share;
+  const Plan::Share& rows = share.rows;
+  const bool redelivered = entry.redelivered || rows.redelivered;
+  Cell cell{};
+  cell.slot_offset =
+      shape_.slots_offset + SlotOffset(shape_.bank_slots, shape_.slot_stride,
+                                       SegmentSlot(share, CopyFor(consumer)));
+  cell.flags = (rows.last_of_epoch ? kLastOfEpoch : 0u) |
+               (redelivered ? kRedelivered : 0u) |
+               (redelivered || rows.extra ? kExtra : 0u) |
+               (slot.ranks_changed ? kRanksChanged : 0u) |
+               slot.phase << kPhaseShift;
+  cell.rows = static_cast<uint32_t>(share.shape_rows);
+  cell.valid_rows = static_cast<uint32_t>(share.valid_rows);
+  cell.global_rows = static_cast<uint32_t>(rows.global_rows);
+  cell.skipped = entry.skipped;
+  cell.epoch = rows.epoch;
+  cell.step_in_epoch = rows.step_in_epoch;
+  cell.position = rows.position;
+  if (consumer.epochs_from) CountEpochs(*consumer.epochs_from, &cell);
+  return cell;
+}
+
+void Delivery::CountEpochs(uint64_t from, Cell* cell) const {
+  const Plan& plan = this->plan();
+  const uint64_t per_epoch = plan.steps_per_epoch();
+  const uint64_t first = plan.StepAt(from);
+  const uint64_t step = std::max(plan.StepAt(cell->position), first) - first;
+  cell->epoch = from / plan.rows_per_epoch() + step / per_epoch;
+  cell->step_in_epoch = step % per_epoch;
+  cell->flags &= ~uint32_t{kLastOfEpoch};
+  if (cell->step_in_epoch + 1 == per_epoch) cell->flags |= kLastOfEpoch;
+}
+
+// To one whose feed is open and has a lease.
+void Delivery::Give(Consumer* consumer, const Entry& entry) {
+  const Slot& slot = slots_[entry.slot];
+  FeedOf(*consumer).Publish(entry.slot, entry.redelivered,
+                            CellOf(*consumer, entry));
+  consumer->position =
+      std::max(consumer->position,
+               slot.share.rows.position + slot.share.rows.global_rows);
+}
+
+// Publishes the backlog while leases are free.
+void Delivery::Flush(Consumer* consumer) {
+  while (consumer->place == Place::kAttached && !consumer->backlog.empty()) {
+    Feed& feed = FeedOf(*consumer);
+    const Slot& slot = slots_[consumer->backlog.front().slot];
+    if (slot.ranks_changed && slot.phase > consumer->told_phase) break;
+    if (!feed.open() || feed.corrupt() || !feed.HasFreeLease()) break;
+    Give(consumer, consumer->backlog.front());
+    consumer->backlog.pop_front();
+  }
+}
+
+// consumer: nullptr: the process was evicted.
+void Delivery::ReleaseLease(const Consumer* consumer,
+                            const Feed::Batch& lease) {
+  if (consumer == nullptr) {
+    Unquarantine(lease.slot);
+    return;
+  }
+  const Slot& slot = slots_[lease.slot];
+  if (record_ != nullptr && mode_ == DeliveryMode::kBroadcast &&
+      shape_.options.on_rank_death == OnRankDeath::kWait &&
+      (lease.redelivered || slot.share.rows.extra)) {
+    record_->HandedOver(consumer->rank, IdOf(slot));
+  }
+  Release(lease.slot);
+}
+
+bool Delivery::Reclaim(uint32_t seat) {
+  if (feeds_[seat] == nullptr) return false;
+  ++looks_;
+  std::vector<Feed::Batch> released;
+  feeds_[seat]->Reclaim(&released);
+  const Consumer* consumer = AtSeat(seat);
+  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
+  return !released.empty();
+}
+
+void Delivery::DeliverSplit(Consumer* consumer) {
+  if (consumer->place == Place::kAttached) Reclaim(consumer->seat);
+  while (Slot* slot = NextReady(consumer->lane)) {
+    slot->state = SlotState::kOut;
+    slot->holders = 1;
+    slot->for_rank = consumer->rank;
+    lanes_[consumer->lane].in_turn.pop_front();
+    consumer->backlog.push_back({slot->share.slot, false});
+  }
+  Flush(consumer);
+  FinishIfOver(consumer);
+}
+
+bool Delivery::IsHungry(const Consumer& consumer) {
+  ++looks_;
+  if (consumer.place != Place::kAttached) return false;
+  Feed& feed = FeedOf(consumer);
+  if (!feed.open() || feed.corrupt()) return false;
+  // It wakes us when it releases.
+  if (!feed.HasFreeLease()) Reclaim(consumer.seat);
+  if (!feed.HasFreeLease()) return false;
+  if (feed.untaken() > 0) {
+    feed.AskForNews(true);  // E8
+    if (feed.untaken() > 0) return false;
+  }
+  return !feed.corrupt();
+}
+
+// Round robin over those that have none untaken, from the last on.
+Delivery::Consumer* Delivery::NextHungry() {
+  while (!hungry_.empty()) {
+    auto next = hungry_.upper_bound(last_given_);
+    if (next == hungry_.end()) next = hungry_.begin();
+    Consumer* const consumer = Find(*next);
+    if (consumer != nullptr && IsHungry(*consumer)) return consumer;
+    hungry_.erase(next);
+  }
+  return nullptr;
+}
+
+void Delivery::DeliverDynamic() {
+  while (Slot* slot = NextReady(0)) {
+    slot->state = SlotState::kOut;
+    slot->holders = 1;
+    lanes_[0].in_turn.pop_front();
+    pool_.push_back({slot->share.slot, false});
+  }
+  while (!pool_.empty()) {
+    Consumer* const next = NextHungry();
+    if (next == nullptr) break;
+    Give(next, pool_.front());
+    last_given_ = next->rank;
+    pool_.pop_front();
+  }
+}
+
+std::optional<bool> Delivery::Wants(const Consumer& consumer,
+                                    const Slot& slot) const {
+  if (consumer.place == Place::kFinished ||
+      (consumer.place == Place::kAttached && !feeds_[consumer.seat]->open())) {
+    return std::nullopt;
+  }
+  const auto again = consumer.again.find(IdOf(slot));
+  if (again != consumer.again.end()) return again->second;
+  const Plan::Share& rows = slot.share.rows;
+  if (slot.again || (!rows.extra && rows.position < consumer.from)) {
+    return std::nullopt;
+  }
+  return false;
+}
+
+bool Delivery::IsAsleep(const Consumer& consumer) {
+  return consumer.place == Place::kAttached && FeedOf(consumer).open() &&
+         FeedOf(consumer).waiting();
+}
+
+bool Delivery::HasRoom(const Consumer& consumer) {
+  ++looks_;
+  size_t behind = consumer.backlog.size();
+  if (consumer.place != Place::kAttached) {
+    return behind < shape_.options.window;
+  }
+  Feed& feed = FeedOf(consumer);
+  // In this order, so that what is seen was so at one time: one that was less
+  // than a window behind then has a lease, once what it released is seen.
+  behind += feed.untaken();
+  if (feed.corrupt() || behind >= shape_.options.window) return false;
+  if (Reclaim(consumer.seat) && !consumer.backlog.empty()) {
+    touched_.insert(consumer.rank);
+  }
+  return feed.HasFreeLease() && !feed.corrupt();
+}
+
+void Delivery::NoteRoom(Consumer* consumer) {
+  bool has_room = HasRoom(*consumer);
+  bool asleep = false;
+  if (consumer->place == Place::kAttached) {
+    // Who sleeps matters only where somebody may be left behind.
+    const bool block = shape_.options.lag == Lag::kBlock;
+    FeedOf(*consumer).AskForNews(!has_room || !block);  // E8
+    asleep = !block && IsAsleep(*consumer);
+    if (!has_room) has_room = HasRoom(*consumer);
+  }
+  has_room ? (void)without_.erase(consumer->rank)
+           : (void)without_.insert(consumer->rank);
+  asleep ? (void)asleep_.insert(consumer->rank)
+         : (void)asleep_.erase(consumer->rank);
+}
+
+// One that was seen asleep may have been interrupted.
+bool Delivery::OneSleeps() {
+  while (!asleep_.empty()) {
+    const Consumer* const consumer = Find(*asleep_.begin());
+    if (consumer != nullptr && IsAsleep(*consumer)) return true;
+    asleep_.erase(asleep_.begin());
+  }
+  return false;
+}
+
+// Whether the batch has to wait, as far as can be told without a walk over all
+// consumers.
+bool Delivery::IsHeldUp(const Slot& slot) {
+  for (const uint32_t rank : std::exchange(unsure_, {})) {
+    if (Consumer* const consumer = Find(rank)) {
+      NoteRoom(consumer);
+    } else {
+      without_.erase(rank);
+    }
+  }
+  const bool block = shape_.options.lag == Lag::kBlock;
+  const bool one_holds_it_up =
+      std::any_of(without_.begin(), without_.end(), [&](uint32_t rank) {
+        const Consumer* const consumer = Find(rank);
+        return consumer != nullptr && Wants(*consumer, slot) &&
+               (block || consumer->skipped == 0);
+      });
+  // Nobody is newly left behind before another has taken a whole window more
+  // and sleeps: consumers of about the same speed lose nothing.
+  return one_holds_it_up && (block || !OneSleeps());
+}
+
+bool Delivery::GiveToAll(Slot* slot) {
+  std::vector<Consumer*> with_room;
+  std::vector<Consumer*> without;
+  bool anyone = false;
+  bool one_is_ahead = false;  // in a former life: it waits for what follows
+  for (auto& [rank, consumer] : consumers_) {
+    anyone |= consumer.place == Place::kAttached;
+    if (!Wants(consumer, *slot)) {
+      one_is_ahead |= !slot->again && consumer.place == Place::kAttached &&
+                      FeedOf(consumer).open();
+      continue;
+    }
+    // What it had before is not counted as what it is behind. Who was found
+    // without room is looked at again after somebody was seen asleep, who goes
+    // on sleeping: so both were so at one time.
+    const bool is_behind =
+        !slot->again && without_.count(rank) > 0 && !HasRoom(consumer);
+    (is_behind ? without : with_room).push_back(&consumer);
+  }
+  if (anyone && with_room.empty() && without.empty()) {
+    // Of one that is gone for good, or before where all are.
+    lanes_[0].in_turn.pop_front();
+    Free(slot);
+    if (Exhausted(lanes_[0])) TouchAll();
+    return true;
+  }
+  if (!anyone || (with_room.empty() && !one_is_ahead)) return false;
+  slot->state = SlotState::kOut;
+  lanes_[0].in_turn.pop_front();
+  slot->holders = static_cast<uint32_t>(with_room.size());
+  for (Consumer* consumer : with_room) {
+    Entry entry{slot->share.slot, *Wants(*consumer, *slot)};
+    if (!slot->again) entry.skipped = std::exchange(consumer->skipped, 0);
+    consumer->again.erase(IdOf(*slot));
+    if (consumer->place == Place::kGone || !consumer->backlog.empty() ||
+        !FeedOf(*consumer).HasFreeLease()) {
+      consumer->backlog.push_back(entry);
+    } else {
+      Give(consumer, entry);
+    }
+    unsure_.insert(consumer->rank);
+  }
+  // They are told, once they have what was theirs.
+  if (Exhausted(lanes_[0])) TouchAll();
+  for (Consumer* consumer : without) {
+    if (shape_.options.lag == Lag::kSkip) {
+      ++consumer->skipped;
+      ++consumer->skipped_all;
+      consumer->again.erase(IdOf(*slot));
+    } else if (consumer->place == Place::kGone) {
+      Drop(consumer);
+    } else {
+      (void)EvictSeat(
+          consumer, Closed::kFailed,
+          fmt::format("{} rank {} fell more than {} batches behind (lag: "
+                      "fail; window: {})",
+                      static_cast<int>(StatusCode::kAborted), consumer->rank,
+                      shape_.options.window, shape_.options.window),
+          false);
+    }
+  }
+  FreeIfUnheld(slot);  // only one that is ahead goes on: nobody got it
+  return true;
+}
+
+void Delivery::DeliverBroadcast() {
+  if (!started_) {
+    if (consumers_.size() < shape_.start_with) return;
+    started_ = true;
+  }
+  while (Slot* slot = NextReady(0)) {
+    if (!slot->again && IsHeldUp(*slot)) return;
+    if (!GiveToAll(slot)) return;
+  }
+}
+
+void Delivery::FinishIfOver(Consumer* consumer) {
+  if (withheld_ || consumer->place != Place::kAttached ||
+      !FeedOf(*consumer).open() || !consumer->backlog.empty() ||
+      !Exhausted(lanes_[consumer->lane])) {
+    return;
+  }
+  FeedOf(*consumer).Finish(consumer->skipped);
+}
+
+bool Delivery::IsAtWork(const Consumer& consumer) {
+  if (consumer.place != Place::kAttached) return false;
+  Feed& feed = FeedOf(consumer);
+  const auto is_at_work = [&feed] {
+    return feed.open() && feed.out() > 0 && !feed.waiting();
+  };
+  if (!is_at_work()) return false;
+  ++looks_;
+  feed.AskForNews(true);  // E8
+  return is_at_work();
+}
+
+// A rank that works on a batch may still die with it, and then others have to
+// be there.
+void Delivery::FinishDynamic() {
+  if (withheld_ || !pool_.empty() || !Exhausted(lanes_[0])) return;
+  // The one that was at work last time probably still is.
+  const auto from = consumers_.lower_bound(at_work_);
+  const auto is_at_work = [this](const auto& item) {
+    return IsAtWork(item.second);
+  };
+  auto found = std::find_if(from, consumers_.end(), is_at_work);
+  if (found == consumers_.end()) {
+    found = std::find_if(consumers_.begin(), from, is_at_work);
+    if (found == from) {
+      for (auto& [rank, consumer] : consumers_) FinishIfOver(&consumer);
+      return;
+    }
+  }
+  at_work_ = found->first;
+}
+
+// Where nothing waits for the place of another batch, wakes of takes would be
+// for nothing. unknown: whom D5 does not need them of.
+void Delivery::ForgoTakes(const std::set<uint32_t>& ranks,
+                          const std::set<uint32_t>& unknown) {
+  for (const uint32_t rank : ranks) {
+    const Consumer* const consumer = Find(rank);
+    if (consumer != nullptr && consumer->place == Place::kAttached &&
+        unknown.count(rank) > 0) {
+      FeedOf(*consumer).AskForNews(false);
+    }
+  }
+}
+
+void Delivery::Advance() {
+  if (closed_) return;
+  heard_.insert(deaf_.begin(), deaf_.end());
+  for (const uint32_t seat : std::exchange(heard_, {})) {
+    const Consumer* const consumer = AtSeat(seat);
+    if (consumer != nullptr) touched_.insert(consumer->rank);
+    // DeliverSplit does it itself.
+    if (consumer == nullptr || !split()) Reclaim(seat);
+  }
+  for (const uint32_t rank : std::set<uint32_t>(formers_)) {
+    Consumer* const consumer = Find(rank);
+    if (consumer == nullptr || consumer->former == nullptr) {
+      formers_.erase(rank);
+    } else {
+      ReclaimFormer(consumer);
+    }
+  }
+  const std::set<uint32_t> touched = std::exchange(touched_, {});
+  switch (mode_) {
+    case DeliveryMode::kDynamic:
+      hungry_.insert(touched.begin(), touched.end());
+      DeliverDynamic();
+      if (pool_.empty()) ForgoTakes(touched, hungry_);
+      FinishDynamic();
+      break;
+    case DeliveryMode::kBroadcast:
+      for (const uint32_t rank : touched) {
+        if (Consumer* const consumer = Find(rank)) Flush(consumer);
+        unsure_.insert(rank);
+      }
+      DeliverBroadcast();
+      if (NextReady(0) == nullptr) ForgoTakes(touched, unsure_);
+      for (const uint32_t rank : touched) {
+        if (Consumer* const consumer = Find(rank)) FinishIfOver(consumer);
+      }
+      break;
+    default:
+      for (const uint32_t rank : touched) {
+        if (Consumer* const consumer = Find(rank)) DeliverSplit(consumer);
+      }
+      break;
+  }
+}
+
+void Delivery::Drain() {
+  if (draining_ || closed_) return;
+  draining_ = true;
+  Phase& phase = phases_.back();
+  // Steps that no rank was given are not waited for: a row of theirs may take
+  // as long as a function may.
+  uint64_t end = 0;
+  for (const Lane& lane : lanes_) {
+    if (lane.phase + 1 != phases_.size()) continue;
+    end = std::max(end, lane.next_step - StepsNotGiven(lane));
+  }
+  for (Lane& lane : lanes_) {
+    for (uint64_t left = StepsNotGiven(lane); left > 0 && lane.next_step > end;
+         --left) {
+      Abandon(&slots_[lane.in_turn.back()]);
+      lane.in_turn.pop_back();
+      --lane.next_step;
+    }
+  }
+  if (const auto total = phase.plan.total_steps()) end = std::min(end, *total);
+  phase.end_step = end;
+  TouchAll();
+}
+
+uint64_t Delivery::StepsNotGiven(const Lane& lane) const {
+  const auto last = std::find_if(
+      lane.in_turn.rbegin(), lane.in_turn.rend(), [this](uint32_t slot) {
+        return slots_[slot].again || slots_[slot].phase + 1 != phases_.size();
+      });
+  return static_cast<uint64_t>(last - lane.in_turn.rbegin());
+}
+
+void Delivery::Close(Closed why, const std::string& reason) {
+  if (closed_) return;
+  closed_ = true;
+  for (const auto& feed : feeds_) {
+    if (feed != nullptr) feed->Close(why, reason);
+  }
+  for (Slot& slot : slots_) {
+    if (slot.state == SlotState::kFilling) Abandon(&slot);
+  }
+}
+
+void Delivery::Mute(uint32_t seat) {
+  if (feeds_[seat] == nullptr) return;
+  feeds_[seat]->Mute();
+  deaf_.insert(seat);
+}
+
+}  // namespace penstock

@@ -1,0 +1,264 @@
+// What Delivery does when a rank leaves, dies or is evicted.
+#include <algorithm>
+
+#include "broker/delivery/delivery.h"
+#include "common/kill_point.h"
+
+namespace penstock {
+
+void Delivery::Drop(Consumer* consumer) {
+  foremost_ = std::max(foremost_, NextStepOf(*consumer));
+  for (const Entry& entry : consumer->backlog) Release(entry.slot);
+  touched_.insert(consumer->rank);
+  consumers_.erase(consumer->rank);
+  if (consumers_.empty()) GoBackTo(foremost_);
+}
+
+// broadcast: the first step in order that it has not had.
+uint64_t Delivery::NextStepOf(const Consumer& consumer) const {
+  const auto step_of = [this](uint32_t number) {
+    const Slot& slot = slots_[number];
+    return slot.again ? std::nullopt
+                      : plan().StepFrom(slot.share.rows.position);
+  };
+  for (const Entry& entry : consumer.backlog) {
+    const auto step = step_of(entry.slot);
+    if (step && !entry.redelivered) return *step;
+  }
+  const Lane& lane = lanes_[consumer.lane];
+  for (const uint32_t number : lane.in_turn) {
+    if (const auto step = step_of(number)) return *step;
+  }
+  return lane.next_step;
+}
+
+// broadcast, nobody is left: what none of them had is made again for those who
+// come next.
+void Delivery::GoBackTo(uint64_t step) {
+  Lane& lane = lanes_[0];
+  for (const uint32_t number : lane.in_turn) Abandon(&slots_[number]);
+  lane.in_turn.clear();
+  lane.again.clear();
+  lane.next_step = std::min(lane.next_step, step);
+  openable_.insert(0);
+}
+
+Status Delivery::Gone(uint32_t seat, bool orderly) {
+  const std::unique_ptr<Feed> feed = std::move(feeds_[seat]);
+  if (feed == nullptr) return OkStatus();
+  deaf_.erase(seat);
+  Consumer* consumer = AtSeat(seat);
+  std::vector<Feed::Batch> released;
+  feed->Reclaim(&released);
+  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
+  KillPoint("gone.reclaimed");
+  std::vector<Entry> entries;
+  for (const Feed::Batch& each : feed->TakeAllBack()) {
+    if (consumer == nullptr) {
+      Unquarantine(each.slot);
+    } else if (each.taken && orderly) {
+      Release(each.slot);
+    } else {
+      entries.push_back(
+          {each.slot, each.taken || each.redelivered, each.skipped});
+      slots_[each.slot].handed_over |= each.taken;
+    }
+  }
+  if (consumer == nullptr) return OkStatus();
+  touched_.insert(consumer->rank);
+  consumer->place = Place::kGone;
+  consumer->died = !orderly;
+  TakeFormerBack(consumer, orderly);
+  if (!lanes_[consumer->lane].again.empty()) {
+    return Vacate(consumer, std::move(entries), orderly);
+  }
+  if (feed->finished() && entries.empty() && consumer->backlog.empty()) {
+    // One that died may not know that it was all: another that comes is told,
+    // or gets what somebody else had who died.
+    if (orderly) consumer->place = Place::kFinished;
+    return OkStatus();
+  }
+  return Vacate(consumer, std::move(entries), orderly);
+}
+
+Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
+                        bool orderly) {
+  consumer->place = Place::kGone;
+  const OnRankDeath policy = shape_.options.on_rank_death;
+  if (closed_) {
+    for (const Entry& entry : entries) Release(entry.slot);
+    return OkStatus();
+  }
+  if (mode_ == DeliveryMode::kDynamic) {
+    pool_.insert(pool_.begin(), entries.begin(), entries.end());
+  } else {
+    consumer->backlog.insert(consumer->backlog.begin(), entries.begin(),
+                             entries.end());
+  }
+  if (policy == OnRankDeath::kFail && !orderly) {
+    return AbortedError("rank {} died (on_rank_death: fail)", consumer->rank);
+  }
+  if (mode_ == DeliveryMode::kBroadcast &&
+      (orderly || policy == OnRankDeath::kShrink)) {
+    Drop(consumer);
+    return OkStatus();
+  }
+  if (split() && policy == OnRankDeath::kShrink && !withheld_) {
+    return Shrink(consumer);
+  }
+  return OkStatus();
+}
+
+Status Delivery::EvictSeat(Consumer* consumer, Closed why,
+                           const std::string& reason, bool keep_batches) {
+  Feed& feed = FeedOf(*consumer);
+  touched_.insert(consumer->rank);
+  feed.Close(why, reason);
+  KillPoint("evict.closed");
+  // What it has released is done, also what it released just now.
+  std::vector<Feed::Batch> released;
+  feed.Reclaim(&released);
+  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
+  std::vector<Entry> entries;
+  for (const Feed::Batch& each : feed.Recall()) {
+    // The process may go on reading what it took.
+    if (each.taken) ++slots_[each.slot].quarantine;
+    entries.push_back(
+        {each.slot, each.taken || each.redelivered, each.skipped});
+    slots_[each.slot].handed_over |= keep_batches && each.taken;
+  }
+  consumer->place = Place::kGone;
+  if (!keep_batches) {
+    consumer->backlog.insert(consumer->backlog.begin(), entries.begin(),
+                             entries.end());
+    Drop(consumer);
+    return OkStatus();
+  }
+  TakeFormerBack(consumer, false);
+  return Vacate(consumer, std::move(entries), false);
+}
+
+Status Delivery::Evict(uint32_t rank, const std::string& reason) {
+  const auto found = consumers_.find(rank);
+  if (found == consumers_.end()) {
+    return NotFoundError("there is no rank {}", rank);
+  }
+  if (found->second.place != Place::kAttached) {
+    return NotFoundError("rank {} {}", rank,
+                         found->second.place == Place::kGone
+                             ? "is gone already: what it had is handed on"
+                             : "has taken all of its data and left");
+  }
+  return EvictSeat(&found->second, Closed::kRecalled, reason, true);
+}
+
+// The others divide the global batch from the first step on that nobody began.
+// What the gone rank still had to do before it becomes steps of its own,
+// divided over the others too, so that all take the same number of steps.
+Status Delivery::Shrink(Consumer* gone) {
+  Phase& last = phases_.back();
+  std::vector<uint32_t> ranks = last.ranks;
+  std::erase(ranks, gone->rank);
+  const bool someone_finished =
+      std::any_of(consumers_.begin(), consumers_.end(), [&](const auto& item) {
+        const Consumer& consumer = item.second;
+        switch (consumer.place) {
+          case Place::kFinished:
+            return true;
+          case Place::kAttached:
+            return feeds_[consumer.seat]->finished();
+          case Place::kGone:
+            // It may have been told so, and nobody saw it leave.
+            return &consumer != gone && NothingLeftFor(consumer);
+        }
+        return false;
+      });
+  // Nobody to give them to, or not to all: they wait for a replacement.
+  if (ranks.empty() || someone_finished || draining_) return OkStatus();
+
+  uint64_t boundary = 0;
+  for (const Lane& lane : lanes_) {
+    if (lane.phase + 1 == phases_.size()) {
+      boundary = std::max(boundary, lane.next_step);
+    }
+  }
+  const Plan& plan = last.plan;
+  PlanStart start;
+  const uint64_t owed_steps = plan.start().owed.size();
+  start.position = plan.PositionOf(std::max(boundary, owed_steps));
+  for (uint64_t step = boundary; step < owed_steps; ++step) {
+    start.owed.push_back(plan.start().owed[step]);
+  }
+  const auto owe = [&](const Plan::Share& rows, bool redelivered) {
+    if (rows.rows == 0) return;
+    start.owed.push_back({rows.epoch * plan.rows_per_epoch() + rows.first_row,
+                          rows.rows, redelivered || rows.redelivered});
+  };
+  for (const Entry& entry : gone->backlog) {
+    owe(slots_[entry.slot].share.rows, entry.redelivered);
+  }
+  Lane& lane = lanes_[gone->lane];
+  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
+    Slot& slot = slots_[lane.first_slot + i];
+    if (slot.state == SlotState::kFilling || slot.state == SlotState::kReady) {
+      owe(slot.share.rows, false);
+    }
+  }
+  for (const Again& again : std::exchange(lane.again, {})) {
+    const Phase& phase = phases_[PhaseOfStep(again.step)];
+    const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
+    owe(phase.plan.ShareOf(*step, PlaceOf(phase, gone->rank)),
+        again.redelivered);
+  }
+  uint64_t step = lane.next_step;
+  for (uint32_t number = lane.phase; number < phases_.size(); ++number) {
+    const Phase& phase = phases_[number];
+    const uint64_t end =
+        number + 1 == phases_.size() ? boundary : phase.end_step.value_or(0);
+    for (; step < end; ++step) {
+      owe(phase.plan.ShareOf(step, PlaceOf(phase, gone->rank)), false);
+    }
+    step = 0;
+  }
+  auto next = plan.From(std::move(start), static_cast<uint32_t>(ranks.size()));
+  if (!next.ok()) return next.status();
+  if (next->max_share_rows(0) > shape_.rows_max) {
+    return AbortedError(
+        "rank {} died, and those left ({}) would need batches of {} rows; a "
+        "job is given memory to shrink to half of its ranks",
+        gone->rank, ranks.size(), next->max_share_rows(0));
+  }
+  last.end_step = boundary;
+  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
+    Slot& slot = slots_[lane.first_slot + i];
+    if (slot.state == SlotState::kFilling || slot.state == SlotState::kReady) {
+      Abandon(&slot);
+    }
+  }
+  for (const Entry& entry : gone->backlog) {
+    Slot& slot = slots_[entry.slot];
+    --slot.holders;  // not completed: it is owed
+    FreeIfUnheld(&slot);
+  }
+  gone->backlog.clear();
+  lane.in_turn.clear();
+  if (record_ != nullptr) {
+    record_->PhaseBegun({ranks, boundary, next->start()});
+    KillPoint("shrink.recorded");
+  }
+  phases_.push_back({*std::move(next), ranks, {}});
+  const Phase& now = phases_.back();
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.place != Place::kAttached) continue;
+    ranks_changed_.push_back(
+        {consumer.seat, static_cast<uint32_t>(phases_.size() - 1),
+         PlaceOf(now, rank), static_cast<uint32_t>(ranks.size()),
+         now.plan.start()});
+  }
+  consumers_.erase(gone->rank);
+  OpenAll();
+  TouchAll();
+  return OkStatus();
+}
+
+}  // namespace penstock

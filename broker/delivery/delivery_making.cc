@@ -1,0 +1,243 @@
+// What is made, in which slot: the steps that are opened, in their order, and
+// which of them a worker may claim.
+#include <algorithm>
+#include <cassert>
+
+#include "broker/delivery/delivery.h"
+
+namespace penstock {
+namespace {
+
+// How far ahead of the steps that are opened the record says that they may be.
+constexpr uint64_t kOpenedAhead = 256;
+
+}  // namespace
+
+bool Delivery::Active(uint32_t lane) const {
+  const auto is_given_batches = [this](const Consumer& consumer) {
+    return consumer.place == Place::kAttached && feeds_[consumer.seat]->open();
+  };
+  if (split()) {
+    const Consumer* const consumer = OfLane(lane);
+    return consumer != nullptr && is_given_batches(*consumer);
+  }
+  return std::any_of(
+      consumers_.begin(), consumers_.end(),
+      [&](const auto& item) { return is_given_batches(item.second); });
+}
+
+void Delivery::RanksTold(uint32_t seat, uint32_t phase) {
+  if (Consumer* consumer = AtSeat(seat)) {
+    consumer->told_phase = std::max(consumer->told_phase, phase);
+    touched_.insert(consumer->rank);
+  }
+}
+
+std::optional<Delivery::Next> Delivery::NextStep(uint32_t number) {
+  Lane& lane = lanes_[number];
+  const Consumer* consumer = OfLane(number);
+  const auto place = [&](const Phase& phase) {
+    return split() ? PlaceOf(phase, consumer->rank) : 0;
+  };
+  if (!lane.again.empty()) {
+    const Again again = lane.again.front();
+    Next next{{}, PhaseOfStep(again.step), true};
+    const Phase& phase = phases_[next.phase];
+    const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
+    next.rows = phase.plan.ShareOf(*step, place(phase));
+    if (!Available(next.rows)) return std::nullopt;
+    lane.again.pop_front();
+    next.rows.extra = true;
+    next.rows.redelivered = again.redelivered;
+    return next;
+  }
+  for (;;) {
+    const Phase& phase = phases_[lane.phase];
+    const std::optional<uint64_t> end =
+        phase.end_step ? phase.end_step : phase.plan.total_steps();
+    if (!end || lane.next_step < *end) {
+      const Plan::Share rows = phase.plan.ShareOf(lane.next_step, place(phase));
+      if (!Available(rows)) return std::nullopt;
+      ++lane.next_step;
+      return Next{rows, lane.phase, false};
+    }
+    if (lane.phase + 1 == phases_.size()) return std::nullopt;
+    ++lane.phase;
+    lane.next_step = 0;
+    lane.phase_begins = true;
+  }
+}
+
+void Delivery::EndAt(uint64_t rows) {
+  SetAvailable(rows);
+  for (Phase& phase : phases_) {
+    if (auto plan = phase.plan.Ending(rows)) {
+      phase.plan = *std::move(plan);
+    } else if (&phase == &phases_.back()) {
+      const uint64_t owed = phase.plan.start().owed.size();
+      phase.end_step = std::min(phase.end_step.value_or(owed), owed);
+    }
+  }
+  // Of a former life, which may have said more than there was.
+  for (Lane& lane : lanes_) {
+    std::erase_if(lane.again, [this](const Again& each) {
+      const Plan& plan = phases_[PhaseOfStep(each.step)].plan;
+      return !plan.StepFrom(PositionOfStep(each.step));
+    });
+  }
+  OpenAll();
+  TouchAll();
+}
+
+void Delivery::SetUsableSlots(uint32_t slots) {
+  usable_slots_ = slots;
+  OpenAll();
+}
+
+void Delivery::SetAvailable(uint64_t rows) {
+  if (std::exchange(available_, rows) != rows) OpenAll();
+}
+
+bool Delivery::Exhausted(const Lane& lane) const {
+  if (!lane.in_turn.empty() || !lane.again.empty()) return false;
+  const Phase& phase = phases_[lane.phase];
+  const std::optional<uint64_t> end =
+      phase.end_step ? phase.end_step : phase.plan.total_steps();
+  return end && lane.next_step >= *end && lane.phase + 1 == phases_.size();
+}
+
+// Ahead, so that not every step is recorded, but of a stream that is as far as
+// its producers.
+void Delivery::RecordOpened(const Plan::Share& rows) {
+  if (record_ == nullptr || mode_ != DeliveryMode::kDynamic ||
+      rows.position < opened_recorded_) {
+    return;
+  }
+  const Plan& plan = this->plan();
+  uint64_t step = lanes_[0].next_step + kOpenedAhead;
+  if (plan.total_steps()) step = std::min(step, *plan.total_steps());
+  // What a stream does not have yet nobody can have had.
+  if (available_ != UINT64_MAX) {
+    uint64_t whole = plan.StepAt(available_);
+    if (whole > 0 && plan.PositionOf(whole) > available_) --whole;
+    step = std::min(step, std::max(whole, lanes_[0].next_step));
+  }
+  opened_recorded_ = plan.PositionOf(step);
+  record_->Opened(opened_recorded_);
+}
+
+Share* Delivery::Open() {
+  if (closed_ || gathering_) return nullptr;
+  for (; !openable_.empty(); openable_.erase(openable_.begin())) {
+    ++looks_;
+    const uint32_t number = *openable_.begin();
+    Lane& lane = lanes_[number];
+    const uint32_t usable = std::min(usable_slots_, shape_.slots_per_lane);
+    if (lane.free.empty() || lane.free.top() >= lane.first_slot + usable ||
+        !Active(number)) {
+      continue;
+    }
+    const std::optional<Next> next = NextStep(number);
+    if (!next) continue;
+    const uint32_t at = lane.free.top();
+    lane.free.pop();
+    lane.in_turn.push_back(at);
+    Slot& slot = slots_[at];
+    slot.state = SlotState::kFilling;
+    slot.ranks_changed =
+        !next->again && std::exchange(lane.phase_begins, false);
+    slot.phase = next->phase;
+    slot.handed_over = next->rows.extra;
+    slot.again = next->again;
+    RecordOpened(next->rows);
+    slot.share = Share{};
+    slot.share.slot = at;
+    slot.share.step = lane.opened++;
+    slot.share.rows = next->rows;
+    if (slot.share.rows.rows > 0) {
+      claimable_[NodeOf(at)].push({slot.share.step, at});
+    }
+    return &slot.share;
+  }
+  return nullptr;
+}
+
+uint32_t Delivery::CopyOn(std::optional<uint32_t> node,
+                          uint32_t otherwise) const {
+  for (uint32_t copy = 0; node && shape_.copies > 1 && copy < shape_.copies;
+       ++copy) {
+    if (bank_nodes_[copy] == *node) return copy;
+  }
+  return otherwise;
+}
+
+uint32_t Delivery::SlotToFill(const Share& share,
+                              std::optional<uint32_t> node) const {
+  return SegmentSlot(share, CopyOn(node, 0));
+}
+
+bool Delivery::IsLocal(const Share& share, std::optional<uint32_t> node) const {
+  if (bank_nodes_.empty()) return true;
+  const uint32_t bank = SlotToFill(share, node) / shape_.bank_slots;
+  return node && bank_nodes_[bank] == *node;
+}
+
+// The bank of a lane is moved, if at all, before anything of it is opened.
+uint32_t Delivery::NodeOf(uint32_t slot) const {
+  const bool one_for_all = bank_nodes_.empty() || shape_.copies > 1;
+  return one_for_all ? 0 : bank_nodes_[slot / shape_.bank_slots];
+}
+
+// Work is conserved: who has none of its own node takes another's. Slots of a
+// node without workers are as near to all as those of their own: they would
+// come last else.
+Share* Delivery::Claimable(std::optional<uint32_t> node) {
+  if (closed_) return nullptr;
+  const auto comes_first = [&](uint32_t here) {
+    if (bank_nodes_.empty() || shape_.copies > 1 || !node) return true;
+    const std::vector<uint32_t>& served = shape_.worker_nodes;
+    return here == *node ||
+           std::find(served.begin(), served.end(), here) == served.end();
+  };
+  Share* oldest = nullptr;
+  std::pair<bool, Oldest> best;
+  for (auto& [here, shares] : claimable_) {
+    // Those that were claimed or abandoned meanwhile.
+    for (; !shares.empty(); shares.pop()) {
+      ++looks_;
+      const auto [step, number] = shares.top();
+      const Slot& slot = slots_[number];
+      if (slot.state == SlotState::kFilling && slot.share.step == step &&
+          !slot.share.abandoned && slot.share.claimed < slot.share.rows.rows) {
+        break;
+      }
+    }
+    if (shares.empty()) continue;
+    const std::pair<bool, Oldest> found{!comes_first(here), shares.top()};
+    if (oldest != nullptr && best < found) continue;
+    best = found;
+    oldest = &slots_[found.second.second].share;
+  }
+  return oldest;
+}
+
+void Delivery::Filled(Share* share) {
+  Slot& slot = slots_[share->slot];
+  assert(slot.state == SlotState::kFilling && share->done());
+  if (share->abandoned) {
+    Free(&slot);
+    return;
+  }
+  slot.state = SlotState::kReady;
+  if (const Consumer* const consumer = OfLane(slot.lane)) {
+    touched_.insert(consumer->rank);
+  }
+}
+
+// Nobody will get it. Rows that workers are at are waited for (Filled).
+void Delivery::Abandon(Slot* slot) {
+  slot->share.abandoned = true;
+  if (slot->state != SlotState::kFilling || slot->share.done()) Free(slot);
+}
+
+}  // namespace penstock

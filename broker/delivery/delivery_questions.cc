@@ -1,0 +1,486 @@
+// What Delivery can be asked.
+#include <algorithm>
+
+#include "broker/delivery/delivery.h"
+
+namespace penstock {
+
+std::optional<uint32_t> Delivery::RankAt(uint32_t seat) {
+  const Consumer* consumer = AtSeat(seat);
+  if (consumer == nullptr) return std::nullopt;
+  return consumer->rank;
+}
+
+bool Delivery::AnyAttached() const {
+  return std::any_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
+    return it.second.place == Place::kAttached;
+  });
+}
+
+bool Delivery::AnySeatTaken() const {
+  return std::any_of(feeds_.begin(), feeds_.end(),
+                     [](const auto& feed) { return feed != nullptr; });
+}
+
+bool Delivery::OwesTheDead() const {
+  if (draining_) return false;
+  return std::any_of(consumers_.begin(), consumers_.end(),
+                     [this](const auto& it) {
+                       return it.second.place == Place::kGone &&
+                              it.second.died && !NothingLeftFor(it.second);
+                     });
+}
+
+bool Delivery::WaitsFor(uint32_t rank) const {
+  const auto found = consumers_.find(rank);
+  return found != consumers_.end() && found->second.place == Place::kGone;
+}
+
+bool Delivery::NothingLeftFor(const Consumer& consumer) const {
+  return consumer.backlog.empty() && consumer.again.empty() && pool_.empty() &&
+         Exhausted(lanes_[consumer.lane]);
+}
+
+bool Delivery::Finished(uint32_t rank) const {
+  const auto found = consumers_.find(rank);
+  return found != consumers_.end() && found->second.place == Place::kFinished;
+}
+
+bool Delivery::ToldTheEnd(uint32_t rank) const {
+  const auto found = consumers_.find(rank);
+  return found != consumers_.end() && found->second.place == Place::kAttached &&
+         feeds_[found->second.seat]->finished();
+}
+
+bool Delivery::GoesOnWithout(uint32_t rank) const {
+  const std::vector<uint32_t>& ranks = phases_.back().ranks;
+  return split() && !std::binary_search(ranks.begin(), ranks.end(), rank);
+}
+
+bool Delivery::AllCame() const {
+  // Only where all ranks are of this host do they ever become fewer.
+  if (phases_.size() == 1) return consumers_.size() == shape_.consumers_max;
+  const std::vector<uint32_t>& ranks = phases_.back().ranks;
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [this](uint32_t rank) { return Knows(rank); });
+}
+
+bool Delivery::AllDelivered() const {
+  if (draining_) return true;
+  if (Unsettled() || !pool_.empty()) return false;
+  const std::vector<uint32_t> lanes =
+      split() ? LanesNeeded() : std::vector<uint32_t>{0};
+  return std::all_of(lanes.begin(), lanes.end(),
+                     [this](uint32_t i) { return Exhausted(lanes_[i]); }) &&
+         std::all_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
+           return it.second.backlog.empty() && it.second.again.empty();
+         });
+}
+
+bool Delivery::Idle() const {
+  return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.state == SlotState::kFilling &&
+           slot.share.finished < slot.share.claimed;
+  });
+}
+
+std::vector<uint32_t> Delivery::Missing() const {
+  std::vector<uint32_t> missing;
+  if (draining_) return missing;
+  // Others wait for it, or will.
+  const DeliveryOptions& options = shape_.options;
+  const bool places_are_kept =
+      split() || (broadcast() && options.lag == Lag::kBlock &&
+                  options.on_rank_death == OnRankDeath::kWait);
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.place == Place::kGone && places_are_kept) {
+      missing.push_back(rank);
+    }
+  }
+  // Which of a world over several hosts belong here is not known: numbers can
+  // be named only when all do.
+  if (mode_ == DeliveryMode::kBroadcast && !started_) {
+    for (uint32_t rank = 0; rank < shape_.start_with; ++rank) {
+      if (consumers_.count(rank) == 0) missing.push_back(rank);
+    }
+  }
+  if (split() && shape_.world_size == shape_.consumers_max) {
+    for (const uint32_t rank : phases_.back().ranks) {
+      if (consumers_.count(rank) == 0) missing.push_back(rank);
+    }
+    std::sort(missing.begin(), missing.end());
+  }
+  return missing;
+}
+
+std::vector<uint32_t> Delivery::TakeCorrupt() {
+  std::vector<uint32_t> ranks;
+  if (!std::exchange(any_corrupt_, false) || closed_) return ranks;
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.place == Place::kAttached &&
+        feeds_[consumer.seat]->corrupt()) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+namespace {
+
+// Ranges by position, no row twice, and none that is behind the position.
+void InOrder(PlanStart* start) {
+  std::sort(start->owed.begin(), start->owed.end(),
+            [](const RowRange& a, const RowRange& b) {
+              return a.position < b.position;
+            });
+  // What is owed since one phase may be owed since another.
+  uint64_t end = 0;
+  for (RowRange& range : start->owed) {
+    const uint64_t twice =
+        std::min(end - std::min(end, range.position), range.rows);
+    range.position += twice;
+    range.rows -= twice;
+    end = std::max(end, range.position + range.rows);
+  }
+  std::erase_if(start->owed,
+                [](const RowRange& range) { return range.rows == 0; });
+  // A range on the far side of the position is reached anyway.
+  std::erase_if(start->owed, [start](const RowRange& range) {
+    return range.position >= start->position;
+  });
+}
+
+}  // namespace
+
+PlanStart Delivery::State() const {
+  PlanStart state;
+  if (!split()) {
+    const Lane& lane = lanes_[0];
+    state.position = phases_[0].plan.PositionOf(std::max<uint64_t>(
+        lane.next_step, phases_[0].plan.start().owed.size()));
+    for (uint64_t step = lane.next_step;
+         step < phases_[0].plan.start().owed.size(); ++step) {
+      state.owed.push_back(phases_[0].plan.start().owed[step]);
+    }
+    for (const Slot& slot : slots_) {
+      if (slot.state == SlotState::kFree ||
+          (slot.state == SlotState::kOut && slot.holders == 0)) {
+        continue;
+      }
+      const Plan::Share& rows = slot.share.rows;
+      const auto pooled = std::find_if(
+          pool_.begin(), pool_.end(),
+          [&](const Entry& entry) { return entry.slot == slot.share.slot; });
+      const bool had = pooled != pool_.end() ? pooled->redelivered
+                                             : slot.state == SlotState::kOut;
+      state.owed.push_back(
+          {rows.position, rows.global_rows, rows.redelivered || had});
+    }
+    const auto owe = [&](uint64_t position, bool redelivered) {
+      const auto step = phases_[0].plan.StepFrom(position);
+      if (!step || std::any_of(state.owed.begin(), state.owed.end(),
+                               [position](const RowRange& range) {
+                                 return range.position == position;
+                               })) {
+        return;
+      }
+      state.owed.push_back({position,
+                            phases_[0].plan.ShareOf(*step, 0).global_rows,
+                            redelivered});
+    };
+    for (const Again& again : lane.again) {
+      owe(PositionOfStep(again.step), again.redelivered || broadcast());
+    }
+    for (const uint64_t step : HeldOfFormerLives()) {
+      owe(PositionOfStep(step), true);
+    }
+  } else {
+    // Steps that some rank did not release are all to be made again: which rows
+    // of them the others released is lost with the number of ranks.
+    state.position = UINT64_MAX;
+    const auto before = [&](uint64_t position) {
+      state.position = std::min(state.position, position);
+    };
+    for (const Slot& slot : slots_) {
+      if (slot.state == SlotState::kFree || slot.share.abandoned ||
+          (slot.state == SlotState::kOut && slot.holders == 0)) {
+        continue;
+      }
+      before(slot.share.rows.position);
+    }
+    for (const uint32_t i : LanesNeeded()) {
+      const Lane& lane = lanes_[i];
+      for (const Again& again : lane.again) {
+        before(PositionOfStep(again.step));
+      }
+      const Phase& phase = phases_[lane.phase];
+      before(phase.plan.PositionOf(
+          std::max<uint64_t>(lane.next_step, phase.plan.start().owed.size())));
+    }
+    for (const uint64_t step : HeldOfFormerLives()) {
+      before(PositionOfStep(step));
+    }
+    for (uint32_t number = 0; number < phases_.size(); ++number) {
+      if (AllPassedOwed(number)) continue;
+      const Phase& phase = phases_[number];
+      for (const RowRange& range : phase.plan.start().owed) {
+        if (range.position >= state.position) continue;
+        // What of it is behind the position is reached anyway.
+        state.owed.push_back(
+            {range.position,
+             std::min(range.rows, state.position - range.position), true});
+      }
+    }
+  }
+  InOrder(&state);
+  return state;
+}
+
+PlanStart Delivery::RowsNeeded() const {
+  // Of these a step is one rank's, or all of theirs.
+  if (!split()) return State();
+  PlanStart needed;
+  needed.position = UINT64_MAX;
+  const auto whole_step = [&](uint64_t id) {
+    const Plan& plan = phases_[PhaseOfStep(id)].plan;
+    const auto step = plan.StepFrom(PositionOfStep(id));
+    if (!step) return;
+    const Plan::Share rows = plan.ShareOf(*step, 0);
+    needed.owed.push_back({rows.position, rows.global_rows, false});
+  };
+  for (const Slot& slot : slots_) {
+    if (slot.state == SlotState::kFree || slot.share.abandoned ||
+        (slot.state == SlotState::kOut && slot.holders == 0)) {
+      continue;
+    }
+    needed.owed.push_back(
+        {slot.share.rows.first_row, slot.share.rows.rows, false});
+  }
+  for (const uint32_t i : LanesNeeded()) {
+    const Lane& lane = lanes_[i];
+    for (const Again& again : lane.again) whole_step(again.step);
+    const Phase& phase = phases_[lane.phase];
+    needed.position = std::min(
+        needed.position, phase.plan.PositionOf(std::max<uint64_t>(
+                             lane.next_step, phase.plan.start().owed.size())));
+  }
+  for (const uint64_t id : HeldOfFormerLives()) {
+    if (PhaseOfStep(id) < phases_.size()) whole_step(id);
+  }
+  for (uint32_t number = 0; number < phases_.size(); ++number) {
+    if (AllPassedOwed(number)) continue;
+    for (const RowRange& range : phases_[number].plan.start().owed) {
+      needed.owed.push_back(range);
+    }
+  }
+  for (RowRange& range : needed.owed) {
+    if (range.position >= needed.position) continue;
+    range.rows = std::min(range.rows, needed.position - range.position);
+  }
+  InOrder(&needed);
+  return needed;
+}
+
+// Those of ranks that have more to do. Of one whose rank is gone for good, in
+// this life or before it, what it had to do is owed to the others.
+std::vector<uint32_t> Delivery::LanesNeeded() const {
+  std::vector<uint32_t> needed;
+  for (uint32_t i = 0; i < lanes_.size(); ++i) {
+    if (OfLane(i) != nullptr || !(lanes_[i].taken || AllCame())) {
+      needed.push_back(i);
+    }
+  }
+  return needed;
+}
+
+// Every rank has been given what the phase begins with; what is not released of
+// it is in a slot, or to be made again.
+bool Delivery::AllPassedOwed(uint32_t number) const {
+  const uint64_t owed = phases_[number].plan.start().owed.size();
+  const std::vector<uint32_t> lanes = LanesNeeded();
+  return std::all_of(lanes.begin(), lanes.end(), [&](uint32_t i) {
+    return lanes_[i].phase > number ||
+           (lanes_[i].phase == number && lanes_[i].next_step >= owed);
+  });
+}
+
+std::vector<Delivery::RankStatus> Delivery::Ranks() {
+  std::vector<RankStatus> ranks;
+  for (auto& [rank, consumer] : consumers_) {
+    RankStatus& status = ranks.emplace_back();
+    status.rank = rank;
+    status.skipped = consumer.skipped_all;
+    status.position = consumer.position;
+    status.node = consumer.node;
+    status.node_from = consumer.node_from;
+    if (split() && !bank_nodes_.empty()) {
+      status.memory_node = bank_nodes_[consumer.lane];
+    } else if (shape_.copies > 1) {
+      status.memory_node = bank_nodes_[CopyFor(consumer)];
+    }
+    if (consumer.place != Place::kAttached) {
+      status.state = consumer.place == Place::kGone ? "gone" : "finished";
+      continue;
+    }
+    Feed& feed = FeedOf(consumer);
+    status.seat = consumer.seat;
+    status.ready = feed.untaken();
+    status.held = feed.out() > status.ready ? feed.out() - status.ready : 0;
+    status.taken = consumer.taken_before + feed.published() - status.ready;
+    status.waits = feed.waits();
+    status.wait_ns = feed.wait_ns();
+    status.open = feed.open();
+    status.waiting = feed.waiting();
+    if (mode_ != DeliveryMode::kDynamic) {
+      status.progress =
+          2 * static_cast<int64_t>(consumer.position / plan().global_batch()) -
+          2 * int64_t{status.ready} - int64_t{status.held};
+    }
+    status.state = !feed.finished()    ? (feed.open() ? "attached" : "closed")
+                   : status.ready == 0 ? "finished"
+                                       : "attached";
+  }
+  return ranks;
+}
+
+Demand Delivery::Wanted() {
+  Demand demand = Demand::kNobody;
+  for (auto& [id, consumer] : consumers_) {
+    if (consumer.place != Place::kAttached || !FeedOf(consumer).open())
+      continue;
+    if (FeedOf(consumer).waiting()) return Demand::kNow;
+    demand = Demand::kAhead;
+  }
+  return demand;
+}
+
+bool Delivery::WaitsForRows() const {
+  const uint32_t usable = std::min(usable_slots_, shape_.slots_per_lane);
+  bool free = false;
+  for (const Lane& lane : lanes_) {
+    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
+      const SlotState state = slots_[lane.first_slot + i].state;
+      if (state == SlotState::kFilling) return false;
+      free |= state == SlotState::kFree && i < usable;
+    }
+  }
+  return free;
+}
+
+bool Delivery::Filling() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.state == SlotState::kFilling && !slot.share.abandoned;
+  });
+}
+
+Delivery::SlotCounts Delivery::CountSlots() const {
+  SlotCounts counts;
+  for (const Slot& slot : slots_) {
+    switch (slot.state) {
+      case SlotState::kFree:
+        ++counts.free;
+        break;
+      case SlotState::kFilling:
+        ++counts.filling;
+        break;
+      case SlotState::kReady:
+        ++counts.ready;
+        break;
+      case SlotState::kOut:
+        ++(slot.quarantine > 0 ? counts.quarantined : counts.out);
+        break;
+    }
+  }
+  // dynamic: those that no rank has yet.
+  for (const Entry& entry : pool_) {
+    if (slots_[entry.slot].quarantine > 0) continue;
+    --counts.out;
+    ++counts.ready;
+  }
+  return counts;
+}
+
+std::string Delivery::IndexError() const {
+  if (closed_) return "";
+  std::set<std::pair<uint64_t, uint32_t>> claimable;
+  for (auto [node, shares] : claimable_) {
+    for (; !shares.empty(); shares.pop()) claimable.insert(shares.top());
+  }
+  for (uint32_t number = 0; number < lanes_.size(); ++number) {
+    const Lane& lane = lanes_[number];
+    std::set<uint32_t> free;
+    for (auto left = lane.free; !left.empty(); left.pop()) {
+      free.insert(left.top());
+    }
+    uint32_t usable = 0;
+    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
+      const Slot& slot = slots_[lane.first_slot + i];
+      const uint32_t at = slot.share.slot;
+      const bool is_free = slot.state == SlotState::kFree;
+      usable += is_free && i < usable_slots_;
+      if (free.count(at) != is_free) {
+        return fmt::format("slot {} is free or is not, lane {} has the other",
+                           at, number);
+      }
+      const bool in_turn = std::find(lane.in_turn.begin(), lane.in_turn.end(),
+                                     at) != lane.in_turn.end();
+      const bool is_in_lane = (slot.state == SlotState::kFilling ||
+                               slot.state == SlotState::kReady) &&
+                              !slot.share.abandoned;
+      if (in_turn != is_in_lane) {
+        return fmt::format("slot {} is in lane {} or is not", at, number);
+      }
+      if (is_in_lane && slot.share.claimed < slot.share.rows.rows &&
+          claimable.count({slot.share.step, at}) == 0) {
+        return fmt::format("slot {} cannot be claimed", at);
+      }
+    }
+    if (gathering_ || usable == 0 || openable_.count(number) > 0 ||
+        !Active(number)) {
+      continue;
+    }
+    const Phase& phase = phases_[lane.phase];
+    const auto end = phase.end_step ? phase.end_step : phase.plan.total_steps();
+    const bool any_step = !lane.again.empty() ||
+                          lane.phase + 1 < phases_.size() || !end ||
+                          lane.next_step < *end;
+    if (available_ == UINT64_MAX && any_step) {
+      return fmt::format("nobody opens what lane {} has to", number);
+    }
+  }
+  if (MustAdvance()) return "";
+  for (const auto& [rank, consumer] : consumers_) {
+    const bool is_given_batches = consumer.place == Place::kAttached &&
+                                  feeds_[consumer.seat]->open() &&
+                                  !feeds_[consumer.seat]->corrupt();
+    if (split()) {
+      const Lane& lane = lanes_[consumer.lane];
+      if (!lane.in_turn.empty() &&
+          slots_[lane.in_turn.front()].state == SlotState::kReady) {
+        return fmt::format("a batch does not leave the lane of rank {}", rank);
+      }
+    }
+    if (!is_given_batches) continue;
+    const Feed& feed = *feeds_[consumer.seat];
+    if (!consumer.backlog.empty() && feed.HasFreeLease() &&
+        slots_[consumer.backlog.front().slot].phase <= consumer.told_phase) {
+      return fmt::format("rank {} is not given its backlog", rank);
+    }
+    const bool asked_for_takes = feed.asked_for_takes();
+    if (mode_ == DeliveryMode::kDynamic && !pool_.empty() &&
+        hungry_.count(rank) == 0 && feed.HasFreeLease() && !asked_for_takes) {
+      return fmt::format("nobody waits for rank {}", rank);
+    }
+    if (broadcast() && unsure_.count(rank) == 0 && without_.count(rank) > 0 &&
+        !asked_for_takes) {
+      return fmt::format("nobody waits for room of rank {}", rank);
+    }
+    if (mode_ != DeliveryMode::kDynamic && !withheld_ &&
+        consumer.backlog.empty() && Exhausted(lanes_[consumer.lane])) {
+      return fmt::format("rank {} is not told of the end", rank);
+    }
+  }
+  return "";
+}
+
+}  // namespace penstock

@@ -1,0 +1,342 @@
+// What Delivery does after a death of the broker: the places of ranks of a
+// former life, and what they held there.
+#include <algorithm>
+
+#include "broker/delivery/delivery.h"
+#include "common/ring.h"
+
+namespace penstock {
+
+std::vector<FormerBatch> FormerBatches(const CursorPage& page) {
+  std::vector<FormerBatch> batches;
+  const uint64_t taken = page.taken.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < kLeasesMax; ++i) {
+    const LeaseRecord& lease = page.leases[i];
+    // Acquire: what was stored before it is seen (I4).
+    const uint64_t generation =
+        lease.generation.load(std::memory_order_acquire);
+    if (generation == 0 || generation > taken) continue;
+    batches.push_back(
+        {lease.step.load(std::memory_order_relaxed),
+         page.released[i].load(std::memory_order_acquire) == generation});
+  }
+  return batches;
+}
+
+uint64_t FormerPosition(const CursorPage& page, uint64_t global_batch) {
+  // A take that was cut off moved it already, and is no batch that it had. Only
+  // of the batch before it: an extra one, cut off, did not move it.
+  const uint64_t taken = page.taken.load(std::memory_order_acquire);
+  const uint64_t position = page.position.load(std::memory_order_relaxed);
+  for (const LeaseRecord& lease : page.leases) {
+    if (lease.generation.load(std::memory_order_acquire) != taken + 1) continue;
+    const uint64_t begin =
+        PositionOfStep(lease.step.load(std::memory_order_relaxed));
+    if (begin < position && position - begin <= global_batch) return begin;
+  }
+  return position;
+}
+
+uint64_t Delivery::IdOf(const Slot& slot) const {
+  return StepId(slot.share.rows.position, slot.phase);
+}
+
+// A step that cannot be is not made: who says it is not trusted.
+void Delivery::MakeAgain(Lane* lane, uint64_t id, bool redelivered) {
+  const uint32_t number = PhaseOfStep(id);
+  if (number > lane->phase) return;
+  const Phase& phase = phases_[number];
+  const std::optional<uint64_t> step = phase.plan.StepFrom(PositionOfStep(id));
+  if (!step || *step >= phase.end_step.value_or(UINT64_MAX) ||
+      // It is made in any case.
+      (number == lane->phase && *step >= lane->next_step)) {
+    return;
+  }
+  // A process may be told of twice: as one of a former life, and by itself when
+  // it reconnected before it died.
+  const auto is_it = [id](const Again& each) { return each.step == id; };
+  const auto has_it = [&](const Slot& slot) {
+    return &lanes_[slot.lane] == lane && slot.state != SlotState::kFree &&
+           !slot.share.abandoned && IdOf(slot) == id &&
+           (slot.state != SlotState::kOut ||
+            (slot.holders > 0 && mode_ != DeliveryMode::kBroadcast));
+  };
+  if (std::any_of(lane->again.begin(), lane->again.end(), is_it) ||
+      std::any_of(slots_.begin(), slots_.end(), has_it)) {
+    return;
+  }
+  lane->again.push_back({id, redelivered});
+  openable_.insert(static_cast<uint32_t>(lane - lanes_.data()));
+}
+
+Status Delivery::RestorePhase(const FormerPhase& former) {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Plan next, phases_.back().plan.From(
+                     former.start, static_cast<uint32_t>(former.ranks.size())));
+  phases_.back().end_step = former.boundary;
+  phases_.push_back({std::move(next), former.ranks, {}});
+  return OkStatus();
+}
+
+void Delivery::PlaceAtEnd() {
+  for (Lane& lane : lanes_) {
+    lane.next_step = phases_[0].plan.total_steps().value_or(0);
+  }
+  Drain();
+}
+
+void Delivery::RestoreRank(const FormerConsumer& former) {
+  if (!split() || Knows(former.rank) || !FreeLane(former.rank, {}) ||
+      GoesOnWithout(former.rank)) {
+    return;
+  }
+  Consumer& consumer = consumers_[former.rank];
+  consumer.rank = former.rank;
+  consumer.lane = TakeLane(former.rank, {});
+  Lane& lane = lanes_[consumer.lane];
+  const bool owed = PlaceLane(&lane, former.position, former.phase);
+  for (const uint64_t step : former.again) MakeAgain(&lane, step, true);
+  if (owed) {
+    for (const RowRange& range : phases_[lane.phase].plan.start().owed) {
+      const uint64_t step = StepId(range.position, lane.phase);
+      if (former.done.count(step) > 0) continue;
+      MakeAgain(&lane, step, range.redelivered);
+    }
+  }
+  consumer.died = !former.left;
+  consumer.place =
+      former.left && NothingLeftFor(consumer) ? Place::kFinished : Place::kGone;
+}
+
+// broadcast. One that reconnected, or came in the place of one, is here.
+void Delivery::RestoreConsumer(const FormerConsumer& former) {
+  const bool known = Knows(former.rank);
+  if (!known && consumers_.size() >= shape_.consumers_max) return;
+  Consumer& consumer = consumers_[former.rank];
+  if (!known) {
+    consumer.rank = former.rank;
+    consumer.place = Place::kGone;
+    consumer.died = true;
+  }
+  consumer.from = std::max(consumer.from, former.position);
+  for (const uint64_t step : former.again) consumer.again[step] = true;
+  if (former.position > plan().start().position) return;
+  for (const RowRange& range : plan().start().owed) {
+    const uint64_t step = StepId(range.position, 0);
+    if (former.done.count(step) == 0) {
+      consumer.again.emplace(step, range.redelivered);
+    }
+  }
+}
+
+bool Delivery::PlaceLane(Lane* lane, uint64_t position, uint32_t phase) {
+  // At the very place where a phase begins one may be in that before or have
+  // taken some of what is owed: that it tells. NextStep goes on to the next.
+  const auto begin = [this](uint32_t number) {
+    return phases_[number].plan.start().position;
+  };
+  const auto last = static_cast<uint32_t>(phases_.size()) - 1;
+  lane->phase = std::min(phase, last);
+  while (lane->phase > 0 && position < begin(lane->phase)) --lane->phase;
+  while (lane->phase < last && position > begin(lane->phase + 1)) ++lane->phase;
+  const Plan& plan = phases_[lane->phase].plan;
+  lane->next_step = plan.StepAt(position);
+  // Who says it is not trusted: not behind the end.
+  if (plan.total_steps()) {
+    lane->next_step = std::min(lane->next_step, *plan.total_steps());
+  }
+  return position <= plan.start().position;
+}
+
+void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
+  const auto lacks = [&joining](const RowRange& range) {
+    return std::find(joining.owed.begin(), joining.owed.end(),
+                     range.position) != joining.owed.end();
+  };
+  if (broadcast()) {
+    consumer->from = *joining.position;
+    consumer->skipped_all = MissedSince(*joining.position);
+    consumer->skipped = static_cast<uint32_t>(consumer->skipped_all);
+    for (const RowRange& range : plan().start().owed) {
+      if (!lacks(range)) continue;
+      consumer->again.emplace(StepId(range.position, 0), range.redelivered);
+    }
+  }
+  if (!split()) return;
+  Lane& lane = lanes_[consumer->lane];
+  if (!PlaceLane(&lane, *joining.position, joining.phase)) return;
+  for (const RowRange& range : phases_[lane.phase].plan.start().owed) {
+    if (!lacks(range)) continue;
+    MakeAgain(&lane, StepId(range.position, lane.phase), range.redelivered);
+  }
+}
+
+uint64_t Delivery::MissedSince(uint64_t position) const {
+  // While it is gathered the others wait for it.
+  if (gathering_) return 0;
+  const uint64_t now = plan().StepAt(LanePosition(lanes_[0]));
+  return now - std::min(now, plan().StepAt(position));
+}
+
+std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
+                                         uint32_t phase) const {
+  const Lane& lane = lanes_[consumer.lane];
+  const std::vector<RowRange>& owed = phases_[phase].plan.start().owed;
+  std::vector<RowRange> left;
+  for (uint64_t step = 0; step < owed.size(); ++step) {
+    const uint64_t id = StepId(owed[step].position, phase);
+    const auto is_on_its_way = [&](const Slot& slot) {
+      return &lanes_[slot.lane] == &lane && IdOf(slot) == id &&
+             (slot.state == SlotState::kFilling ||
+              slot.state == SlotState::kReady);
+    };
+    const auto is_had = [&](const Entry& entry) {
+      return IdOf(slots_[entry.slot]) == id;
+    };
+    if ((phase == lane.phase && step >= lane.next_step) ||
+        consumer.again.count(id) > 0 ||
+        std::any_of(lane.again.begin(), lane.again.end(),
+                    [id](const Again& each) { return each.step == id; }) ||
+        std::any_of(slots_.begin(), slots_.end(), is_on_its_way) ||
+        std::any_of(consumer.backlog.begin(), consumer.backlog.end(), is_had)) {
+      left.push_back(owed[step]);
+    }
+  }
+  return left;
+}
+
+void Delivery::Gathered(const FormerSteps& former) {
+  gathering_ = false;
+  OpenAll();
+  TouchAll();
+  started_ = former.started;
+  Lane& lane = lanes_[0];
+  PlaceLane(&lane, former.position, 0);
+  // Now by this life too, which may forget the pages that told it.
+  for (const uint64_t position : former.completed) RecordCompleted(position);
+  for (const RowRange& each : former.again) {
+    MakeAgain(&lane, StepId(each.position, 0), each.redelivered);
+  }
+  for (const auto& [rank, page] : std::exchange(orphans_, {})) {
+    const auto found = consumers_.find(rank);
+    if (found != consumers_.end()) TakePageBack(&found->second, *page, false);
+  }
+  if (mode_ != DeliveryMode::kBroadcast) return;
+  for (const FormerConsumer& each : former.consumers) RestoreConsumer(each);
+  std::vector<Consumer*> too_late;
+  for (auto& [rank, consumer] : consumers_) {
+    const uint64_t missed = MissedSince(consumer.from);
+    if (missed == 0) continue;
+    if (shape_.options.lag == Lag::kSkip) {
+      consumer.skipped += static_cast<uint32_t>(missed);
+      consumer.skipped_all += missed;
+    } else if (consumer.place == Place::kAttached) {
+      too_late.push_back(&consumer);
+    }
+  }
+  for (Consumer* consumer : too_late) {
+    (void)EvictSeat(
+        consumer, Closed::kFailed,
+        fmt::format("{} rank {} is {} batches behind the others after the "
+                    "broker restarted, and their rows are gone (lag: fail)",
+                    static_cast<int>(StatusCode::kAborted), consumer->rank,
+                    MissedSince(consumer->from)),
+        false);
+  }
+  for (const auto& [rank, consumer] : consumers_) {
+    // Those behind where the lane is come with it.
+    for (const auto& [step, marked] : consumer.again) {
+      MakeAgain(&lane, step, false);
+    }
+  }
+}
+
+// What it held of a former life: nothing to us but for the record.
+void Delivery::ReclaimFormer(Consumer* consumer) {
+  const std::vector<FormerBatch> batches = FormerBatches(*consumer->former);
+  if (std::any_of(batches.begin(), batches.end(),
+                  [](const FormerBatch& batch) { return !batch.released; })) {
+    return;
+  }
+  TakeFormerBack(consumer, false);
+}
+
+// What it released there is done, what it did not is made again.
+void Delivery::TakeFormerBack(Consumer* consumer, bool orderly) {
+  auto former = std::exchange(consumer->former, nullptr);
+  if (former == nullptr) return;
+  if (gathering_ && !orderly) {
+    // Where the lane is is not known yet.
+    orphans_.push_back({consumer->rank, std::move(former)});
+    return;
+  }
+  TakePageBack(consumer, *former, orderly);
+}
+
+void Delivery::TakePageBack(Consumer* consumer, const CursorPage& page,
+                            bool orderly) {
+  for (const FormerBatch& batch : FormerBatches(page)) {
+    if (!batch.released && !orderly) {
+      // In broadcast the others had it: it is for this one alone.
+      if (mode_ == DeliveryMode::kBroadcast) consumer->again[batch.step] = true;
+      MakeAgain(&lanes_[consumer->lane], batch.step, !broadcast());
+    } else if (mode_ == DeliveryMode::kDynamic) {
+      RecordCompleted(PositionOfStep(batch.step));
+    } else if (record_ != nullptr) {
+      // It may have been its predecessor's, whose page says that it was held
+      // and may outlive this one.
+      record_->HandedOver(consumer->rank, batch.step);
+    }
+  }
+}
+
+bool Delivery::OwesPredecessor(uint32_t rank) const {
+  for (const Slot& slot : slots_) {
+    if (slot.handed_over && slot.state != SlotState::kFree &&
+        (!split() || slot.for_rank == rank)) {
+      return true;
+    }
+  }
+  const auto consumer = consumers_.find(rank);
+  if (consumer != consumers_.end() && consumer->second.former != nullptr) {
+    return true;
+  }
+  const uint32_t lane =
+      split() && consumer != consumers_.end() ? consumer->second.lane : 0;
+  return !lanes_[lane].again.empty();
+}
+
+Status Delivery::Settle(bool shrink) {
+  withheld_ = false;
+  TouchAll();
+  const OnRankDeath policy = shape_.options.on_rank_death;
+  std::vector<uint32_t> dead;
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.place == Place::kGone && consumer.died &&
+        !NothingLeftFor(consumer)) {
+      dead.push_back(rank);
+    }
+  }
+  for (const uint32_t rank : dead) {
+    if (policy == OnRankDeath::kFail) {
+      return AbortedError("rank {} died (on_rank_death: fail)", rank);
+    }
+    if (policy == OnRankDeath::kShrink && shrink) {
+      PENSTOCK_RETURN_IF_ERROR(Shrink(&consumers_.at(rank)));
+    }
+  }
+  return OkStatus();
+}
+
+std::vector<uint64_t> Delivery::HeldOfFormerLives() const {
+  std::vector<uint64_t> steps;
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.former == nullptr) continue;
+    for (const FormerBatch& batch : FormerBatches(*consumer.former)) {
+      if (!batch.released) steps.push_back(batch.step);
+    }
+  }
+  return steps;
+}
+
+}  // namespace penstock

@@ -1,0 +1,93 @@
+#include "broker/io/read.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "broker/io/read_backend.h"
+
+namespace penstock {
+namespace {
+
+StatusOr<std::unique_ptr<Reader>> MakeBestUringReader(uint32_t depth) {
+  Status last;
+  for (const ReadBackend rung :
+       {ReadBackend::kDeferTaskrun, ReadBackend::kCoopTaskrun,
+        ReadBackend::kPlain}) {
+    StatusOr<std::unique_ptr<Reader>> reader = MakeUringReader(rung, depth);
+    // Only "not this rung" is a reason to try the next one.
+    if (reader.ok() ||
+        reader.status().code() != StatusCode::kFailedPrecondition) {
+      return reader;
+    }
+    last = reader.status();
+  }
+  return last;
+}
+
+}  // namespace
+
+void ReadBuffer::Reserve(size_t bytes) {
+  if (bytes <= capacity_) return;
+  // The old memory first: both at once may be 512 MiB.
+  data_.reset();
+  capacity_ = 0;
+  bytes = (bytes + kReadBufferAlign - 1) / kReadBufferAlign * kReadBufferAlign;
+  data_.reset(static_cast<std::byte*>(
+      ::operator new[](bytes, std::align_val_t(kReadBufferAlign))));
+  capacity_ = bytes;
+}
+
+void ReadBuffer::Trim(size_t kept) {
+  if (capacity_ <= kept) return;
+  data_.reset();
+  capacity_ = 0;
+}
+
+bool ReadsStraight(const ReadRequest& request,
+                   std::span<const std::byte> into) {
+  if (into.empty()) return false;
+  const uint32_t align = std::max(request.align, 1u);
+  return request.offset % align == 0 && request.bytes % align == 0 &&
+         reinterpret_cast<uintptr_t>(into.data()) % align == 0;
+}
+
+RangeTarget::RangeTarget(const ReadRequest& request, std::span<std::byte> into,
+                         ReadBuffer* buffer)
+    : offset_(request.offset), bytes_(request.bytes) {
+  uint64_t end = offset_ + bytes_;
+  if (request.align > 0) {
+    lead_ = offset_ % request.align;
+    offset_ -= lead_;
+    end = (end + request.align - 1) / request.align * request.align;
+  }
+  const uint64_t out_bytes = end - offset_;
+  if (ReadsStraight(request, into)) {
+    out_ = into;
+    return;
+  }
+  buffer->Reserve(out_bytes);
+  out_ = buffer->first(out_bytes);
+  into_ = into;
+}
+
+std::span<const std::byte> RangeTarget::Deliver() const {
+  const std::span<const std::byte> range = out_.subspan(lead_, bytes_);
+  if (into_.empty()) return range;
+  std::memcpy(into_.data(), range.data(), range.size());
+  return into_;
+}
+
+StatusOr<std::unique_ptr<Reader>> MakeReader(ReadBackend backend,
+                                             uint32_t depth) {
+  if (depth == 0 || depth > kDepthMax) {
+    return InvalidArgumentError("read depth {}: wanted 1 to {}", depth,
+                                kDepthMax);
+  }
+  if (backend == ReadBackend::kPread) return MakePreadReader(depth, "");
+  if (backend != ReadBackend::kAuto) return MakeUringReader(backend, depth);
+  StatusOr<std::unique_ptr<Reader>> uring = MakeBestUringReader(depth);
+  if (uring.ok()) return uring;
+  return MakePreadReader(depth, uring.status().message());
+}
+
+}  // namespace penstock

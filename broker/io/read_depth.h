@@ -1,0 +1,86 @@
+// How many reads a worker has in flight for one job, where the configuration
+// leaves that to the broker: more, as long as more makes the storage faster. A
+// disk of its own wants few, several NVMe or a network many; only the bytes
+// that arrive tell.
+//
+// Every second in which the workers wait for reads a good part of their time
+// the depth is doubled, and stays so if that second brought kGain more than the
+// one before; else it is put back, and tried again only after kRest seconds. It
+// does not go down while reads go on: what it costs is buffers. Whoever has not
+// read for kRest seconds begins anew.
+#ifndef BROKER_IO_READ_DEPTH_H_
+#define BROKER_IO_READ_DEPTH_H_
+
+#include <algorithm>
+#include <cstdint>
+
+namespace penstock {
+
+// The control thread's.
+class ReadDepth {
+ public:
+  static constexpr uint32_t kFirst = 16;
+  static constexpr uint32_t kMost = 128;
+  static constexpr double kWindowS = 1;
+  static constexpr double kRestS = 30;
+  static constexpr double kGain = 1.05;
+  // Workers that wait less than this share of their time have enough.
+  static constexpr double kWaits = 0.2;
+
+  // fixed: always so; 0: found out.
+  explicit ReadDepth(uint32_t fixed = 0)
+      : fixed_(fixed), depth_(fixed != 0 ? fixed : kFirst) {}
+
+  bool automatic() const { return fixed_ == 0; }
+  uint32_t depth() const { return depth_; }
+  uint32_t most() const { return automatic() ? kMost : fixed_; }
+
+  // In so many seconds since the last call all workers read so many bytes, and
+  // waited for reads this share of their time. True: there is another depth.
+  bool Look(double seconds, uint64_t bytes, double waiting) {
+    if (!automatic()) return false;
+    const uint32_t before = depth_;
+    rest_s_ = std::max(0.0, rest_s_ - seconds);
+    idle_s_ = bytes == 0 ? idle_s_ + seconds : 0;
+    if (idle_s_ >= kRestS) *this = ReadDepth();
+    seconds_ += seconds;
+    bytes_ += static_cast<double>(bytes);
+    waited_s_ += waiting * seconds;
+    if (seconds_ >= kWindowS) EndWindow();
+    return depth_ != before;
+  }
+
+ private:
+  void EndWindow() {
+    const double rate = bytes_ / seconds_;
+    const bool waits = waited_s_ > kWaits * seconds_;
+    seconds_ = bytes_ = waited_s_ = 0;
+    if (trying_) {
+      trying_ = false;
+      // Without waiting, what was gained is not the storage's to show.
+      if (waits && rate < kGain * rate_before_) {
+        depth_ /= 2;
+        rest_s_ = kRestS;
+        return;
+      }
+    }
+    if (!waits || rest_s_ > 0 || depth_ == kMost) return;
+    rate_before_ = rate;
+    depth_ *= 2;
+    trying_ = true;
+  }
+
+  uint32_t fixed_;
+  uint32_t depth_;
+  bool trying_ = false;  // this depth is being measured
+  double rate_before_ = 0;
+  double rest_s_ = 0;  // no more trying for so long
+  double idle_s_ = 0;
+  // The window so far.
+  double seconds_ = 0;
+  double bytes_ = 0;
+  double waited_s_ = 0;
+};
+
+}  // namespace penstock
+#endif  // BROKER_IO_READ_DEPTH_H_

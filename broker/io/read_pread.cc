@@ -1,0 +1,165 @@
+// The reader of last resort: one plain system call after the other, done when
+// its result is asked for. No read is in flight while the caller runs, so its
+// depth hides no latency; it is there so that Penstock works in containers that
+// forbid io_uring.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <vector>
+
+#include "broker/io/file_error.h"
+#include "broker/io/read_backend.h"
+
+namespace penstock {
+namespace {
+
+struct FileCloser {
+  int fd;
+  ~FileCloser() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+// Fills out from offset; fewer bytes only at the end of the file.
+StatusOr<uint64_t> ReadAt(int fd, const std::string& what, uint64_t offset,
+                          std::span<std::byte> out) {
+  uint64_t done = 0;
+  while (done < out.size()) {
+    const ssize_t n = pread(fd, out.data() + done, out.size() - done,
+                            static_cast<off_t>(offset + done));
+    if (n < 0) {
+      if (errno == EINTR) continue;  // a signal; nothing was read
+      return ReadError(errno, what, offset + done);
+    }
+    if (n == 0) break;  // the end: only a read of nothing proves it
+    done += static_cast<uint64_t>(n);
+  }
+  return done;
+}
+
+class PreadReader final : public Reader {
+ public:
+  PreadReader(uint32_t depth, const std::string& reason)
+      : backend_(reason.empty() ? "pread" : fmt::format("pread ({})", reason)),
+        tickets_(depth) {}
+
+  std::string backend() const override { return backend_; }
+  uint32_t depth() const override {
+    return static_cast<uint32_t>(tickets_.size());
+  }
+
+  bool blocking() const override { return true; }
+
+  bool Start(uint32_t ticket, const ReadRequest& request,
+             std::span<std::byte> into, uint32_t) override {
+    Ticket& mine = tickets_[ticket];
+    mine.request = request;
+    mine.into = into;
+    queue_[(first_ + queued_++) % tickets_.size()] = ticket;
+    return false;
+  }
+
+  void Submit() override {}
+
+  bool Next(uint64_t, Done* done) override {
+    if (queued_ == 0) return false;
+    const uint32_t ticket = queue_[first_];
+    first_ = (first_ + 1) % tickets_.size();
+    --queued_;
+    Ticket& mine = tickets_[ticket];
+    const Blocking blocking(*this, ticket);
+    StatusOr<std::span<const std::byte>> bytes =
+        mine.request.kind == ReadRequest::Kind::kFile
+            ? ReadFile(mine.request.path, &mine.buffer)
+            : ReadRange(&mine);
+    done->ticket = ticket;
+    done->status = bytes.status();
+    done->bytes = bytes.ok() ? *bytes : std::span<const std::byte>();
+    return true;
+  }
+
+  bool Arrived(uint32_t) override { return false; }  // it has not begun
+
+  void Release(uint32_t ticket) override { tickets_[ticket].buffer.Trim(); }
+
+  uint32_t in_flight() const override { return static_cast<uint32_t>(queued_); }
+
+ private:
+  struct Ticket {
+    ReadRequest request;
+    std::span<std::byte> into;
+    ReadBuffer buffer;
+  };
+
+  static StatusOr<std::span<const std::byte>> ReadRange(Ticket* mine) {
+    const ReadRequest& request = mine->request;
+    const RangeTarget target(request, mine->into, &mine->buffer);
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const uint64_t done,
+        ReadAt(request.fd, "range", target.Offset(0), target.Rest(0)));
+    if (!target.Holds(done)) {
+      return ShortRangeError(request, target.Found(done));
+    }
+    return target.Deliver();
+  }
+
+  const std::string backend_;
+  std::vector<Ticket> tickets_;
+  // A ring of tickets that were started and not handed out; a ticket is in it
+  // at most once, so it never overflows.
+  std::vector<uint32_t> queue_ = std::vector<uint32_t>(tickets_.size());
+  size_t first_ = 0;
+  size_t queued_ = 0;
+};
+
+}  // namespace
+
+StatusOr<std::span<const std::byte>> ReadFile(const std::string& path,
+                                              ReadBuffer* buffer) {
+  // O_NONBLOCK: the open of a FIFO would wait for its writer.
+  const FileCloser file{
+      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)};
+  if (file.fd < 0) return OpenError(errno, path);
+  struct stat st;
+  if (fstat(file.fd, &st) != 0) return ReadError(errno, path, 0);
+  if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);
+  if (static_cast<uint64_t>(st.st_size) > kRecordBytesMax) {
+    return FileTooLargeError(path, static_cast<uint64_t>(st.st_size));
+  }
+  // One byte more than its size, to see that it ends there: the files of procfs
+  // say 0, and a file can grow. It doubles until the end is seen.
+  uint64_t wanted = static_cast<uint64_t>(st.st_size) + 1;
+  for (;;) {
+    buffer->Reserve(std::max<uint64_t>(wanted, kBufferBytesMin));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const uint64_t found,
+        ReadAt(file.fd, path, 0, buffer->first(buffer->capacity())));
+    if (found > kRecordBytesMax) return FileTooLargeError(path, found);
+    if (found < buffer->capacity()) {
+      return std::span<const std::byte>(buffer->first(found));
+    }
+    wanted = std::min(found * 2, kRecordBytesMax + 1);
+  }
+}
+
+Status FileTooLargeError(const std::string& path, uint64_t bytes) {
+  return DataLossError("{} has {} bytes; a record has at most {} ({} MiB)",
+                       path, bytes, kRecordBytesMax, kRecordBytesMax >> 20);
+}
+
+Status ShortRangeError(const ReadRequest& request, uint64_t found) {
+  return DataLossError(
+      "file is shorter than it was when it was opened, or than its header says "
+      "(truncated?): wanted {} bytes at offset {}, found {}",
+      request.bytes, request.offset, found);
+}
+
+std::unique_ptr<Reader> MakePreadReader(uint32_t depth,
+                                        const std::string& reason) {
+  return std::make_unique<PreadReader>(depth, reason);
+}
+
+}  // namespace penstock

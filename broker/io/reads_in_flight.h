@@ -1,0 +1,124 @@
+// The reads of one worker that its storage has not answered yet, for those who
+// look on: the control thread, which ends a job whose read is late, and
+// `penstock status`. The worker itself may be stuck in such a read.
+//
+// Who runs it: one worker writes, any thread reads. Per read it costs four
+// stores. Bound: a fixed number of entries, one per ticket.
+//
+// Synchronising edges, of one entry:
+//   E1  Start's release of job and record  ->  List's acquire of each: who sees
+//       a new read's also sees that since was 0 in between.
+//   E2  Start's release of since  ->  List's acquire: who sees since, sees the
+//       job and record that go with it, and no older waited_until than the read
+//       before left: that one is before since.
+#ifndef BROKER_IO_READS_IN_FLIGHT_H_
+#define BROKER_IO_READS_IN_FLIGHT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace penstock {
+
+class ReadsInFlight {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  explicit ReadsInFlight(uint32_t entries) : entries_(entries) {}
+
+  // ---- the worker's
+  // -----------------------------------------------------------
+
+  // A read of record for job (the pool's number) begins; now_ns is not 0.
+  void Start(uint32_t entry, uint64_t job, uint64_t record, uint64_t now_ns) {
+    Entry& mine = entries_[entry];
+    // since_ns is 0 here: End left it so.
+    mine.job.store(job, std::memory_order_release);          // E1
+    mine.record.store(record, std::memory_order_release);    // E1
+    mine.since_ns.store(now_ns, std::memory_order_release);  // E2
+  }
+  void End(uint32_t entry) {
+    // Relaxed: a read that looks on for a moment longer harms nobody; E1 orders
+    // it before the next one.
+    entries_[entry].since_ns.store(0, std::memory_order_relaxed);
+  }
+  // The worker has just looked: the read has not arrived.
+  void StillWaiting(uint32_t entry, uint64_t now_ns) {
+    // Relaxed: only compared with since_ns; an older one makes the read look
+    // younger.
+    entries_[entry].waited_until_ns.store(now_ns, std::memory_order_relaxed);
+  }
+  // Sums of this worker; it alone writes. Relaxed: they are compared with what
+  // they were before.
+  void CountBytes(uint64_t bytes) {
+    bytes_.store(bytes_.load(std::memory_order_relaxed) + bytes,
+                 std::memory_order_relaxed);
+  }
+  void CountWait(uint64_t ns) {
+    waited_ns_.store(waited_ns_.load(std::memory_order_relaxed) + ns,
+                     std::memory_order_relaxed);
+  }
+  // Holds the entry whose plain system calls the worker is in, else kNone.
+  std::atomic<uint32_t>* blocked_on() { return &blocked_on_; }
+
+  // ---- any thread's
+  // -----------------------------------------------------------
+
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  // In which the worker had nothing to do but wait.
+  uint64_t waited_ns() const {
+    return waited_ns_.load(std::memory_order_relaxed);
+  }
+
+  struct Late {
+    uint64_t job = 0;
+    uint64_t record = 0;
+    uint64_t ns = 0;       // how long it has been in flight, at least
+    bool blocked = false;  // its worker is in the system call
+  };
+  // Appends the reads that took at_least_ns so far. A worker that is busy does
+  // not see what has arrived, so a read's time ends when the worker last looked
+  // for it: slow decoding does not pass for slow storage. A worker that is
+  // blocked in one read cannot look; that one's time runs on.
+  void List(uint64_t now_ns, uint64_t at_least_ns,
+            std::vector<Late>* late) const {
+    // Relaxed: as where it is written.
+    const uint32_t blocked_on = blocked_on_.load(std::memory_order_relaxed);
+    for (uint32_t i = 0; i < entries_.size(); ++i) {
+      const Entry& entry = entries_[i];
+      const uint64_t since_ns =
+          entry.since_ns.load(std::memory_order_acquire);  // E2
+      // Relaxed: as where it is written.
+      const uint64_t until_ns =
+          i == blocked_on
+              ? now_ns
+              : entry.waited_until_ns.load(std::memory_order_relaxed);
+      if (since_ns == 0 || until_ns < since_ns ||
+          until_ns - since_ns < at_least_ns) {
+        continue;
+      }
+      const Late found{entry.job.load(std::memory_order_acquire),     // E1
+                       entry.record.load(std::memory_order_acquire),  // E1
+                       until_ns - since_ns, i == blocked_on};
+      // Relaxed: after E1 another read's job or record is found out here.
+      if (entry.since_ns.load(std::memory_order_relaxed) == since_ns) {
+        late->push_back(found);
+      }
+    }
+  }
+
+ private:
+  struct Entry {
+    std::atomic<uint64_t> job{0};
+    std::atomic<uint64_t> record{0};
+    std::atomic<uint64_t> since_ns{0};  // 0: none is in flight
+    std::atomic<uint64_t> waited_until_ns{0};
+  };
+  std::vector<Entry> entries_;
+  std::atomic<uint32_t> blocked_on_{kNone};
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> waited_ns_{0};
+};
+
+}  // namespace penstock
+#endif  // BROKER_IO_READS_IN_FLIGHT_H_

@@ -1,0 +1,146 @@
+#include "broker/job/bank_placement.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "broker/base/text.h"
+#include "broker/memory/memory_promise.h"
+
+namespace penstock {
+
+std::vector<uint32_t> NodesOfBanks(const JobOptions& options,
+                                   const Job::Layout& layout,
+                                   const std::vector<uint32_t>& nodes,
+                                   const std::vector<KnownRank>& known) {
+  switch (options.delivery.mode) {
+    case DeliveryMode::kSplit:
+      return NodesOfLanes(layout.lanes, nodes, known);
+    case DeliveryMode::kIndependent: {
+      // The one rank of this job is one of several that have the same name.
+      const uint32_t ranks = options.local_world_size;
+      if (!known.empty()) return {known.front().node};
+      return {NodesOfLanes(ranks, nodes, {})[options.consumer % ranks]};
+    }
+    default: {
+      // With very few slots some nodes have none.
+      const SegmentPlan& plan = layout.segment;
+      std::vector<uint32_t> some = nodes;
+      some.resize((plan.slot_count + plan.bank_slots - 1) / plan.bank_slots);
+      return some;
+    }
+  }
+}
+
+bool BankPlacement::Binds(const Job& job) const {
+  return job.segment().plan().bank_slots > 0 && topology_->unbound().empty();
+}
+
+std::shared_ptr<void> BankPlacement::TakeOfNode(uint32_t node, uint64_t bytes) {
+  MutexLock lock(&taken_->mutex);
+  // Looked at under the lock: of a promise that has just ended the pages are
+  // there.
+  const std::optional<uint64_t> room = FindNodeRoom(files_, node);
+  uint64_t& taken = taken_->bytes[node];
+  if (room && bytes > *room - std::min(*room, taken)) return nullptr;
+  taken += bytes;
+  return {taken_.get(), [taken = taken_, node, bytes](void*) {
+            MutexLock lock(&taken->mutex);
+            taken->bytes[node] -= bytes;
+          }};
+}
+
+std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
+  std::vector<std::shared_ptr<void>> promises;
+  if (!Binds(job)) return promises;
+  const std::vector<uint32_t> nodes = job.BankNodes();
+  const SegmentPlan& plan = job.segment().plan();
+  for (const uint32_t node : topology_->node_numbers()) {
+    const auto banks =
+        static_cast<uint64_t>(std::count(nodes.begin(), nodes.end(), node));
+    const uint64_t bytes =
+        banks * BankStride(plan.bank_slots, plan.slot_stride);
+    // The child that populates them would be killed, for all that other nodes
+    // have room.
+    std::shared_ptr<void> promise = TakeOfNode(node, bytes);
+    if (promise == nullptr) {
+      spdlog::warn(
+          "job '{}': {} of its batches belong on NUMA node {}, which does not "
+          "have that much left beside other jobs: they are not bound",
+          job.key().name, BytesText(bytes), node);
+      continue;
+    }
+    promises.push_back(std::move(promise));
+    for (size_t bank = 0; bank < nodes.size(); ++bank) {
+      if (nodes[bank] == node) BindBank(job, bank, node);
+    }
+  }
+  return promises;
+}
+
+void BankPlacement::BindBank(const Job& job, size_t bank, uint32_t node) {
+  const SegmentPlan& plan = job.segment().plan();
+  const uint64_t bytes = BankStride(plan.bank_slots, plan.slot_stride);
+  const Status status = topology_->BindMemory(
+      job.segment().base() + plan.slots_offset + bank * bytes, bytes, node);
+  if (!status.ok() && !told_unbound_.exchange(true)) {
+    spdlog::warn("job '{}': {}", job.key().name, status.message());
+  }
+}
+
+void BankPlacement::Move(Job& job) {
+  do {
+    std::vector<uint32_t> nodes;
+    while (const std::optional<uint32_t> bank = job.NextBankToMove(&nodes)) {
+      if (Binds(job)) MoveBank(job, *bank, nodes[*bank]);
+    }
+    if (Binds(job)) LookAt(job, nodes);
+  } while (!job.EndMoving());
+}
+
+void BankPlacement::MoveBank(const Job& job, uint32_t bank, uint32_t node) {
+  const SegmentPlan& plan = job.segment().plan();
+  const std::shared_ptr<void> promise =
+      TakeOfNode(node, BankStride(plan.bank_slots, plan.slot_stride));
+  if (promise == nullptr) return;
+  // Only pages that this process has mapped are moved, and those of a job that
+  // was just opened only the child had that populated them. Where the advice is
+  // not known (before Linux 5.14) they stay.
+  for (uint32_t i = 0; i < plan.bank_slots; ++i) {
+    const uint32_t slot = bank * plan.bank_slots + i;
+    (void)madvise(job.segment().base() + job.segment().slot_offset(slot),
+                  plan.slot_stride, MADV_POPULATE_READ);
+  }
+  BindBank(job, bank, node);
+}
+
+void BankPlacement::LookAt(Job& job, const std::vector<uint32_t>& nodes) {
+  const SegmentPlan& plan = job.segment().plan();
+  uint64_t seen = 0;
+  uint64_t elsewhere = 0;
+  // Two pages of each slot are enough to see what the whole bank was bound to.
+  for (uint32_t slot = 0; slot < plan.slot_count; ++slot) {
+    const std::byte* const begin =
+        job.segment().base() + job.segment().slot_offset(slot);
+    for (const std::byte* at : {begin, begin + plan.slot_stride - 1}) {
+      const std::optional<uint32_t> node = topology_->NodeOfPage(at);
+      if (!node) continue;
+      ++seen;
+      elsewhere += *node != nodes[slot / plan.bank_slots];
+    }
+  }
+  // Relaxed, all: shown.
+  job.counters().pages_seen.store(seen, std::memory_order_relaxed);
+  const uint64_t before = job.counters().pages_elsewhere.exchange(
+      elsewhere, std::memory_order_relaxed);
+  pages_elsewhere_.fetch_add(elsewhere - before, std::memory_order_relaxed);
+  if (elsewhere > 0 && !told_unbound_.exchange(true)) {
+    spdlog::warn(
+        "job '{}': {} of {} pages are not on the NUMA node they were bound to",
+        job.key().name, elsewhere, seen);
+  }
+}
+
+}  // namespace penstock

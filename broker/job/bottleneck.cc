@@ -1,0 +1,314 @@
+#include "broker/job/bottleneck.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "broker/base/text.h"
+
+namespace penstock {
+namespace {
+
+// A job that is looked at for less is not judged: its first batches had to be
+// waited for.
+constexpr double kSecondsMin = 1;
+// Ranks that wait for less of the time are not held up by the broker.
+constexpr double kWaits = 0.1;
+// A rank is behind when it is so at most of the looks, twice as often as any
+// other.
+constexpr double kBehind = 0.5;
+// A rank that stands for longer is named for that alone: what the window
+// remembers of the others says nothing by then.
+constexpr double kStandsSeconds = RecentMean::kSeconds;
+// Workers of which so many sleep hold nobody up.
+constexpr double kIdle = 0.5;
+// Of the time of all workers: below it none of what they do holds anybody up.
+constexpr double kBusy = 0.05;
+// A stream that has no rows more often than this makes its ranks wait.
+constexpr double kStarved = 0.5;
+// A row that a Python function takes longer for is named.
+constexpr uint64_t kLongRowNs = 1'000'000'000;
+
+double Share(double value) { return std::clamp(value, 0.0, 1.0); }
+
+long Percent(double share) { return std::lround(100 * share); }
+
+// What was counted since the last look; a counter that went back says nothing.
+uint64_t Since(uint64_t now, uint64_t last) {
+  return now > last ? now - last : 0;
+}
+
+// It does nothing, and no other rank that has data left goes on without it.
+bool StandsStill(const RecentUse::Rank& rank,
+                 const std::vector<RecentUse::Rank>& all, bool makes) {
+  if (!rank.still || rank.waiting) return false;
+  return std::all_of(all.begin(), all.end(), [&](const RecentUse::Rank& other) {
+    if (other.rank == rank.rank || other.done) return true;
+    const bool still = other.still && !other.waiting;
+    if (rank.progress && other.progress) {
+      return *other.progress > *rank.progress ||
+             (*other.progress == *rank.progress && still);
+    }
+    return still || (other.waiting && !makes);
+  });
+}
+
+std::vector<RecentUse::RankUse> ThatStand(
+    std::vector<RecentUse::RankUse> ranks) {
+  std::erase_if(ranks, [](const RecentUse::RankUse& rank) {
+    return rank.stands_s < kStandsSeconds;
+  });
+  return ranks;
+}
+
+const RecentUse::RankUse* OneBehind(
+    const std::vector<RecentUse::RankUse>& all) {
+  const RecentUse::RankUse* most = nullptr;
+  double second = 0;
+  for (const RecentUse::RankUse& rank : all) {
+    if (most == nullptr || rank.behind > most->behind) {
+      if (most != nullptr) second = std::max(second, most->behind);
+      most = &rank;
+    } else {
+      second = std::max(second, rank.behind);
+    }
+  }
+  if (most == nullptr || most->waits >= kWaits || most->behind < kBehind ||
+      most->behind < 2 * second) {
+    return nullptr;
+  }
+  return most;
+}
+
+}  // namespace
+
+void RecentMean::Add(double value, double seconds) {
+  const double old = std::exp(-seconds / kSeconds);
+  sum_ = sum_ * old + value * (1 - old);
+  weight_ = weight_ * old + (1 - old);
+}
+
+void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
+                     const std::vector<Rank>& ranks, bool starved,
+                     const CrewUse& crew, bool filling) {
+  const bool first = looked_ns_ == 0;
+  const uint64_t ns = first ? 0 : Since(now_ns, looked_ns_);
+  if (!first && ns == 0) return;
+  looked_ns_ = now_ns;
+  const double seconds = static_cast<double>(ns) * 1e-9;
+  const auto per_time = [ns](uint64_t spent_ns) {
+    return static_cast<double>(spent_ns) / static_cast<double>(ns);
+  };
+  if (!first) {
+    decoding_.Add(per_time(Since(decode_ns, decode_ns_)), seconds);
+    storage_.Add(per_time(Since(read_wait_ns, read_wait_ns_)), seconds);
+    starved_.Add(starved ? 1 : 0, seconds);
+    crew_busy_.Add(static_cast<double>(crew.busy) / std::max(1u, crew.threads),
+                   seconds);
+    seconds_ += seconds;
+    const bool stand =
+        !filling && !starved &&
+        std::none_of(ranks.begin(), ranks.end(),
+                     [](const Rank& rank) { return rank.moved; });
+    stand_ns_ = stand ? stand_ns_ + ns : 0;
+  }
+  decode_ns_ = decode_ns;
+  read_wait_ns_ = read_wait_ns;
+  crew_ = crew;
+
+  int64_t furthest = INT64_MIN;
+  for (const Rank& rank : ranks) {
+    furthest = std::max(furthest, rank.progress.value_or(INT64_MIN));
+  }
+  std::map<uint32_t, Seen> seen;
+  for (const Rank& rank : ranks) {
+    if (rank.done) continue;
+    const auto last = seen_.find(rank.rank);
+    Seen& now = seen[rank.rank];
+    if (last != seen_.end()) {
+      now = last->second;
+      uint64_t waited_ns = Since(rank.wait_ns, now.wait_ns);
+      const bool goes_on = now.waiting && rank.waits == now.waits;
+      if (goes_on) {
+        // The rank counts a wait when it ends; we do from the look that first
+        // saw it, and then no second time.
+        waited_ns = rank.waiting ? ns : 0;
+        now.counted_ns += waited_ns;
+      } else {
+        waited_ns = Since(waited_ns, std::exchange(now.counted_ns, 0));
+      }
+      now.waited.Add(Share(per_time(waited_ns)), seconds);
+      now.behind.Add(rank.progress && *rank.progress < furthest ? 1 : 0,
+                     seconds);
+      now.stands_ns =
+          StandsStill(rank, ranks, filling || starved) ? now.stands_ns + ns : 0;
+    }
+    now.waiting = rank.waiting;
+    now.waits = rank.waits;
+    now.wait_ns = rank.wait_ns;
+  }
+  seen_ = std::move(seen);
+}
+
+std::vector<RecentUse::RankUse> RecentUse::ranks() const {
+  std::vector<RankUse> ranks;
+  for (const auto& [rank, seen] : seen_) {
+    ranks.push_back({rank, seen.waited.mean(), seen.behind.mean(),
+                     static_cast<double>(seen.stands_ns) * 1e-9});
+  }
+  return ranks;
+}
+
+Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
+                          const AbsentRanks& absent) {
+  Bottleneck found;
+  found.pool = pool;
+  found.pool.decoding = Share(pool.decoding);
+  found.pool.storage = Share(pool.storage);
+  found.pool.idle = Share(pool.idle);
+  // Of those who make its rows.
+  const CrewUse& crew = job.crew();
+  const bool python = crew.threads > 0;
+  const double workers = std::max(1u, python ? crew.threads : pool.workers);
+  found.decoding = python ? job.crew_busy() : Share(job.decoding() / workers);
+  found.storage = Share(job.storage() / workers);
+  const double busy = python ? found.decoding : found.pool.decoding;
+  const double idle =
+      python ? Share(1 - found.decoding - found.storage) : found.pool.idle;
+  const char* const they = python ? "its Python processes" : "workers";
+  const std::vector<RecentUse::RankUse> ranks = job.ranks();
+  for (const RecentUse::RankUse& rank : ranks) {
+    found.ranks_wait = std::max(found.ranks_wait, rank.waits);
+  }
+  const std::string who =
+      fmt::format("ranks wait {} % of the time", Percent(found.ranks_wait));
+  const std::string they_idle =
+      fmt::format("{} idle {} %", they, Percent(idle));
+  const bool somebody_waits = found.ranks_wait >= kWaits;
+  // One that computes may stand for a while, one that waits gets nothing.
+  if (!absent.empty() &&
+      (ranks.empty() ||
+       job.all_stand_s() >= (somebody_waits ? kSecondsMin : kStandsSeconds))) {
+    found.what = What::kAbsent;
+    found.absent = absent;
+    const auto to = [](const std::vector<uint32_t>& them, const char* what) {
+      return them.empty()
+                 ? ""
+                 : fmt::format(" for {} to {},", RanksText(them), what);
+    };
+    found.text = fmt::format("the job waits{}{} {}, {}",
+                             to(absent.to_reconnect, "reconnect"),
+                             to(absent.to_attach, "attach"), who, they_idle);
+    return found;
+  }
+  if (ranks.empty()) {
+    found.text = "no bottleneck: no rank takes batches";
+    return found;
+  }
+  if (job.seconds() < kSecondsMin) {
+    found.text = "not known yet: it began a moment ago";
+    return found;
+  }
+  const RecentUse::RankUse* const behind = OneBehind(ranks);
+  if (const auto stand = ThatStand(ranks); stand.size() == 1) {
+    found.what = What::kRank;
+    found.rank = stand[0].rank;
+    found.behind = stand[0].behind;
+    found.stands_s = stand[0].stands_s;
+    found.text = fmt::format(
+        "rank {} is the bottleneck: it has neither taken nor released a batch "
+        "for {:.0f} s, {}",
+        stand[0].rank, stand[0].stands_s, they_idle);
+  } else if (!stand.empty()) {
+    found.what = What::kRanks;
+    found.text = fmt::format(
+        "ranks are the bottleneck: {} of {} have neither taken nor released a "
+        "batch for {:.0f} s, {}",
+        stand.size(), ranks.size(), stand[0].stands_s, they_idle);
+  } else if (somebody_waits && job.starved() > kStarved) {
+    found.what = What::kProducers;
+    found.text = fmt::format(
+        "producers are the bottleneck: {} % of the time there are no rows to "
+        "make a batch of, {}, {}",
+        Percent(job.starved()), who, they_idle);
+  } else if (behind != nullptr && (!somebody_waits || idle > kIdle)) {
+    found.what = What::kRank;
+    found.rank = behind->rank;
+    found.behind = behind->behind;
+    found.text = fmt::format(
+        "rank {} is the bottleneck: behind the others {} % of the time, it "
+        "waits {} %, {}, {}",
+        behind->rank, Percent(behind->behind), Percent(behind->waits), who,
+        they_idle);
+  } else if (!somebody_waits) {
+    found.what = What::kRanks;
+    found.text =
+        fmt::format("ranks are the bottleneck: {}, {}", who, they_idle);
+  } else if (const bool long_row = crew.longest_ns > kLongRowNs;
+             !python && !long_row && busy + found.storage < kBusy) {
+    found.text = fmt::format(
+        "no bottleneck is known: {}, {}: a larger `prefetch` may help", who,
+        they_idle);
+  } else {
+    const std::string of_job =
+        busy - found.decoding < 0.01
+            ? ""
+            : fmt::format(" ({} % for this job)", Percent(found.decoding));
+    if (found.storage > busy) {
+      found.what = What::kStorage;
+      found.text = fmt::format(
+          "storage is the bottleneck: {} wait {} % for reads, decode {} %{}, "
+          "{}",
+          they, Percent(found.storage), Percent(busy), of_job, who);
+    } else if (python) {
+      found.what = What::kPython;
+      found.text = fmt::format(
+          "its Python function is the bottleneck: its {} processes are {} % "
+          "busy, decoding included, {} % waiting for reads, {}",
+          crew.threads, Percent(busy), Percent(found.storage), who);
+    } else {
+      found.what = What::kDecode;
+      found.text = fmt::format(
+          "decode is the bottleneck: workers {} % busy decoding{}, {} % "
+          "waiting for reads, {}",
+          Percent(busy), of_job, Percent(found.storage), who);
+    }
+    if (long_row) {
+      found.text += fmt::format(", sample {} has been in work for {:.1f} s",
+                                crew.longest_record,
+                                static_cast<double>(crew.longest_ns) * 1e-9);
+    } else if (idle > kIdle) {
+      // Nobody is at work and somebody waits: too little is made ahead.
+      found.text += ", " + they_idle + ": a larger `prefetch` may help";
+    }
+  }
+  return found;
+}
+
+nlohmann::json Bottleneck::ToJson() const {
+  constexpr const char* kNames[] = {"unknown", "ranks",     "rank",   "decode",
+                                    "storage", "producers", "python", "absent"};
+  nlohmann::json json = {{"what", kNames[static_cast<size_t>(what)]},
+                         {"text", text},
+                         {"ranks_wait", ranks_wait},
+                         {"decoding", decoding},
+                         {"storage", storage},
+                         {"workers_decoding", pool.decoding},
+                         {"workers_storage", pool.storage},
+                         {"workers_idle", pool.idle}};
+  if (rank) {
+    json["rank"] = *rank;
+    json["behind"] = behind;
+    json["stands_s"] = stands_s;
+  }
+  if (!absent.empty()) {
+    json["to_attach"] = absent.to_attach;
+    json["to_reconnect"] = absent.to_reconnect;
+  }
+  return json;
+}
+
+}  // namespace penstock

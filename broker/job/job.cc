@@ -1,0 +1,673 @@
+#include "broker/job/job.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "broker/base/text.h"
+#include "broker/delivery/assemble.h"
+
+namespace penstock {
+namespace {
+
+// A chunk is what a worker claims at once: long enough, by the time this job's
+// rows took so far, that the lock does not show with a hundred workers
+// (bench/scale_model.py), small enough that the workers finish a step together,
+// and so short that another job is not kept waiting.
+constexpr uint64_t kChunkNs = 500'000;
+constexpr uint64_t kChunkBytesMax = 4 << 20;
+constexpr uint64_t kChunkRowsMax = 256;
+constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
+// A stopped job waits so long for a row of its last step.
+constexpr uint64_t kStopWaitNs = 5'000'000'000;
+
+uint64_t ChunkRows(const Job::Layout& layout, uint32_t workers) {
+  const uint64_t by_bytes =
+      kChunkBytesMax / std::max<uint64_t>(layout.row_bytes, 1);
+  const uint64_t by_step =
+      layout.lanes * layout.segment.rows_max / (2 * workers);
+  return std::clamp<uint64_t>(std::min(by_bytes, by_step), 1, kChunkRowsMax);
+}
+
+// The first ten bad samples are named in the log, then ever fewer: a million of
+// them must not fill the disk.
+bool WorthALine(uint64_t count) {
+  return count <= 10 || (count & (count - 1)) == 0;
+}
+
+Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
+  Delivery::Shape shape;
+  shape.options = options.delivery;
+  // The world of one that each consumer has is a split.
+  if (shape.options.mode == DeliveryMode::kIndependent) {
+    shape.options.mode = DeliveryMode::kSplit;
+  }
+  shape.world_size = layout.plan.world_size();
+  shape.consumers_max = options.consumers_max;
+  shape.start_with = options.local_world_size;
+  shape.lanes = layout.lanes;
+  shape.slots_per_lane = layout.slots_per_lane;
+  shape.leases = layout.leases;
+  shape.rows_max = layout.segment.rows_max;
+  shape.slots_offset = layout.segment.slots_offset;
+  shape.slot_stride = layout.segment.slot_stride;
+  shape.bank_slots = layout.segment.bank_slots;
+  shape.copies = layout.copies;
+  shape.bank_nodes = layout.bank_nodes;
+  shape.worker_nodes = layout.worker_nodes;
+  return shape;
+}
+
+// Where nothing before it is asked for any more.
+uint64_t FirstNeeded(const PlanStart& start) {
+  uint64_t first = start.position;
+  for (const RowRange& owed : start.owed) {
+    first = std::min(first, owed.position);
+  }
+  return first;
+}
+
+std::unique_ptr<Stream> StreamOf(const JobOptions& options,
+                                 const Job::Layout& layout,
+                                 StreamRecord* record) {
+  const auto* spec = std::get_if<StreamSource>(&options.spec.source);
+  if (spec == nullptr) return nullptr;
+  // The slots of a lane are full, and the next step is collected.
+  const uint64_t rows_out =
+      (uint64_t{layout.slots_per_lane} + 1) * layout.plan.global_batch();
+  Stream::Shape shape;
+  shape.begin = FirstNeeded(layout.plan.start());
+  shape.to_finish = spec->producers;
+  shape.rows_out = rows_out;
+  shape.attic_rows = layout.attic_rows;
+  return std::make_unique<Stream>(spec->features, shape, record);
+}
+
+std::vector<Ring*> RingsOf(const Segment& segment) {
+  std::vector<Ring*> rings;
+  for (uint32_t seat = 0; seat < segment.plan().seats; ++seat) {
+    rings.push_back(&segment.ring(seat));
+  }
+  return rings;
+}
+
+}  // namespace
+
+Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
+         Layout layout, std::unique_ptr<Segment> segment,
+         std::shared_ptr<void> memory, uint32_t workers,
+         std::unique_ptr<JobRecord> record)
+    : key_(std::move(key)),
+      options_(std::move(options)),
+      dataset_(std::move(dataset)),
+      layout_(std::move(layout)),
+      keep_shape_(options_.spec.batch.last == LastBatch::kPad),
+      memory_(std::move(memory)),
+      segment_(std::move(segment)),
+      chunk_rows_(ChunkRows(layout_, workers)),
+      record_(std::move(record)),
+      stream_(StreamOf(options_, layout_, record_.get())),
+      delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
+                record_.get()) {
+  if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
+  if (options_.at_end) delivery_.PlaceAtEnd();
+}
+
+StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
+                                       const Record& record) {
+  MutexLock lock(&mutex_);
+  if (!failure_.ok()) return failure_;
+  auto joined = delivery_.Attach(std::move(joining));
+  if (!joined.ok()) {
+    return Status(
+        joined.status().code(),
+        fmt::format("job '{}': {}", key_.name, joined.status().message()));
+  }
+  if (joined->moved_bank) banks_to_move_.push_back(*joined->moved_bank);
+  NoteSettledLocked();
+  if (const Status status = record(*joined); !status.ok()) {
+    GoneLocked(delivery_.Died(joined->seat));
+    return status;
+  }
+  NoteMissingLocked();
+  if (joined->replaces) {
+    spdlog::info("job '{}': rank {} is back, {} batches are handed over",
+                 key_.name, key_.consumer.value_or(joined->rank),
+                 joined->backlog);
+  }
+  return joined;
+}
+
+void Job::GoneLocked(const Status& status) {
+  if (!status.ok()) {
+    FailLocked(Status(status.code(), fmt::format("job '{}': {}", key_.name,
+                                                 status.message())));
+  }
+  NoteMissingLocked();
+  AdvanceLocked();
+}
+
+void Job::Leave(uint32_t seat) {
+  MutexLock lock(&mutex_);
+  GoneLocked(delivery_.Leave(seat));
+}
+
+void Job::Died(uint32_t seat) {
+  MutexLock lock(&mutex_);
+  if (const std::optional<uint32_t> rank = delivery_.RankAt(seat)) {
+    spdlog::info("job '{}': rank {} died", key_.name,
+                 key_.consumer.value_or(*rank));
+  }
+  GoneLocked(delivery_.Died(seat));
+}
+
+void Job::Mute(uint32_t seat) {
+  MutexLock lock(&mutex_);
+  delivery_.Mute(seat);
+}
+
+Status Job::Evict(uint32_t rank, const std::string& reason) {
+  MutexLock lock(&mutex_);
+  const Status status = delivery_.Evict(rank, reason);
+  if (status.code() == StatusCode::kNotFound) return status;
+  spdlog::info("job '{}': rank {} is taken off: {}", key_.name,
+               key_.consumer.value_or(rank), reason);
+  GoneLocked(status);
+  return OkStatus();
+}
+
+void Job::EvictSeat(uint32_t seat, const std::string& reason) {
+  MutexLock lock(&mutex_);
+  if (const std::optional<uint32_t> rank = delivery_.RankAt(seat)) {
+    GoneLocked(delivery_.Evict(*rank, reason));
+  }
+}
+
+std::vector<Delivery::RanksChanged> Job::TakeRanksChanged() {
+  MutexLock lock(&mutex_);
+  return delivery_.TakeRanksChanged();
+}
+
+void Job::RanksTold(uint32_t seat, uint32_t phase) {
+  MutexLock lock(&mutex_);
+  delivery_.RanksTold(seat, phase);
+  AdvanceLocked();
+}
+
+bool Job::GoesOnWithout(uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return delivery_.GoesOnWithout(rank);
+}
+
+size_t Job::phases() const {
+  MutexLock lock(&mutex_);
+  return delivery_.phases();
+}
+
+bool Job::AllCame() const {
+  MutexLock lock(&mutex_);
+  return delivery_.AllCame();
+}
+
+std::string Job::MissingText() const {
+  MutexLock lock(&mutex_);
+  const std::vector<uint32_t> missing = MissingLocked();
+  return missing.empty() ? "a rank" : RanksText(missing);
+}
+
+bool Job::OwesPredecessor(uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return delivery_.OwesPredecessor(rank);
+}
+
+Status Job::RestorePhases(const std::vector<FormerPhase>& phases) {
+  MutexLock lock(&mutex_);
+  for (const FormerPhase& phase : phases) {
+    PENSTOCK_RETURN_IF_ERROR(delivery_.RestorePhase(phase));
+  }
+  return OkStatus();
+}
+
+void Job::RestoreRank(const Delivery::FormerConsumer& former) {
+  MutexLock lock(&mutex_);
+  delivery_.RestoreRank(former);
+}
+
+void Job::RestoreStream(FormerStream former) {
+  stream_->Restore(std::move(former));
+  StreamChanged();
+}
+
+void Job::Gather() {
+  MutexLock lock(&mutex_);
+  delivery_.Gather();
+}
+
+bool Job::gathering() const {
+  MutexLock lock(&mutex_);
+  return delivery_.gathering();
+}
+
+void Job::Gathered(const Delivery::FormerSteps& former) {
+  MutexLock lock(&mutex_);
+  delivery_.Gathered(former);
+  AdvanceLocked();
+}
+
+void Job::Withhold() {
+  MutexLock lock(&mutex_);
+  delivery_.Withhold();
+}
+
+bool Job::Unsettled() const {
+  MutexLock lock(&mutex_);
+  return delivery_.Unsettled();
+}
+
+void Job::Settle(bool shrink) {
+  MutexLock lock(&mutex_);
+  GoneLocked(delivery_.Settle(shrink));
+}
+
+void Job::Drain() {
+  MutexLock lock(&mutex_);
+  delivery_.Drain();
+  if (!drained_) drained_ = std::chrono::steady_clock::now();
+  AdvanceLocked();
+}
+
+// A share of the last step cannot be given up when another rank has its own of
+// that step: then its rows have so long.
+void Job::EndIfStopHangsLocked(const CrewUse& crew) {
+  if (!drained_ || !delivery_.Filling() || crew.longest_ns < kStopWaitNs ||
+      std::chrono::steady_clock::now() - *drained_ <
+          std::chrono::nanoseconds(kStopWaitNs)) {
+    return;
+  }
+  FailLocked(AbortedError(
+      "job '{}' was stopped, and its last step waits for sample {}, which a "
+      "Python function has been at for {:.0f} s",
+      key_.name, crew.longest_record,
+      static_cast<double>(crew.longest_ns) * 1e-9));
+}
+
+void Job::Recall(const std::string& reason) {
+  MutexLock lock(&mutex_);
+  if (failure_.ok()) failure_ = AbortedError("{}", reason);
+  delivery_.Close(Closed::kRecalled, reason);
+  pointless_.store(true, std::memory_order_relaxed);
+  on_freed_();
+}
+
+bool Job::OwesTheDead() const {
+  MutexLock lock(&mutex_);
+  return delivery_.OwesTheDead();
+}
+
+bool Job::HasAttached() const {
+  MutexLock lock(&mutex_);
+  return delivery_.AnyAttached();
+}
+
+bool Job::Finished(uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return delivery_.Finished(rank);
+}
+
+bool Job::ToldTheEnd(uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return delivery_.ToldTheEnd(rank);
+}
+
+bool Job::AllDelivered() const {
+  MutexLock lock(&mutex_);
+  return delivery_.AllDelivered();
+}
+
+bool Job::WaitsFor(uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return delivery_.WaitsFor(rank);
+}
+
+bool Job::IsAt(uint32_t seat) {
+  MutexLock lock(&mutex_);
+  return delivery_.RankAt(seat).has_value();
+}
+
+bool Job::Knows(uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return delivery_.Knows(rank);
+}
+
+bool Job::Abandoned() const {
+  MutexLock lock(&mutex_);
+  return !delivery_.AnySeatTaken() && delivery_.Idle();
+}
+
+Status Job::failure() const {
+  MutexLock lock(&mutex_);
+  return failure_;
+}
+
+bool Job::failed() const {
+  MutexLock lock(&mutex_);
+  return !failure_.ok();
+}
+
+void Job::NoteMissingLocked() {
+  const size_t missing = delivery_.Missing().size();
+  if (missing != missing_) missing_since_ = std::chrono::steady_clock::now();
+  missing_ = missing;
+}
+
+void Job::Look(const CrewUse& crew) {
+  MutexLock lock(&mutex_);
+  // A process that writes what cannot be may send no wake.
+  delivery_.HeardAll();
+  AdvanceLocked();
+  NoteRanksLocked(crew);
+  NoteMissingLocked();
+  EndIfStopHangsLocked(crew);
+  if (stream_ != nullptr) LookForProducersLocked();
+  if (missing_ == 0 || !failure_.ok() || options_.wait_s <= 0 ||
+      std::chrono::steady_clock::now() - missing_since_ <
+          std::chrono::duration<double>(options_.wait_s)) {
+    return;
+  }
+  std::vector<uint32_t> gone;
+  std::vector<uint32_t> absent;
+  for (const uint32_t rank : delivery_.Missing()) {
+    (delivery_.Knows(rank) ? gone : absent).push_back(rank);
+  }
+  FailLocked(DeadlineExceededError(
+      "job '{}': {}{}{} within {:.0f} s (wait_s)", key_.name,
+      gone.empty()
+          ? ""
+          : fmt::format("{} of {} left or died, and nobody replaced {}",
+                        RanksText(gone), options_.world_size,
+                        gone.size() == 1 ? "it" : "them"),
+      gone.empty() || absent.empty() ? "" : "; ",
+      absent.empty()
+          ? ""
+          : fmt::format("{} of {} did not attach (see why {} did not start)",
+                        RanksText(absent), options_.world_size,
+                        absent.size() == 1 ? "it" : "they"),
+      options_.wait_s));
+}
+
+// Ranks must not wait for ever for rows that nobody puts.
+void Job::LookForProducersLocked() {
+  // What the ranks still need of a former life is known by now.
+  if (!delivery_.Unsettled()) {
+    if (const Status status = stream_->GiveUpAway(options_.wait_s);
+        !status.ok()) {
+      FailLocked(status.Prepend("job '" + key_.name + "'"));
+    }
+    StreamChangedLocked();
+  }
+  const auto idle_since = stream_->idle_since();
+  if (!idle_since || stream_->over() || options_.wait_s <= 0 ||
+      std::chrono::steady_clock::now() - *idle_since <
+          std::chrono::duration<double>(options_.wait_s)) {
+    return;
+  }
+  FailLocked(DeadlineExceededError(
+      "job '{}': no producer is at work, within {:.0f} s (wait_s): {}",
+      key_.name, options_.wait_s,
+      stream_->end() == FirstNeeded(layout_.plan.start())
+          ? "none has put a row (penstock_produce, in Python "
+            "penstock.producer, with this job's name)"
+          : "those that were died, or finished before there were as many as "
+            "the spec says (`producers:`)"));
+}
+
+JobState Job::State() const {
+  MutexLock lock(&mutex_);
+  return StateAt(delivery_.State());
+}
+
+void Job::StreamChanged() {
+  MutexLock lock(&mutex_);
+  StreamChangedLocked();
+}
+
+void Job::StreamChangedLocked() {
+  if (stream_->over()) {
+    delivery_.EndAt(stream_->end());
+  } else {
+    delivery_.SetAvailable(stream_->available());
+  }
+  AdvanceLocked();
+}
+
+// Where the job would begin again nobody needs the rows before.
+void Job::ReleaseStreamLocked() {
+  const PlanStart needed = delivery_.RowsNeeded();
+  stream_->Release(FirstNeeded(needed));
+  // Ranks hold batches for which producers keep their rows, and none can be
+  // made of others. Some may be of what was put just now (StreamChanged), or
+  // once more slots have memory.
+  if (delivery_.WaitsForRows() &&
+      delivery_.available() == stream_->available() && stream_->ShortOfRoom()) {
+    stream_->MakeRoom(needed.position, needed.owed);
+  }
+  if (stream_->AnyFreed()) on_freed_();
+}
+
+void Job::Advance(const std::vector<uint32_t>& seats) {
+  MutexLock lock(&mutex_);
+  for (const uint32_t seat : seats) delivery_.Heard(seat);
+  AdvanceLocked();
+}
+
+void Job::AdvanceAll() {
+  MutexLock lock(&mutex_);
+  delivery_.HeardAll();
+  AdvanceLocked();
+}
+
+void Job::SetUsableSlots(uint32_t slots) {
+  MutexLock lock(&mutex_);
+  delivery_.SetUsableSlots(slots);
+  AdvanceLocked();
+}
+
+// Opens what can be. True: there are rows to claim that were not there.
+bool Job::OpenLocked() {
+  bool opened = false;
+  while (Share* share = delivery_.Open()) {
+    if (share->rows.rows > 0) {
+      opened = true;
+      continue;
+    }
+    AssembleLocked(share);
+    delivery_.Filled(share);
+  }
+  return opened;
+}
+
+void Job::AdvanceLocked() {
+  if (!failure_.ok()) return;
+  bool opened = false;
+  do {
+    delivery_.Advance();
+    opened |= OpenLocked();
+    for (const uint32_t rank : delivery_.TakeCorrupt()) {
+      spdlog::warn("job '{}': rank {} wrote impossible values: evicted",
+                   key_.name, rank);
+      const Status status = delivery_.Evict(
+          rank, fmt::format("rank {} wrote impossible values into its cursor "
+                            "page: a bug of the client, or memory overwritten",
+                            rank));
+      if (!status.ok()) FailLocked(status);
+    }
+  } while (delivery_.MustAdvance());
+  if (stream_ != nullptr) ReleaseStreamLocked();
+  if (opened) on_work_(true);
+}
+
+uint64_t Job::ChunkRowsNow() const {
+  // Relaxed: an estimate.
+  const uint64_t decoded = counters_.decoded.load(std::memory_order_relaxed);
+  if (decoded == 0) return std::min(chunk_rows_, kFirstChunkRows);
+  const uint64_t row_ns =
+      counters_.decode_ns.load(std::memory_order_relaxed) / decoded;
+  return std::clamp<uint64_t>(kChunkNs / std::max<uint64_t>(row_ns, 1), 1,
+                              chunk_rows_);
+}
+
+Demand Job::Wanted() {
+  MutexLock lock(&mutex_);
+  return delivery_.Wanted();
+}
+
+Claim Job::ClaimRows(std::optional<uint32_t> node) {
+  MutexLock lock(&mutex_);
+  Share* share = failure_.ok() ? delivery_.Claimable(node) : nullptr;
+  if (share == nullptr) {
+    on_work_(false);
+    return {};
+  }
+  Claim claim;
+  claim.share = share;
+  claim.slot = delivery_.SlotToFill(*share, node);
+  claim.local = delivery_.IsLocal(*share, node);
+  claim.begin = share->claimed;
+  claim.end = std::min(share->claimed + ChunkRowsNow(), share->rows.rows);
+  share->claimed = claim.end;
+  // No worker is to be woken in vain.
+  if (delivery_.Claimable() == nullptr) on_work_(false);
+  return claim;
+}
+
+// Of a broadcast that has copies on other nodes, while they are in the caches.
+void Job::CopyRows(const Claim& claim) {
+  const auto slots =
+      static_cast<uint32_t>(layout_.segment.slot_count / layout_.copies);
+  for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
+    const uint32_t to = copy * slots + claim.slot % slots;
+    if (to == claim.slot) continue;
+    penstock::CopyRows(*segment_, dataset_->program->element_spec(), claim.slot,
+                       to, claim.begin, claim.end);
+  }
+}
+
+void Job::AssembleLocked(Share* share) {
+  for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
+    Assemble(*segment_, dataset_->program->element_spec(), keep_shape_,
+             delivery_.SegmentSlot(*share, copy), share);
+  }
+}
+
+void Job::FinishRows(const Claim& claim) {
+  if (layout_.copies > 1 && !Pointless()) CopyRows(claim);
+  Share* const share = claim.share;
+  const uint64_t rows = claim.end - claim.begin;
+  // Relaxed: shown by `penstock status`, nothing depends on it.
+  const uint64_t rows_done =
+      counters_.rows.fetch_add(rows, std::memory_order_relaxed) + rows;
+  FailIfNothingIsReadable(rows_done);
+  MutexLock lock(&mutex_);
+  share->finished += rows;
+  if (!share->done()) return;
+  if (!share->abandoned) AssembleLocked(share);
+  delivery_.Filled(share);
+  AdvanceLocked();
+}
+
+// A trainer must not run through its epochs on nothing.
+void Job::FailIfNothingIsReadable(uint64_t rows_done) {
+  if (rows_done < layout_.plan.rows_per_epoch() ||
+      counters_.rows_skipped.load(std::memory_order_relaxed) < rows_done) {
+    return;
+  }
+  std::string last;
+  {
+    MutexLock lock(&mutex_);
+    last = last_error_;
+  }
+  Fail(
+      DataLossError("job '{}': all of the first {} samples were skipped; the "
+                    "last: {}",
+                    key_.name, rows_done, last));
+}
+
+bool Job::GivenUp(const Share* share) const {
+  MutexLock lock(&mutex_);
+  return share->abandoned;
+}
+
+void Job::LeaveOut(Share* share, uint64_t row, const std::string& text) {
+  const uint64_t count =
+      counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (WorthALine(count)) {
+    spdlog::warn("job '{}' skips: {} ({} so far)", key_.name, text, count);
+  }
+  MutexLock lock(&mutex_);
+  share->left_out.push_back(row);
+  last_error_ = text;
+}
+
+void Job::CountSubstitute(const std::string& text) {
+  const uint64_t count =
+      counters_.rows_substituted.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (WorthALine(count)) {
+    spdlog::warn("job '{}' substitutes: {} ({} so far)", key_.name, text,
+                 count);
+  }
+  MutexLock lock(&mutex_);
+  last_error_ = text;
+}
+
+void Job::Fail(const Status& status) {
+  MutexLock lock(&mutex_);
+  FailLocked(status);
+}
+
+void Job::FailLocked(const Status& status) {
+  if (!failure_.ok()) return;
+  failure_ = status;
+  spdlog::info("job '{}' ends: {}", key_.name, status.message());
+  pointless_.store(true, std::memory_order_relaxed);
+  last_error_ = status.message();
+  delivery_.Close(
+      Closed::kFailed,
+      fmt::format("{} {}", static_cast<int>(status.code()), status.message()));
+  on_freed_();
+}
+
+std::vector<uint32_t> Job::BankNodes() const {
+  MutexLock lock(&mutex_);
+  return delivery_.bank_nodes();
+}
+
+bool Job::StartMoving() {
+  MutexLock lock(&mutex_);
+  if (moving_ || banks_to_move_.empty()) return false;
+  moving_ = true;
+  return true;
+}
+
+std::optional<uint32_t> Job::NextBankToMove(std::vector<uint32_t>* nodes) {
+  MutexLock lock(&mutex_);
+  *nodes = delivery_.bank_nodes();
+  if (banks_to_move_.empty()) return std::nullopt;
+  const uint32_t bank = banks_to_move_.back();
+  banks_to_move_.pop_back();
+  return bank;
+}
+
+bool Job::EndMoving() {
+  MutexLock lock(&mutex_);
+  moving_ = !banks_to_move_.empty();
+  NoteSettledLocked();
+  return !moving_;
+}
+
+// A bank is moved for the first rank that comes for it.
+void Job::NoteSettledLocked() {
+  settled_.store(!moving_ && banks_to_move_.empty() && delivery_.AllCame(),
+                 std::memory_order_relaxed);
+}
+
+}  // namespace penstock

@@ -1,0 +1,205 @@
+// What a job needs before it is one: its plan, where a state says it begins,
+// its lanes and slots.
+#include <algorithm>
+
+#include "broker/job/job.h"
+#include "common/producer_memory.h"
+
+namespace penstock {
+namespace {
+
+// Where a state says to begin, in positions of this plan.
+StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
+                            const DatasetSpec& spec, const Plan& plan) {
+  if (const std::string differs = DifferingIdentity(state, here);
+      !differs.empty()) {
+    return FailedPreconditionError(
+        "the state is of other data or of another order: {}", differs);
+  }
+  const uint64_t rows_per_epoch = plan.rows_per_epoch();
+  // With another batch size or fewer ranks an epoch may be shorter than it was:
+  // a row beyond its new end stands for that end.
+  const uint64_t row_max = !spec.steps_per_epoch ? plan.records()
+                           : spec.batch.per_rank ? UINT64_MAX
+                                                 : rows_per_epoch;
+  if (state.row > row_max) {
+    return InvalidArgumentError(
+        "state: row {} of epoch {}: an epoch has {} rows; resume with the "
+        "batch and steps_per_epoch that it was saved with, or at row 0 of the "
+        "next epoch",
+        state.row, state.epoch, rows_per_epoch);
+  }
+  const auto position = [&](uint64_t epoch, uint64_t row) {
+    return epoch * rows_per_epoch + std::min(row, rows_per_epoch);
+  };
+  const uint64_t epochs_max = Plan::kTotalRowsMax / rows_per_epoch;
+  if (state.epoch >= epochs_max) {
+    return InvalidArgumentError("state: epoch {}: wanted less than {}",
+                                state.epoch, epochs_max);
+  }
+  PlanStart start;
+  start.position = position(state.epoch, state.row);
+  for (const JobState::Owed& owed : state.owed) {
+    if (owed.epoch >= epochs_max || owed.row > rows_per_epoch ||
+        owed.rows > rows_per_epoch - owed.row) {
+      return InvalidArgumentError(
+          "state: owed rows {} to {} of epoch {}: an epoch has {}", owed.row,
+          owed.row + owed.rows, owed.epoch, rows_per_epoch);
+    }
+    for (uint64_t row = 0; row < owed.rows; row += plan.global_batch()) {
+      start.owed.push_back({position(owed.epoch, owed.row + row),
+                            std::min(plan.global_batch(), owed.rows - row),
+                            owed.redelivered});
+    }
+  }
+  return start;
+}
+
+JobState IdentityOf(const JobOptions& options, uint64_t records) {
+  JobState state;
+  state.dataset = options.spec.name;
+  state.delivery = options.delivery.mode;
+  state.records = records;
+  state.seed = options.spec.seed;
+  if (options.spec.shuffle) {
+    state.shuffle = JobState::Shuffle{options.spec.shuffle->seed,
+                                      options.spec.shuffle->each_epoch};
+  }
+  return state;
+}
+
+}  // namespace
+
+StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
+                                      const Dataset& dataset, uint32_t nodes,
+                                      bool replicate) {
+  DatasetSpec spec = options.spec;
+  if (options.repeat_first) {
+    spec.epochs = 1;
+    spec.steps_per_epoch = 1;
+  }
+  // Its own order, the first consumer's is that of the spec; any odd factor
+  // gives every consumer another seed.
+  if (spec.shuffle) {
+    spec.shuffle->seed += options.consumer * 0x9e3779b97f4a7c15;
+  }
+  const DeliveryOptions& delivery = options.delivery;
+  if (std::holds_alternative<StreamSource>(spec.source)) {
+    if (delivery.mode == DeliveryMode::kIndependent) {
+      return InvalidArgumentError(
+          "a stream comes once, not once for each consumer: delivery "
+          "`broadcast` gives every batch to all of them");
+    }
+    if (options.local_world_size != options.world_size) {
+      return InvalidArgumentError(
+          "a stream feeds the ranks of one host: there are {} of {} here",
+          options.local_world_size, options.world_size);
+    }
+  }
+  const bool split = delivery.mode == DeliveryMode::kSplit;
+  const uint32_t world_size = split ? options.world_size : 1;
+  const uint64_t records = dataset.source->record_count();
+  PENSTOCK_ASSIGN_OR_RETURN(Plan plan, Plan::Make(spec, records, world_size));
+  if (options.start) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        PlanStart start,
+        StartOf(*options.start, IdentityOf(options, records), spec, plan));
+    PENSTOCK_ASSIGN_OR_RETURN(plan, plan.From(std::move(start), world_size));
+  }
+  const ElementSpec& element = dataset.program->element_spec();
+  uint64_t row_bytes = sizeof(int64_t);
+  for (const Feature& feature : element) row_bytes += feature.RowBytes();
+  if (plan.global_batch() > UINT32_MAX) {
+    return ResourceExhaustedError("a step of {} rows, at most {} may be",
+                                  plan.global_batch(), UINT32_MAX);
+  }
+  // How many batches are in use at once, at worst.
+  const uint64_t consumers = options.consumers_max;
+  uint32_t lanes = 1;
+  uint64_t leases = 0;
+  uint64_t slots = 0;
+  switch (delivery.mode) {
+    case DeliveryMode::kSplit:
+    case DeliveryMode::kIndependent:
+      lanes = options.consumers_max;
+      leases = spec.prefetch + spec.hold;
+      slots = leases;
+      break;
+    case DeliveryMode::kDynamic:
+      leases = 1 + spec.hold;
+      slots = spec.prefetch + consumers * leases;
+      break;
+    case DeliveryMode::kBroadcast:
+      leases = delivery.window + spec.hold;
+      // Consumers that may not be skipped are all within one window.
+      slots = delivery.lag == Lag::kSkip
+                  ? consumers * leases
+                  : delivery.window + consumers * spec.hold;
+      break;
+  }
+  if (options.at_end) slots = 1;  // none is ever filled
+  if (leases > kLeasesMax) {
+    return ResourceExhaustedError(
+        "{} + hold {} is more than the {} batches a rank may have",
+        delivery.mode == DeliveryMode::kBroadcast
+            ? fmt::format("window {}", delivery.window)
+            : fmt::format("prefetch {}", spec.prefetch),
+        spec.hold, kLeasesMax);
+  }
+  uint64_t rows_max = 0;
+  for (const uint32_t rank : {0u, world_size - 1}) {
+    rows_max = std::max(rows_max, plan.max_share_rows(rank));
+  }
+  if (split && delivery.on_rank_death == OnRankDeath::kShrink) {
+    PENSTOCK_ASSIGN_OR_RETURN(const Plan half,
+                              plan.From(plan.start(), (world_size + 1) / 2));
+    rows_max = half.max_share_rows(0);
+  }
+  // A lane of a rank is on one node; the one lane of all is on all nodes.
+  const bool lanes_are_ranks =
+      split || delivery.mode == DeliveryMode::kIndependent;
+  const bool copied =
+      replicate && nodes > 1 && delivery.mode == DeliveryMode::kBroadcast;
+  const uint32_t copies = copied ? nodes : 1;
+  uint64_t bank_slots = 0;
+  if (nodes > 1) {
+    bank_slots =
+        lanes_are_ranks || copied ? slots : (slots + nodes - 1) / nodes;
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      SegmentPlan segment,
+      PlanSegment(
+          element, rows_max, static_cast<uint32_t>(copies * lanes * slots),
+          2 * options.consumers_max, static_cast<uint32_t>(bank_slots)));
+  Layout layout{std::move(plan),
+                std::move(segment),
+                lanes,
+                static_cast<uint32_t>(slots),
+                static_cast<uint32_t>(leases),
+                row_bytes,
+                copies};
+  if (const auto* stream = std::get_if<StreamSource>(&spec.source)) {
+    // Batches that are not released are in slots, or were in a former life.
+    layout.attic_rows = 2 * uint64_t{lanes} * slots * layout.segment.rows_max;
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const ProducerLayout attic,
+        PlanProducerMemory(stream->features, layout.attic_rows));
+    layout.attic_bytes = attic.bytes;
+  }
+  return layout;
+}
+
+JobState Job::StateAt(const PlanStart& start) const {
+  JobState state = IdentityOf(options_, layout_.plan.records());
+  const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
+  state.epoch = start.position / rows_per_epoch;
+  state.row = start.position % rows_per_epoch;
+  for (const RowRange& range : start.owed) {
+    state.owed.push_back({range.position / rows_per_epoch,
+                          range.position % rows_per_epoch, range.rows,
+                          range.redelivered});
+  }
+  return state;
+}
+
+}  // namespace penstock

@@ -1,0 +1,218 @@
+// What a job is seen to do: `penstock status`, and who everybody waits for.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "broker/base/text.h"
+#include "broker/job/job.h"
+
+namespace penstock {
+
+void Job::NoteRanksLocked(const CrewUse& crew) {
+  const auto now = std::chrono::steady_clock::now();
+  std::map<uint32_t, Seen> seen;
+  std::vector<RecentUse::Rank> at_work;
+  for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
+    if (!rank.seat) continue;
+    const auto last = seen_.find(rank.rank);
+    const bool has_batches = rank.ready + rank.held > 0;
+    const bool moved = last == seen_.end() ||
+                       last->second.taken != rank.taken ||
+                       last->second.held != rank.held;
+    // While it had none there was nothing that it could do.
+    const bool still = has_batches && !moved;
+    seen[rank.rank] = {rank.taken, rank.held, still ? last->second.since : now};
+    at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
+                       rank.wait_ns, rank.waiting, rank.progress,
+                       !rank.open && !has_batches, still, moved});
+  }
+  seen_ = std::move(seen);
+  // What a broadcast makes ahead before it begins, nobody may get.
+  const bool waits_to_begin =
+      options_.delivery.mode == DeliveryMode::kBroadcast &&
+      delivery_.CountSlots().out == 0 && !delivery_.Missing().empty();
+  // Relaxed, both: shown, nothing depends on them.
+  recent_.Look(static_cast<uint64_t>(
+                   std::chrono::nanoseconds(now.time_since_epoch()).count()),
+               counters_.decode_ns.load(std::memory_order_relaxed),
+               counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
+               StarvedLocked(), crew, delivery_.Filling() && !waits_to_begin);
+}
+
+std::vector<uint32_t> Job::MissingLocked() const {
+  std::vector<uint32_t> missing = delivery_.Missing();
+  for (uint32_t& rank : missing) rank = key_.consumer.value_or(rank);
+  return missing;
+}
+
+// Its producers have put nothing to make a batch of, and there is room for one:
+// in a slot, and of the producers' own.
+bool Job::StarvedLocked() const {
+  if (stream_ == nullptr || stream_->over() || stream_->ShortOfRoom() ||
+      delivery_.gathering()) {
+    return false;
+  }
+  const Delivery::SlotCounts slots = delivery_.CountSlots();
+  return slots.filling == 0 && slots.ready == 0 && slots.free > 0;
+}
+
+double Job::RecentDecoding() const {
+  MutexLock lock(&mutex_);
+  return recent_.decoding();
+}
+
+double Job::RecentStorage() const {
+  MutexLock lock(&mutex_);
+  return recent_.storage();
+}
+
+Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
+  MutexLock lock(&mutex_);
+  if (!failure_.ok()) return Bottleneck::Of(recent_, pool);
+  const std::vector<uint32_t> away = absent.to_reconnect;
+  for (const uint32_t rank : MissingLocked()) {
+    if (std::find(away.begin(), away.end(), rank) != away.end()) continue;
+    absent.to_attach.push_back(rank);
+  }
+  return Bottleneck::Of(recent_, pool, absent);
+}
+
+nlohmann::json Job::StatusJson(bool with_ranks,
+                               std::optional<double> kept_s) const {
+  MutexLock lock(&mutex_);
+  const auto seconds = [](const std::atomic<uint64_t>& ns) {
+    return static_cast<double>(ns.load(std::memory_order_relaxed)) * 1e-9;
+  };
+  const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
+  const uint64_t position = delivery_.State().position;
+  const std::vector<uint32_t> missing = MissingLocked();
+  const Delivery::SlotCounts slots = delivery_.CountSlots();
+  const DeliveryOptions& delivery = options_.delivery;
+  // What was seen before is of no worth while they are moved.
+  const bool moving = moving_ || !banks_to_move_.empty();
+  const std::vector<Delivery::RankStatus> all_ranks = delivery_.Ranks();
+  std::vector<uint32_t> waits_for;
+  if (kept_s) {
+    for (const Delivery::RankStatus& rank : all_ranks) {
+      if (delivery_.WaitsFor(rank.rank)) {
+        waits_for.push_back(key_.consumer.value_or(rank.rank));
+      }
+    }
+    // It may fail before, for ranks that are missing.
+    if (missing_ > 0 && options_.wait_s > 0) {
+      const std::chrono::duration<double> missed =
+          std::chrono::steady_clock::now() - missing_since_;
+      kept_s = std::clamp(options_.wait_s - missed.count(), 0.0, *kept_s);
+    }
+  }
+  const auto name = [](const auto& names, auto value) {
+    return names[static_cast<size_t>(value)];
+  };
+  nlohmann::json json = {
+      {"job", key_.name},
+      {"dataset", key_.dataset},
+      {"uid", key_.uid},
+      {"state", !failure_.ok() ? "failed"
+                : delivery_.Unsettled()
+                    ? missing.empty() ? "waiting for its ranks to reconnect"
+                                      : "waiting for " + RanksText(missing) +
+                                            " to reconnect"
+                : kept_s           ? AllGoneText(waits_for, *kept_s)
+                : !missing.empty() ? "waiting for " + RanksText(missing)
+                                   : "running"},
+      {"delivery", name(kDeliveryModeNames, delivery.mode)},
+      {"on_rank_death", name(kOnRankDeathNames, delivery.on_rank_death)},
+      {"missing", missing},
+      {"slots",
+       {{"free", slots.free},
+        {"filling", slots.filling},
+        {"ready", slots.ready},
+        {"out", slots.out},
+        {"quarantined", slots.quarantined}}},
+      {"world_size", options_.world_size},
+      {"local_world_size", options_.local_world_size},
+      {"epoch", position / rows_per_epoch},
+      {"step", position % rows_per_epoch / layout_.plan.global_batch()},
+      {"steps_per_epoch", layout_.plan.steps_per_epoch()},
+      {"epochs", layout_.plan.epochs().value_or(0)},
+      {"records", layout_.plan.records()},
+      {"rows", counters_.rows.load(std::memory_order_relaxed)},
+      {"rows_skipped", counters_.rows_skipped.load(std::memory_order_relaxed)},
+      {"rows_substituted",
+       counters_.rows_substituted.load(std::memory_order_relaxed)},
+      {"rows_local", counters_.rows_local.load(std::memory_order_relaxed)},
+      {"rows_remote", counters_.rows_remote.load(std::memory_order_relaxed)},
+      {"pages_seen",
+       moving ? 0 : counters_.pages_seen.load(std::memory_order_relaxed)},
+      {"pages_elsewhere",
+       moving ? 0 : counters_.pages_elsewhere.load(std::memory_order_relaxed)},
+      {"io", dataset_->source->io()},
+      {"reads", counters_.reads.load(std::memory_order_relaxed)},
+      {"reads_cached", counters_.reads_cached.load(std::memory_order_relaxed)},
+      {"bytes_read", counters_.bytes_read.load(std::memory_order_relaxed)},
+      {"read_wait_s", seconds(counters_.read_wait_ns)},
+      {"decode_s", seconds(counters_.decode_ns)},
+      {"memory_bytes", layout_.memory_bytes()},
+      {"copies", layout_.copies},
+      {"last_error", last_error_},
+      {"warning", warning_}};
+  if (stream_ != nullptr) {
+    json["records"] = json["steps_per_epoch"] = 0;  // nobody knows
+    json["producers_at_work"] = stream_->at_work();
+    json["attic_rows"] = stream_->attic_rows();
+    json["attic_bytes"] = layout_.attic_bytes;
+    json["rows_put"] = stream_->end();
+    json["rows_kept"] = stream_->kept_rows();
+  }
+  if (kept_s) {
+    json["waits_for"] = waits_for;
+    json["kept_s"] = *kept_s;
+  }
+  if (with_ranks && stream_ != nullptr) {
+    nlohmann::json producers = nlohmann::json::array();
+    for (const Stream::ProducerStatus& each : stream_->Producers()) {
+      producers.push_back({{"producer", each.producer},
+                           {"state", each.state},
+                           {"rows_put", each.rows_put},
+                           {"rows_kept", each.rows_kept},
+                           {"room_rows", each.room_rows},
+                           {"waits_for_room", each.waits_for_room},
+                           {"memory_bytes", each.memory_bytes}});
+    }
+    json["producers"] = std::move(producers);
+  }
+  if (with_ranks) {
+    nlohmann::json ranks = nlohmann::json::array();
+    for (const Delivery::RankStatus& rank : all_ranks) {
+      // It has something to do and does not: it takes no batch and gives none
+      // back.
+      double silent_s = 0;
+      if (const auto seen = seen_.find(rank.rank);
+          seen != seen_.end() && rank.ready + rank.held > 0) {
+        silent_s = std::chrono::duration<double>(
+                       std::chrono::steady_clock::now() - seen->second.since)
+                       .count();
+      }
+      const auto node = [](const std::optional<uint32_t>& number) {
+        return number ? nlohmann::json(*number) : nlohmann::json();
+      };
+      ranks.push_back(
+          {{"silent_s", silent_s},
+           {"node", node(rank.node)},
+           {"node_from", rank.node_from},
+           {"memory_node", node(rank.memory_node)},
+           {"rank", key_.consumer.value_or(rank.rank)},
+           {"seat", rank.seat ? static_cast<int64_t>(*rank.seat) : int64_t{-1}},
+           {"state", rank.state},
+           {"ready", rank.ready},
+           {"held", rank.held},
+           {"taken", rank.taken},
+           {"skipped", rank.skipped},
+           {"waits", rank.waits},
+           {"wait_s", static_cast<double>(rank.wait_ns) * 1e-9}});
+    }
+    json["ranks"] = std::move(ranks);
+  }
+  return json;
+}
+
+}  // namespace penstock

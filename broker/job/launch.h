@@ -1,0 +1,94 @@
+// The rank numbers of one launch, and how far each of them is with one
+// incarnation of their job. An incarnation belongs to its launch: each number
+// is told the end of the data once, however late its process attaches, and
+// never gets from the beginning what the others have had.
+//
+// Plain data. The job table keeps one per incarnation, the life journal another
+// for the next life of the broker; the simulation decides with it as well.
+#ifndef BROKER_JOB_LAUNCH_H_
+#define BROKER_JOB_LAUNCH_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace penstock {
+
+class Launch {
+ public:
+  Launch() = default;
+  // Ranks are numbered below world_size; local_world_size of them run on this
+  // host, and which ones is known only when they attach.
+  Launch(uint32_t world_size, uint32_t local_world_size)
+      : world_size_(world_size), local_world_size_(local_world_size) {}
+
+  void Attached(uint32_t rank) { standings_[rank] = Standing::kAttached; }
+  // In an orderly way. finished: all of its data were taken before.
+  void Left(uint32_t rank, bool finished) {
+    standings_[rank] = finished ? Standing::kFinished : Standing::kLeft;
+  }
+
+  // A process has attached as this rank, and perhaps died or left since.
+  bool Knows(uint32_t rank) const { return standings_.count(rank) > 0; }
+  bool HasLeft(uint32_t rank) const {
+    const auto found = standings_.find(rank);
+    return found != standings_.end() && found->second != Standing::kAttached;
+  }
+  bool Finished(uint32_t rank) const {
+    const auto found = standings_.find(rank);
+    return found != standings_.end() && found->second == Standing::kFinished;
+  }
+  // A process of this launch may still attach as this rank: for the first time,
+  // or in the place of one that died.
+  bool Expects(uint32_t rank) const {
+    if (rank >= world_size_ || HasLeft(rank)) return false;
+    return Knows(rank) || CountRanks(false) < local_world_size_;
+  }
+  // As many as run on this host have attached, at one time or another.
+  bool AllCame() const { return CountRanks(false) >= local_world_size_; }
+  // Every rank of this host came and left.
+  bool Complete() const { return CountRanks(true) >= local_world_size_; }
+
+  nlohmann::json ToJson() const {
+    nlohmann::json json = {{"world_size", world_size_},
+                           {"local_world_size", local_world_size_},
+                           {"ranks", nlohmann::json::array()}};
+    for (const auto& [rank, standing] : standings_) {
+      json["ranks"].push_back({rank, static_cast<uint32_t>(standing)});
+    }
+    return json;
+  }
+  // Throws what nlohmann::json throws.
+  static Launch FromJson(const nlohmann::json& json) {
+    Launch launch(json.at("world_size").get<uint32_t>(),
+                  json.at("local_world_size").get<uint32_t>());
+    for (const auto& each : json.at("ranks")) {
+      const auto standing = std::min<uint32_t>(each.at(1).get<uint32_t>(),
+                                               uint32_t{Standing::kFinished});
+      launch.standings_[each.at(0).get<uint32_t>()] =
+          static_cast<Standing>(standing);
+    }
+    return launch;
+  }
+
+ private:
+  enum Standing : uint8_t { kAttached, kLeft, kFinished };
+
+  // Consumers of a broadcast that joined later have numbers beyond the launch.
+  uint32_t CountRanks(bool only_left) const {
+    uint32_t count = 0;
+    for (const auto& [rank, standing] : standings_) {
+      if (rank >= world_size_) break;
+      if (!only_left || standing != Standing::kAttached) ++count;
+    }
+    return count;
+  }
+
+  uint32_t world_size_ = 1;
+  uint32_t local_world_size_ = 1;
+  std::map<uint32_t, Standing> standings_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_JOB_LAUNCH_H_

@@ -1,0 +1,35 @@
+// Memory is promised before it is used: a job that does not fit is refused with
+// the numbers before it starts (memory_room.h), and its pages are populated by
+// a child process whose death, should the limits have lied, is the error
+// message.
+#ifndef BROKER_MEMORY_MEMORY_PROMISE_H_
+#define BROKER_MEMORY_MEMORY_PROMISE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "broker/memory/memory_room.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// A range of shared memory to populate, and the order of steps: ranges are
+// populated in order, on_done(n) is called after the n-th.
+struct PopulateRange {
+  std::byte* begin = nullptr;
+  uint64_t bytes = 0;
+};
+
+// Populates the ranges in a short-lived child that the kernel kills first when
+// memory runs out. Blocks until all is done; on_done is called on this thread.
+// ResourceExhausted: the child was killed. Cancelled: cancelled() became true,
+// asked a few times a second.
+Status Populate(
+    std::span<const PopulateRange> ranges,
+    const std::function<void(size_t done)>& on_done,
+    const std::function<bool()>& cancelled = [] { return false; });
+
+}  // namespace penstock
+#endif  // BROKER_MEMORY_MEMORY_PROMISE_H_

@@ -1,0 +1,70 @@
+#include "broker/recovery/memory_folder.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <string_view>
+
+namespace penstock {
+namespace {
+
+constexpr char kPattern[] = "/dev/shm/penstock-XXXXXX";
+constexpr std::string_view kPrefix = "/dev/shm/penstock-";
+// linux/magic.h.
+constexpr long kTmpfsMagic = 0x01021994;
+constexpr long kRamfsMagic = 0x858458f6;
+
+bool IsInMemory(const std::string& path) {
+  struct statfs info;
+  return statfs(path.c_str(), &info) == 0 &&
+         (info.f_type == kTmpfsMagic || info.f_type == kRamfsMagic);
+}
+
+// Anybody may make a folder of this name once ours is gone: only one of this
+// user's that nobody else may enter is ours.
+bool IsOurs(const std::string& path) {
+  struct stat info;
+  return path.rfind(kPrefix, 0) == 0 &&
+         path.find('/', kPrefix.size()) == std::string::npos &&
+         lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
+         info.st_uid == geteuid() && (info.st_mode & 077) == 0;
+}
+
+}  // namespace
+
+StatusOr<std::string> OpenMemoryFolder(const std::string& state_directory) {
+  if (IsInMemory(state_directory)) return state_directory;
+  const std::string link = state_directory + "/" + kMemoryFolderLink;
+  char target[PATH_MAX];
+  const ssize_t bytes = readlink(link.c_str(), target, sizeof(target));
+  if (bytes > 0) {
+    const std::string found(target, static_cast<size_t>(bytes));
+    if (IsOurs(found)) return found;
+  }
+  std::string made = kPattern;
+  if (mkdtemp(made.data()) == nullptr) {  // mode 0700
+    return ErrnoError(errno, "make a folder in /dev/shm");
+  }
+  const auto failed = [&made](const Status& status) {
+    rmdir(made.c_str());
+    return status;
+  };
+  if (!IsInMemory(made)) {
+    return failed(FailedPreconditionError(
+        "/dev/shm is not in memory: mount a tmpfs there"));
+  }
+  // A new link takes the old one's place: a death leaves one of the two.
+  const std::string fresh = link + ".new";
+  unlink(fresh.c_str());
+  if (symlink(made.c_str(), fresh.c_str()) != 0 ||
+      rename(fresh.c_str(), link.c_str()) != 0) {
+    return failed(ErrnoError(errno, "link " + link + " to " + made));
+  }
+  return made;
+}
+
+}  // namespace penstock

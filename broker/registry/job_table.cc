@@ -1,0 +1,878 @@
+#include "broker/registry/job_table.h"
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "broker/base/text.h"
+#include "broker/recovery/restore.h"
+#include "common/kill_point.h"
+
+namespace penstock {
+
+namespace {
+
+// Whom the job waits for since the broker was started again.
+void AddAway(const std::map<uint32_t, const FormerRank*>& away, bool with_ranks,
+             nlohmann::json* job) {
+  if (away.empty()) return;
+  std::vector<uint32_t> numbers;
+  for (const auto& [rank, former] : away) {
+    numbers.push_back(rank);
+    if (!with_ranks) continue;
+    nlohmann::json row = {{"rank", rank}, {"state", "away"}};
+    if (former->pidfd != nullptr) row["pid"] = PidOf(former->pidfd->get());
+    (*job)["ranks"].push_back(std::move(row));
+  }
+  (*job)["state"] = "waiting for " + RanksText(numbers) + " to reconnect";
+  (*job)["waits_for"] = numbers;
+}
+
+}  // namespace
+
+uint64_t JobTable::NewLifeId() {
+  uint64_t id = 0;
+  while (id == 0 && getrandom(&id, sizeof(id), 0) != sizeof(id)) {
+  }
+  return id;
+}
+
+JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
+                   LifeJournal* life, Limits limits)
+    : loop_(loop),
+      workers_(workers),
+      disposal_(disposal),
+      life_(life),
+      limits_(std::move(limits)),
+      datasets_(limits_.functions),
+      placement_(&workers->topology()) {
+  std::map<uint64_t, std::shared_ptr<void>> memory_of;  // by segment
+  const auto count = [&](uint32_t uid, uint64_t segment, uint64_t bytes) {
+    uint64_t ignored = 0;
+    std::shared_ptr<void>& memory = memory_of[segment];
+    if (memory == nullptr) memory = CountMemory(uid, bytes, &ignored, &ignored);
+    return memory;
+  };
+  for (const FormerMapping& each : life->TakeMappings()) {
+    holders_.push_back({each.job, each.attach, std::nullopt, each.pidfd,
+                        PidOf(each.pidfd->get()),
+                        count(each.uid, each.segment, each.bytes),
+                        each.evicted});
+  }
+  for (FormerJob& former : life->TakeJobs()) {
+    Entry& entry = entries_.emplace_back();
+    entry.key = former.key;
+    entry.options = former.options;
+    entry.incarnation = former.incarnation;
+    entry.named = former.named;
+    entry.launch = former.launch;
+    entry.number = former.id;
+    uint64_t ignored = 0;
+    for (const auto& [attach, rank] : former.ranks) {
+      if (rank.left || rank.segment == 0) continue;
+      // Of the last segment there was.
+      entry.former_memory = count(former.key.uid, rank.segment, rank.bytes);
+      if (rank.pidfd == nullptr) continue;
+      holders_.push_back({former.id, attach, rank.rank, rank.pidfd,
+                          PidOf(rank.pidfd->get()), entry.former_memory,
+                          rank.evicted ? rank.inode : 0});
+    }
+    if (entry.former_memory == nullptr) {
+      entry.former_memory =
+          CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
+    }
+    entry.former = std::make_unique<FormerJob>(std::move(former));
+    spdlog::info("job '{}' of a former life waits for its ranks",
+                 entry.key.name);
+  }
+  for (EndedJob& ended : life->TakeEnded()) {
+    ended_.push_back({std::move(ended), true});
+  }
+}
+
+JobTable::~JobTable() {
+  for (Opening& opening : openings_) opening.progress.cancel.store(true);
+  datasets_.NoticeCancel();
+  for (Opening& opening : openings_) opening.thread.join();
+}
+
+Status JobTable::CheckAgreement(const Entry& entry,
+                                const AttachRequest& request) {
+  const auto disagree = [&](const std::string& what) {
+    return FailedPreconditionError(
+        "rank {} disagrees with the ranks of job '{}' that are attached: {}; "
+        "if it is of another job, such as a second loader, give that job "
+        "another name (`job`)",
+        request.joining.rank, entry.key.name, what);
+  };
+  const JobOptions& there = entry.options;
+  const JobOptions& here = request.options;
+  if (here.world_size != there.world_size) {
+    return disagree(fmt::format("world size: {} here, {} there",
+                                here.world_size, there.world_size));
+  }
+  if (here.local_world_size != there.local_world_size) {
+    return disagree(fmt::format("local world size: {} here, {} there",
+                                here.local_world_size, there.local_world_size));
+  }
+  if (here.repeat_first != there.repeat_first) {
+    return disagree(fmt::format("repeat_first: {} here, {} there",
+                                here.repeat_first, there.repeat_first));
+  }
+  const auto differ = [&](const char* what, const auto& names, auto mine,
+                          auto theirs) {
+    return disagree(fmt::format("{}: {} here, {} there", what,
+                                names[static_cast<size_t>(mine)],
+                                names[static_cast<size_t>(theirs)]));
+  };
+  if (here.delivery.mode != there.delivery.mode) {
+    return differ("delivery", kDeliveryModeNames, here.delivery.mode,
+                  there.delivery.mode);
+  }
+  if (here.delivery.lag != there.delivery.lag) {
+    return differ("lag", kLagNames, here.delivery.lag, there.delivery.lag);
+  }
+  if (here.delivery.on_rank_death != there.delivery.on_rank_death) {
+    return differ("on_rank_death", kOnRankDeathNames,
+                  here.delivery.on_rank_death, there.delivery.on_rank_death);
+  }
+  if (here.delivery.window != there.delivery.window) {
+    return disagree(fmt::format("window: {} here, {} there",
+                                here.delivery.window, there.delivery.window));
+  }
+  if (here.consumers_max != there.consumers_max) {
+    return disagree(fmt::format("consumers: {} here, {} there",
+                                here.consumers_max, there.consumers_max));
+  }
+  const std::string field = DifferingField(here.spec, there.spec);
+  return field.empty() ? OkStatus() : disagree("spec: " + field);
+}
+
+Status JobTable::ForgottenError(const std::string& job) {
+  return AbortedError(
+      "the broker was started again and knows nothing of job '{}': it has no "
+      "state directory (--state-dir), or its journal there is damaged (its log "
+      "says so); what its ranks had together is not known: begin all ranks at "
+      "a state",
+      job);
+}
+
+// Not always the newest: a rank that has taken all of its data may have begun
+// the next while others are not through with this one.
+StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
+  const uint32_t rank = request.joining.rank;
+  for (const Holder& holder : holders_) {
+    if (holder.evicted == 0 || holder.evicted != request.former_inode) continue;
+    return AbortedError(
+        "rank {} was evicted from job '{}' before it reconnected: what it had "
+        "is handed on; attach again",
+        request.key.consumer.value_or(rank), request.key.name);
+  }
+  const Entry* newest = nullptr;
+  bool over = life_->KnowsAllJobs();
+  for (Entry& each : entries_) {
+    if (!(each.key == request.key)) continue;
+    const bool is_it = each.incarnation.token == request.incarnation->token;
+    if (is_it && !each.over) return &each;
+    over |= is_it;
+    if (!each.over) newest = &each;
+  }
+  for (const Ended& ended : ended_) {
+    if (ended.key == request.key &&
+        ended.incarnation.token == request.incarnation->token) {
+      if (ended.awaited) return Reopen(ended, request);
+      over = true;
+    }
+  }
+  if (newest != nullptr) {
+    return AbortedError(
+        "rank {} belongs to incarnation {} of job '{}', which is at {}: "
+        "another process took over; this one must attach again",
+        rank, request.incarnation->number, request.key.name,
+        newest->incarnation.number);
+  }
+  if (!over) {
+    const DeliveryMode mode = request.options.delivery.mode;
+    const bool ranks_tell_all =
+        mode == DeliveryMode::kSplit || mode == DeliveryMode::kIndependent;
+    if (ranks_tell_all && request.joining.phase == 0) return nullptr;
+    return ForgottenError(request.key.name);
+  }
+  return AbortedError(
+      "job '{}' is over: it failed or was ended while rank {} was away (the "
+      "broker's log says why); begin all ranks at a state",
+      request.key.name, rank);
+}
+
+Incarnation JobTable::NextIncarnation(const JobKey& key) const {
+  Incarnation next = {1, NewLifeId()};
+  for (const Entry& entry : entries_) {
+    if (!(entry.key == key)) continue;
+    next.number = std::max(next.number, entry.incarnation.number + 1);
+  }
+  for (const Ended& ended : ended_) {
+    if (!(ended.key == key)) continue;
+    next.number = std::max(next.number, ended.incarnation.number + 1);
+  }
+  return next;
+}
+
+void JobTable::NoteEnded(const Entry& entry, bool awaited) {
+  const auto now = std::chrono::system_clock::now();
+  Ended noted;
+  noted.id = entry.number;
+  noted.key = entry.key;
+  noted.incarnation = entry.incarnation;
+  noted.launch = entry.launch;
+  noted.agreement = AgreementDigest(entry.options);
+  noted.ended = now;
+  noted.awaited = awaited;
+  const auto forget = [this](const Ended& ended) {
+    if (ended.awaited) life_->JobEnded(ended.id);
+    return true;
+  };
+  std::erase_if(ended_, [&](const Ended& ended) {
+    if (ended.awaited) return now - ended.ended > kAwaitedKept && forget(ended);
+    return ended.key == entry.key || now - ended.ended > kEndedKept;
+  });
+  const auto of_user = [&](const Ended& ended) {
+    return ended.awaited && ended.key.uid == entry.key.uid;
+  };
+  if (awaited &&
+      static_cast<size_t>(std::count_if(ended_.begin(), ended_.end(),
+                                        of_user)) == kAwaitedMaxPerUid) {
+    const auto oldest = std::find_if(ended_.begin(), ended_.end(), of_user);
+    forget(*oldest);
+    ended_.erase(oldest);
+  }
+  if (ended_.size() == kEndedMax) {
+    forget(ended_.front());
+    ended_.erase(ended_.begin());
+  }
+  if (awaited) life_->JobDelivered(noted);
+  ended_.push_back(std::move(noted));
+}
+
+bool JobTable::ForgetEnded(uint32_t uid, const std::string& name,
+                           const std::string& dataset) {
+  bool any = false;
+  for (Ended& ended : ended_) {
+    if (!ended.awaited || ended.key.name != name ||
+        (uid != 0 && uid != ended.key.uid) ||
+        (!dataset.empty() && dataset != ended.key.dataset)) {
+      continue;
+    }
+    life_->JobEnded(ended.id);
+    ended.awaited = false;
+    any = true;
+  }
+  return any;
+}
+
+const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
+                                           uint64_t before) const {
+  const uint32_t rank = request.joining.rank;
+  if (rank == Delivery::kAnyRank || !request.numbered) return nullptr;
+  const auto now = std::chrono::system_clock::now();
+  // It costs more than all else here, and few attaches need it.
+  std::optional<uint32_t> agreement;
+  const auto agrees = [&](const Ended& ended) {
+    if (!agreement) agreement = AgreementDigest(request.options);
+    return ended.agreement == *agreement;
+  };
+  const Ended* oldest = nullptr;
+  for (const Ended& ended : ended_) {
+    // One that disagrees is of another launch. A rank that was here and gives
+    // a state begins anew.
+    if (ended.awaited && ended.key == request.key &&
+        ended.incarnation.number < before && ended.launch.Expects(rank) &&
+        now - ended.ended <= kAwaitedKept &&
+        !(request.options.start && ended.launch.Knows(rank)) && agrees(ended) &&
+        (oldest == nullptr ||
+         ended.incarnation.number < oldest->incarnation.number)) {
+      oldest = &ended;
+    }
+  }
+  return oldest;
+}
+
+JobTable::Entry* JobTable::Reopen(const Ended& ended,
+                                  const AttachRequest& request) {
+  spdlog::info(
+      "job '{}': rank {} is told the end of incarnation {}, whose data were "
+      "delivered before; `penstock stop` or another job name begins anew",
+      ended.key.name, request.joining.rank, ended.incarnation.number);
+  Entry& entry = entries_.emplace_back();
+  entry.key = ended.key;
+  entry.options = request.options;
+  entry.options.at_end = true;
+  entry.incarnation = ended.incarnation;
+  entry.named = true;
+  entry.launch = ended.launch;
+  entry.number = ended.id;
+  std::erase_if(ended_, [&](const Ended& each) { return &each == &ended; });
+  return &entry;
+}
+
+bool JobTable::Expects(const Entry& entry, uint32_t rank) {
+  if (entry.launch.Finished(rank) ||
+      (entry.job != nullptr &&
+       (entry.job->failed() || entry.job->ToldTheEnd(rank)))) {
+    return false;
+  }
+  // One that left early comes back only to others that are still there.
+  if (entry.deserted && entry.launch.HasLeft(rank)) return false;
+  return entry.launch.Expects(rank) || WaitsFor(entry, rank);
+}
+
+StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
+  const AttachRequest& request = *asked;
+  if (request.incarnation) return EntryOf(request);
+  const uint32_t rank = request.joining.rank;
+  const auto begins_another = [&request](const Entry& entry) {
+    return request.options.start &&
+           !(request.asked_before &&
+             request.options.start == entry.options.start);
+  };
+  Entry* entry = nullptr;
+  uint64_t expecting = UINT64_MAX;  // number of the incarnation that does
+  for (Entry& each : entries_) {
+    if (!(each.key == request.key) || each.over) continue;
+    HearFormer(each);
+    if (TakeUpUnanswered(each, asked)) return &each;
+    // Not the newest, which others may have begun, but the oldest whose end
+    // this rank has not been told.
+    if (!request.options.start && Expects(each, rank)) {
+      if (each.incarnation.number > expecting) continue;
+      expecting = each.incarnation.number;
+      entry = &each;
+    } else if (expecting == UINT64_MAX) {
+      entry = &each;
+    }
+  }
+  if (const Ended* ended = AwaitedBy(request, expecting)) {
+    PENSTOCK_RETURN_IF_ERROR(CheckLimits(request.key.uid));
+    return Reopen(*ended, request);
+  }
+  if (entry == nullptr) return nullptr;
+  if (entry->forgotten && !begins_another(*entry)) {
+    PENSTOCK_RETURN_IF_ERROR(CheckForgotten(*entry, request));
+  }
+  if (!begins_another(*entry)) {
+    if (entry->launch.Finished(rank)) return nullptr;
+    if ((entry->deserted || FormerIsDeserted(*entry)) &&
+        entry->launch.HasLeft(rank)) {
+      End(*entry, fmt::format("rank {} left it and begins anew", rank));
+      return nullptr;
+    }
+  }
+  if (entry->job == nullptr && entry->opening == nullptr) {
+    // Of a former life.
+    if (begins_another(*entry)) {
+      End(*entry, "");
+      return nullptr;
+    }
+    if (entry->options.at_end) return entry;
+    const Status status = CheckFormer(*entry, request);
+    if (status.ok()) return entry;
+    if (status.code() != StatusCode::kNotFound) return status;
+    End(*entry, "");
+    return nullptr;
+  }
+  if (entry->job == nullptr) {
+    if (request.options.start == entry->options.start) return entry;
+    return FailedPreconditionError(
+        "rank {} disagrees with the ranks of job '{}' that are attaching: they "
+        "begin at another state",
+        rank, entry->key.name);
+  }
+  const bool knows = entry->job->Knows(rank);
+  if (begins_another(*entry)) {
+    // Ranks that begin at the same state meet in one incarnation; a rank that
+    // comes again with a state begins another.
+    if (!knows && request.options.start == entry->options.start) return entry;
+    End(*entry,
+        fmt::format("rank {} opened a newer incarnation of job '{}' with a "
+                    "state: attach or reset with it",
+                    rank, entry->key.name));
+    return nullptr;
+  }
+  if (entry->job->Finished(rank)) return nullptr;
+  if (entry->job->failed() && !entry->job->HasAttached()) {
+    End(*entry, "over");
+    return nullptr;
+  }
+  if (entry->options.start && !request.options.start && !knows &&
+      rank != Delivery::kAnyRank) {
+    return FailedPreconditionError(
+        "rank {} gives no state, but job '{}' was begun at one: all its ranks "
+        "have to give it",
+        rank, entry->key.name);
+  }
+  return entry;
+}
+
+uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
+  const uint64_t number = next_number_++;
+  Route({number, std::move(request), std::move(done)});
+  return number;
+}
+
+void JobTable::Route(Pending attach) {
+  AttachRequest& request = attach.request;
+  if (request.options.delivery.mode == DeliveryMode::kIndependent) {
+    // Each consumer has a job of its own, of which it is the only rank.
+    uint32_t consumer = request.joining.rank;
+    request.numbered = consumer != Delivery::kAnyRank;
+    if (!request.numbered) {
+      consumer = 0;
+      const auto taken = [&] {
+        return std::any_of(
+            entries_.begin(), entries_.end(), [&](const Entry& entry) {
+              return entry.key.uid == request.key.uid && !entry.over &&
+                     entry.key.name == request.key.name &&
+                     entry.key.dataset == request.key.dataset &&
+                     entry.key.consumer == consumer;
+            });
+      };
+      while (taken()) ++consumer;
+    }
+    request.key.consumer = consumer;
+    request.options.consumer = consumer;
+    request.joining.rank = 0;
+  }
+  StatusOr<Entry*> which = EntryFor(&request);
+  if (!which.ok()) {
+    attach.done(which.status());
+    return;
+  }
+  Entry* const found = *which;
+  if (found == nullptr) {
+    if (const Status status = CheckLimits(request.key.uid); !status.ok()) {
+      attach.done(status);
+      return;
+    }
+    const Incarnation incarnation = request.incarnation.has_value()
+                                        ? *request.incarnation
+                                        : NextIncarnation(request.key);
+    Entry* entry = &entries_.emplace_back();
+    entry->key = request.key;
+    entry->options = request.options;
+    entry->named = request.named;
+    entry->launch = LaunchOf(request.options);
+    entry->incarnation = incarnation;
+    if (request.incarnation) {
+      entry->forgotten = std::chrono::steady_clock::now();
+    }
+    const uint64_t number = attach.number;
+    entry->pending.push_back(std::move(attach));
+    OpenFor(entry, number);
+    return;
+  }
+  if (const Status status = CheckAgreement(*found, request); !status.ok()) {
+    attach.done(status);
+    return;
+  }
+  if (found->job == nullptr && found->opening == nullptr) {
+    const uint64_t number = attach.number;
+    found->pending.push_back(std::move(attach));
+    OpenFor(found, number);
+    return;
+  }
+  if (found->job == nullptr || MustWait(*found, request)) {
+    for (const Pending& pending : found->pending) {
+      if (pending.request.joining.rank == request.joining.rank &&
+          request.joining.rank != Delivery::kAnyRank) {
+        attach.done(AlreadyExistsError(
+            "rank {} of job '{}' is attaching already: give each process its "
+            "own rank, or another job name",
+            request.joining.rank, request.key.name));
+        return;
+      }
+    }
+    if (found->job != nullptr) {
+      Postpone(*found, std::move(attach));
+    } else {
+      NoteNode(found->opening, request);
+      found->opening->waiting.push_back(attach.number);
+      found->pending.push_back(std::move(attach));
+    }
+    return;
+  }
+  attach.done(AttachTo(*found, std::move(request)));
+}
+
+void JobTable::OpenFor(Entry* entry, uint64_t attach) {
+  if (const Status status = Open(entry); !status.ok()) {
+    Opened(entry, status);
+  } else {
+    entry->opening->waiting.push_back(attach);
+  }
+}
+
+Status JobTable::CheckLimits(uint32_t uid) const {
+  const auto of_uid =
+      std::count_if(entries_.begin(), entries_.end(),
+                    [uid](const Entry& entry) { return entry.key.uid == uid; });
+  if (entries_.size() >= limits_.jobs) {
+    return ResourceExhaustedError("the broker has {} jobs, all it may have",
+                                  limits_.jobs);
+  }
+  if (static_cast<uint32_t>(of_uid) >= limits_.jobs_per_uid) {
+    return ResourceExhaustedError("user {} has {} jobs, all one user may have",
+                                  uid, limits_.jobs_per_uid);
+  }
+  return OkStatus();
+}
+
+StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
+                                                AttachRequest request) {
+  // Its request was still on its way: what it had may have been given to others
+  // when it was seen to be dead.
+  pollfd dead{request.pidfd, POLLIN, 0};
+  if (poll(&dead, 1, 0) == 1) {
+    return UnavailableError("rank {} is dead", request.joining.rank);
+  }
+  const bool reconnects = request.incarnation.has_value();
+  if (reconnects && request.joining.phase >= entry.job->phases()) {
+    // It was told of other ranks, and the journal has lost that: nobody's share
+    // is what it was.
+    const Status status = ForgottenError(entry.key.name);
+    entry.job->Fail(status);
+    return status;
+  }
+  const auto cursor = request.joining.cursor;
+  const uint32_t rank = request.joining.rank;
+  if (reconnects && entry.former != nullptr) {
+    entry.reconnected[rank] = {request.joining.former, request.former_inode,
+                               request.joining.position.value_or(0)};
+  }
+  if (const PlanStart& start = entry.job->plan().start();
+      request.asked_before && request.joining.position == start.position) {
+    for (const RowRange& owed : start.owed) {
+      request.joining.owed.push_back(owed.position);
+    }
+  }
+  RestoreDead(entry);
+  if (!reconnects && entry.former != nullptr && !entry.job->Knows(rank)) {
+    PENSTOCK_RETURN_IF_ERROR(CheckFormer(entry, request));
+  }
+  uint64_t attach = 0;
+  const auto record = [&](const Delivery::Joined& joined) {
+    const auto recorded =
+        life_->RankAttached(entry.number, {joined.rank, joined.position, false},
+                            request.cursor_fd.get(), request.pidfd);
+    if (recorded.ok()) attach = *recorded;
+    // A rank that no later life would know of: it has had nothing yet. One that
+    // reconnects goes on all the same.
+    return reconnects ? OkStatus() : recorded.status();
+  };
+  const auto attached = entry.job->Attach(std::move(request.joining), record);
+  if (!attached.ok()) {
+    if (reconnects && !entry.job->Knows(rank)) entry.reconnected.erase(rank);
+    return attached.status();
+  }
+  const Delivery::Joined& joined = *attached;
+  entry.deserted.reset();
+  entry.attachments[joined.seat] = {attach, joined.rank, cursor,
+                                    CursorInode(request.cursor_fd.get())};
+  entry.launch.Attached(joined.rank);
+  KillPoint("attach.recorded");
+  if (entry.job->StartMoving()) StartMover(entry.job);
+  if (!entry.job->gathering()) RetireFormer(entry, joined.rank);
+  TryGather(entry);
+  SettleFormer(entry);
+  // A replaced rank is a new incarnation for those it replaces: only the dead
+  // process can be fenced by it, and it cannot ask any more. The number stays,
+  // so that ranks that reconnect later are recognised.
+  return Attached{
+      entry.job, joined, entry.incarnation,
+      reconnects ? FormerMemoryOf(entry, rank, request.pidfd) : nullptr};
+}
+
+const DatasetSpec* JobTable::SpecOf(
+    const JobKey& key, uint32_t rank,
+    std::optional<Incarnation> incarnation) const {
+  for (const Entry& entry : entries_) {
+    if (!(entry.key == key) || entry.over) continue;
+    if (incarnation ? entry.incarnation.token == incarnation->token
+                    : Expects(entry, rank)) {
+      return &entry.options.spec;
+    }
+  }
+  return nullptr;
+}
+
+// Nobody gets anything of it any more.
+void JobTable::End(Entry& entry, const std::string& reason, bool awaited) {
+  if (entry.over) return;
+  entry.over = true;
+  if (!awaited && entry.number != 0) life_->JobEnded(entry.number);
+  NoteEnded(entry, awaited);
+  if (entry.job != nullptr) entry.job->Recall(reason);
+}
+
+void JobTable::CancelAttach(uint64_t attach) {
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+    std::erase_if(entry->pending, [attach](const Pending& pending) {
+      return pending.number == attach;
+    });
+    // One that others know of is not given up with the first that came.
+    if (entry->job == nullptr && entry->pending.empty() &&
+        entry->opening != nullptr && entry->former == nullptr &&
+        !entry->options.at_end && !entry->forgotten) {
+      // Nobody waits any more: who comes now opens another, and Opened() drops
+      // this one.
+      entry->over = true;
+      entry->opening->progress.cancel.store(true);
+      datasets_.NoticeCancel();
+    }
+  }
+}
+
+void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
+                     bool orderly) {
+  const bool is_rank = job->IsAt(seat);
+  orderly ? job->Leave(seat) : job->Died(seat);
+  const auto entry =
+      std::find_if(entries_.begin(), entries_.end(),
+                   [&](const Entry& each) { return each.job == job; });
+  if (entry != entries_.end()) {
+    if (auto attachment = entry->attachments.extract(seat)) {
+      if (orderly && is_rank) {
+        const Entry::Attachment& left = attachment.mapped();
+        const bool finished = job->Finished(left.rank);
+        entry->launch.Left(left.rank, finished);
+        life_->RankLeft(entry->number, left.attach, finished);
+      }
+      life_->Unmapped(entry->number, attachment.mapped().attach);
+      entry->retired.push_back(attachment.mapped());
+    }
+  }
+  if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
+    Deserted(*entry);
+  }
+  // Of a job that goes on, with the next tick: there may be a thousand ranks
+  // that leave, one by one.
+  if (entry != entries_.end() && entry->over) Sweep();
+}
+
+void JobTable::Deserted(Entry& entry) {
+  const JobKey& key = entry.key;
+  if (entry.job->failed() || (entry.launch.Complete() && !OwesAnybody(entry))) {
+    End(entry, "all ranks have left");
+  } else if (!entry.named) {
+    if (!entry.job->AllDelivered()) {
+      spdlog::warn(
+          "job '{}' of dataset '{}' is over before all was delivered: its "
+          "ranks are gone, and a job of one rank without a name of its own "
+          "(`job`, "
+          "PENSTOCK_JOB) waits for no other",
+          key.name, key.dataset);
+    }
+    End(entry, "all ranks have left");
+  } else if (entry.job->AllDelivered()) {
+    spdlog::info(
+        "job '{}': all data of incarnation {} are delivered; ranks that "
+        "attach within {} s and have not been told so are told the end",
+        key.name, entry.incarnation.number, kAwaitedKept.count());
+    End(entry, "all of its data are delivered", true);
+  } else if (!entry.deserted) {
+    entry.deserted = std::chrono::steady_clock::now();
+  }
+}
+
+std::vector<std::shared_ptr<Job>> JobTable::Find(
+    uint32_t uid, const std::string& name, const std::string& dataset) const {
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (const Entry& entry : entries_) {
+    if (entry.job != nullptr && !entry.over && !entry.options.at_end &&
+        entry.key.name == name && (uid == 0 || uid == entry.key.uid) &&
+        (dataset.empty() || dataset == entry.key.dataset)) {
+      jobs.push_back(entry.job);
+    }
+  }
+  return jobs;
+}
+
+bool JobTable::MayOpen(uint32_t uid, const std::string& name,
+                       const std::string& dataset) const {
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return entry.job == nullptr && !entry.over && entry.key.uid == uid &&
+           entry.key.name == name &&
+           (dataset.empty() || dataset == entry.key.dataset);
+  });
+}
+
+void JobTable::Look() {
+  for (Entry& entry : entries_) {
+    if (entry.job == nullptr || entry.over) continue;
+    entry.job->Look(workers_->UseOfCrew(*entry.job));
+  }
+}
+
+void JobTable::Sweep() {
+  LookAtHolders();
+  const auto now = std::chrono::steady_clock::now();
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    HearFormer(*entry);
+    if (entry->job == nullptr) {
+      // Of a former life, and nobody comes.
+      if (entry->former != nullptr && entry->opening == nullptr &&
+          (entry->over || FormerIsOver(*entry))) {
+        End(*entry, "");
+        entry = entries_.erase(entry);
+      } else {
+        ++entry;
+      }
+      continue;
+    }
+    std::vector<Entry::Attachment> needed;
+    for (const Entry::Attachment& dead : entry->retired) {
+      if (!Superseded(*entry, dead) || entry->job->OwesPredecessor(dead.rank)) {
+        needed.push_back(dead);
+      } else {
+        life_->RankForgotten(entry->number, dead.attach);
+      }
+    }
+    entry->retired = std::move(needed);
+    if (entry->former_memory != nullptr && Away(*entry).empty()) {
+      entry->former_memory.reset();
+    }
+    if (!entry->over) {
+      TryGather(*entry);
+      SettleFormer(*entry);
+      // It may have failed since, or all be known to be delivered.
+      if (entry->deserted) Deserted(*entry);
+      if (entry->deserted && now - *entry->deserted > kDesertedJobKept) {
+        End(*entry, "nobody came back");
+      }
+    }
+    if (entry->over) {
+      for (Pending& each : std::exchange(entry->pending, {})) {
+        Route(std::move(each));
+      }
+    }
+    if (!entry->over || !entry->job->Abandoned()) {
+      ++entry;
+      continue;
+    }
+    workers_->Remove(entry->job.get());
+    // Relaxed: no worker is on it any more.
+    rows_of_ended_jobs_ +=
+        entry->job->counters().rows.load(std::memory_order_relaxed);
+    disposal_->Destroy(std::move(entry->job));
+    entry = entries_.erase(entry);
+  }
+}
+
+PoolUse JobTable::RecentPoolUse() const {
+  PoolUse use;
+  use.workers = workers_->workers();
+  use.idle = workers_->recently_idle();
+  for (const Entry& entry : entries_) {
+    if (entry.job == nullptr) continue;
+    if (entry.job->has_crew()) continue;  // not of the pool's time
+    use.decoding += entry.job->RecentDecoding() / use.workers;
+    use.storage += entry.job->RecentStorage() / use.workers;
+  }
+  return use;
+}
+
+std::optional<double> JobTable::KeptFor(const Entry& entry) const {
+  auto since = entry.deserted;
+  if (FormerIsDeserted(entry)) since = started_;
+  if (entry.over || !since || (entry.job != nullptr && entry.job->failed())) {
+    return std::nullopt;
+  }
+  const std::chrono::duration<double> kept =
+      *since + kDesertedJobKept - std::chrono::steady_clock::now();
+  return std::max(kept.count(), 0.0);
+}
+
+nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
+  const PoolUse pool = RecentPoolUse();
+  nlohmann::json jobs = nlohmann::json::array();
+  for (const Entry& entry : entries_) {
+    const std::map<uint32_t, const FormerRank*> away = Away(entry);
+    AbsentRanks absent;
+    for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
+    if (entry.job != nullptr) {
+      nlohmann::json& job = jobs.emplace_back(
+          entry.job->StatusJson(pids != nullptr, KeptFor(entry)));
+      job["incarnation"] = entry.incarnation.number;
+      if (pids != nullptr) {
+        job["bottleneck"] = entry.job->FindBottleneck(pool, absent).ToJson();
+        const auto put = [&](const char* list, const char* number,
+                             const auto& from) {
+          if (!job.contains(list)) return;
+          for (nlohmann::json& each : job[list]) {
+            if (!each[number].is_number()) continue;
+            const auto pid =
+                from.find({entry.job.get(), each[number].get<int64_t>()});
+            if (pid != from.end()) each["pid"] = pid->second;
+          }
+        };
+        put("ranks", "seat", pids->of_seats);
+        put("producers", "producer", pids->of_producers);
+      }
+      if (entry.over && !entry.job->failed()) job["state"] = "ending";
+    } else {
+      nlohmann::json& job = jobs.emplace_back(
+          nlohmann::json{{"job", entry.key.name},
+                         {"dataset", entry.key.dataset},
+                         {"uid", entry.key.uid},
+                         {"state", entry.opening != nullptr
+                                       ? "opening"
+                                       : "waiting for its ranks to reconnect"},
+                         {"world_size", entry.options.world_size}});
+      if (const std::optional<double> kept_s = KeptFor(entry)) {
+        std::set<uint32_t> dead;
+        for (const auto& [attach, rank] : entry.former->ranks) {
+          if (!rank.left) dead.insert(entry.key.consumer.value_or(rank.rank));
+        }
+        const std::vector<uint32_t> waits_for(dead.begin(), dead.end());
+        job["state"] = AllGoneText(waits_for, *kept_s);
+        job["waits_for"] = waits_for;
+        job["kept_s"] = *kept_s;
+      } else if (pids != nullptr && entry.opening == nullptr) {
+        job["bottleneck"] = Bottleneck::Of(RecentUse(), pool, absent).ToJson();
+      }
+    }
+    nlohmann::json& job = jobs.back();
+    if (!entry.over && job["state"] != "failed" && job["state"] != "opening") {
+      AddAway(away, pids != nullptr, &job);
+    }
+  }
+  return jobs;
+}
+
+uint64_t JobTable::RowsMade() const {
+  uint64_t rows = rows_of_ended_jobs_;
+  for (const Entry& entry : entries_) {
+    if (entry.job != nullptr) {
+      rows += entry.job->counters().rows.load(std::memory_order_relaxed);
+    }
+  }
+  return rows;
+}
+
+void JobTable::Shutdown() {
+  for (Entry& entry : entries_) {
+    for (Pending& pending : entry.pending) {
+      pending.done(UnavailableError("the broker was stopped"));
+    }
+    entry.pending.clear();
+  }
+  for (auto& [number, done] : inspects_) {
+    done(UnavailableError("the broker was stopped"));
+  }
+  inspects_.clear();
+}
+
+}  // namespace penstock

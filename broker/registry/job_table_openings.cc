@@ -1,0 +1,560 @@
+// What takes long and has a thread of its own: opening a dataset, alone
+// (Inspect) or for a job, whose memory is then promised and populated; moving
+// its memory later.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "broker/base/text.h"
+#include "broker/registry/job_table.h"
+#include "common/class_names.h"
+
+namespace penstock {
+namespace {
+
+// Tells the journal of one job.
+class JobInJournal : public JobRecord {
+ public:
+  JobInJournal(LifeJournal* life, uint64_t number)
+      : life_(life), number_(number) {}
+  void Completed(uint64_t position, uint64_t next) override {
+    life_->Completed(number_, position, next);
+  }
+  void HandedOver(uint32_t rank, uint64_t step) override {
+    life_->HandedOver(number_, rank, step);
+  }
+  void Opened(uint64_t position) override { life_->Opened(number_, position); }
+  void PhaseBegun(const FormerPhase& phase) override {
+    life_->PhaseBegun(number_, phase);
+  }
+  Status ProducerJoined(const StreamLedger& before,
+                        const StreamLedger::Producer& producer, int memory,
+                        int pidfd) override {
+    return life_->ProducerJoined(number_, before, producer, memory, pidfd);
+  }
+  void RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
+               uint64_t first) override {
+    life_->RowsPut(number_, producer, place, rows, first);
+  }
+  void ProducerLeft(uint32_t producer, bool finished) override {
+    life_->ProducerLeft(number_, producer, finished);
+  }
+  void RowsReleased(uint64_t row) override {
+    life_->RowsReleased(number_, row);
+  }
+  Status AtticOpened(uint64_t rows, int memory) override {
+    return life_->AtticOpened(number_, rows, memory);
+  }
+  void RowsMoved(uint64_t row,
+                 const std::vector<StreamLedger::Chunk>& needed) override {
+    life_->RowsMoved(number_, row, needed);
+  }
+
+ private:
+  LifeJournal* const life_;
+  const uint64_t number_;
+};
+
+// Whose errors name the dataset.
+StatusOr<Job::Layout> PlanLayout(const JobOptions& options,
+                                 const Dataset& dataset, size_t nodes,
+                                 bool replicate) {
+  auto layout = Job::PlanLayout(options, dataset, static_cast<uint32_t>(nodes),
+                                replicate);
+  if (layout.ok()) return layout;
+  return layout.status().Prepend("dataset '" + options.spec.name + "'");
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
+    const DatasetSpec& spec, OpenProgress* progress) {
+  const std::string key = DatasetKey(spec);
+  std::shared_ptr<const Dataset> open;
+  bool waited = false;
+  {
+    MutexLock lock(&mutex_);
+    while (entries_[key].opening) {
+      if (progress->cancel.load()) return CancelledError("cancelled");
+      opened_.Wait(&mutex_);
+      waited = true;
+    }
+    Entry& entry = entries_[key];
+    open = entry.dataset.lock();
+    // While we waited it was opened, or looked at.
+    if (open != nullptr && waited) return open;
+    entry.opening = true;
+  }
+  StatusOr<std::shared_ptr<const Dataset>> dataset =
+      open != nullptr && !open->source->Changed()
+          ? open
+          : OpenDataset(spec, functions_, progress);
+  MutexLock lock(&mutex_);
+  Entry& entry = entries_[key];
+  entry.opening = false;
+  if (dataset.ok()) entry.dataset = *dataset;
+  std::erase_if(entries_, [](const auto& item) {
+    return !item.second.opening && item.second.dataset.expired();
+  });
+  opened_.NotifyAll();
+  return dataset;
+}
+
+void OpenDatasets::NoticeCancel() {
+  MutexLock lock(&mutex_);
+  opened_.NotifyAll();
+}
+
+StatusOr<std::thread> JobTable::StartOpening(std::function<void()> body) {
+  if (openings_.size() > limits_.openings) {
+    return ResourceExhaustedError(
+        "the broker opens {} datasets already, all it may at once: try again "
+        "when they are open",
+        limits_.openings);
+  }
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    return ResourceExhaustedError("cannot start a thread: {}", error.what());
+  }
+}
+
+Status JobTable::Open(Entry* entry) {
+  Opening* opening = &openings_.emplace_back();
+  entry->opening = opening;
+  // Its number is known before the job is, which records under it. One at its
+  // end has its record.
+  if (!entry->options.at_end) {
+    const auto recorded = life_->JobOpened(
+        entry->key, entry->options, entry->incarnation, entry->named,
+        entry->former != nullptr ? std::optional(entry->number) : std::nullopt);
+    if (!recorded.ok()) {
+      openings_.pop_back();
+      return recorded.status();
+    }
+    entry->number = *recorded;
+  }
+  for (const Pending& each : entry->pending) NoteNode(opening, each.request);
+  StatusOr<std::thread> thread =
+      StartOpening([this, entry, opening, key = entry->key,
+                    options = entry->options, number = entry->number] {
+        StatusOr<std::shared_ptr<Job>> job =
+            MakeJob(key, options, number, opening);
+        if (!job.ok()) {
+          loop_->Post([this, entry, opening, status = job.status()] {
+            Opened(entry, status);
+            EndOpening(opening);
+          });
+          return;
+        }
+        // Its first slots first; the ranks attach, the rest follows while the
+        // first batches are made.
+        bool told = false;
+        const Status populated = PopulateJob(**job, opening->progress, [&] {
+          told = true;
+          loop_->Post([this, entry, job = *job] { Opened(entry, job); });
+        });
+        loop_->Post([this, entry, opening, populated, told, job = *job] {
+          if (!populated.ok()) {
+            job->Fail(populated);
+            if (!told) Opened(entry, populated);
+          }
+          EndOpening(opening);
+        });
+      });
+  if (!thread.ok()) {
+    openings_.pop_back();
+    return thread.status();
+  }
+  opening->thread = *std::move(thread);
+  return OkStatus();
+}
+
+StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
+                                                 const JobOptions& options,
+                                                 uint64_t number,
+                                                 Opening* opening) {
+  OpenProgress* const progress = &opening->progress;
+  progress->promise = [this, uid = key.uid](uint64_t bytes) {
+    return CheckSource(uid, bytes);
+  };
+  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> dataset,
+                            datasets_.Get(options.spec, progress));
+  if (progress->cancel.load()) return CancelledError("nobody waits any more");
+  const std::vector<uint32_t> nodes = workers_->topology().node_numbers();
+  std::shared_ptr<void> memory;
+  const auto plan = [&](bool replicate) -> StatusOr<Job::Layout> {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        Job::Layout layout,
+        PlanLayout(options, *dataset, nodes.size(), replicate));
+    PENSTOCK_ASSIGN_OR_RETURN(memory, PromiseMemory(key, options, layout));
+    return layout;
+  };
+  // A copy on each node where there is room, else the nodes share one.
+  auto layout = plan(workers_->topology().unbound().empty());
+  if (layout.status().code() == StatusCode::kResourceExhausted) {
+    layout = plan(false);
+  }
+  if (!layout.ok()) return layout.status();
+  if (layout->segment.bank_slots > 0) {
+    MutexLock lock(&opening->mutex);
+    layout->bank_nodes = NodesOfBanks(options, *layout, nodes, opening->known);
+    for (const auto& [node, workers] : workers_->workers_of_nodes()) {
+      layout->worker_nodes.push_back(node);
+    }
+  }
+  life_->Begun(number, layout->plan.start().position,
+               layout->segment.segment_bytes);
+  auto segment = Segment::Create(layout->segment, life_id_, number);
+  if (!segment.ok()) {
+    promised_->unpopulated.fetch_sub(layout->segment.segment_bytes);
+    return segment.status();
+  }
+  return std::make_shared<Job>(key, options, std::move(dataset),
+                               *std::move(layout), *std::move(segment),
+                               std::move(memory), workers_->workers(),
+                               std::make_unique<JobInJournal>(life_, number));
+}
+
+void JobTable::NoteNode(Opening* opening, const AttachRequest& request) {
+  if (!request.joining.node) return;
+  MutexLock lock(&opening->mutex);
+  opening->known.push_back({request.joining.rank, *request.joining.node});
+}
+
+void JobTable::StartMover(const std::shared_ptr<Job>& job) {
+  Opening* opening = &openings_.emplace_back();
+  StatusOr<std::thread> thread = StartOpening([this, opening, job] {
+    placement_.Move(*job);
+    loop_->Post([this, opening] { EndOpening(opening); });
+  });
+  if (thread.ok()) {
+    opening->thread = *std::move(thread);
+    return;
+  }
+  openings_.pop_back();
+  // They stay where they are.
+  std::vector<uint32_t> nodes;
+  do {
+    while (job->NextBankToMove(&nodes)) {
+    }
+  } while (!job->EndMoving());
+}
+
+Status JobTable::CheckSource(uint32_t uid, uint64_t bytes) const {
+  const MemoryRoom room = RoomFor(uid);
+  if (bytes <= room.bytes) return OkStatus();
+  return ResourceExhaustedError("needs {} in memory, only {} are left by {}",
+                                BytesText(bytes), BytesText(room.bytes),
+                                room.limit);
+}
+
+MemoryRoom JobTable::RoomFor(uint32_t uid) const {
+  MemoryRoom room = FindMemoryRoom(SystemFiles{});
+  room.bytes -= std::min(room.bytes, promised_->unpopulated.load());
+  const auto limit = [&room](const std::optional<uint64_t>& bytes,
+                             uint64_t used, const char* name) {
+    if (!bytes) return;
+    const uint64_t left = *bytes - std::min(*bytes, used);
+    if (left < room.bytes) room = {left, name};
+  };
+  MutexLock lock(&promised_->mutex);
+  limit(limits_.memory_bytes, promised_->bytes, "the broker's memory_limit");
+  const auto of_uid = promised_->bytes_of.find(uid);
+  limit(limits_.memory_bytes_per_uid,
+        of_uid == promised_->bytes_of.end() ? 0 : of_uid->second,
+        "memory_limit_per_user");
+  return room;
+}
+
+std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
+                                            uint64_t* before,
+                                            uint64_t* before_of_uid) {
+  {
+    MutexLock lock(&promised_->mutex);
+    *before = promised_->bytes;
+    promised_->bytes += bytes;
+    uint64_t& of_uid = promised_->bytes_of[uid];
+    *before_of_uid = of_uid;
+    of_uid += bytes;
+  }
+  // Not a null pointer, which would say that nothing is kept.
+  return {promised_.get(), [promised = promised_, bytes, uid](void*) {
+            MutexLock lock(&promised->mutex);
+            promised->bytes -= bytes;
+            if ((promised->bytes_of[uid] -= bytes) == 0) {
+              promised->bytes_of.erase(uid);
+            }
+          }};
+}
+
+uint64_t JobTable::promised_bytes() const {
+  MutexLock lock(&promised_->mutex);
+  return promised_->bytes;
+}
+
+StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
+    const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
+  const uint64_t needed = layout.memory_bytes();
+  // Taken first and judged then, so that two jobs that open at once cannot both
+  // be promised the same bytes.
+  uint64_t taken = 0;
+  uint64_t taken_by_uid = 0;
+  std::shared_ptr<void> promise =
+      CountMemory(key.uid, needed, &taken, &taken_by_uid);
+  const uint64_t promised = promised_->unpopulated.fetch_add(needed);
+  const auto refuse = [&](const std::string& why) {
+    promised_->unpopulated.fetch_sub(needed);
+    return ResourceExhaustedError(
+        "job '{}' needs {} ({} batches, prefetch {} and hold {} for each of {} "
+        "ranks, x {} rows x {}{}), {}; make batch.size or prefetch smaller",
+        key.name, BytesText(needed), layout.segment.slot_count,
+        options.spec.prefetch, options.spec.hold, options.consumers_max,
+        layout.segment.rows_max, BytesText(layout.row_bytes),
+        layout.attic_bytes == 0
+            ? ""
+            : fmt::format(", and {} for rows of the stream whose batches are "
+                          "held for long",
+                          BytesText(layout.attic_bytes)),
+        why);
+  };
+  const auto over = [needed](const std::optional<uint64_t>& limit,
+                             uint64_t used) {
+    return limit && needed > *limit - std::min(*limit, used);
+  };
+  if (over(limits_.memory_bytes, taken)) {
+    return refuse(
+        fmt::format("the broker's memory_limit is {}, {} of it are "
+                    "taken by other jobs",
+                    BytesText(*limits_.memory_bytes), BytesText(taken)));
+  }
+  if (over(limits_.memory_bytes_per_uid, taken_by_uid)) {
+    return refuse(fmt::format(
+        "memory_limit_per_user is {}, {} of it are taken by user {}'s other "
+        "jobs",
+        BytesText(*limits_.memory_bytes_per_uid), BytesText(taken_by_uid),
+        key.uid));
+  }
+  const MemoryRoom room = FindMemoryRoom(SystemFiles{});
+  const uint64_t left = room.bytes - std::min(room.bytes, promised);
+  if (needed > left) {
+    return refuse(
+        fmt::format("only {} are left by {}", BytesText(left), room.limit));
+  }
+  if (layout.attic_bytes == 0) return promise;
+  // The attic gets its pages when ranks are slow and not when the job begins:
+  // until the job ends all of it counts as not populated.
+  return std::shared_ptr<void>(
+      nullptr, [promise, promised = promised_, bytes = layout.attic_bytes](
+                   void*) { promised->unpopulated.fetch_sub(bytes); });
+}
+
+Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
+                             const std::function<void()>& on_first) {
+  const SegmentPlan& plan = job.segment().plan();
+  std::byte* base = job.segment().base();
+  const uint32_t lanes = job.layout().copies * job.layout().lanes;
+  const uint32_t levels = job.layout().slots_per_lane;
+  std::vector<std::shared_ptr<void>> on_nodes = placement_.Bind(job);
+  std::vector<PopulateRange> ranges = {{base, plan.slots_offset}};
+  for (uint32_t level = 0; level < levels; ++level) {
+    // Copies of one lane are as good as lanes.
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+      ranges.push_back({base + job.segment().slot_offset(lane * levels + level),
+                        plan.slot_stride});
+    }
+  }
+  const Status status = Populate(
+      ranges,
+      [&](size_t done) {
+        if (done < 1 + lanes || (done - 1) % lanes != 0) return;
+        const auto level = static_cast<uint32_t>((done - 1) / lanes);
+        job.SetUsableSlots(level);
+        if (level == 1) on_first();
+      },
+      [&] { return progress.cancel.load() || job.Pointless(); });
+  on_nodes.clear();
+  promised_->unpopulated.fetch_sub(plan.segment_bytes);
+  if (status.ok()) placement_.Move(job);
+  return status;
+}
+
+std::string JobTable::ClassWarning(const Job& job) const {
+  const auto classes_of = [](const Job& of) {
+    const auto* folder =
+        std::get_if<ImageFolderSource>(&of.options().spec.source);
+    return folder == nullptr
+               ? ClassNames()
+               : ClassNames{folder->path, of.dataset().source->class_names()};
+  };
+  const ClassNames here = classes_of(job);
+  if (here.names.empty()) return "";
+  for (const Entry& other : entries_) {
+    if (other.job == nullptr || other.over || other.key.uid != job.key().uid) {
+      continue;
+    }
+    std::string differs = LabelsThatDiffer(classes_of(*other.job), here);
+    if (!differs.empty()) return differs;
+  }
+  return "";
+}
+
+void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
+  std::vector<Pending> pending = std::move(entry->pending);
+  entry->pending.clear();
+  const bool restored = entry->former != nullptr;
+  if (pending.empty() && restored) {
+    // Who had it opened is gone again: it waits for the next.
+    entry->opening = nullptr;
+    return;
+  }
+  if (job.ok() && !pending.empty() && entry->former != nullptr) {
+    entry->job = *job;
+    if (const Status status = Restore(*entry); !status.ok()) job = status;
+  }
+  if (!job.ok() || pending.empty()) {
+    if (entry->options.at_end) {
+      NoteEnded(*entry, true);
+    } else {
+      life_->JobEnded(entry->number);
+    }
+    entries_.remove_if([entry](const Entry& item) { return &item == entry; });
+    const Status status =
+        job.ok() ? CancelledError("nobody waits any more") : job.status();
+    for (Pending& each : pending) each.done(status);
+    return;
+  }
+  if (std::string warning = ClassWarning(**job); !warning.empty()) {
+    spdlog::warn("job '{}': {}", entry->key.name, warning);
+    (*job)->SetWarning(std::move(warning));
+  }
+  entry->job = *job;
+  if ((*job)->stream() != nullptr) {
+    auto posted = std::make_shared<std::atomic<bool>>(false);
+    (*job)->SetOnFreed([this, posted, weak = std::weak_ptr<Job>(*job)] {
+      if (posted->exchange(true)) return;
+      loop_->Post([this, posted, weak] {
+        posted->store(false);
+        if (const std::shared_ptr<Job> same = weak.lock()) on_producers_(same);
+      });
+    });
+  }
+  if ((*job)->stream() != nullptr && entry->forgotten) {
+    (*job)->Fail(DataLossError(
+        "job '{}': the broker was started again and knows nothing of the rows "
+        "of its producers that nobody had taken: it has no state directory "
+        "(--state-dir), or its journal there is damaged; begin at a state, "
+        "ranks and producers",
+        entry->key.name));
+  }
+  if (entry->forgotten) (*job)->Withhold();
+  workers_->Add(*job);
+  for (Pending& each : pending) {
+    if (MustWait(*entry, each.request)) {
+      Postpone(*entry, std::move(each));
+    } else {
+      each.done(AttachTo(*entry, std::move(each.request)));
+    }
+  }
+  if ((*job)->HasAttached()) return;
+  if (restored) {
+    entry->deserted = std::chrono::steady_clock::now();
+  } else {
+    End(*entry, "nobody attached", entry->options.at_end);
+  }
+}
+
+void JobTable::EndOpening(Opening* opening) {
+  opening->thread.join();
+  openings_.remove_if(
+      [opening](const Opening& item) { return &item == opening; });
+}
+
+uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
+  const uint64_t number = next_number_++;
+  inspects_[number] = std::move(done);
+  Opening* opening = &openings_.emplace_back();
+  opening->waiting.push_back(number);
+  StatusOr<std::thread> thread =
+      StartOpening([this, uid, number, opening, options = std::move(options)] {
+        opening->progress.promise = [this, uid](uint64_t bytes) {
+          return CheckSource(uid, bytes);
+        };
+        StatusOr<nlohmann::json> answer = [&]() -> StatusOr<nlohmann::json> {
+          PENSTOCK_ASSIGN_OR_RETURN(
+              const std::shared_ptr<const Dataset> dataset,
+              datasets_.Get(options.spec, &opening->progress));
+          PENSTOCK_ASSIGN_OR_RETURN(
+              const Job::Layout layout,
+              PlanLayout(options, *dataset, workers_->topology().nodes().size(),
+                         false));
+          nlohmann::json json = OkReply();
+          json["dataset"] = options.spec.name;
+          // Nobody knows how long a stream will be.
+          const bool endless =
+              std::holds_alternative<StreamSource>(options.spec.source);
+          json["records"] = endless ? 0 : dataset->source->record_count();
+          json["element_spec"] =
+              ElementSpecToJson(dataset->program->element_spec());
+          json["class_names"] = dataset->source->class_names();
+          json["left_out"] = dataset->source->left_out();
+          json["global_batch"] = layout.plan.global_batch();
+          json["steps_per_epoch"] = endless ? 0 : layout.plan.steps_per_epoch();
+          json["rows_per_epoch"] = layout.plan.rows_per_epoch();
+          json["epochs"] = layout.plan.epochs().value_or(0);
+          json["memory_bytes"] = layout.memory_bytes();
+          json["attic_bytes"] = layout.attic_bytes;
+          json["index_bytes"] = dataset->source->memory_bytes();
+          json["slots"] = layout.segment.slot_count;
+          json["slot_rows"] = layout.segment.rows_max;
+          json["row_bytes"] = layout.row_bytes;
+          json["prefetch"] = options.spec.prefetch;
+          json["hold"] = options.spec.hold;
+          const MemoryRoom room = RoomFor(uid);
+          json["memory_left_bytes"] = room.bytes;
+          json["memory_left_by"] = room.limit;
+          return json;
+        }();
+        loop_->Post([this, number, opening, answer = std::move(answer)] {
+          if (auto found = inspects_.extract(number); !found.empty()) {
+            found.mapped()(answer);
+          }
+          EndOpening(opening);
+        });
+      });
+  if (!thread.ok()) {
+    openings_.pop_back();
+    inspects_.extract(number).mapped()(thread.status());
+    return number;
+  }
+  opening->thread = *std::move(thread);
+  return number;
+}
+
+void JobTable::CancelInspect(uint64_t inspect) {
+  if (inspects_.erase(inspect) == 0) return;
+  for (Opening& opening : openings_) {
+    if (std::find(opening.waiting.begin(), opening.waiting.end(), inspect) !=
+        opening.waiting.end()) {
+      opening.progress.cancel.store(true);
+      datasets_.NoticeCancel();
+    }
+  }
+}
+
+bool JobTable::Progress(uint64_t number, uint64_t* done,
+                        uint64_t* total) const {
+  for (const Opening& opening : openings_) {
+    if (std::find(opening.waiting.begin(), opening.waiting.end(), number) ==
+        opening.waiting.end()) {
+      continue;
+    }
+    *done = opening.progress.done.load();
+    *total = opening.progress.total.load();
+    return true;
+  }
+  return false;
+}
+
+}  // namespace penstock

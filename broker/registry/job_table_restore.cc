@@ -1,0 +1,498 @@
+// What JobTable does after a death of the broker: jobs of a former life and
+// their ranks, of which some reconnect, some are dead, and some say nothing.
+#include <poll.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "broker/recovery/restore.h"
+#include "broker/registry/job_table.h"
+
+namespace penstock {
+namespace {
+
+// Ranks of a former life of which nothing is known have so long to reconnect.
+constexpr std::chrono::seconds kReconnectTime{60};
+
+std::string UnknownText(const JobKey& key, uint32_t rank) {
+  return fmt::format(
+      "job '{}': rank {} died while no broker ran, and nobody kept its page: "
+      "how far it was is not known; begin all ranks at a state (systemd and "
+      "penstock run keep the pages)",
+      key.name, rank);
+}
+
+}  // namespace
+
+bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
+  if (entry.opening != nullptr && entry.job == nullptr) return false;
+  if (entry.job != nullptr && entry.job->Knows(rank)) {
+    return entry.job->WaitsFor(rank) && !entry.job->failed();
+  }
+  if (entry.former == nullptr) return false;
+  const FormerRank* last = nullptr;
+  for (const auto& [attach, former] : entry.former->ranks) {
+    if (former.rank == rank) last = &former;
+  }
+  return last != nullptr && !last->left && !last->MayLive();
+}
+
+std::shared_ptr<void> JobTable::FormerMemoryOf(const Entry& entry,
+                                               uint32_t rank, int pidfd) {
+  // The dead are none: another may have their number.
+  LookAtHolders();
+  const pid_t pid = PidOf(pidfd);
+  std::vector<uint64_t> attaches;
+  for (const Holder& holder : holders_) {
+    if (holder.job == entry.number && holder.rank == rank &&
+        holder.pid == pid && pid > 0) {
+      attaches.push_back(holder.attach);
+    }
+  }
+  if (attaches.empty()) return entry.former_memory;
+  return {nullptr, [this, job = entry.number, attaches = std::move(attaches),
+                    memory = entry.former_memory](void*) {
+            for (const uint64_t attach : attaches) Unmapped(job, attach);
+          }};
+}
+
+void JobTable::Unmapped(uint64_t job, uint64_t attach) {
+  life_->Unmapped(job, attach);
+  std::erase_if(holders_, [&](const Holder& holder) {
+    return holder.job == job && holder.attach == attach;
+  });
+}
+
+void JobTable::LookAtHolders() {
+  std::erase_if(holders_, [this](const Holder& holder) {
+    pollfd dead{holder.pidfd->get(), POLLIN, 0};
+    if (poll(&dead, 1, 0) != 1) return false;
+    life_->Unmapped(holder.job, holder.attach);
+    return true;
+  });
+}
+
+void JobTable::HearFormer(Entry& entry) {
+  if (entry.former == nullptr) return;
+  for (auto& [attach, former] : entry.former->ranks) {
+    const std::optional<bool> finished = former.LeftUnheard();
+    if (!finished) continue;
+    former.left = true;
+    entry.launch.Left(former.rank, *finished);
+    life_->RankLeft(entry.number, attach, *finished);
+  }
+}
+
+bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
+  if (entry.former == nullptr) return false;
+  std::map<uint64_t, FormerRank>& ranks = entry.former->ranks;
+  const auto is_it = [request](const auto& item) {
+    const FormerRank& former = item.second;
+    return (request->joining.rank == Delivery::kAnyRank ||
+            request->joining.rank == former.rank) &&
+           former.WasNotAnswered(request->pidfd);
+  };
+  // What others had because it was there, it is to have too.
+  if (entry.options.delivery.mode == DeliveryMode::kBroadcast &&
+      request->options.start == entry.options.start &&
+      (entry.job == nullptr || entry.job->gathering())) {
+    const auto last = std::find_if(ranks.rbegin(), ranks.rend(), is_it);
+    if (last != ranks.rend()) {
+      const FormerRank& former = last->second;
+      // It was not answered, so it has got no segment.
+      Unmapped(entry.number, last->first);
+      request->asked_before = true;
+      request->incarnation = entry.incarnation;
+      request->former_inode = former.inode;
+      request->joining.rank = former.rank;
+      request->joining.position = former.from;
+      request->joining.epochs_from = former.from;
+      return true;
+    }
+  }
+  std::erase_if(ranks, [&](const auto& item) {
+    if (!is_it(item)) return false;
+    request->asked_before = true;
+    Unmapped(entry.number, item.first);
+    life_->RankForgotten(entry.number, item.first);
+    return true;
+  });
+  return false;
+}
+
+Status JobTable::CheckFormer(const Entry& entry,
+                             const AttachRequest& request) const {
+  const uint32_t rank = request.joining.rank;
+  bool any_may_live = entry.job != nullptr && entry.job->HasAttached();
+  const FormerRank* last = nullptr;
+  for (const auto& [attach, former] : entry.former->ranks) {
+    any_may_live |= former.MayLive();
+    if (former.rank == rank) last = &former;
+  }
+  const uint32_t number = entry.key.consumer.value_or(rank);
+  const auto left = std::chrono::ceil<std::chrono::seconds>(
+      started_ + kReconnectTime - std::chrono::steady_clock::now());
+  if (last != nullptr && last->pidfd == nullptr && !last->left &&
+      left.count() > 0) {
+    const DeliveryOptions& delivery = entry.options.delivery;
+    const char* help = "waiting does not help: begin all ranks at a state";
+    if (delivery.mode == DeliveryMode::kDynamic) {
+      help = "attach again after that";
+    } else if (delivery.mode == DeliveryMode::kBroadcast &&
+               delivery.on_rank_death != OnRankDeath::kWait) {
+      help =
+          "attach again after that, or begin all ranks at a state if no other "
+          "consumer lives";
+    }
+    return AlreadyExistsError(
+        "rank {} of job '{}' was attached before the broker restarted, and may "
+        "reconnect: nobody kept its page and its pidfd (systemd and penstock "
+        "run do), so whether it lives is not known for another {} s; if it is "
+        "dead, {}",
+        number, entry.key.name, left.count(), help);
+  }
+  if (last != nullptr && last->pidfd != nullptr && last->MayLive()) {
+    return AlreadyExistsError(
+        "rank {} of job '{}' was attached before the broker restarted, and its "
+        "process may reconnect: give each process its own rank, or another job "
+        "name",
+        number, entry.key.name);
+  }
+  if (!entry.named && !any_may_live) {
+    return NotFoundError("all of its ranks are dead");
+  }
+  if (last != nullptr && last->page == nullptr &&
+      (entry.options.delivery.mode == DeliveryMode::kSplit ||
+       entry.options.delivery.mode == DeliveryMode::kIndependent)) {
+    return FailedPreconditionError(
+        "{}", UnknownText(entry.key, entry.key.consumer.value_or(rank)));
+  }
+  return OkStatus();
+}
+
+std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
+  std::vector<FormerProcess> processes;
+  for (const auto& [attach, rank] : entry.former->ranks) {
+    processes.push_back({rank.rank, rank.from, rank.page.get(), rank.MayLive(),
+                         rank.left, false});
+  }
+  // From the page on that it handed over they are its own: attaches that came
+  // after it may not have been answered. Of one nobody kept, the last.
+  for (const auto& [rank, reconnected] : entry.reconnected) {
+    size_t i = 0;
+    size_t last = processes.size();
+    bool found = false;
+    for (const auto& [attach, former] : entry.former->ranks) {
+      if (former.rank == rank) {
+        found |= former.inode == reconnected.inode && former.inode != 0;
+        processes[i].reconnects = found;
+        last = i;
+      }
+      ++i;
+    }
+    if (last < processes.size()) processes[last].reconnects = true;
+  }
+  return processes;
+}
+
+Status JobTable::Restore(Entry& entry) {
+  const FormerJob& former = *entry.former;
+  PENSTOCK_RETURN_IF_ERROR(entry.job->RestorePhases(former.phases));
+  if (entry.job->stream() != nullptr && former.incomplete) {
+    entry.job->Fail(DataLossError(
+        "job '{}': the journal has not all of the rows that its producers put "
+        "(a full disk, or damage; the broker's log says so): begin at a state, "
+        "ranks and producers",
+        entry.key.name));
+  } else if (former.stream != nullptr && entry.job->stream() != nullptr) {
+    entry.job->RestoreStream(std::move(*entry.former->stream));
+    entry.former->stream.reset();
+  }
+  // What a dead rank owed came between the others' own steps: their positions
+  // do not tell what they have had of it.
+  if (former.incomplete && !former.phases.empty()) {
+    entry.job->Fail(DataLossError(
+        "job '{}': the journal has not all that its ranks have had since they "
+        "go on without a dead one (the state directory hung or was full, or "
+        "damage; the broker's log says so): begin all ranks at a state",
+        entry.key.name));
+  }
+  // What the others go on without is owed by them.
+  std::erase_if(entry.former->ranks, [&](const auto& item) {
+    const auto& [attach, rank] = item;
+    if (!entry.job->GoesOnWithout(rank.rank)) return false;
+    life_->RankForgotten(entry.number, attach);
+    return true;
+  });
+  if (former.options.delivery.mode != DeliveryMode::kSplit &&
+      former.options.delivery.mode != DeliveryMode::kIndependent) {
+    entry.job->Gather();
+  } else {
+    entry.job->Withhold();
+  }
+  return OkStatus();
+}
+
+// Not once for all: a rank that lived when the job was opened again may have
+// died since.
+void JobTable::RestoreDead(Entry& entry) {
+  if (entry.former == nullptr || entry.job->gathering()) return;
+  for (const Delivery::FormerConsumer& rank :
+       RestoreRanks(ProcessesOf(entry), entry.former->handed_over,
+                    entry.job->plan().global_batch())) {
+    entry.job->RestoreRank(rank);
+  }
+}
+
+void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
+  if (entry.former == nullptr) return;
+  std::erase_if(entry.former->ranks, [&](const auto& item) {
+    const auto& [attach, former] = item;
+    if (former.rank != rank) return false;
+    if (former.page != nullptr) {
+      entry.retired.push_back({attach, rank, former.page, former.inode});
+    } else {
+      life_->RankForgotten(entry.number, attach);
+    }
+    return true;
+  });
+}
+
+Status JobTable::CheckForgotten(const Entry& entry,
+                                const AttachRequest& request) {
+  const uint32_t rank = request.joining.rank;
+  if (entry.job != nullptr && entry.job->Knows(rank)) return OkStatus();
+  return FailedPreconditionError(
+      "rank {} of job '{}' was attached before the broker was started again, "
+      "which knows nothing of it: it has no state directory (--state-dir), or "
+      "its journal there is damaged; how far that rank was is not known: begin "
+      "all ranks at a state",
+      rank, entry.key.name);
+}
+
+// The positions of a split are what its ranks say, so all of them have to.
+void JobTable::SettleForgotten(Entry& entry) {
+  if (entry.job == nullptr || !entry.forgotten) return;
+  if (entry.job->AllCame()) {
+    entry.forgotten.reset();
+    entry.job->Settle(true);
+  } else if (std::chrono::steady_clock::now() - *entry.forgotten >
+             kReconnectTime) {
+    entry.job->Fail(AbortedError(
+        "job '{}': {} did not come back within {} s after the broker was "
+        "started again, which knows nothing of it (no --state-dir, or a "
+        "damaged journal): how far it was is not known; begin all ranks at a "
+        "state",
+        entry.key.name, entry.job->MissingText(), kReconnectTime.count()));
+    entry.forgotten.reset();
+  }
+}
+
+void JobTable::SettleFormer(Entry& entry) {
+  SettleForgotten(entry);
+  if (entry.job == nullptr || entry.former == nullptr ||
+      !entry.job->Unsettled() || entry.job->gathering()) {
+    return;
+  }
+  const bool time_is_over =
+      std::chrono::steady_clock::now() - started_ > kReconnectTime;
+  struct Last {
+    const FormerRank* former;
+    bool may_live;
+  };
+  std::map<uint32_t, Last> last;
+  for (const auto& [attach, rank] : entry.former->ranks) {
+    last[rank.rank] = {&rank, rank.MayLive()};
+  }
+  // After they were looked at: who dies now is still alive above.
+  RestoreDead(entry);
+  bool all_spoke = true;
+  for (const auto& [rank, each] : last) {
+    const auto& [former, may_live] = each;
+    if (former->left || entry.job->Knows(rank)) continue;
+    if (may_live) {
+      if (!time_is_over) return;
+      all_spoke = false;
+      if (former->pidfd != nullptr) continue;  // it lives, and is silent
+    }
+    entry.job->Fail(AbortedError("{}", UnknownText(entry.key, rank)));
+    return;
+  }
+  // A phase can begin only where it is known of all that they are before it.
+  entry.job->Settle(all_spoke);
+}
+
+void JobTable::TryGather(Entry& entry) {
+  if (entry.job == nullptr || entry.former == nullptr ||
+      !entry.job->gathering()) {
+    return;
+  }
+  const FormerJob& former = *entry.former;
+  const bool time_is_over =
+      std::chrono::steady_clock::now() - started_ > kReconnectTime;
+  if (!time_is_over && !Away(entry).empty()) return;
+  std::map<uint32_t, ReconnectedRank> reconnected;
+  for (const auto& [rank, each] : entry.reconnected) {
+    reconnected[rank] = {each.page.get(), each.position};
+  }
+  const std::vector<FormerProcess> processes = ProcessesOf(entry);
+  std::set<uint32_t> ranks;
+  for (const FormerProcess& process : processes) ranks.insert(process.rank);
+  if (former.options.delivery.on_rank_death == OnRankDeath::kFail) {
+    std::map<uint32_t, const FormerProcess*> last;
+    for (const FormerProcess& process : processes) {
+      last[process.rank] = &process;
+    }
+    for (const auto& [rank, process] : last) {
+      if (process->left || process->may_live || process->reconnects) continue;
+      entry.job->Fail(
+          AbortedError("job '{}': rank {} died (on_rank_death: fail)",
+                       entry.key.name, rank));
+    }
+  }
+  const Stream* const stream = entry.job->stream();
+  const FormerProgress progress = {
+      former.options.delivery,
+      former.opened,
+      former.low,
+      former.completed,
+      former.handed_over,
+      former.incomplete,
+      stream == nullptr ? std::vector<RowRange>{} : stream->Here(),
+      former.launch.AllCame()};
+  if (const auto unknown = UnknownConsumer(progress, processes, reconnected)) {
+    entry.job->Fail(AbortedError("{}", UnknownText(entry.key, *unknown)));
+  }
+  entry.job->Gathered(
+      GatherSteps(progress, entry.job->plan(), processes, reconnected));
+  for (const uint32_t rank : ranks) RetireFormer(entry, rank);
+  entry.former = nullptr;
+  entry.reconnected.clear();
+  for (Pending& each : std::exchange(entry.pending, {})) {
+    each.done(AttachTo(entry, std::move(each.request)));
+  }
+}
+
+// Where a consumer begins is not known before it is known where all are.
+bool JobTable::MustWait(const Entry& entry, const AttachRequest& request) {
+  return !request.incarnation && entry.job->gathering();
+}
+
+void JobTable::Postpone(Entry& entry, Pending attach) {
+  if (const Status status = CheckFormer(entry, attach.request);
+      !status.ok() && status.code() != StatusCode::kNotFound) {
+    attach.done(status);
+    return;
+  }
+  entry.pending.push_back(std::move(attach));
+  // It may have been the last that was waited for: in the life that did not
+  // answer it.
+  TryGather(entry);
+}
+
+// A rank that is not here, or another in its place, has more to take.
+bool JobTable::OwesAnybody(Entry& entry) {
+  RestoreDead(entry);
+  return entry.job->OwesTheDead() || !Away(entry).empty();
+}
+
+bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
+  if (entry.options.delivery.mode == DeliveryMode::kDynamic) return true;
+  const auto later = [&](const Entry::Attachment& other) {
+    return other.rank == dead.rank && other.attach > dead.attach &&
+           Supersedes(*other.cursor, *dead.cursor,
+                      entry.job->plan().global_batch());
+  };
+  return std::any_of(entry.retired.begin(), entry.retired.end(), later) ||
+         std::any_of(entry.attachments.begin(), entry.attachments.end(),
+                     [&](const auto& item) { return later(item.second); });
+}
+
+std::map<uint32_t, const FormerRank*> JobTable::Away(const Entry& entry) {
+  std::map<uint32_t, const FormerRank*> away;
+  if (entry.former == nullptr) return away;
+  const auto asks = [&entry](uint32_t rank) {
+    return std::any_of(entry.pending.begin(), entry.pending.end(),
+                       [rank](const Pending& each) {
+                         return each.request.incarnation &&
+                                each.request.joining.rank == rank;
+                       });
+  };
+  for (const auto& [attach, former] : entry.former->ranks) {
+    const uint32_t rank = former.rank;
+    if (entry.reconnected.count(rank) > 0 || !former.MayLive() || asks(rank) ||
+        (entry.job != nullptr && entry.job->Knows(rank))) {
+      continue;
+    }
+    away[entry.key.consumer.value_or(rank)] = &former;
+  }
+  return away;
+}
+
+void JobTable::NoteEvicted(const std::shared_ptr<Job>& job) {
+  for (const Entry& entry : entries_) {
+    if (entry.job != job) continue;
+    for (const auto& [seat, attachment] : entry.attachments) {
+      if (job->IsAt(seat)) continue;
+      life_->RankEvicted(entry.number, attachment.attach, attachment.inode);
+    }
+  }
+}
+
+Status JobTable::EvictAway(uint32_t uid, const std::string& name,
+                           const std::string& dataset, uint32_t rank) {
+  Status status =
+      NotFoundError("job '{}' waits for no rank {} to reconnect", name, rank);
+  for (Entry& entry : entries_) {
+    if (entry.over || entry.key.name != name ||
+        (uid != 0 && uid != entry.key.uid) ||
+        (!dataset.empty() && dataset != entry.key.dataset)) {
+      continue;
+    }
+    if (Away(entry).count(rank) == 0) continue;
+    for (auto& [attach, former] : entry.former->ranks) {
+      if (entry.key.consumer.value_or(former.rank) != rank ||
+          !former.MayLive()) {
+        continue;
+      }
+      if (former.pidfd == nullptr || former.page == nullptr) {
+        return FailedPreconditionError(
+            "rank {} of job '{}' has not reconnected, and nobody kept its page "
+            "and its pidfd (systemd and penstock run do): how far it was is "
+            "not known; begin all ranks at a state",
+            rank, name);
+      }
+      former.evicted = true;
+      life_->RankEvicted(entry.number, attach, former.inode);
+      for (Holder& holder : holders_) {
+        if (holder.job == entry.number && holder.attach == attach) {
+          holder.evicted = former.inode;
+        }
+      }
+    }
+    spdlog::info(
+        "job '{}': rank {} is taken off before it reconnected: "
+        "evicted by user {}",
+        name, rank, uid);
+    // Its time may have been over; what it had is settled now.
+    if (entry.job != nullptr && !entry.job->gathering()) entry.job->Withhold();
+    status = OkStatus();
+  }
+  return status;
+}
+
+bool JobTable::FormerIsDeserted(const Entry& entry) {
+  return entry.job == nullptr && entry.opening == nullptr &&
+         entry.former != nullptr &&
+         std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
+                      [&](const auto& item) { return item.second.MayLive(); });
+}
+
+bool JobTable::FormerIsOver(const Entry& entry) const {
+  const auto age = std::chrono::steady_clock::now() - started_;
+  return age > kDesertedJobKept || (!entry.named && FormerIsDeserted(entry));
+}
+
+}  // namespace penstock

@@ -1,0 +1,653 @@
+#include "broker/stream/stream.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <utility>
+
+#include "common/layout.h"
+
+namespace penstock {
+namespace {
+
+// Nobody can take pages away from a read that is under way.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// It is dead: of one that is not known that is never so.
+bool IsDead(const Fd& pidfd) {
+  if (!pidfd) return false;
+  pollfd entry{pidfd.get(), POLLIN, 0};
+  return poll(&entry, 1, 0) == 1;
+}
+
+}  // namespace
+
+// A producer's memfd; closed with the last row that is in it.
+class Stream::Memory {
+ public:
+  static StatusOr<std::shared_ptr<const Memory>> Create(ProducerLayout layout) {
+    Fd fd(memfd_create("penstock-producer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!fd) return ErrnoError(errno, "memfd_create");
+    if (ftruncate(fd.get(), static_cast<off_t>(layout.bytes)) != 0) {
+      return ErrnoError(errno, "a producer's memory");
+    }
+    if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
+      return ErrnoError(errno, "sealing a producer's memory");
+    }
+    return std::shared_ptr<const Memory>(
+        new Memory(std::move(fd), std::move(layout)));
+  }
+  // Of a former life; from a producer, so it may be anything.
+  static StatusOr<std::shared_ptr<const Memory>> Adopt(Fd fd,
+                                                       ProducerLayout layout) {
+    struct stat status {};
+    if (!MayBeMemory(fd.get()) || fstat(fd.get(), &status) != 0 ||
+        static_cast<uint64_t>(status.st_size) != layout.bytes) {
+      return InvalidArgumentError("this is not the producer's memory");
+    }
+    return std::shared_ptr<const Memory>(
+        new Memory(std::move(fd), std::move(layout)));
+  }
+
+  int fd() const { return fd_.get(); }
+  const ProducerLayout& layout() const { return layout_; }
+
+ private:
+  Memory(Fd fd, ProducerLayout layout)
+      : fd_(std::move(fd)), layout_(std::move(layout)) {}
+  const Fd fd_;
+  const ProducerLayout layout_;
+};
+
+Stream::Stream(ElementSpec element, const Shape& shape, StreamRecord* record)
+    : element_(std::move(element)),
+      shape_(shape),
+      record_(record),
+      ledger_(shape.begin, shape.to_finish),
+      recorded_(shape.begin) {}
+
+// ---- a former life
+// ------------------------------------------------------------
+
+bool Stream::MayBeMemory(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & kSeals) == kSeals;
+}
+
+void Stream::Restore(FormerStream former) {
+  const auto now = std::chrono::steady_clock::now();
+  MutexLock lock(&mutex_);
+  ledger_ = std::move(former.ledger);
+  recorded_ = ledger_.released();
+  for (const auto& [number, producer] : ledger_.producers()) {
+    FormerStream::Kept& kept = former.kept[number];
+    auto layout = PlanProducerMemory(element_, producer.ring_rows);
+    if (kept.memory && layout.ok()) {
+      auto memory = Memory::Adopt(std::move(kept.memory), *std::move(layout));
+      if (memory.ok()) memories_[number] = *std::move(memory);
+    }
+    told_[number] = producer.freed;
+    if (producer.at_work) away_[number] = {std::move(kept.pidfd), now};
+  }
+  NoteMissingLocked();
+}
+
+void Stream::NoteMissingLocked() {
+  missing_.reset();
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    // Who holds on to rows of the attic has them.
+    if (chunk.producer == StreamLedger::kAttic) continue;
+    if (memories_.count(chunk.producer) > 0) continue;
+    missing_ = chunk.first;
+    return;
+  }
+}
+
+void Stream::GiveUpLocked(double wait_s) {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<uint32_t> given_up;
+  for (const auto& [number, away] : away_) {
+    const std::chrono::duration<double> silent = now - away.since;
+    if (IsDead(away.pidfd) || (!away.pidfd && silent > kComeBackTime) ||
+        (wait_s > 0 && silent.count() > wait_s)) {
+      given_up.push_back(number);
+    }
+  }
+  for (const uint32_t number : given_up) LeaveLocked(number, false);
+}
+
+Status Stream::GiveUpAway(double wait_s) {
+  MutexLock lock(&mutex_);
+  GiveUpLocked(wait_s);
+  if (!missing_) return OkStatus();
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (chunk.producer == StreamLedger::kAttic ||
+        memories_.count(chunk.producer) > 0 ||
+        away_.count(chunk.producer) > 0) {
+      continue;
+    }
+    return DataLossError(
+        "rows {} to {} of the stream died with producer {} and the broker: "
+        "nobody kept its memory (systemd and penstock run do); begin at a "
+        "state, ranks and producers",
+        chunk.first, chunk.first + chunk.rows - 1, chunk.producer);
+  }
+  return OkStatus();
+}
+
+StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number,
+                                          const Joining& joining) {
+  const auto away = away_.find(number);
+  if (away == away_.end()) {
+    return AlreadyExistsError("producer {} is at work on another connection",
+                              number);
+  }
+  if (memories_.count(number) == 0) {
+    if (joining.memory < 0) {
+      return DataLossError(
+          "the memory of producer {} is not here: nobody kept it", number);
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(
+        ProducerLayout layout,
+        PlanProducerMemory(element_, ledger_.producers().at(number).ring_rows));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        std::shared_ptr<const Memory> memory,
+        Memory::Adopt(Fd(fcntl(joining.memory, F_DUPFD_CLOEXEC, 0)),
+                      std::move(layout)));
+    memories_[number] = std::move(memory);
+    NoteMissingLocked();
+  }
+  away_.erase(away);
+  // It is told what is free.
+  RecordReleasedLocked();
+  told_[number] = ledger_.producers().at(number).freed;
+  return JoinedAs(number);
+}
+
+// ---- producers
+// ------------------------------------------------------------
+
+Stream::Joined Stream::JoinedAs(uint32_t number) const {
+  const StreamLedger::Producer& producer = ledger_.producers().at(number);
+  Joined joined;
+  joined.producer = number;
+  joined.rows = producer.ring_rows;
+  joined.fd = memories_.at(number)->fd();
+  joined.next = ledger_.end();
+  joined.end = producer.end;
+  joined.freed = producer.freed;
+  return joined;
+}
+
+StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
+  MutexLock lock(&mutex_);
+  if (ledger_.HasFinished(joining.token)) {
+    Joined joined;
+    joined.finished = true;
+    return joined;
+  }
+  std::optional<uint32_t> known;
+  for (const auto& [number, producer] : ledger_.producers()) {
+    if (joining.token != 0 && producer.token == joining.token &&
+        producer.at_work) {
+      known = number;
+    }
+  }
+  if (known && !joining.back && memories_.count(*known) == 0) {
+    // It was not answered, so it has put nothing.
+    LeaveLocked(*known, false);
+  } else if (known) {
+    return ComeBack(*known, joining);
+  }
+  if (joining.back) {
+    return AbortedError(
+        "this producer is not of this course of the job, or was away for too "
+        "long after the broker died (wait_s): its place is another's");
+  }
+  // Else the dead would count beside those that take their places.
+  GiveUpLocked(0);
+  if (ledger_.over()) {
+    return FailedPreconditionError(
+        "the stream is over: all of its producers have finished (`producers:` "
+        "of the spec says how many there are)");
+  }
+  if (joining.put_rows > UINT32_MAX) {
+    return ResourceExhaustedError("{} rows in one put, at most {} may be",
+                                  joining.put_rows, UINT32_MAX);
+  }
+  if (ledger_.producers().size() -
+          ledger_.producers().count(StreamLedger::kAttic) >=
+      kProducersMax) {
+    return ResourceExhaustedError(
+        "{} producers are at work, or gone with rows that nobody has taken: "
+        "all there may be",
+        kProducersMax);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      ProducerLayout layout,
+      PlanProducerMemory(element_, RowsNeeded(joining.put_rows) +
+                                       shape_.rows_out / kToldShare));
+  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
+                            Memory::Create(std::move(layout)));
+  StreamLedger::Producer producer;
+  producer.token = joining.token;
+  producer.ring_rows = memory->layout().rows;
+  producer.put_rows = joining.put_rows;
+  PENSTOCK_RETURN_IF_ERROR(
+      record_->ProducerJoined(ledger_, producer, memory->fd(), joining.pidfd));
+  const uint32_t number = ledger_.next_producer();
+  ledger_.Join(number, producer.token, producer.ring_rows, producer.put_rows);
+  memories_[number] = std::move(memory);
+  return JoinedAs(number);
+}
+
+StatusOr<uint64_t> Stream::Put(uint32_t number, uint64_t place, uint64_t rows) {
+  MutexLock lock(&mutex_);
+  PENSTOCK_RETURN_IF_ERROR(ledger_.CheckPut(number, place, rows));
+  const uint64_t first = ledger_.end();
+  record_->RowsPut(number, place, rows, first);
+  ledger_.Put(number, place, rows, first);
+  return first;
+}
+
+void Stream::Leave(uint32_t number, bool finished) {
+  MutexLock lock(&mutex_);
+  LeaveLocked(number, finished);
+}
+
+void Stream::LeaveLocked(uint32_t number, bool finished) {
+  record_->ProducerLeft(number, finished);
+  away_.erase(number);
+  ForgetLocked(ledger_.Leave(number, finished));
+  if (ledger_.at_work() == 0) idle_since_ = std::chrono::steady_clock::now();
+}
+
+void Stream::ForgetLocked(const std::vector<uint32_t>& gone) {
+  for (const uint32_t number : gone) {
+    memories_.erase(number);
+    told_.erase(number);
+  }
+}
+
+void Stream::Release(uint64_t row) {
+  MutexLock lock(&mutex_);
+  ForgetLocked(ledger_.Release(row));
+  if (missing_ && ledger_.released() > *missing_) NoteMissingLocked();
+}
+
+void Stream::RecordReleasedLocked() {
+  if (ledger_.released() == recorded_) return;
+  recorded_ = ledger_.released();
+  record_->RowsReleased(recorded_);
+}
+
+bool Stream::IsNewsLocked(uint32_t number,
+                          const StreamLedger::Producer& producer) const {
+  if (!producer.at_work || away_.count(number) > 0) return false;
+  const auto told = told_.find(number);
+  const uint64_t freed =
+      producer.freed - (told == told_.end() ? 0 : told->second);
+  const uint64_t needed = RowsNeeded(producer.put_rows);
+  return freed > 0 && freed + needed >= producer.ring_rows;
+}
+
+bool Stream::AnyFreed() const {
+  MutexLock lock(&mutex_);
+  const uint64_t unrecorded = ledger_.released() - recorded_;
+  return unrecorded > (ledger_.at_work() > 0 ? shape_.rows_out : 0) ||
+         std::any_of(ledger_.producers().begin(), ledger_.producers().end(),
+                     [this](const auto& it) {
+                       mutex_.AssertHeld();
+                       return IsNewsLocked(it.first, it.second);
+                     });
+}
+
+std::vector<Stream::Freed> Stream::TakeFreed() {
+  MutexLock lock(&mutex_);
+  RecordReleasedLocked();
+  std::vector<Freed> all;
+  for (const auto& [number, producer] : ledger_.producers()) {
+    if (!IsNewsLocked(number, producer)) continue;
+    told_[number] = producer.freed;
+    all.push_back({number, producer.freed, producer.end});
+  }
+  return all;
+}
+
+// ---- the attic
+// ------------------------------------------------------------
+
+bool Stream::ShortOfRoom() const {
+  MutexLock lock(&mutex_);
+  return ShortOfRoomLocked();
+}
+
+bool Stream::ShortOfRoomLocked() const {
+  return std::any_of(ledger_.producers().begin(), ledger_.producers().end(),
+                     [this](const auto& it) {
+                       const StreamLedger::Producer& producer = it.second;
+                       return producer.at_work &&
+                              producer.end - producer.freed > shape_.rows_out;
+                     });
+}
+
+StatusOr<std::shared_ptr<const Stream::Memory>> Stream::AtticLocked() {
+  if (const auto found = memories_.find(StreamLedger::kAttic);
+      found != memories_.end()) {
+    return found->second;
+  }
+  const auto former = ledger_.producers().find(StreamLedger::kAttic);
+  if (former != ledger_.producers().end() && former->second.chunks > 0) {
+    return DataLossError("nobody kept the attic of the broker's former life");
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(ProducerLayout layout,
+                            PlanProducerMemory(element_, shape_.attic_rows));
+  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
+                            Memory::Create(std::move(layout)));
+  // Else the record may know one already, whose rows are all released.
+  RecordReleasedLocked();
+  PENSTOCK_RETURN_IF_ERROR(
+      record_->AtticOpened(memory->layout().rows, memory->fd()));
+  ledger_.OpenAttic(memory->layout().rows);
+  memories_[StreamLedger::kAttic] = memory;
+  return memory;
+}
+
+Status Stream::CopyLocked(const StreamLedger::Chunk& to,
+                          const Memory& attic) const {
+  constexpr uint64_t kBytesAtOnce = 1 << 20;
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<Piece> pieces,
+                            FindLocked(to.first, to.rows));
+  const ProducerLayout& layout = attic.layout();
+  std::vector<std::byte> rows;
+  for (size_t i = 0; i < layout.row_bytes.size(); ++i) {
+    const uint64_t row_bytes = layout.row_bytes[i];
+    const uint64_t at_once =
+        std::max<uint64_t>(kBytesAtOnce / std::max<uint64_t>(row_bytes, 1), 1);
+    uint64_t at = layout.offsets[i] + to.place * row_bytes;
+    for (const Piece& piece : pieces) {
+      for (uint64_t k = 0; k < piece.rows; k += at_once) {
+        rows.resize(std::min(at_once, piece.rows - k) * row_bytes);
+        PENSTOCK_RETURN_IF_ERROR(
+            piece.Read(i, k, std::min(at_once, piece.rows - k), rows.data()));
+        for (uint64_t done = 0; done < rows.size();) {
+          const ssize_t wrote =
+              pwrite(attic.fd(), rows.data() + done, rows.size() - done,
+                     static_cast<off_t>(at + done));
+          if (wrote < 0 && errno == EINTR) continue;
+          if (wrote <= 0) return ErrnoError(wrote < 0 ? errno : EIO, "attic");
+          done += static_cast<uint64_t>(wrote);
+        }
+        at += rows.size();
+      }
+    }
+  }
+  return OkStatus();
+}
+
+StatusOr<std::vector<StreamLedger::Chunk>> Stream::MoveRunLocked(
+    uint64_t first, uint64_t end,
+    const std::vector<StreamLedger::Chunk>& kept) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Memory> attic,
+                            AtticLocked());
+  std::map<uint64_t, uint64_t> taken;  // places, from and up to
+  for (const StreamLedger::Chunk& each : kept) {
+    taken[each.place] = each.place + each.rows;
+  }
+  taken[attic->layout().rows] = attic->layout().rows;
+  // Into the gaps, in as many parts as that takes.
+  std::vector<StreamLedger::Chunk> moved;
+  uint64_t place = 0;
+  for (const auto& [from, upto] : taken) {
+    if (const uint64_t rows = std::min(from - place, end - first); rows > 0) {
+      moved.push_back({first, rows, StreamLedger::kAttic, place});
+      PENSTOCK_RETURN_IF_ERROR(CopyLocked(moved.back(), *attic));
+      first += rows;
+    }
+    place = upto;
+  }
+  if (first < end) {
+    return ResourceExhaustedError("the attic is full: {} rows", place);
+  }
+  return moved;
+}
+
+void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
+  MutexLock lock(&mutex_);
+  row = std::min(row, ledger_.end());
+  // In the attic, and needed.
+  std::vector<StreamLedger::Chunk> kept;
+  // In a ring, and needed: first and end.
+  std::vector<std::pair<uint64_t, uint64_t>> runs;
+  auto range = ranges.begin();
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    const uint64_t chunk_end = std::min(chunk.first + chunk.rows, row);
+    while (range != ranges.end() &&
+           range->position + range->rows <= chunk.first) {
+      ++range;
+    }
+    for (auto each = range; each != ranges.end() && each->position < chunk_end;
+         ++each) {
+      const uint64_t first = std::max(each->position, chunk.first);
+      const uint64_t end = std::min(each->position + each->rows, chunk_end);
+      if (first >= end) continue;
+      if (chunk.producer == StreamLedger::kAttic) {
+        kept.push_back({first, end - first, StreamLedger::kAttic,
+                        chunk.place + (first - chunk.first)});
+      } else if (!runs.empty() && runs.back().second == first) {
+        runs.back().second = end;
+      } else {
+        runs.push_back({first, end});
+      }
+    }
+  }
+  // What lies before the first that is needed takes no copying; then the oldest
+  // first, no more of them than it takes.
+  for (size_t i = 0; i <= runs.size() && ShortOfRoomLocked(); ++i) {
+    if (i > 0) {
+      auto moved = MoveRunLocked(runs[i - 1].first, runs[i - 1].second, kept);
+      if (!moved.ok()) {
+        if (!std::exchange(attic_failed_, true)) {
+          spdlog::warn(
+              "ranks hold batches for long, and there is no room for their "
+              "rows beside those of the producers, who wait: {}",
+              moved.status().message());
+        }
+        return;
+      }
+      kept.insert(kept.end(), moved->begin(), moved->end());
+    }
+    const uint64_t upto = i < runs.size() ? runs[i].first : row;
+    if (!MovesLocked(upto, kept)) continue;
+    record_->RowsMoved(upto, kept);
+    ForgetLocked(ledger_.Move(upto, kept));
+    NoteMissingLocked();
+  }
+}
+
+bool Stream::MovesLocked(uint64_t row,
+                         const std::vector<StreamLedger::Chunk>& kept) const {
+  uint64_t rows = 0;
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (chunk.first >= row) break;
+    if (chunk.producer != StreamLedger::kAttic) return true;
+    rows += std::min(chunk.rows, row - chunk.first);
+  }
+  for (const StreamLedger::Chunk& chunk : kept) rows -= chunk.rows;
+  return rows > 0;
+}
+
+// ---- questions
+// ------------------------------------------------------------
+
+uint64_t Stream::end() const {
+  MutexLock lock(&mutex_);
+  return ledger_.end();
+}
+
+uint64_t Stream::available() const {
+  MutexLock lock(&mutex_);
+  return missing_.value_or(ledger_.end());
+}
+
+bool Stream::over() const {
+  MutexLock lock(&mutex_);
+  return ledger_.over();
+}
+
+uint32_t Stream::at_work() const {
+  MutexLock lock(&mutex_);
+  return ledger_.at_work() - static_cast<uint32_t>(away_.size());
+}
+
+uint64_t Stream::released() const {
+  MutexLock lock(&mutex_);
+  return ledger_.released();
+}
+
+std::vector<RowRange> Stream::Here() const {
+  MutexLock lock(&mutex_);
+  std::vector<RowRange> here;
+  const auto add = [&here](uint64_t first, uint64_t rows) {
+    if (here.empty() || here.back().position + here.back().rows != first) {
+      here.push_back({first, 0, false});
+    }
+    here.back().rows += rows;
+  };
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    add(chunk.first, chunk.rows);
+  }
+  add(ledger_.end(), 0);
+  return here;
+}
+
+uint64_t Stream::kept_rows() const {
+  MutexLock lock(&mutex_);
+  uint64_t rows = 0;
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) rows += chunk.rows;
+  return rows;
+}
+
+std::vector<Stream::ProducerStatus> Stream::Producers() const {
+  MutexLock lock(&mutex_);
+  std::map<uint32_t, uint64_t> kept;
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    kept[chunk.producer] += chunk.rows;
+  }
+  std::vector<ProducerStatus> all;
+  for (const auto& [number, producer] : ledger_.producers()) {
+    if (number == StreamLedger::kAttic) continue;
+    ProducerStatus& status = all.emplace_back();
+    status.producer = number;
+    status.rows_put = producer.rows;
+    status.rows_kept = kept[number];
+    if (const auto memory = memories_.find(number); memory != memories_.end()) {
+      status.memory_bytes = memory->second->layout().bytes;
+    }
+    status.state = !producer.at_work         ? "gone"
+                   : away_.count(number) > 0 ? "away"
+                                             : "at work";
+    if (!producer.at_work || away_.count(number) > 0) continue;
+    const auto told = told_.find(number);
+    const uint64_t ring = producer.ring_rows;
+    const uint64_t used =
+        producer.end - (told == told_.end() ? 0 : told->second);
+    status.room_rows = ring - std::min(ring, used);
+    const uint64_t place = PlaceOfPut(producer.end, producer.put_rows, ring);
+    status.waits_for_room =
+        place - producer.end + producer.put_rows > status.room_rows;
+  }
+  return all;
+}
+
+uint64_t Stream::attic_rows() const {
+  MutexLock lock(&mutex_);
+  uint64_t rows = 0;
+  for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
+    if (chunk.producer == StreamLedger::kAttic) rows += chunk.rows;
+  }
+  return rows;
+}
+
+std::optional<std::chrono::steady_clock::time_point> Stream::idle_since()
+    const {
+  MutexLock lock(&mutex_);
+  if (ledger_.at_work() > 0) return std::nullopt;
+  return idle_since_;
+}
+
+StatusOr<std::vector<Stream::Piece>> Stream::Find(uint64_t first,
+                                                  uint64_t count) const {
+  MutexLock lock(&mutex_);
+  return FindLocked(first, count);
+}
+
+StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
+                                                        uint64_t count) const {
+  const std::deque<StreamLedger::Chunk>& chunks = ledger_.chunks();
+  if (first < ledger_.released() || first + count > ledger_.end()) {
+    return DataLossError(
+        "rows {} to {} of the stream are not here: rows {} to {} are", first,
+        first + count - 1, ledger_.released(), ledger_.end() - 1);
+  }
+  auto chunk =
+      std::upper_bound(chunks.begin(), chunks.end(), first,
+                       [](uint64_t row, const StreamLedger::Chunk& each) {
+                         return row < each.first;
+                       });
+  --chunk;
+  std::vector<Piece> pieces;
+  for (; count > 0; ++chunk) {
+    if (chunk == chunks.end()) {
+      return DataLossError("row {} of the stream was released", first);
+    }
+    const auto found = memories_.find(chunk->producer);
+    if (found == memories_.end()) {
+      if (chunk->producer == StreamLedger::kAttic) {
+        return DataLossError(
+            "row {} of the stream is not here: nobody kept the attic of the "
+            "broker's former life (systemd and penstock run do)",
+            first);
+      }
+      return DataLossError(
+          "row {} of the stream is not here: producer {} is away", first,
+          chunk->producer);
+    }
+    const std::shared_ptr<const Memory>& memory = found->second;
+    const uint64_t skipped = first - chunk->first;
+    if (first < chunk->first || skipped >= chunk->rows) {
+      return DataLossError("row {} of the stream was released", first);
+    }
+    const uint64_t rows = std::min(count, chunk->rows - skipped);
+    pieces.push_back(
+        {rows, memory, chunk->place % memory->layout().rows + skipped});
+    first += rows;
+    count -= rows;
+  }
+  return pieces;
+}
+
+Status Stream::Piece::Read(size_t feature, uint64_t row, uint64_t count,
+                           std::byte* out) const {
+  const ProducerLayout& layout = memory->layout();
+  const uint64_t row_bytes = layout.row_bytes[feature];
+  uint64_t at = layout.offsets[feature] + (ring_row + row) * row_bytes;
+  for (uint64_t left = count * row_bytes; left > 0;) {
+    const ssize_t got = pread(memory->fd(), out, left, static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return ErrnoError(got < 0 ? errno : EIO, "producer's memory");
+    out += got;
+    at += static_cast<uint64_t>(got);
+    left -= static_cast<uint64_t>(got);
+  }
+  return OkStatus();
+}
+
+}  // namespace penstock

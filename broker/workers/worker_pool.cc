@@ -1,0 +1,713 @@
+#include "broker/workers/worker_pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "broker/workers/worker.h"
+
+namespace penstock {
+namespace {
+
+// Threads of crews, of all users and of one: others get theirs too, and there
+// are lines (samples_in_work.h) left for workers.
+constexpr uint32_t kCrewsMax = kSampleLines / 2;
+constexpr uint32_t kCrewsOfUserMax = kSampleLines / 8;
+constexpr uint64_t kLateNs = 1'000'000'000;
+// After one death, each a line of the log.
+constexpr size_t kChargesToldMax = 20;
+// How often a worker without rows looks for what it owes.
+constexpr std::chrono::seconds kOweInterval{1};
+
+uint64_t SteadyNs() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+// Often enough: a job is ahead of its share by ten times as much at most.
+constexpr uint64_t kWantedKeptNs = 5'000'000;
+
+// A second stack for this thread, for the handler of crashes: a decoder or a
+// plugin that overflows the first one leaves no room for it there, and the
+// kernel would end the broker without saying of which sample.
+class CrashStack {
+ public:
+  CrashStack() {
+    stack_t before = {};
+    sigaltstack(nullptr, &before);
+    if ((before.ss_flags & SS_DISABLE) == 0) return;  // a sanitizer's
+    memory_ = std::make_unique_for_overwrite<std::byte[]>(kBytes);
+    stack_t stack = {};
+    stack.ss_sp = memory_.get();
+    stack.ss_size = kBytes;
+    sigaltstack(&stack, nullptr);
+  }
+  ~CrashStack() {
+    if (memory_ == nullptr) return;
+    stack_t none = {};
+    none.ss_flags = SS_DISABLE;
+    sigaltstack(&none, nullptr);
+  }
+  CrashStack(const CrashStack&) = delete;
+  CrashStack& operator=(const CrashStack&) = delete;
+
+ private:
+  // The registers of AVX-512 alone take 3 KiB. What is not used costs nothing.
+  static constexpr size_t kBytes = size_t{64} << 10;
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+// By name: the file of samples in work knows only numbers.
+void TellCharges(SamplesInWork* samples, const Job& job) {
+  const std::vector<SamplesInWork::Charge> charges = samples->TakeCharges(
+      SamplesInWork::DatasetHash(DatasetKey(job.options().spec)));
+  for (size_t i = 0; i < charges.size(); ++i) {
+    if (i == kChargesToldMax) {
+      spdlog::warn("dataset '{}': and {} more samples that were in work",
+                   job.key().dataset, charges.size() - i);
+      break;
+    }
+    const SamplesInWork::Charge& charge = charges[i];
+    const uint64_t record = charge.sample.record;
+    spdlog::warn(
+        "dataset '{}': the death of the broker is charged to sample {} in {}, "
+        "{}; {}",
+        job.key().dataset, record,
+        record < job.dataset().source->record_count()
+            ? job.dataset().source->Describe(record)
+            : "?",
+        charge.is_certain ? "whose decoding crashed or hung"
+                          : "which was in work when the broker was killed",
+        charge.is_condemned ? "it is not decoded any more (on_error)"
+                            : "it is decoded alone");
+  }
+}
+
+}  // namespace
+
+size_t ServedNext(std::span<const Candidate> candidates) {
+  return static_cast<size_t>(
+      std::min_element(candidates.begin(), candidates.end(),
+                       [](const Candidate& a, const Candidate& b) {
+                         return TurnOf(a) < TurnOf(b);
+                       }) -
+      candidates.begin());
+}
+
+Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
+  // Two that look at once find the same.
+  if (now_ns - account.wanted_seen_ns.load(std::memory_order_relaxed) >
+      kWantedKeptNs) {
+    account.wanted_seen_ns.store(now_ns, std::memory_order_relaxed);
+    account.wanted.store(job.Wanted(), std::memory_order_relaxed);
+  }
+  return {account.virtual_time_ns.load(std::memory_order_relaxed),
+          account.wanted.load(std::memory_order_relaxed)};
+}
+
+StatusOr<std::string> WorkerPool::CheckReads(const WorkerOptions& options) {
+  const auto reader =
+      MakeReader(options.read_backend,
+                 Worker::Tickets(ReadDepth(options.read_depth).most()));
+  if (reader.ok()) return (*reader)->backend();
+  return reader.status().Prepend(fmt::format(
+      "read_backend: {}",
+      kReadBackendNames[static_cast<size_t>(options.read_backend)]));
+}
+
+StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
+    const Topology& topology, const WorkerOptions& options) {
+  std::unique_ptr<WorkerPool> pool(new WorkerPool());
+  pool->topology_ = &topology;
+  pool->options_ = options;
+  pool->depth_ = ReadDepth(options.read_depth);
+  pool->reads_most_ = pool->depth_.most();
+  pool->read_depth_.store(pool->depth_.depth(), std::memory_order_relaxed);
+  const uint32_t workers =
+      options.workers != 0 ? options.workers : topology.cpu_quota();
+  if (workers > kWorkersMax) {
+    return InvalidArgumentError("{} workers, at most {} may be", workers,
+                                kWorkersMax);
+  }
+  static_assert(2 * kWorkersMax <= kSampleLines);
+  pool->workers_.store(workers, std::memory_order_relaxed);
+  if (options.samples == nullptr) {
+    PENSTOCK_ASSIGN_OR_RETURN(pool->own_samples_, SamplesInWork::Open(""));
+    pool->options_.samples = pool->own_samples_.get();
+  }
+  // One reader is made here to learn of a broken machine before any thread is
+  // started; each worker makes its own on its own thread.
+  PENSTOCK_ASSIGN_OR_RETURN(pool->read_backend_, CheckReads(options));
+  for (uint32_t i = 0; i < workers; ++i) {
+    PENSTOCK_RETURN_IF_ERROR(pool->StartThread(i));
+  }
+  return pool;
+}
+
+WorkerPool::~WorkerPool() {
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+    stopping_.store(true, std::memory_order_relaxed);
+    work_.NotifyAll();
+    crew_work_.NotifyAll();
+    more_workers_.NotifyAll();
+  }
+  for (Thread& each : threads_) {
+    if (each.thread.joinable()) each.thread.join();
+  }
+}
+
+size_t WorkerPool::ThreadsAt(uint32_t place) const {
+  return static_cast<size_t>(
+      std::count_if(threads_.begin(), threads_.end(),
+                    [place](const auto& each) { return each.place == place; }));
+}
+
+Status WorkerPool::SetWorkers(uint32_t asked) {
+  const uint32_t workers = asked != 0 ? asked : topology_->cpu_quota();
+  if (workers > kWorkersMax) {
+    return InvalidArgumentError("{} workers, at most {} may be", workers,
+                                kWorkersMax);
+  }
+  uint32_t there = 0;
+  Status status;
+  while (there < workers && status.ok()) {
+    if (ThreadsAt(there) == 0) status = StartThread(there);
+    if (status.ok()) ++there;
+  }
+  if (there == 0) return status;
+  options_.workers = asked == 0 && there == workers ? 0 : there;
+  set_ = true;
+  MutexLock lock(&mutex_);
+  workers_.store(there, std::memory_order_relaxed);
+  // Relaxed: as in NotifyWork. Who is one too many learns it, and who is not.
+  news_.fetch_add(1, std::memory_order_relaxed);
+  work_.NotifyAll();
+  more_workers_.NotifyAll();
+  return status;
+}
+
+std::string WorkerPool::Description() const {
+  const size_t cpus = topology_->cpus().size();
+  const std::string why =
+      options_.workers != 0
+          ? set_ ? "set by `penstock workers`" : "set by `workers`"
+      : workers() < cpus
+          ? fmt::format("auto, cpu.max allows {} of {} processors", workers(),
+                        cpus)
+          : "auto, one for each processor";
+  return fmt::format("on {}; {}", topology_->description(), why);
+}
+
+std::map<uint32_t, uint32_t> WorkerPool::workers_of_nodes() const {
+  const std::vector<Topology::Cpu>& cpus = topology_->cpus();
+  std::map<uint32_t, uint32_t> of_nodes;
+  for (uint32_t i = 0; i < workers(); ++i) {
+    if (const auto node = cpus[i % cpus.size()].node) ++of_nodes[*node];
+  }
+  return of_nodes;
+}
+
+Status WorkerPool::StartThread(uint32_t place, uint64_t job, uint32_t uid) {
+  auto index = static_cast<uint32_t>(threads_.size());
+  for (uint32_t i = 0; i < threads_.size(); ++i) {
+    // Acquire: with it the thread has done everything; joining does not wait.
+    if (threads_[i].ended != nullptr &&
+        threads_[i].ended->load(std::memory_order_acquire)) {
+      if (threads_[i].thread.joinable()) threads_[i].thread.join();
+      index = i;
+      MutexLock lock(&mutex_);
+      --idle_;
+      break;
+    }
+  }
+  if (index >= kSampleLines) {
+    return ResourceExhaustedError("there are {} threads already", index);
+  }
+  if (index == threads_.size()) threads_.emplace_back();
+  Thread& added = threads_[index];
+  if (added.reads != nullptr) {
+    bytes_seen_ -= added.reads->bytes();
+    waited_seen_ns_ -= added.reads->waited_ns();
+  }
+  added.place = place;
+  added.uid = uid;
+  added.job = job;
+  added.reads =
+      std::make_unique<ReadsInFlight>(Worker::ReadEntries(reads_most_));
+  added.ended = job == 0 ? nullptr : std::make_unique<std::atomic<bool>>(false);
+  try {
+    added.thread =
+        std::thread([this, index, place, job, reads = added.reads.get(),
+                     ended = added.ended.get()] {
+          Run(index, place, job, reads);
+          if (ended == nullptr) return;
+          MutexLock lock(&mutex_);
+          ++idle_;
+          // Release: see where it is read.
+          ended->store(true, std::memory_order_release);
+        });
+  } catch (const std::system_error& error) {
+    // The next one takes its entry.
+    added.ended = std::make_unique<std::atomic<bool>>(true);
+    added.place = kNoPlace;
+    MutexLock lock(&mutex_);
+    ++idle_;
+    return ResourceExhaustedError("cannot start worker {}: {}", index,
+                                  error.what());
+  }
+  return OkStatus();
+}
+
+Status WorkerPool::StartCrew(const Job& job, uint64_t number) {
+  const uint32_t uid = job.key().uid;
+  uint32_t of_all = 0;
+  uint32_t of_user = 0;
+  for (const Thread& each : threads_) {
+    const bool crew = each.ended != nullptr &&
+                      // Relaxed: counted only.
+                      !each.ended->load(std::memory_order_relaxed);
+    of_all += crew;
+    of_user += crew && each.uid == uid;
+  }
+  Status status;
+  uint32_t started = 0;
+  while (started < workers() && status.ok()) {
+    if (of_all + started >= kCrewsMax || of_user + started >= kCrewsOfUserMax) {
+      status = ResourceExhaustedError(
+          "{} processes of Python functions are at work, {} of this user, all "
+          "there may be: {} and {}",
+          of_all + started, of_user + started, kCrewsMax, kCrewsOfUserMax);
+      break;
+    }
+    status = StartThread(kNoPlace, number, uid);
+    started += status.ok();
+  }
+  // Fewer are slower, none would be for ever.
+  return started > 0 ? OkStatus() : status;
+}
+
+void WorkerPool::Run(uint32_t index, uint32_t place, uint64_t job,
+                     ReadsInFlight* reads) {
+  const CrashStack crash_stack;
+  pthread_setname_np(
+      pthread_self(),
+      fmt::format("{} {}", job == 0 ? "worker" : "crew", index).c_str());
+  Worker::Seat seat{index, place, job, std::nullopt};
+  if (job == 0) {
+    const std::vector<Topology::Cpu>& cpus = topology_->cpus();
+    const Topology::Cpu& own = cpus[place % cpus.size()];
+    if (const Status status = topology_->PinThread(own); status.ok()) {
+      seat.node = own.node;
+    } else {
+      spdlog::warn("{}; it runs unpinned", status.message());
+    }
+  } else if (const Status status = topology_->KeepThreadToCpus();
+             !status.ok()) {
+    spdlog::warn("{}", status.message());
+  }
+  Worker worker(this, seat, reads_most_, reads);
+  while (WaitForWork(worker)) {
+    while (worker.RunOnce()) {
+    }
+  }
+}
+
+std::unique_ptr<Reader> WorkerPool::MakeWorkerReader(uint32_t worker) const {
+  const uint32_t tickets = Worker::Tickets(reads_most_);
+  if (options_.read_backend != ReadBackend::kPread) {
+    auto reader = MakeReader(options_.read_backend, tickets);
+    if (reader.ok() && !(*reader)->blocking()) return *std::move(reader);
+    // Worked a moment ago: out of memory or descriptors. Plain reads need none.
+    if (!reader.ok()) {
+      spdlog::warn("worker {}: {}; it reads with pread", worker,
+                   reader.status().message());
+    }
+  }
+  // One after the other: more would only wait behind one that hangs.
+  return *MakeReader(ReadBackend::kPread, 1);
+}
+
+void WorkerPool::Add(std::shared_ptr<Job> job) {
+  TellCharges(options_.samples, *job);
+  bool crew = false;
+  uint64_t number = 0;
+  {
+    MutexLock lock(&mutex_);
+    JobAccount* const account = Open(job);
+    job->SetOnWork([this, account](bool claimable) {
+      account->claimable.store(claimable, std::memory_order_relaxed);
+      if (claimable) NotifyWork();
+    });
+    std::erase_if(named_, [](const auto& item) {
+      return item.second.job.expired() && item.second.dataset.expired();
+    });
+    number = next_number_++;
+    named_[number] = {job->key(), job, SharedDataset(job)};
+    crew = job->has_crew();
+    const Source& source = *job->dataset().source;
+    ReadRequest first;
+    if (source.record_count() > 0) source.Locate(0, &first);
+    const bool reads =
+        job->stream() == nullptr && first.kind != ReadRequest::Kind::kNone;
+    ChangeJobs([&](Entries* jobs) {
+      jobs->insert(reads ? jobs->begin() : jobs->end(),
+                   {job, account, number, crew, reads});
+    });
+  }
+  if (!crew) return;
+  if (const Status status = StartCrew(*job, number); !status.ok()) {
+    job->Fail(status);
+  }
+}
+
+JobAccount* WorkerPool::Open(const std::shared_ptr<Job>& job) {
+  auto free = std::find_if(
+      accounts_.begin(), accounts_.end(),
+      [](const JobAccount& account) { return account.job.expired(); });
+  JobAccount& account =
+      free != accounts_.end() ? *free : accounts_.emplace_back();
+  // A newcomer starts at the present: it owes nothing and is owed nothing.
+  account.virtual_time_ns.store(virtual_now_ns_.load(std::memory_order_relaxed),
+                                std::memory_order_relaxed);
+  account.wanted_seen_ns.store(0, std::memory_order_relaxed);
+  account.claimable.store(false, std::memory_order_relaxed);
+  account.job = job;
+  return &account;
+}
+
+void WorkerPool::Remove(const Job* job) {
+  MutexLock lock(&mutex_);
+  ChangeJobs([job](Entries* jobs) {
+    std::erase_if(*jobs,
+                  [job](const Entry& entry) { return entry.job.get() == job; });
+  });
+  // For what they keep of its memory; for a crew that has no job any more.
+  work_.NotifyAll();
+  crew_work_.NotifyAll();
+}
+
+void WorkerPool::ChangeJobs(const std::function<void(Entries*)>& change) {
+  auto jobs = std::make_shared<Entries>(*jobs_);
+  change(jobs.get());
+  jobs_ = std::move(jobs);
+}
+
+void WorkerPool::NotifyWork() {
+  MutexLock lock(&mutex_);
+  // Relaxed: see news(); the mutex orders it for who then claims.
+  news_.fetch_add(1, std::memory_order_relaxed);
+  WakeOne();
+}
+
+void WorkerPool::WakeOne() {
+  crew_work_.NotifyAll();
+  if (sleeping_ == 0) return;
+  // One that may not take a job that blocks would sleep on, and the wake be
+  // lost.
+  any_blocks_ ? work_.NotifyAll() : work_.NotifyOne();
+}
+
+// Before sleeping_ changes, or is asked for.
+void WorkerPool::CountSleep() {
+  const uint64_t now_ns = SteadyNs();
+  slept_ns_ += sleeping_ * (now_ns - slept_until_ns_);
+  slept_until_ns_ = now_ns;
+}
+
+bool WorkerPool::MayClaim(const Entry& entry, const Worker& worker) const {
+  return worker.job() == (entry.crew ? entry.number : 0) &&
+         entry.account->claimable.load(std::memory_order_relaxed) &&
+         !(entry.blocks && worker.blocking());
+}
+
+bool WorkerPool::WaitForWork(const Worker& worker) {
+  const bool owes = worker.owes();
+  const bool crew = worker.job() != 0;
+  MutexLock lock(&mutex_);
+  for (;;) {
+    if (stop_) return false;
+    if (crew &&
+        std::none_of(jobs_->begin(), jobs_->end(), [&](const Entry& entry) {
+          return entry.number == worker.job();
+        })) {
+      return false;
+    }
+    if (!crew && worker.place() >= workers()) {
+      if (owes) {
+        more_workers_.WaitFor(&mutex_, kOweInterval);
+        return !stop_;
+      }
+      ++idle_;
+      more_workers_.Wait(&mutex_);
+      --idle_;
+      continue;
+    }
+    if (std::any_of(jobs_->begin(), jobs_->end(), [&](const Entry& entry) {
+          return MayClaim(entry, worker);
+        })) {
+      return true;
+    }
+    CondVar& news = crew ? crew_work_ : work_;
+    // Of those that all jobs share.
+    CountSleep();
+    sleeping_ += !crew;
+    if (owes) {
+      news.WaitFor(&mutex_, kOweInterval);
+    } else {
+      ++idle_;
+      news.Wait(&mutex_);
+      --idle_;
+    }
+    CountSleep();
+    sleeping_ -= !crew;
+    if (owes) return !stop_;
+  }
+}
+
+WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
+                                          uint64_t before,
+                                          const Worker& worker) {
+  const bool crew = worker.job() != 0;
+  for (;;) {
+    std::shared_ptr<const Entries> jobs;
+    {
+      MutexLock lock(&mutex_);
+      if (stop_ || (!crew && worker.place() >= workers())) return {};
+      jobs = jobs_;
+    }
+    // Without the pool's lock: Wanted takes the job's, which is taken first.
+    const uint64_t now_ns = SteadyNs();
+    const Entry* next = nullptr;
+    uint64_t least = UINT64_MAX;
+    size_t claimable = 0;
+    for (const Entry& entry : *jobs) {
+      if (!entry.reads && before == 0) break;
+      if (!MayClaim(entry, worker) ||
+          std::binary_search(but.begin(), but.end(), entry.job.get())) {
+        continue;
+      }
+      const uint64_t turn =
+          TurnOf(CandidateOf(*entry.account, *entry.job, now_ns));
+      if (!entry.reads && turn >= before) continue;
+      ++claimable;
+      if (turn >= least) continue;
+      next = &entry;
+      least = turn;
+    }
+    if (next == nullptr) return {};
+    JobAccount* const account = next->account;
+    // A crew's time is nobody else's. Relaxed: who is served meanwhile gives
+    // away no more than a row.
+    const uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
+    if (!crew &&
+        account->virtual_time_ns.load(std::memory_order_relaxed) + kCreditNs <
+            now) {
+      account->virtual_time_ns.store(now - kCreditNs,
+                                     std::memory_order_relaxed);
+    }
+    if (Claim claim = next->job->ClaimRows(worker.node());
+        claim.share != nullptr) {
+      if (claimable > 1 || account->claimable.load(std::memory_order_relaxed)) {
+        MutexLock lock(&mutex_);
+        WakeOne();
+      }
+      return {claim, next->job, account, next->number};
+    }
+  }
+}
+
+void WorkerPool::Served(uint64_t virtual_time_ns) {
+  // Relaxed: a slightly old time is as fair; so that all workers do not write
+  // it for every row, it may be this much older.
+  constexpr uint64_t kStepNs = kHeadStartNs / 50;
+  uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
+  while (now + kStepNs < virtual_time_ns &&
+         !virtual_now_ns_.compare_exchange_weak(now, virtual_time_ns,
+                                                std::memory_order_relaxed)) {
+  }
+}
+
+bool WorkerPool::WantsTick() {
+  MutexLock lock(&mutex_);
+  return !jobs_->empty() || idle_ < threads_.size();
+}
+
+void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
+  std::vector<ReadsInFlight::Late> late;
+  std::vector<uint32_t> blocked;
+  for (uint32_t i = 0; i < threads_.size(); ++i) {
+    const size_t before = late.size();
+    threads_[i].reads->List(now_ns, kLateNs, &late);
+    // Those of io_uring hold nobody.
+    late.erase(std::remove_if(late.begin() + static_cast<ptrdiff_t>(before),
+                              late.end(),
+                              [](const auto& read) { return !read.blocked; }),
+               late.end());
+    if (late.size() > before) blocked.push_back(i);
+  }
+  if (!late.empty() || any_blocks_) {
+    MutexLock lock(&mutex_);
+    ChangeJobs([&](Entries* jobs) {
+      for (Entry& entry : *jobs) {
+        entry.blocks = std::any_of(
+            late.begin(), late.end(),
+            [&](const auto& read) { return read.job == entry.number; });
+      }
+    });
+    any_blocks_ = !late.empty();
+    // A job may be claimed from that could not. Relaxed: as in NotifyWork.
+    news_.fetch_add(1, std::memory_order_relaxed);
+    work_.NotifyAll();
+    crew_work_.NotifyAll();
+  }
+  for (const uint32_t index : blocked) {
+    const uint32_t place = threads_[index].place;
+    if (place >= workers() || ThreadsAt(place) > 1) continue;
+    spdlog::warn(
+        "worker {} is held by a read that does not end; worker {} takes its "
+        "place",
+        index, threads_.size());
+    if (const Status status = StartThread(place); !status.ok()) {
+      spdlog::warn("{}", status.message());
+    }
+  }
+}
+
+void WorkerPool::LookAtReads(uint64_t ns) {
+  uint64_t bytes = 0;
+  uint64_t waited_ns = 0;
+  for (const Thread& each : threads_) {
+    bytes += each.reads->bytes();
+    waited_ns += each.reads->waited_ns();
+  }
+  const double seconds = static_cast<double>(ns) * 1e-9;
+  const double waited_s =
+      static_cast<double>(waited_ns - waited_seen_ns_) * 1e-9;
+  if (depth_.Look(seconds, bytes - bytes_seen_,
+                  waited_s / (seconds * workers()))) {
+    read_depth_.store(depth_.depth(), std::memory_order_relaxed);
+  }
+  bytes_seen_ = bytes;
+  waited_seen_ns_ = waited_ns;
+}
+
+WorkerPool::Named WorkerPool::NamedOf(uint64_t number) {
+  MutexLock lock(&mutex_);
+  const auto found = named_.find(number);
+  return found == named_.end() ? Named() : found->second;
+}
+
+std::optional<std::string> WorkerPool::Tick() {
+  constexpr uint64_t kMostNs =
+      2 * std::chrono::nanoseconds(kTickInterval).count();
+  const uint64_t steady_ns = SteadyNs();
+  // Relaxed, both: this thread alone writes it.
+  const uint64_t now_ns = now_ns_.load(std::memory_order_relaxed) +
+                          std::min(steady_ns - ticked_ns_, kMostNs);
+  now_ns_.store(now_ns, std::memory_order_relaxed);
+  uint64_t slept_ns = 0;
+  {
+    MutexLock lock(&mutex_);
+    CountSleep();
+    slept_ns = slept_ns_;
+  }
+  if (const uint64_t ns = steady_ns - ticked_ns_; ticked_ns_ != 0 && ns > 0) {
+    // Threads that took the place of others are more than workers.
+    const double share = static_cast<double>(slept_ns - slept_seen_ns_) /
+                         (static_cast<double>(ns) * workers());
+    idle_share_.Add(std::min(share, 1.0), static_cast<double>(ns) * 1e-9);
+    LookAtReads(ns);
+  }
+  slept_seen_ns_ = slept_ns;
+  ticked_ns_ = steady_ns;
+
+  ReplaceBlocked(now_ns);
+  std::vector<ReadsInFlight::Late> late;
+  for (const Thread& each : threads_) {
+    each.reads->List(now_ns, options_.read_timeout_ns, &late);
+  }
+  for (const ReadsInFlight::Late& read : late) {
+    // Without the pool's lock: Fail takes the job's, which is taken first.
+    const std::shared_ptr<Job> job = NamedOf(read.job).job.lock();
+    if (job == nullptr || job->Pointless()) continue;
+    const Status status = DeadlineExceededError(
+        "dataset '{}': sample {} in {}: not read in {:.1f} s (read_timeout): "
+        "its "
+        "storage hangs or is too slow",
+        job->key().dataset, read.record,
+        job->dataset().source->Describe(read.record),
+        static_cast<double>(read.ns) * 1e-9);
+    job->Fail(status);
+  }
+
+  const auto oldest =
+      options_.samples->Oldest(static_cast<uint32_t>(threads_.size()));
+  // since may be ahead of now: Worker::MakeRow.
+  if (!oldest || now_ns < oldest->since_ns + options_.decode_timeout_ns) {
+    return std::nullopt;
+  }
+  options_.samples->Blame(oldest->worker);
+  const Named named = NamedOf(oldest->job);
+  const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
+  return fmt::format(
+      "worker {} hangs: dataset '{}': sample {} in {}: not decoded in {:.1f} s "
+      "(decode_timeout)",
+      oldest->worker, named.key.dataset, oldest->sample.record,
+      dataset == nullptr ? "?"
+                         : dataset->source->Describe(oldest->sample.record),
+      static_cast<double>(now_ns - oldest->since_ns) * 1e-9);
+}
+
+CrewUse WorkerPool::UseOfCrew(const Job& job) {
+  CrewUse use;
+  if (!job.has_crew()) return use;
+  uint64_t number = 0;
+  {
+    MutexLock lock(&mutex_);
+    for (const Entry& entry : *jobs_) {
+      if (entry.job.get() == &job) number = entry.number;
+    }
+  }
+  if (number == 0) return use;
+  for (uint32_t i = 0; i < threads_.size(); ++i) {
+    if (threads_[i].job != number) continue;
+    ++use.threads;
+    const auto row = options_.samples->Of(i);
+    if (!row || row->job != number) continue;
+    ++use.busy;
+    // since is ahead by what it may wait for: Worker::MakeRow.
+    const uint64_t ns =
+        now_ns() + job.dataset().program->wait_ns() - row->since_ns;
+    if (ns < use.longest_ns) continue;
+    use.longest_ns = ns;
+    use.longest_record = row->sample.record;
+  }
+  return use;
+}
+
+std::vector<WorkerPool::LateRead> WorkerPool::LateReads() {
+  std::vector<LateRead> reads;
+  std::vector<ReadsInFlight::Late> late;
+  for (uint32_t worker = 0; worker < threads_.size(); ++worker) {
+    late.clear();
+    threads_[worker].reads->List(now_ns(), kLateNs, &late);
+    for (const ReadsInFlight::Late& read : late) {
+      const Named named = NamedOf(read.job);
+      const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
+      if (dataset == nullptr) continue;  // it has just arrived
+      reads.push_back({worker, named.key.uid, named.key.name, named.key.dataset,
+                       dataset->source->Describe(read.record),
+                       static_cast<double>(read.ns) * 1e-9});
+    }
+  }
+  return reads;
+}
+
+}  // namespace penstock
