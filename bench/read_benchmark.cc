@@ -159,7 +159,7 @@ void UringThread(std::span<const std::string> paths) {
 // As a worker does it: start(ticket, i) starts the i-th of count reads, as many
 // as there are tickets, and says whether to finish one first.
 template <typename StartRead>
-void ReadAll(Reader* reader, size_t count, StartRead start) {
+void ReadAll(StorageReader* reader, size_t count, StartRead start) {
   std::vector<uint32_t> free;
   for (uint32_t i = reader->depth(); i > 0; --i) free.push_back(i - 1);
   size_t started = 0;
@@ -169,7 +169,7 @@ void ReadAll(Reader* reader, size_t count, StartRead start) {
       free.pop_back();
       if (start(ticket, started++)) break;
     }
-    Reader::Done done;
+    StorageReader::Done done;
     reader->Submit();
     reader->Next(kWaitForever, &done);
     if (!done.status.ok()) Die(done.status.message());
@@ -179,7 +179,7 @@ void ReadAll(Reader* reader, size_t count, StartRead start) {
 }
 
 void ReaderThread(std::span<const std::string> paths) {
-  auto reader = MakeReader(ReadBackend::kAuto, kDepth);
+  auto reader = MakeStorageReader(ReadBackend::kAuto, kDepth);
   if (!reader.ok()) Die(reader.status().message());
   ReadRequest request;
   request.kind = ReadRequest::Kind::kFile;
@@ -285,7 +285,7 @@ struct Records {
             record_bytes)),
         slots(record_bytes, 64 << 20) {
     Check(fd >= 0, "open");
-    auto made = MakeReader(ReadBackend::kAuto, kDepth);
+    auto made = MakeStorageReader(ReadBackend::kAuto, kDepth);
     if (!made.ok()) Die(made.status().message());
     reader = *std::move(made);
     if (direct) pinned = reader->Pin(slots.All());
@@ -304,7 +304,7 @@ struct Records {
   const int fd;
   const std::vector<uint64_t> offsets;
   Slots slots;
-  std::unique_ptr<Reader> reader;
+  std::unique_ptr<StorageReader> reader;
   uint32_t pinned = kNotPinned;
 };
 

@@ -1,4 +1,4 @@
-// The C ABI: translates between penstock.h and Reader; nothing else.
+// The C ABI: translates between penstock.h and RankReader; nothing else.
 #include "client/penstock.h"
 
 #include <algorithm>
@@ -8,12 +8,12 @@
 #include <memory>
 #include <string>
 
-#include "client/own_broker.h"
-#include "client/producer.h"
-#include "client/reader.h"
+#include "client/attach/own_broker.h"
+#include "client/rank/producer.h"
+#include "client/rank/rank_reader.h"
 
 struct penstock_reader {
-  std::unique_ptr<penstock::Reader> reader;
+  std::unique_ptr<penstock::RankReader> reader;
   std::string state;  // what penstock_state returned last
 };
 
@@ -25,12 +25,12 @@ struct penstock_producer {
   std::unique_ptr<penstock::Producer> producer;
 };
 
-// Never defined: a penstock_batch* is a Reader::Batch* in disguise.
-static penstock::Reader::Batch* FromC(penstock_batch* batch) {
-  return reinterpret_cast<penstock::Reader::Batch*>(batch);
+// Never defined: a penstock_batch* is a RankReader::Batch* in disguise.
+static penstock::RankReader::Batch* FromC(penstock_batch* batch) {
+  return reinterpret_cast<penstock::RankReader::Batch*>(batch);
 }
-static const penstock::Reader::Batch* FromC(const penstock_batch* batch) {
-  return reinterpret_cast<const penstock::Reader::Batch*>(batch);
+static const penstock::RankReader::Batch* FromC(const penstock_batch* batch) {
+  return reinterpret_cast<const penstock::RankReader::Batch*>(batch);
 }
 
 namespace {
@@ -139,7 +139,7 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
     attach.reconnect_s = given.reconnect_s == 0
                              ? penstock::kReconnectSeconds
                              : std::max(given.reconnect_s, 0.0);
-    auto attached = penstock::Reader::Attach(std::move(attach));
+    auto attached = penstock::RankReader::Attach(std::move(attach));
     if (!attached.ok()) return Fail(attached.status());
     *reader = new penstock_reader{*std::move(attached), {}};
     return static_cast<int>(PENSTOCK_OK);
@@ -167,7 +167,7 @@ void penstock_broker_stop(penstock_broker* broker) { delete broker; }
 
 void penstock_detach(penstock_reader* reader) {
   if (reader == nullptr) return;
-  penstock::Reader::Detach(std::move(reader->reader));
+  penstock::RankReader::Detach(std::move(reader->reader));
   delete reader;
 }
 
@@ -176,15 +176,15 @@ int penstock_next_within(penstock_reader* reader, double timeout_s,
   if (!AllGiven(reader, batch)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] {
     *batch = nullptr;
-    penstock::Reader::Batch* taken = nullptr;
+    penstock::RankReader::Batch* taken = nullptr;
     const auto result = reader->reader->Next(timeout_s, &taken);
     if (!result.ok()) return Fail(result.status());
     switch (*result) {
-      case penstock::Reader::Result::kEndOfEpoch:
+      case penstock::RankReader::Result::kEndOfEpoch:
         return static_cast<int>(PENSTOCK_END_OF_EPOCH);
-      case penstock::Reader::Result::kEndOfData:
+      case penstock::RankReader::Result::kEndOfData:
         return static_cast<int>(PENSTOCK_END_OF_DATA);
-      case penstock::Reader::Result::kBatch:
+      case penstock::RankReader::Result::kBatch:
         break;
     }
     *batch = reinterpret_cast<penstock_batch*>(taken);
@@ -203,7 +203,7 @@ void penstock_interrupt(penstock_reader* reader) {
 }
 
 void penstock_release(penstock_batch* batch) {
-  if (batch != nullptr) penstock::Reader::Release(FromC(batch));
+  if (batch != nullptr) penstock::RankReader::Release(FromC(batch));
 }
 
 int penstock_state(penstock_reader* reader, const char** state) {
@@ -313,7 +313,7 @@ uint64_t penstock_epoch_count(const penstock_reader* reader) {
 }
 
 void penstock_get_stats(const penstock_reader* reader, penstock_stats* stats) {
-  const penstock::Reader::Stats& from = reader->reader->stats();
+  const penstock::RankReader::Stats& from = reader->reader->stats();
   stats->batches = from.batches;
   stats->rows = from.rows;
   stats->wait_s = static_cast<double>(from.wait_ns) * 1e-9;
@@ -434,13 +434,13 @@ uint64_t penstock_batch_step(const penstock_batch* batch) {
 }
 
 const void* penstock_batch_data(const penstock_batch* batch, uint32_t feature) {
-  const penstock::Reader::Batch* from = FromC(batch);
+  const penstock::RankReader::Batch* from = FromC(batch);
   if (feature >= from->reader->element_spec().size()) return nullptr;
-  return penstock::Reader::data(*from, feature);
+  return penstock::RankReader::data(*from, feature);
 }
 
 void* penstock_batch_writable_data(penstock_batch* batch, uint32_t feature) {
-  penstock::Reader::Batch* from = FromC(batch);
+  penstock::RankReader::Batch* from = FromC(batch);
   void* data = nullptr;
   Guard([&] {
     const size_t features = from->reader->element_spec().size();
@@ -448,7 +448,7 @@ void* penstock_batch_writable_data(penstock_batch* batch, uint32_t feature) {
       return Fail(PENSTOCK_INVALID_ARGUMENT,
                   fmt::format("feature {} of {}", feature, features));
     }
-    const auto writable = penstock::Reader::WritableData(from, feature);
+    const auto writable = penstock::RankReader::WritableData(from, feature);
     if (!writable.ok()) return Fail(writable.status());
     data = *writable;
     return static_cast<int>(PENSTOCK_OK);
@@ -457,7 +457,7 @@ void* penstock_batch_writable_data(penstock_batch* batch, uint32_t feature) {
 }
 
 const int64_t* penstock_batch_ids(const penstock_batch* batch) {
-  return penstock::Reader::ids(*FromC(batch));
+  return penstock::RankReader::ids(*FromC(batch));
 }
 
 int penstock_batch_redelivered(const penstock_batch* batch) {

@@ -16,7 +16,8 @@
 //   status    -                              broker, jobs: [{..., ranks}]
 //   index     dataset | spec, file, base,    records, element_spec,
 //             world_size                     steps_per_epoch, memory_bytes, ...
-//   attach    dataset | spec, file, base,    see client/reader.cc; segment and
+//   attach    dataset | spec, file, base,    see client/rank/rank_reader.cc;
+//   segment and
 //             job, named, rank, world_size,  wake socket; then events
 //             local_world_size, repeat_first {"event": "ranks", ...} before a
 //             [, delivery, lag, window,      batch that is kRanksChanged
@@ -31,7 +32,8 @@
 //   produce   job [, dataset], features,     dataset, ring_rows, next, end,
 //             rows [, token]; to come back   freed; memory; then events
 //             with the same token also       {"event": "freed", "place"},
-//             back + its memory              {"event": "over", "code", "error"};
+//             back + its memory              {"event": "over", "code",
+//             "error"};
 //                                            or finished: it had been heard
 //   put       place, rows                    first
 //   finish    [error]                        -

@@ -1,4 +1,4 @@
-#include "client/launcher.h"
+#include "client/attach/launcher.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "client/gpu_node.h"
+#include "client/attach/gpu_node.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -71,7 +71,7 @@ class ReadTest : public testing::TestWithParam<ReadBackend> {
 
   // Skips where this kernel or container lacks the backend.
   void Open(uint32_t depth) {
-    auto reader = MakeReader(GetParam(), depth);
+    auto reader = MakeStorageReader(GetParam(), depth);
     if (!reader.ok()) GTEST_SKIP() << reader.status().message();
     reader_ = *std::move(reader);
   }
@@ -124,9 +124,9 @@ class ReadTest : public testing::TestWithParam<ReadBackend> {
     return 0;
   }
 
-  Reader::Done Next() {
+  StorageReader::Done Next() {
     reader_->Submit();
-    Reader::Done done;
+    StorageReader::Done done;
     EXPECT_TRUE(reader_->Next(kWaitForever, &done));
     return done;
   }
@@ -134,20 +134,20 @@ class ReadTest : public testing::TestWithParam<ReadBackend> {
   // The content of path through the reader, or the error's message.
   std::string Read(const std::string& path, StatusCode* code = nullptr) {
     StartFile(0, path);
-    const Reader::Done done = Next();
+    const StorageReader::Done done = Next();
     std::string result = done.status.ok() ? Text(done) : done.status.message();
     if (code != nullptr) *code = done.status.code();
     reader_->Release(done.ticket);
     return result;
   }
 
-  static std::string Text(const Reader::Done& done) {
+  static std::string Text(const StorageReader::Done& done) {
     return std::string(reinterpret_cast<const char*>(done.bytes.data()),
                        done.bytes.size());
   }
 
   std::string folder_;
-  std::unique_ptr<Reader> reader_;
+  std::unique_ptr<StorageReader> reader_;
   bool nowait_ = true;  // what StartFile says of the file system
 };
 
@@ -189,7 +189,7 @@ TEST_P(ReadTest, ManyFilesInFlightKeepTheirTickets) {
   EXPECT_EQ(reader_->in_flight(), kDepth);
   std::set<uint32_t> seen;
   while (reader_->in_flight() > 0) {
-    const Reader::Done done = Next();
+    const StorageReader::Done done = Next();
     ASSERT_TRUE(done.status.ok()) << done.status.message();
     const uint32_t file = file_of[done.ticket];
     EXPECT_TRUE(Text(done) == contents[file]) << file;
@@ -201,7 +201,7 @@ TEST_P(ReadTest, ManyFilesInFlightKeepTheirTickets) {
     }
   }
   EXPECT_EQ(seen.size(), kFiles);
-  Reader::Done none;
+  StorageReader::Done none;
   EXPECT_FALSE(reader_->Next(kWaitForever, &none));
 }
 
@@ -209,7 +209,7 @@ TEST_P(ReadTest, PollingWithoutWaitingEndsToo) {
   const std::string content = Content(5000);
   StartFile(3, Write("file", content));
   reader_->Submit();
-  Reader::Done done;
+  StorageReader::Done done;
   while (!reader_->Next(kNoWait, &done)) std::this_thread::yield();
   EXPECT_EQ(done.ticket, 3u);
   EXPECT_EQ(Text(done), content);
@@ -252,7 +252,7 @@ TEST_P(ReadTest, PathTooLongHarmsOnlyItself) {
   StartFile(1, "/" + std::string(5000, 'x'));
   StartFile(2, path);
   for (int i = 0; i < 3; ++i) {
-    const Reader::Done done = Next();
+    const StorageReader::Done done = Next();
     EXPECT_EQ(done.status.ok(), done.ticket != 1);
     if (done.ticket != 1) {
       EXPECT_EQ(Text(done), content);
@@ -319,7 +319,7 @@ TEST_P(ReadTest, RangesLandInBufferOrTarget) {
   std::vector<std::byte> target(1000, std::byte{0xEE});
   StartRange(5, fd, 4000, 500, std::span(target).subspan(100, 500));
   for (int i = 0; i < 6; ++i) {
-    const Reader::Done done = Next();
+    const StorageReader::Done done = Next();
     ASSERT_TRUE(done.status.ok()) << done.status.message();
     const std::string text = Text(done);
     switch (done.ticket) {
@@ -357,7 +357,7 @@ TEST_P(ReadTest, NothingOfARecordIsInTheNextOfItsTicket) {
   const int fd = open(longer.c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(fd, 0);
   const auto again = [&] {
-    Reader::Done done = Next();
+    StorageReader::Done done = Next();
     reader_->Release(0);
     return done;
   };
@@ -385,7 +385,7 @@ TEST_P(ReadTest, RangePastTheEndIsDataLoss) {
   const int fd = open(Write("file", Content(1000)).c_str(), O_RDONLY);
   ASSERT_GE(fd, 0);
   StartRange(0, fd, 900, 200);
-  const Reader::Done done = Next();
+  const StorageReader::Done done = Next();
   EXPECT_EQ(done.status.code(), StatusCode::kDataLoss);
   EXPECT_EQ(done.status.message(),
             "file is shorter than it was when it was opened, or than its "
@@ -413,7 +413,7 @@ TEST_P(ReadTest, DirectRangesOfEveryAlignmentArriveBytewise) {
         std::span<std::byte> into;
         if (place >= 0) into = {memory.get() + place, bytes};
         StartRange(0, fd, offset, bytes, into, align);
-        const Reader::Done done = Next();
+        const StorageReader::Done done = Next();
         ASSERT_TRUE(done.status.ok()) << done.status.message();
         EXPECT_TRUE(Text(done) == content.substr(offset, bytes))
             << bytes << " at " << offset << ", place " << place;
@@ -427,7 +427,7 @@ TEST_P(ReadTest, DirectRangesOfEveryAlignmentArriveBytewise) {
   }
   // The end of the file is in the middle of a block.
   StartRange(0, fd, content.size() - 2000, 2000, {}, align);
-  Reader::Done done = Next();
+  StorageReader::Done done = Next();
   ASSERT_TRUE(done.status.ok()) << done.status.message();
   EXPECT_TRUE(Text(done) == content.substr(content.size() - 2000));
   reader_->Release(0);
@@ -481,7 +481,7 @@ TEST_P(ReadTest, DirectReadsIntoPinnedMemoryArriveBytewise) {
     for (const uint64_t bytes : {kBytes, kBytes - 1, uint64_t{align}}) {
       std::memset(memory, 0xEE, 2 * kBytes);
       StartRange(0, fd, offset, bytes, {memory + align, bytes}, align, pinned);
-      const Reader::Done done = Next();
+      const StorageReader::Done done = Next();
       ASSERT_TRUE(done.status.ok()) << done.status.message();
       EXPECT_EQ(done.bytes.data(), memory + align);
       EXPECT_TRUE(Text(done) == content.substr(offset, bytes))
@@ -501,7 +501,7 @@ TEST_P(ReadTest, DirectReadsIntoPinnedMemoryArriveBytewise) {
     const uint32_t again = reader_->Pin({other, kBytes});
     EXPECT_EQ(again, pinned);
     StartRange(0, fd, 0, kBytes, {other, kBytes}, align, again);
-    const Reader::Done done = Next();
+    const StorageReader::Done done = Next();
     EXPECT_TRUE(done.status.ok() && Text(done) == content.substr(0, kBytes));
     reader_->Release(0);
   }
@@ -524,7 +524,7 @@ TEST_P(ReadTest, MemoryThatCannotBePinnedIsRefused) {
     const rlimit limit = {64 << 10, 64 << 10};
     if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) _exit(3);
     if (geteuid() == 0 && setuid(65534) != 0) _exit(4);
-    auto reader = MakeReader(GetParam(), kDepth);
+    auto reader = MakeStorageReader(GetParam(), kDepth);
     if (!reader.ok()) _exit(77);
     if ((*reader)->Pin(memory) != kNotPinned) _exit(5);
     const int fd = open("/proc/self/exe", O_RDONLY);
@@ -534,7 +534,7 @@ TEST_P(ReadTest, MemoryThatCannotBePinnedIsRefused) {
     request.bytes = 4096;
     (*reader)->Start(0, request, {memory.data(), 4096}, kNotPinned);
     (*reader)->Submit();
-    Reader::Done done;
+    StorageReader::Done done;
     _exit((*reader)->Next(kWaitForever, &done) && done.status.ok() ? 0 : 6);
   }
   int status = 0;
@@ -571,7 +571,7 @@ TEST_P(ReadTest, WhatIsCachedIsToldApart) {
   ASSERT_GE(other, 0);
   for (int i = 0; i < 300; ++i) {
     StartRange(0, other, 0, version.size());
-    const Reader::Done done = Next();
+    const StorageReader::Done done = Next();
     ASSERT_TRUE(done.status.ok());
     EXPECT_EQ(Text(done), version);
     EXPECT_FALSE(done.cached);
@@ -702,7 +702,7 @@ TEST_P(ReadTest, FilesOfANetworkFileSystemAreReadAtTheSameTime) {
     StartFile(i, Path(std::to_string(i)));
   }
   for (uint32_t i = 0; i < kDepth; ++i) {
-    const Reader::Done done = Next();
+    const StorageReader::Done done = Next();
     EXPECT_TRUE(done.status.ok()) << done.status.message();
     EXPECT_EQ(done.bytes.size(), GatedFileSystem::kFileBytes);
     reader_->Release(done.ticket);
@@ -736,12 +736,12 @@ TEST_P(ReadTest, HungReadsHoldUpNoOther) {
   while (files.hanging() < 3) std::this_thread::yield();
   for (int round = 0; round < 20; ++round) {
     StartFile(4, path);
-    const Reader::Done done = Next();
+    const StorageReader::Done done = Next();
     ASSERT_EQ(done.ticket, 4u);
     EXPECT_EQ(Text(done), content);
     reader_->Release(4);
   }
-  Reader::Done done;
+  StorageReader::Done done;
   EXPECT_FALSE(reader_->Next(20'000'000, &done));
   EXPECT_EQ(reader_->in_flight(), 3u);
   for (uint32_t ticket = 0; ticket < 3; ++ticket) {
@@ -749,7 +749,7 @@ TEST_P(ReadTest, HungReadsHoldUpNoOther) {
   }
   // Finished, with what it read still in its buffer, when the others land.
   StartFile(4, path);
-  const Reader::Done kept = Next();
+  const StorageReader::Done kept = Next();
   files.Recover();
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(reader_->Next(kWaitForever, &done));
@@ -778,7 +778,7 @@ TEST(PreadTest, ReadThatBlocksIsReported) {
       request.kind = ReadRequest::Kind::kFile;
       request.path = folder + "/hung_read";
       reader->Start(1, request, {}, kNotPinned);
-      Reader::Done done;
+      StorageReader::Done done;
       EXPECT_TRUE(reader->Next(kNoWait, &done));
       EXPECT_EQ(done.bytes.size(), GatedFileSystem::kFileBytes);
     });
@@ -802,23 +802,24 @@ TEST_P(ReadTest, FilesAreClosedWhenTheyAreDone) {
 }
 
 TEST(MakeReaderTest, DepthIsBounded) {
-  EXPECT_EQ(MakeReader(ReadBackend::kAuto, 0).status().code(),
+  EXPECT_EQ(MakeStorageReader(ReadBackend::kAuto, 0).status().code(),
             StatusCode::kInvalidArgument);
-  EXPECT_EQ(MakeReader(ReadBackend::kAuto, kDepthMax + 1).status().code(),
-            StatusCode::kInvalidArgument);
-  const auto reader = MakeReader(ReadBackend::kAuto, 1);
+  EXPECT_EQ(
+      MakeStorageReader(ReadBackend::kAuto, kDepthMax + 1).status().code(),
+      StatusCode::kInvalidArgument);
+  const auto reader = MakeStorageReader(ReadBackend::kAuto, 1);
   ASSERT_TRUE(reader.ok());
   EXPECT_EQ((*reader)->depth(), 1u);
 }
 
 TEST(MakeReaderTest, LargestDepthWorks) {
-  const auto reader = MakeReader(ReadBackend::kAuto, kDepthMax);
+  const auto reader = MakeStorageReader(ReadBackend::kAuto, kDepthMax);
   ASSERT_TRUE(reader.ok());
   EXPECT_EQ((*reader)->depth(), kDepthMax);
 }
 
 TEST(MakeReaderTest, PreadIsNamed) {
-  const auto reader = MakeReader(ReadBackend::kPread, 4);
+  const auto reader = MakeStorageReader(ReadBackend::kPread, 4);
   ASSERT_TRUE(reader.ok());
   EXPECT_EQ((*reader)->backend(), "pread");
 }
@@ -829,8 +830,8 @@ TEST(MakeReaderTest, ForbiddenIoUringFallsBackAndSaysWhy) {
   const pid_t child = fork();
   if (child == 0) {
     if (!Forbid(SYS_io_uring_setup)) _exit(2);
-    const auto fallback = MakeReader(ReadBackend::kAuto, 4);
-    const auto forced = MakeReader(ReadBackend::kPlain, 4);
+    const auto fallback = MakeStorageReader(ReadBackend::kAuto, 4);
+    const auto forced = MakeStorageReader(ReadBackend::kPlain, 4);
     const std::string text =
         (fallback.ok() ? (*fallback)->backend() : "no reader") + "|" +
         (forced.ok() ? "a reader" : forced.status().message());

@@ -8,12 +8,13 @@
 namespace penstock {
 namespace {
 
-StatusOr<std::unique_ptr<Reader>> MakeBestUringReader(uint32_t depth) {
+StatusOr<std::unique_ptr<StorageReader>> MakeBestUringReader(uint32_t depth) {
   Status last;
   for (const ReadBackend rung :
        {ReadBackend::kDeferTaskrun, ReadBackend::kCoopTaskrun,
         ReadBackend::kPlain}) {
-    StatusOr<std::unique_ptr<Reader>> reader = MakeUringReader(rung, depth);
+    StatusOr<std::unique_ptr<StorageReader>> reader =
+        MakeUringReader(rung, depth);
     // Only "not this rung" is a reason to try the next one.
     if (reader.ok() ||
         reader.status().code() != StatusCode::kFailedPrecondition) {
@@ -77,15 +78,15 @@ std::span<const std::byte> RangeTarget::Deliver() const {
   return into_;
 }
 
-StatusOr<std::unique_ptr<Reader>> MakeReader(ReadBackend backend,
-                                             uint32_t depth) {
+StatusOr<std::unique_ptr<StorageReader>> MakeStorageReader(ReadBackend backend,
+                                                           uint32_t depth) {
   if (depth == 0 || depth > kDepthMax) {
     return InvalidArgumentError("read depth {}: wanted 1 to {}", depth,
                                 kDepthMax);
   }
   if (backend == ReadBackend::kPread) return MakePreadReader(depth, "");
   if (backend != ReadBackend::kAuto) return MakeUringReader(backend, depth);
-  StatusOr<std::unique_ptr<Reader>> uring = MakeBestUringReader(depth);
+  StatusOr<std::unique_ptr<StorageReader>> uring = MakeBestUringReader(depth);
   if (uring.ok()) return uring;
   return MakePreadReader(depth, uring.status().message());
 }

@@ -28,7 +28,7 @@ inline constexpr uint32_t kReadBufferAlign = 4096;
 // Whether a range is read straight into `into`, not by way of a buffer.
 bool ReadsStraight(const ReadRequest& request, std::span<const std::byte> into);
 
-class Reader {
+class StorageReader {
  public:
   // A finished read. bytes point into the reader's buffer of that ticket, valid
   // until Release(ticket), or are the `into` that Start was given.
@@ -39,7 +39,7 @@ class Reader {
     bool cached = false;  // seen to be in the page cache
   };
 
-  virtual ~Reader() = default;
+  virtual ~StorageReader() = default;
 
   // "io_uring (defer_taskrun)", "pread", for status.
   virtual std::string backend() const = 0;
@@ -89,7 +89,7 @@ class Reader {
   // While it lives, the thread is in plain system calls for ticket.
   class Blocking {
    public:
-    Blocking(const Reader& reader, uint32_t ticket)
+    Blocking(const StorageReader& reader, uint32_t ticket)
         : entry_(reader.blocked_entry_) {
       if (entry_ == nullptr) return;
       // Relaxed, all three: this thread alone writes it, who reads it looks
@@ -132,8 +132,8 @@ inline constexpr std::array<const char*, 5> kReadBackendNames = {
 // kAuto takes what a probe read works through, and pread in containers that
 // forbid io_uring; another takes that or fails. Call on the thread that will
 // use it.
-StatusOr<std::unique_ptr<Reader>> MakeReader(ReadBackend backend,
-                                             uint32_t depth);
+StatusOr<std::unique_ptr<StorageReader>> MakeStorageReader(ReadBackend backend,
+                                                           uint32_t depth);
 
 }  // namespace penstock
 #endif  // BROKER_IO_READ_H_

@@ -1,5 +1,5 @@
-// What the two readers share, and how MakeReader reaches each. Private to
-// penstock_read, its test and its benchmark.
+// What the two readers share, and how MakeStorageReader reaches each. Private
+// to penstock_read, its test and its benchmark.
 #ifndef BROKER_IO_READ_BACKEND_H_
 #define BROKER_IO_READ_BACKEND_H_
 
@@ -95,12 +95,12 @@ Status ShortRangeError(const ReadRequest& request, uint64_t found);
 // after a file and a range were read through it. Errors: PermissionDenied or
 // Unimplemented (this kernel or container has no io_uring at all),
 // FailedPrecondition (not this rung).
-StatusOr<std::unique_ptr<Reader>> MakeUringReader(ReadBackend rung,
-                                                  uint32_t depth);
+StatusOr<std::unique_ptr<StorageReader>> MakeUringReader(ReadBackend rung,
+                                                         uint32_t depth);
 
 // backend() is "pread", and "pread (reason)" if a reason is given.
-std::unique_ptr<Reader> MakePreadReader(uint32_t depth,
-                                        const std::string& reason);
+std::unique_ptr<StorageReader> MakePreadReader(uint32_t depth,
+                                               const std::string& reason);
 
 }  // namespace penstock
 #endif  // BROKER_IO_READ_BACKEND_H_

@@ -40,7 +40,7 @@ StatusOr<uint64_t> ReadAt(int fd, const std::string& what, uint64_t offset,
   return done;
 }
 
-class PreadReader final : public Reader {
+class PreadReader final : public StorageReader {
  public:
   PreadReader(uint32_t depth, const std::string& reason)
       : backend_(reason.empty() ? "pread" : fmt::format("pread ({})", reason)),
@@ -157,8 +157,8 @@ Status ShortRangeError(const ReadRequest& request, uint64_t found) {
       request.bytes, request.offset, found);
 }
 
-std::unique_ptr<Reader> MakePreadReader(uint32_t depth,
-                                        const std::string& reason) {
+std::unique_ptr<StorageReader> MakePreadReader(uint32_t depth,
+                                               const std::string& reason) {
   return std::make_unique<PreadReader>(depth, reason);
 }
 

@@ -111,7 +111,7 @@ Status SetupError(int error) {
   }
 }
 
-class UringReader final : public Reader {
+class UringReader final : public StorageReader {
  public:
   explicit UringReader(uint32_t depth) : tickets_(depth), ready_(depth) {}
   ~UringReader() override;
@@ -741,12 +741,12 @@ void UringReader::Finish(uint32_t ticket, Status status,
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Reader>> MakeUringReader(ReadBackend rung,
-                                                  uint32_t depth) {
+StatusOr<std::unique_ptr<StorageReader>> MakeUringReader(ReadBackend rung,
+                                                         uint32_t depth) {
   auto reader = std::make_unique<UringReader>(depth);
   PENSTOCK_RETURN_IF_ERROR(reader->Init(rung));
   PENSTOCK_RETURN_IF_ERROR(reader->Probe());
-  return std::unique_ptr<Reader>(std::move(reader));
+  return std::unique_ptr<StorageReader>(std::move(reader));
 }
 
 }  // namespace penstock

@@ -19,7 +19,7 @@ constexpr uint64_t kSubstituteTries = 16;
 class RowMaker {
  public:
   RowMaker(const Dataset& dataset, uint64_t seed,
-           std::unique_ptr<Reader> reader)
+           std::unique_ptr<StorageReader> reader)
       : dataset_(dataset),
         seed_(seed),
         reader_(std::move(reader)),
@@ -41,7 +41,7 @@ class RowMaker {
     // Plain reads, with the same rules of what a readable file is.
     reader_->Start(0, request, {}, kNotPinned);
     reader_->Submit();
-    Reader::Done done;
+    StorageReader::Done done;
     if (!reader_->Next(kWaitForever, &done))
       return InternalError("a read was lost");
     const Status status =
@@ -75,7 +75,7 @@ class RowMaker {
 
   const Dataset& dataset_;
   const uint64_t seed_;
-  const std::unique_ptr<Reader> reader_;
+  const std::unique_ptr<StorageReader> reader_;
   std::unique_ptr<RowProgram::Scratch> scratch_;
   std::vector<std::vector<std::byte>> features_;
   std::vector<std::byte*> out_;
@@ -120,8 +120,8 @@ Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
         "the dataset never ends (epochs: forever): give a number of epochs or "
         "steps");
   }
-  PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Reader> reader,
-                            MakeReader(ReadBackend::kPread, 1));
+  PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<StorageReader> reader,
+                            MakeStorageReader(ReadBackend::kPread, 1));
   RowMaker maker(*dataset, spec.seed, std::move(reader));
   std::vector<Plan::Row> rows;
   Plan::OrderCache order;

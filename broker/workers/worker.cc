@@ -332,7 +332,7 @@ bool Worker::RunOnce() {
 
 bool Worker::TakeArrived(uint64_t wait_ns) {
   bool any = false;
-  Reader::Done done;
+  StorageReader::Done done;
   for (uint32_t number = 0; number < kLanesMax; ++number) {
     Lane& lane = lanes_[number];
     if (number == lane_ || lane.reader == nullptr) continue;
@@ -365,7 +365,7 @@ bool Worker::TakeArrived(uint64_t wait_ns) {
   return any;
 }
 
-void Worker::Arrive(uint32_t number, const Reader::Done& done) {
+void Worker::Arrive(uint32_t number, const StorageReader::Done& done) {
   Lane& lane = lanes_[number];
   reads_->End(Entry(number, done.ticket));
   reads_->CountBytes(done.bytes.size());
@@ -484,7 +484,7 @@ void Worker::GiveUp(uint32_t number, uint32_t index) {
   Done(*work, 1);
 }
 
-void Worker::Finish(const Ticket& ticket, const Reader::Done& done) {
+void Worker::Finish(const Ticket& ticket, const StorageReader::Done& done) {
   Work& work = *ticket.work;
   const uint64_t begin_ns = NowNs();
   Count(work.job->counters().reads, 1);
@@ -637,7 +637,7 @@ bool Worker::Substitute(Work& work, uint64_t index) {
   const Source& source = *work.job->dataset().source;
   const uint64_t count = source.record_count();
   if (substitute_reader_ == nullptr) {
-    auto reader = MakeReader(ReadBackend::kPread, 1);
+    auto reader = MakeStorageReader(ReadBackend::kPread, 1);
     if (!reader.ok()) return false;
     substitute_reader_ = *std::move(reader);
     substitute_reader_->ReportBlocking(reads_->blocked_on(), SubstituteEntry());
@@ -654,7 +654,7 @@ bool Worker::Substitute(Work& work, uint64_t index) {
     reads_->Start(SubstituteEntry(), work.number, record, pool_->now_ns());
     substitute_reader_->Start(0, request, {}, kNotPinned);
     substitute_reader_->Submit();
-    Reader::Done done;
+    StorageReader::Done done;
     const bool read = substitute_reader_->Next(kWaitForever, &done);
     reads_->End(SubstituteEntry());
     // The read may have taken so long that the job was failed.

@@ -81,7 +81,7 @@ class Worker {
   // A read that is over, with its bytes in the reader's buffer or in the slot.
   struct Arrival {
     uint32_t lane = 0;
-    Reader::Done done;
+    StorageReader::Done done;
   };
   // What this worker keeps of a job.
   struct JobState {
@@ -94,8 +94,8 @@ class Worker {
     std::deque<Arrival> arrived;
     uint32_t read_at_once = 0;  // of reads: they were in the page cache
     double buffer_bytes = 0;    // of a read that is not in place, on average
-    // By slot: where direct reads land in it (Reader::Pin, of lane_), if that
-    // was tried.
+    // By slot: where direct reads land in it (StorageReader::Pin, of lane_), if
+    // that was tried.
     std::vector<std::optional<uint32_t>> pins;
     uint64_t pin_bytes = 0;  // of each of them
   };
@@ -127,7 +127,7 @@ class Worker {
   };
   // A reader and what its tickets are for.
   struct Lane {
-    std::unique_ptr<Reader> reader;  // none: the lane is not used
+    std::unique_ptr<StorageReader> reader;  // none: the lane is not used
     std::vector<Ticket> tickets;
     std::vector<uint32_t> free;
     uint32_t given_up = 0;
@@ -141,13 +141,13 @@ class Worker {
   bool MayRead(const Work& work) const;
   // Waits that long at most for a read; true: some have arrived.
   bool TakeArrived(uint64_t wait_ns);
-  void Arrive(uint32_t lane, const Reader::Done& done);
+  void Arrive(uint32_t lane, const StorageReader::Done& done);
   // Rows of the job that is served next; false: there are none to make.
   bool MakeNext();
   void MakeArrived(JobState* state);  // one
   void MakeRows(Work& work);          // that need no reading, for kInlineNs
   void CountReadWait(uint64_t ns);
-  void Finish(const Ticket& ticket, const Reader::Done& done);
+  void Finish(const Ticket& ticket, const StorageReader::Done& done);
   std::byte* Place(const Work& work, uint64_t index, size_t feature) const;
   // Rows of a stream, from index on, of one piece; how many.
   StatusOr<uint64_t> MakeStreamRows(Work& work, uint64_t index);
@@ -185,7 +185,7 @@ class Worker {
   std::map<uint64_t, uint32_t> given_up_of_;  // the same, by dataset_hash
   uint64_t pins_ = 0;                         // of all jobs
   uint64_t looked_at_ns_ = 0;                 // when LookAfterReads was called
-  std::unique_ptr<Reader> substitute_reader_;
+  std::unique_ptr<StorageReader> substitute_reader_;
   // Not all of their reads are started; one of a job at most.
   std::vector<std::shared_ptr<Work>> open_;
   std::vector<const Job*> jobs_of_open_;

@@ -112,8 +112,8 @@ Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
 
 StatusOr<std::string> WorkerPool::CheckReads(const WorkerOptions& options) {
   const auto reader =
-      MakeReader(options.read_backend,
-                 Worker::Tickets(ReadDepth(options.read_depth).most()));
+      MakeStorageReader(options.read_backend,
+                        Worker::Tickets(ReadDepth(options.read_depth).most()));
   if (reader.ok()) return (*reader)->backend();
   return reader.status().Prepend(fmt::format(
       "read_backend: {}",
@@ -319,10 +319,11 @@ void WorkerPool::Run(uint32_t index, uint32_t place, uint64_t job,
   }
 }
 
-std::unique_ptr<Reader> WorkerPool::MakeWorkerReader(uint32_t worker) const {
+std::unique_ptr<StorageReader> WorkerPool::MakeWorkerReader(
+    uint32_t worker) const {
   const uint32_t tickets = Worker::Tickets(reads_most_);
   if (options_.read_backend != ReadBackend::kPread) {
-    auto reader = MakeReader(options_.read_backend, tickets);
+    auto reader = MakeStorageReader(options_.read_backend, tickets);
     if (reader.ok() && !(*reader)->blocking()) return *std::move(reader);
     // Worked a moment ago: out of memory or descriptors. Plain reads need none.
     if (!reader.ok()) {
@@ -331,7 +332,7 @@ std::unique_ptr<Reader> WorkerPool::MakeWorkerReader(uint32_t worker) const {
     }
   }
   // One after the other: more would only wait behind one that hangs.
-  return *MakeReader(ReadBackend::kPread, 1);
+  return *MakeStorageReader(ReadBackend::kPread, 1);
 }
 
 void WorkerPool::Add(std::shared_ptr<Job> job) {

@@ -225,7 +225,7 @@ class WorkerPool {
   }
   SamplesInWork* samples() const { return options_.samples; }
   // What the options say; for the calling worker's thread.
-  std::unique_ptr<Reader> MakeWorkerReader(uint32_t worker) const;
+  std::unique_ptr<StorageReader> MakeWorkerReader(uint32_t worker) const;
 
  private:
   struct Entry {

@@ -1,4 +1,4 @@
-#include "client/gpu_node.h"
+#include "client/attach/gpu_node.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,14 +1,14 @@
 // What a rank says to the broker when it attaches: the trainer's options, and
 // what the launcher and the environment say where they say nothing.
-#ifndef CLIENT_ATTACH_REQUEST_H_
-#define CLIENT_ATTACH_REQUEST_H_
+#ifndef CLIENT_ATTACH_ATTACH_REQUEST_H_
+#define CLIENT_ATTACH_ATTACH_REQUEST_H_
 
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "client/launcher.h"
+#include "client/attach/launcher.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -62,4 +62,4 @@ std::string JobName(const std::string& given, const Environment& environment);
 void DescribePlacement(nlohmann::json* request);
 
 }  // namespace penstock
-#endif  // CLIENT_ATTACH_REQUEST_H_
+#endif  // CLIENT_ATTACH_ATTACH_REQUEST_H_

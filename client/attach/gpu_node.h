@@ -1,14 +1,14 @@
 // The NUMA node of the GPU that this process is going to use, as far as the
 // system tells before anything was said to a driver.
-#ifndef CLIENT_GPU_NODE_H_
-#define CLIENT_GPU_NODE_H_
+#ifndef CLIENT_ATTACH_GPU_NODE_H_
+#define CLIENT_ATTACH_GPU_NODE_H_
 
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 
-#include "client/launcher.h"
+#include "client/attach/launcher.h"
 
 namespace penstock {
 
@@ -30,4 +30,4 @@ std::optional<GpuNode> FindGpuNode(
     const std::filesystem::path& devices = "/sys/bus/pci/devices");
 
 }  // namespace penstock
-#endif  // CLIENT_GPU_NODE_H_
+#endif  // CLIENT_ATTACH_GPU_NODE_H_

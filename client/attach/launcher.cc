@@ -1,4 +1,4 @@
-#include "client/launcher.h"
+#include "client/attach/launcher.h"
 
 #include <charconv>
 #include <cstdlib>

@@ -1,7 +1,7 @@
 // Which rank of which job this process is, as its launcher says it in the
 // environment.
-#ifndef CLIENT_LAUNCHER_H_
-#define CLIENT_LAUNCHER_H_
+#ifndef CLIENT_ATTACH_LAUNCHER_H_
+#define CLIENT_ATTACH_LAUNCHER_H_
 
 #include <cstdint>
 #include <functional>
@@ -32,4 +32,4 @@ Environment ProcessEnvironment();
 StatusOr<LaunchInfo> DetectLaunch(const Environment& environment);
 
 }  // namespace penstock
-#endif  // CLIENT_LAUNCHER_H_
+#endif  // CLIENT_ATTACH_LAUNCHER_H_

@@ -1,4 +1,4 @@
-#include "client/attach_request.h"
+#include "client/attach/attach_request.h"
 
 #include <sched.h>
 
@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "client/gpu_node.h"
+#include "client/attach/gpu_node.h"
 #include "common/job_state.h"
 #include "common/message.h"
 

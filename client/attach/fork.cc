@@ -1,4 +1,4 @@
-#include "client/fork.h"
+#include "client/attach/fork.h"
 
 #include <pthread.h>
 #include <sys/mman.h>

@@ -2,8 +2,8 @@
 // nothing that it could harm or be harmed by.
 //
 // Any thread. What a hook or a guard is over must outlive it.
-#ifndef CLIENT_FORK_H_
-#define CLIENT_FORK_H_
+#ifndef CLIENT_ATTACH_FORK_H_
+#define CLIENT_ATTACH_FORK_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -51,4 +51,4 @@ class ForkGuard {
 };
 
 }  // namespace penstock
-#endif  // CLIENT_FORK_H_
+#endif  // CLIENT_ATTACH_FORK_H_

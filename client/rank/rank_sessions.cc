@@ -7,11 +7,11 @@
 
 #include <algorithm>
 
-#include "client/fork.h"
-#include "client/own_broker.h"
-#include "client/private_memory.h"
-#include "client/reader_session.h"
-#include "client/reconnect.h"
+#include "client/attach/fork.h"
+#include "client/attach/own_broker.h"
+#include "client/attach/reconnect.h"
+#include "client/rank/private_memory.h"
+#include "client/rank/rank_session.h"
 #include "common/kill_point.h"
 #include "common/ring.h"
 #include "common/wake.h"
@@ -31,11 +31,12 @@ Status AddToEpoll(int epoll, int fd) {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Reader>> Reader::Attach(const AttachOptions& options) {
+StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
+    const AttachOptions& options) {
   const Deadline deadline = DeadlineOf(options.timeout_s);
   PENSTOCK_ASSIGN_OR_RETURN(AttachRequest request,
                             MakeAttachRequest(options, ProcessEnvironment()));
-  std::unique_ptr<Reader> reader(new Reader());
+  std::unique_ptr<RankReader> reader(new RankReader());
   reader->repeat_first_ = request.repeat_first;
   reader->timeout_s_ = options.timeout_s;
   if (options.reconnect_s >= 0) reader->reconnect_s_ = options.reconnect_s;
@@ -71,7 +72,7 @@ StatusOr<std::unique_ptr<Reader>> Reader::Attach(const AttachOptions& options) {
   return reader;
 }
 
-Status Reader::Open(nlohmann::json request, Deadline deadline) {
+Status RankReader::Open(nlohmann::json request, Deadline deadline) {
   // Each time: it may have been bound since.
   DescribePlacement(&request);
   auto session = std::make_unique<Session>();
@@ -104,7 +105,7 @@ Status Reader::Open(nlohmann::json request, Deadline deadline) {
   return OkStatus();
 }
 
-Status Reader::ReadAnswer(Message answer, Session* session) {
+Status RankReader::ReadAnswer(Message answer, Session* session) {
   if (answer.fds.size() != 2) {
     return InternalError("the broker's answer has {} descriptors, wanted 2",
                          answer.fds.size());
@@ -180,7 +181,7 @@ Status Reader::ReadAnswer(Message answer, Session* session) {
   return OkStatus();
 }
 
-void Reader::Supersede() {
+void RankReader::Supersede() {
   if (session_ == nullptr) return;
   epoll_ctl(poll_.get(), EPOLL_CTL_DEL, session_->wake.get(), nullptr);
   const std::lock_guard lock(sessions_mutex_);
@@ -191,7 +192,7 @@ void Reader::Supersede() {
 
 // To the broker that counts the memory of a former life. sessions_mutex_ is
 // held.
-void Reader::SayUnmapped() {
+void RankReader::SayUnmapped() {
   const bool maps_former = std::any_of(
       sessions_.begin(), sessions_.end(), [this](const auto& session) {
         return session.get() != session_ && session->broker_died;
@@ -202,7 +203,7 @@ void Reader::SayUnmapped() {
 }
 
 // sessions_mutex_ is held.
-void Reader::Retire(Session* session) {
+void RankReader::Retire(Session* session) {
   const Fd control = std::move(session->control);
   const bool of_former_life = session->broker_died && session != session_;
   sessions_.remove_if(
@@ -215,16 +216,16 @@ void Reader::Retire(Session* session) {
   }
 }
 
-void Reader::Reach(Session* session, RankStage stage) {
+void RankReader::Reach(Session* session, RankStage stage) {
   // Relaxed: read by the broker after this process is dead, or by the next one.
   session->cursor.page().stage.store(static_cast<uint32_t>(stage),
                                      std::memory_order_relaxed);
 }
 
-Reader::~Reader() { Leave(); }
+RankReader::~RankReader() { Leave(); }
 
 // Says so to the brokers that it has not said it to.
-void Reader::Leave() {
+void RankReader::Leave() {
   const bool ours = ForkGeneration() == fork_generation_;
   for (const auto& session : sessions_) {
     const Fd control = std::move(session->control);
@@ -239,13 +240,13 @@ void Reader::Leave() {
   }
 }
 
-void Reader::Detach(std::unique_ptr<Reader> reader) {
+void RankReader::Detach(std::unique_ptr<RankReader> reader) {
   if (ForkGeneration() != reader->fork_generation_) {
     // A child may still let go of batches that its parent held.
     if (reader->held() > 0) (void)reader.release();
     return;
   }
-  Reader& mine = *reader;
+  RankReader& mine = *reader;
   const std::lock_guard lock(mine.sessions_mutex_);
   bool all_let_go = true;
   for (const auto& session : mine.sessions_) {
@@ -260,7 +261,7 @@ void Reader::Detach(std::unique_ptr<Reader> reader) {
 
 // Of the session's memory the batches that are held are left, as copies. False:
 // there was no memory for them. sessions_mutex_ is held.
-bool Reader::Disown(Session* session) {
+bool RankReader::Disown(Session* session) {
   std::vector<const Batch*> held;
   for (const Batch& batch : session->batches) {
     // Of pending_ nobody knows.
@@ -293,7 +294,7 @@ bool Reader::Disown(Session* session) {
          LetGo({writable->data(), writable->bytes()}, kept, true).ok();
 }
 
-nlohmann::json Reader::ReconnectRequest() const {
+nlohmann::json RankReader::ReconnectRequest() const {
   nlohmann::json request = request_;
   request["rank"] = rank_;
   request["incarnation"] = incarnation_;
@@ -310,7 +311,7 @@ nlohmann::json Reader::ReconnectRequest() const {
   return request;
 }
 
-StatusOr<bool> Reader::Reconnect(Deadline deadline) {
+StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   const Clock::time_point give_up =
       *lost_ + std::chrono::duration_cast<Clock::duration>(
                    std::chrono::duration<double>(reconnect_s_));
@@ -359,17 +360,17 @@ StatusOr<bool> Reader::Reconnect(Deadline deadline) {
   }
 }
 
-const int64_t* Reader::ids(const Batch& batch) {
+const int64_t* RankReader::ids(const Batch& batch) {
   return batch.session->view->ids(batch.cell);
 }
-const std::byte* Reader::data(const Batch& batch, uint32_t feature) {
+const std::byte* RankReader::data(const Batch& batch, uint32_t feature) {
   return batch.session->view->feature(batch.cell, feature);
 }
 
-void Reader::Release(Batch* batch) {
-  Reader* reader = batch->reader;
+void RankReader::Release(Batch* batch) {
+  RankReader* reader = batch->reader;
   if (ForkGeneration() != reader->fork_generation_) return;
-  std::unique_ptr<Reader> finished;  // destroyed when the mutex is free
+  std::unique_ptr<RankReader> finished;  // destroyed when the mutex is free
   const std::lock_guard lock(reader->sessions_mutex_);
   if (batch->again > 0) {
     --batch->again;
@@ -397,8 +398,8 @@ void Reader::Release(Batch* batch) {
   if (session->Unused()) reader->Retire(session);
 }
 
-StatusOr<std::byte*> Reader::WritableData(Batch* batch, uint32_t feature) {
-  Reader* reader = batch->reader;
+StatusOr<std::byte*> RankReader::WritableData(Batch* batch, uint32_t feature) {
+  RankReader* reader = batch->reader;
   PENSTOCK_RETURN_IF_ERROR(reader->CheckProcess());
   const std::lock_guard lock(reader->sessions_mutex_);
   Session* session = batch->session;

@@ -1,4 +1,4 @@
-#include "client/private_memory.h"
+#include "client/rank/private_memory.h"
 
 #include <sys/mman.h>
 

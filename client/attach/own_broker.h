@@ -1,15 +1,15 @@
 // A private broker of this process: the `penstock broker` command as a child,
 // which does all that systemd does for the service, and ends with this process,
 // however that ends.
-#ifndef CLIENT_OWN_BROKER_H_
-#define CLIENT_OWN_BROKER_H_
+#ifndef CLIENT_ATTACH_OWN_BROKER_H_
+#define CLIENT_ATTACH_OWN_BROKER_H_
 
 #include <sys/types.h>
 
 #include <memory>
 #include <string>
 
-#include "client/fork.h"
+#include "client/attach/fork.h"
 #include "common/message.h"
 #include "common/status.h"
 
@@ -54,4 +54,4 @@ class OwnBroker {
 StatusOr<std::string> SocketOfAnyBroker(const std::string& socket);
 
 }  // namespace penstock
-#endif  // CLIENT_OWN_BROKER_H_
+#endif  // CLIENT_ATTACH_OWN_BROKER_H_

@@ -1,20 +1,20 @@
 // What a reader has of one attach: connection, ring, leases.
-#ifndef CLIENT_READER_SESSION_H_
-#define CLIENT_READER_SESSION_H_
+#ifndef CLIENT_RANK_RANK_SESSION_H_
+#define CLIENT_RANK_RANK_SESSION_H_
 
 #include <array>
 #include <atomic>
 #include <memory>
 #include <optional>
 
-#include "client/fork.h"
-#include "client/private_memory.h"
-#include "client/reader.h"
+#include "client/attach/fork.h"
+#include "client/rank/private_memory.h"
+#include "client/rank/rank_reader.h"
 #include "common/ring.h"
 
 namespace penstock {
 
-struct Reader::Session {
+struct RankReader::Session {
   Fd control;
   Fd wake;
   OwnedCursor cursor;
@@ -38,4 +38,4 @@ struct Reader::Session {
 };
 
 }  // namespace penstock
-#endif  // CLIENT_READER_SESSION_H_
+#endif  // CLIENT_RANK_RANK_SESSION_H_

@@ -1,7 +1,7 @@
 // What a rank makes its own of a segment, in which it may write nothing and
 // which is the broker's again once a batch is released.
-#ifndef CLIENT_PRIVATE_MEMORY_H_
-#define CLIENT_PRIVATE_MEMORY_H_
+#ifndef CLIENT_RANK_PRIVATE_MEMORY_H_
+#define CLIENT_RANK_PRIVATE_MEMORY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "client/fork.h"
+#include "client/attach/fork.h"
 #include "common/segment.h"
 #include "common/status.h"
 
@@ -56,4 +56,4 @@ Status LetGo(std::span<std::byte> mapping, const std::vector<KeptSlot>& kept,
              bool writable);
 
 }  // namespace penstock
-#endif  // CLIENT_PRIVATE_MEMORY_H_
+#endif  // CLIENT_RANK_PRIVATE_MEMORY_H_

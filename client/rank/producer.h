@@ -3,8 +3,8 @@
 //
 // One thread at a time. What was put is delivered, whatever becomes of this
 // process or of the broker; what was only written is not.
-#ifndef CLIENT_PRODUCER_H_
-#define CLIENT_PRODUCER_H_
+#ifndef CLIENT_RANK_PRODUCER_H_
+#define CLIENT_RANK_PRODUCER_H_
 
 #include <chrono>
 #include <cstddef>
@@ -15,8 +15,8 @@
 #include <optional>
 #include <string>
 
-#include "client/fork.h"
-#include "client/reconnect.h"
+#include "client/attach/fork.h"
+#include "client/attach/reconnect.h"
 #include "common/element_spec.h"
 #include "common/message.h"
 #include "common/producer_memory.h"
@@ -119,4 +119,4 @@ class Producer {
 };
 
 }  // namespace penstock
-#endif  // CLIENT_PRODUCER_H_
+#endif  // CLIENT_RANK_PRODUCER_H_

@@ -1,7 +1,7 @@
 // When a client takes the broker for gone, and when for one that comes back:
 // the same for ranks and producers.
-#ifndef CLIENT_RECONNECT_H_
-#define CLIENT_RECONNECT_H_
+#ifndef CLIENT_ATTACH_RECONNECT_H_
+#define CLIENT_ATTACH_RECONNECT_H_
 
 #include <fmt/format.h>
 
@@ -53,4 +53,4 @@ inline Status BrokerGoneError(const std::string& doing,
 }
 
 }  // namespace penstock
-#endif  // CLIENT_RECONNECT_H_
+#endif  // CLIENT_ATTACH_RECONNECT_H_

@@ -1,4 +1,4 @@
-#include "client/own_broker.h"
+#include "client/attach/own_broker.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "client/producer.h"
+#include "client/rank/producer.h"
 
 #include <poll.h>
 #include <sys/random.h>
@@ -8,7 +8,7 @@
 #include <chrono>
 #include <span>
 
-#include "client/attach_request.h"
+#include "client/attach/attach_request.h"
 
 namespace penstock {
 namespace {

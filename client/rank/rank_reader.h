@@ -7,8 +7,8 @@
 // A reader outlives brokers and incarnations of its job: each attach is a
 // Session with its own connection, cursor page and mapping. A session that was
 // superseded stays mapped until its last batch is released.
-#ifndef CLIENT_READER_H_
-#define CLIENT_READER_H_
+#ifndef CLIENT_RANK_RANK_READER_H_
+#define CLIENT_RANK_RANK_READER_H_
 
 #include <array>
 #include <atomic>
@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "client/attach_request.h"
-#include "client/reconnect.h"
+#include "client/attach/attach_request.h"
+#include "client/attach/reconnect.h"
 #include "common/element_spec.h"
 #include "common/job_state.h"
 #include "common/layout.h"
@@ -33,12 +33,12 @@
 
 namespace penstock {
 
-class Reader {
+class RankReader {
  public:
   struct Session;
   // A lease: lives in its session's table, one per lease number.
   struct Batch {
-    Reader* reader = nullptr;
+    RankReader* reader = nullptr;
     Session* session = nullptr;
     Cell cell;
     std::atomic<bool> held{false};
@@ -57,11 +57,12 @@ class Reader {
     uint64_t reconnects = 0;
   };
 
-  static StatusOr<std::unique_ptr<Reader>> Attach(const AttachOptions& options);
+  static StatusOr<std::unique_ptr<RankReader>> Attach(
+      const AttachOptions& options);
   // Leaves the job. Batches that are held stay readable, as copies, until they
   // are released; the last of them takes the reader with it.
-  static void Detach(std::unique_ptr<Reader> reader);
-  ~Reader();
+  static void Detach(std::unique_ptr<RankReader> reader);
+  ~RankReader();
 
   // timeout_s < 0: for ever; 0: do not wait.
   StatusOr<Result> Next(double timeout_s, Batch** batch);
@@ -109,7 +110,7 @@ class Reader {
   using Clock = std::chrono::steady_clock;
   enum class Ready { kNothing, kBatch, kOver };
 
-  Reader() = default;
+  RankReader() = default;
   Status CheckProcess() const;  // not a forked child
   // A new session with this request; the reader is as after its attach.
   Status Open(nlohmann::json request, Deadline deadline);
@@ -209,4 +210,4 @@ class Reader {
 };
 
 }  // namespace penstock
-#endif  // CLIENT_READER_H_
+#endif  // CLIENT_RANK_RANK_READER_H_

@@ -1,4 +1,4 @@
-#include "client/reader.h"
+#include "client/rank/rank_reader.h"
 
 #include <poll.h>
 #include <sys/timerfd.h>
@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "client/fork.h"
-#include "client/reader_session.h"
+#include "client/attach/fork.h"
+#include "client/rank/rank_session.h"
 #include "common/ring.h"
 #include "common/wake.h"
 
@@ -30,13 +30,13 @@ timespec TimespecOf(std::chrono::nanoseconds time) {
 
 }  // namespace
 
-Status Reader::CheckProcess() const {
+Status RankReader::CheckProcess() const {
   if (ForkGeneration() == fork_generation_) return OkStatus();
   return FailedPreconditionError(
       "this reader belongs to the parent process: attach again after fork");
 }
 
-StatusOr<Reader::Ready> Reader::TakeReady() {
+StatusOr<RankReader::Ready> RankReader::TakeReady() {
   Session& session = *session_;
   Cell cell;
   const TakeResult result =
@@ -67,7 +67,7 @@ StatusOr<Reader::Ready> Reader::TakeReady() {
   return Ready::kBatch;
 }
 
-StatusOr<Message> Reader::Ask(nlohmann::json request) {
+StatusOr<Message> RankReader::Ask(nlohmann::json request) {
   return Request(session_->control.get(), std::move(request), {},
                  DeadlineOf(timeout_s_), [this](const nlohmann::json& event) {
                    if (event.empty()) return !Cancelled();
@@ -76,7 +76,7 @@ StatusOr<Message> Reader::Ask(nlohmann::json request) {
                  });
 }
 
-Status Reader::ReadRanksChanged(uint32_t phase) {
+Status RankReader::ReadRanksChanged(uint32_t phase) {
   const Clock::time_point give_up = Clock::now() + kEventTimeout;
   for (;;) {
     while (events_.empty()) {
@@ -112,7 +112,7 @@ Status Reader::ReadRanksChanged(uint32_t phase) {
   }
 }
 
-Status Reader::ClosedStatus() const {
+Status RankReader::ClosedStatus() const {
   const Ring& ring = *session_->ring;
   // Acquire: who sees closed sees reason (ring.h, E7).
   const uint32_t closed = ring.closed.load(std::memory_order_acquire);
@@ -136,7 +136,7 @@ Status Reader::ClosedStatus() const {
   return InternalError("the broker closed the ring with code {}", closed);
 }
 
-void Reader::NoteOver() {
+void RankReader::NoteOver() {
   over_ = true;
   // lag: skip: no batch came to tell of those missed last.
   if (!dynamic_)
@@ -153,7 +153,7 @@ void Reader::NoteOver() {
 }
 
 // What is to be told next: ends of epochs before the batch that is pending.
-StatusOr<Reader::Result> Reader::HandOut(Batch** batch) {
+StatusOr<RankReader::Result> RankReader::HandOut(Batch** batch) {
   if (pending_ != nullptr && ends_owed_ == 0) {
     const uint64_t epoch = pending_->cell.epoch;
     if (!epoch_known_) epoch_ = epoch;
@@ -192,7 +192,7 @@ StatusOr<Reader::Result> Reader::HandOut(Batch** batch) {
   return Result::kBatch;
 }
 
-StatusOr<Reader::Ready> Reader::WaitUntilReady(double timeout_s) {
+StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
   const Clock::time_point begin = Clock::now();
   const Deadline deadline = DeadlineAfter(timeout_s);
   const Clock::time_point spin_end =
@@ -250,7 +250,7 @@ StatusOr<Reader::Ready> Reader::WaitUntilReady(double timeout_s) {
   return what;
 }
 
-StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
+StatusOr<RankReader::Result> RankReader::Next(double timeout_s, Batch** batch) {
   *batch = nullptr;
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   if (repeated_ == nullptr) {
@@ -287,7 +287,7 @@ StatusOr<Reader::Result> Reader::Next(double timeout_s, Batch** batch) {
   return HandOut(batch);
 }
 
-StatusOr<bool> Reader::Sleep(Deadline deadline) {
+StatusOr<bool> RankReader::Sleep(Deadline deadline) {
   pollfd entries[2] = {{lost_ ? retry_.get() : session_->wake.get(), POLLIN, 0},
                        {interrupt_.get(), POLLIN, 0}};
   for (;;) {
@@ -329,7 +329,7 @@ StatusOr<bool> Reader::Sleep(Deadline deadline) {
   return true;
 }
 
-StatusOr<bool> Reader::SleepToRetry(Deadline deadline) {
+StatusOr<bool> RankReader::SleepToRetry(Deadline deadline) {
   if (retry_delay_.count() == 0) return true;
   itimerspec timer{};
   timer.it_value = TimespecOf(retry_delay_);
@@ -340,13 +340,13 @@ StatusOr<bool> Reader::SleepToRetry(Deadline deadline) {
   return rung;
 }
 
-void Reader::Interrupt() {
+void RankReader::Interrupt() {
   interrupted_.store(true);
   const uint64_t one = 1;
   (void)!write(interrupt_.get(), &one, sizeof(one));
 }
 
-StatusOr<std::string> Reader::State() {
+StatusOr<std::string> RankReader::State() {
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   if (dynamic_) {
     // What the others have is known to the broker alone.
@@ -369,8 +369,8 @@ StatusOr<std::string> Reader::State() {
   return JobStateToJson(state).dump();
 }
 
-Status Reader::Reset(int64_t rank, int64_t world_size, int64_t local_world_size,
-                     const std::string& state) {
+Status RankReader::Reset(int64_t rank, int64_t world_size,
+                         int64_t local_world_size, const std::string& state) {
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   if (world_size < 1) {
     return InvalidArgumentError("reset: a world of {} ranks; at least 1",
@@ -402,7 +402,7 @@ Status Reader::Reset(int64_t rank, int64_t world_size, int64_t local_world_size,
   return OkStatus();
 }
 
-Status Reader::StopJob(bool now) {
+Status RankReader::StopJob(bool now) {
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   return Ask({{"op", "stop"}, {"now", now}}).status();
 }
