@@ -66,7 +66,6 @@ bool Delivery::AllCame() const {
 }
 
 bool Delivery::AllDelivered() const {
-  if (draining_) return true;
   if (Unsettled() || !pool_.empty()) return false;
   const std::vector<uint32_t> lanes =
       split() ? LanesNeeded() : std::vector<uint32_t>{0};
@@ -86,7 +85,7 @@ bool Delivery::Idle() const {
 
 std::vector<uint32_t> Delivery::Missing() const {
   std::vector<uint32_t> missing;
-  if (draining_) return missing;
+  if (draining_ && AllDelivered()) return missing;
   // Others wait for it, or will.
   const DeliveryOptions& options = shape_.options;
   const bool places_are_kept =

@@ -47,8 +47,10 @@ class Launch {
   }
   // As many as run on this host have attached, at one time or another.
   bool AllCame() const { return CountRanks(false) >= local_world_size_; }
-  // Every rank of this host came and left.
-  bool Complete() const { return CountRanks(true) >= local_world_size_; }
+  // Every rank of this host came and left, also where more came than it said.
+  bool Complete() const {
+    return AllCame() && CountRanks(true) == CountRanks(false);
+  }
 
   nlohmann::json ToJson() const {
     nlohmann::json json = {{"world_size", world_size_},

@@ -179,7 +179,9 @@ void DescriptorStore::Remove(const std::string& name) {
   name_bytes_ -=
       (name.size() + 1) *
       std::erase_if(descriptors_, [&](const StoredDescriptor& stored) {
-        return stored.name == name;
+        if (stored.name != name) return false;
+        if (before_removal_) before_removal_(stored.fd.get());
+        return true;
       });
 }
 

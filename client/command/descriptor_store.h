@@ -18,7 +18,9 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/message.h"
@@ -69,6 +71,11 @@ class DescriptorStore {
     return descriptors_;
   }
 
+  // Calls look_at with each descriptor before it is removed on request.
+  void BeforeRemoval(std::function<void(int fd)> look_at) {
+    before_removal_ = std::move(look_at);
+  }
+
   // Closes the socket and all descriptors. Leaves the path.
   void Close();
 
@@ -77,6 +84,7 @@ class DescriptorStore {
   void Keep(const std::string& name, Fd fd);
   void Remove(const std::string& name);
 
+  std::function<void(int fd)> before_removal_;
   Fd socket_;
   pid_t expected_ = -1;
   bool ready_ = false;

@@ -121,6 +121,9 @@ StatusOr<std::unique_ptr<PrivateBroker>> PrivateBroker::Start(
     return ErrnoError(errno, "cannot make '" + broker->state_folder_ + "'");
   }
   PENSTOCK_RETURN_IF_ERROR(broker->store_.Listen(broker->notify_path_));
+  broker->store_.BeforeRemoval([of = broker.get()](int fd) {
+    of->took_and_left_ |= of->TookMore(fd, &of->taken_);
+  });
   PENSTOCK_RETURN_IF_ERROR(broker->Listen());
   PENSTOCK_RETURN_IF_ERROR(broker->Launch());
   return broker;
@@ -283,28 +286,32 @@ Status PrivateBroker::Tend(const Tell& tell) {
   return OkStatus();
 }
 
+bool PrivateBroker::TookMore(int fd, std::map<uint64_t, uint64_t>* taken) {
+  struct stat info;
+  uint64_t magic = 0;
+  uint64_t count = 0;
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) ||
+      info.st_size != static_cast<off_t>(kCursorBytes) ||
+      pread(fd, &magic, sizeof(magic), offsetof(CursorPage, magic)) !=
+          sizeof(magic) ||
+      magic != kCursorMagic ||
+      pread(fd, &count, sizeof(count), offsetof(CursorPage, taken)) !=
+          sizeof(count)) {
+    return false;
+  }
+  const auto before = taken_.find(info.st_ino);
+  const bool more = count > (before == taken_.end() ? 0 : before->second);
+  (*taken)[info.st_ino] = count;
+  return more;
+}
+
 // More than at the last death. Told by the ranks' cursor pages, which are kept
 // here: what penstockd itself has seen of it died with it.
 bool PrivateBroker::RanksTookBatches() {
   std::map<uint64_t, uint64_t> taken;
-  bool more = false;
+  bool more = std::exchange(took_and_left_, false);
   for (const StoredDescriptor& stored : store_.descriptors()) {
-    struct stat info;
-    uint64_t magic = 0;
-    uint64_t count = 0;
-    const int fd = stored.fd.get();
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) ||
-        info.st_size != static_cast<off_t>(kCursorBytes) ||
-        pread(fd, &magic, sizeof(magic), offsetof(CursorPage, magic)) !=
-            sizeof(magic) ||
-        magic != kCursorMagic ||
-        pread(fd, &count, sizeof(count), offsetof(CursorPage, taken)) !=
-            sizeof(count)) {
-      continue;
-    }
-    const auto before = taken_.find(info.st_ino);
-    more |= count > (before == taken_.end() ? 0 : before->second);
-    taken[info.st_ino] = count;
+    more |= TookMore(stored.fd.get(), &taken);
   }
   taken_ = std::move(taken);
   return more;

@@ -118,6 +118,8 @@ class PrivateBroker {
   std::optional<ProcessExit> WaitForEnd(double seconds);
   Status WaitForAnswer(int socket);
   Status DeathBy(const ProcessExit& ended) const;
+  // The cursor page's rank took more than taken_ says; *taken is to say it.
+  bool TookMore(int fd, std::map<uint64_t, uint64_t>* taken);
   bool RanksTookBatches();
   Status Died(const std::string& message, const Tell& tell);
   Status GiveUp(const std::string& message);
@@ -140,6 +142,8 @@ class PrivateBroker {
   RestartPolicy policy_;
   // By cursor page (its inode): batches its rank had taken at the last death.
   std::map<uint64_t, uint64_t> taken_;
+  // A rank did since the last death, and its page is not kept any more.
+  bool took_and_left_ = false;
   std::optional<Status> death_;                  // of the last life; dead now
   std::optional<Clock::time_point> restart_at_;  // dead, and to be restarted
   std::optional<Status> given_up_;

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -144,6 +145,10 @@ class RankReader {
   // Waits and tries until a broker takes this rank again. Unavailable: it did
   // not within reconnect_s. False: the deadline passed before.
   StatusOr<bool> Reconnect(Deadline deadline);
+  // lost_: asks until the next broker has answered. False: the deadline passed.
+  StatusOr<bool> OpenAgain(const std::string& doing,
+                           const std::function<nlohmann::json()>& request,
+                           Deadline deadline, Deadline answered_by);
   nlohmann::json ReconnectRequest() const;
   StatusOr<Result> HandOut(Batch** batch);
 

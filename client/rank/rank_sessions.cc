@@ -68,8 +68,21 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
   reader->cancelled_ = options.cancelled;
   nlohmann::json first = reader->request_;
   first.update(request.start);
-  PENSTOCK_RETURN_IF_ERROR(reader->Open(std::move(first), deadline));
-  return reader;
+  const Status opened = reader->Open(first, deadline);
+  if (!reader->lost_) {
+    PENSTOCK_RETURN_IF_ERROR(opened);
+    return reader;
+  }
+  // It died before it had answered; the next one is asked again.
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const bool in_time,
+      reader->OpenAgain(
+          "a rank was attaching", [&] { return first; }, deadline, deadline));
+  if (in_time) return reader;
+  return DeadlineExceededError(
+      "the broker died while a rank was attaching, and was not back within {} "
+      "s (timeout_s): {}",
+      options.timeout_s, opened.message());
 }
 
 Status RankReader::Open(nlohmann::json request, Deadline deadline) {
@@ -83,12 +96,15 @@ Status RankReader::Open(nlohmann::json request, Deadline deadline) {
   if (reconnects) fds.push_back(session_->cursor.fd.get());
   PENSTOCK_ASSIGN_OR_RETURN(session->control,
                             ConnectControl(socket_, deadline));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      Message answer,
+  auto answer =
       Request(session->control.get(), std::move(request), fds, deadline,
-              [this](const nlohmann::json&) { return !Cancelled(); }));
+              [this](const nlohmann::json&) { return !Cancelled(); });
+  if (answer.status().code() == StatusCode::kUnavailable && !lost_) {
+    lost_ = Clock::now();
+  }
+  if (!answer.ok()) return answer.status();
   KillPoint("attach.answered");
-  PENSTOCK_RETURN_IF_ERROR(ReadAnswer(std::move(answer), session.get()));
+  PENSTOCK_RETURN_IF_ERROR(ReadAnswer(*std::move(answer), session.get()));
   if (!reconnects) joined_at_ = position_;
   // Relaxed: read by the broker after this process is dead, or never.
   session->cursor.page().position.store(position_, std::memory_order_relaxed);
@@ -312,14 +328,6 @@ nlohmann::json RankReader::ReconnectRequest() const {
 }
 
 StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
-  const Clock::time_point give_up =
-      *lost_ + std::chrono::duration_cast<Clock::duration>(
-                   std::chrono::duration<double>(reconnect_s_));
-  const auto gone = [&](const std::string& last) {
-    return BrokerGoneError(fmt::format("job '{}' ran", job_), *lost_,
-                           reconnect_s_, last);
-  };
-  if (reconnect_s_ <= 0) return gone("");
   {
     const std::lock_guard lock(sessions_mutex_);
     for (const auto& session : sessions_) {
@@ -331,25 +339,47 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
       }
     }
   }
+  const uint64_t epoch = epoch_;
+  const bool in_epoch = in_epoch_;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const bool in_time,
+      OpenAgain(
+          fmt::format("job '{}' ran", job_),
+          [this] { return ReconnectRequest(); }, deadline,
+          *lost_ + std::chrono::duration_cast<Clock::duration>(
+                       std::chrono::duration<double>(reconnect_s_))));
+  if (!in_time) return false;
+  {
+    const std::lock_guard lock(sessions_mutex_);
+    SayUnmapped();
+  }
+  ++stats_.reconnects;
+  // It goes on in the middle of what it knows.
+  epoch_ = epoch;
+  epoch_known_ = true;
+  in_epoch_ = in_epoch;
+  return true;
+}
+
+StatusOr<bool> RankReader::OpenAgain(
+    const std::string& doing, const std::function<nlohmann::json()>& request,
+    Deadline deadline, Deadline answered_by) {
+  const Clock::time_point give_up =
+      *lost_ + std::chrono::duration_cast<Clock::duration>(
+                   std::chrono::duration<double>(reconnect_s_));
+  const auto gone = [&](const std::string& last) {
+    return BrokerGoneError(doing, *lost_, reconnect_s_, last);
+  };
+  if (reconnect_s_ <= 0) return gone("");
   for (;;) {
     PENSTOCK_ASSIGN_OR_RETURN(const bool in_time, SleepToRetry(deadline));
     if (!in_time) return false;
-    const uint64_t epoch = epoch_;
-    const bool in_epoch = in_epoch_;
     KillPoint("reconnect.begun");
-    const Status status = Open(ReconnectRequest(), give_up);
+    const Status status = Open(request(), answered_by);
     KillPoint("reconnect.done");
     if (status.ok()) {
       lost_.reset();
-      {
-        const std::lock_guard lock(sessions_mutex_);
-        SayUnmapped();
-      }
-      ++stats_.reconnects;
-      // It goes on in the middle of what it knows.
-      epoch_ = epoch;
-      epoch_known_ = true;
-      in_epoch_ = in_epoch;
+      retry_delay_ = std::chrono::milliseconds(0);
       return true;
     }
     if (!MayComeBack(status.code())) return status;
