@@ -10,6 +10,7 @@ misbehave:
   die-ready  ends with status 9 once it is ready, except in lives 1 and 9
   explained  each life but the first says that it knows what the last died of
   takes      each life stores the cursor page of a rank that took a batch
+  leaves     ... and removes it again: the rank has left
   keep       stores four descriptors in its first life and removes one
   stubborn   ignores SIGTERM
   odd        answers with fields of the wrong types
@@ -167,6 +168,8 @@ def main():
         cursor = os.memfd_create("cursor")
         os.write(cursor, page)
         notify(f"FDSTORE=1\nFDNAME=cursor-{number}\nFDPOLL=0", [cursor])
+        if "leaves" in MODES:
+            notify(f"FDSTOREREMOVE=1\nFDNAME=cursor-{number}")
     explained = "explained" in MODES and number > 1
     # Before anybody is answered.
     notify("READY=1\nX_PENSTOCK_EXPLAINED=1" if explained else "READY=1")

@@ -472,6 +472,33 @@ TEST_F(DeliveryTest, DeadBrokerIsNoticedAtOnceWithoutATimeLimit) {
   killer.join();
 }
 
+// It is asked, dies before it answers, and the next one is asked again.
+TEST_F(DeliveryTest, AttachOutlivesTheBrokerThatWasAsked) {
+  for (const char* delivery : {"split", "dynamic", "broadcast"}) {
+    Options options = OptionsFor(RangeSpec("12", "batch: {size: 4}"), 0, 1);
+    options.delivery = delivery;
+    kill(broker_.pid(), SIGSTOP);
+    std::thread killer([&] {
+      // The request waits in the socket of the one that is stopped.
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      EXPECT_EQ(broker_.Stop(SIGKILL), -SIGKILL);
+      broker_.Start();
+    });
+    Reader reader(options);
+    killer.join();
+    EXPECT_EQ(RunToTheEnd(reader).taken.size(), 3u) << delivery;
+  }
+  Options options = OptionsFor(RangeSpec("12", "batch: {size: 4}"), 0, 1);
+  options.reconnect_s = -1;
+  kill(broker_.pid(), SIGSTOP);
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    broker_.Stop(SIGKILL);
+  });
+  EXPECT_THAT(AttachError(options), HasSubstr("a rank was attaching"));
+  killer.join();
+}
+
 TEST_F(DeliveryTest, StoppedBrokerSaysSo) {
   Options options = OptionsFor(
       "dataset: slow\nsource: {synthetic: {records: 400, cost_us: 10000, "

@@ -158,6 +158,61 @@ TEST_F(LateDynamicTest, StoppedJobIsForgotten) {
   EXPECT_EQ(RunOnce(OptionsOf(1, 2, "dynamic")).taken.size(), 26u);
 }
 
+// It says that one rank runs here, and two attach.
+TEST_F(LateRankTest, ConsumerBeyondThoseOfThisHostIsToldTheEndToo) {
+  Options options[] = {OptionsOf(0, 2, "broadcast"),
+                       OptionsOf(1, 2, "broadcast")};
+  for (Options& each : options) each.local_world_size = 1;
+  RankProcess first(options[0]);
+  first.Attached();
+  first.Next();
+  RankProcess killed(options[1]);
+  killed.Attached();
+  killed.Next();
+  killed.Kill();
+  first.Run();
+  ASSERT_EQ(first.Finished().code, 0);
+  first.Detach();
+  Reader reader(options[1]);
+  EXPECT_EQ(reader.incarnation(), 1u);
+  EXPECT_EQ(RunToTheEnd(reader).code, 0);
+}
+
+// All take the steps that any of them was given, whoever is dead meanwhile.
+TEST_F(LateRankTest, StoppedJobKeepsWhatADeadRankIsOwed) {
+  Options options[] = {OptionsOf(0, 2, "split"), OptionsOf(1, 2, "split")};
+  for (Options& each : options) each.on_rank_death = "wait";
+  RankProcess other(options[0]);
+  RankProcess killed(options[1]);
+  other.Attached();
+  killed.Attached();
+  const RankProcess::Said held = killed.Next();
+  killed.Kill();
+  Ask({{"op", "stop"}, {"job", options[0].job}});
+  other.Run();
+  const Course course = other.Finished();
+  ASSERT_EQ(course.code, 0) << course.error;
+  other.Detach();
+  const Course back = RunOnce(options[1]);
+  EXPECT_EQ(back.code, 0) << back.error;
+  ASSERT_EQ(back.taken.size(), course.taken.size());
+  EXPECT_EQ(back.taken.front().rows, held.taken.rows);
+  EXPECT_TRUE(back.taken.front().redelivered);
+}
+
+TEST_F(LateRankTest, StoppedJobKeepsWhatARankIsOwedThatHasNotCome) {
+  RankProcess first(OptionsOf(0, 2, "split"));
+  first.Attached();
+  first.Next();
+  Ask({{"op", "stop"}, {"job", OptionsOf(0, 2, "split").job}});
+  first.Run();
+  const Course course = first.Finished();
+  ASSERT_EQ(course.code, 0) << course.error;
+  first.Detach();
+  EXPECT_EQ(RunOnce(OptionsOf(1, 2, "split")).taken.size(),
+            course.taken.size() + 1);
+}
+
 TEST_F(LateDynamicTest, RanksThatDisagreeAreAnotherLaunch) {
   RunOnce(OptionsOf(0, 2, "dynamic"));
   EXPECT_EQ(RunOnce(OptionsOf(1, 3, "dynamic")).taken.size(), 26u);

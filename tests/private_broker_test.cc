@@ -334,7 +334,7 @@ TEST_F(PrivateBrokerTest, AGivenUpBrokerRefusesWhoWaitsAndWhoComes) {
 }
 
 TEST_F(PrivateBrokerTest, DeathsThatAreExplainedOrBetweenBatchesDoNotCount) {
-  for (const char* progress : {",explained", ",takes", ""}) {
+  for (const char* progress : {",explained", ",takes", ",takes,leaves", ""}) {
     told_.clear();
     fs::remove_all(folder_ + "/lives");
     fs::create_directory(folder_ + "/lives");

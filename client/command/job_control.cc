@@ -94,7 +94,8 @@ StatusOr<int> Stop(const JobOptions& options) {
   PENSTOCK_RETURN_IF_ERROR(
       CallBroker(SocketPath(options.socket), request).status());
   fmt::print("job '{}' {}\n", Printable(options.job),
-             options.now ? "is ended" : "ends with the step its ranks are at");
+             options.now ? "is ended"
+                         : "ends once its ranks have taken the last step");
   return 0;
 }
 
