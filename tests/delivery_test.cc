@@ -474,29 +474,34 @@ TEST_F(DeliveryTest, DeadBrokerIsNoticedAtOnceWithoutATimeLimit) {
 
 // It is asked, dies before it answers, and the next one is asked again.
 TEST_F(DeliveryTest, AttachOutlivesTheBrokerThatWasAsked) {
-  for (const char* delivery : {"split", "dynamic", "broadcast"}) {
-    Options options = OptionsFor(RangeSpec("12", "batch: {size: 4}"), 0, 1);
-    options.delivery = delivery;
-    kill(broker_.pid(), SIGSTOP);
-    std::thread killer([&] {
-      // The request waits in the socket of the one that is stopped.
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      EXPECT_EQ(broker_.Stop(SIGKILL), -SIGKILL);
-      broker_.Start();
-    });
-    Reader reader(options);
-    killer.join();
-    EXPECT_EQ(RunToTheEnd(reader).taken.size(), 3u) << delivery;
-  }
   Options options = OptionsFor(RangeSpec("12", "batch: {size: 4}"), 0, 1);
-  options.reconnect_s = -1;
-  kill(broker_.pid(), SIGSTOP);
-  std::thread killer([&] {
+  const auto attach_to_one_that_dies = [&](bool comes_back) {
+    kill(broker_.pid(), SIGSTOP);
+    Course course;
+    std::thread rank([&] {
+      course.error = AttachError(options);
+      if (course.error.empty()) {
+        Reader reader(options);
+        course = RunToTheEnd(reader);
+      }
+    });
+    // The request waits in the socket of the one that is stopped.
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    broker_.Stop(SIGKILL);
-  });
-  EXPECT_THAT(AttachError(options), HasSubstr("a rank was attaching"));
-  killer.join();
+    EXPECT_EQ(broker_.Stop(SIGKILL), -SIGKILL);
+    // By this thread: the broker ends with the one that starts it.
+    if (comes_back) broker_.Start();
+    rank.join();
+    return course;
+  };
+  for (const char* delivery : {"split", "dynamic", "broadcast"}) {
+    options.delivery = delivery;
+    const Course course = attach_to_one_that_dies(true);
+    EXPECT_EQ(course.error, "") << delivery;
+    EXPECT_EQ(course.taken.size(), 3u) << delivery;
+  }
+  options.reconnect_s = -1;
+  EXPECT_THAT(attach_to_one_that_dies(false).error,
+              HasSubstr("a rank was attaching"));
 }
 
 TEST_F(DeliveryTest, StoppedBrokerSaysSo) {

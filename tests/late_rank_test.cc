@@ -165,10 +165,8 @@ TEST_F(LateRankTest, ConsumerBeyondThoseOfThisHostIsToldTheEndToo) {
   for (Options& each : options) each.local_world_size = 1;
   RankProcess first(options[0]);
   first.Attached();
-  first.Next();
   RankProcess killed(options[1]);
   killed.Attached();
-  killed.Next();
   killed.Kill();
   first.Run();
   ASSERT_EQ(first.Finished().code, 0);
