@@ -10,6 +10,7 @@
 
 #include "broker/config.h"
 #include "broker/memory/placement.h"
+#include "broker/workers/worker_pool.h"
 #include "common/message.h"
 #include "tests/fuzz/require.h"
 
