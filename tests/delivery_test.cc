@@ -2,10 +2,14 @@
 // tf.data and tf.distribute promise (and our stated differences). Method: a
 // penstockd process, ranks as threads of this one through the public C++ API.
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <set>
 #include <string>
@@ -476,7 +480,18 @@ TEST_F(DeliveryTest, DeadBrokerIsNoticedAtOnceWithoutATimeLimit) {
 TEST_F(DeliveryTest, AttachOutlivesTheBrokerThatWasAsked) {
   Options options = OptionsFor(RangeSpec("12", "batch: {size: 4}"), 0, 1);
   const auto attach_to_one_that_dies = [&](bool comes_back) {
-    kill(broker_.pid(), SIGSTOP);
+    broker_.Stop(SIGKILL);
+    // Stands in for it, and closes the connection that has asked.
+    Fd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, broker_.socket().c_str(),
+                 sizeof(address.sun_path) - 1);
+    unlink(address.sun_path);
+    EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address),
+                   sizeof(address)),
+              0);
+    EXPECT_EQ(listen(listener.get(), 1), 0);
     Course course;
     std::thread rank([&] {
       course.error = AttachError(options);
@@ -485,9 +500,11 @@ TEST_F(DeliveryTest, AttachOutlivesTheBrokerThatWasAsked) {
         course = RunToTheEnd(reader);
       }
     });
-    // The request waits in the socket of the one that is stopped.
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    EXPECT_EQ(broker_.Stop(SIGKILL), -SIGKILL);
+    {
+      const Fd asked(accept(listener.get(), nullptr, nullptr));
+      EXPECT_TRUE(ReceiveMessage(asked.get()).ok());
+    }
+    listener.Reset();
     // By this thread: the broker ends with the one that starts it.
     if (comes_back) broker_.Start();
     rank.join();

@@ -1,5 +1,5 @@
 // What the two readers share, and how MakeStorageReader reaches each. Private
-// to penstock_read, its test and its benchmark.
+// to penstock_io, its test and its benchmark.
 #ifndef BROKER_IO_READ_BACKEND_H_
 #define BROKER_IO_READ_BACKEND_H_
 

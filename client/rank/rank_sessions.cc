@@ -99,7 +99,9 @@ Status RankReader::Open(nlohmann::json request, Deadline deadline) {
   auto answer =
       Request(session->control.get(), std::move(request), fds, deadline,
               [this](const nlohmann::json&) { return !Cancelled(); });
-  if (answer.status().code() == StatusCode::kUnavailable && !lost_) {
+  // Of a session that there is, its socket tells.
+  if (answer.status().code() == StatusCode::kUnavailable &&
+      session_ == nullptr && !lost_) {
     lost_ = Clock::now();
   }
   if (!answer.ok()) return answer.status();
