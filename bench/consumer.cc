@@ -3,7 +3,6 @@
 // Python of bench/peers/common.py: JSON lines over the driver's Unix socket.
 //
 //   consumer SOCKET split|broadcast [no-touch]      (started by penstock run)
-#include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -16,8 +15,12 @@
 
 #include "bench/peers/touch.h"
 #include "client/penstock.hpp"
+#include "common/format.h"
 
 namespace {
+
+using penstock::Format;
+using penstock::Print;
 
 class Driver {
  public:
@@ -79,7 +82,7 @@ std::string FirstBatch(const penstock_feature& feature,
     squares += value * value;
   }
   const double mean = sum / values;
-  return fmt::format(
+  return Format(
       R"({{"shape": [{}, {}, {}, {}], "dtype": "{}", "mean": {:.3f}, )"
       R"("std": {:.3f}, "labels": {}}})",
       batch.rows(), feature.shape[0], feature.shape[1], feature.shape[2],
@@ -91,9 +94,8 @@ void Consume(const std::string& socket_path, const std::string& delivery,
              bool touch) {
   Driver driver(socket_path);
   const char* const rank = getenv("PENSTOCK_RANK");
-  driver.Tell(
-      fmt::format("{{\"event\": \"imported\", \"rank\": {}, \"pid\": {}}}\n",
-                  rank == nullptr ? "0" : rank, getpid()));
+  driver.Tell(Format("{{\"event\": \"imported\", \"rank\": {}, \"pid\": {}}}\n",
+                     rank == nullptr ? "0" : rank, getpid()));
   driver.WaitToBegin();
 
   penstock::Reader reader({.delivery = delivery});
@@ -105,15 +107,15 @@ void Consume(const std::string& socket_path, const std::string& delivery,
         peers_touch(batch.data(i), batch.rows() * features[i].row_bytes);
       }
       if (samples == 0) {
-        driver.Tell(fmt::format("{{\"event\": \"first\", \"batch\": {}}}\n",
-                                FirstBatch(features[0], batch)));
+        driver.Tell(Format("{{\"event\": \"first\", \"batch\": {}}}\n",
+                           FirstBatch(features[0], batch)));
       }
       samples += batch.rows();
       const std::chrono::duration<double> now =
           std::chrono::steady_clock::now().time_since_epoch();
-      driver.Tell(fmt::format(
-          "{{\"event\": \"batch\", \"samples\": {}, \"t\": {:.6f}}}\n", samples,
-          now.count()));
+      driver.Tell(
+          Format("{{\"event\": \"batch\", \"samples\": {}, \"t\": {:.6f}}}\n",
+                 samples, now.count()));
     }
   }
 }
@@ -123,13 +125,13 @@ void Consume(const std::string& socket_path, const std::string& delivery,
 int main(int argc, char** argv) {
   const bool touch = argc == 3;
   if (!touch && (argc != 4 || std::string(argv[3]) != "no-touch")) {
-    fmt::print(stderr, "usage: consumer SOCKET split|broadcast [no-touch]\n");
+    Print(stderr, "usage: consumer SOCKET split|broadcast [no-touch]\n");
     return 2;
   }
   try {
     Consume(argv[1], argv[2], touch);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "consumer: {}\n", error.what());
+    Print(stderr, "consumer: {}\n", error.what());
     return 1;
   }
 }

@@ -150,7 +150,7 @@ class Program {
 
  private:
   [[noreturn]] static void Fail(const Status& status) {
-    fmt::print(stderr, "decode_benchmark: {}\n", status.message());
+    Print(stderr, "decode_benchmark: {}\n", status.message());
     std::exit(1);
   }
   std::unique_ptr<RowProgram> program_;
@@ -212,8 +212,8 @@ void PrintQuality(const std::vector<Picture>& pictures) {
     sum += ratio;
     worst = std::min(worst, ratio);
   }
-  fmt::print("quality against exact: mean {:.1f} dB, worst {:.1f} dB\n",
-             sum / static_cast<double>(pictures.size()), worst);
+  Print(stdout, "quality against exact: mean {:.1f} dB, worst {:.1f} dB\n",
+        sum / static_cast<double>(pictures.size()), worst);
 }
 
 int Main(int argc, char** argv) {
@@ -231,7 +231,7 @@ int Main(int argc, char** argv) {
   std::vector<Picture> pictures =
       ReadPictures(folder, options.tiny ? 2 : count);
   if (pictures.empty()) {
-    fmt::print(stderr, "decode_benchmark: no *.jpg in {}\n", folder);
+    Print(stderr, "decode_benchmark: no *.jpg in {}\n", folder);
     return 1;
   }
   ChooseBoxes(pictures);
@@ -247,7 +247,7 @@ int Main(int argc, char** argv) {
       return (ThreadCpuUs() - begin) / static_cast<double>(pictures.size());
     };
   };
-  SideBySide table(fmt::format("{} pictures, one thread", pictures.size()),
+  SideBySide table(Format("{} pictures, one thread", pictures.size()),
                    "us of CPU a picture");
   table.Add("bare, the box only",
             cost([&](size_t i) { bare.Crop(pictures[i], false); }));

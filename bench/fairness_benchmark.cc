@@ -22,7 +22,6 @@
 // is by wall clock: on a machine that is busy otherwise shares are less exact.
 //
 //   fairness_benchmark [--runs N] [--json]
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,6 +40,7 @@
 
 #include "bench/job_ranks.h"
 #include "bench/side_by_side.h"
+#include "common/format.h"
 #include "common/message.h"
 #include "tests/broker_process.h"
 
@@ -59,7 +59,7 @@ struct JobKind {
 
   std::string Spec() const {
     if (file.empty()) return SyntheticJob(name, cost_us, batch);
-    return fmt::format(
+    return Format(
         "dataset: {}\n"
         "source: {{fixed_length_records: {{path: {}, features: {{image: "
         "{{dtype: uint8, shape: [256, 256, 3]}}}}}}}}\n"
@@ -70,12 +70,11 @@ struct JobKind {
   }
 
   std::string ToString() const {
-    return fmt::format(
-        "{}, {} rank{} that {}", name, ranks, ranks == 1 ? "" : "s",
-        step.count() == 0
-            ? (ranks == 1 ? "drains" : "drain")
-            : fmt::format("{} in steps of {} ms",
-                          ranks == 1 ? "trains" : "train", step.count()));
+    return Format("{}, {} rank{} that {}", name, ranks, ranks == 1 ? "" : "s",
+                  step.count() == 0
+                      ? (ranks == 1 ? "drains" : "drain")
+                      : Format("{} in steps of {} ms",
+                               ranks == 1 ? "trains" : "train", step.count()));
   }
 };
 
@@ -157,9 +156,9 @@ struct Figures {
   std::vector<double> rate;   // beside alone
 
   static std::string Text(const std::vector<double>& values) {
-    return fmt::format("{:.2f} ({:.2f}-{:.2f})", Mean(values),
-                       *std::min_element(values.begin(), values.end()),
-                       *std::max_element(values.begin(), values.end()));
+    return Format("{:.2f} ({:.2f}-{:.2f})", Mean(values),
+                  *std::min_element(values.begin(), values.end()),
+                  *std::max_element(values.begin(), values.end()));
   }
   static double Mean(const std::vector<double>& values) {
     return std::accumulate(values.begin(), values.end(), 0.0) /
@@ -206,9 +205,9 @@ void Run(const SideBySideOptions& options) {
                              {"tiny", options.tiny},
                              {"pairs", nlohmann::json::array()}};
   if (!options.json) {
-    fmt::print("{} interleaved runs of each{}\n\n  {:<42}  {:<20}  {}\n", runs,
-               options.tiny ? ", tiny: figures mean nothing" : "",
-               "two jobs at once", "share of the workers", "rate beside alone");
+    Print(stdout, "{} interleaved runs of each{}\n\n  {:<42}  {:<20}  {}\n",
+          runs, options.tiny ? ", tiny: figures mean nothing" : "",
+          "two jobs at once", "share of the workers", "rate beside alone");
   }
   for (const Pair& pair : pairs) {
     nlohmann::json jobs = nlohmann::json::array();
@@ -218,13 +217,13 @@ void Run(const SideBySideOptions& options) {
                       {"share", figures.share},
                       {"rate", figures.rate}});
       if (options.json) continue;
-      fmt::print("  {:<42}  {:<20}  {}\n", pair.jobs[i].ToString(),
-                 Figures::Text(figures.share), Figures::Text(figures.rate));
+      Print(stdout, "  {:<42}  {:<20}  {}\n", pair.jobs[i].ToString(),
+            Figures::Text(figures.share), Figures::Text(figures.rate));
     }
     document["pairs"].push_back(jobs);
-    if (!options.json) fmt::print("\n");
+    if (!options.json) Print(stdout, "\n");
   }
-  if (options.json) fmt::print("{}\n", document.dump(2));
+  if (options.json) Print(stdout, "{}\n", document.dump(2));
 }
 
 }  // namespace

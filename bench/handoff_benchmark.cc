@@ -81,7 +81,7 @@ T Need(StatusOr<T> result) {
 }
 void NeedErrno(bool well, const char* what) {
   if (!well) {
-    throw std::runtime_error(fmt::format("{}: {}", what, strerror(errno)));
+    throw std::runtime_error(Format("{}: {}", what, strerror(errno)));
   }
 }
 
@@ -90,8 +90,8 @@ void TouchFirstByte(const void* batch) {
 }
 
 std::string SizeName(uint64_t bytes) {
-  return bytes < kMiB ? fmt::format("{} KiB", bytes / kKiB)
-                      : fmt::format("{} MiB", bytes / kMiB);
+  return bytes < kMiB ? Format("{} KiB", bytes / kKiB)
+                      : Format("{} MiB", bytes / kMiB);
 }
 
 // What needs no tidying up.
@@ -341,7 +341,7 @@ class Penstock {
   Penstock(const std::string& folder, uint64_t bytes, Waits waits)
       : bytes_(bytes), waits_(waits) {
     for (int side = 0; side < 2; ++side) {
-      paths_[side] = fmt::format("{}/{}.sock", folder, side);
+      paths_[side] = Format("{}/{}.sock", folder, side);
       unlink(paths_[side].c_str());
       listeners_[side] = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
       sockaddr_un address{AF_UNIX, {}};
@@ -398,7 +398,7 @@ class BoostMessageQueue : public Untidied {
  public:
   BoostMessageQueue(uint64_t bytes, Waits waits) : waits_(waits), out_(bytes) {
     for (int side = 0; side < 2; ++side) {
-      names_[side] = fmt::format("penstock-handoff-{}-{}", getpid(), side);
+      names_[side] = Format("penstock-handoff-{}-{}", getpid(), side);
       Queue::remove(names_[side].c_str());
       queues_[side] = std::make_unique<Queue>(boost::interprocess::create_only,
                                               names_[side].c_str(),
@@ -499,7 +499,7 @@ class Iceoryx {
       return iox::capro::IdString_t(iox::cxx::TruncateToCapacity, text);
     };
     iox::runtime::PoshRuntime::initRuntime(
-        string(fmt::format("penstock-handoff-{}", getpid())));
+        string(Format("penstock-handoff-{}", getpid())));
     const auto topic = [&](int giver) -> iox::capro::ServiceDescription {
       return {string("Penstock"), string(std::to_string(getppid())),
               string(std::to_string(giver))};
@@ -608,7 +608,7 @@ class RouDi {
 // Python's multiprocessing.Queue; its script measures as two_processes.h does.
 double MultiprocessingQueueNs(Cores cores, uint64_t bytes, Waits waits,
                               int count) {
-  const std::string command = fmt::format(
+  const std::string command = Format(
       "/usr/bin/python3 {}/handoff_multiprocessing_queue.py --cpus {},{} "
       "--bytes {} --count {}{}",
       PENSTOCK_BENCH_SOURCE_DIR, cores.first, cores.second, bytes, count,
@@ -632,7 +632,7 @@ std::optional<Cores> TwoCores() {
   CPU_ZERO(&allowed);
   sched_getaffinity(0, sizeof(allowed), &allowed);
   const auto core_of = [](int cpu) {
-    std::ifstream siblings(fmt::format(
+    std::ifstream siblings(Format(
         "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu));
     std::string text;
     return std::getline(siblings, text) ? text : std::to_string(cpu);
@@ -758,7 +758,7 @@ class HandoffTables {
 
   void AddPeers(SideBySide* table, uint64_t bytes, Waits waits) {
     const auto named = [&](const char* name) {
-      return fmt::format("{} {}", name, SizeName(bytes));
+      return Format("{} {}", name, SizeName(bytes));
     };
 #ifdef PENSTOCK_WITH_ICEORYX
     if (why_no_iceoryx_.empty()) {
@@ -769,9 +769,8 @@ class HandoffTables {
       table->Absent(named("iceoryx"), why_no_iceoryx_);
     }
     if (bytes > kCopiedMax) {
-      table->Absent(
-          named("message_queue, pipe, mp.Queue"),
-          fmt::format("copy: not run above {}", SizeName(kCopiedMax)));
+      table->Absent(named("message_queue, pipe, mp.Queue"),
+                    Format("copy: not run above {}", SizeName(kCopiedMax)));
       return;
     }
     AddPeer<BoostMessageQueue>(table, named("Boost message_queue"), bytes,
@@ -808,7 +807,7 @@ int Run(int argc, char** argv) {
   const std::optional<Cores> cores =
       cpus.empty() ? TwoCores() : Cores{cpus[0], cpus[1]};
   if (!cores) {
-    fmt::print("skipped: this process may use one core only, needs two\n");
+    Print(stdout, "skipped: this process may use one core only, needs two\n");
     return 0;
   }
   options.cores = *cores;
@@ -828,7 +827,7 @@ int main(int argc, char** argv) {
   try {
     return penstock::Run(argc, argv);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
+    penstock::Print(stderr, "{}\n", error.what());
     return 1;
   }
 }

@@ -30,7 +30,7 @@ constexpr uint64_t kFilesPerClass = 1000;
 constexpr int kWalkThreads = 4;  // as many as the scan takes on two cores
 
 [[noreturn]] void Die(const std::string& message) {
-  fmt::print(stderr, "index_benchmark: {}\n", message);
+  Print(stderr, "index_benchmark: {}\n", message);
   std::exit(1);
 }
 
@@ -44,13 +44,13 @@ std::vector<std::string> MakeFolders(const std::string& root, uint64_t files) {
   std::vector<std::string> folders;
   for (uint64_t first = 0; first < files; first += kFilesPerClass) {
     const std::string folder =
-        fmt::format("{}/n{:08}", root, first / kFilesPerClass);
+        Format("{}/n{:08}", root, first / kFilesPerClass);
     folders.push_back(folder);
     const uint64_t count = std::min(kFilesPerClass, files - first);
     // The last file tells that the folder is complete.
     const auto name = [&](uint64_t i) {
-      return fmt::format("{}/n{:08}_{}.JPEG", folder, first / kFilesPerClass,
-                         (i * 7919) % kFilesPerClass);
+      return Format("{}/n{:08}_{}.JPEG", folder, first / kFilesPerClass,
+                    (i * 7919) % kFilesPerClass);
     };
     if (std::filesystem::exists(name(count - 1))) continue;
     std::filesystem::create_directories(folder);
@@ -98,7 +98,7 @@ int Main(int argc, char** argv) {
   std::filesystem::create_directories(folder + "/cache");
   setenv("PENSTOCK_CACHE_DIR", (folder + "/cache").c_str(), 1);
   const std::string root =
-      std::filesystem::absolute(folder) / fmt::format("files-{}", files);
+      std::filesystem::absolute(folder) / Format("files-{}", files);
   const std::vector<std::string> folders = MakeFolders(root, files);
   // A cache is written only of folders that have not changed just now.
   std::this_thread::sleep_for(std::chrono::nanoseconds(kSettledNs));
@@ -118,7 +118,7 @@ int Main(int argc, char** argv) {
       return WallMs() - begin;
     };
   };
-  SideBySide table(fmt::format("{} files in {} folders", files, folders.size()),
+  SideBySide table(Format("{} files in {} folders", files, folders.size()),
                    "ms");
   table.Add("bare walk", cost([&] {
               if (BareWalk(folders) < files) Die("files are missing");

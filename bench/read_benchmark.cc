@@ -53,11 +53,11 @@ struct Options {
 };
 
 [[noreturn]] void Die(const std::string& message) {
-  fmt::print(stderr, "read_benchmark: {}\n", message);
+  Print(stderr, "read_benchmark: {}\n", message);
   std::exit(1);
 }
 void Check(bool ok, const char* what) {
-  if (!ok) Die(fmt::format("{}: {}", what, strerror(errno)));
+  if (!ok) Die(Format("{}: {}", what, strerror(errno)));
 }
 
 double WallUs() {
@@ -87,9 +87,9 @@ Paths MakeFiles(const Options& options) {
   Paths paths;
   const std::string content(kFileBytes, 'p');
   for (size_t i = 0; i < options.files; ++i) {
-    const auto folder = options.folder / fmt::format("{:03}", i / 100);
+    const auto folder = options.folder / Format("{:03}", i / 100);
     if (i % 100 == 0) std::filesystem::create_directories(folder);
-    paths.push_back(folder / fmt::format("{:06}", i));
+    paths.push_back(folder / Format("{:06}", i));
     if (std::filesystem::exists(paths.back())) continue;
     std::ofstream(paths.back(), std::ios::binary) << content;
   }
@@ -434,7 +434,7 @@ void AddWarm(const std::shared_ptr<Records>& records, bool in_order,
 
 // us a record of fio's, or a message.
 double RunFio(const Records& records) {
-  const std::string command = fmt::format(
+  const std::string command = Format(
       "fio --name=r --filename={} --readonly --rw=randread --ioengine=io_uring "
       "--fadvise_hint=0 "
       "--direct={} --iodepth={} --bs={} --size={} --invalidate=0 "
@@ -481,8 +481,8 @@ void AddDirectCpu(const std::shared_ptr<Records>& records, SideBySide* table) {
   add("bare io_uring", [bare](Records*) { bare->Read(); });
   auto registered = std::make_shared<BareRing>(records.get());
   if (const int error = registered->Register(); error != 0) {
-    fmt::print(stderr, "no registered buffers beside it: {}{}\n",
-               strerror(error), error == ENOMEM ? " (ulimit -l)" : "");
+    Print(stderr, "no registered buffers beside it: {}{}\n", strerror(error),
+          error == ENOMEM ? " (ulimit -l)" : "");
     return;
   }
   add("registered buffers", [registered](Records*) { registered->Read(); });
@@ -495,8 +495,8 @@ bool HasDirectReads(const std::string& path) {
 }
 
 std::string BytesName(uint64_t bytes) {
-  return bytes < (1 << 20) ? fmt::format("{} KiB", bytes >> 10)
-                           : fmt::format("{} MiB", bytes >> 20);
+  return bytes < (1 << 20) ? Format("{} KiB", bytes >> 10)
+                           : Format("{} MiB", bytes >> 20);
 }
 
 int Main(int argc, char** argv) {
@@ -521,40 +521,40 @@ int Main(int argc, char** argv) {
   const bool fio = std::system("fio --version >/dev/null 2>&1") == 0;
 
   std::vector<SideBySide> tables;
-  tables.emplace_back(fmt::format("{} files of {} bytes, warm, {} threads",
-                                  paths.size(), kFileBytes, kThreads),
+  tables.emplace_back(Format("{} files of {} bytes, warm, {} threads",
+                             paths.size(), kFileBytes, kThreads),
                       "us of CPU a file");
   AddFiles(paths, false, &tables.back());
   if (cold) {
-    tables.emplace_back(fmt::format("{} files of {} bytes, cold, {} threads",
-                                    paths.size(), kFileBytes, kThreads),
+    tables.emplace_back(Format("{} files of {} bytes, cold, {} threads",
+                               paths.size(), kFileBytes, kThreads),
                         "us a file");
     AddFiles(paths, true, &tables.back());
   } else {
-    fmt::print(stderr, "not root, or tiny: nothing is read cold\n");
+    Print(stderr, "not root, or tiny: nothing is read cold\n");
   }
   for (const bool in_order : {true, false}) {
     for (const uint64_t kib : {4, 16, 128, 1024}) {
       auto records = std::make_shared<Records>(
           file, kib << 10, std::min<uint64_t>(options.file_mib, 256) << 20);
-      tables.emplace_back(fmt::format("records of {}, warm, cache filled {}",
-                                      BytesName(kib << 10),
-                                      in_order ? "in order" : "at random"),
-                          "us of CPU a record");
+      tables.emplace_back(
+          Format("records of {}, warm, cache filled {}", BytesName(kib << 10),
+                 in_order ? "in order" : "at random"),
+          "us of CPU a record");
       AddWarm(records, in_order, &tables.back());
     }
   }
   for (const uint64_t kib : {128, 1024}) {
     for (const bool direct : {false, true}) {
       if (direct && !HasDirectReads(file)) {
-        fmt::print(stderr, "{}: its file system has no O_DIRECT\n", file);
+        Print(stderr, "{}: its file system has no O_DIRECT\n", file);
         continue;
       }
       auto records = std::make_shared<Records>(file, kib << 10,
                                                options.file_mib << 20, direct);
       const std::string name =
-          fmt::format("records of {}, {}, depth {}", BytesName(kib << 10),
-                      direct ? "direct" : "buffered", kDepth);
+          Format("records of {}, {}, depth {}", BytesName(kib << 10),
+                 direct ? "direct" : "buffered", kDepth);
       if (cold) {
         tables.emplace_back(name + ", cold", "us a record");
         if (fio) {

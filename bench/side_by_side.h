@@ -18,8 +18,6 @@
 #ifndef BENCH_SIDE_BY_SIDE_H_
 #define BENCH_SIDE_BY_SIDE_H_
 
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstddef>
@@ -30,6 +28,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "common/format.h"
 
 namespace penstock {
 
@@ -87,23 +87,22 @@ class SideBySide {
 
   std::string Table() const {
     const Row* const baseline = Baseline();
-    std::string text = fmt::format("{}, {}\n", title_, unit_);
+    std::string text = Format("{}, {}\n", title_, unit_);
     if (baseline == nullptr) return text;
     constexpr const char* kLine = "  {:<36}  {:>8} {:<20}  {:>6} {}\n";
-    text += fmt::format(kLine, "", "mean", "(min-max)", "ratio",
-                        "to " + baseline->name);
+    text +=
+        Format(kLine, "", "mean", "(min-max)", "ratio", "to " + baseline->name);
     for (const Row& row : rows_) {
       if (!row.run) {
-        text += fmt::format("  {:<36}  {}\n", row.name, row.why_absent);
+        text += Format("  {:<36}  {}\n", row.name, row.why_absent);
         continue;
       }
       const Spread cost(row.costs);
       const Spread ratio(Ratios(row, *baseline));
-      text += fmt::format(
-          kLine, row.name, Short(cost.mean),
-          fmt::format("({}-{})", Short(cost.min), Short(cost.max)),
-          Short(ratio.mean),
-          fmt::format("({}-{})", Short(ratio.min), Short(ratio.max)));
+      text += Format(kLine, row.name, Short(cost.mean),
+                     Format("({}-{})", Short(cost.min), Short(cost.max)),
+                     Short(ratio.mean),
+                     Format("({}-{})", Short(ratio.min), Short(ratio.max)));
     }
     return text;
   }
@@ -154,8 +153,7 @@ class SideBySide {
     return ratios;
   }
   static std::string Short(double value) {
-    return value < 100 ? fmt::format("{:#.3g}", value)
-                       : fmt::format("{:.0f}", value);
+    return value < 100 ? Format("{:#.3g}", value) : Format("{:.0f}", value);
   }
 
   const std::string title_;
@@ -167,9 +165,9 @@ class SideBySide {
 inline void RunSideBySide(const std::vector<SideBySide*>& tables,
                           const SideBySideOptions& options) {
   if (!options.json) {
-    fmt::print("{} interleaved runs of each{}\n\n",
-               options.tiny ? 1 : options.runs,
-               options.tiny ? ", tiny: figures mean nothing" : "");
+    Print(stdout, "{} interleaved runs of each{}\n\n",
+          options.tiny ? 1 : options.runs,
+          options.tiny ? ", tiny: figures mean nothing" : "");
   }
   nlohmann::json document = {{"runs", options.tiny ? 1 : options.runs},
                              {"tiny", options.tiny},
@@ -179,11 +177,11 @@ inline void RunSideBySide(const std::vector<SideBySide*>& tables,
     if (options.json) {
       document["tables"].push_back(table->Json());
     } else {
-      fmt::print("{}\n", table->Table());
+      Print(stdout, "{}\n", table->Table());
       std::fflush(stdout);
     }
   }
-  if (options.json) fmt::print("{}\n", document.dump(2));
+  if (options.json) Print(stdout, "{}\n", document.dump(2));
 }
 
 }  // namespace penstock

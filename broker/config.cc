@@ -1,7 +1,5 @@
 #include "broker/config.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
@@ -10,6 +8,7 @@
 #include "broker/workers/worker_pool.h"
 #include "common/dataset_spec.h"
 #include "common/dataset_spec_yaml.h"
+#include "common/format.h"
 #include "common/text_file.h"
 
 namespace penstock {
@@ -33,7 +32,7 @@ Status Read(const SpecValue& value, Parse parse, T* out) {
 
 StatusOr<std::string> Cpus(Text text) {
   const auto cpus = ParseCpuList(text);
-  if (!cpus.ok()) return cpus.status().Prepend(fmt::format("'{}'", text));
+  if (!cpus.ok()) return cpus.status().Prepend(Format("'{}'", text));
   return text;
 }
 
@@ -42,7 +41,7 @@ StatusOr<ReadBackend> ParseReadBackend(Text text) {
       std::find(kReadBackendNames.begin(), kReadBackendNames.end(), text);
   if (found == kReadBackendNames.end()) {
     return InvalidArgumentError("'{}' is not one of {}", text,
-                                fmt::join(kReadBackendNames, ", "));
+                                JoinText(kReadBackendNames, ", "));
   }
   return static_cast<ReadBackend>(found - kReadBackendNames.begin());
 }
@@ -119,8 +118,7 @@ StatusOr<Config> LoadConfig(const std::string& path) {
   if (root.kind == YamlNode::Kind::kNull) return config;
   PENSTOCK_RETURN_IF_ERROR(ReadConfig(SpecValue(root, path), &config));
   for (const YamlNode& key : root.keys) {
-    config.place_of[key.text] =
-        fmt::format("{}:{}:{}", path, key.line, key.column);
+    config.place_of[key.text] = Format("{}:{}:{}", path, key.line, key.column);
   }
   return config;
 }

@@ -2,9 +2,6 @@
 // stop. The flow is in broker/README.md.
 #include <fcntl.h>
 #include <signal.h>
-#include <spdlog/pattern_formatter.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
-#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -20,6 +17,7 @@
 #include <thread>
 
 #include "broker/base/event_loop.h"
+#include "broker/base/log.h"
 #include "broker/config.h"
 #include "broker/control/control_server.h"
 #include "broker/memory/topology.h"
@@ -265,7 +263,7 @@ void RaiseDescriptorLimit() {
 void ExitSoonAtAnyRate() {
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::seconds(3));
-    spdlog::warn("a thread does not end (hung storage?): leaving without it");
+    LogWarning("a thread does not end (hung storage?): leaving without it");
     _exit(1);
   }).detach();
 }
@@ -275,7 +273,7 @@ void ExitSoonAtAnyRate() {
 StatusOr<std::unique_ptr<SamplesInWork>> SamplesOf(const std::string& folder) {
   auto samples = SamplesInWork::Open(folder);
   if (samples.ok() || folder.empty()) return samples;
-  spdlog::warn(
+  LogWarning(
       "{}; a sample that ends the broker will not be known at its next start",
       samples.status().message());
   return SamplesInWork::Open("");
@@ -308,7 +306,7 @@ void NoteCrashes(SamplesInWork* samples) {
 // Nothing but the end of the process stops a thread that hangs in a decoder.
 // The next life knows which sample it was (samples_in_work.h).
 [[noreturn]] void EndStuck(const std::string& stuck) {
-  spdlog::critical("{}; the broker ends itself to be started again", stuck);
+  LogCritical("{}; the broker ends itself to be started again", stuck);
   _exit(kStuckExitStatus);
 }
 
@@ -332,8 +330,8 @@ Status Serve(const Arguments& arguments) {
       AsConfigured(config,
                    Topology::Load({config.cpus, config.reserve_cores})));
   if (!topology->unbound().empty()) {
-    spdlog::warn("NUMA is off, batches may be on any node: {}",
-                 topology->unbound());
+    LogWarning("NUMA is off, batches may be on any node: {}",
+               topology->unbound());
   }
   PENSTOCK_ASSIGN_OR_RETURN(
       FunctionOptions functions,
@@ -394,12 +392,11 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(inherited.listener)));
   sd_notify(0, samples->death_explained() ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
                                           : "READY=1");
-  spdlog::info("penstockd {} serves at {} with {} workers, reads by {}",
-               PENSTOCK_VERSION, path, workers->workers(),
-               workers->read_backend());
+  LogInfo("penstockd {} serves at {} with {} workers, reads by {}",
+          PENSTOCK_VERSION, path, workers->workers(), workers->read_backend());
 
   if (config.state_dir.empty() && !arguments.private_broker) {
-    spdlog::warn(
+    LogWarning(
         "no state directory (--state-dir): should this process die, registered "
         "datasets, jobs that are not split and streams are lost, and their "
         "ranks end with an error");
@@ -421,20 +418,6 @@ Status Serve(const Arguments& arguments) {
   owner.RemoveFolderOfDead();
   return OkStatus();
 }
-
-// %*: a line of the log, with names in it that anybody chose.
-class PrintableText : public spdlog::custom_flag_formatter {
- public:
-  void format(const spdlog::details::log_msg& message, const std::tm&,
-              spdlog::memory_buf_t& out) override {
-    const std::string text =
-        PrintableLines({message.payload.data(), message.payload.size()});
-    out.append(text.data(), text.data() + text.size());
-  }
-  std::unique_ptr<custom_flag_formatter> clone() const override {
-    return std::make_unique<PrintableText>();
-  }
-};
 
 int Main(int argc, char** argv) {
   Arguments arguments;
@@ -480,16 +463,12 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  spdlog::set_default_logger(spdlog::stderr_color_mt("penstockd"));
-  auto format = std::make_unique<spdlog::pattern_formatter>();
-  format->add_flag<PrintableText>('*').set_pattern("penstockd: %*");
-  spdlog::set_formatter(std::move(format));
-  if (arguments.private_broker) spdlog::set_level(spdlog::level::warn);
+  if (arguments.private_broker) SetLogLevel(LogLevel::kWarning);
 
   const Status status =
       arguments.replay.empty() ? Serve(arguments) : RunReplay(arguments);
   if (status.ok()) return 0;
-  spdlog::error("{}", status.message());
+  LogError("{}", status.message());
   // For who started it: `systemctl status`, a private broker's owner.
   constexpr size_t kStatusBytesMax = 3000;  // of systemd's 4096 for a message
   sd_notifyf(0, "STATUS=%s",

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "broker/base/log.h"
 #include "broker/recovery/memory_folder.h"
 
 namespace penstock {
@@ -48,7 +48,7 @@ Owner::Owner(Fd pidfd, std::string folder)
     if (!IsDead(pidfd, -1)) return;
     kill(getpid(), SIGTERM);
     std::this_thread::sleep_for(kGrace);
-    spdlog::warn("the process this broker works for is gone: leaving");
+    LogWarning("the process this broker works for is gone: leaving");
     Remove(folder);
     _exit(1);
   }).detach();

@@ -10,7 +10,7 @@
 
 #include <string>
 
-#include "common/message.h"
+#include "common/fd.h"
 
 namespace penstock {
 

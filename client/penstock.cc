@@ -35,6 +35,8 @@ static const penstock::RankReader::Batch* FromC(const penstock_batch* batch) {
 
 namespace {
 
+using penstock::Format;
+
 thread_local std::string last_error;
 
 int Fail(int code, std::string message) {
@@ -73,7 +75,7 @@ bool AllGiven(Pointers... pointers) {
 // False: it is noted that these are not seconds from 0 up.
 bool IsTime(const char* name, double seconds) {
   if (seconds >= 0) return true;
-  last_error = fmt::format("{}: {}: wanted seconds from 0 up", name, seconds);
+  last_error = Format("{}: {}: wanted seconds from 0 up", name, seconds);
   return false;
 }
 
@@ -96,11 +98,10 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
         options->struct_bytes > sizeof(penstock_options)) {
       return Fail(
           PENSTOCK_FAILED_PRECONDITION,
-          fmt::format("penstock_options of {} bytes, this libpenstock.so takes "
-                      "{} to {}: begin with PENSTOCK_OPTIONS_INIT, and compile "
-                      "against its penstock.h",
-                      options->struct_bytes, kSmallest,
-                      sizeof(penstock_options)));
+          Format("penstock_options of {} bytes, this libpenstock.so takes "
+                 "{} to {}: begin with PENSTOCK_OPTIONS_INIT, and compile "
+                 "against its penstock.h",
+                 options->struct_bytes, kSmallest, sizeof(penstock_options)));
     }
     penstock_options given = PENSTOCK_OPTIONS_INIT;
     std::memcpy(&given, options, options->struct_bytes);
@@ -271,7 +272,7 @@ int penstock_feature_at(const penstock_reader* reader, uint32_t index,
   if (index >= spec.size()) {
     return Guard([&] {
       return Fail(PENSTOCK_INVALID_ARGUMENT,
-                  fmt::format("feature {} of {}", index, spec.size()));
+                  Format("feature {} of {}", index, spec.size()));
     });
   }
   const penstock::Feature& from = spec[index];
@@ -296,7 +297,7 @@ int penstock_feature_index(const penstock_reader* reader, const char* name) {
       known += (known.empty() ? "" : ", ") + feature.name;
     }
     return Fail(PENSTOCK_INVALID_ARGUMENT,
-                fmt::format("no feature '{}'; there are: {}", name, known));
+                Format("no feature '{}'; there are: {}", name, known));
   });
 }
 
@@ -333,12 +334,11 @@ int penstock_produce(const penstock_producer_options* options,
     if (options->struct_bytes != sizeof(penstock_producer_options)) {
       return Fail(
           PENSTOCK_FAILED_PRECONDITION,
-          fmt::format("penstock_producer_options of {} bytes, this "
-                      "libpenstock.so takes {}: begin with "
-                      "PENSTOCK_PRODUCER_OPTIONS_INIT, and compile against its "
-                      "penstock.h",
-                      options->struct_bytes,
-                      sizeof(penstock_producer_options)));
+          Format("penstock_producer_options of {} bytes, this "
+                 "libpenstock.so takes {}: begin with "
+                 "PENSTOCK_PRODUCER_OPTIONS_INIT, and compile against its "
+                 "penstock.h",
+                 options->struct_bytes, sizeof(penstock_producer_options)));
     }
     if (options->feature_count > 0 && !AllGiven(options->features)) {
       return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
@@ -354,9 +354,9 @@ int penstock_produce(const penstock_producer_options* options,
           std::any_of(from.shape, from.shape + from.dimensions,
                       [](int64_t size) { return size < 1; })) {
         return Fail(PENSTOCK_INVALID_ARGUMENT,
-                    fmt::format("feature '{}': its dtype or its shape cannot "
-                                "be",
-                                from.name));
+                    Format("feature '{}': its dtype or its shape cannot "
+                           "be",
+                           from.name));
       }
       produce.features.push_back({from.name,
                                   static_cast<penstock::DType>(from.dtype),
@@ -446,7 +446,7 @@ void* penstock_batch_writable_data(penstock_batch* batch, uint32_t feature) {
     const size_t features = from->reader->element_spec().size();
     if (feature >= features) {
       return Fail(PENSTOCK_INVALID_ARGUMENT,
-                  fmt::format("feature {} of {}", feature, features));
+                  Format("feature {} of {}", feature, features));
     }
     const auto writable = penstock::RankReader::WritableData(from, feature);
     if (!writable.ok()) return Fail(writable.status());

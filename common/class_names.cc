@@ -1,11 +1,11 @@
 #include "common/class_names.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <map>
 #include <optional>
+
+#include "common/format.h"
 
 namespace penstock {
 namespace {
@@ -40,7 +40,7 @@ std::string LabelsThatDiffer(const ClassNames& a, const ClassNames& b) {
     if (found == of_b.end()) continue;
     ++common;
     if (first.empty() && found->second != label) {
-      first = fmt::format(
+      first = Format(
           "class '{}' is label {} in the first and label {} in the second",
           name, label, found->second);
     }
@@ -55,12 +55,11 @@ std::string LabelsThatDiffer(const ClassNames& a, const ClassNames& b) {
     only = in_b;
     in_a = false;
   }
-  return fmt::format(
+  return Format(
       "labels of '{}' and '{}' differ: {}{}; give both the same class folders, "
       "empty ones too",
       a.folder, b.folder, first,
-      only ? fmt::format(" (the {} has no '{}')", in_a ? "second" : "first",
-                         *only)
+      only ? Format(" (the {} has no '{}')", in_a ? "second" : "first", *only)
            : "");
 }
 

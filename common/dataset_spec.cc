@@ -47,7 +47,7 @@ bool IsName(std::string_view name) {
 }
 
 std::string NameRule() {
-  return fmt::format(
+  return Format(
       "a name of 1 to {} letters, digits, '.', '_' and '-', not beginning with "
       "'.'",
       kNameCharsMax);
@@ -66,7 +66,7 @@ Status ReadName(const SpecValue& value, std::string* out) {
 Status CheckFeatureName(const SpecValue& features, size_t i) {
   if (IsName(features.Key(i))) return OkStatus();
   return features.KeyError(
-      i, fmt::format("{} is not {}", Quoted(features.Key(i)), NameRule()));
+      i, Format("{} is not {}", Quoted(features.Key(i)), NameRule()));
 }
 
 Status ReadDType(const SpecValue& value, DType* out) {
@@ -127,9 +127,8 @@ Status ReadRange(const SpecValue& value, RangeSource* out) {
   PENSTOCK_RETURN_IF_ERROR(step.Int(kMin, kMax, &out->step));
   if (out->step == 0) return step.Error("0 never reaches stop");
   if (out->step > 0 ? out->start >= out->stop : out->start <= out->stop) {
-    return value.Error(
-        fmt::format("no value from {} to below {} in steps of {}", out->start,
-                    out->stop, out->step));
+    return value.Error(Format("no value from {} to below {} in steps of {}",
+                              out->start, out->stop, out->step));
   }
   // Unsigned, so that neither the distance nor -INT64_MIN wraps.
   const uint64_t start = static_cast<uint64_t>(out->start);
@@ -139,7 +138,7 @@ Status ReadRange(const SpecValue& value, RangeSource* out) {
                     : uint64_t{0} - static_cast<uint64_t>(out->step);
   const uint64_t distance = out->step > 0 ? stop - start : start - stop;
   if ((distance - 1) / step_size >= kRecordsMax) {
-    return value.Error(fmt::format("more than {} values", kRecordsMax));
+    return value.Error(Format("more than {} values", kRecordsMax));
   }
   return OkStatus();
 }
@@ -158,8 +157,7 @@ Status AddRowBytes(const SpecValue& value, const Feature& feature,
   }
   *row_bytes += bytes;
   if (*row_bytes > kRowBytesMax) {
-    return value.Error(
-        fmt::format("a record of more than {} bytes", kRowBytesMax));
+    return value.Error(Format("a record of more than {} bytes", kRowBytesMax));
   }
   return OkStatus();
 }
@@ -169,7 +167,7 @@ Status CheckFeatures(const SpecValue& features) {
   if (!features.IsMapping() || features.size() == 0 ||
       features.size() > kFeaturesMax) {
     return features.Wanted(
-        fmt::format("a mapping of 1 to {} feature names", kFeaturesMax));
+        Format("a mapping of 1 to {} feature names", kFeaturesMax));
   }
   for (size_t i = 0; i < features.size(); ++i) {
     PENSTOCK_RETURN_IF_ERROR(CheckFeatureName(features, i));
@@ -198,8 +196,8 @@ Status ReadTensors(const SpecValue& value, TensorsSource* out) {
     PENSTOCK_RETURN_IF_ERROR(
         ReadTensor(values, dtype, kDimensionsMax, &tensor, &rows));
     if (i > 0 && rows != out->rows) {
-      return values.Error(fmt::format("{} rows, but '{}' has {}", rows,
-                                      features.Key(0), out->rows));
+      return values.Error(
+          Format("{} rows, but '{}' has {}", rows, features.Key(0), out->rows));
     }
     out->rows = rows;
     out->tensors.push_back(std::move(tensor));
@@ -222,7 +220,7 @@ Status ReadElementSpec(const SpecValue& features, ElementSpec* out) {
     const SpecValue shape = as_written.Required("shape");
     PENSTOCK_RETURN_IF_ERROR(shape.CheckSequence(
         0, kDimensionsMax,
-        fmt::format("a list of at most {} dimensions", kDimensionsMax)));
+        Format("a list of at most {} dimensions", kDimensionsMax)));
     for (size_t d = 0; d < shape.size(); ++d) {
       PENSTOCK_RETURN_IF_ERROR(
           shape.Item(d).Int(1, kDimensionMax, &feature.shape.emplace_back()));
@@ -239,7 +237,7 @@ Status ReadFiles(const SpecValue& value, const std::string& base_dir,
   if (!value.present()) return value.Absent();
   if (value.IsScalar()) return value.Path(base_dir, &out->emplace_back());
   PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(
-      1, kFilesMax, fmt::format("a file, or a list of 1 to {}", kFilesMax)));
+      1, kFilesMax, Format("a file, or a list of 1 to {}", kFilesMax)));
   for (size_t i = 0; i < value.size(); ++i) {
     PENSTOCK_RETURN_IF_ERROR(
         value.Item(i).Path(base_dir, &out->emplace_back()));
@@ -322,8 +320,7 @@ Status ReadInterval(const SpecValue& value, double min, double max,
   PENSTOCK_RETURN_IF_ERROR(value.Item(0).Double(min, max, &out[0]));
   PENSTOCK_RETURN_IF_ERROR(value.Item(1).Double(min, max, &out[1]));
   if (out[0] > out[1]) {
-    return value.Error(
-        fmt::format("[low, high]: {} is above {}", out[0], out[1]));
+    return value.Error(Format("[low, high]: {} is above {}", out[0], out[1]));
   }
   return OkStatus();
 }
@@ -415,8 +412,7 @@ Status ReadPerChannel(const SpecValue& value, std::vector<double>* out) {
     return value.Double(-kMeanMax, kMeanMax, &out->emplace_back());
   }
   PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(
-      1, kChannelsMax,
-      fmt::format("a number, or a list of 1 to {}", kChannelsMax)));
+      1, kChannelsMax, Format("a number, or a list of 1 to {}", kChannelsMax)));
   for (size_t i = 0; i < value.size(); ++i) {
     PENSTOCK_RETURN_IF_ERROR(
         value.Item(i).Double(-kMeanMax, kMeanMax, &out->emplace_back()));
@@ -433,14 +429,14 @@ Status ReadNormalize(const SpecValue& value, NormalizeOp* out) {
   PENSTOCK_RETURN_IF_ERROR(ReadPerChannel(std_value, &out->std));
   if (out->std.size() != out->mean.size() && out->std.size() > 1 &&
       out->mean.size() > 1) {
-    return std_value.Error(fmt::format("{} values, but mean has {}",
-                                       out->std.size(), out->mean.size()));
+    return std_value.Error(Format("{} values, but mean has {}", out->std.size(),
+                                  out->mean.size()));
   }
   for (size_t i = 0; i < out->std.size(); ++i) {
     if (out->std[i] >= kStdMin) continue;
     return (std_value.IsScalar() ? std_value : std_value.Item(i))
-        .Error(fmt::format("{}: wanted a number from {} up, to divide by",
-                           out->std[i], kStdMin));
+        .Error(Format("{}: wanted a number from {} up, to divide by",
+                      out->std[i], kStdMin));
   }
   PENSTOCK_RETURN_IF_ERROR(
       value.Optional("dtype").Word<DType>({{"float16", DType::kFloat16},
@@ -533,7 +529,7 @@ Status ReadTransform(const SpecValue& value, TransformSpec* out) {
 Status ReadMap(const SpecValue& value, std::vector<TransformSpec>* out) {
   if (!value.present()) return value.Absent();
   PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(
-      0, kMapOpsMax, fmt::format("a list of at most {} steps", kMapOpsMax)));
+      0, kMapOpsMax, Format("a list of at most {} steps", kMapOpsMax)));
   for (size_t i = 0; i < value.size(); ++i) {
     PENSTOCK_RETURN_IF_ERROR(
         ReadTransform(value.Item(i), &out->emplace_back()));
@@ -579,7 +575,7 @@ Status ReadEpochs(const SpecValue& value, std::optional<uint64_t>* out) {
   uint64_t epochs = 0;
   if (!value.Uint(1, kEpochsMax, &epochs).ok()) {
     return value.Wanted(
-        fmt::format("forever, or a whole number from 1 to {}", kEpochsMax));
+        Format("forever, or a whole number from 1 to {}", kEpochsMax));
   }
   *out = epochs;
   return OkStatus();

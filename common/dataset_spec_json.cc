@@ -21,8 +21,8 @@ std::string Digest(const std::vector<std::byte>& data) {
   for (const std::byte byte : data) {
     hash = (hash ^ static_cast<uint8_t>(byte)) * kPrime;
   }
-  return fmt::format("{:016x}{:016x}", static_cast<uint64_t>(hash >> 64),
-                     static_cast<uint64_t>(hash));
+  return Format("{:016x}{:016x}", static_cast<uint64_t>(hash >> 64),
+                static_cast<uint64_t>(hash));
 }
 
 std::string_view LayoutName(Layout layout) {
@@ -199,7 +199,7 @@ std::string KeysShown(const Json& object) {
 
 std::string Differ(const std::string& path, const std::string& here,
                    const std::string& there) {
-  return fmt::format("{}: {} here, {} there", path, here, there);
+  return Format("{}: {} here, {} there", path, here, there);
 }
 
 // The first difference below path, "" if there is none.
@@ -208,12 +208,12 @@ std::string FirstDifference(const std::string& path, const Json& here,
   if (here == there) return "";
   if (here.is_array() && there.is_array()) {
     if (here.size() != there.size()) {
-      return Differ(path, fmt::format("{} entries", here.size()),
-                    fmt::format("{} entries", there.size()));
+      return Differ(path, Format("{} entries", here.size()),
+                    Format("{} entries", there.size()));
     }
     for (size_t i = 0; i < here.size(); ++i) {
       std::string difference =
-          FirstDifference(fmt::format("{}[{}]", path, i), here[i], there[i]);
+          FirstDifference(Format("{}[{}]", path, i), here[i], there[i]);
       if (!difference.empty()) return difference;
     }
   }

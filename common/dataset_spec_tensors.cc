@@ -18,7 +18,7 @@ Status Collect(const SpecValue& value, const std::vector<size_t>& shape,
                size_t depth, std::vector<SpecValue>* numbers) {
   if (depth == shape.size()) {
     if (value.IsSequence()) {
-      return value.Error(fmt::format(
+      return value.Error(Format(
           "ragged: a list of {} here, a number at this place of the first row",
           value.size()));
     }
@@ -28,10 +28,9 @@ Status Collect(const SpecValue& value, const std::vector<size_t>& shape,
   }
   if (!value.IsSequence() || value.size() != shape[depth]) {
     if (value.IsSequence() || value.IsScalar()) {
-      return value.Error(fmt::format(
+      return value.Error(Format(
           "ragged: {} here, a list of {} at this place of the first row",
-          value.IsScalar() ? "a number"
-                           : fmt::format("a list of {}", value.size()),
+          value.IsScalar() ? "a number" : Format("a list of {}", value.size()),
           shape[depth]));
     }
     return value.Wanted("a list of numbers");
@@ -134,8 +133,7 @@ Status ReadTensor(const SpecValue& values, std::optional<DType> dtype,
   for (SpecValue first = values; first.IsSequence(); first = first.Item(0)) {
     if (first.size() == 0) return first.Error("an empty list");
     if (shape.size() > dimensions_max) {
-      return first.Error(
-          fmt::format("more than {} dimensions", dimensions_max));
+      return first.Error(Format("more than {} dimensions", dimensions_max));
     }
     shape.push_back(first.size());
   }

@@ -63,13 +63,13 @@ Status CheckCharacters(std::string_view text, const std::string& file) {
     const size_t bytes = Utf8Bytes(text, i);
     if (bytes == 0) {
       return ErrorAt(file, line, column, "",
-                     fmt::format("byte 0x{:02x} is not UTF-8 text",
-                                 static_cast<unsigned char>(c)));
+                     Format("byte 0x{:02x} is not UTF-8 text",
+                            static_cast<unsigned char>(c)));
     }
     if (IsControl(c) && c != '\n' && c != '\t' && c != '\r') {
-      return ErrorAt(file, line, column, "",
-                     fmt::format("control character 0x{:02x}",
-                                 static_cast<unsigned char>(c)));
+      return ErrorAt(
+          file, line, column, "",
+          Format("control character 0x{:02x}", static_cast<unsigned char>(c)));
     }
     ++column;
     if (c == '\n') {
@@ -105,7 +105,7 @@ class TreeBuilder : public YAML::EventHandler {
     std::string path;
     for (const auto& [node, mark, block] : open_) {
       if (node.kind == YamlNode::Kind::kSequence) {
-        path += fmt::format("[{}]", node.items.size());
+        path += Format("[{}]", node.items.size());
       } else if (node.keys.size() > node.items.size()) {
         const std::string key = Quoted(node.keys.back().text);
         path += (path.empty() ? "" : ".") + key.substr(1, key.size() - 2);
@@ -257,8 +257,7 @@ class TreeBuilder : public YAML::EventHandler {
             YAML::anchor_t anchor, YAML::EmitterStyle::value style) {
     YamlNode node = Node(kind, mark, tag, anchor);
     if (open_.size() >= static_cast<size_t>(kSpecDepthMax)) {
-      throw Refused{mark,
-                    fmt::format("nested more than {} deep", kSpecDepthMax)};
+      throw Refused{mark, Format("nested more than {} deep", kSpecDepthMax)};
     }
     if (WantsKey())
       throw Refused{mark, "a key must be a name (is a bracket left open?)"};
@@ -302,11 +301,11 @@ class TreeBuilder : public YAML::EventHandler {
     }
     for (const YamlNode& key : parent.keys) {
       if (key.text != node.text) continue;
-      throw Refused{mark, fmt::format("{} is given twice, first in line {}",
-                                      Quoted(node.text), key.line)};
+      throw Refused{mark, Format("{} is given twice, first in line {}",
+                                 Quoted(node.text), key.line)};
     }
     if (parent.keys.size() >= kKeysMax) {
-      throw Refused{mark, fmt::format("more than {} keys", kKeysMax)};
+      throw Refused{mark, Format("more than {} keys", kKeysMax)};
     }
     parent.keys.push_back(std::move(node));
   }
@@ -370,8 +369,8 @@ bool ParseDecimalFraction(std::string_view text, double* out) {
 StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
   if (text.size() > kSpecBytesMax) {
     return ErrorAt(file, 1, 1, "",
-                   fmt::format("{} bytes of text; at most {} may be",
-                               text.size(), kSpecBytesMax));
+                   Format("{} bytes of text; at most {} may be", text.size(),
+                          kSpecBytesMax));
   }
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
   if (text.starts_with(kByteOrderMark)) {
@@ -397,7 +396,7 @@ StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
   } catch (const YAML::Exception& error) {
     return refuse(builder.Explain(error));
   } catch (const std::exception& error) {
-    return ErrorAt(file, 1, 1, "", fmt::format("not YAML: {}", error.what()));
+    return ErrorAt(file, 1, 1, "", Format("not YAML: {}", error.what()));
   }
   if (!builder.has_document()) return YamlNode();
   return builder.TakeRoot();
@@ -409,7 +408,7 @@ std::string Quoted(std::string_view text) {
     if (i >= kQuotedBytesMax) return quoted + "...'";
     const size_t bytes = Utf8Bytes(text, i);
     if (bytes == 0 || IsControl(text[i])) {
-      quoted += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
+      quoted += Format("\\x{:02x}", static_cast<unsigned char>(text[i]));
       ++i;
     } else {
       quoted += text.substr(i, bytes);
@@ -433,9 +432,9 @@ std::string Suggestion(std::string_view word,
         nearest_distance = distance;
       }
     }
-    if (!nearest.empty()) return fmt::format("did you mean '{}'?", nearest);
+    if (!nearest.empty()) return Format("did you mean '{}'?", nearest);
   }
-  return fmt::format("known here: {}", fmt::join(choices, ", "));
+  return Format("known here: {}", JoinText(choices, ", "));
 }
 
 // ---- SpecValue
@@ -468,31 +467,31 @@ Status SpecValue::Wanted(std::string_view wanted) const {
   if (!present()) return Absent();
   switch (node_->kind) {
     case YamlNode::Kind::kNull:
-      return Error(fmt::format("wanted {}, found nothing", wanted));
+      return Error(Format("wanted {}, found nothing", wanted));
     case YamlNode::Kind::kSequence:
-      return Error(fmt::format("wanted {}, found a list of {}", wanted,
-                               node_->items.size()));
+      return Error(
+          Format("wanted {}, found a list of {}", wanted, node_->items.size()));
     case YamlNode::Kind::kMapping:
-      return Error(fmt::format("wanted {}, found a mapping", wanted));
+      return Error(Format("wanted {}, found a mapping", wanted));
     case YamlNode::Kind::kScalar:
       break;
   }
-  return Error(fmt::format("wanted {}, found {}{}", wanted,
-                           node_->plain ? "" : "the quoted text ",
-                           Quoted(node_->text)));
+  return Error(Format("wanted {}, found {}{}", wanted,
+                      node_->plain ? "" : "the quoted text ",
+                      Quoted(node_->text)));
 }
 
 Status SpecValue::CheckMapping(const std::vector<std::string_view>& known_keys,
                                std::string_view wanted) const {
   if (!IsMapping()) {
-    return Wanted(fmt::format("{} {}", wanted, fmt::join(known_keys, ", ")));
+    return Wanted(Format("{} {}", wanted, JoinText(known_keys, ", ")));
   }
   for (size_t i = 0; i < size(); ++i) {
     const std::string& key = Key(i);
     if (std::find(known_keys.begin(), known_keys.end(), key) ==
         known_keys.end()) {
-      return KeyError(i, fmt::format("unknown key {}; {}", Quoted(key),
-                                     Suggestion(key, known_keys)));
+      return KeyError(i, Format("unknown key {}; {}", Quoted(key),
+                                Suggestion(key, known_keys)));
     }
   }
   return OkStatus();
@@ -505,14 +504,14 @@ StatusOr<std::string_view> SpecValue::OneOf(
     const auto key = std::find(keys.begin(), keys.end(), Key(i));
     if (key == keys.end()) continue;
     if (!found.empty()) {
-      return KeyError(i, fmt::format("'{}' and '{}' exclude each other: give "
-                                     "exactly one of {}",
-                                     found, *key, fmt::join(keys, ", ")));
+      return KeyError(i, Format("'{}' and '{}' exclude each other: give "
+                                "exactly one of {}",
+                                found, *key, JoinText(keys, ", ")));
     }
     found = *key;
   }
   if (found.empty()) {
-    return Error(fmt::format("needs one of {}", fmt::join(keys, ", ")));
+    return Error(Format("needs one of {}", JoinText(keys, ", ")));
   }
   return found;
 }
@@ -520,8 +519,7 @@ StatusOr<std::string_view> SpecValue::OneOf(
 SpecValue SpecValue::Member(std::string_view key, bool required) const {
   SpecValue member;
   member.file_ = file_;
-  member.path_ =
-      path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
+  member.path_ = path_.empty() ? std::string(key) : Format("{}.{}", path_, key);
   member.line_ = line_;
   member.column_ = column_;
   member.required_ = required;
@@ -538,7 +536,7 @@ SpecValue SpecValue::Item(size_t i) const {
   SpecValue item;
   item.node_ = &node_->items[i];
   item.file_ = file_;
-  item.path_ = fmt::format("{}[{}]", path_, i);
+  item.path_ = Format("{}[{}]", path_, i);
   item.line_ = item.node_->line;
   item.column_ = item.node_->column;
   return item;
@@ -559,7 +557,7 @@ Status SpecValue::Uint(uint64_t min, uint64_t max, uint64_t* out) const {
   uint64_t value;
   if (!IsWholeNumber() || !ParseNumber(node_->text, &value) || value < min ||
       value > max) {
-    return Wanted(fmt::format("a whole number from {} to {}", min, max));
+    return Wanted(Format("a whole number from {} to {}", min, max));
   }
   *out = value;
   return OkStatus();
@@ -570,7 +568,7 @@ Status SpecValue::Int(int64_t min, int64_t max, int64_t* out) const {
   int64_t value;
   if (!IsWholeNumber() || !ParseNumber(node_->text, &value) || value < min ||
       value > max) {
-    return Wanted(fmt::format("a whole number from {} to {}", min, max));
+    return Wanted(Format("a whole number from {} to {}", min, max));
   }
   *out = value;
   return OkStatus();
@@ -582,7 +580,7 @@ Status SpecValue::Double(double min, double max, double* out) const {
   if (!IsScalar() || !node_->plain ||
       !ParseDecimalFraction(node_->text, &value) || value < min ||
       value > max) {
-    return Wanted(fmt::format("a number from {:g} to {:g}", min, max));
+    return Wanted(Format("a number from {:g} to {:g}", min, max));
   }
   *out = value;
   return OkStatus();
@@ -611,25 +609,25 @@ Status SpecValue::Path(const std::string& base_dir, std::string* out) const {
   PENSTOCK_RETURN_IF_ERROR(String(&text));
   if (text.front() == '~') {
     return Error(
-        fmt::format("'~' is not expanded in {}: write the home folder "
-                    "out, or './~...' for a file of that name",
-                    Quoted(text)));
+        Format("'~' is not expanded in {}: write the home folder "
+               "out, or './~...' for a file of that name",
+               Quoted(text)));
   }
   std::filesystem::path path(text);
   if (path.is_relative()) {
     path = std::filesystem::path(base_dir) / path;
     if (path.is_relative()) {
       return Error(
-          fmt::format("{} is relative and there is no folder to take "
-                      "it from: write an absolute path",
-                      Quoted(text)));
+          Format("{} is relative and there is no folder to take "
+                 "it from: write an absolute path",
+                 Quoted(text)));
     }
   }
   text = path.lexically_normal().string();
   if (text.size() > 1 && text.back() == '/') text.pop_back();
   if (text.size() > kPathBytesMax) {
-    return Error(fmt::format("a path of {} bytes; at most {}", text.size(),
-                             kPathBytesMax));
+    return Error(
+        Format("a path of {} bytes; at most {}", text.size(), kPathBytesMax));
   }
   *out = std::move(text);
   return OkStatus();
@@ -638,10 +636,10 @@ Status SpecValue::Path(const std::string& base_dir, std::string* out) const {
 Status SpecValue::UnknownWord(
     const std::vector<std::string_view>& words) const {
   if (!IsScalar()) {
-    return Wanted(fmt::format("one of {}", fmt::join(words, ", ")));
+    return Wanted(Format("one of {}", JoinText(words, ", ")));
   }
-  return Error(fmt::format("unknown value {}; {}", Quoted(node_->text),
-                           Suggestion(node_->text, words)));
+  return Error(Format("unknown value {}; {}", Quoted(node_->text),
+                      Suggestion(node_->text, words)));
 }
 
 }  // namespace penstock

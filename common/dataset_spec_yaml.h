@@ -36,8 +36,8 @@ struct YamlNode {
 
 // The one document in text; kNull when there is nothing in it. Errors:
 // InvalidArgument "FILE:LINE:COL: message", columns counted in characters. file
-// "": a program wrote the text, and its lines tell nobody anything: "spec: PATH:
-// message", also from SpecValue.
+// "": a program wrote the text, and its lines tell nobody anything: "spec:
+// PATH: message", also from SpecValue.
 StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file);
 
 // text in single quotes, cut and escaped so that it fits into a message.

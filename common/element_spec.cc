@@ -72,8 +72,7 @@ uint64_t Feature::RowBytes() const {
 }
 
 std::string Feature::ToString() const {
-  return fmt::format("{} {} [{}]", name, DTypeName(dtype),
-                     fmt::join(shape, ", "));
+  return Format("{} {} [{}]", name, DTypeName(dtype), JoinText(shape, ", "));
 }
 
 nlohmann::json ElementSpecToJson(const ElementSpec& spec) {

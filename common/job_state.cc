@@ -1,6 +1,7 @@
 #include "common/job_state.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "common/text_file.h"
 
@@ -30,8 +31,8 @@ StatusOr<uint64_t> NumberOf(const nlohmann::json& json, const char* key) {
 
 std::string ShuffleText(const std::optional<JobState::Shuffle>& shuffle) {
   if (!shuffle) return "none";
-  return fmt::format("seed {}{}", shuffle->seed,
-                     shuffle->each_epoch ? "" : ", the same each epoch");
+  return Format("seed {}{}", shuffle->seed,
+                shuffle->each_epoch ? "" : ", the same each epoch");
 }
 
 }  // namespace
@@ -158,8 +159,8 @@ StatusOr<JobState> ParseJobState(const std::string& text) {
     return InvalidArgumentError(
         "not a Penstock state: not JSON{}",
         line < comma && comma < why && why != what.npos
-            ? fmt::format(": {}: {}", what.substr(line, comma - line),
-                          what.substr(why + 3, 200))
+            ? Format(": {}: {}", what.substr(line, comma - line),
+                     what.substr(why + 3, 200))
             : "");
   }
 }
@@ -180,27 +181,26 @@ StatusOr<JobState> ReadJobState(const std::string& path) {
   }
   auto state = ParseJobState(*text);
   if (!state.ok()) {
-    return refused(
-        state.status().Prepend(fmt::format("state file '{}'", path)));
+    return refused(state.status().Prepend(Format("state file '{}'", path)));
   }
   return state;
 }
 
 std::string DifferingIdentity(const JobState& state, const JobState& here) {
   if (state.dataset != here.dataset) {
-    return fmt::format("dataset: '{}' in the state, '{}' here", state.dataset,
-                       here.dataset);
+    return Format("dataset: '{}' in the state, '{}' here", state.dataset,
+                  here.dataset);
   }
   if (state.records != here.records) {
-    return fmt::format("records: {} in the state, {} here", state.records,
-                       here.records);
+    return Format("records: {} in the state, {} here", state.records,
+                  here.records);
   }
   if (state.seed != here.seed) {
-    return fmt::format("seed: {} in the state, {} here", state.seed, here.seed);
+    return Format("seed: {} in the state, {} here", state.seed, here.seed);
   }
   if (state.shuffle != here.shuffle) {
-    return fmt::format("shuffle: {} in the state, {} here",
-                       ShuffleText(state.shuffle), ShuffleText(here.shuffle));
+    return Format("shuffle: {} in the state, {} here",
+                  ShuffleText(state.shuffle), ShuffleText(here.shuffle));
   }
   return "";
 }

@@ -125,14 +125,10 @@ std::string MissingOf(const std::string& socket) {
   std::error_code error;
   return folder.empty() || std::filesystem::exists(folder, error)
              ? "such socket"
-             : fmt::format("folder '{}'", folder.string());
+             : Format("folder '{}'", folder.string());
 }
 
 }  // namespace
-
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
-}
 
 Status SendMessage(int socket, const nlohmann::json& json,
                    const std::vector<int>& fds) {
@@ -221,14 +217,6 @@ StatusOr<std::optional<Message>> ReceiveMessage(int socket,
     PENSTOCK_ASSIGN_OR_RETURN(message.json, ParseForeignJson(large));
   }
   return std::optional<Message>(std::move(message));
-}
-
-Deadline DeadlineAfter(double timeout_s) {
-  using Clock = std::chrono::steady_clock;
-  if (timeout_s < 0) return std::nullopt;
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(
-             std::chrono::duration<double>(std::min(timeout_s, 1e9)));
 }
 
 std::string SocketPath(const std::string& given) {

@@ -49,14 +49,14 @@
 #ifndef COMMON_MESSAGE_H_
 #define COMMON_MESSAGE_H_
 
-#include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "common/deadline.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -69,27 +69,6 @@ inline constexpr size_t kLargeMessageBytesMax = 16 * 1024 * 1024;
 inline constexpr int kMessageFdsMax = 4;
 
 inline constexpr char kDefaultSocketPath[] = "/run/penstock/penstock.sock";
-
-// Owns a file descriptor.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd();
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  int Release() { return std::exchange(fd_, -1); }
-  void Reset() { Fd().Swap(*this); }
-
- private:
-  void Swap(Fd& other) { std::swap(fd_, other.fd_); }
-  int fd_ = -1;
-};
 
 struct Message {
   nlohmann::json json;
@@ -111,19 +90,7 @@ Status SendMessage(int socket, const nlohmann::json& json,
 StatusOr<std::optional<Message>> ReceiveMessage(
     int socket, size_t large_bytes_max = kLargeMessageBytesMax);
 
-// ---- the asking side
-// ---------------------------------------------------------
-
-using Deadline = std::optional<std::chrono::steady_clock::time_point>;
-// Negative: none.
-Deadline DeadlineAfter(double timeout_s);
-// Of an option; 0: none.
-inline Deadline DeadlineOf(double timeout_s) {
-  return DeadlineAfter(timeout_s > 0 ? timeout_s : -1);
-}
-
-// How long a wait may be deaf to the one who wants it to end.
-inline constexpr std::chrono::milliseconds kPause{100};
+// ---- the asking side --------------------------------------------------------
 
 // options.socket, else PENSTOCK_SOCKET, else the default path.
 std::string SocketPath(const std::string& given);
@@ -142,8 +109,7 @@ StatusOr<Message> Request(
     Deadline deadline = std::nullopt,
     const std::function<bool(const nlohmann::json&)>& on_event = nullptr);
 
-// ---- the answering side
-// -------------------------------------------------------
+// ---- the answering side -----------------------------------------------------
 
 nlohmann::json OkReply();
 nlohmann::json ErrorReply(const Status& status);

@@ -118,7 +118,7 @@ StatusOr<Mapping> Mapping::Map(int fd, uint64_t bytes, bool writable) {
     return mapping;
   } catch (const boost::interprocess::interprocess_exception& error) {
     return ErrnoError(error.get_native_error(),
-                      fmt::format("map {} bytes of shared memory", bytes));
+                      Format("map {} bytes of shared memory", bytes));
   }
 }
 
@@ -128,8 +128,8 @@ StatusOr<std::unique_ptr<Segment>> Segment::Create(const SegmentPlan& plan,
   Fd fd(memfd_create("penstock segment", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoError(errno, "memfd_create");
   if (ftruncate(fd.get(), static_cast<off_t>(plan.segment_bytes)) != 0) {
-    return ErrnoError(
-        errno, fmt::format("make a segment of {} bytes", plan.segment_bytes));
+    return ErrnoError(errno,
+                      Format("make a segment of {} bytes", plan.segment_bytes));
   }
   PENSTOCK_ASSIGN_OR_RETURN(Mapping mapping,
                             Mapping::Map(fd.get(), plan.segment_bytes, true));

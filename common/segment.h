@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "common/element_spec.h"
+#include "common/fd.h"
 #include "common/layout.h"
-#include "common/message.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -7,14 +7,14 @@
 #ifndef COMMON_STATUS_H_
 #define COMMON_STATUS_H_
 
-#include <fmt/format.h>
-
 #include <cassert>
 #include <cerrno>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
+
+#include "common/format.h"
 
 namespace penstock {
 
@@ -57,12 +57,12 @@ class [[nodiscard]] Status {
 
 inline Status OkStatus() { return {}; }
 
-// One maker per code; arguments as fmt::format takes them.
-#define PENSTOCK_STATUS_MAKER(name, code)                            \
-  template <typename... Args>                                        \
-  Status name(fmt::format_string<Args...> format, Args&&... args) {  \
-    return Status(StatusCode::code,                                  \
-                  fmt::format(format, std::forward<Args>(args)...)); \
+// One maker per code; arguments as Format takes them.
+#define PENSTOCK_STATUS_MAKER(name, code)                           \
+  template <typename... Args>                                       \
+  Status name(fmt::format_string<Args...> format, Args&&... args) { \
+    return Status(StatusCode::code,                                 \
+                  Format(format, std::forward<Args>(args)...));     \
   }
 PENSTOCK_STATUS_MAKER(CancelledError, kCancelled)
 PENSTOCK_STATUS_MAKER(InvalidArgumentError, kInvalidArgument)

@@ -1,20 +1,20 @@
 #include "common/text_file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 
-#include "common/message.h"
+#include "common/fd.h"
+#include "common/format.h"
 
 namespace penstock {
 
 StatusOr<std::string> ReadTextFile(const std::string& what,
                                    const std::string& name, size_t bytes_max) {
   const auto failed = [&](int error) {
-    return ErrnoError(error, fmt::format("cannot read {} '{}'", what, name));
+    return ErrnoError(error, Format("cannot read {} '{}'", what, name));
   };
   // O_NONBLOCK: a FIFO must not hold anybody up before it is refused.
   const Fd fd(open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));

@@ -5,7 +5,7 @@
 #ifndef COMMON_WAKE_H_
 #define COMMON_WAKE_H_
 
-#include "common/message.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 
+#include "common/message.h"
 #include "common/ring.h"
 #include "common/segment.h"
 #include "common/wake.h"

@@ -63,7 +63,7 @@ class ClassWarningTest : public testing::Test {
   // The only rank of a job of the dataset `name`.
   Options Of(const std::string& name, const std::vector<std::string>& classes) {
     Options options;
-    options.spec = fmt::format(
+    options.spec = Format(
         "dataset: {}\nsource: {{image_folder: {{path: {}}}}}\n"
         "map: [{{decode_image: {{size: [8, 8]}}}}]\nbatch: {{size: 1}}\n",
         name, Folder(name, classes));

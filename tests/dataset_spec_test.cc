@@ -417,7 +417,7 @@ TEST(DatasetSpecTest, ErrorsInAGeneratedTextNameTheKeyAndNoLine) {
           ": nested more than 32 deep");
   std::string keys;
   for (int i = 0; i <= 256; ++i) {
-    keys += fmt::format(R"("k{}": 0, )", i);
+    keys += Format(R"("k{}": 0, )", i);
   }
   EXPECT_EQ(error(R"({"dataset": "d", "map": [{}, {"cast": {)" + keys + "}}]}"),
             "spec: map[1].cast: more than 256 keys");

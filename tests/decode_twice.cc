@@ -142,7 +142,7 @@ DecodeTwice::Outcome DecodeTwice::Decode(const Way& way,
       way.paths->Run(record, {.seed = 7, .sample = turn}, scratch, {&place, 1});
   if (status.ok()) return outcome;
   outcome.failure =
-      fmt::format("{}: {}", static_cast<int>(status.code()), status.message());
+      Format("{}: {}", static_cast<int>(status.code()), status.message());
   outcome.row.clear();
   return outcome;
 }
@@ -172,15 +172,14 @@ std::string DecodeTwice::Check(std::span<const std::byte> file, uint64_t turn) {
     ++(alone.failure.empty() ? decoded_ : refused_);
     if (alone == after) continue;
     if (alone.failure != after.failure) {
-      return fmt::format("{}, after predecessor {}: '{}', alone '{}'", way.name,
-                         of_turn, after.failure, alone.failure);
+      return Format("{}, after predecessor {}: '{}', alone '{}'", way.name,
+                    of_turn, after.failure, alone.failure);
     }
     const auto [byte, other] =
         std::mismatch(alone.row.begin(), alone.row.end(), after.row.begin());
-    return fmt::format(
-        "{}, after predecessor {}: byte {} of {} is {}, alone {}", way.name,
-        of_turn, byte - alone.row.begin(), alone.row.size(),
-        std::to_integer<int>(*other), std::to_integer<int>(*byte));
+    return Format("{}, after predecessor {}: byte {} of {} is {}, alone {}",
+                  way.name, of_turn, byte - alone.row.begin(), alone.row.size(),
+                  std::to_integer<int>(*other), std::to_integer<int>(*byte));
   }
   return "";
 }

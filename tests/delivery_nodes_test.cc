@@ -12,6 +12,7 @@
 #include "broker/job/dataset.h"
 #include "broker/job/job.h"
 #include "common/layout.h"
+#include "common/message.h"
 #include "common/ring.h"
 #include "common/segment.h"
 #include "gmock/gmock.h"

@@ -20,9 +20,9 @@
 #include "broker/delivery/delivery.h"
 #include "broker/job/launch.h"
 #include "broker/recovery/restore.h"
+#include "common/format.h"
 #include "common/ring.h"
 #include "common/wake.h"
-#include "fmt/format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/simulation/explorer.h"
@@ -1051,7 +1051,7 @@ Scenario TheWorld(const Config& config) {
     for (int life = 0; life < config.lives; ++life) {
       const auto broker = std::make_shared<std::unique_ptr<Broker>>();
       w->broker_process[life] = run.AddProcess(
-          fmt::format("broker {}", life + 1),
+          Format("broker {}", life + 1),
           [=, &run] {
             if (life > 0) {
               const auto all_before = [=](const auto& are) {
@@ -1079,7 +1079,7 @@ Scenario TheWorld(const Config& config) {
         for (int i = 0; i < w->ranks; ++i) {
           const bool replaces = i >= static_cast<int>(config.world);
           w->rank_process[i] = run.AddProcess(
-              replaces ? "replacement" : fmt::format("rank {}", i),
+              replaces ? "replacement" : Format("rank {}", i),
               [=] {
                 (void)of;
                 Rank rank(w, i);
@@ -1160,8 +1160,8 @@ Scenario TheWorld(const Config& config) {
 class DeliverySimulationTest : public testing::Test {
  protected:
   static void Say(const std::string& name, const Result& result) {
-    fmt::print("{:<34} {:>8} states {:>8} runs {:>9} steps\n", name,
-               result.states, result.runs, result.steps);
+    Print(stdout, "{:<34} {:>8} states {:>8} runs {:>9} steps\n", name,
+          result.states, result.runs, result.steps);
   }
   // In every way with so many preemptions.
   static void NeverFails(const std::string& name, const Config& config,
@@ -1468,8 +1468,8 @@ TEST_F(DeliverySimulationTest, BroadcastConsumerIsReplacedWithoutLoss) {
   for (const Lag lag : {Lag::kBlock, Lag::kSkip, Lag::kFail}) {
     config.options.lag = lag;
     NeverFailsAtRandom(
-        fmt::format("{}, broker dies", kLagNames[static_cast<size_t>(lag)]),
-        config, 3'000, 1);
+        Format("{}, broker dies", kLagNames[static_cast<size_t>(lag)]), config,
+        3'000, 1);
   }
 }
 
@@ -1505,8 +1505,8 @@ TEST_F(DeliverySimulationTest, BroadcastWhenConsumerAndBrokerDie) {
     config.replacements = 1;
     config.lives = 2;
     NeverFailsAtRandom(
-        fmt::format("{}, both die", kLagNames[static_cast<size_t>(lag)]),
-        config, 4'000, 2);
+        Format("{}, both die", kLagNames[static_cast<size_t>(lag)]), config,
+        4'000, 2);
   }
 }
 

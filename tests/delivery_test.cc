@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/message.h"
 #include "common/segment.h"
 #include "common/wake.h"
 #include "gmock/gmock.h"

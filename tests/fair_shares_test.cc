@@ -1,12 +1,12 @@
 // What jobs whose rows cost different amounts of time get of the workers.
 // Counts rows against rows: how fast the machine is plays no part.
-#include <fmt/format.h>
 
 #include <atomic>
 #include <cstdint>
 #include <string>
 #include <thread>
 
+#include "common/format.h"
 #include "gtest/gtest.h"
 #include "tests/delivery_fixture.h"
 
@@ -24,11 +24,10 @@ class FairSharesTest : public DeliveryTest {
     return options;
   }
   Options Reading() {
-    return JobOf(
-        "reading",
-        fmt::format("fixed_length_records: {{path: {}, features: {{x: "
-                    "{{dtype: uint8, shape: [1024]}}}}}}",
-                    broker_.Write("records", std::string(1 << 20, 'x'))));
+    return JobOf("reading",
+                 Format("fixed_length_records: {{path: {}, features: {{x: "
+                        "{{dtype: uint8, shape: [1024]}}}}}}",
+                        broker_.Write("records", std::string(1 << 20, 'x'))));
   }
   Options Slow() {
     return JobOf("slow",

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/delivery_fixture.h"

@@ -146,13 +146,12 @@ TEST_F(ImageFolderSourceTest, ClassesAndFilesAreInByteOrder) {
 
 TEST_F(ImageFolderSourceTest, ManyClassesAreWalkedTogether) {
   for (int i = 0; i < 300; ++i) {
-    Add(fmt::format("c{:03}/{}.jpg", i, i));
+    Add(Format("c{:03}/{}.jpg", i, i));
   }
   auto source = Open();
   ASSERT_EQ(source->record_count(), 300u);
   for (uint64_t i = 0; i < 300; ++i) {
-    EXPECT_EQ(source->Describe(i),
-              fmt::format("{}/c{:03}/{}.jpg", root_, i, i));
+    EXPECT_EQ(source->Describe(i), Format("{}/c{:03}/{}.jpg", root_, i, i));
   }
   // Paths below the class folders, 8 bytes a file; a class 28, its name, and as
   // a folder 24 and its path.
@@ -249,12 +248,11 @@ TEST_F(ImageFolderSourceTest, FolderThatMayNotBeEnteredIsNamedWithTheWaysOut) {
   close(pipe_fds[0]);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   ASSERT_EQ(chmod((base_ + "/data").c_str(), 0700), 0);
-  EXPECT_THAT(
-      text,
-      AllOf(HasSubstr(root_ + ": Permission denied"),
-            HasSubstr("may not enter " + base_ + "/data."),
-            HasSubstr(fmt::format("uid {}", root_user ? 65534 : geteuid())),
-            HasSubstr("penstock run"), HasSubstr("setfacl")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr(root_ + ": Permission denied"),
+                    HasSubstr("may not enter " + base_ + "/data."),
+                    HasSubstr(Format("uid {}", root_user ? 65534 : geteuid())),
+                    HasSubstr("penstock run"), HasSubstr("setfacl")));
 }
 
 TEST_F(ImageFolderSourceTest, CacheGivesTheSameIndex) {
@@ -341,8 +339,8 @@ TEST_F(ImageFolderSourceTest, DamagedCacheIsIgnoredWhereverItIsDamaged) {
   for (size_t i = 0; i < whole.size(); ++i) {
     std::string damaged = whole;
     damaged[i] = static_cast<char>(damaged[i] ^ 0x81);
-    expect_scan(damaged, fmt::format("byte {}", i));
-    expect_scan(whole.substr(0, i), fmt::format("cut at {}", i));
+    expect_scan(damaged, Format("byte {}", i));
+    expect_scan(whole.substr(0, i), Format("cut at {}", i));
   }
   expect_scan(whole + "x", "longer");
   std::ofstream(path, std::ios::binary | std::ios::trunc) << whole;

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "broker/recovery/restore.h"
+#include "common/format.h"
 #include "common/ring.h"
-#include "fmt/format.h"
 #include "gtest/gtest.h"
 
 namespace penstock {
@@ -76,11 +76,11 @@ class LifeJournalTest : public testing::Test {
   LifeJournalTest() {
     std::filesystem::remove_all(directory_);
     std::filesystem::create_directories(directory_ + "/1");
-    options_.spec = *ParseDatasetSpec(
-        fmt::format("dataset: numbers\nsource: {{range: {}}}\n"
-                    "batch: {{size: 1}}\nepochs: 1\n",
-                    kSteps),
-        "test", "/");
+    options_.spec =
+        *ParseDatasetSpec(Format("dataset: numbers\nsource: {{range: {}}}\n"
+                                 "batch: {{size: 1}}\nepochs: 1\n",
+                                 kSteps),
+                          "test", "/");
     options_.delivery.mode = DeliveryMode::kDynamic;
     options_.local_world_size = options_.consumers_max = kRanks;
   }
@@ -216,8 +216,7 @@ class LifeJournalTest : public testing::Test {
   }
 
   // In memory, where the tail is beside the journal.
-  const std::string directory_ =
-      fmt::format("/dev/shm/life_journal_{}", getpid());
+  const std::string directory_ = Format("/dev/shm/life_journal_{}", getpid());
   std::unique_ptr<LifeJournal> life_;
   JobOptions options_;
   Plan plan_ = [] {
@@ -237,7 +236,7 @@ TEST_F(LifeJournalTest,
   RunTheJob();
   ASSERT_GE(moments_.size(), 25u);
   for (size_t i = 0; i < moments_.size(); ++i) {
-    SCOPED_TRACE(fmt::format("moment {} of {}", i, moments_.size()));
+    SCOPED_TRACE(Format("moment {} of {}", i, moments_.size()));
     CheckNextLife(moments_[i], moments_[i].journal);
     // In the middle of a write: without its first head (journal.h, I6).
     CheckNextLife(moments_[i], moments_[i].journal +

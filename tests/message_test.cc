@@ -1,3 +1,4 @@
+
 #include "common/message.h"
 
 #include <fcntl.h>

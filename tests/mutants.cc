@@ -62,8 +62,8 @@ std::vector<std::filesystem::path> Photographs() {
     if (entry.path().extension() == ".jpg") paths.push_back(entry.path());
   }
   if (none || paths.empty()) {
-    Fail(fmt::format("no photographs in {}: apt-get install mate-backgrounds",
-                     kPictures));
+    Fail(Format("no photographs in {}: apt-get install mate-backgrounds",
+                kPictures));
   }
   std::sort(paths.begin(), paths.end());
   return paths;
@@ -114,7 +114,7 @@ std::vector<Bytes> SoundFiles() {
       const Status status = (*paths)->Run(record, {.sample = files.size()},
                                           *scratch, {&place, 1});
       if (!status.ok()) {
-        Fail(fmt::format("{}: {}", path.string(), status.message()));
+        Fail(Format("{}: {}", path.string(), status.message()));
       }
       files.push_back(EncodeJpeg(pixels, kind));
     }
@@ -134,10 +134,10 @@ Bytes Mutant(const std::vector<Bytes>& sound, uint64_t number) {
 void Write(const std::vector<Bytes>& sound, const Arguments& arguments) {
   for (uint64_t i = 0; i < arguments.count; ++i) {
     const std::filesystem::path folder =
-        std::filesystem::path(arguments.write) / fmt::format("{:03}", i / 1000);
+        std::filesystem::path(arguments.write) / Format("{:03}", i / 1000);
     std::filesystem::create_directories(folder);
     const Bytes file = Mutant(sound, arguments.first + i);
-    std::ofstream out(folder / fmt::format("{:06}.jpg", arguments.first + i),
+    std::ofstream out(folder / Format("{:06}.jpg", arguments.first + i),
                       std::ios::binary);
     out.write(reinterpret_cast<const char*>(file.data()),
               static_cast<std::streamsize>(file.size()));

@@ -404,7 +404,7 @@ TEST_F(PrivateBrokerTest, ManySamplesThatCrashTheBrokerAreFoundOneByOne) {
   EXPECT_THAT(told_, SizeIs(2 * 6));
   for (const int64_t bad : {3, 10, 17, 24, 31, 38}) {
     EXPECT_THAT(ids, testing::Not(testing::Contains(bad)));
-    const std::string charged = fmt::format(
+    const std::string charged = Format(
         "dataset 'numbers': the death of the broker is charged to sample {} in "
         "range value {}, whose decoding crashed or hung; it is ",
         bad, bad);

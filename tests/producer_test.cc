@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 
+#include "common/message.h"
 #include "common/producer_memory.h"
 #include "tests/delivery_fixture.h"
 

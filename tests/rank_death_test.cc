@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/message.h"
 #include "common/ring.h"
 #include "common/segment.h"
 #include "gmock/gmock.h"

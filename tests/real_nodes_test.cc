@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "broker/memory/topology.h"
+#include "common/message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/delivery_fixture.h"

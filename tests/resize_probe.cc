@@ -8,7 +8,6 @@
 //     the box of the raw picture IN, resized
 //
 // OUT gets raw bytes, channels last. No path may hold a space.
-#include <fmt/format.h>
 
 #include <cstdint>
 #include <fstream>
@@ -20,6 +19,7 @@
 
 #include "broker/transform/jpeg_decoder.h"
 #include "broker/transform/resampler.h"
+#include "common/format.h"
 
 namespace penstock {
 namespace {

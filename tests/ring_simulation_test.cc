@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/format.h"
 #include "common/ring.h"
-#include "fmt/format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/simulation/explorer.h"
@@ -418,7 +418,7 @@ Scenario DeliveryToTwo(int batches) {
       }
     });
     for (int i = 0; i < 2; ++i) {
-      const int rank = run.AddProcess(fmt::format("rank {}", i), [=, &run] {
+      const int rank = run.AddProcess(Format("rank {}", i), [=, &run] {
         RankSide(&run, &(*seats)[i], 1).TakeAll();
       });
       (*seats)[i].Connect(&run, broker, rank);
@@ -613,10 +613,9 @@ class RingSimulationTest : public testing::Test {
   // Explores all of it, and says how much that was.
   Result All(const char* name, Options options, const Scenario& scenario) {
     const Result result = Explore(options, scenario);
-    fmt::print("{:<28} {:>9} states {:>9} runs {:>10} steps\n", name,
-               result.states, result.runs, result.steps);
-    RecordProperty(std::string(name) + " states",
-                   fmt::format("{}", result.states));
+    Print(stdout, "{:<28} {:>9} states {:>9} runs {:>10} steps\n", name,
+          result.states, result.runs, result.steps);
+    RecordProperty(std::string(name) + " states", Format("{}", result.states));
     return result;
   }
   // Under both memories.
@@ -629,7 +628,7 @@ class RingSimulationTest : public testing::Test {
 #endif
       const char* which = memory == Memory::kTso ? "TSO" : "C++";
       const Result result =
-          All(fmt::format("{} ({})", name, which).c_str(), options, scenario);
+          All(Format("{} ({})", name, which).c_str(), options, scenario);
       EXPECT_FALSE(result.failed) << which << ": " << result.message;
       EXPECT_TRUE(result.exhausted);
     }

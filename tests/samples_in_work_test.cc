@@ -352,7 +352,7 @@ TEST_F(SamplesInWorkTest, OneBrokerHasTheFile) {
 // Of a process, by the beginning of their name.
 std::vector<pid_t> ThreadsOf(pid_t process, const std::string& name) {
   std::vector<pid_t> threads;
-  const std::string folder = fmt::format("/proc/{}/task", process);
+  const std::string folder = Format("/proc/{}/task", process);
   for (const auto& task : std::filesystem::directory_iterator(folder)) {
     std::ifstream file(task.path() / "comm");
     std::string comm;
@@ -384,7 +384,7 @@ class BrokerDeathTest : public SamplesInWorkTest {
   // Three samples that take cost_us each.
   Options For(const BrokerProcess& broker, uint64_t cost_us) {
     Options options;
-    options.spec = fmt::format(
+    options.spec = Format(
         "dataset: slow\nsource: {{synthetic: {{records: 3, cost_us: {}, "
         "features: {{x: {{dtype: uint8, shape: [8]}}}}}}}}\n"
         "batch: {{size: 3}}\non_error: skip\n",
@@ -393,7 +393,7 @@ class BrokerDeathTest : public SamplesInWorkTest {
     options.world_size = 1;
     options.socket = broker.socket();
     // Another job: the next life keeps the place of a rank of the last one.
-    options.job = fmt::format("slow{}", ++jobs_);
+    options.job = Format("slow{}", ++jobs_);
     options.timeout_s = 60;
     return options;
   }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/job_state.h"
+#include "common/message.h"
 #include "common/segment.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -133,8 +133,8 @@ TEST(WorkerPoolTest, ReadsAsItIsTold) {
     const auto pool = WorkerPool::Start(**topology, options);
     if (!pool.ok()) {  // this kernel or container has no such io_uring
       EXPECT_THAT(pool.status().message(),
-                  HasSubstr(fmt::format("read_backend: {}: io_uring",
-                                        kReadBackendNames[i])));
+                  HasSubstr(Format("read_backend: {}: io_uring",
+                                   kReadBackendNames[i])));
       continue;
     }
     EXPECT_THAT((*pool)->read_backend(), HasSubstr(kReadBackendNames[i]));

@@ -1,6 +1,5 @@
 // The number of workers, while jobs run.
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/format.h"
+#include "common/message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/delivery_fixture.h"
@@ -118,7 +119,7 @@ TEST_F(WorkersTest, PinnedMemoryGoesWithItsJob) {
   if (!direct) {
     GTEST_SKIP() << "no direct reads in " << broker_.folder();
   }
-  const std::string spec = fmt::format(R"(dataset: records
+  const std::string spec = Format(R"(dataset: records
 source:
   fixed_length_records:
     path: [{}]
@@ -127,7 +128,7 @@ source:
 batch: {{size: 8}}
 epochs: forever
 )",
-                                       path, kRecordBytes);
+                                  path, kRecordBytes);
   ASSERT_EQ(pinned_kb(), 0u);
   for (int course = 0; course < 3; ++course) {
     Reader reader(OptionsFor(spec, 0, 1));

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "broker/base/mutex.h"
-#include "common/message.h"
+#include "common/fd.h"
 
 namespace penstock {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "broker/base/mutex.h"
-#include "common/message.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {

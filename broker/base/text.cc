@@ -1,9 +1,9 @@
 #include "broker/base/text.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <iterator>
+
+#include "common/format.h"
 
 namespace penstock {
 
@@ -15,8 +15,8 @@ std::string BytesText(uint64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return unit == 0 ? fmt::format("{} bytes", bytes)
-                   : fmt::format("{:.1f} {}", value, kUnits[unit]);
+  return unit == 0 ? Format("{} bytes", bytes)
+                   : Format("{:.1f} {}", value, kUnits[unit]);
 }
 
 std::string RanksText(const std::vector<uint32_t>& ranks) {
@@ -25,19 +25,18 @@ std::string RanksText(const std::vector<uint32_t>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < named; ++i) {
     const bool last = i > 0 && i + 1 == ranks.size();
-    text += fmt::format("{}{}", i == 0 ? "" : last ? " and " : ", ", ranks[i]);
+    text += Format("{}{}", i == 0 ? "" : last ? " and " : ", ", ranks[i]);
   }
   if (ranks.size() > named) {
-    text += fmt::format(" and {} more", ranks.size() - named);
+    text += Format(" and {} more", ranks.size() - named);
   }
   return text;
 }
 
 std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s) {
-  return fmt::format("all ranks are gone: kept {:.0f} s for {}", kept_s,
-                     waits_for.empty()
-                         ? "ranks that may still attach"
-                         : "replacements of " + RanksText(waits_for));
+  return Format("all ranks are gone: kept {:.0f} s for {}", kept_s,
+                waits_for.empty() ? "ranks that may still attach"
+                                  : "replacements of " + RanksText(waits_for));
 }
 
 }  // namespace penstock

@@ -1,6 +1,5 @@
 #include "broker/control/control_server.h"
 
-#include <spdlog/spdlog.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -9,6 +8,8 @@
 #include <algorithm>
 #include <set>
 
+#include "broker/base/log.h"
+#include "common/message.h"
 #include "common/wake.h"
 
 #ifndef SO_PEERPIDFD
@@ -56,8 +57,8 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
     if (spec.ok()) {
       datasets_[{dataset.uid, dataset.name}] = *std::move(spec);
     } else {
-      spdlog::warn("dataset '{}' is not registered any more: {}", dataset.name,
-                   spec.status().message());
+      LogWarning("dataset '{}' is not registered any more: {}", dataset.name,
+                 spec.status().message());
     }
   }
 }
@@ -88,7 +89,7 @@ void ControlServer::Accept() {
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
         // EMFILE and the like: who connects waits in the backlog until the next
         // tick.
-        spdlog::warn("no new connections for now: accept: {}", strerror(errno));
+        LogWarning("no new connections for now: accept: {}", strerror(errno));
         loop_->Unwatch(listener_.get());
         accepting_ = false;
       }
@@ -139,7 +140,7 @@ void ControlServer::Accept() {
                             [this, id](uint32_t) { Drop(id); });
     }
     if (!status.ok()) {
-      spdlog::warn("a connection: {}", status.message());
+      LogWarning("a connection: {}", status.message());
       Drop(id);
     }
   }
@@ -268,8 +269,8 @@ void ControlServer::Tick() {
       continue;
     }
     // It lives on: what it has is quarantined until it is gone.
-    spdlog::warn("job '{}': process {} hung up without detaching: evicted",
-                 connection.job->key().name, connection.pid);
+    LogWarning("job '{}': process {} hung up without detaching: evicted",
+               connection.job->key().name, connection.pid);
     connection.job->Mute(connection.seat);
     loop_->Unwatch(connection.wake.get());
     connection.wake.Reset();
@@ -281,7 +282,7 @@ void ControlServer::Tick() {
   if (!accepting_) {
     if (const Status status = StartAccepting(); !status.ok()) {
       accepting_ = false;
-      spdlog::warn("accept: {}", status.message());
+      LogWarning("accept: {}", status.message());
     }
   }
   jobs_->Look();

@@ -27,7 +27,7 @@
 #include "broker/registry/job_table.h"
 #include "broker/workers/worker_pool.h"
 #include "common/dataset_spec.h"
-#include "common/message.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {

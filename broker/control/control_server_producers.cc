@@ -1,11 +1,12 @@
 // What producers may ask for: to feed a job whose source is a stream.
 #include <poll.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 
+#include "broker/base/log.h"
 #include "broker/control/control_server.h"
 #include "broker/control/request_fields.h"
+#include "common/message.h"
 
 namespace penstock {
 namespace {
@@ -22,10 +23,9 @@ const StreamSource* StreamOf(const Job& job) {
 // It is over; nobody takes rows any more.
 Status OverError(const Job& job) {
   const Status failure = job.failure();
-  return Status(
-      failure.ok() ? StatusCode::kAborted : failure.code(),
-      fmt::format("job '{}' is over: {}", job.key().name,
-                  failure.ok() ? "its ranks left" : failure.message()));
+  return Status(failure.ok() ? StatusCode::kAborted : failure.code(),
+                Format("job '{}' is over: {}", job.key().name,
+                       failure.ok() ? "its ranks left" : failure.message()));
 }
 
 }  // namespace
@@ -140,8 +140,8 @@ bool ControlServer::LetInProducer(Connection* connection) {
   }
   producer.job = job;
   producer.number = joined->producer;
-  spdlog::info("job '{}': producer {} is {}", producer.job_name,
-               producer.number, back ? "back" : "at work");
+  LogInfo("job '{}': producer {} is {}", producer.job_name, producer.number,
+          back ? "back" : "at work");
   answer["dataset"] = job->key().dataset;
   answer["ring_rows"] = joined->rows;
   answer["next"] = joined->next;
@@ -238,8 +238,8 @@ void ControlServer::LeaveStream(Connection* connection, bool finished) {
     disposal_->Close(std::move(fds));
   }
   if (producer.job == nullptr) return;
-  spdlog::info("job '{}': producer {} {}", producer.job_name, producer.number,
-               finished ? "has finished" : "is gone");
+  LogInfo("job '{}': producer {} {}", producer.job_name, producer.number,
+          finished ? "has finished" : "is gone");
   producer.job->stream()->Leave(producer.number, finished);
   producer.job->StreamChanged();
 }

@@ -1,14 +1,15 @@
 // What a connection may ask for.
-#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <map>
 
+#include "broker/base/log.h"
 #include "broker/control/control_server.h"
 #include "broker/control/request_fields.h"
 #include "common/job_state.h"
+#include "common/message.h"
 #include "common/wake.h"
 
 namespace penstock {
@@ -180,8 +181,7 @@ StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
     if (names++ < kNamesShown) known += (names == 1 ? "" : ", ") + key.second;
   }
   if (names > kNamesShown) {
-    known +=
-        fmt::format(", and {} more: `penstock datasets`", names - kNamesShown);
+    known += Format(", and {} more: `penstock datasets`", names - kNamesShown);
   }
   return NotFoundError(
       "no dataset '{}' is registered by user {} ({}); register it with "
@@ -350,8 +350,8 @@ Status ControlServer::StartAttach(Connection* connection,
   RankNode node = NodeOfRank(placement, topology_->node_of_cpus(),
                              topology_->node_numbers());
   if (placement.node && !node.node) {
-    spdlog::warn("job '{}': rank {}: {}; its memory is where there is room",
-                 attach.key.name, attach.joining.rank, node.from);
+    LogWarning("job '{}': rank {}: {}; its memory is where there is room",
+               attach.key.name, attach.joining.rank, node.from);
   }
   attach.joining.node = node.node;
   attach.joining.node_from = std::move(node.from);
@@ -387,8 +387,7 @@ StatusOr<nlohmann::json> ControlServer::SetWorkers(
         geteuid());
   }
   PENSTOCK_RETURN_IF_ERROR(workers_->SetWorkers(static_cast<uint32_t>(count)));
-  spdlog::info("{} workers, set by user {}", workers_->workers(),
-               connection.uid);
+  LogInfo("{} workers, set by user {}", workers_->workers(), connection.uid);
   nlohmann::json answer = OkReply();
   answer["workers"] = workers_->workers();
   answer["workers_chosen"] = workers_->Description();
@@ -540,7 +539,7 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
     if (consumer && *consumer != rank) continue;
     const Status evicted =
         job->Evict(consumer ? 0 : static_cast<uint32_t>(rank),
-                   fmt::format("evicted by user {}", connection.uid));
+                   Format("evicted by user {}", connection.uid));
     if (evicted.ok()) {
       jobs_->NoteEvicted(job);
       status = evicted;
@@ -573,8 +572,8 @@ StatusOr<nlohmann::json> ControlServer::StopJob(const Connection& connection,
                             std::move(found));
   for (const std::shared_ptr<Job>& job : jobs) {
     if (now) {
-      job->Recall(fmt::format("job '{}' was stopped by user {}",
-                              job->key().name, connection.uid));
+      job->Recall(Format("job '{}' was stopped by user {}", job->key().name,
+                         connection.uid));
     } else {
       job->Drain();
       // Only those that died are to come.
@@ -688,9 +687,9 @@ std::string ControlServer::NumaText() const {
   if (!topology_->unbound().empty()) return "off: " + topology_->unbound();
   const uint64_t elsewhere = jobs_->placement().pages_elsewhere();
   return elsewhere == 0
-             ? fmt::format("{} nodes, bound and verified", nodes)
-             : fmt::format("{} nodes, bound, but {} pages were found elsewhere",
-                           nodes, elsewhere);
+             ? Format("{} nodes, bound and verified", nodes)
+             : Format("{} nodes, bound, but {} pages were found elsewhere",
+                      nodes, elsewhere);
 }
 
 nlohmann::json ControlServer::StatusJson() const {

@@ -3,8 +3,6 @@
 #ifndef BROKER_CONTROL_REQUEST_FIELDS_H_
 #define BROKER_CONTROL_REQUEST_FIELDS_H_
 
-#include <fmt/ranges.h>
-
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -14,6 +12,7 @@
 
 #include "broker/memory/placement.h"
 #include "common/delivery_options.h"
+#include "common/format.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -44,7 +43,7 @@ StatusOr<E> ChoiceField(const nlohmann::json& json, const char* name,
     }
   }
   return InvalidArgumentError("request: '{}' is {}; wanted one of: {}", name,
-                              FoundText(json, name), fmt::join(names, ", "));
+                              FoundText(json, name), JoinText(names, ", "));
 }
 
 // How an attach wants its batches.

@@ -599,10 +599,10 @@ bool Delivery::GiveToAll(Slot* slot) {
     } else {
       (void)EvictSeat(
           consumer, Closed::kFailed,
-          fmt::format("{} rank {} fell more than {} batches behind (lag: "
-                      "fail; window: {})",
-                      static_cast<int>(StatusCode::kAborted), consumer->rank,
-                      shape_.options.window, shape_.options.window),
+          Format("{} rank {} fell more than {} batches behind (lag: "
+                 "fail; window: {})",
+                 static_cast<int>(StatusCode::kAborted), consumer->rank,
+                 shape_.options.window, shape_.options.window),
           false);
     }
   }

@@ -418,8 +418,8 @@ std::string Delivery::IndexError() const {
       const bool is_free = slot.state == SlotState::kFree;
       usable += is_free && i < usable_slots_;
       if (free.count(at) != is_free) {
-        return fmt::format("slot {} is free or is not, lane {} has the other",
-                           at, number);
+        return Format("slot {} is free or is not, lane {} has the other", at,
+                      number);
       }
       const bool in_turn = std::find(lane.in_turn.begin(), lane.in_turn.end(),
                                      at) != lane.in_turn.end();
@@ -427,11 +427,11 @@ std::string Delivery::IndexError() const {
                                slot.state == SlotState::kReady) &&
                               !slot.share.abandoned;
       if (in_turn != is_in_lane) {
-        return fmt::format("slot {} is in lane {} or is not", at, number);
+        return Format("slot {} is in lane {} or is not", at, number);
       }
       if (is_in_lane && slot.share.claimed < slot.share.rows.rows &&
           claimable.count({slot.share.step, at}) == 0) {
-        return fmt::format("slot {} cannot be claimed", at);
+        return Format("slot {} cannot be claimed", at);
       }
     }
     if (gathering_ || usable == 0 || openable_.count(number) > 0 ||
@@ -444,7 +444,7 @@ std::string Delivery::IndexError() const {
                           lane.phase + 1 < phases_.size() || !end ||
                           lane.next_step < *end;
     if (available_ == UINT64_MAX && any_step) {
-      return fmt::format("nobody opens what lane {} has to", number);
+      return Format("nobody opens what lane {} has to", number);
     }
   }
   if (MustAdvance()) return "";
@@ -456,27 +456,27 @@ std::string Delivery::IndexError() const {
       const Lane& lane = lanes_[consumer.lane];
       if (!lane.in_turn.empty() &&
           slots_[lane.in_turn.front()].state == SlotState::kReady) {
-        return fmt::format("a batch does not leave the lane of rank {}", rank);
+        return Format("a batch does not leave the lane of rank {}", rank);
       }
     }
     if (!is_given_batches) continue;
     const Feed& feed = *feeds_[consumer.seat];
     if (!consumer.backlog.empty() && feed.HasFreeLease() &&
         slots_[consumer.backlog.front().slot].phase <= consumer.told_phase) {
-      return fmt::format("rank {} is not given its backlog", rank);
+      return Format("rank {} is not given its backlog", rank);
     }
     const bool asked_for_takes = feed.asked_for_takes();
     if (mode_ == DeliveryMode::kDynamic && !pool_.empty() &&
         hungry_.count(rank) == 0 && feed.HasFreeLease() && !asked_for_takes) {
-      return fmt::format("nobody waits for rank {}", rank);
+      return Format("nobody waits for rank {}", rank);
     }
     if (broadcast() && unsure_.count(rank) == 0 && without_.count(rank) > 0 &&
         !asked_for_takes) {
-      return fmt::format("nobody waits for room of rank {}", rank);
+      return Format("nobody waits for room of rank {}", rank);
     }
     if (mode_ != DeliveryMode::kDynamic && !withheld_ &&
         consumer.backlog.empty() && Exhausted(lanes_[consumer.lane])) {
-      return fmt::format("rank {} is not told of the end", rank);
+      return Format("rank {} is not told of the end", rank);
     }
   }
   return "";

@@ -237,10 +237,10 @@ void Delivery::Gathered(const FormerSteps& former) {
   for (Consumer* consumer : too_late) {
     (void)EvictSeat(
         consumer, Closed::kFailed,
-        fmt::format("{} rank {} is {} batches behind the others after the "
-                    "broker restarted, and their rows are gone (lag: fail)",
-                    static_cast<int>(StatusCode::kAborted), consumer->rank,
-                    MissedSince(consumer->from)),
+        Format("{} rank {} is {} batches behind the others after the "
+               "broker restarted, and their rows are gone (lag: fail)",
+               static_cast<int>(StatusCode::kAborted), consumer->rank,
+               MissedSince(consumer->from)),
         false);
   }
   for (const auto& [rank, consumer] : consumers_) {

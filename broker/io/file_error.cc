@@ -54,8 +54,8 @@ Status PermissionDeniedAt(int error, const std::string& path) {
   });
   // EPERM comes from a security module or a mount, not from the mode bits.
   const std::string where = folder.empty()
-                                ? fmt::format("it may not read {}", path)
-                                : fmt::format("it may not enter {}", folder);
+                                ? Format("it may not read {}", path)
+                                : Format("it may not enter {}", folder);
   return PermissionDeniedError(
       "{}: {}; the broker runs as user {} and {}. Run the trainer under "
       "`penstock run`, which reads as you, or give that user access "
@@ -72,9 +72,9 @@ std::string BrokerUser() {
   passwd entry;
   passwd* found = nullptr;
   if (getpwuid_r(uid, &entry, text.data(), text.size(), &found) == 0 && found) {
-    return fmt::format("{} (uid {})", found->pw_name, uid);
+    return Format("{} (uid {})", found->pw_name, uid);
   }
-  return fmt::format("uid {}", uid);
+  return Format("uid {}", uid);
 }
 
 Status OpenError(int error, const std::string& path) {
@@ -133,8 +133,7 @@ Status ReadError(int error, const std::string& what, uint64_t offset) {
       return ResourceExhaustedError("{}: read at offset {}: {}", what, offset,
                                     ErrorText(error));
     default:
-      return ErrnoError(error,
-                        fmt::format("{}: read at offset {}", what, offset));
+      return ErrnoError(error, Format("{}: read at offset {}", what, offset));
   }
 }
 

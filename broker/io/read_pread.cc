@@ -43,7 +43,7 @@ StatusOr<uint64_t> ReadAt(int fd, const std::string& what, uint64_t offset,
 class PreadReader final : public StorageReader {
  public:
   PreadReader(uint32_t depth, const std::string& reason)
-      : backend_(reason.empty() ? "pread" : fmt::format("pread ({})", reason)),
+      : backend_(reason.empty() ? "pread" : Format("pread ({})", reason)),
         tickets_(depth) {}
 
   std::string backend() const override { return backend_; }

@@ -87,8 +87,7 @@ unsigned SetupFlags(ReadBackend rung) {
 }
 
 std::string RungName(ReadBackend rung) {
-  return fmt::format("io_uring ({})",
-                     kReadBackendNames[static_cast<size_t>(rung)]);
+  return Format("io_uring ({})", kReadBackendNames[static_cast<size_t>(rung)]);
 }
 
 // Why there is no ring on this rung; error of io_uring_setup or of the
@@ -253,7 +252,7 @@ Status UringReader::Probe() {
   const ssize_t written = write(fd, kText.data(), kText.size());
   ReadRequest file;
   file.kind = ReadRequest::Kind::kFile;
-  file.path = fmt::format("/proc/self/fd/{}", fd);
+  file.path = Format("/proc/self/fd/{}", fd);
   ReadRequest range;
   range.kind = ReadRequest::Kind::kRange;
   range.fd = fd;
@@ -529,7 +528,7 @@ bool UringReader::Enter(unsigned wait_for, uint64_t wait_ns) {
       default:
         // EBADF, EFAULT, EINVAL, EEXIST (another thread than the one that made
         // the reader): a bug, and the buffers can no longer be accounted for.
-        fmt::print(stderr, "penstock: io_uring_enter: {}\n", strerror(-result));
+        Print(stderr, "penstock: io_uring_enter: {}\n", strerror(-result));
         std::abort();
     }
   }

@@ -1,11 +1,11 @@
 #include "broker/job/bank_placement.h"
 
-#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <optional>
 
+#include "broker/base/log.h"
 #include "broker/base/text.h"
 #include "broker/memory/memory_promise.h"
 
@@ -66,7 +66,7 @@ std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
     // have room.
     std::shared_ptr<void> promise = TakeOfNode(node, bytes);
     if (promise == nullptr) {
-      spdlog::warn(
+      LogWarning(
           "job '{}': {} of its batches belong on NUMA node {}, which does not "
           "have that much left beside other jobs: they are not bound",
           job.key().name, BytesText(bytes), node);
@@ -86,7 +86,7 @@ void BankPlacement::BindBank(const Job& job, size_t bank, uint32_t node) {
   const Status status = topology_->BindMemory(
       job.segment().base() + plan.slots_offset + bank * bytes, bytes, node);
   if (!status.ok() && !told_unbound_.exchange(true)) {
-    spdlog::warn("job '{}': {}", job.key().name, status.message());
+    LogWarning("job '{}': {}", job.key().name, status.message());
   }
 }
 
@@ -137,7 +137,7 @@ void BankPlacement::LookAt(Job& job, const std::vector<uint32_t>& nodes) {
       elsewhere, std::memory_order_relaxed);
   pages_elsewhere_.fetch_add(elsewhere - before, std::memory_order_relaxed);
   if (elsewhere > 0 && !told_unbound_.exchange(true)) {
-    spdlog::warn(
+    LogWarning(
         "job '{}': {} of {} pages are not on the NUMA node they were bound to",
         job.key().name, elsewhere, seen);
   }

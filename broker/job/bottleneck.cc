@@ -1,13 +1,12 @@
 #include "broker/job/bottleneck.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "broker/base/text.h"
+#include "common/format.h"
 
 namespace penstock {
 namespace {
@@ -184,9 +183,8 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     found.ranks_wait = std::max(found.ranks_wait, rank.waits);
   }
   const std::string who =
-      fmt::format("ranks wait {} % of the time", Percent(found.ranks_wait));
-  const std::string they_idle =
-      fmt::format("{} idle {} %", they, Percent(idle));
+      Format("ranks wait {} % of the time", Percent(found.ranks_wait));
+  const std::string they_idle = Format("{} idle {} %", they, Percent(idle));
   const bool somebody_waits = found.ranks_wait >= kWaits;
   // One that computes may stand for a while, one that waits gets nothing.
   if (!absent.empty() &&
@@ -195,13 +193,12 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     found.what = What::kAbsent;
     found.absent = absent;
     const auto to = [](const std::vector<uint32_t>& them, const char* what) {
-      return them.empty()
-                 ? ""
-                 : fmt::format(" for {} to {},", RanksText(them), what);
+      return them.empty() ? ""
+                          : Format(" for {} to {},", RanksText(them), what);
     };
-    found.text = fmt::format("the job waits{}{} {}, {}",
-                             to(absent.to_reconnect, "reconnect"),
-                             to(absent.to_attach, "attach"), who, they_idle);
+    found.text =
+        Format("the job waits{}{} {}, {}", to(absent.to_reconnect, "reconnect"),
+               to(absent.to_attach, "attach"), who, they_idle);
     return found;
   }
   if (ranks.empty()) {
@@ -218,19 +215,19 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     found.rank = stand[0].rank;
     found.behind = stand[0].behind;
     found.stands_s = stand[0].stands_s;
-    found.text = fmt::format(
+    found.text = Format(
         "rank {} is the bottleneck: it has neither taken nor released a batch "
         "for {:.0f} s, {}",
         stand[0].rank, stand[0].stands_s, they_idle);
   } else if (!stand.empty()) {
     found.what = What::kRanks;
-    found.text = fmt::format(
+    found.text = Format(
         "ranks are the bottleneck: {} of {} have neither taken nor released a "
         "batch for {:.0f} s, {}",
         stand.size(), ranks.size(), stand[0].stands_s, they_idle);
   } else if (somebody_waits && job.starved() > kStarved) {
     found.what = What::kProducers;
-    found.text = fmt::format(
+    found.text = Format(
         "producers are the bottleneck: {} % of the time there are no rows to "
         "make a batch of, {}, {}",
         Percent(job.starved()), who, they_idle);
@@ -238,48 +235,47 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     found.what = What::kRank;
     found.rank = behind->rank;
     found.behind = behind->behind;
-    found.text = fmt::format(
+    found.text = Format(
         "rank {} is the bottleneck: behind the others {} % of the time, it "
         "waits {} %, {}, {}",
         behind->rank, Percent(behind->behind), Percent(behind->waits), who,
         they_idle);
   } else if (!somebody_waits) {
     found.what = What::kRanks;
-    found.text =
-        fmt::format("ranks are the bottleneck: {}, {}", who, they_idle);
+    found.text = Format("ranks are the bottleneck: {}, {}", who, they_idle);
   } else if (const bool long_row = crew.longest_ns > kLongRowNs;
              !python && !long_row && busy + found.storage < kBusy) {
-    found.text = fmt::format(
-        "no bottleneck is known: {}, {}: a larger `prefetch` may help", who,
-        they_idle);
+    found.text =
+        Format("no bottleneck is known: {}, {}: a larger `prefetch` may help",
+               who, they_idle);
   } else {
     const std::string of_job =
         busy - found.decoding < 0.01
             ? ""
-            : fmt::format(" ({} % for this job)", Percent(found.decoding));
+            : Format(" ({} % for this job)", Percent(found.decoding));
     if (found.storage > busy) {
       found.what = What::kStorage;
-      found.text = fmt::format(
+      found.text = Format(
           "storage is the bottleneck: {} wait {} % for reads, decode {} %{}, "
           "{}",
           they, Percent(found.storage), Percent(busy), of_job, who);
     } else if (python) {
       found.what = What::kPython;
-      found.text = fmt::format(
+      found.text = Format(
           "its Python function is the bottleneck: its {} processes are {} % "
           "busy, decoding included, {} % waiting for reads, {}",
           crew.threads, Percent(busy), Percent(found.storage), who);
     } else {
       found.what = What::kDecode;
-      found.text = fmt::format(
+      found.text = Format(
           "decode is the bottleneck: workers {} % busy decoding{}, {} % "
           "waiting for reads, {}",
           Percent(busy), of_job, Percent(found.storage), who);
     }
     if (long_row) {
-      found.text += fmt::format(", sample {} has been in work for {:.1f} s",
-                                crew.longest_record,
-                                static_cast<double>(crew.longest_ns) * 1e-9);
+      found.text += Format(", sample {} has been in work for {:.1f} s",
+                           crew.longest_record,
+                           static_cast<double>(crew.longest_ns) * 1e-9);
     } else if (idle > kIdle) {
       // Nobody is at work and somebody waits: too little is made ahead.
       found.text += ", " + they_idle + ": a larger `prefetch` may help";

@@ -1,9 +1,8 @@
 #include "broker/job/job.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
+#include "broker/base/log.h"
 #include "broker/base/text.h"
 #include "broker/delivery/assemble.h"
 
@@ -119,9 +118,8 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
   if (!failure_.ok()) return failure_;
   auto joined = delivery_.Attach(std::move(joining));
   if (!joined.ok()) {
-    return Status(
-        joined.status().code(),
-        fmt::format("job '{}': {}", key_.name, joined.status().message()));
+    return Status(joined.status().code(),
+                  Format("job '{}': {}", key_.name, joined.status().message()));
   }
   if (joined->moved_bank) banks_to_move_.push_back(*joined->moved_bank);
   NoteSettledLocked();
@@ -131,17 +129,16 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
   }
   NoteMissingLocked();
   if (joined->replaces) {
-    spdlog::info("job '{}': rank {} is back, {} batches are handed over",
-                 key_.name, key_.consumer.value_or(joined->rank),
-                 joined->backlog);
+    LogInfo("job '{}': rank {} is back, {} batches are handed over", key_.name,
+            key_.consumer.value_or(joined->rank), joined->backlog);
   }
   return joined;
 }
 
 void Job::GoneLocked(const Status& status) {
   if (!status.ok()) {
-    FailLocked(Status(status.code(), fmt::format("job '{}': {}", key_.name,
-                                                 status.message())));
+    FailLocked(Status(status.code(),
+                      Format("job '{}': {}", key_.name, status.message())));
   }
   NoteMissingLocked();
   AdvanceLocked();
@@ -155,8 +152,7 @@ void Job::Leave(uint32_t seat) {
 void Job::Died(uint32_t seat) {
   MutexLock lock(&mutex_);
   if (const std::optional<uint32_t> rank = delivery_.RankAt(seat)) {
-    spdlog::info("job '{}': rank {} died", key_.name,
-                 key_.consumer.value_or(*rank));
+    LogInfo("job '{}': rank {} died", key_.name, key_.consumer.value_or(*rank));
   }
   GoneLocked(delivery_.Died(seat));
 }
@@ -170,8 +166,8 @@ Status Job::Evict(uint32_t rank, const std::string& reason) {
   MutexLock lock(&mutex_);
   const Status status = delivery_.Evict(rank, reason);
   if (status.code() == StatusCode::kNotFound) return status;
-  spdlog::info("job '{}': rank {} is taken off: {}", key_.name,
-               key_.consumer.value_or(rank), reason);
+  LogInfo("job '{}': rank {} is taken off: {}", key_.name,
+          key_.consumer.value_or(rank), reason);
   GoneLocked(status);
   return OkStatus();
 }
@@ -381,17 +377,16 @@ void Job::Look(const CrewUse& crew) {
   }
   FailLocked(DeadlineExceededError(
       "job '{}': {}{}{} within {:.0f} s (wait_s)", key_.name,
-      gone.empty()
-          ? ""
-          : fmt::format("{} of {} left or died, and nobody replaced {}",
-                        RanksText(gone), options_.world_size,
-                        gone.size() == 1 ? "it" : "them"),
+      gone.empty() ? ""
+                   : Format("{} of {} left or died, and nobody replaced {}",
+                            RanksText(gone), options_.world_size,
+                            gone.size() == 1 ? "it" : "them"),
       gone.empty() || absent.empty() ? "" : "; ",
       absent.empty()
           ? ""
-          : fmt::format("{} of {} did not attach (see why {} did not start)",
-                        RanksText(absent), options_.world_size,
-                        absent.size() == 1 ? "it" : "they"),
+          : Format("{} of {} did not attach (see why {} did not start)",
+                   RanksText(absent), options_.world_size,
+                   absent.size() == 1 ? "it" : "they"),
       options_.wait_s));
 }
 
@@ -493,12 +488,12 @@ void Job::AdvanceLocked() {
     delivery_.Advance();
     opened |= OpenLocked();
     for (const uint32_t rank : delivery_.TakeCorrupt()) {
-      spdlog::warn("job '{}': rank {} wrote impossible values: evicted",
-                   key_.name, rank);
+      LogWarning("job '{}': rank {} wrote impossible values: evicted",
+                 key_.name, rank);
       const Status status = delivery_.Evict(
-          rank, fmt::format("rank {} wrote impossible values into its cursor "
-                            "page: a bug of the client, or memory overwritten",
-                            rank));
+          rank, Format("rank {} wrote impossible values into its cursor "
+                       "page: a bug of the client, or memory overwritten",
+                       rank));
       if (!status.ok()) FailLocked(status);
     }
   } while (delivery_.MustAdvance());
@@ -601,7 +596,7 @@ void Job::LeaveOut(Share* share, uint64_t row, const std::string& text) {
   const uint64_t count =
       counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed) + 1;
   if (WorthALine(count)) {
-    spdlog::warn("job '{}' skips: {} ({} so far)", key_.name, text, count);
+    LogWarning("job '{}' skips: {} ({} so far)", key_.name, text, count);
   }
   MutexLock lock(&mutex_);
   share->left_out.push_back(row);
@@ -612,8 +607,7 @@ void Job::CountSubstitute(const std::string& text) {
   const uint64_t count =
       counters_.rows_substituted.fetch_add(1, std::memory_order_relaxed) + 1;
   if (WorthALine(count)) {
-    spdlog::warn("job '{}' substitutes: {} ({} so far)", key_.name, text,
-                 count);
+    LogWarning("job '{}' substitutes: {} ({} so far)", key_.name, text, count);
   }
   MutexLock lock(&mutex_);
   last_error_ = text;
@@ -627,12 +621,12 @@ void Job::Fail(const Status& status) {
 void Job::FailLocked(const Status& status) {
   if (!failure_.ok()) return;
   failure_ = status;
-  spdlog::info("job '{}' ends: {}", key_.name, status.message());
+  LogInfo("job '{}' ends: {}", key_.name, status.message());
   pointless_.store(true, std::memory_order_relaxed);
   last_error_ = status.message();
   delivery_.Close(
       Closed::kFailed,
-      fmt::format("{} {}", static_cast<int>(status.code()), status.message()));
+      Format("{} {}", static_cast<int>(status.code()), status.message()));
   on_freed_();
 }
 

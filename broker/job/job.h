@@ -25,7 +25,6 @@
 #include "broker/plan/plan.h"
 #include "broker/stream/stream.h"
 #include "common/job_state.h"
-#include "common/message.h"
 #include "common/segment.h"
 #include "common/status.h"
 

@@ -142,8 +142,8 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
     return ResourceExhaustedError(
         "{} + hold {} is more than the {} batches a rank may have",
         delivery.mode == DeliveryMode::kBroadcast
-            ? fmt::format("window {}", delivery.window)
-            : fmt::format("prefetch {}", spec.prefetch),
+            ? Format("window {}", delivery.window)
+            : Format("prefetch {}", spec.prefetch),
         spec.hold, kLeasesMax);
   }
   uint64_t rows_max = 0;

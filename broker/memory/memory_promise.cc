@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "broker/base/text.h"
-#include "common/message.h"
+#include "common/fd.h"
 
 namespace penstock {
 

@@ -1,7 +1,5 @@
 #include "broker/memory/memory_room.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "broker/base/text.h"
+#include "common/format.h"
 
 namespace penstock {
 namespace {
@@ -84,9 +83,9 @@ MemoryRoom FindMemoryRoom(const SystemFiles& files) {
     const uint64_t left = *max - std::min(*max, used);
     if (left < room.bytes) {
       room.bytes = left;
-      room.limit = fmt::format("memory.max of cgroup {} ({}, {} used)",
-                               path.empty() ? "/" : path, BytesText(*max),
-                               BytesText(used));
+      room.limit =
+          Format("memory.max of cgroup {} ({}, {} used)",
+                 path.empty() ? "/" : path, BytesText(*max), BytesText(used));
     }
   }
   return room;
@@ -94,7 +93,7 @@ MemoryRoom FindMemoryRoom(const SystemFiles& files) {
 
 std::optional<uint64_t> FindNodeRoom(const SystemFiles& files, uint32_t node) {
   // Lines such as "Node 0 MemFree: 1234 kB".
-  std::ifstream file(fmt::format("{}/node{}/meminfo", files.nodes, node));
+  std::ifstream file(Format("{}/node{}/meminfo", files.nodes, node));
   std::optional<uint64_t> kib;
   std::string line;
   while (std::getline(file, line)) {

@@ -69,16 +69,14 @@ RankNode NodeOfCpus(const RankPlacement& rank,
   for (const uint32_t cpu : rank.cpus) {
     const auto found = node_of.find(cpu);
     if (found == node_of.end()) {
-      return {
-          std::nullopt,
-          fmt::format("processor {} is of none of the broker's nodes", cpu)};
+      return {std::nullopt,
+              Format("processor {} is of none of the broker's nodes", cpu)};
     }
     if (node && *node != found->second) {
       return {std::nullopt,
               "its processors are of several nodes" +
-                  (rank.cpu
-                       ? fmt::format("; it attached on processor {}", *rank.cpu)
-                       : "")};
+                  (rank.cpu ? Format("; it attached on processor {}", *rank.cpu)
+                            : "")};
     }
     node = found->second;
   }
@@ -96,9 +94,8 @@ RankNode NodeOfRank(const RankPlacement& rank,
     if (std::find(nodes.begin(), nodes.end(), *rank.node) != nodes.end()) {
       return {rank.node, "option"};
     }
-    return {
-        std::nullopt,
-        fmt::format("option: node {} is not one of the broker's", *rank.node)};
+    return {std::nullopt,
+            Format("option: node {} is not one of the broker's", *rank.node)};
   }
   RankNode by_cpus = NodeOfCpus(rank, node_of);
   if (!by_cpus.node && rank.gpu_node &&

@@ -141,9 +141,9 @@ StatusOr<std::unique_ptr<Topology>> Topology::Load(const Choice& choice) {
     CpuSet reserved;
     PENSTOCK_RETURN_IF_ERROR(
         ReserveCores(topology, choice.reserve_cores, &wanted, &reserved));
-    why += fmt::format("{}reserve_cores: {} leaves {} to others",
-                       why.empty() ? "" : "; ", choice.reserve_cores,
-                       reserved.ToString());
+    why += Format("{}reserve_cores: {} leaves {} to others",
+                  why.empty() ? "" : "; ", choice.reserve_cores,
+                  reserved.ToString());
   }
   std::erase_if(processors, [&](const Processor& each) {
     return !hwloc_bitmap_isset(wanted.get(), each.os_index);
@@ -151,9 +151,9 @@ StatusOr<std::unique_ptr<Topology>> Topology::Load(const Choice& choice) {
   if (processors.empty()) return InternalError("hwloc: no usable processor");
   result->cpus_ = SpreadOverNodes(processors);
   result->description_ =
-      fmt::format("processors {}{}{}", wanted.ToString(),
-                  wanted.ToString() == allowed ? "" : " of " + allowed,
-                  why.empty() ? "" : " (" + why + ")");
+      Format("processors {}{}{}", wanted.ToString(),
+             wanted.ToString() == allowed ? "" : " of " + allowed,
+             why.empty() ? "" : " (" + why + ")");
   const double quota = CgroupCpuQuota(SystemFiles{});
   result->cpu_quota_ = static_cast<uint32_t>(std::clamp(
       std::ceil(quota), 1.0, static_cast<double>(result->cpus_.size())));
@@ -204,9 +204,9 @@ std::string Topology::TryBinding() const {
     munmap(page, bytes);
     if (!bound.ok()) return bound.message();
     if (found != node.os_index) {
-      return fmt::format(
+      return Format(
           "a page that was bound to node {} is {}", node.os_index,
-          found ? fmt::format("on node {}", *found) : "on none that is known");
+          found ? Format("on node {}", *found) : "on none that is known");
     }
   }
   return "";
@@ -222,9 +222,9 @@ Status Topology::BindMemory(const std::byte* begin, uint64_t bytes,
                                  HWLOC_MEMBIND_MIGRATE) == 0) {
     return OkStatus();
   }
-  return ErrnoError(errno, fmt::format("bind memory to node {} (mbind; a "
-                                       "container may forbid it)",
-                                       node));
+  return ErrnoError(errno, Format("bind memory to node {} (mbind; a "
+                                  "container may forbid it)",
+                                  node));
 }
 
 std::optional<uint32_t> Topology::NodeOfPage(const std::byte* at) const {
@@ -249,7 +249,7 @@ Status Topology::PinThread(const Cpu& cpu) const {
   hwloc_bitmap_free(set);
   if (result == 0) return OkStatus();
   return ErrnoError(error,
-                    fmt::format("pin a worker to processor {}", cpu.os_index));
+                    Format("pin a worker to processor {}", cpu.os_index));
 }
 
 Status Topology::KeepThreadToCpus() const {

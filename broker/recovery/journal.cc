@@ -13,8 +13,8 @@
 #include <cstring>
 #include <utility>
 
+#include "common/fd.h"
 #include "common/layout.h"
-#include "common/message.h"
 
 namespace penstock {
 namespace {
@@ -308,8 +308,8 @@ class Journal::FrameReader {
     if (offset_ == end_) return false;
     if (const int error = Fill(kJournalFrameBytes); error < 0) return error;
     if (buffered() < kJournalFrameBytes) {
-      damage_ = fmt::format("{} bytes where a record has {} or more",
-                            end_ - offset_, kJournalFrameBytes);
+      damage_ = Format("{} bytes where a record has {} or more", end_ - offset_,
+                       kJournalFrameBytes);
       unfinished_ = true;
       return false;
     }
@@ -321,8 +321,8 @@ class Journal::FrameReader {
     }
     const uint64_t bytes = LoadLittle(data(), 4);
     if (bytes > kJournalRecordBytesMax) {
-      damage_ = fmt::format("a record of {} bytes, {} at most", bytes,
-                            kJournalRecordBytesMax);
+      damage_ = Format("a record of {} bytes, {} at most", bytes,
+                       kJournalRecordBytesMax);
       return false;
     }
     const size_t whole = kJournalFrameBytes + bytes;
@@ -331,15 +331,14 @@ class Journal::FrameReader {
       if (const int error = Fill(whole); error < 0) return error;
     }
     if (whole > end_ - offset_) {
-      damage_ = fmt::format("a record of {} bytes, of which {} are there",
-                            bytes, end_ - offset_ - kJournalFrameBytes);
+      damage_ = Format("a record of {} bytes, of which {} are there", bytes,
+                       end_ - offset_ - kJournalFrameBytes);
       return false;
     }
     payload_ = {data() + kJournalFrameBytes, bytes};
     const uint32_t crc = FrameCrc(chain_, {data(), 4}, data()[8], payload_);
     if (crc != LoadLittle(data() + 4, 4)) {
-      damage_ =
-          fmt::format("a record of {} bytes with a wrong checksum", bytes);
+      damage_ = Format("a record of {} bytes with a wrong checksum", bytes);
       return false;
     }
     chain_ = crc;
@@ -452,8 +451,7 @@ class Journal::Rewrite {
   Status Rename() {
     const int result = files_->Rename(kJournalNewName, kJournalName);
     if (result < 0) {
-      return FileError(-result,
-                       fmt::format("rename {} to {}", path_, kJournalName));
+      return FileError(-result, Format("rename {} to {}", path_, kJournalName));
     }
     renamed_ = true;
     return OkStatus();
@@ -537,7 +535,7 @@ StatusOr<Journal::End> Journal::OpenFile(JournalFiles* files,
   if (found.size() < kJournalHeaderBytes) {
     // It never held a record, so nothing is lost.
     replayed->bytes_cut = found.size();
-    replayed->warning = fmt::format(
+    replayed->warning = Format(
         "{}: it ends after {} of the header's {} bytes; an empty journal takes "
         "its place",
         path, found.size(), kJournalHeaderBytes);
@@ -591,8 +589,8 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
     if (result == 0) break;
     if (const Status status = replay(reader.type(), reader.payload());
         !status.ok()) {
-      return status.Prepend(fmt::format("{}, record {} at byte {}", path,
-                                        replayed->records, offset));
+      return status.Prepend(
+          Format("{}, record {} at byte {}", path, replayed->records, offset));
     }
     ++replayed->records;
   }
@@ -619,16 +617,16 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
   if (end.size < settled) end.compact_above = 0;
 
   replayed->bytes_cut = file_bytes - end.size;
-  replayed->warning = fmt::format(
+  replayed->warning = Format(
       "{}: at byte {}, after {} whole records, {}; {} bytes are cut off. {}",
       path, end.size, replayed->records,
       reader.damage().empty() ? "it ends" : "is " + reader.damage(),
       replayed->bytes_cut,
       end.size < settled
-          ? fmt::format("Its first {} bytes had been safe on the disk, so the "
-                        "disk or another program damaged them: what they "
-                        "recorded is lost",
-                        settled)
+          ? Format("Its first {} bytes had been safe on the disk, so the "
+                   "disk or another program damaged them: what they "
+                   "recorded is lost",
+                   settled)
       : replayed->unfinished
           ? "A broker that was killed while it wrote leaves such an end"
           : "A machine that died while it was written leaves such an end, "
@@ -674,8 +672,8 @@ Status Journal::Append(std::span<const JournalEntry> group) {
     // Else the next Append overwrites it.
     (void)files_->Truncate(end_.file->handle(), end_.size);
     return Refuse(
-        FileError(-result, fmt::format("append {} bytes to {}", frames_.size(),
-                                       PathOf(files_.get(), kJournalName))),
+        FileError(-result, Format("append {} bytes to {}", frames_.size(),
+                                  PathOf(files_.get(), kJournalName))),
         frames_.size());
   }
   end_.size += frames_.size();

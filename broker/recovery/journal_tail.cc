@@ -49,8 +49,8 @@ StatusOr<Fd> OpenFile(const std::string& path) {
   }
   const int error = posix_fallocate(fd.get(), 0, kTailFileBytes);
   if (error != 0) {
-    return ErrnoError(
-        error, fmt::format("give {} its {} bytes", path, kTailFileBytes));
+    return ErrnoError(error,
+                      Format("give {} its {} bytes", path, kTailFileBytes));
   }
   return fd;
 }

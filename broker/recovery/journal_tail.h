@@ -28,7 +28,6 @@
 #include <string_view>
 
 #include "broker/recovery/journal.h"
-#include "common/message.h"
 #include "common/segment.h"
 #include "common/status.h"
 

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <spdlog/spdlog.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -14,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "broker/base/boot_id.h"
+#include "broker/base/log.h"
 #include "broker/base/text.h"
 #include "broker/recovery/memory_folder.h"
 #include "common/kill_point.h"
@@ -55,38 +55,35 @@ enum Type : uint8_t {
 
 // Of kRowsKept: far below what a record may have.
 constexpr size_t kRunsPerRecord = 4096;
-// Of Completed, Opened and HandedOver: four numbers of 20 digits and 40
-// letters.
-constexpr size_t kHotTextBytes = 128;
 // Of one write; more only with a record that is larger.
 constexpr size_t kGroupBytes = 256 * 1024;
 // A write that was refused is tried again after so long.
 constexpr std::chrono::seconds kRetryTime{1};
 
 std::string CursorName(uint64_t job, uint64_t attach) {
-  return fmt::format("cursor-{}-{}", job, attach);
+  return Format("cursor-{}-{}", job, attach);
 }
 std::string PidfdName(uint64_t job, uint64_t attach) {
-  return fmt::format("pidfd-{}-{}", job, attach);
+  return Format("pidfd-{}-{}", job, attach);
 }
 
 std::string MemoryName(uint64_t job, uint32_t producer) {
-  return fmt::format("producer-{}-{}", job, producer);
+  return Format("producer-{}-{}", job, producer);
 }
 std::string ProducerPidfdName(uint64_t job, uint32_t producer) {
-  return fmt::format("producerpid-{}-{}", job, producer);
+  return Format("producerpid-{}-{}", job, producer);
 }
 
 // FDPOLL=0: the store would drop a pidfd when its process ends, which is just
 // what the next life has to see.
 void Store(const std::string& name, int fd) {
   if (fd < 0) return;
-  const std::string text = fmt::format("FDSTORE=1\nFDPOLL=0\nFDNAME={}", name);
+  const std::string text = Format("FDSTORE=1\nFDPOLL=0\nFDNAME={}", name);
   sd_pid_notify_with_fds(0, 0, text.c_str(), &fd, 1);
 }
 
 void Unstore(const std::string& name) {
-  sd_notify(0, fmt::format("FDSTOREREMOVE=1\nFDNAME={}", name).c_str());
+  sd_notify(0, Format("FDSTOREREMOVE=1\nFDNAME={}", name).c_str());
 }
 
 void UnstoreProducer(uint64_t job, uint32_t producer) {
@@ -235,7 +232,7 @@ uint32_t AgreementDigest(const JobOptions& options) {
 }
 
 pid_t PidOf(int pidfd) {
-  std::ifstream info(fmt::format("/proc/self/fdinfo/{}", pidfd));
+  std::ifstream info(Format("/proc/self/fdinfo/{}", pidfd));
   for (std::string line; std::getline(info, line);) {
     pid_t pid = 0;
     if (std::sscanf(line.c_str(), "Pid: %d", &pid) == 1) return pid;
@@ -294,7 +291,7 @@ StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
                                     return life->Replay(type, payload);
                                   },
                                   &replayed));
-    if (!replayed.warning.empty()) spdlog::warn("{}", replayed.warning);
+    if (!replayed.warning.empty()) LogWarning("{}", replayed.warning);
     life->OpenTail(directory, replayed);
   }
   for (StoredFd& each : stored) {
@@ -322,7 +319,7 @@ void LifeJournal::OpenTail(const std::string& directory,
   if (tail.ok()) {
     memory_folder_ = *std::move(folder);
   } else {
-    spdlog::warn(
+    LogWarning(
         "no memory that outlives this process: {}; should it be killed, the "
         "next one does not know all that the ranks have had, marks as "
         "redelivered what may come twice, and ends streams",
@@ -340,7 +337,7 @@ void LifeJournal::OpenTail(const std::string& directory,
   }
   if (!tail.ok()) {
     // As on a full disk: nothing can be recorded, jobs go on.
-    spdlog::error("journal: {}", tail.status().message());
+    LogError("journal: {}", tail.status().message());
     return;
   }
   tail_ = *std::move(tail);
@@ -353,7 +350,7 @@ void LifeJournal::OpenTail(const std::string& directory,
     const bool all = at == tail_->end() && tail_->lost_ns() == 0;
     incomplete_ = !all || replayed.damaged;
     if (!all) {
-      spdlog::warn(
+      LogWarning(
           "journal: the former broker could not keep all records, because its "
           "state directory did not take them: what may come twice is marked "
           "as redelivered, streams end");
@@ -363,7 +360,7 @@ void LifeJournal::OpenTail(const std::string& directory,
   } else {
     if (tail_token_ != 0 && same_boot) {
       incomplete_ = true;
-      spdlog::warn(
+      LogWarning(
           "journal: what the former broker had not written yet is gone with "
           "its folder in memory: what may come twice is marked as redelivered, "
           "streams end");
@@ -579,12 +576,12 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
         }
         break;
       default:
-        spdlog::warn("journal: a record of type {}, unknown here, is left out",
-                     type);
+        LogWarning("journal: a record of type {}, unknown here, is left out",
+                   type);
     }
   } catch (const std::exception& error) {
-    spdlog::warn("journal: a record of type {} is left out: {}", type,
-                 error.what());
+    LogWarning("journal: a record of type {} is left out: {}", type,
+               error.what());
   }
   return OkStatus();
 }
@@ -638,8 +635,7 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
       job = InternalError("{}", error.what());
     }
     if (!job.ok()) {
-      spdlog::warn("journal: job {} is given up: {}", id,
-                   job.status().message());
+      LogWarning("journal: job {} is given up: {}", id, job.status().message());
       continue;
     }
     job->incomplete = live.job.value("incomplete", false);
@@ -984,11 +980,8 @@ void LifeJournal::Completed(uint64_t job, uint64_t position, uint64_t next) {
   if (found == jobs_.end()) return;
   found->second.Complete(position, next);
   // By hand: a tenth of what the JSON library takes, once a batch.
-  char text[kHotTextBytes];
-  const auto end = fmt::format_to_n(text, sizeof(text),
-                                    R"({{"id":{},"position":{},"next":{}}})",
-                                    job, position, next);
-  RecordText(kCompleted, {text, end.size});
+  RecordText(kCompleted, Format(R"({{"id":{},"position":{},"next":{}}})", job,
+                                position, next));
 }
 
 void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
@@ -996,11 +989,9 @@ void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   found->second.handed_over.insert({rank, step});
-  char text[kHotTextBytes];  // as in Completed
-  const auto end =
-      fmt::format_to_n(text, sizeof(text), R"({{"id":{},"rank":{},"step":{}}})",
-                       job, rank, step);
-  RecordText(kHandedOver, {text, end.size});
+  // By hand, as in Completed.
+  RecordText(kHandedOver,
+             Format(R"({{"id":{},"rank":{},"step":{}}})", job, rank, step));
 }
 
 void LifeJournal::Opened(uint64_t job, uint64_t position) {
@@ -1009,11 +1000,9 @@ void LifeJournal::Opened(uint64_t job, uint64_t position) {
   if (found == jobs_.end() || position <= found->second.opened) return;
   const Live& live = found->second;
   found->second.opened = position;
-  char text[kHotTextBytes];  // as in Completed
-  const auto end = fmt::format_to_n(
-      text, sizeof(text), R"({{"id":{},"position":{},"low":{},"bytes":{}}})",
-      job, live.opened, live.low, live.segment_bytes);
-  RecordText(kOpened, {text, end.size});
+  // By hand, as in Completed.
+  RecordText(kOpened, Format(R"({{"id":{},"position":{},"low":{},"bytes":{}}})",
+                             job, live.opened, live.low, live.segment_bytes));
 }
 
 // ---- producers
@@ -1188,7 +1177,7 @@ void LifeJournal::Write() {
       if (status.ok() && tail_->lost_ns() != 0) {
         status = compacted.status();  // what is lost stays so
       } else if (status.ok()) {
-        spdlog::warn("{}", compacted.status().message());  // space is lost
+        LogWarning("{}", compacted.status().message());  // space is lost
       }
     } else if (*compacted) {
       status = OkStatus();  // it wrote all, also what failed before
@@ -1249,8 +1238,8 @@ Status LifeJournal::WriteTail() {
     {
       MutexLock lock(&mutex_);
       if (damaged) {
-        spdlog::error("journal: another program wrote into {}/{}",
-                      memory_folder_, kJournalTailName);
+        LogError("journal: another program wrote into {}/{}", memory_folder_,
+                 kJournalTailName);
         NoteLost();
         tail_->Drop(tail_->end());
         return OkStatus();  // a compaction follows
@@ -1327,24 +1316,23 @@ std::string LifeJournal::TroubleText() const {
   if (now == Health::kWell) return "";
   std::string text;
   if (!refusal_.ok()) {
-    text = fmt::format("since {}: {}", TimeText(refused_), refusal_.message());
+    text = Format("since {}: {}", TimeText(refused_), refusal_.message());
   } else if (asked_) {
-    text = fmt::format("the state directory {} has not answered since {}",
-                       directory_, TimeText(*asked_));
+    text = Format("the state directory {} has not answered since {}",
+                  directory_, TimeText(*asked_));
   } else {
-    text =
-        fmt::format("the state directory {} is being written anew", directory_);
+    text = Format("the state directory {} is being written anew", directory_);
   }
   if (now == Health::kLoses) {
     return text +
-           fmt::format(
+           Format(
                "; records are lost since {}: a broker that has to be started "
                "now marks as redelivered what may come twice, and ends streams",
                TimeText(Clock::time_point(
                    std::chrono::duration_cast<Clock::duration>(
                        std::chrono::nanoseconds(tail_->lost_ns())))));
   }
-  return text + fmt::format(
+  return text + Format(
                     "; what jobs do is kept in memory, {} of {}, and known to "
                     "the next broker unless the machine goes down",
                     BytesText(tail_->end() - tail_->begin()),
@@ -1362,10 +1350,10 @@ void LifeJournal::Tick() {
   if (now == told_) return;
   told_ = now;
   if (now == Health::kWell) {
-    spdlog::warn("the state directory {} is written again, nothing is missing",
-                 directory_);
+    LogWarning("the state directory {} is written again, nothing is missing",
+               directory_);
   } else {
-    spdlog::error("{}", TroubleText());
+    LogError("{}", TroubleText());
   }
 }
 

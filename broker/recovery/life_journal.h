@@ -36,6 +36,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -50,8 +51,8 @@
 #include "broker/recovery/journal.h"
 #include "broker/recovery/journal_tail.h"
 #include "broker/recovery/restore.h"
+#include "common/fd.h"
 #include "common/layout.h"
-#include "common/message.h"
 #include "common/status.h"
 
 namespace penstock {

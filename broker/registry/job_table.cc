@@ -1,7 +1,6 @@
 #include "broker/registry/job_table.h"
 
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "broker/base/log.h"
 #include "broker/base/text.h"
 #include "broker/recovery/restore.h"
 #include "common/kill_point.h"
@@ -87,8 +87,7 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
           CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
     }
     entry.former = std::make_unique<FormerJob>(std::move(former));
-    spdlog::info("job '{}' of a former life waits for its ranks",
-                 entry.key.name);
+    LogInfo("job '{}' of a former life waits for its ranks", entry.key.name);
   }
   for (EndedJob& ended : life->TakeEnded()) {
     ended_.push_back({std::move(ended), true});
@@ -113,22 +112,22 @@ Status JobTable::CheckAgreement(const Entry& entry,
   const JobOptions& there = entry.options;
   const JobOptions& here = request.options;
   if (here.world_size != there.world_size) {
-    return disagree(fmt::format("world size: {} here, {} there",
-                                here.world_size, there.world_size));
+    return disagree(Format("world size: {} here, {} there", here.world_size,
+                           there.world_size));
   }
   if (here.local_world_size != there.local_world_size) {
-    return disagree(fmt::format("local world size: {} here, {} there",
-                                here.local_world_size, there.local_world_size));
+    return disagree(Format("local world size: {} here, {} there",
+                           here.local_world_size, there.local_world_size));
   }
   if (here.repeat_first != there.repeat_first) {
-    return disagree(fmt::format("repeat_first: {} here, {} there",
-                                here.repeat_first, there.repeat_first));
+    return disagree(Format("repeat_first: {} here, {} there", here.repeat_first,
+                           there.repeat_first));
   }
   const auto differ = [&](const char* what, const auto& names, auto mine,
                           auto theirs) {
-    return disagree(fmt::format("{}: {} here, {} there", what,
-                                names[static_cast<size_t>(mine)],
-                                names[static_cast<size_t>(theirs)]));
+    return disagree(Format("{}: {} here, {} there", what,
+                           names[static_cast<size_t>(mine)],
+                           names[static_cast<size_t>(theirs)]));
   };
   if (here.delivery.mode != there.delivery.mode) {
     return differ("delivery", kDeliveryModeNames, here.delivery.mode,
@@ -142,12 +141,12 @@ Status JobTable::CheckAgreement(const Entry& entry,
                   here.delivery.on_rank_death, there.delivery.on_rank_death);
   }
   if (here.delivery.window != there.delivery.window) {
-    return disagree(fmt::format("window: {} here, {} there",
-                                here.delivery.window, there.delivery.window));
+    return disagree(Format("window: {} here, {} there", here.delivery.window,
+                           there.delivery.window));
   }
   if (here.consumers_max != there.consumers_max) {
-    return disagree(fmt::format("consumers: {} here, {} there",
-                                here.consumers_max, there.consumers_max));
+    return disagree(Format("consumers: {} here, {} there", here.consumers_max,
+                           there.consumers_max));
   }
   const std::string field = DifferingField(here.spec, there.spec);
   return field.empty() ? OkStatus() : disagree("spec: " + field);
@@ -303,7 +302,7 @@ const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
 
 JobTable::Entry* JobTable::Reopen(const Ended& ended,
                                   const AttachRequest& request) {
-  spdlog::info(
+  LogInfo(
       "job '{}': rank {} is told the end of incarnation {}, whose data were "
       "delivered before; `penstock stop` or another job name begins anew",
       ended.key.name, request.joining.rank, ended.incarnation.number);
@@ -367,7 +366,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     if (entry->launch.Finished(rank)) return nullptr;
     if ((entry->deserted || FormerIsDeserted(*entry)) &&
         entry->launch.HasLeft(rank)) {
-      End(*entry, fmt::format("rank {} left it and begins anew", rank));
+      End(*entry, Format("rank {} left it and begins anew", rank));
       return nullptr;
     }
   }
@@ -396,10 +395,9 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     // Ranks that begin at the same state meet in one incarnation; a rank that
     // comes again with a state begins another.
     if (!knows && request.options.start == entry->options.start) return entry;
-    End(*entry,
-        fmt::format("rank {} opened a newer incarnation of job '{}' with a "
-                    "state: attach or reset with it",
-                    rank, entry->key.name));
+    End(*entry, Format("rank {} opened a newer incarnation of job '{}' with a "
+                       "state: attach or reset with it",
+                       rank, entry->key.name));
     return nullptr;
   }
   if (entry->job->Finished(rank)) return nullptr;
@@ -668,7 +666,7 @@ void JobTable::Deserted(Entry& entry) {
     End(entry, "all ranks have left");
   } else if (!entry.named) {
     if (!entry.job->AllDelivered()) {
-      spdlog::warn(
+      LogWarning(
           "job '{}' of dataset '{}' is over before all was delivered: its "
           "ranks are gone, and a job of one rank without a name of its own "
           "(`job`, "
@@ -677,7 +675,7 @@ void JobTable::Deserted(Entry& entry) {
     }
     End(entry, "all ranks have left");
   } else if (entry.job->AllDelivered()) {
-    spdlog::info(
+    LogInfo(
         "job '{}': all data of incarnation {} are delivered; ranks that "
         "attach within {} s and have not been told so are told the end",
         key.name, entry.incarnation.number, kAwaitedKept.count());

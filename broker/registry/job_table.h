@@ -32,6 +32,7 @@
 #include "broker/recovery/life_journal.h"
 #include "broker/recovery/restore.h"
 #include "broker/workers/worker_pool.h"
+#include "common/fd.h"
 
 namespace penstock {
 

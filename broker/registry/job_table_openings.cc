@@ -1,14 +1,16 @@
 // What takes long and has a thread of its own: opening a dataset, alone
 // (Inspect) or for a job, whose memory is then promised and populated; moving
 // its memory later.
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "broker/base/log.h"
 #include "broker/base/text.h"
 #include "broker/registry/job_table.h"
 #include "common/class_names.h"
+#include "common/message.h"
 
 namespace penstock {
 namespace {
@@ -314,9 +316,9 @@ StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
         layout.segment.rows_max, BytesText(layout.row_bytes),
         layout.attic_bytes == 0
             ? ""
-            : fmt::format(", and {} for rows of the stream whose batches are "
-                          "held for long",
-                          BytesText(layout.attic_bytes)),
+            : Format(", and {} for rows of the stream whose batches are "
+                     "held for long",
+                     BytesText(layout.attic_bytes)),
         why);
   };
   const auto over = [needed](const std::optional<uint64_t>& limit,
@@ -325,12 +327,12 @@ StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
   };
   if (over(limits_.memory_bytes, taken)) {
     return refuse(
-        fmt::format("the broker's memory_limit is {}, {} of it are "
-                    "taken by other jobs",
-                    BytesText(*limits_.memory_bytes), BytesText(taken)));
+        Format("the broker's memory_limit is {}, {} of it are "
+               "taken by other jobs",
+               BytesText(*limits_.memory_bytes), BytesText(taken)));
   }
   if (over(limits_.memory_bytes_per_uid, taken_by_uid)) {
-    return refuse(fmt::format(
+    return refuse(Format(
         "memory_limit_per_user is {}, {} of it are taken by user {}'s other "
         "jobs",
         BytesText(*limits_.memory_bytes_per_uid), BytesText(taken_by_uid),
@@ -340,7 +342,7 @@ StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
   const uint64_t left = room.bytes - std::min(room.bytes, promised);
   if (needed > left) {
     return refuse(
-        fmt::format("only {} are left by {}", BytesText(left), room.limit));
+        Format("only {} are left by {}", BytesText(left), room.limit));
   }
   if (layout.attic_bytes == 0) return promise;
   // The attic gets its pages when ranks are slow and not when the job begins:
@@ -426,7 +428,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     return;
   }
   if (std::string warning = ClassWarning(**job); !warning.empty()) {
-    spdlog::warn("job '{}': {}", entry->key.name, warning);
+    LogWarning("job '{}': {}", entry->key.name, warning);
     (*job)->SetWarning(std::move(warning));
   }
   entry->job = *job;

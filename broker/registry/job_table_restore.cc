@@ -1,12 +1,12 @@
 // What JobTable does after a death of the broker: jobs of a former life and
 // their ranks, of which some reconnect, some are dead, and some say nothing.
 #include <poll.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
+#include "broker/base/log.h"
 #include "broker/recovery/restore.h"
 #include "broker/registry/job_table.h"
 
@@ -17,7 +17,7 @@ namespace {
 constexpr std::chrono::seconds kReconnectTime{60};
 
 std::string UnknownText(const JobKey& key, uint32_t rank) {
-  return fmt::format(
+  return Format(
       "job '{}': rank {} died while no broker ran, and nobody kept its page: "
       "how far it was is not known; begin all ranks at a state (systemd and "
       "penstock run keep the pages)",
@@ -472,7 +472,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
         }
       }
     }
-    spdlog::info(
+    LogInfo(
         "job '{}': rank {} is taken off before it reconnected: "
         "evicted by user {}",
         name, rank, uid);

@@ -56,7 +56,7 @@ uint32_t DirectAlignment(int fd) {
   }
   // It does not say: try.
   const int direct =
-      open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+      open(Format("/proc/self/fd/{}", fd).c_str(),
            O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_DIRECT);
   if (direct < 0) return 0;
   close(direct);
@@ -71,7 +71,7 @@ Status NoDirectReadsError(const std::string& path) {
 
 std::string IoText(uint32_t align) {
   if (align == 0) return "buffered";
-  return fmt::format("direct, in multiples of {} bytes", align);
+  return Format("direct, in multiples of {} bytes", align);
 }
 
 StatusOr<DataFile> DataFile::Open(const std::string& path) {
@@ -113,7 +113,7 @@ Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
   // By its descriptor: by now the path may lead to another file.
   const int direct = align == 0
                          ? -1
-                         : open(fmt::format("/proc/self/fd/{}", fd_).c_str(),
+                         : open(Format("/proc/self/fd/{}", fd_).c_str(),
                                 O_RDONLY | O_CLOEXEC | O_NOCTTY | O_DIRECT);
   if (direct < 0) {
     return io == Io::kAuto ? OkStatus() : NoDirectReadsError(path_);

@@ -61,8 +61,7 @@ class FixedLengthRecords final : public Source {
 
   std::string Describe(uint64_t record) const override {
     const size_t file = FileOf(record);
-    return fmt::format("{}, offset {}", files_[file].path(),
-                       Offset(file, record));
+    return Format("{}, offset {}", files_[file].path(), Offset(file, record));
   }
 
  private:
@@ -115,9 +114,9 @@ StatusOr<std::unique_ptr<Source>> OpenFixedLengthRecords(
           "{} has {} bytes; wanted {}a multiple of {}, the bytes of a record "
           "({})",
           file.path(), file.bytes(),
-          around == 0 ? "" : fmt::format("{} and ", around), record_bytes,
+          around == 0 ? "" : Format("{} and ", around), record_bytes,
           data == 0 ? "it holds no record"
-                    : fmt::format("{} are left over", data % record_bytes));
+                    : Format("{} are left over", data % record_bytes));
     }
     PENSTOCK_RETURN_IF_ERROR(file.ChooseIo(spec.io, total_bytes, record_bytes));
     const uint64_t records = data / record_bytes;

@@ -132,7 +132,7 @@ StatusOr<Header> ParseHeader(const std::string& path,
     if (header.record_bytes > kRecordBytesMax / dim) {
       return InvalidArgumentError(
           "{}: a record of [{}] {} has more than {} bytes", path,
-          fmt::join(header.dims.begin() + 1, header.dims.end(), ", "),
+          JoinText(header.dims.begin() + 1, header.dims.end(), ", "),
           DTypeName(*dtype), kRecordBytesMax);
     }
     header.record_bytes *= dim;
@@ -144,8 +144,8 @@ StatusOr<Header> ParseHeader(const std::string& path,
 
 // "[60000, 28, 28] uint8"
 std::string Shape(const Header& header) {
-  return fmt::format("[{}] {}", fmt::join(header.dims, ", "),
-                     DTypeName(header.dtype));
+  return Format("[{}] {}", JoinText(header.dims, ", "),
+                DTypeName(header.dtype));
 }
 
 Status SizeMismatch(const std::string& path, const Header& header,
@@ -281,7 +281,7 @@ Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
   if (want > possible * kDeflateRatioMax) {
     return SizeMismatch(
         idx->file.path(), idx->header,
-        fmt::format("{} bytes of gzip, which cannot hold that", file_bytes));
+        Format("{} bytes of gzip, which cannot hold that", file_bytes));
   }
   if (want > kUnpackedBytesMax) {
     return InvalidArgumentError(
@@ -309,8 +309,8 @@ Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
   }
   if (found < want) {
     return SizeMismatch(idx->file.path(), idx->header,
-                        fmt::format("{}{}", idx->header.bytes + found,
-                                    error.empty() ? "" : " (" + error + ")"));
+                        Format("{}{}", idx->header.bytes + found,
+                               error.empty() ? "" : " (" + error + ")"));
   }
   if (!error.empty()) return DataLossError("{}: {}", idx->file.path(), error);
   FromBigEndian(idx->header.dtype, data.span(), data.data.get());
@@ -335,7 +335,7 @@ StatusOr<IdxFile> OpenIdxFile(const std::string& path, OpenProgress* progress) {
   PENSTOCK_ASSIGN_OR_RETURN(idx.header,
                             ParseHeader(path, std::span(head).first(have)));
   if (file_bytes != idx.header.bytes + idx.header.data_bytes) {
-    return SizeMismatch(path, idx.header, fmt::format("{}", file_bytes));
+    return SizeMismatch(path, idx.header, Format("{}", file_bytes));
   }
   return idx;
 }
@@ -397,8 +397,7 @@ StatusOr<Labels> LoadLabels(const std::string& path, OpenProgress* progress) {
     PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
                               ReadAt(idx, header.bytes, data.span(), progress));
     if (found != data.size) {
-      return SizeMismatch(path, header,
-                          fmt::format("{}", header.bytes + found));
+      return SizeMismatch(path, header, Format("{}", header.bytes + found));
     }
     FromBigEndian(header.dtype, data.span(), data.data.get());
     idx.unpacked = std::move(data);
@@ -407,7 +406,7 @@ StatusOr<Labels> LoadLabels(const std::string& path, OpenProgress* progress) {
   for (uint64_t i = 0; i < labels.size(); ++i) {
     StatusOr<int64_t> label = LabelAt(header.dtype, idx.unpacked->span(), i);
     if (!label.ok()) {
-      return label.status().Prepend(fmt::format("{}: record {}", path, i));
+      return label.status().Prepend(Format("{}: record {}", path, i));
     }
     labels[i] = *label;
   }
@@ -480,9 +479,8 @@ class Idx final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    return fmt::format("{}, record {} ({}offset {})", images_.file.path(),
-                       record, images_.unpacked ? "unpacked, " : "",
-                       Offset(record));
+    return Format("{}, record {} ({}offset {})", images_.file.path(), record,
+                  images_.unpacked ? "unpacked, " : "", Offset(record));
   }
 
  private:

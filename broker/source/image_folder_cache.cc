@@ -236,7 +236,7 @@ Status CheckSettled(const std::string& root, const FolderIndex& index,
 std::string FolderCacheFile(const std::string& root) {
   const std::string folder = CacheFolder();
   if (folder.empty()) return "";
-  return fmt::format("{}/image-folder-{:016x}.index", folder, HashOf(root));
+  return Format("{}/image-folder-{:016x}.index", folder, HashOf(root));
 }
 
 std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,

@@ -190,7 +190,7 @@ class FolderScan {
     if (files == 0) {
       return InvalidArgumentError(
           "{}: {} class sub-folders, but no picture in them (.{}){}{}", root_,
-          classes_.size(), fmt::join(kExtensions, ", ."),
+          classes_.size(), JoinText(kExtensions, ", ."),
           others.empty() ? "" : "; ", others);
     }
     FolderIndex index = Join(files);
@@ -380,8 +380,8 @@ std::string FolderScan::Others() const {
     others += scan.others;
   }
   return others == 0 ? ""
-                     : fmt::format("{} other file{}, like {}", others,
-                                   others == 1 ? "" : "s", an_other);
+                     : Format("{} other file{}, like {}", others,
+                              others == 1 ? "" : "s", an_other);
 }
 
 FolderIndex FolderScan::Join(uint64_t files) {

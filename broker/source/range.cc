@@ -32,7 +32,7 @@ class Range final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    return fmt::format("range value {}", Value(record));
+    return Format("range value {}", Value(record));
   }
 
  private:

@@ -26,7 +26,7 @@ class Stream final : public Source {
     return InternalError("{} is its job's", Describe(record));
   }
   std::string Describe(uint64_t record) const override {
-    return fmt::format("row {} of a stream", record);
+    return Format("row {} of a stream", record);
   }
 
  private:

@@ -144,7 +144,7 @@ class Synthetic final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    return fmt::format("synthetic record {}", record);
+    return Format("synthetic record {}", record);
   }
 
  private:

@@ -37,7 +37,7 @@ class Tensors final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    return fmt::format("tensors row {}", record % rows_);
+    return Format("tensors row {}", record % rows_);
   }
 
  private:

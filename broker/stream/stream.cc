@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include <map>
 #include <utility>
 
+#include "broker/base/log.h"
 #include "common/layout.h"
 
 namespace penstock {
@@ -455,7 +455,7 @@ void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
       auto moved = MoveRunLocked(runs[i - 1].first, runs[i - 1].second, kept);
       if (!moved.ok()) {
         if (!std::exchange(attic_failed_, true)) {
-          spdlog::warn(
+          LogWarning(
               "ranks hold batches for long, and there is no room for their "
               "rows beside those of the producers, who wait: {}",
               moved.status().message());

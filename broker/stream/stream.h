@@ -42,7 +42,7 @@
 #include "broker/plan/plan.h"
 #include "broker/stream/stream_ledger.h"
 #include "common/element_spec.h"
-#include "common/message.h"
+#include "common/fd.h"
 #include "common/producer_memory.h"
 #include "common/status.h"
 

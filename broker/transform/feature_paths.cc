@@ -249,7 +249,7 @@ Status CheckRange(std::string_view name, const double (&range)[2], double max) {
   return InvalidArgumentError(
       "{} is [{}, {}]; wanted two numbers above 0{}, the smaller first", name,
       range[0], range[1],
-      std::isinf(max) ? std::string() : fmt::format(" and up to {}", max));
+      std::isinf(max) ? std::string() : Format(" and up to {}", max));
 }
 
 Status CheckCrop(const CropSpec& crop) {
@@ -355,7 +355,7 @@ class PathBuilder {
     PENSTOCK_RETURN_IF_ERROR(CheckPerChannel("std", op.std));
     if (*std::min_element(op.std.begin(), op.std.end()) <= 0) {
       return InvalidArgumentError("std is [{}]; wanted numbers above 0",
-                                  fmt::join(op.std, ", "));
+                                  JoinText(op.std, ", "));
     }
     PENSTOCK_RETURN_IF_ERROR(CheckLayout(op.layout));
     PendingPass().Normalize(op.mean, op.std, op.dtype);
@@ -431,7 +431,7 @@ class PathBuilder {
     return InvalidArgumentError(
         "{} is [{}]; {} wants one finite number, or one for each of its {} "
         "channels",
-        name, fmt::join(values, ", "), feature_.ToString(), channels());
+        name, JoinText(values, ", "), feature_.ToString(), channels());
   }
   Status CheckLayout(Layout layout) const {
     return layout == Layout::kChw ? CheckImage() : OkStatus();
@@ -529,7 +529,7 @@ class CompiledFeaturePaths : public FeaturePaths {
     for (size_t i = 0; i < paths_.size(); ++i) {
       if (Status status = paths_[i].Run(raw[i], key, mine, out[i]);
           !status.ok()) {
-        return status.Prepend(fmt::format("feature '{}'", paths_[i].name));
+        return status.Prepend(Format("feature '{}'", paths_[i].name));
       }
     }
     return OkStatus();
@@ -562,8 +562,7 @@ StatusOr<std::unique_ptr<FeaturePaths>> FeaturePaths::Compile(
         },
         ops[i]);
     if (!status.ok()) {
-      return status.Prepend(
-          fmt::format("map[{}] {}", first + i, OpName(ops[i])));
+      return status.Prepend(Format("map[{}] {}", first + i, OpName(ops[i])));
     }
   }
   std::vector<FeaturePath> paths(raw.size());

@@ -53,7 +53,7 @@ std::string Looks(std::string_view file) {
   }
   std::string hex = "begins with";
   for (const char byte : file.substr(0, 8)) {
-    hex += fmt::format(" {:02x}", static_cast<unsigned char>(byte));
+    hex += Format(" {:02x}", static_cast<unsigned char>(byte));
   }
   return hex;
 }

@@ -1,11 +1,11 @@
 // A Python function of `map`. Each worker's Caller has a process of its own,
 // which is started anew when it dies.
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "broker/base/log.h"
 #include "broker/transform/python_process.h"
 #include "broker/transform/row_function.h"
 
@@ -60,7 +60,7 @@ class PythonCaller final : public RowFunction::Caller {
       process_.reset();
     }
     if (status.code() == StatusCode::kUnavailable) {
-      spdlog::warn("python {}: {}", name_, status.message());
+      LogWarning("python {}: {}", name_, status.message());
     }
     if (!status.ok()) return status;
     return &results_;

@@ -80,8 +80,8 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
 
 Status StartError(int error, const std::string& python) {
   return ErrnoError(
-      error, fmt::format("python: start '{}' (`python` names the interpreter)",
-                         python));
+      error,
+      Format("python: start '{}' (`python` names the interpreter)", python));
 }
 
 }  // namespace
@@ -278,9 +278,9 @@ Status PythonProcess::Ended() {
   return UnavailableError(
       "its process {}",
       WIFSIGNALED(status)
-          ? fmt::format("was ended by signal {} ({})", WTERMSIG(status),
-                        strsignal(WTERMSIG(status)))
-          : fmt::format("ended with status {}", WEXITSTATUS(status)));
+          ? Format("was ended by signal {} ({})", WTERMSIG(status),
+                   strsignal(WTERMSIG(status)))
+          : Format("ended with status {}", WEXITSTATUS(status)));
 }
 
 }  // namespace penstock

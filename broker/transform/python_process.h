@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "broker/transform/row_function.h"
-#include "common/message.h"
+#include "common/fd.h"
 #include "common/segment.h"
 #include "common/status.h"
 

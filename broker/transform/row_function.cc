@@ -61,11 +61,11 @@ StatusOr<std::string> CheckTrusted(const std::string& folder,
                                    mode_t writable_by) {
   std::error_code error;
   const std::filesystem::path found = std::filesystem::canonical(folder, error);
-  if (error) return ErrnoError(error.value(), fmt::format("'{}'", folder));
+  if (error) return ErrnoError(error.value(), Format("'{}'", folder));
   for (std::filesystem::path path = found;; path = path.parent_path()) {
     struct stat st;
     if (stat(path.c_str(), &st) != 0) {
-      return ErrnoError(errno, fmt::format("'{}'", path.string()));
+      return ErrnoError(errno, Format("'{}'", path.string()));
     }
     if (path == found && !S_ISDIR(st.st_mode)) {
       return InvalidArgumentError("'{}' is not a folder", folder);

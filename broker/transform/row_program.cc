@@ -26,8 +26,8 @@ struct WorkerScratch : RowProgram::Scratch {
 
 std::string FunctionName(const FunctionOp& op) {
   return op.kind == FunctionOp::Kind::kPython
-             ? fmt::format("python {}", op.function)
-             : fmt::format("plugin {} of {}", op.function, op.library);
+             ? Format("python {}", op.function)
+             : Format("plugin {} of {}", op.function, op.library);
 }
 
 class CompiledRowProgram : public RowProgram {
@@ -101,8 +101,8 @@ class CompiledRowProgram : public RowProgram {
       const bool died = status.code() == StatusCode::kUnavailable;
       return Status(
           died ? StatusCode::kDataLoss : status.code(),
-          fmt::format("map[{}] {}: {}{}", section.step, section.name,
-                      status.message(), died ? ", twice at this sample" : ""));
+          Format("map[{}] {}: {}{}", section.step, section.name,
+                 status.message(), died ? ", twice at this sample" : ""));
     }
     *row = *called;
     return OkStatus();
@@ -155,8 +155,7 @@ StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
     StatusOr<std::unique_ptr<RowFunction>> function =
         OpenRowFunction(op, section.paths->out(), options, cancelled);
     if (!function.ok()) {
-      return function.status().Prepend(
-          fmt::format("map[{}] {}", end, section.name));
+      return function.status().Prepend(Format("map[{}] {}", end, section.name));
     }
     section.function = *std::move(function);
     in.clear();

@@ -1,7 +1,6 @@
 #include "broker/workers/samples_in_work.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -13,6 +12,7 @@
 #include <set>
 
 #include "broker/base/boot_id.h"
+#include "broker/base/log.h"
 
 namespace penstock {
 namespace {
@@ -49,7 +49,7 @@ std::string WhyForeign(int fd) {
   struct stat st;
   if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) return "not a regular file";
   if (static_cast<uint64_t>(st.st_size) != kSamplesFileBytes) {
-    return fmt::format("{} bytes long, not {}", st.st_size, kSamplesFileBytes);
+    return Format("{} bytes long, not {}", st.st_size, kSamplesFileBytes);
   }
   // Copied once: what is checked is what is believed.
   SamplesHeader header;
@@ -58,8 +58,7 @@ std::string WhyForeign(int fd) {
   }
   if (header.magic != kSamplesMagic) return "without its magic number";
   if (header.version != kSamplesVersion) {
-    return fmt::format("of version {}, not {}", header.version,
-                       kSamplesVersion);
+    return Format("of version {}, not {}", header.version, kSamplesVersion);
   }
   if (header.lines != kSampleLines || header.suspects != kSuspectsMax ||
       header.reserved != 0 || header.file_bytes != kSamplesFileBytes) {
@@ -83,8 +82,8 @@ Status MakeFile(int fd) {
   // Returns the error; emulated by writing where the file system cannot.
   const int error = posix_fallocate(fd, 0, kSamplesFileBytes);
   return error == 0 ? OkStatus()
-                    : ErrnoError(error, fmt::format("make it {} bytes long",
-                                                    kSamplesFileBytes));
+                    : ErrnoError(error, Format("make it {} bytes long",
+                                               kSamplesFileBytes));
 }
 
 void WriteHeader(const Mapping& mapping) {
@@ -124,7 +123,7 @@ uint64_t SamplesInWork::DatasetHash(const std::string& dataset_key) {
 StatusOr<std::unique_ptr<SamplesInWork>> SamplesInWork::Open(
     const std::string& folder) {
   const std::string path =
-      folder.empty() ? "" : fmt::format("{}/{}", folder, kFileName);
+      folder.empty() ? "" : Format("{}/{}", folder, kFileName);
   const std::string name = path.empty() ? "memory for samples in work" : path;
   const auto open_checked = [&]() -> StatusOr<Fd> {
     if (path.empty()) {
@@ -149,7 +148,7 @@ StatusOr<std::unique_ptr<SamplesInWork>> SamplesInWork::Open(
       if (rename(path.c_str(), aside.c_str()) != 0) {
         return ErrnoError(errno, "rename to " + aside);
       }
-      spdlog::warn(
+      LogWarning(
           "{} is {}: set aside as {}; which samples ended the broker before is "
           "forgotten",
           path, why, aside);
@@ -223,7 +222,7 @@ void SamplesInWork::Accuse() {
                      entry.record.load(std::memory_order_relaxed)});
       filter_[bit / 64] |= uint64_t{1} << (bit % 64);
     }
-    spdlog::warn(
+    LogWarning(
         "the broker died, maybe of {} sample{} in work (named once the dataset "
         "is open again); under suspicion are {} in all, each is decoded alone "
         "until it proves innocent; {} are not decoded any more ({})",
@@ -255,7 +254,7 @@ uint64_t SamplesInWork::Add(const Sample& sample, uint64_t evidence) {
       return evidence;
     }
   }
-  spdlog::warn(
+  LogWarning(
       "{}: all {} entries are samples that ended the broker again and again: a "
       "new suspect is not remembered",
       path_, kSuspectsMax);

@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "broker/base/mutex.h"
+#include "common/fd.h"
 #include "common/segment.h"
 #include "common/status.h"
 

@@ -1,10 +1,9 @@
 #include "broker/workers/worker.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 
+#include "broker/base/log.h"
 #include "broker/workers/samples_in_work.h"
 #include "broker/workers/worker_pool.h"
 
@@ -64,9 +63,8 @@ void Worker::OpenLane(uint32_t number) {
 void Worker::ChangeLane() {
   for (uint32_t number = 0; number < kLanesMax; ++number) {
     if (lanes_[number].reader != nullptr) continue;
-    spdlog::warn(
-        "worker {}: {} reads of ended jobs hang; it goes on beside them",
-        seat_.index, given_up_);
+    LogWarning("worker {}: {} reads of ended jobs hang; it goes on beside them",
+               seat_.index, given_up_);
     for (auto& [key, state] : states_) Unpin(state);
     return OpenLane(number);
   }
@@ -549,8 +547,8 @@ StatusOr<uint64_t> Worker::MakeStreamRows(Work& work, uint64_t index) {
     const Status status =
         dataset.program->Run(raw_, key, *work.state->scratch, out_);
     if (!status.ok()) {
-      return status.Prepend(fmt::format("dataset '{}': row {} of its producers",
-                                        work.job->key().dataset, record));
+      return status.Prepend(Format("dataset '{}': row {} of its producers",
+                                   work.job->key().dataset, record));
     }
     ids[work.claim.begin + row] = static_cast<int64_t>(record);
   }
@@ -602,8 +600,8 @@ void Worker::HandleError(Work& work, uint64_t index, const Status& status) {
   const std::string where = job.dataset().source->Describe(record);
   const bool told = std::string_view(status.message()).starts_with(where);
   const std::string text =
-      fmt::format("dataset '{}': sample {}{}: {}", job.key().dataset, record,
-                  told ? "" : " in " + where, status.message());
+      Format("dataset '{}': sample {}{}: {}", job.key().dataset, record,
+             told ? "" : " in " + where, status.message());
   // What this machine lacks is not the sample's fault.
   if (status.code() == StatusCode::kResourceExhausted ||
       status.code() == StatusCode::kInvalidArgument) {
@@ -621,9 +619,9 @@ void Worker::HandleError(Work& work, uint64_t index, const Status& status) {
         return;
       }
       job.Fail(Status(status.code(),
-                      fmt::format("{}; the {} samples after it cannot be read "
-                                  "either",
-                                  text, kSubstituteTries)));
+                      Format("{}; the {} samples after it cannot be read "
+                             "either",
+                             text, kSubstituteTries)));
       return;
     case OnError::kSkip:
       job.LeaveOut(work.claim.share, work.claim.begin + index, text);

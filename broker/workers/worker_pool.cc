@@ -2,11 +2,11 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <system_error>
 
+#include "broker/base/log.h"
 #include "broker/workers/worker.h"
 
 namespace penstock {
@@ -68,13 +68,13 @@ void TellCharges(SamplesInWork* samples, const Job& job) {
       SamplesInWork::DatasetHash(DatasetKey(job.options().spec)));
   for (size_t i = 0; i < charges.size(); ++i) {
     if (i == kChargesToldMax) {
-      spdlog::warn("dataset '{}': and {} more samples that were in work",
-                   job.key().dataset, charges.size() - i);
+      LogWarning("dataset '{}': and {} more samples that were in work",
+                 job.key().dataset, charges.size() - i);
       break;
     }
     const SamplesInWork::Charge& charge = charges[i];
     const uint64_t record = charge.sample.record;
-    spdlog::warn(
+    LogWarning(
         "dataset '{}': the death of the broker is charged to sample {} in {}, "
         "{}; {}",
         job.key().dataset, record,
@@ -115,9 +115,9 @@ StatusOr<std::string> WorkerPool::CheckReads(const WorkerOptions& options) {
       MakeStorageReader(options.read_backend,
                         Worker::Tickets(ReadDepth(options.read_depth).most()));
   if (reader.ok()) return (*reader)->backend();
-  return reader.status().Prepend(fmt::format(
-      "read_backend: {}",
-      kReadBackendNames[static_cast<size_t>(options.read_backend)]));
+  return reader.status().Prepend(
+      Format("read_backend: {}",
+             kReadBackendNames[static_cast<size_t>(options.read_backend)]));
 }
 
 StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
@@ -199,10 +199,9 @@ std::string WorkerPool::Description() const {
       options_.workers != 0
           ? set_ ? "set by `penstock workers`" : "set by `workers`"
       : workers() < cpus
-          ? fmt::format("auto, cpu.max allows {} of {} processors", workers(),
-                        cpus)
+          ? Format("auto, cpu.max allows {} of {} processors", workers(), cpus)
           : "auto, one for each processor";
-  return fmt::format("on {}; {}", topology_->description(), why);
+  return Format("on {}; {}", topology_->description(), why);
 }
 
 std::map<uint32_t, uint32_t> WorkerPool::workers_of_nodes() const {
@@ -298,7 +297,7 @@ void WorkerPool::Run(uint32_t index, uint32_t place, uint64_t job,
   const CrashStack crash_stack;
   pthread_setname_np(
       pthread_self(),
-      fmt::format("{} {}", job == 0 ? "worker" : "crew", index).c_str());
+      Format("{} {}", job == 0 ? "worker" : "crew", index).c_str());
   Worker::Seat seat{index, place, job, std::nullopt};
   if (job == 0) {
     const std::vector<Topology::Cpu>& cpus = topology_->cpus();
@@ -306,11 +305,11 @@ void WorkerPool::Run(uint32_t index, uint32_t place, uint64_t job,
     if (const Status status = topology_->PinThread(own); status.ok()) {
       seat.node = own.node;
     } else {
-      spdlog::warn("{}; it runs unpinned", status.message());
+      LogWarning("{}; it runs unpinned", status.message());
     }
   } else if (const Status status = topology_->KeepThreadToCpus();
              !status.ok()) {
-    spdlog::warn("{}", status.message());
+    LogWarning("{}", status.message());
   }
   Worker worker(this, seat, reads_most_, reads);
   while (WaitForWork(worker)) {
@@ -327,8 +326,8 @@ std::unique_ptr<StorageReader> WorkerPool::MakeWorkerReader(
     if (reader.ok() && !(*reader)->blocking()) return *std::move(reader);
     // Worked a moment ago: out of memory or descriptors. Plain reads need none.
     if (!reader.ok()) {
-      spdlog::warn("worker {}: {}; it reads with pread", worker,
-                   reader.status().message());
+      LogWarning("worker {}: {}; it reads with pread", worker,
+                 reader.status().message());
     }
   }
   // One after the other: more would only wait behind one that hangs.
@@ -571,12 +570,12 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
   for (const uint32_t index : blocked) {
     const uint32_t place = threads_[index].place;
     if (place >= workers() || ThreadsAt(place) > 1) continue;
-    spdlog::warn(
+    LogWarning(
         "worker {} is held by a read that does not end; worker {} takes its "
         "place",
         index, threads_.size());
     if (const Status status = StartThread(place); !status.ok()) {
-      spdlog::warn("{}", status.message());
+      LogWarning("{}", status.message());
     }
   }
 }
@@ -657,7 +656,7 @@ std::optional<std::string> WorkerPool::Tick() {
   options_.samples->Blame(oldest->worker);
   const Named named = NamedOf(oldest->job);
   const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
-  return fmt::format(
+  return Format(
       "worker {} hangs: dataset '{}': sample {} in {}: not decoded in {:.1f} s "
       "(decode_timeout)",
       oldest->worker, named.key.dataset, oldest->sample.record,

@@ -10,7 +10,6 @@
 
 #include "client/attach/gpu_node.h"
 #include "common/job_state.h"
-#include "common/message.h"
 
 namespace penstock {
 namespace {
@@ -51,8 +50,8 @@ std::string AllowedCpus() {
       if (!CPU_ISSET_S(cpu, bytes, set.data())) continue;
       const size_t first = cpu;
       while (cpu + 1 < cpus && CPU_ISSET_S(cpu + 1, bytes, set.data())) ++cpu;
-      list += fmt::format("{}{}", list.empty() ? "" : ",", first);
-      if (cpu > first) list += fmt::format("-{}", cpu);
+      list += Format("{}{}", list.empty() ? "" : ",", first);
+      if (cpu > first) list += Format("-{}", cpu);
     }
     return list;
   }

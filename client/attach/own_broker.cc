@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/message.h"
 #include "common/quantity.h"
 
 extern char** environ;
@@ -120,7 +121,7 @@ Status OwnBroker::Launch(const OwnBrokerOptions& options) {
   const std::string command = FindCommand();
   std::vector<std::string> words = {command, "broker", "--until-eof"};
   if (options.workers > 0) {
-    words.push_back(fmt::format("--workers={}", options.workers));
+    words.push_back(Format("--workers={}", options.workers));
   }
   if (!options.memory_limit.empty()) {
     words.push_back("--memory-limit=" + options.memory_limit);
@@ -140,10 +141,10 @@ Status OwnBroker::Launch(const OwnBrokerOptions& options) {
                                  SpawnApart().get(), argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
-    return ErrnoError(
-        error, fmt::format("start a private broker by '{}' (PENSTOCK_COMMAND "
-                           "names the `penstock` program)",
-                           command));
+    return ErrnoError(error,
+                      Format("start a private broker by '{}' (PENSTOCK_COMMAND "
+                             "names the `penstock` program)",
+                             command));
   }
   // Not glibc's wrapper: 2.36 declares it without extern "C".
   pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));

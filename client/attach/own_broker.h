@@ -10,7 +10,7 @@
 #include <string>
 
 #include "client/attach/fork.h"
-#include "common/message.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -3,12 +3,11 @@
 #ifndef CLIENT_ATTACH_RECONNECT_H_
 #define CLIENT_ATTACH_RECONNECT_H_
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <string>
 
+#include "common/format.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -46,9 +45,8 @@ inline Status BrokerGoneError(const std::string& doing,
       "{} (see its log, or journalctl -u penstockd){}",
       doing,
       reconnect_s > 0
-          ? fmt::format(
-                "; it was not back after {:.1f} s (reconnect_s: {}): {}",
-                away.count(), reconnect_s, last)
+          ? Format("; it was not back after {:.1f} s (reconnect_s: {}): {}",
+                   away.count(), reconnect_s, last)
           : "");
 }
 

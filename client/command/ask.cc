@@ -65,12 +65,12 @@ void PrintJobs(const Json& answer) {
          CountCell(job, "rows_skipped"), CountCell(job, "rows_substituted"),
          BytesCell(job, "bytes_read"), BytesCell(job, "memory_bytes")});
   }
-  fmt::print("{}", table.empty() ? "no jobs\n" : table.ToString());
+  Print(stdout, "{}", table.empty() ? "no jobs\n" : table.ToString());
   for (const Json& job : ArrayField(answer, "jobs")) {
     for (const char* key : {"last_error", "warning"}) {
       if (const std::string text = TextField(job, key); !text.empty()) {
-        fmt::print("\n{}: {}\n", Printable(TextCell(job, "job")),
-                   Printable(text));
+        Print(stdout, "\n{}: {}\n", Printable(TextCell(job, "job")),
+              Printable(text));
       }
     }
   }
@@ -84,18 +84,18 @@ void PrintDatasets(const Json& answer) {
                       ? std::to_string(*CountField(dataset, "uid"))
                       : "-"});
   }
-  fmt::print("{}", table.empty() ? "no datasets\n" : table.ToString());
+  Print(stdout, "{}", table.empty() ? "no datasets\n" : table.ToString());
 }
 
 void PrintStatus(const Json& answer) {
   const Json& broker = FieldOf(answer, "broker");
   const auto line = [](const char* what, const std::string& value) {
-    fmt::print("{:<8} {}\n", what, Printable(value));
+    Print(stdout, "{:<8} {}\n", what, Printable(value));
   };
   const std::optional<uint64_t> pid = CountField(broker, "pid");
   const Json& is_private = FieldOf(broker, "private");
   line("broker",
-       fmt::format(
+       Format(
            "penstockd {} (pid {}){}, up {}, CPU {}",
            TextCell(broker, "version"), pid ? std::to_string(*pid) : "-",
            is_private.is_boolean() && is_private.get<bool>() ? ", private" : "",
@@ -105,18 +105,18 @@ void PrintStatus(const Json& answer) {
   line("workers",
        CountCell(broker, "workers") + (chosen.empty() ? "" : " " + chosen));
   const Json& automatic = FieldOf(broker, "read_depth_auto");
-  line("reading",
-       fmt::format(
-           "{}, {} reads in flight at most{}", TextCell(broker, "read_backend"),
-           CountCell(broker, "read_depth"),
-           automatic.is_boolean() && automatic.get<bool>() ? " (auto)" : ""));
+  line(
+      "reading",
+      Format("{}, {} reads in flight at most{}",
+             TextCell(broker, "read_backend"), CountCell(broker, "read_depth"),
+             automatic.is_boolean() && automatic.get<bool>() ? " (auto)" : ""));
   line("memory", BytesCell(broker, "memory_bytes") + " for all jobs");
   std::string nodes;
   for (const Json& node : ArrayField(broker, "nodes")) {
-    nodes += fmt::format("; node {}: processors {}, {}, {} workers",
-                         CountCell(node, "node"), TextCell(node, "cpus"),
-                         BytesCell(node, "memory_bytes"),
-                         CountCell(node, "workers"));
+    nodes +=
+        Format("; node {}: processors {}, {}, {} workers",
+               CountCell(node, "node"), TextCell(node, "cpus"),
+               BytesCell(node, "memory_bytes"), CountCell(node, "workers"));
   }
   if (ArrayField(broker, "nodes").size() > 1) {
     line("NUMA", TextCell(broker, "numa") + nodes);
@@ -125,14 +125,15 @@ void PrintStatus(const Json& answer) {
       !trouble.empty()) {
     line("journal", trouble);
   }
-  fmt::print("\n");
+  Print(stdout, "\n");
   PrintJobs(answer);
 
   // Who stalls whom: where the broker's time goes, and each rank's.
   for (const Json& job : ArrayField(answer, "jobs")) {
     const std::string text = TextField(FieldOf(job, "bottleneck"), "text");
     if (text.empty()) continue;
-    fmt::print("\n{}: {}\n", Printable(TextCell(job, "job")), Printable(text));
+    Print(stdout, "\n{}: {}\n", Printable(TextCell(job, "job")),
+          Printable(text));
   }
   Table producers({"JOB", ">PRODUCER", ">PID", "STATE", ">ROWS PUT", ">KEPT",
                    ">ROOM", ">MEMORY"});
@@ -145,7 +146,7 @@ void PrintStatus(const Json& answer) {
     const std::string io = TextField(job, "io");
     stalls.AddRow(
         {TextCell(job, "job"), io.empty() ? "-" : io, CountCell(job, "reads"),
-         reads == 0 ? "-" : fmt::format("{} %", 100 * cached / reads),
+         reads == 0 ? "-" : Format("{} %", 100 * cached / reads),
          SecondsCell(job, "read_wait_s"), SecondsCell(job, "decode_s")});
     for (const Json& rank : ArrayField(job, "ranks")) {
       const std::optional<uint64_t> rank_pid = CountField(rank, "pid");
@@ -171,13 +172,13 @@ void PrintStatus(const Json& answer) {
            CountCell(each, "room_rows"), BytesCell(each, "memory_bytes")});
     }
   }
-  if (!stalls.empty()) fmt::print("\n{}", stalls.ToString());
-  if (!ranks.empty()) fmt::print("\n{}", ranks.ToString());
-  if (!producers.empty()) fmt::print("\n{}", producers.ToString());
+  if (!stalls.empty()) Print(stdout, "\n{}", stalls.ToString());
+  if (!ranks.empty()) Print(stdout, "\n{}", ranks.ToString());
+  if (!producers.empty()) Print(stdout, "\n{}", producers.ToString());
   for (const Json& read : ArrayField(answer, "late_reads")) {
-    fmt::print("\nstorage: job '{}' waits {} for '{}'\n",
-               Printable(TextCell(read, "job")), SecondsCell(read, "seconds"),
-               Printable(TextCell(read, "file")));
+    Print(stdout, "\nstorage: job '{}' waits {} for '{}'\n",
+          Printable(TextCell(read, "job")), SecondsCell(read, "seconds"),
+          Printable(TextCell(read, "file")));
   }
 }
 
@@ -189,7 +190,7 @@ StatusOr<int> Ask(const AskOptions& options, const char* op,
   PENSTOCK_ASSIGN_OR_RETURN(
       const Json answer, CallBroker(SocketPath(options.socket), {{"op", op}}));
   if (options.json) {
-    fmt::print("{}\n", JsonLine(answer));
+    Print(stdout, "{}\n", JsonLine(answer));
   } else {
     print(answer);
   }
@@ -203,10 +204,10 @@ StatusOr<int> Register(const AskOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const Json answer,
                             CallBroker(SocketPath(options.socket), request));
   if (options.json) {
-    fmt::print("{}\n", JsonLine(answer));
+    Print(stdout, "{}\n", JsonLine(answer));
   } else {
     const std::string name = TextField(answer, "dataset", file.spec.name);
-    fmt::print("registered dataset '{}'\n", Printable(name));
+    Print(stdout, "registered dataset '{}'\n", Printable(name));
   }
   return 0;
 }
@@ -217,9 +218,9 @@ StatusOr<int> Unregister(const AskOptions& options) {
       CallBroker(SocketPath(options.socket),
                  {{"op", "unregister"}, {"dataset", options.dataset}}));
   if (options.json) {
-    fmt::print("{}\n", JsonLine(answer));
+    Print(stdout, "{}\n", JsonLine(answer));
   } else {
-    fmt::print("unregistered dataset '{}'\n", Printable(options.dataset));
+    Print(stdout, "unregistered dataset '{}'\n", Printable(options.dataset));
   }
   return 0;
 }
@@ -231,8 +232,8 @@ std::shared_ptr<AskOptions> AddAskOptions(CLI::App* app) {
                       std::string(kDefaultSocketPath) + ")")
       ->type_name("PATH");
   app->add_flag("--json", options->json, "Print one JSON object");
-  app->footer(fmt::format("Examples:\n  penstock {0}\n  penstock {0} --json",
-                          app->get_name()));
+  app->footer(Format("Examples:\n  penstock {0}\n  penstock {0} --json",
+                     app->get_name()));
   return options;
 }
 

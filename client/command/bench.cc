@@ -15,7 +15,6 @@
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
-#include "common/message.h"
 
 namespace penstock {
 namespace {
@@ -130,29 +129,28 @@ void PrintJson(const SpecFile& file, const DatasetIndex& index,
   if (!result.digests.empty()) {
     json["order_digest_per_epoch"] = result.digests;
   }
-  fmt::print("{}\n",
-             json.dump(-1, ' ', false,
-                       nlohmann::ordered_json::error_handler_t::replace));
+  Print(stdout, "{}\n",
+        json.dump(-1, ' ', false,
+                  nlohmann::ordered_json::error_handler_t::replace));
 }
 
 void PrintTable(const SpecFile& file, const DatasetIndex& index,
                 const BenchResult& result) {
   const auto line = [](const char* what, const std::string& value) {
-    fmt::print("{:<21} {}\n", what, value);
+    Print(stdout, "{:<21} {}\n", what, value);
   };
-  line(
-      "dataset",
-      fmt::format("{}, {} records, global batch {}", Printable(file.spec.name),
-                  FormatCount(index.records), FormatCount(index.global_batch)));
+  line("dataset",
+       Format("{}, {} records, global batch {}", Printable(file.spec.name),
+              FormatCount(index.records), FormatCount(index.global_batch)));
   line("samples",
-       fmt::format("{} in {} ({} whole {})", FormatCount(result.sum.samples),
-                   FormatSeconds(result.drain.wall_s), result.sum.epochs,
-                   result.sum.epochs == 1 ? "epoch" : "epochs"));
-  line("samples/s", fmt::format("{:.1f}", result.SamplesPerSecond()));
+       Format("{} in {} ({} whole {})", FormatCount(result.sum.samples),
+              FormatSeconds(result.drain.wall_s), result.sum.epochs,
+              result.sum.epochs == 1 ? "epoch" : "epochs"));
+  line("samples/s", Format("{:.1f}", result.SamplesPerSecond()));
   line("CPU s / 1,000 samples",
-       fmt::format("{:.3f} (broker {}, ranks {})", result.CpuPerThousand(),
-                   FormatSeconds(result.broker_cpu_s),
-                   FormatSeconds(result.sum.cpu_s)));
+       Format("{:.3f} (broker {}, ranks {})", result.CpuPerThousand(),
+              FormatSeconds(result.broker_cpu_s),
+              FormatSeconds(result.sum.cpu_s)));
   line("memory", result.drain.pss_bytes
                      ? FormatBytes(*result.drain.pss_bytes) +
                            " at most, shared pages counted once"
@@ -164,13 +162,13 @@ void PrintTable(const SpecFile& file, const DatasetIndex& index,
   if (const std::optional<RowCheck>& check = result.check) {
     line("verified",
          check->ok()
-             ? fmt::format("all {} samples: each once, in its place, "
-                           "with the right bytes",
-                           FormatCount(check->verified))
-             : fmt::format("{} samples; missing {}, duplicated {}, "
-                           "misplaced {}, corrupt {}",
-                           check->verified, check->missing, check->duplicated,
-                           check->misplaced, check->corrupt));
+             ? Format("all {} samples: each once, in its place, "
+                      "with the right bytes",
+                      FormatCount(check->verified))
+             : Format("{} samples; missing {}, duplicated {}, "
+                      "misplaced {}, corrupt {}",
+                      check->verified, check->missing, check->duplicated,
+                      check->misplaced, check->corrupt));
   }
   for (size_t i = 0; i < result.digests.size(); ++i) {
     line(i == 0 ? "order per epoch" : "", result.digests[i]);
@@ -182,7 +180,7 @@ void PrintTable(const SpecFile& file, const DatasetIndex& index,
                   FormatCount(rank.samples), FormatSeconds(rank.wait_s),
                   FormatSeconds(rank.cpu_s)});
   }
-  fmt::print("\n{}", table.ToString());
+  Print(stdout, "\n{}", table.ToString());
 }
 
 Status Verify(const BenchOptions& options, const SpecFile& file,
@@ -262,7 +260,7 @@ StatusOr<int> Bench(const BenchOptions& options) {
   options.json ? PrintJson(file, index, result)
                : PrintTable(file, index, result);
   if (result.check && !result.check->ok()) {
-    PrintError(fmt::format(
+    PrintError(Format(
         "verification failed: {} samples missing, {} duplicated, {} misplaced, "
         "{} corrupt",
         result.check->missing, result.check->duplicated,

@@ -1,6 +1,5 @@
 #include "client/command/bench_rank.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -12,6 +11,7 @@
 
 #include "client/command/row_check.h"
 #include "client/penstock.h"
+#include "common/format.h"
 
 namespace penstock {
 namespace {
@@ -147,8 +147,8 @@ class Drain {
     if (records_.empty()) return true;
     if (!WriteAll(task_.records_fd, records_.data(),
                   records_.size() * sizeof(RowRecord))) {
-      return Fail(fmt::format("cannot keep the list of rows for --verify: {}",
-                              strerror(errno)));
+      return Fail(Format("cannot keep the list of rows for --verify: {}",
+                         strerror(errno)));
     }
     records_.clear();
     return true;

@@ -50,12 +50,12 @@ Status Serve(const BrokerOptions& options, int* exit_status) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
   PENSTOCK_RETURN_IF_ERROR(broker->Call({{"op", "ping"}}).status());
-  fmt::print("{}\n", broker->socket());
+  Print(stdout, "{}\n", broker->socket());
   std::fflush(stdout);
   for (;;) {
     PENSTOCK_RETURN_IF_ERROR(
         broker->TendUntil(events.get(), [](const std::string& line) {
-          fmt::print(stderr, "penstock: {}\n", line);
+          Print(stderr, "penstock: {}\n", line);
         }));
     epoll_event event{};
     if (epoll_wait(events.get(), &event, 1, 0) != 1) continue;
@@ -78,8 +78,8 @@ StatusOr<int> Run(const BrokerOptions& options) {
   if (status.ok()) return exit_status;
   // Who started it wants to tell its own user.
   if (options.until_eof) {
-    fmt::print("error {} {}\n", static_cast<int>(status.code()),
-               Printable(status.message()));
+    Print(stdout, "error {} {}\n", static_cast<int>(status.code()),
+          Printable(status.message()));
   }
   return status;
 }

@@ -23,19 +23,19 @@ struct CheckOptions {
 std::string ShapeText(const Feature& feature) {
   std::string text;
   for (const int64_t side : feature.shape) {
-    text += fmt::format("{}{}", text.empty() ? "" : " x ", side);
+    text += Format("{}{}", text.empty() ? "" : " x ", side);
   }
   return text.empty() ? "scalar" : text;
 }
 
 std::string RanksText(int ranks) {
-  return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
+  return Format("{} rank{}", ranks, ranks == 1 ? "" : "s");
 }
 
 void PrintIndex(const SpecFile& file, const DatasetIndex& index,
                 int world_size) {
   const auto line = [](const char* what, const std::string& value) {
-    fmt::print("{:<16} {}\n", what, Printable(value));
+    Print(stdout, "{:<16} {}\n", what, Printable(value));
   };
   const auto count = [&index](const char* key) {
     const std::optional<uint64_t> value = CountField(index.answer, key);
@@ -62,21 +62,19 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
   line("epochs", file.spec.epochs ? FormatCount(*file.spec.epochs) : "forever");
   if (index.memory_bytes > 0) {
     line("memory",
-         fmt::format("{} for {}: {} batches (prefetch {} and hold {} "
-                     "of each rank) of {} rows of {}; index {}{}",
-                     FormatBytes(index.memory_bytes), RanksText(world_size),
-                     count("slots"), count("prefetch"), count("hold"),
-                     count("slot_rows"), bytes("row_bytes"),
-                     bytes("index_bytes"),
-                     index.attic_bytes == 0
-                         ? ""
-                         : fmt::format("; rows whose batches are held for "
-                                       "long {}",
-                                       FormatBytes(index.attic_bytes))));
+         Format("{} for {}: {} batches (prefetch {} and hold {} "
+                "of each rank) of {} rows of {}; index {}{}",
+                FormatBytes(index.memory_bytes), RanksText(world_size),
+                count("slots"), count("prefetch"), count("hold"),
+                count("slot_rows"), bytes("row_bytes"), bytes("index_bytes"),
+                index.attic_bytes == 0
+                    ? ""
+                    : Format("; rows whose batches are held for "
+                             "long {}",
+                             FormatBytes(index.attic_bytes))));
     if (const std::string by = TextField(index.answer, "memory_left_by");
         !by.empty()) {
-      line("memory left",
-           fmt::format("{} by {}", bytes("memory_left_bytes"), by));
+      line("memory left", Format("{} by {}", bytes("memory_left_bytes"), by));
     }
   }
   Table table({"feature", "dtype", "shape", ">bytes per row"});
@@ -84,18 +82,18 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
     table.AddRow({feature.name, std::string(DTypeName(feature.dtype)),
                   ShapeText(feature), FormatCount(feature.RowBytes())});
   }
-  fmt::print("\n{}", table.ToString());
+  Print(stdout, "\n{}", table.ToString());
 }
 
 void PrintSyntax(const std::vector<SpecFile>& files, bool json) {
   for (const SpecFile& file : files) {
     if (json) {
-      fmt::print("{}\n",
-                 DatasetSpecToJson(file.spec).dump(
-                     -1, ' ', false, nlohmann::json::error_handler_t::replace));
+      Print(stdout, "{}\n",
+            DatasetSpecToJson(file.spec).dump(
+                -1, ' ', false, nlohmann::json::error_handler_t::replace));
     } else {
-      fmt::print("{}: the spec of dataset '{}' is well-formed\n", file.name,
-                 Printable(file.spec.name));
+      Print(stdout, "{}: the spec of dataset '{}' is well-formed\n", file.name,
+            Printable(file.spec.name));
     }
   }
 }
@@ -114,12 +112,12 @@ std::vector<std::string> WarningsOf(const std::vector<SpecFile>& files,
   }
   const std::optional<uint64_t> left = CountField(last, "memory_left_bytes");
   if (left && needed > *left) {
-    warnings.push_back(fmt::format(
+    warnings.push_back(Format(
         "{} needs {} for {}, only {} are left by {}: make batch.size, prefetch "
         "or hold smaller",
         files.size() == 1
             ? "dataset '" + files[0].spec.name + "'"
-            : fmt::format("a job of each of the {} datasets", files.size()),
+            : Format("a job of each of the {} datasets", files.size()),
         FormatBytes(needed), RanksText(world_size), FormatBytes(*left),
         TextField(last, "memory_left_by")));
   }
@@ -163,9 +161,9 @@ StatusOr<int> Check(const CheckOptions& options) {
       // Those of all of them, with the last.
       indexes[i].answer["warnings"] =
           i + 1 < files.size() ? std::vector<std::string>() : warnings;
-      fmt::print("{}\n", JsonLine(indexes[i].answer));
+      Print(stdout, "{}\n", JsonLine(indexes[i].answer));
     } else {
-      fmt::print("{}", i == 0 ? "" : "\n");
+      Print(stdout, "{}", i == 0 ? "" : "\n");
       PrintIndex(files[i], indexes[i], options.world_size);
     }
   }

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <optional>
 
+#include "common/message.h"
+
 namespace penstock {
 namespace {
 

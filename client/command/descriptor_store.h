@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/message.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {

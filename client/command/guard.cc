@@ -36,7 +36,7 @@ StatusOr<int> RunGuarded(const std::function<StatusOr<int>()>& body) {
   if (!ended->signaled) return ended->number;
   KillOrphans({});
   PrivateFolder::RemoveAbandoned();
-  PrintError(fmt::format(
+  PrintError(Format(
       "the process that watches the ranks (pid {}) {}; they and their broker "
       "were killed",
       pid, ended->ToString()));

@@ -71,7 +71,7 @@ StatusOr<int> SaveState(const JobOptions& options) {
       CallBroker(SocketPath(options.socket), options.Request("state")));
   const std::string text = FieldOf(answer, "state").dump() + "\n";
   if (options.save.empty()) {
-    fmt::print("{}", text);
+    Print(stdout, "{}", text);
   } else {
     PENSTOCK_RETURN_IF_ERROR(WriteWhole(options.save, text));
   }
@@ -83,8 +83,8 @@ StatusOr<int> Evict(const JobOptions& options) {
   request["rank"] = options.rank;
   PENSTOCK_RETURN_IF_ERROR(
       CallBroker(SocketPath(options.socket), request).status());
-  fmt::print("rank {} of job '{}' is evicted\n", options.rank,
-             Printable(options.job));
+  Print(stdout, "rank {} of job '{}' is evicted\n", options.rank,
+        Printable(options.job));
   return 0;
 }
 
@@ -93,9 +93,9 @@ StatusOr<int> Stop(const JobOptions& options) {
   request["now"] = options.now;
   PENSTOCK_RETURN_IF_ERROR(
       CallBroker(SocketPath(options.socket), request).status());
-  fmt::print("job '{}' {}\n", Printable(options.job),
-             options.now ? "is ended"
-                         : "ends once its ranks have taken the last step");
+  Print(stdout, "job '{}' {}\n", Printable(options.job),
+        options.now ? "is ended"
+                    : "ends once its ranks have taken the last step");
   return 0;
 }
 

@@ -42,9 +42,8 @@ int Main(int argc, char** argv) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
     const std::vector<CLI::App*> chosen = app.get_subcommands();
     if (chosen.empty() && own > 1) {
-      PrintError(
-          fmt::format("there is no {} '{}'; `penstock --help` lists them",
-                      argv[1][0] == '-' ? "option" : "command", argv[1]));
+      PrintError(Format("there is no {} '{}'; `penstock --help` lists them",
+                        argv[1][0] == '-' ? "option" : "command", argv[1]));
       return kExitUsage;
     }
     if (!chosen.empty() && chosen.front()->get_name() == "run") {
@@ -52,16 +51,16 @@ int Main(int argc, char** argv) {
       // what was meant to be run.
       const std::vector<std::string> unknown = chosen.front()->remaining();
       if (!unknown.empty() && unknown.front()[0] != '-') {
-        PrintError(fmt::format(
+        PrintError(Format(
             "write `--` before the command: `penstock run --ranks N -- {} ...`",
             unknown.front()));
         return kExitUsage;
       }
     }
-    PrintError(fmt::format(
-        "{}; see `penstock{}{} --help`", error.what(),
-        chosen.empty() ? "" : " ",
-        chosen.empty() ? std::string() : chosen.front()->get_name()));
+    PrintError(
+        Format("{}; see `penstock{}{} --help`", error.what(),
+               chosen.empty() ? "" : " ",
+               chosen.empty() ? std::string() : chosen.front()->get_name()));
     return kExitUsage;
   }
 
@@ -69,9 +68,9 @@ int Main(int argc, char** argv) {
     if (!subcommand.app->parsed()) continue;
     if (own < argc && subcommand.app->get_name() != "run") {
       PrintError(
-          fmt::format("`penstock {}` takes no command after `--`; `penstock "
-                      "run` does",
-                      subcommand.app->get_name()));
+          Format("`penstock {}` takes no command after `--`; `penstock "
+                 "run` does",
+                 subcommand.app->get_name()));
       return kExitUsage;
     }
     CatchInterrupts();

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <system_error>
 
 #include "client/command/contact_sheet.h"
 #include "client/command/interrupt.h"
@@ -77,7 +76,7 @@ std::string ValueText(const Feature& feature, const void* data,
   if (feature.dtype == DType::kInt64) {  // not every one is a double
     return std::to_string(static_cast<const int64_t*>(data)[index]);
   }
-  return fmt::format("{:.6g}", ValueAt(feature.dtype, data, index));
+  return Format("{:.6g}", ValueAt(feature.dtype, data, index));
 }
 
 // One row of a feature as a cell: "7 (boot)", "[0.1, 0.2]", "[1, 2, ...]".
@@ -122,7 +121,7 @@ void PrintRows(const PeekTask& task, const ElementSpec& features,
     }
     table.AddRow(cells);
   }
-  fmt::print("{}", table.ToString());
+  Print(stdout, "{}", table.ToString());
 }
 
 Status ShowBatch(const PeekTask& task, const ElementSpec& features,
@@ -139,9 +138,9 @@ Status ShowBatch(const PeekTask& task, const ElementSpec& features,
     rows = sheet.rows;
     if (rows > 0) {
       PENSTOCK_RETURN_IF_ERROR(WritePng(sheet, task.out, task.temporary));
-      fmt::print("{}: {} of {} rows of feature {}, {} x {} pixels\n\n",
-                 task.options.out, rows, all, feature.ToString(), sheet.width,
-                 sheet.height);
+      Print(stdout, "{}: {} of {} rows of feature {}, {} x {} pixels\n\n",
+            task.options.out, rows, all, feature.ToString(), sheet.width,
+            sheet.height);
     }
   } else if (task.options.out_given) {
     return FailedPreconditionError(
@@ -149,7 +148,7 @@ Status ShowBatch(const PeekTask& task, const ElementSpec& features,
         "--out away, or name a feature of [height, width] with --feature",
         task.options.out);
   } else if (!task.options.text) {
-    fmt::print("no feature is a picture; no PNG written\n\n");
+    Print(stdout, "no feature is a picture; no PNG written\n\n");
   }
   PrintRows(task, features, batch, rows, drawn);
   return OkStatus();
@@ -209,18 +208,12 @@ StatusOr<int> Peek(const PeekOptions& options) {
                             IndexDataset(broker->AsCall(), file, 1));
   const PeekTask task{options, file,
                       index,   broker->socket(),
-                      out,     fmt::format("{}.{}.tmp", out, getpid())};
+                      out,     Format("{}.{}.tmp", out, getpid())};
   ProcessSpec spec;
   spec.body = [&task, &broker] {
     broker->ForgetInFork();
-    Status status;
-    try {
-      status = TakeAndShow(task);
-    } catch (const std::system_error&) {  // of fmt::print
-      status = InternalError("cannot write to standard output");
-    }
-    if (!status.ok()) PrintError(status.message());
-    return status.ok() ? 0 : kExitFailure;
+    const Status status = TakeAndShow(task);
+    return ExitStatus(status.ok() ? StatusOr<int>(0) : status);
   };
   PENSTOCK_ASSIGN_OR_RETURN(Process process, Process::Start(spec));
   std::optional<ProcessExit> ended;

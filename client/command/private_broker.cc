@@ -172,7 +172,7 @@ Status PrivateBroker::Launch() {
 }
 
 std::string PrivateBroker::Name() const {
-  return fmt::format("the private broker, penstockd (pid {}),", process_.pid());
+  return Format("the private broker, penstockd (pid {}),", process_.pid());
 }
 
 StatusOr<nlohmann::json> PrivateBroker::Call(const nlohmann::json& request) {
@@ -322,17 +322,16 @@ Status PrivateBroker::Died(const std::string& message, const Tell& tell) {
   if (RanksTookBatches()) policy_.NoteProgress();
   const std::optional<RestartPolicy::Restart> restart = policy_.Next(now);
   if (!restart) {
-    return GiveUp(fmt::format(
+    return GiveUp(Format(
         "{}; given up after {} restarts within {} s, in which no "
         "rank took a batch",
         message, RestartPolicy::kRestartsMax, RestartPolicy::kWindow.count()));
   }
   restart_at_ = now + restart->pause;
   const double pause_s = std::chrono::duration<double>(restart->pause).count();
-  tell(fmt::format(
-      "{}; restart {} of {}{}", message, restart->number,
-      RestartPolicy::kRestartsMax,
-      pause_s > 0 ? fmt::format(" in {:.1f} s", pause_s) : std::string()));
+  tell(Format("{}; restart {} of {}{}", message, restart->number,
+              RestartPolicy::kRestartsMax,
+              pause_s > 0 ? Format(" in {:.1f} s", pause_s) : std::string()));
   return OkStatus();
 }
 
@@ -388,7 +387,7 @@ void PrivateBroker::ForgetInFork() {
 std::string UniqueJobName(const std::string& prefix) {
   uint32_t number = 0;
   if (getrandom(&number, sizeof(number), 0) != sizeof(number)) number = 0;
-  return fmt::format("{}-{}-{:08x}", prefix, getpid(), number);
+  return Format("{}-{}-{:08x}", prefix, getpid(), number);
 }
 
 }  // namespace penstock

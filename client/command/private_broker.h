@@ -35,6 +35,7 @@
 #include "client/command/private_folder.h"
 #include "client/command/process.h"
 #include "client/command/restart_policy.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -18,7 +18,7 @@
 
 #include <string>
 
-#include "common/message.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -97,7 +98,7 @@ void SetListenVariables(const std::vector<PassedDescriptor>& passed) {
 std::vector<pid_t> Children() {
   std::vector<pid_t> pids;
   std::ifstream file(
-      fmt::format("/proc/self/task/{}/children", syscall(SYS_gettid)));
+      Format("/proc/self/task/{}/children", syscall(SYS_gettid)));
   for (pid_t pid; file >> pid;) pids.push_back(pid);
   return pids;
 }
@@ -105,8 +106,8 @@ std::vector<pid_t> Children() {
 }  // namespace
 
 std::string ProcessExit::ToString() const {
-  if (!signaled) return fmt::format("ended with status {}", number);
-  return fmt::format("was killed by signal {} ({})", number, strsignal(number));
+  if (!signaled) return Format("ended with status {}", number);
+  return Format("was killed by signal {} ({})", number, strsignal(number));
 }
 
 StatusOr<Process> Process::Start(const ProcessSpec& spec) {
@@ -235,7 +236,7 @@ void KillOrphans(const std::vector<pid_t>& keep) {
 }
 
 std::optional<uint64_t> PssBytes(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/smaps_rollup", pid));
+  std::ifstream file(Format("/proc/{}/smaps_rollup", pid));
   for (std::string line; std::getline(file, line);) {
     unsigned long long kib;
     if (std::sscanf(line.c_str(), "Pss: %llu kB", &kib) == 1) {

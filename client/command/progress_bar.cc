@@ -1,6 +1,5 @@
 #include "client/command/progress_bar.h"
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -8,6 +7,7 @@
 #include <utility>
 
 #include "client/command/table.h"
+#include "common/format.h"
 
 namespace penstock {
 namespace {
@@ -41,19 +41,19 @@ std::string ProgressLine(const std::string& label, const std::string& unit,
     const double part =
         std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
     const int filled = static_cast<int>(part * kBarColumns);
-    line += fmt::format(" [{}{}] {}% {}/{}{}", std::string(filled, '#'),
-                        std::string(kBarColumns - filled, '.'),
-                        static_cast<int>(part * 100), FormatCount(done),
-                        FormatCount(total), of_unit);
+    line += Format(" [{}{}] {}% {}/{}{}", std::string(filled, '#'),
+                   std::string(kBarColumns - filled, '.'),
+                   static_cast<int>(part * 100), FormatCount(done),
+                   FormatCount(total), of_unit);
   } else {
-    line += fmt::format(" {}{}", FormatCount(done), of_unit);
+    line += Format(" {}{}", FormatCount(done), of_unit);
   }
   // The first second's rate is noise.
   if (elapsed_s >= 1 && done > 0) {
-    line += fmt::format(", {}{}/s", FormatCount(static_cast<uint64_t>(rate)),
-                        of_unit);
+    line +=
+        Format(", {}{}/s", FormatCount(static_cast<uint64_t>(rate)), of_unit);
     if (total > done) {
-      line += fmt::format(", {} left", FormatSeconds((total - done) / rate));
+      line += Format(", {} left", FormatSeconds((total - done) / rate));
     }
   }
   // The last column stays free: some terminals wrap there.
@@ -75,10 +75,10 @@ void ProgressBar::Update(uint64_t done, uint64_t total) {
   if (now < next_) return;
   next_ = now + kRedraw;
   drawn_ = true;
-  fmt::print(stderr, "\r{}\x1b[K",
-             ProgressLine(label_, unit_, done, total,
-                          std::chrono::duration<double>(now - begin_).count(),
-                          TerminalColumns()));
+  Print(stderr, "\r{}\x1b[K",
+        ProgressLine(label_, unit_, done, total,
+                     std::chrono::duration<double>(now - begin_).count(),
+                     TerminalColumns()));
   std::fflush(stderr);
 }
 

@@ -8,7 +8,7 @@
 #include "client/command/private_broker.h"
 #include "client/command/process.h"
 #include "client/command/progress_bar.h"
-#include "common/message.h"
+#include "common/fd.h"
 
 namespace penstock {
 namespace {

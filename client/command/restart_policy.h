@@ -8,6 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "common/deadline.h"
+
 namespace penstock {
 
 class RestartPolicy {

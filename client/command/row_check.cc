@@ -1,10 +1,10 @@
 #include "client/command/row_check.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <tuple>
+
+#include "common/format.h"
 
 namespace penstock {
 namespace {
@@ -118,7 +118,7 @@ std::vector<std::string> OrderDigests(std::vector<RowRecord>& delivered) {
   }
   std::vector<std::string> texts;
   for (const uint64_t digest : digests) {
-    texts.push_back(fmt::format("{:016x}", digest));
+    texts.push_back(Format("{:016x}", digest));
   }
   return texts;
 }

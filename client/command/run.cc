@@ -96,7 +96,7 @@ StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
     if (options.ranks == 0) {
       rank.name = "'" + options.words[0] + "'";
     } else {
-      rank.name = fmt::format("rank {}", i);
+      rank.name = Format("rank {}", i);
       AddRankVariables(i, options.ranks, port, &spec.environment);
     }
     // Several processes cannot share a terminal's input, nor a pipe's.
@@ -123,13 +123,12 @@ void Report(PrivateBroker& broker) {
   const nlohmann::json& state = FieldOf(*answer, "broker");
   const double cpu_s = NumberField(state, "cpu_s").value_or(0);
   const double rows = NumberField(state, "rows").value_or(0);
-  fmt::print(stderr,
-             "penstock: the broker made {:.0f} rows in {:.2f} CPU-seconds, "
-             "{:.4f} per 1,000 rows{}\n",
-             rows, cpu_s, rows > 0 ? 1000 * cpu_s / rows : 0.0,
-             broker.starts() > 1
-                 ? fmt::format(", since restart {}", broker.starts() - 1)
-                 : "");
+  Print(stderr,
+        "penstock: the broker made {:.0f} rows in {:.2f} CPU-seconds, "
+        "{:.4f} per 1,000 rows{}\n",
+        rows, cpu_s, rows > 0 ? 1000 * cpu_s / rows : 0.0,
+        broker.starts() > 1 ? Format(", since restart {}", broker.starts() - 1)
+                            : "");
 }
 
 StatusOr<int> RunRanks(const RunOptions& options,
@@ -233,8 +232,7 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
             seconds <= kGraceMax_s) {
           return "";
         }
-        return fmt::format("{} is not a number from 0 to {}", text,
-                           kGraceMax_s);
+        return Format("{} is not a number from 0 to {}", text, kGraceMax_s);
       });
   options->broker.AddTo(run);
   run->footer(

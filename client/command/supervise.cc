@@ -124,11 +124,11 @@ class Supervisor {
     if (options_.shares_terminal && ended->ShellStatus() == 128 + SIGINT)
       return;
     const size_t others = Living();
-    PrintError(fmt::format(
+    PrintError(Format(
         "{} (pid {}) {}{}", rank.name, rank.process.pid(), ended->ToString(),
         others == 0   ? std::string()
         : others == 1 ? std::string("; stopping the other one")
-                      : fmt::format("; stopping the other {}", others)));
+                      : Format("; stopping the other {}", others)));
     Stop(SIGTERM);
   }
 
@@ -144,12 +144,11 @@ class Supervisor {
       list += ", " + names[i];
     }
     if (names.size() > kNamesMax) {
-      list += fmt::format(" and {} more", names.size() - kNamesMax);
+      list += Format(" and {} more", names.size() - kNamesMax);
     }
-    PrintError(
-        fmt::format("{} ended with status 0 while {} go{} on", list,
-                    others == 1 ? "1 other" : fmt::format("{} others", others),
-                    others == 1 ? "es" : ""));
+    PrintError(Format("{} ended with status 0 while {} go{} on", list,
+                      others == 1 ? "1 other" : Format("{} others", others),
+                      others == 1 ? "es" : ""));
   }
 
   // As a program that writes to such a pipe itself: quietly, by SIGPIPE.

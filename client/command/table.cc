@@ -1,9 +1,9 @@
 #include "client/command/table.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
+
+#include "common/format.h"
 
 namespace penstock {
 namespace {
@@ -71,18 +71,18 @@ std::string FormatBytes(uint64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return unit == 0 ? fmt::format("{} B", bytes)
-                   : fmt::format("{:.1f} {}", value, units[unit]);
+  return unit == 0 ? Format("{} B", bytes)
+                   : Format("{:.1f} {}", value, units[unit]);
 }
 
 std::string FormatSeconds(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
-  if (seconds < 1) return fmt::format("{:.3f} s", seconds);
-  if (seconds < 60) return fmt::format("{:.1f} s", seconds);
+  if (seconds < 1) return Format("{:.3f} s", seconds);
+  if (seconds < 60) return Format("{:.1f} s", seconds);
   if (seconds > 1e12) return "?";
   const uint64_t whole = static_cast<uint64_t>(std::llround(seconds));
-  if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
-  return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
+  if (whole < 3600) return Format("{} min {} s", whole / 60, whole % 60);
+  return Format("{} h {} min", whole / 3600, whole % 3600 / 60);
 }
 
 }  // namespace penstock

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "common/message.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {

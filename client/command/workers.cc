@@ -26,9 +26,9 @@ StatusOr<int> SetWorkers(const WorkersOptions& options) {
       const nlohmann::json answer,
       CallBroker(SocketPath(options.socket),
                  {{"op", "workers"}, {"workers", count}}));
-  fmt::print("{} workers {}\n",
-             FormatCount(CountField(answer, "workers").value_or(0)),
-             Printable(TextField(answer, "workers_chosen")));
+  Print(stdout, "{} workers {}\n",
+        FormatCount(CountField(answer, "workers").value_or(0)),
+        Printable(TextField(answer, "workers_chosen")));
   return 0;
 }
 

@@ -32,8 +32,7 @@ StatusOr<std::unique_ptr<CopyOnWrite>> CopyOnWrite::Map(int fd,
   void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_NORESERVE, fd, 0);
   if (data == MAP_FAILED) {
-    return ErrnoError(errno,
-                      fmt::format("map {} bytes of shared memory", bytes));
+    return ErrnoError(errno, Format("map {} bytes of shared memory", bytes));
   }
   return std::unique_ptr<CopyOnWrite>(
       new CopyOnWrite(static_cast<std::byte*>(data), bytes));

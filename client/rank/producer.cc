@@ -9,6 +9,7 @@
 #include <span>
 
 #include "client/attach/attach_request.h"
+#include "common/message.h"
 
 namespace penstock {
 namespace {
@@ -175,9 +176,8 @@ Status Producer::Reconnect(const Deadline& deadline) {
   const auto limit = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(reconnect_s_));
   const auto gone = [&](const std::string& last) {
-    over_ =
-        BrokerGoneError(fmt::format("a producer of job '{}' was at work", job_),
-                        *lost_, reconnect_s_, last);
+    over_ = BrokerGoneError(Format("a producer of job '{}' was at work", job_),
+                            *lost_, reconnect_s_, last);
     return over_;
   };
   if (reconnect_s_ <= 0) return gone("");

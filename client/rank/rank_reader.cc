@@ -9,6 +9,7 @@
 
 #include "client/attach/fork.h"
 #include "client/rank/rank_session.h"
+#include "common/message.h"
 #include "common/ring.h"
 #include "common/wake.h"
 

@@ -10,6 +10,7 @@
 #include "client/attach/fork.h"
 #include "client/rank/private_memory.h"
 #include "client/rank/rank_reader.h"
+#include "common/fd.h"
 #include "common/ring.h"
 
 namespace penstock {

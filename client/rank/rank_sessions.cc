@@ -13,6 +13,7 @@
 #include "client/rank/private_memory.h"
 #include "client/rank/rank_session.h"
 #include "common/kill_point.h"
+#include "common/message.h"
 #include "common/ring.h"
 #include "common/wake.h"
 
@@ -346,8 +347,8 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const bool in_time,
       OpenAgain(
-          fmt::format("job '{}' ran", job_),
-          [this] { return ReconnectRequest(); }, deadline,
+          Format("job '{}' ran", job_), [this] { return ReconnectRequest(); },
+          deadline,
           *lost_ + std::chrono::duration_cast<Clock::duration>(
                        std::chrono::duration<double>(reconnect_s_))));
   if (!in_time) return false;

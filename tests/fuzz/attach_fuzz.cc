@@ -10,7 +10,6 @@
 // the occasion (Mortals).
 #include <fcntl.h>
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -40,6 +39,7 @@
 
 #include "broker/base/disposal.h"
 #include "broker/base/event_loop.h"
+#include "broker/base/log.h"
 #include "broker/control/control_server.h"
 #include "broker/memory/topology.h"
 #include "broker/recovery/life_journal.h"
@@ -198,7 +198,7 @@ class Mortals {
 class Broker {
  public:
   Broker() {
-    spdlog::set_level(spdlog::level::off);
+    SetLogLevel(LogLevel::kCritical);
     Fd listener(
         socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     // An abstract address that the kernel chooses.

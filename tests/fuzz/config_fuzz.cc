@@ -11,7 +11,7 @@
 #include "broker/config.h"
 #include "broker/memory/placement.h"
 #include "broker/workers/worker_pool.h"
-#include "common/message.h"
+#include "common/fd.h"
 #include "tests/fuzz/require.h"
 
 namespace penstock {

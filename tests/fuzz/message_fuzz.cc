@@ -84,8 +84,8 @@ Sent SentOf(Input input) {
     const int seals = (flaw & 1) != 0 ? F_SEAL_SHRINK : kSeals;
     Require(fcntl(sent.memfd.get(), F_ADD_SEALS, seals) == 0, "and is sealed");
     const uint64_t bytes = (flaw & 2) != 0 ? text.size() + 1 : text.size();
-    sent.text = fmt::format("{{\"large_bytes\":{}}}",
-                            (flaw & 4) != 0 ? UINT64_MAX : bytes);
+    sent.text =
+        Format("{{\"large_bytes\":{}}}", (flaw & 4) != 0 ? UINT64_MAX : bytes);
     if ((flaw & 8) == 0) sent.fds.push_back(sent.memfd.get());
   }
   while (sent.fds.size() < (how & 7u)) sent.fds.push_back(STDERR_FILENO);

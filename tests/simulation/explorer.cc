@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "fmt/format.h"
+#include "common/format.h"
 #include "tests/simulation/fiber.h"
 
 namespace penstock::simulation {
@@ -127,7 +127,7 @@ class Explorer {
   std::string Called(const void* word, int location) const;
   template <typename... Args>
   void Trace(fmt::format_string<Args...> text, Args&&... args) {
-    if (tracing_) trace_ += fmt::format(text, std::forward<Args>(args)...);
+    if (tracing_) trace_ += Format(text, std::forward<Args>(args)...);
   }
   void Digest(int process, uint64_t value) {
     processes_[process]->digest = Mix(processes_[process]->digest, value);
@@ -198,8 +198,8 @@ uint16_t Explorer::Choose(size_t count, bool deadly) {
   }
   const uint16_t taken = choices_[chosen_++].taken;
   if (taken >= count) {
-    Fail(fmt::format("choice {} is {} of {}: not of this scenario", chosen_ - 1,
-                     taken, count));
+    Fail(Format("choice {} is {} of {}: not of this scenario", chosen_ - 1,
+                taken, count));
     return 0;
   }
   return taken;
@@ -284,7 +284,7 @@ bool Explorer::Next(int* next) {
       return false;
     }
     if (++run_steps_ > options_.steps_max) {
-      Fail(fmt::format("no end after {} steps: a livelock", run_steps_ - 1));
+      Fail(Format("no end after {} steps: a livelock", run_steps_ - 1));
       return false;
     }
     if (mode_ == Mode::kAll && chosen_ >= prefix_) {
@@ -408,7 +408,7 @@ int Explorer::LocationOf(const void* word, uint32_t bytes, Order order) {
 
 std::string Explorer::Called(const void* word, int location) const {
   const auto it = names_.find(word);
-  return it == names_.end() ? fmt::format("word {}", location) : it->second;
+  return it == names_.end() ? Format("word {}", location) : it->second;
 }
 
 uint64_t Explorer::Load(const void* word, uint32_t bytes, Order order) {
@@ -431,7 +431,7 @@ uint64_t Explorer::Load(const void* word, uint32_t bytes, Order order) {
   const uint64_t value = memory_.Read(self, word, location, order, age, &race);
   Trace("  {:10} load  {} = {} {}{}\n", processes_[self]->name,
         Called(word, location), value, NameOf(order),
-        age > 0 ? fmt::format(", {} older than the newest", age) : "");
+        age > 0 ? Format(", {} older than the newest", age) : "");
   if (race) FailInProcess("data race: read of " + Called(word, location));
   if (memory_.overflowed()) FailInProcess("too many accesses of one word");
   Digest(self, value);
@@ -525,10 +525,10 @@ Result Explorer::Explained(Result result) {
   choices_.resize(chosen_);
   RunOnce();
   result.message = failure_;
-  if (result.seed != 0) result.message += fmt::format("\nseed {}", result.seed);
+  if (result.seed != 0) result.message += Format("\nseed {}", result.seed);
   result.message += "\nchoices";
   for (const uint16_t choice : result.choices) {
-    result.message += fmt::format(" {},", choice);
+    result.message += Format(" {},", choice);
   }
   result.message += "\n" + trace_;
   return result;

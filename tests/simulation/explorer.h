@@ -39,7 +39,7 @@
 #include <utility>
 #include <vector>
 
-#include "fmt/format.h"
+#include "common/format.h"
 #include "tests/simulation/memory_model.h"
 
 namespace penstock::simulation {
@@ -112,7 +112,7 @@ class Run {
   // The run fails with a message, and is over.
   template <typename... Args>
   void Check(bool right, fmt::format_string<Args...> message, Args&&... args) {
-    if (!right) Fail(fmt::format(message, std::forward<Args>(args)...));
+    if (!right) Fail(Format(message, std::forward<Args>(args)...));
   }
   [[noreturn]] void Fail(const std::string& message);
   bool dead(int process) const;

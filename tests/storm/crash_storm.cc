@@ -171,7 +171,7 @@ class Storm {
     next_blow_ = begin_;
     while (!laps_.empty() && failure_.empty()) {
       if (SecondsSince(begin_) > options_.seconds) {
-        Fail(fmt::format("not over after {} s", options_.seconds));
+        Fail(Format("not over after {} s", options_.seconds));
         break;
       }
       Wait();
@@ -233,7 +233,7 @@ class Storm {
     const uint64_t seed = random_();
     if (kKillPoints && !calm() && Random(2) == 0) {
       victim->place = place;
-      return {{"PENSTOCK_KILL_ODDS", fmt::format("{}={}", place, odds)},
+      return {{"PENSTOCK_KILL_ODDS", Format("{}={}", place, odds)},
               {"PENSTOCK_KILL_SEED", std::to_string(seed)}};
     }
     return {};
@@ -284,7 +284,7 @@ class Storm {
   void StartLap(const JobKind& kind) {
     Lap& lap = laps_.emplace_back();
     lap.kind = kind;
-    lap.job = fmt::format("{}-{}", kind.name, jobs_++);
+    lap.job = Format("{}-{}", kind.name, jobs_++);
     lap.folder = options_.out + "/" + lap.job;
     std::filesystem::create_directory(lap.folder);
     lap.ranks.resize(kind.ranks);
@@ -366,8 +366,8 @@ class Storm {
       return;
     }
     if (!Ended(*exit, "rank", rank.victim)) {
-      Fail(fmt::format("rank {} of job '{}' {}", rank.number, lap.job,
-                       exit->ToString()));
+      Fail(Format("rank {} of job '{}' {}", rank.number, lap.job,
+                  exit->ToString()));
       return;
     }
     // Killed after it was told the end and said so: as one that attaches again
@@ -686,7 +686,8 @@ int Main(int argc, char** argv) {
   StormOptions options;
   StormRankOptions rank_options;
   CLI::App app(
-      "Kills a broker, ranks and producers of several jobs again and again, and "
+      "Kills a broker, ranks and producers of several jobs again and again, "
+      "and "
       "proves that no row was lost, torn, or delivered twice unmarked.");
   app.add_option("--kills", options.kills, "processes to kill")
       ->capture_default_str();

@@ -19,8 +19,8 @@ struct Take {
 };
 
 std::string NameOf(const Take& take) {
-  return fmt::format("epoch {} step {} by rank {} life {}", take.batch->epoch,
-                     take.batch->step, take.log->rank, take.log->life);
+  return Format("epoch {} step {} by rank {} life {}", take.batch->epoch,
+                take.batch->step, take.log->rank, take.log->life);
 }
 
 void Find(Verdict* verdict, std::string what) {
@@ -49,8 +49,7 @@ void JudgeRows(const JobKind& kind, const std::vector<const RankLog*>& logs,
         continue;
       }
       ++verdict->lost;
-      Find(verdict,
-           fmt::format("lost: {}epoch {} sample {}", whose, epoch, id));
+      Find(verdict, Format("lost: {}epoch {} sample {}", whose, epoch, id));
     }
   }
   for (const auto& [row, takes] : rows) {
@@ -59,15 +58,15 @@ void JudgeRows(const JobKind& kind, const std::vector<const RankLog*>& logs,
       if (take.batch->redelivered) continue;
       if (unmarked != nullptr) {
         ++verdict->unmarked;
-        Find(verdict, fmt::format("unmarked twice: sample {}, {} and {}",
-                                  row.second, NameOf(*unmarked), NameOf(take)));
+        Find(verdict, Format("unmarked twice: sample {}, {} and {}", row.second,
+                             NameOf(*unmarked), NameOf(take)));
       }
       unmarked = &take;
     }
     if (row.first >= kind.epochs || row.second < 0 ||
         static_cast<uint64_t>(row.second) >= kind.records) {
-      Find(verdict, fmt::format("there is no sample {} of epoch {}: {}",
-                                row.second, row.first, NameOf(takes.front())));
+      Find(verdict, Format("there is no sample {} of epoch {}: {}", row.second,
+                           row.first, NameOf(takes.front())));
       ++verdict->gaps;
     }
   }
@@ -91,8 +90,8 @@ void JudgeReleases(const std::vector<const RankLog*>& logs, Verdict* verdict) {
             continue;
           }
           ++verdict->released;
-          Find(verdict, fmt::format("again after its release: {}, then {}",
-                                    NameOf(first), NameOf(again)));
+          Find(verdict, Format("again after its release: {}, then {}",
+                               NameOf(first), NameOf(again)));
         }
       }
     }
@@ -106,17 +105,17 @@ void JudgeGaps(const JobKind& kind, const RankLog& log, Verdict* verdict) {
     const uint64_t step = batch.epoch * kind.steps_per_epoch() + batch.step;
     if (last && step != *last + 1 + batch.skipped) {
       ++verdict->gaps;
-      Find(verdict, fmt::format("{}: came after step {} of the job, {} were "
-                                "said to be skipped",
-                                NameOf({&log, &batch}), *last, batch.skipped));
+      Find(verdict, Format("{}: came after step {} of the job, {} were "
+                           "said to be skipped",
+                           NameOf({&log, &batch}), *last, batch.skipped));
     }
     last = step;
   }
   if (log.ended && last && kind.lag != "skip" && *last + 1 != kind.steps()) {
     ++verdict->gaps;
-    Find(verdict, fmt::format("rank {} life {}: the data were over after step "
-                              "{} of {}",
-                              log.rank, log.life, *last + 1, kind.steps()));
+    Find(verdict, Format("rank {} life {}: the data were over after step "
+                         "{} of {}",
+                         log.rank, log.life, *last + 1, kind.steps()));
   }
 }
 
@@ -159,8 +158,7 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
     verdict.errors += log.errors.size();
     for (const std::string& what : log.torn) Find(&verdict, "torn: " + what);
     for (const std::string& what : log.errors) {
-      Find(&verdict,
-           fmt::format("rank {} life {}: {}", log.rank, log.life, what));
+      Find(&verdict, Format("rank {} life {}: {}", log.rank, log.life, what));
     }
     for (const LoggedBatch& batch : log.batches) {
       ++verdict.batches;
@@ -173,7 +171,7 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
     for (const RankLog& log : logs) JudgeGaps(kind, log, &verdict);
     for (uint32_t rank = 0; rank < kind.ranks && kind.keeps_places(); ++rank) {
       const auto own = Of(kind, logs, rank);
-      JudgeRows(kind, own, fmt::format("rank {} ", rank), &verdict);
+      JudgeRows(kind, own, Format("rank {} ", rank), &verdict);
       JudgeReleases(own, &verdict);
     }
   } else {

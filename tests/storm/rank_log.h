@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "common/message.h"
+#include "common/fd.h"
 
 namespace penstock {
 

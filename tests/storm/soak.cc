@@ -167,7 +167,7 @@ class Soak {
   void StartJob() {
     Job& job = jobs_.emplace_back();
     job.kind = RandomKind();
-    job.name = fmt::format("soak-{}", job_count_++);
+    job.name = Format("soak-{}", job_count_++);
     job.folder = options_.out + "/" + job.name;
     std::filesystem::create_directory(job.folder);
     job.course = static_cast<Course>(Random(4));
@@ -200,8 +200,8 @@ class Soak {
       if (!exit) continue;
       rank.process.Reap();
       if (!exit->ok() && !(job.struck && (killed || exit->signaled))) {
-        throw std::runtime_error(fmt::format("rank {} of job '{}' {}", number,
-                                             job.name, exit->ToString()));
+        throw std::runtime_error(Format("rank {} of job '{}' {}", number,
+                                        job.name, exit->ToString()));
       }
       if (exit->ok() || killed) {
         rank.done = true;
@@ -278,14 +278,13 @@ class Soak {
   }
 
   uint64_t Field(const char* file, const std::string& name) const {
-    std::ifstream in(fmt::format("/proc/{}/{}", broker_.process().pid(), file));
+    std::ifstream in(Format("/proc/{}/{}", broker_.process().pid(), file));
     for (std::string line; std::getline(in, line);) {
       if (line.rfind(name + ":", 0) == 0) {
         return std::stoull(line.substr(name.size() + 1));
       }
     }
-    throw std::runtime_error(
-        fmt::format("no {} of penstockd in {}", name, file));
+    throw std::runtime_error(Format("no {} of penstockd in {}", name, file));
   }
   Sample Look() {
     Sample sample;
@@ -298,7 +297,7 @@ class Soak {
     // its job is.
     sample.descriptors = sample.threads = UINT64_MAX;
     const std::filesystem::path proc =
-        fmt::format("/proc/{}/fd", broker_.process().pid());
+        Format("/proc/{}/fd", broker_.process().pid());
     for (int i = 0; i < 25; ++i) {
       sample.threads = std::min(sample.threads, Field("status", "Threads"));
       sample.descriptors =

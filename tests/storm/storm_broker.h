@@ -16,7 +16,7 @@
 
 #include "client/command/descriptor_store.h"
 #include "client/command/process.h"
-#include "common/message.h"
+#include "common/fd.h"
 
 namespace penstock {
 
