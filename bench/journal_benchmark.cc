@@ -1,5 +1,5 @@
-// What recording a batch of a dynamic job costs (life_journal.h): the time that
-// the job's mutex is held for it, and the CPU time of all threads.
+// What recording a batch of a dynamic job costs (recovery_journal.h): the time
+// that the job's mutex is held for it, and the CPU time of all threads.
 //
 // Method: as a job of --rate batches a second does it, each batch is opened and
 // completed, one after the other, in bursts of 20 ms; then as fast as it goes.
@@ -18,7 +18,7 @@
 #include <string>
 #include <thread>
 
-#include "broker/recovery/life_journal.h"
+#include "broker/recovery/recovery_journal.h"
 
 namespace penstock {
 namespace {
@@ -41,7 +41,7 @@ struct Cost {
 };
 
 // rate 0: without a pause. life nullptr: without records.
-Cost Run(LifeJournal* life, uint64_t job, uint64_t* step, uint64_t rate,
+Cost Run(RecoveryJournal* life, uint64_t job, uint64_t* step, uint64_t rate,
          double seconds) {
   constexpr std::chrono::milliseconds kBurst{20};
   const uint64_t burst = rate == 0 ? 1000 : (rate + 49) / 50;
@@ -76,7 +76,7 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
-  auto life = LifeJournal::Open(folder, {});
+  auto life = RecoveryJournal::Open(folder, {});
   if (!life.ok()) {
     std::fprintf(stderr, "%s\n", life.status().message().c_str());
     return 1;

@@ -24,12 +24,12 @@
 #include "broker/owner.h"
 #include "broker/recovery/journal.h"
 #include "broker/recovery/journal_tail.h"
-#include "broker/recovery/life_journal.h"
 #include "broker/recovery/memory_folder.h"
+#include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
 #include "broker/transform/python_process.h"
 #include "broker/workers/replay.h"
-#include "broker/workers/samples_in_work.h"
+#include "broker/workers/sample_quarantine.h"
 #include "broker/workers/worker_pool.h"
 #include "common/dataset_spec.h"
 #include "common/message.h"
@@ -270,17 +270,18 @@ void ExitSoonAtAnyRate() {
 
 // What the last life of this broker died of; without a file when there can be
 // none: only that is lost.
-StatusOr<std::unique_ptr<SamplesInWork>> SamplesOf(const std::string& folder) {
-  auto samples = SamplesInWork::Open(folder);
+StatusOr<std::unique_ptr<SampleQuarantine>> SamplesOf(
+    const std::string& folder) {
+  auto samples = SampleQuarantine::Open(folder);
   if (samples.ok() || folder.empty()) return samples;
   LogWarning(
       "{}; a sample that ends the broker will not be known at its next start",
       samples.status().message());
-  return SamplesInWork::Open("");
+  return SampleQuarantine::Open("");
 }
 
 // For OnCrash.
-SamplesInWork* crash_samples = nullptr;
+SampleQuarantine* crash_samples = nullptr;
 constexpr int kCrashSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
 struct sigaction crash_actions[NSIG];  // of before
 
@@ -293,7 +294,7 @@ void OnCrash(int signal, siginfo_t* info, void*) {
   if (info->si_code <= 0) raise(signal);
 }
 
-void NoteCrashes(SamplesInWork* samples) {
+void NoteCrashes(SampleQuarantine* samples) {
   crash_samples = samples;
   struct sigaction action = {};
   action.sa_sigaction = OnCrash;
@@ -304,7 +305,7 @@ void NoteCrashes(SamplesInWork* samples) {
 }
 
 // Nothing but the end of the process stops a thread that hangs in a decoder.
-// The next life knows which sample it was (samples_in_work.h).
+// The next life knows which sample it was (sample_quarantine.h).
 [[noreturn]] void EndStuck(const std::string& stuck) {
   LogCritical("{}; the broker ends itself to be started again", stuck);
   _exit(kStuckExitStatus);
@@ -350,12 +351,12 @@ Status Serve(const Arguments& arguments) {
       std::move(inherited.owner),
       std::filesystem::path(PathOf(inherited.listener.get())).parent_path());
   PENSTOCK_ASSIGN_OR_RETURN(
-      const std::unique_ptr<LifeJournal> life,
-      LifeJournal::Open(config.state_dir, std::move(inherited.stored)));
+      const std::unique_ptr<RecoveryJournal> life,
+      RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));
 
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop,
                             EventLoop::Make());
-  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SamplesInWork> samples,
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SampleQuarantine> samples,
                             SamplesOf(life->memory_folder()));
   NoteCrashes(samples.get());
   worker_options.samples = samples.get();
@@ -369,14 +370,14 @@ Status Serve(const Arguments& arguments) {
                               ListenAt(SocketPath(config.socket)));
   }
   const std::string path = PathOf(inherited.listener.get());
-  Disposal disposal;
+  DeferredDestruction deferred;
   JobTable::Limits limits;
   limits.memory_bytes = config.memory_limit;
   limits.memory_bytes_per_uid = config.memory_limit_per_user;
   limits.functions = std::move(functions);
-  JobTable jobs(loop.get(), workers.get(), &disposal, life.get(), limits);
+  JobTable jobs(loop.get(), workers.get(), &deferred, life.get(), limits);
   ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
-                       &disposal, life.get(), {arguments.private_broker, path});
+                       &deferred, life.get(), {arguments.private_broker, path});
   loop->SetTick(
       WorkerPool::kTickInterval,
       [&] {
@@ -408,7 +409,7 @@ Status Serve(const Arguments& arguments) {
   ExitSoonAtAnyRate();
   // An orderly end leaves in memory only what is known of bad samples.
   if (samples->suspects() == 0 && !life->memory_folder().empty()) {
-    unlink((life->memory_folder() + "/" + SamplesInWork::kFileName).c_str());
+    unlink((life->memory_folder() + "/" + SampleQuarantine::kFileName).c_str());
   }
   // Nobody else's: while we listen it is not replaced. Ranks that find none
   // know that no other broker will come.

@@ -51,19 +51,20 @@ class Looked {
         seen.push_back({rank, ++waits_, wait_ns_[rank], false,
                         1000 + i + ranks[rank].progress});
       }
-      use_.Look(now_ns_, decode_ns_, read_ns_, seen, starved);
+      use_.Add(now_ns_, decode_ns_, read_ns_, seen, starved);
     }
     pool_ = {kPool, decoding, storage, 1 - decoding - storage};
     return *this;
   }
   // Of a job with a Python function.
-  Looked& With(const CrewUse& crew, int looks, double waits) {
+  Looked& With(const FunctionWorkersUse& function_workers, int looks,
+               double waits) {
     for (int i = 0; i < looks; ++i) {
       now_ns_ += kLookNs;
-      use_.Look(now_ns_, 0, 0,
-                {{0, ++waits_, static_cast<uint64_t>(waits * now_ns_), false,
-                  1000 + i}},
-                false, crew);
+      use_.Add(now_ns_, 0, 0,
+               {{0, ++waits_, static_cast<uint64_t>(waits * now_ns_), false,
+                 1000 + i}},
+               false, function_workers);
     }
     pool_ = {kPool, 0, 0, 1};
     return *this;
@@ -170,7 +171,7 @@ Bottleneck FoundWithOneThatHangs(const std::vector<RecentUse::Rank>& others,
   std::vector<RecentUse::Rank> ranks = others;
   ranks.insert(ranks.begin(), hangs);
   for (int i = 0; i < looks; ++i) {
-    use.Look(1 + (i + 1) * kLookNs, 0, 0, ranks, false, {}, filling);
+    use.Add(1 + (i + 1) * kLookNs, 0, 0, ranks, false, {}, filling);
   }
   return Bottleneck::Of(use, pool);
 }
@@ -256,7 +257,7 @@ TEST(BottleneckTest, RanksThatAreNotThereAreNamedWhileAllStandStill) {
     rank.still = !waiting && !moved;
     rank.moved = moved;
     for (int i = 0; i < looks; ++i) {
-      use.Look(1 + (i + 1) * kLookNs, 0, 0, {rank}, false, {}, filling);
+      use.Add(1 + (i + 1) * kLookNs, 0, 0, {rank}, false, {}, filling);
     }
     return Bottleneck::Of(use, idle, absent);
   };
@@ -288,7 +289,7 @@ TEST(BottleneckTest, AWaitCountsWhileItLastsAndOnce) {
   RecentUse use;
   uint64_t now_ns = 1;
   const auto look = [&](uint64_t waits, uint64_t wait_ns, bool waiting) {
-    use.Look(now_ns += kLookNs, 0, 0, {{0, waits, wait_ns, waiting, {}}});
+    use.Add(now_ns += kLookNs, 0, 0, {{0, waits, wait_ns, waiting, {}}});
     return use.ranks()[0].waits;
   };
   look(0, 0, false);
@@ -306,7 +307,7 @@ TEST(BottleneckTest, WhatARankWritesIntoItsPageIsAShareOfTheTimeOrNone) {
                              uint64_t{1} << 63, UINT64_MAX, uint64_t{5}}) {
     for (const bool waiting : {true, false, true}) {
       for (const int64_t progress : {INT64_MIN, int64_t{0}, INT64_MAX}) {
-        use.Look(now_ns += kLookNs, 0, 0, {{7, lie, lie, waiting, progress}});
+        use.Add(now_ns += kLookNs, 0, 0, {{7, lie, lie, waiting, progress}});
         const RecentUse::RankUse rank = use.ranks().at(0);
         EXPECT_GE(rank.waits, 0);
         EXPECT_LE(rank.waits, 1);

@@ -13,7 +13,7 @@
 #include "broker/base/event_loop.h"
 #include "broker/config.h"
 #include "broker/delivery/assemble.h"
-#include "broker/memory/memory_promise.h"
+#include "broker/memory/populate.h"
 #include "broker/memory/topology.h"
 #include "common/segment.h"
 #include "gmock/gmock.h"
@@ -44,12 +44,12 @@ class FolderTest : public testing::Test {
 // ---- memory promise
 // ----------------------------------------------------------
 
-class MemoryRoomTest : public FolderTest {
+class AvailableMemoryTest : public FolderTest {
  protected:
   SystemFiles Files() { return {folder_ / "proc", folder_ / "cgroup"}; }
 };
 
-TEST_F(MemoryRoomTest, TheTightestAncestorCgroupCounts) {
+TEST_F(AvailableMemoryTest, TheTightestAncestorCgroupCounts) {
   Write("proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   1048576 kB\n");
   Write("proc/self/cgroup", "0::/a/b\n");
   Write("cgroup/a/b/memory.max", "max\n");
@@ -58,17 +58,17 @@ TEST_F(MemoryRoomTest, TheTightestAncestorCgroupCounts) {
   Write("cgroup/a/memory.current", "700000\n");
   Write("cgroup/a/memory.stat",
         "anon 1\ninactive_file 100000\nactive_file 50000\n");
-  const MemoryRoom room = FindMemoryRoom(Files());
+  const AvailableMemory room = FindAvailableMemory(Files());
   EXPECT_EQ(room.bytes, 1000000u - 550000u);
   EXPECT_THAT(room.limit, HasSubstr("/a"));
 }
 
-TEST_F(MemoryRoomTest, WithoutCgroupsTheMachineCounts) {
+TEST_F(AvailableMemoryTest, WithoutCgroupsTheMachineCounts) {
   Write("proc/meminfo", "MemAvailable: 10 kB\n");
-  EXPECT_EQ(FindMemoryRoom(Files()).bytes, 10240u);
+  EXPECT_EQ(FindAvailableMemory(Files()).bytes, 10240u);
 }
 
-TEST_F(MemoryRoomTest, CpuQuotaOfAnAncestorCounts) {
+TEST_F(AvailableMemoryTest, CpuQuotaOfAnAncestorCounts) {
   Write("proc/self/cgroup", "0::/a/b\n");
   Write("cgroup/a/b/cpu.max", "max 100000\n");
   Write("cgroup/a/cpu.max", "150000 100000\n");
@@ -315,14 +315,14 @@ TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
   for (uint64_t bits = 0; bits < 1u << kRows; ++bits) {
     for (const bool keep_shape : {false, true}) {
       std::memset(slot, 0xee, plan->slot_stride);
-      Share share;
-      share.rows.rows = kRows;
-      share.rows.shape_rows = keep_shape ? kShape : kRows;
+      OpenBatch batch;
+      batch.rows.rows = kRows;
+      batch.rows.shape_rows = keep_shape ? kShape : kRows;
       std::vector<uint64_t> there;
       // In any order, as workers find them.
       for (uint64_t row = kRows; row-- > 0;) {
         if ((bits >> row & 1) != 0) {
-          share.left_out.push_back(row);
+          batch.left_out.push_back(row);
           continue;
         }
         there.insert(there.begin(), row);
@@ -332,14 +332,14 @@ TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
                       static_cast<int>(row), spec[i].RowBytes());
         }
       }
-      Assemble(**segment, spec, keep_shape, 0, &share);
-      ASSERT_EQ(share.valid_rows, there.size());
-      ASSERT_EQ(share.shape_rows, keep_shape ? kShape : there.size());
+      Assemble(**segment, spec, keep_shape, 0, &batch);
+      ASSERT_EQ(batch.valid_rows, there.size());
+      ASSERT_EQ(batch.shape_rows, keep_shape ? kShape : there.size());
       for (uint64_t row = 0; row < there.size(); ++row) {
         is(row, static_cast<int64_t>(there[row]),
            static_cast<uint8_t>(there[row]));
       }
-      for (uint64_t row = there.size(); row < share.shape_rows; ++row) {
+      for (uint64_t row = there.size(); row < batch.shape_rows; ++row) {
         is(row, -1, 0);
       }
     }

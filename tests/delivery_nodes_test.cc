@@ -74,7 +74,7 @@ class LanesOf {
   }
   // A worker of this node claims a share and makes it; its slot.
   std::optional<uint32_t> Make(std::optional<uint32_t> node) {
-    Share* const share = delivery_->Claimable(node);
+    OpenBatch* const share = delivery_->Claimable(node);
     if (share == nullptr) return std::nullopt;
     share->claimed = share->finished = share->rows.rows;
     share->valid_rows = share->shape_rows = share->rows.rows;
@@ -164,7 +164,7 @@ TEST(ClaimTest, SharesOfANodeWithoutWorkersAreNotLast) {
 TEST(ClaimTest, LocalIsWhatIsMadeOnTheSlotsOwnNode) {
   LanesOf lanes({0, 0, 1, 1});
   lanes.AttachAll();
-  const Share& share = *(*lanes).Claimable(1);
+  const OpenBatch& share = *(*lanes).Claimable(1);
   EXPECT_TRUE((*lanes).IsLocal(share, 1));
   EXPECT_FALSE((*lanes).IsLocal(share, 0));
   EXPECT_FALSE((*lanes).IsLocal(share, {}));
@@ -238,12 +238,12 @@ class CopiesTest : public testing::Test {
     int64_t made = 0;
     while (made < 4) {
       const Claim claim = job_->ClaimRows(node);
-      ASSERT_NE(claim.share, nullptr);
+      ASSERT_NE(claim.batch, nullptr);
       filled_ = claim.slot;
       local_ = claim.local;
       for (uint64_t row = claim.begin; row < claim.end; ++row, ++made) {
         if (static_cast<int64_t>(row) == bad) {
-          job_->LeaveOut(claim.share, row, "bad");
+          job_->LeaveOut(claim.batch, row, "bad");
           continue;
         }
         Row(claim.slot, row) = 100 + static_cast<int64_t>(row);

@@ -88,7 +88,7 @@ class Ranks {
         while (delivery_->Open() != nullptr) {
         }
       } while (delivery_->MustAdvance());
-      Share* const share = delivery_->Claimable();
+      OpenBatch* const share = delivery_->Claimable();
       if (share == nullptr) break;
       share->claimed = share->finished = share->rows.rows;
       share->valid_rows = share->shape_rows = share->rows.rows;

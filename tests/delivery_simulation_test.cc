@@ -343,7 +343,7 @@ class Broker {
     for (const FormerPhase& phase : world_.kept.phases) {
       run_.Check(delivery_->RestorePhase(phase).ok(), "phase is refused");
     }
-    split() ? delivery_->Withhold() : delivery_->Gather();
+    split() ? delivery_->DeferEnd() : delivery_->BeginRecovery();
   }
 
   // As JobTable.
@@ -356,7 +356,7 @@ class Broker {
   }
 
   // As JobTable.
-  void SettleFormer() {
+  void FinishFormer() {
     if (!delivery_->withheld()) return;
     const std::vector<FormerProcess> processes = FormerProcesses();
     RestoreDead();
@@ -366,7 +366,7 @@ class Broker {
         return;
       }
     }
-    if (!delivery_->Settle(true).ok()) Fail();
+    if (!delivery_->FinishRecovery(true).ok()) Fail();
     TellRanksChanged();
   }
 
@@ -377,7 +377,7 @@ class Broker {
       if (process.may_live && reconnected_.count(process.rank) == 0) return;
     }
     const Kept& kept = world_.kept;
-    delivery_->Gathered(
+    delivery_->TakeOverSteps(
         GatherSteps({world_.config.options, kept.opened, plan_.start().position,
                      kept.completed, handed_over_},
                     plan_, processes, reconnected_));
@@ -437,7 +437,7 @@ class Broker {
       TellRanksChanged();
     }
     TryGather();
-    SettleFormer();
+    FinishFormer();
     Sweep();
   }
 
@@ -512,7 +512,7 @@ class Broker {
                                     &session.page, false};
     seat_[rank] = joined->seat;
     TryGather();
-    SettleFormer();
+    FinishFormer();
     session.seat = joined->seat;
     session.begins_at = joined->position;
     session.answered_phase = joined->phase;
@@ -574,7 +574,7 @@ class Broker {
   // The workers.
   void Make() {
     Advance();
-    while (Share* share = delivery_->Claimable()) {
+    while (OpenBatch* share = delivery_->Claimable()) {
       Fill(share);
       Advance();
     }
@@ -619,7 +619,7 @@ class Broker {
     if (failed_) return;
     do {
       delivery_->Advance();
-      while (Share* share = delivery_->Open()) {
+      while (OpenBatch* share = delivery_->Open()) {
         if (share->rows.rows > 0) continue;
         Fill(share);
       }
@@ -630,8 +630,8 @@ class Broker {
     CheckSlots();
   }
 
-  void Fill(Share* share) {
-    const Plan::Share& rows = share->rows;
+  void Fill(OpenBatch* share) {
+    const Plan::RankBatch& rows = share->rows;
     share->claimed = rows.rows;
     share->valid_rows = share->shape_rows = rows.rows;
     SimulatedPlain<uint64_t>& slot = world_.segments[life_].slots[share->slot];

@@ -46,7 +46,7 @@ class ImageFolderSourceTest : public testing::Test {
 
   // Makes every folder look as if it had last changed long ago, so that the
   // index is cached; later calls less long ago.
-  void Settle() {
+  void FinishRecovery() {
     ++settled_s_;
     KeepTimes();
   }
@@ -261,7 +261,7 @@ TEST_F(ImageFolderSourceTest, CacheGivesTheSameIndex) {
   Add("dog/1.jpg");
   Add("empty/none");
   Add("cat/x/2.png");
-  Settle();
+  FinishRecovery();
   auto scanned = Open();
   ASSERT_NE(CacheFile(), "");
   EXPECT_EQ(scanned->left_out(), "2 other files, like cat/x/2.png");
@@ -276,15 +276,15 @@ TEST_F(ImageFolderSourceTest, CacheGivesTheSameIndex) {
 
 TEST_F(ImageFolderSourceTest, ChangeOfAnyFolderIsNoticed) {
   Add("cat/x/1.jpg");
-  Settle();
+  FinishRecovery();
   EXPECT_THAT(Records(), SizeIs(1));
   Add("cat/x/2.jpg");
   EXPECT_THAT(Records(), SizeIs(2));
-  Settle();
+  FinishRecovery();
   EXPECT_THAT(Records(), SizeIs(2));
   Add("cow/1.jpg");
   EXPECT_THAT(Records(), SizeIs(3));
-  Settle();
+  FinishRecovery();
   EXPECT_THAT(Records(), SizeIs(3));
   // Another folder in its place, with the same time.
   fs::rename(root_ + "/cow", base_ + "/cow");
@@ -300,7 +300,7 @@ TEST_F(ImageFolderSourceTest, KnowsWhenItHasChanged) {
   // A folder that changed just now could change again without its time telling.
   EXPECT_TRUE(Open()->Changed());
   for (const bool cached : {false, true}) {
-    Settle();
+    FinishRecovery();
     if (cached) (void)Open();
     const std::unique_ptr<Source> source = Open();
     EXPECT_FALSE(source->Changed());
@@ -321,7 +321,7 @@ TEST_F(ImageFolderSourceTest, FolderThatChangedJustNowIsNotCached) {
 TEST_F(ImageFolderSourceTest, DamagedCacheIsIgnoredWhereverItIsDamaged) {
   Add("cat/1.jpg");
   Add("dog/2.jpg");
-  Settle();
+  FinishRecovery();
   const auto records = Records();
   const std::string path = CacheFile();
   std::ifstream in(path, std::ios::binary);
@@ -349,7 +349,7 @@ TEST_F(ImageFolderSourceTest, DamagedCacheIsIgnoredWhereverItIsDamaged) {
 
 TEST_F(ImageFolderSourceTest, CacheThatOthersCanWriteIsIgnored) {
   Add("cat/1.jpg");
-  Settle();
+  FinishRecovery();
   EXPECT_THAT(Records(), SizeIs(1));
   AddUnseen("cat/2.jpg");
   ASSERT_EQ(chmod(CacheFile().c_str(), 0666), 0);
@@ -358,7 +358,7 @@ TEST_F(ImageFolderSourceTest, CacheThatOthersCanWriteIsIgnored) {
 
 TEST_F(ImageFolderSourceTest, WithoutACacheFolderItJustScans) {
   Add("cat/1.jpg");
-  Settle();
+  FinishRecovery();
   std::ofstream(base_ + "/file") << "x";
   setenv("PENSTOCK_CACHE_DIR", (base_ + "/file/below").c_str(), 1);
   EXPECT_THAT(Records(), SizeIs(1));

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "broker/recovery/life_journal.h"
 #include "broker/recovery/memory_folder.h"
+#include "broker/recovery/recovery_journal.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/gated_state_directory.h"
@@ -48,12 +48,12 @@ class LostRecordsTest : public testing::Test {
   }
   std::string state() const { return folder_ + "/state"; }
 
-  static std::unique_ptr<LifeJournal> Opened(const std::string& state) {
-    auto life = LifeJournal::Open(state, {});
+  static std::unique_ptr<RecoveryJournal> Opened(const std::string& state) {
+    auto life = RecoveryJournal::Open(state, {});
     if (!life.ok()) throw std::runtime_error(life.status().message());
     return *std::move(life);
   }
-  static uint64_t MakeJob(LifeJournal* life) {
+  static uint64_t MakeJob(RecoveryJournal* life) {
     JobOptions options;
     options.spec = *ParseDatasetSpec(
         "dataset: numbers\nsource: {range: 8}\nbatch: {size: 1}\n", "test",
@@ -65,7 +65,7 @@ class LostRecordsTest : public testing::Test {
     return job;
   }
   // Until there is no room; how many.
-  static uint64_t CompleteUntilLost(LifeJournal* life, uint64_t job) {
+  static uint64_t CompleteUntilLost(RecoveryJournal* life, uint64_t job) {
     uint64_t steps = 0;
     while (life->Trouble().find("records are lost") == std::string::npos) {
       for (int i = 0; i < 1000; ++i, ++steps) {
@@ -129,7 +129,7 @@ TEST_F(LostRecordsTest, AreMadeGoodWhenTheDirectoryAnswersAgain) {
 }
 
 TEST_F(LostRecordsTest, AreKnownToBeMissingByTheNextLives) {
-  LiveAndDie([this](LifeJournal* life, uint64_t job) {
+  LiveAndDie([this](RecoveryJournal* life, uint64_t job) {
     storage_->Close();
     CompleteUntilLost(life, job);
   });
@@ -145,7 +145,7 @@ TEST_F(LostRecordsTest, AreKnownToBeMissingByTheNextLives) {
 }
 
 TEST_F(LostRecordsTest, NoneAreWhatAHungDirectoryDidNotTake) {
-  LiveAndDie([this](LifeJournal* life, uint64_t job) {
+  LiveAndDie([this](RecoveryJournal* life, uint64_t job) {
     storage_->Close();
     for (uint64_t step = 0; step < 100; ++step) {
       life->Completed(job, step, step + 1);
@@ -161,7 +161,7 @@ TEST_F(LostRecordsTest, NoneAreWhatAHungDirectoryDidNotTake) {
 }
 
 TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
-  LiveAndDie([this](LifeJournal* life, uint64_t job) {
+  LiveAndDie([this](RecoveryJournal* life, uint64_t job) {
     (void)life->RankAttached(job, {0, 0}, -1, -1);
     storage_->SetFull(true);
     life->Completed(job, 0, 1);
@@ -177,7 +177,7 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
     }
   });
   // Still full: the next life can begin, and is killed too.
-  LiveAndDie([](LifeJournal* life, uint64_t) {
+  LiveAndDie([](RecoveryJournal* life, uint64_t) {
     if (life->Trouble().find("free space") == std::string::npos) _exit(1);
   });
   storage_->SetFull(false);
@@ -196,7 +196,7 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
 // wrote: applied twice, a record would tell of something that has not happened.
 TEST_F(LostRecordsTest, WhatIsInTheFileIsNotTakenFromTheTailAgain) {
   const std::string kept = folder_ + "/kept";
-  LiveAndDie([&](LifeJournal* life, uint64_t job) {
+  LiveAndDie([&](RecoveryJournal* life, uint64_t job) {
     storage_->SetFull(true);
     life->PhaseBegun(job, {{0, 1}, 4, {}});
     std::filesystem::copy_file(life->memory_folder() + "/" + kJournalTailName,
@@ -214,7 +214,7 @@ TEST_F(LostRecordsTest, WhatIsInTheFileIsNotTakenFromTheTailAgain) {
 }
 
 TEST_F(LostRecordsTest, AreAllThatWereInMemoryWhichIsGone) {
-  LiveAndDie([](LifeJournal*, uint64_t) {});
+  LiveAndDie([](RecoveryJournal*, uint64_t) {});
   const auto memory =
       std::filesystem::read_symlink(state() + "/" + kMemoryFolderLink);
   EXPECT_EQ(memory.parent_path(), "/dev/shm");

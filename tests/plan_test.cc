@@ -47,7 +47,7 @@ struct PlanTest : testing::Test {
 
   static std::vector<Plan::Row> RowsOf(const Plan& plan, uint64_t step,
                                        uint32_t rank) {
-    const Plan::Share share = plan.ShareOf(step, rank);
+    const Plan::RankBatch share = plan.RankBatchOf(step, rank);
     std::vector<Plan::Row> rows(share.rows);
     plan.Rows(share.epoch, share.first_row, share.rows, rows.data());
     return rows;
@@ -84,7 +84,7 @@ struct PlanTest : testing::Test {
   static std::vector<uint64_t> StepSizes(const Plan& plan) {
     std::vector<uint64_t> sizes;
     for (uint64_t step = 0; step < plan.steps_per_epoch(); ++step) {
-      sizes.push_back(plan.ShareOf(step, 0).global_rows);
+      sizes.push_back(plan.RankBatchOf(step, 0).global_rows);
     }
     return sizes;
   }
@@ -112,10 +112,10 @@ TEST_F(PlanTest, FourRowsOnFiveRanksLeaveTheLastOneEmpty) {
   EXPECT_EQ(plan.total_steps(), 1u);
   for (uint32_t rank = 0; rank < 4; ++rank) {
     EXPECT_THAT(Batch(plan, 0, rank), ElementsAre(rank));
-    EXPECT_EQ(plan.max_share_rows(rank), 1u);
+    EXPECT_EQ(plan.max_batch_rows(rank), 1u);
   }
   EXPECT_THAT(Batch(plan, 0, 4), IsEmpty());
-  EXPECT_EQ(plan.max_share_rows(4), 0u);
+  EXPECT_EQ(plan.max_batch_rows(4), 0u);
 }
 
 TEST_F(PlanTest, Range8InBatchesOf4OnThreeRanksGivesTheFirstRankMore) {
@@ -143,7 +143,7 @@ TEST_F(PlanTest, Range9InBatchesOf4OnTwoRanksEndsWithAnEmptyBatch) {
   EXPECT_THAT(Batch(plan, 1, 1), ElementsAre(6, 7));
   EXPECT_THAT(Batch(plan, 2, 0), ElementsAre(8));
   EXPECT_THAT(Batch(plan, 2, 1), IsEmpty());
-  EXPECT_TRUE(plan.ShareOf(2, 1).last_of_data);
+  EXPECT_TRUE(plan.RankBatchOf(2, 1).last_of_data);
 }
 
 TEST_F(PlanTest, HundredRowsInBatchesOf16) {
@@ -152,9 +152,9 @@ TEST_F(PlanTest, HundredRowsInBatchesOf16) {
   const Plan two = Make(2);
   for (uint32_t rank = 0; rank < 2; ++rank) {
     for (uint64_t step = 0; step < 6; ++step) {
-      EXPECT_EQ(two.ShareOf(step, rank).rows, 8u);
+      EXPECT_EQ(two.RankBatchOf(step, rank).rows, 8u);
     }
-    EXPECT_EQ(two.ShareOf(6, rank).rows, 2u);
+    EXPECT_EQ(two.RankBatchOf(6, rank).rows, 2u);
   }
 }
 
@@ -180,7 +180,7 @@ TEST_F(PlanTest, PartialEndsWithTheRowsThatAreLeft) {
   EXPECT_EQ(plan.steps_per_epoch(), 3u);
   EXPECT_EQ(plan.rows_per_epoch(), 10u);
   for (uint32_t rank = 0; rank < 3; ++rank) {
-    const Plan::Share share = plan.ShareOf(2, rank);
+    const Plan::RankBatch share = plan.RankBatchOf(2, rank);
     EXPECT_EQ(share.rows, rank < 2 ? 1u : 0u);
     EXPECT_EQ(share.shape_rows, share.rows);
     EXPECT_EQ(share.global_rows, 2u);
@@ -194,12 +194,12 @@ TEST_F(PlanTest, PadKeepsTheShapeOfAFullBatch) {
   EXPECT_EQ(plan.rows_per_epoch(), 10u);
   for (uint32_t rank = 0; rank < 3; ++rank) {
     for (uint64_t step = 0; step < 3; ++step) {
-      const Plan::Share share = plan.ShareOf(step, rank);
+      const Plan::RankBatch share = plan.RankBatchOf(step, rank);
       EXPECT_EQ(share.shape_rows, rank == 0 ? 2u : 1u);
-      EXPECT_EQ(share.shape_rows, plan.max_share_rows(rank));
+      EXPECT_EQ(share.shape_rows, plan.max_batch_rows(rank));
       EXPECT_LE(share.rows, share.shape_rows);
     }
-    EXPECT_EQ(plan.ShareOf(2, rank).rows, rank < 2 ? 1u : 0u);
+    EXPECT_EQ(plan.RankBatchOf(2, rank).rows, rank < 2 ? 1u : 0u);
   }
 }
 
@@ -235,10 +235,10 @@ TEST_F(PlanTest, ABatchLargerThanTheDataHasTheDatasRows) {
   Dataset(3, 1000);
   const Plan plan = Make(2);
   EXPECT_EQ(plan.steps_per_epoch(), 1u);
-  EXPECT_EQ(plan.max_share_rows(0), 2u);
-  EXPECT_EQ(plan.max_share_rows(1), 1u);
+  EXPECT_EQ(plan.max_batch_rows(0), 2u);
+  EXPECT_EQ(plan.max_batch_rows(1), 1u);
   spec.batch.last = LastBatch::kPad;
-  EXPECT_EQ(Make(2).max_share_rows(0), 500u);
+  EXPECT_EQ(Make(2).max_batch_rows(0), 500u);
 }
 
 // ---- steps_per_epoch --------------------------------------------------------
@@ -266,7 +266,7 @@ TEST_F(PlanTest, OneStepMoreGoesRoundWithFullBatchesAcrossTheSeam) {
     EXPECT_EQ(seam[4], (Plan::Row{.record = 0, .pass = 1}));
     // The next epoch begins again, in a pass of its own.
     EXPECT_EQ(RowsOf(plan, 8, 0)[0], (Plan::Row{.record = 0, .pass = 2}));
-    EXPECT_EQ(plan.ShareOf(8, 0).epoch, 1u);
+    EXPECT_EQ(plan.RankBatchOf(8, 0).epoch, 1u);
   }
 }
 
@@ -353,14 +353,14 @@ TEST_F(PlanTest, SharesAreContiguousAndDifferByOneRowAtMost) {
   for (const uint32_t world_size : {1, 2, 5, 8, 64}) {
     const Plan plan = Make(world_size);
     for (uint64_t step = 0; step < *plan.total_steps(); ++step) {
-      uint64_t next = plan.ShareOf(step, 0).first_row;
+      uint64_t next = plan.RankBatchOf(step, 0).first_row;
       EXPECT_EQ(next, step % plan.steps_per_epoch() * 37);
-      uint64_t previous = plan.ShareOf(step, 0).rows;
+      uint64_t previous = plan.RankBatchOf(step, 0).rows;
       for (uint32_t rank = 0; rank < world_size; ++rank) {
-        const Plan::Share share = plan.ShareOf(step, rank);
+        const Plan::RankBatch share = plan.RankBatchOf(step, rank);
         EXPECT_EQ(share.first_row, next);
         EXPECT_TRUE(share.rows == previous || share.rows + 1 == previous);
-        EXPECT_LE(share.shape_rows, plan.max_share_rows(rank));
+        EXPECT_LE(share.shape_rows, plan.max_batch_rows(rank));
         next += share.rows;
         previous = share.rows;
       }
@@ -396,8 +396,8 @@ TEST_F(PlanTest, TheLastStepOfAnEpochAndOfAllDataIsMarked) {
   std::vector<uint64_t> last_of_epoch;
   std::vector<uint64_t> last_of_data;
   for (uint64_t step = 0; step < *plan.total_steps(); ++step) {
-    if (plan.ShareOf(step, 1).last_of_epoch) last_of_epoch.push_back(step);
-    if (plan.ShareOf(step, 1).last_of_data) last_of_data.push_back(step);
+    if (plan.RankBatchOf(step, 1).last_of_epoch) last_of_epoch.push_back(step);
+    if (plan.RankBatchOf(step, 1).last_of_data) last_of_data.push_back(step);
   }
   EXPECT_THAT(last_of_epoch, ElementsAre(2, 5));
   EXPECT_THAT(last_of_data, ElementsAre(5));
@@ -409,7 +409,7 @@ TEST_F(PlanTest, ForeverHasEpochsWithoutEnd) {
   const Plan plan = Make(1);
   EXPECT_EQ(plan.epochs(), std::nullopt);
   EXPECT_EQ(plan.total_steps(), std::nullopt);
-  const Plan::Share share = plan.ShareOf(3'000'000'002, 0);
+  const Plan::RankBatch share = plan.RankBatchOf(3'000'000'002, 0);
   EXPECT_EQ(share.epoch, 1'000'000'000u);
   EXPECT_EQ(share.rows, 2u);
   EXPECT_TRUE(share.last_of_epoch);
@@ -421,7 +421,7 @@ TEST_F(PlanTest, PerRankBatchesMultiplyByTheWorldSize) {
   spec.batch.per_rank = true;
   const Plan plan = Make(3);
   EXPECT_EQ(plan.global_batch(), 24u);
-  EXPECT_EQ(plan.max_share_rows(2), 8u);
+  EXPECT_EQ(plan.max_batch_rows(2), 8u);
   EXPECT_THAT(StepSizes(plan), ElementsAre(24, 24, 24, 24, 4));
 }
 
@@ -442,7 +442,7 @@ TEST_F(PlanTest, PositionsNearTheirMaximumDoNotWrap) {
   EXPECT_EQ(plan.rows_per_epoch(), kMax);
   EXPECT_EQ(plan.steps_per_epoch(), kMax / 3 + 1);
   const uint64_t last = *plan.total_steps() - 1;
-  const Plan::Share share = plan.ShareOf(last, 0);
+  const Plan::RankBatch share = plan.RankBatchOf(last, 0);
   EXPECT_EQ(share.global_rows, kMax % 3);
   EXPECT_EQ(share.first_row, kMax - kMax % 3);
   EXPECT_LT(Batch(plan, last)[0], kMax);
@@ -476,13 +476,13 @@ std::vector<std::vector<uint64_t>> PositionsOf(const Plan& plan) {
   for (uint64_t step = 0; step < *plan.total_steps(); ++step) {
     std::vector<uint64_t>& rows = steps.emplace_back();
     for (uint32_t rank = 0; rank < plan.world_size(); ++rank) {
-      const Plan::Share share = plan.ShareOf(step, rank);
+      const Plan::RankBatch share = plan.RankBatchOf(step, rank);
       for (uint64_t i = 0; i < share.rows; ++i) {
         rows.push_back(share.epoch * plan.rows_per_epoch() + share.first_row +
                        i);
       }
     }
-    EXPECT_EQ(plan.ShareOf(step, 0).position, plan.PositionOf(step));
+    EXPECT_EQ(plan.RankBatchOf(step, 0).position, plan.PositionOf(step));
   }
   return steps;
 }
@@ -530,11 +530,11 @@ TEST(PlanFromTest, OwedRowsComeFirstEachAStepOfItsOwn) {
   const Plan rest = whole.From({8, {{1, 2, true}, {4, 3, false}}}, 2).value();
   EXPECT_EQ(PositionsOf(rest), (std::vector<std::vector<uint64_t>>{
                                    {1, 2}, {4, 5, 6}, {8, 9, 10, 11}}));
-  EXPECT_TRUE(rest.ShareOf(0, 1).redelivered);
-  EXPECT_TRUE(rest.ShareOf(1, 0).extra);
-  EXPECT_FALSE(rest.ShareOf(1, 0).redelivered);
-  EXPECT_FALSE(rest.ShareOf(2, 0).extra);
-  EXPECT_TRUE(rest.ShareOf(2, 0).last_of_epoch);
+  EXPECT_TRUE(rest.RankBatchOf(0, 1).redelivered);
+  EXPECT_TRUE(rest.RankBatchOf(1, 0).extra);
+  EXPECT_FALSE(rest.RankBatchOf(1, 0).redelivered);
+  EXPECT_FALSE(rest.RankBatchOf(2, 0).extra);
+  EXPECT_TRUE(rest.RankBatchOf(2, 0).last_of_epoch);
   EXPECT_EQ(rest.StepAt(8), 2u);
 }
 

@@ -345,7 +345,7 @@ TEST_F(ProducerTest, MemoryForRowsThatAreHeldIsPromisedBeforeItIsUsed) {
     needed = job.at("memory_bytes");
     EXPECT_EQ(Ask({{"op", "status"}}).at("broker").at("memory_bytes"), needed);
     // Rows of all slots twice.
-    EXPECT_GE(job.at("attic_bytes"),
+    EXPECT_GE(job.at("retained_bytes"),
               2 * 4096 * sizeof(int64_t) *
                   job.at("slots").at("free").get<uint64_t>());
   }

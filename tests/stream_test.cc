@@ -15,7 +15,7 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 
-#include "broker/recovery/life_journal.h"
+#include "broker/recovery/recovery_journal.h"
 
 namespace penstock {
 namespace {
@@ -104,9 +104,9 @@ TEST(StreamLedgerTest, ItIsTheSameFromItsJsonAndItsChunks) {
   ledger.Put(0, 8, 6, 16);
   ledger.Release(10);
   ledger.Put(0, 16, 5, 22);  // two rows of the ring were passed over
-  // Rows 12 and 13 are in the attic, others before 16 are done with.
-  ledger.OpenAttic(8);
-  ledger.Move(16, {{12, 2, StreamLedger::kAttic, 4}});
+  // Rows 12 and 13 are in the retained rows, others before 16 are done with.
+  ledger.OpenRetained(8);
+  ledger.Move(16, {{12, 2, StreamLedger::kRetained, 4}});
   ledger.Leave(1, true);
   StreamLedger copy = StreamLedger::FromJson(ledger.ToJson());
   for (const StreamLedger::Chunk& chunk : ledger.chunks()) {
@@ -118,7 +118,7 @@ TEST(StreamLedgerTest, ItIsTheSameFromItsJsonAndItsChunks) {
   for (StreamLedger* each : {&ledger, &copy}) {
     EXPECT_TRUE(each->CheckPut(0, 21, 3).ok());
     each->Put(0, 21, 3, 27);
-    EXPECT_THAT(each->Release(30), ElementsAre(StreamLedger::kAttic));
+    EXPECT_THAT(each->Release(30), ElementsAre(StreamLedger::kRetained));
     each->Leave(0, true);
     EXPECT_TRUE(each->over());
   }
@@ -165,11 +165,11 @@ class Remembered : public StreamRecord {
     ledger->Leave(producer, finished);
   }
   void RowsReleased(uint64_t row) override { Forget(ledger->Release(row)); }
-  Status AtticOpened(uint64_t rows, int memory) override {
+  Status RetainedOpened(uint64_t rows, int memory) override {
     if (full) return ResourceExhaustedError("no space");
-    EXPECT_EQ(kept.count(StreamLedger::kAttic), 0u) << "two of one name";
-    kept[StreamLedger::kAttic].memory = Duplicate(memory);
-    ledger->OpenAttic(rows);
+    EXPECT_EQ(kept.count(StreamLedger::kRetained), 0u) << "two of one name";
+    kept[StreamLedger::kRetained].memory = Duplicate(memory);
+    ledger->OpenRetained(rows);
     return OkStatus();
   }
   void RowsMoved(uint64_t row,
@@ -389,7 +389,7 @@ TEST_F(StreamTest, OneThatIsSilentIsGivenUpAfterItsTime) {
   EXPECT_TRUE(next_.idle_since());
 }
 
-// ---- the attic
+// ---- the retained rows
 // --------------------------------------------------------------
 
 TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
@@ -436,7 +436,7 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
   EXPECT_EQ(stream_.Find(6, 1).status().code(), StatusCode::kDataLoss);
 }
 
-TEST_F(StreamTest, WhatDoesNotFitIntoTheAtticStays) {
+TEST_F(StreamTest, WhatDoesNotFitIntoTheRetainedRowsStays) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 18);
@@ -457,7 +457,7 @@ TEST_F(StreamTest, WhatDoesNotFitIntoTheAtticStays) {
   EXPECT_EQ(stream_.kept_rows(), 12u);
 }
 
-TEST_F(StreamTest, RowsLieBesideOneAnotherInTheAttic) {
+TEST_F(StreamTest, RowsLieBesideOneAnotherInTheRetainedRows) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
   const auto put = [&](std::initializer_list<uint64_t> rows) {
@@ -472,8 +472,8 @@ TEST_F(StreamTest, RowsLieBesideOneAnotherInTheAttic) {
   stream_.Release(1);
   (void)stream_.TakeFreed();
   put({4, 2, 4, 2});  // the ring has 18 rows, and 12 are free again
-  // One row is free before those of the attic, four are behind them. Row 20 may
-  // stay: that is room enough.
+  // One row is free before those of the retained rows, four are behind them.
+  // Row 20 may stay: that is room enough.
   stream_.MakeRoom(24, {{1, 3, true}, {12, 4, true}, {20, 1, true}});
   EXPECT_FALSE(stream_.ShortOfRoom());
   EXPECT_EQ(stream_.kept_rows(), 3u + 4 + 4);
@@ -486,7 +486,7 @@ TEST_F(StreamTest, RowsLieBesideOneAnotherInTheAttic) {
   }
 }
 
-TEST_F(StreamTest, WhatIsDoneWithLeavesTheAtticBehindWhatIsHeld) {
+TEST_F(StreamTest, WhatIsDoneWithLeavesTheRetainedRowsBehindWhatIsHeld) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 18);
@@ -505,7 +505,7 @@ TEST_F(StreamTest, WhatIsDoneWithLeavesTheAtticBehindWhatIsHeld) {
   EXPECT_EQ(stream_.Find(4, 1).status().code(), StatusCode::kDataLoss);
 }
 
-TEST_F(StreamTest, AnAtticThatWasEmptyIsOpenedAnew) {
+TEST_F(StreamTest, AnRetainedRowsThatWasEmptyIsOpenedAnew) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 16);
@@ -524,14 +524,14 @@ TEST_F(StreamTest, AnAtticThatWasEmptyIsOpenedAnew) {
   EXPECT_EQ(Row(next_, 13), 113);
 }
 
-TEST_F(StreamTest, TheAtticMayDieWithTheBroker) {
+TEST_F(StreamTest, TheRetainedRowsMayDieWithTheBroker) {
   const auto joined = Join(&stream_, kToken);
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 12);
   PutUpTo(12);
   stream_.MakeRoom(12, {{2, 2, true}});
   FormerStream former = record_.Former();
-  former.kept.erase(StreamLedger::kAttic);
+  former.kept.erase(StreamLedger::kRetained);
   next_record_.ledger = record_.ledger;
   next_.Restore(std::move(former));
   // Who holds them has them; only when they are to be made once more ...
@@ -556,7 +556,7 @@ TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
       "test", "/");
   StreamLedger ledger(5, 2);
   uint64_t job = 0;
-  const auto join = [&](LifeJournal* life, uint64_t token) {
+  const auto join = [&](RecoveryJournal* life, uint64_t token) {
     StreamLedger::Producer producer;
     producer.token = token;
     producer.ring_rows = kRing;
@@ -564,13 +564,13 @@ TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
     ASSERT_TRUE(life->ProducerJoined(job, ledger, producer, -1, -1).ok());
     ledger.Join(ledger.next_producer(), token, kRing, 8);
   };
-  const auto put = [&](LifeJournal* life, uint32_t producer, uint64_t place,
+  const auto put = [&](RecoveryJournal* life, uint32_t producer, uint64_t place,
                        uint64_t rows) {
     life->RowsPut(job, producer, place, rows, ledger.end());
     ledger.Put(producer, place, rows, ledger.end());
   };
   const auto opened = [&](std::vector<StoredFd> stored) {
-    auto life = LifeJournal::Open(directory, std::move(stored));
+    auto life = RecoveryJournal::Open(directory, std::move(stored));
     EXPECT_TRUE(life.ok());
     return *std::move(life);
   };

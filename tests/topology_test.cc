@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "broker/job/bank_placement.h"
-#include "broker/memory/memory_promise.h"
 #include "broker/memory/placement.h"
+#include "broker/memory/populate.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -131,8 +131,8 @@ TEST(NodeRoomTest, FreePagesAndCacheOfANodeAreCounted) {
                                              "Node 1 Inactive(file): 3 kB\n";
   SystemFiles files;
   files.nodes = folder;
-  EXPECT_EQ(FindNodeRoom(files, 1), 123u * 1024);
-  EXPECT_EQ(FindNodeRoom(files, 0), std::nullopt);
+  EXPECT_EQ(FindAvailableNodeMemory(files, 1), 123u * 1024);
+  EXPECT_EQ(FindAvailableNodeMemory(files, 0), std::nullopt);
   std::filesystem::remove_all(folder);
 }
 

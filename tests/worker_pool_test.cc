@@ -72,7 +72,7 @@ class Storage {
   void Read(ReadDepth* depth, int seconds, double waiting = 0.8) const {
     for (int i = 0; i < 5 * seconds; ++i) {
       const uint64_t reads = 2 * std::min(depth->depth(), parallel_);
-      depth->Look(0.2, reads * 20'000'000, waiting);
+      depth->Measured(0.2, reads * 20'000'000, waiting);
     }
   }
 

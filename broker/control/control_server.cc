@@ -42,17 +42,17 @@ Fd PidfdOf(int socket, pid_t pid) {
 
 ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
                              WorkerPool* workers, const Topology* topology,
-                             Disposal* disposal, LifeJournal* life,
-                             Options options)
+                             DeferredDestruction* deferred,
+                             RecoveryJournal* life, Options options)
     : loop_(loop),
       jobs_(jobs),
       workers_(workers),
       topology_(topology),
-      disposal_(disposal),
+      deferred_(deferred),
       life_(life),
       options_(std::move(options)) {
   jobs->SetOnProducers([this](const auto& job) { TellProducers(job); });
-  for (const LifeJournal::Dataset& dataset : life->TakeDatasets()) {
+  for (const RecoveryJournal::Dataset& dataset : life->TakeDatasets()) {
     auto spec = ParseDatasetSpec(dataset.spec, "journal", "/");
     if (spec.ok()) {
       datasets_[{dataset.uid, dataset.name}] = *std::move(spec);
@@ -166,7 +166,7 @@ void ControlServer::OnReadable(uint64_t id) {
   if (!*message) return;
   std::vector<Fd> fds = std::move((*message)->fds);
   Handle(connection, (*message)->json, fds);
-  disposal_->Close(std::move(fds));
+  deferred_->Close(std::move(fds));
 }
 
 void ControlServer::OnWake(uint64_t id) {
@@ -285,7 +285,7 @@ void ControlServer::Tick() {
       LogWarning("accept: {}", status.message());
     }
   }
-  jobs_->Look();
+  jobs_->CheckTimeouts();
   jobs_->Sweep();
   // The job that one waits to come back to may be over.
   LetInProducers();

@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "broker/base/disposal.h"
+#include "broker/base/deferred_destruction.h"
 #include "broker/base/event_loop.h"
 #include "broker/memory/topology.h"
-#include "broker/recovery/life_journal.h"
+#include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
 #include "broker/workers/worker_pool.h"
 #include "common/dataset_spec.h"
@@ -46,8 +46,8 @@ class ControlServer {
 
   // listener is a listening SOCK_SEQPACKET socket.
   ControlServer(EventLoop* loop, JobTable* jobs, WorkerPool* workers,
-                const Topology* topology, Disposal* disposal, LifeJournal* life,
-                Options options);
+                const Topology* topology, DeferredDestruction* deferred,
+                RecoveryJournal* life, Options options);
   ~ControlServer();
   Status Listen(Fd listener);
 
@@ -158,8 +158,8 @@ class ControlServer {
   JobTable* const jobs_;
   WorkerPool* const workers_;
   const Topology* const topology_;
-  Disposal* const disposal_;
-  LifeJournal* const life_;
+  DeferredDestruction* const deferred_;
+  RecoveryJournal* const life_;
   const Options options_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();

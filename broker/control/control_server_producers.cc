@@ -218,7 +218,7 @@ void ControlServer::HearOut(Connection* connection) {
     if (!connection->producer || connection->producer->job == nullptr) return;
     auto message = ReceiveMessage(connection->socket.get());
     if (!message.ok() || !*message) return;
-    disposal_->Close(std::move((*message)->fds));
+    deferred_->Close(std::move((*message)->fds));
     const nlohmann::json& json = (*message)->json;
     const auto op = json.find("op");
     if (op != json.end() && *op == "put") {
@@ -235,7 +235,7 @@ void ControlServer::LeaveStream(Connection* connection, bool finished) {
   if (producer.memory) {
     std::vector<Fd> fds;
     fds.push_back(std::move(producer.memory));
-    disposal_->Close(std::move(fds));
+    deferred_->Close(std::move(fds));
   }
   if (producer.job == nullptr) return;
   LogInfo("job '{}': producer {} {}", producer.job_name, producer.number,

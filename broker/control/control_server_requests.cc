@@ -705,7 +705,7 @@ nlohmann::json ControlServer::StatusJson() const {
                       {"workers_chosen", workers_->Description()},
                       {"read_backend", workers_->read_backend()},
                       {"pinned_bytes", workers_->pinned_bytes()},
-                      {"memory_bytes", jobs_->promised_bytes()},
+                      {"memory_bytes", jobs_->reserved_bytes()},
                       {"read_depth", workers_->read_depth()},
                       {"read_depth_auto", workers_->read_depth_is_automatic()},
                       {"nodes", NodesJson()},

@@ -11,13 +11,13 @@ constexpr int64_t kPaddingId = -1;
 // Moves the rows behind each left-out row up, so that the rows that are there
 // lie together. Returns how many there are.
 uint64_t CloseGaps(const Segment& segment, const ElementSpec& spec,
-                   const Share& share, uint32_t slot) {
-  std::vector<uint64_t> gaps = share.left_out;
+                   const OpenBatch& batch, uint32_t slot) {
+  std::vector<uint64_t> gaps = batch.left_out;
   std::sort(gaps.begin(), gaps.end());
   int64_t* ids = segment.ids(slot);
   uint64_t to = 0;
   size_t gap = 0;
-  for (uint64_t from = 0; from < share.rows.rows; ++from) {
+  for (uint64_t from = 0; from < batch.rows.rows; ++from) {
     if (gap < gaps.size() && gaps[gap] == from) {
       ++gap;
       continue;
@@ -35,28 +35,28 @@ uint64_t CloseGaps(const Segment& segment, const ElementSpec& spec,
   return to;
 }
 
-void Pad(const Segment& segment, const ElementSpec& spec, const Share& share,
-         uint32_t slot) {
+void Pad(const Segment& segment, const ElementSpec& spec,
+         const OpenBatch& batch, uint32_t slot) {
   int64_t* ids = segment.ids(slot);
-  std::fill(ids + share.valid_rows, ids + share.shape_rows, kPaddingId);
+  std::fill(ids + batch.valid_rows, ids + batch.shape_rows, kPaddingId);
   for (size_t i = 0; i < spec.size(); ++i) {
     const uint64_t bytes = spec[i].RowBytes();
-    std::memset(segment.feature(slot, i) + share.valid_rows * bytes, 0,
-                (share.shape_rows - share.valid_rows) * bytes);
+    std::memset(segment.feature(slot, i) + batch.valid_rows * bytes, 0,
+                (batch.shape_rows - batch.valid_rows) * bytes);
   }
 }
 
 }  // namespace
 
 void Assemble(const Segment& segment, const ElementSpec& spec, bool keep_shape,
-              uint32_t slot, Share* share) {
-  share->valid_rows = share->rows.rows;
-  share->shape_rows = share->rows.shape_rows;
-  if (!share->left_out.empty()) {
-    share->valid_rows = CloseGaps(segment, spec, *share, slot);
-    if (!keep_shape) share->shape_rows = share->valid_rows;
+              uint32_t slot, OpenBatch* batch) {
+  batch->valid_rows = batch->rows.rows;
+  batch->shape_rows = batch->rows.shape_rows;
+  if (!batch->left_out.empty()) {
+    batch->valid_rows = CloseGaps(segment, spec, *batch, slot);
+    if (!keep_shape) batch->shape_rows = batch->valid_rows;
   }
-  if (share->shape_rows > share->valid_rows) Pad(segment, spec, *share, slot);
+  if (batch->shape_rows > batch->valid_rows) Pad(segment, spec, *batch, slot);
 }
 
 void CopyRows(const Segment& segment, const ElementSpec& spec, uint32_t from,

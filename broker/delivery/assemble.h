@@ -13,7 +13,7 @@ namespace penstock {
 // segment. keep_shape (last: pad): rows that were left out are replaced by
 // padding, else the batch is shorter. Nobody else may touch the slot meanwhile.
 void Assemble(const Segment& segment, const ElementSpec& spec, bool keep_shape,
-              uint32_t slot, Share* share);
+              uint32_t slot, OpenBatch* batch);
 
 // Rows begin .. end of one slot to the same place of another.
 void CopyRows(const Segment& segment, const ElementSpec& spec, uint32_t from,

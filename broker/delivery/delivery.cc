@@ -27,7 +27,7 @@ Delivery::Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
   }
   for (uint32_t i = 0; i < slots_.size(); ++i) {
     slots_[i].lane = i / shape.slots_per_lane;
-    slots_[i].share.slot = i;
+    slots_[i].batch.slot = i;
     lanes_[slots_[i].lane].free.push(i);
   }
   for (uint32_t i = 0; i < lanes_.size(); ++i) {
@@ -101,8 +101,8 @@ uint32_t Delivery::TakeLane(uint32_t rank, std::optional<uint32_t> node) {
 uint64_t Delivery::LanePosition(const Lane& lane) const {
   // The oldest share that has not left the lane, else the next to be opened.
   for (const uint32_t number : lane.in_turn) {
-    const Share& share = slots_[number].share;
-    if (!share.abandoned && !share.rows.extra) return share.rows.position;
+    const OpenBatch& batch = slots_[number].batch;
+    if (!batch.abandoned && !batch.rows.extra) return batch.rows.position;
   }
   uint64_t step = lane.next_step;
   const Plan& plan = phases_[lane.phase].plan;
@@ -112,8 +112,8 @@ uint64_t Delivery::LanePosition(const Lane& lane) const {
 
 uint64_t Delivery::NextPosition(const Consumer& consumer) const {
   for (const Entry& entry : consumer.backlog) {
-    const Share& share = slots_[entry.slot].share;
-    if (!share.rows.extra) return share.rows.position;
+    const OpenBatch& batch = slots_[entry.slot].batch;
+    if (!batch.rows.extra) return batch.rows.position;
   }
   const Lane& lane = lanes_[consumer.lane];
   if (mode_ != DeliveryMode::kBroadcast && !lane.again.empty()) {
@@ -141,7 +141,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   }
   if (GoesOnWithout(joining.rank)) {
     return FailedPreconditionError(
-        "rank {} died, and its share went to the others (on_rank_death: "
+        "rank {} died, and its batch went to the others (on_rank_death: "
         "shrink){}",
         joining.rank,
         AnyAttached() ? ""
@@ -261,7 +261,7 @@ Delivery::Slot* Delivery::NextReady(uint32_t number) {
 
 void Delivery::Free(Slot* slot) {
   slot->state = SlotState::kFree;
-  lanes_[slot->lane].free.push(slot->share.slot);
+  lanes_[slot->lane].free.push(slot->batch.slot);
   openable_.insert(slot->lane);
 }
 
@@ -293,7 +293,7 @@ void Delivery::Release(uint32_t index) {
   --slot.holders;
   if (slot.holders == 0 && record_ != nullptr) {
     if (mode_ == DeliveryMode::kDynamic) {
-      RecordCompleted(slot.share.rows.position);
+      RecordCompleted(slot.batch.rows.position);
     } else if (split() && slot.handed_over) {
       record_->HandedOver(slot.for_rank, IdOf(slot));
     }
@@ -322,20 +322,20 @@ void Delivery::Unquarantine(uint32_t index) {
 
 Cell Delivery::CellOf(const Consumer& consumer, const Entry& entry) {
   const Slot& slot = slots_[entry.slot];
-  const Share& share = slot.share;
-  const Plan::Share& rows = share.rows;
+  const OpenBatch& batch = slot.batch;
+  const Plan::RankBatch& rows = batch.rows;
   const bool redelivered = entry.redelivered || rows.redelivered;
   Cell cell{};
   cell.slot_offset =
       shape_.slots_offset + SlotOffset(shape_.bank_slots, shape_.slot_stride,
-                                       SegmentSlot(share, CopyFor(consumer)));
+                                       SegmentSlot(batch, CopyFor(consumer)));
   cell.flags = (rows.last_of_epoch ? kLastOfEpoch : 0u) |
                (redelivered ? kRedelivered : 0u) |
                (redelivered || rows.extra ? kExtra : 0u) |
                (slot.ranks_changed ? kRanksChanged : 0u) |
                slot.phase << kPhaseShift;
-  cell.rows = static_cast<uint32_t>(share.shape_rows);
-  cell.valid_rows = static_cast<uint32_t>(share.valid_rows);
+  cell.rows = static_cast<uint32_t>(batch.shape_rows);
+  cell.valid_rows = static_cast<uint32_t>(batch.valid_rows);
   cell.global_rows = static_cast<uint32_t>(rows.global_rows);
   cell.skipped = entry.skipped;
   cell.epoch = rows.epoch;
@@ -363,7 +363,7 @@ void Delivery::Give(Consumer* consumer, const Entry& entry) {
                             CellOf(*consumer, entry));
   consumer->position =
       std::max(consumer->position,
-               slot.share.rows.position + slot.share.rows.global_rows);
+               slot.batch.rows.position + slot.batch.rows.global_rows);
 }
 
 // Publishes the backlog while leases are free.
@@ -388,7 +388,7 @@ void Delivery::ReleaseLease(const Consumer* consumer,
   const Slot& slot = slots_[lease.slot];
   if (record_ != nullptr && mode_ == DeliveryMode::kBroadcast &&
       shape_.options.on_rank_death == OnRankDeath::kWait &&
-      (lease.redelivered || slot.share.rows.extra)) {
+      (lease.redelivered || slot.batch.rows.extra)) {
     record_->HandedOver(consumer->rank, IdOf(slot));
   }
   Release(lease.slot);
@@ -411,7 +411,7 @@ void Delivery::DeliverSplit(Consumer* consumer) {
     slot->holders = 1;
     slot->for_rank = consumer->rank;
     lanes_[consumer->lane].in_turn.pop_front();
-    consumer->backlog.push_back({slot->share.slot, false});
+    consumer->backlog.push_back({slot->batch.slot, false});
   }
   Flush(consumer);
   FinishIfOver(consumer);
@@ -449,7 +449,7 @@ void Delivery::DeliverDynamic() {
     slot->state = SlotState::kOut;
     slot->holders = 1;
     lanes_[0].in_turn.pop_front();
-    pool_.push_back({slot->share.slot, false});
+    pool_.push_back({slot->batch.slot, false});
   }
   while (!pool_.empty()) {
     Consumer* const next = NextHungry();
@@ -468,7 +468,7 @@ std::optional<bool> Delivery::Wants(const Consumer& consumer,
   }
   const auto again = consumer.again.find(IdOf(slot));
   if (again != consumer.again.end()) return again->second;
-  const Plan::Share& rows = slot.share.rows;
+  const Plan::RankBatch& rows = slot.batch.rows;
   if (slot.again || (!rows.extra && rows.position < consumer.from)) {
     return std::nullopt;
   }
@@ -576,7 +576,7 @@ bool Delivery::GiveToAll(Slot* slot) {
   lanes_[0].in_turn.pop_front();
   slot->holders = static_cast<uint32_t>(with_room.size());
   for (Consumer* consumer : with_room) {
-    Entry entry{slot->share.slot, *Wants(*consumer, *slot)};
+    Entry entry{slot->batch.slot, *Wants(*consumer, *slot)};
     if (!slot->again) entry.skipped = std::exchange(consumer->skipped, 0);
     consumer->again.erase(IdOf(*slot));
     if (consumer->place == Place::kGone || !consumer->backlog.empty() ||
@@ -622,7 +622,7 @@ void Delivery::DeliverBroadcast() {
 }
 
 void Delivery::FinishIfOver(Consumer* consumer) {
-  if (withheld_ || consumer->place != Place::kAttached ||
+  if (end_deferred_ || consumer->place != Place::kAttached ||
       !FeedOf(*consumer).open() || !consumer->backlog.empty() ||
       !Exhausted(lanes_[consumer->lane])) {
     return;
@@ -645,7 +645,7 @@ bool Delivery::IsAtWork(const Consumer& consumer) {
 // A rank that works on a batch may still die with it, and then others have to
 // be there.
 void Delivery::FinishDynamic() {
-  if (withheld_ || !pool_.empty() || !Exhausted(lanes_[0])) return;
+  if (end_deferred_ || !pool_.empty() || !Exhausted(lanes_[0])) return;
   // The one that was at work last time probably still is.
   const auto from = consumers_.lower_bound(at_work_);
   const auto is_at_work = [this](const auto& item) {

@@ -85,9 +85,9 @@ uint64_t FormerPosition(const CursorPage& page,
                         uint64_t global_batch = UINT64_MAX);
 
 // One step's rows for one lane, being made in a slot.
-struct Share {
+struct OpenBatch {
   uint64_t step = 0;               // of the lane, from 0: its order
-  Plan::Share rows;                // which plan rows
+  Plan::RankBatch rows;            // which plan rows
   uint32_t slot = 0;               // in the segment
   uint64_t claimed = 0;            // rows handed to workers
   uint64_t finished = 0;           // rows done by them
@@ -228,8 +228,8 @@ class Delivery {
   // split.
   void RestoreRank(const FormerConsumer& former);
   // dynamic, broadcast: nothing is opened until it is known what all ranks had.
-  void Gather() { gathering_ = true; }
-  bool gathering() const { return gathering_; }
+  void BeginRecovery() { recovering_ = true; }
+  bool gathering() const { return recovering_; }
   // Batches of a predecessor, or of one that anybody had, are not all released.
   bool OwesPredecessor(uint32_t rank) const;
   struct FormerSteps {
@@ -242,16 +242,16 @@ class Delivery {
     std::vector<FormerConsumer> consumers;
     bool started = true;
   };
-  void Gathered(const FormerSteps& former);
+  void TakeOverSteps(const FormerSteps& former);
   // All of the data were delivered before: who attaches is told the end.
   void PlaceAtEnd();
   // split: nobody is told of the end, and what on_rank_death says of the dead
   // is not done, until it is known of all ranks where they are.
-  void Withhold() { withheld_ = split(); }
-  bool withheld() const { return withheld_; }
+  void DeferEnd() { end_deferred_ = split(); }
+  bool withheld() const { return end_deferred_; }
   // It is. not shrink: the places of the dead are kept instead. An error is the
   // job's, as of Died.
-  Status Settle(bool shrink);
+  Status FinishRecovery(bool shrink);
 
   // ---- making
   // -----------------------------------------------------------------
@@ -263,21 +263,22 @@ class Delivery {
   uint64_t available() const { return available_; }
   void EndAt(uint64_t rows);
   // Starts the next share in a free slot; nullptr: nothing to make, or nowhere.
-  Share* Open();
+  OpenBatch* Open();
   // The share with rows to claim: of the worker's NUMA node the oldest, else
   // the oldest of all; nullptr: none.
-  Share* Claimable(std::optional<uint32_t> node = std::nullopt);
+  OpenBatch* Claimable(std::optional<uint32_t> node = std::nullopt);
   // Of each bank, by now.
   const std::vector<uint32_t>& bank_nodes() const { return bank_nodes_; }
   // Whether a worker of this node makes it in memory of its own.
-  bool IsLocal(const Share& share, std::optional<uint32_t> node) const;
+  bool IsLocal(const OpenBatch& batch, std::optional<uint32_t> node) const;
   // The slot of the segment in which it does: the copy that is on its node.
-  uint32_t SlotToFill(const Share& share, std::optional<uint32_t> node) const;
-  uint32_t SegmentSlot(const Share& share, uint32_t copy) const {
-    return copy * static_cast<uint32_t>(slots_.size()) + share.slot;
+  uint32_t SlotToFill(const OpenBatch& batch,
+                      std::optional<uint32_t> node) const;
+  uint32_t SegmentSlot(const OpenBatch& batch, uint32_t copy) const {
+    return copy * static_cast<uint32_t>(slots_.size()) + batch.slot;
   }
-  // All its rows are done (Share::done).
-  void Filled(Share* share);
+  // All its rows are done (OpenBatch::done).
+  void Filled(OpenBatch* batch);
 
   // ---- handing out
   // ------------------------------------------------------------
@@ -336,7 +337,7 @@ class Delivery {
   // released the very rows that may have to be made once more.
   PlanStart RowsNeeded() const;
   // Whether State() cannot be told yet, after a former life.
-  bool Unsettled() const { return gathering_ || withheld_; }
+  bool Unsettled() const { return recovering_ || end_deferred_; }
   bool AnyAttached() const;
   // A process may still write its page or read a slot.
   bool AnySeatTaken() const;
@@ -411,7 +412,7 @@ class Delivery {
     bool handed_over = false;  // outside the order of positions
     bool again = false;        // a step that was made before
     uint32_t for_rank = 0;     // split
-    Share share;
+    OpenBatch batch;
   };
   struct Entry {
     uint32_t slot = 0;
@@ -485,13 +486,13 @@ class Delivery {
   uint32_t TakeLane(uint32_t rank, std::optional<uint32_t> node);
   // The step a lane opens next, after going on to the next phase.
   struct Next {
-    Plan::Share rows;
+    Plan::RankBatch rows;
     uint32_t phase = 0;
     bool again = false;
   };
   std::optional<Next> NextStep(uint32_t lane);
   uint32_t NodeOf(uint32_t slot) const;  // by which claimable_ has its shares
-  bool Available(const Plan::Share& rows) const {
+  bool Available(const Plan::RankBatch& rows) const {
     return rows.position + rows.global_rows <= available_;
   }
   bool Exhausted(const Lane& lane) const;
@@ -511,7 +512,7 @@ class Delivery {
   // One that attaches knows the ranks of the phase it begins in: the first
   // batch of each later one, and no other, says that they are others.
   void MarkPhases(const Consumer& consumer);
-  void RecordOpened(const Plan::Share& rows);
+  void RecordOpened(const Plan::RankBatch& rows);
   void MakeAgain(Lane* lane, uint64_t step, bool redelivered);
   // Where one that reconnects says it is.
   void PlaceReconnected(Consumer* consumer, const Joining& joining);
@@ -610,8 +611,8 @@ class Delivery {
   uint32_t usable_slots_ = 0;
   uint64_t available_ = UINT64_MAX;  // rows; of a stream fewer
   bool draining_ = false;
-  bool gathering_ = false;
-  bool withheld_ = false;
+  bool recovering_ = false;
+  bool end_deferred_ = false;
   // Of ranks that reconnected and died while it gathered.
   std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
   bool started_ = false;  // broadcast

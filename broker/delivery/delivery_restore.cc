@@ -38,7 +38,7 @@ uint64_t FormerPosition(const CursorPage& page, uint64_t global_batch) {
 }
 
 uint64_t Delivery::IdOf(const Slot& slot) const {
-  return StepId(slot.share.rows.position, slot.phase);
+  return StepId(slot.batch.rows.position, slot.phase);
 }
 
 // A step that cannot be is not made: who says it is not trusted.
@@ -57,7 +57,7 @@ void Delivery::MakeAgain(Lane* lane, uint64_t id, bool redelivered) {
   const auto is_it = [id](const Again& each) { return each.step == id; };
   const auto has_it = [&](const Slot& slot) {
     return &lanes_[slot.lane] == lane && slot.state != SlotState::kFree &&
-           !slot.share.abandoned && IdOf(slot) == id &&
+           !slot.batch.abandoned && IdOf(slot) == id &&
            (slot.state != SlotState::kOut ||
             (slot.holders > 0 && mode_ != DeliveryMode::kBroadcast));
   };
@@ -173,7 +173,7 @@ void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
 
 uint64_t Delivery::MissedSince(uint64_t position) const {
   // While it is gathered the others wait for it.
-  if (gathering_) return 0;
+  if (recovering_) return 0;
   const uint64_t now = plan().StepAt(LanePosition(lanes_[0]));
   return now - std::min(now, plan().StepAt(position));
 }
@@ -205,8 +205,8 @@ std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
   return left;
 }
 
-void Delivery::Gathered(const FormerSteps& former) {
-  gathering_ = false;
+void Delivery::TakeOverSteps(const FormerSteps& former) {
+  recovering_ = false;
   OpenAll();
   TouchAll();
   started_ = former.started;
@@ -265,7 +265,7 @@ void Delivery::ReclaimFormer(Consumer* consumer) {
 void Delivery::TakeFormerBack(Consumer* consumer, bool orderly) {
   auto former = std::exchange(consumer->former, nullptr);
   if (former == nullptr) return;
-  if (gathering_ && !orderly) {
+  if (recovering_ && !orderly) {
     // Where the lane is is not known yet.
     orphans_.push_back({consumer->rank, std::move(former)});
     return;
@@ -306,8 +306,8 @@ bool Delivery::OwesPredecessor(uint32_t rank) const {
   return !lanes_[lane].again.empty();
 }
 
-Status Delivery::Settle(bool shrink) {
-  withheld_ = false;
+Status Delivery::FinishRecovery(bool shrink) {
+  end_deferred_ = false;
   TouchAll();
   const OnRankDeath policy = shape_.options.on_rank_death;
   std::vector<uint32_t> dead;

@@ -37,7 +37,7 @@ class ReadDepth {
 
   // In so many seconds since the last call all workers read so many bytes, and
   // waited for reads this share of their time. True: there is another depth.
-  bool Look(double seconds, uint64_t bytes, double waiting) {
+  bool Measured(double seconds, uint64_t bytes, double waiting) {
     if (!automatic()) return false;
     const uint32_t before = depth_;
     rest_s_ = std::max(0.0, rest_s_ - seconds);

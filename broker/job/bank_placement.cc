@@ -7,7 +7,7 @@
 
 #include "broker/base/log.h"
 #include "broker/base/text.h"
-#include "broker/memory/memory_promise.h"
+#include "broker/memory/populate.h"
 
 namespace penstock {
 
@@ -40,9 +40,9 @@ bool BankPlacement::Binds(const Job& job) const {
 
 std::shared_ptr<void> BankPlacement::TakeOfNode(uint32_t node, uint64_t bytes) {
   MutexLock lock(&taken_->mutex);
-  // Looked at under the lock: of a promise that has just ended the pages are
-  // there.
-  const std::optional<uint64_t> room = FindNodeRoom(files_, node);
+  // Looked at under the lock: of a reservation that has just ended the pages
+  // are there.
+  const std::optional<uint64_t> room = FindAvailableNodeMemory(files_, node);
   uint64_t& taken = taken_->bytes[node];
   if (room && bytes > *room - std::min(*room, taken)) return nullptr;
   taken += bytes;
@@ -53,8 +53,8 @@ std::shared_ptr<void> BankPlacement::TakeOfNode(uint32_t node, uint64_t bytes) {
 }
 
 std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
-  std::vector<std::shared_ptr<void>> promises;
-  if (!Binds(job)) return promises;
+  std::vector<std::shared_ptr<void>> reservations;
+  if (!Binds(job)) return reservations;
   const std::vector<uint32_t> nodes = job.BankNodes();
   const SegmentPlan& plan = job.segment().plan();
   for (const uint32_t node : topology_->node_numbers()) {
@@ -64,20 +64,20 @@ std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
         banks * BankStride(plan.bank_slots, plan.slot_stride);
     // The child that populates them would be killed, for all that other nodes
     // have room.
-    std::shared_ptr<void> promise = TakeOfNode(node, bytes);
-    if (promise == nullptr) {
+    std::shared_ptr<void> reservation = TakeOfNode(node, bytes);
+    if (reservation == nullptr) {
       LogWarning(
           "job '{}': {} of its batches belong on NUMA node {}, which does not "
           "have that much left beside other jobs: they are not bound",
           job.key().name, BytesText(bytes), node);
       continue;
     }
-    promises.push_back(std::move(promise));
+    reservations.push_back(std::move(reservation));
     for (size_t bank = 0; bank < nodes.size(); ++bank) {
       if (nodes[bank] == node) BindBank(job, bank, node);
     }
   }
-  return promises;
+  return reservations;
 }
 
 void BankPlacement::BindBank(const Job& job, size_t bank, uint32_t node) {
@@ -96,15 +96,15 @@ void BankPlacement::Move(Job& job) {
     while (const std::optional<uint32_t> bank = job.NextBankToMove(&nodes)) {
       if (Binds(job)) MoveBank(job, *bank, nodes[*bank]);
     }
-    if (Binds(job)) LookAt(job, nodes);
+    if (Binds(job)) CheckPlacement(job, nodes);
   } while (!job.EndMoving());
 }
 
 void BankPlacement::MoveBank(const Job& job, uint32_t bank, uint32_t node) {
   const SegmentPlan& plan = job.segment().plan();
-  const std::shared_ptr<void> promise =
+  const std::shared_ptr<void> reservation =
       TakeOfNode(node, BankStride(plan.bank_slots, plan.slot_stride));
-  if (promise == nullptr) return;
+  if (reservation == nullptr) return;
   // Only pages that this process has mapped are moved, and those of a job that
   // was just opened only the child had that populated them. Where the advice is
   // not known (before Linux 5.14) they stay.
@@ -116,7 +116,8 @@ void BankPlacement::MoveBank(const Job& job, uint32_t bank, uint32_t node) {
   BindBank(job, bank, node);
 }
 
-void BankPlacement::LookAt(Job& job, const std::vector<uint32_t>& nodes) {
+void BankPlacement::CheckPlacement(Job& job,
+                                   const std::vector<uint32_t>& nodes) {
   const SegmentPlan& plan = job.segment().plan();
   uint64_t seen = 0;
   uint64_t elsewhere = 0;

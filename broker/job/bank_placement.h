@@ -13,7 +13,7 @@
 
 #include "broker/base/mutex.h"
 #include "broker/job/job.h"
-#include "broker/memory/memory_room.h"
+#include "broker/memory/available_memory.h"
 #include "broker/memory/placement.h"
 #include "broker/memory/topology.h"
 
@@ -38,7 +38,7 @@ class BankPlacement {
   // when the pages are there: from then on the nodes' free memory tells.
   [[nodiscard]] std::vector<std::shared_ptr<void>> Bind(const Job& job);
   // Takes bytes of the node's memory, likewise; nullptr: it has not so many
-  // left. One check for all jobs that open at once: they cannot be promised the
+  // left. One check for all jobs that open at once: they cannot be reserved the
   // same memory twice.
   std::shared_ptr<void> TakeOfNode(uint32_t node, uint64_t bytes);
   // Those that belong on another node by now, until there is none
@@ -55,12 +55,12 @@ class BankPlacement {
   bool Binds(const Job& job) const;
   void BindBank(const Job& job, size_t bank, uint32_t node);
   void MoveBank(const Job& job, uint32_t bank, uint32_t node);
-  void LookAt(Job& job, const std::vector<uint32_t>& nodes);
+  void CheckPlacement(Job& job, const std::vector<uint32_t>& nodes);
 
   const Topology* const topology_;
   const SystemFiles files_;
-  // By node, bytes that are promised and not seen in its free memory yet;
-  // shared, for a promise may outlive this.
+  // By node, bytes that are reserved and not seen in its free memory yet;
+  // shared, for a reservation may outlive this.
   struct Taken {
     Mutex mutex;
     std::map<uint32_t, uint64_t> bytes ABSL_GUARDED_BY(mutex);

@@ -90,9 +90,9 @@ void RecentMean::Add(double value, double seconds) {
   weight_ = weight_ * old + (1 - old);
 }
 
-void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
-                     const std::vector<Rank>& ranks, bool starved,
-                     const CrewUse& crew, bool filling) {
+void RecentUse::Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
+                    const std::vector<Rank>& ranks, bool starved,
+                    const FunctionWorkersUse& function_workers, bool filling) {
   const bool first = looked_ns_ == 0;
   const uint64_t ns = first ? 0 : Since(now_ns, looked_ns_);
   if (!first && ns == 0) return;
@@ -105,8 +105,9 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
     decoding_.Add(per_time(Since(decode_ns, decode_ns_)), seconds);
     storage_.Add(per_time(Since(read_wait_ns, read_wait_ns_)), seconds);
     starved_.Add(starved ? 1 : 0, seconds);
-    crew_busy_.Add(static_cast<double>(crew.busy) / std::max(1u, crew.threads),
-                   seconds);
+    function_workers_busy_.Add(static_cast<double>(function_workers.busy) /
+                                   std::max(1u, function_workers.threads),
+                               seconds);
     seconds_ += seconds;
     const bool stand =
         !filling && !starved &&
@@ -116,7 +117,7 @@ void RecentUse::Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
   }
   decode_ns_ = decode_ns;
   read_wait_ns_ = read_wait_ns;
-  crew_ = crew;
+  function_workers_ = function_workers;
 
   int64_t furthest = INT64_MIN;
   for (const Rank& rank : ranks) {
@@ -169,10 +170,12 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
   found.pool.storage = Share(pool.storage);
   found.pool.idle = Share(pool.idle);
   // Of those who make its rows.
-  const CrewUse& crew = job.crew();
-  const bool python = crew.threads > 0;
-  const double workers = std::max(1u, python ? crew.threads : pool.workers);
-  found.decoding = python ? job.crew_busy() : Share(job.decoding() / workers);
+  const FunctionWorkersUse& function_workers = job.function_workers();
+  const bool python = function_workers.threads > 0;
+  const double workers =
+      std::max(1u, python ? function_workers.threads : pool.workers);
+  found.decoding =
+      python ? job.function_workers_busy() : Share(job.decoding() / workers);
   found.storage = Share(job.storage() / workers);
   const double busy = python ? found.decoding : found.pool.decoding;
   const double idle =
@@ -243,7 +246,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
   } else if (!somebody_waits) {
     found.what = What::kRanks;
     found.text = Format("ranks are the bottleneck: {}, {}", who, they_idle);
-  } else if (const bool long_row = crew.longest_ns > kLongRowNs;
+  } else if (const bool long_row = function_workers.longest_ns > kLongRowNs;
              !python && !long_row && busy + found.storage < kBusy) {
     found.text =
         Format("no bottleneck is known: {}, {}: a larger `prefetch` may help",
@@ -264,7 +267,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
       found.text = Format(
           "its Python function is the bottleneck: its {} processes are {} % "
           "busy, decoding included, {} % waiting for reads, {}",
-          crew.threads, Percent(busy), Percent(found.storage), who);
+          function_workers.threads, Percent(busy), Percent(found.storage), who);
     } else {
       found.what = What::kDecode;
       found.text = Format(
@@ -273,9 +276,10 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
           Percent(busy), of_job, Percent(found.storage), who);
     }
     if (long_row) {
-      found.text += Format(", sample {} has been in work for {:.1f} s",
-                           crew.longest_record,
-                           static_cast<double>(crew.longest_ns) * 1e-9);
+      found.text +=
+          Format(", sample {} has been in work for {:.1f} s",
+                 function_workers.longest_record,
+                 static_cast<double>(function_workers.longest_ns) * 1e-9);
     } else if (idle > kIdle) {
       // Nobody is at work and somebody waits: too little is made ahead.
       found.text += ", " + they_idle + ": a larger `prefetch` may help";

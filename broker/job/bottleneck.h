@@ -12,7 +12,8 @@
 //   decoding  workers, at a time, that made rows; storage: that waited for
 //             reads and had no row to make. Both by wall clock: a worker that
 //             the kernel does not let run counts as busy.
-//   crew      of a job with a Python function, whose rows threads of its own
+//   function_workers      of a job with a Python function, whose rows threads
+//   of its own
 //             make: how many of them were on a row, at each look. A row that
 //             hangs is seen while it does.
 //   starved   share of the looks at which a stream had no rows for a batch.
@@ -74,8 +75,8 @@ class RecentMean {
 };
 
 // What the threads of a job with a Python function do at one moment; such a job
-// has a crew of its own (worker_pool.h).
-struct CrewUse {
+// has function workers of its own (worker_pool.h).
+struct FunctionWorkersUse {
   uint32_t threads = 0;         // 0: it has none
   uint32_t busy = 0;            // on a row
   uint64_t longest_ns = 0;      // of those, the one that takes longest
@@ -104,9 +105,10 @@ class RecentUse {
   // now_ns: of a steady clock. The counters are those of the job, from its
   // beginning.
   // starved: of a stream. filling: a batch is being made.
-  void Look(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
-            const std::vector<Rank>& ranks, bool starved = false,
-            const CrewUse& crew = {}, bool filling = true);
+  void Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
+           const std::vector<Rank>& ranks, bool starved = false,
+           const FunctionWorkersUse& function_workers = {},
+           bool filling = true);
 
   struct RankUse {
     uint32_t rank = 0;
@@ -120,8 +122,10 @@ class RecentUse {
   double storage() const { return storage_.mean(); }
   double starved() const { return starved_.mean(); }
   // Share of its threads; and what it did at the last look.
-  double crew_busy() const { return crew_busy_.mean(); }
-  const CrewUse& crew() const { return crew_; }
+  double function_workers_busy() const { return function_workers_busy_.mean(); }
+  const FunctionWorkersUse& function_workers() const {
+    return function_workers_;
+  }
   double seconds() const { return seconds_; }  // looked at, in all
   double all_stand_s() const { return static_cast<double>(stand_ns_) * 1e-9; }
 
@@ -142,8 +146,8 @@ class RecentUse {
   RecentMean decoding_;
   RecentMean storage_;
   RecentMean starved_;
-  RecentMean crew_busy_;
-  CrewUse crew_;
+  RecentMean function_workers_busy_;
+  FunctionWorkersUse function_workers_;
   double seconds_ = 0;
   uint64_t stand_ns_ = 0;  // all of them
 };
@@ -181,9 +185,9 @@ struct Bottleneck {
   double ranks_wait = 0;         // of the rank that waits most
   double behind = 0;             // kRank: its
   double stands_s = 0;           // likewise
-  double decoding = 0;           // for this job, of its crew's time or, without
-                                 // one, of all workers'
-  double storage = 0;            // likewise
+  double decoding = 0;  // for this job, of its function workers' time or,
+                        // without one, of all workers'
+  double storage = 0;   // likewise
   PoolUse pool;
   std::string text;  // for people, with the numbers
 

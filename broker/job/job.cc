@@ -78,7 +78,7 @@ std::unique_ptr<Stream> StreamOf(const JobOptions& options,
   shape.begin = FirstNeeded(layout.plan.start());
   shape.to_finish = spec->producers;
   shape.rows_out = rows_out;
-  shape.attic_rows = layout.attic_rows;
+  shape.retained_rows = layout.retained_rows;
   return std::make_unique<Stream>(spec->features, shape, record);
 }
 
@@ -234,9 +234,9 @@ void Job::RestoreStream(FormerStream former) {
   StreamChanged();
 }
 
-void Job::Gather() {
+void Job::BeginRecovery() {
   MutexLock lock(&mutex_);
-  delivery_.Gather();
+  delivery_.BeginRecovery();
 }
 
 bool Job::gathering() const {
@@ -244,15 +244,15 @@ bool Job::gathering() const {
   return delivery_.gathering();
 }
 
-void Job::Gathered(const Delivery::FormerSteps& former) {
+void Job::TakeOverSteps(const Delivery::FormerSteps& former) {
   MutexLock lock(&mutex_);
-  delivery_.Gathered(former);
+  delivery_.TakeOverSteps(former);
   AdvanceLocked();
 }
 
-void Job::Withhold() {
+void Job::DeferEnd() {
   MutexLock lock(&mutex_);
-  delivery_.Withhold();
+  delivery_.DeferEnd();
 }
 
 bool Job::Unsettled() const {
@@ -260,9 +260,9 @@ bool Job::Unsettled() const {
   return delivery_.Unsettled();
 }
 
-void Job::Settle(bool shrink) {
+void Job::FinishRecovery(bool shrink) {
   MutexLock lock(&mutex_);
-  GoneLocked(delivery_.Settle(shrink));
+  GoneLocked(delivery_.FinishRecovery(shrink));
 }
 
 void Job::Drain() {
@@ -274,8 +274,9 @@ void Job::Drain() {
 
 // A share of the last step cannot be given up when another rank has its own of
 // that step: then its rows have so long.
-void Job::EndIfStopHangsLocked(const CrewUse& crew) {
-  if (!drained_ || !delivery_.Filling() || crew.longest_ns < kStopWaitNs ||
+void Job::EndIfStopHangsLocked(const FunctionWorkersUse& function_workers) {
+  if (!drained_ || !delivery_.Filling() ||
+      function_workers.longest_ns < kStopWaitNs ||
       std::chrono::steady_clock::now() - *drained_ <
           std::chrono::nanoseconds(kStopWaitNs)) {
     return;
@@ -283,8 +284,8 @@ void Job::EndIfStopHangsLocked(const CrewUse& crew) {
   FailLocked(AbortedError(
       "job '{}' was stopped, and its last step waits for sample {}, which a "
       "Python function has been at for {:.0f} s",
-      key_.name, crew.longest_record,
-      static_cast<double>(crew.longest_ns) * 1e-9));
+      key_.name, function_workers.longest_record,
+      static_cast<double>(function_workers.longest_ns) * 1e-9));
 }
 
 void Job::Recall(const std::string& reason) {
@@ -356,15 +357,15 @@ void Job::NoteMissingLocked() {
   missing_ = missing;
 }
 
-void Job::Look(const CrewUse& crew) {
+void Job::CheckTimeouts(const FunctionWorkersUse& function_workers) {
   MutexLock lock(&mutex_);
   // A process that writes what cannot be may send no wake.
   delivery_.HeardAll();
   AdvanceLocked();
-  NoteRanksLocked(crew);
+  NoteRanksLocked(function_workers);
   NoteMissingLocked();
-  EndIfStopHangsLocked(crew);
-  if (stream_ != nullptr) LookForProducersLocked();
+  EndIfStopHangsLocked(function_workers);
+  if (stream_ != nullptr) CheckProducersLocked();
   if (missing_ == 0 || !failure_.ok() || options_.wait_s <= 0 ||
       std::chrono::steady_clock::now() - missing_since_ <
           std::chrono::duration<double>(options_.wait_s)) {
@@ -391,7 +392,7 @@ void Job::Look(const CrewUse& crew) {
 }
 
 // Ranks must not wait for ever for rows that nobody puts.
-void Job::LookForProducersLocked() {
+void Job::CheckProducersLocked() {
   // What the ranks still need of a former life is known by now.
   if (!delivery_.Unsettled()) {
     if (const Status status = stream_->GiveUpAway(options_.wait_s);
@@ -470,7 +471,7 @@ void Job::SetUsableSlots(uint32_t slots) {
 // Opens what can be. True: there are rows to claim that were not there.
 bool Job::OpenLocked() {
   bool opened = false;
-  while (Share* share = delivery_.Open()) {
+  while (OpenBatch* share = delivery_.Open()) {
     if (share->rows.rows > 0) {
       opened = true;
       continue;
@@ -518,13 +519,13 @@ Demand Job::Wanted() {
 
 Claim Job::ClaimRows(std::optional<uint32_t> node) {
   MutexLock lock(&mutex_);
-  Share* share = failure_.ok() ? delivery_.Claimable(node) : nullptr;
+  OpenBatch* share = failure_.ok() ? delivery_.Claimable(node) : nullptr;
   if (share == nullptr) {
     on_work_(false);
     return {};
   }
   Claim claim;
-  claim.share = share;
+  claim.batch = share;
   claim.slot = delivery_.SlotToFill(*share, node);
   claim.local = delivery_.IsLocal(*share, node);
   claim.begin = share->claimed;
@@ -547,7 +548,7 @@ void Job::CopyRows(const Claim& claim) {
   }
 }
 
-void Job::AssembleLocked(Share* share) {
+void Job::AssembleLocked(OpenBatch* share) {
   for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
     Assemble(*segment_, dataset_->program->element_spec(), keep_shape_,
              delivery_.SegmentSlot(*share, copy), share);
@@ -555,8 +556,8 @@ void Job::AssembleLocked(Share* share) {
 }
 
 void Job::FinishRows(const Claim& claim) {
-  if (layout_.copies > 1 && !Pointless()) CopyRows(claim);
-  Share* const share = claim.share;
+  if (layout_.copies > 1 && !Cancelled()) CopyRows(claim);
+  OpenBatch* const share = claim.batch;
   const uint64_t rows = claim.end - claim.begin;
   // Relaxed: shown by `penstock status`, nothing depends on it.
   const uint64_t rows_done =
@@ -587,12 +588,12 @@ void Job::FailIfNothingIsReadable(uint64_t rows_done) {
                     key_.name, rows_done, last));
 }
 
-bool Job::GivenUp(const Share* share) const {
+bool Job::GivenUp(const OpenBatch* share) const {
   MutexLock lock(&mutex_);
   return share->abandoned;
 }
 
-void Job::LeaveOut(Share* share, uint64_t row, const std::string& text) {
+void Job::LeaveOut(OpenBatch* share, uint64_t row, const std::string& text) {
   const uint64_t count =
       counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed) + 1;
   if (WorthALine(count)) {

@@ -73,7 +73,7 @@ class JobRecord : public DeliveryRecord, public StreamRecord {};
 
 // Rows of one share that one worker makes. Empty: share == nullptr.
 struct Claim {
-  Share* share = nullptr;
+  OpenBatch* batch = nullptr;
   uint64_t begin = 0;  // rows of the share
   uint64_t end = 0;
   uint32_t slot = 0;  // of the segment, where they are made
@@ -97,12 +97,12 @@ class Job {
     std::vector<uint32_t> bank_nodes = {};
     std::vector<uint32_t> worker_nodes = {};
     // Of a stream: the rows of batches that are held for long, at most.
-    uint64_t attic_rows = 0;
-    uint64_t attic_bytes = 0;
+    uint64_t retained_rows = 0;
+    uint64_t retained_bytes = 0;
 
     // All that the job may come to need.
     uint64_t memory_bytes() const {
-      return segment.segment_bytes + attic_bytes;
+      return segment.segment_bytes + retained_bytes;
     }
   };
   // nodes: NUMA nodes that the slots are to be on; more than one makes banks.
@@ -160,12 +160,12 @@ class Job {
   Status RestorePhases(const std::vector<FormerPhase>& phases);
   void RestoreRank(const Delivery::FormerConsumer& former);
   void RestoreStream(FormerStream former);
-  void Gather();
+  void BeginRecovery();
   bool gathering() const;
-  void Gathered(const Delivery::FormerSteps& former);
-  void Withhold();
+  void TakeOverSteps(const Delivery::FormerSteps& former);
+  void DeferEnd();
   bool Unsettled() const;
-  void Settle(bool shrink);
+  void FinishRecovery(bool shrink);
   // Ranks finish the step that the furthest of them was given; no more follow.
   // Look ends it with an error when that waits for a function that hangs.
   void Drain();
@@ -183,10 +183,10 @@ class Job {
   // No process has a seat and no worker writes: nothing refers to the segment.
   bool Abandoned() const;
   // Its rows are made by threads of its own: they wait for other processes.
-  bool has_crew() const { return dataset().program->wait_ns() > 0; }
+  bool has_function_workers() const { return dataset().program->wait_ns() > 0; }
   // Now and then: fails the job when ranks are missing for longer than
   // options().wait_s, notes what its ranks and its workers do.
-  void Look(const CrewUse& crew);
+  void CheckTimeouts(const FunctionWorkersUse& function_workers);
   bool failed() const;
   Status failure() const;  // and why
   JobState State() const;
@@ -215,8 +215,8 @@ class Job {
   // kept_s: nobody is attached, and the job waits so long for replacements.
   nlohmann::json StatusJson(bool with_ranks,
                             std::optional<double> kept_s) const;
-  // Workers at a time, of its crew if it has one, that made its rows, or waited
-  // for its reads, lately.
+  // Workers at a time, of its function workers if it has one, that made its
+  // rows, or waited for its reads, lately.
   double RecentDecoding() const;
   double RecentStorage() const;
   // absent: ranks that are to reconnect; those that are to attach it knows.
@@ -238,10 +238,10 @@ class Job {
   // Its rows are done; the last of the share publishes it.
   void FinishRows(const Claim& claim);
   // row is left out or was replaced (on_error), text names file and reason.
-  void LeaveOut(Share* share, uint64_t row, const std::string& text);
+  void LeaveOut(OpenBatch* batch, uint64_t row, const std::string& text);
   void CountSubstitute(const std::string& text);
   // Nobody will get the share: what became of its rows is no matter.
-  bool GivenUp(const Share* share) const;
+  bool GivenUp(const OpenBatch* batch) const;
 
   // What workers did for this job, for fairness and status.
   struct Counters {
@@ -276,7 +276,7 @@ class Job {
     on_freed_ = std::move(on_freed);
   }
   // Nobody will take what is being made: a worker need not make it.
-  bool Pointless() const {
+  bool Cancelled() const {
     // Relaxed: seen late, a few rows too many are made.
     return pointless_.load(std::memory_order_relaxed);
   }
@@ -284,7 +284,7 @@ class Job {
  private:
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteSettledLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void LookForProducersLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckProducersLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StreamChangedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseStreamLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -295,12 +295,12 @@ class Job {
   std::vector<uint32_t> MissingLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool StarvedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteRanksLocked(const CrewUse& crew)
+  void NoteRanksLocked(const FunctionWorkersUse& function_workers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyRows(const Claim& claim);
-  void AssembleLocked(Share* share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AssembleLocked(OpenBatch* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChunkRowsNow() const;
-  void EndIfStopHangsLocked(const CrewUse& crew)
+  void EndIfStopHangsLocked(const FunctionWorkersUse& function_workers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfNothingIsReadable(uint64_t rows_done);
 

@@ -148,12 +148,12 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   }
   uint64_t rows_max = 0;
   for (const uint32_t rank : {0u, world_size - 1}) {
-    rows_max = std::max(rows_max, plan.max_share_rows(rank));
+    rows_max = std::max(rows_max, plan.max_batch_rows(rank));
   }
   if (split && delivery.on_rank_death == OnRankDeath::kShrink) {
     PENSTOCK_ASSIGN_OR_RETURN(const Plan half,
                               plan.From(plan.start(), (world_size + 1) / 2));
-    rows_max = half.max_share_rows(0);
+    rows_max = half.max_batch_rows(0);
   }
   // A lane of a rank is on one node; the one lane of all is on all nodes.
   const bool lanes_are_ranks =
@@ -180,11 +180,12 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                 copies};
   if (const auto* stream = std::get_if<StreamSource>(&spec.source)) {
     // Batches that are not released are in slots, or were in a former life.
-    layout.attic_rows = 2 * uint64_t{lanes} * slots * layout.segment.rows_max;
+    layout.retained_rows =
+        2 * uint64_t{lanes} * slots * layout.segment.rows_max;
     PENSTOCK_ASSIGN_OR_RETURN(
-        const ProducerLayout attic,
-        PlanProducerMemory(stream->features, layout.attic_rows));
-    layout.attic_bytes = attic.bytes;
+        const ProducerLayout retained,
+        PlanProducerMemory(stream->features, layout.retained_rows));
+    layout.retained_bytes = retained.bytes;
   }
   return layout;
 }

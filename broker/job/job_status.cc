@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-void Job::NoteRanksLocked(const CrewUse& crew) {
+void Job::NoteRanksLocked(const FunctionWorkersUse& function_workers) {
   const auto now = std::chrono::steady_clock::now();
   std::map<uint32_t, Seen> seen;
   std::vector<RecentUse::Rank> at_work;
@@ -31,11 +31,12 @@ void Job::NoteRanksLocked(const CrewUse& crew) {
       options_.delivery.mode == DeliveryMode::kBroadcast &&
       delivery_.CountSlots().out == 0 && !delivery_.Missing().empty();
   // Relaxed, both: shown, nothing depends on them.
-  recent_.Look(static_cast<uint64_t>(
-                   std::chrono::nanoseconds(now.time_since_epoch()).count()),
-               counters_.decode_ns.load(std::memory_order_relaxed),
-               counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
-               StarvedLocked(), crew, delivery_.Filling() && !waits_to_begin);
+  recent_.Add(static_cast<uint64_t>(
+                  std::chrono::nanoseconds(now.time_since_epoch()).count()),
+              counters_.decode_ns.load(std::memory_order_relaxed),
+              counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
+              StarvedLocked(), function_workers,
+              delivery_.Filling() && !waits_to_begin);
 }
 
 std::vector<uint32_t> Job::MissingLocked() const {
@@ -158,8 +159,8 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   if (stream_ != nullptr) {
     json["records"] = json["steps_per_epoch"] = 0;  // nobody knows
     json["producers_at_work"] = stream_->at_work();
-    json["attic_rows"] = stream_->attic_rows();
-    json["attic_bytes"] = layout_.attic_bytes;
+    json["retained_rows"] = stream_->retained_rows();
+    json["retained_bytes"] = layout_.retained_bytes;
     json["rows_put"] = stream_->end();
     json["rows_kept"] = stream_->kept_rows();
   }

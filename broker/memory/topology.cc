@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <map>
 
-#include "broker/memory/memory_promise.h"
+#include "broker/memory/populate.h"
 
 namespace penstock {
 
@@ -259,7 +259,7 @@ Status Topology::KeepThreadToCpus() const {
   const int error = errno;
   hwloc_bitmap_free(set);
   if (result == 0) return OkStatus();
-  return ErrnoError(error, "keep a crew to the broker's processors");
+  return ErrnoError(error, "keep function workers to the broker's processors");
 }
 
 }  // namespace penstock

@@ -170,10 +170,10 @@ std::optional<uint64_t> Plan::StepFrom(uint64_t position) const {
   return PositionOf(step) == position ? std::optional(step) : std::nullopt;
 }
 
-Plan::Share Plan::ShareOf(uint64_t step, uint32_t rank) const {
+Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
   assert(rank < world_size_);
   assert(!total_steps_ || step < *total_steps_);
-  Share share;
+  RankBatch share;
   share.position = PositionOf(step);
   share.epoch = share.position / rows_per_epoch_;
   const uint64_t step_first_row = share.position % rows_per_epoch_;
@@ -195,7 +195,7 @@ Plan::Share Plan::ShareOf(uint64_t step, uint32_t rank) const {
   return share;
 }
 
-uint64_t Plan::max_share_rows(uint32_t rank) const {
+uint64_t Plan::max_batch_rows(uint32_t rank) const {
   assert(rank < world_size_);
   // The first step of an epoch is never the smaller one.
   return RowsOfRank(last_ == LastBatch::kPad

@@ -108,7 +108,7 @@ class Plan {
   std::optional<uint64_t> StepFrom(uint64_t position) const;
 
   // One rank's share of one global step.
-  struct Share {
+  struct RankBatch {
     uint64_t position = 0;  // of the whole step
     uint64_t epoch = 0;
     uint64_t step_in_epoch = 0;
@@ -122,10 +122,10 @@ class Plan {
     bool redelivered = false;
   };
   // step, counted from the start, < total_steps(); rank < world_size().
-  Share ShareOf(uint64_t step, uint32_t rank) const;
+  RankBatch RankBatchOf(uint64_t step, uint32_t rank) const;
 
   // The largest shape_rows this rank ever gets: the size of its slots.
-  uint64_t max_share_rows(uint32_t rank) const;
+  uint64_t max_batch_rows(uint32_t rank) const;
 
   // What is at a position of an epoch.
   struct Row {

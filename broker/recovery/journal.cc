@@ -427,7 +427,7 @@ class Journal::Rewrite {
   }
 
   // The header, and all that was put on disk.
-  Status Settle() {
+  Status FinishRecovery() {
     PENSTOCK_RETURN_IF_ERROR(Flush());
     int result =
         WriteAll(files_, file_->handle(), 0, MakeHeader(salt_, written_));
@@ -565,7 +565,7 @@ StatusOr<Journal::End> Journal::MakeEmpty(JournalFiles* files,
                                           const JournalLimits& limits) {
   Rewrite rewrite(files, limits.file_bytes_max);
   PENSTOCK_RETURN_IF_ERROR(rewrite.Create());
-  PENSTOCK_RETURN_IF_ERROR(rewrite.Settle());
+  PENSTOCK_RETURN_IF_ERROR(rewrite.FinishRecovery());
   PENSTOCK_RETURN_IF_ERROR(rewrite.Rename());
   if (const int result = files->SyncDirectory(); result < 0) {
     return FileError(-result, "fsync " + files->directory());
@@ -757,7 +757,7 @@ Status Journal::WriteCompacted(
       live([&rewrite](uint8_t type, std::string_view payload) {
         return rewrite.Put(type, payload);
       }));
-  PENSTOCK_RETURN_IF_ERROR(rewrite.Settle());
+  PENSTOCK_RETURN_IF_ERROR(rewrite.FinishRecovery());
   PENSTOCK_RETURN_IF_ERROR(PutInPlace(&rewrite, copy_from, copy_chain));
   // Until then a death of the machine may bring back the old file, which has
   // every record too.

@@ -67,7 +67,7 @@ constexpr uint64_t kSeenAheadMax = 65'536;
 bool IsHere(const std::vector<RowRange>& here, const Plan& plan, uint64_t id) {
   const auto step = plan.StepFrom(PositionOfStep(id));
   if (here.empty() || !step) return true;
-  const Plan::Share rows = plan.ShareOf(*step, 0);
+  const Plan::RankBatch rows = plan.RankBatchOf(*step, 0);
   return std::any_of(here.begin(), here.end(), [&](const RowRange& range) {
     return range.position <= rows.position &&
            rows.position + rows.global_rows <= range.position + range.rows;

@@ -42,11 +42,12 @@ uint64_t JobTable::NewLifeId() {
   return id;
 }
 
-JobTable::JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
-                   LifeJournal* life, Limits limits)
+JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
+                   DeferredDestruction* deferred, RecoveryJournal* life,
+                   Limits limits)
     : loop_(loop),
       workers_(workers),
-      disposal_(disposal),
+      deferred_(deferred),
       life_(life),
       limits_(std::move(limits)),
       datasets_(limits_.functions),
@@ -584,7 +585,7 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   if (entry.job->StartMoving()) StartMover(entry.job);
   if (!entry.job->gathering()) RetireFormer(entry, joined.rank);
   TryGather(entry);
-  SettleFormer(entry);
+  FinishFormer(entry);
   // A replaced rank is a new incarnation for those it replaces: only the dead
   // process can be fenced by it, and it cannot ask any more. The number stays,
   // so that ranks that reconnect later are recognised.
@@ -707,15 +708,15 @@ bool JobTable::MayOpen(uint32_t uid, const std::string& name,
   });
 }
 
-void JobTable::Look() {
+void JobTable::CheckTimeouts() {
   for (Entry& entry : entries_) {
     if (entry.job == nullptr || entry.over) continue;
-    entry.job->Look(workers_->UseOfCrew(*entry.job));
+    entry.job->CheckTimeouts(workers_->UseOfFunctionWorkers(*entry.job));
   }
 }
 
 void JobTable::Sweep() {
-  LookAtHolders();
+  CheckHolders();
   const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     HearFormer(*entry);
@@ -744,7 +745,7 @@ void JobTable::Sweep() {
     }
     if (!entry->over) {
       TryGather(*entry);
-      SettleFormer(*entry);
+      FinishFormer(*entry);
       // It may have failed since, or all be known to be delivered.
       if (entry->deserted) Deserted(*entry);
       if (entry->deserted && now - *entry->deserted > kDesertedJobKept) {
@@ -764,7 +765,7 @@ void JobTable::Sweep() {
     // Relaxed: no worker is on it any more.
     rows_of_ended_jobs_ +=
         entry->job->counters().rows.load(std::memory_order_relaxed);
-    disposal_->Destroy(std::move(entry->job));
+    deferred_->Destroy(std::move(entry->job));
     entry = entries_.erase(entry);
   }
 }
@@ -775,7 +776,7 @@ PoolUse JobTable::RecentPoolUse() const {
   use.idle = workers_->recently_idle();
   for (const Entry& entry : entries_) {
     if (entry.job == nullptr) continue;
-    if (entry.job->has_crew()) continue;  // not of the pool's time
+    if (entry.job->has_function_workers()) continue;  // not of the pool's time
     use.decoding += entry.job->RecentDecoding() / use.workers;
     use.storage += entry.job->RecentStorage() / use.workers;
   }

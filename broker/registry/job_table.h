@@ -20,16 +20,16 @@
 #include <utility>
 #include <vector>
 
-#include "broker/base/disposal.h"
+#include "broker/base/deferred_destruction.h"
 #include "broker/base/event_loop.h"
 #include "broker/base/mutex.h"
 #include "broker/job/bank_placement.h"
 #include "broker/job/dataset.h"
 #include "broker/job/job.h"
-#include "broker/memory/memory_promise.h"
-#include "broker/memory/memory_room.h"
+#include "broker/memory/available_memory.h"
 #include "broker/memory/placement.h"
-#include "broker/recovery/life_journal.h"
+#include "broker/memory/populate.h"
+#include "broker/recovery/recovery_journal.h"
 #include "broker/recovery/restore.h"
 #include "broker/workers/worker_pool.h"
 #include "common/fd.h"
@@ -72,8 +72,8 @@ class JobTable {
     FunctionOptions functions;
   };
   // Takes up the jobs that a former life left in life.
-  JobTable(EventLoop* loop, WorkerPool* workers, Disposal* disposal,
-           LifeJournal* life, Limits limits);
+  JobTable(EventLoop* loop, WorkerPool* workers, DeferredDestruction* deferred,
+           RecoveryJournal* life, Limits limits);
   ~JobTable();
 
   struct AttachRequest {
@@ -164,10 +164,10 @@ class JobTable {
     return !openings_.empty() || !entries_.empty() || !holders_.empty();
   }
   // Of all jobs, and of segments that processes of former lives may map.
-  uint64_t promised_bytes() const;
+  uint64_t reserved_bytes() const;
   // Notes what ranks and workers do, fails jobs whose ranks are missing for
   // long. With each tick: it looks at all ranks.
-  void Look();
+  void CheckTimeouts();
   // Removes jobs that are over.
   void Sweep();
 
@@ -253,7 +253,7 @@ class JobTable {
   std::shared_ptr<void> FormerMemoryOf(const Entry& entry, uint32_t rank,
                                        int pidfd);
   void Unmapped(uint64_t job, uint64_t attach);
-  void LookAtHolders();
+  void CheckHolders();
 
   // The entry this request belongs to, nullptr: it opens one. Fences the one it
   // takes the place of.
@@ -301,8 +301,8 @@ class JobTable {
   // the job goes on.
   void TryGather(Entry& entry);
   // split: the same: what on_rank_death says of the dead is done.
-  void SettleFormer(Entry& entry);
-  void SettleForgotten(Entry& entry);
+  void FinishFormer(Entry& entry);
+  void FinishForgotten(Entry& entry);
   // Why a rank cannot begin anything with what this life knows of its job.
   static Status CheckForgotten(const Entry& entry,
                                const AttachRequest& request);
@@ -334,15 +334,15 @@ class JobTable {
   // index, unpacked files.
   Status CheckSource(uint32_t uid, uint64_t bytes) const;
   // What is left for a job of this user, and what says so. Any thread.
-  MemoryRoom RoomFor(uint32_t uid) const;
+  AvailableMemory AvailableMemoryFor(uint32_t uid) const;
   // Counts bytes of uid until the last reference goes; what was counted before,
   // in all and of this user.
   std::shared_ptr<void> CountMemory(uint32_t uid, uint64_t bytes,
                                     uint64_t* before, uint64_t* before_of_uid);
   // Takes the job's memory off what is left: its segment, and of a stream its
-  // attic. Given back when the last reference to it goes. ResourceExhausted
-  // says what is needed and what is left.
-  StatusOr<std::shared_ptr<void>> PromiseMemory(const JobKey& key,
+  // retained rows. Given back when the last reference to it goes.
+  // ResourceExhausted says what is needed and what is left.
+  StatusOr<std::shared_ptr<void>> ReserveMemory(const JobKey& key,
                                                 const JobOptions& options,
                                                 const Job::Layout& layout);
   // "" or why its labels are not those of another job of this user.
@@ -360,8 +360,8 @@ class JobTable {
 
   EventLoop* const loop_;
   WorkerPool* const workers_;
-  Disposal* const disposal_;
-  LifeJournal* const life_;
+  DeferredDestruction* const deferred_;
+  RecoveryJournal* const life_;
   const Limits limits_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
@@ -379,14 +379,14 @@ class JobTable {
 
   // Bytes of jobs, by user; shared, for a job may outlive this table in a
   // worker.
-  struct Promised {
+  struct Reserved {
     Mutex mutex;
     uint64_t bytes ABSL_GUARDED_BY(mutex) = 0;
     std::map<uint32_t, uint64_t> bytes_of ABSL_GUARDED_BY(mutex);
     // Of them not populated yet: not seen in the machine's free memory.
     std::atomic<uint64_t> unpopulated{0};
   };
-  const std::shared_ptr<Promised> promised_ = std::make_shared<Promised>();
+  const std::shared_ptr<Reserved> reserved_ = std::make_shared<Reserved>();
   BankPlacement placement_;
 };
 

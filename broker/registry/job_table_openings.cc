@@ -1,5 +1,5 @@
 // What takes long and has a thread of its own: opening a dataset, alone
-// (Inspect) or for a job, whose memory is then promised and populated; moving
+// (Inspect) or for a job, whose memory is then reserved and populated; moving
 // its memory later.
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 // Tells the journal of one job.
 class JobInJournal : public JobRecord {
  public:
-  JobInJournal(LifeJournal* life, uint64_t number)
+  JobInJournal(RecoveryJournal* life, uint64_t number)
       : life_(life), number_(number) {}
   void Completed(uint64_t position, uint64_t next) override {
     life_->Completed(number_, position, next);
@@ -45,8 +45,8 @@ class JobInJournal : public JobRecord {
   void RowsReleased(uint64_t row) override {
     life_->RowsReleased(number_, row);
   }
-  Status AtticOpened(uint64_t rows, int memory) override {
-    return life_->AtticOpened(number_, rows, memory);
+  Status RetainedOpened(uint64_t rows, int memory) override {
+    return life_->RetainedOpened(number_, rows, memory);
   }
   void RowsMoved(uint64_t row,
                  const std::vector<StreamLedger::Chunk>& needed) override {
@@ -54,7 +54,7 @@ class JobInJournal : public JobRecord {
   }
 
  private:
-  LifeJournal* const life_;
+  RecoveryJournal* const life_;
   const uint64_t number_;
 };
 
@@ -178,7 +178,7 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
                                                  uint64_t number,
                                                  Opening* opening) {
   OpenProgress* const progress = &opening->progress;
-  progress->promise = [this, uid = key.uid](uint64_t bytes) {
+  progress->reserve = [this, uid = key.uid](uint64_t bytes) {
     return CheckSource(uid, bytes);
   };
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> dataset,
@@ -190,7 +190,7 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
     PENSTOCK_ASSIGN_OR_RETURN(
         Job::Layout layout,
         PlanLayout(options, *dataset, nodes.size(), replicate));
-    PENSTOCK_ASSIGN_OR_RETURN(memory, PromiseMemory(key, options, layout));
+    PENSTOCK_ASSIGN_OR_RETURN(memory, ReserveMemory(key, options, layout));
     return layout;
   };
   // A copy on each node where there is room, else the nodes share one.
@@ -210,7 +210,7 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
                layout->segment.segment_bytes);
   auto segment = Segment::Create(layout->segment, life_id_, number);
   if (!segment.ok()) {
-    promised_->unpopulated.fetch_sub(layout->segment.segment_bytes);
+    reserved_->unpopulated.fetch_sub(layout->segment.segment_bytes);
     return segment.status();
   }
   return std::make_shared<Job>(key, options, std::move(dataset),
@@ -245,27 +245,27 @@ void JobTable::StartMover(const std::shared_ptr<Job>& job) {
 }
 
 Status JobTable::CheckSource(uint32_t uid, uint64_t bytes) const {
-  const MemoryRoom room = RoomFor(uid);
+  const AvailableMemory room = AvailableMemoryFor(uid);
   if (bytes <= room.bytes) return OkStatus();
   return ResourceExhaustedError("needs {} in memory, only {} are left by {}",
                                 BytesText(bytes), BytesText(room.bytes),
                                 room.limit);
 }
 
-MemoryRoom JobTable::RoomFor(uint32_t uid) const {
-  MemoryRoom room = FindMemoryRoom(SystemFiles{});
-  room.bytes -= std::min(room.bytes, promised_->unpopulated.load());
+AvailableMemory JobTable::AvailableMemoryFor(uint32_t uid) const {
+  AvailableMemory room = FindAvailableMemory(SystemFiles{});
+  room.bytes -= std::min(room.bytes, reserved_->unpopulated.load());
   const auto limit = [&room](const std::optional<uint64_t>& bytes,
                              uint64_t used, const char* name) {
     if (!bytes) return;
     const uint64_t left = *bytes - std::min(*bytes, used);
     if (left < room.bytes) room = {left, name};
   };
-  MutexLock lock(&promised_->mutex);
-  limit(limits_.memory_bytes, promised_->bytes, "the broker's memory_limit");
-  const auto of_uid = promised_->bytes_of.find(uid);
+  MutexLock lock(&reserved_->mutex);
+  limit(limits_.memory_bytes, reserved_->bytes, "the broker's memory_limit");
+  const auto of_uid = reserved_->bytes_of.find(uid);
   limit(limits_.memory_bytes_per_uid,
-        of_uid == promised_->bytes_of.end() ? 0 : of_uid->second,
+        of_uid == reserved_->bytes_of.end() ? 0 : of_uid->second,
         "memory_limit_per_user");
   return room;
 }
@@ -274,51 +274,51 @@ std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
                                             uint64_t* before,
                                             uint64_t* before_of_uid) {
   {
-    MutexLock lock(&promised_->mutex);
-    *before = promised_->bytes;
-    promised_->bytes += bytes;
-    uint64_t& of_uid = promised_->bytes_of[uid];
+    MutexLock lock(&reserved_->mutex);
+    *before = reserved_->bytes;
+    reserved_->bytes += bytes;
+    uint64_t& of_uid = reserved_->bytes_of[uid];
     *before_of_uid = of_uid;
     of_uid += bytes;
   }
   // Not a null pointer, which would say that nothing is kept.
-  return {promised_.get(), [promised = promised_, bytes, uid](void*) {
-            MutexLock lock(&promised->mutex);
-            promised->bytes -= bytes;
-            if ((promised->bytes_of[uid] -= bytes) == 0) {
-              promised->bytes_of.erase(uid);
+  return {reserved_.get(), [reserved = reserved_, bytes, uid](void*) {
+            MutexLock lock(&reserved->mutex);
+            reserved->bytes -= bytes;
+            if ((reserved->bytes_of[uid] -= bytes) == 0) {
+              reserved->bytes_of.erase(uid);
             }
           }};
 }
 
-uint64_t JobTable::promised_bytes() const {
-  MutexLock lock(&promised_->mutex);
-  return promised_->bytes;
+uint64_t JobTable::reserved_bytes() const {
+  MutexLock lock(&reserved_->mutex);
+  return reserved_->bytes;
 }
 
-StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
+StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
     const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
   const uint64_t needed = layout.memory_bytes();
   // Taken first and judged then, so that two jobs that open at once cannot both
-  // be promised the same bytes.
+  // be reserved the same bytes.
   uint64_t taken = 0;
   uint64_t taken_by_uid = 0;
-  std::shared_ptr<void> promise =
+  std::shared_ptr<void> reservation =
       CountMemory(key.uid, needed, &taken, &taken_by_uid);
-  const uint64_t promised = promised_->unpopulated.fetch_add(needed);
+  const uint64_t reserved = reserved_->unpopulated.fetch_add(needed);
   const auto refuse = [&](const std::string& why) {
-    promised_->unpopulated.fetch_sub(needed);
+    reserved_->unpopulated.fetch_sub(needed);
     return ResourceExhaustedError(
         "job '{}' needs {} ({} batches, prefetch {} and hold {} for each of {} "
         "ranks, x {} rows x {}{}), {}; make batch.size or prefetch smaller",
         key.name, BytesText(needed), layout.segment.slot_count,
         options.spec.prefetch, options.spec.hold, options.consumers_max,
         layout.segment.rows_max, BytesText(layout.row_bytes),
-        layout.attic_bytes == 0
+        layout.retained_bytes == 0
             ? ""
             : Format(", and {} for rows of the stream whose batches are "
                      "held for long",
-                     BytesText(layout.attic_bytes)),
+                     BytesText(layout.retained_bytes)),
         why);
   };
   const auto over = [needed](const std::optional<uint64_t>& limit,
@@ -338,18 +338,19 @@ StatusOr<std::shared_ptr<void>> JobTable::PromiseMemory(
         BytesText(*limits_.memory_bytes_per_uid), BytesText(taken_by_uid),
         key.uid));
   }
-  const MemoryRoom room = FindMemoryRoom(SystemFiles{});
-  const uint64_t left = room.bytes - std::min(room.bytes, promised);
+  const AvailableMemory room = FindAvailableMemory(SystemFiles{});
+  const uint64_t left = room.bytes - std::min(room.bytes, reserved);
   if (needed > left) {
     return refuse(
         Format("only {} are left by {}", BytesText(left), room.limit));
   }
-  if (layout.attic_bytes == 0) return promise;
-  // The attic gets its pages when ranks are slow and not when the job begins:
-  // until the job ends all of it counts as not populated.
-  return std::shared_ptr<void>(
-      nullptr, [promise, promised = promised_, bytes = layout.attic_bytes](
-                   void*) { promised->unpopulated.fetch_sub(bytes); });
+  if (layout.retained_bytes == 0) return reservation;
+  // The retained rows gets its pages when ranks are slow and not when the job
+  // begins: until the job ends all of it counts as not populated.
+  return std::shared_ptr<void>(nullptr, [reservation, reserved = reserved_,
+                                         bytes = layout.retained_bytes](void*) {
+    reserved->unpopulated.fetch_sub(bytes);
+  });
 }
 
 Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
@@ -375,9 +376,9 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
         job.SetUsableSlots(level);
         if (level == 1) on_first();
       },
-      [&] { return progress.cancel.load() || job.Pointless(); });
+      [&] { return progress.cancel.load() || job.Cancelled(); });
   on_nodes.clear();
-  promised_->unpopulated.fetch_sub(plan.segment_bytes);
+  reserved_->unpopulated.fetch_sub(plan.segment_bytes);
   if (status.ok()) placement_.Move(job);
   return status;
 }
@@ -450,7 +451,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
         "ranks and producers",
         entry->key.name));
   }
-  if (entry->forgotten) (*job)->Withhold();
+  if (entry->forgotten) (*job)->DeferEnd();
   workers_->Add(*job);
   for (Pending& each : pending) {
     if (MustWait(*entry, each.request)) {
@@ -480,7 +481,7 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
   opening->waiting.push_back(number);
   StatusOr<std::thread> thread =
       StartOpening([this, uid, number, opening, options = std::move(options)] {
-        opening->progress.promise = [this, uid](uint64_t bytes) {
+        opening->progress.reserve = [this, uid](uint64_t bytes) {
           return CheckSource(uid, bytes);
         };
         StatusOr<nlohmann::json> answer = [&]() -> StatusOr<nlohmann::json> {
@@ -506,14 +507,14 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           json["rows_per_epoch"] = layout.plan.rows_per_epoch();
           json["epochs"] = layout.plan.epochs().value_or(0);
           json["memory_bytes"] = layout.memory_bytes();
-          json["attic_bytes"] = layout.attic_bytes;
+          json["retained_bytes"] = layout.retained_bytes;
           json["index_bytes"] = dataset->source->memory_bytes();
           json["slots"] = layout.segment.slot_count;
           json["slot_rows"] = layout.segment.rows_max;
           json["row_bytes"] = layout.row_bytes;
           json["prefetch"] = options.spec.prefetch;
           json["hold"] = options.spec.hold;
-          const MemoryRoom room = RoomFor(uid);
+          const AvailableMemory room = AvailableMemoryFor(uid);
           json["memory_left_bytes"] = room.bytes;
           json["memory_left_by"] = room.limit;
           return json;

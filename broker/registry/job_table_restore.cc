@@ -42,7 +42,7 @@ bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
 std::shared_ptr<void> JobTable::FormerMemoryOf(const Entry& entry,
                                                uint32_t rank, int pidfd) {
   // The dead are none: another may have their number.
-  LookAtHolders();
+  CheckHolders();
   const pid_t pid = PidOf(pidfd);
   std::vector<uint64_t> attaches;
   for (const Holder& holder : holders_) {
@@ -65,7 +65,7 @@ void JobTable::Unmapped(uint64_t job, uint64_t attach) {
   });
 }
 
-void JobTable::LookAtHolders() {
+void JobTable::CheckHolders() {
   std::erase_if(holders_, [this](const Holder& holder) {
     pollfd dead{holder.pidfd->get(), POLLIN, 0};
     if (poll(&dead, 1, 0) != 1) return false;
@@ -228,9 +228,9 @@ Status JobTable::Restore(Entry& entry) {
   });
   if (former.options.delivery.mode != DeliveryMode::kSplit &&
       former.options.delivery.mode != DeliveryMode::kIndependent) {
-    entry.job->Gather();
+    entry.job->BeginRecovery();
   } else {
-    entry.job->Withhold();
+    entry.job->DeferEnd();
   }
   return OkStatus();
 }
@@ -273,11 +273,11 @@ Status JobTable::CheckForgotten(const Entry& entry,
 }
 
 // The positions of a split are what its ranks say, so all of them have to.
-void JobTable::SettleForgotten(Entry& entry) {
+void JobTable::FinishForgotten(Entry& entry) {
   if (entry.job == nullptr || !entry.forgotten) return;
   if (entry.job->AllCame()) {
     entry.forgotten.reset();
-    entry.job->Settle(true);
+    entry.job->FinishRecovery(true);
   } else if (std::chrono::steady_clock::now() - *entry.forgotten >
              kReconnectTime) {
     entry.job->Fail(AbortedError(
@@ -290,8 +290,8 @@ void JobTable::SettleForgotten(Entry& entry) {
   }
 }
 
-void JobTable::SettleFormer(Entry& entry) {
-  SettleForgotten(entry);
+void JobTable::FinishFormer(Entry& entry) {
+  FinishForgotten(entry);
   if (entry.job == nullptr || entry.former == nullptr ||
       !entry.job->Unsettled() || entry.job->gathering()) {
     return;
@@ -321,7 +321,7 @@ void JobTable::SettleFormer(Entry& entry) {
     return;
   }
   // A phase can begin only where it is known of all that they are before it.
-  entry.job->Settle(all_spoke);
+  entry.job->FinishRecovery(all_spoke);
 }
 
 void JobTable::TryGather(Entry& entry) {
@@ -365,7 +365,7 @@ void JobTable::TryGather(Entry& entry) {
   if (const auto unknown = UnknownConsumer(progress, processes, reconnected)) {
     entry.job->Fail(AbortedError("{}", UnknownText(entry.key, *unknown)));
   }
-  entry.job->Gathered(
+  entry.job->TakeOverSteps(
       GatherSteps(progress, entry.job->plan(), processes, reconnected));
   for (const uint32_t rank : ranks) RetireFormer(entry, rank);
   entry.former = nullptr;
@@ -477,7 +477,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
         "evicted by user {}",
         name, rank, uid);
     // Its time may have been over; what it had is settled now.
-    if (entry.job != nullptr && !entry.job->gathering()) entry.job->Withhold();
+    if (entry.job != nullptr && !entry.job->gathering()) entry.job->DeferEnd();
     status = OkStatus();
   }
   return status;

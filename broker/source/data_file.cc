@@ -12,7 +12,7 @@
 
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
-#include "broker/memory/memory_room.h"
+#include "broker/memory/available_memory.h"
 #include "broker/source/open.h"
 
 namespace penstock {
@@ -106,7 +106,7 @@ DataFile::~DataFile() {
 Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
   if (io == Io::kBuffered) return OkStatus();
   if (io == Io::kAuto && (record_bytes < kDirectBytesMin ||
-                          total_bytes < FindMemoryRoom({}).bytes / 2)) {
+                          total_bytes < FindAvailableMemory({}).bytes / 2)) {
     return OkStatus();
   }
   const uint32_t align = DirectAlignment(fd_);

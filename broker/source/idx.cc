@@ -289,7 +289,7 @@ Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
         "unpack it on disk (gunzip)",
         idx->file.path(), want, kUnpackedBytesMax);
   }
-  if (const Status status = progress->promise(want); !status.ok()) {
+  if (const Status status = progress->reserve(want); !status.ok()) {
     return status.Prepend(idx->file.path() +
                           " (unpack it on disk with gunzip)");
   }

@@ -80,7 +80,7 @@ struct OpenProgress {
   std::atomic<uint64_t> total{0};  // 0: not known
   std::atomic<bool> cancel{false};
   // Asked before a source keeps much in memory; an error ends the opening.
-  std::function<Status(uint64_t bytes)> promise = [](uint64_t) {
+  std::function<Status(uint64_t bytes)> reserve = [](uint64_t) {
     return OkStatus();
   };
 };

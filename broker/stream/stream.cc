@@ -102,8 +102,8 @@ void Stream::Restore(FormerStream former) {
 void Stream::NoteMissingLocked() {
   missing_.reset();
   for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
-    // Who holds on to rows of the attic has them.
-    if (chunk.producer == StreamLedger::kAttic) continue;
+    // Who holds on to rows of the retained rows has them.
+    if (chunk.producer == StreamLedger::kRetained) continue;
     if (memories_.count(chunk.producer) > 0) continue;
     missing_ = chunk.first;
     return;
@@ -128,7 +128,7 @@ Status Stream::GiveUpAway(double wait_s) {
   GiveUpLocked(wait_s);
   if (!missing_) return OkStatus();
   for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
-    if (chunk.producer == StreamLedger::kAttic ||
+    if (chunk.producer == StreamLedger::kRetained ||
         memories_.count(chunk.producer) > 0 ||
         away_.count(chunk.producer) > 0) {
       continue;
@@ -223,7 +223,7 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
                                   joining.put_rows, UINT32_MAX);
   }
   if (ledger_.producers().size() -
-          ledger_.producers().count(StreamLedger::kAttic) >=
+          ledger_.producers().count(StreamLedger::kRetained) >=
       kProducersMax) {
     return ResourceExhaustedError(
         "{} producers are at work, or gone with rows that nobody has taken: "
@@ -321,7 +321,7 @@ std::vector<Stream::Freed> Stream::TakeFreed() {
   return all;
 }
 
-// ---- the attic
+// ---- the retained rows
 // ------------------------------------------------------------
 
 bool Stream::ShortOfRoom() const {
@@ -338,34 +338,35 @@ bool Stream::ShortOfRoomLocked() const {
                      });
 }
 
-StatusOr<std::shared_ptr<const Stream::Memory>> Stream::AtticLocked() {
-  if (const auto found = memories_.find(StreamLedger::kAttic);
+StatusOr<std::shared_ptr<const Stream::Memory>> Stream::RetainedLocked() {
+  if (const auto found = memories_.find(StreamLedger::kRetained);
       found != memories_.end()) {
     return found->second;
   }
-  const auto former = ledger_.producers().find(StreamLedger::kAttic);
+  const auto former = ledger_.producers().find(StreamLedger::kRetained);
   if (former != ledger_.producers().end() && former->second.chunks > 0) {
-    return DataLossError("nobody kept the attic of the broker's former life");
+    return DataLossError(
+        "nobody kept the retained rows of the former broker instance");
   }
   PENSTOCK_ASSIGN_OR_RETURN(ProducerLayout layout,
-                            PlanProducerMemory(element_, shape_.attic_rows));
+                            PlanProducerMemory(element_, shape_.retained_rows));
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
                             Memory::Create(std::move(layout)));
   // Else the record may know one already, whose rows are all released.
   RecordReleasedLocked();
   PENSTOCK_RETURN_IF_ERROR(
-      record_->AtticOpened(memory->layout().rows, memory->fd()));
-  ledger_.OpenAttic(memory->layout().rows);
-  memories_[StreamLedger::kAttic] = memory;
+      record_->RetainedOpened(memory->layout().rows, memory->fd()));
+  ledger_.OpenRetained(memory->layout().rows);
+  memories_[StreamLedger::kRetained] = memory;
   return memory;
 }
 
 Status Stream::CopyLocked(const StreamLedger::Chunk& to,
-                          const Memory& attic) const {
+                          const Memory& retained) const {
   constexpr uint64_t kBytesAtOnce = 1 << 20;
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<Piece> pieces,
                             FindLocked(to.first, to.rows));
-  const ProducerLayout& layout = attic.layout();
+  const ProducerLayout& layout = retained.layout();
   std::vector<std::byte> rows;
   for (size_t i = 0; i < layout.row_bytes.size(); ++i) {
     const uint64_t row_bytes = layout.row_bytes[i];
@@ -379,10 +380,11 @@ Status Stream::CopyLocked(const StreamLedger::Chunk& to,
             piece.Read(i, k, std::min(at_once, piece.rows - k), rows.data()));
         for (uint64_t done = 0; done < rows.size();) {
           const ssize_t wrote =
-              pwrite(attic.fd(), rows.data() + done, rows.size() - done,
+              pwrite(retained.fd(), rows.data() + done, rows.size() - done,
                      static_cast<off_t>(at + done));
           if (wrote < 0 && errno == EINTR) continue;
-          if (wrote <= 0) return ErrnoError(wrote < 0 ? errno : EIO, "attic");
+          if (wrote <= 0)
+            return ErrnoError(wrote < 0 ? errno : EIO, "retained rows");
           done += static_cast<uint64_t>(wrote);
         }
         at += rows.size();
@@ -395,26 +397,26 @@ Status Stream::CopyLocked(const StreamLedger::Chunk& to,
 StatusOr<std::vector<StreamLedger::Chunk>> Stream::MoveRunLocked(
     uint64_t first, uint64_t end,
     const std::vector<StreamLedger::Chunk>& kept) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Memory> attic,
-                            AtticLocked());
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Memory> retained,
+                            RetainedLocked());
   std::map<uint64_t, uint64_t> taken;  // places, from and up to
   for (const StreamLedger::Chunk& each : kept) {
     taken[each.place] = each.place + each.rows;
   }
-  taken[attic->layout().rows] = attic->layout().rows;
+  taken[retained->layout().rows] = retained->layout().rows;
   // Into the gaps, in as many parts as that takes.
   std::vector<StreamLedger::Chunk> moved;
   uint64_t place = 0;
   for (const auto& [from, upto] : taken) {
     if (const uint64_t rows = std::min(from - place, end - first); rows > 0) {
-      moved.push_back({first, rows, StreamLedger::kAttic, place});
-      PENSTOCK_RETURN_IF_ERROR(CopyLocked(moved.back(), *attic));
+      moved.push_back({first, rows, StreamLedger::kRetained, place});
+      PENSTOCK_RETURN_IF_ERROR(CopyLocked(moved.back(), *retained));
       first += rows;
     }
     place = upto;
   }
   if (first < end) {
-    return ResourceExhaustedError("the attic is full: {} rows", place);
+    return ResourceExhaustedError("the retained rows are full: {} rows", place);
   }
   return moved;
 }
@@ -422,7 +424,7 @@ StatusOr<std::vector<StreamLedger::Chunk>> Stream::MoveRunLocked(
 void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
   MutexLock lock(&mutex_);
   row = std::min(row, ledger_.end());
-  // In the attic, and needed.
+  // In the retained rows, and needed.
   std::vector<StreamLedger::Chunk> kept;
   // In a ring, and needed: first and end.
   std::vector<std::pair<uint64_t, uint64_t>> runs;
@@ -438,8 +440,8 @@ void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
       const uint64_t first = std::max(each->position, chunk.first);
       const uint64_t end = std::min(each->position + each->rows, chunk_end);
       if (first >= end) continue;
-      if (chunk.producer == StreamLedger::kAttic) {
-        kept.push_back({first, end - first, StreamLedger::kAttic,
+      if (chunk.producer == StreamLedger::kRetained) {
+        kept.push_back({first, end - first, StreamLedger::kRetained,
                         chunk.place + (first - chunk.first)});
       } else if (!runs.empty() && runs.back().second == first) {
         runs.back().second = end;
@@ -454,7 +456,7 @@ void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
     if (i > 0) {
       auto moved = MoveRunLocked(runs[i - 1].first, runs[i - 1].second, kept);
       if (!moved.ok()) {
-        if (!std::exchange(attic_failed_, true)) {
+        if (!std::exchange(retained_failed_, true)) {
           LogWarning(
               "ranks hold batches for long, and there is no room for their "
               "rows beside those of the producers, who wait: {}",
@@ -477,7 +479,7 @@ bool Stream::MovesLocked(uint64_t row,
   uint64_t rows = 0;
   for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
     if (chunk.first >= row) break;
-    if (chunk.producer != StreamLedger::kAttic) return true;
+    if (chunk.producer != StreamLedger::kRetained) return true;
     rows += std::min(chunk.rows, row - chunk.first);
   }
   for (const StreamLedger::Chunk& chunk : kept) rows -= chunk.rows;
@@ -543,7 +545,7 @@ std::vector<Stream::ProducerStatus> Stream::Producers() const {
   }
   std::vector<ProducerStatus> all;
   for (const auto& [number, producer] : ledger_.producers()) {
-    if (number == StreamLedger::kAttic) continue;
+    if (number == StreamLedger::kRetained) continue;
     ProducerStatus& status = all.emplace_back();
     status.producer = number;
     status.rows_put = producer.rows;
@@ -567,11 +569,11 @@ std::vector<Stream::ProducerStatus> Stream::Producers() const {
   return all;
 }
 
-uint64_t Stream::attic_rows() const {
+uint64_t Stream::retained_rows() const {
   MutexLock lock(&mutex_);
   uint64_t rows = 0;
   for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
-    if (chunk.producer == StreamLedger::kAttic) rows += chunk.rows;
+    if (chunk.producer == StreamLedger::kRetained) rows += chunk.rows;
   }
   return rows;
 }
@@ -610,9 +612,10 @@ StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
     }
     const auto found = memories_.find(chunk->producer);
     if (found == memories_.end()) {
-      if (chunk->producer == StreamLedger::kAttic) {
+      if (chunk->producer == StreamLedger::kRetained) {
         return DataLossError(
-            "row {} of the stream is not here: nobody kept the attic of the "
+            "row {} of the stream is not here: nobody kept the retained rows "
+            "of the "
             "broker's former life (systemd and penstock run do)",
             first);
       }

@@ -18,15 +18,14 @@
 //
 // A rank may hold a batch for long while others go on, in dynamic and in
 // broadcast. Its rows must not end that by keeping a producer's ring full: they
-// are moved to an attic, memory of the broker's, when nobody gets anything
+// are moved to retained rows, memory of the broker's, when nobody gets anything
 // because of them.
 //
 // Bounds: kProducersMax producers, at work or gone and with rows left; the rows
 // of each one's ring, which are those that the job's slots hold, one step more,
 // a quarter of these and two of its puts; twice the rows of all slots in the
-// attic (the job's memory is promised with them), of which it has pages only
-// for what is in it;
-// StreamLedger::kChunksMax runs of rows.
+// retained rows (the job's memory is promised with them), of which it has pages
+// only for what is in it; StreamLedger::kChunksMax runs of rows.
 #ifndef BROKER_STREAM_STREAM_H_
 #define BROKER_STREAM_STREAM_H_
 
@@ -64,8 +63,8 @@ class StreamRecord {
   virtual void ProducerLeft(uint32_t producer, bool finished) = 0;
   // Before their producers are told.
   virtual void RowsReleased(uint64_t row) = 0;
-  // As StreamLedger; the attic's memory is kept for that life.
-  virtual Status AtticOpened(uint64_t rows, int memory) = 0;
+  // As StreamLedger; the retained rows's memory is kept for that life.
+  virtual Status RetainedOpened(uint64_t rows, int memory) = 0;
   virtual void RowsMoved(uint64_t row,
                          const std::vector<StreamLedger::Chunk>& needed) = 0;
 };
@@ -85,9 +84,9 @@ class Stream {
   struct Shape {
     uint64_t begin = 0;  // as StreamLedger has it, to_finish too
     uint64_t to_finish = 1;
-    uint64_t rows_out = 1;    // as many may be put and not released when the
-                              // next one is needed
-    uint64_t attic_rows = 1;  // at most
+    uint64_t rows_out = 1;       // as many may be put and not released when the
+                                 // next one is needed
+    uint64_t retained_rows = 1;  // at most
   };
   // record outlives it.
   Stream(ElementSpec element, const Shape& shape, StreamRecord* record);
@@ -182,7 +181,7 @@ class Stream {
     uint64_t memory_bytes = 0;  // of its ring; 0: nobody kept it
   };
   std::vector<ProducerStatus> Producers() const;
-  uint64_t attic_rows() const;  // that are in it
+  uint64_t retained_rows() const;  // that are in it
   // Since when nobody is at work who could put more; nullopt: somebody is, or
   // is away.
   std::optional<std::chrono::steady_clock::time_point> idle_since() const;
@@ -218,13 +217,13 @@ class Stream {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveUpLocked(double wait_s) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RecordReleasedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  StatusOr<std::shared_ptr<const Memory>> AtticLocked()
+  StatusOr<std::shared_ptr<const Memory>> RetainedLocked()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   StatusOr<std::vector<Piece>> FindLocked(uint64_t first, uint64_t count) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Status CopyLocked(const StreamLedger::Chunk& to, const Memory& attic) const
+  Status CopyLocked(const StreamLedger::Chunk& to, const Memory& retained) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Copies rows into the attic, beside those that are kept there.
+  // Copies rows into the retained rows, beside those that are kept there.
   StatusOr<std::vector<StreamLedger::Chunk>> MoveRunLocked(
       uint64_t first, uint64_t end,
       const std::vector<StreamLedger::Chunk>& kept)
@@ -259,7 +258,7 @@ class Stream {
   uint64_t recorded_ ABSL_GUARDED_BY(mutex_);                  // of released()
   // The first row kept whose memory is not here.
   std::optional<uint64_t> missing_ ABSL_GUARDED_BY(mutex_);
-  bool attic_failed_ ABSL_GUARDED_BY(mutex_) = false;  // it was said
+  bool retained_failed_ ABSL_GUARDED_BY(mutex_) = false;  // it was said
   std::chrono::steady_clock::time_point idle_since_ ABSL_GUARDED_BY(mutex_) =
       std::chrono::steady_clock::now();
 };

@@ -113,15 +113,15 @@ std::vector<uint32_t> StreamLedger::Release(uint64_t row) {
   return gone;
 }
 
-void StreamLedger::OpenAttic(uint64_t rows) {
-  Producer& attic = producers_[kAttic];
-  attic.ring_rows = rows;
-  attic.at_work = false;
+void StreamLedger::OpenRetained(uint64_t rows) {
+  Producer& retained = producers_[kRetained];
+  retained.ring_rows = rows;
+  retained.at_work = false;
 }
 
 std::vector<uint32_t> StreamLedger::Move(uint64_t row,
                                          const std::vector<Chunk>& kept) {
-  if (!kept.empty() && producers_.count(kAttic) == 0) return {};
+  if (!kept.empty() && producers_.count(kRetained) == 0) return {};
   std::deque<Chunk> left;
   auto next = kept.begin();
   for (Chunk chunk : chunks_) {
@@ -134,11 +134,11 @@ std::vector<uint32_t> StreamLedger::Move(uint64_t row,
       }
       for (auto run = next; run != kept.end() && run->first < end; ++run) {
         const uint64_t first = std::max(run->first, chunk.first);
-        Chunk part = chunk.producer == kAttic ? chunk : *run;
+        Chunk part = chunk.producer == kRetained ? chunk : *run;
         part.place += first - part.first;
         part.first = first;
         part.rows = std::min(run->first + run->rows, end) - first;
-        part.producer = kAttic;
+        part.producer = kRetained;
         left.push_back(part);
       }
       chunk.first += rows;
@@ -158,7 +158,7 @@ std::vector<uint32_t> StreamLedger::Move(uint64_t row,
   for (auto it = producers_.begin(); it != producers_.end();) {
     auto& [number, producer] = *it;
     const auto first = first_place.find(number);
-    if (number != kAttic) {
+    if (number != kRetained) {
       producer.freed =
           first == first_place.end() ? producer.end : first->second;
     }

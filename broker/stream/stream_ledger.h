@@ -59,14 +59,14 @@ class StreamLedger {
   std::vector<uint32_t> Leave(uint32_t number, bool finished);
   // Rows before this one.
   std::vector<uint32_t> Release(uint64_t row);
-  // Of the rows before this one only those are kept, and they are in the attic
-  // now: in the order of their numbers, place is there, for those that were in
-  // the attic before, the same.
+  // Of the rows before this one only those are kept, and they are in the
+  // retained rows now: in the order of their numbers, place is there, for those
+  // that were in the retained rows before, the same.
   std::vector<uint32_t> Move(uint64_t row, const std::vector<Chunk>& kept);
   // Memory of the broker's own, which is no producer's but is in producers()
   // while there are rows in it.
-  static constexpr uint32_t kAttic = UINT32_MAX;
-  void OpenAttic(uint64_t rows);
+  static constexpr uint32_t kRetained = UINT32_MAX;
+  void OpenRetained(uint64_t rows);
 
   uint64_t end() const { return end_; }
   // The first row that is kept, or end().

@@ -127,7 +127,7 @@ Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
   Plan::OrderCache order;
   for (uint64_t step = 0; step < steps; ++step) {
     for (uint32_t rank = 0; rank < options.world_size; ++rank) {
-      const Plan::Share share = plan.ShareOf(step, rank);
+      const Plan::RankBatch share = plan.RankBatchOf(step, rank);
       rows.resize(share.rows);
       plan.Rows(share.epoch, share.first_row, share.rows, &order, rows.data());
       ReplayRecord record;

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "broker/base/log.h"
-#include "broker/workers/samples_in_work.h"
+#include "broker/workers/sample_quarantine.h"
 #include "broker/workers/worker_pool.h"
 
 namespace penstock {
@@ -86,11 +86,11 @@ Worker::JobState& Worker::StateOf(const std::shared_ptr<Job>& job) {
     state.job = job;
     state.scratch =
         job->dataset().program->MakeScratch([this, job = job.get()] {
-          return job->Pointless() || pool_->stopping();
+          return job->Cancelled() || pool_->stopping();
         });
     state.order = Plan::OrderCache();
     state.dataset_hash =
-        SamplesInWork::DatasetHash(DatasetKey(job->options().spec));
+        SampleQuarantine::DatasetHash(DatasetKey(job->options().spec));
     state.reads = {};
     state.read_at_once = 0;
     Unpin(state);
@@ -115,7 +115,7 @@ bool Worker::ClaimMore() {
   }
   std::sort(jobs_of_open_.begin(), jobs_of_open_.end());
   WorkerPool::Claimed claimed = pool_->ClaimFair(jobs_of_open_, before, *this);
-  claim_failed_ = claimed.claim.share == nullptr;
+  claim_failed_ = claimed.claim.batch == nullptr;
   news_seen_ = news;
   if (claim_failed_) return false;
   auto work = std::make_shared<Work>();
@@ -124,10 +124,10 @@ bool Worker::ClaimMore() {
   work->state = &StateOf(work->job);
   work->number = claimed.number;
   work->claim = claimed.claim;
-  const Plan::Share& share = work->claim.share->rows;
+  const Plan::RankBatch& batch = work->claim.batch->rows;
   const uint64_t rows = work->claim.end - work->claim.begin;
   work->rows.resize(rows);
-  work->job->plan().Rows(share.epoch, share.first_row + work->claim.begin, rows,
+  work->job->plan().Rows(batch.epoch, batch.first_row + work->claim.begin, rows,
                          &work->state->order, work->rows.data());
   if (const Stream* const stream = work->job->stream()) {
     auto pieces = stream->Find(work->rows.front().record, rows);
@@ -162,7 +162,7 @@ bool Worker::MayRead(const Work& work) const {
 void Worker::StartReads(const std::shared_ptr<Work>& shared) {
   Work& work = *shared;
   if (!work.reads) return;
-  if (work.job->Pointless()) {
+  if (work.job->Cancelled()) {
     const uint64_t rest = work.rows.size() - work.started;
     work.started = work.rows.size();
     Done(work, rest);
@@ -218,7 +218,7 @@ void Worker::MakeRows(Work& work) {
   uint64_t made = 0;
   while (work.started < work.rows.size()) {
     const uint64_t index = work.started;
-    if (work.job->Pointless()) {
+    if (work.job->Cancelled()) {
       work.started = work.rows.size();
       made += work.started - index;
       break;
@@ -226,8 +226,8 @@ void Worker::MakeRows(Work& work) {
     if (!work.pieces.empty()) {
       const StatusOr<uint64_t> rows = MakeStreamRows(work, index);
       if (rows.status().code() == StatusCode::kCancelled) {
-        work.cut_off |= !work.job->Pointless();
-      } else if (!rows.ok() && !work.job->GivenUp(work.claim.share)) {
+        work.cut_off |= !work.job->Cancelled();
+      } else if (!rows.ok() && !work.job->GivenUp(work.claim.batch)) {
         work.job->Fail(rows.status());
       }
       work.started += rows.ok() ? *rows : work.rows.size() - index;
@@ -292,7 +292,7 @@ bool Worker::MakeNext() {
     next = ServedNext(candidates_);
   }
   Work& work = *makeable_[next].work;
-  // A crew's time is nobody else's.
+  // Time of function workers is nobody else's.
   if (seat_.job == 0) {
     pool_->Served(
         work.account->virtual_time_ns.load(std::memory_order_relaxed));
@@ -310,7 +310,7 @@ bool Worker::RunOnce() {
   if (pins_ > 0) UnpinEnded();
   claim_failed_ = false;
   for (;;) {
-    if (pool_->now_ns() != looked_at_ns_) LookAfterReads();
+    if (pool_->now_ns() != looked_at_ns_) CheckReads();
     any |= ReadAhead();
     lanes_[lane_].reader->Submit();
     any |= TakeArrived(kNoWait);
@@ -432,7 +432,7 @@ void Worker::Unpin(JobState& state) {
 void Worker::UnpinEnded() {
   for (auto& [key, state] : states_) {
     const auto job = state.job.lock();
-    if (job == nullptr || job->Pointless()) Unpin(state);
+    if (job == nullptr || job->Cancelled()) Unpin(state);
   }
 }
 
@@ -447,7 +447,7 @@ void Worker::CountReadWait(uint64_t ns) {
   }
 }
 
-void Worker::LookAfterReads() {
+void Worker::CheckReads() {
   looked_at_ns_ = pool_->now_ns();
   if (pins_ > 0) UnpinEnded();
   for (uint32_t number = 0; number < kLanesMax; ++number) {
@@ -458,7 +458,7 @@ void Worker::LookAfterReads() {
       if (!ticket.taken || ticket.arrived || lane.reader->Arrived(i)) continue;
       reads_->StillWaiting(Entry(number, i), looked_at_ns_);
       // A blocking reader has only queued it: it is asked for soon enough.
-      if (ticket.work != nullptr && ticket.work->job->Pointless() &&
+      if (ticket.work != nullptr && ticket.work->job->Cancelled() &&
           !lane.reader->blocking()) {
         GiveUp(number, i);
       }
@@ -492,7 +492,7 @@ void Worker::Finish(const Ticket& ticket, const StorageReader::Done& done) {
     work.state->buffer_bytes +=
         (done.bytes.size() - work.state->buffer_bytes) / kBufferBytesOver;
   }
-  if (!work.job->Pointless()) {
+  if (!work.job->Cancelled()) {
     const Status status =
         done.status.ok() ? MakeRow(work, ticket.index,
                                    work.rows[ticket.index].record, done.bytes)
@@ -540,7 +540,7 @@ StatusOr<uint64_t> Worker::MakeStreamRows(Work& work, uint64_t index) {
     const uint64_t record = work.rows[row].record;
     const AugmentationKey key{work.job->options().spec.seed,
                               work.rows[row].pass, record};
-    const SamplesInWork::Mark mark(
+    const SampleQuarantine::Mark mark(
         pool_->samples(), seat_.index, {work.state->dataset_hash, record},
         work.number, pool_->now_ns() + dataset.program->wait_ns());
     PENSTOCK_RETURN_IF_ERROR(mark.status());
@@ -562,7 +562,7 @@ Status Worker::MakeRow(Work& work, uint64_t index, uint64_t record,
                        std::span<const std::byte> bytes) {
   const Dataset& dataset = work.job->dataset();
   // What it may wait for other processes is not its own time.
-  const SamplesInWork::Mark mark(
+  const SampleQuarantine::Mark mark(
       pool_->samples(), seat_.index, {work.state->dataset_hash, record},
       work.number, pool_->now_ns() + dataset.program->wait_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
@@ -591,10 +591,10 @@ void Worker::HandleError(Work& work, uint64_t index, const Status& status) {
   Job& job = *work.job;
   if (status.code() == StatusCode::kCancelled) {
     // Nobody waits for the row; or the broker stops, and it is not whole.
-    work.cut_off |= !job.Pointless();
+    work.cut_off |= !job.Cancelled();
     return;
   }
-  if (job.GivenUp(work.claim.share)) return;
+  if (job.GivenUp(work.claim.batch)) return;
   const uint64_t record = work.rows[index].record;
   // What cannot be read names its file by itself, what cannot be made does not.
   const std::string where = job.dataset().source->Describe(record);
@@ -624,7 +624,7 @@ void Worker::HandleError(Work& work, uint64_t index, const Status& status) {
                              text, kSubstituteTries)));
       return;
     case OnError::kSkip:
-      job.LeaveOut(work.claim.share, work.claim.begin + index, text);
+      job.LeaveOut(work.claim.batch, work.claim.begin + index, text);
       return;
   }
 }
@@ -646,7 +646,7 @@ bool Worker::Substitute(Work& work, uint64_t index) {
     source.Locate(record, &request);
     if (request.kind == ReadRequest::Kind::kNone) {
       if (MakeRow(work, index, record, {}).ok()) return true;
-      if (work.job->Pointless()) return false;
+      if (work.job->Cancelled()) return false;
       continue;
     }
     reads_->Start(SubstituteEntry(), work.number, record, pool_->now_ns());
@@ -656,7 +656,7 @@ bool Worker::Substitute(Work& work, uint64_t index) {
     const bool read = substitute_reader_->Next(kWaitForever, &done);
     reads_->End(SubstituteEntry());
     // The read may have taken so long that the job was failed.
-    if (!read || work.job->Pointless()) return false;
+    if (!read || work.job->Cancelled()) return false;
     const bool made =
         done.status.ok() && MakeRow(work, index, record, done.bytes).ok();
     substitute_reader_->Release(0);

@@ -42,7 +42,8 @@
 namespace penstock {
 
 // Lives on its own thread; touches a Job's row memory and counters, its
-// ReadsInFlight and its line of the pool's SamplesInWork, else nothing shared.
+// ReadsInFlight and its line of the pool's SampleQuarantine, else nothing
+// shared.
 class Worker {
  public:
   static constexpr uint32_t kLanesMax = 4;
@@ -88,7 +89,7 @@ class Worker {
     std::weak_ptr<Job> job;
     std::unique_ptr<RowProgram::Scratch> scratch;
     Plan::OrderCache order;
-    uint64_t dataset_hash = 0;  // SamplesInWork's
+    uint64_t dataset_hash = 0;  // SampleQuarantine's
     // By lane: in flight, and arrived but not made.
     std::array<uint32_t, kLanesMax> reads{};
     std::deque<Arrival> arrived;
@@ -163,7 +164,7 @@ class Worker {
   // Of jobs that nobody waits for. A job's memory goes back only then.
   void UnpinEnded();
   // Once per tick of the pool's clock.
-  void LookAfterReads();
+  void CheckReads();
   void GiveUp(uint32_t lane, uint32_t ticket);
   void OpenLane(uint32_t lane);
   // The reader is set aside, if there is a lane for another.
@@ -184,7 +185,7 @@ class Worker {
   uint64_t given_up_ = 0;                     // reads in flight, of all lanes
   std::map<uint64_t, uint32_t> given_up_of_;  // the same, by dataset_hash
   uint64_t pins_ = 0;                         // of all jobs
-  uint64_t looked_at_ns_ = 0;                 // when LookAfterReads was called
+  uint64_t looked_at_ns_ = 0;                 // when CheckReads was called
   std::unique_ptr<StorageReader> substitute_reader_;
   // Not all of their reads are started; one of a job at most.
   std::vector<std::shared_ptr<Work>> open_;

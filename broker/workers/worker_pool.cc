@@ -12,10 +12,10 @@
 namespace penstock {
 namespace {
 
-// Threads of crews, of all users and of one: others get theirs too, and there
-// are lines (samples_in_work.h) left for workers.
-constexpr uint32_t kCrewsMax = kSampleLines / 2;
-constexpr uint32_t kCrewsOfUserMax = kSampleLines / 8;
+// Threads of function workers, of all users and of one: others get theirs too,
+// and there are lines (sample_quarantine.h) left for workers.
+constexpr uint32_t kFunctionWorkersMax = kSampleLines / 2;
+constexpr uint32_t kFunctionWorkersOfUserMax = kSampleLines / 8;
 constexpr uint64_t kLateNs = 1'000'000'000;
 // After one death, each a line of the log.
 constexpr size_t kChargesToldMax = 20;
@@ -63,16 +63,16 @@ class CrashStack {
 };
 
 // By name: the file of samples in work knows only numbers.
-void TellCharges(SamplesInWork* samples, const Job& job) {
-  const std::vector<SamplesInWork::Charge> charges = samples->TakeCharges(
-      SamplesInWork::DatasetHash(DatasetKey(job.options().spec)));
+void TellCharges(SampleQuarantine* samples, const Job& job) {
+  const std::vector<SampleQuarantine::Charge> charges = samples->TakeCharges(
+      SampleQuarantine::DatasetHash(DatasetKey(job.options().spec)));
   for (size_t i = 0; i < charges.size(); ++i) {
     if (i == kChargesToldMax) {
       LogWarning("dataset '{}': and {} more samples that were in work",
                  job.key().dataset, charges.size() - i);
       break;
     }
-    const SamplesInWork::Charge& charge = charges[i];
+    const SampleQuarantine::Charge& charge = charges[i];
     const uint64_t record = charge.sample.record;
     LogWarning(
         "dataset '{}': the death of the broker is charged to sample {} in {}, "
@@ -137,7 +137,7 @@ StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
   static_assert(2 * kWorkersMax <= kSampleLines);
   pool->workers_.store(workers, std::memory_order_relaxed);
   if (options.samples == nullptr) {
-    PENSTOCK_ASSIGN_OR_RETURN(pool->own_samples_, SamplesInWork::Open(""));
+    PENSTOCK_ASSIGN_OR_RETURN(pool->own_samples_, SampleQuarantine::Open(""));
     pool->options_.samples = pool->own_samples_.get();
   }
   // One reader is made here to learn of a broken machine before any thread is
@@ -155,7 +155,7 @@ WorkerPool::~WorkerPool() {
     stop_ = true;
     stopping_.store(true, std::memory_order_relaxed);
     work_.NotifyAll();
-    crew_work_.NotifyAll();
+    function_workers_work_.NotifyAll();
     more_workers_.NotifyAll();
   }
   for (Thread& each : threads_) {
@@ -264,25 +264,27 @@ Status WorkerPool::StartThread(uint32_t place, uint64_t job, uint32_t uid) {
   return OkStatus();
 }
 
-Status WorkerPool::StartCrew(const Job& job, uint64_t number) {
+Status WorkerPool::StartFunctionWorkers(const Job& job, uint64_t number) {
   const uint32_t uid = job.key().uid;
   uint32_t of_all = 0;
   uint32_t of_user = 0;
   for (const Thread& each : threads_) {
-    const bool crew = each.ended != nullptr &&
-                      // Relaxed: counted only.
-                      !each.ended->load(std::memory_order_relaxed);
-    of_all += crew;
-    of_user += crew && each.uid == uid;
+    const bool function_workers = each.ended != nullptr &&
+                                  // Relaxed: counted only.
+                                  !each.ended->load(std::memory_order_relaxed);
+    of_all += function_workers;
+    of_user += function_workers && each.uid == uid;
   }
   Status status;
   uint32_t started = 0;
   while (started < workers() && status.ok()) {
-    if (of_all + started >= kCrewsMax || of_user + started >= kCrewsOfUserMax) {
+    if (of_all + started >= kFunctionWorkersMax ||
+        of_user + started >= kFunctionWorkersOfUserMax) {
       status = ResourceExhaustedError(
           "{} processes of Python functions are at work, {} of this user, all "
           "there may be: {} and {}",
-          of_all + started, of_user + started, kCrewsMax, kCrewsOfUserMax);
+          of_all + started, of_user + started, kFunctionWorkersMax,
+          kFunctionWorkersOfUserMax);
       break;
     }
     status = StartThread(kNoPlace, number, uid);
@@ -297,7 +299,7 @@ void WorkerPool::Run(uint32_t index, uint32_t place, uint64_t job,
   const CrashStack crash_stack;
   pthread_setname_np(
       pthread_self(),
-      Format("{} {}", job == 0 ? "worker" : "crew", index).c_str());
+      Format("{} {}", job == 0 ? "worker" : "function worker", index).c_str());
   Worker::Seat seat{index, place, job, std::nullopt};
   if (job == 0) {
     const std::vector<Topology::Cpu>& cpus = topology_->cpus();
@@ -336,7 +338,7 @@ std::unique_ptr<StorageReader> WorkerPool::MakeWorkerReader(
 
 void WorkerPool::Add(std::shared_ptr<Job> job) {
   TellCharges(options_.samples, *job);
-  bool crew = false;
+  bool function_workers = false;
   uint64_t number = 0;
   {
     MutexLock lock(&mutex_);
@@ -350,7 +352,7 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
     });
     number = next_number_++;
     named_[number] = {job->key(), job, SharedDataset(job)};
-    crew = job->has_crew();
+    function_workers = job->has_function_workers();
     const Source& source = *job->dataset().source;
     ReadRequest first;
     if (source.record_count() > 0) source.Locate(0, &first);
@@ -358,11 +360,11 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
         job->stream() == nullptr && first.kind != ReadRequest::Kind::kNone;
     ChangeJobs([&](Entries* jobs) {
       jobs->insert(reads ? jobs->begin() : jobs->end(),
-                   {job, account, number, crew, reads});
+                   {job, account, number, function_workers, reads});
     });
   }
-  if (!crew) return;
-  if (const Status status = StartCrew(*job, number); !status.ok()) {
+  if (!function_workers) return;
+  if (const Status status = StartFunctionWorkers(*job, number); !status.ok()) {
     job->Fail(status);
   }
 }
@@ -388,9 +390,10 @@ void WorkerPool::Remove(const Job* job) {
     std::erase_if(*jobs,
                   [job](const Entry& entry) { return entry.job.get() == job; });
   });
-  // For what they keep of its memory; for a crew that has no job any more.
+  // For what they keep of its memory; for function workers that has no job any
+  // more.
   work_.NotifyAll();
-  crew_work_.NotifyAll();
+  function_workers_work_.NotifyAll();
 }
 
 void WorkerPool::ChangeJobs(const std::function<void(Entries*)>& change) {
@@ -407,7 +410,7 @@ void WorkerPool::NotifyWork() {
 }
 
 void WorkerPool::WakeOne() {
-  crew_work_.NotifyAll();
+  function_workers_work_.NotifyAll();
   if (sleeping_ == 0) return;
   // One that may not take a job that blocks would sleep on, and the wake be
   // lost.
@@ -422,24 +425,24 @@ void WorkerPool::CountSleep() {
 }
 
 bool WorkerPool::MayClaim(const Entry& entry, const Worker& worker) const {
-  return worker.job() == (entry.crew ? entry.number : 0) &&
+  return worker.job() == (entry.function_workers ? entry.number : 0) &&
          entry.account->claimable.load(std::memory_order_relaxed) &&
          !(entry.blocks && worker.blocking());
 }
 
 bool WorkerPool::WaitForWork(const Worker& worker) {
   const bool owes = worker.owes();
-  const bool crew = worker.job() != 0;
+  const bool function_workers = worker.job() != 0;
   MutexLock lock(&mutex_);
   for (;;) {
     if (stop_) return false;
-    if (crew &&
+    if (function_workers &&
         std::none_of(jobs_->begin(), jobs_->end(), [&](const Entry& entry) {
           return entry.number == worker.job();
         })) {
       return false;
     }
-    if (!crew && worker.place() >= workers()) {
+    if (!function_workers && worker.place() >= workers()) {
       if (owes) {
         more_workers_.WaitFor(&mutex_, kOweInterval);
         return !stop_;
@@ -454,10 +457,10 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
         })) {
       return true;
     }
-    CondVar& news = crew ? crew_work_ : work_;
+    CondVar& news = function_workers ? function_workers_work_ : work_;
     // Of those that all jobs share.
     CountSleep();
-    sleeping_ += !crew;
+    sleeping_ += !function_workers;
     if (owes) {
       news.WaitFor(&mutex_, kOweInterval);
     } else {
@@ -466,7 +469,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
       --idle_;
     }
     CountSleep();
-    sleeping_ -= !crew;
+    sleeping_ -= !function_workers;
     if (owes) return !stop_;
   }
 }
@@ -474,12 +477,13 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
 WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
                                           uint64_t before,
                                           const Worker& worker) {
-  const bool crew = worker.job() != 0;
+  const bool function_workers = worker.job() != 0;
   for (;;) {
     std::shared_ptr<const Entries> jobs;
     {
       MutexLock lock(&mutex_);
-      if (stop_ || (!crew && worker.place() >= workers())) return {};
+      if (stop_ || (!function_workers && worker.place() >= workers()))
+        return {};
       jobs = jobs_;
     }
     // Without the pool's lock: Wanted takes the job's, which is taken first.
@@ -503,17 +507,17 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
     }
     if (next == nullptr) return {};
     JobAccount* const account = next->account;
-    // A crew's time is nobody else's. Relaxed: who is served meanwhile gives
-    // away no more than a row.
+    // Time of function workers is nobody else's. Relaxed: who is served
+    // meanwhile gives away no more than a row.
     const uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
-    if (!crew &&
+    if (!function_workers &&
         account->virtual_time_ns.load(std::memory_order_relaxed) + kCreditNs <
             now) {
       account->virtual_time_ns.store(now - kCreditNs,
                                      std::memory_order_relaxed);
     }
     if (Claim claim = next->job->ClaimRows(worker.node());
-        claim.share != nullptr) {
+        claim.batch != nullptr) {
       if (claimable > 1 || account->claimable.load(std::memory_order_relaxed)) {
         MutexLock lock(&mutex_);
         WakeOne();
@@ -565,7 +569,7 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
     // A job may be claimed from that could not. Relaxed: as in NotifyWork.
     news_.fetch_add(1, std::memory_order_relaxed);
     work_.NotifyAll();
-    crew_work_.NotifyAll();
+    function_workers_work_.NotifyAll();
   }
   for (const uint32_t index : blocked) {
     const uint32_t place = threads_[index].place;
@@ -580,7 +584,7 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
   }
 }
 
-void WorkerPool::LookAtReads(uint64_t ns) {
+void WorkerPool::AdaptReadDepth(uint64_t ns) {
   uint64_t bytes = 0;
   uint64_t waited_ns = 0;
   for (const Thread& each : threads_) {
@@ -590,8 +594,8 @@ void WorkerPool::LookAtReads(uint64_t ns) {
   const double seconds = static_cast<double>(ns) * 1e-9;
   const double waited_s =
       static_cast<double>(waited_ns - waited_seen_ns_) * 1e-9;
-  if (depth_.Look(seconds, bytes - bytes_seen_,
-                  waited_s / (seconds * workers()))) {
+  if (depth_.Measured(seconds, bytes - bytes_seen_,
+                      waited_s / (seconds * workers()))) {
     read_depth_.store(depth_.depth(), std::memory_order_relaxed);
   }
   bytes_seen_ = bytes;
@@ -620,10 +624,10 @@ std::optional<std::string> WorkerPool::Tick() {
   }
   if (const uint64_t ns = steady_ns - ticked_ns_; ticked_ns_ != 0 && ns > 0) {
     // Threads that took the place of others are more than workers.
-    const double share = static_cast<double>(slept_ns - slept_seen_ns_) /
+    const double batch = static_cast<double>(slept_ns - slept_seen_ns_) /
                          (static_cast<double>(ns) * workers());
-    idle_share_.Add(std::min(share, 1.0), static_cast<double>(ns) * 1e-9);
-    LookAtReads(ns);
+    idle_share_.Add(std::min(batch, 1.0), static_cast<double>(ns) * 1e-9);
+    AdaptReadDepth(ns);
   }
   slept_seen_ns_ = slept_ns;
   ticked_ns_ = steady_ns;
@@ -636,7 +640,7 @@ std::optional<std::string> WorkerPool::Tick() {
   for (const ReadsInFlight::Late& read : late) {
     // Without the pool's lock: Fail takes the job's, which is taken first.
     const std::shared_ptr<Job> job = NamedOf(read.job).job.lock();
-    if (job == nullptr || job->Pointless()) continue;
+    if (job == nullptr || job->Cancelled()) continue;
     const Status status = DeadlineExceededError(
         "dataset '{}': sample {} in {}: not read in {:.1f} s (read_timeout): "
         "its "
@@ -665,9 +669,9 @@ std::optional<std::string> WorkerPool::Tick() {
       static_cast<double>(now_ns - oldest->since_ns) * 1e-9);
 }
 
-CrewUse WorkerPool::UseOfCrew(const Job& job) {
-  CrewUse use;
-  if (!job.has_crew()) return use;
+FunctionWorkersUse WorkerPool::UseOfFunctionWorkers(const Job& job) {
+  FunctionWorkersUse use;
+  if (!job.has_function_workers()) return use;
   uint64_t number = 0;
   {
     MutexLock lock(&mutex_);

@@ -18,12 +18,12 @@
 // any more finishes what it has claimed and sleeps until there are so many
 // again.
 //
-// A job whose map has a Python function is served by a *crew* of its own, as
-// many threads as there are workers, each with a process of Python: they wait
-// for it, which would hold up everybody else's rows here. They may run on all
-// processors of the broker, and how much of those they get the kernel decides.
-// Others take no row of that job, and its crew none of another; it ends with
-// the job.
+// A job whose map has a Python function is served by *function workers* of its
+// own, as many threads as there are workers, each with a process of Python:
+// they wait for it, which would hold up everybody else's rows here. They may
+// run on all processors of the broker, and how much of those they get the
+// kernel decides. Others take no row of that job, and its function workers none
+// of another; it ends with the job.
 //
 // Where there is no io_uring, a read that hangs holds its worker. Then another
 // thread takes the worker's place, once (so there are at most twice as many;
@@ -52,7 +52,7 @@
 #include "broker/job/bottleneck.h"
 #include "broker/job/job.h"
 #include "broker/memory/topology.h"
-#include "broker/workers/samples_in_work.h"
+#include "broker/workers/sample_quarantine.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -70,7 +70,7 @@ struct WorkerOptions {
   // A worker that is on one sample for longer is what Tick speaks of.
   uint64_t decode_timeout_ns = uint64_t{60} * 1'000'000'000;
   // Outlives the pool; none: the pool's own, without a file.
-  SamplesInWork* samples = nullptr;
+  SampleQuarantine* samples = nullptr;
 };
 
 // The dataset of a job, for a read that is given up: its file is the dataset's.
@@ -130,7 +130,7 @@ class WorkerPool {
       const Topology& topology, const WorkerOptions& options);
   ~WorkerPool();  // stops and joins them
 
-  // The control thread's, where the job has a crew.
+  // The control thread's, where the job has function workers.
   void Add(std::shared_ptr<Job> job);
   // Afterwards no worker starts on it; claims under way go on.
   void Remove(const Job* job);
@@ -170,11 +170,11 @@ class WorkerPool {
   // to be ended.
   std::optional<std::string> Tick();
 
-  // Share of the workers that slept, lately.
+  // OpenBatch of the workers that slept, lately.
   double recently_idle() const { return idle_share_.mean(); }
 
-  // What the job's crew does now.
-  CrewUse UseOfCrew(const Job& job);
+  // What the job's function_workers does now.
+  FunctionWorkersUse UseOfFunctionWorkers(const Job& job);
 
   // A read that the storage has not answered for more than a second.
   struct LateRead {
@@ -223,7 +223,7 @@ class WorkerPool {
     // Relaxed: shown.
     pinned_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
-  SamplesInWork* samples() const { return options_.samples; }
+  SampleQuarantine* samples() const { return options_.samples; }
   // What the options say; for the calling worker's thread.
   std::unique_ptr<StorageReader> MakeWorkerReader(uint32_t worker) const;
 
@@ -232,9 +232,9 @@ class WorkerPool {
     std::shared_ptr<Job> job;
     JobAccount* account;
     uint64_t number;
-    bool crew = false;    // only its own threads make its rows
-    bool reads = true;    // its rows are read before they are made
-    bool blocks = false;  // a worker is stuck in a read of it
+    bool function_workers = false;  // only its own threads make its rows
+    bool reads = true;              // its rows are read before they are made
+    bool blocks = false;            // a worker is stuck in a read of it
   };
   using Entries = std::vector<Entry>;  // those that read come first
   // A job by its number, also after it has ended: reads of it may be in flight.
@@ -248,22 +248,23 @@ class WorkerPool {
   struct Thread {
     std::thread thread;
     std::unique_ptr<ReadsInFlight> reads;
-    uint32_t place = 0;  // kNoPlace: of a crew
-    uint32_t uid = 0;    // of a crew: whose job
+    uint32_t place = 0;  // kNoPlace: of function workers
+    uint32_t uid = 0;    // of function workers: whose job
     uint64_t job = 0;    // likewise: its number
-    // Of a crew whose job is gone: to be joined, its entry to be used again.
+    // Of function workers whose job is gone: to be joined, its entry to be used
+    // again.
     std::unique_ptr<std::atomic<bool>> ended;
   };
   static constexpr uint32_t kNoPlace = UINT32_MAX;
-  // job: whose crew it is; 0: it is a worker.
+  // job: whose function workers it is; 0: it is a worker.
   Status StartThread(uint32_t place, uint64_t job = 0, uint32_t uid = 0);
-  Status StartCrew(const Job& job, uint64_t number);
+  Status StartFunctionWorkers(const Job& job, uint64_t number);
   void Run(uint32_t index, uint32_t place, uint64_t job, ReadsInFlight* reads);
   // How many threads have this place.
   size_t ThreadsAt(uint32_t place) const;
   void ReplaceBlocked(uint64_t now_ns);
   // What the workers read in the last ns.
-  void LookAtReads(uint64_t ns);
+  void AdaptReadDepth(uint64_t ns);
   void NotifyWork();
   // Changes a copy: who looks at the jobs keeps what it looks at.
   void ChangeJobs(const std::function<void(Entries*)>& change)
@@ -283,7 +284,7 @@ class WorkerPool {
   const Topology* topology_ = nullptr;
   WorkerOptions options_;
   uint32_t reads_most_ = 0;  // what read_depth may become; set before threads
-  std::unique_ptr<SamplesInWork> own_samples_;
+  std::unique_ptr<SampleQuarantine> own_samples_;
   std::string read_backend_;
   std::atomic<uint32_t> workers_{0};
   std::atomic<uint32_t> read_depth_{0};
@@ -307,14 +308,14 @@ class WorkerPool {
 
   Mutex mutex_;
   CondVar work_;
-  CondVar crew_work_;
+  CondVar function_workers_work_;
   CondVar more_workers_;
   std::shared_ptr<const Entries> jobs_ ABSL_GUARDED_BY(mutex_) =
       std::make_shared<const Entries>();
   std::deque<JobAccount> accounts_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
-  uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // not of a crew
+  uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // not of function workers
   uint64_t slept_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // by all, up to:
   uint64_t slept_until_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t idle_ ABSL_GUARDED_BY(mutex_) = 0;  // asleep, nothing in flight

@@ -67,11 +67,11 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
                 FormatBytes(index.memory_bytes), RanksText(world_size),
                 count("slots"), count("prefetch"), count("hold"),
                 count("slot_rows"), bytes("row_bytes"), bytes("index_bytes"),
-                index.attic_bytes == 0
+                index.retained_bytes == 0
                     ? ""
                     : Format("; rows whose batches are held for "
                              "long {}",
-                             FormatBytes(index.attic_bytes))));
+                             FormatBytes(index.retained_bytes))));
     if (const std::string by = TextField(index.answer, "memory_left_by");
         !by.empty()) {
       line("memory left", Format("{} by {}", bytes("memory_left_bytes"), by));

@@ -61,7 +61,7 @@ class DescriptorStore {
   bool ready() const { return ready_; }
   bool stopping() const { return stopping_; }
   // X_PENSTOCK_EXPLAINED=1: it knows what the life before it died of, and that
-  // this cannot go on for ever (SamplesInWork).
+  // this cannot go on for ever (SampleQuarantine).
   bool explained() const { return explained_; }
   // Its last STATUS=, for people.
   const std::string& status() const { return status_; }

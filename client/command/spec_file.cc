@@ -66,7 +66,7 @@ StatusOr<DatasetIndex> DatasetIndexFromJson(const nlohmann::json& answer) {
   PENSTOCK_ASSIGN_OR_RETURN(
       index.element_spec, ElementSpecFromJson(FieldOf(answer, "element_spec")));
   index.memory_bytes = CountField(answer, "memory_bytes").value_or(0);
-  index.attic_bytes = CountField(answer, "attic_bytes").value_or(0);
+  index.retained_bytes = CountField(answer, "retained_bytes").value_or(0);
   for (const nlohmann::json& name : ArrayField(answer, "class_names")) {
     index.class_names.push_back(name.is_string() ? name.get<std::string>()
                                                  : std::string());

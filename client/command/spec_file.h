@@ -42,7 +42,7 @@ struct DatasetIndex {
   uint64_t global_batch = 0;
   uint64_t steps_per_epoch = 0;
   uint64_t memory_bytes = 0;             // of the job; 0: not told
-  uint64_t attic_bytes = 0;              // of these, for rows held for long
+  uint64_t retained_bytes = 0;           // of these, for rows held for long
   std::vector<std::string> class_names;  // of the feature "label"
   nlohmann::json answer;
 

@@ -37,12 +37,12 @@
 #include <utility>
 #include <vector>
 
-#include "broker/base/disposal.h"
+#include "broker/base/deferred_destruction.h"
 #include "broker/base/event_loop.h"
 #include "broker/base/log.h"
 #include "broker/control/control_server.h"
 #include "broker/memory/topology.h"
-#include "broker/recovery/life_journal.h"
+#include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
 #include "broker/workers/worker_pool.h"
 #include "common/job_state.h"
@@ -212,17 +212,17 @@ class Broker {
                 &length_);
     mortals_ = std::make_unique<Mortals>(address_, length_);
     topology_ = *Topology::Load({});
-    life_ = *LifeJournal::Open("", {});
+    life_ = *RecoveryJournal::Open("", {});
     loop_ = *EventLoop::Make();
     WorkerOptions options;
     options.workers = 1;
     workers_ = *WorkerPool::Start(*topology_, options);
     JobTable::Limits limits;
     limits.memory_bytes = kMemoryBytes;
-    jobs_ = std::make_unique<JobTable>(loop_.get(), workers_.get(), &disposal_,
+    jobs_ = std::make_unique<JobTable>(loop_.get(), workers_.get(), &deferred_,
                                        life_.get(), limits);
     server_ = std::make_unique<ControlServer>(
-        loop_.get(), jobs_.get(), workers_.get(), topology_.get(), &disposal_,
+        loop_.get(), jobs_.get(), workers_.get(), topology_.get(), &deferred_,
         life_.get(), ControlServer::Options{false, "fuzz"});
     loop_->SetTick(
         milliseconds(2), [this] { return server_->WantsTick(); },
@@ -253,10 +253,10 @@ class Broker {
   socklen_t length_ = 0;
   std::unique_ptr<Mortals> mortals_;
   std::unique_ptr<Topology> topology_;
-  std::unique_ptr<LifeJournal> life_;
+  std::unique_ptr<RecoveryJournal> life_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<WorkerPool> workers_;
-  Disposal disposal_;
+  DeferredDestruction deferred_;
   std::unique_ptr<JobTable> jobs_;
   std::unique_ptr<ControlServer> server_;
   std::thread thread_;

@@ -98,7 +98,7 @@ class Course : public DeliveryRecord {
   };
   std::vector<SlotContent> slots_;
   struct Making {
-    Share* share;
+    OpenBatch* batch;
     uint64_t rows;
   };
   std::vector<Making> makings_;  // claimed by a worker
@@ -239,9 +239,10 @@ void Course::BeginAsFormer() {
   progress.opened = plan_->PositionOf(how >> 2 & 15);
   std::map<uint32_t, ReconnectedRank> reconnected;
   if ((how & 2) != 0) reconnected[kHostile] = {former.page.get(), how};
-  delivery_->Gather();
+  delivery_->BeginRecovery();
   Require(delivery_->Open() == nullptr, "nothing is opened before");
-  delivery_->Gathered(GatherSteps(progress, *plan_, processes, reconnected));
+  delivery_->TakeOverSteps(
+      GatherSteps(progress, *plan_, processes, reconnected));
 }
 
 void Course::AttachHonest() {
@@ -327,7 +328,7 @@ void Course::Advance() {
   delivery_->HeardAll();
   do {
     delivery_->Advance();
-    while (Share* share = delivery_->Open()) {
+    while (OpenBatch* share = delivery_->Open()) {
       if (share->rows.rows > 0) continue;
       slots_[share->slot] = {share->rows.position,
                              slots_[share->slot].version + 1};
@@ -348,7 +349,7 @@ void Course::Advance() {
 }
 
 bool Course::Claim() {
-  Share* share = delivery_->Claimable();
+  OpenBatch* share = delivery_->Claimable();
   if (share == nullptr) return false;
   Require(share->slot < slots_.size(), "a share is made in a slot");
   ++slots_[share->slot].version;
@@ -362,7 +363,7 @@ bool Course::Claim() {
 void Course::Finish(size_t claim) {
   const Making making = makings_[claim];
   makings_.erase(makings_.begin() + static_cast<ptrdiff_t>(claim));
-  Share* const share = making.share;
+  OpenBatch* const share = making.batch;
   ++slots_[share->slot].version;
   share->finished += making.rows;
   if (!share->done()) return;

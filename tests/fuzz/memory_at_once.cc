@@ -1,16 +1,16 @@
-// Stands in for broker/memory/memory_promise.cc, which asks the system for its
+// Stands in for broker/memory/populate.cc, which asks the system for its
 // limits and forks for each segment: 20 ms of a process as large as a fuzzer.
 #include <limits>
 
-#include "broker/memory/memory_promise.h"
+#include "broker/memory/populate.h"
 
 namespace penstock {
 
-MemoryRoom FindMemoryRoom(const SystemFiles&) {
+AvailableMemory FindAvailableMemory(const SystemFiles&) {
   return {uint64_t{1} << 30, "the fuzz target"};
 }
 
-std::optional<uint64_t> FindNodeRoom(const SystemFiles&, uint32_t) {
+std::optional<uint64_t> FindAvailableNodeMemory(const SystemFiles&, uint32_t) {
   return std::nullopt;
 }
 

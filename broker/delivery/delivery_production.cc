@@ -44,7 +44,7 @@ std::optional<Delivery::Next> Delivery::NextStep(uint32_t number) {
     Next next{{}, PhaseOfStep(again.step), true};
     const Phase& phase = phases_[next.phase];
     const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
-    next.rows = phase.plan.ShareOf(*step, place(phase));
+    next.rows = phase.plan.RankBatchOf(*step, place(phase));
     if (!Available(next.rows)) return std::nullopt;
     lane.again.pop_front();
     next.rows.extra = true;
@@ -56,7 +56,8 @@ std::optional<Delivery::Next> Delivery::NextStep(uint32_t number) {
     const std::optional<uint64_t> end =
         phase.end_step ? phase.end_step : phase.plan.total_steps();
     if (!end || lane.next_step < *end) {
-      const Plan::Share rows = phase.plan.ShareOf(lane.next_step, place(phase));
+      const Plan::RankBatch rows =
+          phase.plan.RankBatchOf(lane.next_step, place(phase));
       if (!Available(rows)) return std::nullopt;
       ++lane.next_step;
       return Next{rows, lane.phase, false};
@@ -108,7 +109,7 @@ bool Delivery::Exhausted(const Lane& lane) const {
 
 // Ahead, so that not every step is recorded, but of a stream that is as far as
 // its producers.
-void Delivery::RecordOpened(const Plan::Share& rows) {
+void Delivery::RecordOpened(const Plan::RankBatch& rows) {
   if (record_ == nullptr || mode_ != DeliveryMode::kDynamic ||
       rows.position < opened_recorded_) {
     return;
@@ -126,8 +127,8 @@ void Delivery::RecordOpened(const Plan::Share& rows) {
   record_->Opened(opened_recorded_);
 }
 
-Share* Delivery::Open() {
-  if (closed_ || gathering_) return nullptr;
+OpenBatch* Delivery::Open() {
+  if (closed_ || recovering_) return nullptr;
   for (; !openable_.empty(); openable_.erase(openable_.begin())) {
     ++looks_;
     const uint32_t number = *openable_.begin();
@@ -150,14 +151,14 @@ Share* Delivery::Open() {
     slot.handed_over = next->rows.extra;
     slot.again = next->again;
     RecordOpened(next->rows);
-    slot.share = Share{};
-    slot.share.slot = at;
-    slot.share.step = lane.opened++;
-    slot.share.rows = next->rows;
-    if (slot.share.rows.rows > 0) {
-      claimable_[NodeOf(at)].push({slot.share.step, at});
+    slot.batch = OpenBatch{};
+    slot.batch.slot = at;
+    slot.batch.step = lane.opened++;
+    slot.batch.rows = next->rows;
+    if (slot.batch.rows.rows > 0) {
+      claimable_[NodeOf(at)].push({slot.batch.step, at});
     }
-    return &slot.share;
+    return &slot.batch;
   }
   return nullptr;
 }
@@ -171,14 +172,15 @@ uint32_t Delivery::CopyOn(std::optional<uint32_t> node,
   return otherwise;
 }
 
-uint32_t Delivery::SlotToFill(const Share& share,
+uint32_t Delivery::SlotToFill(const OpenBatch& batch,
                               std::optional<uint32_t> node) const {
-  return SegmentSlot(share, CopyOn(node, 0));
+  return SegmentSlot(batch, CopyOn(node, 0));
 }
 
-bool Delivery::IsLocal(const Share& share, std::optional<uint32_t> node) const {
+bool Delivery::IsLocal(const OpenBatch& batch,
+                       std::optional<uint32_t> node) const {
   if (bank_nodes_.empty()) return true;
-  const uint32_t bank = SlotToFill(share, node) / shape_.bank_slots;
+  const uint32_t bank = SlotToFill(batch, node) / shape_.bank_slots;
   return node && bank_nodes_[bank] == *node;
 }
 
@@ -191,7 +193,7 @@ uint32_t Delivery::NodeOf(uint32_t slot) const {
 // Work is conserved: who has none of its own node takes another's. Slots of a
 // node without workers are as near to all as those of their own: they would
 // come last else.
-Share* Delivery::Claimable(std::optional<uint32_t> node) {
+OpenBatch* Delivery::Claimable(std::optional<uint32_t> node) {
   if (closed_) return nullptr;
   const auto comes_first = [&](uint32_t here) {
     if (bank_nodes_.empty() || shape_.copies > 1 || !node) return true;
@@ -199,7 +201,7 @@ Share* Delivery::Claimable(std::optional<uint32_t> node) {
     return here == *node ||
            std::find(served.begin(), served.end(), here) == served.end();
   };
-  Share* oldest = nullptr;
+  OpenBatch* oldest = nullptr;
   std::pair<bool, Oldest> best;
   for (auto& [here, shares] : claimable_) {
     // Those that were claimed or abandoned meanwhile.
@@ -207,8 +209,8 @@ Share* Delivery::Claimable(std::optional<uint32_t> node) {
       ++looks_;
       const auto [step, number] = shares.top();
       const Slot& slot = slots_[number];
-      if (slot.state == SlotState::kFilling && slot.share.step == step &&
-          !slot.share.abandoned && slot.share.claimed < slot.share.rows.rows) {
+      if (slot.state == SlotState::kFilling && slot.batch.step == step &&
+          !slot.batch.abandoned && slot.batch.claimed < slot.batch.rows.rows) {
         break;
       }
     }
@@ -216,15 +218,15 @@ Share* Delivery::Claimable(std::optional<uint32_t> node) {
     const std::pair<bool, Oldest> found{!comes_first(here), shares.top()};
     if (oldest != nullptr && best < found) continue;
     best = found;
-    oldest = &slots_[found.second.second].share;
+    oldest = &slots_[found.second.second].batch;
   }
   return oldest;
 }
 
-void Delivery::Filled(Share* share) {
-  Slot& slot = slots_[share->slot];
-  assert(slot.state == SlotState::kFilling && share->done());
-  if (share->abandoned) {
+void Delivery::Filled(OpenBatch* batch) {
+  Slot& slot = slots_[batch->slot];
+  assert(slot.state == SlotState::kFilling && batch->done());
+  if (batch->abandoned) {
     Free(&slot);
     return;
   }
@@ -236,8 +238,8 @@ void Delivery::Filled(Share* share) {
 
 // Nobody will get it. Rows that workers are at are waited for (Filled).
 void Delivery::Abandon(Slot* slot) {
-  slot->share.abandoned = true;
-  if (slot->state != SlotState::kFilling || slot->share.done()) Free(slot);
+  slot->batch.abandoned = true;
+  if (slot->state != SlotState::kFilling || slot->batch.done()) Free(slot);
 }
 
 }  // namespace penstock

@@ -19,7 +19,7 @@ uint64_t Delivery::NextStepOf(const Consumer& consumer) const {
   const auto step_of = [this](uint32_t number) {
     const Slot& slot = slots_[number];
     return slot.again ? std::nullopt
-                      : plan().StepFrom(slot.share.rows.position);
+                      : plan().StepFrom(slot.batch.rows.position);
   };
   for (const Entry& entry : consumer.backlog) {
     const auto step = step_of(entry.slot);
@@ -103,7 +103,7 @@ Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
     Drop(consumer);
     return OkStatus();
   }
-  if (split() && policy == OnRankDeath::kShrink && !withheld_) {
+  if (split() && policy == OnRankDeath::kShrink && !end_deferred_) {
     return Shrink(consumer);
   }
   return OkStatus();
@@ -189,25 +189,25 @@ Status Delivery::Shrink(Consumer* gone) {
   for (uint64_t step = boundary; step < owed_steps; ++step) {
     start.owed.push_back(plan.start().owed[step]);
   }
-  const auto owe = [&](const Plan::Share& rows, bool redelivered) {
+  const auto owe = [&](const Plan::RankBatch& rows, bool redelivered) {
     if (rows.rows == 0) return;
     start.owed.push_back({rows.epoch * plan.rows_per_epoch() + rows.first_row,
                           rows.rows, redelivered || rows.redelivered});
   };
   for (const Entry& entry : gone->backlog) {
-    owe(slots_[entry.slot].share.rows, entry.redelivered);
+    owe(slots_[entry.slot].batch.rows, entry.redelivered);
   }
   Lane& lane = lanes_[gone->lane];
   for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
     Slot& slot = slots_[lane.first_slot + i];
     if (slot.state == SlotState::kFilling || slot.state == SlotState::kReady) {
-      owe(slot.share.rows, false);
+      owe(slot.batch.rows, false);
     }
   }
   for (const Again& again : std::exchange(lane.again, {})) {
     const Phase& phase = phases_[PhaseOfStep(again.step)];
     const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
-    owe(phase.plan.ShareOf(*step, PlaceOf(phase, gone->rank)),
+    owe(phase.plan.RankBatchOf(*step, PlaceOf(phase, gone->rank)),
         again.redelivered);
   }
   uint64_t step = lane.next_step;
@@ -216,17 +216,17 @@ Status Delivery::Shrink(Consumer* gone) {
     const uint64_t end =
         number + 1 == phases_.size() ? boundary : phase.end_step.value_or(0);
     for (; step < end; ++step) {
-      owe(phase.plan.ShareOf(step, PlaceOf(phase, gone->rank)), false);
+      owe(phase.plan.RankBatchOf(step, PlaceOf(phase, gone->rank)), false);
     }
     step = 0;
   }
   auto next = plan.From(std::move(start), static_cast<uint32_t>(ranks.size()));
   if (!next.ok()) return next.status();
-  if (next->max_share_rows(0) > shape_.rows_max) {
+  if (next->max_batch_rows(0) > shape_.rows_max) {
     return AbortedError(
         "rank {} died, and those left ({}) would need batches of {} rows; a "
         "job is given memory to shrink to half of its ranks",
-        gone->rank, ranks.size(), next->max_share_rows(0));
+        gone->rank, ranks.size(), next->max_batch_rows(0));
   }
   last.end_step = boundary;
   for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {

@@ -1,4 +1,4 @@
-#include "broker/memory/memory_room.h"
+#include "broker/memory/available_memory.h"
 
 #include <algorithm>
 #include <charconv>
@@ -65,8 +65,8 @@ std::vector<std::string> CgroupPaths(const SystemFiles& files) {
 
 }  // namespace
 
-MemoryRoom FindMemoryRoom(const SystemFiles& files) {
-  MemoryRoom room;
+AvailableMemory FindAvailableMemory(const SystemFiles& files) {
+  AvailableMemory room;
   if (const auto kib = ReadKey(files.proc + "/meminfo", "MemAvailable:")) {
     room.bytes = *kib * 1024;
     room.limit = "MemAvailable of this machine";
@@ -91,7 +91,8 @@ MemoryRoom FindMemoryRoom(const SystemFiles& files) {
   return room;
 }
 
-std::optional<uint64_t> FindNodeRoom(const SystemFiles& files, uint32_t node) {
+std::optional<uint64_t> FindAvailableNodeMemory(const SystemFiles& files,
+                                                uint32_t node) {
   // Lines such as "Node 0 MemFree: 1234 kB".
   std::ifstream file(Format("{}/node{}/meminfo", files.nodes, node));
   std::optional<uint64_t> kib;

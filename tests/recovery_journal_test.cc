@@ -1,9 +1,9 @@
 // Goal: a dynamic job whose broker and ranks die loses no step and doubles none
 // unmarked, whichever record was the last and however many of them are in the
-// file. Method: one run of the real Delivery and LifeJournal; before and after
-// each record the journal's file, its tail and the ranks' pages are kept, and
-// another LifeJournal reads them.
-#include "broker/recovery/life_journal.h"
+// file. Method: one run of the real Delivery and RecoveryJournal; before and
+// after each record the journal's file, its tail and the ranks' pages are kept,
+// and another RecoveryJournal reads them.
+#include "broker/recovery/recovery_journal.h"
 
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ std::string Bytes(const std::string& path) {
 // Tells the journal, and the test before and after.
 class Told : public DeliveryRecord {
  public:
-  Told(LifeJournal* life, uint64_t job, std::function<void()> look)
+  Told(RecoveryJournal* life, uint64_t job, std::function<void()> look)
       : life_(life), job_(job), look_(std::move(look)) {}
   void Completed(uint64_t position, uint64_t next) override {
     look_();
@@ -58,12 +58,12 @@ class Told : public DeliveryRecord {
   }
 
  private:
-  LifeJournal* const life_;
+  RecoveryJournal* const life_;
   const uint64_t job_;
   const std::function<void()> look_;
 };
 
-class LifeJournalTest : public testing::Test {
+class RecoveryJournalTest : public testing::Test {
  protected:
   struct Moment {
     std::string journal;
@@ -73,7 +73,7 @@ class LifeJournalTest : public testing::Test {
     std::set<uint64_t> released;
   };
 
-  LifeJournalTest() {
+  RecoveryJournalTest() {
     std::filesystem::remove_all(directory_);
     std::filesystem::create_directories(directory_ + "/1");
     options_.spec =
@@ -84,7 +84,7 @@ class LifeJournalTest : public testing::Test {
     options_.delivery.mode = DeliveryMode::kDynamic;
     options_.local_world_size = options_.consumers_max = kRanks;
   }
-  ~LifeJournalTest() override { std::filesystem::remove_all(directory_); }
+  ~RecoveryJournalTest() override { std::filesystem::remove_all(directory_); }
 
   // What a death here and now would leave.
   void Look() {
@@ -108,7 +108,7 @@ class LifeJournalTest : public testing::Test {
   }
 
   void RunTheJob() {
-    auto opened = LifeJournal::Open(directory_ + "/1", {});
+    auto opened = RecoveryJournal::Open(directory_ + "/1", {});
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     life_ = *std::move(opened);
     const uint64_t job =
@@ -141,7 +141,7 @@ class LifeJournalTest : public testing::Test {
       ASSERT_LT(turn, 100u);
       delivery.HeardAll();
       delivery.Advance();
-      while (Share* share = delivery.Open()) {
+      while (OpenBatch* share = delivery.Open()) {
         share->claimed = share->finished = share->rows.rows;
         delivery.Filled(share);
       }
@@ -183,7 +183,7 @@ class LifeJournalTest : public testing::Test {
     std::filesystem::create_directories(directory);
     std::ofstream(directory + "/journal", std::ios::binary) << journal;
     std::ofstream(directory + "/journal.tail", std::ios::binary) << moment.tail;
-    auto life = LifeJournal::Open(directory, {});
+    auto life = RecoveryJournal::Open(directory, {});
     ASSERT_TRUE(life.ok()) << life.status().message();
     const std::vector<FormerJob> jobs = (*life)->TakeJobs();
     ASSERT_EQ(jobs.size(), 1u);
@@ -216,8 +216,9 @@ class LifeJournalTest : public testing::Test {
   }
 
   // In memory, where the tail is beside the journal.
-  const std::string directory_ = Format("/dev/shm/life_journal_{}", getpid());
-  std::unique_ptr<LifeJournal> life_;
+  const std::string directory_ =
+      Format("/dev/shm/recovery_journal_{}", getpid());
+  std::unique_ptr<RecoveryJournal> life_;
   JobOptions options_;
   Plan plan_ = [] {
     DatasetSpec spec;
@@ -231,7 +232,7 @@ class LifeJournalTest : public testing::Test {
   std::set<uint64_t> released_;
 };
 
-TEST_F(LifeJournalTest,
+TEST_F(RecoveryJournalTest,
        DynamicJobLosesAndDoublesNothingWhateverWasWrittenLast) {
   RunTheJob();
   ASSERT_GE(moments_.size(), 25u);

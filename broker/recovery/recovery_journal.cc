@@ -1,4 +1,4 @@
-#include "broker/recovery/life_journal.h"
+#include "broker/recovery/recovery_journal.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -42,7 +42,7 @@ enum Type : uint8_t {
   kRowsPut = 15,
   kProducerEnd = 16,
   kRowsReleased = 17,
-  kAttic = 18,
+  kRetained = 18,
   kRowsMoved = 19,
   // The kernel's of the life that wrote this, and where in which tail what
   // follows lies: the last record of each write.
@@ -275,9 +275,9 @@ bool FormerRank::WasNotAnswered(int other) const {
   return pid > 0 && pid == PidOf(other);
 }
 
-StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
+StatusOr<std::unique_ptr<RecoveryJournal>> RecoveryJournal::Open(
     const std::string& directory, std::vector<StoredFd> stored) {
-  std::unique_ptr<LifeJournal> life(new LifeJournal());
+  std::unique_ptr<RecoveryJournal> life(new RecoveryJournal());
   MutexLock lock(&life->mutex_);
   if (!directory.empty()) {
     PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<JournalFiles> files,
@@ -310,8 +310,8 @@ StatusOr<std::unique_ptr<LifeJournal>> LifeJournal::Open(
 }
 
 // What the former life had not written yet, and where this one records.
-void LifeJournal::OpenTail(const std::string& directory,
-                           const JournalReplay& replayed) {
+void RecoveryJournal::OpenTail(const std::string& directory,
+                               const JournalReplay& replayed) {
   directory_ = directory;
   StatusOr<std::string> folder = OpenMemoryFolder(directory);
   StatusOr<std::unique_ptr<JournalTail>> tail =
@@ -380,7 +380,7 @@ void LifeJournal::OpenTail(const std::string& directory,
   refused_ = Clock::now();
 }
 
-LifeJournal::~LifeJournal() {
+RecoveryJournal::~RecoveryJournal() {
   if (!writer_.joinable()) return;
   {
     MutexLock lock(&mutex_);
@@ -403,7 +403,7 @@ LifeJournal::~LifeJournal() {
 
 // A record of a kind this release does not know, or with other fields, is from
 // another release: what it tells of is given up, the rest is kept.
-Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
+Status RecoveryJournal::Replay(uint8_t type, std::string_view payload) {
   const json record = json::parse(payload, nullptr, false);
   try {
     const auto live = [&]() -> Live* {
@@ -559,18 +559,18 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
           job->stream->Release(record.at("row").get<uint64_t>());
         }
         break;
-      case kAttic:
+      case kRetained:
         if (Live* job = live(); job != nullptr && job->stream) {
-          job->stream->OpenAttic(record.at("rows").get<uint64_t>());
+          job->stream->OpenRetained(record.at("rows").get<uint64_t>());
         }
         break;
       case kRowsMoved:
         if (Live* job = live(); job != nullptr && job->stream) {
           std::vector<StreamLedger::Chunk> needed;
           for (const auto& run : record.at("needed")) {
-            needed.push_back({run.at(0).get<uint64_t>(),
-                              run.at(1).get<uint64_t>(), StreamLedger::kAttic,
-                              run.at(2).get<uint64_t>()});
+            needed.push_back(
+                {run.at(0).get<uint64_t>(), run.at(1).get<uint64_t>(),
+                 StreamLedger::kRetained, run.at(2).get<uint64_t>()});
           }
           job->stream->Move(record.at("row").get<uint64_t>(), needed);
         }
@@ -586,12 +586,12 @@ Status LifeJournal::Replay(uint8_t type, std::string_view payload) {
   return OkStatus();
 }
 
-bool LifeJournal::KnowsAllJobs() const {
+bool RecoveryJournal::KnowsAllJobs() const {
   MutexLock lock(&mutex_);
   return tail_ != nullptr && !incomplete_;
 }
 
-std::vector<LifeJournal::Dataset> LifeJournal::TakeDatasets() {
+std::vector<RecoveryJournal::Dataset> RecoveryJournal::TakeDatasets() {
   MutexLock lock(&mutex_);
   std::vector<Dataset> datasets;
   for (const auto& [key, spec] : datasets_) {
@@ -600,7 +600,7 @@ std::vector<LifeJournal::Dataset> LifeJournal::TakeDatasets() {
   return datasets;
 }
 
-std::vector<FormerMapping> LifeJournal::TakeMappings() {
+std::vector<FormerMapping> RecoveryJournal::TakeMappings() {
   MutexLock lock(&mutex_);
   std::vector<FormerMapping> mappings;
   for (auto it = mapped_.begin(); it != mapped_.end();) {
@@ -617,7 +617,7 @@ std::vector<FormerMapping> LifeJournal::TakeMappings() {
   return mappings;
 }
 
-std::vector<FormerJob> LifeJournal::TakeJobs() {
+std::vector<FormerJob> RecoveryJournal::TakeJobs() {
   MutexLock lock(&mutex_);
   std::vector<FormerJob> jobs;
   for (auto& [id, live] : jobs_) {
@@ -678,14 +678,15 @@ std::vector<FormerJob> LifeJournal::TakeJobs() {
   return jobs;
 }
 
-std::vector<EndedJob> LifeJournal::TakeEnded() {
+std::vector<EndedJob> RecoveryJournal::TakeEnded() {
   MutexLock lock(&mutex_);
   std::vector<EndedJob> jobs;
   for (const auto& [id, job] : ended_) jobs.push_back(job);
   return jobs;
 }
 
-void LifeJournal::TakeStream(uint64_t id, const Live& live, FormerJob* job) {
+void RecoveryJournal::TakeStream(uint64_t id, const Live& live,
+                                 FormerJob* job) {
   job->stream.reset(new FormerStream{*live.stream, {}});
   FormerStream& stream = *job->stream;
   for (const auto& [number, producer] : live.stream->producers()) {
@@ -699,11 +700,11 @@ void LifeJournal::TakeStream(uint64_t id, const Live& live, FormerJob* job) {
   }
 }
 
-json LifeJournal::BootRecord(uint64_t written) const {
+json RecoveryJournal::BootRecord(uint64_t written) const {
   return {{"boot", boot_}, {"tail", tail_token_}, {"from", written}};
 }
 
-bool LifeJournal::PutInTail(uint8_t type, std::string_view text) {
+bool RecoveryJournal::PutInTail(uint8_t type, std::string_view text) {
   KillPoint("journal.begun");
   const bool is_in = tail_->Put(type, text);
   KillPoint("journal.appended");
@@ -711,7 +712,7 @@ bool LifeJournal::PutInTail(uint8_t type, std::string_view text) {
   return is_in;
 }
 
-Status LifeJournal::RecordOrRefuse(uint8_t type, const json& record) {
+Status RecoveryJournal::RecordOrRefuse(uint8_t type, const json& record) {
   if (tail_ == nullptr) return OkStatus();
   if (!refusal_.ok()) return refusal_;
   if (tail_->lost_ns() != 0 || !PutInTail(type, record.dump())) {
@@ -722,21 +723,21 @@ Status LifeJournal::RecordOrRefuse(uint8_t type, const json& record) {
   return OkStatus();
 }
 
-void LifeJournal::Record(uint8_t type, const json& record) {
+void RecoveryJournal::Record(uint8_t type, const json& record) {
   if (tail_ != nullptr) RecordText(type, record.dump());
 }
 
-void LifeJournal::RecordText(uint8_t type, std::string_view text) {
+void RecoveryJournal::RecordText(uint8_t type, std::string_view text) {
   if (tail_ != nullptr && !PutInTail(type, text)) NoteLost();
 }
 
-void LifeJournal::NoteLost() {
+void RecoveryJournal::NoteLost() {
   ++losses_;
   tail_->NoteLost(static_cast<uint64_t>(
       std::chrono::nanoseconds(Clock::now().time_since_epoch()).count()));
 }
 
-Status LifeJournal::DatasetRegistered(const Dataset& dataset) {
+Status RecoveryJournal::DatasetRegistered(const Dataset& dataset) {
   MutexLock lock(&mutex_);
   PENSTOCK_RETURN_IF_ERROR(RecordOrRefuse(
       kDataset,
@@ -745,7 +746,8 @@ Status LifeJournal::DatasetRegistered(const Dataset& dataset) {
   return OkStatus();
 }
 
-Status LifeJournal::DatasetUnregistered(uid_t uid, const std::string& name) {
+Status RecoveryJournal::DatasetUnregistered(uid_t uid,
+                                            const std::string& name) {
   MutexLock lock(&mutex_);
   PENSTOCK_RETURN_IF_ERROR(
       RecordOrRefuse(kDatasetGone, {{"uid", uid}, {"name", name}}));
@@ -753,11 +755,11 @@ Status LifeJournal::DatasetUnregistered(uid_t uid, const std::string& name) {
   return OkStatus();
 }
 
-StatusOr<uint64_t> LifeJournal::JobOpened(const JobKey& key,
-                                          const JobOptions& options,
-                                          const Incarnation& incarnation,
-                                          bool named,
-                                          std::optional<uint64_t> former) {
+StatusOr<uint64_t> RecoveryJournal::JobOpened(const JobKey& key,
+                                              const JobOptions& options,
+                                              const Incarnation& incarnation,
+                                              bool named,
+                                              std::optional<uint64_t> former) {
   MutexLock lock(&mutex_);
   const uint64_t id = former ? *former : next_id_++;
   json record = KeyToJson(id, key, incarnation);
@@ -779,15 +781,15 @@ StatusOr<uint64_t> LifeJournal::JobOpened(const JobKey& key,
   return id;
 }
 
-nlohmann::json LifeJournal::OpenedRecord(uint64_t id, const Live& live) {
+nlohmann::json RecoveryJournal::OpenedRecord(uint64_t id, const Live& live) {
   return {{"id", id},
           {"position", live.opened},
           {"low", live.low},
           {"bytes", live.segment_bytes}};
 }
 
-void LifeJournal::Begun(uint64_t job, uint64_t position,
-                        uint64_t segment_bytes) {
+void RecoveryJournal::Begun(uint64_t job, uint64_t position,
+                            uint64_t segment_bytes) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
@@ -799,7 +801,7 @@ void LifeJournal::Begun(uint64_t job, uint64_t position,
   Record(kOpened, OpenedRecord(job, live));
 }
 
-void LifeJournal::JobEnded(uint64_t job) {
+void RecoveryJournal::JobEnded(uint64_t job) {
   MutexLock lock(&mutex_);
   if (jobs_.count(job) == 0 && ended_.count(job) == 0) return;
   LetGoAll(job);
@@ -810,7 +812,7 @@ void LifeJournal::JobEnded(uint64_t job) {
   ended_.erase(job);
 }
 
-void LifeJournal::JobDelivered(const EndedJob& job) {
+void RecoveryJournal::JobDelivered(const EndedJob& job) {
   MutexLock lock(&mutex_);
   LetGoAll(job.id);
   Record(kDelivered, EndedToJson(job));
@@ -818,7 +820,7 @@ void LifeJournal::JobDelivered(const EndedJob& job) {
   ended_[job.id] = job;
 }
 
-void LifeJournal::Forget(uint64_t job) {
+void RecoveryJournal::Forget(uint64_t job) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   for (const auto& [attach, rank] : found->second.ranks) {
@@ -833,8 +835,8 @@ void LifeJournal::Forget(uint64_t job) {
   jobs_.erase(found);
 }
 
-nlohmann::json LifeJournal::RankRecord(uint64_t id, uint64_t attach,
-                                       const Rank& rank) {
+nlohmann::json RecoveryJournal::RankRecord(uint64_t id, uint64_t attach,
+                                           const Rank& rank) {
   return {{"id", id},
           {"attach", attach},
           {"rank", rank.rank},
@@ -844,7 +846,7 @@ nlohmann::json LifeJournal::RankRecord(uint64_t id, uint64_t attach,
           {"evicted", rank.evicted}};
 }
 
-void LifeJournal::LetGoAll(uint64_t job) {
+void RecoveryJournal::LetGoAll(uint64_t job) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   for (const auto& [attach, rank] : found->second.ranks) {
@@ -852,14 +854,14 @@ void LifeJournal::LetGoAll(uint64_t job) {
   }
 }
 
-nlohmann::json LifeJournal::MappedRecord(const FormerMapping& mapping) {
+nlohmann::json RecoveryJournal::MappedRecord(const FormerMapping& mapping) {
   return {{"id", mapping.job},      {"attach", mapping.attach},
           {"uid", mapping.uid},     {"segment", mapping.segment},
           {"bytes", mapping.bytes}, {"evicted", mapping.evicted}};
 }
 
-void LifeJournal::LetGo(uint64_t id, const Live& live, uint64_t attach,
-                        const Rank& rank) {
+void RecoveryJournal::LetGo(uint64_t id, const Live& live, uint64_t attach,
+                            const Rank& rank) {
   if (rank.unmapped || rank.left || rank.segment == 0) return;
   const FormerMapping mapping = {
       id,           attach,     live.job.at("uid").get<uint32_t>(),
@@ -869,8 +871,8 @@ void LifeJournal::LetGo(uint64_t id, const Live& live, uint64_t attach,
   Record(kMapped, MappedRecord(mapping));
 }
 
-StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, const Rank& rank,
-                                             int cursor_fd, int pidfd) {
+StatusOr<uint64_t> RecoveryJournal::RankAttached(uint64_t job, const Rank& rank,
+                                                 int cursor_fd, int pidfd) {
   MutexLock lock(&mutex_);
   const uint64_t attach = next_id_++;
   const auto found = jobs_.find(job);
@@ -905,7 +907,7 @@ StatusOr<uint64_t> LifeJournal::RankAttached(uint64_t job, const Rank& rank,
   return status;
 }
 
-void LifeJournal::RankLeft(uint64_t job, uint64_t attach, bool finished) {
+void RecoveryJournal::RankLeft(uint64_t job, uint64_t attach, bool finished) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
@@ -916,7 +918,8 @@ void LifeJournal::RankLeft(uint64_t job, uint64_t attach, bool finished) {
   Record(kRankLeft, {{"id", job}, {"attach", attach}, {"finished", finished}});
 }
 
-void LifeJournal::RankEvicted(uint64_t job, uint64_t attach, uint64_t inode) {
+void RecoveryJournal::RankEvicted(uint64_t job, uint64_t attach,
+                                  uint64_t inode) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
@@ -926,7 +929,7 @@ void LifeJournal::RankEvicted(uint64_t job, uint64_t attach, uint64_t inode) {
   Record(kRank, RankRecord(job, attach, rank->second));
 }
 
-void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {
+void RecoveryJournal::RankForgotten(uint64_t job, uint64_t attach) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
@@ -938,7 +941,7 @@ void LifeJournal::RankForgotten(uint64_t job, uint64_t attach) {
   if (mapped_.count({job, attach}) == 0) Unstore(PidfdName(job, attach));
 }
 
-void LifeJournal::Unmapped(uint64_t job, uint64_t attach) {
+void RecoveryJournal::Unmapped(uint64_t job, uint64_t attach) {
   MutexLock lock(&mutex_);
   if (mapped_.erase({job, attach}) > 0) {
     Record(kUnmapped, {{"id", job}, {"attach", attach}});
@@ -951,7 +954,7 @@ void LifeJournal::Unmapped(uint64_t job, uint64_t attach) {
   if (rank != found->second.ranks.end()) rank->second.unmapped = true;
 }
 
-void LifeJournal::PhaseBegun(uint64_t job, const FormerPhase& phase) {
+void RecoveryJournal::PhaseBegun(uint64_t job, const FormerPhase& phase) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
@@ -964,7 +967,7 @@ void LifeJournal::PhaseBegun(uint64_t job, const FormerPhase& phase) {
 }
 
 // Also a second time, from a compacted journal: it changes nothing then.
-void LifeJournal::Live::Complete(uint64_t position, uint64_t next) {
+void RecoveryJournal::Live::Complete(uint64_t position, uint64_t next) {
   if (position >= low || next <= position) completed[position] = next;
   for (auto found = completed.find(low); found != completed.end();
        found = completed.find(low)) {
@@ -974,7 +977,8 @@ void LifeJournal::Live::Complete(uint64_t position, uint64_t next) {
   }
 }
 
-void LifeJournal::Completed(uint64_t job, uint64_t position, uint64_t next) {
+void RecoveryJournal::Completed(uint64_t job, uint64_t position,
+                                uint64_t next) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
@@ -984,7 +988,7 @@ void LifeJournal::Completed(uint64_t job, uint64_t position, uint64_t next) {
                                 position, next));
 }
 
-void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
+void RecoveryJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
@@ -994,7 +998,7 @@ void LifeJournal::HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
              Format(R"({{"id":{},"rank":{},"step":{}}})", job, rank, step));
 }
 
-void LifeJournal::Opened(uint64_t job, uint64_t position) {
+void RecoveryJournal::Opened(uint64_t job, uint64_t position) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || position <= found->second.opened) return;
@@ -1008,13 +1012,13 @@ void LifeJournal::Opened(uint64_t job, uint64_t position) {
 // ---- producers
 // --------------------------------------------------------------
 
-json LifeJournal::StreamJson(uint64_t id, const StreamLedger& ledger) {
+json RecoveryJournal::StreamJson(uint64_t id, const StreamLedger& ledger) {
   return {{"id", id}, {"ledger", ledger.ToJson()}};
 }
 
-Status LifeJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
-                                   const StreamLedger::Producer& producer,
-                                   int memory, int pidfd) {
+Status RecoveryJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
+                                       const StreamLedger::Producer& producer,
+                                       int memory, int pidfd) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return OkStatus();
@@ -1043,8 +1047,8 @@ Status LifeJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
   return OkStatus();
 }
 
-void LifeJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
-                          uint64_t rows, uint64_t first) {
+void RecoveryJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
+                              uint64_t rows, uint64_t first) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
@@ -1056,7 +1060,8 @@ void LifeJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
   found->second.stream->Put(producer, place, rows, first);
 }
 
-void LifeJournal::ProducerLeft(uint64_t job, uint32_t producer, bool finished) {
+void RecoveryJournal::ProducerLeft(uint64_t job, uint32_t producer,
+                                   bool finished) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
@@ -1069,7 +1074,7 @@ void LifeJournal::ProducerLeft(uint64_t job, uint32_t producer, bool finished) {
   }
 }
 
-void LifeJournal::RowsReleased(uint64_t job, uint64_t row) {
+void RecoveryJournal::RowsReleased(uint64_t job, uint64_t row) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
@@ -1079,22 +1084,25 @@ void LifeJournal::RowsReleased(uint64_t job, uint64_t row) {
   }
 }
 
-Status LifeJournal::AtticOpened(uint64_t job, uint64_t rows, int memory) {
+Status RecoveryJournal::RetainedOpened(uint64_t job, uint64_t rows,
+                                       int memory) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return OkStatus();
-  Store(MemoryName(job, StreamLedger::kAttic), memory);
-  const Status status = RecordOrRefuse(kAttic, {{"id", job}, {"rows", rows}});
+  Store(MemoryName(job, StreamLedger::kRetained), memory);
+  const Status status =
+      RecordOrRefuse(kRetained, {{"id", job}, {"rows", rows}});
   if (status.ok()) {
-    found->second.stream->OpenAttic(rows);
+    found->second.stream->OpenRetained(rows);
   } else {
-    Unstore(MemoryName(job, StreamLedger::kAttic));
+    Unstore(MemoryName(job, StreamLedger::kRetained));
   }
   return status;
 }
 
-void LifeJournal::RowsMoved(uint64_t job, uint64_t row,
-                            const std::vector<StreamLedger::Chunk>& needed) {
+void RecoveryJournal::RowsMoved(
+    uint64_t job, uint64_t row,
+    const std::vector<StreamLedger::Chunk>& needed) {
   MutexLock lock(&mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end() || !found->second.stream) return;
@@ -1108,7 +1116,8 @@ void LifeJournal::RowsMoved(uint64_t job, uint64_t row,
   }
 }
 
-std::vector<std::pair<uint8_t, std::string>> LifeJournal::LiveRecords() const {
+std::vector<std::pair<uint8_t, std::string>> RecoveryJournal::LiveRecords()
+    const {
   std::vector<std::pair<uint8_t, std::string>> records;
   const auto record = [&records](uint8_t type, const json& text) {
     records.emplace_back(type, text.dump());
@@ -1163,12 +1172,12 @@ std::vector<std::pair<uint8_t, std::string>> LifeJournal::LiveRecords() const {
 // ---- the writer
 // ---------------------------------------------------------------
 
-bool LifeJournal::HasWork() const {
+bool RecoveryJournal::HasWork() const {
   return look_ || !named_ || tail_->begin() != tail_->end() ||
          tail_->lost_ns() != 0;
 }
 
-void LifeJournal::Write() {
+void RecoveryJournal::Write() {
   pthread_setname_np(pthread_self(), "journal");
   while (BeginRound()) {
     Status status = WriteTail();
@@ -1186,7 +1195,7 @@ void LifeJournal::Write() {
   }
 }
 
-bool LifeJournal::BeginRound() {
+bool RecoveryJournal::BeginRound() {
   MutexLock lock(&mutex_);
   while (!HasWork() && !stop_) {
     idle_ = true;
@@ -1205,7 +1214,7 @@ bool LifeJournal::BeginRound() {
   return true;
 }
 
-bool LifeJournal::EndRound(const Status& status) {
+bool RecoveryJournal::EndRound(const Status& status) {
   MutexLock lock(&mutex_);
   asked_.reset();
   if (!status.ok() && refusal_.ok()) refused_ = Clock::now();
@@ -1216,7 +1225,7 @@ bool LifeJournal::EndRound(const Status& status) {
   return status.ok() || !stop_;
 }
 
-Status LifeJournal::WriteTail() {
+Status RecoveryJournal::WriteTail() {
   uint64_t at = tail_->begin();
   const uint64_t to = tail_->end();
   std::vector<JournalEntry> group;
@@ -1258,7 +1267,7 @@ Status LifeJournal::WriteTail() {
   return OkStatus();
 }
 
-StatusOr<bool> LifeJournal::CompactIfWanted() {
+StatusOr<bool> RecoveryJournal::CompactIfWanted() {
   {
     MutexLock lock(&mutex_);
     if (!journal_->WantsCompaction() && tail_->lost_ns() == 0) return false;
@@ -1288,7 +1297,7 @@ StatusOr<bool> LifeJournal::CompactIfWanted() {
   return true;
 }
 
-void LifeJournal::Flush() {
+void RecoveryJournal::Flush() {
   if (tail_ == nullptr) return;
   MutexLock lock(&mutex_);
   look_ = true;
@@ -1303,7 +1312,7 @@ void LifeJournal::Flush() {
 // ---- what is wrong with it
 // -----------------------------------------------------------
 
-LifeJournal::Health LifeJournal::health() const {
+RecoveryJournal::Health RecoveryJournal::health() const {
   if (tail_ == nullptr) return Health::kWell;
   if (tail_->lost_ns() != 0) return Health::kLoses;
   if (!refusal_.ok()) return Health::kRefuses;
@@ -1311,7 +1320,7 @@ LifeJournal::Health LifeJournal::health() const {
                                                         : Health::kWell;
 }
 
-std::string LifeJournal::TroubleText() const {
+std::string RecoveryJournal::TroubleText() const {
   const Health now = health();
   if (now == Health::kWell) return "";
   std::string text;
@@ -1339,12 +1348,12 @@ std::string LifeJournal::TroubleText() const {
                     BytesText(kTailBytes));
 }
 
-std::string LifeJournal::Trouble() const {
+std::string RecoveryJournal::Trouble() const {
   MutexLock lock(&mutex_);
   return TroubleText();
 }
 
-void LifeJournal::Tick() {
+void RecoveryJournal::Tick() {
   MutexLock lock(&mutex_);
   const Health now = health();
   if (now == told_) return;
@@ -1357,7 +1366,7 @@ void LifeJournal::Tick() {
   }
 }
 
-bool LifeJournal::WantsTick() const {
+bool RecoveryJournal::WantsTick() const {
   MutexLock lock(&mutex_);
   return told_ != Health::kWell || !refusal_.ok() || asked_ ||
          (tail_ != nullptr && tail_->begin() != tail_->end());

@@ -1,4 +1,4 @@
-#include "broker/base/disposal.h"
+#include "broker/base/deferred_destruction.h"
 
 #include <pthread.h>
 
@@ -6,9 +6,9 @@
 
 namespace penstock {
 
-Disposal::Disposal() : thread_([this] { Run(); }) {}
+DeferredDestruction::DeferredDestruction() : thread_([this] { Run(); }) {}
 
-Disposal::~Disposal() {
+DeferredDestruction::~DeferredDestruction() {
   {
     MutexLock lock(&mutex_);
     stop_ = true;
@@ -17,19 +17,19 @@ Disposal::~Disposal() {
   thread_.join();
 }
 
-void Disposal::Destroy(std::shared_ptr<void> thing) {
+void DeferredDestruction::Destroy(std::shared_ptr<void> thing) {
   MutexLock lock(&mutex_);
   things_.push_back(std::move(thing));
   changed_.NotifyAll();
 }
 
-void Disposal::Close(std::vector<Fd> fds) {
+void DeferredDestruction::Close(std::vector<Fd> fds) {
   if (fds.empty()) return;
   Destroy(std::make_shared<std::vector<Fd>>(std::move(fds)));
 }
 
-void Disposal::Run() {
-  pthread_setname_np(pthread_self(), "disposal");
+void DeferredDestruction::Run() {
+  pthread_setname_np(pthread_self(), "destroyer");
   for (;;) {
     std::vector<std::shared_ptr<void>> things;
     {

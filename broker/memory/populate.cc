@@ -1,4 +1,4 @@
-#include "broker/memory/memory_promise.h"
+#include "broker/memory/populate.h"
 
 #include <fcntl.h>
 #include <poll.h>

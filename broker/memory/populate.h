@@ -1,16 +1,16 @@
 // Memory is promised before it is used: a job that does not fit is refused with
-// the numbers before it starts (memory_room.h), and its pages are populated by
-// a child process whose death, should the limits have lied, is the error
-// message.
-#ifndef BROKER_MEMORY_MEMORY_PROMISE_H_
-#define BROKER_MEMORY_MEMORY_PROMISE_H_
+// the numbers before it starts (available_memory.h), and its pages are
+// populated by a child process whose death, should the limits have lied, is the
+// error message.
+#ifndef BROKER_MEMORY_POPULATE_H_
+#define BROKER_MEMORY_POPULATE_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
 
-#include "broker/memory/memory_room.h"
+#include "broker/memory/available_memory.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -32,4 +32,4 @@ Status Populate(
     const std::function<bool()>& cancelled = [] { return false; });
 
 }  // namespace penstock
-#endif  // BROKER_MEMORY_MEMORY_PROMISE_H_
+#endif  // BROKER_MEMORY_POPULATE_H_

@@ -27,8 +27,8 @@
 // records are lost; the tail says so to the next life (T3), which treats what
 // it finds as incomplete. Once the directory answers again, a compaction writes
 // all that is known, and nothing is lost any more.
-#ifndef BROKER_RECOVERY_LIFE_JOURNAL_H_
-#define BROKER_RECOVERY_LIFE_JOURNAL_H_
+#ifndef BROKER_RECOVERY_RECOVERY_JOURNAL_H_
+#define BROKER_RECOVERY_RECOVERY_JOURNAL_H_
 
 #include <sys/types.h>
 
@@ -142,7 +142,7 @@ nlohmann::json JobOptionsToJson(const JobOptions& options);
 // without wait_s, which each rank says for itself.
 uint32_t AgreementDigest(const JobOptions& options);
 
-class LifeJournal {
+class RecoveryJournal {
  public:
   struct Dataset {
     uid_t uid = 0;
@@ -151,13 +151,13 @@ class LifeJournal {
   };
   // directory "": nothing survives, everything else is the same. Stored
   // descriptors that belong to no job are closed and removed from the store.
-  static StatusOr<std::unique_ptr<LifeJournal>> Open(
+  static StatusOr<std::unique_ptr<RecoveryJournal>> Open(
       const std::string& directory, std::vector<StoredFd> stored);
   // Waits until all is written, for as long as the state directory does not
   // answer; not when it refuses.
-  ~LifeJournal();
-  LifeJournal(const LifeJournal&) = delete;
-  LifeJournal& operator=(const LifeJournal&) = delete;
+  ~RecoveryJournal();
+  RecoveryJournal(const RecoveryJournal&) = delete;
+  RecoveryJournal& operator=(const RecoveryJournal&) = delete;
 
   // The state directory's (memory_folder.h); "": there is none.
   const std::string& memory_folder() const { return memory_folder_; }
@@ -171,7 +171,7 @@ class LifeJournal {
   std::vector<FormerJob> TakeJobs();
   std::vector<EndedJob> TakeEnded();
 
-  // An error of these, of ProducerJoined and of AtticOpened: it is not
+  // An error of these, of ProducerJoined and of RetainedOpened: it is not
   // recorded. They are refused while the state directory refuses writes, and
   // while records are lost; not a job or a rank's number that is known already.
   Status DatasetRegistered(const Dataset& dataset);
@@ -223,7 +223,7 @@ class LifeJournal {
                uint64_t first);
   void ProducerLeft(uint64_t job, uint32_t producer, bool finished);
   void RowsReleased(uint64_t job, uint64_t row);
-  Status AtticOpened(uint64_t job, uint64_t rows, int memory);
+  Status RetainedOpened(uint64_t job, uint64_t rows, int memory);
   void RowsMoved(uint64_t job, uint64_t row,
                  const std::vector<StreamLedger::Chunk>& needed);
 
@@ -244,7 +244,7 @@ class LifeJournal {
   static constexpr std::chrono::seconds kSilentTime{2};
 
  private:
-  LifeJournal() = default;
+  RecoveryJournal() = default;
   using Clock = std::chrono::system_clock;  // told to people
   struct Live {
     nlohmann::json job;  // its record
@@ -348,4 +348,4 @@ class LifeJournal {
 };
 
 }  // namespace penstock
-#endif  // BROKER_RECOVERY_LIFE_JOURNAL_H_
+#endif  // BROKER_RECOVERY_RECOVERY_JOURNAL_H_

@@ -1,6 +1,6 @@
 // The file of samples in work: who becomes a suspect, who is cleared, who is
 // condemned; damage; and a real broker that dies, and one that hangs.
-#include "broker/workers/samples_in_work.h"
+#include "broker/workers/sample_quarantine.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -33,9 +33,9 @@ using testing::HasSubstr;
 
 constexpr uint64_t kJob = 5;
 
-class SamplesInWorkTest : public testing::Test {
+class SampleQuarantineTest : public testing::Test {
  protected:
-  using Mark = SamplesInWork::Mark;
+  using Mark = SampleQuarantine::Mark;
 
   void SetUp() override {
     // In memory: there the brokers keep their file in the folder itself.
@@ -52,7 +52,7 @@ class SamplesInWorkTest : public testing::Test {
   // The next life of the broker, on what the last one left.
   void Start() {
     samples_.reset();
-    auto samples = SamplesInWork::Open(folder_);
+    auto samples = SampleQuarantine::Open(folder_);
     ASSERT_TRUE(samples.ok()) << samples.status().message();
     samples_ = *std::move(samples);
   }
@@ -89,7 +89,7 @@ class SamplesInWorkTest : public testing::Test {
   bool Decodes(const Sample& sample) {
     return Mark(samples_.get(), 0, sample, kJob, 1).status().ok();
   }
-  std::string File() const { return folder_ + "/samples_in_work"; }
+  std::string File() const { return folder_ + "/sample_quarantine"; }
   // Overwrites bytes of the file of a dead broker.
   void Damage(uint64_t offset, const std::string& bytes) {
     samples_.reset();
@@ -100,10 +100,10 @@ class SamplesInWorkTest : public testing::Test {
   }
 
   std::string folder_;
-  std::unique_ptr<SamplesInWork> samples_;
+  std::unique_ptr<SampleQuarantine> samples_;
 };
 
-TEST_F(SamplesInWorkTest, TheFileHasTheDocumentedShape) {
+TEST_F(SampleQuarantineTest, TheFileHasTheDocumentedShape) {
   struct stat st;
   ASSERT_EQ(stat(File().c_str(), &st), 0);
   EXPECT_EQ(st.st_size, 552960);
@@ -120,19 +120,19 @@ TEST_F(SamplesInWorkTest, TheFileHasTheDocumentedShape) {
   EXPECT_THAT(line, testing::ElementsAre(0x1122, 77, kJob, 9));
 }
 
-TEST_F(SamplesInWorkTest, WhatWasDoneAtADeathIsNotSuspected) {
+TEST_F(SampleQuarantineTest, WhatWasDoneAtADeathIsNotSuspected) {
   EXPECT_TRUE(Decodes({1, 7}));
   DieWith({});
   EXPECT_EQ(samples_->suspects(), 0u);
 }
 
-TEST_F(SamplesInWorkTest, AllThatWereInWorkAtADeathAreSuspected) {
+TEST_F(SampleQuarantineTest, AllThatWereInWorkAtADeathAreSuspected) {
   DieWith({{1, 7}, {1, 8}, {2, 7}});
   EXPECT_EQ(samples_->suspects(), 3u);
   EXPECT_EQ(samples_->condemned(), 0u);
 }
 
-TEST_F(SamplesInWorkTest, SuspectThatDecodesIsCleared) {
+TEST_F(SampleQuarantineTest, SuspectThatDecodesIsCleared) {
   DieWith({{1, 7}, {1, 8}});
   EXPECT_TRUE(Decodes({1, 7}));
   EXPECT_EQ(samples_->suspects(), 1u);
@@ -142,7 +142,7 @@ TEST_F(SamplesInWorkTest, SuspectThatDecodesIsCleared) {
   EXPECT_EQ(samples_->suspects(), 0u);
 }
 
-TEST_F(SamplesInWorkTest, CrashAccusesTheOneThatCrashed) {
+TEST_F(SampleQuarantineTest, CrashAccusesTheOneThatCrashed) {
   CrashWith({{1, 7}, {1, 8}, {1, 9}});
   EXPECT_EQ(samples_->suspects(), 1u);
   CrashWith({{1, 7}, {1, 8}, {1, 9}});
@@ -151,14 +151,14 @@ TEST_F(SamplesInWorkTest, CrashAccusesTheOneThatCrashed) {
   EXPECT_FALSE(Decodes({1, 9}));
 }
 
-TEST_F(SamplesInWorkTest, CrashOfAnotherThreadAccusesNobody) {
+TEST_F(SampleQuarantineTest, CrashOfAnotherThreadAccusesNobody) {
   DieWith({{1, 7}}, [this] {
     std::thread([this] { samples_->BlameThisThread(); }).join();
   });
   EXPECT_EQ(samples_->suspects(), 0u);
 }
 
-TEST_F(SamplesInWorkTest, HangAccusesTheOneThatHangs) {
+TEST_F(SampleQuarantineTest, HangAccusesTheOneThatHangs) {
   for (int death = 0; death < 2; ++death) {
     EXPECT_EQ(samples_->condemned(), 0u);
     DieWith({{1, 7}, {1, 8}}, [this] { samples_->Blame(0); });
@@ -167,7 +167,7 @@ TEST_F(SamplesInWorkTest, HangAccusesTheOneThatHangs) {
   EXPECT_FALSE(Decodes({1, 7}));
 }
 
-TEST_F(SamplesInWorkTest, FourthKillCondemnsTheOneSuspectInWork) {
+TEST_F(SampleQuarantineTest, FourthKillCondemnsTheOneSuspectInWork) {
   DieWith({{1, 7}, {1, 8}, {1, 9}});
   EXPECT_TRUE(Decodes({1, 8}));
   DieWith({{1, 7}});
@@ -192,13 +192,13 @@ TEST_F(SamplesInWorkTest, FourthKillCondemnsTheOneSuspectInWork) {
   EXPECT_THAT(status.message(), HasSubstr("remove " + File()));
 }
 
-TEST_F(SamplesInWorkTest, SampleInWorkForTwoJobsDiedOnce) {
+TEST_F(SampleQuarantineTest, SampleInWorkForTwoJobsDiedOnce) {
   DieWith({{1, 7}, {1, 7}});
   EXPECT_EQ(samples_->condemned(), 0u);
   EXPECT_EQ(samples_->suspects(), 1u);
 }
 
-TEST_F(SamplesInWorkTest, SuspectsAreDecodedOneAtATime) {
+TEST_F(SampleQuarantineTest, SuspectsAreDecodedOneAtATime) {
   constexpr uint32_t kWorkers = 4;
   std::vector<Sample> suspects;
   for (uint64_t i = 0; i < 100; ++i) suspects.push_back({1, i});
@@ -224,7 +224,7 @@ TEST_F(SamplesInWorkTest, SuspectsAreDecodedOneAtATime) {
 }
 
 // Who waited for its turn finds it cleared.
-TEST_F(SamplesInWorkTest, SuspectThatTwoJobsWantIsDecodedByBoth) {
+TEST_F(SampleQuarantineTest, SuspectThatTwoJobsWantIsDecodedByBoth) {
   std::vector<Sample> suspects;
   for (uint64_t i = 0; i < 100; ++i) suspects.push_back({1, i});
   DieWith(suspects);
@@ -241,7 +241,7 @@ TEST_F(SamplesInWorkTest, SuspectThatTwoJobsWantIsDecodedByBoth) {
   EXPECT_EQ(samples_->suspects(), 0u);
 }
 
-TEST_F(SamplesInWorkTest, OthersDoNotWaitForASuspect) {
+TEST_F(SampleQuarantineTest, OthersDoNotWaitForASuspect) {
   DieWith({{1, 7}});
   const Mark suspect(samples_.get(), 0, {1, 7}, kJob, 1);
   for (uint64_t record = 100; record < 20'000; ++record) {
@@ -250,7 +250,7 @@ TEST_F(SamplesInWorkTest, OthersDoNotWaitForASuspect) {
   }
 }
 
-TEST_F(SamplesInWorkTest, TheOldestIsFound) {
+TEST_F(SampleQuarantineTest, TheOldestIsFound) {
   EXPECT_FALSE(samples_->Oldest(4).has_value());
   const Mark a(samples_.get(), 0, {1, 7}, kJob, 300);
   const Mark b(samples_.get(), 2, {1, 8}, kJob + 1, 200);
@@ -264,7 +264,7 @@ TEST_F(SamplesInWorkTest, TheOldestIsFound) {
 }
 
 // What is found is one sample, never half of one and half of the next.
-TEST_F(SamplesInWorkTest, WatchedWorkersAreSeenWhole) {
+TEST_F(SampleQuarantineTest, WatchedWorkersAreSeenWhole) {
   std::atomic<bool> stop{false};
   std::thread worker([&] {
     for (uint64_t i = 1; !stop; ++i) {
@@ -286,7 +286,7 @@ TEST_F(SamplesInWorkTest, WatchedWorkersAreSeenWhole) {
   worker.join();
 }
 
-TEST_F(SamplesInWorkTest, FullTableForgetsSuspectsNeverTheCondemned) {
+TEST_F(SampleQuarantineTest, FullTableForgetsSuspectsNeverTheCondemned) {
   CrashWith({{1, 7}});
   CrashWith({{1, 7}});
   for (uint64_t life = 0; life < 3; ++life) {
@@ -299,7 +299,7 @@ TEST_F(SamplesInWorkTest, FullTableForgetsSuspectsNeverTheCondemned) {
   EXPECT_FALSE(Decodes({1, 7}));
 }
 
-TEST_F(SamplesInWorkTest, DeathOfTheMachineAccusesNobody) {
+TEST_F(SampleQuarantineTest, DeathOfTheMachineAccusesNobody) {
   DieWith({{1, 7}});
   const pid_t child = fork();
   if (child == 0) {
@@ -312,7 +312,7 @@ TEST_F(SamplesInWorkTest, DeathOfTheMachineAccusesNobody) {
   EXPECT_EQ(samples_->suspects(), 1u);
 }
 
-TEST_F(SamplesInWorkTest, DamagedFileIsSetAside) {
+TEST_F(SampleQuarantineTest, DamagedFileIsSetAside) {
   const std::vector<std::pair<uint64_t, std::string>> damages = {
       {0, "X"},                                    // magic
       {offsetof(SamplesHeader, version), "\x09"},  // of another release
@@ -340,13 +340,13 @@ TEST_F(SamplesInWorkTest, DamagedFileIsSetAside) {
   EXPECT_TRUE(std::filesystem::remove(File() + ".set_aside"));
 }
 
-TEST_F(SamplesInWorkTest, OneBrokerHasTheFile) {
-  const auto other = SamplesInWork::Open(folder_);
+TEST_F(SampleQuarantineTest, OneBrokerHasTheFile) {
+  const auto other = SampleQuarantine::Open(folder_);
   EXPECT_EQ(other.status().code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(other.status().message(), HasSubstr("another broker"));
-  EXPECT_THAT(SamplesInWork::Open(folder_ + "/none").status().message(),
+  EXPECT_THAT(SampleQuarantine::Open(folder_ + "/none").status().message(),
               HasSubstr("No such file"));
-  EXPECT_TRUE(SamplesInWork::Open("").ok());
+  EXPECT_TRUE(SampleQuarantine::Open("").ok());
 }
 
 // Of a process, by the beginning of their name.
@@ -367,10 +367,10 @@ std::vector<pid_t> ThreadsOf(pid_t process, const std::string& name) {
 // ---- the whole broker
 // --------------------------------------------------------
 
-class BrokerDeathTest : public SamplesInWorkTest {
+class BrokerDeathTest : public SampleQuarantineTest {
  protected:
   void SetUp() override {
-    SamplesInWorkTest::SetUp();
+    SampleQuarantineTest::SetUp();
     samples_.reset();  // the brokers' now
   }
   // The arguments of a broker with one worker.

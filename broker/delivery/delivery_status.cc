@@ -79,7 +79,7 @@ bool Delivery::AllDelivered() const {
 bool Delivery::Idle() const {
   return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
     return slot.state == SlotState::kFilling &&
-           slot.share.finished < slot.share.claimed;
+           slot.batch.finished < slot.batch.claimed;
   });
 }
 
@@ -166,10 +166,10 @@ PlanStart Delivery::State() const {
           (slot.state == SlotState::kOut && slot.holders == 0)) {
         continue;
       }
-      const Plan::Share& rows = slot.share.rows;
+      const Plan::RankBatch& rows = slot.batch.rows;
       const auto pooled = std::find_if(
           pool_.begin(), pool_.end(),
-          [&](const Entry& entry) { return entry.slot == slot.share.slot; });
+          [&](const Entry& entry) { return entry.slot == slot.batch.slot; });
       const bool had = pooled != pool_.end() ? pooled->redelivered
                                              : slot.state == SlotState::kOut;
       state.owed.push_back(
@@ -184,7 +184,7 @@ PlanStart Delivery::State() const {
         return;
       }
       state.owed.push_back({position,
-                            phases_[0].plan.ShareOf(*step, 0).global_rows,
+                            phases_[0].plan.RankBatchOf(*step, 0).global_rows,
                             redelivered});
     };
     for (const Again& again : lane.again) {
@@ -201,11 +201,11 @@ PlanStart Delivery::State() const {
       state.position = std::min(state.position, position);
     };
     for (const Slot& slot : slots_) {
-      if (slot.state == SlotState::kFree || slot.share.abandoned ||
+      if (slot.state == SlotState::kFree || slot.batch.abandoned ||
           (slot.state == SlotState::kOut && slot.holders == 0)) {
         continue;
       }
-      before(slot.share.rows.position);
+      before(slot.batch.rows.position);
     }
     for (const uint32_t i : LanesNeeded()) {
       const Lane& lane = lanes_[i];
@@ -244,16 +244,16 @@ PlanStart Delivery::RowsNeeded() const {
     const Plan& plan = phases_[PhaseOfStep(id)].plan;
     const auto step = plan.StepFrom(PositionOfStep(id));
     if (!step) return;
-    const Plan::Share rows = plan.ShareOf(*step, 0);
+    const Plan::RankBatch rows = plan.RankBatchOf(*step, 0);
     needed.owed.push_back({rows.position, rows.global_rows, false});
   };
   for (const Slot& slot : slots_) {
-    if (slot.state == SlotState::kFree || slot.share.abandoned ||
+    if (slot.state == SlotState::kFree || slot.batch.abandoned ||
         (slot.state == SlotState::kOut && slot.holders == 0)) {
       continue;
     }
     needed.owed.push_back(
-        {slot.share.rows.first_row, slot.share.rows.rows, false});
+        {slot.batch.rows.first_row, slot.batch.rows.rows, false});
   }
   for (const uint32_t i : LanesNeeded()) {
     const Lane& lane = lanes_[i];
@@ -368,7 +368,7 @@ bool Delivery::WaitsForRows() const {
 
 bool Delivery::Filling() const {
   return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-    return slot.state == SlotState::kFilling && !slot.share.abandoned;
+    return slot.state == SlotState::kFilling && !slot.batch.abandoned;
   });
 }
 
@@ -414,7 +414,7 @@ std::string Delivery::IndexError() const {
     uint32_t usable = 0;
     for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
       const Slot& slot = slots_[lane.first_slot + i];
-      const uint32_t at = slot.share.slot;
+      const uint32_t at = slot.batch.slot;
       const bool is_free = slot.state == SlotState::kFree;
       usable += is_free && i < usable_slots_;
       if (free.count(at) != is_free) {
@@ -425,16 +425,16 @@ std::string Delivery::IndexError() const {
                                      at) != lane.in_turn.end();
       const bool is_in_lane = (slot.state == SlotState::kFilling ||
                                slot.state == SlotState::kReady) &&
-                              !slot.share.abandoned;
+                              !slot.batch.abandoned;
       if (in_turn != is_in_lane) {
         return Format("slot {} is in lane {} or is not", at, number);
       }
-      if (is_in_lane && slot.share.claimed < slot.share.rows.rows &&
-          claimable.count({slot.share.step, at}) == 0) {
+      if (is_in_lane && slot.batch.claimed < slot.batch.rows.rows &&
+          claimable.count({slot.batch.step, at}) == 0) {
         return Format("slot {} cannot be claimed", at);
       }
     }
-    if (gathering_ || usable == 0 || openable_.count(number) > 0 ||
+    if (recovering_ || usable == 0 || openable_.count(number) > 0 ||
         !Active(number)) {
       continue;
     }
@@ -474,7 +474,7 @@ std::string Delivery::IndexError() const {
         !asked_for_takes) {
       return Format("nobody waits for room of rank {}", rank);
     }
-    if (mode_ != DeliveryMode::kDynamic && !withheld_ &&
+    if (mode_ != DeliveryMode::kDynamic && !end_deferred_ &&
         consumer.backlog.empty() && Exhausted(lanes_[consumer.lane])) {
       return Format("rank {} is not told of the end", rank);
     }

@@ -1,4 +1,4 @@
-#include "broker/workers/samples_in_work.h"
+#include "broker/workers/sample_quarantine.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -116,11 +116,11 @@ StatusOr<Fd> OpenAndLock(const std::string& path) {
 
 }  // namespace
 
-uint64_t SamplesInWork::DatasetHash(const std::string& dataset_key) {
+uint64_t SampleQuarantine::DatasetHash(const std::string& dataset_key) {
   return Fnv(dataset_key);
 }
 
-StatusOr<std::unique_ptr<SamplesInWork>> SamplesInWork::Open(
+StatusOr<std::unique_ptr<SampleQuarantine>> SampleQuarantine::Open(
     const std::string& folder) {
   const std::string path =
       folder.empty() ? "" : Format("{}/{}", folder, kFileName);
@@ -158,27 +158,27 @@ StatusOr<std::unique_ptr<SamplesInWork>> SamplesInWork::Open(
   if (!fd.ok()) return fd.status().Prepend(name);
   auto mapping = Mapping::Map(fd->get(), kSamplesFileBytes, true);
   if (!mapping.ok()) return mapping.status().Prepend(name);
-  std::unique_ptr<SamplesInWork> samples(
-      new SamplesInWork(path, *std::move(fd), *std::move(mapping)));
+  std::unique_ptr<SampleQuarantine> samples(
+      new SampleQuarantine(path, *std::move(fd), *std::move(mapping)));
   samples->Accuse();
   return samples;
 }
 
-SamplesInWork::SamplesInWork(std::string path, Fd fd, Mapping mapping)
+SampleQuarantine::SampleQuarantine(std::string path, Fd fd, Mapping mapping)
     : path_(std::move(path)),
       fd_(std::move(fd)),
       mapping_(std::move(mapping)) {}
 
-std::atomic<uint64_t>& SamplesInWork::ended() const {
+std::atomic<uint64_t>& SampleQuarantine::ended() const {
   return *reinterpret_cast<std::atomic<uint64_t>*>(
       mapping_.data() + offsetof(SamplesHeader, ended));
 }
 
-SuspectEntry* SamplesInWork::entries() const {
+SuspectEntry* SampleQuarantine::entries() const {
   return reinterpret_cast<SuspectEntry*>(mapping_.data() + kSuspectsOffset);
 }
 
-SampleLine& SamplesInWork::line(uint32_t worker) const {
+SampleLine& SampleQuarantine::line(uint32_t worker) const {
   assert(worker < kSampleLines);
   return reinterpret_cast<SampleLine*>(mapping_.data() +
                                        kSampleLinesOffset)[worker];
@@ -186,7 +186,7 @@ SampleLine& SamplesInWork::line(uint32_t worker) const {
 
 // The starting thread's. All its accesses are relaxed: no other thread knows
 // this object yet, and the process that wrote the file is dead.
-void SamplesInWork::Accuse() {
+void SampleQuarantine::Accuse() {
   uint64_t boot = 0;
   std::memcpy(&boot, mapping_.data() + offsetof(SamplesHeader, boot),
               sizeof(boot));
@@ -231,7 +231,7 @@ void SamplesInWork::Accuse() {
   }
 }
 
-uint64_t SamplesInWork::Add(const Sample& sample, uint64_t evidence) {
+uint64_t SampleQuarantine::Add(const Sample& sample, uint64_t evidence) {
   SuspectEntry* entry = Find(sample);
   if (entry != nullptr) {
     // Relaxed, as all of Accuse.
@@ -261,7 +261,7 @@ uint64_t SamplesInWork::Add(const Sample& sample, uint64_t evidence) {
   return 0;
 }
 
-std::vector<SamplesInWork::Charge> SamplesInWork::TakeCharges(
+std::vector<SampleQuarantine::Charge> SampleQuarantine::TakeCharges(
     uint64_t dataset) {
   std::vector<Charge> taken;
   std::erase_if(charges_, [&](const Charge& charge) {
@@ -272,7 +272,7 @@ std::vector<SamplesInWork::Charge> SamplesInWork::TakeCharges(
   return taken;
 }
 
-SuspectEntry* SamplesInWork::Find(const Sample& sample) const {
+SuspectEntry* SampleQuarantine::Find(const Sample& sample) const {
   for (uint32_t i = 0; i < kSuspectsMax; ++i) {
     SuspectEntry& entry = entries()[i];
     // Relaxed: under the mutex, or in Accuse.
@@ -285,14 +285,14 @@ SuspectEntry* SamplesInWork::Find(const Sample& sample) const {
   return nullptr;
 }
 
-bool SamplesInWork::Suspected(const Sample& sample) const {
+bool SampleQuarantine::Suspected(const Sample& sample) const {
   if (filter_.empty()) return false;
   const uint64_t bit = FilterBit(sample);
   return (filter_[bit / 64] >> (bit % 64) & 1) != 0;
 }
 
 // The evidence: 0, it is no suspect; below kGuilty, its turn has begun.
-uint64_t SamplesInWork::WaitForTurn(const Sample& sample) {
+uint64_t SampleQuarantine::WaitForTurn(const Sample& sample) {
   MutexLock lock(&mutex_);
   for (;;) {
     // Asked again after each turn: it may have been this sample's, for another
@@ -309,7 +309,7 @@ uint64_t SamplesInWork::WaitForTurn(const Sample& sample) {
   }
 }
 
-void SamplesInWork::EndTurn(const Sample& sample) {
+void SampleQuarantine::EndTurn(const Sample& sample) {
   MutexLock lock(&mutex_);
   // Relaxed: under the mutex.
   if (SuspectEntry* entry = Find(sample); entry != nullptr) {
@@ -319,8 +319,9 @@ void SamplesInWork::EndTurn(const Sample& sample) {
   turn_over_.NotifyAll();
 }
 
-SamplesInWork::Mark::Mark(SamplesInWork* samples, uint32_t worker,
-                          const Sample& sample, uint64_t job, uint64_t now_ns)
+SampleQuarantine::Mark::Mark(SampleQuarantine* samples, uint32_t worker,
+                             const Sample& sample, uint64_t job,
+                             uint64_t now_ns)
     : samples_(samples), worker_(worker), sample_(sample) {
   assert(now_ns != 0);
   if (samples_->Suspected(sample)) {
@@ -347,7 +348,7 @@ SamplesInWork::Mark::Mark(SamplesInWork* samples, uint32_t worker,
   in_work_here = &line;
 }
 
-SamplesInWork::Mark::~Mark() {
+SampleQuarantine::Mark::~Mark() {
   if (trust_ == Trust::kNone) return;
   in_work_here = nullptr;
   // Release: not before the decoding is over.
@@ -355,7 +356,7 @@ SamplesInWork::Mark::~Mark() {
   if (trust_ == Trust::kSuspect) samples_->EndTurn(sample_);
 }
 
-Status SamplesInWork::Mark::status() const {
+Status SampleQuarantine::Mark::status() const {
   if (trust_ != Trust::kNone) return OkStatus();
   return DataLossError(
       "its decoding ended the broker again and again (crash or hang), so it is "
@@ -365,19 +366,20 @@ Status SamplesInWork::Mark::status() const {
 }
 
 // Relaxed, both: read by the next process.
-void SamplesInWork::BlameThisThread() {
+void SampleQuarantine::BlameThisThread() {
   if (in_work_here != nullptr) {
     in_work_here->blamed.store(1, std::memory_order_relaxed);
   }
   ended().store(1, std::memory_order_relaxed);
 }
 
-void SamplesInWork::Blame(uint32_t worker) {
+void SampleQuarantine::Blame(uint32_t worker) {
   line(worker).blamed.store(1, std::memory_order_relaxed);
   ended().store(1, std::memory_order_relaxed);
 }
 
-std::optional<SamplesInWork::InWork> SamplesInWork::Of(uint32_t worker) const {
+std::optional<SampleQuarantine::InWork> SampleQuarantine::Of(
+    uint32_t worker) const {
   const SampleLine& at = line(worker);
   InWork found;
   found.worker = worker;
@@ -395,7 +397,7 @@ std::optional<SamplesInWork::InWork> SamplesInWork::Of(uint32_t worker) const {
   return found;
 }
 
-std::optional<SamplesInWork::InWork> SamplesInWork::Oldest(
+std::optional<SampleQuarantine::InWork> SampleQuarantine::Oldest(
     uint32_t workers) const {
   std::optional<InWork> oldest;
   for (uint32_t worker = 0; worker < workers; ++worker) {
@@ -406,7 +408,7 @@ std::optional<SamplesInWork::InWork> SamplesInWork::Oldest(
   return oldest;
 }
 
-uint32_t SamplesInWork::suspects() const {
+uint32_t SampleQuarantine::suspects() const {
   uint32_t count = 0;
   for (uint32_t i = 0; i < kSuspectsMax; ++i) {
     // Relaxed: a number to show.
@@ -415,7 +417,7 @@ uint32_t SamplesInWork::suspects() const {
   return count;
 }
 
-uint32_t SamplesInWork::condemned() const {
+uint32_t SampleQuarantine::condemned() const {
   uint32_t count = 0;
   for (uint32_t i = 0; i < kSuspectsMax; ++i) {
     // Relaxed, as above.

@@ -31,8 +31,8 @@
 //
 // The file is in memory (memory_folder.h), it survives the process, not the
 // machine: a store to a file on a disk waits while its file system is frozen.
-#ifndef BROKER_WORKERS_SAMPLES_IN_WORK_H_
-#define BROKER_WORKERS_SAMPLES_IN_WORK_H_
+#ifndef BROKER_WORKERS_SAMPLE_QUARANTINE_H_
+#define BROKER_WORKERS_SAMPLE_QUARANTINE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -111,14 +111,14 @@ struct Sample {
   auto operator<=>(const Sample&) const = default;
 };
 
-class SamplesInWork {
+class SampleQuarantine {
  public:
   // What a death is worth against a sample, and from where on it is not decoded
   // any more.
   static constexpr uint64_t kCrash = 2;
   static constexpr uint64_t kKill = 1;
   static constexpr uint64_t kGuilty = 4;
-  static constexpr char kFileName[] = "samples_in_work";
+  static constexpr char kFileName[] = "sample_quarantine";
 
   // FNV-1a.
   static uint64_t DatasetHash(const std::string& dataset_key);
@@ -127,7 +127,7 @@ class SamplesInWork {
   // file that is damaged or somebody else's is renamed to FILE.set_aside, with
   // a warning, and begun anew. Errors: FailedPrecondition (another broker has
   // it), or what the file system says.
-  static StatusOr<std::unique_ptr<SamplesInWork>> Open(
+  static StatusOr<std::unique_ptr<SampleQuarantine>> Open(
       const std::string& folder);
 
   // From here to its end the sample is in work on this worker's thread. May
@@ -135,7 +135,7 @@ class SamplesInWork {
   class Mark {
    public:
     // worker < kSampleLines; now_ns is not 0.
-    Mark(SamplesInWork* samples, uint32_t worker, const Sample& sample,
+    Mark(SampleQuarantine* samples, uint32_t worker, const Sample& sample,
          uint64_t job, uint64_t now_ns);
     ~Mark();
     Mark(const Mark&) = delete;
@@ -145,7 +145,7 @@ class SamplesInWork {
 
    private:
     enum class Trust { kFull, kSuspect, kNone };
-    SamplesInWork* const samples_;
+    SampleQuarantine* const samples_;
     const uint32_t worker_;
     const Sample sample_;
     Trust trust_ = Trust::kFull;
@@ -187,7 +187,7 @@ class SamplesInWork {
   uint32_t condemned() const;
 
  private:
-  SamplesInWork(std::string path, Fd fd, Mapping mapping);
+  SampleQuarantine(std::string path, Fd fd, Mapping mapping);
   void Accuse();
   // The evidence against it, with this.
   uint64_t Add(const Sample& sample, uint64_t evidence);
@@ -218,4 +218,4 @@ class SamplesInWork {
 };
 
 }  // namespace penstock
-#endif  // BROKER_WORKERS_SAMPLES_IN_WORK_H_
+#endif  // BROKER_WORKERS_SAMPLE_QUARANTINE_H_

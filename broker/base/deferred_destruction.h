@@ -3,8 +3,8 @@
 // for its SO_LINGER time, closing a file for its storage).
 //
 // Thread safe. Bound: none; what is handed over is bounded where it is made.
-#ifndef BROKER_BASE_DISPOSAL_H_
-#define BROKER_BASE_DISPOSAL_H_
+#ifndef BROKER_BASE_DEFERRED_DESTRUCTION_H_
+#define BROKER_BASE_DEFERRED_DESTRUCTION_H_
 
 #include <memory>
 #include <thread>
@@ -15,11 +15,11 @@
 
 namespace penstock {
 
-class Disposal {
+class DeferredDestruction {
  public:
-  Disposal();
+  DeferredDestruction();
   // Waits for what is being destroyed.
-  ~Disposal();
+  ~DeferredDestruction();
   void Destroy(std::shared_ptr<void> thing);
   void Close(std::vector<Fd> fds);
 
@@ -34,4 +34,4 @@ class Disposal {
 };
 
 }  // namespace penstock
-#endif  // BROKER_BASE_DISPOSAL_H_
+#endif  // BROKER_BASE_DEFERRED_DESTRUCTION_H_
