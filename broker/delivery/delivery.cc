@@ -141,7 +141,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   }
   if (GoesOnWithout(joining.rank)) {
     return FailedPreconditionError(
-        "rank {} died, and its batch went to the others (on_rank_death: "
+        "rank {} died, and its share went to the others (on_rank_death: "
         "shrink){}",
         joining.rank,
         AnyAttached() ? ""
