@@ -6,7 +6,7 @@ Method: penstockd under callgrind, one worker, photographs as in the README,
 four ranks that drain it. Counted for one epoch and for three: the difference,
 divided by its samples, is what a sample costs, without the start. A function
 belongs to the file it is in, or to the library: libjpeg is decoding,
-broker/transform and Highway's vectors in it are transforms, broker/read_* and
+broker/transform and Highway's vectors in it are transforms, broker/io and
 liburing are reading; memory (malloc, memcpy, memset, thread-local storage, all
 but a little of it called by libjpeg) is shown by itself.
 

@@ -111,9 +111,9 @@ Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
 }
 
 StatusOr<std::string> WorkerPool::CheckReads(const WorkerOptions& options) {
-  const auto reader =
-      MakeStorageReader(options.read_backend,
-                        Worker::Tickets(ReadDepth(options.read_depth).most()));
+  const auto reader = MakeStorageReader(
+      options.read_backend,
+      WorkerReads::Tickets(ReadDepth(options.read_depth).most()));
   if (reader.ok()) return (*reader)->backend();
   return reader.status().Prepend(
       Format("read_backend: {}",
@@ -163,10 +163,11 @@ WorkerPool::~WorkerPool() {
   }
 }
 
-size_t WorkerPool::ThreadsAt(uint32_t place) const {
-  return static_cast<size_t>(
-      std::count_if(threads_.begin(), threads_.end(),
-                    [place](const auto& each) { return each.place == place; }));
+size_t WorkerPool::ThreadsAt(uint32_t worker_index) const {
+  return static_cast<size_t>(std::count_if(
+      threads_.begin(), threads_.end(), [worker_index](const auto& each) {
+        return each.worker_index == worker_index;
+      }));
 }
 
 Status WorkerPool::SetWorkers(uint32_t asked) {
@@ -213,7 +214,8 @@ std::map<uint32_t, uint32_t> WorkerPool::workers_of_nodes() const {
   return of_nodes;
 }
 
-Status WorkerPool::StartThread(uint32_t place, uint64_t job, uint32_t uid) {
+Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
+                               uint32_t uid) {
   auto index = static_cast<uint32_t>(threads_.size());
   for (uint32_t i = 0; i < threads_.size(); ++i) {
     // Acquire: with it the thread has done everything; joining does not wait.
@@ -235,17 +237,17 @@ Status WorkerPool::StartThread(uint32_t place, uint64_t job, uint32_t uid) {
     bytes_seen_ -= added.reads->bytes();
     waited_seen_ns_ -= added.reads->waited_ns();
   }
-  added.place = place;
+  added.worker_index = worker_index;
   added.uid = uid;
   added.job = job;
   added.reads =
-      std::make_unique<ReadsInFlight>(Worker::ReadEntries(reads_most_));
+      std::make_unique<ReadsInFlight>(WorkerReads::Entries(reads_most_));
   added.ended = job == 0 ? nullptr : std::make_unique<std::atomic<bool>>(false);
   try {
     added.thread =
-        std::thread([this, index, place, job, reads = added.reads.get(),
-                     ended = added.ended.get()] {
-          Run(index, place, job, reads);
+        std::thread([this, seat = WorkerSeat{index, worker_index, job, {}},
+                     reads = added.reads.get(), ended = added.ended.get()] {
+          Run(seat, reads);
           if (ended == nullptr) return;
           MutexLock lock(&mutex_);
           ++idle_;
@@ -255,7 +257,7 @@ Status WorkerPool::StartThread(uint32_t place, uint64_t job, uint32_t uid) {
   } catch (const std::system_error& error) {
     // The next one takes its entry.
     added.ended = std::make_unique<std::atomic<bool>>(true);
-    added.place = kNoPlace;
+    added.worker_index = kNoWorkerIndex;
     MutexLock lock(&mutex_);
     ++idle_;
     return ResourceExhaustedError("cannot start worker {}: {}", index,
@@ -287,23 +289,23 @@ Status WorkerPool::StartFunctionWorkers(const Job& job, uint64_t number) {
           kFunctionWorkersOfUserMax);
       break;
     }
-    status = StartThread(kNoPlace, number, uid);
+    status = StartThread(kNoWorkerIndex, number, uid);
     started += status.ok();
   }
   // Fewer are slower, none would be for ever.
   return started > 0 ? OkStatus() : status;
 }
 
-void WorkerPool::Run(uint32_t index, uint32_t place, uint64_t job,
-                     ReadsInFlight* reads) {
+void WorkerPool::Run(WorkerSeat seat, ReadsInFlight* reads) {
   const CrashStack crash_stack;
+  // 15 characters at most.
   pthread_setname_np(
       pthread_self(),
-      Format("{} {}", job == 0 ? "worker" : "function worker", index).c_str());
-  Worker::Seat seat{index, place, job, std::nullopt};
-  if (job == 0) {
+      Format("{} {}", seat.job == 0 ? "worker" : "function", seat.thread_index)
+          .c_str());
+  if (seat.job == 0) {
     const std::vector<Topology::Cpu>& cpus = topology_->cpus();
-    const Topology::Cpu& own = cpus[place % cpus.size()];
+    const Topology::Cpu& own = cpus[seat.worker_index % cpus.size()];
     if (const Status status = topology_->PinThread(own); status.ok()) {
       seat.node = own.node;
     } else {
@@ -322,7 +324,7 @@ void WorkerPool::Run(uint32_t index, uint32_t place, uint64_t job,
 
 std::unique_ptr<StorageReader> WorkerPool::MakeWorkerReader(
     uint32_t worker) const {
-  const uint32_t tickets = Worker::Tickets(reads_most_);
+  const uint32_t tickets = WorkerReads::Tickets(reads_most_);
   if (options_.read_backend != ReadBackend::kPread) {
     auto reader = MakeStorageReader(options_.read_backend, tickets);
     if (reader.ok() && !(*reader)->blocking()) return *std::move(reader);
@@ -424,25 +426,27 @@ void WorkerPool::CountSleep() {
   slept_until_ns_ = now_ns;
 }
 
-bool WorkerPool::MayClaim(const Entry& entry, const Worker& worker) const {
-  return worker.job() == (entry.function_workers ? entry.number : 0) &&
+bool WorkerPool::MayClaim(const Entry& entry, const WorkerSeat& seat,
+                          bool blocking) {
+  return seat.job == (entry.function_workers ? entry.number : 0) &&
          entry.account->claimable.load(std::memory_order_relaxed) &&
-         !(entry.blocks && worker.blocking());
+         !(entry.blocks && blocking);
 }
 
 bool WorkerPool::WaitForWork(const Worker& worker) {
   const bool owes = worker.owes();
-  const bool function_workers = worker.job() != 0;
+  const WorkerSeat& seat = worker.seat();
+  const bool function_workers = seat.job != 0;
   MutexLock lock(&mutex_);
   for (;;) {
     if (stop_) return false;
     if (function_workers &&
         std::none_of(jobs_->begin(), jobs_->end(), [&](const Entry& entry) {
-          return entry.number == worker.job();
+          return entry.number == seat.job;
         })) {
       return false;
     }
-    if (!function_workers && worker.place() >= workers()) {
+    if (!function_workers && seat.worker_index >= workers()) {
       if (owes) {
         more_workers_.WaitFor(&mutex_, kOweInterval);
         return !stop_;
@@ -453,7 +457,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
       continue;
     }
     if (std::any_of(jobs_->begin(), jobs_->end(), [&](const Entry& entry) {
-          return MayClaim(entry, worker);
+          return MayClaim(entry, seat, worker.blocking());
         })) {
       return true;
     }
@@ -476,14 +480,16 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
 
 WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
                                           uint64_t before,
-                                          const Worker& worker) {
-  const bool function_workers = worker.job() != 0;
+                                          const WorkerSeat& seat,
+                                          bool blocking) {
+  const bool function_workers = seat.job != 0;
   for (;;) {
     std::shared_ptr<const Entries> jobs;
     {
       MutexLock lock(&mutex_);
-      if (stop_ || (!function_workers && worker.place() >= workers()))
+      if (stop_ || (!function_workers && seat.worker_index >= workers())) {
         return {};
+      }
       jobs = jobs_;
     }
     // Without the pool's lock: Wanted takes the job's, which is taken first.
@@ -493,7 +499,7 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
     size_t claimable = 0;
     for (const Entry& entry : *jobs) {
       if (!entry.reads && before == 0) break;
-      if (!MayClaim(entry, worker) ||
+      if (!MayClaim(entry, seat, blocking) ||
           std::binary_search(but.begin(), but.end(), entry.job.get())) {
         continue;
       }
@@ -516,8 +522,7 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
       account->virtual_time_ns.store(now - kCreditNs,
                                      std::memory_order_relaxed);
     }
-    if (Claim claim = next->job->ClaimRows(worker.node());
-        claim.batch != nullptr) {
+    if (Claim claim = next->job->ClaimRows(seat.node); claim.batch != nullptr) {
       if (claimable > 1 || account->claimable.load(std::memory_order_relaxed)) {
         MutexLock lock(&mutex_);
         WakeOne();
@@ -572,13 +577,13 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
     function_workers_work_.NotifyAll();
   }
   for (const uint32_t index : blocked) {
-    const uint32_t place = threads_[index].place;
-    if (place >= workers() || ThreadsAt(place) > 1) continue;
+    const uint32_t worker_index = threads_[index].worker_index;
+    if (worker_index >= workers() || ThreadsAt(worker_index) > 1) continue;
     LogWarning(
         "worker {} is held by a read that does not end; worker {} takes its "
         "place",
         index, threads_.size());
-    if (const Status status = StartThread(place); !status.ok()) {
+    if (const Status status = StartThread(worker_index); !status.ok()) {
       LogWarning("{}", status.message());
     }
   }

@@ -13,10 +13,9 @@
 // worker's one sample took is measured by it too, and not by the worker's CPU
 // time: that would miss a decoder that is blocked. Reading it costs one load.
 //
-// A thread has a *place*, which is a processor's turn: there are as many places
-// as workers, and their number may change. A thread whose place is not there
-// any more finishes what it has claimed and sleeps until there are so many
-// again.
+// A worker has an index below workers(), which chooses its processor. That
+// number may change: a worker whose index is not below it any more finishes
+// what it has claimed and sleeps until it is.
 //
 // A job whose map has a Python function is served by *function workers* of its
 // own, as many threads as there are workers, each with a process of Python:
@@ -26,7 +25,7 @@
 // of another; it ends with the job.
 //
 // Where there is no io_uring, a read that hangs holds its worker. Then another
-// thread takes the worker's place, once (so there are at most twice as many;
+// thread takes over the worker's index, once (so there are at most twice as many;
 // the one that comes back stays too: asleep it costs nothing), and workers that
 // read in this way claim no more rows of that job until its read has returned.
 #ifndef BROKER_WORKERS_WORKER_POOL_H_
@@ -60,6 +59,14 @@ namespace penstock {
 inline constexpr uint32_t kWorkersMax = 4096;
 
 class Worker;
+
+// Which thread a worker is, and whom it works for.
+struct WorkerSeat {
+  uint32_t thread_index = 0;
+  uint32_t worker_index = 0;     // below workers(); of function workers none
+  uint64_t job = 0;              // it works for this one only; 0: for all
+  std::optional<uint32_t> node;  // NUMA, that it is pinned to
+};
 
 struct WorkerOptions {
   uint32_t workers = 0;     // 0: one per processor
@@ -197,12 +204,12 @@ class WorkerPool {
     uint64_t number = 0;            // of the job; never used again
   };
   // Rows of the job served next, but of none of these (sorted); no share when
-  // no such job has rows, or the worker's place is not there any more. before:
+  // no such job has rows, or the worker is one too many by now. before:
   // of jobs whose rows need no reading only one whose turn is before that: the
   // worker has such rows already, and with many jobs it would claim a chunk of
   // each.
   Claimed ClaimFair(const std::vector<const Job*>& but, uint64_t before,
-                    const Worker& worker);
+                    const WorkerSeat& seat, bool blocking);
   // A job gets rows made that had had so much of the workers' time.
   void Served(uint64_t virtual_time_ns);
   // Another number than before: ClaimFair may find what it did not find.
@@ -248,20 +255,20 @@ class WorkerPool {
   struct Thread {
     std::thread thread;
     std::unique_ptr<ReadsInFlight> reads;
-    uint32_t place = 0;  // kNoPlace: of function workers
-    uint32_t uid = 0;    // of function workers: whose job
-    uint64_t job = 0;    // likewise: its number
+    uint32_t worker_index = 0;  // kNoWorkerIndex: of function workers
+    uint32_t uid = 0;           // of function workers: whose job
+    uint64_t job = 0;           // likewise: its number
     // Of function workers whose job is gone: to be joined, its entry to be used
     // again.
     std::unique_ptr<std::atomic<bool>> ended;
   };
-  static constexpr uint32_t kNoPlace = UINT32_MAX;
+  static constexpr uint32_t kNoWorkerIndex = UINT32_MAX;
   // job: whose function workers it is; 0: it is a worker.
-  Status StartThread(uint32_t place, uint64_t job = 0, uint32_t uid = 0);
+  Status StartThread(uint32_t worker_index, uint64_t job = 0, uint32_t uid = 0);
   Status StartFunctionWorkers(const Job& job, uint64_t number);
-  void Run(uint32_t index, uint32_t place, uint64_t job, ReadsInFlight* reads);
-  // How many threads have this place.
-  size_t ThreadsAt(uint32_t place) const;
+  void Run(WorkerSeat seat, ReadsInFlight* reads);
+  // How many threads have this worker index.
+  size_t ThreadsAt(uint32_t worker_index) const;
   void ReplaceBlocked(uint64_t now_ns);
   // What the workers read in the last ns.
   void AdaptReadDepth(uint64_t ns);
@@ -275,7 +282,9 @@ class WorkerPool {
   // Sleeps until there may be work for this worker, for kOweInterval at most
   // if it owes something; false: the pool stops, or its one job is gone.
   bool WaitForWork(const Worker& worker);
-  bool MayClaim(const Entry& entry, const Worker& worker) const;
+  // blocking: while the worker reads, it does nothing else.
+  static bool MayClaim(const Entry& entry, const WorkerSeat& seat,
+                       bool blocking);
   JobAccount* Open(const std::shared_ptr<Job>& job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Named NamedOf(uint64_t number);

@@ -1,0 +1,95 @@
+// Rows that one worker has claimed, and what it keeps of their jobs.
+//
+// Everything here belongs to one worker and is touched by its thread alone.
+#ifndef BROKER_WORKERS_CLAIMED_ROWS_H_
+#define BROKER_WORKERS_CLAIMED_ROWS_H_
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "broker/io/read.h"
+#include "broker/job/job.h"
+#include "broker/plan/plan.h"
+#include "broker/stream/stream.h"
+#include "broker/transform/row_program.h"
+#include "broker/workers/worker_pool.h"
+
+namespace penstock {
+
+// Monotonic time.
+inline uint64_t NowNs() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+// Counters are relaxed: they are shown and compared, nothing depends on them.
+inline void Count(std::atomic<uint64_t>& counter, uint64_t value) {
+  counter.fetch_add(value, std::memory_order_relaxed);
+}
+
+// A read that is over, with its bytes in the reader's buffer or in the slot.
+struct Arrival {
+  uint32_t group = 0;
+  StorageReader::Done done;
+};
+
+// The reads of one job by one worker. WorkerReads alone changes it.
+struct JobReads {
+  static constexpr uint32_t kGroupsMax = 4;
+  // By read group: in flight, or arrived but not made.
+  std::array<uint32_t, kGroupsMax> in_group{};
+  std::deque<Arrival> arrived;
+  uint32_t at_once = 0;     // reads whose bytes were in the page cache
+  double buffer_bytes = 0;  // mean size of a read that is not in place
+  // By slot: where direct reads land in it (StorageReader::Pin, of the current
+  // group), if that was tried.
+  std::vector<std::optional<uint32_t>> pins;
+  uint64_t pin_bytes = 0;  // of each of them
+};
+
+// What a worker keeps of a job.
+struct WorkerJob {
+  std::weak_ptr<Job> job;
+  std::unique_ptr<RowProgram::Scratch> scratch;
+  Plan::OrderCache order;
+  uint64_t dataset_hash = 0;  // SampleQuarantine's
+  JobReads reads;
+};
+using WorkerJobs = std::map<const Job*, WorkerJob>;
+
+// One claim.
+struct ClaimedRows {
+  std::shared_ptr<Job> job;
+  JobAccount* account = nullptr;  // the pool's, of job
+  WorkerJob* kept = nullptr;      // of job
+  uint64_t job_number = 0;        // the pool's
+  Claim claim;
+  std::vector<Plan::Row> rows;
+  uint64_t started = 0;
+  uint64_t finished = 0;
+  bool reads = false;    // its rows are read before they are made
+  bool cut_off = false;  // the broker stops before all rows are whole
+  std::vector<Stream::Piece> pieces;  // of a stream, instead of reading
+
+  // Where a feature of row `index` of the claim goes.
+  std::byte* Place(uint64_t index, size_t feature) const {
+    const ElementSpec& element = job->dataset().program->element_spec();
+    return job->segment().feature(claim.slot, feature) +
+           (claim.begin + index) * element[feature].RowBytes();
+  }
+  // `count` more are done. With the last the whole claim is handed back in one
+  // piece: the job's lock is taken once.
+  void Finish(uint64_t count);
+};
+
+}  // namespace penstock
+#endif  // BROKER_WORKERS_CLAIMED_ROWS_H_

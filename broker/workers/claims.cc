@@ -1,0 +1,92 @@
+#include "broker/workers/claims.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "broker/workers/sample_quarantine.h"
+
+namespace penstock {
+
+WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
+  WorkerJob& kept = (*jobs_)[job.get()];
+  if (kept.scratch != nullptr && kept.job.lock() == job) return kept;
+  // Also the moment to forget jobs that ended. A read that is waited for keeps
+  // its job, so none of them has one.
+  for (auto it = jobs_->begin(); it != jobs_->end();) {
+    if (it->first == job.get() || !it->second.job.expired()) {
+      ++it;
+      continue;
+    }
+    reads_->Unpin(it->second.reads);
+    it = jobs_->erase(it);
+  }
+  reads_->Unpin(kept.reads);
+  kept.job = job;
+  kept.scratch = job->dataset().program->MakeScratch([this, job = job.get()] {
+    return job->Cancelled() || pool_->stopping();
+  });
+  kept.order = Plan::OrderCache();
+  kept.dataset_hash =
+      SampleQuarantine::DatasetHash(DatasetKey(job->options().spec));
+  kept.reads = {};
+  return kept;
+}
+
+bool Claims::ClaimMore() {
+  // The pool's lock is not taken in vain: once per news, not per sample.
+  const uint64_t news = pool_->news();
+  if (failed_ && news == news_seen_) return false;
+  jobs_of_open_.clear();
+  uint64_t before = UINT64_MAX;
+  for (const auto& rows : open_) {
+    jobs_of_open_.push_back(rows->job.get());
+    if (rows->reads) continue;
+    // One that is yet to be begun is made at once.
+    before = rows->started == 0
+                 ? 0
+                 : std::min(before, TurnOf(CandidateOf(*rows->account,
+                                                       *rows->job, NowNs())));
+  }
+  std::sort(jobs_of_open_.begin(), jobs_of_open_.end());
+  WorkerPool::Claimed claimed =
+      pool_->ClaimFair(jobs_of_open_, before, seat_, reads_->blocking());
+  failed_ = claimed.claim.batch == nullptr;
+  news_seen_ = news;
+  if (failed_) return false;
+
+  auto rows = std::make_shared<ClaimedRows>();
+  rows->job = std::move(claimed.job);
+  rows->account = claimed.account;
+  rows->kept = &Keep(rows->job);
+  rows->job_number = claimed.number;
+  rows->claim = claimed.claim;
+  const Plan::RankBatch& batch = rows->claim.batch->rows;
+  const uint64_t count = rows->claim.end - rows->claim.begin;
+  rows->rows.resize(count);
+  rows->job->plan().Rows(batch.epoch, batch.first_row + rows->claim.begin,
+                         count, &rows->kept->order, rows->rows.data());
+  const uint64_t first = rows->rows.front().record;
+  if (const Stream* const stream = rows->job->stream()) {
+    auto pieces = stream->Find(first, count);
+    if (pieces.ok()) {
+      rows->pieces = *std::move(pieces);
+    } else {
+      rows->job->Fail(pieces.status());
+    }
+  } else {
+    rows->job->dataset().source->Locate(first, &request_);
+    rows->reads = request_.kind != ReadRequest::Kind::kNone;
+  }
+  open_.push_back(std::move(rows));
+  return true;
+}
+
+void ClaimedRows::Finish(uint64_t count) {
+  finished += count;
+  if (finished < rows.size() || cut_off) return;
+  Job::Counters& counters = job->counters();
+  Count(claim.local ? counters.rows_local : counters.rows_remote, finished);
+  job->FinishRows(claim);
+}
+
+}  // namespace penstock

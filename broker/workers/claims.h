@@ -1,0 +1,54 @@
+// The first step of a row: a worker claims rows of the job that is served next.
+//
+// A worker has one claim of a job open at most, and of several jobs at once.
+#ifndef BROKER_WORKERS_CLAIMS_H_
+#define BROKER_WORKERS_CLAIMS_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "broker/io/read.h"
+#include "broker/workers/claimed_rows.h"
+#include "broker/workers/worker_pool.h"
+#include "broker/workers/worker_reads.h"
+
+namespace penstock {
+
+// Its worker's thread.
+class Claims {
+ public:
+  Claims(WorkerPool* pool, const WorkerSeat& seat, WorkerReads* reads,
+         WorkerJobs* jobs)
+      : pool_(pool), seat_(seat), reads_(reads), jobs_(jobs) {}
+
+  // Claims of which rows are yet to be started.
+  const std::vector<std::shared_ptr<ClaimedRows>>& open() const {
+    return open_;
+  }
+  // All rows of open()[i] are started. More of its job may be claimed.
+  void Close(size_t i) {
+    open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
+    failed_ = false;
+  }
+  // Claims rows of a job that has none open here. False: there are none.
+  bool ClaimMore();
+  // The next ClaimMore asks the pool, whatever the last one found.
+  void AskAnew() { failed_ = false; }
+
+ private:
+  WorkerJob& Keep(const std::shared_ptr<Job>& job);
+
+  WorkerPool* const pool_;
+  const WorkerSeat seat_;
+  WorkerReads* const reads_;
+  WorkerJobs* const jobs_;
+  std::vector<std::shared_ptr<ClaimedRows>> open_;
+  std::vector<const Job*> jobs_of_open_;
+  bool failed_ = false;  // since the pool's news_seen_
+  uint64_t news_seen_ = 0;
+  ReadRequest request_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_WORKERS_CLAIMS_H_

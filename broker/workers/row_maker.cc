@@ -1,0 +1,193 @@
+#include "broker/workers/row_maker.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "broker/workers/sample_quarantine.h"
+
+namespace penstock {
+namespace {
+
+// on_error: substitute tries this many records after the bad one.
+constexpr uint64_t kSubstituteTries = 16;
+
+}  // namespace
+
+void RowMaker::Make(ClaimedRows& rows, uint64_t index,
+                    std::span<const std::byte> bytes) {
+  const Status status = MakeRow(rows, index, rows.rows[index].record, bytes);
+  if (!status.ok()) HandleError(rows, index, status);
+}
+
+// `record` into the place of row `index`: another one than the plan's if it is
+// a substitute.
+Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
+                         std::span<const std::byte> bytes) {
+  const Dataset& dataset = rows.job->dataset();
+  // The time for which the program may wait for other processes is not the
+  // sample's own.
+  const SampleQuarantine::Mark mark(
+      pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
+      rows.job_number, pool_->now_ns() + dataset.program->wait_ns());
+  PENSTOCK_RETURN_IF_ERROR(mark.status());
+  PENSTOCK_RETURN_IF_ERROR(
+      dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
+  out_.resize(dataset.program->element_spec().size());
+  for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
+  const AugmentationKey key{rows.job->options().spec.seed,
+                            rows.rows[index].pass, record};
+  PENSTOCK_RETURN_IF_ERROR(
+      dataset.program->Run(raw_, key, *rows.kept->scratch, out_));
+  rows.job->segment().ids(rows.claim.slot)[rows.claim.begin + index] =
+      static_cast<int64_t>(record);
+  return OkStatus();
+}
+
+// ---- streams
+
+uint64_t RowMaker::MakeOfStream(ClaimedRows& rows, uint64_t index) {
+  const StatusOr<uint64_t> made = MakePiece(rows, index);
+  if (made.ok()) return *made;
+  if (made.status().code() == StatusCode::kCancelled) {
+    rows.cut_off |= !rows.job->Cancelled();
+  } else if (!rows.job->GivenUp(rows.claim.batch)) {
+    rows.job->Fail(made.status());
+  }
+  return rows.rows.size() - index;
+}
+
+// What is copied as it is goes straight to its place, all rows at once.
+StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
+  uint64_t first = 0;  // index of the piece's first row
+  auto piece = rows.pieces.begin();
+  for (; index >= first + piece->rows; ++piece) first += piece->rows;
+  const uint64_t count = first + piece->rows - index;
+  const Dataset& dataset = rows.job->dataset();
+  const RawSpec& features = dataset.source->raw_spec();
+  stream_scratch_.resize(std::max(stream_scratch_.size(), features.size()));
+  for (size_t i = 0; i < features.size(); ++i) {
+    std::byte* out = nullptr;
+    if (dataset.program->Copies(i)) {
+      out = rows.Place(index, i);
+    } else {
+      stream_scratch_[i].resize(count * features[i].feature.RowBytes());
+      out = stream_scratch_[i].data();
+    }
+    PENSTOCK_RETURN_IF_ERROR(piece->Read(i, index - first, count, out));
+  }
+  raw_.resize(features.size());
+  out_.resize(dataset.program->element_spec().size());
+  int64_t* const ids = rows.job->segment().ids(rows.claim.slot);
+  for (uint64_t row = index; row < index + count; ++row) {
+    for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(row, i);
+    for (size_t i = 0; i < features.size(); ++i) {
+      const uint64_t bytes = features[i].feature.RowBytes();
+      raw_[i] = {dataset.program->Copies(i)
+                     ? out_[i]
+                     : stream_scratch_[i].data() + (row - index) * bytes,
+                 bytes};
+    }
+    const uint64_t record = rows.rows[row].record;
+    const AugmentationKey key{rows.job->options().spec.seed,
+                              rows.rows[row].pass, record};
+    const SampleQuarantine::Mark mark(
+        pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
+        rows.job_number, pool_->now_ns() + dataset.program->wait_ns());
+    PENSTOCK_RETURN_IF_ERROR(mark.status());
+    const Status status =
+        dataset.program->Run(raw_, key, *rows.kept->scratch, out_);
+    if (!status.ok()) {
+      return status.Prepend(Format("dataset '{}': row {} of its producers",
+                                   rows.job->key().dataset, record));
+    }
+    ids[rows.claim.begin + row] = static_cast<int64_t>(record);
+  }
+  return count;
+}
+
+// ---- errors
+
+void RowMaker::HandleError(ClaimedRows& rows, uint64_t index,
+                           const Status& status) {
+  Job& job = *rows.job;
+  if (status.code() == StatusCode::kCancelled) {
+    // Nobody waits for the row; or the broker stops, and it is not whole.
+    rows.cut_off |= !job.Cancelled();
+    return;
+  }
+  if (job.GivenUp(rows.claim.batch)) return;
+  const uint64_t record = rows.rows[index].record;
+  // An error of a read names its file, one of a decoder does not.
+  const std::string where = job.dataset().source->Describe(record);
+  const bool told = std::string_view(status.message()).starts_with(where);
+  const std::string text =
+      Format("dataset '{}': sample {}{}: {}", job.key().dataset, record,
+             told ? "" : " in " + where, status.message());
+  // What this machine lacks is not the sample's fault.
+  if (status.code() == StatusCode::kResourceExhausted ||
+      status.code() == StatusCode::kInvalidArgument) {
+    return job.Fail(Status(status.code(), text));
+  }
+  switch (job.options().spec.on_error) {
+    case OnError::kFail:
+      job.Fail(Status(status.code(),
+                      text + "; set `on_error: skip` or `substitute` in the "
+                             "spec to go on without such samples"));
+      return;
+    case OnError::kSubstitute:
+      if (Substitute(rows, index)) {
+        job.CountSubstitute(text);
+        return;
+      }
+      job.Fail(Status(status.code(),
+                      Format("{}; the {} samples after it cannot be read "
+                             "either",
+                             text, kSubstituteTries)));
+      return;
+    case OnError::kSkip:
+      job.LeaveOut(rows.claim.batch, rows.claim.begin + index, text);
+      return;
+  }
+}
+
+// Puts the next readable record in the row's place: a function of the data
+// alone, so a resumed run substitutes the same.
+bool RowMaker::Substitute(ClaimedRows& rows, uint64_t index) {
+  const Source& source = *rows.job->dataset().source;
+  const uint64_t count = source.record_count();
+  if (substitute_reader_ == nullptr) {
+    auto reader = MakeStorageReader(ReadBackend::kPread, 1);
+    if (!reader.ok()) return false;
+    substitute_reader_ = *std::move(reader);
+    substitute_reader_->ReportBlocking(in_flight_->blocked_on(),
+                                       substitute_entry_);
+  }
+  for (uint64_t i = 1; i <= std::min(kSubstituteTries, count - 1); ++i) {
+    const uint64_t record = (rows.rows[index].record + i) % count;
+    ReadRequest request;
+    source.Locate(record, &request);
+    if (request.kind == ReadRequest::Kind::kNone) {
+      if (MakeRow(rows, index, record, {}).ok()) return true;
+      if (rows.job->Cancelled()) return false;
+      continue;
+    }
+    in_flight_->Start(substitute_entry_, rows.job_number, record,
+                      pool_->now_ns());
+    substitute_reader_->Start(0, request, {}, kNotPinned);
+    substitute_reader_->Submit();
+    StorageReader::Done done;
+    const bool read = substitute_reader_->Next(kWaitForever, &done);
+    in_flight_->End(substitute_entry_);
+    // The read may have taken so long that the job was failed.
+    if (!read || rows.job->Cancelled()) return false;
+    const bool made =
+        done.status.ok() && MakeRow(rows, index, record, done.bytes).ok();
+    substitute_reader_->Release(0);
+    if (made) return true;
+  }
+  return false;
+}
+
+}  // namespace penstock

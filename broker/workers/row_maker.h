@@ -1,0 +1,62 @@
+// The third step of a row: its bytes become the features of its place in the
+// slot, or the spec's on_error decides what becomes of it.
+//
+// A quarantine mark (sample_quarantine.h) stands around everything that foreign
+// bytes meet.
+#ifndef BROKER_WORKERS_ROW_MAKER_H_
+#define BROKER_WORKERS_ROW_MAKER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "broker/io/read.h"
+#include "broker/io/reads_in_flight.h"
+#include "broker/workers/claimed_rows.h"
+#include "broker/workers/worker_pool.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// Its worker's thread.
+class RowMaker {
+ public:
+  // substitute_entry: of `in_flight`, for reads of substitutes.
+  RowMaker(WorkerPool* pool, uint32_t thread_index, ReadsInFlight* in_flight,
+           uint32_t substitute_entry)
+      : pool_(pool),
+        thread_index_(thread_index),
+        in_flight_(in_flight),
+        substitute_entry_(substitute_entry) {}
+
+  // Row `index` of the claim, from the bytes that were read; empty if its
+  // source needs no reading.
+  void Make(ClaimedRows& rows, uint64_t index,
+            std::span<const std::byte> bytes);
+  // Rows of a stream from `index` on, up to the end of a piece. Returns how
+  // many; all that are left if they cannot be made.
+  uint64_t MakeOfStream(ClaimedRows& rows, uint64_t index);
+  // The row was not read or not made.
+  void HandleError(ClaimedRows& rows, uint64_t index, const Status& status);
+
+ private:
+  Status MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
+                 std::span<const std::byte> bytes);
+  StatusOr<uint64_t> MakePiece(ClaimedRows& rows, uint64_t index);
+  bool Substitute(ClaimedRows& rows, uint64_t index);
+
+  WorkerPool* const pool_;
+  const uint32_t thread_index_;
+  ReadsInFlight* const in_flight_;
+  const uint32_t substitute_entry_;
+  std::unique_ptr<StorageReader> substitute_reader_;
+  RawRecord raw_;
+  std::vector<std::byte> unpack_scratch_;
+  std::vector<std::byte*> out_;
+  std::vector<std::vector<std::byte>> stream_scratch_;  // by feature
+};
+
+}  // namespace penstock
+#endif  // BROKER_WORKERS_ROW_MAKER_H_

@@ -1,0 +1,302 @@
+#include "broker/workers/worker_reads.h"
+
+#include <span>
+#include <utility>
+
+#include "broker/base/log.h"
+
+namespace penstock {
+namespace {
+
+// In buffers of the reader, of one job, on their way.
+constexpr double kReadAheadBytesMax = 64 << 20;
+// JobReads::buffer_bytes is a mean over so many reads, roughly.
+constexpr double kBufferBytesOver = 16;
+
+}  // namespace
+
+WorkerReads::WorkerReads(WorkerPool* pool, uint32_t thread_index, uint32_t most,
+                         ReadsInFlight* in_flight, WorkerJobs* jobs)
+    : pool_(pool),
+      thread_index_(thread_index),
+      tickets_per_group_(Tickets(most)),
+      in_flight_(in_flight),
+      jobs_(jobs) {
+  OpenGroup(0);
+}
+
+void WorkerReads::OpenGroup(uint32_t number) {
+  Group& group = groups_[number];
+  group.reader = pool_->MakeWorkerReader(thread_index_);
+  group.reader->ReportBlocking(in_flight_->blocked_on(), Entry(number, 0));
+  group.tickets = std::vector<Ticket>(group.reader->depth());
+  group.free.clear();
+  for (uint32_t ticket = group.reader->depth(); ticket > 0; --ticket) {
+    group.free.push_back(ticket - 1);
+  }
+  group.given_up = 0;
+  current_ = number;
+}
+
+void WorkerReads::ChangeGroup() {
+  for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
+    if (groups_[number].reader != nullptr) continue;
+    LogWarning("worker {}: {} reads of ended jobs hang; it goes on beside them",
+               thread_index_, given_up_);
+    for (auto& [key, kept] : *jobs_) Unpin(kept.reads);
+    return OpenGroup(number);
+  }
+}
+
+// ---- starting
+
+bool WorkerReads::MayStart(const ClaimedRows& rows) const {
+  const JobReads& job = rows.kept->reads;
+  const uint32_t reads = job.in_group[current_];
+  if (given_up_ > 0 && reads > 0 &&
+      given_up_of_.count(rows.kept->dataset_hash) > 0) {
+    return false;
+  }
+  // Fewer of large files than read_depth says: no reservation counts their
+  // buffers.
+  if (reads >= ReadDepth::kFirst &&
+      reads * job.buffer_bytes > kReadAheadBytesMax) {
+    return false;
+  }
+  return reads < pool_->read_depth() && reads < groups_[current_].free.size();
+}
+
+void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
+  ClaimedRows& rows = *shared;
+  if (rows.job->Cancelled()) {
+    const uint64_t rest = rows.rows.size() - rows.started;
+    rows.started = rows.rows.size();
+    rows.Finish(rest);
+    return;
+  }
+  JobReads& job = rows.kept->reads;
+  if (job.at_once > 0 || !MayStart(rows)) return;
+  const Source& source = *rows.job->dataset().source;
+  Group& group = groups_[current_];
+  const uint64_t begin_ns = NowNs();
+  while (rows.started < rows.rows.size() && MayStart(rows)) {
+    const uint64_t index = rows.started;
+    source.Locate(rows.rows[index].record, &request_);
+    const uint32_t ticket = group.free.back();
+    group.free.pop_back();
+    const std::optional<size_t> in_place =
+        request_.kind == ReadRequest::Kind::kRange
+            ? rows.job->dataset().FeatureReadInPlace()
+            : std::nullopt;
+    group.tickets[ticket] = {true,
+                             false,
+                             false,
+                             shared,
+                             index,
+                             SharedDataset(rows.job),
+                             in_place ? rows.job : nullptr,
+                             rows.kept->dataset_hash};
+    std::span<std::byte> into;
+    uint32_t pinned = kNotPinned;
+    if (in_place) {
+      into = {rows.Place(index, *in_place), request_.bytes};
+      if (request_.align > 0 && ReadsStraight(request_, into)) {
+        pinned = PinOf(rows, *in_place);
+      }
+    }
+    ++job.in_group[current_];
+    ++waited_for_;
+    ++rows.started;
+    in_flight_->Start(Entry(current_, ticket), rows.job_number,
+                      rows.rows[index].record, pool_->now_ns());
+    // Made while its bytes are in the caches, and read into one buffer in turn.
+    if (group.reader->Start(ticket, request_, into, pinned)) {
+      group.tickets[ticket].at_once = true;
+      ++job.at_once;
+      break;
+    }
+  }
+  Count(rows.account->virtual_time_ns, NowNs() - begin_ns);
+}
+
+// ---- arriving
+
+bool WorkerReads::Await(uint64_t wait_ns) {
+  bool any = false;
+  StorageReader::Done done;
+  for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
+    Group& group = groups_[number];
+    if (number == current_ || group.reader == nullptr) continue;
+    while (group.reader->Next(kNoWait, &done)) {
+      Arrive(number, done);
+      any = true;
+    }
+    // Some may have arrived, and lie in its buffers.
+    if (group.free.size() == group.tickets.size()) group.reader = nullptr;
+  }
+  if (any) wait_ns = kNoWait;
+  Group& group = groups_[current_];
+  const bool clocked = wait_ns != kNoWait || blocking();
+  const uint64_t begin_ns = clocked ? NowNs() : 0;
+  bool arrived = group.reader->Next(wait_ns, &done);
+  if (clocked) {
+    const uint64_t spent = NowNs() - begin_ns;
+    CountWait(spent);
+    // It had the worker for that long.
+    const ClaimedRows* const rows =
+        arrived ? group.tickets[done.ticket].rows.get() : nullptr;
+    if (blocking() && rows != nullptr) {
+      Count(rows->account->virtual_time_ns, spent);
+    }
+  }
+  for (; arrived; arrived = group.reader->Next(kNoWait, &done)) {
+    Arrive(current_, done);
+    any = true;
+  }
+  return any;
+}
+
+void WorkerReads::Arrive(uint32_t number, const StorageReader::Done& done) {
+  Group& group = groups_[number];
+  in_flight_->End(Entry(number, done.ticket));
+  in_flight_->CountBytes(done.bytes.size());
+  Ticket& ticket = group.tickets[done.ticket];
+  if (ticket.rows != nullptr) {
+    ticket.arrived = true;
+    WorkerJob* const job = ticket.rows->kept;
+    if (job->reads.arrived.empty()) arrived_.push_back(job);
+    job->reads.arrived.push_back({number, done});
+    return;
+  }
+  --group.given_up;
+  --given_up_;
+  const auto of_dataset = given_up_of_.find(ticket.dataset_hash);
+  if (--of_dataset->second == 0) given_up_of_.erase(of_dataset);
+  ticket = {};
+  group.reader->Release(done.ticket);
+  group.free.push_back(done.ticket);
+}
+
+WorkerReads::Read WorkerReads::TakeFirst(WorkerJob* job) {
+  JobReads& reads = job->reads;
+  Read read;
+  read.arrival = std::move(reads.arrived.front());
+  reads.arrived.pop_front();
+  if (reads.arrived.empty()) std::erase(arrived_, job);
+  Ticket& slot = groups_[read.arrival.group].tickets[read.arrival.done.ticket];
+  Ticket ticket = std::exchange(slot, {});
+  --reads.in_group[read.arrival.group];
+  if (ticket.at_once) --reads.at_once;
+  --waited_for_;
+  read.rows = std::move(ticket.rows);
+  read.index = ticket.index;
+  read.in_place = ticket.into != nullptr;
+  if (!read.in_place) {
+    reads.buffer_bytes +=
+        (read.arrival.done.bytes.size() - reads.buffer_bytes) /
+        kBufferBytesOver;
+  }
+  Job::Counters& counters = read.rows->job->counters();
+  Count(counters.reads, 1);
+  if (read.arrival.done.cached) Count(counters.reads_cached, 1);
+  Count(counters.bytes_read, read.arrival.done.bytes.size());
+  return read;
+}
+
+void WorkerReads::Release(const Read& read) {
+  Group& group = groups_[read.arrival.group];
+  group.reader->Release(read.arrival.done.ticket);
+  group.free.push_back(read.arrival.done.ticket);
+}
+
+// For every job that has a read in flight here, whether it has arrived or not.
+void WorkerReads::CountWait(uint64_t ns) {
+  if (waited_for_ > 0) in_flight_->CountWait(ns);
+  for (const auto& [key, kept] : *jobs_) {
+    if (kept.reads.in_group[current_] == 0) continue;
+    if (const auto job = kept.job.lock()) {
+      Count(job->counters().read_wait_ns, ns);
+    }
+  }
+}
+
+// ---- in time
+
+void WorkerReads::CheckTimeouts() {
+  if (pool_->now_ns() == checked_ns_) return;
+  checked_ns_ = pool_->now_ns();
+  if (pins_ > 0) UnpinEnded();
+  for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
+    Group& group = groups_[number];
+    if (group.reader == nullptr) continue;
+    for (uint32_t i = 0; i < group.tickets.size(); ++i) {
+      const Ticket& ticket = group.tickets[i];
+      if (!ticket.taken || ticket.arrived || group.reader->Arrived(i)) continue;
+      in_flight_->StillWaiting(Entry(number, i), checked_ns_);
+      // A blocking reader has only queued it: it is asked for soon enough.
+      if (ticket.rows != nullptr && ticket.rows->job->Cancelled() &&
+          !group.reader->blocking()) {
+        GiveUp(number, i);
+      }
+    }
+  }
+  const Group& group = groups_[current_];
+  if (group.given_up > 0 && group.given_up >= group.tickets.size() / 2) {
+    ChangeGroup();
+  }
+}
+
+void WorkerReads::GiveUp(uint32_t number, uint32_t index) {
+  Group& group = groups_[number];
+  const std::shared_ptr<ClaimedRows> rows =
+      std::exchange(group.tickets[index].rows, nullptr);
+  --rows->kept->reads.in_group[number];
+  --waited_for_;
+  ++group.given_up;
+  ++given_up_;
+  ++given_up_of_[group.tickets[index].dataset_hash];
+  rows->Finish(1);
+}
+
+// ---- pinned memory
+
+uint32_t WorkerReads::PinOf(const ClaimedRows& rows, size_t feature) {
+  if (!rows.job->MayPin()) return kNotPinned;
+  JobReads& job = rows.kept->reads;
+  if (job.pins.empty()) job.pins.resize(rows.job->segment().plan().slot_count);
+  std::optional<uint32_t>& pin = job.pins[rows.claim.slot];
+  if (!pin) {
+    const Segment& segment = rows.job->segment();
+    const ElementSpec& element = rows.job->dataset().program->element_spec();
+    const uint64_t bytes =
+        segment.plan().rows_max * element[feature].RowBytes();
+    pin = groups_[current_].reader->Pin(
+        {segment.feature(rows.claim.slot, feature), bytes});
+    if (*pin != kNotPinned) {
+      ++pins_;
+      job.pin_bytes = bytes;
+      pool_->CountPinned(bytes);
+    }
+  }
+  return *pin;
+}
+
+void WorkerReads::Unpin(JobReads& reads) {
+  for (const std::optional<uint32_t> pin : reads.pins) {
+    if (pin.value_or(kNotPinned) == kNotPinned) continue;
+    groups_[current_].reader->Unpin(*pin);
+    --pins_;
+    pool_->CountPinned(-reads.pin_bytes);
+  }
+  reads.pins.clear();
+}
+
+void WorkerReads::UnpinEnded() {
+  if (pins_ == 0) return;
+  for (auto& [key, kept] : *jobs_) {
+    const auto job = kept.job.lock();
+    if (job == nullptr || job->Cancelled()) Unpin(kept.reads);
+  }
+}
+
+}  // namespace penstock
