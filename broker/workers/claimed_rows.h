@@ -68,12 +68,19 @@ using WorkerJobs = std::map<const Job*, WorkerJob>;
 
 // One claim.
 struct ClaimedRows {
+  // A feature in the slot.
+  struct Column {
+    std::byte* first_row = nullptr;  // of the claim
+    uint64_t row_bytes = 0;
+  };
+
   std::shared_ptr<Job> job;
   JobAccount* account = nullptr;  // the pool's, of job
   WorkerJob* kept = nullptr;      // of job
   uint64_t job_number = 0;        // the pool's
   Claim claim;
   std::vector<Plan::Row> rows;
+  std::vector<Column> columns;  // by feature
   uint64_t started = 0;
   uint64_t finished = 0;
   bool reads = false;    // its rows are read before they are made
@@ -82,9 +89,7 @@ struct ClaimedRows {
 
   // Where a feature of row `index` of the claim goes.
   std::byte* Place(uint64_t index, size_t feature) const {
-    const ElementSpec& element = job->dataset().program->element_spec();
-    return job->segment().feature(claim.slot, feature) +
-           (claim.begin + index) * element[feature].RowBytes();
+    return columns[feature].first_row + index * columns[feature].row_bytes;
   }
   // `count` more are done. With the last the whole claim is handed back in one
   // piece: the job's lock is taken once.

@@ -65,6 +65,14 @@ bool Claims::ClaimMore() {
   rows->rows.resize(count);
   rows->job->plan().Rows(batch.epoch, batch.first_row + rows->claim.begin,
                          count, &rows->kept->order, rows->rows.data());
+  const ElementSpec& element = rows->job->dataset().program->element_spec();
+  rows->columns.reserve(element.size());
+  for (size_t i = 0; i < element.size(); ++i) {
+    const uint64_t row_bytes = element[i].RowBytes();
+    rows->columns.push_back({rows->job->segment().feature(rows->claim.slot, i) +
+                                 rows->claim.begin * row_bytes,
+                             row_bytes});
+  }
   const uint64_t first = rows->rows.front().record;
   if (const Stream* const stream = rows->job->stream()) {
     auto pieces = stream->Find(first, count);

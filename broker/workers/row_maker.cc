@@ -34,7 +34,7 @@ Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
   PENSTOCK_RETURN_IF_ERROR(mark.status());
   PENSTOCK_RETURN_IF_ERROR(
       dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
-  out_.resize(dataset.program->element_spec().size());
+  out_.resize(rows.columns.size());
   for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
   const AugmentationKey key{rows.job->options().spec.seed,
                             rows.rows[index].pass, record};
@@ -78,7 +78,7 @@ StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
     PENSTOCK_RETURN_IF_ERROR(piece->Read(i, index - first, count, out));
   }
   raw_.resize(features.size());
-  out_.resize(dataset.program->element_spec().size());
+  out_.resize(rows.columns.size());
   int64_t* const ids = rows.job->segment().ids(rows.claim.slot);
   for (uint64_t row = index; row < index + count; ++row) {
     for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(row, i);

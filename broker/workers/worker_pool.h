@@ -25,9 +25,10 @@
 // of another; it ends with the job.
 //
 // Where there is no io_uring, a read that hangs holds its worker. Then another
-// thread takes over the worker's index, once (so there are at most twice as many;
-// the one that comes back stays too: asleep it costs nothing), and workers that
-// read in this way claim no more rows of that job until its read has returned.
+// thread takes over the worker's index, once (so there are at most twice as
+// many; the one that comes back stays too: asleep it costs nothing), and
+// workers that read in this way claim no more rows of that job until its read
+// has returned.
 #ifndef BROKER_WORKERS_WORKER_POOL_H_
 #define BROKER_WORKERS_WORKER_POOL_H_
 
