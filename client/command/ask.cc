@@ -1,6 +1,7 @@
 // penstock register, datasets, jobs and status: questions to a running broker.
 // Its answers are another process's: any field may be missing or odd, and is
 // then shown as '-'.
+#include <CLI/CLI.hpp>
 #include <functional>
 
 #include "client/command/control_call.h"

@@ -5,6 +5,7 @@
 // last batch, so that batches made ahead are never free; indexing and the
 // broker's start are not in it. CPU is that of the broker and of the ranks, to
 // the end of their lives. With --verify the ranks' checksums are in it too.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "client/command/bench_drain.h"

@@ -1,5 +1,7 @@
 // penstock check and penstock index: what specs describe, as the broker sees
 // it, what their jobs will need, and what speaks against them.
+#include <CLI/CLI.hpp>
+
 #include "client/command/json_field.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"

@@ -1,5 +1,6 @@
 // The `penstock` command: wires the subcommands, and turns their results into
 // one line on stderr and an exit status.
+#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 

@@ -20,7 +20,6 @@
 
 #include <poll.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -37,6 +36,10 @@
 #include "client/command/restart_policy.h"
 #include "common/fd.h"
 #include "common/status.h"
+
+namespace CLI {
+class App;
+}
 
 namespace penstock {
 

@@ -6,12 +6,15 @@
 #ifndef CLIENT_COMMAND_SUBCOMMAND_H_
 #define CLIENT_COMMAND_SUBCOMMAND_H_
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "common/status.h"
+
+namespace CLI {
+class App;
+}
 
 namespace penstock {
 

@@ -1,4 +1,5 @@
 // penstock workers: how many worker threads a running broker has.
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 
