@@ -88,7 +88,7 @@ Status ReadLayout(const SpecValue& value, Layout* out) {
                             out);
 }
 
-// ---- sources ----------------------------------------------------------------
+// ---- sources ---------------------------------------------------------------
 
 Status ReadIo(const SpecValue& value, Io* out) {
   return value.Word<Io>({{"auto", Io::kAuto},
@@ -309,8 +309,7 @@ Status ReadSource(const SpecValue& value, const std::string& base_dir,
   return ReadStream(source, &out->emplace<StreamSource>());
 }
 
-// ---- transforms
-// ---------------------------------------------------------------
+// ---- transforms ------------------------------------------------------------
 
 // [low, high] with min <= low <= high <= max.
 Status ReadInterval(const SpecValue& value, double min, double max,
@@ -537,8 +536,7 @@ Status ReadMap(const SpecValue& value, std::vector<TransformSpec>* out) {
   return OkStatus();
 }
 
-// ---- order, batches, epochs
-// ---------------------------------------------------
+// ---- order, batches, epochs ------------------------------------------------
 
 Status ReadShuffle(const SpecValue& value, std::optional<ShuffleSpec>* out) {
   if (!value.present()) return value.Absent();

@@ -189,7 +189,7 @@ struct FunctionOp {
 using TransformSpec = std::variant<DecodeImageOp, ResizeOp, FlipOp, NormalizeOp,
                                    CastOp, FunctionOp>;
 
-// ---- batches, epochs --------------------------------------------------------
+// ---- batches, epochs -------------------------------------------------------
 
 struct ShuffleSpec {
   uint64_t seed = 0;

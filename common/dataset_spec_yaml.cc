@@ -437,8 +437,7 @@ std::string Suggestion(std::string_view word,
   return Format("known here: {}", JoinText(choices, ", "));
 }
 
-// ---- SpecValue
-// ----------------------------------------------------------------
+// ---- SpecValue -------------------------------------------------------------
 
 bool SpecValue::IsWholeNumber() const {
   return IsScalar() && node_->plain && IsDecimal(node_->text);

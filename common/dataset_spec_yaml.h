@@ -26,11 +26,10 @@ struct YamlNode {
   Kind kind = Kind::kNull;
   int line = 1;  // of the first character; from 1
   int column = 1;
-  bool plain = false;          // kScalar: written without quotes
-  std::string text;            // kScalar
-  std::vector<YamlNode> keys;  // kMapping: scalars, no duplicates
-  std::vector<YamlNode>
-      items;  // kSequence, kMapping: values in the order of keys
+  bool plain = false;           // kScalar: written without quotes
+  std::string text;             // kScalar
+  std::vector<YamlNode> keys;   // kMapping: scalars, no duplicates
+  std::vector<YamlNode> items;  // kSequence, kMapping: values in keys' order
 };
 
 // The one document in text; kNull if it is empty. Errors: InvalidArgument

@@ -58,8 +58,7 @@ enum class Closed : uint32_t {
 
 enum CellFlags : uint32_t {
   kLastOfEpoch = 1,
-  kRedelivered =
-      4,  // previously taken and not released by another rank, now gone
+  kRedelivered = 4,  // another rank, now gone, took and did not release it
   // Made outside the order of positions: does not advance the rank's position.
   kExtra = 8,
   // From this batch on the job has different ranks: a `ranks` event with the

@@ -75,7 +75,7 @@ struct Message {
   std::vector<Fd> fds;
 };
 
-// ---- one datagram on a connected socket -------------------------------------
+// ---- one datagram on a connected socket ------------------------------------
 
 // Sends without waiting. ResourceExhausted: the peer does not read (its buffer
 // is full); Unavailable: the peer is gone.
@@ -89,7 +89,7 @@ Status SendMessage(int socket, const nlohmann::json& json,
 StatusOr<std::optional<Message>> ReceiveMessage(
     int socket, size_t large_bytes_max = kLargeMessageBytesMax);
 
-// ---- the asking side --------------------------------------------------------
+// ---- the asking side -------------------------------------------------------
 
 // options.socket, else PENSTOCK_SOCKET, else the default path.
 std::string SocketPath(const std::string& given);
@@ -109,7 +109,7 @@ StatusOr<Message> Request(
     Deadline deadline = std::nullopt,
     const std::function<bool(const nlohmann::json&)>& on_event = nullptr);
 
-// ---- the answering side -----------------------------------------------------
+// ---- the answering side ----------------------------------------------------
 
 nlohmann::json OkReply();
 nlohmann::json ErrorReply(const Status& status);

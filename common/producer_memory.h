@@ -22,7 +22,7 @@
 
 namespace penstock {
 
-// Active producers of one job.
+// Producers at work of one job.
 inline constexpr uint32_t kProducersMax = 64;
 
 struct ProducerLayout {

@@ -58,8 +58,7 @@ namespace penstock {
 
 static_assert(kLeasesMax <= kRingCells, "E2");
 
-// ---- the rank's side
-// ---------------------------------------------------------
+// ---- the rank's side -------------------------------------------------------
 
 // kCorrupt: an impossible cell, from a broker of another build.
 enum class TakeResult { kTaken, kEmpty, kClosed, kCorrupt };
@@ -166,8 +165,7 @@ enum class BrokerWaits : uint32_t {
   return ring.broker_waiting.load(std::memory_order_seq_cst) != 0;  // E5
 }
 
-// ---- the broker's side
-// -------------------------------------------------------
+// ---- the broker's side -----------------------------------------------------
 
 // Reads how many of `published` cells (the broker's own count) the rank took.
 // False: the rank wrote an impossible count. A rank can write anything here, so

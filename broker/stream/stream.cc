@@ -73,8 +73,7 @@ Stream::Stream(ElementSpec element, const Shape& shape, StreamRecord* record)
       ledger_(shape.begin, shape.to_finish),
       recorded_(shape.begin) {}
 
-// ---- a former life
-// ------------------------------------------------------------
+// ---- a former life ---------------------------------------------------------
 
 bool Stream::MayBeMemory(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -171,8 +170,7 @@ StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number,
   return JoinedAs(number);
 }
 
-// ---- producers
-// ------------------------------------------------------------
+// ---- producers -------------------------------------------------------------
 
 Stream::Joined Stream::JoinedAs(uint32_t number) const {
   const StreamLedger::Producer& producer = ledger_.producers().at(number);
@@ -321,8 +319,7 @@ std::vector<Stream::Freed> Stream::TakeFreed() {
   return all;
 }
 
-// ---- the retained rows
-// ------------------------------------------------------------
+// ---- the retained rows -----------------------------------------------------
 
 bool Stream::ShortOfRoom() const {
   MutexLock lock(&mutex_);
@@ -486,8 +483,7 @@ bool Stream::MovesLocked(uint64_t row,
   return rows > 0;
 }
 
-// ---- questions
-// ------------------------------------------------------------
+// ---- questions -------------------------------------------------------------
 
 uint64_t Stream::end() const {
   MutexLock lock(&mutex_);

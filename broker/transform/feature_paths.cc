@@ -232,8 +232,7 @@ struct FeaturePath {
   }
 };
 
-// ---- compiling
-// ---------------------------------------------------------------
+// ---- compiling -------------------------------------------------------------
 
 std::string_view OpName(const TransformSpec& op) {
   constexpr std::string_view kNames[] = {"decode_image", "resize", "flip",
