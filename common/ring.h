@@ -82,7 +82,7 @@ inline TakeResult TryTake(const Ring& ring, CursorPage& cursor, Cell* cell) {
         static_cast<uint32_t>(Closed::kOpen)) {
       return TakeResult::kEmpty;
     }
-    // The last cells may have been published between the two loads.
+    // The last cells may have come between the two loads.
     if (next.generation.load(std::memory_order_acquire) != taken + 1) {  // E1
       return TakeResult::kClosed;
     }
