@@ -66,7 +66,7 @@ class StorageReader {
   // Returns the next finished read, after sleeping at most wait_ns; false:
   // none. A blocking reader and plain system calls (below) ignore the limit.
   virtual bool Next(uint64_t wait_ns, Done* done) = 0;
-  // Whether the read of this ticket has ended; not yet returned by Next.
+  // Whether the read of this ticket, not yet returned by Next, has ended.
   virtual bool Arrived(uint32_t ticket) = 0;
   virtual void Release(uint32_t ticket) = 0;
   // Reads started and not yet returned by Next. They cannot be withdrawn: the

@@ -28,7 +28,6 @@
 //   2. A ticket has at most kRequestsPerTicket requests. The submission queue
 //      has room for the requests of all tickets, the completion queue for twice
 //      as many: neither can be full.
-//      that: neither can be full.
 #include <fcntl.h>
 #include <liburing.h>
 #include <linux/openat2.h>

@@ -29,7 +29,7 @@ inline constexpr int64_t kSettledNs = 2'000'000'000;
 //   1. ends never decrease; the last one is the size of its text;
 //   2. a class's files_end is at most the number of files; the last is equal;
 //   3. a class name is one path component; the path of a file or folder is
-//   relative, without empty components, "." and "..".
+//      relative, without empty components, "." and "..".
 struct FolderIndex {
   struct Folder {
     int64_t mtime_ns;  // read before the folder's entries

@@ -115,7 +115,7 @@ class Stream {
     uint64_t next = 0;  // number of the next row put by any producer
     uint64_t end = 0;   // place after its last put
     uint64_t freed = 0;
-    // It had finished before it was told so; otherwise all above is set.
+    // It had finished before, but was not told; the fields above are unset.
     bool finished = false;
   };
   // FailedPrecondition: the stream is over; ResourceExhausted: too many

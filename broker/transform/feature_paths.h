@@ -3,7 +3,6 @@
 //
 // Immutable after Compile. All workers call Run concurrently, each with its own
 // Scratch.
-// own Scratch.
 #ifndef BROKER_TRANSFORM_FEATURE_PATHS_H_
 #define BROKER_TRANSFORM_FEATURE_PATHS_H_
 

@@ -8,7 +8,6 @@
 // bit: a triangle over the source pixels around each output pixel's centre,
 // widened by the scale when the image shrinks (antialiasing); weights in 22-bit
 // fixed point; first along the rows, rounded to 8 bits, then down the columns.
-// down the columns.
 #ifndef BROKER_TRANSFORM_RESAMPLER_H_
 #define BROKER_TRANSFORM_RESAMPLER_H_
 
