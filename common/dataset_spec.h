@@ -95,7 +95,7 @@ struct SyntheticSource {
 struct StreamSource {
   ElementSpec features;
   // The data end when this many producers have finished, or more if more were
-  // active at once.
+  // at work at once.
   uint64_t producers = 1;
   bool operator==(const StreamSource&) const = default;
 };
@@ -131,7 +131,7 @@ struct DecodeImageOp {
   CropSpec crop;
   ImageSize size;
   int channels = 3;    // 3: RGB, 1: gray
-  bool exact = false;  // decode at full size and match Pillow's values
+  bool exact = false;  // decode the whole image, match Pillow's values
   bool operator==(const DecodeImageOp&) const = default;
 };
 
@@ -225,10 +225,10 @@ struct DatasetSpec {
 };
 
 // Parses and checks text. Error messages start with file ("train.yaml:7:3:
-// unknown key 'shufle'; did you mean 'shuffle'?"). An empty file means that a
-// program wrote the text; errors then name the key's path ("spec:
-// map[0].cast.dtype: ..."). Relative paths are resolved against base_dir. Opens
-// no file: only the text is checked. Errors: InvalidArgument only.
+// unknown key 'shufle'; did you mean 'shuffle'?"). file "": a program wrote the
+// text, and errors name the key's path ("spec: map[0].cast.dtype: ...").
+// Relative paths are resolved against base_dir. Opens no file: only the text is
+// checked. Errors: InvalidArgument only.
 StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
                                        const std::string& file,
                                        const std::string& base_dir);

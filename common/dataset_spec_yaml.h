@@ -33,9 +33,9 @@ struct YamlNode {
 };
 
 // The one document in text; kNull if it is empty. Errors: InvalidArgument
-// "FILE:LINE:COL: message", columns counted in characters. An empty file means
-// that a program wrote the text, so line numbers are useless: messages read
-// "spec: PATH: message", also from SpecValue.
+// "FILE:LINE:COL: message", columns counted in characters. file "": a
+// program wrote the text, so line numbers are useless: messages read "spec:
+// PATH: message", also from SpecValue.
 StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file);
 
 // text in single quotes, truncated and escaped to fit into a message.

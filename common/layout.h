@@ -37,7 +37,7 @@ inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 // Two cache lines, because x86 prefetches lines in pairs.
 inline constexpr size_t kWriterSpacing = 128;
 
-// Cells of a ring, one per batch; more than a rank can have outstanding.
+// Cells of a ring, one per batch; no fewer than a rank can have outstanding.
 inline constexpr uint32_t kRingCells = 128;
 // Batches of one rank that are published and not yet released: prefetch + hold.
 inline constexpr uint32_t kLeasesMax = 128;
@@ -70,8 +70,8 @@ enum CellFlags : uint32_t {
 inline constexpr uint32_t kPhaseShift = 16;
 
 // Identifies the step of a batch: the position, below 2^54, and above it the
-// phase. Batches that a gone rank left are redelivered in the next phase at the
-// same position. There are at most as many phases as local ranks.
+// phase. Batches left by a rank that is gone are redelivered in the next phase
+// at the same position. There are at most as many phases as local ranks.
 inline constexpr uint32_t kPositionBits = 54;
 constexpr uint64_t StepId(uint64_t position, uint32_t phase) {
   return position | uint64_t{phase} << kPositionBits;

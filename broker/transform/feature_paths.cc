@@ -30,10 +30,9 @@ struct PathScratch : FeaturePaths::Scratch {
   // Between the stages of one feature: stage i writes between[i % 2].
   std::vector<std::byte> between[2];
 
-  // One row of `bytes` bytes of a picture being decoded. Deliberately not
-  // aligned to a vector: libjpeg-turbo would write it past the caches
-  // (movntdq), and we read it at once, which takes 1.4 times as long for a
-  // whole picture.
+  // One row of `bytes` bytes of a picture being decoded. Never aligned to a
+  // vector: libjpeg-turbo would then write it past the caches (movntdq), and
+  // since we read it at once, a whole picture would take 1.4 times as long.
   std::byte* PictureRow(size_t bytes) {
     constexpr size_t kVector = 64;
     constexpr size_t kBeside = 8;

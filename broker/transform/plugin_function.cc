@@ -40,8 +40,8 @@ StatusOr<Library> Load(const std::string& path, const std::string& function) {
         "{}: build it again",
         path, *abi, PENSTOCK_PLUGIN_ABI);
   }
-  // The prefix and the check of the library prevent a name such as `abort`:
-  // dlsym also searches the libraries it depends on.
+  // The prefix and the check of the library exclude names such as `abort`:
+  // dlsym also searches the library's dependencies.
   void* const found =
       dlsym(library.handle, ("penstock_plugin_function_" + function).c_str());
   Dl_info of_found;
