@@ -1,8 +1,8 @@
-// What every word is made of that two processes share: std::atomic.
+// The atomic type of every word that two processes share: std::atomic.
 //
-// The simulation in tests/ compiles the same sources with an atomic of its own
-// instead: each access is a step of a scheduler that tries every interleaving,
-// with store buffers and deaths between any two (PENSTOCK_SIMULATION).
+// The simulation in tests/ compiles the same sources with its own atomic: each
+// access is a step of a scheduler that tries every interleaving, with store
+// buffers and deaths between any two steps (PENSTOCK_SIMULATION).
 #ifndef COMMON_ATOMIC_H_
 #define COMMON_ATOMIC_H_
 

@@ -1,6 +1,6 @@
-// Classes of two datasets that are used together, such as those of `train` and
-// `val`. A label is the place of its class in the list, so a class that one of
-// them lacks shifts the labels of all that follow it, and nothing fails.
+// Compares the classes of two datasets that are used together, such as `train`
+// and `val`. A label is the index of its class in the list. A class missing
+// from one dataset therefore shifts all labels after it, and nothing fails.
 #ifndef COMMON_CLASS_NAMES_H_
 #define COMMON_CLASS_NAMES_H_
 
@@ -10,14 +10,14 @@
 namespace penstock {
 
 struct ClassNames {
-  std::string folder;              // whose sub-folders they are
-  std::vector<std::string> names;  // by label; each once
+  std::string folder;  // the sub-folders of this folder are the classes
+  std::vector<std::string> names;  // indexed by label, no duplicates
 };
 
-// What to tell the user: the first class with another label in the other
-// dataset, the label it has in each, and the first class that only one of them
-// has. "" where labels agree, and of datasets that have nothing to do with each
-// other: less than half of the classes of the smaller one are in the other.
+// Returns a message for the user: the first class whose label differs, both
+// labels, and the first class that only one dataset has. Returns "" when the
+// labels agree, and for unrelated datasets: less than half of the classes of
+// the smaller one are in the other.
 std::string LabelsThatDiffer(const ClassNames& a, const ClassNames& b);
 
 }  // namespace penstock

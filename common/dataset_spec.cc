@@ -1,5 +1,5 @@
 // The upper half of the dataset spec's parser: the grammar. README.md of this
-// folder has it as a table; keep them together.
+// folder has it as a table; change both together.
 #include "common/dataset_spec.h"
 
 #include <algorithm>
@@ -17,20 +17,20 @@ constexpr uint64_t kRecordsMax = uint64_t{1} << 53;  // the plan's limit
 constexpr size_t kNameCharsMax = 64;
 constexpr size_t kFeaturesMax = 64;
 constexpr size_t kFilesMax = 256;            // each keeps a descriptor
-constexpr uint64_t kProducersMax = 1 << 20;  // one after the other
+constexpr uint64_t kProducersMax = 1 << 20;  // over the whole job, not at once
 constexpr size_t kDimensionsMax = 8;
 constexpr int64_t kDimensionMax = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kRowBytesMax = uint64_t{1} << 40;
 constexpr uint64_t kCostUsMax = 1'000'000;  // a second for one record
 constexpr size_t kMapOpsMax = 64;
 constexpr size_t kFunctionNameBytesMax = 256;
-constexpr int64_t kImageSideMax = 65535;  // JPEG's own limit
+constexpr int64_t kImageSideMax = 65535;  // JPEG's limit
 constexpr size_t kChannelsMax = 16;
 constexpr double kCropFractionMin = 0.001;
 constexpr double kCropAreaMin = 0.0001;
 constexpr double kCropRatioMax = 100;
 constexpr double kMeanMax = 1e6;
-constexpr double kStdMin = 1e-6;  // its reciprocal is multiplied by
+constexpr double kStdMin = 1e-6;  // normalization multiplies by its reciprocal
 constexpr uint64_t kBatchRowsMax = uint64_t{1} << 24;
 constexpr uint64_t kEpochsMax = uint64_t{1} << 40;
 constexpr uint64_t kStepsMax = uint64_t{1} << 40;
@@ -88,7 +88,7 @@ Status ReadLayout(const SpecValue& value, Layout* out) {
                             out);
 }
 
-// ---- sources ----------------------------------------------------------------
+// ---- sources ---------------------------------------------------------------
 
 Status ReadIo(const SpecValue& value, Io* out) {
   return value.Word<Io>({{"auto", Io::kAuto},
@@ -130,7 +130,7 @@ Status ReadRange(const SpecValue& value, RangeSource* out) {
     return value.Error(Format("no value from {} to below {} in steps of {}",
                               out->start, out->stop, out->step));
   }
-  // Unsigned, so that neither the distance nor -INT64_MIN wraps.
+  // Unsigned, so that neither the distance nor -INT64_MIN overflows.
   const uint64_t start = static_cast<uint64_t>(out->start);
   const uint64_t stop = static_cast<uint64_t>(out->stop);
   const uint64_t step_size =
@@ -143,12 +143,12 @@ Status ReadRange(const SpecValue& value, RangeSource* out) {
   return OkStatus();
 }
 
-// Adds a feature's bytes to those of its row.
+// Adds a feature's bytes to *row_bytes.
 Status AddRowBytes(const SpecValue& value, const Feature& feature,
                    uint64_t* row_bytes) {
   uint64_t bytes = DTypeBytes(feature.dtype);
   for (const int64_t dimension : feature.shape) {
-    // Divide: the product of hostile dimensions wraps.
+    // Divide: the product of hostile dimensions overflows.
     if (bytes > kRowBytesMax / static_cast<uint64_t>(dimension)) {
       bytes = kRowBytesMax + 1;
       break;
@@ -309,8 +309,7 @@ Status ReadSource(const SpecValue& value, const std::string& base_dir,
   return ReadStream(source, &out->emplace<StreamSource>());
 }
 
-// ---- transforms
-// ---------------------------------------------------------------
+// ---- transforms ------------------------------------------------------------
 
 // [low, high] with min <= low <= high <= max.
 Status ReadInterval(const SpecValue& value, double min, double max,
@@ -325,7 +324,7 @@ Status ReadInterval(const SpecValue& value, double min, double max,
   return OkStatus();
 }
 
-// value has one of the keys center and random_resized.
+// value has exactly one of the keys center and random_resized.
 Status ReadCropKind(const SpecValue& value, CropSpec* out) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::string_view kind,
                             value.OneOf({"center", "random_resized"}));
@@ -344,7 +343,7 @@ Status ReadCropKind(const SpecValue& value, CropSpec* out) {
                       out->ratio);
 }
 
-// As the value of decode_image's key crop: there the word alone will do.
+// The value of decode_image's key crop, where the word alone is allowed too.
 Status ReadCrop(const SpecValue& value, CropSpec* out) {
   if (!value.present()) return value.Absent();
   if (value.IsScalar()) {
@@ -537,8 +536,7 @@ Status ReadMap(const SpecValue& value, std::vector<TransformSpec>* out) {
   return OkStatus();
 }
 
-// ---- order, batches, epochs
-// ---------------------------------------------------
+// ---- order, batches, epochs ------------------------------------------------
 
 Status ReadShuffle(const SpecValue& value, std::optional<ShuffleSpec>* out) {
   if (!value.present()) return value.Absent();
@@ -588,7 +586,7 @@ Status ReadSmallCount(const SpecValue& value, uint64_t max, uint32_t* out) {
   return OkStatus();
 }
 
-// What cannot be said of rows that nobody has yet.
+// Rejects options that make no sense for a stream's rows.
 Status CheckStream(const SpecValue& root, const DatasetSpec& spec) {
   if (!std::holds_alternative<StreamSource>(spec.source)) return OkStatus();
   if (spec.shuffle) {

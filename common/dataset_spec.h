@@ -1,6 +1,6 @@
-// What a dataset is: its source, order, transforms and batches, as a person
-// writes it in YAML (JSON is YAML). Parsed strictly: an unknown key, a wrong
-// type or a value out of range is an error with line and column.
+// The dataset spec: source, order, transforms and batches, written in YAML
+// (JSON is YAML). Parsing is strict: an unknown key, a wrong type or a value
+// out of range is an error with line and column.
 #ifndef COMMON_DATASET_SPEC_H_
 #define COMMON_DATASET_SPEC_H_
 
@@ -17,17 +17,17 @@
 
 namespace penstock {
 
-// Bounds of a spec's text; a spec comes from any user of the host.
+// Bounds of a spec's text: any user of the host may send one.
 inline constexpr size_t kSpecBytesMax = 64 * 1024;
 inline constexpr int kSpecDepthMax = 32;
 
-// ---- sources: which records there are -------------------------------------
+// ---- sources: the records --------------------------------------------------
 
-// Through the page cache, or past it (O_DIRECT). kAuto: past it when the file
-// is too large for the page cache and its records large enough.
+// Read through the page cache or bypass it (O_DIRECT). kAuto bypasses it when
+// the file is too large for the page cache and its records are large enough.
 enum class Io { kAuto, kBuffered, kDirect };
 
-// One sub-folder per class, its files are the samples.
+// One sub-folder per class; its files are the samples.
 //   features: image (encoded file), label int64 [] (index of the class in the
 //   sorted list of sub-folder names)
 struct ImageFolderSource {
@@ -36,24 +36,24 @@ struct ImageFolderSource {
   bool operator==(const ImageFolderSource&) const = default;
 };
 
-// The MNIST file format, plain or gzip (seen by its magic, not its name).
+// The MNIST file format, plain or gzip (detected by its magic, not its name).
 //   features: image (dtype and shape from the file), label (likewise, cast to
 //   int64 []) when labels is given
 struct IdxSource {
   std::string images;
   std::string labels;  // empty: no label feature
-  Io io = Io::kAuto;   // of images; labels are kept in memory
+  Io io = Io::kAuto;   // of images; labels are held in memory
   bool operator==(const IdxSource&) const = default;
 };
 
-// Records of one size, one after the other in one or several files; each holds
-// its features one after the other, little-endian, without gaps.
+// Records of one fixed size, back to back in one or several files. A record
+// holds its features back to back, little-endian, without gaps.
 //   features: as given
 struct FixedLengthRecordsSource {
   std::vector<std::string> files;
   ElementSpec features;
-  uint64_t header_bytes = 0;  // at the start of each file, passed over
-  uint64_t footer_bytes = 0;  // likewise at its end
+  uint64_t header_bytes = 0;  // skipped at the start of each file
+  uint64_t footer_bytes = 0;  // skipped at the end of each file
   Io io = Io::kAuto;
   bool operator==(const FixedLengthRecordsSource&) const = default;
 };
@@ -66,8 +66,8 @@ struct RangeSource {
   bool operator==(const RangeSource&) const = default;
 };
 
-// Values written in the spec itself. Every feature has the same number of
-// rows: the outermost list. data holds rows * RowBytes bytes.
+// Values written in the spec itself. The outermost list holds the rows; every
+// feature has the same number of rows. data holds rows * RowBytes bytes.
 struct TensorsSource {
   struct Tensor {
     Feature feature;
@@ -80,7 +80,7 @@ struct TensorsSource {
   bool operator==(const TensorsSource&) const = default;
 };
 
-// Records made without I/O, to measure what is not I/O.
+// Records made without I/O, to measure everything but I/O.
 //   features: as given; the bytes are a function of the record's number
 struct SyntheticSource {
   uint64_t records = 0;
@@ -89,13 +89,13 @@ struct SyntheticSource {
   bool operator==(const SyntheticSource&) const = default;
 };
 
-// Rows that producers put while the job runs (penstock_produce). They come once
-// and in the order in which they were put: no shuffle, one epoch, no seek.
+// Rows that producers put while the job runs (penstock_produce). Each row is
+// delivered once, in put order: no shuffle, one epoch, no seek.
 //   features: as given
 struct StreamSource {
   ElementSpec features;
-  // The data are over when so many have finished; more, if more were at work at
-  // once.
+  // The data end when this many producers have finished, or more if more were
+  // at work at once.
   uint64_t producers = 1;
   bool operator==(const StreamSource&) const = default;
 };
@@ -104,16 +104,16 @@ using SourceSpec =
     std::variant<ImageFolderSource, IdxSource, FixedLengthRecordsSource,
                  RangeSource, TensorsSource, SyntheticSource, StreamSource>;
 
-// ---- transforms: what happens to each row ---------------------------------
+// ---- transforms: applied to each row ---------------------------------------
 
 struct CropSpec {
   enum class Kind { kNone, kCenter, kRandomResized };
   Kind kind = Kind::kNone;
-  // kCenter: the largest centred rectangle of the target's aspect, its sides
-  // times fraction.
+  // kCenter: the largest centred rectangle of the target's aspect ratio, with
+  // its sides multiplied by fraction.
   double fraction = 1.0;
-  // kRandomResized: area and aspect ratio (width / height) ranges, drawn as
-  // torchvision's RandomResizedCrop draws them.
+  // kRandomResized: ranges of area and aspect ratio (width / height), drawn
+  // like torchvision's RandomResizedCrop.
   double scale[2] = {0.08, 1.0};
   double ratio[2] = {0.75, 4.0 / 3.0};
   bool operator==(const CropSpec&) const = default;
@@ -125,13 +125,13 @@ struct ImageSize {
   bool operator==(const ImageSize&) const = default;
 };
 
-// Encoded picture -> uint8 [height, width, channels].
+// Encoded image -> uint8 [height, width, channels].
 struct DecodeImageOp {
   std::string feature = "image";
   CropSpec crop;
   ImageSize size;
   int channels = 3;    // 3: RGB, 1: gray
-  bool exact = false;  // decode all of it, and give Pillow's values
+  bool exact = false;  // decode the whole image, match Pillow's values
   bool operator==(const DecodeImageOp&) const = default;
 };
 
@@ -154,7 +154,7 @@ struct FlipOp {
 enum class Layout { kHwc, kChw };
 
 // uint8 -> (value / 255 - mean[c]) / std[c]; one mean for all channels or one
-// for each. [h, w, c] becomes [c, h, w] with Layout::kChw; [h, w] stays.
+// each. Layout::kChw turns [h, w, c] into [c, h, w]; [h, w] is unchanged.
 struct NormalizeOp {
   std::string feature = "image";
   std::vector<double> mean;
@@ -164,7 +164,7 @@ struct NormalizeOp {
   bool operator==(const NormalizeOp&) const = default;
 };
 
-// Value by value; to an integer: rounds to nearest even and saturates.
+// Converts each value. To an integer: rounds to nearest even and saturates.
 struct CastOp {
   std::string feature = "image";
   DType dtype = DType::kFloat32;
@@ -172,16 +172,16 @@ struct CastOp {
   bool operator==(const CastOp&) const = default;
 };
 
-// A function of whole rows that is not ours: all features in, all features out.
+// A user's function of whole rows: all features in, all features out.
 struct FunctionOp {
   enum class Kind {
-    kPython,  // "package.module:function", run in processes of its own
-    kPlugin   // of a shared library, run in the workers (penstock_plugin.h)
+    kPython,  // "package.module:function", run in separate processes
+    kPlugin   // from a shared library, run in the workers (penstock_plugin.h)
   };
   Kind kind = Kind::kPython;
   std::string library;  // kPlugin: a file name
   std::string function;
-  // What it returns; absent: what it is given.
+  // The features it returns; absent: same as its input.
   std::optional<ElementSpec> features;
   bool operator==(const FunctionOp&) const = default;
 };
@@ -189,7 +189,7 @@ struct FunctionOp {
 using TransformSpec = std::variant<DecodeImageOp, ResizeOp, FlipOp, NormalizeOp,
                                    CastOp, FunctionOp>;
 
-// ---- batches, epochs --------------------------------------------------------
+// ---- batches, epochs -------------------------------------------------------
 
 struct ShuffleSpec {
   uint64_t seed = 0;
@@ -210,35 +210,35 @@ struct BatchSpec {
 struct DatasetSpec {
   std::string name;
   SourceSpec source;
-  std::optional<ShuffleSpec> shuffle;  // absent: the source's own order
+  std::optional<ShuffleSpec> shuffle;  // absent: source order
   uint64_t seed = 0;                   // of augmentation; default: shuffle's
   std::vector<TransformSpec> map;
   BatchSpec batch;
   std::optional<uint64_t> epochs = 1;  // nullopt: forever
   std::optional<uint64_t> steps_per_epoch;
   uint32_t prefetch = 2;  // finished batches per rank
-  // Batches a rank may hold at once: that of the loop's variable, one that the
-  // loop keeps back, and the one it asks for.
+  // Batches a rank may hold at once: the loop's current one, one that the loop
+  // keeps, and the one being requested.
   uint32_t hold = 3;
   OnError on_error = OnError::kFail;
   bool operator==(const DatasetSpec&) const = default;
 };
 
-// Parses and checks text. file stands in front of every error message
-// ("train.yaml:7:3: unknown key 'shufle'; did you mean 'shuffle'?"). file "":
-// a program wrote the text, and errors name the key's path instead ("spec:
-// map[0].cast.dtype: ..."). Relative paths are taken from base_dir. Checks what
-// the text alone can tell; it opens no file. Errors: InvalidArgument only.
+// Parses and checks text. Error messages start with file ("train.yaml:7:3:
+// unknown key 'shufle'; did you mean 'shuffle'?"). file "": a program wrote the
+// text, and errors name the key's path ("spec: map[0].cast.dtype: ...").
+// Relative paths are resolved against base_dir. Opens no file: only the text is
+// checked. Errors: InvalidArgument only.
 StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
                                        const std::string& file,
                                        const std::string& base_dir);
 
-// Every field, defaults included, in a fixed order: two specs are the same
-// dataset if and only if these are equal.
+// Every field, defaults included, in a fixed order. Two specs describe the same
+// dataset if and only if their JSON is equal.
 nlohmann::ordered_json DatasetSpecToJson(const DatasetSpec& spec);
 
-// The first field in which they differ, with both values
-// ("batch.size: 256 here, 128 there"), or "" when they are equal.
+// The first differing field with both values ("batch.size: 256 here, 128
+// there"), or "" if the specs are equal.
 std::string DifferingField(const DatasetSpec& here, const DatasetSpec& there);
 
 }  // namespace penstock

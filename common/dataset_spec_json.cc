@@ -1,5 +1,5 @@
-// A spec as canonical JSON, in the grammar of the spec itself (a spec without
-// a `tensors` source can be parsed again), and how two specs differ.
+// A spec as canonical JSON in the grammar of the spec itself (specs without a
+// `tensors` source can be parsed again), and the difference of two specs.
 #include <nlohmann/json.hpp>
 
 #include "common/dataset_spec.h"
@@ -11,8 +11,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kShownBytesMax = 120;
 
-// FNV-1a, 128 bits: tells tensors apart, proves nothing to an adversary (whose
-// datasets are his own anyway).
+// FNV-1a, 128 bits: distinguishes tensors, but not against an adversary (who
+// could only fool his own datasets).
 std::string Digest(const std::vector<std::byte>& data) {
   using Uint128 = unsigned __int128;
   Uint128 hash =
@@ -176,7 +176,7 @@ std::string_view OnErrorName(OnError on_error) {
   return "substitute";
 }
 
-// For a message: on one line and not long.
+// For a message: one line, truncated.
 std::string Shown(const Json& json) {
   std::string text = json.is_string()
                          ? json.get<std::string>()
@@ -202,7 +202,7 @@ std::string Differ(const std::string& path, const std::string& here,
   return Format("{}: {} here, {} there", path, here, there);
 }
 
-// The first difference below path, "" if there is none.
+// The first difference below path, or "".
 std::string FirstDifference(const std::string& path, const Json& here,
                             const Json& there) {
   if (here == there) return "";

@@ -12,8 +12,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// Adds the numbers below value, which must be shaped like shape from this
-// depth on.
+// Appends the numbers in value, whose shape from this depth on must equal
+// shape.
 Status Collect(const SpecValue& value, const std::vector<size_t>& shape,
                size_t depth, std::vector<SpecValue>* numbers) {
   if (depth == shape.size()) {
@@ -67,8 +67,9 @@ Status AppendFloat(const SpecValue& value, std::vector<std::byte>* data) {
   return OkStatus();
 }
 
-// An IEEE 754 binary format of 16 bits: round to nearest even, subnormals kept.
-// max: its largest finite number; exponent_min: of its normal numbers.
+// Appends a number as a 16-bit IEEE 754 binary format: rounds to nearest even,
+// keeps subnormals. max: the largest finite number; exponent_min: the smallest
+// exponent of a normal number.
 Status AppendSmallFloat(const SpecValue& value, int mantissa_bits,
                         int exponent_min, double max,
                         std::vector<std::byte>* data) {
@@ -78,8 +79,8 @@ Status AppendSmallFloat(const SpecValue& value, int mantissa_bits,
   const int exponent = magnitude == 0
                            ? exponent_min
                            : std::max(std::ilogb(magnitude), exponent_min);
-  // In units of the last place, implicit bit included: a subnormal has none,
-  // and one rounded up to the next power of two carries into the exponent.
+  // In units of the last place, implicit bit included: subnormals have none,
+  // and a number rounded up to the next power of two carries into the exponent.
   const auto units = static_cast<uint32_t>(
       std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent)));
   uint32_t bits =
@@ -128,7 +129,7 @@ Status ReadTensor(const SpecValue& values, std::optional<DType> dtype,
   if (!values.present()) return values.Absent();
   if (!values.IsSequence())
     return values.Wanted("a list with a row for each record");
-  // The first row says what shape every row has.
+  // The first row determines the shape of all rows.
   std::vector<size_t> shape;
   for (SpecValue first = values; first.IsSequence(); first = first.Item(0)) {
     if (first.size() == 0) return first.Error("an empty list");

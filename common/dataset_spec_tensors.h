@@ -12,11 +12,11 @@
 
 namespace penstock {
 
-// values: nested lists, the outermost one the rows. Fills tensor->feature's
-// dtype and shape and tensor->data, little-endian. Without dtype: int64 when
-// all are whole numbers, else float32. Errors: a row that is not shaped like
-// the first, more than dimensions_max dimensions, a number that the dtype does
-// not have.
+// values: nested lists, the outermost one holds the rows. Fills dtype and shape
+// of tensor->feature, and tensor->data in little-endian. Default dtype: int64
+// if all numbers are whole, else float32. Errors: a row whose shape differs
+// from the first, more than dimensions_max dimensions, a number that dtype
+// cannot represent.
 Status ReadTensor(const SpecValue& values, std::optional<DType> dtype,
                   size_t dimensions_max, TensorsSource::Tensor* tensor,
                   uint64_t* rows);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kQuotedBytesMax = 60;
 constexpr size_t kPathBytesMax = 4095;  // PATH_MAX without the final zero
-// Duplicate keys are searched for one by one; no mapping has this many.
+// The search for duplicate keys is linear; no legal mapping has this many.
 constexpr size_t kKeysMax = 256;
 
 Status ErrorAt(const std::string& file, int line, int column,
@@ -32,8 +32,8 @@ bool IsControl(char c) {
   return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
 }
 
-// Bytes of the UTF-8 character at text[i], 0 if there is none (RFC 3629:
-// neither overlong forms nor surrogates).
+// Bytes of the UTF-8 character at text[i], 0 if invalid (RFC 3629: neither
+// overlong forms nor surrogates).
 size_t Utf8Bytes(std::string_view text, size_t i) {
   const auto byte = [&](size_t k) -> unsigned {
     return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0;
@@ -54,7 +54,7 @@ size_t Utf8Bytes(std::string_view text, size_t i) {
   return 0;
 }
 
-// UTF-8 text without control characters: what a YAML stream may consist of.
+// Checks for UTF-8 text without control characters.
 Status CheckCharacters(std::string_view text, const std::string& file) {
   int line = 1;
   int column = 1;
@@ -81,7 +81,7 @@ Status CheckCharacters(std::string_view text, const std::string& file) {
   return OkStatus();
 }
 
-// Thrown through yaml-cpp's parser to end it.
+// Thrown through yaml-cpp's parser to stop it.
 struct Refused {
   YAML::Mark mark;
   std::string message;
@@ -99,8 +99,8 @@ class TreeBuilder : public YAML::EventHandler {
   bool has_document() const { return documents_ > 0; }
   YamlNode TakeRoot() { return std::move(root_); }
 
-  // Of what is being read, "map[2].flip", as SpecValue has it. Keys are
-  // anybody's text: cut and escaped.
+  // The path of the current node, "map[2].flip", as in SpecValue. Keys are
+  // untrusted text: truncated and escaped.
   std::string Path() const {
     std::string path;
     for (const auto& [node, mark, block] : open_) {
@@ -114,13 +114,14 @@ class TreeBuilder : public YAML::EventHandler {
     return path;
   }
 
-  // yaml-cpp counts lines and bytes from 0; we characters from 1.
+  // yaml-cpp counts lines and bytes from 0; we count lines and characters from
+  // 1.
   void Place(const YAML::Mark& mark, int* line, int* column) {
     *line = 1;
     *column = 1;
     if (mark.is_null() || mark.line < 0 || mark.column < 0) return;
     *line = mark.line + 1;
-    // Goes on from the last place: all of a text may be one line.
+    // Continues from the last position, because a whole text may be one line.
     if (mark.line != counted_line_ || mark.column < counted_bytes_) {
       counted_line_ = mark.line;
       counted_bytes_ = 0;
@@ -137,7 +138,7 @@ class TreeBuilder : public YAML::EventHandler {
     *column = counted_characters_ + 1;
   }
 
-  // What yaml-cpp found wrong, in words that say what to do about it.
+  // Rewords yaml-cpp's errors so that they name the remedy.
   Refused Explain(const YAML::Exception& error) const {
     const std::string_view message = error.msg;
     if ((message == YAML::ErrorMsg::END_OF_MAP_FLOW ||
@@ -171,7 +172,7 @@ class TreeBuilder : public YAML::EventHandler {
   void OnScalar(const YAML::Mark& mark, const std::string& tag,
                 YAML::anchor_t anchor, const std::string& value) override {
     YamlNode node = Node(YamlNode::Kind::kScalar, mark, tag, anchor);
-    // The text was UTF-8, but yaml-cpp makes single bytes of \N and \_.
+    // The text was UTF-8, but yaml-cpp turns \N and \_ into single bytes.
     for (size_t i = 0; i < value.size(); i += Utf8Bytes(value, i)) {
       if (Utf8Bytes(value, i) != 0) continue;
       throw Refused{mark,
@@ -207,7 +208,7 @@ class TreeBuilder : public YAML::EventHandler {
             "aliases (*name) are not allowed; quote a text that begins with *"};
   }
 
-  // Without its end; empty if there is no such line.
+  // The line without its end; empty if there is no such line.
   std::string_view Line(int line) const {
     if (line < 0 || static_cast<size_t>(line) >= line_starts_.size()) return {};
     const size_t begin = line_starts_[line];
@@ -217,8 +218,8 @@ class TreeBuilder : public YAML::EventHandler {
                : text_.substr(begin);
   }
 
-  // Moves the place of a block sequence's empty item to its dash: yaml-cpp
-  // places it at the next token, with nothing but blanks and comments between.
+  // Moves the position of an empty block-sequence item to its dash: yaml-cpp
+  // reports the next token, after nothing but blanks and comments.
   void PlaceAtDash(const YAML::Mark& mark, YamlNode* node) {
     for (int line = mark.line; line >= 0; --line) {
       std::string_view text = Line(line);
@@ -315,7 +316,7 @@ class TreeBuilder : public YAML::EventHandler {
   int documents_ = 0;
   YamlNode root_;
   std::vector<Collection> open_;  // from the root to here
-  int counted_line_ = -1;         // Place: what it counted last
+  int counted_line_ = -1;         // Place: where it last counted
   int counted_bytes_ = 0;
   int counted_characters_ = 0;
 };
@@ -342,7 +343,8 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
-// -?(0|[1-9][0-9]*): no 0777, 1e6, 1_000 or +1, which people read differently.
+// -?(0|[1-9][0-9]*): excludes 0777, 1e6, 1_000 and +1, whose meaning is
+// ambiguous.
 bool IsDecimal(std::string_view text) {
   if (!text.empty() && text.front() == '-') text.remove_prefix(1);
   if (text.empty() || (text.front() == '0' && text.size() > 1)) return false;
@@ -350,7 +352,7 @@ bool IsDecimal(std::string_view text) {
                      [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// False also when it does not fit.
+// Also false if the number does not fit.
 template <typename T>
 bool ParseNumber(std::string_view text, T* out) {
   const char* const end = text.data() + text.size();
@@ -359,7 +361,7 @@ bool ParseNumber(std::string_view text, T* out) {
 }
 
 bool ParseDecimalFraction(std::string_view text, double* out) {
-  // from_chars would take inf and nan as well.
+  // from_chars would also accept inf and nan.
   return text.find_first_not_of("0123456789.eE+-") == std::string_view::npos &&
          ParseNumber(text, out) && std::isfinite(*out);
 }
@@ -382,7 +384,7 @@ StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
     int line = 1;
     int column = 1;
     builder.Place(refused.mark, &line, &column);
-    // Where there are lines, they say enough of what is wrong with the text.
+    // In a file, line and column are enough.
     return ErrorAt(file, line, column, file.empty() ? builder.Path() : "",
                    refused.message);
   };
@@ -420,13 +422,13 @@ std::string Quoted(std::string_view text) {
 
 std::string Suggestion(std::string_view word,
                        const std::vector<std::string_view>& choices) {
-  // Long words are nobody's typing error, and the distance is quadratic.
+  // Long words are not typing errors, and the distance is quadratic.
   if (word.size() <= kQuotedBytesMax) {
     std::string_view nearest;
     size_t nearest_distance = 3;  // two errors at most
     for (const std::string_view choice : choices) {
       const size_t distance = EditDistance(word, choice);
-      // Of a short word something must be left.
+      // Most of a short word must remain.
       if (distance < nearest_distance && 2 * distance < choice.size()) {
         nearest = choice;
         nearest_distance = distance;
@@ -437,8 +439,7 @@ std::string Suggestion(std::string_view word,
   return Format("known here: {}", JoinText(choices, ", "));
 }
 
-// ---- SpecValue
-// ----------------------------------------------------------------
+// ---- SpecValue -------------------------------------------------------------
 
 bool SpecValue::IsWholeNumber() const {
   return IsScalar() && node_->plain && IsDecimal(node_->text);

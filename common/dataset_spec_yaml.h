@@ -1,13 +1,11 @@
-// The lower half of the parser of dataset specs, and of the broker's
-// configuration: text -> a tree that knows the
-// line and column of every node -> typed values with error messages that say
-// where.
+// The lower half of the parser of dataset specs and of the broker's
+// configuration: text -> a tree with line and column of every node -> typed
+// values, with error messages that name the position.
 //
-// The text comes from any user of the host. yaml-cpp's scanner reads it and
-// its events build the tree, so that what a spec may not have (anchors,
-// aliases, tags, nesting beyond kSpecDepthMax) ends the parse where it stands,
-// before yaml-cpp recurses or expands anything. No exception leaves ReadYaml.
-// One thread; no state.
+// Any user of the host may send the text. yaml-cpp's scanner reads it, and its
+// events build the tree. Forbidden constructs (anchors, aliases, tags, nesting
+// beyond kSpecDepthMax) therefore stop the parse before yaml-cpp recurses or
+// expands anything. No exception leaves ReadYaml. Single-threaded, stateless.
 #ifndef COMMON_DATASET_SPEC_YAML_H_
 #define COMMON_DATASET_SPEC_YAML_H_
 
@@ -26,32 +24,32 @@ namespace penstock {
 struct YamlNode {
   enum class Kind { kNull, kScalar, kSequence, kMapping };
   Kind kind = Kind::kNull;
-  int line = 1;  // of its first character; from 1
+  int line = 1;  // of the first character; from 1
   int column = 1;
   bool plain = false;           // kScalar: written without quotes
   std::string text;             // kScalar
-  std::vector<YamlNode> keys;   // kMapping: scalars, all different
+  std::vector<YamlNode> keys;   // kMapping: scalars, no duplicates
   std::vector<YamlNode> items;  // kSequence, kMapping: values in keys' order
 };
 
-// The one document in text; kNull when there is nothing in it. Errors:
-// InvalidArgument "FILE:LINE:COL: message", columns counted in characters. file
-// "": a program wrote the text, and its lines tell nobody anything: "spec:
+// The one document in text; kNull if it is empty. Errors: InvalidArgument
+// "FILE:LINE:COL: message", columns counted in characters. file "": a
+// program wrote the text, so line numbers are useless: messages read "spec:
 // PATH: message", also from SpecValue.
 StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file);
 
-// text in single quotes, cut and escaped so that it fits into a message.
+// text in single quotes, truncated and escaped to fit into a message.
 std::string Quoted(std::string_view text);
 
-// "did you mean 'x'?" when one of the choices is near, else "known are a, b".
+// "did you mean 'x'?" if a choice is close, else "known are a, b".
 std::string Suggestion(std::string_view word,
                        const std::vector<std::string_view>& choices);
 
-// A node and its dotted path from the document's root ("map[2].flip"), or the
-// place where an absent one would be.
+// A node with its dotted path from the document's root ("map[2].flip"); or an
+// absent node with the position where it belongs.
 //
 // Readers check a value's type and range and store it in *out. An absent value
-// is an error when it was asked for with Required; else *out keeps its default.
+// is an error if requested with Required; otherwise *out keeps its default.
 class SpecValue {
  public:
   SpecValue(const YamlNode& root, const std::string& file)
@@ -61,28 +59,28 @@ class SpecValue {
   bool IsScalar() const { return Is(YamlNode::Kind::kScalar); }
   bool IsSequence() const { return Is(YamlNode::Kind::kSequence); }
   bool IsMapping() const { return Is(YamlNode::Kind::kMapping); }
-  // Present and this word, quoted or not.
+  // True if present and equal to word, quoted or not.
   bool IsWord(std::string_view word) const {
     return IsScalar() && node_->text == word;
   }
-  // A number as Int reads it, of whatever size.
+  // A number that Int can read, of any size.
   bool IsWholeNumber() const;
   // true or false, as Bool reads it.
   bool IsBool() const;
 
-  // A mapping that has none but these keys. wanted stands before their list in
-  // the message.
+  // Checks for a mapping with no other keys than these. wanted precedes the
+  // list of keys in the message.
   Status CheckMapping(const std::vector<std::string_view>& known_keys,
                       std::string_view wanted = "a mapping of") const;
-  // The one of these keys that the mapping has.
+  // Returns the only one of these keys that is present.
   StatusOr<std::string_view> OneOf(
       const std::vector<std::string_view>& keys) const;
   SpecValue Optional(std::string_view key) const { return Member(key, false); }
   SpecValue Required(std::string_view key) const { return Member(key, true); }
 
-  // A list of min to max items.
+  // Checks for a list of min to max items.
   Status CheckSequence(size_t min, size_t max, std::string_view wanted) const;
-  // Of a sequence or mapping; else 0.
+  // Items of a sequence or mapping; else 0.
   size_t size() const { return node_ ? node_->items.size() : 0; }
   SpecValue Item(size_t i) const;          // of a sequence
   const std::string& Key(size_t i) const;  // of a mapping
@@ -92,9 +90,9 @@ class SpecValue {
   Status Int(int64_t min, int64_t max, int64_t* out) const;
   Status Double(double min, double max, double* out) const;
   Status Bool(bool* out) const;
-  // Any scalar without control characters.
+  // Reads any scalar without control characters.
   Status String(std::string* out) const;
-  // Absolute and lexically normal; a relative one is taken from base_dir.
+  // Reads a path; makes it absolute (against base_dir) and lexically normal.
   Status Path(const std::string& base_dir, std::string* out) const;
   template <typename T>
   Status Word(std::initializer_list<std::pair<std::string_view, T>> choices,
@@ -110,14 +108,14 @@ class SpecValue {
     }
     return UnknownWord(words);
   }
-  // For a scalar that is none of the words it may be.
+  // Error for a scalar that is none of the accepted words.
   Status UnknownWord(const std::vector<std::string_view>& words) const;
 
   // InvalidArgument "FILE:LINE:COL: PATH: message".
   Status Error(const std::string& message) const;
-  // "wanted ..., found ...", or that it is missing.
+  // Error "wanted ..., found ..." or "... is missing".
   Status Wanted(std::string_view wanted) const;
-  // What a reader returns for an absent value.
+  // The result of reading an absent value.
   Status Absent() const;
 
  private:
@@ -128,7 +126,7 @@ class SpecValue {
   const YamlNode* node_ = nullptr;  // null: absent
   const std::string* file_ = nullptr;
   std::string path_;
-  int line_ = 1;  // of the node; of the mapping it is missing in, when absent
+  int line_ = 1;  // of the node; if absent, of the enclosing mapping
   int column_ = 1;
   bool required_ = false;
 };

@@ -1,4 +1,4 @@
-// The time by which a wait must have ended.
+// Deadline of a wait.
 #ifndef COMMON_DEADLINE_H_
 #define COMMON_DEADLINE_H_
 
@@ -10,7 +10,7 @@ namespace penstock {
 
 using Deadline = std::optional<std::chrono::steady_clock::time_point>;
 
-// Negative: none.
+// Negative: no deadline.
 inline Deadline DeadlineAfter(double timeout_s) {
   using Clock = std::chrono::steady_clock;
   if (timeout_s < 0) return std::nullopt;
@@ -18,12 +18,12 @@ inline Deadline DeadlineAfter(double timeout_s) {
          std::chrono::duration_cast<Clock::duration>(
              std::chrono::duration<double>(std::min(timeout_s, 1e9)));
 }
-// Of an option; 0: none.
+// For an option, where 0 means no deadline.
 inline Deadline DeadlineOf(double timeout_s) {
   return DeadlineAfter(timeout_s > 0 ? timeout_s : -1);
 }
 
-// How long a wait may be deaf to the one who wants it to end.
+// Upper bound of the time a wait ignores a request to stop.
 inline constexpr std::chrono::milliseconds kPause{100};
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-// How a job hands its batches out. Chosen by the rank that creates the job; the
+// How a job delivers its batches. The rank that creates the job chooses; the
 // others must agree.
 #ifndef COMMON_DELIVERY_OPTIONS_H_
 #define COMMON_DELIVERY_OPTIONS_H_
@@ -18,7 +18,7 @@ enum class DeliveryMode : uint32_t {
 inline constexpr std::array<std::string_view, 4> kDeliveryModeNames = {
     "split", "dynamic", "broadcast", "independent"};
 
-// broadcast: a consumer has `window` batches that it did not take yet.
+// broadcast: what happens to a consumer with `window` batches not yet taken.
 enum class Lag : uint32_t { kBlock, kSkip, kFail };
 inline constexpr std::array<std::string_view, 3> kLagNames = {"block", "skip",
                                                               "fail"};
@@ -31,7 +31,7 @@ struct DeliveryOptions {
   DeliveryMode mode = DeliveryMode::kSplit;
   Lag lag = Lag::kBlock;
   uint32_t window = 0;  // broadcast; 0: the spec's prefetch
-  // split waits for a replacement, the others go on without.
+  // split waits for a replacement; the other modes continue without the rank.
   OnRankDeath on_rank_death = OnRankDeath::kWait;
   bool operator==(const DeliveryOptions&) const = default;
 };

@@ -120,7 +120,7 @@ StatusOr<ElementSpec> ElementSpecFromJson(const nlohmann::json& json) {
             feature.name);
       }
       const int64_t value = dim.get<int64_t>();
-      // Divide: the product of hostile dimensions wraps.
+      // Divide: the product of hostile dimensions overflows.
       if (value != 0 && bytes > kRowBytesMax / static_cast<uint64_t>(value)) {
         return InvalidArgumentError("element spec: feature '{}' is too large",
                                     feature.name);

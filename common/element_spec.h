@@ -1,4 +1,4 @@
-// What one row of a batch is made of: names, dtypes and shapes.
+// The layout of one row of a batch: names, dtypes and shapes.
 #ifndef COMMON_ELEMENT_SPEC_H_
 #define COMMON_ELEMENT_SPEC_H_
 
@@ -15,7 +15,7 @@
 
 namespace penstock {
 
-// Numbers are part of the C ABI (penstock.h).
+// The numbers are part of the C ABI (penstock.h).
 enum class DType : uint32_t {
   kUint8 = 1,
   kInt8 = 2,
@@ -36,13 +36,12 @@ std::string_view DTypeName(DType dtype);
 // InvalidArgument names the known dtypes.
 StatusOr<DType> DTypeFromName(std::string_view name);
 
-// The first byte that is no bool, being neither 0 nor 1; nullopt: all are.
-// Bytes that come from elsewhere are checked before anybody takes them for
-// bools: C++ may do anything with another value, and NumPy compares `True` with
-// 2 byte by byte.
+// The index of the first byte that is neither 0 nor 1, else nullopt. Foreign
+// bytes are checked before use as bools: other values are undefined behavior in
+// C++, and NumPy compares `True` with 2 byte by byte.
 std::optional<size_t> FirstNotBool(std::span<const std::byte> bytes);
 
-// One tensor of a row. shape is without the batch dimension; a scalar has {}.
+// One tensor of a row. shape excludes the batch dimension; a scalar has {}.
 struct Feature {
   std::string name;
   DType dtype = DType::kUint8;
@@ -58,8 +57,8 @@ using ElementSpec = std::vector<Feature>;
 
 // [{"name": "image", "dtype": "float16", "shape": [3, 224, 224]}, ...]
 nlohmann::json ElementSpecToJson(const ElementSpec& spec);
-// Untrusted input: names 1-64 characters, at most 64 features of at most 8
-// dimensions, a row of at most 2^40 bytes.
+// Untrusted input: names of 1-64 characters, at most 64 features of at most 8
+// dimensions, rows of at most 2^40 bytes.
 StatusOr<ElementSpec> ElementSpecFromJson(const nlohmann::json& json);
 
 }  // namespace penstock

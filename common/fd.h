@@ -1,4 +1,4 @@
-// A file descriptor that is closed by its owner.
+// An owning file descriptor.
 #ifndef COMMON_FD_H_
 #define COMMON_FD_H_
 
@@ -8,7 +8,6 @@
 
 namespace penstock {
 
-// Owns a file descriptor.
 class Fd {
  public:
   Fd() = default;

@@ -1,6 +1,6 @@
-// Formatting of text by {fmt}, whose implementation only format.cc compiles:
-// header-only in every file it was half of the build time, and its shared
-// library would be one more that libpenstock.so brings into a trainer.
+// Text formatting with {fmt}. Only format.cc compiles its implementation:
+// header-only, it took half of the build time in total, and as a shared library
+// it would be one more that libpenstock.so loads into a trainer.
 #ifndef COMMON_FORMAT_H_
 #define COMMON_FORMAT_H_
 
@@ -11,18 +11,18 @@
 
 namespace penstock {
 
-// As fmt::vformat.
+// Like fmt::vformat.
 std::string FormatArguments(fmt::string_view format,
                             fmt::format_args arguments);
 
-// As fmt::format: the format string is checked at compile time. What is not a
-// number, a string or a pointer is given as text.
+// Like fmt::format, with the format string checked at compile time. Arguments
+// are numbers, strings and pointers; convert anything else to text first.
 template <typename... Args>
 std::string Format(fmt::format_string<Args...> format, Args&&... args) {
   return FormatArguments(format, fmt::make_format_args(args...));
 }
 
-// Writes to `file`. An error shows in ferror(file).
+// Writes to `file`. Check ferror(file) for errors.
 template <typename... Args>
 void Print(std::FILE* file, fmt::format_string<Args...> format,
            Args&&... args) {
@@ -30,7 +30,7 @@ void Print(std::FILE* file, fmt::format_string<Args...> format,
   std::fwrite(text.data(), 1, text.size(), file);
 }
 
-// The elements of a range, each as "{}" shows it.
+// Joins the elements of a range, each formatted as "{}".
 template <typename Iterator>
 std::string JoinText(Iterator first, Iterator last, const char* separator) {
   std::string text;

@@ -141,7 +141,8 @@ StatusOr<JobState> ParseJobState(const std::string& text) {
     return InvalidArgumentError("a state of {} bytes; at most {}", text.size(),
                                 JobState::kTextBytesMax);
   }
-  // No deeper than a state is: a foreign text must not exhaust the stack.
+  // Bounds the depth to that of a state, so that foreign text cannot exhaust
+  // the stack.
   constexpr int kDepthMax = 4;
   try {
     const nlohmann::json json = nlohmann::json::parse(
@@ -150,8 +151,9 @@ StatusOr<JobState> ParseJobState(const std::string& text) {
         });
     return JobStateFromJson(json);
   } catch (const nlohmann::json::exception& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax
-    // error while parsing value - unexpected end of input": where, and why.
+    // Extracts position and cause from "[json.exception.parse_error.101] parse
+    // error at line 1, column 2: syntax error while parsing value - unexpected
+    // end of input".
     const std::string what = error.what();
     const size_t line = what.find("line ");
     const size_t comma = what.find(": ");

@@ -1,19 +1,18 @@
-// Where a job stands, as a trainer keeps it in its checkpoint: small JSON that
-// a later job begins from, with any number of ranks and workers.
+// The position of a job, as a trainer keeps it in its checkpoint: small JSON
+// from which a later job starts, with any number of ranks and workers.
 //
 //   {"penstock_state": 1,                   version of this format
 //    "dataset": "imagenet-train",
 //    "delivery": "split",
-//    "records": 1281167, "seed": 0,         identity: they must be the same
+//    "records": 1281167, "seed": 0,         identity: must match
 //    "shuffle": {"seed": 42, "each_epoch": true},         or null
 //    "epoch": 3, "row": 409600,             the next row of the plan
-//    "owed": [[3, 2048, 512, true], ...]}   epoch, row, rows, redelivered: rows
-//                                           before that which are still to be
-//                                           delivered; most often there are
-//                                           none
+//    "owed": [[3, 2048, 512, true], ...]}   epoch, row, rows, redelivered:
+//                                           earlier rows that are still to be
+//                                           delivered; usually none
 //
-// A row is counted in the epoch's order, over all ranks: a step boundary is a
-// multiple of the global batch. Rows that on_error: skip leaves out count.
+// Rows are counted in the epoch's order, over all ranks: a step boundary is a
+// multiple of the global batch. Rows skipped by on_error: skip count.
 #ifndef COMMON_JOB_STATE_H_
 #define COMMON_JOB_STATE_H_
 
@@ -30,7 +29,7 @@ namespace penstock {
 
 struct JobState {
   static constexpr int kVersion = 1;
-  // Batches that can be outstanding at once, and more.
+  // More than the number of batches that can be outstanding at once.
   static constexpr size_t kOwedMax = 16384;
   static constexpr size_t kTextBytesMax = 1 << 20;
 
@@ -59,16 +58,17 @@ struct JobState {
 };
 
 nlohmann::json JobStateToJson(const JobState& state);
-// InvalidArgument: not a state, names the key; FailedPrecondition: of a newer
-// version. Foreign bytes: every value is checked.
+// Foreign bytes: every value is checked. InvalidArgument: not a state, names
+// the key; FailedPrecondition: written by a newer version.
 StatusOr<JobState> JobStateFromJson(const nlohmann::json& json);
-// Of text, as it was saved.
+// Parses a state as it was saved.
 StatusOr<JobState> ParseJobState(const std::string& text);
-// Of the file that `penstock state --save` or a trainer wrote. Errors, also
-// what the kernel says, name the file and the way out.
+// Reads a file written by `penstock state --save` or a trainer. All errors, the
+// kernel's too, name the file and a remedy.
 StatusOr<JobState> ReadJobState(const std::string& path);
 
-// "" or what of the identity differs: "shuffle: seed 42 in the state, 43 here".
+// The first differing identity field ("shuffle: seed 42 in the state, 43
+// here"), or "" if none differs.
 std::string DifferingIdentity(const JobState& state, const JobState& here);
 
 }  // namespace penstock

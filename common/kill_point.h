@@ -1,12 +1,11 @@
 // Places where a process may die. In a build for the crash storm (CMake option
-// PENSTOCK_KILL_POINTS) KillPoint kills its own process there, as SIGKILL does
-// from outside, once in so many times; in any other it is nothing.
+// PENSTOCK_KILL_POINTS) KillPoint kills its own process with SIGKILL at given
+// odds; in any other build it does nothing.
 //
-// Who runs it: any thread. The environment says where and how often, and is
-// read at the first place that is passed:
+// Any thread may call it. The environment is read at the first call:
 //   PENSTOCK_KILL_ODDS  NAME=N,... one death in N passes of that place;
-//                       default=N: of all others; 0 or left out: none
-//   PENSTOCK_KILL_SEED  of the random numbers; left out: 0
+//                       default=N: for all others; 0 or absent: none
+//   PENSTOCK_KILL_SEED  seed of the random numbers; absent: 0
 #ifndef COMMON_KILL_POINT_H_
 #define COMMON_KILL_POINT_H_
 
@@ -59,7 +58,7 @@ class KillOdds {
 
   // SplitMix64.
   uint64_t Next() {
-    // Relaxed: each thread needs a number of its own, in no order.
+    // Relaxed: each thread needs distinct numbers, in no particular order.
     uint64_t z = state_.fetch_add(kGolden, std::memory_order_relaxed) + kGolden;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb;

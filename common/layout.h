@@ -1,20 +1,21 @@
-// Every byte the broker and a rank share. Nothing else defines layout.
+// Defines every byte that the broker and a rank share.
 //
-// A segment: broker writes, ranks read (they cannot map it writable).
+// A segment: the broker writes it; ranks read it and cannot map it writable.
 //
 //   byte 0       SegmentHeader   one page, written once; `ready` last
 //   byte 4096    Ring[seats]     one per local rank, see ring.h
 //   slots_offset slots           slot_count * slot_stride; each holds
 //                                [ids int64 rows_max][feature 0][feature 1]...
-//                                at the offsets the header names
+//                                at the offsets in the header
 //
-// On a machine of several NUMA nodes the slots are in banks: bank_slots one
-// after the other, all on one node, and the next bank begins on a huge page.
+// On a machine with several NUMA nodes the slots form banks: bank_slots
+// contiguous slots on one node; each bank starts on a huge page.
 //
-// A cursor page: that one rank writes, the broker reads as untrusted input.
+// A cursor page: only its rank writes it; the broker reads it as untrusted
+// input.
 //
-// Positions are byte offsets from the segment's base, never pointers: each
-// process maps it at its own address.
+// Positions are byte offsets from the segment's base, never pointers, because
+// each process maps it at its own address.
 #ifndef COMMON_LAYOUT_H_
 #define COMMON_LAYOUT_H_
 
@@ -27,50 +28,50 @@
 
 namespace penstock {
 
-// Bump on any change to size, offset, or meaning of a field below.
+// Increment on any change to the size, offset or meaning of a field below.
 inline constexpr uint32_t kLayoutVersion = 6;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
-// Two lines, because x86 prefetches lines in pairs.
+// Two cache lines, because x86 prefetches lines in pairs.
 inline constexpr size_t kWriterSpacing = 128;
 
-// Cells of a ring: a batch takes one; more than a rank can have outstanding.
+// Cells of a ring, one per batch; no fewer than a rank can have outstanding.
 inline constexpr uint32_t kRingCells = 128;
-// Batches of one rank published and not yet released: prefetch + hold.
+// Batches of one rank that are published and not yet released: prefetch + hold.
 inline constexpr uint32_t kLeasesMax = 128;
 inline constexpr uint32_t kFeaturesMax = 64;
-// Ranks of one host that one job may have; each may have a successor while the
-// process that was evicted still lives.
+// Ranks of one job on one host. Each may have a successor while its evicted
+// process is still alive.
 inline constexpr uint32_t kLocalRanksMax = 1024;
 inline constexpr uint32_t kSeatsMax = 2 * kLocalRanksMax;
 
-// Why a ring will get no more cells. Order matters: from kRecalled on, cells
-// that were published and not taken are void.
+// Why a ring gets no more cells. The order matters: from kRecalled on,
+// published cells that were not taken are void.
 enum class Closed : uint32_t {
   kOpen = 0,
-  kFinished = 1,  // the data are over; take what was published
+  kFinished = 1,  // the data have ended; take what was published
   kRecalled = 2,  // evicted or fenced; Ring::reason says why
   kFailed = 3,    // the job failed; Ring::reason says why
 };
 
 enum CellFlags : uint32_t {
   kLastOfEpoch = 1,
-  kRedelivered = 4,  // another rank, now gone, took it and did not release it
-  // Made outside the order of positions: it does not move the rank's position.
+  kRedelivered = 4,  // another rank, now gone, took and did not release it
+  // Made outside the order of positions: does not advance the rank's position.
   kExtra = 8,
-  // From this batch on the job has other ranks: a `ranks` event of the same
-  // phase comes beside it.
+  // From this batch on the job has different ranks: a `ranks` event with the
+  // same phase accompanies it.
   kRanksChanged = 16,
 };
-// The higher half of Cell::flags: how often, modulo 2^16, the job's ranks had
+// The upper half of Cell::flags: how often, modulo 2^16, the job's ranks had
 // changed when the step was planned.
 inline constexpr uint32_t kPhaseShift = 16;
 
-// Which step of a job a batch is of: its position, below 2^54, and the phase
-// above it: what a rank that is gone had left comes again, in the phase after
-// it, at the same position. There are no more phases than local ranks.
+// Identifies the step of a batch: the position, below 2^54, and above it the
+// phase. Batches left by a rank that is gone are redelivered in the next phase
+// at the same position. There are at most as many phases as local ranks.
 inline constexpr uint32_t kPositionBits = 54;
 constexpr uint64_t StepId(uint64_t position, uint32_t phase) {
   return position | uint64_t{phase} << kPositionBits;
@@ -82,29 +83,31 @@ constexpr uint32_t PhaseOfStep(uint64_t id) {
   return static_cast<uint32_t>(id >> kPositionBits);
 }
 
-// What a batch is.
+// The description of a batch.
 struct BatchCell {
-  uint64_t slot_offset;    // of the slot, from the segment's base
-  uint32_t lease;          // < kLeasesMax
-  uint32_t flags;          // CellFlags
-  uint32_t rows;           // batch dimension, padding included
-  uint32_t valid_rows;     // of them samples
-  uint32_t global_rows;    // plan rows of the whole global batch
-  uint32_t skipped;        // batches this rank missed before this one (lag)
-  uint64_t epoch;          // from 0
+  uint64_t slot_offset;  // of the slot, from the segment's base
+  uint32_t lease;        // < kLeasesMax
+  uint32_t flags;        // CellFlags
+  uint32_t rows;         // batch dimension, padding included
+  uint32_t valid_rows;   // samples among them
+  uint32_t global_rows;  // plan rows of the global batch
+  uint32_t skipped;      // batches this rank missed just before this one (lag)
+  uint64_t epoch;        // from 0
   uint64_t step_in_epoch;  // from 0
-  // Of the global batch's first row: epoch * rows of an epoch + row in it.
+  // Of the global batch's first row: epoch * rows of an epoch + row in the
+  // epoch.
   uint64_t position;
 };
 
-// One published batch, as it is copied. generation: how many the ring had with
-// it, to be stored in released; at 1M batches/s it wraps after 580,000 years.
+// The copy of one published batch. generation: number of batches in the ring
+// including this one, stored in released later; at 1M batches/s it wraps after
+// 580,000 years.
 struct Cell : BatchCell {
   uint64_t generation;
 };
 
-// In one line with the number that publishes it, stored last: a rank that looks
-// for the next batch looks at the line that it will read.
+// A batch in one cache line with the number that publishes it, which is stored
+// last: a rank that polls for the next batch polls the line it will read.
 struct alignas(64) RingCell {
   Atomic<uint64_t> generation;
   BatchCell batch;
@@ -112,9 +115,10 @@ struct alignas(64) RingCell {
 
 struct Ring {
   alignas(kWriterSpacing) Atomic<uint32_t> closed;  // Closed
-  // The broker waits for this rank to release: send a wake after releasing.
+  // The broker waits for this rank to release: the rank sends a wake then.
   Atomic<uint32_t> broker_waiting;
-  alignas(kWriterSpacing) char reason[1024];  // before closed; NUL-terminated
+  alignas(kWriterSpacing) char reason[1024];  // written before closed;
+                                              // NUL-terminated
   alignas(kWriterSpacing) RingCell cells[kRingCells];
 };
 
@@ -122,30 +126,30 @@ struct SegmentHeader {
   uint64_t magic;
   uint32_t layout_version;
   uint32_t page_bytes;
-  uint64_t layout_hash;  // of every size and offset: kLayoutHash
+  uint64_t layout_hash;  // kLayoutHash, over all sizes and offsets
   uint64_t segment_bytes;
-  uint64_t life_id;  // of the broker process; random
-  uint64_t job_id;   // unique within the life
+  uint64_t life_id;  // random ID of the broker instance
+  uint64_t job_id;   // unique within the broker instance
   uint32_t seats;
   uint32_t slot_count;
   uint64_t rings_offset;
   uint64_t ring_stride;
   uint64_t slots_offset;
   uint64_t slot_stride;
-  uint64_t rows_max;    // rows a slot has room for
+  uint64_t rows_max;    // capacity of a slot
   uint64_t ids_offset;  // within a slot
   uint32_t feature_count;
-  uint32_t bank_slots;  // 0: all slots lie one after the other
+  uint32_t bank_slots;                    // 0: all slots are contiguous
   uint64_t feature_offset[kFeaturesMax];  // within a slot
   Atomic<uint32_t> ready;                 // 1, stored last
 };
 
-// From one bank to the next.
+// Distance from one bank to the next.
 constexpr uint64_t BankStride(uint32_t bank_slots, uint64_t slot_stride) {
   return (bank_slots * slot_stride + kHugePageBytes - 1) / kHugePageBytes *
          kHugePageBytes;
 }
-// Of a slot, from slots_offset.
+// Offset of a slot from slots_offset.
 constexpr uint64_t SlotOffset(uint32_t bank_slots, uint64_t slot_stride,
                               uint32_t slot) {
   if (bank_slots == 0) return slot * slot_stride;
@@ -153,19 +157,19 @@ constexpr uint64_t SlotOffset(uint32_t bank_slots, uint64_t slot_stride,
          slot % bank_slots * slot_stride;
 }
 
-// What a rank says of one lease. Broker and rank may both be gone when it is
-// read: it must tell by itself what the rank still had.
+// The rank's record of one lease. It may be read when broker and rank are both
+// gone, so it must be self-contained.
 struct LeaseRecord {
-  Atomic<uint64_t> generation;  // taken last; held while it differs
-  Atomic<uint64_t> step;        // StepId of that one
+  Atomic<uint64_t> generation;  // last taken; held while it differs
+  Atomic<uint64_t> step;        // StepId of that batch
 };
 
-// How far a rank is with its attach; never goes back.
+// Progress of a rank's attach; never goes back.
 enum class RankStage : uint32_t {
   kAsks,
-  kAnswered,  // it has the broker's answer and goes on with this page
-  kLeft,      // it detached: also when no broker was there to hear it
-  kFinished,  // likewise, and it was told the end of the data
+  kAnswered,  // has the broker's answer and continues with this page
+  kLeft,      // detached, even if no broker was there to receive it
+  kFinished,  // detached, having been told the end of the data
 };
 
 struct CursorPage {
@@ -174,21 +178,21 @@ struct CursorPage {
   uint32_t reserved;
   uint64_t layout_hash;
   alignas(kWriterSpacing) Atomic<uint64_t> taken;
-  // Where the rank goes on: the end of what it took, batches that are kExtra
-  // not counted.
+  // Where the rank continues: the end of what it took, without kExtra batches.
   Atomic<uint64_t> position;
-  // The rank sleeps, or is about to: send a wake after publishing. Apart from
-  // taken: every publish reads it, and a take would have to get its line back.
+  // The rank sleeps or is about to: the broker sends a wake after publishing.
+  // On a line apart from taken: every publish reads it, and a take would have
+  // to get its line back.
   alignas(kWriterSpacing) Atomic<uint32_t> waiting;
   Atomic<uint32_t> stage;  // RankStage
-  // Stall counters: written by the rank for `penstock status`, never trusted.
+  // Stall counters, written by the rank for `penstock status`; never trusted.
   alignas(kWriterSpacing) Atomic<uint64_t> waits;
   Atomic<uint64_t> wait_ns;
-  // Of each lease: generation given back last. Apart from the lines above:
-  // releases come from any thread of the rank.
+  // Generation last released, per lease. On lines apart from those above: any
+  // thread of the rank releases.
   alignas(kWriterSpacing) Atomic<uint64_t> released[kLeasesMax];
-  // Apart from released: the broker reads that all the time, and these only
-  // when the rank is dead, so that a take has their lines.
+  // Apart from released, which the broker reads all the time. It reads these
+  // only when the rank is dead, so that a take already owns their lines.
   alignas(kWriterSpacing) LeaseRecord leases[kLeasesMax];
 };
 inline constexpr uint64_t kCursorBytes = kPageBytes;
@@ -227,7 +231,7 @@ constexpr uint64_t HashOffsets(std::initializer_list<uint64_t> values) {
 }
 }  // namespace internal
 
-// Equal on both sides or they must not share memory: catches a build with
+// Must be equal on both sides before memory is shared: detects a build with
 // another compiler or another struct under the same version number.
 inline constexpr uint64_t kLayoutHash =
     internal::HashOffsets({kLayoutVersion,

@@ -15,7 +15,7 @@
 namespace penstock {
 namespace {
 
-// The marker of a message whose JSON travels in a memfd, first of the fds.
+// Marks a message whose JSON travels in a memfd, the first of the fds.
 constexpr char kLargeKey[] = "large_bytes";
 constexpr int kSealsOfMessage =
     F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
@@ -57,7 +57,8 @@ StatusOr<std::string> TextFromMemfd(int fd, uint64_t bytes, size_t bytes_max) {
   return text;
 }
 
-// JSON of another process: depth bounded before the recursive parser sees it.
+// Parses JSON of another process; bounds its depth before the recursive parser
+// runs.
 StatusOr<nlohmann::json> ParseForeignJson(const std::string& text) {
   constexpr int kDepthMax = 32;
   int depth = 0;
@@ -119,7 +120,7 @@ Status SendDatagram(int socket, const std::string& text,
   return OkStatus();
 }
 
-// Of a socket that is not found.
+// Describes what is missing when a socket is not found.
 std::string MissingOf(const std::string& socket) {
   const auto folder = std::filesystem::path(socket).parent_path();
   std::error_code error;
@@ -132,7 +133,7 @@ std::string MissingOf(const std::string& socket) {
 
 Status SendMessage(int socket, const nlohmann::json& json,
                    const std::vector<int>& fds) {
-  // Bytes that are not UTF-8 (file names) are replaced, never thrown on.
+  // Replaces bytes that are not UTF-8 (file names) instead of throwing.
   const std::string text =
       json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   if (text.size() <= kMessageBytesMax) return SendDatagram(socket, text, fds);
@@ -167,8 +168,8 @@ StatusOr<std::optional<Message>> ReceiveMessage(int socket,
       case EAGAIN:
         return std::optional<Message>();
       case ECONNRESET:
-        // Told once when the peer closed with messages of ours unread; what it
-        // said before (why it closed) is still there.
+        // Reported once if the peer closed while messages of ours were unread;
+        // what it sent before (why it closed) can still be read.
         if (!std::exchange(reset_seen, true)) continue;
         [[fallthrough]];
       case ENOTCONN:
@@ -190,7 +191,7 @@ StatusOr<std::optional<Message>> ReceiveMessage(int socket,
       message.fds.emplace_back(fd);
     }
   }
-  // A closed SEQPACKET peer and an empty datagram look the same; neither is a
+  // A closed SEQPACKET peer and an empty datagram look alike; neither is a
   // message.
   if (bytes == 0) return UnavailableError("the peer has closed the connection");
   if ((header.msg_flags & MSG_CTRUNC) != 0 &&
@@ -241,7 +242,7 @@ StatusOr<Fd> ConnectControl(const std::string& path, Deadline deadline) {
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoError(errno, "socket");
   if (deadline) {
-    // Of connect, too: it waits while the backlog is full.
+    // Also bounds connect, which waits while the backlog is full.
     const auto left = std::max<std::chrono::microseconds>(
         std::chrono::duration_cast<std::chrono::microseconds>(
             *deadline - std::chrono::steady_clock::now()),
@@ -282,7 +283,7 @@ StatusOr<Message> Request(
     const std::function<bool(const nlohmann::json&)>& on_event) {
   request["penstock"] = kProtocolVersion;
   const Status sent = SendMessage(socket, request, fds);
-  // A peer that has closed may have said why: that is read below.
+  // A peer that closed may have sent the reason, which is read below.
   if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
   for (;;) {
     pollfd entry{socket, POLLIN, 0};
@@ -300,7 +301,7 @@ StatusOr<Message> Request(
         return DeadlineExceededError("the broker did not answer '{}' in time",
                                      request.value("op", ""));
       }
-      // A signal (Ctrl-C) is the caller's to judge.
+      // The caller decides about a signal (Ctrl-C).
       if (on_event && !on_event(nlohmann::json::object())) {
         return CancelledError("interrupted");
       }

@@ -3,9 +3,9 @@
 //
 // A request is {"penstock": 1, "op": ..., ...}; "penstock" is the protocol's
 // version. Its answer is {"ok": true, ...} or {"ok": false, "code": N,
-// "error": "..."} (StatusCode's number). Before the answer to a long request
-// come any number of {"event": "progress", "stage": "indexing", "done": n,
-// "total": m} (total 0: not known).
+// "error": "..."} (StatusCode's number). Long requests send any number of
+// {"event": "progress", "stage": "indexing", "done": n, "total": m} before the
+// answer (total 0: unknown).
 //
 //   op        request                        answer
 //   ping      -                              version, pid, private
@@ -16,11 +16,10 @@
 //   status    -                              broker, jobs: [{..., ranks}]
 //   index     dataset | spec, file, base,    records, element_spec,
 //             world_size                     steps_per_epoch, memory_bytes, ...
-//   attach    dataset | spec, file, base,    see client/rank/rank_reader.cc;
-//   segment and
-//             job, named, rank, world_size,  wake socket; then events
-//             local_world_size, repeat_first {"event": "ranks", ...} before a
-//             [, delivery, lag, window,      batch that is kRanksChanged
+//   attach    dataset | spec, file, base,    segment and wake socket; see
+//             job, named, rank, world_size,  client/rank/rank_reader.cc; then
+//             local_world_size, repeat_first events {"event": "ranks", ...}
+//             [, delivery, lag, window,      before a kRanksChanged batch
 //             consumers, on_rank_death,
 //             full_epoch, per_host, wait_s,
 //             state, state_of_same_dataset]
@@ -33,19 +32,20 @@
 //             rows [, token]; to come back   freed; memory; then events
 //             with the same token also       {"event": "freed", "place"},
 //             back + its memory              {"event": "over", "code",
-//             "error"};
-//                                            or finished: it had been heard
+//                                            "error"}; or finished: its finish
+//                                            had arrived before
 //   put       place, rows                    first
 //   finish    [error]                        -
 //   detach    -                              none: everything is unmapped
-//   unmapped  -                              none: segments of former lives are
+//   unmapped  -                              none: segments of former broker
+//                                            instances are unmapped
 //   state     [job, dataset]                 state
 //   evict     rank [, job, dataset]          -
 //   stop      now [, job, dataset]           -
 //   shutdown  -                              - (a private broker only)
 //
-// spec is the YAML text, file its name for messages, base the folder relative
-// paths start from; dataset names a registered one.
+// spec is the YAML text, file its name for messages, base the folder that
+// relative paths start from; dataset names a registered one.
 #ifndef COMMON_MESSAGE_H_
 #define COMMON_MESSAGE_H_
 
@@ -62,9 +62,9 @@
 namespace penstock {
 
 inline constexpr int kProtocolVersion = 1;
-// One datagram; a larger one travels in a sealed memfd.
+// One datagram; a larger message travels in a sealed memfd.
 inline constexpr size_t kMessageBytesMax = 64 * 1024;
-// In a memfd: a list of all jobs of a busy host.
+// In a memfd: for example the list of all jobs of a busy host.
 inline constexpr size_t kLargeMessageBytesMax = 16 * 1024 * 1024;
 inline constexpr int kMessageFdsMax = 4;
 
@@ -75,41 +75,41 @@ struct Message {
   std::vector<Fd> fds;
 };
 
-// ---- one datagram on a connected socket -------------------------------------
+// ---- one datagram on a connected socket ------------------------------------
 
 // Sends without waiting. ResourceExhausted: the peer does not read (its buffer
-// is full); Unavailable: it is gone.
+// is full); Unavailable: the peer is gone.
 Status SendMessage(int socket, const nlohmann::json& json,
                    const std::vector<int>& fds = {});
 
-// Receives without waiting: nullopt when nothing is there. Unavailable: the
-// peer is gone; InvalidArgument: it broke the protocol (empty, too long, not
-// JSON, too many descriptors). Never trusts the peer; received descriptors are
-// close-on-exec.
-// large_bytes_max bounds what may come in a memfd.
+// Receives without waiting; nullopt if nothing is there. Unavailable: the peer
+// is gone; InvalidArgument: it broke the protocol (empty, too long, not JSON,
+// too many descriptors). Never trusts the peer. Received descriptors are
+// close-on-exec. large_bytes_max bounds a message in a memfd.
 StatusOr<std::optional<Message>> ReceiveMessage(
     int socket, size_t large_bytes_max = kLargeMessageBytesMax);
 
-// ---- the asking side --------------------------------------------------------
+// ---- the asking side -------------------------------------------------------
 
 // options.socket, else PENSTOCK_SOCKET, else the default path.
 std::string SocketPath(const std::string& given);
 
-// Connects; an error says which socket, why, and what to do about it.
-// DeadlineExceeded: it did not accept in time.
+// Connects. Errors name the socket, the cause and a remedy. DeadlineExceeded:
+// the peer did not accept in time.
 StatusOr<Fd> ConnectControl(const std::string& path,
                             Deadline deadline = std::nullopt);
 
-// Sends a request (op and fields; the version is put in) and waits for its
-// answer; on_event is called with every event before it, with an empty object
-// after each kPause without one and after a signal, and returns false to give
-// up (Cancelled). An answer with "ok": false becomes its Status.
+// Sends a request (op and fields; the version is added) and waits for its
+// answer. on_event is called with every event before the answer, and with an
+// empty object after each kPause without an event and after a signal. It
+// returns false to give up (Cancelled). An answer with "ok": false becomes its
+// Status.
 StatusOr<Message> Request(
     int socket, nlohmann::json request, const std::vector<int>& fds = {},
     Deadline deadline = std::nullopt,
     const std::function<bool(const nlohmann::json&)>& on_event = nullptr);
 
-// ---- the answering side -----------------------------------------------------
+// ---- the answering side ----------------------------------------------------
 
 nlohmann::json OkReply();
 nlohmann::json ErrorReply(const Status& status);

@@ -1,5 +1,5 @@
-// Text from elsewhere (names of files and jobs, tracebacks), shown so that it
-// commands no terminal and forges no line of a log.
+// Makes foreign text (names of files and jobs, tracebacks) safe to print: it
+// cannot control a terminal or forge log lines.
 #ifndef COMMON_PRINTABLE_H_
 #define COMMON_PRINTABLE_H_
 
@@ -8,10 +8,10 @@
 
 namespace penstock {
 
-// Control characters as '?'.
+// Replaces control characters by '?'.
 std::string Printable(std::string_view text);
 
-// The same but for the ends of lines: what follows one is set in, behind '|'.
+// Likewise, but keeps line ends: each following line is indented behind '|'.
 std::string PrintableLines(std::string_view text);
 
 }  // namespace penstock

@@ -14,7 +14,7 @@ StatusOr<ProducerLayout> PlanProducerMemory(const ElementSpec& element,
   layout.rows = rows;
   for (const Feature& feature : element) {
     const uint64_t row_bytes = feature.RowBytes();
-    // Divide: the product wraps.
+    // Divide: the product overflows.
     if (rows == 0 || row_bytes > (kBytesMax - layout.bytes) / rows) {
       return ResourceExhaustedError(
           "a producer's memory of {} rows of {}: more than {} bytes", rows,

@@ -3,14 +3,14 @@
 //
 //   feature 0  [rows, shape...]  feature 1  [rows, shape...]  ...
 //
-// A memfd that the broker makes and seals (its size is fixed) and the producer
-// alone writes, so its pages count as the producer's. The broker reads rows out
-// of it with pread, and never maps it: whatever is done to it meanwhile, values
-// of those rows are all that can be wrong.
+// A memfd of fixed size: the broker makes and seals it, and only the producer
+// writes it, so its pages count as the producer's. The broker reads rows with
+// pread and never maps it: whatever the producer does meanwhile, only values of
+// those rows can be wrong.
 //
-// Places in the ring are counted on and on; place p is row p % rows. The rows
-// of one put follow one another: where the ring ends too soon the rest of it is
-// passed over.
+// Places in the ring grow without bound; place p is ring row p % rows. The rows
+// of one put are contiguous: a put that does not fit before the ring's end
+// skips to its start.
 #ifndef COMMON_PRODUCER_MEMORY_H_
 #define COMMON_PRODUCER_MEMORY_H_
 
@@ -22,7 +22,7 @@
 
 namespace penstock {
 
-// Producers at work for one job.
+// Producers at work of one job.
 inline constexpr uint32_t kProducersMax = 64;
 
 struct ProducerLayout {
@@ -36,8 +36,8 @@ struct ProducerLayout {
 StatusOr<ProducerLayout> PlanProducerMemory(const ElementSpec& element,
                                             uint64_t rows);
 
-// The place of a put of so many rows, of which the last one ended at end. rows
-// is at most ring_rows.
+// The place of a put of `rows` rows after a put that ended at end. rows is at
+// most ring_rows.
 constexpr uint64_t PlaceOfPut(uint64_t end, uint64_t rows, uint64_t ring_rows) {
   const uint64_t left = ring_rows - end % ring_rows;
   return rows <= left ? end : end + left;

@@ -42,7 +42,7 @@ StatusOr<uint64_t> ParseBytes(const std::string& text) {
 }
 
 StatusOr<uint64_t> ParseDuration(const std::string& text) {
-  constexpr uint64_t kMsMin = 100;  // of the order of the clock's ticks
+  constexpr uint64_t kMsMin = 100;  // on the order of the clock's ticks
   constexpr uint64_t kMsMax = 24 * 60 * 60 * 1000;
   uint64_t value = 0;
   const auto [end, error] =

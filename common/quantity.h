@@ -1,4 +1,4 @@
-// Reads the numbers that people write: counts, sizes, times.
+// Parses numbers that people write: counts, sizes, times.
 #ifndef COMMON_QUANTITY_H_
 #define COMMON_QUANTITY_H_
 
@@ -9,11 +9,11 @@
 
 namespace penstock {
 
-// A number from min to max and nothing else.
+// A number from min to max, without anything after it.
 StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max,
                               uint32_t min = 1);
 
-// The same, and 0 for "auto".
+// Likewise; "auto" gives 0.
 StatusOr<uint32_t> ParseCountOrAuto(const std::string& text, uint32_t max);
 
 // "8G", "512M", "1073741824" in bytes; K, M, G, T are powers of 1024. Not 0.

@@ -11,13 +11,13 @@
 namespace penstock {
 namespace {
 
-// What a peer's segment must have: its bytes can neither vanish (SIGBUS) nor be
-// written by anybody but the mapping the broker made before sealing.
+// Seals required of a peer's segment: its bytes cannot vanish (SIGBUS), and
+// only the mapping that the broker made before sealing can write it.
 constexpr int kSegmentSeals =
     F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
-// A feature starts on a cache line.
+// Each feature starts on a cache line.
 constexpr uint64_t kFeatureAlignment = 64;
-// What direct reads are multiples of, at least.
+// The smallest unit of direct reads.
 constexpr uint64_t kBlockBytes = 512;
 constexpr uint64_t kSegmentBytesMax = uint64_t{1} << 46;
 
@@ -29,7 +29,7 @@ uint64_t BanksOf(uint32_t slot_count, uint32_t bank_slots) {
   return (uint64_t{slot_count} + bank_slots - 1) / bank_slots;
 }
 
-// What mapped_region asks of the thing it maps.
+// The interface that mapped_region requires.
 class MemfdHandle {
  public:
   MemfdHandle(int fd, boost::interprocess::mode_t mode)
@@ -75,7 +75,8 @@ StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
   uint64_t offset = RoundUp(rows_max * sizeof(int64_t), kFeatureAlignment);
   for (const Feature& feature : spec) {
     const uint64_t row_bytes = feature.RowBytes();
-    // Rows of whole blocks begin on a page: direct reads can go there.
+    // Rows of whole blocks start on a page, so that direct reads can target
+    // them.
     if (row_bytes > 0 && row_bytes % kBlockBytes == 0) {
       offset = RoundUp(offset, kPageBytes);
     }
@@ -136,7 +137,7 @@ StatusOr<std::unique_ptr<Segment>> Segment::Create(const SegmentPlan& plan,
   if (fcntl(fd.get(), F_ADD_SEALS, kSegmentSeals) != 0) {
     return ErrnoError(errno, "seal a segment");
   }
-  // Advice: without huge pages all works, slower (5 to 15 times to populate).
+  // Advisory: without huge pages populating is 5 to 15 times slower.
   (void)madvise(mapping.data(), plan.segment_bytes, MADV_HUGEPAGE);
 
   auto* header = new (mapping.data()) SegmentHeader{};
@@ -163,7 +164,7 @@ StatusOr<std::unique_ptr<Segment>> Segment::Create(const SegmentPlan& plan,
   for (uint32_t seat = 0; seat < plan.seats; ++seat) {
     new (mapping.data() + kPageBytes + seat * sizeof(Ring)) Ring{};
   }
-  // Release: who sees ready sees the header and the rings.
+  // Release: a reader that sees ready sees the header and the rings.
   header->ready.store(1, std::memory_order_release);
   return std::unique_ptr<Segment>(
       new Segment(plan, std::move(fd), std::move(mapping)));
@@ -197,7 +198,7 @@ StatusOr<std::unique_ptr<SegmentView>> SegmentView::Open(
   if (shared->ready.load(std::memory_order_acquire) != 1) {
     return InternalError("the broker's segment is not ready");
   }
-  // Copy, check the copy, use the copy. `ready` (the atomic) stays behind.
+  // Checks and uses a copy, without `ready` (an atomic).
   SegmentHeader header{};
   std::memcpy(static_cast<void*>(&header), mapping.data(),
               offsetof(SegmentHeader, ready));
@@ -311,7 +312,7 @@ StatusOr<Mapping> OpenCursor(int fd) {
   }
   PENSTOCK_ASSIGN_OR_RETURN(Mapping mapping,
                             Mapping::Map(fd, kCursorBytes, false));
-  // Copied once: the rank may write the page at any time.
+  // Copied once, because the rank may write the page at any time.
   struct {
     uint64_t magic;
     uint32_t version;

@@ -18,7 +18,7 @@
 
 namespace penstock {
 
-// Where everything in a segment is; a pure function of what is asked for.
+// The layout of a segment; a pure function of the arguments of PlanSegment.
 struct SegmentPlan {
   uint32_t seats = 0;
   uint32_t slot_count = 0;
@@ -31,9 +31,9 @@ struct SegmentPlan {
   uint64_t segment_bytes = 0;
 };
 
-// rows_max rows of spec in each of slot_count slots, in banks of bank_slots (0:
-// no banks), seats rings. ResourceExhausted when the sizes pass what an address
-// can hold.
+// Plans slot_count slots of rows_max rows of spec each, in banks of bank_slots
+// (0: no banks), and `seats` rings. ResourceExhausted: the sizes overflow an
+// address.
 StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
                                   uint32_t slot_count, uint32_t seats,
                                   uint32_t bank_slots = 0);
@@ -51,10 +51,10 @@ class Mapping {
   boost::interprocess::mapped_region region_;
 };
 
-// The broker's side. Not thread safe to create; the memory is as ring.h says.
+// The broker's side. Creation is not thread-safe; for the memory see ring.h.
 class Segment {
  public:
-  // The header is complete and ready; slots are not populated yet.
+  // The header is complete and ready; slots are not yet populated.
   static StatusOr<std::unique_ptr<Segment>> Create(const SegmentPlan& plan,
                                                    uint64_t life_id,
                                                    uint64_t job_id);
@@ -79,16 +79,16 @@ class Segment {
   Mapping mapping_;
 };
 
-// A rank's side: read only. Checks seals, size and a copy of the header before
-// anything else is believed.
+// A rank's side, read-only. Checks seals, size and a copy of the header before
+// it trusts anything else.
 class SegmentView {
  public:
-  // FailedPrecondition: built from another layout version, says both;
-  // Internal: not a segment.
+  // FailedPrecondition: another layout version, names both; Internal: not a
+  // segment.
   static StatusOr<std::unique_ptr<SegmentView>> Open(int fd,
                                                      uint32_t feature_count);
   const Ring& ring(uint32_t seat) const;
-  // Whether a cell names a slot of this segment with room for its rows.
+  // Whether a cell names a slot of this segment that can hold its rows.
   bool Valid(const Cell& cell) const;
   const int64_t* ids(const Cell& cell) const;
   const std::byte* feature(const Cell& cell, size_t index) const;
@@ -107,10 +107,9 @@ class SegmentView {
   uint64_t life_id_ = 0;
 };
 
-// ---- the cursor page: the other direction
-// ----------------------------------------
+// ---- the cursor page, for the other direction ------------------------------
 
-// A rank's page: created, mapped and sealed by the rank.
+// A rank's page; the rank creates, maps and seals it.
 struct OwnedCursor {
   Fd fd;
   Mapping mapping;
@@ -123,7 +122,8 @@ StatusOr<OwnedCursor> CreateCursor();
 // The broker's read-only view of it. InvalidArgument: not a sealed memfd of one
 // page; FailedPrecondition: another layout version.
 StatusOr<Mapping> OpenCursor(int fd);
-// Equal for two descriptors of one cursor page, whoever sent them. 0: unknown.
+// Equal for two descriptors of the same cursor page, whoever sent them. 0:
+// unknown.
 uint64_t CursorInode(int fd);
 
 }  // namespace penstock

@@ -1,7 +1,7 @@
 // The result of every call that can fail, in every process.
 //
-// Same codes, numbers and spelling as absl::Status, but header-only and ours:
-// Debian's libabsl_status cannot be linked statically into a shared object
+// Same codes, numbers and spelling as absl::Status, but header-only and our
+// own: Debian's libabsl_status cannot be linked statically into a shared object
 // (local-exec TLS in its cord code), and libpenstock.so must carry no Abseil
 // symbol next to TensorFlow's and PyTorch's own copies.
 #ifndef COMMON_STATUS_H_
@@ -22,17 +22,17 @@ namespace penstock {
 enum class StatusCode : int {
   kOk = 0,
   kCancelled = 1,           // asked to stop; nothing is wrong
-  kInvalidArgument = 3,     // wrong whatever the state: mend the input
+  kInvalidArgument = 3,     // wrong in any state: correct the input
   kDeadlineExceeded = 4,    // a stated time limit passed
-  kNotFound = 5,            // the named thing is not there
-  kAlreadyExists = 6,       // the named thing is there, held by another
-  kPermissionDenied = 7,    // it is there, this user may not
-  kResourceExhausted = 8,   // a limit was met: memory, leases, quota
+  kNotFound = 5,            // the named thing does not exist
+  kAlreadyExists = 6,       // the named thing exists, held by another
+  kPermissionDenied = 7,    // it exists, but this user may not access it
+  kResourceExhausted = 8,   // a limit was reached: memory, leases, quota
   kFailedPrecondition = 9,  // right input, wrong state: change the state
   kAborted = 10,            // fenced: another incarnation took over
-  kUnimplemented = 12,      // the kernel or this build cannot
-  kInternal = 13,           // a bug, or a peer that breaks the protocol
-  kUnavailable = 14,        // nobody answers: retry may help
+  kUnimplemented = 12,      // not supported by the kernel or this build
+  kInternal = 13,           // a bug, or a peer broke the protocol
+  kUnavailable = 14,        // no answer: a retry may help
   kDataLoss = 15,           // a record is truncated or corrupt
 };
 
@@ -45,7 +45,7 @@ class [[nodiscard]] Status {
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
 
-  // The same code, the message with what was being done put in front.
+  // The same code, with "context: " in front of the message.
   Status Prepend(const std::string& context) const {
     return ok() ? *this : Status(code_, context + ": " + message_);
   }
@@ -57,7 +57,7 @@ class [[nodiscard]] Status {
 
 inline Status OkStatus() { return {}; }
 
-// One maker per code; arguments as Format takes them.
+// One maker per code; arguments as for Format.
 #define PENSTOCK_STATUS_MAKER(name, code)                           \
   template <typename... Args>                                       \
   Status name(fmt::format_string<Args...> format, Args&&... args) { \
@@ -79,7 +79,7 @@ PENSTOCK_STATUS_MAKER(UnavailableError, kUnavailable)
 PENSTOCK_STATUS_MAKER(DataLossError, kDataLoss)
 #undef PENSTOCK_STATUS_MAKER
 
-// What to do about an error that is a limit set to this process, else "".
+// A remedy for an error caused by a limit of this process, else "".
 inline const char* LimitHint(int error) {
   switch (error) {
     case EMFILE:
@@ -91,7 +91,7 @@ inline const char* LimitHint(int error) {
   }
 }
 
-// The code errno stands for, and "what: strerror" as the message.
+// The code for errno, with "what: strerror" as the message.
 inline Status ErrnoError(int error, const std::string& what) {
   StatusCode code = StatusCode::kInternal;
   switch (error) {

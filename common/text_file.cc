@@ -16,7 +16,7 @@ StatusOr<std::string> ReadTextFile(const std::string& what,
   const auto failed = [&](int error) {
     return ErrnoError(error, Format("cannot read {} '{}'", what, name));
   };
-  // O_NONBLOCK: a FIFO must not hold anybody up before it is refused.
+  // O_NONBLOCK: opening a FIFO must not block before it is refused.
   const Fd fd(open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) return failed(errno);
   struct stat info;

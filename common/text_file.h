@@ -9,8 +9,9 @@
 
 namespace penstock {
 
-// what: "spec file", stands in front of the name in messages. InvalidArgument:
-// not a regular file, or larger than bytes_max; else what the kernel says.
+// what: a noun such as "spec file" that precedes the name in messages.
+// InvalidArgument: not a regular file, or larger than bytes_max; else the
+// kernel's error.
 StatusOr<std::string> ReadTextFile(const std::string& what,
                                    const std::string& name, size_t bytes_max);
 

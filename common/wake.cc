@@ -8,7 +8,7 @@ namespace penstock {
 
 StatusOr<WakePair> MakeWakePair() {
   int fds[2];
-  // SEQPACKET: its close is seen by poll, a DGRAM pair's is not.
+  // SEQPACKET, because poll reports its close, unlike that of a DGRAM pair.
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0,
                  fds) != 0) {
     return ErrnoError(errno, "socketpair");
@@ -27,7 +27,7 @@ void SendWake(int socket) {
 
 bool DrainWakes(int socket) {
   char bytes[64];
-  // Bounded: a peer that floods gets its turn again with the next poll.
+  // Bounded: the rest of a flood waits for the next poll.
   for (int i = 0; i < 64; ++i) {
     const ssize_t n = recv(socket, bytes, sizeof(bytes), MSG_DONTWAIT);
     if (n > 0 || (n < 0 && errno == EINTR)) continue;

@@ -1,6 +1,6 @@
-// Waking a sleeping peer: one byte on a socket pair, never waited for.
+// Wakes a sleeping peer: one byte on a socket pair; sending never waits.
 //
-// A socket and not a futex: poll on it also tells that the peer is gone. Not an
+// Not a futex: poll on a socket also reports that the peer is gone. Not an
 // eventfd: a peer could clear O_NONBLOCK on the shared file and hang us.
 #ifndef COMMON_WAKE_H_
 #define COMMON_WAKE_H_
@@ -16,11 +16,11 @@ struct WakePair {
 };
 StatusOr<WakePair> MakeWakePair();
 
-// Never blocks and never fails: a full buffer means that a wake is pending, a
-// gone peer will be noticed by poll. Async-signal-safe, any thread.
+// Never blocks and never fails: a full buffer means that a wake is pending;
+// poll will report a gone peer. Async-signal-safe, any thread.
 void SendWake(int socket);
 
-// Eats pending wakes. False: the peer has closed its end.
+// Discards pending wakes. False: the peer has closed its end.
 bool DrainWakes(int socket);
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-// Whether the machine was started since.
+// Identifies the current boot of the machine.
 #ifndef BROKER_BASE_BOOT_ID_H_
 #define BROKER_BASE_BOOT_ID_H_
 
@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-// The kernel's, another after every start (random(4)); "": not known.
+// The kernel's boot ID, new after every boot (random(4)); "": unknown.
 std::string BootId();
 
 }  // namespace penstock

@@ -1,8 +1,8 @@
-// Destroys what may take long to destroy, on a thread of its own: a segment of
-// many gigabytes, a descriptor that a client sent (closing a socket can wait
-// for its SO_LINGER time, closing a file for its storage).
+// Destroys objects whose destruction may take long on a separate thread: a
+// segment of many gigabytes, a descriptor from a client (closing a socket can
+// wait for its SO_LINGER time, closing a file for its storage).
 //
-// Thread safe. Bound: none; what is handed over is bounded where it is made.
+// Thread-safe. Unbounded queue; the creators of the objects bound their number.
 #ifndef BROKER_BASE_DEFERRED_DESTRUCTION_H_
 #define BROKER_BASE_DEFERRED_DESTRUCTION_H_
 
@@ -18,7 +18,7 @@ namespace penstock {
 class DeferredDestruction {
  public:
   DeferredDestruction();
-  // Waits for what is being destroyed.
+  // Waits until everything handed over is destroyed.
   ~DeferredDestruction();
   void Destroy(std::shared_ptr<void> thing);
   void Close(std::vector<Fd> fds);

@@ -26,7 +26,7 @@ StatusOr<std::unique_ptr<EventLoop>> EventLoop::Make() {
 
 Status EventLoop::Watch(int fd, std::function<void(uint32_t)> on_ready) {
   epoll_event event{};
-  event.events = EPOLLIN;  // hang-up and error always come
+  event.events = EPOLLIN;  // EPOLLHUP and EPOLLERR are implicit
   event.data.u64 = next_number_;
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     return ErrnoError(errno, "epoll_ctl");
@@ -92,8 +92,8 @@ void EventLoop::Run() {
     const int count =
         epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
     for (int i = 0; i < count; ++i) {
-      // An earlier callback of this round may have unwatched it.
-      // Copied: epoll_event is packed, its number not aligned.
+      // An earlier callback of this round may have unwatched it. Copied,
+      // because epoll_event is packed and its number unaligned.
       const uint64_t number = events[i].data.u64;
       const auto found = watched_.find(number);
       if (found == watched_.end()) continue;

@@ -1,6 +1,6 @@
-// The control thread's loop: waits for descriptors, runs their callbacks and
-// what other threads post. Everything of the control plane runs on it, so that
-// its data need no lock.
+// The control thread's loop: waits for descriptors and runs their callbacks and
+// tasks posted by other threads. The whole control plane runs on it, so its
+// data need no lock.
 #ifndef BROKER_BASE_EVENT_LOOP_H_
 #define BROKER_BASE_EVENT_LOOP_H_
 
@@ -21,16 +21,16 @@ class EventLoop {
  public:
   static StatusOr<std::unique_ptr<EventLoop>> Make();
 
-  // Calls on_ready(epoll events) while fd is readable or hung up. The fd stays
-  // the caller's and must be unwatched before it is closed.
+  // Calls on_ready(epoll events) while fd is readable or hung up. The caller
+  // keeps the fd and must unwatch it before closing it.
   Status Watch(int fd, std::function<void(uint32_t events)> on_ready);
   void Unwatch(int fd);
 
-  // Runs task on the loop's thread, soon. Any thread.
+  // Runs task on the loop's thread, soon. Any thread may call it.
   void Post(std::function<void()> task);
 
-  // Runs task once this round's events have been handled: what many of them ask
-  // for can be done once. From the loop's thread, in a callback.
+  // Runs task after this round's events are handled, so that many events can
+  // share one action. Call from a callback on the loop's thread.
   void AfterEvents(std::function<void()> task) {
     after_events_.push_back(std::move(task));
   }
@@ -49,8 +49,8 @@ class EventLoop {
   Fd epoll_;
   Fd posted_event_;
   bool stop_ = false;
-  // By a number that is never used again: an event that was queued for a closed
-  // descriptor must not reach the one that has its number now. shared_ptr: a
+  // Keyed by a number that is never reused: an event queued for a closed
+  // descriptor must not reach a new one with the same fd. shared_ptr: a
   // callback may unwatch itself while it runs.
   std::map<uint64_t, std::shared_ptr<std::function<void(uint32_t)>>> watched_;
   std::map<int, uint64_t> number_of_;

@@ -9,7 +9,7 @@
 namespace penstock {
 namespace {
 
-// Relaxed: it guards nothing else.
+// Relaxed: it orders nothing else.
 std::atomic<LogLevel> least_level = LogLevel::kInfo;
 
 }  // namespace
@@ -20,7 +20,7 @@ void SetLogLevel(LogLevel least) {
 
 void LogLine(LogLevel level, std::string_view text) {
   if (level < least_level.load(std::memory_order_relaxed)) return;
-  // One call, one line: stdio locks the stream, which has no buffer.
+  // One call per line: stdio locks the stream, which is unbuffered.
   const std::string line = "penstockd: " + PrintableLines(text) + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
 }

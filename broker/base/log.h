@@ -11,13 +11,13 @@ namespace penstock {
 
 enum class LogLevel { kInfo, kWarning, kError, kCritical };
 
-// Lines below `least` are left out; kInfo at the start.
+// Suppresses lines below `least`; default kInfo.
 void SetLogLevel(LogLevel least);
-// Control characters in `text`, which may hold names that anybody chose, are
-// escaped.
+// Escapes control characters in `text`, which may contain names chosen by any
+// user.
 void LogLine(LogLevel level, std::string_view text);
 
-// Arguments as Format takes them.
+// Arguments as for Format.
 #define PENSTOCK_LOG(name, level)                                 \
   template <typename... Args>                                     \
   void name(fmt::format_string<Args...> format, Args&&... args) { \

@@ -1,7 +1,7 @@
 // std::mutex with Abseil's thread-safety annotations.
 //
-// Not absl::Mutex: Debian ships it compiled without ThreadSanitizer, which then
-// sees no ordering through it and reports every guarded access as a race.
+// Not absl::Mutex: Debian compiles it without ThreadSanitizer, which then sees
+// no ordering through it and reports every guarded access as a race.
 #ifndef BROKER_BASE_MUTEX_H_
 #define BROKER_BASE_MUTEX_H_
 
@@ -17,7 +17,8 @@ class ABSL_LOCKABLE Mutex {
  public:
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-  // For the analysis alone, in a lambda that runs while it is held.
+  // For the static analysis only, in a lambda that runs while the mutex is
+  // held.
   void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:
@@ -47,7 +48,7 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  // Also returns after so long.
+  // Like Wait, but also returns after `limit`.
   void WaitFor(Mutex* mutex, std::chrono::nanoseconds limit)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

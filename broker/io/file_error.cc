@@ -16,7 +16,8 @@ std::string ErrorText(int error) {
   return strerror_r(error, text, sizeof(text));
 }
 
-// Calls visit("/a"), visit("/a/b"), ... up to path itself, until it says stop.
+// Calls visit("/a"), visit("/a/b"), ... up to path itself, until it returns
+// false.
 template <typename Visit>
 void ForEachPrefix(const std::string& path, Visit visit) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
@@ -52,7 +53,7 @@ Status PermissionDeniedAt(int error, const std::string& path) {
     folder = prefix;
     return false;
   });
-  // EPERM comes from a security module or a mount, not from the mode bits.
+  // EPERM comes from a security module or a mount, not from mode bits.
   const std::string where = folder.empty()
                                 ? Format("it may not read {}", path)
                                 : Format("it may not enter {}", folder);
@@ -79,12 +80,12 @@ std::string BrokerUser() {
 
 Status OpenError(int error, const std::string& path) {
   switch (error) {
-    case ENOENT:  // never there, or removed since it was indexed
+    case ENOENT:  // never existed, or removed since indexing
       return NotFoundAt(path);
     case ELOOP:
       return NotFoundError("{}: symbolic links lead to each other", path);
     case ENOTDIR:  // a component, or path itself under O_DIRECTORY, is a file
-    case ENAMETOOLONG:  // over PATH_MAX in all or NAME_MAX in a component
+    case ENAMETOOLONG:  // over PATH_MAX in total or NAME_MAX in a component
     case ESTALE:        // NFS: removed on the server
       return NotFoundError("{}: {}", path, ErrorText(error));
     case EACCES:
@@ -100,8 +101,8 @@ Status OpenError(int error, const std::string& path) {
     case EHOSTDOWN:
     case EHOSTUNREACH:
       return UnavailableError("{}: {}", path, ErrorText(error));
-    case EUCLEAN:  // the file system found itself corrupt
-    case EBADMSG:  // ... or a checksum wrong
+    case EUCLEAN:  // the file system is corrupt
+    case EBADMSG:  // a checksum is wrong
       return DataLossError("{}: {}", path, ErrorText(error));
     default:
       return ErrnoError(error, path);
@@ -110,7 +111,7 @@ Status OpenError(int error, const std::string& path) {
 
 Status ReadError(int error, const std::string& what, uint64_t offset) {
   switch (error) {
-    case EISDIR:  // open(2) lets a folder through, only read(2) refuses
+    case EISDIR:  // open(2) accepts a folder, only read(2) refuses it
       return DataLossError("{} is a folder, wanted a regular file", what);
     case EIO:        // the medium
     case EREMOTEIO:  // the medium, behind a network
@@ -129,7 +130,7 @@ Status ReadError(int error, const std::string& what, uint64_t offset) {
     case EHOSTUNREACH:
       return UnavailableError("{}: read at offset {}: {}", what, offset,
                               ErrorText(error));
-    case EAGAIN:  // given up after repeated tries: the kernel has no memory
+    case EAGAIN:  // given up after several tries: the kernel has no memory
       return ResourceExhaustedError("{}: read at offset {}: {}", what, offset,
                                     ErrorText(error));
     default:

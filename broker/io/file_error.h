@@ -1,6 +1,6 @@
-// What a person reads when a file or folder of a dataset cannot be opened or
-// read. Pure functions of errno and path, but for EACCES and ENOENT, where the
-// folders above path are looked at to name the one that is in the way.
+// Error messages for files and folders of a dataset that cannot be opened or
+// read. Pure functions of errno and path, except EACCES and ENOENT: these check
+// the folders above path to name the one that causes the error.
 #ifndef BROKER_IO_FILE_ERROR_H_
 #define BROKER_IO_FILE_ERROR_H_
 
@@ -10,14 +10,14 @@
 
 namespace penstock {
 
-// "penstock (uid 995)": whom the broker reads as, by effective uid.
+// "penstock (uid 995)": the effective user of the broker's reads.
 std::string BrokerUser();
 
-// errno of open(path) as a status. NotFound names the first component that is
-// missing, PermissionDenied the first that is not searchable and the ways out.
+// The status for errno of open(path). NotFound names the first missing
+// component, PermissionDenied the first that is not searchable, with remedies.
 Status OpenError(int error, const std::string& path);
 
-// errno of a read at offset of what (a path, or "record 7").
+// The status for errno of a read at offset of what (a path, or "record 7").
 Status ReadError(int error, const std::string& what, uint64_t offset);
 
 // DataLoss "/a/b is a FIFO, wanted a regular file" for a mode of stat(2).

@@ -15,7 +15,7 @@ StatusOr<std::unique_ptr<StorageReader>> MakeBestUringReader(uint32_t depth) {
         ReadBackend::kPlain}) {
     StatusOr<std::unique_ptr<StorageReader>> reader =
         MakeUringReader(rung, depth);
-    // Only "not this rung" is a reason to try the next one.
+    // Only "not this rung" justifies trying the next one.
     if (reader.ok() ||
         reader.status().code() != StatusCode::kFailedPrecondition) {
       return reader;
@@ -29,7 +29,7 @@ StatusOr<std::unique_ptr<StorageReader>> MakeBestUringReader(uint32_t depth) {
 
 void ReadBuffer::Reserve(size_t bytes) {
   if (bytes <= capacity_) return;
-  // The old memory first: both at once may be 512 MiB.
+  // Free the old memory first: both together may be 512 MiB.
   data_.reset();
   capacity_ = 0;
   bytes = (bytes + kReadBufferAlign - 1) / kReadBufferAlign * kReadBufferAlign;

@@ -1,9 +1,8 @@
 // Stage 2 of the flow, "read": keeps many reads in flight for one worker.
 //
-// Runs on the worker's own thread (the io_uring is SINGLE_ISSUER), shares
-// nothing. Every read has a ticket, the caller's number for it; completions
-// come in any order. Bounds: depth reads in flight, each at most
-// kRecordBytesMax.
+// Runs on the worker's own thread (the io_uring is SINGLE_ISSUER) and shares
+// nothing. The caller numbers each read with a ticket; completions come in any
+// order. Bounds: depth reads in flight, each at most kRecordBytesMax.
 #ifndef BROKER_IO_READ_H_
 #define BROKER_IO_READ_H_
 
@@ -22,78 +21,77 @@ namespace penstock {
 inline constexpr uint64_t kRecordBytesMax = uint64_t{256} << 20;
 inline constexpr uint32_t kNotPinned = UINT32_MAX;
 inline constexpr uint64_t kPinBytesMax = uint64_t{1} << 30;  // io_uring's
-// Of the memory that reads go to, unless to `into`.
+// Alignment of a reader's own buffers.
 inline constexpr uint32_t kReadBufferAlign = 4096;
 
-// Whether a range is read straight into `into`, not by way of a buffer.
+// Whether a range is read directly into `into`, without a buffer.
 bool ReadsStraight(const ReadRequest& request, std::span<const std::byte> into);
 
 class StorageReader {
  public:
-  // A finished read. bytes point into the reader's buffer of that ticket, valid
-  // until Release(ticket), or are the `into` that Start was given.
+  // A finished read. bytes are the `into` given to Start, or point into the
+  // reader's buffer of this ticket and are valid until Release(ticket).
   struct Done {
     uint32_t ticket = 0;
     Status status;  // NotFound, PermissionDenied, DataLoss (short range), ...
     std::span<const std::byte> bytes;
-    bool cached = false;  // seen to be in the page cache
+    bool cached = false;  // known to come from the page cache
   };
 
   virtual ~StorageReader() = default;
 
-  // "io_uring (defer_taskrun)", "pread", for status.
+  // "io_uring (defer_taskrun)" or "pread", for status.
   virtual std::string backend() const = 0;
   virtual uint32_t depth() const = 0;
-  // Next makes the reads itself, one after the other. More than one ticket then
-  // hides no latency, it only keeps reads waiting behind one that hangs.
+  // True if Next does the reads itself, one after the other. More than one
+  // ticket then hides no latency; it only queues reads behind one that hangs.
   virtual bool blocking() const = 0;
 
-  // Starts a read of kind kFile or kRange. ticket < depth() and free. into, if
-  // not empty, is where a kRange read lands (exactly request.bytes long): a row
-  // of a slot, so that nothing is copied. True: it has been read already, from
-  // the page cache, and is in this processor's: rather to be used before
-  // another is started.
+  // Starts a read of kind kFile or kRange. ticket is free and < depth(). A
+  // non-empty `into` receives a kRange read without a copy (a row of a slot,
+  // exactly request.bytes long). True: the bytes came from the page cache and
+  // are in this processor's cache: use them before starting another read.
   virtual bool Start(uint32_t ticket, const ReadRequest& request,
                      std::span<std::byte> into, uint32_t pinned) = 0;
-  // Memory that direct reads land in again and again, kPinBytesMax at most:
-  // its pages are looked up and pinned once, instead of for each read. A number
-  // for Start, whose `into` lies in it; kNotPinned where the kernel or
-  // RLIMIT_MEMLOCK does not allow it, which costs time and nothing else. The
-  // pages stay, whatever becomes of the mapping, until Unpin; a read in flight
-  // keeps them for itself.
+  // Registers memory that direct reads use repeatedly, at most kPinBytesMax:
+  // its pages are looked up and pinned once instead of per read. Returns a
+  // number for Start, whose `into` lies in this memory; kNotPinned if the
+  // kernel or RLIMIT_MEMLOCK forbids it, which only costs time. The pages stay
+  // pinned until Unpin, whatever happens to the mapping; a read in flight keeps
+  // its own reference.
   virtual uint32_t Pin(std::span<std::byte> /*memory*/) { return kNotPinned; }
   virtual void Unpin(uint32_t /*pinned*/) {}
-  // Sends what Start queued to the kernel.
+  // Submits the queued reads to the kernel.
   virtual void Submit() = 0;
-  // The next finished read, after sleeping for it for wait_ns at most; false:
-  // none. A blocking reader, and plain system calls (below), know no limit.
+  // Returns the next finished read, after sleeping at most wait_ns; false:
+  // none. A blocking reader and plain system calls (below) ignore the limit.
   virtual bool Next(uint64_t wait_ns, Done* done) = 0;
-  // Whether the read of this ticket, which has not been handed out, is over.
+  // Whether the read of this ticket, not yet returned by Next, has ended.
   virtual bool Arrived(uint32_t ticket) = 0;
   virtual void Release(uint32_t ticket) = 0;
-  // Started and not handed out. They cannot be called back: the kernel may
-  // still write a buffer whose read was cancelled (measured), so a ticket is
-  // occupied until its read ends, and the destructor waits for all, for ever if
-  // the storage hangs.
+  // Reads started and not yet returned by Next. They cannot be withdrawn: the
+  // kernel may still write the buffer of a cancelled read (measured). A ticket
+  // is therefore occupied until its read ends, and the destructor waits for all
+  // reads, forever if the storage hangs.
   virtual uint32_t in_flight() const = 0;
 
-  // From now on *entry is first + the ticket whose plain system calls this
-  // thread is in, and what it was before while it is in none. They hang with
-  // the storage; another thread can see it here.
+  // While this thread is in plain system calls for a ticket, *entry is first +
+  // ticket, and its previous value otherwise. Such calls hang with the storage;
+  // another thread can see it here.
   void ReportBlocking(std::atomic<uint32_t>* entry, uint32_t first) {
     blocked_entry_ = entry;
     first_entry_ = first;
   }
 
  protected:
-  // While it lives, the thread is in plain system calls for ticket.
+  // While alive, marks this thread as in plain system calls for ticket.
   class Blocking {
    public:
     Blocking(const StorageReader& reader, uint32_t ticket)
         : entry_(reader.blocked_entry_) {
       if (entry_ == nullptr) return;
-      // Relaxed, all three: this thread alone writes it, who reads it looks
-      // again later.
+      // Relaxed, all three: only this thread writes it, and readers check again
+      // later.
       before_ = entry_->load(std::memory_order_relaxed);
       entry_->store(reader.first_entry_ + ticket, std::memory_order_relaxed);
     }
@@ -113,25 +111,25 @@ class StorageReader {
   uint32_t first_entry_ = 0;
 };
 
-// What Next takes: look and go on, or sleep as long as it takes.
+// Values of wait_ns: only poll, or sleep without a limit.
 inline constexpr uint64_t kNoWait = 0;
 inline constexpr uint64_t kWaitForever = UINT64_MAX;
 
-// How reads are made, best first. An io_uring is set up in one of three ways
+// The ways to read, best first. An io_uring is set up in one of three ways
 // (io_uring_setup(2)).
 enum class ReadBackend {
-  kAuto,          // the first of these that is there
+  kAuto,          // the first of these that works
   kDeferTaskrun,  // 6.1: completions are handled when this thread asks
   kCoopTaskrun,   // 5.19: ... at its next system call, without an interrupt
   kPlain,
-  kPread,  // no io_uring: one read after the other
+  kPread,  // no io_uring: one read at a time
 };
 inline constexpr std::array<const char*, 5> kReadBackendNames = {
     "auto", "defer_taskrun", "coop_taskrun", "plain", "pread"};
 
-// kAuto takes what a probe read works through, and pread in containers that
-// forbid io_uring; another takes that or fails. Call on the thread that will
-// use it.
+// kAuto takes the first backend through which a probe read works, and pread in
+// containers that forbid io_uring; any other value takes that backend or fails.
+// Call on the thread that will use the reader.
 StatusOr<std::unique_ptr<StorageReader>> MakeStorageReader(ReadBackend backend,
                                                            uint32_t depth);
 

@@ -1,13 +1,13 @@
-// How many reads a worker has in flight for one job, where the configuration
-// leaves that to the broker: more, as long as more makes the storage faster. A
-// disk of its own wants few, several NVMe or a network many; only the bytes
-// that arrive tell.
+// Chooses how many reads a worker has in flight for one job when the
+// configuration leaves it to the broker: more, as long as more makes the
+// storage faster. A local disk needs few, several NVMe or a network many; only
+// measured throughput tells.
 //
-// Every second in which the workers wait for reads a good part of their time
-// the depth is doubled, and stays so if that second brought kGain more than the
-// one before; else it is put back, and tried again only after kRest seconds. It
-// does not go down while reads go on: what it costs is buffers. Whoever has not
-// read for kRest seconds begins anew.
+// After each second in which workers waited for reads a good part of their
+// time, the depth is doubled. It stays if the next second brought more than
+// kGain times the bytes; otherwise it is reset and tried again only after kRest
+// seconds. It never drops while reads continue: its only cost is buffers. A job
+// that has not read for kRest seconds starts over.
 #ifndef BROKER_IO_READ_DEPTH_H_
 #define BROKER_IO_READ_DEPTH_H_
 
@@ -16,7 +16,7 @@
 
 namespace penstock {
 
-// The control thread's.
+// Used on the control thread.
 class ReadDepth {
  public:
   static constexpr uint32_t kFirst = 16;
@@ -24,10 +24,10 @@ class ReadDepth {
   static constexpr double kWindowS = 1;
   static constexpr double kRestS = 30;
   static constexpr double kGain = 1.05;
-  // Workers that wait less than this share of their time have enough.
+  // Workers that wait less than this share of their time have enough reads.
   static constexpr double kWaits = 0.2;
 
-  // fixed: always so; 0: found out.
+  // fixed: constant depth; 0: automatic.
   explicit ReadDepth(uint32_t fixed = 0)
       : fixed_(fixed), depth_(fixed != 0 ? fixed : kFirst) {}
 
@@ -35,8 +35,9 @@ class ReadDepth {
   uint32_t depth() const { return depth_; }
   uint32_t most() const { return automatic() ? kMost : fixed_; }
 
-  // In so many seconds since the last call all workers read so many bytes, and
-  // waited for reads this share of their time. True: there is another depth.
+  // Reports that in the `seconds` since the last call all workers read `bytes`
+  // and waited for reads for the share `waiting` of their time. True: the depth
+  // changed.
   bool Measured(double seconds, uint64_t bytes, double waiting) {
     if (!automatic()) return false;
     const uint32_t before = depth_;
@@ -57,7 +58,7 @@ class ReadDepth {
     seconds_ = bytes_ = waited_s_ = 0;
     if (trying_) {
       trying_ = false;
-      // Without waiting, what was gained is not the storage's to show.
+      // If workers do not wait, the rate says nothing about the storage.
       if (waits && rate < kGain * rate_before_) {
         depth_ /= 2;
         rest_s_ = kRestS;
@@ -74,9 +75,9 @@ class ReadDepth {
   uint32_t depth_;
   bool trying_ = false;  // this depth is being measured
   double rate_before_ = 0;
-  double rest_s_ = 0;  // no more trying for so long
+  double rest_s_ = 0;  // no new attempt for this long
   double idle_s_ = 0;
-  // The window so far.
+  // The current window.
   double seconds_ = 0;
   double bytes_ = 0;
   double waited_s_ = 0;

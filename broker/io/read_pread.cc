@@ -1,7 +1,6 @@
-// The reader of last resort: one plain system call after the other, done when
-// its result is asked for. No read is in flight while the caller runs, so its
-// depth hides no latency; it is there so that Penstock works in containers that
-// forbid io_uring.
+// The reader of last resort: plain system calls one at a time, made when their
+// result is requested. No read is in flight while the caller runs, so its depth
+// hides no latency. It lets Penstock work in containers that forbid io_uring.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,7 +22,7 @@ struct FileCloser {
   }
 };
 
-// Fills out from offset; fewer bytes only at the end of the file.
+// Fills out from offset; reads fewer bytes only at the end of the file.
 StatusOr<uint64_t> ReadAt(int fd, const std::string& what, uint64_t offset,
                           std::span<std::byte> out) {
   uint64_t done = 0;
@@ -34,7 +33,7 @@ StatusOr<uint64_t> ReadAt(int fd, const std::string& what, uint64_t offset,
       if (errno == EINTR) continue;  // a signal; nothing was read
       return ReadError(errno, what, offset + done);
     }
-    if (n == 0) break;  // the end: only a read of nothing proves it
+    if (n == 0) break;  // the end: only an empty read proves it
     done += static_cast<uint64_t>(n);
   }
   return done;
@@ -81,7 +80,7 @@ class PreadReader final : public StorageReader {
     return true;
   }
 
-  bool Arrived(uint32_t) override { return false; }  // it has not begun
+  bool Arrived(uint32_t) override { return false; }  // it has not started
 
   void Release(uint32_t ticket) override { tickets_[ticket].buffer.Trim(); }
 
@@ -108,8 +107,8 @@ class PreadReader final : public StorageReader {
 
   const std::string backend_;
   std::vector<Ticket> tickets_;
-  // A ring of tickets that were started and not handed out; a ticket is in it
-  // at most once, so it never overflows.
+  // A ring of tickets that were started and not yet returned; each ticket is in
+  // it at most once, so it cannot overflow.
   std::vector<uint32_t> queue_ = std::vector<uint32_t>(tickets_.size());
   size_t first_ = 0;
   size_t queued_ = 0;
@@ -119,7 +118,7 @@ class PreadReader final : public StorageReader {
 
 StatusOr<std::span<const std::byte>> ReadFile(const std::string& path,
                                               ReadBuffer* buffer) {
-  // O_NONBLOCK: the open of a FIFO would wait for its writer.
+  // O_NONBLOCK: opening a FIFO would wait for its writer.
   const FileCloser file{
       open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)};
   if (file.fd < 0) return OpenError(errno, path);
@@ -129,8 +128,8 @@ StatusOr<std::span<const std::byte>> ReadFile(const std::string& path,
   if (static_cast<uint64_t>(st.st_size) > kRecordBytesMax) {
     return FileTooLargeError(path, static_cast<uint64_t>(st.st_size));
   }
-  // One byte more than its size, to see that it ends there: the files of procfs
-  // say 0, and a file can grow. It doubles until the end is seen.
+  // One byte more than the size, to detect the end: files of procfs report 0,
+  // and a file can grow. Doubles until the end is seen.
   uint64_t wanted = static_cast<uint64_t>(st.st_size) + 1;
   for (;;) {
     buffer->Reserve(std::max<uint64_t>(wanted, kBufferBytesMin));

@@ -1,5 +1,4 @@
-// What has to be read of storage for a record: a source fills it in, a reader
-// carries it out.
+// A read that a record needs: a source fills it in, a reader executes it.
 #ifndef BROKER_IO_READ_REQUEST_H_
 #define BROKER_IO_READ_REQUEST_H_
 
@@ -10,18 +9,18 @@ namespace penstock {
 
 struct ReadRequest {
   enum class Kind {
-    kNone,   // nothing: the record is in memory or made up
-    kFile,   // the whole file at path; its size is not known beforehand
+    kNone,   // nothing: the record is in memory or computed
+    kFile,   // the whole file at path, of unknown size
     kRange,  // bytes bytes at offset of the open file fd
   };
   Kind kind = Kind::kNone;
   std::string path;  // kFile; reused storage
   // The file system can refuse a read that would wait (ext4, xfs, btrfs,
-  // tmpfs). Where it cannot (NFS, FUSE, Lustre) such a read would hold up the
-  // others of its thread; it is left to a thread of the kernel.
+  // tmpfs). Where it cannot (NFS, FUSE, Lustre) such a read would block the
+  // other reads of its thread; a kernel thread does it instead.
   bool nowait = true;
-  // Read past the page cache: file and memory are addressed in multiples of
-  // this. 0: through it. kRange: so was fd opened.
+  // Bypass the page cache; file offset and memory are multiples of this. 0: use
+  // the page cache. kRange: fd was opened accordingly.
   uint32_t align = 0;
   int fd = -1;  // kRange; owned by the source
   uint64_t offset = 0;

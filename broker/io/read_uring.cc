@@ -1,35 +1,33 @@
 // The io_uring reader: a ring, a table of registered files and a buffer per
-// ticket, all of one thread.
+// ticket, all used by one thread.
 //
-// A file is three requests linked to each other: open into the table at the
-// ticket's own number (no descriptor, no search for a free slot), read into the
-// ticket's buffer, close. The open is a soft link: when it fails, the rest is
-// cancelled. The read is a hard link: a short or failed read must not keep the
-// file from being closed.
+// A file is three linked requests: open into the table at the ticket's number
+// (no descriptor, no search for a free slot), read into the ticket's buffer,
+// close. The open is a soft link: if it fails, the rest is cancelled. The read
+// is a hard link: the file must be closed even after a short or failed read.
 //
-// A read that leaves room in the buffer has met the end of the file: of regular
-// files the kernel goes on with a read that was cut short until there is no
-// more, or an error. A read that fills the buffer has not, and is done again
-// with a larger one.
+// A read that does not fill the buffer has reached the end of the file: on
+// regular files the kernel continues a short read until the end or an error. A
+// read that fills the buffer may not have; it is redone with a larger one.
 //
 // Where the file system has no `nowait` (ReadRequest), statx comes first, and
-// the read has exactly the file's size. Open and read go to a thread of the
-// kernel: this thread must not hang with the storage.
-// Because of FUSE's direct files (measured, 6.18): left to itself the kernel
-// reads them on this thread, one after the other; and when a read leaves room
-// it goes on at a position that FUSE has not advanced: the content comes twice.
+// the read has exactly the file's size. A kernel thread does open and read:
+// this thread must not hang with the storage. FUSE's direct files need both
+// (measured, 6.18): by default the kernel reads them on this thread, one after
+// the other; and when a read does not fill the buffer, it continues at a
+// position that FUSE has not advanced, so the content appears twice.
 //
-// What is in the page cache is read at once with plain system calls that answer
-// EAGAIN instead of waiting (RESOLVE_CACHED, RWF_NOWAIT), as long as enough
-// reads find theirs there: a chain of three requests costs half as much again
-// (bench/read_benchmark). The rest goes through the ring.
+// Plain system calls that answer EAGAIN instead of waiting (RESOLVE_CACHED,
+// RWF_NOWAIT) read from the page cache at once, as long as enough reads hit it:
+// a chain of three requests costs half as much again (bench/read_benchmark).
+// The other reads use the ring.
 //
 // Invariants:
-//   1. requests_ counts the requests whose completion has not been seen; no
-//      buffer, path or `into` of a ticket is touched or freed while it has one.
-//   2. A ticket has at most kRequestsPerTicket requests, and the submission
-//      queue has room for all of all tickets, the completion queue for twice
-//      that: neither can be full.
+//   1. requests_ counts the requests without a seen completion; a ticket's
+//      buffer, path and `into` are not touched or freed while it has one.
+//   2. A ticket has at most kRequestsPerTicket requests. The submission queue
+//      has room for the requests of all tickets, the completion queue for twice
+//      as many: neither can be full.
 #include <fcntl.h>
 #include <liburing.h>
 #include <linux/openat2.h>
@@ -56,24 +54,24 @@ namespace {
 
 constexpr unsigned kRequestsPerTicket = 3;
 constexpr unsigned kOps = 4;
-// Times that a read is started again before it is done with plain system calls.
+// Attempts of a read before plain system calls do it.
 constexpr int kTriesMax = 8;
 constexpr uint64_t kCancelData = UINT64_MAX;
-// Entries of the table of pinned memory, of the kernel's 16,384.
+// Entries of the table of pinned memory; the kernel allows 16,384.
 constexpr uint32_t kPinsMax = 4096;
-// The page cache is asked first while at least this share of such reads finds
-// all of its bytes there; when fewer do, by one read in so many.
+// The page cache is tried first while at least this share of such reads hits it
+// completely; below that, one read in kAskOneIn tries it.
 constexpr double kCachedShareMin = 0.3;
 constexpr uint32_t kAskOneIn = 32;
-// Reads that the share is an average of, roughly.
+// Number of reads that the share averages, roughly.
 constexpr double kCachedShareOver = 64;
 
 enum class Op : uint32_t { kStat, kOpen, kRead, kClose };
 
 unsigned SetupFlags(ReadBackend rung) {
-  // TASKRUN_FLAG: a peek at the completion queue sees that the kernel has work
-  // for this thread. SUBMIT_ALL: a request that is refused (a path over 4096
-  // bytes) does not hold up those behind it.
+  // TASKRUN_FLAG: a peek at the completion queue shows that the kernel has work
+  // for this thread. SUBMIT_ALL: a refused request (a path over 4096 bytes)
+  // does not hold up those behind it.
   switch (rung) {
     case ReadBackend::kDeferTaskrun:
       return IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
@@ -90,7 +88,7 @@ std::string RungName(ReadBackend rung) {
   return Format("io_uring ({})", kReadBackendNames[static_cast<size_t>(rung)]);
 }
 
-// Why there is no ring on this rung; error of io_uring_setup or of the
+// Why this rung has no ring; error is that of io_uring_setup or of the
 // registration.
 Status SetupError(int error) {
   char buffer[128];
@@ -105,7 +103,7 @@ Status SetupError(int error) {
     case EMFILE:  // the table of files counts against RLIMIT_NOFILE
     case ENFILE:
       return ResourceExhaustedError("io_uring: {}", text);
-    default:  // EINVAL: a flag that this kernel does not know
+    default:  // EINVAL: a flag unknown to this kernel
       return FailedPreconditionError("io_uring: {}", text);
   }
 }
@@ -143,7 +141,7 @@ class UringReader final : public StorageReader {
   struct Ticket {
     ReadRequest request;
     RangeTarget target;            // of a range
-    uint32_t pinned = kNotPinned;  // what its target lies in
+    uint32_t pinned = kNotPinned;  // pinned memory that holds target
     ReadBuffer buffer;
     unsigned requests = 0;  // without a completion
     int results[kOps] = {};
@@ -183,11 +181,11 @@ class UringReader final : public StorageReader {
   bool has_ring_ = false;
   bool threads_allowed_ = false;
   std::vector<Ticket> tickets_;
-  // A ring of tickets that are finished and not handed out.
+  // A ring of tickets that are finished and not yet returned.
   std::vector<uint32_t> ready_;
   size_t ready_first_ = 0;
   size_t ready_count_ = 0;
-  uint32_t in_flight_ = 0;  // started, not handed out
+  uint32_t in_flight_ = 0;  // started, not yet returned
   bool pin_table_made_ = false;
   std::vector<uint32_t> pins_free_;
   double cached_share_ = 1;
@@ -199,14 +197,15 @@ Status UringReader::Init(ReadBackend rung) {
   rung_ = rung;
   io_uring_params params = {};
   params.flags = SetupFlags(rung) | IORING_SETUP_CQSIZE;
-  // One more for the cancellation of the destructor.
+  // One more for the destructor's cancellation.
   const unsigned entries = kRequestsPerTicket * depth() + 1;
   params.cq_entries = 2 * entries;
   const int result = io_uring_queue_init_params(entries, &ring_, &params);
   if (result < 0) return SetupError(-result);
   OrderRingMemory();
   has_ring_ = true;
-  // Filled with "none" instead of registered as sparse: kernels before 5.19.
+  // Filled with "none" instead of registered as sparse, for kernels before
+  // 5.19.
   const std::vector<int> none(depth(), -1);
   const int registered = io_uring_register_files(&ring_, none.data(), depth());
   return registered < 0 ? SetupError(-registered) : OkStatus();
@@ -214,9 +213,9 @@ Status UringReader::Init(ReadBackend rung) {
 
 UringReader::~UringReader() {
   if (!has_ring_) return;
-  // Cancelled reads land too (measured: all of 1,280, up to 37 ms later), so
-  // cancelling only shortens what would wait for a peer (a FIFO); what counts
-  // is that every completion has arrived before a buffer is freed.
+  // Cancelled reads also write (measured: all of 1,280, up to 37 ms later).
+  // Cancelling only shortens the wait for a peer (a FIFO); before a buffer is
+  // freed, every completion must have arrived.
   bool cancel = true;
   while (requests_ > 0) {
     Enter(0, kWaitForever);
@@ -228,7 +227,7 @@ UringReader::~UringReader() {
       }
     }
     Enter(1, kWaitForever);
-    // A completion can start the next request of its chain: cancel that too.
+    // A completion can start the next request of its chain: cancel again.
     cancel = false;
     unsigned head;
     unsigned seen = 0;
@@ -287,13 +286,13 @@ io_uring_sqe* UringReader::NewRequest(uint32_t ticket) {
   return sqe;
 }
 
-// After the io_uring_prep_ call, which clears it.
+// Call after the io_uring_prep_ function, which clears it.
 void SetData(io_uring_sqe* sqe, uint32_t ticket, Op op) {
   sqe->user_data = uint64_t{ticket} * kOps + static_cast<uint32_t>(op);
 }
 
-// One empty table of registered buffers, which is filled one by one: kernels
-// from 5.19 on. With DEFER_TASKRUN and without.
+// Makes an empty table of registered buffers, filled one by one: kernels from
+// 5.19 on, with and without DEFER_TASKRUN.
 bool UringReader::MakePinTable() {
   if (pin_table_made_) return !pins_free_.empty();
   pin_table_made_ = true;
@@ -320,7 +319,7 @@ uint32_t UringReader::Pin(std::span<std::byte> memory) {
 void UringReader::Unpin(uint32_t pinned) {
   const iovec none = {nullptr, 0};
   const __u64 tag = 0;
-  // Emptying an entry cannot fail but for memory; it is then not used again.
+  // Clearing an entry fails only for lack of memory; it is then not reused.
   if (io_uring_register_buffers_update_tag(&ring_, pinned, &none, &tag, 1) ==
       1) {
     pins_free_.push_back(pinned);
@@ -374,8 +373,8 @@ bool UringReader::AskCache() {
   return false;
 }
 
-// All of the file from the page cache. False: some of it is not there, or it is
-// anything but a plain case; the ring finds out what.
+// Reads the whole file from the page cache. False: part of it is not cached, or
+// it is not a plain case, which the ring handles.
 bool UringReader::ReadCachedFile(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
   open_how how = {};
@@ -397,7 +396,7 @@ bool UringReader::ReadCachedFile(uint32_t ticket) {
   return mine.cached;
 }
 
-// The range's first bytes from the page cache. False: the rest is not there.
+// Reads the range's first bytes from the page cache. False: some remain.
 bool UringReader::ReadCachedRange(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
   const std::span<std::byte> out = mine.target.Rest(0);
@@ -412,15 +411,15 @@ bool UringReader::ReadCachedRange(uint32_t ticket) {
   return mine.cached;
 }
 
-// One thread of the kernel per read in flight, where reads must wait on one; by
-// default there are at most four per processor. They come as needed. Several
-// times depth: the limit is the thread's, not the ring's, and a worker may have
-// rings whose reads hang.
+// Allows one kernel thread per read in flight, where reads must wait on one;
+// the default is at most four per processor. They are created as needed.
+// Several times depth, because the limit is per thread, not per ring, and a
+// worker may have rings whose reads hang.
 void UringReader::AllowThreads() {
   if (threads_allowed_) return;
   threads_allowed_ = true;
-  unsigned most[2] = {8 * depth(), 0};  // bounded work; the other kind as it is
-  // Kernels before 5.15 refuse: then it is the default.
+  unsigned most[2] = {8 * depth(), 0};  // bounded work; other work as before
+  // Kernels before 5.15 refuse and keep the default.
   io_uring_register_iowq_max_workers(&ring_, most);
 }
 
@@ -446,16 +445,16 @@ void UringReader::QueueStat(uint32_t ticket) {
 
 void UringReader::QueueChain(uint32_t ticket, uint64_t bytes) {
   Ticket& mine = tickets_[ticket];
-  // O_NONBLOCK: the open of a FIFO would wait for its writer. The table takes
-  // no O_CLOEXEC: there is no descriptor to inherit.
+  // O_NONBLOCK: opening a FIFO would wait for its writer. The table accepts no
+  // O_CLOEXEC: there is no descriptor to inherit.
   const int flags = (mine.request.nowait ? O_NONBLOCK : 0) |
                     (mine.request.align > 0 ? O_DIRECT : 0);
   io_uring_sqe* open = NewRequest(ticket);
   io_uring_prep_openat_direct(open, AT_FDCWD, mine.request.path.c_str(),
                               O_RDONLY | O_NOCTTY | flags, 0, ticket);
   open->flags |= IOSQE_IO_LINK;
-  // Left to itself the kernel opens a file whose name it knows on this thread,
-  // and asks the server of a network file system there.
+  // By default the kernel opens a file whose name is cached on this thread, and
+  // asks the server of a network file system there.
   if (!mine.request.nowait) open->flags |= IOSQE_ASYNC;
   SetData(open, ticket, Op::kOpen);
 
@@ -491,8 +490,8 @@ void UringReader::QueueRange(uint32_t ticket) {
   SetData(read, ticket, Op::kRead);
 }
 
-// Sends what is queued and waits for wait_for completions, for wait_ns at most;
-// false: so long. May return early: callers look at the queue and come again.
+// Submits the queue and waits at most wait_ns for wait_for completions; false:
+// timed out. May return early: callers check the queue and call again.
 bool UringReader::Enter(unsigned wait_for, uint64_t wait_ns) {
   for (;;) {
     int result = 0;
@@ -509,8 +508,8 @@ bool UringReader::Enter(unsigned wait_for, uint64_t wait_ns) {
                                                 nullptr);
     }
     if (result >= 0) {
-      // Fewer than were queued when the kernel ran out of memory half-way; the
-      // next call says so.
+      // Fewer than queued if the kernel ran out of memory midway; the next call
+      // reports it.
       if (wait_for == 0 && result > 0 && io_uring_sq_ready(&ring_) > 0) {
         continue;
       }
@@ -521,13 +520,13 @@ bool UringReader::Enter(unsigned wait_for, uint64_t wait_ns) {
         return false;
       case EINTR:  // a signal came first
         return true;
-      case EAGAIN:  // no memory for requests just now; they stay queued
-      case EBUSY:   // completions wait to be seen first
+      case EAGAIN:  // no memory for requests now; they stay queued
+      case EBUSY:   // completions must be reaped first
         std::this_thread::yield();
         return true;
       default:
-        // EBADF, EFAULT, EINVAL, EEXIST (another thread than the one that made
-        // the reader): a bug, and the buffers can no longer be accounted for.
+        // EBADF, EFAULT, EINVAL, EEXIST (called from a thread that did not make
+        // the reader): a bug, and the state of the buffers is unknown.
         Print(stderr, "penstock: io_uring_enter: {}\n", strerror(-result));
         std::abort();
     }
@@ -535,13 +534,14 @@ bool UringReader::Enter(unsigned wait_for, uint64_t wait_ns) {
 }
 
 bool UringReader::Next(uint64_t wait_ns, Done* done) {
-  // Handed out before the ring is looked at again: the oldest first.
+  // Finished tickets are returned before the ring is checked again: oldest
+  // first.
   bool in_time = true;
   while (ready_count_ == 0) {
     Reap();
     if (ready_count_ > 0) break;
     if (wait_ns == kNoWait || !in_time || in_flight_ == 0) return false;
-    // A completion that is not the last of its ticket starts the time anew; a
+    // A completion that is not its ticket's last restarts the time limit; a
     // ticket has three.
     in_time = Enter(1, wait_ns);
   }
@@ -574,7 +574,7 @@ void UringReader::Reap() {
       FinishRange(ticket);
     }
   }
-  // What Finish... started again.
+  // Requests queued by the Finish functions.
   if (io_uring_sq_ready(&ring_) > 0) Enter(0, kWaitForever);
 }
 
@@ -592,7 +592,7 @@ void UringReader::FinishStat(uint32_t ticket) {
   if (mine.file_bytes > kRecordBytesMax) {
     return Finish(ticket, FileTooLargeError(path, mine.file_bytes));
   }
-  // Empty, or a file of procfs, which says so of all.
+  // Empty, or a file of procfs, where every size is 0.
   if (mine.file_bytes == 0) return ReadPlainly(ticket);
   mine.buffer.Reserve(std::max<uint64_t>(mine.file_bytes, kBufferBytesMin));
   const uint64_t align = std::max(mine.request.align, 1u);
@@ -602,23 +602,23 @@ void UringReader::FinishStat(uint32_t ticket) {
 void UringReader::FinishFile(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
   const std::string& path = mine.request.path;
-  const Blocking blocking(*this, ticket);  // here and there a stat
+  const Blocking blocking(*this, ticket);  // there may be a stat below
   const int opened = mine.results[static_cast<int>(Op::kOpen)];
   const int read = mine.results[static_cast<int>(Op::kRead)];
   const int closed = mine.results[static_cast<int>(Op::kClose)];
   if (opened < 0) {
-    // The others are ECANCELED.
+    // The other requests are ECANCELED.
     switch (-opened) {
       case EINTR:   // a signal to the kernel's worker
-      case EAGAIN:  // a lease of another process is being broken
+      case EAGAIN:  // another process's lease is being broken
         return Retry(ticket);
       default:
         return Finish(ticket, OpenError(-opened, path));
     }
   }
   if (closed < 0) {
-    // The kernel took the chain in two pieces (no memory in between) and they
-    // overtook each other: empty the slot, and trust none of it.
+    // The kernel split the chain (no memory in between), and its parts overtook
+    // each other: empty the slot and discard all results.
     const int none = -1;
     io_uring_register_files_update(&ring_, ticket, &none, 1);
     return ReadPlainly(ticket);
@@ -631,7 +631,7 @@ void UringReader::FinishFile(uint32_t ticket) {
       case EINTR:
         return Retry(ticket);
       case EAGAIN: {
-        // Kernels before 5.19 answer this to O_NONBLOCK on file systems
+        // Kernels before 5.19 return this for O_NONBLOCK on file systems
         // without `nowait`.
         struct stat st;
         if (stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode)) {
@@ -646,15 +646,15 @@ void UringReader::FinishFile(uint32_t ticket) {
   }
   const auto found = static_cast<uint64_t>(read);
   if (mine.file_bytes > 0) {
-    // Fewer: the file shrank meanwhile.
+    // The file shrank meanwhile.
     if (found != mine.file_bytes) return ReadPlainly(ticket);
     return Finish(ticket, OkStatus(), mine.buffer.first(found));
   }
   if (found == mine.buffer.capacity()) return Grow(ticket);
   if (read % 4096 == 0) {
-    // A FIFO without a writer looks like an empty file, and a device whose read
-    // was interrupted (by a signal, between two pages) like one that ends with
-    // a page. Such files are rare.
+    // A FIFO without a writer looks like an empty file. A device whose read was
+    // interrupted (by a signal, between two pages) looks like a file that ends
+    // at a page. Such files are rare.
     struct stat st;
     if (stat(path.c_str(), &st) == 0 && !S_ISREG(st.st_mode)) {
       return Finish(ticket, NotRegularError(st.st_mode, path));
@@ -663,8 +663,8 @@ void UringReader::FinishFile(uint32_t ticket) {
   Finish(ticket, OkStatus(), mine.buffer.first(found));
 }
 
-// The file fills the buffer, so there may be more. It is read again from its
-// start, not continued: by now the path may lead to another file.
+// The file fills the buffer, so there may be more. It is reread from the start,
+// not continued, because the path may now lead to another file.
 void UringReader::Grow(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
   const std::string& path = mine.request.path;
@@ -675,7 +675,7 @@ void UringReader::Grow(uint32_t ticket) {
   if (!S_ISREG(st.st_mode)) {
     return Finish(ticket, NotRegularError(st.st_mode, path));
   }
-  // One byte more than it has, or twice what was read: procfs says 0.
+  // One byte more than its size, or twice the bytes read: procfs reports 0.
   const auto size = static_cast<uint64_t>(st.st_size);
   const uint64_t capacity = mine.buffer.capacity();
   if (std::max(size, capacity - 1) > kRecordBytesMax) {
@@ -709,8 +709,8 @@ void UringReader::FinishRange(uint32_t ticket) {
     if (mine.target.Holds(mine.done)) {
       return Finish(ticket, OkStatus(), mine.target.Deliver());
     }
-    // Cut short: the rest. A direct read is cut only by the end of the file in
-    // the middle of a block, and cannot begin there.
+    // A short read: read the rest. A direct read is cut in the middle of a
+    // block only at the end of the file, and cannot continue there.
     if (mine.request.align == 0 || mine.done % mine.request.align == 0) {
       return QueueRange(ticket);
     }

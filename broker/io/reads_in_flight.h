@@ -1,16 +1,16 @@
-// The reads of one worker that its storage has not answered yet, for those who
-// look on: the control thread, which ends a job whose read is late, and
-// `penstock status`. The worker itself may be stuck in such a read.
+// The unanswered reads of one worker, visible to other threads: the control
+// thread, which ends a job whose read is late, and `penstock status`. The
+// worker itself may be stuck in such a read.
 //
-// Who runs it: one worker writes, any thread reads. Per read it costs four
-// stores. Bound: a fixed number of entries, one per ticket.
+// Threads: one worker writes, any thread reads. Cost: four stores per read.
+// Bound: a fixed number of entries, one per ticket.
 //
-// Synchronising edges, of one entry:
-//   E1  Start's release of job and record  ->  List's acquire of each: who sees
-//       a new read's also sees that since was 0 in between.
-//   E2  Start's release of since  ->  List's acquire: who sees since, sees the
-//       job and record that go with it, and no older waited_until than the read
-//       before left: that one is before since.
+// Synchronizing edges, per entry:
+//   E1  Start's release of job and record -> List's acquire of each: a reader
+//       that sees a new read's values also sees that since was 0 in between.
+//   E2  Start's release of since -> List's acquire: a reader that sees since
+//       sees the job and record that go with it, and no waited_until older than
+//       the one the previous read left, which is before since.
 #ifndef BROKER_IO_READS_IN_FLIGHT_H_
 #define BROKER_IO_READS_IN_FLIGHT_H_
 
@@ -26,30 +26,29 @@ class ReadsInFlight {
 
   explicit ReadsInFlight(uint32_t entries) : entries_(entries) {}
 
-  // ---- the worker's
-  // -----------------------------------------------------------
+  // ---- called by the worker ------------------------------------------------
 
-  // A read of record for job (the pool's number) begins; now_ns is not 0.
+  // Starts a read of record for job (the pool's number); now_ns is not 0.
   void Start(uint32_t entry, uint64_t job, uint64_t record, uint64_t now_ns) {
     Entry& mine = entries_[entry];
-    // since_ns is 0 here: End left it so.
+    // since_ns is 0 here, from End.
     mine.job.store(job, std::memory_order_release);          // E1
     mine.record.store(record, std::memory_order_release);    // E1
     mine.since_ns.store(now_ns, std::memory_order_release);  // E2
   }
   void End(uint32_t entry) {
-    // Relaxed: a read that looks on for a moment longer harms nobody; E1 orders
-    // it before the next one.
+    // Relaxed: listing the read a moment longer is harmless; E1 orders this
+    // before the next read.
     entries_[entry].since_ns.store(0, std::memory_order_relaxed);
   }
-  // The worker has just looked: the read has not arrived.
+  // The worker has just checked: the read has not arrived.
   void StillWaiting(uint32_t entry, uint64_t now_ns) {
-    // Relaxed: only compared with since_ns; an older one makes the read look
+    // Relaxed: only compared with since_ns; an older value makes the read look
     // younger.
     entries_[entry].waited_until_ns.store(now_ns, std::memory_order_relaxed);
   }
-  // Sums of this worker; it alone writes. Relaxed: they are compared with what
-  // they were before.
+  // Sums of this worker, the only writer. Relaxed: only compared with their
+  // former values.
   void CountBytes(uint64_t bytes) {
     bytes_.store(bytes_.load(std::memory_order_relaxed) + bytes,
                  std::memory_order_relaxed);
@@ -58,14 +57,13 @@ class ReadsInFlight {
     waited_ns_.store(waited_ns_.load(std::memory_order_relaxed) + ns,
                      std::memory_order_relaxed);
   }
-  // Holds the entry whose plain system calls the worker is in, else kNone.
+  // The entry whose plain system calls the worker is in, or kNone.
   std::atomic<uint32_t>* blocked_on() { return &blocked_on_; }
 
-  // ---- any thread's
-  // -----------------------------------------------------------
+  // ---- called by any thread ------------------------------------------------
 
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
-  // In which the worker had nothing to do but wait.
+  // Time in which the worker could only wait.
   uint64_t waited_ns() const {
     return waited_ns_.load(std::memory_order_relaxed);
   }
@@ -73,22 +71,22 @@ class ReadsInFlight {
   struct Late {
     uint64_t job = 0;
     uint64_t record = 0;
-    uint64_t ns = 0;       // how long it has been in flight, at least
+    uint64_t ns = 0;       // time in flight, at least
     bool blocked = false;  // its worker is in the system call
   };
-  // Appends the reads that took at_least_ns so far. A worker that is busy does
-  // not see what has arrived, so a read's time ends when the worker last looked
-  // for it: slow decoding does not pass for slow storage. A worker that is
-  // blocked in one read cannot look; that one's time runs on.
+  // Appends the reads that have taken at least_ns. A busy worker does not see
+  // arrivals, so a read's time ends when the worker last checked for it: slow
+  // decoding does not look like slow storage. For a worker blocked in one read,
+  // which cannot check, that read's time runs on.
   void List(uint64_t now_ns, uint64_t at_least_ns,
             std::vector<Late>* late) const {
-    // Relaxed: as where it is written.
+    // Relaxed: as in blocked_on()'s writer.
     const uint32_t blocked_on = blocked_on_.load(std::memory_order_relaxed);
     for (uint32_t i = 0; i < entries_.size(); ++i) {
       const Entry& entry = entries_[i];
       const uint64_t since_ns =
           entry.since_ns.load(std::memory_order_acquire);  // E2
-      // Relaxed: as where it is written.
+      // Relaxed: as in StillWaiting.
       const uint64_t until_ns =
           i == blocked_on
               ? now_ns
@@ -100,7 +98,7 @@ class ReadsInFlight {
       const Late found{entry.job.load(std::memory_order_acquire),     // E1
                        entry.record.load(std::memory_order_acquire),  // E1
                        until_ns - since_ns, i == blocked_on};
-      // Relaxed: after E1 another read's job or record is found out here.
+      // Relaxed: after E1, this detects a job or record of another read.
       if (entry.since_ns.load(std::memory_order_relaxed) == since_ns) {
         late->push_back(found);
       }

@@ -27,7 +27,7 @@ std::optional<uint64_t> ReadNumber(const std::string& path) {
   if (!line ||
       std::from_chars(line->data(), line->data() + line->size(), value).ec !=
           std::errc()) {
-    return std::nullopt;  // not there, or "max"
+    return std::nullopt;  // absent, or "max"
   }
   return value;
 }
@@ -46,7 +46,7 @@ std::optional<uint64_t> ReadKey(const std::string& path,
 }
 
 // The cgroup (v2) of this process and its ancestors, innermost first, as paths
-// below the mount: "/a/b", "/a", "". Nothing without a v2 hierarchy.
+// below the mount: "/a/b", "/a", "". Empty without a v2 hierarchy.
 std::vector<std::string> CgroupPaths(const SystemFiles& files) {
   std::vector<std::string> paths;
   std::ifstream file(files.proc + "/self/cgroup");
@@ -93,7 +93,7 @@ AvailableMemory FindAvailableMemory(const SystemFiles& files) {
 
 std::optional<uint64_t> FindAvailableNodeMemory(const SystemFiles& files,
                                                 uint32_t node) {
-  // Lines such as "Node 0 MemFree: 1234 kB".
+  // Parses lines such as "Node 0 MemFree: 1234 kB".
   std::ifstream file(Format("{}/node{}/meminfo", files.nodes, node));
   std::optional<uint64_t> kib;
   std::string line;

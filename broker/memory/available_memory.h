@@ -1,4 +1,4 @@
-// What the machine and its control groups leave of memory and processors.
+// Memory and processor time that the machine and its control groups leave.
 #ifndef BROKER_MEMORY_AVAILABLE_MEMORY_H_
 #define BROKER_MEMORY_AVAILABLE_MEMORY_H_
 
@@ -8,27 +8,27 @@
 
 namespace penstock {
 
-// Where the kernel tells its limits; tests point it at files of their own.
+// Where the kernel reports its limits; tests use files of their own.
 struct SystemFiles {
   std::string proc = "/proc";
   std::string cgroup = "/sys/fs/cgroup";
   std::string nodes = "/sys/devices/system/node";
 };
 
-// How much more memory this process can get, and what says so: the smallest of
-// the free memory of the machine and what each ancestor cgroup leaves (page
-// cache counts as free).
+// How much more memory this process can get, and which limit decides: the
+// smallest of the machine's free memory and what each ancestor cgroup leaves
+// (page cache counts as free).
 struct AvailableMemory {
   uint64_t bytes = UINT64_MAX;
   std::string limit;  // "MemAvailable", "memory.max of /a/b (4.0 GiB)"
 };
 AvailableMemory FindAvailableMemory(const SystemFiles& files);
 
-// Free memory of one NUMA node (page cache counts as free); nullopt: not told.
+// Free memory of one NUMA node (page cache counts as free); nullopt: unknown.
 std::optional<uint64_t> FindAvailableNodeMemory(const SystemFiles& files,
                                                 uint32_t node);
 
-// Processors' worth of time that cpu.max of the ancestor cgroups leaves;
+// The number of processors that cpu.max of the ancestor cgroups allows;
 // infinity without a quota.
 double CgroupCpuQuota(const SystemFiles& files);
 

@@ -10,8 +10,7 @@ namespace penstock {
 std::vector<Processor> SpreadOverNodes(std::span<const Processor> processors) {
   struct Turn {
     uint32_t thread;
-    uint32_t of_node;  // how many of its node have the same thread and come
-                       // before it
+    uint32_t of_node;  // earlier processors of the same node and thread number
     Processor processor;
   };
   std::map<std::pair<uint32_t, std::optional<uint32_t>>, uint32_t> count;

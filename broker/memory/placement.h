@@ -1,6 +1,5 @@
-// Which NUMA node: of the workers in turn, of a rank, of the slots. Pure
-// functions; what the machine has comes from topology.h. Nodes and processors
-// are named by their numbers in the operating system.
+// Chooses NUMA nodes for workers, ranks and slots. Pure functions; topology.h
+// describes the machine. Nodes and processors are named by their OS indices.
 #ifndef BROKER_MEMORY_PLACEMENT_H_
 #define BROKER_MEMORY_PLACEMENT_H_
 
@@ -15,7 +14,7 @@
 
 namespace penstock {
 
-// Bounds of what a rank, or the configuration, says.
+// Bounds of values from a rank or the configuration.
 inline constexpr uint32_t kCpusMax = 8192;
 inline constexpr uint32_t kNodesMax = 1024;
 inline constexpr size_t kCpuListCharsMax = 4096;
@@ -23,39 +22,38 @@ inline constexpr size_t kGpuCharsMax = 64;
 
 struct Processor {
   uint32_t os_index = 0;
-  std::optional<uint32_t> node;  // nullopt: none of its own with memory
-  uint32_t thread = 0;           // in its core: 0, 1
+  std::optional<uint32_t> node;  // nullopt: belongs to no node with memory
+  uint32_t thread = 0;           // within its core: 0, 1
 };
-// As workers take them: one of each core before a core's second thread, and
-// among these of every node in turn, so that fewer workers than processors are
-// on all nodes.
+// The order in which workers take processors: one of each core before any
+// second thread of a core, and alternating between nodes, so that fewer workers
+// than processors still cover all nodes.
 std::vector<Processor> SpreadOverNodes(std::span<const Processor> processors);
 
-// "0-7,16": the processors it names, ascending. InvalidArgument: anything else.
+// Parses "0-7,16" into processors, ascending. InvalidArgument: anything else.
 StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text);
 
-// What a rank says when it attaches.
+// What a rank reports when it attaches.
 struct RankPlacement {
-  std::vector<uint32_t> cpus;    // it may run on; empty: not said
-  std::optional<uint32_t> cpu;   // it attached on
-  std::optional<uint32_t> node;  // the option, PENSTOCK_NODE
+  std::vector<uint32_t> cpus;    // allowed by its affinity; empty: not reported
+  std::optional<uint32_t> cpu;   // on which it attached
+  std::optional<uint32_t> node;  // from the option or PENSTOCK_NODE
   std::optional<uint32_t> gpu_node = {};
-  std::string gpu = {};  // its PCI address
+  std::string gpu = {};  // the GPU's PCI address
 };
 struct RankNode {
   std::optional<uint32_t> node;
-  std::string from;  // what tells it, or why it is not known
+  std::string from;  // the source of node, or why it is unknown
 };
-// The only one; the option; the node that all of its processors are of; its
-// GPU's.
-// node_of: of the processors there are; nodes: that memory can be on.
+// The first that applies: the machine's only node; the option; the node that
+// holds all of the rank's processors; its GPU's node. node_of: node of each
+// processor; nodes: nodes with memory.
 RankNode NodeOfRank(const RankPlacement& rank,
                     const std::map<uint32_t, uint32_t>& node_of,
                     std::span<const uint32_t> nodes);
 
-// The node of each of so many lanes, one for each local rank in turn: the
-// rank's where it is known, else rank r of L is thought to be on node r*N/L.
-// nodes: at least one.
+// The node of each of `lanes` lanes, one per local rank: the rank's node if
+// known, else node r*N/L for rank r of L. nodes is not empty.
 struct KnownRank {
   uint32_t rank = 0;
   uint32_t node = 0;

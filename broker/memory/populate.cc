@@ -23,7 +23,7 @@ Status Populate(std::span<const PopulateRange> ranges,
   if (pipe2(fds, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
   Fd progress(fds[0]);
   Fd report(fds[1]);
-  // Kernels before 5.14 do not know the advice; an empty range tells.
+  // Kernels before 5.14 lack the advice; an empty range detects that.
   const bool populates = madvise(nullptr, 0, MADV_POPULATE_WRITE) == 0;
   const pid_t parent = getpid();
   const pid_t child = fork();
@@ -31,8 +31,8 @@ Status Populate(std::span<const PopulateRange> ranges,
   if (child == 0) {
     // Only async-signal-safe calls: the parent has other threads.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(5);  // it died before that took effect
-    // The broker's sockets and segments must not live on in here.
+    if (getppid() != parent) _exit(5);  // it died before prctl took effect
+    // The child must not keep the broker's sockets and segments open.
     constexpr int kReport = 3;
     if (fds[1] != kReport && dup2(fds[1], kReport) < 0) _exit(6);
     syscall(SYS_close_range, kReport + 1, ~0u, 0);
@@ -44,7 +44,7 @@ Status Populate(std::span<const PopulateRange> ranges,
           _exit(errno == ENOMEM ? 2 : 3);
         }
       } else {
-        // Touch every page; they are all zero still.
+        // Touch every page; all are still zero.
         for (uint64_t at = 0; at < range.bytes; at += 4096) {
           __atomic_fetch_or(reinterpret_cast<char*>(range.begin + at), 0,
                             __ATOMIC_RELAXED);

@@ -1,7 +1,6 @@
-// Memory is promised before it is used: a job that does not fit is refused with
-// the numbers before it starts (available_memory.h), and its pages are
-// populated by a child process whose death, should the limits have lied, is the
-// error message.
+// Populates memory before it is used. A job that does not fit is refused with
+// the numbers before it starts (available_memory.h). A child process populates
+// the pages; if the limits were wrong, its death becomes the error message.
 #ifndef BROKER_MEMORY_POPULATE_H_
 #define BROKER_MEMORY_POPULATE_H_
 
@@ -15,17 +14,17 @@
 
 namespace penstock {
 
-// A range of shared memory to populate, and the order of steps: ranges are
-// populated in order, on_done(n) is called after the n-th.
+// A range of shared memory to populate. Ranges are populated in order;
+// on_done(n) is called after the n-th.
 struct PopulateRange {
   std::byte* begin = nullptr;
   uint64_t bytes = 0;
 };
 
-// Populates the ranges in a short-lived child that the kernel kills first when
-// memory runs out. Blocks until all is done; on_done is called on this thread.
-// ResourceExhausted: the child was killed. Cancelled: cancelled() became true,
-// asked a few times a second.
+// Populates the ranges in a short-lived child, which the kernel kills first
+// when memory runs out. Blocks until all is done; on_done runs on this thread.
+// ResourceExhausted: the child was killed. Cancelled: cancelled(), which is
+// called a few times a second, returned true.
 Status Populate(
     std::span<const PopulateRange> ranges,
     const std::function<void(size_t done)>& on_done,

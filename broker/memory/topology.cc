@@ -16,7 +16,7 @@ namespace penstock {
 
 namespace {
 
-// A set of processors or of nodes that frees itself.
+// An owning set of processors or nodes.
 class CpuSet {
  public:
   explicit CpuSet(hwloc_const_bitmap_t from = nullptr)
@@ -37,9 +37,9 @@ class CpuSet {
   const hwloc_bitmap_t set_;
 };
 
-// The object's nearest node, the one of fewest processors; of two of a kind
-// (memory of high bandwidth beside it) the first that is not empty. None when
-// it is empty: what is farther off (an expander) is nearest to nobody.
+// The object's nearest node: the one with the fewest processors; of two alike
+// (high-bandwidth memory beside it) the first that is not empty. nullopt if it
+// is empty: more distant memory (an expander) is nearest to no object.
 std::optional<uint32_t> NodeOf(hwloc_topology_t topology, hwloc_obj_t object) {
   std::optional<uint32_t> nearest;
   int fewest = INT_MAX;
@@ -59,10 +59,10 @@ std::optional<uint32_t> NodeOf(hwloc_topology_t topology, hwloc_obj_t object) {
   return nearest;
 }
 
-// Takes so many cores off set and puts their processors into reserved.
+// Moves the processors of `count` cores from set to reserved.
 Status ReserveCores(hwloc_topology_t topology, uint32_t count, CpuSet* set,
                     CpuSet* reserved) {
-  // Of each node, the first core last.
+  // Per node; the first core is taken last.
   std::map<std::optional<uint32_t>, std::vector<hwloc_obj_t>> cores_of;
   uint32_t cores = 0;
   hwloc_obj_t core = nullptr;
@@ -105,7 +105,7 @@ StatusOr<std::unique_ptr<Topology>> Topology::Load(const Choice& choice) {
   }
   hwloc_topology_t topology = result->topology_;
   CpuSet wanted(hwloc_topology_get_allowed_cpuset(topology));
-  // The affinity we were started with (taskset, a container) counts too.
+  // The affinity we were started with (taskset, a container) also counts.
   CpuSet bound;
   if (hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_PROCESS) == 0 &&
       hwloc_bitmap_intersects(wanted.get(), bound.get())) {
@@ -190,7 +190,7 @@ std::string Topology::TryBinding() const {
   }
   const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   for (const Node& node : nodes_) {
-    // Shared, as the segments are.
+    // Shared, like the segments.
     void* const page = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return "no memory to try it";
@@ -230,7 +230,7 @@ Status Topology::BindMemory(const std::byte* begin, uint64_t bytes,
 std::optional<uint32_t> Topology::NodeOfPage(const std::byte* at) const {
   const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto page = reinterpret_cast<uintptr_t>(at) / page_bytes * page_bytes;
-  // Not by reading it: a worker may be writing there.
+  // Does not read the page: a worker may be writing there.
   (void)madvise(reinterpret_cast<void*>(page), page_bytes, MADV_POPULATE_READ);
   const CpuSet nodes;
   if (hwloc_get_area_memlocation(topology_, at, 1, nodes.get(),

@@ -1,6 +1,6 @@
-// The machine, through hwloc: which processors the workers run on (of those
-// that the cgroup's cpuset and the affinity of this process allow, what the
-// configuration leaves), and its NUMA nodes.
+// The machine, through hwloc: its NUMA nodes and the workers' processors (those
+// that the cpuset cgroup and this process's affinity allow, limited by the
+// configuration).
 #ifndef BROKER_MEMORY_TOPOLOGY_H_
 #define BROKER_MEMORY_TOPOLOGY_H_
 
@@ -23,62 +23,62 @@ namespace penstock {
 class Topology {
  public:
   struct Choice {
-    std::string cpus;  // a list such as "0-3,8"; "": all that are allowed
-    // Whole cores of these that are left to others: of every NUMA node in turn
-    // its last.
+    std::string cpus;  // a list such as "0-3,8"; "": all allowed ones
+    // Whole cores among these that workers leave free: the last core of each
+    // NUMA node in turn.
     uint32_t reserve_cores = 0;
   };
-  // InvalidArgument, the message begins with the key ("cpus: "): a processor
-  // that is not allowed or not there, no core is left.
+  // InvalidArgument, the message starts with the key ("cpus: "): a processor is
+  // not allowed or does not exist, or no core is left.
   static StatusOr<std::unique_ptr<Topology>> Load(const Choice& choice);
   ~Topology();
 
   using Cpu = Processor;
-  // Of the workers, spread (SpreadOverNodes).
+  // The workers' processors, in the order of SpreadOverNodes.
   const std::vector<Cpu>& cpus() const { return cpus_; }
-  // How many this process may use, those it keeps off included.
+  // Number of processors this process may use, including those workers avoid.
   uint32_t allowed() const { return allowed_; }
   // "processors 0-3 of 0-7 (cpus: 0-5; reserve_cores: 2 leaves 4-5)": the
-  // choice, and where it comes from.
+  // choice and its origin.
   const std::string& description() const { return description_; }
-  // Processors' worth of time the cgroup allows (cpu.max), at least 1; at most
+  // Number of processors that the cgroup's quota allows (cpu.max), from 1 to
   // cpus().size().
   uint32_t cpu_quota() const { return cpu_quota_; }
 
-  // Pins the calling thread to one processor. Errors are told, not fatal: an
-  // unpinned worker works.
+  // Pins the calling thread to one processor. Errors are not fatal: an unpinned
+  // worker works.
   Status PinThread(const Cpu& cpu) const;
 
-  // ---- NUMA
-  // -------------------------------------------------------------------
+  // ---- NUMA ----------------------------------------------------------------
 
   struct Node {
     uint32_t os_index = 0;
-    std::string cpus;  // allowed processors nearest to it, as a list
+    std::string cpus;  // nearest allowed processors, as a list
     uint64_t memory_bytes = 0;
   };
-  // That have memory which this process may use, and allowed processors; by OS
-  // index. Empty: the machine does not say.
+  // Nodes with memory that this process may use and with allowed processors, by
+  // OS index. Empty: unknown.
   const std::vector<Node>& nodes() const { return nodes_; }
   std::vector<uint32_t> node_numbers() const;
-  // Node of each allowed processor, by OS indices.
+  // OS index of a processor -> OS index of its node; all allowed processors.
   const std::map<uint32_t, uint32_t>& node_of_cpus() const {
     return node_of_cpus_;
   }
-  // Where there are several nodes: why memory is not bound to them; "": it is.
-  // A page of each was bound and looked at: a binding call that succeeds tells
-  // nothing (it does nothing on a topology that is not this machine's).
+  // With several nodes: why memory is not bound to them; "": it is bound.
+  // Tested by binding a page on each node and checking where it is: a
+  // successful binding call proves nothing (it does nothing on a topology that
+  // is not this machine's).
   const std::string& unbound() const { return unbound_; }
 
-  // The calling thread, and processes it starts, run on cpus() only.
+  // Restricts the calling thread, and processes it starts, to cpus().
   Status KeepThreadToCpus() const;
 
-  // The pages that begin .. begin + bytes, whole ones of shared memory, come
-  // from this node only; those that are there are moved.
+  // Makes the pages of begin .. begin + bytes (whole pages of shared memory)
+  // come from this node only; pages that exist are moved.
   Status BindMemory(const std::byte* begin, uint64_t bytes,
                     uint32_t node) const;
-  // Where the page is that at lies in; nullopt: not known. Maps it into this
-  // process, without which the kernel does not tell (Linux 5.14).
+  // The node of the page that contains at; nullopt: unknown. Maps the page into
+  // this process, without which the kernel does not tell (Linux 5.14).
   std::optional<uint32_t> NodeOfPage(const std::byte* at) const;
 
  private:

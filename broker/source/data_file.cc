@@ -18,19 +18,20 @@
 namespace penstock {
 namespace {
 
-// Debian 12's linux/stat.h has these; its sys/stat.h hides struct statx from
-// them.
+// Defined in Debian 12's linux/stat.h, but its sys/stat.h hides that struct
+// statx.
 #ifndef STATX_DIOALIGN
 constexpr unsigned STATX_DIOALIGN = 0x2000;
 #endif
-// The tail of struct statx, by include/uapi/linux/stat.h of Linux 6.1.
+// The tail of struct statx, from include/uapi/linux/stat.h of Linux 6.1.
 constexpr size_t kStatxBytes = 256;
 constexpr size_t kMaskAt = 0;
 constexpr size_t kMemoryAlignAt = 0x98;
 constexpr size_t kOffsetAlignAt = 0x9c;
 
-// Kernels before 6.1 do not say; every disk can do this. What needs more is
-// read through the page cache: the readers' buffers have this alignment.
+// Kernels before 6.1 do not report it; every disk supports this value. Files
+// that need more are read through the page cache, because the readers' buffers
+// have this alignment.
 constexpr uint32_t kUsualAlign = kReadBufferAlign;
 
 int64_t ModifiedNs(const struct stat& st) {
@@ -54,7 +55,7 @@ uint32_t DirectAlignment(int fd) {
                                     WordAt(statx_bytes, kOffsetAlignAt));
     return align <= kUsualAlign ? align : 0;
   }
-  // It does not say: try.
+  // The kernel does not report it: try.
   const int direct =
       open(Format("/proc/self/fd/{}", fd).c_str(),
            O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_DIRECT);
@@ -75,14 +76,14 @@ std::string IoText(uint32_t align) {
 }
 
 StatusOr<DataFile> DataFile::Open(const std::string& path) {
-  // O_NONBLOCK: the open of a FIFO would wait for its writer.
+  // O_NONBLOCK: opening a FIFO would wait for its writer.
   DataFile file(path, open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.fd_ < 0) return OpenError(errno, path);
   struct stat st;
   if (fstat(file.fd_, &st) != 0) return ReadError(errno, path, 0);
   if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);
-  // Back to blocking: io_uring answers EAGAIN to a non-blocking file on file
-  // systems without asynchronous reads (NFS, FUSE) instead of waiting.
+  // Blocking again: on file systems without asynchronous reads (NFS, FUSE)
+  // io_uring answers EAGAIN for a non-blocking file instead of waiting.
   fcntl(file.fd_, F_SETFL, fcntl(file.fd_, F_GETFL) & ~O_NONBLOCK);
   file.bytes_ = static_cast<uint64_t>(st.st_size);
   file.device_ = st.st_dev;
@@ -110,7 +111,7 @@ Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
     return OkStatus();
   }
   const uint32_t align = DirectAlignment(fd_);
-  // By its descriptor: by now the path may lead to another file.
+  // Opened by its descriptor, because the path may now lead to another file.
   const int direct = align == 0
                          ? -1
                          : open(Format("/proc/self/fd/{}", fd_).c_str(),

@@ -1,5 +1,5 @@
-// A file that holds many records, opened once for all workers, and whether it
-// is read through the page cache.
+// A file that holds many records, opened once for all workers, and the choice
+// whether its reads use the page cache.
 #ifndef BROKER_SOURCE_DATA_FILE_H_
 #define BROKER_SOURCE_DATA_FILE_H_
 
@@ -15,7 +15,7 @@ namespace penstock {
 
 class DataFile {
  public:
-  // Errors as OpenSource says; a file that is not a regular one, too.
+  // Errors as for OpenSource, also if the file is not a regular one.
   static StatusOr<DataFile> Open(const std::string& path);
 
   DataFile(DataFile&& other) noexcept
@@ -29,11 +29,11 @@ class DataFile {
         fd_(std::exchange(other.fd_, -1)) {}
   ~DataFile();
 
-  // How its records will be read. total_bytes: of all the dataset's files.
-  // kAuto takes O_DIRECT when they exceed half of the memory there is now and a
-  // record is kDirectBytesMin or more: the page cache would only be passed
-  // through, at the price of a copy.
-  // InvalidArgument: kDirect where the file system has no direct reads.
+  // Chooses how the file's records are read. total_bytes: of all files of the
+  // dataset. kAuto takes O_DIRECT if total_bytes exceeds half of the memory
+  // available now and a record is kDirectBytesMin or larger: the page cache
+  // would then only cost a copy. InvalidArgument: kDirect where the file system
+  // has no direct reads.
   Status ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes);
   static constexpr uint64_t kDirectBytesMin = 64 << 10;
 
@@ -41,7 +41,7 @@ class DataFile {
   uint64_t bytes() const { return bytes_; }
   int fd() const { return fd_; }
   uint32_t align() const { return align_; }
-  // The path leads to another file by now, or to this one written anew.
+  // The path now leads to another file, or the file was rewritten.
   bool Changed() const;
 
   void Locate(uint64_t offset, uint64_t bytes, ReadRequest* request) const;
@@ -52,18 +52,18 @@ class DataFile {
   std::string path_;
   uint64_t bytes_ = 0;
   bool nowait_ = true;
-  uint32_t align_ = 0;  // ReadRequest's
+  uint32_t align_ = 0;  // as in ReadRequest
   uint64_t device_ = 0;
   uint64_t inode_ = 0;
   int64_t mtime_ns_ = 0;
   int fd_;
 };
 
-// What direct reads of the open file must be multiples of; 0: it has none.
+// The alignment for direct reads of the open file; 0: no direct reads.
 uint32_t DirectAlignment(int fd);
 // "direct: ... has no direct reads; use `io: auto`"
 Status NoDirectReadsError(const std::string& path);
-// "buffered", "direct, in multiples of 4096 bytes": for people.
+// For people: "buffered", "direct, in multiples of 4096 bytes".
 std::string IoText(uint32_t align);
 
 }  // namespace penstock

@@ -1,5 +1,5 @@
-// source: fixed_length_records. Files of records of one size, as tf.data's
-// FixedLengthRecordDataset reads them; a record's features one after the other.
+// source: fixed_length_records. Files of records of one size, like tf.data's
+// FixedLengthRecordDataset; the features of a record are contiguous.
 #include <algorithm>
 #include <bit>
 
@@ -78,7 +78,7 @@ class FixedLengthRecords final : public Source {
   const uint64_t record_bytes_;
   RawSpec raw_spec_;
   std::vector<DataFile> files_;
-  std::vector<uint64_t> ends_;  // the record after each file's last one
+  std::vector<uint64_t> ends_;  // one past each file's last record
 };
 
 }  // namespace

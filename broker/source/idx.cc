@@ -4,8 +4,8 @@
 // then the values, big-endian, the last dimension fastest.
 //
 // A gzip file is unpacked into memory as a whole; a plain one is read record by
-// record. Labels are always in memory, as int64. Every number of a header is
-// checked against the file before memory is taken for it.
+// record. Labels are always in memory, as int64. Every number in a header is
+// checked against the file before memory is allocated for it.
 #include <fcntl.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -27,14 +27,14 @@ namespace {
 
 constexpr size_t kDimensionsMax = 8;
 constexpr size_t kHeaderBytesMax = 4 + 4 * kDimensionsMax;
-// Of a file that is kept in memory.
+// Bytes of a file kept in memory.
 constexpr uint64_t kUnpackedBytesMax = uint64_t{64} << 30;
-// Deflate cannot shrink further (zlib.net/zlib_tech.html); so memory taken is
-// bounded by the file's size whatever its header says.
+// The limit of deflate (zlib.net/zlib_tech.html): the file's size bounds the
+// memory, whatever its header says.
 constexpr uint64_t kDeflateRatioMax = 1032;
 constexpr uint64_t kChunkBytes = 1 << 20;
 
-// Only of bytes that were allocated without being set: gigabytes.
+// Memory that is not zeroed first: it may be gigabytes.
 struct Bytes {
   std::unique_ptr<std::byte[]> data;
   uint64_t size = 0;
@@ -59,8 +59,8 @@ struct Header {
   uint64_t data_bytes = 0;
 };
 
-// An idx file, opened and its header checked. The data is in memory, in the
-// host's byte order, or in file at header.bytes.
+// An open idx file with a checked header. The data are in memory, in the host's
+// byte order, or in file at header.bytes.
 struct IdxFile {
   DataFile file;
   Header header;
@@ -128,7 +128,7 @@ StatusOr<Header> ParseHeader(const std::string& path,
     }
     header.dims.push_back(dim);
     if (i == 0) continue;
-    // Divide: a product of hostile dimensions wraps.
+    // Divide: a product of hostile dimensions overflows.
     if (header.record_bytes > kRecordBytesMax / dim) {
       return InvalidArgumentError(
           "{}: a record of [{}] {} has more than {} bytes", path,
@@ -167,7 +167,7 @@ void SwapEach(std::span<const std::byte> from, std::byte* to,
   }
 }
 
-// Big-endian values to the host's order; to may be from's own memory.
+// Converts big-endian values to the host's order; to may equal from's data.
 void FromBigEndian(DType dtype, std::span<const std::byte> from,
                    std::byte* to) {
   static_assert(std::endian::native == std::endian::little);
@@ -207,7 +207,7 @@ StatusOr<uint64_t> ReadAt(const IdxFile& idx, uint64_t offset,
   return done;
 }
 
-// A gzip stream that says how much of it could be unpacked.
+// A gzip stream that knows how much could be unpacked.
 class GzipFile {
  public:
   // Reads fd from its start; takes a duplicate of it.
@@ -229,8 +229,8 @@ class GzipFile {
 
   bool ok() const { return file_ != nullptr; }
 
-  // Unpacks up to out.size() bytes; fewer at the end and at a fault. error()
-  // tells which.
+  // Unpacks up to out.size() bytes; fewer at the end or at an error, which
+  // error() distinguishes.
   uint64_t Read(std::span<std::byte> out, OpenProgress* progress) {
     uint64_t done = 0;
     while (done < out.size() &&
@@ -246,7 +246,7 @@ class GzipFile {
     return done;
   }
 
-  // zlib's words for what is wrong; "" at a clean end. A file that ends in the
+  // zlib's description of an error; "" at a clean end. A file that ends in the
   // middle of a stream is Z_BUF_ERROR.
   std::string error() const {
     int code = Z_OK;
@@ -262,10 +262,10 @@ class GzipFile {
 Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
   GzipFile gzip(idx->file.fd());
   if (!gzip.ok()) return OpenError(errno, idx->file.path());
-  // In two steps: a small file has fewer bytes than the longest header.
+  // In two steps, because a small file is shorter than the longest header.
   uint8_t head[kHeaderBytesMax];
   const auto head_bytes = std::as_writable_bytes(std::span(head));
-  OpenProgress unwatched;  // it counts data
+  OpenProgress unwatched;  // progress counts only data
   uint64_t have = gzip.Read(head_bytes.first(4), &unwatched);
   if (have == 4 && head[3] <= kDimensionsMax) {
     have += gzip.Read(head_bytes.subspan(4, size_t{4} * head[3]), &unwatched);
@@ -296,7 +296,7 @@ Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
   progress->total.fetch_add(want, std::memory_order_relaxed);
   PENSTOCK_ASSIGN_OR_RETURN(Bytes data, Allocate(idx->file.path(), want));
   const uint64_t found = gzip.Read(data.span(), progress);
-  // The read beyond the end also makes zlib check the stream's CRC.
+  // Reading beyond the end also makes zlib check the stream's CRC.
   std::byte beyond;
   const uint64_t surplus =
       found < want ? 0 : gzip.Read(std::span(&beyond, 1), progress);

@@ -1,5 +1,5 @@
-// source: image_folder. One sub-folder per class, its pictures are the samples;
-// a whole file is read per record.
+// source: image_folder. One sub-folder per class; its pictures are the samples.
+// Each record is a whole file.
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,12 +25,12 @@ class ImageFolder final : public Source {
     }
   }
 
-  // Asks the file system of the first file, and takes its answer for all: a
-  // folder whose links lead to another one is slower, or not read directly.
+  // Checks the file system of the first file only. If links lead to other file
+  // systems, their files are read more slowly, or not directly.
   Status AskFileSystem(Io io) {
     const std::string path = Describe(0);
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return OkStatus();  // its read will say why
+    if (fd < 0) return OkStatus();  // its read will report the error
     nowait_ = SupportsNowait(fd);
     if (io == Io::kDirect) align_ = DirectAlignment(fd);
     close(fd);
@@ -98,7 +98,7 @@ class ImageFolder final : public Source {
   const RawSpec raw_spec_;
   bool nowait_ = true;
   uint32_t align_ = 0;
-  std::vector<int64_t> labels_;  // 0, 1, ...: what the label spans point to
+  std::vector<int64_t> labels_;  // 0, 1, ...: the label spans point here
 };
 
 int64_t RealTimeNs() {
@@ -107,7 +107,7 @@ int64_t RealTimeNs() {
   return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
 
-// *settled: a folder that changes from now on tells it by its time.
+// *settled: later changes of a folder will change its modification time.
 StatusOr<FolderIndex> IndexOf(const std::string& root, OpenProgress* progress,
                               bool* settled) {
   *settled = true;
@@ -124,7 +124,7 @@ StatusOr<FolderIndex> IndexOf(const std::string& root, OpenProgress* progress,
   PENSTOCK_ASSIGN_OR_RETURN(FolderIndex index, ScanFolder(root, progress));
   *settled = CheckSettled(root, index, scan_start_ns).ok();
   if (!cache_file.empty()) {
-    // Without a cache the next opening scans again; nothing else is lost.
+    // Without a cache the next opening only scans again.
     (void)WriteFolderCache(cache_file, root, index, scan_start_ns);
   }
   return index;

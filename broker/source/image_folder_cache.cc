@@ -1,11 +1,11 @@
-// The cache file of an image folder's index: what is in FolderIndex, written as
-// it lies in memory, with a checksum. It belongs to one machine and one user;
-// whatever is odd about it means "scan again", never an error.
+// The cache file of an image folder's index: FolderIndex as it is in memory,
+// with a checksum. It is for one machine and one user; anything unexpected in
+// it means "scan again", never an error.
 //
 // Layout, native byte order: FileHeader, root path, folders, folder paths,
-// classes, class names, file path ends, file paths, what was left out. checksum
-// is zlib's crc32 of everything after the header. There is one file per data
-// set folder; a later scan of the same folder replaces it.
+// classes, class names, file path ends, file paths, description of skipped
+// files. checksum is zlib's crc32 of everything after the header. Each dataset
+// folder has one file, which a later scan replaces.
 #include <fcntl.h>
 #include <pwd.h>
 #include <sys/stat.h>
@@ -51,8 +51,8 @@ struct FileCloser {
   }
 };
 
-// The regions of the file after the header, in its order. Index is FolderIndex
-// or const FolderIndex.
+// The regions of the file after the header, in order. Index is FolderIndex or
+// const FolderIndex.
 template <typename Index, typename Byte>
 std::array<std::span<Byte>, 7> Regions(Index& index) {
   const auto bytes = [](auto& items) {
@@ -97,7 +97,7 @@ bool TakeBytes(uint64_t count, uint64_t bytes_each, uint64_t* left) {
   return true;
 }
 
-// No "", "." or ".." between slashes, no NUL: it cannot lead out of the root.
+// No "", "." or ".." between slashes, no NUL: it cannot leave the root.
 bool IsRelativePath(std::string_view path) {
   if (path.find('\0') != std::string_view::npos) return false;
   for (;;) {
@@ -161,7 +161,7 @@ bool IsValid(const FolderIndex& index) {
   return true;
 }
 
-// An environment variable that is an absolute path; systemd's may be several,
+// The first absolute path in an environment variable; systemd may set several,
 // separated by colons.
 std::string PathVariable(const char* name) {
   const char* value = getenv(name);
@@ -185,7 +185,7 @@ std::string CacheFolder() {
   return home + "/.cache/penstock";
 }
 
-// mkdir -p of the folder that file is in; what fails shows at the open.
+// Like mkdir -p for file's folder; errors show at the open.
 void MakeFolderOf(const std::string& file) {
   for (size_t slash = file.find('/', 1); slash != std::string::npos;
        slash = file.find('/', slash + 1)) {
@@ -193,8 +193,8 @@ void MakeFolderOf(const std::string& file) {
   }
 }
 
-// FNV-1a, 64 bits (isthe.com/chongo/tech/comp/fnv). A collision costs a scan:
-// the file holds the root it is of.
+// FNV-1a, 64 bits (isthe.com/chongo/tech/comp/fnv). A collision costs a scan,
+// because the file contains its root.
 uint64_t HashOf(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : text) {
@@ -244,7 +244,7 @@ std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
   const FileCloser file{
       open(cache_file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
   struct stat st;
-  // Somebody else's file could name files that only the broker may read.
+  // A file written by others could name files that only the broker may read.
   if (file.fd < 0 || fstat(file.fd, &st) != 0 || !S_ISREG(st.st_mode) ||
       st.st_uid != geteuid() || (st.st_mode & (S_IWGRP | S_IWOTH)) != 0 ||
       st.st_size < static_cast<off_t>(sizeof(FileHeader))) {
@@ -255,7 +255,7 @@ std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
       header.magic != kMagic || header.version != kVersion) {
     return std::nullopt;
   }
-  // The sizes must add up to the file's, so memory is bounded by the file.
+  // The sizes must add up to the file's, which bounds the memory.
   uint64_t left = static_cast<uint64_t>(st.st_size) - sizeof(header);
   if (!TakeBytes(header.root_bytes, 1, &left) ||
       !TakeBytes(header.folders, sizeof(FolderIndex::Folder), &left) ||
@@ -326,7 +326,7 @@ Status WriteFolderCache(const std::string& cache_file, const std::string& root,
                              [&file](std::span<const std::byte> region) {
                                return WriteAll(file.fd, region);
                              });
-  // Without fsync: what a crash tears, the checksum finds.
+  // No fsync: the checksum detects what a crash tears.
   written = written && rename(temporary.c_str(), cache_file.c_str()) == 0;
   if (!written) {
     const Status status = OpenError(errno, temporary);

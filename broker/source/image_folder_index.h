@@ -1,8 +1,8 @@
-// Which pictures a folder of classes holds, in order. Made by a scan or read
-// from a cache file; not changed afterwards.
+// The pictures in a folder of classes, in order. Made by a scan or read from a
+// cache file, and immutable afterwards.
 //
-// Memory: the bytes of the paths below the class folders, and 8 bytes a file.
-// The class of a file is found in classes (binary search), so it costs nothing.
+// Memory: the bytes of the paths below the class folders, and 8 bytes per file.
+// The class of a file is found by binary search in classes and needs no memory.
 #ifndef BROKER_SOURCE_IMAGE_FOLDER_INDEX_H_
 #define BROKER_SOURCE_IMAGE_FOLDER_INDEX_H_
 
@@ -17,18 +17,18 @@
 
 namespace penstock {
 
-// Folders below each other, the class folder counted.
+// Nested folders, including the class folder.
 inline constexpr int kFolderDepthMax = 32;
 inline constexpr uint64_t kFoldersMax = uint64_t{1} << 22;
 inline constexpr uint64_t kPicturesMax = uint64_t{1} << 30;
-// A folder that changed this shortly before it was read can change again
-// without its modification time telling (ext3 and NFS servers count seconds).
+// A folder changed this shortly before it was read may change again without a
+// new modification time (ext3 and NFS servers count seconds).
 inline constexpr int64_t kSettledNs = 2'000'000'000;
 
-// Invariants (a cache file is refused if they do not hold):
-//   1. ends never decrease, the last one is the size of its text;
-//   2. a class's files_end is at most the number of files, the last one equal;
-//   3. a class name is one path component, a file's and folder's path is
+// Invariants (a cache file that violates them is refused):
+//   1. ends never decrease; the last one is the size of its text;
+//   2. a class's files_end is at most the number of files; the last is equal;
+//   3. a class name is one path component; the path of a file or folder is
 //      relative, without empty components, "." and "..".
 struct FolderIndex {
   struct Folder {
@@ -41,16 +41,16 @@ struct FolderIndex {
     uint64_t files_end;  // in file_path_ends
   };
 
-  // Every folder that was walked, relative to the root; the root is "".
+  // All visited folders, relative to the root; the root is "".
   std::vector<Folder> folders;
   std::string folder_paths;
-  // Sorted by name, bytewise; classes without a picture are among them.
+  // Sorted by name, bytewise; includes classes without pictures.
   std::vector<Class> classes;
   std::string class_names;
-  // By class, then by path relative to the class folder, bytewise.
+  // Sorted by class, then bytewise by path relative to the class folder.
   std::vector<uint64_t> file_path_ends;
   std::string file_paths;
-  // Files that were passed over, for people; "": none.
+  // Describes skipped files for people; "": none.
   std::string left_out;
 
   std::string_view FolderPath(uint64_t i) const {
@@ -76,30 +76,31 @@ struct FolderIndex {
   }
 };
 
-// Walks root with several threads (a class folder is walked by one) and joins
-// them. Counts pictures in progress->done. Errors as OpenSource states them.
+// Walks root with several threads (one per class folder) and joins the results.
+// Counts pictures in progress->done. Errors as for OpenSource.
 StatusOr<FolderIndex> ScanFolder(const std::string& root,
                                  OpenProgress* progress);
 
-// Every folder has the modification time that the index has of it.
+// Whether every folder has the modification time in the index.
 bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index);
-// None had changed shortly before this time (CLOCK_REALTIME), when the scan
-// began: what changed meanwhile would show.
+// Fails if a folder had changed shortly before scan_start_ns (CLOCK_REALTIME),
+// the start of the scan. Otherwise later changes are detectable.
 Status CheckSettled(const std::string& root, const FolderIndex& index,
                     int64_t scan_start_ns);
 
-// Where the index of root is kept: below $PENSTOCK_CACHE_DIR, else
+// The cache file for root's index: in $PENSTOCK_CACHE_DIR, else
 // $CACHE_DIRECTORY (systemd), else $XDG_CACHE_HOME/penstock, else
-// ~/.cache/penstock. Empty: nowhere.
+// ~/.cache/penstock. Empty: no cache.
 std::string FolderCacheFile(const std::string& root);
 
-// The index in cache_file, if it is whole, of root, written by this user, and
-// every folder still has the modification time it had. Never trusts a byte.
+// Returns the index in cache_file if the file is complete, is for root, was
+// written by this user, and every folder still has its modification time. Never
+// trusts a byte.
 std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
                                            const std::string& root);
 
-// Writes cache_file, whole or not at all, if every folder had settled at
-// scan_start_ns (CLOCK_REALTIME). The cause of a failure is for a log only.
+// Writes cache_file atomically, if every folder had settled at scan_start_ns
+// (CLOCK_REALTIME). The cause of a failure is only for a log.
 Status WriteFolderCache(const std::string& cache_file, const std::string& root,
                         const FolderIndex& index, int64_t scan_start_ns);
 

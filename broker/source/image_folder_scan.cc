@@ -1,9 +1,9 @@
-// The walk of an image folder. The scan reads directories only: no file is
-// opened, and stat(2) is called on none but symbolic links without a picture's
-// name (is it a folder?), so a million files cost their directory entries.
+// Scans an image folder. It reads only directories: it opens no file and calls
+// stat(2) only on symbolic links without a picture's name (they may be
+// folders), so a million files cost their directory entries.
 //
-// Threads: the class folders are claimed from a counter; each ClassScan is
-// written by the thread that claimed it and read after the join.
+// Threads: each claims class folders from a counter; a ClassScan is written by
+// the thread that claimed it and read after the join.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -22,8 +22,8 @@ namespace penstock {
 namespace {
 
 constexpr std::array<std::string_view, 3> kExtensions = {"jpg", "jpeg", "jpe"};
-// Opening a folder on a network file system is waiting, not computing: more
-// threads than cores pay.
+// Opening a folder on a network file system is mostly waiting: more threads
+// than cores pay.
 constexpr unsigned kThreadsMin = 4;
 constexpr unsigned kThreadsMax = 16;
 constexpr uint64_t kCountedAtOnce = 256;
@@ -42,8 +42,8 @@ bool IsPictureName(std::string_view name) {
                      });
 }
 
-// A link (or an entry of a file system that does not tell types) with a
-// picture's name is a picture: data sets are made of millions of such links.
+// A link (or an entry without a type) with a picture's name is a picture: some
+// datasets consist of millions of such links.
 Entry Classify(int folder_fd, const dirent& entry) {
   const bool picture = IsPictureName(entry.d_name);
   switch (entry.d_type) {
@@ -79,7 +79,7 @@ struct WalkedFolder {
   int depth = 1;
 };
 
-// Opens path below root_fd and fills *folder but for parent and depth.
+// Opens path below root_fd; fills *folder except parent and depth.
 StatusOr<Dir> OpenFolder(int root_fd, const std::string& root,
                          const std::string& path, WalkedFolder* folder) {
   const std::string full = path.empty() ? root : root + "/" + path;
@@ -92,7 +92,7 @@ StatusOr<Dir> OpenFolder(int root_fd, const std::string& root,
     close(fd);
     return OpenError(error, full);
   }
-  // Before the entries are read: what changes meanwhile is seen next time.
+  // Before the entries are read: the next check sees later changes.
   struct stat st;
   if (fstat(fd, &st) != 0) return ReadError(errno, full, 0);
   folder->path = path;
@@ -117,18 +117,18 @@ Status ForEachEntry(DIR* dir, const std::string& path, Visit visit) {
   }
 }
 
-// What one class folder holds; paths are relative to it.
+// The contents of one class folder; paths are relative to it.
 struct ClassScan {
   struct File {
     uint64_t begin;
     uint64_t size;
-    uint64_t key = 0;  // Sort's: where it is less, the path is less
+    uint64_t key = 0;  // set by Sort: a smaller key means a smaller path
   };
   std::string name;
-  std::string text;  // the paths, in the order of the walk
+  std::string text;  // the paths, in walk order
   std::vector<File> files;
   std::vector<WalkedFolder> folders;
-  uint64_t others = 0;  // files that are no pictures
+  uint64_t others = 0;  // files that are not pictures
   std::string an_other;
   Status status;
 
@@ -138,9 +138,9 @@ struct ClassScan {
   void Sort();
 };
 
-// Pictures of a class have names that begin alike and differ soon after that:
-// the eight bytes behind what all have in common decide nearly every comparison
-// without a look at the paths.
+// The pictures of a class have names with a common prefix that differ soon
+// after it: the eight bytes after the prefix decide nearly every comparison
+// without reading the paths.
 void ClassScan::Sort() {
   if (files.empty()) return;
   const std::string_view first = Path(files.front());
@@ -157,7 +157,7 @@ void ClassScan::Sort() {
   }
   for (File& file : files) {
     const std::string_view rest = Path(file).substr(common);
-    // A path that ends within them comes before those that go on.
+    // A path that ends within them sorts before longer ones.
     unsigned char bytes[sizeof(file.key)] = {};
     std::memcpy(bytes, rest.data(), std::min(rest.size(), sizeof(bytes)));
     file.key = 0;
@@ -202,10 +202,10 @@ class FolderScan {
   Status ListClasses();
   void WalkClasses();
   Status WalkClass(ClassScan* scan);
-  // "2 other files, like cat/1.png"; "": there are none.
+  // "2 other files, like cat/1.png"; "": none.
   std::string Others() const;
   FolderIndex Join(uint64_t files);
-  // A link that leads back to a folder above it.
+  // Whether a link leads back to a folder above it.
   bool IsLoop(const ClassScan& scan, const WalkedFolder& folder) const;
 
   const std::string root_;
@@ -217,7 +217,8 @@ class FolderScan {
 };
 
 Status FolderScan::ListClasses() {
-  // The root by its path once; everything else relative to this descriptor.
+  // The root is opened by path once; everything else is relative to this
+  // descriptor.
   root_fd_ = open(root_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (root_fd_ < 0) {
     const int error = errno;
@@ -261,7 +262,7 @@ Status FolderScan::ListClasses() {
 }
 
 void FolderScan::WalkClasses() {
-  // Relaxed: the claims are only unique; the join publishes what was found.
+  // Relaxed: the claims need only be unique; the join publishes the results.
   std::atomic<size_t> claimed{0};
   std::atomic<bool> failed{false};
   const auto work = [&] {
@@ -282,7 +283,7 @@ void FolderScan::WalkClasses() {
       threads.emplace_back(work);
     }
   } catch (const std::system_error&) {
-    // A limit on threads: those that started, and this one, do it all.
+    // A limit on threads: this thread and those that started do all the work.
   }
   work();
   for (std::thread& thread : threads) thread.join();
@@ -294,12 +295,12 @@ Status FolderScan::WalkClass(ClassScan* scan) {
     int parent;
   };
   std::vector<Pending> pending = {{"", -1}};
-  // The threads share the counter: not for each picture.
+  // The threads share the counter, so it is not updated per picture.
   uint64_t counted = 0;
   const auto count = [&]() -> Status {
     const uint64_t more = scan->files.size() - counted;
     counted += more;
-    // Relaxed: shown, and a bound.
+    // Relaxed: for display and a bound.
     if (progress_->done.fetch_add(more, std::memory_order_relaxed) + more >
         kPicturesMax) {
       return InvalidArgumentError("{}: more than {} pictures", root_,
@@ -322,7 +323,7 @@ Status FolderScan::WalkClass(ClassScan* scan) {
     PENSTOCK_ASSIGN_OR_RETURN(const Dir dir,
                               OpenFolder(root_fd_, root_, path, &folder));
     if (IsLoop(*scan, folder)) continue;
-    // Links can make few folders look like very many.
+    // Links can make a few folders look like very many.
     if (folder_count_.fetch_add(1, std::memory_order_relaxed) >= kFoldersMax) {
       return InvalidArgumentError("{}: more than {} folders", root_,
                                   kFoldersMax);
@@ -398,7 +399,7 @@ FolderIndex FolderScan::Join(uint64_t files) {
     name_bytes += scan.name.size();
     file_bytes += scan.text.size();
   }
-  // Exactly: what lives as long as the dataset has no slack.
+  // Exact sizes, because this memory lives as long as the dataset.
   index.folders.reserve(folders);
   index.folder_paths.reserve(folder_bytes);
   index.classes.reserve(classes_.size());

@@ -1,4 +1,4 @@
-// How each kind of source is opened; source.cc chooses. One file per kind.
+// Opens each kind of source; source.cc chooses. One file per kind.
 #ifndef BROKER_SOURCE_OPEN_H_
 #define BROKER_SOURCE_OPEN_H_
 
@@ -8,7 +8,7 @@
 
 namespace penstock {
 
-// Whether reads of the open file can be asked not to wait (ReadRequest).
+// Whether reads of the open file can be told not to wait (ReadRequest).
 bool SupportsNowait(int fd);
 
 StatusOr<std::unique_ptr<Source>> OpenImageFolder(const ImageFolderSource& spec,

@@ -1,4 +1,4 @@
-// source: range. Numbers that are computed; no memory, no reads.
+// source: range. Computed numbers; no memory, no reads.
 #include <cstring>
 
 #include "broker/source/open.h"
@@ -36,7 +36,7 @@ class Range final : public Source {
   }
 
  private:
-  // Unsigned: the product may pass 2^63 on its way to a value that does not.
+  // Unsigned: the product may exceed 2^63 although the value does not.
   int64_t Value(uint64_t record) const {
     return static_cast<int64_t>(static_cast<uint64_t>(spec_.start) +
                                 record * static_cast<uint64_t>(spec_.step));
@@ -59,7 +59,7 @@ StatusOr<std::unique_ptr<Source>> OpenRange(const RangeSource& spec) {
         "range: no value from {} to {} in steps of {}; wanted at least one",
         spec.start, spec.stop, spec.step);
   }
-  // Distances of two int64 fit into uint64 and nothing smaller.
+  // The distance of two int64 needs a uint64.
   const auto start = static_cast<uint64_t>(spec.start);
   const auto stop = static_cast<uint64_t>(spec.stop);
   const auto step = static_cast<uint64_t>(spec.step);

@@ -1,5 +1,5 @@
-// source: stream. What its rows look like; the rows themselves are those of one
-// job and not of the dataset (broker/stream/stream.h).
+// source: stream. Describes the rows; the rows themselves belong to one job,
+// not to the dataset (broker/stream/stream.h).
 #include "broker/source/open.h"
 
 namespace penstock {
@@ -13,7 +13,7 @@ class Stream final : public Source {
     }
   }
 
-  // As many as a plan may have: nobody knows when it is over.
+  // As many as a plan may have: the number is unknown.
   uint64_t record_count() const override { return uint64_t{1} << 53; }
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override { return 0; }

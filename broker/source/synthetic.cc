@@ -1,18 +1,17 @@
-// source: synthetic. Records made without I/O and without memory, to measure
-// what is not I/O, and to know every byte a test must receive.
+// source: synthetic. Records made without I/O and memory, to measure everything
+// but I/O, and to know every byte that a test must receive.
 //
 // The formula. Mix is the output function of SplitMix64 (Steele, Lea, Flood:
 // Fast Splittable Pseudorandom Number Generators, 2014). Feature f of record r
 // is the stream of 64-bit words, little-endian,
 //
-//   word[k] = Mix(Mix(Mix(r) + f) + (k + 1) * 0x9e3779b97f4a7c15),  k = 0, 1
-//   ...
+//   word[k] = Mix(Mix(Mix(r) + f) + (k + 1) * 0x9e3779b97f4a7c15)
 //
-// cut to the feature's bytes. An integer dtype takes these bytes as they are, a
-// bool the lowest bit of each. A float takes each value's bytes as an unsigned
-// number u of b bits and becomes (u >> (b - p)) * 2^-p, p its significant bits
-// (float64 53, float32 24, float16 11, bfloat16 8): exact, uniform in [0, 1),
-// never NaN.
+// for k = 0, 1, ..., cut to the feature's bytes. An integer dtype uses these
+// bytes as they are, a bool the lowest bit of each. A float reads each value's
+// bytes as an unsigned number u of b bits and becomes (u >> (b - p)) * 2^-p,
+// where p is its number of significant bits (float64 53, float32 24, float16
+// 11, bfloat16 8): exact, uniform in [0, 1), never NaN.
 #include <time.h>
 
 #include <bit>
@@ -45,7 +44,7 @@ void FillWords(uint64_t state, std::span<std::byte> out) {
   std::memcpy(out.data() + at, &word, out.size() - at);
 }
 
-// Random bits become values, in place. Convert: Bits -> the value's bits.
+// Converts random bits to values, in place. Convert: Bits -> the value's bits.
 template <typename Bits, typename Convert>
 void ConvertBits(std::span<std::byte> values, Convert convert) {
   for (size_t at = 0; at < values.size(); at += sizeof(Bits)) {
@@ -70,8 +69,8 @@ void ToValues(DType dtype, std::span<std::byte> values) {
       return ConvertBits<uint32_t>(
           values, [](uint32_t u) { return FractionBits(u >> 8, 0x1p-24f); });
     case DType::kFloat16:
-      // 0 or at least 2^-11, so always a normal number of binary16; its 11
-      // bits fit, so nothing is rounded: rebias the exponent (127 -> 15).
+      // 0 or at least 2^-11, so always a normal number of binary16; its 11 bits
+      // fit without rounding: change the exponent's bias (127 -> 15).
       return ConvertBits<uint16_t>(values, [](uint16_t u) {
         const uint32_t bits = FractionBits(u >> 5, 0x1p-11f);
         return static_cast<uint16_t>(
@@ -134,8 +133,8 @@ class Synthetic final : public Source {
       ToValues(feature.dtype, out);
       (*raw)[i] = out;
     }
-    // CPU time of this thread, not wall time: a thread that was preempted has
-    // not paid yet. Reading the clock is the work.
+    // CPU time of this thread, not wall time: preempted time does not count.
+    // Reading the clock is the work.
     if (cost_ns_ != 0) {
       while (ThreadCpuNs() < end_ns) {
       }
@@ -149,7 +148,7 @@ class Synthetic final : public Source {
 
  private:
   const uint64_t records_;
-  const uint64_t cost_ns_;  // of a whole Unpack, making the bytes included
+  const uint64_t cost_ns_;  // of a whole Unpack, including making the bytes
   RawSpec raw_spec_;
   std::vector<uint64_t> offsets_;  // of each feature in the scratch
   uint64_t scratch_bytes_ = 0;

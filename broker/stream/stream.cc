@@ -17,10 +17,10 @@
 namespace penstock {
 namespace {
 
-// Nobody can take pages away from a read that is under way.
+// Nobody can remove pages during a read.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// It is dead: of one that is not known that is never so.
+// Whether the process is dead; false for an unknown one.
 bool IsDead(const Fd& pidfd) {
   if (!pidfd) return false;
   pollfd entry{pidfd.get(), POLLIN, 0};
@@ -29,7 +29,7 @@ bool IsDead(const Fd& pidfd) {
 
 }  // namespace
 
-// A producer's memfd; closed with the last row that is in it.
+// A producer's memfd; closed with its last row.
 class Stream::Memory {
  public:
   static StatusOr<std::shared_ptr<const Memory>> Create(ProducerLayout layout) {
@@ -44,7 +44,8 @@ class Stream::Memory {
     return std::shared_ptr<const Memory>(
         new Memory(std::move(fd), std::move(layout)));
   }
-  // Of a former life; from a producer, so it may be anything.
+  // Takes memory of a former broker instance; it comes from a producer, so it
+  // is untrusted.
   static StatusOr<std::shared_ptr<const Memory>> Adopt(Fd fd,
                                                        ProducerLayout layout) {
     struct stat status {};
@@ -73,8 +74,7 @@ Stream::Stream(ElementSpec element, const Shape& shape, StreamRecord* record)
       ledger_(shape.begin, shape.to_finish),
       recorded_(shape.begin) {}
 
-// ---- a former life
-// ------------------------------------------------------------
+// ---- a former broker instance ----------------------------------------------
 
 bool Stream::MayBeMemory(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -102,7 +102,7 @@ void Stream::Restore(FormerStream former) {
 void Stream::NoteMissingLocked() {
   missing_.reset();
   for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
-    // Who holds on to rows of the retained rows has them.
+    // The ranks that hold retained rows already have them.
     if (chunk.producer == StreamLedger::kRetained) continue;
     if (memories_.count(chunk.producer) > 0) continue;
     missing_ = chunk.first;
@@ -165,14 +165,13 @@ StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number,
     NoteMissingLocked();
   }
   away_.erase(away);
-  // It is told what is free.
+  // The answer tells it what is free.
   RecordReleasedLocked();
   told_[number] = ledger_.producers().at(number).freed;
   return JoinedAs(number);
 }
 
-// ---- producers
-// ------------------------------------------------------------
+// ---- producers -------------------------------------------------------------
 
 Stream::Joined Stream::JoinedAs(uint32_t number) const {
   const StreamLedger::Producer& producer = ledger_.producers().at(number);
@@ -201,7 +200,7 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
     }
   }
   if (known && !joining.back && memories_.count(*known) == 0) {
-    // It was not answered, so it has put nothing.
+    // It got no answer, so it has put nothing.
     LeaveLocked(*known, false);
   } else if (known) {
     return ComeBack(*known, joining);
@@ -211,7 +210,7 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
         "this producer is not of this course of the job, or was away for too "
         "long after the broker died (wait_s): its place is another's");
   }
-  // Else the dead would count beside those that take their places.
+  // Otherwise dead producers would count beside their replacements.
   GiveUpLocked(0);
   if (ledger_.over()) {
     return FailedPreconditionError(
@@ -321,8 +320,7 @@ std::vector<Stream::Freed> Stream::TakeFreed() {
   return all;
 }
 
-// ---- the retained rows
-// ------------------------------------------------------------
+// ---- the retained rows -----------------------------------------------------
 
 bool Stream::ShortOfRoom() const {
   MutexLock lock(&mutex_);
@@ -352,7 +350,7 @@ StatusOr<std::shared_ptr<const Stream::Memory>> Stream::RetainedLocked() {
                             PlanProducerMemory(element_, shape_.retained_rows));
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Memory> memory,
                             Memory::Create(std::move(layout)));
-  // Else the record may know one already, whose rows are all released.
+  // Otherwise the record may contain an older one whose rows are all released.
   RecordReleasedLocked();
   PENSTOCK_RETURN_IF_ERROR(
       record_->RetainedOpened(memory->layout().rows, memory->fd()));
@@ -399,12 +397,12 @@ StatusOr<std::vector<StreamLedger::Chunk>> Stream::MoveRunLocked(
     const std::vector<StreamLedger::Chunk>& kept) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Memory> retained,
                             RetainedLocked());
-  std::map<uint64_t, uint64_t> taken;  // places, from and up to
+  std::map<uint64_t, uint64_t> taken;  // places [from, upto) in use
   for (const StreamLedger::Chunk& each : kept) {
     taken[each.place] = each.place + each.rows;
   }
   taken[retained->layout().rows] = retained->layout().rows;
-  // Into the gaps, in as many parts as that takes.
+  // Fills the gaps, in as many parts as needed.
   std::vector<StreamLedger::Chunk> moved;
   uint64_t place = 0;
   for (const auto& [from, upto] : taken) {
@@ -424,9 +422,9 @@ StatusOr<std::vector<StreamLedger::Chunk>> Stream::MoveRunLocked(
 void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
   MutexLock lock(&mutex_);
   row = std::min(row, ledger_.end());
-  // In the retained rows, and needed.
+  // Needed and in the retained rows.
   std::vector<StreamLedger::Chunk> kept;
-  // In a ring, and needed: first and end.
+  // Needed and in a ring: first and end.
   std::vector<std::pair<uint64_t, uint64_t>> runs;
   auto range = ranges.begin();
   for (const StreamLedger::Chunk& chunk : ledger_.chunks()) {
@@ -450,8 +448,8 @@ void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
       }
     }
   }
-  // What lies before the first that is needed takes no copying; then the oldest
-  // first, no more of them than it takes.
+  // Rows before the first needed one are freed without copying. Then copies the
+  // oldest first, and no more than necessary.
   for (size_t i = 0; i <= runs.size() && ShortOfRoomLocked(); ++i) {
     if (i > 0) {
       auto moved = MoveRunLocked(runs[i - 1].first, runs[i - 1].second, kept);
@@ -486,8 +484,7 @@ bool Stream::MovesLocked(uint64_t row,
   return rows > 0;
 }
 
-// ---- questions
-// ------------------------------------------------------------
+// ---- queries ---------------------------------------------------------------
 
 uint64_t Stream::end() const {
   MutexLock lock(&mutex_);

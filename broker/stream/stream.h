@@ -1,31 +1,30 @@
-// The rows that producers put for a job whose source is a stream: numbered as
-// they come, kept in the producers' memory until every rank is through with
-// them.
+// The rows that producers put for a job whose source is a stream: numbered in
+// order of arrival and kept in the producers' memory until every rank has
+// finished with them.
 //
-// Thread safe: the control thread lets producers in and numbers what they put,
-// workers look up rows and read them. What a producer says is untrusted.
+// Thread-safe: the control thread admits producers and numbers their rows;
+// workers find rows and read them. Data from producers are untrusted.
 //
 // Invariants
-//   T1  Rows are numbered in the order of the puts, without gaps: the plan's
-//       positions.
-//   T2  A producer may write a row again only when Release was past its number
-//       and that is recorded: until then a rank may still have to get it once
-//       more, in this life or the next.
-//   T3  The memory of a producer outlives its process: what was put is
-//       delivered, what was not put is nothing to anybody.
-//   T4  What a producer was told of is recorded: a life that follows numbers
-//       the same rows in the same way, or knows that records are missing.
+//   T1  Rows are numbered in put order, without gaps: the plan's positions.
+//   T2  A producer may overwrite a row only after Release passed its number and
+//       this was recorded. Until then the row may have to be redelivered to a
+//       rank, by this broker instance or the next.
+//   T3  A producer's memory outlives its process: rows that were put are
+//       delivered; rows not yet put are discarded.
+//   T4  Everything a producer was told is recorded: the next broker instance
+//       numbers the same rows in the same way, or knows that records are
+//       missing.
 //
-// A rank may hold a batch for long while others go on, in dynamic and in
-// broadcast. Its rows must not end that by keeping a producer's ring full: they
-// are moved to retained rows, memory of the broker's, when nobody gets anything
-// because of them.
+// In dynamic and broadcast mode a rank may hold a batch for long while others
+// continue. Its rows must not stop them by keeping a producer's ring full: when
+// they do, they are moved to the retained rows, memory of the broker.
 //
-// Bounds: kProducersMax producers, at work or gone and with rows left; the rows
-// of each one's ring, which are those that the job's slots hold, one step more,
-// a quarter of these and two of its puts; twice the rows of all slots in the
-// retained rows (the job's memory is promised with them), of which it has pages
-// only for what is in it; StreamLedger::kChunksMax runs of rows.
+// Bounds: kProducersMax producers, at work or gone with rows left; the rows of
+// each ring: those in the job's slots, one more step, a quarter of these, and
+// two puts; the retained rows: twice the rows of all slots (reserved with the
+// job's memory, but with pages only for rows it holds);
+// StreamLedger::kChunksMax runs of rows.
 #ifndef BROKER_STREAM_STREAM_H_
 #define BROKER_STREAM_STREAM_H_
 
@@ -47,29 +46,31 @@
 
 namespace penstock {
 
-// Told of what a later life has to know. On the control thread.
+// Records what a later broker instance must know. On the control thread.
 class StreamRecord {
  public:
   virtual ~StreamRecord() = default;
-  // An error: it is not recorded, and has not happened. before: without the
-  // producer. Its memory and its pidfd are kept for that life.
+  // On an error nothing was recorded, and the producer has not joined. before:
+  // the ledger without the producer. Keeps its memory and pidfd for the next
+  // broker instance.
   virtual Status ProducerJoined(const StreamLedger& before,
                                 const StreamLedger::Producer& producer,
                                 int memory, int pidfd) = 0;
-  // What of these cannot be recorded makes the record incomplete, and a later
-  // life knows that.
+  // If one of these cannot be recorded, the record is incomplete, and the next
+  // broker instance knows it.
   virtual void RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
                        uint64_t first) = 0;
   virtual void ProducerLeft(uint32_t producer, bool finished) = 0;
-  // Before their producers are told.
+  // Called before the producers are told.
   virtual void RowsReleased(uint64_t row) = 0;
-  // As StreamLedger; the retained rows's memory is kept for that life.
+  // As in StreamLedger; keeps the memory of the retained rows for the next
+  // broker instance.
   virtual Status RetainedOpened(uint64_t rows, int memory) = 0;
   virtual void RowsMoved(uint64_t row,
                          const std::vector<StreamLedger::Chunk>& needed) = 0;
 };
 
-// What a former life left of one.
+// What a former broker instance left of a stream.
 struct FormerStream {
   struct Kept {
     Fd memory;
@@ -82,112 +83,110 @@ struct FormerStream {
 class Stream {
  public:
   struct Shape {
-    uint64_t begin = 0;  // as StreamLedger has it, to_finish too
+    uint64_t begin = 0;  // these two as in StreamLedger
     uint64_t to_finish = 1;
-    uint64_t rows_out = 1;       // as many may be put and not released when the
-                                 // next one is needed
+    // Rows that may be put and not released when the next one is needed.
+    uint64_t rows_out = 1;
     uint64_t retained_rows = 1;  // at most
   };
-  // record outlives it.
+  // record must outlive the stream.
   Stream(ElementSpec element, const Shape& shape, StreamRecord* record);
 
-  // ---- the control thread's
-  // ---------------------------------------------------
+  // ---- called by the control thread ----------------------------------------
 
-  // Goes on where a former life was, before anything else is done here. Those
-  // that were at work then are away until they come back, or are given up.
+  // Continues where a former broker instance stopped; call before anything
+  // else. Producers at work then are away until they come back or are given up.
   void Restore(FormerStream former);
 
   struct Joining {
     uint64_t token = 0;
-    uint64_t put_rows = 0;  // the most rows of one put
-    // It was at work in a former life, and this is its memory.
+    uint64_t put_rows = 0;  // the largest put
+    // The producer was at work under a former broker instance; this is its
+    // memory.
     bool back = false;
-    // Both are the caller's; -1: none.
+    // Both belong to the caller; -1: none.
     int memory = -1;
     int pidfd = -1;
   };
   struct Joined {
     uint32_t producer = 0;
-    uint64_t rows = 0;  // of its ring
-    int fd = -1;        // its memory; the stream's
-    uint64_t next = 0;  // the number of the row that is put next, by anybody
-    uint64_t end = 0;   // place behind its last put
+    uint64_t rows = 0;  // of the producer's ring
+    int fd = -1;        // the producer's memory, owned by the stream
+    uint64_t next = 0;  // number of the next row put by any producer
+    uint64_t end = 0;   // place after its last put
     uint64_t freed = 0;
-    bool finished = false;  // it had, before it could be told; else all above
+    // It had finished before, but was not told; the fields above are unset.
+    bool finished = false;
   };
   // FailedPrecondition: the stream is over; ResourceExhausted: too many
-  // producers, or rows in one put; Aborted: nobody waits for it to come back.
+  // producers, or too many rows per put; Aborted: it was given up.
   StatusOr<Joined> Join(const Joining& joining);
-  // It is of the kind that Join gives away as memory.
+  // Whether fd has the properties of memory that Join hands out.
   static bool MayBeMemory(int fd);
-  // Rows are whole, from this place of the producer's ring on; their first
-  // number. InvalidArgument: they cannot be there.
+  // The rows from this place of the producer's ring on are complete; returns
+  // the number of the first. InvalidArgument: impossible place or rows.
   StatusOr<uint64_t> Put(uint32_t producer, uint64_t place, uint64_t rows);
-  // finished: it has put all of its rows; else it died, and another may take
-  // its place.
+  // finished: it has put all of its rows; else it died, and another may replace
+  // it.
   void Leave(uint32_t producer, bool finished);
-  // Producers at work that have more room since they were told last, and
-  // enough of it.
+  // Producers at work with enough newly freed rows since they were last told.
   struct Freed {
     uint32_t producer = 0;
-    uint64_t place = 0;  // up to which it may write again
-    uint64_t end = 0;    // place behind its last put
+    uint64_t place = 0;  // the producer may overwrite up to here
+    uint64_t end = 0;    // place after its last put
   };
   std::vector<Freed> TakeFreed();
-  // Gives up who is away and dead, or of unknown process and away for
-  // kComeBackTime, or silent for wait_s (0: never). DataLoss: rows that were
-  // put are gone with a producer.
+  // Gives up producers that are away and dead, or whose process is unknown and
+  // that have been away for kComeBackTime, or silent for wait_s (0: never).
+  // DataLoss: rows that were put are lost with a producer.
   Status GiveUpAway(double wait_s);
   static constexpr std::chrono::seconds kComeBackTime{60};
 
-  // ---- any thread's
-  // -----------------------------------------------------------
+  // ---- called by any thread ------------------------------------------------
 
-  // Every rank is through with the rows before this one.
+  // Every rank has finished with the rows before this one.
   void Release(uint64_t row);
-  // A producer may wait for room.
+  // A producer may be waiting for free rows.
   bool ShortOfRoom() const;
-  // Of the rows before this one only the ranges are needed, which are in order
-  // and apart, and nobody reads them now: makes room by moving them, no more
-  // than it takes.
+  // Before row only these ranges, sorted and disjoint, are still needed, and
+  // nobody reads them now. Moves no more of them than necessary to free the
+  // producers' rows.
   void MakeRoom(uint64_t row, const std::vector<RowRange>& ranges);
-  // There is enough to tell producers, or the record.
+  // There is enough to tell the producers, or to record.
   bool AnyFreed() const;
-  // Rows put so far, with those before begin.
+  // Rows put so far, including those before begin.
   uint64_t end() const;
-  // Rows before it can be had: of those behind, a producer that is away has the
-  // memory, or they are not put yet.
+  // Rows before this one are available. Later ones are in the memory of a
+  // producer that is away, or not put yet.
   uint64_t available() const;
-  // No more will come.
+  // No more rows will come.
   bool over() const;
-  uint32_t at_work() const;   // and not away
-  uint64_t released() const;  // those before it
-  // What is kept: ranges in order and apart, of which the last, maybe of no
-  // rows, ends at end().
+  uint32_t at_work() const;   // at work, not away
+  uint64_t released() const;  // rows before this one are released
+  // The kept rows: ranges, sorted and disjoint; the last one, possibly empty,
+  // ends at end().
   std::vector<RowRange> Here() const;
-  uint64_t kept_rows() const;  // put, and not released
-  // Of those that are at work, are away, or are gone and rows of theirs are
-  // kept.
+  uint64_t kept_rows() const;  // put and not released
+  // Producers that are at work, away, or gone with rows still kept.
   struct ProducerStatus {
     uint32_t producer = 0;
     const char* state = "";
     uint64_t rows_put = 0;
     uint64_t rows_kept = 0;  // in its memory
-    // Of its ring, as far as it was told. It waits when its largest put has
-    // none.
+    // Free rows of its ring, as far as it was told. It waits if its largest put
+    // does not fit.
     uint64_t room_rows = 0;
     bool waits_for_room = false;
-    uint64_t memory_bytes = 0;  // of its ring; 0: nobody kept it
+    uint64_t memory_bytes = 0;  // of its ring; 0: the memory is lost
   };
   std::vector<ProducerStatus> Producers() const;
-  uint64_t retained_rows() const;  // that are in it
-  // Since when nobody is at work who could put more; nullopt: somebody is, or
-  // is away.
+  uint64_t retained_rows() const;  // rows now in the retained rows
+  // Since when no producer is at work that could put more; nullopt: one is
+  // at work or away.
   std::optional<std::chrono::steady_clock::time_point> idle_since() const;
 
   class Memory;
-  // Rows that follow one another in a producer's memory.
+  // Contiguous rows in a producer's memory.
   struct Piece {
     uint64_t rows = 0;
     std::shared_ptr<const Memory> memory;
@@ -197,14 +196,14 @@ class Stream {
     Status Read(size_t feature, uint64_t row, uint64_t count,
                 std::byte* out) const;
   };
-  // The rows [first, first + count). DataLoss: they are not here, since a
-  // former life released them.
+  // Finds the rows [first, first + count). DataLoss: a former broker instance
+  // released them.
   StatusOr<std::vector<Piece>> Find(uint64_t first, uint64_t count) const;
 
  private:
-  // A ring has this share of rows_out more than it needs: its producer is told
-  // of room when so much has come together. Each time wakes two threads, which
-  // takes longer than to make a batch of a few bytes.
+  // A ring has this share of rows_out more than it needs, and its producer is
+  // told of free rows once that many are free. Each message wakes two threads,
+  // which takes longer than making a batch of a few bytes.
   static constexpr uint64_t kToldShare = 4;
   struct Away {
     Fd pidfd;
@@ -223,17 +222,18 @@ class Stream {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status CopyLocked(const StreamLedger::Chunk& to, const Memory& retained) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Copies rows into the retained rows, beside those that are kept there.
+  // Copies rows into the retained rows, beside those kept there.
   StatusOr<std::vector<StreamLedger::Chunk>> MoveRunLocked(
       uint64_t first, uint64_t end,
       const std::vector<StreamLedger::Chunk>& kept)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // StreamLedger::Move would change something.
+  // Whether StreamLedger::Move would change something.
   bool MovesLocked(uint64_t row,
                    const std::vector<StreamLedger::Chunk>& kept) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ShortOfRoomLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of a ring. Besides: what is passed over at its end, and the put itself.
+  // Rows of a ring besides rows_out: those skipped at its end, and the put
+  // itself.
   uint64_t RowsNeeded(uint64_t put_rows) const {
     return shape_.rows_out + 2 * put_rows;
   }
@@ -250,15 +250,17 @@ class Stream {
 
   mutable Mutex mutex_;
   StreamLedger ledger_ ABSL_GUARDED_BY(mutex_);
-  // Of those in the ledger; not there: nobody kept it, and it is away or gone.
+  // For producers in the ledger; absent: the memory is lost, and the producer
+  // is away or gone.
   std::map<uint32_t, std::shared_ptr<const Memory>> memories_
       ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, Away> away_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, uint64_t> told_ ABSL_GUARDED_BY(mutex_);  // of freed
-  uint64_t recorded_ ABSL_GUARDED_BY(mutex_);                  // of released()
-  // The first row kept whose memory is not here.
+  // The freed last told.
+  std::map<uint32_t, uint64_t> told_ ABSL_GUARDED_BY(mutex_);
+  uint64_t recorded_ ABSL_GUARDED_BY(mutex_);  // the released() last recorded
+  // The first kept row whose memory is missing.
   std::optional<uint64_t> missing_ ABSL_GUARDED_BY(mutex_);
-  bool retained_failed_ ABSL_GUARDED_BY(mutex_) = false;  // it was said
+  bool retained_failed_ ABSL_GUARDED_BY(mutex_) = false;  // already logged
   std::chrono::steady_clock::time_point idle_since_ ABSL_GUARDED_BY(mutex_) =
       std::chrono::steady_clock::now();
 };

@@ -31,7 +31,8 @@ Status StreamLedger::CheckPut(uint32_t number, uint64_t place,
   }
   const Producer& producer = found->second;
   const uint64_t ring = producer.ring_rows;
-  // Behind the last one, or, when there was not enough room, at the beginning.
+  // Directly after the last put, or at the start of the ring if that did not
+  // fit.
   const bool follows = place == producer.end ||
                        (place > producer.end && place - producer.end < ring &&
                         place % ring == 0);
@@ -128,7 +129,7 @@ std::vector<uint32_t> StreamLedger::Move(uint64_t row,
     if (chunk.first < row) {
       const uint64_t rows = std::min(chunk.rows, row - chunk.first);
       const uint64_t end = chunk.first + rows;
-      // What is not there any more was released since.
+      // Runs no longer there were released since.
       while (next != kept.end() && next->first + next->rows <= chunk.first) {
         ++next;
       }
@@ -209,7 +210,7 @@ StreamLedger StreamLedger::FromJson(const json& json) {
     producer.end = each.at(4).get<uint64_t>();
     producer.freed = each.at(5).get<uint64_t>();
     producer.at_work = each.at(6).get<bool>();
-    // A former release did not count them.
+    // Older versions did not count them.
     if (each.size() > 7) producer.rows = each.at(7).get<uint64_t>();
     if (producer.at_work) ++ledger.at_work_;
   }

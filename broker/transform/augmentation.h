@@ -1,7 +1,7 @@
-// The random numbers of augmentation: counter based, so that number `draw` of
-// (seed, epoch, sample, op) is the same in every process, order and thread.
+// Counter-based random numbers for augmentation: number `draw` of (seed, epoch,
+// sample, op) is the same in every process, order and thread.
 //
-// To make them elsewhere: Philox4x32-10 (Salmon et al., "Parallel random
+// To compute them elsewhere: Philox4x32-10 (Salmon et al., "Parallel random
 // numbers: as easy as 1, 2, 3", SC 2011; Debian's librandom123-dev), with
 //
 //   key     = { seed's low half, seed's high half }
@@ -13,9 +13,10 @@
 //
 //   uniform = floor((second word * 2^32 + first word) / 2^11) / 2^53
 //
-// the 53 upper bits, in [0, 1). op is the operation's place in the spec's `map`
-// list, from 0; 0xff00 and up are kept for what is not in that list. Which op
-// uses which draw for what is said where it draws (crop.h, pixel_pass.h).
+// that is, the upper 53 bits, in [0, 1). op is the operation's index in the
+// spec's `map` list, from 0; 0xff00 and up are reserved for uses outside that
+// list. The code that draws documents which draw it uses for what (crop.h,
+// pixel_pass.h).
 #ifndef BROKER_TRANSFORM_AUGMENTATION_H_
 #define BROKER_TRANSFORM_AUGMENTATION_H_
 
@@ -25,14 +26,14 @@
 
 namespace penstock {
 
-// What they are keyed by, with the op.
+// The key of the draws, together with the op.
 struct AugmentationKey {
   uint64_t seed = 0;
   uint64_t epoch = 0;
   uint64_t sample = 0;
 };
 
-// Ops are numbered below this.
+// Op numbers are below this.
 inline constexpr uint32_t kAugmentationOpsMax = 0xff00;
 
 // The draws of one op on one sample. Immutable.

@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kTries = 10;
 
-// Half to even, as Python's round(); the process never changes the rounding
+// Half to even, like Python's round(); the process never changes the rounding
 // mode.
 int64_t RoundToEven(double value) {
   return static_cast<int64_t>(std::nearbyint(value));

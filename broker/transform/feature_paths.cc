@@ -19,7 +19,7 @@
 namespace penstock {
 namespace {
 
-// Of a resized picture; JPEG itself ends at 65500.
+// Bound of a resized picture; JPEG's own is 65500.
 constexpr int64_t kSideMax = 65536;
 
 struct PathScratch : FeaturePaths::Scratch {
@@ -30,9 +30,9 @@ struct PathScratch : FeaturePaths::Scratch {
   // Between the stages of one feature: stage i writes between[i % 2].
   std::vector<std::byte> between[2];
 
-  // One row of a picture being decoded, of so many bytes. Never aligned to a
-  // vector: libjpeg-turbo would write it past the caches (movntdq), and we read
-  // it at once. That takes 1.4 times as long for a whole picture.
+  // One row of `bytes` bytes of a picture being decoded. Never aligned to a
+  // vector: libjpeg-turbo would then write it past the caches (movntdq), and
+  // since we read it at once, a whole picture would take 1.4 times as long.
   std::byte* PictureRow(size_t bytes) {
     constexpr size_t kVector = 64;
     constexpr size_t kBeside = 8;
@@ -45,17 +45,19 @@ struct PathScratch : FeaturePaths::Scratch {
 };
 
 // ---- stages ----------------------------------------------------------------
-// A feature passes through a list of these; the last writes to its place in
-// the batch. in is the file's bytes for DecodeStage, else a whole tensor.
+// A feature passes through a list of stages; the last one writes to its
+// destination in the batch. in: the file's bytes for DecodeStage, else a whole
+// tensor.
 
-// Decodes, crops and resizes; unless exact, also what follows on single values.
+// Decodes, crops and resizes; unless exact, also applies the following
+// PixelPass.
 struct DecodeStage {
   DecodeImageOp op;
   uint32_t op_number;
   PixelPass pass;
-  bool has_pass = false;  // else pass leaves all as it is
+  bool has_pass = false;  // else values are unchanged
 
-  // Whether it can do a pass as it goes.
+  // Whether it can apply a pass while decoding.
   bool TakesPass() const { return !op.exact && op.channels == 3 && !has_pass; }
 
   Status Run(std::span<const std::byte> in, const AugmentationKey& key,
@@ -77,7 +79,7 @@ struct DecodeStage {
     return OkStatus();
   }
 
-  // The largest scale at which the box is no smaller than what it becomes.
+  // The largest scale at which the box is no smaller than its target.
   int Denominator(const CropBox& box) const {
     int denominator = 8;
     while (denominator > 1 && (box.width < op.size.width * denominator ||
@@ -99,13 +101,13 @@ struct DecodeStage {
         op.size, pass.Mirrors(key));
   }
 
-  // Decodes what the box needs and nothing else.
+  // Decodes only what the box needs.
   Status RunPart(const CropBox& box, JpegDecoder& decoder, PathScratch& scratch,
                  std::byte* out) const {
     RgbxResampler& resampler = scratch.rgbx;
     const int denominator = Denominator(box);
     const int64_t width = decoder.PartSize(denominator).width;
-    // One more at each side, for its chroma's sake.
+    // One more column on each side, for its chroma.
     int64_t left = std::max<int64_t>(0, resampler.first_column() - 1);
     int64_t right = std::min(width, resampler.end_column() + 1);
     PENSTOCK_RETURN_IF_ERROR(decoder.StartPart(denominator, &left, &right));
@@ -126,8 +128,8 @@ struct DecodeStage {
     return decoder.FinishPart(row);
   }
 
-  // Decodes every row, also those outside the box: what is wrong with a file
-  // does not depend on which part of it an epoch looks at.
+  // Decodes every row, also outside the box: the errors of a file do not depend
+  // on the part that an epoch uses.
   Status RunWhole(const CropBox& box, JpegDecoder& decoder,
                   PathScratch& scratch, std::byte* out) const {
     const ImageSize size = decoder.size();
@@ -174,8 +176,8 @@ struct PixelStage {
   }
 };
 
-// Between two stages a worker keeps a picture of its own, which nobody promised
-// memory for.
+// Bound of a worker's own picture between two stages, for which no memory is
+// reserved.
 constexpr uint64_t kBetweenBytesMax = uint64_t{256} << 20;
 
 struct Stage {
@@ -192,12 +194,12 @@ Status CheckBools(std::span<const std::byte> raw) {
       *wrong, std::to_integer<int>(raw[*wrong]));
 }
 
-// One feature's way from the record into the batch.
+// The path of one feature from the record into the batch.
 struct FeaturePath {
   std::string name;
   bool encoded = false;
   uint64_t raw_bytes = 0;  // unless encoded
-  bool bools = false;      // what comes in
+  bool bools = false;      // the input's dtype is bool
   std::vector<Stage> stages;
 
   Status Run(std::span<const std::byte> raw, const AugmentationKey& key,
@@ -206,7 +208,7 @@ struct FeaturePath {
       return DataLossError("{} bytes where {} were expected", raw.size(),
                            raw_bytes);
     }
-    // Whatever comes from a file, a producer or a function comes by here.
+    // All input from files, producers and functions passes here.
     if (bools) PENSTOCK_RETURN_IF_ERROR(CheckBools(raw));
     if (stages.empty()) {
       if (!raw.empty() && raw.data() != out) {
@@ -232,8 +234,7 @@ struct FeaturePath {
   }
 };
 
-// ---- compiling
-// ---------------------------------------------------------------
+// ---- compiling -------------------------------------------------------------
 
 std::string_view OpName(const TransformSpec& op) {
   constexpr std::string_view kNames[] = {"decode_image", "resize", "flip",
@@ -276,7 +277,7 @@ Status CheckSize(const ImageSize& size) {
       size.height, size.width, kSideMax);
 }
 
-// Follows one feature through the ops that name it: what it is by now, and the
+// Follows one feature through the ops that name it: its current form and the
 // stages so far.
 class PathBuilder {
  public:
@@ -387,7 +388,7 @@ class PathBuilder {
   }
 
  private:
-  // Of [h, w, c]; everything else counts as one channel.
+  // Of [h, w, c]; any other shape counts as one channel.
   int64_t channels() const {
     return feature_.shape.size() == 3 && !channels_first_ ? feature_.shape[2]
                                                           : 1;
@@ -437,7 +438,7 @@ class PathBuilder {
     return layout == Layout::kChw ? CheckImage() : OkStatus();
   }
 
-  // The pass that the next flip, cast or normalization goes into.
+  // The pass to which the next flip, cast or normalization is added.
   PixelPass& PendingPass() {
     if (!pass_) {
       const std::vector<int64_t>& shape = feature_.shape;
@@ -491,12 +492,12 @@ class PathBuilder {
   bool encoded_;
   bool channels_first_ = false;
   FeaturePath path_;
-  // Flips that wait for a cast or a normalization to do on their way.
+  // Flips to be merged into the next cast or normalization.
   std::optional<PixelPass> pass_;
 };
 
-// The feature an op means: the one of that name, or the only one when the op
-// just says the default.
+// The feature that an op means: the one with its name, or the only one if the
+// op has the default name.
 StatusOr<PathBuilder*> FindFeature(const std::string& name,
                                    std::vector<PathBuilder>& builders) {
   std::string known;

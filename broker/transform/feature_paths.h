@@ -1,8 +1,8 @@
-// The ops of a `map` that are about one feature each, up to the next function
-// of whole rows or the end: what is done to each feature of a row.
+// The per-feature ops of a `map`, up to the next whole-row function or the end:
+// what is done to each feature of a row.
 //
-// Immutable after Compile; Run is called by all workers at once, each with its
-// own Scratch.
+// Immutable after Compile. All workers call Run concurrently, each with its own
+// Scratch.
 #ifndef BROKER_TRANSFORM_FEATURE_PATHS_H_
 #define BROKER_TRANSFORM_FEATURE_PATHS_H_
 
@@ -19,8 +19,8 @@ namespace penstock {
 
 class FeaturePaths {
  public:
-  // A worker's buffers and decoder objects, for all paths: made once, reused
-  // for every row, no allocation per row once warm. One thread at a time.
+  // A worker's buffers and decoder objects, for all paths: made once and reused
+  // for every row, without allocation once warm. Not thread-safe.
   class Scratch {
    public:
     virtual ~Scratch() = default;
@@ -29,23 +29,23 @@ class FeaturePaths {
 
   virtual ~FeaturePaths() = default;
 
-  // ops: none is a function; the first is number `first` of the map.
-  // InvalidArgument names the op by its number and says what it wanted and what
-  // it found ("map[2] normalize: feature 'image' is encoded; put decode_image
-  // before it").
+  // ops contains no function; its first element is number `first` of the map.
+  // InvalidArgument names the op by its number, what it needs and what it found
+  // ("map[2] normalize: feature 'image' is encoded; put decode_image before
+  // it").
   static StatusOr<std::unique_ptr<FeaturePaths>> Compile(
       std::span<const TransformSpec> ops, size_t first, const RawSpec& raw);
 
-  // The features that come out, in the order in which they go in. What no op
-  // decodes is encoded as before.
+  // The output features, in input order. Features that no op decodes stay
+  // encoded.
   virtual const RawSpec& out() const = 0;
-  // Whether a feature is copied as it is. Run does not copy what is in its
-  // place already.
+  // Whether a feature is copied unchanged. Run skips the copy if the bytes are
+  // already at their destination.
   virtual bool Copies(size_t feature) const = 0;
 
-  // Writes row features to out[i]: RowBytes() bytes, or as many as the record
-  // has where it is encoded. DataLoss: the record is not what it should be
-  // (truncated, not a JPEG), says why; out then holds garbage.
+  // Writes row features to out[i]: RowBytes() bytes, or the record's size if
+  // encoded. DataLoss with the reason: the record is bad (truncated, not a
+  // JPEG); out then holds garbage.
   virtual Status Run(const RawRecord& raw, const AugmentationKey& key,
                      Scratch& scratch,
                      std::span<std::byte* const> out) const = 0;

@@ -1,6 +1,6 @@
-// The two 16-bit floating point formats, by their bits: clang 14 has no
-// _Float16 on x86-64 without AVX512-FP16. Every conversion to them rounds to
-// the nearest, ties to even, once.
+// The two 16-bit floating-point formats, as bits: clang 14 has no _Float16 on
+// x86-64 without AVX512-FP16. Every conversion to them rounds once, to nearest,
+// ties to even.
 #ifndef BROKER_TRANSFORM_HALF_H_
 #define BROKER_TRANSFORM_HALF_H_
 
@@ -40,11 +40,11 @@ inline float ToFloat(Float16 value) {
 inline BFloat16 ToBFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if (std::isnan(value)) {
-    // Quiet, or a payload in the lower half alone would become infinity.
+    // Make it quiet: a payload only in the lower half would become infinity.
     return {static_cast<uint16_t>(bits >> 16 | 0x40)};
   }
   // Half a unit less one, plus the lowest kept bit: ties go to even. A carry
-  // runs into the exponent and, at the top, gives infinity, as it should.
+  // runs into the exponent and correctly gives infinity at the top.
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
@@ -59,20 +59,20 @@ inline Float16 ToFloat16(float value) {
     return {static_cast<uint16_t>(sign | 0x7c00)};
   }
   if (magnitude < 0x38800000) {  // below 2^-14: subnormal, in units of 2^-24
-    // The float unit does the rounding: in [0.5, 1) a float counts in 2^-24.
+    // The FPU rounds: in [0.5, 1) the unit of a float is 2^-24.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return {static_cast<uint16_t>(
         sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000))};
   }
-  // As in ToBFloat16, with 13 bits to drop and the exponent biased anew.
+  // As in ToBFloat16, but drops 13 bits and changes the exponent's bias.
   const uint32_t rebiased = magnitude - ((127u - 15u) << 23);
   return {static_cast<uint16_t>(
       sign | (rebiased + 0xfff + (rebiased >> 13 & 1)) >> 13)};
 }
 
-// value as a float rounded to odd: toward zero, then the last bit set if
-// anything was lost. Rounding that again to at most 22 bits gives what one
-// rounding of value would give.
+// value as a float rounded to odd: toward zero, then the last bit is set if
+// anything was lost. Rounding the result again to at most 22 bits equals
+// rounding value once.
 inline float ToFloatRoundedToOdd(double value) {
   const float nearest = static_cast<float>(value);
   if (nearest == value || std::isnan(value)) return nearest;

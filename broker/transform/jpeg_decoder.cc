@@ -43,7 +43,7 @@ constexpr Signature kSignatures[] = {
     {0, "\0\0\0\0\0\0\0\0"sv, "begins with zeros"},
 };
 
-// What a file that is not a JPEG looks like.
+// Names the format of a file that is not a JPEG.
 std::string Looks(std::string_view file) {
   for (const Signature& signature : kSignatures) {
     if (file.size() >= signature.offset &&
@@ -58,14 +58,14 @@ std::string Looks(std::string_view file) {
   return hex;
 }
 
-// Pillow's product of two numbers that stand for 0..1: round(a * b / 255).
+// Pillow's product of two numbers in units of 1/255: round(a * b / 255).
 unsigned MultiplyUnit(unsigned a, unsigned b) {
   const unsigned product = a * b + 128;
   return (product + (product >> 8)) >> 8;
 }
 
-// Inverted CMYK, 4 bytes a pixel, to RGB or to ITU-R 601 luma. Formulas:
-// Pillow's convert("RGB") and convert("L").
+// Converts inverted CMYK, 4 bytes per pixel, to RGB or to ITU-R 601 luma.
+// Formulas: Pillow's convert("RGB") and convert("L").
 void ConvertCmykRow(const std::vector<JSAMPLE>& cmyk, int channels,
                     std::byte* row) {
   for (size_t i = 0; i + 3 < cmyk.size(); i += 4) {
@@ -86,8 +86,8 @@ void ConvertCmykRow(const std::vector<JSAMPLE>& cmyk, int channels,
 }  // namespace
 
 // libjpeg reports an error by calling a function that must not return: ours
-// jumps back into the method that called libjpeg. Nothing with a destructor
-// lives in a frame that is jumped over.
+// longjmps into the method that called libjpeg. No object with a destructor
+// lives in a skipped frame.
 struct JpegDecoder::State {
   jpeg_decompress_struct info = {};
   jpeg_error_mgr errors = {};
@@ -110,8 +110,8 @@ struct JpegDecoder::State {
     std::longjmp(state->jump, 1);
   }
 
-  // level < 0 is a warning: the data is wrong and libjpeg would make something
-  // up. The first one that costs pixels is an error here.
+  // level < 0 is a warning: the data are damaged and libjpeg would invent some.
+  // The first warning that costs pixels is an error here.
   static void Message(j_common_ptr info, int level) {
     if (level >= 0) return;
     const State* state = Of(info);
@@ -121,8 +121,8 @@ struct JpegDecoder::State {
       case JWRN_NOT_SEQUENTIAL:
         return;
       case JWRN_EXTRANEOUS_DATA:
-        // Common in pictures collected from the web; elsewhere in a scan it is
-        // what corruption looks like.
+        // Common in pictures collected from the web. Elsewhere in a scan it
+        // indicates corruption.
         if (state->errors.msg_parm.i[1] == kEndOfImageMarker ||
             state->info.input_scan_number == 0) {
           return;
@@ -160,7 +160,7 @@ struct JpegDecoder::State {
 
 JpegDecoder::JpegDecoder() : state_(std::make_unique<State>()) {}
 
-// Does nothing where nothing was created: info.mem is null.
+// Does nothing if nothing was created: info.mem is null.
 JpegDecoder::~JpegDecoder() { jpeg_destroy_decompress(&state_->info); }
 
 Status JpegDecoder::Begin(std::span<const std::byte> file) {
@@ -246,9 +246,9 @@ Status JpegDecoder::StartPart(int denominator, int64_t* first_column,
   JDIMENSION left = static_cast<JDIMENSION>(*first_column);
   JDIMENSION width = static_cast<JDIMENSION>(*end_column - *first_column);
   jpeg_crop_scanline(&info, &left, &width);
-  // As libjpeg-turbo computes it from 3.0 on. Before, it forgets that chroma of
-  // 4 x 2 or 2 x 4 pixels is scaled by less than luma, upsamples half of each
-  // row, and takes the rest from memory that an earlier picture was in.
+  // As libjpeg-turbo computes it from 3.0 on. Earlier versions forget that
+  // chroma of 4 x 2 or 2 x 4 pixels is scaled by less than luma: they upsample
+  // half of each row and take the rest from memory of an earlier picture.
   const int64_t across =
       int64_t{info.max_h_samp_factor} * info.min_DCT_scaled_size;
   for (int i = 0; i < info.num_components; ++i) {

@@ -13,7 +13,7 @@
 namespace penstock {
 namespace {
 
-// Bytes in memory to values and back: a record's bytes have no alignment.
+// Loads and stores values without alignment: a record's bytes have none.
 template <typename T>
 T Load(const std::byte* from) {
   T value;
@@ -25,7 +25,7 @@ void Store(T value, std::byte* to) {
   std::memcpy(to, &value, sizeof(T));
 }
 
-// Every value of every dtype, exactly: an int64_t or a double.
+// Converts any value exactly to an int64_t or a double.
 template <typename From>
 auto Widen(From value) {
   if constexpr (std::is_integral_v<From>) {
@@ -37,8 +37,8 @@ auto Widen(From value) {
   }
 }
 
-// An int64_t as a double that rounds to few bits as the int64_t itself would:
-// beyond 2^53 the low bits are lost but for whether there were any.
+// Converts an int64_t to a double that rounds to few bits as the int64_t would:
+// beyond 2^53 it only keeps whether any low bits were set.
 double Sticky(int64_t value) {
   constexpr int64_t kExact = int64_t{1} << 53;
   constexpr int64_t kLost = (1 << 10) - 1;
@@ -66,7 +66,7 @@ To Narrow(int64_t value) {
 template <typename To>
 To Narrow(double value) {
   if constexpr (std::is_same_v<To, bool>) {
-    return value != 0;  // NaN too, as in NumPy and PyTorch
+    return value != 0;  // NaN too, like NumPy and PyTorch
   } else if constexpr (std::is_integral_v<To>) {
     // The limits as doubles: max + 1 is exact for every type, max is not.
     constexpr double kMin = static_cast<double>(std::numeric_limits<To>::min());
@@ -159,7 +159,7 @@ ValueKernel CastKernelFrom(DType to) {
   return nullptr;
 }
 
-// The kernel's results for all values of an 8-bit input.
+// Returns the kernel's results for all values of an 8-bit input.
 std::vector<std::byte> Tabulate(ValueKernel kernel, uint32_t value_bytes) {
   std::byte inputs[256];
   for (int i = 0; i < 256; ++i) inputs[i] = static_cast<std::byte>(i);
@@ -186,7 +186,7 @@ ValueKernel CopyKernel(uint32_t value_bytes) {
 ValueKernel CastKernel(DType from, DType to) {
   if (from == to) return CopyKernel(DTypeBytes(from));
   switch (from) {
-    case DType::kBool:  // its bytes are 0 and 1; Tabulate asks for all others
+    case DType::kBool:  // its bytes are 0 and 1, but Tabulate passes all values
     case DType::kUint8:
       return CastKernelFrom<uint8_t>(to);
     case DType::kInt8:
@@ -296,8 +296,8 @@ void PixelPass::RunMirroredOrMoved(const std::byte* in, bool mirror,
                                    std::byte* out) const {
   const int64_t in_bytes = DTypeBytes(dtype_in_);
   const int64_t out_bytes = DTypeBytes(dtype_out_);
-  // One row of one channel at a time. In values: where channel c of row y
-  // starts, and how far its pixels are apart.
+  // One row of one channel at a time. In units of values: the start of channel
+  // c of row y, and the distance of its pixels.
   const int64_t start = mirror ? (width_ - 1) * channels_ : 0;
   const ptrdiff_t in_step = mirror ? -channels_ : channels_;
   const ptrdiff_t out_step = channels_first_ ? 1 : channels_;

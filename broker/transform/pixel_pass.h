@@ -1,7 +1,7 @@
-// Flip, normalize and cast: whatever changes values or their places one by one,
-// in one pass from the source to the destination.
+// Flip, normalize and cast: ops that change or move individual values, in one
+// pass from the source to the destination.
 //
-// Immutable once made; Run is called by all workers at once.
+// Immutable once set up; all workers call Run concurrently.
 #ifndef BROKER_TRANSFORM_PIXEL_PASS_H_
 #define BROKER_TRANSFORM_PIXEL_PASS_H_
 
@@ -17,50 +17,51 @@
 
 namespace penstock {
 
-// What happens to n values, in_step and out_step values apart. table: see
+// Converts n values that are in_step and out_step values apart. table: see
 // PixelPass.
 using ValueKernel = void (*)(const std::byte* table, const std::byte* in,
                              ptrdiff_t in_step, std::byte* out,
                              ptrdiff_t out_step, int64_t n);
 
-// Moves values of this many bytes (1, 2, 4 or 8) as they are.
+// Copies values of this many bytes (1, 2, 4 or 8).
 ValueKernel CopyKernel(uint32_t value_bytes);
-// Value by value: to an integer rounds to the nearest, ties to even, and
-// saturates, NaN becomes 0; to a floating point type rounds once.
+// Converts each value. To an integer: rounds to nearest, ties to even, and
+// saturates; NaN becomes 0. To a floating-point type: rounds once.
 ValueKernel CastKernel(DType from, DType to);
 
 class PixelPass {
  public:
   struct Flip {
-    double probability = 0.5;  // of draw 0 being below it
-    uint32_t op = 0;           // the number of the op in the map list
+    double probability = 0.5;  // draw 0 below it flips
+    uint32_t op = 0;           // the op's number in the map list
   };
 
-  // Values of dtype in an image of these sizes, channels last. Until one of the
-  // calls below, values stay what they are.
+  // Values of dtype in an image of this size, channels last. Until one of the
+  // calls below, values are copied unchanged.
   PixelPass(DType dtype, int64_t height, int64_t width, int64_t channels);
 
-  // Mirrors left to right; two that both happen cancel.
+  // Mirrors left to right; two flips that both happen cancel.
   void AddFlip(Flip flip) { flips_.push_back(flip); }
-  // dtype must be uint8; mean and std hold one number or one per channel. Each
-  // result is the formula's in double precision, rounded once.
+  // dtype must be uint8; mean and std hold one number, or one per channel. Each
+  // result is the formula in double precision, rounded once.
   void Normalize(const std::vector<double>& mean,
                  const std::vector<double>& std, DType to);
   void Cast(DType to);
-  // Writes channels first.
+  // Outputs channels first.
   void SetChannelsFirst() { channels_first_ = true; }
 
   DType dtype() const { return dtype_out_; }
 
-  // Whether this row is mirrored.
+  // Whether the row with this key is mirrored.
   bool Mirrors(const AugmentationKey& key) const;
 
-  // out must not overlap in; neither needs to be aligned.
+  // out must not overlap in; neither needs alignment.
   void Run(const std::byte* in, const AugmentationKey& key,
            std::byte* out) const;
 
-  // Row y of a uint8 image of three channels, mirrored already if it is to be,
-  // into its place in the whole image out. As Run does, but for the flips.
+  // Writes row y of a uint8 image of three channels to its position in the
+  // whole image out. Like Run, but without flips: the row is already mirrored
+  // as needed.
   void WriteRgbx(const std::byte* rgbx, int64_t y, std::byte* out) const;
 
  private:
@@ -75,11 +76,11 @@ class PixelPass {
   bool channels_first_ = false;
   std::vector<Flip> flips_;
   ValueKernel kernel_;
-  // The result for each of the 256 values of an 8-bit input, for each channel
-  // or for all (then table_stride_ is 0). Empty when kernel_ uses none.
+  // The result for each of the 256 values of an 8-bit input, per channel or for
+  // all channels (then table_stride_ is 0). Empty if kernel_ uses none.
   std::vector<std::byte> table_;
   int64_t table_stride_ = 0;
-  // What the table says of RGB, where arithmetic says the same.
+  // The table for RGB as a line, if arithmetic gives identical results.
   std::optional<RgbxLine> line_;
 };
 

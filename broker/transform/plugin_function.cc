@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kErrorBytes = 1024;
 constexpr size_t kAlign = 64;
 
-// Stays loaded for good: its threads or exit handlers may be anywhere.
+// Never unloaded: its threads or exit handlers may run anywhere.
 struct Library {
   void* handle = nullptr;
   penstock_plugin_function function = nullptr;
@@ -40,8 +40,8 @@ StatusOr<Library> Load(const std::string& path, const std::string& function) {
         "{}: build it again",
         path, *abi, PENSTOCK_PLUGIN_ABI);
   }
-  // With the prefix, and of this library: dlsym looks into those that it
-  // depends on as well, and nobody may name `abort`.
+  // The prefix and the check of the library exclude names such as `abort`:
+  // dlsym also searches the library's dependencies.
   void* const found =
       dlsym(library.handle, ("penstock_plugin_function_" + function).c_str());
   Dl_info of_found;
@@ -117,7 +117,8 @@ class PluginCaller final : public RowFunction::Caller {
     row_.epoch = key.epoch;
     row_.sample = key.sample;
     row_.step = step;
-    // What it does not write must not be what it wrote of the row before.
+    // Clear the outputs, so that unwritten bytes are not those of the previous
+    // row.
     for (const penstock_plugin_tensor& output : outputs_) {
       std::memset(output.data, 0, output.bytes);
     }

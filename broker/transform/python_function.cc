@@ -1,5 +1,5 @@
-// A Python function of `map`. Each worker's Caller has a process of its own,
-// which is started anew when it dies.
+// A Python function of `map`. Each worker's Caller has its own process, which
+// is restarted when it dies.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -12,7 +12,8 @@
 namespace penstock {
 namespace {
 
-// As python_worker.py takes them: of the memory, key, step, then the places.
+// The numbers that python_worker.py expects: memory size, key, step, then the
+// offsets.
 enum Number { kMemoryBytes, kSeed, kEpoch, kSample, kStep, kFirstPlace };
 
 class PythonCaller final : public RowFunction::Caller {
@@ -55,7 +56,7 @@ class PythonCaller final : public RowFunction::Caller {
     numbers_[kSample] = key.sample;
     numbers_[kStep] = step;
     const Status status = CallOnce();
-    // What said DataLoss goes on with the next row.
+    // After DataLoss the process continues with the next row.
     if (!status.ok() && status.code() != StatusCode::kDataLoss) {
       process_.reset();
     }
@@ -149,7 +150,7 @@ StatusOr<std::unique_ptr<RowFunction>> OpenPythonFunction(
   }
   const std::string text =
       argument.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  // Whether it can be imported, before anybody waits for a row.
+  // Checks the import before any row waits for it.
   GrowingMemory memory;
   PENSTOCK_RETURN_IF_ERROR(memory.Reserve(1));
   PENSTOCK_RETURN_IF_ERROR(

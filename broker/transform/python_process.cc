@@ -29,24 +29,24 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kAnswerBytesMax = 64 << 10;
-// How often a worker that waits looks whether anybody still does.
+// How often a waiting worker checks for cancellation.
 constexpr std::chrono::milliseconds kLookInterval{100};
-// What a process that was killed, or closed its socket, needs to end.
+// Time for a process to end after it was killed or closed its socket.
 constexpr std::chrono::milliseconds kEndTime{1000};
-// What python_worker.py knows its descriptors by.
+// The descriptor numbers that python_worker.py expects.
 constexpr int kFirstDescriptor = 3;
 constexpr int kDescriptors = 3;
-// `ps` shows this, and not the whole program.
+// Keeps the output of `ps` short.
 constexpr char kRunProgram[] = "exec(open(5).read())";
 
-// Away from the numbers that the process gives to others.
+// Duplicates fd above the numbers that the process expects.
 StatusOr<Fd> Apart(int fd) {
   const int copy = fcntl(fd, F_DUPFD_CLOEXEC, kFirstDescriptor + kDescriptors);
   if (copy < 0) return ErrnoError(errno, "fcntl");
   return Fd(copy);
 }
 
-// python_worker.py, to be read from its beginning.
+// A memfd with python_worker.py, positioned at its start.
 StatusOr<Fd> Program() {
   Fd fd(memfd_create("penstock function runner", MFD_CLOEXEC));
   if (!fd) return ErrnoError(errno, "memfd_create");
@@ -58,8 +58,8 @@ StatusOr<Fd> Program() {
   return fd;
 }
 
-// As many processes as processors: each keeps to one, unless somebody said
-// otherwise.
+// There is one process per processor, so each uses one thread unless the
+// environment sets OMP_NUM_THREADS.
 std::vector<std::string> Environment() {
   std::vector<std::string> all;
   bool said = false;
@@ -96,7 +96,7 @@ Status GrowingMemory::Reserve(uint64_t bytes) {
       return ErrnoError(errno, "seal the memory of a function");
     }
   }
-  // Half as much again: records of many sizes do not map it each time.
+  // Half as much again, so that records of varying sizes rarely remap it.
   bytes += bytes / 2;
   bytes = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   if (ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) {
@@ -153,7 +153,7 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   }
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  // Workers block signals; and Ctrl-C is for the broker.
+  // Workers block signals; Ctrl-C is for the broker only.
   sigset_t none;
   sigemptyset(&none);
   posix_spawnattr_setsigmask(&attributes, &none);
@@ -184,11 +184,11 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   return process;
 }
 
-// It may be where no signal reaches it (a hung network file system): nobody
-// here waits for that.
+// Does not wait for a process that signals cannot reach (a hung network file
+// system).
 PythonProcess::~PythonProcess() {
   if (pid_ < 0) return;
-  kill(-pid_, SIGKILL);  // it leads its group: what it started as well
+  kill(-pid_, SIGKILL);  // it leads its group: also kills its children
   pollfd ended = {pidfd_.get(), POLLIN, 0};
   if (!pidfd_ || poll(&ended, 1, static_cast<int>(kEndTime.count())) > 0) {
     while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
@@ -228,8 +228,8 @@ StatusOr<std::string> PythonProcess::Answer(
     uint64_t timeout_ns, const char* limit,
     const RowFunction::Cancelled& cancelled, bool* failed) {
   pollfd ready[] = {{link_.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
-  // Of a time that stands still with the broker: while it is stopped, and its
-  // processes with it, nothing takes long.
+  // Measures time that stops with the broker: while the broker and its
+  // processes are stopped, no call exceeds its limit.
   std::chrono::nanoseconds spent{0};
   for (;;) {
     const Clock::time_point begin = Clock::now();
@@ -243,7 +243,7 @@ StatusOr<std::string> PythonProcess::Answer(
                                    limit);
     }
   }
-  // What it said before it ended counts.
+  // An answer sent before its end still counts.
   answer_.resize(kAnswerBytesMax);
   const ssize_t bytes =
       recv(link_.get(), answer_.data(), answer_.size(), MSG_DONTWAIT);
@@ -253,8 +253,8 @@ StatusOr<std::string> PythonProcess::Answer(
   if (static_cast<size_t>(bytes) >= kHead) {
     std::memcpy(&call, answer_.data(), sizeof(call));
   }
-  // The function may have written it, or a process that the function forked:
-  // the memory then holds what became of another row.
+  // The function, or a process that it forked, may have written this answer:
+  // the memory may then hold the result for another row.
   if (static_cast<size_t>(bytes) < kHead || call != calls_) {
     return UnavailableError("its process answered what it was not asked");
   }
@@ -263,14 +263,14 @@ StatusOr<std::string> PythonProcess::Answer(
                      static_cast<size_t>(bytes) - kHead);
 }
 
-// It closed its socket: its end is near, unless it does not want to.
+// It closed its socket, so it should end soon.
 Status PythonProcess::Ended() {
   pollfd ended = {pidfd_.get(), POLLIN, 0};
   int status = 0;
   if (poll(&ended, 1, static_cast<int>(kEndTime.count())) <= 0) {
     return UnavailableError("its process closed its descriptors");
   }
-  kill(-pid_, SIGKILL);  // what it started, while the group is known by it
+  kill(-pid_, SIGKILL);  // its children, while the group still has its number
   if (waitpid(pid_, &status, 0) != pid_) {
     return UnavailableError("its process ended");
   }

@@ -1,8 +1,8 @@
-// One process that calls a Python function (python_worker.py), and the memory
-// that it shares with its worker.
+// A process that calls a Python function (python_worker.py), and the memory it
+// shares with its worker.
 //
-// One thread at a time, and the same for all of its life: the kernel ends the
-// process with the thread that started it.
+// Use from one thread for its whole life: the kernel kills the process when the
+// thread that started it ends.
 #ifndef BROKER_TRANSFORM_PYTHON_PROCESS_H_
 #define BROKER_TRANSFORM_PYTHON_PROCESS_H_
 
@@ -21,10 +21,10 @@
 
 namespace penstock {
 
-// A memfd that only grows: nobody can cut off what is mapped.
+// A memfd that only grows: nobody can truncate mapped memory.
 class GrowingMemory {
  public:
-  // Mapped anew if it is to be larger. Errors: what the kernel says.
+  // Remaps the memory if it must grow. Errors: the kernel's.
   Status Reserve(uint64_t bytes);
   int fd() const { return fd_.get(); }
   std::byte* data() const { return mapping_.data(); }
@@ -38,13 +38,13 @@ class GrowingMemory {
 
 class PythonProcess {
  public:
-  // The interpreter can be started, and does nothing when it has nothing to do.
+  // Checks that the interpreter starts and exits.
   static Status CheckInterpreter(const std::string& python);
 
-  // argument: the JSON that python_worker.py takes. Waits until the function is
-  // imported. InvalidArgument: it cannot be, with what Python said;
-  // DeadlineExceeded, Cancelled; Unavailable: it ended; NotFound: no such
-  // interpreter.
+  // argument: the JSON for python_worker.py. Waits until the function is
+  // imported. InvalidArgument: the import failed, with Python's message;
+  // DeadlineExceeded, Cancelled; Unavailable: the process ended; NotFound: no
+  // such interpreter.
   static StatusOr<std::unique_ptr<PythonProcess>> Start(
       const FunctionOptions& options, const std::string& argument,
       const GrowingMemory& memory, const RowFunction::Cancelled& cancelled);
@@ -52,23 +52,23 @@ class PythonProcess {
   PythonProcess(const PythonProcess&) = delete;
   PythonProcess& operator=(const PythonProcess&) = delete;
 
-  // Asks for one row. DataLoss: the function failed, with what Python said.
-  // After Unavailable (it ended; how), DeadlineExceeded and Cancelled the
-  // process is of no more use.
+  // Requests one row. DataLoss: the function failed, with Python's message.
+  // After Unavailable (the process ended; says how), DeadlineExceeded and
+  // Cancelled the process is unusable.
   Status Call(std::span<const uint64_t> numbers, uint64_t timeout_ns,
               const RowFunction::Cancelled& cancelled);
   pid_t pid() const { return pid_; }
 
  private:
   PythonProcess() = default;
-  // The text of the answer to the last call; *failed is what it begins with.
+  // The text of the last call's answer; it begins with *failed.
   StatusOr<std::string> Answer(uint64_t timeout_ns, const char* limit,
                                const RowFunction::Cancelled& cancelled,
                                bool* failed);
-  Status Ended();  // how
+  Status Ended();  // says how it ended
 
   pid_t pid_ = -1;
-  uint64_t calls_ = 0;  // each has its number; 0 is the import
+  uint64_t calls_ = 0;  // numbers the calls; 0 is the import
   std::vector<char> answer_;
   Fd pidfd_;
   Fd link_;

@@ -7,17 +7,17 @@
 namespace penstock {
 namespace {
 
-// A weight of 1. The sum over a pixel's taps of 255 * weight stays below 2^31.
+// The weight 1. The sum over a pixel's taps of 255 * weight stays below 2^31.
 constexpr int kWeightBits = 22;
 constexpr int32_t kWeightOne = 1 << kWeightBits;
 constexpr int32_t kRoundingHalf = 1 << (kWeightBits - 1);
 
-// Columns that CombineRows sums at once: a few vector registers.
+// Columns that CombineRows sums together: a few vector registers.
 constexpr int64_t kStripBytes = 64;
 
 std::byte ToByte(int32_t sum) {
-  // Weights are not negative, so neither is sum; rounded weights of very many
-  // taps can sum to a little over 1.
+  // Weights and therefore sums are not negative; rounded weights of very many
+  // taps can sum to slightly over 1.
   return static_cast<std::byte>(std::min(sum >> kWeightBits, 255));
 }
 
@@ -82,8 +82,8 @@ Status Resampler::Begin(const CropBox& box, const ImageSize& target,
 
 void Resampler::AddRow(int64_t y, const std::byte* row) {
   if (same_height_) {
-    // Row y is output row y - top as it is. The taps' windows hold the row
-    // after it too, with weight zero.
+    // Row y is output row y - top unchanged. The taps' windows also hold the
+    // next row, with weight zero.
     if (rows_done_ < rows_ && vertical_.first[rows_done_] == y) {
       ResampleRow(row, out_ + rows_done_++ * row_bytes_);
     }

@@ -1,14 +1,13 @@
-// Resizes 8-bit pictures, row by row: rows of the source go in, top to bottom,
-// finished rows come out as soon as their last source row is there. So the
-// memory is the rows that one output row looks at, not the picture.
+// Resizes 8-bit images row by row: source rows go in from top to bottom, and
+// each output row is written as soon as its last source row has arrived. The
+// scratch memory is only the source rows of one output row, not the image.
 //
-// One thread at a time; made once per worker, reused: buffers only grow.
+// Not thread-safe; made once per worker and reused: buffers only grow.
 //
-// The filter is Pillow's Image.crop(box).resize(size, BILINEAR), and so are the
-// numbers, bit for bit: a triangle over the source pixels around each output
-// pixel's centre, widened by the scale when the picture shrinks (antialiasing);
-// weights in 22-bit fixed point; first along the rows, rounded to 8 bits, then
-// down the columns.
+// The result equals Pillow's Image.crop(box).resize(size, BILINEAR) bit for
+// bit: a triangle over the source pixels around each output pixel's centre,
+// widened by the scale when the image shrinks (antialiasing); weights in 22-bit
+// fixed point; first along the rows, rounded to 8 bits, then down the columns.
 #ifndef BROKER_TRANSFORM_RESAMPLER_H_
 #define BROKER_TRANSFORM_RESAMPLER_H_
 
@@ -28,23 +27,23 @@ class Resampler {
   static constexpr int kChannelsMax = 4;
   static constexpr int64_t kRingBytesMax = int64_t{256} << 20;
 
-  // Gets ready for a picture, whose box becomes out: target.height rows of
-  // target.width * channels bytes. channels: 1 to kChannelsMax.
-  // DataLoss: the filter would need more than kRingBytesMax of scratch, which
-  // nobody promised memory for.
+  // Prepares to resize box to target: `out` receives target.height rows of
+  // target.width * channels bytes. channels: 1 to kChannelsMax. DataLoss: the
+  // filter would need more than kRingBytesMax of scratch, for which no memory
+  // is reserved.
   [[nodiscard]] Status Begin(const CropBox& box, const ImageSize& target,
                              int channels, std::byte* out);
 
-  // The source rows that are looked at are [first_row(), end_row()).
+  // The source rows that are used: [first_row(), end_row()).
   int64_t first_row() const { return vertical_.begin(); }
   int64_t end_row() const { return vertical_.end(); }
 
-  // Takes row y, a whole one of the picture: first_row() first, then each in
-  // order. out is finished after row end_row() - 1.
+  // Takes row y, a full row of the image: first_row() first, then all in order.
+  // out is finished after row end_row() - 1.
   void AddRow(int64_t y, const std::byte* row);
 
  private:
-  // Of one direction, in 22-bit fixed point.
+  // For one direction, in 22-bit fixed point.
   struct Taps : TriangleTaps {
     void Compute(int64_t box_start, int64_t box_length, int64_t target);
 
@@ -60,8 +59,8 @@ class Resampler {
   Taps horizontal_;
   Taps vertical_;
   int channels_ = 0;
-  bool same_width_ = false;   // the box needs no horizontal pass
-  bool same_height_ = false;  // nor a vertical one
+  bool same_width_ = false;   // no horizontal pass needed
+  bool same_height_ = false;  // no vertical pass needed
   int64_t row_bytes_ = 0;     // of an output row
   int64_t rows_ = 0;          // of the output
   int64_t rows_done_ = 0;

@@ -4,9 +4,9 @@
 #include <cassert>
 #include <cmath>
 
-// Highway compiles what is between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE
-// once for each kind of vector it knows on this architecture, and chooses when
-// the program runs.
+// Highway compiles the code between HWY_BEFORE_NAMESPACE and
+// HWY_AFTER_NAMESPACE once per vector type of this architecture and chooses at
+// run time.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "broker/transform/rgbx_resampler.cc"
 #include <hwy/foreach_target.h>
@@ -22,7 +22,7 @@ using Values = hn::Repartition<uint16_t, Pixels>;
 
 size_t PixelsPerVector() { return hn::Lanes(Pixels()); }
 
-// The pixels at index of `windows` vectors that follow one another.
+// The pixels at index of `windows` consecutive vectors.
 template <int kWindows, class Index>
 HWY_INLINE hn::VFromD<Pixels> Pick(const uint32_t* source, Index index,
                                    Index index_in_window, int64_t windows) {
@@ -89,8 +89,8 @@ void ResampleRow(const std::vector<RgbxBlock>& blocks, const uint32_t* tables,
   }
 }
 
-// The weighted sum of `count` rows of ring, the first at row first modulo
-// ring_rows; back to RGBX.
+// Computes the weighted sum of `count` rows of ring, the first at index first
+// modulo ring_rows, as RGBX.
 void CombineRows(const uint16_t* ring, int64_t ring_rows, int64_t row_values,
                  int64_t first, int64_t count, const uint16_t* weights,
                  uint16_t rounding, std::byte* out) {
@@ -138,7 +138,7 @@ bool RgbxResampler::Begin(const FractionalBox& box, const ImageSize& target,
   row_weights_.swap(fixed_);
   FixWeights(columns_);
   MakeBlocks(mirror);
-  // A product's last 16 bits are cut off, half a unit of 2^-8 on average.
+  // A product's last 16 bits are truncated, on average half a unit of 2^-8.
   rounding_ =
       static_cast<uint16_t>(128 + (columns_.taps_max + rows_.taps_max) / 4);
   const size_t ring_values = rows_.taps_max * row_values_;
@@ -149,8 +149,8 @@ bool RgbxResampler::Begin(const FractionalBox& box, const ImageSize& target,
   return true;
 }
 
-// A weight is what the running sum of weights, rounded, grows by: they add up
-// to 2^16 without any of them being far off. A single weight of 1 is 2^16 - 1.
+// Each weight is the increment of the rounded running sum of weights: they sum
+// to 2^16, and none is far off. A single weight of 1 is 2^16 - 1.
 void RgbxResampler::FixWeights(const TriangleTaps& taps) {
   const int64_t pixels = static_cast<int64_t>(taps.first.size());
   fixed_.resize(pixels * taps.taps_max);
@@ -175,7 +175,7 @@ void RgbxResampler::MakeBlocks(bool mirror) {
   blocks_.resize(count);
   table_.clear();
   for (int64_t b = 0; b < count; ++b) {
-    // Output pixel x takes the taps of pixel of(x).
+    // Output pixel x uses the taps of pixel of(x).
     const int64_t x = b * lanes;
     const int64_t pixels = std::min(lanes, width_ - x);
     const auto of = [&](int64_t i) { return mirror ? width_ - 1 - i : i; };

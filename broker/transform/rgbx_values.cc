@@ -32,8 +32,8 @@ HWY_INLINE PixelVector Channel(PixelVector pixels) {
   return hn::And(hn::ShiftRight<8 * kChannel>(pixels), low_byte);
 }
 
-// Three channels of a vector's pixels to where they go: pixel x and those after
-// it, as far as the row goes.
+// Stores three channels of a vector's pixels at their destination, from pixel x
+// to at most the end of the row.
 template <class D, class V>
 HWY_INLINE void StoreChannels(D d, V red, V green, V blue, int64_t x,
                               const RgbxPlace& place) {
@@ -80,7 +80,7 @@ void WriteBytes(const std::byte* rgbx, const RgbxPlace& place) {
   }
 }
 
-// On a channel's line, each value rounded as in half.h.
+// Values on a channel's line, rounded as in half.h.
 
 HWY_INLINE auto LineFloats(PixelVector values, const RgbxLine& line, int c) {
   const Floats d;
@@ -93,7 +93,7 @@ HWY_INLINE hn::VFromD<Halves> LineFloat16(PixelVector values,
                                           const RgbxLine& line, int c) {
   const auto floats = LineFloats(values, line, c);
 #if HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
-  // No instruction for it there.
+  // These targets have no instruction for it.
   float in[hn::MaxLanes(Floats())];
   uint16_t out[hn::MaxLanes(Floats())];
   hn::StoreU(floats, Floats(), in);
@@ -174,7 +174,8 @@ HWY_AFTER_NAMESPACE();
 namespace penstock {
 namespace {
 
-// The line is moved by so many units in the last place of its two numbers.
+// The range of the search, in units in the last place of the line's two
+// numbers.
 constexpr int kUlps = 6;
 
 float Moved(float value, int ulps) {
@@ -208,7 +209,7 @@ bool Through(const std::byte* table, double scale, double bias) {
   return true;
 }
 
-// Moves *scale and *bias until their line goes through a channel's table.
+// Adjusts *scale and *bias until their line matches a channel's table.
 bool FitChannel(const std::byte* table, DType dtype, double* scale,
                 double* bias) {
   if (dtype == DType::kFloat32) return Through(table, *scale, *bias);

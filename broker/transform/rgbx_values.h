@@ -1,8 +1,8 @@
-// A finished row of RGBX pixels to where its values go: other types, other
-// layouts, with vector instructions (Highway). Pure functions.
+// Writes the values of a finished row of RGBX pixels to their destination, in
+// other types and layouts, with vector instructions (Highway). Pure functions.
 //
-// Reads up to kRgbxSlackPixels pixels after the row's last one, whatever is in
-// them; writes not a byte beside the values.
+// Reads and ignores up to kRgbxSlackPixels pixels after the row's last one;
+// writes no byte beside the values.
 #ifndef BROKER_TRANSFORM_RGBX_VALUES_H_
 #define BROKER_TRANSFORM_RGBX_VALUES_H_
 
@@ -18,25 +18,24 @@ namespace penstock {
 
 inline constexpr int64_t kRgbxSlackPixels = 16;
 
-// value * scale + bias of each channel, rounded to dtype. In single precision
-// for the 16-bit types, in double precision for float32; a product and a sum,
-// never fused, so that every processor rounds alike.
+// value * scale + bias per channel, rounded to dtype: in single precision for
+// the 16-bit types, in double precision for float32. The product and the sum
+// are never fused, so that every processor rounds alike.
 struct RgbxLine {
   DType dtype;  // float16, bfloat16 or float32
   double scale[3];
   double bias[3];
 };
 
-// The line through what a table says of all 256 values of each channel, bit for
-// bit; nothing when there is none near (value / 255 - mean) / std. tables: one
-// for each channel, or one for all, 256 values of dtype each; mean and std
-// likewise.
+// The line that reproduces a table of all 256 values of each channel bit for
+// bit; nullopt if there is none near (value / 255 - mean) / std. tables: 256
+// values of dtype, per channel or once for all; mean and std likewise.
 std::optional<RgbxLine> FindLine(DType dtype, std::span<const std::byte> tables,
                                  std::span<const double> mean,
                                  std::span<const double> std);
 
-// The row's values in its place in the whole tensor out, [height, width, 3] or
-// [3, height, width].
+// The position of a row in the whole tensor out, [height, width, 3] or [3,
+// height, width].
 struct RgbxPlace {
   std::byte* out;
   Layout layout;

@@ -16,7 +16,7 @@ uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-// What comes in goes out, when nothing else is said.
+// The outputs default to the inputs.
 StatusOr<ElementSpec> OutputsOf(const FunctionOp& op, const RawSpec& inputs) {
   if (op.features) return *op.features;
   ElementSpec outputs;
@@ -70,8 +70,8 @@ StatusOr<std::string> CheckTrusted(const std::string& folder,
     if (path == found && !S_ISDIR(st.st_mode)) {
       return InvalidArgumentError("'{}' is not a folder", folder);
     }
-    // Above it, in a folder that is sticky (/tmp), others cannot replace what
-    // is not theirs.
+    // In a sticky parent folder (/tmp) other users cannot replace files that
+    // are not theirs.
     const bool sticky = path != found && (st.st_mode & S_ISVTX) != 0;
     PENSTOCK_RETURN_IF_ERROR(
         CheckTrustedFile(path, st, sticky ? 0 : writable_by));

@@ -1,8 +1,8 @@
-// A step of `map` that sees whole rows and is not ours: a Python function, in a
-// process of its own, or one of a shared library, in the worker.
+// A step of `map` that runs a user's function on whole rows: a Python function
+// in a separate process, or a function of a shared library in the worker.
 //
-// Which of them may be used is the configuration's: code comes from folders
-// that others cannot write, and from nowhere else.
+// The configuration decides which functions are allowed: code comes only from
+// folders that other users cannot write.
 //
 // Immutable once opened; every worker has its own Caller.
 #ifndef BROKER_TRANSFORM_ROW_FUNCTION_H_
@@ -25,41 +25,40 @@
 
 namespace penstock {
 
-// Of all input and all output features of a function, for one row.
+// All input and output features of a function, for one row.
 inline constexpr uint64_t kFunctionBytesMax = uint64_t{512} << 20;
-// Functions of one map: each has its process in each worker.
+// Functions in one map: each has a process in each worker.
 inline constexpr size_t kFunctionsMax = 4;
 
 struct FunctionOptions {
-  // Folders whose modules may be named; empty: no Python function.
+  // Folders whose modules are allowed; empty: no Python functions.
   std::vector<std::string> python_path;
-  std::string python = "python3";  // the interpreter, by PATH
-  // What a call may take, and the start of a process, its imports included.
+  std::string python = "python3";  // the interpreter, found by PATH
+  // Limits of a call and of the start of a process, including its imports.
   uint64_t call_timeout_ns = uint64_t{60} * 1'000'000'000;
   uint64_t start_timeout_ns = uint64_t{300} * 1'000'000'000;
   // The folder of shared libraries; "": none.
   std::string plugin_dir;
-  // Mode bits that a file or folder of code may not have.
+  // Mode bits that files and folders of code must not have.
   mode_t writable_by = 0022;
 };
 
 class RowFunction {
  public:
-  // Nobody waits for the row any more.
+  // True if nobody waits for the row any more.
   using Cancelled = std::function<bool()>;
 
-  // A worker's: its memory, and its process if it has one. One thread at a
-  // time.
+  // A worker's memory, and its process if there is one. Not thread-safe.
   class Caller {
    public:
     virtual ~Caller() = default;
-    // Where input i goes, bytes[i] of it, aligned to 64.
+    // Destinations of the inputs, bytes[i] for input i, aligned to 64.
     virtual StatusOr<std::span<std::byte* const>> Inputs(
         std::span<const uint64_t> bytes) = 0;
     // Calls the function; the outputs are valid until the next Inputs. step:
-    // its number in the map. DataLoss: it failed, with what it said;
-    // Unavailable: its process ended, another will be started, and the inputs
-    // may have been changed: Inputs again. DeadlineExceeded; Cancelled.
+    // its number in the map. DataLoss: the function failed, with its message.
+    // Unavailable: its process ended; a new one will be started, and the inputs
+    // may have been modified: call Inputs again. DeadlineExceeded; Cancelled.
     virtual StatusOr<const RawRecord*> Call(const AugmentationKey& key,
                                             uint64_t step) = 0;
   };
@@ -67,30 +66,29 @@ class RowFunction {
   virtual ~RowFunction() = default;
   virtual const ElementSpec& outputs() const = 0;
   virtual std::unique_ptr<Caller> MakeCaller(Cancelled cancelled) const = 0;
-  // The longest that a call takes because of another process, with a new one if
-  // that has to be started; 0: it runs on the worker's own thread.
+  // The longest time a call waits for another process, including the start of a
+  // new one; 0: it runs on the worker's own thread.
   virtual uint64_t wait_ns() const = 0;
 };
 
-// Finds the function and tries whether it can be had; inputs: what it is given.
-// Errors: FailedPrecondition (this broker allows none, with the way out),
-// NotFound, InvalidArgument (it cannot be imported, with what Python said).
-// cancelled: nobody waits for it any more.
+// Finds the function and tries to load it; inputs: its input features. Errors:
+// FailedPrecondition (this broker allows none, with a remedy), NotFound,
+// InvalidArgument (the import failed, with Python's message). cancelled: nobody
+// waits for it any more.
 StatusOr<std::unique_ptr<RowFunction>> OpenRowFunction(
     const FunctionOp& op, const RawSpec& inputs, const FunctionOptions& options,
     const RowFunction::Cancelled& cancelled);
 
-// Nothing that others write: folder and the way to it are root's or this user's
-// and have no mode bit of writable_by. FailedPrecondition names what is not so.
-// Without symbolic links: the folder that was looked at.
+// Checks that other users cannot write: folder and all its parents belong to
+// root or this user and have no mode bit of writable_by. FailedPrecondition
+// names the offending one. Returns the checked folder without symbolic links.
 StatusOr<std::string> CheckTrusted(const std::string& folder,
                                    mode_t writable_by);
-// The same of a file in it.
+// The same check for a file in the folder.
 Status CheckTrustedFile(const std::string& path, const struct stat& st,
                         mode_t writable_by);
 
-// ---- the two kinds, for OpenRowFunction
-// -------------------------------------
+// ---- the two kinds, for OpenRowFunction ------------------------------------
 
 StatusOr<std::unique_ptr<RowFunction>> OpenPythonFunction(
     const std::string& function, const RawSpec& inputs, ElementSpec outputs,
@@ -99,7 +97,7 @@ StatusOr<std::unique_ptr<RowFunction>> OpenPluginFunction(
     const std::string& library, const std::string& function,
     const RawSpec& inputs, ElementSpec outputs, const FunctionOptions& options);
 
-// Where the features of a row lie in one piece of memory.
+// Offsets of a row's features in one block of memory.
 struct RowLayout {
   std::vector<uint64_t> input_offsets;
   std::vector<uint64_t> output_offsets;

@@ -9,13 +9,12 @@
 namespace penstock {
 namespace {
 
-// Ops on single features, then a function of whole rows; the last section has
-// none.
+// Per-feature ops, then a whole-row function; the last section has none.
 struct Section {
   std::unique_ptr<FeaturePaths> paths;
   std::unique_ptr<RowFunction> function;
   uint64_t step = 0;  // the function's number in the map
-  std::string name;   // of it, for messages
+  std::string name;   // the function's, for messages
 };
 
 struct WorkerScratch : RowProgram::Scratch {
@@ -86,8 +85,8 @@ class CompiledRowProgram : public RowProgram {
           inputs[i].encoded ? (**row)[i].size() : inputs[i].feature.RowBytes());
     }
     StatusOr<const RawRecord*> called = UnavailableError("not called");
-    // A process that somebody killed costs nothing. After the second it is the
-    // row's fault.
+    // One retry, in case someone killed the process. A second failure is blamed
+    // on the row.
     for (int i = 0; i < 2 && called.status().code() == StatusCode::kUnavailable;
          ++i) {
       PENSTOCK_ASSIGN_OR_RETURN(const auto places,

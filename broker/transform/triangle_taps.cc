@@ -7,7 +7,8 @@ namespace penstock {
 
 void TriangleTaps::Compute(double box_start, double box_length,
                            int64_t target) {
-  // Counted from the first pixel of the box: the same weights wherever it lies.
+  // Relative to the first pixel of the box: the weights do not depend on its
+  // position.
   const auto first_pixel = static_cast<int64_t>(std::floor(box_start));
   const auto pixels =
       static_cast<int64_t>(std::ceil(box_start + box_length)) - first_pixel;

@@ -1,7 +1,7 @@
-// Which source pixels make each output pixel along one direction of a resize:
-// a triangle around each output pixel's centre, widened by the scale when the
-// picture shrinks (antialiasing), as in Pillow's Image.resize(..., BILINEAR).
-// The box cuts it off, as if the picture had been cropped to it before.
+// The source pixels and weights of each output pixel along one direction of a
+// resize: a triangle around each output pixel's centre, widened by the scale
+// when the image shrinks (antialiasing), as in Pillow's Image.resize(...,
+// BILINEAR). The box clips it, as if the image had been cropped first.
 #ifndef BROKER_TRANSFORM_TRIANGLE_TAPS_H_
 #define BROKER_TRANSFORM_TRIANGLE_TAPS_H_
 
@@ -11,17 +11,17 @@
 namespace penstock {
 
 struct TriangleTaps {
-  // The source pixels that [box_start, box_start + box_length) touches become
-  // target pixels. Reused: the vectors only grow their capacity.
+  // Resizes the source pixels touched by [box_start, box_start + box_length) to
+  // target pixels. Reusable: the vectors keep their capacity.
   void Compute(double box_start, double box_length, int64_t target);
 
-  // Source pixels that are looked at: [begin(), end()).
+  // The source pixels that are used: [begin(), end()).
   int64_t begin() const { return first.front(); }
   int64_t end() const { return first.back() + count.back(); }
 
   // Output pixel i is the sum over t < count[i] of source pixel first[i] + t
-  // times weights[i * taps_max + t]; they sum to 1 but for rounding. first and
-  // first + count never decrease.
+  // times weights[i * taps_max + t]; the weights sum to 1 except for rounding.
+  // first and first + count never decrease.
   int64_t taps_max = 0;
   std::vector<int64_t> first;
   std::vector<int64_t> count;
