@@ -134,7 +134,6 @@ class Job {
   void SetWarning(std::string warning) { warning_ = std::move(warning); }
 
   // ---- the control thread's
-  // ---------------------------------------------------
 
   // See Delivery. record is called before anybody is given anything because of
   // it; what it refuses has not joined.
@@ -223,7 +222,6 @@ class Job {
   Bottleneck FindBottleneck(const PoolUse& pool, AbsentRanks absent) const;
 
   // ---- workers'
-  // ---------------------------------------------------------------
 
   // No slot will be moved to another node any more: its pages may be pinned.
   bool MayPin() const {

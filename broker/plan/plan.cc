@@ -159,7 +159,7 @@ uint64_t Plan::StepAt(uint64_t position) const {
 }
 
 std::optional<uint64_t> Plan::StepFrom(uint64_t position) const {
-  if (position < start_.position) {  // where all that is owed is
+  if (position < start_.position) {  // where all owed steps are
     for (uint64_t step = 0; step < start_.owed.size(); ++step) {
       if (start_.owed[step].position == position) return step;
     }
@@ -197,7 +197,7 @@ Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
 
 uint64_t Plan::max_batch_rows(uint32_t rank) const {
   assert(rank < world_size_);
-  // The first step of an epoch is never the smaller one.
+  // The first step of an epoch is never smaller than a later one.
   return RowsOfRank(last_ == LastBatch::kPad
                         ? global_batch_
                         : std::min(global_batch_, rows_per_epoch_),
