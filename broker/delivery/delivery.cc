@@ -586,7 +586,7 @@ bool Delivery::GiveToAll(Slot* slot) {
     }
     unsure_.insert(consumer->rank);
   }
-  // Ranks that have all their batches are told the end.
+  // Ranks are told the end, once they have what was theirs.
   if (Exhausted(lanes_[0])) TouchAll();
   for (Consumer* consumer : without) {
     if (shape_.options.lag == Lag::kSkip) {
