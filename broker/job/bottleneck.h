@@ -36,9 +36,8 @@
 //
 // Verdict, the first that holds
 //   "absent": ranks are absent, and all others stand for longer than
-//   kStandsSeconds,
-//     or than kSecondsMin if one of them waits, whether for want of batches
-//     (broadcast) or in an all-reduce (split);
+//     kStandsSeconds, or than kSecondsMin if one of them waits, whether for
+//     want of batches (broadcast) or in an all-reduce (split);
 //   "rank": one stands for longer than kStandsSeconds; "ranks": several do;
 //   no rank waits for more than kWaits of the time: "rank" if exactly one is
 //     behind, else "ranks";
