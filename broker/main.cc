@@ -280,7 +280,7 @@ StatusOr<std::unique_ptr<SampleQuarantine>> SamplesOf(
   return SampleQuarantine::Open("");
 }
 
-// For OnCrash.
+// Used by OnCrash.
 SampleQuarantine* crash_samples = nullptr;
 constexpr int kCrashSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
 struct sigaction crash_actions[NSIG];  // those replaced

@@ -51,7 +51,6 @@ class ControlServer {
   ~ControlServer();
   Status Listen(Fd listener);
 
-  // Whether something needs Tick().
   bool WantsTick() const;
   // Sends progress, drops connections that send no request.
   void Tick();

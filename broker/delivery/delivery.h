@@ -209,7 +209,7 @@ class Delivery {
   // Closes its feed and gives its batches to others or to its replacement;
   // slots it may read are quarantined until Died or Leave. NotFound.
   Status Evict(uint32_t rank, const std::string& reason);
-  // The owner of a seat's socket closes it.
+  // Call before the socket of a seat is closed.
   void Mute(uint32_t seat);
 
   // ---- after a restart of the broker, before anybody attaches
@@ -256,7 +256,7 @@ class Delivery {
 
   // ---- making
 
-  // Allows so many slots of each lane; the rest are being populated.
+  // Allows this many slots of each lane; the rest are being populated.
   void SetUsableSlots(uint32_t slots);
   // For a stream: the rows available by now; EndAt: no more will come.
   void SetAvailable(uint64_t rows);
@@ -271,7 +271,7 @@ class Delivery {
   const std::vector<uint32_t>& bank_nodes() const { return bank_nodes_; }
   // Whether a worker on this node writes the batch to memory on its own node.
   bool IsLocal(const OpenBatch& batch, std::optional<uint32_t> node) const;
-  // The segment slot such a worker fills: the copy on its node.
+  // The segment slot such a worker fills: the copy on its node, else the first.
   uint32_t SlotToFill(const OpenBatch& batch,
                       std::optional<uint32_t> node) const;
   uint32_t SegmentSlot(const OpenBatch& batch, uint32_t copy) const {
@@ -296,9 +296,8 @@ class Delivery {
   // Ranks whose pages hold impossible values, each once. The caller evicts
   // them.
   std::vector<uint32_t> TakeCorrupt();
-  // Opens no more batches and gives up those not needed: all ranks take the
-  // same number of steps, those that the furthest of them was given, and then
-  // the data end for them.
+  // Ends the data early: all ranks take the same number of steps, those that
+  // the furthest of them was given. Batches of later steps are given up.
   void Drain();
   // Ends delivery to everybody.
   void Close(Closed why, const std::string& reason);
@@ -479,7 +478,6 @@ class Delivery {
   // split: a lane nobody has had, preferably on this node, then the rank's own.
   std::optional<uint32_t> FreeLane(uint32_t rank,
                                    std::optional<uint32_t> node) const;
-  // Marks that lane as the rank's.
   uint32_t TakeLane(uint32_t rank, std::optional<uint32_t> node);
   // The step a lane opens next, possibly of the next phase.
   struct Next {

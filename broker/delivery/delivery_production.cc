@@ -1,5 +1,5 @@
-// The part of Delivery for making batches: which steps are opened, in what
-// order and in which slots, and which of them a worker may claim.
+// The part of Delivery for making batches: which steps are opened in which
+// slots, and which a worker may claim.
 #include <algorithm>
 #include <cassert>
 
@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-// Steps by which the recorded position runs ahead of the opened one.
+// Steps by which the record runs ahead.
 constexpr uint64_t kOpenedAhead = 256;
 
 }  // namespace

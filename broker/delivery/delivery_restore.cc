@@ -1,5 +1,5 @@
-// The part of Delivery for a restart of the broker: positions of the ranks and
-// the batches they held from a former broker instance.
+// The part of Delivery for restarts of the broker: the ranks' positions and
+// batches from a former instance.
 #include <algorithm>
 
 #include "broker/delivery/delivery.h"
@@ -214,7 +214,7 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
   started_ = former.started;
   Lane& lane = lanes_[0];
   PlaceLane(&lane, former.position, 0);
-  // Recorded by this instance too, which may forget the pages that told it.
+  // Recorded anew: the pages that told it may be forgotten.
   for (const uint64_t position : former.completed) RecordCompleted(position);
   for (const RowRange& each : former.again) {
     MakeAgain(&lane, StepId(each.position, 0), each.redelivered);
@@ -253,7 +253,7 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
   }
 }
 
-// Batches it held from a former broker instance: only recorded.
+// Batches held from a former broker instance are only recorded.
 void Delivery::ReclaimFormer(Consumer* consumer) {
   const std::vector<FormerBatch> batches = FormerBatches(*consumer->former);
   if (std::any_of(batches.begin(), batches.end(),

@@ -65,7 +65,7 @@ class Feed {
   void Finish(uint32_t skipped = 0);
   // Gives no more batches and voids the untaken ones; the rank learns why.
   void Close(Closed why, const std::string& reason);
-  // The socket's owner closes it.
+  // Call before the socket is closed.
   void Mute() { wake_socket_ = -1; }
 
   // After Close, while the process lives: the unreleased batches in publishing

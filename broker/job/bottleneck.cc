@@ -168,7 +168,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
   found.pool.decoding = Share(pool.decoding);
   found.pool.storage = Share(pool.storage);
   found.pool.idle = Share(pool.idle);
-  // Of the threads that make its rows.
+  // Figures of the threads that make its rows.
   const FunctionWorkersUse& function_workers = job.function_workers();
   const bool python = function_workers.threads > 0;
   const double workers =

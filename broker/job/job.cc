@@ -391,7 +391,7 @@ void Job::CheckTimeouts(const FunctionWorkersUse& function_workers) {
       options_.wait_s));
 }
 
-// Ranks must not wait for ever for rows that nobody puts.
+// Ranks must not wait forever for rows that nobody puts.
 void Job::CheckProducersLocked() {
   // The rows that ranks need from the former broker instance are known now.
   if (!delivery_.Unsettled()) {

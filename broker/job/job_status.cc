@@ -157,7 +157,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"last_error", last_error_},
       {"warning", warning_}};
   if (stream_ != nullptr) {
-    json["records"] = json["steps_per_epoch"] = 0;  // nobody knows
+    json["records"] = json["steps_per_epoch"] = 0;  // unknown
     json["producers_at_work"] = stream_->at_work();
     json["retained_rows"] = stream_->retained_rows();
     json["retained_bytes"] = layout_.retained_bytes;

@@ -103,7 +103,7 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
   }
   plan.first_epoch_steps_ = StepsFrom(start.position % rows_per_epoch_);
   if (epochs_) {
-    // Each product is at most rows in all, which Make has bounded.
+    // Make has bounded the products: none exceeds the total number of rows.
     plan.total_steps_ = start.owed.size() + plan.first_epoch_steps_ +
                         (*epochs_ - epoch) * steps_per_epoch_ -
                         steps_per_epoch_;

@@ -129,7 +129,6 @@ class Plan {
   // The largest shape_rows this rank ever gets: its slots are this large.
   uint64_t max_batch_rows(uint32_t rank) const;
 
-  // The record at one position of an epoch.
   struct Row {
     uint64_t record = 0;  // below records()
     uint64_t pass = 0;    // the "epoch" of AugmentationKey

@@ -37,7 +37,7 @@
 namespace penstock {
 
 // Open datasets, one for each source and map however many jobs and ranks use
-// it. Whoever wants one that is being opened waits for it. Thread safe.
+// it. A second request waits for an opening under way. Thread safe.
 class OpenDatasets {
  public:
   // functions: those that datasets may run.
@@ -46,8 +46,7 @@ class OpenDatasets {
 
   StatusOr<std::shared_ptr<const Dataset>> Get(const DatasetSpec& spec,
                                                OpenProgress* progress);
-  // Call after setting an OpenProgress::cancel: wakes those who wait for
-  // another's opening to check it.
+  // Wakes waiting Get calls to check their OpenProgress::cancel.
   void NoticeCancel();
 
  private:
@@ -116,8 +115,7 @@ class JobTable {
   // Running jobs of this name that uid may act upon (its own; root: all).
   std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
                                          const std::string& dataset) const;
-  // Ranks of this job were evicted: the next broker instance must not wait for
-  // them.
+  // Records evicted ranks: the next broker instance must not wait for them.
   void NoteEvicted(const std::shared_ptr<Job>& job);
   // Evicts a rank of a former broker instance that has not reconnected from the
   // jobs of this name that uid may act upon: it counts as dead and cannot come
@@ -179,8 +177,7 @@ class JobTable {
   // delivered, and the most such incarnations of one user.
   static constexpr std::chrono::seconds kAwaitedKept{600};
   static constexpr size_t kAwaitedMaxPerUid = 1024;
-  // How long an incarnation's number is kept, so that the next of its name gets
-  // another.
+  // How long an ended incarnation's number is kept from reuse.
   static constexpr std::chrono::seconds kEndedKept{3600};
   static constexpr size_t kEndedMax = 4096;
   struct Ended : EndedJob {
@@ -280,28 +277,25 @@ class JobTable {
   bool TakeUpUnanswered(Entry& entry, AttachRequest* request);
   // No process from before the restart can come back, and none has come since.
   static bool FormerIsDeserted(const Entry& entry);
-  // Notes ranks that left while no broker listened, perhaps even after this
-  // instance began.
+  // Notes ranks that left unheard, perhaps even after this instance began.
   void HearFormer(Entry& entry);
   // Answers the attach, now or when possible.
   void Route(Pending attach);
   void Postpone(Entry& entry, Pending attach);
-  // The attach must wait until it is known which batches the former ranks had.
+  // Until it is known which batches the former ranks had.
   static bool MustWait(const Entry& entry, const AttachRequest& request);
   // Why this rank cannot attach to a job from before a restart; ok: it can.
   Status CheckFormer(const Entry& entry, const AttachRequest& request) const;
   static std::vector<FormerProcess> ProcessesOf(const Entry& entry);
-  // The rank's process is dead, now or from before a restart, and the entry
-  // waits for a replacement.
+  // The rank died, perhaps before a restart, and may be replaced.
   static bool WaitsFor(const Entry& entry, uint32_t rank);
-  // Restores phases from before a restart; ranks' batches are restored later.
+  // Restores former phases; ranks' batches are restored later.
   Status Restore(Entry& entry);
   bool OwesAnybody(Entry& entry);
   // split: restores dead ranks that nobody has replaced yet, and predecessors
   // of ranks that reconnect.
   void RestoreDead(Entry& entry);
-  // The job knows the rank's former processes: they are retired like those of
-  // this broker instance.
+  // Retires the rank's former processes, which the job knows now.
   void RetireFormer(Entry& entry, uint32_t rank);
   // Resumes the job once it is known which batches all ranks had, or the time
   // to report them is over.
