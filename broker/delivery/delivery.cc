@@ -547,8 +547,7 @@ bool Delivery::GiveToAll(Slot* slot) {
   std::vector<Consumer*> with_room;
   std::vector<Consumer*> without;
   bool anyone = false;
-  bool one_is_ahead =
-      false;  // since a former broker instance: it waits for later steps
+  bool one_is_ahead = false;  // since a former instance: awaits later steps
   for (auto& [rank, consumer] : consumers_) {
     anyone |= consumer.place == Place::kAttached;
     if (!Wants(consumer, *slot)) {

@@ -81,9 +81,8 @@ class Feed {
     bool redelivered = false;
     uint32_t slot = 0;
     uint32_t skipped = 0;
-    uint64_t generation =
-        0;  // of the last batch given out: its cell's number + 1
-    uint64_t previous = 0;  // of the one before
+    uint64_t generation = 0;  // of its last batch: the cell's number + 1
+    uint64_t previous = 0;    // of the one before
   };
   static Batch BatchOf(const Lease& lease, bool taken) {
     return {lease.slot, taken, lease.redelivered, taken ? 0 : lease.skipped};

@@ -54,8 +54,7 @@ struct JobOptions {
   bool repeat_first = false;  // one batch is made, and the ranks repeat it
   DeliveryOptions delivery;
   uint32_t consumer = 0;  // independent: its number, which selects the order
-  uint32_t consumers_max =
-      1;  // broadcast: maximum at once; else the local ranks
+  uint32_t consumers_max = 1;     // broadcast: at once; else the local ranks
   std::optional<JobState> start;  // absent: the beginning
   double wait_s = 600;  // the job fails if ranks are missing this long
   // All of its data were delivered: it only tells late ranks the end.

@@ -118,9 +118,8 @@ class Plan {
     uint64_t shape_rows = 0;   // rows plus padding; = rows without last: pad
     uint64_t global_rows = 0;  // present in the step, over all ranks
     bool last_of_epoch = false;
-    bool last_of_data =
-        false;           // last step of the last epoch; never with forever
-    bool extra = false;  // owed
+    bool last_of_data = false;  // of the last epoch; never with forever
+    bool extra = false;         // owed
     bool redelivered = false;
   };
   // step is counted from the start and < total_steps(); rank < world_size().
@@ -159,8 +158,7 @@ class Plan {
   uint64_t StepsFrom(uint64_t row) const;
 
   PlanStart start_;
-  uint64_t first_epoch_steps_ =
-      0;  // without owed ones, in the epoch of the start
+  uint64_t first_epoch_steps_ = 0;  // in the epoch of the start, owed excluded
   uint64_t records_ = 0;
   uint32_t world_size_ = 0;
   uint64_t global_batch_ = 0;

@@ -231,9 +231,8 @@ class JobTable {
     std::unique_ptr<FormerJob> former;
     std::shared_ptr<void> former_memory;  // until all have told their positions
     struct Reconnected {
-      std::shared_ptr<const CursorPage>
-          page;            // from the former broker instance
-      uint64_t inode = 0;  // of page
+      std::shared_ptr<const CursorPage> page;  // from before the restart
+      uint64_t inode = 0;                      // of page
       uint64_t position = 0;
     };
     std::map<uint32_t, Reconnected> reconnected;  // by rank
