@@ -18,7 +18,7 @@ constexpr uint32_t kReadDepthMax = 1024;
 
 using Text = const std::string&;
 
-// What parse makes of the value; *out keeps its default where there is none.
+// Parses the value into *out, which keeps its default if it is absent.
 template <typename Parse, typename T>
 Status Read(const SpecValue& value, Parse parse, T* out) {
   if (!value.present()) return OkStatus();

@@ -17,31 +17,31 @@ namespace penstock {
 
 struct Config {
   std::string socket;          // "": PENSTOCK_SOCKET, the default
-  std::string cpus;            // "0-3,8"; "": all that are allowed
-  uint32_t reserve_cores = 0;  // cores of these that workers keep off
+  std::string cpus;            // "0-3,8"; "": all allowed ones
+  uint32_t reserve_cores = 0;  // how many of these workers leave free
   uint32_t workers = 0;        // 0 (auto): one per processor
   uint32_t read_depth = 0;     // 0: auto
   ReadBackend read_backend = ReadBackend::kAuto;
   std::optional<uint64_t> memory_limit;  // bytes of all segments
   std::optional<uint64_t> memory_limit_per_user;
   std::string state_dir;  // "": nothing outlives the broker
-  std::string cache_dir;  // of the indexes
-  // A worker that is on one sample for longer ends the broker, on purpose. Both
-  // to within half a second (WorkerPool's clock).
+  std::string cache_dir;  // for indexes
+  // A worker that spends longer on one sample ends the broker on purpose. Both
+  // timeouts are exact to half a second (WorkerPool's clock).
   uint64_t decode_timeout_ns = uint64_t{60} * 1'000'000'000;
-  // A read that is in flight for longer ends its job.
+  // A read that is in flight for longer fails its job.
   uint64_t read_timeout_ns = uint64_t{60} * 1'000'000'000;
 
   // What datasets may run. Folders are absolute; whether others can write them
-  // is not looked at.
+  // is not checked here.
   FunctionOptions functions;
 
-  // "file:line:column" of each key that is set: for errors that only the
-  // machine tells.
+  // "file:line:column" of each key that is set, for errors that only the
+  // machine reveals.
   std::map<std::string, std::string> place_of;
 };
 
-// "a:b", as in PATH: folders, made absolute.
+// "a:b", as in PATH; returned as absolute folders.
 std::vector<std::string> ParseFolders(const std::string& text);
 
 // Errors name file, line and column.

@@ -1,5 +1,5 @@
-// penstockd: reads the command line, wires the stages, runs until it is told to
-// stop. The flow is in broker/README.md.
+// penstockd: reads the command line, wires the rooms, runs until it is told to
+// stop. broker/README.md describes the flow.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -51,8 +51,8 @@ struct Arguments {
   ReplayOptions replay_options;
 };
 
-// The socket systemd (or `penstock run`) made, or one of our own at path. A
-// socket left by a dead broker is replaced, one in use is not.
+// Listens at path. A socket left by a dead broker is replaced, one in use is
+// not.
 StatusOr<Fd> ListenAt(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -61,14 +61,14 @@ StatusOr<Fd> ListenAt(const std::string& path) {
                                 path, sizeof(address.sun_path) - 1);
   }
   std::memcpy(address.sun_path, path.data(), path.size());
-  // What is no socket refuses as well.
+  // A file that is no socket refuses connections as well.
   struct stat info;
   if (lstat(path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode)) {
     return AlreadyExistsError(
         "'{}' is there and is no socket; choose another --socket", path);
   }
-  // Only a socket that refuses is left over from a dead broker; one of another
-  // type, say, is somebody else's.
+  // Only a refusing socket is left over from a dead broker; one of another
+  // type, say, belongs to somebody else.
   const StatusOr<Fd> other = ConnectControl(path);
   switch (other.ok() ? StatusCode::kOk : other.status().code()) {
     case StatusCode::kNotFound:
@@ -100,9 +100,9 @@ StatusOr<Fd> ListenAt(const std::string& path) {
   return fd;
 }
 
-// What systemd or `penstock run` hands over: the listening socket, if it makes
-// one, the descriptors that a former life stored, and whom a private broker
-// works for.
+// Descriptors that systemd or `penstock run` passes: the listening socket, if
+// it makes one, those that a former broker instance stored, and the owner of a
+// private broker.
 struct Inherited {
   Fd listener;
   Fd owner;
@@ -158,8 +158,8 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
   return config;
 }
 
-// What datasets may run, by the configuration, else by the environment, from
-// where others cannot write.
+// What datasets may run, from the configuration, else from the environment.
+// Fails for folders that others can write.
 StatusOr<FunctionOptions> FunctionsOf(const Config& config,
                                       bool private_broker) {
   FunctionOptions functions = config.functions;
@@ -178,7 +178,7 @@ StatusOr<FunctionOptions> FunctionsOf(const Config& config,
     const auto folders = ParseFolders(variable("PENSTOCK_PLUGIN_DIR"));
     if (!folders.empty()) functions.plugin_dir = folders.front();
   }
-  // Users often share a group of their own with nobody.
+  // A user's own group usually has no other members.
   if (private_broker) functions.writable_by = 0002;
   const auto check = [&](const char* key, std::string* folder) {
     StatusOr<std::string> found = CheckTrusted(*folder, functions.writable_by);
@@ -195,8 +195,8 @@ StatusOr<FunctionOptions> FunctionsOf(const Config& config,
   return functions;
 }
 
-// The machine has what the configuration asks for; else the error names the
-// place that asked.
+// If status names a configuration key, prefixes the place that set it: the
+// machine lacks what the configuration asks for.
 Status AsConfigured(const Config& config, const Status& status) {
   const std::string& message = status.message();
   const auto place = config.place_of.find(message.substr(0, message.find(':')));
@@ -210,7 +210,7 @@ StatusOr<T> AsConfigured(const Config& config, StatusOr<T> made) {
   return AsConfigured(config, made.status());
 }
 
-// What a start would be refused for, without starting anything.
+// Reports errors that would prevent a start, without starting anything.
 Status CheckMachine(const Config& config, const WorkerOptions& workers,
                     const FunctionOptions& functions) {
   PENSTOCK_RETURN_IF_ERROR(
@@ -223,10 +223,10 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
                       PythonProcess::CheckInterpreter(functions.python));
 }
 
-// Where a listening socket is, as the kernel says it.
+// The path of a listening socket, from the kernel.
 std::string PathOf(int listener) {
   sockaddr_un address{};
-  socklen_t length = sizeof(address) - 1;  // ends in a NUL, whatever comes
+  socklen_t length = sizeof(address) - 1;  // ends in a NUL, whatever it holds
   if (getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) !=
       0) {
     return "";
@@ -250,7 +250,7 @@ Status RunReplay(const Arguments& arguments) {
   return Replay(spec, functions, arguments.replay_options, stdout);
 }
 
-// Each rank costs four descriptors: as many as the system allows.
+// To the most the system allows: each rank costs four descriptors.
 void RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -268,8 +268,8 @@ void ExitSoonAtAnyRate() {
   }).detach();
 }
 
-// What the last life of this broker died of; without a file when there can be
-// none: only that is lost.
+// Samples that the last broker instance died of. If the file cannot be used,
+// only this knowledge is lost.
 StatusOr<std::unique_ptr<SampleQuarantine>> SamplesOf(
     const std::string& folder) {
   auto samples = SampleQuarantine::Open(folder);
@@ -280,17 +280,17 @@ StatusOr<std::unique_ptr<SampleQuarantine>> SamplesOf(
   return SampleQuarantine::Open("");
 }
 
-// For OnCrash.
+// Used by OnCrash.
 SampleQuarantine* crash_samples = nullptr;
 constexpr int kCrashSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
-struct sigaction crash_actions[NSIG];  // of before
+struct sigaction crash_actions[NSIG];  // those replaced
 
-// Says of which sample, and ends as it would without this (a core, the report
-// of a sanitizer).
+// Records the sample in work, then ends as without this handler (a core, the
+// report of a sanitizer).
 void OnCrash(int signal, siginfo_t* info, void*) {
   crash_samples->BlameThisThread();
   sigaction(signal, &crash_actions[signal], nullptr);
-  // A fault comes again by itself, what was sent does not.
+  // A fault recurs by itself; a signal that was sent does not.
   if (info->si_code <= 0) raise(signal);
 }
 
@@ -304,14 +304,14 @@ void NoteCrashes(SampleQuarantine* samples) {
   }
 }
 
-// Nothing but the end of the process stops a thread that hangs in a decoder.
-// The next life knows which sample it was (sample_quarantine.h).
+// Only the end of the process stops a thread that hangs in a decoder. The next
+// broker instance knows the sample (sample_quarantine.h).
 [[noreturn]] void EndStuck(const std::string& stuck) {
   LogCritical("{}; the broker ends itself to be started again", stuck);
   _exit(kStuckExitStatus);
 }
 
-// The one function that wires everything.
+// Connects all rooms.
 Status Serve(const Arguments& arguments) {
   RaiseDescriptorLimit();
   // Signals are read from a descriptor; workers must inherit the mask.
@@ -320,7 +320,7 @@ Status Serve(const Arguments& arguments) {
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  // A limit of file size is said by the write that meets it.
+  // A write over the file size limit reports it itself.
   signal(SIGXFSZ, SIG_IGN);
   Fd signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd) return ErrnoError(errno, "signalfd");
@@ -363,7 +363,7 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<WorkerPool> workers,
       AsConfigured(config, WorkerPool::Start(*topology, worker_options)));
-  // The last that can fail for a reason outside: nothing is left behind.
+  // The last step that can fail for an outside reason: nothing is left behind.
   const bool own_socket = !inherited.listener;
   if (own_socket) {
     PENSTOCK_ASSIGN_OR_RETURN(inherited.listener,
@@ -407,12 +407,12 @@ Status Serve(const Arguments& arguments) {
   sd_notify(0, "STOPPING=1");
   jobs.Shutdown();
   ExitSoonAtAnyRate();
-  // An orderly end leaves in memory only what is known of bad samples.
+  // An orderly end leaves only knowledge of bad samples in memory.
   if (samples->suspects() == 0 && !life->memory_folder().empty()) {
     unlink((life->memory_folder() + "/" + SampleQuarantine::kFileName).c_str());
   }
-  // Nobody else's: while we listen it is not replaced. Ranks that find none
-  // know that no other broker will come.
+  // The path is ours: nobody replaces it while we listen. Ranks that find no
+  // socket know that no other broker will come.
   if (own_socket || (arguments.private_broker && !owner.known())) {
     unlink(path.c_str());
   }
@@ -470,8 +470,8 @@ int Main(int argc, char** argv) {
       arguments.replay.empty() ? Serve(arguments) : RunReplay(arguments);
   if (status.ok()) return 0;
   LogError("{}", status.message());
-  // For who started it: `systemctl status`, a private broker's owner.
-  constexpr size_t kStatusBytesMax = 3000;  // of systemd's 4096 for a message
+  // For whoever started it: `systemctl status`, a private broker's owner.
+  constexpr size_t kStatusBytesMax = 3000;  // systemd takes messages of 4096
   sd_notifyf(0, "STATUS=%s",
              Printable(status.message()).substr(0, kStatusBytesMax).c_str());
   return 1;

@@ -26,10 +26,10 @@ bool IsDead(int pidfd, int timeout_ms) {
   return ready > 0;
 }
 
-// Links in it are removed, not followed.
+// Removes links in it without following them.
 void Remove(const std::string& folder) {
   std::error_code ignored;
-  // Where the state is on a disk, a part of it is in memory.
+  // If the state is on a disk, part of it is in memory.
   const std::filesystem::path memory = std::filesystem::read_symlink(
       folder + "/state/" + kMemoryFolderLink, ignored);
   if (memory.parent_path() == "/dev/shm" &&

@@ -1,10 +1,10 @@
-// The process that a private broker works for (`penstock run`, a trainer with a
-// broker of its own): when it is gone, however it ended, so is the broker, and
-// so is the folder it was given.
+// The process that a private broker works for (`penstock run`, or a trainer
+// with a broker of its own). When it ends, however that happens, the broker and
+// the folder it was given go as well.
 //
-// The owner hands over a pidfd of itself as an inherited descriptor of this
-// name. Who does that gives the socket's folder away with it: the folder is
-// removed with all that is in it.
+// The owner passes a pidfd of itself as an inherited descriptor with the name
+// below. It thereby gives away the folder of the socket, which is removed with
+// all its contents.
 #ifndef BROKER_OWNER_H_
 #define BROKER_OWNER_H_
 
@@ -18,18 +18,17 @@ inline constexpr char kOwnerName[] = "penstock.owner";
 
 class Owner {
  public:
-  // pidfd: none: there is no owner. Once it has died, this process gets
-  // SIGTERM; a process that has not ended some seconds later is ended by the
-  // thread that is started here, whatever holds it up.
+  // An empty pidfd means that there is no owner. When the owner dies, this
+  // process gets SIGTERM; if it has not ended 5 s later, the thread started
+  // here ends it, whatever holds it up.
   Owner(Fd pidfd, std::string folder);
 
   bool known() const { return pidfd_ >= 0; }
-  // Removes the folder if the owner is dead: while it lives it does that
-  // itself.
+  // Removes the folder if the owner is dead; a living owner does that itself.
   void RemoveFolderOfDead() const;
 
  private:
-  // Copies: the thread goes on while this object is destroyed.
+  // Copied by the thread, which may outlive this object.
   const int pidfd_;  // never closed; -1: there is no owner
   const std::string folder_;
 };

@@ -20,14 +20,14 @@ namespace penstock {
 namespace {
 
 constexpr int kAcceptsPerTurn = 16;
-// From hang-up to the news of the death, which follows at once if it died.
+// From a hang-up to the report of a death, which comes at once if it died.
 constexpr std::chrono::milliseconds kLostGrace{500};
-// A request is a spec of 64 KiB, escaped, and some words.
+// A request is a spec of 64 KiB, escaped, plus a few words.
 constexpr size_t kRequestBytesMax = 512 * 1024;
 
-// A descriptor that becomes readable when the peer's process ends: also when a
-// child it forked keeps the socket open. None: errno is ESRCH when it has ended
-// already, else it is of another pid namespace and the kernel is older
+// A descriptor that becomes readable when the peer's process ends, even if a
+// child it forked keeps the socket open. None: errno is ESRCH if it has ended
+// already; otherwise it is in another pid namespace and the kernel is older
 // than 6.5.
 Fd PidfdOf(int socket, pid_t pid) {
   int fd = -1;
@@ -64,7 +64,7 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
 }
 
 ControlServer::~ControlServer() {
-  // Workers publish until the pool is gone, and must not wake a closed socket.
+  // Workers publish until the pool is gone and must not wake a closed socket.
   for (auto& [id, connection] : connections_) {
     if (connection.job != nullptr) connection.job->Mute(connection.seat);
   }
@@ -81,14 +81,14 @@ Status ControlServer::StartAccepting() {
 }
 
 void ControlServer::Accept() {
-  // Bounded: who connects in a loop takes turns with everything else.
+  // Bounded: a peer that connects in a loop takes turns with everything else.
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     Fd socket(accept4(listener_.get(), nullptr, nullptr,
                       SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
-        // EMFILE and the like: who connects waits in the backlog until the next
-        // tick.
+        // EMFILE and the like: new connections wait in the backlog until the
+        // next tick.
         LogWarning("no new connections for now: accept: {}", strerror(errno));
         loop_->Unwatch(listener_.get());
         accepting_ = false;
@@ -122,8 +122,7 @@ void ControlServer::Accept() {
       continue;
     }
     Fd pidfd = PidfdOf(socket.get(), peer.pid);
-    // What a dead process asked for would be kept for one that nobody can see
-    // die.
+    // Requests of a dead process would be kept for one that nobody can see die.
     if (!pidfd && errno == ESRCH) continue;
     const uint64_t id = next_id_++;
     Connection& connection = connections_[id];
@@ -153,7 +152,7 @@ ControlServer::Connection* ControlServer::Find(uint64_t id) {
 
 void ControlServer::OnReadable(uint64_t id) {
   Connection* connection = Find(id);
-  // One message a turn: a flood takes its turn with the others.
+  // One message per turn: a flood takes turns with the other peers.
   StatusOr<std::optional<Message>> message =
       ReceiveMessage(connection->socket.get(), kRequestBytesMax);
   if (!message.ok()) {
@@ -172,14 +171,15 @@ void ControlServer::OnReadable(uint64_t id) {
 void ControlServer::OnWake(uint64_t id) {
   Connection* connection = Find(id);
   if (!DrainWakes(connection->wake.get())) {
-    // The rank closed its end: it is leaving, its control socket says so too.
+    // The rank closed its end because it is leaving; its control socket tells
+    // so too.
     loop_->Unwatch(connection->wake.get());
     connection->job->Mute(connection->seat);
   }
   AdvanceSoon(*connection);
 }
 
-// Ranks that keep step wake us together: the job's mutex is taken once.
+// Ranks that keep step send wakes together: the job's mutex is taken once.
 void ControlServer::AdvanceSoon(const Connection& connection) {
   if (to_advance_.empty()) {
     loop_->AfterEvents([this] {
@@ -202,7 +202,7 @@ void ControlServer::Reply(Connection* connection, const nlohmann::json& json,
 void ControlServer::Lose(uint64_t id) {
   Connection* connection = Find(id);
   if (connection == nullptr) return;
-  // Only a process that has batches mapped is waited for.
+  // Only a process that has mapped batches is waited for.
   if (connection->job == nullptr || !connection->pidfd) {
     Drop(id);
     return;
@@ -268,7 +268,7 @@ void ControlServer::Tick() {
         connection.job == nullptr || !connection.wake) {
       continue;
     }
-    // It lives on: what it has is quarantined until it is gone.
+    // It lives on: its batches are quarantined until it is gone.
     LogWarning("job '{}': process {} hung up without detaching: evicted",
                connection.job->key().name, connection.pid);
     connection.job->Mute(connection.seat);
@@ -287,10 +287,10 @@ void ControlServer::Tick() {
   }
   jobs_->CheckTimeouts();
   jobs_->Sweep();
-  // The job that one waits to come back to may be over.
+  // The job that a returning producer waits for may be over.
   LetInProducers();
-  // A worker may have taken a rank off that wrote impossible values, a job of a
-  // former life may have found that one is dead.
+  // A worker may have evicted a rank that wrote impossible values, or a job may
+  // have found a rank from before a restart dead.
   std::set<std::shared_ptr<Job>> jobs;
   for (auto& [id, connection] : connections_) {
     if (connection.job != nullptr) jobs.insert(connection.job);

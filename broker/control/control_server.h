@@ -1,11 +1,11 @@
 // The control plane: accepts connections, reads requests (message.h), answers.
 //
-// Runs on the control thread. Everything that arrives is untrusted: sizes,
-// types and descriptors are checked, a peer that breaks the protocol or does
-// not read its answers loses its connection and hurts nobody else.
+// Runs on the control thread. All input is untrusted: sizes, types and
+// descriptors are checked. A peer that breaks the protocol or does not read its
+// answers loses its connection and harms nobody else.
 //
-// Bounds: kConnectionsMax in all, kConnectionsPerUidMax of one user, one
-// request under way per connection, kHelloSeconds until the first request.
+// Bounds: kConnectionsMax in all, kConnectionsPerUidMax per user, one request
+// under way per connection, kHelloSeconds until the first request.
 #ifndef BROKER_CONTROL_CONTROL_SERVER_H_
 #define BROKER_CONTROL_CONTROL_SERVER_H_
 
@@ -35,7 +35,7 @@ namespace penstock {
 class ControlServer {
  public:
   static constexpr size_t kConnectionsMax = 4096;
-  static constexpr size_t kConnectionsPerUidMax = 1088;  // ranks, and more
+  static constexpr size_t kConnectionsPerUidMax = 1088;  // ranks and more
   static constexpr size_t kDatasetsPerUidMax = 1024;
   static constexpr int kHelloSeconds = 10;
 
@@ -51,9 +51,8 @@ class ControlServer {
   ~ControlServer();
   Status Listen(Fd listener);
 
-  // Whether something needs Tick().
   bool WantsTick() const;
-  // Sends progress, drops connections that say nothing.
+  // Sends progress, drops connections that send no request.
   void Tick();
 
  private:
@@ -65,27 +64,28 @@ class ControlServer {
     pid_t pid = 0;
     std::chrono::steady_clock::time_point opened;
     bool greeted = false;
-    // It hung up without a word. The process may live on and read its batches:
-    // kept until its death is told (pidfd), evicted when it is not.
+    // Set when it hung up without a detach. The process may live on and read
+    // its batches: the connection is kept until its death is reported (pidfd),
+    // and evicted if it is not.
     std::optional<std::chrono::steady_clock::time_point> lost;
     bool waiting = false;  // an attach or inspect is not answered yet
-    uint64_t attach = 0;   // its number, for progress and cancelling
+    uint64_t attach = 0;   // number, for progress and cancelling
     uint64_t inspect = 0;
     // Attached:
     Fd wake;
     Fd wake_of_rank;  // until the answer is sent
     std::shared_ptr<Job> job;
     uint32_t seat = 0;
-    std::shared_ptr<void> former_memory;  // that it may still map
-    // A producer, of a job that may still have to begin.
+    std::shared_ptr<void> former_memory;  // which it may still map
+    // A producer. Its job may not have begun yet.
     struct Producer {
       std::string job_name;
       std::string dataset;  // "": any
       nlohmann::json features;
       Stream::Joining joining;   // until it is let in
       Fd memory;                 // of joining
-      std::shared_ptr<Job> job;  // nullptr: it waits for it
-      uint32_t number = 0;       // the stream's
+      std::shared_ptr<Job> job;  // nullptr: waits for it
+      uint32_t number = 0;       // in the stream
     };
     std::optional<Producer> producer;
   };
@@ -119,39 +119,39 @@ class ControlServer {
                                    const nlohmann::json& request);
   Status StartProduce(Connection* connection, const nlohmann::json& request,
                       std::vector<Fd>& fds);
-  // Lets in a producer that waits. False: its job has not begun.
+  // Admits a waiting producer. False: its job has not begun.
   bool LetInProducer(Connection* connection);
   void LetInProducers();
   StatusOr<nlohmann::json> Put(Connection* connection,
                                const nlohmann::json& request);
   StatusOr<nlohmann::json> FinishProducer(Connection* connection,
                                           const nlohmann::json& request);
-  // Producers of the job that are dead, whoever of them and this one we hear of
-  // first: the next row is known when all was heard.
+  // Drops the job's dead producers, whichever death is reported first: the next
+  // row is known once all they put was read.
   void DropDeadProducers(const std::shared_ptr<Job>& job);
-  // What it put before it ended counts, though nobody has read that yet.
+  // Reads what it put before it ended, which counts.
   void HearOut(Connection* connection);
   void LeaveStream(Connection* connection, bool finished);
-  // Tells them of room, or that nobody takes their rows any more.
+  // Tells producers of free room, or that nobody takes their rows any more.
   void TellProducers(const std::shared_ptr<Job>& job);
-  // The jobs a request names, at least one.
+  // The jobs that a request names, at least one.
   StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(
       const Connection& connection, const nlohmann::json& request);
   void OnAttached(uint64_t id, StatusOr<JobTable::Attached> result);
-  // Tells ranks that the job has other ranks from some batch on.
+  // Tells ranks that the set of ranks changes at some batch.
   void TellRanksChanged(const std::shared_ptr<Job>& job);
   void OnWake(uint64_t id);
-  // Soon, a job once for all its ranks that sent a wake.
+  // Advances the job soon, once for all its ranks that sent a wake.
   void AdvanceSoon(const Connection& connection);
-  // A peer that cannot be sent to is dropped, soon.
+  // A peer that cannot be sent to is dropped soon.
   void Reply(Connection* connection, const nlohmann::json& json,
              const std::vector<int>& fds = {});
   Connection* Find(uint64_t id);
-  // Its process is dead, or nobody who could be waited for. Its rank is taken
-  // off; the connection must not be used afterwards.
+  // The process is dead, or there is nobody to wait for. Takes its rank off;
+  // the connection must not be used afterwards.
   void Drop(uint64_t id) { End(id, false); }
   void End(uint64_t id, bool orderly);
-  // The peer hung up, or broke the protocol.
+  // The peer hung up or broke the protocol.
   void Lose(uint64_t id);
 
   EventLoop* const loop_;
@@ -164,12 +164,12 @@ class ControlServer {
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
   Fd listener_;
-  bool accepting_ = false;  // not while descriptors are short
+  bool accepting_ = false;  // false while descriptors are short
   std::map<uint64_t, Connection> connections_;
   uint64_t next_id_ = 1;
-  // With the seats that sent a wake.
+  // Seats that sent a wake, by job.
   std::map<std::shared_ptr<Job>, std::vector<uint32_t>> to_advance_;
-  // By user and name; what one user registers another cannot replace.
+  // By user and name: users cannot replace each other's datasets.
   std::map<std::pair<uid_t, std::string>, DatasetSpec> datasets_;
 };
 

@@ -1,4 +1,4 @@
-// What producers may ask for: to feed a job whose source is a stream.
+// Requests of producers, which feed a job whose source is a stream.
 #include <poll.h>
 
 #include <algorithm>
@@ -13,14 +13,14 @@ namespace {
 
 constexpr size_t kNameCharsMax = 256;
 constexpr size_t kMessageCharsMax = 512;
-// More than a socket holds: who goes on sending is not dead.
+// More than a socket holds: a peer that goes on sending is not dead.
 constexpr int kHeardOutMax = 1024;
 
 const StreamSource* StreamOf(const Job& job) {
   return std::get_if<StreamSource>(&job.options().spec.source);
 }
 
-// It is over; nobody takes rows any more.
+// The job is over; nobody takes rows any more.
 Status OverError(const Job& job) {
   const Status failure = job.failure();
   return Status(failure.ok() ? StatusCode::kAborted : failure.code(),
@@ -51,10 +51,10 @@ Status ControlServer::StartProduce(Connection* connection,
     PENSTOCK_ASSIGN_OR_RETURN(joining.token,
                               NumberField(request, "token", 1, UINT64_MAX));
   }
-  // It was answered before, by a former life.
+  // A former broker instance answered it before.
   const auto back = request.find("back");
   joining.back = back != request.end() && *back == true;
-  // Nothing else is kept: to close it may take long.
+  // Only a memory file is kept: closing anything else may take long.
   if (joining.back && !fds.empty() && Stream::MayBeMemory(fds[0].get())) {
     producer.memory = std::move(fds[0]);
     joining.memory = producer.memory.get();
@@ -80,7 +80,8 @@ bool ControlServer::LetInProducer(Connection* connection) {
     return true;
   };
   if (jobs.empty()) {
-    // One that comes back waits for its job only, which may wait for its ranks.
+    // A returning producer waits only for its own job, which may wait for
+    // ranks.
     if (!producer.joining.back ||
         jobs_->MayOpen(connection->uid, producer.job_name, producer.dataset)) {
       return false;
@@ -174,7 +175,7 @@ StatusOr<nlohmann::json> ControlServer::Put(Connection* connection,
                             NumberField(request, "rows", 1, UINT32_MAX));
   const auto first = producer.job->stream()->Put(producer.number, place, rows);
   if (!first.ok()) {
-    // Nothing that it sent after that may count, a finish least of all.
+    // Nothing it sent after that may count, least of all a finish.
     LeaveStream(connection, false);
     return first.status();
   }

@@ -1,4 +1,4 @@
-// What a connection may ask for.
+// Requests of a connection.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,10 +15,10 @@
 namespace penstock {
 namespace {
 
-// Consumers of a broadcast job that names no number of ranks of its own.
+// Consumers of a broadcast job that does not give a number of its own.
 constexpr uint64_t kConsumersDefault = 8;
 constexpr size_t kNameCharsMax = 256;
-// In an error.
+// In an error message.
 constexpr size_t kNamesShown = 10;
 constexpr size_t kPathCharsMax = 4096;
 constexpr uint64_t kWorldSizeMax = 1u << 20;
@@ -69,11 +69,11 @@ void ControlServer::Handle(Connection* connection,
     return;
   }
   if (*op == "detach") {
-    // Everything of this connection is unmapped. No answer: it hangs up.
+    // The process has unmapped everything. No answer: it hangs up.
     End(connection->id, true);
     return;
   }
-  if (*op == "unmapped") {  // what it had of former lives; no answer
+  if (*op == "unmapped") {  // from former broker instances; no answer
     connection->former_memory.reset();
     return;
   }
@@ -91,8 +91,8 @@ void ControlServer::Handle(Connection* connection,
     status = StartProduce(connection, request, fds);
     if (status.ok()) return;
   } else if (*op == "put") {
-    // Nobody waits for the answer of one that is quiet, if it is not refused;
-    // to send it would wake the producer.
+    // A quiet put is answered only if refused: an answer would wake the
+    // producer, which does not wait for it.
     const StatusOr<bool> quiet = FlagField(request, "quiet");
     const StatusOr<nlohmann::json> put =
         quiet.ok() ? Put(connection, request) : quiet.status();
@@ -226,7 +226,8 @@ Status ControlServer::StartAttach(Connection* connection,
       PENSTOCK_ASSIGN_OR_RETURN(
           consumers, NumberField(request, "consumers", 1, kLocalRanksMax));
     }
-    // Later ones may come and go, but these all come before the first batch.
+    // Later consumers may come and go, but these all come before the first
+    // batch.
     if (consumers < local) {
       return InvalidArgumentError(
           "attach: consumers is {}, but the first batch waits for the {} ranks "
@@ -249,7 +250,7 @@ Status ControlServer::StartAttach(Connection* connection,
   } else {
     attach.joining.rank = Delivery::kAnyRank;
   }
-  // Brokers of several hosts do not agree on who has which batch.
+  // Brokers on several hosts do not agree on which rank gets which batch.
   PENSTOCK_ASSIGN_OR_RETURN(const bool per_host,
                             FlagField(request, "per_host"));
   if (mode == DeliveryMode::kDynamic && local != world && !per_host) {
@@ -280,7 +281,7 @@ Status ControlServer::StartAttach(Connection* connection,
   attach.key.dataset = options.spec.name;
   PENSTOCK_ASSIGN_OR_RETURN(attach.key.name,
                             TextField(request, "job", kNameCharsMax));
-  // It comes in messages and logs.
+  // The name appears in messages and logs.
   if (std::any_of(attach.key.name.begin(), attach.key.name.end(), [](char c) {
         return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
       })) {
@@ -288,7 +289,7 @@ Status ControlServer::StartAttach(Connection* connection,
         "attach: a job's name is text without control characters");
   }
   if (!request.contains("spec")) {
-    // By name: the name may have got another spec since the job began.
+    // Given by name: the name may have another spec since the job began.
     JobKey key = attach.key;
     if (mode == DeliveryMode::kIndependent) key.consumer = attach.joining.rank;
     if (const DatasetSpec* spec = jobs_->SpecOf(
@@ -363,7 +364,7 @@ Status ControlServer::StartAttach(Connection* connection,
   attach.joining.wake_socket = wake.broker.get();
   connection->wake = std::move(wake.broker);
   connection->wake_of_rank = std::move(wake.rank);
-  // The answer may come at once (and the connection may then be gone) or after
+  // The answer may come at once, and the connection may then be gone, or after
   // the dataset is open.
   const uint64_t id = connection->id;
   connection->waiting = true;
@@ -376,7 +377,7 @@ Status ControlServer::StartAttach(Connection* connection,
   return OkStatus();
 }
 
-// They are everybody's.
+// Workers serve all users.
 StatusOr<nlohmann::json> ControlServer::SetWorkers(
     const Connection& connection, const nlohmann::json& request) {
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t count,
@@ -412,14 +413,14 @@ void ControlServer::OnAttached(uint64_t id,
   if (const Status status = loop_->Watch(connection->wake.get(),
                                          [this, id](uint32_t) { OnWake(id); });
       !status.ok()) {
-    // Without its wakes the rank would wait for ever once its slots are used.
+    // Without its wakes the rank would wait forever once its slots are used.
     Reply(connection, ErrorReply(status));
     connection->job->Mute(connection->seat);
     jobs_->Leave(std::exchange(connection->job, nullptr), connection->seat,
                  true);
     return;
   }
-  // Spinning pays when every rank and worker has a processor of its own.
+  // Spinning pays if every rank and worker has a processor of its own.
   const bool spare = workers_->workers() + job.options().local_world_size <=
                      topology_->allowed();
   const Plan& plan = job.plan();
@@ -431,7 +432,7 @@ void ControlServer::OnAttached(uint64_t id,
   answer["incarnation"] = result->incarnation.number;
   answer["token"] = result->incarnation.token;
   answer["hold"] = job.options().spec.hold;
-  // Nobody knows how long a stream will be.
+  // The length of a stream is unknown.
   const bool endless = job.stream() != nullptr;
   answer["records"] = endless ? 0 : plan.records();
   answer["steps_per_epoch"] = endless ? 0 : plan.steps_per_epoch();
@@ -440,7 +441,7 @@ void ControlServer::OnAttached(uint64_t id,
   answer["position"] = result->joined.position;
   answer["handed_over"] = result->joined.backlog;
   answer["replaces"] = result->joined.replaces;
-  // What a state is made of: identity, and what was owed at the beginning.
+  // The parts of a state: identity, and rows owed at the beginning.
   answer["state"] = JobStateToJson(job.StateAt(plan.start()));
   const Delivery::Joined& joined = result->joined;
   answer["phase"] = joined.phase;
@@ -507,7 +508,7 @@ StatusOr<nlohmann::json> ControlServer::JobStateOf(
         "there are {} jobs '{}': say which dataset's state is wanted",
         jobs.size(), jobs[0]->key().name);
   }
-  // Sees what was released before the request was sent.
+  // Sees releases that came before the request.
   jobs[0]->AdvanceAll();
   if (jobs[0]->Unsettled()) {
     return UnavailableError(
@@ -546,7 +547,7 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
     }
     TellRanksChanged(job);
   }
-  // One that has not reconnected is in no job yet.
+  // A rank that has not reconnected is in no job yet.
   if (!status.ok() && request.contains("job")) {
     const Status away = jobs_->EvictAway(connection.uid, request["job"],
                                          request.value("dataset", ""),
@@ -562,7 +563,7 @@ StatusOr<nlohmann::json> ControlServer::StopJob(const Connection& connection,
   PENSTOCK_ASSIGN_OR_RETURN(const bool now, FlagField(request, "now"));
   StatusOr<std::vector<std::shared_ptr<Job>>> found =
       JobsOf(connection, request);
-  // A job that has ended is forgotten, so that its late ranks begin anew.
+  // An ended job is forgotten, so that its late ranks begin anew.
   const bool forgotten =
       found.status().code() != StatusCode::kInvalidArgument &&
       jobs_->ForgetEnded(connection.uid, request.value("job", ""),
@@ -576,7 +577,7 @@ StatusOr<nlohmann::json> ControlServer::StopJob(const Connection& connection,
                          connection.uid));
     } else {
       job->Drain();
-      // Only those that died are to come.
+      // No rank is attached; only replacements of dead ones could come.
       if (!job->HasAttached()) job->Recall("it was stopped");
     }
   }
@@ -726,7 +727,7 @@ nlohmann::json ControlServer::StatusJson() const {
                     {"seconds", read.seconds}});
   }
   answer["late_reads"] = std::move(late);
-  // Processes are known here, not in the job.
+  // The connections know the processes, the jobs do not.
   JobTable::ProcessIds pids;
   for (const auto& [id, connection] : connections_) {
     if (connection.job != nullptr) {

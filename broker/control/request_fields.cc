@@ -72,7 +72,7 @@ StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request) {
       ChoiceField<DeliveryMode>(request, "delivery", kDeliveryModeNames));
   PENSTOCK_ASSIGN_OR_RETURN(options.lag,
                             ChoiceField<Lag>(request, "lag", kLagNames));
-  // Only a split has a place that is nobody else's.
+  // Only split keeps batches that no other rank can get.
   options.on_rank_death = options.mode == DeliveryMode::kSplit
                               ? OnRankDeath::kWait
                               : OnRankDeath::kShrink;

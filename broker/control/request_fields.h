@@ -1,4 +1,4 @@
-// Fields of a request. They are foreign, so every access is checked;
+// Checked access to the fields of a request, which is untrusted.
 // InvalidArgument names the field and what is wanted.
 #ifndef BROKER_CONTROL_REQUEST_FIELDS_H_
 #define BROKER_CONTROL_REQUEST_FIELDS_H_
@@ -17,7 +17,7 @@
 
 namespace penstock {
 
-// What stands there, for a message: "missing", or the beginning of its text.
+// The value found, for a message: "missing", or the beginning of its text.
 std::string FoundText(const nlohmann::json& json, const char* name);
 
 StatusOr<std::string> TextField(const nlohmann::json& json, const char* name,
@@ -26,10 +26,10 @@ StatusOr<uint64_t> NumberField(const nlohmann::json& json, const char* name,
                                uint64_t min, uint64_t max);
 // Absent: false.
 StatusOr<bool> FlagField(const nlohmann::json& json, const char* name);
-// "owed", of a rank that goes on.
+// "owed", from a rank that reconnects.
 StatusOr<std::vector<uint64_t>> PositionsField(const nlohmann::json& json);
 
-// One of a few words; absent: the first.
+// One of the names; absent: the first.
 template <typename E, size_t N>
 StatusOr<E> ChoiceField(const nlohmann::json& json, const char* name,
                         const std::array<std::string_view, N>& names) {
@@ -46,9 +46,9 @@ StatusOr<E> ChoiceField(const nlohmann::json& json, const char* name,
                               FoundText(json, name), JoinText(names, ", "));
 }
 
-// How an attach wants its batches.
+// How an attach wants its batches delivered.
 StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request);
-// What a rank says of where it runs.
+// Where a rank says it runs.
 StatusOr<RankPlacement> PlacementOf(const nlohmann::json& request);
 
 }  // namespace penstock

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t kPaddingId = -1;
 
-// Moves the rows behind each left-out row up, so that the rows that are there
-// lie together. Returns how many there are.
+// Moves rows up over the left-out ones so that those present are contiguous.
+// Returns their number.
 uint64_t CloseGaps(const Segment& segment, const ElementSpec& spec,
                    const OpenBatch& batch, uint32_t slot) {
   std::vector<uint64_t> gaps = batch.left_out;

@@ -1,5 +1,5 @@
-// Stage 5 of the flow, "assemble": a share whose rows are all made becomes a
-// batch: rows that on_error: skip left out are closed up, padding is added.
+// Stage 5 of the flow, "assemble": turns rows that are all made into a batch.
+// Gaps that on_error: skip left are closed, padding is added.
 #ifndef BROKER_DELIVERY_ASSEMBLE_H_
 #define BROKER_DELIVERY_ASSEMBLE_H_
 
@@ -9,13 +9,14 @@
 
 namespace penstock {
 
-// Sets valid_rows and shape_rows of the share, whose rows are in slot of the
+// Sets valid_rows and shape_rows of the batch, whose rows are in `slot` of the
 // segment. keep_shape (last: pad): rows that were left out are replaced by
-// padding, else the batch is shorter. Nobody else may touch the slot meanwhile.
+// padding; otherwise the batch is shorter. Nobody else may touch the slot
+// meanwhile.
 void Assemble(const Segment& segment, const ElementSpec& spec, bool keep_shape,
               uint32_t slot, OpenBatch* batch);
 
-// Rows begin .. end of one slot to the same place of another.
+// Copies rows [begin, end) of one slot to the same rows of another.
 void CopyRows(const Segment& segment, const ElementSpec& spec, uint32_t from,
               uint32_t to, uint64_t begin, uint64_t end);
 

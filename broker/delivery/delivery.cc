@@ -35,8 +35,7 @@ Delivery::Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
   }
 }
 
-// ---- who is where
-// -----------------------------------------------------------
+// ---- lookups
 
 Delivery::Consumer* Delivery::Find(uint32_t rank) {
   const auto found = consumers_.find(rank);
@@ -59,15 +58,15 @@ const Delivery::Consumer* Delivery::OfLane(uint32_t lane) const {
 
 uint32_t Delivery::PlaceOf(const Phase& phase, uint32_t rank) const {
   if (!split()) return 0;
-  // Ranks are in order: the first phase has all, each other one fewer.
+  // Ranks are sorted: the first phase has all, each later one fewer.
   const auto found =
       std::lower_bound(phase.ranks.begin(), phase.ranks.end(), rank);
   assert(found != phase.ranks.end() && *found == rank);
   return static_cast<uint32_t>(found - phase.ranks.begin());
 }
 
-// A lane was made for each local rank in turn, on the node that was thought to
-// be the rank's. With one node all lanes are alike.
+// Lanes were made for the local ranks in turn, each on the node expected for
+// its rank. With one node all lanes are alike.
 std::optional<uint32_t> Delivery::FreeLane(uint32_t rank,
                                            std::optional<uint32_t> node) const {
   std::optional<uint32_t> best;
@@ -96,10 +95,9 @@ uint32_t Delivery::TakeLane(uint32_t rank, std::optional<uint32_t> node) {
 }
 
 // ---- attach
-// -----------------------------------------------------------------
 
 uint64_t Delivery::LanePosition(const Lane& lane) const {
-  // The oldest share that has not left the lane, else the next to be opened.
+  // The oldest batch that has not left the lane, else the next to be opened.
   for (const uint32_t number : lane.in_turn) {
     const OpenBatch& batch = slots_[number].batch;
     if (!batch.abandoned && !batch.rows.extra) return batch.rows.position;
@@ -178,7 +176,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     Lane& lane = lanes_[consumer.lane];
     if (split() && !bank_nodes_.empty() && joining.node &&
         bank_nodes_[consumer.lane] != *joining.node) {
-      // Nobody has had anything of it: it goes where its rank is.
+      // Nobody has had a batch of this lane: move its bank to the rank's node.
       bank_nodes_[consumer.lane] = *joining.node;
       joined.moved_bank = consumer.lane;
     }
@@ -190,8 +188,8 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
     }
   }
   if (replaces && joining.position && split()) {
-    // Restored: it is the process that was there before, and knows more of
-    // where it is, but for what its predecessors left.
+    // A restored consumer: the same process reconnects and knows its position
+    // better, except for its predecessors' batches.
     Lane& lane = lanes_[consumer.lane];
     if (lane.opened == 0 && *joining.position > LanePosition(lane)) {
       PlaceReconnected(&consumer, joining);
@@ -209,13 +207,14 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   *seat =
       std::make_unique<Feed>(rings_[joined.seat], std::move(joining.cursor),
                              shape_.leases, joining.wake_socket, &any_corrupt_);
-  // The rank has the ring only after this, so nothing can have been missed.
+  // The rank gets the ring only after this, so no wake can be missed.
   (*seat)->AskForNews(false);
   deaf_.erase(joined.seat);
   touched_.insert(consumer.rank);
   openable_.insert(consumer.lane);
   joined.backlog = static_cast<uint32_t>(consumer.backlog.size());
-  // While it is gathered the lane is nowhere yet; where this one is it said.
+  // During recovery the lane has no position yet; the consumer reported its
+  // own.
   joined.position = std::max(consumer.from, NextPosition(consumer));
   joined.phase = consumer.backlog.empty()
                      ? lanes_[consumer.lane].phase
@@ -235,7 +234,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   return joined;
 }
 
-// As they were marked it was for its predecessor.
+// The slots were marked for the predecessor.
 void Delivery::MarkPhases(const Consumer& consumer) {
   if (!split()) return;
   Lane& lane = lanes_[consumer.lane];
@@ -250,7 +249,6 @@ void Delivery::MarkPhases(const Consumer& consumer) {
 }
 
 // ---- handing out
-// ------------------------------------------------------------
 
 Delivery::Slot* Delivery::NextReady(uint32_t number) {
   const Lane& lane = lanes_[number];
@@ -286,7 +284,7 @@ void Delivery::HeardAll() {
   }
 }
 
-// A holder is through with it.
+// One holder has finished with the slot.
 void Delivery::Release(uint32_t index) {
   Slot& slot = slots_[index];
   assert(slot.state == SlotState::kOut && slot.holders > 0);
@@ -302,7 +300,7 @@ void Delivery::Release(uint32_t index) {
   FreeIfUnheld(&slot);
 }
 
-// What is owed is not followed by what comes behind it.
+// Only steps that are not owed are followed by the next one in order.
 void Delivery::RecordCompleted(uint64_t position) {
   if (record_ == nullptr || mode_ != DeliveryMode::kDynamic ||
       !plan().StepFrom(position)) {
@@ -356,7 +354,7 @@ void Delivery::CountEpochs(uint64_t from, Cell* cell) const {
   if (cell->step_in_epoch + 1 == per_epoch) cell->flags |= kLastOfEpoch;
 }
 
-// To one whose feed is open and has a lease.
+// Requires an open feed with a free lease.
 void Delivery::Give(Consumer* consumer, const Entry& entry) {
   const Slot& slot = slots_[entry.slot];
   FeedOf(*consumer).Publish(entry.slot, entry.redelivered,
@@ -366,7 +364,7 @@ void Delivery::Give(Consumer* consumer, const Entry& entry) {
                slot.batch.rows.position + slot.batch.rows.global_rows);
 }
 
-// Publishes the backlog while leases are free.
+// Publishes the backlog while there are free leases.
 void Delivery::Flush(Consumer* consumer) {
   while (consumer->place == Place::kAttached && !consumer->backlog.empty()) {
     Feed& feed = FeedOf(*consumer);
@@ -378,7 +376,7 @@ void Delivery::Flush(Consumer* consumer) {
   }
 }
 
-// consumer: nullptr: the process was evicted.
+// consumer: nullptr if the process was evicted.
 void Delivery::ReleaseLease(const Consumer* consumer,
                             const Feed::Batch& lease) {
   if (consumer == nullptr) {
@@ -422,7 +420,7 @@ bool Delivery::IsHungry(const Consumer& consumer) {
   if (consumer.place != Place::kAttached) return false;
   Feed& feed = FeedOf(consumer);
   if (!feed.open() || feed.corrupt()) return false;
-  // It wakes us when it releases.
+  // Without a free lease: its next release brings a wake.
   if (!feed.HasFreeLease()) Reclaim(consumer.seat);
   if (!feed.HasFreeLease()) return false;
   if (feed.untaken() > 0) {
@@ -432,7 +430,7 @@ bool Delivery::IsHungry(const Consumer& consumer) {
   return !feed.corrupt();
 }
 
-// Round robin over those that have none untaken, from the last on.
+// Round robin over ranks that have no untaken batch, starting after the last.
 Delivery::Consumer* Delivery::NextHungry() {
   while (!hungry_.empty()) {
     auto next = hungry_.upper_bound(last_given_);
@@ -487,8 +485,8 @@ bool Delivery::HasRoom(const Consumer& consumer) {
     return behind < shape_.options.window;
   }
   Feed& feed = FeedOf(consumer);
-  // In this order, so that what is seen was so at one time: one that was less
-  // than a window behind then has a lease, once what it released is seen.
+  // In this order: a consumer that was less than a window behind then has a
+  // lease once its releases are seen.
   behind += feed.untaken();
   if (feed.corrupt() || behind >= shape_.options.window) return false;
   if (Reclaim(consumer.seat) && !consumer.backlog.empty()) {
@@ -501,7 +499,7 @@ void Delivery::NoteRoom(Consumer* consumer) {
   bool has_room = HasRoom(*consumer);
   bool asleep = false;
   if (consumer->place == Place::kAttached) {
-    // Who sleeps matters only where somebody may be left behind.
+    // Sleepers matter only where a consumer may be left behind.
     const bool block = shape_.options.lag == Lag::kBlock;
     FeedOf(*consumer).AskForNews(!has_room || !block);  // E8
     asleep = !block && IsAsleep(*consumer);
@@ -513,7 +511,7 @@ void Delivery::NoteRoom(Consumer* consumer) {
          : (void)asleep_.erase(consumer->rank);
 }
 
-// One that was seen asleep may have been interrupted.
+// A rank seen asleep may have been interrupted since.
 bool Delivery::OneSleeps() {
   while (!asleep_.empty()) {
     const Consumer* const consumer = Find(*asleep_.begin());
@@ -523,7 +521,7 @@ bool Delivery::OneSleeps() {
   return false;
 }
 
-// Whether the batch has to wait, as far as can be told without a walk over all
+// Whether the batch has to wait, as far as can be told without walking over all
 // consumers.
 bool Delivery::IsHeldUp(const Slot& slot) {
   for (const uint32_t rank : std::exchange(unsure_, {})) {
@@ -540,8 +538,8 @@ bool Delivery::IsHeldUp(const Slot& slot) {
         return consumer != nullptr && Wants(*consumer, slot) &&
                (block || consumer->skipped == 0);
       });
-  // Nobody is newly left behind before another has taken a whole window more
-  // and sleeps: consumers of about the same speed lose nothing.
+  // A consumer is newly left behind only after another has taken a whole window
+  // more and sleeps: consumers of similar speed lose nothing.
   return one_holds_it_up && (block || !OneSleeps());
 }
 
@@ -549,7 +547,7 @@ bool Delivery::GiveToAll(Slot* slot) {
   std::vector<Consumer*> with_room;
   std::vector<Consumer*> without;
   bool anyone = false;
-  bool one_is_ahead = false;  // in a former life: it waits for what follows
+  bool one_is_ahead = false;  // since a former instance: awaits later steps
   for (auto& [rank, consumer] : consumers_) {
     anyone |= consumer.place == Place::kAttached;
     if (!Wants(consumer, *slot)) {
@@ -557,15 +555,15 @@ bool Delivery::GiveToAll(Slot* slot) {
                       FeedOf(consumer).open();
       continue;
     }
-    // What it had before is not counted as what it is behind. Who was found
-    // without room is looked at again after somebody was seen asleep, who goes
-    // on sleeping: so both were so at one time.
+    // Redone steps do not count as lag. A consumer in without_ is checked once
+    // more after another was seen asleep, which still sleeps: so both were true
+    // at one time.
     const bool is_behind =
         !slot->again && without_.count(rank) > 0 && !HasRoom(consumer);
     (is_behind ? without : with_room).push_back(&consumer);
   }
   if (anyone && with_room.empty() && without.empty()) {
-    // Of one that is gone for good, or before where all are.
+    // It was redone for a consumer that is gone for good, or all have it.
     lanes_[0].in_turn.pop_front();
     Free(slot);
     if (Exhausted(lanes_[0])) TouchAll();
@@ -587,7 +585,7 @@ bool Delivery::GiveToAll(Slot* slot) {
     }
     unsure_.insert(consumer->rank);
   }
-  // They are told, once they have what was theirs.
+  // Ranks are told the end, once they have what was theirs.
   if (Exhausted(lanes_[0])) TouchAll();
   for (Consumer* consumer : without) {
     if (shape_.options.lag == Lag::kSkip) {
@@ -606,7 +604,7 @@ bool Delivery::GiveToAll(Slot* slot) {
           false);
     }
   }
-  FreeIfUnheld(slot);  // only one that is ahead goes on: nobody got it
+  FreeIfUnheld(slot);  // nobody got it: only a consumer that is ahead goes on
   return true;
 }
 
@@ -642,11 +640,11 @@ bool Delivery::IsAtWork(const Consumer& consumer) {
   return is_at_work();
 }
 
-// A rank that works on a batch may still die with it, and then others have to
-// be there.
+// A rank that works on a batch may still die, and then others must be there to
+// take it.
 void Delivery::FinishDynamic() {
   if (end_deferred_ || !pool_.empty() || !Exhausted(lanes_[0])) return;
-  // The one that was at work last time probably still is.
+  // The rank that was at work last time probably still is.
   const auto from = consumers_.lower_bound(at_work_);
   const auto is_at_work = [this](const auto& item) {
     return IsAtWork(item.second);
@@ -662,8 +660,8 @@ void Delivery::FinishDynamic() {
   at_work_ = found->first;
 }
 
-// Where nothing waits for the place of another batch, wakes of takes would be
-// for nothing. unknown: whom D5 does not need them of.
+// Stops wakes for takes from ranks that no batch waits for. unknown: ranks of
+// which D5 does not need them.
 void Delivery::ForgoTakes(const std::set<uint32_t>& ranks,
                           const std::set<uint32_t>& unknown) {
   for (const uint32_t rank : ranks) {
@@ -681,7 +679,7 @@ void Delivery::Advance() {
   for (const uint32_t seat : std::exchange(heard_, {})) {
     const Consumer* const consumer = AtSeat(seat);
     if (consumer != nullptr) touched_.insert(consumer->rank);
-    // DeliverSplit does it itself.
+    // DeliverSplit reclaims by itself.
     if (consumer == nullptr || !split()) Reclaim(seat);
   }
   for (const uint32_t rank : std::set<uint32_t>(formers_)) {
@@ -723,7 +721,7 @@ void Delivery::Drain() {
   if (draining_ || closed_) return;
   draining_ = true;
   Phase& phase = phases_.back();
-  // Steps that no rank was given are not waited for: a row of theirs may take
+  // Steps that no rank was given are not waited for: one of their rows may take
   // as long as a function may.
   uint64_t end = 0;
   for (const Lane& lane : lanes_) {

@@ -1,56 +1,56 @@
-// Who gets which batch: the four delivery modes, and what happens to batches
-// when a rank leaves, dies or is evicted. No bytes of batches are touched here.
+// Decides who gets which batch: the four delivery modes, and what happens to
+// batches when a rank leaves, dies or is evicted. Touches no bytes of batches.
 //
-// Who runs it: any thread of the broker that holds the job's mutex. Everything
-// it shares with a rank goes through Feed; the simulation in tests/ runs this
-// very code on atomics of its own.
+// Threads: any broker thread that holds the job's mutex. Everything shared with
+// a rank goes through Feed; the simulation in tests/ runs this very code on
+// atomics of its own.
 //
 // Steps of a plan are opened in the slots of a *lane*, in order, and leave it
 // in that order:
-//   split      a lane for each local rank: its shares
+//   split      one lane per local rank: its rank batches
 //   dynamic    one lane: each batch to the next rank that has none untaken
 //   broadcast  one lane: each batch to every consumer
-// (independent is split with a world of one, a job for each consumer.)
+// (independent is split with a world of one and a job for each consumer.)
 //
-// A slot's life: kFree -> Open -> kFilling (workers make its rows) -> Filled ->
-// kReady -> (its turn) kOut, held by leases of feeds and backlogs of consumers;
-// without holders -> kFree.
+// Life of a slot: kFree -> Open -> kFilling (workers make its rows) -> Filled
+// -> kReady -> (its turn) kOut, held by leases of feeds and backlogs of
+// consumers; without holders -> kFree.
 //
-// A *consumer* is a rank number; the process that attached as it has a Feed, in
-// a seat (a ring of the segment). A consumer whose process is gone keeps its
-// place in the lane and a backlog: what its process had not released.
+// A *consumer* is a rank number; the process attached as it has a Feed in a
+// seat (a ring of the segment). A consumer whose process is gone keeps its lane
+// and a backlog: the batches its process had not released.
 //
 // Invariants
-//   D1  Every opened step is in a slot until its batch was released by a rank
-//       or given up with the consumer it was for; so none is lost.
+//   D1  Every opened step stays in a slot until a rank released its batch or
+//       it was given up with the consumer it was for; so none is lost.
 //   D2  In split and dynamic a slot has one holder that may still deliver it;
 //       further holders are evicted processes that may still read it.
-//   D3  A batch that any process may have returned to its trainer is delivered
-//       again only marked redelivered.
+//   D3  A batch that any process may have returned to its trainer is
+//       redelivered only marked as such.
 //   D4  A slot is filled only without holders: nobody can read it.
 //
-// Nothing here walks all ranks, lanes or slots for one batch, but a broadcast
-// for each of its batches. What has to be looked at is kept in sets instead:
-//   D5  What a rank does is seen when it matters. Every release comes with a
+// No operation walks all ranks, lanes or slots for one batch, except
+// broadcast, once per batch. Sets hold what must be checked:
+//   D5  A rank's actions are seen when they matter. Every release brings a
 //       wake: Attach asks for it before the rank has the ring (E5). A take, or
-//       going to sleep, comes with one where delivery waits for it: the feed
-//       was asked and then looked at once more (E8), and found still busy. So a
-//       page is read after its wake (Heard), when a batch is to go to its rank,
-//       and, where no wake can come (Mute), on every Advance. (Job reads all
-//       pages with each tick: a process gone wild sends no wake.)
+//       going to sleep, brings one where delivery waits for it: the feed was
+//       asked, checked once more (E8) and found still busy. So a page is read
+//       after its wake (Heard), when a batch is to go to its rank, and, where
+//       no wake can come (Mute), on every Advance. (Job reads all pages with
+//       each tick: a process gone wild sends no wake.)
 //   D6  After Advance, and Open until it returns nullptr:
-//       openable_   has no lane; any other lane has no free slot, nobody who
+//       openable_   lacks a lane only if the lane has no free slot, nobody who
 //                   is given batches, or no step to open;
-//       touched_    has no consumer; any other has no batch that it could be
-//                   given now, and was told of the end if it is there;
-//       claimable_  has every share with rows to claim, and perhaps others;
-//       hungry_     (dynamic) has every rank that may have room for a batch:
-//                   any other has no free lease, or an untaken batch and was
-//                   asked for takes (D5);
-//       unsure_, without_ (broadcast) have every consumer that may lack room
-//                   for the next batch: one in without_ lacks it and, if it is
+//       touched_    lacks a consumer only if it has no batch that it could be
+//                   given now and, where its data end, was told so;
+//       claimable_  has every batch with rows to claim, and perhaps others;
+//       hungry_     (dynamic) has every rank that may be able to get a batch;
+//                   any other has no free lease, or has an untaken batch and
+//                   was asked for takes (D5);
+//       unsure_, without_ (broadcast) have every consumer that may be unable
+//                   to get the next batch; one in without_ is unable and, if
 //                   attached, was asked for takes (D5).
-//       IndexError recomputes what of this is private to the broker.
+//       IndexError recomputes the part of this that is private to the broker.
 #ifndef BROKER_DELIVERY_DELIVERY_H_
 #define BROKER_DELIVERY_DELIVERY_H_
 
@@ -73,58 +73,58 @@
 
 namespace penstock {
 
-// What the page of a rank tells of the batches it took under its leases: the
-// last of each. Untrusted.
+// A rank's page lists, for each lease, the last batch taken under it.
+// Untrusted.
 struct FormerBatch {
   uint64_t step = 0;  // StepId
   bool released = false;
 };
 std::vector<FormerBatch> FormerBatches(const CursorPage& page);
-// Where that rank goes on; global_batch: of the plan.
+// The position at which that rank continues. global_batch: the plan's.
 uint64_t FormerPosition(const CursorPage& page,
                         uint64_t global_batch = UINT64_MAX);
 
 // One step's rows for one lane, being made in a slot.
 struct OpenBatch {
-  uint64_t step = 0;               // of the lane, from 0: its order
+  uint64_t step = 0;               // number in the lane, from 0: its order
   Plan::RankBatch rows;            // which plan rows
   uint32_t slot = 0;               // in the segment
   uint64_t claimed = 0;            // rows handed to workers
   uint64_t finished = 0;           // rows done by them
   uint64_t valid_rows = 0;         // set when it is assembled
-  uint64_t shape_rows = 0;         // and padding
+  uint64_t shape_rows = 0;         // valid rows plus padding
   bool abandoned = false;          // nobody will take it
   std::vector<uint64_t> left_out;  // rows that on_error: skip leaves out
 
   bool done() const { return finished == (abandoned ? claimed : rows.rows); }
 };
 
-// on_rank_death: shrink: from a step on the ranks are others.
+// A change of the set of ranks at some step (on_rank_death: shrink).
 struct FormerPhase {
   std::vector<uint32_t> ranks;
-  uint64_t boundary = 0;  // the step of the phase before at which it begins
+  uint64_t boundary = 0;  // the step of the previous phase at which it begins
   PlanStart start;
 };
 
-// Told of batches that must not be forgotten when the broker dies: those that
-// positions of ranks do not tell. Called with the job's mutex held.
+// Records batches that the next broker instance must know of and that ranks'
+// positions do not tell. Called with the job's mutex held.
 class DeliveryRecord {
  public:
   virtual ~DeliveryRecord() = default;
-  // dynamic: the step at position was released; next: where the one behind it
+  // dynamic: the step at position was released; next: where the following step
   // begins.
   virtual void Completed(uint64_t position, uint64_t next) = 0;
-  // split, broadcast: rank released what it got outside the order of positions:
-  // a batch of its predecessor, or one that was owed. step: StepId.
+  // split, broadcast: rank released a batch that it got outside the order of
+  // positions: its predecessor's, or an owed one. step: StepId.
   virtual void HandedOver(uint32_t rank, uint64_t step) = 0;
   // dynamic: no step from position on is opened before the next call.
   virtual void Opened(uint64_t position) = 0;
-  // split: before anything of it is opened.
+  // split: called before anything of the phase is opened.
   virtual void PhaseBegun(const FormerPhase& phase) = 0;
 };
 
-// Of a job's rows: no rank is attached, its ranks have batches, one that is
-// given batches stands beside an empty ring.
+// Demand for a job's rows: no rank is attached; attached ranks still have
+// batches; a rank that is given batches sleeps on an empty ring.
 enum class Demand : uint8_t { kNobody, kAhead, kNow };
 
 class Delivery {
@@ -133,7 +133,8 @@ class Delivery {
     DeliveryOptions options;
     uint32_t world_size = 1;     // split: ranks of the whole job
     uint32_t consumers_max = 1;  // local ranks
-    // broadcast: the first batch waits for so many, who miss nothing.
+    // broadcast: the first batch waits for this many consumers, who miss
+    // nothing.
     uint32_t start_with = 1;
     uint32_t lanes = 1;
     uint32_t slots_per_lane = 1;
@@ -142,20 +143,19 @@ class Delivery {
     uint64_t slots_offset = 0;  // in the segment
     uint64_t slot_stride = 0;
     uint32_t bank_slots = 0;  // see layout.h
-    // broadcast: of every slot, a bank each. Copy c of slot s is slot
-    // c * lanes * slots_per_lane + s of the segment.
+    // broadcast: copies of every slot, each in its own bank. Copy c of slot s
+    // is slot c * lanes * slots_per_lane + s of the segment.
     uint32_t copies = 1;
-    // NUMA nodes: of each bank, in split each lane is one; that have workers.
-    // Empty: the machine has one node.
+    // NUMA node of each bank (in split, each lane is a bank), and nodes that
+    // have workers. Empty: the machine has one node.
     std::vector<uint32_t> bank_nodes;
     std::vector<uint32_t> worker_nodes;
   };
-  // rings: seats; they and record outlive this.
+  // rings: one per seat; they and record outlive this.
   Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
            DeliveryRecord* record = nullptr);
 
   // ---- ranks
-  // ------------------------------------------------------------------
 
   // Joining::rank of a consumer that takes any free number (broadcast).
   static constexpr uint32_t kAnyRank = UINT32_MAX;
@@ -164,20 +164,20 @@ class Delivery {
     std::shared_ptr<const CursorPage> cursor;
     int wake_socket = -1;
     bool full_epoch = false;  // broadcast: its epochs begin where it joins
-    // Of one that reconnects: where that was.
+    // Where that was, if it reconnects.
     std::optional<uint64_t> epochs_from;
-    // It reconnects, after another life of the broker: it goes on here and not
-    // at the start.
+    // Set if it reconnects after a broker restart: it continues here, not at
+    // the start.
     std::optional<uint64_t> position;
-    // The phase it knows of, and by position what of the steps that were owed
-    // when that began it has not taken.
+    // The phase it knows, and positions of the steps owed at the beginning of
+    // that phase that it has not taken.
     uint32_t phase = 0;
     std::vector<uint64_t> owed;
-    uint64_t taken = 0;  // batches, in all lives
-    // Its page of that life: batches it holds still are nothing to us, but when
-    // it dies without releasing them they are made again.
+    uint64_t taken = 0;  // batches, from all broker instances
+    // Its page from the former broker instance. Batches it still holds there
+    // are ignored, but redone if it dies without releasing them.
     std::shared_ptr<const CursorPage> former;
-    // NUMA, if it is known, and what tells it.
+    // NUMA node, if known, and the source of that knowledge.
     std::optional<uint32_t> node;
     std::string node_from;
   };
@@ -187,127 +187,124 @@ class Delivery {
     uint64_t position = 0;  // of the first batch that is not an extra
     uint32_t backlog = 0;   // batches of its predecessor
     bool replaces = false;
-    // Of its first batch: which of how many ranks it is then, and what is left
-    // to it of the steps that were owed when the phase began.
+    // At its first batch: the phase, its rank index, the number of ranks, and
+    // what is left for it of the steps owed when the phase began.
     uint32_t phase = 0;
     uint32_t place = 0;
     uint32_t ranks = 0;
     std::vector<RowRange> owed;
-    // Its memory was thought to belong on another node than the rank's.
+    // The bank to move: it was placed on another node than the rank's.
     std::optional<uint32_t> moved_bank;
   };
-  // AlreadyExists: the rank is attached. ResourceExhausted: no place for one
-  // more. FailedPrecondition: it finished. Aborted: broadcast: it reconnects,
-  // and the others went on without it.
+  // AlreadyExists: the rank is attached. ResourceExhausted: no rank or seat is
+  // free. FailedPrecondition: it finished, or the others go on without it.
+  // Aborted (broadcast): it reconnects, and the others went on without it.
   StatusOr<Joined> Attach(Joining joining);
 
-  // The process leaves orderly: what it took counts as released.
+  // The process leaves in an orderly way: batches it took count as released.
   Status Leave(uint32_t seat) { return Gone(seat, true); }
-  // It is dead. An error is the job's: on_rank_death says fail, or nobody is
-  // left to shrink to.
+  // The process is dead. An error is the job's: on_rank_death says fail, or
+  // nobody is left to shrink to.
   Status Died(uint32_t seat) { return Gone(seat, false); }
-  // Its feed is closed and its batches go to others, or to its replacement; the
+  // Closes its feed and gives its batches to others or to its replacement;
   // slots it may read are quarantined until Died or Leave. NotFound.
   Status Evict(uint32_t rank, const std::string& reason);
-  // The socket of a seat is closed by its owner.
+  // Call before the socket of a seat is closed.
   void Mute(uint32_t seat);
 
-  // ---- after a former life, before anybody attaches
-  // --------------------------
+  // ---- after a restart of the broker, before anybody attaches
 
   Status RestorePhase(const FormerPhase& phase);
-  // A rank whose processes are dead, as their pages tell it.
+  // A rank whose processes are dead, as described by their pages.
   struct FormerConsumer {
     uint32_t rank = 0;
-    uint64_t position = 0;        // where it goes on, whoever will be it
-    uint32_t phase = 0;           // the last that it had anything of
-    std::vector<uint64_t> again;  // steps that it had and did not release
-    std::set<uint64_t> done;      // outside the order of positions
+    uint64_t position = 0;        // where any replacement continues
+    uint32_t phase = 0;           // the last that it had a batch of
+    std::vector<uint64_t> again;  // steps it got and did not release
+    std::set<uint64_t> done;      // released outside the order of positions
     bool left = false;            // orderly: nobody is waited for
   };
   // split.
   void RestoreRank(const FormerConsumer& former);
-  // dynamic, broadcast: nothing is opened until it is known what all ranks had.
+  // dynamic, broadcast: opens nothing until it is known which batches all ranks
+  // had.
   void BeginRecovery() { recovering_ = true; }
   bool gathering() const { return recovering_; }
-  // Batches of a predecessor, or of one that anybody had, are not all released.
+  // Batches of a predecessor or of a former broker instance are not all
+  // released.
   bool OwesPredecessor(uint32_t rank) const;
   struct FormerSteps {
     uint64_t position = 0;
-    // dynamic: of those before, by position.
+    // dynamic: steps before position, by their positions.
     std::vector<uint64_t> completed;
     std::vector<RowRange> again;
-    // broadcast: whose place is kept, or who had something of a predecessor;
-    // and whether the first batch had been given to anybody.
+    // broadcast: consumers who are waited for or who had batches of a
+    // predecessor; and whether anybody had been given the first batch.
     std::vector<FormerConsumer> consumers;
     bool started = true;
   };
   void TakeOverSteps(const FormerSteps& former);
-  // All of the data were delivered before: who attaches is told the end.
+  // All data were delivered before: ranks that attach are told the end.
   void PlaceAtEnd();
-  // split: nobody is told of the end, and what on_rank_death says of the dead
-  // is not done, until it is known of all ranks where they are.
+  // split: tells nobody the end and does not apply on_rank_death to the dead
+  // until the positions of all ranks are known.
   void DeferEnd() { end_deferred_ = split(); }
   bool withheld() const { return end_deferred_; }
-  // It is. not shrink: the places of the dead are kept instead. An error is the
-  // job's, as of Died.
+  // All positions are known; unless shrink, the batches of dead ranks wait for
+  // replacements. An error is the job's, as for Died.
   Status FinishRecovery(bool shrink);
 
   // ---- making
-  // -----------------------------------------------------------------
 
-  // As many slots of each lane may be used; the rest is being populated.
+  // Allows this many slots of each lane; the rest are being populated.
   void SetUsableSlots(uint32_t slots);
-  // Of a stream: so many rows there are by now; and that no more will come.
+  // For a stream: the rows available by now; EndAt: no more will come.
   void SetAvailable(uint64_t rows);
   uint64_t available() const { return available_; }
   void EndAt(uint64_t rows);
-  // Starts the next share in a free slot; nullptr: nothing to make, or nowhere.
+  // Starts the next batch in a free slot; nullptr: nothing to make, or no slot.
   OpenBatch* Open();
-  // The share with rows to claim: of the worker's NUMA node the oldest, else
+  // The batch with rows to claim: the oldest of the worker's NUMA node, else
   // the oldest of all; nullptr: none.
   OpenBatch* Claimable(std::optional<uint32_t> node = std::nullopt);
-  // Of each bank, by now.
+  // The current node of each bank.
   const std::vector<uint32_t>& bank_nodes() const { return bank_nodes_; }
-  // Whether a worker of this node makes it in memory of its own.
+  // Whether a worker on this node writes the batch to memory on its own node.
   bool IsLocal(const OpenBatch& batch, std::optional<uint32_t> node) const;
-  // The slot of the segment in which it does: the copy that is on its node.
+  // The segment slot such a worker fills: the copy on its node, else the first.
   uint32_t SlotToFill(const OpenBatch& batch,
                       std::optional<uint32_t> node) const;
   uint32_t SegmentSlot(const OpenBatch& batch, uint32_t copy) const {
     return copy * static_cast<uint32_t>(slots_.size()) + batch.slot;
   }
-  // All its rows are done (OpenBatch::done).
+  // Called when all its rows are done (OpenBatch::done).
   void Filled(OpenBatch* batch);
 
   // ---- handing out
-  // ------------------------------------------------------------
 
-  // A wake of this seat came, and was drained before: Advance reads its page.
+  // A wake of this seat came and was drained: Advance reads its page.
   void Heard(uint32_t seat) { heard_.insert(seat); }
-  // As if all had sent one.
+  // As if every seat had sent a wake.
   void HeardAll();
-  // Sees what was released, publishes what can be; then there may be more to
-  // open.
+  // Sees releases and publishes batches; then there may be more to open.
   void Advance();
-  // What was opened needs no worker, or a rank was evicted: Advance is to be
-  // called again.
+  // Advance must be called again: a batch that needs no worker was opened, or a
+  // rank was evicted.
   bool MustAdvance() const {
     return !closed_ && (!heard_.empty() || !touched_.empty());
   }
-  // Ranks whose pages were found to say what cannot be, each once. They are to
-  // be evicted.
+  // Ranks whose pages hold impossible values, each once. The caller evicts
+  // them.
   std::vector<uint32_t> TakeCorrupt();
-  // No more shares are opened, and those that no rank needs for this are given
-  // up: the ranks take the steps that the furthest of them was given, all the
-  // same number, and then the data are over for them.
+  // Ends the data early: all ranks take the same number of steps, those that
+  // the furthest of them was given. Batches of later steps are given up.
   void Drain();
-  // No more batches, to anybody.
+  // Ends delivery to everybody.
   void Close(Closed why, const std::string& reason);
-  // What a rank must be told before its batch that is marked kRanksChanged.
+  // Sent to a rank before its batch that is marked kRanksChanged.
   struct RanksChanged {
     uint32_t seat = 0;
-    uint32_t phase = 0;  // as the batch says: Cell::flags
+    uint32_t phase = 0;  // as in the batch's Cell::flags
     uint32_t rank = 0;
     uint32_t world_size = 0;
     PlanStart start;
@@ -315,55 +312,54 @@ class Delivery {
   std::vector<RanksChanged> TakeRanksChanged() {
     return std::exchange(ranks_changed_, {});
   }
-  // It was told: also a process that outlives the broker has heard of it. Its
-  // batches of that phase are kept until then.
+  // The rank was told, so a process that outlives the broker knows too. Its
+  // batches of that phase wait for this call.
   void RanksTold(uint32_t seat, uint32_t phase);
-  // What D6 promises and a walk over everything finds otherwise; "": nothing.
-  // For tests. Reads no rank's page.
+  // A violation of D6 found by walking over everything; "": none. For tests.
+  // Reads no rank's page.
   std::string IndexError() const;
-  // Feeds, lanes and slots that Advance, Open and Claimable looked at. For
-  // tests: what a batch costs.
+  // Feeds, lanes and slots that Advance, Open and Claimable checked. For tests:
+  // the cost of a batch.
   uint64_t looks() const { return looks_; }
 
   // ---- questions
-  // --------------------------------------------------------------
 
-  // Of the plan it is at now (shrink begins another).
+  // The current plan (shrink begins another).
   const Plan& plan() const { return phases_.back().plan; }
-  // Where a job that resumes has to begin so that nothing is lost: everything
-  // before was released, but for what is owed.
+  // Where a job that resumes must begin so that nothing is lost: everything
+  // before was released, except owed ranges.
   PlanStart State() const;
-  // Of a stream: all rows from position on, and those of owed: of what is not
-  // released the very rows that may have to be made once more.
+  // For a stream: the rows that may still have to be made: all from position
+  // on, and the owed ranges, which give unreleased batches by their exact rows.
   PlanStart RowsNeeded() const;
-  // Whether State() cannot be told yet, after a former life.
+  // Whether State() is not known yet after a restart of the broker.
   bool Unsettled() const { return recovering_ || end_deferred_; }
   bool AnyAttached() const;
   // A process may still write its page or read a slot.
   bool AnySeatTaken() const;
-  // Somebody may come in the place of one that died, and there is more for it.
+  // A replacement may come for a rank that died, and data are left for it.
   bool OwesTheDead() const;
-  // As this rank somebody may come.
+  // A replacement may come as this rank.
   bool WaitsFor(uint32_t rank) const;
   bool Finished(uint32_t rank) const;
-  // Its process is still attached, and has no more to take.
+  // Its process is still attached and has no more to take.
   bool ToldTheEnd(uint32_t rank) const;
   // split: it died, and the others go on without it.
   bool GoesOnWithout(uint32_t rank) const;
-  // split: how often its ranks have become others, and 1.
+  // split: 1 plus the number of times its set of ranks changed.
   size_t phases() const { return phases_.size(); }
-  // split: every rank of this host is or was here.
+  // split: every rank of this host is or was attached.
   bool AllCame() const;
-  // Nobody gets anything any more, whoever comes: all of it was released, or
-  // the job was stopped.
+  // Nobody who comes gets anything: everything was released, or the job was
+  // stopped.
   bool AllDelivered() const;
-  // It is or was a rank of this job.
+  // The rank attached at this seat; nullopt: none, or it was evicted.
   std::optional<uint32_t> RankAt(uint32_t seat);
   bool Knows(uint32_t rank) const { return consumers_.count(rank) > 0; }
   // No worker writes into a slot.
   bool Idle() const;
   bool Closing() const { return closed_; }
-  // Ranks of this host that never attached or are gone and waited for.
+  // Ranks of this host that never attached, or that are gone and waited for.
   std::vector<uint32_t> Missing() const;
 
   struct RankStatus {
@@ -377,15 +373,15 @@ class Delivery {
     uint64_t waits = 0;
     uint64_t wait_ns = 0;
     uint64_t position = 0;
-    // NUMA: where it runs, what tells that, where its batches are (split, and a
-    // broadcast with a copy on each node).
+    // NUMA: where it runs, the source of that knowledge, and where its batches
+    // are (split, and a broadcast with a copy on each node).
     std::optional<uint32_t> node;
     std::string node_from;
     std::optional<uint32_t> memory_node;
     bool open = false;     // it is given batches
-    bool waiting = false;  // and stands beside an empty ring
-    // Half steps it is through with: a batch taken is one, and released
-    // another; where all ranks get the same steps.
+    bool waiting = false;  // and sleeps on an empty ring
+    // Half steps it has finished with, one for a take and one for a release;
+    // set where all ranks get the same steps.
     std::optional<int64_t> progress;
   };
   std::vector<RankStatus> Ranks();
@@ -395,7 +391,7 @@ class Delivery {
     uint32_t free = 0, filling = 0, ready = 0, out = 0, quarantined = 0;
   };
   SlotCounts CountSlots() const;
-  // A share that somebody will get is being made.
+  // A batch that somebody will get is being made.
   bool Filling() const;
   // A slot could be opened if there were rows for it, and none is being filled.
   bool WaitsForRows() const;
@@ -405,11 +401,11 @@ class Delivery {
   struct Slot {
     SlotState state = SlotState::kFree;
     uint32_t lane = 0;
-    uint32_t holders = 0;     // that may deliver it or were given it
+    uint32_t holders = 0;     // may deliver it or were given it
     uint32_t quarantine = 0;  // evicted processes that may read it
     bool ranks_changed = false;
     uint32_t phase = 0;
-    bool handed_over = false;  // outside the order of positions
+    bool handed_over = false;  // delivered outside the order of positions
     bool again = false;        // a step that was made before
     uint32_t for_rank = 0;     // split
     OpenBatch batch;
@@ -417,12 +413,12 @@ class Delivery {
   struct Entry {
     uint32_t slot = 0;
     bool redelivered = false;
-    uint32_t skipped = 0;  // just before it, not told yet
+    uint32_t skipped = 0;  // batches skipped just before it, not reported yet
   };
-  // The plan of as many steps as the ranks are the same.
+  // The plan for the steps during which the set of ranks stays the same.
   struct Phase {
     Plan plan;
-    std::vector<uint32_t> ranks;  // who has which place; empty: rank = place
+    std::vector<uint32_t> ranks;  // by rank index; empty: it is the rank
     std::optional<uint64_t> end_step;
   };
   struct Again {
@@ -432,15 +428,15 @@ class Delivery {
   struct Lane {
     uint32_t first_slot = 0;
     uint32_t phase = 0;
-    uint64_t next_step = 0;  // of the phase, to open
+    uint64_t next_step = 0;  // to open, within the phase
     uint64_t opened = 0;
-    std::deque<uint32_t> in_turn;  // slots of shares that have not left it
-    // Slots that are kFree, the lowest first: those have memory first.
+    std::deque<uint32_t> in_turn;  // slots of batches that have not left it
+    // kFree slots, lowest first: those get memory first.
     std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> free;
-    std::optional<uint32_t> rank;  // split: of its consumer
+    std::optional<uint32_t> rank;  // split: its consumer's
     bool phase_begins = false;
-    bool taken = false;  // split: it is or was somebody's
-    // Steps to make once more before any other.
+    bool taken = false;  // split: some rank has or had it
+    // Steps to redo before any other.
     std::deque<Again> again;
   };
   enum class Place { kAttached, kGone, kFinished };
@@ -451,17 +447,17 @@ class Delivery {
     uint32_t seat = 0;  // when kAttached
     bool died = false;  // when kGone
     std::deque<Entry> backlog;
-    uint32_t told_phase = 0;  // it knows the ranks of this and those before
-    uint32_t skipped = 0;     // since the last of the backlog, not told yet
+    uint32_t told_phase = 0;  // it knows the ranks of phases up to this
+    uint32_t skipped = 0;     // since the end of the backlog, not reported yet
     uint64_t skipped_all = 0;
-    uint64_t taken_before = 0;  // in former lives of the broker
-    uint64_t position = 0;      // end of what it was given
+    uint64_t taken_before = 0;  // from former broker instances
+    uint64_t position = 0;      // end of the batches it was given
     std::shared_ptr<const CursorPage> former;
-    // broadcast: it has what is before this position, but for these steps; and
-    // whether they are marked.
+    // broadcast: it has everything before `from` except the steps in `again`;
+    // the value is whether the step is marked redelivered.
     uint64_t from = 0;
     std::map<uint64_t, bool> again;
-    // broadcast, full_epoch: the position it joined at.
+    // broadcast, full_epoch: the position at which it joined.
     std::optional<uint64_t> epochs_from;
     std::optional<uint32_t> node;  // see Joining
     std::string node_from;
@@ -474,24 +470,23 @@ class Delivery {
   Consumer* AtSeat(uint32_t seat);
   const Consumer* OfLane(uint32_t lane) const;
   bool Active(uint32_t lane) const;
-  // Of a slot: the one on this node; not known, or none is: this one.
+  // Which copy of a slot is on this node; `otherwise` if unknown or none.
   uint32_t CopyOn(std::optional<uint32_t> node, uint32_t otherwise) const;
   uint32_t CopyFor(const Consumer& consumer) const {
     return CopyOn(consumer.node, consumer.seat % shape_.copies);
   }
-  // split: of those that nobody has had: one on this node, rather rank's own.
+  // split: a lane nobody has had, preferably on this node, then the rank's own.
   std::optional<uint32_t> FreeLane(uint32_t rank,
                                    std::optional<uint32_t> node) const;
-  // Takes it.
   uint32_t TakeLane(uint32_t rank, std::optional<uint32_t> node);
-  // The step a lane opens next, after going on to the next phase.
+  // The step a lane opens next, possibly of the next phase.
   struct Next {
     Plan::RankBatch rows;
     uint32_t phase = 0;
     bool again = false;
   };
   std::optional<Next> NextStep(uint32_t lane);
-  uint32_t NodeOf(uint32_t slot) const;  // by which claimable_ has its shares
+  uint32_t NodeOf(uint32_t slot) const;  // key of its batches in claimable_
   bool Available(const Plan::RankBatch& rows) const {
     return rows.position + rows.global_rows <= available_;
   }
@@ -500,31 +495,32 @@ class Delivery {
   Slot* NextReady(uint32_t lane);
   void Free(Slot* slot);
   void Abandon(Slot* slot);
-  // Something changed that is not one lane's or one consumer's.
+  // For changes that concern more than one lane or consumer.
   void OpenAll();
   void TouchAll();
-  // Of the last phase: those that were opened last and did not leave the lane.
+  // Steps of the last phase that were opened last and have not left the lane.
   uint64_t StepsNotGiven(const Lane& lane) const;
   void Release(uint32_t slot);
-  // Where one is that has heard of phase. Behind what is owed; true: some of
-  // that may be left.
+  // Sets the lane to where a rank that knows of phase is, after all owed steps.
+  // True: some owed steps may be left to it.
   bool PlaceLane(Lane* lane, uint64_t position, uint32_t phase);
-  // One that attaches knows the ranks of the phase it begins in: the first
-  // batch of each later one, and no other, says that they are others.
+  // A consumer that attaches knows the ranks of its first phase: exactly the
+  // first batch of each later phase is marked kRanksChanged.
   void MarkPhases(const Consumer& consumer);
   void RecordOpened(const Plan::RankBatch& rows);
   void MakeAgain(Lane* lane, uint64_t step, bool redelivered);
-  // Where one that reconnects says it is.
+  // Sets a reconnected consumer to the position it reports.
   void PlaceReconnected(Consumer* consumer, const Joining& joining);
-  // broadcast: batches the others have had that it has not.
+  // broadcast: batches the others have had and it has not.
   uint64_t MissedSince(uint64_t position) const;
-  // The epochs that a consumer counts by itself.
+  // Renumbers epochs and steps for a consumer that counts its own.
   void CountEpochs(uint64_t from, Cell* cell) const;
   std::vector<RowRange> OwedLeft(const Consumer& consumer,
                                  uint32_t phase) const;
   void RestoreConsumer(const FormerConsumer& former);
   uint64_t IdOf(const Slot& slot) const;
-  // broadcast: nullopt: it is not to have it; else whether it is marked.
+  // broadcast: nullopt: the consumer is not to get the batch; else whether it
+  // gets it marked redelivered.
   std::optional<bool> Wants(const Consumer& consumer, const Slot& slot) const;
   bool NothingLeftFor(const Consumer& consumer) const;
   std::vector<uint32_t> LanesNeeded() const;        // split
@@ -536,7 +532,7 @@ class Delivery {
   void FreeIfUnheld(Slot* slot);
   void Give(Consumer* consumer, const Entry& entry);
   void Flush(Consumer* consumer);
-  // Sees what the process at this seat released. True: something.
+  // Sees releases of the process at this seat. True: there were some.
   bool Reclaim(uint32_t seat);
   void ReclaimFormer(Consumer* consumer);
   void TakeFormerBack(Consumer* consumer, bool orderly);
@@ -544,7 +540,7 @@ class Delivery {
   void DeliverSplit(Consumer* consumer);
   void DeliverDynamic();
   void DeliverBroadcast();
-  // dynamic: asks it for a wake if it is not.
+  // dynamic: can get a batch; otherwise a wake is asked for.
   bool IsHungry(const Consumer& consumer);
   Consumer* NextHungry();
   // broadcast: whether it is less than a window behind.
@@ -553,16 +549,16 @@ class Delivery {
   bool IsAsleep(const Consumer& consumer);
   bool OneSleeps();
   bool IsHeldUp(const Slot& slot);
-  // Gives the slot out; false: it has to wait.
+  // Gives the slot out; false: it must wait.
   bool GiveToAll(Slot* slot);
   void ForgoTakes(const std::set<uint32_t>& ranks,
                   const std::set<uint32_t>& unknown);
-  // Tells a rank that the data are over.
+  // Tells a rank the end of the data.
   void FinishIfOver(Consumer* consumer);
   void FinishDynamic();
   bool IsAtWork(const Consumer& consumer);
   Status Gone(uint32_t seat, bool orderly);
-  // The consumer's process is not there any more; entries are what it had.
+  // The consumer's process is gone; entries: the batches it had.
   Status Vacate(Consumer* consumer, std::vector<Entry> entries, bool orderly);
   Status Shrink(Consumer* consumer);
   Status EvictSeat(Consumer* consumer, Closed why, const std::string& reason,
@@ -584,39 +580,38 @@ class Delivery {
   std::vector<Lane> lanes_;
   std::vector<std::unique_ptr<Feed>> feeds_;  // by seat
   std::map<uint32_t, Consumer> consumers_;    // by rank
-  std::vector<uint32_t> rank_at_;             // by seat: who took it last
-  std::deque<Entry> pool_;                    // dynamic: ready for anybody
-  uint32_t last_given_ = 0;                   // dynamic: to this rank
+  std::vector<uint32_t> rank_at_;             // by seat: the last to take it
+  std::deque<Entry> pool_;                    // dynamic: ready for any rank
+  uint32_t last_given_ = 0;  // dynamic: rank given the last batch
   // D5 and D6. Seats:
   std::set<uint32_t> heard_;
   std::set<uint32_t> deaf_;
-  // Ranks, some of which may have gone meanwhile:
+  // Ranks, some of which may be gone by now:
   std::set<uint32_t> touched_;
   std::set<uint32_t> hungry_;
   std::set<uint32_t> unsure_;
   std::set<uint32_t> without_;
-  std::set<uint32_t> asleep_;   // broadcast, when they were looked at last
-  std::set<uint32_t> formers_;  // Consumer::former is not released
-  uint32_t at_work_ = 0;        // dynamic, the data over: for it all wait
+  std::set<uint32_t> asleep_;   // broadcast, at their last check
+  std::set<uint32_t> formers_;  // with an unreleased Consumer::former
+  uint32_t at_work_ = 0;  // dynamic, at the end: the rank that all wait for
   // Lanes.
   std::set<uint32_t> openable_;
-  // By step and slot, the oldest first; of each NUMA node, 0 where there is
-  // one.
+  // By step and slot, oldest first; per NUMA node (0 if there is one node).
   using Oldest = std::pair<uint64_t, uint32_t>;
   std::map<uint32_t,
            std::priority_queue<Oldest, std::vector<Oldest>, std::greater<>>>
       claimable_;
-  bool any_corrupt_ = false;  // a feed is that TakeCorrupt has not told of
+  bool any_corrupt_ = false;  // TakeCorrupt has some to return
   uint64_t looks_ = 0;
   uint32_t usable_slots_ = 0;
-  uint64_t available_ = UINT64_MAX;  // rows; of a stream fewer
+  uint64_t available_ = UINT64_MAX;  // rows; finite for a stream
   bool draining_ = false;
   bool recovering_ = false;
   bool end_deferred_ = false;
-  // Of ranks that reconnected and died while it gathered.
+  // Pages of ranks that reconnected and died during recovery.
   std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
   bool started_ = false;  // broadcast
-  // broadcast: the first step that none of those who are gone has had.
+  // broadcast: the first step that none of the consumers gone has had.
   uint64_t foremost_ = 0;
   uint64_t opened_recorded_ = 0;
   bool closed_ = false;

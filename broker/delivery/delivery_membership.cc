@@ -1,4 +1,4 @@
-// What Delivery does when a rank leaves, dies or is evicted.
+// The part of Delivery for ranks that leave, die or are evicted.
 #include <algorithm>
 
 #include "broker/delivery/delivery.h"
@@ -14,7 +14,7 @@ void Delivery::Drop(Consumer* consumer) {
   if (consumers_.empty()) GoBackTo(foremost_);
 }
 
-// broadcast: the first step in order that it has not had.
+// broadcast: the first step in order that the consumer has not had.
 uint64_t Delivery::NextStepOf(const Consumer& consumer) const {
   const auto step_of = [this](uint32_t number) {
     const Slot& slot = slots_[number];
@@ -32,8 +32,8 @@ uint64_t Delivery::NextStepOf(const Consumer& consumer) const {
   return lane.next_step;
 }
 
-// broadcast, nobody is left: what none of them had is made again for those who
-// come next.
+// broadcast, nobody is left: steps that none of them had are redone for those
+// who come next.
 void Delivery::GoBackTo(uint64_t step) {
   Lane& lane = lanes_[0];
   for (const uint32_t number : lane.in_turn) Abandon(&slots_[number]);
@@ -73,8 +73,8 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
     return Vacate(consumer, std::move(entries), orderly);
   }
   if (feed->finished() && entries.empty() && consumer->backlog.empty()) {
-    // One that died may not know that it was all: another that comes is told,
-    // or gets what somebody else had who died.
+    // One that died may not know that it had everything: a replacement is told,
+    // or gets batches of others who died.
     if (orderly) consumer->place = Place::kFinished;
     return OkStatus();
   }
@@ -115,13 +115,13 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
   touched_.insert(consumer->rank);
   feed.Close(why, reason);
   KillPoint("evict.closed");
-  // What it has released is done, also what it released just now.
+  // Counts everything it has released so far.
   std::vector<Feed::Batch> released;
   feed.Reclaim(&released);
   for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
   std::vector<Entry> entries;
   for (const Feed::Batch& each : feed.Recall()) {
-    // The process may go on reading what it took.
+    // The process may still read batches it took.
     if (each.taken) ++slots_[each.slot].quarantine;
     entries.push_back(
         {each.slot, each.taken || each.redelivered, each.skipped});
@@ -152,9 +152,10 @@ Status Delivery::Evict(uint32_t rank, const std::string& reason) {
   return EvictSeat(&found->second, Closed::kRecalled, reason, true);
 }
 
-// The others divide the global batch from the first step on that nobody began.
-// What the gone rank still had to do before it becomes steps of its own,
-// divided over the others too, so that all take the same number of steps.
+// The other ranks divide the global batch from the first step that nobody
+// began. The gone rank's remaining rank batches of earlier steps become steps
+// of their own, also divided over the others, so that all take the same number
+// of steps.
 Status Delivery::Shrink(Consumer* gone) {
   Phase& last = phases_.back();
   std::vector<uint32_t> ranks = last.ranks;
@@ -168,12 +169,13 @@ Status Delivery::Shrink(Consumer* gone) {
           case Place::kAttached:
             return feeds_[consumer.seat]->finished();
           case Place::kGone:
-            // It may have been told so, and nobody saw it leave.
+            // It may have been told the end without anybody seeing it leave.
             return &consumer != gone && NothingLeftFor(consumer);
         }
         return false;
       });
-  // Nobody to give them to, or not to all: they wait for a replacement.
+  // Its batches wait for a replacement: no rank, or not every rank, can take
+  // them.
   if (ranks.empty() || someone_finished || draining_) return OkStatus();
 
   uint64_t boundary = 0;

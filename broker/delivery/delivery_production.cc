@@ -1,5 +1,5 @@
-// What is made, in which slot: the steps that are opened, in their order, and
-// which of them a worker may claim.
+// The part of Delivery for making batches: which steps are opened in which
+// slots, and which a worker may claim.
 #include <algorithm>
 #include <cassert>
 
@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-// How far ahead of the steps that are opened the record says that they may be.
+// Steps by which the record runs ahead.
 constexpr uint64_t kOpenedAhead = 256;
 
 }  // namespace
@@ -79,7 +79,7 @@ void Delivery::EndAt(uint64_t rows) {
       phase.end_step = std::min(phase.end_step.value_or(owed), owed);
     }
   }
-  // Of a former life, which may have said more than there was.
+  // Steps reported from a former broker instance may lie past the end.
   for (Lane& lane : lanes_) {
     std::erase_if(lane.again, [this](const Again& each) {
       const Plan& plan = phases_[PhaseOfStep(each.step)].plan;
@@ -107,8 +107,8 @@ bool Delivery::Exhausted(const Lane& lane) const {
   return end && lane.next_step >= *end && lane.phase + 1 == phases_.size();
 }
 
-// Ahead, so that not every step is recorded, but of a stream that is as far as
-// its producers.
+// Records ahead, so that not every step is recorded; for a stream no further
+// than its producers have put rows.
 void Delivery::RecordOpened(const Plan::RankBatch& rows) {
   if (record_ == nullptr || mode_ != DeliveryMode::kDynamic ||
       rows.position < opened_recorded_) {
@@ -117,7 +117,7 @@ void Delivery::RecordOpened(const Plan::RankBatch& rows) {
   const Plan& plan = this->plan();
   uint64_t step = lanes_[0].next_step + kOpenedAhead;
   if (plan.total_steps()) step = std::min(step, *plan.total_steps());
-  // What a stream does not have yet nobody can have had.
+  // Nobody can have had rows that the stream does not have yet.
   if (available_ != UINT64_MAX) {
     uint64_t whole = plan.StepAt(available_);
     if (whole > 0 && plan.PositionOf(whole) > available_) --whole;
@@ -184,15 +184,15 @@ bool Delivery::IsLocal(const OpenBatch& batch,
   return node && bank_nodes_[bank] == *node;
 }
 
-// The bank of a lane is moved, if at all, before anything of it is opened.
+// The bank of a lane is moved, if at all, before any of its steps is opened.
 uint32_t Delivery::NodeOf(uint32_t slot) const {
   const bool one_for_all = bank_nodes_.empty() || shape_.copies > 1;
   return one_for_all ? 0 : bank_nodes_[slot / shape_.bank_slots];
 }
 
-// Work is conserved: who has none of its own node takes another's. Slots of a
-// node without workers are as near to all as those of their own: they would
-// come last else.
+// Work is conserved: a worker without batches on its own node takes another's.
+// Batches on a node without workers are as near to every worker as its own;
+// otherwise they would come last.
 OpenBatch* Delivery::Claimable(std::optional<uint32_t> node) {
   if (closed_) return nullptr;
   const auto comes_first = [&](uint32_t here) {
@@ -204,7 +204,7 @@ OpenBatch* Delivery::Claimable(std::optional<uint32_t> node) {
   OpenBatch* oldest = nullptr;
   std::pair<bool, Oldest> best;
   for (auto& [here, shares] : claimable_) {
-    // Those that were claimed or abandoned meanwhile.
+    // Drop those claimed or abandoned meanwhile.
     for (; !shares.empty(); shares.pop()) {
       ++looks_;
       const auto [step, number] = shares.top();
@@ -236,7 +236,8 @@ void Delivery::Filled(OpenBatch* batch) {
   }
 }
 
-// Nobody will get it. Rows that workers are at are waited for (Filled).
+// Nobody will get the batch. Rows that workers are making are waited for
+// (Filled).
 void Delivery::Abandon(Slot* slot) {
   slot->batch.abandoned = true;
   if (slot->state != SlotState::kFilling || slot->batch.done()) Free(slot);

@@ -1,5 +1,5 @@
-// What Delivery does after a death of the broker: the places of ranks of a
-// former life, and what they held there.
+// The part of Delivery for restarts of the broker: the ranks' positions and
+// batches from a former instance.
 #include <algorithm>
 
 #include "broker/delivery/delivery.h"
@@ -12,7 +12,7 @@ std::vector<FormerBatch> FormerBatches(const CursorPage& page) {
   const uint64_t taken = page.taken.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < kLeasesMax; ++i) {
     const LeaseRecord& lease = page.leases[i];
-    // Acquire: what was stored before it is seen (I4).
+    // Acquire: values stored before it are seen (I4).
     const uint64_t generation =
         lease.generation.load(std::memory_order_acquire);
     if (generation == 0 || generation > taken) continue;
@@ -24,8 +24,9 @@ std::vector<FormerBatch> FormerBatches(const CursorPage& page) {
 }
 
 uint64_t FormerPosition(const CursorPage& page, uint64_t global_batch) {
-  // A take that was cut off moved it already, and is no batch that it had. Only
-  // of the batch before it: an extra one, cut off, did not move it.
+  // A take that was cut off already moved the position, though the rank never
+  // had the batch. This holds only for the batch that ends there: an extra
+  // batch, cut off, did not move it.
   const uint64_t taken = page.taken.load(std::memory_order_acquire);
   const uint64_t position = page.position.load(std::memory_order_relaxed);
   for (const LeaseRecord& lease : page.leases) {
@@ -41,19 +42,19 @@ uint64_t Delivery::IdOf(const Slot& slot) const {
   return StepId(slot.batch.rows.position, slot.phase);
 }
 
-// A step that cannot be is not made: who says it is not trusted.
+// Ignores impossible steps: the source of id is not trusted.
 void Delivery::MakeAgain(Lane* lane, uint64_t id, bool redelivered) {
   const uint32_t number = PhaseOfStep(id);
   if (number > lane->phase) return;
   const Phase& phase = phases_[number];
   const std::optional<uint64_t> step = phase.plan.StepFrom(PositionOfStep(id));
   if (!step || *step >= phase.end_step.value_or(UINT64_MAX) ||
-      // It is made in any case.
+      // It will be made in any case.
       (number == lane->phase && *step >= lane->next_step)) {
     return;
   }
-  // A process may be told of twice: as one of a former life, and by itself when
-  // it reconnected before it died.
+  // The same step may be reported twice: by the page of a former broker
+  // instance, and by the process itself when it reconnected before it died.
   const auto is_it = [id](const Again& each) { return each.step == id; };
   const auto has_it = [&](const Slot& slot) {
     return &lanes_[slot.lane] == lane && slot.state != SlotState::kFree &&
@@ -108,7 +109,7 @@ void Delivery::RestoreRank(const FormerConsumer& former) {
       former.left && NothingLeftFor(consumer) ? Place::kFinished : Place::kGone;
 }
 
-// broadcast. One that reconnected, or came in the place of one, is here.
+// broadcast. The rank may have reconnected, or have a replacement, already.
 void Delivery::RestoreConsumer(const FormerConsumer& former) {
   const bool known = Knows(former.rank);
   if (!known && consumers_.size() >= shape_.consumers_max) return;
@@ -130,8 +131,9 @@ void Delivery::RestoreConsumer(const FormerConsumer& former) {
 }
 
 bool Delivery::PlaceLane(Lane* lane, uint64_t position, uint32_t phase) {
-  // At the very place where a phase begins one may be in that before or have
-  // taken some of what is owed: that it tells. NextStep goes on to the next.
+  // A rank exactly where a phase begins may still be in the previous one, or
+  // may have taken some of the owed steps; it says which. NextStep goes on to
+  // the next phase.
   const auto begin = [this](uint32_t number) {
     return phases_[number].plan.start().position;
   };
@@ -141,7 +143,7 @@ bool Delivery::PlaceLane(Lane* lane, uint64_t position, uint32_t phase) {
   while (lane->phase < last && position > begin(lane->phase + 1)) ++lane->phase;
   const Plan& plan = phases_[lane->phase].plan;
   lane->next_step = plan.StepAt(position);
-  // Who says it is not trusted: not behind the end.
+  // Never past the end: the position is not trusted.
   if (plan.total_steps()) {
     lane->next_step = std::min(lane->next_step, *plan.total_steps());
   }
@@ -172,7 +174,7 @@ void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
 }
 
 uint64_t Delivery::MissedSince(uint64_t position) const {
-  // While it is gathered the others wait for it.
+  // During recovery the others wait for it.
   if (recovering_) return 0;
   const uint64_t now = plan().StepAt(LanePosition(lanes_[0]));
   return now - std::min(now, plan().StepAt(position));
@@ -212,7 +214,7 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
   started_ = former.started;
   Lane& lane = lanes_[0];
   PlaceLane(&lane, former.position, 0);
-  // Now by this life too, which may forget the pages that told it.
+  // Recorded anew: the pages that told it may be forgotten.
   for (const uint64_t position : former.completed) RecordCompleted(position);
   for (const RowRange& each : former.again) {
     MakeAgain(&lane, StepId(each.position, 0), each.redelivered);
@@ -244,14 +246,14 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
         false);
   }
   for (const auto& [rank, consumer] : consumers_) {
-    // Those behind where the lane is come with it.
+    // Steps the lane has yet to open anyway are ignored.
     for (const auto& [step, marked] : consumer.again) {
       MakeAgain(&lane, step, false);
     }
   }
 }
 
-// What it held of a former life: nothing to us but for the record.
+// Batches held from a former broker instance are only recorded.
 void Delivery::ReclaimFormer(Consumer* consumer) {
   const std::vector<FormerBatch> batches = FormerBatches(*consumer->former);
   if (std::any_of(batches.begin(), batches.end(),
@@ -261,12 +263,12 @@ void Delivery::ReclaimFormer(Consumer* consumer) {
   TakeFormerBack(consumer, false);
 }
 
-// What it released there is done, what it did not is made again.
+// Those it released there are complete, the others are redone.
 void Delivery::TakeFormerBack(Consumer* consumer, bool orderly) {
   auto former = std::exchange(consumer->former, nullptr);
   if (former == nullptr) return;
   if (recovering_ && !orderly) {
-    // Where the lane is is not known yet.
+    // The lane's position is not known yet.
     orphans_.push_back({consumer->rank, std::move(former)});
     return;
   }
@@ -277,14 +279,14 @@ void Delivery::TakePageBack(Consumer* consumer, const CursorPage& page,
                             bool orderly) {
   for (const FormerBatch& batch : FormerBatches(page)) {
     if (!batch.released && !orderly) {
-      // In broadcast the others had it: it is for this one alone.
+      // In broadcast the others had it: it is redone for this one alone.
       if (mode_ == DeliveryMode::kBroadcast) consumer->again[batch.step] = true;
       MakeAgain(&lanes_[consumer->lane], batch.step, !broadcast());
     } else if (mode_ == DeliveryMode::kDynamic) {
       RecordCompleted(PositionOfStep(batch.step));
     } else if (record_ != nullptr) {
-      // It may have been its predecessor's, whose page says that it was held
-      // and may outlive this one.
+      // The batch may have been its predecessor's, whose page says that it was
+      // held and may outlive this one.
       record_->HandedOver(consumer->rank, batch.step);
     }
   }

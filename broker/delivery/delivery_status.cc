@@ -1,4 +1,4 @@
-// What Delivery can be asked.
+// Queries of Delivery: state and status.
 #include <algorithm>
 
 #include "broker/delivery/delivery.h"
@@ -58,7 +58,7 @@ bool Delivery::GoesOnWithout(uint32_t rank) const {
 }
 
 bool Delivery::AllCame() const {
-  // Only where all ranks are of this host do they ever become fewer.
+  // The number of ranks shrinks only where all ranks are on this host.
   if (phases_.size() == 1) return consumers_.size() == shape_.consumers_max;
   const std::vector<uint32_t>& ranks = phases_.back().ranks;
   return std::all_of(ranks.begin(), ranks.end(),
@@ -86,7 +86,7 @@ bool Delivery::Idle() const {
 std::vector<uint32_t> Delivery::Missing() const {
   std::vector<uint32_t> missing;
   if (draining_ && AllDelivered()) return missing;
-  // Others wait for it, or will.
+  // Others wait for it now or later.
   const DeliveryOptions& options = shape_.options;
   const bool places_are_kept =
       split() || (broadcast() && options.lag == Lag::kBlock &&
@@ -96,8 +96,8 @@ std::vector<uint32_t> Delivery::Missing() const {
       missing.push_back(rank);
     }
   }
-  // Which of a world over several hosts belong here is not known: numbers can
-  // be named only when all do.
+  // If the world spans several hosts, it is not known which ranks belong here:
+  // missing ones can be named only when all do.
   if (mode_ == DeliveryMode::kBroadcast && !started_) {
     for (uint32_t rank = 0; rank < shape_.start_with; ++rank) {
       if (consumers_.count(rank) == 0) missing.push_back(rank);
@@ -126,13 +126,14 @@ std::vector<uint32_t> Delivery::TakeCorrupt() {
 
 namespace {
 
-// Ranges by position, no row twice, and none that is behind the position.
+// Sorts ranges by position, removes rows listed twice and ranges past the
+// position.
 void InOrder(PlanStart* start) {
   std::sort(start->owed.begin(), start->owed.end(),
             [](const RowRange& a, const RowRange& b) {
               return a.position < b.position;
             });
-  // What is owed since one phase may be owed since another.
+  // A range owed in one phase may be owed in another too.
   uint64_t end = 0;
   for (RowRange& range : start->owed) {
     const uint64_t twice =
@@ -143,7 +144,7 @@ void InOrder(PlanStart* start) {
   }
   std::erase_if(start->owed,
                 [](const RowRange& range) { return range.rows == 0; });
-  // A range on the far side of the position is reached anyway.
+  // Ranges past the position are reached anyway.
   std::erase_if(start->owed, [start](const RowRange& range) {
     return range.position >= start->position;
   });
@@ -194,8 +195,8 @@ PlanStart Delivery::State() const {
       owe(PositionOfStep(step), true);
     }
   } else {
-    // Steps that some rank did not release are all to be made again: which rows
-    // of them the others released is lost with the number of ranks.
+    // Steps that some rank did not release are all redone: the number of ranks
+    // may change, so the rows that other ranks released cannot be kept apart.
     state.position = UINT64_MAX;
     const auto before = [&](uint64_t position) {
       state.position = std::min(state.position, position);
@@ -224,7 +225,7 @@ PlanStart Delivery::State() const {
       const Phase& phase = phases_[number];
       for (const RowRange& range : phase.plan.start().owed) {
         if (range.position >= state.position) continue;
-        // What of it is behind the position is reached anyway.
+        // Rows past the position are reached anyway.
         state.owed.push_back(
             {range.position,
              std::min(range.rows, state.position - range.position), true});
@@ -236,7 +237,7 @@ PlanStart Delivery::State() const {
 }
 
 PlanStart Delivery::RowsNeeded() const {
-  // Of these a step is one rank's, or all of theirs.
+  // In dynamic and broadcast every rank gets whole steps, so State() is exact.
   if (!split()) return State();
   PlanStart needed;
   needed.position = UINT64_MAX;
@@ -280,8 +281,8 @@ PlanStart Delivery::RowsNeeded() const {
   return needed;
 }
 
-// Those of ranks that have more to do. Of one whose rank is gone for good, in
-// this life or before it, what it had to do is owed to the others.
+// Lanes of ranks that have more to do. If a rank is gone for good, whenever it
+// left, its remaining batches are owed to the others.
 std::vector<uint32_t> Delivery::LanesNeeded() const {
   std::vector<uint32_t> needed;
   for (uint32_t i = 0; i < lanes_.size(); ++i) {
@@ -292,8 +293,8 @@ std::vector<uint32_t> Delivery::LanesNeeded() const {
   return needed;
 }
 
-// Every rank has been given what the phase begins with; what is not released of
-// it is in a slot, or to be made again.
+// Every rank was given the steps owed at the beginning of the phase; the
+// unreleased ones are in slots or will be redone.
 bool Delivery::AllPassedOwed(uint32_t number) const {
   const uint64_t owed = phases_[number].plan.start().owed.size();
   const std::vector<uint32_t> lanes = LanesNeeded();
@@ -390,7 +391,7 @@ Delivery::SlotCounts Delivery::CountSlots() const {
         break;
     }
   }
-  // dynamic: those that no rank has yet.
+  // dynamic: batches that no rank has yet.
   for (const Entry& entry : pool_) {
     if (slots_[entry.slot].quarantine > 0) continue;
     --counts.out;

@@ -28,7 +28,7 @@ uint64_t Feed::ReadTakenChecked() {
   uint64_t taken;
   if (ReadTaken(*cursor_, published_, &taken)) return taken;
   BeCorrupt();
-  // Nothing it says counts: as if it had everything.
+  // Its counters are worthless: treated as if it had taken everything.
   return published_;
 }
 
@@ -74,8 +74,8 @@ void Feed::Reclaim(std::vector<Batch>* released) {
     if (!lease.out) continue;
     switch (LeaseStateOf(*cursor_, i, lease.generation, lease.previous)) {
       case LeaseState::kFree:
-        // What is released was taken. Read after released was: in this order
-        // an honest rank has stored them.
+        // A released batch was taken. Reading `taken` after `released`
+        // suffices: an honest rank stores them in this order.
         if (lease.generation > ReadTakenChecked() || corrupt_) {
           BeCorrupt();
           return;
@@ -110,8 +110,8 @@ void Feed::Finish(uint32_t skipped) {
 void Feed::Close(Closed why, const std::string& reason) {
   if (closed_) return;
   closed_ = true;
-  // A rank that was told that the data are over is told nothing else, unless
-  // it still takes what is to go to another.
+  // A rank that was told the end is told nothing else, unless untaken batches
+  // must be recalled to go to another.
   if (finished_ && (why != Closed::kRecalled || untaken() == 0)) return;
   std::snprintf(ring_.reason, sizeof(ring_.reason), "%s", reason.c_str());
   CloseRing(ring_, why);
@@ -130,7 +130,7 @@ std::vector<Feed::Lease*> Feed::InOrder() {
 }
 
 std::vector<Feed::Batch> Feed::Recall() {
-  // After closed was stored (E6): what is not counted now is never returned.
+  // After closed was stored (E6): batches not counted now are never returned.
   const uint64_t taken = ReadTakenChecked();
   std::vector<Batch> unreleased;
   for (Lease* lease : InOrder()) {

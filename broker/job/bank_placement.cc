@@ -19,13 +19,13 @@ std::vector<uint32_t> NodesOfBanks(const JobOptions& options,
     case DeliveryMode::kSplit:
       return NodesOfLanes(layout.lanes, nodes, known);
     case DeliveryMode::kIndependent: {
-      // The one rank of this job is one of several that have the same name.
+      // This job's one rank is one of several that have the same job name.
       const uint32_t ranks = options.local_world_size;
       if (!known.empty()) return {known.front().node};
       return {NodesOfLanes(ranks, nodes, {})[options.consumer % ranks]};
     }
     default: {
-      // With very few slots some nodes have none.
+      // If slots are very few, some nodes get none.
       const SegmentPlan& plan = layout.segment;
       std::vector<uint32_t> some = nodes;
       some.resize((plan.slot_count + plan.bank_slots - 1) / plan.bank_slots);
@@ -40,8 +40,7 @@ bool BankPlacement::Binds(const Job& job) const {
 
 std::shared_ptr<void> BankPlacement::TakeOfNode(uint32_t node, uint64_t bytes) {
   MutexLock lock(&taken_->mutex);
-  // Looked at under the lock: of a reservation that has just ended the pages
-  // are there.
+  // Checked under the lock: if a reservation has just ended, its pages exist.
   const std::optional<uint64_t> room = FindAvailableNodeMemory(files_, node);
   uint64_t& taken = taken_->bytes[node];
   if (room && bytes > *room - std::min(*room, taken)) return nullptr;
@@ -62,8 +61,8 @@ std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
         static_cast<uint64_t>(std::count(nodes.begin(), nodes.end(), node));
     const uint64_t bytes =
         banks * BankStride(plan.bank_slots, plan.slot_stride);
-    // The child that populates them would be killed, for all that other nodes
-    // have room.
+    // Otherwise the child that populates them would be killed, however much
+    // memory other nodes have.
     std::shared_ptr<void> reservation = TakeOfNode(node, bytes);
     if (reservation == nullptr) {
       LogWarning(
@@ -105,9 +104,9 @@ void BankPlacement::MoveBank(const Job& job, uint32_t bank, uint32_t node) {
   const std::shared_ptr<void> reservation =
       TakeOfNode(node, BankStride(plan.bank_slots, plan.slot_stride));
   if (reservation == nullptr) return;
-  // Only pages that this process has mapped are moved, and those of a job that
-  // was just opened only the child had that populated them. Where the advice is
-  // not known (before Linux 5.14) they stay.
+  // Only pages mapped by this process are moved; in a job that was just opened
+  // only the child that populated them has them mapped. If madvise does not
+  // know the advice (before Linux 5.14) they stay.
   for (uint32_t i = 0; i < plan.bank_slots; ++i) {
     const uint32_t slot = bank * plan.bank_slots + i;
     (void)madvise(job.segment().base() + job.segment().slot_offset(slot),
@@ -121,7 +120,7 @@ void BankPlacement::CheckPlacement(Job& job,
   const SegmentPlan& plan = job.segment().plan();
   uint64_t seen = 0;
   uint64_t elsewhere = 0;
-  // Two pages of each slot are enough to see what the whole bank was bound to.
+  // Two pages of each slot are enough to tell where the bank is.
   for (uint32_t slot = 0; slot < plan.slot_count; ++slot) {
     const std::byte* const begin =
         job.segment().base() + job.segment().slot_offset(slot);
@@ -132,7 +131,7 @@ void BankPlacement::CheckPlacement(Job& job,
       elsewhere += *node != nodes[slot / plan.bank_slots];
     }
   }
-  // Relaxed, all: shown.
+  // Relaxed, all: statistics.
   job.counters().pages_seen.store(seen, std::memory_order_relaxed);
   const uint64_t before = job.counters().pages_elsewhere.exchange(
       elsewhere, std::memory_order_relaxed);

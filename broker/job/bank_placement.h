@@ -1,7 +1,7 @@
-// Where in the machine the slots of jobs are. They lie in banks: each is bound
-// to one NUMA node before it is populated, moved when its ranks turn out to be
-// on another, and looked at afterwards. No errors: unbound memory works too,
-// and the log and the counters tell.
+// Places the slots of jobs on NUMA nodes. Slots lie in banks: each bank is
+// bound to one node before it is populated, moved if its ranks turn out to run
+// on another node, and checked afterwards. Never fails: unbound memory works
+// too; the log and the counters report it.
 #ifndef BROKER_JOB_BANK_PLACEMENT_H_
 #define BROKER_JOB_BANK_PLACEMENT_H_
 
@@ -19,36 +19,36 @@
 
 namespace penstock {
 
-// The node of each bank: in split a bank is a lane; the one lane of all ranks
-// is divided over the nodes. known: ranks that wait for the job.
+// The node of each bank. In split a bank is a lane; a lane of all ranks is
+// divided over the nodes. known: ranks that wait for the job.
 std::vector<uint32_t> NodesOfBanks(const JobOptions& options,
                                    const Job::Layout& layout,
                                    const std::vector<uint32_t>& nodes,
                                    const std::vector<KnownRank>& known);
 
-// Thread safe, but of one job only one call at a time.
+// Thread safe, but only one call at a time for one job.
 class BankPlacement {
  public:
   // topology outlives it.
   explicit BankPlacement(const Topology* topology, SystemFiles files = {})
       : topology_(topology), files_(std::move(files)) {}
 
-  // Before any page of the job's slots is there. Their memory counts as taken
-  // from its nodes until the caller lets go of what is returned, which is to be
-  // when the pages are there: from then on the nodes' free memory tells.
+  // Call before any page of the job's slots exists. Their memory is reserved on
+  // its nodes until the caller drops what is returned, to be done when the
+  // pages exist: from then on they show in the nodes' free memory.
   [[nodiscard]] std::vector<std::shared_ptr<void>> Bind(const Job& job);
-  // Takes bytes of the node's memory, likewise; nullptr: it has not so many
-  // left. One check for all jobs that open at once: they cannot be reserved the
-  // same memory twice.
+  // Reserves bytes of the node's memory in the same way; nullptr: not enough is
+  // left. Jobs that open at once share this check and cannot reserve the same
+  // memory twice.
   std::shared_ptr<void> TakeOfNode(uint32_t node, uint64_t bytes);
-  // Those that belong on another node by now, until there is none
-  // (Job::EndMoving); then a look at where the pages are. May take seconds.
+  // Moves banks that now belong on another node until none is left
+  // (Job::EndMoving), then checks where the pages are. May take seconds.
   void Move(Job& job);
 
-  // Pages of slots that were found on another NUMA node than they were bound
-  // to, of all jobs.
+  // Pages of slots found on another NUMA node than the one they were bound to,
+  // for all jobs.
   uint64_t pages_elsewhere() const {
-    return pages_elsewhere_.load(std::memory_order_relaxed);  // shown
+    return pages_elsewhere_.load(std::memory_order_relaxed);  // statistics
   }
 
  private:
@@ -59,14 +59,14 @@ class BankPlacement {
 
   const Topology* const topology_;
   const SystemFiles files_;
-  // By node, bytes that are reserved and not seen in its free memory yet;
-  // shared, for a reservation may outlive this.
+  // By node, reserved bytes that its free memory does not show yet. Shared: a
+  // reservation may outlive this object.
   struct Taken {
     Mutex mutex;
     std::map<uint32_t, uint64_t> bytes ABSL_GUARDED_BY(mutex);
   };
   const std::shared_ptr<Taken> taken_ = std::make_shared<Taken>();
-  std::atomic<bool> told_unbound_{false};  // the log has it
+  std::atomic<bool> told_unbound_{false};  // it is logged once
   std::atomic<uint64_t> pages_elsewhere_{0};
 };
 

@@ -11,36 +11,35 @@
 namespace penstock {
 namespace {
 
-// A job that is looked at for less is not judged: its first batches had to be
-// waited for.
+// A job sampled for less is not judged: its first batches had to be waited for.
 constexpr double kSecondsMin = 1;
 // Ranks that wait for less of the time are not held up by the broker.
 constexpr double kWaits = 0.1;
-// A rank is behind when it is so at most of the looks, twice as often as any
-// other.
+// A rank is behind if it is so in at least this share of the samples, and twice
+// as often as any other.
 constexpr double kBehind = 0.5;
-// A rank that stands for longer is named for that alone: what the window
-// remembers of the others says nothing by then.
+// A rank that stands for longer is named for that alone: by then the means of
+// the others say nothing.
 constexpr double kStandsSeconds = RecentMean::kSeconds;
-// Workers of which so many sleep hold nobody up.
+// If more of the workers sleep, they hold nobody up.
 constexpr double kIdle = 0.5;
-// Of the time of all workers: below it none of what they do holds anybody up.
+// Share of all workers' time below which their work holds nobody up.
 constexpr double kBusy = 0.05;
-// A stream that has no rows more often than this makes its ranks wait.
+// A stream without rows more often than this makes its ranks wait.
 constexpr double kStarved = 0.5;
-// A row that a Python function takes longer for is named.
+// A row that takes a Python function longer than this is named.
 constexpr uint64_t kLongRowNs = 1'000'000'000;
 
 double Share(double value) { return std::clamp(value, 0.0, 1.0); }
 
 long Percent(double share) { return std::lround(100 * share); }
 
-// What was counted since the last look; a counter that went back says nothing.
+// The increase since the last sample; a counter that went back counts as none.
 uint64_t Since(uint64_t now, uint64_t last) {
   return now > last ? now - last : 0;
 }
 
-// It does nothing, and no other rank that has data left goes on without it.
+// It does nothing, and no other rank with data left goes on without it.
 bool StandsStill(const RecentUse::Rank& rank,
                  const std::vector<RecentUse::Rank>& all, bool makes) {
   if (!rank.still || rank.waiting) return false;
@@ -133,8 +132,8 @@ void RecentUse::Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
       uint64_t waited_ns = Since(rank.wait_ns, now.wait_ns);
       const bool goes_on = now.waiting && rank.waits == now.waits;
       if (goes_on) {
-        // The rank counts a wait when it ends; we do from the look that first
-        // saw it, and then no second time.
+        // The rank counts a wait when it ends; this counts it from the first
+        // sample in which it is seen, and not twice.
         waited_ns = rank.waiting ? ns : 0;
         now.counted_ns += waited_ns;
       } else {
@@ -169,7 +168,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
   found.pool.decoding = Share(pool.decoding);
   found.pool.storage = Share(pool.storage);
   found.pool.idle = Share(pool.idle);
-  // Of those who make its rows.
+  // Figures of the threads that make its rows.
   const FunctionWorkersUse& function_workers = job.function_workers();
   const bool python = function_workers.threads > 0;
   const double workers =
@@ -189,7 +188,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
       Format("ranks wait {} % of the time", Percent(found.ranks_wait));
   const std::string they_idle = Format("{} idle {} %", they, Percent(idle));
   const bool somebody_waits = found.ranks_wait >= kWaits;
-  // One that computes may stand for a while, one that waits gets nothing.
+  // A rank that computes may stand for a while; one that waits gets nothing.
   if (!absent.empty() &&
       (ranks.empty() ||
        job.all_stand_s() >= (somebody_waits ? kSecondsMin : kStandsSeconds))) {
@@ -281,7 +280,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
                  function_workers.longest_record,
                  static_cast<double>(function_workers.longest_ns) * 1e-9);
     } else if (idle > kIdle) {
-      // Nobody is at work and somebody waits: too little is made ahead.
+      // Workers are idle and a rank waits: too little is made ahead.
       found.text += ", " + they_idle + ": a larger `prefetch` may help";
     }
   }

@@ -1,52 +1,51 @@
-// Who is the bottleneck of a job, over the last seconds: its ranks, one of
-// them, the decoding, its Python function, the storage or its producers.
+// Finds the bottleneck of a job over the last seconds: its ranks, one rank,
+// decoding, its Python function, the storage or its producers.
 //
-// Runs on the control thread, which looks at every job as often as it ticks
-// (5 times a second); a job's part under the job's mutex. What a rank says of
-// itself (its cursor page) is untrusted: a wait that cannot be counts as none,
-// or as all of the time.
+// Runs on the control thread, which samples every job on each tick (5 times a
+// second), a job's part under the job's mutex. A rank's cursor page is
+// untrusted: an impossible wait counts as none or as all of the time.
 //
-// What is measured
-//   waits     share of the time in which a rank stood in `next` beside an empty
-//             ring. Only this is the broker's fault.
-//   decoding  workers, at a time, that made rows; storage: that waited for
-//             reads and had no row to make. Both by wall clock: a worker that
-//             the kernel does not let run counts as busy.
-//   function_workers      of a job with a Python function, whose rows threads
-//   of its own
-//             make: how many of them were on a row, at each look. A row that
-//             hangs is seen while it does.
-//   starved   share of the looks at which a stream had no rows for a batch.
-//   behind    share of the looks at which a rank had taken and released less
-//             than another. Ranks that wait for each other (all-reduce) are a
-//             step apart at most, so a slow one is not told by its position but
-//             by being late again and again. One that holds its batch through
-//             the all-reduce, and is slow between, is not told from the others:
-//             then "ranks" is all that can be said. Of ranks that do not keep
-//             step the last is named, also when it is as fast as the others.
+// Measurements
+//   waits     share of the time that a rank spent in `next` on an empty ring.
+//             The broker is at fault only for this.
+//   decoding  number of workers that made rows; storage: that waited for reads
+//             and had no row to make. Both by wall clock: a worker that the
+//             kernel does not schedule counts as busy.
+//   function_workers
+//             for a job with a Python function, whose rows are made by threads
+//             of its own: how many of them were on a row, in each sample. A row
+//             that hangs is thus seen while it hangs.
+//   starved   share of the samples in which a stream had no rows for a batch.
+//   behind    share of the samples in which a rank had taken and released less
+//             than another. Ranks that wait for each other (all-reduce) are at
+//             most a step apart, so a slow one shows not by its position but by
+//             being late repeatedly. One that holds its batch through the
+//             all-reduce, and is slow between, looks like the others: then
+//             "ranks" is all that can be said. Of ranks that do not keep step
+//             the last is named, even if it is as fast as the others.
 //   stands    how long a rank that has batches has neither taken nor released
-//             one, and no other with data left has gone on without it: each is
-//             ahead of it and waits, or stands still as well. Where ranks do
-//             not get the same steps: each stands beside an empty ring, and no
-//             batch is being made, or stands still as well. A rank alone just
-//             does nothing. It counts from the first look that finds this so,
-//             and a look that does not ends it: it does not fade while the
-//             rank hangs, whatever became of the others.
-//   all stand  how long no rank has taken or released a batch while none was
-//             being made that somebody may get, and no stream starved.
+//             one while no other rank with data left went on without it: each
+//             is ahead of it and waits, or stands still too. Where ranks do not
+//             get the same steps: each sleeps on an empty ring while no batch
+//             is being made, or stands still too. A single rank just has to do
+//             nothing. It counts from the first sample in which this holds and
+//             ends with one in which it does not; unlike the means it does not
+//             fade while the rank hangs, whatever the others did.
+//   all stand  how long no rank has taken or released a batch while none that
+//             somebody may get was being made and no stream was starved.
 //
-// The judgement, in this order
-//   ranks are absent, and all others stand for longer than kStands, or than
-//     kSecondsMin when one of them waits: "absent". It does not matter whether
-//     they stand for want of batches (broadcast) or in an all-reduce (split);
-//   one stands for longer than kStands: "rank"; several: "ranks";
-//   no rank waits for more than kWaits of the time: "rank" when one is behind
-//     and no other is, else "ranks";
-//   somebody waits, and the stream is starved more often than not: "producers";
-//   somebody waits, and a rank that waits for nothing is behind while the
-//     workers are idle: "rank" (a broadcast whose slots it holds);
-//   else "storage" or "decode", whichever the workers do more; "python" instead
-//     of "decode" where they have a Python function to call.
+// Verdict, the first that holds
+//   "absent": ranks are absent, and all others stand for longer than
+//     kStandsSeconds, or than kSecondsMin if one of them waits, whether for
+//     want of batches (broadcast) or in an all-reduce (split);
+//   "rank": one stands for longer than kStandsSeconds; "ranks": several do;
+//   no rank waits for more than kWaits of the time: "rank" if exactly one is
+//     behind, else "ranks";
+//   "producers": a rank waits, and the stream is starved more often than not;
+//   "rank": a rank waits, and one that does not wait is behind while the
+//     workers are idle (a broadcast whose slots it holds);
+//   "storage" or "decode", whichever the workers do more; "python" instead of
+//     "decode" if they call a Python function.
 #ifndef BROKER_JOB_BOTTLENECK_H_
 #define BROKER_JOB_BOTTLENECK_H_
 
@@ -59,51 +58,49 @@
 
 namespace penstock {
 
-// The mean of what was seen, each second counting for less than the next: that
-// of the last few seconds, in O(1) memory.
+// Exponentially decaying mean of the last few seconds, in O(1) memory.
 class RecentMean {
  public:
-  static constexpr double kSeconds = 3;  // until it counts for 1/e
+  static constexpr double kSeconds = 3;  // until a value weighs 1/e
 
-  // value held for so many seconds.
+  // The value held for so many seconds.
   void Add(double value, double seconds);
   double mean() const { return weight_ > 0 ? sum_ / weight_ : 0; }
 
  private:
   double sum_ = 0;
-  double weight_ = 0;  // of all that was added; towards 1
+  double weight_ = 0;  // of all values added; tends to 1
 };
 
-// What the threads of a job with a Python function do at one moment; such a job
-// has function workers of its own (worker_pool.h).
+// State of the threads of a job with a Python function at one moment; such a
+// job has function workers of its own (worker_pool.h).
 struct FunctionWorkersUse {
   uint32_t threads = 0;         // 0: it has none
   uint32_t busy = 0;            // on a row
-  uint64_t longest_ns = 0;      // of those, the one that takes longest
+  uint64_t longest_ns = 0;      // time of the row that has taken longest
   uint64_t longest_record = 0;  // its sample
 };
 
-// The last seconds of one job.
+// Samples of one job over the last seconds.
 class RecentUse {
  public:
   // A rank that is attached.
   struct Rank {
     uint32_t rank = 0;
-    uint64_t waits = 0;    // ended; untrusted
-    uint64_t wait_ns = 0;  // of them
+    uint64_t waits = 0;    // that ended; untrusted
+    uint64_t wait_ns = 0;  // total of these
     bool waiting = false;  // now
-    // Half steps that it is through with: two for a batch that it released, one
-    // for one that it took. None: the ranks are not to keep step.
+    // Half steps it has finished with: two for each batch released, one for
+    // each taken. None: the ranks need not keep step.
     std::optional<int64_t> progress;
-    bool done = false;  // it has taken and released all of its data
-    // It has batches to take or to release, and has done neither since the look
-    // before.
+    bool done = false;  // it has taken and released all its data
+    // It has batches to take or to release and did neither since the previous
+    // sample.
     bool still = false;
-    // It has taken or released a batch since the look before.
+    // It has taken or released a batch since the previous sample.
     bool moved = false;
   };
-  // now_ns: of a steady clock. The counters are those of the job, from its
-  // beginning.
+  // now_ns: of a steady clock. The counters are totals since the job began.
   // starved: of a stream. filling: a batch is being made.
   void Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
            const std::vector<Rank>& ranks, bool starved = false,
@@ -116,17 +113,17 @@ class RecentUse {
     double behind = 0;
     double stands_s = 0;
   };
-  // Of those that are not done.
+  // Without those that are done.
   std::vector<RankUse> ranks() const;
   double decoding() const { return decoding_.mean(); }
   double storage() const { return storage_.mean(); }
   double starved() const { return starved_.mean(); }
-  // Share of its threads; and what it did at the last look.
+  // Share of its threads that are busy; and the last sample.
   double function_workers_busy() const { return function_workers_busy_.mean(); }
   const FunctionWorkersUse& function_workers() const {
     return function_workers_;
   }
-  double seconds() const { return seconds_; }  // looked at, in all
+  double seconds() const { return seconds_; }  // total time sampled
   double all_stand_s() const { return static_cast<double>(stand_ns_) * 1e-9; }
 
  private:
@@ -134,7 +131,7 @@ class RecentUse {
     uint64_t waits = 0;
     uint64_t wait_ns = 0;
     bool waiting = false;
-    uint64_t counted_ns = 0;  // of that wait, which wait_ns does not count yet
+    uint64_t counted_ns = 0;  // part of the current wait that wait_ns lacks
     uint64_t stands_ns = 0;
     RecentMean waited;
     RecentMean behind;
@@ -149,23 +146,23 @@ class RecentUse {
   RecentMean function_workers_busy_;
   FunctionWorkersUse function_workers_;
   double seconds_ = 0;
-  uint64_t stand_ns_ = 0;  // all of them
+  uint64_t stand_ns_ = 0;  // of all ranks
 };
 
-// Ranks that a job waits for, numbers as people know them.
+// Ranks that a job waits for, by the numbers that people know.
 struct AbsentRanks {
   std::vector<uint32_t> to_attach;
-  std::vector<uint32_t> to_reconnect;  // since the broker was started again
+  std::vector<uint32_t> to_reconnect;  // after a restart of the broker
 
   bool empty() const { return to_attach.empty() && to_reconnect.empty(); }
 };
 
-// What the workers did for all jobs, as shares of their time.
+// Workers' activity for all jobs, as shares of their time.
 struct PoolUse {
   uint32_t workers = 1;
   double decoding = 0;
   double storage = 0;
-  double idle = 0;  // asleep: no row to make
+  double idle = 0;  // asleep without a row to make
 };
 
 struct Bottleneck {
@@ -183,13 +180,12 @@ struct Bottleneck {
   std::optional<uint32_t> rank;  // kRank
   AbsentRanks absent;            // kAbsent
   double ranks_wait = 0;         // of the rank that waits most
-  double behind = 0;             // kRank: its
+  double behind = 0;             // kRank: that rank's
   double stands_s = 0;           // likewise
-  double decoding = 0;  // for this job, of its function workers' time or,
-                        // without one, of all workers'
+  double decoding = 0;  // of its function workers' time, else of all workers'
   double storage = 0;   // likewise
   PoolUse pool;
-  std::string text;  // for people, with the numbers
+  std::string text;  // for people, with numbers
 
   static Bottleneck Of(const RecentUse& job, const PoolUse& pool,
                        const AbsentRanks& absent = {});

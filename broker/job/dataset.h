@@ -1,8 +1,8 @@
 // An opened dataset: its source and its compiled transforms, shared by every
 // job that consumes it.
 //
-// Made on a thread of its own (a large folder takes minutes to index), constant
-// afterwards.
+// Opened on a thread of its own (indexing a large folder takes minutes), then
+// constant.
 #ifndef BROKER_JOB_DATASET_H_
 #define BROKER_JOB_DATASET_H_
 
@@ -17,22 +17,22 @@
 
 namespace penstock {
 
-// Nothing of a job is in it: two jobs with other seeds or batches share it.
+// Contains nothing of a job: jobs with other seeds or batches share it.
 struct Dataset {
   std::unique_ptr<Source> source;
   std::unique_ptr<RowProgram> program;
 
-  // The feature that is read straight into its row of the slot.
+  // The feature that is read directly into its row of the slot.
   std::optional<size_t> FeatureReadInPlace() const {
     const std::optional<size_t> feature = source->plain_feature();
     return feature && program->Copies(*feature) ? feature : std::nullopt;
   }
 };
 
-// What makes two specs the same opened dataset: their source and map.
+// Specs with the same key, their source and map, share an opened dataset.
 std::string DatasetKey(const DatasetSpec& spec);
 
-// Errors: as OpenSource and RowProgram::Compile, with the dataset's name.
+// Errors: those of OpenSource and RowProgram::Compile, plus the dataset's name.
 StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
     const DatasetSpec& spec, const FunctionOptions& functions,
     OpenProgress* progress);

@@ -9,15 +9,15 @@
 namespace penstock {
 namespace {
 
-// A chunk is what a worker claims at once: long enough, by the time this job's
-// rows took so far, that the lock does not show with a hundred workers
+// A chunk is what a worker claims at once. By the time this job's rows took so
+// far, it is long enough that the lock does not show with a hundred workers
 // (bench/scale_model.py), small enough that the workers finish a step together,
-// and so short that another job is not kept waiting.
+// and short enough not to keep another job waiting.
 constexpr uint64_t kChunkNs = 500'000;
 constexpr uint64_t kChunkBytesMax = 4 << 20;
 constexpr uint64_t kChunkRowsMax = 256;
 constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
-// A stopped job waits so long for a row of its last step.
+// How long a stopped job waits for a row of its last step.
 constexpr uint64_t kStopWaitNs = 5'000'000'000;
 
 uint64_t ChunkRows(const Job::Layout& layout, uint32_t workers) {
@@ -28,8 +28,8 @@ uint64_t ChunkRows(const Job::Layout& layout, uint32_t workers) {
   return std::clamp<uint64_t>(std::min(by_bytes, by_step), 1, kChunkRowsMax);
 }
 
-// The first ten bad samples are named in the log, then ever fewer: a million of
-// them must not fill the disk.
+// The first ten bad samples are logged, then ever fewer: a million of them must
+// not fill the disk.
 bool WorthALine(uint64_t count) {
   return count <= 10 || (count & (count - 1)) == 0;
 }
@@ -37,7 +37,7 @@ bool WorthALine(uint64_t count) {
 Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
   Delivery::Shape shape;
   shape.options = options.delivery;
-  // The world of one that each consumer has is a split.
+  // Each consumer is a split of a world of one.
   if (shape.options.mode == DeliveryMode::kIndependent) {
     shape.options.mode = DeliveryMode::kSplit;
   }
@@ -57,7 +57,7 @@ Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
   return shape;
 }
 
-// Where nothing before it is asked for any more.
+// Nothing before this position is needed any more.
 uint64_t FirstNeeded(const PlanStart& start) {
   uint64_t first = start.position;
   for (const RowRange& owed : start.owed) {
@@ -71,7 +71,7 @@ std::unique_ptr<Stream> StreamOf(const JobOptions& options,
                                  StreamRecord* record) {
   const auto* spec = std::get_if<StreamSource>(&options.spec.source);
   if (spec == nullptr) return nullptr;
-  // The slots of a lane are full, and the next step is collected.
+  // A lane's slots are full while the next step is collected.
   const uint64_t rows_out =
       (uint64_t{layout.slots_per_lane} + 1) * layout.plan.global_batch();
   Stream::Shape shape;
@@ -272,8 +272,8 @@ void Job::Drain() {
   AdvanceLocked();
 }
 
-// A share of the last step cannot be given up when another rank has its own of
-// that step: then its rows have so long.
+// A rank batch of the last step cannot be given up if another rank has its own
+// of that step; then its rows have kStopWaitNs.
 void Job::EndIfStopHangsLocked(const FunctionWorkersUse& function_workers) {
   if (!drained_ || !delivery_.Filling() ||
       function_workers.longest_ns < kStopWaitNs ||
@@ -359,7 +359,7 @@ void Job::NoteMissingLocked() {
 
 void Job::CheckTimeouts(const FunctionWorkersUse& function_workers) {
   MutexLock lock(&mutex_);
-  // A process that writes what cannot be may send no wake.
+  // A process that writes impossible values may send no wake.
   delivery_.HeardAll();
   AdvanceLocked();
   NoteRanksLocked(function_workers);
@@ -391,9 +391,9 @@ void Job::CheckTimeouts(const FunctionWorkersUse& function_workers) {
       options_.wait_s));
 }
 
-// Ranks must not wait for ever for rows that nobody puts.
+// Ranks must not wait forever for rows that nobody puts.
 void Job::CheckProducersLocked() {
-  // What the ranks still need of a former life is known by now.
+  // The rows that ranks need from the former broker instance are known now.
   if (!delivery_.Unsettled()) {
     if (const Status status = stream_->GiveUpAway(options_.wait_s);
         !status.ok()) {
@@ -436,13 +436,13 @@ void Job::StreamChangedLocked() {
   AdvanceLocked();
 }
 
-// Where the job would begin again nobody needs the rows before.
+// Rows before the position where the job would resume are not needed.
 void Job::ReleaseStreamLocked() {
   const PlanStart needed = delivery_.RowsNeeded();
   stream_->Release(FirstNeeded(needed));
-  // Ranks hold batches for which producers keep their rows, and none can be
-  // made of others. Some may be of what was put just now (StreamChanged), or
-  // once more slots have memory.
+  // No batch can be made although slots are free: producers keep the rows of
+  // batches that ranks hold and have no memory for others. Not so if rows were
+  // just put (StreamChanged) or more slots are about to get memory.
   if (delivery_.WaitsForRows() &&
       delivery_.available() == stream_->available() && stream_->ShortOfRoom()) {
     stream_->MakeRoom(needed.position, needed.owed);
@@ -468,7 +468,7 @@ void Job::SetUsableSlots(uint32_t slots) {
   AdvanceLocked();
 }
 
-// Opens what can be. True: there are rows to claim that were not there.
+// Opens all batches it can. True: there are new rows to claim.
 bool Job::OpenLocked() {
   bool opened = false;
   while (OpenBatch* share = delivery_.Open()) {
@@ -536,7 +536,7 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
   return claim;
 }
 
-// Of a broadcast that has copies on other nodes, while they are in the caches.
+// Copies rows to the other nodes of a broadcast while they are in the caches.
 void Job::CopyRows(const Claim& claim) {
   const auto slots =
       static_cast<uint32_t>(layout_.segment.slot_count / layout_.copies);
@@ -571,7 +571,7 @@ void Job::FinishRows(const Claim& claim) {
   AdvanceLocked();
 }
 
-// A trainer must not run through its epochs on nothing.
+// A trainer must not run through its epochs without a single row.
 void Job::FailIfNothingIsReadable(uint64_t rows_done) {
   if (rows_done < layout_.plan.rows_per_epoch() ||
       counters_.rows_skipped.load(std::memory_order_relaxed) < rows_done) {
@@ -659,7 +659,7 @@ bool Job::EndMoving() {
   return !moving_;
 }
 
-// A bank is moved for the first rank that comes for it.
+// A bank is moved for the first rank that attaches to it.
 void Job::NoteSettledLocked() {
   settled_.store(!moving_ && banks_to_move_.empty() && delivery_.AllCame(),
                  std::memory_order_relaxed);

@@ -1,5 +1,5 @@
-// What a job needs before it is one: its plan, where a state says it begins,
-// its lanes and slots.
+// What a job needs before it is created: its plan, where a state says it
+// begins, its lanes and slots.
 #include <algorithm>
 
 #include "broker/job/job.h"
@@ -18,7 +18,7 @@ StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
   }
   const uint64_t rows_per_epoch = plan.rows_per_epoch();
   // With another batch size or fewer ranks an epoch may be shorter than it was:
-  // a row beyond its new end stands for that end.
+  // a row beyond its new end means that end.
   const uint64_t row_max = !spec.steps_per_epoch ? plan.records()
                            : spec.batch.per_rank ? UINT64_MAX
                                                  : rows_per_epoch;
@@ -78,8 +78,8 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
     spec.epochs = 1;
     spec.steps_per_epoch = 1;
   }
-  // Its own order, the first consumer's is that of the spec; any odd factor
-  // gives every consumer another seed.
+  // Every consumer has an order of its own, the first that of the spec; any odd
+  // factor gives each another seed.
   if (spec.shuffle) {
     spec.shuffle->seed += options.consumer * 0x9e3779b97f4a7c15;
   }
@@ -113,7 +113,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
     return ResourceExhaustedError("a step of {} rows, at most {} may be",
                                   plan.global_batch(), UINT32_MAX);
   }
-  // How many batches are in use at once, at worst.
+  // Batches in use at once in the worst case.
   const uint64_t consumers = options.consumers_max;
   uint32_t lanes = 1;
   uint64_t leases = 0;
@@ -155,7 +155,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                               plan.From(plan.start(), (world_size + 1) / 2));
     rows_max = half.max_batch_rows(0);
   }
-  // A lane of a rank is on one node; the one lane of all is on all nodes.
+  // A rank's lane is on one node; a lane for all ranks is on all nodes.
   const bool lanes_are_ranks =
       split || delivery.mode == DeliveryMode::kIndependent;
   const bool copied =
@@ -179,7 +179,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                 row_bytes,
                 copies};
   if (const auto* stream = std::get_if<StreamSource>(&spec.source)) {
-    // Batches that are not released are in slots, or were in a former life.
+    // Unreleased batches are in slots, or were in those of a former instance.
     layout.retained_rows =
         2 * uint64_t{lanes} * slots * layout.segment.rows_max;
     PENSTOCK_ASSIGN_OR_RETURN(

@@ -1,4 +1,4 @@
-// What a job is seen to do: `penstock status`, and who everybody waits for.
+// A job's activity: `penstock status`, and the ranks that everybody waits for.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -18,7 +18,7 @@ void Job::NoteRanksLocked(const FunctionWorkersUse& function_workers) {
     const bool moved = last == seen_.end() ||
                        last->second.taken != rank.taken ||
                        last->second.held != rank.held;
-    // While it had none there was nothing that it could do.
+    // Without batches there was nothing it could do.
     const bool still = has_batches && !moved;
     seen[rank.rank] = {rank.taken, rank.held, still ? last->second.since : now};
     at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
@@ -26,7 +26,7 @@ void Job::NoteRanksLocked(const FunctionWorkersUse& function_workers) {
                        !rank.open && !has_batches, still, moved});
   }
   seen_ = std::move(seen);
-  // What a broadcast makes ahead before it begins, nobody may get.
+  // Before a broadcast begins, batches are made ahead that nobody may get.
   const bool waits_to_begin =
       options_.delivery.mode == DeliveryMode::kBroadcast &&
       delivery_.CountSlots().out == 0 && !delivery_.Missing().empty();
@@ -45,8 +45,8 @@ std::vector<uint32_t> Job::MissingLocked() const {
   return missing;
 }
 
-// Its producers have put nothing to make a batch of, and there is room for one:
-// in a slot, and of the producers' own.
+// Producers have put too few rows for a batch although there is room for one,
+// in a slot and in the producers' memory.
 bool Job::StarvedLocked() const {
   if (stream_ == nullptr || stream_->over() || stream_->ShortOfRoom() ||
       delivery_.gathering()) {
@@ -88,7 +88,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   const std::vector<uint32_t> missing = MissingLocked();
   const Delivery::SlotCounts slots = delivery_.CountSlots();
   const DeliveryOptions& delivery = options_.delivery;
-  // What was seen before is of no worth while they are moved.
+  // Counts from before a move are void while banks are moved.
   const bool moving = moving_ || !banks_to_move_.empty();
   const std::vector<Delivery::RankStatus> all_ranks = delivery_.Ranks();
   std::vector<uint32_t> waits_for;
@@ -98,7 +98,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
         waits_for.push_back(key_.consumer.value_or(rank.rank));
       }
     }
-    // It may fail before, for ranks that are missing.
+    // It may fail earlier because of missing ranks.
     if (missing_ > 0 && options_.wait_s > 0) {
       const std::chrono::duration<double> missed =
           std::chrono::steady_clock::now() - missing_since_;
@@ -157,7 +157,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"last_error", last_error_},
       {"warning", warning_}};
   if (stream_ != nullptr) {
-    json["records"] = json["steps_per_epoch"] = 0;  // nobody knows
+    json["records"] = json["steps_per_epoch"] = 0;  // unknown
     json["producers_at_work"] = stream_->at_work();
     json["retained_rows"] = stream_->retained_rows();
     json["retained_bytes"] = layout_.retained_bytes;
@@ -184,8 +184,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   if (with_ranks) {
     nlohmann::json ranks = nlohmann::json::array();
     for (const Delivery::RankStatus& rank : all_ranks) {
-      // It has something to do and does not: it takes no batch and gives none
-      // back.
+      // It has batches but takes none and releases none.
       double silent_s = 0;
       if (const auto seen = seen_.find(rank.rank);
           seen != seen_.end() && rank.ready + rank.held > 0) {

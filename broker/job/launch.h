@@ -1,10 +1,10 @@
-// The rank numbers of one launch, and how far each of them is with one
-// incarnation of their job. An incarnation belongs to its launch: each number
-// is told the end of the data once, however late its process attaches, and
-// never gets from the beginning what the others have had.
+// The rank numbers of one launch and the standing of each with one incarnation
+// of their job. An incarnation belongs to its launch: each rank number is told
+// the end of the data once, however late its process attaches, and never
+// restarts data that the others have had.
 //
-// Plain data. The job table keeps one per incarnation, the life journal another
-// for the next life of the broker; the simulation decides with it as well.
+// Plain data. The job table keeps one per incarnation, the recovery journal
+// another for the next broker instance; the simulation uses it as well.
 #ifndef BROKER_JOB_LAUNCH_H_
 #define BROKER_JOB_LAUNCH_H_
 
@@ -19,17 +19,17 @@ class Launch {
  public:
   Launch() = default;
   // Ranks are numbered below world_size; local_world_size of them run on this
-  // host, and which ones is known only when they attach.
+  // host. Which ones is known only when they attach.
   Launch(uint32_t world_size, uint32_t local_world_size)
       : world_size_(world_size), local_world_size_(local_world_size) {}
 
   void Attached(uint32_t rank) { standings_[rank] = Standing::kAttached; }
-  // In an orderly way. finished: all of its data were taken before.
+  // Left in an orderly way. finished: it had taken all of its data.
   void Left(uint32_t rank, bool finished) {
     standings_[rank] = finished ? Standing::kFinished : Standing::kLeft;
   }
 
-  // A process has attached as this rank, and perhaps died or left since.
+  // A process has attached as this rank; it may have died or left since.
   bool Knows(uint32_t rank) const { return standings_.count(rank) > 0; }
   bool HasLeft(uint32_t rank) const {
     const auto found = standings_.find(rank);
@@ -39,15 +39,15 @@ class Launch {
     const auto found = standings_.find(rank);
     return found != standings_.end() && found->second == Standing::kFinished;
   }
-  // A process of this launch may still attach as this rank: for the first time,
-  // or in the place of one that died.
+  // A process of this launch may still attach as this rank: the first one, or
+  // the replacement of one that died.
   bool Expects(uint32_t rank) const {
     if (rank >= world_size_ || HasLeft(rank)) return false;
     return Knows(rank) || CountRanks(false) < local_world_size_;
   }
-  // As many as run on this host have attached, at one time or another.
+  // As many ranks as run on this host have attached at some time.
   bool AllCame() const { return CountRanks(false) >= local_world_size_; }
-  // Every rank of this host came and left, also where more came than it said.
+  // Every rank of this host came and left, also if more came than announced.
   bool Complete() const {
     return AllCame() && CountRanks(true) == CountRanks(false);
   }
@@ -59,7 +59,7 @@ class Launch {
  private:
   enum Standing : uint8_t { kAttached, kLeft, kFinished };
 
-  // Consumers of a broadcast that joined later have numbers beyond the launch.
+  // Consumers that joined a broadcast later have numbers beyond the launch.
   uint32_t CountRanks(bool only_left) const {
     uint32_t count = 0;
     for (const auto& [rank, standing] : standings_) {

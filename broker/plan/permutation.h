@@ -1,21 +1,21 @@
-// A shuffled order of n records that is computed, not stored: any position of
-// any pass is reached at once, so a resume costs nothing and every host that
-// knows (n, seed, pass) knows the same order.
+// A shuffled order of n records that is computed, not stored. Any position of
+// any pass is reached directly, so resuming costs nothing and every host that
+// knows (n, seed, pass) computes the same order.
 //
-// Constant after construction; called by any number of threads at once. No
-// heap memory: 352 bytes, built in 50 ns (a table: 1 us); a position costs 20
-// ns in a loop and 40 ns alone from 257 records to 2^62 (EPYC, GCC 12).
+// Constant after construction; any number of threads may call it at once. No
+// heap memory: 352 bytes, built in 50 ns (a table: 1 us). From 257 records to
+// 2^62 a position costs 20 ns in a loop and 40 ns alone (EPYC, GCC 12).
 //
-// The construction: Black and Rogaway, "Ciphers with Arbitrary Finite Domains"
-// (CT-RSA 2002), method 3, the generalized Feistel cipher: x is written as a
-// pair in Z_a x Z_b with a * b >= n and a ~ b ~ sqrt(n); each round adds a
+// The construction is the generalized Feistel cipher of Black and Rogaway,
+// "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), method 3: x is written
+// as a pair in Z_a x Z_b with a * b >= n and a ~ b ~ sqrt(n); each round adds a
 // keyed hash of one half to the other; a result of n or more is enciphered
 // again ("cycle walking"), which a * b < n + a makes rare. 8 rounds. It is an
 // order for training, not a cipher: the keys come from 64-bit seeds.
 //
 // THE ORDER IS A FORMAT. A checkpoint says "position p of epoch e"; changing a
-// constant below resumes every job in another order. permutation_test.cc keeps
-// literal values.
+// constant below would resume every job in another order. permutation_test.cc
+// checks literal values.
 #ifndef BROKER_PLAN_PERMUTATION_H_
 #define BROKER_PLAN_PERMUTATION_H_
 
@@ -36,8 +36,8 @@ class Permutation {
   // The order of [0, n) in pass number pass under seed. 1 <= n <= kRecordsMax.
   Permutation(uint64_t n, uint64_t seed, uint64_t pass) : n_(n) {
     assert(n >= 1 && n <= kRecordsMax);
-    // For a fixed seed different passes have different keys in every round,
-    // and so have different seeds in a fixed pass: both steps are bijections.
+    // For a fixed seed, different passes have different keys in every round; so
+    // do different seeds in a fixed pass: both steps are bijections.
     for (uint64_t i = 0; i < keys_.size(); ++i) {
       keys_[i] = Mix(Mix(seed + (i + 1) * kGolden) + pass * kPassStride);
     }
@@ -79,12 +79,12 @@ class Permutation {
   }
 
  private:
-  // At most this many records are shuffled outright: two halves of 16 values
-  // would leave a Feistel network few different rounds to choose from, and the
+  // Up to this many records are shuffled outright: two halves of 16 values
+  // would leave a Feistel network few different rounds to choose from. The
   // table's entries fit in a byte.
   static constexpr uint64_t kTableRecords = 256;
   static constexpr uint64_t kGolden = 0x9e37'79b9'7f4a'7c15;  // 2^64 / phi
-  // Odd, so that pass -> pass * kPassStride is a bijection. Constant of PCG.
+  // Odd, so that pass -> pass * kPassStride is a bijection. PCG's constant.
   static constexpr uint64_t kPassStride = 0x5851'f42d'4c95'7f2d;
 
   static uint64_t MultiplyHigh(uint64_t x, uint64_t y) {
@@ -98,11 +98,11 @@ class Permutation {
     return x ^ (x >> 31);
   }
 
-  // A value below modulus, which is below 2^32, from half and key. Multiply,
+  // Maps half and key to a value below modulus, which is below 2^32. Multiply,
   // fold, multiply (MurmurHash3's finaliser without its outer shifts: the key
-  // has stirred the low bits already and the range reduction reads the high
-  // ones). Range reduction by multiplication: Lemire 2019; its bias is
-  // modulus / 2^64.
+  // has already stirred the low bits, and the range reduction reads the high
+  // ones). Range reduction by multiplication: Lemire 2019; its bias is modulus
+  // / 2^64.
   static uint64_t Hash(uint64_t half, uint64_t key, uint64_t modulus) {
     uint64_t x = (half ^ key) * 0xff51'afd7'ed55'8ccd;
     x = (x ^ (x >> 32)) * 0xc4ce'b9fe'1a85'ec53;
@@ -114,7 +114,7 @@ class Permutation {
     return sum >= modulus ? sum - modulus : sum;
   }
 
-  // Fisher-Yates with splitmix64's sequence from two of the keys.
+  // Fisher-Yates, drawing from splitmix64's sequence seeded with two keys.
   void FillTable() {
     for (uint64_t i = 0; i < n_; ++i) table_[i] = static_cast<uint8_t>(i);
     for (uint64_t i = n_ - 1; i > 0; --i) {

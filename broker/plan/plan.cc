@@ -103,7 +103,7 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
   }
   plan.first_epoch_steps_ = StepsFrom(start.position % rows_per_epoch_);
   if (epochs_) {
-    // Each product is at most rows in all, which Make has bounded.
+    // Make has bounded the products: none exceeds the total number of rows.
     plan.total_steps_ = start.owed.size() + plan.first_epoch_steps_ +
                         (*epochs_ - epoch) * steps_per_epoch_ -
                         steps_per_epoch_;
@@ -159,7 +159,7 @@ uint64_t Plan::StepAt(uint64_t position) const {
 }
 
 std::optional<uint64_t> Plan::StepFrom(uint64_t position) const {
-  if (position < start_.position) {  // where all that is owed is
+  if (position < start_.position) {  // where all owed steps are
     for (uint64_t step = 0; step < start_.owed.size(); ++step) {
       if (start_.owed[step].position == position) return step;
     }
@@ -197,7 +197,7 @@ Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
 
 uint64_t Plan::max_batch_rows(uint32_t rank) const {
   assert(rank < world_size_);
-  // The first step of an epoch is never the smaller one.
+  // The first step of an epoch is never smaller than a later one.
   return RowsOfRank(last_ == LastBatch::kPad
                         ? global_batch_
                         : std::min(global_batch_, rows_per_epoch_),

@@ -1,37 +1,38 @@
-// Stage 1 of the flow, "plan": which records are in which step, in which order
-// and for which rank.
+// Stage 1 of the flow, "plan": which records each step has, in which order and
+// for which rank.
 //
 // A pure function of (spec, number of records, world size): no state, no I/O.
-// Constant after Make; called by any number of threads at once. What a step
-// holds does not depend on the number of ranks (unless batch.per_rank asks for
-// it) nor on workers, so every host computes the same plan without talking.
+// Constant after Make; any number of threads may call it at once. The contents
+// of a step depend neither on the number of ranks (unless batch.per_rank asks
+// for it) nor on the workers, so every host computes the same plan without
+// communicating.
 //
-// Epochs and passes. A pass goes once over all records. Without
-// steps_per_epoch an epoch is one pass, cut into steps of a global batch:
+// Epochs and passes. A pass visits all records once. Without steps_per_epoch an
+// epoch is one pass, cut into steps of one global batch G:
 //
 //   last: partial   ceil(n / G) steps, the last one short
 //   last: pad       ceil(n / G) steps, the last one short in a full shape
 //   last: drop      floor(n / G) steps; the rest of that epoch's order is left
 //                   out (with shuffle: other records every epoch)
 //
-// With steps_per_epoch S an epoch has exactly S steps, and every epoch starts
-// at the beginning of its order. While S is not more than the steps above, the
-// epoch is cut short and that is all: with n = 100, G = 16, last: partial,
-// S = 5 gives 5 x 16 rows and S = 7 gives 6 x 16 + 4. Only a larger S goes
-// round: the epoch runs on into a further pass, and then every batch is full,
-// across the seam too, whatever `last` says (S = 8: 8 x 16, the seam after the
-// 100th row). So every epoch has the same number of steps, always.
+// With steps_per_epoch S every epoch has exactly S steps and starts at the
+// beginning of its order. An S up to the number of steps above just cuts the
+// epoch short: with n = 100, G = 16, last: partial, S = 5 gives 5 x 16 rows and
+// S = 7 gives 6 x 16 + 4. A larger S wraps: the epoch runs on into a further
+// pass, and every batch is full, across the seam too, whatever `last` says (S =
+// 8: 8 x 16, the seam after the 100th row). Every epoch thus has the same
+// number of steps.
 //
-// A row's pass is counted over the whole job, epoch * passes_per_epoch + k; it
-// keys the order (shuffle.each_epoch) and always the augmentation.
+// Passes are numbered over the whole job: epoch * passes_per_epoch + k. The
+// number keys the augmentation and, with shuffle.each_epoch, the order.
 //
-// A plan may begin at any row of any epoch (resume): from there on each step is
-// the next G rows of the epoch, the last one short; the epochs after it are cut
-// as always. Rows before that are passed over without any work, but for the
-// ranges that are still owed: each is a step of its own, at the very beginning.
+// A plan may begin at any row of any epoch (resume). From there each step is
+// the next G rows of the epoch, the last one short; later epochs are cut as
+// always. Earlier rows are skipped at no cost, except for owed ranges: each is
+// a step of its own, before all others.
 //
-// Dividing a step over R ranks: of the rows present, the first (rows mod R)
-// ranks get one more; ranks take them in order, without gaps.
+// Dividing a step over R ranks: ranks take the rows present in order, without
+// gaps, and the first (rows mod R) ranks get one more.
 #ifndef BROKER_PLAN_PLAN_H_
 #define BROKER_PLAN_PLAN_H_
 
@@ -46,104 +47,103 @@
 
 namespace penstock {
 
-// Rows of one epoch that follow one another. A position counts the rows that a
-// job delivers over all its epochs: epoch * rows_per_epoch + row of the epoch.
+// Consecutive rows of one epoch. A position counts the rows that a job delivers
+// over all its epochs: epoch * rows_per_epoch + row of the epoch.
 struct RowRange {
   uint64_t position = 0;
   uint64_t rows = 0;
-  bool redelivered = false;  // somebody took them once and did not finish
+  bool redelivered = false;  // a rank took them but did not finish
   bool operator==(const RowRange&) const = default;
 };
 
 // Where a job begins.
 struct PlanStart {
   uint64_t position = 0;
-  std::vector<RowRange> owed;  // of the rows before, those still to deliver
+  std::vector<RowRange> owed;  // earlier rows still to deliver
   bool operator==(const PlanStart&) const = default;
 };
 
 class Plan {
  public:
-  // A job's rows over all its epochs: positions never wrap, share a word with
-  // the phase (StepId), and are exact in every reader of JSON.
+  // Limit on a job's rows over all epochs: positions then never wrap, share a
+  // word with the phase (StepId), and are exact in every reader of JSON.
   static constexpr uint64_t kTotalRowsMax = uint64_t{1} << 53;
   static_assert(kTotalRowsMax < uint64_t{1} << kPositionBits &&
                 kTotalRowsMax <= Permutation::kRecordsMax);
 
-  // records: of the source, repeats included. InvalidArgument: no records, no
-  // ranks, an epoch without a single batch (last: drop), or more rows in all
-  // than kTotalRowsMax. A job without end (epochs: forever) may be planned up
-  // to the same position.
+  // records: number in the source, repeats included. InvalidArgument: no
+  // records, no ranks, an epoch without a single batch (last: drop), or more
+  // than kTotalRowsMax rows in all. A job without end (epochs: forever) may be
+  // planned up to the same position.
   static StatusOr<Plan> Make(const DatasetSpec& spec, uint64_t records,
                              uint32_t world_size);
 
-  // The same plan, with the same global batch, for another number of ranks and
-  // begun elsewhere. InvalidArgument: a position beyond the end, an owed range
-  // that is empty, larger than a global batch, over the end of an epoch or not
-  // before the position.
+  // The same plan with the same global batch, for another number of ranks and
+  // another start. InvalidArgument: the position is beyond the end, or an owed
+  // range is empty, larger than a global batch, crosses the end of an epoch or
+  // is not before the position.
   StatusOr<Plan> From(PlanStart start, uint32_t world_size) const;
 
-  // Of a stream: the same plan, now that it is known how many records there
-  // are. nullopt: none of them is behind its start.
+  // For a stream: the same plan once the number of records is known. nullopt:
+  // no record follows its start.
   std::optional<Plan> Ending(uint64_t records) const;
 
   const PlanStart& start() const { return start_; }
   uint64_t records() const { return records_; }
   uint32_t world_size() const { return world_size_; }
-  // Rows of a full step, over all ranks.
+  // Rows of a full step over all ranks.
   uint64_t global_batch() const { return global_batch_; }
   uint64_t steps_per_epoch() const { return steps_per_epoch_; }
-  // Rows delivered in one epoch, padding not counted.
+  // Rows delivered in one epoch, without padding.
   uint64_t rows_per_epoch() const { return rows_per_epoch_; }
   // nullopt: forever.
   std::optional<uint64_t> epochs() const { return epochs_; }
-  // From the start on, owed ones included.
+  // Counted from the start, owed steps included.
   std::optional<uint64_t> total_steps() const { return total_steps_; }
-  // Where a step begins; of total_steps(): where the data end. The steps that
-  // are owed are all at the start.
+  // The position at which a step begins; for total_steps(), the end of the
+  // data. Owed steps come first.
   uint64_t PositionOf(uint64_t step) const;
-  // The first step that is not owed and begins at position or after it.
+  // The first step that is not owed and begins at or after position.
   uint64_t StepAt(uint64_t position) const;
-  // The step that begins just there, also one that is owed; nullopt: none does.
+  // The step that begins exactly at position, owed or not; nullopt: none.
   std::optional<uint64_t> StepFrom(uint64_t position) const;
 
-  // One rank's share of one global step.
+  // One rank's rows of one global step.
   struct RankBatch {
     uint64_t position = 0;  // of the whole step
     uint64_t epoch = 0;
     uint64_t step_in_epoch = 0;
-    uint64_t first_row = 0;    // its first row's position in the epoch
+    uint64_t first_row = 0;    // position in the epoch of its first row
     uint64_t rows = 0;         // present; 0: an empty batch
-    uint64_t shape_rows = 0;   // rows and padding; = rows without last: pad
+    uint64_t shape_rows = 0;   // rows plus padding; = rows without last: pad
     uint64_t global_rows = 0;  // present in the step, over all ranks
     bool last_of_epoch = false;
     bool last_of_data = false;  // of the last epoch; never with forever
     bool extra = false;         // owed
     bool redelivered = false;
   };
-  // step, counted from the start, < total_steps(); rank < world_size().
+  // step is counted from the start and < total_steps(); rank < world_size().
   RankBatch RankBatchOf(uint64_t step, uint32_t rank) const;
 
-  // The largest shape_rows this rank ever gets: the size of its slots.
+  // The largest shape_rows this rank ever gets: its slots are this large.
   uint64_t max_batch_rows(uint32_t rank) const;
 
-  // What is at a position of an epoch.
   struct Row {
     uint64_t record = 0;  // below records()
     uint64_t pass = 0;    // the "epoch" of AugmentationKey
     bool operator==(const Row&) const = default;
   };
 
-  // The order last used, kept by a caller (one thread, one plan) so that not
-  // every call builds it again. No heap memory.
+  // The last order used. A caller (one thread, one plan) keeps it so that the
+  // order is not rebuilt on every call. No heap memory.
   class OrderCache {
     friend class Plan;
     std::optional<Permutation> permutation_;
     uint64_t key_ = 0;  // the pass that keyed permutation_
   };
 
-  // Fills out[0, count) for the positions from first_row on, which end at
-  // rows_per_epoch(). About 20 ns for each with shuffle, 1 ns without.
+  // Fills out[0, count) for the positions from first_row on, which must not
+  // pass rows_per_epoch(). About 20 ns per row with shuffle, 1 ns without.
   void Rows(uint64_t epoch, uint64_t first_row, uint64_t count,
             OrderCache* cache, Row* out) const;
   void Rows(uint64_t epoch, uint64_t first_row, uint64_t count,
@@ -154,11 +154,11 @@ class Plan {
 
  private:
   Plan() = default;
-  // Steps of an epoch from this row of it on.
+  // Steps of an epoch from this row on.
   uint64_t StepsFrom(uint64_t row) const;
 
   PlanStart start_;
-  uint64_t first_epoch_steps_ = 0;  // regular ones, of the epoch of the start
+  uint64_t first_epoch_steps_ = 0;  // in the epoch of the start, owed excluded
   uint64_t records_ = 0;
   uint32_t world_size_ = 0;
   uint64_t global_batch_ = 0;

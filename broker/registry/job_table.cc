@@ -17,7 +17,7 @@ namespace penstock {
 
 namespace {
 
-// Whom the job waits for since the broker was started again.
+// Adds the ranks the job waits for since the broker was restarted.
 void AddAway(const std::map<uint32_t, const FormerRank*>& away, bool with_ranks,
              nlohmann::json* job) {
   if (away.empty()) return;
@@ -76,7 +76,7 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
     uint64_t ignored = 0;
     for (const auto& [attach, rank] : former.ranks) {
       if (rank.left || rank.segment == 0) continue;
-      // Of the last segment there was.
+      // The last of its segments.
       entry.former_memory = count(former.key.uid, rank.segment, rank.bytes);
       if (rank.pidfd == nullptr) continue;
       holders_.push_back({former.id, attach, rank.rank, rank.pidfd,
@@ -163,7 +163,7 @@ Status JobTable::ForgottenError(const std::string& job) {
 }
 
 // Not always the newest: a rank that has taken all of its data may have begun
-// the next while others are not through with this one.
+// the next one while others have not finished with this one.
 StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
   const uint32_t rank = request.joining.rank;
   for (const Holder& holder : holders_) {
@@ -279,7 +279,7 @@ const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
   const uint32_t rank = request.joining.rank;
   if (rank == Delivery::kAnyRank || !request.numbered) return nullptr;
   const auto now = std::chrono::system_clock::now();
-  // It costs more than all else here, and few attaches need it.
+  // Costs more than everything else here, and few attaches need it.
   std::optional<uint32_t> agreement;
   const auto agrees = [&](const Ended& ended) {
     if (!agreement) agreement = AgreementDigest(request.options);
@@ -287,7 +287,7 @@ const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
   };
   const Ended* oldest = nullptr;
   for (const Ended& ended : ended_) {
-    // One that disagrees is of another launch. A rank that was here and gives
+    // One that disagrees is from another launch. A rank that was here and gives
     // a state begins anew.
     if (ended.awaited && ended.key == request.key &&
         ended.incarnation.number < before && ended.launch.Expects(rank) &&
@@ -325,7 +325,7 @@ bool JobTable::Expects(const Entry& entry, uint32_t rank) {
        (entry.job->failed() || entry.job->ToldTheEnd(rank)))) {
     return false;
   }
-  // One that left early comes back only to others that are still there.
+  // A rank that left early comes back only while others are still there.
   if (entry.deserted && entry.launch.HasLeft(rank)) return false;
   return entry.launch.Expects(rank) || WaitsFor(entry, rank);
 }
@@ -340,7 +340,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
              request.options.start == entry.options.start);
   };
   Entry* entry = nullptr;
-  uint64_t expecting = UINT64_MAX;  // number of the incarnation that does
+  uint64_t expecting = UINT64_MAX;  // of the incarnation that expects the rank
   for (Entry& each : entries_) {
     if (!(each.key == request.key) || each.over) continue;
     HearFormer(each);
@@ -372,7 +372,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     }
   }
   if (entry->job == nullptr && entry->opening == nullptr) {
-    // Of a former life.
+    // From a former broker instance.
     if (begins_another(*entry)) {
       End(*entry, "");
       return nullptr;
@@ -394,7 +394,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
   const bool knows = entry->job->Knows(rank);
   if (begins_another(*entry)) {
     // Ranks that begin at the same state meet in one incarnation; a rank that
-    // comes again with a state begins another.
+    // comes once more with a state begins another.
     if (!knows && request.options.start == entry->options.start) return entry;
     End(*entry, Format("rank {} opened a newer incarnation of job '{}' with a "
                        "state: attach or reset with it",
@@ -425,7 +425,7 @@ uint64_t JobTable::Attach(AttachRequest request, AttachDone done) {
 void JobTable::Route(Pending attach) {
   AttachRequest& request = attach.request;
   if (request.options.delivery.mode == DeliveryMode::kIndependent) {
-    // Each consumer has a job of its own, of which it is the only rank.
+    // Each consumer is the only rank of a job of its own.
     uint32_t consumer = request.joining.rank;
     request.numbered = consumer != Delivery::kAnyRank;
     if (!request.numbered) {
@@ -531,16 +531,16 @@ Status JobTable::CheckLimits(uint32_t uid) const {
 
 StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
                                                 AttachRequest request) {
-  // Its request was still on its way: what it had may have been given to others
-  // when it was seen to be dead.
+  // The request was still on its way: the dead process's batches may have been
+  // given to others already.
   pollfd dead{request.pidfd, POLLIN, 0};
   if (poll(&dead, 1, 0) == 1) {
     return UnavailableError("rank {} is dead", request.joining.rank);
   }
   const bool reconnects = request.incarnation.has_value();
   if (reconnects && request.joining.phase >= entry.job->phases()) {
-    // It was told of other ranks, and the journal has lost that: nobody's share
-    // is what it was.
+    // The rank was told of a change of ranks that the journal has lost: every
+    // rank batch differs now.
     const Status status = ForgottenError(entry.key.name);
     entry.job->Fail(status);
     return status;
@@ -567,8 +567,8 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
         life_->RankAttached(entry.number, {joined.rank, joined.position, false},
                             request.cursor_fd.get(), request.pidfd);
     if (recorded.ok()) attach = *recorded;
-    // A rank that no later life would know of: it has had nothing yet. One that
-    // reconnects goes on all the same.
+    // Refused if the next broker instance would not know the rank, which has
+    // had nothing yet. A rank that reconnects goes on all the same.
     return reconnects ? OkStatus() : recorded.status();
   };
   const auto attached = entry.job->Attach(std::move(request.joining), record);
@@ -586,9 +586,9 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   if (!entry.job->gathering()) RetireFormer(entry, joined.rank);
   TryGather(entry);
   FinishFormer(entry);
-  // A replaced rank is a new incarnation for those it replaces: only the dead
-  // process can be fenced by it, and it cannot ask any more. The number stays,
-  // so that ranks that reconnect later are recognised.
+  // A replacement gets the same incarnation number: the one process it could
+  // fence is dead and cannot ask any more, and ranks that reconnect later are
+  // recognised by the number.
   return Attached{
       entry.job, joined, entry.incarnation,
       reconnects ? FormerMemoryOf(entry, rank, request.pidfd) : nullptr};
@@ -607,7 +607,7 @@ const DatasetSpec* JobTable::SpecOf(
   return nullptr;
 }
 
-// Nobody gets anything of it any more.
+// Gives nobody anything of the entry any more.
 void JobTable::End(Entry& entry, const std::string& reason, bool awaited) {
   if (entry.over) return;
   entry.over = true;
@@ -621,12 +621,12 @@ void JobTable::CancelAttach(uint64_t attach) {
     std::erase_if(entry->pending, [attach](const Pending& pending) {
       return pending.number == attach;
     });
-    // One that others know of is not given up with the first that came.
+    // Not given up with its first rank if others know of it.
     if (entry->job == nullptr && entry->pending.empty() &&
         entry->opening != nullptr && entry->former == nullptr &&
         !entry->options.at_end && !entry->forgotten) {
-      // Nobody waits any more: who comes now opens another, and Opened() drops
-      // this one.
+      // Nobody waits any more: the next request opens another entry, and
+      // Opened() drops this one.
       entry->over = true;
       entry->opening->progress.cancel.store(true);
       datasets_.NoticeCancel();
@@ -656,8 +656,8 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
   if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
     Deserted(*entry);
   }
-  // Of a job that goes on, with the next tick: there may be a thousand ranks
-  // that leave, one by one.
+  // For a job that goes on, the next tick sweeps: a thousand ranks may leave
+  // one by one.
   if (entry != entries_.end() && entry->over) Sweep();
 }
 
@@ -721,7 +721,7 @@ void JobTable::Sweep() {
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     HearFormer(*entry);
     if (entry->job == nullptr) {
-      // Of a former life, and nobody comes.
+      // From a former broker instance, and nobody comes.
       if (entry->former != nullptr && entry->opening == nullptr &&
           (entry->over || FormerIsOver(*entry))) {
         End(*entry, "");
@@ -746,7 +746,7 @@ void JobTable::Sweep() {
     if (!entry->over) {
       TryGather(*entry);
       FinishFormer(*entry);
-      // It may have failed since, or all be known to be delivered.
+      // It may have failed since, or turn out to be delivered.
       if (entry->deserted) Deserted(*entry);
       if (entry->deserted && now - *entry->deserted > kDesertedJobKept) {
         End(*entry, "nobody came back");
@@ -776,7 +776,7 @@ PoolUse JobTable::RecentPoolUse() const {
   use.idle = workers_->recently_idle();
   for (const Entry& entry : entries_) {
     if (entry.job == nullptr) continue;
-    if (entry.job->has_function_workers()) continue;  // not of the pool's time
+    if (entry.job->has_function_workers()) continue;  // not in the pool's time
     use.decoding += entry.job->RecentDecoding() / use.workers;
     use.storage += entry.job->RecentStorage() / use.workers;
   }

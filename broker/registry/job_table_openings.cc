@@ -1,6 +1,6 @@
-// What takes long and has a thread of its own: opening a dataset, alone
-// (Inspect) or for a job, whose memory is then reserved and populated; moving
-// its memory later.
+// The part of JobTable for lengthy work on threads of its own: opening a
+// dataset, alone (Inspect) or for a job, whose memory is then reserved and
+// populated; moving that memory later.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -15,7 +15,7 @@
 namespace penstock {
 namespace {
 
-// Tells the journal of one job.
+// Records the events of one job in the journal.
 class JobInJournal : public JobRecord {
  public:
   JobInJournal(RecoveryJournal* life, uint64_t number)
@@ -58,7 +58,7 @@ class JobInJournal : public JobRecord {
   const uint64_t number_;
 };
 
-// Whose errors name the dataset.
+// Errors name the dataset.
 StatusOr<Job::Layout> PlanLayout(const JobOptions& options,
                                  const Dataset& dataset, size_t nodes,
                                  bool replicate) {
@@ -84,7 +84,7 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
     }
     Entry& entry = entries_[key];
     open = entry.dataset.lock();
-    // While we waited it was opened, or looked at.
+    // It was opened or checked while this thread waited.
     if (open != nullptr && waited) return open;
     entry.opening = true;
   }
@@ -125,8 +125,8 @@ StatusOr<std::thread> JobTable::StartOpening(std::function<void()> body) {
 Status JobTable::Open(Entry* entry) {
   Opening* opening = &openings_.emplace_back();
   entry->opening = opening;
-  // Its number is known before the job is, which records under it. One at its
-  // end has its record.
+  // The number must be known before the job, which records under it. An entry
+  // at its end has its record already.
   if (!entry->options.at_end) {
     const auto recorded = life_->JobOpened(
         entry->key, entry->options, entry->incarnation, entry->named,
@@ -150,8 +150,8 @@ Status JobTable::Open(Entry* entry) {
           });
           return;
         }
-        // Its first slots first; the ranks attach, the rest follows while the
-        // first batches are made.
+        // The first slots come first: the ranks attach, and the rest follows
+        // while the first batches are made.
         bool told = false;
         const Status populated = PopulateJob(**job, opening->progress, [&] {
           told = true;
@@ -193,7 +193,7 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
     PENSTOCK_ASSIGN_OR_RETURN(memory, ReserveMemory(key, options, layout));
     return layout;
   };
-  // A copy on each node where there is room, else the nodes share one.
+  // A copy on each node if there is memory, else the nodes share one.
   auto layout = plan(workers_->topology().unbound().empty());
   if (layout.status().code() == StatusCode::kResourceExhausted) {
     layout = plan(false);
@@ -236,7 +236,7 @@ void JobTable::StartMover(const std::shared_ptr<Job>& job) {
     return;
   }
   openings_.pop_back();
-  // They stay where they are.
+  // The banks stay where they are.
   std::vector<uint32_t> nodes;
   do {
     while (job->NextBankToMove(&nodes)) {
@@ -281,7 +281,7 @@ std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
     *before_of_uid = of_uid;
     of_uid += bytes;
   }
-  // Not a null pointer, which would say that nothing is kept.
+  // Not a null pointer, which would mean that nothing is kept.
   return {reserved_.get(), [reserved = reserved_, bytes, uid](void*) {
             MutexLock lock(&reserved->mutex);
             reserved->bytes -= bytes;
@@ -299,8 +299,8 @@ uint64_t JobTable::reserved_bytes() const {
 StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
     const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
   const uint64_t needed = layout.memory_bytes();
-  // Taken first and judged then, so that two jobs that open at once cannot both
-  // be reserved the same bytes.
+  // Counts first and checks then, so that two jobs that open at once cannot
+  // both reserve the same bytes.
   uint64_t taken = 0;
   uint64_t taken_by_uid = 0;
   std::shared_ptr<void> reservation =
@@ -345,8 +345,8 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
         Format("only {} are left by {}", BytesText(left), room.limit));
   }
   if (layout.retained_bytes == 0) return reservation;
-  // The retained rows gets its pages when ranks are slow and not when the job
-  // begins: until the job ends all of it counts as not populated.
+  // The retained rows get their pages only when ranks are slow: until the job
+  // ends all of them count as not populated.
   return std::shared_ptr<void>(nullptr, [reservation, reserved = reserved_,
                                          bytes = layout.retained_bytes](void*) {
     reserved->unpopulated.fetch_sub(bytes);
@@ -362,7 +362,7 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
   std::vector<std::shared_ptr<void>> on_nodes = placement_.Bind(job);
   std::vector<PopulateRange> ranges = {{base, plan.slots_offset}};
   for (uint32_t level = 0; level < levels; ++level) {
-    // Copies of one lane are as good as lanes.
+    // Copies of a lane are populated like lanes.
     for (uint32_t lane = 0; lane < lanes; ++lane) {
       ranges.push_back({base + job.segment().slot_offset(lane * levels + level),
                         plan.slot_stride});
@@ -408,7 +408,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
   entry->pending.clear();
   const bool restored = entry->former != nullptr;
   if (pending.empty() && restored) {
-    // Who had it opened is gone again: it waits for the next.
+    // Whoever had it opened is gone: it waits for the next.
     entry->opening = nullptr;
     return;
   }
@@ -494,7 +494,7 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
                          false));
           nlohmann::json json = OkReply();
           json["dataset"] = options.spec.name;
-          // Nobody knows how long a stream will be.
+          // The length of a stream is unknown.
           const bool endless =
               std::holds_alternative<StreamSource>(options.spec.source);
           json["records"] = endless ? 0 : dataset->source->record_count();

@@ -1,5 +1,5 @@
-// What JobTable does after a death of the broker: jobs of a former life and
-// their ranks, of which some reconnect, some are dead, and some say nothing.
+// The part of JobTable for a restart of the broker: jobs of a former instance
+// and their ranks, some of which reconnect, some are dead and some stay silent.
 #include <poll.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace penstock {
 namespace {
 
-// Ranks of a former life of which nothing is known have so long to reconnect.
+// Time to reconnect for ranks from before a restart whose state is unknown.
 constexpr std::chrono::seconds kReconnectTime{60};
 
 std::string UnknownText(const JobKey& key, uint32_t rank) {
@@ -41,7 +41,7 @@ bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
 
 std::shared_ptr<void> JobTable::FormerMemoryOf(const Entry& entry,
                                                uint32_t rank, int pidfd) {
-  // The dead are none: another may have their number.
+  // Removes the dead first: another process may have their pid.
   CheckHolders();
   const pid_t pid = PidOf(pidfd);
   std::vector<uint64_t> attaches;
@@ -94,14 +94,14 @@ bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
             request->joining.rank == former.rank) &&
            former.WasNotAnswered(request->pidfd);
   };
-  // What others had because it was there, it is to have too.
+  // It must have the batches that the others had because it was there.
   if (entry.options.delivery.mode == DeliveryMode::kBroadcast &&
       request->options.start == entry.options.start &&
       (entry.job == nullptr || entry.job->gathering())) {
     const auto last = std::find_if(ranks.rbegin(), ranks.rend(), is_it);
     if (last != ranks.rend()) {
       const FormerRank& former = last->second;
-      // It was not answered, so it has got no segment.
+      // It was not answered, so it has no segment.
       Unmapped(entry.number, last->first);
       request->asked_before = true;
       request->incarnation = entry.incarnation;
@@ -178,8 +178,8 @@ std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
     processes.push_back({rank.rank, rank.from, rank.page.get(), rank.MayLive(),
                          rank.left, false});
   }
-  // From the page on that it handed over they are its own: attaches that came
-  // after it may not have been answered. Of one nobody kept, the last.
+  // From the page it handed over on, processes are its own: attaches after that
+  // may not have been answered. If nobody kept that page, the last one is.
   for (const auto& [rank, reconnected] : entry.reconnected) {
     size_t i = 0;
     size_t last = processes.size();
@@ -210,8 +210,8 @@ Status JobTable::Restore(Entry& entry) {
     entry.job->RestoreStream(std::move(*entry.former->stream));
     entry.former->stream.reset();
   }
-  // What a dead rank owed came between the others' own steps: their positions
-  // do not tell what they have had of it.
+  // Batches owed by a dead rank came between the others' own steps, whose
+  // positions do not tell which of them they had.
   if (former.incomplete && !former.phases.empty()) {
     entry.job->Fail(DataLossError(
         "job '{}': the journal has not all that its ranks have had since they "
@@ -219,7 +219,7 @@ Status JobTable::Restore(Entry& entry) {
         "damage; the broker's log says so): begin all ranks at a state",
         entry.key.name));
   }
-  // What the others go on without is owed by them.
+  // Batches of ranks that the others go on without are owed by the others.
   std::erase_if(entry.former->ranks, [&](const auto& item) {
     const auto& [attach, rank] = item;
     if (!entry.job->GoesOnWithout(rank.rank)) return false;
@@ -235,8 +235,8 @@ Status JobTable::Restore(Entry& entry) {
   return OkStatus();
 }
 
-// Not once for all: a rank that lived when the job was opened again may have
-// died since.
+// Not only once: a rank that lived when the job was reopened may have died
+// since.
 void JobTable::RestoreDead(Entry& entry) {
   if (entry.former == nullptr || entry.job->gathering()) return;
   for (const Delivery::FormerConsumer& rank :
@@ -272,7 +272,7 @@ Status JobTable::CheckForgotten(const Entry& entry,
       rank, entry.key.name);
 }
 
-// The positions of a split are what its ranks say, so all of them have to.
+// In split the ranks alone know their positions, so all must report.
 void JobTable::FinishForgotten(Entry& entry) {
   if (entry.job == nullptr || !entry.forgotten) return;
   if (entry.job->AllCame()) {
@@ -306,7 +306,8 @@ void JobTable::FinishFormer(Entry& entry) {
   for (const auto& [attach, rank] : entry.former->ranks) {
     last[rank.rank] = {&rank, rank.MayLive()};
   }
-  // After they were looked at: who dies now is still alive above.
+  // After MayLive was checked: a rank that dies now still counts as alive
+  // above.
   RestoreDead(entry);
   bool all_spoke = true;
   for (const auto& [rank, each] : last) {
@@ -315,12 +316,12 @@ void JobTable::FinishFormer(Entry& entry) {
     if (may_live) {
       if (!time_is_over) return;
       all_spoke = false;
-      if (former->pidfd != nullptr) continue;  // it lives, and is silent
+      if (former->pidfd != nullptr) continue;  // it lives but is silent
     }
     entry.job->Fail(AbortedError("{}", UnknownText(entry.key, rank)));
     return;
   }
-  // A phase can begin only where it is known of all that they are before it.
+  // A phase can begin only if all ranks are known to be before it.
   entry.job->FinishRecovery(all_spoke);
 }
 
@@ -375,7 +376,7 @@ void JobTable::TryGather(Entry& entry) {
   }
 }
 
-// Where a consumer begins is not known before it is known where all are.
+// A new consumer's start is unknown until the positions of all are known.
 bool JobTable::MustWait(const Entry& entry, const AttachRequest& request) {
   return !request.incarnation && entry.job->gathering();
 }
@@ -387,12 +388,12 @@ void JobTable::Postpone(Entry& entry, Pending attach) {
     return;
   }
   entry.pending.push_back(std::move(attach));
-  // It may have been the last that was waited for: in the life that did not
-  // answer it.
+  // The job may have waited only for this rank, whose attach the former
+  // instance did not answer.
   TryGather(entry);
 }
 
-// A rank that is not here, or another in its place, has more to take.
+// An absent rank, or its replacement, has more to take.
 bool JobTable::OwesAnybody(Entry& entry) {
   RestoreDead(entry);
   return entry.job->OwesTheDead() || !Away(entry).empty();
@@ -476,7 +477,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
         "job '{}': rank {} is taken off before it reconnected: "
         "evicted by user {}",
         name, rank, uid);
-    // Its time may have been over; what it had is settled now.
+    // Its time may have been over before; its batches are settled now.
     if (entry.job != nullptr && !entry.job->gathering()) entry.job->DeferEnd();
     status = OkStatus();
   }
