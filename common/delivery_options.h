@@ -27,12 +27,18 @@ enum class OnRankDeath : uint32_t { kWait, kFail, kShrink };
 inline constexpr std::array<std::string_view, 3> kOnRankDeathNames = {
     "wait", "fail", "shrink"};
 
+// split waits for a replacement: only there a rank has rows that are nobody
+// else's. The other modes continue without the dead rank.
+constexpr OnRankDeath DefaultOnRankDeath(DeliveryMode mode) {
+  return mode == DeliveryMode::kSplit ? OnRankDeath::kWait
+                                      : OnRankDeath::kShrink;
+}
+
 struct DeliveryOptions {
   DeliveryMode mode = DeliveryMode::kSplit;
   Lag lag = Lag::kBlock;
   uint32_t window = 0;  // broadcast; 0: the spec's prefetch
-  // split waits for a replacement; the other modes continue without the rank.
-  OnRankDeath on_rank_death = OnRankDeath::kWait;
+  OnRankDeath on_rank_death = DefaultOnRankDeath(DeliveryMode::kSplit);
   bool operator==(const DeliveryOptions&) const = default;
 };
 

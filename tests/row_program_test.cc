@@ -466,37 +466,14 @@ TEST_F(RowProgramTest, ErrorsNameTheOpAndTheWayOut) {
       "[8, 8, 5]");
 }
 
-TEST_F(RowProgramTest, NumbersOutOfRangeAreErrors) {
-  DecodeImageOp decode{.size = {8, 0}};
-  EXPECT_THAT(CompileError({decode}, Encoded()), HasSubstr("size is [8, 0]"));
-  decode = {.size = {8, 8}, .channels = 2};
-  EXPECT_THAT(CompileError({decode}, Encoded()), HasSubstr("channels is 2"));
-  decode = {.crop = {.kind = CropSpec::Kind::kCenter, .fraction = 1.5},
-            .size = {8, 8}};
-  EXPECT_THAT(CompileError({decode}, Encoded()),
-              HasSubstr("crop.center is 1.5"));
-  decode.crop = {.kind = CropSpec::Kind::kRandomResized, .scale = {0.5, 1.5}};
-  EXPECT_EQ(CompileError({decode}, Encoded()),
-            "map[0] decode_image: scale is [0.5, 1.5]; wanted two numbers "
-            "above 0 and up to 1, the smaller first");
-  decode.crop = {.kind = CropSpec::Kind::kRandomResized, .ratio = {2, 1}};
-  EXPECT_EQ(CompileError({decode}, Encoded()),
-            "map[0] decode_image: ratio is [2, 1]; wanted two numbers above 0, "
-            "the smaller first");
+TEST_F(RowProgramTest, ChannelsMustFitTheFeature) {
   const RawSpec image = Plain(DType::kUint8, {8, 8, 3});
-  EXPECT_THAT(CompileError({FlipOp{.horizontal = 1.1}}, image),
-              HasSubstr("horizontal is 1.1"));
   NormalizeOp normalize{.mean = {0.5, 0.5}, .std = {0.5}};
   EXPECT_EQ(CompileError({normalize}, image),
             "map[0] normalize: mean is [0.5, 0.5]; image uint8 [8, 8, 3] wants "
             "one finite number, or one for each of its 3 channels");
-  normalize = {.mean = {0.5}, .std = {0.5, 0, 1}};
-  EXPECT_THAT(CompileError({normalize}, image),
-              HasSubstr("std is [0.5, 0, 1]; wanted numbers above 0"));
-  normalize = {.mean = {0.5}, .std = {}};
-  EXPECT_THAT(CompileError({normalize}, image), HasSubstr("std is []"));
-  normalize = {.mean = {0.5}, .std = {1}, .dtype = DType::kInt8};
-  EXPECT_THAT(CompileError({normalize}, image), HasSubstr("dtype is int8"));
+  normalize = {.mean = {0.5}, .std = {0.5, 1}};
+  EXPECT_THAT(CompileError({normalize}, image), HasSubstr("std is [0.5, 1]"));
 }
 
 // ---- the fast way of decode_image

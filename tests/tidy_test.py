@@ -4,6 +4,7 @@ README of a new file. Reads the tree it lies in; needs no build.
     python3 tests/tidy_test.py
 """
 
+import ast
 import os
 import pathlib
 import re
@@ -64,10 +65,46 @@ def head_comment_lines(source):
     return count
 
 
+def undocumented_functions(header, marker):
+    """Functions of a C header, by the marker they begin with, that no comment
+    stands right above."""
+    lines = header.splitlines()
+    return [f"{line}" for before, line in zip(lines, lines[1:])
+            if line.startswith(marker) and not before.rstrip().endswith("*/")]
+
+
+def undocumented_names(package):
+    """Public classes, functions and methods of a Python package's files without
+    a docstring."""
+    missing = []
+    for path in sorted((TOP / package).glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = [(node, "") for node in tree.body]
+        while nodes:
+            node, prefix = nodes.pop()
+            if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                continue
+            if node.name.startswith("_"):
+                continue
+            overload = any("overload" in ast.unparse(each)
+                           for each in node.decorator_list)
+            if not ast.get_docstring(node) and not overload:
+                missing.append(f"{path.name}: {prefix}{node.name}")
+            if isinstance(node, ast.ClassDef):
+                nodes += [(each, f"{node.name}.") for each in node.body]
+    return missing
+
+
 class TidyTest(unittest.TestCase):
     def assert_none(self, findings, what):
         if findings:
             self.fail(f"{what}:\n  " + "\n  ".join(map(str, findings)))
+
+    def test_every_public_name_is_documented(self):
+        self.assert_none(
+            undocumented_functions(text("client/penstock.h"), "PENSTOCK_API")
+            + undocumented_names("client/python/penstock"),
+            "says nothing of itself to users")
 
     def test_every_test_is_registered(self):
         registered = text("tests/CMakeLists.txt")

@@ -72,10 +72,7 @@ StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request) {
       ChoiceField<DeliveryMode>(request, "delivery", kDeliveryModeNames));
   PENSTOCK_ASSIGN_OR_RETURN(options.lag,
                             ChoiceField<Lag>(request, "lag", kLagNames));
-  // Only split keeps batches that no other rank can get.
-  options.on_rank_death = options.mode == DeliveryMode::kSplit
-                              ? OnRankDeath::kWait
-                              : OnRankDeath::kShrink;
+  options.on_rank_death = DefaultOnRankDeath(options.mode);
   if (request.contains("on_rank_death")) {
     PENSTOCK_ASSIGN_OR_RETURN(
         options.on_rank_death,

@@ -19,9 +19,6 @@
 namespace penstock {
 namespace {
 
-// Bound of a resized picture; JPEG's own is 65500.
-constexpr int64_t kSideMax = 65536;
-
 struct PathScratch : FeaturePaths::Scratch {
   Resampler resampler;
   RgbxResampler rgbx;
@@ -235,46 +232,14 @@ struct FeaturePath {
 };
 
 // ---- compiling -------------------------------------------------------------
+// The parser has checked the values of every op (common/dataset_spec.cc). Here
+// it is checked whether the feature allows the op.
 
 std::string_view OpName(const TransformSpec& op) {
   constexpr std::string_view kNames[] = {"decode_image", "resize", "flip",
                                          "normalize",    "cast",   "function"};
   static_assert(std::size(kNames) == std::variant_size_v<TransformSpec>);
   return kNames[op.index()];
-}
-
-Status CheckRange(std::string_view name, const double (&range)[2], double max) {
-  if (range[0] > 0 && range[0] <= range[1] && range[1] <= max) {
-    return OkStatus();
-  }
-  return InvalidArgumentError(
-      "{} is [{}, {}]; wanted two numbers above 0{}, the smaller first", name,
-      range[0], range[1],
-      std::isinf(max) ? std::string() : Format(" and up to {}", max));
-}
-
-Status CheckCrop(const CropSpec& crop) {
-  if (crop.kind == CropSpec::Kind::kCenter &&
-      !(crop.fraction > 0 && crop.fraction <= 1)) {
-    return InvalidArgumentError(
-        "crop.center is {}; wanted a fraction above 0 and up to 1",
-        crop.fraction);
-  }
-  if (crop.kind == CropSpec::Kind::kRandomResized) {
-    PENSTOCK_RETURN_IF_ERROR(CheckRange("scale", crop.scale, 1.0));
-    PENSTOCK_RETURN_IF_ERROR(CheckRange("ratio", crop.ratio, HUGE_VAL));
-  }
-  return OkStatus();
-}
-
-Status CheckSize(const ImageSize& size) {
-  if (size.height >= 1 && size.height <= kSideMax && size.width >= 1 &&
-      size.width <= kSideMax) {
-    return OkStatus();
-  }
-  return InvalidArgumentError(
-      "size is [{}, {}]; wanted [height, width], each from 1 to {}",
-      size.height, size.width, kSideMax);
 }
 
 // Follows one feature through the ops that name it: its current form and the
@@ -297,12 +262,6 @@ class PathBuilder {
           "wants a picture file, found {}{}", feature_.ToString(),
           feature_.shape.size() == 3 ? "; use resize to change its size" : "");
     }
-    PENSTOCK_RETURN_IF_ERROR(CheckSize(op.size));
-    PENSTOCK_RETURN_IF_ERROR(CheckCrop(op.crop));
-    if (op.channels != 1 && op.channels != 3) {
-      return InvalidArgumentError("channels is {}; wanted 3 (RGB) or 1 (gray)",
-                                  op.channels);
-    }
     encoded_ = false;
     feature_.dtype = DType::kUint8;
     feature_.shape = {op.size.height, op.size.width, op.channels};
@@ -315,8 +274,6 @@ class PathBuilder {
   Status Add(const ResizeOp& op, uint32_t number) {
     PENSTOCK_RETURN_IF_ERROR(CheckImage());
     PENSTOCK_RETURN_IF_ERROR(CheckUint8("resize"));
-    PENSTOCK_RETURN_IF_ERROR(CheckSize(op.size));
-    PENSTOCK_RETURN_IF_ERROR(CheckCrop(op.crop));
     if (channels() < 1 || channels() > Resampler::kChannelsMax ||
         feature_.shape[0] < 1 || feature_.shape[1] < 1) {
       return InvalidArgumentError("wants pixels of 1 to {} channels, found {}",
@@ -334,10 +291,6 @@ class PathBuilder {
 
   Status Add(const FlipOp& op, uint32_t number) {
     PENSTOCK_RETURN_IF_ERROR(CheckImage());
-    if (!(op.horizontal >= 0 && op.horizontal <= 1)) {
-      return InvalidArgumentError(
-          "horizontal is {}; wanted a probability, 0 to 1", op.horizontal);
-    }
     PendingPass().AddFlip({op.horizontal, number});
     return OkStatus();
   }
@@ -346,18 +299,8 @@ class PathBuilder {
     PENSTOCK_RETURN_IF_ERROR(CheckDecoded());
     PENSTOCK_RETURN_IF_ERROR(CheckUint8("normalize"));
     PENSTOCK_RETURN_IF_ERROR(CheckChannelsLast());
-    if (op.dtype != DType::kFloat16 && op.dtype != DType::kBFloat16 &&
-        op.dtype != DType::kFloat32) {
-      return InvalidArgumentError(
-          "dtype is {}; wanted float16, bfloat16 or float32",
-          DTypeName(op.dtype));
-    }
     PENSTOCK_RETURN_IF_ERROR(CheckPerChannel("mean", op.mean));
     PENSTOCK_RETURN_IF_ERROR(CheckPerChannel("std", op.std));
-    if (*std::min_element(op.std.begin(), op.std.end()) <= 0) {
-      return InvalidArgumentError("std is [{}]; wanted numbers above 0",
-                                  JoinText(op.std, ", "));
-    }
     PENSTOCK_RETURN_IF_ERROR(CheckLayout(op.layout));
     PendingPass().Normalize(op.mean, op.std, op.dtype);
     FinishValues(op.dtype, op.layout);
