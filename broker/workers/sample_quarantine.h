@@ -20,10 +20,10 @@
 //      its evidence is not 0, a sample is in work while since is not 0.
 //
 // Synchronising edges, of one line:
-//   E1  Mark's release of dataset, record and job  ->  Oldest's acquire of
+//   E1  Mark's release of dataset, record and job  ->  Of's acquire of
 //       each: a reader of a new name also sees that since was 0 in between, so
 //       it notices a name mixed from two samples.
-//   E2  Mark's release of since  ->  Oldest's acquire: a reader of since sees
+//   E2  Mark's release of since  ->  Of's acquire: a reader of since sees
 //       the name that belongs to it.
 // The next broker instance needs no edge: the kernel preserves the dead
 // process's stores, in order.
