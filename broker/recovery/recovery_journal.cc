@@ -1012,7 +1012,6 @@ void RecoveryJournal::Opened(uint64_t job, uint64_t position) {
 }
 
 // ---- producers
-// --------------------------------------------------------------
 
 json RecoveryJournal::StreamJson(uint64_t id, const StreamLedger& ledger) {
   return {{"id", id}, {"ledger", ledger.ToJson()}};
@@ -1172,7 +1171,6 @@ std::vector<std::pair<uint8_t, std::string>> RecoveryJournal::LiveRecords()
 }
 
 // ---- the writer
-// ---------------------------------------------------------------
 
 bool RecoveryJournal::HasWork() const {
   return look_ || !named_ || tail_->begin() != tail_->end() ||
@@ -1312,7 +1310,6 @@ void RecoveryJournal::Flush() {
 }
 
 // ---- trouble
-// -----------------------------------------------------------
 
 RecoveryJournal::Health RecoveryJournal::health() const {
   if (tail_ == nullptr) return Health::kWell;

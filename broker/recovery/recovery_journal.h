@@ -17,7 +17,7 @@
 // from the tail into the file (journal.h), those of kGatherTime in one write,
 // and compacts the file.
 //
-// The progress of a split job is what its ranks say. In a dynamic job each
+// The ranks report the progress of a split job. In a dynamic job each
 // completed batch is recorded before its lease is reused, so either the journal
 // or the page of the rank that completed it shows the completion. The death of
 // the machine ends the ranks too.
@@ -70,7 +70,7 @@ struct FormerRank {
   std::shared_ptr<const CursorPage> page;  // nullptr: not stored
   uint64_t inode = 0;                      // of the page; 0: not stored
   std::shared_ptr<Fd> pidfd;               // nullptr: not stored
-  bool left = false;                       // it detached in order
+  bool left = false;                       // it detached cleanly
   // It counts as dead, though its process may live.
   bool evicted = false;
   uint64_t segment = 0;  // number of its segment; 0: not recorded
@@ -170,7 +170,7 @@ class RecoveryJournal {
 
   // These, ProducerJoined and RetainedOpened record nothing if they fail. They
   // fail while the state directory refuses writes and while records are lost,
-  // except for a known job or attach number.
+  // except for a job or rank that is known already.
   Status DatasetRegistered(const Dataset& dataset);
   Status DatasetUnregistered(uid_t uid, const std::string& name);
   // Returns the job's number, unique over all broker instances. former: the

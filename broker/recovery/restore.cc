@@ -158,8 +158,8 @@ Delivery::FormerSteps GatherBroadcast(
 std::optional<uint32_t> UnknownConsumer(
     const FormerProgress& former, const std::vector<FormerProcess>& processes,
     const std::map<uint32_t, ReconnectedRank>& reconnected) {
-  // Before all ranks attached, none had anything. Unless ranks wait for dead
-  // ones, reconnected ranks go on without those of unknown progress.
+  // Before all ranks attached, none had anything. Unless on_rank_death is wait,
+  // reconnected ranks go on without ranks of unknown progress.
   if (former.options.mode != DeliveryMode::kBroadcast || !former.all_came ||
       (former.options.on_rank_death != OnRankDeath::kWait &&
        !reconnected.empty())) {

@@ -25,7 +25,7 @@ struct FormerProcess {
   uint64_t from = 0;  // its start; its page says so once the attach is answered
   const CursorPage* page = nullptr;  // nullptr: not kept
   bool may_live = false;
-  bool left = false;  // in order: what it took counts as released
+  bool left = false;  // cleanly: what it took counts as released
   // Its process reconnected to this broker instance and reports its own
   // progress, even if it has died meanwhile.
   bool reconnects = false;

@@ -49,7 +49,6 @@
 namespace penstock {
 
 // ---- the file
-// ---------------------------------------------------------------
 //
 //      0  SamplesHeader, the rest of the page is 0
 //   4096  kSuspectsMax times SuspectEntry

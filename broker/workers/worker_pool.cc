@@ -100,7 +100,7 @@ size_t ServedNext(std::span<const Candidate> candidates) {
 }
 
 Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
-  // Concurrent callers find the same.
+  // Concurrent callers compute the same value.
   if (now_ns - account.wanted_seen_ns.load(std::memory_order_relaxed) >
       kWantedKeptNs) {
     account.wanted_seen_ns.store(now_ns, std::memory_order_relaxed);

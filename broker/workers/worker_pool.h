@@ -165,7 +165,6 @@ class WorkerPool {
   std::map<uint32_t, uint32_t> workers_of_nodes() const;
 
   // ---- the control thread's
-  // ---------------------------------------------------
 
   // True while there are jobs or reads: call Tick every kTickInterval.
   bool WantsTick();
@@ -194,7 +193,6 @@ class WorkerPool {
   std::vector<LateRead> LateReads();
 
   // ---- the workers'
-  // -----------------------------------------------------------
 
   struct Claimed {
     Claim claim;
@@ -296,17 +294,17 @@ class WorkerPool {
   std::atomic<uint32_t> workers_{0};
   std::atomic<uint32_t> read_depth_{0};
   std::atomic<uint64_t> pinned_bytes_{0};
-  bool set_ = false;             // while it runs: control thread only, likewise
+  bool set_ = false;             // SetWorkers was called; control thread only
   std::vector<Thread> threads_;  // ended entries are reused, none removed
 
   std::atomic<uint64_t> now_ns_{1};  // written by the control thread
-  uint64_t ticked_ns_ = 0;           // the control thread's
-  bool any_blocks_ = false;          // of Entry::blocks; likewise, under mutex_
-  uint64_t slept_seen_ns_ = 0;       // likewise: of slept_ns_
-  ReadDepth depth_;                  // likewise
-  uint64_t bytes_seen_ = 0;          // likewise: read by all threads
-  uint64_t waited_seen_ns_ = 0;      // likewise: for reads
-  RecentMean idle_share_;            // likewise
+  uint64_t ticked_ns_ = 0;      // control thread only, as up to idle_share_
+  bool any_blocks_ = false;     // any Entry::blocks; written under mutex_
+  uint64_t slept_seen_ns_ = 0;  // slept_ns_ at the last Tick
+  ReadDepth depth_;
+  uint64_t bytes_seen_ = 0;      // bytes read by all threads, at the last Tick
+  uint64_t waited_seen_ns_ = 0;  // their waits for reads, likewise
+  RecentMean idle_share_;
   std::atomic<uint64_t> news_{0};
   // Worker time that recently served jobs have had: a new job starts here, and
   // one that slept near it.
