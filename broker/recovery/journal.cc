@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kMagic("penstkJ\n", 8);
 constexpr size_t kMagicAndVersionBytes = 12;
-// Read at once; written at once by Compact.
+// Bytes per read, and per write of Compact.
 constexpr size_t kChunkBytes = 64 * 1024;
 
 void StoreLittle(uint64_t value, size_t bytes, char* to) {
@@ -49,7 +49,7 @@ uint32_t FrameCrc(uint32_t chain, std::string_view length, char type,
   return Crc(Crc(Crc(chain, length), {&type, 1}), payload);
 }
 
-// Puts a frame behind what is in out; the CRC it has.
+// Appends a frame to out; returns its CRC.
 uint32_t AddFrame(uint32_t chain, uint8_t type, std::string_view payload,
                   std::string* out) {
   char head[kJournalFrameBytes];
@@ -86,7 +86,7 @@ Status CheckRecord(uint8_t type, std::string_view payload) {
   return OkStatus();
 }
 
-// What failed, with what the reader of the log can do about it.
+// The failed operation, with advice for the reader of the log.
 Status FileError(int error, const std::string& what) {
   const char* way_out = "see the kernel's log about its file system";
   switch (error) {
@@ -130,7 +130,7 @@ int WriteAll(JournalFiles* files, int file, uint64_t offset,
   while (!data.empty()) {
     const int64_t written = files->Write(file, offset, data);
     if (written < 0) return static_cast<int>(written);
-    // pwrite of a regular file has no reason to do nothing.
+    // pwrite of a regular file never writes 0 bytes.
     if (written == 0) return -EIO;
     data.remove_prefix(static_cast<size_t>(written));
     offset += static_cast<uint64_t>(written);
@@ -138,7 +138,7 @@ int WriteAll(JournalFiles* files, int file, uint64_t offset,
   return 0;
 }
 
-// A group's frames (I6). 0 or a negative errno.
+// Writes a group's frames (I6). 0 or a negative errno.
 int WriteGroup(JournalFiles* files, int file, uint64_t offset,
                std::string_view frames) {
   if (offset / kPageBytes != (offset + frames.size() - 1) / kPageBytes) {
@@ -150,8 +150,7 @@ int WriteGroup(JournalFiles* files, int file, uint64_t offset,
   return WriteAll(files, file, offset, frames);
 }
 
-// The bytes read, fewer than wanted at the end of the file, or a negative
-// errno.
+// The bytes read (fewer only at the end of the file), or a negative errno.
 int64_t ReadAll(JournalFiles* files, int file, uint64_t offset, char* data,
                 size_t bytes) {
   size_t done = 0;
@@ -173,7 +172,7 @@ class DirectoryFiles : public JournalFiles {
   const std::string& directory() const override { return path_; }
 
   int Lock() override {
-    // A file of its own: the journal's is replaced by each compaction.
+    // A separate lock file, because each compaction replaces the journal.
     Fd lock(openat(directory_.get(), kJournalLockName,
                    O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
                    0600));
@@ -191,7 +190,7 @@ class DirectoryFiles : public JournalFiles {
   }
 
   int Open(const char* name, bool create) override {
-    // O_NONBLOCK: a FIFO put in its place is refused, not waited for.
+    // O_NONBLOCK: a FIFO of this name is refused, not waited for.
     Fd file(openat(directory_.get(), name,
                    O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK |
                        (create ? O_CREAT | O_EXCL : 0),
@@ -241,7 +240,7 @@ class DirectoryFiles : public JournalFiles {
 
   int SyncDirectory() override {
     const int result = Sync(directory_.get());
-    // Some FUSE file systems cannot; nothing better is to be had there.
+    // Some FUSE file systems cannot; there is no alternative.
     return result == -EINVAL || result == -ENOSYS ? 0 : result;
   }
 
@@ -264,7 +263,7 @@ class DirectoryFiles : public JournalFiles {
 
 StatusOr<std::unique_ptr<JournalFiles>> OpenJournalDirectory(
     const std::string& path) {
-  // Followed if it is a link: systemd's StateDirectory may be one.
+  // Follows a link: systemd's StateDirectory may be one.
   Fd directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory) {
     const int error = errno;
@@ -302,8 +301,8 @@ class Journal::FrameReader {
               uint32_t chain)
       : files_(files), file_(file), offset_(offset), end_(end), chain_(chain) {}
 
-  // The next record: true. false at the end, and at what is no record, which
-  // damage() tells. Negative errno: the file cannot be read.
+  // True: read the next record. False: at the end, or at an invalid record,
+  // which damage() describes. Negative errno: the file cannot be read.
   int Next() {
     if (offset_ == end_) return false;
     if (const int error = Fill(kJournalFrameBytes); error < 0) return error;
@@ -326,7 +325,7 @@ class Journal::FrameReader {
       return false;
     }
     const size_t whole = kJournalFrameBytes + bytes;
-    // Not before: a length alone allocates nothing.
+    // Only now: a false length alone allocates nothing.
     if (whole <= end_ - offset_) {
       if (const int error = Fill(whole); error < 0) return error;
     }
@@ -352,14 +351,14 @@ class Journal::FrameReader {
   uint64_t offset() const { return offset_; }  // behind the last record
   uint32_t chain() const { return chain_; }    // of the last record
   const std::string& damage() const { return damage_; }
-  bool unfinished() const { return unfinished_; }  // that was it
+  bool unfinished() const { return unfinished_; }  // of damage()
 
  private:
   const char* data() const { return buffer_.data() + used_; }
   size_t buffered() const { return buffer_.size() - used_; }
 
-  // Has bytes from offset_ on in the buffer, fewer if the file ends: then end_
-  // is where.
+  // Buffers `bytes` bytes from offset_ on; fewer if the file ends, which sets
+  // end_.
   int Fill(size_t bytes) {
     if (buffered() >= bytes) return 0;
     buffer_.erase(0, used_);
@@ -426,7 +425,7 @@ class Journal::Rewrite {
     return buffer_.size() < kChunkBytes ? OkStatus() : Flush();
   }
 
-  // The header, and all that was put on disk.
+  // Writes the header and syncs all that was put.
   Status FinishRecovery() {
     PENSTOCK_RETURN_IF_ERROR(Flush());
     int result =
@@ -458,7 +457,7 @@ class Journal::Rewrite {
   }
 
   uint64_t size() const { return written_ + buffer_.size(); }
-  // compacted: its size without what was appended meanwhile.
+  // compacted: size without records appended meanwhile.
   End end(const JournalLimits& limits, uint64_t compacted) const {
     return {file_, size(), chain_,
             std::max(limits.compact_bytes_min, 4 * compacted)};
@@ -517,7 +516,7 @@ StatusOr<Journal::End> Journal::OpenFile(JournalFiles* files,
   const int64_t got = ReadAll(files, handle, 0, header, sizeof(header));
   if (got < 0) return FileError(static_cast<int>(-got), "read " + path);
   const std::string_view found(header, static_cast<size_t>(got));
-  // What every journal of this version begins with, as far as the file goes.
+  // The start of every journal of this version, as far as the file goes.
   const std::string wanted =
       MakeHeader(0, 0).substr(0, std::min(found.size(), kMagicAndVersionBytes));
   if (found.substr(0, kMagic.size()) != wanted.substr(0, kMagic.size())) {
@@ -533,7 +532,7 @@ StatusOr<Journal::End> Journal::OpenFile(JournalFiles* files,
         path, kJournalVersion);
   }
   if (found.size() < kJournalHeaderBytes) {
-    // It never held a record, so nothing is lost.
+    // The file never held a record, so nothing is lost.
     replayed->bytes_cut = found.size();
     replayed->warning = Format(
         "{}: it ends after {} of the header's {} bytes; an empty journal takes "
@@ -556,7 +555,7 @@ StatusOr<Journal::End> Journal::OpenFile(JournalFiles* files,
       End end,
       Replay(files, limits, std::move(start), static_cast<uint64_t>(file_bytes),
              LoadLittle(header + 16, 8), replay, replayed));
-  // If it stays, space is lost and no more.
+  // A failure only wastes space.
   (void)files->Remove(kJournalNewName);
   return end;
 }
@@ -596,7 +595,7 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
   }
   end.size = reader.offset();
   end.chain = reader.chain();
-  // As at the compaction that made it; a damaged file may be shorter.
+  // As set by the compaction of this file; a damaged file may be shorter.
   end.compact_above =
       std::max(limits.compact_bytes_min, 4 * std::min(settled, file_bytes));
   if (settled == kRecordsMissing) {
@@ -612,8 +611,8 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
   } else {
     replayed->incomplete = replayed->damaged = true;
   }
-  // Its header stays wrong about settled, and Open warns, until another file
-  // takes its place.
+  // The header's settled stays wrong, and Open warns, until a compaction
+  // replaces the file.
   if (end.size < settled) end.compact_above = 0;
 
   replayed->bytes_cut = file_bytes - end.size;
@@ -633,7 +632,7 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
             "and so does damage");
   if (const int result = files->Truncate(end.file->handle(), end.size);
       result < 0) {
-    // The next Append overwrites it, and by I2 nothing of it is a record.
+    // The next Append overwrites the rest; by I2 it holds no record.
     replayed->warning +=
         "; " + FileError(-result, "truncating failed").message();
   }
@@ -656,7 +655,7 @@ Status Journal::Append(std::span<const JournalEntry> group) {
   for (const JournalEntry& entry : group) {
     crc = AddFrame(crc, entry.type, entry.payload, &frames_);
   }
-  // An older file may be larger than today's limit.
+  // An older file may be larger than the current limit.
   if (end_.size > limits_.file_bytes_max ||
       frames_.size() > limits_.file_bytes_max - end_.size) {
     return Refuse(
@@ -669,7 +668,7 @@ Status Journal::Append(std::span<const JournalEntry> group) {
   if (const int result =
           WriteGroup(files_.get(), end_.file->handle(), end_.size, frames_);
       result < 0) {
-    // Else the next Append overwrites it.
+    // If this fails, the next Append overwrites the rest.
     (void)files_->Truncate(end_.file->handle(), end_.size);
     return Refuse(
         FileError(-result, Format("append {} bytes to {}", frames_.size(),
@@ -704,20 +703,20 @@ Status Journal::Sync() {
   bool rename_pending = false;
   {
     MutexLock lock(&mutex_);
-    // A Compact that is about to take the file's place syncs for us.
+    // A Compact about to replace the file syncs for this call.
     sync_asked_ = true;
     file = end_.file;
     renames = renames_;
     rename_pending = renames_synced_ < renames_;
   }
-  // Unlocked: an fsync takes as long as the disk likes, and threads that hold
-  // a job's mutex append meanwhile.
+  // Unlocked: an fsync may take arbitrarily long, and other threads append
+  // meanwhile.
   int result = files_->Sync(file->handle());
   if (result == 0 && rename_pending) result = files_->SyncDirectory();
   MutexLock lock(&mutex_);
   if (result < 0) {
-    // The kernel reports a failed write-back once and forgets the pages: only
-    // writing all again makes it good.
+    // The kernel reports a failed write-back once and drops the pages, so only
+    // rewriting everything repairs it.
     degraded_ = lost_ = true;
     return FileError(-result, "fsync " + PathOf(files_.get(), kJournalName));
   }
@@ -759,7 +758,7 @@ Status Journal::WriteCompacted(
       }));
   PENSTOCK_RETURN_IF_ERROR(rewrite.FinishRecovery());
   PENSTOCK_RETURN_IF_ERROR(PutInPlace(&rewrite, copy_from, copy_chain));
-  // Until then a death of the machine may bring back the old file, which has
+  // Before this sync a death of the machine may restore the old file, which has
   // every record too.
   if (const int result = files_->SyncDirectory(); result < 0) {
     return FileError(-result, "fsync " + files_->directory());
@@ -772,7 +771,7 @@ Status Journal::WriteCompacted(
 Status Journal::PutInPlace(Rewrite* rewrite, uint64_t copy_from,
                            uint32_t copy_chain) {
   const uint64_t compacted = rewrite->size();
-  // Closed after the mutex is given back: then the disk frees a whole file.
+  // Closed after the mutex is released, because freeing the file takes long.
   std::shared_ptr<const File> old;
   MutexLock lock(&mutex_);
   old = end_.file;
@@ -793,7 +792,7 @@ Status Journal::PutInPlace(Rewrite* rewrite, uint64_t copy_from,
   PENSTOCK_RETURN_IF_ERROR(rewrite->Flush());
   if (sync_asked_) PENSTOCK_RETURN_IF_ERROR(rewrite->Sync());
   if (const Status status = rewrite->Rename(); !status.ok()) {
-    // It may have happened all the same, and then what we append is nameless.
+    // The rename may have happened; then appends go to an unnamed file.
     degraded_ = true;
     return status;
   }

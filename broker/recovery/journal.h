@@ -1,49 +1,47 @@
-// What a broker has to know after its own death: an append-only file of
-// checksummed records in its state directory. What a record says is its
-// callers' affair; here it is a type and bytes.
+// An append-only file of checksummed records in the state directory, from which
+// a restarted broker recovers. To the journal a record is a type and bytes; its
+// callers define the contents.
 //
-// Who runs it: Open the starting thread; all else any thread that may wait for
-// the disk, which the life journal's writer is and nobody who holds a job's
-// mutex. No callback is called with the journal's mutex held.
+// Threads: the starting thread calls Open. Any thread that may wait for the
+// disk calls the rest: the recovery journal's writer may, a thread that holds a
+// job's mutex may not. Callbacks run without the journal's mutex.
 //
 // Invariants:
-//   I1  The file is header, then frames. Open gives back the longest run of
-//       whole frames from the start; the first that is not whole or not right
-//       ends the journal and is cut off with all that follows it. Bytes that
-//       follow a bad frame are never searched for records: they cannot be told
-//       from what an overwritten or torn write left.
-//   I2  A frame is valid only behind the very frames it was written behind: its
-//       CRC continues theirs, and the first one's the file's random salt. So
-//       what an older file or a longer, failed write left on the disk is no
-//       record, nor is anything a payload contains.
-//   I3  `journal` is always a whole journal: a new one is written as
-//       `journal.new`, synced, then renamed over it. A journal.new found at
-//       Open is what a death left; it is removed.
+//   I1  The file is a header, then frames. Open returns the longest run of
+//       valid frames from the start. It cuts off the first incomplete or
+//       invalid frame and everything behind it. Bytes behind a bad frame are
+//       never searched for records: they may be left over from an overwritten
+//       or torn write.
+//   I2  A frame is valid only behind the frames it was written behind: its CRC
+//       continues theirs, and the first frame's continues the file's random
+//       salt. So leftovers of an older file or of a longer, failed write are
+//       not records, nor is anything inside a payload.
+//   I3  `journal` is always a complete journal: a new one is written as
+//       `journal.new`, synced, then renamed over it. Open removes a journal.new
+//       that a crash left.
 //   I4  A record whose Append returned ok survives the death of the process,
 //       and the death of the machine once Sync or a Compact that began later
-//       returned ok. A record whose Append failed is not in the file, unless
-//       the process dies before the next Append that succeeds: then it may be.
-//   I5  After Compact: the records its callback put, then what was appended
-//       while it ran, in order. So callers append a record and change the state
-//       it tells of under one mutex, which the callback takes to read that
-//       state: else what was appended just before Compact began could be in
-//       neither. And a record must be such that applying it to a state that
-//       knows it already changes nothing.
-//   I6  The death of the process leaves whole groups (the records of one
-//       Append), and of the one whose Append had not returned a record without
-//       its type (0) or nothing. The kernel ends a write of a process that is
-//       killed where a page ends, so a group that goes over the end of one has
-//       its first head written last.
+//       returned ok. A record whose Append failed is not in the file, but may
+//       be if the process dies before the next successful Append.
+//   I5  After Compact the file holds the records its callback put, then those
+//       appended while it ran, in order. So callers append a record and change
+//       the state it describes under one mutex, and the callback reads that
+//       state under the same mutex. Otherwise a record appended just before
+//       Compact began could be in neither part. Records must be idempotent.
+//   I6  The death of the process leaves complete groups (the records of one
+//       Append). An unfinished Append leaves a record with type 0 or nothing.
+//       The kernel ends a killed process's write at a page boundary, so a group
+//       that crosses one has its first frame header written last.
 //   I7  Memory: one group and one read buffer, whatever the file says.
 //
 // The format, integers little-endian:
 //   header, 28 bytes
 //      0   8  "penstkJ\n"
 //      8   4  version, 1. Magic and version stay where they are in any version.
-//     12   4  salt: random, another one in each file
+//     12   4  salt: random, different in each file
 //     16   8  settled: the bytes of this file that were on disk before it got
-//             its name. Damage before them is not a death's doing. All ones:
-//             a record could not be written (a full disk), since then.
+//             its name. No crash damages those. All ones: since then a record
+//             could not be written (a full disk).
 //     24   4  CRC-32 (zlib's) of bytes 0 to 23
 //   frame, 9 bytes and the payload
 //      0   4  n, the payload's bytes, 0 to kJournalRecordBytesMax
@@ -75,70 +73,69 @@ inline constexpr char kJournalName[] = "journal";
 inline constexpr char kJournalNewName[] = "journal.new";
 inline constexpr char kJournalLockName[] = "journal.lock";
 
-// The state directory as the journal needs it. Tests and the simulation put
-// one in memory in its place, which fails and dies where they want.
+// The state directory as the journal needs it. Tests and the simulation replace
+// it with one in memory that fails and dies where they want.
 //
-// Results are negative errnos on failure. Calls come from several threads at
-// once; those on one file that change it one after the other.
+// Functions return a negative errno on failure. Several threads call at once;
+// calls that change one file are serialized.
 class JournalFiles {
  public:
   virtual ~JournalFiles() = default;
 
   // For messages.
   virtual const std::string& directory() const = 0;
-  // Keeps every other JournalFiles of the directory out until this one is
-  // gone. -EWOULDBLOCK: another has it.
+  // Locks the directory against other JournalFiles until destruction.
+  // -EWOULDBLOCK: another one holds the lock.
   virtual int Lock() = 0;
-  // A file's salt.
+  // A salt for a new file.
   virtual uint32_t Random() = 0;
 
-  // A handle >= 0 for reading and writing. create: it must not be there
-  // (-EEXIST); else it must (-ENOENT). -ELOOP: a symbolic link; -EINVAL,
-  // -EISDIR: another thing that is not a regular file.
+  // A handle >= 0 for reading and writing. With create the file must not exist
+  // (-EEXIST), without it must (-ENOENT). -ELOOP: a symbolic link; -EINVAL,
+  // -EISDIR: not a regular file.
   virtual int Open(const char* name, bool create) = 0;
   virtual void Close(int file) = 0;
   virtual int64_t Size(int file) = 0;
-  // As pread and pwrite: the bytes done, which may be fewer; 0 of Read is the
-  // end.
+  // Like pread and pwrite: return the bytes done, maybe fewer than asked. 0
+  // from Read means the end.
   virtual int64_t Read(int file, uint64_t offset, char* data, size_t bytes) = 0;
   virtual int64_t Write(int file, uint64_t offset, std::string_view data) = 0;
   virtual int Truncate(int file, uint64_t bytes) = 0;
   virtual int Sync(int file) = 0;
 
-  // Replaces `to`. Open handles stay with their files.
+  // Replaces `to`. Open handles keep their files.
   virtual int Rename(const char* from, const char* to) = 0;
   virtual int Remove(const char* name) = 0;
   virtual int SyncDirectory() = 0;
 };
 
-// The directory at path, which must be there. Files are made with mode 0600
-// and never through a symbolic link.
+// Opens the existing directory at path. Files are created with mode 0600, never
+// through a symbolic link.
 StatusOr<std::unique_ptr<JournalFiles>> OpenJournalDirectory(
     const std::string& path);
 
 struct JournalLimits {
   // Append and Compact fail rather than make the file larger.
   uint64_t file_bytes_max = uint64_t{1} << 30;
-  // No compaction is wanted below.
+  // Smaller files are not compacted.
   uint64_t compact_bytes_min = uint64_t{1} << 20;
 };
 
-// What Open found.
+// Result of Open.
 struct JournalReplay {
   uint64_t records = 0;
   uint64_t bytes_cut = 0;
-  std::string warning;  // for the log: where was cut, what and why; else empty
-  // Records are missing: cut off, or not written because of an error.
+  std::string warning;  // for the log: where, what and why Open cut; or empty
+  // Records are missing: cut off, or not written after an error.
   bool incomplete = false;
-  // Of these: cut off.
+  // Records were cut off.
   bool damaged = false;
-  // The last one was not finished (I6): unless the machine died since, nobody
-  // was told of it.
+  // The last record is unfinished (I6). Unless the machine died since, its
+  // Append had not returned.
   bool unfinished = false;
 };
 
-// A record, given to or taken from the journal. payload is valid during the
-// call.
+// Passes a record to or from the journal. payload is valid during the call.
 using JournalRecord =
     std::function<Status(uint8_t type, std::string_view payload)>;
 
@@ -149,12 +146,13 @@ struct JournalEntry {
 
 class Journal {
  public:
-  // Opens the directory's journal or makes an empty one, and gives each record
-  // in order to replay; its error ends Open with the file as it was.
+  // Opens the directory's journal or creates an empty one, and passes each
+  // record in order to replay. If replay fails, Open fails and does not change
+  // the file.
   //
   // AlreadyExists: another process has it open. FailedPrecondition: the file is
-  // not a journal, or of a newer version; DataLoss: its header is damaged, or
-  // it cannot be read. In all these cases the file is left untouched.
+  // not a journal, or of a newer version. DataLoss: its header is damaged, or
+  // it cannot be read. None of these errors changes the file.
   static StatusOr<std::unique_ptr<Journal>> Open(
       std::unique_ptr<JournalFiles> files, const JournalLimits& limits,
       const JournalRecord& replay, JournalReplay* replayed);
@@ -163,34 +161,34 @@ class Journal {
   Journal& operator=(const Journal&) = delete;
 
   // Writes one record: type >= 1, at most kJournalRecordBytesMax bytes
-  // (InvalidArgument). Any other error leaves the journal without this record
-  // and as usable as the disk lets it be: the next Append tries again.
+  // (InvalidArgument). After any other error the record is not in the journal;
+  // the next Append tries the disk again.
   Status Append(uint8_t type, std::string_view payload);
-  // The same of several: all of them or none (I4, I6).
+  // Writes several records, all or none (I4, I6).
   Status Append(std::span<const JournalEntry> group);
 
-  // Puts on disk what was appended before the call.
+  // Syncs what was appended before the call.
   Status Sync();
 
-  // Replaces all records by those that live puts (I5). On an error the journal
-  // goes on as it was, or, if only the directory's fsync failed, compacted; the
-  // next Sync tries that again. FailedPrecondition: one is running already.
+  // Replaces all records by those that live puts (I5). After an error the
+  // journal is unchanged; or compacted, if only the directory's fsync failed,
+  // which the next Sync retries. FailedPrecondition: another Compact is
+  // running.
   Status Compact(const std::function<Status(const JournalRecord& put)>& live);
 
-  // The file is larger than compact_bytes_min and four times what the last
-  // compaction left; or writing works again after it had failed; or Open found
-  // damage in what had been settled. After a compaction that failed: once
-  // another kRetryBytes were to be appended.
+  // True if the file is larger than compact_bytes_min and four times what the
+  // last compaction left, writing works again after a failure, or Open found
+  // damage in the settled bytes. After a failed compaction, true once another
+  // kRetryBytes were to be appended.
   bool WantsCompaction() const;
-  // Something is missing: an Append or Sync failed, and no Compact that began
-  // later has succeeded.
+  // An Append or Sync failed, and no Compact that began later has succeeded.
   bool degraded() const;
   uint64_t size_bytes() const;
 
   static constexpr uint64_t kRetryBytes = 64 * 1024;
 
  private:
-  // An open handle; the last one that uses it closes it.
+  // An open handle; its last user closes it.
   class File;
   class FrameReader;
   class Rewrite;
@@ -219,7 +217,7 @@ class Journal {
       uint64_t copy_from, uint32_t copy_chain) ABSL_LOCKS_EXCLUDED(mutex_);
   Status PutInPlace(Rewrite* rewrite, uint64_t copy_from, uint32_t copy_chain)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Says so in the header, which needs no more space.
+  // Marks the header, which needs no more space.
   void NoteIncomplete() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Refuse(const Status& why, uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -228,21 +226,20 @@ class Journal {
   const JournalLimits limits_;
 
   mutable Mutex mutex_;
-  // Its file is shared: Sync uses it unlocked while Compact puts another in its
-  // place.
+  // Sync uses end_.file unlocked while Compact replaces it, so it is shared.
   End end_ ABSL_GUARDED_BY(mutex_);
-  std::string frames_ ABSL_GUARDED_BY(mutex_);  // of Append, reused
+  std::string frames_ ABSL_GUARDED_BY(mutex_);  // Append's buffer, reused
   bool degraded_ ABSL_GUARDED_BY(mutex_) = false;
   bool failing_ ABSL_GUARDED_BY(mutex_) = false;  // the last Append failed
-  // Bytes that Append could not write since the last Compact: they count as
-  // growth, or a full disk would never be compacted again.
+  // Bytes that Append could not write since the last Compact. They count as
+  // growth, otherwise a full disk would never be compacted again.
   uint64_t refused_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 
   bool compacting_ ABSL_GUARDED_BY(mutex_) = false;
-  // Since the running Compact began.
+  // The next two: since the running Compact began.
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   bool sync_asked_ ABSL_GUARDED_BY(mutex_) = false;
-  // Renames done, and those known to be on disk.
+  // Renames done, and renames known to be on disk.
   uint64_t renames_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t renames_synced_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kAlign = 8;
 // A record's length, then its type; the payload follows.
 constexpr uint64_t kHeadBytes = 8;
-// In place of a length: the next record begins at the ring's start.
+// Replaces a length: the next record begins at the ring's start.
 constexpr uint32_t kToTheStart = UINT32_MAX;
 
 uint64_t BytesOf(uint64_t payload_bytes) {
@@ -30,7 +30,7 @@ uint64_t RandomToken() {
   return token == 0 ? 1 : token;
 }
 
-// Room is taken now: a store to a page without room is SIGBUS.
+// Allocates space now: a store to a page without space raises SIGBUS.
 StatusOr<Fd> OpenFile(const std::string& path) {
   Fd fd(path.empty()
             ? memfd_create("penstock journal tail", MFD_CLOEXEC)

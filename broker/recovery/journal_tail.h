@@ -1,23 +1,24 @@
-// The journal's end: records that are not in its file yet, in memory that
-// outlives the process. So a record is safe from the death of the broker once
-// it was copied in here, whether the state directory answers or not.
+// The journal's tail: records not yet in the file, in memory that outlives the
+// process. A record copied into the tail survives the death of the broker,
+// whether the state directory answers or not.
 //
-// Who runs it: Open the starting thread. Put and NoteLost any thread, one at a
-// time (the caller's mutex); Next and Drop the one thread that writes the file.
+// Threads: the starting thread calls Open. Any thread calls Put and NoteLost,
+// one at a time (the caller's mutex). The thread that writes the file calls
+// Next and Drop.
 //
 // Invariants:
-//   T1  Records lie in [begin, end), positions that only grow; position p is
+//   T1  Records lie in [begin, end), positions that only grow. Position p is
 //       byte p % kTailBytes of the ring. A record is contiguous: one that does
 //       not fit before the ring's end begins at its start.
-//   T2  A record is whole once end is behind it; its bytes are not overwritten
-//       before begin is behind it. A death at any instruction leaves it so: the
-//       kernel keeps what the dead process had stored, in its order.
-//   T3  lost_ns is not 0 while a record that belongs into the file is neither
-//       there nor here: no room was left for it.
+//   T2  A record is complete once end is behind it. Its bytes are not
+//       overwritten before begin is behind it. Death at any instruction keeps
+//       this: the kernel preserves the dead process's stores, in order.
+//   T3  lost_ns is not 0 while a record is in neither the file nor the tail
+//       because the tail was full.
 //
 // Synchronising edges:
 //   E1  Put's release of end    ->  Next's acquire: sees the record's bytes.
-//   E2  Drop's release of begin ->  Put's acquire: the bytes were used.
+//   E2  Drop's release of begin ->  Put's acquire: the bytes may be reused.
 #ifndef BROKER_RECOVERY_JOURNAL_TAIL_H_
 #define BROKER_RECOVERY_JOURNAL_TAIL_H_
 
@@ -36,30 +37,30 @@ namespace penstock {
 inline constexpr char kJournalTailName[] = "journal.tail";
 inline constexpr uint64_t kTailMagic = 0x4c4941544b545350;  // "PSTKTAIL"
 inline constexpr uint32_t kTailVersion = 1;
-// The bound of what waits: some 25 s of a thousand dynamic batches a second.
+// Bounds unwritten records: about 25 s at 1,000 dynamic batches per second.
 inline constexpr uint64_t kTailBytes = uint64_t{4} << 20;
 inline constexpr uint64_t kTailRingOffset = 4096;
 inline constexpr uint64_t kTailFileBytes = kTailRingOffset + kTailBytes;
 static_assert(kTailBytes % 8 == 0 && kTailBytes >= 2 * kJournalRecordBytesMax);
 
-// The file: this, zeros up to kTailRingOffset, then the ring.
+// The file is this header, zeros up to kTailRingOffset, then the ring.
 struct TailHeader {
   uint64_t magic;  // written last
   uint32_t version;
   uint32_t reserved;
   uint64_t ring_bytes;
-  uint64_t token;  // random, another one in each file; not 0
+  uint64_t token;  // random, different in each file; not 0
   std::atomic<uint64_t> begin;
   std::atomic<uint64_t> end;
-  std::atomic<uint64_t> lost_ns;  // T3: since when, of the wall clock
+  std::atomic<uint64_t> lost_ns;  // T3: wall-clock time of the first loss
 };
 static_assert(sizeof(TailHeader) == 56);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 class JournalTail {
  public:
-  // Of the file in folder, with what a former life left; a file that is none of
-  // ours, or damaged, begins anew. folder "": of memory that ends with this
+  // Maps the file in folder, with the records of a former broker instance. A
+  // foreign or damaged file is reset. folder "": memory that ends with this
   // process.
   static StatusOr<std::unique_ptr<JournalTail>> Open(const std::string& folder);
 
@@ -69,21 +70,23 @@ class JournalTail {
   uint64_t end() const;
   uint64_t lost_ns() const;
 
-  // false: it has no room, and is not in.
+  // False: the tail is full and the record was not added.
   bool Put(uint8_t type, std::string_view payload);
-  // now_ns: of the wall clock, not 0. The first since it was found counts.
+  // now_ns: wall-clock time, not 0. Only the first call since NothingIsLost
+  // counts.
   void NoteLost(uint64_t now_ns);
   void NothingIsLost();
 
-  // The record at *at, a position up to end; *at is behind it then. false: at
-  // the end, or at what is no record (*at is not end then). The payload is
+  // Reads the record at position *at <= end and moves *at behind it. False: *at
+  // is end, or no valid record is there (*at is not end then). The payload is
   // valid until Drop passes it.
   bool Next(uint64_t* at, JournalEntry* entry) const;
-  // What lies before `to` is not needed any more.
+  // Frees everything before `to`.
   void Drop(uint64_t to);
-  // Empty, under another token: what the file says of a former one is over.
+  // Empties the tail and changes its token, so the file's reference to it is
+  // void.
   void BeginAnew();
-  // The file goes; what is here goes with the process.
+  // Removes the file; the mapping ends with the process.
   void Remove();
 
  private:

@@ -24,8 +24,8 @@ bool IsInMemory(const std::string& path) {
          (info.f_type == kTmpfsMagic || info.f_type == kRamfsMagic);
 }
 
-// Anybody may make a folder of this name once ours is gone: only one of this
-// user's that nobody else may enter is ours.
+// Any user may create a folder of this name once ours is gone. Only a folder
+// that this user owns and no other may enter is accepted.
 bool IsOurs(const std::string& path) {
   struct stat info;
   return path.rfind(kPrefix, 0) == 0 &&
@@ -57,7 +57,7 @@ StatusOr<std::string> OpenMemoryFolder(const std::string& state_directory) {
     return failed(FailedPreconditionError(
         "/dev/shm is not in memory: mount a tmpfs there"));
   }
-  // A new link takes the old one's place: a death leaves one of the two.
+  // The new link replaces the old one atomically.
   const std::string fresh = link + ".new";
   unlink(fresh.c_str());
   if (symlink(made.c_str(), fresh.c_str()) != 0 ||

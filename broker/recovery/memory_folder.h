@@ -1,8 +1,8 @@
-// A folder in memory (tmpfs) for what has to survive the broker's process but
-// not the machine. Storage that hangs never holds up who writes there: a store
-// to a mapped file of a disk waits while its file system is frozen.
+// A folder in memory (tmpfs) for data that must survive the broker process but
+// not the machine. Hung storage never blocks its writers, while a store to a
+// mapped file on disk waits while the file system is frozen.
 //
-// Who runs it: the starting thread, which holds the state directory's lock.
+// Threads: the starting thread, which holds the state directory's lock.
 #ifndef BROKER_RECOVERY_MEMORY_FOLDER_H_
 #define BROKER_RECOVERY_MEMORY_FOLDER_H_
 
@@ -12,14 +12,14 @@
 
 namespace penstock {
 
-// In the state directory: a symbolic link to its folder in memory.
+// A symbolic link in the state directory to its folder in memory.
 inline constexpr char kMemoryFolderLink[] = "memory";
 
-// The state directory's folder in memory: itself if it is on tmpfs; else a
-// folder below /dev/shm that only this user may enter, which the link in the
-// state directory names. The link is followed only to such a folder. A folder
-// that is gone (the machine was started since, or an orderly end removed it) is
-// made anew, under another name.
+// Returns the state directory's folder in memory. This is the state directory
+// itself if it is on tmpfs, otherwise a folder below /dev/shm that only this
+// user may enter and that the link in the state directory names. The link is
+// followed only to such a folder. A missing folder (after a reboot or an
+// orderly shutdown) is created under another name.
 StatusOr<std::string> OpenMemoryFolder(const std::string& state_directory);
 
 }  // namespace penstock

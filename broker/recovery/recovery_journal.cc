@@ -36,7 +36,7 @@ enum Type : uint8_t {
   kPhase = 9,
   kRankLeft = 10,
   kDatasetGone = 11,
-  kStream = 12,  // a ledger but its chunks, which follow as kRowsKept
+  kStream = 12,  // a ledger; its chunks follow as kRowsKept
   kRowsKept = 13,
   kProducer = 14,
   kRowsPut = 15,
@@ -44,8 +44,8 @@ enum Type : uint8_t {
   kRowsReleased = 17,
   kRetained = 18,
   kRowsMoved = 19,
-  // The kernel's of the life that wrote this, and where in which tail what
-  // follows lies: the last record of each write.
+  // The writer's boot id, and the tail and position where later records begin.
+  // The last record of each write.
   kBoot = 20,
   kDelivered = 21,  // an EndedJob
   kLaunch = 22,     // of a job, from a compacted journal
@@ -53,11 +53,11 @@ enum Type : uint8_t {
   kUnmapped = 24,
 };
 
-// Of kRowsKept: far below what a record may have.
+// In kRowsKept; far below the record size limit.
 constexpr size_t kRunsPerRecord = 4096;
-// Of one write; more only with a record that is larger.
+// Bytes of one write; exceeded only by a single larger record.
 constexpr size_t kGroupBytes = 256 * 1024;
-// A write that was refused is tried again after so long.
+// Delay before a refused write is retried.
 constexpr std::chrono::seconds kRetryTime{1};
 
 std::string CursorName(uint64_t job, uint64_t attach) {
@@ -74,8 +74,8 @@ std::string ProducerPidfdName(uint64_t job, uint32_t producer) {
   return Format("producerpid-{}-{}", job, producer);
 }
 
-// FDPOLL=0: the store would drop a pidfd when its process ends, which is just
-// what the next life has to see.
+// FDPOLL=0: otherwise the store drops a pidfd when its process ends, which the
+// next broker instance has to see.
 void Store(const std::string& name, int fd) {
   if (fd < 0) return;
   const std::string text = Format("FDSTORE=1\nFDPOLL=0\nFDNAME={}", name);
@@ -242,7 +242,7 @@ pid_t PidOf(int pidfd) {
 
 namespace {
 
-// A rank writes it: any other value is treated as kAnswered.
+// Written by a rank: any other value is treated as kAnswered.
 RankStage StageOf(const CursorPage& page) {
   return static_cast<RankStage>(page.stage.load(std::memory_order_relaxed));
 }
@@ -250,7 +250,7 @@ RankStage StageOf(const CursorPage& page) {
 }  // namespace
 
 std::optional<bool> FormerRank::LeftUnheard() const {
-  // One that was evicted leaves when it is told so: its place stays.
+  // An evicted process detaches when told of its eviction; its rank remains.
   if (left || evicted || page == nullptr) return std::nullopt;
   const RankStage stage = StageOf(*page);
   if (stage != RankStage::kLeft && stage != RankStage::kFinished) {
@@ -295,7 +295,7 @@ StatusOr<std::unique_ptr<RecoveryJournal>> RecoveryJournal::Open(
     life->OpenTail(directory, replayed);
   }
   for (StoredFd& each : stored) {
-    // The name of an attach that was stored and not recorded is not used again.
+    // The names of stored but unrecorded attaches are not reused.
     const std::string number = each.name.rfind("producer", 0) == 0
                                    ? ""
                                    : each.name.substr(each.name.rfind('-') + 1);
@@ -309,7 +309,8 @@ StatusOr<std::unique_ptr<RecoveryJournal>> RecoveryJournal::Open(
   return life;
 }
 
-// What the former life had not written yet, and where this one records.
+// Replays what the former broker instance had not written, and prepares the
+// tail for this one.
 void RecoveryJournal::OpenTail(const std::string& directory,
                                const JournalReplay& replayed) {
   directory_ = directory;
@@ -327,16 +328,16 @@ void RecoveryJournal::OpenTail(const std::string& directory,
     tail = JournalTail::Open("");
   }
   const std::string boot = BootId();
-  // A machine that died took the ranks and the tail with it.
+  // The death of the machine ended the ranks and the tail too.
   const bool same_boot = boot.empty() || boot_.empty() || boot == boot_;
   incomplete_ = replayed.incomplete;
-  // What a process was about to write when it was killed is in the tail; a
-  // machine that died may have lost more.
+  // After a process death the tail has the unfinished records. A machine death
+  // may have lost more.
   if (replayed.unfinished && (boot.empty() || boot != boot_)) {
     incomplete_ = true;
   }
   if (!tail.ok()) {
-    // As on a full disk: nothing can be recorded, jobs go on.
+    // As on a full disk: nothing is recorded, jobs go on.
     LogError("journal: {}", tail.status().message());
     return;
   }
@@ -355,7 +356,7 @@ void RecoveryJournal::OpenTail(const std::string& directory,
           "state directory did not take them: what may come twice is marked "
           "as redelivered, streams end");
     }
-    tail_->Drop(tail_from_);  // the file has what comes before
+    tail_->Drop(tail_from_);  // the file has all earlier records
     if (at != tail_->end()) tail_->BeginAnew();
   } else {
     if (tail_token_ != 0 && same_boot) {
@@ -370,11 +371,11 @@ void RecoveryJournal::OpenTail(const std::string& directory,
   boot_ = boot;
   tail_token_ = tail_->token();
   if (incomplete_) {
-    // Until they are taken up again, over any number of lives.
+    // Until the jobs are resumed, over any number of broker instances.
     for (auto& [id, live] : jobs_) live.job["incomplete"] = true;
-    NoteLost();  // until a compaction has written that
+    NoteLost();  // until a compaction has written this
   }
-  // Nothing that is recorded counts before the file names this tail.
+  // Records count only once the file names this tail.
   refusal_ = journal_->Append(kBoot, BootRecord(tail_->begin()).dump());
   named_ = refusal_.ok();
   refused_ = Clock::now();
@@ -390,19 +391,19 @@ RecoveryJournal::~RecoveryJournal() {
   writer_.join();
   MutexLock lock(&mutex_);
   if (tail_->begin() != tail_->end() || tail_->lost_ns() != 0) return;
-  // An orderly end leaves nothing in memory.
+  // An orderly shutdown leaves nothing in memory.
   const uint64_t token = std::exchange(tail_token_, 0);
   if (journal_->Append(kBoot, BootRecord(0).dump()).ok()) {
     tail_->Remove();
-    // Not while it has more in it.
+    // Fails if the folder has other files.
     if (memory_folder_ != directory_) rmdir(memory_folder_.c_str());
   } else {
     tail_token_ = token;
   }
 }
 
-// A record of a kind this release does not know, or with other fields, is from
-// another release: what it tells of is given up, the rest is kept.
+// A record of an unknown type, or with other fields, is from another release:
+// what it describes is given up, the rest is kept.
 Status RecoveryJournal::Replay(uint8_t type, std::string_view payload) {
   const json record = json::parse(payload, nullptr, false);
   try {
@@ -518,7 +519,7 @@ Status RecoveryJournal::Replay(uint8_t type, std::string_view payload) {
         if (Live* job = live()) job->phases.push_back(record);
         break;
       case kStream:
-        // Else it is known from a compacted journal.
+        // Otherwise a compacted journal restored it already.
         if (Live* job = live(); job != nullptr && !job->stream) {
           job->stream = StreamLedger::FromJson(record.at("ledger"));
         }
@@ -606,7 +607,7 @@ std::vector<FormerMapping> RecoveryJournal::TakeMappings() {
   for (auto it = mapped_.begin(); it != mapped_.end();) {
     auto pidfd = stored_.extract(PidfdName(it->first.first, it->first.second));
     if (pidfd.empty()) {
-      // Nobody can say when it ends.
+      // Without a pidfd its end cannot be seen.
       it = mapped_.erase(it);
       continue;
     }
@@ -655,13 +656,13 @@ std::vector<FormerJob> RecoveryJournal::TakeJobs() {
       former.evicted = rank.evicted != 0;
       former.segment = rank.segment;
       former.bytes = rank.bytes;
-      // Nobody could say when a process without a pidfd ends.
+      // Without a pidfd the end of the process cannot be seen.
       rank.unmapped = stored_.count(PidfdName(id, attach)) == 0;
       if (auto pidfd = stored_.extract(PidfdName(id, attach)); pidfd) {
         former.pidfd = std::make_shared<Fd>(std::move(pidfd.mapped()));
       }
       if (auto cursor = stored_.extract(CursorName(id, attach)); cursor) {
-        // Stored by a former life, written by a rank: as untrusted as ever.
+        // Written by a rank, so untrusted.
         auto mapping = OpenCursor(cursor.mapped().get());
         if (!mapping.ok()) continue;
         former.inode = CursorInode(cursor.mapped().get());
@@ -773,7 +774,7 @@ StatusOr<uint64_t> RecoveryJournal::JobOpened(const JobKey& key,
     record["incomplete"] = true;
   }
   const Status status = RecordOrRefuse(kJob, record);
-  // One of a former life is recorded already.
+  // A former job is recorded already.
   if (!status.ok() && !former) return status;
   Live& live = jobs_[id];
   live.job = record;
@@ -805,8 +806,8 @@ void RecoveryJournal::JobEnded(uint64_t job) {
   MutexLock lock(&mutex_);
   if (jobs_.count(job) == 0 && ended_.count(job) == 0) return;
   LetGoAll(job);
-  // Before: a job that is known must have its ranks' pages and pidfds, or
-  // nobody can say whether they live.
+  // Before Forget: a recorded job needs its ranks' pages and pidfds to tell
+  // whether they live.
   Record(kJobEnd, {{"id", job}});
   Forget(job);
   ended_.erase(job);
@@ -877,7 +878,7 @@ StatusOr<uint64_t> RecoveryJournal::RankAttached(uint64_t job, const Rank& rank,
   const uint64_t attach = next_id_++;
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return attach;
-  // It reconnects, or another takes its place: a job that runs goes on.
+  // The rank reconnects or is replaced: a running job goes on.
   const bool known = std::any_of(
       found->second.ranks.begin(), found->second.ranks.end(),
       [&rank](const auto& item) { return item.second.rank == rank.rank; });
@@ -886,8 +887,8 @@ StatusOr<uint64_t> RecoveryJournal::RankAttached(uint64_t job, const Rank& rank,
   added.segment = found->second.segment;
   added.bytes = found->second.segment_bytes;
   added.unmapped = pidfd < 0;
-  // Before it is recorded: a rank that is known must have a page, or nobody can
-  // say what it had. One that is stored and not known was not answered.
+  // Stored before it is recorded: a recorded rank needs its page to tell what
+  // it had. A rank stored but not recorded was not answered.
   Store(CursorName(job, attach), cursor_fd);
   Store(PidfdName(job, attach), pidfd);
   KillPoint("attach.stored");
@@ -966,7 +967,7 @@ void RecoveryJournal::PhaseBegun(uint64_t job, const FormerPhase& phase) {
   Record(kPhase, record);
 }
 
-// Also a second time, from a compacted journal: it changes nothing then.
+// Idempotent: a compacted journal may repeat a completion.
 void RecoveryJournal::Live::Complete(uint64_t position, uint64_t next) {
   if (position >= low || next <= position) completed[position] = next;
   for (auto found = completed.find(low); found != completed.end();
@@ -983,7 +984,8 @@ void RecoveryJournal::Completed(uint64_t job, uint64_t position,
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   found->second.Complete(position, next);
-  // By hand: a tenth of what the JSON library takes, once a batch.
+  // Formatted by hand, once per batch: takes a tenth of the JSON library's
+  // time.
   RecordText(kCompleted, Format(R"({{"id":{},"position":{},"next":{}}})", job,
                                 position, next));
 }
@@ -1010,7 +1012,6 @@ void RecoveryJournal::Opened(uint64_t job, uint64_t position) {
 }
 
 // ---- producers
-// --------------------------------------------------------------
 
 json RecoveryJournal::StreamJson(uint64_t id, const StreamLedger& ledger) {
   return {{"id", id}, {"ledger", ledger.ToJson()}};
@@ -1024,12 +1025,12 @@ Status RecoveryJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
   if (found == jobs_.end()) return OkStatus();
   std::optional<StreamLedger>& stream = found->second.stream;
   if (!stream) {
-    // Without any producer yet.
+    // The ledger before the first producer.
     PENSTOCK_RETURN_IF_ERROR(RecordOrRefuse(kStream, StreamJson(job, before)));
     stream = before;
   }
   const uint32_t number = before.next_producer();
-  // Before it is recorded, as of a rank.
+  // Stored before it is recorded, as in RankAttached.
   Store(MemoryName(job, number), memory);
   Store(ProducerPidfdName(job, number), pidfd);
   KillPoint("producer.stored");
@@ -1067,7 +1068,7 @@ void RecoveryJournal::ProducerLeft(uint64_t job, uint32_t producer,
   if (found == jobs_.end() || !found->second.stream) return;
   Record(kProducerEnd,
          {{"id", job}, {"producer", producer}, {"finished", finished}});
-  // Its rows may be kept, but nobody waits for it.
+  // Its rows may be retained, but nothing waits for the process.
   Unstore(ProducerPidfdName(job, producer));
   for (const uint32_t gone : found->second.stream->Leave(producer, finished)) {
     UnstoreProducer(job, gone);
@@ -1142,7 +1143,7 @@ std::vector<std::pair<uint8_t, std::string>> RecoveryJournal::LiveRecords()
       if (!rank.left) continue;
       record(kRankLeft, {{"id", id}, {"attach", attach}});
     }
-    // After those, of which some are forgotten.
+    // After the ranks, some of which are forgotten.
     record(kLaunch, {{"id", id}, {"launch", live.launch.ToJson()}});
     if (live.segment_bytes > 0) {
       record(kOpened, OpenedRecord(id, live));
@@ -1170,7 +1171,6 @@ std::vector<std::pair<uint8_t, std::string>> RecoveryJournal::LiveRecords()
 }
 
 // ---- the writer
-// ---------------------------------------------------------------
 
 bool RecoveryJournal::HasWork() const {
   return look_ || !named_ || tail_->begin() != tail_->end() ||
@@ -1184,12 +1184,12 @@ void RecoveryJournal::Write() {
     const StatusOr<bool> compacted = CompactIfWanted();
     if (!compacted.ok()) {
       if (status.ok() && tail_->lost_ns() != 0) {
-        status = compacted.status();  // what is lost stays so
+        status = compacted.status();  // losses remain
       } else if (status.ok()) {
-        LogWarning("{}", compacted.status().message());  // space is lost
+        LogWarning("{}", compacted.status().message());  // only space is wasted
       }
     } else if (*compacted) {
-      status = OkStatus();  // it wrote all, also what failed before
+      status = OkStatus();  // it wrote everything, including failed records
     }
     if (!EndRound(status)) return;
   }
@@ -1203,7 +1203,7 @@ bool RecoveryJournal::BeginRound() {
   }
   idle_ = false;
   if (!HasWork()) return false;
-  // What comes meanwhile goes with it.
+  // Gathers records that arrive meanwhile.
   if (!stop_ && !hurry_) {
     work_.WaitFor(&mutex_, refusal_.ok()
                                ? std::chrono::milliseconds(kGatherTime)
@@ -1283,7 +1283,7 @@ StatusOr<bool> RecoveryJournal::CompactIfWanted() {
       records = LiveRecords();
       records.emplace_back(kBoot, BootRecord(to).dump());
     }
-    // Without the mutex: put waits for the file system.
+    // Unlocked: put waits for the file system.
     for (const auto& [type, text] : records) {
       PENSTOCK_RETURN_IF_ERROR(put(type, text));
     }
@@ -1309,8 +1309,7 @@ void RecoveryJournal::Flush() {
   }
 }
 
-// ---- what is wrong with it
-// -----------------------------------------------------------
+// ---- trouble
 
 RecoveryJournal::Health RecoveryJournal::health() const {
   if (tail_ == nullptr) return Health::kWell;

@@ -60,10 +60,11 @@ bool Supersedes(const CursorPage& later, const CursorPage& earlier,
 
 namespace {
 
-// Steps behind those that are recorded as opened.
+// Limit of believed steps behind the recorded opened ones.
 constexpr uint64_t kSeenAheadMax = 65'536;
 
-// The rows of a step that the former life released are not made again.
+// False if the former broker instance released rows of the step: they cannot be
+// made again.
 bool IsHere(const std::vector<RowRange>& here, const Plan& plan, uint64_t id) {
   const auto step = plan.StepFrom(PositionOfStep(id));
   if (here.empty() || !step) return true;
@@ -74,16 +75,17 @@ bool IsHere(const std::vector<RowRange>& here, const Plan& plan, uint64_t id) {
   });
 }
 
-// The first whose rows, and all that follow, the former life kept.
+// The first step from which on the former broker instance kept all rows.
 uint64_t FirstWhole(const std::vector<RowRange>& here, const Plan& plan) {
   const uint64_t begin = plan.start().position;
   if (here.empty()) return begin;
   return std::max(begin, plan.PositionOf(plan.StepAt(here.back().position)));
 }
 
-// The lane goes on where the last of them is. With a lag other than block not
-// before a window behind the first, nor where rows of a stream are gone: who is
-// there was skipped, or dropped, and the others would wait for it.
+// The lane continues at the rearmost rank. With a lag other than block it
+// continues at most a window behind the foremost rank, and not where rows of a
+// stream are gone. Ranks further back were skipped or dropped; the others would
+// wait for them.
 Delivery::FormerSteps GatherBroadcast(
     const FormerProgress& former, const Plan& plan,
     const std::vector<FormerProcess>& processes,
@@ -91,8 +93,8 @@ Delivery::FormerSteps GatherBroadcast(
   Delivery::FormerSteps gathered;
   gathered.position = UINT64_MAX;
   gathered.started = false;
-  // One whose page nobody kept: as if it had, where it may have, so that nobody
-  // waits in vain.
+  // A rank without a kept page counts as having had batches if it may have, so
+  // that no rank waits in vain.
   const auto had_any = [&](const CursorPage* page) {
     if (page == nullptr) return former.all_came;
     return page->taken.load(std::memory_order_relaxed) > 0 ||
@@ -142,7 +144,7 @@ Delivery::FormerSteps GatherBroadcast(
     if (may_pass) gathered.position = std::max(gathered.position, begin);
     return gathered;
   }
-  // Nobody goes on: who comes next joins where the furthest was.
+  // No rank continues: the next one joins where the foremost was.
   gathered.position = begin;
   for (const Delivery::FormerConsumer& each :
        RestoreRanks(processes, former.handed_over, plan.global_batch())) {
@@ -156,8 +158,8 @@ Delivery::FormerSteps GatherBroadcast(
 std::optional<uint32_t> UnknownConsumer(
     const FormerProgress& former, const std::vector<FormerProcess>& processes,
     const std::map<uint32_t, ReconnectedRank>& reconnected) {
-  // Before all came nobody had anything; without those whose place is not kept
-  // the others go on, if there are any.
+  // Before all ranks attached, none had anything. Unless on_rank_death is wait,
+  // reconnected ranks go on without ranks of unknown progress.
   if (former.options.mode != DeliveryMode::kBroadcast || !former.all_came ||
       (former.options.on_rank_death != OnRankDeath::kWait &&
        !reconnected.empty())) {
@@ -182,8 +184,8 @@ Delivery::FormerSteps GatherSteps(
     return GatherBroadcast(former, plan, processes, reconnected);
   }
   bool all_known = !former.incomplete;
-  uint64_t seen = 0;  // behind the last that anybody has had
-  // A page may say anything.
+  uint64_t seen = 0;  // behind the last batch any rank has had
+  // Pages are untrusted.
   const uint64_t believed =
       plan.StepAt(std::max(former.opened, former.low)) + kSeenAheadMax;
   std::set<uint64_t> known = former.completed;
@@ -201,12 +203,13 @@ Delivery::FormerSteps GatherSteps(
     }
   };
   for (const FormerProcess& process : processes) {
-    // What one that reconnected held is Delivery's affair, dead or alive.
+    // Delivery handles what a reconnected rank held, dead or alive.
     if (const auto found = reconnected.find(process.rank);
         found != reconnected.end()) {
       if (found->second.page != nullptr) read(*found->second.page, false);
-      // Of its predecessor, of one that was evicted, or its own of a life
-      // before that one: what is not released there may be another's by now.
+      // The page of a predecessor or an evicted process, or its own of an
+      // earlier broker instance: unreleased batches there may be another
+      // rank's by now.
       if (process.page != nullptr) read(*process.page, true);
     } else if (process.may_live || process.page == nullptr) {
       all_known = false;
@@ -225,7 +228,7 @@ Delivery::FormerSteps GatherSteps(
   }
   const uint64_t low = std::max(former.low, plan.start().position);
   gathered.completed.assign(released.begin(), released.end());
-  // Opened is recorded before: else the record is incomplete.
+  // Opened is recorded first; otherwise records are missing.
   if (plan.StepAt(seen) > plan.StepAt(former.opened)) all_known = false;
   gathered.position = std::max({former.opened, low, seen});
   const uint64_t end = plan.StepAt(gathered.position);

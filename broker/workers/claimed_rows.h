@@ -1,6 +1,6 @@
-// Rows that one worker has claimed, and what it keeps of their jobs.
+// Rows that one worker has claimed, and its state of their jobs.
 //
-// Everything here belongs to one worker and is touched by its thread alone.
+// Only the thread of the owning worker touches this.
 #ifndef BROKER_WORKERS_CLAIMED_ROWS_H_
 #define BROKER_WORKERS_CLAIMED_ROWS_H_
 
@@ -31,37 +31,37 @@ inline uint64_t NowNs() {
           .count());
 }
 
-// Counters are relaxed: they are shown and compared, nothing depends on them.
+// Relaxed: counters are only shown and compared.
 inline void Count(std::atomic<uint64_t>& counter, uint64_t value) {
   counter.fetch_add(value, std::memory_order_relaxed);
 }
 
-// A read that is over, with its bytes in the reader's buffer or in the slot.
+// A finished read, with its bytes in the reader's buffer or in the slot.
 struct Arrival {
   uint32_t group = 0;
   StorageReader::Done done;
 };
 
-// The reads of one job by one worker. WorkerReads alone changes it.
+// The reads of one job by one worker. Only WorkerReads changes it.
 struct JobReads {
   static constexpr uint32_t kGroupsMax = 4;
   // By read group: in flight, or arrived but not made.
   std::array<uint32_t, kGroupsMax> in_group{};
   std::deque<Arrival> arrived;
   uint32_t at_once = 0;     // reads whose bytes were in the page cache
-  double buffer_bytes = 0;  // mean size of a read that is not in place
-  // By slot: where direct reads land in it (StorageReader::Pin, of the current
-  // group), if that was tried.
+  double buffer_bytes = 0;  // mean size of reads not in place
+  // By slot: its StorageReader::Pin in the current group for direct reads, if
+  // tried.
   std::vector<std::optional<uint32_t>> pins;
-  uint64_t pin_bytes = 0;  // of each of them
+  uint64_t pin_bytes = 0;  // of each pin
 };
 
-// What a worker keeps of a job.
+// A worker's state of a job.
 struct WorkerJob {
   std::weak_ptr<Job> job;
   std::unique_ptr<RowProgram::Scratch> scratch;
   Plan::OrderCache order;
-  uint64_t dataset_hash = 0;  // SampleQuarantine's
+  uint64_t dataset_hash = 0;  // SampleQuarantine::DatasetHash
   JobReads reads;
 };
 using WorkerJobs = std::map<const Job*, WorkerJob>;
@@ -75,8 +75,8 @@ struct ClaimedRows {
   };
 
   std::shared_ptr<Job> job;
-  JobAccount* account = nullptr;  // the pool's, of job
-  WorkerJob* kept = nullptr;      // of job
+  JobAccount* account = nullptr;  // the pool's, for job
+  WorkerJob* kept = nullptr;      // for job
   uint64_t job_number = 0;        // the pool's
   Claim claim;
   std::vector<Plan::Row> rows;
@@ -84,15 +84,15 @@ struct ClaimedRows {
   uint64_t started = 0;
   uint64_t finished = 0;
   bool reads = false;    // its rows are read before they are made
-  bool cut_off = false;  // the broker stops before all rows are whole
-  std::vector<Stream::Piece> pieces;  // of a stream, instead of reading
+  bool cut_off = false;  // the broker stops before all rows are made
+  std::vector<Stream::Piece> pieces;  // of a stream, instead of reads
 
-  // Where a feature of row `index` of the claim goes.
+  // Destination of a feature of row `index` of the claim.
   std::byte* Place(uint64_t index, size_t feature) const {
     return columns[feature].first_row + index * columns[feature].row_bytes;
   }
-  // `count` more are done. With the last the whole claim is handed back in one
-  // piece: the job's lock is taken once.
+  // Counts `count` more rows done. The last row hands back the whole claim, so
+  // the job's lock is taken once.
   void Finish(uint64_t count);
 };
 

@@ -10,8 +10,8 @@ namespace penstock {
 WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
   WorkerJob& kept = (*jobs_)[job.get()];
   if (kept.scratch != nullptr && kept.job.lock() == job) return kept;
-  // Also the moment to forget jobs that ended. A read that is waited for keeps
-  // its job, so none of them has one.
+  // Also drops ended jobs. An awaited read keeps its job, so ended jobs have
+  // none.
   for (auto it = jobs_->begin(); it != jobs_->end();) {
     if (it->first == job.get() || !it->second.job.expired()) {
       ++it;
@@ -33,7 +33,7 @@ WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
 }
 
 bool Claims::ClaimMore() {
-  // The pool's lock is not taken in vain: once per news, not per sample.
+  // Takes the pool's lock only after news, not per sample.
   const uint64_t news = pool_->news();
   if (failed_ && news == news_seen_) return false;
   jobs_of_open_.clear();
@@ -41,7 +41,7 @@ bool Claims::ClaimMore() {
   for (const auto& rows : open_) {
     jobs_of_open_.push_back(rows->job.get());
     if (rows->reads) continue;
-    // One that is yet to be begun is made at once.
+    // A claim not yet started is made next.
     before = rows->started == 0
                  ? 0
                  : std::min(before, TurnOf(CandidateOf(*rows->account,

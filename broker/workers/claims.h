@@ -1,6 +1,6 @@
 // The first step of a row: a worker claims rows of the job that is served next.
 //
-// A worker has one claim of a job open at most, and of several jobs at once.
+// A worker has at most one open claim per job, and claims of several jobs.
 #ifndef BROKER_WORKERS_CLAIMS_H_
 #define BROKER_WORKERS_CLAIMS_H_
 
@@ -15,14 +15,14 @@
 
 namespace penstock {
 
-// Its worker's thread.
+// Runs on its worker's thread.
 class Claims {
  public:
   Claims(WorkerPool* pool, const WorkerSeat& seat, WorkerReads* reads,
          WorkerJobs* jobs)
       : pool_(pool), seat_(seat), reads_(reads), jobs_(jobs) {}
 
-  // Claims of which rows are yet to be started.
+  // Claims with rows not yet started.
   const std::vector<std::shared_ptr<ClaimedRows>>& open() const {
     return open_;
   }
@@ -31,9 +31,9 @@ class Claims {
     open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
     failed_ = false;
   }
-  // Claims rows of a job that has none open here. False: there are none.
+  // Claims rows of a job without an open claim here. False: there are none.
   bool ClaimMore();
-  // The next ClaimMore asks the pool, whatever the last one found.
+  // The next ClaimMore asks the pool even if the last one found nothing.
   void AskAnew() { failed_ = false; }
 
  private:

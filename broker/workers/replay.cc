@@ -12,10 +12,10 @@
 namespace penstock {
 namespace {
 
-// As the workers' limit (worker.cc): part of what `substitute` means.
+// Same as the workers' limit (row_maker.cc): part of what `substitute` means.
 constexpr uint64_t kSubstituteTries = 16;
 
-// One dataset's rows, made one after the other.
+// Makes one dataset's rows serially.
 class RowMaker {
  public:
   RowMaker(const Dataset& dataset, uint64_t seed,
@@ -38,7 +38,7 @@ class RowMaker {
     if (request.kind == ReadRequest::Kind::kNone) {
       return MakeOf({}, record, pass);
     }
-    // Plain reads, with the same rules of what a readable file is.
+    // Plain reads, with the same rules for readable files.
     reader_->Start(0, request, {}, kNotPinned);
     reader_->Submit();
     StorageReader::Done done;
@@ -83,7 +83,7 @@ class RowMaker {
   RawRecord raw_;
 };
 
-// The record that is delivered in a row's place, nullopt: left out.
+// The record delivered for a row; nullopt: left out.
 StatusOr<std::optional<uint64_t>> MakeByPolicy(RowMaker& maker,
                                                const Plan::Row& row,
                                                uint64_t records,

@@ -21,13 +21,12 @@ void RowMaker::Make(ClaimedRows& rows, uint64_t index,
   if (!status.ok()) HandleError(rows, index, status);
 }
 
-// `record` into the place of row `index`: another one than the plan's if it is
-// a substitute.
+// Makes `record` as row `index`; a substitute differs from the plan's record.
 Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
                          std::span<const std::byte> bytes) {
   const Dataset& dataset = rows.job->dataset();
-  // The time for which the program may wait for other processes is not the
-  // sample's own.
+  // The program's allowed wait for other processes does not count as the
+  // sample's time.
   const SampleQuarantine::Mark mark(
       pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
       rows.job_number, pool_->now_ns() + dataset.program->wait_ns());
@@ -58,7 +57,7 @@ uint64_t RowMaker::MakeOfStream(ClaimedRows& rows, uint64_t index) {
   return rows.rows.size() - index;
 }
 
-// What is copied as it is goes straight to its place, all rows at once.
+// Features copied unchanged go straight to the slot, all rows at once.
 StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
   uint64_t first = 0;  // index of the piece's first row
   auto piece = rows.pieces.begin();
@@ -113,19 +112,19 @@ void RowMaker::HandleError(ClaimedRows& rows, uint64_t index,
                            const Status& status) {
   Job& job = *rows.job;
   if (status.code() == StatusCode::kCancelled) {
-    // Nobody waits for the row; or the broker stops, and it is not whole.
+    // The row is not awaited; or the broker stops before it is made.
     rows.cut_off |= !job.Cancelled();
     return;
   }
   if (job.GivenUp(rows.claim.batch)) return;
   const uint64_t record = rows.rows[index].record;
-  // An error of a read names its file, one of a decoder does not.
+  // Read errors name the file, decoder errors do not.
   const std::string where = job.dataset().source->Describe(record);
   const bool told = std::string_view(status.message()).starts_with(where);
   const std::string text =
       Format("dataset '{}': sample {}{}: {}", job.key().dataset, record,
              told ? "" : " in " + where, status.message());
-  // What this machine lacks is not the sample's fault.
+  // The machine's lack of resources is not the sample's fault.
   if (status.code() == StatusCode::kResourceExhausted ||
       status.code() == StatusCode::kInvalidArgument) {
     return job.Fail(Status(status.code(), text));
@@ -152,8 +151,8 @@ void RowMaker::HandleError(ClaimedRows& rows, uint64_t index,
   }
 }
 
-// Puts the next readable record in the row's place: a function of the data
-// alone, so a resumed run substitutes the same.
+// Makes the row from the next readable record. The choice depends only on the
+// data, so a resumed run substitutes the same.
 bool RowMaker::Substitute(ClaimedRows& rows, uint64_t index) {
   const Source& source = *rows.job->dataset().source;
   const uint64_t count = source.record_count();
@@ -180,7 +179,7 @@ bool RowMaker::Substitute(ClaimedRows& rows, uint64_t index) {
     StorageReader::Done done;
     const bool read = substitute_reader_->Next(kWaitForever, &done);
     in_flight_->End(substitute_entry_);
-    // The read may have taken so long that the job was failed.
+    // A slow read may have failed the job.
     if (!read || rows.job->Cancelled()) return false;
     const bool made =
         done.status.ok() && MakeRow(rows, index, record, done.bytes).ok();

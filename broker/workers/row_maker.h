@@ -1,8 +1,8 @@
-// The third step of a row: its bytes become the features of its place in the
-// slot, or the spec's on_error decides what becomes of it.
+// The third step of a row: its bytes become the features of its ring row, or
+// the spec's on_error decides how to handle it.
 //
-// A quarantine mark (sample_quarantine.h) stands around everything that foreign
-// bytes meet.
+// All code that processes foreign bytes runs inside a quarantine mark
+// (sample_quarantine.h).
 #ifndef BROKER_WORKERS_ROW_MAKER_H_
 #define BROKER_WORKERS_ROW_MAKER_H_
 
@@ -20,10 +20,10 @@
 
 namespace penstock {
 
-// Its worker's thread.
+// Runs on its worker's thread.
 class RowMaker {
  public:
-  // substitute_entry: of `in_flight`, for reads of substitutes.
+  // substitute_entry: the entry of `in_flight` for reads of substitutes.
   RowMaker(WorkerPool* pool, uint32_t thread_index, ReadsInFlight* in_flight,
            uint32_t substitute_entry)
       : pool_(pool),
@@ -31,14 +31,14 @@ class RowMaker {
         in_flight_(in_flight),
         substitute_entry_(substitute_entry) {}
 
-  // Row `index` of the claim, from the bytes that were read; empty if its
-  // source needs no reading.
+  // Makes row `index` of the claim. bytes: as read; empty if its source needs
+  // no reading.
   void Make(ClaimedRows& rows, uint64_t index,
             std::span<const std::byte> bytes);
-  // Rows of a stream from `index` on, up to the end of a piece. Returns how
-  // many; all that are left if they cannot be made.
+  // Makes rows of a stream from `index` to the end of a piece. Returns how
+  // many; all remaining rows if they cannot be made.
   uint64_t MakeOfStream(ClaimedRows& rows, uint64_t index);
-  // The row was not read or not made.
+  // Called for a row that could not be read or made.
   void HandleError(ClaimedRows& rows, uint64_t index, const Status& status);
 
  private:

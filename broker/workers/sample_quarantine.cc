@@ -19,10 +19,10 @@ namespace {
 
 // 1,024 suspects set 1.6 % of them.
 constexpr uint64_t kFilterBits = 65536;
-// A death is counted once per life; more than this is damage.
+// Each broker instance counts one death; more evidence than this is damage.
 constexpr uint64_t kEvidencePlausible = 1'000'000;
 
-// What this thread has in work.
+// The line of this thread's sample in work.
 thread_local constinit SampleLine* in_work_here = nullptr;
 
 uint64_t Fnv(std::string_view text) {
@@ -44,14 +44,14 @@ uint64_t BootHash() {
   return id.empty() ? 0 : Fnv(id);
 }
 
-// "" if the file is one of ours, else why not.
+// "" if the file is a valid quarantine file, otherwise the reason.
 std::string WhyForeign(int fd) {
   struct stat st;
   if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) return "not a regular file";
   if (static_cast<uint64_t>(st.st_size) != kSamplesFileBytes) {
     return Format("{} bytes long, not {}", st.st_size, kSamplesFileBytes);
   }
-  // Copied once: what is checked is what is believed.
+  // Copied once, so that the checked values are those used.
   SamplesHeader header;
   if (pread(fd, &header, sizeof(header), 0) != sizeof(header)) {
     return "not readable";
@@ -77,9 +77,9 @@ std::string WhyForeign(int fd) {
   return "";
 }
 
-// Room on the disk is taken now: a store to a page without room is SIGBUS.
+// Allocates space now: a store to a page without space raises SIGBUS.
 Status MakeFile(int fd) {
-  // Returns the error; emulated by writing where the file system cannot.
+  // Returns the error. Emulated by writes if the file system cannot do it.
   const int error = posix_fallocate(fd, 0, kSamplesFileBytes);
   return error == 0 ? OkStatus()
                     : ErrnoError(error, Format("make it {} bytes long",
@@ -132,7 +132,7 @@ StatusOr<std::unique_ptr<SampleQuarantine>> SampleQuarantine::Open(
       PENSTOCK_RETURN_IF_ERROR(MakeFile(fd.get()));
       return fd;
     }
-    // The second round finds what it made.
+    // The second iteration opens the created file.
     for (int round = 0;; ++round) {
       PENSTOCK_ASSIGN_OR_RETURN(Fd fd, OpenAndLock(path));
       struct stat st;
@@ -184,25 +184,25 @@ SampleLine& SampleQuarantine::line(uint32_t worker) const {
                                        kSampleLinesOffset)[worker];
 }
 
-// The starting thread's. All its accesses are relaxed: no other thread knows
-// this object yet, and the process that wrote the file is dead.
+// Starting thread only. All accesses are relaxed: no other thread knows this
+// object yet, and the process that wrote the file is dead.
 void SampleQuarantine::Accuse() {
   uint64_t boot = 0;
   std::memcpy(&boot, mapping_.data() + offsetof(SamplesHeader, boot),
               sizeof(boot));
   const uint64_t boot_now = BootHash();
-  // A machine that went down says nothing of what it did at that moment.
+  // A machine that went down is no evidence against a sample.
   const bool same_boot = boot == boot_now || boot == 0 || boot_now == 0;
   const bool is_known = ended().load(std::memory_order_relaxed) != 0;
-  // Two jobs may have decoded the same sample: still one death.
+  // Two jobs may have decoded the same sample: one death counts once.
   std::set<Sample> accused;
   for (uint32_t worker = 0; worker < kSampleLines; ++worker) {
     SampleLine& at = line(worker);
     if (at.since_ns.load(std::memory_order_relaxed) == 0) continue;
     const Sample sample{at.dataset.load(std::memory_order_relaxed),
                         at.record.load(std::memory_order_relaxed)};
-    // The line is wiped out before the next: should this process die in here,
-    // too few are accused, none twice.
+    // Clears the line first: if this process dies here, too few samples are
+    // accused, but none twice.
     at.since_ns.store(0, std::memory_order_relaxed);
     const bool blamed = at.blamed.exchange(0, std::memory_order_relaxed) != 0;
     if (same_boot && (blamed || !is_known) && accused.insert(sample).second) {
@@ -234,13 +234,13 @@ void SampleQuarantine::Accuse() {
 uint64_t SampleQuarantine::Add(const Sample& sample, uint64_t evidence) {
   SuspectEntry* entry = Find(sample);
   if (entry != nullptr) {
-    // Relaxed, as all of Accuse.
+    // Relaxed, as in Accuse.
     evidence += entry->evidence.load(std::memory_order_relaxed);
     entry->evidence.store(evidence, std::memory_order_relaxed);
     return evidence;
   }
-  // A free entry; else the one that least speaks against: a guilty sample will
-  // be met again, one that is known to be guilty must not be forgotten.
+  // Takes a free entry, otherwise the one with the least evidence. A suspect
+  // that is guilty will be met again; a condemned one must not be forgotten.
   for (uint64_t least = 0; least < kGuilty; ++least) {
     for (uint32_t i = 0; i < kSuspectsMax; ++i) {
       entry = &entries()[i];
@@ -248,8 +248,8 @@ uint64_t SampleQuarantine::Add(const Sample& sample, uint64_t evidence) {
       entry->evidence.store(0, std::memory_order_relaxed);
       entry->dataset.store(sample.dataset, std::memory_order_release);
       entry->record.store(sample.record, std::memory_order_release);
-      // Release, as the two above: only for invariant 3, the order in which a
-      // death in between finds them.
+      // Release, as the two above, only for the order of stores at a death
+      // (invariant 3).
       entry->evidence.store(evidence, std::memory_order_release);
       return evidence;
     }
@@ -291,12 +291,11 @@ bool SampleQuarantine::Suspected(const Sample& sample) const {
   return (filter_[bit / 64] >> (bit % 64) & 1) != 0;
 }
 
-// The evidence: 0, it is no suspect; below kGuilty, its turn has begun.
+// Returns the evidence. 0: no suspect; below kGuilty: its turn has begun.
 uint64_t SampleQuarantine::WaitForTurn(const Sample& sample) {
   MutexLock lock(&mutex_);
   for (;;) {
-    // Asked again after each turn: it may have been this sample's, for another
-    // job.
+    // Repeated after each turn: another job may have decoded this sample.
     const SuspectEntry* entry = Find(sample);
     if (entry == nullptr) return 0;
     const uint64_t evidence = entry->evidence.load(std::memory_order_relaxed);
@@ -327,7 +326,7 @@ SampleQuarantine::Mark::Mark(SampleQuarantine* samples, uint32_t worker,
   if (samples_->Suspected(sample)) {
     const auto begin = std::chrono::steady_clock::now();
     const uint64_t evidence = samples_->WaitForTurn(sample);
-    // What it waited for others is not its own time.
+    // The wait for other suspects is not the sample's time.
     now_ns += static_cast<uint64_t>(
         std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin)
             .count());
@@ -337,9 +336,9 @@ SampleQuarantine::Mark::Mark(SampleQuarantine* samples, uint32_t worker,
     }
     if (evidence > 0) trust_ = Trust::kSuspect;
   }
-  // since_ns is 0 here: ~Mark wiped it out. Decoding goes through virtual
-  // functions of other files, so no compiler moves it above these stores; and
-  // what a processor has stored before it faults, it has stored.
+  // ~Mark set since_ns to 0. Decoding calls virtual functions in other files,
+  // so no compiler moves it above these stores, and a processor completes
+  // stores before a later fault.
   SampleLine& line = samples_->line(worker);
   line.dataset.store(sample.dataset, std::memory_order_release);  // E1
   line.record.store(sample.record, std::memory_order_release);    // E1
@@ -351,7 +350,7 @@ SampleQuarantine::Mark::Mark(SampleQuarantine* samples, uint32_t worker,
 SampleQuarantine::Mark::~Mark() {
   if (trust_ == Trust::kNone) return;
   in_work_here = nullptr;
-  // Release: not before the decoding is over.
+  // Release: not before the decoding has ended.
   samples_->line(worker_).since_ns.store(0, std::memory_order_release);
   if (trust_ == Trust::kSuspect) samples_->EndTurn(sample_);
 }
@@ -387,9 +386,9 @@ std::optional<SampleQuarantine::InWork> SampleQuarantine::Of(
   found.sample.dataset = at.dataset.load(std::memory_order_acquire);  // E1
   found.sample.record = at.record.load(std::memory_order_acquire);    // E1
   found.job = at.job.load(std::memory_order_acquire);                 // E1
-  // Relaxed: if any of the above is of a later sample, E1 shows here that
-  // since_ns has changed. (Later samples of the same tick have the same
-  // since_ns: then this one is no old one.)
+  // Relaxed: if any value above is of a later sample, E1 makes the change of
+  // since_ns visible here. (Samples of one tick share since_ns; then this one
+  // is not old.)
   if (found.since_ns == 0 ||
       at.since_ns.load(std::memory_order_relaxed) != found.since_ns) {
     return std::nullopt;

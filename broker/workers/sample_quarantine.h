@@ -1,36 +1,36 @@
-// Which sample each worker decodes at this moment, in a file that outlives the
-// broker: how the next one knows what the last one died of.
+// Records which sample each worker is decoding, in a file that outlives the
+// broker, so that the next broker instance knows what the last one died of.
 //
-// A picture that crashes its decoder, or hangs it, would end the broker at
-// every restart. So a worker writes the sample's name down before it decodes it
-// and wipes it out afterwards. A worker that crashes marks its line (a handler
-// of the fatal signals), as does who ends a broker that hangs: the sample on it
-// is a suspect. After a SIGKILL nobody knows whether a sample made the broker
-// grow until the kernel killed it or somebody just killed it: all that was in
-// work is suspected, with half the weight. A suspect is decoded alone: no other
-// suspect is in work meanwhile. If it decodes, it was innocent and is
-// forgotten; after two crashes, or four kills, it is not decoded any more, and
-// its row is an error as `on_error` has it.
+// An image that crashes or hangs its decoder would end the broker after every
+// restart. So a worker writes the sample's name into its line before it decodes
+// and clears it afterwards. A crashing worker marks its line (a handler of the
+// fatal signals does), and so does the thread that ends a hung broker. A sample
+// on a marked line becomes a suspect. After a SIGKILL the cause is unknown: a
+// sample may have made the broker grow until the kernel killed it, or not. So
+// all samples in work become suspects, with half the weight. Only one suspect
+// is decoded at a time. A suspect that decodes is cleared. After two crashes or
+// four kills a sample is not decoded any more, and its row is an error handled
+// by `on_error`.
 //
-// Who runs it: Open the starting thread; a line is written by its worker and
-// read by any thread; the suspects are under one mutex. Invariants:
-//   1. Suspects are added by Open only, later they only become fewer.
+// Threads: the starting thread calls Open. A line is written by its worker and
+// read by any thread. One mutex protects the suspects. Invariants:
+//   1. Only Open adds suspects; later their number only falls.
 //   2. At most one suspect is in work at any time.
-//   3. A death at any instruction leaves a file that can be read: a suspect is
-//      there once its evidence is not 0, a sample is in work while since is
-//      not.
+//   3. Death at any instruction leaves a readable file: a suspect exists once
+//      its evidence is not 0, a sample is in work while since is not 0.
 //
 // Synchronising edges, of one line:
-//   E1  Begin's release of dataset, record and job  ->  Oldest's acquire of
-//       each: who sees a new name also sees that since was 0 in between, so a
-//       name made of two samples is noticed.
-//   E2  Begin's release of since  ->  Oldest's acquire: who sees since, sees
-//       the name that goes with it.
-// To the next broker no edge is needed: the kernel keeps what the dead one had
-// stored, in its order.
+//   E1  Mark's release of dataset, record and job  ->  Of's acquire of
+//       each: a reader of a new name also sees that since was 0 in between, so
+//       it notices a name mixed from two samples.
+//   E2  Mark's release of since  ->  Of's acquire: a reader of since sees
+//       the name that belongs to it.
+// The next broker instance needs no edge: the kernel preserves the dead
+// process's stores, in order.
 //
-// The file is in memory (memory_folder.h), it survives the process, not the
-// machine: a store to a file on a disk waits while its file system is frozen.
+// The file is in memory (memory_folder.h) and survives the process, not the
+// machine. A store to a file on disk would wait while its file system is
+// frozen.
 #ifndef BROKER_WORKERS_SAMPLE_QUARANTINE_H_
 #define BROKER_WORKERS_SAMPLE_QUARANTINE_H_
 
@@ -49,7 +49,6 @@
 namespace penstock {
 
 // ---- the file
-// ---------------------------------------------------------------
 //
 //      0  SamplesHeader, the rest of the page is 0
 //   4096  kSuspectsMax times SuspectEntry
@@ -69,7 +68,7 @@ struct SamplesHeader {
   uint32_t reserved;
   uint64_t file_bytes;
   uint64_t boot;  // a hash of the kernel's boot id; 0: not known
-  // 1: it crashed or ended itself; who is to blame is known, or it is nobody.
+  // 1: it crashed or ended itself, and the blamed sample is known or none.
   uint64_t ended;
 };
 
@@ -82,9 +81,9 @@ struct SuspectEntry {
 struct alignas(64) SampleLine {
   std::atomic<uint64_t> dataset;
   std::atomic<uint64_t> record;
-  std::atomic<uint64_t> job;       // the worker pool's number, of this life
+  std::atomic<uint64_t> job;       // the worker pool's job number
   std::atomic<uint64_t> since_ns;  // by the pool's clock; 0: nothing in work
-  std::atomic<uint64_t> blamed;    // 1: the broker ended of it
+  std::atomic<uint64_t> blamed;    // 1: the sample ended the broker
 };
 
 inline constexpr uint64_t kSuspectsOffset = 4096;
@@ -99,12 +98,12 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // ----------------------------------------------------------------------------
 
-// With this the broker ends itself when a decoder hangs (EX_SOFTWARE): whoever
-// runs it starts it again.
+// The broker's exit status when a decoder hangs (EX_SOFTWARE). The service
+// manager restarts it.
 inline constexpr int kStuckExitStatus = 70;
 
-// A sample by what made it: a record and the hash of its dataset's key. Another
-// path or another map is another dataset.
+// A record and the hash of its dataset's key. Another path or another map is
+// another dataset.
 struct Sample {
   uint64_t dataset = 0;
   uint64_t record = 0;
@@ -113,8 +112,7 @@ struct Sample {
 
 class SampleQuarantine {
  public:
-  // What a death is worth against a sample, and from where on it is not decoded
-  // any more.
+  // Evidence of one death against a sample; from kGuilty on it is not decoded.
   static constexpr uint64_t kCrash = 2;
   static constexpr uint64_t kKill = 1;
   static constexpr uint64_t kGuilty = 4;
@@ -123,15 +121,15 @@ class SampleQuarantine {
   // FNV-1a.
   static uint64_t DatasetHash(const std::string& dataset_key);
 
-  // Of the file in folder; folder "": of memory that ends with this process. A
-  // file that is damaged or somebody else's is renamed to FILE.set_aside, with
-  // a warning, and begun anew. Errors: FailedPrecondition (another broker has
-  // it), or what the file system says.
+  // Maps the file in folder; folder "": memory that ends with this process. A
+  // damaged or foreign file is renamed to FILE.set_aside, with a warning, and
+  // replaced. Errors: FailedPrecondition (another broker has it), or the file
+  // system's.
   static StatusOr<std::unique_ptr<SampleQuarantine>> Open(
       const std::string& folder);
 
-  // From here to its end the sample is in work on this worker's thread. May
-  // wait, for another suspect to be decoded.
+  // The sample is in work on this worker's thread while its Mark exists. The
+  // constructor may wait until another suspect is decoded.
   class Mark {
    public:
     // worker < kSampleLines; now_ns is not 0.
@@ -140,7 +138,7 @@ class SampleQuarantine {
     ~Mark();
     Mark(const Mark&) = delete;
     Mark& operator=(const Mark&) = delete;
-    // Not OK (DataLoss): it is guilty, and not to be decoded.
+    // Not OK (DataLoss): it is guilty and must not be decoded.
     Status status() const;
 
    private:
@@ -157,43 +155,43 @@ class SampleQuarantine {
     uint64_t job = 0;
     uint64_t since_ns = 0;
   };
-  // This process ends, of what this thread has in work if anything. Where a
-  // signal handler may be: it only stores.
+  // Blames the end of this process on the sample that this thread has in work,
+  // if any. Safe in a signal handler: it only stores.
   void BlameThisThread();
-  // The same of what worker has in work.
+  // Same for the sample that `worker` has in work.
   void Blame(uint32_t worker);
 
-  // What this one is on.
+  // The sample in work on this worker.
   std::optional<InWork> Of(uint32_t worker) const;
-  // What has been in work for the longest time on workers 0 to workers - 1.
+  // The sample longest in work on workers 0 to workers - 1.
   std::optional<InWork> Oldest(uint32_t workers) const;
 
-  // What the death of the last life was charged to. For the thread that called
-  // Open.
+  // A sample charged with the death of the last broker instance. For the thread
+  // that called Open.
   struct Charge {
     Sample sample;
-    bool is_certain = false;    // it crashed or hung in it; else it was killed
-    bool is_condemned = false;  // of this: it is not decoded any more
+    bool is_certain = false;    // crashed or hung in it; else killed
+    bool is_condemned = false;  // not decoded any more
   };
-  // Those of this dataset, once.
+  // The charges of this dataset, once.
   std::vector<Charge> TakeCharges(uint64_t dataset);
-  // The death has brought the end of the deaths nearer, which come of samples
-  // that crash or hang it: one was found out, each twice at most, or was
-  // condemned. Whoever restarts the broker need not count this death.
+  // The death was progress towards the end of deaths by samples that crash or
+  // hang the broker: a sample was identified (at most twice each) or condemned.
+  // The service manager need not count this death.
   bool death_explained() const { return death_explained_; }
 
-  // How many samples are under suspicion; of those, not decoded any more.
+  // Number of suspects; of those, no longer decoded.
   uint32_t suspects() const;
   uint32_t condemned() const;
 
  private:
   SampleQuarantine(std::string path, Fd fd, Mapping mapping);
   void Accuse();
-  // The evidence against it, with this.
+  // Returns the total evidence against it.
   uint64_t Add(const Sample& sample, uint64_t evidence);
   SuspectEntry* Find(const Sample& sample) const;
-  // Waits until sample may be decoded; what it is then.
   bool Suspected(const Sample& sample) const;
+  // Waits until sample may be decoded; returns the evidence then.
   uint64_t WaitForTurn(const Sample& sample);
   void EndTurn(const Sample& sample);
 
@@ -205,11 +203,11 @@ class SampleQuarantine {
   const Fd fd_;             // holds the lock
   const Mapping mapping_;
 
-  std::vector<Charge> charges_;  // nobody has asked for them yet
+  std::vector<Charge> charges_;  // not taken yet
   bool death_explained_ = false;
 
-  // One bit per hash of a suspect, constant after Open: with suspects about,
-  // every other sample still passes without a lock. Empty: there were none.
+  // One bit per hash of a suspect, constant after Open, so that other samples
+  // pass without a lock. Empty: there were no suspects.
   std::vector<uint64_t> filter_;
 
   mutable Mutex mutex_;

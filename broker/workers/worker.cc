@@ -3,10 +3,10 @@
 namespace penstock {
 namespace {
 
-// Rows that need no reading are made for this long before reads get their turn.
+// Rows that need no reading are made for this long before reads are checked.
 constexpr uint64_t kInlineNs = 10'000'000;
-// While a worker waits for a read, it checks this often for rows of other jobs;
-// or, when it has no ticket to read them with, this often.
+// How often a worker that waits for a read checks for rows of other jobs, with
+// and without a free ticket to read them.
 constexpr uint64_t kWaitNs = 10'000'000;
 constexpr uint64_t kWaitNoTicketNs = 1'000'000'000;
 
@@ -34,7 +34,7 @@ bool Worker::RunOnce() {
       continue;
     }
     if (reads_.waited_for() == 0 && claims_.open().empty()) {
-      // What was given up; it may have left no ticket to claim rows for.
+      // Collects given up reads, which may occupy all tickets.
       reads_.Await(reads_.full() ? kWaitNs : kNoWait);
       return any;
     }
@@ -55,7 +55,7 @@ bool Worker::ReadAhead() {
         claims_.Close(i);
       }
     }
-    // A blocking reader that hangs holds no other job's rows.
+    // So a hung blocking reader holds no other job's rows.
     const bool full =
         reads_.full() || (reads_.blocking() && !claims_.open().empty());
     if (full || !claims_.ClaimMore()) return any;
@@ -83,7 +83,7 @@ bool Worker::MakeNext() {
     next = ServedNext(candidates_);
   }
   const auto [rows, arrived] = makeable_[next];
-  // The time of function workers is their job's alone.
+  // The time of function workers counts only for their job.
   if (seat_.job == 0) {
     pool_->Served(
         rows->account->virtual_time_ns.load(std::memory_order_relaxed));
@@ -102,7 +102,7 @@ void Worker::MakeArrived(WorkerJob* job) {
   const uint64_t begin_ns = NowNs();
   const StorageReader::Done& done = read.arrival.done;
   if (rows.job->Cancelled()) {
-    // Its bytes are of no use to anybody.
+    // Its bytes are discarded.
   } else if (done.status.ok()) {
     maker_.Make(rows, read.index, done.bytes);
   } else {
@@ -132,8 +132,8 @@ void Worker::MakeUnread(ClaimedRows& rows) {
       made += count;
       continue;
     }
-    // Reads, and rows of other jobs, must not wait for long; the clock is not
-    // read for each of many that cost little.
+    // Reads and rows of other jobs must not wait long. The clock is not read
+    // for every cheap row.
     const bool look = made % 8 == 0 || (made & (made - 1)) == 0;
     if (made > 0 && look && NowNs() - begin_ns > kInlineNs) break;
     ++rows.started;

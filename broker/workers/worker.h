@@ -1,10 +1,10 @@
 // One worker: claim (claims.h), read (worker_reads.h), make (row_maker.h),
 // finish (claimed_rows.h).
 //
-// It has rows of several jobs at once: what has arrived of them, and what needs
-// no reading, is made in the order of ServedNext, one row after the other, or
-// kInlineNs of rows that need none. So a row is all that a job waits for
-// another one that has had more than its share.
+// A worker has rows of several jobs at once. It makes rows that have arrived or
+// need no reading in the order of ServedNext: one arrived row, or kInlineNs of
+// rows that need no reading. So a job waits at most one row for another job
+// that has had more than its share.
 #ifndef BROKER_WORKERS_WORKER_H_
 #define BROKER_WORKERS_WORKER_H_
 
@@ -20,31 +20,30 @@
 
 namespace penstock {
 
-// Lives on its own thread; touches a Job's row memory and counters, its
-// ReadsInFlight and its line of the pool's SampleQuarantine, else nothing
-// shared.
+// Runs on its own thread. The only shared data it touches are a Job's row
+// memory and counters, its ReadsInFlight and its line of the pool's
+// SampleQuarantine.
 class Worker {
  public:
-  // most: reads in flight of one job, whatever the pool's read_depth will be.
+  // most: bound of one job's reads in flight for any read_depth of the pool.
   Worker(WorkerPool* pool, const WorkerSeat& seat, uint32_t most,
          ReadsInFlight* in_flight);
 
-  // Claims and makes rows until there are none to claim and no read is in
-  // flight that somebody waits for. False: there was nothing to do, or the pool
-  // stops.
+  // Claims and makes rows until none can be claimed and no awaited read is in
+  // flight. False: there was nothing to do, or the pool stops.
   bool RunOnce();
   const WorkerSeat& seat() const { return seat_; }
   bool blocking() const { return reads_.blocking(); }
   bool owes() const { return reads_.owes(); }
 
  private:
-  // Starts the reads that may be started, of all rows that are claimed here,
-  // and claims more. True: it claimed some.
+  // Starts permitted reads of all rows claimed here, and claims more. True: it
+  // claimed some.
   bool ReadAhead();
-  // Rows of the job that is served next. False: there are none to make.
+  // Makes rows of the job that is served next. False: there are none.
   bool MakeNext();
   void MakeArrived(WorkerJob* job);    // one row
-  void MakeUnread(ClaimedRows& rows);  // that need no reading, for kInlineNs
+  void MakeUnread(ClaimedRows& rows);  // need no reading; for kInlineNs
 
   WorkerPool* const pool_;
   const WorkerSeat seat_;
@@ -52,7 +51,7 @@ class Worker {
   WorkerReads reads_;
   Claims claims_;
   RowMaker maker_;
-  // MakeNext's: what it may choose from.
+  // MakeNext's choices.
   struct Makeable {
     ClaimedRows* rows = nullptr;
     WorkerJob* arrived = nullptr;  // none: its rows need no reading

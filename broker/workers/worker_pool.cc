@@ -12,14 +12,14 @@
 namespace penstock {
 namespace {
 
-// Threads of function workers, of all users and of one: others get theirs too,
-// and there are lines (sample_quarantine.h) left for workers.
+// Limits of function worker threads, of all users and of one user. They leave
+// threads for other users and lines (sample_quarantine.h) for workers.
 constexpr uint32_t kFunctionWorkersMax = kSampleLines / 2;
 constexpr uint32_t kFunctionWorkersOfUserMax = kSampleLines / 8;
 constexpr uint64_t kLateNs = 1'000'000'000;
-// After one death, each a line of the log.
+// Log lines after one death.
 constexpr size_t kChargesToldMax = 20;
-// How often a worker without rows looks for what it owes.
+// How often a worker without rows checks what it owes.
 constexpr std::chrono::seconds kOweInterval{1};
 
 uint64_t SteadyNs() {
@@ -29,12 +29,12 @@ uint64_t SteadyNs() {
           .count());
 }
 
-// Often enough: a job is ahead of its share by ten times as much at most.
+// Short enough: a job gets at most ten times this ahead of its share.
 constexpr uint64_t kWantedKeptNs = 5'000'000;
 
-// A second stack for this thread, for the handler of crashes: a decoder or a
-// plugin that overflows the first one leaves no room for it there, and the
-// kernel would end the broker without saying of which sample.
+// An alternate stack for this thread's crash handler. When a decoder or plugin
+// overflows the normal stack, the handler cannot run there, and the kernel
+// would end the broker without recording the sample.
 class CrashStack {
  public:
   CrashStack() {
@@ -57,12 +57,12 @@ class CrashStack {
   CrashStack& operator=(const CrashStack&) = delete;
 
  private:
-  // The registers of AVX-512 alone take 3 KiB. What is not used costs nothing.
+  // AVX-512 registers alone take 3 KiB. Unused pages cost nothing.
   static constexpr size_t kBytes = size_t{64} << 10;
   std::unique_ptr<std::byte[]> memory_;
 };
 
-// By name: the file of samples in work knows only numbers.
+// Logs charges by name: the quarantine file has only numbers.
 void TellCharges(SampleQuarantine* samples, const Job& job) {
   const std::vector<SampleQuarantine::Charge> charges = samples->TakeCharges(
       SampleQuarantine::DatasetHash(DatasetKey(job.options().spec)));
@@ -100,7 +100,7 @@ size_t ServedNext(std::span<const Candidate> candidates) {
 }
 
 Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
-  // Two that look at once find the same.
+  // Concurrent callers compute the same value.
   if (now_ns - account.wanted_seen_ns.load(std::memory_order_relaxed) >
       kWantedKeptNs) {
     account.wanted_seen_ns.store(now_ns, std::memory_order_relaxed);
@@ -140,8 +140,8 @@ StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
     PENSTOCK_ASSIGN_OR_RETURN(pool->own_samples_, SampleQuarantine::Open(""));
     pool->options_.samples = pool->own_samples_.get();
   }
-  // One reader is made here to learn of a broken machine before any thread is
-  // started; each worker makes its own on its own thread.
+  // Makes one reader to detect a broken machine before any thread starts. Each
+  // worker makes its own on its thread.
   PENSTOCK_ASSIGN_OR_RETURN(pool->read_backend_, CheckReads(options));
   for (uint32_t i = 0; i < workers; ++i) {
     PENSTOCK_RETURN_IF_ERROR(pool->StartThread(i));
@@ -187,7 +187,7 @@ Status WorkerPool::SetWorkers(uint32_t asked) {
   set_ = true;
   MutexLock lock(&mutex_);
   workers_.store(there, std::memory_order_relaxed);
-  // Relaxed: as in NotifyWork. Who is one too many learns it, and who is not.
+  // Relaxed: as in NotifyWork. Every worker checks its index again.
   news_.fetch_add(1, std::memory_order_relaxed);
   work_.NotifyAll();
   more_workers_.NotifyAll();
@@ -218,7 +218,7 @@ Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
                                uint32_t uid) {
   auto index = static_cast<uint32_t>(threads_.size());
   for (uint32_t i = 0; i < threads_.size(); ++i) {
-    // Acquire: with it the thread has done everything; joining does not wait.
+    // Acquire: the thread has done everything before; joining does not wait.
     if (threads_[i].ended != nullptr &&
         threads_[i].ended->load(std::memory_order_acquire)) {
       if (threads_[i].thread.joinable()) threads_[i].thread.join();
@@ -251,11 +251,11 @@ Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
           if (ended == nullptr) return;
           MutexLock lock(&mutex_);
           ++idle_;
-          // Release: see where it is read.
+          // Release: pairs with the acquire in StartThread.
           ended->store(true, std::memory_order_release);
         });
   } catch (const std::system_error& error) {
-    // The next one takes its entry.
+    // The next thread reuses its entry.
     added.ended = std::make_unique<std::atomic<bool>>(true);
     added.worker_index = kNoWorkerIndex;
     MutexLock lock(&mutex_);
@@ -292,7 +292,7 @@ Status WorkerPool::StartFunctionWorkers(const Job& job, uint64_t number) {
     status = StartThread(kNoWorkerIndex, number, uid);
     started += status.ok();
   }
-  // Fewer are slower, none would be for ever.
+  // Fewer are slower; with none the job would never end.
   return started > 0 ? OkStatus() : status;
 }
 
@@ -328,13 +328,14 @@ std::unique_ptr<StorageReader> WorkerPool::MakeWorkerReader(
   if (options_.read_backend != ReadBackend::kPread) {
     auto reader = MakeStorageReader(options_.read_backend, tickets);
     if (reader.ok() && !(*reader)->blocking()) return *std::move(reader);
-    // Worked a moment ago: out of memory or descriptors. Plain reads need none.
+    // It worked at Start, so memory or descriptors ran out. Plain reads need
+    // none.
     if (!reader.ok()) {
       LogWarning("worker {}: {}; it reads with pread", worker,
                  reader.status().message());
     }
   }
-  // One after the other: more would only wait behind one that hangs.
+  // One ticket: more reads would only wait behind one that hangs.
   return *MakeStorageReader(ReadBackend::kPread, 1);
 }
 
@@ -377,7 +378,7 @@ JobAccount* WorkerPool::Open(const std::shared_ptr<Job>& job) {
       [](const JobAccount& account) { return account.job.expired(); });
   JobAccount& account =
       free != accounts_.end() ? *free : accounts_.emplace_back();
-  // A newcomer starts at the present: it owes nothing and is owed nothing.
+  // A new job starts at the present, without debt or credit.
   account.virtual_time_ns.store(virtual_now_ns_.load(std::memory_order_relaxed),
                                 std::memory_order_relaxed);
   account.wanted_seen_ns.store(0, std::memory_order_relaxed);
@@ -392,8 +393,8 @@ void WorkerPool::Remove(const Job* job) {
     std::erase_if(*jobs,
                   [job](const Entry& entry) { return entry.job.get() == job; });
   });
-  // For what they keep of its memory; for function workers that has no job any
-  // more.
+  // Workers release what they keep of the job's memory; its function workers
+  // end.
   work_.NotifyAll();
   function_workers_work_.NotifyAll();
 }
@@ -406,7 +407,7 @@ void WorkerPool::ChangeJobs(const std::function<void(Entries*)>& change) {
 
 void WorkerPool::NotifyWork() {
   MutexLock lock(&mutex_);
-  // Relaxed: see news(); the mutex orders it for who then claims.
+  // Relaxed: see news(); the mutex orders it for later claims.
   news_.fetch_add(1, std::memory_order_relaxed);
   WakeOne();
 }
@@ -414,12 +415,12 @@ void WorkerPool::NotifyWork() {
 void WorkerPool::WakeOne() {
   function_workers_work_.NotifyAll();
   if (sleeping_ == 0) return;
-  // One that may not take a job that blocks would sleep on, and the wake be
-  // lost.
+  // A worker that may not claim a blocking job would sleep on and lose the
+  // wake.
   any_blocks_ ? work_.NotifyAll() : work_.NotifyOne();
 }
 
-// Before sleeping_ changes, or is asked for.
+// Called before sleeping_ changes or slept_ns_ is read.
 void WorkerPool::CountSleep() {
   const uint64_t now_ns = SteadyNs();
   slept_ns_ += sleeping_ * (now_ns - slept_until_ns_);
@@ -462,7 +463,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
       return true;
     }
     CondVar& news = function_workers ? function_workers_work_ : work_;
-    // Of those that all jobs share.
+    // Counts shared workers only.
     CountSleep();
     sleeping_ += !function_workers;
     if (owes) {
@@ -492,7 +493,7 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
       }
       jobs = jobs_;
     }
-    // Without the pool's lock: Wanted takes the job's, which is taken first.
+    // Without the pool's lock: Wanted takes the job's, which comes first.
     const uint64_t now_ns = SteadyNs();
     const Entry* next = nullptr;
     uint64_t least = UINT64_MAX;
@@ -513,8 +514,8 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
     }
     if (next == nullptr) return {};
     JobAccount* const account = next->account;
-    // Time of function workers is nobody else's. Relaxed: who is served
-    // meanwhile gives away no more than a row.
+    // Function workers share no time with other jobs. Relaxed: a job served
+    // meanwhile loses at most one row.
     const uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
     if (!function_workers &&
         account->virtual_time_ns.load(std::memory_order_relaxed) + kCreditNs <
@@ -533,8 +534,8 @@ WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
 }
 
 void WorkerPool::Served(uint64_t virtual_time_ns) {
-  // Relaxed: a slightly old time is as fair; so that all workers do not write
-  // it for every row, it may be this much older.
+  // Relaxed: a slightly old time is as fair. It may lag by kStepNs, so that not
+  // every worker writes it for every row.
   constexpr uint64_t kStepNs = kHeadStartNs / 50;
   uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
   while (now + kStepNs < virtual_time_ns &&
@@ -554,7 +555,7 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
   for (uint32_t i = 0; i < threads_.size(); ++i) {
     const size_t before = late.size();
     threads_[i].reads->List(now_ns, kLateNs, &late);
-    // Those of io_uring hold nobody.
+    // io_uring reads block no worker.
     late.erase(std::remove_if(late.begin() + static_cast<ptrdiff_t>(before),
                               late.end(),
                               [](const auto& read) { return !read.blocked; }),
@@ -571,7 +572,7 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
       }
     });
     any_blocks_ = !late.empty();
-    // A job may be claimed from that could not. Relaxed: as in NotifyWork.
+    // More jobs may be claimable. Relaxed: as in NotifyWork.
     news_.fetch_add(1, std::memory_order_relaxed);
     work_.NotifyAll();
     function_workers_work_.NotifyAll();
@@ -617,7 +618,7 @@ std::optional<std::string> WorkerPool::Tick() {
   constexpr uint64_t kMostNs =
       2 * std::chrono::nanoseconds(kTickInterval).count();
   const uint64_t steady_ns = SteadyNs();
-  // Relaxed, both: this thread alone writes it.
+  // Relaxed, both: only this thread writes it.
   const uint64_t now_ns = now_ns_.load(std::memory_order_relaxed) +
                           std::min(steady_ns - ticked_ns_, kMostNs);
   now_ns_.store(now_ns, std::memory_order_relaxed);
@@ -628,7 +629,7 @@ std::optional<std::string> WorkerPool::Tick() {
     slept_ns = slept_ns_;
   }
   if (const uint64_t ns = steady_ns - ticked_ns_; ticked_ns_ != 0 && ns > 0) {
-    // Threads that took the place of others are more than workers.
+    // With replaced threads there are more threads than workers.
     const double batch = static_cast<double>(slept_ns - slept_seen_ns_) /
                          (static_cast<double>(ns) * workers());
     idle_share_.Add(std::min(batch, 1.0), static_cast<double>(ns) * 1e-9);
@@ -643,7 +644,7 @@ std::optional<std::string> WorkerPool::Tick() {
     each.reads->List(now_ns, options_.read_timeout_ns, &late);
   }
   for (const ReadsInFlight::Late& read : late) {
-    // Without the pool's lock: Fail takes the job's, which is taken first.
+    // Without the pool's lock: Fail takes the job's, which comes first.
     const std::shared_ptr<Job> job = NamedOf(read.job).job.lock();
     if (job == nullptr || job->Cancelled()) continue;
     const Status status = DeadlineExceededError(
@@ -658,7 +659,7 @@ std::optional<std::string> WorkerPool::Tick() {
 
   const auto oldest =
       options_.samples->Oldest(static_cast<uint32_t>(threads_.size()));
-  // since may be ahead of now: Worker::MakeRow.
+  // since may be ahead of now: RowMaker::MakeRow.
   if (!oldest || now_ns < oldest->since_ns + options_.decode_timeout_ns) {
     return std::nullopt;
   }
@@ -691,7 +692,7 @@ FunctionWorkersUse WorkerPool::UseOfFunctionWorkers(const Job& job) {
     const auto row = options_.samples->Of(i);
     if (!row || row->job != number) continue;
     ++use.busy;
-    // since is ahead by what it may wait for: Worker::MakeRow.
+    // since is ahead by the program's allowed wait: RowMaker::MakeRow.
     const uint64_t ns =
         now_ns() + job.dataset().program->wait_ns() - row->since_ns;
     if (ns < use.longest_ns) continue;
@@ -710,7 +711,7 @@ std::vector<WorkerPool::LateRead> WorkerPool::LateReads() {
     for (const ReadsInFlight::Late& read : late) {
       const Named named = NamedOf(read.job);
       const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
-      if (dataset == nullptr) continue;  // it has just arrived
+      if (dataset == nullptr) continue;  // the read has just arrived
       reads.push_back({worker, named.key.uid, named.key.name, named.key.dataset,
                        dataset->source->Describe(read.record),
                        static_cast<double>(read.ns) * 1e-9});

@@ -2,33 +2,31 @@
 // with its own reads in flight, decoders and scratch.
 //
 // A worker claims a chunk of rows of the job that is served next (ServedNext),
-// starts the reads of all of them, decodes each record as it arrives straight
-// into its row of the slot, and the last to finish a share publishes it. No
-// sample passes from one thread to another. A worker without rows sleeps: slots
-// that are all full (back-pressure) burn no processor.
+// starts all their reads and decodes each arriving record straight into its
+// ring row. The worker that finishes the last row of a rank batch publishes it.
+// No sample passes between threads. A worker without rows sleeps, so full slots
+// (back-pressure) use no processor time.
 //
-// The pool's clock (now_ns) advances with the control thread's ticks, by what a
-// tick can have taken. So it stands still while the whole broker does (SIGSTOP,
-// a debugger, a machine that sleeps): afterwards nothing has taken long. What a
-// worker's one sample took is measured by it too, and not by the worker's CPU
-// time: that would miss a decoder that is blocked. Reading it costs one load.
+// The pool's clock (now_ns) advances with the control thread's ticks, each time
+// by at most what a tick can take. So it stops while the whole broker is
+// stopped (SIGSTOP, a debugger, a suspended machine), and no timeout expires
+// because of that. It also measures how long a worker is on one sample; CPU
+// time would miss a blocked decoder. Reading it costs one load.
 //
-// A worker has an index below workers(), which chooses its processor. That
-// number may change: a worker whose index is not below it any more finishes
-// what it has claimed and sleeps until it is.
+// A worker's index is below workers() and selects its processor. When workers()
+// falls to the index or below, the worker finishes its claims and sleeps until
+// workers() rises again.
 //
-// A job whose map has a Python function is served by *function workers* of its
-// own, as many threads as there are workers, each with a process of Python:
-// they wait for it, which would hold up everybody else's rows here. They may
-// run on all processors of the broker, and how much of those they get the
-// kernel decides. Others take no row of that job, and its function workers none
-// of another; it ends with the job.
+// A job whose map has a Python function has its own *function workers*: as many
+// threads as there are workers, each with a Python process. They wait for that
+// process, which would delay other jobs' rows on shared workers. They may run
+// on all processors of the broker; the kernel schedules them. Only they make
+// rows of that job, they make no other rows, and they end with the job.
 //
-// Where there is no io_uring, a read that hangs holds its worker. Then another
-// thread takes over the worker's index, once (so there are at most twice as
-// many; the one that comes back stays too: asleep it costs nothing), and
-// workers that read in this way claim no more rows of that job until its read
-// has returned.
+// Without io_uring a hung read blocks its worker. Then another thread takes
+// over the worker index, once, so threads are at most twice the workers. The
+// blocked thread stays when it returns: asleep it costs nothing. Workers with
+// blocking reads claim no rows of that job until its read has returned.
 #ifndef BROKER_WORKERS_WORKER_POOL_H_
 #define BROKER_WORKERS_WORKER_POOL_H_
 
@@ -61,27 +59,27 @@ inline constexpr uint32_t kWorkersMax = 4096;
 
 class Worker;
 
-// Which thread a worker is, and whom it works for.
+// A worker's thread, and the jobs it serves.
 struct WorkerSeat {
   uint32_t thread_index = 0;
-  uint32_t worker_index = 0;     // below workers(); of function workers none
-  uint64_t job = 0;              // it works for this one only; 0: for all
-  std::optional<uint32_t> node;  // NUMA, that it is pinned to
+  uint32_t worker_index = 0;     // below workers(); function workers have none
+  uint64_t job = 0;              // serves only this job; 0: all
+  std::optional<uint32_t> node;  // NUMA node it is pinned to
 };
 
 struct WorkerOptions {
   uint32_t workers = 0;     // 0: one per processor
   uint32_t read_depth = 0;  // per worker, of one job; 0: see read_depth.h
   ReadBackend read_backend = ReadBackend::kAuto;
-  // A read in flight for longer ends its job.
+  // A read in flight for longer fails its job.
   uint64_t read_timeout_ns = uint64_t{60} * 1'000'000'000;
-  // A worker that is on one sample for longer is what Tick speaks of.
+  // Tick reports a worker that is on one sample for longer.
   uint64_t decode_timeout_ns = uint64_t{60} * 1'000'000'000;
-  // Outlives the pool; none: the pool's own, without a file.
+  // Outlives the pool; nullptr: the pool makes one without a file.
   SampleQuarantine* samples = nullptr;
 };
 
-// The dataset of a job, for a read that is given up: its file is the dataset's.
+// The dataset of a job. A given up read keeps it, because it owns the file.
 inline std::shared_ptr<const Dataset> SharedDataset(
     const std::shared_ptr<Job>& job) {
   return job->shared_dataset();
@@ -89,102 +87,101 @@ inline std::shared_ptr<const Dataset> SharedDataset(
 
 // A job with rows to claim.
 struct Candidate {
-  uint64_t virtual_time_ns = 0;  // workers' time it has had
+  uint64_t virtual_time_ns = 0;  // worker time it has had
   Demand demand = Demand::kAhead;
 };
-// A job that no rank is attached to comes last. One with a rank that waits is
-// served before one whose ranks have batches, until it has had so much more of
-// the workers' time. Without that bound a job that can never get enough would
-// come first always, and one that takes less than its share would have each of
-// its batches made only once its ranks stand still.
+// Jobs without attached ranks are served last. A job with a waiting rank is
+// served before jobs whose ranks have batches, until it has had this much more
+// worker time. Without the bound a job that never gets enough would always come
+// first, and a job that uses less than its share would get each batch only
+// after its ranks stall.
 inline constexpr uint64_t kHeadStartNs = 50'000'000;
-// A job that slept gets back so much of the time it did not need: more than the
-// head start, so a job that takes less than its share comes first.
+// Limits the unused worker time that a job which slept gets back. It exceeds
+// the head start, so a job that uses less than its share comes first.
 inline constexpr uint64_t kCreditNs = 2 * kHeadStartNs;
-// The least is served next: fair shares.
+// The candidate with the least turn is served next: fair shares.
 inline uint64_t TurnOf(const Candidate& candidate) {
-  // More of the workers' time than any job ever gets.
+  // More worker time than any job ever gets.
   constexpr uint64_t kLastNs = uint64_t{1} << 62;
   return candidate.virtual_time_ns +
          (candidate.demand == Demand::kNow ? 0 : kHeadStartNs) +
          (candidate.demand == Demand::kNobody ? kLastNs : 0);
 }
-// Its index; candidates: at least one.
+// Returns the index; candidates is not empty.
 size_t ServedNext(std::span<const Candidate> candidates);
 
-// What a claim looks at of every job. The accounts of all jobs lie side by
-// side, and nothing else is in their cache lines.
+// The data that a claim reads of every job. The accounts of all jobs are
+// adjacent, with nothing else in their cache lines.
 struct alignas(64) JobAccount {
-  // Relaxed, all: hints; a slightly old one is as fair.
+  // Relaxed, all: hints; slightly old ones are as fair.
   std::atomic<uint64_t> virtual_time_ns{0};
-  std::atomic<uint64_t> wanted_seen_ns{0};  // when wanted was looked at
+  std::atomic<uint64_t> wanted_seen_ns{0};  // when wanted was updated
   std::atomic<Demand> wanted{Demand::kAhead};
   std::atomic<bool> claimable{false};  // it may have rows to claim
-  std::weak_ptr<const Job> job;        // gone: free. Under the pool's mutex.
+  std::weak_ptr<const Job> job;        // expired: free. Pool's mutex.
 };
-// As was seen 5 ms ago at most: a rank that goes to sleep tells nobody, and
-// looking at the pages of all is not for every claim. now_ns: steady.
+// Demand is at most 5 ms old: ranks do not report that they go to sleep, and
+// reading all their pages for every claim costs too much. now_ns: steady.
 Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns);
 
 class WorkerPool {
  public:
   static constexpr std::chrono::milliseconds kTickInterval{200};
 
-  // The backend that Start would read with; its error names read_backend.
+  // The read backend that Start would use; errors name read_backend.
   static StatusOr<std::string> CheckReads(const WorkerOptions& options);
 
   // Starts the threads. topology outlives the pool.
   static StatusOr<std::unique_ptr<WorkerPool>> Start(
       const Topology& topology, const WorkerOptions& options);
-  ~WorkerPool();  // stops and joins them
+  ~WorkerPool();  // stops and joins the threads
 
-  // The control thread's, where the job has function workers.
+  // Control thread only if the job has function workers.
   void Add(std::shared_ptr<Job> job);
-  // Afterwards no worker starts on it; claims under way go on.
+  // Afterwards no worker claims rows of the job; open claims go on.
   void Remove(const Job* job);
 
   uint32_t workers() const {
-    // Relaxed: a number; who sleeps because of it is woken under the mutex.
+    // Relaxed: a number; workers that sleep because of it are woken under the
+    // mutex.
     return workers_.load(std::memory_order_relaxed);
   }
-  // On which processors, and why so many and there.
+  // The processors used, and the reasons for their number and choice.
   std::string Description() const;
   std::string read_backend() const { return read_backend_; }
-  // By workers for their direct reads; a slot counts once for each.
+  // Pinned by workers for direct reads; a slot counts once per worker.
   uint64_t pinned_bytes() const {
     // Relaxed: shown.
     return pinned_bytes_.load(std::memory_order_relaxed);
   }
-  // Reads in flight per worker, of one job, by now.
+  // Current bound of reads in flight per worker and job.
   uint32_t read_depth() const {
-    // Relaxed: seen late, a read more or less is started.
+    // Relaxed: a late view starts a read more or less.
     return read_depth_.load(std::memory_order_relaxed);
   }
   bool read_depth_is_automatic() const { return depth_.automatic(); }
   const Topology& topology() const { return *topology_; }
-  // How many are on each NUMA node; of those that are on one.
+  // Workers per NUMA node, without unpinned workers.
   std::map<uint32_t, uint32_t> workers_of_nodes() const;
 
   // ---- the control thread's
-  // ---------------------------------------------------
 
-  // Tick is to be called, every kTickInterval: there are jobs, or reads.
+  // True while there are jobs or reads: call Tick every kTickInterval.
   bool WantsTick();
-  // So many from now on; 0: one per processor. InvalidArgument: too many;
-  // ResourceExhausted: no more threads can be started, there are fewer.
+  // workers 0: one per processor. InvalidArgument: too many; ResourceExhausted:
+  // no more threads can be started, so there are fewer.
   Status SetWorkers(uint32_t workers);
-  // Advances the clock and ends jobs whose reads are late. Not nothing: a
-  // decoder hangs, on which sample; no other worker can help it, the broker has
-  // to be ended.
+  // Advances the clock and fails jobs with late reads. Returns a description,
+  // with the sample, when a decoder hangs; the caller must end the broker.
   std::optional<std::string> Tick();
 
-  // OpenBatch of the workers that slept, lately.
+  // Recent fraction of workers that slept.
   double recently_idle() const { return idle_share_.mean(); }
 
-  // What the job's function_workers does now.
+  // Current activity of the job's function workers.
   FunctionWorkersUse UseOfFunctionWorkers(const Job& job);
 
-  // A read that the storage has not answered for more than a second.
+  // A read in flight for more than a second.
   struct LateRead {
     uint32_t worker = 0;
     uint32_t uid = 0;
@@ -196,43 +193,42 @@ class WorkerPool {
   std::vector<LateRead> LateReads();
 
   // ---- the workers'
-  // -----------------------------------------------------------
 
   struct Claimed {
     Claim claim;
     std::shared_ptr<Job> job;
-    JobAccount* account = nullptr;  // the job's, as long as somebody has it
+    JobAccount* account = nullptr;  // the job's, while the job exists
     uint64_t number = 0;            // of the job; never used again
   };
-  // Rows of the job served next, but of none of these (sorted); no share when
-  // no such job has rows, or the worker is one too many by now. before:
-  // of jobs whose rows need no reading only one whose turn is before that: the
-  // worker has such rows already, and with many jobs it would claim a chunk of
-  // each.
+  // Claims rows of the job served next, except the jobs in `but` (sorted). The
+  // claim's batch is nullptr if no such job has rows, or the worker index is
+  // not below workers() any more. A job whose rows need no reading is
+  // considered only if its turn is before `before`: the worker has such rows
+  // already, and with many jobs it would claim a chunk of each.
   Claimed ClaimFair(const std::vector<const Job*>& but, uint64_t before,
                     const WorkerSeat& seat, bool blocking);
-  // A job gets rows made that had had so much of the workers' time.
+  // Called for each job served, with the worker time it has had.
   void Served(uint64_t virtual_time_ns);
-  // Another number than before: ClaimFair may find what it did not find.
+  // Changes when ClaimFair may find new rows.
   uint64_t news() const {
-    // Relaxed: seen late, a claim is made late.
+    // Relaxed: a late view claims late.
     return news_.load(std::memory_order_relaxed);
   }
   bool stopping() const {
-    // Relaxed: asked again and again.
+    // Relaxed: polled.
     return stopping_.load(std::memory_order_relaxed);
   }
   uint64_t now_ns() const {
-    // Relaxed: a clock, nothing else is read because of it.
+    // Relaxed: a clock; no other data depend on it.
     return now_ns_.load(std::memory_order_relaxed);
   }
-  // Memory that direct reads land in; less: modulo 2^64.
+  // Memory that direct reads land in; to subtract, modulo 2^64.
   void CountPinned(uint64_t bytes) {
     // Relaxed: shown.
     pinned_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
   SampleQuarantine* samples() const { return options_.samples; }
-  // What the options say; for the calling worker's thread.
+  // As the options say; for the calling worker's thread.
   std::unique_ptr<StorageReader> MakeWorkerReader(uint32_t worker) const;
 
  private:
@@ -242,10 +238,10 @@ class WorkerPool {
     uint64_t number;
     bool function_workers = false;  // only its own threads make its rows
     bool reads = true;              // its rows are read before they are made
-    bool blocks = false;            // a worker is stuck in a read of it
+    bool blocks = false;            // a worker hangs in a read of it
   };
-  using Entries = std::vector<Entry>;  // those that read come first
-  // A job by its number, also after it has ended: reads of it may be in flight.
+  using Entries = std::vector<Entry>;  // jobs that read come first
+  // Kept after the job has ended, while reads of it may be in flight.
   struct Named {
     JobKey key;
     std::weak_ptr<Job> job;
@@ -256,34 +252,33 @@ class WorkerPool {
   struct Thread {
     std::thread thread;
     std::unique_ptr<ReadsInFlight> reads;
-    uint32_t worker_index = 0;  // kNoWorkerIndex: of function workers
-    uint32_t uid = 0;           // of function workers: whose job
-    uint64_t job = 0;           // likewise: its number
-    // Of function workers whose job is gone: to be joined, its entry to be used
-    // again.
+    uint32_t worker_index = 0;  // function workers: kNoWorkerIndex
+    uint32_t uid = 0;           // function workers: owner of the job
+    uint64_t job = 0;           // function workers: the job's number
+    // Function workers: set when the job is gone; the thread can be joined and
+    // this entry reused.
     std::unique_ptr<std::atomic<bool>> ended;
   };
   static constexpr uint32_t kNoWorkerIndex = UINT32_MAX;
-  // job: whose function workers it is; 0: it is a worker.
+  // job: the function worker's job; 0: a worker.
   Status StartThread(uint32_t worker_index, uint64_t job = 0, uint32_t uid = 0);
   Status StartFunctionWorkers(const Job& job, uint64_t number);
   void Run(WorkerSeat seat, ReadsInFlight* reads);
-  // How many threads have this worker index.
   size_t ThreadsAt(uint32_t worker_index) const;
   void ReplaceBlocked(uint64_t now_ns);
-  // What the workers read in the last ns.
+  // Called with the nanoseconds since the last call.
   void AdaptReadDepth(uint64_t ns);
   void NotifyWork();
-  // Changes a copy: who looks at the jobs keeps what it looks at.
+  // Changes a copy, so that readers keep a consistent list.
   void ChangeJobs(const std::function<void(Entries*)>& change)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // One worker more; it wakes the next when there is more than it takes. So as
-  // many are awake as have work, on a host with a hundred as on one with two.
+  // Wakes one worker, which wakes the next if work remains after its claim. So
+  // only workers with work are awake, however many the host has.
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Sleeps until there may be work for this worker, for kOweInterval at most
-  // if it owes something; false: the pool stops, or its one job is gone.
+  // Sleeps until this worker may have work, at most kOweInterval if it owes
+  // something. False: the pool stops, or the function worker's job is gone.
   bool WaitForWork(const Worker& worker);
-  // blocking: while the worker reads, it does nothing else.
+  // blocking: the worker's reads block it.
   static bool MayClaim(const Entry& entry, const WorkerSeat& seat,
                        bool blocking);
   JobAccount* Open(const std::shared_ptr<Job>& job)
@@ -293,26 +288,26 @@ class WorkerPool {
 
   const Topology* topology_ = nullptr;
   WorkerOptions options_;
-  uint32_t reads_most_ = 0;  // what read_depth may become; set before threads
+  uint32_t reads_most_ = 0;  // bound of read_depth; set before threads start
   std::unique_ptr<SampleQuarantine> own_samples_;
   std::string read_backend_;
   std::atomic<uint32_t> workers_{0};
   std::atomic<uint32_t> read_depth_{0};
   std::atomic<uint64_t> pinned_bytes_{0};
-  bool set_ = false;  // while it runs: the control thread's, likewise
-  std::vector<Thread> threads_;  // what ended is used again, nothing taken away
+  bool set_ = false;             // SetWorkers was called; control thread only
+  std::vector<Thread> threads_;  // ended entries are reused, none removed
 
-  std::atomic<uint64_t> now_ns_{1};  // the control thread's to write
-  uint64_t ticked_ns_ = 0;           // the control thread's
-  bool any_blocks_ = false;          // of Entry::blocks; likewise, under mutex_
-  uint64_t slept_seen_ns_ = 0;       // likewise: of slept_ns_
-  ReadDepth depth_;                  // likewise
-  uint64_t bytes_seen_ = 0;          // likewise: read by all threads
-  uint64_t waited_seen_ns_ = 0;      // likewise: for reads
-  RecentMean idle_share_;            // likewise
+  std::atomic<uint64_t> now_ns_{1};  // written by the control thread
+  uint64_t ticked_ns_ = 0;      // control thread only, as up to idle_share_
+  bool any_blocks_ = false;     // any Entry::blocks; written under mutex_
+  uint64_t slept_seen_ns_ = 0;  // slept_ns_ at the last Tick
+  ReadDepth depth_;
+  uint64_t bytes_seen_ = 0;      // bytes read by all threads, at the last Tick
+  uint64_t waited_seen_ns_ = 0;  // their waits for reads, likewise
+  RecentMean idle_share_;
   std::atomic<uint64_t> news_{0};
-  // What the jobs served lately had had: where a newcomer, or one that slept,
-  // comes in.
+  // Worker time that recently served jobs have had: a new job starts here, and
+  // one that slept near it.
   std::atomic<uint64_t> virtual_now_ns_{0};
   std::atomic<bool> stopping_{false};
 
@@ -325,8 +320,8 @@ class WorkerPool {
   std::deque<JobAccount> accounts_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
-  uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // not of function workers
-  uint64_t slept_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // by all, up to:
+  uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // without function workers
+  uint64_t slept_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // by all, until:
   uint64_t slept_until_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t idle_ ABSL_GUARDED_BY(mutex_) = 0;  // asleep, nothing in flight
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;

@@ -8,9 +8,9 @@
 namespace penstock {
 namespace {
 
-// In buffers of the reader, of one job, on their way.
+// One job's bytes in flight in the reader's buffers.
 constexpr double kReadAheadBytesMax = 64 << 20;
-// JobReads::buffer_bytes is a mean over so many reads, roughly.
+// JobReads::buffer_bytes is a mean over about this many reads.
 constexpr double kBufferBytesOver = 16;
 
 }  // namespace
@@ -57,7 +57,7 @@ bool WorkerReads::MayStart(const ClaimedRows& rows) const {
       given_up_of_.count(rows.kept->dataset_hash) > 0) {
     return false;
   }
-  // Fewer of large files than read_depth says: no reservation counts their
+  // Large files get fewer reads than read_depth: no reservation counts their
   // buffers.
   if (reads >= ReadDepth::kFirst &&
       reads * job.buffer_bytes > kReadAheadBytesMax) {
@@ -109,7 +109,8 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
     ++rows.started;
     in_flight_->Start(Entry(current_, ticket), rows.job_number,
                       rows.rows[index].record, pool_->now_ns());
-    // Made while its bytes are in the caches, and read into one buffer in turn.
+    // Stops here: the row is made while its bytes are in the caches, and all
+    // such reads use one buffer.
     if (group.reader->Start(ticket, request_, into, pinned)) {
       group.tickets[ticket].at_once = true;
       ++job.at_once;
@@ -131,7 +132,7 @@ bool WorkerReads::Await(uint64_t wait_ns) {
       Arrive(number, done);
       any = true;
     }
-    // Some may have arrived, and lie in its buffers.
+    // Arrived reads still use the reader's buffers.
     if (group.free.size() == group.tickets.size()) group.reader = nullptr;
   }
   if (any) wait_ns = kNoWait;
@@ -142,7 +143,7 @@ bool WorkerReads::Await(uint64_t wait_ns) {
   if (clocked) {
     const uint64_t spent = NowNs() - begin_ns;
     CountWait(spent);
-    // It had the worker for that long.
+    // The read blocked the worker for that long.
     const ClaimedRows* const rows =
         arrived ? group.tickets[done.ticket].rows.get() : nullptr;
     if (blocking() && rows != nullptr) {
@@ -209,7 +210,7 @@ void WorkerReads::Release(const Read& read) {
   group.free.push_back(read.arrival.done.ticket);
 }
 
-// For every job that has a read in flight here, whether it has arrived or not.
+// Counts for every job that has a read here, arrived or not.
 void WorkerReads::CountWait(uint64_t ns) {
   if (waited_for_ > 0) in_flight_->CountWait(ns);
   for (const auto& [key, kept] : *jobs_) {
@@ -233,7 +234,7 @@ void WorkerReads::CheckTimeouts() {
       const Ticket& ticket = group.tickets[i];
       if (!ticket.taken || ticket.arrived || group.reader->Arrived(i)) continue;
       in_flight_->StillWaiting(Entry(number, i), checked_ns_);
-      // A blocking reader has only queued it: it is asked for soon enough.
+      // A blocking reader has only queued it and reaches it soon enough.
       if (ticket.rows != nullptr && ticket.rows->job->Cancelled() &&
           !group.reader->blocking()) {
         GiveUp(number, i);

@@ -1,24 +1,24 @@
 // The second step of a row: its read. A worker reads ahead, through a reader of
 // its own.
 //
-// Storage that hangs must cost its job its life and nobody else anything:
-//   * A job starts a read only while it has fewer in flight here than tickets
-//     are free, and never more than `read_depth`. So a job alone has half of
-//     them at most; the next finds half of the rest, and so on. A job on hung
-//     storage leaves some to those that come later, and nothing has to say
-//     which one that is (the dynamic threshold of shared-memory switches,
-//     Choudhury and Hahne, 1998).
+// Hung storage must fail its job and cost other jobs nothing:
+//   * A job starts a read only while it has fewer reads in flight here than
+//     tickets are free, and never more than `read_depth`. So a job alone gets
+//     at most half of the tickets, the next job half of the rest, and so on. A
+//     job on hung storage leaves tickets to later jobs without being detected
+//     (the dynamic threshold of shared-memory switches, Choudhury and Hahne,
+//     1998).
 //   * Nothing here waits for long: the worker makes other rows in between.
-//   * A read that nobody waits for any more (its job failed, or its ranks left)
-//     is given up: its row counts as done, its ticket stays occupied until the
+//   * A read that is no longer awaited (its job failed, or its ranks left) is
+//     given up: its row counts as done, and its ticket stays occupied until the
 //     kernel has finished with the buffer. A read that lands in a slot keeps
 //     its job, and so the memory.
 //   * A reader with its tickets is a read group. When given up reads occupy
 //     half of the current group's tickets, the group is set aside and another
 //     is opened. Bound: JobReads::kGroupsMax groups.
-//   * While given up reads of a dataset hang, its jobs have one read in flight:
-//     a training that is started again and again on hung storage uses up one
-//     ticket each time, and finds out when the storage is back.
+//   * While given up reads of a dataset hang, its jobs have one read in flight.
+//     So a training restarted repeatedly on hung storage uses one ticket each
+//     time, and notices when the storage is back.
 #ifndef BROKER_WORKERS_WORKER_READS_H_
 #define BROKER_WORKERS_WORKER_READS_H_
 
@@ -35,17 +35,17 @@
 
 namespace penstock {
 
-// Its worker's thread.
+// Runs on its worker's thread.
 class WorkerReads {
  public:
-  // Tickets of a group, and entries of `in_flight`, where a job has `most`
-  // reads at most.
+  // Tickets of a group, and entries of `in_flight`, if a job has at most `most`
+  // reads.
   static uint32_t Tickets(uint32_t most) { return 2 * most; }
   static uint32_t Entries(uint32_t most) {
     return JobReads::kGroupsMax * Tickets(most) + 1;
   }
 
-  // A read of a row, over. Its bytes are there until Release.
+  // A finished read of a row. Its bytes are valid until Release.
   struct Read {
     std::shared_ptr<ClaimedRows> rows;
     uint64_t index = 0;     // in rows->rows
@@ -55,26 +55,26 @@ class WorkerReads {
 
   WorkerReads(WorkerPool* pool, uint32_t thread_index, uint32_t most,
               ReadsInFlight* in_flight, WorkerJobs* jobs);
-  // Waits for the reads in flight, for ever if the storage hangs.
+  // Waits for the reads in flight, forever if the storage hangs.
   ~WorkerReads() = default;
 
   // ---- starting
 
-  // Starts as many reads of these rows as may be in flight.
+  // Starts as many of the rows' reads as permitted.
   void Start(const std::shared_ptr<ClaimedRows>& rows);
   void Submit() { groups_[current_].reader->Submit(); }
   // No ticket is free.
   bool full() const { return groups_[current_].free.empty(); }
-  // While it reads, the worker does nothing else.
+  // Reads block the worker.
   bool blocking() const { return groups_[current_].reader->blocking(); }
 
   // ---- arriving
 
-  // Reads that somebody waits for: in flight, or arrived and not made.
+  // Awaited reads: in flight, or arrived and not made.
   uint64_t waited_for() const { return waited_for_; }
-  // Waits `wait_ns` at most for a read. True: some have arrived.
+  // Waits at most `wait_ns` for a read. True: some have arrived.
   bool Await(uint64_t wait_ns);
-  // Jobs of which something has arrived, and the rows that did first.
+  // Jobs with arrived reads, and the rows of a job's first one.
   const std::vector<WorkerJob*>& arrived() const { return arrived_; }
   ClaimedRows* FirstArrived(const WorkerJob& job) const {
     const Arrival& first = job.reads.arrived.front();
@@ -85,12 +85,12 @@ class WorkerReads {
 
   // ---- in time
 
-  // Something is to be given back although there is nothing to make: tickets of
-  // reads that were given up, pinned memory of jobs that end.
+  // True while the worker must still release tickets of given up reads or
+  // pinned memory, even with no rows to make.
   bool owes() const { return given_up_ > 0 || pins_ > 0; }
-  // Once per tick of the pool's clock: gives up reads that nobody waits for.
+  // Once per tick of the pool's clock: gives up reads no longer awaited.
   void CheckTimeouts();
-  // A job's memory goes back only when none of its slots is pinned.
+  // A job's memory is freed only when none of its slots is pinned.
   void Unpin(JobReads& reads);
   void UnpinEnded();
 
@@ -104,15 +104,15 @@ class WorkerReads {
     bool taken = false;
     bool arrived = false;
     bool at_once = false;               // counted in JobReads::at_once
-    std::shared_ptr<ClaimedRows> rows;  // none: given up
+    std::shared_ptr<ClaimedRows> rows;  // nullptr: given up
     uint64_t index = 0;                 // in rows->rows
-    // The dataset whose file is read, and the job in whose slot it lands.
+    // The dataset whose file is read, and the job whose slot it lands in.
     std::shared_ptr<const Dataset> dataset;
     std::shared_ptr<Job> into;
     uint64_t dataset_hash = 0;
   };
   struct Group {
-    std::unique_ptr<StorageReader> reader;  // none: the group is not used
+    std::unique_ptr<StorageReader> reader;  // nullptr: unused group
     std::vector<Ticket> tickets;
     std::vector<uint32_t> free;
     uint32_t given_up = 0;
@@ -124,7 +124,7 @@ class WorkerReads {
   void CountWait(uint64_t ns);
   void OpenGroup(uint32_t group);
   void ChangeGroup();
-  // Of the feature of the claim's slot that direct reads land in.
+  // The pin of the claim's slot for direct reads of the feature.
   uint32_t PinOf(const ClaimedRows& rows, size_t feature);
 
   uint32_t Entry(uint32_t group, uint32_t ticket) const {
