@@ -426,7 +426,7 @@ class Journal::Rewrite {
   }
 
   // Writes the header and syncs all that was put.
-  Status FinishRecovery() {
+  Status Finish() {
     PENSTOCK_RETURN_IF_ERROR(Flush());
     int result =
         WriteAll(files_, file_->handle(), 0, MakeHeader(salt_, written_));
@@ -564,7 +564,7 @@ StatusOr<Journal::End> Journal::MakeEmpty(JournalFiles* files,
                                           const JournalLimits& limits) {
   Rewrite rewrite(files, limits.file_bytes_max);
   PENSTOCK_RETURN_IF_ERROR(rewrite.Create());
-  PENSTOCK_RETURN_IF_ERROR(rewrite.FinishRecovery());
+  PENSTOCK_RETURN_IF_ERROR(rewrite.Finish());
   PENSTOCK_RETURN_IF_ERROR(rewrite.Rename());
   if (const int result = files->SyncDirectory(); result < 0) {
     return FileError(-result, "fsync " + files->directory());
@@ -756,7 +756,7 @@ Status Journal::WriteCompacted(
       live([&rewrite](uint8_t type, std::string_view payload) {
         return rewrite.Put(type, payload);
       }));
-  PENSTOCK_RETURN_IF_ERROR(rewrite.FinishRecovery());
+  PENSTOCK_RETURN_IF_ERROR(rewrite.Finish());
   PENSTOCK_RETURN_IF_ERROR(PutInPlace(&rewrite, copy_from, copy_chain));
   // Before this sync a death of the machine may restore the old file, which has
   // every record too.

@@ -630,9 +630,9 @@ std::optional<std::string> WorkerPool::Tick() {
   }
   if (const uint64_t ns = steady_ns - ticked_ns_; ticked_ns_ != 0 && ns > 0) {
     // With replaced threads there are more threads than workers.
-    const double batch = static_cast<double>(slept_ns - slept_seen_ns_) /
-                         (static_cast<double>(ns) * workers());
-    idle_share_.Add(std::min(batch, 1.0), static_cast<double>(ns) * 1e-9);
+    const double slept_share = static_cast<double>(slept_ns - slept_seen_ns_) /
+                               (static_cast<double>(ns) * workers());
+    idle_share_.Add(std::min(slept_share, 1.0), static_cast<double>(ns) * 1e-9);
     AdaptReadDepth(ns);
   }
   slept_seen_ns_ = slept_ns;
@@ -649,8 +649,7 @@ std::optional<std::string> WorkerPool::Tick() {
     if (job == nullptr || job->Cancelled()) continue;
     const Status status = DeadlineExceededError(
         "dataset '{}': sample {} in {}: not read in {:.1f} s (read_timeout): "
-        "its "
-        "storage hangs or is too slow",
+        "its storage hangs or is too slow",
         job->key().dataset, read.record,
         job->dataset().source->Describe(read.record),
         static_cast<double>(read.ns) * 1e-9);
