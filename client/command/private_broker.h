@@ -98,8 +98,8 @@ class PrivateBroker {
 
   // ---- for a program without such a loop ----------------------------------
   //
-  // Tends until stop_fd is readable (OK), or until penstockd is given up. For
-  // the thread that called Start.
+  // Tends until stop_fd is readable (OK), or until penstockd is given up. For a
+  // thread or process of its own, which also called Start.
   Status TendUntil(int stop_fd, const Tell& tell);
 
   // SIGTERM, SIGKILL after 5 s; removes the folder. No effect the second time.
