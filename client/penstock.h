@@ -3,7 +3,7 @@
  *   penstock_options options = PENSTOCK_OPTIONS_INIT;
  *   options.dataset = "train.yaml";
  *   penstock_reader* reader;
- *   if (penstock_attach(&options, &reader) != PENSTOCK_OK) die(penstock_error());
+ *   if (penstock_attach(&options, &reader)) die(penstock_error());
  *   penstock_batch* batch;
  *   int code;
  *   while ((code = penstock_next(reader, &batch)) != PENSTOCK_END_OF_DATA) {
@@ -14,10 +14,20 @@
  *   }
  *   penstock_detach(reader);
  *
- * Threads: a reader is used by one thread at a time; several readers (ranks) of
- * one process are independent. A batch may be released on any thread and in any
- * order. penstock_error() is per thread.
- * Nothing here throws, exits or installs a signal handler. */
+ * Threads: one thread at a time uses a reader, a producer or a broker; only
+ * penstock_interrupt may be called meanwhile. Several readers (ranks) of one
+ * process are independent. Any thread may read and release a batch, in any
+ * order. penstock_error() is per thread. After fork the child cannot use its
+ * parent's readers and producers: FAILED_PRECONDITION; batches read as zeros.
+ *
+ * Errors: a function that returns int returns one of the results below, unless
+ * its comment says otherwise; comments leave out the PENSTOCK_ of their names.
+ * Any of them may return INTERNAL; those that talk to the broker also
+ * UNAVAILABLE, DEADLINE_EXCEEDED (timeout_s) and CANCELLED.
+ * Nothing here throws, exits or installs a signal handler. Pointers must not be
+ * NULL where NULL is not mentioned.
+ *
+ * Times are seconds. Arrays are row-major, values in the host's byte order. */
 #ifndef PENSTOCK_H_
 #define PENSTOCK_H_
 
@@ -37,21 +47,22 @@ extern "C" {
 enum {
   PENSTOCK_OK = 0,
   PENSTOCK_END_OF_EPOCH = 1, /* the epoch is over; call again for the next */
-  PENSTOCK_END_OF_DATA = 2,  /* the last epoch is over; stays so */
+  PENSTOCK_END_OF_DATA = 2,  /* the last epoch is over; returned from then on */
   /* Errors: minus the gRPC status number. penstock_error() has the text. */
-  PENSTOCK_CANCELLED = -1, /* penstock_interrupt, or options.cancelled */
-  PENSTOCK_INVALID_ARGUMENT = -3,    /* wrong spec, option or argument */
+  PENSTOCK_CANCELLED = -1,        /* penstock_interrupt, or options.cancelled */
+  PENSTOCK_INVALID_ARGUMENT = -3, /* wrong spec, option or argument */
   PENSTOCK_DEADLINE_EXCEEDED = -4,   /* timeout_s or wait_s passed; storage
                                         did not answer for read_timeout */
-  PENSTOCK_NOT_FOUND = -5,           /* no socket, dataset, file */
-  PENSTOCK_ALREADY_EXISTS = -6,      /* this rank is attached already */
+  PENSTOCK_NOT_FOUND = -5,           /* no such socket, dataset or file */
+  PENSTOCK_ALREADY_EXISTS = -6,      /* this rank is already attached */
   PENSTOCK_PERMISSION_DENIED = -7,   /* file or socket not for this user */
-  PENSTOCK_RESOURCE_EXHAUSTED = -8,  /* memory limit; every lease is held */
+  PENSTOCK_RESOURCE_EXHAUSTED = -8,  /* memory limit; hold_max batches held */
   PENSTOCK_FAILED_PRECONDITION = -9, /* ranks disagree; other layout version */
   PENSTOCK_ABORTED = -10,            /* fenced, evicted or stopped */
-  PENSTOCK_INTERNAL = -13,
-  PENSTOCK_UNAVAILABLE = -14, /* the broker is gone */
-  PENSTOCK_DATA_LOSS = -15    /* a record is corrupt and on_error is fail */
+  PENSTOCK_INTERNAL = -13,           /* a bug, or out of memory */
+  PENSTOCK_UNAVAILABLE = -14,        /* the broker is gone */
+  PENSTOCK_DATA_LOSS = -15 /* a record is corrupt and on_error is fail; rows
+                              of a stream, or its journal, are lost */
 };
 
 /* Element types; shapes are row-major. */
@@ -69,212 +80,231 @@ enum {
 };
 
 #define PENSTOCK_DIMENSIONS_MAX 9
-/* The sample id of a row that `last: pad` added: it is all zeros. */
+/* The sample id of a row that `last: pad` added; all bytes of the row are 0. */
 #define PENSTOCK_PADDING_ID (-1)
 
 typedef struct penstock_reader penstock_reader;
 typedef struct penstock_batch penstock_batch;
 
 /* How to attach. Zero or NULL means: from the launcher, else the default.
- * Launchers, first that is there: PENSTOCK_RANK (penstock run), Horovod, torchrun
- * (RANK with WORLD_SIZE), OpenMPI, Slurm, TF_CONFIG; else rank 0 of 1. */
+ * The first launcher found counts: PENSTOCK_RANK (penstock run), Horovod,
+ * torchrun (RANK with WORLD_SIZE), OpenMPI, Slurm, TF_CONFIG; else rank 0 of 1.
+ * Penstock keeps no pointer of it but `cancelled` and its context. */
 typedef struct penstock_options {
   uint32_t struct_bytes; /* sizeof(penstock_options): set by the INIT macro */
-  int32_t rank;          /* global rank; -1: from the launcher */
-  int32_t world_size;       /* global; 0: from the launcher */
+  int32_t rank;          /* global rank, from 0; -1: from the launcher */
+  int32_t world_size;    /* global; 0: from the launcher */
   int32_t local_world_size; /* ranks on this host; 0: from the launcher */
   const char* dataset;      /* name of a registered dataset, or the path of a
-                               spec file (has a '/' or ends in .yaml, .json) */
-  const char* spec;         /* or the spec's text; relative paths in it are
-                               taken from the working directory */
-  const char* job;          /* NULL: PENSTOCK_JOB, the launcher's run id, else
-                               "default" */
-  const char* socket;       /* NULL: PENSTOCK_SOCKET, else
+                               spec file (has a '/' or ends in .yaml, .yml or
+                               .json); NULL: PENSTOCK_DATASET */
+  const char* spec;         /* the spec's text, instead of `dataset`; its
+                               relative paths start at the working directory */
+  const char* job;          /* job name; NULL: PENSTOCK_JOB, the launcher's run
+                               id, else "default" */
+  const char* socket;       /* broker's socket; NULL: PENSTOCK_SOCKET, else
                                /run/penstock/penstock.sock */
-  double timeout_s;         /* of attach and of next; 0: wait for ever. A dead
-                               broker is noticed at once all the same */
+  double timeout_s;         /* limit of attach, next, state, reset and stop_job;
+                               0: none. A broker's death is noticed at once */
   int32_t repeat_first;     /* not 0: read one batch and return it for ever, to
                                measure the trainer's ideal speed (also
-                               PENSTOCK_REPEAT_FIRST=1). What is written into
-                               its writable data stays while any of those
-                               handed out is held */
-  /* How batches are handed out. All ranks of a job must say the same. */
-  const char* delivery;      /* NULL, "split": a global batch is divided over the
-                                ranks; "dynamic": each batch to the next rank
-                                that has none; "broadcast": each batch to every
-                                consumer; "independent": the whole dataset to
-                                each, in its own order */
-  const char* lag;           /* broadcast, when a consumer is `window` batches
-                                behind: NULL, "block": the others wait; "skip":
-                                it misses batches, penstock_batch_skipped;
-                                "fail": it is taken off */
+                               PENSTOCK_REPEAT_FIRST=1). Writes to its writable
+                               data last until all of its leases are released */
+  /* How batches are handed out. All ranks of a job must agree. */
+  const char* delivery; /* NULL, "split": a global batch is divided over the
+                           ranks; "dynamic": each batch to the next rank
+                           that has none; "broadcast": each batch to every
+                           consumer; "independent": the whole dataset to
+                           each, in its own order */
+  const char* lag;      /* broadcast, a consumer `window` batches behind:
+                           NULL, "block": the others wait; "skip": it
+                           misses batches, see penstock_batch_skipped;
+                           "fail": it is taken off, ABORTED */
   const char* on_rank_death; /* "wait" (default of split; not in dynamic): its
-                                batches wait for a rank of the same number;
+                                batches wait for a process of the same rank;
                                 "fail": the job fails;
                                 "shrink" (default of the others): the others
                                 take over, penstock_world_size changes */
-  const char* state;         /* JSON of penstock_state: begin there. NULL: at the
-                                beginning */
-  int32_t window;            /* broadcast; 0: prefetch of the spec */
-  int32_t consumers;         /* broadcast: as many at once, not fewer than
-                                local_world_size; 0: that, 8 at least */
-  int32_t full_epoch;        /* broadcast, not 0: this consumer's epochs begin
-                                where it joins */
-  int32_t autostart;         /* not 0: where no broker listens, a private one is
-                                started (penstock_broker_start) and lives as
-                                long as this process. For one rank alone */
-  double wait_s;             /* for ranks that are missing or died, then the job
-                                fails and names them; 0: 600 */
-  double reconnect_s;        /* for the broker to come back when it died; 0: 60,
-                                negative: do not wait */
-  int32_t node;              /* NUMA node that the batches are to be on; -1:
-                                PENSTOCK_NODE, else that of the processors this
-                                process may run on, if it is one, else that of
-                                its GPU */
-  int32_t per_host;          /* dynamic, when ranks run on several hosts, not 0:
-                                every host delivers all rows to its own ranks.
-                                0: such an attach is refused, because hosts
-                                cannot divide a dynamic job between them */
+  const char* state;         /* JSON of penstock_state: begin there. NULL: the
+                                file PENSTOCK_STATE names, else the beginning */
+  int32_t window;            /* broadcast: batches; 0: prefetch of the spec */
+  int32_t consumers;  /* broadcast: most consumers at once, not fewer than
+                         local_world_size; 0: the larger of it and 8 */
+  int32_t full_epoch; /* broadcast, not 0: this consumer's epochs begin
+                         where it joins */
+  int32_t autostart;  /* not 0: where no broker listens, start a private
+                         one that lives as long as this process. World
+                         size 1 only */
+  double wait_s;      /* for missing or dead ranks; then the job fails
+                         and names them; 0: 600 */
+  double reconnect_s; /* for a dead broker to come back; 0: 60, negative:
+                         do not wait */
+  int32_t node;       /* NUMA node for the batches; -1: PENSTOCK_NODE,
+                         else the node of the processors this process may
+                         run on, if it is one, else its GPU's */
+  int32_t per_host;   /* dynamic with ranks on several hosts, not 0: every
+                         host delivers all rows to its own ranks. 0: such
+                         an attach is refused, because hosts cannot
+                         divide a dynamic job between them */
   /* Not NULL: called ten times a second, on the calling thread, while attach,
-   * next, state, reset or stop_job waits; when it returns not 0 they return
-   * PENSTOCK_CANCELLED. How Python looks for Ctrl-C. */
+   * next, state, reset or stop_job waits. When it returns not 0, the waiting
+   * call returns CANCELLED. Python checks for Ctrl-C here. */
   int32_t (*cancelled)(void* context);
   void* cancelled_context;
-  int32_t spec_generated;    /* not 0: a program wrote `spec`, and errors in it
-                                name the key (map[0].cast.dtype), not the line */
+  int32_t spec_generated; /* not 0: a program wrote `spec`; errors in it name
+                             the key (map[0].cast.dtype), not the line */
   int32_t reserved2;
 } penstock_options;
-#define PENSTOCK_OPTIONS_INIT                                                \
-  {                                                                          \
+#define PENSTOCK_OPTIONS_INIT                                                 \
+  {                                                                           \
     sizeof(penstock_options), -1, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0.0, 0.0, -1, 0, 0, 0, 0, 0                                    \
+        0, 0, 0.0, 0.0, -1, 0, 0, 0, 0, 0                                     \
   }
 
-/* One tensor of an element: without the batch dimension. Strings live as long
- * as the reader. */
+/* One tensor of a row, without the batch dimension. Strings live as long as the
+ * reader. */
 typedef struct penstock_feature {
   const char* name;
-  uint32_t dtype; /* 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float16,
-                     7 bfloat16, 8 float32, 9 float64, 10 bool */
-  uint32_t dimensions;
+  uint32_t dtype;      /* 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float16,
+                          7 bfloat16, 8 float32, 9 float64, 10 bool */
+  uint32_t dimensions; /* 0 (a scalar) to 8 */
   int64_t shape[PENSTOCK_DIMENSIONS_MAX];
-  uint64_t row_bytes;
+  uint64_t row_bytes; /* bytes of one row */
 } penstock_feature;
 
+/* Counts since attach. */
 typedef struct penstock_stats {
-  uint64_t batches;  /* taken so far */
-  uint64_t rows;     /* in them, padding not counted */
-  double wait_s;     /* spent in penstock_next with nothing ready */
-  uint64_t waits;    /* times it found nothing ready */
-  uint32_t held;     /* batches held now */
-  uint32_t hold_max; /* batches that may be held at once */
+  uint64_t batches;     /* taken so far */
+  uint64_t rows;        /* in them, padding not counted */
+  double wait_s;        /* spent in penstock_next with nothing ready */
+  uint64_t waits;       /* times it found nothing ready */
+  uint32_t held;        /* batches held now */
+  uint32_t hold_max;    /* batches that may be held at once */
   uint64_t skipped;     /* batches missed (lag: skip) */
-  uint64_t redelivered; /* batches that another process had before */
+  uint64_t redelivered; /* batches with penstock_batch_redelivered */
   uint64_t reconnects;  /* times the broker died and came back */
 } penstock_stats;
 
-/* The text of this thread's last error: what was wanted, what was found, the
- * way out. Valid until the next call on this thread. Never NULL. */
+/* The text of this thread's last error: what was wanted, what was found, and
+ * how to fix it. Valid until the next call on this thread. Never NULL. */
 PENSTOCK_API const char* penstock_error(void);
 
 /* "0.1.0" */
 PENSTOCK_API const char* penstock_version(void);
 
 /* A private broker of this process: no configuration, no root. It is restarted
- * when it dies, and ends with penstock_broker_stop or with this process, however
- * that ends. workers 0, memory_limit NULL ("4GiB"): its own choice. Needs the
- * `penstock` program: PENSTOCK_COMMAND, else beside this library, else in PATH. */
+ * when it dies. It ends with penstock_broker_stop or with this process, however
+ * that ends. */
 typedef struct penstock_broker penstock_broker;
-PENSTOCK_API int penstock_broker_start(int32_t workers, const char* memory_limit,
+/* Returns once the broker listens. workers: threads, 1 to 4096; memory_limit:
+ * such as "4GiB"; 0 and NULL: penstockd's own choice. Runs the `penstock`
+ * program: PENSTOCK_COMMAND, else beside this library, else in PATH. NOT_FOUND:
+ * no such program; INVALID_ARGUMENT: workers or memory_limit. */
+PENSTOCK_API int penstock_broker_start(int32_t workers,
+                                       const char* memory_limit,
                                        penstock_broker** broker);
-/* For options.socket, or PENSTOCK_SOCKET of processes that are started. */
+/* Path for options.socket, or for PENSTOCK_SOCKET of processes started later.
+ * Valid until penstock_broker_stop. */
 PENSTOCK_API const char* penstock_broker_socket(const penstock_broker* broker);
+/* Returns once the broker has ended, after 10 s by force. NULL: no effect. */
 PENSTOCK_API void penstock_broker_stop(penstock_broker* broker);
 
-/* Attaches one rank to a job, which the first of its ranks creates. Returns once
- * the dataset is open and memory is promised (indexing a large folder takes
- * time). On success *reader must be passed to penstock_detach. */
+/* Attaches one rank to a job; the first rank creates it. Returns once the
+ * dataset is open and its memory is reserved (indexing a large folder takes
+ * time). On success *reader must be passed to penstock_detach; else it is NULL.
+ * INVALID_ARGUMENT: an option, or the spec with the key or line; NOT_FOUND: no
+ * broker listens, or no such dataset; ALREADY_EXISTS: this rank is attached;
+ * RESOURCE_EXHAUSTED: the memory limit; FAILED_PRECONDITION: the ranks
+ * disagree, with the field. */
 PENSTOCK_API int penstock_attach(const penstock_options* options,
                                  penstock_reader** reader);
 
-/* Leaves the job and frees the reader; NULL: does nothing. Batches still held stay
- * readable, as copies of this process's own that are made now, until they are
- * released; what they were counts as done. */
+/* Leaves the job and frees the reader. Batches still held become private copies
+ * and stay readable until released; they count as done. NULL: no effect. */
 PENSTOCK_API void penstock_detach(penstock_reader* reader);
 
-/* The next batch: PENSTOCK_OK and *batch, to be passed to penstock_release;
- * PENSTOCK_END_OF_EPOCH once after the last batch of each epoch;
- * PENSTOCK_END_OF_DATA after the last epoch's, from then on. Waits for one to be
- * ready. RESOURCE_EXHAUSTED at once when hold_max batches are held: release one
- * first. A batch may have 0 rows (fewer rows than ranks were left). */
+/* Takes the next batch, waiting until one is ready (timeout_s at most). Returns
+ * OK and *batch, to be passed to penstock_release; else *batch is NULL. Returns
+ * END_OF_EPOCH once after the last batch of each epoch, and END_OF_DATA after
+ * the last epoch, from then on. RESOURCE_EXHAUSTED, without waiting: hold_max
+ * batches are held, release one first. ABORTED: this rank was evicted, fenced
+ * or stopped. Any other error is why the job failed. A batch has 0 rows where
+ * fewer rows than ranks were left. */
 PENSTOCK_API int penstock_next(penstock_reader* reader, penstock_batch** batch);
-/* As next with this time limit instead of the option's; 0: do not wait.
- * DEADLINE_EXCEEDED when nothing is ready by then. */
+/* As next with this time limit instead of the option's; 0: do not wait;
+ * negative: no limit. DEADLINE_EXCEEDED when nothing is ready by then. */
 PENSTOCK_API int penstock_next_within(penstock_reader* reader, double timeout_s,
                                       penstock_batch** batch);
-/* Makes a next that waits on another thread return PENSTOCK_CANCELLED; it does
- * not stick. Async-signal-safe. */
+/* Any thread, and signal handlers. The next that is waiting, or else the first
+ * that has to wait, returns CANCELLED once. */
 PENSTOCK_API void penstock_interrupt(penstock_reader* reader);
 
-/* The batch's memory must not be read any more. Async-safe against next. */
+/* Gives the batch back: its memory must not be read any more. To be called
+ * once, by any thread, also while another one is in next. NULL: no effect. */
 PENSTOCK_API void penstock_release(penstock_batch* batch);
 
-/* Where the job stands for this rank: after the last batch that next returned.
- * *state is JSON (common/README.md), valid until the next call on this reader: a
- * trainer keeps it in its checkpoint and passes it as options.state, with any
- * number of ranks. In dynamic it is asked of the broker: batches that some rank
- * holds are not done. */
+/* The job's position for this rank: after the last batch that next returned.
+ * *state is JSON (common/README.md), valid until the next call on this reader.
+ * A trainer keeps it in its checkpoint and passes it as options.state, with any
+ * number of ranks. dynamic: the broker answers, and batches that some rank
+ * holds are not done; UNAVAILABLE while it is gone. */
 PENSTOCK_API int penstock_state(penstock_reader* reader, const char** state);
 
 /* Leaves this incarnation of the job and joins the one that begins at state, as
- * this rank of this world: what an elastic trainer calls on every rank when the
- * ranks have changed. The first to call it fences the old incarnation: who is
- * still in it gets PENSTOCK_ABORTED from next and calls reset too. Batches that
- * are held stay valid. local_world_size 0: all ranks if all were here, else as
- * before. */
+ * rank `rank` of world_size: an elastic trainer calls it on every rank when the
+ * ranks have changed. The first call fences the old incarnation: ranks still in
+ * it get ABORTED from next and call reset too. Batches that are held
+ * stay valid. local_world_size 0: the new world size if all ranks were on this
+ * host, else unchanged. Errors: as attach. */
 PENSTOCK_API int penstock_reset(penstock_reader* reader, int32_t rank,
                                 int32_t world_size, int32_t local_world_size,
                                 const char* state);
 
-/* Ends the job for all of its ranks: they finish the step that the furthest has
- * and get PENSTOCK_END_OF_DATA; now not 0: at once, PENSTOCK_ABORTED. */
+/* Ends the job for all of its ranks. Each rank finishes the last step that any
+ * rank was given and gets END_OF_DATA; now not 0: at once, ABORTED. */
 PENSTOCK_API int penstock_stop_job(penstock_reader* reader, int32_t now);
 
-/* Readable (POLLIN) when something may have become ready: for event loops.
- * Then call penstock_next_within(reader, 0, ...). Owned by the reader. */
+/* A descriptor that is readable (POLLIN) when a batch may have become ready,
+ * for event loops: then call penstock_next_within(reader, 0, ...). Owned by the
+ * reader. */
 PENSTOCK_API int penstock_fileno(const penstock_reader* reader);
 
+/* The rank this reader attached with; shrink does not change it. */
 PENSTOCK_API int penstock_rank(const penstock_reader* reader);
-/* After shrink: of the ranks that are left. */
+/* Ranks of the job; after shrink, those that are left. */
 PENSTOCK_API int penstock_world_size(const penstock_reader* reader);
-/* Which life of the job this is: a reset or an attach with a state begins
+/* The number of the job's incarnation: a reset or an attach with a state begins
  * another. */
 PENSTOCK_API uint64_t penstock_incarnation(const penstock_reader* reader);
-/* What may be wrong with the job, for people, "" if nothing: another dataset that
- * this user reads now numbers the same classes differently (train and val). The
- * broker looks when the job is opened. Valid until the next call on the reader. */
+/* A warning about the job for people, "" if none: another dataset that this
+ * user reads now numbers the same classes differently (train and val). The
+ * broker checks when the job is opened. Valid until the next call on the
+ * reader. */
 PENSTOCK_API const char* penstock_warning(const penstock_reader* reader);
-/* The epoch the next batch belongs to; penstock_epoch_count at the end. */
+/* The epoch of the next batch, from 0; penstock_epoch_count at the end. */
 PENSTOCK_API uint64_t penstock_epoch(const penstock_reader* reader);
+/* The job's name. Valid until the next call on the reader. */
 PENSTOCK_API const char* penstock_job(const penstock_reader* reader);
+/* Features of a row, at least 1. */
 PENSTOCK_API uint32_t penstock_feature_count(const penstock_reader* reader);
-/* index < penstock_feature_count, else INVALID_ARGUMENT. */
+/* Describes a feature. INVALID_ARGUMENT: index >= penstock_feature_count. */
 PENSTOCK_API int penstock_feature_at(const penstock_reader* reader,
                                      uint32_t index, penstock_feature* feature);
-/* The feature's index, or INVALID_ARGUMENT naming those there are. */
+/* The feature's index, from 0; INVALID_ARGUMENT (negative) lists the names. */
 PENSTOCK_API int penstock_feature_index(const penstock_reader* reader,
                                         const char* name);
-/* Records of the dataset; steps of one epoch (the same on every rank); of a stream
- * both are 0. Epochs of the job, 0 for forever. */
+/* Records of the dataset; 0 for a stream. */
 PENSTOCK_API uint64_t penstock_sample_count(const penstock_reader* reader);
+/* Steps of one epoch, the same on every rank; 0 for a stream. */
 PENSTOCK_API uint64_t penstock_steps_per_epoch(const penstock_reader* reader);
+/* Epochs of the job; 0: forever. */
 PENSTOCK_API uint64_t penstock_epoch_count(const penstock_reader* reader);
+/* Fills *stats with sums since the attach. */
 PENSTOCK_API void penstock_get_stats(const penstock_reader* reader,
                                      penstock_stats* stats);
 
 /* A producer: any process that makes rows of a job whose dataset has the source
- * `stream`. It writes rows where the broker reads them, and says when they are
- * whole:
+ * `stream`. It writes rows where the broker reads them, then puts them:
  *
  *   while (...) {
  *     if (penstock_producer_reserve(producer, 64) != PENSTOCK_OK) die(...);
@@ -284,91 +314,98 @@ PENSTOCK_API void penstock_get_stats(const penstock_reader* reader,
  *   penstock_producer_finish(producer);
  *   penstock_producer_close(producer);
  *
- * Several may feed one job, come and go at any time, and be killed: what was put
- * is delivered exactly once, what was only written is discarded. When the broker
- * dies, each call waits for it to come back and goes on; a put that it did not
- * hear of is put again. Only what was put last, and heard of by nobody, is lost
- * when the producer dies with the broker: finish waits until all was heard. Rows
- * come in the order of the puts; there is no shuffle and no way back, so a job
- * resumes only as far as its producers can go on where it was. The stream is over
- * when all of its producers have finished. One thread at a time. */
+ * Several may feed one job, come and go at any time, and be killed. Rows that
+ * were put are delivered exactly once; rows not yet put are discarded. When the
+ * broker dies, each call waits for it to come back, sends the puts again that
+ * it did not record, and goes on. Only when a producer dies together with the
+ * broker are its last unrecorded puts (32 at most) lost; finish waits until the
+ * broker has recorded all. Rows come in the order of the puts, without shuffle
+ * or seek, so a job resumes only as far as its producers can continue. The
+ * stream is over when all of its producers have finished. */
 typedef struct penstock_producer penstock_producer;
 
 typedef struct penstock_producer_options {
-  uint32_t struct_bytes;  /* sizeof(penstock_producer_options): the INIT macro */
-  uint32_t feature_count;
-  /* Of a row, as the spec has them: name, dtype, dimensions, shape; row_bytes is
-   * not looked at. Not kept. */
+  uint32_t struct_bytes; /* sizeof(penstock_producer_options): the INIT macro */
+  uint32_t feature_count; /* at least 1 */
+  /* The features of a row, as in the spec: name, dtype, dimensions, shape;
+   * row_bytes is ignored. Copied. */
   const penstock_feature* features;
-  uint64_t rows;          /* of one put, at most */
-  const char* job;        /* NULL: PENSTOCK_JOB, the launcher's, else "default" */
-  const char* dataset;    /* NULL: the only one of that job */
-  const char* socket;     /* NULL: PENSTOCK_SOCKET, else the default */
-  double timeout_s;       /* of every call; 0: none */
+  uint64_t rows;       /* most rows of one put, at least 1 */
+  const char* job;     /* NULL: PENSTOCK_JOB, the launcher's, else "default" */
+  const char* dataset; /* NULL: the only one of that job */
+  const char* socket;  /* NULL: PENSTOCK_SOCKET, else the default */
+  double timeout_s;    /* limit of every call; 0: none */
   int32_t (*cancelled)(void* context); /* as penstock_options.cancelled */
   void* cancelled_context;
-  double reconnect_s;     /* for the broker to come back when it died; 0: 60,
-                             < 0: never */
+  double reconnect_s; /* for a dead broker to come back; 0: 60, negative:
+                         do not wait */
 } penstock_producer_options;
 #define PENSTOCK_PRODUCER_OPTIONS_INIT \
   { sizeof(penstock_producer_options), 0, 0, 1, 0, 0, 0, 0.0, 0, 0, 0.0 }
 
-/* Waits until a rank has attached to the job. INVALID_ARGUMENT: the job wants
- * other features; FAILED_PRECONDITION: its source is no stream, or that is over.
- * On success *producer must be passed to penstock_producer_close. */
+/* Opens a producer; waits until a rank has attached to the job.
+ * INVALID_ARGUMENT: the job wants other features; FAILED_PRECONDITION: its
+ * source is not a stream, or the stream is over. On success *producer must be
+ * passed to penstock_producer_close; else it is NULL. */
 PENSTOCK_API int penstock_produce(const penstock_producer_options* options,
                                   penstock_producer** producer);
-/* The number, in the stream, of the row that was next when it came: where a
- * producer goes on that knows its rows by number, after a resume. */
-PENSTOCK_API uint64_t penstock_producer_next_row(const penstock_producer* producer);
-/* Room for so many rows; waits until the ranks are through with what is there.
- * What was reserved before and not put is discarded. ABORTED: the ranks have left,
- * or the job's own error: nobody takes rows any more. */
+/* The stream's row number, from 0, that was next when this producer opened.
+ * After a resume, a producer that knows its rows by number goes on there. */
+PENSTOCK_API uint64_t
+penstock_producer_next_row(const penstock_producer* producer);
+/* Reserves memory for 1 to options.rows rows; waits until the ranks have
+ * finished with older rows. Discards rows that were reserved before and not
+ * put. INVALID_ARGUMENT: rows out of range; ABORTED: all ranks have left; else
+ * why the job failed. */
 PENSTOCK_API int penstock_producer_reserve(penstock_producer* producer,
                                            uint64_t rows);
-/* [rows, shape...] of the feature, in what is reserved; NULL: no rows are,
- * or there is no such feature. */
+/* The reserved memory of the feature: [rows, shape...], row_bytes apart. NULL:
+ * nothing is reserved, or there is no such feature. */
 PENSTOCK_API void* penstock_producer_data(const penstock_producer* producer,
                                           uint32_t feature);
-/* The first rows of those reserved are whole. Returns without waiting for anybody
- * to take them. INVALID_ARGUMENT: a bool that is neither 0 nor 1; the rows are
- * still reserved, and can be put once they are mended. */
-PENSTOCK_API int penstock_producer_put(penstock_producer* producer, uint64_t rows);
-/* It has put all of its rows. */
+/* Puts the first `rows` of the reserved rows, and ends the reservation. Does
+ * not wait for ranks; waits while 32 puts have no answer of the broker.
+ * INVALID_ARGUMENT: 0 rows, or more than reserved; or a bool that is neither 0
+ * nor 1: the rows are still reserved, and can be put once corrected. */
+PENSTOCK_API int penstock_producer_put(penstock_producer* producer,
+                                       uint64_t rows);
+/* Says that no more rows come, and waits until the broker has recorded all
+ * puts. Afterwards every call returns FAILED_PRECONDITION. */
 PENSTOCK_API int penstock_producer_finish(penstock_producer* producer);
-/* It cannot go on: the job fails, and why is what its ranks are told. */
+/* Fails the job: its ranks get `why` (500 bytes at most). Else as finish. */
 PENSTOCK_API int penstock_producer_fail(penstock_producer* producer,
                                         const char* why);
-/* NULL: does nothing. Without finish before: as if the process had died, another may
- * take its place. */
+/* Frees the producer. Without finish or fail before: as if the process had
+ * died, and another may replace it. NULL: no effect. */
 PENSTOCK_API void penstock_producer_close(penstock_producer* producer);
 
 /* Rows in the batch, padding included: the batch dimension of every feature. */
 PENSTOCK_API uint64_t penstock_batch_rows(const penstock_batch* batch);
 /* Rows that are samples; those after them are padding. */
 PENSTOCK_API uint64_t penstock_batch_valid_rows(const penstock_batch* batch);
-/* Rows of the whole global batch, padding not counted: to weigh gradients. Rows
- * that on_error: skip leaves out are in it, on every rank alike. */
+/* Rows of the whole global batch, padding not counted: to weigh gradients. The
+ * same on every rank: rows that on_error: skip left out are counted. */
 PENSTOCK_API uint64_t penstock_batch_global_rows(const penstock_batch* batch);
-/* Epoch, from 0, and step in it, from 0. */
+/* Epoch, from 0. */
 PENSTOCK_API uint64_t penstock_batch_epoch(const penstock_batch* batch);
+/* Step of the epoch, from 0. */
 PENSTOCK_API uint64_t penstock_batch_step(const penstock_batch* batch);
 /* [rows, shape...] of the feature, row_bytes apart, 64-byte aligned, read only:
- * writing is SIGSEGV. NULL if there is no such feature. */
+ * writing is SIGSEGV. Valid until release. NULL: there is no such feature. */
 PENSTOCK_API const void* penstock_batch_data(const penstock_batch* batch,
                                              uint32_t feature);
-/* The same bytes at another address, where they may be written: the pages written
- * are copied, this process alone sees it, and it is gone when the batch is
- * released. Any thread. NULL: no such feature, or they cannot be mapped;
- * penstock_error() says why. */
+/* The same bytes at another address, writable: pages that are written are
+ * copied for this process alone, and discarded when the batch is released.
+ * NULL: no such feature, or not mapped; penstock_error() says why. */
 PENSTOCK_API void* penstock_batch_writable_data(penstock_batch* batch,
                                                 uint32_t feature);
-/* [rows] sample ids: the record's number in the dataset, PENSTOCK_PADDING_ID. */
+/* [rows] sample ids: the record's number in the dataset, PENSTOCK_PADDING_ID
+ * for padding. Valid until release. */
 PENSTOCK_API const int64_t* penstock_batch_ids(const penstock_batch* batch);
-/* Not 0: this batch was handed out before, to a process that died with it, or
- * that may have had it: after a broker's death with which its pages were lost. */
+/* Not 0: the batch was handed out before to a process that died with it, or may
+ * have been (the broker died and that process's pages were lost). */
 PENSTOCK_API int penstock_batch_redelivered(const penstock_batch* batch);
-/* Batches that this consumer missed before this one (lag: skip). */
+/* Batches that this consumer missed just before this one (lag: skip). */
 PENSTOCK_API uint64_t penstock_batch_skipped(const penstock_batch* batch);
 
 #ifdef __cplusplus

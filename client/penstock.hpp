@@ -8,8 +8,8 @@
 //     }
 //   }
 //
-// Threads: as penstock.h. Errors are penstock::Error; the end of an epoch and
-// of the data are not errors but the ends of the two loops.
+// Threads: as penstock.h. Every function that can fail throws penstock::Error.
+// The ends of an epoch and of the data end the two loops; they are not errors.
 #ifndef PENSTOCK_HPP_
 #define PENSTOCK_HPP_
 
@@ -26,7 +26,8 @@
 #include "penstock.h"
 
 namespace penstock {
-// Its own mangled names: the library inside has classes called the same.
+// Gives these classes their own mangled names: libpenstock.so has internal
+// classes of the same names.
 inline namespace v1 {
 
 class Error : public std::runtime_error {
@@ -81,32 +82,33 @@ struct DTypeOf<bool> {
 };
 }  // namespace internal
 
-// See penstock_options; what is left out comes from the launcher.
+// See penstock_options. Fields left as they are come from the launcher, or are
+// the default. Times are seconds.
 struct Options {
-  std::string dataset;
-  std::string spec;
+  std::string dataset;  // registered name or path of a spec file
+  std::string spec;     // or the spec's text
   std::string job;
   std::string socket;
   int rank = -1;
   int world_size = 0;
   int local_world_size = 0;
-  double timeout_s = 0;
+  double timeout_s = 0;  // 0: no limit
   bool repeat_first = false;
   std::string delivery;       // split, dynamic, broadcast, independent
   std::string lag;            // broadcast: block, skip, fail
   std::string on_rank_death;  // wait, fail, shrink
   std::string state;          // of Reader::state
-  int window = 0;
-  int consumers = 0;
+  int window = 0;             // broadcast: batches; 0: prefetch of the spec
+  int consumers = 0;          // broadcast; 0: local_world_size, at least 8
   bool full_epoch = false;
   bool per_host = false;
-  double wait_s = 0;
-  double reconnect_s = 0;
-  int node = -1;  // NUMA
+  double wait_s = 0;       // 0: 600
+  double reconnect_s = 0;  // 0: 60; negative: do not wait
+  int node = -1;           // NUMA node; -1: found out
   bool autostart = false;
 };
 
-// A private broker; see penstock_broker_start. Ends when destroyed. Move only.
+// A private broker; see penstock_broker_start. The destructor stops it.
 class Broker {
  public:
   explicit Broker(int workers = 0, const std::string& memory_limit = "") {
@@ -127,11 +129,12 @@ class Broker {
 
 class Reader;
 
-// A lease on one batch; released when destroyed. Move only. One that outlives
-// its Reader is still to be read, by data() and ids().
+// A lease on one batch; the destructor releases it. Move only. In a batch that
+// outlives its Reader, data() and ids() can still be read; get() cannot be
+// used. Any thread may use and destroy it. Members: see penstock_batch_*.
 class Batch {
  public:
-  Batch() = default;
+  Batch() = default;  // no batch: only assignment and release() are allowed
   Batch(Batch&& other) noexcept
       : reader_(other.reader_), batch_(std::exchange(other.batch_, nullptr)) {}
   Batch& operator=(Batch&& other) noexcept {
@@ -148,20 +151,25 @@ class Batch {
     if (batch_ != nullptr) penstock_release(std::exchange(batch_, nullptr));
   }
 
+  // Padding included.
   uint64_t rows() const { return penstock_batch_rows(batch_); }
   uint64_t valid_rows() const { return penstock_batch_valid_rows(batch_); }
   uint64_t global_rows() const { return penstock_batch_global_rows(batch_); }
+  // Both from 0.
   uint64_t epoch() const { return penstock_batch_epoch(batch_); }
   uint64_t step() const { return penstock_batch_step(batch_); }
   bool redelivered() const { return penstock_batch_redelivered(batch_) != 0; }
   uint64_t skipped() const { return penstock_batch_skipped(batch_); }
+  // [rows]; PENSTOCK_PADDING_ID for padding. Valid until the release.
   std::span<const int64_t> ids() const {
     return {penstock_batch_ids(batch_), rows()};
   }
+  // [rows, shape...], 64-byte aligned, read only; nullptr: no such feature.
   const void* data(uint32_t feature) const {
     return penstock_batch_data(batch_, feature);
   }
-  // The same bytes, to be written: for this process alone, until the release.
+  // The same bytes, writable: for this process alone, until the release. Throws
+  // when there is no such feature, or it cannot be mapped.
   void* writable_data(uint32_t feature) {
     void* const data = penstock_batch_writable_data(batch_, feature);
     if (data == nullptr) {
@@ -169,9 +177,9 @@ class Batch {
     }
     return data;
   }
-  // All values of a feature, [rows, shape...] flattened. Throws when it is not
-  // there or has another dtype. A bool is true or false, whatever a file or a
-  // producer had in it. float16 and bfloat16: use data().
+  // All values of a feature, [rows, shape...] flattened. Throws when there is
+  // no such feature, or its dtype is not T. Each bool is 0 or 1, whatever a
+  // file held. float16 and bfloat16: use data(). The reader must exist.
   template <typename T>
   std::span<const T> get(const std::string& feature) const {
     const int index =
@@ -194,8 +202,8 @@ class Batch {
   penstock_batch* batch_ = nullptr;
 };
 
-// One epoch as a range of batches. Each batch is released when the loop goes on
-// unless it is moved out.
+// One epoch as a range of batches, to be iterated once. Advancing releases the
+// batch unless it was moved out.
 class Epoch {
  public:
   class Iterator {
@@ -222,7 +230,7 @@ class Epoch {
     return Iterator(this);
   }
   std::default_sentinel_t end() const { return {}; }
-  // From 0. Known once the loop has begun.
+  // From 0. Valid once the loop has begun.
   uint64_t number() const { return number_; }
 
  private:
@@ -235,8 +243,10 @@ class Epoch {
   bool over_ = false;
 };
 
+// One rank of a job. Neither copied nor moved.
 class Reader {
  public:
+  // Attaches; see penstock_attach for what it waits for and throws.
   explicit Reader(const Options& options) {
     penstock_options c = PENSTOCK_OPTIONS_INIT;
     c.dataset = OrNull(options.dataset);
@@ -267,8 +277,8 @@ class Reader {
   ~Reader() { penstock_detach(reader_); }
 
   enum class Result { kBatch, kEndOfEpoch, kEndOfData };
-  // The plain way: one call, one result. What *batch held is released first, so
-  // that the broker can fill it again meanwhile; it is set with kBatch only.
+  // One call, one result; see penstock_next. Releases what *batch held before
+  // waiting, so that the broker can refill it; sets *batch only with kBatch.
   Result next(Batch* batch) {
     batch->release();
     penstock_batch* raw = nullptr;
@@ -284,7 +294,7 @@ class Reader {
     }
   }
 
-  // All epochs left, as a range of ranges.
+  // The remaining epochs, as a range of ranges.
   class Epochs {
    public:
     class Iterator {
@@ -315,11 +325,13 @@ class Reader {
 
   int rank() const { return penstock_rank(reader_); }
   int world_size() const { return penstock_world_size(reader_); }
+  // Both 0 for a stream.
   uint64_t sample_count() const { return penstock_sample_count(reader_); }
   uint64_t steps_per_epoch() const { return penstock_steps_per_epoch(reader_); }
-  // Of the next batch; epoch_count() at the end.
+  // The next batch's epoch, from 0; epoch_count() at the end.
   uint64_t epoch() const { return penstock_epoch(reader_); }
   uint64_t incarnation() const { return penstock_incarnation(reader_); }
+  // "" if none; see penstock_warning.
   std::string warning() const { return penstock_warning(reader_); }
   // See penstock_state, penstock_reset, penstock_stop_job.
   std::string state() {
@@ -336,8 +348,9 @@ class Reader {
   void stop_job(bool now = false) {
     internal::Check(penstock_stop_job(reader_, now ? 1 : 0));
   }
-  // 0: forever.
+  // Epochs of the job; 0: forever.
   uint64_t epoch_count() const { return penstock_epoch_count(reader_); }
+  // The features of a row; their strings live as long as the reader.
   std::vector<penstock_feature> element_spec() const {
     std::vector<penstock_feature> spec(penstock_feature_count(reader_));
     for (uint32_t i = 0; i < spec.size(); ++i) {
@@ -350,6 +363,7 @@ class Reader {
     penstock_get_stats(reader_, &stats);
     return stats;
   }
+  // For the functions of penstock.h.
   penstock_reader* c_reader() const { return reader_; }
 
  private:
@@ -360,25 +374,26 @@ class Reader {
   bool ended_ = false;
 };
 
-// What a row of a stream has: PENSTOCK_FLOAT32, {3, 224, 224}.
+// One feature of a stream's row: {"image", PENSTOCK_FLOAT32, {3, 224, 224}}.
 struct FeatureSpec {
   std::string name;
   uint32_t dtype = PENSTOCK_UINT8;
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape;  // of one row, 8 dimensions at most
 };
 
+// See penstock_producer_options. Times are seconds.
 struct ProducerOptions {
   std::vector<FeatureSpec> features;
-  uint64_t rows = 1;  // of one put, at most
+  uint64_t rows = 1;  // most rows of one put
   std::string job;
   std::string dataset;
   std::string socket;
-  double timeout_s = 0;
-  double reconnect_s = 0;
+  double timeout_s = 0;    // of every call; 0: no limit
+  double reconnect_s = 0;  // 0: 60; negative: do not wait
 };
 
-// Puts rows of a stream; see penstock_produce. Destroyed without finish(): as
-// if the process had died.
+// Puts rows of a stream; see penstock_produce. Move only. Destroying it without
+// finish() or fail() counts as the death of the process.
 class Producer {
  public:
   explicit Producer(const ProducerOptions& options) {
@@ -417,22 +432,27 @@ class Producer {
   Producer& operator=(Producer&&) = delete;
   ~Producer() { penstock_producer_close(producer_); }
 
-  // Room for so many rows, until the next call.
+  // Reserves memory for rows, at most ProducerOptions::rows; waits while the
+  // ranks are behind. A second reserve() discards what was not put.
   void reserve(uint64_t rows) {
     internal::Check(penstock_producer_reserve(producer_, rows));
   }
-  // [reserved rows, shape...] of a feature.
+  // [reserved rows, shape...] of a feature; nullptr: nothing is reserved.
   template <typename T>
   T* data(uint32_t feature) const {
     return static_cast<T*>(penstock_producer_data(producer_, feature));
   }
+  // Puts the first rows of those reserved.
   void put(uint64_t rows) {
     internal::Check(penstock_producer_put(producer_, rows));
   }
+  // No more rows; waits until the broker has recorded all puts.
   void finish() { internal::Check(penstock_producer_finish(producer_)); }
+  // Fails the job with this text.
   void fail(const std::string& why) {
     internal::Check(penstock_producer_fail(producer_, why.c_str()));
   }
+  // The stream's row number, from 0, that was next at the start.
   uint64_t next_row() const { return penstock_producer_next_row(producer_); }
 
  private:
@@ -440,7 +460,7 @@ class Producer {
 };
 
 inline void Epoch::Advance() {
-  batch_.release();  // before waiting: the broker can fill it again
+  batch_.release();  // before waiting, so that the broker can refill it
   over_ = reader_->next(&batch_) != Reader::Result::kBatch;
   if (!over_) number_ = batch_.epoch();
 }

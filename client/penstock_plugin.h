@@ -1,4 +1,4 @@
-/* What a shared library exports to be a step of a dataset's `map`:
+/* A shared library exports this to be a step of a dataset's `map`:
  *
  *   map:
  *   - plugin:
@@ -9,13 +9,13 @@
  *   PENSTOCK_PLUGIN_EXPORTS_ABI
  *   PENSTOCK_PLUGIN_FUNCTION(rotate) { ... row, error, error_bytes ... }
  *
- * The function is called once for each row, by any thread of the broker and by
- * several at once. It is code of the broker: it must return, it must not write
- * outside of its outputs, and what crashes it crashes the service (a sample it
- * crashes on is then left alone, see README). What it makes must depend on the
- * row alone: a row that is delivered again is made again.
+ * The broker calls the function once for each row, on any of its threads and on
+ * several at once. The function must return, and must not write outside of its
+ * inputs and outputs. A crash in it crashes the service (a sample that crashes
+ * it is then quarantined, see README). Its outputs must depend on the row
+ * alone, because a row that is redelivered is made again.
  *
- * Plain C; a library built against this header needs nothing of Penstock.
+ * Plain C; a library built against this header links nothing of Penstock.
  */
 #ifndef PENSTOCK_PLUGIN_H_
 #define PENSTOCK_PLUGIN_H_
@@ -35,40 +35,41 @@ struct penstock_plugin_tensor {
   uint32_t dtype;       /* 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64,
                            6 float16, 7 bfloat16, 8 float32, 9 float64,
                            10 bool: one byte, 0 or 1 */
-  uint32_t rank;        /* dimensions of shape */
-  const int64_t* shape; /* C order; of a file's bytes: [bytes] */
-  void* data;           /* aligned to 64; inputs may be overwritten */
-  uint64_t bytes;
+  uint32_t rank;        /* number of dimensions */
+  const int64_t* shape; /* row-major; [bytes] for an encoded file */
+  void* data;           /* 64-byte aligned; inputs may be overwritten */
+  uint64_t bytes;       /* of data */
 };
 
+/* One call: valid until the function returns. */
 struct penstock_plugin_row {
-  uint64_t struct_bytes; /* of this struct: more members may follow later */
-  /* Random numbers are to be made of these, and differ with each. */
+  uint64_t struct_bytes; /* of this struct: later ABIs may append members */
+  /* Derive random numbers from these four alone. */
   uint64_t seed;
   uint64_t epoch;
   uint64_t sample;
-  uint64_t step; /* the function's place in `map`, from 0 */
+  uint64_t step; /* the function's index in `map`, from 0 */
   uint32_t input_count;
   uint32_t output_count;
   const struct penstock_plugin_tensor* inputs;  /* in the source's order */
-  const struct penstock_plugin_tensor* outputs; /* as `features` has them; data
-                                                   is zeros to begin with */
+  const struct penstock_plugin_tensor* outputs; /* in the order of `features`;
+                                                   data is zeroed */
 };
 
-/* 0: done. Else the sample is an error, with what was written to error: at most
- * error_bytes with the NUL at its end. */
+/* Returns 0 on success. Any other result makes the sample an error with the
+ * text written to error: at most error_bytes, the terminating NUL included. */
 typedef int (*penstock_plugin_function)(const struct penstock_plugin_row* row,
                                         char* error, size_t error_bytes);
 
 #define PENSTOCK_PLUGIN_EXPORT __attribute__((visibility("default")))
 
-/* Once in each library: what it was built against. */
+/* Once in each library: the ABI version it was built against. */
 extern PENSTOCK_PLUGIN_EXPORT const uint32_t penstock_plugin_abi;
 #define PENSTOCK_PLUGIN_EXPORTS_ABI \
   const uint32_t penstock_plugin_abi = PENSTOCK_PLUGIN_ABI;
 
-/* The head of the function that a spec names so; nothing else in a library can
- * be named. In C++ it has C linkage. */
+/* Begins the definition of the function that a spec calls `name`, with C
+ * linkage. A spec can name no other function of a library. */
 #ifdef __cplusplus
 #define PENSTOCK_PLUGIN_LINKAGE extern "C"
 #else

@@ -1,4 +1,6 @@
-// Random numbers of augmentation, and the crops that are made of them.
+// Promise: augmentation is a pure function of seed, epoch, sample and step, and
+// random_resized draws the areas and ratios it documents. Method: known answers
+// of Philox4x32; keys that differ in one part; many crops against their bounds.
 #include "broker/transform/augmentation.h"
 
 #include <gtest/gtest.h>

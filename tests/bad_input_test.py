@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Goal: bad input gets a message that names the thing and the way out, a status
-other than 0, and leaves no process and no memory behind. Method: the command
-line, as a person would meet it.
+"""Promise: bad input gets a message that names the thing and how to fix it, an exit
+status other than 0, and leaves no process and no memory behind. Method: the command
+line, as a person uses it.
 
   bad_input_test.py BUILD_DIR
 """

@@ -1,6 +1,7 @@
-// `penstock status` names who is the bottleneck: the judgement by itself, then
-// a real broker with slow ranks, one slow rank, decoding and storage that is
-// slow.
+// Promise: `penstock status` names the bottleneck: the ranks, one rank,
+// decoding, a Python function, producers, storage, or a rank that is missing or
+// hangs. Method: the pure function of the verdict on made-up samples; then a
+// real broker with each of these made slow.
 #include "broker/job/bottleneck.h"
 
 #include <atomic>

@@ -1,7 +1,7 @@
-// Goal: the death of the broker, at any moment, costs a trainer nothing but the
-// time of the restart. Method: a penstockd that is restarted as systemd does
-// it, killed while ranks (threads, or processes that are killed too) take
-// batches; what they got is compared with what an unharmed run gives.
+// Promise: the death of the broker, at any moment, costs a trainer nothing but
+// the time of the restart. Method: a penstockd that is restarted as by systemd
+// is killed while ranks (threads, or processes that are killed too) take
+// batches; the rows they got are compared with those of an undisturbed run.
 #include <poll.h>
 
 #include <atomic>

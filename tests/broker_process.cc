@@ -1,3 +1,4 @@
+// Starts and stops the penstockd of a test, and asks it questions.
 #include "tests/broker_process.h"
 
 #include <fcntl.h>

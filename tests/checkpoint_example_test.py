@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Goal: the checkpoint example ends with the result of an undisturbed run, however
-often it is killed and with whatever number of ranks it goes on.
+"""Promise: the checkpoint example gets the result of an undisturbed run, however often
+it is killed and with whatever number of ranks it resumes. Method: the programs, as a
+person runs them.
 
-Method: the programs as a person runs them. Usage: checkpoint_example_test.py BUILD
+Usage: checkpoint_example_test.py BUILD
 """
 
 import pathlib

@@ -1,5 +1,6 @@
-// Datasets whose classes have other labels: what is said, and of what nothing
-// is said; who is told by a real broker.
+// Promise: a user is warned when two of his datasets in use give the same class
+// different labels, and only then. Method: pairs of class lists; then a real
+// broker with two open datasets, and what the attach says.
 #include "common/class_names.h"
 
 #include <gmock/gmock.h>

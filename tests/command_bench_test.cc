@@ -1,5 +1,6 @@
-// bench, check and peek against the penstockd of this build: that what the
-// command says of a dataset is true, for any number of ranks and workers.
+// Promise: the output of bench, check and peek about a dataset is true, for any
+// number of ranks and workers, and an interrupt leaves nothing behind. Method:
+// the commands against the penstockd of this build.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,6 @@
-// peek's pictures: what is drawn where, and that the PNG says the same.
+// Promise: peek draws each pixel where it belongs, for every dtype and layout,
+// and writes a valid PNG. Method: small pictures with known pixels; the PNG is
+// read back.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <png.h>

@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
 """Stands in for penstockd in the tests of the penstock command.
 
-Takes the listening socket from systemd's protocol and answers the control
-requests with fixed data. FAKE_PENSTOCKD, a comma-separated list, makes it
-misbehave:
+Takes the listening socket by systemd's protocol and answers the control requests
+with fixed data. FAKE_PENSTOCKD, a comma-separated list, makes it misbehave; start N
+is the Nth process, from 1:
 
   die        ends with status 7 before it is ready
-  die-again  ends with status 9 before it is ready, except in its first life
-  die-ready  ends with status 9 once it is ready, except in lives 1 and 9
-  explained  each life but the first says that it knows what the last died of
-  takes      each life stores the cursor page of a rank that took a batch
+  die-again  ends with status 9 before it is ready, except in start 1
+  die-ready  ends with status 9 once it is ready, except in starts 1 and 9
+  explained  each start but 1 says that it knows why the former one died
+  takes      each start stores the cursor page of a rank that took a batch
   leaves     ... and removes it again: the rank has left
-  keep       stores four descriptors in its first life and removes one
+  keep       stores four descriptors in start 1 and removes one
   stubborn   ignores SIGTERM
   odd        answers with fields of the wrong types
   error      answers with an error
   hang       never answers `index`
 
-In the folder FAKE_PENSTOCKD_LIVES, if that is set, each life writes what it was
-given into a file, named by its number from 1 on, before it is ready.
+In the folder FAKE_PENSTOCKD_LIVES, if set, each start writes what it was given into
+a file named by its number, before it is ready.
 """
 import json
 import os

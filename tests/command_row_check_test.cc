@@ -1,4 +1,6 @@
-// What `penstock bench --verify` calls verified, and what it does not.
+// Promise: `penstock bench --verify` calls a run verified only if each sample
+// came exactly once, at its position, with its bytes. Method: made-up lists of
+// rows with one kind of fault each.
 #include <gtest/gtest.h>
 
 #include <algorithm>

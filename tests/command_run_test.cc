@@ -1,6 +1,7 @@
-// The penstock command as a process: exit statuses, messages, and that nothing
-// is left behind. penstockd is played by command_fake_penstockd.py, so that it
-// can be made to misbehave.
+// Promise: the penstock command has the documented exit statuses and messages,
+// and leaves no process and no file behind, even if it is killed. Method: the
+// command as a process; command_fake_penstockd.py stands in for penstockd, so
+// that it can be made to misbehave.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,6 @@
-// What the command shows: tables, numbers, the progress line; and how it reads
-// the answers it shows.
+// Promise: tables, numbers and progress lines are readable and cannot harm a
+// terminal, and odd answers of a broker cause no crash. Method: the functions
+// on chosen texts, numbers and JSON.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

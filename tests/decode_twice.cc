@@ -1,3 +1,5 @@
+// Decodes one file alone and after others with the same decoder, and compares
+// the results; mutants.cc and fuzz/decode_fuzz.cc use it.
 #include "tests/decode_twice.h"
 
 #include <malloc.h>

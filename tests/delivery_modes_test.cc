@@ -1,7 +1,7 @@
-// Goal: what dynamic, broadcast and independent promise about who gets which
-// batch, and how often it is made. Method: a penstockd process, ranks of this
-// one; speeds are made unequal by letting ranks wait for each other's progress,
-// never for time.
+// Promise: dynamic, broadcast and independent hand out each batch as
+// documented, and make it as often as documented. Method: a penstockd process
+// and ranks of this one; ranks become unequally fast by waiting for each
+// other's progress, never for time.
 #include <algorithm>
 #include <atomic>
 #include <map>

@@ -1,5 +1,7 @@
-// Delivery on a machine of several NUMA nodes: who gets which lane, and which
-// share a worker takes; then a broker that takes this machine for such a one.
+// Bound: on a machine of several NUMA nodes a rank gets a lane, and a worker a
+// rank batch, on its own node where there is one, and no sample is lost for it.
+// Method: Delivery with made-up nodes; then a broker that takes this machine
+// for such a one.
 #include <sched.h>
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// What a batch costs does not grow with the ranks: D5 and D6 of
-// broker/delivery/delivery.h. Counted are the feeds, lanes and shares that are
-// looked at for it, not time: 8 and 1,024 ranks that take and release in turn,
-// over rings and pages of this process.
+// Bound: the cost of a batch does not grow with the number of ranks (D5 and D6
+// of broker/delivery/delivery.h). Method: 8 and 1,024 ranks take and release in
+// turn over rings and pages of this process; the test counts the feeds, lanes
+// and rank batches that are checked for each, not time.
 #include <cstdint>
 #include <cstdio>
 #include <memory>

@@ -1,11 +1,9 @@
-// Goal: D1 to D4 of broker/delivery/delivery.h, and that a dead broker's
-// successor loses and doubles nothing, with no luck of timing, and marks
-// nothing that nobody can have had. Method: the broker's own delivery.cc,
-// feed.cc, restore.cc and plan.cc as one process of an exploration
-// (simulation/explorer.h) per life of the broker, ranks that run ring.h as
-// others, small plans; every interleaving up to a number of preemptions, then
-// random ones; deaths and evictions at every step. What has to survive a death
-// of the broker is kept beside it as its journal and the descriptor store do.
+// Invariants: D1 to D4 of broker/delivery/delivery.h; a restarted broker loses
+// and doubles nothing, and marks nothing that nobody can have had. Method:
+// delivery.cc, feed.cc, restore.cc and plan.cc, a process of an exploration
+// (simulation/explorer.h) per broker instance, with ranks that run ring.h. All
+// interleavings up to a number of preemptions, then random ones; deaths and
+// evictions at every step; journal and descriptor store survive.
 #include <algorithm>
 #include <array>
 #include <cstdlib>

@@ -1,6 +1,7 @@
-// Goal: what ranks get from a real broker is what the documented semantics of
-// tf.data and tf.distribute promise (and our stated differences). Method: a
-// penstockd process, ranks as threads of this one through the public C++ API.
+// Promise: ranks of a real broker get what the documented semantics of tf.data
+// and tf.distribute say, with our stated differences, and refusals name the
+// cause. Method: a penstockd process, and ranks as threads of this one through
+// the public C++ API.
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>

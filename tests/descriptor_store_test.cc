@@ -1,5 +1,7 @@
-// The descriptor store against what systemd's protocol allows, and against what
-// it does not: foreign senders, broken messages, more than there is room for.
+// Promise: a private broker keeps exactly the descriptors that systemd's
+// protocol would keep, within its limits, and leaks none. Method: libsystemd's
+// own messages, foreign senders, broken messages, more descriptors and names
+// than are allowed.
 #include "client/command/descriptor_store.h"
 
 #include <fcntl.h>

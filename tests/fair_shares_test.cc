@@ -1,6 +1,7 @@
-// What jobs whose rows cost different amounts of time get of the workers.
-// Counts rows against rows: how fast the machine is plays no part.
-
+// Promise: a job gets its share of the workers by time, so that cheap rows do
+// not wait for as many costly ones. Method: two jobs on a real broker, of which
+// one costs far more per row; rows are counted against rows, so the speed of
+// the machine does not matter.
 #include <atomic>
 #include <cstdint>
 #include <string>

@@ -1,4 +1,7 @@
-// source: fixed_length_records, and how its files are read.
+// Promise: source fixed_length_records gives the documented bytes of one or
+// several files, buffered and direct, and refuses files of another size with
+// the numbers. Method: files written here, read through every way that `io`
+// names.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

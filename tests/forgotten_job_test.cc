@@ -1,6 +1,7 @@
-// A broker without a state directory dies, and the next one knows nothing: what
-// the ranks can tell goes on; all else ends with an error on every rank, and
-// not with rows that are missing or come twice.
+// Promise: when the broker dies and the next instance knows nothing (no state
+// directory), a job goes on only if its ranks know all there is to know; else
+// it ends with an error on every rank, never with missing or repeated rows.
+// Method: a real broker killed under ranks of every mode.
 #include <algorithm>
 #include <csignal>
 #include <string>

@@ -1,6 +1,7 @@
-// The 16-bit formats, exhaustively: rounding is a step function whose steps lie
-// between neighbouring values, so that testing every value, every midpoint and
-// the floats on both sides of it tests every float.
+// Promise: float16 and bfloat16 are rounded once, to nearest even. Method:
+// exhaustive. Rounding is a step function whose steps lie between neighbouring
+// values, so every value, every midpoint and the floats on both sides of it
+// stand for every float.
 #include "broker/transform/half.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// Goal: a Python function that hangs keeps nobody who wants to end: not a job
-// that is stopped, not the broker. Method: a real broker whose function sleeps
-// for ever on one row, and ranks that wait for that row.
+// Promise: a Python function that hangs holds up neither a job that is stopped
+// nor the end of the broker. Method: a real broker whose function sleeps for
+// ever on one row, and ranks that wait for that row.
 #include <signal.h>
 #include <unistd.h>
 

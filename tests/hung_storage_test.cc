@@ -1,6 +1,6 @@
-// Storage that hangs ends the jobs that read from it, in time and by name, and
-// no other. A real broker, ranks of this process, a file system that does not
-// answer.
+// Promise: storage that hangs ends the jobs that read from it, within
+// read_timeout and by name, and no other job. Method: a real broker, ranks of
+// this process, and a file system that does not answer.
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <signal.h>

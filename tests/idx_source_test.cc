@@ -1,4 +1,6 @@
-// source: idx, on files made here and on the real Fashion-MNIST.
+// Promise: source idx gives the records of MNIST's format, plain or gzip, and
+// refuses files whose header or length is wrong without taking memory for them.
+// Method: files made here, cut at every byte, and the real Fashion-MNIST.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

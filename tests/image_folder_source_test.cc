@@ -1,5 +1,7 @@
-// source: image_folder: order, cache and errors. No picture is decoded here, so
-// the files hold whatever text helps.
+// Promise: source image_folder lists classes and files in byte order, its
+// cached index is used only while it is true, and errors name the folder and
+// the way out. Method: folders made and changed here. No picture is decoded, so
+// the files hold any text.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grp.h>

@@ -1,5 +1,8 @@
-// The journal's tail: records come back in order, over the ring's end and over
-// lives; it is bounded; damage of its file ends nothing but what it held.
+// Promise: records that are not in the journal yet survive the broker in
+// memory. Invariants: they come back in order across the end of the ring and
+// across broker instances, their memory is bounded, and damage loses only
+// damaged records. Method: the tail's file, reopened, cut and altered at each
+// place.
 #include "broker/recovery/journal_tail.h"
 
 #include <fcntl.h>

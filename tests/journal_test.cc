@@ -1,5 +1,7 @@
-// The journal: what Open gives back of what was appended, whatever happened to
-// the file, the disk, the process or the machine in between.
+// Promise: after any death, Open gives back every record that the journal
+// acknowledged, and never a wrong one. Method: the real journal over simulated
+// files: damage at every byte, disks that fail, and deaths of the process or
+// the machine at every call.
 #include "broker/recovery/journal.h"
 
 #include <gmock/gmock.h>

@@ -1,12 +1,9 @@
-// Goal: an incarnation of a job belongs to its launch. Each rank number is told
-// the end of the data once; one that attaches late, for the first time or in
-// the place of a dead one, gets what is left and then the end, and nobody gets
-// a row twice. Beginning anew is what a rank shows that was told the end, or
-// says: another job name, a state, a stopped job.
-//
-// Method: a real broker, ranks that come one after the other, that are killed
-// and started again when the others are done, in every delivery mode; the rows
-// of all of them together are counted.
+// Promise: an incarnation of a job belongs to its launch. Each rank number is
+// told the end of the data once; a rank that attaches late, or in the place of
+// a dead one, gets the rest and then the end, and no row comes twice. Only
+// ranks that were told the end, or ask for it (another job name, a state, a
+// stopped job), begin anew. Method: a real broker, and ranks of every mode that
+// come late, are killed and are replaced; all rows are counted.
 #include <memory>
 #include <string>
 #include <vector>

@@ -1,3 +1,6 @@
+// Promise: rank, world size, job and GPU node come from the launcher's
+// variables as documented, and a wrong variable is named. Method: DetectLaunch
+// and FindGpuNode on made-up environments and sysfs folders; a real mpirun.
 #include "client/attach/launcher.h"
 
 #include <unistd.h>

@@ -1,7 +1,7 @@
-// Goal: what a state directory does not take is not lost: it is there for the
-// next life, or the next life knows that it is missing. Method: the real life
-// journal on a file system that hangs or is full; a process with one is killed,
-// and another life reads what it left.
+// Promise: records that a state directory does not take survive in memory, or
+// the next broker instance knows that they are missing. Method: the real
+// recovery journal on a file system that hangs or is full; its process is
+// killed, and another instance reads what it left.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

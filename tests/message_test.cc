@@ -1,4 +1,7 @@
-
+// Promise: a peer of a control socket can neither block nor crash the other
+// end, and messages arrive whole, with their descriptors. Method: socket pairs
+// with messages of every size, foreign and damaged ones, and peers that close
+// or do not read.
 #include "common/message.h"
 
 #include <fcntl.h>

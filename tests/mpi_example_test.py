@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Goal: the MPI example trains with four ranks, on however few cores, with the
-mpirun that the machine has (Open MPI 4 or 5).
+"""Promise: the MPI example trains with four ranks, on however few cores, with the
+machine's own mpirun (Open MPI 4 or 5). Method: one epoch, with the launcher options
+of ./quickstart; the example itself fails unless every sample came once.
 
-Method: one epoch, with the launcher options of ./quickstart. The example itself
-fails unless every sample came once. Usage: mpi_example_test.py BUILD
+Usage: mpi_example_test.py BUILD
 """
 
 import json

@@ -1,14 +1,14 @@
-// Goal: nothing of one record reaches another. Decodes damaged copies of real
-// photographs, each alone and after others (decode_twice.h), and ends with
-// status 1 if they differ anywhere, in a pixel or in what is wrong with a file.
+// Promise: nothing of one record reaches another. Method: decodes damaged
+// copies of real photographs, each alone and after others (decode_twice.h); the
+// exit status is 1 if a pixel or an error differs.
 //
 // The photographs are parts of those in Debian's mate-backgrounds, as JPEGs of
 // every kind there is. Mutant n is the same on every machine.
 //
 //   mutants [--count N] [--first N] [--write FOLDER]
 //
-//   --count N       so many (default: 100000)
-//   --first N       from mutant N on (default: 0)
+//   --count N       number of mutants (default: 100000)
+//   --first N       number of the first mutant (default: 0)
 //   --write FOLDER  writes them there instead, in folders of 1,000, for
 //                   `penstock bench --verify` to read
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Damages a JPEG segment by segment; mutants.cc and fuzz/decode_fuzz.cc use it.
 #include "tests/mutate_jpeg.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// Promise: shuffle is a bijection of any size, frozen for a seed, and uniform.
+// Method: every size up to 3,000 and chosen larger ones; known answers;
+// chi-square tests of positions, passes, pairs and steps.
 #include "broker/plan/permutation.h"
 
 #include <gmock/gmock.h>

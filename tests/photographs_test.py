@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Goal: the main job on real data. COUNT JPEGs cut from photographs, two epochs,
-random-resized crop, flip, normalise: every sample exactly once per epoch with the
-right pixels, in an order that differs per epoch and depends on the seed alone.
-Method: `penstock bench --verify` against the serial replay. The same of damaged
-photographs, with those left out or replaced that cannot be decoded.
+"""Promise: on real JPEGs every sample comes exactly once per epoch with the right
+pixels, in an order that differs per epoch and depends on the seed alone; samples that
+cannot be decoded are skipped or substituted. Method: `penstock bench --verify` against
+the serial replay, on COUNT JPEGs cut from photographs over two epochs (random-resized
+crop, flip, normalize), and on damaged ones.
 
   photographs_test.py BUILD_DIR COUNT
 """

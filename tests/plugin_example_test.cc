@@ -1,4 +1,6 @@
-// The example of a compiled step of `map` does what its README says.
+// Promise: the plugin example does what its README says: factors from 0.8 to
+// 1.2 that depend on seed, epoch and sample alone. Method: runs the built
+// library as a step of a row program.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

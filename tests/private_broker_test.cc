@@ -1,6 +1,7 @@
-// A private broker's lives: what the next one is given, when there is none any
-// more, and the loop of `penstock run` around it. penstockd is played by
-// command_fake_penstockd.py.
+// Promise: a private broker is restarted as documented: with its descriptors,
+// after pauses, until it is given up; its folder is removed even if its owner
+// was killed. Method: command_fake_penstockd.py stands in for penstockd, in
+// RestartPolicy, PrivateBroker and the loop of `penstock run`.
 #include "client/command/private_broker.h"
 
 #include <gmock/gmock.h>

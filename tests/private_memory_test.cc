@@ -1,5 +1,7 @@
-// What a trainer may do with a batch's memory beyond reading it while it is
-// held: write to a copy of it, keep it after the reader is closed, fork.
+// Promise: a trainer may write to a copy of a held batch, keep the batch after
+// the reader is closed, and fork, without changing what others read. Method: a
+// real broker; batches written, kept, released on other threads, and read in
+// forked children.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>

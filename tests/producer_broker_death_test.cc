@@ -1,7 +1,7 @@
-// Goal: the death of the broker costs a stream nothing: rows that were put come
-// once, in the order of the puts, whoever dies with it. Method: a penstockd
-// that is restarted as systemd does it, killed while producers (threads, or
-// processes that are killed too) put rows and ranks take them.
+// Promise: the death of the broker costs a stream nothing: rows that were put
+// come once, in the order of the puts, whoever dies with it. Method: a
+// penstockd that is restarted as by systemd is killed while producers (threads,
+// or processes that are killed too) put rows and ranks take them.
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Goal: the producer example feeds its ranks, each row once, and they learn from it.
+"""Promise: the producer example feeds its ranks each row once, and they learn from it.
+Method: the programs, as a person runs them.
 
-Method: the programs as a person runs them. Usage: producer_example_test.py BUILD
+Usage: producer_example_test.py BUILD
 """
 
 import pathlib

@@ -1,5 +1,7 @@
-// Producers and a stream, from puts to batches: the whole system in one process
-// but for the broker, and producers that are killed.
+// Promise: each row of a stream comes once, in the order of the puts, in every
+// mode; producers may be killed, are bounded in memory, and are told why a put
+// cannot be. Method: a real broker, with producers and ranks in this process
+// and producers that are killed.
 #include <gmock/gmock.h>
 
 #include <atomic>

@@ -1,8 +1,8 @@
-// Goal: whichever ranks die, at whatever they are at, the others go on or are
-// told, no row is lost, none comes twice without its mark, and the memory comes
-// back. Method: a penstockd process, each rank a process that is told what to
-// do and killed where the test wants it; what the broker has done by then is
-// seen in its status.
+// Promise: whichever ranks die, at any point, the others go on or are told, no
+// row is lost, none comes twice unmarked, and the memory comes back. Method: a
+// penstockd process, and each rank a process that is told what to do and is
+// killed where the test wants it; the broker's status shows when it has
+// noticed.
 #include <signal.h>
 
 #include <algorithm>

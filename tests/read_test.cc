@@ -1,4 +1,7 @@
-// The readers: every test on every backend and every io_uring rung.
+// Promise: a reader delivers the bytes of a file or an error with its path,
+// writes nothing after its end, and one hung read holds up no other. Method:
+// every test on every backend (pread, io_uring) and every io_uring feature
+// level.
 #include "broker/io/read.h"
 
 #include <fcntl.h>

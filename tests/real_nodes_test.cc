@@ -1,6 +1,7 @@
-// A machine that has several NUMA nodes: pages and threads are where they
-// belong, as the kernel says. Elsewhere all of it is skipped; `tests/numa_vm`
-// runs it in a virtual machine of two nodes.
+// Bound: on a machine with several NUMA nodes, pages and threads are on the
+// nodes that delivery planned. Method: a real broker; the kernel is asked where
+// they are. Skipped elsewhere; `tests/numa_vm` runs it in a virtual machine of
+// two nodes.
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,8 +1,8 @@
-// Goal: a dynamic job whose broker and ranks die loses no step and doubles none
-// unmarked, whichever record was the last and however many of them are in the
-// file. Method: one run of the real Delivery and RecoveryJournal; before and
-// after each record the journal's file, its tail and the ranks' pages are kept,
-// and another RecoveryJournal reads them.
+// Promise: a dynamic job whose broker and ranks die loses no step and doubles
+// none unmarked, whichever record was the last and however many the file holds.
+// Method: one run of the real Delivery and RecoveryJournal; before and after
+// each record, copies of the journal's file, its tail and the ranks' pages are
+// kept, and another RecoveryJournal restores from each.
 #include "broker/recovery/recovery_journal.h"
 
 #include <unistd.h>

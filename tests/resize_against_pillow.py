@@ -1,15 +1,12 @@
-"""Decoding and resizing against Pillow, on real photographs.
-
-Goal: decode_image's pixels are Pillow's, and resize gives what Pillow's
-Image.crop(box).resize(size, BILINEAR) gives, bit for bit, whatever the box, the
-size and the number of channels. Method: the photographs of Debian's
-mate-backgrounds go through resize_probe and through Pillow; every value is
-compared.
+"""Promise: decode_image's pixels are Pillow's, and resize gives what Pillow's
+Image.crop(box).resize(size, BILINEAR) gives, bit for bit, whatever the box, the size
+and the number of channels. Method: the photographs of Debian's mate-backgrounds go
+through resize_probe and through Pillow; every value is compared.
 
     resize_against_pillow.py PROBE [--pictures FOLDER]
 
-Fails, and does not skip, without python3-pil, python3-numpy or
-mate-backgrounds (packages.txt lists them).
+Fails, and does not skip, without python3-pil, python3-numpy or mate-backgrounds
+(packages.txt lists them).
 """
 
 import argparse

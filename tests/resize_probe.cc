@@ -1,5 +1,6 @@
-// Runs what tests/resize_against_pillow.py compares with Pillow, one request
-// per line of standard input, answered with "ok" or the error:
+// Runs the decoding and resizing that tests/resize_against_pillow.py compares
+// with Pillow. One request per line of standard input is answered with "ok" or
+// the error:
 //
 //   decode FILE CHANNELS OUT
 //     FILE's pixels at full size, as decode_image gives them
@@ -8,7 +9,6 @@
 //     the box of the raw picture IN, resized
 //
 // OUT gets raw bytes, channels last. No path may hold a space.
-
 #include <cstdint>
 #include <fstream>
 #include <iostream>

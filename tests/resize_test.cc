@@ -1,5 +1,6 @@
-// The resampler against the formula in double precision. That it is Pillow's
-// bit for bit is tests/resize_against_pillow.py's to show.
+// Promise: resize is an antialiased bilinear filter over the box alone. Method:
+// any box and size against the triangle filter's formula in double precision.
+// tests/resize_against_pillow.py shows that it is bit-exact with Pillow.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Goal: where a broadcast of a stream goes on in the broker's next life, when
-// rows were released that some consumer did not have. Method: the pure function
-// that decides it, with pages made up for it.
+// Promise: after a death of the broker, a broadcast of a stream goes on where
+// `lag` says, although rows were released that some consumer did not have.
+// Method: the pure function that decides it, on made-up pages.
 #include "broker/recovery/restore.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,6 @@
-// The fast way of a picture: resizing, mirroring and values with vectors. Every
-// test runs on each kind of vector this processor has.
+// Promise: the fast path of pictures (resize, flip and normalize with vectors)
+// is within one level of the exact one, and the same bytes on every processor.
+// Method: every test on each kind of vector this processor has.
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 

@@ -1,8 +1,8 @@
-// Goal: every edge E1..E8 and invariant I4 of common/ring.h, with no luck of
-// timing. Method: the real ring.h as a broker and ranks of an exploration
-// (simulation/explorer.h), small bounds, every interleaving under x86's memory
-// (TSO) and under what C++20 promises, deaths at every step. The slots are
-// plain words: written while one may read them, they fail the run.
+// Invariants: every edge E1..E8 and invariant I4 of common/ring.h, without luck
+// of timing. Method: the real ring.h as a broker and ranks of an exploration
+// (simulation/explorer.h) with small bounds: every interleaving under x86's
+// memory model (TSO) and under C++20's, deaths at every step. The slots are
+// plain words; a write that races with a reader fails the run.
 #include <algorithm>
 #include <array>
 #include <memory>

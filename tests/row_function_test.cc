@@ -1,5 +1,7 @@
-// Functions of whole rows: Python's, in their processes, and those of shared
-// libraries.
+// Promise: Python functions and plugins get whole rows and return rows; their
+// failures, crashes and hangs are errors of their sample alone; only code that
+// others cannot write is run. Method: real functions in their processes, and a
+// plugin that misbehaves.
 #include "broker/transform/row_function.h"
 
 #include <gmock/gmock.h>

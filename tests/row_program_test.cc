@@ -1,4 +1,7 @@
-// From a record's bytes to a row, through every operation and their order.
+// Promise: a row is a pure function of its record's bytes and its key; every
+// operation computes the documented formula, rounded once. Method: row programs
+// of every operation, dtype and order against the formulas, and wrong ones
+// against their errors.
 #include "broker/transform/row_program.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,7 @@
-// The file of samples in work: who becomes a suspect, who is cleared, who is
-// condemned; damage; and a real broker that dies, and one that hangs.
+// Promise: a sample that crashes or hangs the broker is found and quarantined,
+// and no other sample is. Method: the quarantine's file through deaths of every
+// kind and damage; then a real broker whose decoder crashes, and one whose
+// decoder hangs.
 #include "broker/workers/sample_quarantine.h"
 
 #include <fcntl.h>

@@ -1,3 +1,7 @@
+// Invariants: a rank reads what the broker wrote, cannot write, shrink or punch
+// the segment, and refuses segments, cells and pages that contradict
+// themselves. Method: two mappings of one segment; each header field and cell
+// altered.
 #include "common/segment.h"
 
 #include <fcntl.h>

@@ -1,4 +1,6 @@
-// The sources without files: range, tensors, synthetic.
+// Promise: sources range, tensors and synthetic give the documented records,
+// and refuse specs without records or too large. Method: every record of small
+// ones; formulas and known values.
 #include "broker/source/source.h"
 
 #include <gmock/gmock.h>

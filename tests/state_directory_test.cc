@@ -1,8 +1,8 @@
-// Goal: a state directory that hangs, or is full, stands in no job's way and
-// costs no sample. Method: a real penstockd whose state directory is a file
-// system that stops answering in the middle of jobs of all four modes over four
-// ranks, answers again, and is full; the broker is killed after each. What the
-// ranks got is compared with what the modes promise.
+// Promise: a state directory that hangs or is full delays no job and costs no
+// sample. Method: a real penstockd whose state directory is a file system that
+// stops answering during jobs of all four modes over four ranks, answers again,
+// and is full; the broker is killed after each, and the ranks' rows are checked
+// against the modes' guarantees.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

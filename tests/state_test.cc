@@ -1,8 +1,8 @@
-// Goal: a trainer that keeps state() in its checkpoint goes on with exactly the
-// batches that are left, with any number of ranks, and only with the same data;
-// ranks that change live (reset) lose and repeat nothing. Method: the text of
-// states alone; then a penstockd process, runs that are cut at every step and
-// gone on with, against one that was not.
+// Promise: a trainer that keeps state() in its checkpoint continues with
+// exactly the remaining batches, with any number of ranks, and only with the
+// same data; a live reset loses and repeats nothing. Method: the text of states
+// alone; then a penstockd process, runs that are cut at every step and resumed,
+// against one that was not.
 #include <signal.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
-// Goal: a stream is the same in the next life of the broker. Method: a ledger
-// that is told the same again, the journal's record of a stream opened anew,
-// and streams restored with and without what a descriptor store keeps.
+// Promise: a stream is the same in the next broker instance: rows keep their
+// numbers, producers find their rows or are given up. Method: a ledger that is
+// told the same again, a stream's records read back from the journal, and
+// streams restored with and without the descriptor store's memory.
 #include "broker/stream/stream.h"
 
 #include <gmock/gmock.h>

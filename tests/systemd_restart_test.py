@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Goal: under a real systemd, with the restart and the descriptor store of the
-shipped unit, ranks survive deaths of the broker, also one that takes a rank along.
+"""Promise: under a real systemd, with the restart and the descriptor store of the
+shipped unit, ranks survive deaths of the broker, even one that takes a rank along.
 
-Method: `systemd --user` in a mount namespace of its own runs
-penstockd.service; its sandbox and its user are left out (that one has
-none). Three ranks of one job write down what they take; the service is killed
-four times. Exit status 77: this machine lets no user manager run.
+Method: `systemd --user` in its own mount namespace runs penstockd.service without
+its sandbox and its user (a user manager has none). Three ranks of one job log what
+they take; the service is killed four times. Exit status 77: this machine lets no
+user manager run.
 
 Usage: systemd_restart_test.py BUILD
 """

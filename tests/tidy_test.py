@@ -1,5 +1,6 @@
-"""What a person would forget: registering a test, listing a source, telling the
-README of a new file. Reads the tree it lies in; needs no build.
+"""Invariants of the tree that a person would forget: every test is registered, every
+source listed, every file in its README. Method: reads the tree it lies in; needs no
+build.
 
     python3 tests/tidy_test.py
 """

@@ -1,4 +1,6 @@
-// The machine: its processors, its NUMA nodes, and who belongs on which.
+// Bound: workers, ranks and memory go to the processors and NUMA nodes that
+// broker/memory says, and a node's memory is reserved once. Method: machines
+// that hwloc is told of, made-up lists, and this machine's own pages.
 #include "broker/memory/topology.h"
 
 #include <sched.h>

@@ -1,4 +1,7 @@
-// Which job the workers serve next, and how they read.
+// Promise: the workers serve jobs by fair shares of time, waiting ranks first
+// within a head start. Bound: read depth grows only while it helps. Method: the
+// pure functions over simulated seconds; then a real pool with each read
+// backend forced.
 #include "broker/workers/worker_pool.h"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
-// The number of workers, while jobs run.
+// Promise: the number of workers can change while jobs run, without losing a
+// sample; surplus workers sleep, and their pinned memory is given back. Method:
+// a real broker whose workers are set while ranks take batches.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -40,7 +40,7 @@ StatusOr<std::string> ReadSpecFile(const std::string& path) {
 // The processors this thread may run on, as a list such as "0-3,8"; "":
 // unknown.
 std::string AllowedCpus() {
-  // A mask that is too small is EINVAL.
+  // A mask that is too small fails with EINVAL.
   for (size_t cpus = 1024; cpus <= 8192; cpus *= 2) {
     std::vector<cpu_set_t> set(cpus / CPU_SETSIZE);
     const size_t bytes = set.size() * sizeof(cpu_set_t);
@@ -58,14 +58,14 @@ std::string AllowedCpus() {
   return "";
 }
 
-// Of the machine, not of this process.
+// Whether the machine, not this process, has several NUMA nodes.
 bool HasSeveralNodes() {
   std::string online;
   std::getline(std::ifstream("/sys/devices/system/node/online"), online);
   return online.find_first_of("-,") != std::string::npos;
 }
 
-// Puts dataset name or spec text into the request.
+// Puts the dataset name or the spec text into the request.
 Status DescribeDataset(const AttachOptions& options,
                        const Environment& environment,
                        nlohmann::json* request) {
@@ -96,16 +96,16 @@ Status DescribeDataset(const AttachOptions& options,
   return OkStatus();
 }
 
-// The rank's place among the others.
+// The rank and the sizes of its world.
 struct Place {
   int64_t rank = 0;
   int64_t world_size = 1;
   int64_t local_world_size = 1;
-  // Trainers that share a job but no launcher have no numbers of their own.
+  // Trainers that share a job but no launcher have no rank numbers.
   bool any_number = false;
 };
 
-// What says "not given" is 0, or -1 where 0 is a number.
+// none: the value for "not given".
 Status CheckNumbers(const AttachOptions& options) {
   const struct {
     const char* name;
@@ -140,7 +140,7 @@ StatusOr<Place> FindPlace(const AttachOptions& options,
   }
   place.local_world_size = options.local_world_size;
   if (place.local_world_size == 0) {
-    // The launcher's number is of the launcher's world.
+    // The launcher's number holds for the launcher's world alone.
     place.local_world_size = place.world_size == launch.world_size
                                  ? launch.local_world_size
                                  : place.world_size;
@@ -152,7 +152,7 @@ StatusOr<Place> FindPlace(const AttachOptions& options,
   return place;
 }
 
-// The NUMA node that its batches are to be on, if that is said or can be told.
+// The NUMA node for its batches, if it is given or can be found out.
 Status DescribeNode(const AttachOptions& options,
                     const Environment& environment, LaunchInfo launch,
                     const Place& place, nlohmann::json* request) {
@@ -179,7 +179,7 @@ Status DescribeNode(const AttachOptions& options,
   return OkStatus();
 }
 
-// What is not said is left out: then it is the broker's default.
+// Options that were not given are left out: the broker has the defaults.
 void DescribeDelivery(const AttachOptions& options, nlohmann::json* request) {
   const auto put = [&](const char* key, const auto& value, bool given) {
     if (given) (*request)[key] = value;
@@ -201,7 +201,7 @@ Status DescribeStart(const AttachOptions& options,
     state = ParseJobState(options.state);
   } else if (const auto file = environment("PENSTOCK_STATE")) {
     state = ReadJobState(*file);
-    // It is of one dataset; a trainer may use others beside it.
+    // The state is of one dataset; a trainer may use others too.
     (*request)["state_of_same_dataset"] = true;
   } else {
     return OkStatus();
@@ -224,7 +224,7 @@ std::string JobName(const std::string& given, const Environment& environment) {
 }
 
 void DescribePlacement(nlohmann::json* request) {
-  constexpr size_t kListCharsMax = 4096;  // more, the broker does not take
+  constexpr size_t kListCharsMax = 4096;  // the broker's limit
   const std::string cpus = AllowedCpus();
   if (!cpus.empty() && cpus.size() <= kListCharsMax) (*request)["cpus"] = cpus;
   if (const int cpu = sched_getcpu(); cpu >= 0) (*request)["cpu"] = cpu;

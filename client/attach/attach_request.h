@@ -1,5 +1,5 @@
-// What a rank says to the broker when it attaches: the trainer's options, and
-// what the launcher and the environment say where they say nothing.
+// The request of a rank that attaches: the trainer's options, completed from
+// the launcher and the environment.
 #ifndef CLIENT_ATTACH_ATTACH_REQUEST_H_
 #define CLIENT_ATTACH_ATTACH_REQUEST_H_
 
@@ -15,8 +15,8 @@ namespace penstock {
 
 struct AttachOptions {
   std::string dataset;           // registered name or spec file
-  std::string spec;              // or the text itself
-  bool spec_generated = false;   // nobody has seen its lines
+  std::string spec;              // or the spec's text
+  bool spec_generated = false;   // a program wrote it: errors name keys
   std::string job;               // "": PENSTOCK_JOB, the launcher's, "default"
   std::string socket;            // "": PENSTOCK_SOCKET, the default
   int64_t rank = -1;             // -1: the launcher's
@@ -35,30 +35,28 @@ struct AttachOptions {
   double reconnect_s = -1;  // < 0: kReconnectSeconds; 0: never
   std::string state;        // JSON; "": from the beginning
   int64_t node = -1;        // NUMA; -1: PENSTOCK_NODE, else the broker finds it
-  // Without a broker, one of this process's own is started.
+  // Where no broker listens, start a private one.
   bool autostart = false;
-  // Not empty: asked every kPause while a call waits; true: it is cancelled.
+  // Called every kPause while a call waits; true cancels the call.
   std::function<bool()> cancelled;
 };
 
 struct AttachRequest {
-  nlohmann::json job;    // of every attach of this reader, reconnects too
-  nlohmann::json start;  // the fields of the first alone: where to begin
+  nlohmann::json job;    // fields of every attach, reconnects included
+  nlohmann::json start;  // fields of the first attach alone: where to begin
   bool repeat_first = false;
 };
 
-// InvalidArgument: numbers out of range or that contradict each other, no
-// dataset, no state; else what reading the spec's or the state's file ended
-// with.
+// InvalidArgument: numbers out of range or contradictory, no dataset, not a
+// state; else the error of reading the spec's or the state's file.
 StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
                                           const Environment& environment);
 
-// given, else PENSTOCK_JOB, else the launcher's; "default" when nobody says
-// one.
+// given, else PENSTOCK_JOB, else the launcher's, else "default".
 std::string JobName(const std::string& given, const Environment& environment);
 
-// Where this process runs: the broker takes memory near it. Each time it
-// attaches: it may have been bound since.
+// Adds where this process runs, so that the broker takes memory near it. To be
+// called at each attach: the process may have been bound since.
 void DescribePlacement(nlohmann::json* request);
 
 }  // namespace penstock

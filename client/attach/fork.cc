@@ -10,13 +10,13 @@ namespace penstock {
 namespace {
 
 std::atomic<uint64_t> generation{0};
-// Held over a fork, so that a child finds the list whole. Neither is ever
-// destroyed: a program may fork while it ends.
+// Held over a fork, so that a child finds the list intact. Neither is ever
+// destroyed, because a program may fork while it exits.
 std::mutex& HooksMutex() {
   static auto* const mutex = new std::mutex();
   return *mutex;
 }
-ForkHook* hooks = nullptr;  // the first; guarded by HooksMutex()
+ForkHook* hooks = nullptr;  // head of the list; guarded by HooksMutex()
 
 }  // namespace
 
@@ -44,7 +44,7 @@ void FollowForks() {
 
 uint64_t ForkGeneration() {
   FollowForks();
-  // Relaxed: changed by nobody but the handler above.
+  // Relaxed: only the handler above changes it.
   return generation.load(std::memory_order_relaxed);
 }
 
@@ -64,14 +64,14 @@ ForkHook::~ForkHook() {
 
 ForkGuard::ForkGuard(void* address, size_t bytes)
     : address_(address), bytes_(bytes) {
-  // Refused by no kernel that maps memfds (2.6.16).
+  // Every kernel that has memfds supports it (2.6.16).
   (void)madvise(address, bytes, MADV_DONTFORK);
   hook_.emplace(&FillHole, this);
 }
 
 void ForkGuard::FillHole(void* guard) {
   const ForkGuard& of = *static_cast<const ForkGuard*>(guard);
-  // Where this fails the hole stays one.
+  // If this fails the hole remains.
   (void)mmap(of.address_, of.bytes_, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 }

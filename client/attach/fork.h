@@ -1,7 +1,7 @@
-// What a forked child of a trainer finds of its parent's ranks and broker:
-// nothing that it could harm or be harmed by.
+// Keeps a forked child of a trainer from using or harming its parent's ranks
+// and broker.
 //
-// Any thread. What a hook or a guard is over must outlive it.
+// Any thread. The object of a hook and the mapping of a guard must outlive it.
 #ifndef CLIENT_ATTACH_FORK_H_
 #define CLIENT_ATTACH_FORK_H_
 
@@ -11,12 +11,12 @@
 
 namespace penstock {
 
-// Another number in each forked child than in its parent.
+// A number that differs between a process and its forked children.
 uint64_t ForkGeneration();
 
-// Calls in_child(of) in each forked child before fork returns there: what may
-// be called is what a signal handler may call (pthread_atfork; posix_spawn and
-// vfork run no hooks, nor the trainer's code).
+// Calls in_child(of) in each forked child before fork returns there.
+// in_child may call only async-signal-safe functions (pthread_atfork).
+// posix_spawn and vfork run no hooks, nor the trainer's code.
 class ForkHook {
  public:
   using InChild = void (*)(void* of);
@@ -34,10 +34,9 @@ class ForkHook {
   ForkHook* previous_ = nullptr;
 };
 
-// The kernel leaves a guarded mapping out of children (MADV_DONTFORK): they
-// would see batches change under them, and keep memory that the broker takes
-// for free. A child that touched the hole would be killed, so it is filled with
-// zero pages.
+// Keeps a mapping out of forked children (MADV_DONTFORK): they would see
+// batches change, and keep memory that the broker considers free. Zero pages
+// fill the hole, so that a child that touches it is not killed.
 class ForkGuard {
  public:
   ForkGuard() = default;

@@ -20,9 +20,9 @@ std::string LineOf(const std::filesystem::path& file) {
   return line;
 }
 
-// Display controllers (class 03: also those for computing only) and processing
-// accelerators (12) of those who make GPUs for training. A server's console has
-// a display controller, too, of another vendor.
+// Display controllers (class 03, compute-only GPUs included) and processing
+// accelerators (12) of the vendors of training GPUs. A server's console has a
+// display controller too, of another vendor.
 bool IsGpu(const std::string& vendor, const std::string& pci_class) {
   return (vendor == "0x10de" || vendor == "0x1002") &&
          (pci_class.rfind("0x03", 0) == 0 || pci_class.rfind("0x12", 0) == 0);
@@ -46,7 +46,7 @@ std::vector<Gpu> GpusIn(const std::filesystem::path& devices) {
   return gpus;
 }
 
-// "0,2": numbers; none where it is anything else (a UUID).
+// Parses "0,2"; nullopt: something else, such as a UUID.
 std::optional<std::vector<size_t>> ListedIn(const std::string& text) {
   std::vector<size_t> listed;
   const char* at = text.data();

@@ -1,5 +1,5 @@
-// The NUMA node of the GPU that this process is going to use, as far as the
-// system tells before anything was said to a driver.
+// The NUMA node of the GPU that this process will use, found without talking to
+// a driver.
 #ifndef CLIENT_ATTACH_GPU_NODE_H_
 #define CLIENT_ATTACH_GPU_NODE_H_
 
@@ -17,11 +17,10 @@ struct GpuNode {
   uint32_t node = 0;
 };
 
-// The GPUs of the host in the order of their PCI addresses, as CUDA and ROCm
-// count them where all are alike (CUDA's default order is by speed): of these
-// the one that CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or
-// ROCR_VISIBLE_DEVICES leaves to this rank, by its number among the host's
-// ranks, which is how trainers choose theirs. nullopt: it cannot be told.
+// Takes the host's GPUs in the order of their PCI addresses, as CUDA and ROCm
+// number them where all are alike (CUDA's default order is by speed). Chooses
+// as trainers do: by local rank, among those that CUDA_VISIBLE_DEVICES,
+// HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES leaves. nullopt: unknown.
 //
 // devices: /sys/bus/pci/devices, sysfs(5) and the kernel's
 // Documentation/ABI/testing/sysfs-bus-pci.

@@ -7,17 +7,17 @@
 namespace penstock {
 namespace {
 
-// Names of one launcher's variables; the first of each list that is set counts.
+// Names of one launcher's variables; of `job`, the first that is set counts.
 struct Launcher {
   const char* name;
   const char* rank;
   const char* world_size;
-  const char* local_world_size;  // absent: as if all ranks were local
+  const char* local_world_size;  // unset: all ranks are local
   const char* local_rank;
   std::initializer_list<const char*> job;
 };
 
-// In order of preference: what was started last (and so knows best) first.
+// In order of preference: the innermost launcher first.
 const Launcher kLaunchers[] = {
     {"penstock run",
      "PENSTOCK_RANK",
@@ -63,7 +63,7 @@ StatusOr<int64_t> NumberOf(const Environment& environment,
   return Number(name, *text);
 }
 
-// A hint: what is missing or wrong is not known.
+// Only a hint: a missing or wrong variable is no error.
 int64_t LocalRank(const Environment& environment, const char* name,
                   const LaunchInfo& info) {
   const StatusOr<int64_t> number = NumberOf(environment, name);
@@ -71,7 +71,8 @@ int64_t LocalRank(const Environment& environment, const char* name,
   return info.local_world_size == info.world_size ? info.rank : -1;
 }
 
-// "4", "2(x3),1": tasks on each node of the step. nodes_index counts them out.
+// Parses "4" or "2(x3),1", the tasks on each node of the step; returns those of
+// `node`.
 StatusOr<int64_t> SlurmTasksOfNode(const std::string& text, int64_t node) {
   int64_t seen = 0;
   size_t at = 0;
@@ -122,9 +123,9 @@ StatusOr<LaunchInfo> FromSlurm(const Environment& environment) {
   return info;
 }
 
-// TensorFlow's: {"cluster": {"chief": [host:port], "worker": [...]}, "task":
+// TF_CONFIG: {"cluster": {"chief": [host:port], "worker": [...]}, "task":
 // {"type": "worker", "index": 1}}. The chief is rank 0; evaluators and
-// parameter servers take no part in the division.
+// parameter servers are no ranks.
 StatusOr<LaunchInfo> FromTfConfig(const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   const auto bad = [](const char* what) {

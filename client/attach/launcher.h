@@ -1,5 +1,5 @@
-// Which rank of which job this process is, as its launcher says it in the
-// environment.
+// Detects the rank and the job of this process from its launcher's environment
+// variables.
 #ifndef CLIENT_ATTACH_LAUNCHER_H_
 #define CLIENT_ATTACH_LAUNCHER_H_
 
@@ -17,16 +17,16 @@ struct LaunchInfo {
   int64_t rank = 0;
   int64_t world_size = 1;
   int64_t local_world_size = 1;  // ranks on this host
-  int64_t local_rank = 0;        // of these; -1: the launcher does not say
+  int64_t local_rank = 0;        // among these; -1: unknown
   std::string job;               // the launcher's id of this run, or ""
 };
 
-// value of a variable, nullopt when it is not set.
+// Returns the value of a variable, nullopt when it is not set.
 using Environment =
     std::function<std::optional<std::string>(const std::string&)>;
 Environment ProcessEnvironment();
 
-// The first launcher of: PENSTOCK_RANK (penstock run), Horovod, torchrun,
+// Finds the first launcher of: PENSTOCK_RANK (penstock run), Horovod, torchrun,
 // OpenMPI, Slurm, TF_CONFIG; rank 0 of 1 when there is none. InvalidArgument
 // names the variable that is missing or not a number.
 StatusOr<LaunchInfo> DetectLaunch(const Environment& environment);

@@ -26,13 +26,13 @@ extern char** environ;
 namespace penstock {
 namespace {
 
-// As `penstock broker` takes them.
+// The limit of `penstock broker`.
 constexpr int64_t kWorkersMax = 4096;
-// It gives its penstockd 5 s.
+// `penstock broker` gives its penstockd 5 s.
 constexpr std::chrono::seconds kStopGrace{10};
 
-// PENSTOCK_COMMAND, where it is installed or built beside this library, else in
-// PATH.
+// PENSTOCK_COMMAND, else the program installed or built beside this library,
+// else the one in PATH.
 std::string FindCommand() {
   if (const char* path = std::getenv("PENSTOCK_COMMAND");
       path != nullptr && *path != '\0') {
@@ -62,7 +62,7 @@ StatusOr<Pipe> MakePipe() {
   return Pipe{Fd(ends[0]), Fd(ends[1])};
 }
 
-// Up to the first end of line, or all there is.
+// Reads to the end of the line or of the file.
 std::string ReadLine(int fd) {
   std::string line;
   for (char c = 0;;) {
@@ -73,9 +73,8 @@ std::string ReadLine(int fd) {
   }
 }
 
-// posix_spawn's attributes: what a trainer does to its own signals and process
-// group (Ctrl-C, `kill 0`, what a notebook sends to interrupt a cell) is not
-// for the broker.
+// posix_spawn attributes that keep the trainer's signals (Ctrl-C, `kill 0`, a
+// notebook's interrupt) from the broker: own process group, empty mask.
 class SpawnApart {
  public:
   SpawnApart() {
@@ -95,11 +94,10 @@ class SpawnApart {
   posix_spawnattr_t attributes_;
 };
 
-// The line by which `penstock broker --until-eof` says why it has none to
-// offer.
+// Parses the line by which `penstock broker --until-eof` says why it failed.
 Status WhyNot(const std::string& line) {
   int code = 0;
-  int text = 0;  // where it begins
+  int text = 0;  // offset of the text
   if (std::sscanf(line.c_str(), "error %d %n", &code, &text) == 1 && code > 0) {
     return Status(static_cast<StatusCode>(code),
                   line.substr(static_cast<size_t>(text)));
@@ -173,7 +171,7 @@ bool OwnBroker::Ended() const {
   return !pidfd_ || IsOver(pidfd_.get(), std::chrono::milliseconds(0));
 }
 
-// Between fork and its return in the child.
+// Runs in the child before fork returns.
 void OwnBroker::ForgetInChild(void* broker) {
   OwnBroker& parents = *static_cast<OwnBroker*>(broker);
   parents.input_.Reset();
@@ -183,14 +181,14 @@ void OwnBroker::ForgetInChild(void* broker) {
 OwnBroker::~OwnBroker() {
   input_.Reset();
   if (!pidfd_) return;
-  // The end of its input may be kept from it by a child that the trainer cloned
-  // in a way of its own.
+  // Closing its input may not reach it: a child cloned without fork hooks may
+  // hold the other end.
   const auto send = [&](int signal) {
     (void)syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, nullptr, 0);
   };
   send(SIGTERM);
   if (!IsOver(pidfd_.get(), kStopGrace)) send(SIGKILL);
-  // ECHILD: the trainer waits for all of its children by itself.
+  // ECHILD: the trainer has reaped it.
   (void)TEMP_FAILURE_RETRY(waitid(static_cast<idtype_t>(P_PIDFD),
                                   static_cast<id_t>(pidfd_.get()), nullptr,
                                   WEXITED));
@@ -204,7 +202,7 @@ StatusOr<std::string> SocketOfAnyBroker(const std::string& socket) {
     return trial.status();
   }
   static std::mutex mutex;
-  // Ends with the process: the kernel closes its input.
+  // Never destroyed; ends with the process, when the kernel closes its input.
   static OwnBroker* broker = nullptr;
   const std::lock_guard lock(mutex);
   if (broker == nullptr || broker->Ended()) {

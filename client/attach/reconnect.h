@@ -1,5 +1,5 @@
-// When a client takes the broker for gone, and when for one that comes back:
-// the same for ranks and producers.
+// When a client waits for a dead broker to come back, and when it gives up: the
+// same for ranks and producers.
 #ifndef CLIENT_ATTACH_RECONNECT_H_
 #define CLIENT_ATTACH_RECONNECT_H_
 
@@ -12,21 +12,22 @@
 
 namespace penstock {
 
-// For the broker to come back, unless an option says otherwise.
+// Default of the option reconnect_s.
 inline constexpr double kReconnectSeconds = 60;
 
-// Without its socket there is no broker to come back: systemd and penstock run
-// keep it while they restart one.
+// A broker whose socket is missing this long does not come back: systemd and
+// penstock run keep the socket while they restart it.
 inline constexpr std::chrono::seconds kNoSocketTimeout{2};
 
-// After an attempt to reconnect that ended so another may help.
+// Whether to retry after an attempt to reconnect that ended with this code.
 inline bool MayComeBack(StatusCode code) {
   return code == StatusCode::kUnavailable || code == StatusCode::kNotFound ||
          code == StatusCode::kDeadlineExceeded ||
          code == StatusCode::kAlreadyExists;
 }
 
-// Before the next attempt; delay is that before the last one, at first 0.
+// The delay before the next attempt, from that before the last one (at first
+// 0).
 inline std::chrono::milliseconds NextRetryDelay(
     std::chrono::milliseconds delay) {
   constexpr std::chrono::milliseconds kMin{10};
@@ -34,7 +35,8 @@ inline std::chrono::milliseconds NextRetryDelay(
   return std::clamp(2 * delay, kMin, kMax);
 }
 
-// doing: "job 'x' ran"; lost: when it was; last: why the last attempt failed.
+// doing: "job 'x' ran"; lost: when the broker was lost; last: why the last
+// attempt failed.
 inline Status BrokerGoneError(const std::string& doing,
                               std::chrono::steady_clock::time_point lost,
                               double reconnect_s, const std::string& last) {

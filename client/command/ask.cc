@@ -1,6 +1,6 @@
-// penstock register, datasets, jobs and status: questions to a running broker.
-// Its answers are another process's: any field may be missing or odd, and is
-// then shown as '-'.
+// penstock register, unregister, datasets, jobs and status: questions to a
+// running broker. Any field of its answers may be missing or of another type,
+// and is then shown as '-'.
 #include <CLI/CLI.hpp>
 #include <functional>
 
@@ -19,9 +19,9 @@ using Json = nlohmann::json;
 struct AskOptions {
   std::string socket;
   bool json = false;
-  std::string spec;      // of register
-  bool replace = false;  // of register
-  std::string dataset;   // of unregister
+  std::string spec;      // register
+  bool replace = false;  // register
+  std::string dataset;   // unregister
 };
 
 // ---- fields as cells
@@ -42,7 +42,7 @@ std::string SecondsCell(const Json& object, const char* key) {
   const std::optional<double> seconds = NumberField(object, key);
   return seconds ? FormatSeconds(*seconds) : "-";
 }
-// "3/90", "3" when the whole is not known or unlimited.
+// "3/90"; "3" when the whole is unknown or unlimited.
 std::string PartCell(const Json& object, const char* part, const char* whole) {
   const uint64_t all = CountField(object, whole).value_or(0);
   const std::string text = CountCell(object, part);
@@ -129,7 +129,7 @@ void PrintStatus(const Json& answer) {
   Print(stdout, "\n");
   PrintJobs(answer);
 
-  // Who stalls whom: where the broker's time goes, and each rank's.
+  // The bottleneck: where the broker's time goes, and each rank's.
   for (const Json& job : ArrayField(answer, "jobs")) {
     const std::string text = TextField(FieldOf(job, "bottleneck"), "text");
     if (text.empty()) continue;

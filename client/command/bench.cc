@@ -1,10 +1,10 @@
-// penstock bench: N consumer processes that only drain, the speed limit of a
-// dataset's pipeline on this host.
+// penstock bench: N consumer processes that only drain measure the speed limit
+// of a dataset's pipeline on this host.
 //
-// What is measured: wall_s runs from the first rank's attach to the last rank's
-// last batch, so that batches made ahead are never free; indexing and the
-// broker's start are not in it. CPU is that of the broker and of the ranks, to
-// the end of their lives. With --verify the ranks' checksums are in it too.
+// wall_s runs from the first rank's attach to the last rank's last batch, so
+// that batches made ahead are never free; it excludes indexing and the broker's
+// start. CPU time is that of the broker and the ranks until they end; with
+// --verify it includes the ranks' checksums.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
@@ -52,8 +52,7 @@ struct BenchResult {
   }
 };
 
-// Epochs to drain, 0 when --steps says where to stop. A mistake is a usage
-// error.
+// Epochs to drain; 0: --steps is the limit. A mistake is a usage error.
 StatusOr<uint64_t> EpochsToDrain(const BenchOptions& options,
                                  const SpecFile& file) {
   const std::optional<uint64_t> in_spec = file.spec.epochs;
@@ -71,7 +70,7 @@ StatusOr<uint64_t> EpochsToDrain(const BenchOptions& options,
   return options.epochs > 0 ? options.epochs : *in_spec;
 }
 
-// The broker's part of a status answer.
+// The `broker` field of a status answer.
 StatusOr<nlohmann::json> BrokerState(const BrokerCall& call) {
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
                             call({{"op", "status"}}));

@@ -20,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A sample of the memory walks the page tables of every process: about 1 ms per
-// GiB mapped with 4 KiB pages, so no more often than this.
+// Sampling memory walks the page tables of every process, about 1 ms per GiB
+// mapped with 4 KiB pages: not more often than this.
 constexpr auto kMemoryEvery = std::chrono::milliseconds(500);
 constexpr double kDetach_s = 10;
 
@@ -92,7 +92,7 @@ class RankWatch {
       drain.release_fd = release_read.get();
       ProcessSpec spec;
       spec.body = [&drain, this] {
-        release_write_.Reset();  // or no rank ever sees it closed
+        release_write_.Reset();  // else no rank ever sees it closed
         if (task_.private_broker != nullptr) {
           task_.private_broker->ForgetInFork();
         }
@@ -104,7 +104,7 @@ class RankWatch {
     return OkStatus();
   }
 
-  // Until a rank reports or ends, or 100 ms have passed.
+  // Waits until a rank reports or ends, 100 ms at most.
   Status Wait() {
     std::vector<pollfd> entries = {{InterruptFd(), POLLIN, 0},
                                    {report_read_.get(), POLLIN, 0}};
@@ -129,8 +129,8 @@ class RankWatch {
 
   Status WaitAndRead() {
     PENSTOCK_RETURN_IF_ERROR(Wait());
-    // Ends are looked at first and judged last: what a rank said before it
-    // ended is then read already.
+    // Ends are collected first and judged last, after the ranks' reports are
+    // read.
     std::vector<std::optional<ProcessExit>> ends;
     for (const Rank& rank : ranks_) ends.push_back(rank.process.Ended());
     Status status = ReadReports();
@@ -140,7 +140,7 @@ class RankWatch {
                              ends[i]->ToString());
     }
     if (status.ok()) return TendBroker();
-    // A rank that fails because the broker died is not the one to blame.
+    // A rank may have failed because the broker died.
     if (task_.private_broker != nullptr) {
       if (const std::optional<Status> death =
               task_.private_broker->Death(0.3)) {
@@ -194,7 +194,7 @@ class RankWatch {
     if (part) result_.pss_bytes = std::max(result_.pss_bytes.value_or(0), sum);
   }
 
-  // The ranks detach and end.
+  // Lets the ranks detach and end.
   Status LetGo() {
     release_write_.Reset();
     for (size_t i = 0; i < ranks_.size(); ++i) {

@@ -1,5 +1,5 @@
 // Starts the consumer processes of `penstock bench`, watches them until they
-// have drained the job, and adds up what they cost.
+// have drained the job, and adds up their cost.
 #ifndef CLIENT_COMMAND_BENCH_DRAIN_H_
 #define CLIENT_COMMAND_BENCH_DRAIN_H_
 
@@ -24,10 +24,10 @@ struct DrainTask {
   bool touch = true;
   bool record_rows = false;
   bool checksums = false;
-  uint64_t samples_estimate = 0;  // for the progress bar; 0: not known
-  // One or the other. A private broker is restarted when it dies.
+  uint64_t samples_estimate = 0;  // for the progress bar; 0: unknown
+  // A private broker, which is restarted when it dies, or nullptr.
   PrivateBroker* private_broker = nullptr;
-  // A running broker's, for its memory; absent: not known.
+  // Else the running broker's, to measure its memory; absent: unknown.
   std::optional<pid_t> broker_pid;
 };
 
@@ -43,9 +43,9 @@ struct RankTotals {
 struct DrainResult {
   std::vector<RankTotals> ranks;
   double wall_s = 0;    // from the first attach to the last rank's last batch
-  double attach_s = 0;  // of it, until every rank was attached
-  // The most that broker and ranks held at one time, each shared page counted
-  // once. Absent when the broker is another user's.
+  double attach_s = 0;  // part of wall_s: until every rank was attached
+  // Peak memory of broker and ranks, each shared page counted once. Absent when
+  // the broker is another user's.
   std::optional<uint64_t> pss_bytes;
   std::vector<RowRecord> rows;  // with record_rows
 };

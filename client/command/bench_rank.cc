@@ -102,7 +102,7 @@ class Drain {
     return recorded;
   }
 
-  // What the least trainer does: every cache line crosses into this core.
+  // Reads every cache line into this core, as any trainer does at least.
   void Touch(const penstock_batch* batch) {
     const uint64_t rows = penstock_batch_rows(batch);
     uint8_t sum = 0;
@@ -112,7 +112,7 @@ class Drain {
       const uint64_t bytes = rows * features_[f].row_bytes;
       for (uint64_t at = 0; at < bytes; at += kCacheLineBytes) sum ^= data[at];
     }
-    // The compiler must believe that somebody reads it.
+    // Keeps the compiler from dropping the reads.
     asm volatile("" : : "r"(sum));
   }
 

@@ -1,5 +1,5 @@
-// One consumer process of `penstock bench`: attaches as one rank and only
-// drains.
+// One consumer process of `penstock bench`: attaches as one rank and drains the
+// job.
 #ifndef CLIENT_COMMAND_BENCH_RANK_H_
 #define CLIENT_COMMAND_BENCH_RANK_H_
 
@@ -9,13 +9,13 @@
 
 namespace penstock {
 
-// What a rank tells the parent, through a pipe shared by all ranks: totals so
+// A rank's report to the parent, through a pipe shared by all ranks: totals so
 // far, not differences.
 struct RankReport {
   enum Kind : uint32_t {
     kAttached,
     kProgress,  // a few a second
-    kDone,      // everything is drained; waits to be let go
+    kDone,      // all is drained; waits for release_fd
     kFailed,    // message says why
   };
   uint32_t kind;
@@ -27,7 +27,7 @@ struct RankReport {
   double wait_s;
   char message[1024];
 };
-// So that the kernel writes it as a whole.
+// Up to this size the kernel writes it atomically.
 static_assert(sizeof(RankReport) <= PIPE_BUF);
 
 struct RankTask {
@@ -36,8 +36,8 @@ struct RankTask {
   std::string dataset;  // path of the spec
   std::string job;
   std::string socket;
-  uint64_t epochs = 0;     // stop after so many; 0: at the end of the data
-  uint64_t steps = 0;      // stop after so many; 0: no limit
+  uint64_t epochs = 0;     // stop after these; 0: at the end of the data
+  uint64_t steps = 0;      // stop after these; 0: no limit
   bool touch = true;       // read one byte of every cache line
   bool checksums = false;  // of every row, into records_fd
   int records_fd = -1;     // gets a RowRecord per row; -1: none

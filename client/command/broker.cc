@@ -1,5 +1,5 @@
-// penstock broker: a private broker for whoever reads its socket from standard
-// output: a shell, or a library in a language of its own.
+// penstock broker: a private broker for a program that reads its socket's path
+// from standard output: a shell, or the library of any language.
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ Status Watch(int epoll, int fd) {
   event.events = EPOLLIN;
   event.data.fd = fd;
   if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0) return OkStatus();
-  // EPERM: a file, which has no end to wait for.
+  // EPERM: a regular file, which cannot be waited for.
   return errno == EPERM && fd == STDIN_FILENO
              ? InvalidArgumentError(
                    "--until-eof: standard input is neither a pipe nor a "
@@ -33,7 +33,7 @@ Status Watch(int epoll, int fd) {
              : ErrnoError(errno, "epoll_ctl");
 }
 
-// Whether all of standard input has been read.
+// Whether standard input is at its end.
 bool InputEnded() {
   char bytes[256];
   return read(STDIN_FILENO, bytes, sizeof(bytes)) == 0;
@@ -46,7 +46,7 @@ Status Serve(const BrokerOptions& options, int* exit_status) {
   if (options.until_eof) {
     PENSTOCK_RETURN_IF_ERROR(Watch(events.get(), STDIN_FILENO));
   }
-  // What functions of its datasets start and leave behind.
+  // Functions of its datasets may leave processes behind.
   AdoptOrphans();
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
@@ -65,7 +65,7 @@ Status Serve(const BrokerOptions& options, int* exit_status) {
       continue;
     }
     const std::optional<Interrupt> interrupt = NextInterrupt();
-    // Ctrl-C is for the program that has started us, which may live on.
+    // Ctrl-C is for the program that started this one, which may continue.
     if (!interrupt || (options.until_eof && interrupt->from_terminal)) continue;
     *exit_status = 128 + interrupt->signal;
     return OkStatus();
@@ -77,7 +77,7 @@ StatusOr<int> Run(const BrokerOptions& options) {
   const Status status = Serve(options, &exit_status);
   KillOrphans({});
   if (status.ok()) return exit_status;
-  // Who started it wants to tell its own user.
+  // The program that started this one reports the error.
   if (options.until_eof) {
     Print(stdout, "error {} {}\n", static_cast<int>(status.code()),
           Printable(status.message()));

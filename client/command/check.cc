@@ -1,7 +1,6 @@
-// penstock check and penstock index: what specs describe, as the broker sees
-// it, what their jobs will need, and what speaks against them.
+// penstock check and penstock index: the broker's view of specs, the memory
+// their jobs will need, and warnings.
 #include <CLI/CLI.hpp>
-
 #include "client/command/json_field.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
@@ -100,13 +99,13 @@ void PrintSyntax(const std::vector<SpecFile>& files, bool json) {
   }
 }
 
-// What speaks against running jobs of all of them at once.
+// Warnings about running jobs of all of them at once.
 std::vector<std::string> WarningsOf(const std::vector<SpecFile>& files,
                                     const std::vector<DatasetIndex>& indexes,
                                     int world_size) {
   std::vector<std::string> warnings;
   const nlohmann::json& last = indexes.back().answer;
-  // Only the last one's index was in memory when it was asked what is left.
+  // When the broker gave its free memory, it held only the last index.
   uint64_t needed = indexes.back().memory_bytes;
   for (size_t i = 0; i + 1 < indexes.size(); ++i) {
     needed += indexes[i].memory_bytes +
@@ -160,7 +159,7 @@ StatusOr<int> Check(const CheckOptions& options) {
       WarningsOf(files, indexes, options.world_size);
   for (size_t i = 0; i < files.size(); ++i) {
     if (options.json) {
-      // Those of all of them, with the last.
+      // The last answer has the warnings about all of them.
       indexes[i].answer["warnings"] =
           i + 1 < files.size() ? std::vector<std::string>() : warnings;
       Print(stdout, "{}\n", JsonLine(indexes[i].answer));

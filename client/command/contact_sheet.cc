@@ -176,7 +176,7 @@ Status WritePng(const ContactSheet& sheet, const std::string& path,
       std::fopen(temporary.c_str(), "wbe"),
       [](FILE* f) { return f == nullptr ? 0 : std::fclose(f); });
   if (file == nullptr) return ErrnoError(errno, "cannot write '" + path + "'");
-  // The simplified interface: errors come back as text, nothing jumps.
+  // libpng's simplified interface returns errors as text, without longjmp.
   png_image image{};
   image.version = PNG_IMAGE_VERSION;
   image.width = static_cast<png_uint_32>(sheet.width);

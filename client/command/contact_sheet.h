@@ -1,4 +1,4 @@
-// Draws the pictures of a batch side by side, and writes them as PNG.
+// Draws the pictures of a batch as a grid, and writes it as PNG.
 #ifndef CLIENT_COMMAND_CONTACT_SHEET_H_
 #define CLIENT_COMMAND_CONTACT_SHEET_H_
 
@@ -12,12 +12,12 @@
 
 namespace penstock {
 
-// Between pictures, and around them.
+// Width of the gaps between and around pictures.
 inline constexpr int64_t kSheetGapPixels = 2;
 // A sheet of more pixels shows fewer rows.
 inline constexpr int64_t kSheetPixelsMax = 64 * 1024 * 1024;
 
-// How a row of a feature is a picture.
+// The layout of a picture in a row of a feature.
 struct PictureLayout {
   int64_t height;
   int64_t width;
@@ -36,20 +36,20 @@ struct ContactSheet {
   int64_t width = 0;
   int64_t height = 0;
   int64_t channels = 0;         // 1: gray, 3: RGB
-  uint64_t rows = 0;            // drawn, from the first
+  uint64_t rows = 0;            // rows drawn, from the first
   std::vector<uint8_t> pixels;  // [height, width, channels]
 };
 
-// uint8 is shown as it is. Any other dtype is stretched, each channel from its
-// least to its greatest finite value in the rows drawn, to 0-255: the colours
-// of normalized pictures come out plausible, not exact. NaN and infinity are
-// black; a channel of one value is mid-gray. The grid is about square.
+// uint8 is shown as is. Any other dtype is stretched to 0-255, each channel
+// from its least to its greatest finite value in the rows drawn: the colours of
+// normalized pictures are plausible, not exact. NaN and infinity are black; a
+// channel of one value is mid-gray. The grid is about square.
 // Precondition: layout is the feature's; data has [rows, shape...].
 ContactSheet DrawContactSheet(const Feature& feature,
                               const PictureLayout& layout, const void* data,
                               uint64_t rows);
 
-// Writes `temporary` and renames it to `path`, so that path is never half a
+// Writes `temporary` and renames it to `path`, so that path is never a partial
 // picture. A crash may leave `temporary`, which must be in the same folder.
 Status WritePng(const ContactSheet& sheet, const std::string& path,
                 const std::string& temporary);

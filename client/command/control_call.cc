@@ -12,7 +12,7 @@
 namespace penstock {
 namespace {
 
-// What takes a broker longer it tells of every second.
+// The broker reports every second on longer work.
 constexpr int kSilence_s = 10;
 
 Status WaitForSocket(int socket) {
@@ -30,7 +30,7 @@ Status WaitForSocket(int socket) {
   }
 }
 
-// The answer's fields, or the error that it is.
+// Returns the answer's fields, or the error in it.
 StatusOr<nlohmann::json> FieldsOrError(nlohmann::json answer) {
   const nlohmann::json& ok = FieldOf(answer, "ok");
   if (ok.is_boolean() && ok.get<bool>()) return answer;
@@ -62,7 +62,7 @@ class Progress {
 
 }  // namespace
 
-// Not Request of common/message.h, which waits for this socket alone.
+// Not Request of common/message.h, which can only wait for this socket.
 StatusOr<nlohmann::json> CallBroker(const std::string& socket_path,
                                     const nlohmann::json& request,
                                     const SocketWait& wait) {
@@ -72,7 +72,7 @@ StatusOr<nlohmann::json> CallBroker(const std::string& socket_path,
   nlohmann::json versioned = request;
   versioned["penstock"] = kProtocolVersion;
   const Status sent = SendMessage(socket.get(), versioned);
-  // A peer that has closed may have said why: that is read below.
+  // A peer that has closed may have sent the reason, which is read below.
   if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
   Progress progress;
   for (;;) {

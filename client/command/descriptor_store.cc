@@ -16,12 +16,12 @@
 namespace penstock {
 namespace {
 
-// systemd's bound on one message; a longer one is dropped.
+// systemd's limit of one message; a longer one is dropped.
 constexpr size_t kMessageBytesMax = 4096;
 // The most descriptors the kernel passes at once (SCM_MAX_FD).
 constexpr size_t kMessageFdsMax = 253;
-// More than a queue holds (systemd sets it to 512): a process that has ended
-// has said all it had to after one Receive.
+// More than a queue holds (systemd sets it to 512): one Receive takes all
+// messages of a process that has ended.
 constexpr int kMessagesPerTurn = 1024;
 
 bool IsName(const std::string& name) {
@@ -30,8 +30,8 @@ bool IsName(const std::string& name) {
                      [](char c) { return c >= ' ' && c < 127 && c != ':'; });
 }
 
-// kcmp is refused in some containers, then fstat decides; but not for pidfds,
-// which have one inode in common before Linux 6.9.
+// Some containers refuse kcmp; then fstat decides, but not for pidfds, which
+// share one inode before Linux 6.9.
 bool IsSameFile(int a, int b) {
   const pid_t self = getpid();
   const long order = syscall(SYS_kcmp, self, self, KCMP_FILE, a, b);
@@ -46,7 +46,7 @@ struct Datagram {
   std::string text;
   std::vector<Fd> fds;
   std::optional<ucred> sender;
-  bool whole = false;  // nothing of it was cut off
+  bool whole = false;  // not truncated
 };
 
 // nullopt: there is none.
@@ -67,7 +67,7 @@ std::optional<Datagram> ReceiveDatagram(int socket) {
   }
   if (bytes < 0) return std::nullopt;
   Datagram datagram;
-  // Before anything is judged: each descriptor has an owner.
+  // First of all, so that each descriptor has an owner.
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr;
        c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET) continue;
@@ -84,7 +84,7 @@ std::optional<Datagram> ReceiveDatagram(int socket) {
     }
   }
   datagram.text.assign(text, static_cast<size_t>(bytes));
-  // MSG_CTRUNC: this process has no descriptors left for all that came.
+  // MSG_CTRUNC: this process ran out of descriptors.
   datagram.whole = (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
   return datagram;
 }
@@ -101,7 +101,7 @@ Status DescriptorStore::Listen(const std::string& path) {
   std::memcpy(address.sun_path, path.data(), path.size());
   Fd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoError(errno, "socket");
-  // Before it has an address: what is sent earlier carries no credentials.
+  // Before the bind: messages sent earlier would carry no credentials.
   const int on = 1;
   if (setsockopt(fd.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0 ||
       bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) !=
@@ -142,7 +142,7 @@ void DescriptorStore::Obey(const std::string& text, std::vector<Fd> fds) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     const std::string line = text.substr(begin, end - begin);
     begin = end + 1;
-    // FDPOLL=0 asks for what is so anyway: stored descriptors are not polled.
+    // FDPOLL=0 needs no action: stored descriptors are never polled.
     if (line == "READY=1") {
       ready_ = true;
     } else if (line == "STOPPING=1") {
@@ -159,7 +159,7 @@ void DescriptorStore::Obey(const std::string& text, std::vector<Fd> fds) {
       status_ = line.substr(std::strlen("STATUS="));
     }
   }
-  // In this order, as systemd: one message can replace a descriptor.
+  // In this order, as systemd does: one message can replace a descriptor.
   if (remove && name) Remove(*name);
   if (!keep) return;
   for (Fd& fd : fds) Keep(name.value_or(kNameless), std::move(fd));

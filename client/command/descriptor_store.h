@@ -1,18 +1,18 @@
 // The service manager's end of systemd's notify protocol, for a penstockd that
-// systemd does not run: takes what penstockd says of itself, and the
-// descriptors that shall outlive it (sd_notify(3), FDSTORE=1).
+// systemd does not run: receives penstockd's status, and keeps the descriptors
+// that must outlive it (sd_notify(3), FDSTORE=1).
 //
 //   penstockd ── NOTIFY_SOCKET: READY=1, FDSTORE=1 + fd, ... ──► store
-//   next life ◄── LISTEN_FDS, LISTEN_FDNAMES ───────────────────── store
+//   next instance ◄── LISTEN_FDS, LISTEN_FDNAMES ───────────────── store
 //
-// Who sends is told by the kernel (SCM_CREDENTIALS): a message of any process
-// but the one expected is dropped. Descriptors are close-on-exec here, and are
-// closed at once where they are not kept; they are meant to be memfds and
-// pidfds, whose closing never waits.
+// The kernel identifies the sender (SCM_CREDENTIALS): messages of any process
+// but the expected one are dropped. Descriptors are close-on-exec here; those
+// not kept are closed at once. They should be memfds and pidfds, whose closing
+// never waits.
 //
-// For one thread. penstockd's sd_notify waits while the socket's queue is full
-// (net.unix.max_dgram_qlen, 10 unless systemd raised it): whoever waits for
-// penstockd has to call Receive meanwhile.
+// For one thread. penstockd's sd_notify blocks while the socket's queue is full
+// (net.unix.max_dgram_qlen, 10 unless systemd raised it): a caller that waits
+// for penstockd has to call Receive meanwhile.
 #ifndef CLIENT_COMMAND_DESCRIPTOR_STORE_H_
 #define CLIENT_COMMAND_DESCRIPTOR_STORE_H_
 
@@ -36,37 +36,37 @@ struct StoredDescriptor {
 class DescriptorStore {
  public:
   static constexpr size_t kDescriptorsMax = 4096;
-  // Printable ASCII without ':', as systemd has it; an empty one is refused.
+  // Printable ASCII without ':', as in systemd; an empty name is refused.
   static constexpr size_t kNameBytesMax = 255;
-  // Of all names together, a ':' with each. They become one environment string,
-  // LISTEN_FDNAMES, for which execve has 128 KiB (MAX_ARG_STRLEN).
+  // All names together, a ':' with each. They become one environment string,
+  // LISTEN_FDNAMES, which execve limits to 128 KiB (MAX_ARG_STRLEN).
   static constexpr size_t kAllNamesBytesMax = 120 * 1024;
-  // The name of a descriptor that came without one, systemd's.
+  // systemd's name for a descriptor without one.
   static constexpr char kNameless[] = "stored";
 
-  // Binds the notify socket at path, which must be short enough for one.
+  // Binds the notify socket at path, which must fit a socket address.
   Status Listen(const std::string& path);
 
   // Readable when Receive has something to do; -1: closed.
   int fd() const { return socket_.get(); }
 
-  // From now on this process is listened to, and it has said nothing yet; -1:
-  // none is.
+  // Accepts messages of this process from now on and forgets what the former
+  // one said; -1: of none.
   void Expect(pid_t pid);
-  // Takes what has arrived, without waiting; a limited number of messages, so
-  // that a sender without end does not keep the caller.
+  // Takes the messages that have arrived, without waiting; a limited number, so
+  // that an endless sender does not keep the caller.
   void Receive();
 
-  // The process expected has said so.
+  // The expected process has said so.
   bool ready() const { return ready_; }
   bool stopping() const { return stopping_; }
-  // X_PENSTOCK_EXPLAINED=1: it knows what the life before it died of, and that
-  // this cannot go on for ever (SampleQuarantine).
+  // X_PENSTOCK_EXPLAINED=1: it knows why the former broker instance died, and
+  // that the cause cannot recur for ever (SampleQuarantine).
   bool explained() const { return explained_; }
   // Its last STATUS=, for people.
   const std::string& status() const { return status_; }
 
-  // In the order in which they came.
+  // In the order of arrival.
   const std::vector<StoredDescriptor>& descriptors() const {
     return descriptors_;
   }
@@ -92,7 +92,7 @@ class DescriptorStore {
   bool explained_ = false;
   std::string status_;
   std::vector<StoredDescriptor> descriptors_;
-  size_t name_bytes_ = 0;  // of descriptors_, a ':' with each
+  size_t name_bytes_ = 0;  // names of descriptors_, a ':' with each
 };
 
 }  // namespace penstock

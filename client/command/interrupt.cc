@@ -12,14 +12,14 @@ namespace penstock {
 namespace {
 
 constexpr int kCaught[] = {SIGINT, SIGTERM, SIGQUIT, SIGHUP};
-// In the pipe, beside the signal's number, which is below 32.
+// Flag in the pipe's byte, whose low bits are the signal (below 32).
 constexpr unsigned char kFromTerminal = 0x80;
 constexpr unsigned char kHandedOn = 0x40;
-// HandOn's value for sigqueue: this and the flag above.
+// HandOn's sigqueue value: this plus the flag above.
 constexpr int kHandedOnValue = 0x7e1200;
 
 int g_pipe[2] = {-1, -1};
-// Handlers run on the only thread: order among these is program order.
+// Handlers run on the only thread, so program order suffices for these.
 std::atomic<int> g_first_signal{0};
 std::atomic<int> g_socket{-1};
 
@@ -33,7 +33,7 @@ void OnSignal(int signal, siginfo_t* info, void*) {
   if ((value & ~kFromTerminal) == kHandedOnValue) {
     byte |= kHandedOn | (value & kFromTerminal);
   }
-  // A full pipe has plenty of interrupts in it already.
+  // A full pipe holds enough interrupts.
   [[maybe_unused]] const ssize_t written = write(g_pipe[1], &byte, 1);
   const int socket = g_socket.load();
   if (socket >= 0) shutdown(socket, SHUT_RDWR);
@@ -62,7 +62,7 @@ void ForgetInterrupts() {
     if (before.sa_handler != SIG_IGN) std::signal(signal, SIG_DFL);
   }
   std::signal(SIGPIPE, SIG_DFL);
-  // They are the parent's.
+  // The pipe is the parent's.
   for (int& fd : g_pipe) {
     if (fd >= 0) close(fd);
     fd = -1;
@@ -98,7 +98,7 @@ Status CheckInterrupt() {
 
 InterruptEndsSocket::InterruptEndsSocket(int socket) {
   g_socket.store(socket);
-  // It may have come before the handler could know of the socket.
+  // A signal may have come before the handler knew the socket.
   if (InterruptSignal() != 0) shutdown(socket, SHUT_RDWR);
 }
 

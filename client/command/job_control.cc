@@ -1,4 +1,4 @@
-// penstock state, evict and stop: what one does to a job of a running broker.
+// penstock state, evict and stop: commands on a job of a running broker.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -45,7 +45,7 @@ std::shared_ptr<JobOptions> AddJobOptions(CLI::App* app) {
   return options;
 }
 
-// Whole or not at all: a checkpoint must not be half a state.
+// Writes the file whole or not at all, so that no checkpoint is partial.
 Status WriteWhole(const std::string& name, const std::string& text) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::string path, OutputFile(name));
   const std::string part = path + ".part";

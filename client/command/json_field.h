@@ -1,5 +1,5 @@
-// Reads fields of a JSON object that another process wrote: a field that is not
-// there or of another type is as good as absent, and nothing throws.
+// Reads fields of a JSON object that another process wrote. A field of another
+// type counts as absent; nothing throws.
 #ifndef CLIENT_COMMAND_JSON_FIELD_H_
 #define CLIENT_COMMAND_JSON_FIELD_H_
 
@@ -32,7 +32,7 @@ inline std::optional<double> NumberField(const nlohmann::json& object,
   return field.get<double>();
 }
 
-// A whole number that is not negative.
+// A non-negative integer.
 inline std::optional<uint64_t> CountField(const nlohmann::json& object,
                                           const char* key) {
   const nlohmann::json& field = FieldOf(object, key);
@@ -43,7 +43,7 @@ inline std::optional<uint64_t> CountField(const nlohmann::json& object,
   return std::nullopt;
 }
 
-// The elements of an array; none if it is no array.
+// The elements of an array; none if it is not an array.
 inline const nlohmann::json& ArrayField(const nlohmann::json& object,
                                         const char* key) {
   static const nlohmann::json kNone = nlohmann::json::array();

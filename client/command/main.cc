@@ -1,5 +1,5 @@
-// The `penstock` command: wires the subcommands, and turns their results into
-// one line on stderr and an exit status.
+// The `penstock` command: registers the subcommands, and turns their results
+// into one line on stderr and an exit status.
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
@@ -12,8 +12,8 @@ namespace penstock {
 namespace {
 
 int Main(int argc, char** argv) {
-  // What follows `--` belongs to the command that `run` starts, whatever it
-  // looks like; CLI11 does not see it.
+  // All words after `--` belong to the command that `run` starts; CLI11 does
+  // not see them.
   std::vector<std::string> words;
   int own = 0;
   while (own < argc && std::string(argv[own]) != "--") ++own;
@@ -48,8 +48,8 @@ int Main(int argc, char** argv) {
       return kExitUsage;
     }
     if (!chosen.empty() && chosen.front()->get_name() == "run") {
-      // In the order of the command line; the first one that is no option is
-      // what was meant to be run.
+      // In the order of the command line; the first that is not an option was
+      // meant to be run.
       const std::vector<std::string> unknown = chosen.front()->remaining();
       if (!unknown.empty() && unknown.front()[0] != '-') {
         PrintError(Format(

@@ -1,4 +1,4 @@
-// Where a command may put a file that it writes whole.
+// Checks where a command may put a file that it replaces by rename.
 #ifndef CLIENT_COMMAND_OUTPUT_FILE_H_
 #define CLIENT_COMMAND_OUTPUT_FILE_H_
 
@@ -9,8 +9,8 @@
 namespace penstock {
 
 // The file that path names, links followed, to be replaced by rename.
-// InvalidArgument: there is something else than a file, a device or a pipe,
-// which rename would do away with.
+// InvalidArgument: something other than a file is there, such as a device or a
+// pipe, which rename would remove.
 StatusOr<std::string> OutputFile(const std::string& path);
 
 }  // namespace penstock

@@ -1,7 +1,7 @@
-// penstock peek: one batch, as a person wants to see it.
+// penstock peek: shows one batch to a person.
 //
-// The batch is taken by a forked process (rank 0 of 1) and the parent only
-// waits, so that Ctrl-C ends it wherever it is.
+// A forked process (rank 0 of 1) takes the batch and the parent only waits, so
+// that Ctrl-C ends it at any point.
 #include <poll.h>
 #include <unistd.h>
 
@@ -22,8 +22,8 @@
 namespace penstock {
 namespace {
 
-constexpr int64_t kValuesShown = 6;  // of a feature that is not a scalar
-// Smaller matrices are taken for pictures only when --feature names them.
+constexpr int64_t kValuesShown = 6;  // of each row of a feature
+// Smaller matrices count as pictures only when --feature names them.
 constexpr int64_t kPictureSideMin = 4;
 
 struct PeekOptions {
@@ -42,10 +42,10 @@ struct PeekTask {
   const DatasetIndex& index;
   std::string socket;
   std::string out;        // the file of options.out
-  std::string temporary;  // beside it
+  std::string temporary;  // in the same folder
 };
 
-// Which feature to draw: its index; nullopt: none is a picture.
+// Index of the feature to draw; nullopt: none is a picture.
 StatusOr<std::optional<size_t>> FeatureToDraw(const PeekOptions& options,
                                               const ElementSpec& features) {
   if (options.text) return std::optional<size_t>();
@@ -74,7 +74,7 @@ StatusOr<std::optional<size_t>> FeatureToDraw(const PeekOptions& options,
 
 std::string ValueText(const Feature& feature, const void* data,
                       uint64_t index) {
-  if (feature.dtype == DType::kInt64) {  // not every one is a double
+  if (feature.dtype == DType::kInt64) {  // double cannot hold them all
     return std::to_string(static_cast<const int64_t*>(data)[index]);
   }
   return Format("{:.6g}", ValueAt(feature.dtype, data, index));
@@ -155,7 +155,7 @@ Status ShowBatch(const PeekTask& task, const ElementSpec& features,
   return OkStatus();
 }
 
-// In the forked process.
+// Runs in the forked process.
 Status TakeAndShow(const PeekTask& task) {
   const std::string job = UniqueJobName("peek");
   penstock_options options = PENSTOCK_OPTIONS_INIT;
@@ -177,8 +177,8 @@ Status TakeAndShow(const PeekTask& task) {
   const int code = penstock_next(reader, &batch);
   Status status;
   if (code == PENSTOCK_OK) {
-    // The broker said what the features are; the library says it of the
-    // memory it maps. Only the latter is used to read it.
+    // Read the memory by the library's description of the features, which is of
+    // this mapping, not by the broker's earlier answer.
     ElementSpec features;
     for (uint32_t i = 0; i < penstock_feature_count(reader); ++i) {
       penstock_feature feature;
@@ -225,11 +225,11 @@ StatusOr<int> Peek(const PeekOptions& options) {
     std::vector<pollfd> entries = {{process.pidfd(), POLLIN, 0},
                                    {InterruptFd(), POLLIN, 0}};
     broker->AddTo(&entries);
-    constexpr int kRound_ms = 100;  // a restart may be due
+    constexpr int kRound_ms = 100;  // for a restart that is due
     poll(entries.data(), entries.size(), kRound_ms);
   }
   process.Reap();
-  unlink(task.temporary.c_str());  // there only when it was interrupted
+  unlink(task.temporary.c_str());  // exists only after an interrupt
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
   PENSTOCK_RETURN_IF_ERROR(tended);
   if (ended->signaled) {

@@ -22,16 +22,16 @@ namespace penstock {
 namespace {
 
 constexpr double kStopGrace_s = 5;
-// A restarted penstockd that is not ready by then is killed: systemd's
-// TimeoutStartSec=. The first start may take as long as it likes.
+// A restarted penstockd that is not ready by then is killed, as with systemd's
+// TimeoutStartSec=. The first start has no limit.
 constexpr std::chrono::seconds kReadyWithin(90);
-// All ranks there may be connect at once after a restart (capped by
+// Enough for all ranks to connect at once after a restart (capped by
 // net.core.somaxconn).
 constexpr int kBacklog = 4096;
 constexpr char kSocketName[] = "/penstock.sock";
 constexpr char kNotifyName[] = "/notify.sock";
 constexpr char kStateName[] = "/state";
-// What systemd calls the socket of a socket unit.
+// systemd's name for the socket of a socket unit.
 constexpr char kListenerName[] = "penstockd.socket";
 // A pidfd of this process: penstockd ends when it does (broker/owner.h).
 constexpr char kOwnerName[] = "penstock.owner";
@@ -148,9 +148,9 @@ Status PrivateBroker::Launch() {
   spec.argv.insert(spec.argv.end(), options_.arguments.begin(),
                    options_.arguments.end());
   spec.environment = options_.environment;
-  spec.environment.emplace_back("PENSTOCK_SOCKET", socket_);  // for its status
+  spec.environment.emplace_back("PENSTOCK_SOCKET", socket_);  // shown in status
   spec.environment.emplace_back("NOTIFY_SOCKET", notify_path_);
-  // Says that there is a store, as systemd does since 254.
+  // Announces the store, as systemd does since 254.
   spec.environment.emplace_back(
       "FDSTORE", std::to_string(DescriptorStore::kDescriptorsMax));
   spec.stdin_fd = null.get();
@@ -177,15 +177,15 @@ std::string PrivateBroker::Name() const {
 }
 
 StatusOr<nlohmann::json> PrivateBroker::Call(const nlohmann::json& request) {
-  // What ConnectControl advises, `penstock run`, is what the user does already.
+  // Not ConnectControl's error: it advises `penstock run`, which is running.
   if (const std::optional<Status> death = Death()) return *death;
   StatusOr<nlohmann::json> answer = CallBroker(
       socket_, request, [this](int socket) { return WaitForAnswer(socket); });
   if (answer.ok() || answer.status().code() == StatusCode::kCancelled) {
     return answer;
   }
-  // It has closed the connection, or taken its socket away: if it is dying, it
-  // will be dead shortly.
+  // It has closed the connection or removed its socket: if it is dying, wait
+  // for the death.
   const bool leaving = answer.status().code() == StatusCode::kUnavailable ||
                        access(socket_.c_str(), F_OK) != 0;
   if (const std::optional<Status> death = Death(leaving ? 1.0 : 0)) {
@@ -202,11 +202,11 @@ Status PrivateBroker::WaitForAnswer(int socket) {
     if (poll(entries, std::size(entries), -1) < 0 && errno != EINTR) {
       return ErrnoError(errno, "poll");
     }
-    // What it said before it died counts.
+    // A message sent before the death counts.
     if (entries[0].revents != 0) return OkStatus();
     store_.Receive();
-    // The connection may wait in the backlog of a listener that we keep open:
-    // it does not hang up.
+    // The connection may be in the backlog of the listener kept open here, and
+    // then does not hang up.
     if (const std::optional<Status> death = Death()) return *death;
   }
 }
@@ -217,7 +217,7 @@ std::optional<ProcessExit> PrivateBroker::WaitForEnd(double seconds) {
                          std::chrono::duration<double>(seconds));
   for (;;) {
     const std::optional<ProcessExit> ended = process_.Ended();
-    // In this order: what it said before it ended has been taken then.
+    // In this order, so that its last messages are taken before its end.
     store_.Receive();
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
@@ -267,14 +267,14 @@ Status PrivateBroker::Tend(const Tell& tell) {
       process_.Reap();  // and its children
       const bool asked = ended->ok() || store_.stopping();
       store_.Expect(-1);
-      // Never ready: it has said itself what keeps it from starting.
+      // Never ready: it has printed the reason itself.
       if (asked || !was_ready_) {
         return GiveUp(death_->message());
       }
       PENSTOCK_RETURN_IF_ERROR(Died(death_->message(), tell));
     } else if (const auto at = TendAt(); at && Clock::now() >= *at) {
       process_.Signal(SIGKILL);
-      launched_at_ = Clock::now();  // its end is seen in the next round
+      launched_at_ = Clock::now();  // the next round sees its end
     }
   }
   while (restart_at_ && Clock::now() >= *restart_at_) {
@@ -306,8 +306,8 @@ bool PrivateBroker::TookMore(int fd, std::map<uint64_t, uint64_t>* taken) {
   return more;
 }
 
-// More than at the last death. Told by the ranks' cursor pages, which are kept
-// here: what penstockd itself has seen of it died with it.
+// Whether ranks took batches since the last death, by their cursor pages, which
+// are kept here: penstockd's own count died with it.
 bool PrivateBroker::RanksTookBatches() {
   std::map<uint64_t, uint64_t> taken;
   bool more = std::exchange(took_and_left_, false);
@@ -339,10 +339,9 @@ Status PrivateBroker::Died(const std::string& message, const Tell& tell) {
 Status PrivateBroker::GiveUp(const std::string& message) {
   given_up_ = UnavailableError("{}", message);
   restart_at_.reset();
-  // Another process may hold it too (a child that penstockd left, a fork of
-  // this one), so closing it here is not enough: shut down, it refuses whoever
-  // comes, accept does not wait any more, and who waits in the backlog is hung
-  // up on.
+  // Closing is not enough, because another process may hold the socket too (a
+  // child that penstockd left, a fork of this one). The shutdown refuses new
+  // clients, ends accept, and hangs up on the backlog.
   shutdown(listener_.get(), SHUT_RDWR);
   while (Fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC))) {
   }

@@ -21,15 +21,13 @@ namespace {
 constexpr char kLockName[] = "owner.lock";
 constexpr std::string_view kPrefix = "penstock-";
 constexpr size_t kRandomChars = 6;  // mkdtemp's
-// Of the paths in it, the longest is a socket's.
+// The longest path in it is a socket's.
 constexpr size_t kLongestInside = 40;
-// A sweeper takes a new folder for an abandoned one in the moment before it is
-// locked, at worst.
+// A sweeper may take a new folder for an abandoned one before it is locked.
 constexpr int kTries = 100;
 
 std::vector<std::string> Parents() {
-  // In memory if there is a place: the broker's journal then never waits for a
-  // disk.
+  // In memory where possible: the broker's journal then never waits for a disk.
   std::vector<std::string> parents = {"/dev/shm", "/tmp"};
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR");
       runtime != nullptr && *runtime != '\0' &&
@@ -53,7 +51,7 @@ bool IsOwn(int fd, mode_t type) {
          info.st_uid == geteuid() && (info.st_mode & 077) == 0;
 }
 
-// What a broker that was killed left in memory, where its state is on a disk
+// Removes the memory folder of a killed broker whose state is on a disk
 // (broker/recovery/memory_folder.h).
 void RemoveMemoryOf(const std::string& folder) {
   std::error_code ignored;
@@ -65,11 +63,11 @@ void RemoveMemoryOf(const std::string& folder) {
   }
 }
 
-// All that is in the folder but the lock file.
+// Removes the folder's content but the lock file.
 void Empty(int folder) {
   RemoveMemoryOf("/proc/self/fd/" + std::to_string(folder));
   std::error_code error;
-  // By descriptor: whatever the path has become.
+  // By descriptor, whatever the path names by now.
   std::filesystem::directory_iterator entry(
       "/proc/self/fd/" + std::to_string(folder), error);
   for (; !error && entry != std::filesystem::directory_iterator();
@@ -84,7 +82,7 @@ void RemoveIfAbandoned(int parent, const char* name) {
   const Fd folder(
       openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!folder || !IsOwn(folder.get(), S_IFDIR)) return;
-  // NONBLOCK: the open of a FIFO would wait.
+  // NONBLOCK: opening a FIFO would block.
   const Fd lock(openat(folder.get(), kLockName,
                        O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!lock || !IsOwn(lock.get(), S_IFREG)) return;
@@ -131,7 +129,7 @@ StatusOr<PrivateFolder> PrivateFolder::Make() {
         return made;
       }
       error = errno;
-      // Without the lock file nobody else would remove it.
+      // Without the lock file no sweeper would remove it.
       std::error_code ignored;
       std::filesystem::remove_all(path, ignored);
     }

@@ -1,16 +1,16 @@
-// The folder of a private broker, for its socket and its state: mode 0700, and
-// gone with its owner. What an owner that was killed with SIGKILL could not
-// remove, the next start of any private broker of the same user removes.
+// The folder of a private broker, for its socket and its state: mode 0700,
+// removed with its owner. If the owner is killed with SIGKILL, the next start
+// of any private broker of the same user removes it.
 //
-// Whether an owner lives is told by the kernel: the owner holds a lock (flock)
-// on a file in the folder, which ends with the process, also where numbers of
-// processes mean nothing (containers that share /tmp).
+// The owner holds a lock (flock) on a file in the folder, which the kernel
+// releases with the process; this works also where process numbers mean nothing
+// (containers that share /tmp).
 //
-//   maker    mkdtemp, create the lock file, lock it; it is linked still: done,
-//            else a sweeper was faster: another folder
-//   sweeper  lock the lock file without waiting; remove what is in the folder,
-//            the lock file last, so that the next one goes on where this one
-//            is killed
+//   maker    mkdtemp, create the lock file, lock it. If it is still linked:
+//            done, else a sweeper was faster: try another folder
+//   sweeper  lock the lock file without waiting; remove the folder's content,
+//            the lock file last, so that after a kill the next sweeper can
+//            continue
 //
 // A fork of the owner that does not exec holds the lock too.
 #ifndef CLIENT_COMMAND_PRIVATE_FOLDER_H_
@@ -25,11 +25,11 @@ namespace penstock {
 
 class PrivateFolder {
  public:
-  // In $XDG_RUNTIME_DIR, else in /dev/shm, else in /tmp. Removes those of dead
-  // owners in all of them.
+  // Makes one in $XDG_RUNTIME_DIR, else in /dev/shm, else in /tmp. Removes
+  // folders of dead owners in all three.
   static StatusOr<PrivateFolder> Make();
-  // Removes the folders of dead owners of this user. Touches nothing of
-  // others, nothing that no PrivateFolder made, and follows no link.
+  // Removes the folders of this user's dead owners. Touches nothing of other
+  // users, nothing that no PrivateFolder made, and follows no link.
   static void RemoveAbandoned();
 
   PrivateFolder() = default;
@@ -37,7 +37,7 @@ class PrivateFolder {
   PrivateFolder& operator=(PrivateFolder&&) = default;
 
   const std::string& path() const { return path_; }  // "": none
-  // With all that is in it. Again: nothing.
+  // Removes it with its content. No effect the second time.
   void Remove();
 
  private:

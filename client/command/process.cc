@@ -22,9 +22,9 @@ namespace {
 // The limit before RaiseDescriptorLimit.
 std::optional<rlimit> g_descriptor_limit;
 
-// Descriptors 0 to 2, then those from SD_LISTEN_FDS_START (3) on; -1: stays as
-// it is. Sources, and the error pipe, are first moved above the targets, so
-// that no target overwrites one.
+// Places descriptors 0 to 2 (-1: unchanged), then those from
+// SD_LISTEN_FDS_START (3) on. Moves the sources and the error pipe above the
+// targets first, so that no target overwrites one.
 bool PlaceDescriptors(const ProcessSpec& spec, int* error_fd) {
   std::vector<int> sources = {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd};
   for (const PassedDescriptor& passed : spec.listen_fds) {
@@ -44,8 +44,8 @@ bool PlaceDescriptors(const ProcessSpec& spec, int* error_fd) {
   return true;
 }
 
-// As sd_listen_fds_with_names(3) reads it. Sockets that a service manager gave
-// to us are not the child's.
+// Sets what sd_listen_fds_with_names(3) reads. Sockets that a service manager
+// passed to this process are not passed on.
 void SetListenVariables(const std::vector<PassedDescriptor>& passed) {
   for (const char* name : {"LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}) {
     unsetenv(name);
@@ -114,7 +114,7 @@ StatusOr<Process> Process::Start(const ProcessSpec& spec) {
   int error_pipe[2];
   if (pipe2(error_pipe, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
   Fd error_read(error_pipe[0]), error_write(error_pipe[1]);
-  std::fflush(nullptr);  // or the child flushes our buffers again
+  std::fflush(nullptr);  // else the child flushes these buffers too
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) return ErrnoError(errno, "fork");
@@ -123,8 +123,8 @@ StatusOr<Process> Process::Start(const ProcessSpec& spec) {
   Process process;
   process.pid_ = pid;
   process.leads_group_ = spec.group == 0;
-  // Both sides set the group, so that it stands whoever runs first. EACCES: it
-  // has executed already, and set it itself.
+  // Parent and child both set the group, whichever runs first. EACCES: the
+  // child has set it and executed already.
   setpgid(pid, spec.group == 0 ? pid : spec.group);
   // Not glibc's wrapper: 2.36 declares it without extern "C".
   process.pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
@@ -178,7 +178,7 @@ std::optional<ProcessExit> Process::WaitFor(double seconds) const {
     const double left_s =
         std::chrono::duration<double>(deadline - Clock::now()).count();
     pollfd entry{pidfd_.get(), POLLIN, 0};
-    // Rounded up: 0.3 ms left must not become a busy loop of zeros.
+    // Rounded up, so that 0.3 ms does not become a busy loop.
     const int ready =
         poll(&entry, 1, std::max(0, static_cast<int>(left_s * 1e3 + 1)));
     if (ready > 0 || (ready < 0 && errno != EINTR) || left_s <= 0) {
@@ -189,7 +189,7 @@ std::optional<ProcessExit> Process::WaitFor(double seconds) const {
 
 void Process::Reap() {
   if (pid_ <= 0) return;
-  // Its zombie still holds the number, so the group cannot be another's.
+  // The zombie holds the number, so it is still its group.
   Signal(SIGKILL);
   rusage usage{};
   int status;
@@ -222,7 +222,7 @@ void ReapOrphans(const std::vector<pid_t>& keep) {
 }
 
 void KillOrphans(const std::vector<pid_t>& keep) {
-  // Each round makes the children of the killed ones ours.
+  // In each round this process adopts the children of those killed.
   for (bool found = true; found;) {
     found = false;
     for (const pid_t pid : Children()) {

@@ -1,6 +1,6 @@
-// A child process that cannot be left behind: told apart by pidfd, in a process
-// group of its own, killed by the kernel when this process dies, and by the
-// destructor otherwise.
+// A child process that cannot be left behind: identified by pidfd, in its own
+// process group, killed by the kernel when this process dies, else by the
+// destructor.
 //
 // For programs of one thread: Start forks, and PR_SET_PDEATHSIG follows the
 // thread that forked.
@@ -27,7 +27,7 @@ struct ProcessExit {
   int number = 0;  // exit status or signal
 
   bool ok() const { return !signaled && number == 0; }
-  // As a shell has it: the status, or 128 + signal.
+  // As in a shell: the status, or 128 + signal.
   int ShellStatus() const { return signaled ? 128 + number : number; }
   // "ended with status 3", "was killed by signal 9 (Killed)".
   std::string ToString() const;
@@ -44,7 +44,7 @@ struct ProcessSpec {
   // ... or a function to run in the fork; its result is the exit status.
   std::function<int()> body;
   std::vector<std::pair<std::string, std::string>> environment;  // added
-  // What becomes descriptors 0, 1 and 2; -1: inherited.
+  // Its descriptors 0, 1 and 2; -1: inherited.
   int stdin_fd = -1;
   int stdout_fd = -1;
   int stderr_fd = -1;
@@ -52,18 +52,16 @@ struct ProcessSpec {
   // LISTEN_FDS, LISTEN_FDNAMES, and LISTEN_PID=the child's. Empty: the
   // variables are unset.
   std::vector<PassedDescriptor> listen_fds;
-  // The process group it joins; 0: a new one that it leads, so that its
-  // children go with it. Another one only for a process that shares the
-  // terminal.
+  // The process group it joins; 0: a new one that it leads, so that signals
+  // reach its children too. Not 0 only for a process that shares the terminal.
   pid_t group = 0;
-  // Sent when this process dies; 0: nothing, it notices by itself.
+  // Sent when this process dies; 0: none, the child notices by itself.
   int death_signal = SIGKILL;
 };
 
 class Process {
  public:
-  // Forks, and waits until the program has been executed: an error of execve is
-  // an error here.
+  // Forks, and waits until the program is executed: returns errors of execve.
   static StatusOr<Process> Start(const ProcessSpec& spec);
 
   Process() = default;
@@ -75,17 +73,17 @@ class Process {
   // Readable (POLLIN) once it has ended; -1 once it is reaped.
   int pidfd() const { return pidfd_.get(); }
 
-  // Sends to the group it leads, else to it alone. Does nothing once it is
-  // reaped: the number may be another's.
+  // Signals the group it leads, else the process alone. No effect once it is
+  // reaped: its number may be reused.
   void Signal(int signal) const;
 
-  // How it ended, nullopt while it runs. Its number stays taken, so that its
-  // group can still be sent signals, until Reap.
+  // How it ended, nullopt while it runs. Until Reap its number stays taken, so
+  // that its group can still be signalled.
   std::optional<ProcessExit> Ended() const;
   // Waits this long at most for it to end.
   std::optional<ProcessExit> WaitFor(double seconds) const;
 
-  // Kills what is left of it and of its group; afterwards cpu_s is known.
+  // Kills it and its group, and waits; then cpu_s is known.
   void Reap();
   // CPU seconds, user and system, of it and of the children it waited for.
   double cpu_s() const { return cpu_s_; }
@@ -97,20 +95,20 @@ class Process {
   double cpu_s_ = 0;
 };
 
-// As many descriptors as the system allows this process. Programs started from
-// now on get the limit that was: select() fails on numbers above 1023.
+// Raises the descriptor limit to the maximum. Programs started later get the
+// former limit: select() fails on numbers above 1023.
 void RaiseDescriptorLimit();
 
-// From now on, processes whose parents died become children of this one.
+// From now on, descendants whose parents die become children of this process.
 void AdoptOrphans();
-// Reaps adopted orphans that have ended; keep are children of our own.
+// Reaps adopted orphans that have ended, except keep.
 void ReapOrphans(const std::vector<pid_t>& keep);
-// Kills and reaps every child but keep, and theirs in turn.
+// Kills and reaps every child but keep, and their children in turn.
 void KillOrphans(const std::vector<pid_t>& keep);
 
 // Sum of the proportional set size of a process in bytes: shared pages divided
 // by the number of processes that map them. nullopt: gone, or another user's.
-// Walks its page tables: not for tight loops.
+// Walks the page tables: slow.
 std::optional<uint64_t> PssBytes(pid_t pid);
 
 }  // namespace penstock

@@ -1,5 +1,5 @@
-// A line on stderr that says how far a long piece of work is. Only on a
-// terminal: in a pipe or a log file it draws nothing at all.
+// A progress line on stderr. Draws only on a terminal, not in a pipe or a log
+// file.
 #ifndef CLIENT_COMMAND_PROGRESS_BAR_H_
 #define CLIENT_COMMAND_PROGRESS_BAR_H_
 
@@ -10,8 +10,8 @@
 
 namespace penstock {
 
-// One line without its end: "indexing [#####.....] 50% 1,000/2,000 files, 500
-// files/s, 2 s left", cut to columns. total 0: not known, no bar.
+// One line without a newline: "indexing [#####.....] 50% 1,000/2,000 files, 500
+// files/s, 2 s left", cut to columns. total 0: unknown, no bar.
 std::string ProgressLine(const std::string& label, const std::string& unit,
                          uint64_t done, uint64_t total, double elapsed_s,
                          int columns);
@@ -20,14 +20,14 @@ class ProgressBar {
  public:
   // unit in the plural, or "".
   ProgressBar(std::string label, std::string unit);
-  // Wipes its line.
+  // Clears the line.
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // Draws ten times a second at most, however often it is called.
+  // Draws ten times a second at most.
   void Update(uint64_t done, uint64_t total);
-  // Wipes the line, for another message to be printed; Update draws it again.
+  // Clears the line, for a message to be printed; Update draws it again.
   void Clear();
 
  private:

@@ -13,7 +13,7 @@
 namespace penstock {
 namespace {
 
-// Appends what is there to read; false at the end of the stream.
+// Appends the bytes that can be read; false at the end of the stream.
 StatusOr<bool> ReadSome(int fd, std::vector<char>* bytes) {
   constexpr size_t kChunk = 1 << 20;
   const size_t before = bytes->size();
@@ -45,7 +45,7 @@ StatusOr<std::vector<RowRecord>> ReplayRows(const ReplayTask& task) {
   spec.stdin_fd = null.get();
   spec.stdout_fd = to.get();
   PENSTOCK_ASSIGN_OR_RETURN(const Process process, Process::Start(spec));
-  to.Reset();  // or the stream never ends
+  to.Reset();  // else the stream never ends
 
   std::vector<char> bytes;
   ProgressBar bar("verifying", "samples");
@@ -59,7 +59,7 @@ StatusOr<std::vector<RowRecord>> ReplayRows(const ReplayTask& task) {
     bar.Update(bytes.size() / sizeof(RowRecord), task.rows_estimate);
   }
   bar.Clear();
-  constexpr double kEnd_s = 10;  // its output is closed: it is ending
+  constexpr double kEnd_s = 10;  // to end once its output is closed
   const std::optional<ProcessExit> ended = process.WaitFor(kEnd_s);
   if (!ended || !ended->ok()) {
     return InternalError("`penstockd --replay {}` {}; cannot verify",

@@ -1,5 +1,5 @@
-// What a job must deliver, made by `penstockd --replay`: serially, by one
-// thread, with plain reads, without rings, slots or workers.
+// Gets the rows a job must deliver from `penstockd --replay`, which makes them
+// serially, on one thread, with plain reads, without rings, slots or workers.
 #ifndef CLIENT_COMMAND_REPLAY_H_
 #define CLIENT_COMMAND_REPLAY_H_
 
@@ -17,7 +17,7 @@ struct ReplayTask {
   uint32_t world_size = 1;
   uint64_t epochs = 0;  // exactly one of the two is not 0
   uint64_t steps = 0;
-  uint64_t rows_estimate = 0;  // for the progress bar; 0: not known
+  uint64_t rows_estimate = 0;  // for the progress bar; 0: unknown
 };
 
 StatusOr<std::vector<RowRecord>> ReplayRows(const ReplayTask& task);

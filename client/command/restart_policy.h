@@ -1,6 +1,6 @@
-// When a process that died may be started again: at once, then after ever
-// longer pauses, and not too often (systemd's StartLimitBurst= and
-// StartLimitIntervalSec=) unless it makes progress.
+// When a process that died may be restarted: at once, then after ever longer
+// pauses, and at most kRestartsMax times per window (as systemd's
+// StartLimitBurst= and StartLimitIntervalSec=) without progress.
 #ifndef CLIENT_COMMAND_RESTART_POLICY_H_
 #define CLIENT_COMMAND_RESTART_POLICY_H_
 
@@ -18,7 +18,7 @@ class RestartPolicy {
 
   static constexpr int kRestartsMax = 5;
   static constexpr std::chrono::seconds kWindow{60};
-  // Before the second restart within the window; doubles with each further one.
+  // Pause before the second restart within the window; doubles with each more.
   static constexpr std::chrono::milliseconds kPause{200};
 
   struct Restart {
@@ -26,11 +26,11 @@ class RestartPolicy {
     Clock::duration pause;
   };
 
-  // Something was achieved in between: what was before does not count.
+  // Progress was made: former restarts do not count.
   void NoteProgress() { restarts_.clear(); }
 
-  // It has died now. nullopt: it has been restarted kRestartsMax times within
-  // kWindow already, and made no progress.
+  // To be called at a death. nullopt: it was restarted kRestartsMax times
+  // within kWindow without progress.
   std::optional<Restart> Next(Clock::time_point now) {
     std::erase_if(restarts_, [&](Clock::time_point restart) {
       return restart + kWindow <= now;

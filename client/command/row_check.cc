@@ -9,7 +9,7 @@
 namespace penstock {
 namespace {
 
-// Place, then sample, then bytes.
+// Sort key: position, then sample, then bytes.
 auto Key(const RowRecord& row) {
   return std::tie(row.epoch, row.step, row.rank, row.row, row.sample_id,
                   row.crc32);
@@ -23,13 +23,13 @@ void SortSamples(std::vector<RowRecord>& rows) {
   const auto before = [](const RowRecord& a, const RowRecord& b) {
     return Key(a) < Key(b);
   };
-  // Usually in order already: one rank, or the replay.
+  // Often in order already: one rank, or the replay.
   if (!std::is_sorted(rows.begin(), rows.end(), before)) {
     std::sort(rows.begin(), rows.end(), before);
   }
 }
 
-// The end of the run of rows that agree with rows[begin] in place and sample.
+// The end of the run of rows with the position and sample of rows[begin].
 size_t EndOfRun(const std::vector<RowRecord>& rows, size_t begin) {
   size_t end = begin;
   while (end < rows.size() &&
@@ -46,8 +46,8 @@ RowCheck CheckRows(std::vector<RowRecord>& expected,
   SortSamples(expected);
   SortSamples(delivered);
   RowCheck check;
-  // What is left once the rows in their place are paired: (epoch, sample) ->
-  // rows expected and rows delivered.
+  // The rest, once rows at their position are paired: (epoch, sample) -> rows
+  // expected and delivered.
   struct Left {
     uint64_t expected = 0;
     uint64_t delivered = 0;
@@ -69,8 +69,8 @@ RowCheck CheckRows(std::vector<RowRecord>& expected,
       ++left_of(delivered[d++]).delivered;
       continue;
     }
-    // One place, one sample: once each, unless something is wrong. A copy with
-    // the right bytes is preferred to one without.
+    // One position, one sample: one row each, unless something is wrong. Pairs
+    // equal bytes first.
     const size_t e_end = EndOfRun(expected, e);
     const size_t d_end = EndOfRun(delivered, d);
     const uint64_t pairs = std::min(e_end - e, d_end - d);

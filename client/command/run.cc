@@ -1,5 +1,4 @@
-// penstock run: a private broker, and the ranks that use it, for the length of
-// one command.
+// penstock run: a private broker and the ranks of one command.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -36,7 +35,7 @@ struct RunOptions {
   std::vector<std::string> words;
 };
 
-// A TCP port that nobody listens on just now, for MASTER_PORT.
+// A TCP port that is free now, for MASTER_PORT.
 StatusOr<int> FreePort() {
   const Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -53,7 +52,8 @@ StatusOr<int> FreePort() {
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
-// What torchrun sets too, so that a torch trainer needs no other launcher.
+// Adds the variables that torchrun sets, so that a torch trainer needs no other
+// launcher.
 void AddRankVariables(int rank, int ranks, int port, Environment* variables) {
   const std::string number = std::to_string(rank);
   const std::string count = std::to_string(ranks);
@@ -92,7 +92,7 @@ StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
     spec.argv = options.words;
     spec.environment = common;
     spec.group = shared_group;
-    // A signal the process can act upon, as Supervise sends it.
+    // A signal that the process can handle, as Supervise sends it.
     spec.death_signal = SIGTERM;
     if (options.ranks == 0) {
       rank.name = "'" + options.words[0] + "'";
@@ -117,10 +117,10 @@ StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
   return ranks;
 }
 
-// What the loading itself cost, beside the ranks' own time.
+// Reports the cost of loading, without the ranks' own time.
 void Report(PrivateBroker& broker) {
   const StatusOr<nlohmann::json> answer = broker.Call({{"op", "status"}});
-  if (!answer.ok()) return;  // it died; that has been told
+  if (!answer.ok()) return;  // it died, which was reported
   const nlohmann::json& state = FieldOf(*answer, "broker");
   const double cpu_s = NumberField(state, "cpu_s").value_or(0);
   const double rows = NumberField(state, "rows").value_or(0);
@@ -179,7 +179,7 @@ StatusOr<int> Run(const RunOptions& options) {
         "train.yaml --ranks 4 -- ./trainer`");
     return kExitUsage;
   }
-  // Every mistake in a file is told before anything is started.
+  // Report every mistake in a file before anything is started.
   std::vector<SpecFile> files;
   for (const std::string& name : options.datasets) {
     PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(name));
@@ -188,7 +188,7 @@ StatusOr<int> Run(const RunOptions& options) {
   if (options.state) {
     PENSTOCK_RETURN_IF_ERROR(ReadJobState(*options.state).status());
   }
-  // The user's process group, which the terminal knows.
+  // The terminal's foreground process group.
   const pid_t group = getpgrp();
   return RunGuarded([&] { return RunRanks(options, files, group); });
 }
@@ -228,7 +228,7 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
       ->capture_default_str()
       ->check([](const std::string& text) -> std::string {
         double seconds = -1;
-        // Also where it is not a number at all ("nan").
+        // Refuses "nan" too.
         if (CLI::detail::lexical_cast(text, seconds) && seconds >= 0 &&
             seconds <= kGraceMax_s) {
           return "";

@@ -43,7 +43,7 @@ Status SpecFile::CheckHasRows() const {
 
 uint64_t DatasetIndex::RowsPerEpoch(const DatasetSpec& spec) const {
   const uint64_t in_steps = steps_per_epoch * global_batch;
-  // An epoch of a fixed number of steps runs on into the data again.
+  // An epoch of a fixed number of steps wraps at the end of the data.
   return spec.steps_per_epoch ? in_steps : std::min(records, in_steps);
 }
 

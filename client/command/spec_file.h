@@ -1,5 +1,5 @@
-// A dataset spec as a file named on the command line, and what the broker says
-// about it.
+// A dataset spec file named on the command line, and the broker's answer about
+// it.
 #ifndef CLIENT_COMMAND_SPEC_FILE_H_
 #define CLIENT_COMMAND_SPEC_FILE_H_
 
@@ -17,17 +17,17 @@
 namespace penstock {
 
 struct SpecFile {
-  std::string name;  // as given: stands in front of messages
+  std::string name;  // as given; begins messages
   std::string path;  // absolute
-  std::string base;  // the absolute folder relative paths start from
+  std::string base;  // absolute folder of its relative paths
   std::string text;
   DatasetSpec spec;  // the text, parsed
 
   // The fields spec, file and base of a request.
   nlohmann::json Request(const char* op) const;
-  // Its rows are those that producers put.
+  // Whether producers put its rows.
   bool IsStream() const;
-  // FailedPrecondition: a stream; a command of its own has no rows of it.
+  // FailedPrecondition: a stream, which has no rows without producers.
   Status CheckHasRows() const;
 };
 

@@ -8,7 +8,7 @@
 namespace penstock {
 
 void PrintError(const std::string& message) {
-  // One write: ranks and the broker share this stderr.
+  // One write, because ranks and the broker share stderr.
   const std::string line = "penstock: " + PrintableLines(message) + "\n";
   std::fflush(stdout);
   std::fwrite(line.data(), 1, line.size(), stderr);

@@ -15,9 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Adopted orphans that have ended are reaped this often.
+// Interval of reaping adopted orphans.
 constexpr std::chrono::milliseconds kOrphanRound(5000);
-// Of ranks named in one message.
+// Most ranks named in one message.
 constexpr size_t kNamesMax = 8;
 
 Clock::duration Seconds(double seconds) {
@@ -49,7 +49,7 @@ class Supervisor {
       }
     }
     for (SupervisedRank& rank : ranks_) rank.process.Reap();
-    // Those that left their rank's group.
+    // The processes that left their rank's group.
     KillOrphans({broker_.process().pid()});
     for (SupervisedRank& rank : ranks_) {
       for (TaggedOutput& output : rank.outputs) output.Finish();
@@ -95,10 +95,10 @@ class Supervisor {
   void HandleInterrupts() {
     while (const std::optional<Interrupt> interrupt = NextInterrupt()) {
       if (options_.shares_terminal && interrupt->from_terminal) continue;
-      // Who signals every process of a job (Slurm, systemd) means it once: what
-      // comes here directly, the guard has got too.
+      // Slurm and systemd signal every process of a job: the guard has got the
+      // same signal, so only those it hands on are counted.
       if (interrupt->handed_on && ++handed_on_ == 2) {
-        KillAll();  // once more: the user has waited enough
+        KillAll();  // the second one: do not wait any longer
         continue;
       }
       if (interrupted_) continue;
@@ -120,7 +120,7 @@ class Supervisor {
     }
     if (exit_status_ != 0) return;
     exit_status_ = ended->ShellStatus();
-    // The user knows who pressed Ctrl-C.
+    // No message after Ctrl-C.
     if (options_.shares_terminal && ended->ShellStatus() == 128 + SIGINT)
       return;
     const size_t others = Living();
@@ -132,8 +132,7 @@ class Supervisor {
     Stop(SIGTERM);
   }
 
-  // Those that ended since the last time, in one line: nothing has changed for
-  // a while.
+  // Reports the ranks that ended since the last report, in one line.
   void TellEarlyEnds() {
     tell_early_at_.reset();
     const size_t others = Living();
@@ -151,7 +150,7 @@ class Supervisor {
                       others == 1 ? "es" : ""));
   }
 
-  // As a program that writes to such a pipe itself: quietly, by SIGPIPE.
+  // Ends quietly by SIGPIPE, as a program that writes to such a pipe itself.
   void NoteReaders() {
     const bool gone = std::any_of(
         ranks_.begin(), ranks_.end(), [](const SupervisedRank& rank) {
@@ -192,11 +191,11 @@ class Supervisor {
   const SuperviseOptions options_;
   int exit_status_ = 0;
   bool interrupted_ = false;
-  int handed_on_ = 0;  // signals by the guard
+  int handed_on_ = 0;  // signals from the guard
   bool broker_lost_ = false;
   Clock::time_point orphans_at_ = Clock::now() + kOrphanRound;
-  std::optional<Clock::time_point> kill_at_;        // set: stopping
-  std::vector<std::string> early_;                  // ended well, not told of
+  std::optional<Clock::time_point> kill_at_;  // set: stopping
+  std::vector<std::string> early_;  // ended with success, not reported
   std::optional<Clock::time_point> tell_early_at_;  // set: early_ is not empty
 };
 

@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-// Columns a UTF-8 text takes on a terminal, wide characters aside.
+// Columns of a UTF-8 text on a terminal; counts wide characters as one.
 size_t Columns(const std::string& text) {
   return std::count_if(text.begin(), text.end(),
                        [](char c) { return (c & 0xC0) != 0x80; });

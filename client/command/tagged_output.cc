@@ -10,8 +10,8 @@
 namespace penstock {
 namespace {
 
-// The target may be non-blocking (a terminal that a rank has changed). The
-// result is 0 or errno.
+// Writes all of text; fd may be non-blocking (a rank may change its terminal).
+// Returns 0 or errno.
 int WriteAll(int fd, const std::string& text) {
   size_t written = 0;
   while (written < text.size()) {
@@ -71,8 +71,8 @@ void TaggedOutput::WriteLines(bool all) {
     begin = std::min(end + 1, pending_.size());
   }
   pending_.erase(0, begin);
-  // One write for whole lines: those of the ranks do not mix.
-  // After another error (a full disk) the ranks go on.
+  // One write of whole lines, so that the lines of the ranks do not mix. After
+  // other errors (a full disk) the ranks go on.
   if (WriteAll(to_, text) == EPIPE) reader_gone_ = true;
 }
 

@@ -1,9 +1,9 @@
-// penstock._core: the C ABI as Python objects. What a trainer's author sees is
-// in penstock/*.py; here is what needs C++: waiting without the GIL, and
+// penstock._core: the C ABI as Python objects. The public classes are in
+// penstock/*.py; this module has what needs C++: waiting without the GIL, and
 // memory.
 //
-// Threads: the GIL is released while a call waits. A Reader is used by one
-// thread at a time, any; arrays and batches may die on any.
+// Threads: calls release the GIL while they wait. Any one thread at a time uses
+// a Reader; arrays and batches may be destroyed on any thread.
 #include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -28,9 +28,9 @@ namespace nb = nanobind;
 
 namespace {
 
-// Takes the GIL, by body. While the interpreter ends CPython (before 3.14) ends
-// a thread that wants it by unwinding its stack, which nothing here could bear:
-// the thread sleeps instead, until the process is over, as 3.14 has it.
+// Takes the GIL by calling body. While the interpreter ends, CPython
+// before 3.14 unwinds the stack of a thread that wants the GIL, which C++ does
+// not survive. The thread sleeps until the process ends instead, as in 3.14.
 template <typename Body>
 void TakeGil(Body body) {
   try {
@@ -52,7 +52,7 @@ class WithoutGil {
   PyThreadState* const thread_;
 };
 
-// Of the library, which is UTF-8 but for names of files that are not.
+// Decodes a text of the library: UTF-8, except for file names that are not.
 nb::object TextOf(const char* text) {
   return nb::steal(PyUnicode_DecodeUTF8(
       text, static_cast<Py_ssize_t>(std::strlen(text)), "backslashreplace"));
@@ -76,7 +76,7 @@ void CheckSignals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-// Of a call that may have been cancelled by a signal.
+// Checks a call that a signal may have cancelled.
 void CheckCall(int code) {
   if (code == PENSTOCK_CANCELLED) CheckSignals();
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
@@ -86,7 +86,7 @@ void CheckCall(int code) {
 struct Feature {
   std::string name;
   uint32_t dtype;
-  std::vector<size_t> shape;  // of a row
+  std::vector<size_t> shape;  // of one row
 };
 
 constexpr const char* kDTypeNames[] = {
@@ -140,8 +140,7 @@ nb::dlpack::dtype DTypeOf(uint32_t dtype) {
   }
 }
 
-// A batch that is held; released when the last array over it and the Batch are
-// gone.
+// A held batch; released when it and the last array over it are gone.
 class Batch {
  public:
   Batch(penstock_batch* batch, std::shared_ptr<const std::vector<Feature>> spec)
@@ -149,8 +148,8 @@ class Batch {
   ~Batch() { penstock_release(batch_); }
   Batch(const Batch&) = delete;
 
-  // [rows, ...] of a feature, read only over shared memory; or copy on write.
-  // bits: what NumPy has no dtype for is unsigned integers.
+  // [rows, shape...] of a feature over shared memory: read only, or writable as
+  // copy on write. bits: unsigned integers for a dtype that NumPy lacks.
   nb::object Array(uint32_t feature, bool writable, bool bits,
                    nb::handle self) {
     const Feature& of = spec_->at(feature);
@@ -183,7 +182,7 @@ class Batch {
   const std::shared_ptr<const std::vector<Feature>> spec_;
 };
 
-// What may be no text: paths.
+// Paths, which need not be valid text.
 using Bytes = std::optional<nb::bytes>;
 
 const char* OrNull(const Bytes& value) {
@@ -193,7 +192,7 @@ const char* OrNull(const std::optional<std::string>& value) {
   return value ? value->c_str() : nullptr;
 }
 
-// Everything None or 0: from the launcher, else the default.
+// Fields that are None or 0 come from the launcher, else are the default.
 struct Options {
   Bytes dataset;
   std::optional<std::string> spec, job;
@@ -289,7 +288,7 @@ class Reader {
   ~Reader() { Close(); }
   Reader(const Reader&) = delete;
 
-  // Batches that are held stay readable.
+  // Held batches stay readable.
   void Close() {
     if (reader_ == nullptr) return;
     const Use use(this);
@@ -303,7 +302,7 @@ class Reader {
     const Use use(this);
     penstock_reader* const reader = Open();
     penstock_batch* batch = nullptr;
-    // What is ready costs no GIL.
+    // A ready batch is taken without releasing the GIL.
     int code = penstock_next_within(reader, 0, &batch);
     if (code == PENSTOCK_DEADLINE_EXCEEDED && timeout_s != 0.0) {
       const WithoutGil no_gil;
@@ -361,7 +360,7 @@ class Reader {
   const std::vector<Feature>& spec() const { return *spec_; }
 
  private:
-  // One thread at a time; a second one is told so instead of crashing.
+  // Lets one thread in at a time; a second one gets an error, not a crash.
   class Use {
    public:
     explicit Use(Reader* reader) : reader_(reader) {
@@ -393,7 +392,7 @@ class Reader {
   std::atomic<bool> in_use_{false};
 };
 
-// Its memory lives as long as any array over it.
+// Its memory is mapped as long as any array over it exists.
 class Producer {
  public:
   // features: [(name, dtype's name, shape of a row)]
@@ -448,8 +447,8 @@ class Producer {
     Call([&] { return penstock_producer_reserve(producer_, rows); });
     reserved_ = rows;
   }
-  // [rows, ...] of a feature, to be written. What NumPy has no dtype for is
-  // unsigned integers.
+  // [rows, shape...] of a feature, writable; unsigned integers for a dtype that
+  // NumPy lacks.
   nb::object Array(uint32_t feature, size_t rows, nb::handle self) {
     const Feature& of = spec_.at(feature);
     void* const data = penstock_producer_data(producer_, feature);
@@ -501,7 +500,7 @@ class Producer {
 }  // namespace
 
 NB_MODULE(_core, m) {
-  // What a program has in its globals when the interpreter ends is no leak.
+  // Objects left in a program's globals at the end are no leak.
   nb::set_leak_warnings(false);
   m.attr("version") = penstock_version();
   m.attr("PADDING_ID") = PENSTOCK_PADDING_ID;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-// A copy somewhere else, to be moved into place.
+// A copy at a temporary address, to be moved into place.
 struct Copy {
   std::byte* data = nullptr;
   uint64_t bytes = 0;
@@ -28,7 +28,7 @@ struct Copy {
 
 StatusOr<std::unique_ptr<CopyOnWrite>> CopyOnWrite::Map(int fd,
                                                         uint64_t bytes) {
-  // Nothing is reserved: as much as is written is used.
+  // MAP_NORESERVE: only written pages take memory.
   void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_NORESERVE, fd, 0);
   if (data == MAP_FAILED) {
@@ -72,7 +72,7 @@ Status LetGo(std::span<std::byte> mapping, const std::vector<KeptSlot>& kept,
     const ByteRange& slot = kept[i].slot;
     leave(slot.offset);
     end = slot.offset + slot.bytes;
-    // In one step: another thread that reads the batch sees it all the time.
+    // Atomically: another thread may be reading the batch.
     if (mremap(copies[i].data, slot.bytes, slot.bytes,
                MREMAP_MAYMOVE | MREMAP_FIXED,
                mapping.data() + slot.offset) != MAP_FAILED) {

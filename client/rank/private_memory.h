@@ -1,5 +1,5 @@
-// What a rank makes its own of a segment, in which it may write nothing and
-// which is the broker's again once a batch is released.
+// Private copies of parts of a segment, which is read only and belongs to the
+// broker again once a batch is released.
 #ifndef CLIENT_RANK_PRIVATE_MEMORY_H_
 #define CLIENT_RANK_PRIVATE_MEMORY_H_
 
@@ -15,8 +15,8 @@
 
 namespace penstock {
 
-// A mapping of a segment that may be written: the pages written are copied and
-// are this process's own (MAP_PRIVATE), the others are the segment's.
+// A writable mapping of a segment (MAP_PRIVATE): written pages are private
+// copies, the others are the segment's.
 class CopyOnWrite {
  public:
   static StatusOr<std::unique_ptr<CopyOnWrite>> Map(int fd, uint64_t bytes);
@@ -26,7 +26,7 @@ class CopyOnWrite {
 
   std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
-  // What was written in these pages is gone; they are the segment's again.
+  // Discards the private copies of these pages.
   void Discard(uint64_t offset, uint64_t bytes) const;
 
  private:
@@ -37,7 +37,7 @@ class CopyOnWrite {
   ForkGuard guard_;
 };
 
-// Bytes of a mapping, from its beginning.
+// A range of a mapping.
 struct ByteRange {
   uint64_t offset = 0;
   uint64_t bytes = 0;
@@ -47,11 +47,10 @@ struct KeptSlot {
   std::vector<ByteRange> used;  // in it
 };
 
-// Lets go of a mapped segment; its addresses stay taken. Slots that are kept
-// (in the order of their offsets) become copies of their own at the same
-// addresses, with zeros where they were not used; what is left may not be
-// touched any more. ResourceExhausted: no memory for the copies, nothing has
-// changed.
+// Unmaps a segment but keeps its addresses reserved. The kept slots, in the
+// order of their offsets, become private copies at the same addresses, zero
+// where they were not used; the rest must not be touched any more.
+// ResourceExhausted: no memory for the copies, nothing has changed.
 Status LetGo(std::span<std::byte> mapping, const std::vector<KeptSlot>& kept,
              bool writable);
 

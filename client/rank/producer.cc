@@ -16,10 +16,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Puts that the broker has not answered: a socket holds some 270 of them.
+// Most unanswered puts; a socket buffers some 270.
 constexpr uint64_t kUnansweredMax = 32;
-// One of so many asks for an answer, which is that of those before it, too:
-// each wakes the broker and us.
+// One put of so many asks for an answer, which also covers those before it:
+// each answer wakes the broker and this process.
 constexpr uint64_t kPutsPerAnswer = 16;
 
 Status StatusOf(const nlohmann::json& answer) {
@@ -27,7 +27,7 @@ Status StatusOf(const nlohmann::json& answer) {
                 answer.value("error", "the broker gave no reason"));
 }
 
-// By which a later life of the broker knows this producer.
+// Identifies this producer to a restarted broker.
 uint64_t NewToken() {
   uint64_t token = 0;
   while (token == 0 && getrandom(&token, sizeof(token), 0) != sizeof(token)) {
@@ -114,7 +114,7 @@ Status Producer::ReadAnswer(Message answer) {
   uint64_t freed = 0;
   try {
     if (json.value("finished", false)) {
-      // It was, and nothing but that can be unanswered.
+      // Only the finish request can be unanswered.
       unanswered_.clear();
       return OkStatus();
     }
@@ -146,19 +146,19 @@ Status Producer::ReadAnswer(Message answer) {
         job_, end, freed, end_, freed_);
   }
   freed_ = freed;
-  // What it knows is not put twice.
+  // Drop the puts it has recorded.
   while (!unanswered_.empty() && unanswered_.front().contains("place") &&
          unanswered_.front()["place"].get<uint64_t>() < end) {
     unanswered_.pop_front();
   }
   uint64_t next = end_;
-  bool at_start = false;  // of the ring, where the rest was passed over
+  bool at_start = false;  // the put wrapped to ring row 0, skipping the rest
   if (!unanswered_.empty() && unanswered_.front().contains("place")) {
     next = unanswered_.front()["place"].get<uint64_t>();
     at_start =
         next > end && next - end < layout_.rows && next % layout_.rows == 0;
   }
-  // Else it had answered more than it knows now.
+  // Otherwise it had answered puts that it has not recorded.
   const bool follows = next == end || at_start;
   if (!follows) {
     return DataLossError(
@@ -188,7 +188,7 @@ Status Producer::Reconnect(const Deadline& deadline) {
     auto control = ConnectControl(socket_, until);
     Status status = control.status();
     if (control.ok()) {
-      // It is back; its job may still wait for ranks.
+      // It is back; the job may still wait for ranks.
       status = Join(*std::move(control), deadline);
       if (status.code() == StatusCode::kUnavailable) lost_ = Clock::now();
     }
@@ -246,7 +246,7 @@ Status Producer::Listen(const Deadline& deadline) {
       }
       if (json.contains("end")) {
         Heard(json.value("end", uint64_t{0}));
-      } else {  // that of the end
+      } else {  // the answer to finish
         unanswered_.clear();
         sent_ = 0;
       }
@@ -271,12 +271,12 @@ Status Producer::Exchange(const Deadline& deadline) {
       continue;
     }
     if (status.code() == StatusCode::kResourceExhausted) {
-      // It has not read those before.
+      // The socket is full.
       PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN | POLLOUT, deadline));
     } else if (status.code() != StatusCode::kUnavailable) {
       return status;
     }
-    // Why it closed may stand there.
+    // The reason of a close may be unread.
     PENSTOCK_RETURN_IF_ERROR(Listen(deadline));
   }
   return OkStatus();
@@ -364,8 +364,8 @@ Status Producer::Put(uint64_t rows) {
   }
   end_ = place_ + rows;
   reserved_ = 0;
-  // From here on it is put, and an error would say that it is not: what cannot
-  // be sent now is sent by the next call, to the next life of the broker.
+  // The rows now count as put, so no error may be returned: a failed send is
+  // repeated by the next call, to a restarted broker if need be.
   if (SendMessage(control_.get(), unanswered_.back()).ok()) ++sent_;
   return OkStatus();
 }
@@ -377,7 +377,7 @@ Status Producer::EndWith(nlohmann::json request) {
   if (unanswered_.empty() || unanswered_.back().contains("place")) {
     unanswered_.push_back(std::move(request));
   } else if (unanswered_.back() != request) {
-    // A call before ran out of time.
+    // An earlier call timed out.
     return FailedPreconditionError("the producer has finished or failed");
   }
   const Deadline deadline = DeadlineOf(timeout_s_);

@@ -18,9 +18,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Waits this long at most for what a live broker sends at once.
+// Limit of a wait for an event that a live broker sends at once.
 constexpr std::chrono::seconds kEventTimeout{10};
-// Looks at the ring between two at the clock, a microsecond at most together.
+// Checks of the ring between two reads of the clock, together a microsecond at
+// most.
 constexpr uint32_t kLooksPerClock = 32;
 
 timespec TimespecOf(std::chrono::nanoseconds time) {
@@ -115,7 +116,7 @@ Status RankReader::ReadRanksChanged(uint32_t phase) {
 
 Status RankReader::ClosedStatus() const {
   const Ring& ring = *session_->ring;
-  // Acquire: who sees closed sees reason (ring.h, E7).
+  // Acquire: seeing closed means seeing reason (ring.h, E7).
   const uint32_t closed = ring.closed.load(std::memory_order_acquire);
   char reason[sizeof(Ring::reason)];
   std::memcpy(reason, ring.reason, sizeof(reason));
@@ -128,7 +129,7 @@ Status RankReader::ClosedStatus() const {
       return AbortedError("rank {} of job '{}' was taken off: {}", rank_, job_,
                           reason);
     case Closed::kFailed: {
-      // "code text": the job's own status.
+      // "CODE TEXT": the job's status.
       char* text = nullptr;
       const long code = std::strtol(reason, &text, 10);
       return Status(static_cast<StatusCode>(code), text + (*text == ' '));
@@ -139,13 +140,13 @@ Status RankReader::ClosedStatus() const {
 
 void RankReader::NoteOver() {
   over_ = true;
-  // lag: skip: no batch came to tell of those missed last.
+  // lag: skip: batches missed after the last one taken are counted here.
   if (!dynamic_)
     stats_.skipped += std::strtoul(session_->ring->reason, nullptr, 10);
   uint64_t end = epoch_ + (in_epoch_ ? 1 : 0);
   if (dynamic_) {
-    // Others may have had all batches of the last epochs. Without an answer it
-    // is known of those epochs only that we had batches of.
+    // Other ranks may have taken all batches of the last epochs. Without the
+    // broker's answer, only epochs of which this rank had batches are known.
     StatusOr<std::string> state = State();
     const auto job = state.ok() ? ParseJobState(*state) : state.status();
     if (job.ok()) end = std::max(end, job->epoch + (job->row > 0 ? 1 : 0));
@@ -153,13 +154,13 @@ void RankReader::NoteOver() {
   ends_owed_ = end - epoch_;
 }
 
-// What is to be told next: ends of epochs before the batch that is pending.
+// Returns what comes next: ends of epochs before the pending batch.
 StatusOr<RankReader::Result> RankReader::HandOut(Batch** batch) {
   if (pending_ != nullptr && ends_owed_ == 0) {
     const uint64_t epoch = pending_->cell.epoch;
     if (!epoch_known_) epoch_ = epoch;
     epoch_known_ = true;
-    // A batch that was handed out before may be of an epoch that is over.
+    // A redelivered batch may be of an epoch that is over.
     if (epoch > epoch_) ends_owed_ = epoch - epoch_;
   }
   if (ends_owed_ > 0) {
@@ -181,7 +182,7 @@ StatusOr<RankReader::Result> RankReader::HandOut(Batch** batch) {
   }
   if (cell.epoch == epoch_) {
     in_epoch_ = true;
-    // In dynamic others may still have batches of it, and leave them to us.
+    // In dynamic this rank may still get batches of it that others leave.
     if ((cell.flags & kLastOfEpoch) != 0 && !dynamic_) ends_owed_ = 1;
   }
   ++stats_.batches;
@@ -198,8 +199,8 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
   const Deadline deadline = DeadlineAfter(timeout_s);
   const Clock::time_point spin_end =
       std::min(begin + spin_, deadline.value_or(begin + spin_));
-  // Not read for every look at the ring: it costs as much as the batch's way
-  // from the other core.
+  // Not read for every check of the ring: a read costs as much as the transfer
+  // of the batch's cache line between cores.
   Clock::time_point now = begin;
   Ready what = Ready::kNothing;
   const auto count_wait = [&] {
@@ -227,7 +228,7 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
         if (ArmWait(*session_->ring, cursor)) {
           if (BrokerWaitsForTakes(*session_->ring))
             SendWake(session_->wake.get());
-          // Left armed on a time-out: fileno() then tells of the next batch.
+          // Stays armed after a timeout: fileno() then signals the next batch.
           PENSTOCK_ASSIGN_OR_RETURN(in_time, Sleep(deadline));
         }
         if (in_time) DisarmWait(cursor);
@@ -265,7 +266,7 @@ StatusOr<RankReader::Result> RankReader::Next(double timeout_s, Batch** batch) {
         rank_, hold_);
   }
   if (repeated_ != nullptr) {
-    // The one batch, for ever; its lease is never given back.
+    // The one batch for ever; its lease is never given back.
     const std::lock_guard lock(sessions_mutex_);
     if (repeated_->held.exchange(true, std::memory_order_relaxed)) {
       ++repeated_->again;
@@ -316,8 +317,8 @@ StatusOr<bool> RankReader::Sleep(Deadline deadline) {
     }
   }
   if (!lost_ && entries[0].revents != 0 && !DrainWakes(session_->wake.get())) {
-    // The broker is gone, or has taken this rank off. What it published before
-    // can still be taken.
+    // The broker is gone, or has taken this rank off. Batches it published
+    // before can still be taken.
     if (AnyUntaken(*session_->ring, session_->cursor.page()) ||
         session_->ring->closed.load(std::memory_order_acquire) !=
             static_cast<uint32_t>(Closed::kOpen)) {
@@ -350,7 +351,7 @@ void RankReader::Interrupt() {
 StatusOr<std::string> RankReader::State() {
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   if (dynamic_) {
-    // What the others have is known to the broker alone.
+    // Only the broker knows which batches the other ranks have.
     const StatusOr<Message> answer = Ask({{"op", "state"}});
     if (answer.status().code() == StatusCode::kUnavailable) {
       return UnavailableError(

@@ -1,12 +1,12 @@
-// One rank's end: attaches to a job and takes its batches. What penstock.h
-// offers, in C++, for the C ABI to wrap.
+// One rank: attaches to a job and takes its batches. The C ABI of penstock.h
+// wraps it.
 //
 // Threads: one thread at a time calls Next, State, Reset and StopJob; Release
 // and Interrupt any thread.
 //
-// A reader outlives brokers and incarnations of its job: each attach is a
-// Session with its own connection, cursor page and mapping. A session that was
-// superseded stays mapped until its last batch is released.
+// A reader outlives broker instances and incarnations of its job: each attach
+// is a Session with its own connection, cursor page and mapping. A superseded
+// session stays mapped until its last batch is released.
 #ifndef CLIENT_RANK_RANK_READER_H_
 #define CLIENT_RANK_RANK_READER_H_
 
@@ -37,7 +37,7 @@ namespace penstock {
 class RankReader {
  public:
   struct Session;
-  // A lease: lives in its session's table, one per lease number.
+  // A lease: an entry of its session's table, one per lease number.
   struct Batch {
     RankReader* reader = nullptr;
     Session* session = nullptr;
@@ -45,7 +45,7 @@ class RankReader {
     std::atomic<bool> held{false};
     // Guarded by sessions_mutex_:
     bool writable = false;
-    uint32_t again = 0;  // repeat_first: handed out once more while held
+    uint32_t again = 0;  // repeat_first: further hand-outs while held
   };
   enum class Result { kBatch, kEndOfEpoch, kEndOfData };
   struct Stats {
@@ -61,20 +61,20 @@ class RankReader {
   static StatusOr<std::unique_ptr<RankReader>> Attach(
       const AttachOptions& options);
   // Leaves the job. Batches that are held stay readable, as copies, until they
-  // are released; the last of them takes the reader with it.
+  // are released; the last release destroys the reader.
   static void Detach(std::unique_ptr<RankReader> reader);
   ~RankReader();
 
-  // timeout_s < 0: for ever; 0: do not wait.
+  // timeout_s < 0: no limit; 0: do not wait.
   StatusOr<Result> Next(double timeout_s, Batch** batch);
   static void Release(Batch* batch);
   void Interrupt();
 
-  // Where the job stands for this rank, as a checkpoint keeps it.
+  // The job's position for this rank, as JSON for a checkpoint.
   StatusOr<std::string> State();
   // Leaves this incarnation of the job and joins the one that begins at state.
-  // Batches that are held stay valid. local_world_size 0: all ranks if all were
-  // here, else as before.
+  // Batches that are held stay valid. local_world_size 0: world_size if all
+  // ranks were on this host, else as before.
   Status Reset(int64_t rank, int64_t world_size, int64_t local_world_size,
                const std::string& state);
   // Asks the broker to end the job for all of its ranks.
@@ -82,8 +82,8 @@ class RankReader {
 
   static const int64_t* ids(const Batch& batch);
   static const std::byte* data(const Batch& batch, uint32_t feature);
-  // Any thread. The same bytes, which may be written: for this process alone,
-  // and until the batch is released.
+  // Any thread. The same bytes, writable: for this process alone, until the
+  // batch is released.
   static StatusOr<std::byte*> WritableData(Batch* batch, uint32_t feature);
 
   double default_timeout_s() const { return timeout_s_; }
@@ -95,12 +95,13 @@ class RankReader {
   uint64_t sample_count() const { return records_; }
   uint64_t steps_per_epoch() const { return steps_per_epoch_; }
   uint64_t epochs() const { return epochs_; }
-  // Of the next batch; epochs() at the end of the data.
+  // The next batch's epoch; epochs() at the end of the data.
   uint64_t epoch() const { return epoch_; }
   uint64_t incarnation() const { return incarnation_; }
   const std::string& warning() const { return warning_; }
   uint32_t held() const {
-    // In this order, and acquire: what was given back was handed out before.
+    // In this order, with acquire: each batch is handed out before it is given
+    // back.
     const uint32_t given_back = given_back_.load(std::memory_order_acquire);
     return handed_out_.load(std::memory_order_relaxed) - given_back;
   }
@@ -113,11 +114,11 @@ class RankReader {
 
   RankReader() = default;
   Status CheckProcess() const;  // not a forked child
-  // A new session with this request; the reader is as after its attach.
+  // Opens a session with this request and resets the reader to its answer.
   Status Open(nlohmann::json request, Deadline deadline);
   Status ReadAnswer(Message answer, Session* session);
-  // The session that is used no more: its connection says so now or when its
-  // last batch is released.
+  // Ends the use of the session; it detaches now or when its last batch is
+  // released.
   void Supersede();
   void Retire(Session* session);
   void SayUnmapped();
@@ -126,7 +127,7 @@ class RankReader {
   bool Disown(Session* session);
 
   bool Cancelled() const { return cancelled_ && cancelled_(); }
-  // Asks the broker of the session; events meanwhile are kept.
+  // Sends a request and waits for the answer; keeps events that arrive before.
   StatusOr<Message> Ask(nlohmann::json request);
   StatusOr<Ready> TakeReady();
   StatusOr<Ready> WaitUntilReady(double timeout_s);
@@ -134,18 +135,19 @@ class RankReader {
     handed_out_.store(handed_out_.load(std::memory_order_relaxed) + 1,
                       std::memory_order_relaxed);
   }
-  // Of the batch that has this phase.
+  // Waits for the broker's event on the ranks of this phase.
   Status ReadRanksChanged(uint32_t phase);
-  // The data are over: what is still to be told.
+  // The data are over: computes which ends of epochs are still to be returned.
   void NoteOver();
   Status ClosedStatus() const;  // ok: finished
   // Sleeps until something may be ready. False: the deadline passed.
   StatusOr<bool> Sleep(Deadline deadline);
   StatusOr<bool> SleepToRetry(Deadline deadline);  // for retry_delay_
-  // Waits and tries until a broker takes this rank again. Unavailable: it did
-  // not within reconnect_s. False: the deadline passed before.
+  // Retries until the next broker instance accepts this rank. Unavailable: not
+  // within reconnect_s. False: the deadline passed.
   StatusOr<bool> Reconnect(Deadline deadline);
-  // lost_: asks until the next broker has answered. False: the deadline passed.
+  // lost_: retries until the next broker instance answers. False: the deadline
+  // passed.
   StatusOr<bool> OpenAgain(const std::string& doing,
                            const std::function<nlohmann::json()>& request,
                            Deadline deadline, Deadline answered_by);
@@ -153,11 +155,11 @@ class RankReader {
   StatusOr<Result> HandOut(Batch** batch);
 
   // Fixed after Attach.
-  Fd interrupt_;  // an eventfd of our own
-  Fd retry_;      // a timer: the next attempt to reconnect
-  Fd poll_;       // an epoll of all that a caller may wait for
+  Fd interrupt_;  // eventfd of Interrupt
+  Fd retry_;      // timer of the next attempt to reconnect
+  Fd poll_;       // epoll of all that a caller may wait for: fileno()
   std::string socket_;
-  nlohmann::json request_;  // of the attach, without what changes
+  nlohmann::json request_;  // fields of every attach of this reader
   double timeout_s_ = 0;
   double reconnect_s_ = kReconnectSeconds;
   bool repeat_first_ = false;
@@ -165,15 +167,15 @@ class RankReader {
   std::function<bool()> cancelled_;
   uint64_t fork_generation_ = 0;
 
-  // Of the incarnation.
+  // State of the incarnation.
   ElementSpec element_spec_;
   std::string job_;
   std::string dataset_;
   int64_t rank_ = 0;       // the number this rank attached with
-  int64_t plan_rank_ = 0;  // after shrink it may have another place
+  int64_t plan_rank_ = 0;  // its rank index in the plan; shrink changes it
   int64_t world_size_ = 1;
   uint64_t incarnation_ = 0;
-  uint64_t token_ = 0;  // of the incarnation
+  uint64_t token_ = 0;  // identifies the incarnation
   std::string warning_;
   uint64_t records_ = 0;
   uint64_t steps_per_epoch_ = 0;
@@ -183,32 +185,32 @@ class RankReader {
   std::chrono::nanoseconds spin_{0};
   JobState start_;  // where the incarnation began
 
-  // The consuming thread's.
-  std::vector<JobState::Owed> owed_;  // not delivered yet
+  // Used by the consuming thread alone.
+  std::vector<JobState::Owed> owed_;  // batches owed from before position_
   uint32_t phase_ = 0;                // how often the ranks changed
-  uint64_t position_ = 0;             // end of what was handed out
-  uint64_t joined_at_ = 0;            // the position of the first attach
+  uint64_t position_ = 0;             // end of the rows handed out
+  uint64_t joined_at_ = 0;            // position of the first attach
   uint64_t epoch_ = 0;
   bool epoch_known_ = true;
   bool in_epoch_ = false;     // a batch of epoch_ was handed out
-  uint64_t ends_owed_ = 0;    // ends of epochs to be told first
-  Batch* pending_ = nullptr;  // taken, and told after those
+  uint64_t ends_owed_ = 0;    // ends of epochs to be returned first
+  Batch* pending_ = nullptr;  // taken, to be returned after those
   bool over_ = false;
   Batch* repeated_ = nullptr;
-  std::optional<Clock::time_point> lost_;  // the broker, since
-  bool armed_ = false;  // a wait timed out: fileno() tells of the next batch
+  std::optional<Clock::time_point> lost_;  // when the broker was lost
+  bool armed_ = false;  // a wait timed out: fileno() signals the next batch
   std::chrono::milliseconds retry_delay_{0};
-  std::deque<nlohmann::json> events_;  // that came before an answer
+  std::deque<nlohmann::json> events_;  // received before an answer
   Stats stats_;
 
-  // Any thread's.
-  // Batches, modulo 2^32. Two counts, so that taking one needs no
+  // Used by any thread.
+  // Batches, modulo 2^32. Two counts, so that taking a batch needs no
   // read-modify-write: only the consuming thread adds to handed_out_.
   std::atomic<uint32_t> handed_out_{0};
   std::atomic<uint32_t> given_back_{0};
   std::atomic<bool> interrupted_{false};
   std::mutex sessions_mutex_;
-  // Batches held when it was detached. Guarded by sessions_mutex_.
+  // Batches held since Detach. Guarded by sessions_mutex_.
   uint32_t left_behind_ = 0;
   std::list<std::unique_ptr<Session>> sessions_;  // the last is in use
   Session* session_ = nullptr;

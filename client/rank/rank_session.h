@@ -1,4 +1,4 @@
-// What a reader has of one attach: connection, ring, leases.
+// The state of one attach of a reader: connection, ring, leases.
 #ifndef CLIENT_RANK_RANK_SESSION_H_
 #define CLIENT_RANK_RANK_SESSION_H_
 
@@ -21,18 +21,19 @@ struct RankReader::Session {
   OwnedCursor cursor;
   Fd segment;
   std::unique_ptr<SegmentView> view;
-  std::optional<ForkGuard> guards[2];  // of cursor and view
+  std::optional<ForkGuard> guards[2];  // for cursor and view
   const Ring* ring = nullptr;
   bool broker_died = false;
-  // Batches. Only the consuming thread adds to it, and nothing more once it has
+  // Batches taken. Only the consuming thread adds to it, and only until it has
   // superseded the session.
   std::atomic<uint64_t> taken{0};
   // Guarded by sessions_mutex_:
-  std::unique_ptr<CopyOnWrite> writable;  // once somebody asked for it
+  std::unique_ptr<CopyOnWrite> writable;  // mapped at its first use
   uint64_t given_back = 0;
   bool superseded = false;
-  bool Unused() const {  // superseded, and nothing of it is held
-    // Relaxed: who sees superseded, through the mutex, sees the last of them.
+  bool Unused() const {  // superseded, and no batch of it is held
+    // Relaxed: a thread that sees superseded, through the mutex, sees the last
+    // count.
     return superseded && given_back == taken.load(std::memory_order_relaxed);
   }
   std::array<Batch, kLeasesMax> batches;

@@ -1,5 +1,5 @@
-// A reader's attaches: the first, those after a death of the broker, those of
-// other incarnations; what becomes of batches that are held meanwhile.
+// A reader's attaches: the first, those after a broker's death, and those to
+// other incarnations; and what happens to batches held meanwhile.
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -74,7 +74,7 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
     PENSTOCK_RETURN_IF_ERROR(opened);
     return reader;
   }
-  // It died before it had answered; the next one is asked again.
+  // The broker died before it answered; ask the next instance.
   PENSTOCK_ASSIGN_OR_RETURN(
       const bool in_time,
       reader->OpenAgain(
@@ -87,12 +87,12 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
 }
 
 Status RankReader::Open(nlohmann::json request, Deadline deadline) {
-  // Each time: it may have been bound since.
+  // At each attach: the process may have been bound since.
   DescribePlacement(&request);
   auto session = std::make_unique<Session>();
   PENSTOCK_ASSIGN_OR_RETURN(session->cursor, CreateCursor());
   std::vector<int> fds = {session->cursor.fd.get()};
-  // What was taken of the former life is in its page.
+  // The former cursor page says which batches were taken.
   const bool reconnects = request.contains("incarnation");
   if (reconnects) fds.push_back(session_->cursor.fd.get());
   PENSTOCK_ASSIGN_OR_RETURN(session->control,
@@ -100,7 +100,7 @@ Status RankReader::Open(nlohmann::json request, Deadline deadline) {
   auto answer =
       Request(session->control.get(), std::move(request), fds, deadline,
               [this](const nlohmann::json&) { return !Cancelled(); });
-  // Of a session that there is, its socket tells.
+  // An existing session notices a death by its socket instead.
   if (answer.status().code() == StatusCode::kUnavailable &&
       session_ == nullptr && !lost_) {
     lost_ = Clock::now();
@@ -109,7 +109,7 @@ Status RankReader::Open(nlohmann::json request, Deadline deadline) {
   KillPoint("attach.answered");
   PENSTOCK_RETURN_IF_ERROR(ReadAnswer(*std::move(answer), session.get()));
   if (!reconnects) joined_at_ = position_;
-  // Relaxed: read by the broker after this process is dead, or never.
+  // Relaxed: the broker reads it only after this process has died.
   session->cursor.page().position.store(position_, std::memory_order_relaxed);
   Reach(session.get(), RankStage::kAnswered);
   PENSTOCK_RETURN_IF_ERROR(AddToEpoll(poll_.get(), session->wake.get()));
@@ -129,8 +129,8 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     return InternalError("the broker's answer has {} descriptors, wanted 2",
                          answer.fds.size());
   }
-  // The broker is trusted more than a rank is, but a wrong build of it must end
-  // in a message, not in a crash of the trainer.
+  // The broker is trusted, but a wrong build of it must cause an error, not a
+  // crash of the trainer.
   uint32_t seat = 0;
   bool handed_over = false;
   bool replaces = false;
@@ -143,7 +143,7 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     rank_ = plan_rank_ = json.at("rank").get<int64_t>();
     world_size_ = request_.at("world_size").get<int64_t>();
     phase_ = json.at("phase").get<uint32_t>();
-    if (phase_ > 0) {  // ranks died, and the others go on without them
+    if (phase_ > 0) {  // shrunk
       plan_rank_ = json.at("plan_rank").get<int64_t>();
       world_size_ = json.at("plan_ranks").get<int64_t>();
     }
@@ -171,16 +171,17 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
   }
   events_.clear();
   epoch_ = position_ / rows_per_epoch_;
-  // All ranks of a dynamic job count the same epochs, whoever gets the batches.
+  // All ranks of a dynamic job count the same epochs, whichever batches they
+  // get.
   if (position_ == start_.epoch * rows_per_epoch_ + start_.row ||
       (dynamic_ && !replaces)) {
     epoch_ = start_.epoch;
-    // What is owed comes first: its epoch is not over.
+    // Owed batches come first: their epoch is not over.
     for (const JobState::Owed& each : owed_) {
       epoch_ = std::min(epoch_, each.epoch);
     }
   }
-  // The first batch of a predecessor may be of the epoch before.
+  // The first batch taken over from a predecessor may be of an earlier epoch.
   epoch_known_ = !handed_over;
   PENSTOCK_ASSIGN_OR_RETURN(
       session->view,
@@ -209,8 +210,8 @@ void RankReader::Supersede() {
   session_ = nullptr;
 }
 
-// To the broker that counts the memory of a former life. sessions_mutex_ is
-// held.
+// Tells the broker that this rank maps no memory of a former broker instance
+// any more. sessions_mutex_ is held.
 void RankReader::SayUnmapped() {
   const bool maps_former = std::any_of(
       sessions_.begin(), sessions_.end(), [this](const auto& session) {
@@ -227,7 +228,7 @@ void RankReader::Retire(Session* session) {
   const bool of_former_life = session->broker_died && session != session_;
   sessions_.remove_if(
       [session](const auto& each) { return each.get() == session; });
-  // Everything of it is unmapped now.
+  // All its memory is unmapped now.
   if (of_former_life) SayUnmapped();
   if (control) {
     (void)SendMessage(control.get(),
@@ -236,32 +237,31 @@ void RankReader::Retire(Session* session) {
 }
 
 void RankReader::Reach(Session* session, RankStage stage) {
-  // Relaxed: read by the broker after this process is dead, or by the next one.
+  // Relaxed: read after this process has died, or by the next broker instance.
   session->cursor.page().stage.store(static_cast<uint32_t>(stage),
                                      std::memory_order_relaxed);
 }
 
 RankReader::~RankReader() { Leave(); }
 
-// Says so to the brokers that it has not said it to.
+// Detaches the sessions that have not detached yet.
 void RankReader::Leave() {
   const bool ours = ForkGeneration() == fork_generation_;
   for (const auto& session : sessions_) {
     const Fd control = std::move(session->control);
     if (!control || !ours) continue;
-    // For the next broker, should this one be dead.
+    // For the next broker instance, in case this one is dead.
     Reach(session.get(), over_ ? RankStage::kFinished : RankStage::kLeft);
     (void)SendMessage(control.get(),
                       {{"penstock", kProtocolVersion}, {"op", "detach"}});
-    // Shut down and not only closed: a child that was forked meanwhile holds
-    // the same socket.
+    // Shut down, not only closed: a forked child holds the same socket.
     shutdown(control.get(), SHUT_RDWR);
   }
 }
 
 void RankReader::Detach(std::unique_ptr<RankReader> reader) {
   if (ForkGeneration() != reader->fork_generation_) {
-    // A child may still let go of batches that its parent held.
+    // A child may still release batches that its parent held.
     if (reader->held() > 0) (void)reader.release();
     return;
   }
@@ -271,19 +271,19 @@ void RankReader::Detach(std::unique_ptr<RankReader> reader) {
   for (const auto& session : mine.sessions_) {
     all_let_go &= mine.Disown(session.get());
   }
-  // Without memory for copies the batches that are held stay the broker's, and
-  // the rank attached, until they are released.
+  // Without memory for copies the held batches stay the broker's, and the rank
+  // attached, until they are released.
   if (all_let_go) mine.Leave();
   // The last Release destroys it.
   if (mine.left_behind_ > 0) (void)reader.release();
 }
 
-// Of the session's memory the batches that are held are left, as copies. False:
-// there was no memory for them. sessions_mutex_ is held.
+// Replaces the session's memory by copies of the held batches. False: no memory
+// for them. sessions_mutex_ is held.
 bool RankReader::Disown(Session* session) {
   std::vector<const Batch*> held;
   for (const Batch& batch : session->batches) {
-    // Of pending_ nobody knows.
+    // The caller does not have pending_.
     if (batch.held.load() && &batch != pending_) held.push_back(&batch);
   }
   std::sort(held.begin(), held.end(), [](const Batch* a, const Batch* b) {
@@ -357,7 +357,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
     SayUnmapped();
   }
   ++stats_.reconnects;
-  // It goes on in the middle of what it knows.
+  // Continue in the epoch where it was.
   epoch_ = epoch;
   epoch_known_ = true;
   in_epoch_ = in_epoch;
@@ -411,7 +411,7 @@ void RankReader::Release(Batch* batch) {
     if (reader->left_behind_ > 0) --reader->left_behind_;
     return;
   }
-  if (!batch->held.exchange(false)) return;  // given back before
+  if (!batch->held.exchange(false)) return;  // released before
   reader->given_back_.fetch_add(1, std::memory_order_release);
   if (reader->left_behind_ > 0) {
     if (--reader->left_behind_ == 0) finished.reset(reader);

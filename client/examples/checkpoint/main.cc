@@ -1,18 +1,17 @@
-// Checkpoint and resume: a trainer that may be killed at any moment and started
-// again with another number of ranks, and ends with the same result.
+// Checkpoint and resume: a trainer that may be killed at any moment and
+// restarted with another number of ranks, and gets the same result.
 //
 //   penstock run --dataset numbers.yaml --ranks 4 -- ./checkpoint ckpt
 //   (kill it)
 //   penstock run --dataset numbers.yaml --ranks 3 -- ./checkpoint ckpt
 //
-// What it "trains" is a checksum over all samples of all epochs, each counted
-// with its epoch and its global step: a sample that is lost, comes twice or
-// comes in another step changes it. Each rank keeps its own part; a checkpoint
-// is a folder with the parts of all ranks of one step, complete when the last
-// file is there.
+// It "trains" a checksum over all samples of all epochs, each with its epoch
+// and its global step: a sample that is lost, comes twice or comes in another
+// step changes it. Each rank keeps its own part. A checkpoint is a folder with
+// the parts of all ranks at one step, complete with the last file.
 //
-// What is Penstock's in it: reader.state() beside the model's parameters, and
-// options.state at the start. Everything else a trainer has anyway.
+// Penstock adds two things: reader.state() next to the model's parameters, and
+// options.state at the start. The rest is any trainer's.
 #include <unistd.h>
 
 #include <csignal>
@@ -68,17 +67,17 @@ void Save(const fs::path& folder, int rank, const Model& model, uint64_t steps,
          << state << '\n';
     if (!file.flush()) throw std::runtime_error("write " + part.string());
   }
-  // Whole or not at all.
+  // The file appears whole or not at all.
   fs::rename(part, folder / std::to_string(rank));
 }
 
 struct Checkpoint {
-  Model model;  // of all ranks together
+  Model model;  // sum over all ranks
   uint64_t steps = 0;
   std::string state;
 };
 
-// The newest one that all of its ranks finished.
+// The newest checkpoint with the parts of all ranks.
 std::optional<Checkpoint> LoadNewest(const fs::path& directory) {
   std::optional<Checkpoint> newest;
   if (!fs::exists(directory)) return newest;
@@ -94,8 +93,7 @@ std::optional<Checkpoint> LoadNewest(const fs::path& directory) {
       Model part;
       if (!(file >> part.checksum >> part.samples >> checkpoint.steps)) break;
       file.ignore(1);
-      // Every rank wrote the same state: where the job stands does not depend
-      // on the rank.
+      // Every rank wrote the same state.
       std::getline(file, checkpoint.state);
       checkpoint.model.checksum += part.checksum;
       checkpoint.model.samples += part.samples;
@@ -117,7 +115,7 @@ int Run(const fs::path& directory, uint64_t die_after) {
   uint64_t steps = 0;
   if (checkpoint) {
     steps = checkpoint->steps;
-    // The parts of the former ranks are summed once.
+    // One rank starts with the sum of the former ranks' parts.
     if (reader.rank() == 0) model = checkpoint->model;
   }
   for (penstock::Epoch epoch : reader.epochs()) {
@@ -137,7 +135,7 @@ int Run(const fs::path& directory, uint64_t die_after) {
   return 0;
 }
 
-// After the last rank: the result.
+// Prints the result, after the last rank has ended.
 int Print(const fs::path& directory) {
   const std::optional<Checkpoint> checkpoint = LoadNewest(directory);
   if (!checkpoint) {

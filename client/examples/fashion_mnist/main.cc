@@ -1,16 +1,16 @@
-// A trainer as data-parallel MPI programs are written: every rank computes the
-// gradients of its rows of each global batch, MPI_Allreduce adds them up, and
-// every rank takes the same step. Penstock appears in three places: a Reader is
-// made, its epochs are looped over, and a second Reader brings the test set.
+// A data-parallel MPI trainer: every rank computes the gradients of its rows of
+// each global batch, MPI_Allreduce sums them, and every rank takes the same
+// step. Penstock appears in three places: the Reader, the loop over its epochs,
+// and a second Reader for the test set.
 //
-// It also keeps books that a trainer need not keep, and fails when they do not
-// balance: each sample exactly once per epoch, the same number of steps and the
-// same weights on all ranks, and the accuracy that this network should reach.
+// It also checks what a trainer need not check, and fails if one does not hold:
+// each sample exactly once per epoch, the same number of steps and the same
+// weights on all ranks, and the accuracy that this network should reach.
 //
 //   penstock run --dataset client/examples/fashion_mnist/train.yaml
 //     --ranks 0 -- mpirun -np 4 fashion_mnist
 //
-// Exit status: 0, or 1 when something failed or does not balance.
+// Exit status: 0, or 1 when something failed or a check does not hold.
 #define OMPI_SKIP_MPICXX  // the C API is enough
 #include <fmt/core.h>
 #include <mpi.h>
@@ -41,14 +41,13 @@ namespace {
 struct Arguments {
   std::string train = "client/examples/fashion_mnist/train.yaml";
   std::string test = "client/examples/fashion_mnist/test.yaml";
-  std::string json;  // empty: none is written
+  std::string json;  // output path; empty: none
   double min_accuracy = 0.86;
   float learning_rate = 0.001f;
 };
 
-// MPI_COMM_WORLD and the collectives used here: every rank has to call them in
-// the same order. MPI's default error handler ends the job, so that no call
-// returns an error.
+// MPI_COMM_WORLD and the collectives used here, which every rank must call in
+// the same order. No call returns an error: MPI's default handler ends the job.
 class World {
  public:
   World() {
@@ -58,7 +57,7 @@ class World {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Adds up in place, value by value.
+  // Sums over the ranks in place, value by value.
   void Sum(std::span<float> values) const {
     MPI_Allreduce(MPI_IN_PLACE, values.data(), values.size(), MPI_FLOAT,
                   MPI_SUM, MPI_COMM_WORLD);
@@ -98,8 +97,8 @@ double CpuSeconds() {
          1e-6 * (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
-// mpirun gives its ranks a pseudo-terminal even when its own output goes to a
-// file: what counts is the output of the parent, mpirun.
+// Checks the output of the parent, mpirun, which gives its ranks a
+// pseudo-terminal even when its own output goes to a file.
 bool OnTerminal() {
   if (!isatty(STDOUT_FILENO)) return false;
   const std::string link = fmt::format("/proc/{}/fd/1", getppid());
@@ -109,7 +108,7 @@ bool OnTerminal() {
   return name.starts_with("/dev/pts/") || name.starts_with("/dev/tty");
 }
 
-// What rank 0 tells: lines, and below them a bar where there is a terminal.
+// Output of rank 0: lines, and on a terminal a bar below them.
 class Progress {
  public:
   explicit Progress(const World& world)
@@ -139,7 +138,7 @@ class Progress {
   uint64_t filled_ = ~uint64_t{0};
 };
 
-// How often each sample of the dataset came in an epoch, on all ranks together.
+// Counts how often each sample came in an epoch, on all ranks together.
 class Roll {
  public:
   struct Tally {
@@ -158,7 +157,7 @@ class Roll {
       ++times_[id];
     }
   }
-  // The same on every rank. Starts the next epoch's count.
+  // Returns the same on every rank, and starts the next epoch's count.
   Tally Close(const World& world) {
     world.Sum(times_);
     Tally tally;
@@ -174,7 +173,7 @@ class Roll {
   std::vector<int32_t> times_;
 };
 
-// What is the same on every rank once gathered. Vectors have one value a rank.
+// Gathered results, the same on every rank. Vectors have one value per rank.
 struct Outcome {
   uint64_t epochs = 0;
   uint64_t samples_per_epoch = 0;
@@ -182,7 +181,7 @@ struct Outcome {
   double seconds = 0;                  // in the training loop
   std::vector<uint64_t> steps;         // over all epochs
   std::vector<double> wait_s;          // for input, in the training loop
-  std::vector<double> cpu_s;           // user and system, likewise
+  std::vector<double> cpu_s;           // user and system, in the loop
   std::vector<uint64_t> weights_hash;  // after the last step
   int64_t test_samples = 0;
   double accuracy = 0;  // on the test set
@@ -222,7 +221,7 @@ uint64_t Hash(std::span<const float> values) {
   return hash;
 }
 
-// All epochs of the training set. Fills what outcome has of them.
+// Trains all epochs and fills the training fields of outcome.
 void Train(const World& world, const Arguments& arguments,
            penstock::Reader& reader, Network& network, Progress& progress,
            Outcome& outcome) {
@@ -241,8 +240,8 @@ void Train(const World& world, const Arguments& arguments,
     Network::Score score;
     for (penstock::Batch& batch : epoch) {
       std::ranges::fill(gradients, 0.0f);
-      // A rank has no rows when fewer are left than there are ranks: it adds
-      // nothing, and takes the step with the others.
+      // A rank without rows (fewer are left than there are ranks) adds nothing,
+      // and takes the step with the others.
       if (batch.valid_rows() > 0) {
         score += network.AddGradients(
             Values<float>(batch, "image", Network::kInputs),
@@ -250,7 +249,7 @@ void Train(const World& world, const Arguments& arguments,
       }
       roll.Add(batch.ids().first(batch.valid_rows()));
       const float global_rows = batch.global_rows();
-      batch.release();  // the broker can fill it while the ranks add up
+      batch.release();  // the broker can refill it during the sum
 
       world.Sum(gradients);
       // The mean over the global batch, however it was divided.
@@ -286,7 +285,7 @@ void Train(const World& world, const Arguments& arguments,
   outcome.weights_hash = world.Gather(Hash(network.weights()));
 }
 
-// One pass over the test set, divided over the ranks like the training set.
+// Evaluates the test set, divided over the ranks like the training set.
 void Test(const World& world, penstock::Reader& reader, Network& network,
           Outcome& outcome) {
   Network::Score score;
@@ -344,7 +343,7 @@ void PrintTable(const Outcome& outcome, const Arguments& arguments) {
           100 * std::ranges::max(outcome.wait_s) / outcome.seconds));
 }
 
-// The names are those of `penstock bench --json` where it has the same.
+// Uses the names of `penstock bench --json` where it has the same values.
 void WriteJson(const Outcome& outcome, const std::string& path) {
   const nlohmann::ordered_json json = {
       {"ranks", outcome.steps.size()},
@@ -367,7 +366,7 @@ void WriteJson(const Outcome& outcome, const std::string& path) {
   if (!file.flush()) throw std::runtime_error("cannot write " + path);
 }
 
-// 0, or 1 when the books do not balance.
+// Returns the exit status.
 int Run(const World& world, const Arguments& arguments) {
   Network network(/*seed=*/1);
   Progress progress(world);
@@ -425,7 +424,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     fmt::print(stderr, "fashion_mnist: rank {}: {}\n", world.rank(),
                error.what());
-    // The other ranks may be waiting for this one: end them too.
+    // The other ranks may wait for this one: end them too.
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
   MPI_Finalize();

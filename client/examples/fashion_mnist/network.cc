@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-// Compiled twice, chosen when the program starts: the build targets any x86-64.
+// Compiled twice and chosen at load time: the build targets any x86-64.
 #if defined(__x86_64__)
 #define FASHION_MNIST_CLONES \
   __attribute__((target_clones("arch=haswell", "default")))
@@ -37,7 +37,7 @@ void AddProduct(int64_t rows, int64_t inner, const float* left,
   constexpr int kTileColumns = 16;
   static_assert(Network::kHidden % kTileColumns == 0);
   for (int64_t i0 = 0; i0 < rows; i0 += kTileRows) {
-    // The last tile may be short: it repeats its last row and drops the copies.
+    // A short last tile repeats its last row and drops the copies.
     const int64_t height = std::min<int64_t>(kTileRows, rows - i0);
     const float* row[kTileRows];
     for (int i = 0; i < kTileRows; ++i) {
@@ -62,8 +62,8 @@ void AddProduct(int64_t rows, int64_t inner, const float* left,
   }
 }
 
-// Turns logits [kClasses] into the gradient of the loss by them, softmax minus
-// the true class, and adds the loss and the hit to score.
+// Replaces logits [kClasses] by the loss's gradient, softmax minus the true
+// class, and adds the loss and the hit to score.
 void Softmax(float* logits, int64_t label, Network::Score* score) {
   if (label < 0 || label >= Network::kClasses) {
     throw std::out_of_range("label " + std::to_string(label) +

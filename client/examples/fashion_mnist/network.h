@@ -5,8 +5,8 @@
 // and the optimizer that trains it. Nothing here knows of Penstock or MPI.
 //
 // Weights and gradients are each one flat vector in the same order (W1, b1, W2,
-// b2), so that summing the gradients of all ranks is one MPI_Allreduce.
-// Threads: an object is used by one thread at a time.
+// b2), so that one MPI_Allreduce sums the gradients of all ranks.
+// Threads: one thread at a time uses an object.
 #ifndef CLIENT_EXAMPLES_FASHION_MNIST_NETWORK_H_
 #define CLIENT_EXAMPLES_FASHION_MNIST_NETWORK_H_
 
@@ -25,7 +25,7 @@ class Network {
   static constexpr int kWeights =
       kInputs * kHidden + kHidden + kHidden * kClasses + kClasses;
 
-  // Over some rows; both are sums, so that ranks can add them up.
+  // Sums over rows, which ranks can add up.
   struct Score {
     double loss = 0;
     int64_t correct = 0;
@@ -49,7 +49,7 @@ class Network {
   Score AddGradients(std::span<const float> images,
                      std::span<const int64_t> labels,
                      std::span<float> gradients);
-  // The loss and the hits only.
+  // Loss and hits only.
   Score Evaluate(std::span<const float> images,
                  std::span<const int64_t> labels);
 

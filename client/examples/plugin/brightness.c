@@ -8,7 +8,7 @@
 
 PENSTOCK_PLUGIN_EXPORTS_ABI
 
-/* SplitMix64 (Steele, Lea, Flood, 2014): any good mixing function will do. */
+/* SplitMix64 (Steele, Lea, Flood, 2014); any good mixing function works. */
 static uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;

@@ -1,13 +1,13 @@
-// A data process in C++: makes rows instead of reading them, and a trainer that
-// takes them.
+// A producer in C++, which makes rows instead of reading them, and a trainer
+// that takes them.
 //
 //   penstock run --dataset pendulums.yaml --ranks 2 --
 //       sh -c '[ "$RANK" = 0 ] && ./producer make 1000 & ./producer learn'
 //
-// It simulates pendulums: each row is where one is, how fast it turns, and
-// where it is a moment later. The trainer fits next = weights * state.
-// client/python/examples/producer.py is the same in Python, and either side may
-// be of the other language.
+// It simulates pendulums: each row is a pendulum's angle and angular velocity,
+// now and a moment later. The trainer fits next = weights * state.
+// client/python/examples/producer.py is the same in Python, and the two sides
+// may be in different languages.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

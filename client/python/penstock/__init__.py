@@ -1,4 +1,4 @@
-"""Penstock: one loader per host feeds all trainer processes.
+"""Penstock: one data loader per host feeds all trainer processes.
 
     import penstock
 
@@ -7,9 +7,12 @@
             for batch in epoch:
                 images, labels = batch["image"], batch["label"]
 
-Beside it: ``penstock.torch`` (a DataLoader), ``penstock.tf`` (a tf.data.Dataset),
-``penstock.Dataset`` (a spec in Python), ``penstock.broker`` (a private broker),
-``penstock.producer`` (rows that a process makes).
+Also here: ``penstock.Dataset`` (a spec written in Python), ``penstock.broker`` (a
+private broker), ``penstock.producer`` (feeds rows that a process makes); and the
+modules ``penstock.torch`` (a DataLoader) and ``penstock.tf`` (a tf.data.Dataset).
+
+Errors are subclasses of ``penstock.Error``; times are seconds; one thread at a
+time uses a Reader or a Producer.
 """
 
 from penstock._core import PADDING_ID

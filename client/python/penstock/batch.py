@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class TensorSpec(NamedTuple):
-    """What a feature is in every batch: ``shape`` of one row, without the batch
-    dimension, and the name of its ``dtype`` ("uint8", ..., "bfloat16")."""
+    """A feature: ``shape`` of one row, without the batch dimension, and the name of
+    its ``dtype``: "uint8", "int8", "int16", "int32", "int64", "float16",
+    "bfloat16", "float32", "float64" or "bool"."""
 
     shape: Tuple[int, ...]
     dtype: str
@@ -33,7 +34,7 @@ class Features(Dict[str, TensorSpec]):
                        for index, (name, spec) in enumerate(specs.items())}
 
     def find(self, name: str) -> Tuple[TensorSpec, int]:
-        """A feature and its number; KeyError says which there are."""
+        """The feature and its index; KeyError lists the names."""
         try:
             return self._found[name]
         except KeyError:
@@ -41,7 +42,7 @@ class Features(Dict[str, TensorSpec]):
                 f"no feature {name!r}; there are: {', '.join(self)}") from None
 
     def chosen(self, names: Sequence[str]) -> Tuple[str, ...]:
-        """These features; KeyError says which there are."""
+        """``names`` as a tuple; KeyError lists the names of the features."""
         if isinstance(names, str):
             raise TypeError(f"features: wanted names, ({names!r},), got a text")
         for name in names:
@@ -50,8 +51,8 @@ class Features(Dict[str, TensorSpec]):
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype of this name; bfloat16 is ml_dtypes' (comes with JAX and
-    TensorFlow). Raises TypeError where that is missing."""
+    """NumPy's dtype of this name. bfloat16 needs ml_dtypes, which comes with JAX and
+    TensorFlow: TypeError without it."""
     if name != "bfloat16":
         return np.dtype(name)
     try:
@@ -65,12 +66,13 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 class Holds:
-    """Batches of a reader that are read by a device until an event has passed."""
+    """Batches that a device reads until an event has passed."""
 
     def __init__(self) -> None:
         self._waiting: Deque[Tuple[Any, Any]] = collections.deque()
 
     def add(self, event: Any, core: _core.Batch) -> None:
+        """Holds the batch until the event has passed. TypeError: no event."""
         for name in ("query", "synchronize"):
             if not callable(getattr(event, name, None)):
                 raise TypeError("hold_until: wanted a torch.cuda.Event or what has "
@@ -78,13 +80,13 @@ class Holds:
         self._waiting.append((event, core))
 
     def let_go(self) -> None:
-        """Of those whose event has passed."""
+        """Drops the batches whose event has passed."""
         if self._waiting:
             self._waiting = collections.deque(
                 each for each in self._waiting if not each[0].query())
 
     def wait_for_oldest(self) -> bool:
-        """False: there is none."""
+        """Waits for the oldest event and drops its batch. False: there is none."""
         if not self._waiting:
             return False
         event, _ = self._waiting.popleft()
@@ -93,12 +95,13 @@ class Holds:
 
 
 class Batch(Mapping[str, np.ndarray]):
-    """The rows of one step for this rank: a mapping of a feature's name to a
-    read-only NumPy array ``[rows, ...]`` over shared memory. Nothing is copied.
+    """This rank's rows of one step: maps each feature's name to a read-only NumPy
+    array ``[rows, *shape]`` over shared memory, without a copy.
 
-    Its memory is this rank's as long as the batch or any array of it (or a
-    tensor, or a view) is alive; then the broker fills it again. A rank may hold
-    ``hold`` batches of the spec at once (3 if it does not say).
+    The memory belongs to this rank while the batch, or any array, tensor or view
+    of it, is alive; then the broker refills it. A rank may hold ``hold`` batches
+    at once (set in the spec, 3 by default). Any thread may read and drop a batch.
+    After ``release`` its members raise FailedPrecondition.
     """
 
     __slots__ = ("_core", "_features", "_holds", "__weakref__")
@@ -121,10 +124,10 @@ class Batch(Mapping[str, np.ndarray]):
         return iter(self._features)
 
     def __len__(self) -> int:
-        """The number of features; ``rows`` is that of rows."""
+        """The number of features; ``rows`` is the number of rows."""
         return len(self._features)
 
-    # Not a mapping's: whether arrays are equal is many answers.
+    # Identity, not Mapping's equality: comparing arrays gives no single answer.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -139,26 +142,25 @@ class Batch(Mapping[str, np.ndarray]):
     # ---- as tensors of a framework
 
     def torch(self) -> Dict[str, "torch.Tensor"]:
-        """Tensors over a private copy-on-write mapping of the same memory:
-        nothing is copied but the pages that are written in place, which nobody
-        else sees and which are gone when the batch is released. For work in
-        place these, not ``torch.from_numpy(batch[name])``: PyTorch does not know
-        of memory that is read only, and a write there is the end of the
-        process (SIGSEGV)."""
+        """CPU tensors by name, over a private copy-on-write mapping of the batch.
+
+        Only pages that are written in place are copied; no other process sees
+        them, and they are discarded when the batch is released. For work in place
+        use these, not ``torch.from_numpy(batch[name])``: PyTorch does not know
+        read-only memory, and a write there kills the process (SIGSEGV)."""
         import torch
 
         return {name: torch.from_dlpack(self._exporter(index))
                 for index, name in enumerate(self._features)}
 
     def jax(self) -> Dict[str, Any]:
-        """``jax.Array`` on the CPU without a copy (like ``torch``'s tensors);
-        ``jax.device_put`` takes them to another device. float64 and int64 stay
-        what they are only with ``jax_enable_x64``; without it they are copied
-        to 32 bits.
+        """``jax.Array``s by name on the CPU, without a copy (as ``torch``);
+        ``jax.device_put`` moves them to another device. Without
+        ``jax_enable_x64``, float64 and int64 are copied to 32 bits.
 
-        JAX returns before it has computed: a batch stays held until every
-        computation that reads it is done. When all that a rank may hold are in
-        such computations the reader waits for them."""
+        JAX computes asynchronously: a batch stays held until every computation
+        that reads it has ended. When such computations hold all batches that the
+        rank may hold, the reader waits for them."""
         import jax
 
         arrays = {}
@@ -171,7 +173,7 @@ class Batch(Mapping[str, np.ndarray]):
         return arrays
 
     def tf(self) -> Dict[str, "tensorflow.Tensor"]:
-        """``tf.Tensor`` on the CPU without a copy (like ``torch``'s tensors)."""
+        """``tf.Tensor``s by name on the CPU, without a copy (as ``torch``)."""
         import tensorflow as tf
 
         return {name: tf.experimental.dlpack.from_dlpack(
@@ -189,22 +191,24 @@ class Batch(Mapping[str, np.ndarray]):
 
     @property
     def rows(self) -> int:
-        """Rows in it, padding included; 0 is possible (fewer were left than
-        there are ranks)."""
+        """Rows in the batch, padding included; 0 where fewer rows than ranks were
+        left."""
         return self._held().rows
 
     @property
     def valid_rows(self) -> int:
-        """Rows that are samples; those behind them are padding."""
+        """Rows that are samples; those after them are padding."""
         return self._held().valid_rows
 
     @property
     def global_rows(self) -> int:
-        """Rows of the global batch, padding not counted: to weigh gradients."""
+        """Rows of the global batch, padding not counted: to weigh gradients. The
+        same on every rank."""
         return self._held().global_rows
 
     @property
     def epoch(self) -> int:
+        """From 0."""
         return self._held().epoch
 
     @property
@@ -214,28 +218,28 @@ class Batch(Mapping[str, np.ndarray]):
 
     @property
     def redelivered(self) -> bool:
-        """It was handed out before, to a process that died with it."""
+        """True: the batch was handed out before to a process that died with it, or
+        may have been."""
         return self._held().redelivered
 
     @property
     def skipped(self) -> int:
-        """Batches that this consumer missed before it (``lag="skip"``)."""
+        """Batches that this consumer missed just before it (``lag="skip"``)."""
         return self._held().skipped
 
     # ---- its end
 
     def release(self) -> None:
-        """Lets go of it before the name goes out of scope. Arrays and tensors
-        of it stay valid, and keep its memory, until they are gone as well.
-        Again: nothing."""
+        """Releases the batch before its name goes out of scope; no effect the
+        second time. Its arrays and tensors stay valid and hold its memory until
+        they are gone too."""
         self._core = None
 
     def hold_until(self, event: Any) -> None:
-        """Keeps its memory until a device is through with it, whatever becomes
-        of the batch: ``event`` is a recorded ``torch.cuda.Event``, or anything
-        with its ``query()`` and ``synchronize()``. For copies that are
-        asynchronous: a tensor that is dropped must not be overwritten under
-        them."""
+        """Holds the memory until ``event`` has passed, even when the batch is
+        dropped earlier: for asynchronous copies to a device. ``event``: a recorded
+        ``torch.cuda.Event``, or any object with its ``query()`` and
+        ``synchronize()``; else TypeError."""
         self._holds.add(event, self._held())
 
     def __enter__(self) -> "Batch":
@@ -250,5 +254,5 @@ class Batch(Mapping[str, np.ndarray]):
         return self._core
 
     def _exporter(self, index: int) -> Any:
-        """What has __dlpack__, writable."""
+        """An object with __dlpack__, writable."""
         return self._held().array(index, True, False)

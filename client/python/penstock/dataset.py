@@ -1,4 +1,4 @@
-"""A dataset spec written in Python: what a YAML file says, as a chain.
+"""A dataset spec written in Python: the content of a YAML file as a call chain.
 
     dataset = (penstock.Dataset.image_folder("/data/imagenet/train")
                .shuffle(seed=42)
@@ -9,9 +9,10 @@
                .repeat(90))
 
 Each step returns a new Dataset. Nothing is read or checked here: the broker
-checks a spec when it is attached (``penstock check`` at any time), and its errors
-name the key (``spec: map[0].cast.dtype: ...``). Values that are not given are the
-spec's defaults; the format is documented with it.
+checks a spec at the attach (``penstock check`` does so at any time), and its errors
+name the key (``spec: map[0].cast.dtype: ...``). None stands for the spec's default,
+below in parentheses; common/README.md documents the format. ``feature`` names the
+feature that an operation changes (``image``, or the only one).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PerChannel = Union[float, Sequence[float]]
 
 
 def _given(**values: Any) -> Dict[str, Any]:
-    """Those that are not None, as the spec has them."""
+    """The values that are not None, as plain JSON types."""
     return {key: _plain(value) for key, value in values.items()
             if value is not None}
 
@@ -48,7 +49,7 @@ def _plain(value: Any) -> Any:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Of a text, or of NumPy's, PyTorch's or TensorFlow's dtype: "float32"."""
+    """The name ("float32") of a dtype of NumPy, PyTorch or TensorFlow; text as is."""
     if isinstance(dtype, str):
         return dtype
     if type(dtype).__module__ == "torch":
@@ -66,8 +67,8 @@ def _optional_dtype(dtype: Any) -> Optional[str]:
 
 
 def features_of(features: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
-    """{name: TensorSpec(shape, dtype)} or {name: {"dtype", "shape", ...}}, as the
-    spec has it."""
+    """Converts {name: TensorSpec(shape, dtype)} to the spec's {name: {"dtype",
+    "shape", ...}}, which is accepted too."""
     if not isinstance(features, Mapping):
         raise TypeError("features: wanted a mapping of names, such as {'x': "
                         f"penstock.TensorSpec((2,), 'float32')}}, got {features!r}")
@@ -92,7 +93,8 @@ def features_of(features: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
 
 
 class Operation(Dict[str, Any]):
-    """One entry of a spec's ``map``; made by the functions below."""
+    """One entry of a spec's ``map``; made by ``decode_image``, ``crop``, ``resize``,
+    ``flip``, ``normalize``, ``cast``, ``python`` and ``plugin``."""
 
 
 def _operation(name: str, **values: Any) -> Operation:
@@ -101,14 +103,14 @@ def _operation(name: str, **values: Any) -> Operation:
 
 def random_resized(scale: Optional[Sequence[float]] = None,
                    ratio: Optional[Sequence[float]] = None) -> Dict[str, Any]:
-    """A crop of random area (``scale``, 0.08 to 1 of the picture's) and aspect
-    ratio (3/4 to 4/3), drawn as torchvision's RandomResizedCrop draws them."""
+    """A crop of random area (``scale`` [0.08, 1] of the picture's) and aspect
+    ``ratio`` ([3/4, 4/3]), drawn as by torchvision's RandomResizedCrop."""
     return {"random_resized": _given(scale=scale, ratio=ratio)}
 
 
 def center(fraction: Optional[float] = None) -> Dict[str, Any]:
-    """The largest centred crop of the target's aspect, sides times
-    ``fraction`` (1)."""
+    """The largest centred crop of the target's aspect ratio; ``fraction`` (1)
+    scales its sides."""
     return {"center": _given(fraction=fraction)}
 
 
@@ -119,58 +121,63 @@ def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
 
     ``size``: [height, width] or one number; ``crop``: "center",
     "random_resized", ``center(...)`` or ``random_resized(...)``; ``channels``:
-    "rgb" or "gray"; ``exact``: Pillow's values bit for bit, half as fast."""
+    "rgb" or "gray"; ``exact``: bit-exact with Pillow, half as fast."""
     return _operation("decode_image", size=size, crop=crop, channels=channels,
                       exact=exact, feature=feature)
 
 
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
          feature: Optional[str] = None) -> Operation:
-    """uint8 picture -> ``size``; ``how`` as ``crop`` of ``decode_image``."""
+    """uint8 picture -> uint8 of ``size`` (as in ``decode_image``); ``how``: as
+    ``crop`` of ``decode_image``."""
     where = {how: {}} if isinstance(how, str) else dict(how)
     return _operation("crop", **where, size=size, feature=feature)
 
 
 def resize(size: Size, feature: Optional[str] = None) -> Operation:
-    """uint8 picture -> ``size``, antialiased bilinear."""
+    """uint8 picture -> uint8 of ``size`` (as in ``decode_image``), antialiased
+    bilinear."""
     return _operation("resize", size=size, feature=feature)
 
 
 def flip(horizontal: Optional[float] = None,
          feature: Optional[str] = None) -> Operation:
-    """Mirrors with this probability (0.5)."""
+    """Mirrors a picture left to right with probability ``horizontal`` (0.5)."""
     return _operation("flip", horizontal=horizontal, feature=feature)
 
 
 def normalize(mean: PerChannel, std: PerChannel, dtype: Optional[str] = None,
               layout: Optional[str] = None,
               feature: Optional[str] = None) -> Operation:
-    """(value / 255 - mean) / std; ``dtype``: float32, float16 or bfloat16;
-    ``layout``: "hwc" or "chw"."""
+    """uint8 picture -> (value / 255 - mean) / std; ``mean``, ``std``: one number or
+    one per channel; ``dtype``: "float32", "float16" or "bfloat16"; ``layout``:
+    "hwc" or "chw"."""
     return _operation("normalize", mean=mean, std=std, dtype=_optional_dtype(dtype),
                       layout=layout, feature=feature)
 
 
 def cast(dtype: str, layout: Optional[str] = None,
          feature: Optional[str] = None) -> Operation:
-    """Rounds to nearest even and saturates; to "bool": all but 0 is true;
-    ``layout``: "hwc" or "chw"."""
+    """Converts to ``dtype``: rounds to nearest even and saturates; to "bool", all
+    but 0 is true. ``layout``: "hwc" or "chw"."""
     return _operation("cast", dtype=dtype_name(dtype), layout=layout,
                       feature=feature)
 
 
 def python(function: Union[str, Callable[..., Mapping[str, Any]]],
            features: Optional[Mapping[str, Any]] = None) -> Operation:
-    """A function of whole rows, called in processes of the broker.
+    """A Python function of one row, called in processes of the broker.
 
-    ``function``: "package.module:function", or the function itself, which the
-    broker imports from its ``python_path``. It is called with a dict of feature
-    -> NumPy array (one row, no batch dimension; a feature that no step decoded is
-    the file's bytes, uint8 [n]; the arrays are of this call only) and, if it has
-    a parameter ``rng``, with a ``numpy.random.Generator`` that depends on the
-    dataset's seed, the epoch and the sample alone. It returns a mapping of
-    ``features``: name -> ``TensorSpec`` or {"dtype", "shape"}; None: what it was
-    given. An exception is the sample's error, with its traceback."""
+    ``function``: "package.module:function", or the function itself; the broker
+    imports it from its ``python_path`` (ValueError: it cannot be imported).
+
+    The function is called with a dict of feature -> NumPy array: one row, no batch
+    dimension, valid during this call only. A feature that no step has decoded is
+    the file's bytes, uint8 [n]. If it has a parameter ``rng``, it also gets a
+    ``numpy.random.Generator`` that depends on the dataset's seed, the epoch and
+    the sample alone. It returns a mapping with the arrays of ``features`` (name ->
+    ``TensorSpec`` or {"dtype", "shape"}; None: the features it was given). An
+    exception becomes the sample's error, with its traceback."""
     if not isinstance(function, str):
         function = _importable(function)
     return _operation("python", function=function,
@@ -180,8 +187,9 @@ def python(function: Union[str, Callable[..., Mapping[str, Any]]],
 
 def plugin(library: str, function: str,
            features: Optional[Mapping[str, Any]] = None) -> Operation:
-    """A function of whole rows of a shared library in the broker's
-    ``plugin_dir`` (penstock_plugin.h); ``features`` as in ``python``."""
+    """A C function of one row: ``function`` of the shared library ``library``, a file
+    in the broker's ``plugin_dir`` (penstock_plugin.h). ``features``: as in
+    ``python``."""
     return _operation("plugin", library=library, function=function,
                       features=None if features is None
                       else features_of(features))
@@ -198,10 +206,12 @@ def _importable(function: Any) -> str:
 
 
 class Dataset:
-    """A dataset spec that is being written. Immutable."""
+    """An immutable dataset spec. The class methods are its sources: ``name`` is what
+    the broker calls the dataset, and relative paths start at the working directory.
+    ``io``: how files are read."""
 
     def __init__(self, spec: Mapping[str, Any]):
-        """``spec``: what a spec file says, as ``yaml.safe_load`` reads it."""
+        """``spec``: the content of a spec file, as ``yaml.safe_load`` reads it."""
         self._spec = dict(spec)
 
     def _with(self, **values: Any) -> "Dataset":
@@ -212,21 +222,21 @@ class Dataset:
         return cls({"dataset": name or source.replace("_", "-"),
                     "source": {source: _plain(value)}})
 
-    # ---- sources; ``name``: what the broker calls the dataset
+    # ---- sources
 
     @classmethod
     def image_folder(cls, path: Path, *, io: Optional[str] = None,
                      name: Optional[str] = None) -> "Dataset":
-        """One sub-folder per class, in it JPEG files, also nested. Features:
-        ``image`` (encoded), ``label`` int64: the class folder's place in byte
+        """JPEG files in one sub-folder per class, also nested. Features: ``image``
+        (encoded), ``label`` int64 []: the index of the class folder in byte
         order."""
         return cls._of("image_folder", _given(path=_absolute(path), io=io), name)
 
     @classmethod
     def idx(cls, images: Path, labels: Optional[Path] = None, *,
             io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
-        """Files in MNIST's format, plain or gzip. Features: ``image``,
-        ``label`` int64."""
+        """Files in MNIST's format, plain or gzip. Features: ``image``, and
+        ``label`` int64 [] if ``labels`` is given."""
         return cls._of("idx", _given(
             images=_absolute(images),
             labels=None if labels is None else _absolute(labels), io=io), name)
@@ -238,9 +248,9 @@ class Dataset:
             header_bytes: Optional[int] = None,
             footer_bytes: Optional[int] = None, io: Optional[str] = None,
             name: Optional[str] = None) -> "Dataset":
-        """Records of one or several files; ``features``: {name: {"dtype": ...,
-        "shape": [...]}} in the order in which a record holds them,
-        little-endian, without gaps."""
+        """Records of one or several files. ``features``: {name: {"dtype": ...,
+        "shape": [...]}} in the order of a record, little-endian, without gaps;
+        ``header_bytes``, ``footer_bytes``: skipped in each file."""
         files = ([_absolute(path)] if isinstance(path, (str, bytes, os.PathLike))
                  else [_absolute(each) for each in path])
         return cls._of("fixed_length_records", _given(
@@ -251,7 +261,7 @@ class Dataset:
     @classmethod
     def range(cls, start: int, stop: Optional[int] = None, step: int = 1, *,
               name: Optional[str] = None) -> "Dataset":
-        """``value`` int64, as Python's range."""
+        """Feature ``value`` int64 []: the numbers of Python's range."""
         if stop is None:
             start, stop = 0, start
         return cls._of("range", {"start": start, "stop": stop, "step": step},
@@ -261,9 +271,9 @@ class Dataset:
     def tensors(cls, features: Mapping[str, Any], *,
                 repeat: Optional[int] = None,
                 name: Optional[str] = None) -> "Dataset":
-        """Small arrays or nested lists, whose outermost dimension has the rows;
-        the spec holds them (64 KiB in all). NumPy arrays keep their dtype; of
-        lists it is int64, bool or float32."""
+        """Small arrays or nested lists, [rows, *shape] each, held by the spec
+        (64 KiB in all). NumPy arrays keep their dtype; lists become int64, bool
+        or float32."""
         values = {
             key: ({"dtype": dtype_name(value.dtype), "values": value.tolist()}
                   if hasattr(value, "dtype") else value)
@@ -274,7 +284,7 @@ class Dataset:
     def synthetic(cls, records: int, features: Mapping[str, Mapping[str, Any]],
                   *, cost_us: Optional[float] = None,
                   name: Optional[str] = None) -> "Dataset":
-        """Made-up records; ``cost_us``: CPU time burnt for each."""
+        """Generated records; ``cost_us``: microseconds of CPU time spent on each."""
         return cls._of("synthetic", _given(records=records,
                                            features=features_of(features),
                                            cost_us=cost_us), name)
@@ -283,17 +293,17 @@ class Dataset:
     def stream(cls, features: Mapping[str, Any], *,
                producers: Optional[int] = None,
                name: Optional[str] = None) -> "Dataset":
-        """Rows that ``penstock.producer`` puts; ``features``: as its
-        ``element_spec``. Over when ``producers`` (1) of them have finished, or
-        all that were at work at once. Comes once, in its own order: no
-        shuffle, no repeat, no seek."""
+        """Rows that ``penstock.producer`` puts; ``features``: its
+        ``element_spec``. Ends when ``producers`` (1) of them have finished, or all
+        that were at work at once. Read once, in the order of the puts: no
+        shuffle, repeat or seek."""
         return cls._of("stream", _given(features=features_of(features),
                                         producers=producers), name)
 
     @classmethod
     def from_file(cls, path: Path) -> "Dataset":
-        """A spec file, to be changed; relative paths in it become absolute.
-        InvalidArgument: it is none."""
+        """Reads a spec file, to be changed; its relative paths become absolute.
+        InvalidArgument: not a spec."""
         from penstock import spec_file
 
         spec = spec_file.read(os.fsdecode(path))
@@ -302,7 +312,7 @@ class Dataset:
         def found_from_here(value: Any) -> Any:
             if isinstance(value, list):
                 return [found_from_here(each) for each in value]
-            # "~" the broker refuses, with the way out.
+            # The broker refuses "~" and says what to write.
             if not isinstance(value, str) or value.startswith("~"):
                 return value
             return os.path.join(folder, value)
@@ -318,22 +328,22 @@ class Dataset:
     # ---- steps
 
     def named(self, name: str) -> "Dataset":
-        """What the broker calls it; all ranks of a job must agree."""
+        """Sets the dataset's name; all ranks of a job must agree."""
         return self._with(dataset=name)
 
     def shuffle(self, seed: int = 0,
                 each_epoch: Optional[bool] = None) -> "Dataset":
-        """A global order without a buffer: a new one every epoch, or one for all
-        (``each_epoch=False``)."""
+        """Shuffles globally, without a buffer: a new order every epoch, or one for
+        all (``each_epoch=False``)."""
         return self._with(shuffle=_given(seed=seed, each_epoch=each_epoch))
 
     def seed(self, seed: int) -> "Dataset":
-        """Of augmentation, where it is not the shuffle's."""
+        """Sets the seed of augmentation; the shuffle's seed by default."""
         return self._with(seed=seed)
 
     def map(self, *operations: Operation) -> "Dataset":
-        """What happens to each row; again: after what there is. A function of
-        your own: ``penstock.python``."""
+        """Appends operations on each row. ``penstock.python`` is for a function of
+        your own. TypeError: not an operation."""
         for operation in operations:
             if not isinstance(operation, Mapping):
                 raise TypeError(
@@ -345,30 +355,32 @@ class Dataset:
     def batch(self, size: Optional[int] = None, *,
               per_rank: Optional[int] = None,
               last: Optional[str] = None) -> "Dataset":
-        """``size`` rows of all ranks together, or ``per_rank``; ``last``: what
-        the short last batch becomes, "partial", "drop" or "pad"."""
+        """Global batches of ``size`` rows, or ``per_rank`` rows for each rank.
+        ``last``: "partial" delivers the short last batch, "drop" leaves it out,
+        "pad" fills it with zeros."""
         return self._with(batch=_given(size=size, per_rank=per_rank, last=last))
 
     def repeat(self, epochs: Optional[int] = None) -> "Dataset":
-        """So many epochs; None: forever."""
+        """Sets the number of epochs; None: forever."""
         return self._with(epochs="forever" if epochs is None else epochs)
 
     def steps_per_epoch(self, steps: int) -> "Dataset":
-        """An epoch has exactly this many steps and starts again; more than the
-        data have goes round."""
+        """Sets the steps of an epoch. Each epoch begins at the start of its order,
+        and wraps where it has more steps than the data."""
         return self._with(steps_per_epoch=steps)
 
     def prefetch(self, batches: int) -> "Dataset":
-        """Finished batches per rank (2); with ``hold`` it sets the memory."""
+        """Finished batches kept ready per rank (2); with ``hold`` it determines the
+        memory."""
         return self._with(prefetch=batches)
 
     def hold(self, batches: int) -> "Dataset":
-        """Batches a rank may hold at once (3): the loop's variable, one that the
-        loop keeps back, and the one that it asks for."""
+        """Batches a rank may hold at once (3): the loop variable, one that the loop
+        keeps, and the one it asks for."""
         return self._with(hold=batches)
 
     def on_error(self, what: str) -> "Dataset":
-        """A record that cannot be read or decoded: "fail", "skip" it, or
+        """For a record that cannot be read or decoded: "fail", "skip" it, or
         "substitute" the next readable one."""
         return self._with(on_error=what)
 
@@ -376,14 +388,17 @@ class Dataset:
 
     @property
     def name(self) -> str:
+        """The key `dataset` of the spec."""
         return str(self._spec["dataset"])
 
     def to_dict(self) -> Dict[str, Any]:
+        """The spec as plain JSON types."""
         spec: Dict[str, Any] = _plain(self._spec)
         return spec
 
     def to_json(self) -> str:
-        # YAML knows no pairs of surrogates, which JSON's escapes are made of.
+        """The spec as JSON, which ``penstock_options.spec`` takes."""
+        # Unescaped: the broker reads JSON as YAML, which has no surrogate pairs.
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def to_yaml(self) -> str:

@@ -1,6 +1,5 @@
-"""What goes wrong, as exceptions: each says what was wanted, what was found and
-what can be done about it. All are ``penstock.Error``; where Python has an
-exception of that meaning they are that one, too."""
+"""Exceptions. The text says what was wanted, what was found and what to do about it.
+All are ``penstock.Error``, and Python's own exception of the same meaning too."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class InvalidArgument(Error, ValueError):
 
 
 class DeadlineExceeded(Error, TimeoutError):
-    """``timeout_s`` or ``wait_s`` passed, or storage did not answer."""
+    """``timeout_s`` or ``wait_s`` passed, or storage did not answer in time."""
 
     code = 4
 
@@ -48,14 +47,14 @@ class PermissionDenied(Error, PermissionError):
 
 
 class ResourceExhausted(Error):
-    """A limit of memory; or every batch that may be held at once is held."""
+    """A memory limit; or the rank holds all batches that it may hold at once."""
 
     code = 8
 
 
 class FailedPrecondition(Error):
-    """Not in this state: ranks disagree, the reader is closed or the parent
-    process's, the broker is of another release."""
+    """Wrong state: ranks disagree, the reader is closed or belongs to the parent
+    process, the broker is of another release."""
 
     code = 9
 
@@ -68,7 +67,7 @@ class Aborted(Error):
 
 
 class Internal(Error):
-    """A bug."""
+    """A bug in Penstock, or no memory."""
 
     code = 13
 
@@ -80,7 +79,8 @@ class Unavailable(Error, ConnectionError):
 
 
 class DataLoss(Error):
-    """A record is corrupt and the spec says ``on_error: fail``."""
+    """A record is corrupt and the spec says ``on_error: fail``; or rows of a stream,
+    or the broker's journal, are lost."""
 
     code = 15
 

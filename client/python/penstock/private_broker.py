@@ -1,5 +1,5 @@
-"""A broker of one's own, for the length of a program: no configuration, no
-root, nothing left behind."""
+"""A private broker for the length of a program: no configuration, no root, nothing
+left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMMAND = os.path.join(os.path.dirname(__file__), "bin", "penstock")
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """What a process that is started meanwhile finds there."""
+    """Sets environment variables for the block."""
     former = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -33,9 +33,9 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 class Broker:
-    """A private penstockd. It is restarted when it dies, and ends with this
-    object, or with this process, however that ends; forked children neither keep
-    it nor end it. Ctrl-C is not for it."""
+    """A private penstockd; made by ``penstock.broker``. It is restarted when it dies,
+    and ends with this object or with this process, however that ends. Forked
+    children neither keep it alive nor end it. Ctrl-C does not reach it."""
 
     def __init__(self, workers: Optional[int] = None,
                  memory_limit: Optional[str] = None,
@@ -62,11 +62,11 @@ class Broker:
 
     @property
     def socket(self) -> str:
-        """Where it listens: for ``attach(socket=...)``, or PENSTOCK_SOCKET."""
+        """Path of its socket, for ``attach(socket=...)`` or PENSTOCK_SOCKET."""
         return self._core.socket
 
     def stop(self) -> None:
-        """Again: nothing."""
+        """Stops it; returns once it has ended. No effect the second time."""
         self._core.stop()
 
     def __enter__(self) -> "Broker":
@@ -85,18 +85,25 @@ class Broker:
 def broker(workers: Optional[int] = None, memory_limit: Optional[str] = None,
            python_path: Union[Path, Sequence[Path], None] = None,
            plugin_dir: Optional[Path] = None) -> Broker:
-    """Starts a private broker; in a ``with`` block PENSTOCK_SOCKET names it, so
-    that ``attach`` and processes that are started here find it:
+    """Starts a private broker and waits until it listens. In a ``with`` block
+    PENSTOCK_SOCKET names it, so that ``attach``, and processes started there, find it:
 
         with penstock.broker():
             reader = penstock.attach("train.yaml")
 
-    ``workers``: threads; ``memory_limit``: such as "4GiB"; None: penstockd's own
-    choice. ``python_path``: folders of modules whose functions datasets may name
-    (``penstock.python``), run by this interpreter; ``plugin_dir``: likewise of
-    shared libraries; None: PENSTOCK_PYTHON_PATH and PENSTOCK_PLUGIN_DIR, else
-    none. Raises InvalidArgument or FailedPrecondition with what it did not
-    like."""
+    Args:
+      workers: threads. None: penstockd's own choice.
+      memory_limit: such as "4GiB". None: penstockd's own choice.
+      python_path: folders of modules whose functions datasets may name
+        (``penstock.python``), run by this interpreter. None:
+        PENSTOCK_PYTHON_PATH, else no folder.
+      plugin_dir: folder of shared libraries (``penstock.plugin``). None:
+        PENSTOCK_PLUGIN_DIR, else none.
+
+    Raises:
+      InvalidArgument, FailedPrecondition: an argument, or why it did not start.
+      NotFound: no ``penstock`` program.
+    """
     return Broker(workers, memory_limit, python_path, plugin_dir)
 
 

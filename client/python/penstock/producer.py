@@ -1,4 +1,4 @@
-"""The other end: a process that makes rows instead of reading them.
+"""A producer: a process that makes rows instead of reading them.
 
     spec = {"image": penstock.TensorSpec((224, 224, 3), "uint8"),
             "label": penstock.TensorSpec((), "int64")}
@@ -29,8 +29,9 @@ from penstock.reader import index, path, reconnect_option, seconds, text
 
 
 class Producer:
-    """One producer of a job; made by ``penstock.producer``. Used by one thread at
-    a time; a forked child cannot use its parent's."""
+    """One producer of a job; made by ``penstock.producer``. One thread at a time uses
+    it. A forked child cannot use its parent's (FailedPrecondition). Calls also raise
+    DeadlineExceeded (``timeout_s``) and Unavailable (``reconnect_s``)."""
 
     def __init__(self, core: _core.Producer, features: Mapping[str, TensorSpec],
                  batch: int):
@@ -42,16 +43,17 @@ class Producer:
 
     @property
     def next_row(self) -> int:
-        """The number, in the stream, of the row that was next when this producer
-        came: 0 in a new job; after a resume, where to go on."""
+        """The stream's row number that was next when this producer opened: 0 in a
+        new job; after a resume, the row to go on with."""
         return self._core.next_row
 
     def put(self, rows: Mapping[str, Any]) -> None:
-        """Copies rows in: ``{name: [n, ...]}`` for every feature, any n, in pieces
-        of ``batch`` rows at most. Waits while the ranks are behind. ValueError,
-        and nothing is put: another name, shape or kind of dtype than the
-        features', a value that does not fit into its dtype, or arrays of
-        different n. Raises ``Aborted`` when the job's ranks have left."""
+        """Copies rows in: ``{name: [n, *shape]}`` for every feature, any n, put in
+        pieces of at most ``batch`` rows. Waits while the ranks are behind.
+
+        Raises ValueError, and puts nothing, when a name, shape or kind of dtype is
+        not the feature's, a value does not fit into its dtype, or the arrays differ
+        in n; ``Aborted`` when the job's ranks have left."""
         arrays = {name: self._checked(name, rows) for name in self._features}
         if len(rows) > len(arrays):
             raise ValueError("no feature of the stream: "
@@ -79,8 +81,7 @@ class Producer:
             raise ValueError(f"feature {name!r}: an array of shape "
                              f"{array.shape}, wanted [rows"
                              + "".join(f", {n}" for n in spec.shape) + "]")
-        # Equal dtypes, and those that hold all values of the other, are not
-        # looked at.
+        # A safe cast needs no check of the values.
         if np.can_cast(array.dtype, wanted, "safe"):
             return array
         return _fitting(name, array, wanted)
@@ -88,11 +89,11 @@ class Producer:
     @contextlib.contextmanager
     def slot(self, rows: Optional[int] = None
              ) -> Iterator[Dict[str, np.ndarray]]:
-        """Room for ``rows`` rows (``batch``), to be written where the broker reads
-        them: ``{name: [rows, ...]}``. They are put when the block ends, and
-        discarded if it raises. Waits while the ranks are behind. The arrays
-        can be written until then; views of them must not be written later: the
-        rows may be on their way. One slot at a time, and no ``put`` in it:
+        """A context of writable arrays ``{name: [rows, *shape]}`` (``rows``: 1 to
+        ``batch``, the default) in the memory that the broker reads. Waits while the
+        ranks are behind. The end of the block puts the rows; an exception discards
+        them. Do not write to views of the arrays after the block: the broker may be
+        reading them. A second slot, or a ``put``, within the block raises
         FailedPrecondition."""
         rows = self._batch if rows is None else operator.index(rows)
         if not 0 < rows <= self._batch:
@@ -118,15 +119,15 @@ class Producer:
         self._core.put(rows)
 
     def finish(self) -> None:
-        """It has put all of its rows. Done by the end of a ``with`` block. Again:
-        nothing."""
+        """Ends this producer's rows; waits until the broker has recorded them all.
+        The end of a ``with`` block calls it. No effect the second time."""
         if not self._finished:
             self._core.finish()
             self._finished = True
 
     def fail(self, why: str) -> None:
-        """It cannot go on: the job fails, and ``why`` is what its ranks get. Done
-        by an exception that leaves a ``with`` block."""
+        """Fails the job: its ranks get ``why``. An exception that leaves a ``with``
+        block calls it."""
         self._core.fail(why)
 
     def __enter__(self) -> "Producer":
@@ -136,14 +137,14 @@ class Producer:
         if kind is None:
             self.finish()
         else:
-            # What is raised already says more than that it was too late.
+            # The exception being raised says more than a failed fail().
             with contextlib.suppress(Error):
                 self.fail(f"{kind.__name__}: {error}")
 
 
 def _fitting(name: str, array: np.ndarray, wanted: np.dtype) -> np.ndarray:
-    """The array, or one that ``wanted`` has its values in already. ValueError
-    names the first that it cannot have."""
+    """The array, or its cast to ``wanted``. ValueError names the first value that
+    ``wanted`` cannot represent."""
 
     def refused(unfit: np.ndarray, why: str) -> ValueError:
         first = np.unravel_index(int(np.argmax(unfit)), array.shape)
@@ -167,7 +168,7 @@ def _fitting(name: str, array: np.ndarray, wanted: np.dtype) -> np.ndarray:
     elif np.can_cast(array.dtype, wanted, "same_kind"):
         with np.errstate(over="ignore"):
             cast = array.astype(wanted)
-        # Infinite in the cast alone. One that is infinite as it came stays so.
+        # Refuse values that only the cast made infinite.
         infinite = np.isinf(cast)
         if infinite.any() and (infinite := infinite & ~np.isinf(array)).any():
             raise refused(infinite, "it would become infinite")
@@ -189,29 +190,30 @@ def producer(job: Optional[str] = None,
              batch: int = 1, dataset: Optional[str] = None,
              socket: Optional[str] = None, timeout_s: float = 0,
              reconnect_s: Optional[float] = None) -> Producer:
-    """Feeds a job whose dataset is a ``stream``; waits until a rank has attached
-    to it.
+    """Opens a producer of a job whose dataset is a ``stream``; waits until a rank has
+    attached to it.
 
-    Several producers may feed one job, come and go at any time, and be killed:
-    what was put is delivered exactly once, what was only written is discarded.
-    When the broker dies, every call waits for it to come back and goes on. Rows
-    come in the order in which they were put: no shuffle, no way back, and a
-    job resumes only as far as its producers can go on where it was
-    (``next_row``). The stream is over when all of its producers have finished.
+    Several producers may feed one job, come and go at any time, and be killed: rows
+    that were put are delivered exactly once, rows not yet put are discarded. When the
+    broker dies, every call waits for it to come back and goes on. Rows come in the
+    order of the puts, without shuffle or seek, so a job resumes only as far as its
+    producers can continue (``next_row``). The stream is over when all of its
+    producers have finished.
 
     Args:
-      job: its name; None: PENSTOCK_JOB, the launcher's, "default".
-      element_spec: ``{name: TensorSpec(shape, dtype)}`` of one row, as the
-        stream's features; also ``{"dtype": ..., "shape": ...}``.
-      batch: rows of one put, at most.
-      dataset: where several jobs have that name.
-      socket: as of ``attach``.
-      timeout_s: of every wait; 0: none. DeadlineExceeded.
-      reconnect_s: for the broker to come back when it died (60 s); 0: do not
-        wait. Unavailable.
+      job: its name. None: PENSTOCK_JOB, the launcher's, else "default".
+      element_spec: the stream's features, ``{name: TensorSpec(shape, dtype)}`` or
+        ``{name: {"dtype": ..., "shape": ...}}`` of one row.
+      batch: most rows of one put.
+      dataset: its name, where several jobs have that job name.
+      socket: as in ``attach``.
+      timeout_s: limit of every wait; 0: none. Then DeadlineExceeded.
+      reconnect_s: for a dead broker to come back (60); 0: do not wait. Then
+        Unavailable.
 
-    Raises InvalidArgument when the job wants other features, FailedPrecondition
-    when its source is not a stream or the stream is over.
+    Raises:
+      InvalidArgument: the job wants other features.
+      FailedPrecondition: its source is not a stream, or the stream is over.
     """
     batch = index("batch", batch, 1)
     features = {text("element_spec", name): _row_of(name, spec)

@@ -1,4 +1,4 @@
-"""One rank's end of a job: attach, iterate, checkpoint."""
+"""One rank of a job: attach, iterate, checkpoint."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Text = TypeVar("Text", bound=Optional[str])
 
 
 class EndOfEpoch(Exception):
-    """Of ``Reader.next``: the epoch is over; call again for the next."""
+    """Raised by ``Reader.next``: the epoch is over; call again for the next."""
 
 
 class EndOfData(Exception):
-    """Of ``Reader.next``: the last epoch is over."""
+    """Raised by ``Reader.next``: the last epoch is over."""
 
 
 class Epoch:
-    """The batches of one epoch, to be iterated once. A loop that is left early
-    goes on where it was in the next one."""
+    """The batches of one epoch, to be iterated once. After a loop that is left early,
+    the next loop continues with the next batch."""
 
     def __init__(self, reader: "Reader", number: int):
         self._reader = reader
@@ -56,23 +56,23 @@ class Epoch:
             if batch is None:
                 return
             if not joined:
-                # Who joins others learns from its first batch where they are.
+                # A rank that joins others learns their epoch from its first batch.
                 self._number = core.epoch
                 joined = True
             yield batch
-            # Ours no more while we wait for the next.
+            # Released before waiting for the next.
             del batch
 
     def tuples(self, *features: str) -> Iterator[Tuple[np.ndarray, ...]]:
-        """The same as tuples of arrays: ``for x, y in epoch.tuples("image",
-        "label")``."""
+        """Yields tuples of these features' arrays: ``for x, y in
+        epoch.tuples("image", "label")``."""
         for batch in self:
             yield tuple(batch[name] for name in features)
             del batch
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank. TypeError in dynamic
-        delivery, where who is faster gets more, and of a stream."""
+        delivery, where faster ranks get more, and of a stream."""
         if self._reader.delivery == "dynamic":
             raise TypeError(
                 "in dynamic delivery an epoch has no length: a faster rank gets "
@@ -85,8 +85,11 @@ class Epoch:
 class Reader:
     """One rank of a job; made by ``penstock.attach``.
 
-    Used by one thread at a time. A forked child cannot use its parent's (it gets
-    ``FailedPrecondition``, and zeros where the parent has batches).
+    One thread at a time uses it. A forked child cannot use its parent's: calls raise
+    ``FailedPrecondition``, and the parent's batches read as zeros. Calls that talk to
+    the broker also raise DeadlineExceeded (``timeout_s``) and Unavailable
+    (``reconnect_s``); ``next`` and loops also raise why the job failed, and Aborted
+    when the rank was evicted, fenced or stopped.
     """
 
     def __init__(self, core: _core.Reader, delivery: str, local_world_size: int):
@@ -95,7 +98,7 @@ class Reader:
         self._local_world_size = local_world_size
         self._ended = False
         self._closed = False
-        self._asked = 0  # how often the core was
+        self._asked = 0  # calls of the core's next
         self._holds = Holds()
         self._read_spec()
 
@@ -107,10 +110,12 @@ class Reader:
     # ---- batches
 
     def next(self, timeout_s: Optional[float] = None) -> Batch:
-        """The next batch, where a loop over ``epochs()`` does not fit. Raises
-        EndOfEpoch once after the last batch of each epoch, EndOfData after the
-        last epoch's, and DeadlineExceeded if none is ready within ``timeout_s``
-        (0 or less: does not wait; None: that of attach)."""
+        """The next batch, where a loop over ``epochs()`` does not fit.
+
+        Raises EndOfEpoch once after the last batch of each epoch, EndOfData after
+        the last epoch, DeadlineExceeded if no batch is ready within ``timeout_s``
+        (0 or less: does not wait; None: attach's), and ResourceExhausted when the
+        rank holds all batches it may hold."""
         if timeout_s is not None:
             timeout_s = seconds("timeout_s", timeout_s, least=-math.inf)
             timeout_s = max(timeout_s, 0.0)
@@ -122,12 +127,12 @@ class Reader:
         return Batch(core, self._features, self._holds)
 
     def _take(self) -> Optional[Batch]:
-        """None at the end of the epoch and of the data."""
+        """The next batch; None at the end of the epoch and of the data."""
         core = self._next(None)
         return Batch(core, self._features, self._holds) if core else None
 
     def _next(self, timeout_s: Optional[float]) -> Any:
-        """As that of the core: None or False at the ends."""
+        """The core's batch; None at the end of the epoch, False of the data."""
         self._holds.let_go()
         self._asked += 1
         releases: Optional[Iterator[bool]] = None
@@ -146,15 +151,15 @@ class Reader:
         return core
 
     def __iter__(self) -> Iterator[Batch]:
-        """All batches that are left, of all epochs."""
+        """The remaining batches of all epochs."""
         for epoch in self.epochs():
             yield from epoch
 
     def epochs(self) -> Iterator[Epoch]:
-        """All epochs that are left: ``for epoch in reader.epochs(): for batch in
-        epoch: ...``. Without end if the spec says ``epochs: forever``.
-        FailedPrecondition: the reader is closed, or nothing was taken of the
-        epoch before: an epoch cannot be passed over."""
+        """The remaining epochs: ``for epoch in reader.epochs(): for batch in epoch:
+        ...``. Endless if the spec says ``epochs: forever``. FailedPrecondition: the
+        reader is closed, or no batch of the previous epoch was taken: an epoch
+        cannot be passed over."""
         if self._closed:
             raise errors.FailedPrecondition("the reader is closed")
         while not self._ended and (self.epoch_count is None
@@ -169,84 +174,90 @@ class Reader:
                     "further on")
 
     def fileno(self) -> int:
-        """Readable when a batch may have become ready, for event loops: then
-        call ``next(0)``, which may still raise DeadlineExceeded."""
+        """A descriptor that is readable when a batch may have become ready, for
+        event loops: then call ``next(0)``, which may still raise
+        DeadlineExceeded. The reader owns it."""
         return self._core.fileno()
 
     # ---- what the job is
 
     @property
     def element_spec(self) -> Features:
-        """``{feature: TensorSpec(shape of a row, dtype)}``."""
+        """``{name: TensorSpec(shape of one row, dtype)}``."""
         return self._features
 
     @property
     def delivery(self) -> str:
+        """One of "split", "dynamic", "broadcast" or "independent"."""
         return self._delivery
 
     @property
     def job(self) -> str:
+        """Its name, as `penstock jobs` shows it."""
         return self._core.job
 
     @property
     def rank(self) -> int:
+        """The rank this reader attached with, also after a shrink."""
         return self._core.rank
 
     @property
     def world_size(self) -> int:
-        """Of the ranks that are left, where ``on_rank_death`` is "shrink"."""
+        """Ranks of the job; with ``on_rank_death="shrink"``, those that are left."""
         return self._core.world_size
 
     @property
     def incarnation(self) -> int:
-        """Which life of the job this is."""
+        """The number of the job's incarnation: a reset or an attach with a state
+        begins another."""
         return self._core.incarnation
 
     @property
     def sample_count(self) -> int:
-        """Records of the dataset."""
+        """Records of the dataset; 0 for a stream."""
         return self._core.sample_count
 
     @property
     def steps_per_epoch(self) -> int:
+        """The same on every rank; 0 for a stream."""
         return self._core.steps_per_epoch
 
     @property
     def epoch(self) -> int:
-        """That of the next batch, from 0; ``epoch_count`` at the end."""
+        """The next batch's epoch, from 0; ``epoch_count`` at the end."""
         return self._core.epoch
 
     @property
     def epoch_count(self) -> Optional[int]:
-        """None: forever."""
+        """Epochs of the job; None: forever."""
         return self._core.epoch_count or None
 
     def stats(self) -> Dict[str, Union[int, float]]:
-        """Counts since attach: ``batches``, ``rows``, ``wait_s`` (time spent
-        waiting with nothing ready), ``waits``, ``held``, ``hold_max``,
-        ``skipped``, ``redelivered``, ``reconnects``."""
+        """Counts since attach: ``batches`` taken, ``rows`` in them (without padding),
+        ``wait_s`` (seconds spent with nothing ready), ``waits``, ``held`` (batches
+        held now), ``hold_max``, ``skipped``, ``redelivered``, ``reconnects``."""
         return self._core.stats()
 
     # ---- checkpoint, elastic runs, end
 
     def state_dict(self) -> Dict[str, Any]:
-        """Where the job stands after the last batch that was returned: for the
-        checkpoint. JSON types only. In split and broadcast every rank gets the
-        same after the same step."""
+        """The job's position after the last batch that was returned, for the
+        checkpoint: JSON types only. In split and broadcast every rank gets the same
+        after the same step; in dynamic, give one rank's to all."""
         state: Dict[str, Any] = json.loads(self._core.state())
         return state
 
     def load_state_dict(self, state: State) -> None:
-        """Goes on at a state, with the same rank and world size. Every rank
-        calls it (the first opens a new incarnation of the job)."""
+        """Continues at a state, with the same rank and world size. Every rank calls
+        it; the first call opens a new incarnation of the job."""
         self.reset(self.rank, self.world_size, state)
 
     def reset(self, rank: int, world_size: int, state: State,
               local_world_size: Optional[int] = None) -> None:
         """Leaves this incarnation of the job and joins the one that begins at
-        ``state`` as this rank of this world: what an elastic trainer calls on
-        every rank when the ranks have changed. Batches that are held stay
-        valid."""
+        ``state``, as ``rank`` of ``world_size``. An elastic trainer calls it on every
+        rank when the ranks have changed. The first call fences the old incarnation:
+        ranks still in it get Aborted. Batches that are held stay valid."""
         self._core.reset(index("rank", rank, 0),
                          index("world_size", world_size, 1),
                          number("local_world_size", local_world_size, 1, 0),
@@ -255,8 +266,8 @@ class Reader:
         self._read_spec()
 
     def stop_job(self, now: bool = False) -> None:
-        """Ends the job for all of its ranks: they finish the step that the
-        furthest has; ``now``: at once, with Aborted."""
+        """Ends the job for all of its ranks, after the last step that any rank was
+        given; ``now``: at once, with Aborted."""
         self._core.stop_job(now)
 
     def __repr__(self) -> str:
@@ -266,8 +277,8 @@ class Reader:
                 f"{self.world_size}, {self.delivery}>")
 
     def close(self) -> None:
-        """Leaves the job. Batches and arrays that are alive become copies of
-        this process's own. Again: nothing."""
+        """Leaves the job; waits for the events of ``hold_until``. Batches and arrays
+        that are alive become private copies. No effect the second time."""
         while self._holds.wait_for_oldest():
             pass
         self._core.close()
@@ -281,7 +292,7 @@ class Reader:
 
 
 def no_epoch_left(reader: Reader) -> errors.FailedPrecondition:
-    """For a loop that is begun after the last epoch."""
+    """The error of a loop that begins after the last epoch."""
     return errors.FailedPrecondition(
         f"all {reader.epoch_count} epochs of this job are over: a dataset that says "
         "more has them (`.repeat(n)`, `.repeat()` for ever; `epochs:` in a spec "
@@ -291,8 +302,9 @@ def no_epoch_left(reader: Reader) -> errors.FailedPrecondition:
 
 
 def state_text(state: State) -> str:
+    """A state as text; ValueError or TypeError if it is none."""
     if isinstance(state, str):
-        # The core takes it for none, and would begin anew.
+        # The core takes an empty state for none, and would begin anew.
         if not state.strip():
             raise errors.InvalidArgument(
                 "the state is empty: its checkpoint is incomplete")
@@ -304,25 +316,25 @@ def state_text(state: State) -> str:
 
 
 def _releases() -> Iterator[bool]:
-    """True as long as a batch that is held may be released without the program's
-    doing, which is waited for."""
-    # Batches may be in cycles that nobody can reach any more.
+    """Waits for releases that need no action of the program; yields True after each
+    chance of one, and ends when no more is to be expected."""
+    # Unreachable cycles may hold batches.
     gc.collect()
     yield True
-    # JAX computes after its functions have returned, and holds what it reads.
+    # JAX computes asynchronously, and holds what it reads.
     jax = sys.modules.get("jax")
     if jax is None:
         return
     jax.block_until_ready(jax.live_arrays())
     yield True
-    # Results that nobody kept cannot be asked for.
+    # live_arrays() lacks results that nobody kept: wait for them by time.
     for _ in range(50):
         time.sleep(0.02)
         yield True
 
 
 def seconds(name: str, value: Optional[float], least: float = 0.0) -> float:
-    """As the C options have it: 0 is for ever."""
+    """Seconds as a C option: 0 means no limit."""
     if value is None:
         return 0.0
     if not isinstance(value, numbers.Real):
@@ -333,6 +345,7 @@ def seconds(name: str, value: Optional[float], least: float = 0.0) -> float:
 
 
 def text(name: str, value: Text) -> Text:
+    """Returns value; TypeError, which names the argument, if it is no text."""
     if value is None:
         return value
     if not isinstance(value, str):
@@ -347,7 +360,7 @@ def text(name: str, value: Text) -> Text:
 
 def path(name: str, value: Optional[Union[Path, bytes]],
          wanted: str = "a path") -> Optional[bytes]:
-    """In the file system's own bytes."""
+    """The path in the file system's encoding."""
     try:
         encoded = None if value is None else os.fsencode(value)
     except UnicodeEncodeError:
@@ -360,6 +373,8 @@ def path(name: str, value: Optional[Union[Path, bytes]],
 
 
 def index(name: str, value: int, least: int, most: int = (1 << 31) - 1) -> int:
+    """Returns value as an int; an error that names the argument if it is no
+    integer from least to most."""
     try:
         value = operator.index(value)
     except TypeError:
@@ -370,11 +385,12 @@ def index(name: str, value: int, least: int, most: int = (1 << 31) - 1) -> int:
 
 
 def number(name: str, value: Optional[int], least: int, none: int) -> int:
+    """As index; `none` if value is None."""
     return none if value is None else index(name, value, least)
 
 
 def reconnect_option(reconnect_s: Optional[float]) -> float:
-    """As the C options have it: 0 is the default there, negative is never."""
+    """reconnect_s as a C option, where 0 is the default and negative is never."""
     if reconnect_s is None:
         return 0.0
     return seconds("reconnect_s", reconnect_s) or -1.0
@@ -401,45 +417,57 @@ def attach(dataset: Union[Path, Dataset, None] = None,
            socket: Optional[str] = None,
            repeat_first: bool = False,
            autostart: bool = False) -> Reader:
-    """Attaches one rank to a job, which the first of its ranks creates.
+    """Attaches one rank to a job; the first rank creates it.
 
-    Returns once the dataset is open and memory is promised. Ctrl-C ends it.
+    Returns once the dataset is open and its memory is reserved. Ctrl-C ends the wait.
 
     Args:
       dataset: the name of a registered dataset, the path of a spec file (has a
         "/" or ends in .yaml, .yml or .json), or a ``penstock.Dataset``. None:
         PENSTOCK_DATASET, which ``penstock run`` sets.
-      rank, world_size, local_world_size: None: from the launcher (penstock run,
-        Horovod, torchrun, OpenMPI, Slurm, TF_CONFIG), else rank 0 of 1.
+      rank, world_size, local_world_size: global rank and number of ranks, and the
+        number on this host. None: from the launcher (penstock run, Horovod,
+        torchrun, OpenMPI, Slurm, TF_CONFIG), else rank 0 of 1.
       job: its name. None: PENSTOCK_JOB, the launcher's run id, else "default".
       delivery: "split": a global batch is divided over the ranks; "dynamic":
         each batch to the next rank that has none; "broadcast": each batch to
         every consumer; "independent": the whole dataset to each, in its own
         order.
-      state: of ``Reader.state_dict``: begin there, with any number of ranks.
-      on_rank_death: "wait" (default of split) for a process of the same number;
-        "fail"; "shrink" (default of the others): the others take over.
-      lag: broadcast, a consumer is ``window`` batches behind: "block" the
-        others (default), "skip" batches, "fail".
-      window, consumers, full_epoch: broadcast; see ``penstock.h``.
+      state: of ``Reader.state_dict``: begin there, with any number of ranks. None:
+        the file PENSTOCK_STATE names, else the beginning.
+      on_rank_death: "wait" (default of split; not in dynamic): its batches wait for
+        a process of the same rank; "fail": the job fails; "shrink" (default of the
+        others): the others take over.
+      lag: broadcast, for a consumer ``window`` batches behind: "block" (default):
+        the others wait; "skip": it misses batches; "fail": it is taken off.
+      window: broadcast, in batches. None: the spec's prefetch.
+      consumers: broadcast, most consumers at once. None: ``local_world_size``, at
+        least 8.
+      full_epoch: broadcast, this consumer's epochs begin where it joins.
       per_host: dynamic, when ranks run on several hosts: every host delivers
         all rows to its own ranks. Without it such an attach is refused, because
         hosts cannot divide a dynamic job between them.
-      wait_s: for ranks that are missing or died, then the job fails (600 s).
-      reconnect_s: for the broker to come back when it died (60 s); 0: do not
-        wait.
-      timeout_s: of attach and of next; None or 0: for ever.
-      node: NUMA node that the batches are to be on. None: found out.
-      socket: of the broker. None: PENSTOCK_SOCKET, else
+      wait_s: for missing or dead ranks (600); then the job fails and names them.
+      reconnect_s: for a dead broker to come back (60); 0: do not wait.
+      timeout_s: limit of attach, next, state_dict, reset and stop_job. None or 0: no
+        limit.
+      node: NUMA node for the batches. None: PENSTOCK_NODE, else the node of this
+        process's processors or GPU.
+      socket: the broker's. None: PENSTOCK_SOCKET, else
         /run/penstock/penstock.sock.
       repeat_first: read one batch and return it for ever, to measure the
         trainer's ideal speed (also PENSTOCK_REPEAT_FIRST=1).
       autostart: where no broker listens, start a private one that lives as long
-        as this process. For one rank; several: ``penstock run``, or
+        as this process. For world size 1; several ranks: ``penstock run``, or
         ``penstock.broker()`` in the process that starts them.
 
     Raises:
-      penstock.Error: its subclasses say what kind, its text the way out.
+      InvalidArgument: an option, or the spec with the key or line.
+      NotFound: no broker listens, or no such dataset or file.
+      AlreadyExists: this rank is attached already.
+      FailedPrecondition: the ranks disagree on an option.
+      ResourceExhausted: the memory limit.
+      penstock.Error: any other; the text says what to do.
     """
     options: Dict[str, Any] = dict(
         dataset=None, spec=None, job=text("job", job), socket=path("socket", socket),

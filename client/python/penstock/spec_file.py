@@ -1,4 +1,4 @@
-"""Spec files as the broker reads them: of YAML what JSON has as well."""
+"""Reads spec files as the broker does: the subset of YAML that JSON has too."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _FRACTION = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
 def read(path: str) -> Dict[str, Any]:
-    """The mapping that the file at ``path`` holds. InvalidArgument: it holds
-    none, or something that a spec cannot have (aliases, tags, a key twice), as
-    FILE:LINE:COLUMN. What the keys mean is for the broker to check."""
+    """The mapping in the file at ``path``; the broker checks its keys.
+    InvalidArgument (FILE:LINE:COLUMN): no mapping, or something that a spec cannot
+    have: aliases, tags, a key twice."""
     with open(path, encoding="utf-8-sig") as file:
         try:
             spec = _Reader(path, yaml.parse(file, Loader=yaml.SafeLoader)).document()

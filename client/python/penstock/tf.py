@@ -1,4 +1,4 @@
-"""Penstock for loops that are written for tf.data.
+"""Penstock for loops written for tf.data.
 
     dataset = penstock.tf.dataset("train.yaml", features=("image", "label"))
     for images, labels in dataset:
@@ -17,27 +17,26 @@ from penstock.reader import Epoch, attach, no_epoch_left
 
 def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
             **options: Any) -> tf.data.Dataset:
-    """A ``tf.data.Dataset`` of one epoch's batches per iteration (of what is left
-    of it, after a ``break``), with ``element_spec``. ``dataset.reader`` is the
+    """Attaches, and returns a ``tf.data.Dataset``. Each iteration yields one epoch's
+    batches (after a ``break``, the rest of that epoch). ``dataset.reader`` is the
     Reader.
 
     Keras: ``fit(dataset, epochs=n)`` iterates once per epoch and needs no
-    ``steps_per_epoch``. With it, it keeps one iterator over all epochs: give it
-    ``dataset.repeat()``, which goes on as long as the job has epochs, and then
-    ends.
+    ``steps_per_epoch``. With ``steps_per_epoch`` it keeps one iterator over all
+    epochs: pass ``dataset.repeat()``, which ends with the job's last epoch.
 
-    Iterated again after the last epoch it is an error that says so (TensorFlow
-    wraps what is raised here: ``tf.errors.UnknownError``). A ``repeat`` that
-    comes after ``map`` or ``prefetch`` does just that: put it before them.
+    An iteration after the last epoch raises an error that says so (TensorFlow turns
+    it into ``tf.errors.UnknownError``). A ``repeat`` after ``map`` or ``prefetch``
+    causes one: put it before them.
 
-    Batches are copied once: tf.data keeps elements for as long as it likes.
-    Where that counts, iterate the reader and take ``batch.tf()``. Shuffling,
-    batching and mapping belong into the spec.
+    Batches are copied once, because tf.data may keep elements for any time. To avoid
+    the copy, iterate the reader and use ``batch.tf()``. Shuffling, batching and
+    mapping belong in the spec.
 
     Args:
       source, **options: as ``dataset`` and the options of ``penstock.attach``.
       features: names; elements are then tuples of these tensors instead of
-        dictionaries.
+        dictionaries of all. KeyError: no such feature.
     """
     reader = attach(source, **options)
     names = reader.element_spec.chosen(
@@ -49,8 +48,8 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
 
     def elements(epoch: Epoch) -> Iterator[Any]:
         for batch in epoch:
-            # TensorFlow takes over arrays that are aligned and lets go of them
-            # when it comes to it: copies, or it holds the batches.
+            # TensorFlow keeps aligned arrays without copying and frees them late;
+            # copies, so that it does not hold batches.
             copies = [batch[name].copy() for name in names]
             del batch
             yield (tuple(copies) if features is not None else
@@ -61,7 +60,7 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
         signatures = tuple(signatures.values())
 
     def of_epochs(count: Optional[int]) -> tf.data.Dataset:
-        """Of as many at most, None: of all that are left."""
+        """A dataset of at most ``count`` epochs; None: all that are left."""
         def batches() -> Iterator[Any]:
             epochs = reader.epochs()
             first = next(epochs, None)
@@ -75,7 +74,7 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
         return made
 
     made = of_epochs(1)
-    # tf.data's own would iterate it once more after the last epoch.
+    # tf.data's repeat would iterate once more after the last epoch.
     made.repeat = lambda count=None, name=None: of_epochs(
         None if count in (None, -1) else count)
     return made

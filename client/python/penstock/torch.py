@@ -1,4 +1,4 @@
-"""Penstock for loops that are written for torch.utils.data.DataLoader.
+"""Penstock for loops written for torch.utils.data.DataLoader.
 
     loader = penstock.torch.DataLoader("train.yaml", features=("image", "label"))
     for epoch in range(loader.epoch, loader.epoch_count):
@@ -18,7 +18,7 @@ from penstock.reader import Epoch, Reader, State, attach, no_epoch_left
 Tensors = Union[Dict[str, torch.Tensor], Tuple[torch.Tensor, ...]]
 
 
-# Arguments of PyTorch's that are said elsewhere.
+# Arguments of PyTorch's DataLoader, and where Penstock takes them instead.
 _ELSEWHERE = {
     "batch_size": "the dataset says it: .batch(per_rank=...), or .batch(size) of "
                   "all ranks",
@@ -37,20 +37,20 @@ _ELSEWHERE["batch_sampler"] = _ELSEWHERE["generator"] = _ELSEWHERE["sampler"]
 
 
 class DataLoader:
-    """An iterable of an epoch's batches as tensors, with a length; each ``for``
-    is the next epoch (after a ``break``: the rest of it). After the last one, of
-    as many as the dataset says (1 if it does not: ``.repeat(n)``, ``epochs:``),
-    it raises FailedPrecondition.
+    """An iterable of an epoch's batches as tensors ``[rows, *shape]``. Each ``for``
+    takes the next epoch (after a ``break``, the rest of that epoch). After the last
+    epoch, the first if the dataset sets no number (``.repeat(n)``, ``epochs:``), it
+    raises FailedPrecondition.
 
     Args:
-      dataset, **options: as ``penstock.attach``.
+      dataset, **options: as ``penstock.attach``. TypeError: an argument of PyTorch's
+        DataLoader that Penstock takes elsewhere.
       features: names; batches are then tuples of these tensors instead of
-        dictionaries of all of them.
-      device: None or "cpu": tensors over the batch's memory, which is held as
-        long as one of them is alive (``Batch.torch``). Else tensors of their own
-        on this device; to a CUDA device by way of pinned memory, so that the
-        copy is asynchronous (on the current stream) and the batch is free at
-        once.
+        dictionaries of all. KeyError: no such feature.
+      device: None or "cpu": tensors over the batch's memory, which is held while one
+        of them is alive (``Batch.torch``). Else copies on this device. A copy to a
+        CUDA device goes through pinned memory, asynchronously on the current stream,
+        and the batch is free at once.
     """
 
     def __init__(self, dataset: Any = None, *,
@@ -67,7 +67,7 @@ class DataLoader:
         self._device = None if device is None else torch.device(device)
 
     def __len__(self) -> int:
-        """Steps of an epoch; TypeError in dynamic delivery."""
+        """Steps of an epoch; TypeError in dynamic delivery and of a stream."""
         return len(Epoch(self.reader, self.reader.epoch))
 
     def __iter__(self) -> Iterator[Tensors]:
@@ -93,12 +93,12 @@ class DataLoader:
 
     @property
     def epoch(self) -> int:
-        """That of the next batch, from 0."""
+        """The next batch's epoch, from 0; ``epoch_count`` at the end."""
         return self.reader.epoch
 
     @property
     def epoch_count(self) -> Optional[int]:
-        """None: forever."""
+        """Epochs of the job; None: forever."""
         return self.reader.epoch_count
 
     def state_dict(self) -> Dict[str, Any]:
@@ -106,9 +106,11 @@ class DataLoader:
         return self.reader.state_dict()
 
     def load_state_dict(self, state: State) -> None:
+        """As ``Reader.load_state_dict``."""
         self.reader.load_state_dict(state)
 
     def close(self) -> None:
+        """As ``Reader.close``."""
         self.reader.close()
 
     def __enter__(self) -> "DataLoader":
