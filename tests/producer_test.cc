@@ -41,7 +41,7 @@ class ProducerTest : public DeliveryTest {
               first);
     producer->put(rows);
   }
-  // Puts rows [first, end), `put` at a time.
+  // Puts rows [first, end), `rows` at a time.
   void Produce(int64_t first, int64_t end, int64_t rows) {
     Producer producer(ProducerFor(static_cast<uint64_t>(rows)));
     for (int64_t at = first; at < end; at += rows) {
