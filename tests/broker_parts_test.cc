@@ -45,7 +45,7 @@ class FolderTest : public testing::Test {
   std::filesystem::path folder_;
 };
 
-// ---- memory promise
+// ---- available memory
 // ----------------------------------------------------------
 
 class AvailableMemoryTest : public FolderTest {

@@ -313,7 +313,7 @@ class Broker {
     return world_.config.options.mode == DeliveryMode::kSplit;
   }
 
-  // ---- lives
+  // ---- broker instances
 
   std::vector<FormerProcess> FormerProcesses() {
     std::vector<FormerProcess> processes;

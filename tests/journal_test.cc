@@ -652,7 +652,7 @@ struct Workload {
 
 class JournalDeathTest : public JournalTest {
  protected:
-  // Runs the workload until it dies in call n; false if it lives on.
+  // Runs the workload until it dies in call n; false if it survives.
   bool DieAt(size_t n, size_t torn_quarters) {
     disk_ = MemoryDisk();
     disk_.die_at_call = n;

@@ -142,7 +142,7 @@ TEST(StreamLedgerTest, PutsThatCannotBe) {
   EXPECT_FALSE(ledger.CheckPut(0, 0, 1).ok());
 }
 
-// ---- a stream and its next life
+// ---- a stream and its next broker instance
 // -----------------------------------------------
 
 // Records what a journal would, and refuses when told to.
