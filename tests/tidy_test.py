@@ -128,7 +128,7 @@ class TidyTest(unittest.TestCase):
         )
 
     def test_rooms_include_only_rooms_below(self):
-        # The tables of the two READMEs give the order; files beside the rooms are on top.
+        # The tables of the two READMEs give the order; files beside rooms are on top.
         floors = {"common": 0}
         for part in ("broker", "client"):
             rooms = re.findall(r"^\| \[(\w+)/\]", text(f"{part}/README.md"), re.M)

@@ -388,6 +388,7 @@ class Dataset:
 
     @property
     def name(self) -> str:
+        """The dataset's name at the broker."""
         return str(self._spec["dataset"])
 
     def to_dict(self) -> Dict[str, Any]:

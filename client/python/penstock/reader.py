@@ -188,10 +188,12 @@ class Reader:
 
     @property
     def delivery(self) -> str:
+        """The delivery mode given to ``attach``."""
         return self._delivery
 
     @property
     def job(self) -> str:
+        """The job's name."""
         return self._core.job
 
     @property
