@@ -14,7 +14,7 @@
 
 struct penstock_reader {
   std::unique_ptr<penstock::RankReader> reader;
-  std::string state;  // what penstock_state returned last
+  std::string state;  // the last result of penstock_state
 };
 
 struct penstock_broker {
@@ -25,7 +25,7 @@ struct penstock_producer {
   std::unique_ptr<penstock::Producer> producer;
 };
 
-// Never defined: a penstock_batch* is a RankReader::Batch* in disguise.
+// penstock_batch is never defined: its pointers are RankReader::Batch*.
 static penstock::RankReader::Batch* FromC(penstock_batch* batch) {
   return reinterpret_cast<penstock::RankReader::Batch*>(batch);
 }
@@ -54,7 +54,7 @@ int CodeOf(const penstock::Status& status) {
 
 std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
 
-// No exception crosses the ABI; what is left to throw is running out of memory.
+// Keeps exceptions from crossing the ABI; only running out of memory throws.
 template <typename Body>
 int Guard(Body body) {
   try {
@@ -64,7 +64,7 @@ int Guard(Body body) {
   }
 }
 
-// False: it is noted that one of them is NULL.
+// False: one of them is NULL, which is the last error.
 template <typename... Pointers>
 bool AllGiven(Pointers... pointers) {
   if ((... && (pointers != nullptr))) return true;
@@ -72,7 +72,7 @@ bool AllGiven(Pointers... pointers) {
   return false;
 }
 
-// False: it is noted that these are not seconds from 0 up.
+// False: not seconds from 0 up, which is the last error.
 bool IsTime(const char* name, double seconds) {
   if (seconds >= 0) return true;
   last_error = Format("{}: {}: wanted seconds from 0 up", name, seconds);
@@ -91,8 +91,8 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
   if (!AllGiven(options, reader)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] {
     *reader = nullptr;
-    // A program built with an older header has fewer fields: the others are as
-    // if not given.
+    // A program built with an older header has fewer fields: the others keep
+    // their defaults.
     constexpr uint32_t kSmallest = offsetof(penstock_options, delivery);
     if (options->struct_bytes < kSmallest ||
         options->struct_bytes > sizeof(penstock_options)) {

@@ -88,7 +88,7 @@ TEST_F(CropTest, RandomResizedKeepsToItsRangesAndFillsThem) {
     left_edge += box.left == 0;
     right_edge += box.left + box.width == picture.width;
   }
-  // To within the rounding of sides to whole pixels.
+  // Within the rounding of sides to whole pixels.
   EXPECT_GE(area_min, 0.08 - 0.002);
   EXPECT_LE(area_min, 0.085);
   EXPECT_LE(area_max, 1.0);
@@ -97,8 +97,8 @@ TEST_F(CropTest, RandomResizedKeepsToItsRangesAndFillsThem) {
   EXPECT_LE(ratio_min, 0.76);
   EXPECT_LE(ratio_max, 4.0 / 3.0 + 0.01);
   EXPECT_GE(ratio_max, 1.32);
-  // Of a simulation of the same algorithm with Python's random numbers: large
-  // and upright boxes are rarer, for they do not fit.
+  // From a simulation of the same algorithm with Python's random numbers. Large
+  // and upright boxes are rarer, because they often do not fit.
   EXPECT_NEAR(area_sum / kSamples, 0.433, 0.008);
   EXPECT_NEAR(log_ratio_sum / kSamples, 0.031, 0.006);
   EXPECT_GT(left_edge, 0);

@@ -235,7 +235,7 @@ class BadInput(unittest.TestCase):
                               timeout=60, cwd=self.folder)
 
     def started(self, *arguments, **options):
-        """A penstockd that has said that it is ready."""
+        """A penstockd that is ready."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
             ready.settimeout(60)
             ready.bind(str(self.folder / "ready"))
@@ -250,7 +250,7 @@ class BadInput(unittest.TestCase):
         return broker
 
     def listening(self, *arguments):
-        """Such a one, and its path."""
+        """A penstockd that is ready, and the path of its socket."""
         path = self.folder / "penstock.sock"
         broker = self.started("--socket", path, *arguments,
                               stderr=subprocess.PIPE, text=True)
@@ -277,7 +277,7 @@ class BadInput(unittest.TestCase):
                               "--state-dir", kept / "state")
         broker.terminate()
         self.assertEqual(broker.wait(30), 0)
-        # The folder belongs to whoever gave it; the next broker needs the state.
+        # The folder is the caller's; the next broker needs the state.
         self.assertEqual(sorted(path.name for path in kept.iterdir()), ["state"])
         self.assertTrue((kept / "state" / "thesis.tex").exists())
         self.assertTrue((kept / "state" / "journal").exists())
@@ -367,7 +367,7 @@ class BadInput(unittest.TestCase):
         self.assertIn("rank 1", run.stderr)
 
     def test_interrupt_at_any_moment_leaves_nothing_behind(self):
-        # Forever, so that only the signal ends it.
+        # Endless, so that only the signal ends it.
         self.spec("dataset: x\nsource: {synthetic: {records: 1000, cost_us: 50,"
                   " features: {x: {dtype: uint8, shape: [1000]}}}}\n"
                   "batch: {size: 10}\nepochs: forever\n")

@@ -30,15 +30,15 @@ using What = Bottleneck::What;
 constexpr uint64_t kLookNs = 200'000'000;
 constexpr uint64_t kPool = 2;  // workers
 
-// Looks at a job for some seconds in which each rank waits for a share of the
+// Samples a job for some seconds in which each rank waits for a share of the
 // time.
 class Looked {
  public:
   struct Rank {
     double waits = 0;
-    int64_t progress = 0;  // half steps behind are negative
+    int64_t progress = 0;  // negative: half steps behind
   };
-  // decoding, storage: shares of the workers' time.
+  // decoding, storage: parts of the workers' time.
   Looked& For(int looks, double decoding, double storage,
               const std::vector<Rank>& ranks, bool starved = false) {
     wait_ns_.resize(ranks.size());
@@ -57,7 +57,7 @@ class Looked {
     pool_ = {kPool, decoding, storage, 1 - decoding - storage};
     return *this;
   }
-  // Of a job with a Python function.
+  // For a job with a Python function.
   Looked& With(const FunctionWorkersUse& function_workers, int looks,
                double waits) {
     for (int i = 0; i < looks; ++i) {
@@ -144,12 +144,12 @@ TEST(BottleneckTest, TheOneRankThatIsBehindIsNamed) {
   EXPECT_EQ(found.rank, 1u);
   EXPECT_EQ(found.ToJson()["rank"], 1);
   EXPECT_THAT(found.text, HasSubstr("rank 1 is the bottleneck"));
-  // Its slots are what the others wait for (broadcast).
+  // The others wait for its slots (broadcast).
   EXPECT_EQ(Looked().For(30, 0.1, 0, {{0.9}, {0, -4}}).Found().rank, 1u);
-  // It is behind because nothing comes.
+  // It is behind because it gets no batches.
   EXPECT_EQ(Looked().For(30, 0.1, 0, {{0}, {0.9, -4}}).Found().what,
             What::kDecode);
-  // Two are: none of them alone.
+  // Two are behind: neither is named alone.
   EXPECT_EQ(Looked().For(30, 0.1, 0, {{0}, {0, -1}, {0, -1}}).Found().what,
             What::kRanks);
 }
@@ -160,7 +160,7 @@ TEST(BottleneckTest, TheLastSecondsCount) {
   EXPECT_EQ(looked.For(50, 0.1, 0, {{0}}).Found().what, What::kRanks);
 }
 
-// Looks at a job of which rank 0 hangs, and says who is the bottleneck then.
+// Samples a job whose rank 0 hangs, and returns the bottleneck.
 Bottleneck FoundWithOneThatHangs(const std::vector<RecentUse::Rank>& others,
                                  std::optional<int64_t> progress,
                                  const PoolUse& pool, bool filling = false,
@@ -187,7 +187,7 @@ TEST(BottleneckTest, ARankThatHangsIsNamedWhateverBecameOfTheOthers) {
   done.done = true;
   RecentUse::Rank busy;
   busy.rank = 3;
-  // dynamic: at the end of the data the others wait for what it has.
+  // dynamic: at the end of the data the others wait for the batch it has.
   const Bottleneck dynamic =
       FoundWithOneThatHangs({waits, done}, std::nullopt, idle);
   EXPECT_EQ(dynamic.rank, 0u) << dynamic.text;
@@ -196,17 +196,17 @@ TEST(BottleneckTest, ARankThatHangsIsNamedWhateverBecameOfTheOthers) {
   EXPECT_THAT(dynamic.text,
               HasSubstr("rank 0 is the bottleneck: it has neither taken nor "
                         "released a batch for 6 s, workers idle 100 %"));
-  // split: the others have had all of their data.
+  // split: the others have taken all of their data.
   EXPECT_EQ(FoundWithOneThatHangs({done}, 7, idle).rank, 0u);
-  // Two are behind, and this one is the last; the workers have another job.
+  // Two are behind, and this one is last; the workers serve another job.
   waits.progress = 9;
   busy.progress = 8;
   EXPECT_EQ(FoundWithOneThatHangs({waits, busy}, 7, {kPool, 0.9, 0, 0.1}).rank,
             0u);
-  // Nobody else is left.
+  // No other rank is left.
   EXPECT_EQ(FoundWithOneThatHangs({}, std::nullopt, idle).rank, 0u);
   EXPECT_EQ(FoundWithOneThatHangs({}, 7, idle).rank, 0u);
-  // A moment is not enough.
+  // A short stand-still is not enough.
   EXPECT_NE(FoundWithOneThatHangs({done}, std::nullopt, idle, false, 10).rank,
             0u);
 }
@@ -224,7 +224,7 @@ TEST(BottleneckTest, RanksThatHangTogetherAreIt) {
     EXPECT_THAT(both.text, HasSubstr("2 of 2 have neither taken nor released a "
                                      "batch for 6 s"));
   }
-  // It waits, with a batch, for this one, which is behind.
+  // It has a batch and waits for this one, which is behind.
   other.progress = 8;
   EXPECT_EQ(FoundWithOneThatHangs({other}, 7, idle).rank, 0u);
 }
@@ -233,7 +233,7 @@ TEST(BottleneckTest, ARankThatNobodyWaitsForIsNotNamedForStandingStill) {
   const PoolUse idle = {kPool, 0, 0, 1};
   RecentUse::Rank other;
   other.rank = 1;
-  // It computes, too.
+  // It computes too.
   EXPECT_EQ(FoundWithOneThatHangs({other}, std::nullopt, idle).rank,
             std::nullopt);
   // It waits for a batch that is being made.
@@ -250,7 +250,7 @@ TEST(BottleneckTest, ARankThatNobodyWaitsForIsNotNamedForStandingStill) {
 TEST(BottleneckTest, RanksThatAreNotThereAreNamedWhileAllStandStill) {
   const PoolUse idle = {kPool, 0, 0, 1};
   const AbsentRanks absent = {{2}, {1, 3}};
-  // What is seen of rank 0 for so many looks; an endless wait, or a batch.
+  // Samples of rank 0: an endless wait, or a batch.
   const auto found = [&](int looks, bool waiting, bool moved, bool filling) {
     RecentUse use;
     RecentUse::Rank rank;
@@ -273,7 +273,7 @@ TEST(BottleneckTest, RanksThatAreNotThereAreNamedWhileAllStandStill) {
   // A rank that holds a batch may compute.
   EXPECT_NE(found(10, false, false, false).what, What::kAbsent);
   EXPECT_EQ(found(30, false, false, false).what, What::kAbsent);
-  // Its batch is being made; it goes on alone.
+  // Its batch is being made; it is the only rank.
   EXPECT_NE(found(30, true, false, true).what, What::kAbsent);
   EXPECT_NE(found(30, false, true, false).what, What::kAbsent);
   // Nobody is attached.
@@ -286,7 +286,7 @@ TEST(BottleneckTest, NothingIsSaidTooEarlyOrOfNobody) {
 }
 
 TEST(BottleneckTest, AWaitCountsWhileItLastsAndOnce) {
-  // One of ten looks, which the rank itself counts when it is over.
+  // One of ten samples; the rank counts the wait when it ends.
   RecentUse use;
   uint64_t now_ns = 1;
   const auto look = [&](uint64_t waits, uint64_t wait_ns, bool waiting) {
@@ -323,8 +323,8 @@ TEST(BottleneckTest, WhatARankWritesIntoItsPageIsAShareOfTheTimeOrNone) {
 
 class BottleneckSystemTest : public DeliveryTest {
  protected:
-  // Ranks of one job on a thread each, which take until the end of the test;
-  // step(rank) is what a rank does with a batch. They keep step, as by an
+  // Ranks of one job on a thread each, which take batches until the end of the
+  // test; step(rank) is the work on a batch. They keep in step, as by an
   // all-reduce.
   void StartRanks(const std::string& spec, int ranks,
                   const std::function<void(int)>& step) {
@@ -360,7 +360,7 @@ class BottleneckSystemTest : public DeliveryTest {
     return job.is_object() ? job.value("bottleneck", nlohmann::json::object())
                            : nlohmann::json::object();
   }
-  // Looks until status says so, for half a minute.
+  // Polls status until it says so, for half a minute.
   void ExpectFound(const std::string& what, const std::string& text) {
     nlohmann::json found;
     const auto end =
@@ -399,8 +399,8 @@ TEST_F(BottleneckSystemTest, TheRankThatAllOthersWaitForIsNamed) {
   ExpectFound("rank", "rank 1 is the bottleneck");
 }
 
-// Rank 0 takes its first batch and hangs, rank 1 goes on to the end of the
-// data: longer than the window remembers.
+// Rank 0 takes its first batch and hangs; rank 1 goes on to the end of the
+// data, longer than the window.
 TEST_F(BottleneckSystemTest, ARankThatHangsStaysNamed) {
   for (const char* const mode : {"split", "dynamic"}) {
     SCOPED_TRACE(mode);
@@ -419,7 +419,7 @@ TEST_F(BottleneckSystemTest, ARankThatHangsStaysNamed) {
       return found.at("what") == "rank" && found.at("rank") == 0 &&
              found.at("stands_s") > 2 * RecentMean::kSeconds;
     });
-    // It goes on, and so does everybody.
+    // It continues, and so do the others.
     held.release();
     EXPECT_EQ(RunToTheEnd(hangs).code, 0);
     rest.join();
@@ -429,14 +429,14 @@ TEST_F(BottleneckSystemTest, ARankThatHangsStaysNamed) {
   }
 }
 
-// A broadcast begins only when all consumers of the launch have come; a split
-// rank goes on alone until it waits for the other in its all-reduce.
+// A broadcast begins only when all consumers of the launch have attached; a
+// split rank goes on alone until it waits for the other in its all-reduce.
 TEST_F(BottleneckSystemTest, ARankThatHasYetToAttachIsNamed) {
   for (const char* const mode : {"broadcast", "split"}) {
     SCOPED_TRACE(mode);
     Options options = OptionsFor(RangeSpec("12", "batch: {size: 2}\n"), 0, 2);
     options.delivery = mode;
-    // Batches are being made all the while.
+    // Batches are made meanwhile.
     if (options.delivery == "broadcast") {
       options.spec =
           "dataset: noise\nsource: {synthetic: {records: 12, cost_us: 500000, "
@@ -508,10 +508,10 @@ TEST_F(BottleneckSystemTest, StorageIsNamed) {
   const std::filesystem::path pictures = broker_.folder() / "pictures" / "cat";
   std::filesystem::create_directories(mount);
   std::filesystem::create_directories(pictures);
-  // It answers every half second what has been asked until then.
+  // It answers pending reads every half second.
   GatedFileSystem storage(mount, SIZE_MAX);
   if (!storage.mounted()) GTEST_SKIP() << "no FUSE: " << strerror(errno);
-  // More than are read here: of a whole epoch some sample has to be a picture.
+  // More than are read here: a whole epoch must contain a picture.
   for (int i = 0; i < 5000; ++i) {
     const std::string file = std::to_string(i) + ".jpg";
     std::filesystem::create_symlink(mount / file, pictures / file);

@@ -45,8 +45,8 @@ class BrokerDeathTest : public testing::Test {
            "}\nshuffle: {seed: 5}\nbatch: {size: " + std::to_string(batch) +
            "}\n" + rest;
   }
-  // Runs the ranks on threads; the broker is killed `kills` times, each when
-  // one more part of the batches was taken.
+  // Runs the ranks on threads and kills the broker `kills` times, after equal
+  // parts of the batches.
   std::vector<Course> RunWithKills(const std::vector<Options>& ranks, int kills,
                                    uint64_t batches_between, size_t hold = 1) {
     std::atomic<uint64_t> taken{0};
@@ -149,7 +149,7 @@ TEST_F(BrokerDeathTest, BroadcastConsumersMissNothing) {
     ranks.back().delivery = "broadcast";
     ranks.back().window = 4;
   }
-  // All before the first batch, or one that comes late misses some.
+  // All attach before the first batch, else a late one misses some.
   std::vector<std::unique_ptr<Reader>> readers;
   for (const Options& options : ranks) {
     readers.push_back(std::make_unique<Reader>(options));
@@ -190,7 +190,7 @@ TEST_F(BrokerDeathTest, BroadcastThatDiesBeforeItsFirstBatchWaitsForAll) {
   while (!begins) std::this_thread::yield();
   broker_->Kill();
   options.rank = 1;
-  // The other is back, and alone.
+  // The other has reconnected, alone.
   const auto is_back = [&] {
     const nlohmann::json status = broker_->Ask({{"op", "status"}});
     const nlohmann::json& jobs = status.at("jobs");
@@ -209,7 +209,7 @@ TEST_F(BrokerDeathTest, BroadcastThatDiesBeforeItsFirstBatchWaitsForAll) {
 TEST_F(BrokerDeathTest, OneThatLeftAndLivesOnIsNotWaitedFor) {
   Options options = OptionsFor(Spec(400, 4), 0, 2);
   options.delivery = "dynamic";
-  // Less than the broker would wait for one that may reconnect.
+  // Less than the broker waits for a rank that may reconnect.
   options.timeout_s = 20;
   auto leaver = std::make_unique<Reader>(options);
   options.rank = 1;
@@ -299,8 +299,8 @@ TEST_F(BrokerDeathTest, NobodyTakesThePlaceOfARankThatMayReconnect) {
   ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
 }
 
-// Ranks that are killed together with the broker: their pages, which outlive
-// both, tell what they had.
+// Ranks are killed together with the broker: their pages, which outlive both,
+// say which batches they had.
 class BothDieTest : public testing::Test {
  protected:
   Options OptionsFor(const std::string& spec, int rank, int world_size,
@@ -316,7 +316,7 @@ class BothDieTest : public testing::Test {
   }
 };
 
-// Whether it helps to wait until nobody can reconnect is not the same in all.
+// Whether waiting until nobody can reconnect helps depends on the mode.
 TEST_F(BothDieTest, ReplacementOfARankWhosePageNobodyKeptIsToldWhatHelps) {
   constexpr char kWait[] = "attach again after that";
   constexpr char kState[] = "waiting does not help: begin all ranks at a state";
@@ -348,10 +348,10 @@ TEST_F(BothDieTest, ReplacementOfARankWhosePageNobodyKeptIsToldWhatHelps) {
   }
 }
 
-// The broker first: no life of it sees the rank alive.
+// The broker dies first: no later instance sees the rank alive.
 class BrokerThenRankDieTest : public BothDieTest {
  protected:
-  // Of three ranks the last dies; what it released.
+  // Of three ranks the last dies; returns what it released.
   void Run(const std::string& on_rank_death) {
     const std::string spec =
         "dataset: numbers\nsource: {range: 1200}\nbatch: {size: 12}\nhold: 3";
@@ -402,7 +402,8 @@ TEST_F(BrokerThenRankDieTest, FailTellsTheOthers) {
   }
 }
 
-// It is gone for the others before the broker dies; an evicted one dies later.
+// For the others it is gone before the broker dies; an evicted process dies
+// later.
 TEST_F(BothDieTest, RankThatOthersGoOnWithoutIsNotAskedForAgain) {
   for (const bool evicted : {false, true}) {
     KeptBroker broker;
@@ -441,7 +442,7 @@ TEST_F(BothDieTest, RankThatOthersGoOnWithoutIsNotAskedForAgain) {
       }
     }
     broker.Kill();
-    for (int step = 0; step < 6; ++step) {  // more than they still had
+    for (int step = 0; step < 6; ++step) {  // more than they still held
       for (RankProcess& rank : ranks) {
         const RankProcess::Said said = rank.Next();
         ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
@@ -464,8 +465,8 @@ TEST_F(BothDieTest, RankThatOthersGoOnWithoutIsNotAskedForAgain) {
   }
 }
 
-// What an evicted process may still map counts in every life of the broker
-// until the process is dead, also when its job is over.
+// Memory that an evicted process may still map is counted by every broker
+// instance until the process is dead, even after its job.
 TEST_F(BothDieTest, MemoryOfAnEvictedProcessCountsAsLongAsItLives) {
   KeptBroker broker;
   const auto options = [&](int rank) {
@@ -490,7 +491,7 @@ TEST_F(BothDieTest, MemoryOfAnEvictedProcessCountsAsLongAsItLives) {
   RankProcess evicted(options(0));
   RankProcess other(options(1));
   const auto take = [&](RankProcess& replacement) {
-    // More than they still had.
+    // More than they still held.
     for (int step = 0; step < 6; ++step) {
       for (RankProcess* rank : {&replacement, &other}) {
         const RankProcess::Said said = rank->Next();
@@ -513,7 +514,8 @@ TEST_F(BothDieTest, MemoryOfAnEvictedProcessCountsAsLongAsItLives) {
     take(replacement);
     broker.Kill();
     take(replacement);
-    // That of the first life, which only the evicted has, and the job's own.
+    // The first instance's memory, which only the evicted process maps, and the
+    // job's own.
     wait_for(2 * job);
   }
   for (RankProcess* rank : {&replacement, &other}) rank->Run();
@@ -530,10 +532,10 @@ TEST_F(BothDieTest, MemoryOfAnEvictedProcessCountsAsLongAsItLives) {
   EXPECT_EQ(memory(), 0u);
 }
 
-// Of two ranks one hangs while the broker dies.
+// One of two ranks hangs while the broker dies.
 class AwayTest : public BothDieTest {
  protected:
-  // Each has taken and released a batch.
+  // Each rank has taken and released a batch.
   void Begin(const std::string& mode, const std::string& on_rank_death,
              bool evicted = false) {
     other_.reset();
@@ -550,7 +552,7 @@ class AwayTest : public BothDieTest {
       const RankProcess::Said said = rank->Next();
       ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
       rank->Release(1);
-      // Of a broadcast each of the two gets all.
+      // In a broadcast each of the two gets all.
       if (mode == "broadcast") all_.clear();
       Append({said.taken}, &all_);
     }
@@ -572,7 +574,7 @@ class AwayTest : public BothDieTest {
   void Evict() {
     broker_->Ask({{"op", "evict"}, {"job", RankOptions(1).job}, {"rank", 1}});
   }
-  // Rank 0 goes on, until the broker says this of the job.
+  // Rank 0 goes on until the broker reports this about the job.
   nlohmann::json GoOnUntil(const std::function<bool(nlohmann::json&)>& so) {
     other_->Run();
     const auto end =
@@ -628,7 +630,7 @@ TEST_F(AwayTest, IsNamedUntilItIsBack) {
   }
 }
 
-// At once, or when the other is back; the next life of the broker knows it too.
+// At once, or when the other is back; the next broker instance knows it too.
 TEST_F(AwayTest, CanBeEvicted) {
   struct Case {
     std::string mode;
@@ -664,7 +666,7 @@ TEST_F(AwayTest, CanBeEvicted) {
     }
     ExpectAll(*other_);
     EXPECT_EQ(Sorted(all_), Numbers(240));
-    // First it takes what the first life had published to it.
+    // First it takes the batches that the first instance had published to it.
     kill(hangs_->pid(), SIGCONT);
     hangs_->Run();
     const Course evicted = hangs_->Finished();
@@ -673,8 +675,8 @@ TEST_F(AwayTest, CanBeEvicted) {
   }
 }
 
-// It wakes, is told, and leaves: who comes in its place goes on. Evicted before
-// the death of the broker or after it.
+// It wakes, is told, and leaves; its replacement goes on. Evicted before or
+// after the death of the broker.
 TEST_F(AwayTest, EvictedOneThatLeavesIsReplaced) {
   for (const bool before : {true, false}) {
     SCOPED_TRACE(before);
@@ -685,8 +687,8 @@ TEST_F(AwayTest, EvictedOneThatLeavesIsReplaced) {
     hangs_->Run();
     const Course evicted = hangs_->Finished();
     EXPECT_EQ(evicted.code, PENSTOCK_ABORTED);
-    // What the first life had published to it, before anybody read how far it
-    // was.
+    // The batches that the first instance had published to it, before its
+    // position was read.
     Append(evicted.taken, &all_);
     hangs_->Detach();
     other_->Run();
@@ -700,7 +702,8 @@ TEST_F(AwayTest, EvictedOneThatLeavesIsReplaced) {
   }
 }
 
-// One takes so many batches, releases all but two, and dies with the broker.
+// One rank takes that many batches, releases all but two, and dies with the
+// broker.
 class HolderDiesTest : public BothDieTest {
  protected:
   void TakeAndDie(RankProcess first, int batches) {
@@ -721,7 +724,7 @@ class HolderDiesTest : public BothDieTest {
     kill(life, SIGKILL);
     first.Join();
   }
-  // The other gets what was held, marked, and the rest of so many rows once.
+  // The other gets the held batches, marked, and the rest of the rows once.
   void ExpectRestFrom(RankProcess& second, size_t rows) {
     second.Run();
     const Course course = second.Finished();
@@ -779,7 +782,7 @@ class BroadcastDeathTest : public BothDieTest {
     options.window = 1;
     return options;
   }
-  // Until the broker says this of a rank.
+  // Waits until the broker reports this about a rank.
   template <typename Is>
   void WaitForRank(int rank, const Is& is) {
     for (;;) {
@@ -810,14 +813,14 @@ class BroadcastDeathTest : public BothDieTest {
             {"world_size", 2},
             {"local_world_size", options.local_world_size}};
   }
-  // As its process does; with a cursor page of its own.
+  // Attaches as its process does, with its own cursor page.
   StatusOr<Message> Attach(const nlohmann::json& request) {
     PENSTOCK_ASSIGN_OR_RETURN(cursor_, CreateCursor());
     PENSTOCK_ASSIGN_OR_RETURN(socket_, ConnectControl(broker_.socket()));
     return Request(socket_.get(), request, {cursor_.fd.get()});
   }
-  // Attaches and leaves; what it says when it comes back at this position, as
-  // one that was silent for longer than the others wait for it.
+  // Attaches and leaves. Returns the answer when it comes back at this
+  // position, after longer silence than the others wait.
   nlohmann::json ComesBackAt(uint64_t position, nlohmann::json request) {
     const StatusOr<Message> answer = Attach(request);
     EXPECT_TRUE(answer.ok()) << answer.status().message();
@@ -832,7 +835,7 @@ class BroadcastDeathTest : public BothDieTest {
     request["owed"] = nlohmann::json::array();
     return request;
   }
-  // Waits, as a rank does, for a batch of who was answered so.
+  // Waits for a batch, as a rank with this answer does.
   Cell TakeAs(const Message& answer) {
     const auto view = SegmentView::Open(answer.fds[0].get(), 1);
     const Ring& ring = (*view)->ring(answer.json.at("seat").get<uint32_t>());
@@ -870,8 +873,8 @@ TEST_F(BroadcastDeathTest, NewConsumerGetsNothingOfTheOneWhoseNumberItHas) {
   WaitForRank(1, [](const auto& rank) { return rank.at("ready") == 1; });
   broker_.Kill();
   ASSERT_EQ(ranks[1].Next().taken.step, 5u);
-  // It reconnects, with four batches of the former life, and dies while the
-  // other is waited for.
+  // It reconnects with four batches of the former instance, and dies while the
+  // broker waits for the other.
   ranks[1].SendNext();
   WaitForRank(1, [](const auto& rank) { return rank["state"] == "attached"; });
   ranks[1].Kill();
@@ -927,7 +930,7 @@ TEST_F(BroadcastDeathTest, EpochsOfAFullEpochConsumerGoOnAsTheyWere) {
   };
   take(7);
   broker_.Kill();
-  // The late one has had the last batch of an epoch, the first not yet.
+  // The late one has taken the last batch of an epoch, and not the next one.
   ASSERT_EQ(first.Next().what, RankProcess::What::kBatch);
   ASSERT_EQ(first.Next().what, RankProcess::What::kEndOfEpoch);
   first.Release(1);
@@ -962,7 +965,7 @@ TEST_F(BroadcastDeathTest, WhoIsFarBehindIsSkippedAndNotWaitedFor) {
   }
   WaitForRank(0, [](const auto& rank) { return rank.at("ready") == 1; });
   broker_.Kill();
-  // First what they were given before.
+  // First the batches that they were given before.
   ASSERT_EQ(fast.Next().taken.step, 100u);
   fast.Release(1);
   fast.SendNext();
@@ -1016,7 +1019,7 @@ TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
   }
 }
 
-// It was ahead when the broker died, and was not there when the others went on.
+// It was ahead when the broker died, and absent when the others went on.
 TEST_F(BroadcastDeathTest, WhoComesBackAheadIsNotHeldUpByWhoIsBehind) {
   Options options = OptionsFor("source: {range: 400}", 0);
   options.lag = "skip";
@@ -1026,14 +1029,14 @@ TEST_F(BroadcastDeathTest, WhoComesBackAheadIsNotHeldUpByWhoIsBehind) {
   behind.Attached();
   const nlohmann::json request = ComesBackAt(2 * 50, AttachOf(options, 1));
   ASSERT_EQ(behind.Next().taken.step, 0u);
-  // More steps pass it by than there are slots.
+  // It misses more steps than there are slots.
   const StatusOr<Message> answer = Attach(request);
   ASSERT_TRUE(answer.ok()) << answer.status().message();
   EXPECT_EQ(TakeAs(*answer).position, 2 * 50u);
 }
 
-// A process whose attach the broker took and did not answer before it died: it
-// asks again, as it did before.
+// The broker died before it answered this attach; the process repeats the
+// request.
 class UnansweredTest : public BroadcastDeathTest {};
 
 TEST_F(UnansweredTest, ConsumerGetsWhatOthersHadBecauseItWasThere) {

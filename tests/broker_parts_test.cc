@@ -45,7 +45,7 @@ class FolderTest : public testing::Test {
   std::filesystem::path folder_;
 };
 
-// ---- memory promise
+// ---- available memory
 // ----------------------------------------------------------
 
 class AvailableMemoryTest : public FolderTest {
@@ -93,14 +93,14 @@ TEST(PopulateTest, RangesArePopulatedInOrder) {
       Populate(ranges, [&](size_t done) { told.push_back(done); });
   EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_THAT(told, testing::ElementsAre(1, 2, 3));
-  // mincore sees pages that are in memory, whoever put them there.
+  // mincore sees resident pages, whoever touched them.
   std::vector<unsigned char> resident(plan->slot_stride / kPageBytes);
   ASSERT_EQ(mincore(ranges[2].begin, plan->slot_stride, resident.data()), 0);
   for (const unsigned char page : resident) EXPECT_EQ(page & 1, 1);
 }
 
 TEST(PopulateTest, MemoryThatCannotBeHadIsAnErrorNotADeath) {
-  // Pages nobody may touch: the child fails, we go on.
+  // Pages that may not be touched: the child fails, the parent goes on.
   void* forbidden =
       mmap(nullptr, kPageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(forbidden, MAP_FAILED);
@@ -293,8 +293,8 @@ TEST(EventLoopTest, CallbackMayUnwatchItself) {
 // ---- assemble
 // ---------------------------------------------------------------
 
-// What a batch shows depends on its own rows alone, whichever of them are left
-// out: not on those of the batches that were in the slot before.
+// A batch shows only its own rows, whichever are left out, and nothing of
+// former batches of its slot.
 TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
   constexpr uint64_t kRows = 5;
   constexpr uint64_t kShape = 7;
@@ -305,7 +305,7 @@ TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
   const auto segment = Segment::Create(*plan, 1, 1);
   ASSERT_TRUE(segment.ok());
   std::byte* const slot = (*segment)->base() + (*segment)->slot_offset(0);
-  // All bytes of row are value; its id too.
+  // Expects that all bytes of the row, and its id, are value.
   const auto is = [&](uint64_t row, int64_t id, uint8_t value) {
     EXPECT_EQ((*segment)->ids(0)[row], id) << row;
     for (size_t i = 0; i < spec.size(); ++i) {
@@ -323,7 +323,7 @@ TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
       batch.rows.rows = kRows;
       batch.rows.shape_rows = keep_shape ? kShape : kRows;
       std::vector<uint64_t> there;
-      // In any order, as workers find them.
+      // In any order, as workers make them.
       for (uint64_t row = kRows; row-- > 0;) {
         if ((bits >> row & 1) != 0) {
           batch.left_out.push_back(row);

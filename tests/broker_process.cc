@@ -32,8 +32,8 @@ BrokerProcess::BrokerProcess(std::vector<std::string> arguments,
 }
 
 void BrokerProcess::Start() {
-  // Handed over listening, as systemd does: whoever connects waits in the
-  // backlog until the broker is up, so nothing has to be polled for.
+  // Passed on listening, as by systemd: clients wait in the backlog until the
+  // broker is up, without polling.
   const Fd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   unlink(socket_.c_str());
   sockaddr_un address{};

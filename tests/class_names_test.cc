@@ -30,16 +30,16 @@ TEST(LabelsThatDifferTest, TheFirstClassOfAnotherLabelIsNamed) {
   EXPECT_THAT(Differ({"bee", "cat"}, {"ant", "bee", "cat"}),
               HasSubstr("class 'bee' is label 0 in the first and label 1 in "
                         "the second (the first has no 'ant')"));
-  // A replaced class shifts what is between the two.
+  // A replaced class shifts those between the two.
   EXPECT_THAT(Differ({"ant", "cat", "dog"}, {"cat", "dog", "eel"}),
               HasSubstr("class 'cat' is label 1 in the first and label 0"));
 }
 
 TEST(LabelsThatDifferTest, NothingIsSaidWhereNothingIsWrong) {
   EXPECT_EQ(Differ({"ant", "bee"}, {"ant", "bee"}), "");
-  // All labels agree: one has classes more, behind the others.
+  // All labels agree: one list has more classes at its end.
   EXPECT_EQ(Differ({"ant", "bee", "cat"}, {"ant", "bee"}), "");
-  // They have nothing to do with each other, or hardly anything.
+  // The lists share no class, or hardly any.
   EXPECT_EQ(Differ({"ant", "bee"}, {"cat", "dog"}), "");
   EXPECT_EQ(Differ({"ant", "bee", "other"}, {"other", "pen", "vase"}), "");
   EXPECT_EQ(Differ({}, {"ant"}), "");
@@ -61,7 +61,7 @@ class ClassWarningTest : public testing::Test {
     }
     return root;
   }
-  // The only rank of a job of the dataset `name`.
+  // The options of the only rank of a job of dataset `name`.
   Options Of(const std::string& name, const std::vector<std::string>& classes) {
     Options options;
     options.spec = Format(

@@ -21,7 +21,7 @@ class CommandBenchTest : public CommandTest {
   void Spec(const std::string& text) {
     std::ofstream(folder_ + "/train.yaml") << text;
   }
-  // The object that `bench --json` printed.
+  // Returns the object that `bench --json` printed.
   json Bench(std::vector<std::string> options) {
     options.insert(options.begin(),
                    {"bench", "--dataset", "train.yaml", "--json"});
@@ -119,7 +119,7 @@ TEST_F(CommandBenchTest, ASignalAtAnyMomentLeavesNothing) {
   for (const int delay_ms : {0, 2, 5, 10, 20, 40, 80, 160, 320}) {
     const pid_t pid =
         Start({"bench", "--dataset", "train.yaml", "--ranks", "3"});
-    // Signals before main has got to catching them end it all the same.
+    // A signal before main catches signals also ends it.
     std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
     kill(pid, SIGINT);
     EXPECT_EQ(Wait(pid).status, 130) << delay_ms << " ms";
@@ -188,7 +188,7 @@ TEST_F(CommandBenchTest, CheckWarnsOfMemoryThatIsNotThere) {
   EXPECT_EQ(answer["slots"], 20);
   EXPECT_EQ(answer["memory_left_bytes"], 2 << 20);
   EXPECT_EQ(answer["warnings"].size(), 1u);
-  // Each alone has room, both have not.
+  // Each job fits alone, not both.
   fs::copy(folder_ + "/train.yaml", folder_ + "/val.yaml");
   const Result both = Run({"check", "--ranks", "4", "--memory-limit", "5M",
                            "train.yaml", "val.yaml"});

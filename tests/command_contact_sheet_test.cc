@@ -68,7 +68,7 @@ TEST(ContactSheetTest, Uint8IsDrawnAsItIs) {
 }
 
 TEST(ContactSheetTest, FloatsAreStretchedByChannel) {
-  // [3, 1, 2]: red -1..1, green one value, blue with what is not a number.
+  // [3, 1, 2]: red -1..1, green one value, blue with NaN.
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> data = {-1, 1, 5, 5, nan, 3};
   const ContactSheet sheet =

@@ -112,7 +112,7 @@ def memfd(text):
 
 
 def write_life():
-    """Tells the test what this life was given; returns its number."""
+    """Tells the test what this start was given; returns its number."""
     state = sys.argv[sys.argv.index("--state-dir") + 1]
     names = os.environ["LISTEN_FDNAMES"].split(":")
     assert names.pop() == "penstock.owner"
@@ -171,7 +171,7 @@ def main():
         if "leaves" in MODES:
             notify(f"FDSTOREREMOVE=1\nFDNAME=cursor-{number}")
     explained = "explained" in MODES and number > 1
-    # Before anybody is answered.
+    # Before any answer.
     notify("READY=1\nX_PENSTOCK_EXPLAINED=1" if explained else "READY=1")
     if "die-ready" in MODES and number not in (1, 9):
         sys.exit(9)

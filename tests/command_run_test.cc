@@ -29,7 +29,7 @@ class CommandRunTest : public CommandTest {
     fs::create_directory(folder_ + "/lives");
   }
 
-  // What penstockd was given in this life of its, from 1 on.
+  // The arguments and descriptors of penstockd in this start, from 1.
   nlohmann::json Life(int number) {
     const std::string file = "lives/" + std::to_string(number);
     WaitForFile(file);
@@ -41,7 +41,7 @@ class CommandRunTest : public CommandTest {
     std::ifstream file("/proc/" + number + "/task/" + number + "/children");
     pid_t child = 0;
     EXPECT_TRUE(file >> child);
-    // Never 0, the test's own group.
+    // Never 0, which is the test's own group.
     return child > 0 ? child : command;
   }
   void KillPenstockd(int life, int signal = SIGKILL) {
@@ -235,7 +235,7 @@ TEST_F(CommandRunTest, ASecondSignalDoesNotWaitForTheGrace) {
 TEST_F(CommandRunTest, ASignalEndsAWaitForTheBroker) {
   setenv("FAKE_PENSTOCKD", "hang", 1);
   const pid_t pid = Start({"check", "train.yaml"});
-  // Its folder is there: the signal comes before, in or after the wait.
+  // Its folder exists: the signal comes before, during or after the wait.
   while (fs::is_empty(runtime_)) std::this_thread::yield();
   kill(pid, SIGINT);
   EXPECT_EQ(Wait(pid).status, 130);
@@ -251,8 +251,8 @@ TEST_F(CommandRunTest, AKilledCommandLeavesNothingWhateverItsRanksDo) {
   WaitForFile("started1");
   kill(pid, SIGKILL);
   EXPECT_EQ(Wait(pid).status, 137);
-  // What it has left behind is our child now: one process, which ends all
-  // others and then itself.
+  // This process adopts what it left behind: one process, which ends all others
+  // and then itself.
   int status = 0;
   ASSERT_GT(waitpid(-1, &status, 0), 0);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGTERM);
@@ -275,16 +275,16 @@ TEST_F(CommandRunTest, AKilledSupervisorLeavesNothingEither) {
   ExpectNothingLeft();
 }
 
-// As Slurm and systemd do.
+// As Slurm and systemd send signals.
 TEST_F(CommandRunTest, ASignalToEveryProcessOfTheCommandIsOneSignal) {
-  // A second one would not wait for the grace.
+  // A second signal would not wait for the grace.
   const pid_t pid = StartScript(
       {"--ranks", "2", "--grace", "1000"},
       "trap ': >asked$RANK; sleep 0.3; : >saved$RANK; exit 0' TERM; : "
       ">started$RANK; while :; do sleep 0.05; done");
   WaitForFile("started0");
   WaitForFile("started1");
-  // The supervisor first: what the guard hands on is the second there.
+  // The supervisor first: the signal that the guard hands on is its second.
   kill(SupervisorOf(pid), SIGTERM);
   WaitForFile("asked0");
   kill(pid, SIGTERM);
@@ -304,7 +304,7 @@ TEST_F(CommandRunTest, ABrokerThatDoesNotStartIsToldByItsStatus) {
 }
 
 TEST_F(CommandRunTest, RanksGoOnWhenTheBrokerDies) {
-  // The ranks end once penstockd has been restarted and answers at its socket.
+  // The ranks end once a restarted penstockd answers at its socket.
   const std::string penstock = PENSTOCK_BUILD_DIR "/client/command/penstock ";
   const pid_t pid =
       StartScript({"--ranks", "2"},

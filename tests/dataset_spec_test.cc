@@ -32,7 +32,7 @@ DatasetSpec Parsed(const std::string& text) {
   return spec.ok() ? *std::move(spec) : DatasetSpec();
 }
 
-// "7:3: message", without the file's name.
+// "7:3: message", without the file name.
 std::string ErrorOf(const std::string& text) {
   const StatusOr<DatasetSpec> spec = Parse(text);
   if (spec.ok()) return "none";
@@ -42,8 +42,8 @@ std::string ErrorOf(const std::string& text) {
   return message.substr(std::string("train.yaml:").size());
 }
 
-// A whole spec with one part replaced; the part begins in line 1, and `source`
-// and `map` after its own key.
+// A whole spec with one part replaced; the part begins in line 1, that of
+// `source` and `map` after its key.
 std::string WithSource(const std::string& source) {
   return "source: " + source + "\ndataset: d\nbatch: {size: 1}\n";
 }
@@ -77,7 +77,7 @@ std::vector<T> Values(const TensorsSource::Tensor& tensor) {
   return values;
 }
 
-// The sample of the design, as it stands there.
+// The sample of the design, verbatim.
 constexpr char kSample[] = R"(dataset: imagenet-train
 source:
   image_folder: {path: /data/imagenet/train}
@@ -91,7 +91,7 @@ epochs: 90                             # or forever; steps_per_epoch: N for epoc
 prefetch: 2                            # finished batches per rank; sets the memory
 )";
 
-// Every key once, most of them not with their defaults.
+// Every key once, most with other values than the defaults.
 constexpr char kFull[] = R"(dataset: Everything-1.0_b
 source:
   synthetic:
@@ -407,7 +407,7 @@ TEST(DatasetSpecTest, ErrorsInAGeneratedTextNameTheKeyAndNoLine) {
             "spec: unknown key 'shufle'; did you mean 'shuffle'?");
   EXPECT_EQ(error(R"({"dataset": "d", "source": {"range": 8}})"),
             "spec: batch is missing");
-  // What is wrong with the text itself.
+  // Errors of the text itself.
   EXPECT_EQ(
       error(R"({"dataset": "d", "source": {"tensors": {"features": {"x": )" +
             std::string(40, '[') + std::string(40, ']') + "}}}}"),
@@ -533,7 +533,7 @@ TEST(DatasetSpecTest, DepthIsLimitedBeforeAnythingRecurses) {
   EXPECT_EQ(ErrorOf(nested(33)), "1:33: nested more than 32 deep");
   const std::string large = nested(kSpecBytesMax / 2);
   EXPECT_THAT(ErrorOf(large), HasSubstr("nested more than 32 deep"));
-  // What never closes, in every form that nests.
+  // Unclosed nesting of every form.
   for (const std::string unit :
        {"[",   "{",   "- ", "? ", "a: ",  "[a: ", "{a: ",  "? - ",  "- - ",
         "[\n", "{\n", "[,", "{?", "!",    "!!a ", "&a ",   "*a ",   "- [",
@@ -559,7 +559,7 @@ TEST(DatasetSpecTest, MessagesNeitherEchoControlCharactersNorGrowLong) {
 
 struct ErrorCase {
   std::string text;
-  std::string error;  // how it begins
+  std::string error;  // its beginning
 };
 
 class DatasetSpecErrorTest : public testing::TestWithParam<ErrorCase> {};

@@ -90,7 +90,7 @@ class DecodeImageTest : public testing::Test {
     EXPECT_LE(worst, tolerance);
   }
 
-  std::optional<JpegDecoder> decoder_;  // of the last file
+  std::optional<JpegDecoder> decoder_;  // for the last file
 };
 
 TEST_F(DecodeImageTest, ColourIsGivenAsRgb) {
@@ -186,7 +186,7 @@ TEST_F(DecodeImageTest, RandomDamageIsAnErrorOrAPictureAndNeverMore) {
   for (int i = 0; i < 1500; ++i) {
     Bytes file = EncodeJpeg({.progressive = i % 2 == 0, .restart_rows = 1});
     for (uint32_t flips = random() % 8 + 1; flips > 0; --flips) {
-      // Not the frame's size: a picture of 65500 x 65500 takes its time.
+      // Not the frame's size: decoding 65500 x 65500 takes long.
       const size_t at = random() % file.size();
       if (at > 140 && at < 180) continue;
       file[at] = static_cast<std::byte>(random());
@@ -205,7 +205,7 @@ TEST_F(DecodeImageTest, RandomDamageIsAnErrorOrAPictureAndNeverMore) {
 
 TEST_F(DecodeImageTest, AFileLeftInTheMiddleGivesItsMemoryBack) {
   const Bytes file = EncodeJpeg({.progressive = true});
-  JpegDecoder decoder;  // a sanitizer sees what is not given back
+  JpegDecoder decoder;  // a sanitizer reports leaks
   ASSERT_TRUE(decoder.Begin(file).ok());
   ASSERT_TRUE(decoder.Start(3).ok());
   Bytes row(64 * 3);
@@ -229,7 +229,7 @@ Bytes Without(uint8_t marker, const Bytes& file) {
   return rest;
 }
 
-// As the frames of motion JPEG have it, and as Pillow decodes them.
+// As in the frames of motion JPEG, which Pillow decodes.
 TEST_F(DecodeImageTest, WithoutHuffmanTablesTheStandardOnesAreMeant) {
   const Bytes file = EncodeJpeg({});
   const StatusOr<Bytes> want = Decode(file);
@@ -339,7 +339,7 @@ std::vector<JpegKind> KindsOfParts() {
   return kinds;
 }
 
-// One pixel inside: at a part's edges chroma has no neighbour.
+// One pixel inside the part: at its edges chroma has no neighbour.
 TEST_F(DecodeImageTest, APartIsThatPartOfTheWholePicture) {
   std::mt19937 random(1);
   for (const JpegKind& kind : KindsOfParts()) {
@@ -389,7 +389,7 @@ TEST_F(DecodeImageTest, ASmallerPartIsThatPartOfTheSmallerPicture) {
       const StatusOr<Bytes> whole =
           Decode(file, Part{denominator, 0, 0, width, height});
       ASSERT_TRUE(whole.ok()) << whole.status().message();
-      // Beginning and ending where it touches no edge of the picture.
+      // The part touches no edge of the picture.
       const Part part = {denominator, 8, 1, width - 2, height};
       const StatusOr<Bytes> got = Decode(file, part);
       ASSERT_TRUE(got.ok()) << got.status().message();
@@ -443,7 +443,7 @@ TEST_F(DecodeImageTest, ASmallerPartIsTheMeanOfItsPixels) {
   }
 }
 
-// Also when the part lies above what is missing.
+// Even when the part lies above the missing data.
 TEST_F(DecodeImageTest, EveryProperPrefixOfAPartsFileIsDataLoss) {
   for (const JpegKind& kind : {JpegKind{}, JpegKind{.progressive = true},
                                JpegKind{.restart_rows = 1}}) {

@@ -18,11 +18,11 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// A damaged header can claim any size. Larger ones cost seconds, and show
-// nothing that smaller ones do not.
+// A damaged header can claim any size. Larger ones cost seconds and show
+// nothing more.
 constexpr int64_t kPixelsMax = int64_t{1} << 18;
 
-// Every table of its file is used, and none is another's.
+// A picture that uses every table of its file; no two files share a table.
 Bytes Busy(JpegKind kind, unsigned seed) {
   Bytes pixels = Gradients(kind.height, kind.width, ChannelsOf(kind.space));
   std::mt19937_64 random(seed);
@@ -33,7 +33,7 @@ Bytes Busy(JpegKind kind, unsigned seed) {
   return EncodeJpeg(pixels, kind);
 }
 
-// The first byte of the first segment of this kind, after its length.
+// Offset of the first segment of this kind, after its length.
 size_t PayloadOf(const Bytes& file, uint8_t marker) {
   const std::byte wanted[] = {std::byte{0xff}, std::byte{marker}};
   return static_cast<size_t>(
@@ -59,11 +59,11 @@ std::vector<Bytes> Predecessors() {
       Busy({.optimized = true, .luma_across = 4, .luma_down = 2}, 6));
   files.push_back(Busy({.arithmetic = true, .quality = 50}, 7));
   files.push_back(Busy({.progressive = true, .arithmetic = true}, 8));
-  // Truncated in its data, and in the midst of its tables.
+  // Truncated in its data, and inside its tables.
   files.emplace_back(sound.begin(), sound.begin() + sound.size() / 2);
   files.emplace_back(sound.begin(),
                      sound.begin() + PayloadOf(sound, 0xc4) + 30);
-  // Other quantisation; tables of numbers that there are not.
+  // Other quantisation; numbers of tables that do not exist.
   Bytes damaged = sound;
   std::fill_n(damaged.begin() + PayloadOf(sound, 0xdb) + 1, 64, std::byte{200});
   files.push_back(damaged);
@@ -77,7 +77,7 @@ std::vector<Bytes> Predecessors() {
   return files;
 }
 
-// Rarely: it costs as much as a hundred of the others.
+// Rare, because it costs as much as a hundred of the others.
 Bytes Huge() { return EncodeJpeg({.height = 900, .width = 1200}); }
 constexpr uint64_t kHugeEvery = 512;
 
@@ -167,7 +167,7 @@ std::string DecodeTwice::Check(std::span<const std::byte> file, uint64_t turn) {
     mallopt(M_PERTURB, 0x5a);
     const Outcome alone = Decode(way, file, turn, std::byte{0x11}, *fresh);
     mallopt(M_PERTURB, 0xa5);
-    // The predecessor goes another way: the objects are shared by all.
+    // The predecessor uses another path: all paths share the objects.
     (void)Decode(ways_[(i + turn) % ways_.size()], predecessors_[of_turn], turn,
                  std::byte{0}, *used_);
     const Outcome after = Decode(way, file, turn, std::byte{0xee}, *used_);

@@ -34,7 +34,7 @@ class DeliveryModesTest : public DeliveryTest {
     options.window = 3;
     return options;
   }
-  // The next must be a batch.
+  // Takes the next result, which must be a batch.
   static Taken TakeOne(Reader& reader) {
     Batch batch;
     EXPECT_EQ(reader.next(&batch), Reader::Result::kBatch);
@@ -58,7 +58,7 @@ class IndependentTest : public DeliveryModesTest {};
 // ---- dynamic
 // -----------------------------------------------------------------
 
-// The slow rank takes its next batch only when the others had ten more.
+// The slow rank takes its next batch only after the others took ten more.
 TEST_F(DynamicTest, SlowRankGetsFewerAndEveryBatchGoesToExactlyOne) {
   const std::string spec =
       RangeSpec("1000", "batch: {size: 7}\nshuffle: {seed: 5}\nepochs: 2");
@@ -115,7 +115,7 @@ TEST_F(DynamicTest, RankThatNeverAsksAgainKeepsOneUntakenAndBlocksNobody) {
   EXPECT_EQ(status.at("ready"), 1);
   EXPECT_EQ(status.at("held"), 1);
   EXPECT_TRUE(NothingIsReady(other));
-  // What it held is delivered, what it did not take is another's.
+  // The batch it held is delivered; the one it did not take goes to another.
   held.release();
   stuck.reset();
   const Taken last = TakeOne(other);
@@ -127,7 +127,7 @@ TEST_F(DynamicTest, RankThatNeverAsksAgainKeepsOneUntakenAndBlocksNobody) {
   EXPECT_EQ(other.next(&none), Reader::Result::kEndOfData);
 }
 
-// Each waits for its next batch while it holds one.
+// Each rank waits for its next batch while it holds one.
 TEST_F(DynamicTest, RanksThatHoldTwoReachTheEnd) {
   const std::string spec = RangeSpec("300", "batch: {size: 2}\nepochs: 2");
   std::vector<Options> options;
@@ -186,8 +186,8 @@ TEST_F(BroadcastTest, EveryConsumerGetsTheSameBatchesAndEachIsMadeOnce) {
     threads.emplace_back([&, i] { courses[i] = RunToTheEnd(*readers[i]); });
   }
   for (std::thread& thread : threads) thread.join();
-  // The first got what was published before the last had joined, the window at
-  // most.
+  // The first got the batches published before the last joined, at most a
+  // window.
   ASSERT_EQ(courses[0].taken.size(), 200u);
   for (const Course& course : courses) {
     EXPECT_EQ(course.code, 0) << course.error;
@@ -220,7 +220,7 @@ TEST_F(BroadcastTest, LateJoinerBeginsAtThePresent) {
   const std::vector<Taken> rest = RunToTheEnd(first).taken;
   other.join();
   ASSERT_EQ(rest.size(), 40u);
-  // 20 were taken and three were waiting for the first alone.
+  // 20 were taken, and three waited for the first alone.
   ASSERT_EQ(of_late.size(), 37u);
   EXPECT_EQ(of_late[0].step, 23u);
   EXPECT_EQ(of_late[0].epoch, 0u);
@@ -260,7 +260,7 @@ TEST_F(BroadcastTest, FullEpochJoinerGetsAsManyStepsAsAnEpochHas) {
     EXPECT_EQ(late.epoch(), epoch + 1);
   }
   stop = true;
-  // The other waits for this one: it has to take on.
+  // The other waits for this one, so it must go on taking.
   std::thread end([&] {
     Batch batch;
     try {
@@ -298,11 +298,11 @@ TEST_F(BroadcastTest, NumberOfAConsumerThatLeftIsGivenAgain) {
   }
 }
 
-// Two consumers that see the same batches from a batch of the first on.
+// Two consumers that see the same batches from some batch on.
 struct Pair {
   std::unique_ptr<Reader> fast;
   std::unique_ptr<Reader> slow;
-  uint64_t begin;  // of the slow one
+  uint64_t begin;  // first batch of the slow one
 };
 
 class LagTest : public BroadcastTest {
@@ -323,7 +323,7 @@ TEST_F(LagTest, BlockLetsNobodyGoFurtherAheadThanTheWindow) {
   Pair pair = MakePair("block", RangeSpec("100", "batch: {size: 2}"));
   uint64_t fast = 0;
   const auto take_all = [&] {
-    // Published to the slow one: what comes was published to the fast one, too.
+    // Published to the slow one: later batches are published to both.
     while (fast < pair.begin + 3) {
       EXPECT_EQ(TakeOne(*pair.fast).step, fast);
       ++fast;
@@ -364,13 +364,13 @@ TEST_F(LagTest, SkipTellsTheSlowOneHowManyItMissed) {
   EXPECT_EQ(rest.code, 0) << rest.error;
   EXPECT_EQ(rest.epoch_ends, 1u);
   EXPECT_LT(received, 50u);
-  // The last of them no batch told of.
+  // No batch followed the last missed ones.
   EXPECT_LE(missed + received + pair.begin, 200u);
   EXPECT_EQ(pair.slow->stats().skipped + received + pair.begin, 200u);
   EXPECT_EQ(pair.fast->stats().skipped, 0u);
 }
 
-// They take in turns, and are never further apart than the window.
+// They take turns, and are never further apart than the window.
 TEST_F(LagTest, ConsumersThatKeepUpMissNothing) {
   for (const char* lag : {"skip", "fail"}) {
     const Pair pair = MakePair(lag, RangeSpec("400", "batch: {size: 2}"));
@@ -391,7 +391,7 @@ TEST_F(LagTest, ConsumersThatKeepUpMissNothing) {
   }
 }
 
-// No batch follows that could tell of them.
+// No batch follows that could count them.
 TEST_F(LagTest, WhatIsMissedAtTheVeryEndIsInTheCountToo) {
   Pair pair = MakePair("skip", RangeSpec("40", "batch: {size: 2}"));
   EXPECT_EQ(RunToTheEnd(*pair.fast).taken.size(), 20u);
@@ -445,7 +445,7 @@ TEST_F(IndependentTest, EachConsumerHasTheWholeDatasetInAnOrderOfItsOwn) {
       RangeSpec("100", "batch: {size: 10}\nshuffle: {seed: 4}\nepochs: 2");
   const auto order_of = [&](int rank) {
     Options options = Mode("independent", spec, rank, 3);
-    options.job += std::to_string(rank);  // each time another broker job
+    options.job += std::to_string(rank);  // another broker job each time
     Reader reader(options);
     EXPECT_EQ(reader.rank(), rank);
     Rows rows;
@@ -464,7 +464,7 @@ TEST_F(IndependentTest, EachConsumerHasTheWholeDatasetInAnOrderOfItsOwn) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(order_of(rank), orders[rank]);
 }
 
-// One takes nothing: it holds up nobody.
+// One takes nothing and delays nobody.
 TEST_F(IndependentTest, ConsumersWithoutNumbersGetThemAndDoNotWaitForAnother) {
   const std::string spec = RangeSpec("100", "batch: {size: 10}");
   std::vector<std::unique_ptr<Reader>> readers;

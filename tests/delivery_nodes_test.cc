@@ -26,7 +26,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// A split over the lanes of these nodes, two slots each.
+// A split with lanes on these nodes, two slots each.
 class LanesOf {
  public:
   explicit LanesOf(std::vector<uint32_t> bank_nodes,
@@ -52,7 +52,7 @@ class LanesOf {
     delivery_->SetUsableSlots(2);
   }
 
-  // The node of the memory it gets.
+  // Returns the node of the memory it gets.
   std::optional<uint32_t> Attach(uint32_t rank,
                                  std::optional<uint32_t> node = {}) {
     Delivery::Joining joining;
@@ -74,7 +74,7 @@ class LanesOf {
     while (delivery_->Open() != nullptr) {
     }
   }
-  // A worker of this node claims a share and makes it; its slot.
+  // A worker of this node claims a rank batch and makes it; returns its slot.
   std::optional<uint32_t> Make(std::optional<uint32_t> node) {
     OpenBatch* const share = delivery_->Claimable(node);
     if (share == nullptr) return std::nullopt;
@@ -132,7 +132,7 @@ TEST(LaneTest, ALaneThatWasHadStaysWhereItIs) {
 TEST(ClaimTest, AWorkerTakesTheOldestShareOfItsOwnNodeFirst) {
   LanesOf lanes({0, 0, 1, 1});
   lanes.AttachAll();
-  // Slots 0-3 are on node 0, 4-7 on node 1; of a lane the even one is older.
+  // Slots 0-3 are on node 0, 4-7 on node 1; the even slot of a lane is older.
   EXPECT_EQ(lanes.Make(1), 4u);
   EXPECT_EQ(lanes.Make(1), 6u);
   EXPECT_EQ(lanes.Make(0), 0u);
@@ -257,7 +257,7 @@ class CopiesTest : public testing::Test {
   int64_t& Row(uint32_t slot, uint64_t row) {
     return reinterpret_cast<int64_t*>(job_->segment().feature(slot, 0))[row];
   }
-  // The slot of the segment that this consumer takes.
+  // The segment's slot that this consumer takes.
   uint32_t Take(size_t consumer) {
     Cell cell{};
     EXPECT_EQ(TryTake(job_->segment().ring(seats_[consumer]), *pages_[consumer],
@@ -273,7 +273,7 @@ class CopiesTest : public testing::Test {
 
   std::shared_ptr<Job> job_;
   uint32_t copies_ = 0;
-  uint32_t slots_ = 0;  // of each copy
+  uint32_t slots_ = 0;  // slots of each copy
   uint32_t segment_slots_ = 0;
   std::vector<std::shared_ptr<CursorPage>> pages_;
   std::vector<uint32_t> seats_;
@@ -347,7 +347,7 @@ TEST_F(CopiesTest, OnlyABroadcastHasCopies) {
 // ---- a broker
 // -------------------------------------------------------------------
 
-// Two nodes of two processors, as hwloc is told: nothing is bound.
+// hwloc is told of two nodes with two processors each; nothing is bound.
 class TwoNodesTest : public DeliveryTest {
  protected:
   struct Synthetic {

@@ -54,8 +54,8 @@ class Ranks {
     Make();
   }
 
-  // Every rank takes a batch, if there is one, and releases it. The number of
-  // batches.
+  // Every rank takes a batch, if there is one, and releases it. Returns the
+  // number of batches.
   uint64_t Turn() {
     uint64_t taken = 0;
     for (uint32_t rank = 0; rank < ranks_; ++rank) {
@@ -80,7 +80,7 @@ class Ranks {
   uint32_t seat(uint32_t rank) const { return seats_[rank]; }
 
  private:
-  // As Job does it, with a worker that is never late.
+  // As in Job, with a worker that is never late.
   void Make() {
     for (;;) {
       do {
@@ -105,7 +105,7 @@ class Ranks {
 
 double LooksPerBatch(DeliveryMode mode, uint32_t ranks, Lag lag = Lag::kBlock) {
   Ranks job(mode, ranks, lag);
-  job.Turn();  // what is there at the beginning
+  job.Turn();  // takes the batches made at the start
   const uint64_t before = job.looks();
   uint64_t batches = 0;
   for (int turn = 0; turn < 3; ++turn) batches += job.Turn();

@@ -54,27 +54,27 @@ struct Config {
   uint32_t slots = 2;  // of a lane
   uint32_t leases = kLeases;
   size_t hold = 1;
-  // The broker dies as often, at most, less one.
+  // Broker instances: the broker dies at most lives - 1 times.
   int lives = 1;
-  uint32_t may_die = 0;  // ranks, from 0 on; each once at most
-  // More processes take the places of those that die or are evicted.
+  uint32_t may_die = 0;  // the first ranks, each at most once
+  // Number of processes that replace dead or evicted ones.
   uint32_t replacements = 0;
-  // So many ranks, the last ones, attach when they like: first, in the middle,
-  // or when the others have left.
+  // The last ranks, this many, attach at any time: first, in between, or after
+  // the others have left.
   uint32_t late = 0;
-  // Somebody asks for the eviction of rank 0, once.
+  // The eviction of rank 0 is requested once.
   bool evict = false;
 };
 
 // ---- what processes share
 
-// Of one life of the broker.
+// One broker instance.
 struct Segment {
   std::array<Ring, kSeats> rings{};
   std::array<SimulatedPlain<uint64_t>, kSlots> slots;
 };
 
-// Between a rank's process and one life of the broker.
+// The connection between a rank's process and one broker instance.
 struct Session {
   CursorPage page{};
   WakePipe to_rank;
@@ -92,11 +92,11 @@ struct Session {
   uint32_t seat = 0;
   uint64_t begins_at = 0;
   uint32_t answered_phase = 0;
-  uint32_t told_phase = 0;  // the last of which it knows the ranks
+  uint32_t told_phase = 0;  // the last phase whose ranks it knows
   std::vector<uint64_t> owed_left;
 };
 
-// What the slot of a batch holds.
+// The content of a batch's slot.
 struct Content {
   uint64_t position = 0;
   uint64_t row = 0;  // over all epochs
@@ -120,16 +120,16 @@ struct Returned {
 };
 
 struct World;
-World* world = nullptr;  // of the running scenario, for SendWake
+World* world = nullptr;  // the running scenario, for SendWake
 
-// What outlives a broker: its journal and the descriptor store.
+// What survives a broker: its journal and the descriptor store.
 struct Kept : public DeliveryRecord {
   struct Attach {
     uint32_t number;
     int process;
     uint64_t from;
     const CursorPage* page;
-    bool given_up;  // its process was told nothing and is not there any more
+    bool given_up;  // its process was not told and is gone
     bool left = false;
   };
   std::map<uint64_t, Attach> attaches;
@@ -139,7 +139,7 @@ struct Kept : public DeliveryRecord {
   HandedOverSteps handed_over;
   std::vector<FormerPhase> phases;
   Launch launch;
-  bool delivered = false;  // the job ended, and not all ranks were told so
+  bool delivered = false;  // the job ended, and some ranks were not told
 
   void Completed(uint64_t position, uint64_t) override {
     completed.insert(position);
@@ -171,23 +171,23 @@ struct World {
 
   // Noted for the checks.
   std::deque<Returned> returned;    // in order
-  std::set<uint64_t> marked_first;  // positions that nobody was seen to have
-  std::map<uint32_t, std::set<uint64_t>> steps;  // of a number: positions
-  std::map<uint32_t, uint64_t> missed;           // of a number: skipped
+  std::set<uint64_t> marked_first;  // positions without a known holder
+  std::map<uint32_t, std::set<uint64_t>> steps;  // rank number -> positions
+  std::map<uint32_t, uint64_t> missed;           // rank number -> skipped
   std::set<uint32_t> finished;                   // numbers
   std::set<int> taken_off;                       // processes, evicted
   std::set<uint32_t> replaced;                   // numbers
   std::array<bool, kRanksMax> left_orderly{};
-  // The broker of this life sleeps until there is news, and has batches ready.
+  // This broker instance sleeps until an event, and has batches ready.
   std::optional<int> idle;
-  // It works on a batch, and has looked whether the broker waits for takes.
+  // It works on a batch, and has checked whether the broker waits for takes.
   std::array<const Ring*, kRanksMax> works_on{};
 
   bool broadcast() const {
     return config.options.mode == DeliveryMode::kBroadcast;
   }
-  // Some process may have been given the batch at this position: it died, or
-  // was taken off, between the two. At the end.
+  // To be called at the end: whether some process may have been given the batch
+  // at this position, because it died or was taken off in between.
   bool CountsAsTaken(uint64_t position) const {
     for (int life = 0; life < config.lives; ++life) {
       for (int i = 0; i < ranks; ++i) {
@@ -196,7 +196,7 @@ struct World {
           const LeaseRecord& record = page.leases[lease];
           const uint64_t generation = record.generation.load();
           const uint64_t begin = PositionOfStep(record.step.load());
-          // A part of it, where its rows are divided anew.
+          // A part of it, after its rows were divided anew.
           if (generation > 0 && generation <= page.taken.load() &&
               begin <= position && position < begin + config.batch) {
             return true;
@@ -206,7 +206,7 @@ struct World {
     }
     return false;
   }
-  // dynamic: who works on a batch finds another, if one is ready.
+  // dynamic: a rank that works on a batch finds another, if one is ready.
   void CheckNextIsAtHand() const {
     if (!idle || run.dead(broker_process[*idle])) return;
     const auto& of_life = sessions[*idle];
@@ -237,7 +237,7 @@ int SocketOf(int life, int rank) { return life * kRanksMax + rank; }
 
 }  // namespace
 
-// common/wake.h's, of this program.
+// This program's version of common/wake.h.
 void SendWake(int socket) {
   world->sessions[socket / kRanksMax][socket % kRanksMax].to_rank.Send();
 }
@@ -276,7 +276,7 @@ class Broker {
     if (world_.kept.delivered) delivery_->PlaceAtEnd();
   }
 
-  // Before the exploration begins: nothing can come between.
+  // Before the exploration begins, so without interleavings.
   void AttachAtOnce(int rank) {
     Session& session = SessionOf(rank);
     session.requested = true;
@@ -298,7 +298,7 @@ class Broker {
     run_.Check(counts.quarantined == 0 && !delivery_->AnySeatTaken(),
                "all are gone, and {} slots are in quarantine",
                counts.quarantined);
-    // What a gone rank had waits for another, but where there is none.
+    // Batches of a gone rank wait for a replacement, unless there is none.
     const DeliveryOptions& options = world_.config.options;
     if (!world_.broadcast() || options.on_rank_death == OnRankDeath::kWait) {
       return;
@@ -313,7 +313,7 @@ class Broker {
     return world_.config.options.mode == DeliveryMode::kSplit;
   }
 
-  // ---- lives
+  // ---- broker instances
 
   std::vector<FormerProcess> FormerProcesses() {
     std::vector<FormerProcess> processes;
@@ -322,7 +322,7 @@ class Broker {
       const bool gone =
           given_up || run_.gone(world_.rank_process[former.process]);
       run_.Observe(gone);
-      // Who knows of the death knows what was done before.
+      // Knowing of the death implies knowing what was done before.
       if (gone && !given_up) {
         (void)SessionOf(former.process).to_broker.Wait();
       }
@@ -344,7 +344,7 @@ class Broker {
     split() ? delivery_->DeferEnd() : delivery_->BeginRecovery();
   }
 
-  // As JobTable.
+  // As in JobTable.
   void RestoreDead() {
     if (!split() || life_ == 0) return;
     for (const Delivery::FormerConsumer& rank :
@@ -353,7 +353,7 @@ class Broker {
     }
   }
 
-  // As JobTable.
+  // As in JobTable.
   void FinishFormer() {
     if (!delivery_->withheld()) return;
     const std::vector<FormerProcess> processes = FormerProcesses();
@@ -415,7 +415,7 @@ class Broker {
         heard_[rank] = session.requested;
       }
     }
-    // The one that comes may be what another was waiting for.
+    // Another may have waited for this one.
     while (AnswerSome()) {
     }
     const bool evict = world_.evict_asked && !evict_done_;
@@ -427,7 +427,7 @@ class Broker {
         for (Returned& each : world_.returned) each.settled = each.released;
         world_.taken_off.insert(0);
       }
-      // Of the replacement, nobody would take the place.
+      // Nobody would replace the replacement.
       const Status status = process == 0 ? delivery_->Evict(0, "asked for")
                                          : NotFoundError("it is gone");
       if (status.ok()) world_.evicted = true;
@@ -460,14 +460,14 @@ class Broker {
   bool Attach(int rank) {
     Session& session = SessionOf(rank);
     answers_ = false;
-    // As JobTable: its last process may reconnect.
+    // As in JobTable: its last process may reconnect.
     if (!session.position) {
       bool may_live = false;
       for (const FormerProcess& process : FormerProcesses()) {
         if (process.rank == session.number) may_live = process.may_live;
       }
       if (may_live) return false;
-      // Where it begins is not known before it is known where all are.
+      // Its first batch is unknown until the positions of all are known.
       TryGather();
       if (delivery_->gathering()) return false;
     }
@@ -494,7 +494,7 @@ class Broker {
     }
     const auto joined = delivery_->Attach(std::move(joining));
     if (!joined.ok()) {
-      // The death of its predecessor is about to be told.
+      // The death of its predecessor is about to be noticed.
       if (joined.status().code() == StatusCode::kAlreadyExists) return false;
       run_.Check(!delivery_->Finished(session.number) || Left(session.number),
                  "a rank that died is said to have all");
@@ -541,8 +541,8 @@ class Broker {
     if (!delivery_->AnyAttached()) Deserted();
   }
 
-  // As JobTable: an incarnation whose data are all delivered is given up, and
-  // comes once more for those that have not been told so.
+  // As in JobTable: an incarnation whose data are all delivered is given up,
+  // and opened once more for ranks that have not been told.
   void Deserted() {
     if (failed_ || world_.kept.launch.Complete() || delivery_->AnySeatTaken() ||
         !delivery_->AllDelivered()) {
@@ -555,7 +555,7 @@ class Broker {
     MakeDelivery();
   }
 
-  // The last process of this rank went orderly.
+  // The last process of this rank has detached.
   bool Left(uint32_t number) const {
     bool left = true;
     for (const auto& [attach, each] : world_.kept.attaches) {
@@ -578,7 +578,7 @@ class Broker {
     }
   }
 
-  // As ControlServer, for which the workers do not wait.
+  // As in ControlServer, for which the workers do not wait.
   void TellRanksChanged() {
     const auto changes = delivery_->TakeRanksChanged();
     if (!changes.empty()) Make();
@@ -612,7 +612,7 @@ class Broker {
 
   // ---- batches
 
-  // As Job::AdvanceLocked.
+  // As in Job::AdvanceLocked.
   void Advance() {
     if (failed_) return;
     do {
@@ -634,7 +634,7 @@ class Broker {
     share->valid_rows = share->shape_rows = rows.rows;
     SimulatedPlain<uint64_t>& slot = world_.segments[life_].slots[share->slot];
     slot.store(kHalfFilled);
-    // While a worker is at it, the control thread goes on.
+    // While a worker runs, the control thread goes on.
     if (rows.rows > 0) {
       const bool news = News();
       run_.Observe(news);
@@ -687,11 +687,11 @@ class Broker {
   std::map<uint64_t, Kept::Attach> former_;
   HandedOverSteps handed_over_;
   std::map<uint32_t, ReconnectedRank> reconnected_;
-  std::map<uint32_t, uint64_t> own_since_;  // the attach of their page
+  std::map<uint32_t, uint64_t> own_since_;  // when their page attached
   std::array<std::optional<uint32_t>, kRanksMax> seat_;
   std::array<uint64_t, kRanksMax> attach_{};
   std::array<bool, kRanksMax> gone_{};
-  std::array<bool, kRanksMax> heard_{};  // its request
+  std::array<bool, kRanksMax> heard_{};  // has read its request
   std::vector<uint64_t> retired_;
   bool answers_ = false;
   bool evict_done_ = false;
@@ -715,7 +715,7 @@ class Rank {
     if (Request(std::nullopt)) Loop();
   }
 
-  // In the place of the first that dies.
+  // Replaces the first that dies.
   void RunAsReplacement() {
     const auto missing = [this]() -> std::optional<uint32_t> {
       for (uint32_t i = 0; i < world_.config.world; ++i) {
@@ -784,7 +784,7 @@ class Rank {
     }
   }
 
-  // What the trainer does between two calls.
+  // The trainer's work between two calls.
   void Work() {
     if (world_.config.options.mode != DeliveryMode::kDynamic) return;
     if (held_.size() < world_.config.leases) {
@@ -806,9 +806,9 @@ class Rank {
       world_.finished.insert(number_);
       return true;
     }
-    // The broker may have died before it knew.
+    // The broker may have died before it noticed.
     if (closed == Closed::kRecalled) world_.evicted = true;
-    // It may go on reading what it holds.
+    // It may continue to read the batches it holds.
     if (!held_.empty()) ReleaseOldest();
     run_.Step("reads what it holds");
     for (const Held& held : held_) CheckSlot(held);
@@ -828,7 +828,7 @@ class Rank {
   }
 
   bool Reconnect() {
-    // As Reader: of the life before only, not of one before that.
+    // As in RankReader: of the former instance only, not of one before that.
     while (!held_.empty() && held_.front().life != life_) ReleaseOldest();
     CursorPage* const former = &session().page;
     ++life_;
@@ -852,7 +852,7 @@ class Rank {
       }
       run_.Observe(to.answered);
       if (!to.answered) {
-        // Its program ends with an error and is started again.
+        // Its program ends with an error and is restarted.
         for (auto& [attach, kept] : world_.kept.attaches) {
           if (!former && kept.page == &to.page) kept.given_up = true;
         }
@@ -879,7 +879,7 @@ class Rank {
                "the slot of the batch at {} holds {:x}", cell.position, word);
     const bool marked = (cell.flags & kRedelivered) != 0;
     bool came_before = false;
-    // D3, and that what was done is done.
+    // Checks D3, and that done batches stay done.
     for (const Returned& before : world_.returned) {
       const bool same =
           world_.broadcast()
@@ -901,7 +901,7 @@ class Rank {
     held_.push_back({cell, life_, &world_.returned.back()});
     world_.steps[number_].insert(cell.position);
     world_.missed[number_] += cell.skipped;
-    // As the client's: what was owed at the start moves nothing.
+    // As in the client: batches owed at the start do not move the position.
     const auto& phases = world_.kept.phases;
     if ((cell.flags & kRanksChanged) != 0) {
       phase_ = cell.flags >> kPhaseShift;
@@ -979,8 +979,8 @@ void CheckEnd(World& world) {
       all.insert(plan.PositionOf(step));
     }
     if (shrink) {
-      // Places are given up: a replacement joins where the others are.
-      std::map<int, uint64_t> next;  // of a process
+      // Positions are given up: a replacement joins where the others are.
+      std::map<int, uint64_t> next;  // process -> position
       for (const Returned& each : world.returned) {
         const uint64_t position = each.content.position;
         const auto expected = next.emplace(each.process, position).first;
@@ -1001,7 +1001,7 @@ void CheckEnd(World& world) {
     }
     for (const uint32_t number : numbers) {
       const size_t count = world.steps[number].size();
-      // One that dies with all of it need not be told of the end.
+      // A rank that dies after taking all need not be told the end.
       if (!world.finished.contains(number) && count < all.size()) {
         run.Check(config.options.lag == Lag::kFail,
                   "consumer {} was not told of the end", number);
@@ -1161,7 +1161,7 @@ class DeliverySimulationTest : public testing::Test {
     Print(stdout, "{:<34} {:>8} states {:>8} runs {:>9} steps\n", name,
           result.states, result.runs, result.steps);
   }
-  // In every way with so many preemptions.
+  // All interleavings with this many preemptions.
   static void NeverFails(const std::string& name, const Config& config,
                          Options options) {
 #ifdef PENSTOCK_SMALL_BOUNDS
@@ -1173,13 +1173,13 @@ class DeliverySimulationTest : public testing::Test {
     EXPECT_FALSE(result.failed) << name << ": " << result.message;
     EXPECT_TRUE(result.exhausted) << name;
   }
-  // In so many random ones.
+  // This many random interleavings.
   static void NeverFailsAtRandom(const std::string& name, const Config& config,
                                  uint64_t runs, int deaths) {
 #ifdef PENSTOCK_SMALL_BOUNDS
     runs /= 20;
 #endif
-    // For a long search by hand.
+    // For a long manual search.
     if (const char* times = std::getenv("PENSTOCK_SIMULATION_TIMES")) {
       runs *= std::strtoull(times, nullptr, 10);
     }
@@ -1300,7 +1300,7 @@ TEST_F(DeliverySimulationTest, OwedStepsComeFirstAndOnce) {
 TEST_F(DeliverySimulationTest, ShrinkLosesNothing) {
   Config config = Split();
   config.options.on_rank_death = OnRankDeath::kShrink;
-  // When others have finished, it waits for a replacement after all.
+  // When the others have finished, it waits for a replacement.
   config.may_die = 1;
   config.replacements = 1;
   NeverFails("shrink", config, {.deaths_max = 1, .preemptions_max = 0});
@@ -1351,7 +1351,7 @@ TEST_F(DeliverySimulationTest, DynamicGivesEachBatchToOne) {
   Config config = Dynamic();
   config.records = 2;
   NeverFails("dynamic", config, {.preemptions_max = 1});
-  // More than ranks that have none: one that takes is given another.
+  // More batches than ranks without one: a rank that takes is given another.
   config.records = 3;
   NeverFails("dynamic, three", config, {.preemptions_max = 1});
   config.records = 4;
@@ -1453,7 +1453,7 @@ TEST_F(DeliverySimulationTest, BroadcastConsumerIsReplacedWithoutLoss) {
   config.may_die = 1;
   config.replacements = 1;
   NeverFailsAtRandom("block, one dies", config, 3'000, 1);
-  // More of its predecessor than it may have at once.
+  // More batches of its predecessor than it may hold at once.
   Config more = config;
   more.options.window = 2;
   more.leases = 1;
@@ -1544,7 +1544,7 @@ TEST_F(DeliverySimulationTest, TwoDeathsOfTheBroker) {
 
 TEST_F(DeliverySimulationTest, SeedGivesTheRunAgain) {
   Config config = Split();
-  config.may_die = 1;  // and nobody takes its place
+  config.may_die = 1;  // and nobody replaces it
   const Options options{.deaths_max = 1};
   const Result found = ExploreRandomly(options, TheWorld(config), 1, 1'000);
   ASSERT_TRUE(found.failed);

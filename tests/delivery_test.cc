@@ -31,7 +31,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// One worker for all: who starves whom shows.
+// One worker for all, so that starvation shows.
 class OneWorkerTest : public DeliveryTest {
  protected:
   OneWorkerTest() : one_worker_({"--workers", "1"}) {}
@@ -46,7 +46,8 @@ class OneWorkerTest : public DeliveryTest {
 };
 
 TEST_F(OneWorkerTest, JobThatReadsFilesIsNotStarvedByOneThatDoesNot) {
-  // Four pictures of 2 x 2 in MNIST's format, plain: read record by record.
+  // Four pictures of 2 x 2 in MNIST's format, uncompressed: read record by
+  // record.
   std::string idx("\0\0\x08\x03\0\0\0\x04\0\0\0\x02\0\0\0\x02", 16);
   idx += "abcdefghijklmnop";
   const std::string path = one_worker_.Write("images.idx", idx);
@@ -75,7 +76,8 @@ TEST_F(OneWorkerTest, JobThatReadsFilesIsNotStarvedByOneThatDoesNot) {
   drain.join();
 }
 
-// Its shares are empty: they are made where the broker attaches and reclaims.
+// Its rank batches are empty: the broker makes them when it attaches and
+// reclaims.
 TEST_F(OneWorkerTest, RankThatTakesEmptyBatchesForEverStopsNobody) {
   Reader empty(
       For(RangeSpec("4", "batch: {size: 1}\nepochs: forever"), "empty", 1, 2));
@@ -120,7 +122,7 @@ TEST_F(DeliveryTest, RankWithoutRowsGetsAnEmptyBatch) {
       ElementsAre(Steps{{0}}, Steps{{1}}, Steps{{2}}, Steps{{3}}, Steps{{}}));
 }
 
-// Example 4, our rule: the rows present, first ranks one more.
+// Example 4, our rule: divide the rows present, the first ranks get one more.
 TEST_F(DeliveryTest, UnevenBatchGivesTheFirstRanksOneMore) {
   const std::string spec = RangeSpec("8", "batch: {size: 4}");
   EXPECT_THAT(TakeAll(spec, 1), ElementsAre(Steps{{0, 1, 2, 3}, {4, 5, 6, 7}}));
@@ -205,7 +207,7 @@ TEST_F(DeliveryTest, TenEpochsOfFiveFixedStepsAreFiftyStepsEachRestarting) {
   EXPECT_THAT(first_ids, testing::Each(0));
 }
 
-// Example 11: predictions are put in order by sample id, whoever made them.
+// Example 11: sample ids put predictions in order, whichever rank made them.
 TEST_F(DeliveryTest, SampleIdsPutPredictionsInOrder) {
   std::map<int64_t, int64_t> predictions;
   for (int rank = 0; rank < 3; ++rank) {
@@ -223,7 +225,7 @@ TEST_F(DeliveryTest, SampleIdsPutPredictionsInOrder) {
   for (const auto& [id, doubled] : predictions) EXPECT_EQ(doubled, 2 * id);
 }
 
-// Example 14: the ideal speed of a trainer: one batch for ever.
+// Example 14: the ideal speed of a trainer, with one batch for ever.
 TEST_F(DeliveryTest, RepeatFirstGivesIdenticalBatchesAndReadsTheSourceOnce) {
   Options options = OptionsFor(
       RangeSpec("1000", "batch: {size: 8}\nshuffle: {seed: 1}"), 0, 1);
@@ -478,12 +480,12 @@ TEST_F(DeliveryTest, DeadBrokerIsNoticedAtOnceWithoutATimeLimit) {
   killer.join();
 }
 
-// It is asked, dies before it answers, and the next one is asked again.
+// The broker dies before it answers; the next one is asked again.
 TEST_F(DeliveryTest, AttachOutlivesTheBrokerThatWasAsked) {
   Options options = OptionsFor(RangeSpec("12", "batch: {size: 4}"), 0, 1);
   const auto attach_to_one_that_dies = [&](bool comes_back) {
     broker_.Stop(SIGKILL);
-    // Stands in for it, and closes the connection that has asked.
+    // Stands in for the broker, and closes the connection.
     Fd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -507,7 +509,7 @@ TEST_F(DeliveryTest, AttachOutlivesTheBrokerThatWasAsked) {
       EXPECT_TRUE(ReceiveMessage(asked.get()).ok());
     }
     listener.Reset();
-    // By this thread: the broker ends with the one that starts it.
+    // On this thread: the broker ends with the thread that starts it.
     if (comes_back) broker_.Start();
     rank.join();
     return course;
@@ -579,14 +581,14 @@ TEST_F(DeliveryTest, SmallJobFinishesBesideAnEndlessOne) {
   Batch batch;
   while (small.next(&batch) == Reader::Result::kBatch) rows += batch.rows();
   EXPECT_EQ(rows, 2000u);
-  // And the other way round: it still gets its turn.
+  // Vice versa, it still gets its turn.
   const uint64_t seen = greedy_rows;
   while (greedy_rows < seen + 1000) std::this_thread::yield();
   stop = true;
   drain.join();
 }
 
-// Two jobs share the opened dataset, not each other's seed.
+// Two jobs share the opened dataset but not the seed.
 TEST_F(DeliveryTest, SeedOfAugmentationIsTheJobsOwn) {
   const auto spec = [](int seed) {
     return "dataset: flips\nsource: {tensors: {features: {image: {dtype: "
@@ -625,7 +627,7 @@ TEST_F(DeliveryTest, RankThatLeavesMidwayMayStartAgainAtOnce) {
 }
 
 // A rank is not trusted: it can write anything into its page. It loses its
-// feed, the other rank of the same job loses nothing.
+// feed; the other rank of the job loses nothing.
 TEST_F(DeliveryTest, RankThatWritesImpossibleReleasesHarmsOnlyItself) {
   const std::string spec = RangeSpec("4000", "batch: {size: 4}");
   Reader good(OptionsFor(spec, 0, 2));
@@ -677,7 +679,7 @@ TEST_F(DeliveryTest, RequestsThatAreNotOfTheProtocolAreAnsweredOrDropped) {
     const auto answer = Request(socket->get(), request);
     EXPECT_FALSE(answer.ok()) << request.dump();
   }
-  // It still serves.
+  // The broker still serves.
   EXPECT_THAT(TakeAll(RangeSpec("2", "batch: {size: 2}"), 1),
               ElementsAre(Steps{{0, 1}}));
 }

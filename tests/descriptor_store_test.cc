@@ -86,7 +86,7 @@ class DescriptorStoreTest : public testing::Test {
               static_cast<ssize_t>(text.size()))
         << strerror(errno);
   }
-  // Sends and takes it in.
+  // Sends a message and receives it.
   void Say(const std::string& text, const std::vector<int>& fds = {}) {
     Send(text, fds);
     store_.Receive();
@@ -166,7 +166,7 @@ TEST_F(DescriptorStoreTest, TheSameFileUnderTheSameNameIsStoredOnce) {
 }
 
 TEST_F(DescriptorStoreTest, PidfdsOfTwoProcessesAreTwoFiles) {
-  // One inode stands for all of them before Linux 6.9.
+  // All pidfds share one inode before Linux 6.9.
   const Fd own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   const Fd other(static_cast<int>(syscall(SYS_pidfd_open, getppid(), 0)));
   Say("FDSTORE=1\nFDNAME=x", {own.get(), other.get()});
@@ -185,7 +185,7 @@ TEST_F(DescriptorStoreTest, OnlyTheExpectedProcessIsListenedTo) {
   store_.Receive();
   EXPECT_FALSE(store_.ready());
   EXPECT_THAT(Names(), ElementsAre("own"));
-  // The next life is another process.
+  // The next instance is another process.
   store_.Expect(pid);
   Say("READY=1\nSTOPPING=1\nFDSTOREREMOVE=1\nFDNAME=own");
   EXPECT_FALSE(store_.ready());
@@ -266,7 +266,7 @@ TEST_F(DescriptorStoreTest, NoMoreDescriptorsThanTheLimitAreKept) {
   }
   EXPECT_THAT(store_.descriptors(), SizeIs(DescriptorStore::kDescriptorsMax));
   EXPECT_EQ(OpenDescriptors(), before_ + 1 + DescriptorStore::kDescriptorsMax);
-  // What is removed makes room.
+  // A removal frees a place.
   const Fd fd = MemFd();
   Say("FDSTOREREMOVE=1\nFDNAME=0");
   Say("FDSTORE=1\nFDNAME=new", {fd.get()});

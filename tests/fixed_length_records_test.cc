@@ -53,7 +53,7 @@ class FixedLengthRecordsTest : public testing::Test {
     return source.status().message();
   }
 
-  // Record's features, as text.
+  // The record's features, as text.
   std::vector<std::string> Record(const Source& source, uint64_t record) {
     ReadRequest request;
     source.Locate(record, &request);
@@ -133,7 +133,7 @@ TEST_F(FixedLengthRecordsTest, DirectReadsAreTakenOrRefusedByName) {
     EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
                 HasSubstr("has no direct reads; use `io: auto`"));
   }
-  // procfs has none anywhere.
+  // procfs supports no direct reads.
   auto file = DataFile::Open("/proc/self/status");
   ASSERT_TRUE(file.ok()) << file.status().message();
   const Status status = file->ChooseIo(Io::kDirect, 1 << 20, 1 << 20);

@@ -63,7 +63,7 @@ class ForgottenJobTest : public DeliveryTest {
     }
     return courses;
   }
-  // Every rank ends with this, and no row came twice.
+  // Expects that every rank ends with this error, and that no row came twice.
   void EndsWith(const std::string& text) {
     for (const Course& course : RunAllToTheEnd()) {
       EXPECT_EQ(course.code, PENSTOCK_ABORTED);
@@ -97,7 +97,7 @@ TEST_F(ForgottenJobTest, IndependentRanksGoOn) {
   EXPECT_EQ(Sorted(rows_), Numbers(kRows, 2));
 }
 
-// How far it was nobody knows: its share must not be left out in silence.
+// Its position is unknown, so its rank batches must not be left out silently.
 TEST_F(ForgottenJobTest, SplitWhoseRankDiedWithTheBrokerFailsOnTheOthers) {
   Attach(3, "split", "shrink");
   TakeFromAll(5);
@@ -149,7 +149,7 @@ TEST_F(ForgottenJobTest, NobodyBeginsInThePlaceOfARankThatIsNotBack) {
   ranks_.back().Kill();
   ranks_.pop_back();
   KillBrokerAndStartAnother();
-  TakeFromAll(6);  // more than it still had
+  TakeFromAll(6);  // more than it still held
   EXPECT_THAT(AttachError(OptionsFor(spec, 1, 2)),
               HasSubstr("how far that rank was is not known"));
 }

@@ -23,7 +23,7 @@ void CheckEveryStep(uint32_t infinity, double beyond_largest, To to) {
       return double{ToFloat(Format{static_cast<uint16_t>(bits)})};
     };
     const double below = value(low);
-    // Where the next value would be if the exponents went on.
+    // The next value if there were more exponents.
     const double above = low + 1 == infinity ? beyond_largest : value(low + 1);
     const double middle = (below + above) / 2;
     for (const double sign : {1.0, -1.0}) {
@@ -80,7 +80,7 @@ TEST(HalfTest, InfinitiesAndNansStayWhatTheyAre) {
   EXPECT_EQ(ToBFloat16(-1e300).bits, 0xff80);
   EXPECT_EQ(ToFloat16(1e-300).bits, 0);
   EXPECT_EQ(ToBFloat16(-1e-300).bits, 0x8000);
-  // The smallest payload, which is in the half that is cut off.
+  // The smallest payload, in the half that is cut off.
   const float payload = std::bit_cast<float>(0x7f800001u);
   for (const float nan :
        {payload, std::numeric_limits<float>::quiet_NaN(), -payload}) {

@@ -24,7 +24,7 @@ namespace {
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-// What a function may take, by far more than a stop may.
+// A function may take far longer than a stop.
 constexpr std::chrono::seconds kPythonTimeout{60};
 constexpr std::chrono::seconds kStopTime{20};
 
@@ -38,13 +38,13 @@ class HungFunctionTest : public DeliveryTest {
                   "        time.sleep(1000)\n"
                   "    return row\n");
     setenv("PENSTOCK_PYTHON_PATH", broker_.folder().c_str(), 1);
-    setenv("PENSTOCK_PYTHON", "/usr/bin/python3", 1);  // it has NumPy
+    setenv("PENSTOCK_PYTHON", "/usr/bin/python3", 1);  // the one with NumPy
     functions_ = std::make_unique<BrokerProcess>(
         std::vector<std::string>{"--workers", "2"});
     unsetenv("PENSTOCK_PYTHON_PATH");
     unsetenv("PENSTOCK_PYTHON");
   }
-  // Step 3 has sample 28; of two ranks it is the second's.
+  // Step 3 has sample 28, which belongs to the second of two ranks.
   Options OptionsOf(int rank, int world_size) {
     Options options =
         OptionsFor(RangeSpec("1000",
@@ -81,7 +81,7 @@ class HungFunctionTest : public DeliveryTest {
     }
     return false;
   }
-  // Stops the job; how long the ranks took to end then.
+  // Stops the job and returns how long the ranks took to end.
   std::vector<Course> StopRanks(std::vector<std::unique_ptr<Reader>>& ranks,
                                 Clock::duration* took) {
     std::vector<Course> courses(ranks.size());
@@ -109,7 +109,7 @@ TEST_F(HungFunctionTest, StopEndsAJobWhoseNextStepHangs) {
   EXPECT_EQ(courses[0].code, 0) << courses[0].error;
   EXPECT_EQ(courses[0].taken.size(), 3u);
   EXPECT_LT(took, kStopTime);
-  // The process ends with the job, not with the function's time.
+  // The function's process ends with the job, not after its time limit.
   const auto begin = Clock::now();
   ranks.clear();
   WaitUntil("its process is gone", [&] { return !HasChildren(); });
@@ -122,7 +122,7 @@ TEST_F(HungFunctionTest, StopEndsAJobThatCannotFinishItsStepWithAnError) {
     ranks.push_back(std::make_unique<Reader>(OptionsOf(rank, 2)));
   }
   Clock::duration took;
-  // The first takes the step that the second waits for.
+  // The first rank takes the step that the second waits for.
   const std::vector<Course> courses = StopRanks(ranks, &took);
   EXPECT_LT(took, kStopTime);
   EXPECT_EQ(courses[1].taken.size(), 3u);
@@ -131,7 +131,7 @@ TEST_F(HungFunctionTest, StopEndsAJobThatCannotFinishItsStepWithAnError) {
               HasSubstr("was stopped, and its last step waits for sample 28"));
 }
 
-// Whatever was made ahead: no step has holes, and nobody has one more.
+// Whatever was made ahead, no step has holes, and no rank has one more.
 TEST_F(HungFunctionTest, StopEndsAllRanksAtTheSameStep) {
   for (const char* const mode : {"split", "broadcast", "dynamic"}) {
     SCOPED_TRACE(mode);

@@ -31,7 +31,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// It answers EPERM from here on, in this process and its children.
+// The system call `number` fails with EPERM from here on, in this process and
+// its children.
 bool ForbidSystemCall(uint32_t number) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -74,7 +75,7 @@ class HungStorageTest : public testing::Test {
     broker_.emplace(std::vector<std::string>{"--config", config});
   }
   void TearDown() override {
-    // The broker cannot end while the kernel reads for it.
+    // The broker cannot end during a read in the kernel.
     if (storage_) storage_->Recover();
     broker_.reset();
     storage_.reset();
@@ -102,7 +103,7 @@ class HungStorageTest : public testing::Test {
                    "/images.idx}}\nbatch: {size: 4}\nepochs: " + epochs,
                job);
   }
-  // Rows of all epochs.
+  // Returns the rows of all epochs.
   static uint64_t TakeAll(const Options& options) {
     Reader reader(options);
     uint64_t rows = 0;
@@ -113,7 +114,7 @@ class HungStorageTest : public testing::Test {
       if (result == Reader::Result::kBatch) rows += batch.rows();
     }
   }
-  // What ends the job; "" if it goes on.
+  // Returns the error that ends the job; "" if it goes on.
   static std::string ErrorOf(const Options& options, int* code) {
     try {
       TakeAll(options);
@@ -123,7 +124,7 @@ class HungStorageTest : public testing::Test {
       return error.what();
     }
   }
-  // A process's, as /proc has it: 'Z' is ended.
+  // State of a process in /proc; 'Z': it has ended.
   static char State(pid_t pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
     std::string text;
@@ -149,7 +150,7 @@ TEST_F(HungStorageTest, EndsItsJobByNameAndNoOther) {
   int code = 0;
   std::thread hung([&] { error = ErrorOf(Hung("hung"), &code); });
   while (storage_->hanging() == 0) std::this_thread::yield();
-  // The one worker has a job on hung storage, and another.
+  // The only worker has a job on hung storage, and another.
   EXPECT_EQ(TakeAll(Healthy("healthy", "50")), 400u);
   nlohmann::json late;
   while ((late = LateReads()).empty()) std::this_thread::yield();
@@ -164,16 +165,16 @@ TEST_F(HungStorageTest, EndsItsJobByNameAndNoOther) {
   EXPECT_THAT(error, HasSubstr("/pictures/cat/hung_read"));
   EXPECT_THAT(error, HasSubstr(" s (read_timeout)"));
   EXPECT_EQ(TakeAll(Healthy("later", "50")), 400u);
-  // Until the kernel is through they are there, then not any more.
+  // They exist until the kernel has finished with the read.
   EXPECT_FALSE(LateReads().empty());
   storage_->Recover();
   while (!LateReads().empty()) std::this_thread::yield();
-  // Its pictures are none: with on_error: skip that ends it in another way.
+  // Its files are not pictures: with on_error: skip it ends with another error.
   error = ErrorOf(Hung("hung"), &code);
   EXPECT_EQ(code, PENSTOCK_DATA_LOSS) << error;
 }
 
-// A slot of its own is where the kernel will write, whenever that is.
+// The kernel will write into the slot at any later time.
 TEST_F(HungStorageTest, AReadIntoASlotKeepsThatSlotUntilItIsAnswered) {
   StartBroker(1);
   const std::string spec =
@@ -188,7 +189,7 @@ TEST_F(HungStorageTest, AReadIntoASlotKeepsThatSlotUntilItIsAnswered) {
   hung.join();
   EXPECT_EQ(code, PENSTOCK_DEADLINE_EXCEEDED);
   EXPECT_THAT(error, HasSubstr("/mount/hung_read_records, offset "));
-  // Memory that is given back is likely to be had again by the next job.
+  // The next job is likely to get freed memory.
   EXPECT_EQ(TakeAll(Healthy("later", "50")), 400u);
   storage_->Recover();
   while (!LateReads().empty()) std::this_thread::yield();
@@ -196,7 +197,7 @@ TEST_F(HungStorageTest, AReadIntoASlotKeepsThatSlotUntilItIsAnswered) {
   EXPECT_EQ(TakeAll(Healthy("last", "50")), 400u);
 }
 
-// As a launcher does it that starts a failed training again.
+// As by a launcher that restarts a failed training.
 TEST_F(HungStorageTest, JobsThatComeAgainAndAgainLeaveRoomForOthers) {
   StartBroker(1);
   std::vector<std::thread> ranks;
@@ -215,7 +216,8 @@ TEST_F(HungStorageTest, JobsThatComeAgainAndAgainLeaveRoomForOthers) {
   EXPECT_EQ(TakeAll(Healthy("after", "50")), 400u);
 }
 
-// A rank that dies while its job opens leaves the others one incarnation.
+// A rank that dies while its job opens does not split the others into two
+// incarnations.
 TEST_F(HungStorageTest, RanksMeetAfterAnOpeningThatWasGivenUp) {
   StartBroker(1);
   const auto attach = [this](int rank, double timeout_s) {
@@ -251,9 +253,9 @@ TEST_F(HungStorageTest, RanksMeetAfterAnOpeningThatWasGivenUp) {
   EXPECT_EQ(rows + others, 10u);
 }
 
-// As in Docker, whose filter forbids io_uring: each worker is held by its read.
+// As in Docker, whose filter forbids io_uring: each read blocks its worker.
 TEST_F(HungStorageTest, PlainReadsThatHangHoldUpNoOtherJob) {
-  const pid_t child = fork();  // a filter cannot be taken off
+  const pid_t child = fork();  // a filter cannot be removed
   if (child == 0) {
     if (!ForbidSystemCall(SYS_io_uring_setup)) _exit(77);
     StartBroker(2);
@@ -278,8 +280,8 @@ TEST_F(HungStorageTest, PlainReadsThatHangHoldUpNoOtherJob) {
   EXPECT_EQ(status, 0);
 }
 
-// Neither ranks nor the next broker wait for it: its process leaves what it
-// has, the kernel keeps the rest until the storage answers.
+// Neither ranks nor the next broker wait: the process releases what it can, and
+// the kernel keeps the rest until the storage answers.
 TEST_F(HungStorageTest, BrokerStopsAllTheSame) {
   StartBroker(1);
   std::string error;
@@ -291,7 +293,7 @@ TEST_F(HungStorageTest, BrokerStopsAllTheSame) {
   hung.join();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   EXPECT_EQ(code, PENSTOCK_UNAVAILABLE) << error;
-  // Its last thread is the kernel's until the read returns.
+  // Its last thread stays in the kernel until the read returns.
   while (State(broker_->pid()) != 'Z' &&
          std::chrono::steady_clock::now() - begin < std::chrono::seconds(10)) {
     std::this_thread::yield();

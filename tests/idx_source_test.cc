@@ -77,7 +77,7 @@ class IdxSourceTest : public testing::Test {
     return source.status().message();
   }
 
-  // The features of a record; what it asks for is read with pread.
+  // Returns the features of a record; reads with pread.
   std::vector<std::string> Record(const Source& source, uint64_t record) {
     ReadRequest request;
     source.Locate(record, &request);

@@ -46,8 +46,8 @@ class ImageFolderSourceTest : public testing::Test {
     std::ofstream(root_ + "/" + name) << "picture";
   }
 
-  // Makes every folder look as if it had last changed long ago, so that the
-  // index is cached; later calls less long ago.
+  // Sets every folder's modification time to long ago, so that the index is
+  // cached; later calls set later times.
   void FinishRecovery() {
     ++settled_s_;
     KeepTimes();
@@ -65,7 +65,7 @@ class ImageFolderSourceTest : public testing::Test {
     ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
   }
 
-  // Adds a file and hides that from whoever looks at modification times only.
+  // Adds a file without changing modification times.
   void AddUnseen(const std::string& name) {
     Add(name);
     SetModified(fs::path(root_ + "/" + name).parent_path());
@@ -235,7 +235,7 @@ TEST_F(ImageFolderSourceTest, FolderThatMayNotBeEnteredIsNamedWithTheWaysOut) {
   ASSERT_EQ(pipe(pipe_fds), 0);
   const pid_t child = fork();
   if (child == 0) {
-    // root may read everything
+    // root can read everything
     if (root_user && (setgroups(0, nullptr) != 0 || setgid(65534) != 0 ||
                       setuid(65534) != 0)) {
       _exit(2);
@@ -267,7 +267,7 @@ TEST_F(ImageFolderSourceTest, CacheGivesTheSameIndex) {
   auto scanned = Open();
   ASSERT_NE(CacheFile(), "");
   EXPECT_EQ(scanned->left_out(), "2 other files, like cat/x/2.png");
-  // Proof that the cache is what answers: it cannot know of this one.
+  // The cache cannot know this file: it shows which of the two answers.
   AddUnseen("cat/unseen.jpg");
   auto cached = Open();
   EXPECT_THAT(Records(scanned.get()), SizeIs(3));
@@ -288,7 +288,7 @@ TEST_F(ImageFolderSourceTest, ChangeOfAnyFolderIsNoticed) {
   EXPECT_THAT(Records(), SizeIs(3));
   FinishRecovery();
   EXPECT_THAT(Records(), SizeIs(3));
-  // Another folder in its place, with the same time.
+  // Another folder of the same name and time.
   fs::rename(root_ + "/cow", base_ + "/cow");
   Add("cow/2.jpg");
   KeepTimes();
@@ -299,7 +299,7 @@ TEST_F(ImageFolderSourceTest, ChangeOfAnyFolderIsNoticed) {
 TEST_F(ImageFolderSourceTest, KnowsWhenItHasChanged) {
   Add("cat/x/1.jpg");
   Add("dog/1.jpg");
-  // A folder that changed just now could change again without its time telling.
+  // A folder that just changed could change again within the same timestamp.
   EXPECT_TRUE(Open()->Changed());
   for (const bool cached : {false, true}) {
     FinishRecovery();
@@ -330,7 +330,7 @@ TEST_F(ImageFolderSourceTest, DamagedCacheIsIgnoredWhereverItIsDamaged) {
   const std::string whole((std::istreambuf_iterator<char>(in)), {});
   ASSERT_GT(whole.size(), 80u);
   AddUnseen("cat/new.jpg");
-  // An index with the new file was scanned, so the cache was not believed.
+  // The new file is in the index: it was scanned, not taken from the cache.
   const auto expect_scan = [&](const std::string& content,
                                const std::string& what) {
     fs::remove(path);

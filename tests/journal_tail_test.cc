@@ -40,7 +40,7 @@ class JournalTailTest : public testing::Test {
     tail_.reset();
     std::filesystem::remove_all(folder_);
   }
-  // The next life, on what the last one left.
+  // The next instance opens what the last one left.
   void Start() {
     tail_.reset();
     auto tail = JournalTail::Open(folder_);
@@ -114,7 +114,8 @@ TEST_F(JournalTailTest, RecordsGoRoundTheRingInOrder) {
       continue;
     }
     ++full;
-    // More than half of it is in use, or a record that fits would be refused.
+    // More than half of the ring is in use, else a record that fits would be
+    // refused.
     ASSERT_GT(tail_->end() - tail_->begin(), kTailBytes - 2 * 40'008);
     for (size_t n = expected.size() / 2; n > 0; --n) {
       JournalEntry entry;
@@ -142,7 +143,7 @@ TEST_F(JournalTailTest, AForeignOrDamagedHeaderBeginsAnew) {
       {8, 99},     // version
       {16, 4096},  // the ring's bytes
       {24, 0},     // token
-      {32, 4096},  // begin behind end
+      {32, 4096},  // begin after end
       {40, 13},    // end not aligned
       {40, kTailBytes + 8}};
   for (const auto& [offset, value] : damages) {
@@ -190,12 +191,12 @@ TEST(MemoryFolderTest, IsFoundAgainAndIsNobodyElses) {
   if (*first != state) {
     EXPECT_EQ(info.st_mode & 07777, 0700u);
     EXPECT_EQ(*OpenMemoryFolder(state), *first);
-    // One that others may enter may be somebody else's.
+    // A folder that others may enter may be somebody else's.
     ASSERT_EQ(chmod(first->c_str(), 0755), 0);
     const auto second = OpenMemoryFolder(state);
     ASSERT_TRUE(second.ok()) << second.status().message();
     EXPECT_NE(*second, *first);
-    // As is one that the link leads to elsewhere.
+    // So may one that the link leads to elsewhere.
     for (const std::string& target :
          {state, "/dev/shm/penstock-x/../" + second->substr(9)}) {
       std::filesystem::remove(state + "/memory");

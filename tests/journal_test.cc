@@ -31,10 +31,10 @@ using ::testing::IsEmpty;
 
 using Records = std::vector<std::pair<int, std::string>>;
 
-// A journal in memory that can be opened again and again.
+// A journal in memory that can be reopened.
 class JournalTest : public ::testing::Test {
  protected:
-  // A new process opens it; the one before is gone.
+  // A new process opens it; the former one is gone.
   Status TryOpen(MemoryDisk* disk) {
     journal_.reset();
     records_.clear();
@@ -116,7 +116,7 @@ TEST_F(JournalTest, RecordsComeBackInOrderOverSeveralLives) {
   EXPECT_EQ(replayed_.warning, "");
 }
 
-// The bytes that broker/recovery/journal.h promises.
+// The bytes that broker/recovery/journal.h documents.
 TEST_F(JournalTest, FormatIsFrozen) {
   disk_.random = 0x04030201u - 0x9e3779b9u;
   Open();
@@ -187,7 +187,8 @@ TEST_F(JournalTest, ATornEndIsCutAtTheLastWholeRecordWhereverItIsTorn) {
         static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), torn) -
                             ends.begin()) -
         1;
-    // As the death of a process leaves it, of a machine, and another way.
+    // As a process's death leaves it, as a machine's death does, and a third
+    // way.
     for (const std::string& rest :
          {std::string(), std::string(20, '\0'), std::string(4096, '\0'),
           std::string(20, '\xff'), std::string(20, 'x')}) {
@@ -276,14 +277,15 @@ TEST_F(JournalTest, RecordsOfAnotherFileOrPlaceAreNoRecords) {
   Open();
   file() += old_frames;
   EXPECT_THAT(Open(), IsEmpty());
-  // The same frame twice: the second is not behind what it was written behind.
+  // The same frame twice: the second does not follow the frame it was written
+  // after.
   Append("once");
   file() += file().substr(kJournalHeaderBytes);
   EXPECT_THAT(Open(), ElementsAre(std::pair(1, "once")));
 }
 
 TEST_F(JournalTest, ZerosAreNoRecordWhateverTheSalt) {
-  // The one salt with which the checksum of an empty frame of zeros is right.
+  // The only salt for which an empty frame of zeros has the right checksum.
   disk_.random = 0x0b840633u - 0x9e3779b9u;
   Open();
   file() += std::string(100, '\0');
@@ -335,7 +337,7 @@ TEST_F(JournalTest, AFileThatCannotBeReadIsNotCut) {
 TEST_F(JournalTest, AnEndThatCannotBeTruncatedIsOverwritten) {
   const Records expected = FiveRecords();
   const std::string whole = file();
-  // The frame of record 2 is broken, those behind it are whole; a record is
+  // The frame of record 2 is damaged, those after it are intact; a record is
   // appended that ends where one of those begins.
   file()[kJournalHeaderBytes + 9 + 12 + 8] ^= 1;
   disk_.fail = [](const std::string& call) {
@@ -365,7 +367,7 @@ TEST_F(JournalTest, ShortWritesAreCarriedOn) {
 }
 
 TEST_F(JournalTest, AFullDiskLosesOnlyWhatAppendSaidItLost) {
-  // Full at every byte of a run of appends, and then no more.
+  // The disk is full at every byte of a run of appends, and then not any more.
   for (size_t room = 0; room < 120; ++room) {
     SCOPED_TRACE(room);
     disk_ = MemoryDisk();
@@ -389,7 +391,7 @@ TEST_F(JournalTest, AFullDiskLosesOnlyWhatAppendSaidItLost) {
     ASSERT_EQ(journal_->degraded(), failed);
     ASSERT_EQ(journal_->WantsCompaction(), failed);
     ASSERT_EQ(Open(), expected);
-    // The next life is told.
+    // The next instance is told.
     ASSERT_EQ(replayed_.incomplete, failed);
     ASSERT_EQ(replayed_.warning.empty(), !failed);
   }
@@ -415,7 +417,7 @@ TEST_F(JournalTest, WhatAFailedAppendLeftIsNoRecordEvenIfItCannotBeTruncated) {
     disk_ = MemoryDisk();
     Open();
     Append("first");
-    // Its payload holds what would be a frame of its own.
+    // Its payload looks like a frame.
     const std::string tricky =
         file().substr(kJournalHeaderBytes) + std::string(36, 'x');
     disk_.bytes_max = file().size() + landed;
@@ -459,7 +461,7 @@ TEST_F(JournalTest, AFailedCompactionIsTriedAgainAfterSomeGrowth) {
   EXPECT_EQ(Compact({{1, "x"}}).code(), StatusCode::kResourceExhausted);
   EXPECT_FALSE(journal_->WantsCompaction());
   EXPECT_EQ(disk_.names.count("journal.new"), 0u);
-  // What cannot be appended is growth too: a full disk is where it is needed.
+  // Failed appends count as growth too: a full disk needs the compaction.
   for (uint64_t bytes = 0; bytes < Journal::kRetryBytes; bytes += 4000) {
     EXPECT_FALSE(journal_->WantsCompaction());
     EXPECT_FALSE(journal_->Append(1, std::string(4000, 'y')).ok());
@@ -493,7 +495,7 @@ TEST_F(JournalTest, TheFileHasALimit) {
             StatusCode::kResourceExhausted);
   ASSERT_TRUE(Compact({{1, "z"}}).ok());
   Append(std::string(100, 'y'));
-  // Today's limit is lower than yesterday's: nothing is lost for that.
+  // A lower limit than that of the former run loses nothing.
   limits_.file_bytes_max = 10;
   EXPECT_EQ(Open().size(), 2u);
   EXPECT_EQ(journal_->Append(1, "").code(), StatusCode::kResourceExhausted);
@@ -522,7 +524,7 @@ TEST_F(JournalTest, TheNextCompactionIsWantedAtFourTimesTheSizeOfTheLast) {
   Open();
   ASSERT_TRUE(Compact({{1, std::string(1000, 'x')}}).ok());
   const size_t compacted = file().size();
-  // Also after a restart, though more was appended.
+  // Also after a restart, even though more was appended.
   Append(std::string(1000, 'x'));
   Open();
   while (file().size() + 9 <= 4 * compacted) {
@@ -589,7 +591,7 @@ TEST_F(JournalTest, ALeftOverNewFileIsRemoved) {
 // ---- death
 // -------------------------------------------------------------------
 
-// A broker with five jobs that count up. It compacts and syncs now and then.
+// A broker with five jobs that count up. It compacts and syncs at times.
 struct Workload {
   using State = std::map<std::string, int>;
 
@@ -645,12 +647,12 @@ struct Workload {
   int count = 0;
   State acked;   // by Append
   State begun;   // with the one under way
-  State synced;  // at least this is on disk
+  State synced;  // at least this much is on disk
 };
 
 class JournalDeathTest : public JournalTest {
  protected:
-  // Runs the workload until it dies in call n; false if it lives on.
+  // Runs the workload until it dies in call n; false if it survives.
   bool DieAt(size_t n, size_t torn_quarters) {
     disk_ = MemoryDisk();
     disk_.die_at_call = n;
@@ -688,13 +690,14 @@ TEST_F(JournalDeathTest, OfTheProcessAtAnyCallLosesNoAckedRecord) {
   EXPECT_GT(deaths, 5 * 50u);
 }
 
-// Records of some pages, and small ones whose head lies over a page's end.
+// Records of several pages, and small ones whose head crosses the end of a
+// page.
 TEST_F(JournalDeathTest, OfTheProcessAtThePagesOfAWriteIsNoDamage) {
   constexpr size_t kPage = 4096;
   size_t unfinished = 0;
   for (size_t over = 0; over <= kJournalFrameBytes + 1; ++over) {
     for (const size_t bytes : {size_t{0}, size_t{30}, 3 * kPage}) {
-      // Of a frame of one page a quarter, of several each of its pages.
+      // Of a frame of one page, a quarter; of several pages, each page.
       for (size_t torn = 0; torn <= 4; ++torn) {
         for (size_t call = 0; call < 2; ++call) {
           SCOPED_TRACE(testing::Message()
@@ -724,7 +727,7 @@ TEST_F(JournalDeathTest, OfTheProcessAtThePagesOfAWriteIsNoDamage) {
   EXPECT_GT(unfinished, 50u);
 }
 
-// A group is one Append: all of it is there, or nothing.
+// A group is one Append: all of it survives, or nothing.
 TEST_F(JournalDeathTest, OfTheProcessInAGroupLeavesAllOfItOrNothing) {
   const std::string small(30, 'y');
   const std::string large(2 * 4096, 'z');
@@ -765,7 +768,7 @@ TEST_F(JournalTest, AGroupThatDoesNotFitLeavesNothing) {
   const JournalEntry group[] = {{1, text}, {1, text}};
   EXPECT_EQ(journal_->Append(group).code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(Open(), ElementsAre(std::pair<int, std::string>(1, "one")));
-  // Not written is not damaged.
+  // Unwritten bytes are not damage.
   EXPECT_TRUE(replayed_.incomplete);
   EXPECT_FALSE(replayed_.damaged);
 }
@@ -795,7 +798,7 @@ TEST_F(JournalDeathTest, OfTheMachineAtAnyCallLosesNothingSynced) {
 }
 
 TEST_F(JournalDeathTest, OfAnyCallThatOnlyFailsLosesNoAckedRecord) {
-  // Not death: the call fails, the process goes on.
+  // The call fails and the process goes on.
   for (size_t n = 0;; ++n) {
     SCOPED_TRACE(n);
     disk_ = MemoryDisk();
@@ -905,7 +908,7 @@ TEST_F(JournalDirectoryTest, RecordsSurviveCompactionAndRestart) {
 
 TEST_F(JournalDirectoryTest, ASecondOpenerIsRefused) {
   auto journal = Open();
-  // The lock is not the file's: a compaction does not lose it.
+  // The lock is not on the file itself, so a compaction keeps it.
   ASSERT_TRUE(
       journal->Compact([](const JournalRecord&) { return OkStatus(); }).ok());
   const Status status = TryOpen().status();
@@ -933,7 +936,7 @@ TEST_F(JournalDirectoryTest, AForeignFileIsRefusedAndUntouched) {
 }
 
 TEST_F(JournalDirectoryTest, WhatIsNotARegularFileIsRefused) {
-  // To a whole journal, even.
+  // Even if the link leads to a valid journal.
   Open().reset();
   std::filesystem::rename(PathOf("journal"), PathOf("elsewhere"));
   const std::string before = ReadFile(PathOf("elsewhere"));
@@ -955,7 +958,7 @@ TEST_F(JournalDirectoryTest, WhatIsNotARegularFileIsRefused) {
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("it is a directory"));
 
-  // A link laid where the new file goes is removed, not written through.
+  // A link at the path of the new file is removed, not followed.
   std::filesystem::remove(PathOf("journal"));
   std::filesystem::create_symlink("elsewhere", PathOf("journal.new"));
   Open();
@@ -964,7 +967,7 @@ TEST_F(JournalDirectoryTest, WhatIsNotARegularFileIsRefused) {
       std::filesystem::symlink_status(PathOf("journal"))));
 }
 
-// Some die in the midst of a write of several pages.
+// Some die during a write of several pages.
 TEST_F(JournalDirectoryTest, AKilledProcessLosesNoAckedRecord) {
   uint32_t next = 0;
   for (int round = 0; round < 20; ++round) {
@@ -1001,7 +1004,7 @@ TEST_F(JournalDirectoryTest, AKilledProcessLosesNoAckedRecord) {
     while (read(acks[0], &last, sizeof(last)) == sizeof(last)) {
     }
     close(acks[0]);
-    Open();  // the lock went with the process
+    Open();  // the process's death released the lock
     EXPECT_FALSE(replayed_.incomplete) << replayed_.warning;
     ASSERT_FALSE(records_.empty());
     EXPECT_GE(std::stoul(records_.back().second), last);
@@ -1036,7 +1039,7 @@ TEST_F(JournalDirectoryTest, ThreadsAppendUnderTheirJobsMutexDuringCompaction) {
                                    std::to_string(++job.count))
                           .ok());
         }
-        // Others want the mutex too.
+        // Let others take the mutex.
         std::this_thread::yield();
       }
     });
@@ -1062,7 +1065,7 @@ TEST_F(JournalDirectoryTest, ThreadsAppendUnderTheirJobsMutexDuringCompaction) {
   std::set<int> live;
   for (const auto& [type, payload] : records_) {
     const int count = std::stoi(payload);
-    // Appended during the compaction: known already, or the very next.
+    // Appended during the compaction: known already, or the next one.
     if (live.insert(type).second || count <= counts[type]) {
       counts[type] = std::max(counts[type], count);
     } else {

@@ -82,11 +82,12 @@ TEST_F(LateDynamicTest, RanksOfTheJobWithoutANameToo) {
 
 TEST_F(LateDynamicTest, NextRoundBeginsForThoseThatWereToldTheEnd) {
   EXPECT_EQ(RunOnce(OptionsOf(0, 2, "dynamic")).taken.size(), 26u);
-  // It was told the end and attaches again, while rank 1 never came.
+  // Rank 0 was told the end and attaches again, while rank 1 never attached.
   Rows rows;
   Append(RunOnce(OptionsOf(0, 2, "dynamic")).taken, &rows);
   EXPECT_EQ(Sorted(rows), Numbers(kRecords, kEpochs));
-  // Rank 1 is told of both rounds, one after the other, and then begins one.
+  // Rank 1 is told the end of both rounds, one after the other, and then begins
+  // one.
   for (int round = 1; round <= 2; ++round) {
     Reader reader(OptionsOf(1, 2, "dynamic"));
     EXPECT_EQ(reader.incarnation(), static_cast<uint64_t>(round));
@@ -100,7 +101,7 @@ TEST_F(LateDynamicTest, NextRoundBeginsForThoseThatWereToldTheEnd) {
 }
 
 TEST_F(LateDynamicTest, RankThatIsMissingAtTheEndOfARoundIsToldItInThatRound) {
-  // Round 1 goes on with rank 1 while rank 0 is in round 2 already.
+  // Round 1 goes on with rank 1 while rank 0 is already in round 2.
   RankProcess slow(OptionsOf(1, 3, "dynamic"));
   ASSERT_EQ(slow.Attached().at("incarnation"), 1);
   const RankProcess::Said held = slow.Next();
@@ -119,7 +120,7 @@ TEST_F(LateDynamicTest, RankThatIsMissingAtTheEndOfARoundIsToldItInThatRound) {
   fast.Detach();
   RankProcess again(OptionsOf(0, 3, "dynamic"));
   EXPECT_EQ(again.Attached().at("incarnation"), 2);
-  // Rank 2 never came: the first round is the one it belongs to.
+  // Rank 2 never attached: it belongs to the first round.
   RankProcess late(OptionsOf(2, 3, "dynamic"));
   EXPECT_EQ(late.Attached().at("incarnation"), 1);
   late.Run();
@@ -155,7 +156,7 @@ TEST_F(LateDynamicTest, StoppedJobIsForgotten) {
   EXPECT_EQ(RunOnce(OptionsOf(1, 2, "dynamic")).taken.size(), 26u);
 }
 
-// It says that one rank runs here, and two attach.
+// local_world_size is 1, and two attach.
 TEST_F(LateRankTest, ConsumerBeyondThoseOfThisHostIsToldTheEndToo) {
   Options options[] = {OptionsOf(0, 2, "broadcast"),
                        OptionsOf(1, 2, "broadcast")};
@@ -173,7 +174,7 @@ TEST_F(LateRankTest, ConsumerBeyondThoseOfThisHostIsToldTheEndToo) {
   EXPECT_EQ(RunToTheEnd(reader).code, 0);
 }
 
-// All take the steps that any of them was given, whoever is dead meanwhile.
+// All take the steps that any of them was given, whichever are dead meanwhile.
 TEST_F(LateRankTest, StoppedJobKeepsWhatADeadRankIsOwed) {
   Options options[] = {OptionsOf(0, 2, "split"), OptionsOf(1, 2, "split")};
   for (Options& each : options) each.on_rank_death = "wait";
@@ -290,7 +291,7 @@ TEST_P(KilledInTheMiddleTest, GetsWhatIsLeftAndThenTheEnd) {
   other.Run();
   killed.Kill();
   if (std::string(GetParam()) == "broadcast") {
-    // The others wait for it.
+    // The other ranks wait for it.
     RankProcess back(options[0]);
     back.Attached();
     back.Run();
@@ -352,7 +353,7 @@ TEST_F(LateAfterBrokerDeathTest, DeliveredJobIsRememberedByTheNextBroker) {
   EXPECT_EQ(Sorted(rows), Numbers(103, 4));
 }
 
-// The same process, too.
+// The same process does too.
 TEST_F(LateAfterBrokerDeathTest, WhoLeavesUnheardWasToldTheEnd) {
   for (const char* delivery : {"dynamic", "independent"}) {
     std::vector<std::unique_ptr<Reader>> readers;
@@ -385,7 +386,8 @@ TEST_F(LateAfterBrokerDeathTest, RanksThatAllLeftEarlyBeginAnew) {
       Batch batch;
       ASSERT_EQ(readers[0]->next(&batch), Reader::Result::kBatch);
       EXPECT_EQ(batch.epoch(), 0u) << delivery;
-      EXPECT_LT(batch.step(), 3u) << delivery;  // others may have the first two
+      EXPECT_LT(batch.step(), 3u)
+          << delivery;  // the others may have the first two
       EXPECT_FALSE(batch.redelivered()) << delivery;
       batch.release();
       readers.clear();

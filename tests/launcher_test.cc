@@ -69,7 +69,7 @@ TEST(LauncherTest, OpenMpi) {
                "OpenMPI", 2, 4, 4, "123@1");
 }
 
-// As mpirun 5.0.7 sets them.
+// The variables of mpirun 5.0.7.
 TEST(LauncherTest, OpenMpi5) {
   ExpectLaunch({{"OMPI_COMM_WORLD_RANK", "2"},
                 {"OMPI_COMM_WORLD_SIZE", "4"},
@@ -80,7 +80,7 @@ TEST(LauncherTest, OpenMpi5) {
                "OpenMPI", 2, 4, 4, "prterun-host-29549@1");
 }
 
-// Whichever version is installed.
+// With the installed version of mpirun.
 TEST(LauncherTest, TheRanksOfARealMpirunAreOneJob) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() /
@@ -166,7 +166,7 @@ TEST(LauncherTest, WrongValuesNameTheVariable) {
 // ---- its GPU
 // -----------------------------------------------------------------------
 
-// A host as sysfs shows it: a console's display, a network card, and GPUs.
+// A host in sysfs: a console's display, a network card, and GPUs.
 class GpuNodeTest : public testing::Test {
  protected:
   GpuNodeTest() {

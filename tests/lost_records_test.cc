@@ -64,7 +64,7 @@ class LostRecordsTest : public testing::Test {
     life->Begun(job, 0, 4096);
     return job;
   }
-  // Until there is no room; how many.
+  // Appends until the disk is full; returns how many.
   static uint64_t CompleteUntilLost(RecoveryJournal* life, uint64_t job) {
     uint64_t steps = 0;
     while (life->Trouble().find("records are lost") == std::string::npos) {
@@ -74,8 +74,8 @@ class LostRecordsTest : public testing::Test {
     }
     return steps;
   }
-  // Runs life in a process of its own with a job, kills it once it has
-  // returned, and lets the directory answer.
+  // Runs life in another process with a job, kills it once it has returned, and
+  // lets the directory answer.
   template <typename Life>
   void LiveAndDie(const Life& life) {
     int ends[2];
@@ -92,7 +92,7 @@ class LostRecordsTest : public testing::Test {
     char byte = 0;
     ASSERT_EQ(read(ends[0], &byte, 1), 1);
     kill(child, SIGKILL);
-    // Its last thread is the kernel's until the state directory answers.
+    // Its last thread stays in the kernel until the state directory answers.
     storage_->Open();
     waitpid(child, nullptr, 0);
     close(ends[0]);
@@ -133,7 +133,7 @@ TEST_F(LostRecordsTest, AreKnownToBeMissingByTheNextLives) {
     storage_->Close();
     CompleteUntilLost(life, job);
   });
-  // Also by one that follows one which did not take the job up.
+  // Also by an instance after one that did not restore the job.
   for (int life = 2; life < 5; ++life) {
     const auto next = Opened(state());
     next->Flush();
@@ -167,7 +167,7 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
     life->Completed(job, 0, 1);
     life->Flush();
     life->Completed(job, 1, 2);
-    // A new rank is refused, one that comes again is not.
+    // A new rank is refused; a returning one is not.
     if (life->Trouble().find("free space") == std::string::npos ||
         life->DatasetRegistered({0, "d", "spec"}).code() !=
             StatusCode::kResourceExhausted ||
@@ -176,7 +176,7 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
       _exit(1);
     }
   });
-  // Still full: the next life can begin, and is killed too.
+  // Still full: the next instance can start, and is killed too.
   LiveAndDie([](RecoveryJournal* life, uint64_t) {
     if (life->Trouble().find("free space") == std::string::npos) _exit(1);
   });
@@ -192,8 +192,8 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
   EXPECT_TRUE(next->TakeDatasets().empty());
 }
 
-// As of a broker that dies after a write and before it has dropped what it
-// wrote: applied twice, a record would tell of something that has not happened.
+// As after a broker's death between a write and the drop of what it wrote:
+// applied twice, a record would report what has not happened.
 TEST_F(LostRecordsTest, WhatIsInTheFileIsNotTakenFromTheTailAgain) {
   const std::string kept = folder_ + "/kept";
   LiveAndDie([&](RecoveryJournal* life, uint64_t job) {

@@ -69,7 +69,7 @@ std::vector<std::filesystem::path> Photographs() {
   return paths;
 }
 
-// One for each way in which JPEGs differ that a decoder must tell apart.
+// One for each difference between JPEGs that a decoder must handle.
 std::vector<JpegKind> Kinds() {
   return {
       {.height = 96, .width = 128, .optimized = true},
@@ -91,7 +91,7 @@ std::vector<JpegKind> Kinds() {
   };
 }
 
-// A part of each photograph as one kind, and another part as the next.
+// Parts of each photograph, each as another kind.
 std::vector<Bytes> SoundFiles() {
   std::vector<Bytes> files;
   const std::vector<JpegKind> kinds = Kinds();
@@ -123,7 +123,7 @@ std::vector<Bytes> SoundFiles() {
 }
 
 Bytes Mutant(const std::vector<Bytes>& sound, uint64_t number) {
-  // A generator's first numbers are alike for seeds that are.
+  // A generator's first numbers are similar for similar seeds.
   std::mt19937_64 random(number);
   random.discard(8);
   Bytes file = sound[number % sound.size()];

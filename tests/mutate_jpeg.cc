@@ -15,7 +15,7 @@ constexpr uint8_t kStartOfScan = 0xda;
 constexpr uint8_t kDqt = 0xdb;
 constexpr uint8_t kDri = 0xdd;
 
-// A marker and what belongs to it; of a scan's header its data are the next.
+// A marker with its content; a scan's data are the segment after its header.
 struct Segment {
   uint8_t marker = 0;  // 0: data of a scan
   size_t offset = 0;
@@ -28,7 +28,7 @@ uint8_t At(std::span<const std::byte> file, size_t offset) {
 
 bool IsRestart(uint8_t byte) { return byte >= 0xd0 && byte <= 0xd7; }
 
-// The file's segments, as far as they can be followed. Never empty ones.
+// The file's segments, as far as they can be parsed; none is empty.
 std::vector<Segment> SegmentsOf(std::span<const std::byte> file) {
   std::vector<Segment> segments;
   size_t at = 0;
@@ -85,7 +85,7 @@ class Mutation {
       case 3:
       case 4:
         return ChangeByte(segment);
-      case 5: {  // a scan's data: several, so that codes go wrong
+      case 5: {  // a scan's data: several bytes, so that codes go wrong
         Segment data = segment;
         for (const Segment& each : segments) {
           if (each.marker == 0 && Below(2) == 0) data = each;
@@ -146,11 +146,11 @@ class Mutation {
 
  private:
   static ptrdiff_t Place(size_t at) { return static_cast<ptrdiff_t>(at); }
-  // Not std::uniform_int_distribution: its numbers are each library's own.
+  // Not std::uniform_int_distribution: its numbers differ between libraries.
   uint64_t Below(uint64_t end) { return random_() % end; }
   std::byte Any() { return static_cast<std::byte>(Below(256)); }
 
-  // Tables and headers rather than the rest.
+  // Prefers tables and headers.
   Segment Choose(const std::vector<Segment>& segments) {
     if (segments.empty()) return {0, 0, file_.size()};
     Segment chosen = segments[Below(segments.size())];
@@ -180,8 +180,8 @@ class Mutation {
     file_.insert(file_.begin() + Place(at), bytes.begin(), bytes.end());
   }
 
-  // A segment in place of this one, of the same kind if there is one; or all
-  // that follows it.
+  // Replaces this segment by one of the same kind if there is one, or the rest
+  // of the file.
   void TakeFromOther(const Segment& segment) {
     const std::vector<Segment> others = SegmentsOf(other_);
     if (others.empty()) return;

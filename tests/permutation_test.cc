@@ -36,8 +36,8 @@ bool IsBijection(uint64_t n, uint64_t seed, uint64_t pass) {
   return true;
 }
 
-// How many standard deviations chi-square is away from its mean, when every
-// cell is expected to hold total / cells.
+// Distance of chi-square from its mean in standard deviations, where every cell
+// should hold total / cells.
 double ChiSquareSigmas(const std::vector<uint64_t>& cells, uint64_t total) {
   const double expected = static_cast<double>(total) / cells.size();
   double chi_square = 0;
@@ -89,7 +89,7 @@ TEST(PermutationTest, TheOrderIsFrozen) {
   EXPECT_THAT(Order(Permutation::kRecordsMax, 42, 0, 4),
               ElementsAre(3634333961986453935, 4005687401260661514,
                           4352213726016320301, 1074237118468325854));
-  // The whole of the first two, as one number each (FNV-1a over the values).
+  // The first two in full, as one number each (FNV-1a over the values).
   for (const auto& [pass, frozen] :
        {std::pair<uint64_t, uint64_t>{0, 13866172864869909223u},
         std::pair<uint64_t, uint64_t>{1, 4688479096320923633u}}) {

@@ -77,7 +77,7 @@ class Photographs(unittest.TestCase):
         self.assertNotEqual(first, second, "both epochs have the same order")
 
     def test_a_damaged_file_harms_no_row_but_its_own(self):
-        # Decoded in another order by each worker, and by the replay in a third.
+        # Each worker decodes in another order, and the replay in a third.
         folder = BUILD / "tests" / "mutants-250"
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([BUILD / "tests" / "mutants", "--count", "250",

@@ -21,8 +21,8 @@ using testing::IsEmpty;
 
 using Records = std::vector<uint64_t>;
 
-// A dataset of n records in batches of `batch`, and how it differs from the
-// defaults.
+// A dataset of n records in batches of `batch`, with other options set by the
+// test.
 struct PlanTest : testing::Test {
   DatasetSpec spec;
   uint64_t n = 0;
@@ -56,7 +56,7 @@ struct PlanTest : testing::Test {
     return rows;
   }
 
-  // What this rank gets in this step.
+  // The rows of this rank in this step.
   static Records Batch(const Plan& plan, uint64_t step, uint32_t rank = 0) {
     Records records;
     for (const Plan::Row& row : RowsOf(plan, step, rank)) {
@@ -65,7 +65,7 @@ struct PlanTest : testing::Test {
     return records;
   }
 
-  // All ranks' shares of a step, one after the other.
+  // All ranks' rows of a step, in the order of the ranks.
   static std::vector<Plan::Row> GlobalBatch(const Plan& plan, uint64_t step) {
     std::vector<Plan::Row> rows;
     for (uint32_t rank = 0; rank < plan.world_size(); ++rank) {
@@ -223,7 +223,7 @@ TEST_F(PlanTest, DropLeavesTheRestOfTheShuffledOrderOut) {
       }
     }
   }
-  EXPECT_EQ(left_out.size(), 10u);  // other ones every epoch
+  EXPECT_EQ(left_out.size(), 10u);  // others every epoch
 }
 
 TEST_F(PlanTest, DropWithoutAFullBatchIsAnErrorThatSaysTheWayOut) {
@@ -267,7 +267,7 @@ TEST_F(PlanTest, OneStepMoreGoesRoundWithFullBatchesAcrossTheSeam) {
     const std::vector<Plan::Row> seam = RowsOf(plan, 6, 0);
     EXPECT_EQ(seam[3], (Plan::Row{.record = 99, .pass = 0}));
     EXPECT_EQ(seam[4], (Plan::Row{.record = 0, .pass = 1}));
-    // The next epoch begins again, in a pass of its own.
+    // The next epoch begins a pass of its own.
     EXPECT_EQ(RowsOf(plan, 8, 0)[0], (Plan::Row{.record = 0, .pass = 2}));
     EXPECT_EQ(plan.RankBatchOf(8, 0).epoch, 1u);
   }

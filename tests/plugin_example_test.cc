@@ -29,7 +29,7 @@ class PluginExampleTest : public testing::Test {
     scratch_ = program_->MakeScratch({});
   }
 
-  // What a pixel of 200 becomes.
+  // Returns the result for a pixel of 200.
   int Brightened(const AugmentationKey& key) {
     const std::byte pixel{200};
     const int64_t label = 1234567;

@@ -36,7 +36,7 @@ size_t OpenDescriptors() {
   return count;
 }
 
-// Those that a program would inherit.
+// The descriptors that a program would inherit.
 std::set<int> Inherited() {
   std::set<int> numbers;
   for (int fd = 0; fd < 1024; ++fd) {
@@ -90,7 +90,7 @@ TEST(RestartPolicyTest, WhatWasBeforeProgressIsForgotten) {
 
 TEST(ProcessTest, PassedDescriptorsMayLieWhereTheyAreToBe) {
   constexpr int kCount = 40;
-  // Numbers from 3 on, in reverse: each one's target is another's source.
+  // Numbers from 3 on, in reverse, so that each target is another's source.
   std::vector<Fd> fds;
   ProcessSpec spec;
   for (int i = 0; i < kCount; ++i) {
@@ -135,7 +135,7 @@ class PrivateBrokerTest : public CommandTest {
     options_.environment = {{"FAKE_PENSTOCKD_LIVES", folder_ + "/lives"}};
   }
 
-  // With the fake misbehaving in this mode.
+  // Starts a broker whose fake misbehaves in this mode.
   std::unique_ptr<PrivateBroker> Start(const std::string& mode) {
     options_.environment.emplace_back("FAKE_PENSTOCKD", mode);
     StatusOr<std::unique_ptr<PrivateBroker>> broker =
@@ -144,7 +144,7 @@ class PrivateBrokerTest : public CommandTest {
     return std::move(*broker);
   }
 
-  // Tends, as a loop would, until this holds or the broker is given up.
+  // Tends until this holds or the broker is given up.
   template <typename Condition>
   Status TendUntil(PrivateBroker& broker, const Condition& holds) {
     for (;;) {
@@ -161,7 +161,7 @@ class PrivateBrokerTest : public CommandTest {
       poll(entries.data(), entries.size(), timeout_ms);
     }
   }
-  // Until a process other than this one is ready.
+  // Tends until a process other than this one is ready.
   Status TendUntilReady(PrivateBroker& broker, pid_t former = -1) {
     return TendUntil(broker, [&] {
       return broker.process().pid() != former && broker.store().ready();
@@ -181,7 +181,7 @@ TEST_F(PrivateBrokerTest, ItsFolderIsPrivateAndGoesWithAllThatIsInIt) {
   struct stat info {};
   ASSERT_EQ(stat(state.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0700u);
-  // A link out of it is removed, and what it leads to is not.
+  // A link out of it is removed, but not its target.
   fs::create_directories(folder_ + "/kept/inside");
   fs::create_directory_symlink(folder_ + "/kept", state + "/link");
   fs::create_directories(state + "/a/b");
@@ -191,7 +191,7 @@ TEST_F(PrivateBrokerTest, ItsFolderIsPrivateAndGoesWithAllThatIsInIt) {
   EXPECT_TRUE(fs::exists(folder_ + "/kept/inside"));
 }
 
-// Makes a folder with something in it and is killed.
+// Makes a folder with content and is killed.
 void LeaveFolder() {
   ProcessSpec spec;
   spec.body = [] {
@@ -224,10 +224,11 @@ TEST_F(PrivateBrokerTest, FoldersOfKilledOwnersAreRemovedByTheNextStart) {
 TEST_F(PrivateBrokerTest, WhatIsNoAbandonedFolderIsKept) {
   LeaveFolder();
   const std::string left = fs::directory_iterator(runtime_)->path();
-  // Of a name like it, but nobody made it for a broker.
+  // A similar name, but not a broker's folder.
   fs::create_directories(runtime_ + "/penstock-mydata/kept");
   fs::permissions(runtime_ + "/penstock-mydata", fs::perms::owner_all);
-  // A link to one, another name, and one that others could have written in.
+  // A link to such a folder, another name, and a folder that others can write
+  // in.
   fs::rename(left, folder_ + "/elsewhere");
   fs::create_directory_symlink(folder_ + "/elsewhere",
                                runtime_ + "/penstock-aaaaaa");
@@ -236,7 +237,7 @@ TEST_F(PrivateBrokerTest, WhatIsNoAbandonedFolderIsKept) {
   fs::copy(folder_ + "/elsewhere", runtime_ + "/penstock-bbbbbb",
            fs::copy_options::recursive);
   fs::permissions(runtime_ + "/penstock-bbbbbb", fs::perms::all);
-  // And one whose owner lives.
+  // A folder whose owner lives.
   StatusOr<PrivateFolder> living = PrivateFolder::Make();
   ASSERT_TRUE(living.ok());
   const std::string path = living->path();
@@ -244,7 +245,7 @@ TEST_F(PrivateBrokerTest, WhatIsNoAbandonedFolderIsKept) {
   PrivateFolder::RemoveAbandoned();
   EXPECT_EQ(EntriesOf(runtime_), 5u);
   EXPECT_TRUE(fs::exists(folder_ + "/elsewhere/state/a/b"));
-  // A link in an abandoned one is not followed.
+  // A link in an abandoned folder is not followed.
   living = PrivateFolder();
   fs::create_directory_symlink(folder_ + "/elsewhere", path + "/link");
   PrivateFolder::RemoveAbandoned();
@@ -258,11 +259,11 @@ TEST_F(PrivateBrokerTest, APenstockdWhoseOwnerWasKilledRemovesItsFolder) {
   std::string socket;
   std::getline(std::ifstream(folder_ + "/socket"), socket);
   ASSERT_TRUE(fs::exists(socket));
-  // What a broker sets aside, say.
+  // A damaged file set aside, for example.
   std::ofstream(fs::path(socket).parent_path() / "state/journal.set_aside");
   kill(owner, SIGKILL);
   EXPECT_EQ(Wait(owner).status, 137);
-  // It is our child now.
+  // This process has adopted it.
   int status = -1;
   ASSERT_GT(waitpid(-1, &status, 0), 0);
   EXPECT_EQ(status, 0);
@@ -307,14 +308,14 @@ TEST_F(PrivateBrokerTest, AGivenUpBrokerRefusesWhoWaitsAndWhoComes) {
   ASSERT_TRUE(TendUntilReady(*broker).ok());
   broker->process().Signal(SIGKILL);
   ASSERT_TRUE(broker->Death(60).has_value());
-  // A fork that forgot to let go of the listening socket.
+  // A fork that did not close the listening socket.
   ProcessSpec spec;
   spec.body = [] { return pause(); };
   const StatusOr<Process> holder = Process::Start(spec);
   ASSERT_TRUE(holder.ok());
   const StatusOr<Fd> client = ConnectControl(broker->socket());
   ASSERT_TRUE(client.ok());
-  // The path is kept: the socket itself has to refuse.
+  // The path remains, so the socket itself must refuse.
   const std::string path = folder_ + "/link";
   ASSERT_EQ(link(broker->socket().c_str(), path.c_str()), 0);
 
@@ -356,8 +357,8 @@ TEST_F(PrivateBrokerTest, DeathsThatAreExplainedOrBetweenBatchesDoNotCount) {
   }
 }
 
-// A crash each of two lives for every bad sample: more deaths than may be
-// without progress.
+// Every bad sample crashes two instances: more deaths than are allowed without
+// progress.
 TEST_F(PrivateBrokerTest, ManySamplesThatCrashTheBrokerAreFoundOneByOne) {
   setenv("PENSTOCKD", PENSTOCK_BUILD_DIR "/broker/penstockd", 1);
   setenv("PENSTOCK_PLUGIN_DIR", PENSTOCK_BUILD_DIR "/tests/plugins", 1);
@@ -412,7 +413,8 @@ TEST_F(PrivateBrokerTest, ManySamplesThatCrashTheBrokerAreFoundOneByOne) {
     EXPECT_THAT(log, HasSubstr(charged + "decoded alone"));
     EXPECT_THAT(log, HasSubstr(charged + "not decoded any more"));
   }
-  // Children of brokers that died while they populated memory are ours now.
+  // This process has adopted the children of brokers that died while populating
+  // memory.
   while (waitpid(-1, nullptr, 0) > 0) {
   }
 }
@@ -469,7 +471,7 @@ class SuperviseTest : public PrivateBrokerTest {
 
 TEST_F(SuperviseTest, ARankThatEndsWellWhileOthersGoOnIsToldOf) {
   const std::unique_ptr<PrivateBroker> broker = Start("");
-  // What is told on stderr is what the last rank waits for.
+  // The last rank waits for the message on stderr.
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const std::string folder = folder_;

@@ -37,7 +37,7 @@ class PrivateMemoryTest : public DeliveryTest {
   static const int64_t* Values(const Batch& batch) {
     return static_cast<const int64_t*>(batch.data(0));
   }
-  // Of the batch of this number.
+  // The value of this batch.
   static bool AreOf(const int64_t* values, int number) {
     for (int i = 0; i < kRows; ++i) {
       if (values[i] != int64_t{number} * kRows + i) return false;
@@ -77,7 +77,7 @@ TEST_F(PrivateMemoryTest, ABatchOutlivesItsReader) {
   written[7] = -7;
   const int64_t* const values = Values(first);
   reader.reset();
-  // The broker has the memory back, and fills it for another job.
+  // The broker has the memory back, and refills it for another job.
   Options options = OptionsFor(Spec(), 0, 1);
   options.job += "-again";
   {
@@ -139,7 +139,7 @@ TEST_F(PrivateMemoryTest, ARepeatedBatchMayBeWrittenAnewEachTime) {
   EXPECT_TRUE(AreOf(Values(batch), 0));
 }
 
-// The child must not see batches that are overwritten, nor die of looking.
+// The child must neither see overwritten batches nor crash reading them.
 TEST_F(PrivateMemoryTest, AForkedChildReadsZeros) {
   const auto reader = Attach();
   Batch batch = Next(reader.get());
@@ -169,7 +169,7 @@ TEST_F(PrivateMemoryTest, AForkedChildReadsZeros) {
   EXPECT_EQ(RunToTheEnd(*reader).taken.size(), 7u);
 }
 
-// As the interpreter of a forked child does, in whatever order it ends.
+// As the interpreter of a forked child does, in any order.
 TEST_F(PrivateMemoryTest, AForkedChildMayCloseTheReaderBeforeItsBatches) {
   auto reader = Attach();
   std::optional<Batch> first = Next(reader.get());

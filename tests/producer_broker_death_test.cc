@@ -53,7 +53,7 @@ class ProducerBrokerDeathTest : public testing::Test {
               first);
     producer->put(static_cast<uint64_t>(rows));
   }
-  // Rows [first, end), in puts of so many.
+  // Puts rows [first, end), `rows` at a time.
   void Produce(int64_t first, int64_t end, int64_t rows) {
     Producer producer(ProducerFor(static_cast<uint64_t>(rows)));
     for (int64_t at = first; at < end; at += rows) {
@@ -77,8 +77,8 @@ class ProducerBrokerDeathTest : public testing::Test {
     }
   }
 
-  // Runs producers and ranks on threads; the broker is killed `kills` times,
-  // each when one more part of the rows was taken.
+  // Runs producers and ranks on threads and kills the broker `kills` times,
+  // after equal parts of the rows.
   std::vector<Course> RunWithKills(
       const std::vector<Options>& ranks,
       const std::vector<std::function<void()>>& producers, int kills,
@@ -97,7 +97,7 @@ class ProducerBrokerDeathTest : public testing::Test {
           courses[i].code = error.code();
           courses[i].error = error.what();
         }
-        taken = UINT64_MAX / 2;  // nobody waits for more of it
+        taken = UINT64_MAX / 2;  // no more kills wait for it
       });
     }
     for (const auto& produce : producers) {
@@ -176,8 +176,8 @@ TEST_F(ProducerBrokerDeathTest, BroadcastConsumersMissNothing) {
   }
 }
 
-// A consumer of a job that skips: its batches come in order, but for those that
-// it is told of.
+// A consumer of a job that skips: its batches come in order, except those it is
+// told that it missed.
 struct Skipping {
   static constexpr uint64_t kBatch = 8;
   uint64_t next = 0;
@@ -193,8 +193,8 @@ struct Skipping {
   }
 };
 
-// The rows between what it holds and those to come are released when the other
-// is through with them, and are not there when the broker begins again.
+// The rows between its held batch and the next ones are released when the other
+// has finished with them, and are gone when the broker restarts.
 TEST_F(ProducerBrokerDeathTest, WhatASlowConsumerMissedIsSkipped) {
   constexpr int64_t kRows = 8'000;
   constexpr uint64_t kSteps = kRows / Skipping::kBatch;
@@ -276,7 +276,7 @@ TEST_F(ProducerBrokerDeathTest, OneThatIsSilentWhileItDiesIsNotGivenUp) {
 // ---- with a producer
 // ----------------------------------------------------------
 
-// A producer in a process of its own that is killed.
+// A producer in its own process, which is killed.
 pid_t Fork(const std::function<void()>& body) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -322,7 +322,8 @@ TEST_F(ProducerBrokerDeathTest, RowsOfADeadProducerOutliveTheBroker) {
 
 TEST_F(ProducerBrokerDeathTest, ProducerAndBrokerDieTogether) {
   constexpr int64_t kRows = 4'000;
-  // Each begins where the stream is, as one does that knows its rows by number.
+  // Each begins at the stream's next row, as a producer that knows its rows by
+  // number.
   const auto produce = [&] {
     Producer producer(ProducerFor(5));
     for (auto at = static_cast<int64_t>(producer.next_row()); at < kRows;) {

@@ -41,7 +41,7 @@ class ProducerTest : public DeliveryTest {
               first);
     producer->put(rows);
   }
-  // Rows [first, end), in puts of so many.
+  // Puts rows [first, end), `rows` at a time.
   void Produce(int64_t first, int64_t end, int64_t rows) {
     Producer producer(ProducerFor(static_cast<uint64_t>(rows)));
     for (int64_t at = first; at < end; at += rows) {
@@ -70,7 +70,7 @@ class ProducerTest : public DeliveryTest {
 };
 
 TEST_F(ProducerTest, RowsComeInOrderAndTheLastBatchIsWhatIsLeft) {
-  // Produced before anybody listens: it waits for the job.
+  // Opened before a rank has attached: it waits for the job.
   std::thread producer([&] { Produce(0, 100, 7); });
   Reader reader(OptionsFor(Spec("batch: {size: 16}\n"), 0, 1));
   EXPECT_EQ(reader.sample_count(), 0u);
@@ -254,7 +254,7 @@ TEST_F(ProducerTest, RowsGoThroughTheMap) {
 // ---- death
 // -------------------------------------------------------------------
 
-// A producer in a process of its own that is killed.
+// A producer in its own process, which is killed.
 pid_t ForkProducer(const std::function<void()>& body) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -290,7 +290,7 @@ TEST_F(ProducerTest, WhatAKilledProducerPutIsDeliveredAndNothingElse) {
                testing::UnitTest::GetInstance()->current_test_info()->name())
                .at("producers_at_work") == 0;
   });
-  // Not the end: who died is waited for.
+  // Not the end: the job waits for a replacement.
   std::thread second([&] { Produce(20, 25, 5); });
   const Course course = RunToTheEnd(reader);
   second.join();
@@ -323,7 +323,7 @@ TEST_F(ProducerTest, StatusListsProducers) {
   EXPECT_LT(listed.at("room_rows"), 10);
   EXPECT_GT(listed.at("memory_bytes"), 0);
   const uint64_t put = listed.at("rows_put");
-  // The ranks go on, and so does it.
+  // The ranks go on, and so does the producer.
   WaitUntil("it has put more", [&] {
     Batch batch;
     EXPECT_EQ(reader.next(&batch), Reader::Result::kBatch);
@@ -346,7 +346,7 @@ TEST_F(ProducerTest, MemoryForRowsThatAreHeldIsPromisedBeforeItIsUsed) {
     const nlohmann::json job = JobStatus(options.job);
     needed = job.at("memory_bytes");
     EXPECT_EQ(Ask({{"op", "status"}}).at("broker").at("memory_bytes"), needed);
-    // Rows of all slots twice.
+    // Twice the rows of all slots.
     EXPECT_GE(job.at("retained_bytes"),
               2 * 4096 * sizeof(int64_t) *
                   job.at("slots").at("free").get<uint64_t>());
@@ -436,11 +436,11 @@ TEST_F(ProducerTest, NoMoreIsPutThanRanksAreBehind) {
     EXPECT_EQ(error.code(), PENSTOCK_DEADLINE_EXCEEDED) << error.what();
   };
   put_until_full();
-  // Two batches in slots, one that is collected, two puts.
+  // Two batches in slots, one being assembled, two puts.
   EXPECT_EQ(next, 40);
   std::vector<Taken> taken;
   Batch batch;
-  // A batch that is held is not forgotten: it may have to be made again.
+  // The rows of a held batch are kept: it may have to be redone.
   ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
   taken.push_back(TakenOf(reader, batch));
   put_until_full();
@@ -477,7 +477,7 @@ TEST_F(ProducerTest, ABatchThatIsHeldForLongHoldsUpNobody) {
     for (int rank = 0; rank < 2; ++rank) {
       threads.emplace_back([&, rank] {
         Reader reader(ranks[rank]);
-        // To the end of the data, while the others and it itself go on.
+        // Held to the end of the data, while all ranks go on.
         Batch first;
         if (reader.next(&first) == Reader::Result::kBatch) {
           courses[rank] = RunToTheEnd(reader);
@@ -505,7 +505,7 @@ TEST_F(ProducerTest, PutsOfAnySizeGoRoundTheRing) {
     int64_t next = 0;
     for (uint64_t i = 0; next < 20'000; ++i) {
       const uint64_t rows = 1 + i * 7 % 11;
-      // More is reserved than put, at the ring's end too.
+      // More is reserved than put, also at the end of the ring.
       producer.reserve(11);
       std::iota(producer.data<int64_t>(0), producer.data<int64_t>(0) + 11,
                 next);
@@ -632,7 +632,7 @@ TEST_F(ProducerTest, AForkedChildCannotPut) {
   EXPECT_EQ(course.taken[0].rows, Numbers(8));
 }
 
-// What a producer says is untrusted, and so is what it does to its memory.
+// A producer's messages are untrusted, and so are its writes to its memory.
 class HostileProducerTest : public ProducerTest {
  protected:
   void SetUp() override {
@@ -674,14 +674,14 @@ TEST_F(HostileProducerTest, PutsThatCannotBeAreRefused) {
     EXPECT_FALSE(Request(socket->get(),
                          {{"op", "put"}, {"place", place}, {"rows", rows}})
                      .ok());
-    // It is no producer any more: nothing that follows counts, a finish least
-    // of all.
+    // It is no producer any more: no later message counts, least of all a
+    // finish.
     EXPECT_FALSE(Request(socket->get(), {{"op", "finish"}}).ok());
   }
   EXPECT_FALSE(Say({{"op", "put"}, {"place", 0}, {"rows", 0}}).ok());
   EXPECT_FALSE(Say({{"op", "put"}, {"place", -1}, {"rows", 1}}).ok());
   EXPECT_FALSE(Say({{"op", "put"}}).ok());
-  // More than there is room for.
+  // More rows than fit.
   uint64_t place = 0;
   while (Say({{"op", "put"}, {"place", place}, {"rows", 1}}).ok()) {
     ASSERT_LE(++place, ring_rows_);
@@ -691,7 +691,7 @@ TEST_F(HostileProducerTest, PutsThatCannotBeAreRefused) {
 }
 
 TEST_F(HostileProducerTest, ProducersThatComeAndGoAreBounded) {
-  // Each leaves a row behind, and so its memory.
+  // Each leaves a row, and so its memory, behind.
   ASSERT_TRUE(Say({{"op", "put"}, {"place", 0}, {"rows", 1}}).ok());
   uint32_t came = 1;
   for (;; ++came) {

@@ -78,8 +78,8 @@ class RankDeathTest : public DeliveryTest {
     });
   }
 
-  // What all ranks got, dead ones too: the rows of batches that are not marked,
-  // and of those that are.
+  // The rows that all ranks got, dead ones too: of unmarked and of marked
+  // batches.
   struct Account {
     Rows unmarked;
     Rows marked;
@@ -103,7 +103,7 @@ TEST_F(RankDeathTest, ReplacementGetsWhatWasHeldMarkedAndTheRestUnmarked) {
   ranks[1].Release(2);
   WaitUntilReady(Name(), 1, 3);
   ranks[1].Kill();
-  // The other does not wait for it.
+  // The other rank does not wait for it.
   ranks[0].Run();
   const Course other = ranks[0].Finished();
   EXPECT_EQ(other.code, 0) << other.error;
@@ -128,7 +128,7 @@ TEST_F(RankDeathTest, SecondReplacementGetsWhatBothPredecessorsHeld) {
   TakeSome(ranks[1], 3);
   ranks[1].Kill();
   RankProcess second = Start(OptionsFor(spec, 1, 2));
-  // Two of the three that its predecessor held; it releases the second.
+  // Takes two of the three that its predecessor held, and releases the second.
   std::vector<Taken> taken = TakeSome(second, 2);
   EXPECT_TRUE(taken[0].redelivered && taken[1].redelivered);
   second.Release(1);
@@ -145,7 +145,7 @@ TEST_F(RankDeathTest, SecondReplacementGetsWhatBothPredecessorsHeld) {
   }
 }
 
-// Wherever in an epoch, and between two of them: the sum is the same.
+// At any point of an epoch, and between two epochs, the sum is the same.
 TEST_F(RankDeathTest, OneThatHadAllAndDiedIsReplacedByOneThatIsToldTheEnd) {
   const std::string spec = Spec(64);
   std::vector<RankProcess> ranks = StartAll(spec, 2);
@@ -175,8 +175,8 @@ TEST_F(RankDeathTest, ReplacementComesWhereItIsMissingNotWhereOthersAreAhead) {
   ranks[0].Run();
   EXPECT_EQ(ranks[0].Finished().taken.size(), 8u);
   ranks[0].Detach();
-  // The job is run once more, and its first rank is there before the rank that
-  // the first run waits for is back.
+  // The job is run once more; its first rank attaches before the rank that the
+  // first run waits for is back.
   RankProcess again = Start(OptionsFor(spec, 0, 2));
   RankProcess replacement = Start(OptionsFor(spec, 1, 2));
   replacement.Run();
@@ -194,7 +194,7 @@ TEST_F(RankDeathTest, DeathAfterAnyNumberOfBatchesLosesNothing) {
   const std::string spec = Spec(40, "epochs: 2");
   const Steps undisturbed = TakeAll(spec, 2)[1];
   for (int taken = 0; taken <= 10; ++taken) {
-    // Who had everything and released it has finished.
+    // A rank that had everything and released it has finished.
     for (int held = taken == 10 ? 1 : 0; held <= std::min(taken, 2); ++held) {
       const auto with = [&](Options* options) {
         options->job += std::to_string(taken) + "/" + std::to_string(held);
@@ -275,7 +275,7 @@ TEST_F(RankDeathTest, DynamicGivesTheBatchesOfADeadRankToTheOthers) {
   EXPECT_EQ(Sorted(account.marked), Sorted(held));
 }
 
-// Nobody is told the end before the last batch is safe.
+// No rank is told the end before the last batch is released.
 TEST_F(RankDeathTest, DynamicDeathWithTheVeryLastBatchLeavesItToAnother) {
   std::vector<RankProcess> ranks = StartAll(
       Spec(16), 2, [](Options* options) { options->delivery = "dynamic"; });
@@ -303,7 +303,7 @@ TEST_F(RankDeathTest, BroadcastWhoseConsumersAllDieGoesOnWhereTheFurthestWas) {
     options->consumers = 2;
     options->window = 4;
   };
-  // The furthest dies first, the other while batches are on their way.
+  // The furthest dies first, the other while batches are being made.
   for (const int32_t rows : {800, 8 * 6}) {
     const std::string job = Name() + std::to_string(rows);
     const auto with = [&](Options* options) {
@@ -352,9 +352,9 @@ class ShrinkTest : public RankDeathTest {
  protected:
   static void Shrink(Options* options) { options->on_rank_death = "shrink"; }
 
-  // Survivors to the end; what all took before is in account. Equal steps, the
-  // same world at each of them, divided as evenly as can be; each row unmarked
-  // once, and marked are exactly those of `held`.
+  // Runs the survivors to the end; `account` has what all took before. Expects
+  // equal steps, the same world at each, and an even division; each row
+  // unmarked once, and exactly the rows of `held` marked.
   void CheckSurvivors(std::vector<RankProcess*> survivors, Account account,
                       std::vector<std::vector<Taken>> before, const Rows& held,
                       int64_t rows, int epochs,
@@ -422,7 +422,7 @@ TEST_F(ShrinkTest, TwoDeathsOneAfterTheOther) {
   Append(of_dead, &held);
   ranks[1].Kill();
   WaitUntilGone(1);
-  // On until the world of three has begun for all of them.
+  // Runs until the world of three has begun for all of them.
   int world_size = 4;
   for (int step = 0; world_size == 4; ++step) {
     for (const int rank : {0, 2, 3}) {
@@ -438,7 +438,7 @@ TEST_F(ShrinkTest, TwoDeathsOneAfterTheOther) {
     if (world_size == 4) ranks[2].Release(1);
     ASSERT_LT(step, 30);
   }
-  // The second dies with what it got of the first.
+  // The second dies with batches it got from the first.
   const Rows first_held = held;
   ranks[2].Kill();
   WaitUntilGone(2);
@@ -459,14 +459,14 @@ TEST_F(ShrinkTest, TwoDeathsOneAfterTheOther) {
   }
   EXPECT_EQ(seen, std::vector<int>({4, 3, 2}));
   for (const std::vector<Taken>& each : before) account.Add(each);
-  // None twice without a mark, none lost.
+  // No row twice unmarked, none lost.
   EXPECT_EQ(Sorted(account.unmarked), Numbers(240));
   for (const int64_t row : held) {
     EXPECT_THAT(account.marked, testing::Contains(row));
   }
 }
 
-// The world of three has not begun when it is over.
+// It ends before the world of three has begun.
 TEST_F(ShrinkTest, TwoDeathsAtOnce) {
   std::vector<RankProcess> ranks = StartAll(Spec(240), 4, Shrink);
   Account account;
@@ -515,7 +515,7 @@ TEST_F(ShrinkTest, StateOfAShrunkJobIsGoneOnWith) {
   EXPECT_EQ(Sorted(rows), Numbers(240));
 }
 
-// What `penstock status` and a state asked by the command line say.
+// The answers of `penstock status` and `penstock state`.
 TEST_F(ShrinkTest, StatusOfAShrunkJobGoesOn) {
   std::vector<RankProcess> ranks = StartAll(Spec(240), 2, Shrink);
   ranks[1].Kill();
@@ -566,8 +566,8 @@ TEST_F(ShrinkTest, DeadRankThatComesBackIsToldWhetherAnyOtherIsThere) {
   EXPECT_THAT(comes_back(), HasSubstr("of which none is attached"));
 }
 
-// It is evicted by whoever sees it: a worker, too, and then the others have to
-// be told all the same.
+// Any thread that sees it evicts it; if a worker does, the others must be told
+// too.
 TEST_F(ShrinkTest, RankThatWritesImpossibleValuesIsShrunkAway) {
   const std::string spec = Spec(240);
   Options options = OptionsFor(spec, 0, 2);
@@ -590,7 +590,7 @@ TEST_F(ShrinkTest, RankThatWritesImpossibleValuesIsShrunkAway) {
                               {cursor->fd.get()});
   ASSERT_TRUE(answer.ok()) << answer.status().message();
   WaitUntilReady(Name(), 1, 1);
-  // No wake: it is found with the next tick.
+  // Without a wake the next tick finds it.
   for (auto& released : cursor->page().released) released.store(0xdeadbeef);
   WaitUntil("the rank is taken off",
             [&] { return RankOf(JobStatus(Name()), 1).is_null(); });
@@ -752,7 +752,7 @@ TEST_F(RankDeathTest, AJobWhoseRanksAreAllDeadSaysSo) {
     EXPECT_GT(job.at("kept_s"), 200);
     EXPECT_LE(job.at("kept_s"), 300);
   }
-  // One that comes takes it up.
+  // A rank that attaches continues it.
   Options options = OptionsFor(spec, 0, 2);
   with(&options);
   RankProcess replacement = Start(options);
@@ -786,7 +786,7 @@ TEST_F(RankDeathTest, EvictedRankIsToldAndItsSlotsAreLeftAloneUntilItIsGone) {
   std::vector<Taken> taken = TakeSome(replacement, 2);
   EXPECT_TRUE(taken[0].redelivered && taken[1].redelivered);
   EXPECT_FALSE(TakeSome(replacement, 1)[0].redelivered);
-  // Released by the one, they may still be read by the other.
+  // One has released them, the other may still read them.
   replacement.Release(3);
   EXPECT_EQ(TakeSome(replacement, 1)[0].step, 3u);
   EXPECT_EQ(JobStatus(Name()).at("slots").at("quarantined"), 2);
@@ -829,7 +829,8 @@ TEST_F(RankDeathTest, EvictedRankOfADynamicJobLeavesItsBatchesToTheOthers) {
   EXPECT_EQ(Sorted(account.marked), Sorted(rows));
 }
 
-// It hangs up and reads on: what it has is nobody else's before it is dead.
+// It closes its connection and reads on: its batches go to no other rank before
+// it is dead.
 TEST_F(RankDeathTest, ProcessThatHangsUpAndLivesOnKeepsItsSlotsUntilItsDeath) {
   const std::string spec = Spec(160);
   int pair[2];
@@ -861,7 +862,8 @@ TEST_F(RankDeathTest, ProcessThatHangsUpAndLivesOnKeepsItsSlotsUntilItsDeath) {
       std::this_thread::yield();
     }
     socket->Reset();
-    // Until the batch is another's, and then whether it is as it was.
+    // Waits until the batch has gone to another rank, then checks that it is
+    // unchanged.
     char byte = 0;
     (void)!send(pair[1], &byte, 1, 0);
     (void)!recv(pair[1], &byte, 1, 0);

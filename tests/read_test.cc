@@ -45,8 +45,8 @@ std::string NameOf(ReadBackend backend) {
   return kReadBackendNames[static_cast<size_t>(backend)];
 }
 
-// System call number answers EPERM from here on, as under Docker's seccomp
-// filter. In a child: a filter cannot be taken off.
+// System call `number` fails with EPERM from here on, as under Docker's seccomp
+// filter. For a child: a filter cannot be removed.
 bool Forbid(uint32_t number) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -134,7 +134,7 @@ class ReadTest : public testing::TestWithParam<ReadBackend> {
     return done;
   }
 
-  // The content of path through the reader, or the error's message.
+  // Returns the content of path through the reader, or the error's message.
   std::string Read(const std::string& path, StatusCode* code = nullptr) {
     StartFile(0, path);
     const StorageReader::Done done = Next();
@@ -151,7 +151,7 @@ class ReadTest : public testing::TestWithParam<ReadBackend> {
 
   std::string folder_;
   std::unique_ptr<StorageReader> reader_;
-  bool nowait_ = true;  // what StartFile says of the file system
+  bool nowait_ = true;  // what StartFile is told of the file system
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, ReadTest,
@@ -273,7 +273,7 @@ TEST_P(ReadTest, FileOverTheLimitIsRefused) {
   EXPECT_EQ(code, StatusCode::kDataLoss);
 }
 
-// Such a file says that it has 0 bytes.
+// Such a file has size 0.
 TEST_P(ReadTest, ProcfsFileIsReadToItsEnd) {
   for (const bool nowait : {true, false}) {
     nowait_ = nowait;
@@ -288,7 +288,7 @@ TEST_P(ReadTest, UnreadableFileNamesFolderUserAndWayOut) {
   ASSERT_EQ(pipe(pipe_fds), 0);
   const pid_t child = fork();
   if (child == 0) {
-    // root may read everything
+    // root can read everything
     if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(2);
     Open(1);
     StatusCode code = StatusCode::kOk;
@@ -403,7 +403,7 @@ TEST_P(ReadTest, DirectRangesOfEveryAlignmentArriveBytewise) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
   const uint32_t align = fd < 0 ? 0 : DirectAlignment(fd);
   if (align == 0) GTEST_SKIP() << "no direct reads in " << folder_;
-  // Memory at a multiple of align, and not.
+  // Memory that is aligned, and memory that is not.
   const std::unique_ptr<std::byte, decltype(&std::free)> memory(
       static_cast<std::byte*>(std::aligned_alloc(align, 16 * align)),
       &std::free);
@@ -428,7 +428,7 @@ TEST_P(ReadTest, DirectRangesOfEveryAlignmentArriveBytewise) {
       }
     }
   }
-  // The end of the file is in the middle of a block.
+  // The file ends inside a block.
   StartRange(0, fd, content.size() - 2000, 2000, {}, align);
   StorageReader::Done done = Next();
   ASSERT_TRUE(done.status.ok()) << done.status.message();
@@ -479,8 +479,8 @@ TEST_P(ReadTest, DirectReadsIntoPinnedMemoryArriveBytewise) {
     EXPECT_GE(Pinned(), before + kBytes);
   }
   for (const uint64_t offset : {uint64_t{0}, uint64_t{align}, uint64_t{77}}) {
-    // Straight to its place, with a way through the ticket's buffer, and with
-    // another number of bytes.
+    // Straight to its target, through the ticket's buffer, and with another
+    // number of bytes.
     for (const uint64_t bytes : {kBytes, kBytes - 1, uint64_t{align}}) {
       std::memset(memory, 0xEE, 2 * kBytes);
       StartRange(0, fd, offset, bytes, {memory + align, bytes}, align, pinned);
@@ -496,10 +496,10 @@ TEST_P(ReadTest, DirectReadsIntoPinnedMemoryArriveBytewise) {
   }
   if (pinned != kNotPinned) {
     reader_->Unpin(pinned);
-    // Older kernels do it a second later.
+    // Older kernels release it a second later.
     for (int i = 0; i < 500 && Pinned() > before; ++i) usleep(10'000);
     EXPECT_EQ(Pinned(), before);
-    // The number is another memory's.
+    // The index is reused for other memory.
     std::byte* const other = map();
     const uint32_t again = reader_->Pin({other, kBytes});
     EXPECT_EQ(again, pinned);
@@ -509,19 +509,19 @@ TEST_P(ReadTest, DirectReadsIntoPinnedMemoryArriveBytewise) {
     reader_->Release(0);
   }
   reader_.reset();
-  // The kernel takes a ring apart a moment later.
+  // The kernel frees a ring a moment later.
   for (int i = 0; i < 500 && Pinned() > before; ++i) usleep(10'000);
   EXPECT_EQ(Pinned(), before);
   close(memory_fd);
   close(fd);
 }
 
-// What cannot be pinned is read all the same.
+// Reads into memory that cannot be pinned work too.
 TEST_P(ReadTest, MemoryThatCannotBePinnedIsRefused) {
   EXPECT_EQ(reader_->Pin({}), kNotPinned);
   std::vector<std::byte> memory(1 << 20);
   EXPECT_EQ(reader_->Pin({memory.data(), kPinBytesMax + 1}), kNotPinned);
-  // RLIMIT_MEMLOCK holds for those without CAP_IPC_LOCK.
+  // RLIMIT_MEMLOCK applies without CAP_IPC_LOCK.
   const pid_t child = fork();
   if (child == 0) {
     const rlimit limit = {64 << 10, 64 << 10};
@@ -546,7 +546,7 @@ TEST_P(ReadTest, MemoryThatCannotBePinnedIsRefused) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-// The page cache is asked while it has what is wanted, then only now and then.
+// The reader asks the page cache while it hits, then only at times.
 TEST_P(ReadTest, WhatIsCachedIsToldApart) {
   if (GetParam() == ReadBackend::kPread) GTEST_SKIP() << "pread does not know";
   const std::string path = Write("file", Content(300'000));
@@ -564,9 +564,9 @@ TEST_P(ReadTest, WhatIsCachedIsToldApart) {
     EXPECT_TRUE(Next().cached);
     reader_->Release(0);
   }
-  // A file of which the kernel never says so. (Pages that were dropped will not
-  // do: the question makes the kernel read them, and on a busy machine they are
-  // there before it is answered.)
+  // A file that the kernel never reports as cached. (Dropped pages will not do:
+  // the query makes the kernel read them, and on a busy machine they are cached
+  // before it is answered.)
   const char* const kernels = "/proc/version";
   std::string version;
   std::getline(std::ifstream(kernels), version);
@@ -581,7 +581,7 @@ TEST_P(ReadTest, WhatIsCachedIsToldApart) {
     reader_->Release(0);
   }
   close(other);
-  // Dropped, and found or not: the bytes are right.
+  // Dropped: whether or not found in the cache, the bytes are right.
   ASSERT_EQ(fsync(fd), 0);
   for (int i = 0; i < 32; ++i) {
     ASSERT_EQ(posix_fadvise(fd, 0, 150'000, POSIX_FADV_DONTNEED), 0);
@@ -589,7 +589,7 @@ TEST_P(ReadTest, WhatIsCachedIsToldApart) {
     EXPECT_TRUE(Text(Next()) == Content(300'000).substr(100'000, 100'000));
     reader_->Release(0);
   }
-  // It comes to know that pages are there again.
+  // It notices that pages are cached again.
   int cached = 0;
   for (int i = 0; i < 32 * 64; ++i) {
     StartFile(0, path);
@@ -600,7 +600,7 @@ TEST_P(ReadTest, WhatIsCachedIsToldApart) {
   close(fd);
 }
 
-// Direct reads are the ones that the device still writes after a cancel.
+// Only direct reads are still written by the device after a cancel.
 TEST_P(ReadTest, NothingLandsAfterTheDestructor) {
   constexpr size_t kBytes = 1 << 20;
   const std::string path = Write("file", Content(kDepth * kBytes));
@@ -619,7 +619,7 @@ TEST_P(ReadTest, NothingLandsAfterTheDestructor) {
     reader_->Submit();
     reader_.reset();
     std::fill(target.begin(), target.end(), std::byte{0xEE});
-    // As long as any of those reads could take: the same ones, once more.
+    // Repeating the same reads takes as long as any of those could.
     Open(1);
     std::unique_ptr<std::byte, decltype(&free)> other(
         static_cast<std::byte*>(aligned_alloc(4096, kBytes)), &free);
@@ -642,7 +642,7 @@ TEST_P(ReadTest, DestructorEndsWithFilesInFlightAndUnsubmitted) {
   reader_.reset();
 }
 
-// A FIFO with a writer that is silent is like storage that hangs.
+// A FIFO with a silent writer acts as storage that hangs.
 TEST_P(ReadTest, DestructorDoesNotWaitForThePeerOfAFifo) {
   if (GetParam() == ReadBackend::kPread)
     GTEST_SKIP() << "pread looks at the type first";
@@ -670,8 +670,8 @@ TEST_P(ReadTest, NoDescriptorsAreLeft) {
   EXPECT_EQ(open_files(), before);
 }
 
-// Everything also works, slowly, with plain system calls: they are the way out
-// of each surprise. Here they fail, so the ring must have done it.
+// Plain system calls are the slow fallback of every operation. Here they fail,
+// so the ring must have done the work.
 TEST_P(ReadTest, UringNeedsNoPlainOpen) {
   if (GetParam() == ReadBackend::kPread)
     GTEST_SKIP() << "pread is nothing else";
@@ -692,7 +692,7 @@ TEST_P(ReadTest, UringNeedsNoPlainOpen) {
   EXPECT_EQ(status, 0);
 }
 
-// Also when the kernel knows the names, as from the second epoch on.
+// Also with the names in the kernel's cache, as from the second epoch on.
 TEST_P(ReadTest, FilesOfANetworkFileSystemAreReadAtTheSameTime) {
   if (GetParam() == ReadBackend::kPread)
     GTEST_SKIP() << "pread has one read at a time";
@@ -714,8 +714,8 @@ TEST_P(ReadTest, FilesOfANetworkFileSystemAreReadAtTheSameTime) {
   reader_.reset();
 }
 
-// Storage that hangs holds up nothing but its own reads; they end when it comes
-// back, in their own buffers.
+// Storage that hangs delays only its own reads; they end in their own buffers
+// when it answers.
 TEST_P(ReadTest, HungReadsHoldUpNoOther) {
   if (GetParam() == ReadBackend::kPread)
     GTEST_SKIP() << "pread has one read at a time";
@@ -728,7 +728,7 @@ TEST_P(ReadTest, HungReadsHoldUpNoOther) {
   ASSERT_GE(fd, 0);
   nowait_ = false;
   StartFile(0, Path("mount/hung_read"));
-  // The kernel knows its name, and would open it on this thread.
+  // The kernel has its name cached, and would open it on this thread.
   struct stat st;
   ASSERT_EQ(stat(Path("mount/hung_open").c_str(), &st), 0);
   StartFile(1, Path("mount/hung_open"));
@@ -750,7 +750,7 @@ TEST_P(ReadTest, HungReadsHoldUpNoOther) {
   for (uint32_t ticket = 0; ticket < 3; ++ticket) {
     EXPECT_FALSE(reader_->Arrived(ticket));
   }
-  // Finished, with what it read still in its buffer, when the others land.
+  // It has finished, its data still in its buffer, when the others land.
   StartFile(4, path);
   const StorageReader::Done kept = Next();
   files.Recover();
@@ -766,7 +766,7 @@ TEST_P(ReadTest, HungReadsHoldUpNoOther) {
   reader_.reset();
 }
 
-// Nobody can wait for it with a limit, but another thread can see it.
+// No wait for it can have a limit, but another thread can observe it.
 TEST(PreadTest, ReadThatBlocksIsReported) {
   std::string folder = testing::TempDir() + "penstock-read-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
@@ -793,8 +793,8 @@ TEST(PreadTest, ReadThatBlocksIsReported) {
   std::filesystem::remove_all(folder);
 }
 
-// A file that was left in the ring's table is no descriptor, but it is open:
-// a lease for writing is refused while anybody has the file open.
+// A file left in the ring's table has no descriptor but is open: a write lease
+// is refused while any process has the file open.
 TEST_P(ReadTest, FilesAreClosedWhenTheyAreDone) {
   const std::string path = Write("file", Content(10));
   Read(path);

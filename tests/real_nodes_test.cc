@@ -30,7 +30,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Of the page that at lies in, which this process has touched.
+// The node of the page that contains `at`, which this process has touched.
 int NodeOf(const void* at) {
   const auto bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   void* page =
@@ -42,7 +42,7 @@ int NodeOf(const void* at) {
 
 class RealNodesTest : public DeliveryTest {
  protected:
-  // Sixteen pages of values for each rank.
+  // Sixteen pages of values per rank.
   static constexpr int64_t kRows = 8192;
 
   void SetUp() override {
@@ -55,7 +55,7 @@ class RealNodesTest : public DeliveryTest {
   void TearDown() override {
     if (nodes_.size() > 1) sched_setaffinity(0, sizeof(before_), &before_);
   }
-  // This thread, and with it ranks that attach, may run there only.
+  // Binds this thread, and so ranks that attach on it, to that node.
   void RunOn(uint32_t node) {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -73,7 +73,7 @@ class RealNodesTest : public DeliveryTest {
   std::string Spec(const std::string& rest) {
     return RangeSpec(std::to_string(8 * kRows), rest + "epochs: forever\n");
   }
-  // The nodes of the next batch's pages.
+  // Returns the nodes of the next batch's pages.
   static std::set<int> NextOn(Reader* reader, Rows* rows = nullptr) {
     Batch batch;
     Reader::Result result = Reader::Result::kEndOfEpoch;
@@ -137,7 +137,7 @@ TEST_F(RealNodesTest, ABatchLiesOnTheNodeOfItsRank) {
     EXPECT_EQ(NextOn(there.get()), Only(nodes_[1])) << step;
   }
   nlohmann::json status;
-  for (int tries = 0; tries < 600; ++tries) {  // until it has looked
+  for (int tries = 0; tries < 600; ++tries) {  // until it has checked
     status = Status();
     if (status.at("jobs").at(0).at("pages_seen") > 0) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -152,7 +152,7 @@ TEST_F(RealNodesTest, ABatchLiesOnTheNodeOfItsRank) {
   EXPECT_GT(job.at("rows_local").get<uint64_t>(), 0u);
 }
 
-// The other way to ask the kernel: how many pages of the segment are where.
+// The kernel's other interface: the number of the segment's pages on each node.
 TEST_F(RealNodesTest, TheSegmentIsDividedOverTheNodes) {
   const std::string spec =
       Spec("batch: {per_rank: " + std::to_string(kRows) + "}\n");

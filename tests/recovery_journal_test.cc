@@ -35,7 +35,7 @@ std::string Bytes(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Tells the journal, and the test before and after.
+// Passes records to the journal, and calls the test before and after each.
 class Told : public DeliveryRecord {
  public:
   Told(RecoveryJournal* life, uint64_t job, std::function<void()> look)
@@ -86,11 +86,11 @@ class RecoveryJournalTest : public testing::Test {
   }
   ~RecoveryJournalTest() override { std::filesystem::remove_all(directory_); }
 
-  // What a death here and now would leave.
+  // Copies what a death now would leave.
   void Look() {
     Moment& moment = moments_.emplace_back();
-    // Every other time with all in the file. Else as it is; not in the middle
-    // of a write, which is played below.
+    // Every other time with all records in the file, else as is; a death during
+    // a write is simulated below.
     if (moments_.size() % 2 == 0) life_->Flush();
     const auto tail = [this] { return Bytes(directory_ + "/1/journal.tail"); };
     do {
@@ -165,7 +165,8 @@ class RecoveryJournalTest : public testing::Test {
         Look();
       }
     }
-    // Compacted, it says the same: the file grows by what is forgotten then.
+    // A compacted journal says the same: only forgotten records had made it
+    // grow.
     for (int i = 0; i < 20; ++i) {
       const std::string spec(100'000, static_cast<char>('a' + i));
       ASSERT_TRUE(life_->DatasetRegistered({0, "d", spec}).ok());
@@ -176,7 +177,7 @@ class RecoveryJournalTest : public testing::Test {
     life_.reset();
   }
 
-  // All are dead; the next life has the journal and the pages.
+  // All are dead; the next instance has the journal and the pages.
   void CheckNextLife(const Moment& moment, const std::string& journal) {
     const std::string directory = directory_ + "/2";
     std::filesystem::remove_all(directory);
@@ -197,7 +198,7 @@ class RecoveryJournalTest : public testing::Test {
         GatherSteps({job.options.delivery, job.opened, job.low, job.completed,
                      job.handed_over},
                     plan_, processes, {});
-    std::map<uint64_t, bool> comes;  // marked
+    std::map<uint64_t, bool> comes;  // step -> delivered marked
     for (uint64_t at = gathered.position; at < kSteps; ++at) comes[at] = false;
     for (const RowRange& again : gathered.again) {
       EXPECT_TRUE(comes.emplace(again.position, again.redelivered).second)
@@ -215,7 +216,7 @@ class RecoveryJournalTest : public testing::Test {
     return *Plan::Make(spec, kSteps, 1);
   }
 
-  // In memory, where the tail is beside the journal.
+  // In memory, so that the tail is next to the journal.
   const std::string directory_ =
       Format("/dev/shm/recovery_journal_{}", getpid());
   std::unique_ptr<RecoveryJournal> life_;
@@ -239,7 +240,7 @@ TEST_F(RecoveryJournalTest,
   for (size_t i = 0; i < moments_.size(); ++i) {
     SCOPED_TRACE(Format("moment {} of {}", i, moments_.size()));
     CheckNextLife(moments_[i], moments_[i].journal);
-    // In the middle of a write: without its first head (journal.h, I6).
+    // During a write: without its first head (journal.h, I6).
     CheckNextLife(moments_[i], moments_[i].journal +
                                    std::string(kJournalFrameBytes, '\0') +
                                    "{\"id\":1,\"pos");

@@ -36,7 +36,7 @@ Picture Noise(const ImageSize& size, int channels, uint32_t seed) {
 
 Picture Resize(Resampler& resampler, const Picture& in, const CropBox& box,
                const ImageSize& to) {
-  // Guard bytes on both sides: nothing may be written there.
+  // Guard bytes on both sides, which must stay unchanged.
   constexpr size_t kGuard = 64;
   const size_t bytes = to.height * to.width * in.channels;
   Bytes out(bytes + 2 * kGuard, std::byte{0xa5});
@@ -52,7 +52,7 @@ Picture Resize(Resampler& resampler, const Picture& in, const CropBox& box,
           Bytes(out.begin() + kGuard, out.begin() + kGuard + bytes)};
 }
 
-// One line of values through the triangle filter, in double precision.
+// Filters one line of values with the triangle filter, in double precision.
 std::vector<double> FilterLine(const std::vector<double>& line, int64_t start,
                                int64_t length, int64_t target) {
   std::vector<double> out;
@@ -72,7 +72,7 @@ std::vector<double> FilterLine(const std::vector<double>& line, int64_t start,
   return out;
 }
 
-// The difference of out from in filtered along both axes without rounding.
+// The difference between out and in filtered along both axes without rounding.
 double WorstError(const Picture& in, const CropBox& box, const Picture& out) {
   double worst = 0;
   for (int c = 0; c < in.channels; ++c) {

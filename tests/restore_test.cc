@@ -14,8 +14,9 @@ using testing::IsEmpty;
 
 constexpr uint64_t kBatch = 8;
 
-// Rank 0 is dead, was to take step 12 next and held step 10; rank 1 goes on at
-// step 22. Of the rows before step 20 the former life kept those of step 10.
+// Rank 0 is dead, would have taken step 12 next and held step 10; rank 1 goes
+// on at step 22. Of the rows before step 20 the former instance kept those of
+// step 10.
 class RestoreTest : public testing::Test {
  protected:
   RestoreTest() {
@@ -52,7 +53,7 @@ class RestoreTest : public testing::Test {
   CursorPage alive_{};
 };
 
-// Its attach was recorded and perhaps not answered: it left no page.
+// Its attach was recorded but perhaps not answered; it left no page.
 TEST_F(RestoreTest, ABroadcastBeginsOnlyWhenAllHaveCome) {
   const Plan plan = MakePlan();
   CursorPage waits{};
@@ -68,7 +69,7 @@ TEST_F(RestoreTest, ABroadcastBeginsOnlyWhenAllHaveCome) {
   }
 }
 
-// With pages of nobody, or not of all: as the broker is started by hand.
+// Without the pages of some ranks or of all, as for a broker started by hand.
 TEST_F(RestoreTest, WhoseBroadcastCannotGoOnWithoutItIsNamed) {
   FormerProgress former;
   former.options.mode = DeliveryMode::kBroadcast;
@@ -149,7 +150,7 @@ TEST_F(RestoreTest, FailDoesNotKeepThePlaceOfOneThatWasDropped) {
   EXPECT_THAT(gathered.consumers, IsEmpty());
 }
 
-// It cannot be: that rows are missing is an error, and not passed over.
+// Impossible: missing rows are an error here, not skipped.
 TEST_F(RestoreTest, BlockPassesOverNothing) {
   EXPECT_EQ(Gather(Lag::kBlock, gap_).position, 12 * kBatch);
 }

@@ -51,8 +51,8 @@ INSTANTIATE_TEST_SUITE_P(Vectors, RgbxTest, testing::ValuesIn(Targets()),
                            return std::string(hwy::TargetName(info.param));
                          });
 
-// picture is RGBX, rows of size.width pixels; the result RGB, or empty when
-// the resampler refuses. What it may read of a row beside it lies behind it.
+// picture is RGBX, rows of size.width pixels; the result is RGB, or empty when
+// the resampler refuses. Bytes after the rows may be read.
 Bytes Resize(const Bytes& picture, const ImageSize& size, const CropBox& box,
              const ImageSize& target, bool mirror, RgbxResampler& resampler) {
   constexpr int64_t kBytes = RgbxResampler::kPixelBytes;
@@ -179,7 +179,7 @@ TEST_P(RgbxTest, AskedToShrinkByTooMuchItSaysSo) {
 // ---- values
 // ------------------------------------------------------------------
 
-// A pass that writes row by row from RGBX, against the same that has the whole
+// The pass that writes row by row from RGBX, against the pass over the whole
 // RGB picture.
 void ExpectRowsAreTheWhole(const PixelPass& pass, const Bytes& rgbx,
                            const ImageSize& size, size_t out_bytes) {
@@ -227,7 +227,7 @@ TEST_P(RgbxTest, RowsOfValuesAreThoseOfTheWholePicture) {
   }
 }
 
-// All 256 values of each channel, whichever way the values are found.
+// All 256 values of each channel, by every method of computing them.
 TEST_P(RgbxTest, NormalizedValuesAreTheFormulasRoundedOnce) {
   const ImageSize size = {.height = 256, .width = 19};
   Bytes rgbx;

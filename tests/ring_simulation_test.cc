@@ -32,17 +32,17 @@ using simulation::WakePipe;
 
 constexpr uint32_t kSlotsMax = 3;
 constexpr uint32_t kBatchRows = 10;
-// Where the rank begins: a predecessor had what is before.
+// First batch of the rank; a predecessor had those before.
 constexpr uint64_t kFirstPosition = 30;
-// Of an extra batch: before what the rank has of its own, or, as when an epoch
-// was begun without it, behind.
+// Position of an extra batch: before the rank's own, or behind them, as when an
+// epoch began without it.
 constexpr uint64_t kExtraBefore = 3;
 constexpr uint64_t kExtraBehind = 1000;
 constexpr uint64_t kHalfFilled = ~uint64_t{0};
 constexpr uint64_t kReason = 77;
 
-// What the broker and one rank share, and what each side notes of itself for
-// the checks.
+// The memory that the broker and one rank share, and each side's notes for the
+// checks.
 struct Seat {
   Ring ring{};
   CursorPage cursor{};
@@ -53,10 +53,10 @@ struct Seat {
   int broker = 0;
   int rank = 0;
 
-  // Noted by the broker.
+  // The broker's notes.
   std::vector<Cell> published;
   std::optional<uint64_t> taken_at_recall;
-  // Noted by the rank: numbers of batches (Cell::step_in_epoch).
+  // The rank's notes: numbers of batches (Cell::step_in_epoch).
   std::vector<uint64_t> returned;
   std::set<uint64_t> release_begun;
   std::set<uint64_t> released;
@@ -101,8 +101,8 @@ struct Seat {
   }
 };
 
-// How the mutation check of the check is made: the same broker and rank, with
-// another pair of these two.
+// Replaced by a wrong pair to prove that this test detects it, with the same
+// broker and rank.
 struct Handshake {
   bool (*publish)(Ring&, const CursorPage&, uint64_t, const Cell&) = Publish;
   bool (*arm_wait)(const Ring&, CursorPage&) = ArmWait;
@@ -136,7 +136,7 @@ class BrokerSide {
     return std::nullopt;
   }
 
-  // False: something was released meanwhile.
+  // False: a batch was released meanwhile.
   bool WaitForRelease() {
     SetBrokerWaiting(seat_.ring, BrokerWaits::kForReleases);
     if (!FreeLease()) return true;
@@ -192,7 +192,7 @@ class BrokerSide {
     }
   }
 
-  // I4, and that the three kinds of batches are all there is.
+  // Checks I4, and that each batch is of one of the three kinds.
   void ClassifyAfterDeath() {
     uint64_t taken;
     run_.Check(ReadTaken(seat_.cursor, seat_.published.size(), &taken),
@@ -232,7 +232,8 @@ class BrokerSide {
   }
 
  private:
-  // The end of what was taken, or of the one whose taking the death cut off.
+  // The end of the batches taken, including one whose taking the death
+  // interrupted.
   void CheckPosition(uint64_t position, uint64_t taken) {
     uint64_t end = kFirstPosition;
     bool found = false;
@@ -263,7 +264,7 @@ class RankSide {
   RankSide(Run* run, Seat* seat, size_t hold, Handshake handshake = {})
       : run_(*run), seat_(*seat), hold_(hold), handshake_(handshake) {}
 
-  // Until the ring is closed or the broker gone.
+  // Runs until the ring is closed or the broker is gone.
   void TakeAll() {
     for (;;) {
       Cell cell;
@@ -335,7 +336,7 @@ class RankSide {
 struct Bounds {
   int batches;
   uint32_t slots;
-  size_t hold;  // the rank gives the oldest back when it has so many
+  size_t hold;  // the rank releases the oldest when it holds this many
 };
 
 void EverythingWasTaken(Run* run, const Seat& seat, int batches) {
@@ -344,7 +345,7 @@ void EverythingWasTaken(Run* run, const Seat& seat, int batches) {
   run->Check(seat.closed, "the rank was not told of the end");
 }
 
-// The broker delivers and finishes; the rank takes and gives back.
+// The broker delivers and finishes; the rank takes and releases.
 Scenario Delivery(Bounds bounds, Handshake handshake = {}) {
   return [=](Run& run) {
     auto seat = std::make_shared<Seat>();
@@ -357,7 +358,7 @@ Scenario Delivery(Bounds bounds, Handshake handshake = {}) {
       RankSide(&run, seat.get(), bounds.hold, handshake).TakeAll();
     });
     seat->Connect(&run, broker, rank);
-    // I1, in memory and so at every moment.
+    // I1, in memory and so at every step.
     run.Always([=, &run] {
       const uint64_t taken = seat->cursor.taken.load();
       run.Check(
@@ -368,7 +369,7 @@ Scenario Delivery(Bounds bounds, Handshake handshake = {}) {
   };
 }
 
-// The broker goes on only when the rank has taken all and, if and_rank_waits,
+// The broker continues only when the rank has taken all and, if and_rank_waits,
 // sleeps. Nothing is released, so that no release wakes the broker.
 Scenario WaitForTakes(int batches, bool and_rank_waits) {
   return [=](Run& run) {
@@ -386,7 +387,7 @@ Scenario WaitForTakes(int batches, bool and_rank_waits) {
   };
 }
 
-// As Delivery to two ranks, from one broker that waits for either.
+// One broker delivers to two ranks and waits for either, as Delivery does.
 Scenario DeliveryToTwo(int batches) {
   return [=](Run& run) {
     auto seats = std::make_shared<std::array<Seat, 2>>();
@@ -407,7 +408,7 @@ Scenario DeliveryToTwo(int batches) {
           }
         }
         if (!sleep) continue;
-        // A rank that has all may be gone, and then its pipe is readable.
+        // A rank that has all batches may be gone; then its pipe is readable.
         const auto news = [=](int i) {
           return left[i] > 0 && (*seats)[i].to_broker.readable();
         };
@@ -429,7 +430,7 @@ Scenario DeliveryToTwo(int batches) {
   };
 }
 
-// The broker takes back what the rank has not taken.
+// The broker takes back the batches that the rank has not taken.
 Scenario Recall(Bounds bounds) {
   return [=](Run& run) {
     auto seat = std::make_shared<Seat>();
@@ -454,8 +455,8 @@ Scenario Recall(Bounds bounds) {
         if (batch >= *seat->taken_at_recall) {
           run.Check(!returned, "batch {} was returned, and taken back", batch);
         } else if (!returned) {
-          // Taken as the ring was closed: the trainer never got it. It counts
-          // as held, so it is not lost.
+          // Taken while the ring was closed, so the trainer never got it. It
+          // counts as held and is not lost.
           const LeaseRecord& record = seat->cursor.leases[cell.lease];
           run.Check(
               record.generation.load() == cell.generation &&
@@ -469,8 +470,8 @@ Scenario Recall(Bounds bounds) {
   };
 }
 
-// The rank may die anywhere; its broker then finds what it had. The second
-// batch is an extra one.
+// The rank may die anywhere; the broker then finds the batches it had. The
+// second batch is an extra one.
 Scenario DeathOfTheRank(Bounds bounds, uint64_t extra_position) {
   return [=](Run& run) {
     auto seat = std::make_shared<Seat>();
@@ -494,12 +495,11 @@ Scenario DeathOfTheRank(Bounds bounds, uint64_t extra_position) {
   };
 }
 
-// What a page tells when all who knew more are dead:
-// broker/delivery/delivery.cc's FormerBatches and FormerPosition, of the leases
-// there are here.
+// What a page tells when broker and rank are dead: FormerBatches and
+// FormerPosition of broker/delivery/delivery.cc, for the leases here.
 struct PageTells {
   std::set<uint64_t> had;   // generations
-  std::set<uint64_t> held;  // of them, not released
+  std::set<uint64_t> held;  // those not released
   uint64_t position;
 
   explicit PageTells(const CursorPage& page) : position(page.position.load()) {
@@ -519,8 +519,8 @@ struct PageTells {
   }
 };
 
-// Both may die anywhere. Another broker has nothing but the cursor page: what
-// is held, and where to go on. The second batch is an extra one.
+// Both may die anywhere. The next broker instance has only the cursor page: the
+// held batches, and the position. The second batch is an extra one.
 Scenario DeathOfBoth(Bounds bounds, uint64_t extra_position) {
   return [=](Run& run) {
     auto seat = std::make_shared<Seat>();
@@ -556,7 +556,8 @@ Scenario DeathOfBoth(Bounds bounds, uint64_t extra_position) {
           run.Check(!held, "batch {} was released, and is found held", batch);
         }
         if (!regular) continue;
-        // From its position on all is made as new; what is held comes again.
+        // From its position on all batches are made anew; held batches are
+        // redelivered.
         const bool comes = cell.position >= page.position;
         run.Check(!returned || !comes, "batch {} was returned and comes as new",
                   batch);
@@ -567,8 +568,8 @@ Scenario DeathOfBoth(Bounds bounds, uint64_t extra_position) {
   };
 }
 
-// A third process reads the page at any moment: who sees one store of a take
-// sees those before it, whatever the compiler and the processor make of them.
+// A third process reads the page at any step: if it sees one store of a take,
+// it sees those before it, whatever compiler and processor do.
 Scenario PageIsRead(int batches) {
   return [=](Run& run) {
     auto seat = std::make_shared<Seat>();
@@ -610,7 +611,7 @@ Scenario PageIsRead(int batches) {
 
 class RingSimulationTest : public testing::Test {
  protected:
-  // Explores all of it, and says how much that was.
+  // Explores everything, and prints the number of runs.
   Result All(const char* name, Options options, const Scenario& scenario) {
     const Result result = Explore(options, scenario);
     Print(stdout, "{:<28} {:>9} states {:>9} runs {:>10} steps\n", name,
@@ -618,7 +619,7 @@ class RingSimulationTest : public testing::Test {
     RecordProperty(std::string(name) + " states", Format("{}", result.states));
     return result;
   }
-  // Under both memories.
+  // Under both memory models.
   void NeverFails(const char* name, const Scenario& scenario,
                   Options options = {}) {
     for (const Memory memory : {Memory::kTso, Memory::kCpp}) {
@@ -729,7 +730,7 @@ TEST_F(WrongHandshakeTest, LosesAWakeUpInCpp) {
   EXPECT_TRUE(All("wrong (C++)", {.memory = Memory::kCpp}, scenario_).failed);
 }
 
-// Which is why interleaving alone would be no test.
+// So interleaving alone would not detect it.
 TEST_F(WrongHandshakeTest, IsRightWhereStoresAreSeenAtOnce) {
   const Result result =
       All("wrong (sequential)", {.memory = Memory::kSequential}, scenario_);

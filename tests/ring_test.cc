@@ -34,8 +34,8 @@ class RingTest : public testing::Test {
     return ReadTaken(*cursor_, published, &taken) &&
            published - taken < kRingCells;
   }
-  // The broker has as many slots, with a lease each, and the rank as many
-  // batches until they are used again.
+  // The broker has this many slots, with a lease each, and the rank that many
+  // batches before they are reused.
   void GoRoundBetweenTwoThreads(uint32_t slot_count);
   // -1: empty, -2: closed, else the number taken.
   int64_t Take() {
@@ -66,7 +66,7 @@ TEST_F(RingTest, TakesInTheOrderOfPublishing) {
   }
 }
 
-// A rank is another process: it can write any count into its page.
+// A rank is another process, and can write any count into its page.
 TEST_F(RingTest, RankCountAheadOfTheBrokerIsReportedNotTrusted) {
   uint64_t taken = 0;
   cursor_->taken.store(1);
@@ -105,7 +105,7 @@ TEST_F(RingTest, RecalledRingGivesNothingMore) {
   EXPECT_EQ(Take(), -2);
 }
 
-// Invariant I4: what a dead rank had is told by its page alone.
+// Invariant I4: a dead rank's page alone says which batches it had.
 TEST_F(RingTest, CursorPageTellsWhatIsHeldAndWhereTheRankGoesOn) {
   for (uint64_t i = 0; i < 3; ++i) {
     Cell cell = CellOf(i);
@@ -117,7 +117,7 @@ TEST_F(RingTest, CursorPageTellsWhatIsHeldAndWhereTheRankGoesOn) {
   EXPECT_EQ(Take(), 0);
   EXPECT_EQ(cursor_->position.load(), 10u);
   EXPECT_EQ(Take(), 1);
-  EXPECT_EQ(cursor_->position.load(), 10u);  // an extra one moves nothing
+  EXPECT_EQ(cursor_->position.load(), 10u);  // an extra batch does not move it
   EXPECT_EQ(Take(), 2);
   EXPECT_EQ(cursor_->position.load(), 30u);
   (void)Release(*ring_, *cursor_, 1, 2);
@@ -161,10 +161,10 @@ TEST_F(RingTest, BrokerThatWaitsIsWokenByARelease) {
   EXPECT_TRUE(Release(*ring_, *cursor_, 0, 2));
 }
 
-// Goal: edges E1, E2, E3. Method: both ends as threads over one mapping, so
-// TSan sees both; slots and cells are plain memory, so a weakened edge is a
-// reported race. As many slots as there may be leases: the ring is full, and
-// nothing but a lease that came back says that a cell may be written again.
+// Edges E1, E2, E3: both ends are threads over one mapping, so TSan sees both;
+// slots and cells are plain memory, so a weakened edge is a reported race. With
+// as many slots as leases the ring is full, and only a returned lease allows a
+// cell to be rewritten.
 TEST_F(RingTest, SlotsGoRoundBetweenTwoThreadsUntorn) {
   GoRoundBetweenTwoThreads(4);
 }
@@ -215,8 +215,8 @@ void RingTest::GoRoundBetweenTwoThreads(uint32_t slot_count) {
   broker.join();
 }
 
-// Goal: edge E4. Method: the sleeper really sleeps (on a futex of the test);
-// a lost wake-up is a hang, which the test's time limit reports.
+// Edge E4: the sleeper really sleeps, on a futex of the test; a lost wake-up is
+// a hang, which the test's time limit reports.
 TEST_F(RingTest, NoWakeUpIsLost) {
   constexpr uint64_t kBatches = 300'000;
   std::atomic<uint32_t> bell{0};

@@ -168,7 +168,7 @@ class RowFunctionTest : public testing::Test {
     return OkStatus();
   }
 
-  // The features of the row that raw becomes.
+  // Returns the features of the row made from raw.
   StatusOr<std::vector<Bytes>> Run(const std::vector<Bytes>& raw,
                                    const AugmentationKey& key = {}) {
     const RawRecord record(raw.begin(), raw.end());
@@ -181,13 +181,13 @@ class RowFunctionTest : public testing::Test {
     PENSTOCK_RETURN_IF_ERROR(program_->Run(record, key, *scratch_, places));
     return out;
   }
-  // The same of three numbers, to the first feature that comes out.
+  // Returns the first feature of the row made from three numbers.
   StatusOr<std::vector<int64_t>> RunValues(const std::vector<int64_t>& values,
                                            const AugmentationKey& key = {}) {
     PENSTOCK_ASSIGN_OR_RETURN(const auto out, Run({BytesOf(values)}, key));
     return ValuesOf<int64_t>(out[0]);
   }
-  // What a function that is given {1, 2, 3} says.
+  // Returns the error of a function that is given {1, 2, 3}.
   Status Failure(const std::string& function) {
     const Status compiled =
         Compile({Python("functions:" + function)}, Values());
@@ -253,7 +253,7 @@ TEST_F(RowFunctionTest, AFileOfAnySizeComesAsItsBytes) {
   EXPECT_THAT(Compile({Python("functions:file_bytes")}, files).message(),
               HasSubstr("say with `features` what it returns"));
   ASSERT_TRUE(Compile({Python("functions:file_bytes", out_spec)}, files).ok());
-  // Larger and smaller: the memory grows, and stays.
+  // Larger, then smaller: the memory grows and stays.
   for (const size_t bytes : {10, 100'000, 5, 5'000'000, 1, 20'000'000}) {
     Bytes file(bytes, std::byte{1});
     file.back() = std::byte{static_cast<uint8_t>(bytes % 251)};
@@ -346,7 +346,7 @@ TEST_F(RowFunctionTest, AProcessThatDiesIsStartedAgain) {
   EXPECT_EQ(status.code(), StatusCode::kDataLoss);
   EXPECT_THAT(status.message(), HasSubstr("its process ended with status 7, "
                                           "twice at this sample"));
-  // What the dead one had changed of its row is made anew.
+  // The row that the dead process had changed is made anew.
   ASSERT_TRUE(
       Compile({Python("functions:changes_and_dies_once")}, Values()).ok());
   EXPECT_EQ(*RunValues({1, 2, 3}), (Numbers{2, 3, 4}));
@@ -358,7 +358,7 @@ TEST_F(RowFunctionTest, WhatAProcessStartedEndsWithIt) {
   ASSERT_GT(child, 1);
   scratch_.reset();
   for (int i = 0; i < 200 && kill(child, 0) == 0; ++i) {
-    // A zombie of init's by now, or gone.
+    // A zombie of init, or gone.
     std::ifstream stat("/proc/" + std::to_string(child) + "/stat");
     std::string line;
     std::getline(stat, line);
@@ -379,8 +379,8 @@ TEST_F(RowFunctionTest, WhatAFunctionDoesToItsArraysEndsWithTheRow) {
   }
 }
 
-// A function can reach the descriptor of the answers, and so can what it forks.
-// A stray answer must not make the row before pass for this one.
+// A function and its children can write to the answers' descriptor. A stray
+// answer must not make the former row pass for this one.
 TEST_F(RowFunctionTest, AnAnswerToAnotherRowIsNotTaken) {
   ASSERT_TRUE(Compile({Python("functions:answers_too_early")}, Values()).ok());
   EXPECT_EQ(*RunValues({0, 8, 9}), (Numbers{0, 8, 9}));
@@ -482,7 +482,8 @@ TEST_F(RowFunctionTest, APluginIsFoundOrTheWayOutNamed) {
   const Status missing = Compile({op}, Values());
   EXPECT_EQ(missing.code(), StatusCode::kNotFound);
   EXPECT_THAT(missing.message(), HasSubstr("no library 'missing.so'"));
-  // Of the library itself, and marked for it: not of what it was linked with.
+  // The function must be exported by the library itself, not by one it is
+  // linked with.
   for (const char* name : {"nothing", "hidden", "abort", "malloc"}) {
     EXPECT_THAT(Compile({Plugin(name)}, Values()).message(),
                 HasSubstr(std::string("has no PENSTOCK_PLUGIN_FUNCTION(") +
@@ -510,7 +511,7 @@ TEST_F(RowFunctionTest, CodeIsTakenFromWhereOthersCannotWrite) {
   ASSERT_EQ(chmod(folder_.c_str(), 0777), 0);
   EXPECT_THAT(CheckTrusted(folder_, kPrivate).status().message(),
               HasSubstr("others can write '" + folder_ + "' (mode 0777"));
-  // The way to it counts as well, and links are followed once for all.
+  // The folders above it count as well, and links are resolved once.
   std::filesystem::create_directory(folder_ + "/inner");
   EXPECT_THAT(CheckTrusted(folder_ + "/inner", kPrivate).status().message(),
               HasSubstr("others can write '" + folder_ + "'"));

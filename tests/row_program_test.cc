@@ -51,7 +51,7 @@ class RowProgramTest : public testing::Test {
     scratch_ = program_->MakeScratch({});
   }
 
-  // The features of the row that raw becomes, or the first error.
+  // Returns the features of the row made from raw, or the first error.
   StatusOr<std::vector<Bytes>> RunAll(const std::vector<Bytes>& raw,
                                       const AugmentationKey& key = {}) {
     // At odd addresses: a record's bytes lie anywhere in the read buffer.
@@ -184,7 +184,7 @@ TEST_F(RowProgramTest, ARowIsAPureFunctionOfItsBytesAndItsKey) {
       EXPECT_NE(first[epoch], first[epoch - 1]);
     }
   }
-  // Backwards, another scratch, and other rows in between.
+  // In reverse order, with another scratch, and other rows in between.
   scratch_ = program_->MakeScratch({});
   for (uint64_t epoch = 8; epoch-- > 0;) {
     Run(large, {.seed = 3, .epoch = epoch, .sample = 9});
@@ -350,8 +350,8 @@ TEST_F(RowProgramTest, CastToFloatsRoundsOnce) {
   EXPECT_THAT((Cast<float>(DType::kInt64, DType::kFloat32,
                            std::vector<int64_t>{(1 << 24) + 1, (1 << 24) + 3})),
               ElementsAre(0x1p24f, 0x1p24f + 4));
-  // Just above the middle of two bfloat16, which rounding to a double first
-  // would hide.
+  // Just above the midpoint of two bfloat16 values, which rounding to a double
+  // first would hide.
   const std::vector<int64_t> middles = {(int64_t{0x101} << 54),
                                         (int64_t{0x101} << 54) + 1,
                                         -(int64_t{0x101} << 54) - 1};
@@ -392,7 +392,7 @@ TEST_F(RowProgramTest, ABoolCastsToOneAndZero) {
             (std::vector<uint8_t>{1, 1, 0}));
 }
 
-// Small integers are in every dtype of numbers: all 81 pairs keep them.
+// Every numeric dtype has small integers: all 81 pairs keep them.
 TEST_F(RowProgramTest, EveryDtypeCastsToEveryOther) {
   constexpr std::array kAll = {
       DType::kUint8,    DType::kInt8,    DType::kInt16,
@@ -495,7 +495,7 @@ TEST_F(RowProgramTest, FlipAndValuesOnTheWayAreThoseDoneAfterwards) {
     const Bytes pixels = Run(file, {.sample = sample});
     Compile({decode, FlipOp{}, normalize}, Encoded());
     const Bytes on_the_way = Run(file, {.sample = sample});
-    // The flip is op 1 there; here a cast that changes nothing takes number 0.
+    // The flip is op 1 there; here a cast without effect is op 0.
     Compile({CastOp{.dtype = DType::kUint8}, FlipOp{}, normalize},
             Plain(DType::kUint8, {33, 47, 3}));
     EXPECT_EQ(on_the_way, Run(pixels, {.sample = sample})) << sample;
@@ -523,7 +523,7 @@ TEST_F(RowProgramTest, TheFastWayIsNearTheExactOne) {
   }
 }
 
-// What the fast way leaves to the other: CMYK, and too much shrinking.
+// The fast path leaves CMYK, and too much shrinking, to the exact one.
 TEST_F(RowProgramTest, WhatTheFastWayCannotDoIsDoneExactly) {
   for (const JpegKind& kind :
        {JpegKind{.height = 40, .width = 60, .space = JCS_CMYK},

@@ -40,7 +40,7 @@ class SampleQuarantineTest : public testing::Test {
   using Mark = SampleQuarantine::Mark;
 
   void SetUp() override {
-    // In memory: there the brokers keep their file in the folder itself.
+    // In memory, where the brokers keep their file in the folder itself.
     std::string name = "/dev/shm/penstock-samples-XXXXXX";
     ASSERT_NE(mkdtemp(name.data()), nullptr);
     folder_ = name;
@@ -51,19 +51,18 @@ class SampleQuarantineTest : public testing::Test {
     std::filesystem::remove_all(folder_);
   }
 
-  // The next life of the broker, on what the last one left.
+  // The next broker instance opens what the last one left.
   void Start() {
     samples_.reset();
     auto samples = SampleQuarantine::Open(folder_);
     ASSERT_TRUE(samples.ok()) << samples.status().message();
     samples_ = *std::move(samples);
   }
-  // The broker is killed while worker i decodes samples[i]; then it starts
-  // again.
+  // Kills the broker while worker i decodes samples[i], then restarts it.
   void DieWith(const std::vector<Sample>& samples) {
     DieWith(samples, [] {});
   }
-  // It crashes: of the last of them.
+  // The broker crashes decoding the last of them.
   void CrashWith(const std::vector<Sample>& samples) {
     DieWith(samples, [this] { samples_->BlameThisThread(); });
   }
@@ -71,7 +70,7 @@ class SampleQuarantineTest : public testing::Test {
   void DieWith(const std::vector<Sample>& samples, const Before& before) {
     const pid_t child = fork();
     if (child == 0) {
-      // New: the marks have no end.
+      // A new one: the marks have no end.
       for (uint32_t i = 0; i < samples.size(); ++i) {
         new Mark(samples_.get(), i, samples[i], kJob, 9);
       }
@@ -87,7 +86,7 @@ class SampleQuarantineTest : public testing::Test {
     }
     return status;
   }
-  // Whether worker 0 may decode it; it then decodes well.
+  // Returns whether worker 0 may decode it, and then decodes it with success.
   bool Decodes(const Sample& sample) {
     return Mark(samples_.get(), 0, sample, kJob, 1).status().ok();
   }
@@ -175,7 +174,7 @@ TEST_F(SampleQuarantineTest, FourthKillCondemnsTheOneSuspectInWork) {
   DieWith({{1, 7}});
   DieWith({{1, 7}});
   EXPECT_EQ(samples_->condemned(), 0u);
-  // A suspect beside others that are none.
+  // A suspect with others that are not.
   DieWith({{1, 100}, {1, 7}, {1, 101}});
   EXPECT_EQ(samples_->condemned(), 1u);
   EXPECT_EQ(samples_->suspects(), 4u);  // 7, 9, 100, 101
@@ -184,7 +183,7 @@ TEST_F(SampleQuarantineTest, FourthKillCondemnsTheOneSuspectInWork) {
   for (const uint64_t record : {9, 100, 101}) {
     EXPECT_TRUE(Decodes({1, record})) << record;
   }
-  // For all lives to come.
+  // For all later instances.
   Start();
   EXPECT_EQ(samples_->suspects(), 1u);
   EXPECT_FALSE(Decodes({1, 7}));
@@ -225,7 +224,7 @@ TEST_F(SampleQuarantineTest, SuspectsAreDecodedOneAtATime) {
   EXPECT_EQ(most, 1);
 }
 
-// Who waited for its turn finds it cleared.
+// A worker that waited for its turn finds it cleared.
 TEST_F(SampleQuarantineTest, SuspectThatTwoJobsWantIsDecodedByBoth) {
   std::vector<Sample> suspects;
   for (uint64_t i = 0; i < 100; ++i) suspects.push_back({1, i});
@@ -265,7 +264,7 @@ TEST_F(SampleQuarantineTest, TheOldestIsFound) {
   EXPECT_EQ(samples_->Oldest(1)->worker, 0u);
 }
 
-// What is found is one sample, never half of one and half of the next.
+// The oldest is one sample, never half of one and half of the next.
 TEST_F(SampleQuarantineTest, WatchedWorkersAreSeenWhole) {
   std::atomic<bool> stop{false};
   std::thread worker([&] {
@@ -319,7 +318,7 @@ TEST_F(SampleQuarantineTest, DamagedFileIsSetAside) {
       {0, "X"},                                    // magic
       {offsetof(SamplesHeader, version), "\x09"},  // of another release
       {offsetof(SamplesHeader, lines), "\x01"},    // contradiction
-      {kSuspectsOffset + 16, "\xff\xff\xff\xff"},  // so many deaths
+      {kSuspectsOffset + 16, "\xff\xff\xff\xff"},  // too many deaths
       {kSamplesFileBytes, "x"},                    // too long
   };
   for (const auto& [offset, bytes] : damages) {
@@ -334,7 +333,7 @@ TEST_F(SampleQuarantineTest, DamagedFileIsSetAside) {
   ASSERT_EQ(truncate(File().c_str(), 100), 0);
   Start();
   EXPECT_TRUE(std::filesystem::remove(File() + ".set_aside"));
-  // Not even a file.
+  // Not a file.
   samples_.reset();
   ASSERT_EQ(unlink(File().c_str()), 0);
   ASSERT_EQ(mkfifo(File().c_str(), 0600), 0);
@@ -351,7 +350,7 @@ TEST_F(SampleQuarantineTest, OneBrokerHasTheFile) {
   EXPECT_TRUE(SampleQuarantine::Open("").ok());
 }
 
-// Of a process, by the beginning of their name.
+// Threads of a process, by the beginning of their name.
 std::vector<pid_t> ThreadsOf(pid_t process, const std::string& name) {
   std::vector<pid_t> threads;
   const std::string folder = Format("/proc/{}/task", process);
@@ -373,7 +372,7 @@ class BrokerDeathTest : public SampleQuarantineTest {
  protected:
   void SetUp() override {
     SampleQuarantineTest::SetUp();
-    samples_.reset();  // the brokers' now
+    samples_.reset();  // the brokers use it now
   }
   // The arguments of a broker with one worker.
   std::vector<std::string> Configured(const std::string& decode_timeout) {
@@ -394,13 +393,13 @@ class BrokerDeathTest : public SampleQuarantineTest {
     options.rank = 0;
     options.world_size = 1;
     options.socket = broker.socket();
-    // Another job: the next life keeps the place of a rank of the last one.
+    // Another job: the next instance keeps the seats of the former one's ranks.
     options.job = Format("slow{}", ++jobs_);
     options.timeout_s = 60;
     return options;
   }
-  // A rank in a process of its own takes one batch, whatever comes of it.
-  // Killed when it is no longer needed: it waits for another broker.
+  // A rank in its own process takes one batch, whatever the result. It waits
+  // for another broker, and is killed when no longer needed.
   class RankProcess {
    public:
     explicit RankProcess(const Options& options) : pid_(fork()) {
@@ -424,9 +423,9 @@ class BrokerDeathTest : public SampleQuarantineTest {
    private:
     const pid_t pid_;
   };
-  // Waits until the one worker is decoding; the record.
+  // Waits until the one worker decodes; returns the record.
   uint64_t RecordInWork(const BrokerProcess& broker) {
-    // It answers: what the last one left is gone.
+    // It answers, so the former instance's marks are gone.
     const StatusOr<Fd> socket = ConnectControl(broker.socket());
     EXPECT_TRUE(Request(socket->get(), {{"op", "ping"}}).ok());
     const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
@@ -452,7 +451,7 @@ TEST_F(BrokerDeathTest, SampleThatCrashesTheBrokerTwiceIsLeftOut) {
     BrokerProcess broker(Configured("60s"));
     const RankProcess rank(For(broker, kCostUs));
     EXPECT_EQ(RecordInWork(broker), 0u);
-    // As a decoder that crashes: in its thread.
+    // In the worker's thread, as a decoder that crashes.
     for (const pid_t thread : ThreadsOf(broker.pid(), "worker")) {
       syscall(SYS_tgkill, broker.pid(), thread, SIGSEGV);
     }
@@ -470,8 +469,8 @@ TEST_F(BrokerDeathTest, SampleThatCrashesTheBrokerTwiceIsLeftOut) {
   EXPECT_THAT(status->json.at("jobs").dump(), HasSubstr("sample 0 in"));
 }
 
-// After two deaths, as of any other crash. One that says nothing of its sample
-// takes four.
+// After two deaths, as after any other crash. A crash that does not name its
+// sample takes four.
 TEST_F(BrokerDeathTest, StackOverflowIsChargedToItsSample) {
   const std::string config = folder_ + "/penstock.yaml";
   std::ofstream(config) << "workers: 2\nstate_dir: " << folder_
@@ -505,7 +504,7 @@ TEST_F(BrokerDeathTest, BrokerWhoseDecoderHangsEndsItself) {
   EXPECT_EQ(samples_->suspects(), 1u);
 }
 
-// Nobody is to blame for a time in which nothing ran.
+// Time in which nothing ran counts against no sample.
 TEST_F(BrokerDeathTest, BrokerThatWasStoppedDoesNotTakeItForAHang) {
   BrokerProcess broker(Configured("3s"));
   const Options options = For(broker, 400'000);
@@ -518,7 +517,7 @@ TEST_F(BrokerDeathTest, BrokerThatWasStoppedDoesNotTakeItForAHang) {
     taken = true;
   });
   EXPECT_EQ(RecordInWork(broker), 0u);
-  // Longer than decode_timeout: what is waited for here is time itself.
+  // Longer than decode_timeout: here the test must wait for time to pass.
   kill(broker.pid(), SIGSTOP);
   std::this_thread::sleep_for(std::chrono::milliseconds(3500));
   kill(broker.pid(), SIGCONT);

@@ -63,7 +63,7 @@ TEST(SegmentTest, FeaturesOfOneSlotDoNotOverlapAndAreAligned) {
   EXPECT_GE(plan->slots_offset, kPageBytes + 3 * sizeof(Ring));
 }
 
-// What a job had before there were banks, byte for byte.
+// The layout of a job without banks, byte for byte.
 TEST(SegmentTest, WithoutBanksSlotsLieOneAfterTheOther) {
   const auto plan = PlanSegment(kElement, 11, 4, 3);
   ASSERT_TRUE(plan.ok());
@@ -147,7 +147,7 @@ TEST(SegmentTest, NobodyElseCanWriteShrinkOrPunchIt) {
   EXPECT_EQ(errno, EPERM);
   const char byte = 1;
   EXPECT_EQ(pwrite(segment->fd(), &byte, 1, 0), -1);
-  // The broker's own mapping goes on writing.
+  // The broker's own mapping can still write.
   segment->ids(0)[0] = 5;
   EXPECT_EQ(segment->ids(0)[0], 5);
 }
@@ -172,7 +172,7 @@ TEST(SegmentTest, CellsThatPointElsewhereAreNotValid) {
   EXPECT_FALSE((*view)->Valid(cell));
 }
 
-// Each field of the header that is wrong is refused with its own words.
+// Each wrong field of the header is refused with its own message.
 class SegmentHeaderTest : public testing::Test {
  protected:
   template <typename Change>

@@ -30,7 +30,7 @@ std::string OpenFails(const SourceSpec& spec) {
   return source.status().message();
 }
 
-// The bytes of every feature of a record that needs no read.
+// Returns the bytes of every feature of a record that needs no read.
 std::vector<std::vector<std::byte>> Record(const Source& source,
                                            uint64_t record) {
   ReadRequest request;
@@ -148,10 +148,10 @@ TEST(SyntheticSourceTest, BytesDependOnRecordAndFeatureOnly) {
     EXPECT_EQ(seven[i].size(), one->raw_spec()[i].feature.RowBytes());
     EXPECT_NE(seven[i], eight[i]);
   }
-  EXPECT_NE(seven[0], seven[1]);  // both of one byte a value
+  EXPECT_NE(seven[0], seven[1]);  // both have one byte per value
 }
 
-// Somebody else's check of what arrived must be able to rely on the formula.
+// Other programs check the bytes by this formula.
 TEST(SyntheticSourceTest, BytesFollowTheStatedFormula) {
   const auto mix = [](uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;

@@ -62,7 +62,7 @@ class StateDirectoryTest : public testing::Test {
 
   void StartJobs() {
     broker_.emplace(std::vector<std::string>{"--state-dir", state()});
-    // All are there before the first batch, or one that comes late misses some.
+    // All attach before the first batch, else a late one misses some.
     for (const std::string& mode : kModes) {
       for (int rank = 0; rank < kRanks; ++rank) {
         Options options;
@@ -97,7 +97,7 @@ class StateDirectoryTest : public testing::Test {
     allowed_ = batches;
     allowed_.notify_all();
   }
-  // Every rank of every job takes so many more.
+  // Every rank of every job takes this many more.
   void Take(uint64_t batches) {
     Allow(allowed_ + batches);
     for (const std::atomic<uint64_t>& taken : taken_) {
@@ -127,7 +127,7 @@ class StateDirectoryTest : public testing::Test {
   }
   void KillBroker() {
     kill(broker_->pid(), SIGKILL);
-    // Its last thread is the kernel's until the state directory answers.
+    // Its last thread stays in the kernel until the state directory answers.
     storage_->Open();
     broker_->Stop(SIGKILL);
     broker_->Start();
@@ -173,7 +173,7 @@ TEST_F(StateDirectoryTest, JobsOfAllModesGoOnAndLoseNothing) {
   StartJobs();
   Take(10);
   storage_->Close();
-  // Far more than is published at any moment.
+  // Far more than are published at any time.
   Take(30);
   storage_->WaitUntilSomethingHangs();
   WaitForTrouble("has not answered since");
@@ -217,7 +217,7 @@ TEST_F(StateDirectoryTest, BrokerStopsAllTheSame) {
   storage_->WaitUntilSomethingHangs();
   const auto begin = std::chrono::steady_clock::now();
   kill(broker_->pid(), SIGTERM);
-  // The ranks are told, then its last thread is the kernel's.
+  // The ranks are told; then its last thread stays in the kernel.
   Finish();
   for (const Course& course : courses_) {
     EXPECT_EQ(course.code, PENSTOCK_UNAVAILABLE) << course.error;

@@ -43,7 +43,7 @@ JobState SomeState() {
   return state;
 }
 
-// A list of one: braces alone may be taken for the one itself.
+// A list of one element: braces alone may mean the element itself.
 nlohmann::json OneOwed(const nlohmann::json& owed) {
   return nlohmann::json::array({owed});
 }
@@ -161,7 +161,7 @@ TEST(JobStateTest, OtherVersionsAreRefusedAndOtherTextsAreNoState) {
 // ---- resume
 // ------------------------------------------------------------------
 
-// A step over all ranks, in the order of the ranks.
+// The rows of a step over all ranks, in the order of the ranks.
 struct GlobalBatch {
   uint64_t epoch = 0;
   Rows rows;
@@ -181,8 +181,8 @@ class StateTest : public DeliveryTest {
     return options;
   }
 
-  // All that is left from the state on, by the loops of a trainer. Every rank
-  // has to see as many steps, and the same epochs.
+  // Takes all that is left from the state on, by a trainer's loops. Expects
+  // that every rank sees the same steps and epochs.
   Batches RunFrom(const std::string& spec, int world_size,
                   const std::string& state) {
     std::vector<Batches> shares(world_size);
@@ -225,8 +225,8 @@ class StateTest : public DeliveryTest {
     return run;
   }
 
-  // Of a run from the beginning, before each step and at the end. All ranks
-  // have to say the same.
+  // States of a run from the beginning, before each step and at the end.
+  // Expects the same from all ranks.
   std::vector<std::string> StatesOf(const std::string& spec, int world_size) {
     std::vector<std::unique_ptr<Reader>> readers;
     for (int rank = 0; rank < world_size; ++rank) {
@@ -294,7 +294,7 @@ INSTANTIATE_TEST_SUITE_P(
         "batch: {size: 4}\nshuffle: {seed: 3}\nsteps_per_epoch: 4\nepochs: 2",
         "batch: {size: 5}\nshuffle: {seed: 3}\nsteps_per_epoch: 7\nepochs: 2"));
 
-// Not only at a step: another batch size, or a trainer that counts rows.
+// Not only at a step: the batch size may differ, or a trainer may count rows.
 TEST_F(StateTest, ResumesAtAnyRow) {
   const std::string spec =
       RangeSpec("10", "batch: {size: 4}\nshuffle: {seed: 9}\nepochs: 2");
@@ -371,7 +371,7 @@ TEST_F(StateTest, StateOfOtherDataIsRefusedByTheNameOfWhatDiffers) {
   }
 }
 
-// Rows that an epoch had with another batch size or more ranks are not wrong.
+// Rows that an epoch had with another batch size or more ranks are valid.
 TEST_F(StateTest, RowBeyondAnEpochThatBecameShorterIsTheNextOnesFirst) {
   for (const auto& [batch, row] : std::map<std::string, int>{
            {"batch: {size: 4, last: drop}\nepochs: 2", 9},
@@ -419,7 +419,7 @@ TEST_F(StateTest, RowsOwedAtTheVeryEndAreNotMissedByTheLoops) {
   EXPECT_EQ(RunFrom(spec, 1, state), Batches({{0, {8, 9, 10, 11}}}));
 }
 
-// Nothing of the rows before is looked at.
+// No earlier row is read.
 TEST_F(StateTest, ResumesInTheMiddleOfATrillionRecordsWithTheMemoryOfAFew) {
   const std::string spec =
       "dataset: trillion\nsource: {synthetic: {records: 1000000000000, "
@@ -455,7 +455,7 @@ TEST_F(StateTest, AttachWithAStateFencesTheRanksThatWereThere) {
   Batch held;
   ASSERT_EQ(old_first.next(&held), Reader::Result::kBatch);
   const std::string state = old_first.state();
-  // This one waits in next until it is told.
+  // This rank waits in next until it is told.
   std::string error;
   int code = 0;
   std::thread waits([&] {
@@ -485,8 +485,8 @@ TEST_F(StateTest, AttachWithAStateFencesTheRanksThatWereThere) {
   EXPECT_EQ(TakenOf(second, batch).rows, Rows({6, 7}));
 }
 
-// Both requests lie there when the broker wakes up: the second comes while the
-// dataset is opened for the first.
+// Both requests are queued when the broker wakes up: it handles the second
+// while it opens the dataset for the first.
 TEST_F(StateTest, RanksThatBeginAtDifferentStatesAreRefused) {
   const std::string spec = RangeSpec("40", "batch: {size: 4}");
   const std::string state = Reader(OptionsFor(spec, 0, 2)).state();
@@ -535,17 +535,17 @@ TEST_F(StateTest, RanksThatBeginAtDifferentStatesAreRefused) {
 // ---- reset
 // -------------------------------------------------------------------
 
-// What an elastic trainer does: all ranks stop at the same step, agree on the
-// state, and those that are left go on with new numbers.
+// As in an elastic trainer: all ranks stop at the same step, agree on the
+// state, and the remaining ones go on with new rank numbers.
 TEST_F(StateTest, ResetShrinksAndGrowsTheWorldWithoutLosingOrRepeatingARow) {
   const std::string spec =
       RangeSpec("200", "batch: {size: 8}\nshuffle: {seed: 9}\nepochs: 2");
   const Batches whole = RunFrom(spec, 1, "");
   struct Stage {
-    std::vector<int> of;  // who takes part; its place is its rank
+    std::vector<int> of;  // the participants, by rank
     size_t steps;
   };
-  // Four, two of them (with other numbers), three of them, one that is new.
+  // Four ranks, two of them (renumbered), three of them, a new one.
   const std::vector<Stage> stages = {
       {{0, 1, 2, 3}, 7}, {{3, 1}, 11}, {{1, 0, 3}, 9}, {{4}, 23}};
   size_t begin = 0;
@@ -600,7 +600,7 @@ TEST_F(StateTest, ResetShrinksAndGrowsTheWorldWithoutLosingOrRepeatingARow) {
   Batch none;
   EXPECT_EQ(readers[4]->next(&none), Reader::Result::kEndOfEpoch);
   EXPECT_EQ(readers[4]->next(&none), Reader::Result::kEndOfData);
-  // Who was left behind is told.
+  // The rank that was left behind is told.
   EXPECT_THROW(
       {
         for (;;) readers[2]->next(&none);
@@ -633,7 +633,7 @@ TEST_F(StateTest, RankThatIsFencedInNextGoesOnAfterItsOwnReset) {
   }
 }
 
-// Back to an older state, again and again: a trainer that rolls back.
+// A trainer that rolls back to an older state repeatedly.
 TEST_F(StateTest, BatchHeldOverAResetStaysAsItWasAndItsJobEndsWithIt) {
   const std::string spec =
       RangeSpec("4000", "batch: {size: 4}\nshuffle: {seed: 9}");
@@ -644,7 +644,7 @@ TEST_F(StateTest, BatchHeldOverAResetStaysAsItWasAndItsJobEndsWithIt) {
   const Rows rows = TakenOf(reader, held).rows;
   for (int round = 0; round < 3; ++round) {
     reader.reset(0, 1, beginning);
-    // It counts among those that may be held.
+    // It counts as held.
     EXPECT_EQ(reader.stats().held, 1u);
     for (int step = 0; step < 20; ++step) {
       Batch batch;
@@ -653,7 +653,7 @@ TEST_F(StateTest, BatchHeldOverAResetStaysAsItWasAndItsJobEndsWithIt) {
       EXPECT_EQ(TakenOf(reader, held).rows, rows);
     }
   }
-  // The first incarnation, for what is held of it, and the last.
+  // The first incarnation, because of the held batch, and the last.
   WaitUntil("incarnations without a batch end",
             [&] { return Jobs().size() == 2; });
   held.release();
@@ -702,7 +702,7 @@ TEST_F(StateTest, StateOfADynamicJobOwesExactlyWhatWasNotReleased) {
       ASSERT_EQ(readers[1]->next(&batch), Reader::Result::kBatch);
       Append({TakenOf(*readers[1], batch)}, &released);
     }
-    // Asked by either, at once: what was released is done.
+    // Either rank may ask, at once: released batches are done.
     const std::string state = readers[round % 2]->state();
     for (Batch& batch : held) batch.release();
     readers.clear();
@@ -722,9 +722,9 @@ TEST_F(StateTest, StateOfADynamicJobOwesExactlyWhatWasNotReleased) {
     for (const int64_t row : held_rows) {
       EXPECT_THAT(marked, testing::Contains(row));
     }
-    // And one that each rank did not take, no more.
+    // And at most one that each rank did not take.
     EXPECT_LE(marked.size(), held_rows.size() + 4);
-    // All of it is done.
+    // All rows are done.
     const nlohmann::json end = nlohmann::json::parse(reader.state());
     EXPECT_EQ(end.at("epoch"), 1);
     EXPECT_EQ(end.at("row"), 0);
@@ -732,7 +732,7 @@ TEST_F(StateTest, StateOfADynamicJobOwesExactlyWhatWasNotReleased) {
   }
 }
 
-// Whichever rank is asked, whatever batch it had last.
+// Whichever rank asks, whatever its last batch.
 TEST_F(StateTest, StateOfADynamicJobAtItsEndIsTheEndOnEveryRank) {
   const std::string spec = RangeSpec("12", "batch: {size: 2}\nepochs: 2");
   std::vector<std::unique_ptr<Reader>> readers;
@@ -758,7 +758,7 @@ TEST_F(StateTest, StateOfADynamicJobAtItsEndIsTheEndOnEveryRank) {
   }
 }
 
-// A trainer may go from one delivery to another.
+// A trainer may change the delivery mode.
 TEST_F(StateTest, StateOfADynamicJobIsGoneOnWithInSplit) {
   const std::string spec = RangeSpec("60", "batch: {size: 4}\nepochs: 2");
   Rows rows;

@@ -29,7 +29,7 @@ constexpr uint64_t kToken = 7;
 
 Fd Duplicate(int fd) { return Fd(dup(fd)); }
 
-// A process that has ended, or lives until this is gone.
+// A process that has ended, or lives until this object is destroyed.
 class Child {
  public:
   Child() : pid_(fork()) {
@@ -68,13 +68,13 @@ TEST(StreamLedgerTest, RowsAreNumberedInTheOrderOfThePuts) {
   EXPECT_EQ(ledger.released(), 110u);
   EXPECT_EQ(ledger.producers().at(0).freed, 8u);
   EXPECT_EQ(ledger.producers().at(1).freed, 2u);
-  // Gone, and rows of it are left.
+  // Gone, with rows left.
   EXPECT_TRUE(ledger.Leave(1, false).empty());
   EXPECT_THAT(ledger.Release(121), ElementsAre(1));
   EXPECT_FALSE(ledger.over());
   EXPECT_THAT(ledger.Leave(0, true), ElementsAre(0));
   EXPECT_TRUE(ledger.HasFinished(kToken));
-  // Two were at work at once: another may still come for the one that is gone.
+  // Two were at work at once: another may still replace the one that is gone.
   EXPECT_FALSE(ledger.over());
 }
 
@@ -104,8 +104,8 @@ TEST(StreamLedgerTest, ItIsTheSameFromItsJsonAndItsChunks) {
   ledger.Put(1, 0, 8, 8);
   ledger.Put(0, 8, 6, 16);
   ledger.Release(10);
-  ledger.Put(0, 16, 5, 22);  // two rows of the ring were passed over
-  // Rows 12 and 13 are in the retained rows, others before 16 are done with.
+  ledger.Put(0, 16, 5, 22);  // two rows of the ring were skipped
+  // Rows 12 and 13 are retained, the others before 16 are done with.
   ledger.OpenRetained(8);
   ledger.Move(16, {{12, 2, StreamLedger::kRetained, 4}});
   ledger.Leave(1, true);
@@ -115,7 +115,7 @@ TEST(StreamLedgerTest, ItIsTheSameFromItsJsonAndItsChunks) {
   }
   EXPECT_EQ(copy.ToJson(), ledger.ToJson());
   EXPECT_EQ(copy.end(), ledger.end());
-  // And goes on in the same way.
+  // It continues in the same way.
   for (StreamLedger* each : {&ledger, &copy}) {
     EXPECT_TRUE(each->CheckPut(0, 21, 3).ok());
     each->Put(0, 21, 3, 27);
@@ -134,7 +134,7 @@ TEST(StreamLedgerTest, PutsThatCannotBe) {
     EXPECT_FALSE(ledger.CheckPut(0, place, rows).ok()) << place << " " << rows;
   }
   EXPECT_FALSE(ledger.CheckPut(1, 0, 1).ok());
-  // As a journal may say it.
+  // As a journal may hold them.
   EXPECT_FALSE(ledger.Keep({0, 1, 1, 0}));
   EXPECT_FALSE(ledger.Keep({0, kRing + 1, 0, 0}));
   EXPECT_FALSE(ledger.Keep({0, 0, 0, 0}));
@@ -142,10 +142,10 @@ TEST(StreamLedgerTest, PutsThatCannotBe) {
   EXPECT_FALSE(ledger.CheckPut(0, 0, 1).ok());
 }
 
-// ---- a stream and its next life
+// ---- a stream and its next broker instance
 // -----------------------------------------------
 
-// Remembers what a journal would, and refuses when it is told to.
+// Records what a journal would, and refuses when told to.
 class Remembered : public StreamRecord {
  public:
   Status ProducerJoined(const StreamLedger& before,
@@ -210,7 +210,7 @@ class StreamTest : public testing::Test {
         (*pieces)[0].Read(0, 0, 1, reinterpret_cast<std::byte*>(&value)).ok());
     return value;
   }
-  // Rows 100, 101, ... at these places.
+  // Writes rows 100, 101, ... at these ring rows.
   static void Write(const Stream::Joined& joined, int64_t first, int rows) {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t value = 100 + first + i;
@@ -221,7 +221,7 @@ class StreamTest : public testing::Test {
     }
   }
 
-  // Producer 0 puts what follows, four rows at a time, up to this place.
+  // Producer 0 puts the next rows, four at a time, up to this ring row.
   void PutUpTo(uint64_t end) {
     for (uint64_t at = stream_.end(); at < end;) {
       const uint64_t rows = std::min<uint64_t>(4, end - at);
@@ -254,7 +254,7 @@ TEST_F(StreamTest, AProducerComesBackToItsRows) {
   stream_.Release(1);
   next_record_.ledger = record_.ledger;
   next_.Restore(record_.Former());
-  // Nobody told the producer that row 0 is free, nor the record.
+  // Neither the producer nor the record knows that row 0 is free.
   EXPECT_EQ(next_.available(), 6u);
   EXPECT_EQ(Row(next_, 0), 100);
   EXPECT_EQ(Row(next_, 5), 105);
@@ -269,7 +269,7 @@ TEST_F(StreamTest, AProducerComesBackToItsRows) {
   EXPECT_EQ(back->freed, 0u);
   EXPECT_EQ(next_.at_work(), 1u);
   EXPECT_EQ(*next_.Put(0, 6, 2), 6u);
-  // Twice at once it is not.
+  // Not twice at the same time.
   EXPECT_EQ(Join(&next_, kToken, true).status().code(),
             StatusCode::kAlreadyExists);
   next_.Leave(0, true);
@@ -310,7 +310,7 @@ TEST_F(StreamTest, OneThatDiedWithTheBrokerIsGivenUp) {
   child_.Kill();
   next_record_.ledger = record_.ledger;
   next_.Restore(record_.Former());
-  // Its rows are kept, its place is another's, and to finish there is one.
+  // Its rows are kept, another takes its place, and one has yet to finish.
   EXPECT_TRUE(next_.GiveUpAway(0).ok());
   EXPECT_TRUE(next_.idle_since());
   EXPECT_EQ(Row(next_, 3), 103);
@@ -325,7 +325,7 @@ TEST_F(StreamTest, WhoComesAfterTheDeadTakesTheirPlace) {
   child_.Kill();
   next_record_.ledger = record_.ledger;
   next_.Restore(record_.Former());
-  // Before anybody looked.
+  // Before any check.
   ASSERT_TRUE(Join(&next_, kToken + 1).ok());
   next_.Leave(1, true);
   EXPECT_TRUE(next_.over());
@@ -353,9 +353,9 @@ TEST_F(StreamTest, MemoryThatNobodyKeptComesWithItsProducer) {
   next_.Restore(std::move(former));
   EXPECT_EQ(next_.available(), 0u);
   EXPECT_FALSE(next_.Find(0, 1).ok());
-  EXPECT_TRUE(next_.GiveUpAway(0).ok());  // it has its time
+  EXPECT_TRUE(next_.GiveUpAway(0).ok());  // within its time limit
   EXPECT_EQ(Join(&next_, kToken, true).status().code(), StatusCode::kDataLoss);
-  // Another's, of another size.
+  // Another producer's memory, of another size.
   const Fd wrong(memfd_create("wrong", MFD_ALLOW_SEALING));
   EXPECT_EQ(Join(&next_, kToken, true, wrong.get()).status().code(),
             StatusCode::kInvalidArgument);
@@ -374,7 +374,7 @@ TEST_F(StreamTest, RowsThatDiedWithTheirProducerAreSaidToBeLost) {
   const Status lost = next_.GiveUpAway(0);
   EXPECT_EQ(lost.code(), StatusCode::kDataLoss);
   EXPECT_THAT(lost.message(), HasSubstr("rows 0 to 3"));
-  // Unless every rank had them.
+  // Unless every rank has taken them.
   next_.Release(4);
   EXPECT_TRUE(next_.GiveUpAway(0).ok());
   EXPECT_EQ(next_.available(), 4u);
@@ -402,12 +402,12 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
     ASSERT_TRUE(stream_.Put(0, at, 4).ok());
   }
   EXPECT_TRUE(stream_.ShortOfRoom());
-  // Rows 2, 3 and 6, 7 are held; all others before 12 are done with.
+  // Rows 2, 3, 6 and 7 are held; all others before 12 are done with.
   stream_.Release(2);
   (void)stream_.TakeFreed();
   EXPECT_TRUE(stream_.ShortOfRoom());
   stream_.MakeRoom(12, {{2, 2, true}, {6, 2, true}});
-  // Enough: 6, 7 and what follows stay where they are.
+  // That is enough: 6, 7 and later rows stay.
   EXPECT_FALSE(stream_.ShortOfRoom());
   std::vector<Stream::Freed> freed = stream_.TakeFreed();
   ASSERT_EQ(freed.size(), 1u);
@@ -415,7 +415,7 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
   EXPECT_EQ(freed[0].end, 12u);
   EXPECT_EQ(stream_.kept_rows(), 2u + 6);
   ASSERT_TRUE(stream_.Put(0, 12, 4).ok());
-  Write(*joined, 18, 6);  // over where they were
+  Write(*joined, 18, 6);  // over their former ring rows
   next_record_.ledger = record_.ledger;
   next_.Restore(record_.Former());
   for (const Stream* stream : {&stream_, &next_}) {
@@ -425,7 +425,7 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
     EXPECT_TRUE(stream->Find(6, 10).ok());
     EXPECT_EQ(stream->available(), 16u);
   }
-  // Once more: those that are there stay where they are.
+  // Once more: rows already retained stay.
   stream_.MakeRoom(16, {{2, 2, true}, {6, 2, true}, {14, 2, true}});
   EXPECT_EQ(stream_.kept_rows(), 2u + 2 + 2);
   freed = stream_.TakeFreed();
@@ -442,7 +442,7 @@ TEST_F(StreamTest, WhatDoesNotFitIntoTheRetainedRowsStays) {
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 18);
   PutUpTo(18);
-  // Eight rows there may be.
+  // At most eight rows.
   stream_.MakeRoom(18, {{0, 4, true}, {5, 5, true}});
   ExpectRows(stream_, {0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 17});
   EXPECT_FALSE(stream_.Find(4, 1).ok());
@@ -450,7 +450,7 @@ TEST_F(StreamTest, WhatDoesNotFitIntoTheRetainedRowsStays) {
   const std::vector<Stream::Freed> freed = stream_.TakeFreed();
   ASSERT_EQ(freed.size(), 1u);
   EXPECT_EQ(freed[0].place, 5u);
-  // Nothing is moved that cannot be recorded.
+  // Rows whose move cannot be recorded are not moved.
   stream_.Release(18);
   record_.full = true;
   PutUpTo(30);
@@ -473,8 +473,8 @@ TEST_F(StreamTest, RowsLieBesideOneAnotherInTheRetainedRows) {
   stream_.Release(1);
   (void)stream_.TakeFreed();
   put({4, 2, 4, 2});  // the ring has 18 rows, and 12 are free again
-  // One row is free before those of the retained rows, four are behind them.
-  // Row 20 may stay: that is room enough.
+  // One row is free before the retained rows, four after them. Row 20 may stay:
+  // that is enough.
   stream_.MakeRoom(24, {{1, 3, true}, {12, 4, true}, {20, 1, true}});
   EXPECT_FALSE(stream_.ShortOfRoom());
   EXPECT_EQ(stream_.kept_rows(), 3u + 4 + 4);
@@ -492,13 +492,13 @@ TEST_F(StreamTest, WhatIsDoneWithLeavesTheRetainedRowsBehindWhatIsHeld) {
   ASSERT_TRUE(joined.ok());
   Write(*joined, 0, 18);
   PutUpTo(18);
-  // All eight rows that there may be.
+  // All eight rows of the limit.
   stream_.MakeRoom(18, {{0, 2, true}, {4, 6, true}, {17, 1, true}});
   EXPECT_EQ(stream_.kept_rows(), 2u + 6 + 1);
   EXPECT_EQ(stream_.TakeFreed().at(0).place, 17u);
   Write(*joined, 18, 12);
   PutUpTo(30);
-  // Rows 0 and 1 are held on, 4 to 9 are not.
+  // Rows 0 and 1 remain held, 4 to 9 do not.
   stream_.MakeRoom(30, {{0, 2, true}, {17, 5, true}});
   EXPECT_FALSE(stream_.ShortOfRoom());
   ExpectRows(stream_, {0, 1, 17, 18, 19, 20, 21});
@@ -512,7 +512,7 @@ TEST_F(StreamTest, AnRetainedRowsThatWasEmptyIsOpenedAnew) {
   Write(*joined, 0, 16);
   PutUpTo(12);
   stream_.MakeRoom(12, {{2, 2, true}});
-  // The producers and the record have not heard of it yet.
+  // The producers and the record do not know it yet.
   stream_.Release(12);
   ASSERT_TRUE(stream_.Put(0, 12, 4).ok());
   Write(*joined, 18, 8);
@@ -535,7 +535,7 @@ TEST_F(StreamTest, TheRetainedRowsMayDieWithTheBroker) {
   former.kept.erase(StreamLedger::kRetained);
   next_record_.ledger = record_.ledger;
   next_.Restore(std::move(former));
-  // Who holds them has them; only when they are to be made once more ...
+  // Their holders have them; only when they must be redone ...
   EXPECT_TRUE(next_.GiveUpAway(0).ok());
   EXPECT_EQ(next_.available(), 12u);
   EXPECT_EQ(next_.Find(2, 1).status().code(), StatusCode::kDataLoss);
@@ -588,8 +588,7 @@ TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
     life->ProducerLeft(job, 1, true);
     ledger.Leave(1, true);
   }
-  // From the records; then, with much rewritten in between, from a compacted
-  // journal.
+  // From the records; then, after much rewriting, from a compacted journal.
   for (int round = 0; round < 2; ++round) {
     Fd memory(memfd_create("memory", MFD_CLOEXEC));
     std::vector<StoredFd> stored;
@@ -614,7 +613,7 @@ TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
     const auto size = [&] {
       return std::filesystem::file_size(directory + "/journal");
     };
-    // Small rows, until the journal is written anew.
+    // Small rows, until the journal is compacted.
     uint64_t place = 13;
     for (uint64_t before = 0; before <= size();) {
       before = size();

@@ -24,13 +24,13 @@ SKIP = 77
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
 RANKS, RECORDS, EPOCHS = 3, 3000, 3
-# What of the unit is about restarts.
+# The unit's settings of restarts.
 KEPT = ("Type", "Restart", "RestartSec", "FileDescriptorStoreMax", "OOMPolicy",
         "LimitNOFILE")
 
 
 def in_own_namespace():
-    """systemd asks /run whether systemd booted the machine: there, it did."""
+    """Makes /run say that systemd booted the machine, which systemd checks."""
     if os.environ.get("PENSTOCK_OWN_RUN") == "1":
         return
     unshare = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
@@ -44,7 +44,7 @@ def in_own_namespace():
 
 
 class UserSystemd:
-    """systemd --user, which knows the two units."""
+    """A systemd --user with the two units."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -77,7 +77,7 @@ class UserSystemd:
                               capture_output=True, text=True, timeout=60, check=False)
 
     def start(self):
-        """False: no manager can be had."""
+        """False: no manager can run here."""
         for _ in range(100):
             if self.process.poll() is not None:
                 return False
@@ -117,7 +117,7 @@ def start_rank(systemd, folder, rank, life):
 
 
 def check(folder):
-    """Each sample of each epoch unmarked once at most, and at least once."""
+    """Each sample of each epoch comes at least once, and at most once unmarked."""
     unmarked = collections.Counter()
     seen = set()
     for log in folder.iterdir():
@@ -141,7 +141,7 @@ def run(systemd, folder):
         systemd.kill_broker()
     kept = systemd.show("NFileDescriptorStore")
     assert kept >= 2 * RANKS, f"systemd keeps {kept} descriptors"
-    # Seen by no broker: what it had is in the page that systemd kept.
+    # No broker sees it: the page that systemd kept says which batches it had.
     ranks[2].send_signal(signal.SIGKILL)
     systemd.kill_broker()
     ranks[2].wait()

@@ -17,7 +17,7 @@ FOLDERS = ("broker", "common", "client", "tests", "bench", "systemd")
 # Folders whose README has to name every source file.
 EXPLAINED = ("broker", "common", "client")
 SOURCE_SUFFIXES = (".c", ".cc", ".h", ".hpp", ".py")
-# Names that say nothing of what is inside.
+# Names that do not describe the content.
 EMPTY_WORDS = ("util", "utils", "helper", "helpers", "misc", "manager", "handler")
 
 
@@ -54,7 +54,7 @@ def nearest(path, name):
 
 
 def head_comment_lines(source):
-    """Lines of the comment the file begins with, an interpreter line left out."""
+    """Number of lines of the file's first comment, without an interpreter line."""
     lines = source.splitlines()
     if lines and lines[0].startswith("#!"):
         lines = lines[1:]
@@ -165,7 +165,7 @@ class TidyTest(unittest.TestCase):
         )
 
     def test_rooms_include_only_rooms_below(self):
-        # The tables of the two READMEs are the order; what lies beside them is on top.
+        # The tables of the two READMEs give the order; files beside rooms are on top.
         floors = {"common": 0}
         for part in ("broker", "client"):
             rooms = re.findall(r"^\| \[(\w+)/\]", text(f"{part}/README.md"), re.M)
@@ -205,7 +205,7 @@ class TidyTest(unittest.TestCase):
                 self.assertLessEqual(len(lines), 120, "over two screens")
 
     def test_every_fuzz_input_is_named_for_what_is_in_it(self):
-        # libFuzzer names what it finds by a hash, in the folder it is given first.
+        # libFuzzer names its findings by a hash, in the first folder it is given.
         self.assert_none(
             [
                 path
@@ -241,7 +241,7 @@ class TidyTest(unittest.TestCase):
         self.assert_none(findings, "name it for what it does")
 
     def test_no_path_of_this_machine(self):
-        # The checkout, and what lies beside it. Folders that every machine has
+        # The checkout, and its siblings. Folders that every machine has
         # may be named.
         own = [str(TOP)]
         if str(TOP.parent) not in ("/", "/root", "/home", "/tmp", "/var/tmp"):

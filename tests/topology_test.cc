@@ -153,20 +153,20 @@ TEST(NodeRoomTest, JobsThatOpenAtOnceAreNotPromisedTheSameMemoryOfANode) {
   say_free(100);
   std::shared_ptr<void> first = placement.TakeOfNode(1, 60 * 1024);
   ASSERT_NE(first, nullptr);
-  // Its pages are not there yet: the node's free memory is what it was.
+  // Its pages are not populated yet: the node's free memory is unchanged.
   EXPECT_EQ(placement.TakeOfNode(1, 60 * 1024), nullptr);
   EXPECT_NE(placement.TakeOfNode(1, 40 * 1024), nullptr);
-  // They are, and count by themselves.
+  // They are populated, and count as used.
   say_free(40);
   first.reset();
   EXPECT_EQ(placement.TakeOfNode(1, 41 * 1024), nullptr);
   EXPECT_NE(placement.TakeOfNode(1, 40 * 1024), nullptr);
-  // Of a node that does not tell there is no more to know.
+  // The available memory of a node that does not report it is unknown.
   EXPECT_NE(placement.TakeOfNode(0, uint64_t{1} << 60), nullptr);
   std::filesystem::remove_all(folder);
 }
 
-// Many at once get no more than there is.
+// Many threads at once get no more than there is.
 TEST(NodeRoomTest, ThreadsAreNotPromisedTheSameMemoryOfANode) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() /
@@ -275,7 +275,7 @@ TEST_F(TwoNodesTest, NodesAreFoundWithTheirProcessors) {
   EXPECT_THAT((*topology)->node_numbers(), ElementsAre(0, 1));
 }
 
-// Ranks may run where no worker is.
+// Ranks may run on processors without workers.
 TEST_F(TwoNodesTest, WorkersOfOneNodeLeaveTheOtherToTheRanks) {
   const auto topology = Topology::Load({"0-3"});
   ASSERT_TRUE(topology.ok()) << topology.status().message();
@@ -291,14 +291,14 @@ TEST_F(TwoNodesTest, BindingThatDoesNothingIsNotBelieved) {
                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);
   auto* const begin = static_cast<std::byte*>(page);
-  // Claims to have done it; the look at the page tells.
+  // Reports success; the check of the page disproves it.
   EXPECT_TRUE((*topology)->BindMemory(begin, bytes, 1).ok());
   *begin = std::byte{1};
   EXPECT_EQ((*topology)->NodeOfPage(begin), std::nullopt);
   munmap(page, bytes);
 }
 
-// As the child that populates a segment does it.
+// As in the child that populates a segment.
 TEST(TopologyTest, APageThatAnotherProcessTouchedIsFound) {
   const auto topology = Topology::Load({});
   ASSERT_TRUE(topology.ok()) << topology.status().message();
@@ -332,8 +332,8 @@ TEST(TopologyTest, APageOfThisMachineIsOnOneOfItsNodes) {
   munmap(page, bytes);
 }
 
-// As hwloc writes it of a machine with an empty node (1), one without
-// processors (2, memory on an expander) and one that is like others (3).
+// hwloc's description of a machine with an empty node (1), one without
+// processors (2, memory on an expander) and an ordinary one (3).
 class CapturedMachineTest : public testing::Test {
  protected:
   CapturedMachineTest() {

@@ -45,7 +45,7 @@ TEST(ServedNextTest, AJobWhoseRankWaitsComesBeforeOneWhoseRanksHaveBatches) {
 TEST(ServedNextTest, AJobThatAlwaysWaitsGetsNoMoreThanTheHeadStart) {
   EXPECT_EQ(Served({{0, Demand::kAhead}, {kHeadStartNs + 1, Demand::kNow}}),
             0u);
-  // Ten seconds of two jobs that always have rows.
+  // Simulates ten seconds of two jobs that always have rows.
   std::vector<Candidate> jobs = {{0, Demand::kAhead}, {0, Demand::kNow}};
   for (uint64_t ns = 0; ns < 10'000 * kMs; ns += 10 * kMs) {
     jobs[ServedNext(jobs)].virtual_time_ns += 10 * kMs;
@@ -55,7 +55,7 @@ TEST(ServedNextTest, AJobThatAlwaysWaitsGetsNoMoreThanTheHeadStart) {
 }
 
 TEST(ServedNextTest, AJobThatTakesLessThanItsShareComesBeforeOneThatWaits) {
-  // What the pool leaves it of the time that it did not need.
+  // The unused time that the pool lets it keep.
   const uint64_t now_ns = 1'000 * kMs;
   EXPECT_EQ(
       Served({{now_ns - kCreditNs, Demand::kAhead}, {now_ns, Demand::kNow}}),
@@ -67,11 +67,11 @@ TEST(ServedNextTest, AJobWithoutARankComesLast) {
   EXPECT_EQ(Served({{kMs, Demand::kNobody}, {0, Demand::kNobody}}), 1u);
 }
 
-// Storage that serves so many reads at once, 100 MB/s each; workers wait.
+// Storage that serves this many reads at once, 100 MB/s each; workers wait.
 class Storage {
  public:
   explicit Storage(uint32_t parallel) : parallel_(parallel) {}
-  // Looks five times a second, as the pool does.
+  // Samples five times a second, as the pool does.
   void Read(ReadDepth* depth, int seconds, double waiting = 0.8) const {
     for (int i = 0; i < 5 * seconds; ++i) {
       const uint64_t reads = 2 * std::min(depth->depth(), parallel_);

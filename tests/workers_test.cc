@@ -75,7 +75,7 @@ TEST_F(WorkersTest, ThoseThatAreTooManySleepUntilTheyAreWantedAgain) {
       reader.next(&batch);
     }
   };
-  // They learn that they are too many, or are only just starting.
+  // They learn that they are surplus, or are just starting.
   constexpr int kAttempts = 20;
   std::map<std::string, uint64_t> before;
   std::map<std::string, uint64_t> after = Sleeps();
@@ -104,8 +104,8 @@ TEST_F(WorkersTest, ThoseThatAreTooManySleepUntilTheyAreWantedAgain) {
   EXPECT_EQ(Sleeps().size(), 4u) << "no thread was started for nothing";
 }
 
-// What workers pin for direct reads into the slots is given back when nobody
-// reads there any more, though nothing else happens.
+// Memory that workers pin for direct reads into slots is given back when it is
+// no longer read into, even without other events.
 TEST_F(WorkersTest, PinnedMemoryGoesWithItsJob) {
   const auto pinned_kb = [&] {
     std::ifstream status("/proc/" + std::to_string(broker_.pid()) + "/status");
@@ -143,7 +143,7 @@ epochs: forever
       EXPECT_EQ(std::count(bytes, bytes + 8 * kRecordBytes, 'r'),
                 8 * kRecordBytes);
     }
-    // A batch is pinned by one worker at least.
+    // At least one worker pins a batch.
     EXPECT_GE(pinned_kb(), 8 * kRecordBytes >> 10);
     EXPECT_GE(Ask({{"op", "status"}})
                   ->json.at("broker")

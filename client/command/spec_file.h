@@ -32,17 +32,17 @@ struct SpecFile {
 };
 
 // Errors: NotFound and so on for the file, InvalidArgument "FILE:LINE:COLUMN:
-// ..." for what is in it.
+// ..." for its content.
 StatusOr<SpecFile> ReadSpecFile(const std::string& name);
 
-// What the broker found when it opened the source.
+// The broker's description of the opened source.
 struct DatasetIndex {
   uint64_t records = 0;
   ElementSpec element_spec;
   uint64_t global_batch = 0;
   uint64_t steps_per_epoch = 0;
-  uint64_t memory_bytes = 0;             // of the job; 0: not told
-  uint64_t retained_bytes = 0;           // of these, for rows held for long
+  uint64_t memory_bytes = 0;             // of the job; 0: unknown
+  uint64_t retained_bytes = 0;           // part of it, for rows held for long
   std::vector<std::string> class_names;  // of the feature "label"
   nlohmann::json answer;
 
@@ -53,7 +53,7 @@ struct DatasetIndex {
 // Asks `call`'s broker to index the source, with a progress bar.
 StatusOr<DatasetIndex> IndexDataset(const BrokerCall& call,
                                     const SpecFile& file, int world_size);
-// The answer to "index", checked. Internal when a field is missing or odd.
+// Checks the answer to "index". Internal: a field is missing or wrong.
 StatusOr<DatasetIndex> DatasetIndexFromJson(const nlohmann::json& answer);
 
 }  // namespace penstock

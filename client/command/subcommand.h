@@ -1,8 +1,7 @@
-// What one subcommand of `penstock` is to main: its command line, and what it
-// does.
+// A subcommand of `penstock`: its command line and its function.
 //
-// Exit statuses of all of them: 0 done, 1 failed, 2 wrong command line, 128 + N
-// ended by signal N; `run` also hands on its command's own.
+// Exit statuses: 0 success, 1 failure, 2 wrong command line, 128 + N ended by
+// signal N; `run` also passes on its command's own.
 #ifndef CLIENT_COMMAND_SUBCOMMAND_H_
 #define CLIENT_COMMAND_SUBCOMMAND_H_
 
@@ -31,10 +30,10 @@ struct Subcommand {
 // "penstock: MESSAGE" on stderr, one line.
 void PrintError(const std::string& message);
 
-// Of a subcommand that has ended; says what was wrong.
+// The exit status for the result of a subcommand; prints its error.
 int ExitStatus(const StatusOr<int>& result);
 
-// words: what stands behind `--` on the command line.
+// words: those after `--` on the command line.
 Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words);
 Subcommand AddBroker(CLI::App& app);
 Subcommand AddBench(CLI::App& app);

@@ -1,11 +1,10 @@
-// Watches over the ranks that `penstock run` started, and over their broker:
-// hands signals on, restarts the broker, stops the other ranks when one fails,
-// and lets nothing of them live on.
+// Supervises the ranks of `penstock run` and their broker: passes signals on,
+// restarts the broker, stops the other ranks when one fails, and leaves no
+// process behind.
 //
 //   running ──rank failed | broker given up | signal | output's reader gone──┐
 //                                                                            ▼
-//   all ended ◄── killed ◄── grace over | second signal ── stopping ─► all
-//   ended
+//   all ended ◄── killed ◄── grace over | second signal ── stopping ─► ended
 #ifndef CLIENT_COMMAND_SUPERVISE_H_
 #define CLIENT_COMMAND_SUPERVISE_H_
 
@@ -28,18 +27,18 @@ struct SupervisedRank {
 
 struct SuperviseOptions {
   double grace_s = 10;  // from SIGTERM to SIGKILL
-  // Ranks that ended well while others still run are told of once nothing has
-  // changed for so long: the others may be waiting for them.
+  // Ranks that ended with success while others run are reported once nothing
+  // has changed for this long: the others may wait for them.
   double early_end_s = 10;
-  // The only process shares this one's terminal and group: what the terminal
-  // sends has reached it already, and what it does about it is its business.
+  // The only process shares this one's terminal and group: signals of the
+  // terminal reach it directly, and are not passed on.
   bool shares_terminal = false;
 };
 
-// Returns when every rank has ended and has been reaped, with what they left
-// behind. The exit status: 0, the first failing rank's, 1 when the broker was
-// given up, 128 + N for signal N, 141 (that of SIGPIPE) when nobody reads
-// tagged output any more. Says on stderr who ended how.
+// Returns when every rank, and every process they left behind, has ended and is
+// reaped. The exit status: 0, the first failing rank's, 1 when the broker was
+// given up, 128 + N for signal N, 141 (that of SIGPIPE) when the reader of
+// tagged output is gone. Reports on stderr how ranks ended.
 int Supervise(std::vector<SupervisedRank>& ranks, PrivateBroker& broker,
               const SuperviseOptions& options);
 

@@ -1,4 +1,4 @@
-// Text for people: aligned tables, and numbers with their unit.
+// Text for people: aligned tables, and numbers with units.
 #ifndef CLIENT_COMMAND_TABLE_H_
 #define CLIENT_COMMAND_TABLE_H_
 
@@ -13,11 +13,11 @@ namespace penstock {
 
 class Table {
  public:
-  // A heading that begins with '>' is that of a column of numbers: without the
-  // mark, and aligned to the right.
+  // A heading that begins with '>' marks a column of numbers, aligned to the
+  // right; the '>' is not shown.
   explicit Table(std::vector<std::string> headings);
-  // As many cells as headings; cells come from other processes, so what would
-  // move the cursor is shown as '?'.
+  // As many cells as headings. Cells come from other processes: characters that
+  // would move the cursor are shown as '?'.
   void AddRow(std::vector<std::string> cells);
   bool empty() const { return rows_.empty(); }
   // Columns two spaces apart, no space at the end of a line.

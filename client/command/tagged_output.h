@@ -20,11 +20,11 @@ class TaggedOutput {
 
   // -1 once the last writer has closed it.
   int fd() const { return from_.get(); }
-  // Nobody reads what is written any more: a write ended with EPIPE.
+  // The reader is gone: a write failed with EPIPE.
   bool reader_gone() const { return reader_gone_; }
-  // Forwards the whole lines that are there now.
+  // Forwards the complete lines that can be read.
   void Forward();
-  // Forwards what is left and closes; for the end, also of a line without one.
+  // Forwards the rest, including an incomplete line, and closes.
   void Finish();
 
  private:
