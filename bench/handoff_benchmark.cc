@@ -100,7 +100,6 @@ struct Untidied {
 };
 
 // ---- what the machine needs
-// ----------------------------------------------------
 
 // One word in one cache line that both write in turn.
 class CacheLine : public Untidied {
@@ -207,7 +206,6 @@ class FutexWake : public Untidied {
 };
 
 // ---- Penstock
-// ------------------------------------------------------------------
 
 // Publish and TryTake, as Feed and Reader call them, and nothing around them.
 class RingAlone : public Untidied {
@@ -392,7 +390,6 @@ class Penstock {
 };
 
 // ---- beside it
-// -----------------------------------------------------------------
 
 class BoostMessageQueue : public Untidied {
  public:
@@ -624,7 +621,6 @@ double MultiprocessingQueueNs(Cores cores, uint64_t bytes, Waits waits,
 }
 
 // ---- the tables
-// ----------------------------------------------------------------
 
 // The first processors this process may use, of two different cores.
 std::optional<Cores> TwoCores() {

@@ -79,7 +79,6 @@ bool DropCaches() {
 }
 
 // ---- many small files
-// --------------------------------------------------------
 
 using Paths = std::vector<std::string>;
 
@@ -218,7 +217,6 @@ void AddFiles(const Paths& paths, bool cold, SideBySide* table) {
 }
 
 // ---- records of one file
-// -----------------------------------------------------
 
 std::string MakeFile(const Options& options) {
   const std::string path = options.folder / "records";

@@ -7,7 +7,9 @@
 #include <fmt/core.h>
 
 #include <cstdio>
+#include <iterator>
 #include <string>
+#include <utility>
 
 namespace penstock {
 

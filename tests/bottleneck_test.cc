@@ -319,7 +319,6 @@ TEST(BottleneckTest, WhatARankWritesIntoItsPageIsAShareOfTheTimeOrNone) {
 }
 
 // ---- a real broker
-// -----------------------------------------------------------
 
 class BottleneckSystemTest : public DeliveryTest {
  protected:

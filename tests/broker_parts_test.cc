@@ -46,7 +46,6 @@ class FolderTest : public testing::Test {
 };
 
 // ---- available memory
-// ----------------------------------------------------------
 
 class AvailableMemoryTest : public FolderTest {
  protected:
@@ -110,7 +109,6 @@ TEST(PopulateTest, MemoryThatCannotBeHadIsAnErrorNotADeath) {
 }
 
 // ---- configuration
-// ---------------------------------------------------------------
 
 class ConfigTest : public FolderTest {};
 
@@ -236,7 +234,6 @@ TEST(ParseDurationTest, TimesAreRead) {
 }
 
 // ---- event loop
-// -------------------------------------------------------------------
 
 TEST(EventLoopTest, PostedTasksRunOnTheLoopInOrder) {
   auto loop = EventLoop::Make();
@@ -291,7 +288,6 @@ TEST(EventLoopTest, CallbackMayUnwatchItself) {
 }
 
 // ---- assemble
-// ---------------------------------------------------------------
 
 // A batch shows only its own rows, whichever are left out, and nothing of
 // former batches of its slot.

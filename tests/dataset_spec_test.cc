@@ -122,7 +122,6 @@ on_error: substitute
 )";
 
 // ---- what is accepted
-// ---------------------------------------------------------
 
 TEST(DatasetSpecTest, TheDesignsSampleParses) {
   const DatasetSpec spec = Parsed(kSample);
@@ -272,7 +271,6 @@ TEST(DatasetSpecTest, FixedLengthRecordsAreOfOneFileOrSeveral) {
 }
 
 // ---- tensors
-// ------------------------------------------------------------------
 
 TEST(DatasetSpecTest, TensorsOfWholeNumbersAreInt64) {
   const auto source = SourceOf<TensorsSource>(
@@ -389,7 +387,6 @@ TEST(DatasetSpecTest, TensorValuesMustFitTheirDType) {
 }
 
 // ---- errors: a text that a program wrote
-// ------------------------------------------
 
 TEST(DatasetSpecTest, ErrorsInAGeneratedTextNameTheKeyAndNoLine) {
   const auto error = [](const std::string& text) {
@@ -429,7 +426,6 @@ TEST(DatasetSpecTest, ErrorsInAGeneratedTextNameTheKeyAndNoLine) {
 }
 
 // ---- errors: text that is not strict YAML
-// -----------------------------------------
 
 TEST(DatasetSpecTest, TheHeadersExampleOfAnError) {
   const StatusOr<DatasetSpec> spec =
@@ -555,7 +551,6 @@ TEST(DatasetSpecTest, MessagesNeitherEchoControlCharactersNorGrowLong) {
 }
 
 // ---- errors: the grammar
-// ------------------------------------------------------------
 
 struct ErrorCase {
   std::string text;
@@ -834,7 +829,6 @@ TEST(DatasetSpecTest, ARelativePathNeedsAFolder) {
 }
 
 // ---- JSON, differences
-// ----------------------------------------------------------------
 
 TEST(DatasetSpecTest, TheJsonHasEveryFieldWithItsDefaultInAFixedOrder) {
   EXPECT_EQ(
@@ -908,7 +902,6 @@ TEST(DatasetSpecTest, TheFirstDifferingFieldIsNamedWithBothValues) {
 }
 
 // ---- any text
-// -------------------------------------------------------------------------
 
 TEST(DatasetSpecTest, MutatedTextsAreParsedOrRefusedNeverWorse) {
   std::mt19937 random(20240229);
@@ -962,7 +955,6 @@ TEST(DatasetSpecTest, MutatedTextsAreParsedOrRefusedNeverWorse) {
 }
 
 // ---- the examples
-// ---------------------------------------------------------------------
 
 TEST(DatasetSpecTest, TheExamplesParse) {
   for (const char* name : {"fashion_mnist/train.yaml",

@@ -185,7 +185,6 @@ class DeliveryTest : public testing::Test {
   }
 
   // ---- what the broker says
-  // ---------------------------------------------------
 
   // Asks on a connection of its own.
   nlohmann::json Ask(nlohmann::json request) {

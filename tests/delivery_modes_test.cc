@@ -56,7 +56,6 @@ class BroadcastTest : public DeliveryModesTest {};
 class IndependentTest : public DeliveryModesTest {};
 
 // ---- dynamic
-// -----------------------------------------------------------------
 
 // The slow rank takes its next batch only after the others took ten more.
 TEST_F(DynamicTest, SlowRankGetsFewerAndEveryBatchGoesToExactlyOne) {
@@ -170,7 +169,6 @@ TEST_F(DynamicTest, RankThatGotNothingOfAnEpochIsToldOfItsEndAllTheSame) {
 }
 
 // ---- broadcast
-// ---------------------------------------------------------------
 
 TEST_F(BroadcastTest, EveryConsumerGetsTheSameBatchesAndEachIsMadeOnce) {
   const std::string spec =
@@ -438,7 +436,6 @@ TEST_F(BroadcastTest, FewerConsumersThanTheFirstBatchWaitsForAreRefused) {
 }
 
 // ---- independent
-// -------------------------------------------------------------
 
 TEST_F(IndependentTest, EachConsumerHasTheWholeDatasetInAnOrderOfItsOwn) {
   const std::string spec =

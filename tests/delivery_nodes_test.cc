@@ -195,7 +195,6 @@ TEST(BankTest, ACellNamesTheSlotInItsBank) {
 }
 
 // ---- copies of a broadcast
-// -----------------------------------------------------------------------
 
 // A broadcast of 12 rows, four at a time, with a copy on each of two nodes.
 class CopiesTest : public testing::Test {
@@ -345,7 +344,6 @@ TEST_F(CopiesTest, OnlyABroadcastHasCopies) {
 }
 
 // ---- a broker
-// -------------------------------------------------------------------
 
 // hwloc is told of two nodes with two processors each; nothing is bound.
 class TwoNodesTest : public DeliveryTest {

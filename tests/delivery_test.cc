@@ -377,7 +377,6 @@ TEST_F(DeliveryTest, InterruptEndsAWaitOfAnotherThread) {
 }
 
 // ---- agreement and refusal
-// ---------------------------------------------------
 
 TEST_F(DeliveryTest, RankNumberTakenTwiceIsRefused) {
   const std::string spec = RangeSpec("10", "batch: {size: 2}");
@@ -554,7 +553,6 @@ TEST_F(DeliveryTest, RankThatFinishedMayAttachToTheSameJobNameAgain) {
 }
 
 // ---- several jobs, several users of one broker
-// -------------------------------
 
 TEST_F(DeliveryTest, SmallJobFinishesBesideAnEndlessOne) {
   Options endless = OptionsFor(

@@ -179,7 +179,6 @@ TEST_F(JournalTailTest, ADamagedRecordEndsTheWalk) {
 }
 
 // ---- where it lies
-// ----------------------------------------------------------
 
 TEST(MemoryFolderTest, IsFoundAgainAndIsNobodyElses) {
   std::string state = testing::TempDir() + "penstock-memory-XXXXXX";

@@ -172,7 +172,6 @@ TEST_F(JournalTest, AnErrorOfTheReplayEndsOpenAndLeavesTheFile) {
 }
 
 // ---- a damaged file
-// ----------------------------------------------------------
 
 TEST_F(JournalTest, ATornEndIsCutAtTheLastWholeRecordWhereverItIsTorn) {
   const Records expected = FiveRecords();
@@ -357,7 +356,6 @@ TEST_F(JournalTest, AnEndThatCannotBeTruncatedIsOverwritten) {
 }
 
 // ---- a disk that fails
-// -------------------------------------------------------
 
 TEST_F(JournalTest, ShortWritesAreCarriedOn) {
   disk_.write_bytes_max = 1;
@@ -502,7 +500,6 @@ TEST_F(JournalTest, TheFileHasALimit) {
 }
 
 // ---- compaction
-// --------------------------------------------------------------
 
 TEST_F(JournalTest, CompactionKeepsTheLiveRecordsAndShrinksTheFile) {
   Open();
@@ -589,7 +586,6 @@ TEST_F(JournalTest, ALeftOverNewFileIsRemoved) {
 }
 
 // ---- death
-// -------------------------------------------------------------------
 
 // A broker with five jobs that count up. It compacts and syncs at times.
 struct Workload {
@@ -844,7 +840,6 @@ TEST_F(JournalDeathTest, OfTheMachineAfterARenameThatWasNotSynced) {
 }
 
 // ---- a real directory
-// --------------------------------------------------------
 
 class JournalDirectoryTest : public ::testing::Test {
  protected:

@@ -164,7 +164,6 @@ TEST(LauncherTest, WrongValuesNameTheVariable) {
 }
 
 // ---- its GPU
-// -----------------------------------------------------------------------
 
 // A host in sysfs: a console's display, a network card, and GPUs.
 class GpuNodeTest : public testing::Test {

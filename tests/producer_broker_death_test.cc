@@ -274,7 +274,6 @@ TEST_F(ProducerBrokerDeathTest, OneThatIsSilentWhileItDiesIsNotGivenUp) {
 }
 
 // ---- with a producer
-// ----------------------------------------------------------
 
 // A producer in its own process, which is killed.
 pid_t Fork(const std::function<void()>& body) {

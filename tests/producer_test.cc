@@ -252,7 +252,6 @@ TEST_F(ProducerTest, RowsGoThroughTheMap) {
 }
 
 // ---- death
-// -------------------------------------------------------------------
 
 // A producer in its own process, which is killed.
 pid_t ForkProducer(const std::function<void()>& body) {
@@ -420,7 +419,6 @@ TEST_F(ProducerTest, ABrokerThatKnowsNothingOfTheStreamSaysSo) {
 }
 
 // ---- room
-// --------------------------------------------------------------------
 
 TEST_F(ProducerTest, NoMoreIsPutThanRanksAreBehind) {
   Reader reader(
@@ -524,7 +522,6 @@ TEST_F(ProducerTest, PutsOfAnySizeGoRoundTheRing) {
 }
 
 // ---- resume
-// ------------------------------------------------------------------
 
 TEST_F(ProducerTest, AJobResumesWhereItsProducerGoesOn) {
   std::string state;
@@ -551,7 +548,6 @@ TEST_F(ProducerTest, AJobResumesWhereItsProducerGoesOn) {
 }
 
 // ---- bad use
-// -----------------------------------------------------------------
 
 TEST_F(ProducerTest, WhatCannotBeIsRefusedWithAWayOut) {
   Reader numbers(OptionsFor(Spec("batch: {size: 8}\n"), 0, 1));

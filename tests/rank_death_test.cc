@@ -92,7 +92,6 @@ class RankDeathTest : public DeliveryTest {
 };
 
 // ---- split: a rank of the same number goes on
-// --------------------------------
 
 TEST_F(RankDeathTest, ReplacementGetsWhatWasHeldMarkedAndTheRestUnmarked) {
   const std::string spec = Spec(160, "shuffle: {seed: 3}\nepochs: 2");
@@ -250,7 +249,6 @@ TEST_F(RankDeathTest, ChildThatKeepsTheSocketsDoesNotHideTheDeathOfItsParent) {
 }
 
 // ---- dynamic: the others go on
-// ------------------------------------------------
 
 TEST_F(RankDeathTest, DynamicGivesTheBatchesOfADeadRankToTheOthers) {
   const std::string spec = Spec(400, "epochs: 2");
@@ -295,7 +293,6 @@ TEST_F(RankDeathTest, DynamicDeathWithTheVeryLastBatchLeavesItToAnother) {
 }
 
 // ---- on_rank_death: fail, shrink
-// ----------------------------------------------
 
 TEST_F(RankDeathTest, BroadcastWhoseConsumersAllDieGoesOnWhereTheFurthestWas) {
   const auto broadcast = [](Options* options) {
@@ -605,7 +602,6 @@ TEST_F(ShrinkTest, RankThatWritesImpossibleValuesIsShrunkAway) {
 }
 
 // ---- ranks that do not come
-// ---------------------------------------------------
 
 TEST_F(RankDeathTest, RanksThatNeverComeAreNamedAfterTheWait) {
   Options options = OptionsFor(Spec(80'000, "epochs: forever"), 1, 4);
@@ -731,7 +727,6 @@ TEST_F(RankDeathTest, OneRankWithoutANameForItsJobBeginsAnew) {
 }
 
 // ---- nobody is left
-// -----------------------------------------------------------------
 
 TEST_F(RankDeathTest, AJobWhoseRanksAreAllDeadSaysSo) {
   const std::string spec = Spec(160);
@@ -771,7 +766,6 @@ TEST_F(RankDeathTest, AJobWhoseRanksAreAllDeadIsKeptAsLongAsItWaits) {
 }
 
 // ---- eviction
-// -----------------------------------------------------------------
 
 TEST_F(RankDeathTest, EvictedRankIsToldAndItsSlotsAreLeftAloneUntilItIsGone) {
   const std::string spec = Spec(160);
@@ -898,7 +892,6 @@ TEST_F(RankDeathTest, ProcessThatHangsUpAndLivesOnKeepsItsSlotsUntilItsDeath) {
 }
 
 // ---- memory
-// ------------------------------------------------------------------
 
 TEST_F(RankDeathTest, MemoryComesBackWhenAllHaveLeft) {
   const std::string spec =

@@ -177,7 +177,6 @@ TEST_P(RgbxTest, AskedToShrinkByTooMuchItSaysSo) {
 }
 
 // ---- values
-// ------------------------------------------------------------------
 
 // The pass that writes row by row from RGBX, against the pass over the whole
 // RGB picture.

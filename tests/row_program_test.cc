@@ -103,7 +103,6 @@ class RowProgramTest : public testing::Test {
 };
 
 // ---- shapes and features
-// -----------------------------------------------------
 
 TEST_F(RowProgramTest, ShapesAndDtypesFollowTheOps) {
   Compile({DecodeImageOp{.size = {224, 192}}, FlipOp{},
@@ -168,7 +167,6 @@ TEST_F(RowProgramTest, ABadPictureIsDataLossAndTheNextRowIsSound) {
 }
 
 // ---- randomness
-// --------------------------------------------------------------
 
 TEST_F(RowProgramTest, ARowIsAPureFunctionOfItsBytesAndItsKey) {
   Compile({DecodeImageOp{.crop = {.kind = CropSpec::Kind::kRandomResized},
@@ -233,7 +231,6 @@ TEST_F(RowProgramTest, TwoFlipsCancelAndOneWorksOnAnyDtypeAndPlace) {
 }
 
 // ---- values
-// ------------------------------------------------------------------
 
 TEST_F(RowProgramTest, NormalizeIsTheFormulaRoundedOnce) {
   const std::vector<double> mean = {0.485, 0.456, 0.406};
@@ -411,7 +408,6 @@ TEST_F(RowProgramTest, EveryDtypeCastsToEveryOther) {
 }
 
 // ---- errors
-// ------------------------------------------------------------------
 
 TEST_F(RowProgramTest, AByteThatIsNoBoolIsTheRecordsError) {
   const RawSpec masks = {{{"id", DType::kUint8, {}}, false},
@@ -480,7 +476,6 @@ TEST_F(RowProgramTest, ChannelsMustFitTheFeature) {
 }
 
 // ---- the fast way of decode_image
-// ---------------------------------------------
 
 TEST_F(RowProgramTest, FlipAndValuesOnTheWayAreThoseDoneAfterwards) {
   const Bytes file = EncodeJpeg({.height = 100, .width = 150});

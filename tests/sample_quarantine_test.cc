@@ -366,7 +366,6 @@ std::vector<pid_t> ThreadsOf(pid_t process, const std::string& name) {
 }
 
 // ---- the whole broker
-// --------------------------------------------------------
 
 class BrokerDeathTest : public SampleQuarantineTest {
  protected:

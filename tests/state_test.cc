@@ -28,7 +28,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 // ---- its text
-// ----------------------------------------------------------------
 
 JobState SomeState() {
   JobState state;
@@ -159,7 +158,6 @@ TEST(JobStateTest, OtherVersionsAreRefusedAndOtherTextsAreNoState) {
 }
 
 // ---- resume
-// ------------------------------------------------------------------
 
 // The rows of a step over all ranks, in the order of the ranks.
 struct GlobalBatch {
@@ -446,7 +444,6 @@ TEST_F(StateTest, ResumesInTheMiddleOfATrillionRecordsWithTheMemoryOfAFew) {
 }
 
 // ---- incarnations
-// ------------------------------------------------------------
 
 TEST_F(StateTest, AttachWithAStateFencesTheRanksThatWereThere) {
   const std::string spec = RangeSpec("40", "batch: {size: 4}\nepochs: forever");
@@ -533,7 +530,6 @@ TEST_F(StateTest, RanksThatBeginAtDifferentStatesAreRefused) {
 }
 
 // ---- reset
-// -------------------------------------------------------------------
 
 // As in an elastic trainer: all ranks stop at the same step, agree on the
 // state, and the remaining ones go on with new rank numbers.
@@ -677,7 +673,6 @@ TEST_F(StateTest, ResetThatIsRefusedSaysWhyAndAnotherMayFollow) {
 }
 
 // ---- dynamic
-// -----------------------------------------------------------------
 
 TEST_F(StateTest, StateOfADynamicJobOwesExactlyWhatWasNotReleased) {
   const std::string spec =

@@ -53,7 +53,6 @@ class Child {
 };
 
 // ---- the ledger
-// ---------------------------------------------------------------
 
 TEST(StreamLedgerTest, RowsAreNumberedInTheOrderOfThePuts) {
   StreamLedger ledger(100, 1);
@@ -143,7 +142,6 @@ TEST(StreamLedgerTest, PutsThatCannotBe) {
 }
 
 // ---- a stream and its next broker instance
-// -----------------------------------------------
 
 // Records what a journal would, and refuses when told to.
 class Remembered : public StreamRecord {
@@ -391,7 +389,6 @@ TEST_F(StreamTest, OneThatIsSilentIsGivenUpAfterItsTime) {
 }
 
 // ---- the retained rows
-// --------------------------------------------------------------
 
 TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
   const auto joined = Join(&stream_, kToken);
@@ -542,7 +539,6 @@ TEST_F(StreamTest, TheRetainedRowsMayDieWithTheBroker) {
 }
 
 // ---- the journal
-// --------------------------------------------------------------
 
 TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
   const std::string directory =

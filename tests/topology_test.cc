@@ -30,7 +30,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // ---- who belongs where
-// ------------------------------------------------------------------
 
 TEST(CpuListTest, ListsAreRead) {
   EXPECT_THAT(*ParseCpuList("0"), ElementsAre(0));
@@ -187,7 +186,6 @@ TEST(NodeRoomTest, ThreadsAreNotPromisedTheSameMemoryOfANode) {
 }
 
 // ---- this machine
-// ------------------------------------------------------------------
 
 TEST(TopologyTest, AllAllowedProcessorsAreFoundAndCanBePinnedTo) {
   const auto topology = Topology::Load({});

@@ -25,7 +25,6 @@ struct AskOptions {
 };
 
 // ---- fields as cells
-// ---------------------------------------------------------
 
 std::string TextCell(const Json& object, const char* key) {
   return TextField(object, key, "-");
@@ -50,7 +49,6 @@ std::string PartCell(const Json& object, const char* part, const char* whole) {
 }
 
 // ---- tables
-// -------------------------------------------------------------------
 
 void PrintJobs(const Json& answer) {
   Table table({"JOB", "DATASET", "DELIVERY", "STATE", ">UID", ">RANKS",
@@ -184,7 +182,6 @@ void PrintStatus(const Json& answer) {
 }
 
 // ---- subcommands
-// ---------------------------------------------------------------
 
 StatusOr<int> Ask(const AskOptions& options, const char* op,
                   const std::function<void(const Json&)>& print) {

@@ -88,7 +88,6 @@ Status Producer::Check() const {
 }
 
 // ---- a connection
-// -------------------------------------------------------------
 
 Status Producer::Join(Fd control, const Deadline& deadline) {
   nlohmann::json request = request_;
@@ -299,7 +298,6 @@ Status Producer::Wait(short events, const Deadline& deadline) {
 }
 
 // ---- rows
-// ---------------------------------------------------------------------
 
 Status Producer::Reserve(uint64_t rows) {
   PENSTOCK_RETURN_IF_ERROR(Check());

@@ -220,7 +220,6 @@ class Storm {
   }
 
   // ---- processes
-  // --------------------------------------------------------------
 
   // Half of all processes have a place where they may kill themselves.
   template <size_t kCount>
@@ -431,7 +430,6 @@ class Storm {
   }
 
   // ---- blows
-  // ------------------------------------------------------------------
 
   void Hit(const Process& process, Victim& victim, int signal,
            const char* how) {
@@ -573,7 +571,6 @@ class Storm {
   }
 
   // ---- the end
-  // ----------------------------------------------------------------
 
   void Report(double seconds) const {
     if (options_.json) {

@@ -112,7 +112,6 @@ class Soak {
   uint64_t Random(uint64_t below) { return random_() % below; }
 
   // ---- jobs
-  // -------------------------------------------------------------------
 
   JobKind RandomKind() {
     JobKind kind;
@@ -240,7 +239,6 @@ class Soak {
   }
 
   // ---- the broker
-  // --------------------------------------------------------------
 
   void CheckBroker() {
     if (const auto exit = broker_.Tend()) {
@@ -316,7 +314,6 @@ class Soak {
   }
 
   // ---- the verdict
-  // -------------------------------------------------------------
 
   // By least squares, over the whole time that is judged.
   template <typename Value>
