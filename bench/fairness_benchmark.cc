@@ -42,7 +42,7 @@
 #include "bench/side_by_side.h"
 #include "common/format.h"
 #include "common/message.h"
-#include "tests/broker_process.h"
+#include "tests/support/broker_process.h"
 
 namespace penstock {
 namespace {

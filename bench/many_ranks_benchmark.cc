@@ -32,7 +32,7 @@
 
 #include "bench/side_by_side.h"
 #include "client/penstock.hpp"
-#include "tests/broker_process.h"
+#include "tests/support/broker_process.h"
 
 namespace penstock {
 namespace {

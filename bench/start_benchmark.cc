@@ -28,7 +28,7 @@
 
 #include "bench/job_ranks.h"
 #include "bench/side_by_side.h"
-#include "tests/broker_process.h"
+#include "tests/support/broker_process.h"
 
 namespace penstock {
 namespace {
