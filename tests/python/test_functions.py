@@ -1,4 +1,5 @@
-"""Functions of whole rows: `map: python` through the service."""
+"""`map: python` through the service: rows go through a user's function, an
+exception in it names the sample, and one that hangs holds up no other job."""
 
 import fcntl
 import json

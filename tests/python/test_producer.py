@@ -1,4 +1,5 @@
-"""Rows that processes make: penstock.producer and Dataset.stream."""
+"""Rows that processes put (penstock.producer, Dataset.stream) reach the ranks as they
+were put; what cannot be put is refused by name."""
 
 import multiprocessing
 import os

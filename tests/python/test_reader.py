@@ -1,4 +1,5 @@
-"""Attaching, iterating, checkpoints."""
+"""A loop over a reader gets every row of each epoch once, a checkpoint resumes with any
+number of ranks, and a wait ends on time, on Ctrl-C and at the end of the data."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-// Invariants: edges E1 to E4 and invariant I4 of common/ring.h, and the frozen
+// Invariants: edges E1 to E7 and invariant I4 of common/ring.h, and the frozen
 // layout; a rank that writes impossible values is reported. Method: single
 // calls; then both ends as threads over one mapping, for TSan; literals for the
 // layout.
