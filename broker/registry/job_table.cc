@@ -18,8 +18,8 @@ namespace penstock {
 namespace {
 
 // Adds the ranks the job waits for since the broker was restarted.
-void AddAway(const std::map<uint32_t, const FormerRank*>& away, bool with_ranks,
-             nlohmann::json* job) {
+void AddAway(const std::map<uint32_t, const RecordedRank*>& away,
+             bool with_ranks, nlohmann::json* job) {
   if (away.empty()) return;
   std::vector<uint32_t> numbers;
   for (const auto& [rank, former] : away) {
@@ -59,7 +59,7 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
     if (memory == nullptr) memory = CountMemory(uid, bytes, &ignored, &ignored);
     return memory;
   };
-  for (const FormerMapping& each : life->TakeMappings()) {
+  for (const RecordedMapping& each : life->TakeMappings()) {
     holders_.push_back({each.job, each.attach, std::nullopt, each.pidfd,
                         PidOf(each.pidfd->get()),
                         count(each.uid, each.segment, each.bytes),
@@ -103,54 +103,13 @@ JobTable::~JobTable() {
 
 Status JobTable::CheckAgreement(const Entry& entry,
                                 const AttachRequest& request) {
-  const auto disagree = [&](const std::string& what) {
-    return FailedPreconditionError(
-        "rank {} disagrees with the ranks of job '{}' that are attached: {}; "
-        "if it is of another job, such as a second loader, give that job "
-        "another name (`job`)",
-        request.joining.rank, entry.key.name, what);
-  };
-  const JobOptions& there = entry.options;
-  const JobOptions& here = request.options;
-  if (here.world_size != there.world_size) {
-    return disagree(Format("world size: {} here, {} there", here.world_size,
-                           there.world_size));
-  }
-  if (here.local_world_size != there.local_world_size) {
-    return disagree(Format("local world size: {} here, {} there",
-                           here.local_world_size, there.local_world_size));
-  }
-  if (here.repeat_first != there.repeat_first) {
-    return disagree(Format("repeat_first: {} here, {} there", here.repeat_first,
-                           there.repeat_first));
-  }
-  const auto differ = [&](const char* what, const auto& names, auto mine,
-                          auto theirs) {
-    return disagree(Format("{}: {} here, {} there", what,
-                           names[static_cast<size_t>(mine)],
-                           names[static_cast<size_t>(theirs)]));
-  };
-  if (here.delivery.mode != there.delivery.mode) {
-    return differ("delivery", kDeliveryModeNames, here.delivery.mode,
-                  there.delivery.mode);
-  }
-  if (here.delivery.lag != there.delivery.lag) {
-    return differ("lag", kLagNames, here.delivery.lag, there.delivery.lag);
-  }
-  if (here.delivery.on_rank_death != there.delivery.on_rank_death) {
-    return differ("on_rank_death", kOnRankDeathNames,
-                  here.delivery.on_rank_death, there.delivery.on_rank_death);
-  }
-  if (here.delivery.window != there.delivery.window) {
-    return disagree(Format("window: {} here, {} there", here.delivery.window,
-                           there.delivery.window));
-  }
-  if (here.consumers_max != there.consumers_max) {
-    return disagree(Format("consumers: {} here, {} there", here.consumers_max,
-                           there.consumers_max));
-  }
-  const std::string field = DifferingField(here.spec, there.spec);
-  return field.empty() ? OkStatus() : disagree("spec: " + field);
+  const std::string option = DifferingOption(request.options, entry.options);
+  if (option.empty()) return OkStatus();
+  return FailedPreconditionError(
+      "rank {} disagrees with the ranks of job '{}' that are attached: {}; if "
+      "it is of another job, such as a second loader, give that job another "
+      "name (`job`)",
+      request.joining.rank, entry.key.name, option);
 }
 
 Status JobTable::ForgottenError(const std::string& job) {
@@ -564,7 +523,7 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   uint64_t attach = 0;
   const auto record = [&](const Delivery::Joined& joined) {
     const auto recorded =
-        life_->RankAttached(entry.number, {joined.rank, joined.position, false},
+        life_->RankAttached(entry.number, joined.rank, joined.position,
                             request.cursor_fd.get(), request.pidfd);
     if (recorded.ok()) attach = *recorded;
     // Refused if the next broker instance would not know the rank, which has
@@ -798,7 +757,7 @@ nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
   const PoolUse pool = RecentPoolUse();
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
-    const std::map<uint32_t, const FormerRank*> away = Away(entry);
+    const std::map<uint32_t, const RecordedRank*> away = Away(entry);
     AbsentRanks absent;
     for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
     if (entry.job != nullptr) {

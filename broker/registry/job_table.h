@@ -247,7 +247,7 @@ class JobTable {
     std::shared_ptr<Fd> pidfd;
     pid_t pid = 0;  // the process of pidfd
     std::shared_ptr<void> memory;
-    uint64_t evicted = 0;  // as in FormerMapping
+    uint64_t evicted = 0;  // as in RecordedMapping
   };
   // The former memory this process holds as this rank, until the last reference
   // goes.
@@ -318,7 +318,7 @@ class JobTable {
   bool FormerIsOver(const Entry& entry) const;
   // Ranks from before a restart that may live and have not reconnected, by the
   // numbers that people know.
-  static std::map<uint32_t, const FormerRank*> Away(const Entry& entry);
+  static std::map<uint32_t, const RecordedRank*> Away(const Entry& entry);
   StatusOr<Attached> AttachTo(Entry& entry, AttachRequest request);
   static Status CheckAgreement(const Entry& entry,
                                const AttachRequest& request);

@@ -32,7 +32,7 @@ bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
     return entry.job->WaitsFor(rank) && !entry.job->failed();
   }
   if (entry.former == nullptr) return false;
-  const FormerRank* last = nullptr;
+  const RecordedRank* last = nullptr;
   for (const auto& [attach, former] : entry.former->ranks) {
     if (former.rank == rank) last = &former;
   }
@@ -87,9 +87,9 @@ void JobTable::HearFormer(Entry& entry) {
 
 bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
   if (entry.former == nullptr) return false;
-  std::map<uint64_t, FormerRank>& ranks = entry.former->ranks;
+  std::map<uint64_t, RecordedRank>& ranks = entry.former->ranks;
   const auto is_it = [request](const auto& item) {
-    const FormerRank& former = item.second;
+    const RecordedRank& former = item.second;
     return (request->joining.rank == Delivery::kAnyRank ||
             request->joining.rank == former.rank) &&
            former.WasNotAnswered(request->pidfd);
@@ -100,7 +100,7 @@ bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
       (entry.job == nullptr || entry.job->gathering())) {
     const auto last = std::find_if(ranks.rbegin(), ranks.rend(), is_it);
     if (last != ranks.rend()) {
-      const FormerRank& former = last->second;
+      const RecordedRank& former = last->second;
       // It was not answered, so it has no segment.
       Unmapped(entry.number, last->first);
       request->asked_before = true;
@@ -126,7 +126,7 @@ Status JobTable::CheckFormer(const Entry& entry,
                              const AttachRequest& request) const {
   const uint32_t rank = request.joining.rank;
   bool any_may_live = entry.job != nullptr && entry.job->HasAttached();
-  const FormerRank* last = nullptr;
+  const RecordedRank* last = nullptr;
   for (const auto& [attach, former] : entry.former->ranks) {
     any_may_live |= former.MayLive();
     if (former.rank == rank) last = &former;
@@ -299,7 +299,7 @@ void JobTable::FinishFormer(Entry& entry) {
   const bool time_is_over =
       std::chrono::steady_clock::now() - started_ > kReconnectTime;
   struct Last {
-    const FormerRank* former;
+    const RecordedRank* former;
     bool may_live;
   };
   std::map<uint32_t, Last> last;
@@ -354,11 +354,15 @@ void JobTable::TryGather(Entry& entry) {
     }
   }
   const Stream* const stream = entry.job->stream();
+  std::set<uint64_t> completed;
+  for (const auto& [position, next] : former.completed) {
+    completed.insert(position);
+  }
   const FormerProgress progress = {
       former.options.delivery,
       former.opened,
       former.low,
-      former.completed,
+      std::move(completed),
       former.handed_over,
       former.incomplete,
       stream == nullptr ? std::vector<RowRange>{} : stream->Here(),
@@ -411,8 +415,8 @@ bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
                      [&](const auto& item) { return later(item.second); });
 }
 
-std::map<uint32_t, const FormerRank*> JobTable::Away(const Entry& entry) {
-  std::map<uint32_t, const FormerRank*> away;
+std::map<uint32_t, const RecordedRank*> JobTable::Away(const Entry& entry) {
+  std::map<uint32_t, const RecordedRank*> away;
   if (entry.former == nullptr) return away;
   const auto asks = [&entry](uint32_t rank) {
     return std::any_of(entry.pending.begin(), entry.pending.end(),
@@ -465,7 +469,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
             "not known; begin all ranks at a state",
             rank, name);
       }
-      former.evicted = true;
+      former.evicted = former.inode;
       life_->RankEvicted(entry.number, attach, former.inode);
       for (Holder& holder : holders_) {
         if (holder.job == entry.number && holder.attach == attach) {

@@ -29,7 +29,7 @@ struct MemoryDisk {
   using Names = std::map<std::string, std::shared_ptr<File>>;
 
   Names names;
-  Names names_synced;
+  Names names_before_rename;  // the last one
   const void* locked_by = nullptr;
   uint32_t random = 1;
 
@@ -62,7 +62,7 @@ struct MemoryDisk {
   // What of the unsynced a death of the machine leaves is not known.
   enum class Lost { kNothing, kBytes, kBytesAreZeros };
   void MachineDies(bool names_lost, Lost lost) {
-    if (names_lost) names = names_synced;
+    if (names_lost) names = names_before_rename;
     for (auto& [name, file] : names) {
       const size_t size = file->bytes.size();
       if (lost != Lost::kNothing) file->bytes = file->synced;
@@ -71,7 +71,7 @@ struct MemoryDisk {
       }
       file->synced = file->bytes;
     }
-    names_synced = names;
+    names_before_rename = names;
     locked_by = nullptr;
   }
 };
@@ -167,6 +167,7 @@ class MemoryJournalFiles : public JournalFiles {
     if (const int error = Begin("rename")) return error;
     const auto found = disk_->names.find(from);
     if (found == disk_->names.end()) return -ENOENT;
+    disk_->names_before_rename = disk_->names;
     disk_->names[to] = found->second;
     disk_->names.erase(from);
     return 0;
@@ -175,12 +176,6 @@ class MemoryJournalFiles : public JournalFiles {
   int Remove(const char* name) override {
     if (const int error = Begin(std::string("remove ") + name)) return error;
     return disk_->names.erase(name) == 1 ? 0 : -ENOENT;
-  }
-
-  int SyncDirectory() override {
-    if (const int error = Begin("sync directory")) return error;
-    disk_->names_synced = disk_->names;
-    return 0;
   }
 
  private:

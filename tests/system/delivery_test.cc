@@ -394,7 +394,7 @@ TEST_F(DeliveryTest, RanksThatDisagreeAreToldTheField) {
       HasSubstr("batch.size: 4 here, 2 there"));
   EXPECT_THAT(
       AttachError(OptionsFor(RangeSpec("10", "batch: {size: 2}"), 1, 3)),
-      HasSubstr("world size: 3 here, 2 there"));
+      HasSubstr("world_size: 3 here, 2 there"));
 }
 
 TEST_F(DeliveryTest, WrongSpecNamesLineAndColumn) {

@@ -162,7 +162,7 @@ TEST_F(LostRecordsTest, NoneAreWhatAHungDirectoryDidNotTake) {
 
 TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
   LiveAndDie([this](RecoveryJournal* life, uint64_t job) {
-    (void)life->RankAttached(job, {0, 0}, -1, -1);
+    (void)life->RankAttached(job, 0, 0, -1, -1);
     storage_->SetFull(true);
     life->Completed(job, 0, 1);
     life->Flush();
@@ -171,8 +171,8 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
     if (life->Trouble().find("free space") == std::string::npos ||
         life->DatasetRegistered({0, "d", "spec"}).code() !=
             StatusCode::kResourceExhausted ||
-        life->RankAttached(job, {1, 0}, -1, -1).ok() ||
-        !life->RankAttached(job, {0, 0}, -1, -1).ok()) {
+        life->RankAttached(job, 1, 0, -1, -1).ok() ||
+        !life->RankAttached(job, 0, 0, -1, -1).ok()) {
       _exit(1);
     }
   });

@@ -115,7 +115,7 @@ class RecoveryJournalTest : public testing::Test {
         *life_->JobOpened({0, "train", "numbers", {}}, options_, {}, true, {});
     life_->Begun(job, 0, 4096);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      ASSERT_TRUE(life_->RankAttached(job, {rank, 0}, -1, -1).ok());
+      ASSERT_TRUE(life_->RankAttached(job, rank, 0, -1, -1).ok());
     }
     Look();
     Told told(life_.get(), job, [this] { Look(); });
@@ -194,10 +194,13 @@ class RecoveryJournalTest : public testing::Test {
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       processes.push_back({rank, 0, moment.pages[rank], false});
     }
-    const Delivery::FormerSteps gathered =
-        GatherSteps({job.options.delivery, job.opened, job.low, job.completed,
-                     job.handed_over},
-                    plan_, processes, {});
+    std::set<uint64_t> completed;
+    for (const auto& [position, next] : job.completed) {
+      completed.insert(position);
+    }
+    const Delivery::FormerSteps gathered = GatherSteps(
+        {job.options.delivery, job.opened, job.low, completed, job.handed_over},
+        plan_, processes, {});
     std::map<uint64_t, bool> comes;  // step -> delivered marked
     for (uint64_t at = gathered.position; at < kSteps; ++at) comes[at] = false;
     for (const RowRange& again : gathered.again) {
