@@ -135,16 +135,16 @@ std::vector<Got> Measure(const std::vector<JobKind>& kinds, bool tiny) {
   std::this_thread::sleep_for(Seconds(tiny ? 0.1 : 0.5));
   const auto begin = std::chrono::steady_clock::now();
   std::vector<Got> before(jobs.size());
-  const auto look = [&](size_t i) {
+  const auto progress_of = [&](size_t i) {
     return Got{static_cast<double>(jobs[i]->rows()),
                DecodeSeconds(broker, kinds[i].name)};
   };
-  for (size_t i = 0; i < jobs.size(); ++i) before[i] = look(i);
+  for (size_t i = 0; i < jobs.size(); ++i) before[i] = progress_of(i);
   std::this_thread::sleep_for(Seconds(tiny ? 0.1 : 2));
   const Seconds wall = std::chrono::steady_clock::now() - begin;
   std::vector<Got> got(jobs.size());
   for (size_t i = 0; i < jobs.size(); ++i) {
-    const Got after = look(i);
+    const Got after = progress_of(i);
     got[i] = {(after.rows_per_s - before[i].rows_per_s) / wall.count(),
               after.workers_s - before[i].workers_s};
   }

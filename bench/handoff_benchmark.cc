@@ -253,7 +253,7 @@ class OneRankBroker {
         spin_ns_(waits == Waits::kSpinning ? kSpinNs : 0),
         segment_(Need(Segment::Create(
             Need(PlanSegment(spec_, /*rows_max=*/1, kLeases, /*seats=*/1)),
-            /*life_id=*/1, /*job_id=*/1))) {
+            /*broker_instance_id=*/1, /*job_id=*/1))) {
     for (uint32_t slot = 0; slot < kLeases; ++slot) {
       std::memset(segment_->feature(slot, 0), 1, batch_bytes);
       free_.push_back(slot);
@@ -565,23 +565,23 @@ class RouDi {
                << "\ncount = " << kChunks << "\n";
       }
     }
-    int says[2];
+    int ends[2];
     NeedErrno(pipe2(says, O_CLOEXEC) == 0, "pipe");
     pid_ = fork();
     NeedErrno(pid_ >= 0, "fork");
     if (pid_ == 0) {
       prctl(PR_SET_PDEATHSIG, SIGTERM);
-      dup2(says[1], STDOUT_FILENO);
-      dup2(says[1], STDERR_FILENO);
+      dup2(ends[1], STDOUT_FILENO);
+      dup2(ends[1], STDERR_FILENO);
       execl(PENSTOCK_ROUDI, "iox-roudi", "-c", path.c_str(), nullptr);
       _exit(127);
     }
-    close(says[1]);
-    output_ = Fd(says[0]);
+    close(ends[1]);
+    output_ = Fd(ends[0]);
     char text[4096];
     for (ssize_t n; (n = read(output_.get(), text, sizeof(text))) > 0;) {
-      said_.append(text, static_cast<size_t>(n));
-      if ((ready_ = said_.find("RouDi is ready") != std::string::npos)) return;
+      log_.append(text, static_cast<size_t>(n));
+      if ((ready_ = log_.find("RouDi is ready") != std::string::npos)) return;
     }
   }
   ~RouDi() {
@@ -592,13 +592,13 @@ class RouDi {
   RouDi(const RouDi&) = delete;
   RouDi& operator=(const RouDi&) = delete;
   bool ready() const { return ready_; }
-  const std::string& said() const { return said_; }
+  const std::string& log() const { return log_; }
 
  private:
   pid_t pid_ = -1;
   Fd output_;  // open as long as it may write
   bool ready_ = false;
-  std::string said_;
+  std::string log_;
 };
 #endif  // PENSTOCK_WITH_ICEORYX
 
@@ -713,7 +713,7 @@ class HandoffTables {
 #ifdef PENSTOCK_WITH_ICEORYX
     roudi_ = std::make_unique<RouDi>(folder_, sizes_);
     if (!roudi_->ready()) {
-      why_no_iceoryx_ = "iox-roudi did not start: " + roudi_->said();
+      why_no_iceoryx_ = "iox-roudi did not start: " + roudi_->log();
       std::replace(why_no_iceoryx_.begin(), why_no_iceoryx_.end(), '\n', ' ');
     }
 #else

@@ -274,7 +274,7 @@ class Comparison:
         else:
             self.settings[cell] = best[1]
 
-    def run_again(self, peer, workload, consumers):
+    def rerun(self, peer, workload, consumers):
         """A run that counts. A peer may fail once per run: it is noted."""
         cell = (workload, consumers, peer.name)
         for attempt in range(2):
@@ -303,7 +303,7 @@ class Comparison:
                               f"{turn + 1} of {self.options.runs}: "
                               f"{peer.title}")
                 try:
-                    result = self.run_again(peer, workload, consumers)
+                    result = self.rerun(peer, workload, consumers)
                 except measure.PeerFailed as failure:
                     self.failures[cell] = str(failure)
                     self.results.pop(cell, None)
@@ -425,8 +425,8 @@ def print_goals(comparison):
                 if row and "samples_per_s_ratio" in row}
 
     def goal(what, value, wanted):
-        said = "at least" if value >= wanted else "MISSES"
-        say(f"  {what}: {value:.2f} ({said} {wanted:g})")
+        verdict = "at least" if value >= wanted else "MISSES"
+        say(f"  {what}: {value:.2f} ({verdict} {wanted:g})")
 
     for consumers in comparison.options.consumers:
         if found := rows("divided", consumers):

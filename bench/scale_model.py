@@ -32,10 +32,10 @@ import random
 
 
 class Server:
-    """Serves one after the other, as many at a time as it has places."""
+    """Serves one after the other, up to `capacity` at a time."""
 
-    def __init__(self, places=1):
-        self.free_at = [0.0] * places
+    def __init__(self, capacity=1):
+        self.free_at = [0.0] * capacity
         self.busy = 0.0
 
     def serve(self, now, seconds):
@@ -187,7 +187,7 @@ def alone(costs, host):
     }
 
 
-def look(costs, workers):
+def simulate(costs, workers):
     host = Host(costs, workers).run(costs.seconds)
     limits = alone(costs, host)
     seconds = costs.seconds
@@ -240,22 +240,22 @@ def main():
     add("--seconds", type=float, default=1, help="simulated")
     add("--json", action="store_true")
     costs = parser.parse_args()
-    looks = [look(costs, int(count)) for count in costs.workers.split(",")]
+    results = [simulate(costs, int(count)) for count in costs.workers.split(",")]
     if costs.json:
-        print(json.dumps(looks))
+        print(json.dumps(results))
         return
     print(f"{'workers':>7} {'samples/s':>10} {'x one':>6}   "
           "busy: decode  lock  disks  memory   first to saturate")
-    for each in looks:
+    for each in results:
         use = each["use"]
-        factor = each["samples_per_s"] / looks[0]["samples_per_s"]
+        factor = each["samples_per_s"] / results[0]["samples_per_s"]
         print(f"{each['workers']:>7} {each['samples_per_s']:>10,.0f} "
               f"{factor:>6.1f}         {use['decode']:>6.0%} "
               f"{use['lock']:>5.0%} {use['disks']:>6.0%} {use['memory']:>7.0%}"
               f"   {each['first']}")
     print("\nalone, with the most workers:",
           ", ".join(f"{part} {limit:,.0f}/s"
-                    for part, limit in looks[-1]["alone"].items()
+                    for part, limit in results[-1]["alone"].items()
                     if limit != float("inf")))
 
 

@@ -351,13 +351,13 @@ Status Serve(const Arguments& arguments) {
       std::move(inherited.owner),
       std::filesystem::path(PathOf(inherited.listener.get())).parent_path());
   PENSTOCK_ASSIGN_OR_RETURN(
-      const std::unique_ptr<RecoveryJournal> life,
+      const std::unique_ptr<RecoveryJournal> recovery_journal,
       RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));
 
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop,
                             EventLoop::Make());
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SampleQuarantine> samples,
-                            SamplesOf(life->memory_folder()));
+                            SamplesOf(recovery_journal->memory_folder()));
   NoteCrashes(samples.get());
   worker_options.samples = samples.get();
   PENSTOCK_ASSIGN_OR_RETURN(
@@ -375,17 +375,20 @@ Status Serve(const Arguments& arguments) {
   limits.memory_bytes = config.memory_limit;
   limits.memory_bytes_per_uid = config.memory_limit_per_user;
   limits.functions = std::move(functions);
-  JobTable jobs(loop.get(), workers.get(), &deferred, life.get(), limits);
+  JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
+                limits);
   ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
-                       &deferred, life.get(), {arguments.private_broker, path});
+                       &deferred, recovery_journal.get(),
+                       {arguments.private_broker, path});
   loop->SetTick(
       WorkerPool::kTickInterval,
       [&] {
-        return server.WantsTick() || workers->WantsTick() || life->WantsTick();
+        return server.WantsTick() || workers->WantsTick() ||
+               recovery_journal->WantsTick();
       },
       [&] {
         server.Tick();
-        life->Tick();
+        recovery_journal->Tick();
         if (const auto stuck = workers->Tick()) EndStuck(*stuck);
       });
   PENSTOCK_RETURN_IF_ERROR(
@@ -408,8 +411,10 @@ Status Serve(const Arguments& arguments) {
   jobs.Shutdown();
   ExitSoonAtAnyRate();
   // An orderly end leaves only knowledge of bad samples in memory.
-  if (samples->suspects() == 0 && !life->memory_folder().empty()) {
-    unlink((life->memory_folder() + "/" + SampleQuarantine::kFileName).c_str());
+  if (samples->suspects() == 0 && !recovery_journal->memory_folder().empty()) {
+    unlink(
+        (recovery_journal->memory_folder() + "/" + SampleQuarantine::kFileName)
+            .c_str());
   }
   // The path is ours: nobody replaces it while we listen. Ranks that find no
   // socket know that no other broker will come.

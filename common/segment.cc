@@ -124,7 +124,7 @@ StatusOr<Mapping> Mapping::Map(int fd, uint64_t bytes, bool writable) {
 }
 
 StatusOr<std::unique_ptr<Segment>> Segment::Create(const SegmentPlan& plan,
-                                                   uint64_t life_id,
+                                                   uint64_t broker_instance_id,
                                                    uint64_t job_id) {
   Fd fd(memfd_create("penstock segment", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoError(errno, "memfd_create");
@@ -146,7 +146,7 @@ StatusOr<std::unique_ptr<Segment>> Segment::Create(const SegmentPlan& plan,
   header->page_bytes = kPageBytes;
   header->layout_hash = kLayoutHash;
   header->segment_bytes = plan.segment_bytes;
-  header->life_id = life_id;
+  header->broker_instance_id = broker_instance_id;
   header->job_id = job_id;
   header->seats = plan.seats;
   header->slot_count = plan.slot_count;
@@ -240,10 +240,10 @@ StatusOr<std::unique_ptr<SegmentView>> SegmentView::Open(
     }
     plan.feature_offset.push_back(header.feature_offset[i]);
   }
-  const uint64_t life_id = header.life_id;
+  const uint64_t broker_instance_id = header.broker_instance_id;
   auto view = std::unique_ptr<SegmentView>(
       new SegmentView(std::move(plan), std::move(mapping)));
-  view->life_id_ = life_id;
+  view->broker_instance_id_ = broker_instance_id;
   return view;
 }
 

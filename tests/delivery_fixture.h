@@ -238,7 +238,7 @@ class DeliveryTest : public testing::Test {
 class RankProcess {
  public:
   enum class What { kBatch, kEndOfEpoch, kEndOfData, kError };
-  struct Said {
+  struct Event {
     What what = What::kError;
     Taken taken;
     int code = 0;
@@ -286,12 +286,12 @@ class RankProcess {
   // {"rank", "world_size", "incarnation", "epoch"} or {"code", "error"}.
   nlohmann::json Attached() { return Receive(); }
   // Takes a batch and holds it, besides those it holds.
-  Said Next() {
+  Event Next() {
     SendNext();
     return ReceiveNext();
   }
   void SendNext() { Send({{"do", "next"}}); }
-  Said ReceiveNext() { return SaidOf(Receive()); }
+  Event ReceiveNext() { return EventOf(Receive()); }
   // Releases the oldest it holds.
   void Release(int count) { Tell({{"do", "release"}, {"count", count}}); }
   std::string State() { return Tell({{"do", "state"}}).at("state"); }
@@ -310,17 +310,17 @@ class RankProcess {
   Course Finished() {
     Course course;
     for (;;) {
-      const Said said = SaidOf(Receive());
-      switch (said.what) {
+      const Event event = EventOf(Receive());
+      switch (event.what) {
         case What::kBatch:
-          course.taken.push_back(said.taken);
+          course.taken.push_back(event.taken);
           break;
         case What::kEndOfEpoch:
           ++course.epoch_ends;
           break;
         case What::kError:
-          course.code = said.code;
-          course.error = said.error;
+          course.code = event.code;
+          course.error = event.error;
           return course;
         case What::kEndOfData:
           return course;
@@ -356,15 +356,15 @@ class RankProcess {
     return nlohmann::json::parse(text);
   }
 
-  static Said SaidOf(const nlohmann::json& json) {
-    Said said;
-    said.what = static_cast<What>(json.at("what").get<int>());
-    if (said.what == What::kError) {
-      said.code = json.at("code");
-      said.error = json.at("error");
+  static Event EventOf(const nlohmann::json& json) {
+    Event event;
+    event.what = static_cast<What>(json.at("what").get<int>());
+    if (event.what == What::kError) {
+      event.code = json.at("code");
+      event.error = json.at("error");
     }
-    if (said.what != What::kBatch) return said;
-    Taken& taken = said.taken;
+    if (event.what != What::kBatch) return event;
+    Taken& taken = event.taken;
     taken.rows = json.at("rows").get<Rows>();
     taken.epoch = json.at("epoch");
     taken.step = json.at("step");
@@ -372,7 +372,7 @@ class RankProcess {
     taken.skipped = json.at("skipped");
     taken.redelivered = json.at("redelivered");
     taken.world_size = json.at("world_size");
-    return said;
+    return event;
   }
 
   // In the child.
@@ -430,10 +430,10 @@ class RankProcess {
         } else if (what == "run") {
           for (bool more = true; more;) {
             held.clear();
-            const nlohmann::json said = NextOf(reader, &held);
-            more = said.at("what") == static_cast<int>(What::kBatch) ||
-                   said.at("what") == static_cast<int>(What::kEndOfEpoch);
-            Write(socket, said);
+            const nlohmann::json event = NextOf(reader, &held);
+            more = event.at("what") == static_cast<int>(What::kBatch) ||
+                   event.at("what") == static_cast<int>(What::kEndOfEpoch);
+            Write(socket, event);
           }
         } else if (what == "fork") {
           const pid_t child = fork();

@@ -504,8 +504,8 @@ TEST_F(DeliveryTest, AttachOutlivesTheBrokerThatWasAsked) {
       }
     });
     {
-      const Fd asked(accept(listener.get(), nullptr, nullptr));
-      EXPECT_TRUE(ReceiveMessage(asked.get()).ok());
+      const Fd connection(accept(listener.get(), nullptr, nullptr));
+      EXPECT_TRUE(ReceiveMessage(connection.get()).ok());
     }
     listener.Reset();
     // On this thread: the broker ends with the thread that starts it.

@@ -193,7 +193,7 @@ TEST_F(DescriptorStoreTest, OnlyTheExpectedProcessIsListenedTo) {
   EXPECT_THAT(Names(), ElementsAre("own"));
 }
 
-TEST_F(DescriptorStoreTest, ANewLifeHasNotSaidAnything) {
+TEST_F(DescriptorStoreTest, ANewInstanceHasNotNotified) {
   Say("READY=1");
   Say("STOPPING=1");
   EXPECT_TRUE(store_.ready());

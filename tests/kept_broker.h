@@ -62,14 +62,14 @@ class KeptBroker {
       if (!socket.ok()) throw std::runtime_error(socket.status().message());
       StatusOr<Message> answer = Request(socket->get(), request);
       if (answer.ok()) return std::move(answer->json);
-      // It died while it was asked: the next life answers.
+      // It died while it was asked: the next instance answers.
       if (answer.status().code() != StatusCode::kUnavailable) {
         throw std::runtime_error(answer.status().message());
       }
     }
   }
   pid_t pid() const { return Ask({{"op", "ping"}}).at("pid").get<pid_t>(); }
-  // Returns when the next life answers.
+  // Returns when the next instance answers.
   void Kill(int signal = SIGKILL) {
     const pid_t former = pid();
     kill(former, signal);

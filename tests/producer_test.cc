@@ -658,7 +658,7 @@ class HostileProducerTest : public ProducerTest {
 };
 
 TEST_F(HostileProducerTest, PutsThatCannotBeAreRefused) {
-  for (const auto& [place, rows] :
+  for (const auto& [ring_position, rows] :
        std::vector<std::pair<uint64_t, uint64_t>>{{0, 9},
                                                   {1, 8},
                                                   {ring_rows_, 8},
@@ -667,9 +667,10 @@ TEST_F(HostileProducerTest, PutsThatCannotBeAreRefused) {
     StatusOr<Fd> socket = ConnectControl(broker_.socket());
     ASSERT_TRUE(socket.ok());
     ASSERT_TRUE(Request(socket->get(), produce_).ok());
-    EXPECT_FALSE(Request(socket->get(),
-                         {{"op", "put"}, {"place", place}, {"rows", rows}})
-                     .ok());
+    EXPECT_FALSE(
+        Request(socket->get(),
+                {{"op", "put"}, {"place", ring_position}, {"rows", rows}})
+            .ok());
     // It is no producer any more: no later message counts, least of all a
     // finish.
     EXPECT_FALSE(Request(socket->get(), {{"op", "finish"}}).ok());
@@ -678,11 +679,11 @@ TEST_F(HostileProducerTest, PutsThatCannotBeAreRefused) {
   EXPECT_FALSE(Say({{"op", "put"}, {"place", -1}, {"rows", 1}}).ok());
   EXPECT_FALSE(Say({{"op", "put"}}).ok());
   // More rows than fit.
-  uint64_t place = 0;
-  while (Say({{"op", "put"}, {"place", place}, {"rows", 1}}).ok()) {
-    ASSERT_LE(++place, ring_rows_);
+  uint64_t ring_position = 0;
+  while (Say({{"op", "put"}, {"place", ring_position}, {"rows", 1}}).ok()) {
+    ASSERT_LE(++ring_position, ring_rows_);
   }
-  EXPECT_EQ(place, ring_rows_);
+  EXPECT_EQ(ring_position, ring_rows_);
   EXPECT_TRUE(Ask({{"op", "ping"}}).at("ok"));
 }
 

@@ -173,12 +173,12 @@ class RowFunctionTest : public testing::Test {
                                    const AugmentationKey& key = {}) {
     const RawRecord record(raw.begin(), raw.end());
     std::vector<Bytes> out;
-    std::vector<std::byte*> places;
+    std::vector<std::byte*> outputs;
     for (const Feature& feature : program_->element_spec()) {
       out.emplace_back(feature.RowBytes(), std::byte{0xEE});
     }
-    for (Bytes& each : out) places.push_back(each.data());
-    PENSTOCK_RETURN_IF_ERROR(program_->Run(record, key, *scratch_, places));
+    for (Bytes& each : out) outputs.push_back(each.data());
+    PENSTOCK_RETURN_IF_ERROR(program_->Run(record, key, *scratch_, outputs));
     return out;
   }
   // Returns the first feature of the row made from three numbers.

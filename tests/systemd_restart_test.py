@@ -107,13 +107,13 @@ class UserSystemd:
             self.process.kill()
 
 
-def start_rank(systemd, folder, rank, life):
+def start_rank(systemd, folder, rank, restart):
     return subprocess.Popen([
         BUILD / "tests/soak", "rank", "--kind", "split", "--delivery", "split",
         "--on-rank-death", "wait", "--ranks", str(RANKS), "--records", str(RECORDS),
         "--batch", "12", "--epochs", str(EPOCHS), "--hold", "2", "--job", "kept",
         "--socket", systemd.socket, "--folder", folder, "--rank", str(rank),
-        "--life", str(life), "--seed", "1", "--pace-us", "15000"])
+        "--restart", str(restart), "--seed", "1", "--pace-us", "15000"])
 
 
 def check(folder):

@@ -42,7 +42,7 @@ SEED = 42
 
 
 def photographs(folder):
-    """(path, label) of every photograph; the label: its folder's place."""
+    """(path, label) of every photograph; the label: the index of its folder."""
     classes = sorted(path for path in pathlib.Path(folder).iterdir()
                      if path.is_dir())
     return [(str(path), label) for label, path_of_class in enumerate(classes)

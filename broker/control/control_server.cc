@@ -43,16 +43,17 @@ Fd PidfdOf(int socket, pid_t pid) {
 ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
                              WorkerPool* workers, const Topology* topology,
                              DeferredDestruction* deferred,
-                             RecoveryJournal* life, Options options)
+                             RecoveryJournal* recovery_journal, Options options)
     : loop_(loop),
       jobs_(jobs),
       workers_(workers),
       topology_(topology),
       deferred_(deferred),
-      life_(life),
+      recovery_journal_(recovery_journal),
       options_(std::move(options)) {
   jobs->SetOnProducers([this](const auto& job) { TellProducers(job); });
-  for (const RecoveryJournal::Dataset& dataset : life->TakeDatasets()) {
+  for (const RecoveryJournal::Dataset& dataset :
+       recovery_journal->TakeDatasets()) {
     auto spec = ParseDatasetSpec(dataset.spec, "journal", "/");
     if (spec.ok()) {
       datasets_[{dataset.uid, dataset.name}] = *std::move(spec);

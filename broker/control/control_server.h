@@ -47,7 +47,7 @@ class ControlServer {
   // listener is a listening SOCK_SEQPACKET socket.
   ControlServer(EventLoop* loop, JobTable* jobs, WorkerPool* workers,
                 const Topology* topology, DeferredDestruction* deferred,
-                RecoveryJournal* life, Options options);
+                RecoveryJournal* recovery_journal, Options options);
   ~ControlServer();
   Status Listen(Fd listener);
 
@@ -159,7 +159,7 @@ class ControlServer {
   WorkerPool* const workers_;
   const Topology* const topology_;
   DeferredDestruction* const deferred_;
-  RecoveryJournal* const life_;
+  RecoveryJournal* const recovery_journal_;
   const Options options_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();

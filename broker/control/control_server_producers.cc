@@ -87,7 +87,7 @@ bool ControlServer::LetInProducer(Connection* connection) {
       return false;
     }
     return refuse(
-        life_->KnowsAllJobs()
+        recovery_journal_->KnowsAllJobs()
             ? AbortedError("job '{}' is over: it ended while this producer was "
                            "away",
                            producer.job_name)
@@ -169,11 +169,12 @@ StatusOr<nlohmann::json> ControlServer::Put(Connection* connection,
   }
   const Connection::Producer& producer = *connection->producer;
   if (producer.job->failed()) return OverError(*producer.job);
-  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t place,
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t ring_position,
                             NumberField(request, "place", 0, UINT64_MAX / 2));
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rows,
                             NumberField(request, "rows", 1, UINT32_MAX));
-  const auto first = producer.job->stream()->Put(producer.number, place, rows);
+  const auto first =
+      producer.job->stream()->Put(producer.number, ring_position, rows);
   if (!first.ok()) {
     // Nothing it sent after that may count, least of all a finish.
     LeaveStream(connection, false);
@@ -181,7 +182,7 @@ StatusOr<nlohmann::json> ControlServer::Put(Connection* connection,
   }
   nlohmann::json answer = OkReply();
   answer["first"] = *first;
-  answer["end"] = place + rows;
+  answer["end"] = ring_position + rows;
   return answer;
 }
 
@@ -264,8 +265,9 @@ void ControlServer::TellProducers(const std::shared_ptr<Job>& job) {
           return each.producer == number;
         });
     if (freed == all.end()) continue;
-    Reply(&connection,
-          {{"event", "freed"}, {"place", freed->place}, {"end", freed->end}});
+    Reply(&connection, {{"event", "freed"},
+                        {"place", freed->ring_position},
+                        {"end", freed->end}});
   }
 }
 

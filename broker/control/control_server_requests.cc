@@ -445,7 +445,7 @@ void ControlServer::OnAttached(uint64_t id,
   answer["state"] = JobStateToJson(job.StateAt(plan.start()));
   const Delivery::Joined& joined = result->joined;
   answer["phase"] = joined.phase;
-  answer["plan_rank"] = joined.place;
+  answer["plan_rank"] = joined.rank_index;
   answer["plan_ranks"] = joined.ranks;
   answer["owed"] =
       JobStateToJson(job.StateAt({joined.position, joined.owed})).at("owed");
@@ -634,7 +634,7 @@ StatusOr<nlohmann::json> ControlServer::Register(
     }
   }
   if (found == datasets_.end() || !field.empty()) {
-    PENSTOCK_RETURN_IF_ERROR(life_->DatasetRegistered(
+    PENSTOCK_RETURN_IF_ERROR(recovery_journal_->DatasetRegistered(
         {connection.uid, spec.name, DatasetSpecToJson(spec).dump()}));
     datasets_[key] = spec;
   }
@@ -648,7 +648,7 @@ StatusOr<nlohmann::json> ControlServer::Unregister(
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetSpec spec,
                             SpecOf(connection, request));
   PENSTOCK_RETURN_IF_ERROR(
-      life_->DatasetUnregistered(connection.uid, spec.name));
+      recovery_journal_->DatasetUnregistered(connection.uid, spec.name));
   datasets_.erase({connection.uid, spec.name});
   nlohmann::json answer = OkReply();
   answer["dataset"] = spec.name;
@@ -712,7 +712,7 @@ nlohmann::json ControlServer::StatusJson() const {
                       {"nodes", NodesJson()},
                       {"numa", NumaText()},
                       {"connections", connections_.size()},
-                      {"journal", life_->Trouble()},
+                      {"journal", recovery_journal_->Trouble()},
                       {"socket", options_.socket_path},
                       {"private", options_.private_broker},
                       {"suspect_samples", workers_->samples()->suspects()},

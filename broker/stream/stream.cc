@@ -93,7 +93,7 @@ void Stream::Restore(FormerStream former) {
       auto memory = Memory::Adopt(std::move(kept.memory), *std::move(layout));
       if (memory.ok()) memories_[number] = *std::move(memory);
     }
-    told_[number] = producer.freed;
+    reported_freed_[number] = producer.freed;
     if (producer.at_work) away_[number] = {std::move(kept.pidfd), now};
   }
   NoteMissingLocked();
@@ -167,7 +167,7 @@ StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number,
   away_.erase(away);
   // The answer tells it what is free.
   RecordReleasedLocked();
-  told_[number] = ledger_.producers().at(number).freed;
+  reported_freed_[number] = ledger_.producers().at(number).freed;
   return JoinedAs(number);
 }
 
@@ -247,12 +247,13 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
   return JoinedAs(number);
 }
 
-StatusOr<uint64_t> Stream::Put(uint32_t number, uint64_t place, uint64_t rows) {
+StatusOr<uint64_t> Stream::Put(uint32_t number, uint64_t ring_position,
+                               uint64_t rows) {
   MutexLock lock(&mutex_);
-  PENSTOCK_RETURN_IF_ERROR(ledger_.CheckPut(number, place, rows));
+  PENSTOCK_RETURN_IF_ERROR(ledger_.CheckPut(number, ring_position, rows));
   const uint64_t first = ledger_.end();
-  record_->RowsPut(number, place, rows, first);
-  ledger_.Put(number, place, rows, first);
+  record_->RowsPut(number, ring_position, rows, first);
+  ledger_.Put(number, ring_position, rows, first);
   return first;
 }
 
@@ -271,7 +272,7 @@ void Stream::LeaveLocked(uint32_t number, bool finished) {
 void Stream::ForgetLocked(const std::vector<uint32_t>& gone) {
   for (const uint32_t number : gone) {
     memories_.erase(number);
-    told_.erase(number);
+    reported_freed_.erase(number);
   }
 }
 
@@ -290,9 +291,10 @@ void Stream::RecordReleasedLocked() {
 bool Stream::IsNewsLocked(uint32_t number,
                           const StreamLedger::Producer& producer) const {
   if (!producer.at_work || away_.count(number) > 0) return false;
-  const auto told = told_.find(number);
+  const auto reported = reported_freed_.find(number);
   const uint64_t freed =
-      producer.freed - (told == told_.end() ? 0 : told->second);
+      producer.freed -
+      (reported == reported_freed_.end() ? 0 : reported->second);
   const uint64_t needed = RowsNeeded(producer.put_rows);
   return freed > 0 && freed + needed >= producer.ring_rows;
 }
@@ -314,7 +316,7 @@ std::vector<Stream::Freed> Stream::TakeFreed() {
   std::vector<Freed> all;
   for (const auto& [number, producer] : ledger_.producers()) {
     if (!IsNewsLocked(number, producer)) continue;
-    told_[number] = producer.freed;
+    reported_freed_[number] = producer.freed;
     all.push_back({number, producer.freed, producer.end});
   }
   return all;
@@ -397,24 +399,26 @@ StatusOr<std::vector<StreamLedger::Chunk>> Stream::MoveRunLocked(
     const std::vector<StreamLedger::Chunk>& kept) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Memory> retained,
                             RetainedLocked());
-  std::map<uint64_t, uint64_t> taken;  // places [from, upto) in use
+  std::map<uint64_t, uint64_t> taken;  // positions [from, upto) in use
   for (const StreamLedger::Chunk& each : kept) {
     taken[each.place] = each.place + each.rows;
   }
   taken[retained->layout().rows] = retained->layout().rows;
   // Fills the gaps, in as many parts as needed.
   std::vector<StreamLedger::Chunk> moved;
-  uint64_t place = 0;
+  uint64_t position = 0;
   for (const auto& [from, upto] : taken) {
-    if (const uint64_t rows = std::min(from - place, end - first); rows > 0) {
-      moved.push_back({first, rows, StreamLedger::kRetained, place});
+    if (const uint64_t rows = std::min(from - position, end - first);
+        rows > 0) {
+      moved.push_back({first, rows, StreamLedger::kRetained, position});
       PENSTOCK_RETURN_IF_ERROR(CopyLocked(moved.back(), *retained));
       first += rows;
     }
-    place = upto;
+    position = upto;
   }
   if (first < end) {
-    return ResourceExhaustedError("the retained rows are full: {} rows", place);
+    return ResourceExhaustedError("the retained rows are full: {} rows",
+                                  position);
   }
   return moved;
 }
@@ -554,14 +558,16 @@ std::vector<Stream::ProducerStatus> Stream::Producers() const {
                    : away_.count(number) > 0 ? "away"
                                              : "at work";
     if (!producer.at_work || away_.count(number) > 0) continue;
-    const auto told = told_.find(number);
+    const auto reported = reported_freed_.find(number);
     const uint64_t ring = producer.ring_rows;
     const uint64_t used =
-        producer.end - (told == told_.end() ? 0 : told->second);
+        producer.end -
+        (reported == reported_freed_.end() ? 0 : reported->second);
     status.room_rows = ring - std::min(ring, used);
-    const uint64_t place = PlaceOfPut(producer.end, producer.put_rows, ring);
+    const uint64_t ring_position =
+        RingPositionOfPut(producer.end, producer.put_rows, ring);
     status.waits_for_room =
-        place - producer.end + producer.put_rows > status.room_rows;
+        ring_position - producer.end + producer.put_rows > status.room_rows;
   }
   return all;
 }
@@ -611,9 +617,9 @@ StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
     if (found == memories_.end()) {
       if (chunk->producer == StreamLedger::kRetained) {
         return DataLossError(
-            "row {} of the stream is not here: nobody kept the retained rows "
-            "of the "
-            "broker's former life (systemd and penstock run do)",
+            "row {} of the stream is lost: nobody kept the retained rows of "
+            "the "
+            "former broker instance (systemd and penstock run keep them)",
             first);
       }
       return DataLossError(

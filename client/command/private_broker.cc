@@ -74,8 +74,8 @@ StatusOr<std::string> FindPenstockd() {
   std::error_code error;
   const std::filesystem::path folder =
       std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  for (const char* place : {"penstockd", "../../broker/penstockd"}) {
-    const std::string path = (folder / place).lexically_normal().string();
+  for (const char* relative : {"penstockd", "../../broker/penstockd"}) {
+    const std::string path = (folder / relative).lexically_normal().string();
     if (IsProgram(path)) return path;
   }
   const std::string path = Environment("PATH");
@@ -265,10 +265,10 @@ Status PrivateBroker::Tend(const Tell& tell) {
     if (ended) {
       death_ = DeathBy(*ended);
       process_.Reap();  // and its children
-      const bool asked = ended->ok() || store_.stopping();
+      const bool stop_requested = ended->ok() || store_.stopping();
       store_.Expect(-1);
       // Never ready: it has printed the reason itself.
-      if (asked || !was_ready_) {
+      if (stop_requested || !was_ready_) {
         return GiveUp(death_->message());
       }
       PENSTOCK_RETURN_IF_ERROR(Died(death_->message(), tell));

@@ -308,13 +308,13 @@ Status Producer::Reserve(uint64_t rows) {
   }
   const Deadline deadline = DeadlineOf(timeout_s_);
   reserved_ = 0;
-  const uint64_t place = PlaceOfPut(end_, rows, layout_.rows);
+  const uint64_t ring_position = RingPositionOfPut(end_, rows, layout_.rows);
   PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
-  while (place + rows - freed_ > layout_.rows) {
+  while (ring_position + rows - freed_ > layout_.rows) {
     PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN, deadline));
     PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
   }
-  place_ = place;
+  ring_position_ = ring_position;
   reserved_ = rows;
   return OkStatus();
 }
@@ -322,7 +322,7 @@ Status Producer::Reserve(uint64_t rows) {
 std::byte* Producer::data(size_t feature) const {
   if (reserved_ == 0 || feature >= layout_.offsets.size()) return nullptr;
   return memory_->data() + layout_.offsets[feature] +
-         place_ % layout_.rows * layout_.row_bytes[feature];
+         ring_position_ % layout_.rows * layout_.row_bytes[feature];
 }
 
 Status Producer::CheckBools(uint64_t rows) const {
@@ -355,12 +355,12 @@ Status Producer::Put(uint64_t rows) {
   }
   unanswered_.push_back({{"penstock", kProtocolVersion},
                          {"op", "put"},
-                         {"place", place_},
+                         {"place", ring_position_},
                          {"rows", rows}});
   if (unanswered_.size() % kPutsPerAnswer != 0) {
     unanswered_.back()["quiet"] = true;
   }
-  end_ = place_ + rows;
+  end_ = ring_position_ + rows;
   reserved_ = 0;
   // The rows now count as put, so no error may be returned: a failed send is
   // repeated by the next call, to a restarted broker if need be.

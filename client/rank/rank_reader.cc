@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kEventTimeout{10};
 // Checks of the ring between two reads of the clock, together a microsecond at
 // most.
-constexpr uint32_t kLooksPerClock = 32;
+constexpr uint32_t kPollsPerClock = 32;
 
 timespec TimespecOf(std::chrono::nanoseconds time) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
@@ -214,7 +214,7 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
     cursor.waits.store(stats_.waits, std::memory_order_relaxed);
     cursor.wait_ns.store(stats_.wait_ns, std::memory_order_relaxed);
   };
-  for (uint32_t looks = 1; what == Ready::kNothing; ++looks) {
+  for (uint32_t polls = 1; what == Ready::kNothing; ++polls) {
     bool in_time = true;
     if (!lost_) {
       if (now < spin_end) {
@@ -222,7 +222,7 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
-        if (looks % kLooksPerClock == 0) now = Clock::now();
+        if (polls % kPollsPerClock == 0) now = Clock::now();
       } else {
         CursorPage& cursor = session_->cursor.page();
         if (ArmWait(*session_->ring, cursor)) {
@@ -269,7 +269,7 @@ StatusOr<RankReader::Result> RankReader::Next(double timeout_s, Batch** batch) {
     // The one batch for ever; its lease is never given back.
     const std::lock_guard lock(sessions_mutex_);
     if (repeated_->held.exchange(true, std::memory_order_relaxed)) {
-      ++repeated_->again;
+      ++repeated_->repeats;
     }
     CountHandedOut();
     ++stats_.batches;

@@ -77,7 +77,7 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
   // The broker died before it answered; ask the next instance.
   PENSTOCK_ASSIGN_OR_RETURN(
       const bool in_time,
-      reader->OpenAgain(
+      reader->Reopen(
           "a rank was attaching", [&] { return first; }, deadline, deadline));
   if (in_time) return reader;
   return DeadlineExceededError(
@@ -225,11 +225,11 @@ void RankReader::SayUnmapped() {
 // sessions_mutex_ is held.
 void RankReader::Retire(Session* session) {
   const Fd control = std::move(session->control);
-  const bool of_former_life = session->broker_died && session != session_;
+  const bool of_former_instance = session->broker_died && session != session_;
   sessions_.remove_if(
       [session](const auto& each) { return each.get() == session; });
   // All its memory is unmapped now.
-  if (of_former_life) SayUnmapped();
+  if (of_former_instance) SayUnmapped();
   if (control) {
     (void)SendMessage(control.get(),
                       {{"penstock", kProtocolVersion}, {"op", "detach"}});
@@ -306,7 +306,7 @@ bool RankReader::Disown(Session* session) {
           cell.rows * element_spec_[i].RowBytes());
     }
   }
-  for (const Batch* batch : held) left_behind_ += 1 + batch->again;
+  for (const Batch* batch : held) left_behind_ += 1 + batch->repeats;
   if (!LetGo(session->view->memory(), kept, false).ok()) return false;
   const CopyOnWrite* const writable = session->writable.get();
   return writable == nullptr ||
@@ -346,7 +346,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   const bool in_epoch = in_epoch_;
   PENSTOCK_ASSIGN_OR_RETURN(
       const bool in_time,
-      OpenAgain(
+      Reopen(
           Format("job '{}' ran", job_), [this] { return ReconnectRequest(); },
           deadline,
           *lost_ + std::chrono::duration_cast<Clock::duration>(
@@ -364,7 +364,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   return true;
 }
 
-StatusOr<bool> RankReader::OpenAgain(
+StatusOr<bool> RankReader::Reopen(
     const std::string& doing, const std::function<nlohmann::json()>& request,
     Deadline deadline, Deadline answered_by) {
   const Clock::time_point give_up =
@@ -405,8 +405,8 @@ void RankReader::Release(Batch* batch) {
   if (ForkGeneration() != reader->fork_generation_) return;
   std::unique_ptr<RankReader> finished;  // destroyed when the mutex is free
   const std::lock_guard lock(reader->sessions_mutex_);
-  if (batch->again > 0) {
-    --batch->again;
+  if (batch->repeats > 0) {
+    --batch->repeats;
     reader->given_back_.fetch_add(1, std::memory_order_release);
     if (reader->left_behind_ > 0) --reader->left_behind_;
     return;

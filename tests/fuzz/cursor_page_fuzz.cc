@@ -2,7 +2,7 @@
 // and an honest rank work on the same job: what the page says at the beginning,
 // then words written into it between the steps of all others, takes and
 // releases as an honest rank does them, deaths, evictions and new processes
-// that bring a position and a page of a former life.
+// that bring a position and a page of a former broker instance.
 //
 // The job is run as Job::AdvanceLocked runs it. Nothing the hostile rank does
 // may show at the honest one: it gets its batches in order, in slots that stay
@@ -211,7 +211,7 @@ void Course::Write(Process* process) {
   fields[(field - 4) % 3]->store(value);
 }
 
-// What a page of a former life says is all that is known of it.
+// What a page of a former broker instance says is all that is known of it.
 void Course::BeginAsFormer() {
   Process former;
   former.page = std::make_shared<CursorPage>();

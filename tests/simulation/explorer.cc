@@ -22,14 +22,14 @@ class HashSet {
   bool Insert(uint64_t hash) {
     if (hash == 0) hash = 1;
     if (2 * size_ >= slots_.size()) Grow();
-    if (!Place(hash)) return false;
+    if (!InsertWithoutGrowing(hash)) return false;
     ++size_;
     return true;
   }
   uint64_t size() const { return size_; }
 
  private:
-  bool Place(uint64_t hash) {
+  bool InsertWithoutGrowing(uint64_t hash) {
     size_t at = hash & (slots_.size() - 1);
     for (; slots_[at] != 0; at = (at + 1) & (slots_.size() - 1)) {
       if (slots_[at] == hash) return false;
@@ -41,7 +41,7 @@ class HashSet {
     std::vector<uint64_t> old(std::max<size_t>(1024, 2 * slots_.size()));
     old.swap(slots_);
     for (const uint64_t hash : old) {
-      if (hash != 0) Place(hash);
+      if (hash != 0) InsertWithoutGrowing(hash);
     }
   }
 

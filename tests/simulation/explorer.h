@@ -66,7 +66,7 @@ struct Result {
   uint64_t steps = 0;
 };
 
-enum class Mortality { kLives, kMayDie };
+enum class Mortality { kNeverDies, kMayDie };
 
 class Explorer;
 
@@ -88,7 +88,7 @@ class Run {
   void Name(const void* word, const char* name);
   // Numbered from 0 in the order of adding.
   int AddProcess(std::string name, std::function<void()> body,
-                 Mortality mortality = Mortality::kLives);
+                 Mortality mortality = Mortality::kNeverDies);
   // After each step. Reads words as memory has them.
   void Always(std::function<void()> check);
   // When every process is done or dead and every store is in memory.

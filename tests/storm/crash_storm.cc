@@ -47,12 +47,12 @@ constexpr uint64_t kLateMsMax = 8000;
 constexpr uint64_t kBlowsInVain = 20;
 constexpr std::chrono::seconds kPatience{5};
 
-// kill_point.h's places, where a rank and where the broker may die.
-constexpr const char* kRankPlaces[] = {
+// The kill points (kill_point.h) of a rank and of the broker.
+constexpr const char* kRankKillPoints[] = {
     "take.copied",      "take.noted",      "take.taken",      "release.begun",
     "release.released", "attach.answered", "reconnect.begun", "reconnect.done",
 };
-constexpr const char* kBrokerPlaces[] = {
+constexpr const char* kBrokerKillPoints[] = {
     "publish.copied",   "publish.published", "delivery.recorded",
     "evict.closed",     "gone.reclaimed",    "journal.begun",
     "journal.appended", "attach.stored",     "attach.recorded",
@@ -118,13 +118,13 @@ struct StormOptions {
 struct Victim {
   std::string sent;         // the blow that should end it; "": none yet
   bool terminated = false;  // SIGTERM was sent, maybe among others
-  std::string place;        // where it may kill itself
+  std::string kill_point;   // where it may kill itself
   std::optional<Clock::time_point> continues;  // it is stopped until then
 };
 
 struct Rank {
   uint32_t number = 0;
-  uint32_t life = 0;
+  uint32_t restart = 0;
   Process process;
   Victim victim;
   std::optional<Clock::time_point> starts;  // it has not started yet
@@ -160,7 +160,7 @@ class Storm {
   explicit Storm(const StormOptions& options)
       : options_(options),
         random_(options.seed),
-        broker_(FindBroker(), options.out, [this] { return NewLife(); }) {}
+        broker_(FindBroker(), options.out, [this] { return NewInstance(); }) {}
 
   // Its exit status.
   int Run() {
@@ -223,22 +223,22 @@ class Storm {
 
   // Half of all processes have a place where they may kill themselves.
   template <size_t kCount>
-  StormBroker::Environment Odds(const char* const (&places)[kCount],
+  StormBroker::Environment Odds(const char* const (&points)[kCount],
                                 uint64_t passes_max, Victim* victim) {
     *victim = Victim{};
-    const std::string place = places[Random(kCount)];
+    const std::string kill_point = points[Random(kCount)];
     // Some are passed all the time, some once in a life.
     const uint64_t odds = 2 + Random(1 + Random(passes_max));
     const uint64_t seed = random_();
     if (kKillPoints && !calm() && Random(2) == 0) {
-      victim->place = place;
-      return {{"PENSTOCK_KILL_ODDS", Format("{}={}", place, odds)},
+      victim->kill_point = kill_point;
+      return {{"PENSTOCK_KILL_ODDS", Format("{}={}", kill_point, odds)},
               {"PENSTOCK_KILL_SEED", std::to_string(seed)}};
     }
     return {};
   }
-  StormBroker::Environment NewLife() {
-    return Odds(kBrokerPlaces, 300, &broker_victim_);
+  StormBroker::Environment NewInstance() {
+    return Odds(kBrokerKillPoints, 300, &broker_victim_);
   }
 
   StormRankOptions OptionsOf(const Lap& lap) {
@@ -268,10 +268,10 @@ class Storm {
   void Start(Lap& lap, Rank& rank) {
     StormRankOptions options = OptionsOf(lap);
     options.rank = rank.number;
-    options.life = rank.life;
+    options.restart = rank.restart;
     StormBroker::Environment environment;
     if (lap.kind.mortal(rank.number)) {
-      environment = Odds(kRankPlaces, 200, &rank.victim);
+      environment = Odds(kRankKillPoints, 200, &rank.victim);
     }
     rank.process = StartProcess("rank", options, std::move(environment));
   }
@@ -305,8 +305,8 @@ class Storm {
     const bool killed = exit.signaled && exit.number == SIGKILL;
     if (!victim.sent.empty() && (killed || victim.terminated)) {
       Count(whose, victim.sent);
-    } else if (killed && !victim.place.empty()) {
-      Count(whose, "at " + victim.place);
+    } else if (killed && !victim.kill_point.empty()) {
+      Count(whose, "at " + victim.kill_point);
     } else {
       return false;
     }
@@ -395,7 +395,7 @@ class Storm {
   }
 
   void StartAgain(Lap& lap, Rank& rank) {
-    ++rank.life;
+    ++rank.restart;
     ++rank_restarts_;
     Start(lap, rank);
   }
@@ -404,7 +404,8 @@ class Storm {
   static bool AnyLogOf(const Lap& lap, const Rank& rank, Predicate is_it) {
     const std::vector<RankLog> logs = ReadRankLogs(lap.folder);
     return std::any_of(logs.begin(), logs.end(), [&](const RankLog& log) {
-      return log.rank == rank.number && log.life == rank.life && is_it(log);
+      return log.rank == rank.number && log.restart == rank.restart &&
+             is_it(log);
     });
   }
 
@@ -611,7 +612,7 @@ class Storm {
         "%s kills in %s: the broker lived %s times, ranks were started again "
         "%s times, %s jobs; seed %s%s\n",
         FormatCount(kills_).c_str(), FormatSeconds(seconds).c_str(),
-        FormatCount(broker_.lives()).c_str(),
+        FormatCount(broker_.instances()).c_str(),
         FormatCount(rank_restarts_).c_str(), FormatCount(jobs_).c_str(),
         std::to_string(options_.seed).c_str(),
         kKillPoints ? "" : "; this build has no kill points");
@@ -626,7 +627,7 @@ class Storm {
                            {"seed", options_.seed},
                            {"seconds", seconds},
                            {"kill_points", kKillPoints},
-                           {"broker_restarts", broker_.lives() - 1},
+                           {"broker_restarts", broker_.instances() - 1},
                            {"rank_restarts", rank_restarts_},
                            {"jobs", jobs_},
                            {"stops", stops_},
@@ -665,7 +666,7 @@ class Storm {
   std::mt19937_64 random_;
   uint64_t kills_ = 0;
   Victim broker_victim_;
-  StormBroker broker_;  // after what NewLife uses
+  StormBroker broker_;  // after what NewInstance uses
   std::list<Lap> laps_;
   std::optional<Clock::time_point> waits_since_;
   uint64_t jobs_ = 0;

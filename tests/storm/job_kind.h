@@ -27,9 +27,9 @@ struct JobKind {
   bool all_to_each() const {
     return delivery == "broadcast" || delivery == "independent";
   }
-  // The place of a rank whose process died waits for another; else a process
-  // that comes in its place is a consumer of its own.
-  bool keeps_places() const {
+  // The number of a dead rank is reserved for its replacement. Otherwise its
+  // replacement is a new consumer.
+  bool reserves_numbers() const {
     return delivery != "broadcast" || on_rank_death == "wait";
   }
   // The others go on without one that died; half of them have to live.

@@ -34,7 +34,7 @@ struct LoggedBatch {
 
 struct RankLog {
   uint32_t rank = 0;
-  uint32_t life = 0;
+  uint32_t restart = 0;
   std::optional<uint64_t> attached_ns;
   std::vector<LoggedBatch> batches;
   bool ended = false;  // it was told that the data are over
@@ -43,8 +43,8 @@ struct RankLog {
   std::vector<std::string> errors;  // what penstock refused
 };
 
-std::string RankLogName(uint32_t rank, uint32_t life);
-// All of the folder, by rank and life.
+std::string RankLogName(uint32_t rank, uint32_t restart);
+// All of the folder, by rank and restart.
 std::vector<RankLog> ReadRankLogs(const std::string& folder);
 
 class RankLogWriter {

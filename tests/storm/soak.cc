@@ -71,7 +71,7 @@ struct Job {
   Clock::time_point blow;  // kReplaced, kKilled
   bool struck = false;
   struct Rank {
-    uint32_t life = 0;
+    uint32_t restart = 0;
     Process process;
     bool done = false;
   };
@@ -93,7 +93,7 @@ class Soak {
       Round(
           std::min(seconds, Seconds() + std::min(kSampleEvery_s, seconds / 6)));
       WaitUntilQuiet();
-      samples_.push_back(Look());
+      samples_.push_back(TakeSample());
     }
     const bool ok = Report();
     broker_.Stop();
@@ -147,7 +147,7 @@ class Soak {
     options.socket = broker_.socket();
     options.folder = job.folder;
     options.rank = number;
-    options.life = rank->life;
+    options.restart = rank->restart;
     options.seed = random_();
     options.pace_us = 1 + Random(3000);
     if (job.course == Course::kLeft) options.leave_after = 1 + Random(20);
@@ -205,7 +205,7 @@ class Soak {
       if (exit->ok() || killed) {
         rank.done = true;
       } else {
-        ++rank.life;
+        ++rank.restart;
         Start(job, number, &rank);
       }
     }
@@ -284,7 +284,7 @@ class Soak {
     }
     throw std::runtime_error(Format("no {} of penstockd in {}", name, file));
   }
-  Sample Look() {
+  Sample TakeSample() {
     Sample sample;
     sample.at_s = Seconds();
     sample.rss_bytes = Field("smaps_rollup", "Rss") * 1024;

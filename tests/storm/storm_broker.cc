@@ -71,7 +71,7 @@ void StormBroker::Launch() {
   Check(process.status());
   process_ = *std::move(process);
   store_.Expect(process_.pid());
-  ++lives_;
+  ++instances_;
 }
 
 void StormBroker::AddTo(std::vector<pollfd>* entries) const {

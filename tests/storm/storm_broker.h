@@ -25,7 +25,7 @@ class StormBroker {
   using Environment = std::vector<std::pair<std::string, std::string>>;
 
   // Its socket, its state directory and its log are in folder. environment:
-  // called for every life.
+  // called for every broker instance.
   StormBroker(std::string program, std::string folder,
               std::function<Environment()> environment);
   ~StormBroker();
@@ -33,7 +33,7 @@ class StormBroker {
   const std::string& socket() const { return socket_; }
   std::string state_folder() const { return folder_ + "/state"; }
   const Process& process() const { return process_; }
-  uint64_t lives() const { return lives_; }
+  uint64_t instances() const { return instances_; }
   bool ready() const { return store_.ready(); }
 
   // Call Tend when one of these is readable.
@@ -53,7 +53,7 @@ class StormBroker {
   Fd listener_;
   DescriptorStore store_;
   Process process_;
-  uint64_t lives_ = 0;
+  uint64_t instances_ = 0;
 };
 
 }  // namespace penstock

@@ -30,9 +30,8 @@ class StormRank {
  public:
   explicit StormRank(const StormRankOptions& options)
       : options_(options),
-        log_(options.folder + "/" + RankLogName(options.rank, options.life)),
-        random_(options.seed) {
-  }
+        log_(options.folder + "/" + RankLogName(options.rank, options.restart)),
+        random_(options.seed) {}
 
   int Run() {
     try {
@@ -76,7 +75,7 @@ class StormRank {
     const auto give_up = std::chrono::steady_clock::now() +
                          std::chrono::duration<double>(kHang_s);
     using namespace std::chrono_literals;
-    bool said = false;
+    bool warned = false;
     for (;;) {
       try {
         return std::make_unique<Reader>(wanted);
@@ -90,8 +89,8 @@ class StormRank {
             std::chrono::steady_clock::now() > give_up) {
           throw;
         }
-        if (!said && std::chrono::steady_clock::now() > give_up - 50s) {
-          said = true;
+        if (!warned && std::chrono::steady_clock::now() > give_up - 50s) {
+          warned = true;
           std::fprintf(stderr, "rank %u of job '%s' is still refused: %s\n",
                        options_.rank, options_.job.c_str(), error.what());
         }
@@ -190,7 +189,7 @@ void StormRankOptions::AddTo(CLI::App* app) {
   app->add_option("--socket", socket);
   app->add_option("--folder", folder);
   app->add_option("--rank", rank);
-  app->add_option("--life", life);
+  app->add_option("--restart", restart);
   app->add_option("--seed", seed);
   app->add_option("--pace-us", pace_us);
   app->add_option("--leave-after", leave_after);
@@ -218,7 +217,7 @@ std::vector<std::string> StormRankOptions::Arguments() const {
   add("--socket", socket);
   add("--folder", folder);
   add("--rank", std::to_string(rank));
-  add("--life", std::to_string(life));
+  add("--restart", std::to_string(restart));
   add("--seed", std::to_string(seed));
   add("--pace-us", std::to_string(pace_us));
   add("--leave-after", std::to_string(leave_after));

@@ -17,7 +17,7 @@ struct StormRankOptions {
   std::string socket;
   std::string folder;  // of the job's logs
   uint32_t rank = 0;
-  uint32_t life = 0;  // 0: the first process of this rank
+  uint32_t restart = 0;  // 0: the first process of this rank
   uint64_t seed = 0;
   uint64_t pace_us = 0;      // at most so long with each batch
   uint64_t leave_after = 0;  // detaches after so many batches; 0: at the end

@@ -98,7 +98,7 @@ class Reader:
         self._local_world_size = local_world_size
         self._ended = False
         self._closed = False
-        self._asked = 0  # calls of the core's next
+        self._next_calls = 0  # calls of the core's next
         self._holds = Holds()
         self._read_spec()
 
@@ -134,7 +134,7 @@ class Reader:
     def _next(self, timeout_s: Optional[float]) -> Any:
         """The core's batch; None at the end of the epoch, False of the data."""
         self._holds.let_go()
-        self._asked += 1
+        self._next_calls += 1
         releases: Optional[Iterator[bool]] = None
         while True:
             try:
@@ -165,9 +165,9 @@ class Reader:
         while not self._ended and (self.epoch_count is None
                                    or self.epoch < self.epoch_count):
             epoch = Epoch(self, self.epoch)
-            asked = self._asked
+            calls = self._next_calls
             yield epoch
-            if self._asked == asked and self.epoch == epoch.number:
+            if self._next_calls == calls and self.epoch == epoch.number:
                 raise errors.FailedPrecondition(
                     f"nothing was taken of epoch {epoch.number}, so it is the next "
                     "one again: iterate it, or attach with a `state` that begins "
