@@ -65,7 +65,7 @@ StatusOr<Fd> ListenAt(const std::string& path) {
   struct stat info;
   if (lstat(path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode)) {
     return AlreadyExistsError(
-        "'{}' is there and is no socket; choose another --socket", path);
+        "'{}' exists and is not a socket; choose another --socket", path);
   }
   // Only a refusing socket is left over from a dead broker; one of another
   // type, say, belongs to somebody else.
@@ -80,7 +80,7 @@ StatusOr<Fd> ListenAt(const std::string& path) {
       return AlreadyExistsError("another broker listens at '{}'", path);
     default:
       return AlreadyExistsError(
-          "'{}' is there and is not a broker's socket ({}); choose another "
+          "'{}' exists and is not a broker's socket ({}); choose another "
           "--socket",
           path, other.status().message());
   }
@@ -263,7 +263,7 @@ void RaiseDescriptorLimit() {
 void ExitSoonAtAnyRate() {
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::seconds(3));
-    LogWarning("a thread does not end (hung storage?): leaving without it");
+    LogWarning("a thread does not end (hung storage?): exiting without it");
     _exit(1);
   }).detach();
 }
@@ -307,7 +307,7 @@ void NoteCrashes(SampleQuarantine* samples) {
 // Only the end of the process stops a thread that hangs in a decoder. The next
 // broker instance knows the sample (sample_quarantine.h).
 [[noreturn]] void EndStuck(const std::string& stuck) {
-  LogCritical("{}; the broker ends itself to be started again", stuck);
+  LogCritical("{}; the broker exits to be restarted", stuck);
   _exit(kStuckExitStatus);
 }
 
@@ -401,8 +401,8 @@ Status Serve(const Arguments& arguments) {
 
   if (config.state_dir.empty() && !arguments.private_broker) {
     LogWarning(
-        "no state directory (--state-dir): should this process die, registered "
-        "datasets, jobs that are not split and streams are lost, and their "
+        "no state directory (--state-dir): if this process dies, registered "
+        "datasets, streams and all jobs but split ones are lost, and their "
         "ranks end with an error");
   }
   loop->Run();
@@ -428,7 +428,7 @@ Status Serve(const Arguments& arguments) {
 int Main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app(
-      "The Penstock broker: reads data sets once and hands finished batches to "
+      "The Penstock broker: reads datasets once and hands finished batches to "
       "the trainer ranks of this host through shared memory.\n"
       "Usually started by systemd or by `penstock run`.");
   app.set_version_flag("--version", PENSTOCK_VERSION);
@@ -453,17 +453,17 @@ int Main(int argc, char** argv) {
                "check configuration and machine, then exit");
   app.add_flag("--private", arguments.private_broker,
                "serve this user only, for one command (penstock run)");
-  app.add_option("--replay", arguments.replay,
-                 "write the id and CRC-32 of every row of this spec's plan to "
-                 "standard output, made serially, and exit (penstock bench "
-                 "--verify)");
+  app.add_option(
+      "--replay", arguments.replay,
+      "make every row of this spec's plan serially, write its id and CRC-32 to "
+      "standard output, and exit (for penstock bench --verify)");
   app.add_option("--world-size", arguments.replay_options.world_size,
-                 "with --replay: ranks")
+                 "with --replay: number of ranks")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--epochs", arguments.replay_options.epochs,
-                 "with --replay: stop after this many");
+                 "with --replay: stop after this many epochs");
   app.add_option("--steps", arguments.replay_options.steps,
-                 "with --replay: stop after this many");
+                 "with --replay: stop after this many steps");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

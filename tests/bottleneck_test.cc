@@ -116,7 +116,7 @@ TEST(BottleneckTest, APythonFunctionIsJudgedByItsOwnProcesses) {
             "of the time");
   EXPECT_THAT(Observed().With({2, 1, 2'500'000'000, 41}, 30, 0.6).Found().text,
               AllOf(HasSubstr("50 % busy"),
-                    HasSubstr("sample 41 has been in work for 2.5 s")));
+                    HasSubstr("sample 41 has been in progress for 2.5 s")));
   EXPECT_THAT(
       Observed().With({2, 0, 0, 0}, 30, 0.6).Found().text,
       HasSubstr("its Python processes idle 100 %: a larger `prefetch`"));
@@ -290,16 +290,16 @@ TEST(BottleneckTest, AWaitCountsWhileItLastsAndOnce) {
   // One of ten samples; the rank counts the wait when it ends.
   RecentUse use;
   uint64_t now_ns = 1;
-  const auto look = [&](uint64_t waits, uint64_t wait_ns, bool waiting) {
+  const auto add = [&](uint64_t waits, uint64_t wait_ns, bool waiting) {
     use.Add(now_ns += kSampleNs, 0, 0, {{0, waits, wait_ns, waiting, {}}});
     return use.ranks()[0].waits;
   };
-  look(0, 0, false);
-  look(0, 0, true);
-  for (int i = 0; i < 10; ++i) look(0, 0, true);
+  add(0, 0, false);
+  add(0, 0, true);
+  for (int i = 0; i < 10; ++i) add(0, 0, true);
   const double during = use.ranks()[0].waits;
   EXPECT_GT(during, 0.8);
-  EXPECT_LT(look(1, 10 * kSampleNs + kSampleNs / 2, false), during);
+  EXPECT_LT(add(1, 10 * kSampleNs + kSampleNs / 2, false), during);
 }
 
 TEST(BottleneckTest, WhatARankWritesIntoItsPageIsAShareOfTheTimeOrNone) {

@@ -175,8 +175,8 @@ struct World {
   std::map<uint32_t, std::set<uint64_t>> steps;  // rank number -> positions
   std::map<uint32_t, uint64_t> missed;           // rank number -> skipped
   std::set<uint32_t> finished;                   // numbers
-  std::set<int> taken_off;                       // processes, evicted
-  std::set<uint32_t> replaced;                   // numbers
+  std::set<int> evicted_processes;
+  std::set<uint32_t> replaced;  // numbers
   std::array<bool, kRanksMax> left_orderly{};
   // This broker instance sleeps until an event, and has batches ready.
   std::optional<int> idle;
@@ -187,7 +187,7 @@ struct World {
     return config.options.mode == DeliveryMode::kBroadcast;
   }
   // To be called at the end: whether some process may have been given the batch
-  // at this position, because it died or was taken off in between.
+  // at this position, because it died or was evicted in between.
   bool CountsAsTaken(uint64_t position) const {
     for (int instance = 0; instance < config.instances; ++instance) {
       for (int i = 0; i < ranks; ++i) {
@@ -426,7 +426,7 @@ class Broker {
       const std::optional<int> process = ProcessOf(0);
       if (process == 0) {
         for (Returned& each : world_.returned) each.settled = each.released;
-        world_.taken_off.insert(0);
+        world_.evicted_processes.insert(0);
       }
       // Nobody would replace the replacement.
       const Status status = process == 0 ? delivery_->Evict(0, "asked for")
@@ -498,13 +498,13 @@ class Broker {
       // The death of its predecessor is about to be noticed.
       if (joined.status().code() == StatusCode::kAlreadyExists) return false;
       run_.Check(!delivery_->Finished(session.number) || Left(session.number),
-                 "a rank that died is said to have all");
+                 "a dead rank is reported as finished");
       session.refused = true;
       return answers_ = true;
     }
     Kept& kept = world_.kept;
     run_.Check(!kept.launch.HasLeft(session.number),
-               "rank {} left and is told the end again", session.number);
+               "rank {} left and gets the end again", session.number);
     kept.launch.Attached(session.number);
     attach_[rank] = kept.next_attach++;
     kept.attaches[attach_[rank]] = {session.number, rank, joined->position,
@@ -895,10 +895,10 @@ class Rank {
       if (!same) continue;
       came_before = true;
       run_.Check(marked, "rows from {} on come again, unmarked", content.row);
-      run_.Check(
-          !before.released ||
-              (world_.taken_off.contains(before.process) && !before.settled),
-          "rows from {} on were released and come again", content.row);
+      run_.Check(!before.released ||
+                     (world_.evicted_processes.contains(before.process) &&
+                      !before.settled),
+                 "rows from {} on were released and come again", content.row);
     }
     if (marked && !came_before) world_.marked_first.insert(cell.position);
     world_.returned.push_back(
@@ -969,7 +969,7 @@ void CheckEnd(World& world) {
           return range.redelivered && range.position == position;
         });
     run.Check(owed_marked || world.CountsAsTaken(position),
-              "the batch at {} was marked and nobody had had it", position);
+              "the batch at {} was marked, but no process had it", position);
   }
   const Config& config = world.config;
   const Plan plan = world.MakePlan();
@@ -977,7 +977,7 @@ void CheckEnd(World& world) {
   std::set<uint32_t> numbers;
   for (uint32_t i = 0; i < config.world; ++i) numbers.insert(i);
   for (uint32_t i = config.world - config.late; i < config.world; ++i) {
-    run.Check(world.finished.contains(i), "rank {} was not told the end", i);
+    run.Check(world.finished.contains(i), "rank {} did not get the end", i);
   }
   if (world.broadcast()) {
     std::set<uint64_t> all;
@@ -1010,7 +1010,7 @@ void CheckEnd(World& world) {
       // A rank that dies after taking all need not be told the end.
       if (!world.finished.contains(number) && count < all.size()) {
         run.Check(config.options.lag == Lag::kFail,
-                  "consumer {} was not told of the end", number);
+                  "consumer {} did not get the end", number);
         continue;
       }
       run.Check(count + world.missed[number] == all.size(),

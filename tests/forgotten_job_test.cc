@@ -166,7 +166,7 @@ TEST_F(ForgottenJobTest, RegisteredDatasetThatIsNotKnownAnyMoreIsSaidAtOnce) {
   ASSERT_FALSE(ranks_[0].Attached().contains("error"));
   TakeFromAll(3);
   KillBrokerAndStartAnother();
-  EndsWith("knows no dataset 'numbers'");
+  EndsWith("no record of dataset 'numbers'");
 }
 
 }  // namespace

@@ -560,7 +560,7 @@ TEST_F(ShrinkTest, DeadRankThatComesBackIsToldWhetherAnyOtherIsThere) {
                     Not(HasSubstr("attached"))));
   ranks[0].Kill();
   WaitUntilGone(0);
-  EXPECT_THAT(comes_back(), HasSubstr("of which none is attached"));
+  EXPECT_THAT(comes_back(), HasSubstr("none of which is attached"));
 }
 
 // Any thread that sees it evicts it; if a worker does, the others must be told
@@ -589,7 +589,7 @@ TEST_F(ShrinkTest, RankThatWritesImpossibleValuesIsShrunkAway) {
   WaitUntilReady(Name(), 1, 1);
   // Without a wake the next tick finds it.
   for (auto& released : cursor->page().released) released.store(0xdeadbeef);
-  WaitUntil("the rank is taken off",
+  WaitUntil("the rank is evicted",
             [&] { return RankOf(JobStatus(Name()), 1).is_null(); });
   good.Run();
   const Course course = good.Finished();
@@ -663,7 +663,7 @@ TEST_F(RankDeathTest, OptionsThatSayNothingInAModeAreRefused) {
   EXPECT_THAT(error([](Options* options) { options->rank = -3; }),
               HasSubstr("rank is -3; wanted 0 or more, or -1"));
   EXPECT_THAT(error([](Options* options) { options->job = "a\nb"; }),
-              HasSubstr("without control characters"));
+              HasSubstr("must not contain control characters"));
 }
 
 TEST_F(RankDeathTest, NamedJobAllOfWhoseRanksDiedIsGoneOnWith) {

@@ -445,7 +445,7 @@ TEST_F(RowFunctionTest, APluginIsCalledWithARow) {
   const RawSpec files = {{{"image", DType::kUint8, {}}, true}};
   const ElementSpec out_spec = {{"size", DType::kInt64, {}},
                                 {"first", DType::kUint8, {4}}};
-  const Status status = Compile({Plugin("look_at_file", out_spec)}, files);
+  const Status status = Compile({Plugin("read_file", out_spec)}, files);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(program_->wait_ns(), 0u);
   for (const size_t bytes : {2, 100'000, 3, 1'000'000}) {

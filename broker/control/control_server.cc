@@ -58,7 +58,7 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
     if (spec.ok()) {
       datasets_[{dataset.uid, dataset.name}] = *std::move(spec);
     } else {
-      LogWarning("dataset '{}' is not registered any more: {}", dataset.name,
+      LogWarning("dataset '{}' is no longer registered: {}", dataset.name,
                  spec.status().message());
     }
   }
@@ -90,7 +90,8 @@ void ControlServer::Accept() {
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
         // EMFILE and the like: new connections wait in the backlog until the
         // next tick.
-        LogWarning("no new connections for now: accept: {}", strerror(errno));
+        LogWarning("cannot accept new connections for now: {}",
+                   strerror(errno));
         loop_->Unwatch(listener_.get());
         accepting_ = false;
       }
@@ -105,13 +106,13 @@ void ControlServer::Accept() {
     Status refusal;
     if (connections_.size() >= kConnectionsMax) {
       refusal = ResourceExhaustedError(
-          "the broker has {} connections, all it may have: it takes more when "
-          "processes that hold some end",
+          "the broker has reached its limit of {} connections: it accepts more "
+          "when processes that hold some end",
           kConnectionsMax);
     } else if (static_cast<size_t>(of_uid) >= kConnectionsPerUidMax) {
       refusal = ResourceExhaustedError(
-          "user {} has {} connections, all one user may have: end processes "
-          "that hold some (`penstock status` shows the ranks)",
+          "user {} has reached the limit of {} connections per user: end "
+          "processes that hold some (`penstock status` shows the ranks)",
           peer.uid, kConnectionsPerUidMax);
     } else if (options_.private_broker && peer.uid != geteuid() &&
                peer.uid != 0) {
@@ -140,7 +141,7 @@ void ControlServer::Accept() {
                             [this, id](uint32_t) { Drop(id); });
     }
     if (!status.ok()) {
-      LogWarning("a connection: {}", status.message());
+      LogWarning("cannot watch a new connection: {}", status.message());
       Drop(id);
     }
   }
@@ -270,8 +271,9 @@ void ControlServer::Tick() {
       continue;
     }
     // It lives on: its batches are quarantined until it is gone.
-    LogWarning("job '{}': process {} hung up without detaching: evicted",
-               connection.job->key().name, connection.pid);
+    LogWarning(
+        "job '{}': process {} closed its connection without detaching: evicted",
+        connection.job->key().name, connection.pid);
     connection.job->Mute(connection.seat);
     loop_->Unwatch(connection.wake.get());
     connection.wake.Reset();

@@ -35,7 +35,7 @@ Status ControlServer::StartProduce(Connection* connection,
                                    std::vector<Fd>& fds) {
   if (connection->job != nullptr || connection->producer) {
     return FailedPreconditionError(
-        "this connection is a rank's or a producer's already");
+        "this connection already belongs to a rank or a producer");
   }
   Connection::Producer producer;
   PENSTOCK_ASSIGN_OR_RETURN(producer.job_name,
@@ -91,27 +91,26 @@ bool ControlServer::LetInProducer(Connection* connection) {
             ? AbortedError("job '{}' is over: it ended while this producer was "
                            "away",
                            producer.job_name)
-            : DataLossError("the broker was started again and knows nothing of "
-                            "job '{}', nor of the rows that nobody had taken: "
-                            "it has no state directory (--state-dir), or its "
-                            "journal there is damaged; begin at a state, ranks "
-                            "and producers",
-                            producer.job_name));
+            : DataLossError(
+                  "the broker was restarted and has no record of job '{}', nor "
+                  "of its rows that no rank had taken: it has no state "
+                  "directory (--state-dir), or its journal there is damaged; "
+                  "begin ranks and producers at a state",
+                  producer.job_name));
   }
   const bool any = std::erase_if(jobs, [](const std::shared_ptr<Job>& job) {
                      return job->stream() == nullptr;
                    }) > 0;
   connection->waiting = false;
   if (jobs.empty() && any) {
-    return refuse(FailedPreconditionError(
-        "job '{}' takes no rows of producers: the source of its dataset is not "
-        "a `stream`",
-        producer.job_name));
+    return refuse(
+        FailedPreconditionError("job '{}' takes no rows from producers: the "
+                                "source of its dataset is not a `stream`",
+                                producer.job_name));
   }
   if (jobs.size() > 1) {
     return refuse(InvalidArgumentError(
-        "there are {} jobs '{}' that producers feed: say which dataset is "
-        "meant",
+        "{} jobs named '{}' take rows from producers: name the dataset too",
         jobs.size(), producer.job_name));
   }
   const std::shared_ptr<Job>& job = jobs[0];

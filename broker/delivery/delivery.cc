@@ -129,7 +129,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   const bool replaces = known != consumers_.end();
   if (replaces && known->second.state == ConsumerState::kAttached) {
     return AlreadyExistsError(
-        "rank {} is attached already: give each process its own rank, or "
+        "rank {} is already attached: give each process its own rank, or "
         "another job name",
         joining.rank);
   }
@@ -143,20 +143,20 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
         "shrink){}",
         joining.rank,
         AnyAttached() ? ""
-                      : ", of which none is attached: start those again, or "
-                        "begin all ranks at a state");
+                      : ", none of which is attached: restart those, or begin "
+                        "all ranks at a state");
   }
   if (!replaces && consumers_.size() >= shape_.consumers_max) {
-    return ResourceExhaustedError("{} local ranks, all are attached",
+    return ResourceExhaustedError("all {} local ranks are attached",
                                   shape_.consumers_max);
   }
   if (broadcast() && !replaces && joining.position &&
       shape_.options.lag != Lag::kSkip) {
     if (const uint64_t missed = MissedSince(*joining.position); missed > 0) {
       return AbortedError(
-          "rank {} was away while the broker restarted, and the others went on "
-          "without it: it has missed {} batches; attach again to go on without "
-          "them",
+          "rank {} was away while the broker restarted, and the others "
+          "continued without it: it missed {} batches; attach again to "
+          "continue without them",
           joining.rank, missed);
     }
   }

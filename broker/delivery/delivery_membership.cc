@@ -146,7 +146,7 @@ Status Delivery::Evict(uint32_t rank, const std::string& reason) {
   if (found->second.state != ConsumerState::kAttached) {
     return NotFoundError("rank {} {}", rank,
                          found->second.state == ConsumerState::kGone
-                             ? "is gone already: what it had is handed on"
+                             ? "is already gone: its batches were handed on"
                              : "has taken all of its data and left");
   }
   return EvictSeat(&found->second, Closed::kRecalled, reason, true);
@@ -226,8 +226,8 @@ Status Delivery::Shrink(Consumer* gone) {
   if (!next.ok()) return next.status();
   if (next->max_batch_rows(0) > shape_.rows_max) {
     return AbortedError(
-        "rank {} died, and those left ({}) would need batches of {} rows; a "
-        "job is given memory to shrink to half of its ranks",
+        "rank {} died, and the remaining ranks ({}) would need batches of {} "
+        "rows; a job has memory to shrink to half of its ranks",
         gone->rank, ranks.size(), next->max_batch_rows(0));
   }
   last.end_step = boundary;

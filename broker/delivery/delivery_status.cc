@@ -423,8 +423,10 @@ std::string Delivery::IndexError() const {
       const bool is_free = slot.state == SlotState::kFree;
       usable += is_free && i < usable_slots_;
       if (free.count(at) != is_free) {
-        return Format("slot {} is free or is not, lane {} has the other", at,
-                      number);
+        return Format(
+            "the state of slot {} does not agree with the free slots of lane "
+            "{}",
+            at, number);
       }
       const bool in_turn = std::find(lane.in_turn.begin(), lane.in_turn.end(),
                                      at) != lane.in_turn.end();
@@ -432,11 +434,13 @@ std::string Delivery::IndexError() const {
                                slot.state == SlotState::kReady) &&
                               !slot.batch.abandoned;
       if (in_turn != is_in_lane) {
-        return Format("slot {} is in lane {} or is not", at, number);
+        return Format(
+            "the state of slot {} does not agree with the queue of lane {}", at,
+            number);
       }
       if (is_in_lane && slot.batch.claimed < slot.batch.rows.rows &&
           claimable.count({slot.batch.step, at}) == 0) {
-        return Format("slot {} cannot be claimed", at);
+        return Format("slot {} has rows to claim but is not in claimable_", at);
       }
     }
     if (recovering_ || usable == 0 || openable_.count(number) > 0 ||
@@ -449,7 +453,8 @@ std::string Delivery::IndexError() const {
                           lane.phase + 1 < phases_.size() || !end ||
                           lane.next_step < *end;
     if (available_ == UINT64_MAX && any_step) {
-      return Format("nobody opens what lane {} has to", number);
+      return Format("lane {} has a step to open but is not in openable_",
+                    number);
     }
   }
   if (MustAdvance()) return "";
@@ -468,20 +473,20 @@ std::string Delivery::IndexError() const {
     const Feed& feed = *feeds_[consumer.seat];
     if (!consumer.backlog.empty() && feed.HasFreeLease() &&
         slots_[consumer.backlog.front().slot].phase <= consumer.known_phase) {
-      return Format("rank {} is not given its backlog", rank);
+      return Format("rank {} does not get its backlog", rank);
     }
     const bool wakes_on_takes = feed.wakes_on_takes();
     if (mode_ == DeliveryMode::kDynamic && !pool_.empty() &&
         hungry_.count(rank) == 0 && feed.HasFreeLease() && !wakes_on_takes) {
-      return Format("nobody waits for rank {}", rank);
+      return Format("rank {} can take a batch but is not in hungry_", rank);
     }
     if (broadcast() && unsure_.count(rank) == 0 && without_.count(rank) > 0 &&
         !wakes_on_takes) {
-      return Format("nobody waits for room of rank {}", rank);
+      return Format("rank {} has no room but is not in unsure_", rank);
     }
     if (mode_ != DeliveryMode::kDynamic && !end_deferred_ &&
         consumer.backlog.empty() && Exhausted(lanes_[consumer.lane])) {
-      return Format("rank {} is not told of the end", rank);
+      return Format("rank {} does not get the end", rank);
     }
   }
   return "";

@@ -66,8 +66,8 @@ std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
     std::shared_ptr<void> reservation = TakeOfNode(node, bytes);
     if (reservation == nullptr) {
       LogWarning(
-          "job '{}': {} of its batches belong on NUMA node {}, which does not "
-          "have that much left beside other jobs: they are not bound",
+          "job '{}': {} of its batches belong on NUMA node {}, where other "
+          "jobs leave too little memory: they are not bound",
           job.key().name, BytesText(bytes), node);
       continue;
     }

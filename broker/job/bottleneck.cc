@@ -208,7 +208,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     return found;
   }
   if (job.seconds() < kSecondsMin) {
-    found.text = "not known yet: it began a moment ago";
+    found.text = "not known yet: the job began a moment ago";
     return found;
   }
   const RecentUse::RankUse* const behind = OneBehind(ranks);
@@ -276,7 +276,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     }
     if (long_row) {
       found.text +=
-          Format(", sample {} has been in work for {:.1f} s",
+          Format(", sample {} has been in progress for {:.1f} s",
                  function_workers.longest_record,
                  static_cast<double>(function_workers.longest_ns) * 1e-9);
     } else if (idle > kIdle) {

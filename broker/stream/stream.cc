@@ -134,9 +134,9 @@ Status Stream::GiveUpAway(double wait_s) {
       continue;
     }
     return DataLossError(
-        "rows {} to {} of the stream died with producer {} and the broker: "
-        "nobody kept its memory (systemd and penstock run do); begin at a "
-        "state, ranks and producers",
+        "rows {} to {} of the stream were lost with producer {} and the "
+        "broker: nothing kept its memory (systemd and penstock run do); begin "
+        "ranks and producers at a state",
         chunk.first, chunk.first + chunk.rows - 1, chunk.producer);
   }
   return OkStatus();
@@ -151,8 +151,8 @@ StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number,
   }
   if (memories_.count(number) == 0) {
     if (joining.memory < 0) {
-      return DataLossError(
-          "the memory of producer {} is not here: nobody kept it", number);
+      return DataLossError("the memory of producer {} is lost: nothing kept it",
+                           number);
     }
     PENSTOCK_ASSIGN_OR_RETURN(
         ProducerLayout layout,
@@ -207,8 +207,8 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
   }
   if (joining.back) {
     return AbortedError(
-        "this producer is not of this course of the job, or was away for too "
-        "long after the broker died (wait_s): its place is another's");
+        "this producer belongs to another incarnation of the job, or was away "
+        "for longer than wait_s after the broker died: it was given up");
   }
   // Otherwise dead producers would count beside their replacements.
   GiveUpLocked(0);
@@ -218,15 +218,15 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
         "of the spec says how many there are)");
   }
   if (joining.put_rows > UINT32_MAX) {
-    return ResourceExhaustedError("{} rows in one put, at most {} may be",
+    return ResourceExhaustedError("{} rows in one put: at most {} are allowed",
                                   joining.put_rows, UINT32_MAX);
   }
   if (ledger_.producers().size() -
           ledger_.producers().count(StreamLedger::kRetained) >=
       kProducersMax) {
     return ResourceExhaustedError(
-        "{} producers are at work, or gone with rows that nobody has taken: "
-        "all there may be",
+        "the limit of {} producers is reached: they are at work, or gone with "
+        "rows that no rank has taken",
         kProducersMax);
   }
   PENSTOCK_ASSIGN_OR_RETURN(
@@ -346,7 +346,7 @@ StatusOr<std::shared_ptr<const Stream::Memory>> Stream::RetainedLocked() {
   const auto former = ledger_.producers().find(StreamLedger::kRetained);
   if (former != ledger_.producers().end() && former->second.chunks > 0) {
     return DataLossError(
-        "nobody kept the retained rows of the former broker instance");
+        "nothing kept the retained rows of the former broker instance");
   }
   PENSTOCK_ASSIGN_OR_RETURN(ProducerLayout layout,
                             PlanProducerMemory(element_, shape_.retained_rows));
@@ -460,8 +460,8 @@ void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
       if (!moved.ok()) {
         if (!std::exchange(retained_failed_, true)) {
           LogWarning(
-              "ranks hold batches for long, and there is no room for their "
-              "rows beside those of the producers, who wait: {}",
+              "ranks hold batches for long, and producers wait because their "
+              "rings are full: {}",
               moved.status().message());
         }
         return;
@@ -599,8 +599,8 @@ StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
   const std::deque<StreamLedger::Chunk>& chunks = ledger_.chunks();
   if (first < ledger_.released() || first + count > ledger_.end()) {
     return DataLossError(
-        "rows {} to {} of the stream are not here: rows {} to {} are", first,
-        first + count - 1, ledger_.released(), ledger_.end() - 1);
+        "rows {} to {} of the stream are not available: rows {} to {} are",
+        first, first + count - 1, ledger_.released(), ledger_.end() - 1);
   }
   auto chunk =
       std::upper_bound(chunks.begin(), chunks.end(), first,
@@ -617,13 +617,12 @@ StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
     if (found == memories_.end()) {
       if (chunk->producer == StreamLedger::kRetained) {
         return DataLossError(
-            "row {} of the stream is lost: nobody kept the retained rows of "
-            "the "
-            "former broker instance (systemd and penstock run keep them)",
+            "row {} of the stream is lost: nothing kept the retained rows of "
+            "the former broker instance (systemd and penstock run do)",
             first);
       }
       return DataLossError(
-          "row {} of the stream is not here: producer {} is away", first,
+          "row {} of the stream is not available: producer {} is away", first,
           chunk->producer);
     }
     const std::shared_ptr<const Memory>& memory = found->second;

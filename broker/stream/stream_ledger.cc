@@ -26,7 +26,7 @@ Status StreamLedger::CheckPut(uint32_t number, uint64_t ring_position,
                               uint64_t rows) const {
   const auto found = producers_.find(number);
   if (found == producers_.end() || !found->second.at_work) {
-    return InvalidArgumentError("a put of producer {}, which is not at work",
+    return InvalidArgumentError("a put by producer {}, which is not at work",
                                 number);
   }
   const Producer& producer = found->second;
@@ -41,14 +41,14 @@ Status StreamLedger::CheckPut(uint32_t number, uint64_t ring_position,
       rows > ring - ring_position % ring ||
       ring_position + rows - producer.freed > ring) {
     return InvalidArgumentError(
-        "a put of {} rows at {} that cannot be: the last ended at {}, room is "
-        "up to {}",
+        "an impossible put of {} rows at {}: the last ended at {}, room is up "
+        "to {}",
         rows, ring_position, producer.end, producer.freed + ring);
   }
   if (chunks_.size() >= kChunksMax) {
     return ResourceExhaustedError(
-        "{} puts of several producers wait for the ranks, all that may: put "
-        "more rows at once",
+        "the limit of {} puts that wait for the ranks is reached: put more "
+        "rows at once",
         kChunksMax);
   }
   return OkStatus();

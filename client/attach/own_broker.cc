@@ -155,8 +155,9 @@ Status OwnBroker::Launch(const OwnBrokerOptions& options) {
 StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::Start(
     const OwnBrokerOptions& options) {
   if (options.workers < 0 || options.workers > kWorkersMax) {
-    return InvalidArgumentError("workers={}: wanted 1 to {}, or 0: its choice",
-                                options.workers, kWorkersMax);
+    return InvalidArgumentError(
+        "workers={}: wanted 1 to {}, or 0 for its choice", options.workers,
+        kWorkersMax);
   }
   if (!options.memory_limit.empty()) {
     const auto bytes = ParseBytes(options.memory_limit);

@@ -55,8 +55,8 @@ void PrivateBrokerOptions::AddTo(CLI::App* app) {
       ->type_name("N")
       ->check(CLI::Range(1, 4096).description(""));
   app->add_option("--memory-limit", memory_limit,
-                  "Memory the private broker may promise, as 500M or 8G "
-                  "(default: its choice)")
+                  "Memory of all batches of the private broker, such as 500M "
+                  "or 8G (default: its choice)")
       ->type_name("SIZE")
       ->check([](const std::string& text) {
         return ParseBytes(text).status().message();
@@ -67,8 +67,8 @@ StatusOr<std::string> FindPenstockd() {
   if (const std::string given = Environment("PENSTOCKD"); !given.empty()) {
     if (IsProgram(given)) return given;
     return NotFoundError(
-        "PENSTOCKD names '{}', which is no program; set it to penstockd's path "
-        "or unset it",
+        "PENSTOCKD names '{}', which is not a program; set it to penstockd's "
+        "path or unset it",
         given);
   }
   std::error_code error;

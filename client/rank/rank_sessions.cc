@@ -56,7 +56,7 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
     const auto ranks = request.job.at("world_size").get<int64_t>();
     if (ranks > 1) {
       return InvalidArgumentError(
-          "autostart: a broker of this process's own is for one rank, and "
+          "autostart: a private broker of one process serves one rank, and "
           "there are {}: start the ranks with `penstock run`, or the service "
           "(systemctl start penstockd.socket)",
           ranks);
@@ -81,8 +81,8 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
           "a rank was attaching", [&] { return first; }, deadline, deadline));
   if (in_time) return reader;
   return DeadlineExceededError(
-      "the broker died while a rank was attaching, and was not back within {} "
-      "s (timeout_s): {}",
+      "the broker died while a rank was attaching and did not come back within "
+      "{} s (timeout_s): {}",
       options.timeout_s, opened.message());
 }
 
@@ -167,7 +167,7 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     PENSTOCK_ASSIGN_OR_RETURN(const JobState state, JobStateFromJson(left));
     owed_ = state.owed;
   } catch (const nlohmann::json::exception&) {
-    return InternalError("the broker's answer is not of this protocol");
+    return InternalError("the broker's answer does not follow the protocol");
   }
   events_.clear();
   epoch_ = position_ / rows_per_epoch_;
@@ -336,8 +336,8 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
     for (const auto& session : sessions_) {
       if (session.get() != session_ && session->broker_died) {
         return ResourceExhaustedError(
-            "the broker died twice and rank {} still holds batches of the "
-            "first time: release them",
+            "the broker died twice and rank {} still holds batches from before "
+            "the first death: release them",
             rank_);
       }
     }

@@ -328,7 +328,7 @@ class Client {
       nlohmann::json& json = (*message)->json;
       if (json.contains("event")) continue;
       Require(json.contains("ok") && json["ok"].is_boolean(),
-              "an answer says whether it went well");
+              "an answer has a result");
       waiting_ = false;
       answer_ = std::move(json);
       if ((*message)->fds.size() == 2) Attached((*message)->fds);
@@ -404,14 +404,14 @@ class Client {
   void Attached(std::vector<Fd>& fds) {
     Require(answer_["ok"].get<bool>() && answer_.contains("seat"),
             "descriptors come with a seat");
-    Require(page_.has_value(), "who attached has a page");
+    Require(page_.has_value(), "an attached rank has a page");
     auto view = SegmentView::Open(
         fds[0].get(), static_cast<uint32_t>(answer_["element_spec"].size()));
     Require(view.ok(), "the segment is one");
     view_ = *std::move(view);
     wake_ = std::move(fds[1]);
     seat_ = answer_["seat"].get<uint32_t>();
-    Require(seat_ < view_->seats(), "the seat is there");
+    Require(seat_ < view_->seats(), "the seat exists");
     Require(JobStateFromJson(answer_["state"]).ok(), "the state is one");
   }
 
@@ -471,7 +471,7 @@ void CheckHonestRank() {
     rank.AwaitAnswer();
     Require(rank.answer()["jobs"].size() == 1, "there is no other job");
     if (rank.answer()["broker"]["connections"] == 1) break;
-    Require(Clock::now() < end, "nobody else stays connected");
+    Require(Clock::now() < end, "no other process stays connected");
     std::this_thread::sleep_for(milliseconds(1));
   }
   rank.Leave();

@@ -1,4 +1,4 @@
-"""The examples, run as a person runs them."""
+"""The examples, run as a user runs them."""
 
 import os
 import pathlib
