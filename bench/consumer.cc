@@ -1,6 +1,7 @@
-// Penstock's consumer in bench/peers.py: takes batches for ever, reads one byte
-// of every cache line, tells the driver the time of each. Same protocol as the
-// Python of bench/peers/common.py: JSON lines over the driver's Unix socket.
+// Penstock's consumer in bench/peers.py. It takes batches without end, reads
+// one byte of every cache line and reports the time of each batch to the
+// driver. The protocol is that of bench/peers/common.py: JSON lines over the
+// driver's Unix socket.
 //
 //   consumer SOCKET split|broadcast [no-touch]      (started by penstock run)
 #include <sys/socket.h>
@@ -42,14 +43,14 @@ class Driver {
   void Tell(const std::string& line) {
     if (send(socket_, line.data(), line.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(line.size())) {
-      throw std::runtime_error("the driver has gone");
+      throw std::runtime_error("the driver is gone");
     }
   }
   // One line, "begin", or the end.
   void WaitToBegin() {
     for (char byte = 0; byte != '\n';) {
       if (recv(socket_, &byte, 1, 0) != 1) {
-        throw std::runtime_error("the driver has gone");
+        throw std::runtime_error("the driver is gone");
       }
     }
   }

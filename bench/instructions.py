@@ -56,7 +56,7 @@ LINE = re.compile(r"\s*([\d,]+) \(\s*[\d.]+%\)\s+(.*)")
 
 
 def count(build, folder, photographs, epochs):
-    """{function: instructions} of one life of the broker."""
+    """{function: instructions} of one broker process."""
     spec = folder / "photographs.yaml"
     spec.write_text(SPEC.format(photographs=photographs, epochs=epochs))
     config = folder / "penstockd.yaml"

@@ -1,10 +1,10 @@
-// What recording a batch of a dynamic job costs (recovery_journal.h): the time
-// that the job's mutex is held for it, and the CPU time of all threads.
+// The cost of recording a batch of a dynamic job (recovery_journal.h): the time
+// for which the job's mutex is held, and the CPU time of all threads.
 //
 // Method: as a job of --rate batches a second does it, each batch is opened and
-// completed, one after the other, in bursts of 20 ms; then as fast as it goes.
-// CPU time is the whole process's (getrusage), less that of the same bursts
-// without records. The journal is in --folder, on the disk to be measured.
+// completed, one after the other, in bursts of 20 ms; then at full speed. CPU
+// time is the whole process's (getrusage), less that of the same bursts without
+// records. The journal is in --folder, on the disk to be measured.
 //
 //   journal_benchmark --folder DIR [--rate 880] [--seconds 5]
 #include <sys/resource.h>
@@ -69,7 +69,7 @@ int Main(int argc, char** argv) {
   std::string folder;
   uint64_t rate = 880;
   double seconds = 5;
-  CLI::App app("What recording a batch of a dynamic job costs.");
+  CLI::App app("The cost of recording a batch of a dynamic job.");
   app.add_option("--folder", folder, "where the journal is")->required();
   app.add_option("--rate", rate, "batches a second");
   app.add_option("--seconds", seconds, "of each part");
@@ -95,7 +95,7 @@ int Main(int argc, char** argv) {
               static_cast<unsigned long>(rate), paced.caller_us,
               paced.cpu_us - nothing.cpu_us);
   const Cost fast = Run(journal->get(), job, &step, 0, seconds);
-  std::printf("as fast as it goes: %.2f us in its calls, %.2f us of CPU\n",
+  std::printf("at full speed: %.2f us in its calls, %.2f us of CPU\n",
               fast.caller_us, fast.cpu_us);
   journal->reset();
   std::filesystem::remove_all(folder);

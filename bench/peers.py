@@ -190,7 +190,7 @@ class Comparison:
         self.sweeps = []
         self.results = {}  # (workload, consumers, peer): [result of each run]
         self.failures = {}  # (workload, consumers, peer): why
-        self.repeated = []  # (cell, why) of runs that had to be done again
+        self.repeated = []  # (cell, why) of runs that were repeated
         self.done = {}  # (workload, consumers): when, and what else ran
 
     def take_over(self, former):
@@ -413,7 +413,7 @@ def print_table(comparison, workload, consumers):
         say("\n" + note)
     for cell, why in comparison.repeated:
         if cell[:2] == (workload, consumers):
-            say(f"a run of {cell[2]} was done again: {why.splitlines()[0]}")
+            say(f"a run of {cell[2]} was repeated: {why.splitlines()[0]}")
 
 
 def print_goals(comparison):

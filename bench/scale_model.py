@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Question: what would a machine give that we do not have (128 cores, 2 nodes,
+"""Question: what would a machine deliver that we do not have (128 cores, 2 nodes,
 8 ranks, 4 NVMe), and what saturates there first?
 
 Method: a simulation of what broker/README.md draws, with the costs measured on
@@ -7,7 +7,7 @@ this machine. Workers claim chunks of rows under the job's lock, read them,
 decode them, and report them under the lock again; the last of a share
 publishes it; ranks take a batch, work on it for their step and give the slot
 back. The lock, the disks and each node's memory are servers with a queue. A
-line of the lock's data that another core wrote last costs its way. The times
+cache line of the lock's data that another core wrote last costs its transfer. The times
 under the lock are instructions (callgrind: a claim 1,450, the end of a chunk 85,
 of a share with 4 ranks 6,900) at 2.5 a nanosecond.
 
@@ -39,7 +39,7 @@ class Server:
         self.busy = 0.0
 
     def serve(self, now, seconds):
-        """When it is done with what was asked for now."""
+        """When a request made now is done."""
         begin = max(now, heapq.heappop(self.free_at))
         heapq.heappush(self.free_at, begin + seconds)
         self.busy += seconds

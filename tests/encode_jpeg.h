@@ -1,5 +1,4 @@
-// JPEG files for tests, made on the spot: of any kind, and with pixels that a
-// test can compute.
+// Makes JPEG files of any kind for tests, with pixels that a test can compute.
 #ifndef TESTS_ENCODE_JPEG_H_
 #define TESTS_ENCODE_JPEG_H_
 

@@ -1,5 +1,5 @@
-// The jobs of a storm and of a soak: what they read, how it is handed out, and
-// how every byte of it is known.
+// The jobs of a storm and of a soak: their data, their delivery mode, and the
+// formula of every byte.
 #ifndef TESTS_STORM_JOB_KIND_H_
 #define TESTS_STORM_JOB_KIND_H_
 
@@ -11,7 +11,7 @@
 namespace penstock {
 
 struct JobKind {
-  std::string name;  // begins the job's
+  std::string name;  // the job's name begins with it
   std::string delivery;
   std::string lag;            // broadcast
   std::string on_rank_death;  // "": the mode's default
@@ -23,7 +23,7 @@ struct JobKind {
   uint64_t hold = 3;
   bool stream = false;  // a producer makes the rows; one epoch, in order
 
-  // Each rank is to have all of the rows.
+  // Each rank gets all rows.
   bool all_to_each() const {
     return delivery == "broadcast" || delivery == "independent";
   }
@@ -32,7 +32,7 @@ struct JobKind {
   bool reserves_numbers() const {
     return delivery != "broadcast" || on_rank_death == "wait";
   }
-  // The others go on without one that died; half of them have to live.
+  // The others continue without a dead rank; half of the ranks must survive.
   bool shrinks() const {
     return delivery == "split" && on_rank_death == "shrink";
   }

@@ -30,8 +30,8 @@ void Find(Verdict* verdict, std::string what) {
   }
 }
 
-// The rows of these processes are, of each epoch, all there are, but for those
-// that were skipped, of which JudgeGaps knows.
+// These processes together took all rows of each epoch, except skipped ones,
+// which JudgeGaps checks.
 void JudgeRows(const JobKind& kind, const std::vector<const RankLog*>& logs,
                const std::string& whose, Verdict* verdict) {
   std::map<std::pair<uint64_t, int64_t>, std::vector<Take>> rows;
@@ -72,7 +72,7 @@ void JudgeRows(const JobKind& kind, const std::vector<const RankLog*>& logs,
   }
 }
 
-// What was released, its process knowing that it was, is over for good.
+// A batch whose release returned must not come again.
 void JudgeReleases(const std::vector<const RankLog*>& logs, Verdict* verdict) {
   std::map<std::vector<int64_t>, std::map<uint64_t, std::vector<Take>>> batches;
   for (const RankLog* log : logs) {

@@ -1,8 +1,8 @@
-// The penstockd of a storm: restarted whenever it dies, without pause or limit,
-// with the socket, the descriptor store and the state directory that systemd
-// gives it. (`penstock run` gives up one that dies often.)
+// The penstockd of a storm. It is restarted whenever it dies, without pause or
+// limit, with the socket, the descriptor store and the state directory that
+// systemd gives it. (`penstock run` gives up a broker that dies often.)
 //
-// For a program of one thread that polls.
+// For a single-threaded program that polls.
 #ifndef TESTS_STORM_STORM_BROKER_H_
 #define TESTS_STORM_STORM_BROKER_H_
 
@@ -38,7 +38,8 @@ class StormBroker {
 
   // Call Tend when one of these is readable.
   void AddTo(std::vector<pollfd>* entries) const;
-  // Takes what it has said. How it ended, if it did: Launch then.
+  // Handles its messages. Returns its exit status if it ended; then call
+  // Launch.
   std::optional<ProcessExit> Tend();
   void Launch();
   // SIGTERM, and SIGKILL after some seconds.

@@ -17,7 +17,7 @@
 namespace penstock {
 namespace {
 
-// Nothing here waits for as long; what does, hangs.
+// A call that waits for this long hangs.
 constexpr double kHang_s = 60;
 
 bool RowIs(int64_t id, const std::byte* row) {
@@ -54,8 +54,8 @@ class StormRank {
     uint64_t number;
   };
 
-  // As a trainer's launcher does, which starts a rank again while the broker
-  // may not know yet that the one before is dead, or is itself not there.
+  // Retries, as the launcher of a trainer does: the broker may not have seen
+  // yet that the former process is dead, or may be down itself.
   std::unique_ptr<Reader> Attach() {
     Options wanted;
     wanted.spec = options_.kind.Spec();
@@ -82,7 +82,7 @@ class StormRank {
       } catch (const Error& error) {
         if (options_.kind.shrinks() &&
             error.code() == PENSTOCK_FAILED_PRECONDITION) {
-          return nullptr;  // the others go on without it
+          return nullptr;  // the others continue without it
         }
         if ((error.code() != PENSTOCK_ALREADY_EXISTS &&
              error.code() != PENSTOCK_UNAVAILABLE) ||
@@ -112,7 +112,7 @@ class StormRank {
         if (result == Reader::Result::kEndOfData) return true;
         if (result == Reader::Result::kEndOfEpoch) continue;
       } catch (const Error& error) {
-        // The broker died twice while we held batches.
+        // The broker died twice while this rank held batches.
         if (error.code() != PENSTOCK_RESOURCE_EXHAUSTED || held_.empty()) throw;
         ReleaseAll();
         continue;
