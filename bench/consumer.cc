@@ -40,7 +40,7 @@ class Driver {
   }
   ~Driver() { close(socket_); }
 
-  void Tell(const std::string& line) {
+  void Send(const std::string& line) {
     if (send(socket_, line.data(), line.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(line.size())) {
       throw std::runtime_error("the driver is gone");
@@ -95,7 +95,7 @@ void Consume(const std::string& socket_path, const std::string& delivery,
              bool touch) {
   Driver driver(socket_path);
   const char* const rank = getenv("PENSTOCK_RANK");
-  driver.Tell(Format("{{\"event\": \"imported\", \"rank\": {}, \"pid\": {}}}\n",
+  driver.Send(Format("{{\"event\": \"imported\", \"rank\": {}, \"pid\": {}}}\n",
                      rank == nullptr ? "0" : rank, getpid()));
   driver.WaitToBegin();
 
@@ -108,13 +108,13 @@ void Consume(const std::string& socket_path, const std::string& delivery,
         peers_touch(batch.data(i), batch.rows() * features[i].row_bytes);
       }
       if (samples == 0) {
-        driver.Tell(Format("{{\"event\": \"first\", \"batch\": {}}}\n",
+        driver.Send(Format("{{\"event\": \"first\", \"batch\": {}}}\n",
                            FirstBatch(features[0], batch)));
       }
       samples += batch.rows();
       const std::chrono::duration<double> now =
           std::chrono::steady_clock::now().time_since_epoch();
-      driver.Tell(
+      driver.Send(
           Format("{{\"event\": \"batch\", \"samples\": {}, \"t\": {:.6f}}}\n",
                  samples, now.count()));
     }

@@ -72,10 +72,10 @@ bool AllGiven(Pointers... pointers) {
   return false;
 }
 
-// False: not seconds from 0 up, which is the last error.
+// False: not 0 seconds or more; sets the last error.
 bool IsTime(const char* name, double seconds) {
   if (seconds >= 0) return true;
-  last_error = Format("{}: {}: wanted seconds from 0 on", name, seconds);
+  last_error = Format("{}: {}: wanted 0 seconds or more", name, seconds);
   return false;
 }
 

@@ -366,7 +366,7 @@ class Broker {
       }
     }
     if (!delivery_->FinishRecovery(true).ok()) Fail();
-    TellRanksChanged();
+    SendRanksChanged();
   }
 
   void TryGather() {
@@ -433,7 +433,7 @@ class Broker {
                                          : NotFoundError("it is gone");
       if (status.ok()) world_.evicted = true;
       if (!status.ok() && status.code() != StatusCode::kNotFound) Fail();
-      TellRanksChanged();
+      SendRanksChanged();
     }
     TryGather();
     FinishFormer();
@@ -518,7 +518,7 @@ class Broker {
     for (const RowRange& range : joined->owed) {
       session.owed_left.push_back(range.position);
     }
-    TellRanksChanged();
+    SendRanksChanged();
     return answers_ = true;
   }
 
@@ -538,7 +538,7 @@ class Broker {
     seat_[rank].reset();
     retired_.push_back(attach_[rank]);
     if (!status.ok()) Fail();
-    TellRanksChanged();
+    SendRanksChanged();
     if (!delivery_->AnyAttached()) Deserted();
   }
 
@@ -580,7 +580,7 @@ class Broker {
   }
 
   // As in ControlServer, for which the workers do not wait.
-  void TellRanksChanged() {
+  void SendRanksChanged() {
     const auto changes = delivery_->TakeRanksChanged();
     if (!changes.empty()) Make();
     for (const Delivery::RanksChanged& change : changes) {
@@ -589,7 +589,7 @@ class Broker {
         uint32_t& told = SessionOf(rank).known_phase;
         told = std::max(told, change.phase);
       }
-      delivery_->RanksTold(change.seat, change.phase);
+      delivery_->RanksAnnounced(change.seat, change.phase);
     }
   }
 

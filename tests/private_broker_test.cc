@@ -149,7 +149,7 @@ class PrivateBrokerTest : public CommandTest {
   template <typename Condition>
   Status TendUntil(PrivateBroker& broker, const Condition& holds) {
     for (;;) {
-      PENSTOCK_RETURN_IF_ERROR(broker.Tend(Tell()));
+      PENSTOCK_RETURN_IF_ERROR(broker.Tend(Collect()));
       if (holds()) return OkStatus();
       std::vector<pollfd> entries;
       broker.AddTo(&entries);
@@ -168,7 +168,7 @@ class PrivateBrokerTest : public CommandTest {
       return broker.process().pid() != former && broker.store().ready();
     });
   }
-  PrivateBroker::Tell Tell() {
+  PrivateBroker::Report Collect() {
     return [this](const std::string& news) { messages_.push_back(news); };
   }
 
@@ -323,7 +323,7 @@ TEST_F(PrivateBrokerTest, AGivenUpBrokerRefusesWhoWaitsAndWhoComes) {
   const Status status = TendUntil(*broker, [] { return false; });
   EXPECT_THAT(status.message(), HasSubstr("given up after 5 restarts"));
   EXPECT_THAT(messages_, SizeIs(RestartPolicy::kRestartsMax));
-  EXPECT_FALSE(broker->Tend(Tell()).ok());
+  EXPECT_FALSE(broker->Tend(Collect()).ok());
   EXPECT_FALSE(broker->TendAt().has_value());
   std::vector<pollfd> entries;
   broker->AddTo(&entries);
@@ -374,7 +374,7 @@ TEST_F(PrivateBrokerTest, ManySamplesThatCrashTheBrokerAreFoundOneByOne) {
     const auto broker = PrivateBroker::Start(options);
     ASSERT_TRUE(broker.ok()) << broker.status().message();
     socket.set_value((*broker)->socket());
-    const Status status = (*broker)->TendUntil(stop[0], Tell());
+    const Status status = (*broker)->TendUntil(stop[0], Collect());
     EXPECT_TRUE(status.ok()) << status.message();
   });
   Options options;
@@ -437,7 +437,7 @@ TEST_F(PrivateBrokerTest, AThreadCanKeepItForAProgramWithoutALoop) {
   std::thread keeper([&] {
     const std::unique_ptr<PrivateBroker> broker = Start("");
     socket.set_value(broker->socket());
-    EXPECT_TRUE(broker->TendUntil(stop[0], Tell()).ok());
+    EXPECT_TRUE(broker->TendUntil(stop[0], Collect()).ok());
   });
   const std::string path = socket.get_future().get();
   const auto pid = [&] {

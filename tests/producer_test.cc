@@ -367,7 +367,7 @@ TEST_F(ProducerTest, RanksAreToldWhenNobodyPutsAnything) {
   Reader reader(options);
   const Course course = RunToTheEnd(reader);
   EXPECT_EQ(course.code, PENSTOCK_DEADLINE_EXCEEDED);
-  EXPECT_THAT(course.error, HasSubstr("no producer is at work"));
+  EXPECT_THAT(course.error, HasSubstr("no producer has been at work"));
 }
 
 TEST_F(ProducerTest, AProducerThatFailsTellsTheRanksWhy) {
@@ -642,12 +642,12 @@ class HostileProducerTest : public ProducerTest {
         {"job", testing::UnitTest::GetInstance()->current_test_info()->name()},
         {"features", ElementSpecToJson({{"value", DType::kInt64, {}}})},
         {"rows", 8}};
-    StatusOr<Message> answer = Say(produce_);
+    StatusOr<Message> answer = Send(produce_);
     ASSERT_TRUE(answer.ok()) << answer.status().message();
     ring_rows_ = answer->json.at("ring_rows").get<uint64_t>();
     memory_ = std::move(answer->fds.at(0));
   }
-  StatusOr<Message> Say(nlohmann::json request) {
+  StatusOr<Message> Send(nlohmann::json request) {
     return Request(socket_.get(), std::move(request));
   }
   std::unique_ptr<Reader> reader_;
@@ -675,12 +675,12 @@ TEST_F(HostileProducerTest, PutsThatCannotBeAreRefused) {
     // finish.
     EXPECT_FALSE(Request(socket->get(), {{"op", "finish"}}).ok());
   }
-  EXPECT_FALSE(Say({{"op", "put"}, {"place", 0}, {"rows", 0}}).ok());
-  EXPECT_FALSE(Say({{"op", "put"}, {"place", -1}, {"rows", 1}}).ok());
-  EXPECT_FALSE(Say({{"op", "put"}}).ok());
+  EXPECT_FALSE(Send({{"op", "put"}, {"place", 0}, {"rows", 0}}).ok());
+  EXPECT_FALSE(Send({{"op", "put"}, {"place", -1}, {"rows", 1}}).ok());
+  EXPECT_FALSE(Send({{"op", "put"}}).ok());
   // More rows than fit.
   uint64_t ring_position = 0;
-  while (Say({{"op", "put"}, {"place", ring_position}, {"rows", 1}}).ok()) {
+  while (Send({{"op", "put"}, {"place", ring_position}, {"rows", 1}}).ok()) {
     ASSERT_LE(++ring_position, ring_rows_);
   }
   EXPECT_EQ(ring_position, ring_rows_);
@@ -689,7 +689,7 @@ TEST_F(HostileProducerTest, PutsThatCannotBeAreRefused) {
 
 TEST_F(HostileProducerTest, ProducersThatComeAndGoAreBounded) {
   // Each leaves a row, and so its memory, behind.
-  ASSERT_TRUE(Say({{"op", "put"}, {"place", 0}, {"rows", 1}}).ok());
+  ASSERT_TRUE(Send({{"op", "put"}, {"place", 0}, {"rows", 1}}).ok());
   uint32_t came = 1;
   for (;; ++came) {
     ASSERT_LE(came, kProducersMax);
@@ -711,17 +711,17 @@ TEST_F(HostileProducerTest, ItsMemoryCannotBeTakenAway) {
   EXPECT_NE(ftruncate(memory_.get(), 0), 0);
   EXPECT_NE(ftruncate(memory_.get(), 1 << 30), 0);
   // Never written: zeros.
-  ASSERT_TRUE(Say({{"op", "put"}, {"place", 0}, {"rows", 8}}).ok());
+  ASSERT_TRUE(Send({{"op", "put"}, {"place", 0}, {"rows", 8}}).ok());
   Batch batch;
   ASSERT_EQ(reader_->next(&batch), Reader::Result::kBatch);
   EXPECT_EQ(TakenOf(*reader_, batch).rows, Rows(8, 0));
 }
 
 TEST_F(HostileProducerTest, ItIsNothingButAProducer) {
-  EXPECT_FALSE(Say({{"op", "produce"}, {"job", "x"}, {"rows", 1}}).ok());
-  EXPECT_TRUE(Say({{"op", "finish"}}).ok());
-  EXPECT_FALSE(Say({{"op", "put"}, {"place", 0}, {"rows", 1}}).ok());
-  EXPECT_FALSE(Say({{"op", "finish"}}).ok());
+  EXPECT_FALSE(Send({{"op", "produce"}, {"job", "x"}, {"rows", 1}}).ok());
+  EXPECT_TRUE(Send({{"op", "finish"}}).ok());
+  EXPECT_FALSE(Send({{"op", "put"}, {"place", 0}, {"rows", 1}}).ok());
+  EXPECT_FALSE(Send({{"op", "finish"}}).ok());
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
       deferred_(deferred),
       recovery_journal_(recovery_journal),
       options_(std::move(options)) {
-  jobs->SetOnProducers([this](const auto& job) { TellProducers(job); });
+  jobs->SetOnProducers([this](const auto& job) { NotifyProducers(job); });
   for (const RecoveryJournal::Dataset& dataset :
        recovery_journal->TakeDatasets()) {
     auto spec = ParseDatasetSpec(dataset.spec, "journal", "/");
@@ -232,7 +232,7 @@ void ControlServer::End(uint64_t id, bool orderly) {
     // Before the wake socket closes: a worker may be about to use it.
     job->Mute(connection->seat);
     jobs_->Leave(job, connection->seat, orderly);
-    TellRanksChanged(job);
+    SendRanksChanged(job);
   }
   connections_.erase(id);
 }
@@ -280,7 +280,7 @@ void ControlServer::Tick() {
     connection.job->EvictSeat(connection.seat,
                               "its connection to the broker is closed");
     jobs_->NoteEvicted(connection.job);
-    TellRanksChanged(connection.job);
+    SendRanksChanged(connection.job);
   }
   if (!accepting_) {
     if (const Status status = StartAccepting(); !status.ok()) {
@@ -298,7 +298,7 @@ void ControlServer::Tick() {
   for (auto& [id, connection] : connections_) {
     if (connection.job != nullptr) jobs.insert(connection.job);
   }
-  for (const std::shared_ptr<Job>& job : jobs) TellRanksChanged(job);
+  for (const std::shared_ptr<Job>& job : jobs) SendRanksChanged(job);
 }
 
 }  // namespace penstock

@@ -133,13 +133,13 @@ class ControlServer {
   void HearOut(Connection* connection);
   void LeaveStream(Connection* connection, bool finished);
   // Tells producers of free room, or that nobody takes their rows any more.
-  void TellProducers(const std::shared_ptr<Job>& job);
+  void NotifyProducers(const std::shared_ptr<Job>& job);
   // The jobs that a request names, at least one.
   StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(
       const Connection& connection, const nlohmann::json& request);
   void OnAttached(uint64_t id, StatusOr<JobTable::Attached> result);
   // Tells ranks that the set of ranks changes at some batch.
-  void TellRanksChanged(const std::shared_ptr<Job>& job);
+  void SendRanksChanged(const std::shared_ptr<Job>& job);
   void OnWake(uint64_t id);
   // Advances the job soon, once for all its ranks that sent a wake.
   void AdvanceSoon(const Connection& connection);

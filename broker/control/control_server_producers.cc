@@ -245,7 +245,7 @@ void ControlServer::LeaveStream(Connection* connection, bool finished) {
   producer.job->StreamChanged();
 }
 
-void ControlServer::TellProducers(const std::shared_ptr<Job>& job) {
+void ControlServer::NotifyProducers(const std::shared_ptr<Job>& job) {
   const bool over = job->failed();
   const std::vector<Stream::Freed> all = job->stream()->TakeFreed();
   for (auto& [id, connection] : connections_) {

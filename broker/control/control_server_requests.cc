@@ -458,12 +458,12 @@ void ControlServer::OnAttached(uint64_t id,
   Reply(connection, answer,
         {job.segment().fd(), connection->wake_of_rank.get()});
   connection->wake_of_rank.Reset();
-  TellRanksChanged(connection->job);
+  SendRanksChanged(connection->job);
   connection->job->Advance({connection->seat});
   LetInProducers();
 }
 
-void ControlServer::TellRanksChanged(const std::shared_ptr<Job>& job) {
+void ControlServer::SendRanksChanged(const std::shared_ptr<Job>& job) {
   for (const Delivery::RanksChanged& change : job->TakeRanksChanged()) {
     for (auto& [id, connection] : connections_) {
       if (connection.job != job || connection.seat != change.seat) continue;
@@ -473,7 +473,7 @@ void ControlServer::TellRanksChanged(const std::shared_ptr<Job>& job) {
              {"rank", change.rank},
              {"world_size", change.world_size},
              {"state", JobStateToJson(job->StateAt(change.start))}});
-      job->RanksTold(change.seat, change.phase);
+      job->RanksAnnounced(change.seat, change.phase);
     }
   }
 }
@@ -545,7 +545,7 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
       jobs_->NoteEvicted(job);
       status = evicted;
     }
-    TellRanksChanged(job);
+    SendRanksChanged(job);
   }
   // A rank that has not reconnected is in no job yet.
   if (!status.ok() && request.contains("job")) {

@@ -208,7 +208,7 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
       std::make_unique<Feed>(rings_[joined.seat], std::move(joining.cursor),
                              shape_.leases, joining.wake_socket, &any_corrupt_);
   // The rank gets the ring only after this, so no wake can be missed.
-  (*seat)->AskForNews(false);
+  (*seat)->RequestWakes(false);
   deaf_.erase(joined.seat);
   touched_.insert(consumer.rank);
   openable_.insert(consumer.lane);
@@ -425,7 +425,7 @@ bool Delivery::IsHungry(const Consumer& consumer) {
   if (!feed.HasFreeLease()) Reclaim(consumer.seat);
   if (!feed.HasFreeLease()) return false;
   if (feed.untaken() > 0) {
-    feed.AskForNews(true);  // E8
+    feed.RequestWakes(true);  // E8
     if (feed.untaken() > 0) return false;
   }
   return !feed.corrupt();
@@ -503,7 +503,7 @@ void Delivery::NoteRoom(Consumer* consumer) {
   if (consumer->state == ConsumerState::kAttached) {
     // Sleepers matter only where a consumer may be left behind.
     const bool block = shape_.options.lag == Lag::kBlock;
-    FeedOf(*consumer).AskForNews(!has_room || !block);  // E8
+    FeedOf(*consumer).RequestWakes(!has_room || !block);  // E8
     asleep = !block && IsAsleep(*consumer);
     if (!has_room) has_room = HasRoom(*consumer);
   }
@@ -639,7 +639,7 @@ bool Delivery::IsAtWork(const Consumer& consumer) {
   };
   if (!is_at_work()) return false;
   ++checks_;
-  feed.AskForNews(true);  // E8
+  feed.RequestWakes(true);  // E8
   return is_at_work();
 }
 
@@ -671,7 +671,7 @@ void Delivery::ForgoTakes(const std::set<uint32_t>& ranks,
     const Consumer* const consumer = Find(rank);
     if (consumer != nullptr && consumer->state == ConsumerState::kAttached &&
         unknown.count(rank) > 0) {
-      FeedOf(*consumer).AskForNews(false);
+      FeedOf(*consumer).RequestWakes(false);
     }
   }
 }

@@ -314,7 +314,7 @@ class Delivery {
   }
   // The rank was told, so a process that outlives the broker knows too. Its
   // batches of that phase wait for this call.
-  void RanksTold(uint32_t seat, uint32_t phase);
+  void RanksAnnounced(uint32_t seat, uint32_t phase);
   // A violation of D6 found by walking over everything; "": none. For tests.
   // Reads no rank's page.
   std::string IndexError() const;

@@ -27,7 +27,7 @@ bool Delivery::Active(uint32_t lane) const {
       [&](const auto& item) { return is_given_batches(item.second); });
 }
 
-void Delivery::RanksTold(uint32_t seat, uint32_t phase) {
+void Delivery::RanksAnnounced(uint32_t seat, uint32_t phase) {
   if (Consumer* consumer = AtSeat(seat)) {
     consumer->known_phase = std::max(consumer->known_phase, phase);
     touched_.insert(consumer->rank);

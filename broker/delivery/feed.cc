@@ -93,7 +93,7 @@ void Feed::Reclaim(std::vector<Batch>* released) {
   }
 }
 
-void Feed::AskForNews(bool takes) {
+void Feed::RequestWakes(bool takes) {
   const BrokerWaits until =
       takes ? BrokerWaits::kForTakes : BrokerWaits::kForReleases;
   if (std::exchange(requested_wakes_, until) != until)

@@ -56,7 +56,7 @@ class Feed {
   // Asks the rank for a wake on releases (takes: also when it takes a batch or
   // goes to sleep). If that is more than was asked before, the caller must
   // check the feed once more afterwards (E5, E8).
-  void AskForNews(bool takes);
+  void RequestWakes(bool takes);
   // Whether takes bring a wake.
   bool wakes_on_takes() const {
     return requested_wakes_ == BrokerWaits::kForTakes;

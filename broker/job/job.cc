@@ -184,9 +184,9 @@ std::vector<Delivery::RanksChanged> Job::TakeRanksChanged() {
   return delivery_.TakeRanksChanged();
 }
 
-void Job::RanksTold(uint32_t seat, uint32_t phase) {
+void Job::RanksAnnounced(uint32_t seat, uint32_t phase) {
   MutexLock lock(&mutex_);
-  delivery_.RanksTold(seat, phase);
+  delivery_.RanksAnnounced(seat, phase);
   AdvanceLocked();
 }
 

@@ -50,7 +50,7 @@ StatusOr<int64_t> Number(const std::string& name, const std::string& text) {
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 0) {
-    return InvalidArgumentError("{}='{}' is not a number from 0 on", name,
+    return InvalidArgumentError("{}='{}' is not a number, 0 or more", name,
                                 text);
   }
   return value;

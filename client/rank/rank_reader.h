@@ -121,7 +121,7 @@ class RankReader {
   // released.
   void Supersede();
   void Retire(Session* session);
-  void SayUnmapped();
+  void SendUnmapped();
   void Leave();
   static void Reach(Session* session, RankStage stage);
   bool Disown(Session* session);

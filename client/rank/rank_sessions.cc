@@ -212,7 +212,7 @@ void RankReader::Supersede() {
 
 // Tells the broker that this rank maps no memory of a former broker instance
 // any more. sessions_mutex_ is held.
-void RankReader::SayUnmapped() {
+void RankReader::SendUnmapped() {
   const bool maps_former = std::any_of(
       sessions_.begin(), sessions_.end(), [this](const auto& session) {
         return session.get() != session_ && session->broker_died;
@@ -229,7 +229,7 @@ void RankReader::Retire(Session* session) {
   sessions_.remove_if(
       [session](const auto& each) { return each.get() == session; });
   // All its memory is unmapped now.
-  if (of_former_instance) SayUnmapped();
+  if (of_former_instance) SendUnmapped();
   if (control) {
     (void)SendMessage(control.get(),
                       {{"penstock", kProtocolVersion}, {"op", "detach"}});
@@ -354,7 +354,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   if (!in_time) return false;
   {
     const std::lock_guard lock(sessions_mutex_);
-    SayUnmapped();
+    SendUnmapped();
   }
   ++stats_.reconnects;
   // Continue in the epoch where it was.

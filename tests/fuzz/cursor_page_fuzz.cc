@@ -344,7 +344,7 @@ void Course::Advance() {
   const std::string error = delivery_->IndexError();
   Require(error.empty(), error.c_str());
   for (const Delivery::RanksChanged& change : delivery_->TakeRanksChanged()) {
-    delivery_->RanksTold(change.seat, change.phase);
+    delivery_->RanksAnnounced(change.seat, change.phase);
   }
 }
 
