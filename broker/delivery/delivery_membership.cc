@@ -18,8 +18,8 @@ void Delivery::Drop(Consumer* consumer) {
 uint64_t Delivery::NextStepOf(const Consumer& consumer) const {
   const auto step_of = [this](uint32_t number) {
     const Slot& slot = slots_[number];
-    return slot.again ? std::nullopt
-                      : plan().StepFrom(slot.batch.rows.position);
+    return slot.is_redo ? std::nullopt
+                        : plan().StepFrom(slot.batch.rows.position);
   };
   for (const Entry& entry : consumer.backlog) {
     const auto step = step_of(entry.slot);
@@ -38,7 +38,7 @@ void Delivery::GoBackTo(uint64_t step) {
   Lane& lane = lanes_[0];
   for (const uint32_t number : lane.in_turn) Abandon(&slots_[number]);
   lane.in_turn.clear();
-  lane.again.clear();
+  lane.redo.clear();
   lane.next_step = std::min(lane.next_step, step);
   openable_.insert(0);
 }
@@ -66,16 +66,16 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
   }
   if (consumer == nullptr) return OkStatus();
   touched_.insert(consumer->rank);
-  consumer->place = Place::kGone;
+  consumer->state = ConsumerState::kGone;
   consumer->died = !orderly;
   TakeFormerBack(consumer, orderly);
-  if (!lanes_[consumer->lane].again.empty()) {
+  if (!lanes_[consumer->lane].redo.empty()) {
     return Vacate(consumer, std::move(entries), orderly);
   }
   if (feed->finished() && entries.empty() && consumer->backlog.empty()) {
     // One that died may not know that it had everything: a replacement is told,
     // or gets batches of others who died.
-    if (orderly) consumer->place = Place::kFinished;
+    if (orderly) consumer->state = ConsumerState::kFinished;
     return OkStatus();
   }
   return Vacate(consumer, std::move(entries), orderly);
@@ -83,7 +83,7 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
 
 Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
                         bool orderly) {
-  consumer->place = Place::kGone;
+  consumer->state = ConsumerState::kGone;
   const OnRankDeath policy = shape_.options.on_rank_death;
   if (closed_) {
     for (const Entry& entry : entries) Release(entry.slot);
@@ -127,7 +127,7 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
         {each.slot, each.taken || each.redelivered, each.skipped});
     slots_[each.slot].handed_over |= keep_batches && each.taken;
   }
-  consumer->place = Place::kGone;
+  consumer->state = ConsumerState::kGone;
   if (!keep_batches) {
     consumer->backlog.insert(consumer->backlog.begin(), entries.begin(),
                              entries.end());
@@ -143,10 +143,10 @@ Status Delivery::Evict(uint32_t rank, const std::string& reason) {
   if (found == consumers_.end()) {
     return NotFoundError("there is no rank {}", rank);
   }
-  if (found->second.place != Place::kAttached) {
+  if (found->second.state != ConsumerState::kAttached) {
     return NotFoundError("rank {} {}", rank,
-                         found->second.place == Place::kGone
-                             ? "is gone already: what it had is handed on"
+                         found->second.state == ConsumerState::kGone
+                             ? "is already gone: its batches were handed on"
                              : "has taken all of its data and left");
   }
   return EvictSeat(&found->second, Closed::kRecalled, reason, true);
@@ -163,12 +163,12 @@ Status Delivery::Shrink(Consumer* gone) {
   const bool someone_finished =
       std::any_of(consumers_.begin(), consumers_.end(), [&](const auto& item) {
         const Consumer& consumer = item.second;
-        switch (consumer.place) {
-          case Place::kFinished:
+        switch (consumer.state) {
+          case ConsumerState::kFinished:
             return true;
-          case Place::kAttached:
+          case ConsumerState::kAttached:
             return feeds_[consumer.seat]->finished();
-          case Place::kGone:
+          case ConsumerState::kGone:
             // It may have been told the end without anybody seeing it leave.
             return &consumer != gone && NothingLeftFor(consumer);
         }
@@ -206,11 +206,11 @@ Status Delivery::Shrink(Consumer* gone) {
       owe(slot.batch.rows, false);
     }
   }
-  for (const Again& again : std::exchange(lane.again, {})) {
-    const Phase& phase = phases_[PhaseOfStep(again.step)];
-    const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
-    owe(phase.plan.RankBatchOf(*step, PlaceOf(phase, gone->rank)),
-        again.redelivered);
+  for (const Redo& redo : std::exchange(lane.redo, {})) {
+    const Phase& phase = phases_[PhaseOfStep(redo.step)];
+    const auto step = phase.plan.StepFrom(PositionOfStep(redo.step));
+    owe(phase.plan.RankBatchOf(*step, RankIndexOf(phase, gone->rank)),
+        redo.redelivered);
   }
   uint64_t step = lane.next_step;
   for (uint32_t number = lane.phase; number < phases_.size(); ++number) {
@@ -218,7 +218,7 @@ Status Delivery::Shrink(Consumer* gone) {
     const uint64_t end =
         number + 1 == phases_.size() ? boundary : phase.end_step.value_or(0);
     for (; step < end; ++step) {
-      owe(phase.plan.RankBatchOf(step, PlaceOf(phase, gone->rank)), false);
+      owe(phase.plan.RankBatchOf(step, RankIndexOf(phase, gone->rank)), false);
     }
     step = 0;
   }
@@ -226,8 +226,8 @@ Status Delivery::Shrink(Consumer* gone) {
   if (!next.ok()) return next.status();
   if (next->max_batch_rows(0) > shape_.rows_max) {
     return AbortedError(
-        "rank {} died, and those left ({}) would need batches of {} rows; a "
-        "job is given memory to shrink to half of its ranks",
+        "rank {} died, and the remaining ranks ({}) would need batches of {} "
+        "rows; a job has memory to shrink to half of its ranks",
         gone->rank, ranks.size(), next->max_batch_rows(0));
   }
   last.end_step = boundary;
@@ -251,10 +251,10 @@ Status Delivery::Shrink(Consumer* gone) {
   phases_.push_back({*std::move(next), ranks, {}});
   const Phase& now = phases_.back();
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place != Place::kAttached) continue;
+    if (consumer.state != ConsumerState::kAttached) continue;
     ranks_changed_.push_back(
         {consumer.seat, static_cast<uint32_t>(phases_.size() - 1),
-         PlaceOf(now, rank), static_cast<uint32_t>(ranks.size()),
+         RankIndexOf(now, rank), static_cast<uint32_t>(ranks.size()),
          now.plan.start()});
   }
   consumers_.erase(gone->rank);

@@ -110,7 +110,7 @@ class Job {
   Status Evict(uint32_t rank, const std::string& reason);
   void EvictSeat(uint32_t seat, const std::string& reason);
   std::vector<Delivery::RanksChanged> TakeRanksChanged();
-  void RanksTold(uint32_t seat, uint32_t phase);
+  void RanksAnnounced(uint32_t seat, uint32_t phase);
   bool GoesOnWithout(uint32_t rank) const;
   size_t phases() const;
   bool AllCame() const;

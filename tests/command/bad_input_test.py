@@ -265,7 +265,7 @@ class BadInput(unittest.TestCase):
         for name in ("precious", "fifo", "link"):
             run = self.penstockd("--socket", name)
             self.assertEqual(run.returncode, 1, run.stderr)
-            self.assertIn(f"'{name}' is there and is no socket", run.stderr)
+            self.assertIn(f"'{name}' exists and is not a socket", run.stderr)
             self.assertTrue(os.path.lexists(self.folder / name))
         self.assertEqual(path.read_text(), "precious")
 

@@ -142,9 +142,9 @@ TEST_F(CommandBenchTest, PeekWritesAPictureOrSaysThatThereIsNone) {
   EXPECT_EQ(none.status, 0) << none.err;
   EXPECT_THAT(none.out, HasSubstr("no feature is a picture"));
   EXPECT_FALSE(fs::exists(folder_ + "/sheet.png"));
-  const Result asked = Run({"peek", "train.yaml", "--out", "b.png"});
-  EXPECT_EQ(asked.status, 1) << asked.out;
-  EXPECT_THAT(asked.err, HasSubstr("nothing to write to 'b.png'"));
+  const Result result = Run({"peek", "train.yaml", "--out", "b.png"});
+  EXPECT_EQ(result.status, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("nothing to write to 'b.png'"));
   ExpectNothingLeft();
 }
 

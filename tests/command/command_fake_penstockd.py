@@ -17,7 +17,7 @@ is the Nth process, from 1:
   error      answers with an error
   hang       never answers `index`
 
-In the folder FAKE_PENSTOCKD_LIVES, if set, each start writes what it was given into
+If set, FAKE_PENSTOCKD_INSTANCES names a folder: each start writes what it was given into
 a file named by its number, before it is ready.
 """
 import json
@@ -111,28 +111,28 @@ def memfd(text):
     return fd
 
 
-def write_life():
+def write_instance():
     """Tells the test what this start was given; returns its number."""
     state = sys.argv[sys.argv.index("--state-dir") + 1]
     names = os.environ["LISTEN_FDNAMES"].split(":")
     assert names.pop() == "penstock.owner"
     count = int(os.environ["LISTEN_FDS"]) - 1
-    life = {"pid": os.getpid(),
+    instance = {"pid": os.getpid(),
             "names": names,
             "listening": socket.socket(fileno=os.dup(3)).getsockopt(
                 socket.SOL_SOCKET, socket.SO_ACCEPTCONN),
             "contents": [os.pread(3 + i, 100, 0).decode()
                          for i in range(1, count)],
             "state": sorted(os.listdir(state))}
-    folder = os.environ.get("FAKE_PENSTOCKD_LIVES")
+    folder = os.environ.get("FAKE_PENSTOCKD_INSTANCES")
     if folder is None:
         return 1
     number = len(os.listdir(folder)) + 1
-    with open(os.path.join(state, f"of-life-{number}"), "w"):
+    with open(os.path.join(state, f"of-instance-{number}"), "w"):
         pass
     part = os.path.join(state, "part")
     with open(part, "w") as file:
-        json.dump(life, file)
+        json.dump(instance, file)
     os.rename(part, os.path.join(folder, str(number)))
     return number
 
@@ -142,7 +142,7 @@ def main():
         replay(sys.argv)
         return
     assert int(os.environ["LISTEN_PID"]) == os.getpid()
-    number = write_life()
+    number = write_instance()
     if "die" in MODES:
         sys.exit(7)
     if "die-again" in MODES and number > 1:

@@ -1,4 +1,4 @@
-// Runs the penstock command in a folder of its own, and sees what it leaves
+// Runs the penstock command in a folder of its own and checks what it leaves
 // behind.
 #ifndef TESTS_COMMAND_COMMAND_FIXTURE_H_
 #define TESTS_COMMAND_COMMAND_FIXTURE_H_
@@ -42,7 +42,7 @@ class CommandTest : public testing::Test {
   CommandTest() {
     std::string name = testing::TempDir() + "/penstock-command-XXXXXX";
     folder_ = mkdtemp(name.data());
-    // The private broker's folder is made in here: what is left is seen.
+    // The private broker creates its folder in here, so a leftover is found.
     runtime_ = folder_ + "/run";
     std::filesystem::create_directory(runtime_);
     std::ofstream(folder_ + "/train.yaml") << kSpec;
@@ -50,7 +50,7 @@ class CommandTest : public testing::Test {
     unsetenv("PENSTOCKD");
     unsetenv("PENSTOCK_JOB");
     unsetenv("PENSTOCK_SOCKET");
-    // What outlives the command becomes our child, and is seen too.
+    // A process that outlives the command becomes our child and is found too.
     prctl(PR_SET_CHILD_SUBREAPER, 1);
   }
   ~CommandTest() override { std::filesystem::remove_all(folder_); }
@@ -108,7 +108,7 @@ class CommandTest : public testing::Test {
     return text.str();
   }
 
-  // Until the command's child has made this file.
+  // Waits until the command's child has created this file.
   void WaitForFile(const std::string& name) {
     for (int i = 0; i < 3000 && !std::filesystem::exists(folder_ + "/" + name);
          ++i) {

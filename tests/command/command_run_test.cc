@@ -25,13 +25,13 @@ class CommandRunTest : public CommandTest {
     setenv("PENSTOCKD",
            PENSTOCK_SOURCE_DIR "/tests/command/command_fake_penstockd.py", 1);
     setenv("FAKE_PENSTOCKD", "", 1);
-    setenv("FAKE_PENSTOCKD_LIVES", (folder_ + "/lives").c_str(), 1);
-    fs::create_directory(folder_ + "/lives");
+    setenv("FAKE_PENSTOCKD_INSTANCES", (folder_ + "/instances").c_str(), 1);
+    fs::create_directory(folder_ + "/instances");
   }
 
   // The arguments and descriptors of penstockd in this start, from 1.
-  nlohmann::json Life(int number) {
-    const std::string file = "lives/" + std::to_string(number);
+  nlohmann::json Instance(int number) {
+    const std::string file = "instances/" + std::to_string(number);
     WaitForFile(file);
     return nlohmann::json::parse(Read(file));
   }
@@ -44,8 +44,8 @@ class CommandRunTest : public CommandTest {
     // Never 0, which is the test's own group.
     return child > 0 ? child : command;
   }
-  void KillPenstockd(int life, int signal = SIGKILL) {
-    kill(Life(life)["pid"].get<pid_t>(), signal);
+  void KillPenstockd(int instance, int signal = SIGKILL) {
+    kill(Instance(instance)["pid"].get<pid_t>(), signal);
   }
 };
 
@@ -306,17 +306,17 @@ TEST_F(CommandRunTest, ABrokerThatDoesNotStartIsToldByItsStatus) {
 TEST_F(CommandRunTest, RanksGoOnWhenTheBrokerDies) {
   // The ranks end once a restarted penstockd answers at its socket.
   const std::string penstock = PENSTOCK_BUILD_DIR "/client/command/penstock ";
-  const pid_t pid =
-      StartScript({"--ranks", "2"},
-                  "touch started$RANK; while ! test -e lives/3; do sleep 0.05; "
-                  "done; exec " +
-                      penstock + "status");
+  const pid_t pid = StartScript(
+      {"--ranks", "2"},
+      "touch started$RANK; while ! test -e instances/3; do sleep 0.05; "
+      "done; exec " +
+          penstock + "status");
   WaitForFile("started0");
   WaitForFile("started1");
-  const nlohmann::json first = Life(1);
+  const nlohmann::json first = Instance(1);
   KillPenstockd(1);
   KillPenstockd(2, SIGSEGV);
-  const nlohmann::json last = Life(3);
+  const nlohmann::json last = Instance(3);
   const Result result = Wait(pid);
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_THAT(result.err,
@@ -326,23 +326,23 @@ TEST_F(CommandRunTest, RanksGoOnWhenTheBrokerDies) {
                            ".*was killed by signal 11 .*; restart 2 of 5 in "
                            "0.2 s\n"));
   EXPECT_EQ(first["state"], nlohmann::json::array());
-  EXPECT_EQ(last["state"], nlohmann::json({"of-life-1", "of-life-2"}));
+  EXPECT_EQ(last["state"], nlohmann::json({"of-instance-1", "of-instance-2"}));
   ExpectNothingLeft();
 }
 
-TEST_F(CommandRunTest, StoredDescriptorsReachTheNextLifeByNameAndInOrder) {
+TEST_F(CommandRunTest, StoredDescriptorsReachTheNextInstanceByNameAndInOrder) {
   setenv("FAKE_PENSTOCKD", "keep", 1);
   const pid_t pid =
       StartScript({"--ranks", "1"}, "touch started; exec sleep 1000");
   WaitForFile("started");
   KillPenstockd(1);
   KillPenstockd(2);
-  const nlohmann::json life = Life(3);
-  EXPECT_EQ(life["names"], nlohmann::json({"penstockd.socket", "cursor-b",
-                                           "cursor-a", "cursor-c"}));
-  EXPECT_EQ(life["contents"],
+  const nlohmann::json instance = Instance(3);
+  EXPECT_EQ(instance["names"], nlohmann::json({"penstockd.socket", "cursor-b",
+                                               "cursor-a", "cursor-c"}));
+  EXPECT_EQ(instance["contents"],
             nlohmann::json({"cursor-b", "cursor-a", "cursor-c"}));
-  EXPECT_EQ(life["listening"], 1);
+  EXPECT_EQ(instance["listening"], 1);
   kill(pid, SIGTERM);
   EXPECT_EQ(Wait(pid).status, 128 + SIGTERM);
   ExpectNothingLeft();
@@ -367,8 +367,8 @@ TEST_F(CommandRunTest, ABrokerThatKeepsDyingIsGivenUpAndTheRanksAreStopped) {
       << result.err;
   EXPECT_TRUE(fs::exists(folder_ + "/refused0"));
   EXPECT_TRUE(fs::exists(folder_ + "/refused1"));
-  EXPECT_TRUE(fs::exists(folder_ + "/lives/6"));
-  EXPECT_FALSE(fs::exists(folder_ + "/lives/7"));
+  EXPECT_TRUE(fs::exists(folder_ + "/instances/6"));
+  EXPECT_FALSE(fs::exists(folder_ + "/instances/7"));
   ExpectNothingLeft();
 }
 
@@ -381,7 +381,7 @@ TEST_F(CommandRunTest, ABrokerThatWasAskedToStopIsNotRestarted) {
   const Result result = Wait(pid);
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, HasSubstr("ended with status 0; stopping\n"));
-  EXPECT_FALSE(fs::exists(folder_ + "/lives/2"));
+  EXPECT_FALSE(fs::exists(folder_ + "/instances/2"));
   ExpectNothingLeft();
 }
 

@@ -87,7 +87,7 @@ class DescriptorStoreTest : public testing::Test {
         << strerror(errno);
   }
   // Sends a message and receives it.
-  void Say(const std::string& text, const std::vector<int>& fds = {}) {
+  void Notify(const std::string& text, const std::vector<int>& fds = {}) {
     Send(text, fds);
     store_.Receive();
   }
@@ -136,19 +136,19 @@ TEST_F(DescriptorStoreTest, WhatLibsystemdSendsIsUnderstood) {
 
 TEST_F(DescriptorStoreTest, RemovingTakesAllOfANameAndNoOther) {
   const Fd a = MemFd(), b = MemFd(), c = MemFd();
-  Say("FDSTORE=1\nFDNAME=x", {a.get(), b.get()});
-  Say("FDSTORE=1\nFDNAME=y", {c.get()});
-  Say("FDSTOREREMOVE=1");
-  Say("FDSTOREREMOVE=1\nFDNAME=z");
+  Notify("FDSTORE=1\nFDNAME=x", {a.get(), b.get()});
+  Notify("FDSTORE=1\nFDNAME=y", {c.get()});
+  Notify("FDSTOREREMOVE=1");
+  Notify("FDSTOREREMOVE=1\nFDNAME=z");
   EXPECT_THAT(Names(), ElementsAre("x", "x", "y"));
-  Say("FDSTOREREMOVE=1\nFDNAME=x");
+  Notify("FDSTOREREMOVE=1\nFDNAME=x");
   EXPECT_THAT(Names(), ElementsAre("y"));
 }
 
 TEST_F(DescriptorStoreTest, OneMessageReplacesADescriptor) {
   const Fd former = MemFd("former"), next = MemFd("next");
-  Say("FDSTORE=1\nFDNAME=x", {former.get()});
-  Say("FDSTOREREMOVE=1\nFDSTORE=1\nFDNAME=x", {next.get()});
+  Notify("FDSTORE=1\nFDNAME=x", {former.get()});
+  Notify("FDSTOREREMOVE=1\nFDSTORE=1\nFDNAME=x", {next.get()});
   EXPECT_THAT(Names(), ElementsAre("x"));
   EXPECT_EQ(Content(0), "next");
 }
@@ -158,10 +158,10 @@ TEST_F(DescriptorStoreTest, TheSameFileUnderTheSameNameIsStoredOnce) {
   // Another open file of the same inode, as /proc gives it.
   const std::string again = "/proc/self/fd/" + std::to_string(a.get());
   const Fd reopened(open(again.c_str(), O_RDONLY | O_CLOEXEC));
-  Say("FDSTORE=1\nFDNAME=x", {a.get(), a.get(), reopened.get()});
-  Say("FDSTORE=1\nFDNAME=x", {a.get()});
+  Notify("FDSTORE=1\nFDNAME=x", {a.get(), a.get(), reopened.get()});
+  Notify("FDSTORE=1\nFDNAME=x", {a.get()});
   EXPECT_THAT(Names(), ElementsAre("x"));
-  Say("FDSTORE=1\nFDNAME=y", {a.get()});
+  Notify("FDSTORE=1\nFDNAME=y", {a.get()});
   EXPECT_THAT(Names(), ElementsAre("x", "y"));
 }
 
@@ -169,7 +169,7 @@ TEST_F(DescriptorStoreTest, PidfdsOfTwoProcessesAreTwoFiles) {
   // All pidfds share one inode before Linux 6.9.
   const Fd own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   const Fd other(static_cast<int>(syscall(SYS_pidfd_open, getppid(), 0)));
-  Say("FDSTORE=1\nFDNAME=x", {own.get(), other.get()});
+  Notify("FDSTORE=1\nFDNAME=x", {own.get(), other.get()});
   EXPECT_THAT(Names(), ElementsAre("x", "x"));
 }
 
@@ -187,15 +187,15 @@ TEST_F(DescriptorStoreTest, OnlyTheExpectedProcessIsListenedTo) {
   EXPECT_THAT(Names(), ElementsAre("own"));
   // The next instance is another process.
   store_.Expect(pid);
-  Say("READY=1\nSTOPPING=1\nFDSTOREREMOVE=1\nFDNAME=own");
+  Notify("READY=1\nSTOPPING=1\nFDSTOREREMOVE=1\nFDNAME=own");
   EXPECT_FALSE(store_.ready());
   EXPECT_FALSE(store_.stopping());
   EXPECT_THAT(Names(), ElementsAre("own"));
 }
 
-TEST_F(DescriptorStoreTest, ANewLifeHasNotSaidAnything) {
-  Say("READY=1");
-  Say("STOPPING=1");
+TEST_F(DescriptorStoreTest, ANewInstanceHasNotNotified) {
+  Notify("READY=1");
+  Notify("STOPPING=1");
   EXPECT_TRUE(store_.ready());
   EXPECT_TRUE(store_.stopping());
   store_.Expect(getpid());
@@ -228,22 +228,22 @@ TEST_F(DescriptorStoreTest, BrokenMessagesStoreNothingAndLeaveNothingOpen) {
                                 "READY=",
                                 "READY=1" + std::string(5000, '\n'),
                                 "STOPPING=10"}) {
-    Say(text, {fd.get(), fd.get()});
+    Notify(text, {fd.get(), fd.get()});
     EXPECT_THAT(store_.descriptors(), IsEmpty()) << text;
   }
-  Say("FDSTORE=1\nFDNAME=x");
+  Notify("FDSTORE=1\nFDNAME=x");
   EXPECT_THAT(store_.descriptors(), IsEmpty());
   EXPECT_FALSE(store_.ready());
   EXPECT_FALSE(store_.stopping());
   EXPECT_EQ(OpenDescriptors(), before_ + 2);  // the store's socket and fd
-  Say("FDSTORE=1\nFDNAME=" + long_name.substr(1), {fd.get()});
+  Notify("FDSTORE=1\nFDNAME=" + long_name.substr(1), {fd.get()});
   EXPECT_THAT(store_.descriptors(), SizeIs(1));
 }
 
 TEST_F(DescriptorStoreTest, ADatagramWithoutTextDoesNoHarm) {
   const Fd fd = MemFd();
   Send("");
-  Say("READY=1");
+  Notify("READY=1");
   EXPECT_TRUE(store_.ready());
 }
 
@@ -262,14 +262,14 @@ TEST_F(DescriptorStoreTest, NoMoreDescriptorsThanTheLimitAreKept) {
       fds.push_back(MemFd());
       numbers.push_back(fds.back().get());
     }
-    Say("FDSTORE=1\nFDNAME=" + std::to_string(i), numbers);
+    Notify("FDSTORE=1\nFDNAME=" + std::to_string(i), numbers);
   }
   EXPECT_THAT(store_.descriptors(), SizeIs(DescriptorStore::kDescriptorsMax));
   EXPECT_EQ(OpenDescriptors(), before_ + 1 + DescriptorStore::kDescriptorsMax);
   // A removal frees a place.
   const Fd fd = MemFd();
-  Say("FDSTOREREMOVE=1\nFDNAME=0");
-  Say("FDSTORE=1\nFDNAME=new", {fd.get()});
+  Notify("FDSTOREREMOVE=1\nFDNAME=0");
+  Notify("FDSTORE=1\nFDNAME=new", {fd.get()});
   EXPECT_EQ(Names().back(), "new");
 }
 
@@ -277,7 +277,7 @@ TEST_F(DescriptorStoreTest, AllNamesFitIntoOneEnvironmentString) {
   const Fd fd = MemFd();
   const std::string filler(DescriptorStore::kNameBytesMax - 5, 'n');
   for (int i = 10000; i < 10600; ++i) {
-    Say("FDSTORE=1\nFDNAME=" + std::to_string(i) + filler, {fd.get()});
+    Notify("FDSTORE=1\nFDNAME=" + std::to_string(i) + filler, {fd.get()});
   }
   EXPECT_THAT(store_.descriptors(),
               SizeIs(DescriptorStore::kAllNamesBytesMax /

@@ -129,10 +129,11 @@ TEST(ProcessTest, PassedDescriptorsMayLieWhereTheyAreToBe) {
 class PrivateBrokerTest : public CommandTest {
  protected:
   PrivateBrokerTest() {
-    setenv("PENSTOCKD",
-           PENSTOCK_SOURCE_DIR "/tests/command/command_fake_penstockd.py", 1);
-    fs::create_directory(folder_ + "/lives");
-    options_.environment = {{"FAKE_PENSTOCKD_LIVES", folder_ + "/lives"}};
+    setenv("PENSTOCKD", PENSTOCK_SOURCE_DIR "/tests/command_fake_penstockd.py",
+           1);
+    fs::create_directory(folder_ + "/instances");
+    options_.environment = {
+        {"FAKE_PENSTOCKD_INSTANCES", folder_ + "/instances"}};
   }
 
   // Starts a broker whose fake misbehaves in this mode.
@@ -148,7 +149,7 @@ class PrivateBrokerTest : public CommandTest {
   template <typename Condition>
   Status TendUntil(PrivateBroker& broker, const Condition& holds) {
     for (;;) {
-      PENSTOCK_RETURN_IF_ERROR(broker.Tend(Tell()));
+      PENSTOCK_RETURN_IF_ERROR(broker.Tend(Collect()));
       if (holds()) return OkStatus();
       std::vector<pollfd> entries;
       broker.AddTo(&entries);
@@ -167,12 +168,12 @@ class PrivateBrokerTest : public CommandTest {
       return broker.process().pid() != former && broker.store().ready();
     });
   }
-  PrivateBroker::Tell Tell() {
-    return [this](const std::string& news) { told_.push_back(news); };
+  PrivateBroker::Report Collect() {
+    return [this](const std::string& news) { messages_.push_back(news); };
   }
 
   PrivateBrokerOptions options_;
-  std::vector<std::string> told_;
+  std::vector<std::string> messages_;
 };
 
 TEST_F(PrivateBrokerTest, ItsFolderIsPrivateAndGoesWithAllThatIsInIt) {
@@ -270,26 +271,26 @@ TEST_F(PrivateBrokerTest, APenstockdWhoseOwnerWasKilledRemovesItsFolder) {
   ExpectNothingLeft();
 }
 
-TEST_F(PrivateBrokerTest, LivesDoNotAddUpDescriptors) {
+TEST_F(PrivateBrokerTest, InstancesDoNotAddUpDescriptors) {
   const size_t before = OpenDescriptors();
   const std::unique_ptr<PrivateBroker> broker = Start("keep");
   ASSERT_TRUE(TendUntilReady(*broker).ok());
   const size_t first = OpenDescriptors();
   EXPECT_THAT(broker->store().descriptors(), SizeIs(3));
-  for (int life = 0; life < 3; ++life) {
+  for (int instance = 0; instance < 3; ++instance) {
     const pid_t pid = broker->process().pid();
     broker->process().Signal(SIGKILL);
     ASSERT_TRUE(TendUntilReady(*broker, pid).ok());
     EXPECT_EQ(OpenDescriptors(), first);
   }
   EXPECT_THAT(broker->store().descriptors(), SizeIs(3));
-  EXPECT_THAT(told_, SizeIs(3));
+  EXPECT_THAT(messages_, SizeIs(3));
   broker->Stop();
   EXPECT_EQ(OpenDescriptors(), before);
   EXPECT_GT(broker->cpu_s(), 0);
 }
 
-TEST_F(PrivateBrokerTest, WhoConnectsBetweenTwoLivesIsAnsweredByTheNext) {
+TEST_F(PrivateBrokerTest, WhoConnectsBetweenTwoInstancesIsAnsweredByTheNext) {
   const std::unique_ptr<PrivateBroker> broker = Start("");
   ASSERT_TRUE(TendUntilReady(*broker).ok());
   const pid_t former = broker->process().pid();
@@ -321,8 +322,8 @@ TEST_F(PrivateBrokerTest, AGivenUpBrokerRefusesWhoWaitsAndWhoComes) {
 
   const Status status = TendUntil(*broker, [] { return false; });
   EXPECT_THAT(status.message(), HasSubstr("given up after 5 restarts"));
-  EXPECT_THAT(told_, SizeIs(RestartPolicy::kRestartsMax));
-  EXPECT_FALSE(broker->Tend(Tell()).ok());
+  EXPECT_THAT(messages_, SizeIs(RestartPolicy::kRestartsMax));
+  EXPECT_FALSE(broker->Tend(Collect()).ok());
   EXPECT_FALSE(broker->TendAt().has_value());
   std::vector<pollfd> entries;
   broker->AddTo(&entries);
@@ -337,20 +338,21 @@ TEST_F(PrivateBrokerTest, AGivenUpBrokerRefusesWhoWaitsAndWhoComes) {
 
 TEST_F(PrivateBrokerTest, DeathsThatAreExplainedOrBetweenBatchesDoNotCount) {
   for (const char* progress : {",explained", ",takes", ",takes,leaves", ""}) {
-    told_.clear();
-    fs::remove_all(folder_ + "/lives");
-    fs::create_directory(folder_ + "/lives");
-    options_.environment = {{"FAKE_PENSTOCKD_LIVES", folder_ + "/lives"}};
+    messages_.clear();
+    fs::remove_all(folder_ + "/instances");
+    fs::create_directory(folder_ + "/instances");
+    options_.environment = {
+        {"FAKE_PENSTOCKD_INSTANCES", folder_ + "/instances"}};
     const std::unique_ptr<PrivateBroker> broker =
         Start(std::string("die-ready") + progress);
     ASSERT_TRUE(TendUntilReady(*broker).ok());
     broker->process().Signal(SIGKILL);
     const Status status = TendUntil(*broker, [&] {
-      return fs::exists(folder_ + "/lives/9") && broker->store().ready();
+      return fs::exists(folder_ + "/instances/9") && broker->store().ready();
     });
     if (*progress != '\0') {
       EXPECT_TRUE(status.ok()) << progress << ": " << status.message();
-      EXPECT_THAT(told_, SizeIs(8));
+      EXPECT_THAT(messages_, SizeIs(8));
     } else {
       EXPECT_THAT(status.message(), HasSubstr("given up after 5 restarts"));
     }
@@ -372,7 +374,7 @@ TEST_F(PrivateBrokerTest, ManySamplesThatCrashTheBrokerAreFoundOneByOne) {
     const auto broker = PrivateBroker::Start(options);
     ASSERT_TRUE(broker.ok()) << broker.status().message();
     socket.set_value((*broker)->socket());
-    const Status status = (*broker)->TendUntil(stop[0], Tell());
+    const Status status = (*broker)->TendUntil(stop[0], Collect());
     EXPECT_TRUE(status.ok()) << status.message();
   });
   Options options;
@@ -403,7 +405,7 @@ TEST_F(PrivateBrokerTest, ManySamplesThatCrashTheBrokerAreFoundOneByOne) {
   unsetenv("PENSTOCK_PLUGIN_DIR");
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(ids, SizeIs(40 - 6));
-  EXPECT_THAT(told_, SizeIs(2 * 6));
+  EXPECT_THAT(messages_, SizeIs(2 * 6));
   for (const int64_t bad : {3, 10, 17, 24, 31, 38}) {
     EXPECT_THAT(ids, testing::Not(testing::Contains(bad)));
     const std::string charged = Format(
@@ -423,8 +425,8 @@ TEST_F(PrivateBrokerTest, ABrokerThatWasNeverReadyIsNotRestarted) {
   const std::unique_ptr<PrivateBroker> broker = Start("die");
   const Status status = TendUntil(*broker, [] { return false; });
   EXPECT_THAT(status.message(), HasSubstr("ended with status 7"));
-  EXPECT_THAT(told_, IsEmpty());
-  EXPECT_FALSE(fs::exists(folder_ + "/lives/2"));
+  EXPECT_THAT(messages_, IsEmpty());
+  EXPECT_FALSE(fs::exists(folder_ + "/instances/2"));
 }
 
 TEST_F(PrivateBrokerTest, AThreadCanKeepItForAProgramWithoutALoop) {
@@ -435,7 +437,7 @@ TEST_F(PrivateBrokerTest, AThreadCanKeepItForAProgramWithoutALoop) {
   std::thread keeper([&] {
     const std::unique_ptr<PrivateBroker> broker = Start("");
     socket.set_value(broker->socket());
-    EXPECT_TRUE(broker->TendUntil(stop[0], Tell()).ok());
+    EXPECT_TRUE(broker->TendUntil(stop[0], Collect()).ok());
   });
   const std::string path = socket.get_future().get();
   const auto pid = [&] {
@@ -443,12 +445,12 @@ TEST_F(PrivateBrokerTest, AThreadCanKeepItForAProgramWithoutALoop) {
   };
   const pid_t first = pid();
   kill(first, SIGKILL);
-  WaitForFile("lives/2");
+  WaitForFile("instances/2");
   EXPECT_NE(pid(), first);
   close(stop[1]);
   keeper.join();
   close(stop[0]);
-  EXPECT_THAT(told_, SizeIs(1));
+  EXPECT_THAT(messages_, SizeIs(1));
   EXPECT_EQ(OpenDescriptors(), before);
   ExpectNothingLeft();
 }

@@ -1,14 +1,14 @@
-// A crash storm: several jobs at once, whose ranks, producers and broker are
-// killed, terminated and stopped at random moments and at places in the code
-// where it hurts (common/kill_point.h), and started again. Afterwards the logs
-// of all processes are judged: no row lost, none torn, none twice but those
-// marked.
+// A crash storm runs several jobs at once. Their ranks, producers and broker
+// are killed, terminated and stopped at random moments and at kill points
+// (common/kill_point.h), and restarted. Afterwards the logs of all processes
+// are checked: no row is lost or torn, and none comes twice unmarked.
 //
 //   crash_storm --kills 1000
 //
-// A job whose data are over is followed by another of its kind until enough
-// processes were killed; those that run then may end. The seed decides who is
-// killed how and after what pause; what they were doing then is chance.
+// When the data of a job end, another job of its kind starts, until enough
+// processes were killed. Jobs that run then may end. The seed decides which
+// process is killed, how, and after what pause. What the process is doing then
+// is chance.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -41,18 +41,18 @@ using Clock = std::chrono::steady_clock;
 constexpr uint64_t kPaceUs = 6000;
 // One rank in three attaches late: some when the others are done.
 constexpr uint64_t kLateMsMax = 8000;
-// Where the machine is busy with something else, blows come faster than anyone
-// starts again, and hit nothing but starts. A job that got nothing through all
-// of so many blows is waited for, for so long.
-constexpr uint64_t kBlowsInVain = 20;
+// On a busy machine faults may come faster than processes restart. If a job
+// made no progress over kFaultsInVain faults, the storm waits for it up to
+// kPatience.
+constexpr uint64_t kFaultsInVain = 20;
 constexpr std::chrono::seconds kPatience{5};
 
-// kill_point.h's places, where a rank and where the broker may die.
-constexpr const char* kRankPlaces[] = {
+// The kill points (kill_point.h) of a rank and of the broker.
+constexpr const char* kRankKillPoints[] = {
     "take.copied",      "take.noted",      "take.taken",      "release.begun",
     "release.released", "attach.answered", "reconnect.begun", "reconnect.done",
 };
-constexpr const char* kBrokerPlaces[] = {
+constexpr const char* kBrokerKillPoints[] = {
     "publish.copied",   "publish.published", "delivery.recorded",
     "evict.closed",     "gone.reclaimed",    "journal.begun",
     "journal.appended", "attach.stored",     "attach.recorded",
@@ -114,22 +114,22 @@ struct StormOptions {
   bool json = false;
 };
 
-// One process, of a rank, of a producer or of the broker.
+// A process of a rank, of a producer or of the broker.
 struct Victim {
-  std::string sent;         // the blow that should end it; "": none yet
+  std::string sent;         // the signal that should end it; "": none yet
   bool terminated = false;  // SIGTERM was sent, maybe among others
-  std::string place;        // where it may kill itself
+  std::string kill_point;   // where it may kill itself
   std::optional<Clock::time_point> continues;  // it is stopped until then
 };
 
 struct Rank {
   uint32_t number = 0;
-  uint32_t life = 0;
+  uint32_t restart = 0;
   Process process;
   Victim victim;
   std::optional<Clock::time_point> starts;  // it has not started yet
-  // Its job shrinks: it is refused while the others go on without it, and told
-  // the end when they are done.
+  // Its job shrinks: its attach is refused while the others continue, and gets
+  // the end of the data when they are done.
   bool dead = false;
   bool done = false;
 };
@@ -140,11 +140,11 @@ struct Lap {
   std::string job;
   std::string folder;
   std::vector<Rank> ranks;
-  // Of a stream: it is there until the ranks are done.
+  // Of a stream; restarted until the ranks are done.
   Process producer;
   Victim producer_victim;
-  uintmax_t logged = 0;  // bytes, when it was last seen to get on
-  uint64_t blows = 0;    // of the storm since then
+  uintmax_t logged = 0;  // bytes, at its last progress
+  uint64_t faults = 0;   // of the storm since then
   bool over() const {
     return std::all_of(ranks.begin(), ranks.end(),
                        [](const Rank& rank) { return rank.done; });
@@ -160,7 +160,7 @@ class Storm {
   explicit Storm(const StormOptions& options)
       : options_(options),
         random_(options.seed),
-        broker_(FindBroker(), options.out, [this] { return NewLife(); }) {}
+        broker_(FindBroker(), options.out, [this] { return NewInstance(); }) {}
 
   // Its exit status.
   int Run() {
@@ -168,7 +168,7 @@ class Storm {
     for (const JobKind& kind : Kinds()) {
       if (IsWanted(kind.name)) StartLap(kind);
     }
-    next_blow_ = begin_;
+    next_fault_ = begin_;
     while (!laps_.empty() && failure_.empty()) {
       if (SecondsSince(begin_) > options_.seconds) {
         Fail(Format("not over after {} s", options_.seconds));
@@ -177,7 +177,7 @@ class Storm {
       Wait();
       TendBroker();
       TendRanks();
-      if (!calm() && Clock::now() >= next_blow_) StrikeUnlessInVain();
+      if (!calm() && Clock::now() >= next_fault_) InjectUnlessInVain();
       Continue();
     }
     const double seconds = SecondsSince(begin_);
@@ -221,24 +221,24 @@ class Storm {
 
   // ---- processes
 
-  // Half of all processes have a place where they may kill themselves.
+  // Half of all processes have a kill point.
   template <size_t kCount>
-  StormBroker::Environment Odds(const char* const (&places)[kCount],
+  StormBroker::Environment Odds(const char* const (&points)[kCount],
                                 uint64_t passes_max, Victim* victim) {
     *victim = Victim{};
-    const std::string place = places[Random(kCount)];
-    // Some are passed all the time, some once in a life.
+    const std::string kill_point = points[Random(kCount)];
+    // Some are passed all the time, some once in a process.
     const uint64_t odds = 2 + Random(1 + Random(passes_max));
     const uint64_t seed = random_();
     if (kKillPoints && !calm() && Random(2) == 0) {
-      victim->place = place;
-      return {{"PENSTOCK_KILL_ODDS", Format("{}={}", place, odds)},
+      victim->kill_point = kill_point;
+      return {{"PENSTOCK_KILL_ODDS", Format("{}={}", kill_point, odds)},
               {"PENSTOCK_KILL_SEED", std::to_string(seed)}};
     }
     return {};
   }
-  StormBroker::Environment NewLife() {
-    return Odds(kBrokerPlaces, 300, &broker_victim_);
+  StormBroker::Environment NewInstance() {
+    return Odds(kBrokerKillPoints, 300, &broker_victim_);
   }
 
   StormRankOptions OptionsOf(const Lap& lap) {
@@ -268,10 +268,10 @@ class Storm {
   void Start(Lap& lap, Rank& rank) {
     StormRankOptions options = OptionsOf(lap);
     options.rank = rank.number;
-    options.life = rank.life;
+    options.restart = rank.restart;
     StormBroker::Environment environment;
     if (lap.kind.mortal(rank.number)) {
-      environment = Odds(kRankPlaces, 200, &rank.victim);
+      environment = Odds(kRankKillPoints, 200, &rank.victim);
     }
     rank.process = StartProcess("rank", options, std::move(environment));
   }
@@ -305,8 +305,8 @@ class Storm {
     const bool killed = exit.signaled && exit.number == SIGKILL;
     if (!victim.sent.empty() && (killed || victim.terminated)) {
       Count(whose, victim.sent);
-    } else if (killed && !victim.place.empty()) {
-      Count(whose, "at " + victim.place);
+    } else if (killed && !victim.kill_point.empty()) {
+      Count(whose, "at " + victim.kill_point);
     } else {
       return false;
     }
@@ -354,7 +354,7 @@ class Storm {
     if (rank.dead) {
       if (!lap.only_dead_are_left()) return;
       rank.dead = false;
-      StartAgain(lap, rank);
+      Restart(lap, rank);
       return;
     }
     const std::optional<ProcessExit> exit = rank.process.Ended();
@@ -369,8 +369,8 @@ class Storm {
                   exit->ToString()));
       return;
     }
-    // Killed after it was told the end and said so: as one that attaches again
-    // it would begin anew.
+    // It was killed after it had logged the end of its data. A process that
+    // attached again would begin a new incarnation.
     if (AnyLogOf(lap, rank, [](const RankLog& log) { return log.ended; })) {
       rank.done = true;
     } else if (lap.kind.shrinks() &&
@@ -379,7 +379,7 @@ class Storm {
                })) {
       rank.dead = true;
     } else {
-      StartAgain(lap, rank);
+      Restart(lap, rank);
     }
   }
 
@@ -394,24 +394,25 @@ class Storm {
     }
   }
 
-  void StartAgain(Lap& lap, Rank& rank) {
-    ++rank.life;
+  void Restart(Lap& lap, Rank& rank) {
+    ++rank.restart;
     ++rank_restarts_;
     Start(lap, rank);
   }
-  // Of this life.
+  // Of the current process of the rank.
   template <typename Predicate>
   static bool AnyLogOf(const Lap& lap, const Rank& rank, Predicate is_it) {
     const std::vector<RankLog> logs = ReadRankLogs(lap.folder);
     return std::any_of(logs.begin(), logs.end(), [&](const RankLog& log) {
-      return log.rank == rank.number && log.life == rank.life && is_it(log);
+      return log.rank == rank.number && log.restart == rank.restart &&
+             is_it(log);
     });
   }
 
   void Close(const Lap& lap) {
     Verdict verdict = Judge(lap.kind, ReadRankLogs(lap.folder));
     if (!lap.over()) {
-      // It was cut short by what another job or a process failed at.
+      // It was cut short by a failure elsewhere.
       verdict.lost = 0;
       std::erase_if(verdict.findings, [](const std::string& finding) {
         return finding.rfind("lost", 0) == 0;
@@ -429,7 +430,7 @@ class Storm {
     }
   }
 
-  // ---- blows
+  // ---- faults
 
   void Hit(const Process& process, Victim& victim, int signal,
            const char* how) {
@@ -437,7 +438,7 @@ class Storm {
     victim.sent = how;
     victim.terminated |= signal == SIGTERM;
     process.Signal(signal);
-    // A process that is stopped is terminated once it goes on.
+    // A stopped process takes SIGTERM when it continues.
     if (signal == SIGTERM && victim.continues) {
       victim.continues = Clock::now();
     }
@@ -467,31 +468,31 @@ class Storm {
     Hit(rank.process, rank.victim, signal, how);
   }
 
-  void StrikeUnlessInVain() {
+  void InjectUnlessInVain() {
     bool in_vain = false;
     for (Lap& lap : laps_) {
       uintmax_t logged = 0;
       for (const auto& log : std::filesystem::directory_iterator(lap.folder)) {
         logged += log.file_size();
       }
-      if (std::exchange(lap.logged, logged) != logged) lap.blows = 0;
-      in_vain |= lap.blows >= kBlowsInVain;
+      if (std::exchange(lap.logged, logged) != logged) lap.faults = 0;
+      in_vain |= lap.faults >= kFaultsInVain;
     }
     const Clock::time_point now = Clock::now();
     if (in_vain && !waits_since_) waits_since_ = now;
     if (in_vain && now - *waits_since_ < kPatience) {
-      next_blow_ = now + std::chrono::milliseconds(20);
+      next_fault_ = now + std::chrono::milliseconds(20);
       return;
     }
     waits_since_.reset();
-    for (Lap& lap : laps_) lap.blows = in_vain ? 0 : lap.blows + 1;
+    for (Lap& lap : laps_) lap.faults = in_vain ? 0 : lap.faults + 1;
     Strike();
   }
 
   void Strike() {
     std::exponential_distribution<double> pause_ms(1 / options_.pause_ms);
-    next_blow_ = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(
-                                    1000 * pause_ms(random_)));
+    next_fault_ = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(
+                                     1000 * pause_ms(random_)));
     auto lap = laps_.begin();
     std::advance(lap, Random(laps_.size()));
     Rank& rank = lap->ranks[Random(lap->ranks.size())];
@@ -501,7 +502,7 @@ class Storm {
         HitRank(*lap, each, SIGKILL, how);
       }
     };
-    // Of a stream each blow may be its producer's, alone or with the broker.
+    // In a stream each fault may hit the producer, alone or with the broker.
     if (lap->kind.stream && Random(3) == 0) {
       const uint64_t how = Random(10);
       if (how < 2) {
@@ -542,12 +543,13 @@ class Storm {
     }
   }
 
-  // Until a process ends, says something, or it is time.
+  // Returns when a process ends, the broker sends a message, or the next fault
+  // is due.
   void Wait() {
     std::vector<pollfd> entries;
     broker_.AddTo(&entries);
     auto until = Clock::now() + std::chrono::seconds(1);
-    if (!calm()) until = std::min(until, next_blow_);
+    if (!calm()) until = std::min(until, next_fault_);
     const auto note = [&](const Victim& victim) {
       if (victim.continues) until = std::min(until, *victim.continues);
     };
@@ -608,10 +610,10 @@ class Storm {
     add("all", total_);
     std::printf("%s\n", jobs.ToString().c_str());
     std::printf(
-        "%s kills in %s: the broker lived %s times, ranks were started again "
-        "%s times, %s jobs; seed %s%s\n",
+        "%s kills in %s: %s broker instances, %s restarts of ranks, %s jobs; "
+        "seed %s%s\n",
         FormatCount(kills_).c_str(), FormatSeconds(seconds).c_str(),
-        FormatCount(broker_.lives()).c_str(),
+        FormatCount(broker_.instances()).c_str(),
         FormatCount(rank_restarts_).c_str(), FormatCount(jobs_).c_str(),
         std::to_string(options_.seed).c_str(),
         kKillPoints ? "" : "; this build has no kill points");
@@ -626,7 +628,7 @@ class Storm {
                            {"seed", options_.seed},
                            {"seconds", seconds},
                            {"kill_points", kKillPoints},
-                           {"broker_restarts", broker_.lives() - 1},
+                           {"broker_restarts", broker_.instances() - 1},
                            {"rank_restarts", rank_restarts_},
                            {"jobs", jobs_},
                            {"stops", stops_},
@@ -665,13 +667,13 @@ class Storm {
   std::mt19937_64 random_;
   uint64_t kills_ = 0;
   Victim broker_victim_;
-  StormBroker broker_;  // after what NewLife uses
+  StormBroker broker_;  // after what NewInstance uses
   std::list<Lap> laps_;
   std::optional<Clock::time_point> waits_since_;
   uint64_t jobs_ = 0;
   uint64_t rank_restarts_ = 0;
   Clock::time_point begin_;
-  Clock::time_point next_blow_;
+  Clock::time_point next_fault_;
   std::map<std::pair<std::string, std::string>, uint64_t> counts_;
   std::map<std::string, uint64_t> stops_;
   std::map<std::string, Verdict> by_kind_;
@@ -683,17 +685,16 @@ int Main(int argc, char** argv) {
   StormOptions options;
   StormRankOptions rank_options;
   CLI::App app(
-      "Kills a broker, ranks and producers of several jobs again and again, "
-      "and "
+      "Kills a broker, ranks and producers of several jobs repeatedly, and "
       "proves that no row was lost, torn, or delivered twice unmarked.");
   app.add_option("--kills", options.kills, "processes to kill")
       ->capture_default_str();
   app.add_option("--seed", options.seed, "decides who is killed, how, and when")
       ->capture_default_str();
-  app.add_option("--seconds", options.seconds, "it has failed after so long")
+  app.add_option("--seconds", options.seconds, "fails after this many seconds")
       ->capture_default_str();
   app.add_option("--pause-ms", options.pause_ms,
-                 "between two blows, on average")
+                 "average time between two faults")
       ->capture_default_str();
   std::vector<std::string> kinds;
   for (const JobKind& kind : Kinds()) kinds.push_back(kind.name);
@@ -701,8 +702,8 @@ int Main(int argc, char** argv) {
                  "storm only jobs of this kind; may be given several times")
       ->check(CLI::IsMember(kinds));
   app.add_option("--out", options.out,
-                 "folder for the logs, which is made; kept on a failure "
-                 "(default: one in /tmp)");
+                 "folder to create for the logs; kept on a failure (default: "
+                 "one in /tmp)");
   app.add_flag("--json", options.json, "the result as JSON");
   CLI::App* rank = app.add_subcommand("rank", "")->group("");
   CLI::App* producer = app.add_subcommand("producer", "")->group("");
@@ -718,7 +719,7 @@ int Main(int argc, char** argv) {
       throw std::runtime_error("cannot make a folder in /tmp");
     }
   } else if (!std::filesystem::create_directories(options.out)) {
-    throw std::runtime_error("'" + options.out + "' is there already");
+    throw std::runtime_error("'" + options.out + "' exists already");
   }
   return Storm(options).Run();
 }

@@ -1,7 +1,7 @@
-// The jobs of a storm and of a soak: what they read, how it is handed out, and
-// how every byte of it is known.
-#ifndef TESTS_CRASH_JOB_KIND_H_
-#define TESTS_CRASH_JOB_KIND_H_
+// The jobs of a storm and of a soak: their data, their delivery mode, and the
+// formula of every byte.
+#ifndef TESTS_STORM_JOB_KIND_H_
+#define TESTS_STORM_JOB_KIND_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace penstock {
 
 struct JobKind {
-  std::string name;  // begins the job's
+  std::string name;  // the job's name begins with it
   std::string delivery;
   std::string lag;            // broadcast
   std::string on_rank_death;  // "": the mode's default
@@ -23,16 +23,16 @@ struct JobKind {
   uint64_t hold = 3;
   bool stream = false;  // a producer makes the rows; one epoch, in order
 
-  // Each rank is to have all of the rows.
+  // Each rank gets all rows.
   bool all_to_each() const {
     return delivery == "broadcast" || delivery == "independent";
   }
-  // The place of a rank whose process died waits for another; else a process
-  // that comes in its place is a consumer of its own.
-  bool keeps_places() const {
+  // The number of a dead rank is reserved for its replacement. Otherwise its
+  // replacement is a new consumer.
+  bool reserves_numbers() const {
     return delivery != "broadcast" || on_rank_death == "wait";
   }
-  // The others go on without one that died; half of them have to live.
+  // The others continue without a dead rank; half of the ranks must survive.
   bool shrinks() const {
     return delivery == "split" && on_rank_death == "shrink";
   }

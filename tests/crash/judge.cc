@@ -19,8 +19,8 @@ struct Take {
 };
 
 std::string NameOf(const Take& take) {
-  return Format("epoch {} step {} by rank {} life {}", take.batch->epoch,
-                take.batch->step, take.log->rank, take.log->life);
+  return Format("epoch {} step {} by rank {} restart {}", take.batch->epoch,
+                take.batch->step, take.log->rank, take.log->restart);
 }
 
 void Find(Verdict* verdict, std::string what) {
@@ -30,8 +30,8 @@ void Find(Verdict* verdict, std::string what) {
   }
 }
 
-// The rows of these processes are, of each epoch, all there are, but for those
-// that were skipped, of which JudgeGaps knows.
+// These processes together took all rows of each epoch, except skipped ones,
+// which JudgeGaps checks.
 void JudgeRows(const JobKind& kind, const std::vector<const RankLog*>& logs,
                const std::string& whose, Verdict* verdict) {
   std::map<std::pair<uint64_t, int64_t>, std::vector<Take>> rows;
@@ -72,7 +72,7 @@ void JudgeRows(const JobKind& kind, const std::vector<const RankLog*>& logs,
   }
 }
 
-// What was released, its process knowing that it was, is over for good.
+// A batch whose release returned must not come again.
 void JudgeReleases(const std::vector<const RankLog*>& logs, Verdict* verdict) {
   std::map<std::vector<int64_t>, std::map<uint64_t, std::vector<Take>>> batches;
   for (const RankLog* log : logs) {
@@ -113,9 +113,9 @@ void JudgeGaps(const JobKind& kind, const RankLog& log, Verdict* verdict) {
   }
   if (log.ended && last && kind.lag != "skip" && *last + 1 != kind.steps()) {
     ++verdict->gaps;
-    Find(verdict, Format("rank {} life {}: the data were over after step "
+    Find(verdict, Format("rank {} restart {}: the data were over after step "
                          "{} of {}",
-                         log.rank, log.life, *last + 1, kind.steps()));
+                         log.rank, log.restart, *last + 1, kind.steps()));
   }
 }
 
@@ -158,7 +158,8 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
     verdict.errors += log.errors.size();
     for (const std::string& what : log.torn) Find(&verdict, "torn: " + what);
     for (const std::string& what : log.errors) {
-      Find(&verdict, Format("rank {} life {}: {}", log.rank, log.life, what));
+      Find(&verdict,
+           Format("rank {} restart {}: {}", log.rank, log.restart, what));
     }
     for (const LoggedBatch& batch : log.batches) {
       ++verdict.batches;
@@ -169,7 +170,8 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
   }
   if (kind.all_to_each()) {
     for (const RankLog& log : logs) JudgeGaps(kind, log, &verdict);
-    for (uint32_t rank = 0; rank < kind.ranks && kind.keeps_places(); ++rank) {
+    for (uint32_t rank = 0; rank < kind.ranks && kind.reserves_numbers();
+         ++rank) {
       const auto own = Of(kind, logs, rank);
       JudgeRows(kind, own, Format("rank {} ", rank), &verdict);
       JudgeReleases(own, &verdict);

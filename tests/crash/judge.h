@@ -1,4 +1,5 @@
-// What a storm did to a job, told from the logs of all processes of its ranks.
+// Checks what a job delivered in a storm, from the logs of all processes of its
+// ranks.
 //
 //   split, dynamic    every sample of every epoch was taken; unmarked once at
 //                     most; never again once it was released
@@ -28,7 +29,7 @@ struct Verdict {
   uint64_t torn = 0;      // rows
   uint64_t unmarked = 0;  // rows that came again unmarked
   uint64_t released = 0;  // batches that came again after their release
-  uint64_t gaps = 0;      // batches missed and not told of
+  uint64_t gaps = 0;      // batches missed without a report
   uint64_t errors = 0;    // what penstock refused
   std::vector<std::string> findings;  // one line each
 

@@ -80,16 +80,16 @@ uint64_t MonotonicNs() {
          static_cast<uint64_t>(now.tv_nsec);
 }
 
-std::string RankLogName(uint32_t rank, uint32_t life) {
-  return "rank-" + std::to_string(rank) + "-life-" + std::to_string(life);
+std::string RankLogName(uint32_t rank, uint32_t restart) {
+  return "rank-" + std::to_string(rank) + "-restart-" + std::to_string(restart);
 }
 
 std::vector<RankLog> ReadRankLogs(const std::string& folder) {
   std::vector<RankLog> logs;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     RankLog log;
-    if (std::sscanf(entry.path().filename().c_str(), "rank-%u-life-%u",
-                    &log.rank, &log.life) != 2) {
+    if (std::sscanf(entry.path().filename().c_str(), "rank-%u-restart-%u",
+                    &log.rank, &log.restart) != 2) {
       continue;
     }
     std::ifstream file(entry.path());
@@ -103,7 +103,7 @@ std::vector<RankLog> ReadRankLogs(const std::string& folder) {
     logs.push_back(std::move(log));
   }
   std::sort(logs.begin(), logs.end(), [](const RankLog& a, const RankLog& b) {
-    return std::tie(a.rank, a.life) < std::tie(b.rank, b.life);
+    return std::tie(a.rank, a.restart) < std::tie(b.rank, b.restart);
   });
   return logs;
 }

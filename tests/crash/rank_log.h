@@ -1,11 +1,11 @@
-// What one process of a rank leaves behind: a line for everything that happened
-// to it, written before it goes on, so that a process that is killed anywhere
-// has told all but its last moment.
+// The log of one process of a rank. Each event is written as a line before the
+// process continues, so a process that is killed anywhere has logged all but
+// its last event.
 //
-// The process writes, one write() a line; the storm reads once it is dead, or
-// while it runs. A last line without its end is left out.
-#ifndef TESTS_CRASH_RANK_LOG_H_
-#define TESTS_CRASH_RANK_LOG_H_
+// The process writes each line with one write(). The storm reads the log while
+// the process runs or after its death, and ignores an incomplete last line.
+#ifndef TESTS_STORM_RANK_LOG_H_
+#define TESTS_STORM_RANK_LOG_H_
 
 #include <cstdint>
 #include <optional>
@@ -27,24 +27,25 @@ struct LoggedBatch {
   bool redelivered = false;
   std::vector<int64_t> ids;
   uint64_t taken_ns = 0;
-  // It was going to be released, and it was: between the two nobody can know.
+  // Before and after the call of release. For a process that died between the
+  // two, it is unknown whether the batch was released.
   std::optional<uint64_t> releasing_ns;
   std::optional<uint64_t> released_ns;
 };
 
 struct RankLog {
   uint32_t rank = 0;
-  uint32_t life = 0;
+  uint32_t restart = 0;
   std::optional<uint64_t> attached_ns;
   std::vector<LoggedBatch> batches;
-  bool ended = false;  // it was told that the data are over
+  bool ended = false;  // it got the end of the data
   uint64_t reconnects = 0;
-  std::vector<std::string> torn;    // rows with other bytes than theirs
+  std::vector<std::string> torn;    // rows with wrong bytes
   std::vector<std::string> errors;  // what penstock refused
 };
 
-std::string RankLogName(uint32_t rank, uint32_t life);
-// All of the folder, by rank and life.
+std::string RankLogName(uint32_t rank, uint32_t restart);
+// All logs in the folder, by rank and restart.
 std::vector<RankLog> ReadRankLogs(const std::string& folder);
 
 class RankLogWriter {

@@ -1,13 +1,12 @@
-// A soak: one penstockd that is never restarted, and jobs of all modes and
-// sizes that begin and end in it, round after round: taken to the end, left
-// early, ranks killed and replaced, whole jobs killed. Nothing of them may
-// stay: memory and descriptors are flat.
+// A soak runs one penstockd that is never restarted. Jobs of all modes and
+// sizes begin and end in it, round after round: they are taken to the end or
+// left early, their ranks are killed and replaced, or the whole job is killed.
+// Nothing of them may remain: memory and descriptors stay flat.
 //
 //   soak --minutes 30
 //
-// Sampled between rounds, when penstockd has no job any more: what it has then,
-// it keeps. The verdict leaves out the first fifth, in which allocators and
-// pools find their size.
+// penstockd is sampled between rounds, when it has no job. The verdict leaves
+// out the first fifth, in which allocators and pools reach their size.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -34,8 +33,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kSampleEvery_s = 10;  // or six samples in all
-// Jobs of one user that the broker may have, and processes that two cores can
-// bear.
+// Within the limit of jobs per user, and of processes for two cores.
 constexpr size_t kJobsAtOnce = 4;
 constexpr double kMemoryBound_bytes = 2 << 20;
 constexpr std::chrono::seconds kQuietWithin{60};
@@ -60,7 +58,7 @@ struct Sample {
   uint64_t state_bytes = 0;  // of the journal and what lies beside it
 };
 
-// How the life of a job goes.
+// How a job ends.
 enum class Course { kToTheEnd, kLeft, kReplaced, kKilled };
 
 struct Job {
@@ -68,10 +66,10 @@ struct Job {
   std::string name;
   std::string folder;
   Course course = Course::kToTheEnd;
-  Clock::time_point blow;  // kReplaced, kKilled
-  bool struck = false;
+  Clock::time_point fault_at;  // kReplaced, kKilled
+  bool fault_injected = false;
   struct Rank {
-    uint32_t life = 0;
+    uint32_t restart = 0;
     Process process;
     bool done = false;
   };
@@ -93,7 +91,7 @@ class Soak {
       Round(
           std::min(seconds, Seconds() + std::min(kSampleEvery_s, seconds / 6)));
       WaitUntilQuiet();
-      samples_.push_back(Look());
+      samples_.push_back(TakeSample());
     }
     const bool ok = Report();
     broker_.Stop();
@@ -147,7 +145,7 @@ class Soak {
     options.socket = broker_.socket();
     options.folder = job.folder;
     options.rank = number;
-    options.life = rank->life;
+    options.restart = rank->restart;
     options.seed = random_();
     options.pace_us = 1 + Random(3000);
     if (job.course == Course::kLeft) options.leave_after = 1 + Random(20);
@@ -170,12 +168,13 @@ class Soak {
     job.folder = options_.out + "/" + job.name;
     std::filesystem::create_directory(job.folder);
     job.course = static_cast<Course>(Random(4));
-    // Places that are kept for others who never come would keep the job.
+    // A job would remain as long as it waits for replacements of its dead
+    // ranks.
     if (job.course == Course::kKilled) job.kind.on_rank_death = "fail";
     if (job.course == Course::kReplaced && job.kind.delivery != "split") {
       job.course = Course::kToTheEnd;
     }
-    job.blow = Clock::now() + std::chrono::milliseconds(20 + Random(600));
+    job.fault_at = Clock::now() + std::chrono::milliseconds(20 + Random(600));
     job.ranks.resize(job.kind.ranks);
     for (uint32_t number = 0; number < job.kind.ranks; ++number) {
       Start(job, number, &job.ranks[number]);
@@ -184,9 +183,9 @@ class Soak {
 
   void Tend(Job& job) {
     const bool killed = job.course == Course::kKilled;
-    if (!job.struck && Clock::now() >= job.blow &&
+    if (!job.fault_injected && Clock::now() >= job.fault_at &&
         (killed || job.course == Course::kReplaced)) {
-      job.struck = true;
+      job.fault_injected = true;
       for (uint32_t i = 0; i < (killed ? job.ranks.size() : 1); ++i) {
         job.ranks[i].process.Signal(SIGKILL);
         ++kills_;
@@ -198,20 +197,20 @@ class Soak {
       const std::optional<ProcessExit> exit = rank.process.Ended();
       if (!exit) continue;
       rank.process.Reap();
-      if (!exit->ok() && !(job.struck && (killed || exit->signaled))) {
+      if (!exit->ok() && !(job.fault_injected && (killed || exit->signaled))) {
         throw std::runtime_error(Format("rank {} of job '{}' {}", number,
                                         job.name, exit->ToString()));
       }
       if (exit->ok() || killed) {
         rank.done = true;
       } else {
-        ++rank.life;
+        ++rank.restart;
         Start(job, number, &rank);
       }
     }
   }
 
-  // New jobs until then, and to the end of all of them.
+  // Starts jobs until then, and waits for the end of all of them.
   void Round(double until_s) {
     while (Seconds() < until_s || !jobs_.empty()) {
       while (jobs_.size() < kJobsAtOnce && Seconds() < until_s) StartJob();
@@ -250,7 +249,8 @@ class Soak {
     if (!answer.ok()) throw std::runtime_error(answer.status().message());
     return *std::move(answer);
   }
-  // While it answers it may wait for what it says to the store to be taken.
+  // Before it answers, the broker may wait until its message to the store is
+  // received.
   StatusOr<nlohmann::json> Call(const nlohmann::json& request) {
     return CallBroker(broker_.socket(), request, [this](int socket) {
       for (;;) {
@@ -284,15 +284,15 @@ class Soak {
     }
     throw std::runtime_error(Format("no {} of penstockd in {}", name, file));
   }
-  Sample Look() {
+  Sample TakeSample() {
     Sample sample;
     sample.at_s = Seconds();
     sample.rss_bytes = Field("smaps_rollup", "Rss") * 1024;
     sample.pss_bytes = Field("smaps_rollup", "Pss") * 1024;
     sample.anonymous_bytes = Field("status", "RssAnon") * 1024;
     sample.shared_bytes = Field("status", "RssShmem") * 1024;
-    // What is destroyed in the background may be there a little longer than
-    // its job is.
+    // Objects that are destroyed in the background may outlive their job a
+    // little.
     sample.descriptors = sample.threads = UINT64_MAX;
     const std::filesystem::path proc =
         Format("/proc/{}/fd", broker_.process().pid());
@@ -342,7 +342,7 @@ class Soak {
     const double memory = Growth(judged, [](const Sample& sample) {
       return static_cast<double>(sample.anonymous_bytes + sample.shared_bytes);
     });
-    // The fewest of each half is what is kept.
+    // The minimum of each half is what remains.
     Sample first = judged.front();
     Sample last = judged.back();
     for (size_t i = 0; i < judged.size(); ++i) {

@@ -71,7 +71,7 @@ void StormBroker::Launch() {
   Check(process.status());
   process_ = *std::move(process);
   store_.Expect(process_.pid());
-  ++lives_;
+  ++instances_;
 }
 
 void StormBroker::AddTo(std::vector<pollfd>* entries) const {
@@ -81,7 +81,7 @@ void StormBroker::AddTo(std::vector<pollfd>* entries) const {
 
 std::optional<ProcessExit> StormBroker::Tend() {
   const std::optional<ProcessExit> ended = process_.Ended();
-  // In this order: what it said before it ended has been taken then.
+  // In this order: messages sent before its end are handled first.
   store_.Receive();
   if (ended) process_.Reap();
   return ended;

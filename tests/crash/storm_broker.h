@@ -1,10 +1,10 @@
-// The penstockd of a storm: restarted whenever it dies, without pause or limit,
-// with the socket, the descriptor store and the state directory that systemd
-// gives it. (`penstock run` gives up one that dies often.)
+// The penstockd of a storm. It is restarted whenever it dies, without pause or
+// limit, with the socket, the descriptor store and the state directory that
+// systemd gives it. (`penstock run` gives up a broker that dies often.)
 //
-// For a program of one thread that polls.
-#ifndef TESTS_CRASH_STORM_BROKER_H_
-#define TESTS_CRASH_STORM_BROKER_H_
+// For a single-threaded program that polls.
+#ifndef TESTS_STORM_STORM_BROKER_H_
+#define TESTS_STORM_STORM_BROKER_H_
 
 #include <poll.h>
 
@@ -25,7 +25,7 @@ class StormBroker {
   using Environment = std::vector<std::pair<std::string, std::string>>;
 
   // Its socket, its state directory and its log are in folder. environment:
-  // called for every life.
+  // called for every broker instance.
   StormBroker(std::string program, std::string folder,
               std::function<Environment()> environment);
   ~StormBroker();
@@ -33,12 +33,13 @@ class StormBroker {
   const std::string& socket() const { return socket_; }
   std::string state_folder() const { return folder_ + "/state"; }
   const Process& process() const { return process_; }
-  uint64_t lives() const { return lives_; }
+  uint64_t instances() const { return instances_; }
   bool ready() const { return store_.ready(); }
 
   // Call Tend when one of these is readable.
   void AddTo(std::vector<pollfd>* entries) const;
-  // Takes what it has said. How it ended, if it did: Launch then.
+  // Handles its messages. Returns its exit status if it ended; then call
+  // Launch.
   std::optional<ProcessExit> Tend();
   void Launch();
   // SIGTERM, and SIGKILL after some seconds.
@@ -53,7 +54,7 @@ class StormBroker {
   Fd listener_;
   DescriptorStore store_;
   Process process_;
-  uint64_t lives_ = 0;
+  uint64_t instances_ = 0;
 };
 
 }  // namespace penstock

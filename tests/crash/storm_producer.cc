@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kPutRowsMax = 24;
 
-// The rows from where the stream is to its end.
+// Puts the rows from the stream's position to its end.
 void PutTheRest(const StormRankOptions& options, std::mt19937_64* random) {
   ProducerOptions wanted;
   wanted.features = {
@@ -48,8 +48,7 @@ int RunStormProducer(const StormRankOptions& options) {
     try {
       PutTheRest(options, &random);
     } catch (const Error& error) {
-      // All is put already, or the ranks have left; the broker is being
-      // started.
+      // All rows are put, or the ranks have left, or the broker is restarting.
       if (error.code() != PENSTOCK_FAILED_PRECONDITION &&
           error.code() != PENSTOCK_ABORTED &&
           error.code() != PENSTOCK_UNAVAILABLE) {
@@ -58,7 +57,7 @@ int RunStormProducer(const StormRankOptions& options) {
         return 1;
       }
     }
-    // Not as fast as it can ask.
+    // Limits the rate of retries.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }

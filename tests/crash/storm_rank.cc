@@ -17,7 +17,7 @@
 namespace penstock {
 namespace {
 
-// Nothing here waits for as long; what does, hangs.
+// A call that waits for this long hangs.
 constexpr double kHang_s = 60;
 
 bool RowIs(int64_t id, const std::byte* row) {
@@ -30,9 +30,8 @@ class StormRank {
  public:
   explicit StormRank(const StormRankOptions& options)
       : options_(options),
-        log_(options.folder + "/" + RankLogName(options.rank, options.life)),
-        random_(options.seed) {
-  }
+        log_(options.folder + "/" + RankLogName(options.rank, options.restart)),
+        random_(options.seed) {}
 
   int Run() {
     try {
@@ -55,8 +54,8 @@ class StormRank {
     uint64_t number;
   };
 
-  // As a trainer's launcher does, which starts a rank again while the broker
-  // may not know yet that the one before is dead, or is itself not there.
+  // Retries, as the launcher of a trainer does: the broker may not have seen
+  // yet that the former process is dead, or may be down itself.
   std::unique_ptr<Reader> Attach() {
     Options wanted;
     wanted.spec = options_.kind.Spec();
@@ -76,22 +75,22 @@ class StormRank {
     const auto give_up = std::chrono::steady_clock::now() +
                          std::chrono::duration<double>(kHang_s);
     using namespace std::chrono_literals;
-    bool said = false;
+    bool warned = false;
     for (;;) {
       try {
         return std::make_unique<Reader>(wanted);
       } catch (const Error& error) {
         if (options_.kind.shrinks() &&
             error.code() == PENSTOCK_FAILED_PRECONDITION) {
-          return nullptr;  // the others go on without it
+          return nullptr;  // the others continue without it
         }
         if ((error.code() != PENSTOCK_ALREADY_EXISTS &&
              error.code() != PENSTOCK_UNAVAILABLE) ||
             std::chrono::steady_clock::now() > give_up) {
           throw;
         }
-        if (!said && std::chrono::steady_clock::now() > give_up - 50s) {
-          said = true;
+        if (!warned && std::chrono::steady_clock::now() > give_up - 50s) {
+          warned = true;
           std::fprintf(stderr, "rank %u of job '%s' is still refused: %s\n",
                        options_.rank, options_.job.c_str(), error.what());
         }
@@ -113,7 +112,7 @@ class StormRank {
         if (result == Reader::Result::kEndOfData) return true;
         if (result == Reader::Result::kEndOfEpoch) continue;
       } catch (const Error& error) {
-        // The broker died twice while we held batches.
+        // The broker died twice while this rank held batches.
         if (error.code() != PENSTOCK_RESOURCE_EXHAUSTED || held_.empty()) throw;
         ReleaseAll();
         continue;
@@ -190,7 +189,7 @@ void StormRankOptions::AddTo(CLI::App* app) {
   app->add_option("--socket", socket);
   app->add_option("--folder", folder);
   app->add_option("--rank", rank);
-  app->add_option("--life", life);
+  app->add_option("--restart", restart);
   app->add_option("--seed", seed);
   app->add_option("--pace-us", pace_us);
   app->add_option("--leave-after", leave_after);
@@ -218,7 +217,7 @@ std::vector<std::string> StormRankOptions::Arguments() const {
   add("--socket", socket);
   add("--folder", folder);
   add("--rank", std::to_string(rank));
-  add("--life", std::to_string(life));
+  add("--restart", std::to_string(restart));
   add("--seed", std::to_string(seed));
   add("--pace-us", std::to_string(pace_us));
   add("--leave-after", std::to_string(leave_after));

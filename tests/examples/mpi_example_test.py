@@ -35,9 +35,9 @@ def main():
             env=os.environ | {"OMPI_MCA_btl": "^tcp",
                               "OMPI_MCA_mpi_yield_when_idle": "1",
                               "OMPI_MCA_btl_vader_single_copy_mechanism": "none"})
-        said = json.loads(table.read_text())
-    assert said["ranks"] == 4, said
-    assert said["epochs"] == 1, said
+        table_rows = json.loads(table.read_text())
+    assert table_rows["ranks"] == 4, table_rows
+    assert table_rows["epochs"] == 1, table_rows
 
 
 if __name__ == "__main__":

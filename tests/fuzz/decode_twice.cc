@@ -139,9 +139,9 @@ DecodeTwice::Outcome DecodeTwice::Decode(const Way& way,
   Outcome outcome;
   outcome.row.assign(way.row_bytes, unwritten);
   const RawRecord record = {file};
-  std::byte* const place = outcome.row.data();
-  const Status status =
-      way.paths->Run(record, {.seed = 7, .sample = turn}, scratch, {&place, 1});
+  std::byte* const output = outcome.row.data();
+  const Status status = way.paths->Run(record, {.seed = 7, .sample = turn},
+                                       scratch, {&output, 1});
   if (status.ok()) return outcome;
   outcome.failure =
       Format("{}: {}", static_cast<int>(status.code()), status.message());

@@ -1,7 +1,8 @@
-// Decodes a file with objects that are new, and with objects that have decoded
-// others before, sound and damaged ones: both must say the same, byte for byte.
-#ifndef TESTS_FUZZ_DECODE_TWICE_H_
-#define TESTS_FUZZ_DECODE_TWICE_H_
+// Decodes a file with new objects and with objects that have decoded other
+// files before, sound and damaged ones. Both must give the same result, byte
+// for byte.
+#ifndef TESTS_DECODE_TWICE_H_
+#define TESTS_DECODE_TWICE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -18,15 +19,15 @@ class DecodeTwice {
  public:
   DecodeTwice();
 
-  // Decodes file in each way, next after another predecessor each time, which
-  // turn says. "" or how the two differ.
+  // Decodes file in each way, after a predecessor that turn selects. Returns
+  // "", or how the two results differ.
   //
-  // Memory from malloc holds other bytes the second time (with glibc, without
-  // a sanitizer), and so does the row before it is written: what is left
-  // unwritten, or read before it is written, is a difference too.
+  // Memory from malloc holds other bytes the second time (with glibc, without a
+  // sanitizer), and so does the row before it is written. So bytes that are
+  // never written, or read before they are written, make a difference too.
   std::string Check(std::span<const std::byte> file, uint64_t turn);
 
-  // Of the files so far, in all ways together.
+  // Counts of all files so far, over all ways.
   uint64_t decoded() const { return decoded_; }
   uint64_t refused() const { return refused_; }
 

@@ -109,10 +109,10 @@ std::vector<Bytes> SoundFiles() {
           FeaturePaths::Compile(map, 0, {{{"image", DType::kUint8, {}}, true}});
       if (!paths.ok()) Fail(paths.status().message());
       Bytes pixels((*paths)->out()[0].feature.RowBytes());
-      std::byte* const place = pixels.data();
+      std::byte* const output = pixels.data();
       const RawRecord record = {photograph};
       const Status status = (*paths)->Run(record, {.sample = files.size()},
-                                          *scratch, {&place, 1});
+                                          *scratch, {&output, 1});
       if (!status.ok()) {
         Fail(Format("{}: {}", path.string(), status.message()));
       }

@@ -98,8 +98,8 @@ class Mutation {
       case 7:
         return Insert(
             Choose(segments).offset,
-            Bytes(file_.begin() + Place(segment.offset),
-                  file_.begin() + Place(segment.offset + segment.bytes)));
+            Bytes(file_.begin() + ToOffset(segment.offset),
+                  file_.begin() + ToOffset(segment.offset + segment.bytes)));
       case 8: {
         constexpr uint8_t kMarkers[] = {
             0xc0,        0xc1,         0xc2, kDht, 0xc9, 0xca, 0xcc, 0xd8,
@@ -130,8 +130,8 @@ class Mutation {
         const size_t bytes =
             1 + Below(std::min<size_t>(256, file_.size() - from));
         return Insert(Below(file_.size()),
-                      Bytes(file_.begin() + Place(from),
-                            file_.begin() + Place(from + bytes)));
+                      Bytes(file_.begin() + ToOffset(from),
+                            file_.begin() + ToOffset(from + bytes)));
       }
       default: {
         const bool ends_well = Below(2) == 0;
@@ -145,7 +145,7 @@ class Mutation {
   }
 
  private:
-  static ptrdiff_t Place(size_t at) { return static_cast<ptrdiff_t>(at); }
+  static ptrdiff_t ToOffset(size_t at) { return static_cast<ptrdiff_t>(at); }
   // Not std::uniform_int_distribution: its numbers differ between libraries.
   uint64_t Below(uint64_t end) { return random_() % end; }
   std::byte Any() { return static_cast<std::byte>(Below(256)); }
@@ -174,10 +174,11 @@ class Mutation {
     if (at < file_.size()) Nudge(at);
   }
   void Erase(size_t at, size_t bytes) {
-    file_.erase(file_.begin() + Place(at), file_.begin() + Place(at + bytes));
+    file_.erase(file_.begin() + ToOffset(at),
+                file_.begin() + ToOffset(at + bytes));
   }
   void Insert(size_t at, const Bytes& bytes) {
-    file_.insert(file_.begin() + Place(at), bytes.begin(), bytes.end());
+    file_.insert(file_.begin() + ToOffset(at), bytes.begin(), bytes.end());
   }
 
   // Replaces this segment by one of the same kind if there is one, or the rest
@@ -190,8 +191,8 @@ class Mutation {
       if (each.marker == segment.marker && Below(2) == 0) taken = each;
     }
     const bool rest = Below(4) == 0;
-    const auto from = other_.begin() + Place(taken.offset);
-    const Bytes bytes(from, rest ? other_.end() : from + Place(taken.bytes));
+    const auto from = other_.begin() + ToOffset(taken.offset);
+    const Bytes bytes(from, rest ? other_.end() : from + ToOffset(taken.bytes));
     Erase(segment.offset, rest ? file_.size() - segment.offset : segment.bytes);
     Insert(segment.offset, bytes);
   }

@@ -41,7 +41,7 @@ using simulation::WakePipe;
 constexpr uint32_t kSeats = 5;
 constexpr uint32_t kSlots = 6;
 constexpr uint32_t kLeases = 2;
-constexpr int kLivesMax = 3;
+constexpr int kInstancesMax = 3;
 constexpr int kRanksMax = 5;  // processes
 constexpr uint64_t kHalfFilled = ~uint64_t{0};
 
@@ -54,8 +54,8 @@ struct Config {
   uint32_t slots = 2;  // of a lane
   uint32_t leases = kLeases;
   size_t hold = 1;
-  // Broker instances: the broker dies at most lives - 1 times.
-  int lives = 1;
+  // Broker instances: the broker dies at most instances - 1 times.
+  int instances = 1;
   uint32_t may_die = 0;  // the first ranks, each at most once
   // Number of processes that replace dead or evicted ones.
   uint32_t replacements = 0;
@@ -92,7 +92,7 @@ struct Session {
   uint32_t seat = 0;
   uint64_t begins_at = 0;
   uint32_t answered_phase = 0;
-  uint32_t told_phase = 0;  // the last phase whose ranks it knows
+  uint32_t known_phase = 0;  // the last phase whose ranks it knows
   std::vector<uint64_t> owed_left;
 };
 
@@ -160,13 +160,13 @@ struct World {
 
   Run& run;
   const Config config;
-  std::array<Segment, kLivesMax> segments;
-  std::array<std::array<Session, kRanksMax>, kLivesMax> sessions;
+  std::array<Segment, kInstancesMax> segments;
+  std::array<std::array<Session, kRanksMax>, kInstancesMax> sessions;
   std::array<int, kRanksMax> rank_process{};
-  std::array<int, kLivesMax> broker_process{};
+  std::array<int, kInstancesMax> broker_process{};
   int ranks = 0;  // processes
   Kept kept;
-  bool evict_asked = false;
+  bool evict_requested = false;
   bool evicted = false;  // by a broker
 
   // Noted for the checks.
@@ -175,8 +175,8 @@ struct World {
   std::map<uint32_t, std::set<uint64_t>> steps;  // rank number -> positions
   std::map<uint32_t, uint64_t> missed;           // rank number -> skipped
   std::set<uint32_t> finished;                   // numbers
-  std::set<int> taken_off;                       // processes, evicted
-  std::set<uint32_t> replaced;                   // numbers
+  std::set<int> evicted_processes;
+  std::set<uint32_t> replaced;  // numbers
   std::array<bool, kRanksMax> left_orderly{};
   // This broker instance sleeps until an event, and has batches ready.
   std::optional<int> idle;
@@ -187,11 +187,11 @@ struct World {
     return config.options.mode == DeliveryMode::kBroadcast;
   }
   // To be called at the end: whether some process may have been given the batch
-  // at this position, because it died or was taken off in between.
+  // at this position, because it died or was evicted in between.
   bool CountsAsTaken(uint64_t position) const {
-    for (int life = 0; life < config.lives; ++life) {
+    for (int instance = 0; instance < config.instances; ++instance) {
       for (int i = 0; i < ranks; ++i) {
-        const CursorPage& page = sessions[life][i].page;
+        const CursorPage& page = sessions[instance][i].page;
         for (uint32_t lease = 0; lease < kLeases; ++lease) {
           const LeaseRecord& record = page.leases[lease];
           const uint64_t generation = record.generation.load();
@@ -209,17 +209,18 @@ struct World {
   // dynamic: a rank that works on a batch finds another, if one is ready.
   void CheckNextIsAtHand() const {
     if (!idle || run.dead(broker_process[*idle])) return;
-    const auto& of_life = sessions[*idle];
+    const auto& of_instance = sessions[*idle];
     const auto told = [](const Session& each) {
       return each.to_broker.readable();
     };
-    if (std::any_of(of_life.begin(), of_life.begin() + ranks, told)) return;
+    if (std::any_of(of_instance.begin(), of_instance.begin() + ranks, told))
+      return;
     for (int i = 0; i < ranks; ++i) {
       run.Check(
           works_on[i] == nullptr || run.dead(rank_process[i]) ||
-              AnyUntaken(*works_on[i], of_life[i].page),
+              AnyUntaken(*works_on[i], of_instance[i].page),
           "a batch is ready, rank {} has none untaken, and the broker sleeps",
-          of_life[i].number);
+          of_instance[i].number);
     }
   }
   Plan MakePlan() const {
@@ -233,7 +234,7 @@ struct World {
   }
 };
 
-int SocketOf(int life, int rank) { return life * kRanksMax + rank; }
+int SocketOf(int instance, int rank) { return instance * kRanksMax + rank; }
 
 }  // namespace
 
@@ -248,8 +249,8 @@ namespace {
 
 class Broker {
  public:
-  Broker(World* of, int life)
-      : world_(*of), run_(of->run), life_(life), plan_(of->MakePlan()) {
+  Broker(World* of, int instance)
+      : world_(*of), run_(of->run), instance_(instance), plan_(of->MakePlan()) {
     MakeDelivery();
   }
 
@@ -268,7 +269,7 @@ class Broker {
     shape.slots_offset = 0;
     shape.slot_stride = 1;
     std::vector<Ring*> rings;
-    for (Ring& ring : world_.segments[life_].rings) rings.push_back(&ring);
+    for (Ring& ring : world_.segments[instance_].rings) rings.push_back(&ring);
     delivery_ = std::make_unique<Delivery>(shape, plan_, std::move(rings),
                                            &world_.kept);
     delivery_->SetUsableSlots(config.slots);
@@ -285,12 +286,12 @@ class Broker {
   }
 
   void Run() {
-    if (life_ > 0 && !world_.kept.delivered) Restore();
+    if (instance_ > 0 && !world_.kept.delivered) Restore();
     for (;;) {
       HandleNews();
       Make();
       if (AllGone()) break;
-      if (delivery_->CountSlots().ready > 0) world_.idle = life_;
+      if (delivery_->CountSlots().ready > 0) world_.idle = instance_;
       run_.WaitUntil([this] { return News(); });
       world_.idle.reset();
     }
@@ -308,7 +309,7 @@ class Broker {
   }
 
  private:
-  Session& SessionOf(int rank) { return world_.sessions[life_][rank]; }
+  Session& SessionOf(int rank) { return world_.sessions[instance_][rank]; }
   bool split() const {
     return world_.config.options.mode == DeliveryMode::kSplit;
   }
@@ -346,7 +347,7 @@ class Broker {
 
   // As in JobTable.
   void RestoreDead() {
-    if (!split() || life_ == 0) return;
+    if (!split() || instance_ == 0) return;
     for (const Delivery::FormerConsumer& rank :
          RestoreRanks(FormerProcesses(), handed_over_, plan_.global_batch())) {
       delivery_->RestoreRank(rank);
@@ -365,7 +366,7 @@ class Broker {
       }
     }
     if (!delivery_->FinishRecovery(true).ok()) Fail();
-    TellRanksChanged();
+    SendRanksChanged();
   }
 
   void TryGather() {
@@ -399,7 +400,7 @@ class Broker {
     for (int rank = 0; rank < world_.ranks; ++rank) {
       if (!gone_[rank] && SessionOf(rank).to_broker.readable()) return true;
     }
-    return world_.evict_asked && !evict_done_;
+    return world_.evict_requested && !evict_done_;
   }
 
   void HandleNews() {
@@ -418,21 +419,21 @@ class Broker {
     // Another may have waited for this one.
     while (AnswerSome()) {
     }
-    const bool evict = world_.evict_asked && !evict_done_;
+    const bool evict = world_.evict_requested && !evict_done_;
     run_.Observe(evict);
     if (evict) {
       evict_done_ = true;
       const std::optional<int> process = ProcessOf(0);
       if (process == 0) {
         for (Returned& each : world_.returned) each.settled = each.released;
-        world_.taken_off.insert(0);
+        world_.evicted_processes.insert(0);
       }
       // Nobody would replace the replacement.
       const Status status = process == 0 ? delivery_->Evict(0, "asked for")
                                          : NotFoundError("it is gone");
       if (status.ok()) world_.evicted = true;
       if (!status.ok() && status.code() != StatusCode::kNotFound) Fail();
-      TellRanksChanged();
+      SendRanksChanged();
     }
     TryGather();
     FinishFormer();
@@ -484,7 +485,7 @@ class Broker {
     joining.rank = session.number;
     joining.cursor = std::shared_ptr<const CursorPage>(std::shared_ptr<void>(),
                                                        &session.page);
-    joining.wake_socket = SocketOf(life_, rank);
+    joining.wake_socket = SocketOf(instance_, rank);
     joining.position = session.position;
     joining.phase = session.phase;
     joining.owed = session.owed;
@@ -497,13 +498,13 @@ class Broker {
       // The death of its predecessor is about to be noticed.
       if (joined.status().code() == StatusCode::kAlreadyExists) return false;
       run_.Check(!delivery_->Finished(session.number) || Left(session.number),
-                 "a rank that died is said to have all");
+                 "a dead rank is reported as finished");
       session.refused = true;
       return answers_ = true;
     }
     Kept& kept = world_.kept;
     run_.Check(!kept.launch.HasLeft(session.number),
-               "rank {} left and is told the end again", session.number);
+               "rank {} left and gets the end again", session.number);
     kept.launch.Attached(session.number);
     attach_[rank] = kept.next_attach++;
     kept.attaches[attach_[rank]] = {session.number, rank, joined->position,
@@ -517,7 +518,7 @@ class Broker {
     for (const RowRange& range : joined->owed) {
       session.owed_left.push_back(range.position);
     }
-    TellRanksChanged();
+    SendRanksChanged();
     return answers_ = true;
   }
 
@@ -537,7 +538,7 @@ class Broker {
     seat_[rank].reset();
     retired_.push_back(attach_[rank]);
     if (!status.ok()) Fail();
-    TellRanksChanged();
+    SendRanksChanged();
     if (!delivery_->AnyAttached()) Deserted();
   }
 
@@ -579,16 +580,16 @@ class Broker {
   }
 
   // As in ControlServer, for which the workers do not wait.
-  void TellRanksChanged() {
+  void SendRanksChanged() {
     const auto changes = delivery_->TakeRanksChanged();
     if (!changes.empty()) Make();
     for (const Delivery::RanksChanged& change : changes) {
       for (int rank = 0; rank < world_.ranks; ++rank) {
         if (seat_[rank] != change.seat) continue;
-        uint32_t& told = SessionOf(rank).told_phase;
+        uint32_t& told = SessionOf(rank).known_phase;
         told = std::max(told, change.phase);
       }
-      delivery_->RanksTold(change.seat, change.phase);
+      delivery_->RanksAnnounced(change.seat, change.phase);
     }
   }
 
@@ -632,7 +633,8 @@ class Broker {
     const Plan::RankBatch& rows = share->rows;
     share->claimed = rows.rows;
     share->valid_rows = share->shape_rows = rows.rows;
-    SimulatedPlain<uint64_t>& slot = world_.segments[life_].slots[share->slot];
+    SimulatedPlain<uint64_t>& slot =
+        world_.segments[instance_].slots[share->slot];
     slot.store(kHalfFilled);
     // While a worker runs, the control thread goes on.
     if (rows.rows > 0) {
@@ -654,7 +656,7 @@ class Broker {
                        counts.quarantined ==
                    slots_,
                "slots are lost");
-    if (life_ > 0 || world_.broadcast()) return;
+    if (instance_ > 0 || world_.broadcast()) return;
     // A job begun at this state would miss nothing.
     const PlanStart state = delivery_->State();
     for (uint64_t row = 0; row < state.position; ++row) {
@@ -680,7 +682,7 @@ class Broker {
 
   World& world_;
   simulation::Run& run_;
-  const int life_;
+  const int instance_;
   const Plan plan_;
   std::unique_ptr<Delivery> delivery_;
   uint32_t slots_ = 0;
@@ -743,24 +745,24 @@ class Rank {
  private:
   struct Held {
     Cell cell;
-    int life;
+    int instance;
     Returned* returned;
   };
 
-  Session& session(int life) { return world_.sessions[life][rank_]; }
-  Session& session() { return session(life_); }
-  Ring& ring(int life) {
-    return world_.segments[life].rings[session(life).seat];
+  Session& session(int instance) { return world_.sessions[instance][rank_]; }
+  Session& session() { return session(instance_); }
+  Ring& ring(int instance) {
+    return world_.segments[instance].rings[session(instance).seat];
   }
 
   void Loop() {
     for (;;) {
       while (held_.size() >= world_.config.hold) ReleaseOldest();
       Cell cell;
-      switch (TryTake(ring(life_), session().page, &cell)) {
+      switch (TryTake(ring(instance_), session().page, &cell)) {
         case TakeResult::kTaken:
           Taken(cell);
-          if (BrokerWaitsForTakes(ring(life_))) session().to_broker.Send();
+          if (BrokerWaitsForTakes(ring(instance_))) session().to_broker.Send();
           Work();
           continue;
         case TakeResult::kClosed:
@@ -771,9 +773,9 @@ class Rank {
         case TakeResult::kEmpty:
           break;
       }
-      const bool sleep = ArmWait(ring(life_), session().page);
+      const bool sleep = ArmWait(ring(instance_), session().page);
       if (sleep) {
-        if (BrokerWaitsForTakes(ring(life_))) session().to_broker.Send();
+        if (BrokerWaitsForTakes(ring(instance_))) session().to_broker.Send();
         if (!session().to_rank.Wait() && NothingLeft()) {
           DisarmWait(session().page);
           if (!Reconnect()) return;
@@ -788,7 +790,7 @@ class Rank {
   void Work() {
     if (world_.config.options.mode != DeliveryMode::kDynamic) return;
     if (held_.size() < world_.config.leases) {
-      world_.works_on[rank_] = &ring(life_);
+      world_.works_on[rank_] = &ring(instance_);
     }
     run_.Step("works on a batch");
     world_.works_on[rank_] = nullptr;
@@ -796,11 +798,12 @@ class Rank {
 
   // The ring is closed: true.
   bool Over() {
-    const auto closed =
-        static_cast<Closed>(ring(life_).closed.load(std::memory_order_acquire));
+    const auto closed = static_cast<Closed>(
+        ring(instance_).closed.load(std::memory_order_acquire));
     for (const Held& held : held_) CheckSlot(held);
     if (closed == Closed::kFinished) {
-      world_.missed[number_] += std::strtoul(ring(life_).reason, nullptr, 10);
+      world_.missed[number_] +=
+          std::strtoul(ring(instance_).reason, nullptr, 10);
       while (!held_.empty()) ReleaseOldest();
       world_.left_orderly[rank_] = true;
       world_.finished.insert(number_);
@@ -822,22 +825,23 @@ class Rank {
   }
 
   bool NothingLeft() {
-    return !AnyUntaken(ring(life_), session().page) &&
-           ring(life_).closed.load(std::memory_order_acquire) ==
+    return !AnyUntaken(ring(instance_), session().page) &&
+           ring(instance_).closed.load(std::memory_order_acquire) ==
                static_cast<uint32_t>(Closed::kOpen);
   }
 
   bool Reconnect() {
     // As in RankReader: of the former instance only, not of one before that.
-    while (!held_.empty() && held_.front().life != life_) ReleaseOldest();
+    while (!held_.empty() && held_.front().instance != instance_)
+      ReleaseOldest();
     CursorPage* const former = &session().page;
-    ++life_;
+    ++instance_;
     return Request(former);
   }
 
   // False: refused, or there is no broker any more.
   bool Request(std::optional<CursorPage*> former) {
-    for (; life_ < world_.config.lives; ++life_) {
+    for (; instance_ < world_.config.instances; ++instance_) {
       Session& to = session();
       to.number = number_;
       if (former) {
@@ -872,7 +876,8 @@ class Rank {
   }
 
   void Taken(const Cell& cell) {
-    const uint64_t word = world_.segments[life_].slots[cell.slot_offset].load();
+    const uint64_t word =
+        world_.segments[instance_].slots[cell.slot_offset].load();
     const Content content = Content::Of(word);
     run_.Check(word != kHalfFilled && content.position == cell.position &&
                    content.rows == cell.rows,
@@ -890,22 +895,22 @@ class Rank {
       if (!same) continue;
       came_before = true;
       run_.Check(marked, "rows from {} on come again, unmarked", content.row);
-      run_.Check(
-          !before.released ||
-              (world_.taken_off.contains(before.process) && !before.settled),
-          "rows from {} on were released and come again", content.row);
+      run_.Check(!before.released ||
+                     (world_.evicted_processes.contains(before.process) &&
+                      !before.settled),
+                 "rows from {} on were released and come again", content.row);
     }
     if (marked && !came_before) world_.marked_first.insert(cell.position);
     world_.returned.push_back(
         {rank_, number_, marked, false, false, false, content});
-    held_.push_back({cell, life_, &world_.returned.back()});
+    held_.push_back({cell, instance_, &world_.returned.back()});
     world_.steps[number_].insert(cell.position);
     world_.missed[number_] += cell.skipped;
     // As in the client: batches owed at the start do not move the position.
     const auto& phases = world_.kept.phases;
     if ((cell.flags & kRanksChanged) != 0) {
       phase_ = cell.flags >> kPhaseShift;
-      run_.Check(session().told_phase >= phase_,
+      run_.Check(session().known_phase >= phase_,
                  "a batch of phase {} comes before its ranks are known",
                  phase_);
       owed_.clear();
@@ -924,7 +929,7 @@ class Rank {
 
   void CheckSlot(const Held& held) {
     const uint64_t word =
-        world_.segments[held.life].slots[held.cell.slot_offset].load();
+        world_.segments[held.instance].slots[held.cell.slot_offset].load();
     run_.Check(word == held.returned->content.Word(),
                "the slot of the batch at {}, which we hold, has {:x}",
                held.cell.position, word);
@@ -935,17 +940,18 @@ class Rank {
     held_.pop_front();
     CheckSlot(held);  // the last read
     held.returned->release_begun = true;
-    const bool wake = Release(ring(held.life), session(held.life).page,
+    const bool wake = Release(ring(held.instance), session(held.instance).page,
                               held.cell.lease, held.cell.generation);
     held.returned->released = true;
-    if (wake && held.life == life_) session(held.life).to_broker.Send();
+    if (wake && held.instance == instance_)
+      session(held.instance).to_broker.Send();
   }
 
   World& world_;
   simulation::Run& run_;
   const int rank_;
   uint32_t number_ = 0;
-  int life_ = 0;
+  int instance_ = 0;
   uint64_t position_ = 0;
   uint32_t phase_ = 0;
   std::set<uint64_t> owed_;
@@ -963,7 +969,7 @@ void CheckEnd(World& world) {
           return range.redelivered && range.position == position;
         });
     run.Check(owed_marked || world.CountsAsTaken(position),
-              "the batch at {} was marked and nobody had had it", position);
+              "the batch at {} was marked, but no process had it", position);
   }
   const Config& config = world.config;
   const Plan plan = world.MakePlan();
@@ -971,7 +977,7 @@ void CheckEnd(World& world) {
   std::set<uint32_t> numbers;
   for (uint32_t i = 0; i < config.world; ++i) numbers.insert(i);
   for (uint32_t i = config.world - config.late; i < config.world; ++i) {
-    run.Check(world.finished.contains(i), "rank {} was not told the end", i);
+    run.Check(world.finished.contains(i), "rank {} did not get the end", i);
   }
   if (world.broadcast()) {
     std::set<uint64_t> all;
@@ -1004,7 +1010,7 @@ void CheckEnd(World& world) {
       // A rank that dies after taking all need not be told the end.
       if (!world.finished.contains(number) && count < all.size()) {
         run.Check(config.options.lag == Lag::kFail,
-                  "consumer {} was not told of the end", number);
+                  "consumer {} did not get the end", number);
         continue;
       }
       run.Check(count + world.missed[number] == all.size(),
@@ -1046,15 +1052,15 @@ Scenario TheWorld(const Config& config) {
     auto of = std::make_shared<World>(&run, config);
     world = of.get();
     World* const w = world;
-    for (int life = 0; life < config.lives; ++life) {
+    for (int instance = 0; instance < config.instances; ++instance) {
       const auto broker = std::make_shared<std::unique_ptr<Broker>>();
-      w->broker_process[life] = run.AddProcess(
-          Format("broker {}", life + 1),
+      w->broker_process[instance] = run.AddProcess(
+          Format("broker {}", instance + 1),
           [=, &run] {
-            if (life > 0) {
+            if (instance > 0) {
               const auto all_before = [=](const auto& are) {
                 return std::all_of(w->broker_process.begin(),
-                                   w->broker_process.begin() + life, are);
+                                   w->broker_process.begin() + instance, are);
               };
               run.WaitUntil([&] {
                 return all_before([&](int each) { return run.gone(each); });
@@ -1063,16 +1069,17 @@ Scenario TheWorld(const Config& config) {
                   all_before([&](int each) { return run.dead(each); });
               run.Observe(dead);
               if (!dead) return;
-              *broker = std::make_unique<Broker>(w, life);
+              *broker = std::make_unique<Broker>(w, instance);
             }
             (*broker)->Run();
           },
-          life + 1 < config.lives ? Mortality::kMayDie : Mortality::kLives);
-      if (life == 0) {
+          instance + 1 < config.instances ? Mortality::kMayDie
+                                          : Mortality::kNeverDies);
+      if (instance == 0) {
         w->kept.launch = Launch(config.world, config.world);
         *broker = std::make_unique<Broker>(w, 0);
       }
-      if (life == 0) {
+      if (instance == 0) {
         w->ranks = static_cast<int>(config.world + config.replacements);
         for (int i = 0; i < w->ranks; ++i) {
           const bool replaces = i >= static_cast<int>(config.world);
@@ -1091,7 +1098,7 @@ Scenario TheWorld(const Config& config) {
                 }
               },
               i < static_cast<int>(config.may_die) ? Mortality::kMayDie
-                                                   : Mortality::kLives);
+                                                   : Mortality::kNeverDies);
         }
         for (uint32_t i = 0; i < config.world - config.late; ++i) {
           w->sessions[0][i].number = i;
@@ -1103,12 +1110,12 @@ Scenario TheWorld(const Config& config) {
     if (config.evict) {
       run.AddProcess("operator", [=, &run] {
         run.Step("asks for an eviction");
-        w->evict_asked = true;
+        w->evict_requested = true;
       });
     }
-    for (int life = 0; life < config.lives; ++life) {
-      const int broker = w->broker_process[life];
-      Segment& segment = w->segments[life];
+    for (int instance = 0; instance < config.instances; ++instance) {
+      const int broker = w->broker_process[instance];
+      Segment& segment = w->segments[instance];
       for (uint32_t i = 0; i < kSeats; ++i) {
         run.Share(&segment.rings[i], sizeof(Ring), broker);
         run.Name(&segment.rings[i].cells[0].generation, "cell 0 generation");
@@ -1118,7 +1125,7 @@ Scenario TheWorld(const Config& config) {
       }
       run.Share(&segment.slots, sizeof(segment.slots), broker);
       for (int i = 0; i < w->ranks; ++i) {
-        Session& session = w->sessions[life][i];
+        Session& session = w->sessions[instance][i];
         const int rank = w->rank_process[i];
         session.to_rank.Connect(&run, broker, rank);
         session.to_broker.Connect(&run, rank, broker);
@@ -1264,7 +1271,7 @@ TEST_F(DeliverySimulationTest, SplitRankThatIsEvictedAndDiesIsReplaced) {
 
 TEST_F(DeliverySimulationTest, SplitGoesOnAfterADeathOfTheBroker) {
   Config config = Split();
-  config.lives = 2;
+  config.instances = 2;
   config.records = 2;
   NeverFails("split, broker dies", config,
              {.deaths_max = 1, .preemptions_max = 0});
@@ -1275,7 +1282,7 @@ TEST_F(DeliverySimulationTest, SplitGoesOnAfterADeathOfTheBroker) {
 
 TEST_F(DeliverySimulationTest, SplitRankAndBrokerDie) {
   Config config = Split();
-  config.lives = 2;
+  config.instances = 2;
   config.may_die = 1;
   config.replacements = 1;
   NeverFailsAtRandom("split, both die", config, 6'000, 2);
@@ -1289,9 +1296,9 @@ TEST_F(DeliverySimulationTest, OwedStepsComeFirstAndOnce) {
   config.records = 6;
   config.start = {4, {{0, 2, true}, {2, 1, false}}};
   NeverFailsAtRandom("owed", config, 1'000, 0);
-  config.lives = 2;
+  config.instances = 2;
   NeverFailsAtRandom("owed, broker dies", config, 2'000, 1);
-  config.lives = 1;
+  config.instances = 1;
   config.may_die = 1;
   config.replacements = 1;
   NeverFailsAtRandom("owed, rank dies", config, 2'000, 1);
@@ -1311,7 +1318,7 @@ TEST_F(DeliverySimulationTest, ShrinkLosesNothing) {
 
 TEST_F(DeliverySimulationTest, SplitEvictionAndDeathOfTheBroker) {
   Config config = Split();
-  config.lives = 2;
+  config.instances = 2;
   config.evict = true;
   config.replacements = 1;
   config.hold = 2;
@@ -1325,7 +1332,7 @@ TEST_F(DeliverySimulationTest, ShrinkWhenRankAndBrokerDie) {
   config.replacements = 1;
   config.hold = 2;
   config.records = 6;
-  config.lives = 2;
+  config.instances = 2;
   NeverFailsAtRandom("shrink, both die", config, 4'000, 2);
   config.evict = true;
   NeverFailsAtRandom("shrink, eviction, both die", config, 4'000, 2);
@@ -1341,7 +1348,7 @@ TEST_F(DeliverySimulationTest, ShrinkTwiceAndDeathOfTheBroker) {
   config.replacements = 2;
   config.hold = 2;
   NeverFailsAtRandom("shrink twice", config, 2'000, 2);
-  config.lives = 2;
+  config.instances = 2;
   NeverFailsAtRandom("shrink twice, broker dies", config, 4'000, 3);
 }
 
@@ -1382,7 +1389,7 @@ TEST_F(DeliverySimulationTest, DynamicEvictionLeavesBatchesToTheOther) {
 
 TEST_F(DeliverySimulationTest, DynamicRankAndBrokerDie) {
   Config config = Dynamic();
-  config.lives = 2;
+  config.instances = 2;
   NeverFailsAtRandom("dynamic, broker dies", config, 3'000, 1);
   config.may_die = 1;
   config.replacements = 1;
@@ -1397,7 +1404,7 @@ TEST_F(DeliverySimulationTest, DynamicOwedStepsWhenRankAndBrokerDie) {
   config.records = 4;
   config.start = {2, {{0, 1, true}, {1, 1, false}}};
   NeverFailsAtRandom("dynamic, owed", config, 1'000, 0);
-  config.lives = 2;
+  config.instances = 2;
   config.may_die = 1;
   config.replacements = 1;
   NeverFailsAtRandom("dynamic, owed, both die", config, 4'000, 2);
@@ -1417,7 +1424,7 @@ TEST_F(DeliverySimulationTest, DynamicRankThatComesLateIsToldTheEnd) {
   config.may_die = 1;
   config.replacements = 1;
   NeverFailsAtRandom("dynamic, one late, one dies", config, 4'000, 1);
-  config.lives = 2;
+  config.instances = 2;
   NeverFailsAtRandom("dynamic, one late, both die", config, 6'000, 2);
   config.world = 3;
   config.late = 2;
@@ -1433,7 +1440,7 @@ TEST_F(DeliverySimulationTest, SplitAndBroadcastRankThatComesLate) {
     NeverFailsAtRandom(name + ", one late", config, 2'000, 0);
     config.may_die = 1;
     config.replacements = 1;
-    config.lives = 2;
+    config.instances = 2;
     NeverFailsAtRandom(name + ", one late, both die", config, 6'000, 2);
   }
 }
@@ -1462,7 +1469,7 @@ TEST_F(DeliverySimulationTest, BroadcastConsumerIsReplacedWithoutLoss) {
   NeverFailsAtRandom("block, one dies, one lease", more, 3'000, 1);
   config.may_die = 0;
   config.replacements = 0;
-  config.lives = 2;
+  config.instances = 2;
   for (const Lag lag : {Lag::kBlock, Lag::kSkip, Lag::kFail}) {
     config.options.lag = lag;
     NeverFailsAtRandom(
@@ -1490,7 +1497,7 @@ TEST_F(DeliverySimulationTest, OwedStepsWhenRankAndBrokerDie) {
   Config config = Split();
   config.records = 6;
   config.start = {4, {{0, 2, true}, {2, 1, false}}};
-  config.lives = 2;
+  config.instances = 2;
   config.may_die = 1;
   config.replacements = 1;
   NeverFailsAtRandom("owed, both die", config, 4'000, 2);
@@ -1501,7 +1508,7 @@ TEST_F(DeliverySimulationTest, BroadcastWhenConsumerAndBrokerDie) {
     Config config = Broadcast(lag);
     config.may_die = 1;
     config.replacements = 1;
-    config.lives = 2;
+    config.instances = 2;
     NeverFailsAtRandom(
         Format("{}, both die", kLagNames[static_cast<size_t>(lag)]), config,
         4'000, 2);
@@ -1513,7 +1520,7 @@ TEST_F(DeliverySimulationTest, BroadcastOwedStepsWhenConsumerAndBrokerDie) {
   config.records = 4;
   config.start = {2, {{0, 1, true}, {1, 1, false}}};
   NeverFailsAtRandom("block, owed", config, 1'000, 0);
-  config.lives = 2;
+  config.instances = 2;
   config.may_die = 1;
   config.replacements = 1;
   NeverFailsAtRandom("block, owed, both die", config, 4'000, 2);
@@ -1524,7 +1531,7 @@ TEST_F(DeliverySimulationTest, DynamicAndBroadcastTwoDeathsOfTheBroker) {
     config.may_die = 1;
     config.replacements = 1;
     config.hold = 2;
-    config.lives = 3;
+    config.instances = 3;
     NeverFailsAtRandom(config.options.mode == DeliveryMode::kDynamic
                            ? "dynamic, two brokers die"
                            : "block, two brokers die",
@@ -1538,7 +1545,7 @@ TEST_F(DeliverySimulationTest, TwoDeathsOfTheBroker) {
   config.replacements = 1;
   config.hold = 2;
   config.records = 6;
-  config.lives = 3;
+  config.instances = 3;
   NeverFailsAtRandom("split, rank and two brokers die", config, 6'000, 3);
 }
 

@@ -342,7 +342,7 @@ struct Bounds {
 void EverythingWasTaken(Run* run, const Seat& seat, int batches) {
   run->Check(seat.returned.size() == static_cast<size_t>(batches),
              "{} of {} batches were taken", seat.returned.size(), batches);
-  run->Check(seat.closed, "the rank was not told of the end");
+  run->Check(seat.closed, "the rank did not see the end");
 }
 
 // The broker delivers and finishes; the rank takes and releases.
@@ -448,7 +448,7 @@ Scenario Recall(Bounds bounds) {
     });
     seat->Connect(&run, broker, rank);
     run.AtEnd([=, &run] {
-      run.Check(seat->closed, "the rank was not told of the recall");
+      run.Check(seat->closed, "the rank did not see the recall");
       for (const Cell& cell : seat->published) {
         const uint64_t batch = cell.step_in_epoch;
         const bool returned = seat->Returned(batch);
@@ -477,11 +477,11 @@ Scenario DeathOfTheRank(Bounds bounds, uint64_t extra_position) {
     auto seat = std::make_shared<Seat>();
     const int broker = run.AddProcess("broker", [=, &run] {
       BrokerSide side(&run, seat.get(), bounds.slots);
-      bool lives = true;
-      for (int i = 0; lives && i < bounds.batches; ++i) {
-        lives = i == 1 ? side.Deliver(extra_position) : side.Deliver();
+      bool alive = true;
+      for (int i = 0; alive && i < bounds.batches; ++i) {
+        alive = i == 1 ? side.Deliver(extra_position) : side.Deliver();
       }
-      if (lives) {
+      if (alive) {
         side.Close(Closed::kFinished);
         side.WaitUntilRankIsGone();
       }

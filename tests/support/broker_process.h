@@ -14,7 +14,7 @@ namespace penstock {
 
 class BrokerProcess {
  public:
-  // private_broker: for this user only; else as a service.
+  // private_broker: it serves this user only; else it runs as a service.
   explicit BrokerProcess(std::vector<std::string> arguments = {},
                          bool private_broker = true);
   ~BrokerProcess();
@@ -23,17 +23,16 @@ class BrokerProcess {
   const std::string& socket() const { return socket_; }
   const std::filesystem::path& folder() const { return folder_; }
   pid_t pid() const { return pid_; }
-  // Another one at the same place, after Stop.
+  // Starts another one with the same folder and socket, after Stop.
   void Start();
-  // Sends the signal and waits for the end. Returns the exit status, minus the
-  // signal's number when a signal ended it.
+  // Sends the signal and waits for the end. Returns the exit status, or minus
+  // the number of the signal that ended it.
   int Stop(int signal);
-  // Rows that the workers have made, of all jobs there are (its status).
+  // Rows that the workers have made for all current jobs, from its status.
   uint64_t RowsMade() const;
-  // A field of proc_pid_status(5) of each worker's thread, by the thread's
-  // name.
+  // A field of proc_pid_status(5) of each worker thread, by the thread's name.
   std::map<std::string, std::string> OfWorkers(const std::string& field) const;
-  // Writes text to a file in folder(), returns its path.
+  // Writes text to a file in folder() and returns its path.
   std::string Write(const std::string& name, const std::string& text) const;
 
  private:

@@ -1,8 +1,8 @@
-// What the whole-system tests of delivery share: a broker of their own, ranks
-// of this process, ranks that are processes and can be killed, and what the
-// broker says of them.
-#ifndef TESTS_SUPPORT_DELIVERY_FIXTURE_H_
-#define TESTS_SUPPORT_DELIVERY_FIXTURE_H_
+// Shared by the whole-system tests of delivery: a broker, ranks in this
+// process, ranks in processes that can be killed, and queries of the broker's
+// status.
+#ifndef TESTS_DELIVERY_FIXTURE_H_
+#define TESTS_DELIVERY_FIXTURE_H_
 
 #include <poll.h>
 #include <signal.h>
@@ -57,7 +57,7 @@ inline Taken TakenOf(const Reader& reader, const Batch& batch) {
           reader.world_size()};
 }
 
-// What a rank went through, to the end of the data or to an error.
+// The batches of a rank, to the end of the data or to an error.
 struct Course {
   std::vector<Taken> taken;
   uint64_t epoch_ends = 0;
@@ -89,8 +89,8 @@ inline Rows Numbers(int64_t count, int times = 1) {
   return rows;
 }
 
-// Takes to the end. Holds up to `hold` batches while it waits for another; each
-// is called with every batch while it is held.
+// Takes batches to the end. Holds up to `hold` batches while it waits for
+// another, and calls each with every batch while it is held.
 inline Course RunToTheEnd(
     Reader& reader, size_t hold = 1,
     const std::function<void(const Taken&)>& each = [](const Taken&) {}) {
@@ -173,7 +173,7 @@ class DeliveryTest : public testing::Test {
     return ranks;
   }
 
-  // What an attach is refused with; "" if it is not.
+  // The error of an attach; "" if it succeeds.
   static std::string AttachError(const Options& options, int* code = nullptr) {
     try {
       Reader reader(options);
@@ -184,9 +184,9 @@ class DeliveryTest : public testing::Test {
     }
   }
 
-  // ---- what the broker says
+  // ---- queries of the broker
 
-  // Asks on a connection of its own.
+  // Sends the request on a new connection.
   nlohmann::json Ask(nlohmann::json request) {
     const StatusOr<Fd> socket = ConnectControl(broker_.socket());
     if (!socket.ok()) throw std::runtime_error(socket.status().message());
@@ -195,7 +195,7 @@ class DeliveryTest : public testing::Test {
     return std::move(answer->json);
   }
   nlohmann::json Jobs() { return Ask({{"op", "status"}}).at("jobs"); }
-  // The newest job of this name; null when there is none.
+  // The newest job of this name; null if there is none.
   nlohmann::json JobStatus(const std::string& name) {
     nlohmann::json found;
     for (nlohmann::json& job : Jobs()) {
@@ -203,7 +203,7 @@ class DeliveryTest : public testing::Test {
     }
     return found;
   }
-  // Null when it has no such rank.
+  // Null if it has no such rank.
   static nlohmann::json RankOf(const nlohmann::json& job, int rank) {
     if (!job.contains("ranks")) return {};
     for (const nlohmann::json& each : job.at("ranks")) {
@@ -211,7 +211,7 @@ class DeliveryTest : public testing::Test {
     }
     return {};
   }
-  // Looks until it is so: for what no event tells of.
+  // Polls until the condition holds, for changes without an event.
   static void WaitUntil(const char* what, const std::function<bool()>& so) {
     const auto give_up =
         std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -222,7 +222,7 @@ class DeliveryTest : public testing::Test {
       std::this_thread::yield();
     }
   }
-  // Until this rank has at least so many batches that it did not take.
+  // Waits until this many batches are ready for the rank.
   void WaitUntilReady(const std::string& job, int rank, uint32_t ready) {
     WaitUntil("batches ready", [&] {
       const nlohmann::json status = RankOf(JobStatus(job), rank);
@@ -233,19 +233,19 @@ class DeliveryTest : public testing::Test {
   BrokerProcess broker_;
 };
 
-// A rank in a process of its own, which does what it is told, one order at a
-// time. Forks: it must be made before the test starts a thread.
+// A rank in a process of its own that executes one command at a time. It forks,
+// so create it before the test starts a thread.
 class RankProcess {
  public:
   enum class What { kBatch, kEndOfEpoch, kEndOfData, kError };
-  struct Said {
+  struct Event {
     What what = What::kError;
     Taken taken;
     int code = 0;
     std::string error;
   };
 
-  // It attaches at once; Attached() waits for that.
+  // Starts to attach at once; Attached() waits for the result.
   explicit RankProcess(const Options& options) {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
@@ -271,7 +271,7 @@ class RankProcess {
   }
 
   pid_t pid() const { return pid_; }
-  // Ends it where it is, and waits until it is gone.
+  // Kills the process and waits for its end.
   void Kill() {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);
@@ -285,42 +285,42 @@ class RankProcess {
 
   // {"rank", "world_size", "incarnation", "epoch"} or {"code", "error"}.
   nlohmann::json Attached() { return Receive(); }
-  // Takes a batch and holds it, besides those it holds.
-  Said Next() {
+  // Takes a batch and holds it together with those it already holds.
+  Event Next() {
     SendNext();
     return ReceiveNext();
   }
   void SendNext() { Send({{"do", "next"}}); }
-  Said ReceiveNext() { return SaidOf(Receive()); }
+  Event ReceiveNext() { return EventOf(Receive()); }
   // Releases the oldest it holds.
   void Release(int count) { Tell({{"do", "release"}, {"count", count}}); }
   std::string State() { return Tell({{"do", "state"}}).at("state"); }
-  // Leaves orderly, with the batches it holds; its process ends.
+  // Detaches with the batches it holds; its process ends.
   void Detach() {
     Tell({{"do", "detach"}});
     Join();
   }
-  // Forks a child that has all its descriptors and lives as long as this
+  // Forks a child that inherits all its descriptors and lives as long as this
   // object.
   void ForkChild() { Tell({{"do", "fork"}}); }
 
-  // Takes and releases until the end of the data or an error; Finished() waits
-  // for that. Several ranks run at once.
+  // Takes and releases batches to the end of the data or to an error, for which
+  // Finished() waits. Several ranks may run at once.
   void Run() { Send({{"do", "run"}}); }
   Course Finished() {
     Course course;
     for (;;) {
-      const Said said = SaidOf(Receive());
-      switch (said.what) {
+      const Event event = EventOf(Receive());
+      switch (event.what) {
         case What::kBatch:
-          course.taken.push_back(said.taken);
+          course.taken.push_back(event.taken);
           break;
         case What::kEndOfEpoch:
           ++course.epoch_ends;
           break;
         case What::kError:
-          course.code = said.code;
-          course.error = said.error;
+          course.code = event.code;
+          course.error = event.error;
           return course;
         case What::kEndOfData:
           return course;
@@ -336,7 +336,7 @@ class RankProcess {
   nlohmann::json Receive() {
     pollfd entry{socket_, POLLIN, 0};
     if (poll(&entry, 1, 100'000) != 1) {
-      throw std::runtime_error("the rank's process says nothing");
+      throw std::runtime_error("the rank's process sent nothing");
     }
     return Read(socket_);
   }
@@ -356,15 +356,15 @@ class RankProcess {
     return nlohmann::json::parse(text);
   }
 
-  static Said SaidOf(const nlohmann::json& json) {
-    Said said;
-    said.what = static_cast<What>(json.at("what").get<int>());
-    if (said.what == What::kError) {
-      said.code = json.at("code");
-      said.error = json.at("error");
+  static Event EventOf(const nlohmann::json& json) {
+    Event event;
+    event.what = static_cast<What>(json.at("what").get<int>());
+    if (event.what == What::kError) {
+      event.code = json.at("code");
+      event.error = json.at("error");
     }
-    if (said.what != What::kBatch) return said;
-    Taken& taken = said.taken;
+    if (event.what != What::kBatch) return event;
+    Taken& taken = event.taken;
     taken.rows = json.at("rows").get<Rows>();
     taken.epoch = json.at("epoch");
     taken.step = json.at("step");
@@ -372,7 +372,7 @@ class RankProcess {
     taken.skipped = json.at("skipped");
     taken.redelivered = json.at("redelivered");
     taken.world_size = json.at("world_size");
-    return said;
+    return event;
   }
 
   // In the child.
@@ -407,7 +407,7 @@ class RankProcess {
     }
   }
   static void Serve(int socket, const Options& options) {
-    // Never destroyed: who detaches with batches does not release them.
+    // Never destroyed: a rank that detaches with batches does not release them.
     std::deque<Batch>& held = *new std::deque<Batch>;
     try {
       Reader reader(options);
@@ -430,10 +430,10 @@ class RankProcess {
         } else if (what == "run") {
           for (bool more = true; more;) {
             held.clear();
-            const nlohmann::json said = NextOf(reader, &held);
-            more = said.at("what") == static_cast<int>(What::kBatch) ||
-                   said.at("what") == static_cast<int>(What::kEndOfEpoch);
-            Write(socket, said);
+            const nlohmann::json event = NextOf(reader, &held);
+            more = event.at("what") == static_cast<int>(What::kBatch) ||
+                   event.at("what") == static_cast<int>(What::kEndOfEpoch);
+            Write(socket, event);
           }
         } else if (what == "fork") {
           const pid_t child = fork();

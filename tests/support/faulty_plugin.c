@@ -8,7 +8,7 @@
 PENSTOCK_PLUGIN_EXPORTS_ABI
 
 /* image (a file) -> size int64 [], first uint8 [4] */
-PENSTOCK_PLUGIN_FUNCTION(look_at_file) {
+PENSTOCK_PLUGIN_FUNCTION(read_file) {
   if (row->struct_bytes < sizeof(*row) || row->input_count != 1 ||
       row->output_count != 2 || row->inputs[0].rank != 1) {
     snprintf(error, error_bytes, "not what it was built for");

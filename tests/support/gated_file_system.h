@@ -1,11 +1,10 @@
-// A file system whose reads wait for each other: it answers none before `gate`
-// of them are waiting (or half a second has passed). So it tells reads that
-// overlap from reads that are done one after the other, as a network file
-// system would, without a clock. Like those it has no asynchronous reads of its
-// own.
+// A file system that answers no read before `gate` reads are waiting (or half a
+// second has passed). So it distinguishes overlapping reads from sequential
+// ones without a clock. Like a network file system it has no asynchronous reads
+// of its own.
 //
-// It also plays storage that hangs: a file whose name begins with "hung_read"
-// or "hung_open" is there, but its reads, or already its open, are not answered
+// It also simulates storage that hangs: a file whose name begins with
+// "hung_read" or "hung_open" exists, but its reads or its open are not answered
 // before Recover().
 //
 // FUSE without libfuse. It needs root; where it cannot be mounted, mounted() is
@@ -61,7 +60,8 @@ class GatedFileSystem {
       Serve();
       _exit(0);
     }
-    // The server's is the only one: its end ends what waits for it.
+    // Only the server holds this descriptor: its end also ends the processes
+    // that wait for it.
     close(fd_);
     fd_ = -1;
   }
@@ -78,11 +78,11 @@ class GatedFileSystem {
   GatedFileSystem& operator=(const GatedFileSystem&) = delete;
 
   bool mounted() const { return mounted_; }
-  // The most reads that ever waited at once.
+  // The largest number of reads that waited at once.
   size_t waiting_max() const { return shared_->waiting_max; }
-  // Requests that hang now.
+  // Number of requests that hang now.
   size_t hanging() const { return shared_->hanging; }
-  // What hangs is answered from now on.
+  // From now on all requests are answered.
   void Recover() { shared_->recovered = true; }
 
  private:
@@ -114,7 +114,7 @@ class GatedFileSystem {
           hung_.clear();
         }
         shared_->hanging = hung_.size();
-        // Recover() cannot be polled for.
+        // There is no descriptor to poll for Recover().
         if (waiting.empty() && poll(&ready, 1, 10) == 0) continue;
       }
       if (waiting.size() >= gate_ ||
@@ -198,7 +198,7 @@ class GatedFileSystem {
       case FUSE_FORGET:
       case FUSE_BATCH_FORGET:
       case FUSE_INTERRUPT:
-        return;  // they take no answer
+        return;  // these requests take no answer
       case FUSE_RELEASE:
       case FUSE_FLUSH:
         return Reply(request.unique, 0, nullptr, 0);

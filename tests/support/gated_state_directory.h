@@ -1,6 +1,5 @@
-// A file system for a state directory that a test freezes, answers again and
-// fills: one flat folder of files and symbolic links, in the memory of its
-// server.
+// A file system for a state directory that a test can freeze, thaw and fill:
+// one flat folder of files and symbolic links in the memory of its server.
 //
 // FUSE without libfuse, as gated_file_system.h; it needs root. The server is a
 // process: one that is killed while it waits for a file system that it serves
@@ -69,15 +68,15 @@ class GatedStateDirectory {
   GatedStateDirectory& operator=(const GatedStateDirectory&) = delete;
 
   bool mounted() const { return mounted_; }
-  // Nothing is answered from now on. Returns at once.
+  // From now on no request is answered. Returns at once.
   void Close() { shared_->closed = true; }
-  // What hangs is answered.
+  // Answers all requests that hang, and later ones.
   void Open() { shared_->closed = false; }
-  // Returns when a request hangs.
+  // Waits until a request hangs.
   void WaitUntilSomethingHangs() const {
     while (shared_->hanging == 0) std::this_thread::yield();
   }
-  // Writes are refused for want of space, or not.
+  // Whether writes fail for lack of space.
   void SetFull(bool full) { shared_->full = full; }
 
  private:
@@ -88,7 +87,7 @@ class GatedStateDirectory {
   };
   struct Node {
     uint32_t mode = 0;
-    std::string bytes;  // of a link: where it leads
+    std::string bytes;  // of a link: its target
   };
   using Request = std::vector<char>;
 
@@ -103,7 +102,7 @@ class GatedStateDirectory {
           held.clear();
         }
         shared_->hanging = held.size();
-        // Open() cannot be polled for.
+        // There is no descriptor to poll for Open().
         if (poll(&ready, 1, 10) == 0) continue;
       }
       const ssize_t bytes = read(fd_, buffer.data(), buffer.size());
@@ -114,7 +113,7 @@ class GatedStateDirectory {
         case FUSE_FORGET:
         case FUSE_BATCH_FORGET:
         case FUSE_INTERRUPT:
-          continue;  // they take no answer
+          continue;  // these requests take no answer
         default:
           break;
       }

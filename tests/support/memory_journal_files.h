@@ -1,7 +1,7 @@
-// A state directory in memory for the journal, which fails and dies where a
-// test wants.
+// An in-memory state directory for the journal that injects failures and
+// deaths.
 //
-// A MemoryDisk is what processes leave behind; a MemoryJournalFiles is one
+// A MemoryDisk keeps what processes wrote; a MemoryJournalFiles is one
 // process's view of it. Only one thread at a time may use a disk.
 #ifndef TESTS_SUPPORT_MEMORY_JOURNAL_FILES_H_
 #define TESTS_SUPPORT_MEMORY_JOURNAL_FILES_H_
@@ -24,7 +24,7 @@ namespace penstock {
 struct MemoryDisk {
   struct File {
     std::string bytes;
-    std::string synced;  // what a death of the machine leaves for certain
+    std::string synced;  // survives a death of the machine for certain
   };
   using Names = std::map<std::string, std::shared_ptr<File>>;
 
@@ -40,12 +40,12 @@ struct MemoryDisk {
   // A positive errno for a call, or 0. "write journal.new": with the name that
   // the file has then.
   std::function<int(const std::string& call)> fail;
-  // The process dies in its call of this number, counted from 0. Nothing that
-  // it calls from then on does anything.
+  // The process dies in its call with this number, counted from 0. Its later
+  // calls have no effect.
   size_t die_at_call = SIZE_MAX;
-  // What lands of a write in which it dies: this many quarters.
+  // A write in which it dies stores this many quarters of its bytes.
   size_t torn_quarters = 0;
-  // Of those only whole pages, as the kernel leaves it.
+  // It stores only the whole pages of those, as the kernel does.
   bool torn_at_page = false;
 
   // ---- what happened
@@ -59,7 +59,7 @@ struct MemoryDisk {
     return file->bytes;
   }
 
-  // What of the unsynced a death of the machine leaves is not known.
+  // Which unsynced data survive a death of the machine is random.
   enum class Lost { kNothing, kBytes, kBytesAreZeros };
   void MachineDies(bool names_lost, Lost lost) {
     if (names_lost) names = names_before_rename;
@@ -142,7 +142,7 @@ class MemoryJournalFiles : public JournalFiles {
     for (const auto& [name, one] : disk_->names) {
       if (one != open_[file]) others += one->bytes.size();
     }
-    // As a real disk: what fits is written first, then there is an error.
+    // As on a real disk, the part that fits is written before the error.
     const size_t room = disk_->bytes_max - std::min(disk_->bytes_max, others);
     data = data.substr(0, room - std::min<size_t>(room, offset));
     if (to.size() < offset + data.size()) to.resize(offset + data.size());

@@ -27,28 +27,28 @@ using testing::AllOf;
 using testing::HasSubstr;
 using What = Bottleneck::What;
 
-constexpr uint64_t kLookNs = 200'000'000;
+constexpr uint64_t kSampleNs = 200'000'000;
 constexpr uint64_t kPool = 2;  // workers
 
 // Samples a job for some seconds in which each rank waits for a share of the
 // time.
-class Looked {
+class Observed {
  public:
   struct Rank {
     double waits = 0;
     int64_t progress = 0;  // negative: half steps behind
   };
   // decoding, storage: parts of the workers' time.
-  Looked& For(int looks, double decoding, double storage,
-              const std::vector<Rank>& ranks, bool starved = false) {
+  Observed& For(int samples, double decoding, double storage,
+                const std::vector<Rank>& ranks, bool starved = false) {
     wait_ns_.resize(ranks.size());
-    for (int i = 0; i < looks; ++i) {
-      now_ns_ += kLookNs;
-      decode_ns_ += static_cast<uint64_t>(decoding * kPool * kLookNs);
-      read_ns_ += static_cast<uint64_t>(storage * kPool * kLookNs);
+    for (int i = 0; i < samples; ++i) {
+      now_ns_ += kSampleNs;
+      decode_ns_ += static_cast<uint64_t>(decoding * kPool * kSampleNs);
+      read_ns_ += static_cast<uint64_t>(storage * kPool * kSampleNs);
       std::vector<RecentUse::Rank> seen;
       for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-        wait_ns_[rank] += static_cast<uint64_t>(ranks[rank].waits * kLookNs);
+        wait_ns_[rank] += static_cast<uint64_t>(ranks[rank].waits * kSampleNs);
         seen.push_back({rank, ++waits_, wait_ns_[rank], false,
                         1000 + i + ranks[rank].progress});
       }
@@ -58,10 +58,10 @@ class Looked {
     return *this;
   }
   // For a job with a Python function.
-  Looked& With(const FunctionWorkersUse& function_workers, int looks,
-               double waits) {
-    for (int i = 0; i < looks; ++i) {
-      now_ns_ += kLookNs;
+  Observed& With(const FunctionWorkersUse& function_workers, int samples,
+                 double waits) {
+    for (int i = 0; i < samples; ++i) {
+      now_ns_ += kSampleNs;
       use_.Add(now_ns_, 0, 0,
                {{0, ++waits_, static_cast<uint64_t>(waits * now_ns_), false,
                  1000 + i}},
@@ -85,7 +85,8 @@ class Looked {
 };
 
 TEST(BottleneckTest, RanksThatDoNotWaitAreIt) {
-  const Bottleneck found = Looked().For(30, 0.2, 0.1, {{0.01}, {0.02}}).Found();
+  const Bottleneck found =
+      Observed().For(30, 0.2, 0.1, {{0.01}, {0.02}}).Found();
   EXPECT_EQ(found.what, What::kRanks);
   EXPECT_EQ(found.text,
             "ranks are the bottleneck: ranks wait 2 % of the time, workers "
@@ -93,86 +94,86 @@ TEST(BottleneckTest, RanksThatDoNotWaitAreIt) {
 }
 
 TEST(BottleneckTest, WhatTheWorkersDoWhileRanksWaitIsIt) {
-  const Bottleneck decode = Looked().For(30, 0.9, 0.05, {{0.6}, {0}}).Found();
+  const Bottleneck decode = Observed().For(30, 0.9, 0.05, {{0.6}, {0}}).Found();
   EXPECT_EQ(decode.what, What::kDecode);
   EXPECT_EQ(decode.text,
             "decode is the bottleneck: workers 90 % busy decoding, 5 % waiting "
             "for reads, ranks wait 60 % of the time");
-  const Bottleneck storage = Looked().For(30, 0.05, 0.9, {{0.6}}).Found();
+  const Bottleneck storage = Observed().For(30, 0.05, 0.9, {{0.6}}).Found();
   EXPECT_EQ(storage.what, What::kStorage);
   EXPECT_THAT(storage.text, HasSubstr("workers wait 90 % for reads"));
-  const Bottleneck late = Looked().For(30, 0.1, 0, {{0.6}}).Found();
+  const Bottleneck late = Observed().For(30, 0.1, 0, {{0.6}}).Found();
   EXPECT_THAT(late.text, HasSubstr("a larger `prefetch` may help"));
 }
 
 TEST(BottleneckTest, APythonFunctionIsJudgedByItsOwnProcesses) {
-  const Bottleneck busy = Looked().With({2, 2, 0, 0}, 30, 0.6).Found();
+  const Bottleneck busy = Observed().With({2, 2, 0, 0}, 30, 0.6).Found();
   EXPECT_EQ(busy.what, What::kPython);
   EXPECT_EQ(busy.ToJson()["what"], "python");
   EXPECT_EQ(busy.text,
             "its Python function is the bottleneck: its 2 processes are 100 % "
             "busy, decoding included, 0 % waiting for reads, ranks wait 60 % "
             "of the time");
-  EXPECT_THAT(Looked().With({2, 1, 2'500'000'000, 41}, 30, 0.6).Found().text,
+  EXPECT_THAT(Observed().With({2, 1, 2'500'000'000, 41}, 30, 0.6).Found().text,
               AllOf(HasSubstr("50 % busy"),
-                    HasSubstr("sample 41 has been in work for 2.5 s")));
+                    HasSubstr("sample 41 has been in progress for 2.5 s")));
   EXPECT_THAT(
-      Looked().With({2, 0, 0, 0}, 30, 0.6).Found().text,
+      Observed().With({2, 0, 0, 0}, 30, 0.6).Found().text,
       HasSubstr("its Python processes idle 100 %: a larger `prefetch`"));
-  const Bottleneck ranks = Looked().With({2, 1, 0, 0}, 30, 0.01).Found();
+  const Bottleneck ranks = Observed().With({2, 1, 0, 0}, 30, 0.01).Found();
   EXPECT_EQ(ranks.what, What::kRanks);
   EXPECT_THAT(ranks.text, HasSubstr("its Python processes idle 50 %"));
 }
 
 TEST(BottleneckTest, ProducersThatPutTooLittleAreIt) {
   const Bottleneck found =
-      Looked().For(30, 0.1, 0, {{0.6}, {0.6, -1}}, true).Found();
+      Observed().For(30, 0.1, 0, {{0.6}, {0.6, -1}}, true).Found();
   EXPECT_EQ(found.what, What::kProducers);
   EXPECT_EQ(found.ToJson()["what"], "producers");
   EXPECT_EQ(found.text,
             "producers are the bottleneck: 100 % of the time there are no rows "
             "to make a batch of, ranks wait 60 % of the time, workers idle "
             "90 %");
-  EXPECT_EQ(Looked().For(30, 0.1, 0, {{0.01}}, true).Found().what,
+  EXPECT_EQ(Observed().For(30, 0.1, 0, {{0.01}}, true).Found().what,
             What::kRanks);
 }
 
 TEST(BottleneckTest, TheOneRankThatIsBehindIsNamed) {
   const Bottleneck found =
-      Looked().For(30, 0.1, 0, {{0}, {0, -1}, {0}}).Found();
+      Observed().For(30, 0.1, 0, {{0}, {0, -1}, {0}}).Found();
   EXPECT_EQ(found.what, What::kRank);
   EXPECT_EQ(found.rank, 1u);
   EXPECT_EQ(found.ToJson()["rank"], 1);
   EXPECT_THAT(found.text, HasSubstr("rank 1 is the bottleneck"));
   // The others wait for its slots (broadcast).
-  EXPECT_EQ(Looked().For(30, 0.1, 0, {{0.9}, {0, -4}}).Found().rank, 1u);
+  EXPECT_EQ(Observed().For(30, 0.1, 0, {{0.9}, {0, -4}}).Found().rank, 1u);
   // It is behind because it gets no batches.
-  EXPECT_EQ(Looked().For(30, 0.1, 0, {{0}, {0.9, -4}}).Found().what,
+  EXPECT_EQ(Observed().For(30, 0.1, 0, {{0}, {0.9, -4}}).Found().what,
             What::kDecode);
   // Two are behind: neither is named alone.
-  EXPECT_EQ(Looked().For(30, 0.1, 0, {{0}, {0, -1}, {0, -1}}).Found().what,
+  EXPECT_EQ(Observed().For(30, 0.1, 0, {{0}, {0, -1}, {0, -1}}).Found().what,
             What::kRanks);
 }
 
 TEST(BottleneckTest, TheLastSecondsCount) {
-  Looked looked;
-  looked.For(1000, 0.9, 0, {{0.9}});
-  EXPECT_EQ(looked.For(50, 0.1, 0, {{0}}).Found().what, What::kRanks);
+  Observed observed;
+  observed.For(1000, 0.9, 0, {{0.9}});
+  EXPECT_EQ(observed.For(50, 0.1, 0, {{0}}).Found().what, What::kRanks);
 }
 
 // Samples a job whose rank 0 hangs, and returns the bottleneck.
 Bottleneck FoundWithOneThatHangs(const std::vector<RecentUse::Rank>& others,
                                  std::optional<int64_t> progress,
                                  const PoolUse& pool, bool filling = false,
-                                 int looks = 30) {
+                                 int samples = 30) {
   RecentUse use;
   RecentUse::Rank hangs;
   hangs.progress = progress;
   hangs.still = true;
   std::vector<RecentUse::Rank> ranks = others;
   ranks.insert(ranks.begin(), hangs);
-  for (int i = 0; i < looks; ++i) {
-    use.Add(1 + (i + 1) * kLookNs, 0, 0, ranks, false, {}, filling);
+  for (int i = 0; i < samples; ++i) {
+    use.Add(1 + (i + 1) * kSampleNs, 0, 0, ranks, false, {}, filling);
   }
   return Bottleneck::Of(use, pool);
 }
@@ -251,14 +252,14 @@ TEST(BottleneckTest, RanksThatAreNotThereAreNamedWhileAllStandStill) {
   const PoolUse idle = {kPool, 0, 0, 1};
   const AbsentRanks absent = {{2}, {1, 3}};
   // Samples of rank 0: an endless wait, or a batch.
-  const auto found = [&](int looks, bool waiting, bool moved, bool filling) {
+  const auto found = [&](int samples, bool waiting, bool moved, bool filling) {
     RecentUse use;
     RecentUse::Rank rank;
     rank.waiting = waiting;
     rank.still = !waiting && !moved;
     rank.moved = moved;
-    for (int i = 0; i < looks; ++i) {
-      use.Add(1 + (i + 1) * kLookNs, 0, 0, {rank}, false, {}, filling);
+    for (int i = 0; i < samples; ++i) {
+      use.Add(1 + (i + 1) * kSampleNs, 0, 0, {rank}, false, {}, filling);
     }
     return Bottleneck::Of(use, idle, absent);
   };
@@ -281,24 +282,24 @@ TEST(BottleneckTest, RanksThatAreNotThereAreNamedWhileAllStandStill) {
 }
 
 TEST(BottleneckTest, NothingIsSaidTooEarlyOrOfNobody) {
-  EXPECT_EQ(Looked().For(4, 0.9, 0, {{0.9}}).Found().what, What::kUnknown);
-  EXPECT_EQ(Looked().For(30, 0.9, 0, {}).Found().what, What::kUnknown);
+  EXPECT_EQ(Observed().For(4, 0.9, 0, {{0.9}}).Found().what, What::kUnknown);
+  EXPECT_EQ(Observed().For(30, 0.9, 0, {}).Found().what, What::kUnknown);
 }
 
 TEST(BottleneckTest, AWaitCountsWhileItLastsAndOnce) {
   // One of ten samples; the rank counts the wait when it ends.
   RecentUse use;
   uint64_t now_ns = 1;
-  const auto look = [&](uint64_t waits, uint64_t wait_ns, bool waiting) {
-    use.Add(now_ns += kLookNs, 0, 0, {{0, waits, wait_ns, waiting, {}}});
+  const auto add = [&](uint64_t waits, uint64_t wait_ns, bool waiting) {
+    use.Add(now_ns += kSampleNs, 0, 0, {{0, waits, wait_ns, waiting, {}}});
     return use.ranks()[0].waits;
   };
-  look(0, 0, false);
-  look(0, 0, true);
-  for (int i = 0; i < 10; ++i) look(0, 0, true);
+  add(0, 0, false);
+  add(0, 0, true);
+  for (int i = 0; i < 10; ++i) add(0, 0, true);
   const double during = use.ranks()[0].waits;
   EXPECT_GT(during, 0.8);
-  EXPECT_LT(look(1, 10 * kLookNs + kLookNs / 2, false), during);
+  EXPECT_LT(add(1, 10 * kSampleNs + kSampleNs / 2, false), during);
 }
 
 TEST(BottleneckTest, WhatARankWritesIntoItsPageIsAShareOfTheTimeOrNone) {
@@ -308,7 +309,7 @@ TEST(BottleneckTest, WhatARankWritesIntoItsPageIsAShareOfTheTimeOrNone) {
                              uint64_t{1} << 63, UINT64_MAX, uint64_t{5}}) {
     for (const bool waiting : {true, false, true}) {
       for (const int64_t progress : {INT64_MIN, int64_t{0}, INT64_MAX}) {
-        use.Add(now_ns += kLookNs, 0, 0, {{7, lie, lie, waiting, progress}});
+        use.Add(now_ns += kSampleNs, 0, 0, {{7, lie, lie, waiting, progress}});
         const RecentUse::RankUse rank = use.ranks().at(0);
         EXPECT_GE(rank.waits, 0);
         EXPECT_LE(rank.waits, 1);

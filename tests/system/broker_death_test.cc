@@ -363,12 +363,12 @@ class BrokerThenRankDieTest : public BothDieTest {
     for (RankProcess& rank : ranks_) rank.Attached();
     for (int step = 0; step < 5; ++step) {
       for (RankProcess& rank : ranks_) {
-        const RankProcess::Said said = rank.Next();
-        ASSERT_EQ(said.what, RankProcess::What::kBatch);
+        const RankProcess::Event event = rank.Next();
+        ASSERT_EQ(event.what, RankProcess::What::kBatch);
         if (&rank == &ranks_.back() && step >= 3) continue;
         rank.Release(1);
-        done_.insert(done_.end(), said.taken.rows.begin(),
-                     said.taken.rows.end());
+        done_.insert(done_.end(), event.taken.rows.begin(),
+                     event.taken.rows.end());
       }
     }
     kill(broker_.pid(), SIGKILL);
@@ -418,10 +418,10 @@ TEST_F(BothDieTest, RankThatOthersGoOnWithoutIsNotAskedForAgain) {
     Rows all;
     for (RankProcess& rank : ranks) rank.Attached();
     for (RankProcess& rank : ranks) {
-      const RankProcess::Said said = rank.Next();
-      ASSERT_EQ(said.what, RankProcess::What::kBatch);
+      const RankProcess::Event event = rank.Next();
+      ASSERT_EQ(event.what, RankProcess::What::kBatch);
       rank.Release(1);
-      all.insert(all.end(), said.taken.rows.begin(), said.taken.rows.end());
+      all.insert(all.end(), event.taken.rows.begin(), event.taken.rows.end());
     }
     RankProcess gone = std::move(ranks.back());
     ranks.pop_back();
@@ -434,20 +434,20 @@ TEST_F(BothDieTest, RankThatOthersGoOnWithoutIsNotAskedForAgain) {
     }
     for (RankProcess& rank : ranks) {
       for (uint32_t world = 3; world != 2;) {
-        const RankProcess::Said said = rank.Next();
-        ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+        const RankProcess::Event event = rank.Next();
+        ASSERT_EQ(event.what, RankProcess::What::kBatch) << event.error;
         rank.Release(1);
-        all.insert(all.end(), said.taken.rows.begin(), said.taken.rows.end());
-        world = said.taken.world_size;
+        all.insert(all.end(), event.taken.rows.begin(), event.taken.rows.end());
+        world = event.taken.world_size;
       }
     }
     broker.Kill();
     for (int step = 0; step < 6; ++step) {  // more than they still held
       for (RankProcess& rank : ranks) {
-        const RankProcess::Said said = rank.Next();
-        ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+        const RankProcess::Event event = rank.Next();
+        ASSERT_EQ(event.what, RankProcess::What::kBatch) << event.error;
         rank.Release(1);
-        all.insert(all.end(), said.taken.rows.begin(), said.taken.rows.end());
+        all.insert(all.end(), event.taken.rows.begin(), event.taken.rows.end());
       }
     }
     const nlohmann::json state =
@@ -494,8 +494,8 @@ TEST_F(BothDieTest, MemoryOfAnEvictedProcessCountsAsLongAsItLives) {
     // More than they still held.
     for (int step = 0; step < 6; ++step) {
       for (RankProcess* rank : {&replacement, &other}) {
-        const RankProcess::Said said = rank->Next();
-        ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+        const RankProcess::Event event = rank->Next();
+        ASSERT_EQ(event.what, RankProcess::What::kBatch) << event.error;
         rank->Release(1);
       }
     }
@@ -509,8 +509,8 @@ TEST_F(BothDieTest, MemoryOfAnEvictedProcessCountsAsLongAsItLives) {
   RankProcess replacement(options(0));
   replacement.Attached();
   EXPECT_EQ(memory(), job);
-  for (int life = 0; life < 2; ++life) {
-    SCOPED_TRACE(life);
+  for (int instance = 0; instance < 2; ++instance) {
+    SCOPED_TRACE(instance);
     take(replacement);
     broker.Kill();
     take(replacement);
@@ -549,12 +549,12 @@ class AwayTest : public BothDieTest {
     other_->Attached();
     hangs_->Attached();
     for (RankProcess* rank : {&*hangs_, &*other_}) {
-      const RankProcess::Said said = rank->Next();
-      ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+      const RankProcess::Event event = rank->Next();
+      ASSERT_EQ(event.what, RankProcess::What::kBatch) << event.error;
       rank->Release(1);
       // In a broadcast each of the two gets all.
       if (mode == "broadcast") all_.clear();
-      Append({said.taken}, &all_);
+      Append({event.taken}, &all_);
     }
     kill(hangs_->pid(), SIGSTOP);
     if (evicted) Evict();
@@ -709,19 +709,19 @@ class HolderDiesTest : public BothDieTest {
   void TakeAndDie(RankProcess first, int batches) {
     first.Attached();
     for (int step = 0; step < batches; ++step) {
-      const RankProcess::Said said = first.Next();
-      ASSERT_EQ(said.what, RankProcess::What::kBatch);
+      const RankProcess::Event event = first.Next();
+      ASSERT_EQ(event.what, RankProcess::What::kBatch);
       if (step < batches - 2) {
         first.Release(1);
-        done_.insert(said.taken.rows.begin(), said.taken.rows.end());
+        done_.insert(event.taken.rows.begin(), event.taken.rows.end());
       } else {
-        held_.insert(held_.end(), said.taken.rows.begin(),
-                     said.taken.rows.end());
+        held_.insert(held_.end(), event.taken.rows.begin(),
+                     event.taken.rows.end());
       }
     }
-    const pid_t life = broker_.pid();
+    const pid_t broker = broker_.pid();
     kill(first.pid(), SIGKILL);
-    kill(life, SIGKILL);
+    kill(broker, SIGKILL);
     first.Join();
   }
   // The other gets the held batches, marked, and the rest of the rows once.
@@ -916,14 +916,14 @@ TEST_F(BroadcastDeathTest, EpochsOfAFullEpochConsumerGoOnAsTheyWere) {
       while (first.Next().what != RankProcess::What::kBatch) {
       }
       first.Release(1);
-      RankProcess::Said said = late.Next();
-      while (said.what == RankProcess::What::kEndOfEpoch) {
+      RankProcess::Event event = late.Next();
+      while (event.what == RankProcess::What::kEndOfEpoch) {
         EXPECT_EQ(step % 5, 0u);
-        said = late.Next();
+        event = late.Next();
       }
-      ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
-      EXPECT_EQ(said.taken.epoch, epoch + step / 5);
-      EXPECT_EQ(said.taken.step, step % 5);
+      ASSERT_EQ(event.what, RankProcess::What::kBatch) << event.error;
+      EXPECT_EQ(event.taken.epoch, epoch + step / 5);
+      EXPECT_EQ(event.taken.step, step % 5);
       late.Release(1);
       ++step;
     }
@@ -935,10 +935,10 @@ TEST_F(BroadcastDeathTest, EpochsOfAFullEpochConsumerGoOnAsTheyWere) {
   ASSERT_EQ(first.Next().what, RankProcess::What::kEndOfEpoch);
   first.Release(1);
   first.SendNext();
-  const RankProcess::Said said = late.Next();
-  ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
-  EXPECT_EQ(said.taken.epoch, epoch + step / 5);
-  EXPECT_EQ(said.taken.step, step % 5);
+  const RankProcess::Event event = late.Next();
+  ASSERT_EQ(event.what, RankProcess::What::kBatch) << event.error;
+  EXPECT_EQ(event.taken.epoch, epoch + step / 5);
+  EXPECT_EQ(event.taken.step, step % 5);
   ++step;
   first.Receive();
   first.Release(1);
@@ -972,11 +972,11 @@ TEST_F(BroadcastDeathTest, WhoIsFarBehindIsSkippedAndNotWaitedFor) {
   uint64_t next = 1;
   uint64_t skipped = 0;
   while (next < 100) {
-    const RankProcess::Said said = slow.Next();
-    ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
-    next += said.taken.skipped;
-    skipped += said.taken.skipped;
-    EXPECT_EQ(said.taken.step, next++);
+    const RankProcess::Event event = slow.Next();
+    ASSERT_EQ(event.what, RankProcess::What::kBatch) << event.error;
+    next += event.taken.skipped;
+    skipped += event.taken.skipped;
+    EXPECT_EQ(event.taken.step, next++);
     slow.Release(1);
   }
   EXPECT_GT(skipped, 90u);
@@ -1006,7 +1006,7 @@ TEST_F(BroadcastDeathTest, WhoComesBackTooLateIsToldWhatItMissed) {
     const StatusOr<Message> answer = Attach(request);
     if (lag == "block") {
       EXPECT_EQ(answer.status().code(), StatusCode::kAborted);
-      EXPECT_THAT(answer.status().message(), HasSubstr("has missed"));
+      EXPECT_THAT(answer.status().message(), HasSubstr("it missed"));
       continue;
     }
     ASSERT_TRUE(answer.ok()) << answer.status().message();

@@ -489,13 +489,13 @@ TEST_F(IndependentTest, StatusNamesTheProcessOfEachConsumer) {
     ASSERT_EQ(ranks.back().Attached().value("rank", -1), rank);
     processes[rank] = ranks.back().pid();
   }
-  std::map<int, pid_t> said;
+  std::map<int, pid_t> reported;
   for (const nlohmann::json& job : Jobs()) {
     for (const nlohmann::json& rank : job.at("ranks")) {
-      said[rank.at("rank").get<int>()] = rank.at("pid").get<pid_t>();
+      reported[rank.at("rank").get<int>()] = rank.at("pid").get<pid_t>();
     }
   }
-  EXPECT_EQ(said, processes);
+  EXPECT_EQ(reported, processes);
 }
 
 }  // namespace

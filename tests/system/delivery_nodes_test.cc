@@ -475,7 +475,7 @@ TEST_F(TwoNodesTest, ANodeThatIsNotThereIsNoReasonToRefuse) {
 }
 
 TEST_F(TwoNodesTest, WhatARankSaysOfItsPlaceIsChecked) {
-  for (const nlohmann::json& said :
+  for (const nlohmann::json& placement :
        std::vector<nlohmann::json>{{{"cpus", "0-99999999"}},
                                    {{"cpus", 3}},
                                    {{"cpus", std::string(5000, '1')}},
@@ -491,12 +491,12 @@ TEST_F(TwoNodesTest, WhatARankSaysOfItsPlaceIsChecked) {
                               {"spec", RangeSpec("8", "batch: {size: 4}\n")},
                               {"file", "x"},
                               {"base", "/"}};
-    request.update(said);
+    request.update(placement);
     const StatusOr<Fd> socket = ConnectControl(two_nodes_->socket());
     ASSERT_TRUE(socket.ok());
     const auto answer = Request(socket->get(), request, {cursor->fd.get()});
     EXPECT_EQ(answer.status().code(), StatusCode::kInvalidArgument)
-        << said.dump() << answer.status().message();
+        << placement.dump() << answer.status().message();
   }
 }
 

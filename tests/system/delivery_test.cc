@@ -383,7 +383,7 @@ TEST_F(DeliveryTest, RankNumberTakenTwiceIsRefused) {
   Reader first(OptionsFor(spec, 0, 2));
   int code = 0;
   EXPECT_THAT(AttachError(OptionsFor(spec, 0, 2), &code),
-              HasSubstr("rank 0 is attached already"));
+              HasSubstr("rank 0 is already attached"));
   EXPECT_EQ(code, PENSTOCK_ALREADY_EXISTS);
 }
 
@@ -504,8 +504,8 @@ TEST_F(DeliveryTest, AttachOutlivesTheBrokerThatWasAsked) {
       }
     });
     {
-      const Fd asked(accept(listener.get(), nullptr, nullptr));
-      EXPECT_TRUE(ReceiveMessage(asked.get()).ok());
+      const Fd connection(accept(listener.get(), nullptr, nullptr));
+      EXPECT_TRUE(ReceiveMessage(connection.get()).ok());
     }
     listener.Reset();
     // On this thread: the broker ends with the thread that starts it.

@@ -34,19 +34,20 @@ class ForgottenJobTest : public DeliveryTest {
       ASSERT_FALSE(rank.Attached().contains("error"));
     }
   }
-  RankProcess::Said TakeOne(RankProcess& rank) {
-    const RankProcess::Said said = rank.Next();
-    if (said.what == RankProcess::What::kBatch) {
+  RankProcess::Event TakeOne(RankProcess& rank) {
+    const RankProcess::Event event = rank.Next();
+    if (event.what == RankProcess::What::kBatch) {
       rank.Release(1);
-      rows_.insert(rows_.end(), said.taken.rows.begin(), said.taken.rows.end());
+      rows_.insert(rows_.end(), event.taken.rows.begin(),
+                   event.taken.rows.end());
     }
-    return said;
+    return event;
   }
   void TakeFromAll(int batches) {
     for (int i = 0; i < batches; ++i) {
       for (RankProcess& rank : ranks_) {
-        const RankProcess::Said said = TakeOne(rank);
-        ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
+        const RankProcess::Event event = TakeOne(rank);
+        ASSERT_EQ(event.what, RankProcess::What::kBatch) << event.error;
       }
     }
   }
@@ -114,9 +115,9 @@ TEST_F(ForgottenJobTest, SplitThatHadShrunkFails) {
   ranks_.pop_back();
   for (RankProcess& rank : ranks_) {
     for (int world = 3; world != 2;) {
-      const RankProcess::Said said = TakeOne(rank);
-      ASSERT_EQ(said.what, RankProcess::What::kBatch) << said.error;
-      world = said.taken.world_size;
+      const RankProcess::Event event = TakeOne(rank);
+      ASSERT_EQ(event.what, RankProcess::What::kBatch) << event.error;
+      world = event.taken.world_size;
     }
   }
   KillBrokerAndStartAnother();
@@ -165,7 +166,7 @@ TEST_F(ForgottenJobTest, RegisteredDatasetThatIsNotKnownAnyMoreIsSaidAtOnce) {
   ASSERT_FALSE(ranks_[0].Attached().contains("error"));
   TakeFromAll(3);
   KillBrokerAndStartAnother();
-  EndsWith("knows no dataset 'numbers'");
+  EndsWith("no record of dataset 'numbers'");
 }
 
 }  // namespace

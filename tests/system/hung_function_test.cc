@@ -63,12 +63,12 @@ class HungFunctionTest : public DeliveryTest {
     return std::move(answer->json);
   }
   void WaitUntilItHangs() {
-    WaitUntil("a row is in work for long", [&] {
+    WaitUntil("a row is in progress for long", [&] {
       const nlohmann::json job = AskThere({{"op", "status"}}).at("jobs").at(0);
       return job.at("bottleneck")
                  .at("text")
                  .get<std::string>()
-                 .find("sample 28 has been in work") != std::string::npos;
+                 .find("sample 28 has been in progress") != std::string::npos;
     });
   }
   bool HasChildren() const {

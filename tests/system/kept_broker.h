@@ -25,7 +25,7 @@ class KeptBroker {
       : stop_(eventfd(0, EFD_CLOEXEC)) {
     std::promise<std::string> socket;
     std::future<std::string> ready = socket.get_future();
-    // Its methods belong to one thread.
+    // The broker is used by one thread only.
     keeper_ = std::thread([this, arguments = std::move(arguments),
                            socket = std::move(socket)]() mutable {
       setenv("PENSTOCKD", PENSTOCK_BUILD_DIR "/broker/penstockd", 1);
@@ -62,14 +62,14 @@ class KeptBroker {
       if (!socket.ok()) throw std::runtime_error(socket.status().message());
       StatusOr<Message> answer = Request(socket->get(), request);
       if (answer.ok()) return std::move(answer->json);
-      // It died while it was asked: the next life answers.
+      // It died during the request; the next instance answers.
       if (answer.status().code() != StatusCode::kUnavailable) {
         throw std::runtime_error(answer.status().message());
       }
     }
   }
   pid_t pid() const { return Ask({{"op", "ping"}}).at("pid").get<pid_t>(); }
-  // Returns when the next life answers.
+  // Returns when the next instance answers.
   void Kill(int signal = SIGKILL) {
     const pid_t former = pid();
     kill(former, signal);

@@ -104,7 +104,7 @@ TEST_F(LateDynamicTest, RankThatIsMissingAtTheEndOfARoundIsToldItInThatRound) {
   // Round 1 goes on with rank 1 while rank 0 is already in round 2.
   RankProcess slow(OptionsOf(1, 3, "dynamic"));
   ASSERT_EQ(slow.Attached().at("incarnation"), 1);
-  const RankProcess::Said held = slow.Next();
+  const RankProcess::Event held = slow.Next();
   ASSERT_EQ(held.what, RankProcess::What::kBatch);
   Rows rows = held.taken.rows;
   RankProcess fast(OptionsOf(0, 3, "dynamic"));
@@ -182,7 +182,7 @@ TEST_F(LateRankTest, StoppedJobKeepsWhatADeadRankIsOwed) {
   RankProcess killed(options[1]);
   other.Attached();
   killed.Attached();
-  const RankProcess::Said held = killed.Next();
+  const RankProcess::Event held = killed.Next();
   killed.Kill();
   Ask({{"op", "stop"}, {"job", options[0].job}});
   other.Run();
@@ -286,7 +286,7 @@ TEST_P(KilledInTheMiddleTest, GetsWhatIsLeftAndThenTheEnd) {
   RankProcess killed(options[0]);
   RankProcess other(options[1]);
   for (RankProcess* rank : {&killed, &other}) rank->Attached();
-  const RankProcess::Said first = killed.Next();
+  const RankProcess::Event first = killed.Next();
   count({first.taken});
   other.Run();
   killed.Kill();

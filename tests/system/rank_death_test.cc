@@ -63,11 +63,11 @@ class RankDeathTest : public DeliveryTest {
   static std::vector<Taken> TakeSome(RankProcess& rank, int count) {
     std::vector<Taken> taken;
     while (static_cast<int>(taken.size()) < count) {
-      const RankProcess::Said said = rank.Next();
-      if (said.what == What::kEndOfEpoch) continue;
-      EXPECT_EQ(said.what, What::kBatch) << said.error;
-      if (said.what != What::kBatch) break;
-      taken.push_back(said.taken);
+      const RankProcess::Event event = rank.Next();
+      if (event.what == What::kEndOfEpoch) continue;
+      EXPECT_EQ(event.what, What::kBatch) << event.error;
+      if (event.what != What::kBatch) break;
+      taken.push_back(event.taken);
     }
     return taken;
   }
@@ -560,7 +560,7 @@ TEST_F(ShrinkTest, DeadRankThatComesBackIsToldWhetherAnyOtherIsThere) {
                     Not(HasSubstr("attached"))));
   ranks[0].Kill();
   WaitUntilGone(0);
-  EXPECT_THAT(comes_back(), HasSubstr("of which none is attached"));
+  EXPECT_THAT(comes_back(), HasSubstr("none of which is attached"));
 }
 
 // Any thread that sees it evicts it; if a worker does, the others must be told
@@ -589,7 +589,7 @@ TEST_F(ShrinkTest, RankThatWritesImpossibleValuesIsShrunkAway) {
   WaitUntilReady(Name(), 1, 1);
   // Without a wake the next tick finds it.
   for (auto& released : cursor->page().released) released.store(0xdeadbeef);
-  WaitUntil("the rank is taken off",
+  WaitUntil("the rank is evicted",
             [&] { return RankOf(JobStatus(Name()), 1).is_null(); });
   good.Run();
   const Course course = good.Finished();
@@ -663,7 +663,7 @@ TEST_F(RankDeathTest, OptionsThatSayNothingInAModeAreRefused) {
   EXPECT_THAT(error([](Options* options) { options->rank = -3; }),
               HasSubstr("rank is -3; wanted 0 or more, or -1"));
   EXPECT_THAT(error([](Options* options) { options->job = "a\nb"; }),
-              HasSubstr("without control characters"));
+              HasSubstr("must not contain control characters"));
 }
 
 TEST_F(RankDeathTest, NamedJobAllOfWhoseRanksDiedIsGoneOnWith) {
@@ -773,9 +773,9 @@ TEST_F(RankDeathTest, EvictedRankIsToldAndItsSlotsAreLeftAloneUntilItIsGone) {
   TakeSome(ranks[1], 2);
   WaitUntilReady(Name(), 1, 3);
   Ask({{"op", "evict"}, {"job", Name()}, {"rank", 1}});
-  const RankProcess::Said said = ranks[1].Next();
-  EXPECT_EQ(said.code, PENSTOCK_ABORTED);
-  EXPECT_THAT(said.error, HasSubstr("evicted by user"));
+  const RankProcess::Event event = ranks[1].Next();
+  EXPECT_EQ(event.code, PENSTOCK_ABORTED);
+  EXPECT_THAT(event.error, HasSubstr("evicted by user"));
   RankProcess replacement = Start(OptionsFor(spec, 1, 2));
   std::vector<Taken> taken = TakeSome(replacement, 2);
   EXPECT_TRUE(taken[0].redelivered && taken[1].redelivered);

@@ -290,9 +290,9 @@ TEST_F(SampleQuarantineTest, WatchedWorkersAreSeenWhole) {
 TEST_F(SampleQuarantineTest, FullTableForgetsSuspectsNeverTheCondemned) {
   CrashWith({{1, 7}});
   CrashWith({{1, 7}});
-  for (uint64_t life = 0; life < 3; ++life) {
+  for (uint64_t instance = 0; instance < 3; ++instance) {
     std::vector<Sample> many;
-    for (uint64_t i = 0; i < 1000; ++i) many.push_back({2 + life, i});
+    for (uint64_t i = 0; i < 1000; ++i) many.push_back({2 + instance, i});
     DieWith(many);
   }
   EXPECT_EQ(samples_->suspects(), kSuspectsMax);

@@ -103,7 +103,7 @@ TEST(JobStateTest, EveryWrongValueIsRefusedByTheNameOfItsKey) {
   }
   nlohmann::json json = good;
   json["owed"] = OneOwed({3, 2048, 0, true});
-  expect_refused(json, "rows from 1 up");
+  expect_refused(json, "1 or more rows");
   json = good;
   json["delivery"] = "splits";
   expect_refused(json, "delivery");

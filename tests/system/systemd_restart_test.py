@@ -30,7 +30,7 @@ KEPT = ("Type", "Restart", "RestartSec", "FileDescriptorStoreMax", "OOMPolicy",
 
 
 def in_own_namespace():
-    """Makes /run say that systemd booted the machine, which systemd checks."""
+    """Marks /run as a machine booted by systemd, which systemd checks."""
     if os.environ.get("PENSTOCK_OWN_RUN") == "1":
         return
     unshare = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
@@ -107,13 +107,13 @@ class UserSystemd:
             self.process.kill()
 
 
-def start_rank(systemd, folder, rank, life):
+def start_rank(systemd, folder, rank, restart):
     return subprocess.Popen([
         BUILD / "tests/crash/soak", "rank", "--kind", "split", "--delivery", "split",
         "--on-rank-death", "wait", "--ranks", str(RANKS), "--records", str(RECORDS),
         "--batch", "12", "--epochs", str(EPOCHS), "--hold", "2", "--job", "kept",
         "--socket", systemd.socket, "--folder", folder, "--rank", str(rank),
-        "--life", str(life), "--seed", "1", "--pace-us", "15000"])
+        "--restart", str(restart), "--seed", "1", "--pace-us", "15000"])
 
 
 def check(folder):
@@ -141,7 +141,7 @@ def run(systemd, folder):
         systemd.kill_broker()
     kept = systemd.show("NFileDescriptorStore")
     assert kept >= 2 * RANKS, f"systemd keeps {kept} descriptors"
-    # No broker sees it: the page that systemd kept says which batches it had.
+    # No broker sees it: the page that systemd kept shows which batches it had.
     ranks[2].send_signal(signal.SIGKILL)
     systemd.kill_broker()
     ranks[2].wait()

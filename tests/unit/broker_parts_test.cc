@@ -87,11 +87,11 @@ TEST(PopulateTest, RangesArePopulatedInOrder) {
     ranges.push_back({(*segment)->base() + (*segment)->slot_offset(slot),
                       plan->slot_stride});
   }
-  std::vector<size_t> told;
+  std::vector<size_t> reported;
   const Status status =
-      Populate(ranges, [&](size_t done) { told.push_back(done); });
+      Populate(ranges, [&](size_t done) { reported.push_back(done); });
   EXPECT_TRUE(status.ok()) << status.message();
-  EXPECT_THAT(told, testing::ElementsAre(1, 2, 3));
+  EXPECT_THAT(reported, testing::ElementsAre(1, 2, 3));
   // mincore sees resident pages, whoever touched them.
   std::vector<unsigned char> resident(plan->slot_stride / kPageBytes);
   ASSERT_EQ(mincore(ranges[2].begin, plan->slot_stride, resident.data()), 0);

@@ -73,7 +73,7 @@ class Ranks {
     EXPECT_EQ(delivery_->IndexError(), "");
     return taken;
   }
-  uint64_t looks() const { return delivery_->looks(); }
+  uint64_t checks() const { return delivery_->checks(); }
   Delivery& delivery() { return *delivery_; }
   Ring& ring(uint32_t rank) { return rings_[seats_[rank]]; }
   CursorPage& page(uint32_t rank) { return pages_[rank]; }
@@ -103,23 +103,24 @@ class Ranks {
   std::unique_ptr<Delivery> delivery_;
 };
 
-double LooksPerBatch(DeliveryMode mode, uint32_t ranks, Lag lag = Lag::kBlock) {
+double ChecksPerBatch(DeliveryMode mode, uint32_t ranks,
+                      Lag lag = Lag::kBlock) {
   Ranks job(mode, ranks, lag);
   job.Turn();  // takes the batches made at the start
-  const uint64_t before = job.looks();
+  const uint64_t before = job.checks();
   uint64_t batches = 0;
   for (int turn = 0; turn < 3; ++turn) batches += job.Turn();
   EXPECT_EQ(batches, 3 * ranks);
-  return static_cast<double>(job.looks() - before) /
+  return static_cast<double>(job.checks() - before) /
          static_cast<double>(batches);
 }
 
 void ExpectTheSame(DeliveryMode mode, Lag lag = Lag::kBlock) {
-  const double few = LooksPerBatch(mode, 8, lag);
-  const double many = LooksPerBatch(mode, 1024, lag);
+  const double few = ChecksPerBatch(mode, 8, lag);
+  const double many = ChecksPerBatch(mode, 1024, lag);
   EXPECT_GT(few, 0);
   EXPECT_LE(many, 1.25 * few);
-  std::printf("looks per batch: %.2f with 8 ranks, %.2f with 1,024\n", few,
+  std::printf("checks per batch: %.2f with 8 ranks, %.2f with 1,024\n", few,
               many);
 }
 

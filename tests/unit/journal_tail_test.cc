@@ -79,7 +79,7 @@ TEST_F(JournalTailTest, TheFileHasTheDocumentedShape) {
   EXPECT_EQ(offsetof(TailHeader, lost_ns), 48u);
 }
 
-TEST_F(JournalTailTest, TheNextLifeFindsWhatWasNotDropped) {
+TEST_F(JournalTailTest, TheNextInstanceFindsWhatWasNotDropped) {
   ASSERT_TRUE(tail_->Put(1, "one"));
   const uint64_t behind_one = tail_->end();
   ASSERT_TRUE(tail_->Put(2, ""));

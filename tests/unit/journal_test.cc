@@ -101,7 +101,7 @@ TEST_F(JournalTest, ANewJournalIsEmpty) {
   EXPECT_FALSE(journal_->WantsCompaction());
 }
 
-TEST_F(JournalTest, RecordsComeBackInOrderOverSeveralLives) {
+TEST_F(JournalTest, RecordsComeBackInOrderOverSeveralInstances) {
   Records expected = FiveRecords();
   EXPECT_EQ(Open(), expected);
   Append("after the restart", 9);

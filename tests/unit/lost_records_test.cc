@@ -49,35 +49,35 @@ class LostRecordsTest : public testing::Test {
   std::string state() const { return folder_ + "/state"; }
 
   static std::unique_ptr<RecoveryJournal> Opened(const std::string& state) {
-    auto life = RecoveryJournal::Open(state, {});
-    if (!life.ok()) throw std::runtime_error(life.status().message());
-    return *std::move(life);
+    auto journal = RecoveryJournal::Open(state, {});
+    if (!journal.ok()) throw std::runtime_error(journal.status().message());
+    return *std::move(journal);
   }
-  static uint64_t MakeJob(RecoveryJournal* life) {
+  static uint64_t MakeJob(RecoveryJournal* journal) {
     JobOptions options;
     options.spec = *ParseDatasetSpec(
         "dataset: numbers\nsource: {range: 8}\nbatch: {size: 1}\n", "test",
         "/");
     options.delivery.mode = DeliveryMode::kDynamic;
     const uint64_t job =
-        *life->JobOpened({0, "train", "numbers", {}}, options, {}, true, {});
-    life->Begun(job, 0, 4096);
+        *journal->JobOpened({0, "train", "numbers", {}}, options, {}, true, {});
+    journal->Begun(job, 0, 4096);
     return job;
   }
   // Appends until the disk is full; returns how many.
-  static uint64_t CompleteUntilLost(RecoveryJournal* life, uint64_t job) {
+  static uint64_t CompleteUntilLost(RecoveryJournal* journal, uint64_t job) {
     uint64_t steps = 0;
-    while (life->Trouble().find("records are lost") == std::string::npos) {
+    while (journal->Trouble().find("records are lost") == std::string::npos) {
       for (int i = 0; i < 1000; ++i, ++steps) {
-        life->Completed(job, steps, steps + 1);
+        journal->Completed(job, steps, steps + 1);
       }
     }
     return steps;
   }
-  // Runs life in another process with a job, kills it once it has returned, and
+  // Runs body in another process with a job, kills it once it has returned, and
   // lets the directory answer.
-  template <typename Life>
-  void LiveAndDie(const Life& life) {
+  template <typename Body>
+  void RunAndKill(const Body& body) {
     int ends[2];
     ASSERT_EQ(pipe(ends), 0);
     const pid_t child = fork();
@@ -85,7 +85,7 @@ class LostRecordsTest : public testing::Test {
       const auto journal = Opened(state());
       const uint64_t job = MakeJob(journal.get());
       journal->Flush();
-      life(journal.get(), job);
+      body(journal.get(), job);
       (void)!write(ends[1], "x", 1);
       for (;;) pause();
     }
@@ -106,18 +106,18 @@ class LostRecordsTest : public testing::Test {
 TEST_F(LostRecordsTest, AreMadeGoodWhenTheDirectoryAnswersAgain) {
   uint64_t steps = 0;
   {
-    const auto life = Opened(state());
-    const uint64_t job = MakeJob(life.get());
-    life->Flush();
+    const auto journal = Opened(state());
+    const uint64_t job = MakeJob(journal.get());
+    journal->Flush();
     storage_->Close();
-    steps = CompleteUntilLost(life.get(), job);
-    const Status refused = life->DatasetRegistered({0, "d", "spec"});
+    steps = CompleteUntilLost(journal.get(), job);
+    const Status refused = journal->DatasetRegistered({0, "d", "spec"});
     EXPECT_EQ(refused.code(), StatusCode::kUnavailable);
     EXPECT_THAT(refused.message(), HasSubstr("records are lost since"));
     storage_->Open();
-    life->Flush();
-    EXPECT_EQ(life->Trouble(), "");
-    EXPECT_TRUE(life->DatasetRegistered({0, "d", "spec"}).ok());
+    journal->Flush();
+    EXPECT_EQ(journal->Trouble(), "");
+    EXPECT_TRUE(journal->DatasetRegistered({0, "d", "spec"}).ok());
   }
   const auto next = Opened(state());
   EXPECT_TRUE(next->KnowsAllJobs());
@@ -128,27 +128,27 @@ TEST_F(LostRecordsTest, AreMadeGoodWhenTheDirectoryAnswersAgain) {
   EXPECT_EQ(jobs[0].low, steps);
 }
 
-TEST_F(LostRecordsTest, AreKnownToBeMissingByTheNextLives) {
-  LiveAndDie([this](RecoveryJournal* life, uint64_t job) {
+TEST_F(LostRecordsTest, AreKnownToBeMissingByTheNextInstances) {
+  RunAndKill([this](RecoveryJournal* journal, uint64_t job) {
     storage_->Close();
-    CompleteUntilLost(life, job);
+    CompleteUntilLost(journal, job);
   });
   // Also by an instance after one that did not restore the job.
-  for (int life = 2; life < 5; ++life) {
+  for (int instance = 2; instance < 5; ++instance) {
     const auto next = Opened(state());
     next->Flush();
     EXPECT_EQ(next->Trouble(), "");
     const std::vector<FormerJob> jobs = next->TakeJobs();
     ASSERT_EQ(jobs.size(), 1u);
-    EXPECT_TRUE(jobs[0].incomplete) << "life " << life;
+    EXPECT_TRUE(jobs[0].incomplete) << "instance " << instance;
   }
 }
 
 TEST_F(LostRecordsTest, NoneAreWhatAHungDirectoryDidNotTake) {
-  LiveAndDie([this](RecoveryJournal* life, uint64_t job) {
+  RunAndKill([this](RecoveryJournal* journal, uint64_t job) {
     storage_->Close();
     for (uint64_t step = 0; step < 100; ++step) {
-      life->Completed(job, step, step + 1);
+      journal->Completed(job, step, step + 1);
       if (step == 0) storage_->WaitUntilSomethingHangs();
     }
   });
@@ -161,24 +161,24 @@ TEST_F(LostRecordsTest, NoneAreWhatAHungDirectoryDidNotTake) {
 }
 
 TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
-  LiveAndDie([this](RecoveryJournal* life, uint64_t job) {
-    (void)life->RankAttached(job, 0, 0, -1, -1);
+  RunAndKill([this](RecoveryJournal* journal, uint64_t job) {
+    (void)journal->RankAttached(job, {0, 0}, -1, -1);
     storage_->SetFull(true);
-    life->Completed(job, 0, 1);
-    life->Flush();
-    life->Completed(job, 1, 2);
+    journal->Completed(job, 0, 1);
+    journal->Flush();
+    journal->Completed(job, 1, 2);
     // A new rank is refused; a returning one is not.
-    if (life->Trouble().find("free space") == std::string::npos ||
-        life->DatasetRegistered({0, "d", "spec"}).code() !=
+    if (journal->Trouble().find("free space") == std::string::npos ||
+        journal->DatasetRegistered({0, "d", "spec"}).code() !=
             StatusCode::kResourceExhausted ||
-        life->RankAttached(job, 1, 0, -1, -1).ok() ||
-        !life->RankAttached(job, 0, 0, -1, -1).ok()) {
+        journal->RankAttached(job, {1, 0}, -1, -1).ok() ||
+        !journal->RankAttached(job, {0, 0}, -1, -1).ok()) {
       _exit(1);
     }
   });
   // Still full: the next instance can start, and is killed too.
-  LiveAndDie([](RecoveryJournal* life, uint64_t) {
-    if (life->Trouble().find("free space") == std::string::npos) _exit(1);
+  RunAndKill([](RecoveryJournal* journal, uint64_t) {
+    if (journal->Trouble().find("free space") == std::string::npos) _exit(1);
   });
   storage_->SetFull(false);
   const auto next = Opened(state());
@@ -196,13 +196,13 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
 // applied twice, a record would report what has not happened.
 TEST_F(LostRecordsTest, WhatIsInTheFileIsNotTakenFromTheTailAgain) {
   const std::string kept = folder_ + "/kept";
-  LiveAndDie([&](RecoveryJournal* life, uint64_t job) {
+  RunAndKill([&](RecoveryJournal* journal, uint64_t job) {
     storage_->SetFull(true);
-    life->PhaseBegun(job, {{0, 1}, 4, {}});
-    std::filesystem::copy_file(life->memory_folder() + "/" + kJournalTailName,
-                               kept);
+    journal->PhaseBegun(job, {{0, 1}, 4, {}});
+    std::filesystem::copy_file(
+        journal->memory_folder() + "/" + kJournalTailName, kept);
     storage_->SetFull(false);
-    life->Flush();
+    journal->Flush();
   });
   std::filesystem::copy_file(
       kept, state() + "/" + kMemoryFolderLink + "/" + kJournalTailName,
@@ -214,7 +214,7 @@ TEST_F(LostRecordsTest, WhatIsInTheFileIsNotTakenFromTheTailAgain) {
 }
 
 TEST_F(LostRecordsTest, AreAllThatWereInMemoryWhichIsGone) {
-  LiveAndDie([](RecoveryJournal*, uint64_t) {});
+  RunAndKill([](RecoveryJournal*, uint64_t) {});
   const auto memory =
       std::filesystem::read_symlink(state() + "/" + kMemoryFolderLink);
   EXPECT_EQ(memory.parent_path(), "/dev/shm");
@@ -229,9 +229,9 @@ TEST_F(LostRecordsTest, AreAllThatWereInMemoryWhichIsGone) {
 TEST_F(LostRecordsTest, AnOrderlyEndLeavesNothingInMemory) {
   std::filesystem::path memory;
   {
-    const auto life = Opened(state());
-    MakeJob(life.get());
-    memory = life->memory_folder();
+    const auto journal = Opened(state());
+    MakeJob(journal.get());
+    memory = journal->memory_folder();
     EXPECT_TRUE(std::filesystem::exists(memory));
   }
   EXPECT_FALSE(std::filesystem::exists(memory));

@@ -412,15 +412,15 @@ TEST_P(ReadTest, DirectRangesOfEveryAlignmentArriveBytewise) {
                                 uint64_t{align} - 1, uint64_t{5000}}) {
     for (const uint64_t bytes : {uint64_t{1}, uint64_t{align}, whole, whole - 1,
                                  uint64_t{align} + 2}) {
-      for (const int64_t place : {-1, 0, 64}) {
+      for (const int64_t buffer_offset : {-1, 0, 64}) {
         std::span<std::byte> into;
-        if (place >= 0) into = {memory.get() + place, bytes};
+        if (buffer_offset >= 0) into = {memory.get() + buffer_offset, bytes};
         StartRange(0, fd, offset, bytes, into, align);
         const StorageReader::Done done = Next();
         ASSERT_TRUE(done.status.ok()) << done.status.message();
         EXPECT_TRUE(Text(done) == content.substr(offset, bytes))
-            << bytes << " at " << offset << ", place " << place;
-        if (place >= 0) {
+            << bytes << " at " << offset << ", buffer offset " << buffer_offset;
+        if (buffer_offset >= 0) {
           EXPECT_EQ(done.bytes.data(), into.data());
         }
         EXPECT_FALSE(done.cached);

@@ -36,31 +36,34 @@ std::string Bytes(const std::string& path) {
 }
 
 // Passes records to the journal, and calls the test before and after each.
-class Told : public DeliveryRecord {
+class SnapshottingRecord : public DeliveryRecord {
  public:
-  Told(RecoveryJournal* life, uint64_t job, std::function<void()> look)
-      : life_(life), job_(job), look_(std::move(look)) {}
+  SnapshottingRecord(RecoveryJournal* recovery_journal, uint64_t job,
+                     std::function<void()> snapshot)
+      : recovery_journal_(recovery_journal),
+        job_(job),
+        snapshot_(std::move(snapshot)) {}
   void Completed(uint64_t position, uint64_t next) override {
-    look_();
-    life_->Completed(job_, position, next);
-    look_();
+    snapshot_();
+    recovery_journal_->Completed(job_, position, next);
+    snapshot_();
   }
   void HandedOver(uint32_t rank, uint64_t position) override {
-    life_->HandedOver(job_, rank, position);
+    recovery_journal_->HandedOver(job_, rank, position);
   }
   void Opened(uint64_t position) override {
-    look_();
-    life_->Opened(job_, position);
-    look_();
+    snapshot_();
+    recovery_journal_->Opened(job_, position);
+    snapshot_();
   }
   void PhaseBegun(const FormerPhase& phase) override {
-    life_->PhaseBegun(job_, phase);
+    recovery_journal_->PhaseBegun(job_, phase);
   }
 
  private:
-  RecoveryJournal* const life_;
+  RecoveryJournal* const recovery_journal_;
   const uint64_t job_;
-  const std::function<void()> look_;
+  const std::function<void()> snapshot_;
 };
 
 class RecoveryJournalTest : public testing::Test {
@@ -87,11 +90,11 @@ class RecoveryJournalTest : public testing::Test {
   ~RecoveryJournalTest() override { std::filesystem::remove_all(directory_); }
 
   // Copies what a death now would leave.
-  void Look() {
+  void TakeSnapshot() {
     Moment& moment = moments_.emplace_back();
     // Every other time with all records in the file, else as is; a death during
     // a write is simulated below.
-    if (moments_.size() % 2 == 0) life_->Flush();
+    if (moments_.size() % 2 == 0) recovery_journal_->Flush();
     const auto tail = [this] { return Bytes(directory_ + "/1/journal.tail"); };
     do {
       moment.tail = tail();
@@ -110,15 +113,16 @@ class RecoveryJournalTest : public testing::Test {
   void RunTheJob() {
     auto opened = RecoveryJournal::Open(directory_ + "/1", {});
     ASSERT_TRUE(opened.ok()) << opened.status().message();
-    life_ = *std::move(opened);
-    const uint64_t job =
-        *life_->JobOpened({0, "train", "numbers", {}}, options_, {}, true, {});
-    life_->Begun(job, 0, 4096);
+    recovery_journal_ = *std::move(opened);
+    const uint64_t job = *recovery_journal_->JobOpened(
+        {0, "train", "numbers", {}}, options_, {}, true, {});
+    recovery_journal_->Begun(job, 0, 4096);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      ASSERT_TRUE(life_->RankAttached(job, rank, 0, -1, -1).ok());
+      ASSERT_TRUE(recovery_journal_->RankAttached(job, {rank, 0}, -1, -1).ok());
     }
-    Look();
-    Told told(life_.get(), job, [this] { Look(); });
+    TakeSnapshot();
+    SnapshottingRecord record(recovery_journal_.get(), job,
+                              [this] { TakeSnapshot(); });
     Delivery::Shape shape;
     shape.options = options_.delivery;
     shape.consumers_max = kRanks;
@@ -126,9 +130,9 @@ class RecoveryJournalTest : public testing::Test {
     shape.leases = 2;
     shape.rows_max = 1;
     std::vector<Ring> rings(2 * kRanks);
-    std::vector<Ring*> places;
-    for (Ring& ring : rings) places.push_back(&ring);
-    Delivery delivery(shape, plan_, places, &told);
+    std::vector<Ring*> ring_pointers;
+    for (Ring& ring : rings) ring_pointers.push_back(&ring);
+    Delivery delivery(shape, plan_, ring_pointers, &record);
     delivery.SetUsableSlots(4);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       Delivery::Joining joining;
@@ -151,42 +155,42 @@ class RecoveryJournalTest : public testing::Test {
       Cell cell;
       if (TryTake(rings[rank], pages_[rank], &cell) == TakeResult::kTaken) {
         returned_.insert(cell.position);
-        Look();
+        TakeSnapshot();
         if (rank == 1 && held.empty()) {
           held.push_back(cell);
           continue;
         }
         (void)Release(rings[rank], pages_[rank], cell.lease, cell.generation);
         released_.insert(cell.position);
-        Look();
+        TakeSnapshot();
       } else if (!held.empty() && released_.size() + 1 == kSteps) {
         (void)Release(rings[1], pages_[1], held[0].lease, held[0].generation);
         released_.insert(held[0].position);
-        Look();
+        TakeSnapshot();
       }
     }
     // A compacted journal says the same: only forgotten records had made it
     // grow.
     for (int i = 0; i < 20; ++i) {
       const std::string spec(100'000, static_cast<char>('a' + i));
-      ASSERT_TRUE(life_->DatasetRegistered({0, "d", spec}).ok());
+      ASSERT_TRUE(recovery_journal_->DatasetRegistered({0, "d", spec}).ok());
     }
-    life_->Flush();
+    recovery_journal_->Flush();
     EXPECT_LT(Bytes(directory_ + "/1/journal").size(), 1'500'000u);
-    Look();
-    life_.reset();
+    TakeSnapshot();
+    recovery_journal_.reset();
   }
 
   // All are dead; the next instance has the journal and the pages.
-  void CheckNextLife(const Moment& moment, const std::string& journal) {
+  void CheckNextInstance(const Moment& moment, const std::string& journal) {
     const std::string directory = directory_ + "/2";
     std::filesystem::remove_all(directory);
     std::filesystem::create_directories(directory);
     std::ofstream(directory + "/journal", std::ios::binary) << journal;
     std::ofstream(directory + "/journal.tail", std::ios::binary) << moment.tail;
-    auto life = RecoveryJournal::Open(directory, {});
-    ASSERT_TRUE(life.ok()) << life.status().message();
-    const std::vector<FormerJob> jobs = (*life)->TakeJobs();
+    auto recovery_journal = RecoveryJournal::Open(directory, {});
+    ASSERT_TRUE(recovery_journal.ok()) << recovery_journal.status().message();
+    const std::vector<FormerJob> jobs = (*recovery_journal)->TakeJobs();
     ASSERT_EQ(jobs.size(), 1u);
     const FormerJob& job = jobs[0];
     EXPECT_EQ(job.ranks.size(), kRanks);
@@ -203,9 +207,9 @@ class RecoveryJournalTest : public testing::Test {
         plan_, processes, {});
     std::map<uint64_t, bool> comes;  // step -> delivered marked
     for (uint64_t at = gathered.position; at < kSteps; ++at) comes[at] = false;
-    for (const RowRange& again : gathered.again) {
-      EXPECT_TRUE(comes.emplace(again.position, again.redelivered).second)
-          << "step " << again.position << " comes twice";
+    for (const RowRange& redo : gathered.again) {
+      EXPECT_TRUE(comes.emplace(redo.position, redo.redelivered).second)
+          << "step " << redo.position << " comes twice";
     }
     for (uint64_t step = 0; step < kSteps; ++step) {
       const bool released = moment.released.contains(step);
@@ -222,7 +226,7 @@ class RecoveryJournalTest : public testing::Test {
   // In memory, so that the tail is next to the journal.
   const std::string directory_ =
       Format("/dev/shm/recovery_journal_{}", getpid());
-  std::unique_ptr<RecoveryJournal> life_;
+  std::unique_ptr<RecoveryJournal> recovery_journal_;
   JobOptions options_;
   Plan plan_ = [] {
     DatasetSpec spec;
@@ -242,11 +246,11 @@ TEST_F(RecoveryJournalTest,
   ASSERT_GE(moments_.size(), 25u);
   for (size_t i = 0; i < moments_.size(); ++i) {
     SCOPED_TRACE(Format("moment {} of {}", i, moments_.size()));
-    CheckNextLife(moments_[i], moments_[i].journal);
+    CheckNextInstance(moments_[i], moments_[i].journal);
     // During a write: without its first head (journal.h, I6).
-    CheckNextLife(moments_[i], moments_[i].journal +
-                                   std::string(kJournalFrameBytes, '\0') +
-                                   "{\"id\":1,\"pos");
+    CheckNextInstance(moments_[i], moments_[i].journal +
+                                       std::string(kJournalFrameBytes, '\0') +
+                                       "{\"id\":1,\"pos");
   }
 }
 

@@ -173,12 +173,12 @@ class RowFunctionTest : public testing::Test {
                                    const AugmentationKey& key = {}) {
     const RawRecord record(raw.begin(), raw.end());
     std::vector<Bytes> out;
-    std::vector<std::byte*> places;
+    std::vector<std::byte*> outputs;
     for (const Feature& feature : program_->element_spec()) {
       out.emplace_back(feature.RowBytes(), std::byte{0xEE});
     }
-    for (Bytes& each : out) places.push_back(each.data());
-    PENSTOCK_RETURN_IF_ERROR(program_->Run(record, key, *scratch_, places));
+    for (Bytes& each : out) outputs.push_back(each.data());
+    PENSTOCK_RETURN_IF_ERROR(program_->Run(record, key, *scratch_, outputs));
     return out;
   }
   // Returns the first feature of the row made from three numbers.
@@ -445,7 +445,7 @@ TEST_F(RowFunctionTest, APluginIsCalledWithARow) {
   const RawSpec files = {{{"image", DType::kUint8, {}}, true}};
   const ElementSpec out_spec = {{"size", DType::kInt64, {}},
                                 {"first", DType::kUint8, {4}}};
-  const Status status = Compile({Plugin("look_at_file", out_spec)}, files);
+  const Status status = Compile({Plugin("read_file", out_spec)}, files);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(program_->wait_ns(), 0u);
   for (const size_t bytes : {2, 100'000, 3, 1'000'000}) {

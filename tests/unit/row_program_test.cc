@@ -63,12 +63,12 @@ class RowProgramTest : public testing::Test {
       record.push_back(std::span(shifted.back()).subspan(1));
     }
     std::vector<Bytes> out;
-    std::vector<std::byte*> places;
+    std::vector<std::byte*> outputs;
     for (const Feature& feature : program_->element_spec()) {
       out.emplace_back(feature.RowBytes() + 1, std::byte{0x5a});
-      places.push_back(out.back().data());
+      outputs.push_back(out.back().data());
     }
-    PENSTOCK_RETURN_IF_ERROR(program_->Run(record, key, *scratch_, places));
+    PENSTOCK_RETURN_IF_ERROR(program_->Run(record, key, *scratch_, outputs));
     for (Bytes& bytes : out) {
       EXPECT_EQ(bytes.back(), std::byte{0x5a}) << "written past its end";
       bytes.pop_back();

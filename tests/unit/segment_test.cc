@@ -49,7 +49,7 @@ TEST(SegmentTest, RankReadsWhatTheBrokerWroteAtAnotherAddress) {
   EXPECT_EQ((*view)->ids(cell)[9], 42);
   EXPECT_EQ((*view)->feature(cell, 0)[10 * 35 - 1], std::byte{7});
   EXPECT_EQ(std::memcmp((*view)->feature(cell, 1) + 9 * 8, "abcdefgh", 8), 0);
-  EXPECT_EQ((*view)->life_id(), 77u);
+  EXPECT_EQ((*view)->broker_instance_id(), 77u);
 }
 
 TEST(SegmentTest, FeaturesOfOneSlotDoNotOverlapAndAreAligned) {

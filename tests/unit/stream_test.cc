@@ -128,9 +128,11 @@ TEST(StreamLedgerTest, ItIsTheSameFromItsJsonAndItsChunks) {
 TEST(StreamLedgerTest, PutsThatCannotBe) {
   StreamLedger ledger(0, 1);
   ledger.Join(0, kToken, kRing, 8);
-  for (const auto& [place, rows] : std::vector<std::pair<uint64_t, uint64_t>>{
+  for (const auto& [ring_position, rows] :
+       std::vector<std::pair<uint64_t, uint64_t>>{
            {0, 0}, {0, 9}, {1, 1}, {kRing, 1}, {UINT64_MAX / 2, 1}}) {
-    EXPECT_FALSE(ledger.CheckPut(0, place, rows).ok()) << place << " " << rows;
+    EXPECT_FALSE(ledger.CheckPut(0, ring_position, rows).ok())
+        << ring_position << " " << rows;
   }
   EXPECT_FALSE(ledger.CheckPut(1, 0, 1).ok());
   // As a journal may hold them.
@@ -156,9 +158,9 @@ class Remembered : public StreamRecord {
     ledger->Join(number, producer.token, producer.ring_rows, producer.put_rows);
     return OkStatus();
   }
-  void RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
+  void RowsPut(uint32_t producer, uint64_t ring_position, uint64_t rows,
                uint64_t first) override {
-    ledger->Put(producer, place, rows, first);
+    ledger->Put(producer, ring_position, rows, first);
   }
   void ProducerLeft(uint32_t producer, bool finished) override {
     ledger->Leave(producer, finished);
@@ -212,9 +214,9 @@ class StreamTest : public testing::Test {
   static void Write(const Stream::Joined& joined, int64_t first, int rows) {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t value = 100 + first + i;
-      const uint64_t place = static_cast<uint64_t>(first + i) % joined.rows;
+      const uint64_t ring_row = static_cast<uint64_t>(first + i) % joined.rows;
       ASSERT_EQ(pwrite(joined.fd, &value, sizeof(value),
-                       static_cast<off_t>(place * sizeof(value))),
+                       static_cast<off_t>(ring_row * sizeof(value))),
                 static_cast<ssize_t>(sizeof(value)));
     }
   }
@@ -283,7 +285,7 @@ TEST_F(StreamTest, WhatWasToldIsRecordedBefore) {
   EXPECT_EQ(record_.ledger->released(), 0u);
   const std::vector<Stream::Freed> freed = stream_.TakeFreed();
   ASSERT_EQ(freed.size(), 1u);
-  EXPECT_EQ(freed[0].place, 3u);
+  EXPECT_EQ(freed[0].ring_position, 3u);
   EXPECT_EQ(record_.ledger->released(), 3u);
   EXPECT_FALSE(stream_.AnyFreed());
   next_.Restore(record_.Former());
@@ -408,7 +410,7 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
   EXPECT_FALSE(stream_.ShortOfRoom());
   std::vector<Stream::Freed> freed = stream_.TakeFreed();
   ASSERT_EQ(freed.size(), 1u);
-  EXPECT_EQ(freed[0].place, 6u);
+  EXPECT_EQ(freed[0].ring_position, 6u);
   EXPECT_EQ(freed[0].end, 12u);
   EXPECT_EQ(stream_.kept_rows(), 2u + 6);
   ASSERT_TRUE(stream_.Put(0, 12, 4).ok());
@@ -427,7 +429,7 @@ TEST_F(StreamTest, RowsThatARankHoldsOnToLeaveTheirProducerRoom) {
   EXPECT_EQ(stream_.kept_rows(), 2u + 2 + 2);
   freed = stream_.TakeFreed();
   ASSERT_EQ(freed.size(), 1u);
-  EXPECT_EQ(freed[0].place, 14u);
+  EXPECT_EQ(freed[0].ring_position, 14u);
   ExpectRows(stream_, {2, 3, 6, 7, 14, 15});
   stream_.Release(16);
   EXPECT_EQ(stream_.kept_rows(), 0u);
@@ -446,7 +448,7 @@ TEST_F(StreamTest, WhatDoesNotFitIntoTheRetainedRowsStays) {
   EXPECT_TRUE(stream_.ShortOfRoom());
   const std::vector<Stream::Freed> freed = stream_.TakeFreed();
   ASSERT_EQ(freed.size(), 1u);
-  EXPECT_EQ(freed[0].place, 5u);
+  EXPECT_EQ(freed[0].ring_position, 5u);
   // Rows whose move cannot be recorded are not moved.
   stream_.Release(18);
   record_.full = true;
@@ -475,7 +477,7 @@ TEST_F(StreamTest, RowsLieBesideOneAnotherInTheRetainedRows) {
   stream_.MakeRoom(24, {{1, 3, true}, {12, 4, true}, {20, 1, true}});
   EXPECT_FALSE(stream_.ShortOfRoom());
   EXPECT_EQ(stream_.kept_rows(), 3u + 4 + 4);
-  EXPECT_EQ(stream_.TakeFreed().at(0).place, 20u);
+  EXPECT_EQ(stream_.TakeFreed().at(0).ring_position, 20u);
   Write(*joined, 24, 14);
   next_record_.ledger = record_.ledger;
   next_.Restore(record_.Former());
@@ -492,7 +494,7 @@ TEST_F(StreamTest, WhatIsDoneWithLeavesTheRetainedRowsBehindWhatIsHeld) {
   // All eight rows of the limit.
   stream_.MakeRoom(18, {{0, 2, true}, {4, 6, true}, {17, 1, true}});
   EXPECT_EQ(stream_.kept_rows(), 2u + 6 + 1);
-  EXPECT_EQ(stream_.TakeFreed().at(0).place, 17u);
+  EXPECT_EQ(stream_.TakeFreed().at(0).ring_position, 17u);
   Write(*joined, 18, 12);
   PutUpTo(30);
   // Rows 0 and 1 remain held, 4 to 9 do not.
@@ -553,35 +555,35 @@ TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
       "test", "/");
   StreamLedger ledger(5, 2);
   uint64_t job = 0;
-  const auto join = [&](RecoveryJournal* life, uint64_t token) {
+  const auto join = [&](RecoveryJournal* journal, uint64_t token) {
     StreamLedger::Producer producer;
     producer.token = token;
     producer.ring_rows = kRing;
     producer.put_rows = 8;
-    ASSERT_TRUE(life->ProducerJoined(job, ledger, producer, -1, -1).ok());
+    ASSERT_TRUE(journal->ProducerJoined(job, ledger, producer, -1, -1).ok());
     ledger.Join(ledger.next_producer(), token, kRing, 8);
   };
-  const auto put = [&](RecoveryJournal* life, uint32_t producer, uint64_t place,
-                       uint64_t rows) {
-    life->RowsPut(job, producer, place, rows, ledger.end());
-    ledger.Put(producer, place, rows, ledger.end());
+  const auto put = [&](RecoveryJournal* journal, uint32_t producer,
+                       uint64_t ring_position, uint64_t rows) {
+    journal->RowsPut(job, producer, ring_position, rows, ledger.end());
+    ledger.Put(producer, ring_position, rows, ledger.end());
   };
   const auto opened = [&](std::vector<StoredFd> stored) {
-    auto life = RecoveryJournal::Open(directory, std::move(stored));
-    EXPECT_TRUE(life.ok());
-    return *std::move(life);
+    auto journal = RecoveryJournal::Open(directory, std::move(stored));
+    EXPECT_TRUE(journal.ok());
+    return *std::move(journal);
   };
   {
-    const auto life = opened({});
-    job = *life->JobOpened({0, "job", "rows", {}}, options, {}, true, {});
-    join(life.get(), 3);
-    join(life.get(), 4);
-    put(life.get(), 0, 0, 8);
-    put(life.get(), 1, 0, 8);
-    put(life.get(), 0, 8, 5);
-    life->RowsReleased(job, 10);
+    const auto journal = opened({});
+    job = *journal->JobOpened({0, "job", "rows", {}}, options, {}, true, {});
+    join(journal.get(), 3);
+    join(journal.get(), 4);
+    put(journal.get(), 0, 0, 8);
+    put(journal.get(), 1, 0, 8);
+    put(journal.get(), 0, 8, 5);
+    journal->RowsReleased(job, 10);
     ledger.Release(10);
-    life->ProducerLeft(job, 1, true);
+    journal->ProducerLeft(job, 1, true);
     ledger.Leave(1, true);
   }
   // From the records; then, after much rewriting, from a compacted journal.
@@ -594,8 +596,8 @@ TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
         {"producerpid-" + std::to_string(job) + "-1", Duplicate(memory.get())});
     stored.push_back(
         {"producer-" + std::to_string(job) + "-9", Duplicate(memory.get())});
-    const auto life = opened(std::move(stored));
-    std::vector<FormerJob> jobs = life->TakeJobs();
+    const auto journal = opened(std::move(stored));
+    std::vector<FormerJob> jobs = journal->TakeJobs();
     ASSERT_EQ(jobs.size(), 1u);
     ASSERT_TRUE(jobs[0].stream);
     EXPECT_EQ(jobs[0].stream->ledger.ToJson(), ledger.ToJson());
@@ -610,17 +612,18 @@ TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
       return std::filesystem::file_size(directory + "/journal");
     };
     // Small rows, until the journal is compacted.
-    uint64_t place = 13;
+    uint64_t ring_position = 13;
     for (uint64_t before = 0; before <= size();) {
       before = size();
       for (int i = 0; i < 1000; ++i) {
-        if (place % kRing > kRing - 3) place += kRing - place % kRing;
-        put(life.get(), 0, place, 3);
-        place += 3;
-        life->RowsReleased(job, ledger.end() - 2);
+        if (ring_position % kRing > kRing - 3)
+          ring_position += kRing - ring_position % kRing;
+        put(journal.get(), 0, ring_position, 3);
+        ring_position += 3;
+        journal->RowsReleased(job, ledger.end() - 2);
         ledger.Release(ledger.end() - 2);
       }
-      life->Flush();
+      journal->Flush();
     }
   }
   std::filesystem::remove_all(directory);

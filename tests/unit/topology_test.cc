@@ -73,7 +73,7 @@ TEST_F(NodeOfRankTest, TheOptionComesBeforeTheProcessors) {
 TEST_F(NodeOfRankTest, WithoutOneNodeThatTellsItIsNotKnownAndSaysWhy) {
   EXPECT_EQ(Of({{0, 2}, 2, {}}).node, std::nullopt);
   EXPECT_EQ(Of({{0, 2}, 2, {}}).from,
-            "its processors are of several nodes; it attached on processor 2");
+            "its processors are on several nodes; it attached on processor 2");
   EXPECT_EQ(Of({{0, 9}, {}, {}}).node, std::nullopt);
   EXPECT_THAT(Of({{0, 9}, {}, {}}).from, HasSubstr("processor 9"));
   EXPECT_EQ(Of({}).node, std::nullopt);
