@@ -407,13 +407,14 @@ Status RecoveryJournal::ProducerJoined(uint64_t job, const StreamLedger& before,
   return status;
 }
 
-void RecoveryJournal::RowsPut(uint64_t job, uint32_t producer, uint64_t place,
-                              uint64_t rows, uint64_t first) {
+void RecoveryJournal::RowsPut(uint64_t job, uint32_t producer,
+                              uint64_t ring_position, uint64_t rows,
+                              uint64_t first) {
   MutexLock lock(&mutex_);
   StreamLedger* const ledger = LedgerOf(job);
   if (ledger == nullptr) return;
-  writer_->Put(records::RowsPut(job, producer, place, rows, first));
-  ledger->Put(producer, place, rows, first);
+  writer_->Put(records::RowsPut(job, producer, ring_position, rows, first));
+  ledger->Put(producer, ring_position, rows, first);
 }
 
 void RecoveryJournal::ProducerLeft(uint64_t job, uint32_t producer,

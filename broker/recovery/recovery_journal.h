@@ -111,8 +111,8 @@ class RecoveryJournal {
   Status ProducerJoined(uint64_t job, const StreamLedger& before,
                         const StreamLedger::Producer& producer, int memory,
                         int pidfd);
-  void RowsPut(uint64_t job, uint32_t producer, uint64_t place, uint64_t rows,
-               uint64_t first);
+  void RowsPut(uint64_t job, uint32_t producer, uint64_t ring_position,
+               uint64_t rows, uint64_t first);
   void ProducerLeft(uint64_t job, uint32_t producer, bool finished);
   void RowsReleased(uint64_t job, uint64_t row);
   Status RetainedOpened(uint64_t job, uint64_t rows, int memory);

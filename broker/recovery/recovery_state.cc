@@ -226,11 +226,11 @@ StateRecord ProducerEnd(uint64_t job, uint32_t number, bool finished) {
                 {{"id", job}, {"producer", number}, {"finished", finished}});
 }
 
-StateRecord RowsPut(uint64_t job, uint32_t number, uint64_t place,
+StateRecord RowsPut(uint64_t job, uint32_t number, uint64_t ring_position,
                     uint64_t rows, uint64_t first) {
   return Record(kRowsPut, {{"id", job},
                            {"producer", number},
-                           {"place", place},
+                           {"place", ring_position},
                            {"rows", rows},
                            {"first", first}});
 }

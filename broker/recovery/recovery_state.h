@@ -64,7 +64,7 @@ StateRecord Ledger(uint64_t job, const StreamLedger& ledger);
 StateRecord Producer(uint64_t job, uint32_t number,
                      const StreamLedger::Producer& producer);
 StateRecord ProducerEnd(uint64_t job, uint32_t number, bool finished);
-StateRecord RowsPut(uint64_t job, uint32_t number, uint64_t place,
+StateRecord RowsPut(uint64_t job, uint32_t number, uint64_t ring_position,
                     uint64_t rows, uint64_t first);
 StateRecord RowsReleased(uint64_t job, uint64_t row);
 StateRecord Retained(uint64_t job, uint64_t rows);

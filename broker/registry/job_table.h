@@ -72,7 +72,7 @@ class JobTable {
   };
   // Takes over the jobs that a former broker instance left in the journal.
   JobTable(EventLoop* loop, WorkerPool* workers, DeferredDestruction* deferred,
-           RecoveryJournal* life, Limits limits);
+           RecoveryJournal* journal, Limits limits);
   ~JobTable();
 
   struct AttachRequest {
@@ -361,7 +361,7 @@ class JobTable {
   EventLoop* const loop_;
   WorkerPool* const workers_;
   DeferredDestruction* const deferred_;
-  RecoveryJournal* const life_;
+  RecoveryJournal* const journal_;
   const Limits limits_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
@@ -374,8 +374,8 @@ class JobTable {
   std::map<uint64_t, InspectDone> inspects_;
   uint64_t next_number_ = 1;
   uint64_t rows_of_ended_jobs_ = 0;
-  const uint64_t life_id_ = NewLifeId();
-  static uint64_t NewLifeId();
+  const uint64_t instance_id_ = NewToken();
+  static uint64_t NewToken();
 
   // Bytes of jobs, by user. Shared: in a worker a job may outlive this table.
   struct Reserved {

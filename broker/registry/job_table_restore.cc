@@ -59,7 +59,7 @@ std::shared_ptr<void> JobTable::FormerMemoryOf(const Entry& entry,
 }
 
 void JobTable::Unmapped(uint64_t job, uint64_t attach) {
-  life_->Unmapped(job, attach);
+  journal_->Unmapped(job, attach);
   std::erase_if(holders_, [&](const Holder& holder) {
     return holder.job == job && holder.attach == attach;
   });
@@ -69,7 +69,7 @@ void JobTable::CheckHolders() {
   std::erase_if(holders_, [this](const Holder& holder) {
     pollfd dead{holder.pidfd->get(), POLLIN, 0};
     if (poll(&dead, 1, 0) != 1) return false;
-    life_->Unmapped(holder.job, holder.attach);
+    journal_->Unmapped(holder.job, holder.attach);
     return true;
   });
 }
@@ -81,7 +81,7 @@ void JobTable::HearFormer(Entry& entry) {
     if (!finished) continue;
     former.left = true;
     entry.launch.Left(former.rank, *finished);
-    life_->RankLeft(entry.number, attach, *finished);
+    journal_->RankLeft(entry.number, attach, *finished);
   }
 }
 
@@ -116,7 +116,7 @@ bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
     if (!is_it(item)) return false;
     request->asked_before = true;
     Unmapped(entry.number, item.first);
-    life_->RankForgotten(entry.number, item.first);
+    journal_->RankForgotten(entry.number, item.first);
     return true;
   });
   return false;
@@ -223,7 +223,7 @@ Status JobTable::Restore(Entry& entry) {
   std::erase_if(entry.former->ranks, [&](const auto& item) {
     const auto& [attach, rank] = item;
     if (!entry.job->GoesOnWithout(rank.rank)) return false;
-    life_->RankForgotten(entry.number, attach);
+    journal_->RankForgotten(entry.number, attach);
     return true;
   });
   if (former.options.delivery.mode != DeliveryMode::kSplit &&
@@ -254,7 +254,7 @@ void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
     if (former.page != nullptr) {
       entry.retired.push_back({attach, rank, former.page, former.inode});
     } else {
-      life_->RankForgotten(entry.number, attach);
+      journal_->RankForgotten(entry.number, attach);
     }
     return true;
   });
@@ -441,7 +441,7 @@ void JobTable::NoteEvicted(const std::shared_ptr<Job>& job) {
     if (entry.job != job) continue;
     for (const auto& [seat, attachment] : entry.attachments) {
       if (job->IsAt(seat)) continue;
-      life_->RankEvicted(entry.number, attachment.attach, attachment.inode);
+      journal_->RankEvicted(entry.number, attachment.attach, attachment.inode);
     }
   }
 }
@@ -470,7 +470,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
             rank, name);
       }
       former.evicted = former.inode;
-      life_->RankEvicted(entry.number, attach, former.inode);
+      journal_->RankEvicted(entry.number, attach, former.inode);
       for (Holder& holder : holders_) {
         if (holder.job == entry.number && holder.attach == attach) {
           holder.evicted = former.inode;

@@ -129,8 +129,8 @@ TEST(ProcessTest, PassedDescriptorsMayLieWhereTheyAreToBe) {
 class PrivateBrokerTest : public CommandTest {
  protected:
   PrivateBrokerTest() {
-    setenv("PENSTOCKD", PENSTOCK_SOURCE_DIR "/tests/command_fake_penstockd.py",
-           1);
+    setenv("PENSTOCKD",
+           PENSTOCK_SOURCE_DIR "/tests/command/command_fake_penstockd.py", 1);
     fs::create_directory(folder_ + "/instances");
     options_.environment = {
         {"FAKE_PENSTOCKD_INSTANCES", folder_ + "/instances"}};

@@ -1,7 +1,7 @@
 // The jobs of a storm and of a soak: their data, their delivery mode, and the
 // formula of every byte.
-#ifndef TESTS_STORM_JOB_KIND_H_
-#define TESTS_STORM_JOB_KIND_H_
+#ifndef TESTS_CRASH_JOB_KIND_H_
+#define TESTS_CRASH_JOB_KIND_H_
 
 #include <cstddef>
 #include <cstdint>

@@ -4,8 +4,8 @@
 //
 // The process writes each line with one write(). The storm reads the log while
 // the process runs or after its death, and ignores an incomplete last line.
-#ifndef TESTS_STORM_RANK_LOG_H_
-#define TESTS_STORM_RANK_LOG_H_
+#ifndef TESTS_CRASH_RANK_LOG_H_
+#define TESTS_CRASH_RANK_LOG_H_
 
 #include <cstdint>
 #include <optional>

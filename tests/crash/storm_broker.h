@@ -3,8 +3,8 @@
 // systemd gives it. (`penstock run` gives up a broker that dies often.)
 //
 // For a single-threaded program that polls.
-#ifndef TESTS_STORM_STORM_BROKER_H_
-#define TESTS_STORM_STORM_BROKER_H_
+#ifndef TESTS_CRASH_STORM_BROKER_H_
+#define TESTS_CRASH_STORM_BROKER_H_
 
 #include <poll.h>
 

@@ -1,7 +1,7 @@
 // The producer of a stream in a storm. It puts the remaining rows of each
 // incarnation of its job until it is killed.
-#ifndef TESTS_STORM_STORM_PRODUCER_H_
-#define TESTS_STORM_STORM_PRODUCER_H_
+#ifndef TESTS_CRASH_STORM_PRODUCER_H_
+#define TESTS_CRASH_STORM_PRODUCER_H_
 
 #include "tests/crash/storm_rank.h"
 

@@ -1,7 +1,7 @@
 // One process of a rank in a storm. It takes batches to the end of the data,
 // checks every byte, logs each event and releases in any order.
-#ifndef TESTS_STORM_STORM_RANK_H_
-#define TESTS_STORM_STORM_RANK_H_
+#ifndef TESTS_CRASH_STORM_RANK_H_
+#define TESTS_CRASH_STORM_RANK_H_
 
 #include <CLI/CLI.hpp>
 #include <cstdint>

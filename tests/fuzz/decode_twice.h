@@ -1,8 +1,8 @@
 // Decodes a file with new objects and with objects that have decoded other
 // files before, sound and damaged ones. Both must give the same result, byte
 // for byte.
-#ifndef TESTS_DECODE_TWICE_H_
-#define TESTS_DECODE_TWICE_H_
+#ifndef TESTS_FUZZ_DECODE_TWICE_H_
+#define TESTS_FUZZ_DECODE_TWICE_H_
 
 #include <cstddef>
 #include <cstdint>

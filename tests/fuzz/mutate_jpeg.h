@@ -1,8 +1,8 @@
 // Damages JPEG files as an attacker, a bad disk or a broken upload would. Most
 // of the damage is where a decoder keeps state (tables, frame and scan headers,
 // restart intervals).
-#ifndef TESTS_MUTATE_JPEG_H_
-#define TESTS_MUTATE_JPEG_H_
+#ifndef TESTS_FUZZ_MUTATE_JPEG_H_
+#define TESTS_FUZZ_MUTATE_JPEG_H_
 
 #include <cstddef>
 #include <random>

@@ -1,8 +1,8 @@
 // Shared by the whole-system tests of delivery: a broker, ranks in this
 // process, ranks in processes that can be killed, and queries of the broker's
 // status.
-#ifndef TESTS_DELIVERY_FIXTURE_H_
-#define TESTS_DELIVERY_FIXTURE_H_
+#ifndef TESTS_SUPPORT_DELIVERY_FIXTURE_H_
+#define TESTS_SUPPORT_DELIVERY_FIXTURE_H_
 
 #include <poll.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 // Makes JPEG files of any kind for tests, with pixels that a test can compute.
-#ifndef TESTS_ENCODE_JPEG_H_
-#define TESTS_ENCODE_JPEG_H_
+#ifndef TESTS_SUPPORT_ENCODE_JPEG_H_
+#define TESTS_SUPPORT_ENCODE_JPEG_H_
 
 #include <cstddef>
 #include <cstdint>

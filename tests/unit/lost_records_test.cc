@@ -162,7 +162,7 @@ TEST_F(LostRecordsTest, NoneAreWhatAHungDirectoryDidNotTake) {
 
 TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
   RunAndKill([this](RecoveryJournal* journal, uint64_t job) {
-    (void)journal->RankAttached(job, {0, 0}, -1, -1);
+    (void)journal->RankAttached(job, 0, 0, -1, -1);
     storage_->SetFull(true);
     journal->Completed(job, 0, 1);
     journal->Flush();
@@ -171,8 +171,8 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
     if (journal->Trouble().find("free space") == std::string::npos ||
         journal->DatasetRegistered({0, "d", "spec"}).code() !=
             StatusCode::kResourceExhausted ||
-        journal->RankAttached(job, {1, 0}, -1, -1).ok() ||
-        !journal->RankAttached(job, {0, 0}, -1, -1).ok()) {
+        journal->RankAttached(job, 1, 0, -1, -1).ok() ||
+        !journal->RankAttached(job, 0, 0, -1, -1).ok()) {
       _exit(1);
     }
   });

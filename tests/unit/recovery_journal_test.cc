@@ -118,7 +118,7 @@ class RecoveryJournalTest : public testing::Test {
         {0, "train", "numbers", {}}, options_, {}, true, {});
     recovery_journal_->Begun(job, 0, 4096);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      ASSERT_TRUE(recovery_journal_->RankAttached(job, {rank, 0}, -1, -1).ok());
+      ASSERT_TRUE(recovery_journal_->RankAttached(job, rank, 0, -1, -1).ok());
     }
     TakeSnapshot();
     SnapshottingRecord record(recovery_journal_.get(), job,
