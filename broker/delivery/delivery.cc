@@ -120,11 +120,7 @@ uint64_t Delivery::NextPosition(const Consumer& consumer) const {
   return LanePosition(lane);
 }
 
-StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
-  if (joining.rank == kAnyRank) {
-    joining.rank = 0;
-    while (Knows(joining.rank)) ++joining.rank;
-  }
+Status Delivery::CheckJoining(const Joining& joining) const {
   const auto known = consumers_.find(joining.rank);
   const bool replaces = known != consumers_.end();
   if (replaces && known->second.state == ConsumerState::kAttached) {
@@ -160,44 +156,62 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
           joining.rank, missed);
     }
   }
-  const auto seat = std::find(feeds_.begin(), feeds_.end(), nullptr);
-  if (seat == feeds_.end()) {
+  if (std::find(feeds_.begin(), feeds_.end(), nullptr) == feeds_.end()) {
     return ResourceExhaustedError(
         "no seat is left: processes that were evicted are still alive");
   }
+  return OkStatus();
+}
+
+void Delivery::AddConsumer(const Joining& joining, Joined* joined) {
+  Consumer& consumer = consumers_[joining.rank];
+  consumer.rank = joining.rank;
+  consumer.lane = TakeLane(joining.rank, joining.node);
+  if (split() && !bank_nodes_.empty() && joining.node &&
+      bank_nodes_[consumer.lane] != *joining.node) {
+    // Nobody has had a batch of this lane: move its bank to the rank's node.
+    bank_nodes_[consumer.lane] = *joining.node;
+    joined->moved_bank = consumer.lane;
+  }
+  if (joining.position) PlaceReconnected(&consumer, joining);
+  consumer.former = joining.former;
+  if (joining.full_epoch && broadcast()) {
+    consumer.epochs_from =
+        joining.epochs_from.value_or(LanePosition(lanes_[consumer.lane]));
+  }
+}
+
+void Delivery::ReplaceConsumer(const Joining& joining, Joined* joined) {
+  joined->replaces = true;
+  if (!joining.position || !split()) return;
+  // A restored consumer: the same process reconnects and knows its position
+  // better, except for its predecessors' batches.
+  Consumer& consumer = consumers_.at(joining.rank);
+  const Lane& lane = lanes_[consumer.lane];
+  if (lane.opened == 0 && *joining.position > LanePosition(lane)) {
+    PlaceReconnected(&consumer, joining);
+  }
+  consumer.former = joining.former;
+  joined->replaces = false;
+}
+
+StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
+  if (joining.rank == kAnyRank) {
+    joining.rank = 0;
+    while (Knows(joining.rank)) ++joining.rank;
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckJoining(joining));
   Joined joined;
   joined.rank = joining.rank;
+  if (Knows(joining.rank)) {
+    ReplaceConsumer(joining, &joined);
+  } else {
+    AddConsumer(joining, &joined);
+  }
+  Consumer& consumer = consumers_.at(joining.rank);
+  if (consumer.former != nullptr) formers_.insert(consumer.rank);
+  const auto seat = std::find(feeds_.begin(), feeds_.end(), nullptr);
   joined.seat = static_cast<uint32_t>(seat - feeds_.begin());
-  joined.replaces = replaces;
-  Consumer& consumer = consumers_[joining.rank];
-  if (!replaces) {
-    consumer.rank = joining.rank;
-    consumer.lane = TakeLane(joining.rank, joining.node);
-    Lane& lane = lanes_[consumer.lane];
-    if (split() && !bank_nodes_.empty() && joining.node &&
-        bank_nodes_[consumer.lane] != *joining.node) {
-      // Nobody has had a batch of this lane: move its bank to the rank's node.
-      bank_nodes_[consumer.lane] = *joining.node;
-      joined.moved_bank = consumer.lane;
-    }
-    if (joining.position) PlaceReconnected(&consumer, joining);
-    consumer.former = joining.former;
-    if (consumer.former != nullptr) formers_.insert(consumer.rank);
-    if (joining.full_epoch && broadcast()) {
-      consumer.epochs_from = joining.epochs_from.value_or(LanePosition(lane));
-    }
-  }
-  if (replaces && joining.position && split()) {
-    // A restored consumer: the same process reconnects and knows its position
-    // better, except for its predecessors' batches.
-    Lane& lane = lanes_[consumer.lane];
-    if (lane.opened == 0 && *joining.position > LanePosition(lane)) {
-      PlaceReconnected(&consumer, joining);
-    }
-    consumer.former = joining.former;
-    if (consumer.former != nullptr) formers_.insert(consumer.rank);
-    joined.replaces = false;
-  }
   consumer.state = ConsumerState::kAttached;
   consumer.node = joining.node;
   consumer.node_from = joining.node_from;
@@ -212,26 +226,31 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   deaf_.erase(joined.seat);
   touched_.insert(consumer.rank);
   openable_.insert(consumer.lane);
-  joined.backlog = static_cast<uint32_t>(consumer.backlog.size());
+  TellWhereItBegins(&consumer, &joined);
+  return joined;
+}
+
+void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
+  Consumer& consumer = *joining;
+  joined->backlog = static_cast<uint32_t>(consumer.backlog.size());
   // During recovery the lane has no position yet; the consumer reported its
   // own.
-  joined.position = std::max(consumer.from, NextPosition(consumer));
-  joined.phase = consumer.backlog.empty()
-                     ? lanes_[consumer.lane].phase
-                     : slots_[consumer.backlog.front().slot].phase;
-  const Phase& phase = phases_[joined.phase];
-  joined.rank_index = RankIndexOf(phase, consumer.rank);
-  joined.ranks = static_cast<uint32_t>(phase.ranks.size());
-  joined.owed = OwedLeft(consumer, joined.phase);
-  consumer.known_phase = joined.phase;
+  joined->position = std::max(consumer.from, NextPosition(consumer));
+  joined->phase = consumer.backlog.empty()
+                      ? lanes_[consumer.lane].phase
+                      : slots_[consumer.backlog.front().slot].phase;
+  const Phase& phase = phases_[joined->phase];
+  joined->rank_index = RankIndexOf(phase, consumer.rank);
+  joined->ranks = static_cast<uint32_t>(phase.ranks.size());
+  joined->owed = OwedLeft(consumer, joined->phase);
+  consumer.known_phase = joined->phase;
   MarkPhases(consumer);
-  for (uint32_t i = joined.phase + 1; i < phases_.size(); ++i) {
-    ranks_changed_.push_back({joined.seat, i,
+  for (uint32_t i = joined->phase + 1; i < phases_.size(); ++i) {
+    ranks_changed_.push_back({joined->seat, i,
                               RankIndexOf(phases_[i], consumer.rank),
                               static_cast<uint32_t>(phases_[i].ranks.size()),
                               phases_[i].plan.start()});
   }
-  return joined;
 }
 
 // The slots were marked for the predecessor.
@@ -623,7 +642,8 @@ void Delivery::DeliverBroadcast() {
 }
 
 void Delivery::FinishIfOver(Consumer* consumer) {
-  if (end_deferred_ || consumer->state != ConsumerState::kAttached ||
+  if (recovery_ == Recovery::kPositions ||
+      consumer->state != ConsumerState::kAttached ||
       !FeedOf(*consumer).open() || !consumer->backlog.empty() ||
       !Exhausted(lanes_[consumer->lane])) {
     return;
@@ -646,7 +666,9 @@ bool Delivery::IsAtWork(const Consumer& consumer) {
 // A rank that works on a batch may still die, and then others must be there to
 // take it.
 void Delivery::FinishDynamic() {
-  if (end_deferred_ || !pool_.empty() || !Exhausted(lanes_[0])) return;
+  if (recovery_ == Recovery::kPositions || !pool_.empty() ||
+      !Exhausted(lanes_[0]))
+    return;
   // The rank that was at work last time probably still is.
   const auto from = consumers_.lower_bound(at_work_);
   const auto is_at_work = [this](const auto& item) {

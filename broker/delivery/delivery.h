@@ -226,10 +226,13 @@ class Delivery {
   };
   // split.
   void RestoreRank(const FormerConsumer& former);
-  // dynamic, broadcast: opens nothing until it is known which batches all ranks
-  // had.
-  void BeginRecovery() { recovering_ = true; }
-  bool gathering() const { return recovering_; }
+  // It is not known yet which batches all ranks had. dynamic, broadcast: opens
+  // nothing until TakeOverSteps. split: until FinishRecovery it tells nobody
+  // the end and does not apply on_rank_death to the dead.
+  void BeginRecovery() {
+    recovery_ = split() ? Recovery::kPositions : Recovery::kSteps;
+  }
+  bool gathering() const { return recovery_ == Recovery::kSteps; }
   // Batches of a predecessor or of a former broker instance are not all
   // released.
   bool OwesPredecessor(uint32_t rank) const;
@@ -246,10 +249,6 @@ class Delivery {
   void TakeOverSteps(const FormerSteps& former);
   // All data were delivered before: ranks that attach are told the end.
   void PlaceAtEnd();
-  // split: tells nobody the end and does not apply on_rank_death to the dead
-  // until the positions of all ranks are known.
-  void DeferEnd() { end_deferred_ = split(); }
-  bool withheld() const { return end_deferred_; }
   // All positions are known; unless shrink, the batches of dead ranks wait for
   // replacements. An error is the job's, as for Died.
   Status FinishRecovery(bool shrink);
@@ -333,7 +332,7 @@ class Delivery {
   // on, and the owed ranges, which give unreleased batches by their exact rows.
   PlanStart RowsNeeded() const;
   // Whether State() is not known yet after a restart of the broker.
-  bool Unsettled() const { return recovering_ || end_deferred_; }
+  bool Unsettled() const { return recovery_ != Recovery::kNone; }
   bool AnyAttached() const;
   // A process may still write its page or read a slot.
   bool AnySeatTaken() const;
@@ -504,6 +503,12 @@ class Delivery {
   // Sets the lane to where a rank that knows of phase is, after all owed steps.
   // True: some owed steps may be left to it.
   bool PlaceLane(Lane* lane, uint64_t position, uint32_t phase);
+  // Whether Attach can succeed.
+  Status CheckJoining(const Joining& joining) const;
+  // Parts of Attach, by whether the rank is known.
+  void AddConsumer(const Joining& joining, Joined* joined);
+  void ReplaceConsumer(const Joining& joining, Joined* joined);
+  void TellWhereItBegins(Consumer* joining, Joined* joined);
   // A consumer that attaches knows the ranks of its first phase: exactly the
   // first batch of each later phase is marked kRanksChanged.
   void MarkPhases(const Consumer& consumer);
@@ -561,6 +566,13 @@ class Delivery {
   // The consumer's process is gone; entries: the batches it had.
   Status Vacate(Consumer* consumer, std::vector<Entry> entries, bool orderly);
   Status Shrink(Consumer* consumer);
+  // Parts of Shrink. A rank but `gone` has been told the end of the data.
+  bool AnyOtherFinished(const Consumer& gone) const;
+  // What the others have to take instead of it before they divide the step at
+  // boundary among themselves.
+  std::vector<RowRange> OwedBy(const Consumer& gone, uint64_t boundary) const;
+  void RemoveConsumer(Consumer* gone);
+  static bool IsBeingMade(const Slot& slot);
   Status EvictSeat(Consumer* consumer, Closed why, const std::string& reason,
                    bool keep_batches);
   void Drop(Consumer* consumer);
@@ -606,8 +618,9 @@ class Delivery {
   uint32_t usable_slots_ = 0;
   uint64_t available_ = UINT64_MAX;  // rows; finite for a stream
   bool draining_ = false;
-  bool recovering_ = false;
-  bool end_deferred_ = false;
+  // What of all ranks' former progress is not known yet.
+  enum class Recovery : uint8_t { kNone, kSteps, kPositions };
+  Recovery recovery_ = Recovery::kNone;
   // Pages of ranks that reconnected and died during recovery.
   std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
   bool started_ = false;  // broadcast

@@ -103,7 +103,8 @@ Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
     Drop(consumer);
     return OkStatus();
   }
-  if (split() && policy == OnRankDeath::kShrink && !end_deferred_) {
+  if (split() && policy == OnRankDeath::kShrink &&
+      recovery_ != Recovery::kPositions) {
     return Shrink(consumer);
   }
   return OkStatus();
@@ -152,16 +153,9 @@ Status Delivery::Evict(uint32_t rank, const std::string& reason) {
   return EvictSeat(&found->second, Closed::kRecalled, reason, true);
 }
 
-// The other ranks divide the global batch from the first step that nobody
-// began. The gone rank's remaining rank batches of earlier steps become steps
-// of their own, also divided over the others, so that all take the same number
-// of steps.
-Status Delivery::Shrink(Consumer* gone) {
-  Phase& last = phases_.back();
-  std::vector<uint32_t> ranks = last.ranks;
-  std::erase(ranks, gone->rank);
-  const bool someone_finished =
-      std::any_of(consumers_.begin(), consumers_.end(), [&](const auto& item) {
+bool Delivery::AnyOtherFinished(const Consumer& gone) const {
+  return std::any_of(
+      consumers_.begin(), consumers_.end(), [&](const auto& item) {
         const Consumer& consumer = item.second;
         switch (consumer.state) {
           case ConsumerState::kFinished:
@@ -170,46 +164,42 @@ Status Delivery::Shrink(Consumer* gone) {
             return feeds_[consumer.seat]->finished();
           case ConsumerState::kGone:
             // It may have been told the end without anybody seeing it leave.
-            return &consumer != gone && NothingLeftFor(consumer);
+            return &consumer != &gone && NothingLeftFor(consumer);
         }
         return false;
       });
-  // Its batches wait for a replacement: no rank, or not every rank, can take
-  // them.
-  if (ranks.empty() || someone_finished || draining_) return OkStatus();
+}
 
-  uint64_t boundary = 0;
-  for (const Lane& lane : lanes_) {
-    if (lane.phase + 1 == phases_.size()) {
-      boundary = std::max(boundary, lane.next_step);
-    }
-  }
-  const Plan& plan = last.plan;
-  PlanStart start;
-  const uint64_t owed_steps = plan.start().owed.size();
-  start.position = plan.PositionOf(std::max(boundary, owed_steps));
-  for (uint64_t step = boundary; step < owed_steps; ++step) {
-    start.owed.push_back(plan.start().owed[step]);
+bool Delivery::IsBeingMade(const Slot& slot) {
+  return slot.state == SlotState::kFilling || slot.state == SlotState::kReady;
+}
+
+std::vector<RowRange> Delivery::OwedBy(const Consumer& gone,
+                                       uint64_t boundary) const {
+  const Plan& plan = phases_.back().plan;
+  std::vector<RowRange> owed;
+  for (uint64_t step = boundary; step < plan.start().owed.size(); ++step) {
+    owed.push_back(plan.start().owed[step]);
   }
   const auto owe = [&](const Plan::RankBatch& rows, bool redelivered) {
     if (rows.rows == 0) return;
-    start.owed.push_back({rows.epoch * plan.rows_per_epoch() + rows.first_row,
-                          rows.rows, redelivered || rows.redelivered});
+    owed.push_back({rows.epoch * plan.rows_per_epoch() + rows.first_row,
+                    rows.rows, redelivered || rows.redelivered});
   };
-  for (const Entry& entry : gone->backlog) {
+  for (const Entry& entry : gone.backlog) {
     owe(slots_[entry.slot].batch.rows, entry.redelivered);
   }
-  Lane& lane = lanes_[gone->lane];
+  const Lane& lane = lanes_[gone.lane];
   for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-    Slot& slot = slots_[lane.first_slot + i];
-    if (slot.state == SlotState::kFilling || slot.state == SlotState::kReady) {
+    const Slot& slot = slots_[lane.first_slot + i];
+    if (IsBeingMade(slot)) {
       owe(slot.batch.rows, false);
     }
   }
-  for (const Redo& redo : std::exchange(lane.redo, {})) {
+  for (const Redo& redo : lane.redo) {
     const Phase& phase = phases_[PhaseOfStep(redo.step)];
     const auto step = phase.plan.StepFrom(PositionOfStep(redo.step));
-    owe(phase.plan.RankBatchOf(*step, RankIndexOf(phase, gone->rank)),
+    owe(phase.plan.RankBatchOf(*step, RankIndexOf(phase, gone.rank)),
         redo.redelivered);
   }
   uint64_t step = lane.next_step;
@@ -218,10 +208,51 @@ Status Delivery::Shrink(Consumer* gone) {
     const uint64_t end =
         number + 1 == phases_.size() ? boundary : phase.end_step.value_or(0);
     for (; step < end; ++step) {
-      owe(phase.plan.RankBatchOf(step, RankIndexOf(phase, gone->rank)), false);
+      owe(phase.plan.RankBatchOf(step, RankIndexOf(phase, gone.rank)), false);
     }
     step = 0;
   }
+  return owed;
+}
+
+void Delivery::RemoveConsumer(Consumer* gone) {
+  Lane& lane = lanes_[gone->lane];
+  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
+    Slot& slot = slots_[lane.first_slot + i];
+    if (IsBeingMade(slot)) Abandon(&slot);
+  }
+  for (const Entry& entry : gone->backlog) {
+    Slot& slot = slots_[entry.slot];
+    --slot.holders;  // not completed: it is owed
+    FreeIfUnheld(&slot);
+  }
+  lane.redo.clear();
+  lane.in_turn.clear();
+  consumers_.erase(gone->rank);
+}
+
+// The other ranks divide the global batch from the first step that nobody
+// began. The gone rank's remaining rank batches of earlier steps become steps
+// of their own, also divided over the others, so that all take the same number
+// of steps.
+Status Delivery::Shrink(Consumer* gone) {
+  const Plan& plan = phases_.back().plan;
+  std::vector<uint32_t> ranks = phases_.back().ranks;
+  std::erase(ranks, gone->rank);
+  // Its batches wait for a replacement: no rank, or not every rank, can take
+  // them.
+  if (ranks.empty() || AnyOtherFinished(*gone) || draining_) return OkStatus();
+
+  uint64_t boundary = 0;
+  for (const Lane& lane : lanes_) {
+    if (lane.phase + 1 == phases_.size()) {
+      boundary = std::max(boundary, lane.next_step);
+    }
+  }
+  PlanStart start;
+  start.position =
+      plan.PositionOf(std::max<uint64_t>(boundary, plan.start().owed.size()));
+  start.owed = OwedBy(*gone, boundary);
   auto next = plan.From(std::move(start), static_cast<uint32_t>(ranks.size()));
   if (!next.ok()) return next.status();
   if (next->max_batch_rows(0) > shape_.rows_max) {
@@ -230,20 +261,8 @@ Status Delivery::Shrink(Consumer* gone) {
         "rows; a job has memory to shrink to half of its ranks",
         gone->rank, ranks.size(), next->max_batch_rows(0));
   }
-  last.end_step = boundary;
-  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-    Slot& slot = slots_[lane.first_slot + i];
-    if (slot.state == SlotState::kFilling || slot.state == SlotState::kReady) {
-      Abandon(&slot);
-    }
-  }
-  for (const Entry& entry : gone->backlog) {
-    Slot& slot = slots_[entry.slot];
-    --slot.holders;  // not completed: it is owed
-    FreeIfUnheld(&slot);
-  }
-  gone->backlog.clear();
-  lane.in_turn.clear();
+  phases_.back().end_step = boundary;
+  RemoveConsumer(gone);
   if (record_ != nullptr) {
     record_->PhaseBegun({ranks, boundary, next->start()});
     KillPoint("shrink.recorded");
@@ -257,7 +276,6 @@ Status Delivery::Shrink(Consumer* gone) {
          RankIndexOf(now, rank), static_cast<uint32_t>(ranks.size()),
          now.plan.start()});
   }
-  consumers_.erase(gone->rank);
   OpenAll();
   TouchAll();
   return OkStatus();

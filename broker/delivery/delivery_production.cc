@@ -129,7 +129,7 @@ void Delivery::RecordOpened(const Plan::RankBatch& rows) {
 }
 
 OpenBatch* Delivery::Open() {
-  if (closed_ || recovering_) return nullptr;
+  if (closed_ || gathering()) return nullptr;
   for (; !openable_.empty(); openable_.erase(openable_.begin())) {
     ++checks_;
     const uint32_t number = *openable_.begin();

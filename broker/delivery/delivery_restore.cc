@@ -176,7 +176,7 @@ void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
 
 uint64_t Delivery::MissedSince(uint64_t position) const {
   // During recovery the others wait for it.
-  if (recovering_) return 0;
+  if (gathering()) return 0;
   const uint64_t now = plan().StepAt(LanePosition(lanes_[0]));
   return now - std::min(now, plan().StepAt(position));
 }
@@ -209,7 +209,7 @@ std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
 }
 
 void Delivery::TakeOverSteps(const FormerSteps& former) {
-  recovering_ = false;
+  recovery_ = Recovery::kNone;
   OpenAll();
   TouchAll();
   started_ = former.started;
@@ -268,7 +268,7 @@ void Delivery::ReclaimFormer(Consumer* consumer) {
 void Delivery::TakeFormerBack(Consumer* consumer, bool orderly) {
   auto former = std::exchange(consumer->former, nullptr);
   if (former == nullptr) return;
-  if (recovering_ && !orderly) {
+  if (gathering() && !orderly) {
     // The lane's position is not known yet.
     orphans_.push_back({consumer->rank, std::move(former)});
     return;
@@ -310,7 +310,7 @@ bool Delivery::OwesPredecessor(uint32_t rank) const {
 }
 
 Status Delivery::FinishRecovery(bool shrink) {
-  end_deferred_ = false;
+  recovery_ = Recovery::kNone;
   TouchAll();
   const OnRankDeath policy = shape_.options.on_rank_death;
   std::vector<uint32_t> dead;

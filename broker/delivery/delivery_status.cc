@@ -443,7 +443,7 @@ std::string Delivery::IndexError() const {
         return Format("slot {} has rows to claim but is not in claimable_", at);
       }
     }
-    if (recovering_ || usable == 0 || openable_.count(number) > 0 ||
+    if (gathering() || usable == 0 || openable_.count(number) > 0 ||
         !Active(number)) {
       continue;
     }
@@ -484,7 +484,7 @@ std::string Delivery::IndexError() const {
         !wakes_on_takes) {
       return Format("rank {} has no room but is not in unsure_", rank);
     }
-    if (mode_ != DeliveryMode::kDynamic && !end_deferred_ &&
+    if (mode_ != DeliveryMode::kDynamic && recovery_ != Recovery::kPositions &&
         consumer.backlog.empty() && Exhausted(lanes_[consumer.lane])) {
       return Format("rank {} does not get the end", rank);
     }

@@ -250,11 +250,6 @@ void Job::TakeOverSteps(const Delivery::FormerSteps& former) {
   AdvanceLocked();
 }
 
-void Job::DeferEnd() {
-  MutexLock lock(&mutex_);
-  delivery_.DeferEnd();
-}
-
 bool Job::Unsettled() const {
   MutexLock lock(&mutex_);
   return delivery_.Unsettled();

@@ -125,7 +125,6 @@ class Job {
   void BeginRecovery();
   bool gathering() const;
   void TakeOverSteps(const Delivery::FormerSteps& former);
-  void DeferEnd();
   bool Unsettled() const;
   void FinishRecovery(bool shrink);
   // Ranks finish the step that the furthest of them was given; no more follow.

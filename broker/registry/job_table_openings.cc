@@ -453,7 +453,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
         "ranks and producers",
         entry->key.name));
   }
-  if (entry->forgotten) (*job)->DeferEnd();
+  if (entry->forgotten) (*job)->BeginRecovery();
   workers_->Add(*job);
   for (Pending& each : pending) {
     if (MustWait(*entry, each.request)) {

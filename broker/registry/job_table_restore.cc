@@ -226,12 +226,7 @@ Status JobTable::Restore(Entry& entry) {
     journal_->RankForgotten(entry.number, attach);
     return true;
   });
-  if (former.options.delivery.mode != DeliveryMode::kSplit &&
-      former.options.delivery.mode != DeliveryMode::kIndependent) {
-    entry.job->BeginRecovery();
-  } else {
-    entry.job->DeferEnd();
-  }
+  entry.job->BeginRecovery();
   return OkStatus();
 }
 
@@ -482,7 +477,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
         "evicted by user {}",
         name, rank, uid);
     // Its time may have been over before; its batches are settled now.
-    if (entry.job != nullptr && !entry.job->gathering()) entry.job->DeferEnd();
+    if (entry.job != nullptr) entry.job->BeginRecovery();
     status = OkStatus();
   }
   return status;

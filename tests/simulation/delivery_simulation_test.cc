@@ -342,7 +342,7 @@ class Broker {
     for (const FormerPhase& phase : world_.kept.phases) {
       run_.Check(delivery_->RestorePhase(phase).ok(), "phase is refused");
     }
-    split() ? delivery_->DeferEnd() : delivery_->BeginRecovery();
+    delivery_->BeginRecovery();
   }
 
   // As in JobTable.
@@ -356,7 +356,7 @@ class Broker {
 
   // As in JobTable.
   void FinishFormer() {
-    if (!delivery_->withheld()) return;
+    if (!delivery_->Unsettled() || delivery_->gathering()) return;
     const std::vector<FormerProcess> processes = FormerProcesses();
     RestoreDead();
     for (const FormerProcess& process : processes) {
