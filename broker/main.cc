@@ -311,10 +311,9 @@ void NoteCrashes(SampleQuarantine* samples) {
   _exit(kStuckExitStatus);
 }
 
-// Connects all rooms.
-Status Serve(const Arguments& arguments) {
-  RaiseDescriptorLimit();
-  // Signals are read from a descriptor; workers must inherit the mask.
+// SIGINT and SIGTERM are read from this descriptor. Before any thread starts:
+// all must inherit the mask.
+StatusOr<Fd> OpenSignals() {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
@@ -324,7 +323,29 @@ Status Serve(const Arguments& arguments) {
   signal(SIGXFSZ, SIG_IGN);
   Fd signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd) return ErrnoError(errno, "signalfd");
+  return signal_fd;
+}
 
+WorkerOptions WorkersOf(const Config& config) {
+  WorkerOptions options;
+  options.workers = config.workers;
+  options.read_depth = config.read_depth;
+  options.read_backend = config.read_backend;
+  options.read_timeout_ns = config.read_timeout_ns;
+  options.decode_timeout_ns = config.decode_timeout_ns;
+  return options;
+}
+
+// An orderly end leaves only knowledge of bad samples in memory.
+void RemoveSamples(const SampleQuarantine& samples, const std::string& folder) {
+  if (samples.suspects() != 0 || folder.empty()) return;
+  unlink((folder + "/" + SampleQuarantine::kFileName).c_str());
+}
+
+// Connects all rooms.
+Status Serve(const Arguments& arguments) {
+  RaiseDescriptorLimit();
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd signal_fd, OpenSignals());
   PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<Topology> topology,
@@ -337,12 +358,7 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(
       FunctionOptions functions,
       AsConfigured(config, FunctionsOf(config, arguments.private_broker)));
-  WorkerOptions worker_options;
-  worker_options.workers = config.workers;
-  worker_options.read_depth = config.read_depth;
-  worker_options.read_backend = config.read_backend;
-  worker_options.read_timeout_ns = config.read_timeout_ns;
-  worker_options.decode_timeout_ns = config.decode_timeout_ns;
+  WorkerOptions worker_options = WorkersOf(config);
   if (arguments.check) {
     return CheckMachine(config, worker_options, functions);
   }
@@ -410,12 +426,7 @@ Status Serve(const Arguments& arguments) {
   sd_notify(0, "STOPPING=1");
   jobs.Shutdown();
   ExitSoonAtAnyRate();
-  // An orderly end leaves only knowledge of bad samples in memory.
-  if (samples->suspects() == 0 && !recovery_journal->memory_folder().empty()) {
-    unlink(
-        (recovery_journal->memory_folder() + "/" + SampleQuarantine::kFileName)
-            .c_str());
-  }
+  RemoveSamples(*samples, recovery_journal->memory_folder());
   // The path is ours: nobody replaces it while we listen. Ranks that find no
   // socket know that no other broker will come.
   if (own_socket || (arguments.private_broker && !owner.known())) {

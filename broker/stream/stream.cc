@@ -568,6 +568,7 @@ std::vector<Stream::ProducerStatus> Stream::Producers() const {
         RingPositionOfPut(producer.end, producer.put_rows, ring);
     status.waits_for_room =
         ring_position - producer.end + producer.put_rows > status.room_rows;
+    if (status.waits_for_room) status.state = "waits for room";
   }
   return all;
 }

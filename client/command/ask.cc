@@ -10,6 +10,7 @@
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "common/message.h"
+#include "common/status_fields.h"
 
 namespace penstock {
 namespace {
@@ -29,48 +30,101 @@ struct AskOptions {
 std::string TextCell(const Json& object, const char* key) {
   return TextField(object, key, "-");
 }
-std::string CountCell(const Json& object, const char* key) {
-  const std::optional<uint64_t> count = CountField(object, key);
-  return count ? FormatCount(*count) : "-";
+
+std::string CountCell(const Json& object, const StatusField& field) {
+  const std::optional<uint64_t> count =
+      CountField(object, std::string(field.key).c_str());
+  if (!count) return "-";
+  if (field.of.empty()) return FormatCount(*count);
+  const uint64_t all =
+      CountField(object, std::string(field.of).c_str()).value_or(0);
+  if (!field.table.empty()) {
+    return all == 0 ? "-" : Format("{} %", 100 * *count / all);
+  }
+  return FormatCount(*count) + (all > 0 ? "/" + FormatCount(all) : "");
 }
-std::string BytesCell(const Json& object, const char* key) {
-  const std::optional<uint64_t> bytes = CountField(object, key);
-  return bytes ? FormatBytes(*bytes) : "-";
+
+// '-': the field is missing or of another type.
+std::string Cell(const Json& object, const StatusField& field) {
+  const std::string key(field.key);
+  const std::optional<uint64_t> count = CountField(object, key.c_str());
+  const std::optional<double> number = NumberField(object, key.c_str());
+  switch (field.type) {
+    case StatusType::kText: {
+      const std::string text = TextField(object, key.c_str());
+      return text.empty() ? "-" : text;
+    }
+    case StatusType::kCount:
+      return CountCell(object, field);
+    case StatusType::kId:
+      return count ? std::to_string(*count) : "-";
+    case StatusType::kBytes:
+      return count ? FormatBytes(*count) : "-";
+    case StatusType::kSeconds:
+      return number ? FormatSeconds(*number) : "-";
+    default:
+      return "-";
+  }
 }
-std::string SecondsCell(const Json& object, const char* key) {
-  const std::optional<double> seconds = NumberField(object, key);
-  return seconds ? FormatSeconds(*seconds) : "-";
+
+// A field of the broker.
+std::string BrokerCell(const Json& broker, std::string_view key) {
+  for (const StatusField& field : StatusObjectOf("broker").fields) {
+    if (field.key == key) return Cell(broker, field);
+  }
+  return "-";
 }
-// "3/90"; "3" when the whole is unknown or unlimited.
-std::string PartCell(const Json& object, const char* part, const char* whole) {
-  const uint64_t all = CountField(object, whole).value_or(0);
-  const std::string text = CountCell(object, part);
-  return all > 0 && text != "-" ? text + "/" + FormatCount(all) : text;
+bool BrokerFlag(const Json& broker, const char* key) {
+  const Json& flag = FieldOf(broker, key);
+  return flag.is_boolean() && flag.get<bool>();
 }
 
 // ---- tables
 
-void PrintJobs(const Json& answer) {
-  Table table({"JOB", "DATASET", "DELIVERY", "STATE", ">UID", ">RANKS",
-               ">EPOCH", ">STEP", ">ROWS", ">SKIPPED", ">SUBSTITUTED", ">READ",
-               ">MEMORY"});
-  for (const Json& job : ArrayField(answer, "jobs")) {
-    table.AddRow(
-        {TextCell(job, "job"), TextCell(job, "dataset"),
-         TextCell(job, "delivery"), TextCell(job, "state"),
-         CountField(job, "uid") ? std::to_string(*CountField(job, "uid")) : "-",
-         CountCell(job, "world_size"), PartCell(job, "epoch", "epochs"),
-         PartCell(job, "step", "steps_per_epoch"), CountCell(job, "rows"),
-         CountCell(job, "rows_skipped"), CountCell(job, "rows_substituted"),
-         BytesCell(job, "bytes_read"), BytesCell(job, "memory_bytes")});
+// The columns of an object's fields, behind that of their job's name.
+class StatusTable {
+ public:
+  StatusTable(std::string_view object, std::string_view table, bool of_job)
+      : of_job_(of_job), table_({}) {
+    std::vector<std::string> headings;
+    if (of_job) headings.emplace_back("JOB");
+    for (const StatusField& field : StatusObjectOf(object).fields) {
+      if (field.column.empty() || field.table != table) continue;
+      fields_.push_back(&field);
+      headings.emplace_back(field.column);
+    }
+    table_ = Table(std::move(headings));
   }
+
+  void Add(const Json& job, const Json& object) {
+    std::vector<std::string> cells;
+    if (of_job_) cells.push_back(TextCell(job, "job"));
+    for (const StatusField* field : fields_) {
+      cells.push_back(Cell(object, *field));
+    }
+    table_.AddRow(std::move(cells));
+  }
+  bool empty() const { return table_.empty(); }
+  std::string ToString() const { return table_.ToString(); }
+
+ private:
+  const bool of_job_;
+  std::vector<const StatusField*> fields_;
+  Table table_;
+};
+
+void PrintOfJob(const Json& job, const std::string& text) {
+  if (text.empty()) return;
+  Print(stdout, "\n{}: {}\n", Printable(TextCell(job, "job")), Printable(text));
+}
+
+void PrintJobs(const Json& answer) {
+  StatusTable table("job", "", false);
+  for (const Json& job : ArrayField(answer, "jobs")) table.Add(job, job);
   Print(stdout, "{}", table.empty() ? "no jobs\n" : table.ToString());
   for (const Json& job : ArrayField(answer, "jobs")) {
     for (const char* key : {"last_error", "warning"}) {
-      if (const std::string text = TextField(job, key); !text.empty()) {
-        Print(stdout, "\n{}: {}\n", Printable(TextCell(job, "job")),
-              Printable(text));
-      }
+      PrintOfJob(job, TextField(job, key));
     }
   }
 }
@@ -86,97 +140,64 @@ void PrintDatasets(const Json& answer) {
   Print(stdout, "{}", table.empty() ? "no datasets\n" : table.ToString());
 }
 
-void PrintStatus(const Json& answer) {
-  const Json& broker = FieldOf(answer, "broker");
+void PrintBroker(const Json& broker) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<8} {}\n", what, Printable(value));
   };
-  const std::optional<uint64_t> pid = CountField(broker, "pid");
-  const Json& is_private = FieldOf(broker, "private");
+  const auto cell = [&](std::string_view key) {
+    return BrokerCell(broker, key);
+  };
   line("broker",
-       Format(
-           "penstockd {} (pid {}){}, up {}, CPU {}",
-           TextCell(broker, "version"), pid ? std::to_string(*pid) : "-",
-           is_private.is_boolean() && is_private.get<bool>() ? ", private" : "",
-           SecondsCell(broker, "uptime_s"), SecondsCell(broker, "cpu_s")));
-  line("socket", TextCell(broker, "socket"));
+       Format("penstockd {} (pid {}){}, up {}, CPU {}", cell("version"),
+              cell("pid"), BrokerFlag(broker, "private") ? ", private" : "",
+              cell("uptime_s"), cell("cpu_s")));
+  line("socket", cell("socket"));
   const std::string chosen = TextField(broker, "workers_chosen");
-  line("workers",
-       CountCell(broker, "workers") + (chosen.empty() ? "" : " " + chosen));
-  const Json& automatic = FieldOf(broker, "read_depth_auto");
-  line(
-      "reading",
-      Format("{}, {} reads in flight at most{}",
-             TextCell(broker, "read_backend"), CountCell(broker, "read_depth"),
-             automatic.is_boolean() && automatic.get<bool>() ? " (auto)" : ""));
-  line("memory", BytesCell(broker, "memory_bytes") + " for all jobs");
-  std::string nodes;
-  for (const Json& node : ArrayField(broker, "nodes")) {
-    nodes +=
-        Format("; node {}: processors {}, {}, {} workers",
-               CountCell(node, "node"), TextCell(node, "cpus"),
-               BytesCell(node, "memory_bytes"), CountCell(node, "workers"));
+  line("workers", cell("workers") + (chosen.empty() ? "" : " " + chosen));
+  line("reading",
+       Format("{}, {} reads in flight at most{}", cell("read_backend"),
+              cell("read_depth"),
+              BrokerFlag(broker, "read_depth_auto") ? " (auto)" : ""));
+  line("memory", cell("memory_bytes") + " for all jobs");
+  const Json& nodes = ArrayField(broker, "nodes");
+  std::string text;
+  for (const Json& node : nodes) {
+    const auto of_node = [&](size_t i) {
+      return Cell(node, StatusObjectOf("node").fields[i]);
+    };
+    text += Format("; node {}: processors {}, {}, {} workers", of_node(0),
+                   of_node(1), of_node(2), of_node(3));
   }
-  if (ArrayField(broker, "nodes").size() > 1) {
-    line("NUMA", TextCell(broker, "numa") + nodes);
-  }
+  if (nodes.size() > 1) line("NUMA", cell("numa") + text);
   if (const std::string trouble = TextField(broker, "journal");
       !trouble.empty()) {
     line("journal", trouble);
   }
+}
+
+void PrintStatus(const Json& answer) {
+  PrintBroker(FieldOf(answer, "broker"));
   Print(stdout, "\n");
   PrintJobs(answer);
-
-  // The bottleneck: where the broker's time goes, and each rank's.
+  StatusTable reading("job", "reading", true);
+  StatusTable ranks("rank", "", true);
+  StatusTable producers("producer", "", true);
   for (const Json& job : ArrayField(answer, "jobs")) {
-    const std::string text = TextField(FieldOf(job, "bottleneck"), "text");
-    if (text.empty()) continue;
-    Print(stdout, "\n{}: {}\n", Printable(TextCell(job, "job")),
-          Printable(text));
-  }
-  Table producers({"JOB", ">PRODUCER", ">PID", "STATE", ">ROWS PUT", ">KEPT",
-                   ">ROOM", ">MEMORY"});
-  Table stalls({"JOB", "IO", ">READS", ">CACHED", ">READ WAIT", ">DECODE"});
-  Table ranks({"JOB", ">RANK", ">PID", "STATE", ">READY", ">HELD", ">TAKEN",
-               ">MISSED", ">WAITS", ">WAITED", ">SILENT"});
-  for (const Json& job : ArrayField(answer, "jobs")) {
-    const uint64_t reads = CountField(job, "reads").value_or(0);
-    const uint64_t cached = CountField(job, "reads_cached").value_or(0);
-    const std::string io = TextField(job, "io");
-    stalls.AddRow(
-        {TextCell(job, "job"), io.empty() ? "-" : io, CountCell(job, "reads"),
-         reads == 0 ? "-" : Format("{} %", 100 * cached / reads),
-         SecondsCell(job, "read_wait_s"), SecondsCell(job, "decode_s")});
-    for (const Json& rank : ArrayField(job, "ranks")) {
-      const std::optional<uint64_t> rank_pid = CountField(rank, "pid");
-      ranks.AddRow({TextCell(job, "job"), CountCell(rank, "rank"),
-                    rank_pid ? std::to_string(*rank_pid) : "-",
-                    TextCell(rank, "state"), CountCell(rank, "ready"),
-                    CountCell(rank, "held"), CountCell(rank, "taken"),
-                    CountCell(rank, "skipped"), CountCell(rank, "waits"),
-                    SecondsCell(rank, "wait_s"),
-                    SecondsCell(rank, "silent_s")});
-    }
-  }
-  for (const Json& job : ArrayField(answer, "jobs")) {
+    // Where the broker's time goes, and each rank's.
+    PrintOfJob(job, TextField(FieldOf(job, "bottleneck"), "text"));
+    reading.Add(job, job);
+    for (const Json& rank : ArrayField(job, "ranks")) ranks.Add(job, rank);
     for (const Json& each : ArrayField(job, "producers")) {
-      const std::optional<uint64_t> each_pid = CountField(each, "pid");
-      const Json& waits = FieldOf(each, "waits_for_room");
-      producers.AddRow(
-          {TextCell(job, "job"), CountCell(each, "producer"),
-           each_pid ? std::to_string(*each_pid) : "-",
-           waits.is_boolean() && waits.get<bool>() ? "waits for room"
-                                                   : TextCell(each, "state"),
-           CountCell(each, "rows_put"), CountCell(each, "rows_kept"),
-           CountCell(each, "room_rows"), BytesCell(each, "memory_bytes")});
+      producers.Add(job, each);
     }
   }
-  if (!stalls.empty()) Print(stdout, "\n{}", stalls.ToString());
-  if (!ranks.empty()) Print(stdout, "\n{}", ranks.ToString());
-  if (!producers.empty()) Print(stdout, "\n{}", producers.ToString());
+  for (const StatusTable* table : {&reading, &ranks, &producers}) {
+    if (!table->empty()) Print(stdout, "\n{}", table->ToString());
+  }
   for (const Json& read : ArrayField(answer, "late_reads")) {
     Print(stdout, "\nstorage: job '{}' waits {} for '{}'\n",
-          Printable(TextCell(read, "job")), SecondsCell(read, "seconds"),
+          Printable(TextCell(read, "job")),
+          FormatSeconds(NumberField(read, "seconds").value_or(-1)),
           Printable(TextCell(read, "file")));
   }
 }

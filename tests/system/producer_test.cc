@@ -316,7 +316,7 @@ TEST_F(ProducerTest, StatusListsProducers) {
   });
   EXPECT_EQ(listed.at("producer"), 0);
   EXPECT_EQ(listed.at("pid"), puts_much);
-  EXPECT_EQ(listed.at("state"), "at work");
+  EXPECT_EQ(listed.at("state"), "waits for room");
   EXPECT_GT(listed.at("rows_put"), 8);
   EXPECT_EQ(listed.at("rows_put"), listed.at("rows_kept"));
   EXPECT_LT(listed.at("room_rows"), 10);

@@ -1,0 +1,240 @@
+#include "common/status_fields.h"
+
+#include <algorithm>
+
+namespace penstock {
+namespace {
+
+using enum StatusType;
+
+constexpr bool kSometimes = false;
+
+constexpr StatusField kBroker[] = {
+    {"version", kText, "of penstockd"},
+    {"pid", kId, "of penstockd"},
+    {"uptime_s", kSeconds, "since it started"},
+    {"cpu_s", kSeconds, "CPU time of all of its threads"},
+    {"rows", kCount, "rows made, of all jobs since it started"},
+    {"workers", kCount, "worker threads"},
+    {"workers_chosen", kText, "the processors they use, and why so many"},
+    {"read_backend", kText, "how files are read: io_uring or pread"},
+    {"read_depth", kCount, "reads in flight at most, of one job in one worker"},
+    {"read_depth_auto", kFlag, "the broker chooses read_depth"},
+    {"pinned_bytes", kBytes,
+     "memory that workers have pinned for direct reads"},
+    {"memory_bytes", kBytes,
+     "reserved for all jobs, and what processes of former broker instances may "
+     "still map"},
+    {"nodes", kObjects, "the NUMA nodes"},
+    {"numa", kText,
+     "`one node`; whether memory is bound to its node; or why not"},
+    {"connections", kCount, "processes connected to the control socket"},
+    {"journal", kText,
+     "what is wrong with the state directory, and since when; empty: nothing"},
+    {"socket", kText, "path of the control socket"},
+    {"private", kFlag, "started by a trainer for itself"},
+    {"suspect_samples", kCount,
+     "samples that were in work when a broker died: decoded alone"},
+    {"condemned_samples", kCount,
+     "samples that crashed brokers: an error without a try"},
+};
+
+constexpr StatusField kNode[] = {
+    {"node", kCount, "its number"},
+    {"cpus", kText, "its processors, as a list of ranges"},
+    {"memory_bytes", kBytes, "its memory"},
+    {"workers", kCount, "workers pinned to its processors"},
+};
+
+constexpr StatusField kLateRead[] = {
+    {"worker", kCount, "the worker that waits"},
+    {"uid", kId, "owner of the job"},
+    {"job", kText, "name of the job"},
+    {"dataset", kText, "name of its dataset"},
+    {"file", kText, "what is read, with its offset"},
+    {"seconds", kSeconds, "for how long"},
+};
+
+constexpr StatusField kJob[] = {
+    {"job", kText, "its name", true, "JOB"},
+    {"dataset", kText, "name of its dataset", true, "DATASET"},
+    {"delivery", kText, "split, dynamic, broadcast or independent", kSometimes,
+     "DELIVERY"},
+    {"state", kText, "`running`, `failed`, or what it waits for", true,
+     "STATE"},
+    {"uid", kId, "user that owns it", true, ">UID"},
+    {"world_size", kCount, "ranks of the launch", true, ">RANKS"},
+    {"epoch", kCount, "the epoch of its next step, from 0", kSometimes,
+     ">EPOCH", "", "epochs"},
+    {"step", kCount, "its next step of that epoch", kSometimes, ">STEP", "",
+     "steps_per_epoch"},
+    {"rows", kCount, "rows made, redone ones included", kSometimes, ">ROWS"},
+    {"rows_skipped", kCount, "rows left out by `on_error: skip`", kSometimes,
+     ">SKIPPED"},
+    {"rows_substituted", kCount, "rows replaced by `on_error: substitute`",
+     kSometimes, ">SUBSTITUTED"},
+    {"bytes_read", kBytes, "read for it", kSometimes, ">READ"},
+    {"memory_bytes", kBytes,
+     "reserved for it: its batches, and of a stream retained_bytes", kSometimes,
+     ">MEMORY"},
+    {"io", kText, "how its records are read; empty: nothing is read",
+     kSometimes, "IO", "reading"},
+    {"reads", kCount, "reads that have ended", kSometimes, ">READS", "reading"},
+    {"reads_cached", kCount, "of these, from the page cache at once",
+     kSometimes, ">CACHED", "reading", "reads"},
+    {"read_wait_s", kSeconds, "time of workers that waited for its reads",
+     kSometimes, ">READ WAIT", "reading"},
+    {"decode_s", kSeconds, "time of workers that made its rows", kSometimes,
+     ">DECODE", "reading"},
+    {"incarnation", kCount, "how often a job of this name has begun",
+     kSometimes},
+    {"on_rank_death", kText, "wait, fail or shrink", kSometimes},
+    {"missing", kNumbers, "ranks that have not attached, or are to be replaced",
+     kSometimes},
+    {"slots", kObject, "its slots by state", kSometimes},
+    {"local_world_size", kCount, "ranks of this host", kSometimes},
+    {"steps_per_epoch", kCount, "0: unknown", kSometimes},
+    {"epochs", kCount, "0: forever", kSometimes},
+    {"records", kCount, "of the dataset; 0: unknown", kSometimes},
+    {"rows_local", kCount, "rows made by a worker of their slot's NUMA node",
+     kSometimes},
+    {"rows_remote", kCount, "rows made by a worker of another node",
+     kSometimes},
+    {"pages_seen", kCount,
+     "pages of slots whose node was checked; 0 while slots are moved",
+     kSometimes},
+    {"pages_elsewhere", kCount, "of these, not on the node they are bound to",
+     kSometimes},
+    {"copies", kCount,
+     "of every batch: in a broadcast one on each node, where there is memory",
+     kSometimes},
+    {"last_error", kText, "the last sample that failed, or why the job failed",
+     kSometimes},
+    {"warning", kText, "what works, but not as it should", kSometimes},
+    {"waits_for", kNumbers,
+     "ranks that are to reconnect, or whose replacements are to come",
+     kSometimes},
+    {"kept_s", kSeconds, "all ranks are gone: how long it still waits",
+     kSometimes},
+    {"producers_at_work", kCount, "of a stream: producers that may put",
+     kSometimes},
+    {"rows_put", kCount, "of a stream: rows put in all", kSometimes},
+    {"rows_kept", kCount, "of a stream: rows that ranks still need",
+     kSometimes},
+    {"retained_rows", kCount,
+     "of a stream: rows in the broker's own memory, for batches held for long",
+     kSometimes},
+    {"retained_bytes", kBytes, "of a stream: reserved for those", kSometimes},
+    {"bottleneck", kObject, "what limits it; in `status` only", kSometimes},
+    {"ranks", kObjects, "in `status` only", kSometimes},
+    {"producers", kObjects, "of a stream, in `status` only", kSometimes},
+};
+
+constexpr StatusField kSlots[] = {
+    {"free", kCount, "empty"},
+    {"filling", kCount, "of batches that are being made"},
+    {"ready", kCount, "of batches that no rank has taken"},
+    {"out", kCount, "of batches that ranks hold"},
+    {"quarantined", kCount, "held by a process that was evicted and lives"},
+};
+
+constexpr StatusField kBottleneck[] = {
+    {"what", kText, "one of the values below"},
+    {"text", kText, "the line above"},
+    {"ranks_wait", kFraction,
+     "of the time, in which the rank that waits most waited for a batch"},
+    {"decoding", kFraction,
+     "of all workers' time, in which they made rows of this job; with a Python "
+     "function: of its own processes' time"},
+    {"storage", kFraction,
+     "of the same time, in which workers waited for this job's reads and had "
+     "nothing else to do"},
+    {"workers_decoding", kFraction, "as decoding, of all jobs"},
+    {"workers_storage", kFraction, "as storage, of all jobs"},
+    {"workers_idle", kFraction,
+     "of the workers' time, in which they slept, because no row was to be "
+     "made"},
+    {"rank", kCount, "only with `rank`: which one", kSometimes},
+    {"behind", kFraction,
+     "only with `rank`: of the checks, at which it was behind the others",
+     kSometimes},
+    {"stands_s", kSeconds,
+     "only with `rank`: how long it has neither taken nor released a batch "
+     "while "
+     "no other rank has gone on without it; it is named for that after 3 s, "
+     "and "
+     "as long as it hangs",
+     kSometimes},
+    {"to_attach", kNumbers, "only with `absent`: ranks that have not attached",
+     kSometimes},
+    {"to_reconnect", kNumbers,
+     "only with `absent`: ranks that have not reconnected", kSometimes},
+};
+
+constexpr StatusField kRank[] = {
+    {"rank", kCount, "its number", true, ">RANK"},
+    {"pid", kId, "of its process, where it is known", kSometimes, ">PID"},
+    {"state", kText,
+     "`attached`, `away` (it has not reconnected), `waited for` and so on",
+     true, "STATE"},
+    {"ready", kCount, "batches in its ring", kSometimes, ">READY"},
+    {"held", kCount, "batches it has and has not released", kSometimes,
+     ">HELD"},
+    {"taken", kCount, "batches it has taken", kSometimes, ">TAKEN"},
+    {"skipped", kCount, "broadcast: batches it has missed", kSometimes,
+     ">MISSED"},
+    {"waits", kCount, "how often it found no batch", kSometimes, ">WAITS"},
+    {"wait_s", kSeconds, "how long it has waited for batches", kSometimes,
+     ">WAITED"},
+    {"silent_s", kSeconds, "how long it has taken and released nothing",
+     kSometimes, ">SILENT"},
+    {"seat", kId, "number of its ring; -1: it has none", kSometimes},
+    {"node", kCount, "NUMA node where it runs", kSometimes},
+    {"node_from", kText, "what tells its node, or why it is not known",
+     kSometimes},
+    {"memory_node", kCount, "NUMA node of its batches", kSometimes},
+};
+
+constexpr StatusField kProducer[] = {
+    {"producer", kCount, "its number in the stream", true, ">PRODUCER"},
+    {"pid", kId, "of its process; absent: it is not connected", kSometimes,
+     ">PID"},
+    {"state", kText,
+     "`at work`; `waits for room`: its largest put does not fit behind rows "
+     "that "
+     "ranks need; `away`: it has not come back since the broker was restarted; "
+     "`gone`: it finished or died, and rows of it are needed",
+     true, "STATE"},
+    {"rows_put", kCount, "rows it has put", true, ">ROWS PUT"},
+    {"rows_kept", kCount, "of these in its memory, because ranks need them",
+     true, ">KEPT"},
+    {"room_rows", kCount, "rows it may put now", true, ">ROOM"},
+    {"waits_for_room", kFlag, "as in state", true},
+    {"memory_bytes", kBytes, "of its ring, which is its own", true, ">MEMORY"},
+};
+
+constexpr StatusObject kObjectsOfAnswer[] = {
+    {"broker", "`broker`", kBroker},
+    {"node", "`broker.nodes[]`", kNode},
+    {"late read", "`late_reads[]`: reads in flight for more than a second",
+     kLateRead},
+    {"job", "`jobs[]`", kJob},
+    {"slots", "`jobs[].slots`", kSlots},
+    {"bottleneck",
+     "`jobs[].bottleneck`: of the last seconds; times are fractions of them",
+     kBottleneck},
+    {"rank", "`jobs[].ranks[]`", kRank},
+    {"producer", "`jobs[].producers[]`", kProducer},
+};
+
+}  // namespace
+
+std::span<const StatusObject> StatusObjects() { return kObjectsOfAnswer; }
+
+const StatusObject& StatusObjectOf(std::string_view name) {
+  return *std::find_if(
+      std::begin(kObjectsOfAnswer), std::end(kObjectsOfAnswer),
+      [name](const StatusObject& object) { return object.name == name; });
+}
+
+}  // namespace penstock
