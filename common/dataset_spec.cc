@@ -313,13 +313,14 @@ Status ReadSource(const SpecValue& value, const std::string& base_dir,
 
 // [low, high] with min <= low <= high <= max.
 Status ReadInterval(const SpecValue& value, double min, double max,
-                    double (&out)[2]) {
+                    std::array<double, 2>* out) {
   if (!value.present()) return value.Absent();
   PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(2, 2, "a list [low, high]"));
-  PENSTOCK_RETURN_IF_ERROR(value.Item(0).Double(min, max, &out[0]));
-  PENSTOCK_RETURN_IF_ERROR(value.Item(1).Double(min, max, &out[1]));
-  if (out[0] > out[1]) {
-    return value.Error(Format("[low, high]: {} is above {}", out[0], out[1]));
+  PENSTOCK_RETURN_IF_ERROR(value.Item(0).Double(min, max, &(*out)[0]));
+  PENSTOCK_RETURN_IF_ERROR(value.Item(1).Double(min, max, &(*out)[1]));
+  if ((*out)[0] > (*out)[1]) {
+    return value.Error(
+        Format("[low, high]: {} is above {}", (*out)[0], (*out)[1]));
   }
   return OkStatus();
 }
@@ -330,32 +331,30 @@ Status ReadCropKind(const SpecValue& value, CropSpec* out) {
                             value.OneOf({"center", "random_resized"}));
   const SpecValue crop = value.Required(kind);
   if (kind == "center") {
-    out->kind = CropSpec::Kind::kCenter;
     PENSTOCK_RETURN_IF_ERROR(crop.CheckMapping({"fraction"}));
     return crop.Optional("fraction")
-        .Double(kCropFractionMin, 1, &out->fraction);
+        .Double(kCropFractionMin, 1, &out->emplace<CenterCrop>().fraction);
   }
-  out->kind = CropSpec::Kind::kRandomResized;
+  auto& random = out->emplace<RandomResizedCrop>();
   PENSTOCK_RETURN_IF_ERROR(crop.CheckMapping({"scale", "ratio"}));
   PENSTOCK_RETURN_IF_ERROR(
-      ReadInterval(crop.Optional("scale"), kCropAreaMin, 1, out->scale));
+      ReadInterval(crop.Optional("scale"), kCropAreaMin, 1, &random.scale));
   return ReadInterval(crop.Optional("ratio"), 1 / kCropRatioMax, kCropRatioMax,
-                      out->ratio);
+                      &random.ratio);
 }
 
 // The value of decode_image's key crop, where the word alone is allowed too.
-Status ReadCrop(const SpecValue& value, CropSpec* out) {
+Status ReadCrop(const SpecValue& value, std::optional<CropSpec>* out) {
   if (!value.present()) return value.Absent();
   if (value.IsScalar()) {
-    return value.Word<CropSpec::Kind>(
-        {{"center", CropSpec::Kind::kCenter},
-         {"random_resized", CropSpec::Kind::kRandomResized}},
-        &out->kind);
+    return value.Word<CropSpec>(
+        {{"center", CenterCrop()}, {"random_resized", RandomResizedCrop()}},
+        &out->emplace());
   }
   PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(
       {"center", "random_resized"},
       "center, random_resized, or a mapping with one of the keys"));
-  return ReadCropKind(value, out);
+  return ReadCropKind(value, &out->emplace());
 }
 
 // [height, width], or one number for both.
@@ -384,7 +383,7 @@ Status ReadDecodeImage(const SpecValue& value, DecodeImageOp* out) {
   return value.Optional("exact").Bool(&out->exact);
 }
 
-Status ReadCropOp(const SpecValue& value, ResizeOp* out) {
+Status ReadCropOp(const SpecValue& value, CropOp* out) {
   PENSTOCK_RETURN_IF_ERROR(
       value.CheckMapping({"feature", "center", "random_resized", "size"}));
   PENSTOCK_RETURN_IF_ERROR(ReadName(value.Optional("feature"), &out->feature));
@@ -464,13 +463,13 @@ bool IsDottedName(std::string_view text) {
   return in_word && text.size() <= kFunctionNameBytesMax;
 }
 
-Status ReadFunctionFeatures(const SpecValue& features, FunctionOp* out) {
+Status ReadFunctionFeatures(const SpecValue& features,
+                            std::optional<ElementSpec>* out) {
   if (!features.present()) return OkStatus();
-  return ReadElementSpec(features, &out->features.emplace());
+  return ReadElementSpec(features, &out->emplace());
 }
 
-Status ReadPython(const SpecValue& value, FunctionOp* out) {
-  out->kind = FunctionOp::Kind::kPython;
+Status ReadPython(const SpecValue& value, PythonOp* out) {
   PENSTOCK_RETURN_IF_ERROR(value.CheckMapping({"function", "features"}));
   const SpecValue function = value.Required("function");
   PENSTOCK_RETURN_IF_ERROR(function.String(&out->function));
@@ -480,11 +479,10 @@ Status ReadPython(const SpecValue& value, FunctionOp* out) {
       !IsDottedName(text.substr(colon + 1))) {
     return function.Wanted("\"package.module:function\"");
   }
-  return ReadFunctionFeatures(value.Optional("features"), out);
+  return ReadFunctionFeatures(value.Optional("features"), &out->features);
 }
 
-Status ReadPlugin(const SpecValue& value, FunctionOp* out) {
-  out->kind = FunctionOp::Kind::kPlugin;
+Status ReadPlugin(const SpecValue& value, PluginOp* out) {
   PENSTOCK_RETURN_IF_ERROR(
       value.CheckMapping({"library", "function", "features"}));
   const SpecValue library = value.Required("library");
@@ -500,7 +498,7 @@ Status ReadPlugin(const SpecValue& value, FunctionOp* out) {
       out->function.find('.') != std::string::npos) {
     return function.Wanted("the name of a C function");
   }
-  return ReadFunctionFeatures(value.Optional("features"), out);
+  return ReadFunctionFeatures(value.Optional("features"), &out->features);
 }
 
 Status ReadTransform(const SpecValue& value, TransformSpec* out) {
@@ -514,14 +512,14 @@ Status ReadTransform(const SpecValue& value, TransformSpec* out) {
   if (op == "decode_image") {
     return ReadDecodeImage(arguments, &out->emplace<DecodeImageOp>());
   }
-  if (op == "crop") return ReadCropOp(arguments, &out->emplace<ResizeOp>());
+  if (op == "crop") return ReadCropOp(arguments, &out->emplace<CropOp>());
   if (op == "resize") return ReadResize(arguments, &out->emplace<ResizeOp>());
   if (op == "flip") return ReadFlip(arguments, &out->emplace<FlipOp>());
   if (op == "normalize") {
     return ReadNormalize(arguments, &out->emplace<NormalizeOp>());
   }
-  if (op == "python") return ReadPython(arguments, &out->emplace<FunctionOp>());
-  if (op == "plugin") return ReadPlugin(arguments, &out->emplace<FunctionOp>());
+  if (op == "python") return ReadPython(arguments, &out->emplace<PythonOp>());
+  if (op == "plugin") return ReadPlugin(arguments, &out->emplace<PluginOp>());
   return ReadCast(arguments, &out->emplace<CastOp>());
 }
 

@@ -4,6 +4,7 @@
 #ifndef COMMON_DATASET_SPEC_H_
 #define COMMON_DATASET_SPEC_H_
 
+#include <array>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -106,18 +107,22 @@ using SourceSpec =
 
 // ---- transforms: applied to each row ---------------------------------------
 
-struct CropSpec {
-  enum class Kind { kNone, kCenter, kRandomResized };
-  Kind kind = Kind::kNone;
-  // kCenter: the largest centred rectangle of the target's aspect ratio, with
-  // its sides multiplied by fraction.
+// The largest centred rectangle of the target's aspect ratio, with its sides
+// multiplied by fraction.
+struct CenterCrop {
   double fraction = 1.0;
-  // kRandomResized: ranges of area and aspect ratio (width / height), drawn
-  // like torchvision's RandomResizedCrop.
-  double scale[2] = {0.08, 1.0};
-  double ratio[2] = {0.75, 4.0 / 3.0};
-  bool operator==(const CropSpec&) const = default;
+  bool operator==(const CenterCrop&) const = default;
 };
+
+// Ranges of area and aspect ratio (width / height), drawn like torchvision's
+// RandomResizedCrop.
+struct RandomResizedCrop {
+  std::array<double, 2> scale = {0.08, 1.0};
+  std::array<double, 2> ratio = {0.75, 4.0 / 3.0};
+  bool operator==(const RandomResizedCrop&) const = default;
+};
+
+using CropSpec = std::variant<CenterCrop, RandomResizedCrop>;
 
 struct ImageSize {
   int64_t height = 0;
@@ -128,7 +133,7 @@ struct ImageSize {
 // Encoded image -> uint8 [height, width, channels].
 struct DecodeImageOp {
   std::string feature = "image";
-  CropSpec crop;
+  std::optional<CropSpec> crop;  // absent: the whole picture
   ImageSize size;
   int channels = 3;    // 3: RGB, 1: gray
   bool exact = false;  // decode the whole image, match Pillow's values
@@ -136,10 +141,16 @@ struct DecodeImageOp {
 };
 
 // uint8 [h, w] or [h, w, c] -> the same with size's height and width.
-// crop.kind == kNone: a plain resize.
-struct ResizeOp {
+struct CropOp {
   std::string feature = "image";
   CropSpec crop;
+  ImageSize size;
+  bool operator==(const CropOp&) const = default;
+};
+
+// The same of the whole picture.
+struct ResizeOp {
+  std::string feature = "image";
   ImageSize size;
   bool operator==(const ResizeOp&) const = default;
 };
@@ -172,22 +183,26 @@ struct CastOp {
   bool operator==(const CastOp&) const = default;
 };
 
-// A user's function of whole rows: all features in, all features out.
-struct FunctionOp {
-  enum class Kind {
-    kPython,  // "package.module:function", run in separate processes
-    kPlugin   // from a shared library, run in the workers (penstock_plugin.h)
-  };
-  Kind kind = Kind::kPython;
-  std::string library;  // kPlugin: a file name
+// User's functions of whole rows: all features in, all features out. features:
+// those it returns; absent: the same as its input.
+
+// "package.module:function", run in separate processes.
+struct PythonOp {
   std::string function;
-  // The features it returns; absent: same as its input.
   std::optional<ElementSpec> features;
-  bool operator==(const FunctionOp&) const = default;
+  bool operator==(const PythonOp&) const = default;
 };
 
-using TransformSpec = std::variant<DecodeImageOp, ResizeOp, FlipOp, NormalizeOp,
-                                   CastOp, FunctionOp>;
+// From a shared library, run in the workers (penstock_plugin.h).
+struct PluginOp {
+  std::string library;  // a file name
+  std::string function;
+  std::optional<ElementSpec> features;
+  bool operator==(const PluginOp&) const = default;
+};
+
+using TransformSpec = std::variant<DecodeImageOp, CropOp, ResizeOp, FlipOp,
+                                   NormalizeOp, CastOp, PythonOp, PluginOp>;
 
 // ---- batches, epochs -------------------------------------------------------
 

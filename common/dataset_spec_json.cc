@@ -94,12 +94,13 @@ Json ToJson(const StreamSource& source) {
             {"producers", source.producers}}}};
 }
 
-// {"center": {...}} or {"random_resized": {...}}; kind is not kNone.
 Json ToJson(const CropSpec& crop) {
-  if (crop.kind == CropSpec::Kind::kCenter) {
-    return {{"center", {{"fraction", crop.fraction}}}};
+  if (const auto* center = std::get_if<CenterCrop>(&crop)) {
+    return {{"center", {{"fraction", center->fraction}}}};
   }
-  return {{"random_resized", {{"scale", crop.scale}, {"ratio", crop.ratio}}}};
+  const auto& random = std::get<RandomResizedCrop>(crop);
+  return {
+      {"random_resized", {{"scale", random.scale}, {"ratio", random.ratio}}}};
 }
 
 Json ToJson(const ImageSize& size) {
@@ -108,19 +109,22 @@ Json ToJson(const ImageSize& size) {
 
 Json ToJson(const DecodeImageOp& op) {
   Json json = {{"feature", op.feature}};
-  if (op.crop.kind != CropSpec::Kind::kNone) json["crop"] = ToJson(op.crop);
+  if (op.crop) json["crop"] = ToJson(*op.crop);
   json["size"] = ToJson(op.size);
   json["channels"] = op.channels == 1 ? "gray" : "rgb";
   json["exact"] = op.exact;
   return {{"decode_image", json}};
 }
 
-Json ToJson(const ResizeOp& op) {
+Json ToJson(const CropOp& op) {
   Json json = {{"feature", op.feature}};
-  const bool crops = op.crop.kind != CropSpec::Kind::kNone;
-  if (crops) json.update(ToJson(op.crop));
+  json.update(ToJson(op.crop));
   json["size"] = ToJson(op.size);
-  return {{crops ? "crop" : "resize", json}};
+  return {{"crop", json}};
+}
+
+Json ToJson(const ResizeOp& op) {
+  return {{"resize", {{"feature", op.feature}, {"size", ToJson(op.size)}}}};
 }
 
 Json ToJson(const FlipOp& op) {
@@ -143,13 +147,16 @@ Json ToJson(const CastOp& op) {
             {"layout", LayoutName(op.layout)}}}};
 }
 
-Json ToJson(const FunctionOp& op) {
-  const bool plugin = op.kind == FunctionOp::Kind::kPlugin;
-  Json json = Json::object();
-  if (plugin) json["library"] = op.library;
-  json["function"] = op.function;
+Json ToJson(const PythonOp& op) {
+  Json json = {{"function", op.function}};
   if (op.features) json["features"] = ToJson(*op.features);
-  return {{plugin ? "plugin" : "python", json}};
+  return {{"python", json}};
+}
+
+Json ToJson(const PluginOp& op) {
+  Json json = {{"library", op.library}, {"function", op.function}};
+  if (op.features) json["features"] = ToJson(*op.features);
+  return {{"plugin", json}};
 }
 
 std::string_view LastBatchName(LastBatch last) {

@@ -23,8 +23,8 @@ CropBox Centred(const ImageSize& picture, int64_t width, int64_t height) {
           .height = height};
 }
 
-CropBox CenterCrop(double fraction, const ImageSize& picture,
-                   const ImageSize& target) {
+CropBox Boxed(const CenterCrop& spec, const ImageSize& picture,
+              const ImageSize& target, const AugmentationDraws&) {
   double width = static_cast<double>(picture.width);
   double height = static_cast<double>(picture.height);
   const double aspect =
@@ -34,12 +34,12 @@ CropBox CenterCrop(double fraction, const ImageSize& picture,
   } else {
     height = width / aspect;
   }
-  return Centred(picture, RoundToEven(width * fraction),
-                 RoundToEven(height * fraction));
+  return Centred(picture, RoundToEven(width * spec.fraction),
+                 RoundToEven(height * spec.fraction));
 }
 
-CropBox RandomResizedCrop(const CropSpec& spec, const ImageSize& picture,
-                          const AugmentationDraws& draws) {
+CropBox Boxed(const RandomResizedCrop& spec, const ImageSize& picture,
+              const ImageSize&, const AugmentationDraws& draws) {
   const double area =
       static_cast<double>(picture.height) * static_cast<double>(picture.width);
   const double log_ratio[2] = {std::log(spec.ratio[0]),
@@ -82,17 +82,13 @@ CropBox RandomResizedCrop(const CropSpec& spec, const ImageSize& picture,
 
 }  // namespace
 
-CropBox ChooseCrop(const CropSpec& spec, const ImageSize& picture,
-                   const ImageSize& target, const AugmentationDraws& draws) {
-  switch (spec.kind) {
-    case CropSpec::Kind::kCenter:
-      return CenterCrop(spec.fraction, picture, target);
-    case CropSpec::Kind::kRandomResized:
-      return RandomResizedCrop(spec, picture, draws);
-    case CropSpec::Kind::kNone:
-      break;
-  }
-  return Centred(picture, picture.width, picture.height);
+CropBox ChooseCrop(const std::optional<CropSpec>& spec,
+                   const ImageSize& picture, const ImageSize& target,
+                   const AugmentationDraws& draws) {
+  if (!spec) return Centred(picture, picture.width, picture.height);
+  return std::visit(
+      [&](const auto& crop) { return Boxed(crop, picture, target, draws); },
+      *spec);
 }
 
 }  // namespace penstock

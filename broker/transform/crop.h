@@ -21,11 +21,11 @@ struct CropBox {
 // The box in `picture` that spec chooses and that will become target. Both
 // sizes are at least 1 x 1.
 //
-// kNone: the whole image.
-// kCenter: the largest rectangle of target's aspect ratio, both sides times
+// Absent: the whole image.
+// CenterCrop: the largest rectangle of target's aspect ratio, both sides times
 //   fraction, rounded half to even and at least 1; left and top are half of
 //   the remainder, rounded down. No random number.
-// kRandomResized: torchvision.transforms.RandomResizedCrop.get_params,
+// RandomResizedCrop: torchvision.transforms.RandomResizedCrop.get_params,
 //   including its rounding (half to even). Try t of 0..9 uses
 //     draw 4t     the area: uniform in scale, times the image's area
 //     draw 4t + 1 the aspect ratio: log-uniform in ratio
@@ -33,8 +33,9 @@ struct CropBox {
 //     draw 4t + 3 left = floor(draw * (picture.width - width + 1))
 //   and is accepted if width and height fit into the image. If none is:
 //   the largest centred rectangle whose aspect ratio lies in ratio.
-CropBox ChooseCrop(const CropSpec& spec, const ImageSize& picture,
-                   const ImageSize& target, const AugmentationDraws& draws);
+CropBox ChooseCrop(const std::optional<CropSpec>& spec,
+                   const ImageSize& picture, const ImageSize& target,
+                   const AugmentationDraws& draws);
 
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_CROP_H_

@@ -146,16 +146,17 @@ struct DecodeStage {
 };
 
 struct ResizeStage {
-  ResizeOp op;
+  std::optional<CropSpec> crop;
+  ImageSize size;
   uint32_t op_number;
   ImageSize from;
   int channels;
 
   Status Run(std::span<const std::byte> in, const AugmentationKey& key,
              PathScratch& scratch, std::byte* out) const {
-    const CropBox box = ChooseCrop(op.crop, from, op.size, {key, op_number});
+    const CropBox box = ChooseCrop(crop, from, size, {key, op_number});
     Resampler& resampler = scratch.resampler;
-    PENSTOCK_RETURN_IF_ERROR(resampler.Begin(box, op.size, channels, out));
+    PENSTOCK_RETURN_IF_ERROR(resampler.Begin(box, size, channels, out));
     for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
       resampler.AddRow(y, in.data() + y * from.width * channels);
     }
@@ -236,8 +237,9 @@ struct FeaturePath {
 // it is checked whether the feature allows the op.
 
 std::string_view OpName(const TransformSpec& op) {
-  constexpr std::string_view kNames[] = {"decode_image", "resize", "flip",
-                                         "normalize",    "cast",   "function"};
+  constexpr std::string_view kNames[] = {"decode_image", "crop",      "resize",
+                                         "flip",         "normalize", "cast",
+                                         "python",       "plugin"};
   static_assert(std::size(kNames) == std::variant_size_v<TransformSpec>);
   return kNames[op.index()];
 }
@@ -271,9 +273,17 @@ class PathBuilder {
     return OkStatus();
   }
 
+  Status Add(const CropOp& op, uint32_t number) {
+    return Resize("crop", op.crop, op.size, number);
+  }
   Status Add(const ResizeOp& op, uint32_t number) {
+    return Resize("resize", std::nullopt, op.size, number);
+  }
+
+  Status Resize(std::string_view name, const std::optional<CropSpec>& crop,
+                const ImageSize& size, uint32_t number) {
     PENSTOCK_RETURN_IF_ERROR(CheckImage());
-    PENSTOCK_RETURN_IF_ERROR(CheckUint8("resize"));
+    PENSTOCK_RETURN_IF_ERROR(CheckUint8(name));
     if (channels() < 1 || channels() > Resampler::kChannelsMax ||
         feature_.shape[0] < 1 || feature_.shape[1] < 1) {
       return InvalidArgumentError("wants pixels of 1 to {} channels, found {}",
@@ -283,9 +293,9 @@ class PathBuilder {
     const ImageSize from = {.height = feature_.shape[0],
                             .width = feature_.shape[1]};
     const int of_channels = static_cast<int>(channels());
-    feature_.shape[0] = op.size.height;
-    feature_.shape[1] = op.size.width;
-    AddStage(ResizeStage{op, number, from, of_channels});
+    feature_.shape[0] = size.height;
+    feature_.shape[1] = size.width;
+    AddStage(ResizeStage{crop, size, number, from, of_channels});
     return OkStatus();
   }
 

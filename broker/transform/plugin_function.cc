@@ -164,23 +164,24 @@ class PluginFunction final : public RowFunction {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<RowFunction>> OpenPluginFunction(
-    const std::string& library, const std::string& function,
-    const RawSpec& inputs, ElementSpec outputs,
-    const FunctionOptions& options) {
+StatusOr<std::unique_ptr<RowFunction>> OpenRowFunction(
+    const PluginOp& op, const RawSpec& inputs, const FunctionOptions& options,
+    const RowFunction::Cancelled&) {
+  PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs,
+                            OutputsOf(op.features, inputs));
   if (options.plugin_dir.empty()) {
     return FailedPreconditionError(
         "this broker loads no plugins: `plugin_dir` in its configuration, or "
         "PENSTOCK_PLUGIN_DIR, names the folder of libraries that it may load");
   }
-  const std::string path = options.plugin_dir + "/" + library;
+  const std::string path = options.plugin_dir + "/" + op.library;
   struct stat st;
   if (stat(path.c_str(), &st) != 0 || !S_ISREG(st.st_mode)) {
-    return NotFoundError("no library '{}' in plugin_dir ({})", library,
+    return NotFoundError("no library '{}' in plugin_dir ({})", op.library,
                          options.plugin_dir);
   }
   PENSTOCK_RETURN_IF_ERROR(CheckTrustedFile(path, st, options.writable_by));
-  PENSTOCK_ASSIGN_OR_RETURN(const Library loaded, Load(path, function));
+  PENSTOCK_ASSIGN_OR_RETURN(const Library loaded, Load(path, op.function));
   return std::unique_ptr<RowFunction>(
       new PluginFunction(loaded, inputs, std::move(outputs)));
 }

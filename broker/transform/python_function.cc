@@ -122,16 +122,18 @@ nlohmann::json ToJson(const Feature& feature) {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<RowFunction>> OpenPythonFunction(
-    const std::string& function, const RawSpec& inputs, ElementSpec outputs,
-    const FunctionOptions& options, const RowFunction::Cancelled& cancelled) {
+StatusOr<std::unique_ptr<RowFunction>> OpenRowFunction(
+    const PythonOp& op, const RawSpec& inputs, const FunctionOptions& options,
+    const RowFunction::Cancelled& cancelled) {
+  PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs,
+                            OutputsOf(op.features, inputs));
   if (options.python_path.empty()) {
     return FailedPreconditionError(
         "this broker runs no Python functions: `python_path` in its "
         "configuration, or PENSTOCK_PYTHON_PATH, names the folders of modules "
         "that it may run; in Python, penstock.broker(python_path=[...])");
   }
-  nlohmann::json argument = {{"function", function},
+  nlohmann::json argument = {{"function", op.function},
                              {"python_path", options.python_path},
                              {"writable_by", options.writable_by},
                              {"inputs", nlohmann::json::array()},
@@ -156,7 +158,7 @@ StatusOr<std::unique_ptr<RowFunction>> OpenPythonFunction(
   PENSTOCK_RETURN_IF_ERROR(
       PythonProcess::Start(options, text, memory, cancelled).status());
   return std::unique_ptr<RowFunction>(
-      new PythonFunction(options, function, text, std::move(outputs)));
+      new PythonFunction(options, op.function, text, std::move(outputs)));
 }
 
 }  // namespace penstock

@@ -16,9 +16,11 @@ uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-// The outputs default to the inputs.
-StatusOr<ElementSpec> OutputsOf(const FunctionOp& op, const RawSpec& inputs) {
-  if (op.features) return *op.features;
+}  // namespace
+
+StatusOr<ElementSpec> OutputsOf(const std::optional<ElementSpec>& features,
+                                const RawSpec& inputs) {
+  if (features) return *features;
   ElementSpec outputs;
   for (const RawFeature& input : inputs) {
     if (input.encoded) {
@@ -30,19 +32,6 @@ StatusOr<ElementSpec> OutputsOf(const FunctionOp& op, const RawSpec& inputs) {
     outputs.push_back(input.feature);
   }
   return outputs;
-}
-
-}  // namespace
-
-StatusOr<std::unique_ptr<RowFunction>> OpenRowFunction(
-    const FunctionOp& op, const RawSpec& inputs, const FunctionOptions& options,
-    const RowFunction::Cancelled& cancelled) {
-  PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs, OutputsOf(op, inputs));
-  return op.kind == FunctionOp::Kind::kPython
-             ? OpenPythonFunction(op.function, inputs, std::move(outputs),
-                                  options, cancelled)
-             : OpenPluginFunction(op.library, op.function, inputs,
-                                  std::move(outputs), options);
 }
 
 Status CheckTrustedFile(const std::string& path, const struct stat& st,

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -76,7 +77,10 @@ class RowFunction {
 // InvalidArgument (the import failed, with Python's message). cancelled: nobody
 // waits for it any more.
 StatusOr<std::unique_ptr<RowFunction>> OpenRowFunction(
-    const FunctionOp& op, const RawSpec& inputs, const FunctionOptions& options,
+    const PythonOp& op, const RawSpec& inputs, const FunctionOptions& options,
+    const RowFunction::Cancelled& cancelled);
+StatusOr<std::unique_ptr<RowFunction>> OpenRowFunction(
+    const PluginOp& op, const RawSpec& inputs, const FunctionOptions& options,
     const RowFunction::Cancelled& cancelled);
 
 // Checks that other users cannot write: folder and all its parents belong to
@@ -88,14 +92,12 @@ StatusOr<std::string> CheckTrusted(const std::string& folder,
 Status CheckTrustedFile(const std::string& path, const struct stat& st,
                         mode_t writable_by);
 
-// ---- the two kinds, for OpenRowFunction ------------------------------------
+// ---- for the two kinds -----------------------------------------------------
 
-StatusOr<std::unique_ptr<RowFunction>> OpenPythonFunction(
-    const std::string& function, const RawSpec& inputs, ElementSpec outputs,
-    const FunctionOptions& options, const RowFunction::Cancelled& cancelled);
-StatusOr<std::unique_ptr<RowFunction>> OpenPluginFunction(
-    const std::string& library, const std::string& function,
-    const RawSpec& inputs, ElementSpec outputs, const FunctionOptions& options);
+// The output features: those of the spec, else the inputs. InvalidArgument: an
+// input is encoded.
+StatusOr<ElementSpec> OutputsOf(const std::optional<ElementSpec>& features,
+                                const RawSpec& inputs);
 
 // Offsets of a row's features in one block of memory.
 struct RowLayout {
