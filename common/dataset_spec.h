@@ -18,10 +18,6 @@
 
 namespace penstock {
 
-// Bounds of a spec's text: any user of the host may send one.
-inline constexpr size_t kSpecBytesMax = 64 * 1024;
-inline constexpr int kSpecDepthMax = 32;
-
 // ---- sources: the records --------------------------------------------------
 
 // Read through the page cache or bypass it (O_DIRECT). kAuto bypasses it when

@@ -10,8 +10,6 @@
 #include <filesystem>
 #include <sstream>
 
-#include "common/dataset_spec.h"
-
 namespace penstock {
 namespace {
 

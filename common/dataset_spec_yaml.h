@@ -18,8 +18,12 @@
 #include <vector>
 
 #include "common/status.h"
+#include "common/text_file.h"
 
 namespace penstock {
+
+// Beside kSpecBytesMax.
+inline constexpr int kSpecDepthMax = 32;
 
 struct YamlNode {
   enum class Kind { kNull, kScalar, kSequence, kMapping };

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "common/text_file.h"
+
 namespace penstock {
 namespace {
 

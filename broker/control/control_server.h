@@ -95,6 +95,8 @@ class ControlServer {
   void OnReadable(uint64_t id);
   void Handle(Connection* connection, const nlohmann::json& request,
               std::vector<Fd>& fds);
+  StatusOr<nlohmann::json> Parse(const Connection& connection,
+                                 const nlohmann::json& request);
   StatusOr<DatasetSpec> SpecOf(const Connection& connection,
                                const nlohmann::json& request);
   Status StartAttach(Connection* connection, const nlohmann::json& request,
