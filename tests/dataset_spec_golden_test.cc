@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "common/dataset_spec.h"
+#include "broker/spec/dataset_spec.h"
 
 namespace penstock {
 namespace {

@@ -1,7 +1,7 @@
 // Promise: a spec means what common/README.md says, and every error names its
 // line and column, or its key in generated text. Method: the parser on valid
 // specs of every key, on one wrong spec per error, and on mutated text.
-#include "common/dataset_spec.h"
+#include "broker/spec/dataset_spec.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -212,7 +212,7 @@ class RecoveryJournalTest : public testing::Test {
     }
   }
 
-  static Plan MakePlan(const DatasetSpec& spec) {
+  static Plan MakePlan(const PlanSpec& spec) {
     return *Plan::Make(spec, kSteps, 1);
   }
 
@@ -222,7 +222,7 @@ class RecoveryJournalTest : public testing::Test {
   std::unique_ptr<RecoveryJournal> life_;
   JobOptions options_;
   Plan plan_ = [] {
-    DatasetSpec spec;
+    PlanSpec spec;
     spec.epochs = 1;
     return MakePlan(spec);
   }();
@@ -255,14 +255,13 @@ TEST_F(RecoveryJournalTest, AJobIsWrittenAsItWas) {
       "3}, map: [{normalize: {mean: [0.1, 0.25], std: 2, dtype: float16}}], "
       "batch: {per_rank: 4}, epochs: forever}",
       "", "/");
-  EXPECT_EQ(
-      JobOptionsToJson(options)["spec"].get<std::string>(),
-      R"({"dataset":"d","source":{"idx":{"images":"/i","labels":"/l",)"
-      R"("io":"auto"}},"shuffle":{"seed":3,"each_epoch":true},"seed":3,)"
-      R"("map":[{"normalize":{"feature":"image","mean":[0.1,0.25],)"
-      R"("std":[2.0],"dtype":"float16","layout":"hwc"}}],)"
-      R"("batch":{"per_rank":4,"last":"partial"},"epochs":"forever",)"
-      R"("prefetch":2,"hold":3,"on_error":"fail"})");
+  EXPECT_EQ(JobOptionsToJson(options)["spec"].get<std::string>(),
+            R"({"dataset":"d","source":{"idx":{"images":"/i","labels":"/l",)"
+            R"("io":"auto"}},"shuffle":{"seed":3,"each_epoch":true},"seed":3,)"
+            R"("map":[{"normalize":{"feature":"image","mean":[0.1,0.25],)"
+            R"("std":[2.0],"dtype":"float16","layout":"hwc"}}],)"
+            R"("batch":{"per_rank":4,"last":"partial"},"epochs":"forever",)"
+            R"("prefetch":2,"hold":3,"on_error":"fail"})");
   EXPECT_EQ(AgreementDigest(options), 3225921044u);
 }
 

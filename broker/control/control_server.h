@@ -25,8 +25,8 @@
 #include "broker/memory/topology.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
+#include "broker/spec/dataset_spec.h"
 #include "broker/workers/worker_pool.h"
-#include "common/dataset_spec.h"
 #include "common/fd.h"
 #include "common/status.h"
 

@@ -3,10 +3,38 @@
 #include <algorithm>
 #include <cmath>
 
+#include "broker/declare/declaration.h"
+
 namespace penstock {
 namespace {
 
 constexpr uint32_t kTries = 10;
+constexpr double kFractionMin = 0.001;
+constexpr double kAreaMin = 0.0001;
+constexpr double kRatioMax = 100;
+
+// [low, high] with min <= low <= high <= max.
+ValueType<std::array<double, 2>> Interval(double min, double max) {
+  const ValueType<double> number = Number(min, max);
+  return {"a list [low, high]",
+          [number](const YamlValue& value, std::string_view wanted,
+                   std::array<double, 2>* out) {
+            PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(2, 2, wanted));
+            for (size_t i = 0; i < 2; ++i) {
+              PENSTOCK_RETURN_IF_ERROR(number.Read(value.Item(i), &(*out)[i]));
+            }
+            if ((*out)[0] <= (*out)[1]) return OkStatus();
+            return value.Error(
+                Format("[low, high]: {} is above {}", (*out)[0], (*out)[1]));
+          },
+          [number](const std::array<double, 2>& interval,
+                   nlohmann::ordered_json* out) {
+            WriteList(
+                2,
+                [&](size_t i, auto* each) { number.write(interval[i], each); },
+                out);
+          }};
+}
 
 // Half to even, like Python's round(); the process never changes the rounding
 // mode.
@@ -81,6 +109,31 @@ CropBox Boxed(const RandomResizedCrop& spec, const ImageSize& picture,
 }
 
 }  // namespace
+
+const Declaration<CenterCrop>& CenterCrop::Declared() {
+  static const auto declared =
+      Declaration<CenterCrop>("center",
+                              "The largest centred part of the target's aspect "
+                              "ratio, its sides times fraction.")
+          .Example("{fraction: 0.875}")
+          .Optional("fraction", &CenterCrop::fraction, Number(kFractionMin, 1),
+                    "the factor of the sides");
+  return declared;
+}
+
+const Declaration<RandomResizedCrop>& RandomResizedCrop::Declared() {
+  static const auto declared =
+      Declaration<RandomResizedCrop>(
+          "random_resized",
+          "A random part, drawn as by torchvision's RandomResizedCrop.")
+          .Example("{scale: [0.08, 1.0], ratio: [0.75, 1.3333]}")
+          .Optional("scale", &RandomResizedCrop::scale, Interval(kAreaMin, 1),
+                    "the range of its area, as a part of the picture's")
+          .Optional("ratio", &RandomResizedCrop::ratio,
+                    Interval(1 / kRatioMax, kRatioMax),
+                    "the range of its aspect ratio, width / height");
+  return declared;
+}
 
 CropBox ChooseCrop(const std::optional<CropSpec>& spec,
                    const ImageSize& picture, const ImageSize& target,

@@ -2,12 +2,36 @@
 #ifndef BROKER_TRANSFORM_CROP_H_
 #define BROKER_TRANSFORM_CROP_H_
 
+#include <array>
 #include <cstdint>
+#include <optional>
+#include <variant>
 
 #include "broker/transform/augmentation.h"
-#include "common/dataset_spec.h"
+#include "broker/transform/picture.h"
 
 namespace penstock {
+
+// The largest centred rectangle of the target's aspect ratio, with its sides
+// multiplied by fraction.
+struct CenterCrop {
+  double fraction = 1.0;
+  bool operator==(const CenterCrop&) const = default;
+
+  static const Declaration<CenterCrop>& Declared();
+};
+
+// Ranges of area and aspect ratio (width / height), drawn like torchvision's
+// RandomResizedCrop.
+struct RandomResizedCrop {
+  std::array<double, 2> scale = {0.08, 1.0};
+  std::array<double, 2> ratio = {0.75, 4.0 / 3.0};
+  bool operator==(const RandomResizedCrop&) const = default;
+
+  static const Declaration<RandomResizedCrop>& Declared();
+};
+
+using CropSpec = std::variant<CenterCrop, RandomResizedCrop>;
 
 // In whole pixels; non-empty and inside the image.
 struct CropBox {

@@ -3,20 +3,39 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
+
+#include "broker/declare/value_type.h"
 
 namespace penstock {
 namespace {
 
 constexpr uint64_t kAlign = 64;
+constexpr size_t kNameBytesMax = 256;
 
 uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
 }  // namespace
+
+bool IsDottedName(std::string_view text) {
+  bool in_word = false;
+  for (const char c : text) {
+    const bool letter = std::isalpha(static_cast<unsigned char>(c)) || c == '_';
+    const bool digit = c >= '0' && c <= '9';
+    if (c == '.' ? !in_word : !letter && !(digit && in_word)) return false;
+    in_word = c != '.';
+  }
+  return in_word && text.size() <= kNameBytesMax;
+}
+
+ValueType<std::optional<ElementSpec>> OutputsType() {
+  return Maybe(Features());
+}
 
 StatusOr<ElementSpec> OutputsOf(const std::optional<ElementSpec>& features,
                                 const RawSpec& inputs) {

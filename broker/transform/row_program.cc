@@ -23,14 +23,6 @@ struct WorkerScratch : RowProgram::Scratch {
   std::vector<uint64_t> input_bytes;
 };
 
-std::string FunctionName(const PythonOp& op) {
-  return Format("python {}", op.function);
-}
-
-std::string FunctionName(const PluginOp& op) {
-  return Format("plugin {} of {}", op.function, op.library);
-}
-
 bool IsOfOneFeature(const TransformSpec& op) {
   return std::visit(
       [](const auto& each) {
@@ -164,9 +156,8 @@ StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
           if constexpr (requires { op.feature; }) {
             return InternalError("it is of one feature");
           } else {
-            section.name = FunctionName(op);
-            return OpenRowFunction(op, section.paths->out(), options,
-                                   cancelled);
+            section.name = op.Name();
+            return op.Open(section.paths->out(), options, cancelled);
           }
         },
         map[end]);
