@@ -172,6 +172,26 @@ TEST_F(CommandBenchTest, AMistakeInASpecIsToldByLineAndColumn) {
   ExpectNothingLeft();
 }
 
+TEST_F(CommandBenchTest, HelpExplainsTheKeysOfASpec) {
+  const Result all = Run({"help", "spec"});
+  EXPECT_EQ(all.status, 0) << all.err;
+  EXPECT_THAT(all.out,
+              AllOf(HasSubstr("\n  on_error: one of fail, "),
+                    HasSubstr("\n  image_folder: "), HasSubstr("\n  flip: ")));
+  const Result one = Run({"help", "spec", "range"});
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_THAT(one.out, testing::StartsWith("range: "));
+  const Result unknown = Run({"help", "spec", "rnage"});
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_EQ(unknown.out, "");
+  EXPECT_EQ(unknown.err,
+            "penstock: nothing of a spec is named 'rnage'; did you mean "
+            "'range'?\n");
+  EXPECT_EQ(Run({"help", "rank"}).status, 2);
+  EXPECT_TRUE(json::parse(Run({"help", "spec", "--json"}).out)
+                  .contains(json::json_pointer("/source/range/keys/stop")));
+}
+
 TEST_F(CommandBenchTest, CheckNamesWhatIsNotThere) {
   Spec(
       "dataset: gone\nsource:\n  image_folder: {path: nowhere}\n"

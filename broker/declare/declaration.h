@@ -147,8 +147,9 @@ class Declaration : public DeclarationBase {
   template <typename C, typename Variant>
   Declaration& OneOfKinds(Variant C::*member) {
     for (const Kind& kind : KindsOf<Variant>()) {
+      const std::string& sentence = kind.declared->text();
       Add({kind.declared->name(),
-           kind.declared->text(),
+           sentence.substr(0, sentence.size() - 1),
            kind.declared->Wanted(),
            false,
            true,

@@ -499,7 +499,8 @@ const Declaration<IdxSource>& IdxSource::Declared() {
           .Gives("image as in the file; with labels, label int64")
           .Example("{images: images.gz, labels: labels.gz}")
           .Required("images", &IdxSource::images, Path(), "the file of images")
-          .Optional("labels", &IdxSource::labels, labels, "the file of labels")
+          .Optional("labels", &IdxSource::labels, labels,
+                    "the file of labels; without it there is no label")
           .Optional("io", &IdxSource::io, IoType(), kIoText);
   return declared;
 }

@@ -129,7 +129,7 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
           .Optional(
               "seed", &DatasetSpec::seed,
               WholeNumber<uint64_t>(0, std::numeric_limits<uint64_t>::max()),
-              "of augmentation; by default shuffle's")
+              "of augmentation; if there is a shuffle, by default its seed")
           .Optional("map", &DatasetSpec::map,
                     List(OneKind<TransformSpec>(), 0, kMapOpsMax,
                          Format("a list of at most {} steps", kMapOpsMax)),

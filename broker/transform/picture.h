@@ -21,8 +21,7 @@ struct ImageSize {
 };
 // [height, width], or one number for both.
 ValueType<ImageSize> ImageSizeType();
-inline constexpr char kSizeText[] =
-    "[height, width] of the result, or one number for a square";
+inline constexpr char kSizeText[] = "of the result";
 
 // kChw turns [h, w, c] into [c, h, w]; [h, w] is unchanged.
 enum class Layout { kHwc, kChw };
@@ -32,8 +31,7 @@ inline constexpr char kLayoutText[] = "channels last, or first";
 // The feature that an op of single features changes; if there is only one, the
 // default means that one.
 inline constexpr char kDefaultFeature[] = "image";
-inline constexpr char kFeatureText[] =
-    "the feature it changes";
+inline constexpr char kFeatureText[] = "the feature it changes";
 
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_PICTURE_H_
