@@ -122,9 +122,8 @@ class Program {
  public:
   Program(bool exact, bool normalize) {
     std::vector<TransformSpec> map = {
-        DecodeImageOp{.crop = {.kind = CropSpec::Kind::kRandomResized},
-                      .size = kTarget,
-                      .exact = exact},
+        DecodeImageOp{
+            .crop = RandomResizedCrop{}, .size = kTarget, .exact = exact},
         FlipOp{}};
     if (normalize) {
       map.push_back(NormalizeOp{.mean = {0.485, 0.456, 0.406},
@@ -179,7 +178,7 @@ std::vector<Picture> ReadPictures(const std::string& folder, size_t count) {
 // The box that the program's op, the first of map, will choose.
 void ChooseBoxes(std::vector<Picture>& pictures) {
   BareDecoder decoder(false);
-  const CropSpec crop = {.kind = CropSpec::Kind::kRandomResized};
+  const CropSpec crop = RandomResizedCrop{};
   for (size_t i = 0; i < pictures.size(); ++i) {
     const AugmentationKey key = {.sample = i};
     pictures[i].box =

@@ -22,6 +22,7 @@
 
 #include "bench/side_by_side.h"
 #include "broker/source/image_folder_index.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {

@@ -9,14 +9,13 @@
 #include <array>
 
 #include "broker/plan/plan.h"
-#include "common/dataset_spec.h"
 
 namespace penstock {
 namespace {
 
 void PositionToRecord(benchmark::State& state) {
   const auto records = static_cast<uint64_t>(state.range(0));
-  DatasetSpec spec;
+  PlanSpec spec;
   spec.shuffle = ShuffleSpec{42, true};
   spec.batch.size = 256;
   const StatusOr<Plan> plan = Plan::Make(spec, records, 1);

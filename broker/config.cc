@@ -4,10 +4,9 @@
 #include <filesystem>
 #include <sstream>
 
+#include "broker/declare/yaml.h"
 #include "broker/memory/placement.h"
 #include "broker/workers/worker_pool.h"
-#include "common/dataset_spec.h"
-#include "common/dataset_spec_yaml.h"
 #include "common/format.h"
 #include "common/text_file.h"
 
@@ -20,7 +19,7 @@ using Text = const std::string&;
 
 // Parses the value into *out, which keeps its default if it is absent.
 template <typename Parse, typename T>
-Status Read(const SpecValue& value, Parse parse, T* out) {
+Status Read(const YamlValue& value, Parse parse, T* out) {
   if (!value.present()) return OkStatus();
   std::string text;
   PENSTOCK_RETURN_IF_ERROR(value.String(&text));
@@ -52,12 +51,18 @@ StatusOr<std::string> OneFolder(Text text) {
   return InvalidArgumentError("'{}' is not the path of one folder", text);
 }
 
-Status ReadConfig(const SpecValue& keys, Config* config) {
-  PENSTOCK_RETURN_IF_ERROR(keys.CheckMapping(
-      {"socket", "cpus", "reserve_cores", "workers", "read_depth",
-       "read_backend", "memory_limit", "memory_limit_per_user",
-       "decode_timeout", "read_timeout", "state_dir", "cache_dir",
-       "python_path", "python", "python_timeout", "plugin_dir"}));
+Status ReadConfig(const YamlValue& keys, Config* config) {
+  const std::vector<std::string_view> known = {
+      "socket",         "cpus",
+      "reserve_cores",  "workers",
+      "read_depth",     "read_backend",
+      "memory_limit",   "memory_limit_per_user",
+      "decode_timeout", "read_timeout",
+      "state_dir",      "cache_dir",
+      "python_path",    "python",
+      "python_timeout", "plugin_dir"};
+  PENSTOCK_RETURN_IF_ERROR(
+      keys.CheckMapping(known, "a mapping of " + JoinText(known, ", ")));
   const auto read = [&keys](std::string_view key, auto parse, auto* out) {
     return Read(keys.Optional(key), parse, out);
   };
@@ -116,7 +121,8 @@ StatusOr<Config> LoadConfig(const std::string& path) {
   PENSTOCK_ASSIGN_OR_RETURN(const YamlNode root, ReadYaml(text, path));
   Config config;
   if (root.kind == YamlNode::Kind::kNull) return config;
-  PENSTOCK_RETURN_IF_ERROR(ReadConfig(SpecValue(root, path), &config));
+  const YamlPlace place = {path, ""};
+  PENSTOCK_RETURN_IF_ERROR(ReadConfig(YamlValue(root, place), &config));
   for (const YamlNode& key : root.keys) {
     config.place_of[key.text] = Format("{}:{}:{}", path, key.line, key.column);
   }

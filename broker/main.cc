@@ -27,11 +27,12 @@
 #include "broker/recovery/memory_folder.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
+#include "broker/spec/dataset_spec.h"
+#include "broker/spec/describe.h"
 #include "broker/transform/python_process.h"
 #include "broker/workers/replay.h"
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/worker_pool.h"
-#include "common/dataset_spec.h"
 #include "common/message.h"
 #include "common/printable.h"
 #include "common/text_file.h"
@@ -46,6 +47,8 @@ struct Arguments {
   std::string memory_limit;
   std::string state_dir;
   bool check = false;
+  std::string describe;
+  bool json = false;
   bool private_broker = false;
   std::string replay;
   ReplayOptions replay_options;
@@ -248,6 +251,17 @@ Status RunReplay(const Arguments& arguments) {
       const FunctionOptions functions,
       AsConfigured(config, FunctionsOf(config, /*private_broker=*/true)));
   return Replay(spec, functions, arguments.replay_options, stdout);
+}
+
+// For `penstock help spec`, whose exit status it returns.
+int DescribeTo(std::FILE* out, const Arguments& arguments) {
+  const StatusOr<std::string> text = DescribeSpec(arguments.describe);
+  if (!text.ok()) {
+    Print(stderr, "penstock: {}\n", text.status().message());
+    return 2;
+  }
+  Print(out, "{}", arguments.json ? SpecDeclarations().dump(1) + "\n" : *text);
+  return 0;
 }
 
 // To the most the system allows: each rank costs four descriptors.
@@ -462,6 +476,13 @@ int Main(int argc, char** argv) {
                  "datasets, jobs and their progress");
   app.add_flag("--check", arguments.check,
                "check configuration and machine, then exit");
+  const CLI::Option* const describe =
+      app.add_option("--describe-spec", arguments.describe,
+                     "explain this key of a dataset spec, or all, and exit "
+                     "(penstock help spec)")
+          ->expected(0, 1);
+  app.add_flag("--json", arguments.json,
+               "with --describe-spec: all of it, for programs");
   app.add_flag("--private", arguments.private_broker,
                "serve this user only, for one command (penstock run)");
   app.add_option(
@@ -480,6 +501,7 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  if (describe->count() > 0) return DescribeTo(stdout, arguments);
   if (arguments.private_broker) SetLogLevel(LogLevel::kWarning);
 
   const Status status =

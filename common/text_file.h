@@ -9,6 +9,10 @@
 
 namespace penstock {
 
+// Bound of the text of a spec or a configuration: any user of the host may send
+// one.
+inline constexpr size_t kSpecBytesMax = 64 * 1024;
+
 // what: a noun such as "spec file" that precedes the name in messages.
 // InvalidArgument: not a regular file, or larger than bytes_max; else the
 // kernel's error.

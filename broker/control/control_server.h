@@ -25,8 +25,8 @@
 #include "broker/memory/topology.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
+#include "broker/spec/dataset_spec.h"
 #include "broker/workers/worker_pool.h"
-#include "common/dataset_spec.h"
 #include "common/fd.h"
 #include "common/status.h"
 
@@ -95,6 +95,8 @@ class ControlServer {
   void OnReadable(uint64_t id);
   void Handle(Connection* connection, const nlohmann::json& request,
               std::vector<Fd>& fds);
+  StatusOr<nlohmann::json> Parse(const Connection& connection,
+                                 const nlohmann::json& request);
   StatusOr<DatasetSpec> SpecOf(const Connection& connection,
                                const nlohmann::json& request);
   Status StartAttach(Connection* connection, const nlohmann::json& request,

@@ -10,6 +10,7 @@
 #include "broker/control/request_fields.h"
 #include "common/job_state.h"
 #include "common/message.h"
+#include "common/text_file.h"
 #include "common/wake.h"
 
 namespace penstock {
@@ -103,6 +104,9 @@ void ControlServer::Handle(Connection* connection,
     return;
   } else if (*op == "finish") {
     answer_with(FinishProducer(connection, request));
+    return;
+  } else if (*op == "parse") {
+    answer_with(Parse(*connection, request));
     return;
   } else if (*op == "register") {
     answer_with(Register(*connection, request));
@@ -605,6 +609,16 @@ Status ControlServer::StartIndex(Connection* connection,
         Reply(asking, result.ok() ? *result : ErrorReply(result.status()));
       });
   return OkStatus();
+}
+
+StatusOr<nlohmann::json> ControlServer::Parse(const Connection& connection,
+                                              const nlohmann::json& request) {
+  PENSTOCK_ASSIGN_OR_RETURN(const DatasetSpec spec,
+                            SpecOf(connection, request));
+  nlohmann::json answer = OkReply();
+  answer["dataset"] = spec.name;
+  answer["spec"] = DatasetSpecToJson(spec).dump();
+  return answer;
 }
 
 StatusOr<nlohmann::json> ControlServer::Register(

@@ -10,9 +10,8 @@
 #include <optional>
 #include <string>
 
-#include "broker/source/source.h"
+#include "broker/spec/dataset_spec.h"
 #include "broker/transform/row_program.h"
-#include "common/dataset_spec.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "broker/job/launch.h"
-#include "common/dataset_spec.h"
+#include "broker/spec/dataset_spec.h"
 #include "common/delivery_options.h"
 #include "common/job_state.h"
 #include "common/status.h"

@@ -20,7 +20,7 @@ uint64_t CeilDivide(uint64_t x, uint64_t y) { return x / y + (x % y != 0); }
 
 }  // namespace
 
-StatusOr<Plan> Plan::Make(const DatasetSpec& spec, uint64_t records,
+StatusOr<Plan> Plan::Make(const PlanSpec& spec, uint64_t records,
                           uint32_t world_size) {
   if (records == 0) {
     return InvalidArgumentError("the dataset has no records");

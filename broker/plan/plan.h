@@ -41,7 +41,7 @@
 #include <vector>
 
 #include "broker/plan/permutation.h"
-#include "common/dataset_spec.h"
+#include "broker/plan/plan_spec.h"
 #include "common/layout.h"
 #include "common/status.h"
 
@@ -75,7 +75,7 @@ class Plan {
   // records, no ranks, an epoch without a single batch (last: drop), or more
   // than kTotalRowsMax rows in all. A job without end (epochs: forever) may be
   // planned up to the same position.
-  static StatusOr<Plan> Make(const DatasetSpec& spec, uint64_t records,
+  static StatusOr<Plan> Make(const PlanSpec& spec, uint64_t records,
                              uint32_t world_size);
 
   // The same plan with the same global batch, for another number of ranks and

@@ -496,6 +496,7 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
                          false));
           nlohmann::json json = OkReply();
           json["dataset"] = options.spec.name;
+          json["spec"] = DatasetSpecToJson(options.spec).dump();
           // The length of a stream is unknown.
           const bool endless =
               std::holds_alternative<StreamSource>(options.spec.source);

@@ -4,16 +4,17 @@
 #include <linux/stat.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "broker/declare/value_type.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
 #include "broker/memory/available_memory.h"
-#include "broker/source/open.h"
 
 namespace penstock {
 namespace {
@@ -45,6 +46,23 @@ uint32_t WordAt(const std::byte* bytes, size_t at) {
 }
 
 }  // namespace
+
+ValueType<Io> IoType() {
+  return Words<Io>({{"auto", Io::kAuto},
+                    {"buffered", Io::kBuffered},
+                    {"direct", Io::kDirect}});
+}
+
+ValueType<std::vector<std::string>> Files() {
+  constexpr size_t kFilesMax = 256;
+  return OneOrList(Path(), "a file", kFilesMax);
+}
+
+bool SupportsNowait(int fd) {
+  char byte;
+  const iovec into = {&byte, 1};
+  return preadv2(fd, &into, 1, 0, RWF_NOWAIT) >= 0 || errno != EOPNOTSUPP;
+}
 
 uint32_t DirectAlignment(int fd) {
   alignas(8) std::byte statx_bytes[kStatxBytes] = {};

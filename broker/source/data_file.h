@@ -6,12 +6,24 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "broker/source/source.h"
-#include "common/dataset_spec.h"
 #include "common/status.h"
 
 namespace penstock {
+
+template <typename V>
+struct ValueType;
+
+// Read through the page cache or bypass it (O_DIRECT). kAuto bypasses it when
+// the file is too large for the page cache and its records are large enough.
+enum class Io { kAuto, kBuffered, kDirect };
+ValueType<Io> IoType();
+// One file, or a list of them: each keeps a descriptor.
+ValueType<std::vector<std::string>> Files();
+inline constexpr char kIoText[] =
+    "through the page cache, or past it (O_DIRECT)";
 
 class DataFile {
  public:
@@ -59,6 +71,8 @@ class DataFile {
   int fd_;
 };
 
+// Whether reads of the open file can be told not to wait (ReadRequest).
+bool SupportsNowait(int fd);
 // The alignment for direct reads of the open file; 0: no direct reads.
 uint32_t DirectAlignment(int fd);
 // "direct: ... has no direct reads; use `io: auto`"

@@ -1,11 +1,10 @@
-// source: fixed_length_records. Files of records of one size, like tf.data's
-// FixedLengthRecordDataset; the features of a record are contiguous.
+#include "broker/source/fixed_length_records.h"
+
 #include <algorithm>
 #include <bit>
 
+#include "broker/declare/declaration.h"
 #include "broker/io/read.h"
-#include "broker/source/data_file.h"
-#include "broker/source/open.h"
 
 namespace penstock {
 namespace {
@@ -83,10 +82,34 @@ class FixedLengthRecords final : public Source {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Source>> OpenFixedLengthRecords(
-    const FixedLengthRecordsSource& spec, OpenProgress* progress) {
+const Declaration<FixedLengthRecordsSource>&
+FixedLengthRecordsSource::Declared() {
+  const auto bytes = WholeNumber<uint64_t>(0, kRowBytesMax);
+  static const auto declared =
+      Declaration<FixedLengthRecordsSource>(
+          "fixed_length_records",
+          "Records of one size in one or several files, little-endian, without "
+          "gaps.")
+          .Gives("as given")
+          .Example(
+              "{path: train.bin, features: {x: {dtype: float32, shape: "
+              "[8]}, label: {dtype: int64, shape: []}}}")
+          .Required("path", &FixedLengthRecordsSource::files, Files(),
+                    "where they are")
+          .Required("features", &FixedLengthRecordsSource::features, Features(),
+                    "{NAME: {dtype, shape}, ...} in the order of a record")
+          .Optional("header_bytes", &FixedLengthRecordsSource::header_bytes,
+                    bytes, "left out at the start of each file")
+          .Optional("footer_bytes", &FixedLengthRecordsSource::footer_bytes,
+                    bytes, "left out at the end of each file")
+          .Optional("io", &FixedLengthRecordsSource::io, IoType(), kIoText);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> FixedLengthRecordsSource::Open(
+    OpenProgress* progress) const {
   uint64_t record_bytes = 0;
-  for (const Feature& feature : spec.features) {
+  for (const Feature& feature : features) {
     record_bytes += feature.RowBytes();
   }
   if (record_bytes == 0 || record_bytes > kRecordBytesMax) {
@@ -94,20 +117,20 @@ StatusOr<std::unique_ptr<Source>> OpenFixedLengthRecords(
         "fixed_length_records: a record of {} bytes; wanted 1 to {}",
         record_bytes, kRecordBytesMax);
   }
-  std::vector<DataFile> files;
+  std::vector<DataFile> opened;
   uint64_t total_bytes = 0;
-  for (const std::string& path : spec.files) {
+  for (const std::string& path : files) {
     if (progress->cancel.load(std::memory_order_relaxed)) {
       return CancelledError("{}: opening was cancelled", path);
     }
     PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
     total_bytes += file.bytes();
-    files.push_back(std::move(file));
+    opened.push_back(std::move(file));
     progress->done.fetch_add(1, std::memory_order_relaxed);  // only displayed
   }
-  auto source = std::make_unique<FixedLengthRecords>(spec, record_bytes);
-  for (DataFile& file : files) {
-    const uint64_t around = spec.header_bytes + spec.footer_bytes;
+  auto source = std::make_unique<FixedLengthRecords>(*this, record_bytes);
+  for (DataFile& file : opened) {
+    const uint64_t around = header_bytes + footer_bytes;
     const uint64_t data = file.bytes() - std::min(file.bytes(), around);
     if (data == 0 || data % record_bytes != 0) {
       return DataLossError(
@@ -118,7 +141,7 @@ StatusOr<std::unique_ptr<Source>> OpenFixedLengthRecords(
           data == 0 ? "it holds no record"
                     : Format("{} are left over", data % record_bytes));
     }
-    PENSTOCK_RETURN_IF_ERROR(file.ChooseIo(spec.io, total_bytes, record_bytes));
+    PENSTOCK_RETURN_IF_ERROR(file.ChooseIo(io, total_bytes, record_bytes));
     const uint64_t records = data / record_bytes;
     source->AddFile(std::move(file), records);
   }

@@ -1,11 +1,5 @@
-// source: idx. The MNIST file format
-// (http://yann.lecun.com/exdb/mnist, "the IDX file format"): two zero bytes, a
-// type byte, the number of dimensions, each dimension as a big-endian uint32,
-// then the values, big-endian, the last dimension fastest.
-//
-// A gzip file is unpacked into memory as a whole; a plain one is read record by
-// record. Labels are always in memory, as int64. Every number in a header is
-// checked against the file before memory is allocated for it.
+#include "broker/source/idx.h"
+
 #include <fcntl.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -17,10 +11,9 @@
 #include <new>
 #include <optional>
 
+#include "broker/declare/declaration.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
-#include "broker/source/data_file.h"
-#include "broker/source/open.h"
 
 namespace penstock {
 namespace {
@@ -495,25 +488,41 @@ class Idx final : public Source {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Source>> OpenIdx(const IdxSource& spec,
-                                          OpenProgress* progress) {
-  PENSTOCK_ASSIGN_OR_RETURN(IdxFile images, OpenIdxFile(spec.images, progress));
-  if (!images.unpacked) {
-    PENSTOCK_RETURN_IF_ERROR(images.file.ChooseIo(
-        spec.io, images.header.data_bytes, images.header.record_bytes));
+const Declaration<IdxSource>& IdxSource::Declared() {
+  ValueType<std::string> labels = Path();
+  labels.write = [write = labels.write](const std::string& path, auto* out) {
+    if (!path.empty()) write(path, out);
+  };
+  static const auto declared =
+      Declaration<IdxSource>("idx",
+                             "Files in the format of MNIST, plain or gzip.")
+          .Gives("image as in the file; with labels, label int64")
+          .Example("{images: images.gz, labels: labels.gz}")
+          .Required("images", &IdxSource::images, Path(), "the file of images")
+          .Optional("labels", &IdxSource::labels, labels,
+                    "the file of labels; without it there is no label")
+          .Optional("io", &IdxSource::io, IoType(), kIoText);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> IdxSource::Open(
+    OpenProgress* progress) const {
+  PENSTOCK_ASSIGN_OR_RETURN(IdxFile file, OpenIdxFile(images, progress));
+  if (!file.unpacked) {
+    PENSTOCK_RETURN_IF_ERROR(file.file.ChooseIo(io, file.header.data_bytes,
+                                                file.header.record_bytes));
   }
-  std::optional<Labels> labels;
-  if (!spec.labels.empty()) {
-    PENSTOCK_ASSIGN_OR_RETURN(Labels loaded, LoadLabels(spec.labels, progress));
-    labels.emplace(std::move(loaded));
-    if (labels->values.size() != images.header.dims[0]) {
+  std::optional<Labels> loaded;
+  if (!labels.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(Labels read, LoadLabels(labels, progress));
+    loaded.emplace(std::move(read));
+    if (loaded->values.size() != file.header.dims[0]) {
       return InvalidArgumentError(
           "{} has {} images, but {} has {} labels; do they belong together?",
-          spec.images, images.header.dims[0], spec.labels,
-          labels->values.size());
+          images, file.header.dims[0], labels, loaded->values.size());
     }
   }
-  return std::unique_ptr<Source>(new Idx(std::move(images), std::move(labels)));
+  return std::unique_ptr<Source>(new Idx(std::move(file), std::move(loaded)));
 }
 
 }  // namespace penstock

@@ -1,12 +1,11 @@
-// source: image_folder. One sub-folder per class; its pictures are the samples.
-// Each record is a whole file.
+#include "broker/source/image_folder.h"
+
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "broker/source/data_file.h"
+#include "broker/declare/declaration.h"
 #include "broker/source/image_folder_index.h"
-#include "broker/source/open.h"
 
 namespace penstock {
 namespace {
@@ -132,20 +131,36 @@ StatusOr<FolderIndex> IndexOf(const std::string& root, OpenProgress* progress,
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Source>> OpenImageFolder(const ImageFolderSource& spec,
-                                                  OpenProgress* progress) {
-  if (spec.path.empty() || spec.path[0] != '/') {
+const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
+  static const auto declared =
+      Declaration<ImageFolderSource>(
+          "image_folder",
+          "JPEG files (.jpg, .jpeg, .jpe) in one sub-folder per class, also "
+          "nested.")
+          .Gives(
+              "image (encoded), label int64: the class folder's index in "
+              "byte order")
+          .Example("{path: /data/imagenet/train}")
+          .Required("path", &ImageFolderSource::path, Path(),
+                    "the folder of the class folders")
+          .Optional("io", &ImageFolderSource::io, IoType(), kIoText);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> ImageFolderSource::Open(
+    OpenProgress* progress) const {
+  if (path.empty() || path[0] != '/') {
     return InvalidArgumentError("image_folder: path '{}' is not absolute",
-                                spec.path);
+                                path);
   }
-  std::string root = spec.path;
+  std::string root = path;
   while (root.size() > 1 && root.back() == '/') root.pop_back();
   bool settled = false;
   PENSTOCK_ASSIGN_OR_RETURN(FolderIndex index,
                             IndexOf(root, progress, &settled));
   auto source =
       std::make_unique<ImageFolder>(std::move(root), std::move(index), settled);
-  PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(spec.io));
+  PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));
 }
 

@@ -1,7 +1,9 @@
-// source: range. Computed numbers; no memory, no reads.
-#include <cstring>
+#include "broker/source/range.h"
 
-#include "broker/source/open.h"
+#include <cstring>
+#include <limits>
+
+#include "broker/declare/declaration.h"
 
 namespace penstock {
 namespace {
@@ -47,28 +49,64 @@ class Range final : public Source {
   const RawSpec raw_spec_;
 };
 
-}  // namespace
-
-StatusOr<std::unique_ptr<Source>> OpenRange(const RangeSource& spec) {
-  if (spec.step == 0) {
-    return InvalidArgumentError("range: step is 0, wanted any other number");
-  }
-  const bool up = spec.step > 0;
-  if (up ? spec.start >= spec.stop : spec.start <= spec.stop) {
-    return InvalidArgumentError(
-        "range: no value from {} to {} in steps of {}; wanted at least one",
-        spec.start, spec.stop, spec.step);
-  }
-  // The distance of two int64 needs a uint64.
+// The number of the last record, start and stop being in order. Unsigned, so
+// that neither the distance nor -INT64_MIN overflows.
+uint64_t LastRecord(const RangeSource& spec) {
   const auto start = static_cast<uint64_t>(spec.start);
   const auto stop = static_cast<uint64_t>(spec.stop);
   const auto step = static_cast<uint64_t>(spec.step);
-  const uint64_t distance = up ? stop - start : start - stop;
-  const uint64_t records = (distance - 1) / (up ? step : uint64_t{0} - step);
-  if (records == UINT64_MAX) {
+  return spec.step > 0 ? (stop - start - 1) / step
+                       : (start - stop - 1) / (uint64_t{0} - step);
+}
+
+Status CheckRange(const YamlValue& value, RangeSource* range) {
+  if (range->step == 0) {
+    return value.Optional("step").Error("0 never reaches stop");
+  }
+  if (range->step > 0 ? range->start >= range->stop
+                      : range->start <= range->stop) {
+    return value.Error(Format("no value from {} to below {} in steps of {}",
+                              range->start, range->stop, range->step));
+  }
+  if (LastRecord(*range) >= kRecordsMax) {
+    return value.Error(Format("more than {} values", kRecordsMax));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+const Declaration<RangeSource>& RangeSource::Declared() {
+  const auto any = WholeNumber(std::numeric_limits<int64_t>::min(),
+                               std::numeric_limits<int64_t>::max());
+  static const auto declared =
+      Declaration<RangeSource>("range", "Numbers, computed and not read.")
+          .Gives("value int64")
+          .Example("{start: 10, stop: 0, step: -2}")
+          .Brief("a number of records", &RangeSource::stop,
+                 WholeNumber<int64_t>(1, kRecordsMax))
+          .Optional("start", &RangeSource::start, any, "the first")
+          .Required("stop", &RangeSource::stop, any,
+                    "all are below it, or above it where step is negative")
+          .Optional("step", &RangeSource::step, any, "from one to the next")
+          .Check(CheckRange);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> RangeSource::Open(OpenProgress*) const {
+  if (step == 0) {
+    return InvalidArgumentError("range: step is 0, wanted any other number");
+  }
+  if (step > 0 ? start >= stop : start <= stop) {
+    return InvalidArgumentError(
+        "range: no value from {} to {} in steps of {}; wanted at least one",
+        start, stop, step);
+  }
+  const uint64_t last = LastRecord(*this);
+  if (last == UINT64_MAX) {
     return InvalidArgumentError("range: more than 2^64 - 1 values");
   }
-  return std::unique_ptr<Source>(new Range(spec, records + 1));
+  return std::unique_ptr<Source>(new Range(*this, last + 1));
 }
 
 }  // namespace penstock

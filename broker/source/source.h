@@ -17,11 +17,16 @@
 #include <vector>
 
 #include "broker/io/read_request.h"
-#include "common/dataset_spec.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 
 namespace penstock {
+
+template <typename T>
+class Declaration;
+
+// More would not fit into a plan.
+inline constexpr uint64_t kRecordsMax = uint64_t{1} << 53;
 
 // A feature as the source holds it.
 struct RawFeature {
@@ -84,13 +89,6 @@ struct OpenProgress {
     return OkStatus();
   };
 };
-
-// Opens the source of a spec: scans folders, reads headers, checks sizes.
-// Errors name the file and a remedy: NotFound, PermissionDenied (with the
-// broker's user, and `penstock run` as a remedy), DataLoss, InvalidArgument (an
-// empty folder, files that do not belong together), Cancelled.
-StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
-                                             OpenProgress* progress);
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_SOURCE_H_

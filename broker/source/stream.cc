@@ -1,9 +1,13 @@
-// source: stream. Describes the rows; the rows themselves belong to one job,
-// not to the dataset (broker/stream/stream.h).
-#include "broker/source/open.h"
+// Describes the rows; the rows themselves belong to one job, not to the dataset
+// (broker/stream/stream.h).
+#include "broker/source/stream.h"
+
+#include "broker/declare/declaration.h"
 
 namespace penstock {
 namespace {
+
+constexpr uint64_t kProducersMax = 1 << 20;  // over the whole job, not at once
 
 class Stream final : public Source {
  public:
@@ -14,7 +18,7 @@ class Stream final : public Source {
   }
 
   // As many as a plan may have: the number is unknown.
-  uint64_t record_count() const override { return uint64_t{1} << 53; }
+  uint64_t record_count() const override { return kRecordsMax; }
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override { return 0; }
 
@@ -35,8 +39,25 @@ class Stream final : public Source {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Source>> OpenStream(const StreamSource& spec) {
-  return std::unique_ptr<Source>(new Stream(spec));
+const Declaration<StreamSource>& StreamSource::Declared() {
+  static const auto declared =
+      Declaration<StreamSource>("stream",
+                                "Rows that producers put while the job runs "
+                                "(penstock_produce, penstock.producer); no "
+                                "shuffle, one epoch.")
+          .Gives("as given")
+          .Example("{features: {x: {dtype: float32, shape: [8]}}}")
+          .Required("features", &StreamSource::features, Features(),
+                    kFeaturesText)
+          .Optional("producers", &StreamSource::producers,
+                    WholeNumber<uint64_t>(1, kProducersMax),
+                    "the number that must finish before the stream ends; more, "
+                    "if more were active at once");
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> StreamSource::Open(OpenProgress*) const {
+  return std::unique_ptr<Source>(new Stream(*this));
 }
 
 }  // namespace penstock

@@ -1,28 +1,17 @@
-// source: synthetic. Records made without I/O and memory, to measure everything
-// but I/O, and to know every byte that a test must receive.
-//
-// The formula. Mix is the output function of SplitMix64 (Steele, Lea, Flood:
-// Fast Splittable Pseudorandom Number Generators, 2014). Feature f of record r
-// is the stream of 64-bit words, little-endian,
-//
-//   word[k] = Mix(Mix(Mix(r) + f) + (k + 1) * 0x9e3779b97f4a7c15)
-//
-// for k = 0, 1, ..., cut to the feature's bytes. An integer dtype uses these
-// bytes as they are, a bool the lowest bit of each. A float reads each value's
-// bytes as an unsigned number u of b bits and becomes (u >> (b - p)) * 2^-p,
-// where p is its number of significant bits (float64 53, float32 24, float16
-// 11, bfloat16 8): exact, uniform in [0, 1), never NaN.
+#include "broker/source/synthetic.h"
+
 #include <time.h>
 
 #include <bit>
 #include <cstring>
 
+#include "broker/declare/declaration.h"
 #include "broker/io/read.h"
-#include "broker/source/open.h"
 
 namespace penstock {
 namespace {
 
+constexpr uint64_t kCostUsMax = 1'000'000;  // a second for one record
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
 // Features start at multiples of this in the scratch.
 constexpr uint64_t kFeatureAlign = 16;
@@ -156,14 +145,32 @@ class Synthetic final : public Source {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Source>> OpenSynthetic(const SyntheticSource& spec) {
-  if (spec.records == 0 || spec.features.empty()) {
+const Declaration<SyntheticSource>& SyntheticSource::Declared() {
+  static const auto declared =
+      Declaration<SyntheticSource>("synthetic",
+                                   "Generated records, to measure everything "
+                                   "but I/O.")
+          .Gives("as given, a function of the record's number")
+          .Example(
+              "{records: 1000, features: {x: {dtype: float32, shape: [8]}}}")
+          .Required("records", &SyntheticSource::records,
+                    WholeNumber<uint64_t>(1, kRecordsMax), "their number")
+          .Required("features", &SyntheticSource::features, Features(),
+                    kFeaturesText)
+          .Optional("cost_us", &SyntheticSource::cost_us,
+                    WholeNumber<uint64_t>(0, kCostUsMax),
+                    "microseconds of CPU time spent on each record");
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> SyntheticSource::Open(OpenProgress*) const {
+  if (records == 0 || features.empty()) {
     return InvalidArgumentError(
         "synthetic: {} records of {} features; wanted at least one of each",
-        spec.records, spec.features.size());
+        records, features.size());
   }
   uint64_t bytes = 0;
-  for (const Feature& feature : spec.features) {
+  for (const Feature& feature : features) {
     const uint64_t row_bytes = feature.RowBytes();
     if (row_bytes > kRecordBytesMax - bytes) {
       return InvalidArgumentError(
@@ -172,11 +179,11 @@ StatusOr<std::unique_ptr<Source>> OpenSynthetic(const SyntheticSource& spec) {
     }
     bytes += row_bytes;
   }
-  if (spec.cost_us > UINT64_MAX / 1'000'000) {
+  if (cost_us > UINT64_MAX / 1'000'000) {
     return InvalidArgumentError("synthetic: cost_us {} is out of range",
-                                spec.cost_us);
+                                cost_us);
   }
-  return std::unique_ptr<Source>(new Synthetic(spec));
+  return std::unique_ptr<Source>(new Synthetic(*this));
 }
 
 }  // namespace penstock

@@ -1,6 +1,9 @@
-// source: tensors. Values written in the spec, kept in memory; record r is row
-// r modulo the number of rows.
-#include "broker/source/open.h"
+#include "broker/source/tensors.h"
+
+#include <nlohmann/json.hpp>
+
+#include "broker/declare/declaration.h"
+#include "broker/source/tensor_values.h"
 
 namespace penstock {
 namespace {
@@ -48,31 +51,112 @@ class Tensors final : public Source {
   uint64_t memory_bytes_ = 0;
 };
 
+// FNV-1a, 128 bits: distinguishes tensors, but not against an adversary (who
+// could only fool his own datasets).
+std::string Digest(const std::vector<std::byte>& data) {
+  using Uint128 = unsigned __int128;
+  Uint128 hash =
+      Uint128{0x6c62'272e'07bb'0142} << 64 | Uint128{0x62b8'2175'6295'c58d};
+  constexpr Uint128 kPrime = Uint128{1} << 88 | Uint128{0x13b};
+  for (const std::byte byte : data) {
+    hash = (hash ^ static_cast<uint8_t>(byte)) * kPrime;
+  }
+  return Format("{:016x}{:016x}", static_cast<uint64_t>(hash >> 64),
+                static_cast<uint64_t>(hash));
+}
+
+Status ReadTensors(const YamlValue& features, TensorsSource* out) {
+  static const ValueType<DType> dtypes = AnyDType();
+  PENSTOCK_RETURN_IF_ERROR(CheckFeatureNames(features));
+  for (size_t i = 0; i < features.size(); ++i) {
+    TensorsSource::Tensor& tensor = out->tensors.emplace_back();
+    tensor.feature.name = features.Key(i);
+    YamlValue values = features.Required(tensor.feature.name);
+    std::optional<DType> dtype;
+    if (values.IsMapping()) {
+      const YamlValue feature = values;
+      PENSTOCK_RETURN_IF_ERROR(feature.CheckMapping(
+          {"dtype", "values"}, "a mapping of dtype, values"));
+      PENSTOCK_RETURN_IF_ERROR(
+          dtypes.Read(feature.Required("dtype"), &dtype.emplace()));
+      values = feature.Required("values");
+    }
+    uint64_t rows = 0;
+    PENSTOCK_RETURN_IF_ERROR(
+        ReadTensor(values, dtype, kShapeDimensionsMax, &tensor, &rows));
+    if (i > 0 && rows != out->rows) {
+      return values.Error(
+          Format("{} rows, but '{}' has {}", rows, features.Key(0), out->rows));
+    }
+    out->rows = rows;
+  }
+  return OkStatus();
+}
+
+// Of the values there is a digest: they may be large.
+void WriteTensors(const TensorsSource& source, nlohmann::ordered_json* out) {
+  *out = nlohmann::ordered_json::object();
+  for (const TensorsSource::Tensor& tensor : source.tensors) {
+    (*out)[tensor.feature.name] = {{"dtype", DTypeName(tensor.feature.dtype)},
+                                   {"shape", tensor.feature.shape},
+                                   {"rows", source.rows},
+                                   {"fnv1a_128", Digest(tensor.data)}};
+  }
+}
+
 }  // namespace
 
-StatusOr<std::unique_ptr<Source>> OpenTensors(const TensorsSource& spec) {
-  if (spec.tensors.empty() || spec.rows == 0 || spec.repeat == 0) {
+const Declaration<TensorsSource>& TensorsSource::Declared() {
+  static const auto declared =
+      Declaration<TensorsSource>("tensors", "Values written in the spec.")
+          .Gives("as given")
+          .Example("{features: {x: [[1, 2], [3, 4]], y: [0.5, 1.5]}}")
+          .Add({"features",
+                "{NAME: values} or {NAME: {dtype, values}}, nested lists, the "
+                "outermost of rows; without a dtype int64 when all values are "
+                "integers, bool when all are true or false, else float32",
+                Features().wanted, true, false,
+                [](const YamlValue& value, void* object) {
+                  return ReadTensors(value,
+                                     static_cast<TensorsSource*>(object));
+                },
+                [](const void* object, nlohmann::ordered_json* out) {
+                  WriteTensors(*static_cast<const TensorsSource*>(object), out);
+                }})
+          .Add({"repeat", "how often the rows come",
+                WholeNumber<uint64_t>(1, kRecordsMax).wanted, false, false,
+                [](const YamlValue& value, void* object) {
+                  auto& source = *static_cast<TensorsSource*>(object);
+                  return WholeNumber<uint64_t>(1, kRecordsMax / source.rows)
+                      .Read(value, &source.repeat);
+                },
+                [](const void* object, nlohmann::ordered_json* out) {
+                  *out = static_cast<const TensorsSource*>(object)->repeat;
+                }});
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> TensorsSource::Open(OpenProgress*) const {
+  if (tensors.empty() || rows == 0 || repeat == 0) {
     return InvalidArgumentError(
         "tensors: {} features, {} rows, repeated {} times; wanted at least one "
         "of each",
-        spec.tensors.size(), spec.rows, spec.repeat);
+        tensors.size(), rows, repeat);
   }
-  if (spec.repeat > UINT64_MAX / spec.rows) {
+  if (repeat > UINT64_MAX / rows) {
     return InvalidArgumentError(
-        "tensors: {} rows times repeat {} is more than 2^64 - 1 records",
-        spec.rows, spec.repeat);
+        "tensors: {} rows times repeat {} is more than 2^64 - 1 records", rows,
+        repeat);
   }
-  for (const TensorsSource::Tensor& tensor : spec.tensors) {
+  for (const Tensor& tensor : tensors) {
     const uint64_t bytes = tensor.data.size();
-    if (bytes % spec.rows != 0 ||
-        bytes / spec.rows != tensor.feature.RowBytes()) {
+    if (bytes % rows != 0 || bytes / rows != tensor.feature.RowBytes()) {
       return InvalidArgumentError(
           "tensors: feature {} has {} bytes of data; wanted {} rows of {}",
-          tensor.feature.ToString(), bytes, spec.rows,
-          tensor.feature.RowBytes());
+          tensor.feature.ToString(), bytes, rows, tensor.feature.RowBytes());
     }
   }
-  return std::unique_ptr<Source>(new Tensors(spec));
+  return std::unique_ptr<Source>(new Tensors(*this));
 }
 
 }  // namespace penstock

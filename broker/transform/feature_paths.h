@@ -12,7 +12,7 @@
 
 #include "broker/source/source.h"
 #include "broker/transform/augmentation.h"
-#include "common/dataset_spec.h"
+#include "broker/transform/kinds.h"
 #include "common/status.h"
 
 namespace penstock {

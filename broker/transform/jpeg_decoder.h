@@ -25,7 +25,7 @@
 #include <memory>
 #include <span>
 
-#include "common/dataset_spec.h"
+#include "broker/transform/picture.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -12,7 +12,6 @@
 
 #include "broker/transform/augmentation.h"
 #include "broker/transform/rgbx_values.h"
-#include "common/dataset_spec.h"
 #include "common/element_spec.h"
 
 namespace penstock {

@@ -1,5 +1,5 @@
-// A function of a shared library (client/penstock_plugin.h), called on the
-// worker's own thread.
+#include "broker/transform/plugin_function.h"
+
 #include <dlfcn.h>
 #include <sys/stat.h>
 
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "broker/transform/row_function.h"
+#include "broker/declare/declaration.h"
 #include "client/penstock_plugin.h"
 
 namespace penstock {
@@ -143,6 +143,14 @@ class PluginCaller final : public RowFunction::Caller {
   RawRecord results_;
 };
 
+bool IsLibrary(std::string_view text) {
+  return text.find('/') == text.npos && text.ends_with(".so");
+}
+
+bool IsCName(std::string_view text) {
+  return IsDottedName(text) && text.find('.') == text.npos;
+}
+
 class PluginFunction final : public RowFunction {
  public:
   PluginFunction(const Library& library, RawSpec inputs, ElementSpec outputs)
@@ -164,10 +172,28 @@ class PluginFunction final : public RowFunction {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<RowFunction>> OpenPluginFunction(
-    const std::string& library, const std::string& function,
-    const RawSpec& inputs, ElementSpec outputs,
-    const FunctionOptions& options) {
+const Declaration<PluginOp>& PluginOp::Declared() {
+  static const auto declared =
+      Declaration<PluginOp>("plugin", "A C function of a whole row.")
+          .Gives("a row → features")
+          .Example("{library: brightness.so, function: brightness}")
+          .Required(
+              "library", &PluginOp::library,
+              Text("the name of a file in the broker's plugin_dir, \"name.so\"",
+                   IsLibrary),
+              "built with penstock_plugin.h")
+          .Required("function", &PluginOp::function,
+                    Text("the name of a C function", IsCName),
+                    "as in PENSTOCK_PLUGIN_FUNCTION")
+          .Optional("features", &PluginOp::features, OutputsType(),
+                    kOutputsText);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<RowFunction>> PluginOp::Open(
+    const RawSpec& inputs, const FunctionOptions& options,
+    const RowFunction::Cancelled&) const {
+  PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs, OutputsOf(features, inputs));
   if (options.plugin_dir.empty()) {
     return FailedPreconditionError(
         "this broker loads no plugins: `plugin_dir` in its configuration, or "

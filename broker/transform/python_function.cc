@@ -1,13 +1,13 @@
-// A Python function of `map`. Each worker's Caller has its own process, which
-// is restarted when it dies.
+// Each worker's Caller has its own process, which is restarted when it dies.
+#include "broker/transform/python_function.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "broker/base/log.h"
+#include "broker/declare/declaration.h"
 #include "broker/transform/python_process.h"
-#include "broker/transform/row_function.h"
 
 namespace penstock {
 namespace {
@@ -114,6 +114,12 @@ class PythonFunction final : public RowFunction {
   const ElementSpec outputs_;
 };
 
+bool IsFunction(std::string_view text) {
+  const size_t colon = text.find(':');
+  return colon != text.npos && IsDottedName(text.substr(0, colon)) &&
+         IsDottedName(text.substr(colon + 1));
+}
+
 nlohmann::json ToJson(const Feature& feature) {
   return {{"name", feature.name},
           {"dtype", DTypeName(feature.dtype)},
@@ -122,9 +128,23 @@ nlohmann::json ToJson(const Feature& feature) {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<RowFunction>> OpenPythonFunction(
-    const std::string& function, const RawSpec& inputs, ElementSpec outputs,
-    const FunctionOptions& options, const RowFunction::Cancelled& cancelled) {
+const Declaration<PythonOp>& PythonOp::Declared() {
+  static const auto declared =
+      Declaration<PythonOp>("python", "A Python function of a whole row.")
+          .Gives("a row as a dict of arrays → features")
+          .Example("{function: \"augment.pictures:rotate\"}")
+          .Required("function", &PythonOp::function,
+                    Text("\"package.module:function\"", IsFunction),
+                    "found in the broker's python_path")
+          .Optional("features", &PythonOp::features, OutputsType(),
+                    kOutputsText);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<RowFunction>> PythonOp::Open(
+    const RawSpec& inputs, const FunctionOptions& options,
+    const RowFunction::Cancelled& cancelled) const {
+  PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs, OutputsOf(features, inputs));
   if (options.python_path.empty()) {
     return FailedPreconditionError(
         "this broker runs no Python functions: `python_path` in its "

@@ -17,7 +17,6 @@
 
 #include "broker/transform/crop.h"
 #include "broker/transform/triangle_taps.h"
-#include "common/dataset_spec.h"
 #include "common/status.h"
 
 namespace penstock {

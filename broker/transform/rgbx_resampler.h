@@ -17,8 +17,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "broker/transform/picture.h"
 #include "broker/transform/triangle_taps.h"
-#include "common/dataset_spec.h"
 
 namespace penstock {
 

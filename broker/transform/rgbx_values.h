@@ -11,7 +11,7 @@
 #include <optional>
 #include <span>
 
-#include "common/dataset_spec.h"
+#include "broker/transform/picture.h"
 #include "common/element_spec.h"
 
 namespace penstock {

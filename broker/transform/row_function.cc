@@ -3,22 +3,43 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
+
+#include "broker/declare/value_type.h"
 
 namespace penstock {
 namespace {
 
 constexpr uint64_t kAlign = 64;
+constexpr size_t kNameBytesMax = 256;
 
 uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-// The outputs default to the inputs.
-StatusOr<ElementSpec> OutputsOf(const FunctionOp& op, const RawSpec& inputs) {
-  if (op.features) return *op.features;
+}  // namespace
+
+bool IsDottedName(std::string_view text) {
+  bool in_word = false;
+  for (const char c : text) {
+    const bool letter = std::isalpha(static_cast<unsigned char>(c)) || c == '_';
+    const bool digit = c >= '0' && c <= '9';
+    if (c == '.' ? !in_word : !letter && !(digit && in_word)) return false;
+    in_word = c != '.';
+  }
+  return in_word && text.size() <= kNameBytesMax;
+}
+
+ValueType<std::optional<ElementSpec>> OutputsType() {
+  return Maybe(Features());
+}
+
+StatusOr<ElementSpec> OutputsOf(const std::optional<ElementSpec>& features,
+                                const RawSpec& inputs) {
+  if (features) return *features;
   ElementSpec outputs;
   for (const RawFeature& input : inputs) {
     if (input.encoded) {
@@ -30,19 +51,6 @@ StatusOr<ElementSpec> OutputsOf(const FunctionOp& op, const RawSpec& inputs) {
     outputs.push_back(input.feature);
   }
   return outputs;
-}
-
-}  // namespace
-
-StatusOr<std::unique_ptr<RowFunction>> OpenRowFunction(
-    const FunctionOp& op, const RawSpec& inputs, const FunctionOptions& options,
-    const RowFunction::Cancelled& cancelled) {
-  PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs, OutputsOf(op, inputs));
-  return op.kind == FunctionOp::Kind::kPython
-             ? OpenPythonFunction(op.function, inputs, std::move(outputs),
-                                  options, cancelled)
-             : OpenPluginFunction(op.library, op.function, inputs,
-                                  std::move(outputs), options);
 }
 
 Status CheckTrustedFile(const std::string& path, const struct stat& st,

@@ -14,16 +14,23 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "broker/source/source.h"
 #include "broker/transform/augmentation.h"
-#include "common/dataset_spec.h"
+#include "common/element_spec.h"
 #include "common/status.h"
 
 namespace penstock {
+
+template <typename T>
+class Declaration;
+template <typename V>
+struct ValueType;
 
 // All input and output features of a function, for one row.
 inline constexpr uint64_t kFunctionBytesMax = uint64_t{512} << 20;
@@ -71,14 +78,6 @@ class RowFunction {
   virtual uint64_t wait_ns() const = 0;
 };
 
-// Finds the function and tries to load it; inputs: its input features. Errors:
-// FailedPrecondition (this broker allows none, with a remedy), NotFound,
-// InvalidArgument (the import failed, with Python's message). cancelled: nobody
-// waits for it any more.
-StatusOr<std::unique_ptr<RowFunction>> OpenRowFunction(
-    const FunctionOp& op, const RawSpec& inputs, const FunctionOptions& options,
-    const RowFunction::Cancelled& cancelled);
-
 // Checks that other users cannot write: folder and all its parents belong to
 // root or this user and have no mode bit of writable_by. FailedPrecondition
 // names the offending one. Returns the checked folder without symbolic links.
@@ -88,14 +87,25 @@ StatusOr<std::string> CheckTrusted(const std::string& folder,
 Status CheckTrustedFile(const std::string& path, const struct stat& st,
                         mode_t writable_by);
 
-// ---- the two kinds, for OpenRowFunction ------------------------------------
+// ---- for the two kinds -----------------------------------------------------
+// Their Open finds the function and tries to load it; inputs: its input
+// features. Errors: FailedPrecondition (this broker allows none, with a
+// remedy), NotFound, InvalidArgument (the import failed, with Python's
+// message). cancelled: nobody waits for it any more.
 
-StatusOr<std::unique_ptr<RowFunction>> OpenPythonFunction(
-    const std::string& function, const RawSpec& inputs, ElementSpec outputs,
-    const FunctionOptions& options, const RowFunction::Cancelled& cancelled);
-StatusOr<std::unique_ptr<RowFunction>> OpenPluginFunction(
-    const std::string& library, const std::string& function,
-    const RawSpec& inputs, ElementSpec outputs, const FunctionOptions& options);
+// Words of letters, digits and underscores, with dots between them.
+bool IsDottedName(std::string_view text);
+
+ValueType<std::optional<ElementSpec>> OutputsType();
+// For people: of the key features.
+inline constexpr char kOutputsText[] =
+    "what it returns, {NAME: {dtype, shape}, ...}; by default, what it is "
+    "given";
+
+// The output features: those of the spec, else the inputs. InvalidArgument: an
+// input is encoded.
+StatusOr<ElementSpec> OutputsOf(const std::optional<ElementSpec>& features,
+                                const RawSpec& inputs);
 
 // Offsets of a row's features in one block of memory.
 struct RowLayout {

@@ -23,10 +23,12 @@ struct WorkerScratch : RowProgram::Scratch {
   std::vector<uint64_t> input_bytes;
 };
 
-std::string FunctionName(const FunctionOp& op) {
-  return op.kind == FunctionOp::Kind::kPython
-             ? Format("python {}", op.function)
-             : Format("plugin {} of {}", op.function, op.library);
+bool IsOfOneFeature(const TransformSpec& op) {
+  return std::visit(
+      [](const auto& each) {
+        return requires { each.feature; };
+      },
+      op);
 }
 
 class CompiledRowProgram : public RowProgram {
@@ -135,7 +137,7 @@ StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
   RawSpec in = raw;
   for (size_t begin = 0;;) {
     size_t end = begin;
-    while (end < map.size() && !std::holds_alternative<FunctionOp>(map[end])) {
+    while (end < map.size() && IsOfOneFeature(map[end])) {
       ++end;
     }
     Section& section = sections.emplace_back();
@@ -144,15 +146,21 @@ StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
         FeaturePaths::Compile(std::span(map).subspan(begin, end - begin), begin,
                               in));
     if (end == map.size()) break;
-    const auto& op = std::get<FunctionOp>(map[end]);
     if (sections.size() > kFunctionsMax) {
       return InvalidArgumentError("map[{}]: at most {} functions", end,
                                   kFunctionsMax);
     }
     section.step = end;
-    section.name = FunctionName(op);
-    StatusOr<std::unique_ptr<RowFunction>> function =
-        OpenRowFunction(op, section.paths->out(), options, cancelled);
+    StatusOr<std::unique_ptr<RowFunction>> function = std::visit(
+        [&](const auto& op) -> StatusOr<std::unique_ptr<RowFunction>> {
+          if constexpr (requires { op.feature; }) {
+            return InternalError("it is of one feature");
+          } else {
+            section.name = op.Name();
+            return op.Open(section.paths->out(), options, cancelled);
+          }
+        },
+        map[end]);
     if (!function.ok()) {
       return function.status().Prepend(Format("map[{}] {}", end, section.name));
     }

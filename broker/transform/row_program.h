@@ -14,8 +14,8 @@
 
 #include "broker/source/source.h"
 #include "broker/transform/augmentation.h"
+#include "broker/transform/kinds.h"
 #include "broker/transform/row_function.h"
-#include "common/dataset_spec.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 

@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <optional>
 
+#include "broker/spec/dataset_spec.h"
 #include "broker/transform/row_function.h"
-#include "common/dataset_spec.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -10,6 +10,7 @@
 
 #include "client/attach/gpu_node.h"
 #include "common/job_state.h"
+#include "common/text_file.h"
 
 namespace penstock {
 namespace {
@@ -23,16 +24,15 @@ bool IsSpecFile(const std::string& dataset) {
 }
 
 StatusOr<std::string> ReadSpecFile(const std::string& path) {
-  constexpr size_t kSpecFileBytesMax = 64 * 1024;
   std::ifstream file(path, std::ios::binary);
   if (!file) return ErrnoError(errno, "read dataset spec '" + path + "'");
-  std::string text(kSpecFileBytesMax + 1, '\0');
+  std::string text(kSpecBytesMax + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (file.bad()) return ErrnoError(errno, "read dataset spec '" + path + "'");
   text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kSpecFileBytesMax) {
+  if (text.size() > kSpecBytesMax) {
     return InvalidArgumentError("dataset spec '{}' is longer than {} bytes",
-                                path, kSpecFileBytesMax);
+                                path, kSpecBytesMax);
   }
   return text;
 }

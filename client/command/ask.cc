@@ -225,8 +225,8 @@ StatusOr<int> Register(const AskOptions& options) {
   if (options.json) {
     Print(stdout, "{}\n", JsonLine(answer));
   } else {
-    const std::string name = TextField(answer, "dataset", file.spec.name);
-    Print(stdout, "registered dataset '{}'\n", Printable(name));
+    Print(stdout, "registered dataset '{}'\n",
+          Printable(TextField(answer, "dataset")));
   }
   return 0;
 }

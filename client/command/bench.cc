@@ -54,8 +54,8 @@ struct BenchResult {
 
 // Epochs to drain; 0: --steps is the limit. A mistake is a usage error.
 StatusOr<uint64_t> EpochsToDrain(const BenchOptions& options,
-                                 const SpecFile& file) {
-  const std::optional<uint64_t> in_spec = file.spec.epochs;
+                                 const SpecFile& file,
+                                 const std::optional<uint64_t>& in_spec) {
   if (options.steps > 0) return uint64_t{0};
   if (options.epochs == 0 && !in_spec) {
     return InvalidArgumentError(
@@ -90,10 +90,9 @@ void SumRanks(BenchResult* result) {
   }
 }
 
-void PrintJson(const SpecFile& file, const DatasetIndex& index,
-               const BenchResult& result) {
+void PrintJson(const DatasetIndex& index, const BenchResult& result) {
   nlohmann::ordered_json json;
-  json["dataset"] = file.spec.name;
+  json["dataset"] = index.dataset;
   json["records"] = index.records;
   json["global_batch"] = index.global_batch;
   json["steps_per_epoch"] = index.steps_per_epoch;
@@ -134,13 +133,12 @@ void PrintJson(const SpecFile& file, const DatasetIndex& index,
                   nlohmann::ordered_json::error_handler_t::replace));
 }
 
-void PrintTable(const SpecFile& file, const DatasetIndex& index,
-                const BenchResult& result) {
+void PrintTable(const DatasetIndex& index, const BenchResult& result) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<21} {}\n", what, value);
   };
   line("dataset",
-       Format("{}, {} records, global batch {}", Printable(file.spec.name),
+       Format("{}, {} records, global batch {}", Printable(index.dataset),
               FormatCount(index.records), FormatCount(index.global_batch)));
   line("samples",
        Format("{} in {} ({} whole {})", FormatCount(result.sum.samples),
@@ -204,14 +202,6 @@ Status Verify(const BenchOptions& options, const SpecFile& file,
 
 StatusOr<int> Bench(const BenchOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.dataset));
-  if (options.socket.empty()) {
-    PENSTOCK_RETURN_IF_ERROR(file.CheckHasRows());
-  }
-  const StatusOr<uint64_t> epochs = EpochsToDrain(options, file);
-  if (!epochs.ok()) {
-    PrintError(epochs.status().message());
-    return kExitUsage;
-  }
   std::unique_ptr<PrivateBroker> broker;
   DrainTask drain;
   BrokerCall call;
@@ -227,6 +217,12 @@ StatusOr<int> Bench(const BenchOptions& options) {
   }
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
                             IndexDataset(call, file, options.ranks));
+  if (broker != nullptr) PENSTOCK_RETURN_IF_ERROR(index.CheckHasRows(file));
+  const StatusOr<uint64_t> epochs = EpochsToDrain(options, file, index.epochs);
+  if (!epochs.ok()) {
+    PrintError(epochs.status().message());
+    return kExitUsage;
+  }
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json before, BrokerState(call));
 
   drain.ranks = static_cast<uint32_t>(options.ranks);
@@ -239,7 +235,7 @@ StatusOr<int> Bench(const BenchOptions& options) {
   drain.checksums = options.verify;
   drain.samples_estimate = options.steps > 0
                                ? options.steps * index.global_batch
-                               : *epochs * index.RowsPerEpoch(file.spec);
+                               : *epochs * index.rows_per_epoch;
   drain.private_broker = broker.get();
   if (const auto pid = CountField(before, "pid")) {
     drain.broker_pid = static_cast<pid_t>(*pid);
@@ -257,8 +253,7 @@ StatusOr<int> Bench(const BenchOptions& options) {
                           NumberField(before, "cpu_s").value_or(0);
   }
   PENSTOCK_RETURN_IF_ERROR(Verify(options, file, drain, &result));
-  options.json ? PrintJson(file, index, result)
-               : PrintTable(file, index, result);
+  options.json ? PrintJson(index, result) : PrintTable(index, result);
   if (result.check && !result.check->ok()) {
     PrintError(Format(
         "verification failed: {} samples missing, {} duplicated, {} misplaced, "

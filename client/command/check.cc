@@ -1,6 +1,7 @@
 // penstock check and penstock index: the broker's view of specs, the memory
 // their jobs will need, and warnings.
 #include <CLI/CLI.hpp>
+
 #include "client/command/json_field.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
@@ -33,8 +34,7 @@ std::string RanksText(int ranks) {
   return Format("{} rank{}", ranks, ranks == 1 ? "" : "s");
 }
 
-void PrintIndex(const SpecFile& file, const DatasetIndex& index,
-                int world_size) {
+void PrintIndex(const DatasetIndex& index, int world_size) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<16} {}\n", what, Printable(value));
   };
@@ -46,9 +46,9 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
     const std::optional<uint64_t> value = CountField(index.answer, key);
     return value ? FormatBytes(*value) : "-";
   };
-  line("dataset", file.spec.name);
-  line("records", file.IsStream() ? "as many as its producers put"
-                                  : FormatCount(index.records));
+  line("dataset", index.dataset);
+  line("records", index.IsStream() ? "as many as its producers put"
+                                   : FormatCount(index.records));
   if (const std::string others = TextField(index.answer, "left_out");
       !others.empty()) {
     line("left out", others);
@@ -57,10 +57,10 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
     line("classes", FormatCount(index.class_names.size()));
   }
   line("global batch", FormatCount(index.global_batch));
-  if (!file.IsStream()) {
+  if (!index.IsStream()) {
     line("steps per epoch", FormatCount(index.steps_per_epoch));
   }
-  line("epochs", file.spec.epochs ? FormatCount(*file.spec.epochs) : "forever");
+  line("epochs", index.epochs ? FormatCount(*index.epochs) : "forever");
   if (index.memory_bytes > 0) {
     line("memory",
          Format("{} for {}: {} batches (prefetch {} and hold {} "
@@ -86,22 +86,20 @@ void PrintIndex(const SpecFile& file, const DatasetIndex& index,
   Print(stdout, "\n{}", table.ToString());
 }
 
-void PrintSyntax(const std::vector<SpecFile>& files, bool json) {
-  for (const SpecFile& file : files) {
-    if (json) {
-      Print(stdout, "{}\n",
-            DatasetSpecToJson(file.spec).dump(
-                -1, ' ', false, nlohmann::json::error_handler_t::replace));
-    } else {
-      Print(stdout, "{}: the spec of dataset '{}' is well-formed\n", file.name,
-            Printable(file.spec.name));
-    }
+Status PrintSyntax(const BrokerCall& call, const SpecFile& file, bool json) {
+  PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
+                            call(file.Request("parse")));
+  if (json) {
+    Print(stdout, "{}\n", TextField(answer, "spec"));
+  } else {
+    Print(stdout, "{}: the spec of dataset '{}' is well-formed\n", file.name,
+          Printable(TextField(answer, "dataset")));
   }
+  return OkStatus();
 }
 
 // Warnings about running jobs of all of them at once.
-std::vector<std::string> WarningsOf(const std::vector<SpecFile>& files,
-                                    const std::vector<DatasetIndex>& indexes,
+std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
                                     int world_size) {
   std::vector<std::string> warnings;
   const nlohmann::json& last = indexes.back().answer;
@@ -116,18 +114,17 @@ std::vector<std::string> WarningsOf(const std::vector<SpecFile>& files,
     warnings.push_back(Format(
         "{} needs {} for {}, only {} are left by {}: make batch.size, prefetch "
         "or hold smaller",
-        files.size() == 1
-            ? "dataset '" + files[0].spec.name + "'"
-            : Format("a job of each of the {} datasets", files.size()),
+        indexes.size() == 1
+            ? "dataset '" + indexes[0].dataset + "'"
+            : Format("a job of each of the {} datasets", indexes.size()),
         FormatBytes(needed), RanksText(world_size), FormatBytes(*left),
         TextField(last, "memory_left_by")));
   }
   const auto classes_of = [&](size_t i) {
-    const auto* folder = std::get_if<ImageFolderSource>(&files[i].spec.source);
-    return folder == nullptr ? ClassNames()
-                             : ClassNames{folder->path, indexes[i].class_names};
+    return ClassNames{TextField(indexes[i].SourceOf("image_folder"), "path"),
+                      indexes[i].class_names};
   };
-  for (size_t b = 1; b < files.size(); ++b) {
+  for (size_t b = 1; b < indexes.size(); ++b) {
     for (size_t a = 0; a < b; ++a) {
       std::string differs = LabelsThatDiffer(classes_of(a), classes_of(b));
       if (!differs.empty()) warnings.push_back(std::move(differs));
@@ -142,12 +139,15 @@ StatusOr<int> Check(const CheckOptions& options) {
     PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(spec));
     files.push_back(std::move(file));
   }
-  if (options.syntax) {
-    PrintSyntax(files, options.json);
-    return 0;
-  }
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
+  if (options.syntax) {
+    for (const SpecFile& file : files) {
+      PENSTOCK_RETURN_IF_ERROR(
+          PrintSyntax(broker->AsCall(), file, options.json));
+    }
+    return 0;
+  }
   std::vector<DatasetIndex> indexes;
   for (const SpecFile& file : files) {
     PENSTOCK_ASSIGN_OR_RETURN(
@@ -156,7 +156,7 @@ StatusOr<int> Check(const CheckOptions& options) {
     indexes.push_back(std::move(index));
   }
   const std::vector<std::string> warnings =
-      WarningsOf(files, indexes, options.world_size);
+      WarningsOf(indexes, options.world_size);
   for (size_t i = 0; i < files.size(); ++i) {
     if (options.json) {
       // The last answer has the warnings about all of them.
@@ -165,7 +165,7 @@ StatusOr<int> Check(const CheckOptions& options) {
       Print(stdout, "{}\n", JsonLine(indexes[i].answer));
     } else {
       Print(stdout, "{}", i == 0 ? "" : "\n");
-      PrintIndex(files[i], indexes[i], options.world_size);
+      PrintIndex(indexes[i], options.world_size);
     }
   }
   if (!options.json) {

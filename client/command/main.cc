@@ -29,13 +29,15 @@ int Main(int argc, char** argv) {
       "  penstock check train.yaml\n"
       "  penstock bench --dataset train.yaml --ranks 4 --verify\n"
       "  penstock run --dataset train.yaml --ranks 4 -- ./trainer\n\n"
-      "`penstock COMMAND --help` has each command's options and examples.");
+      "`penstock COMMAND --help` has each command's options and examples;\n"
+      "`penstock help spec` the keys of a spec.");
   const Subcommand subcommands[] = {
       AddRun(app, words), AddBroker(app),   AddBench(app),
       AddCheck(app),      AddIndex(app),    AddRegister(app),
       AddUnregister(app), AddDatasets(app), AddJobs(app),
       AddStatus(app),     AddState(app),    AddEvict(app),
       AddStop(app),       AddWorkers(app),  AddPeek(app),
+      AddHelp(app),
   };
   try {
     app.parse(own, argv);

@@ -201,12 +201,12 @@ Status TakeAndShow(const PeekTask& task) {
 
 StatusOr<int> Peek(const PeekOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.spec));
-  PENSTOCK_RETURN_IF_ERROR(file.CheckHasRows());
   PENSTOCK_ASSIGN_OR_RETURN(const std::string out, OutputFile(options.out));
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
                             IndexDataset(broker->AsCall(), file, 1));
+  PENSTOCK_RETURN_IF_ERROR(index.CheckHasRows(file));
   const PeekTask task{options, file,
                       index,   broker->socket(),
                       out,     Format("{}.{}.tmp", out, getpid())};

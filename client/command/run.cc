@@ -141,8 +141,7 @@ StatusOr<int> RunRanks(const RunOptions& options,
     PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
                               broker->Call(files[i].Request("register")));
     if (i == 0) {
-      variables.emplace_back("PENSTOCK_DATASET",
-                             TextField(answer, "dataset", files[i].spec.name));
+      variables.emplace_back("PENSTOCK_DATASET", TextField(answer, "dataset"));
     }
   }
   if (files.empty()) {
@@ -179,7 +178,7 @@ StatusOr<int> Run(const RunOptions& options) {
         "train.yaml --ranks 4 -- ./trainer`");
     return kExitUsage;
   }
-  // Report every mistake in a file before anything is started.
+  // Report a missing file before anything is started.
   std::vector<SpecFile> files;
   for (const std::string& name : options.datasets) {
     PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(name));

@@ -1,6 +1,5 @@
 #include "client/command/spec_file.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "client/command/json_field.h"
@@ -24,38 +23,39 @@ StatusOr<SpecFile> ReadSpecFile(const std::string& name) {
 
   PENSTOCK_ASSIGN_OR_RETURN(file.text,
                             ReadTextFile("spec file", name, kSpecBytesMax));
-  PENSTOCK_ASSIGN_OR_RETURN(file.spec,
-                            ParseDatasetSpec(file.text, name, file.base));
   return file;
 }
 
-bool SpecFile::IsStream() const {
-  return std::holds_alternative<StreamSource>(spec.source);
+const nlohmann::json& DatasetIndex::SourceOf(const char* kind) const {
+  return FieldOf(FieldOf(spec, "source"), kind);
 }
 
-Status SpecFile::CheckHasRows() const {
+Status DatasetIndex::CheckHasRows(const SpecFile& file) const {
   if (!IsStream()) return OkStatus();
   return FailedPreconditionError(
       "'{}' is a stream, which has no rows but those that producers put: start "
       "ranks (penstock run) and the producers",
-      name);
-}
-
-uint64_t DatasetIndex::RowsPerEpoch(const DatasetSpec& spec) const {
-  const uint64_t in_steps = steps_per_epoch * global_batch;
-  // An epoch of a fixed number of steps wraps at the end of the data.
-  return spec.steps_per_epoch ? in_steps : std::min(records, in_steps);
+      file.name);
 }
 
 StatusOr<DatasetIndex> DatasetIndexFromJson(const nlohmann::json& answer) {
   DatasetIndex index;
   index.answer = answer;
+  index.answer.erase("spec");
+  index.dataset = TextField(answer, "dataset");
+  index.spec = nlohmann::json::parse(TextField(answer, "spec"), nullptr,
+                                     /*allow_exceptions=*/false);
+  if (!index.spec.is_object()) {
+    return InternalError("the broker's answer to 'index' has no 'spec'");
+  }
+  index.epochs = CountField(index.spec, "epochs");
   const struct {
     const char* key;
     uint64_t* value;
   } counts[] = {{"records", &index.records},
                 {"global_batch", &index.global_batch},
-                {"steps_per_epoch", &index.steps_per_epoch}};
+                {"steps_per_epoch", &index.steps_per_epoch},
+                {"rows_per_epoch", &index.rows_per_epoch}};
   for (const auto& [key, value] : counts) {
     const std::optional<uint64_t> count = CountField(answer, key);
     if (!count) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "client/command/control_call.h"
-#include "common/dataset_spec.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 
@@ -21,22 +20,19 @@ struct SpecFile {
   std::string path;  // absolute
   std::string base;  // absolute folder of its relative paths
   std::string text;
-  DatasetSpec spec;  // the text, parsed
 
   // The fields spec, file and base of a request.
   nlohmann::json Request(const char* op) const;
-  // Whether producers put its rows.
-  bool IsStream() const;
-  // FailedPrecondition: a stream, which has no rows without producers.
-  Status CheckHasRows() const;
 };
 
-// Errors: NotFound and so on for the file, InvalidArgument "FILE:LINE:COLUMN:
-// ..." for its content.
+// Only reads the text: a broker parses it, and answers a request with
+// InvalidArgument "FILE:LINE:COLUMN: ...". Errors: NotFound and so on.
 StatusOr<SpecFile> ReadSpecFile(const std::string& name);
 
 // The broker's description of the opened source.
 struct DatasetIndex {
+  std::string dataset;  // its name
+  nlohmann::json spec;  // canonical, with every default
   uint64_t records = 0;
   ElementSpec element_spec;
   uint64_t global_batch = 0;
@@ -44,10 +40,16 @@ struct DatasetIndex {
   uint64_t memory_bytes = 0;             // of the job; 0: unknown
   uint64_t retained_bytes = 0;           // part of it, for rows held for long
   std::vector<std::string> class_names;  // of the feature "label"
-  nlohmann::json answer;
+  uint64_t rows_per_epoch = 0;           // padding not counted
+  std::optional<uint64_t> epochs;        // nullopt: forever
+  nlohmann::json answer;                 // without the spec
 
-  // Samples of one epoch, padding not counted.
-  uint64_t RowsPerEpoch(const DatasetSpec& spec) const;
+  // The options of the source, if it is of this kind; else null.
+  const nlohmann::json& SourceOf(const char* kind) const;
+  // Whether producers put its rows.
+  bool IsStream() const { return !SourceOf("stream").is_null(); }
+  // FailedPrecondition: a stream, which has no rows without producers.
+  Status CheckHasRows(const SpecFile& file) const;
 };
 
 // Asks `call`'s broker to index the source, with a progress bar.

@@ -39,6 +39,7 @@ Subcommand AddBroker(CLI::App& app);
 Subcommand AddBench(CLI::App& app);
 Subcommand AddCheck(CLI::App& app);
 Subcommand AddIndex(CLI::App& app);
+Subcommand AddHelp(CLI::App& app);
 Subcommand AddRegister(CLI::App& app);
 Subcommand AddUnregister(CLI::App& app);
 Subcommand AddDatasets(CLI::App& app);

@@ -148,6 +148,50 @@ TEST_F(CommandBenchTest, PeekWritesAPictureOrSaysThatThereIsNone) {
   ExpectNothingLeft();
 }
 
+TEST_F(CommandBenchTest, AMistakeInASpecIsToldByLineAndColumn) {
+  std::ofstream(folder_ + "/wrong.yaml") << kSpec << "shufle: none\n";
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"check", "--syntax", "wrong.yaml"},
+        {"check", "wrong.yaml"},
+        {"bench", "--dataset", "wrong.yaml", "--ranks", "1"},
+        {"peek", "wrong.yaml", "--out", "a.png"},
+        {"run", "--dataset", "wrong.yaml", "--ranks", "1", "--", "true"}}) {
+    const Result result = Run(words);
+    EXPECT_EQ(result.status, 1) << words[0];
+    EXPECT_THAT(result.err,
+                HasSubstr("penstock: wrong.yaml:6:1: unknown key 'shufle'"));
+  }
+  const Result canonical = Run({"check", "--syntax", "--json", "train.yaml"});
+  EXPECT_EQ(canonical.out,
+            R"({"dataset":"numbers",)"
+            R"("source":{"range":{"start":0,"stop":1003,"step":1}},)"
+            R"("shuffle":"none","seed":0,"map":[],)"
+            R"("batch":{"size":64,"last":"partial"},"epochs":2,"prefetch":2,)"
+            R"("hold":3,"on_error":"fail"})"
+            "\n");
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandBenchTest, HelpExplainsTheKeysOfASpec) {
+  const Result all = Run({"help", "spec"});
+  EXPECT_EQ(all.status, 0) << all.err;
+  EXPECT_THAT(all.out,
+              AllOf(HasSubstr("\n  on_error: one of fail, "),
+                    HasSubstr("\n  image_folder: "), HasSubstr("\n  flip: ")));
+  const Result one = Run({"help", "spec", "range"});
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_THAT(one.out, testing::StartsWith("range: "));
+  const Result unknown = Run({"help", "spec", "rnage"});
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_EQ(unknown.out, "");
+  EXPECT_EQ(unknown.err,
+            "penstock: nothing of a spec is named 'rnage'; did you mean "
+            "'range'?\n");
+  EXPECT_EQ(Run({"help", "rank"}).status, 2);
+  EXPECT_TRUE(json::parse(Run({"help", "spec", "--json"}).out)
+                  .contains(json::json_pointer("/source/range/keys/stop")));
+}
+
 TEST_F(CommandBenchTest, CheckNamesWhatIsNotThere) {
   Spec(
       "dataset: gone\nsource:\n  image_folder: {path: nowhere}\n"

@@ -60,7 +60,11 @@ def answer(request):
     if op == "register":
         return {"ok": True, "dataset": "registered-name"}
     if op == "index":
-        return {"ok": True, "records": RECORDS, "global_batch": GLOBAL_BATCH,
+        kind = "stream" if "stream" in request["spec"] else "range"
+        spec = {"source": {kind: {}}, "epochs": 2}
+        return {"ok": True, "dataset": "numbers", "spec": json.dumps(spec),
+                "records": RECORDS, "global_batch": GLOBAL_BATCH,
+                "rows_per_epoch": RECORDS,
                 "steps_per_epoch": STEPS, "epochs": 2, "memory_bytes": 1 << 20,
                 "class_names": ["shirt", "boot"],
                 "left_out": "2 other files, like boot/4.png",

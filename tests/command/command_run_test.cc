@@ -104,13 +104,6 @@ TEST_F(CommandRunTest, AMissingSpecIsNamedBeforeAnythingIsStarted) {
   EXPECT_THAT(result.err, HasSubstr("nope.yaml"));
 }
 
-TEST_F(CommandRunTest, ASpecWithAMistakeIsToldByLineAndColumn) {
-  std::ofstream(folder_ + "/wrong.yaml") << kSpec << "shufle: none\n";
-  const Result result = Run({"check", "--syntax", "wrong.yaml"});
-  EXPECT_EQ(result.status, 1);
-  EXPECT_THAT(result.err, StartsWith("penstock: wrong.yaml:6:"));
-}
-
 TEST_F(CommandRunTest, CheckShowsWhatTheBrokerFound) {
   const Result table = Run({"check", "train.yaml"});
   EXPECT_EQ(table.status, 0) << table.err;

@@ -86,13 +86,18 @@ TEST(JsonFieldTest, AFieldOfAnotherTypeIsAsGoodAsAbsent) {
 TEST(DatasetIndexTest, AnOddAnswerIsAnErrorAndNamesTheField) {
   const nlohmann::json good = nlohmann::json::parse(R"({
       "records": 10, "global_batch": 4, "steps_per_epoch": 3,
+      "rows_per_epoch": 10, "dataset": "d",
+      "spec": "{\"epochs\": \"forever\", \"source\": {\"stream\": {}}}",
       "memory_bytes": 100, "class_names": ["a", 5],
       "element_spec": [{"name": "x", "dtype": "uint8", "shape": [2]}]})");
   const StatusOr<DatasetIndex> index = DatasetIndexFromJson(good);
   ASSERT_TRUE(index.ok()) << index.status().message();
   EXPECT_EQ(index->records, 10u);
   EXPECT_EQ(index->class_names, (std::vector<std::string>{"a", ""}));
-  for (const char* key : {"records", "global_batch", "steps_per_epoch"}) {
+  EXPECT_TRUE(index->IsStream());
+  EXPECT_EQ(index->epochs, std::nullopt);
+  for (const char* key : {"records", "global_batch", "steps_per_epoch",
+                          "rows_per_epoch", "spec"}) {
     nlohmann::json odd = good;
     odd[key] = "many";
     const StatusOr<DatasetIndex> refused = DatasetIndexFromJson(odd);
@@ -102,19 +107,6 @@ TEST(DatasetIndexTest, AnOddAnswerIsAnErrorAndNamesTheField) {
   nlohmann::json odd = good;
   odd["element_spec"] = 3;
   EXPECT_FALSE(DatasetIndexFromJson(odd).ok());
-}
-
-TEST(DatasetIndexTest, RowsOfAnEpochFollowLastBatchAndFixedSteps) {
-  DatasetIndex index;
-  index.records = 10;
-  index.global_batch = 4;
-  DatasetSpec spec;
-  index.steps_per_epoch = 3;  // last: partial
-  EXPECT_EQ(index.RowsPerEpoch(spec), 10u);
-  index.steps_per_epoch = 2;  // last: drop
-  EXPECT_EQ(index.RowsPerEpoch(spec), 8u);
-  spec.steps_per_epoch = index.steps_per_epoch = 5;
-  EXPECT_EQ(index.RowsPerEpoch(spec), 20u);
 }
 
 }  // namespace

@@ -19,8 +19,7 @@ class PluginExampleTest : public testing::Test {
     options.plugin_dir = PENSTOCK_BUILD_DIR "/client/examples/plugins";
     options.writable_by = 0002;  // a private broker's, whatever the umask
     auto program = RowProgram::Compile(
-        {FunctionOp{FunctionOp::Kind::kPlugin, "brightness.so", "brightness",
-                    std::nullopt}},
+        {PluginOp{"brightness.so", "brightness", std::nullopt}},
         {{{"image", DType::kUint8, {1}}, false},
          {{"label", DType::kInt64, {}}, false}},
         options);

@@ -22,7 +22,6 @@
 #include "broker/delivery/delivery.h"
 #include "broker/plan/plan.h"
 #include "broker/recovery/restore.h"
-#include "common/dataset_spec.h"
 #include "common/layout.h"
 #include "common/ring.h"
 #include "tests/fuzz/require.h"
@@ -120,7 +119,7 @@ bool Course::MakeDelivery() {
   const uint8_t mode = input_.Byte();
   const uint8_t flags = input_.Byte();
   const uint8_t size = input_.Byte();
-  DatasetSpec spec;
+  PlanSpec spec;
   spec.batch.size = 1 + (size >> 6);
   spec.batch.last = static_cast<LastBatch>((flags >> 4) % 3);
   spec.epochs = 1 + (flags >> 6) % 2;

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <variant>
 
-#include "common/dataset_spec.h"
+#include "broker/spec/dataset_spec.h"
 #include "tests/fuzz/require.h"
 
 namespace penstock {

@@ -85,8 +85,8 @@ constexpr uint64_t kHugeEvery = 512;
 
 DecodeTwice::DecodeTwice() : predecessors_(Predecessors()) {
   predecessors_.push_back(Huge());
-  const CropSpec part = {.kind = CropSpec::Kind::kRandomResized};
-  const CropSpec centre = {.kind = CropSpec::Kind::kCenter, .fraction = 0.8};
+  const CropSpec part = RandomResizedCrop{};
+  const CropSpec centre = CenterCrop{.fraction = 0.8};
   const FlipOp flip;
   NormalizeOp normalize;
   normalize.mean = {0.5, 0.4, 0.3};
@@ -97,8 +97,8 @@ DecodeTwice::DecodeTwice() : predecessors_(Predecessors()) {
   cast.dtype = DType::kInt16;
   ResizeOp resize;
   resize.size = {.height = 17, .width = 23};
-  const auto decode = [](const CropSpec& crop, int64_t height, int64_t width,
-                         int channels, bool exact) {
+  const auto decode = [](const std::optional<CropSpec>& crop, int64_t height,
+                         int64_t width, int channels, bool exact) {
     DecodeImageOp op;
     op.crop = crop;
     op.size = {.height = height, .width = width};

@@ -102,7 +102,7 @@ std::vector<Bytes> SoundFiles() {
       const JpegKind& kind = kinds[files.size() % kinds.size()];
       DecodeImageOp op;
       op.size = {.height = kind.height, .width = kind.width};
-      op.crop.kind = CropSpec::Kind::kRandomResized;
+      op.crop = RandomResizedCrop{};
       op.channels = kind.space == JCS_GRAYSCALE ? 1 : 3;
       const TransformSpec map[] = {op};
       const auto paths =

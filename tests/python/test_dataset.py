@@ -1,7 +1,12 @@
 """A spec written in Python is the one a YAML file has."""
 
+import ast
+import inspect
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import penstock
@@ -227,3 +232,39 @@ def test_dtypes_of_numpy(attach):
         penstock.cast(3.5)
     with pytest.raises(TypeError, match="feature 'x': wanted a penstock.TensorSpec"):
         penstock.Dataset.synthetic(2, {"x": "float32"})
+
+
+PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
+
+# Functions whose parameters are not the keys: what is there instead.
+OF_ITS_OWN = {
+    "range": {"start": inspect.Parameter.empty, "stop": None, "step": 1},  # Python's
+    "crop": {"how": inspect.Parameter.empty, "size": inspect.Parameter.empty,
+             "feature": None},
+    "shuffle": {"seed": 0, "each_epoch": None},
+}
+
+
+def test_the_functions_have_the_keys_of_the_declarations():
+    declared = json.loads(subprocess.run([PENSTOCK, "help", "spec", "--json"],
+                                         stdout=subprocess.PIPE, check=True).stdout)
+    assert {"source", "map", "crop"} <= set(declared)
+    for of, kinds in declared.items():
+        for name, kind in kinds.items():
+            function = getattr(penstock if of in ("map", "crop") else penstock.Dataset,
+                               name)
+            wanted = OF_ITS_OWN.get(name) or {
+                key: inspect.Parameter.empty if each["required"] else None
+                for key, each in kind["keys"].items()}
+            given = {key: parameter.default for key, parameter
+                     in inspect.signature(function).parameters.items()
+                     if key not in ("self", "name")}
+            assert given == wanted, name
+            # A default that its docstring tells: ``horizontal`` (0.5).
+            for key, told in re.findall(r"``(\w+)``\s+\(([\d.]+)\)",
+                                        inspect.getdoc(function)):
+                assert (float(told)
+                        == ast.literal_eval(kind["keys"][key]["default"])), (name, key)
+    sources = {name for name, each in vars(penstock.Dataset).items()
+               if isinstance(each, classmethod) and not name.startswith("_")}
+    assert sources - {"from_file"} == set(declared["source"])

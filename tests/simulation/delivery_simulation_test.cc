@@ -224,7 +224,7 @@ struct World {
     }
   }
   Plan MakePlan() const {
-    DatasetSpec spec;
+    PlanSpec spec;
     spec.batch.size = config.batch;
     spec.epochs = 1;
     const bool split = config.options.mode == DeliveryMode::kSplit;

@@ -52,16 +52,15 @@ TEST(AugmentationTest, EveryPartOfTheKeyGivesOtherNumbers) {
 
 class CropTest : public testing::Test {
  protected:
-  CropTest() { random_.kind = CropSpec::Kind::kRandomResized; }
-
-  static CropBox Choose(const CropSpec& spec, const ImageSize& picture,
-                        uint64_t sample, uint64_t epoch = 0) {
+  static CropBox Choose(const std::optional<CropSpec>& spec,
+                        const ImageSize& picture, uint64_t sample,
+                        uint64_t epoch = 0) {
     return ChooseCrop(
         spec, picture, {224, 224},
         AugmentationDraws({.seed = 5, .epoch = epoch, .sample = sample}, 0));
   }
 
-  CropSpec random_;
+  RandomResizedCrop random_;
 };
 
 TEST_F(CropTest, RandomResizedKeepsToItsRangesAndFillsThem) {
@@ -129,8 +128,7 @@ TEST_F(CropTest, WhenNothingFitsTheCentreOfTheNearestRatioIsTaken) {
 }
 
 TEST_F(CropTest, CentreTakesTheTargetsAspectTimesTheFraction) {
-  CropSpec spec;
-  spec.kind = CropSpec::Kind::kCenter;
+  CenterCrop spec;
   const AugmentationDraws none({}, 0);
   EXPECT_EQ(ChooseCrop(spec, {375, 500}, {224, 224}, none),
             (CropBox{.left = 62, .top = 0, .width = 375, .height = 375}));

@@ -1,7 +1,7 @@
 // Promise: a spec means what common/README.md says, and every error names its
 // line and column, or its key in generated text. Method: the parser on valid
 // specs of every key, on one wrong spec per error, and on mutated text.
-#include "common/dataset_spec.h"
+#include "broker/spec/dataset_spec.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +13,8 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "common/text_file.h"
 
 namespace penstock {
 namespace {
@@ -133,9 +135,8 @@ TEST(DatasetSpecTest, TheDesignsSampleParses) {
   ASSERT_EQ(spec.map.size(), 3u);
   const auto& decode = std::get<DecodeImageOp>(spec.map[0]);
   EXPECT_EQ(decode.feature, "image");
-  EXPECT_EQ(decode.crop.kind, CropSpec::Kind::kRandomResized);
-  EXPECT_THAT(decode.crop.scale, ElementsAre(0.08, 1.0));
-  EXPECT_THAT(decode.crop.ratio, ElementsAre(0.75, 1.3333));
+  EXPECT_EQ(decode.crop, CropSpec(RandomResizedCrop{.scale = {0.08, 1.0},
+                                                    .ratio = {0.75, 1.3333}}));
   EXPECT_EQ(decode.size, (ImageSize{.height = 224, .width = 224}));
   EXPECT_EQ(decode.channels, 3);
   EXPECT_EQ(std::get<FlipOp>(spec.map[1]).horizontal, 0.5);
@@ -165,20 +166,18 @@ TEST(DatasetSpecTest, EveryKeyIsRead) {
   EXPECT_EQ(std::get<DecodeImageOp>(spec.map[0]).channels, 1);
   EXPECT_TRUE(std::get<DecodeImageOp>(spec.map[0]).exact);
   EXPECT_FALSE(std::get<DecodeImageOp>(spec.map[1]).exact);
-  EXPECT_EQ(std::get<DecodeImageOp>(spec.map[1]).crop.kind,
-            CropSpec::Kind::kNone);
-  EXPECT_EQ(std::get<ResizeOp>(spec.map[2]).crop.kind,
-            CropSpec::Kind::kRandomResized);
-  EXPECT_EQ(std::get<ResizeOp>(spec.map[3]).crop.kind, CropSpec::Kind::kCenter);
-  EXPECT_EQ(std::get<ResizeOp>(spec.map[4]).crop.kind, CropSpec::Kind::kNone);
+  EXPECT_EQ(std::get<DecodeImageOp>(spec.map[1]).crop, std::nullopt);
+  EXPECT_TRUE(std::holds_alternative<RandomResizedCrop>(
+      std::get<CropOp>(spec.map[2]).crop));
+  EXPECT_EQ(std::get<CropOp>(spec.map[3]).crop, CropSpec(CenterCrop()));
+  EXPECT_EQ(std::get<ResizeOp>(spec.map[4]).size, (ImageSize{4, 5}));
   EXPECT_THAT(std::get<NormalizeOp>(spec.map[6]).std, ElementsAre(2));
   EXPECT_EQ(std::get<CastOp>(spec.map[7]).layout, Layout::kChw);
-  EXPECT_EQ(std::get<FunctionOp>(spec.map[8]),
-            (FunctionOp{FunctionOp::Kind::kPython, "",
-                        "pack_age.sub2:Class.make", std::nullopt}));
-  EXPECT_EQ(std::get<FunctionOp>(spec.map[9]),
-            (FunctionOp{FunctionOp::Kind::kPlugin, "lib-x.so", "f_1",
-                        ElementSpec{{"y", DType::kInt8, {2}}}}));
+  EXPECT_EQ(std::get<PythonOp>(spec.map[8]),
+            (PythonOp{"pack_age.sub2:Class.make", std::nullopt}));
+  EXPECT_EQ(
+      std::get<PluginOp>(spec.map[9]),
+      (PluginOp{"lib-x.so", "f_1", ElementSpec{{"y", DType::kInt8, {2}}}}));
   EXPECT_EQ(spec.batch,
             (BatchSpec{.size = 64, .per_rank = true, .last = LastBatch::kPad}));
   EXPECT_EQ(spec.epochs, std::nullopt);

@@ -34,7 +34,7 @@ class Ranks {
     shape.slots_per_lane = split ? shape.leases : kPrefetch + ranks * kHold;
     shape.rows_max = 1;
     shape.slot_stride = 64;
-    DatasetSpec spec;
+    PlanSpec spec;
     spec.batch.size = shape.world_size;
     spec.epochs = 1;
     std::vector<Ring*> rings;

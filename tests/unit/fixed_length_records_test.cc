@@ -12,7 +12,7 @@
 #include <string>
 
 #include "broker/source/data_file.h"
-#include "broker/source/source.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {

@@ -12,7 +12,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "broker/source/source.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {

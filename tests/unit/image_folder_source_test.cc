@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "broker/source/source.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {

@@ -24,13 +24,12 @@ using Records = std::vector<uint64_t>;
 // A dataset of n records in batches of `batch`, with other options set by the
 // test.
 struct PlanTest : testing::Test {
-  DatasetSpec spec;
+  PlanSpec spec;
   uint64_t n = 0;
 
   void Dataset(uint64_t records, uint64_t batch,
                LastBatch last = LastBatch::kPartial) {
     spec = {};
-    spec.name = "numbers";
     spec.batch = {.size = batch, .last = last};
     n = records;
   }
@@ -493,7 +492,7 @@ std::vector<std::vector<uint64_t>> PositionsOf(const Plan& plan) {
 TEST(PlanFromTest, EveryStepBoundaryResumesWithTheIdenticalGlobalBatches) {
   for (const LastBatch last :
        {LastBatch::kPartial, LastBatch::kPad, LastBatch::kDrop}) {
-    DatasetSpec spec;
+    PlanSpec spec;
     spec.batch.size = 4;
     spec.batch.last = last;
     spec.epochs = 3;
@@ -512,7 +511,7 @@ TEST(PlanFromTest, EveryStepBoundaryResumesWithTheIdenticalGlobalBatches) {
 }
 
 TEST(PlanFromTest, AnyRowResumesWithoutLosingOrRepeatingOne) {
-  DatasetSpec spec;
+  PlanSpec spec;
   spec.batch.size = 4;
   spec.epochs = 2;
   const Plan whole = Plan::Make(spec, 10, 2).value();
@@ -527,7 +526,7 @@ TEST(PlanFromTest, AnyRowResumesWithoutLosingOrRepeatingOne) {
 }
 
 TEST(PlanFromTest, OwedRowsComeFirstEachAStepOfItsOwn) {
-  DatasetSpec spec;
+  PlanSpec spec;
   spec.batch.size = 4;
   const Plan whole = Plan::Make(spec, 12, 2).value();
   const Plan rest = whole.From({8, {{1, 2, true}, {4, 3, false}}}, 2).value();
@@ -542,7 +541,7 @@ TEST(PlanFromTest, OwedRowsComeFirstEachAStepOfItsOwn) {
 }
 
 TEST(PlanFromTest, ImpossibleStartsAreRefused) {
-  DatasetSpec spec;
+  PlanSpec spec;
   spec.batch.size = 4;
   const Plan whole = Plan::Make(spec, 10, 2).value();
   EXPECT_FALSE(whole.From({11, {}}, 2).ok());

@@ -219,7 +219,7 @@ class RecoveryJournalTest : public testing::Test {
     }
   }
 
-  static Plan MakePlan(const DatasetSpec& spec) {
+  static Plan MakePlan(const PlanSpec& spec) {
     return *Plan::Make(spec, kSteps, 1);
   }
 
@@ -229,7 +229,7 @@ class RecoveryJournalTest : public testing::Test {
   std::unique_ptr<RecoveryJournal> recovery_journal_;
   JobOptions options_;
   Plan plan_ = [] {
-    DatasetSpec spec;
+    PlanSpec spec;
     spec.epochs = 1;
     return MakePlan(spec);
   }();
@@ -252,6 +252,24 @@ TEST_F(RecoveryJournalTest,
                                        std::string(kJournalFrameBytes, '\0') +
                                        "{\"id\":1,\"pos");
   }
+}
+
+// Journals and ranks of other versions have this text and its digest.
+TEST_F(RecoveryJournalTest, AJobIsWrittenAsItWas) {
+  JobOptions options;
+  options.spec = *ParseDatasetSpec(
+      "{dataset: d, source: {idx: {images: /i, labels: /l}}, shuffle: {seed: "
+      "3}, map: [{normalize: {mean: [0.1, 0.25], std: 2, dtype: float16}}], "
+      "batch: {per_rank: 4}, epochs: forever}",
+      "", "/");
+  EXPECT_EQ(JobOptionsToJson(options)["spec"].get<std::string>(),
+            R"({"dataset":"d","source":{"idx":{"images":"/i","labels":"/l",)"
+            R"("io":"auto"}},"shuffle":{"seed":3,"each_epoch":true},"seed":3,)"
+            R"("map":[{"normalize":{"feature":"image","mean":[0.1,0.25],)"
+            R"("std":[2.0],"dtype":"float16","layout":"hwc"}}],)"
+            R"("batch":{"per_rank":4,"last":"partial"},"epochs":"forever",)"
+            R"("prefetch":2,"hold":3,"on_error":"fail"})");
+  EXPECT_EQ(AgreementDigest(options), 3225921044u);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ class RestoreTest : public testing::Test {
     alive_.taken = 5;
   }
   static Plan MakePlan() {
-    DatasetSpec spec;
+    PlanSpec spec;
     spec.batch.size = kBatch;
     spec.epochs = 1;
     return *Plan::Make(spec, 100 * kBatch, 1);

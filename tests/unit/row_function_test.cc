@@ -150,14 +150,13 @@ class RowFunctionTest : public testing::Test {
   }
 
   static RawSpec Values() { return {{{"value", DType::kInt64, {3}}, false}}; }
-  static FunctionOp Python(const std::string& function,
-                           std::optional<ElementSpec> features = {}) {
-    return {FunctionOp::Kind::kPython, "", function, std::move(features)};
+  static PythonOp Python(const std::string& function,
+                         std::optional<ElementSpec> features = {}) {
+    return {function, std::move(features)};
   }
-  static FunctionOp Plugin(const std::string& function,
-                           std::optional<ElementSpec> features = {}) {
-    return {FunctionOp::Kind::kPlugin, "faulty_plugin.so", function,
-            std::move(features)};
+  static PluginOp Plugin(const std::string& function,
+                         std::optional<ElementSpec> features = {}) {
+    return {"faulty_plugin.so", function, std::move(features)};
   }
 
   Status Compile(const std::vector<TransformSpec>& map, const RawSpec& raw) {
@@ -477,7 +476,7 @@ TEST_F(RowFunctionTest, APluginThatFailsSaysWhy) {
 }
 
 TEST_F(RowFunctionTest, APluginIsFoundOrTheWayOutNamed) {
-  FunctionOp op = Plugin("refuses");
+  PluginOp op = Plugin("refuses");
   op.library = "missing.so";
   const Status missing = Compile({op}, Values());
   EXPECT_EQ(missing.code(), StatusCode::kNotFound);

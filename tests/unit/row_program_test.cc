@@ -169,10 +169,9 @@ TEST_F(RowProgramTest, ABadPictureIsDataLossAndTheNextRowIsSound) {
 // ---- randomness
 
 TEST_F(RowProgramTest, ARowIsAPureFunctionOfItsBytesAndItsKey) {
-  Compile({DecodeImageOp{.crop = {.kind = CropSpec::Kind::kRandomResized},
-                         .size = {24, 24}},
-           FlipOp{}},
-          Encoded());
+  Compile(
+      {DecodeImageOp{.crop = RandomResizedCrop{}, .size = {24, 24}}, FlipOp{}},
+      Encoded());
   const Bytes file = EncodeJpeg({});
   const Bytes large = EncodeJpeg({.height = 100, .width = 200});
   std::vector<Bytes> first;
@@ -479,8 +478,7 @@ TEST_F(RowProgramTest, ChannelsMustFitTheFeature) {
 
 TEST_F(RowProgramTest, FlipAndValuesOnTheWayAreThoseDoneAfterwards) {
   const Bytes file = EncodeJpeg({.height = 100, .width = 150});
-  DecodeImageOp decode = {.crop = {.kind = CropSpec::Kind::kRandomResized},
-                          .size = {33, 47}};
+  DecodeImageOp decode = {.crop = RandomResizedCrop{}, .size = {33, 47}};
   const NormalizeOp normalize = {.mean = {0.485, 0.456, 0.406},
                                  .std = {0.229, 0.224, 0.225},
                                  .dtype = DType::kFloat16,
@@ -500,8 +498,7 @@ TEST_F(RowProgramTest, FlipAndValuesOnTheWayAreThoseDoneAfterwards) {
 TEST_F(RowProgramTest, TheFastWayIsNearTheExactOne) {
   const Bytes file = EncodeJpeg({.height = 375, .width = 500});
   for (uint64_t sample = 0; sample < 20; ++sample) {
-    DecodeImageOp decode = {.crop = {.kind = CropSpec::Kind::kRandomResized},
-                            .size = {100, 120}};
+    DecodeImageOp decode = {.crop = RandomResizedCrop{}, .size = {100, 120}};
     Compile({decode}, Encoded());
     const Bytes fast = Run(file, {.sample = sample});
     decode.exact = true;

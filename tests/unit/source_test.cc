@@ -1,8 +1,6 @@
 // Promise: sources range, tensors and synthetic give the documented records,
 // and refuse specs without records or too large. Method: every record of small
 // ones; formulas and known values.
-#include "broker/source/source.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <time.h>
@@ -10,6 +8,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {

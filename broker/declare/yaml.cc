@@ -1,4 +1,4 @@
-#include "common/dataset_spec_yaml.h"
+#include "broker/declare/yaml.h"
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
@@ -9,8 +9,6 @@
 #include <cmath>
 #include <filesystem>
 #include <sstream>
-
-#include "common/dataset_spec.h"
 
 namespace penstock {
 namespace {
@@ -99,7 +97,7 @@ class TreeBuilder : public YAML::EventHandler {
   bool has_document() const { return documents_ > 0; }
   YamlNode TakeRoot() { return std::move(root_); }
 
-  // The path of the current node, "map[2].flip", as in SpecValue. Keys are
+  // The path of the current node, "map[2].flip", as in YamlValue. Keys are
   // untrusted text: truncated and escaped.
   std::string Path() const {
     std::string path;
@@ -439,32 +437,45 @@ std::string Suggestion(std::string_view word,
   return Format("known here: {}", JoinText(choices, ", "));
 }
 
-// ---- SpecValue -------------------------------------------------------------
+// ---- YamlValue -------------------------------------------------------------
 
-bool SpecValue::IsWholeNumber() const {
+bool YamlValue::IsWholeNumber() const {
   return IsScalar() && node_->plain && IsDecimal(node_->text);
 }
 
-bool SpecValue::IsBool() const {
+bool YamlValue::IsBool() const {
   return IsScalar() && node_->plain &&
          (node_->text == "true" || node_->text == "false");
 }
 
-Status SpecValue::Error(const std::string& message) const {
-  return ErrorAt(*file_, line_, column_, path_, message);
+bool YamlValue::IsNumber(int64_t* out) const {
+  return IsWholeNumber() && ParseNumber(node_->text, out);
 }
 
-Status SpecValue::KeyError(size_t i, const std::string& message) const {
-  return ErrorAt(*file_, node_->keys[i].line, node_->keys[i].column, path_,
-                 message);
+bool YamlValue::IsNumber(uint64_t* out) const {
+  return IsWholeNumber() && ParseNumber(node_->text, out);
 }
 
-Status SpecValue::Absent() const {
-  return required_ ? ErrorAt(*file_, line_, column_, "", path_ + " is missing")
-                   : OkStatus();
+bool YamlValue::IsNumber(double* out) const {
+  return IsScalar() && node_->plain && ParseDecimalFraction(node_->text, out);
 }
 
-Status SpecValue::Wanted(std::string_view wanted) const {
+Status YamlValue::Error(const std::string& message) const {
+  return ErrorAt(place_->file, line_, column_, path_, message);
+}
+
+Status YamlValue::KeyError(size_t i, const std::string& message) const {
+  return ErrorAt(place_->file, node_->keys[i].line, node_->keys[i].column,
+                 path_, message);
+}
+
+Status YamlValue::Absent() const {
+  return required_
+             ? ErrorAt(place_->file, line_, column_, "", path_ + " is missing")
+             : OkStatus();
+}
+
+Status YamlValue::Wanted(std::string_view wanted) const {
   if (!present()) return Absent();
   switch (node_->kind) {
     case YamlNode::Kind::kNull:
@@ -482,11 +493,9 @@ Status SpecValue::Wanted(std::string_view wanted) const {
                       Quoted(node_->text)));
 }
 
-Status SpecValue::CheckMapping(const std::vector<std::string_view>& known_keys,
+Status YamlValue::CheckMapping(const std::vector<std::string_view>& known_keys,
                                std::string_view wanted) const {
-  if (!IsMapping()) {
-    return Wanted(Format("{} {}", wanted, JoinText(known_keys, ", ")));
-  }
+  if (!IsMapping()) return Wanted(wanted);
   for (size_t i = 0; i < size(); ++i) {
     const std::string& key = Key(i);
     if (std::find(known_keys.begin(), known_keys.end(), key) ==
@@ -498,7 +507,7 @@ Status SpecValue::CheckMapping(const std::vector<std::string_view>& known_keys,
   return OkStatus();
 }
 
-StatusOr<std::string_view> SpecValue::OneOf(
+StatusOr<std::string_view> YamlValue::OneOf(
     const std::vector<std::string_view>& keys) const {
   std::string_view found;
   for (size_t i = 0; i < size(); ++i) {
@@ -517,9 +526,9 @@ StatusOr<std::string_view> SpecValue::OneOf(
   return found;
 }
 
-SpecValue SpecValue::Member(std::string_view key, bool required) const {
-  SpecValue member;
-  member.file_ = file_;
+YamlValue YamlValue::Member(std::string_view key, bool required) const {
+  YamlValue member;
+  member.place_ = place_;
   member.path_ = path_.empty() ? std::string(key) : Format("{}.{}", path_, key);
   member.line_ = line_;
   member.column_ = column_;
@@ -533,69 +542,27 @@ SpecValue SpecValue::Member(std::string_view key, bool required) const {
   return member;
 }
 
-SpecValue SpecValue::Item(size_t i) const {
-  SpecValue item;
+YamlValue YamlValue::Item(size_t i) const {
+  YamlValue item;
   item.node_ = &node_->items[i];
-  item.file_ = file_;
+  item.place_ = place_;
   item.path_ = Format("{}[{}]", path_, i);
   item.line_ = item.node_->line;
   item.column_ = item.node_->column;
   return item;
 }
 
-const std::string& SpecValue::Key(size_t i) const {
+const std::string& YamlValue::Key(size_t i) const {
   return node_->keys[i].text;
 }
 
-Status SpecValue::CheckSequence(size_t min, size_t max,
+Status YamlValue::CheckSequence(size_t min, size_t max,
                                 std::string_view wanted) const {
   if (!IsSequence() || size() < min || size() > max) return Wanted(wanted);
   return OkStatus();
 }
 
-Status SpecValue::Uint(uint64_t min, uint64_t max, uint64_t* out) const {
-  if (!present()) return Absent();
-  uint64_t value;
-  if (!IsWholeNumber() || !ParseNumber(node_->text, &value) || value < min ||
-      value > max) {
-    return Wanted(Format("a whole number from {} to {}", min, max));
-  }
-  *out = value;
-  return OkStatus();
-}
-
-Status SpecValue::Int(int64_t min, int64_t max, int64_t* out) const {
-  if (!present()) return Absent();
-  int64_t value;
-  if (!IsWholeNumber() || !ParseNumber(node_->text, &value) || value < min ||
-      value > max) {
-    return Wanted(Format("a whole number from {} to {}", min, max));
-  }
-  *out = value;
-  return OkStatus();
-}
-
-Status SpecValue::Double(double min, double max, double* out) const {
-  if (!present()) return Absent();
-  double value;
-  if (!IsScalar() || !node_->plain ||
-      !ParseDecimalFraction(node_->text, &value) || value < min ||
-      value > max) {
-    return Wanted(Format("a number from {:g} to {:g}", min, max));
-  }
-  *out = value;
-  return OkStatus();
-}
-
-Status SpecValue::Bool(bool* out) const {
-  if (!present()) return Absent();
-  if (!IsBool()) return Wanted("true or false");
-  *out = node_->text == "true";
-  return OkStatus();
-}
-
-Status SpecValue::String(std::string* out) const {
-  if (!present()) return Absent();
+Status YamlValue::String(std::string* out) const {
   if (!IsScalar() || node_->text.empty() ||
       std::any_of(node_->text.begin(), node_->text.end(), IsControl)) {
     return Wanted("text on one line");
@@ -604,8 +571,7 @@ Status SpecValue::String(std::string* out) const {
   return OkStatus();
 }
 
-Status SpecValue::Path(const std::string& base_dir, std::string* out) const {
-  if (!present()) return Absent();
+Status YamlValue::Path(std::string* out) const {
   std::string text;
   PENSTOCK_RETURN_IF_ERROR(String(&text));
   if (text.front() == '~') {
@@ -616,7 +582,7 @@ Status SpecValue::Path(const std::string& base_dir, std::string* out) const {
   }
   std::filesystem::path path(text);
   if (path.is_relative()) {
-    path = std::filesystem::path(base_dir) / path;
+    path = std::filesystem::path(place_->base_dir) / path;
     if (path.is_relative()) {
       return Error(
           Format("{} is relative and there is no folder to take "
@@ -634,13 +600,16 @@ Status SpecValue::Path(const std::string& base_dir, std::string* out) const {
   return OkStatus();
 }
 
-Status SpecValue::UnknownWord(
-    const std::vector<std::string_view>& words) const {
-  if (!IsScalar()) {
-    return Wanted(Format("one of {}", JoinText(words, ", ")));
+Status YamlValue::Word(const std::vector<std::string_view>& words,
+                       std::string_view wanted, size_t* out) const {
+  if (!IsScalar()) return Wanted(wanted);
+  const auto found = std::find(words.begin(), words.end(), node_->text);
+  if (found == words.end()) {
+    return Error(Format("unknown value {}; {}", Quoted(node_->text),
+                        Suggestion(node_->text, words)));
   }
-  return Error(Format("unknown value {}; {}", Quoted(node_->text),
-                      Suggestion(node_->text, words)));
+  *out = static_cast<size_t>(found - words.begin());
+  return OkStatus();
 }
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-#include "common/dataset_spec_tensors.h"
+#include "broker/source/tensor_values.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,6 +7,8 @@
 #include <functional>
 #include <limits>
 
+#include "broker/declare/value_type.h"
+
 namespace penstock {
 namespace {
 
@@ -14,8 +16,8 @@ static_assert(std::endian::native == std::endian::little);
 
 // Appends the numbers in value, whose shape from this depth on must equal
 // shape.
-Status Collect(const SpecValue& value, const std::vector<size_t>& shape,
-               size_t depth, std::vector<SpecValue>* numbers) {
+Status Collect(const YamlValue& value, const std::vector<size_t>& shape,
+               size_t depth, std::vector<YamlValue>* numbers) {
   if (depth == shape.size()) {
     if (value.IsSequence()) {
       return value.Error(Format(
@@ -49,20 +51,21 @@ void Append(T number, std::vector<std::byte>* data) {
 }
 
 template <typename T>
-Status AppendInt(const SpecValue& value, std::vector<std::byte>* data) {
+Status AppendInt(const YamlValue& value, std::vector<std::byte>* data) {
+  static const auto type = WholeNumber<int64_t>(std::numeric_limits<T>::min(),
+                                                std::numeric_limits<T>::max());
   int64_t number = 0;
-  PENSTOCK_RETURN_IF_ERROR(value.Int(std::numeric_limits<T>::min(),
-                                     std::numeric_limits<T>::max(), &number));
+  PENSTOCK_RETURN_IF_ERROR(type.Read(value, &number));
   Append(static_cast<T>(number), data);
   return OkStatus();
 }
 
 template <typename T>
-Status AppendFloat(const SpecValue& value, std::vector<std::byte>* data) {
+Status AppendFloat(const YamlValue& value, std::vector<std::byte>* data) {
+  static const auto type =
+      Number(std::numeric_limits<T>::lowest(), std::numeric_limits<T>::max());
   double number = 0;
-  PENSTOCK_RETURN_IF_ERROR(value.Double(std::numeric_limits<T>::lowest(),
-                                        std::numeric_limits<T>::max(),
-                                        &number));
+  PENSTOCK_RETURN_IF_ERROR(type.Read(value, &number));
   Append(static_cast<T>(number), data);
   return OkStatus();
 }
@@ -70,11 +73,11 @@ Status AppendFloat(const SpecValue& value, std::vector<std::byte>* data) {
 // Appends a number as a 16-bit IEEE 754 binary format: rounds to nearest even,
 // keeps subnormals. max: the largest finite number; exponent_min: the smallest
 // exponent of a normal number.
-Status AppendSmallFloat(const SpecValue& value, int mantissa_bits,
+Status AppendSmallFloat(const YamlValue& value, int mantissa_bits,
                         int exponent_min, double max,
                         std::vector<std::byte>* data) {
   double number = 0;
-  PENSTOCK_RETURN_IF_ERROR(value.Double(-max, max, &number));
+  PENSTOCK_RETURN_IF_ERROR(Number(-max, max).Read(value, &number));
   const double magnitude = std::abs(number);
   const int exponent = magnitude == 0
                            ? exponent_min
@@ -90,7 +93,7 @@ Status AppendSmallFloat(const SpecValue& value, int mantissa_bits,
   return OkStatus();
 }
 
-Status AppendNumber(const SpecValue& value, DType dtype,
+Status AppendNumber(const YamlValue& value, DType dtype,
                     std::vector<std::byte>* data) {
   switch (dtype) {
     case DType::kUint8:
@@ -113,7 +116,7 @@ Status AppendNumber(const SpecValue& value, DType dtype,
       return AppendFloat<double>(value, data);
     case DType::kBool: {
       bool truth = false;
-      PENSTOCK_RETURN_IF_ERROR(value.Bool(&truth));
+      PENSTOCK_RETURN_IF_ERROR(Bool().Read(value, &truth));
       Append(truth, data);
       return OkStatus();
     }
@@ -123,7 +126,7 @@ Status AppendNumber(const SpecValue& value, DType dtype,
 
 }  // namespace
 
-Status ReadTensor(const SpecValue& values, std::optional<DType> dtype,
+Status ReadTensor(const YamlValue& values, std::optional<DType> dtype,
                   size_t dimensions_max, TensorsSource::Tensor* tensor,
                   uint64_t* rows) {
   if (!values.present()) return values.Absent();
@@ -131,25 +134,25 @@ Status ReadTensor(const SpecValue& values, std::optional<DType> dtype,
     return values.Wanted("a list with a row for each record");
   // The first row determines the shape of all rows.
   std::vector<size_t> shape;
-  for (SpecValue first = values; first.IsSequence(); first = first.Item(0)) {
+  for (YamlValue first = values; first.IsSequence(); first = first.Item(0)) {
     if (first.size() == 0) return first.Error("an empty list");
     if (shape.size() > dimensions_max) {
       return first.Error(Format("more than {} dimensions", dimensions_max));
     }
     shape.push_back(first.size());
   }
-  std::vector<SpecValue> numbers;
+  std::vector<YamlValue> numbers;
   PENSTOCK_RETURN_IF_ERROR(Collect(values, shape, 0, &numbers));
 
   if (!dtype) {
-    const auto all = [&](bool (SpecValue::*is)() const) {
+    const auto all = [&](bool (YamlValue::*is)() const) {
       return std::all_of(numbers.begin(), numbers.end(), std::mem_fn(is));
     };
-    dtype = all(&SpecValue::IsWholeNumber) ? DType::kInt64
-            : all(&SpecValue::IsBool)      ? DType::kBool
+    dtype = all(&YamlValue::IsWholeNumber) ? DType::kInt64
+            : all(&YamlValue::IsBool)      ? DType::kBool
                                            : DType::kFloat32;
   }
-  for (const SpecValue& number : numbers) {
+  for (const YamlValue& number : numbers) {
     PENSTOCK_RETURN_IF_ERROR(AppendNumber(number, *dtype, &tensor->data));
   }
   tensor->feature.dtype = *dtype;

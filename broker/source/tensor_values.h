@@ -1,13 +1,13 @@
 // Numbers written in a spec as nested lists -> the bytes of a tensor.
-#ifndef COMMON_DATASET_SPEC_TENSORS_H_
-#define COMMON_DATASET_SPEC_TENSORS_H_
+#ifndef BROKER_SOURCE_TENSOR_VALUES_H_
+#define BROKER_SOURCE_TENSOR_VALUES_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
-#include "common/dataset_spec.h"
-#include "common/dataset_spec_yaml.h"
+#include "broker/declare/yaml.h"
+#include "broker/source/tensors.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -17,9 +17,9 @@ namespace penstock {
 // if all numbers are whole, else float32. Errors: a row whose shape differs
 // from the first, more than dimensions_max dimensions, a number that dtype
 // cannot represent.
-Status ReadTensor(const SpecValue& values, std::optional<DType> dtype,
+Status ReadTensor(const YamlValue& values, std::optional<DType> dtype,
                   size_t dimensions_max, TensorsSource::Tensor* tensor,
                   uint64_t* rows);
 
 }  // namespace penstock
-#endif  // COMMON_DATASET_SPEC_TENSORS_H_
+#endif  // BROKER_SOURCE_TENSOR_VALUES_H_

@@ -1,0 +1,63 @@
+#include "broker/plan/plan_spec.h"
+
+#include <limits>
+
+#include "broker/declare/declaration.h"
+
+namespace penstock {
+namespace {
+
+constexpr uint64_t kBatchRowsMax = uint64_t{1} << 24;
+
+// size and per_rank are two names of one number.
+DeclarationBase::Field Rows(std::string key, bool per_rank, std::string text) {
+  const auto rows = WholeNumber<uint64_t>(1, kBatchRowsMax);
+  return {std::move(key),
+          std::move(text),
+          rows.wanted,
+          false,
+          true,
+          [=](const YamlValue& value, void* object) {
+            BatchSpec& batch = *static_cast<BatchSpec*>(object);
+            batch.per_rank = per_rank;
+            return rows.Read(value, &batch.size);
+          },
+          [=](const void* object, nlohmann::ordered_json* out) {
+            const BatchSpec& batch = *static_cast<const BatchSpec*>(object);
+            if (batch.per_rank == per_rank) rows.write(batch.size, out);
+          }};
+}
+
+}  // namespace
+
+const Declaration<ShuffleSpec>& ShuffleSpec::Declared() {
+  static const auto declared =
+      Declaration<ShuffleSpec>("shuffle",
+                               "A global order, without a buffer; resumes at "
+                               "any sample.")
+          .Example("{seed: 42}")
+          .Required(
+              "seed", &ShuffleSpec::seed,
+              WholeNumber<uint64_t>(0, std::numeric_limits<uint64_t>::max()),
+              "the order is a function of it")
+          .Optional("each_epoch", &ShuffleSpec::each_epoch, Bool(),
+                    "a new order every epoch, or the same for all");
+  return declared;
+}
+
+const Declaration<BatchSpec>& BatchSpec::Declared() {
+  static const auto declared =
+      Declaration<BatchSpec>("batch", "The rows of a step.")
+          .Example("{size: 2048, last: drop}")
+          .Add(Rows("size", false, "of all ranks together"))
+          .Add(Rows("per_rank", true, "of each rank"))
+          .Optional("last", &BatchSpec::last,
+                    Words<LastBatch>({{"partial", LastBatch::kPartial},
+                                      {"drop", LastBatch::kDrop},
+                                      {"pad", LastBatch::kPad}}),
+                    "the short last batch comes as it is, is left out, or is "
+                    "filled with rows of zeros, whose sample id is −1");
+  return declared;
+}
+
+}  // namespace penstock

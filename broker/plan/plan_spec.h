@@ -1,0 +1,41 @@
+// The part of a dataset's spec that the plan follows.
+#ifndef BROKER_PLAN_PLAN_SPEC_H_
+#define BROKER_PLAN_PLAN_SPEC_H_
+
+#include <cstdint>
+#include <optional>
+
+namespace penstock {
+
+template <typename T>
+class Declaration;
+
+struct ShuffleSpec {
+  uint64_t seed = 0;
+  bool each_epoch = true;  // a new order every epoch
+  bool operator==(const ShuffleSpec&) const = default;
+
+  static const Declaration<ShuffleSpec>& Declared();
+};
+
+enum class LastBatch { kPartial, kDrop, kPad };
+
+struct BatchSpec {
+  uint64_t size = 1;      // rows; of the global batch unless per_rank
+  bool per_rank = false;  // global batch = size * world size
+  LastBatch last = LastBatch::kPartial;
+  bool operator==(const BatchSpec&) const = default;
+
+  static const Declaration<BatchSpec>& Declared();
+};
+
+struct PlanSpec {
+  std::optional<ShuffleSpec> shuffle;  // absent: source order
+  BatchSpec batch;
+  std::optional<uint64_t> epochs = 1;  // nullopt: forever
+  std::optional<uint64_t> steps_per_epoch;
+  bool operator==(const PlanSpec&) const = default;
+};
+
+}  // namespace penstock
+#endif  // BROKER_PLAN_PLAN_SPEC_H_

@@ -1,0 +1,36 @@
+// All kinds of source, in the order in which people are told of them. A new one
+// is a pair of files with a struct, its Declared and its Open, and a line of
+// each list here.
+#ifndef BROKER_SOURCE_KINDS_H_
+#define BROKER_SOURCE_KINDS_H_
+
+#include <variant>
+
+#include "broker/source/fixed_length_records.h"
+#include "broker/source/idx.h"
+#include "broker/source/image_folder.h"
+#include "broker/source/range.h"
+#include "broker/source/stream.h"
+#include "broker/source/synthetic.h"
+#include "broker/source/tensors.h"
+
+namespace penstock {
+
+using SourceSpec = std::variant<  //
+    ImageFolderSource,            //
+    IdxSource,                    //
+    FixedLengthRecordsSource,     //
+    RangeSource,                  //
+    TensorsSource,                //
+    SyntheticSource,              //
+    StreamSource>;
+
+// Opens the source of a spec: scans folders, reads headers, checks sizes.
+// Errors name the file and a remedy: NotFound, PermissionDenied (with the
+// broker's user, and `penstock run` as a remedy), DataLoss, InvalidArgument (an
+// empty folder, files that do not belong together), Cancelled.
+StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
+                                             OpenProgress* progress);
+
+}  // namespace penstock
+#endif  // BROKER_SOURCE_KINDS_H_

@@ -1,0 +1,56 @@
+// The dataset spec: source, order, transforms and batches, written in YAML
+// (JSON is YAML). Parsing is strict: an unknown key, a wrong type or a value
+// out of range is an error with line and column.
+#ifndef BROKER_SPEC_DATASET_SPEC_H_
+#define BROKER_SPEC_DATASET_SPEC_H_
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "broker/plan/plan_spec.h"
+#include "broker/source/kinds.h"
+#include "broker/transform/kinds.h"
+#include "common/status.h"
+
+namespace penstock {
+
+enum class OnError { kFail, kSkip, kSubstitute };
+
+struct DatasetSpec : PlanSpec {
+  std::string name;
+  SourceSpec source;
+  uint64_t seed = 0;  // of augmentation; default: shuffle's
+  std::vector<TransformSpec> map;
+  uint32_t prefetch = 2;  // finished batches per rank
+  // Batches a rank may hold at once: the loop's current one, one that the loop
+  // keeps, and the one being requested.
+  uint32_t hold = 3;
+  OnError on_error = OnError::kFail;
+  bool operator==(const DatasetSpec&) const = default;
+
+  static const Declaration<DatasetSpec>& Declared();
+};
+
+// Parses and checks text. Error messages start with file ("train.yaml:7:3:
+// unknown key 'shufle'; did you mean 'shuffle'?"). file "": a program wrote the
+// text, and errors name the key's path ("spec: map[0].cast.dtype: ...").
+// Relative paths are resolved against base_dir. Opens no file: only the text is
+// checked. Errors: InvalidArgument only.
+StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
+                                       const std::string& file,
+                                       const std::string& base_dir);
+
+// Every field, defaults included, in a fixed order. Two specs describe the same
+// dataset if and only if their JSON is equal. Without a `tensors` source it can
+// be parsed again.
+nlohmann::ordered_json DatasetSpecToJson(const DatasetSpec& spec);
+
+// The first differing field with both values ("batch.size: 256 here, 128
+// there"), or "" if the specs are equal.
+std::string DifferingField(const DatasetSpec& here, const DatasetSpec& there);
+
+}  // namespace penstock
+#endif  // BROKER_SPEC_DATASET_SPEC_H_

@@ -1,0 +1,228 @@
+#include "broker/spec/describe.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "broker/declare/declaration.h"
+#include "broker/spec/dataset_spec.h"
+
+namespace penstock {
+namespace {
+
+using Field = DeclarationBase::Field;
+
+constexpr size_t kColumns = 80;
+
+struct Described {
+  const DeclarationBase* declared;
+  std::string key;  // whose value it is
+
+  // The example as the value of that key.
+  std::string Example() const {
+    const std::string& name = declared->name();
+    const std::string& value = declared->example();
+    if (key == name) return Format("{}: {}", key, value);
+    return key == "map" ? Format("map: [{{{}: {}}}]", name, value)
+                        : Format("{}: {{{}: {}}}", key, name, value);
+  }
+};
+
+// Those of one key first, then what is in them.
+void AddPartsOf(const DeclarationBase& declared, std::vector<Described>* all) {
+  const size_t begin = all->size();
+  for (const Field& field : declared.fields()) {
+    for (const DeclarationBase* part : field.parts) {
+      if (std::any_of(all->begin(), all->end(), [&](const Described& each) {
+            return each.declared == part;
+          })) {
+        continue;
+      }
+      all->push_back({part, field.key});
+    }
+  }
+  for (size_t i = begin, end = all->size(); i < end; ++i) {
+    AddPartsOf(*(*all)[i].declared, all);
+  }
+}
+
+std::vector<Described> AllDeclared() {
+  std::vector<Described> all;
+  AddPartsOf(DatasetSpec::Declared(), &all);
+  return all;
+}
+
+// text in lines of at most kColumns characters; `indent` before all of them,
+// and `hanging` more before all but the first.
+std::string Wrapped(const std::string& text, size_t indent, size_t hanging) {
+  const auto characters = [](const std::string& word) {
+    return static_cast<size_t>(std::count_if(
+        word.begin(), word.end(),
+        [](char c) { return static_cast<unsigned char>(c) >> 6 != 2; }));
+  };
+  std::string lines(indent, ' ');
+  size_t column = indent;
+  bool begins = true;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!begins && column + 1 + characters(word) > kColumns) {
+      lines += "\n" + std::string(indent + hanging, ' ');
+      column = indent + hanging;
+      begins = true;
+    }
+    lines += (begins ? "" : " ") + word;
+    column += (begins ? 0 : 1) + characters(word);
+    begins = false;
+  }
+  return lines + "\n";
+}
+
+std::string KeysOf(const DeclarationBase& declared) {
+  std::string keys;
+  for (const Field& field : declared.fields()) {
+    const std::string otherwise = declared.DefaultOf(field);
+    keys += Wrapped(Format("{}: {}{}", field.key, field.wanted,
+                           field.required      ? "; required"
+                           : otherwise.empty() ? ""
+                                               : "; default " + otherwise),
+                    2, 4);
+    keys += Wrapped(field.text, 6, 0);
+  }
+  const auto one_of =
+      std::count_if(declared.fields().begin(), declared.fields().end(),
+                    [](const Field& field) { return field.one_of; });
+  if (one_of > 0) {
+    std::string names;
+    for (const Field& field : declared.fields()) {
+      if (field.one_of) names += (names.empty() ? "" : " or ") + field.key;
+    }
+    keys += Wrapped(Format("Give exactly one of {}.", names), 0, 0);
+  }
+  return keys;
+}
+
+std::string Overview() {
+  const DeclarationBase& spec = DatasetSpec::Declared();
+  std::string text = "A dataset spec is one YAML or JSON document:\n\n  " +
+                     spec.example() + "\n\nIts keys:\n" + KeysOf(spec);
+  std::string key;
+  for (const Described& each : AllDeclared()) {
+    if (each.key != key) text += Format("\nOf {}:\n", key = each.key);
+    text += Wrapped(
+        Format("{}: {}", each.declared->name(), each.declared->text()), 2, 4);
+  }
+  return text + "\n`penstock help spec NAME` has the keys of each.\n";
+}
+
+std::string Page(const Described& described) {
+  const DeclarationBase& declared = *described.declared;
+  std::string text =
+      Wrapped(Format("{}: {}", declared.name(), declared.text()), 0, 4);
+  if (!declared.gives().empty()) {
+    text += Wrapped(Format("Gives: {}", declared.gives()), 0, 4);
+  }
+  if (!declared.brief().empty()) {
+    text += Wrapped(
+        Format("Its value is {}, or has these keys.", declared.brief()), 0, 4);
+  }
+  return text + "\nKeys:\n" + KeysOf(declared) + "\nExample:\n" +
+         Wrapped(described.Example(), 2, 4);
+}
+
+// In one line, for a table.
+std::string TextWithKeys(const DeclarationBase& declared) {
+  std::string text = declared.text();
+  if (!declared.brief().empty()) {
+    text += Format(" Its value is {}, or has these keys:", declared.brief());
+  }
+  const char* separator = " ";
+  bool after_one_of = false;
+  for (const Field& field : declared.fields()) {
+    std::vector<std::string> hints;
+    if (field.wanted.starts_with("one of ")) hints.push_back(field.wanted);
+    if (const std::string otherwise = declared.DefaultOf(field);
+        !otherwise.empty()) {
+      hints.push_back("`" + otherwise + "`");
+    }
+    text += Format(
+        "{}`{}`{}: {}", field.one_of && after_one_of ? ", or " : separator,
+        field.key, hints.empty() ? "" : " (" + JoinText(hints, "; ") + ")",
+        field.text);
+    after_one_of = field.one_of;
+    separator = "; ";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> SpecExamples() {
+  std::vector<std::string> texts = {DatasetSpec::Declared().example()};
+  for (const Described& each : AllDeclared()) {
+    std::string text = "dataset: d\n" +
+                       (each.key == "crop" ? "map: [{decode_image: {size: 8, " +
+                                                 each.Example() + "}}]"
+                                           : each.Example()) +
+                       "\n";
+    if (each.key != "source") text += "source: {range: 9}\n";
+    if (each.key != "batch") text += "batch: {size: 4}\n";
+    texts.push_back(std::move(text));
+  }
+  return texts;
+}
+
+StatusOr<std::string> DescribeSpec(const std::string& name) {
+  if (name.empty()) return Overview();
+  const std::vector<Described> all = AllDeclared();
+  std::vector<std::string_view> names;
+  for (const Described& each : all) {
+    if (each.declared->name() == name) return Page(each);
+    names.push_back(each.declared->name());
+  }
+  return InvalidArgumentError("nothing of a spec is named {}; {}", Quoted(name),
+                              Suggestion(name, names));
+}
+
+nlohmann::ordered_json SpecDeclarations() {
+  nlohmann::ordered_json json;
+  for (const Described& each : AllDeclared()) {
+    nlohmann::ordered_json keys;
+    for (const Field& field : each.declared->fields()) {
+      keys[field.key] = {{"required", field.required},
+                         {"default", each.declared->DefaultOf(field)}};
+    }
+    json[each.key][each.declared->name()] = {{"gives", each.declared->gives()},
+                                             {"keys", std::move(keys)}};
+  }
+  return json;
+}
+
+std::string SpecTable(const std::string& key) {
+  std::string table;
+  if (key.empty()) {
+    const DeclarationBase& spec = DatasetSpec::Declared();
+    for (const Field& field : spec.fields()) {
+      const std::string otherwise = spec.DefaultOf(field);
+      table += Format("| `{}` | {} | {} | {} |\n", field.key,
+                      field.parts.size() > 1 ? "of those below" : field.wanted,
+                      field.required      ? "required"
+                      : otherwise.empty() ? ""
+                                          : "`" + otherwise + "`",
+                      field.text);
+    }
+    return table;
+  }
+  const bool others = key == "others";
+  for (const Described& each : AllDeclared()) {
+    if (others ? each.key == "source" || each.key == "map" : each.key != key) {
+      continue;
+    }
+    const DeclarationBase& declared = *each.declared;
+    table +=
+        Format("| `{}` | {} | {} |\n", declared.name(), TextWithKeys(declared),
+               others ? "`" + each.key + "`" : declared.gives());
+  }
+  return table;
+}
+
+}  // namespace penstock

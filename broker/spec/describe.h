@@ -1,0 +1,30 @@
+// The declarations of a spec, told to people and programs.
+#ifndef BROKER_SPEC_DESCRIBE_H_
+#define BROKER_SPEC_DESCRIBE_H_
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+
+namespace penstock {
+
+// Whole texts of a spec, one for each example that DescribeSpec shows.
+std::vector<std::string> SpecExamples();
+
+// What `penstock help spec [NAME]` prints: sentence, keys and an example of a
+// source, an operation or another mapping; "": the keys of the spec and all
+// names. InvalidArgument: nothing has this name.
+StatusOr<std::string> DescribeSpec(const std::string& name);
+
+// {KEY: {NAME: {"gives", "keys": {KEY: {"required", "default"}}}}}: below the
+// key of the spec whose values they are, all declarations.
+nlohmann::ordered_json SpecDeclarations();
+
+// Rows of a table of common/README.md: the values of this key ("source",
+// "map"); "others": of all others; "": the spec's own keys.
+std::string SpecTable(const std::string& key);
+
+}  // namespace penstock
+#endif  // BROKER_SPEC_DESCRIBE_H_

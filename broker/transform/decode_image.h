@@ -1,0 +1,26 @@
+// map: decode_image. An encoded picture -> uint8 [height, width, channels].
+#ifndef BROKER_TRANSFORM_DECODE_IMAGE_H_
+#define BROKER_TRANSFORM_DECODE_IMAGE_H_
+
+#include <optional>
+#include <string>
+
+#include "broker/transform/crop.h"
+#include "broker/transform/picture.h"
+
+namespace penstock {
+
+struct DecodeImageOp {
+  std::string feature = kDefaultFeature;
+  std::optional<CropSpec> crop;  // absent: the whole picture
+  ImageSize size;
+  int channels = 3;    // 3: RGB, 1: gray
+  bool exact = false;  // decode the whole picture, match Pillow's values
+  bool operator==(const DecodeImageOp&) const = default;
+
+  static const Declaration<DecodeImageOp>& Declared();
+  Status AddTo(PathBuilder* path, uint32_t number) const;
+};
+
+}  // namespace penstock
+#endif  // BROKER_TRANSFORM_DECODE_IMAGE_H_

@@ -1,0 +1,25 @@
+#include "broker/transform/flip.h"
+
+#include "broker/declare/declaration.h"
+#include "broker/transform/path_builder.h"
+
+namespace penstock {
+
+const Declaration<FlipOp>& FlipOp::Declared() {
+  static const auto declared =
+      Declaration<FlipOp>("flip", "Mirrors a picture left to right.")
+          .Gives("a picture of any dtype → the same")
+          .Example("{horizontal: 0.5}")
+          .Optional("feature", &FlipOp::feature, Name(), kFeatureText)
+          .Optional("horizontal", &FlipOp::horizontal, Number(0, 1),
+                    "the probability");
+  return declared;
+}
+
+Status FlipOp::AddTo(PathBuilder* path, uint32_t number) const {
+  PENSTOCK_RETURN_IF_ERROR(path->CheckImage());
+  path->PendingPass().AddFlip({horizontal, number});
+  return OkStatus();
+}
+
+}  // namespace penstock
