@@ -92,8 +92,8 @@ bool Claims::ClaimMore() {
 
 void Claims::Close(size_t i) {
   const ClaimedRows& rows = *open_[i];
-  const Candidate candidate = CandidateOf(*rows.account, *rows.job, NowNs());
-  order_.Add(rows.reads, {TurnOf(candidate), rows.account_index});
+  order_.Add(rows.reads,
+             {TurnOf(CandidateOf(*rows.account)), rows.account_index});
   open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
   failed_ = false;
 }

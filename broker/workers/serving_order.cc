@@ -24,8 +24,7 @@ Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
     account.wanted_seen_ns.store(now_ns, std::memory_order_relaxed);
     account.wanted.store(job.Wanted(), std::memory_order_relaxed);
   }
-  return {account.virtual_time_ns.load(std::memory_order_relaxed),
-          account.wanted.load(std::memory_order_relaxed)};
+  return CandidateOf(account);
 }
 
 std::optional<ServingOrder::Place> ServingOrder::TakeNext(uint64_t before) {

@@ -51,6 +51,11 @@ struct alignas(64) JobAccount {
   std::atomic<Demand> wanted{Demand::kAhead};
   std::weak_ptr<const Job> job;  // expired: free. Pool's mutex.
 };
+// As last seen.
+inline Candidate CandidateOf(const JobAccount& account) {
+  return {account.virtual_time_ns.load(std::memory_order_relaxed),
+          account.wanted.load(std::memory_order_relaxed)};
+}
 // Demand is at most 5 ms old: ranks do not report that they go to sleep, and
 // reading all their pages for every claim costs too much. now_ns: steady.
 Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns);
@@ -74,13 +79,15 @@ class ClaimableJobs {
     return (words_[index / 64].load(std::memory_order_relaxed) >> index % 64 &
             1) != 0;
   }
-  // Calls visit(index) for each.
+  // Calls visit(index) for each below end.
   template <typename Visit>
-  void ForEach(const Visit& visit) const {
-    for (size_t i = 0; i < words_.size(); ++i) {
+  void ForEach(size_t end, const Visit& visit) const {
+    for (size_t i = 0; 64 * i < end; ++i) {
       uint64_t bits = words_[i].load(std::memory_order_relaxed);
       for (; bits != 0; bits &= bits - 1) {
-        visit(64 * i + static_cast<size_t>(std::countr_zero(bits)));
+        const size_t index =
+            64 * i + static_cast<size_t>(std::countr_zero(bits));
+        if (index < end) visit(index);
       }
     }
   }

@@ -423,8 +423,8 @@ bool WorkerPool::Serves(const WorkerSeat& seat, bool blocking,
 
 bool WorkerPool::AnyClaimable(const WorkerSeat& seat, bool blocking) const {
   bool any = false;
-  claimable_.ForEach([&](size_t index) {
-    any |= index < jobs_->size() && Serves(seat, blocking, (*jobs_)[index]);
+  claimable_.ForEach(jobs_->size(), [&](size_t index) {
+    any |= Serves(seat, blocking, (*jobs_)[index]);
   });
   return any;
 }
@@ -474,9 +474,9 @@ void WorkerPool::List(const Entries& jobs, const WorkerSeat& seat,
                       bool blocking, uint64_t now_ns,
                       ServingOrder* order) const {
   order->Begin(now_ns);
-  claimable_.ForEach([&](size_t index) {
-    if (index >= jobs.size() || !Serves(seat, blocking, jobs[index])) return;
+  claimable_.ForEach(jobs.size(), [&](size_t index) {
     const Entry& entry = jobs[index];
+    if (!Serves(seat, blocking, entry)) return;
     order->Add(
         entry.reads,
         {TurnOf(CandidateOf(*entry.account, *entry.job, now_ns)), index});

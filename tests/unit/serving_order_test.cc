@@ -64,8 +64,13 @@ TEST(ClaimableJobsTest, IsTheSetThatWasSet) {
     ASSERT_EQ(jobs.Has(index), claimable);
   }
   std::vector<size_t> visited;
-  jobs.ForEach([&](size_t index) { visited.push_back(index); });
+  jobs.ForEach(ClaimableJobs::kJobsMax,
+               [&](size_t index) { visited.push_back(index); });
   EXPECT_EQ(visited, std::vector<size_t>(expected.begin(), expected.end()));
+  visited.clear();
+  jobs.ForEach(100, [&](size_t index) { visited.push_back(index); });
+  EXPECT_EQ(visited,
+            std::vector<size_t>(expected.begin(), expected.lower_bound(100)));
 }
 
 }  // namespace
