@@ -208,6 +208,7 @@ void penstock_release(penstock_batch* batch) {
 }
 
 int penstock_state(penstock_reader* reader, const char** state) {
+  if (!AllGiven(reader, state)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] {
     *state = nullptr;
     auto text = reader->reader->State();
@@ -220,6 +221,7 @@ int penstock_state(penstock_reader* reader, const char** state) {
 
 int penstock_reset(penstock_reader* reader, int32_t rank, int32_t world_size,
                    int32_t local_world_size, const char* state) {
+  if (!AllGiven(reader)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] {
     const penstock::Status status = reader->reader->Reset(
         rank, world_size, local_world_size, OrEmpty(state));
@@ -228,6 +230,7 @@ int penstock_reset(penstock_reader* reader, int32_t rank, int32_t world_size,
 }
 
 int penstock_stop_job(penstock_reader* reader, int32_t now) {
+  if (!AllGiven(reader)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] {
     const penstock::Status status = reader->reader->StopJob(now != 0);
     return CodeOf(status);
@@ -268,6 +271,7 @@ uint32_t penstock_feature_count(const penstock_reader* reader) {
 
 int penstock_feature_at(const penstock_reader* reader, uint32_t index,
                         penstock_feature* feature) {
+  if (!AllGiven(reader, feature)) return PENSTOCK_INVALID_ARGUMENT;
   const penstock::ElementSpec& spec = reader->reader->element_spec();
   if (index >= spec.size()) {
     return Guard([&] {
@@ -287,6 +291,7 @@ int penstock_feature_at(const penstock_reader* reader, uint32_t index,
 }
 
 int penstock_feature_index(const penstock_reader* reader, const char* name) {
+  if (!AllGiven(reader, name)) return PENSTOCK_INVALID_ARGUMENT;
   const penstock::ElementSpec& spec = reader->reader->element_spec();
   for (size_t i = 0; i < spec.size(); ++i) {
     if (spec[i].name == name) return static_cast<int>(i);
@@ -389,6 +394,7 @@ uint64_t penstock_producer_next_row(const penstock_producer* producer) {
 }
 
 int penstock_producer_reserve(penstock_producer* producer, uint64_t rows) {
+  if (!AllGiven(producer)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] { return CodeOf(producer->producer->Reserve(rows)); });
 }
 
@@ -398,14 +404,17 @@ void* penstock_producer_data(const penstock_producer* producer,
 }
 
 int penstock_producer_put(penstock_producer* producer, uint64_t rows) {
+  if (!AllGiven(producer)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] { return CodeOf(producer->producer->Put(rows)); });
 }
 
 int penstock_producer_finish(penstock_producer* producer) {
+  if (!AllGiven(producer)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] { return CodeOf(producer->producer->Finish()); });
 }
 
 int penstock_producer_fail(penstock_producer* producer, const char* why) {
+  if (!AllGiven(producer)) return PENSTOCK_INVALID_ARGUMENT;
   return Guard([&] { return CodeOf(producer->producer->Fail(OrEmpty(why))); });
 }
 

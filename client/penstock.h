@@ -25,7 +25,8 @@
  * Any of them may return INTERNAL; those that talk to the broker also
  * UNAVAILABLE, DEADLINE_EXCEEDED (timeout_s) and CANCELLED.
  * Nothing here throws, exits or installs a signal handler. Pointers must not be
- * NULL where NULL is not mentioned.
+ * NULL where NULL is not mentioned; a function that returns a result answers it
+ * with INVALID_ARGUMENT.
  *
  * Times are seconds. Arrays are row-major, values in the host's byte order. */
 #ifndef PENSTOCK_H_

@@ -407,6 +407,25 @@ TEST_F(DeliveryTest, WrongSpecNamesLineAndColumn) {
   EXPECT_EQ(code, PENSTOCK_INVALID_ARGUMENT);
 }
 
+TEST_F(DeliveryTest, NullIsRefusedWhereAResultCanSaySo) {
+  const char* text = nullptr;
+  penstock_feature feature;
+  penstock_batch* batch = nullptr;
+  for (const int result :
+       {penstock_attach(nullptr, nullptr), penstock_next(nullptr, &batch),
+        penstock_state(nullptr, &text), penstock_reset(nullptr, 0, 0, 0, ""),
+        penstock_stop_job(nullptr, 0),
+        penstock_feature_at(nullptr, 0, &feature),
+        penstock_feature_index(nullptr, "x"),
+        penstock_produce(nullptr, nullptr),
+        penstock_producer_reserve(nullptr, 1),
+        penstock_producer_put(nullptr, 1), penstock_producer_finish(nullptr),
+        penstock_producer_fail(nullptr, "")}) {
+    EXPECT_EQ(result, PENSTOCK_INVALID_ARGUMENT);
+    EXPECT_STREQ(penstock_error(), "a pointer is NULL");
+  }
+}
+
 TEST_F(DeliveryTest, TimesBelowZeroAreRefusedByName) {
   Options options = OptionsFor(RangeSpec("4", "batch: {size: 1}"), 0, 1);
   options.timeout_s = -1;
