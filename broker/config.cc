@@ -124,7 +124,8 @@ StatusOr<Config> LoadConfig(const std::string& path) {
   const YamlPlace place = {path, ""};
   PENSTOCK_RETURN_IF_ERROR(ReadConfig(YamlValue(root, place), &config));
   for (const YamlNode& key : root.keys) {
-    config.place_of[key.text] = Format("{}:{}:{}", path, key.line, key.column);
+    config.position_of[key.text] =
+        Format("{}:{}:{}", path, key.line, key.column);
   }
   return config;
 }

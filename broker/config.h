@@ -38,7 +38,7 @@ struct Config {
 
   // "file:line:column" of each key that is set, for errors that only the
   // machine reveals.
-  std::map<std::string, std::string> place_of;
+  std::map<std::string, std::string> position_of;
 };
 
 // "a:b", as in PATH; returned as absolute folders.

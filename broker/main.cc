@@ -174,7 +174,7 @@ StatusOr<FunctionOptions> FunctionsOf(const Config& config,
     functions.python_path = ParseFolders(variable("PENSTOCK_PYTHON_PATH"));
   }
   if (const std::string python = variable("PENSTOCK_PYTHON");
-      !python.empty() && config.place_of.count("python") == 0) {
+      !python.empty() && config.position_of.count("python") == 0) {
     functions.python = python;
   }
   if (functions.plugin_dir.empty()) {
@@ -202,9 +202,11 @@ StatusOr<FunctionOptions> FunctionsOf(const Config& config,
 // machine lacks what the configuration asks for.
 Status AsConfigured(const Config& config, const Status& status) {
   const std::string& message = status.message();
-  const auto place = config.place_of.find(message.substr(0, message.find(':')));
-  return place == config.place_of.end() ? status
-                                        : status.Prepend(place->second);
+  const auto position =
+      config.position_of.find(message.substr(0, message.find(':')));
+  return position == config.position_of.end()
+             ? status
+             : status.Prepend(position->second);
 }
 
 template <typename T>

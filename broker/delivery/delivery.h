@@ -218,11 +218,11 @@ class Delivery {
   // A rank whose processes are dead, as described by their pages.
   struct FormerConsumer {
     uint32_t rank = 0;
-    uint64_t position = 0;        // where any replacement continues
-    uint32_t phase = 0;           // the last that it had a batch of
-    std::vector<uint64_t> again;  // steps it got and did not release
-    std::set<uint64_t> done;      // released outside the order of positions
-    bool left = false;            // orderly: nobody is waited for
+    uint64_t position = 0;       // where any replacement continues
+    uint32_t phase = 0;          // the last that it had a batch of
+    std::vector<uint64_t> redo;  // steps it got and did not release
+    std::set<uint64_t> done;     // released outside the order of positions
+    bool left = false;           // orderly: nobody is waited for
   };
   // split.
   void RestoreRank(const FormerConsumer& former);
@@ -240,7 +240,7 @@ class Delivery {
     uint64_t position = 0;
     // dynamic: steps before position, by their positions.
     std::vector<uint64_t> completed;
-    std::vector<RowRange> again;
+    std::vector<RowRange> redo;
     // broadcast: consumers who are waited for or who had batches of a
     // predecessor; and whether anybody had been given the first batch.
     std::vector<FormerConsumer> consumers;

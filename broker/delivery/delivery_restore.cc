@@ -96,7 +96,7 @@ void Delivery::RestoreRank(const FormerConsumer& former) {
   consumer.lane = TakeLane(former.rank, {});
   Lane& lane = lanes_[consumer.lane];
   const bool owed = PlaceLane(&lane, former.position, former.phase);
-  for (const uint64_t step : former.again) RedoStep(&lane, step, true);
+  for (const uint64_t step : former.redo) RedoStep(&lane, step, true);
   if (owed) {
     for (const RowRange& range : phases_[lane.phase].plan.start().owed) {
       const uint64_t step = StepId(range.position, lane.phase);
@@ -121,7 +121,7 @@ void Delivery::RestoreConsumer(const FormerConsumer& former) {
     consumer.died = true;
   }
   consumer.from = std::max(consumer.from, former.position);
-  for (const uint64_t step : former.again) consumer.redo[step] = true;
+  for (const uint64_t step : former.redo) consumer.redo[step] = true;
   if (former.position > plan().start().position) return;
   for (const RowRange& range : plan().start().owed) {
     const uint64_t step = StepId(range.position, 0);
@@ -217,7 +217,7 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
   PlaceLane(&lane, former.position, 0);
   // Recorded anew: the pages that told it may be forgotten.
   for (const uint64_t position : former.completed) RecordCompleted(position);
-  for (const RowRange& each : former.again) {
+  for (const RowRange& each : former.redo) {
     RedoStep(&lane, StepId(each.position, 0), each.redelivered);
   }
   for (const auto& [rank, page] : std::exchange(orphans_, {})) {

@@ -247,7 +247,7 @@ StateRecord RowsMoved(uint64_t job, uint64_t row,
                       const std::vector<StreamLedger::Chunk>& needed) {
   json runs = json::array();
   for (const StreamLedger::Chunk& chunk : needed) {
-    runs.push_back({chunk.first, chunk.rows, chunk.place});
+    runs.push_back({chunk.first, chunk.rows, chunk.ring_position});
   }
   return Record(kRowsMoved,
                 {{"id", job}, {"row", row}, {"needed", std::move(runs)}});
@@ -262,7 +262,8 @@ void AddChunks(uint64_t job, const StreamLedger& ledger,
                std::vector<StateRecord>* records) {
   json runs = json::array();
   for (const StreamLedger::Chunk& chunk : ledger.chunks()) {
-    runs.push_back({chunk.first, chunk.rows, chunk.producer, chunk.place});
+    runs.push_back(
+        {chunk.first, chunk.rows, chunk.producer, chunk.ring_position});
     if (runs.size() < kRunsPerRecord && &chunk != &ledger.chunks().back()) {
       continue;
     }

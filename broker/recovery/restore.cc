@@ -19,7 +19,7 @@ std::vector<Delivery::FormerConsumer> RestoreRanks(
     restored.rank = rank;
     restored.left = last.left;
     bool known = true;
-    std::set<uint64_t> again;
+    std::set<uint64_t> redo;
     for (const FormerProcess* process : of_rank) {
       if (process->page == nullptr) {
         known = process->reconnects;
@@ -31,10 +31,10 @@ std::vector<Delivery::FormerConsumer> RestoreRanks(
       for (const FormerBatch& batch : FormerBatches(*process->page)) {
         restored.phase = std::max(restored.phase, PhaseOfStep(batch.step));
         if (batch.released || process->reconnects || process->left) {
-          again.erase(batch.step);
+          redo.erase(batch.step);
           restored.done.insert(batch.step);
         } else {
-          again.insert(batch.step);
+          redo.insert(batch.step);
         }
       }
     }
@@ -44,8 +44,8 @@ std::vector<Delivery::FormerConsumer> RestoreRanks(
       restored.phase = std::max(restored.phase, PhaseOfStep(step));
       restored.done.insert(step);
     }
-    for (const uint64_t step : again) {
-      if (restored.done.count(step) == 0) restored.again.push_back(step);
+    for (const uint64_t step : redo) {
+      if (restored.done.count(step) == 0) restored.redo.push_back(step);
     }
     ranks.push_back(std::move(restored));
   }
@@ -126,7 +126,7 @@ Delivery::FormerSteps GatherBroadcast(
     begin =
         std::max(begin, plan.PositionOf(foremost - std::min(foremost, window)));
     std::erase_if(gathered.consumers, [&](Delivery::FormerConsumer& each) {
-      const size_t gone = std::erase_if(each.again, [&](uint64_t id) {
+      const size_t gone = std::erase_if(each.redo, [&](uint64_t id) {
         return !IsHere(former.here, plan, id);
       });
       return former.options.lag == Lag::kFail &&
@@ -221,7 +221,7 @@ Delivery::FormerSteps GatherSteps(
   const auto add = [&](uint64_t position, bool redelivered) {
     const bool taken = taken_by_dead.count(position) > 0;
     if (known.count(position) > 0) return;
-    gathered.again.push_back({position, 0, redelivered || taken || !all_known});
+    gathered.redo.push_back({position, 0, redelivered || taken || !all_known});
   };
   for (const RowRange& owed : plan.start().owed) {
     add(owed.position, owed.redelivered);

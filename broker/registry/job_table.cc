@@ -115,10 +115,11 @@ Status JobTable::CheckAgreement(const Entry& entry,
 
 Status JobTable::ForgottenError(const std::string& job) {
   return AbortedError(
-      "the broker was started again and knows nothing of job '{}': it has no "
-      "state directory (--state-dir), or its journal there is damaged (its log "
-      "says so); what its ranks had together is not known: begin all ranks at "
-      "a state",
+      "the broker was restarted and has no record of job '{}': it has no state "
+      "directory (--state-dir), or its journal there is missing or damaged "
+      "(its "
+      "log says so); what the job's ranks had together is unknown: begin all "
+      "ranks at a state",
       job);
 }
 
@@ -479,7 +480,7 @@ Status JobTable::CheckLimits(uint32_t uid) const {
       std::count_if(entries_.begin(), entries_.end(),
                     [uid](const Entry& entry) { return entry.key.uid == uid; });
   if (entries_.size() >= limits_.jobs) {
-    return ResourceExhaustedError("the broker has {} jobs, all it may have",
+    return ResourceExhaustedError("the broker has reached its limit of {} jobs",
                                   limits_.jobs);
   }
   if (static_cast<uint32_t>(of_uid) >= limits_.jobs_per_uid) {

@@ -447,10 +447,11 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
   }
   if ((*job)->stream() != nullptr && entry->forgotten) {
     (*job)->Fail(DataLossError(
-        "job '{}': the broker was started again and knows nothing of the rows "
-        "of its producers that nobody had taken: it has no state directory "
-        "(--state-dir), or its journal there is damaged; begin at a state, "
-        "ranks and producers",
+        "job '{}': the broker was restarted and has no record of the rows that "
+        "its producers put and nobody took: it has no state directory "
+        "(--state-dir), or its journal there is missing or damaged; begin "
+        "ranks "
+        "and producers at a state",
         entry->key.name));
   }
   if (entry->forgotten) (*job)->BeginRecovery();

@@ -260,10 +260,10 @@ Status JobTable::CheckForgotten(const Entry& entry,
   const uint32_t rank = request.joining.rank;
   if (entry.job != nullptr && entry.job->Knows(rank)) return OkStatus();
   return FailedPreconditionError(
-      "rank {} of job '{}' was attached before the broker was started again, "
-      "which knows nothing of it: it has no state directory (--state-dir), or "
-      "its journal there is damaged; how far that rank was is not known: begin "
-      "all ranks at a state",
+      "rank {} of job '{}' was attached before the broker was restarted, which "
+      "has no record of it: it has no state directory (--state-dir), or its "
+      "journal there is missing or damaged; that rank's position is unknown: "
+      "begin all ranks at a state",
       rank, entry.key.name);
 }
 
@@ -277,9 +277,8 @@ void JobTable::FinishForgotten(Entry& entry) {
              kReconnectTime) {
     entry.job->Fail(AbortedError(
         "job '{}': {} did not come back within {} s after the broker was "
-        "started again, which knows nothing of it (no --state-dir, or a "
-        "damaged journal): how far it was is not known; begin all ranks at a "
-        "state",
+        "restarted, which has no record of it (no --state-dir, or a missing or "
+        "damaged journal): its position is unknown; begin all ranks at a state",
         entry.key.name, entry.job->MissingText(), kReconnectTime.count()));
     entry.forgotten.reset();
   }
@@ -473,7 +472,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
       }
     }
     LogInfo(
-        "job '{}': rank {} is taken off before it reconnected: "
+        "job '{}': rank {} is evicted before it reconnected: "
         "evicted by user {}",
         name, rank, uid);
     // Its time may have been over before; its batches are settled now.

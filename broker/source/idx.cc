@@ -117,7 +117,7 @@ StatusOr<Header> ParseHeader(const std::string& path,
     if (dim == 0) {
       return InvalidArgumentError(
           "{}: dimension {} is 0: {}", path, i,
-          i == 0 ? "there are no records" : "the records have no values");
+          i == 0 ? "the file has no records" : "the records have no values");
     }
     header.dims.push_back(dim);
     if (i == 0) continue;

@@ -20,9 +20,10 @@ Status Collect(const YamlValue& value, const std::vector<size_t>& shape,
                size_t depth, std::vector<YamlValue>* numbers) {
   if (depth == shape.size()) {
     if (value.IsSequence()) {
-      return value.Error(Format(
-          "ragged: a list of {} here, a number at this place of the first row",
-          value.size()));
+      return value.Error(
+          Format("ragged: a list of {} here, a number at this position of the "
+                 "first row",
+                 value.size()));
     }
     if (!value.IsScalar()) return value.Wanted("a number");
     numbers->push_back(value);
@@ -31,7 +32,7 @@ Status Collect(const YamlValue& value, const std::vector<size_t>& shape,
   if (!value.IsSequence() || value.size() != shape[depth]) {
     if (value.IsSequence() || value.IsScalar()) {
       return value.Error(Format(
-          "ragged: {} here, a list of {} at this place of the first row",
+          "ragged: {} here, a list of {} at this position of the first row",
           value.IsScalar() ? "a number" : Format("a list of {}", value.size()),
           shape[depth]));
     }

@@ -372,7 +372,7 @@ Status Stream::CopyLocked(const StreamLedger::Chunk& to,
     const uint64_t row_bytes = layout.row_bytes[i];
     const uint64_t at_once =
         std::max<uint64_t>(kBytesAtOnce / std::max<uint64_t>(row_bytes, 1), 1);
-    uint64_t at = layout.offsets[i] + to.place * row_bytes;
+    uint64_t at = layout.offsets[i] + to.ring_position * row_bytes;
     for (const Piece& piece : pieces) {
       for (uint64_t k = 0; k < piece.rows; k += at_once) {
         rows.resize(std::min(at_once, piece.rows - k) * row_bytes);
@@ -401,7 +401,7 @@ StatusOr<std::vector<StreamLedger::Chunk>> Stream::MoveRunLocked(
                             RetainedLocked());
   std::map<uint64_t, uint64_t> taken;  // positions [from, upto) in use
   for (const StreamLedger::Chunk& each : kept) {
-    taken[each.place] = each.place + each.rows;
+    taken[each.ring_position] = each.ring_position + each.rows;
   }
   taken[retained->layout().rows] = retained->layout().rows;
   // Fills the gaps, in as many parts as needed.
@@ -444,7 +444,7 @@ void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
       if (first >= end) continue;
       if (chunk.producer == StreamLedger::kRetained) {
         kept.push_back({first, end - first, StreamLedger::kRetained,
-                        chunk.place + (first - chunk.first)});
+                        chunk.ring_position + (first - chunk.first)});
       } else if (!runs.empty() && runs.back().second == first) {
         runs.back().second = end;
       } else {
@@ -633,7 +633,7 @@ StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
     }
     const uint64_t rows = std::min(count, chunk->rows - skipped);
     pieces.push_back(
-        {rows, memory, chunk->place % memory->layout().rows + skipped});
+        {rows, memory, chunk->ring_position % memory->layout().rows + skipped});
     first += rows;
     count -= rows;
   }

@@ -67,12 +67,14 @@ bool StreamLedger::Keep(const Chunk& chunk) {
   if (found == producers_.end()) return false;
   Producer& producer = found->second;
   const uint64_t ring = producer.ring_rows;
-  if (chunk.rows == 0 || chunk.rows > ring - chunk.place % ring) return false;
+  if (chunk.rows == 0 || chunk.rows > ring - chunk.ring_position % ring)
+    return false;
   Chunk* const last = chunks_.empty() ? nullptr : &chunks_.back();
   if (last != nullptr && chunk.first < last->first + last->rows) return false;
   if (last != nullptr && last->producer == chunk.producer &&
       chunk.first == last->first + last->rows &&
-      chunk.place == last->place + last->rows && chunk.place % ring != 0) {
+      chunk.ring_position == last->ring_position + last->rows &&
+      chunk.ring_position % ring != 0) {
     last->rows += chunk.rows;
   } else {
     chunks_.push_back(chunk);
@@ -103,10 +105,10 @@ std::vector<uint32_t> StreamLedger::Release(uint64_t row) {
     Chunk& chunk = chunks_.front();
     const uint64_t rows = std::min(chunk.rows, row - chunk.first);
     chunk.first += rows;
-    chunk.place += rows;
+    chunk.ring_position += rows;
     chunk.rows -= rows;
     const auto producer = producers_.find(chunk.producer);
-    producer->second.freed = chunk.place;
+    producer->second.freed = chunk.ring_position;
     if (chunk.rows > 0) break;
     chunks_.pop_front();
     if (--producer->second.chunks > 0 || producer->second.at_work) continue;
@@ -138,14 +140,14 @@ std::vector<uint32_t> StreamLedger::Move(uint64_t row,
       for (auto run = next; run != kept.end() && run->first < end; ++run) {
         const uint64_t first = std::max(run->first, chunk.first);
         Chunk part = chunk.producer == kRetained ? chunk : *run;
-        part.place += first - part.first;
+        part.ring_position += first - part.first;
         part.first = first;
         part.rows = std::min(run->first + run->rows, end) - first;
         part.producer = kRetained;
         left.push_back(part);
       }
       chunk.first += rows;
-      chunk.place += rows;
+      chunk.ring_position += rows;
       chunk.rows -= rows;
     }
     if (chunk.rows > 0) left.push_back(chunk);
@@ -155,7 +157,7 @@ std::vector<uint32_t> StreamLedger::Move(uint64_t row,
   for (auto& [number, producer] : producers_) producer.chunks = 0;
   for (const Chunk& chunk : chunks_) {
     ++producers_.at(chunk.producer).chunks;
-    first_position.emplace(chunk.producer, chunk.place);
+    first_position.emplace(chunk.producer, chunk.ring_position);
   }
   std::vector<uint32_t> gone;
   for (auto it = producers_.begin(); it != producers_.end();) {

@@ -26,7 +26,7 @@ class StreamLedger {
     uint64_t first = 0;  // row number in the stream
     uint64_t rows = 0;
     uint32_t producer = 0;
-    uint64_t place = 0;  // ring position
+    uint64_t ring_position = 0;
   };
   // A producer that is at work or has kept rows.
   struct Producer {
@@ -62,7 +62,7 @@ class StreamLedger {
   // Releases the rows before this one.
   std::vector<uint32_t> Release(uint64_t row);
   // Before row only the chunks `kept` are still needed, sorted by number, and
-  // they are now in the retained rows: place is their position there,
+  // they are now in the retained rows, at ring_position,
   // unchanged for those that were there before.
   std::vector<uint32_t> Move(uint64_t row, const std::vector<Chunk>& kept);
   // The broker's own memory. Not a producer's, but listed in producers() while

@@ -31,7 +31,7 @@ class Claims {
   // Claims rows of a job without an open claim here. False: there are none.
   bool ClaimMore();
   // The next ClaimMore asks the pool even if the last one found nothing.
-  void AskAnew() {
+  void Retry() {
     failed_ = false;
     order_.Expire();
   }

@@ -23,7 +23,7 @@ Worker::Worker(WorkerPool* pool, const WorkerSeat& seat, uint32_t most,
 bool Worker::RunOnce() {
   bool any = false;
   reads_.UnpinEnded();
-  claims_.AskAnew();
+  claims_.Retry();
   for (;;) {
     reads_.CheckTimeouts();
     any |= ReadAhead();
@@ -134,8 +134,8 @@ void Worker::MakeUnread(ClaimedRows& rows) {
     }
     // Reads and rows of other jobs must not wait long. The clock is not read
     // for every cheap row.
-    const bool look = made % 8 == 0 || (made & (made - 1)) == 0;
-    if (made > 0 && look && NowNs() - begin_ns > kInlineNs) break;
+    const bool check_clock = made % 8 == 0 || (made & (made - 1)) == 0;
+    if (made > 0 && check_clock && NowNs() - begin_ns > kInlineNs) break;
     ++rows.started;
     ++made;
     maker_.Make(rows, index, {});

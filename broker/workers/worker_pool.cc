@@ -18,7 +18,7 @@ constexpr uint32_t kFunctionWorkersMax = kSampleLines / 2;
 constexpr uint32_t kFunctionWorkersOfUserMax = kSampleLines / 8;
 constexpr uint64_t kLateNs = 1'000'000'000;
 // Log lines after one death.
-constexpr size_t kChargesToldMax = 20;
+constexpr size_t kChargesLoggedMax = 20;
 // How often a worker without rows checks what it owes.
 constexpr std::chrono::seconds kOweInterval{1};
 
@@ -60,11 +60,11 @@ class CrashStack {
 };
 
 // Logs charges by name: the quarantine file has only numbers.
-void TellCharges(SampleQuarantine* samples, const Job& job) {
+void LogCharges(SampleQuarantine* samples, const Job& job) {
   const std::vector<SampleQuarantine::Charge> charges = samples->TakeCharges(
       SampleQuarantine::DatasetHash(DatasetKey(job.options().spec)));
   for (size_t i = 0; i < charges.size(); ++i) {
-    if (i == kChargesToldMax) {
+    if (i == kChargesLoggedMax) {
       LogWarning("dataset '{}': and {} more samples that were in work",
                  job.key().dataset, charges.size() - i);
       break;
@@ -317,7 +317,7 @@ std::unique_ptr<StorageReader> WorkerPool::MakeWorkerReader(
 }
 
 void WorkerPool::Add(std::shared_ptr<Job> job) {
-  TellCharges(options_.samples, *job);
+  LogCharges(options_.samples, *job);
   bool function_workers = false;
   uint64_t number = 0;
   {

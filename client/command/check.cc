@@ -200,7 +200,8 @@ Subcommand AddCheck(CLI::App& app) {
   check->add_flag("--syntax", options->syntax,
                   "Only parse the spec; open no data");
   check->footer(
-      "Mistakes in the spec are told as FILE:LINE:COLUMN. It warns, with exit\n"
+      "Mistakes in the spec are reported as FILE:LINE:COLUMN. It warns, with "
+      "exit\n"
       "status 0, when the jobs need more memory than this machine, its "
       "control\n"
       "groups or --memory-limit leave, and when labels of the datasets\n"

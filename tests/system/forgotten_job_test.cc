@@ -123,14 +123,14 @@ TEST_F(ForgottenJobTest, SplitThatHadShrunkFails) {
     }
   }
   KillBrokerAndStartAnother();
-  EndsWith("knows nothing of job");
+  EndsWith("has no record of job");
 }
 
 TEST_F(ForgottenJobTest, DynamicFailsAndRepeatsNothing) {
   Attach(2, "dynamic");
   TakeFromAll(5);
   KillBrokerAndStartAnother();
-  EndsWith("knows nothing of job");
+  EndsWith("has no record of job");
 }
 
 TEST_F(ForgottenJobTest, BroadcastFails) {
@@ -140,7 +140,7 @@ TEST_F(ForgottenJobTest, BroadcastFails) {
   KillBrokerAndStartAnother();
   for (const Course& course : RunAllToTheEnd()) {
     EXPECT_EQ(course.code, PENSTOCK_ABORTED);
-    EXPECT_THAT(course.error, HasSubstr("knows nothing of job"));
+    EXPECT_THAT(course.error, HasSubstr("has no record of job"));
   }
 }
 

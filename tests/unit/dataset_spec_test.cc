@@ -340,13 +340,13 @@ TEST(DatasetSpecTest, RaggedTensorsAreErrorsAtTheRaggedRow) {
   };
   EXPECT_EQ(error("[[1, 2], [3]]"),
             "4:19: source.tensors.features.x[1]: ragged: a list of 1 here, a "
-            "list of 2 at this place of the first row");
+            "list of 2 at this position of the first row");
   EXPECT_EQ(error("[[1, 2], 3]"),
             "4:19: source.tensors.features.x[1]: ragged: a number here, a list "
-            "of 2 at this place of the first row");
+            "of 2 at this position of the first row");
   EXPECT_EQ(error("[1, [2]]"),
             "4:14: source.tensors.features.x[1]: ragged: a list of 1 here, a "
-            "number at this place of the first row");
+            "number at this position of the first row");
   EXPECT_THAT(error("[[1, 2], [3, []]]"), StartsWith("4:23: "));
   EXPECT_THAT(error("[]"), StartsWith("4:10: source.tensors.features.x: "));
   EXPECT_THAT(error("[[]]"), StartsWith("4:11: source.tensors.features.x[0]"));

@@ -263,7 +263,7 @@ TEST_F(IdxSourceTest, HostileHeadersTakeNoMemory) {
       HasSubstr("which cannot hold that"));
   EXPECT_THAT(OpenFails(StatusCode::kInvalidArgument,
                         Write("images", Header(0x08, {0, 28, 28}))),
-              HasSubstr("there are no records"));
+              HasSubstr("the file has no records"));
   EXPECT_THAT(OpenFails(StatusCode::kInvalidArgument,
                         Write("images", Header(0x08, {}))),
               HasSubstr("0 dimensions; wanted 1 to 8"));

@@ -207,7 +207,7 @@ class RecoveryJournalTest : public testing::Test {
         plan_, processes, {});
     std::map<uint64_t, bool> comes;  // step -> delivered marked
     for (uint64_t at = gathered.position; at < kSteps; ++at) comes[at] = false;
-    for (const RowRange& redo : gathered.again) {
+    for (const RowRange& redo : gathered.redo) {
       EXPECT_TRUE(comes.emplace(redo.position, redo.redelivered).second)
           << "step " << redo.position << " comes twice";
     }

@@ -107,7 +107,7 @@ TEST_F(RestoreTest, AllIsHere) {
     const auto gathered = Gather(lag, {{10 * kBatch, 20 * kBatch, false}});
     EXPECT_EQ(gathered.position, 12 * kBatch);
     ASSERT_EQ(gathered.consumers.size(), 1u);
-    EXPECT_THAT(gathered.consumers[0].again,
+    EXPECT_THAT(gathered.consumers[0].redo,
                 ElementsAre(StepId(10 * kBatch, 0)));
   }
 }
@@ -130,13 +130,13 @@ TEST_F(RestoreTest, SkipGoesOnBehindTheGapWithWhatIsKept) {
   EXPECT_EQ(gathered.position, 20 * kBatch);
   ASSERT_EQ(gathered.consumers.size(), 1u);
   EXPECT_EQ(gathered.consumers[0].position, 12 * kBatch);
-  EXPECT_THAT(gathered.consumers[0].again, ElementsAre(StepId(10 * kBatch, 0)));
+  EXPECT_THAT(gathered.consumers[0].redo, ElementsAre(StepId(10 * kBatch, 0)));
 }
 
 TEST_F(RestoreTest, SkipLeavesOutWhatIsNotKept) {
   const auto gathered = Gather(Lag::kSkip, {gap_[1]});
   ASSERT_EQ(gathered.consumers.size(), 1u);
-  EXPECT_THAT(gathered.consumers[0].again, IsEmpty());
+  EXPECT_THAT(gathered.consumers[0].redo, IsEmpty());
 }
 
 TEST_F(RestoreTest, AStreamOfWhichAllIsReleased) {
