@@ -125,7 +125,7 @@ TEST_F(ConfigTest, EveryKeyIsRead) {
   EXPECT_EQ(config->socket, "/x/sock");
   EXPECT_EQ(config->cpus, "0-1");
   EXPECT_EQ(config->reserve_cores, 1u);
-  EXPECT_THAT(config->place_of.at("reserve_cores"), HasSubstr("c.yaml:3:1"));
+  EXPECT_THAT(config->position_of.at("reserve_cores"), HasSubstr("c.yaml:3:1"));
   EXPECT_EQ(config->workers, 3u);
   EXPECT_EQ(config->read_depth, 8u);
   EXPECT_EQ(config->read_backend, ReadBackend::kCoopTaskrun);
