@@ -1,6 +1,7 @@
-// Penstock's consumer in bench/peers.py: takes batches for ever, reads one byte
-// of every cache line, tells the driver the time of each. Same protocol as the
-// Python of bench/peers/common.py: JSON lines over the driver's Unix socket.
+// Penstock's consumer in bench/peers.py. It takes batches without end, reads
+// one byte of every cache line and reports the time of each batch to the
+// driver. The protocol is that of bench/peers/common.py: JSON lines over the
+// driver's Unix socket.
 //
 //   consumer SOCKET split|broadcast [no-touch]      (started by penstock run)
 #include <sys/socket.h>
@@ -39,17 +40,17 @@ class Driver {
   }
   ~Driver() { close(socket_); }
 
-  void Tell(const std::string& line) {
+  void Send(const std::string& line) {
     if (send(socket_, line.data(), line.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(line.size())) {
-      throw std::runtime_error("the driver has gone");
+      throw std::runtime_error("the driver is gone");
     }
   }
   // One line, "begin", or the end.
   void WaitToBegin() {
     for (char byte = 0; byte != '\n';) {
       if (recv(socket_, &byte, 1, 0) != 1) {
-        throw std::runtime_error("the driver has gone");
+        throw std::runtime_error("the driver is gone");
       }
     }
   }
@@ -94,7 +95,7 @@ void Consume(const std::string& socket_path, const std::string& delivery,
              bool touch) {
   Driver driver(socket_path);
   const char* const rank = getenv("PENSTOCK_RANK");
-  driver.Tell(Format("{{\"event\": \"imported\", \"rank\": {}, \"pid\": {}}}\n",
+  driver.Send(Format("{{\"event\": \"imported\", \"rank\": {}, \"pid\": {}}}\n",
                      rank == nullptr ? "0" : rank, getpid()));
   driver.WaitToBegin();
 
@@ -107,13 +108,13 @@ void Consume(const std::string& socket_path, const std::string& delivery,
         peers_touch(batch.data(i), batch.rows() * features[i].row_bytes);
       }
       if (samples == 0) {
-        driver.Tell(Format("{{\"event\": \"first\", \"batch\": {}}}\n",
+        driver.Send(Format("{{\"event\": \"first\", \"batch\": {}}}\n",
                            FirstBatch(features[0], batch)));
       }
       samples += batch.rows();
       const std::chrono::duration<double> now =
           std::chrono::steady_clock::now().time_since_epoch();
-      driver.Tell(
+      driver.Send(
           Format("{{\"event\": \"batch\", \"samples\": {}, \"t\": {:.6f}}}\n",
                  samples, now.count()));
     }

@@ -1,5 +1,5 @@
-// Question: what does a row of a picture cost beside the bare decoding of the
-// same pixels, and how near is it to the exact one?
+// Question: what does a row of a picture cost compared with bare decoding of
+// the same pixels, and how close is it to the exact row?
 //
 // Method: JPEG files in memory; random-resized-crop to 224 x 224, flip, and
 // either uint8 channels last or float16 channels first, normalised. The same
@@ -48,8 +48,8 @@ double ThreadCpuUs() {
          static_cast<double>(time.tv_nsec) * 1e-3;
 }
 
-// libjpeg-turbo as one would call it by hand. A file it cannot read ends the
-// program: its default.
+// libjpeg-turbo called directly. A file that it cannot read ends the program,
+// its default.
 class BareDecoder {
  public:
   // past_caches: to rows on a vector's boundary.
@@ -216,14 +216,14 @@ void PrintQuality(const std::vector<Picture>& pictures) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("A row of a picture beside the bare decoding of its pixels");
+  CLI::App app("The cost of a row of a picture, compared with bare decoding");
   SideBySideOptions options;
   std::string folder;
   size_t count = 200;
   app.add_option("--pictures", folder, "A folder of JPEG files (*.jpg)")
       ->required()
       ->check(CLI::ExistingDirectory);
-  app.add_option("--count", count, "Take so many of them")
+  app.add_option("--count", count, "Number of files to take")
       ->capture_default_str();
   AddSideBySideOptions(&app, &options);
   CLI11_PARSE(app, argc, argv);

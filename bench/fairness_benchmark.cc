@@ -1,8 +1,9 @@
-// What does a job get beside another one whose rows cost 20 times as much?
+// What share does a job get beside another job whose rows cost 20 times as
+// much?
 //
-// Fair are equal shares of the workers' time to jobs that want more than they
-// can get, whatever their rows cost and however many ranks they have; and all
-// that it needs to a job that wants less than its share.
+// Shares are fair if jobs that want more than they can get have equal shares of
+// the workers' time, whatever their rows cost and however many ranks they have,
+// and a job that wants less than its share gets all it needs.
 //
 // Method. A penstockd with two workers and two jobs: "cheap" (rows of 50 us,
 // batches of 64 rows a rank) and "dear" (rows of 1,000 us, batches of 8); or
@@ -10,16 +11,16 @@
 // A job either drains (its ranks take as fast as they can) or trains (a step of
 // so many ms after each batch). Each round measures each job alone and then
 // both together, two seconds each, half a second after the start. Shares are
-// those of decode_s in the broker's status; a rate is that of rows taken,
-// beside the same job alone in the same round.
+// those of decode_s in the broker's status. A rate is that of rows taken, over
+// the rate of the same job alone in the same round.
 //
-// Isolation. Each measurement has a penstockd of its own; what disturbs the
-// machine disturbs a round as a whole. The ranks are threads of this process:
+// Isolation. Each measurement has its own penstockd. A disturbance of the
+// machine affects a round as a whole. The ranks are threads of this process:
 // they sleep or wait.
 //
-// What limits it: a chunk of rows under way is finished first (10 ms at most),
-// and `prefetch` (2) is all that a job has in store meanwhile. A worker's time
-// is by wall clock: on a machine that is busy otherwise shares are less exact.
+// Limits: a chunk of rows in progress is finished first (10 ms at most), and
+// meanwhile a job has only `prefetch` (2) batches in store. A worker's time is
+// wall-clock time, so shares are less exact on a machine with other load.
 //
 //   fairness_benchmark [--runs N] [--json]
 #include <unistd.h>
@@ -42,7 +43,7 @@
 #include "bench/side_by_side.h"
 #include "common/format.h"
 #include "common/message.h"
-#include "tests/broker_process.h"
+#include "tests/support/broker_process.h"
 
 namespace penstock {
 namespace {
@@ -85,7 +86,7 @@ JobKind Dear(int ranks, int step_ms) {
   return {"dear", 1000, 8, ranks, std::chrono::milliseconds(step_ms), ""};
 }
 
-// Beside one whose rows cost so much, in batches of so many.
+// Rows that are read from a file, and rows that each cost cost_us.
 JobKind Reads(const std::string& file) { return {"reads", 0, 16, 1, {}, file}; }
 JobKind Slow(int cost_us) { return {"slow", cost_us, 8, 1, {}, ""}; }
 
@@ -121,7 +122,7 @@ double DecodeSeconds(const BrokerProcess& broker, const std::string& name) {
       }
     }
   }
-  std::fprintf(stderr, "penstockd does not tell of job %s\n", name.c_str());
+  std::fprintf(stderr, "penstockd does not report job %s\n", name.c_str());
   std::exit(1);
 }
 
@@ -135,16 +136,16 @@ std::vector<Got> Measure(const std::vector<JobKind>& kinds, bool tiny) {
   std::this_thread::sleep_for(Seconds(tiny ? 0.1 : 0.5));
   const auto begin = std::chrono::steady_clock::now();
   std::vector<Got> before(jobs.size());
-  const auto look = [&](size_t i) {
+  const auto progress_of = [&](size_t i) {
     return Got{static_cast<double>(jobs[i]->rows()),
                DecodeSeconds(broker, kinds[i].name)};
   };
-  for (size_t i = 0; i < jobs.size(); ++i) before[i] = look(i);
+  for (size_t i = 0; i < jobs.size(); ++i) before[i] = progress_of(i);
   std::this_thread::sleep_for(Seconds(tiny ? 0.1 : 2));
   const Seconds wall = std::chrono::steady_clock::now() - begin;
   std::vector<Got> got(jobs.size());
   for (size_t i = 0; i < jobs.size(); ++i) {
-    const Got after = look(i);
+    const Got after = progress_of(i);
     got[i] = {(after.rows_per_s - before[i].rows_per_s) / wall.count(),
               after.workers_s - before[i].workers_s};
   }
@@ -207,7 +208,7 @@ void Run(const SideBySideOptions& options) {
   if (!options.json) {
     Print(stdout, "{} interleaved runs of each{}\n\n  {:<42}  {:<20}  {}\n",
           runs, options.tiny ? ", tiny: figures mean nothing" : "",
-          "two jobs at once", "share of the workers", "rate beside alone");
+          "two jobs at once", "share of the workers", "rate over rate alone");
   }
   for (const Pair& pair : pairs) {
     nlohmann::json jobs = nlohmann::json::array();
@@ -230,7 +231,7 @@ void Run(const SideBySideOptions& options) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CLI::App app("What two unequal jobs get of one broker.");
+  CLI::App app("The shares of one broker that two unequal jobs get.");
   penstock::SideBySideOptions options;
   penstock::AddSideBySideOptions(&app, &options);
   CLI11_PARSE(app, argc, argv);

@@ -1,8 +1,8 @@
 // Question: what does handing a batch from one process to another cost, from
-// "the slot is filled" to "the trainer has it", beside what the machine itself
-// needs for it and beside other ways? Targets: with a peer that spins 1.5 x a
-// raw ping of a cache line between the two cores; with one that sleeps 1.2 x a
-// raw wake through a socket; within 10 % the same from 4 KiB to 256 MiB.
+// "the slot is filled" to "the trainer has it", compared with the bare machine
+// and with other mechanisms? Targets: with a peer that spins 1.5 x a raw ping
+// of a cache line between the two cores; with one that sleeps 1.2 x a raw wake
+// through a socket; within 10 % the same from 4 KiB to 256 MiB.
 //
 // Method: two processes, each pinned to a core of its own.
 //   * Peer spins: half a round trip, p50 of round trips; each side hands its
@@ -14,14 +14,14 @@
 //     written before, the taker reads their first byte. What copies, copies.
 // Penstock is measured from broker/delivery/feed.h's Publish (lease, cell,
 // count, wake) to the return of penstock.h's penstock_next in the other
-// process: its whole way in the rank, with the spinning or poll that a
-// penstockd tells it to do. The segment, its seals, the cursor page, the wake
-// socket and the attach are the product's own; this benchmark only answers the
-// attach in penstockd's place. Left out: what penstockd does before a batch is
-// ready (Delivery finds whose it is, under the job's mutex) and after it came
-// back. Release and Reclaim are done by the side whose turn it is not. "ring.h
-// alone" is Publish and TryTake in a loop, without what a feed and a reader
-// keep books of.
+// process: the whole path in the rank, with the spinning or polling that
+// penstockd chooses. The segment, its seals, the cursor page, the wake socket
+// and the attach are the product's own; this benchmark only answers the attach
+// instead of penstockd. Left out is the work of penstockd before a batch is
+// ready (Delivery finds its rank, under the job's mutex) and after its release.
+// Release and Reclaim are done by the side whose turn it is not. "ring.h alone"
+// is Publish and TryTake in a loop, without the bookkeeping of a feed and a
+// reader.
 //
 // Isolation: nothing else should run on the two cores; spinning p50 survives
 // preemption (a round trip either has one or has not), waking does less. On
@@ -94,12 +94,12 @@ std::string SizeName(uint64_t bytes) {
                       : Format("{} MiB", bytes / kMiB);
 }
 
-// What needs no tidying up.
+// A mechanism that needs no tidying up.
 struct Untidied {
   void Tidy() {}
 };
 
-// ---- what the machine needs
+// ---- the bare machine
 
 // One word in one cache line that both write in turn.
 class CacheLine : public Untidied {
@@ -239,13 +239,14 @@ class RingAlone : public Untidied {
   uint64_t published_ = 0;
 };
 
-// The broker's end of one attached rank: answers its attach as penstockd does.
+// The broker's side of one attached rank; answers its attach as penstockd does.
 class OneRankBroker {
  public:
   // As a spec with prefetch: 2 and hold: 2 has it.
   static constexpr uint32_t kHold = 2;
   static constexpr uint32_t kLeases = 2 + kHold;
-  // As ControlServer, when every rank and worker has a processor or has not.
+  // As ControlServer does, for the cases that every rank and worker has a
+  // processor or not.
   static constexpr int64_t kSpinNs = 50'000;
 
   OneRankBroker(uint64_t batch_bytes, Waits waits)
@@ -253,7 +254,7 @@ class OneRankBroker {
         spin_ns_(waits == Waits::kSpinning ? kSpinNs : 0),
         segment_(Need(Segment::Create(
             Need(PlanSegment(spec_, /*rows_max=*/1, kLeases, /*seats=*/1)),
-            /*life_id=*/1, /*job_id=*/1))) {
+            /*broker_instance_id=*/1, /*job_id=*/1))) {
     for (uint32_t slot = 0; slot < kLeases; ++slot) {
       std::memset(segment_->feature(slot, 0), 1, batch_bytes);
       free_.push_back(slot);
@@ -266,7 +267,7 @@ class OneRankBroker {
     pollfd entry{connection_.get(), POLLIN, 0};
     poll(&entry, 1, -1);
     const auto request = Need(ReceiveMessage(connection_.get()));
-    if (!request) throw std::runtime_error("no attach came");
+    if (!request) throw std::runtime_error("no attach request arrived");
     auto cursor =
         std::make_shared<Mapping>(Need(OpenCursor(request->fds.at(0).get())));
     WakePair wakes = Need(MakeWakePair());
@@ -565,23 +566,23 @@ class RouDi {
                << "\ncount = " << kChunks << "\n";
       }
     }
-    int says[2];
+    int ends[2];
     NeedErrno(pipe2(says, O_CLOEXEC) == 0, "pipe");
     pid_ = fork();
     NeedErrno(pid_ >= 0, "fork");
     if (pid_ == 0) {
       prctl(PR_SET_PDEATHSIG, SIGTERM);
-      dup2(says[1], STDOUT_FILENO);
-      dup2(says[1], STDERR_FILENO);
+      dup2(ends[1], STDOUT_FILENO);
+      dup2(ends[1], STDERR_FILENO);
       execl(PENSTOCK_ROUDI, "iox-roudi", "-c", path.c_str(), nullptr);
       _exit(127);
     }
-    close(says[1]);
-    output_ = Fd(says[0]);
+    close(ends[1]);
+    output_ = Fd(ends[0]);
     char text[4096];
     for (ssize_t n; (n = read(output_.get(), text, sizeof(text))) > 0;) {
-      said_.append(text, static_cast<size_t>(n));
-      if ((ready_ = said_.find("RouDi is ready") != std::string::npos)) return;
+      log_.append(text, static_cast<size_t>(n));
+      if ((ready_ = log_.find("RouDi is ready") != std::string::npos)) return;
     }
   }
   ~RouDi() {
@@ -592,13 +593,13 @@ class RouDi {
   RouDi(const RouDi&) = delete;
   RouDi& operator=(const RouDi&) = delete;
   bool ready() const { return ready_; }
-  const std::string& said() const { return said_; }
+  const std::string& log() const { return log_; }
 
  private:
   pid_t pid_ = -1;
   Fd output_;  // open as long as it may write
   bool ready_ = false;
-  std::string said_;
+  std::string log_;
 };
 #endif  // PENSTOCK_WITH_ICEORYX
 
@@ -713,7 +714,7 @@ class HandoffTables {
 #ifdef PENSTOCK_WITH_ICEORYX
     roudi_ = std::make_unique<RouDi>(folder_, sizes_);
     if (!roudi_->ready()) {
-      why_no_iceoryx_ = "iox-roudi did not start: " + roudi_->said();
+      why_no_iceoryx_ = "iox-roudi did not start: " + roudi_->log();
       std::replace(why_no_iceoryx_.begin(), why_no_iceoryx_.end(), '\n', ' ');
     }
 #else
@@ -785,14 +786,14 @@ class HandoffTables {
   const std::string folder_;
   std::vector<uint64_t> sizes_;
   std::vector<uint64_t> too_large_;
-  std::string why_no_iceoryx_;  // "": it is there
+  std::string why_no_iceoryx_;  // "": it is available
 #ifdef PENSTOCK_WITH_ICEORYX
   std::unique_ptr<RouDi> roudi_;
 #endif
 };
 
 int Run(int argc, char** argv) {
-  CLI::App app("What handing a batch to another process costs");
+  CLI::App app("The cost of handing a batch to another process");
   HandoffOptions options;
   AddSideBySideOptions(&app, &options);
   std::vector<int> cpus;
@@ -803,7 +804,7 @@ int Run(int argc, char** argv) {
   const std::optional<Cores> cores =
       cpus.empty() ? TwoCores() : Cores{cpus[0], cpus[1]};
   if (!cores) {
-    Print(stdout, "skipped: this process may use one core only, needs two\n");
+    Print(stdout, "skipped: needs two cores, this process may use only one\n");
     return 0;
   }
   options.cores = *cores;

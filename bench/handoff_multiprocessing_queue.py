@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What handing bytes to another process through multiprocessing.Queue costs.
+"""The cost of handing bytes to another process through multiprocessing.Queue.
 
 Part of handoff_benchmark, which runs it and merges what it prints: the p50 in
 nanoseconds of half a round trip through two queues, each process pinned to a

@@ -1,18 +1,18 @@
-// How much of a core does the broker burn when its ranks are slow? That is what
-// it takes away from the trainers without need.
+// How much of a core does the broker use when its ranks are slow? It takes that
+// from the trainers without need.
 //
 // Method. A penstockd with two workers; ranks that take a batch, sleep for a
 // step and release it. A run's cost is the CPU time of the whole penstockd
 // process (its own clock, in ns) over two seconds, from half a second after the
 // start, as a share of one core. The rows cost next to nothing (64 bytes made
-// up), so what is left is the machinery: wakes, looks, ticks. The baseline are
-// ranks that do not sleep.
+// up), so the rest is overhead: wakes, checks, ticks. The baseline is ranks
+// that do not sleep.
 //
 // Isolation. Each run has a penstockd of its own; the ranks are threads of this
 // process and are not counted.
 //
-// What limits it: one wake and one batch of rows for each batch taken; without
-// any, five ticks a second per broker that has a job.
+// Limits: one wake and one batch of rows for each batch taken; without any,
+// five ticks a second in a broker with a job.
 //
 //   idle_benchmark [--runs N] [--json]
 #include <time.h>
@@ -24,7 +24,7 @@
 
 #include "bench/job_ranks.h"
 #include "bench/side_by_side.h"
-#include "tests/broker_process.h"
+#include "tests/support/broker_process.h"
 
 namespace penstock {
 namespace {
@@ -67,7 +67,7 @@ double BrokerUse(int ranks, std::chrono::microseconds step, bool tiny) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CLI::App app("What the broker burns when its ranks are slow.");
+  CLI::App app("The CPU time of the broker when its ranks are slow.");
   penstock::SideBySideOptions options;
   penstock::AddSideBySideOptions(&app, &options);
   CLI11_PARSE(app, argc, argv);

@@ -48,7 +48,7 @@ std::vector<std::string> MakeFolders(const std::string& root, uint64_t files) {
         Format("{}/n{:08}", root, first / kFilesPerClass);
     folders.push_back(folder);
     const uint64_t count = std::min(kFilesPerClass, files - first);
-    // The last file tells that the folder is complete.
+    // The last file marks the folder as complete.
     const auto name = [&](uint64_t i) {
       return Format("{}/n{:08}_{}.JPEG", folder, first / kFilesPerClass,
                     (i * 7919) % kFilesPerClass);
@@ -90,7 +90,7 @@ int Main(int argc, char** argv) {
   SideBySideOptions options;
   std::string folder;
   uint64_t files = 1'000'000;
-  app.add_option("--folder", folder, "Files are made and left there")
+  app.add_option("--folder", folder, "Folder for files, which are kept")
       ->required();
   app.add_option("--files", files)->capture_default_str();
   AddSideBySideOptions(&app, &options);
@@ -101,7 +101,7 @@ int Main(int argc, char** argv) {
   const std::string root =
       std::filesystem::absolute(folder) / Format("files-{}", files);
   const std::vector<std::string> folders = MakeFolders(root, files);
-  // A cache is written only of folders that have not changed just now.
+  // A cache is written only for folders without very recent changes.
   std::this_thread::sleep_for(std::chrono::nanoseconds(kSettledNs));
 
   const auto open = [&] {

@@ -56,7 +56,7 @@ LINE = re.compile(r"\s*([\d,]+) \(\s*[\d.]+%\)\s+(.*)")
 
 
 def count(build, folder, photographs, epochs):
-    """{function: instructions} of one life of the broker."""
+    """{function: instructions} of one broker process."""
     spec = folder / "photographs.yaml"
     spec.write_text(SPEC.format(photographs=photographs, epochs=epochs))
     config = folder / "penstockd.yaml"
@@ -74,7 +74,7 @@ def count(build, folder, photographs, epochs):
                 sys.exit("instructions.py: penstockd does not start under"
                          " valgrind")
             time.sleep(0.05)
-        said = subprocess.run(
+        finished = subprocess.run(
             [build / "client" / "command" / "penstock", "bench", "--dataset",
              spec, "--ranks", str(RANKS), "--socket", socket, "--json"],
             stdout=subprocess.PIPE, check=True)
@@ -90,7 +90,7 @@ def count(build, folder, photographs, epochs):
         match = LINE.match(line)
         if match and "PROGRAM TOTALS" not in match[2]:
             functions[match[2].strip()] += int(match[1].replace(",", ""))
-    return functions, json.loads(said.stdout)["samples"]
+    return functions, json.loads(finished.stdout)["samples"]
 
 
 def kind_of(function):

@@ -1,6 +1,6 @@
 // Ranks of one job for the benchmarks that start a penstockd: threads of this
-// process that take batches, one after the other, until they are stopped. A
-// step of no length: the rank only drains.
+// process that take batches, one after the other, until they are stopped. With
+// a step of length 0 a rank only drains.
 #ifndef BENCH_JOB_RANKS_H_
 #define BENCH_JOB_RANKS_H_
 
@@ -17,7 +17,7 @@
 
 namespace penstock {
 
-// Rows that cost a worker so much of its time, batch of each rank's batches.
+// Rows that each cost a worker cost_us; batch: rows of a rank's batch.
 inline std::string SyntheticJob(const std::string& name, int cost_us,
                                 int batch) {
   return "dataset: " + name +

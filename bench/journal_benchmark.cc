@@ -1,10 +1,10 @@
-// What recording a batch of a dynamic job costs (recovery_journal.h): the time
-// that the job's mutex is held for it, and the CPU time of all threads.
+// The cost of recording a batch of a dynamic job (recovery_journal.h): the time
+// for which the job's mutex is held, and the CPU time of all threads.
 //
 // Method: as a job of --rate batches a second does it, each batch is opened and
-// completed, one after the other, in bursts of 20 ms; then as fast as it goes.
-// CPU time is the whole process's (getrusage), less that of the same bursts
-// without records. The journal is in --folder, on the disk to be measured.
+// completed, one after the other, in bursts of 20 ms; then at full speed. CPU
+// time is the whole process's (getrusage), less that of the same bursts without
+// records. The journal is in --folder, on the disk to be measured.
 //
 //   journal_benchmark --folder DIR [--rate 880] [--seconds 5]
 #include <sys/resource.h>
@@ -40,8 +40,8 @@ struct Cost {
   double cpu_us = 0;     // a burst's, over its batches
 };
 
-// rate 0: without a pause. life nullptr: without records.
-Cost Run(RecoveryJournal* life, uint64_t job, uint64_t* step, uint64_t rate,
+// rate 0: without a pause. journal nullptr: without records.
+Cost Run(RecoveryJournal* journal, uint64_t job, uint64_t* step, uint64_t rate,
          double seconds) {
   constexpr std::chrono::milliseconds kBurst{20};
   const uint64_t burst = rate == 0 ? 1000 : (rate + 49) / 50;
@@ -52,9 +52,9 @@ Cost Run(RecoveryJournal* life, uint64_t job, uint64_t* step, uint64_t rate,
   for (Clock::time_point next = begin;
        Clock::now() - begin < std::chrono::duration<double>(seconds);) {
     const Clock::time_point before = Clock::now();
-    for (uint64_t i = 0; life != nullptr && i < burst; ++i, ++*step) {
-      life->Opened(job, *step + 1);
-      life->Completed(job, *step, *step + 1);
+    for (uint64_t i = 0; journal != nullptr && i < burst; ++i, ++*step) {
+      journal->Opened(job, *step + 1);
+      journal->Completed(job, *step, *step + 1);
     }
     in_calls += Clock::now() - before;
     batches += burst;
@@ -69,35 +69,35 @@ int Main(int argc, char** argv) {
   std::string folder;
   uint64_t rate = 880;
   double seconds = 5;
-  CLI::App app("What recording a batch of a dynamic job costs.");
+  CLI::App app("The cost of recording a batch of a dynamic job.");
   app.add_option("--folder", folder, "where the journal is")->required();
   app.add_option("--rate", rate, "batches a second");
   app.add_option("--seconds", seconds, "of each part");
   CLI11_PARSE(app, argc, argv);
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
-  auto life = RecoveryJournal::Open(folder, {});
-  if (!life.ok()) {
-    std::fprintf(stderr, "%s\n", life.status().message().c_str());
+  auto journal = RecoveryJournal::Open(folder, {});
+  if (!journal.ok()) {
+    std::fprintf(stderr, "%s\n", journal.status().message().c_str());
     return 1;
   }
   JobOptions options;
   options.spec = *ParseDatasetSpec(
       "dataset: numbers\nsource: {range: 8}\nbatch: {size: 1}\n", "bench", "/");
   options.delivery.mode = DeliveryMode::kDynamic;
-  const uint64_t job =
-      *(*life)->JobOpened({0, "bench", "numbers", {}}, options, {}, true, {});
-  (*life)->Begun(job, 0, 4096);
+  const uint64_t job = *(*journal)->JobOpened({0, "bench", "numbers", {}},
+                                              options, {}, true, {});
+  (*journal)->Begun(job, 0, 4096);
   uint64_t step = 0;
   const Cost nothing = Run(nullptr, job, &step, rate, seconds);
-  const Cost paced = Run(life->get(), job, &step, rate, seconds);
+  const Cost paced = Run(journal->get(), job, &step, rate, seconds);
   std::printf("%lu batches/s: %.2f us in its calls, %.2f us of CPU a batch\n",
               static_cast<unsigned long>(rate), paced.caller_us,
               paced.cpu_us - nothing.cpu_us);
-  const Cost fast = Run(life->get(), job, &step, 0, seconds);
-  std::printf("as fast as it goes: %.2f us in its calls, %.2f us of CPU\n",
+  const Cost fast = Run(journal->get(), job, &step, 0, seconds);
+  std::printf("at full speed: %.2f us in its calls, %.2f us of CPU\n",
               fast.caller_us, fast.cpu_us);
-  life->reset();
+  journal->reset();
   std::filesystem::remove_all(folder);
   return 0;
 }

@@ -2,17 +2,17 @@
 // 256 jobs as with one? What do 1,024 attaches cost, and ranks that do nothing?
 //
 // Method. A penstockd with two workers and rows that cost nothing (a range), 64
-// to a batch, so that what is left is the machinery. Ranks are threads of this
-// process; each attaches, then takes and releases its part of the batches. A
-// cost is the CPU time of the whole penstockd process (its own clock): until
+// to a batch, so that the rest is overhead of the broker. Ranks are threads of
+// this process; each attaches, then takes and releases its part of the batches.
+// A cost is the CPU time of the whole penstockd process (its own clock): until
 // the last rank is attached, and from then until the last batch, divided by the
 // batches (of a broadcast: by the batches that all ranks took together).
 //
-// Isolation. Each run has a penstockd of its own; nothing of the ranks counts.
-// Limit: threads that want the processors at the same time take its caches, and
-// ranks that find batches ready wake the broker more seldom.
+// Isolation. Each run has a penstockd of its own; the ranks are not counted.
+// Limits: threads that run at the same time evict its caches, and ranks that
+// find batches ready wake the broker less often.
 //
-// 256 jobs are of four users (one may have 64): only as root.
+// 256 jobs need four users (the limit is 64 each), and so root.
 //
 //   many_ranks_benchmark [--runs N] [--only TEXT] [--json]
 #include <sys/syscall.h>
@@ -32,7 +32,7 @@
 
 #include "bench/side_by_side.h"
 #include "client/penstock.hpp"
-#include "tests/broker_process.h"
+#include "tests/support/broker_process.h"
 
 namespace penstock {
 namespace {
@@ -59,7 +59,7 @@ struct Costs {
   double idle_percent = 0;  // of one core
 };
 
-// A thread may have a user of its own: glibc's setresuid changes all of them.
+// The system call, because glibc's setresuid changes the user of all threads.
 void BecomeUser(uint32_t user) {
   if (syscall(SYS_setresuid, -1, user, -1) != 0) {
     std::perror("setresuid");
@@ -88,7 +88,7 @@ Costs Measure(const std::string& delivery, int jobs, int ranks, bool tiny) {
     const double now = CpuSeconds(broker.pid());
     return now - std::exchange(cpu_s, now);
   };
-  // Its last step is done by the last of the threads while the others wait.
+  // The last of the threads makes its last step while the others wait.
   int phase = 0;
   std::barrier sync(consumers, [&]() noexcept {
     switch (phase++) {
@@ -148,7 +148,8 @@ Costs Measure(const std::string& delivery, int jobs, int ranks, bool tiny) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CLI::App app("What a batch costs the broker with many ranks and many jobs.");
+  CLI::App app(
+      "The cost of a batch to the broker with many ranks and many jobs.");
   penstock::SideBySideOptions options;
   penstock::AddSideBySideOptions(&app, &options);
   CLI11_PARSE(app, argc, argv);

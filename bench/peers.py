@@ -190,7 +190,7 @@ class Comparison:
         self.sweeps = []
         self.results = {}  # (workload, consumers, peer): [result of each run]
         self.failures = {}  # (workload, consumers, peer): why
-        self.repeated = []  # (cell, why) of runs that had to be done again
+        self.repeated = []  # (cell, why) of runs that were repeated
         self.done = {}  # (workload, consumers): when, and what else ran
 
     def take_over(self, former):
@@ -274,7 +274,7 @@ class Comparison:
         else:
             self.settings[cell] = best[1]
 
-    def run_again(self, peer, workload, consumers):
+    def rerun(self, peer, workload, consumers):
         """A run that counts. A peer may fail once per run: it is noted."""
         cell = (workload, consumers, peer.name)
         for attempt in range(2):
@@ -303,7 +303,7 @@ class Comparison:
                               f"{turn + 1} of {self.options.runs}: "
                               f"{peer.title}")
                 try:
-                    result = self.run_again(peer, workload, consumers)
+                    result = self.rerun(peer, workload, consumers)
                 except measure.PeerFailed as failure:
                     self.failures[cell] = str(failure)
                     self.results.pop(cell, None)
@@ -413,7 +413,7 @@ def print_table(comparison, workload, consumers):
         say("\n" + note)
     for cell, why in comparison.repeated:
         if cell[:2] == (workload, consumers):
-            say(f"a run of {cell[2]} was done again: {why.splitlines()[0]}")
+            say(f"a run of {cell[2]} was repeated: {why.splitlines()[0]}")
 
 
 def print_goals(comparison):
@@ -425,8 +425,8 @@ def print_goals(comparison):
                 if row and "samples_per_s_ratio" in row}
 
     def goal(what, value, wanted):
-        said = "at least" if value >= wanted else "MISSES"
-        say(f"  {what}: {value:.2f} ({said} {wanted:g})")
+        verdict = "at least" if value >= wanted else "MISSES"
+        say(f"  {what}: {value:.2f} ({verdict} {wanted:g})")
 
     for consumers in comparison.options.consumers:
         if found := rows("divided", consumers):

@@ -1,6 +1,6 @@
 // Question: what does it cost to find the record at a position of the shuffled
 // order, from a thousand to a trillion records? Method: consecutive positions
-// of one epoch in chunks of 64, as workers ask for them. Target: 50 ns a
+// of one epoch in chunks of 64, as workers request them. Target: 50 ns a
 // sample.
 //
 //   build/tests/bench/plan_benchmark

@@ -5,7 +5,7 @@ step of `map`, to a process that makes rows.
 Method: four tables, each of alternatives that run in turn, --runs times, with
 the mean and the range of the ratios, turn by turn:
 
-  next()    a batch that is ready: `next` of a Reader, and letting go of the one
+  next()    a batch that is ready: `next` of a Reader, and the release of the one
             before; the median of 32 in a row, after a pause in which the ring
             fills up
   consumer  a Python loop over batches beside `penstock bench`, the same

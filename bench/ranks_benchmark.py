@@ -6,7 +6,7 @@ same photographs (random-resized crop to 224, flip, float16 channels first), as
 bench/peers.py runs it: a window of a job that runs already. `split`, each
 sample to one rank, and `broadcast`, each to all. CPU seconds of the whole
 process tree per 1,000 samples of the dataset; ranks take batches and do not
-look at them, so that all of it is the loader's. Ratios are to one rank of the
+read them, so that all of it is the loader's. Ratios are to one rank of the
 same round. Memory: the proportional set sizes of the tree, less those of its
 ranks before they attach, less what of it is the job's segment; the index is in
 it.
@@ -14,8 +14,8 @@ it.
 Isolation: a private broker for each run, the page cache warm. Limit: the clock
 of CPU time counts what neighbours do to the caches.
 
---many: up to 1,024 ranks and 256 jobs, whose rows cost nothing, so that what is
-left is the broker's machinery (many_ranks_benchmark.cc).
+--many: up to 1,024 ranks and 256 jobs, whose rows cost nothing, so that the
+rest is the broker's overhead (many_ranks_benchmark.cc).
 
     bench/make_photographs.py --out photographs
     bench/ranks_benchmark.py --build build/dev --photographs photographs

@@ -9,15 +9,15 @@
 //                            reader's depth
 //   records of one file,     one thread; CPU time beside memcpy of as many
 //     warm                   bytes and beside a bare pread loop; into a buffer
-//                            that goes round like a job's slots; the cache
+//                            that wraps like a job's slots; the cache
 //                            filled in order, or in the order of the reads
 //   records of one file,     one thread against fio (io_uring, same depth, same
 //     cold                   block, same file, direct or not); direct, also CPU
 //                            time beside a bare io_uring loop, and one whose
 //                            buffers are registered (IORING_REGISTER_BUFFERS)
-// Cold is made with /proc/sys/vm/drop_caches, for which one must be root; it
-// slows down everything else on the machine for a while.
-// Isolation: no broker, no decoding; reads only.
+// Cold reads need /proc/sys/vm/drop_caches and so root. It slows down
+// everything else on the machine for a while. Isolation: no broker, no
+// decoding; reads only.
 //
 //   build/dev/bench/read_benchmark --folder /data/somewhere
 #include <fcntl.h>
@@ -155,8 +155,8 @@ void UringThread(std::span<const std::string> paths) {
   io_uring_queue_exit(&ring);
 }
 
-// As a worker does it: start(ticket, i) starts the i-th of count reads, as many
-// as there are tickets, and says whether to finish one first.
+// Reads as a worker does: start(ticket, i) starts the i-th of count reads, up
+// to the number of tickets, and returns whether to finish one first.
 template <typename StartRead>
 void ReadAll(StorageReader* reader, size_t count, StartRead start) {
   std::vector<uint32_t> free;
@@ -236,7 +236,8 @@ std::string MakeFile(const Options& options) {
   return path;
 }
 
-// Where records go: as large as a few batches, so that it is in no cache.
+// The destination of records: as large as a few batches, so that no cache holds
+// it.
 class Slots {
  public:
   Slots(uint64_t record_bytes, uint64_t total_bytes)
@@ -430,7 +431,7 @@ void AddWarm(const std::shared_ptr<Records>& records, bool in_order,
   });
 }
 
-// us a record of fio's, or a message.
+// fio's us per record, or an error message.
 double RunFio(const Records& records) {
   const std::string command = Format(
       "fio --name=r --filename={} --readonly --rw=randread --ioengine=io_uring "
@@ -465,7 +466,7 @@ void AddCold(const std::shared_ptr<Records>& records, SideBySide* table) {
   });
 }
 
-// What a record costs besides the storage's time.
+// The CPU cost of a record, without the time of the storage.
 void AddDirectCpu(const std::shared_ptr<Records>& records, SideBySide* table) {
   const auto add = [&](const char* name, auto run) {
     table->Add(name, [records, run] {
@@ -498,10 +499,11 @@ std::string BytesName(uint64_t bytes) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("Reads beside what the storage and the page cache give");
+  CLI::App app(
+      "The cost of reads, compared with the bare storage and the page cache");
   Options options;
   app.add_option("--folder", options.folder,
-                 "Files are made and left there (1.5 GiB)")
+                 "Folder for files (1.5 GiB), which are kept")
       ->required();
   app.add_option("--files", options.files)->capture_default_str();
   app.add_option("--file-mib", options.file_mib)->capture_default_str();
@@ -514,7 +516,7 @@ int Main(int argc, char** argv) {
   std::filesystem::create_directories(options.folder);
   const Paths paths = MakeFiles(options);
   const std::string file = MakeFile(options);
-  // A tiny run disturbs nobody.
+  // A tiny run must not disturb the machine.
   const bool cold = !options.side_by_side.tiny && DropCaches();
   const bool fio = std::system("fio --version >/dev/null 2>&1") == 0;
 

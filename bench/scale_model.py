@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Question: what would a machine give that we do not have (128 cores, 2 nodes,
+"""Question: what would a machine deliver that we do not have (128 cores, 2 nodes,
 8 ranks, 4 NVMe), and what saturates there first?
 
 Method: a simulation of what broker/README.md draws, with the costs measured on
@@ -7,7 +7,7 @@ this machine. Workers claim chunks of rows under the job's lock, read them,
 decode them, and report them under the lock again; the last of a share
 publishes it; ranks take a batch, work on it for their step and give the slot
 back. The lock, the disks and each node's memory are servers with a queue. A
-line of the lock's data that another core wrote last costs its way. The times
+cache line of the lock's data that another core wrote last costs its transfer. The times
 under the lock are instructions (callgrind: a claim 1,450, the end of a chunk 85,
 of a share with 4 ranks 6,900) at 2.5 a nanosecond.
 
@@ -32,14 +32,14 @@ import random
 
 
 class Server:
-    """Serves one after the other, as many at a time as it has places."""
+    """Serves one after the other, up to `capacity` at a time."""
 
-    def __init__(self, places=1):
-        self.free_at = [0.0] * places
+    def __init__(self, capacity=1):
+        self.free_at = [0.0] * capacity
         self.busy = 0.0
 
     def serve(self, now, seconds):
-        """When it is done with what was asked for now."""
+        """When a request made now is done."""
         begin = max(now, heapq.heappop(self.free_at))
         heapq.heappush(self.free_at, begin + seconds)
         self.busy += seconds
@@ -187,7 +187,7 @@ def alone(costs, host):
     }
 
 
-def look(costs, workers):
+def simulate(costs, workers):
     host = Host(costs, workers).run(costs.seconds)
     limits = alone(costs, host)
     seconds = costs.seconds
@@ -240,22 +240,22 @@ def main():
     add("--seconds", type=float, default=1, help="simulated")
     add("--json", action="store_true")
     costs = parser.parse_args()
-    looks = [look(costs, int(count)) for count in costs.workers.split(",")]
+    results = [simulate(costs, int(count)) for count in costs.workers.split(",")]
     if costs.json:
-        print(json.dumps(looks))
+        print(json.dumps(results))
         return
     print(f"{'workers':>7} {'samples/s':>10} {'x one':>6}   "
           "busy: decode  lock  disks  memory   first to saturate")
-    for each in looks:
+    for each in results:
         use = each["use"]
-        factor = each["samples_per_s"] / looks[0]["samples_per_s"]
+        factor = each["samples_per_s"] / results[0]["samples_per_s"]
         print(f"{each['workers']:>7} {each['samples_per_s']:>10,.0f} "
               f"{factor:>6.1f}         {use['decode']:>6.0%} "
               f"{use['lock']:>5.0%} {use['disks']:>6.0%} {use['memory']:>7.0%}"
               f"   {each['first']}")
     print("\nalone, with the most workers:",
           ", ".join(f"{part} {limit:,.0f}/s"
-                    for part, limit in looks[-1]["alone"].items()
+                    for part, limit in results[-1]["alone"].items()
                     if limit != float("inf")))
 
 

@@ -1,6 +1,6 @@
-// Alternatives side by side in one run. Each makes one run a round, in turn, so
-// that what disturbs the machine disturbs all of them alike; a ratio is to the
-// baseline's run of the same round.
+// Compares alternatives in interleaved runs. In each round every alternative
+// runs once, so a disturbance of the machine affects all of them alike. A ratio
+// is to the baseline's run of the same round.
 //
 //   CLI::App app("...");
 //   SideBySideOptions options;
@@ -13,8 +13,8 @@
 //   spinning.Absent("iceoryx", "not installed (apt install iceoryx)");
 //   RunSideBySide({&spinning}, options);
 //
-// A cost is any number of the table's unit, less is better. The first round is
-// not counted: it warms caches and pages. Nothing here judges a figure.
+// A cost is a number in the table's unit; less is better. The first round warms
+// caches and pages and is not counted. Nothing here judges a figure.
 #ifndef BENCH_SIDE_BY_SIDE_H_
 #define BENCH_SIDE_BY_SIDE_H_
 
@@ -35,7 +35,7 @@ namespace penstock {
 
 struct SideBySideOptions {
   int runs = 5;       // of each alternative, counted
-  bool tiny = false;  // one run as short as can be, for ctest
+  bool tiny = false;  // one shortest run, for ctest
   bool json = false;
   std::string only;  // rows whose name contains this, and the baselines
 };
@@ -45,10 +45,10 @@ inline void AddSideBySideOptions(CLI::App* app, SideBySideOptions* options) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app->add_flag("--tiny", options->tiny,
-                "One minimal run: shows that it works, not how fast");
+                "One minimal run, to show that it works");
   app->add_flag("--json", options->json, "Print JSON");
   app->add_option("--only", options->only,
-                  "Rows whose name contains this, and the baselines");
+                  "Only rows whose name contains this, and the baselines");
 }
 
 // One table.
@@ -61,7 +61,7 @@ class SideBySide {
   void Add(std::string name, std::function<double()> run) {
     rows_.push_back({std::move(name), std::move(run), {}, {}});
   }
-  // A row that only says why there is no figure.
+  // A row that only gives the reason why there is no figure.
   void Absent(std::string name, std::string why) {
     rows_.push_back({std::move(name), {}, std::move(why), {}});
   }
@@ -76,7 +76,8 @@ class SideBySide {
     const int rounds = warm_up + (options.tiny ? 1 : options.runs);
     for (int round = 0; round < rounds; ++round) {
       for (size_t i = 0; i < rows_.size(); ++i) {
-        // Another one begins each round: none always follows the same one.
+        // Each round begins with another one, so that none always follows the
+        // same one.
         Row& row = rows_[(i + static_cast<size_t>(round)) % rows_.size()];
         if (!row.run) continue;
         const double cost = row.run();

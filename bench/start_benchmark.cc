@@ -1,19 +1,19 @@
 // How long does a rank that attaches to a new job wait for its first batch,
-// beyond what nobody can spare it: making one batch, and getting one step's
-// pages from the kernel?
+// beyond the unavoidable time of making one batch and getting the pages of one
+// step from the kernel?
 //
 // Method. A penstockd with two workers that has no job; a rank attaches and
 // takes its first batch: that is "all of it". Then it drains: the mean of the
 // following batches is the making of one. The pages: a memfd of as many bytes
 // as the step's slot, populated in the same way (MADV_HUGEPAGE,
-// MADV_POPULATE_WRITE). "The rest" is what is left of the whole: the target is
-// 50 ms. The parts in one round are of one start.
+// MADV_POPULATE_WRITE). "The rest" is the remaining time; the target is 50 ms.
+// The parts in one round belong to one start.
 //
 // Isolation. Each run has a job of its own in a penstockd of its own; rows are
 // made up (a hash, no storage), as large as pictures of 224 x 224 x 3.
 //
-// What limits it: the child that populates (fork, oom_score_adj) and the
-// planning; on a loaded machine the first time a thread gets a processor.
+// Limits: the child that populates (fork, oom_score_adj) and the planning; on a
+// loaded machine the first time a thread gets a processor.
 //
 //   start_benchmark [--runs N] [--json]
 #include <sys/mman.h>
@@ -28,7 +28,7 @@
 
 #include "bench/job_ranks.h"
 #include "bench/side_by_side.h"
-#include "tests/broker_process.h"
+#include "tests/support/broker_process.h"
 
 namespace penstock {
 namespace {
@@ -125,8 +125,8 @@ int main(int argc, char** argv) {
   penstock::SideBySide large("attach to first batch, 512 rows (74 MiB)", "ms");
   const auto add = [&](penstock::SideBySide* table, int rows) {
     using penstock::Start;
-    // The parts of a row are those of one start: whoever needs the next one
-    // first makes it.
+    // The parts of a round belong to one start: the first part that needs a new
+    // one measures it.
     auto starts = std::make_shared<std::vector<Start>>();
     const auto row = [&, rows](const char* name, auto part) {
       table->Add(name,

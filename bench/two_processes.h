@@ -75,8 +75,8 @@ inline int OpenPidfd(pid_t pid) {
   return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
 }
 
-// Runs body(0) and body(1) in a process each. Throws when one of them failed;
-// it has said why on stderr.
+// Runs body(0) and body(1) in a process each. Throws when one of them failed,
+// which has printed the reason on stderr.
 inline void RunPair(Cores cores, const std::function<void(int)>& body) {
   pid_t pids[2];
   for (int side = 0; side < 2; ++side) {
@@ -93,10 +93,10 @@ inline void RunPair(Cores cores, const std::function<void(int)>& body) {
       std::fprintf(stderr, "side %d: %s\n", side, error.what());
       code = 1;
     }
-    // Not _exit: libraries that say good-bye to a daemon do so at exit.
+    // Not _exit: libraries detach from their daemon at exit.
     std::exit(code);
   }
-  // The first to fail ends the other, which would wait for it for ever.
+  // If one fails, the other is killed, because it would wait forever.
   pollfd ended[2] = {{OpenPidfd(pids[0]), POLLIN, 0},
                      {OpenPidfd(pids[1]), POLLIN, 0}};
   bool failed = false;
@@ -139,7 +139,7 @@ inline double ClockNs() {
 }
 
 // p50 of half a round trip: the other side hands over as soon as it has taken.
-// Between two round trips, when nobody waits for a batch, both tidy up.
+// Between two round trips, when neither waits for a batch, both tidy up.
 template <typename Mechanism>
 double HalfRoundTripNs(Cores cores, Mechanism& mechanism,
                        std::chrono::milliseconds budget) {
@@ -185,7 +185,7 @@ double HalfRoundTripNs(Cores cores, Mechanism& mechanism,
   return page->result;
 }
 
-// Whether the kernel has the process's first thread asleep.
+// Whether the process's first thread sleeps in the kernel.
 class SleepWatch {
  public:
   explicit SleepWatch(pid_t pid)
@@ -201,7 +201,7 @@ class SleepWatch {
     char text[512];
     const ssize_t bytes = pread(stat_, text, sizeof(text), 0);
     if (bytes <= 0) throw std::runtime_error("the peer is gone");
-    // "pid (name) S ...", and the name may have anything in it.
+    // "pid (name) S ...", where the name may contain any character.
     const std::string_view stat(text, static_cast<size_t>(bytes));
     return stat.substr(stat.rfind(')') + 2, 1) == "S";
   }
@@ -210,12 +210,12 @@ class SleepWatch {
   int stat_;
 };
 
-// Between the peer's falling asleep and the hand-over, so that its core has
-// settled to whatever it does then.
+// The time between the peer's falling asleep and the hand-over, in which its
+// core settles into its idle state.
 constexpr std::chrono::microseconds kAsleep{50};
 
-// p50 of the time from before Hand until Take has returned in the other
-// process, which sleeps.
+// p50 of the time from before Hand until Take returns in the other process,
+// which sleeps before.
 template <typename Mechanism>
 double WakeNs(Cores cores, Mechanism& mechanism, int count) {
   struct Page {

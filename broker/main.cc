@@ -68,7 +68,7 @@ StatusOr<Fd> ListenAt(const std::string& path) {
   struct stat info;
   if (lstat(path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode)) {
     return AlreadyExistsError(
-        "'{}' is there and is no socket; choose another --socket", path);
+        "'{}' exists and is not a socket; choose another --socket", path);
   }
   // Only a refusing socket is left over from a dead broker; one of another
   // type, say, belongs to somebody else.
@@ -83,7 +83,7 @@ StatusOr<Fd> ListenAt(const std::string& path) {
       return AlreadyExistsError("another broker listens at '{}'", path);
     default:
       return AlreadyExistsError(
-          "'{}' is there and is not a broker's socket ({}); choose another "
+          "'{}' exists and is not a broker's socket ({}); choose another "
           "--socket",
           path, other.status().message());
   }
@@ -277,7 +277,7 @@ void RaiseDescriptorLimit() {
 void ExitSoonAtAnyRate() {
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::seconds(3));
-    LogWarning("a thread does not end (hung storage?): leaving without it");
+    LogWarning("a thread does not end (hung storage?): exiting without it");
     _exit(1);
   }).detach();
 }
@@ -321,7 +321,7 @@ void NoteCrashes(SampleQuarantine* samples) {
 // Only the end of the process stops a thread that hangs in a decoder. The next
 // broker instance knows the sample (sample_quarantine.h).
 [[noreturn]] void EndStuck(const std::string& stuck) {
-  LogCritical("{}; the broker ends itself to be started again", stuck);
+  LogCritical("{}; the broker exits to be restarted", stuck);
   _exit(kStuckExitStatus);
 }
 
@@ -365,13 +365,13 @@ Status Serve(const Arguments& arguments) {
       std::move(inherited.owner),
       std::filesystem::path(PathOf(inherited.listener.get())).parent_path());
   PENSTOCK_ASSIGN_OR_RETURN(
-      const std::unique_ptr<RecoveryJournal> life,
+      const std::unique_ptr<RecoveryJournal> recovery_journal,
       RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));
 
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop,
                             EventLoop::Make());
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SampleQuarantine> samples,
-                            SamplesOf(life->memory_folder()));
+                            SamplesOf(recovery_journal->memory_folder()));
   NoteCrashes(samples.get());
   worker_options.samples = samples.get();
   PENSTOCK_ASSIGN_OR_RETURN(
@@ -389,17 +389,20 @@ Status Serve(const Arguments& arguments) {
   limits.memory_bytes = config.memory_limit;
   limits.memory_bytes_per_uid = config.memory_limit_per_user;
   limits.functions = std::move(functions);
-  JobTable jobs(loop.get(), workers.get(), &deferred, life.get(), limits);
+  JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
+                limits);
   ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
-                       &deferred, life.get(), {arguments.private_broker, path});
+                       &deferred, recovery_journal.get(),
+                       {arguments.private_broker, path});
   loop->SetTick(
       WorkerPool::kTickInterval,
       [&] {
-        return server.WantsTick() || workers->WantsTick() || life->WantsTick();
+        return server.WantsTick() || workers->WantsTick() ||
+               recovery_journal->WantsTick();
       },
       [&] {
         server.Tick();
-        life->Tick();
+        recovery_journal->Tick();
         if (const auto stuck = workers->Tick()) EndStuck(*stuck);
       });
   PENSTOCK_RETURN_IF_ERROR(
@@ -412,8 +415,8 @@ Status Serve(const Arguments& arguments) {
 
   if (config.state_dir.empty() && !arguments.private_broker) {
     LogWarning(
-        "no state directory (--state-dir): should this process die, registered "
-        "datasets, jobs that are not split and streams are lost, and their "
+        "no state directory (--state-dir): if this process dies, registered "
+        "datasets, streams and all jobs but split ones are lost, and their "
         "ranks end with an error");
   }
   loop->Run();
@@ -422,8 +425,10 @@ Status Serve(const Arguments& arguments) {
   jobs.Shutdown();
   ExitSoonAtAnyRate();
   // An orderly end leaves only knowledge of bad samples in memory.
-  if (samples->suspects() == 0 && !life->memory_folder().empty()) {
-    unlink((life->memory_folder() + "/" + SampleQuarantine::kFileName).c_str());
+  if (samples->suspects() == 0 && !recovery_journal->memory_folder().empty()) {
+    unlink(
+        (recovery_journal->memory_folder() + "/" + SampleQuarantine::kFileName)
+            .c_str());
   }
   // The path is ours: nobody replaces it while we listen. Ranks that find no
   // socket know that no other broker will come.
@@ -437,7 +442,7 @@ Status Serve(const Arguments& arguments) {
 int Main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app(
-      "The Penstock broker: reads data sets once and hands finished batches to "
+      "The Penstock broker: reads datasets once and hands finished batches to "
       "the trainer ranks of this host through shared memory.\n"
       "Usually started by systemd or by `penstock run`.");
   app.set_version_flag("--version", PENSTOCK_VERSION);
@@ -469,17 +474,17 @@ int Main(int argc, char** argv) {
                "with --describe-spec: all of it, for programs");
   app.add_flag("--private", arguments.private_broker,
                "serve this user only, for one command (penstock run)");
-  app.add_option("--replay", arguments.replay,
-                 "write the id and CRC-32 of every row of this spec's plan to "
-                 "standard output, made serially, and exit (penstock bench "
-                 "--verify)");
+  app.add_option(
+      "--replay", arguments.replay,
+      "make every row of this spec's plan serially, write its id and CRC-32 to "
+      "standard output, and exit (for penstock bench --verify)");
   app.add_option("--world-size", arguments.replay_options.world_size,
-                 "with --replay: ranks")
+                 "with --replay: number of ranks")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--epochs", arguments.replay_options.epochs,
-                 "with --replay: stop after this many");
+                 "with --replay: stop after this many epochs");
   app.add_option("--steps", arguments.replay_options.steps,
-                 "with --replay: stop after this many");
+                 "with --replay: stop after this many steps");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

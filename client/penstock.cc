@@ -72,10 +72,10 @@ bool AllGiven(Pointers... pointers) {
   return false;
 }
 
-// False: not seconds from 0 up, which is the last error.
+// False: not 0 seconds or more; sets the last error.
 bool IsTime(const char* name, double seconds) {
   if (seconds >= 0) return true;
-  last_error = Format("{}: {}: wanted seconds from 0 up", name, seconds);
+  last_error = Format("{}: {}: wanted 0 seconds or more", name, seconds);
   return false;
 }
 
@@ -98,9 +98,9 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
         options->struct_bytes > sizeof(penstock_options)) {
       return Fail(
           PENSTOCK_FAILED_PRECONDITION,
-          Format("penstock_options of {} bytes, this libpenstock.so takes "
-                 "{} to {}: begin with PENSTOCK_OPTIONS_INIT, and compile "
-                 "against its penstock.h",
+          Format("penstock_options has {} bytes, this libpenstock.so takes {} "
+                 "to {}: initialise it with PENSTOCK_OPTIONS_INIT, and compile "
+                 "with the penstock.h of the library",
                  options->struct_bytes, kSmallest, sizeof(penstock_options)));
     }
     penstock_options given = PENSTOCK_OPTIONS_INIT;
@@ -334,10 +334,9 @@ int penstock_produce(const penstock_producer_options* options,
     if (options->struct_bytes != sizeof(penstock_producer_options)) {
       return Fail(
           PENSTOCK_FAILED_PRECONDITION,
-          Format("penstock_producer_options of {} bytes, this "
-                 "libpenstock.so takes {}: begin with "
-                 "PENSTOCK_PRODUCER_OPTIONS_INIT, and compile against its "
-                 "penstock.h",
+          Format("penstock_producer_options has {} bytes, this libpenstock.so "
+                 "takes {}: initialise it with PENSTOCK_PRODUCER_OPTIONS_INIT, "
+                 "and compile with the penstock.h of the library",
                  options->struct_bytes, sizeof(penstock_producer_options)));
     }
     if (options->feature_count > 0 && !AllGiven(options->features)) {
@@ -354,8 +353,7 @@ int penstock_produce(const penstock_producer_options* options,
           std::any_of(from.shape, from.shape + from.dimensions,
                       [](int64_t size) { return size < 1; })) {
         return Fail(PENSTOCK_INVALID_ARGUMENT,
-                    Format("feature '{}': its dtype or its shape cannot "
-                           "be",
+                    Format("feature '{}': its dtype or its shape is impossible",
                            from.name));
       }
       produce.features.push_back({from.name,

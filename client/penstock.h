@@ -119,7 +119,7 @@ typedef struct penstock_options {
   const char* lag;      /* broadcast, a consumer `window` batches behind:
                            NULL, "block": the others wait; "skip": it
                            misses batches, see penstock_batch_skipped;
-                           "fail": it is taken off, ABORTED */
+                           "fail": it is evicted, ABORTED */
   const char* on_rank_death; /* "wait" (default of split; not in dynamic): its
                                 batches wait for a process of the same rank;
                                 "fail": the job fails;

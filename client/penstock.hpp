@@ -188,7 +188,7 @@ class Batch {
     internal::Check(penstock_feature_at(reader_, index, &info));
     if (info.dtype != internal::DTypeOf<T>::value) {
       throw Error(PENSTOCK_INVALID_ARGUMENT,
-                  "feature '" + feature + "' has another dtype than asked for");
+                  "feature '" + feature + "' has another dtype than requested");
     }
     return {static_cast<const T*>(data(index)),
             rows() * (info.row_bytes / sizeof(T))};

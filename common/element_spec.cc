@@ -115,8 +115,7 @@ StatusOr<ElementSpec> ElementSpecFromJson(const nlohmann::json& json) {
     for (const nlohmann::json& dim : item["shape"]) {
       if (!dim.is_number_integer() || dim.get<int64_t>() < 0) {
         return InvalidArgumentError(
-            "element spec: feature '{}': a dimension "
-            "is a number from 0 up",
+            "element spec: feature '{}': a dimension is a number, 0 or more",
             feature.name);
       }
       const int64_t value = dim.get<int64_t>();

@@ -24,7 +24,7 @@ Status Wrong(const nlohmann::json& json, const char* key, const char* wanted) {
 StatusOr<uint64_t> NumberOf(const nlohmann::json& json, const char* key) {
   const auto found = json.find(key);
   if (found == json.end() || !found->is_number_unsigned()) {
-    return Wrong(json, key, "a number from 0 up");
+    return Wrong(json, key, "a number, 0 or more");
   }
   return found->get<uint64_t>();
 }
@@ -113,9 +113,9 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
     if (!each.is_array() || each.size() != 4 || !each[0].is_number_unsigned() ||
         !each[1].is_number_unsigned() || !each[2].is_number_unsigned() ||
         each[2] == 0 || !each[3].is_boolean()) {
-      return Wrong(json, "owed",
-                   "a list of [epoch, row, rows, redelivered] with rows from 1 "
-                   "up");
+      return Wrong(
+          json, "owed",
+          "a list of [epoch, row, rows, redelivered] with 1 or more rows");
     }
     state.owed.push_back({each[0].get<uint64_t>(), each[1].get<uint64_t>(),
                           each[2].get<uint64_t>(), each[3].get<bool>()});

@@ -1,9 +1,9 @@
-// Places where a process may die. In a build for the crash storm (CMake option
+// Points where a process may die. In a build for the crash storm (CMake option
 // PENSTOCK_KILL_POINTS) KillPoint kills its own process with SIGKILL at given
 // odds; in any other build it does nothing.
 //
 // Any thread may call it. The environment is read at the first call:
-//   PENSTOCK_KILL_ODDS  NAME=N,... one death in N passes of that place;
+//   PENSTOCK_KILL_ODDS  NAME=N,... one death in N passes of that point;
 //                       default=N: for all others; 0 or absent: none
 //   PENSTOCK_KILL_SEED  seed of the random numbers; absent: 0
 #ifndef COMMON_KILL_POINT_H_
@@ -32,9 +32,9 @@ class KillOdds {
     return odds;
   }
 
-  bool DiesAt(std::string_view place) {
+  bool DiesAt(std::string_view name) {
     if (odds_.empty()) return false;
-    auto found = odds_.find(place);
+    auto found = odds_.find(name);
     if (found == odds_.end()) found = odds_.find("default");
     if (found == odds_.end() || found->second == 0) return false;
     return Next() % found->second == 0;
@@ -72,8 +72,8 @@ class KillOdds {
 
 }  // namespace internal
 
-inline void KillPoint(std::string_view place) {
-  if (internal::KillOdds::OfThisProcess().DiesAt(place)) {
+inline void KillPoint(std::string_view name) {
+  if (internal::KillOdds::OfThisProcess().DiesAt(name)) {
     kill(getpid(), SIGKILL);
   }
 }

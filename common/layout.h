@@ -128,8 +128,8 @@ struct SegmentHeader {
   uint32_t page_bytes;
   uint64_t layout_hash;  // kLayoutHash, over all sizes and offsets
   uint64_t segment_bytes;
-  uint64_t life_id;  // random ID of the broker instance
-  uint64_t job_id;   // unique within the broker instance
+  uint64_t broker_instance_id;  // random ID of the broker instance
+  uint64_t job_id;              // unique within the broker instance
   uint32_t seats;
   uint32_t slot_count;
   uint64_t rings_offset;
@@ -256,7 +256,7 @@ inline constexpr uint64_t kLayoutHash =
                            offsetof(Ring, reason),
                            offsetof(Ring, cells),
                            sizeof(SegmentHeader),
-                           offsetof(SegmentHeader, life_id),
+                           offsetof(SegmentHeader, broker_instance_id),
                            offsetof(SegmentHeader, seats),
                            offsetof(SegmentHeader, rings_offset),
                            offsetof(SegmentHeader, slots_offset),

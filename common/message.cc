@@ -267,7 +267,7 @@ StatusOr<Fd> ConnectControl(const std::string& path, Deadline deadline) {
             "the broker at '{}' did not accept the connection in time", path);
       case EACCES:
         return PermissionDeniedError(
-            "socket '{}' is not for this user; join its group (usually "
+            "this user may not use socket '{}'; join its group (usually "
             "'penstock') and log in again, or use `penstock run`",
             path);
       default:
@@ -323,7 +323,7 @@ StatusOr<Message> Request(
     const nlohmann::json text = json.value("error", nlohmann::json());
     if (!code.is_number_integer() || code.get<int>() == 0 ||
         !text.is_string()) {
-      return InternalError("the broker's answer is not of this protocol");
+      return InternalError("the broker's answer does not follow the protocol");
     }
     return Status(static_cast<StatusCode>(code.get<int>()),
                   text.get<std::string>());

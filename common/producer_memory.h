@@ -8,7 +8,7 @@
 // pread and never maps it: whatever the producer does meanwhile, only values of
 // those rows can be wrong.
 //
-// Places in the ring grow without bound; place p is ring row p % rows. The rows
+// Ring positions grow without bound; position p is ring row p % rows. The rows
 // of one put are contiguous: a put that does not fit before the ring's end
 // skips to its start.
 #ifndef COMMON_PRODUCER_MEMORY_H_
@@ -36,9 +36,10 @@ struct ProducerLayout {
 StatusOr<ProducerLayout> PlanProducerMemory(const ElementSpec& element,
                                             uint64_t rows);
 
-// The place of a put of `rows` rows after a put that ended at end. rows is at
-// most ring_rows.
-constexpr uint64_t PlaceOfPut(uint64_t end, uint64_t rows, uint64_t ring_rows) {
+// The ring position of a put of `rows` rows after a put that ended at end. rows
+// is at most ring_rows.
+constexpr uint64_t RingPositionOfPut(uint64_t end, uint64_t rows,
+                                     uint64_t ring_rows) {
   const uint64_t left = ring_rows - end % ring_rows;
   return rows <= left ? end : end + left;
 }

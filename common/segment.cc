@@ -63,13 +63,13 @@ StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
   plan.rows_max = rows_max;
   const auto too_large = [] {
     return ResourceExhaustedError(
-        "the batches of this job need more than {} TiB: make batch.size or "
-        "prefetch smaller",
+        "the batches of this job need more than {} TiB: reduce batch.size or "
+        "prefetch",
         kSegmentBytesMax >> 40);
   };
   if (seats > kSeatsMax) {
-    return ResourceExhaustedError("{} ranks on one host, at most {} may be",
-                                  seats, kSeatsMax);
+    return ResourceExhaustedError(
+        "{} ranks on one host: at most {} are allowed", seats, kSeatsMax);
   }
   if (rows_max > kSegmentBytesMax / sizeof(int64_t)) return too_large();
   uint64_t offset = RoundUp(rows_max * sizeof(int64_t), kFeatureAlignment);
@@ -124,7 +124,7 @@ StatusOr<Mapping> Mapping::Map(int fd, uint64_t bytes, bool writable) {
 }
 
 StatusOr<std::unique_ptr<Segment>> Segment::Create(const SegmentPlan& plan,
-                                                   uint64_t life_id,
+                                                   uint64_t broker_instance_id,
                                                    uint64_t job_id) {
   Fd fd(memfd_create("penstock segment", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoError(errno, "memfd_create");
@@ -146,7 +146,7 @@ StatusOr<std::unique_ptr<Segment>> Segment::Create(const SegmentPlan& plan,
   header->page_bytes = kPageBytes;
   header->layout_hash = kLayoutHash;
   header->segment_bytes = plan.segment_bytes;
-  header->life_id = life_id;
+  header->broker_instance_id = broker_instance_id;
   header->job_id = job_id;
   header->seats = plan.seats;
   header->slot_count = plan.slot_count;
@@ -226,24 +226,24 @@ StatusOr<std::unique_ptr<SegmentView>> SegmentView::Open(
       plan.slot_count > (bytes - plan.slots_offset) / plan.slot_stride ||
       plan.bank_slots > (bytes - plan.slots_offset) / plan.slot_stride ||
       header.feature_count != feature_count || feature_count > kFeaturesMax) {
-    return InternalError("the segment's header contradicts itself");
+    return InternalError("the segment's header is inconsistent");
   }
   if (plan.bank_slots > 0 &&
       BanksOf(plan.slot_count, plan.bank_slots) >
           (bytes - plan.slots_offset) /
               BankStride(plan.bank_slots, plan.slot_stride)) {
-    return InternalError("the segment's header contradicts itself");
+    return InternalError("the segment's header is inconsistent");
   }
   for (uint32_t i = 0; i < feature_count; ++i) {
     if (header.feature_offset[i] > plan.slot_stride) {
-      return InternalError("the segment's header contradicts itself");
+      return InternalError("the segment's header is inconsistent");
     }
     plan.feature_offset.push_back(header.feature_offset[i]);
   }
-  const uint64_t life_id = header.life_id;
+  const uint64_t broker_instance_id = header.broker_instance_id;
   auto view = std::unique_ptr<SegmentView>(
       new SegmentView(std::move(plan), std::move(mapping)));
-  view->life_id_ = life_id;
+  view->broker_instance_id_ = broker_instance_id;
   return view;
 }
 
@@ -322,7 +322,7 @@ StatusOr<Mapping> OpenCursor(int fd) {
   static_assert(offsetof(CursorPage, layout_hash) == 16 && sizeof(copy) == 24);
   std::memcpy(&copy, mapping.data(), sizeof(copy));
   if (copy.magic != kCursorMagic) {
-    return InvalidArgumentError("the cursor page has not the magic of one");
+    return InvalidArgumentError("the cursor page has a wrong magic number");
   }
   if (copy.version != kLayoutVersion || copy.hash != kLayoutHash) {
     return LayoutMismatch("the client", copy.version, copy.hash != kLayoutHash);

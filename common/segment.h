@@ -56,7 +56,7 @@ class Segment {
  public:
   // The header is complete and ready; slots are not yet populated.
   static StatusOr<std::unique_ptr<Segment>> Create(const SegmentPlan& plan,
-                                                   uint64_t life_id,
+                                                   uint64_t broker_instance_id,
                                                    uint64_t job_id);
   int fd() const { return fd_.get(); }
   const SegmentPlan& plan() const { return plan_; }
@@ -93,7 +93,7 @@ class SegmentView {
   const int64_t* ids(const Cell& cell) const;
   const std::byte* feature(const Cell& cell, size_t index) const;
   uint32_t seats() const { return plan_.seats; }
-  uint64_t life_id() const { return life_id_; }
+  uint64_t broker_instance_id() const { return broker_instance_id_; }
   std::span<std::byte> memory() const {
     return {mapping_.data(), mapping_.bytes()};
   }
@@ -104,7 +104,7 @@ class SegmentView {
       : plan_(std::move(plan)), mapping_(std::move(mapping)) {}
   SegmentPlan plan_;
   Mapping mapping_;
-  uint64_t life_id_ = 0;
+  uint64_t broker_instance_id_ = 0;
 };
 
 // ---- the cursor page, for the other direction ------------------------------

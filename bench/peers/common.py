@@ -1,11 +1,10 @@
 """What every peer's consumer has in common, so that only the loader differs.
 
-Method: a consumer connects to the driver's socket, says when its libraries are
-imported, waits to be told to begin (so that its memory can be looked at before
-there is a loader), then takes batches for ever. Of each batch it reads one
+Method: a consumer connects to the driver's socket, reports when its libraries are
+imported, waits for the start signal (so that its memory can be measured before
+there is a loader), then takes batches without end. Of each batch it reads one
 byte of every cache line, by the same compiled loop for all (touch.cc), and
-tells the driver the time; the driver ends it. Nothing of this is started by
-hand: bench/peers.py does.
+reports the time; the driver ends it. bench/peers.py starts all of this.
 
 A peer is a module beside this one:
 
@@ -42,7 +41,7 @@ SEED = 42
 
 
 def photographs(folder):
-    """(path, label) of every photograph; the label: its folder's place."""
+    """(path, label) of every photograph; the label: the index of its folder."""
     classes = sorted(path for path in pathlib.Path(folder).iterdir()
                      if path.is_dir())
     return [(str(path), label) for label, path_of_class in enumerate(classes)

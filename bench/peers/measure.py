@@ -1,7 +1,7 @@
-"""One run of one peer: starts its processes, waits until it is warm, looks at
+"""One run of one peer: starts its processes, waits until it is warm, measures
 it for a while, ends it.
 
-Method: consumers take batches for ever; the driver looks at a window of time,
+Method: consumers take batches without end; the driver measures a window of time,
 so that neither a start nor an end is in it, and what was made ahead at the
 window's begin is made ahead at its end too. A consumer's rate is taken between
 the last batch before the window and the last one in it. CPU time is that of

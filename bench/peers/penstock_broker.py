@@ -41,14 +41,14 @@ def settings(consumers):
 
 
 def versions(build):
-    said = subprocess.run([build / "client" / "command" / "penstock",
+    version = subprocess.run([build / "client" / "command" / "penstock",
                            "--version"], capture_output=True, text=True,
                           check=True).stdout
     # One code has one: cells of a comparison can be of different days.
     programs = hashlib.sha256()
     for program in ("broker/penstockd", "bench/consumer"):
         programs.update((build / program).read_bytes())
-    return {"penstock": said.split()[-1], "build": programs.hexdigest()[:12]}
+    return {"penstock": version.split()[-1], "build": programs.hexdigest()[:12]}
 
 
 def command(config):

@@ -2,9 +2,9 @@
 Pillow crops while it resizes and a NumPy table normalises
 (common.PillowTransform).
 
-Why beside the usual one: it is what somebody gets who does not change the
-loader but spends an afternoon on the transform; Penstock is not to shine by
-torchvision's cost alone. Settings as there.
+Why in addition to the usual one: a user who keeps the loader and optimises the
+transform gets this. So Penstock is not compared with torchvision's cost alone.
+Settings as there.
 """
 
 import random

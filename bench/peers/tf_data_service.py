@@ -3,7 +3,7 @@ host, who get batches over gRPC. The pipeline is tf_data.py's.
 
 Divided: one job of that name for all, first come, first served (one worker
 needs no sharding). Shared: its cross-trainer cache, which gives every trainer
-that asks in time the batch that was decoded once (who is late misses it).
+that requests it in time the batch that was decoded once (a late one misses it).
 Settings: AUTOTUNE, or 1 or 2 threads in the worker; no compression, as
 documented for one host.
 """

@@ -43,21 +43,22 @@ Fd PidfdOf(int socket, pid_t pid) {
 ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
                              WorkerPool* workers, const Topology* topology,
                              DeferredDestruction* deferred,
-                             RecoveryJournal* life, Options options)
+                             RecoveryJournal* recovery_journal, Options options)
     : loop_(loop),
       jobs_(jobs),
       workers_(workers),
       topology_(topology),
       deferred_(deferred),
-      life_(life),
+      recovery_journal_(recovery_journal),
       options_(std::move(options)) {
-  jobs->SetOnProducers([this](const auto& job) { TellProducers(job); });
-  for (const RecoveryJournal::Dataset& dataset : life->TakeDatasets()) {
+  jobs->SetOnProducers([this](const auto& job) { NotifyProducers(job); });
+  for (const RecoveryJournal::Dataset& dataset :
+       recovery_journal->TakeDatasets()) {
     auto spec = ParseDatasetSpec(dataset.spec, "journal", "/");
     if (spec.ok()) {
       datasets_[{dataset.uid, dataset.name}] = *std::move(spec);
     } else {
-      LogWarning("dataset '{}' is not registered any more: {}", dataset.name,
+      LogWarning("dataset '{}' is no longer registered: {}", dataset.name,
                  spec.status().message());
     }
   }
@@ -89,7 +90,8 @@ void ControlServer::Accept() {
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
         // EMFILE and the like: new connections wait in the backlog until the
         // next tick.
-        LogWarning("no new connections for now: accept: {}", strerror(errno));
+        LogWarning("cannot accept new connections for now: {}",
+                   strerror(errno));
         loop_->Unwatch(listener_.get());
         accepting_ = false;
       }
@@ -104,13 +106,13 @@ void ControlServer::Accept() {
     Status refusal;
     if (connections_.size() >= kConnectionsMax) {
       refusal = ResourceExhaustedError(
-          "the broker has {} connections, all it may have: it takes more when "
-          "processes that hold some end",
+          "the broker has reached its limit of {} connections: it accepts more "
+          "when processes that hold some end",
           kConnectionsMax);
     } else if (static_cast<size_t>(of_uid) >= kConnectionsPerUidMax) {
       refusal = ResourceExhaustedError(
-          "user {} has {} connections, all one user may have: end processes "
-          "that hold some (`penstock status` shows the ranks)",
+          "user {} has reached the limit of {} connections per user: end "
+          "processes that hold some (`penstock status` shows the ranks)",
           peer.uid, kConnectionsPerUidMax);
     } else if (options_.private_broker && peer.uid != geteuid() &&
                peer.uid != 0) {
@@ -139,7 +141,7 @@ void ControlServer::Accept() {
                             [this, id](uint32_t) { Drop(id); });
     }
     if (!status.ok()) {
-      LogWarning("a connection: {}", status.message());
+      LogWarning("cannot watch a new connection: {}", status.message());
       Drop(id);
     }
   }
@@ -230,7 +232,7 @@ void ControlServer::End(uint64_t id, bool orderly) {
     // Before the wake socket closes: a worker may be about to use it.
     job->Mute(connection->seat);
     jobs_->Leave(job, connection->seat, orderly);
-    TellRanksChanged(job);
+    SendRanksChanged(job);
   }
   connections_.erase(id);
 }
@@ -269,15 +271,16 @@ void ControlServer::Tick() {
       continue;
     }
     // It lives on: its batches are quarantined until it is gone.
-    LogWarning("job '{}': process {} hung up without detaching: evicted",
-               connection.job->key().name, connection.pid);
+    LogWarning(
+        "job '{}': process {} closed its connection without detaching: evicted",
+        connection.job->key().name, connection.pid);
     connection.job->Mute(connection.seat);
     loop_->Unwatch(connection.wake.get());
     connection.wake.Reset();
     connection.job->EvictSeat(connection.seat,
                               "its connection to the broker is closed");
     jobs_->NoteEvicted(connection.job);
-    TellRanksChanged(connection.job);
+    SendRanksChanged(connection.job);
   }
   if (!accepting_) {
     if (const Status status = StartAccepting(); !status.ok()) {
@@ -295,7 +298,7 @@ void ControlServer::Tick() {
   for (auto& [id, connection] : connections_) {
     if (connection.job != nullptr) jobs.insert(connection.job);
   }
-  for (const std::shared_ptr<Job>& job : jobs) TellRanksChanged(job);
+  for (const std::shared_ptr<Job>& job : jobs) SendRanksChanged(job);
 }
 
 }  // namespace penstock

@@ -47,7 +47,7 @@ class ControlServer {
   // listener is a listening SOCK_SEQPACKET socket.
   ControlServer(EventLoop* loop, JobTable* jobs, WorkerPool* workers,
                 const Topology* topology, DeferredDestruction* deferred,
-                RecoveryJournal* life, Options options);
+                RecoveryJournal* recovery_journal, Options options);
   ~ControlServer();
   Status Listen(Fd listener);
 
@@ -135,13 +135,13 @@ class ControlServer {
   void HearOut(Connection* connection);
   void LeaveStream(Connection* connection, bool finished);
   // Tells producers of free room, or that nobody takes their rows any more.
-  void TellProducers(const std::shared_ptr<Job>& job);
+  void NotifyProducers(const std::shared_ptr<Job>& job);
   // The jobs that a request names, at least one.
   StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(
       const Connection& connection, const nlohmann::json& request);
   void OnAttached(uint64_t id, StatusOr<JobTable::Attached> result);
   // Tells ranks that the set of ranks changes at some batch.
-  void TellRanksChanged(const std::shared_ptr<Job>& job);
+  void SendRanksChanged(const std::shared_ptr<Job>& job);
   void OnWake(uint64_t id);
   // Advances the job soon, once for all its ranks that sent a wake.
   void AdvanceSoon(const Connection& connection);
@@ -161,7 +161,7 @@ class ControlServer {
   WorkerPool* const workers_;
   const Topology* const topology_;
   DeferredDestruction* const deferred_;
-  RecoveryJournal* const life_;
+  RecoveryJournal* const recovery_journal_;
   const Options options_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();

@@ -35,7 +35,7 @@ Status ControlServer::StartProduce(Connection* connection,
                                    std::vector<Fd>& fds) {
   if (connection->job != nullptr || connection->producer) {
     return FailedPreconditionError(
-        "this connection is a rank's or a producer's already");
+        "this connection already belongs to a rank or a producer");
   }
   Connection::Producer producer;
   PENSTOCK_ASSIGN_OR_RETURN(producer.job_name,
@@ -87,31 +87,30 @@ bool ControlServer::LetInProducer(Connection* connection) {
       return false;
     }
     return refuse(
-        life_->KnowsAllJobs()
+        recovery_journal_->KnowsAllJobs()
             ? AbortedError("job '{}' is over: it ended while this producer was "
                            "away",
                            producer.job_name)
-            : DataLossError("the broker was started again and knows nothing of "
-                            "job '{}', nor of the rows that nobody had taken: "
-                            "it has no state directory (--state-dir), or its "
-                            "journal there is damaged; begin at a state, ranks "
-                            "and producers",
-                            producer.job_name));
+            : DataLossError(
+                  "the broker was restarted and has no record of job '{}', nor "
+                  "of its rows that no rank had taken: it has no state "
+                  "directory (--state-dir), or its journal there is damaged; "
+                  "begin ranks and producers at a state",
+                  producer.job_name));
   }
   const bool any = std::erase_if(jobs, [](const std::shared_ptr<Job>& job) {
                      return job->stream() == nullptr;
                    }) > 0;
   connection->waiting = false;
   if (jobs.empty() && any) {
-    return refuse(FailedPreconditionError(
-        "job '{}' takes no rows of producers: the source of its dataset is not "
-        "a `stream`",
-        producer.job_name));
+    return refuse(
+        FailedPreconditionError("job '{}' takes no rows from producers: the "
+                                "source of its dataset is not a `stream`",
+                                producer.job_name));
   }
   if (jobs.size() > 1) {
     return refuse(InvalidArgumentError(
-        "there are {} jobs '{}' that producers feed: say which dataset is "
-        "meant",
+        "{} jobs named '{}' take rows from producers: name the dataset too",
         jobs.size(), producer.job_name));
   }
   const std::shared_ptr<Job>& job = jobs[0];
@@ -169,11 +168,12 @@ StatusOr<nlohmann::json> ControlServer::Put(Connection* connection,
   }
   const Connection::Producer& producer = *connection->producer;
   if (producer.job->failed()) return OverError(*producer.job);
-  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t place,
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t ring_position,
                             NumberField(request, "place", 0, UINT64_MAX / 2));
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rows,
                             NumberField(request, "rows", 1, UINT32_MAX));
-  const auto first = producer.job->stream()->Put(producer.number, place, rows);
+  const auto first =
+      producer.job->stream()->Put(producer.number, ring_position, rows);
   if (!first.ok()) {
     // Nothing it sent after that may count, least of all a finish.
     LeaveStream(connection, false);
@@ -181,7 +181,7 @@ StatusOr<nlohmann::json> ControlServer::Put(Connection* connection,
   }
   nlohmann::json answer = OkReply();
   answer["first"] = *first;
-  answer["end"] = place + rows;
+  answer["end"] = ring_position + rows;
   return answer;
 }
 
@@ -245,7 +245,7 @@ void ControlServer::LeaveStream(Connection* connection, bool finished) {
   producer.job->StreamChanged();
 }
 
-void ControlServer::TellProducers(const std::shared_ptr<Job>& job) {
+void ControlServer::NotifyProducers(const std::shared_ptr<Job>& job) {
   const bool over = job->failed();
   const std::vector<Stream::Freed> all = job->stream()->TakeFreed();
   for (auto& [id, connection] : connections_) {
@@ -264,8 +264,9 @@ void ControlServer::TellProducers(const std::shared_ptr<Job>& job) {
           return each.producer == number;
         });
     if (freed == all.end()) continue;
-    Reply(&connection,
-          {{"event", "freed"}, {"place", freed->place}, {"end", freed->end}});
+    Reply(&connection, {{"event", "freed"},
+                        {"place", freed->ring_position},
+                        {"end", freed->end}});
   }
 }
 

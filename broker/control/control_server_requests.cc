@@ -51,10 +51,11 @@ void ControlServer::Handle(Connection* connection,
   const auto version = request.find("penstock");
   if (version == request.end() || !version->is_number_integer() ||
       version->get<int64_t>() != kProtocolVersion) {
-    Reply(connection, ErrorReply(FailedPreconditionError(
-                          "this broker speaks protocol version {}: install "
-                          "client and broker of the same Penstock release",
-                          kProtocolVersion)));
+    Reply(connection,
+          ErrorReply(FailedPreconditionError(
+              "this broker speaks protocol version {}: install the client and "
+              "the broker from the same Penstock release",
+              kProtocolVersion)));
     Lose(connection->id);
     return;
   }
@@ -64,8 +65,9 @@ void ControlServer::Handle(Connection* connection,
     return;
   }
   if (connection->waiting) {
-    Reply(connection, ErrorReply(FailedPreconditionError(
-                          "a request of this connection is under way")));
+    Reply(connection,
+          ErrorReply(FailedPreconditionError(
+              "a request on this connection is still in progress")));
     Lose(connection->id);
     return;
   }
@@ -173,9 +175,9 @@ StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
   if (found != datasets_.end()) return found->second;
   if (request.contains("incarnation")) {
     return AbortedError(
-        "the broker was started again and knows no dataset '{}': it has no "
-        "state directory (--state-dir), or its journal there is gone or "
-        "damaged; register it once more and begin all ranks at a state",
+        "the broker was restarted and has no record of dataset '{}': it has no "
+        "state directory (--state-dir), or its journal there is missing or "
+        "damaged; register the dataset again and begin all ranks at a state",
         name);
   }
   std::string known;
@@ -198,12 +200,12 @@ Status ControlServer::StartAttach(Connection* connection,
                                   const nlohmann::json& request,
                                   std::vector<Fd>& fds) {
   if (connection->job != nullptr) {
-    return FailedPreconditionError("this connection is attached already");
+    return FailedPreconditionError("this connection is already attached");
   }
   if (fds.empty() || fds.size() > 2) {
     return InvalidArgumentError(
-        "attach: wanted the descriptor of the cursor page, and perhaps that of "
-        "the former one; found {}",
+        "attach: wanted the descriptor of the cursor page and optionally that "
+        "of the former one; found {}",
         fds.size());
   }
   JobTable::AttachRequest attach;
@@ -269,8 +271,8 @@ Status ControlServer::StartAttach(Connection* connection,
   if (mode == DeliveryMode::kSplit && local != world &&
       options.delivery.on_rank_death == OnRankDeath::kShrink) {
     return InvalidArgumentError(
-        "attach: on_rank_death: shrink is offered when all {} ranks are on "
-        "one host, here are {}",
+        "attach: on_rank_death: shrink needs all {} ranks on one host; {} are "
+        "on this one",
         world, local);
   }
   if (request.contains("incarnation")) {
@@ -290,7 +292,7 @@ Status ControlServer::StartAttach(Connection* connection,
         return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
       })) {
     return InvalidArgumentError(
-        "attach: a job's name is text without control characters");
+        "attach: a job name must not contain control characters");
   }
   if (!request.contains("spec")) {
     // Given by name: the name may have another spec since the job began.
@@ -355,7 +357,7 @@ Status ControlServer::StartAttach(Connection* connection,
   RankNode node = NodeOfRank(placement, topology_->node_of_cpus(),
                              topology_->node_numbers());
   if (placement.node && !node.node) {
-    LogWarning("job '{}': rank {}: {}; its memory is where there is room",
+    LogWarning("job '{}': rank {}: {}; its memory may be on any node",
                attach.key.name, attach.joining.rank, node.from);
   }
   attach.joining.node = node.node;
@@ -449,7 +451,7 @@ void ControlServer::OnAttached(uint64_t id,
   answer["state"] = JobStateToJson(job.StateAt(plan.start()));
   const Delivery::Joined& joined = result->joined;
   answer["phase"] = joined.phase;
-  answer["plan_rank"] = joined.place;
+  answer["plan_rank"] = joined.rank_index;
   answer["plan_ranks"] = joined.ranks;
   answer["owed"] =
       JobStateToJson(job.StateAt({joined.position, joined.owed})).at("owed");
@@ -460,12 +462,12 @@ void ControlServer::OnAttached(uint64_t id,
   Reply(connection, answer,
         {job.segment().fd(), connection->wake_of_rank.get()});
   connection->wake_of_rank.Reset();
-  TellRanksChanged(connection->job);
+  SendRanksChanged(connection->job);
   connection->job->Advance({connection->seat});
   LetInProducers();
 }
 
-void ControlServer::TellRanksChanged(const std::shared_ptr<Job>& job) {
+void ControlServer::SendRanksChanged(const std::shared_ptr<Job>& job) {
   for (const Delivery::RanksChanged& change : job->TakeRanksChanged()) {
     for (auto& [id, connection] : connections_) {
       if (connection.job != job || connection.seat != change.seat) continue;
@@ -475,7 +477,7 @@ void ControlServer::TellRanksChanged(const std::shared_ptr<Job>& job) {
              {"rank", change.rank},
              {"world_size", change.world_size},
              {"state", JobStateToJson(job->StateAt(change.start))}});
-      job->RanksTold(change.seat, change.phase);
+      job->RanksAnnounced(change.seat, change.phase);
     }
   }
 }
@@ -508,16 +510,15 @@ StatusOr<nlohmann::json> ControlServer::JobStateOf(
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
                             JobsOf(connection, request));
   if (jobs.size() > 1) {
-    return InvalidArgumentError(
-        "there are {} jobs '{}': say which dataset's state is wanted",
-        jobs.size(), jobs[0]->key().name);
+    return InvalidArgumentError("{} jobs are named '{}': name the dataset too",
+                                jobs.size(), jobs[0]->key().name);
   }
   // Sees releases that came before the request.
   jobs[0]->AdvanceAll();
   if (jobs[0]->Unsettled()) {
     return UnavailableError(
         "job '{}' waits for its ranks to reconnect after a restart of the "
-        "broker: where it stands is not known yet, ask again",
+        "broker: its position is not known yet; try again later",
         jobs[0]->key().name);
   }
   nlohmann::json answer = OkReply();
@@ -534,10 +535,9 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
   if (jobs.status().code() == StatusCode::kInvalidArgument) {
     return jobs.status();
   }
-  Status status =
-      jobs.ok() ? NotFoundError("job '{}' has no rank {} that is attached",
-                                (*jobs)[0]->key().name, rank)
-                : jobs.status();
+  Status status = jobs.ok() ? NotFoundError("job '{}' has no attached rank {}",
+                                            (*jobs)[0]->key().name, rank)
+                            : jobs.status();
   for (size_t i = 0; jobs.ok() && i < jobs->size(); ++i) {
     const std::shared_ptr<Job>& job = (*jobs)[i];
     const std::optional<uint32_t> consumer = job->key().consumer;
@@ -549,7 +549,7 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
       jobs_->NoteEvicted(job);
       status = evicted;
     }
-    TellRanksChanged(job);
+    SendRanksChanged(job);
   }
   // A rank that has not reconnected is in no job yet.
   if (!status.ok() && request.contains("job")) {
@@ -631,8 +631,8 @@ StatusOr<nlohmann::json> ControlServer::Register(
       found == datasets_.end() ? "" : DifferingField(spec, found->second);
   if (!field.empty() && !replace) {
     return AlreadyExistsError(
-        "dataset '{}' is registered with another spec: {}; --replace it, or "
-        "give one of them another name",
+        "dataset '{}' is registered with another spec: {}; replace it with "
+        "--replace, or rename one of them",
         spec.name, field);
   }
   if (found == datasets_.end()) {
@@ -641,14 +641,13 @@ StatusOr<nlohmann::json> ControlServer::Register(
         [&](const auto& item) { return item.first.first == connection.uid; });
     if (static_cast<size_t>(of_uid) >= kDatasetsPerUidMax) {
       return ResourceExhaustedError(
-          "user {} has registered {} datasets, all one user may have; take "
-          "some "
-          "back (penstock unregister)",
+          "user {} has reached the limit of {} registered datasets; remove "
+          "some with `penstock unregister`",
           connection.uid, kDatasetsPerUidMax);
     }
   }
   if (found == datasets_.end() || !field.empty()) {
-    PENSTOCK_RETURN_IF_ERROR(life_->DatasetRegistered(
+    PENSTOCK_RETURN_IF_ERROR(recovery_journal_->DatasetRegistered(
         {connection.uid, spec.name, DatasetSpecToJson(spec).dump()}));
     datasets_[key] = spec;
   }
@@ -662,7 +661,7 @@ StatusOr<nlohmann::json> ControlServer::Unregister(
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetSpec spec,
                             SpecOf(connection, request));
   PENSTOCK_RETURN_IF_ERROR(
-      life_->DatasetUnregistered(connection.uid, spec.name));
+      recovery_journal_->DatasetUnregistered(connection.uid, spec.name));
   datasets_.erase({connection.uid, spec.name});
   nlohmann::json answer = OkReply();
   answer["dataset"] = spec.name;
@@ -726,7 +725,7 @@ nlohmann::json ControlServer::StatusJson() const {
                       {"nodes", NodesJson()},
                       {"numa", NumaText()},
                       {"connections", connections_.size()},
-                      {"journal", life_->Trouble()},
+                      {"journal", recovery_journal_->Trouble()},
                       {"socket", options_.socket_path},
                       {"private", options_.private_broker},
                       {"suspect_samples", workers_->samples()->suspects()},

@@ -87,7 +87,7 @@ StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request) {
       options.on_rank_death == OnRankDeath::kWait) {
     return InvalidArgumentError(
         "attach: on_rank_death: wait is not offered in dynamic, where the "
-        "batches of a dead rank go to the others at once; shrink or fail");
+        "batches of a dead rank go to the others at once; use shrink or fail");
   }
   if (options.mode == DeliveryMode::kBroadcast) return options;
   for (const char* name : {"lag", "window", "consumers", "full_epoch"}) {

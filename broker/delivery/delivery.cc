@@ -45,7 +45,7 @@ Delivery::Consumer* Delivery::Find(uint32_t rank) {
 Delivery::Consumer* Delivery::AtSeat(uint32_t seat) {
   Consumer* const consumer = Find(rank_at_[seat]);
   const bool is_there = consumer != nullptr &&
-                        consumer->place == Place::kAttached &&
+                        consumer->state == ConsumerState::kAttached &&
                         consumer->seat == seat;
   return is_there ? consumer : nullptr;
 }
@@ -56,7 +56,7 @@ const Delivery::Consumer* Delivery::OfLane(uint32_t lane) const {
   return found == consumers_.end() ? nullptr : &found->second;
 }
 
-uint32_t Delivery::PlaceOf(const Phase& phase, uint32_t rank) const {
+uint32_t Delivery::RankIndexOf(const Phase& phase, uint32_t rank) const {
   if (!split()) return 0;
   // Ranks are sorted: the first phase has all, each later one fewer.
   const auto found =
@@ -114,26 +114,22 @@ uint64_t Delivery::NextPosition(const Consumer& consumer) const {
     if (!batch.rows.extra) return batch.rows.position;
   }
   const Lane& lane = lanes_[consumer.lane];
-  if (mode_ != DeliveryMode::kBroadcast && !lane.again.empty()) {
-    return PositionOfStep(lane.again.front().step);
+  if (mode_ != DeliveryMode::kBroadcast && !lane.redo.empty()) {
+    return PositionOfStep(lane.redo.front().step);
   }
   return LanePosition(lane);
 }
 
-StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
-  if (joining.rank == kAnyRank) {
-    joining.rank = 0;
-    while (Knows(joining.rank)) ++joining.rank;
-  }
+Status Delivery::CheckJoining(const Joining& joining) const {
   const auto known = consumers_.find(joining.rank);
   const bool replaces = known != consumers_.end();
-  if (replaces && known->second.place == Place::kAttached) {
+  if (replaces && known->second.state == ConsumerState::kAttached) {
     return AlreadyExistsError(
-        "rank {} is attached already: give each process its own rank, or "
+        "rank {} is already attached: give each process its own rank, or "
         "another job name",
         joining.rank);
   }
-  if (replaces && known->second.place == Place::kFinished) {
+  if (replaces && known->second.state == ConsumerState::kFinished) {
     return FailedPreconditionError("rank {} has taken all of its data",
                                    joining.rank);
   }
@@ -143,62 +139,80 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
         "shrink){}",
         joining.rank,
         AnyAttached() ? ""
-                      : ", of which none is attached: start those again, or "
-                        "begin all ranks at a state");
+                      : ", none of which is attached: restart those, or begin "
+                        "all ranks at a state");
   }
   if (!replaces && consumers_.size() >= shape_.consumers_max) {
-    return ResourceExhaustedError("{} local ranks, all are attached",
+    return ResourceExhaustedError("all {} local ranks are attached",
                                   shape_.consumers_max);
   }
   if (broadcast() && !replaces && joining.position &&
       shape_.options.lag != Lag::kSkip) {
     if (const uint64_t missed = MissedSince(*joining.position); missed > 0) {
       return AbortedError(
-          "rank {} was away while the broker restarted, and the others went on "
-          "without it: it has missed {} batches; attach again to go on without "
-          "them",
+          "rank {} was away while the broker restarted, and the others "
+          "continued without it: it missed {} batches; attach again to "
+          "continue without them",
           joining.rank, missed);
     }
   }
-  const auto seat = std::find(feeds_.begin(), feeds_.end(), nullptr);
-  if (seat == feeds_.end()) {
+  if (std::find(feeds_.begin(), feeds_.end(), nullptr) == feeds_.end()) {
     return ResourceExhaustedError(
         "no seat is left: processes that were evicted are still alive");
   }
+  return OkStatus();
+}
+
+void Delivery::AddConsumer(const Joining& joining, Joined* joined) {
+  Consumer& consumer = consumers_[joining.rank];
+  consumer.rank = joining.rank;
+  consumer.lane = TakeLane(joining.rank, joining.node);
+  if (split() && !bank_nodes_.empty() && joining.node &&
+      bank_nodes_[consumer.lane] != *joining.node) {
+    // Nobody has had a batch of this lane: move its bank to the rank's node.
+    bank_nodes_[consumer.lane] = *joining.node;
+    joined->moved_bank = consumer.lane;
+  }
+  if (joining.position) PlaceReconnected(&consumer, joining);
+  consumer.former = joining.former;
+  if (joining.full_epoch && broadcast()) {
+    consumer.epochs_from =
+        joining.epochs_from.value_or(LanePosition(lanes_[consumer.lane]));
+  }
+}
+
+void Delivery::ReplaceConsumer(const Joining& joining, Joined* joined) {
+  joined->replaces = true;
+  if (!joining.position || !split()) return;
+  // A restored consumer: the same process reconnects and knows its position
+  // better, except for its predecessors' batches.
+  Consumer& consumer = consumers_.at(joining.rank);
+  const Lane& lane = lanes_[consumer.lane];
+  if (lane.opened == 0 && *joining.position > LanePosition(lane)) {
+    PlaceReconnected(&consumer, joining);
+  }
+  consumer.former = joining.former;
+  joined->replaces = false;
+}
+
+StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
+  if (joining.rank == kAnyRank) {
+    joining.rank = 0;
+    while (Knows(joining.rank)) ++joining.rank;
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckJoining(joining));
   Joined joined;
   joined.rank = joining.rank;
+  if (Knows(joining.rank)) {
+    ReplaceConsumer(joining, &joined);
+  } else {
+    AddConsumer(joining, &joined);
+  }
+  Consumer& consumer = consumers_.at(joining.rank);
+  if (consumer.former != nullptr) formers_.insert(consumer.rank);
+  const auto seat = std::find(feeds_.begin(), feeds_.end(), nullptr);
   joined.seat = static_cast<uint32_t>(seat - feeds_.begin());
-  joined.replaces = replaces;
-  Consumer& consumer = consumers_[joining.rank];
-  if (!replaces) {
-    consumer.rank = joining.rank;
-    consumer.lane = TakeLane(joining.rank, joining.node);
-    Lane& lane = lanes_[consumer.lane];
-    if (split() && !bank_nodes_.empty() && joining.node &&
-        bank_nodes_[consumer.lane] != *joining.node) {
-      // Nobody has had a batch of this lane: move its bank to the rank's node.
-      bank_nodes_[consumer.lane] = *joining.node;
-      joined.moved_bank = consumer.lane;
-    }
-    if (joining.position) PlaceReconnected(&consumer, joining);
-    consumer.former = joining.former;
-    if (consumer.former != nullptr) formers_.insert(consumer.rank);
-    if (joining.full_epoch && broadcast()) {
-      consumer.epochs_from = joining.epochs_from.value_or(LanePosition(lane));
-    }
-  }
-  if (replaces && joining.position && split()) {
-    // A restored consumer: the same process reconnects and knows its position
-    // better, except for its predecessors' batches.
-    Lane& lane = lanes_[consumer.lane];
-    if (lane.opened == 0 && *joining.position > LanePosition(lane)) {
-      PlaceReconnected(&consumer, joining);
-    }
-    consumer.former = joining.former;
-    if (consumer.former != nullptr) formers_.insert(consumer.rank);
-    joined.replaces = false;
-  }
-  consumer.place = Place::kAttached;
+  consumer.state = ConsumerState::kAttached;
   consumer.node = joining.node;
   consumer.node_from = joining.node_from;
   consumer.seat = joined.seat;
@@ -208,37 +222,42 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
       std::make_unique<Feed>(rings_[joined.seat], std::move(joining.cursor),
                              shape_.leases, joining.wake_socket, &any_corrupt_);
   // The rank gets the ring only after this, so no wake can be missed.
-  (*seat)->AskForNews(false);
+  (*seat)->RequestWakes(false);
   deaf_.erase(joined.seat);
   touched_.insert(consumer.rank);
   openable_.insert(consumer.lane);
-  joined.backlog = static_cast<uint32_t>(consumer.backlog.size());
+  TellWhereItBegins(&consumer, &joined);
+  return joined;
+}
+
+void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
+  Consumer& consumer = *joining;
+  joined->backlog = static_cast<uint32_t>(consumer.backlog.size());
   // During recovery the lane has no position yet; the consumer reported its
   // own.
-  joined.position = std::max(consumer.from, NextPosition(consumer));
-  joined.phase = consumer.backlog.empty()
-                     ? lanes_[consumer.lane].phase
-                     : slots_[consumer.backlog.front().slot].phase;
-  const Phase& phase = phases_[joined.phase];
-  joined.place = PlaceOf(phase, consumer.rank);
-  joined.ranks = static_cast<uint32_t>(phase.ranks.size());
-  joined.owed = OwedLeft(consumer, joined.phase);
-  consumer.told_phase = joined.phase;
+  joined->position = std::max(consumer.from, NextPosition(consumer));
+  joined->phase = consumer.backlog.empty()
+                      ? lanes_[consumer.lane].phase
+                      : slots_[consumer.backlog.front().slot].phase;
+  const Phase& phase = phases_[joined->phase];
+  joined->rank_index = RankIndexOf(phase, consumer.rank);
+  joined->ranks = static_cast<uint32_t>(phase.ranks.size());
+  joined->owed = OwedLeft(consumer, joined->phase);
+  consumer.known_phase = joined->phase;
   MarkPhases(consumer);
-  for (uint32_t i = joined.phase + 1; i < phases_.size(); ++i) {
-    ranks_changed_.push_back({joined.seat, i,
-                              PlaceOf(phases_[i], consumer.rank),
+  for (uint32_t i = joined->phase + 1; i < phases_.size(); ++i) {
+    ranks_changed_.push_back({joined->seat, i,
+                              RankIndexOf(phases_[i], consumer.rank),
                               static_cast<uint32_t>(phases_[i].ranks.size()),
                               phases_[i].plan.start()});
   }
-  return joined;
 }
 
 // The slots were marked for the predecessor.
 void Delivery::MarkPhases(const Consumer& consumer) {
   if (!split()) return;
   Lane& lane = lanes_[consumer.lane];
-  uint32_t phase = consumer.told_phase;
+  uint32_t phase = consumer.known_phase;
   const auto mark = [&phase](Slot& slot) {
     slot.ranks_changed = slot.phase > phase;
     phase = std::max(phase, slot.phase);
@@ -366,10 +385,11 @@ void Delivery::Give(Consumer* consumer, const Entry& entry) {
 
 // Publishes the backlog while there are free leases.
 void Delivery::Flush(Consumer* consumer) {
-  while (consumer->place == Place::kAttached && !consumer->backlog.empty()) {
+  while (consumer->state == ConsumerState::kAttached &&
+         !consumer->backlog.empty()) {
     Feed& feed = FeedOf(*consumer);
     const Slot& slot = slots_[consumer->backlog.front().slot];
-    if (slot.ranks_changed && slot.phase > consumer->told_phase) break;
+    if (slot.ranks_changed && slot.phase > consumer->known_phase) break;
     if (!feed.open() || feed.corrupt() || !feed.HasFreeLease()) break;
     Give(consumer, consumer->backlog.front());
     consumer->backlog.pop_front();
@@ -394,7 +414,7 @@ void Delivery::ReleaseLease(const Consumer* consumer,
 
 bool Delivery::Reclaim(uint32_t seat) {
   if (feeds_[seat] == nullptr) return false;
-  ++looks_;
+  ++checks_;
   std::vector<Feed::Batch> released;
   feeds_[seat]->Reclaim(&released);
   const Consumer* consumer = AtSeat(seat);
@@ -403,7 +423,7 @@ bool Delivery::Reclaim(uint32_t seat) {
 }
 
 void Delivery::DeliverSplit(Consumer* consumer) {
-  if (consumer->place == Place::kAttached) Reclaim(consumer->seat);
+  if (consumer->state == ConsumerState::kAttached) Reclaim(consumer->seat);
   while (Slot* slot = NextReady(consumer->lane)) {
     slot->state = SlotState::kOut;
     slot->holders = 1;
@@ -416,15 +436,15 @@ void Delivery::DeliverSplit(Consumer* consumer) {
 }
 
 bool Delivery::IsHungry(const Consumer& consumer) {
-  ++looks_;
-  if (consumer.place != Place::kAttached) return false;
+  ++checks_;
+  if (consumer.state != ConsumerState::kAttached) return false;
   Feed& feed = FeedOf(consumer);
   if (!feed.open() || feed.corrupt()) return false;
   // Without a free lease: its next release brings a wake.
   if (!feed.HasFreeLease()) Reclaim(consumer.seat);
   if (!feed.HasFreeLease()) return false;
   if (feed.untaken() > 0) {
-    feed.AskForNews(true);  // E8
+    feed.RequestWakes(true);  // E8
     if (feed.untaken() > 0) return false;
   }
   return !feed.corrupt();
@@ -460,28 +480,29 @@ void Delivery::DeliverDynamic() {
 
 std::optional<bool> Delivery::Wants(const Consumer& consumer,
                                     const Slot& slot) const {
-  if (consumer.place == Place::kFinished ||
-      (consumer.place == Place::kAttached && !feeds_[consumer.seat]->open())) {
+  if (consumer.state == ConsumerState::kFinished ||
+      (consumer.state == ConsumerState::kAttached &&
+       !feeds_[consumer.seat]->open())) {
     return std::nullopt;
   }
-  const auto again = consumer.again.find(IdOf(slot));
-  if (again != consumer.again.end()) return again->second;
+  const auto redo = consumer.redo.find(IdOf(slot));
+  if (redo != consumer.redo.end()) return redo->second;
   const Plan::RankBatch& rows = slot.batch.rows;
-  if (slot.again || (!rows.extra && rows.position < consumer.from)) {
+  if (slot.is_redo || (!rows.extra && rows.position < consumer.from)) {
     return std::nullopt;
   }
   return false;
 }
 
 bool Delivery::IsAsleep(const Consumer& consumer) {
-  return consumer.place == Place::kAttached && FeedOf(consumer).open() &&
-         FeedOf(consumer).waiting();
+  return consumer.state == ConsumerState::kAttached &&
+         FeedOf(consumer).open() && FeedOf(consumer).waiting();
 }
 
 bool Delivery::HasRoom(const Consumer& consumer) {
-  ++looks_;
+  ++checks_;
   size_t behind = consumer.backlog.size();
-  if (consumer.place != Place::kAttached) {
+  if (consumer.state != ConsumerState::kAttached) {
     return behind < shape_.options.window;
   }
   Feed& feed = FeedOf(consumer);
@@ -498,10 +519,10 @@ bool Delivery::HasRoom(const Consumer& consumer) {
 void Delivery::NoteRoom(Consumer* consumer) {
   bool has_room = HasRoom(*consumer);
   bool asleep = false;
-  if (consumer->place == Place::kAttached) {
+  if (consumer->state == ConsumerState::kAttached) {
     // Sleepers matter only where a consumer may be left behind.
     const bool block = shape_.options.lag == Lag::kBlock;
-    FeedOf(*consumer).AskForNews(!has_room || !block);  // E8
+    FeedOf(*consumer).RequestWakes(!has_room || !block);  // E8
     asleep = !block && IsAsleep(*consumer);
     if (!has_room) has_room = HasRoom(*consumer);
   }
@@ -549,9 +570,10 @@ bool Delivery::GiveToAll(Slot* slot) {
   bool anyone = false;
   bool one_is_ahead = false;  // since a former instance: awaits later steps
   for (auto& [rank, consumer] : consumers_) {
-    anyone |= consumer.place == Place::kAttached;
+    anyone |= consumer.state == ConsumerState::kAttached;
     if (!Wants(consumer, *slot)) {
-      one_is_ahead |= !slot->again && consumer.place == Place::kAttached &&
+      one_is_ahead |= !slot->is_redo &&
+                      consumer.state == ConsumerState::kAttached &&
                       FeedOf(consumer).open();
       continue;
     }
@@ -559,7 +581,7 @@ bool Delivery::GiveToAll(Slot* slot) {
     // more after another was seen asleep, which still sleeps: so both were true
     // at one time.
     const bool is_behind =
-        !slot->again && without_.count(rank) > 0 && !HasRoom(consumer);
+        !slot->is_redo && without_.count(rank) > 0 && !HasRoom(consumer);
     (is_behind ? without : with_room).push_back(&consumer);
   }
   if (anyone && with_room.empty() && without.empty()) {
@@ -575,9 +597,9 @@ bool Delivery::GiveToAll(Slot* slot) {
   slot->holders = static_cast<uint32_t>(with_room.size());
   for (Consumer* consumer : with_room) {
     Entry entry{slot->batch.slot, *Wants(*consumer, *slot)};
-    if (!slot->again) entry.skipped = std::exchange(consumer->skipped, 0);
-    consumer->again.erase(IdOf(*slot));
-    if (consumer->place == Place::kGone || !consumer->backlog.empty() ||
+    if (!slot->is_redo) entry.skipped = std::exchange(consumer->skipped, 0);
+    consumer->redo.erase(IdOf(*slot));
+    if (consumer->state == ConsumerState::kGone || !consumer->backlog.empty() ||
         !FeedOf(*consumer).HasFreeLease()) {
       consumer->backlog.push_back(entry);
     } else {
@@ -591,8 +613,8 @@ bool Delivery::GiveToAll(Slot* slot) {
     if (shape_.options.lag == Lag::kSkip) {
       ++consumer->skipped;
       ++consumer->skipped_all;
-      consumer->again.erase(IdOf(*slot));
-    } else if (consumer->place == Place::kGone) {
+      consumer->redo.erase(IdOf(*slot));
+    } else if (consumer->state == ConsumerState::kGone) {
       Drop(consumer);
     } else {
       (void)EvictSeat(
@@ -614,13 +636,14 @@ void Delivery::DeliverBroadcast() {
     started_ = true;
   }
   while (Slot* slot = NextReady(0)) {
-    if (!slot->again && IsHeldUp(*slot)) return;
+    if (!slot->is_redo && IsHeldUp(*slot)) return;
     if (!GiveToAll(slot)) return;
   }
 }
 
 void Delivery::FinishIfOver(Consumer* consumer) {
-  if (end_deferred_ || consumer->place != Place::kAttached ||
+  if (recovery_ == Recovery::kPositions ||
+      consumer->state != ConsumerState::kAttached ||
       !FeedOf(*consumer).open() || !consumer->backlog.empty() ||
       !Exhausted(lanes_[consumer->lane])) {
     return;
@@ -629,21 +652,23 @@ void Delivery::FinishIfOver(Consumer* consumer) {
 }
 
 bool Delivery::IsAtWork(const Consumer& consumer) {
-  if (consumer.place != Place::kAttached) return false;
+  if (consumer.state != ConsumerState::kAttached) return false;
   Feed& feed = FeedOf(consumer);
   const auto is_at_work = [&feed] {
     return feed.open() && feed.out() > 0 && !feed.waiting();
   };
   if (!is_at_work()) return false;
-  ++looks_;
-  feed.AskForNews(true);  // E8
+  ++checks_;
+  feed.RequestWakes(true);  // E8
   return is_at_work();
 }
 
 // A rank that works on a batch may still die, and then others must be there to
 // take it.
 void Delivery::FinishDynamic() {
-  if (end_deferred_ || !pool_.empty() || !Exhausted(lanes_[0])) return;
+  if (recovery_ == Recovery::kPositions || !pool_.empty() ||
+      !Exhausted(lanes_[0]))
+    return;
   // The rank that was at work last time probably still is.
   const auto from = consumers_.lower_bound(at_work_);
   const auto is_at_work = [this](const auto& item) {
@@ -666,9 +691,9 @@ void Delivery::ForgoTakes(const std::set<uint32_t>& ranks,
                           const std::set<uint32_t>& unknown) {
   for (const uint32_t rank : ranks) {
     const Consumer* const consumer = Find(rank);
-    if (consumer != nullptr && consumer->place == Place::kAttached &&
+    if (consumer != nullptr && consumer->state == ConsumerState::kAttached &&
         unknown.count(rank) > 0) {
-      FeedOf(*consumer).AskForNews(false);
+      FeedOf(*consumer).RequestWakes(false);
     }
   }
 }
@@ -744,7 +769,7 @@ void Delivery::Drain() {
 uint64_t Delivery::StepsNotGiven(const Lane& lane) const {
   const auto last = std::find_if(
       lane.in_turn.rbegin(), lane.in_turn.rend(), [this](uint32_t slot) {
-        return slots_[slot].again || slots_[slot].phase + 1 != phases_.size();
+        return slots_[slot].is_redo || slots_[slot].phase + 1 != phases_.size();
       });
   return static_cast<uint64_t>(last - lane.in_turn.rbegin());
 }

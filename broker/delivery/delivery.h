@@ -190,7 +190,7 @@ class Delivery {
     // At its first batch: the phase, its rank index, the number of ranks, and
     // what is left for it of the steps owed when the phase began.
     uint32_t phase = 0;
-    uint32_t place = 0;
+    uint32_t rank_index = 0;
     uint32_t ranks = 0;
     std::vector<RowRange> owed;
     // The bank to move: it was placed on another node than the rank's.
@@ -226,10 +226,13 @@ class Delivery {
   };
   // split.
   void RestoreRank(const FormerConsumer& former);
-  // dynamic, broadcast: opens nothing until it is known which batches all ranks
-  // had.
-  void BeginRecovery() { recovering_ = true; }
-  bool gathering() const { return recovering_; }
+  // It is not known yet which batches all ranks had. dynamic, broadcast: opens
+  // nothing until TakeOverSteps. split: until FinishRecovery it tells nobody
+  // the end and does not apply on_rank_death to the dead.
+  void BeginRecovery() {
+    recovery_ = split() ? Recovery::kPositions : Recovery::kSteps;
+  }
+  bool gathering() const { return recovery_ == Recovery::kSteps; }
   // Batches of a predecessor or of a former broker instance are not all
   // released.
   bool OwesPredecessor(uint32_t rank) const;
@@ -246,10 +249,6 @@ class Delivery {
   void TakeOverSteps(const FormerSteps& former);
   // All data were delivered before: ranks that attach are told the end.
   void PlaceAtEnd();
-  // split: tells nobody the end and does not apply on_rank_death to the dead
-  // until the positions of all ranks are known.
-  void DeferEnd() { end_deferred_ = split(); }
-  bool withheld() const { return end_deferred_; }
   // All positions are known; unless shrink, the batches of dead ranks wait for
   // replacements. An error is the job's, as for Died.
   Status FinishRecovery(bool shrink);
@@ -314,13 +313,13 @@ class Delivery {
   }
   // The rank was told, so a process that outlives the broker knows too. Its
   // batches of that phase wait for this call.
-  void RanksTold(uint32_t seat, uint32_t phase);
+  void RanksAnnounced(uint32_t seat, uint32_t phase);
   // A violation of D6 found by walking over everything; "": none. For tests.
   // Reads no rank's page.
   std::string IndexError() const;
   // Feeds, lanes and slots that Advance, Open and Claimable checked. For tests:
   // the cost of a batch.
-  uint64_t looks() const { return looks_; }
+  uint64_t checks() const { return checks_; }
 
   // ---- questions
 
@@ -333,7 +332,7 @@ class Delivery {
   // on, and the owed ranges, which give unreleased batches by their exact rows.
   PlanStart RowsNeeded() const;
   // Whether State() is not known yet after a restart of the broker.
-  bool Unsettled() const { return recovering_ || end_deferred_; }
+  bool Unsettled() const { return recovery_ != Recovery::kNone; }
   bool AnyAttached() const;
   // A process may still write its page or read a slot.
   bool AnySeatTaken() const;
@@ -406,7 +405,7 @@ class Delivery {
     bool ranks_changed = false;
     uint32_t phase = 0;
     bool handed_over = false;  // delivered outside the order of positions
-    bool again = false;        // a step that was made before
+    bool is_redo = false;      // a step that was made before
     uint32_t for_rank = 0;     // split
     OpenBatch batch;
   };
@@ -421,7 +420,7 @@ class Delivery {
     std::vector<uint32_t> ranks;  // by rank index; empty: it is the rank
     std::optional<uint64_t> end_step;
   };
-  struct Again {
+  struct Redo {
     uint64_t step = 0;  // StepId
     bool redelivered = false;
   };
@@ -437,26 +436,26 @@ class Delivery {
     bool phase_begins = false;
     bool taken = false;  // split: some rank has or had it
     // Steps to redo before any other.
-    std::deque<Again> again;
+    std::deque<Redo> redo;
   };
-  enum class Place { kAttached, kGone, kFinished };
+  enum class ConsumerState { kAttached, kGone, kFinished };
   struct Consumer {
     uint32_t rank = 0;
     uint32_t lane = 0;
-    Place place = Place::kAttached;
+    ConsumerState state = ConsumerState::kAttached;
     uint32_t seat = 0;  // when kAttached
     bool died = false;  // when kGone
     std::deque<Entry> backlog;
-    uint32_t told_phase = 0;  // it knows the ranks of phases up to this
-    uint32_t skipped = 0;     // since the end of the backlog, not reported yet
+    uint32_t known_phase = 0;  // it knows the ranks of phases up to this
+    uint32_t skipped = 0;      // since the end of the backlog, not reported yet
     uint64_t skipped_all = 0;
     uint64_t taken_before = 0;  // from former broker instances
     uint64_t position = 0;      // end of the batches it was given
     std::shared_ptr<const CursorPage> former;
-    // broadcast: it has everything before `from` except the steps in `again`;
+    // broadcast: it has everything before `from` except the steps in `redo`;
     // the value is whether the step is marked redelivered.
     uint64_t from = 0;
-    std::map<uint64_t, bool> again;
+    std::map<uint64_t, bool> redo;
     // broadcast, full_epoch: the position at which it joined.
     std::optional<uint64_t> epochs_from;
     std::optional<uint32_t> node;  // see Joining
@@ -483,7 +482,7 @@ class Delivery {
   struct Next {
     Plan::RankBatch rows;
     uint32_t phase = 0;
-    bool again = false;
+    bool is_redo = false;
   };
   std::optional<Next> NextStep(uint32_t lane);
   uint32_t NodeOf(uint32_t slot) const;  // key of its batches in claimable_
@@ -491,7 +490,7 @@ class Delivery {
     return rows.position + rows.global_rows <= available_;
   }
   bool Exhausted(const Lane& lane) const;
-  uint32_t PlaceOf(const Phase& phase, uint32_t rank) const;
+  uint32_t RankIndexOf(const Phase& phase, uint32_t rank) const;
   Slot* NextReady(uint32_t lane);
   void Free(Slot* slot);
   void Abandon(Slot* slot);
@@ -504,11 +503,17 @@ class Delivery {
   // Sets the lane to where a rank that knows of phase is, after all owed steps.
   // True: some owed steps may be left to it.
   bool PlaceLane(Lane* lane, uint64_t position, uint32_t phase);
+  // Whether Attach can succeed.
+  Status CheckJoining(const Joining& joining) const;
+  // Parts of Attach, by whether the rank is known.
+  void AddConsumer(const Joining& joining, Joined* joined);
+  void ReplaceConsumer(const Joining& joining, Joined* joined);
+  void TellWhereItBegins(Consumer* joining, Joined* joined);
   // A consumer that attaches knows the ranks of its first phase: exactly the
   // first batch of each later phase is marked kRanksChanged.
   void MarkPhases(const Consumer& consumer);
   void RecordOpened(const Plan::RankBatch& rows);
-  void MakeAgain(Lane* lane, uint64_t step, bool redelivered);
+  void RedoStep(Lane* lane, uint64_t step, bool redelivered);
   // Sets a reconnected consumer to the position it reports.
   void PlaceReconnected(Consumer* consumer, const Joining& joining);
   // broadcast: batches the others have had and it has not.
@@ -523,9 +528,9 @@ class Delivery {
   // gets it marked redelivered.
   std::optional<bool> Wants(const Consumer& consumer, const Slot& slot) const;
   bool NothingLeftFor(const Consumer& consumer) const;
-  std::vector<uint32_t> LanesNeeded() const;        // split
-  bool AllPassedOwed(uint32_t phase) const;         // split
-  std::vector<uint64_t> HeldOfFormerLives() const;  // StepIds, untrusted
+  std::vector<uint32_t> LanesNeeded() const;            // split
+  bool AllPassedOwed(uint32_t phase) const;             // split
+  std::vector<uint64_t> HeldOfFormerInstances() const;  // StepIds, untrusted
   void ReleaseLease(const Consumer* consumer, const Feed::Batch& lease);
   void RecordCompleted(uint64_t position);
   void Unquarantine(uint32_t slot);
@@ -561,6 +566,13 @@ class Delivery {
   // The consumer's process is gone; entries: the batches it had.
   Status Vacate(Consumer* consumer, std::vector<Entry> entries, bool orderly);
   Status Shrink(Consumer* consumer);
+  // Parts of Shrink. A rank but `gone` has been told the end of the data.
+  bool AnyOtherFinished(const Consumer& gone) const;
+  // What the others have to take instead of it before they divide the step at
+  // boundary among themselves.
+  std::vector<RowRange> OwedBy(const Consumer& gone, uint64_t boundary) const;
+  void RemoveConsumer(Consumer* gone);
+  static bool IsBeingMade(const Slot& slot);
   Status EvictSeat(Consumer* consumer, Closed why, const std::string& reason,
                    bool keep_batches);
   void Drop(Consumer* consumer);
@@ -602,12 +614,13 @@ class Delivery {
            std::priority_queue<Oldest, std::vector<Oldest>, std::greater<>>>
       claimable_;
   bool any_corrupt_ = false;  // TakeCorrupt has some to return
-  uint64_t looks_ = 0;
+  uint64_t checks_ = 0;
   uint32_t usable_slots_ = 0;
   uint64_t available_ = UINT64_MAX;  // rows; finite for a stream
   bool draining_ = false;
-  bool recovering_ = false;
-  bool end_deferred_ = false;
+  // What of all ranks' former progress is not known yet.
+  enum class Recovery : uint8_t { kNone, kSteps, kPositions };
+  Recovery recovery_ = Recovery::kNone;
   // Pages of ranks that reconnected and died during recovery.
   std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
   bool started_ = false;  // broadcast

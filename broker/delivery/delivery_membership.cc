@@ -18,8 +18,8 @@ void Delivery::Drop(Consumer* consumer) {
 uint64_t Delivery::NextStepOf(const Consumer& consumer) const {
   const auto step_of = [this](uint32_t number) {
     const Slot& slot = slots_[number];
-    return slot.again ? std::nullopt
-                      : plan().StepFrom(slot.batch.rows.position);
+    return slot.is_redo ? std::nullopt
+                        : plan().StepFrom(slot.batch.rows.position);
   };
   for (const Entry& entry : consumer.backlog) {
     const auto step = step_of(entry.slot);
@@ -38,7 +38,7 @@ void Delivery::GoBackTo(uint64_t step) {
   Lane& lane = lanes_[0];
   for (const uint32_t number : lane.in_turn) Abandon(&slots_[number]);
   lane.in_turn.clear();
-  lane.again.clear();
+  lane.redo.clear();
   lane.next_step = std::min(lane.next_step, step);
   openable_.insert(0);
 }
@@ -66,16 +66,16 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
   }
   if (consumer == nullptr) return OkStatus();
   touched_.insert(consumer->rank);
-  consumer->place = Place::kGone;
+  consumer->state = ConsumerState::kGone;
   consumer->died = !orderly;
   TakeFormerBack(consumer, orderly);
-  if (!lanes_[consumer->lane].again.empty()) {
+  if (!lanes_[consumer->lane].redo.empty()) {
     return Vacate(consumer, std::move(entries), orderly);
   }
   if (feed->finished() && entries.empty() && consumer->backlog.empty()) {
     // One that died may not know that it had everything: a replacement is told,
     // or gets batches of others who died.
-    if (orderly) consumer->place = Place::kFinished;
+    if (orderly) consumer->state = ConsumerState::kFinished;
     return OkStatus();
   }
   return Vacate(consumer, std::move(entries), orderly);
@@ -83,7 +83,7 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
 
 Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
                         bool orderly) {
-  consumer->place = Place::kGone;
+  consumer->state = ConsumerState::kGone;
   const OnRankDeath policy = shape_.options.on_rank_death;
   if (closed_) {
     for (const Entry& entry : entries) Release(entry.slot);
@@ -103,7 +103,8 @@ Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
     Drop(consumer);
     return OkStatus();
   }
-  if (split() && policy == OnRankDeath::kShrink && !end_deferred_) {
+  if (split() && policy == OnRankDeath::kShrink &&
+      recovery_ != Recovery::kPositions) {
     return Shrink(consumer);
   }
   return OkStatus();
@@ -127,7 +128,7 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
         {each.slot, each.taken || each.redelivered, each.skipped});
     slots_[each.slot].handed_over |= keep_batches && each.taken;
   }
-  consumer->place = Place::kGone;
+  consumer->state = ConsumerState::kGone;
   if (!keep_batches) {
     consumer->backlog.insert(consumer->backlog.begin(), entries.begin(),
                              entries.end());
@@ -143,74 +144,63 @@ Status Delivery::Evict(uint32_t rank, const std::string& reason) {
   if (found == consumers_.end()) {
     return NotFoundError("there is no rank {}", rank);
   }
-  if (found->second.place != Place::kAttached) {
+  if (found->second.state != ConsumerState::kAttached) {
     return NotFoundError("rank {} {}", rank,
-                         found->second.place == Place::kGone
-                             ? "is gone already: what it had is handed on"
+                         found->second.state == ConsumerState::kGone
+                             ? "is already gone: its batches were handed on"
                              : "has taken all of its data and left");
   }
   return EvictSeat(&found->second, Closed::kRecalled, reason, true);
 }
 
-// The other ranks divide the global batch from the first step that nobody
-// began. The gone rank's remaining rank batches of earlier steps become steps
-// of their own, also divided over the others, so that all take the same number
-// of steps.
-Status Delivery::Shrink(Consumer* gone) {
-  Phase& last = phases_.back();
-  std::vector<uint32_t> ranks = last.ranks;
-  std::erase(ranks, gone->rank);
-  const bool someone_finished =
-      std::any_of(consumers_.begin(), consumers_.end(), [&](const auto& item) {
+bool Delivery::AnyOtherFinished(const Consumer& gone) const {
+  return std::any_of(
+      consumers_.begin(), consumers_.end(), [&](const auto& item) {
         const Consumer& consumer = item.second;
-        switch (consumer.place) {
-          case Place::kFinished:
+        switch (consumer.state) {
+          case ConsumerState::kFinished:
             return true;
-          case Place::kAttached:
+          case ConsumerState::kAttached:
             return feeds_[consumer.seat]->finished();
-          case Place::kGone:
+          case ConsumerState::kGone:
             // It may have been told the end without anybody seeing it leave.
-            return &consumer != gone && NothingLeftFor(consumer);
+            return &consumer != &gone && NothingLeftFor(consumer);
         }
         return false;
       });
-  // Its batches wait for a replacement: no rank, or not every rank, can take
-  // them.
-  if (ranks.empty() || someone_finished || draining_) return OkStatus();
+}
 
-  uint64_t boundary = 0;
-  for (const Lane& lane : lanes_) {
-    if (lane.phase + 1 == phases_.size()) {
-      boundary = std::max(boundary, lane.next_step);
-    }
-  }
-  const Plan& plan = last.plan;
-  PlanStart start;
-  const uint64_t owed_steps = plan.start().owed.size();
-  start.position = plan.PositionOf(std::max(boundary, owed_steps));
-  for (uint64_t step = boundary; step < owed_steps; ++step) {
-    start.owed.push_back(plan.start().owed[step]);
+bool Delivery::IsBeingMade(const Slot& slot) {
+  return slot.state == SlotState::kFilling || slot.state == SlotState::kReady;
+}
+
+std::vector<RowRange> Delivery::OwedBy(const Consumer& gone,
+                                       uint64_t boundary) const {
+  const Plan& plan = phases_.back().plan;
+  std::vector<RowRange> owed;
+  for (uint64_t step = boundary; step < plan.start().owed.size(); ++step) {
+    owed.push_back(plan.start().owed[step]);
   }
   const auto owe = [&](const Plan::RankBatch& rows, bool redelivered) {
     if (rows.rows == 0) return;
-    start.owed.push_back({rows.epoch * plan.rows_per_epoch() + rows.first_row,
-                          rows.rows, redelivered || rows.redelivered});
+    owed.push_back({rows.epoch * plan.rows_per_epoch() + rows.first_row,
+                    rows.rows, redelivered || rows.redelivered});
   };
-  for (const Entry& entry : gone->backlog) {
+  for (const Entry& entry : gone.backlog) {
     owe(slots_[entry.slot].batch.rows, entry.redelivered);
   }
-  Lane& lane = lanes_[gone->lane];
+  const Lane& lane = lanes_[gone.lane];
   for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-    Slot& slot = slots_[lane.first_slot + i];
-    if (slot.state == SlotState::kFilling || slot.state == SlotState::kReady) {
+    const Slot& slot = slots_[lane.first_slot + i];
+    if (IsBeingMade(slot)) {
       owe(slot.batch.rows, false);
     }
   }
-  for (const Again& again : std::exchange(lane.again, {})) {
-    const Phase& phase = phases_[PhaseOfStep(again.step)];
-    const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
-    owe(phase.plan.RankBatchOf(*step, PlaceOf(phase, gone->rank)),
-        again.redelivered);
+  for (const Redo& redo : lane.redo) {
+    const Phase& phase = phases_[PhaseOfStep(redo.step)];
+    const auto step = phase.plan.StepFrom(PositionOfStep(redo.step));
+    owe(phase.plan.RankBatchOf(*step, RankIndexOf(phase, gone.rank)),
+        redo.redelivered);
   }
   uint64_t step = lane.next_step;
   for (uint32_t number = lane.phase; number < phases_.size(); ++number) {
@@ -218,32 +208,61 @@ Status Delivery::Shrink(Consumer* gone) {
     const uint64_t end =
         number + 1 == phases_.size() ? boundary : phase.end_step.value_or(0);
     for (; step < end; ++step) {
-      owe(phase.plan.RankBatchOf(step, PlaceOf(phase, gone->rank)), false);
+      owe(phase.plan.RankBatchOf(step, RankIndexOf(phase, gone.rank)), false);
     }
     step = 0;
   }
-  auto next = plan.From(std::move(start), static_cast<uint32_t>(ranks.size()));
-  if (!next.ok()) return next.status();
-  if (next->max_batch_rows(0) > shape_.rows_max) {
-    return AbortedError(
-        "rank {} died, and those left ({}) would need batches of {} rows; a "
-        "job is given memory to shrink to half of its ranks",
-        gone->rank, ranks.size(), next->max_batch_rows(0));
-  }
-  last.end_step = boundary;
+  return owed;
+}
+
+void Delivery::RemoveConsumer(Consumer* gone) {
+  Lane& lane = lanes_[gone->lane];
   for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
     Slot& slot = slots_[lane.first_slot + i];
-    if (slot.state == SlotState::kFilling || slot.state == SlotState::kReady) {
-      Abandon(&slot);
-    }
+    if (IsBeingMade(slot)) Abandon(&slot);
   }
   for (const Entry& entry : gone->backlog) {
     Slot& slot = slots_[entry.slot];
     --slot.holders;  // not completed: it is owed
     FreeIfUnheld(&slot);
   }
-  gone->backlog.clear();
+  lane.redo.clear();
   lane.in_turn.clear();
+  consumers_.erase(gone->rank);
+}
+
+// The other ranks divide the global batch from the first step that nobody
+// began. The gone rank's remaining rank batches of earlier steps become steps
+// of their own, also divided over the others, so that all take the same number
+// of steps.
+Status Delivery::Shrink(Consumer* gone) {
+  const Plan& plan = phases_.back().plan;
+  std::vector<uint32_t> ranks = phases_.back().ranks;
+  std::erase(ranks, gone->rank);
+  // Its batches wait for a replacement: no rank, or not every rank, can take
+  // them.
+  if (ranks.empty() || AnyOtherFinished(*gone) || draining_) return OkStatus();
+
+  uint64_t boundary = 0;
+  for (const Lane& lane : lanes_) {
+    if (lane.phase + 1 == phases_.size()) {
+      boundary = std::max(boundary, lane.next_step);
+    }
+  }
+  PlanStart start;
+  start.position =
+      plan.PositionOf(std::max<uint64_t>(boundary, plan.start().owed.size()));
+  start.owed = OwedBy(*gone, boundary);
+  auto next = plan.From(std::move(start), static_cast<uint32_t>(ranks.size()));
+  if (!next.ok()) return next.status();
+  if (next->max_batch_rows(0) > shape_.rows_max) {
+    return AbortedError(
+        "rank {} died, and the remaining ranks ({}) would need batches of {} "
+        "rows; a job has memory to shrink to half of its ranks",
+        gone->rank, ranks.size(), next->max_batch_rows(0));
+  }
+  phases_.back().end_step = boundary;
+  RemoveConsumer(gone);
   if (record_ != nullptr) {
     record_->PhaseBegun({ranks, boundary, next->start()});
     KillPoint("shrink.recorded");
@@ -251,13 +270,12 @@ Status Delivery::Shrink(Consumer* gone) {
   phases_.push_back({*std::move(next), ranks, {}});
   const Phase& now = phases_.back();
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place != Place::kAttached) continue;
+    if (consumer.state != ConsumerState::kAttached) continue;
     ranks_changed_.push_back(
         {consumer.seat, static_cast<uint32_t>(phases_.size() - 1),
-         PlaceOf(now, rank), static_cast<uint32_t>(ranks.size()),
+         RankIndexOf(now, rank), static_cast<uint32_t>(ranks.size()),
          now.plan.start()});
   }
-  consumers_.erase(gone->rank);
   OpenAll();
   TouchAll();
   return OkStatus();

@@ -15,7 +15,8 @@ constexpr uint64_t kOpenedAhead = 256;
 
 bool Delivery::Active(uint32_t lane) const {
   const auto is_given_batches = [this](const Consumer& consumer) {
-    return consumer.place == Place::kAttached && feeds_[consumer.seat]->open();
+    return consumer.state == ConsumerState::kAttached &&
+           feeds_[consumer.seat]->open();
   };
   if (split()) {
     const Consumer* const consumer = OfLane(lane);
@@ -26,9 +27,9 @@ bool Delivery::Active(uint32_t lane) const {
       [&](const auto& item) { return is_given_batches(item.second); });
 }
 
-void Delivery::RanksTold(uint32_t seat, uint32_t phase) {
+void Delivery::RanksAnnounced(uint32_t seat, uint32_t phase) {
   if (Consumer* consumer = AtSeat(seat)) {
-    consumer->told_phase = std::max(consumer->told_phase, phase);
+    consumer->known_phase = std::max(consumer->known_phase, phase);
     touched_.insert(consumer->rank);
   }
 }
@@ -36,19 +37,19 @@ void Delivery::RanksTold(uint32_t seat, uint32_t phase) {
 std::optional<Delivery::Next> Delivery::NextStep(uint32_t number) {
   Lane& lane = lanes_[number];
   const Consumer* consumer = OfLane(number);
-  const auto place = [&](const Phase& phase) {
-    return split() ? PlaceOf(phase, consumer->rank) : 0;
+  const auto rank_index = [&](const Phase& phase) {
+    return split() ? RankIndexOf(phase, consumer->rank) : 0;
   };
-  if (!lane.again.empty()) {
-    const Again again = lane.again.front();
-    Next next{{}, PhaseOfStep(again.step), true};
+  if (!lane.redo.empty()) {
+    const Redo redo = lane.redo.front();
+    Next next{{}, PhaseOfStep(redo.step), true};
     const Phase& phase = phases_[next.phase];
-    const auto step = phase.plan.StepFrom(PositionOfStep(again.step));
-    next.rows = phase.plan.RankBatchOf(*step, place(phase));
+    const auto step = phase.plan.StepFrom(PositionOfStep(redo.step));
+    next.rows = phase.plan.RankBatchOf(*step, rank_index(phase));
     if (!Available(next.rows)) return std::nullopt;
-    lane.again.pop_front();
+    lane.redo.pop_front();
     next.rows.extra = true;
-    next.rows.redelivered = again.redelivered;
+    next.rows.redelivered = redo.redelivered;
     return next;
   }
   for (;;) {
@@ -57,7 +58,7 @@ std::optional<Delivery::Next> Delivery::NextStep(uint32_t number) {
         phase.end_step ? phase.end_step : phase.plan.total_steps();
     if (!end || lane.next_step < *end) {
       const Plan::RankBatch rows =
-          phase.plan.RankBatchOf(lane.next_step, place(phase));
+          phase.plan.RankBatchOf(lane.next_step, rank_index(phase));
       if (!Available(rows)) return std::nullopt;
       ++lane.next_step;
       return Next{rows, lane.phase, false};
@@ -81,7 +82,7 @@ void Delivery::EndAt(uint64_t rows) {
   }
   // Steps reported from a former broker instance may lie past the end.
   for (Lane& lane : lanes_) {
-    std::erase_if(lane.again, [this](const Again& each) {
+    std::erase_if(lane.redo, [this](const Redo& each) {
       const Plan& plan = phases_[PhaseOfStep(each.step)].plan;
       return !plan.StepFrom(PositionOfStep(each.step));
     });
@@ -100,7 +101,7 @@ void Delivery::SetAvailable(uint64_t rows) {
 }
 
 bool Delivery::Exhausted(const Lane& lane) const {
-  if (!lane.in_turn.empty() || !lane.again.empty()) return false;
+  if (!lane.in_turn.empty() || !lane.redo.empty()) return false;
   const Phase& phase = phases_[lane.phase];
   const std::optional<uint64_t> end =
       phase.end_step ? phase.end_step : phase.plan.total_steps();
@@ -128,9 +129,9 @@ void Delivery::RecordOpened(const Plan::RankBatch& rows) {
 }
 
 OpenBatch* Delivery::Open() {
-  if (closed_ || recovering_) return nullptr;
+  if (closed_ || gathering()) return nullptr;
   for (; !openable_.empty(); openable_.erase(openable_.begin())) {
-    ++looks_;
+    ++checks_;
     const uint32_t number = *openable_.begin();
     Lane& lane = lanes_[number];
     const uint32_t usable = std::min(usable_slots_, shape_.slots_per_lane);
@@ -146,10 +147,10 @@ OpenBatch* Delivery::Open() {
     Slot& slot = slots_[at];
     slot.state = SlotState::kFilling;
     slot.ranks_changed =
-        !next->again && std::exchange(lane.phase_begins, false);
+        !next->is_redo && std::exchange(lane.phase_begins, false);
     slot.phase = next->phase;
     slot.handed_over = next->rows.extra;
-    slot.again = next->again;
+    slot.is_redo = next->is_redo;
     RecordOpened(next->rows);
     slot.batch = OpenBatch{};
     slot.batch.slot = at;
@@ -206,7 +207,7 @@ OpenBatch* Delivery::Claimable(std::optional<uint32_t> node) {
   for (auto& [here, shares] : claimable_) {
     // Drop those claimed or abandoned meanwhile.
     for (; !shares.empty(); shares.pop()) {
-      ++looks_;
+      ++checks_;
       const auto [step, number] = shares.top();
       const Slot& slot = slots_[number];
       if (slot.state == SlotState::kFilling && slot.batch.step == step &&

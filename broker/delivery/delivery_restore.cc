@@ -43,7 +43,7 @@ uint64_t Delivery::IdOf(const Slot& slot) const {
 }
 
 // Ignores impossible steps: the source of id is not trusted.
-void Delivery::MakeAgain(Lane* lane, uint64_t id, bool redelivered) {
+void Delivery::RedoStep(Lane* lane, uint64_t id, bool redelivered) {
   const uint32_t number = PhaseOfStep(id);
   if (number > lane->phase) return;
   const Phase& phase = phases_[number];
@@ -55,18 +55,18 @@ void Delivery::MakeAgain(Lane* lane, uint64_t id, bool redelivered) {
   }
   // The same step may be reported twice: by the page of a former broker
   // instance, and by the process itself when it reconnected before it died.
-  const auto is_it = [id](const Again& each) { return each.step == id; };
+  const auto is_it = [id](const Redo& each) { return each.step == id; };
   const auto has_it = [&](const Slot& slot) {
     return &lanes_[slot.lane] == lane && slot.state != SlotState::kFree &&
            !slot.batch.abandoned && IdOf(slot) == id &&
            (slot.state != SlotState::kOut ||
             (slot.holders > 0 && mode_ != DeliveryMode::kBroadcast));
   };
-  if (std::any_of(lane->again.begin(), lane->again.end(), is_it) ||
+  if (std::any_of(lane->redo.begin(), lane->redo.end(), is_it) ||
       std::any_of(slots_.begin(), slots_.end(), has_it)) {
     return;
   }
-  lane->again.push_back({id, redelivered});
+  lane->redo.push_back({id, redelivered});
   openable_.insert(static_cast<uint32_t>(lane - lanes_.data()));
 }
 
@@ -96,17 +96,18 @@ void Delivery::RestoreRank(const FormerConsumer& former) {
   consumer.lane = TakeLane(former.rank, {});
   Lane& lane = lanes_[consumer.lane];
   const bool owed = PlaceLane(&lane, former.position, former.phase);
-  for (const uint64_t step : former.again) MakeAgain(&lane, step, true);
+  for (const uint64_t step : former.again) RedoStep(&lane, step, true);
   if (owed) {
     for (const RowRange& range : phases_[lane.phase].plan.start().owed) {
       const uint64_t step = StepId(range.position, lane.phase);
       if (former.done.count(step) > 0) continue;
-      MakeAgain(&lane, step, range.redelivered);
+      RedoStep(&lane, step, range.redelivered);
     }
   }
   consumer.died = !former.left;
-  consumer.place =
-      former.left && NothingLeftFor(consumer) ? Place::kFinished : Place::kGone;
+  consumer.state = former.left && NothingLeftFor(consumer)
+                       ? ConsumerState::kFinished
+                       : ConsumerState::kGone;
 }
 
 // broadcast. The rank may have reconnected, or have a replacement, already.
@@ -116,16 +117,16 @@ void Delivery::RestoreConsumer(const FormerConsumer& former) {
   Consumer& consumer = consumers_[former.rank];
   if (!known) {
     consumer.rank = former.rank;
-    consumer.place = Place::kGone;
+    consumer.state = ConsumerState::kGone;
     consumer.died = true;
   }
   consumer.from = std::max(consumer.from, former.position);
-  for (const uint64_t step : former.again) consumer.again[step] = true;
+  for (const uint64_t step : former.again) consumer.redo[step] = true;
   if (former.position > plan().start().position) return;
   for (const RowRange& range : plan().start().owed) {
     const uint64_t step = StepId(range.position, 0);
     if (former.done.count(step) == 0) {
-      consumer.again.emplace(step, range.redelivered);
+      consumer.redo.emplace(step, range.redelivered);
     }
   }
 }
@@ -161,7 +162,7 @@ void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
     consumer->skipped = static_cast<uint32_t>(consumer->skipped_all);
     for (const RowRange& range : plan().start().owed) {
       if (!lacks(range)) continue;
-      consumer->again.emplace(StepId(range.position, 0), range.redelivered);
+      consumer->redo.emplace(StepId(range.position, 0), range.redelivered);
     }
   }
   if (!split()) return;
@@ -169,13 +170,13 @@ void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
   if (!PlaceLane(&lane, *joining.position, joining.phase)) return;
   for (const RowRange& range : phases_[lane.phase].plan.start().owed) {
     if (!lacks(range)) continue;
-    MakeAgain(&lane, StepId(range.position, lane.phase), range.redelivered);
+    RedoStep(&lane, StepId(range.position, lane.phase), range.redelivered);
   }
 }
 
 uint64_t Delivery::MissedSince(uint64_t position) const {
   // During recovery the others wait for it.
-  if (recovering_) return 0;
+  if (gathering()) return 0;
   const uint64_t now = plan().StepAt(LanePosition(lanes_[0]));
   return now - std::min(now, plan().StepAt(position));
 }
@@ -196,9 +197,9 @@ std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
       return IdOf(slots_[entry.slot]) == id;
     };
     if ((phase == lane.phase && step >= lane.next_step) ||
-        consumer.again.count(id) > 0 ||
-        std::any_of(lane.again.begin(), lane.again.end(),
-                    [id](const Again& each) { return each.step == id; }) ||
+        consumer.redo.count(id) > 0 ||
+        std::any_of(lane.redo.begin(), lane.redo.end(),
+                    [id](const Redo& each) { return each.step == id; }) ||
         std::any_of(slots_.begin(), slots_.end(), is_on_its_way) ||
         std::any_of(consumer.backlog.begin(), consumer.backlog.end(), is_had)) {
       left.push_back(owed[step]);
@@ -208,7 +209,7 @@ std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
 }
 
 void Delivery::TakeOverSteps(const FormerSteps& former) {
-  recovering_ = false;
+  recovery_ = Recovery::kNone;
   OpenAll();
   TouchAll();
   started_ = former.started;
@@ -217,7 +218,7 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
   // Recorded anew: the pages that told it may be forgotten.
   for (const uint64_t position : former.completed) RecordCompleted(position);
   for (const RowRange& each : former.again) {
-    MakeAgain(&lane, StepId(each.position, 0), each.redelivered);
+    RedoStep(&lane, StepId(each.position, 0), each.redelivered);
   }
   for (const auto& [rank, page] : std::exchange(orphans_, {})) {
     const auto found = consumers_.find(rank);
@@ -232,7 +233,7 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
     if (shape_.options.lag == Lag::kSkip) {
       consumer.skipped += static_cast<uint32_t>(missed);
       consumer.skipped_all += missed;
-    } else if (consumer.place == Place::kAttached) {
+    } else if (consumer.state == ConsumerState::kAttached) {
       too_late.push_back(&consumer);
     }
   }
@@ -247,8 +248,8 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
   }
   for (const auto& [rank, consumer] : consumers_) {
     // Steps the lane has yet to open anyway are ignored.
-    for (const auto& [step, marked] : consumer.again) {
-      MakeAgain(&lane, step, false);
+    for (const auto& [step, marked] : consumer.redo) {
+      RedoStep(&lane, step, false);
     }
   }
 }
@@ -267,7 +268,7 @@ void Delivery::ReclaimFormer(Consumer* consumer) {
 void Delivery::TakeFormerBack(Consumer* consumer, bool orderly) {
   auto former = std::exchange(consumer->former, nullptr);
   if (former == nullptr) return;
-  if (recovering_ && !orderly) {
+  if (gathering() && !orderly) {
     // The lane's position is not known yet.
     orphans_.push_back({consumer->rank, std::move(former)});
     return;
@@ -280,8 +281,8 @@ void Delivery::TakePageBack(Consumer* consumer, const CursorPage& page,
   for (const FormerBatch& batch : FormerBatches(page)) {
     if (!batch.released && !orderly) {
       // In broadcast the others had it: it is redone for this one alone.
-      if (mode_ == DeliveryMode::kBroadcast) consumer->again[batch.step] = true;
-      MakeAgain(&lanes_[consumer->lane], batch.step, !broadcast());
+      if (mode_ == DeliveryMode::kBroadcast) consumer->redo[batch.step] = true;
+      RedoStep(&lanes_[consumer->lane], batch.step, !broadcast());
     } else if (mode_ == DeliveryMode::kDynamic) {
       RecordCompleted(PositionOfStep(batch.step));
     } else if (record_ != nullptr) {
@@ -305,16 +306,16 @@ bool Delivery::OwesPredecessor(uint32_t rank) const {
   }
   const uint32_t lane =
       split() && consumer != consumers_.end() ? consumer->second.lane : 0;
-  return !lanes_[lane].again.empty();
+  return !lanes_[lane].redo.empty();
 }
 
 Status Delivery::FinishRecovery(bool shrink) {
-  end_deferred_ = false;
+  recovery_ = Recovery::kNone;
   TouchAll();
   const OnRankDeath policy = shape_.options.on_rank_death;
   std::vector<uint32_t> dead;
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place == Place::kGone && consumer.died &&
+    if (consumer.state == ConsumerState::kGone && consumer.died &&
         !NothingLeftFor(consumer)) {
       dead.push_back(rank);
     }
@@ -330,7 +331,7 @@ Status Delivery::FinishRecovery(bool shrink) {
   return OkStatus();
 }
 
-std::vector<uint64_t> Delivery::HeldOfFormerLives() const {
+std::vector<uint64_t> Delivery::HeldOfFormerInstances() const {
   std::vector<uint64_t> steps;
   for (const auto& [rank, consumer] : consumers_) {
     if (consumer.former == nullptr) continue;

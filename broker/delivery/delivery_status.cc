@@ -13,7 +13,7 @@ std::optional<uint32_t> Delivery::RankAt(uint32_t seat) {
 
 bool Delivery::AnyAttached() const {
   return std::any_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
-    return it.second.place == Place::kAttached;
+    return it.second.state == ConsumerState::kAttached;
   });
 }
 
@@ -26,29 +26,32 @@ bool Delivery::OwesTheDead() const {
   if (draining_) return false;
   return std::any_of(consumers_.begin(), consumers_.end(),
                      [this](const auto& it) {
-                       return it.second.place == Place::kGone &&
+                       return it.second.state == ConsumerState::kGone &&
                               it.second.died && !NothingLeftFor(it.second);
                      });
 }
 
 bool Delivery::WaitsFor(uint32_t rank) const {
   const auto found = consumers_.find(rank);
-  return found != consumers_.end() && found->second.place == Place::kGone;
+  return found != consumers_.end() &&
+         found->second.state == ConsumerState::kGone;
 }
 
 bool Delivery::NothingLeftFor(const Consumer& consumer) const {
-  return consumer.backlog.empty() && consumer.again.empty() && pool_.empty() &&
+  return consumer.backlog.empty() && consumer.redo.empty() && pool_.empty() &&
          Exhausted(lanes_[consumer.lane]);
 }
 
 bool Delivery::Finished(uint32_t rank) const {
   const auto found = consumers_.find(rank);
-  return found != consumers_.end() && found->second.place == Place::kFinished;
+  return found != consumers_.end() &&
+         found->second.state == ConsumerState::kFinished;
 }
 
 bool Delivery::ToldTheEnd(uint32_t rank) const {
   const auto found = consumers_.find(rank);
-  return found != consumers_.end() && found->second.place == Place::kAttached &&
+  return found != consumers_.end() &&
+         found->second.state == ConsumerState::kAttached &&
          feeds_[found->second.seat]->finished();
 }
 
@@ -72,7 +75,7 @@ bool Delivery::AllDelivered() const {
   return std::all_of(lanes.begin(), lanes.end(),
                      [this](uint32_t i) { return Exhausted(lanes_[i]); }) &&
          std::all_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
-           return it.second.backlog.empty() && it.second.again.empty();
+           return it.second.backlog.empty() && it.second.redo.empty();
          });
 }
 
@@ -88,11 +91,11 @@ std::vector<uint32_t> Delivery::Missing() const {
   if (draining_ && AllDelivered()) return missing;
   // Others wait for it now or later.
   const DeliveryOptions& options = shape_.options;
-  const bool places_are_kept =
+  const bool numbers_are_reserved =
       split() || (broadcast() && options.lag == Lag::kBlock &&
                   options.on_rank_death == OnRankDeath::kWait);
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place == Place::kGone && places_are_kept) {
+    if (consumer.state == ConsumerState::kGone && numbers_are_reserved) {
       missing.push_back(rank);
     }
   }
@@ -116,7 +119,7 @@ std::vector<uint32_t> Delivery::TakeCorrupt() {
   std::vector<uint32_t> ranks;
   if (!std::exchange(any_corrupt_, false) || closed_) return ranks;
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.place == Place::kAttached &&
+    if (consumer.state == ConsumerState::kAttached &&
         feeds_[consumer.seat]->corrupt()) {
       ranks.push_back(rank);
     }
@@ -188,10 +191,10 @@ PlanStart Delivery::State() const {
                             phases_[0].plan.RankBatchOf(*step, 0).global_rows,
                             redelivered});
     };
-    for (const Again& again : lane.again) {
-      owe(PositionOfStep(again.step), again.redelivered || broadcast());
+    for (const Redo& redo : lane.redo) {
+      owe(PositionOfStep(redo.step), redo.redelivered || broadcast());
     }
-    for (const uint64_t step : HeldOfFormerLives()) {
+    for (const uint64_t step : HeldOfFormerInstances()) {
       owe(PositionOfStep(step), true);
     }
   } else {
@@ -210,14 +213,14 @@ PlanStart Delivery::State() const {
     }
     for (const uint32_t i : LanesNeeded()) {
       const Lane& lane = lanes_[i];
-      for (const Again& again : lane.again) {
-        before(PositionOfStep(again.step));
+      for (const Redo& redo : lane.redo) {
+        before(PositionOfStep(redo.step));
       }
       const Phase& phase = phases_[lane.phase];
       before(phase.plan.PositionOf(
           std::max<uint64_t>(lane.next_step, phase.plan.start().owed.size())));
     }
-    for (const uint64_t step : HeldOfFormerLives()) {
+    for (const uint64_t step : HeldOfFormerInstances()) {
       before(PositionOfStep(step));
     }
     for (uint32_t number = 0; number < phases_.size(); ++number) {
@@ -258,13 +261,13 @@ PlanStart Delivery::RowsNeeded() const {
   }
   for (const uint32_t i : LanesNeeded()) {
     const Lane& lane = lanes_[i];
-    for (const Again& again : lane.again) whole_step(again.step);
+    for (const Redo& redo : lane.redo) whole_step(redo.step);
     const Phase& phase = phases_[lane.phase];
     needed.position = std::min(
         needed.position, phase.plan.PositionOf(std::max<uint64_t>(
                              lane.next_step, phase.plan.start().owed.size())));
   }
-  for (const uint64_t id : HeldOfFormerLives()) {
+  for (const uint64_t id : HeldOfFormerInstances()) {
     if (PhaseOfStep(id) < phases_.size()) whole_step(id);
   }
   for (uint32_t number = 0; number < phases_.size(); ++number) {
@@ -318,8 +321,9 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
     } else if (shape_.copies > 1) {
       status.memory_node = bank_nodes_[CopyFor(consumer)];
     }
-    if (consumer.place != Place::kAttached) {
-      status.state = consumer.place == Place::kGone ? "gone" : "finished";
+    if (consumer.state != ConsumerState::kAttached) {
+      status.state =
+          consumer.state == ConsumerState::kGone ? "gone" : "finished";
       continue;
     }
     Feed& feed = FeedOf(consumer);
@@ -346,7 +350,7 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
 Demand Delivery::Wanted() {
   Demand demand = Demand::kNobody;
   for (auto& [id, consumer] : consumers_) {
-    if (consumer.place != Place::kAttached || !FeedOf(consumer).open())
+    if (consumer.state != ConsumerState::kAttached || !FeedOf(consumer).open())
       continue;
     if (FeedOf(consumer).waiting()) return Demand::kNow;
     demand = Demand::kAhead;
@@ -419,8 +423,10 @@ std::string Delivery::IndexError() const {
       const bool is_free = slot.state == SlotState::kFree;
       usable += is_free && i < usable_slots_;
       if (free.count(at) != is_free) {
-        return Format("slot {} is free or is not, lane {} has the other", at,
-                      number);
+        return Format(
+            "the state of slot {} does not agree with the free slots of lane "
+            "{}",
+            at, number);
       }
       const bool in_turn = std::find(lane.in_turn.begin(), lane.in_turn.end(),
                                      at) != lane.in_turn.end();
@@ -428,29 +434,32 @@ std::string Delivery::IndexError() const {
                                slot.state == SlotState::kReady) &&
                               !slot.batch.abandoned;
       if (in_turn != is_in_lane) {
-        return Format("slot {} is in lane {} or is not", at, number);
+        return Format(
+            "the state of slot {} does not agree with the queue of lane {}", at,
+            number);
       }
       if (is_in_lane && slot.batch.claimed < slot.batch.rows.rows &&
           claimable.count({slot.batch.step, at}) == 0) {
-        return Format("slot {} cannot be claimed", at);
+        return Format("slot {} has rows to claim but is not in claimable_", at);
       }
     }
-    if (recovering_ || usable == 0 || openable_.count(number) > 0 ||
+    if (gathering() || usable == 0 || openable_.count(number) > 0 ||
         !Active(number)) {
       continue;
     }
     const Phase& phase = phases_[lane.phase];
     const auto end = phase.end_step ? phase.end_step : phase.plan.total_steps();
-    const bool any_step = !lane.again.empty() ||
+    const bool any_step = !lane.redo.empty() ||
                           lane.phase + 1 < phases_.size() || !end ||
                           lane.next_step < *end;
     if (available_ == UINT64_MAX && any_step) {
-      return Format("nobody opens what lane {} has to", number);
+      return Format("lane {} has a step to open but is not in openable_",
+                    number);
     }
   }
   if (MustAdvance()) return "";
   for (const auto& [rank, consumer] : consumers_) {
-    const bool is_given_batches = consumer.place == Place::kAttached &&
+    const bool is_given_batches = consumer.state == ConsumerState::kAttached &&
                                   feeds_[consumer.seat]->open() &&
                                   !feeds_[consumer.seat]->corrupt();
     if (split()) {
@@ -463,21 +472,21 @@ std::string Delivery::IndexError() const {
     if (!is_given_batches) continue;
     const Feed& feed = *feeds_[consumer.seat];
     if (!consumer.backlog.empty() && feed.HasFreeLease() &&
-        slots_[consumer.backlog.front().slot].phase <= consumer.told_phase) {
-      return Format("rank {} is not given its backlog", rank);
+        slots_[consumer.backlog.front().slot].phase <= consumer.known_phase) {
+      return Format("rank {} does not get its backlog", rank);
     }
-    const bool asked_for_takes = feed.asked_for_takes();
+    const bool wakes_on_takes = feed.wakes_on_takes();
     if (mode_ == DeliveryMode::kDynamic && !pool_.empty() &&
-        hungry_.count(rank) == 0 && feed.HasFreeLease() && !asked_for_takes) {
-      return Format("nobody waits for rank {}", rank);
+        hungry_.count(rank) == 0 && feed.HasFreeLease() && !wakes_on_takes) {
+      return Format("rank {} can take a batch but is not in hungry_", rank);
     }
     if (broadcast() && unsure_.count(rank) == 0 && without_.count(rank) > 0 &&
-        !asked_for_takes) {
-      return Format("nobody waits for room of rank {}", rank);
+        !wakes_on_takes) {
+      return Format("rank {} has no room but is not in unsure_", rank);
     }
-    if (mode_ != DeliveryMode::kDynamic && !end_deferred_ &&
+    if (mode_ != DeliveryMode::kDynamic && recovery_ != Recovery::kPositions &&
         consumer.backlog.empty() && Exhausted(lanes_[consumer.lane])) {
-      return Format("rank {} is not told of the end", rank);
+      return Format("rank {} does not get the end", rank);
     }
   }
   return "";

@@ -93,10 +93,11 @@ void Feed::Reclaim(std::vector<Batch>* released) {
   }
 }
 
-void Feed::AskForNews(bool takes) {
+void Feed::RequestWakes(bool takes) {
   const BrokerWaits until =
       takes ? BrokerWaits::kForTakes : BrokerWaits::kForReleases;
-  if (std::exchange(asked_, until) != until) SetBrokerWaiting(ring_, until);
+  if (std::exchange(requested_wakes_, until) != until)
+    SetBrokerWaiting(ring_, until);
 }
 
 void Feed::Finish(uint32_t skipped) {

@@ -56,9 +56,11 @@ class Feed {
   // Asks the rank for a wake on releases (takes: also when it takes a batch or
   // goes to sleep). If that is more than was asked before, the caller must
   // check the feed once more afterwards (E5, E8).
-  void AskForNews(bool takes);
+  void RequestWakes(bool takes);
   // Whether takes bring a wake.
-  bool asked_for_takes() const { return asked_ == BrokerWaits::kForTakes; }
+  bool wakes_on_takes() const {
+    return requested_wakes_ == BrokerWaits::kForTakes;
+  }
 
   // Ends the data; published batches can still be taken. skipped: missed
   // batches that no cell reports; Ring::reason reports them.
@@ -98,7 +100,7 @@ class Feed {
   std::vector<Lease> leases_;
   int wake_socket_;
   bool* const any_corrupt_;
-  BrokerWaits asked_ = BrokerWaits::kNo;
+  BrokerWaits requested_wakes_ = BrokerWaits::kNo;
   uint32_t out_ = 0;
   uint64_t published_ = 0;
   bool finished_ = false;

@@ -83,7 +83,7 @@ Status OpenError(int error, const std::string& path) {
     case ENOENT:  // never existed, or removed since indexing
       return NotFoundAt(path);
     case ELOOP:
-      return NotFoundError("{}: symbolic links lead to each other", path);
+      return NotFoundError("{}: the symbolic links form a loop", path);
     case ENOTDIR:  // a component, or path itself under O_DIRECTORY, is a file
     case ENAMETOOLONG:  // over PATH_MAX in total or NAME_MAX in a component
     case ESTALE:        // NFS: removed on the server

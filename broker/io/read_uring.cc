@@ -156,7 +156,7 @@ class UringReader final : public StorageReader {
   };
 
   bool MakePinTable();
-  bool AskCache();
+  bool ProbeCache();
   bool ReadCachedFile(uint32_t ticket);
   bool ReadCachedRange(uint32_t ticket);
   io_uring_sqe* NewRequest(uint32_t ticket);
@@ -336,7 +336,7 @@ bool UringReader::Start(uint32_t ticket, const ReadRequest& request,
   mine.done = 0;
   mine.cached = false;
   ++in_flight_;
-  const bool ask = request.nowait && request.align == 0 && AskCache();
+  const bool ask = request.nowait && request.align == 0 && ProbeCache();
   if (request.kind == ReadRequest::Kind::kFile) {
     if (ask && ReadCachedFile(ticket)) return true;
     QueueFile(ticket);
@@ -365,7 +365,7 @@ void UringReader::Release(uint32_t ticket) {
   if (all > kBuffersBytesKept) buffer.Trim(kBufferBytesMin);
 }
 
-bool UringReader::AskCache() {
+bool UringReader::ProbeCache() {
   if (cached_share_ >= kCachedShareMin || ++not_asked_ >= kAskOneIn) {
     not_asked_ = 0;
     return true;

@@ -66,8 +66,8 @@ std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
     std::shared_ptr<void> reservation = TakeOfNode(node, bytes);
     if (reservation == nullptr) {
       LogWarning(
-          "job '{}': {} of its batches belong on NUMA node {}, which does not "
-          "have that much left beside other jobs: they are not bound",
+          "job '{}': {} of its batches belong on NUMA node {}, where other "
+          "jobs leave too little memory: they are not bound",
           job.key().name, BytesText(bytes), node);
       continue;
     }
@@ -84,7 +84,7 @@ void BankPlacement::BindBank(const Job& job, size_t bank, uint32_t node) {
   const uint64_t bytes = BankStride(plan.bank_slots, plan.slot_stride);
   const Status status = topology_->BindMemory(
       job.segment().base() + plan.slots_offset + bank * bytes, bytes, node);
-  if (!status.ok() && !told_unbound_.exchange(true)) {
+  if (!status.ok() && !warned_unbound_.exchange(true)) {
     LogWarning("job '{}': {}", job.key().name, status.message());
   }
 }
@@ -136,7 +136,7 @@ void BankPlacement::CheckPlacement(Job& job,
   const uint64_t before = job.counters().pages_elsewhere.exchange(
       elsewhere, std::memory_order_relaxed);
   pages_elsewhere_.fetch_add(elsewhere - before, std::memory_order_relaxed);
-  if (elsewhere > 0 && !told_unbound_.exchange(true)) {
+  if (elsewhere > 0 && !warned_unbound_.exchange(true)) {
     LogWarning(
         "job '{}': {} of {} pages are not on the NUMA node they were bound to",
         job.key().name, elsewhere, seen);

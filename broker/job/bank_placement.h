@@ -66,7 +66,7 @@ class BankPlacement {
     std::map<uint32_t, uint64_t> bytes ABSL_GUARDED_BY(mutex);
   };
   const std::shared_ptr<Taken> taken_ = std::make_shared<Taken>();
-  std::atomic<bool> told_unbound_{false};  // it is logged once
+  std::atomic<bool> warned_unbound_{false};  // it is logged once
   std::atomic<uint64_t> pages_elsewhere_{0};
 };
 

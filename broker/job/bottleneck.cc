@@ -92,10 +92,10 @@ void RecentMean::Add(double value, double seconds) {
 void RecentUse::Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
                     const std::vector<Rank>& ranks, bool starved,
                     const FunctionWorkersUse& function_workers, bool filling) {
-  const bool first = looked_ns_ == 0;
-  const uint64_t ns = first ? 0 : Since(now_ns, looked_ns_);
+  const bool first = checked_ns_ == 0;
+  const uint64_t ns = first ? 0 : Since(now_ns, checked_ns_);
   if (!first && ns == 0) return;
-  looked_ns_ = now_ns;
+  checked_ns_ = now_ns;
   const double seconds = static_cast<double>(ns) * 1e-9;
   const auto per_time = [ns](uint64_t spent_ns) {
     return static_cast<double>(spent_ns) / static_cast<double>(ns);
@@ -208,7 +208,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     return found;
   }
   if (job.seconds() < kSecondsMin) {
-    found.text = "not known yet: it began a moment ago";
+    found.text = "not known yet: the job began a moment ago";
     return found;
   }
   const RecentUse::RankUse* const behind = OneBehind(ranks);
@@ -276,7 +276,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     }
     if (long_row) {
       found.text +=
-          Format(", sample {} has been in work for {:.1f} s",
+          Format(", sample {} has been in progress for {:.1f} s",
                  function_workers.longest_record,
                  static_cast<double>(function_workers.longest_ns) * 1e-9);
     } else if (idle > kIdle) {

@@ -137,7 +137,7 @@ class RecentUse {
     RecentMean behind;
   };
   std::map<uint32_t, Seen> seen_;  // by rank
-  uint64_t looked_ns_ = 0;         // 0: never
+  uint64_t checked_ns_ = 0;        // 0: never
   uint64_t decode_ns_ = 0;
   uint64_t read_wait_ns_ = 0;
   RecentMean decoding_;

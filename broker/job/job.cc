@@ -166,7 +166,7 @@ Status Job::Evict(uint32_t rank, const std::string& reason) {
   MutexLock lock(&mutex_);
   const Status status = delivery_.Evict(rank, reason);
   if (status.code() == StatusCode::kNotFound) return status;
-  LogInfo("job '{}': rank {} is taken off: {}", key_.name,
+  LogInfo("job '{}': rank {} is evicted: {}", key_.name,
           key_.consumer.value_or(rank), reason);
   GoneLocked(status);
   return OkStatus();
@@ -184,9 +184,9 @@ std::vector<Delivery::RanksChanged> Job::TakeRanksChanged() {
   return delivery_.TakeRanksChanged();
 }
 
-void Job::RanksTold(uint32_t seat, uint32_t phase) {
+void Job::RanksAnnounced(uint32_t seat, uint32_t phase) {
   MutexLock lock(&mutex_);
-  delivery_.RanksTold(seat, phase);
+  delivery_.RanksAnnounced(seat, phase);
   AdvanceLocked();
 }
 
@@ -250,11 +250,6 @@ void Job::TakeOverSteps(const Delivery::FormerSteps& former) {
   AdvanceLocked();
 }
 
-void Job::DeferEnd() {
-  MutexLock lock(&mutex_);
-  delivery_.DeferEnd();
-}
-
 bool Job::Unsettled() const {
   MutexLock lock(&mutex_);
   return delivery_.Unsettled();
@@ -283,7 +278,7 @@ void Job::EndIfStopHangsLocked(const FunctionWorkersUse& function_workers) {
   }
   FailLocked(AbortedError(
       "job '{}' was stopped, and its last step waits for sample {}, which a "
-      "Python function has been at for {:.0f} s",
+      "Python function has been processing for {:.0f} s",
       key_.name, function_workers.longest_record,
       static_cast<double>(function_workers.longest_ns) * 1e-9));
 }
@@ -408,13 +403,13 @@ void Job::CheckProducersLocked() {
     return;
   }
   FailLocked(DeadlineExceededError(
-      "job '{}': no producer is at work, within {:.0f} s (wait_s): {}",
+      "job '{}': no producer has been at work for {:.0f} s (wait_s): {}",
       key_.name, options_.wait_s,
       stream_->end() == FirstNeeded(layout_.plan.start())
           ? "none has put a row (penstock_produce, in Python "
             "penstock.producer, with this job's name)"
-          : "those that were died, or finished before there were as many as "
-            "the spec says (`producers:`)"));
+          : "its producers died, or fewer have finished than the spec says "
+            "(`producers:`)"));
 }
 
 JobState Job::State() const {
@@ -492,9 +487,10 @@ void Job::AdvanceLocked() {
       LogWarning("job '{}': rank {} wrote impossible values: evicted",
                  key_.name, rank);
       const Status status = delivery_.Evict(
-          rank, Format("rank {} wrote impossible values into its cursor "
-                       "page: a bug of the client, or memory overwritten",
-                       rank));
+          rank,
+          Format("rank {} wrote impossible values into its cursor page: the "
+                 "client has a bug, or something overwrote its memory",
+                 rank));
       if (!status.ok()) FailLocked(status);
     }
   } while (delivery_.MustAdvance());

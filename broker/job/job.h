@@ -21,52 +21,13 @@
 #include "broker/delivery/delivery.h"
 #include "broker/job/bottleneck.h"
 #include "broker/job/dataset.h"
-#include "broker/job/launch.h"
+#include "broker/job/job_options.h"
 #include "broker/plan/plan.h"
 #include "broker/stream/stream.h"
-#include "common/job_state.h"
 #include "common/segment.h"
 #include "common/status.h"
 
 namespace penstock {
-
-// One run of a job. The number is for people; a rank that reconnects shows the
-// token, which is never reused.
-struct Incarnation {
-  uint64_t number = 1;
-  uint64_t token = 0;
-};
-
-// A job's owner, and what its ranks must agree on.
-struct JobKey {
-  uint32_t uid = 0;
-  std::string name;
-  std::string dataset;
-  // independent: each consumer has a job of its own.
-  std::optional<uint32_t> consumer;
-  auto operator<=>(const JobKey&) const = default;
-};
-
-struct JobOptions {
-  DatasetSpec spec;
-  uint32_t world_size = 1;
-  uint32_t local_world_size = 1;
-  bool repeat_first = false;  // one batch is made, and the ranks repeat it
-  DeliveryOptions delivery;
-  uint32_t consumer = 0;  // independent: its number, which selects the order
-  uint32_t consumers_max = 1;     // broadcast: at once; else the local ranks
-  std::optional<JobState> start;  // absent: the beginning
-  double wait_s = 600;  // the job fails if ranks are missing this long
-  // All of its data were delivered: it only tells late ranks the end.
-  bool at_end = false;
-};
-
-// independent: each consumer is a launch of its own.
-inline Launch LaunchOf(const JobOptions& options) {
-  return options.delivery.mode == DeliveryMode::kIndependent
-             ? Launch(1, 1)
-             : Launch(options.world_size, options.local_world_size);
-}
 
 // Records what the next broker instance must know of a job.
 class JobRecord : public DeliveryRecord, public StreamRecord {};
@@ -149,7 +110,7 @@ class Job {
   Status Evict(uint32_t rank, const std::string& reason);
   void EvictSeat(uint32_t seat, const std::string& reason);
   std::vector<Delivery::RanksChanged> TakeRanksChanged();
-  void RanksTold(uint32_t seat, uint32_t phase);
+  void RanksAnnounced(uint32_t seat, uint32_t phase);
   bool GoesOnWithout(uint32_t rank) const;
   size_t phases() const;
   bool AllCame() const;
@@ -164,7 +125,6 @@ class Job {
   void BeginRecovery();
   bool gathering() const;
   void TakeOverSteps(const Delivery::FormerSteps& former);
-  void DeferEnd();
   bool Unsettled() const;
   void FinishRecovery(bool shrink);
   // Ranks finish the step that the furthest of them was given; no more follow.

@@ -14,7 +14,7 @@ StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
   if (const std::string differs = DifferingIdentity(state, here);
       !differs.empty()) {
     return FailedPreconditionError(
-        "the state is of other data or of another order: {}", differs);
+        "the state belongs to other data or another order: {}", differs);
   }
   const uint64_t rows_per_epoch = plan.rows_per_epoch();
   // With another batch size or fewer ranks an epoch may be shorter than it was:
@@ -87,12 +87,12 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   if (std::holds_alternative<StreamSource>(spec.source)) {
     if (delivery.mode == DeliveryMode::kIndependent) {
       return InvalidArgumentError(
-          "a stream comes once, not once for each consumer: delivery "
+          "a stream is delivered once, not once per consumer: delivery "
           "`broadcast` gives every batch to all of them");
     }
     if (options.local_world_size != options.world_size) {
       return InvalidArgumentError(
-          "a stream feeds the ranks of one host: there are {} of {} here",
+          "a stream feeds the ranks of one host: {} of {} are on this one",
           options.local_world_size, options.world_size);
     }
   }
@@ -110,7 +110,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   uint64_t row_bytes = sizeof(int64_t);
   for (const Feature& feature : element) row_bytes += feature.RowBytes();
   if (plan.global_batch() > UINT32_MAX) {
-    return ResourceExhaustedError("a step of {} rows, at most {} may be",
+    return ResourceExhaustedError("a step of {} rows: at most {} are allowed",
                                   plan.global_batch(), UINT32_MAX);
   }
   // Batches in use at once in the worst case.

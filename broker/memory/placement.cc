@@ -69,17 +69,17 @@ RankNode NodeOfCpus(const RankPlacement& rank,
     const auto found = node_of.find(cpu);
     if (found == node_of.end()) {
       return {std::nullopt,
-              Format("processor {} is of none of the broker's nodes", cpu)};
+              Format("processor {} is on none of the broker's nodes", cpu)};
     }
     if (node && *node != found->second) {
       return {std::nullopt,
-              "its processors are of several nodes" +
+              "its processors are on several nodes" +
                   (rank.cpu ? Format("; it attached on processor {}", *rank.cpu)
                             : "")};
     }
     node = found->second;
   }
-  if (!node) return {std::nullopt, "it does not say its processors"};
+  if (!node) return {std::nullopt, "it does not report its processors"};
   return {node, "its processors"};
 }
 

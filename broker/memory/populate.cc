@@ -78,13 +78,14 @@ Status Populate(std::span<const PopulateRange> ranges,
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return OkStatus();
-  if (stopped) return CancelledError("nobody waits for the memory any more");
+  if (stopped)
+    return CancelledError("no process waits for the memory any longer");
   uint64_t bytes = 0;
   for (const PopulateRange& range : ranges) bytes += range.bytes;
   if (WIFSIGNALED(status) || WEXITSTATUS(status) == 2) {
     return ResourceExhaustedError(
-        "the kernel did not give {} for the batches: make batch.size or "
-        "prefetch smaller, or raise the memory limit",
+        "the kernel did not provide {} for the batches: reduce batch.size or "
+        "prefetch, or raise the memory limit",
         BytesText(bytes));
   }
   return InternalError("populating {} failed with status {}", BytesText(bytes),

@@ -23,7 +23,7 @@ uint64_t CeilDivide(uint64_t x, uint64_t y) { return x / y + (x % y != 0); }
 StatusOr<Plan> Plan::Make(const PlanSpec& spec, uint64_t records,
                           uint32_t world_size) {
   if (records == 0) {
-    return InvalidArgumentError("there are no records");
+    return InvalidArgumentError("the dataset has no records");
   }
   if (records > kTotalRowsMax) {
     return InvalidArgumentError("{} records; at most {}", records,

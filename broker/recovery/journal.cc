@@ -62,8 +62,6 @@ uint32_t AddFrame(uint32_t chain, uint8_t type, std::string_view payload,
   return crc;
 }
 
-constexpr uint64_t kRecordsMissing = UINT64_MAX;
-
 std::string MakeHeader(uint32_t salt, uint64_t settled) {
   std::string header(kMagic);
   header.resize(kJournalHeaderBytes);
@@ -164,6 +162,8 @@ int64_t ReadAll(JournalFiles* files, int file, uint64_t offset, char* data,
   return static_cast<int64_t>(done);
 }
 
+Status NoRecords(const JournalRecord&) { return OkStatus(); }
+
 class DirectoryFiles : public JournalFiles {
  public:
   DirectoryFiles(std::string path, Fd directory)
@@ -236,12 +236,6 @@ class DirectoryFiles : public JournalFiles {
 
   int Remove(const char* name) override {
     return unlinkat(directory_.get(), name, 0) != 0 ? -errno : 0;
-  }
-
-  int SyncDirectory() override {
-    const int result = Sync(directory_.get());
-    // Some FUSE file systems cannot; there is no alternative.
-    return result == -EINVAL || result == -ENOSYS ? 0 : result;
   }
 
  private:
@@ -415,8 +409,9 @@ class Journal::Rewrite {
 
   Status Put(uint8_t type, std::string_view payload) {
     PENSTOCK_RETURN_IF_ERROR(CheckRecord(type, payload));
-    if (size() > file_bytes_max_ ||
-        kJournalFrameBytes + payload.size() > file_bytes_max_ - size()) {
+    const uint64_t bytes = written_ + buffer_.size();
+    if (bytes > file_bytes_max_ ||
+        kJournalFrameBytes + payload.size() > file_bytes_max_ - bytes) {
       return ResourceExhaustedError(
           "{} would be larger than {} bytes: fewer or smaller jobs", path_,
           file_bytes_max_);
@@ -425,15 +420,24 @@ class Journal::Rewrite {
     return buffer_.size() < kChunkBytes ? OkStatus() : Flush();
   }
 
-  // Writes the header and syncs all that was put.
-  Status Finish() {
+  // Writes the header, syncs all that was put and replaces the journal.
+  StatusOr<End> Finish(const JournalLimits& limits) {
     PENSTOCK_RETURN_IF_ERROR(Flush());
     int result =
         WriteAll(files_, file_->handle(), 0, MakeHeader(salt_, written_));
     if (result < 0) return FileError(-result, "write " + path_);
-    return Sync();
+    result = files_->Sync(file_->handle());
+    if (result < 0) return FileError(-result, "fsync " + path_);
+    result = files_->Rename(kJournalNewName, kJournalName);
+    if (result < 0) {
+      return FileError(-result, Format("rename {} to {}", path_, kJournalName));
+    }
+    renamed_ = true;
+    return End{file_, written_, chain_,
+               std::max(limits.compact_bytes_min, 4 * written_)};
   }
 
+ private:
   Status Flush() {
     const int result = WriteAll(files_, file_->handle(), written_, buffer_);
     if (result < 0) return FileError(-result, "write " + path_);
@@ -442,28 +446,6 @@ class Journal::Rewrite {
     return OkStatus();
   }
 
-  Status Sync() {
-    const int result = files_->Sync(file_->handle());
-    return result < 0 ? FileError(-result, "fsync " + path_) : OkStatus();
-  }
-
-  Status Rename() {
-    const int result = files_->Rename(kJournalNewName, kJournalName);
-    if (result < 0) {
-      return FileError(-result, Format("rename {} to {}", path_, kJournalName));
-    }
-    renamed_ = true;
-    return OkStatus();
-  }
-
-  uint64_t size() const { return written_ + buffer_.size(); }
-  // compacted: size without records appended meanwhile.
-  End end(const JournalLimits& limits, uint64_t compacted) const {
-    return {file_, size(), chain_,
-            std::max(limits.compact_bytes_min, 4 * compacted)};
-  }
-
- private:
   JournalFiles* const files_;
   const uint64_t file_bytes_max_;
   const std::string path_;
@@ -504,7 +486,7 @@ StatusOr<Journal::End> Journal::OpenFile(JournalFiles* files,
                                          JournalReplay* replayed) {
   const std::string path = PathOf(files, kJournalName);
   const int handle = files->Open(kJournalName, false);
-  if (handle == -ENOENT) return MakeEmpty(files, limits);
+  if (handle == -ENOENT) return WriteNew(files, limits, NoRecords);
   if (handle < 0) return FileError(-handle, "open " + path);
   auto file = std::make_shared<File>(files, handle);
 
@@ -538,7 +520,7 @@ StatusOr<Journal::End> Journal::OpenFile(JournalFiles* files,
         "{}: it ends after {} of the header's {} bytes; an empty journal takes "
         "its place",
         path, found.size(), kJournalHeaderBytes);
-    return MakeEmpty(files, limits);
+    return WriteNew(files, limits, NoRecords);
   }
   if (LoadLittle(header + 24, 4) != Crc(0, {header, 24})) {
     return DataLossError(
@@ -560,16 +542,16 @@ StatusOr<Journal::End> Journal::OpenFile(JournalFiles* files,
   return end;
 }
 
-StatusOr<Journal::End> Journal::MakeEmpty(JournalFiles* files,
-                                          const JournalLimits& limits) {
+StatusOr<Journal::End> Journal::WriteNew(
+    JournalFiles* files, const JournalLimits& limits,
+    const std::function<Status(const JournalRecord& put)>& live) {
   Rewrite rewrite(files, limits.file_bytes_max);
   PENSTOCK_RETURN_IF_ERROR(rewrite.Create());
-  PENSTOCK_RETURN_IF_ERROR(rewrite.Finish());
-  PENSTOCK_RETURN_IF_ERROR(rewrite.Rename());
-  if (const int result = files->SyncDirectory(); result < 0) {
-    return FileError(-result, "fsync " + files->directory());
-  }
-  return rewrite.end(limits, rewrite.size());
+  PENSTOCK_RETURN_IF_ERROR(
+      live([&rewrite](uint8_t type, std::string_view payload) {
+        return rewrite.Put(type, payload);
+      }));
+  return rewrite.Finish(limits);
 }
 
 StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
@@ -598,18 +580,11 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
   // As set by the compaction of this file; a damaged file may be shorter.
   end.compact_above =
       std::max(limits.compact_bytes_min, 4 * std::min(settled, file_bytes));
-  if (settled == kRecordsMissing) {
-    replayed->incomplete = true;
-    replayed->warning =
-        path + ": records are missing that could not be written to it";
-    end.compact_above = 0;
-    settled = 0;
-  }
   if (end.size == file_bytes && end.size >= settled) return end;
   if (reader.unfinished() && end.size >= settled) {
     replayed->unfinished = true;
   } else {
-    replayed->incomplete = replayed->damaged = true;
+    replayed->damaged = true;
   }
   // The header's settled stays wrong, and Open warns, until a compaction
   // replaces the file.
@@ -649,7 +624,6 @@ Status Journal::Append(std::span<const JournalEntry> group) {
     PENSTOCK_RETURN_IF_ERROR(CheckRecord(entry.type, entry.payload));
   }
   if (group.empty()) return OkStatus();
-  MutexLock lock(&mutex_);
   frames_.clear();
   uint32_t crc = end_.chain;
   for (const JournalEntry& entry : group) {
@@ -658,163 +632,40 @@ Status Journal::Append(std::span<const JournalEntry> group) {
   // An older file may be larger than the current limit.
   if (end_.size > limits_.file_bytes_max ||
       frames_.size() > limits_.file_bytes_max - end_.size) {
-    return Refuse(
-        ResourceExhaustedError(
-            "append to {}: it has {} bytes, {} at most, until it is compacted",
-            PathOf(files_.get(), kJournalName), end_.size,
-            limits_.file_bytes_max),
-        frames_.size());
+    refused_bytes_ += frames_.size();
+    return ResourceExhaustedError(
+        "append to {}: it has {} bytes, {} at most, until it is compacted",
+        PathOf(files_.get(), kJournalName), end_.size, limits_.file_bytes_max);
   }
   if (const int result =
           WriteGroup(files_.get(), end_.file->handle(), end_.size, frames_);
       result < 0) {
     // If this fails, the next Append overwrites the rest.
     (void)files_->Truncate(end_.file->handle(), end_.size);
-    return Refuse(
-        FileError(-result, Format("append {} bytes to {}", frames_.size(),
-                                  PathOf(files_.get(), kJournalName))),
-        frames_.size());
+    refused_bytes_ += frames_.size();
+    return FileError(-result, Format("append {} bytes to {}", frames_.size(),
+                                     PathOf(files_.get(), kJournalName)));
   }
   end_.size += frames_.size();
   end_.chain = crc;
-  if (std::exchange(failing_, false)) end_.compact_above = 0;
-  return OkStatus();
-}
-
-void Journal::NoteIncomplete() {
-  char salt[4];
-  const int file = end_.file->handle();
-  if (files_->Read(file, 12, salt, sizeof(salt)) != sizeof(salt)) return;
-  (void)WriteAll(
-      files_.get(), file, 0,
-      MakeHeader(static_cast<uint32_t>(LoadLittle(salt, 4)), kRecordsMissing));
-}
-
-Status Journal::Refuse(const Status& why, uint64_t bytes) {
-  if (!degraded_) NoteIncomplete();
-  degraded_ = lost_ = failing_ = true;
-  refused_bytes_ += bytes;
-  return why;
-}
-
-Status Journal::Sync() {
-  std::shared_ptr<const File> file;
-  uint64_t renames = 0;
-  bool rename_pending = false;
-  {
-    MutexLock lock(&mutex_);
-    // A Compact about to replace the file syncs for this call.
-    sync_asked_ = true;
-    file = end_.file;
-    renames = renames_;
-    rename_pending = renames_synced_ < renames_;
-  }
-  // Unlocked: an fsync may take arbitrarily long, and other threads append
-  // meanwhile.
-  int result = files_->Sync(file->handle());
-  if (result == 0 && rename_pending) result = files_->SyncDirectory();
-  MutexLock lock(&mutex_);
-  if (result < 0) {
-    // The kernel reports a failed write-back once and drops the pages, so only
-    // rewriting everything repairs it.
-    degraded_ = lost_ = true;
-    return FileError(-result, "fsync " + PathOf(files_.get(), kJournalName));
-  }
-  if (rename_pending) renames_synced_ = std::max(renames_synced_, renames);
   return OkStatus();
 }
 
 Status Journal::Compact(
     const std::function<Status(const JournalRecord& put)>& live) {
-  uint64_t copy_from = 0;
-  uint32_t copy_chain = 0;
-  {
-    MutexLock lock(&mutex_);
-    if (compacting_) {
-      return FailedPreconditionError("{} is being compacted already",
-                                     PathOf(files_.get(), kJournalName));
-    }
-    compacting_ = true;
-    lost_ = sync_asked_ = false;
-    copy_from = end_.size;
-    copy_chain = end_.chain;
-  }
-  const Status status = WriteCompacted(live, copy_from, copy_chain);
-  MutexLock lock(&mutex_);
-  compacting_ = false;
   refused_bytes_ = 0;
-  if (!status.ok()) end_.compact_above = end_.size + kRetryBytes;
-  return status.Prepend("compaction of " + PathOf(files_.get(), kJournalName));
-}
-
-Status Journal::WriteCompacted(
-    const std::function<Status(const JournalRecord& put)>& live,
-    uint64_t copy_from, uint32_t copy_chain) {
-  Rewrite rewrite(files_.get(), limits_.file_bytes_max);
-  PENSTOCK_RETURN_IF_ERROR(rewrite.Create());
-  PENSTOCK_RETURN_IF_ERROR(
-      live([&rewrite](uint8_t type, std::string_view payload) {
-        return rewrite.Put(type, payload);
-      }));
-  PENSTOCK_RETURN_IF_ERROR(rewrite.Finish());
-  PENSTOCK_RETURN_IF_ERROR(PutInPlace(&rewrite, copy_from, copy_chain));
-  // Before this sync a death of the machine may restore the old file, which has
-  // every record too.
-  if (const int result = files_->SyncDirectory(); result < 0) {
-    return FileError(-result, "fsync " + files_->directory());
+  StatusOr<End> end = WriteNew(files_.get(), limits_, live);
+  if (end.ok()) {
+    end_ = *std::move(end);
+    return OkStatus();
   }
-  MutexLock lock(&mutex_);
-  renames_synced_ = renames_;  // no other Compact runs
-  return OkStatus();
-}
-
-Status Journal::PutInPlace(Rewrite* rewrite, uint64_t copy_from,
-                           uint32_t copy_chain) {
-  const uint64_t compacted = rewrite->size();
-  // Closed after the mutex is released, because freeing the file takes long.
-  std::shared_ptr<const File> old;
-  MutexLock lock(&mutex_);
-  old = end_.file;
-  FrameReader appended(files_.get(), end_.file->handle(), copy_from, end_.size,
-                       copy_chain);
-  int result;
-  while ((result = appended.Next()) > 0) {
-    PENSTOCK_RETURN_IF_ERROR(rewrite->Put(appended.type(), appended.payload()));
-  }
-  if (result < 0)
-    return FileError(-result, "read " + PathOf(files_.get(), kJournalName));
-  if (appended.offset() != end_.size) {
-    return DataLossError(
-        "{} was changed by another program at byte {}, where was appended: {}",
-        PathOf(files_.get(), kJournalName), appended.offset(),
-        appended.damage());
-  }
-  PENSTOCK_RETURN_IF_ERROR(rewrite->Flush());
-  if (sync_asked_) PENSTOCK_RETURN_IF_ERROR(rewrite->Sync());
-  if (const Status status = rewrite->Rename(); !status.ok()) {
-    // The rename may have happened; then appends go to an unnamed file.
-    degraded_ = true;
-    return status;
-  }
-  ++renames_;
-  end_ = rewrite->end(limits_, compacted);
-  degraded_ = lost_;
-  return OkStatus();
+  end_.compact_above = end_.size + kRetryBytes;
+  return end.status().Prepend("compaction of " +
+                              PathOf(files_.get(), kJournalName));
 }
 
 bool Journal::WantsCompaction() const {
-  MutexLock lock(&mutex_);
   return end_.size + refused_bytes_ > end_.compact_above;
-}
-
-bool Journal::degraded() const {
-  MutexLock lock(&mutex_);
-  return degraded_;
-}
-
-uint64_t Journal::size_bytes() const {
-  MutexLock lock(&mutex_);
-  return end_.size;
 }
 
 }  // namespace penstock

@@ -2,9 +2,8 @@
 // a restarted broker recovers. To the journal a record is a type and bytes; its
 // callers define the contents.
 //
-// Threads: the starting thread calls Open. Any thread that may wait for the
-// disk calls the rest: the recovery journal's writer may, a thread that holds a
-// job's mutex may not. Callbacks run without the journal's mutex.
+// Threads: one at a time. It may wait for the disk: the starting thread calls
+// Open, the recovery journal's writer (journal_writer.h) the rest.
 //
 // Invariants:
 //   I1  The file is a header, then frames. Open returns the longest run of
@@ -19,15 +18,11 @@
 //   I3  `journal` is always a complete journal: a new one is written as
 //       `journal.new`, synced, then renamed over it. Open removes a journal.new
 //       that a crash left.
-//   I4  A record whose Append returned ok survives the death of the process,
-//       and the death of the machine once Sync or a Compact that began later
-//       returned ok. A record whose Append failed is not in the file, but may
-//       be if the process dies before the next successful Append.
-//   I5  After Compact the file holds the records its callback put, then those
-//       appended while it ran, in order. So callers append a record and change
-//       the state it describes under one mutex, and the callback reads that
-//       state under the same mutex. Otherwise a record appended just before
-//       Compact began could be in neither part. Records must be idempotent.
+//   I4  A record whose Append returned ok survives the death of the process.
+//       After the death of the machine the file is as an earlier moment left
+//       it. A record whose Append failed is not in the file, but may be if the
+//       process dies before the next successful Append.
+//   I5  After Compact the file holds the records its callback put.
 //   I6  The death of the process leaves complete groups (the records of one
 //       Append). An unfinished Append leaves a record with type 0 or nothing.
 //       The kernel ends a killed process's write at a page boundary, so a group
@@ -40,8 +35,7 @@
 //      8   4  version, 1. Magic and version stay where they are in any version.
 //     12   4  salt: random, different in each file
 //     16   8  settled: the bytes of this file that were on disk before it got
-//             its name. No crash damages those. All ones: since then a record
-//             could not be written (a full disk).
+//             its name. No crash damages those.
 //     24   4  CRC-32 (zlib's) of bytes 0 to 23
 //   frame, 9 bytes and the payload
 //      0   4  n, the payload's bytes, 0 to kJournalRecordBytesMax
@@ -60,7 +54,6 @@
 #include <string>
 #include <string_view>
 
-#include "broker/base/mutex.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -76,8 +69,7 @@ inline constexpr char kJournalLockName[] = "journal.lock";
 // The state directory as the journal needs it. Tests and the simulation replace
 // it with one in memory that fails and dies where they want.
 //
-// Functions return a negative errno on failure. Several threads call at once;
-// calls that change one file are serialized.
+// Functions return a negative errno on failure.
 class JournalFiles {
  public:
   virtual ~JournalFiles() = default;
@@ -106,7 +98,6 @@ class JournalFiles {
   // Replaces `to`. Open handles keep their files.
   virtual int Rename(const char* from, const char* to) = 0;
   virtual int Remove(const char* name) = 0;
-  virtual int SyncDirectory() = 0;
 };
 
 // Opens the existing directory at path. Files are created with mode 0600, never
@@ -126,9 +117,7 @@ struct JournalReplay {
   uint64_t records = 0;
   uint64_t bytes_cut = 0;
   std::string warning;  // for the log: where, what and why Open cut; or empty
-  // Records are missing: cut off, or not written after an error.
-  bool incomplete = false;
-  // Records were cut off.
+  // Records are missing: they were cut off.
   bool damaged = false;
   // The last record is unfinished (I6). Unless the machine died since, its
   // Append had not returned.
@@ -167,23 +156,16 @@ class Journal {
   // Writes several records, all or none (I4, I6).
   Status Append(std::span<const JournalEntry> group);
 
-  // Syncs what was appended before the call.
-  Status Sync();
-
-  // Replaces all records by those that live puts (I5). After an error the
-  // journal is unchanged; or compacted, if only the directory's fsync failed,
-  // which the next Sync retries. FailedPrecondition: another Compact is
-  // running.
+  // Replaces all records by those that live puts. After an error the journal is
+  // unchanged.
   Status Compact(const std::function<Status(const JournalRecord& put)>& live);
 
   // True if the file is larger than compact_bytes_min and four times what the
-  // last compaction left, writing works again after a failure, or Open found
-  // damage in the settled bytes. After a failed compaction, true once another
-  // kRetryBytes were to be appended.
+  // last compaction left, or Open found damage in the settled bytes. Bytes that
+  // Append could not write count too: a full disk needs the compaction. After a
+  // failed compaction, true once another kRetryBytes were to be appended.
   bool WantsCompaction() const;
-  // An Append or Sync failed, and no Compact that began later has succeeded.
-  bool degraded() const;
-  uint64_t size_bytes() const;
+  uint64_t size_bytes() const { return end_.size; }
 
   static constexpr uint64_t kRetryBytes = 64 * 1024;
 
@@ -206,42 +188,21 @@ class Journal {
                                 const JournalLimits& limits,
                                 const JournalRecord& replay,
                                 JournalReplay* replayed);
-  static StatusOr<End> MakeEmpty(JournalFiles* files,
-                                 const JournalLimits& limits);
+  // A new journal with the records that live puts, in place of the old one.
+  static StatusOr<End> WriteNew(
+      JournalFiles* files, const JournalLimits& limits,
+      const std::function<Status(const JournalRecord& put)>& live);
   static StatusOr<End> Replay(JournalFiles* files, const JournalLimits& limits,
                               End start, uint64_t file_bytes, uint64_t settled,
                               const JournalRecord& replay,
                               JournalReplay* replayed);
-  Status WriteCompacted(
-      const std::function<Status(const JournalRecord& put)>& live,
-      uint64_t copy_from, uint32_t copy_chain) ABSL_LOCKS_EXCLUDED(mutex_);
-  Status PutInPlace(Rewrite* rewrite, uint64_t copy_from, uint32_t copy_chain)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  // Marks the header, which needs no more space.
-  void NoteIncomplete() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Status Refuse(const Status& why, uint64_t bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::unique_ptr<JournalFiles> files_;
   const JournalLimits limits_;
-
-  mutable Mutex mutex_;
-  // Sync uses end_.file unlocked while Compact replaces it, so it is shared.
-  End end_ ABSL_GUARDED_BY(mutex_);
-  std::string frames_ ABSL_GUARDED_BY(mutex_);  // Append's buffer, reused
-  bool degraded_ ABSL_GUARDED_BY(mutex_) = false;
-  bool failing_ ABSL_GUARDED_BY(mutex_) = false;  // the last Append failed
-  // Bytes that Append could not write since the last Compact. They count as
-  // growth, otherwise a full disk would never be compacted again.
-  uint64_t refused_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-
-  bool compacting_ ABSL_GUARDED_BY(mutex_) = false;
-  // The next two: since the running Compact began.
-  bool lost_ ABSL_GUARDED_BY(mutex_) = false;
-  bool sync_asked_ ABSL_GUARDED_BY(mutex_) = false;
-  // Renames done, and renames known to be on disk.
-  uint64_t renames_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t renames_synced_ ABSL_GUARDED_BY(mutex_) = 0;
+  End end_;
+  std::string frames_;  // Append's buffer, reused
+  // Bytes that Append could not write since the last Compact.
+  uint64_t refused_bytes_ = 0;
 };
 
 }  // namespace penstock

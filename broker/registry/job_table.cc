@@ -18,8 +18,8 @@ namespace penstock {
 namespace {
 
 // Adds the ranks the job waits for since the broker was restarted.
-void AddAway(const std::map<uint32_t, const FormerRank*>& away, bool with_ranks,
-             nlohmann::json* job) {
+void AddAway(const std::map<uint32_t, const RecordedRank*>& away,
+             bool with_ranks, nlohmann::json* job) {
   if (away.empty()) return;
   std::vector<uint32_t> numbers;
   for (const auto& [rank, former] : away) {
@@ -35,7 +35,7 @@ void AddAway(const std::map<uint32_t, const FormerRank*>& away, bool with_ranks,
 
 }  // namespace
 
-uint64_t JobTable::NewLifeId() {
+uint64_t JobTable::NewToken() {
   uint64_t id = 0;
   while (id == 0 && getrandom(&id, sizeof(id), 0) != sizeof(id)) {
   }
@@ -43,12 +43,12 @@ uint64_t JobTable::NewLifeId() {
 }
 
 JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
-                   DeferredDestruction* deferred, RecoveryJournal* life,
+                   DeferredDestruction* deferred, RecoveryJournal* journal,
                    Limits limits)
     : loop_(loop),
       workers_(workers),
       deferred_(deferred),
-      life_(life),
+      journal_(journal),
       limits_(std::move(limits)),
       datasets_(limits_.functions),
       placement_(&workers->topology()) {
@@ -59,13 +59,13 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
     if (memory == nullptr) memory = CountMemory(uid, bytes, &ignored, &ignored);
     return memory;
   };
-  for (const FormerMapping& each : life->TakeMappings()) {
+  for (const RecordedMapping& each : journal->TakeMappings()) {
     holders_.push_back({each.job, each.attach, std::nullopt, each.pidfd,
                         PidOf(each.pidfd->get()),
                         count(each.uid, each.segment, each.bytes),
                         each.evicted});
   }
-  for (FormerJob& former : life->TakeJobs()) {
+  for (FormerJob& former : journal->TakeJobs()) {
     Entry& entry = entries_.emplace_back();
     entry.key = former.key;
     entry.options = former.options;
@@ -88,9 +88,10 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
           CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
     }
     entry.former = std::make_unique<FormerJob>(std::move(former));
-    LogInfo("job '{}' of a former life waits for its ranks", entry.key.name);
+    LogInfo("job '{}' of a former broker instance waits for its ranks",
+            entry.key.name);
   }
-  for (EndedJob& ended : life->TakeEnded()) {
+  for (EndedJob& ended : journal->TakeEnded()) {
     ended_.push_back({std::move(ended), true});
   }
 }
@@ -103,54 +104,13 @@ JobTable::~JobTable() {
 
 Status JobTable::CheckAgreement(const Entry& entry,
                                 const AttachRequest& request) {
-  const auto disagree = [&](const std::string& what) {
-    return FailedPreconditionError(
-        "rank {} disagrees with the ranks of job '{}' that are attached: {}; "
-        "if it is of another job, such as a second loader, give that job "
-        "another name (`job`)",
-        request.joining.rank, entry.key.name, what);
-  };
-  const JobOptions& there = entry.options;
-  const JobOptions& here = request.options;
-  if (here.world_size != there.world_size) {
-    return disagree(Format("world size: {} here, {} there", here.world_size,
-                           there.world_size));
-  }
-  if (here.local_world_size != there.local_world_size) {
-    return disagree(Format("local world size: {} here, {} there",
-                           here.local_world_size, there.local_world_size));
-  }
-  if (here.repeat_first != there.repeat_first) {
-    return disagree(Format("repeat_first: {} here, {} there", here.repeat_first,
-                           there.repeat_first));
-  }
-  const auto differ = [&](const char* what, const auto& names, auto mine,
-                          auto theirs) {
-    return disagree(Format("{}: {} here, {} there", what,
-                           names[static_cast<size_t>(mine)],
-                           names[static_cast<size_t>(theirs)]));
-  };
-  if (here.delivery.mode != there.delivery.mode) {
-    return differ("delivery", kDeliveryModeNames, here.delivery.mode,
-                  there.delivery.mode);
-  }
-  if (here.delivery.lag != there.delivery.lag) {
-    return differ("lag", kLagNames, here.delivery.lag, there.delivery.lag);
-  }
-  if (here.delivery.on_rank_death != there.delivery.on_rank_death) {
-    return differ("on_rank_death", kOnRankDeathNames,
-                  here.delivery.on_rank_death, there.delivery.on_rank_death);
-  }
-  if (here.delivery.window != there.delivery.window) {
-    return disagree(Format("window: {} here, {} there", here.delivery.window,
-                           there.delivery.window));
-  }
-  if (here.consumers_max != there.consumers_max) {
-    return disagree(Format("consumers: {} here, {} there", here.consumers_max,
-                           there.consumers_max));
-  }
-  const std::string field = DifferingField(here.spec, there.spec);
-  return field.empty() ? OkStatus() : disagree("spec: " + field);
+  const std::string option = DifferingOption(request.options, entry.options);
+  if (option.empty()) return OkStatus();
+  return FailedPreconditionError(
+      "rank {} disagrees with the ranks of job '{}' that are attached: {}; if "
+      "it is of another job, such as a second loader, give that job another "
+      "name (`job`)",
+      request.joining.rank, entry.key.name, option);
 }
 
 Status JobTable::ForgottenError(const std::string& job) {
@@ -174,7 +134,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
         request.key.consumer.value_or(rank), request.key.name);
   }
   const Entry* newest = nullptr;
-  bool over = life_->KnowsAllJobs();
+  bool over = journal_->KnowsAllJobs();
   for (Entry& each : entries_) {
     if (!(each.key == request.key)) continue;
     const bool is_it = each.incarnation.token == request.incarnation->token;
@@ -210,7 +170,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
 }
 
 Incarnation JobTable::NextIncarnation(const JobKey& key) const {
-  Incarnation next = {1, NewLifeId()};
+  Incarnation next = {1, NewToken()};
   for (const Entry& entry : entries_) {
     if (!(entry.key == key)) continue;
     next.number = std::max(next.number, entry.incarnation.number + 1);
@@ -233,7 +193,7 @@ void JobTable::NoteEnded(const Entry& entry, bool awaited) {
   noted.ended = now;
   noted.awaited = awaited;
   const auto forget = [this](const Ended& ended) {
-    if (ended.awaited) life_->JobEnded(ended.id);
+    if (ended.awaited) journal_->JobEnded(ended.id);
     return true;
   };
   std::erase_if(ended_, [&](const Ended& ended) {
@@ -254,7 +214,7 @@ void JobTable::NoteEnded(const Entry& entry, bool awaited) {
     forget(ended_.front());
     ended_.erase(ended_.begin());
   }
-  if (awaited) life_->JobDelivered(noted);
+  if (awaited) journal_->JobDelivered(noted);
   ended_.push_back(std::move(noted));
 }
 
@@ -267,7 +227,7 @@ bool JobTable::ForgetEnded(uint32_t uid, const std::string& name,
         (!dataset.empty() && dataset != ended.key.dataset)) {
       continue;
     }
-    life_->JobEnded(ended.id);
+    journal_->JobEnded(ended.id);
     ended.awaited = false;
     any = true;
   }
@@ -564,8 +524,8 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   uint64_t attach = 0;
   const auto record = [&](const Delivery::Joined& joined) {
     const auto recorded =
-        life_->RankAttached(entry.number, {joined.rank, joined.position, false},
-                            request.cursor_fd.get(), request.pidfd);
+        journal_->RankAttached(entry.number, joined.rank, joined.position,
+                               request.cursor_fd.get(), request.pidfd);
     if (recorded.ok()) attach = *recorded;
     // Refused if the next broker instance would not know the rank, which has
     // had nothing yet. A rank that reconnects goes on all the same.
@@ -611,7 +571,7 @@ const DatasetSpec* JobTable::SpecOf(
 void JobTable::End(Entry& entry, const std::string& reason, bool awaited) {
   if (entry.over) return;
   entry.over = true;
-  if (!awaited && entry.number != 0) life_->JobEnded(entry.number);
+  if (!awaited && entry.number != 0) journal_->JobEnded(entry.number);
   NoteEnded(entry, awaited);
   if (entry.job != nullptr) entry.job->Recall(reason);
 }
@@ -647,9 +607,9 @@ void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
         const Entry::Attachment& left = attachment.mapped();
         const bool finished = job->Finished(left.rank);
         entry->launch.Left(left.rank, finished);
-        life_->RankLeft(entry->number, left.attach, finished);
+        journal_->RankLeft(entry->number, left.attach, finished);
       }
-      life_->Unmapped(entry->number, attachment.mapped().attach);
+      journal_->Unmapped(entry->number, attachment.mapped().attach);
       entry->retired.push_back(attachment.mapped());
     }
   }
@@ -736,7 +696,7 @@ void JobTable::Sweep() {
       if (!Superseded(*entry, dead) || entry->job->OwesPredecessor(dead.rank)) {
         needed.push_back(dead);
       } else {
-        life_->RankForgotten(entry->number, dead.attach);
+        journal_->RankForgotten(entry->number, dead.attach);
       }
     }
     entry->retired = std::move(needed);
@@ -798,7 +758,7 @@ nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
   const PoolUse pool = RecentPoolUse();
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
-    const std::map<uint32_t, const FormerRank*> away = Away(entry);
+    const std::map<uint32_t, const RecordedRank*> away = Away(entry);
     AbsentRanks absent;
     for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
     if (entry.job != nullptr) {

@@ -72,7 +72,7 @@ class JobTable {
   };
   // Takes over the jobs that a former broker instance left in the journal.
   JobTable(EventLoop* loop, WorkerPool* workers, DeferredDestruction* deferred,
-           RecoveryJournal* life, Limits limits);
+           RecoveryJournal* journal, Limits limits);
   ~JobTable();
 
   struct AttachRequest {
@@ -247,7 +247,7 @@ class JobTable {
     std::shared_ptr<Fd> pidfd;
     pid_t pid = 0;  // the process of pidfd
     std::shared_ptr<void> memory;
-    uint64_t evicted = 0;  // as in FormerMapping
+    uint64_t evicted = 0;  // as in RecordedMapping
   };
   // The former memory this process holds as this rank, until the last reference
   // goes.
@@ -318,7 +318,7 @@ class JobTable {
   bool FormerIsOver(const Entry& entry) const;
   // Ranks from before a restart that may live and have not reconnected, by the
   // numbers that people know.
-  static std::map<uint32_t, const FormerRank*> Away(const Entry& entry);
+  static std::map<uint32_t, const RecordedRank*> Away(const Entry& entry);
   StatusOr<Attached> AttachTo(Entry& entry, AttachRequest request);
   static Status CheckAgreement(const Entry& entry,
                                const AttachRequest& request);
@@ -361,7 +361,7 @@ class JobTable {
   EventLoop* const loop_;
   WorkerPool* const workers_;
   DeferredDestruction* const deferred_;
-  RecoveryJournal* const life_;
+  RecoveryJournal* const journal_;
   const Limits limits_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
@@ -374,8 +374,8 @@ class JobTable {
   std::map<uint64_t, InspectDone> inspects_;
   uint64_t next_number_ = 1;
   uint64_t rows_of_ended_jobs_ = 0;
-  const uint64_t life_id_ = NewLifeId();
-  static uint64_t NewLifeId();
+  const uint64_t instance_id_ = NewToken();
+  static uint64_t NewToken();
 
   // Bytes of jobs, by user. Shared: in a worker a job may outlive this table.
   struct Reserved {

@@ -18,43 +18,45 @@ namespace {
 // Records the events of one job in the journal.
 class JobInJournal : public JobRecord {
  public:
-  JobInJournal(RecoveryJournal* life, uint64_t number)
-      : life_(life), number_(number) {}
+  JobInJournal(RecoveryJournal* journal, uint64_t number)
+      : journal_(journal), number_(number) {}
   void Completed(uint64_t position, uint64_t next) override {
-    life_->Completed(number_, position, next);
+    journal_->Completed(number_, position, next);
   }
   void HandedOver(uint32_t rank, uint64_t step) override {
-    life_->HandedOver(number_, rank, step);
+    journal_->HandedOver(number_, rank, step);
   }
-  void Opened(uint64_t position) override { life_->Opened(number_, position); }
+  void Opened(uint64_t position) override {
+    journal_->Opened(number_, position);
+  }
   void PhaseBegun(const FormerPhase& phase) override {
-    life_->PhaseBegun(number_, phase);
+    journal_->PhaseBegun(number_, phase);
   }
   Status ProducerJoined(const StreamLedger& before,
                         const StreamLedger::Producer& producer, int memory,
                         int pidfd) override {
-    return life_->ProducerJoined(number_, before, producer, memory, pidfd);
+    return journal_->ProducerJoined(number_, before, producer, memory, pidfd);
   }
-  void RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
+  void RowsPut(uint32_t producer, uint64_t ring_position, uint64_t rows,
                uint64_t first) override {
-    life_->RowsPut(number_, producer, place, rows, first);
+    journal_->RowsPut(number_, producer, ring_position, rows, first);
   }
   void ProducerLeft(uint32_t producer, bool finished) override {
-    life_->ProducerLeft(number_, producer, finished);
+    journal_->ProducerLeft(number_, producer, finished);
   }
   void RowsReleased(uint64_t row) override {
-    life_->RowsReleased(number_, row);
+    journal_->RowsReleased(number_, row);
   }
   Status RetainedOpened(uint64_t rows, int memory) override {
-    return life_->RetainedOpened(number_, rows, memory);
+    return journal_->RetainedOpened(number_, rows, memory);
   }
   void RowsMoved(uint64_t row,
                  const std::vector<StreamLedger::Chunk>& needed) override {
-    life_->RowsMoved(number_, row, needed);
+    journal_->RowsMoved(number_, row, needed);
   }
 
  private:
-  RecoveryJournal* const life_;
+  RecoveryJournal* const journal_;
   const uint64_t number_;
 };
 
@@ -128,7 +130,7 @@ Status JobTable::Open(Entry* entry) {
   // The number must be known before the job, which records under it. An entry
   // at its end has its record already.
   if (!entry->options.at_end) {
-    const auto recorded = life_->JobOpened(
+    const auto recorded = journal_->JobOpened(
         entry->key, entry->options, entry->incarnation, entry->named,
         entry->former != nullptr ? std::optional(entry->number) : std::nullopt);
     if (!recorded.ok()) {
@@ -206,17 +208,17 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
       layout->worker_nodes.push_back(node);
     }
   }
-  life_->Begun(number, layout->plan.start().position,
-               layout->segment.segment_bytes);
-  auto segment = Segment::Create(layout->segment, life_id_, number);
+  journal_->Begun(number, layout->plan.start().position,
+                  layout->segment.segment_bytes);
+  auto segment = Segment::Create(layout->segment, instance_id_, number);
   if (!segment.ok()) {
     reserved_->unpopulated.fetch_sub(layout->segment.segment_bytes);
     return segment.status();
   }
-  return std::make_shared<Job>(key, options, std::move(dataset),
-                               *std::move(layout), *std::move(segment),
-                               std::move(memory), workers_->workers(),
-                               std::make_unique<JobInJournal>(life_, number));
+  return std::make_shared<Job>(
+      key, options, std::move(dataset), *std::move(layout), *std::move(segment),
+      std::move(memory), workers_->workers(),
+      std::make_unique<JobInJournal>(journal_, number));
 }
 
 void JobTable::NoteNode(Opening* opening, const AttachRequest& request) {
@@ -420,7 +422,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     if (entry->options.at_end) {
       NoteEnded(*entry, true);
     } else {
-      life_->JobEnded(entry->number);
+      journal_->JobEnded(entry->number);
     }
     entries_.remove_if([entry](const Entry& item) { return &item == entry; });
     const Status status =
@@ -451,7 +453,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
         "ranks and producers",
         entry->key.name));
   }
-  if (entry->forgotten) (*job)->DeferEnd();
+  if (entry->forgotten) (*job)->BeginRecovery();
   workers_->Add(*job);
   for (Pending& each : pending) {
     if (MustWait(*entry, each.request)) {

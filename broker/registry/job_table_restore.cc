@@ -32,7 +32,7 @@ bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
     return entry.job->WaitsFor(rank) && !entry.job->failed();
   }
   if (entry.former == nullptr) return false;
-  const FormerRank* last = nullptr;
+  const RecordedRank* last = nullptr;
   for (const auto& [attach, former] : entry.former->ranks) {
     if (former.rank == rank) last = &former;
   }
@@ -59,7 +59,7 @@ std::shared_ptr<void> JobTable::FormerMemoryOf(const Entry& entry,
 }
 
 void JobTable::Unmapped(uint64_t job, uint64_t attach) {
-  life_->Unmapped(job, attach);
+  journal_->Unmapped(job, attach);
   std::erase_if(holders_, [&](const Holder& holder) {
     return holder.job == job && holder.attach == attach;
   });
@@ -69,7 +69,7 @@ void JobTable::CheckHolders() {
   std::erase_if(holders_, [this](const Holder& holder) {
     pollfd dead{holder.pidfd->get(), POLLIN, 0};
     if (poll(&dead, 1, 0) != 1) return false;
-    life_->Unmapped(holder.job, holder.attach);
+    journal_->Unmapped(holder.job, holder.attach);
     return true;
   });
 }
@@ -81,15 +81,15 @@ void JobTable::HearFormer(Entry& entry) {
     if (!finished) continue;
     former.left = true;
     entry.launch.Left(former.rank, *finished);
-    life_->RankLeft(entry.number, attach, *finished);
+    journal_->RankLeft(entry.number, attach, *finished);
   }
 }
 
 bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
   if (entry.former == nullptr) return false;
-  std::map<uint64_t, FormerRank>& ranks = entry.former->ranks;
+  std::map<uint64_t, RecordedRank>& ranks = entry.former->ranks;
   const auto is_it = [request](const auto& item) {
-    const FormerRank& former = item.second;
+    const RecordedRank& former = item.second;
     return (request->joining.rank == Delivery::kAnyRank ||
             request->joining.rank == former.rank) &&
            former.WasNotAnswered(request->pidfd);
@@ -100,7 +100,7 @@ bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
       (entry.job == nullptr || entry.job->gathering())) {
     const auto last = std::find_if(ranks.rbegin(), ranks.rend(), is_it);
     if (last != ranks.rend()) {
-      const FormerRank& former = last->second;
+      const RecordedRank& former = last->second;
       // It was not answered, so it has no segment.
       Unmapped(entry.number, last->first);
       request->asked_before = true;
@@ -116,7 +116,7 @@ bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
     if (!is_it(item)) return false;
     request->asked_before = true;
     Unmapped(entry.number, item.first);
-    life_->RankForgotten(entry.number, item.first);
+    journal_->RankForgotten(entry.number, item.first);
     return true;
   });
   return false;
@@ -126,7 +126,7 @@ Status JobTable::CheckFormer(const Entry& entry,
                              const AttachRequest& request) const {
   const uint32_t rank = request.joining.rank;
   bool any_may_live = entry.job != nullptr && entry.job->HasAttached();
-  const FormerRank* last = nullptr;
+  const RecordedRank* last = nullptr;
   for (const auto& [attach, former] : entry.former->ranks) {
     any_may_live |= former.MayLive();
     if (former.rank == rank) last = &former;
@@ -223,15 +223,10 @@ Status JobTable::Restore(Entry& entry) {
   std::erase_if(entry.former->ranks, [&](const auto& item) {
     const auto& [attach, rank] = item;
     if (!entry.job->GoesOnWithout(rank.rank)) return false;
-    life_->RankForgotten(entry.number, attach);
+    journal_->RankForgotten(entry.number, attach);
     return true;
   });
-  if (former.options.delivery.mode != DeliveryMode::kSplit &&
-      former.options.delivery.mode != DeliveryMode::kIndependent) {
-    entry.job->BeginRecovery();
-  } else {
-    entry.job->DeferEnd();
-  }
+  entry.job->BeginRecovery();
   return OkStatus();
 }
 
@@ -254,7 +249,7 @@ void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
     if (former.page != nullptr) {
       entry.retired.push_back({attach, rank, former.page, former.inode});
     } else {
-      life_->RankForgotten(entry.number, attach);
+      journal_->RankForgotten(entry.number, attach);
     }
     return true;
   });
@@ -299,7 +294,7 @@ void JobTable::FinishFormer(Entry& entry) {
   const bool time_is_over =
       std::chrono::steady_clock::now() - started_ > kReconnectTime;
   struct Last {
-    const FormerRank* former;
+    const RecordedRank* former;
     bool may_live;
   };
   std::map<uint32_t, Last> last;
@@ -354,11 +349,15 @@ void JobTable::TryGather(Entry& entry) {
     }
   }
   const Stream* const stream = entry.job->stream();
+  std::set<uint64_t> completed;
+  for (const auto& [position, next] : former.completed) {
+    completed.insert(position);
+  }
   const FormerProgress progress = {
       former.options.delivery,
       former.opened,
       former.low,
-      former.completed,
+      std::move(completed),
       former.handed_over,
       former.incomplete,
       stream == nullptr ? std::vector<RowRange>{} : stream->Here(),
@@ -411,8 +410,8 @@ bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
                      [&](const auto& item) { return later(item.second); });
 }
 
-std::map<uint32_t, const FormerRank*> JobTable::Away(const Entry& entry) {
-  std::map<uint32_t, const FormerRank*> away;
+std::map<uint32_t, const RecordedRank*> JobTable::Away(const Entry& entry) {
+  std::map<uint32_t, const RecordedRank*> away;
   if (entry.former == nullptr) return away;
   const auto asks = [&entry](uint32_t rank) {
     return std::any_of(entry.pending.begin(), entry.pending.end(),
@@ -437,7 +436,7 @@ void JobTable::NoteEvicted(const std::shared_ptr<Job>& job) {
     if (entry.job != job) continue;
     for (const auto& [seat, attachment] : entry.attachments) {
       if (job->IsAt(seat)) continue;
-      life_->RankEvicted(entry.number, attachment.attach, attachment.inode);
+      journal_->RankEvicted(entry.number, attachment.attach, attachment.inode);
     }
   }
 }
@@ -465,8 +464,8 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
             "not known; begin all ranks at a state",
             rank, name);
       }
-      former.evicted = true;
-      life_->RankEvicted(entry.number, attach, former.inode);
+      former.evicted = former.inode;
+      journal_->RankEvicted(entry.number, attach, former.inode);
       for (Holder& holder : holders_) {
         if (holder.job == entry.number && holder.attach == attach) {
           holder.evicted = former.inode;
@@ -478,7 +477,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
         "evicted by user {}",
         name, rank, uid);
     // Its time may have been over before; its batches are settled now.
-    if (entry.job != nullptr && !entry.job->gathering()) entry.job->DeferEnd();
+    if (entry.job != nullptr) entry.job->BeginRecovery();
     status = OkStatus();
   }
   return status;

@@ -93,7 +93,7 @@ void Stream::Restore(FormerStream former) {
       auto memory = Memory::Adopt(std::move(kept.memory), *std::move(layout));
       if (memory.ok()) memories_[number] = *std::move(memory);
     }
-    told_[number] = producer.freed;
+    reported_freed_[number] = producer.freed;
     if (producer.at_work) away_[number] = {std::move(kept.pidfd), now};
   }
   NoteMissingLocked();
@@ -134,9 +134,9 @@ Status Stream::GiveUpAway(double wait_s) {
       continue;
     }
     return DataLossError(
-        "rows {} to {} of the stream died with producer {} and the broker: "
-        "nobody kept its memory (systemd and penstock run do); begin at a "
-        "state, ranks and producers",
+        "rows {} to {} of the stream were lost with producer {} and the "
+        "broker: nothing kept its memory (systemd and penstock run do); begin "
+        "ranks and producers at a state",
         chunk.first, chunk.first + chunk.rows - 1, chunk.producer);
   }
   return OkStatus();
@@ -151,8 +151,8 @@ StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number,
   }
   if (memories_.count(number) == 0) {
     if (joining.memory < 0) {
-      return DataLossError(
-          "the memory of producer {} is not here: nobody kept it", number);
+      return DataLossError("the memory of producer {} is lost: nothing kept it",
+                           number);
     }
     PENSTOCK_ASSIGN_OR_RETURN(
         ProducerLayout layout,
@@ -167,7 +167,7 @@ StatusOr<Stream::Joined> Stream::ComeBack(uint32_t number,
   away_.erase(away);
   // The answer tells it what is free.
   RecordReleasedLocked();
-  told_[number] = ledger_.producers().at(number).freed;
+  reported_freed_[number] = ledger_.producers().at(number).freed;
   return JoinedAs(number);
 }
 
@@ -207,8 +207,8 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
   }
   if (joining.back) {
     return AbortedError(
-        "this producer is not of this course of the job, or was away for too "
-        "long after the broker died (wait_s): its place is another's");
+        "this producer belongs to another incarnation of the job, or was away "
+        "for longer than wait_s after the broker died: it was given up");
   }
   // Otherwise dead producers would count beside their replacements.
   GiveUpLocked(0);
@@ -218,15 +218,15 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
         "of the spec says how many there are)");
   }
   if (joining.put_rows > UINT32_MAX) {
-    return ResourceExhaustedError("{} rows in one put, at most {} may be",
+    return ResourceExhaustedError("{} rows in one put: at most {} are allowed",
                                   joining.put_rows, UINT32_MAX);
   }
   if (ledger_.producers().size() -
           ledger_.producers().count(StreamLedger::kRetained) >=
       kProducersMax) {
     return ResourceExhaustedError(
-        "{} producers are at work, or gone with rows that nobody has taken: "
-        "all there may be",
+        "the limit of {} producers is reached: they are at work, or gone with "
+        "rows that no rank has taken",
         kProducersMax);
   }
   PENSTOCK_ASSIGN_OR_RETURN(
@@ -247,12 +247,13 @@ StatusOr<Stream::Joined> Stream::Join(const Joining& joining) {
   return JoinedAs(number);
 }
 
-StatusOr<uint64_t> Stream::Put(uint32_t number, uint64_t place, uint64_t rows) {
+StatusOr<uint64_t> Stream::Put(uint32_t number, uint64_t ring_position,
+                               uint64_t rows) {
   MutexLock lock(&mutex_);
-  PENSTOCK_RETURN_IF_ERROR(ledger_.CheckPut(number, place, rows));
+  PENSTOCK_RETURN_IF_ERROR(ledger_.CheckPut(number, ring_position, rows));
   const uint64_t first = ledger_.end();
-  record_->RowsPut(number, place, rows, first);
-  ledger_.Put(number, place, rows, first);
+  record_->RowsPut(number, ring_position, rows, first);
+  ledger_.Put(number, ring_position, rows, first);
   return first;
 }
 
@@ -271,7 +272,7 @@ void Stream::LeaveLocked(uint32_t number, bool finished) {
 void Stream::ForgetLocked(const std::vector<uint32_t>& gone) {
   for (const uint32_t number : gone) {
     memories_.erase(number);
-    told_.erase(number);
+    reported_freed_.erase(number);
   }
 }
 
@@ -290,9 +291,10 @@ void Stream::RecordReleasedLocked() {
 bool Stream::IsNewsLocked(uint32_t number,
                           const StreamLedger::Producer& producer) const {
   if (!producer.at_work || away_.count(number) > 0) return false;
-  const auto told = told_.find(number);
+  const auto reported = reported_freed_.find(number);
   const uint64_t freed =
-      producer.freed - (told == told_.end() ? 0 : told->second);
+      producer.freed -
+      (reported == reported_freed_.end() ? 0 : reported->second);
   const uint64_t needed = RowsNeeded(producer.put_rows);
   return freed > 0 && freed + needed >= producer.ring_rows;
 }
@@ -314,7 +316,7 @@ std::vector<Stream::Freed> Stream::TakeFreed() {
   std::vector<Freed> all;
   for (const auto& [number, producer] : ledger_.producers()) {
     if (!IsNewsLocked(number, producer)) continue;
-    told_[number] = producer.freed;
+    reported_freed_[number] = producer.freed;
     all.push_back({number, producer.freed, producer.end});
   }
   return all;
@@ -344,7 +346,7 @@ StatusOr<std::shared_ptr<const Stream::Memory>> Stream::RetainedLocked() {
   const auto former = ledger_.producers().find(StreamLedger::kRetained);
   if (former != ledger_.producers().end() && former->second.chunks > 0) {
     return DataLossError(
-        "nobody kept the retained rows of the former broker instance");
+        "nothing kept the retained rows of the former broker instance");
   }
   PENSTOCK_ASSIGN_OR_RETURN(ProducerLayout layout,
                             PlanProducerMemory(element_, shape_.retained_rows));
@@ -397,24 +399,26 @@ StatusOr<std::vector<StreamLedger::Chunk>> Stream::MoveRunLocked(
     const std::vector<StreamLedger::Chunk>& kept) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Memory> retained,
                             RetainedLocked());
-  std::map<uint64_t, uint64_t> taken;  // places [from, upto) in use
+  std::map<uint64_t, uint64_t> taken;  // positions [from, upto) in use
   for (const StreamLedger::Chunk& each : kept) {
     taken[each.place] = each.place + each.rows;
   }
   taken[retained->layout().rows] = retained->layout().rows;
   // Fills the gaps, in as many parts as needed.
   std::vector<StreamLedger::Chunk> moved;
-  uint64_t place = 0;
+  uint64_t position = 0;
   for (const auto& [from, upto] : taken) {
-    if (const uint64_t rows = std::min(from - place, end - first); rows > 0) {
-      moved.push_back({first, rows, StreamLedger::kRetained, place});
+    if (const uint64_t rows = std::min(from - position, end - first);
+        rows > 0) {
+      moved.push_back({first, rows, StreamLedger::kRetained, position});
       PENSTOCK_RETURN_IF_ERROR(CopyLocked(moved.back(), *retained));
       first += rows;
     }
-    place = upto;
+    position = upto;
   }
   if (first < end) {
-    return ResourceExhaustedError("the retained rows are full: {} rows", place);
+    return ResourceExhaustedError("the retained rows are full: {} rows",
+                                  position);
   }
   return moved;
 }
@@ -456,8 +460,8 @@ void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
       if (!moved.ok()) {
         if (!std::exchange(retained_failed_, true)) {
           LogWarning(
-              "ranks hold batches for long, and there is no room for their "
-              "rows beside those of the producers, who wait: {}",
+              "ranks hold batches for long, and producers wait because their "
+              "rings are full: {}",
               moved.status().message());
         }
         return;
@@ -554,14 +558,16 @@ std::vector<Stream::ProducerStatus> Stream::Producers() const {
                    : away_.count(number) > 0 ? "away"
                                              : "at work";
     if (!producer.at_work || away_.count(number) > 0) continue;
-    const auto told = told_.find(number);
+    const auto reported = reported_freed_.find(number);
     const uint64_t ring = producer.ring_rows;
     const uint64_t used =
-        producer.end - (told == told_.end() ? 0 : told->second);
+        producer.end -
+        (reported == reported_freed_.end() ? 0 : reported->second);
     status.room_rows = ring - std::min(ring, used);
-    const uint64_t place = PlaceOfPut(producer.end, producer.put_rows, ring);
+    const uint64_t ring_position =
+        RingPositionOfPut(producer.end, producer.put_rows, ring);
     status.waits_for_room =
-        place - producer.end + producer.put_rows > status.room_rows;
+        ring_position - producer.end + producer.put_rows > status.room_rows;
   }
   return all;
 }
@@ -593,8 +599,8 @@ StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
   const std::deque<StreamLedger::Chunk>& chunks = ledger_.chunks();
   if (first < ledger_.released() || first + count > ledger_.end()) {
     return DataLossError(
-        "rows {} to {} of the stream are not here: rows {} to {} are", first,
-        first + count - 1, ledger_.released(), ledger_.end() - 1);
+        "rows {} to {} of the stream are not available: rows {} to {} are",
+        first, first + count - 1, ledger_.released(), ledger_.end() - 1);
   }
   auto chunk =
       std::upper_bound(chunks.begin(), chunks.end(), first,
@@ -611,13 +617,12 @@ StatusOr<std::vector<Stream::Piece>> Stream::FindLocked(uint64_t first,
     if (found == memories_.end()) {
       if (chunk->producer == StreamLedger::kRetained) {
         return DataLossError(
-            "row {} of the stream is not here: nobody kept the retained rows "
-            "of the "
-            "broker's former life (systemd and penstock run do)",
+            "row {} of the stream is lost: nothing kept the retained rows of "
+            "the former broker instance (systemd and penstock run do)",
             first);
       }
       return DataLossError(
-          "row {} of the stream is not here: producer {} is away", first,
+          "row {} of the stream is not available: producer {} is away", first,
           chunk->producer);
     }
     const std::shared_ptr<const Memory>& memory = found->second;

@@ -58,7 +58,7 @@ class StreamRecord {
                                 int memory, int pidfd) = 0;
   // If one of these cannot be recorded, the record is incomplete, and the next
   // broker instance knows it.
-  virtual void RowsPut(uint32_t producer, uint64_t place, uint64_t rows,
+  virtual void RowsPut(uint32_t producer, uint64_t ring_position, uint64_t rows,
                        uint64_t first) = 0;
   virtual void ProducerLeft(uint32_t producer, bool finished) = 0;
   // Called before the producers are told.
@@ -113,7 +113,7 @@ class Stream {
     uint64_t rows = 0;  // of the producer's ring
     int fd = -1;        // the producer's memory, owned by the stream
     uint64_t next = 0;  // number of the next row put by any producer
-    uint64_t end = 0;   // place after its last put
+    uint64_t end = 0;   // ring position after its last put
     uint64_t freed = 0;
     // It had finished before, but was not told; the fields above are unset.
     bool finished = false;
@@ -123,17 +123,18 @@ class Stream {
   StatusOr<Joined> Join(const Joining& joining);
   // Whether fd has the properties of memory that Join hands out.
   static bool MayBeMemory(int fd);
-  // The rows from this place of the producer's ring on are complete; returns
-  // the number of the first. InvalidArgument: impossible place or rows.
-  StatusOr<uint64_t> Put(uint32_t producer, uint64_t place, uint64_t rows);
+  // The producer has completed `rows` rows from this ring position on; returns
+  // the number of the first. InvalidArgument: impossible position or rows.
+  StatusOr<uint64_t> Put(uint32_t producer, uint64_t ring_position,
+                         uint64_t rows);
   // finished: it has put all of its rows; else it died, and another may replace
   // it.
   void Leave(uint32_t producer, bool finished);
   // Producers at work with enough newly freed rows since they were last told.
   struct Freed {
     uint32_t producer = 0;
-    uint64_t place = 0;  // the producer may overwrite up to here
-    uint64_t end = 0;    // place after its last put
+    uint64_t ring_position = 0;  // the producer may overwrite rows before it
+    uint64_t end = 0;            // ring position after its last put
   };
   std::vector<Freed> TakeFreed();
   // Gives up producers that are away and dead, or whose process is unknown and
@@ -256,7 +257,7 @@ class Stream {
       ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, Away> away_ ABSL_GUARDED_BY(mutex_);
   // The freed last told.
-  std::map<uint32_t, uint64_t> told_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, uint64_t> reported_freed_ ABSL_GUARDED_BY(mutex_);
   uint64_t recorded_ ABSL_GUARDED_BY(mutex_);  // the released() last recorded
   // The first kept row whose memory is missing.
   std::optional<uint64_t> missing_ ABSL_GUARDED_BY(mutex_);

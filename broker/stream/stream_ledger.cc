@@ -22,41 +22,43 @@ void StreamLedger::Join(uint32_t number, uint64_t token, uint64_t ring_rows,
   to_finish_ = std::max(to_finish_, finished_ + at_work_);
 }
 
-Status StreamLedger::CheckPut(uint32_t number, uint64_t place,
+Status StreamLedger::CheckPut(uint32_t number, uint64_t ring_position,
                               uint64_t rows) const {
   const auto found = producers_.find(number);
   if (found == producers_.end() || !found->second.at_work) {
-    return InvalidArgumentError("a put of producer {}, which is not at work",
+    return InvalidArgumentError("a put by producer {}, which is not at work",
                                 number);
   }
   const Producer& producer = found->second;
   const uint64_t ring = producer.ring_rows;
   // Directly after the last put, or at the start of the ring if that did not
   // fit.
-  const bool follows = place == producer.end ||
-                       (place > producer.end && place - producer.end < ring &&
-                        place % ring == 0);
+  const bool follows =
+      ring_position == producer.end ||
+      (ring_position > producer.end && ring_position - producer.end < ring &&
+       ring_position % ring == 0);
   if (rows == 0 || rows > producer.put_rows || !follows ||
-      rows > ring - place % ring || place + rows - producer.freed > ring) {
+      rows > ring - ring_position % ring ||
+      ring_position + rows - producer.freed > ring) {
     return InvalidArgumentError(
-        "a put of {} rows at {} that cannot be: the last ended at {}, room is "
-        "up to {}",
-        rows, place, producer.end, producer.freed + ring);
+        "an impossible put of {} rows at {}: the last ended at {}, room is up "
+        "to {}",
+        rows, ring_position, producer.end, producer.freed + ring);
   }
   if (chunks_.size() >= kChunksMax) {
     return ResourceExhaustedError(
-        "{} puts of several producers wait for the ranks, all that may: put "
-        "more rows at once",
+        "the limit of {} puts that wait for the ranks is reached: put more "
+        "rows at once",
         kChunksMax);
   }
   return OkStatus();
 }
 
-void StreamLedger::Put(uint32_t number, uint64_t place, uint64_t rows,
+void StreamLedger::Put(uint32_t number, uint64_t ring_position, uint64_t rows,
                        uint64_t first) {
-  if (first < end_ || !Keep({end_, rows, number, place})) return;
+  if (first < end_ || !Keep({end_, rows, number, ring_position})) return;
   Producer& producer = producers_.at(number);
-  producer.end = place + rows;
+  producer.end = ring_position + rows;
   producer.rows += rows;
 }
 
@@ -149,19 +151,19 @@ std::vector<uint32_t> StreamLedger::Move(uint64_t row,
     if (chunk.rows > 0) left.push_back(chunk);
   }
   chunks_ = std::move(left);
-  std::map<uint32_t, uint64_t> first_place;
+  std::map<uint32_t, uint64_t> first_position;
   for (auto& [number, producer] : producers_) producer.chunks = 0;
   for (const Chunk& chunk : chunks_) {
     ++producers_.at(chunk.producer).chunks;
-    first_place.emplace(chunk.producer, chunk.place);
+    first_position.emplace(chunk.producer, chunk.place);
   }
   std::vector<uint32_t> gone;
   for (auto it = producers_.begin(); it != producers_.end();) {
     auto& [number, producer] = *it;
-    const auto first = first_place.find(number);
+    const auto first = first_position.find(number);
     if (number != kRetained) {
       producer.freed =
-          first == first_place.end() ? producer.end : first->second;
+          first == first_position.end() ? producer.end : first->second;
     }
     if (producer.chunks > 0 || producer.at_work) {
       ++it;

@@ -26,15 +26,15 @@ class StreamLedger {
     uint64_t first = 0;  // row number in the stream
     uint64_t rows = 0;
     uint32_t producer = 0;
-    uint64_t place = 0;  // in the producer's ring
+    uint64_t place = 0;  // ring position
   };
   // A producer that is at work or has kept rows.
   struct Producer {
     uint64_t token = 0;  // secret shown when it comes back; 0: it never does
     uint64_t ring_rows = 0;
     uint64_t put_rows = 0;  // the largest put
-    uint64_t end = 0;       // place after its last put
-    uint64_t freed = 0;     // its rows up to this place are released
+    uint64_t end = 0;       // ring position after its last put
+    uint64_t freed = 0;     // its rows before this ring position are released
     uint64_t chunks = 0;    // kept chunks
     uint64_t rows = 0;      // rows put, over all broker instances
     bool at_work = true;
@@ -51,9 +51,10 @@ class StreamLedger {
             uint64_t put_rows);
   // InvalidArgument: impossible rows; ResourceExhausted: too many chunks are
   // kept.
-  Status CheckPut(uint32_t number, uint64_t place, uint64_t rows) const;
+  Status CheckPut(uint32_t number, uint64_t ring_position, uint64_t rows) const;
   // first: the number of the first row; end() unless replayed.
-  void Put(uint32_t number, uint64_t place, uint64_t rows, uint64_t first);
+  void Put(uint32_t number, uint64_t ring_position, uint64_t rows,
+           uint64_t first);
   // finished: it has put all of its rows; else it is gone, and another may
   // replace it. This and the next two return the producers removed from
   // producers().
@@ -61,8 +62,8 @@ class StreamLedger {
   // Releases the rows before this one.
   std::vector<uint32_t> Release(uint64_t row);
   // Before row only the chunks `kept` are still needed, sorted by number, and
-  // they are now in the retained rows: place is their place there, unchanged
-  // for those that were there before.
+  // they are now in the retained rows: place is their position there,
+  // unchanged for those that were there before.
   std::vector<uint32_t> Move(uint64_t row, const std::vector<Chunk>& kept);
   // The broker's own memory. Not a producer's, but listed in producers() while
   // it holds rows.

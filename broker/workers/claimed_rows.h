@@ -76,8 +76,9 @@ struct ClaimedRows {
 
   std::shared_ptr<Job> job;
   JobAccount* account = nullptr;  // the pool's, for job
-  WorkerJob* kept = nullptr;      // for job
-  uint64_t job_number = 0;        // the pool's
+  size_t account_index = 0;
+  WorkerJob* kept = nullptr;  // for job
+  uint64_t job_number = 0;    // the pool's
   Claim claim;
   std::vector<Plan::Row> rows;
   std::vector<Column> columns;  // by feature

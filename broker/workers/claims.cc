@@ -48,8 +48,8 @@ bool Claims::ClaimMore() {
                                                        *rows->job, NowNs())));
   }
   std::sort(jobs_of_open_.begin(), jobs_of_open_.end());
-  WorkerPool::Claimed claimed =
-      pool_->ClaimFair(jobs_of_open_, before, seat_, reads_->blocking());
+  WorkerPool::Claimed claimed = pool_->ClaimFair(&order_, jobs_of_open_, before,
+                                                 seat_, reads_->blocking());
   failed_ = claimed.claim.batch == nullptr;
   news_seen_ = news;
   if (failed_) return false;
@@ -57,6 +57,7 @@ bool Claims::ClaimMore() {
   auto rows = std::make_shared<ClaimedRows>();
   rows->job = std::move(claimed.job);
   rows->account = claimed.account;
+  rows->account_index = claimed.index;
   rows->kept = &Keep(rows->job);
   rows->job_number = claimed.number;
   rows->claim = claimed.claim;
@@ -87,6 +88,14 @@ bool Claims::ClaimMore() {
   }
   open_.push_back(std::move(rows));
   return true;
+}
+
+void Claims::Close(size_t i) {
+  const ClaimedRows& rows = *open_[i];
+  const Candidate candidate = CandidateOf(*rows.account, *rows.job, NowNs());
+  order_.Add(rows.reads, {TurnOf(candidate), rows.account_index});
+  open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
+  failed_ = false;
 }
 
 void ClaimedRows::Finish(uint64_t count) {

@@ -27,14 +27,14 @@ class Claims {
     return open_;
   }
   // All rows of open()[i] are started. More of its job may be claimed.
-  void Close(size_t i) {
-    open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
-    failed_ = false;
-  }
+  void Close(size_t i);
   // Claims rows of a job without an open claim here. False: there are none.
   bool ClaimMore();
   // The next ClaimMore asks the pool even if the last one found nothing.
-  void AskAnew() { failed_ = false; }
+  void AskAnew() {
+    failed_ = false;
+    order_.Expire();
+  }
 
  private:
   WorkerJob& Keep(const std::shared_ptr<Job>& job);
@@ -45,6 +45,7 @@ class Claims {
   WorkerJobs* const jobs_;
   std::vector<std::shared_ptr<ClaimedRows>> open_;
   std::vector<const Job*> jobs_of_open_;
+  ServingOrder order_;
   bool failed_ = false;  // since the pool's news_seen_
   uint64_t news_seen_ = 0;
   ReadRequest request_;

@@ -29,9 +29,6 @@ uint64_t SteadyNs() {
           .count());
 }
 
-// Short enough: a job gets at most ten times this ahead of its share.
-constexpr uint64_t kWantedKeptNs = 5'000'000;
-
 // An alternate stack for this thread's crash handler. When a decoder or plugin
 // overflows the normal stack, the handler cannot run there, and the kernel
 // would end the broker without recording the sample.
@@ -89,26 +86,6 @@ void TellCharges(SampleQuarantine* samples, const Job& job) {
 }
 
 }  // namespace
-
-size_t ServedNext(std::span<const Candidate> candidates) {
-  return static_cast<size_t>(
-      std::min_element(candidates.begin(), candidates.end(),
-                       [](const Candidate& a, const Candidate& b) {
-                         return TurnOf(a) < TurnOf(b);
-                       }) -
-      candidates.begin());
-}
-
-Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
-  // Concurrent callers compute the same value.
-  if (now_ns - account.wanted_seen_ns.load(std::memory_order_relaxed) >
-      kWantedKeptNs) {
-    account.wanted_seen_ns.store(now_ns, std::memory_order_relaxed);
-    account.wanted.store(job.Wanted(), std::memory_order_relaxed);
-  }
-  return {account.virtual_time_ns.load(std::memory_order_relaxed),
-          account.wanted.load(std::memory_order_relaxed)};
-}
 
 StatusOr<std::string> WorkerPool::CheckReads(const WorkerOptions& options) {
   const auto reader = MakeStorageReader(
@@ -345,53 +322,63 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
   uint64_t number = 0;
   {
     MutexLock lock(&mutex_);
-    JobAccount* const account = Open(job);
-    job->SetOnWork([this, account](bool claimable) {
-      account->claimable.store(claimable, std::memory_order_relaxed);
-      if (claimable) NotifyWork();
-    });
-    std::erase_if(named_, [](const auto& item) {
-      return item.second.job.expired() && item.second.dataset.expired();
-    });
-    number = next_number_++;
-    named_[number] = {job->key(), job, SharedDataset(job)};
-    function_workers = job->has_function_workers();
-    const Source& source = *job->dataset().source;
-    ReadRequest first;
-    if (source.record_count() > 0) source.Locate(0, &first);
-    const bool reads =
-        job->stream() == nullptr && first.kind != ReadRequest::Kind::kNone;
-    ChangeJobs([&](Entries* jobs) {
-      jobs->insert(reads ? jobs->begin() : jobs->end(),
-                   {job, account, number, function_workers, reads});
-    });
+    const size_t index = OpenAccount(job);
+    if (index < ClaimableJobs::kJobsMax) {
+      job->SetOnWork([this, index](bool claimable) {
+        claimable_.Set(index, claimable);
+        if (claimable) NotifyWork();
+      });
+      std::erase_if(named_, [](const auto& item) {
+        return item.second.job.expired() && item.second.dataset.expired();
+      });
+      number = next_number_++;
+      named_[number] = {job->key(), job, SharedDataset(job)};
+      function_workers = job->has_function_workers();
+      const Source& source = *job->dataset().source;
+      ReadRequest first;
+      if (source.record_count() > 0) source.Locate(0, &first);
+      const bool reads =
+          job->stream() == nullptr && first.kind != ReadRequest::Kind::kNone;
+      ChangeJobs([&](Entries* jobs) {
+        jobs->resize(accounts_.size());
+        (*jobs)[index] = {job, &accounts_[index], number, function_workers,
+                          reads};
+      });
+    }
   }
-  if (!function_workers) return;
-  if (const Status status = StartFunctionWorkers(*job, number); !status.ok()) {
-    job->Fail(status);
+  Status status;
+  if (number == 0) {
+    status = ResourceExhaustedError(
+        "{} jobs are at work, the most there may be", ClaimableJobs::kJobsMax);
+  } else if (function_workers) {
+    status = StartFunctionWorkers(*job, number);
   }
+  if (!status.ok()) job->Fail(status);
 }
 
-JobAccount* WorkerPool::Open(const std::shared_ptr<Job>& job) {
-  auto free = std::find_if(
+size_t WorkerPool::OpenAccount(const std::shared_ptr<Job>& job) {
+  const auto free = std::find_if(
       accounts_.begin(), accounts_.end(),
       [](const JobAccount& account) { return account.job.expired(); });
-  JobAccount& account =
-      free != accounts_.end() ? *free : accounts_.emplace_back();
+  const auto index = static_cast<size_t>(free - accounts_.begin());
+  if (index == ClaimableJobs::kJobsMax) return index;
+  if (free == accounts_.end()) accounts_.emplace_back();
+  JobAccount& account = accounts_[index];
   // A new job starts at the present, without debt or credit.
   account.virtual_time_ns.store(virtual_now_ns_.load(std::memory_order_relaxed),
                                 std::memory_order_relaxed);
   account.wanted_seen_ns.store(0, std::memory_order_relaxed);
-  account.claimable.store(false, std::memory_order_relaxed);
   account.job = job;
-  return &account;
+  claimable_.Set(index, false);
+  return index;
 }
 
 void WorkerPool::Remove(const Job* job) {
   MutexLock lock(&mutex_);
   ChangeJobs([job](Entries* jobs) {
-    std::erase_if(*jobs,
-                  [job](const Entry& entry) { return entry.job.get() == job; });
+    for (Entry& entry : *jobs) {
+      if (entry.job.get() == job) entry = {};
+    }
   });
   // Workers release what they keep of the job's memory; its function workers
   // end.
@@ -427,11 +414,19 @@ void WorkerPool::CountSleep() {
   slept_until_ns_ = now_ns;
 }
 
-bool WorkerPool::MayClaim(const Entry& entry, const WorkerSeat& seat,
-                          bool blocking) {
-  return seat.job == (entry.function_workers ? entry.number : 0) &&
-         entry.account->claimable.load(std::memory_order_relaxed) &&
+bool WorkerPool::Serves(const WorkerSeat& seat, bool blocking,
+                        const Entry& entry) {
+  return entry.job != nullptr &&
+         seat.job == (entry.function_workers ? entry.number : 0) &&
          !(entry.blocks && blocking);
+}
+
+bool WorkerPool::AnyClaimable(const WorkerSeat& seat, bool blocking) const {
+  bool any = false;
+  claimable_.ForEach([&](size_t index) {
+    any |= index < jobs_->size() && Serves(seat, blocking, (*jobs_)[index]);
+  });
+  return any;
 }
 
 bool WorkerPool::WaitForWork(const Worker& worker) {
@@ -457,11 +452,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
       --idle_;
       continue;
     }
-    if (std::any_of(jobs_->begin(), jobs_->end(), [&](const Entry& entry) {
-          return MayClaim(entry, seat, worker.blocking());
-        })) {
-      return true;
-    }
+    if (AnyClaimable(seat, worker.blocking())) return true;
     CondVar& news = function_workers ? function_workers_work_ : work_;
     // Counts shared workers only.
     CountSleep();
@@ -479,57 +470,71 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
   }
 }
 
-WorkerPool::Claimed WorkerPool::ClaimFair(const std::vector<const Job*>& but,
+void WorkerPool::List(const Entries& jobs, const WorkerSeat& seat,
+                      bool blocking, uint64_t now_ns,
+                      ServingOrder* order) const {
+  order->Begin(now_ns);
+  claimable_.ForEach([&](size_t index) {
+    if (index >= jobs.size() || !Serves(seat, blocking, jobs[index])) return;
+    const Entry& entry = jobs[index];
+    order->Add(
+        entry.reads,
+        {TurnOf(CandidateOf(*entry.account, *entry.job, now_ns)), index});
+  });
+}
+
+WorkerPool::Claimed WorkerPool::ClaimFair(ServingOrder* order,
+                                          const std::vector<const Job*>& but,
                                           uint64_t before,
                                           const WorkerSeat& seat,
                                           bool blocking) {
   const bool function_workers = seat.job != 0;
-  for (;;) {
-    std::shared_ptr<const Entries> jobs;
-    {
-      MutexLock lock(&mutex_);
-      if (stop_ || (!function_workers && seat.worker_index >= workers())) {
-        return {};
-      }
-      jobs = jobs_;
+  std::shared_ptr<const Entries> jobs;
+  {
+    MutexLock lock(&mutex_);
+    if (stop_ || (!function_workers && seat.worker_index >= workers())) {
+      return {};
     }
-    // Without the pool's lock: Wanted takes the job's, which comes first.
-    const uint64_t now_ns = SteadyNs();
-    const Entry* next = nullptr;
-    uint64_t least = UINT64_MAX;
-    size_t claimable = 0;
-    for (const Entry& entry : *jobs) {
-      if (!entry.reads && before == 0) break;
-      if (!MayClaim(entry, seat, blocking) ||
-          std::binary_search(but.begin(), but.end(), entry.job.get())) {
+    jobs = jobs_;
+  }
+  // Without the pool's lock: Wanted takes the job's, which comes first.
+  const uint64_t now_ns = SteadyNs();
+  for (bool list = order->expired(now_ns);; list = true) {
+    if (list) List(*jobs, seat, blocking, now_ns, order);
+    while (const auto next = order->TakeNext(before)) {
+      const size_t index = next->index;
+      if (index >= jobs->size() || !claimable_.Has(index) ||
+          !Serves(seat, blocking, (*jobs)[index])) {
         continue;
       }
-      const uint64_t turn =
-          TurnOf(CandidateOf(*entry.account, *entry.job, now_ns));
-      if (!entry.reads && turn >= before) continue;
-      ++claimable;
-      if (turn >= least) continue;
-      next = &entry;
-      least = turn;
-    }
-    if (next == nullptr) return {};
-    JobAccount* const account = next->account;
-    // Function workers share no time with other jobs. Relaxed: a job served
-    // meanwhile loses at most one row.
-    const uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
-    if (!function_workers &&
-        account->virtual_time_ns.load(std::memory_order_relaxed) + kCreditNs <
-            now) {
-      account->virtual_time_ns.store(now - kCreditNs,
-                                     std::memory_order_relaxed);
-    }
-    if (Claim claim = next->job->ClaimRows(seat.node); claim.batch != nullptr) {
-      if (claimable > 1 || account->claimable.load(std::memory_order_relaxed)) {
-        MutexLock lock(&mutex_);
-        WakeOne();
+      const Entry& entry = (*jobs)[index];
+      if (std::binary_search(but.begin(), but.end(), entry.job.get())) continue;
+      JobAccount* const account = entry.account;
+      // Other workers have served it meanwhile: it may be another's turn.
+      const uint64_t turn = TurnOf(CandidateOf(*account, *entry.job, now_ns));
+      if (turn > next->turn) {
+        order->Add(entry.reads, {turn, index});
+        continue;
       }
-      return {claim, next->job, account, next->number};
+      // Function workers share no time with other jobs. Relaxed: a job served
+      // meanwhile loses at most one row.
+      const uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
+      if (!function_workers &&
+          account->virtual_time_ns.load(std::memory_order_relaxed) + kCreditNs <
+              now) {
+        account->virtual_time_ns.store(now - kCreditNs,
+                                       std::memory_order_relaxed);
+      }
+      if (const Claim claim = entry.job->ClaimRows(seat.node);
+          claim.batch != nullptr) {
+        if (!order->empty() || claimable_.Has(index)) {
+          MutexLock lock(&mutex_);
+          WakeOne();
+        }
+        return {claim, entry.job, account, index, entry.number};
+      }
     }
+    if (list || !order->empty()) return {};
   }
 }
 
@@ -546,7 +551,9 @@ void WorkerPool::Served(uint64_t virtual_time_ns) {
 
 bool WorkerPool::WantsTick() {
   MutexLock lock(&mutex_);
-  return !jobs_->empty() || idle_ < threads_.size();
+  return idle_ < threads_.size() ||
+         std::any_of(jobs_->begin(), jobs_->end(),
+                     [](const Entry& entry) { return entry.job != nullptr; });
 }
 
 void WorkerPool::ReplaceBlocked(uint64_t now_ns) {

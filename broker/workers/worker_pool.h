@@ -1,11 +1,11 @@
 // The workers: threads that share nothing, each pinned to one processor, each
 // with its own reads in flight, decoders and scratch.
 //
-// A worker claims a chunk of rows of the job that is served next (ServedNext),
-// starts all their reads and decodes each arriving record straight into its
-// ring row. The worker that finishes the last row of a rank batch publishes it.
-// No sample passes between threads. A worker without rows sleeps, so full slots
-// (back-pressure) use no processor time.
+// A worker claims a chunk of rows of the job that is served next
+// (serving_order.h), starts all their reads and decodes each arriving record
+// straight into its ring row. The worker that finishes the last row of a rank
+// batch publishes it. No sample passes between threads. A worker without rows
+// sleeps, so full slots (back-pressure) use no processor time.
 //
 // The pool's clock (now_ns) advances with the control thread's ticks, each time
 // by at most what a tick can take. So it stops while the whole broker is
@@ -38,7 +38,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -51,6 +50,7 @@
 #include "broker/job/job.h"
 #include "broker/memory/topology.h"
 #include "broker/workers/sample_quarantine.h"
+#include "broker/workers/serving_order.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -84,45 +84,6 @@ inline std::shared_ptr<const Dataset> SharedDataset(
     const std::shared_ptr<Job>& job) {
   return job->shared_dataset();
 }
-
-// A job with rows to claim.
-struct Candidate {
-  uint64_t virtual_time_ns = 0;  // worker time it has had
-  Demand demand = Demand::kAhead;
-};
-// Jobs without attached ranks are served last. A job with a waiting rank is
-// served before jobs whose ranks have batches, until it has had this much more
-// worker time. Without the bound a job that never gets enough would always come
-// first, and a job that uses less than its share would get each batch only
-// after its ranks stall.
-inline constexpr uint64_t kHeadStartNs = 50'000'000;
-// Limits the unused worker time that a job which slept gets back. It exceeds
-// the head start, so a job that uses less than its share comes first.
-inline constexpr uint64_t kCreditNs = 2 * kHeadStartNs;
-// The candidate with the least turn is served next: fair shares.
-inline uint64_t TurnOf(const Candidate& candidate) {
-  // More worker time than any job ever gets.
-  constexpr uint64_t kLastNs = uint64_t{1} << 62;
-  return candidate.virtual_time_ns +
-         (candidate.demand == Demand::kNow ? 0 : kHeadStartNs) +
-         (candidate.demand == Demand::kNobody ? kLastNs : 0);
-}
-// Returns the index; candidates is not empty.
-size_t ServedNext(std::span<const Candidate> candidates);
-
-// The data that a claim reads of every job. The accounts of all jobs are
-// adjacent, with nothing else in their cache lines.
-struct alignas(64) JobAccount {
-  // Relaxed, all: hints; slightly old ones are as fair.
-  std::atomic<uint64_t> virtual_time_ns{0};
-  std::atomic<uint64_t> wanted_seen_ns{0};  // when wanted was updated
-  std::atomic<Demand> wanted{Demand::kAhead};
-  std::atomic<bool> claimable{false};  // it may have rows to claim
-  std::weak_ptr<const Job> job;        // expired: free. Pool's mutex.
-};
-// Demand is at most 5 ms old: ranks do not report that they go to sleep, and
-// reading all their pages for every claim costs too much. now_ns: steady.
-Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns);
 
 class WorkerPool {
  public:
@@ -198,15 +159,16 @@ class WorkerPool {
     Claim claim;
     std::shared_ptr<Job> job;
     JobAccount* account = nullptr;  // the job's, while the job exists
+    size_t index = 0;               // of the account
     uint64_t number = 0;            // of the job; never used again
   };
-  // Claims rows of the job served next, except the jobs in `but` (sorted). The
-  // claim's batch is nullptr if no such job has rows, or the worker index is
-  // not below workers() any more. A job whose rows need no reading is
-  // considered only if its turn is before `before`: the worker has such rows
-  // already, and with many jobs it would claim a chunk of each.
-  Claimed ClaimFair(const std::vector<const Job*>& but, uint64_t before,
-                    const WorkerSeat& seat, bool blocking);
+  // Claims rows of the job served next by the worker's order, except the jobs
+  // in `but` (sorted). The claim's batch is nullptr if no such job has rows, or
+  // the worker index is not below workers() any more. A job whose rows need no
+  // reading is considered only if its turn is before `before`: the worker has
+  // such rows already, and with many jobs it would claim a chunk of each.
+  Claimed ClaimFair(ServingOrder* order, const std::vector<const Job*>& but,
+                    uint64_t before, const WorkerSeat& seat, bool blocking);
   // Called for each job served, with the worker time it has had.
   void Served(uint64_t virtual_time_ns);
   // Changes when ClaimFair may find new rows.
@@ -233,14 +195,14 @@ class WorkerPool {
 
  private:
   struct Entry {
-    std::shared_ptr<Job> job;
-    JobAccount* account;
-    uint64_t number;
+    std::shared_ptr<Job> job;  // nullptr: no job has this account
+    JobAccount* account = nullptr;
+    uint64_t number = 0;
     bool function_workers = false;  // only its own threads make its rows
     bool reads = true;              // its rows are read before they are made
     bool blocks = false;            // a worker hangs in a read of it
   };
-  using Entries = std::vector<Entry>;  // jobs that read come first
+  using Entries = std::vector<Entry>;  // by the index of their account
   // Kept after the job has ended, while reads of it may be in flight.
   struct Named {
     JobKey key;
@@ -279,9 +241,14 @@ class WorkerPool {
   // something. False: the pool stops, or the function worker's job is gone.
   bool WaitForWork(const Worker& worker);
   // blocking: the worker's reads block it.
-  static bool MayClaim(const Entry& entry, const WorkerSeat& seat,
-                       bool blocking);
-  JobAccount* Open(const std::shared_ptr<Job>& job)
+  static bool Serves(const WorkerSeat& seat, bool blocking, const Entry& entry);
+  bool AnyClaimable(const WorkerSeat& seat, bool blocking) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Lists the jobs with claimable rows that the seat serves.
+  void List(const Entries& jobs, const WorkerSeat& seat, bool blocking,
+            uint64_t now_ns, ServingOrder* order) const;
+  // The index of an account for the job; kJobsMax: there are too many.
+  size_t OpenAccount(const std::shared_ptr<Job>& job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Named NamedOf(uint64_t number);
   void CountSleep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -305,6 +272,7 @@ class WorkerPool {
   uint64_t bytes_seen_ = 0;      // bytes read by all threads, at the last Tick
   uint64_t waited_seen_ns_ = 0;  // their waits for reads, likewise
   RecentMean idle_share_;
+  ClaimableJobs claimable_;
   std::atomic<uint64_t> news_{0};
   // Worker time that recently served jobs have had: a new job starts here, and
   // one that slept near it.

@@ -97,7 +97,7 @@ Status DescribeDataset(const AttachOptions& options,
 }
 
 // The rank and the sizes of its world.
-struct Place {
+struct RankNumbers {
   int64_t rank = 0;
   int64_t world_size = 1;
   int64_t local_world_size = 1;
@@ -126,36 +126,38 @@ Status CheckNumbers(const AttachOptions& options) {
   return OkStatus();
 }
 
-StatusOr<Place> FindPlace(const AttachOptions& options,
-                          const LaunchInfo& launch) {
-  Place place;
-  place.world_size =
+StatusOr<RankNumbers> FindRankNumbers(const AttachOptions& options,
+                                      const LaunchInfo& launch) {
+  RankNumbers numbers;
+  numbers.world_size =
       options.world_size > 0 ? options.world_size : launch.world_size;
-  place.rank = options.rank >= 0 ? options.rank : launch.rank;
-  if (place.rank >= place.world_size) {
+  numbers.rank = options.rank >= 0 ? options.rank : launch.rank;
+  if (numbers.rank >= numbers.world_size) {
     return InvalidArgumentError(
         "rank {} of a world of {}: ranks count from 0 to {} (launcher: {}){}",
-        place.rank, place.world_size, place.world_size - 1, launch.launcher,
+        numbers.rank, numbers.world_size, numbers.world_size - 1,
+        launch.launcher,
         options.world_size > 0 ? "" : "; `world_size` was not given");
   }
-  place.local_world_size = options.local_world_size;
-  if (place.local_world_size == 0) {
+  numbers.local_world_size = options.local_world_size;
+  if (numbers.local_world_size == 0) {
     // The launcher's number holds for the launcher's world alone.
-    place.local_world_size = place.world_size == launch.world_size
-                                 ? launch.local_world_size
-                                 : place.world_size;
+    numbers.local_world_size = numbers.world_size == launch.world_size
+                                   ? launch.local_world_size
+                                   : numbers.world_size;
   }
   const bool split_like = options.delivery.empty() ||
                           options.delivery == "split" ||
                           options.delivery == "dynamic";
-  place.any_number = !split_like && options.rank < 0 && launch.world_size <= 1;
-  return place;
+  numbers.any_number =
+      !split_like && options.rank < 0 && launch.world_size <= 1;
+  return numbers;
 }
 
 // The NUMA node for its batches, if it is given or can be found out.
 Status DescribeNode(const AttachOptions& options,
                     const Environment& environment, LaunchInfo launch,
-                    const Place& place, nlohmann::json* request) {
+                    const RankNumbers& numbers, nlohmann::json* request) {
   int64_t node = options.node;
   if (const auto text = environment("PENSTOCK_NODE");
       node < 0 && text.has_value()) {
@@ -168,9 +170,9 @@ Status DescribeNode(const AttachOptions& options,
   }
   if (node >= 0) (*request)["node"] = node;
   if (!HasSeveralNodes()) return OkStatus();
-  if (launch.rank != place.rank || launch.world_size != place.world_size) {
+  if (launch.rank != numbers.rank || launch.world_size != numbers.world_size) {
     launch.local_rank =
-        place.local_world_size == place.world_size ? place.rank : -1;
+        numbers.local_world_size == numbers.world_size ? numbers.rank : -1;
   }
   if (const auto gpu = FindGpuNode(environment, launch)) {
     (*request)["gpu"] = gpu->gpu;
@@ -243,7 +245,8 @@ StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
       return detected.status();
     }
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const Place place, FindPlace(options, launch));
+  PENSTOCK_ASSIGN_OR_RETURN(const RankNumbers numbers,
+                            FindRankNumbers(options, launch));
   std::string job = options.job;
   if (job.empty()) job = environment("PENSTOCK_JOB").value_or(launch.job);
 
@@ -254,13 +257,13 @@ StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
   request.job = {{"op", "attach"},
                  {"job", job.empty() ? "default" : job},
                  {"named", !job.empty()},
-                 {"world_size", place.world_size},
-                 {"local_world_size", place.local_world_size},
+                 {"world_size", numbers.world_size},
+                 {"local_world_size", numbers.local_world_size},
                  {"repeat_first", request.repeat_first}};
-  if (!place.any_number) request.job["rank"] = place.rank;
+  if (!numbers.any_number) request.job["rank"] = numbers.rank;
   DescribeDelivery(options, &request.job);
   PENSTOCK_RETURN_IF_ERROR(
-      DescribeNode(options, environment, launch, place, &request.job));
+      DescribeNode(options, environment, launch, numbers, &request.job));
   PENSTOCK_RETURN_IF_ERROR(DescribeDataset(options, environment, &request.job));
   request.start = nlohmann::json::object();
   PENSTOCK_RETURN_IF_ERROR(DescribeStart(options, environment, &request.start));

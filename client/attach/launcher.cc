@@ -50,7 +50,7 @@ StatusOr<int64_t> Number(const std::string& name, const std::string& text) {
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 0) {
-    return InvalidArgumentError("{}='{}' is not a number from 0 up", name,
+    return InvalidArgumentError("{}='{}' is not a number, 0 or more", name,
                                 text);
   }
   return value;
@@ -94,7 +94,7 @@ StatusOr<int64_t> SlurmTasksOfNode(const std::string& text, int64_t node) {
     at = comma + 1;
   }
   return InvalidArgumentError(
-      "SLURM_STEP_TASKS_PER_NODE='{}' says nothing of node {}", text, node);
+      "SLURM_STEP_TASKS_PER_NODE='{}' does not list node {}", text, node);
 }
 
 StatusOr<LaunchInfo> FromSlurm(const Environment& environment) {

@@ -42,9 +42,9 @@ std::string FindCommand() {
   if (dladdr(reinterpret_cast<void*>(&FindCommand), &library) != 0 &&
       library.dli_fname != nullptr) {
     const auto folder = std::filesystem::path(library.dli_fname).parent_path();
-    for (const char* place : {"bin/penstock", "command/penstock",
-                              "../bin/penstock", "../../bin/penstock"}) {
-      const std::string path = (folder / place).string();
+    for (const char* relative : {"bin/penstock", "command/penstock",
+                                 "../bin/penstock", "../../bin/penstock"}) {
+      const std::string path = (folder / relative).string();
       if (access(path.c_str(), X_OK) == 0) return path;
     }
   }
@@ -155,8 +155,9 @@ Status OwnBroker::Launch(const OwnBrokerOptions& options) {
 StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::Start(
     const OwnBrokerOptions& options) {
   if (options.workers < 0 || options.workers > kWorkersMax) {
-    return InvalidArgumentError("workers={}: wanted 1 to {}, or 0: its choice",
-                                options.workers, kWorkersMax);
+    return InvalidArgumentError(
+        "workers={}: wanted 1 to {}, or 0 for its choice", options.workers,
+        kWorkersMax);
   }
   if (!options.memory_limit.empty()) {
     const auto bytes = ParseBytes(options.memory_limit);

@@ -47,8 +47,9 @@ inline Status BrokerGoneError(const std::string& doing,
       "{} (see its log, or journalctl -u penstockd){}",
       doing,
       reconnect_s > 0
-          ? Format("; it was not back after {:.1f} s (reconnect_s: {}): {}",
-                   away.count(), reconnect_s, last)
+          ? Format(
+                "; it did not come back within {:.1f} s (reconnect_s: {}): {}",
+                away.count(), reconnect_s, last)
           : "");
 }
 

@@ -239,16 +239,19 @@ std::shared_ptr<AskOptions> AddAskOptions(CLI::App* app) {
 
 Subcommand AddRegister(CLI::App& app) {
   CLI::App* const add = app.add_subcommand(
-      "register", "Give a running broker a dataset, under the spec's name");
+      "register",
+      "Register a dataset with a running broker, under the spec's name");
   const std::shared_ptr<AskOptions> options = AddAskOptions(add);
   add->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
       ->required();
   add->add_flag("--replace", options->replace,
-                "Also when another spec is registered under this name; jobs "
-                "that run keep theirs");
+                "Replace another spec registered under this name; running jobs "
+                "keep theirs");
   add->footer(
-      "Relative paths in the spec are taken from the spec's folder; the\n"
-      "broker must be able to read them, and knows it after a restart too.\n\n"
+      "Relative paths in the spec start from the spec's folder. The broker "
+      "must be\n"
+      "able to read them. It keeps the dataset over a restart.\n"
+      "\n"
       "Example:\n"
       "  penstock register train.yaml");
   return {add, [options] { return Register(*options); }};
@@ -256,9 +259,11 @@ Subcommand AddRegister(CLI::App& app) {
 
 Subcommand AddUnregister(CLI::App& app) {
   CLI::App* const remove = app.add_subcommand(
-      "unregister", "Make a running broker forget a dataset; jobs go on");
+      "unregister",
+      "Remove a dataset from a running broker; its jobs continue");
   const std::shared_ptr<AskOptions> options = AddAskOptions(remove);
-  remove->add_option("DATASET", options->dataset, "Its name")->required();
+  remove->add_option("DATASET", options->dataset, "Name of the dataset")
+      ->required();
   remove->footer("Example:\n  penstock unregister train");
   return {remove, [options] { return Unregister(*options); }};
 }
@@ -280,7 +285,7 @@ Subcommand AddJobs(CLI::App& app) {
 
 Subcommand AddStatus(CLI::App& app) {
   CLI::App* const status = app.add_subcommand(
-      "status", "Show a running broker, and who stalls whom");
+      "status", "Show a running broker, its jobs and what each waits for");
   const std::shared_ptr<AskOptions> options = AddAskOptions(status);
   return {status, [options] { return Ask(*options, "status", PrintStatus); }};
 }

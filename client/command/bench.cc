@@ -59,7 +59,7 @@ StatusOr<uint64_t> EpochsToDrain(const BenchOptions& options,
   if (options.steps > 0) return uint64_t{0};
   if (options.epochs == 0 && !in_spec) {
     return InvalidArgumentError(
-        "{} has `epochs: forever`; say where to stop with --epochs or --steps",
+        "{} has `epochs: forever`; set its end with --epochs or --steps",
         file.name);
   }
   if (in_spec && options.epochs > *in_spec) {
@@ -269,7 +269,7 @@ StatusOr<int> Bench(const BenchOptions& options) {
 
 Subcommand AddBench(CLI::App& app) {
   CLI::App* const bench = app.add_subcommand(
-      "bench", "Drain a dataset with N ranks: how fast, at what cost");
+      "bench", "Drain a dataset with N ranks; measure speed and cost");
   const auto options = std::make_shared<BenchOptions>();
   bench->add_option("--dataset", options->dataset, "Spec of the dataset")
       ->type_name("SPEC.yaml")
@@ -293,14 +293,14 @@ Subcommand AddBench(CLI::App& app) {
   bench->add_flag("--touch,!--no-touch", options->touch,
                   "Read one byte of every cache line (default: on)");
   bench->add_flag("--verify", options->verify,
-                  "Prove that every sample came once, in its place, with the "
-                  "right bytes; 40 bytes of memory per sample");
+                  "Verify that every sample comes once, in its place, with the "
+                  "right bytes; takes 40 bytes of memory per sample");
   bench->add_flag("--order-digest", options->order_digest,
-                  "One number per epoch for the order of the samples");
+                  "Print a hash of the order of the samples, one per epoch");
   bench->add_flag("--json", options->json, "Print one JSON object");
   bench
       ->add_option("--socket", options->socket,
-                   "Use the broker that listens there, not a private one")
+                   "Use the broker that listens there instead of a private one")
       ->type_name("PATH");
   options->broker.AddTo(bench);
   for (const char* name : {"--workers", "--memory-limit"}) {

@@ -92,13 +92,14 @@ Subcommand AddBroker(CLI::App& app) {
       "broker", "Start a private broker and print where it listens");
   const auto options = std::make_shared<BrokerOptions>();
   broker->add_flag("--until-eof", options->until_eof,
-                   "End when standard input ends, and not by Ctrl-C: for a "
-                   "program that starts it and holds a pipe to it");
+                   "End when standard input ends, and ignore Ctrl-C: for a "
+                   "program that starts this one and holds a pipe to it");
   options->broker.AddTo(broker);
   broker->footer(
-      "It needs no configuration and no root, is restarted when it dies, and "
-      "ends\n"
-      "with this command. `penstock run` does the same around one command.\n\n"
+      "The broker needs no configuration and no root. It is restarted when it\n"
+      "dies, and ends with this command. `penstock run` does the same for one\n"
+      "command.\n"
+      "\n"
       "Example (bash; `read` waits for it):\n"
       "  exec 3< <(penstock broker)\n"
       "  read -r PENSTOCK_SOCKET <&3 && export PENSTOCK_SOCKET\n"

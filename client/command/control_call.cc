@@ -22,7 +22,7 @@ Status WaitForSocket(int socket) {
     if (ready > 0) return OkStatus();
     if (ready == 0) {
       return DeadlineExceededError(
-          "the broker has said nothing for {} s: it is stopped, or its machine "
+          "the broker has not answered for {} s: it is stopped, or its machine "
           "is overloaded (systemctl status penstockd)",
           kSilence_s);
     }
@@ -36,7 +36,7 @@ StatusOr<nlohmann::json> FieldsOrError(nlohmann::json answer) {
   if (ok.is_boolean() && ok.get<bool>()) return answer;
   const std::optional<uint64_t> code = CountField(answer, "code");
   if (!code || *code == 0 || !FieldOf(answer, "error").is_string()) {
-    return InternalError("the broker's answer is not of this protocol");
+    return InternalError("the broker's answer does not follow the protocol");
   }
   return Status(static_cast<StatusCode>(*code), TextField(answer, "error"));
 }

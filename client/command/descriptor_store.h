@@ -71,9 +71,9 @@ class DescriptorStore {
     return descriptors_;
   }
 
-  // Calls look_at with each descriptor before it is removed on request.
-  void BeforeRemoval(std::function<void(int fd)> look_at) {
-    before_removal_ = std::move(look_at);
+  // Calls inspect with each descriptor before it is removed on request.
+  void BeforeRemoval(std::function<void(int fd)> inspect) {
+    before_removal_ = std::move(inspect);
   }
 
   // Closes the socket and all descriptors. Leaves the path.

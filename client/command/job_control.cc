@@ -37,7 +37,7 @@ std::shared_ptr<JobOptions> AddJobOptions(CLI::App* app) {
   app->add_option("JOB", options->job, "Name of the job (`penstock jobs`)")
       ->required();
   app->add_option("--dataset", options->dataset,
-                  "Its dataset, where one name has jobs of several");
+                  "Dataset of the job, where jobs of several have this name");
   app->add_option("--socket", options->socket,
                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
                       std::string(kDefaultSocketPath) + ")")
@@ -104,9 +104,9 @@ StatusOr<int> Stop(const JobOptions& options) {
 
 Subcommand AddState(CLI::App& app) {
   CLI::App* const state = app.add_subcommand(
-      "state", "Print where a job stands, as JSON to resume from");
+      "state", "Print the state of a job, as JSON to resume from");
   const std::shared_ptr<JobOptions> options = AddJobOptions(state);
-  state->add_option("--save", options->save, "Write it to a file instead")
+  state->add_option("--save", options->save, "Write it to this file instead")
       ->type_name("FILE");
   state->footer(
       "A job that begins at this state gets every batch that some rank had\n"
@@ -122,16 +122,18 @@ Subcommand AddState(CLI::App& app) {
 
 Subcommand AddEvict(CLI::App& app) {
   CLI::App* const evict = app.add_subcommand(
-      "evict", "Take a rank off its job, though its process lives");
+      "evict", "Detach a rank from its job although its process is alive");
   const std::shared_ptr<JobOptions> options = AddJobOptions(evict);
   evict->add_option("RANK", options->rank, "Number of the rank")
       ->required()
       ->check(CLI::Range(0, kRankMax).description(""));
   evict->footer(
-      "For a rank that hangs: it gets an error from its next call, what it "
-      "has\n"
-      "is handed to its replacement (split) or the others, and the memory it\n"
-      "may still read is kept until its process is gone.\n\nExample:\n"
+      "For a rank that hangs. Its next call returns an error. Its batches go "
+      "to\n"
+      "its replacement (split) or to the other ranks. The memory it may still\n"
+      "read is kept until its process ends.\n"
+      "\n"
+      "Example:\n"
       "  penstock evict train 3");
   return {evict, [options] { return Evict(*options); }};
 }
@@ -140,8 +142,9 @@ Subcommand AddStop(CLI::App& app) {
   CLI::App* const stop =
       app.add_subcommand("stop", "End a job for all of its ranks");
   const std::shared_ptr<JobOptions> options = AddJobOptions(stop);
-  stop->add_flag("--now", options->now,
-                 "At once, with an error, and not at the end of the step");
+  stop->add_flag(
+      "--now", options->now,
+      "End the job at once with an error, not at the end of the step");
   stop->footer("Example:\n  penstock stop train");
   return {stop, [options] { return Stop(*options); }};
 }

@@ -16,7 +16,7 @@ StatusOr<std::string> OutputFile(const std::string& path) {
   }
   if (!fs::is_regular_file(file, error)) {
     return InvalidArgumentError(
-        "'{}' is not a file: it would be replaced by one; name another", path);
+        "'{}' is not a regular file; name another output", path);
   }
   return file.string();
 }

@@ -56,8 +56,8 @@ StatusOr<std::optional<size_t>> FeatureToDraw(const PeekOptions& options,
     if (features[i].name == options.feature) {
       if (layout) return std::optional<size_t>(i);
       return InvalidArgumentError(
-          "feature {} is no picture: that takes [height, width], with 1 or 3 "
-          "channels before or after; --text prints its values",
+          "feature {} is not a picture: a picture is [height, width], with 1 "
+          "or 3 channels before or after; --text prints its values",
           features[i].ToString());
     }
     names += (names.empty() ? "" : ", ") + features[i].name;
@@ -145,8 +145,8 @@ Status ShowBatch(const PeekTask& task, const ElementSpec& features,
     }
   } else if (task.options.out_given) {
     return FailedPreconditionError(
-        "no feature is a picture, so there is nothing to write to '{}': leave "
-        "--out away, or name a feature of [height, width] with --feature",
+        "no feature is a picture, so there is nothing to write to '{}': omit "
+        "--out, or name a feature of [height, width] with --feature",
         task.options.out);
   } else if (!task.options.text) {
     Print(stdout, "no feature is a picture; no PNG written\n\n");
@@ -266,8 +266,10 @@ Subcommand AddPeek(CLI::App& app) {
   options->broker.AddTo(peek);
   peek->footer(
       "The batch is the first of the first epoch, as rank 0 of 1 gets it.\n"
-      "Pictures that are not uint8 are stretched, each channel from its least\n"
-      "to its greatest value in the rows drawn.\n\nExamples:\n"
+      "Pictures that are not uint8 are scaled, each channel from its least to\n"
+      "its greatest value in the rows drawn.\n"
+      "\n"
+      "Examples:\n"
       "  penstock peek train.yaml --out first-batch.png\n"
       "  penstock peek train.yaml --text --rows 10");
   return {peek, [options, out] {

@@ -55,8 +55,8 @@ void PrivateBrokerOptions::AddTo(CLI::App* app) {
       ->type_name("N")
       ->check(CLI::Range(1, 4096).description(""));
   app->add_option("--memory-limit", memory_limit,
-                  "Memory the private broker may promise, as 500M or 8G "
-                  "(default: its choice)")
+                  "Memory of all batches of the private broker, such as 500M "
+                  "or 8G (default: its choice)")
       ->type_name("SIZE")
       ->check([](const std::string& text) {
         return ParseBytes(text).status().message();
@@ -67,15 +67,15 @@ StatusOr<std::string> FindPenstockd() {
   if (const std::string given = Environment("PENSTOCKD"); !given.empty()) {
     if (IsProgram(given)) return given;
     return NotFoundError(
-        "PENSTOCKD names '{}', which is no program; set it to penstockd's path "
-        "or unset it",
+        "PENSTOCKD names '{}', which is not a program; set it to penstockd's "
+        "path or unset it",
         given);
   }
   std::error_code error;
   const std::filesystem::path folder =
       std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  for (const char* place : {"penstockd", "../../broker/penstockd"}) {
-    const std::string path = (folder / place).lexically_normal().string();
+  for (const char* relative : {"penstockd", "../../broker/penstockd"}) {
+    const std::string path = (folder / relative).lexically_normal().string();
     if (IsProgram(path)) return path;
   }
   const std::string path = Environment("PATH");
@@ -256,7 +256,7 @@ std::optional<PrivateBroker::Clock::time_point> PrivateBroker::TendAt() const {
   return std::nullopt;
 }
 
-Status PrivateBroker::Tend(const Tell& tell) {
+Status PrivateBroker::Tend(const Report& report) {
   if (given_up_) return *given_up_;
   if (process_.pid() > 0) {
     const std::optional<ProcessExit> ended = WaitForEnd(0);
@@ -265,13 +265,13 @@ Status PrivateBroker::Tend(const Tell& tell) {
     if (ended) {
       death_ = DeathBy(*ended);
       process_.Reap();  // and its children
-      const bool asked = ended->ok() || store_.stopping();
+      const bool stop_requested = ended->ok() || store_.stopping();
       store_.Expect(-1);
       // Never ready: it has printed the reason itself.
-      if (asked || !was_ready_) {
+      if (stop_requested || !was_ready_) {
         return GiveUp(death_->message());
       }
-      PENSTOCK_RETURN_IF_ERROR(Died(death_->message(), tell));
+      PENSTOCK_RETURN_IF_ERROR(Died(death_->message(), report));
     } else if (const auto at = TendAt(); at && Clock::now() >= *at) {
       process_.Signal(SIGKILL);
       launched_at_ = Clock::now();  // the next round sees its end
@@ -282,7 +282,7 @@ Status PrivateBroker::Tend(const Tell& tell) {
     const Status launched = Launch();
     if (launched.ok()) break;
     death_ = launched.Prepend("the private broker is not restarted");
-    PENSTOCK_RETURN_IF_ERROR(Died(death_->message(), tell));
+    PENSTOCK_RETURN_IF_ERROR(Died(death_->message(), report));
   }
   return OkStatus();
 }
@@ -318,7 +318,7 @@ bool PrivateBroker::RanksTookBatches() {
   return more;
 }
 
-Status PrivateBroker::Died(const std::string& message, const Tell& tell) {
+Status PrivateBroker::Died(const std::string& message, const Report& report) {
   const Clock::time_point now = Clock::now();
   if (RanksTookBatches()) policy_.NoteProgress();
   const std::optional<RestartPolicy::Restart> restart = policy_.Next(now);
@@ -330,9 +330,9 @@ Status PrivateBroker::Died(const std::string& message, const Tell& tell) {
   }
   restart_at_ = now + restart->pause;
   const double pause_s = std::chrono::duration<double>(restart->pause).count();
-  tell(Format("{}; restart {} of {}{}", message, restart->number,
-              RestartPolicy::kRestartsMax,
-              pause_s > 0 ? Format(" in {:.1f} s", pause_s) : std::string()));
+  report(Format("{}; restart {} of {}{}", message, restart->number,
+                RestartPolicy::kRestartsMax,
+                pause_s > 0 ? Format(" in {:.1f} s", pause_s) : std::string()));
   return OkStatus();
 }
 
@@ -351,9 +351,9 @@ Status PrivateBroker::GiveUp(const std::string& message) {
   return *given_up_;
 }
 
-Status PrivateBroker::TendUntil(int stop_fd, const Tell& tell) {
+Status PrivateBroker::TendUntil(int stop_fd, const Report& report) {
   for (;;) {
-    PENSTOCK_RETURN_IF_ERROR(Tend(tell));
+    PENSTOCK_RETURN_IF_ERROR(Tend(report));
     std::vector<pollfd> entries = {{stop_fd, POLLIN, 0}};
     AddTo(&entries);
     int timeout_ms = -1;

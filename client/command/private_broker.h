@@ -62,7 +62,7 @@ class PrivateBroker {
  public:
   using Clock = RestartPolicy::Clock;
   // Receives one line for the user.
-  using Tell = std::function<void(const std::string&)>;
+  using Report = std::function<void(const std::string&)>;
 
   static StatusOr<std::unique_ptr<PrivateBroker>> Start(
       const PrivateBrokerOptions& options);
@@ -97,13 +97,13 @@ class PrivateBroker {
   // from then on, once it is given up: it ended before it was ever ready, or on
   // request, or too often without progress. Progress: since the former death a
   // rank took a batch, or a sample was found to be the cause.
-  Status Tend(const Tell& tell);
+  Status Tend(const Report& report);
 
   // ---- for a program without such a loop ----------------------------------
   //
   // Tends until stop_fd is readable (OK), or until penstockd is given up. For a
   // thread or process of its own, which also called Start.
-  Status TendUntil(int stop_fd, const Tell& tell);
+  Status TendUntil(int stop_fd, const Report& report);
 
   // SIGTERM, SIGKILL after 5 s; removes the folder. No effect the second time.
   void Stop();
@@ -125,7 +125,7 @@ class PrivateBroker {
   // in *taken.
   bool TookMore(int fd, std::map<uint64_t, uint64_t>* taken);
   bool RanksTookBatches();
-  Status Died(const std::string& message, const Tell& tell);
+  Status Died(const std::string& message, const Report& report);
   Status GiveUp(const std::string& message);
   std::string Name() const;
 

@@ -22,7 +22,7 @@ StatusOr<bool> ReadSome(int fd, std::vector<char>* bytes) {
   while ((n = read(fd, bytes->data() + before, kChunk)) < 0 && errno == EINTR) {
   }
   bytes->resize(before + static_cast<size_t>(std::max<ssize_t>(n, 0)));
-  if (n < 0) return ErrnoError(errno, "read what the replay says");
+  if (n < 0) return ErrnoError(errno, "read the output of the replay");
   return n > 0;
 }
 

@@ -14,7 +14,7 @@ auto Key(const RowRecord& row) {
   return std::tie(row.epoch, row.step, row.rank, row.row, row.sample_id,
                   row.crc32);
 }
-auto PlaceAndSample(const RowRecord& row) {
+auto PositionAndSample(const RowRecord& row) {
   return std::tie(row.epoch, row.step, row.rank, row.row, row.sample_id);
 }
 
@@ -33,7 +33,7 @@ void SortSamples(std::vector<RowRecord>& rows) {
 size_t EndOfRun(const std::vector<RowRecord>& rows, size_t begin) {
   size_t end = begin;
   while (end < rows.size() &&
-         PlaceAndSample(rows[end]) == PlaceAndSample(rows[begin])) {
+         PositionAndSample(rows[end]) == PositionAndSample(rows[begin])) {
     ++end;
   }
   return end;
@@ -60,12 +60,12 @@ RowCheck CheckRows(std::vector<RowRecord>& expected,
   while (e < expected.size() || d < delivered.size()) {
     if (d == delivered.size() ||
         (e < expected.size() &&
-         PlaceAndSample(expected[e]) < PlaceAndSample(delivered[d]))) {
+         PositionAndSample(expected[e]) < PositionAndSample(delivered[d]))) {
       ++left_of(expected[e++]).expected;
       continue;
     }
     if (e == expected.size() ||
-        PlaceAndSample(delivered[d]) < PlaceAndSample(expected[e])) {
+        PositionAndSample(delivered[d]) < PositionAndSample(expected[e])) {
       ++left_of(delivered[d++]).delivered;
       continue;
     }

@@ -196,9 +196,7 @@ StatusOr<int> Run(const RunOptions& options) {
 
 Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
   CLI::App* const run = app.add_subcommand(
-      "run",
-      "Start a private broker and N ranks for one command, which stands "
-      "behind --");
+      "run", "Start a private broker and N ranks of the command after --");
   const auto options = std::make_shared<RunOptions>();
   options->words = words;
   run->add_option("--dataset", options->datasets,
@@ -208,8 +206,8 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
       ->expected(1)
       ->take_all();
   run->add_option("--state", options->state,
-                  "Begin where this file says (`penstock state --save`, or a "
-                  "trainer's own): sets PENSTOCK_STATE")
+                  "Begin at the state in this file (of `penstock state "
+                  "--save`, or a trainer's own): sets PENSTOCK_STATE")
       ->type_name("FILE");
   run->add_option("--ranks", options->ranks,
                   "Copies of the command to start, each with its rank "
@@ -219,8 +217,9 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
       ->check(CLI::Range(0, kRanksMax).description(""));
   run->add_flag("--prefix", options->tag_output,
                 "Write [rank N] in front of each line of output");
-  run->add_flag("--report", options->report,
-                "Say at the end what the broker made and what it cost");
+  run->add_flag(
+      "--report", options->report,
+      "Print at the end how many rows the broker made and at what cost");
   run->add_option("--grace", options->grace_s,
                   "Seconds from SIGTERM to SIGKILL when the ranks are stopped")
       ->type_name("SECONDS")
@@ -239,10 +238,12 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
       "The command gets PENSTOCK_SOCKET, PENSTOCK_JOB (unless you set it),\n"
       "PENSTOCK_DATASET, and with --ranks 1 or more the rank variables of\n"
       "PENSTOCK_ and of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, ...,\n"
-      "MASTER_PORT). When one rank fails the others are stopped, and its exit\n"
-      "status is this one's. Processes that the ranks leave behind are "
+      "MASTER_PORT). When one rank fails, the others are stopped, and "
+      "`penstock run`\n"
+      "ends with its exit status. Processes that the ranks leave behind are "
       "killed.\n"
-      "\nExamples:\n"
+      "\n"
+      "Examples:\n"
       "  penstock run --dataset train.yaml --ranks 4 -- ./trainer --lr 0.1\n"
       "  penstock run --dataset train.yaml --ranks 0 -- mpirun -n 4 ./trainer\n"
       "  penstock run --dataset train.yaml --ranks 0 -- torchrun "

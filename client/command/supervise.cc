@@ -41,7 +41,8 @@ class Supervisor {
       }
       NoteReaders();
       if (Living() > 0) NoteBroker();
-      if (tell_early_at_ && Clock::now() >= *tell_early_at_) TellEarlyEnds();
+      if (report_early_at_ && Clock::now() >= *report_early_at_)
+        ReportEarlyEnds();
       if (kill_at_ && Clock::now() >= *kill_at_) KillAll();
       if (Clock::now() >= orphans_at_) {
         orphans_at_ = Clock::now() + kOrphanRound;
@@ -83,7 +84,7 @@ class Supervisor {
       }
     }
     Clock::time_point until = orphans_at_;
-    for (const auto& at : {kill_at_, tell_early_at_, broker_.TendAt()}) {
+    for (const auto& at : {kill_at_, report_early_at_, broker_.TendAt()}) {
       if (at) until = std::min(until, *at);
     }
     const auto left =
@@ -115,7 +116,7 @@ class Supervisor {
     rank.ended = true;
     if (ended->ok()) {
       early_.push_back(rank.name);
-      tell_early_at_ = Clock::now() + Seconds(options_.early_end_s);
+      report_early_at_ = Clock::now() + Seconds(options_.early_end_s);
       return;
     }
     if (exit_status_ != 0) return;
@@ -133,8 +134,8 @@ class Supervisor {
   }
 
   // Reports the ranks that ended since the last report, in one line.
-  void TellEarlyEnds() {
-    tell_early_at_.reset();
+  void ReportEarlyEnds() {
+    report_early_at_.reset();
     const size_t others = Living();
     const std::vector<std::string> names = std::exchange(early_, {});
     if (others == 0 || kill_at_) return;
@@ -196,7 +197,8 @@ class Supervisor {
   Clock::time_point orphans_at_ = Clock::now() + kOrphanRound;
   std::optional<Clock::time_point> kill_at_;  // set: stopping
   std::vector<std::string> early_;  // ended with success, not reported
-  std::optional<Clock::time_point> tell_early_at_;  // set: early_ is not empty
+  std::optional<Clock::time_point>
+      report_early_at_;  // set: early_ is not empty
 };
 
 }  // namespace

@@ -37,11 +37,11 @@ StatusOr<int> SetWorkers(const WorkersOptions& options) {
 
 Subcommand AddWorkers(CLI::App& app) {
   CLI::App* const workers = app.add_subcommand(
-      "workers", "Set how many workers a running broker has");
+      "workers", "Set the number of workers of a running broker");
   const auto options = std::make_shared<WorkersOptions>();
   workers
       ->add_option("COUNT", options->count,
-                   "How many from now on, or auto: one per processor")
+                   "Number of workers, or auto: one per processor")
       ->required()
       ->check([](const std::string& text) {
         return ParseCountOrAuto(text, kWorkersMost).status().message();
@@ -52,11 +52,11 @@ Subcommand AddWorkers(CLI::App& app) {
                        std::string(kDefaultSocketPath) + ")")
       ->type_name("PATH");
   workers->footer(
-      "Jobs go on; batches under way are finished. `penstock status` shows "
-      "how\n"
-      "busy they are. It holds until the broker ends; `workers:` in its\n"
-      "configuration is for the next start. For root and the broker's own "
-      "user.\n\n"
+      "Jobs continue. `penstock status` shows how busy the workers are. The\n"
+      "number holds until the broker ends; `workers:` in its configuration\n"
+      "applies from its next start. Only root and the broker's own user may\n"
+      "set it.\n"
+      "\n"
       "Examples:\n"
       "  penstock workers 6\n"
       "  penstock workers auto");

@@ -366,7 +366,8 @@ class Reader {
     explicit Use(Reader* reader) : reader_(reader) {
       if (reader_->in_use_.exchange(true)) {
         Raise(PENSTOCK_FAILED_PRECONDITION,
-              "this reader is in use by another thread: one at a time");
+              "this reader is in use by another thread: use it from one thread "
+              "at a time");
       }
     }
     ~Use() { reader_->in_use_.store(false); }
@@ -453,7 +454,7 @@ class Producer {
     const Feature& of = spec_.at(feature);
     void* const data = penstock_producer_data(producer_, feature);
     if (data == nullptr || rows > reserved_) {
-      Raise(PENSTOCK_FAILED_PRECONDITION, "so many rows are not reserved");
+      Raise(PENSTOCK_FAILED_PRECONDITION, "fewer rows are reserved");
     }
     nb::dlpack::dtype dtype = DTypeOf(of.dtype);
     if (of.dtype == PENSTOCK_BFLOAT16) {
@@ -480,7 +481,8 @@ class Producer {
   void Call(Body body) {
     if (in_use_.exchange(true)) {
       Raise(PENSTOCK_FAILED_PRECONDITION,
-            "this producer is in use by another thread: one at a time");
+            "this producer is in use by another thread: use it from one thread "
+            "at a time");
     }
     int code;
     {

@@ -40,7 +40,8 @@ uint64_t NewToken() {
 StatusOr<std::unique_ptr<Producer>> Producer::Open(
     const ProduceOptions& options) {
   if (options.rows == 0) {
-    return InvalidArgumentError("a producer of puts of 0 rows: at least 1");
+    return InvalidArgumentError(
+        "a producer with puts of 0 rows: wanted at least 1");
   }
   if (options.features.empty()) {
     return InvalidArgumentError("a producer of rows without features");
@@ -82,7 +83,7 @@ Producer::~Producer() = default;
 Status Producer::Check() const {
   if (ForkGeneration() != fork_generation_) {
     return FailedPreconditionError(
-        "this producer belongs to the parent process: make one after fork");
+        "this producer belongs to the parent process: create one after fork");
   }
   return over_;
 }
@@ -135,13 +136,13 @@ Status Producer::ReadAnswer(Message answer) {
       guard_.emplace(memory_->data(), memory_->bytes());
     }
   } catch (const nlohmann::json::exception&) {
-    return InternalError("the broker's answer is not of this protocol");
+    return InternalError("the broker's answer does not follow the protocol");
   }
   if (end > end_ || freed < freed_) {
     return DataLossError(
-        "job '{}': the broker came back and knows rows up to {} of this "
-        "producer's, freed up to {}, which are {} and {}: its journal is "
-        "damaged; begin at a state, ranks and producers",
+        "job '{}': the restarted broker has rows up to {} of this producer, "
+        "freed up to {}, but the producer has put up to {}, freed up to {}: "
+        "the journal is damaged; begin ranks and producers at a state",
         job_, end, freed, end_, freed_);
   }
   freed_ = freed;
@@ -161,9 +162,9 @@ Status Producer::ReadAnswer(Message answer) {
   const bool follows = next == end || at_start;
   if (!follows) {
     return DataLossError(
-        "job '{}': the broker came back and knows rows up to {} of this "
-        "producer's, but had more, up to {}: its journal is damaged; begin at "
-        "a state, ranks and producers",
+        "job '{}': the restarted broker has rows up to {} of this producer, "
+        "but had confirmed rows up to {}: the journal is damaged; begin ranks "
+        "and producers at a state",
         job_, end, next);
   }
   return OkStatus();
@@ -206,7 +207,8 @@ Status Producer::Reconnect(const Deadline& deadline) {
     if (no_socket || now >= *lost_ + limit) return gone(status.message());
     if (deadline && now >= *deadline) {
       return DeadlineExceededError(
-          "the broker of job '{}' is gone, and was not back within {} s: {}",
+          "the broker of job '{}' is gone and did not come back within {} s: "
+          "{}",
           job_, timeout_s_, status.message());
     }
     delay = NextRetryDelay(delay);
@@ -303,18 +305,19 @@ Status Producer::Reserve(uint64_t rows) {
   PENSTOCK_RETURN_IF_ERROR(Check());
   if (rows == 0 || rows > put_rows_) {
     return InvalidArgumentError(
-        "{} rows in one put: wanted 1 to {}, as the producer was opened for",
+        "{} rows in one put: wanted 1 to {}, the size that the producer was "
+        "opened with",
         rows, put_rows_);
   }
   const Deadline deadline = DeadlineOf(timeout_s_);
   reserved_ = 0;
-  const uint64_t place = PlaceOfPut(end_, rows, layout_.rows);
+  const uint64_t ring_position = RingPositionOfPut(end_, rows, layout_.rows);
   PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
-  while (place + rows - freed_ > layout_.rows) {
+  while (ring_position + rows - freed_ > layout_.rows) {
     PENSTOCK_RETURN_IF_ERROR(Wait(POLLIN, deadline));
     PENSTOCK_RETURN_IF_ERROR(Exchange(deadline));
   }
-  place_ = place;
+  ring_position_ = ring_position;
   reserved_ = rows;
   return OkStatus();
 }
@@ -322,7 +325,7 @@ Status Producer::Reserve(uint64_t rows) {
 std::byte* Producer::data(size_t feature) const {
   if (reserved_ == 0 || feature >= layout_.offsets.size()) return nullptr;
   return memory_->data() + layout_.offsets[feature] +
-         place_ % layout_.rows * layout_.row_bytes[feature];
+         ring_position_ % layout_.rows * layout_.row_bytes[feature];
 }
 
 Status Producer::CheckBools(uint64_t rows) const {
@@ -355,12 +358,12 @@ Status Producer::Put(uint64_t rows) {
   }
   unanswered_.push_back({{"penstock", kProtocolVersion},
                          {"op", "put"},
-                         {"place", place_},
+                         {"place", ring_position_},
                          {"rows", rows}});
   if (unanswered_.size() % kPutsPerAnswer != 0) {
     unanswered_.back()["quiet"] = true;
   }
-  end_ = place_ + rows;
+  end_ = ring_position_ + rows;
   reserved_ = 0;
   // The rows now count as put, so no error may be returned: a failed send is
   // repeated by the next call, to a restarted broker if need be.

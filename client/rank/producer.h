@@ -107,10 +107,10 @@ class Producer {
   std::optional<std::chrono::steady_clock::time_point> lost_;
 
   // Ring rows, counted without wrapping.
-  uint64_t end_ = 0;       // end of the last put
-  uint64_t freed_ = 0;     // end of the rows the ranks have finished with
-  uint64_t place_ = 0;     // first reserved row
-  uint64_t reserved_ = 0;  // number of reserved rows
+  uint64_t end_ = 0;            // end of the last put
+  uint64_t freed_ = 0;          // end of the rows the ranks have finished with
+  uint64_t ring_position_ = 0;  // first reserved row
+  uint64_t reserved_ = 0;       // number of reserved rows
   // Requests that the broker has not answered; the first sent_ of them were
   // sent on this connection.
   std::deque<nlohmann::json> unanswered_;

@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kEventTimeout{10};
 // Checks of the ring between two reads of the clock, together a microsecond at
 // most.
-constexpr uint32_t kLooksPerClock = 32;
+constexpr uint32_t kPollsPerClock = 32;
 
 timespec TimespecOf(std::chrono::nanoseconds time) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
@@ -51,8 +51,8 @@ StatusOr<RankReader::Ready> RankReader::TakeReady() {
   if (result == TakeResult::kCorrupt || !session.view->Valid(cell) ||
       session.batches[cell.lease].held.load(std::memory_order_relaxed)) {
     return InternalError(
-        "a batch that cannot be: something wrote over this rank's cursor page "
-        "(a wild pointer of the trainer), or the broker has a bug");
+        "an impossible batch: something overwrote this rank's cursor page (a "
+        "wild pointer of the trainer), or the broker has a bug");
   }
   if (BrokerWaitsForTakes(*session.ring)) SendWake(session.wake.get());
   Batch* batch = &session.batches[cell.lease];
@@ -89,7 +89,7 @@ Status RankReader::ReadRanksChanged(uint32_t phase) {
         break;
       }
       if (Clock::now() > give_up) {
-        return InternalError("the broker did not say which ranks there are");
+        return InternalError("the broker did not list the ranks");
       }
       pollfd entry{session_->control.get(), POLLIN, 0};
       poll(&entry, 1, 100);
@@ -109,7 +109,7 @@ Status RankReader::ReadRanksChanged(uint32_t phase) {
       phase_ = phase;
       return OkStatus();
     } catch (const nlohmann::json::exception&) {
-      return InternalError("the broker's event is not of this protocol");
+      return InternalError("the broker's event does not follow the protocol");
     }
   }
 }
@@ -126,8 +126,8 @@ Status RankReader::ClosedStatus() const {
     case Closed::kFinished:
       return OkStatus();
     case Closed::kRecalled:
-      return AbortedError("rank {} of job '{}' was taken off: {}", rank_, job_,
-                          reason);
+      return AbortedError("the broker detached rank {} of job '{}': {}", rank_,
+                          job_, reason);
     case Closed::kFailed: {
       // "CODE TEXT": the job's status.
       char* text = nullptr;
@@ -214,7 +214,7 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
     cursor.waits.store(stats_.waits, std::memory_order_relaxed);
     cursor.wait_ns.store(stats_.wait_ns, std::memory_order_relaxed);
   };
-  for (uint32_t looks = 1; what == Ready::kNothing; ++looks) {
+  for (uint32_t polls = 1; what == Ready::kNothing; ++polls) {
     bool in_time = true;
     if (!lost_) {
       if (now < spin_end) {
@@ -222,7 +222,7 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
-        if (looks % kLooksPerClock == 0) now = Clock::now();
+        if (polls % kPollsPerClock == 0) now = Clock::now();
       } else {
         CursorPage& cursor = session_->cursor.page();
         if (ArmWait(*session_->ring, cursor)) {
@@ -261,15 +261,15 @@ StatusOr<RankReader::Result> RankReader::Next(double timeout_s, Batch** batch) {
   }
   if (held() >= hold_) {
     return ResourceExhaustedError(
-        "rank {} holds {} batches, all it may hold at once: release one before "
-        "the next, or set `hold:` in the dataset's spec higher",
+        "rank {} holds {} batches, the most it may hold at once: release one "
+        "before the next, or raise `hold:` in the dataset's spec",
         rank_, hold_);
   }
   if (repeated_ != nullptr) {
     // The one batch for ever; its lease is never given back.
     const std::lock_guard lock(sessions_mutex_);
     if (repeated_->held.exchange(true, std::memory_order_relaxed)) {
-      ++repeated_->again;
+      ++repeated_->repeats;
     }
     CountHandedOut();
     ++stats_.batches;
@@ -355,10 +355,9 @@ StatusOr<std::string> RankReader::State() {
     const StatusOr<Message> answer = Ask({{"op", "state"}});
     if (answer.status().code() == StatusCode::kUnavailable) {
       return UnavailableError(
-          "where a dynamic job stands is known to its broker alone, and that "
-          "has gone ({}): take the next batch, which waits for it to come "
-          "back, "
-          "and ask again",
+          "only the broker knows the state of a dynamic job, and it is gone "
+          "({}): take the next batch, which waits for the broker to come back, "
+          "and try again",
           answer.status().message());
     }
     if (!answer.ok()) return answer.status();
@@ -375,7 +374,7 @@ Status RankReader::Reset(int64_t rank, int64_t world_size,
                          int64_t local_world_size, const std::string& state) {
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   if (world_size < 1) {
-    return InvalidArgumentError("reset: a world of {} ranks; at least 1",
+    return InvalidArgumentError("reset: a world of {} ranks: wanted at least 1",
                                 world_size);
   }
   if (rank < 0 || rank >= world_size) {

@@ -45,7 +45,7 @@ class RankReader {
     std::atomic<bool> held{false};
     // Guarded by sessions_mutex_:
     bool writable = false;
-    uint32_t again = 0;  // repeat_first: further hand-outs while held
+    uint32_t repeats = 0;  // repeat_first: further hand-outs while held
   };
   enum class Result { kBatch, kEndOfEpoch, kEndOfData };
   struct Stats {
@@ -121,7 +121,7 @@ class RankReader {
   // released.
   void Supersede();
   void Retire(Session* session);
-  void SayUnmapped();
+  void SendUnmapped();
   void Leave();
   static void Reach(Session* session, RankStage stage);
   bool Disown(Session* session);
@@ -148,9 +148,9 @@ class RankReader {
   StatusOr<bool> Reconnect(Deadline deadline);
   // lost_: retries until the next broker instance answers. False: the deadline
   // passed.
-  StatusOr<bool> OpenAgain(const std::string& doing,
-                           const std::function<nlohmann::json()>& request,
-                           Deadline deadline, Deadline answered_by);
+  StatusOr<bool> Reopen(const std::string& doing,
+                        const std::function<nlohmann::json()>& request,
+                        Deadline deadline, Deadline answered_by);
   nlohmann::json ReconnectRequest() const;
   StatusOr<Result> HandOut(Batch** batch);
 

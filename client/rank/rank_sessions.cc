@@ -56,7 +56,7 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
     const auto ranks = request.job.at("world_size").get<int64_t>();
     if (ranks > 1) {
       return InvalidArgumentError(
-          "autostart: a broker of this process's own is for one rank, and "
+          "autostart: a private broker of one process serves one rank, and "
           "there are {}: start the ranks with `penstock run`, or the service "
           "(systemctl start penstockd.socket)",
           ranks);
@@ -77,12 +77,12 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
   // The broker died before it answered; ask the next instance.
   PENSTOCK_ASSIGN_OR_RETURN(
       const bool in_time,
-      reader->OpenAgain(
+      reader->Reopen(
           "a rank was attaching", [&] { return first; }, deadline, deadline));
   if (in_time) return reader;
   return DeadlineExceededError(
-      "the broker died while a rank was attaching, and was not back within {} "
-      "s (timeout_s): {}",
+      "the broker died while a rank was attaching and did not come back within "
+      "{} s (timeout_s): {}",
       options.timeout_s, opened.message());
 }
 
@@ -167,7 +167,7 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     PENSTOCK_ASSIGN_OR_RETURN(const JobState state, JobStateFromJson(left));
     owed_ = state.owed;
   } catch (const nlohmann::json::exception&) {
-    return InternalError("the broker's answer is not of this protocol");
+    return InternalError("the broker's answer does not follow the protocol");
   }
   events_.clear();
   epoch_ = position_ / rows_per_epoch_;
@@ -212,7 +212,7 @@ void RankReader::Supersede() {
 
 // Tells the broker that this rank maps no memory of a former broker instance
 // any more. sessions_mutex_ is held.
-void RankReader::SayUnmapped() {
+void RankReader::SendUnmapped() {
   const bool maps_former = std::any_of(
       sessions_.begin(), sessions_.end(), [this](const auto& session) {
         return session.get() != session_ && session->broker_died;
@@ -225,11 +225,11 @@ void RankReader::SayUnmapped() {
 // sessions_mutex_ is held.
 void RankReader::Retire(Session* session) {
   const Fd control = std::move(session->control);
-  const bool of_former_life = session->broker_died && session != session_;
+  const bool of_former_instance = session->broker_died && session != session_;
   sessions_.remove_if(
       [session](const auto& each) { return each.get() == session; });
   // All its memory is unmapped now.
-  if (of_former_life) SayUnmapped();
+  if (of_former_instance) SendUnmapped();
   if (control) {
     (void)SendMessage(control.get(),
                       {{"penstock", kProtocolVersion}, {"op", "detach"}});
@@ -306,7 +306,7 @@ bool RankReader::Disown(Session* session) {
           cell.rows * element_spec_[i].RowBytes());
     }
   }
-  for (const Batch* batch : held) left_behind_ += 1 + batch->again;
+  for (const Batch* batch : held) left_behind_ += 1 + batch->repeats;
   if (!LetGo(session->view->memory(), kept, false).ok()) return false;
   const CopyOnWrite* const writable = session->writable.get();
   return writable == nullptr ||
@@ -336,8 +336,8 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
     for (const auto& session : sessions_) {
       if (session.get() != session_ && session->broker_died) {
         return ResourceExhaustedError(
-            "the broker died twice and rank {} still holds batches of the "
-            "first time: release them",
+            "the broker died twice and rank {} still holds batches from before "
+            "the first death: release them",
             rank_);
       }
     }
@@ -346,7 +346,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   const bool in_epoch = in_epoch_;
   PENSTOCK_ASSIGN_OR_RETURN(
       const bool in_time,
-      OpenAgain(
+      Reopen(
           Format("job '{}' ran", job_), [this] { return ReconnectRequest(); },
           deadline,
           *lost_ + std::chrono::duration_cast<Clock::duration>(
@@ -354,7 +354,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   if (!in_time) return false;
   {
     const std::lock_guard lock(sessions_mutex_);
-    SayUnmapped();
+    SendUnmapped();
   }
   ++stats_.reconnects;
   // Continue in the epoch where it was.
@@ -364,7 +364,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   return true;
 }
 
-StatusOr<bool> RankReader::OpenAgain(
+StatusOr<bool> RankReader::Reopen(
     const std::string& doing, const std::function<nlohmann::json()>& request,
     Deadline deadline, Deadline answered_by) {
   const Clock::time_point give_up =
@@ -405,8 +405,8 @@ void RankReader::Release(Batch* batch) {
   if (ForkGeneration() != reader->fork_generation_) return;
   std::unique_ptr<RankReader> finished;  // destroyed when the mutex is free
   const std::lock_guard lock(reader->sessions_mutex_);
-  if (batch->again > 0) {
-    --batch->again;
+  if (batch->repeats > 0) {
+    --batch->repeats;
     reader->given_back_.fetch_add(1, std::memory_order_release);
     if (reader->left_behind_ > 0) --reader->left_behind_;
     return;

@@ -79,9 +79,9 @@ constexpr const char* kSpecs[] = {
     "dataset: g\n\tsource: [",
 };
 constexpr const char* kJobs[] = {"j", "k", ""};
-constexpr const char* kOps[] = {"ping",  "status", "jobs",   "datasets",
-                                "state", "stop",   "evict",  "shutdown",
-                                "index", "attach", "detach", "register"};
+constexpr const char* kOps[] = {
+    "ping",     "status", "jobs",   "datasets", "state",    "stop", "evict",
+    "shutdown", "index",  "attach", "detach",   "register", "parse"};
 constexpr const char* kKeys[] = {
     "penstock",      "op",          "spec",
     "file",          "base",        "job",
@@ -132,9 +132,9 @@ Fd ConnectTo(const sockaddr_un& address, socklen_t length) {
 // forked before there were threads.
 class Mortals {
  public:
-  struct Life {
+  struct Process {
     Fd connection;
-    Fd life;
+    Fd alive;  // the process ends when this is closed
   };
   Mortals(const sockaddr_un& address, socklen_t length)
       : address_(address), length_(length) {
@@ -156,7 +156,7 @@ class Mortals {
     }
     _exit(0);
   }
-  Life Make() {
+  Process Make() {
     (void)SendRaw(asking_.get(), "+", {});
     char byte;
     iovec iov{&byte, 1};
@@ -178,15 +178,15 @@ class Mortals {
  private:
   [[noreturn]] void Live(int asking) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    int life[2];
-    if (pipe2(life, O_CLOEXEC) != 0) _exit(1);
+    int alive[2];
+    if (pipe2(alive, O_CLOEXEC) != 0) _exit(1);
     {
       const Fd connection = ConnectTo(address_, length_);
-      (void)SendRaw(asking, "-", {connection.get(), life[1]});
+      (void)SendRaw(asking, "-", {connection.get(), alive[1]});
     }
-    close(life[1]);
+    close(alive[1]);
     char byte;
-    (void)!read(life[0], &byte, 1);  // until the other end is closed
+    (void)!read(alive[0], &byte, 1);  // until the other end is closed
     _exit(0);
   }
 
@@ -212,7 +212,7 @@ class Broker {
                 &length_);
     mortals_ = std::make_unique<Mortals>(address_, length_);
     topology_ = *Topology::Load({});
-    life_ = *RecoveryJournal::Open("", {});
+    recovery_journal_ = *RecoveryJournal::Open("", {});
     loop_ = *EventLoop::Make();
     WorkerOptions options;
     options.workers = 1;
@@ -220,10 +220,10 @@ class Broker {
     JobTable::Limits limits;
     limits.memory_bytes = kMemoryBytes;
     jobs_ = std::make_unique<JobTable>(loop_.get(), workers_.get(), &deferred_,
-                                       life_.get(), limits);
+                                       recovery_journal_.get(), limits);
     server_ = std::make_unique<ControlServer>(
         loop_.get(), jobs_.get(), workers_.get(), topology_.get(), &deferred_,
-        life_.get(), ControlServer::Options{false, "fuzz"});
+        recovery_journal_.get(), ControlServer::Options{false, "fuzz"});
     loop_->SetTick(
         milliseconds(2), [this] { return server_->WantsTick(); },
         [this] { server_->Tick(); });
@@ -237,7 +237,7 @@ class Broker {
   }
 
   Fd Connect() { return ConnectTo(address_, length_); }
-  Mortals::Life ConnectMortal() { return mortals_->Make(); }
+  Mortals::Process ConnectMortal() { return mortals_->Make(); }
   // Runs what on the control thread, after what is under way there.
   bool Ask(const std::function<bool()>& what) {
     std::promise<bool> answer;
@@ -253,7 +253,7 @@ class Broker {
   socklen_t length_ = 0;
   std::unique_ptr<Mortals> mortals_;
   std::unique_ptr<Topology> topology_;
-  std::unique_ptr<RecoveryJournal> life_;
+  std::unique_ptr<RecoveryJournal> recovery_journal_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<WorkerPool> workers_;
   DeferredDestruction deferred_;
@@ -273,9 +273,9 @@ class Client {
  public:
   explicit Client(bool mortal) : mortal_(mortal) {
     if (mortal) {
-      Mortals::Life made = TheBroker().ConnectMortal();
+      Mortals::Process made = TheBroker().ConnectMortal();
       socket_ = std::move(made.connection);
-      life_ = std::move(made.life);
+      process_alive_ = std::move(made.alive);
     } else {
       socket_ = TheBroker().Connect();
     }
@@ -328,7 +328,7 @@ class Client {
       nlohmann::json& json = (*message)->json;
       if (json.contains("event")) continue;
       Require(json.contains("ok") && json["ok"].is_boolean(),
-              "an answer says whether it went well");
+              "an answer has a result");
       waiting_ = false;
       answer_ = std::move(json);
       if ((*message)->fds.size() == 2) Attached((*message)->fds);
@@ -354,7 +354,7 @@ class Client {
       if (attached()) SendText(R"({"penstock":1,"op":"detach"})", {});
     }
     HangUp();
-    life_.Reset();
+    process_alive_.Reset();
     view_.reset();
   }
 
@@ -404,20 +404,20 @@ class Client {
   void Attached(std::vector<Fd>& fds) {
     Require(answer_["ok"].get<bool>() && answer_.contains("seat"),
             "descriptors come with a seat");
-    Require(page_.has_value(), "who attached has a page");
+    Require(page_.has_value(), "an attached rank has a page");
     auto view = SegmentView::Open(
         fds[0].get(), static_cast<uint32_t>(answer_["element_spec"].size()));
     Require(view.ok(), "the segment is one");
     view_ = *std::move(view);
     wake_ = std::move(fds[1]);
     seat_ = answer_["seat"].get<uint32_t>();
-    Require(seat_ < view_->seats(), "the seat is there");
+    Require(seat_ < view_->seats(), "the seat exists");
     Require(JobStateFromJson(answer_["state"]).ok(), "the state is one");
   }
 
   const bool mortal_;
   Fd socket_;
-  Fd life_;
+  Fd process_alive_;
   bool waiting_ = false;
   nlohmann::json answer_;
   std::optional<OwnedCursor> page_;
@@ -471,7 +471,7 @@ void CheckHonestRank() {
     rank.AwaitAnswer();
     Require(rank.answer()["jobs"].size() == 1, "there is no other job");
     if (rank.answer()["broker"]["connections"] == 1) break;
-    Require(Clock::now() < end, "nobody else stays connected");
+    Require(Clock::now() < end, "no other process stays connected");
     std::this_thread::sleep_for(milliseconds(1));
   }
   rank.Leave();
@@ -504,7 +504,8 @@ class Course {
 nlohmann::json Course::Template(const char* op) {
   nlohmann::json request = RequestOf(op);
   const std::string_view name = op;
-  if (name == "attach" || name == "index" || name == "register") {
+  if (name == "attach" || name == "index" || name == "register" ||
+      name == "parse") {
     const uint8_t spec = input_.Byte();
     if (spec % 16 < std::size(kSpecs)) {
       request["spec"] = kSpecs[spec % 16];
@@ -572,7 +573,7 @@ std::vector<int> Course::Descriptors(Client* client) {
     if (page.ok()) {
       client->SetPage(*std::move(page));
       fds.push_back(client->page_fd());
-      // And that of a former life.
+      // And that of a former broker instance.
       if ((kind & 15) == 8) fds.push_back(client->page_fd());
     }
     return fds;

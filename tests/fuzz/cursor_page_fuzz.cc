@@ -2,7 +2,7 @@
 // and an honest rank work on the same job: what the page says at the beginning,
 // then words written into it between the steps of all others, takes and
 // releases as an honest rank does them, deaths, evictions and new processes
-// that bring a position and a page of a former life.
+// that bring a position and a page of a former broker instance.
 //
 // The job is run as Job::AdvanceLocked runs it. Nothing the hostile rank does
 // may show at the honest one: it gets its batches in order, in slots that stay
@@ -210,7 +210,7 @@ void Course::Write(Process* process) {
   fields[(field - 4) % 3]->store(value);
 }
 
-// What a page of a former life says is all that is known of it.
+// What a page of a former broker instance says is all that is known of it.
 void Course::BeginAsFormer() {
   Process former;
   former.page = std::make_shared<CursorPage>();
@@ -338,12 +338,12 @@ void Course::Advance() {
       RequireOk(delivery_->Evict(rank, "impossible values"),
                 "a corrupt rank is evicted");
     }
-    Require(delivery_->TakeCorrupt().empty(), "who is corrupt is evicted");
+    Require(delivery_->TakeCorrupt().empty(), "a corrupt rank is evicted");
   } while (delivery_->MustAdvance());
   const std::string error = delivery_->IndexError();
   Require(error.empty(), error.c_str());
   for (const Delivery::RanksChanged& change : delivery_->TakeRanksChanged()) {
-    delivery_->RanksTold(change.seat, change.phase);
+    delivery_->RanksAnnounced(change.seat, change.phase);
   }
 }
 
@@ -423,7 +423,7 @@ bool Course::TakeHonest() {
       broken_ |= ring.closed.load() != static_cast<uint32_t>(Closed::kFinished);
       Require(!broken_ || (shape_.options.mode == DeliveryMode::kBroadcast &&
                            shape_.options.lag == Lag::kFail),
-              "it is told of nothing but the end");
+              "it gets only the end");
       return true;
     case TakeResult::kCorrupt:
       Require(false, "its ring is sound");
@@ -435,7 +435,7 @@ void Course::ReleaseHonest() {
   if (honest_.held.empty()) return;
   const Cell cell = honest_.held.front();
   Require(slots_[SlotOf(cell)].version == versions_.front(),
-          "nobody writes into a slot that is held");
+          "no worker writes into a held slot");
   (void)Release(rings_[honest_.seat], *honest_.page, cell.lease,
                 cell.generation);
   honest_.held.pop_front();
@@ -549,7 +549,7 @@ void Course::Run() {
   }
   Advance();
   for (int still = 0; !ended_; ++still) {
-    Require(still < 4, "the honest rank goes on");
+    Require(still < 4, "the honest rank continues");
     FillAll();
     Advance();
     ReleaseHonest();
@@ -564,12 +564,12 @@ void Course::Run() {
   FillAll();
   if (broken_) return;
   Require(delivery_->Leave(honest_.seat).ok(), "it leaves");
-  Require(!delivery_->AnySeatTaken(), "nobody is there any more");
+  Require(!delivery_->AnySeatTaken(), "no rank is left");
   const Delivery::SlotCounts counts = delivery_->CountSlots();
-  Require(counts.quarantined == 0, "nobody can read a slot");
+  Require(counts.quarantined == 0, "no rank can read a slot");
   // What a gone rank had waits for a replacement, but for a broadcast's.
   Require(shape_.options.mode != DeliveryMode::kBroadcast || counts.out == 0,
-          "nobody holds a slot");
+          "no rank holds a slot");
   if (misled_ || drained_) return;
   if (shape_.options.mode == DeliveryMode::kDynamic) {
     uint64_t completed = 0;

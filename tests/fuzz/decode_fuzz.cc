@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "tests/decode_twice.h"
+#include "tests/fuzz/decode_twice.h"
+#include "tests/fuzz/mutate_jpeg.h"
 #include "tests/fuzz/require.h"
-#include "tests/mutate_jpeg.h"
 
 namespace penstock {
 namespace {

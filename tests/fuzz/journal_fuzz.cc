@@ -13,7 +13,7 @@
 
 #include "broker/recovery/journal.h"
 #include "tests/fuzz/require.h"
-#include "tests/memory_journal_files.h"
+#include "tests/support/memory_journal_files.h"
 
 namespace penstock {
 namespace {

@@ -100,7 +100,7 @@ void CheckReceive(const Pair& pair, const Sent& sent) {
     Require(received.status().code() == StatusCode::kInvalidArgument ||
                 (received.status().code() == StatusCode::kUnavailable &&
                  sent.text.empty()),
-            "who breaks the protocol is told so");
+            "a protocol error is answered");
     return;
   }
   Require(received->has_value(), "a datagram is a message");

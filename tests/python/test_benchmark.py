@@ -1,4 +1,4 @@
-"""The benchmark of the Python package runs, and says what it is to say."""
+"""The benchmark of the Python package runs and prints its tables."""
 
 import json
 import pathlib

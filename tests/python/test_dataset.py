@@ -162,7 +162,7 @@ def test_a_path_of_any_characters(attach, tmp_path):
         path, {"x": penstock.TensorSpec((), "int64")}).batch(1)
     assert json.loads(dataset.to_json()) == dataset.to_dict()
     assert attach(dataset).next()["x"].tolist() == [0]
-    with pytest.raises(penstock.InvalidArgument, match="no valid Unicode"):
+    with pytest.raises(penstock.InvalidArgument, match="not valid Unicode"):
         attach(dataset.named("\ud800"))
 
 

@@ -1,4 +1,4 @@
-"""The examples, run as a person runs them."""
+"""The examples, run as a user runs them."""
 
 import os
 import pathlib
@@ -30,19 +30,19 @@ def accuracies(text):
 
 
 def test_a_search_over_one_broadcast_job():
-    code, said = run("--ranks", "4", "--", "python3", "hyperparameter_search.py")
+    code, output = run("--ranks", "4", "--", "python3", "hyperparameter_search.py")
     assert code == 0
-    assert said.count("60000 pictures") == 4
-    assert min(accuracies(said)) > 0.7
+    assert output.count("60000 pictures") == 4
+    assert min(accuracies(output)) > 0.7
 
 
 def test_a_producer_and_its_ranks():
-    code, said = run(
+    code, output = run(
         "--ranks", "2", "--", "sh", "-c",
         '[ "$RANK" = 0 ] && python3 producer.py --steps 1000 & '
         'python3 consumer.py')
     assert code == 0
-    found = re.findall(r"(\d+) rows, squared error ([\d.]+)", said)
+    found = re.findall(r"(\d+) rows, squared error ([\d.]+)", output)
     assert sum(int(rows) for rows, _ in found) == 64_000
     assert all(float(error) < 0.01 for _, error in found)
 
@@ -52,11 +52,11 @@ def test_mpirun_says_the_ranks():
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun")
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    code, said = run("--ranks", "0", "--", "mpirun", *root, "--oversubscribe",
+    code, output = run("--ranks", "0", "--", "mpirun", *root, "--oversubscribe",
                      "-np", "4", "python3", "mpi_average.py", "--epochs", "1")
     assert code == 0
-    assert "4 ranks" in said
-    assert accuracies(said)[0] > 0.75
+    assert "4 ranks" in output
+    assert accuracies(output)[0] > 0.75
 
 
 def test_ddp_goes_on_with_other_ranks(tmp_path):
@@ -65,8 +65,8 @@ def test_ddp_goes_on_with_other_ranks(tmp_path):
                str(tmp_path / "ckpt.pt"), "--epochs", "1"]
     code, _ = run("--ranks", "4", *command, "--stop-after", "130")
     assert code == 3
-    code, said = run("--ranks", "2", *command)
+    code, output = run("--ranks", "2", *command)
     assert code == 0
     # 235 steps an epoch; the checkpoint is of the hundredth.
-    assert "2 ranks, 135 steps" in said
-    assert accuracies(said)[0] > 0.75
+    assert "2 ranks, 135 steps" in output
+    assert accuracies(output)[0] > 0.75

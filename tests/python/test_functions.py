@@ -1,4 +1,5 @@
-"""Functions of whole rows: `map: python` through the service."""
+"""`map: python` through the service: rows go through a user's function, an
+exception in it names the sample, and one that hangs holds up no other job."""
 
 import fcntl
 import json
@@ -228,7 +229,7 @@ def test_status_says_that_the_function_is_waited_for(attach_there,
         penstock.python("steps:hangs")).batch(4), job="status")
     found = {}
     deadline = time.monotonic() + 60
-    while "has been in work" not in found.get("text", ""):
+    while "has been in progress" not in found.get("text", ""):
         assert time.monotonic() < deadline, found
         with pytest.raises(penstock.DeadlineExceeded):
             reader.next(timeout_s=0.5)
@@ -266,7 +267,7 @@ def test_a_function_names_itself():
 
 
 def test_a_process_whose_broker_died_at_its_start_ends_before_its_import(tmp_path):
-    """PR_SET_PDEATHSIG tells of no death that was before it."""
+    """PR_SET_PDEATHSIG does not report a death before the call."""
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(3000)\n")
     program = (pathlib.Path(__file__).parents[2] / "broker" / "transform"
                / "python_worker.py").read_text()
@@ -277,7 +278,7 @@ def test_a_process_whose_broker_died_at_its_start_ends_before_its_import(tmp_pat
     with link, open(os.devnull) as memory:
 
         def place_descriptors():
-            # Neither lies where the other is to be.
+            # Neither has the number that the other gets.
             given = [fcntl.fcntl(file, fcntl.F_DUPFD, 64) for file in (link, memory)]
             for number, file in enumerate(given, 3):
                 os.dup2(file, number)

@@ -1,4 +1,4 @@
-"""JAX on the CPU."""
+"""JAX on the CPU: arrays share a batch's memory and keep the batch."""
 
 import numpy as np
 import penstock

@@ -1,4 +1,5 @@
-"""What the installed package consists of."""
+"""The installed package is complete: programs, types, and a module that needs no library
+of ours and exports nothing of its insides."""
 
 import os
 import pathlib

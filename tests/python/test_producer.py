@@ -1,4 +1,5 @@
-"""Rows that processes make: penstock.producer and Dataset.stream."""
+"""Rows that processes put (penstock.producer, Dataset.stream) reach the ranks as they
+were put; what cannot be put is refused by name."""
 
 import multiprocessing
 import os
@@ -130,7 +131,7 @@ def test_ranks_that_leave_end_the_producers(stream, job):
             out.put(rows(0, 8))
 
 
-@pytest.mark.parametrize("wrong, says", [
+@pytest.mark.parametrize("wrong, message", [
     ({"image": np.zeros((4, 2, 2)), "label": np.zeros(4, int)}, "wanted"),
     ({"image": np.zeros((4, 2, 3)), "label": np.zeros(4)}, "does not fit"),
     ({"image": np.zeros((4, 2, 3), "f4"), "label": np.zeros(3, int)},
@@ -139,10 +140,10 @@ def test_ranks_that_leave_end_the_producers(stream, job):
     ({"image": np.zeros((4, 2, 3), "f4"), "label": np.zeros(4, int), "x": 1},
      "no feature of the stream: x"),
 ])
-def test_wrong_rows(stream, job, wrong, says):
+def test_wrong_rows(stream, job, wrong, message):
     stream()
     with penstock.producer(job, SPEC, batch=8, timeout_s=60) as out:
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             out.put(wrong)
 
 

@@ -1,4 +1,5 @@
-"""Attaching, iterating, checkpoints."""
+"""A loop over a reader gets every row of each epoch once, a checkpoint resumes with any
+number of ranks, and a wait ends on time, on Ctrl-C and at the end of the data."""
 
 import os
 import select
@@ -119,7 +120,7 @@ def test_a_checkpoint_resumes_with_another_number_of_ranks(attach, numbers):
 
 def test_a_loop_may_keep_a_batch_back(attach, numbers):
     """With the default of `hold`: beside the loop's variable and the batch that is
-    asked for, one more."""
+    requested, one more."""
     def in_pairs(batches):  # itertools.pairwise, of Python 3.10
         last = next(batches)
         for batch in batches:
@@ -137,7 +138,7 @@ def test_a_loop_may_keep_a_batch_back(attach, numbers):
 
 
 def test_a_loop_may_prefetch_a_batch(attach, numbers):
-    """As a copy to a device does that runs while the step before computes."""
+    """As a copy to a device does, which runs while the step before it computes."""
     reader = attach(numbers.repeat(4))
     batches = iter(reader)
     following = next(batches)

@@ -1,4 +1,4 @@
-"""TensorFlow on the CPU."""
+"""TensorFlow on the CPU: tensors keep their batch, and Keras trains on a tf.data.Dataset."""
 
 import numpy as np
 import penstock
@@ -64,7 +64,7 @@ def test_iterated_after_its_last_epoch_it_says_so(broker, pairs):
                            match=r"all 2 epochs of this job are over.*\.repeat\(n\)"
                                  r".*steps_per_epoch.*load_state_dict.*reset"):
             labels_in(again)
-    # The way out that it names.
+    # The workaround that the message names.
     data.reader.load_state_dict(begin)
     assert labels_in(data) == list(range(12))
     data.reader.close()

@@ -1,4 +1,5 @@
-"""PyTorch: tensors over the batch's memory, a DataLoader, DDP."""
+"""PyTorch: tensors share a batch's memory, a loop written for a DataLoader runs, DDP
+trains."""
 
 import os
 import pathlib

@@ -22,14 +22,14 @@ class HashSet {
   bool Insert(uint64_t hash) {
     if (hash == 0) hash = 1;
     if (2 * size_ >= slots_.size()) Grow();
-    if (!Place(hash)) return false;
+    if (!InsertWithoutGrowing(hash)) return false;
     ++size_;
     return true;
   }
   uint64_t size() const { return size_; }
 
  private:
-  bool Place(uint64_t hash) {
+  bool InsertWithoutGrowing(uint64_t hash) {
     size_t at = hash & (slots_.size() - 1);
     for (; slots_[at] != 0; at = (at + 1) & (slots_.size() - 1)) {
       if (slots_[at] == hash) return false;
@@ -41,7 +41,7 @@ class HashSet {
     std::vector<uint64_t> old(std::max<size_t>(1024, 2 * slots_.size()));
     old.swap(slots_);
     for (const uint64_t hash : old) {
-      if (hash != 0) Place(hash);
+      if (hash != 0) InsertWithoutGrowing(hash);
     }
   }
 
@@ -65,8 +65,8 @@ const char* NameOf(Order order) {
 
 }  // namespace
 
-// The scheduler. It has no stack of its own: it runs on that of whoever comes
-// to a step, so that a process that goes on costs no switch.
+// The scheduler. It has no stack of its own. It runs on the stack of the
+// process that reaches a step, so a process that continues needs no switch.
 class Explorer {
  public:
   Explorer(const Options& options, const Scenario& scenario)
@@ -175,7 +175,7 @@ class Explorer {
 };
 
 namespace {
-// One explorer at a time: the code under test knows nothing of it.
+// One explorer at a time, because the code under test has no reference to it.
 Explorer* running = nullptr;
 }  // namespace
 
@@ -186,8 +186,8 @@ uint16_t Explorer::Choose(size_t count, bool deadly) {
     uint16_t taken = 0;
     if (mode_ == Mode::kRandom) {
       random_ = Mix(random_, 1);
-      // Deaths are the last options. As likely as steps, they would come at
-      // once, and little would ever be done.
+      // Deaths are the last options. If they were as likely as steps, they
+      // would come at once, and runs would do little.
       size_t among = count;
       if (deadly && random_ % 16 != 0) {
         while (among > 1 && enabled_[among - 1].act == Act::kDie) --among;
@@ -338,8 +338,8 @@ void Explorer::Schedule(int self) {
   current_ = self;
 }
 
-// As Schedule, before a step that commutes with whatever others do: that they
-// go first need not be tried. Only dying before it and after it differ.
+// As Schedule, before a step that commutes with all steps of others, so that no
+// other order needs a try. Only a death before it differs from one after it.
 void Explorer::ScheduleUnnoticed(int self) {
   Process& process = *processes_[self];
   if (starting_) {
@@ -482,7 +482,7 @@ void Explorer::RunOnce() {
   running = this;
 
   scenario_(run_);
-  // Up to the first step of each: what is before touches nothing shared.
+  // Runs each to its first step; the code before it accesses nothing shared.
   starting_ = true;
   for (int i = 0; i < process_count_; ++i) {
     main_.SwitchTo(processes_[i]->fiber);

@@ -27,8 +27,8 @@
 //       memory of their own; reading another's is only for checks.
 //   X3  Run::Always depends on nothing but shared words as memory has them.
 //
-// A failure tells the choices as numbers (Replay runs them again), and all the
-// steps as text; of a random run also its seed (RunSeed).
+// A failure message lists the choices as numbers (Replay reruns them) and all
+// steps as text. For a random run it also has the seed (RunSeed).
 #ifndef TESTS_SIMULATION_EXPLORER_H_
 #define TESTS_SIMULATION_EXPLORER_H_
 
@@ -48,8 +48,9 @@ struct Options {
   Memory memory = Memory::kTso;
   int deaths_max = 0;  // in one run
   int buffer_max = 8;  // stores of a process on their way to memory
-  // How often in a run a process is put off though it could go on; < 0: ever.
-  // Most faults need two or three; scenarios too big for all of them set it.
+  // How often in a run a process is preempted although it could continue; < 0:
+  // without limit. Most faults need two or three; scenarios too big to explore
+  // all set it.
   int preemptions_max = -1;
   uint64_t states_max = 20'000'000;
   int steps_max = 5'000;  // of one run: more is taken for a livelock
@@ -66,57 +67,58 @@ struct Result {
   uint64_t steps = 0;
 };
 
-enum class Mortality { kLives, kMayDie };
+enum class Mortality { kNeverDies, kMayDie };
 
 class Explorer;
 
-// What a scenario says to the explorer, and its processes to the scheduler.
+// The interface of a scenario and of its processes to the explorer.
 class Run {
  public:
   // ---- in the Scenario
 
-  // Words outside of what is shared are not accessed by a process. In the same
-  // order in every run; base may differ. writer: the number of the one process
-  // that stores there (a store of another fails the run), < 0: any may.
+  // Processes access no other words. Call it in the same order in every run;
+  // base may differ. writer: the number of the one process that stores there (a
+  // store of another fails the run), < 0: any may.
   void Share(const void* base, size_t bytes, int writer = -1);
-  // Words that the code reads and no process ever writes: reading them is no
+  // Words that the code reads and no process writes. Reading them is not a
   // step.
   void ShareConstant(const void* base, size_t bytes) {
     Share(base, bytes, MemoryModel::kNobody);
   }
-  // What the steps call a word of it.
+  // The name of a word in the list of steps.
   void Name(const void* word, const char* name);
-  // Numbered from 0 in the order of adding.
+  // Processes are numbered from 0 in the order they are added.
   int AddProcess(std::string name, std::function<void()> body,
-                 Mortality mortality = Mortality::kLives);
-  // After each step. Reads words as memory has them.
+                 Mortality mortality = Mortality::kNeverDies);
+  // Called after each step; reads words as memory has them.
   void Always(std::function<void()> check);
-  // When every process is done or dead and every store is in memory.
+  // Called when every process is done or dead and every store is in memory.
   void AtEnd(std::function<void()> check);
-  // Of state the processes act on that is neither shared words nor a WakePipe.
+  // Hashes state that processes act on and that is neither a shared word nor a
+  // WakePipe.
   void DigestWith(std::function<uint64_t()> digest);
-  // Whether it is right that all who live sleep; without it, it never is.
+  // Whether all live processes may sleep; by default they may not.
   void MaySleepForever(std::function<bool()> right);
 
   // ---- in a process
 
   // Sleeps until predicate, of things other than shared words, holds.
   void WaitUntil(const std::function<bool()>& predicate);
-  // The process has learnt value by another way than by a shared word.
+  // The process has learnt value other than from a shared word.
   void Observe(uint64_t value);
-  // A point to be interrupted or to die at without an access.
+  // A point without an access where the process may be interrupted or die.
   void Step(const char* what);
 
   // ---- anywhere
 
-  // The run fails with a message, and is over.
+  // Ends the run with a failure message.
   template <typename... Args>
   void Check(bool right, fmt::format_string<Args...> message, Args&&... args) {
     if (!right) Fail(Format(message, std::forward<Args>(args)...));
   }
   [[noreturn]] void Fail(const std::string& message);
   bool dead(int process) const;
-  // Dead, or done with its lambda: what a closed socket tells.
+  // The process is dead or done, as a closed socket shows.
   bool gone(int process) const;
 
  private:
@@ -128,7 +130,8 @@ class Run {
 };
 
 // One direction of common/wake.h's socket pair, from process to process. The
-// kernel synchronizes: who receives knows all that the sender did before.
+// kernel synchronizes: the receiver knows everything that the sender did
+// before.
 class WakePipe {
  public:
   WakePipe() = default;
@@ -152,9 +155,9 @@ class WakePipe {
 
 using Scenario = std::function<void(Run&)>;
 
-// All of them, up to the first that fails.
+// Tries all choices, up to the first failure.
 Result Explore(const Options& options, const Scenario& scenario);
-// `runs` random ones, of the seeds from `seed` on, up to the first that fails.
+// Tries `runs` random runs, with seeds from `seed` on, up to the first failure.
 Result ExploreRandomly(const Options& options, const Scenario& scenario,
                        uint64_t seed, uint64_t runs);
 Result RunSeed(const Options& options, const Scenario& scenario, uint64_t seed);

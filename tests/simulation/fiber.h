@@ -1,8 +1,9 @@
-// A stack of its own for each process of an exploration, used again by every
-// run: 100,000 runs a second must not each map one.
+// A stack for each process of an exploration. All runs reuse it: 100,000 runs a
+// second cannot each map one.
 //
 // Who runs it: explorer.cc, all fibers on one thread. Exactly one runs at a
-// time, and hands over with SwitchTo. The sanitizers are told of each switch.
+// time, and hands over with SwitchTo. Each switch is reported to the
+// sanitizers.
 #ifndef TESTS_SIMULATION_FIBER_H_
 #define TESTS_SIMULATION_FIBER_H_
 
@@ -45,7 +46,7 @@ class Fiber {
     tsan_ = __tsan_get_current_fiber();
 #endif
   }
-  // One of its own; the first switch to it calls entry(argument), which never
+  // A new stack; the first switch to it calls entry(argument), which never
   // returns.
   Fiber(void (*entry)(void*), void* argument)
       : entry_(entry), argument_(argument), stack_(new char[kStackBytes]) {

@@ -18,8 +18,8 @@
 //                a release store that it has acquired), nor, if both are
 //                seq_cst, than the newest one. Plain words fail on a data race.
 //
-// A dead process's buffered stores still go to memory: they were retired, the
-// processor completes them whoever the kernel has killed meanwhile.
+// Buffered stores of a dead process still go to memory. They were retired, so
+// the processor completes them although the kernel killed the process.
 //
 // Fingerprint() is equal in two states only if (by all odds) every later access
 // can do the same in both.
@@ -201,7 +201,7 @@ class MemoryModel {
                         ViewHash(values.back().view));
   }
 
-  // A word was accessed more often in one run than a View can count.
+  // A word had more accesses in one run than a View can count.
   bool overflowed() const { return overflowed_; }
 
   bool buffered(int process) const {

@@ -334,7 +334,7 @@ void PrintTable(const Outcome& outcome, const Arguments& arguments) {
   row("samples/s, training",
       fmt::format("{:.0f}", outcome.Samples() / outcome.seconds));
   row("CPU-seconds per 1,000 samples",
-      fmt::format("{:.3f}, of the ranks alone; the broker's come on top",
+      fmt::format("{:.3f}, of the ranks alone, without the broker's",
                   1000 * Total(outcome.cpu_s) / outcome.Samples()));
   row("waiting for input",
       fmt::format(

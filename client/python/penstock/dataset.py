@@ -344,9 +344,9 @@ class Dataset:
         for operation in operations:
             if not isinstance(operation, Mapping):
                 raise TypeError(
-                    f"{operation!r} is no operation: they are made by "
-                    "penstock.decode_image(...) and others; a function of your "
-                    'own is named, penstock.python("module:function")')
+                    f"{operation!r} is not an operation: use penstock.decode_image(...) "
+                    "and others; a function of your own is "
+                    'penstock.python("module:function")')
         return self._with(map=[*self._spec.get("map", []), *operations])
 
     def batch(self, size: Optional[int] = None, *,

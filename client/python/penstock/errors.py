@@ -35,13 +35,13 @@ class NotFound(Error, LookupError):
 
 
 class AlreadyExists(Error):
-    """This rank is attached already."""
+    """This rank is already attached."""
 
     code = 6
 
 
 class PermissionDenied(Error, PermissionError):
-    """A file or a socket is not for this user."""
+    """This user may not use a file or a socket."""
 
     code = 7
 
@@ -60,8 +60,8 @@ class FailedPrecondition(Error):
 
 
 class Aborted(Error):
-    """This rank was taken off its job: evicted, stopped, or left behind by a new
-    incarnation."""
+    """The broker detached this rank from its job: evicted, stopped, or left behind by
+    a new incarnation."""
 
     code = 10
 

@@ -50,8 +50,8 @@ class Broker:
             folders = [os.fspath(folder) for folder in python_path]
             for folder in folders:
                 if ":" in folder:
-                    raise InvalidArgument(f"python_path {folder!r}: colons are "
-                                          "between folders")
+                    raise InvalidArgument(f"python_path {folder!r}: colons "
+                                          "separate folders")
             allowed["PENSTOCK_PYTHON_PATH"] = ":".join(folders)
         if plugin_dir is not None:
             allowed["PENSTOCK_PLUGIN_DIR"] = os.fspath(plugin_dir)

@@ -98,7 +98,7 @@ class Reader:
         self._local_world_size = local_world_size
         self._ended = False
         self._closed = False
-        self._asked = 0  # calls of the core's next
+        self._next_calls = 0  # calls of the core's next
         self._holds = Holds()
         self._read_spec()
 
@@ -134,7 +134,7 @@ class Reader:
     def _next(self, timeout_s: Optional[float]) -> Any:
         """The core's batch; None at the end of the epoch, False of the data."""
         self._holds.let_go()
-        self._asked += 1
+        self._next_calls += 1
         releases: Optional[Iterator[bool]] = None
         while True:
             try:
@@ -165,13 +165,13 @@ class Reader:
         while not self._ended and (self.epoch_count is None
                                    or self.epoch < self.epoch_count):
             epoch = Epoch(self, self.epoch)
-            asked = self._asked
+            calls = self._next_calls
             yield epoch
-            if self._asked == asked and self.epoch == epoch.number:
+            if self._next_calls == calls and self.epoch == epoch.number:
                 raise errors.FailedPrecondition(
-                    f"nothing was taken of epoch {epoch.number}, so it is the next "
-                    "one again: iterate it, or attach with a `state` that begins "
-                    "further on")
+                    f"nothing was taken of epoch {epoch.number}, so it is still the "
+                    "next one: iterate it, or attach with a `state` that begins "
+                    "later")
 
     def fileno(self) -> int:
         """A descriptor that is readable when a batch may have become ready, for
@@ -294,11 +294,10 @@ class Reader:
 def no_epoch_left(reader: Reader) -> errors.FailedPrecondition:
     """The error of a loop that begins after the last epoch."""
     return errors.FailedPrecondition(
-        f"all {reader.epoch_count} epochs of this job are over: a dataset that says "
-        "more has them (`.repeat(n)`, `.repeat()` for ever; `epochs:` in a spec "
-        "file), `.steps_per_epoch(n)` sets how long each is, and "
-        "`reader.load_state_dict(state)` or `reader.reset` goes back to what "
-        "`state_dict()` gave")
+        f"all {reader.epoch_count} epochs of this job are over: set more in "
+        "the dataset (`.repeat(n)`, `.repeat()` for endless; `epochs:` in a spec "
+        "file), set the length of each with `.steps_per_epoch(n)`, or go back to a "
+        "`state_dict()` with `reader.load_state_dict(state)` or `reader.reset`")
 
 
 def state_text(state: State) -> str:
@@ -352,9 +351,9 @@ def text(name: str, value: Text) -> Text:
         raise TypeError(f"{name}: wanted text, got {value!r}")
     try:
         if b"\0" in value.encode():
-            raise errors.InvalidArgument(f"{name}={value!r}: with a NUL in it")
+            raise errors.InvalidArgument(f"{name}={value!r}: it contains a NUL")
     except UnicodeEncodeError:
-        raise errors.InvalidArgument(f"{name}={value!r}: no valid Unicode") from None
+        raise errors.InvalidArgument(f"{name}={value!r}: not valid Unicode") from None
     return value
 
 
@@ -364,11 +363,11 @@ def path(name: str, value: Optional[Union[Path, bytes]],
     try:
         encoded = None if value is None else os.fsencode(value)
     except UnicodeEncodeError:
-        raise errors.InvalidArgument(f"{name}={value!r}: no name of a file") from None
+        raise errors.InvalidArgument(f"{name}={value!r}: not a file name") from None
     except TypeError:
         raise TypeError(f"{name}: wanted {wanted}, got {value!r}") from None
     if encoded is not None and b"\0" in encoded:
-        raise errors.InvalidArgument(f"{name}={value!r}: with a NUL in it")
+        raise errors.InvalidArgument(f"{name}={value!r}: it contains a NUL")
     return encoded
 
 
@@ -439,7 +438,7 @@ def attach(dataset: Union[Path, Dataset, None] = None,
         a process of the same rank; "fail": the job fails; "shrink" (default of the
         others): the others take over.
       lag: broadcast, for a consumer ``window`` batches behind: "block" (default):
-        the others wait; "skip": it misses batches; "fail": it is taken off.
+        the others wait; "skip": it misses batches; "fail": it is evicted.
       window: broadcast, in batches. None: the spec's prefetch.
       consumers: broadcast, most consumers at once. None: ``local_world_size``, at
         least 8.

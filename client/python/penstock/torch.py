@@ -20,14 +20,14 @@ Tensors = Union[Dict[str, torch.Tensor], Tuple[torch.Tensor, ...]]
 
 # Arguments of PyTorch's DataLoader, and where Penstock takes them instead.
 _ELSEWHERE = {
-    "batch_size": "the dataset says it: .batch(per_rank=...), or .batch(size) of "
+    "batch_size": "set it in the dataset: .batch(per_rank=...), or .batch(size) of "
                   "all ranks",
-    "drop_last": "the dataset says it: .batch(..., last=...)",
-    "shuffle": "the dataset says it: .shuffle(seed=...)",
+    "drop_last": "set it in the dataset: .batch(..., last=...)",
+    "shuffle": "set it in the dataset: .shuffle(seed=...)",
     "sampler": "every rank gets its part of each batch (delivery=)",
     "collate_fn": "rows come as batches; .map() changes rows",
     "num_workers": "the broker's workers serve all ranks",
-    "prefetch_factor": "the dataset says it: .prefetch(...)",
+    "prefetch_factor": "set it in the dataset: .prefetch(...)",
     "pin_memory": "device= copies by way of pinned memory",
     "timeout": "timeout_s=",
 }

@@ -1,0 +1,111 @@
+#include "broker/job/job_options.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <type_traits>
+
+namespace penstock {
+namespace {
+
+using nlohmann::json;
+
+// The options that ranks must agree on: the key in the journal and the value.
+// Messages name options as the ranks do, without the journal's "_max".
+template <typename Options, typename Visit>
+void ForEachAgreed(Options& options, const Visit& visit) {
+  visit("world_size", options.world_size);
+  visit("local_world_size", options.local_world_size);
+  visit("repeat_first", options.repeat_first);
+  visit("delivery", options.delivery.mode);
+  visit("lag", options.delivery.lag);
+  visit("on_rank_death", options.delivery.on_rank_death);
+  visit("window", options.delivery.window);
+  visit("consumers_max", options.consumers_max);
+}
+
+constexpr const auto& NamesOf(DeliveryMode) { return kDeliveryModeNames; }
+constexpr const auto& NamesOf(Lag) { return kLagNames; }
+constexpr const auto& NamesOf(OnRankDeath) { return kOnRankDeathNames; }
+
+template <typename T>
+json ToJson(T value) {
+  if constexpr (std::is_enum_v<T>) {
+    return NamesOf(value)[static_cast<size_t>(value)];
+  } else {
+    return value;
+  }
+}
+
+template <typename T>
+void FromJson(const json& json, T* value) {
+  if constexpr (std::is_enum_v<T>) {
+    const auto& names = NamesOf(*value);
+    const auto found =
+        std::find(names.begin(), names.end(), json.get<std::string>());
+    if (found == names.end()) throw std::runtime_error("an unknown word");
+    *value = static_cast<T>(found - names.begin());
+  } else {
+    *value = json.get<T>();
+  }
+}
+
+}  // namespace
+
+std::string DifferingOption(const JobOptions& here, const JobOptions& there) {
+  json theirs;
+  ForEachAgreed(there, [&](const char* key, const auto& value) {
+    theirs[key] = ToJson(value);
+  });
+  std::string differing;
+  ForEachAgreed(here, [&](const char* key, const auto& value) {
+    if (!differing.empty() || ToJson(value) == theirs[key]) return;
+    const auto text = [](const json& json) {
+      return json.is_string() ? json.get<std::string>() : json.dump();
+    };
+    const std::string name(key);
+    differing = Format("{}: {} here, {} there",
+                       name == "consumers_max" ? "consumers" : name,
+                       text(ToJson(value)), text(theirs[key]));
+  });
+  if (!differing.empty()) return differing;
+  const std::string field = DifferingField(here.spec, there.spec);
+  return field.empty() ? "" : "spec: " + field;
+}
+
+json JobOptionsToJson(const JobOptions& options) {
+  json record = {{"spec", DatasetSpecToJson(options.spec).dump()},
+                 {"wait_s", options.wait_s}};
+  ForEachAgreed(options, [&](const char* key, const auto& value) {
+    record[key] = ToJson(value);
+  });
+  if (options.start) record["start"] = JobStateToJson(*options.start);
+  return record;
+}
+
+StatusOr<JobOptions> JobOptionsFromJson(const json& record) {
+  JobOptions options;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      options.spec,
+      ParseDatasetSpec(record.at("spec").get<std::string>(), "journal", "/"));
+  ForEachAgreed(options, [&](const char* key, auto& value) {
+    FromJson(record.at(key), &value);
+  });
+  options.wait_s = record.at("wait_s").get<double>();
+  if (record.contains("start")) {
+    PENSTOCK_ASSIGN_OR_RETURN(options.start, JobStateFromJson(record["start"]));
+  }
+  return options;
+}
+
+uint32_t AgreementDigest(const JobOptions& options) {
+  json agreement = JobOptionsToJson(options);
+  agreement.erase("wait_s");  // each rank sets it for itself
+  const std::string text = agreement.dump();
+  return static_cast<uint32_t>(
+      crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size()));
+}
+
+}  // namespace penstock

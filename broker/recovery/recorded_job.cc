@@ -1,0 +1,67 @@
+#include "broker/recovery/recorded_job.h"
+
+#include <poll.h>
+
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include "common/format.h"
+
+namespace penstock {
+namespace {
+
+// Written by a rank: any other value is treated as kAnswered.
+RankStage StageOf(const CursorPage& page) {
+  return static_cast<RankStage>(page.stage.load(std::memory_order_relaxed));
+}
+
+}  // namespace
+
+pid_t PidOf(int pidfd) {
+  std::ifstream info(Format("/proc/self/fdinfo/{}", pidfd));
+  for (std::string line; std::getline(info, line);) {
+    pid_t pid = 0;
+    if (std::sscanf(line.c_str(), "Pid: %d", &pid) == 1) return pid;
+  }
+  return 0;
+}
+
+std::optional<bool> RecordedRank::LeftUnheard() const {
+  // An evicted process detaches when told of its eviction; its rank remains.
+  if (left || evicted != 0 || page == nullptr) return std::nullopt;
+  const RankStage stage = StageOf(*page);
+  if (stage != RankStage::kLeft && stage != RankStage::kFinished) {
+    return std::nullopt;
+  }
+  return stage == RankStage::kFinished;
+}
+
+bool RecordedRank::MayLive() const {
+  if (left || evicted != 0) return false;
+  if (pidfd == nullptr) return true;
+  pollfd entry{pidfd->get(), POLLIN, 0};
+  return poll(&entry, 1, 0) != 1;
+}
+
+bool RecordedRank::WasNotAnswered(int other) const {
+  if (page == nullptr || pidfd == nullptr ||
+      StageOf(*page) != RankStage::kAsks) {
+    return false;
+  }
+  const pid_t pid = PidOf(pidfd->get());
+  return pid > 0 && pid == PidOf(other);
+}
+
+void RecordedJob::Complete(uint64_t position, uint64_t next) {
+  if (position >= low || next <= position) completed[position] = next;
+  for (auto found = completed.find(low); found != completed.end();
+       found = completed.find(low)) {
+    if (found->second <= low) break;
+    low = found->second;
+    completed.erase(found);
+  }
+}
+
+}  // namespace penstock

@@ -1,0 +1,273 @@
+// Promise: the output of bench, check and peek about a dataset is true, for any
+// number of ranks and workers, and an interrupt leaves nothing behind. Method:
+// the commands against the penstockd of this build.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/command/command_fixture.h"
+
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class CommandBenchTest : public CommandTest {
+ protected:
+  void Spec(const std::string& text) {
+    std::ofstream(folder_ + "/train.yaml") << text;
+  }
+  // Returns the object that `bench --json` printed.
+  json Bench(std::vector<std::string> options) {
+    options.insert(options.begin(),
+                   {"bench", "--dataset", "train.yaml", "--json"});
+    const Result result = Run(options);
+    EXPECT_EQ(result.status, 0) << result.err;
+    const json object = json::parse(result.out, nullptr, false);
+    EXPECT_TRUE(object.is_object()) << result.out;
+    ExpectNothingLeft();
+    return object;
+  }
+};
+
+constexpr char kShuffled[] =
+    "dataset: numbers\n"
+    "source:\n"
+    "  range: {stop: 1003}\n"
+    "shuffle: {seed: 5}\n"
+    "batch: {size: 64}\n"
+    "epochs: 2\n";
+
+TEST_F(CommandBenchTest, EverySampleComesOnceInOneOrderForAnyRanksAndWorkers) {
+  Spec(kShuffled);
+  json order;
+  for (const char* ranks : {"1", "2", "4"}) {
+    for (const char* workers : {"1", "2"}) {
+      const json result =
+          Bench({"--ranks", ranks, "--workers", workers, "--verify"});
+      EXPECT_EQ(result["samples"], 2006);
+      EXPECT_EQ(result["epochs"], 2);
+      EXPECT_EQ(result["verified"], 2006);
+      for (const char* key :
+           {"missing", "duplicated", "misplaced", "corrupt", "redelivered"}) {
+        EXPECT_EQ(result[key], 0) << key;
+      }
+      EXPECT_EQ(result["steps_per_rank"],
+                json::array_t(std::stoul(ranks), json(32)));
+      EXPECT_EQ(result["rank_wait_s"].size(), std::stoul(ranks));
+      for (const char* key :
+           {"samples_per_s", "cpu_s_per_1k_samples", "pss_bytes", "wall_s"}) {
+        EXPECT_GT(result[key], 0) << key;
+      }
+      const json& digests = result["order_digest_per_epoch"];
+      ASSERT_EQ(digests.size(), 2u);
+      EXPECT_NE(digests[0], digests[1]) << "both epochs have one order";
+      if (order.is_null()) order = digests;
+      EXPECT_EQ(digests, order) << ranks << " ranks, " << workers << " workers";
+    }
+  }
+}
+
+TEST_F(CommandBenchTest, PaddingAndDroppedRowsAreVerifiedToo) {
+  for (const auto& [last, samples] :
+       {std::pair("pad", 1003), std::pair("drop", 960)}) {
+    Spec(
+        "dataset: numbers\nsource:\n  range: {stop: 1003}\n"
+        "batch: {size: 64, last: " +
+        std::string(last) + "}\n");
+    const json result = Bench({"--ranks", "3", "--verify"});
+    EXPECT_EQ(result["samples"], samples) << last;
+    EXPECT_EQ(result["verified"], samples) << last;
+  }
+}
+
+TEST_F(CommandBenchTest, AnEndlessDatasetStopsWhereItIsToldTo) {
+  Spec(
+      "dataset: numbers\nsource:\n  range: {stop: 100}\nshuffle: {seed: 1}\n"
+      "batch: {size: 10}\nepochs: forever\n");
+  EXPECT_EQ(Run({"bench", "--dataset", "train.yaml", "--ranks", "2"}).status,
+            2);
+  const json steps = Bench({"--ranks", "2", "--steps", "25", "--verify"});
+  EXPECT_EQ(steps["verified"], 250);
+  EXPECT_EQ(steps["epochs"], 2);
+  const json epochs = Bench({"--ranks", "2", "--epochs", "3", "--verify"});
+  EXPECT_EQ(epochs["verified"], 300);
+  EXPECT_EQ(epochs["steps_per_rank"], json::array({30, 30}));
+}
+
+TEST_F(CommandBenchTest, ARunningBrokerCanBeMeasured) {
+  Spec(kShuffled);
+  const Result result = RunScript(
+      {"--ranks", "0"}, PENSTOCK_BUILD_DIR
+      "/client/command/penstock bench --dataset train.yaml --ranks 2 --verify "
+      "--json --socket $PENSTOCK_SOCKET");
+  EXPECT_EQ(result.status, 0) << result.err;
+  const json object = json::parse(result.out, nullptr, false);
+  ASSERT_TRUE(object.is_object()) << result.out;
+  EXPECT_EQ(object["verified"], 2006);
+  EXPECT_GT(object["pss_bytes"], 0);
+}
+
+TEST_F(CommandBenchTest, ASignalAtAnyMomentLeavesNothing) {
+  Spec(
+      "dataset: slow\nsource:\n  synthetic: {records: 100000, cost_us: 1000, "
+      "features: {x: {dtype: uint8, shape: [100]}}}\nbatch: {size: 8}\n");
+  for (const int delay_ms : {0, 2, 5, 10, 20, 40, 80, 160, 320}) {
+    const pid_t pid =
+        Start({"bench", "--dataset", "train.yaml", "--ranks", "3"});
+    // A signal before main catches signals also ends it.
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+    kill(pid, SIGINT);
+    EXPECT_EQ(Wait(pid).status, 130) << delay_ms << " ms";
+    ExpectNothingLeft();
+  }
+}
+
+TEST_F(CommandBenchTest, PeekWritesAPictureOrSaysThatThereIsNone) {
+  Spec(
+      "dataset: noise\nsource:\n  synthetic: {records: 40, "
+      "features: {image: {dtype: uint8, shape: [16, 16, 3]}, "
+      "label: {dtype: int64, shape: []}}}\nbatch: {size: 32}\n");
+  const Result picture = Run({"peek", "train.yaml", "--out", "a.png"});
+  EXPECT_EQ(picture.status, 0) << picture.err;
+  EXPECT_THAT(picture.out, HasSubstr("a.png: 32 of 32 rows"));
+  EXPECT_EQ(Read("a.png").substr(1, 3), "PNG");
+
+  Spec(kShuffled);
+  const Result none = Run({"peek", "train.yaml", "--rows", "5"});
+  EXPECT_EQ(none.status, 0) << none.err;
+  EXPECT_THAT(none.out, HasSubstr("no feature is a picture"));
+  EXPECT_FALSE(fs::exists(folder_ + "/sheet.png"));
+  const Result result = Run({"peek", "train.yaml", "--out", "b.png"});
+  EXPECT_EQ(result.status, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("nothing to write to 'b.png'"));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandBenchTest, AMistakeInASpecIsToldByLineAndColumn) {
+  std::ofstream(folder_ + "/wrong.yaml") << kSpec << "shufle: none\n";
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"check", "--syntax", "wrong.yaml"},
+        {"check", "wrong.yaml"},
+        {"bench", "--dataset", "wrong.yaml", "--ranks", "1"},
+        {"peek", "wrong.yaml", "--out", "a.png"},
+        {"run", "--dataset", "wrong.yaml", "--ranks", "1", "--", "true"}}) {
+    const Result result = Run(words);
+    EXPECT_EQ(result.status, 1) << words[0];
+    EXPECT_THAT(result.err,
+                HasSubstr("penstock: wrong.yaml:6:1: unknown key 'shufle'"));
+  }
+  const Result canonical = Run({"check", "--syntax", "--json", "train.yaml"});
+  EXPECT_EQ(canonical.out,
+            R"({"dataset":"numbers",)"
+            R"("source":{"range":{"start":0,"stop":1003,"step":1}},)"
+            R"("shuffle":"none","seed":0,"map":[],)"
+            R"("batch":{"size":64,"last":"partial"},"epochs":2,"prefetch":2,)"
+            R"("hold":3,"on_error":"fail"})"
+            "\n");
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandBenchTest, HelpExplainsTheKeysOfASpec) {
+  const Result all = Run({"help", "spec"});
+  EXPECT_EQ(all.status, 0) << all.err;
+  EXPECT_THAT(all.out,
+              AllOf(HasSubstr("\n  on_error: one of fail, "),
+                    HasSubstr("\n  image_folder: "), HasSubstr("\n  flip: ")));
+  const Result one = Run({"help", "spec", "range"});
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_THAT(one.out, testing::StartsWith("range: "));
+  const Result unknown = Run({"help", "spec", "rnage"});
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_EQ(unknown.out, "");
+  EXPECT_EQ(unknown.err,
+            "penstock: nothing of a spec is named 'rnage'; did you mean "
+            "'range'?\n");
+  EXPECT_EQ(Run({"help", "rank"}).status, 2);
+  EXPECT_TRUE(json::parse(Run({"help", "spec", "--json"}).out)
+                  .contains(json::json_pointer("/source/range/keys/stop")));
+}
+
+TEST_F(CommandBenchTest, CheckNamesWhatIsNotThere) {
+  Spec(
+      "dataset: gone\nsource:\n  image_folder: {path: nowhere}\n"
+      "map:\n  - decode_image: {size: [8, 8]}\nbatch: {size: 8}\n");
+  const Result result = Run({"check", "train.yaml"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, HasSubstr("nowhere"));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandBenchTest, CheckWarnsOfMemoryThatIsNotThere) {
+  Spec(
+      "dataset: wide\n"
+      "source: {synthetic: {records: 64, features: {x: {dtype: uint8, shape: "
+      "[100000]}}}}\n"
+      "batch: {size: 8}\nprefetch: 3\nhold: 2\n");
+  // Each of 4 ranks has 3 + 2 batches of 2 rows of 100,000 bytes.
+  const Result fits = Run({"check", "--ranks", "4", "train.yaml"});
+  EXPECT_EQ(fits.status, 0);
+  EXPECT_EQ(fits.err, "");
+  EXPECT_THAT(fits.out,
+              AllOf(HasSubstr("for 4 ranks: 20 batches (prefetch 3 and hold 2 "
+                              "of each rank) of 2 rows of 97.7 KiB; index 0 B"),
+                    HasSubstr("memory left")));
+  std::vector<std::string> arguments = {
+      "check", "--ranks", "4", "--memory-limit", "2M", "train.yaml"};
+  const Result text = Run(arguments);
+  EXPECT_EQ(text.status, 0);
+  EXPECT_THAT(text.err,
+              AllOf(HasSubstr("penstock: warning: dataset 'wide' needs 3."),
+                    HasSubstr("MiB for 4 ranks, only 2.0 MiB are left by the "
+                              "broker's memory_limit")));
+  arguments.push_back("--json");
+  const Result machine = Run(arguments);
+  EXPECT_EQ(machine.status, 0);
+  EXPECT_EQ(machine.err, "");
+  const json answer = json::parse(machine.out);
+  EXPECT_EQ(answer["slots"], 20);
+  EXPECT_EQ(answer["memory_left_bytes"], 2 << 20);
+  EXPECT_EQ(answer["warnings"].size(), 1u);
+  // Each job fits alone, not both.
+  fs::copy(folder_ + "/train.yaml", folder_ + "/val.yaml");
+  const Result both = Run({"check", "--ranks", "4", "--memory-limit", "5M",
+                           "train.yaml", "val.yaml"});
+  EXPECT_EQ(both.status, 0);
+  EXPECT_THAT(both.err, HasSubstr("a job of each of the 2 datasets needs"));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandBenchTest, CheckOfTwoSpecsComparesTheirLabels) {
+  const auto dataset = [&](const std::string& name,
+                           const std::vector<std::string>& classes) {
+    for (const std::string& each : classes) {
+      fs::create_directories(folder_ + "/" + name + "/" + each);
+      std::ofstream(folder_ + "/" + name + "/" + each + "/1.jpg");
+    }
+    std::ofstream(folder_ + "/" + name + ".yaml")
+        << "dataset: " << name << "\nsource: {image_folder: {path: " << name
+        << "}}\nmap: [{decode_image: {size: 8}}]\nbatch: {size: 1}\n";
+  };
+  dataset("train", {"ant", "bee", "cat"});
+  dataset("val", {"ant", "cat"});
+  dataset("other", {"pen", "vase"});
+  const Result differ = Run({"check", "train.yaml", "other.yaml", "val.yaml"});
+  EXPECT_EQ(differ.status, 0) << differ.err;
+  EXPECT_EQ(std::count(differ.err.begin(), differ.err.end(), '\n'), 1)
+      << differ.err;
+  EXPECT_THAT(differ.err,
+              HasSubstr("class 'cat' is label 2 in the first and label 1 in "
+                        "the second (the second has no 'bee')"));
+  fs::create_directory(folder_ + "/val/bee");  // empty
+  const Result agree = Run({"check", "train.yaml", "val.yaml"});
+  EXPECT_EQ(agree.status, 0);
+  EXPECT_EQ(agree.err, "");
+  ExpectNothingLeft();
+}
+
+}  // namespace
+}  // namespace penstock

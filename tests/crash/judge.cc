@@ -1,0 +1,186 @@
+#include "tests/crash/judge.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "common/status.h"
+
+namespace penstock {
+namespace {
+
+using Step = std::pair<uint64_t, uint64_t>;  // epoch, step
+
+// A batch and who took it.
+struct Take {
+  const RankLog* log;
+  const LoggedBatch* batch;
+};
+
+std::string NameOf(const Take& take) {
+  return Format("epoch {} step {} by rank {} restart {}", take.batch->epoch,
+                take.batch->step, take.log->rank, take.log->restart);
+}
+
+void Find(Verdict* verdict, std::string what) {
+  constexpr size_t kFindingsMax = 20;
+  if (verdict->findings.size() < kFindingsMax) {
+    verdict->findings.push_back(std::move(what));
+  }
+}
+
+// These processes together took all rows of each epoch, except skipped ones,
+// which JudgeGaps checks.
+void JudgeRows(const JobKind& kind, const std::vector<const RankLog*>& logs,
+               const std::string& whose, Verdict* verdict) {
+  std::map<std::pair<uint64_t, int64_t>, std::vector<Take>> rows;
+  for (const RankLog* log : logs) {
+    for (const LoggedBatch& batch : log->batches) {
+      for (const int64_t id : batch.ids) {
+        rows[{batch.epoch, id}].push_back({log, &batch});
+      }
+    }
+  }
+  for (uint64_t epoch = 0; epoch < kind.epochs; ++epoch) {
+    for (uint64_t id = 0; id < kind.records; ++id) {
+      if (kind.lag == "skip" ||
+          rows.count({epoch, static_cast<int64_t>(id)}) > 0) {
+        continue;
+      }
+      ++verdict->lost;
+      Find(verdict, Format("lost: {}epoch {} sample {}", whose, epoch, id));
+    }
+  }
+  for (const auto& [row, takes] : rows) {
+    const Take* unmarked = nullptr;
+    for (const Take& take : takes) {
+      if (take.batch->redelivered) continue;
+      if (unmarked != nullptr) {
+        ++verdict->unmarked;
+        Find(verdict, Format("unmarked twice: sample {}, {} and {}", row.second,
+                             NameOf(*unmarked), NameOf(take)));
+      }
+      unmarked = &take;
+    }
+    if (row.first >= kind.epochs || row.second < 0 ||
+        static_cast<uint64_t>(row.second) >= kind.records) {
+      Find(verdict, Format("there is no sample {} of epoch {}: {}", row.second,
+                           row.first, NameOf(takes.front())));
+      ++verdict->gaps;
+    }
+  }
+}
+
+// A batch whose release returned must not come again.
+void JudgeReleases(const std::vector<const RankLog*>& logs, Verdict* verdict) {
+  std::map<std::vector<int64_t>, std::map<uint64_t, std::vector<Take>>> batches;
+  for (const RankLog* log : logs) {
+    for (const LoggedBatch& batch : log->batches) {
+      if (batch.ids.empty()) continue;
+      batches[batch.ids][batch.epoch].push_back({log, &batch});
+    }
+  }
+  for (const auto& [ids, epochs] : batches) {
+    for (const auto& [epoch, takes] : epochs) {
+      for (const Take& first : takes) {
+        for (const Take& again : takes) {
+          if (!first.batch->released_ns ||
+              again.batch->taken_ns <= *first.batch->released_ns) {
+            continue;
+          }
+          ++verdict->released;
+          Find(verdict, Format("again after its release: {}, then {}",
+                               NameOf(first), NameOf(again)));
+        }
+      }
+    }
+  }
+}
+
+void JudgeGaps(const JobKind& kind, const RankLog& log, Verdict* verdict) {
+  std::optional<uint64_t> last;
+  for (const LoggedBatch& batch : log.batches) {
+    if (batch.redelivered) continue;
+    const uint64_t step = batch.epoch * kind.steps_per_epoch() + batch.step;
+    if (last && step != *last + 1 + batch.skipped) {
+      ++verdict->gaps;
+      Find(verdict, Format("{}: came after step {} of the job, {} were "
+                           "said to be skipped",
+                           NameOf({&log, &batch}), *last, batch.skipped));
+    }
+    last = step;
+  }
+  if (log.ended && last && kind.lag != "skip" && *last + 1 != kind.steps()) {
+    ++verdict->gaps;
+    Find(verdict, Format("rank {} restart {}: the data were over after step "
+                         "{} of {}",
+                         log.rank, log.restart, *last + 1, kind.steps()));
+  }
+}
+
+bool ByRank(const JobKind& kind) { return kind.delivery != "dynamic"; }
+
+std::vector<const RankLog*> Of(const JobKind& kind,
+                               const std::vector<RankLog>& logs,
+                               uint32_t rank) {
+  std::vector<const RankLog*> found;
+  for (const RankLog& log : logs) {
+    if (!ByRank(kind) || log.rank == rank) found.push_back(&log);
+  }
+  return found;
+}
+
+}  // namespace
+
+void Verdict::Add(const Verdict& other) {
+  batches += other.batches;
+  rows += other.rows;
+  redelivered += other.redelivered;
+  skipped += other.skipped;
+  reconnects += other.reconnects;
+  lost += other.lost;
+  torn += other.torn;
+  unmarked += other.unmarked;
+  released += other.released;
+  gaps += other.gaps;
+  errors += other.errors;
+  for (const std::string& finding : other.findings) Find(this, finding);
+}
+
+Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
+  Verdict verdict;
+  std::vector<const RankLog*> all;
+  for (const RankLog& log : logs) {
+    all.push_back(&log);
+    verdict.reconnects += log.reconnects;
+    verdict.torn += log.torn.size();
+    verdict.errors += log.errors.size();
+    for (const std::string& what : log.torn) Find(&verdict, "torn: " + what);
+    for (const std::string& what : log.errors) {
+      Find(&verdict,
+           Format("rank {} restart {}: {}", log.rank, log.restart, what));
+    }
+    for (const LoggedBatch& batch : log.batches) {
+      ++verdict.batches;
+      verdict.rows += batch.ids.size();
+      verdict.redelivered += batch.redelivered ? 1 : 0;
+      verdict.skipped += batch.skipped;
+    }
+  }
+  if (kind.all_to_each()) {
+    for (const RankLog& log : logs) JudgeGaps(kind, log, &verdict);
+    for (uint32_t rank = 0; rank < kind.ranks && kind.reserves_numbers();
+         ++rank) {
+      const auto own = Of(kind, logs, rank);
+      JudgeRows(kind, own, Format("rank {} ", rank), &verdict);
+      JudgeReleases(own, &verdict);
+    }
+  } else {
+    JudgeRows(kind, all, "", &verdict);
+    JudgeReleases(all, &verdict);
+  }
+  return verdict;
+}
+
+}  // namespace penstock

@@ -1,0 +1,231 @@
+#include "tests/crash/storm_rank.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/penstock.hpp"
+#include "tests/crash/rank_log.h"
+
+namespace penstock {
+namespace {
+
+// A call that waits for this long hangs.
+constexpr double kHang_s = 60;
+
+bool RowIs(int64_t id, const std::byte* row) {
+  std::byte wanted[JobKind::kRowBytes];
+  JobKind::FillRow(id, wanted);
+  return std::memcmp(row, wanted, sizeof(wanted)) == 0;
+}
+
+class StormRank {
+ public:
+  explicit StormRank(const StormRankOptions& options)
+      : options_(options),
+        log_(options.folder + "/" + RankLogName(options.rank, options.restart)),
+        random_(options.seed) {}
+
+  int Run() {
+    try {
+      reader_ = Attach();
+      if (reader_ == nullptr) return 0;
+      log_.Attached();
+      const bool ended = TakeAll();
+      ReleaseAll();
+      if (ended) log_.Ended(reader_->stats().reconnects);
+      return 0;
+    } catch (const Error& error) {
+      log_.Error(std::to_string(error.code()) + " " + error.what());
+      return 1;
+    }
+  }
+
+ private:
+  struct Held {
+    Batch batch;
+    uint64_t number;
+  };
+
+  // Retries, as the launcher of a trainer does: the broker may not have seen
+  // yet that the former process is dead, or may be down itself.
+  std::unique_ptr<Reader> Attach() {
+    Options wanted;
+    wanted.spec = options_.kind.Spec();
+    wanted.job = options_.job;
+    wanted.socket = options_.socket;
+    wanted.rank = static_cast<int>(options_.rank);
+    wanted.world_size = static_cast<int>(options_.kind.ranks);
+    wanted.local_world_size = wanted.world_size;
+    wanted.timeout_s = kHang_s;
+    wanted.delivery = options_.kind.delivery;
+    wanted.lag = options_.kind.lag;
+    wanted.window = options_.kind.window;
+    if (options_.kind.delivery == "broadcast") {
+      wanted.consumers = wanted.world_size;
+    }
+    wanted.on_rank_death = options_.kind.on_rank_death;
+    const auto give_up = std::chrono::steady_clock::now() +
+                         std::chrono::duration<double>(kHang_s);
+    using namespace std::chrono_literals;
+    bool warned = false;
+    for (;;) {
+      try {
+        return std::make_unique<Reader>(wanted);
+      } catch (const Error& error) {
+        if (options_.kind.shrinks() &&
+            error.code() == PENSTOCK_FAILED_PRECONDITION) {
+          return nullptr;  // the others continue without it
+        }
+        if ((error.code() != PENSTOCK_ALREADY_EXISTS &&
+             error.code() != PENSTOCK_UNAVAILABLE) ||
+            std::chrono::steady_clock::now() > give_up) {
+          throw;
+        }
+        if (!warned && std::chrono::steady_clock::now() > give_up - 50s) {
+          warned = true;
+          std::fprintf(stderr, "rank %u of job '%s' is still refused: %s\n",
+                       options_.rank, options_.job.c_str(), error.what());
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+    }
+  }
+
+  // False: it leaves early.
+  bool TakeAll() {
+    for (;;) {
+      while (held_.size() >= options_.kind.hold ||
+             (!held_.empty() && random_() % 2 == 0)) {
+        Release(random_() % held_.size());
+      }
+      Batch batch;
+      try {
+        const Reader::Result result = reader_->next(&batch);
+        if (result == Reader::Result::kEndOfData) return true;
+        if (result == Reader::Result::kEndOfEpoch) continue;
+      } catch (const Error& error) {
+        // The broker died twice while this rank held batches.
+        if (error.code() != PENSTOCK_RESOURCE_EXHAUSTED || held_.empty()) throw;
+        ReleaseAll();
+        continue;
+      }
+      Take(std::move(batch));
+      if (taken_ == options_.leave_after) return false;
+      if (options_.pace_us > 0) {
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(random_() % options_.pace_us));
+      }
+    }
+  }
+
+  void Take(Batch batch) {
+    LoggedBatch logged;
+    logged.number = taken_++;
+    logged.epoch = batch.epoch();
+    logged.step = batch.step();
+    logged.redelivered = batch.redelivered();
+    logged.skipped = batch.skipped();
+    logged.ids.assign(batch.ids().begin(), batch.ids().end());
+    log_.Took(logged);
+    held_.push_back({std::move(batch), logged.number});
+    Check(held_.back(), "when it came");
+  }
+
+  void Check(const Held& held, const char* when) {
+    const auto ids = held.batch.ids();
+    const auto* row = static_cast<const std::byte*>(held.batch.data(0));
+    for (size_t i = 0; i < ids.size(); ++i, row += JobKind::kRowBytes) {
+      if (RowIs(ids[i], row)) continue;
+      log_.Torn("batch " + std::to_string(held.number) + ", row " +
+                std::to_string(i) + " of sample " + std::to_string(ids[i]) +
+                " has other bytes " + when);
+    }
+  }
+
+  void Release(size_t which) {
+    Held& held = held_[which];
+    Check(held, "before its release");
+    log_.Releasing(held.number);
+    held.batch.release();
+    log_.Released(held.number);
+    held_.erase(held_.begin() + static_cast<ptrdiff_t>(which));
+  }
+
+  void ReleaseAll() {
+    while (!held_.empty()) Release(held_.size() - 1);
+  }
+
+  const StormRankOptions options_;
+  RankLogWriter log_;
+  std::mt19937_64 random_;
+  std::unique_ptr<Reader> reader_;
+  std::vector<Held> held_;
+  uint64_t taken_ = 0;
+};
+
+}  // namespace
+
+void StormRankOptions::AddTo(CLI::App* app) {
+  app->add_option("--kind", kind.name);
+  app->add_option("--delivery", kind.delivery);
+  app->add_option("--lag", kind.lag);
+  app->add_option("--on-rank-death", kind.on_rank_death);
+  app->add_option("--window", kind.window);
+  app->add_option("--ranks", kind.ranks);
+  app->add_option("--records", kind.records);
+  app->add_option("--batch", kind.batch);
+  app->add_option("--epochs", kind.epochs);
+  app->add_option("--hold", kind.hold);
+  app->add_flag("--stream", kind.stream);
+  app->add_option("--job", job);
+  app->add_option("--socket", socket);
+  app->add_option("--folder", folder);
+  app->add_option("--rank", rank);
+  app->add_option("--restart", restart);
+  app->add_option("--seed", seed);
+  app->add_option("--pace-us", pace_us);
+  app->add_option("--leave-after", leave_after);
+}
+
+std::vector<std::string> StormRankOptions::Arguments() const {
+  std::vector<std::string> arguments;
+  const auto add = [&](const char* name, const std::string& value) {
+    if (value.empty()) return;
+    arguments.push_back(name);
+    arguments.push_back(value);
+  };
+  add("--kind", kind.name);
+  add("--delivery", kind.delivery);
+  add("--lag", kind.lag);
+  add("--on-rank-death", kind.on_rank_death);
+  add("--window", std::to_string(kind.window));
+  add("--ranks", std::to_string(kind.ranks));
+  add("--records", std::to_string(kind.records));
+  add("--batch", std::to_string(kind.batch));
+  add("--epochs", std::to_string(kind.epochs));
+  add("--hold", std::to_string(kind.hold));
+  if (kind.stream) arguments.push_back("--stream");
+  add("--job", job);
+  add("--socket", socket);
+  add("--folder", folder);
+  add("--rank", std::to_string(rank));
+  add("--restart", std::to_string(restart));
+  add("--seed", std::to_string(seed));
+  add("--pace-us", std::to_string(pace_us));
+  add("--leave-after", std::to_string(leave_after));
+  return arguments;
+}
+
+int RunStormRank(const StormRankOptions& options) {
+  return StormRank(options).Run();
+}
+
+}  // namespace penstock

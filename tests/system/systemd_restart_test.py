@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Promise: under a real systemd, with the restart and the descriptor store of the
+shipped unit, ranks survive deaths of the broker, even one that takes a rank along.
+
+Method: `systemd --user` in its own mount namespace runs penstockd.service without
+its sandbox and its user (a user manager has none). Three ranks of one job log what
+they take; the service is killed four times. Exit status 77: this machine lets no
+user manager run.
+
+Usage: systemd_restart_test.py BUILD
+"""
+
+import collections
+import configparser
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+SKIP = 77
+BUILD = pathlib.Path(sys.argv[1]).resolve()
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+RANKS, RECORDS, EPOCHS = 3, 3000, 3
+# The unit's settings of restarts.
+KEPT = ("Type", "Restart", "RestartSec", "FileDescriptorStoreMax", "OOMPolicy",
+        "LimitNOFILE")
+
+
+def in_own_namespace():
+    """Marks /run as a machine booted by systemd, which systemd checks."""
+    if os.environ.get("PENSTOCK_OWN_RUN") == "1":
+        return
+    unshare = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+        print("skipped: no mount namespace may be made here")
+        sys.exit(SKIP)
+    os.execvp("unshare", [
+        *unshare, "env", "PENSTOCK_OWN_RUN=1", "sh", "-c",
+        'mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && exec "$@"',
+        "sh", sys.executable, *sys.argv])
+
+
+class UserSystemd:
+    """A systemd --user with the two units."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        units = folder / "config/systemd/user"
+        units.mkdir(parents=True)
+        self.socket = folder / "penstock.sock"
+        (units / "penstockd.socket").write_text(
+            f"[Socket]\nListenSequentialPacket={self.socket}\n")
+        shipped = configparser.ConfigParser(strict=False)
+        shipped.optionxform = str
+        shipped.read(SOURCE / "systemd/penstockd.service")
+        kept = {key: value for key, value in shipped["Service"].items() if key in KEPT}
+        assert kept["FileDescriptorStoreMax"] and kept["Restart"], kept
+        (folder / "state").mkdir()
+        (units / "penstockd.service").write_text(
+            "[Unit]\nRequires=penstockd.socket\nAfter=penstockd.socket\n[Service]\n"
+            + "".join(f"{key}={value}\n" for key, value in kept.items())
+            + f"ExecStart={BUILD}/broker/penstockd --state-dir {folder}/state\n")
+        self.environment = {
+            **os.environ, "XDG_RUNTIME_DIR": str(folder),
+            "XDG_CONFIG_HOME": str(folder / "config"), "SYSTEMD_LOG_TARGET": "console"}
+        self.environment.pop("NOTIFY_SOCKET", None)
+        self.log = open(folder / "systemd.log", "w", encoding="utf-8")
+        self.process = subprocess.Popen(
+            ["/lib/systemd/systemd", "--user"], env=self.environment, stdout=self.log,
+            stderr=self.log, start_new_session=True)
+
+    def control(self, *arguments):
+        return subprocess.run(["systemctl", "--user", *arguments], env=self.environment,
+                              capture_output=True, text=True, timeout=60, check=False)
+
+    def start(self):
+        """False: no manager can run here."""
+        for _ in range(100):
+            if self.process.poll() is not None:
+                return False
+            if self.control("is-system-running").stdout.strip() in ("running", "degraded"):
+                started = self.control("start", "penstockd.service")
+                assert started.returncode == 0, started.stderr
+                return True
+            time.sleep(0.05)
+        return False
+
+    def show(self, name):
+        return int(self.control("show", "--value", "-p", name, "penstockd").stdout)
+
+    def kill_broker(self):
+        before = self.show("NRestarts")
+        self.control("kill", "-s", "KILL", "penstockd")
+        give_up = time.monotonic() + 30
+        while self.show("NRestarts") == before and time.monotonic() < give_up:
+            time.sleep(0.02)
+        assert self.show("NRestarts") > before, "systemd did not restart it"
+
+    def stop(self):
+        self.control("exit")
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def start_rank(systemd, folder, rank, restart):
+    return subprocess.Popen([
+        BUILD / "tests/crash/soak", "rank", "--kind", "split", "--delivery", "split",
+        "--on-rank-death", "wait", "--ranks", str(RANKS), "--records", str(RECORDS),
+        "--batch", "12", "--epochs", str(EPOCHS), "--hold", "2", "--job", "kept",
+        "--socket", systemd.socket, "--folder", folder, "--rank", str(rank),
+        "--restart", str(restart), "--seed", "1", "--pace-us", "15000"])
+
+
+def check(folder):
+    """Each sample of each epoch comes at least once, and at most once unmarked."""
+    unmarked = collections.Counter()
+    seen = set()
+    for log in folder.iterdir():
+        for line in log.read_text(encoding="utf-8").splitlines():
+            fields = line.split()
+            if fields[0] != "T":
+                assert fields[0] not in "XF", line
+                continue
+            epoch, redelivered = int(fields[3]), fields[5] == "1"
+            for sample in fields[7:]:
+                seen.add((epoch, int(sample)))
+                unmarked[(epoch, int(sample))] += not redelivered
+    assert len(seen) == EPOCHS * RECORDS, len(seen)
+    assert max(unmarked.values()) == 1
+
+
+def run(systemd, folder):
+    ranks = {rank: start_rank(systemd, folder, rank, 0) for rank in range(RANKS)}
+    for _ in range(3):
+        time.sleep(0.7)
+        systemd.kill_broker()
+    kept = systemd.show("NFileDescriptorStore")
+    assert kept >= 2 * RANKS, f"systemd keeps {kept} descriptors"
+    # No broker sees it: the page that systemd kept shows which batches it had.
+    ranks[2].send_signal(signal.SIGKILL)
+    systemd.kill_broker()
+    ranks[2].wait()
+    ranks[2] = start_rank(systemd, folder, 2, 1)
+    for rank, process in ranks.items():
+        assert process.wait(90) == 0, f"rank {rank}: {process.returncode}"
+    check(folder)
+    give_up = time.monotonic() + 30
+    while systemd.show("NFileDescriptorStore") > 0 and time.monotonic() < give_up:
+        time.sleep(0.1)
+    assert systemd.show("NFileDescriptorStore") == 0, "descriptors stay"
+    print(f"{systemd.show('NRestarts')} restarts by systemd, {kept} descriptors kept; "
+          f"{EPOCHS * RECORDS} samples, each once")
+
+
+def main():
+    in_own_namespace()
+    with tempfile.TemporaryDirectory() as name:
+        systemd = UserSystemd(pathlib.Path(name))
+        folder = pathlib.Path(name) / "ranks"
+        folder.mkdir()
+        try:
+            if not systemd.start():
+                print("skipped: no systemd user manager runs here:")
+                print((systemd.folder / "systemd.log").read_text(encoding="utf-8"))
+                return SKIP
+            run(systemd, folder)
+        finally:
+            systemd.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
