@@ -79,8 +79,10 @@ std::string Wrapped(const std::string& text, size_t indent, size_t hanging) {
 
 std::string KeysOf(const DeclarationBase& declared) {
   std::string keys;
+  std::string one_of;
   for (const Field& field : declared.fields()) {
     const std::string otherwise = declared.DefaultOf(field);
+    if (field.one_of) one_of += (one_of.empty() ? "" : " or ") + field.key;
     keys += Wrapped(Format("{}: {}{}", field.key, field.wanted,
                            field.required      ? "; required"
                            : otherwise.empty() ? ""
@@ -88,17 +90,8 @@ std::string KeysOf(const DeclarationBase& declared) {
                     2, 4);
     keys += Wrapped(field.text, 6, 0);
   }
-  const auto one_of =
-      std::count_if(declared.fields().begin(), declared.fields().end(),
-                    [](const Field& field) { return field.one_of; });
-  if (one_of > 0) {
-    std::string names;
-    for (const Field& field : declared.fields()) {
-      if (field.one_of) names += (names.empty() ? "" : " or ") + field.key;
-    }
-    keys += Wrapped(Format("Give exactly one of {}.", names), 0, 0);
-  }
-  return keys;
+  if (one_of.empty()) return keys;
+  return keys + Wrapped(Format("Give exactly one of {}.", one_of), 0, 0);
 }
 
 std::string Overview() {

@@ -79,9 +79,9 @@ constexpr const char* kSpecs[] = {
     "dataset: g\n\tsource: [",
 };
 constexpr const char* kJobs[] = {"j", "k", ""};
-constexpr const char* kOps[] = {"ping",  "status", "jobs",   "datasets",
-                                "state", "stop",   "evict",  "shutdown",
-                                "index", "attach", "detach", "register"};
+constexpr const char* kOps[] = {
+    "ping",     "status", "jobs",   "datasets", "state",    "stop", "evict",
+    "shutdown", "index",  "attach", "detach",   "register", "parse"};
 constexpr const char* kKeys[] = {
     "penstock",      "op",          "spec",
     "file",          "base",        "job",
@@ -504,7 +504,8 @@ class Course {
 nlohmann::json Course::Template(const char* op) {
   nlohmann::json request = RequestOf(op);
   const std::string_view name = op;
-  if (name == "attach" || name == "index" || name == "register") {
+  if (name == "attach" || name == "index" || name == "register" ||
+      name == "parse") {
     const uint8_t spec = input_.Byte();
     if (spec % 16 < std::size(kSpecs)) {
       request["spec"] = kSpecs[spec % 16];

@@ -251,11 +251,8 @@ class Dataset:
         """Records of one or several files. ``features``: {name: {"dtype": ...,
         "shape": [...]}} in the order of a record, little-endian, without gaps;
         ``header_bytes``, ``footer_bytes``: skipped in each file."""
-        files = ([_absolute(path)] if isinstance(path, (str, bytes, os.PathLike))
-                 else [_absolute(each) for each in path])
         return cls._of("fixed_length_records", _given(
-            path=files[0] if len(files) == 1 else files,
-            features=features_of(features),
+            path=_absolute_files(path), features=features_of(features),
             header_bytes=header_bytes, footer_bytes=footer_bytes, io=io), name)
 
     @classmethod
@@ -416,6 +413,14 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"penstock.Dataset({self.to_dict()!r})"
+
+
+def _absolute_files(path: Union[Path, Sequence[Path]]) -> Union[str, List[str]]:
+    """One file, or a list of them."""
+    if isinstance(path, (str, bytes, os.PathLike)):
+        return _absolute(path)
+    files = [_absolute(each) for each in path]
+    return files[0] if len(files) == 1 else files
 
 
 def _absolute(path: Path) -> str:
