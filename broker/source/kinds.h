@@ -25,7 +25,8 @@ using SourceSpec = std::variant<  //
     SyntheticSource,              //
     StreamSource>;
 
-// Opens the source of a spec: scans folders, reads headers, checks sizes.
+// Opens the source of a spec, whose values its declaration has checked: scans
+// folders, reads headers, checks sizes.
 // Errors name the file and a remedy: NotFound, PermissionDenied (with the
 // broker's user, and `penstock run` as a remedy), DataLoss, InvalidArgument (an
 // empty folder, files that do not belong together), Cancelled.
