@@ -13,6 +13,7 @@
 #include "broker/source/stream.h"
 #include "broker/source/synthetic.h"
 #include "broker/source/tensors.h"
+#include "broker/source/text_lines.h"
 
 namespace penstock {
 
@@ -20,6 +21,7 @@ using SourceSpec = std::variant<  //
     ImageFolderSource,            //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
+    TextLinesSource,              //
     RangeSource,                  //
     TensorsSource,                //
     SyntheticSource,              //
