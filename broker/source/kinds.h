@@ -13,6 +13,7 @@
 #include "broker/source/stream.h"
 #include "broker/source/synthetic.h"
 #include "broker/source/tensors.h"
+#include "broker/source/text_lines.h"
 
 namespace penstock {
 
@@ -20,12 +21,14 @@ using SourceSpec = std::variant<  //
     ImageFolderSource,            //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
+    TextLinesSource,              //
     RangeSource,                  //
     TensorsSource,                //
     SyntheticSource,              //
     StreamSource>;
 
-// Opens the source of a spec: scans folders, reads headers, checks sizes.
+// Opens the source of a spec, whose values its declaration has checked: scans
+// folders, reads headers, checks sizes.
 // Errors name the file and a remedy: NotFound, PermissionDenied (with the
 // broker's user, and `penstock run` as a remedy), DataLoss, InvalidArgument (an
 // empty folder, files that do not belong together), Cancelled.

@@ -164,11 +164,6 @@ const Declaration<SyntheticSource>& SyntheticSource::Declared() {
 }
 
 StatusOr<std::unique_ptr<Source>> SyntheticSource::Open(OpenProgress*) const {
-  if (records == 0 || features.empty()) {
-    return InvalidArgumentError(
-        "synthetic: {} records of {} features; wanted at least one of each",
-        records, features.size());
-  }
   uint64_t bytes = 0;
   for (const Feature& feature : features) {
     const uint64_t row_bytes = feature.RowBytes();
@@ -178,10 +173,6 @@ StatusOr<std::unique_ptr<Source>> SyntheticSource::Open(OpenProgress*) const {
           feature.ToString(), kRecordBytesMax);
     }
     bytes += row_bytes;
-  }
-  if (cost_us > UINT64_MAX / 1'000'000) {
-    return InvalidArgumentError("synthetic: cost_us {} is out of range",
-                                cost_us);
   }
   return std::unique_ptr<Source>(new Synthetic(*this));
 }

@@ -137,25 +137,6 @@ const Declaration<TensorsSource>& TensorsSource::Declared() {
 }
 
 StatusOr<std::unique_ptr<Source>> TensorsSource::Open(OpenProgress*) const {
-  if (tensors.empty() || rows == 0 || repeat == 0) {
-    return InvalidArgumentError(
-        "tensors: {} features, {} rows, repeated {} times; wanted at least one "
-        "of each",
-        tensors.size(), rows, repeat);
-  }
-  if (repeat > UINT64_MAX / rows) {
-    return InvalidArgumentError(
-        "tensors: {} rows times repeat {} is more than 2^64 - 1 records", rows,
-        repeat);
-  }
-  for (const Tensor& tensor : tensors) {
-    const uint64_t bytes = tensor.data.size();
-    if (bytes % rows != 0 || bytes / rows != tensor.feature.RowBytes()) {
-      return InvalidArgumentError(
-          "tensors: feature {} has {} bytes of data; wanted {} rows of {}",
-          tensor.feature.ToString(), bytes, rows, tensor.feature.RowBytes());
-    }
-  }
   return std::unique_ptr<Source>(new Tensors(*this));
 }
 

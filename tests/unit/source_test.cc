@@ -83,12 +83,6 @@ TEST(RangeSourceTest, ReachesTheEndsOfInt64) {
   EXPECT_EQ(RangeValue(*two, 1), -1);
 }
 
-TEST(RangeSourceTest, EmptyRangesAreRefused) {
-  EXPECT_THAT(OpenFails(RangeSource{0, 5, 0}), HasSubstr("step is 0"));
-  EXPECT_THAT(OpenFails(RangeSource{0, 0, 1}), HasSubstr("no value"));
-  EXPECT_THAT(OpenFails(RangeSource{0, 5, -1}), HasSubstr("no value"));
-}
-
 TensorsSource ThreeRows() {
   TensorsSource spec;
   spec.rows = 3;
@@ -114,16 +108,6 @@ TEST(TensorsSourceTest, RecordsAreRowsRepeated) {
     EXPECT_THAT(Values<uint8_t>(features.at(1)), ElementsAre(8));
   }
   EXPECT_EQ(source->Describe(4), "tensors row 1");
-}
-
-TEST(TensorsSourceTest, DataThatDoesNotFitIsRefused) {
-  TensorsSource spec = ThreeRows();
-  spec.tensors[1].data.pop_back();
-  EXPECT_THAT(OpenFails(spec), HasSubstr("y uint8 [] has 2 bytes of data"));
-  spec = ThreeRows();
-  spec.repeat = UINT64_MAX;
-  EXPECT_THAT(OpenFails(spec), HasSubstr("more than 2^64 - 1"));
-  EXPECT_THAT(OpenFails(TensorsSource{}), HasSubstr("at least one"));
 }
 
 SyntheticSource EveryDType() {
@@ -234,8 +218,7 @@ TEST(SyntheticSourceTest, CostIsCpuTimeOfTheCaller) {
   EXPECT_GE(cpu_us() - before, 20'000);
 }
 
-TEST(SyntheticSourceTest, NothingAndTooMuchAreRefused) {
-  EXPECT_THAT(OpenFails(SyntheticSource{}), HasSubstr("at least one"));
+TEST(SyntheticSourceTest, TooMuchIsRefused) {
   SyntheticSource spec;
   spec.records = 1;
   spec.features = {{"a", DType::kUint8, {1}},

@@ -256,6 +256,16 @@ class Dataset:
             header_bytes=header_bytes, footer_bytes=footer_bytes, io=io), name)
 
     @classmethod
+    def text_lines(cls, path: Union[Path, Sequence[Path]], max_bytes: int, *,
+                   longer: Optional[str] = None,
+                   name: Optional[str] = None) -> "Dataset":
+        """Lines of one or several text files. Features: ``text`` uint8 [max_bytes],
+        filled with zeros, and ``bytes`` int64 []: how many are the line's.
+        ``longer``: "fail" or "cut" a line of more."""
+        return cls._of("text_lines", _given(path=_absolute_files(path),
+                                            max_bytes=max_bytes, longer=longer), name)
+
+    @classmethod
     def range(cls, start: int, stop: Optional[int] = None, step: int = 1, *,
               name: Optional[str] = None) -> "Dataset":
         """Feature ``value`` int64 []: the numbers of Python's range."""
