@@ -154,7 +154,7 @@ TEST_F(ForgottenJobTest, NobodyBeginsInThePlaceOfARankThatIsNotBack) {
   KillBrokerAndStartAnother();
   TakeFromAll(6);  // more than it still held
   EXPECT_THAT(AttachError(OptionsFor(spec, 1, 2)),
-              HasSubstr("how far that rank was is not known"));
+              HasSubstr("that rank's position is unknown"));
 }
 
 TEST_F(ForgottenJobTest, RegisteredDatasetThatIsNotKnownAnyMoreIsSaidAtOnce) {

@@ -410,7 +410,7 @@ TEST_F(ProducerTest, ABrokerThatKnowsNothingOfTheStreamSaysSo) {
   broker_.Start();
   const Course course = RunToTheEnd(reader);
   EXPECT_EQ(course.code, PENSTOCK_DATA_LOSS);
-  EXPECT_THAT(course.error, HasSubstr("begin at a state"));
+  EXPECT_THAT(course.error, HasSubstr("begin ranks and producers at a state"));
   const Error error = ErrorOf([&] {
     for (;;) Put(&producer, 0, 8);
   });
