@@ -7,45 +7,7 @@
 // {"event": "progress", "stage": "indexing", "done": n, "total": m} before the
 // answer (total 0: unknown).
 //
-//   op        request                        answer
-//   ping      -                              version, pid, private
-//   register  spec, file, base, replace      dataset
-//   unregister  dataset                      dataset
-//   datasets  -                              datasets: [{name, source, uid}]
-//   jobs      -                              jobs: [{job, dataset, ...}]
-//   status    -                              broker, jobs: [{..., ranks}]
-//   index     dataset | spec, file, base,    records, element_spec,
-//             world_size                     steps_per_epoch, memory_bytes, ...
-//   attach    dataset | spec, file, base,    segment and wake socket; see
-//             job, named, rank, world_size,  client/rank/rank_reader.cc; then
-//             local_world_size, repeat_first events {"event": "ranks", ...}
-//             [, delivery, lag, window,      before a kRanksChanged batch
-//             consumers, on_rank_death,
-//             full_epoch, per_host, wait_s,
-//             state, state_of_same_dataset]
-//             + cursor page; to reconnect
-//             also incarnation, token, position,
-//             phase, owed, taken, and with
-//             full_epoch epochs_from
-//             + the former page
-//   produce   job [, dataset], features,     dataset, ring_rows, next, end,
-//             rows [, token]; to come back   freed; memory; then events
-//             with the same token also       {"event": "freed", "place"},
-//             back + its memory              {"event": "over", "code",
-//                                            "error"}; or finished: its finish
-//                                            had arrived before
-//   put       place, rows                    first
-//   finish    [error]                        -
-//   detach    -                              none: everything is unmapped
-//   unmapped  -                              none: segments of former broker
-//                                            instances are unmapped
-//   state     [job, dataset]                 state
-//   evict     rank [, job, dataset]          -
-//   stop      now [, job, dataset]           -
-//   shutdown  -                              - (a private broker only)
-//
-// spec is the YAML text, file its name for messages, base the folder that
-// relative paths start from; dataset names a registered one.
+// README.md lists the requests, their fields and answers.
 #ifndef COMMON_MESSAGE_H_
 #define COMMON_MESSAGE_H_
 

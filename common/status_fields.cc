@@ -5,11 +5,11 @@
 namespace penstock {
 namespace {
 
-using enum StatusType;
+using enum FieldType;
 
 constexpr bool kSometimes = false;
 
-constexpr StatusField kBroker[] = {
+constexpr AnswerField kBroker[] = {
     {"version", kText, "of penstockd"},
     {"pid", kId, "of penstockd"},
     {"uptime_s", kSeconds, "since it started"},
@@ -25,7 +25,7 @@ constexpr StatusField kBroker[] = {
     {"memory_bytes", kBytes,
      "reserved for all jobs, and what processes of former broker instances may "
      "still map"},
-    {"nodes", kObjects, "the NUMA nodes"},
+    {"nodes", kList, "the NUMA nodes"},
     {"numa", kText,
      "`one node`; whether memory is bound to its node; or why not"},
     {"connections", kCount, "processes connected to the control socket"},
@@ -39,14 +39,14 @@ constexpr StatusField kBroker[] = {
      "samples that crashed brokers: an error without a try"},
 };
 
-constexpr StatusField kNode[] = {
+constexpr AnswerField kNode[] = {
     {"node", kCount, "its number"},
     {"cpus", kText, "its processors, as a list of ranges"},
     {"memory_bytes", kBytes, "its memory"},
     {"workers", kCount, "workers pinned to its processors"},
 };
 
-constexpr StatusField kLateRead[] = {
+constexpr AnswerField kLateRead[] = {
     {"worker", kCount, "the worker that waits"},
     {"uid", kId, "owner of the job"},
     {"job", kText, "name of the job"},
@@ -55,7 +55,7 @@ constexpr StatusField kLateRead[] = {
     {"seconds", kSeconds, "for how long"},
 };
 
-constexpr StatusField kJob[] = {
+constexpr AnswerField kJob[] = {
     {"job", kText, "its name", true, "JOB"},
     {"dataset", kText, "name of its dataset", true, "DATASET"},
     {"delivery", kText, "split, dynamic, broadcast or independent", kSometimes,
@@ -126,11 +126,11 @@ constexpr StatusField kJob[] = {
      kSometimes},
     {"retained_bytes", kBytes, "of a stream: reserved for those", kSometimes},
     {"bottleneck", kObject, "what limits it; in `status` only", kSometimes},
-    {"ranks", kObjects, "in `status` only", kSometimes},
-    {"producers", kObjects, "of a stream, in `status` only", kSometimes},
+    {"ranks", kList, "in `status` only", kSometimes},
+    {"producers", kList, "of a stream, in `status` only", kSometimes},
 };
 
-constexpr StatusField kSlots[] = {
+constexpr AnswerField kSlots[] = {
     {"free", kCount, "empty"},
     {"filling", kCount, "of batches that are being made"},
     {"ready", kCount, "of batches that no rank has taken"},
@@ -138,7 +138,7 @@ constexpr StatusField kSlots[] = {
     {"quarantined", kCount, "held by a process that was evicted and lives"},
 };
 
-constexpr StatusField kBottleneck[] = {
+constexpr AnswerField kBottleneck[] = {
     {"what", kText, "one of the values below"},
     {"text", kText, "the line above"},
     {"ranks_wait", kFraction,
@@ -171,7 +171,7 @@ constexpr StatusField kBottleneck[] = {
      "only with `absent`: ranks that have not reconnected", kSometimes},
 };
 
-constexpr StatusField kRank[] = {
+constexpr AnswerField kRank[] = {
     {"rank", kCount, "its number", true, ">RANK"},
     {"pid", kId, "of its process, where it is known", kSometimes, ">PID"},
     {"state", kText,
@@ -195,7 +195,7 @@ constexpr StatusField kRank[] = {
     {"memory_node", kCount, "NUMA node of its batches", kSometimes},
 };
 
-constexpr StatusField kProducer[] = {
+constexpr AnswerField kProducer[] = {
     {"producer", kCount, "its number in the stream", true, ">PRODUCER"},
     {"pid", kId, "of its process; absent: it is not connected", kSometimes,
      ">PID"},

@@ -11,7 +11,7 @@
 
 namespace penstock {
 
-enum class StatusType : uint8_t {
+enum class FieldType : uint8_t {
   kText,
   kCount,  // a whole number, 0 or more
   kId,     // a number that is shown as it is: a pid, a user
@@ -21,12 +21,14 @@ enum class StatusType : uint8_t {
   kFlag,
   kNumbers,  // a list of whole numbers
   kObject,   // described by a list of its own
-  kObjects,
+  kList,     // of anything else
 };
 
-struct StatusField {
+// A field of an answer of the broker: of status here, of the others in
+// broker/request/requests.h.
+struct AnswerField {
   std::string_view key;
-  StatusType type = StatusType::kText;
+  FieldType type = FieldType::kText;
   std::string_view text;  // for people: one sentence without its period
   bool always = true;     // false: absent where it does not apply, or null
   // The heading in the command's tables; "": only in --json.
@@ -40,7 +42,7 @@ struct StatusField {
 struct StatusObject {
   std::string_view name;  // "job"
   std::string_view text;  // where it stands in the answer
-  std::span<const StatusField> fields;
+  std::span<const AnswerField> fields;
 };
 
 std::span<const StatusObject> StatusObjects();

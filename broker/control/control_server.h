@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "broker/base/deferred_destruction.h"
@@ -68,7 +69,7 @@ class ControlServer {
     // its batches: the connection is kept until its death is reported (pidfd),
     // and evicted if it is not.
     std::optional<std::chrono::steady_clock::time_point> lost;
-    bool waiting = false;  // an attach or inspect is not answered yet
+    bool waiting = false;  // its request is not answered yet
     uint64_t attach = 0;   // number, for progress and cancelling
     uint64_t inspect = 0;
     // Attached:
@@ -95,39 +96,50 @@ class ControlServer {
   void OnReadable(uint64_t id);
   void Handle(Connection* connection, const nlohmann::json& request,
               std::vector<Fd>& fds);
-  StatusOr<nlohmann::json> Parse(const Connection& connection,
-                                 const nlohmann::json& request);
-  StatusOr<DatasetSpec> SpecOf(const Connection& connection,
-                               const nlohmann::json& request);
-  Status StartAttach(Connection* connection, const nlohmann::json& request,
-                     std::vector<Fd>& fds);
-  Status StartIndex(Connection* connection, const nlohmann::json& request);
-  StatusOr<nlohmann::json> Register(const Connection& connection,
-                                    const nlohmann::json& request);
-  StatusOr<nlohmann::json> Unregister(const Connection& connection,
-                                      const nlohmann::json& request);
-  nlohmann::json DatasetsJson() const;
-  nlohmann::json StatusJson() const;
+
+  // A request that CheckRequest has passed.
+  struct Call {
+    Connection* connection;
+    const nlohmann::json& request;
+    std::vector<Fd>& fds;
+  };
+  // Its answer. null: there is none, or it comes later; the connection may be
+  // gone.
+  using Answer = StatusOr<nlohmann::json>;
+  using Handler = Answer (ControlServer::*)(const Call&);
+  static Handler HandlerOf(std::string_view op);
+  Answer Ping(const Call&);
+  Answer ListJobs(const Call&);
+  Answer ListDatasets(const Call&);
+  Answer ShowStatus(const Call&);
+  Answer SetWorkers(const Call& call);
+  Answer Shutdown(const Call&);
+  Answer Parse(const Call& call);
+  Answer Index(const Call& call);
+  Answer Register(const Call& call);
+  Answer Unregister(const Call& call);
+  Answer Attach(const Call& call);
+  Answer Detach(const Call& call);
+  Answer Unmapped(const Call& call);
+  Answer JobStateOf(const Call& call);
+  Answer Evict(const Call& call);
+  Answer StopJob(const Call& call);
+  Answer Produce(const Call& call);
+  Answer Put(const Call& call);
+  Answer FinishProducer(const Call& call);
+
+  StatusOr<DatasetSpec> SpecOf(const Call& call) const;
+  // The jobs that a request names, at least one.
+  StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(const Call& call) const;
   nlohmann::json NodesJson() const;
   // "one node", "2 nodes, bound and verified", "off: why".
   std::string NumaText() const;
-  StatusOr<nlohmann::json> JobStateOf(const Connection& connection,
-                                      const nlohmann::json& request);
-  StatusOr<nlohmann::json> Evict(const Connection& connection,
-                                 const nlohmann::json& request);
-  StatusOr<nlohmann::json> SetWorkers(const Connection& connection,
-                                      const nlohmann::json& request);
-  StatusOr<nlohmann::json> StopJob(const Connection& connection,
-                                   const nlohmann::json& request);
-  Status StartProduce(Connection* connection, const nlohmann::json& request,
-                      std::vector<Fd>& fds);
-  // Admits a waiting producer. False: its job has not begun.
-  bool LetInProducer(Connection* connection);
+  // The job that a waiting producer feeds; nullptr: it has not begun.
+  StatusOr<std::shared_ptr<Job>> JobToFeed(const Connection& connection) const;
+  Status JoinStream(Connection* connection, const std::shared_ptr<Job>& job);
+  // Answers a waiting producer, unless its job has not begun.
+  void LetInProducer(Connection* connection);
   void LetInProducers();
-  StatusOr<nlohmann::json> Put(Connection* connection,
-                               const nlohmann::json& request);
-  StatusOr<nlohmann::json> FinishProducer(Connection* connection,
-                                          const nlohmann::json& request);
   // Drops the job's dead producers, whichever death is reported first: the next
   // row is known once all they put was read.
   void DropDeadProducers(const std::shared_ptr<Job>& job);
@@ -136,9 +148,6 @@ class ControlServer {
   void LeaveStream(Connection* connection, bool finished);
   // Tells producers of free room, or that nobody takes their rows any more.
   void NotifyProducers(const std::shared_ptr<Job>& job);
-  // The jobs that a request names, at least one.
-  StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(
-      const Connection& connection, const nlohmann::json& request);
   void OnAttached(uint64_t id, StatusOr<JobTable::Attached> result);
   // Tells ranks that the set of ranks changes at some batch.
   void SendRanksChanged(const std::shared_ptr<Job>& job);

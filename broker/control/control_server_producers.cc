@@ -5,14 +5,12 @@
 
 #include "broker/base/log.h"
 #include "broker/control/control_server.h"
-#include "broker/control/request_fields.h"
+#include "broker/request/requests.h"
 #include "common/message.h"
 
 namespace penstock {
 namespace {
 
-constexpr size_t kNameCharsMax = 256;
-constexpr size_t kMessageCharsMax = 512;
 // More than a socket holds: a peer that goes on sending is not dead.
 constexpr int kHeardOutMax = 1024;
 
@@ -30,118 +28,102 @@ Status OverError(const Job& job) {
 
 }  // namespace
 
-Status ControlServer::StartProduce(Connection* connection,
-                                   const nlohmann::json& request,
-                                   std::vector<Fd>& fds) {
+ControlServer::Answer ControlServer::Produce(const Call& call) {
+  const auto& [connection, request, fds] = call;
   if (connection->job != nullptr || connection->producer) {
     return FailedPreconditionError(
         "this connection already belongs to a rank or a producer");
   }
-  Connection::Producer producer;
-  PENSTOCK_ASSIGN_OR_RETURN(producer.job_name,
-                            TextField(request, "job", kNameCharsMax));
-  if (request.contains("dataset")) {
-    PENSTOCK_ASSIGN_OR_RETURN(producer.dataset,
-                              TextField(request, "dataset", kNameCharsMax));
-  }
+  Connection::Producer& producer = connection->producer.emplace();
+  producer.job_name = request.at("job");
+  producer.dataset = request.value("dataset", "");
+  producer.features = request.at("features");
   Stream::Joining& joining = producer.joining;
-  PENSTOCK_ASSIGN_OR_RETURN(joining.put_rows,
-                            NumberField(request, "rows", 1, UINT32_MAX));
-  if (request.contains("token")) {
-    PENSTOCK_ASSIGN_OR_RETURN(joining.token,
-                              NumberField(request, "token", 1, UINT64_MAX));
-  }
-  // A former broker instance answered it before.
-  const auto back = request.find("back");
-  joining.back = back != request.end() && *back == true;
+  joining.put_rows = request.at("rows");
+  joining.token = request.value("token", joining.token);
+  joining.back = request.value("back", false);
   // Only a memory file is kept: closing anything else may take long.
   if (joining.back && !fds.empty() && Stream::MayBeMemory(fds[0].get())) {
     producer.memory = std::move(fds[0]);
     joining.memory = producer.memory.get();
   }
   joining.pidfd = connection->pidfd.get();
-  producer.features = request.value("features", nlohmann::json());
-  connection->producer = std::move(producer);
-  if (!LetInProducer(connection)) connection->waiting = true;
-  return OkStatus();
+  connection->waiting = true;
+  LetInProducer(connection);
+  return nlohmann::json();
 }
 
-bool ControlServer::LetInProducer(Connection* connection) {
-  Connection::Producer& producer = *connection->producer;
+StatusOr<std::shared_ptr<Job>> ControlServer::JobToFeed(
+    const Connection& connection) const {
+  const Connection::Producer& producer = *connection.producer;
+  const std::string& name = producer.job_name;
   std::vector<std::shared_ptr<Job>> jobs =
-      jobs_->Find(connection->uid, producer.job_name, producer.dataset);
+      jobs_->Find(connection.uid, name, producer.dataset);
   std::erase_if(jobs, [&](const std::shared_ptr<Job>& job) {
-    return job->key().uid != connection->uid;
+    return job->key().uid != connection.uid;
   });
-  const auto refuse = [&](const Status& status) {
-    connection->waiting = false;
-    Reply(connection, ErrorReply(status));
-    LeaveStream(connection, false);
-    return true;
-  };
   if (jobs.empty()) {
     // A returning producer waits only for its own job, which may wait for
     // ranks.
     if (!producer.joining.back ||
-        jobs_->MayOpen(connection->uid, producer.job_name, producer.dataset)) {
-      return false;
+        jobs_->MayOpen(connection.uid, name, producer.dataset)) {
+      return std::shared_ptr<Job>();
     }
-    return refuse(
-        recovery_journal_->KnowsAllJobs()
-            ? AbortedError("job '{}' is over: it ended while this producer was "
-                           "away",
-                           producer.job_name)
-            : DataLossError(
-                  "the broker was restarted and has no record of job '{}', nor "
-                  "of its rows that no rank had taken: it has no state "
-                  "directory (--state-dir), or its journal there is damaged; "
-                  "begin ranks and producers at a state",
-                  producer.job_name));
+    if (recovery_journal_->KnowsAllJobs()) {
+      return AbortedError(
+          "job '{}' is over: it ended while this producer was away", name);
+    }
+    return DataLossError(
+        "the broker was restarted and has no record of job '{}', nor of its "
+        "rows that no rank had taken: it has no state directory (--state-dir), "
+        "or its journal there is damaged; begin ranks and producers at a state",
+        name);
   }
-  const bool any = std::erase_if(jobs, [](const std::shared_ptr<Job>& job) {
-                     return job->stream() == nullptr;
-                   }) > 0;
-  connection->waiting = false;
-  if (jobs.empty() && any) {
-    return refuse(
-        FailedPreconditionError("job '{}' takes no rows from producers: the "
-                                "source of its dataset is not a `stream`",
-                                producer.job_name));
+  std::erase_if(jobs, [](const std::shared_ptr<Job>& job) {
+    return job->stream() == nullptr;
+  });
+  if (jobs.empty()) {
+    return FailedPreconditionError(
+        "job '{}' takes no rows from producers: the source of its dataset is "
+        "not a `stream`",
+        name);
   }
   if (jobs.size() > 1) {
-    return refuse(InvalidArgumentError(
+    return InvalidArgumentError(
         "{} jobs named '{}' take rows from producers: name the dataset too",
-        jobs.size(), producer.job_name));
+        jobs.size(), name);
   }
-  const std::shared_ptr<Job>& job = jobs[0];
-  if (job->failed()) return refuse(OverError(*job));
-  const ElementSpec& wanted = StreamOf(*job)->features;
-  if (producer.features != ElementSpecToJson(wanted)) {
-    std::string text;
-    for (const Feature& feature : wanted) {
-      text += (text.empty() ? "" : ", ") + feature.ToString();
-    }
-    return refuse(InvalidArgumentError(
-        "job '{}' wants rows of {}, in this order; the producer has {:.200}",
-        producer.job_name, text, producer.features.dump()));
+  if (jobs[0]->failed()) return OverError(*jobs[0]);
+  const ElementSpec& wanted = StreamOf(*jobs[0])->features;
+  if (producer.features == ElementSpecToJson(wanted)) return jobs[0];
+  std::string text;
+  for (const Feature& feature : wanted) {
+    text += (text.empty() ? "" : ", ") + feature.ToString();
   }
+  return InvalidArgumentError(
+      "job '{}' wants rows of {}, in this order; the producer has {:.200}",
+      name, text, producer.features.dump());
+}
+
+Status ControlServer::JoinStream(Connection* connection,
+                                 const std::shared_ptr<Job>& job) {
   DropDeadProducers(job);
-  const bool back = producer.joining.back;
+  Connection::Producer& producer = *connection->producer;
   const auto joined = job->stream()->Join(producer.joining);
   if (!joined.ok()) {
-    return refuse(joined.status().Prepend("job '" + producer.job_name + "'"));
+    return joined.status().Prepend("job '" + producer.job_name + "'");
   }
   nlohmann::json answer = OkReply();
   if (joined->finished) {
     answer["finished"] = true;
     Reply(connection, answer);
     LeaveStream(connection, false);
-    return true;
+    return OkStatus();
   }
   producer.job = job;
   producer.number = joined->producer;
   LogInfo("job '{}': producer {} is {}", producer.job_name, producer.number,
-          back ? "back" : "at work");
+          producer.joining.back ? "back" : "at work");
   answer["dataset"] = job->key().dataset;
   answer["ring_rows"] = joined->rows;
   answer["next"] = joined->next;
@@ -149,8 +131,18 @@ bool ControlServer::LetInProducer(Connection* connection) {
   answer["freed"] = joined->freed;
   Reply(connection, answer, {joined->fd});
   // Its memory may have been all that was missing.
-  if (back) job->StreamChanged();
-  return true;
+  if (producer.joining.back) job->StreamChanged();
+  return OkStatus();
+}
+
+void ControlServer::LetInProducer(Connection* connection) {
+  const StatusOr<std::shared_ptr<Job>> job = JobToFeed(*connection);
+  if (job.ok() && *job == nullptr) return;
+  connection->waiting = false;
+  const Status status = job.ok() ? JoinStream(connection, *job) : job.status();
+  if (status.ok()) return;
+  Reply(connection, ErrorReply(status));
+  LeaveStream(connection, false);
 }
 
 void ControlServer::LetInProducers() {
@@ -161,45 +153,44 @@ void ControlServer::LetInProducers() {
   }
 }
 
-StatusOr<nlohmann::json> ControlServer::Put(Connection* connection,
-                                            const nlohmann::json& request) {
+ControlServer::Answer ControlServer::Put(const Call& call) {
+  const auto& [connection, request, fds] = call;
   if (!connection->producer) {
     return FailedPreconditionError("this connection is not a producer's");
   }
   const Connection::Producer& producer = *connection->producer;
-  if (producer.job->failed()) return OverError(*producer.job);
-  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t ring_position,
-                            NumberField(request, "place", 0, UINT64_MAX / 2));
-  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rows,
-                            NumberField(request, "rows", 1, UINT32_MAX));
-  const auto first =
-      producer.job->stream()->Put(producer.number, ring_position, rows);
+  const std::shared_ptr<Job> job = producer.job;
+  if (job->failed()) return OverError(*job);
+  const auto ring_position = request.at("place").get<uint64_t>();
+  const auto rows = request.at("rows").get<uint64_t>();
+  const auto first = job->stream()->Put(producer.number, ring_position, rows);
   if (!first.ok()) {
     // Nothing it sent after that may count, least of all a finish.
     LeaveStream(connection, false);
     return first.status();
   }
+  job->StreamChanged();
+  // An answer would wake the producer, which does not wait for it.
+  if (request.value("quiet", false)) return nlohmann::json();
   nlohmann::json answer = OkReply();
   answer["first"] = *first;
   answer["end"] = ring_position + rows;
   return answer;
 }
 
-StatusOr<nlohmann::json> ControlServer::FinishProducer(
-    Connection* connection, const nlohmann::json& request) {
+ControlServer::Answer ControlServer::FinishProducer(const Call& call) {
+  const auto& [connection, request, fds] = call;
   if (!connection->producer) {
     return FailedPreconditionError("this connection is not a producer's");
   }
-  const std::shared_ptr<Job> job = connection->producer->job;
-  if (request.contains("error")) {
-    PENSTOCK_ASSIGN_OR_RETURN(std::string text,
-                              TextField(request, "error", kMessageCharsMax));
+  const bool failed = request.contains("error");
+  if (failed) {
+    const std::shared_ptr<Job> job = connection->producer->job;
     job->Fail(AbortedError("job '{}': producer {} failed: {}", job->key().name,
-                           connection->producer->number, text));
-    LeaveStream(connection, false);
-  } else {
-    LeaveStream(connection, true);
+                           connection->producer->number,
+                           request.at("error").get<std::string>()));
   }
+  LeaveStream(connection, !failed);
   return OkReply();
 }
 
@@ -219,14 +210,13 @@ void ControlServer::HearOut(Connection* connection) {
     if (!connection->producer || connection->producer->job == nullptr) return;
     auto message = ReceiveMessage(connection->socket.get());
     if (!message.ok() || !*message) return;
-    deferred_->Close(std::move((*message)->fds));
-    const nlohmann::json& json = (*message)->json;
-    const auto op = json.find("op");
-    if (op != json.end() && *op == "put") {
-      (void)Put(connection, json);
-    } else if (op != json.end() && *op == "finish") {
-      (void)FinishProducer(connection, json);
+    const Call call = {connection, (*message)->json, (*message)->fds};
+    if (CheckRequest(call.request).ok()) {
+      const std::string op = call.request.at("op");
+      if (op == "put") (void)Put(call);
+      if (op == "finish") (void)FinishProducer(call);
     }
+    deferred_->Close(std::move(call.fds));
   }
 }
 

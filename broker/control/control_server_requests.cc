@@ -1,4 +1,5 @@
-// Requests of a connection.
+// Requests of a connection: their dispatch, and those that are neither a rank's
+// attach nor a producer's.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -7,27 +8,15 @@
 
 #include "broker/base/log.h"
 #include "broker/control/control_server.h"
-#include "broker/control/request_fields.h"
+#include "broker/request/requests.h"
 #include "common/job_state.h"
 #include "common/message.h"
-#include "common/text_file.h"
-#include "common/wake.h"
 
 namespace penstock {
 namespace {
 
-// Consumers of a broadcast job that does not give a number of its own.
-constexpr uint64_t kConsumersDefault = 8;
-constexpr size_t kNameCharsMax = 256;
 // In an error message.
 constexpr size_t kNamesShown = 10;
-constexpr size_t kPathCharsMax = 4096;
-constexpr uint64_t kWorldSizeMax = 1u << 20;
-
-std::shared_ptr<const CursorPage> PageOf(Mapping mapping) {
-  const auto shared = std::make_shared<Mapping>(std::move(mapping));
-  return {shared, reinterpret_cast<const CursorPage*>(shared->data())};
-}
 
 double CpuSeconds() {
   double seconds = 0;
@@ -59,11 +48,6 @@ void ControlServer::Handle(Connection* connection,
     Lose(connection->id);
     return;
   }
-  const StatusOr<std::string> op = TextField(request, "op", kNameCharsMax);
-  if (!op.ok()) {
-    Reply(connection, ErrorReply(op.status()));
-    return;
-  }
   if (connection->waiting) {
     Reply(connection,
           ErrorReply(FailedPreconditionError(
@@ -71,107 +55,77 @@ void ControlServer::Handle(Connection* connection,
     Lose(connection->id);
     return;
   }
-  if (*op == "detach") {
-    // The process has unmapped everything. No answer: it hangs up.
-    End(connection->id, true);
-    return;
+  const auto answer = [&]() -> Answer {
+    PENSTOCK_RETURN_IF_ERROR(CheckRequest(request));
+    const auto& op = request.at("op").get_ref<const std::string&>();
+    return (this->*HandlerOf(op))({connection, request, fds});
+  }();
+  if (!answer.ok()) {
+    Reply(connection, ErrorReply(answer.status()));
+  } else if (!answer->is_null()) {
+    Reply(connection, *answer);
   }
-  if (*op == "unmapped") {  // from former broker instances; no answer
-    connection->former_memory.reset();
-    return;
-  }
-  const auto answer_with = [&](const StatusOr<nlohmann::json>& answer) {
-    Reply(connection, answer.ok() ? *answer : ErrorReply(answer.status()));
-  };
-  Status status;
-  if (*op == "attach") {
-    status = StartAttach(connection, request, fds);
-    if (status.ok()) return;  // answered later
-  } else if (*op == "index") {
-    status = StartIndex(connection, request);
-    if (status.ok()) return;
-  } else if (*op == "produce") {
-    status = StartProduce(connection, request, fds);
-    if (status.ok()) return;
-  } else if (*op == "put") {
-    // A quiet put is answered only if refused: an answer would wake the
-    // producer, which does not wait for it.
-    const StatusOr<bool> quiet = FlagField(request, "quiet");
-    const StatusOr<nlohmann::json> put =
-        quiet.ok() ? Put(connection, request) : quiet.status();
-    if (!put.ok() || !*quiet) answer_with(put);
-    if (connection->producer) connection->producer->job->StreamChanged();
-    return;
-  } else if (*op == "finish") {
-    answer_with(FinishProducer(connection, request));
-    return;
-  } else if (*op == "parse") {
-    answer_with(Parse(*connection, request));
-    return;
-  } else if (*op == "register") {
-    answer_with(Register(*connection, request));
-    return;
-  } else if (*op == "unregister") {
-    answer_with(Unregister(*connection, request));
-    return;
-  } else if (*op == "state") {
-    answer_with(JobStateOf(*connection, request));
-    return;
-  } else if (*op == "evict") {
-    answer_with(Evict(*connection, request));
-    return;
-  } else if (*op == "stop") {
-    answer_with(StopJob(*connection, request));
-    return;
-  } else if (*op == "workers") {
-    answer_with(SetWorkers(*connection, request));
-    return;
-  } else if (*op == "ping") {
-    nlohmann::json answer = OkReply();
-    answer["version"] = PENSTOCK_VERSION;
-    answer["pid"] = getpid();
-    answer["private"] = options_.private_broker;
-    Reply(connection, answer);
-    return;
-  } else if (*op == "datasets") {
-    Reply(connection, DatasetsJson());
-    return;
-  } else if (*op == "jobs") {
-    nlohmann::json answer = OkReply();
-    answer["jobs"] = jobs_->StatusJson(nullptr);
-    Reply(connection, answer);
-    return;
-  } else if (*op == "status") {
-    Reply(connection, StatusJson());
-    return;
-  } else if (*op == "shutdown") {
-    if (options_.private_broker) {
-      Reply(connection, OkReply());
-      loop_->Stop();
-      return;
-    }
-    status = PermissionDeniedError(
-        "this broker is a service: stop it with systemctl");
-  } else {
-    status = InvalidArgumentError("unknown operation '{}'", *op);
-  }
-  Reply(connection, ErrorReply(status));
 }
 
-StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
-                                            const nlohmann::json& request) {
-  if (request.contains("spec")) {
-    PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
-                              TextField(request, "spec", kSpecBytesMax));
-    PENSTOCK_ASSIGN_OR_RETURN(const std::string file,
-                              TextField(request, "file", kPathCharsMax));
-    PENSTOCK_ASSIGN_OR_RETURN(const std::string base,
-                              TextField(request, "base", kPathCharsMax));
-    return ParseDatasetSpec(text, file, base);
+ControlServer::Handler ControlServer::HandlerOf(std::string_view op) {
+  // One of each declared request (requests_test).
+  static const std::map<std::string_view, Handler> handlers = {
+      {"ping", &ControlServer::Ping},
+      {"register", &ControlServer::Register},
+      {"unregister", &ControlServer::Unregister},
+      {"datasets", &ControlServer::ListDatasets},
+      {"jobs", &ControlServer::ListJobs},
+      {"status", &ControlServer::ShowStatus},
+      {"parse", &ControlServer::Parse},
+      {"index", &ControlServer::Index},
+      {"attach", &ControlServer::Attach},
+      {"detach", &ControlServer::Detach},
+      {"unmapped", &ControlServer::Unmapped},
+      {"produce", &ControlServer::Produce},
+      {"put", &ControlServer::Put},
+      {"finish", &ControlServer::FinishProducer},
+      {"state", &ControlServer::JobStateOf},
+      {"evict", &ControlServer::Evict},
+      {"stop", &ControlServer::StopJob},
+      {"workers", &ControlServer::SetWorkers},
+      {"shutdown", &ControlServer::Shutdown},
+  };
+  return handlers.at(op);
+}
+
+ControlServer::Answer ControlServer::Ping(const Call&) {
+  nlohmann::json answer = OkReply();
+  answer["version"] = PENSTOCK_VERSION;
+  answer["pid"] = getpid();
+  answer["private"] = options_.private_broker;
+  return answer;
+}
+
+ControlServer::Answer ControlServer::ListJobs(const Call&) {
+  nlohmann::json answer = OkReply();
+  answer["jobs"] = jobs_->StatusJson(nullptr);
+  return answer;
+}
+
+ControlServer::Answer ControlServer::Shutdown(const Call&) {
+  if (!options_.private_broker) {
+    return PermissionDeniedError(
+        "this broker is a service: stop it with systemctl");
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const std::string name,
-                            TextField(request, "dataset", kNameCharsMax));
-  auto found = datasets_.find({connection.uid, name});
+  loop_->Stop();
+  return OkReply();
+}
+
+StatusOr<DatasetSpec> ControlServer::SpecOf(const Call& call) const {
+  const auto& [connection, request, fds] = call;
+  if (request.contains("spec")) {
+    return ParseDatasetSpec(request.at("spec").get<std::string>(),
+                            request.at("file").get<std::string>(),
+                            request.at("base").get<std::string>());
+  }
+  PENSTOCK_RETURN_IF_ERROR(RequireField(request, "dataset"));
+  const auto name = request.at("dataset").get<std::string>();
+  const auto found = datasets_.find({connection->uid, name});
   if (found != datasets_.end()) return found->second;
   if (request.contains("incarnation")) {
     return AbortedError(
@@ -183,7 +137,7 @@ StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
   std::string known;
   size_t names = 0;
   for (const auto& [key, spec] : datasets_) {
-    if (key.first != connection.uid) continue;
+    if (key.first != connection->uid) continue;
     if (names++ < kNamesShown) known += (names == 1 ? "" : ", ") + key.second;
   }
   if (names > kNamesShown) {
@@ -192,323 +146,50 @@ StatusOr<DatasetSpec> ControlServer::SpecOf(const Connection& connection,
   return NotFoundError(
       "no dataset '{}' is registered by user {} ({}); register it with "
       "`penstock register SPEC.yaml`, or attach with the spec file's path",
-      name, connection.uid,
+      name, connection->uid,
       known.empty() ? "none is" : "registered are: " + known);
 }
 
-Status ControlServer::StartAttach(Connection* connection,
-                                  const nlohmann::json& request,
-                                  std::vector<Fd>& fds) {
-  if (connection->job != nullptr) {
-    return FailedPreconditionError("this connection is already attached");
-  }
-  if (fds.empty() || fds.size() > 2) {
-    return InvalidArgumentError(
-        "attach: wanted the descriptor of the cursor page and optionally that "
-        "of the former one; found {}",
-        fds.size());
-  }
-  JobTable::AttachRequest attach;
-  JobOptions& options = attach.options;
-  PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(*connection, request));
-  PENSTOCK_ASSIGN_OR_RETURN(options.delivery, DeliveryOf(request));
-  const DeliveryMode mode = options.delivery.mode;
-  const bool ranks_are_numbered =
-      mode == DeliveryMode::kSplit || mode == DeliveryMode::kDynamic;
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const uint64_t world,
-      NumberField(request, "world_size", 1, kWorldSizeMax));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const uint64_t local,
-      NumberField(request, "local_world_size", 1, kLocalRanksMax));
-  if (local > world) {
-    return InvalidArgumentError(
-        "attach: local world size {} is more than world size {}", local, world);
-  }
-  uint64_t consumers = local;
-  if (mode == DeliveryMode::kBroadcast) {
-    consumers = std::max(local, kConsumersDefault);
-    if (request.contains("consumers")) {
-      PENSTOCK_ASSIGN_OR_RETURN(
-          consumers, NumberField(request, "consumers", 1, kLocalRanksMax));
-    }
-    // Later consumers may come and go, but these all come before the first
-    // batch.
-    if (consumers < local) {
-      return InvalidArgumentError(
-          "attach: consumers is {}, but the first batch waits for the {} ranks "
-          "of this host (local world size): leave it out, or set it to {} or "
-          "more",
-          consumers, local, local);
-    }
-    if (options.delivery.window == 0) {
-      options.delivery.window = options.spec.prefetch;
-    }
-  } else if (mode == DeliveryMode::kIndependent) {
-    consumers = 1;
-  }
-  if (request.contains("rank") || ranks_are_numbered) {
-    PENSTOCK_ASSIGN_OR_RETURN(
-        const uint64_t rank,
-        NumberField(request, "rank", 0,
-                    ranks_are_numbered ? world - 1 : kWorldSizeMax));
-    attach.joining.rank = static_cast<uint32_t>(rank);
-  } else {
-    attach.joining.rank = Delivery::kAnyRank;
-  }
-  // Brokers on several hosts do not agree on which rank gets which batch.
-  PENSTOCK_ASSIGN_OR_RETURN(const bool per_host,
-                            FlagField(request, "per_host"));
-  if (mode == DeliveryMode::kDynamic && local != world && !per_host) {
-    return InvalidArgumentError(
-        "attach: dynamic divides the data among the ranks of one host, and "
-        "{} of {} ranks are on this one: every host would deliver every row. "
-        "Use delivery `split`, which divides them over all hosts, or set "
-        "`per_host` if each host is to have all of the data",
-        local, world);
-  }
-  // The ranks of other hosts would have to shrink at the same step.
-  if (mode == DeliveryMode::kSplit && local != world &&
-      options.delivery.on_rank_death == OnRankDeath::kShrink) {
-    return InvalidArgumentError(
-        "attach: on_rank_death: shrink needs all {} ranks on one host; {} are "
-        "on this one",
-        world, local);
-  }
-  if (request.contains("incarnation")) {
-    attach.incarnation.emplace();
-    PENSTOCK_ASSIGN_OR_RETURN(
-        attach.incarnation->number,
-        NumberField(request, "incarnation", 1, UINT64_MAX));
-    PENSTOCK_ASSIGN_OR_RETURN(attach.incarnation->token,
-                              NumberField(request, "token", 0, UINT64_MAX));
-  }
-  attach.key.uid = connection->uid;
-  attach.key.dataset = options.spec.name;
-  PENSTOCK_ASSIGN_OR_RETURN(attach.key.name,
-                            TextField(request, "job", kNameCharsMax));
-  // The name appears in messages and logs.
-  if (std::any_of(attach.key.name.begin(), attach.key.name.end(), [](char c) {
-        return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
-      })) {
-    return InvalidArgumentError(
-        "attach: a job name must not contain control characters");
-  }
-  if (!request.contains("spec")) {
-    // Given by name: the name may have another spec since the job began.
-    JobKey key = attach.key;
-    if (mode == DeliveryMode::kIndependent) key.consumer = attach.joining.rank;
-    if (const DatasetSpec* spec = jobs_->SpecOf(
-            key, key.consumer ? 0 : attach.joining.rank, attach.incarnation)) {
-      options.spec = *spec;
-    }
-  }
-  options.world_size = static_cast<uint32_t>(world);
-  options.local_world_size = static_cast<uint32_t>(local);
-  options.consumers_max = static_cast<uint32_t>(consumers);
-  PENSTOCK_ASSIGN_OR_RETURN(options.repeat_first,
-                            FlagField(request, "repeat_first"));
-  PENSTOCK_ASSIGN_OR_RETURN(attach.joining.full_epoch,
-                            FlagField(request, "full_epoch"));
-  PENSTOCK_ASSIGN_OR_RETURN(attach.named, FlagField(request, "named"));
-  attach.named = attach.named || world > 1;
-  if (request.contains("wait_s")) {
-    const nlohmann::json& wait = request["wait_s"];
-    if (!wait.is_number() || !(wait.get<double>() > 0) ||
-        wait.get<double>() > 1e9) {
-      return InvalidArgumentError("attach: 'wait_s' is not a time in seconds");
-    }
-    options.wait_s = wait.get<double>();
-  }
-  if (request.contains("state")) {
-    auto state = JobStateFromJson(request["state"]);
-    if (!state.ok()) return state.status().Prepend("attach");
-    PENSTOCK_ASSIGN_OR_RETURN(const bool of_same,
-                              FlagField(request, "state_of_same_dataset"));
-    if (!of_same || state->dataset == options.spec.name) {
-      options.start = *std::move(state);
-    }
-  }
-  if (attach.incarnation) {
-    PENSTOCK_ASSIGN_OR_RETURN(
-        attach.joining.position,
-        NumberField(request, "position", 0, Plan::kTotalRowsMax));
-    PENSTOCK_ASSIGN_OR_RETURN(
-        const uint64_t phase,
-        NumberField(request, "phase", 0, kLocalRanksMax - 1));
-    attach.joining.phase = static_cast<uint32_t>(phase);
-    if (attach.joining.full_epoch) {
-      PENSTOCK_ASSIGN_OR_RETURN(
-          attach.joining.epochs_from,
-          NumberField(request, "epochs_from", 0, Plan::kTotalRowsMax));
-    }
-    PENSTOCK_ASSIGN_OR_RETURN(attach.joining.owed, PositionsField(request));
-    PENSTOCK_ASSIGN_OR_RETURN(
-        attach.joining.taken,
-        NumberField(request, "taken", 0, Plan::kTotalRowsMax));
-    if (fds.size() == 2) {
-      PENSTOCK_ASSIGN_OR_RETURN(Mapping former, OpenCursor(fds[1].get()));
-      attach.joining.former = PageOf(std::move(former));
-      attach.former_inode = CursorInode(fds[1].get());
-    }
-  }
-  PENSTOCK_ASSIGN_OR_RETURN(const RankPlacement placement,
-                            PlacementOf(request));
-  RankNode node = NodeOfRank(placement, topology_->node_of_cpus(),
-                             topology_->node_numbers());
-  if (placement.node && !node.node) {
-    LogWarning("job '{}': rank {}: {}; its memory may be on any node",
-               attach.key.name, attach.joining.rank, node.from);
-  }
-  attach.joining.node = node.node;
-  attach.joining.node_from = std::move(node.from);
-  PENSTOCK_ASSIGN_OR_RETURN(Mapping cursor, OpenCursor(fds[0].get()));
-  attach.joining.cursor = PageOf(std::move(cursor));
-  attach.cursor_fd = std::move(fds[0]);
-  attach.pidfd = connection->pidfd.get();
-  PENSTOCK_ASSIGN_OR_RETURN(WakePair wake, MakeWakePair());
-  attach.joining.wake_socket = wake.broker.get();
-  connection->wake = std::move(wake.broker);
-  connection->wake_of_rank = std::move(wake.rank);
-  // The answer may come at once, and the connection may then be gone, or after
-  // the dataset is open.
-  const uint64_t id = connection->id;
-  connection->waiting = true;
-  const uint64_t number = jobs_->Attach(
-      std::move(attach),
-      [this, id](auto result) { OnAttached(id, std::move(result)); });
-  if (Connection* still = Find(id); still != nullptr && still->waiting) {
-    still->attach = number;
-  }
-  return OkStatus();
-}
-
 // Workers serve all users.
-StatusOr<nlohmann::json> ControlServer::SetWorkers(
-    const Connection& connection, const nlohmann::json& request) {
-  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t count,
-                            NumberField(request, "workers", 0, kWorkersMax));
-  if (connection.uid != 0 && connection.uid != geteuid()) {
+ControlServer::Answer ControlServer::SetWorkers(const Call& call) {
+  const uid_t uid = call.connection->uid;
+  if (uid != 0 && uid != geteuid()) {
     return PermissionDeniedError(
         "only root and the broker's own user (uid {}) may set its workers",
         geteuid());
   }
-  PENSTOCK_RETURN_IF_ERROR(workers_->SetWorkers(static_cast<uint32_t>(count)));
-  LogInfo("{} workers, set by user {}", workers_->workers(), connection.uid);
+  PENSTOCK_RETURN_IF_ERROR(
+      workers_->SetWorkers(call.request.at("workers").get<uint32_t>()));
+  LogInfo("{} workers, set by user {}", workers_->workers(), uid);
   nlohmann::json answer = OkReply();
   answer["workers"] = workers_->workers();
   answer["workers_chosen"] = workers_->Description();
   return answer;
 }
 
-void ControlServer::OnAttached(uint64_t id,
-                               StatusOr<JobTable::Attached> result) {
-  Connection* connection = Find(id);
-  connection->waiting = false;
-  connection->attach = 0;
-  if (!result.ok()) {
-    connection->wake.Reset();
-    connection->wake_of_rank.Reset();
-    Reply(connection, ErrorReply(result.status()));
-    return;
-  }
-  connection->job = result->job;
-  connection->seat = result->joined.seat;
-  connection->former_memory = std::move(result->former_memory);
-  const Job& job = *connection->job;
-  if (const Status status = loop_->Watch(connection->wake.get(),
-                                         [this, id](uint32_t) { OnWake(id); });
-      !status.ok()) {
-    // Without its wakes the rank would wait forever once its slots are used.
-    Reply(connection, ErrorReply(status));
-    connection->job->Mute(connection->seat);
-    jobs_->Leave(std::exchange(connection->job, nullptr), connection->seat,
-                 true);
-    return;
-  }
-  // Spinning pays if every rank and worker has a processor of its own.
-  const bool spare = workers_->workers() + job.options().local_world_size <=
-                     topology_->allowed();
-  const Plan& plan = job.plan();
-  nlohmann::json answer = OkReply();
-  answer["dataset"] = job.key().dataset;
-  answer["job"] = job.key().name;
-  answer["rank"] = job.key().consumer.value_or(result->joined.rank);
-  answer["seat"] = connection->seat;
-  answer["incarnation"] = result->incarnation.number;
-  answer["token"] = result->incarnation.token;
-  answer["hold"] = job.options().spec.hold;
-  // The length of a stream is unknown.
-  const bool endless = job.stream() != nullptr;
-  answer["records"] = endless ? 0 : plan.records();
-  answer["steps_per_epoch"] = endless ? 0 : plan.steps_per_epoch();
-  answer["rows_per_epoch"] = plan.rows_per_epoch();
-  answer["epochs"] = plan.epochs().value_or(0);
-  answer["position"] = result->joined.position;
-  answer["handed_over"] = result->joined.backlog;
-  answer["replaces"] = result->joined.replaces;
-  // The parts of a state: identity, and rows owed at the beginning.
-  answer["state"] = JobStateToJson(job.StateAt(plan.start()));
-  const Delivery::Joined& joined = result->joined;
-  answer["phase"] = joined.phase;
-  answer["plan_rank"] = joined.rank_index;
-  answer["plan_ranks"] = joined.ranks;
-  answer["owed"] =
-      JobStateToJson(job.StateAt({joined.position, joined.owed})).at("owed");
-  answer["warning"] = job.warning();
-  answer["spin_ns"] = spare ? 50'000 : 0;
-  answer["element_spec"] =
-      ElementSpecToJson(job.dataset().program->element_spec());
-  Reply(connection, answer,
-        {job.segment().fd(), connection->wake_of_rank.get()});
-  connection->wake_of_rank.Reset();
-  SendRanksChanged(connection->job);
-  connection->job->Advance({connection->seat});
-  LetInProducers();
-}
-
-void ControlServer::SendRanksChanged(const std::shared_ptr<Job>& job) {
-  for (const Delivery::RanksChanged& change : job->TakeRanksChanged()) {
-    for (auto& [id, connection] : connections_) {
-      if (connection.job != job || connection.seat != change.seat) continue;
-      Reply(&connection,
-            {{"event", "ranks"},
-             {"phase", change.phase},
-             {"rank", change.rank},
-             {"world_size", change.world_size},
-             {"state", JobStateToJson(job->StateAt(change.start))}});
-      job->RanksAnnounced(change.seat, change.phase);
-    }
-  }
-}
-
 StatusOr<std::vector<std::shared_ptr<Job>>> ControlServer::JobsOf(
-    const Connection& connection, const nlohmann::json& request) {
-  if (!request.contains("job") && connection.job != nullptr) {
-    return std::vector<std::shared_ptr<Job>>{connection.job};
+    const Call& call) const {
+  const auto& [connection, request, fds] = call;
+  if (!request.contains("job") && connection->job != nullptr) {
+    return std::vector<std::shared_ptr<Job>>{connection->job};
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const std::string name,
-                            TextField(request, "job", kNameCharsMax));
-  std::string dataset;
-  if (request.contains("dataset")) {
-    PENSTOCK_ASSIGN_OR_RETURN(dataset,
-                              TextField(request, "dataset", kNameCharsMax));
-  }
+  PENSTOCK_RETURN_IF_ERROR(RequireField(request, "job"));
+  const auto name = request.at("job").get<std::string>();
+  const std::string dataset = request.value("dataset", "");
   std::vector<std::shared_ptr<Job>> jobs =
-      jobs_->Find(connection.uid, name, dataset);
+      jobs_->Find(connection->uid, name, dataset);
   if (jobs.empty()) {
     return NotFoundError(
         "user {} runs no job '{}'{}; `penstock jobs` lists them",
-        connection.uid, name,
+        connection->uid, name,
         dataset.empty() ? "" : " of dataset '" + dataset + "'");
   }
   return jobs;
 }
 
-StatusOr<nlohmann::json> ControlServer::JobStateOf(
-    const Connection& connection, const nlohmann::json& request) {
+ControlServer::Answer ControlServer::JobStateOf(const Call& call) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
-                            JobsOf(connection, request));
+                            JobsOf(call));
   if (jobs.size() > 1) {
     return InvalidArgumentError("{} jobs are named '{}': name the dataset too",
                                 jobs.size(), jobs[0]->key().name);
@@ -526,12 +207,10 @@ StatusOr<nlohmann::json> ControlServer::JobStateOf(
   return answer;
 }
 
-StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
-                                              const nlohmann::json& request) {
-  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t rank,
-                            NumberField(request, "rank", 0, kWorldSizeMax));
-  const StatusOr<std::vector<std::shared_ptr<Job>>> jobs =
-      JobsOf(connection, request);
+ControlServer::Answer ControlServer::Evict(const Call& call) {
+  const auto& [connection, request, fds] = call;
+  const auto rank = request.at("rank").get<uint32_t>();
+  const StatusOr<std::vector<std::shared_ptr<Job>>> jobs = JobsOf(call);
   if (jobs.status().code() == StatusCode::kInvalidArgument) {
     return jobs.status();
   }
@@ -542,9 +221,8 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
     const std::shared_ptr<Job>& job = (*jobs)[i];
     const std::optional<uint32_t> consumer = job->key().consumer;
     if (consumer && *consumer != rank) continue;
-    const Status evicted =
-        job->Evict(consumer ? 0 : static_cast<uint32_t>(rank),
-                   Format("evicted by user {}", connection.uid));
+    const Status evicted = job->Evict(
+        consumer ? 0 : rank, Format("evicted by user {}", connection->uid));
     if (evicted.ok()) {
       jobs_->NoteEvicted(job);
       status = evicted;
@@ -553,32 +231,29 @@ StatusOr<nlohmann::json> ControlServer::Evict(const Connection& connection,
   }
   // A rank that has not reconnected is in no job yet.
   if (!status.ok() && request.contains("job")) {
-    const Status away = jobs_->EvictAway(connection.uid, request["job"],
-                                         request.value("dataset", ""),
-                                         static_cast<uint32_t>(rank));
+    const Status away = jobs_->EvictAway(connection->uid, request.at("job"),
+                                         request.value("dataset", ""), rank);
     if (away.code() != StatusCode::kNotFound) status = away;
   }
   if (!status.ok()) return status;
   return OkReply();
 }
 
-StatusOr<nlohmann::json> ControlServer::StopJob(const Connection& connection,
-                                                const nlohmann::json& request) {
-  PENSTOCK_ASSIGN_OR_RETURN(const bool now, FlagField(request, "now"));
-  StatusOr<std::vector<std::shared_ptr<Job>>> found =
-      JobsOf(connection, request);
+ControlServer::Answer ControlServer::StopJob(const Call& call) {
+  const auto& [connection, request, fds] = call;
+  StatusOr<std::vector<std::shared_ptr<Job>>> found = JobsOf(call);
   // An ended job is forgotten, so that its late ranks begin anew.
   const bool forgotten =
       found.status().code() != StatusCode::kInvalidArgument &&
-      jobs_->ForgetEnded(connection.uid, request.value("job", ""),
+      jobs_->ForgetEnded(connection->uid, request.value("job", ""),
                          request.value("dataset", ""));
   if (!found.ok() && forgotten) return OkReply();
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
                             std::move(found));
   for (const std::shared_ptr<Job>& job : jobs) {
-    if (now) {
+    if (request.value("now", false)) {
       job->Recall(Format("job '{}' was stopped by user {}", job->key().name,
-                         connection.uid));
+                         connection->uid));
     } else {
       job->Drain();
       // No rank is attached; only replacements of dead ones could come.
@@ -588,17 +263,12 @@ StatusOr<nlohmann::json> ControlServer::StopJob(const Connection& connection,
   return OkReply();
 }
 
-Status ControlServer::StartIndex(Connection* connection,
-                                 const nlohmann::json& request) {
+ControlServer::Answer ControlServer::Index(const Call& call) {
   JobOptions options;
-  PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(*connection, request));
-  if (request.contains("world_size")) {
-    PENSTOCK_ASSIGN_OR_RETURN(
-        const uint64_t world,
-        NumberField(request, "world_size", 1, kLocalRanksMax));
-    options.consumers_max = options.world_size = options.local_world_size =
-        static_cast<uint32_t>(world);
-  }
+  PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(call));
+  options.world_size = call.request.value("world_size", options.world_size);
+  options.consumers_max = options.local_world_size = options.world_size;
+  Connection* const connection = call.connection;
   const uint64_t id = connection->id;
   connection->waiting = true;
   connection->inspect = jobs_->Inspect(
@@ -608,28 +278,25 @@ Status ControlServer::StartIndex(Connection* connection,
         asking->inspect = 0;
         Reply(asking, result.ok() ? *result : ErrorReply(result.status()));
       });
-  return OkStatus();
+  return nlohmann::json();
 }
 
-StatusOr<nlohmann::json> ControlServer::Parse(const Connection& connection,
-                                              const nlohmann::json& request) {
-  PENSTOCK_ASSIGN_OR_RETURN(const DatasetSpec spec,
-                            SpecOf(connection, request));
+ControlServer::Answer ControlServer::Parse(const Call& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(const DatasetSpec spec, SpecOf(call));
   nlohmann::json answer = OkReply();
   answer["dataset"] = spec.name;
   answer["spec"] = DatasetSpecToJson(spec).dump();
   return answer;
 }
 
-StatusOr<nlohmann::json> ControlServer::Register(
-    const Connection& connection, const nlohmann::json& request) {
-  PENSTOCK_ASSIGN_OR_RETURN(DatasetSpec spec, SpecOf(connection, request));
-  PENSTOCK_ASSIGN_OR_RETURN(const bool replace, FlagField(request, "replace"));
-  const std::pair<uid_t, std::string> key = {connection.uid, spec.name};
+ControlServer::Answer ControlServer::Register(const Call& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(DatasetSpec spec, SpecOf(call));
+  const uid_t uid = call.connection->uid;
+  const std::pair<uid_t, std::string> key = {uid, spec.name};
   const auto found = datasets_.find(key);
   const std::string field =
       found == datasets_.end() ? "" : DifferingField(spec, found->second);
-  if (!field.empty() && !replace) {
+  if (!field.empty() && !call.request.value("replace", false)) {
     return AlreadyExistsError(
         "dataset '{}' is registered with another spec: {}; replace it with "
         "--replace, or rename one of them",
@@ -638,17 +305,17 @@ StatusOr<nlohmann::json> ControlServer::Register(
   if (found == datasets_.end()) {
     const auto of_uid = std::count_if(
         datasets_.begin(), datasets_.end(),
-        [&](const auto& item) { return item.first.first == connection.uid; });
+        [uid](const auto& item) { return item.first.first == uid; });
     if (static_cast<size_t>(of_uid) >= kDatasetsPerUidMax) {
       return ResourceExhaustedError(
           "user {} has reached the limit of {} registered datasets; remove "
           "some with `penstock unregister`",
-          connection.uid, kDatasetsPerUidMax);
+          uid, kDatasetsPerUidMax);
     }
   }
   if (found == datasets_.end() || !field.empty()) {
     PENSTOCK_RETURN_IF_ERROR(recovery_journal_->DatasetRegistered(
-        {connection.uid, spec.name, DatasetSpecToJson(spec).dump()}));
+        {uid, spec.name, DatasetSpecToJson(spec).dump()}));
     datasets_[key] = spec;
   }
   nlohmann::json answer = OkReply();
@@ -656,19 +323,18 @@ StatusOr<nlohmann::json> ControlServer::Register(
   return answer;
 }
 
-StatusOr<nlohmann::json> ControlServer::Unregister(
-    const Connection& connection, const nlohmann::json& request) {
-  PENSTOCK_ASSIGN_OR_RETURN(const DatasetSpec spec,
-                            SpecOf(connection, request));
+ControlServer::Answer ControlServer::Unregister(const Call& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(const DatasetSpec spec, SpecOf(call));
+  const uid_t uid = call.connection->uid;
   PENSTOCK_RETURN_IF_ERROR(
-      recovery_journal_->DatasetUnregistered(connection.uid, spec.name));
-  datasets_.erase({connection.uid, spec.name});
+      recovery_journal_->DatasetUnregistered(uid, spec.name));
+  datasets_.erase({uid, spec.name});
   nlohmann::json answer = OkReply();
   answer["dataset"] = spec.name;
   return answer;
 }
 
-nlohmann::json ControlServer::DatasetsJson() const {
+ControlServer::Answer ControlServer::ListDatasets(const Call&) {
   nlohmann::json list = nlohmann::json::array();
   for (const auto& [key, spec] : datasets_) {
     const nlohmann::ordered_json source =
@@ -706,7 +372,7 @@ std::string ControlServer::NumaText() const {
                       nodes, elsewhere);
 }
 
-nlohmann::json ControlServer::StatusJson() const {
+ControlServer::Answer ControlServer::ShowStatus(const Call&) {
   const std::chrono::duration<double> uptime =
       std::chrono::steady_clock::now() - started_;
   nlohmann::json answer = OkReply();

@@ -31,7 +31,7 @@ std::string TextCell(const Json& object, const char* key) {
   return TextField(object, key, "-");
 }
 
-std::string CountCell(const Json& object, const StatusField& field) {
+std::string CountCell(const Json& object, const AnswerField& field) {
   const std::optional<uint64_t> count =
       CountField(object, std::string(field.key).c_str());
   if (!count) return "-";
@@ -45,22 +45,22 @@ std::string CountCell(const Json& object, const StatusField& field) {
 }
 
 // '-': the field is missing or of another type.
-std::string Cell(const Json& object, const StatusField& field) {
+std::string Cell(const Json& object, const AnswerField& field) {
   const std::string key(field.key);
   const std::optional<uint64_t> count = CountField(object, key.c_str());
   const std::optional<double> number = NumberField(object, key.c_str());
   switch (field.type) {
-    case StatusType::kText: {
+    case FieldType::kText: {
       const std::string text = TextField(object, key.c_str());
       return text.empty() ? "-" : text;
     }
-    case StatusType::kCount:
+    case FieldType::kCount:
       return CountCell(object, field);
-    case StatusType::kId:
+    case FieldType::kId:
       return count ? std::to_string(*count) : "-";
-    case StatusType::kBytes:
+    case FieldType::kBytes:
       return count ? FormatBytes(*count) : "-";
-    case StatusType::kSeconds:
+    case FieldType::kSeconds:
       return number ? FormatSeconds(*number) : "-";
     default:
       return "-";
@@ -69,7 +69,7 @@ std::string Cell(const Json& object, const StatusField& field) {
 
 // A field of the broker.
 std::string BrokerCell(const Json& broker, std::string_view key) {
-  for (const StatusField& field : StatusObjectOf("broker").fields) {
+  for (const AnswerField& field : StatusObjectOf("broker").fields) {
     if (field.key == key) return Cell(broker, field);
   }
   return "-";
@@ -88,7 +88,7 @@ class StatusTable {
       : of_job_(of_job), table_({}) {
     std::vector<std::string> headings;
     if (of_job) headings.emplace_back("JOB");
-    for (const StatusField& field : StatusObjectOf(object).fields) {
+    for (const AnswerField& field : StatusObjectOf(object).fields) {
       if (field.column.empty() || field.table != table) continue;
       fields_.push_back(&field);
       headings.emplace_back(field.column);
@@ -99,7 +99,7 @@ class StatusTable {
   void Add(const Json& job, const Json& object) {
     std::vector<std::string> cells;
     if (of_job_) cells.push_back(TextCell(job, "job"));
-    for (const StatusField* field : fields_) {
+    for (const AnswerField* field : fields_) {
       cells.push_back(Cell(object, *field));
     }
     table_.AddRow(std::move(cells));
@@ -109,7 +109,7 @@ class StatusTable {
 
  private:
   const bool of_job_;
-  std::vector<const StatusField*> fields_;
+  std::vector<const AnswerField*> fields_;
   Table table_;
 };
 

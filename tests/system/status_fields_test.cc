@@ -13,38 +13,13 @@
 
 #include "common/format.h"
 #include "gtest/gtest.h"
+#include "tests/support/answer_fields.h"
 #include "tests/support/delivery_fixture.h"
 
 namespace penstock {
 namespace {
 
 using nlohmann::json;
-
-bool IsOf(StatusType type, const json& value) {
-  switch (type) {
-    case StatusType::kText:
-      return value.is_string();
-    case StatusType::kCount:
-    case StatusType::kBytes:
-      return value.is_number_unsigned() ||
-             (value.is_number_integer() && value.get<int64_t>() >= 0);
-    case StatusType::kId:
-      return value.is_number_integer();
-    case StatusType::kSeconds:
-      return value.is_number() && value.get<double>() >= 0;
-    case StatusType::kFraction:
-      return value.is_number() && value.get<double>() >= 0 &&
-             value.get<double>() <= 1;
-    case StatusType::kFlag:
-      return value.is_boolean();
-    case StatusType::kNumbers:
-    case StatusType::kObjects:
-      return value.is_array();
-    case StatusType::kObject:
-      return value.is_object();
-  }
-  return false;
-}
 
 class StatusFieldsTest : public DeliveryTest {
  protected:
@@ -57,20 +32,7 @@ class StatusFieldsTest : public DeliveryTest {
   }
 
   void Check(const char* name, const json& value) {
-    std::set<std::string> undeclared;
-    for (const auto& item : value.items()) undeclared.insert(item.key());
-    for (const StatusField& field : StatusObjectOf(name).fields) {
-      const std::string key(field.key);
-      SCOPED_TRACE(std::string(name) + "." + key);
-      undeclared.erase(key);
-      if (!value.contains(key) || value[key].is_null()) {
-        EXPECT_FALSE(field.always);
-        continue;
-      }
-      EXPECT_TRUE(IsOf(field.type, value[key])) << value[key];
-      seen_.insert(std::string(name) + "." + key);
-    }
-    EXPECT_EQ(undeclared, std::set<std::string>()) << name;
+    CheckAnswer(name, value, StatusObjectOf(name).fields, &seen_);
   }
   void CheckAll(const json& answer) {
     Check("broker", answer.at("broker"));
@@ -126,7 +88,7 @@ TEST_F(StatusFieldsTest, AnswerHasTheDeclaredFieldsAndNoOthers) {
       "bottleneck.to_attach",    "rank.node",         "rank.memory_node"};
   for (const StatusObject& object : StatusObjects()) {
     if (object.name == "late read") continue;
-    for (const StatusField& field : object.fields) {
+    for (const AnswerField& field : object.fields) {
       const std::string name = Format("{}.{}", object.name, field.key);
       EXPECT_TRUE(seen_.contains(name) || rare.contains(name)) << name;
     }
@@ -139,7 +101,7 @@ TEST(StatusFieldsReadmeTest, TablesAreTheDeclaration) {
   for (const StatusObject& object : StatusObjects()) {
     std::string table = Format(
         "{}\n\n| field | column | meaning |\n|---|---|---|\n", object.text);
-    for (const StatusField& field : object.fields) {
+    for (const AnswerField& field : object.fields) {
       std::string_view column = field.column;
       if (column.starts_with('>')) column.remove_prefix(1);
       table += Format("| `{}` | {} | {} |\n", field.key, column, field.text);

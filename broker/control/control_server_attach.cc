@@ -1,0 +1,373 @@
+// The attach of a rank: its options, its reconnect, its answer.
+#include <algorithm>
+#include <array>
+
+#include "broker/base/log.h"
+#include "broker/control/control_server.h"
+#include "broker/memory/placement.h"
+#include "broker/request/requests.h"
+#include "common/delivery_options.h"
+#include "common/job_state.h"
+#include "common/message.h"
+#include "common/segment.h"
+#include "common/wake.h"
+
+namespace penstock {
+namespace {
+
+// Consumers of a broadcast job that does not give a number of its own.
+constexpr uint32_t kConsumersDefault = 8;
+
+std::shared_ptr<const CursorPage> PageOf(Mapping mapping) {
+  const auto shared = std::make_shared<Mapping>(std::move(mapping));
+  return {shared, reinterpret_cast<const CursorPage*>(shared->data())};
+}
+
+// The value whose name the field has.
+template <typename E, size_t N>
+E ChoiceOf(const nlohmann::json& request, const char* key,
+           const std::array<std::string_view, N>& names, E absent) {
+  const auto found = request.find(key);
+  if (found == request.end()) return absent;
+  return static_cast<E>(std::find(names.begin(), names.end(),
+                                  found->get_ref<const std::string&>()) -
+                        names.begin());
+}
+
+bool RanksAreNumbered(DeliveryMode mode) {
+  return mode == DeliveryMode::kSplit || mode == DeliveryMode::kDynamic;
+}
+
+StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request) {
+  DeliveryOptions options;
+  options.mode =
+      ChoiceOf(request, "delivery", kDeliveryModeNames, options.mode);
+  options.lag = ChoiceOf(request, "lag", kLagNames, options.lag);
+  options.on_rank_death = ChoiceOf(request, "on_rank_death", kOnRankDeathNames,
+                                   DefaultOnRankDeath(options.mode));
+  options.window = request.value("window", options.window);
+  if (options.mode == DeliveryMode::kDynamic &&
+      options.on_rank_death == OnRankDeath::kWait) {
+    return InvalidArgumentError(
+        "attach: on_rank_death: wait is not offered in dynamic, where the "
+        "batches of a dead rank go to the others at once; use shrink or fail");
+  }
+  if (options.mode == DeliveryMode::kBroadcast) return options;
+  for (const char* name : {"lag", "window", "consumers", "full_epoch"}) {
+    if (!request.contains(name)) continue;
+    return InvalidArgumentError(
+        "attach: '{}' is an option of broadcast; delivery is {}", name,
+        kDeliveryModeNames[static_cast<size_t>(options.mode)]);
+  }
+  return options;
+}
+
+// How many consumers there may be at once.
+StatusOr<uint32_t> ConsumersOf(const nlohmann::json& request, DeliveryMode mode,
+                               uint32_t local) {
+  if (mode == DeliveryMode::kIndependent) return 1;
+  if (mode != DeliveryMode::kBroadcast) return local;
+  const uint32_t consumers =
+      request.value("consumers", std::max(local, kConsumersDefault));
+  // Later consumers may come and go, but these all come before the first
+  // batch.
+  if (consumers < local) {
+    return InvalidArgumentError(
+        "attach: consumers is {}, but the first batch waits for the {} ranks "
+        "of this host (local world size): leave it out, or set it to {} or "
+        "more",
+        consumers, local, local);
+  }
+  return consumers;
+}
+
+// Brokers on several hosts do not agree on which rank gets which batch.
+Status CheckHosts(const nlohmann::json& request, const JobOptions& options) {
+  const uint32_t world = options.world_size;
+  const uint32_t local = options.local_world_size;
+  if (local == world) return OkStatus();
+  const DeliveryMode mode = options.delivery.mode;
+  if (mode == DeliveryMode::kDynamic && !request.value("per_host", false)) {
+    return InvalidArgumentError(
+        "attach: dynamic divides the data among the ranks of one host, and "
+        "{} of {} ranks are on this one: every host would deliver every row. "
+        "Use delivery `split`, which divides them over all hosts, or set "
+        "`per_host` if each host is to have all of the data",
+        local, world);
+  }
+  // The ranks of other hosts would have to shrink at the same step.
+  if (mode == DeliveryMode::kSplit &&
+      options.delivery.on_rank_death == OnRankDeath::kShrink) {
+    return InvalidArgumentError(
+        "attach: on_rank_death: shrink needs all {} ranks on one host; {} are "
+        "on this one",
+        world, local);
+  }
+  return OkStatus();
+}
+
+// All but spec and start; its spec is in *options.
+Status ReadOptions(const nlohmann::json& request, JobOptions* options) {
+  PENSTOCK_ASSIGN_OR_RETURN(options->delivery, DeliveryOf(request));
+  const DeliveryMode mode = options->delivery.mode;
+  if (mode == DeliveryMode::kBroadcast && options->delivery.window == 0) {
+    options->delivery.window = options->spec.prefetch;
+  }
+  options->world_size = request.at("world_size");
+  options->local_world_size = request.at("local_world_size");
+  if (options->local_world_size > options->world_size) {
+    return InvalidArgumentError(
+        "attach: local world size {} is more than world size {}",
+        options->local_world_size, options->world_size);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      options->consumers_max,
+      ConsumersOf(request, mode, options->local_world_size));
+  options->repeat_first = request.value("repeat_first", false);
+  options->wait_s = request.value("wait_s", options->wait_s);
+  return CheckHosts(request, *options);
+}
+
+StatusOr<uint32_t> RankOf(const nlohmann::json& request,
+                          const JobOptions& options) {
+  const bool numbered = RanksAreNumbered(options.delivery.mode);
+  if (numbered) PENSTOCK_RETURN_IF_ERROR(RequireField(request, "rank"));
+  const uint32_t rank = request.value("rank", Delivery::kAnyRank);
+  if (numbered && rank >= options.world_size) {
+    return InvalidArgumentError(
+        "request: 'rank' is {}; wanted a number from 0 to {}", rank,
+        options.world_size - 1);
+  }
+  return rank;
+}
+
+StatusOr<std::string> JobNameOf(const nlohmann::json& request) {
+  const auto name = request.at("job").get<std::string>();
+  // The name appears in messages and logs.
+  if (std::any_of(name.begin(), name.end(), [](char c) {
+        return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
+      })) {
+    return InvalidArgumentError(
+        "attach: a job name must not contain control characters");
+  }
+  return name;
+}
+
+// What a rank knows of its job from before the death of a broker.
+Status ReadReconnect(const nlohmann::json& request, const std::vector<Fd>& fds,
+                     JobTable::AttachRequest* attach) {
+  attach->incarnation = {request.at("incarnation").get<uint64_t>(),
+                         request.at("token").get<uint64_t>()};
+  Delivery::Joining& joining = attach->joining;
+  joining.position = request.at("position").get<uint64_t>();
+  joining.phase = request.at("phase");
+  joining.owed = request.at("owed").get<std::vector<uint64_t>>();
+  joining.taken = request.at("taken");
+  if (joining.full_epoch) {
+    PENSTOCK_RETURN_IF_ERROR(RequireField(request, "epochs_from"));
+    joining.epochs_from = request.at("epochs_from").get<uint64_t>();
+  }
+  if (fds.size() == 2) {
+    PENSTOCK_ASSIGN_OR_RETURN(Mapping former, OpenCursor(fds[1].get()));
+    joining.former = PageOf(std::move(former));
+    attach->former_inode = CursorInode(fds[1].get());
+  }
+  return OkStatus();
+}
+
+// The state it begins at, if the request has one for this dataset.
+Status ReadState(const nlohmann::json& request, JobOptions* options) {
+  const auto found = request.find("state");
+  if (found == request.end()) return OkStatus();
+  StatusOr<JobState> state = JobStateFromJson(*found);
+  if (!state.ok()) return state.status().Prepend("attach");
+  if (!request.value("state_of_same_dataset", false) ||
+      state->dataset == options->spec.name) {
+    options->start = *std::move(state);
+  }
+  return OkStatus();
+}
+
+// Where a rank says it runs.
+StatusOr<RankPlacement> PlacementOf(const nlohmann::json& request) {
+  RankPlacement placement;
+  if (const auto cpus = request.find("cpus"); cpus != request.end()) {
+    StatusOr<std::vector<uint32_t>> list =
+        ParseCpuList(cpus->get_ref<const std::string&>());
+    if (!list.ok()) return list.status().Prepend("attach: 'cpus'");
+    placement.cpus = *std::move(list);
+  }
+  const std::pair<const char*, std::optional<uint32_t>*> numbers[] = {
+      {"cpu", &placement.cpu},
+      {"node", &placement.node},
+      {"gpu_node", &placement.gpu_node}};
+  for (const auto& [key, number] : numbers) {
+    if (request.contains(key)) *number = request.at(key).get<uint32_t>();
+  }
+  placement.gpu = request.value("gpu", "");
+  return placement;
+}
+
+}  // namespace
+
+ControlServer::Answer ControlServer::Attach(const Call& call) {
+  const auto& [connection, request, fds] = call;
+  if (connection->job != nullptr) {
+    return FailedPreconditionError("this connection is already attached");
+  }
+  if (fds.empty() || fds.size() > 2) {
+    return InvalidArgumentError(
+        "attach: wanted the descriptor of the cursor page and optionally that "
+        "of the former one; found {}",
+        fds.size());
+  }
+  JobTable::AttachRequest attach;
+  JobOptions& options = attach.options;
+  Delivery::Joining& joining = attach.joining;
+  PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(call));
+  PENSTOCK_RETURN_IF_ERROR(ReadOptions(request, &options));
+  PENSTOCK_ASSIGN_OR_RETURN(joining.rank, RankOf(request, options));
+  joining.full_epoch = request.value("full_epoch", false);
+  PENSTOCK_ASSIGN_OR_RETURN(attach.key.name, JobNameOf(request));
+  attach.key.uid = connection->uid;
+  attach.key.dataset = options.spec.name;
+  attach.named = request.value("named", false) || options.world_size > 1;
+  if (request.contains("incarnation")) {
+    PENSTOCK_RETURN_IF_ERROR(ReadReconnect(request, fds, &attach));
+  }
+  if (!request.contains("spec")) {
+    // Given by name: the name may have another spec since the job began.
+    JobKey key = attach.key;
+    if (options.delivery.mode == DeliveryMode::kIndependent) {
+      key.consumer = joining.rank;
+    }
+    if (const DatasetSpec* spec = jobs_->SpecOf(
+            key, key.consumer ? 0 : joining.rank, attach.incarnation)) {
+      options.spec = *spec;
+    }
+  }
+  PENSTOCK_RETURN_IF_ERROR(ReadState(request, &options));
+  PENSTOCK_ASSIGN_OR_RETURN(const RankPlacement placement,
+                            PlacementOf(request));
+  RankNode node = NodeOfRank(placement, topology_->node_of_cpus(),
+                             topology_->node_numbers());
+  if (placement.node && !node.node) {
+    LogWarning("job '{}': rank {}: {}; its memory may be on any node",
+               attach.key.name, joining.rank, node.from);
+  }
+  joining.node = node.node;
+  joining.node_from = std::move(node.from);
+  PENSTOCK_ASSIGN_OR_RETURN(Mapping cursor, OpenCursor(fds[0].get()));
+  joining.cursor = PageOf(std::move(cursor));
+  attach.cursor_fd = std::move(fds[0]);
+  attach.pidfd = connection->pidfd.get();
+  PENSTOCK_ASSIGN_OR_RETURN(WakePair wake, MakeWakePair());
+  joining.wake_socket = wake.broker.get();
+  connection->wake = std::move(wake.broker);
+  connection->wake_of_rank = std::move(wake.rank);
+  // The answer may come at once, and the connection may then be gone, or after
+  // the dataset is open.
+  const uint64_t id = connection->id;
+  connection->waiting = true;
+  const uint64_t number = jobs_->Attach(
+      std::move(attach),
+      [this, id](auto result) { OnAttached(id, std::move(result)); });
+  if (Connection* still = Find(id); still != nullptr && still->waiting) {
+    still->attach = number;
+  }
+  return nlohmann::json();
+}
+
+// Everything is unmapped. It hangs up.
+ControlServer::Answer ControlServer::Detach(const Call& call) {
+  End(call.connection->id, true);
+  return nlohmann::json();
+}
+
+ControlServer::Answer ControlServer::Unmapped(const Call& call) {
+  call.connection->former_memory.reset();
+  return nlohmann::json();
+}
+
+void ControlServer::OnAttached(uint64_t id,
+                               StatusOr<JobTable::Attached> result) {
+  Connection* connection = Find(id);
+  connection->waiting = false;
+  connection->attach = 0;
+  if (!result.ok()) {
+    connection->wake.Reset();
+    connection->wake_of_rank.Reset();
+    Reply(connection, ErrorReply(result.status()));
+    return;
+  }
+  connection->job = result->job;
+  connection->seat = result->joined.seat;
+  connection->former_memory = std::move(result->former_memory);
+  const Job& job = *connection->job;
+  if (const Status status = loop_->Watch(connection->wake.get(),
+                                         [this, id](uint32_t) { OnWake(id); });
+      !status.ok()) {
+    // Without its wakes the rank would wait forever once its slots are used.
+    Reply(connection, ErrorReply(status));
+    connection->job->Mute(connection->seat);
+    jobs_->Leave(std::exchange(connection->job, nullptr), connection->seat,
+                 true);
+    return;
+  }
+  // Spinning pays if every rank and worker has a processor of its own.
+  const bool spare = workers_->workers() + job.options().local_world_size <=
+                     topology_->allowed();
+  const Plan& plan = job.plan();
+  nlohmann::json answer = OkReply();
+  answer["dataset"] = job.key().dataset;
+  answer["job"] = job.key().name;
+  answer["rank"] = job.key().consumer.value_or(result->joined.rank);
+  answer["seat"] = connection->seat;
+  answer["incarnation"] = result->incarnation.number;
+  answer["token"] = result->incarnation.token;
+  answer["hold"] = job.options().spec.hold;
+  // The length of a stream is unknown.
+  const bool endless = job.stream() != nullptr;
+  answer["records"] = endless ? 0 : plan.records();
+  answer["steps_per_epoch"] = endless ? 0 : plan.steps_per_epoch();
+  answer["rows_per_epoch"] = plan.rows_per_epoch();
+  answer["epochs"] = plan.epochs().value_or(0);
+  answer["position"] = result->joined.position;
+  answer["handed_over"] = result->joined.backlog;
+  answer["replaces"] = result->joined.replaces;
+  // The parts of a state: identity, and rows owed at the beginning.
+  answer["state"] = JobStateToJson(job.StateAt(plan.start()));
+  const Delivery::Joined& joined = result->joined;
+  answer["phase"] = joined.phase;
+  answer["plan_rank"] = joined.rank_index;
+  answer["plan_ranks"] = joined.ranks;
+  answer["owed"] =
+      JobStateToJson(job.StateAt({joined.position, joined.owed})).at("owed");
+  answer["warning"] = job.warning();
+  answer["spin_ns"] = spare ? 50'000 : 0;
+  answer["element_spec"] =
+      ElementSpecToJson(job.dataset().program->element_spec());
+  Reply(connection, answer,
+        {job.segment().fd(), connection->wake_of_rank.get()});
+  connection->wake_of_rank.Reset();
+  SendRanksChanged(connection->job);
+  connection->job->Advance({connection->seat});
+  LetInProducers();
+}
+
+void ControlServer::SendRanksChanged(const std::shared_ptr<Job>& job) {
+  for (const Delivery::RanksChanged& change : job->TakeRanksChanged()) {
+    for (auto& [id, connection] : connections_) {
+      if (connection.job != job || connection.seat != change.seat) continue;
+      Reply(&connection,
+            {{"event", "ranks"},
+             {"phase", change.phase},
+             {"rank", change.rank},
+             {"world_size", change.world_size},
+             {"state", JobStateToJson(job->StateAt(change.start))}});
+      job->RanksAnnounced(change.seat, change.phase);
+    }
+  }
+}
+
+}  // namespace penstock

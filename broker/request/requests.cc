@@ -1,0 +1,350 @@
+#include "broker/request/requests.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "broker/memory/placement.h"
+#include "broker/plan/plan.h"
+#include "broker/workers/worker_pool.h"
+#include "common/delivery_options.h"
+#include "common/job_state.h"
+#include "common/layout.h"
+#include "common/text_file.h"
+
+namespace penstock {
+namespace {
+
+using enum FieldType;
+
+constexpr bool kSometimes = false;
+
+constexpr uint64_t kNameBytesMax = 256;
+constexpr uint64_t kPathBytesMax = 4096;
+constexpr uint64_t kReasonBytesMax = 512;
+constexpr uint64_t kWorldSizeMax = 1u << 20;
+constexpr uint64_t kWaitSecondsMax = 1'000'000'000;
+
+constexpr FieldValue Text(uint64_t bytes_max) { return {kText, 0, bytes_max}; }
+constexpr FieldValue OneOf(std::span<const std::string_view> words) {
+  return {kText, 0, 0, words};
+}
+constexpr FieldValue Number(uint64_t min, uint64_t max) {
+  return {kCount, min, max};
+}
+constexpr FieldValue Flag() { return {kFlag}; }
+
+// ---- fields of several requests
+
+constexpr RequestField kDataset[] = {
+    {"spec", Text(kSpecBytesMax), "the dataset spec, as YAML"},
+    {"file", Text(kPathBytesMax),
+     "name of its file, for messages; empty: a program wrote it", "spec"},
+    {"base", Text(kPathBytesMax), "folder that its relative paths start from",
+     "spec"},
+    {"dataset", Text(kNameBytesMax),
+     "instead of `spec`: the name of a registered dataset"},
+};
+
+constexpr RequestField kOfJob[] = {
+    {"job", Text(kNameBytesMax),
+     "name of the job; an attached rank leaves it out to mean its own"},
+    {"dataset", Text(kNameBytesMax),
+     "name of its dataset, where jobs of several have this name"},
+};
+
+constexpr AnswerField kDatasetName[] = {{"dataset", kText, "its name"}};
+
+// ---- about the broker
+
+constexpr AnswerField kPingAnswer[] = {
+    {"version", kText, "of penstockd"},
+    {"pid", kId, "of penstockd"},
+    {"private", kFlag, "started by a trainer for itself"},
+};
+
+constexpr AnswerField kDatasetsAnswer[] = {
+    {"datasets", kList, "`name`, `uid` and kind of `source` of each"}};
+
+constexpr AnswerField kJobsAnswer[] = {
+    {"jobs", kList, "as in `status`, without their ranks and producers"}};
+
+constexpr AnswerField kStatusAnswer[] = {
+    {"broker", kObject, "the broker"},
+    {"late_reads", kList, "reads in flight for more than a second"},
+    {"jobs", kList, "the jobs, with their ranks and producers"},
+};
+
+constexpr RequestField kWorkers[] = {{"workers", Number(0, kWorkersMax),
+                                      "how many; 0: the broker chooses",
+                                      kAlways}};
+constexpr AnswerField kWorkersAnswer[] = {
+    {"workers", kCount, "how many there are now"},
+    {"workers_chosen", kText, "the processors they use, and why so many"},
+};
+
+// ---- about datasets
+
+constexpr RequestField kRegister[] = {
+    {"replace", Flag(), "an older spec of this name is forgotten"}};
+
+constexpr AnswerField kParseAnswer[] = {
+    {"dataset", kText, "its name"},
+    {"spec", kText, "the spec as JSON, in full"},
+};
+
+constexpr RequestField kIndex[] = {
+    {"world_size", Number(1, kLocalRanksMax),
+     "ranks, all of this host, for which memory is counted; else 1"}};
+constexpr AnswerField kIndexAnswer[] = {
+    {"dataset", kText, "its name"},
+    {"spec", kText, "the spec as JSON, in full"},
+    {"records", kCount, "how many it has; 0: it is a stream"},
+    {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
+    {"class_names", kList, "of an image folder: the names of its labels"},
+    {"left_out", kText, "files that are no records of it, if there are any"},
+    {"global_batch", kCount, "rows of a step"},
+    {"steps_per_epoch", kCount, "0: unknown"},
+    {"rows_per_epoch", kCount, "0: unknown"},
+    {"epochs", kCount, "0: forever"},
+    {"memory_bytes", kBytes, "that its job needs"},
+    {"retained_bytes", kBytes, "of a stream: kept for batches held for long"},
+    {"index_bytes", kBytes, "of the list of its records"},
+    {"slots", kCount, "of its job"},
+    {"slot_rows", kCount, "rows of a slot"},
+    {"row_bytes", kBytes, "of a row"},
+    {"prefetch", kCount, "finished batches per rank"},
+    {"hold", kCount, "batches that a rank may hold"},
+    {"memory_left_bytes", kBytes, "that the user may still reserve"},
+    {"memory_left_by", kText, "the limit that says so"},
+};
+
+// ---- ranks
+
+constexpr RequestField kAttach[] = {
+    {"job", Text(kNameBytesMax), "name of its job", kAlways},
+    {"named", Flag(),
+     "somebody chose that name: the job may wait for ranks that died"},
+    {"rank", Number(0, kWorldSizeMax),
+     "its number, less than world_size; absent in broadcast and independent: "
+     "any that is free"},
+    {"world_size", Number(1, kWorldSizeMax), "ranks of all hosts", kAlways},
+    {"local_world_size", Number(1, kLocalRanksMax), "ranks of this host",
+     kAlways},
+    {"delivery", OneOf(kDeliveryModeNames), "absent: split"},
+    {"on_rank_death", OneOf(kOnRankDeathNames),
+     "absent: wait in split, else shrink"},
+    {"lag", OneOf(kLagNames),
+     "broadcast: what becomes of a consumer that is `window` batches behind; "
+     "absent: block"},
+    {"window", Number(1, kLeasesMax), "broadcast; absent: the spec's prefetch"},
+    {"consumers", Number(1, kLocalRanksMax),
+     "broadcast: how many there may be at once; absent: local_world_size, 8 at "
+     "least"},
+    {"full_epoch", Flag(), "broadcast: its epochs begin where it joins"},
+    {"per_host", Flag(), "dynamic: each host has all of the data"},
+    {"repeat_first", Flag(), "one batch is made, and the ranks repeat it"},
+    {"wait_s",
+     {kSeconds, 0, kWaitSecondsMax},
+     "how long the job waits for missing ranks; absent: 600"},
+    {"state", {kObject}, "where the job begins; absent: at its beginning"},
+    {"state_of_same_dataset", Flag(),
+     "the state is left aside if it is another dataset's"},
+    {"cpus", Text(kCpuListCharsMax), "processors it may run on: `0-7,16`"},
+    {"cpu", Number(0, kCpusMax - 1), "the one it runs on"},
+    {"node", Number(0, kNodesMax - 1), "NUMA node that its user names"},
+    {"gpu_node", Number(0, kNodesMax - 1), "NUMA node of its GPU"},
+    {"gpu", Text(kGpuCharsMax), "PCI address of that GPU", "gpu_node"},
+    {"incarnation", Number(1, UINT64_MAX),
+     "it reconnects: the incarnation it belongs to"},
+    {"token", Number(0, UINT64_MAX), "of that incarnation", "incarnation"},
+    {"position", Number(0, Plan::kTotalRowsMax), "of its next batch",
+     "incarnation"},
+    {"phase", Number(0, kLocalRanksMax - 1), "how often it saw the job shrink",
+     "incarnation"},
+    {"owed",
+     {kNumbers, 0, JobState::kOwedMax},
+     "positions of the steps owed since that phase began, not taken",
+     "incarnation"},
+    {"taken", Number(0, Plan::kTotalRowsMax),
+     "batches it took, of all broker instances", "incarnation"},
+    {"epochs_from", Number(0, Plan::kTotalRowsMax),
+     "position where it joined; needed with incarnation and full_epoch"},
+};
+constexpr AnswerField kAttachAnswer[] = {
+    {"dataset", kText, "its name"},
+    {"job", kText, "name of the job"},
+    {"rank", kCount, "the rank's number"},
+    {"seat", kCount, "number of its ring in the segment"},
+    {"incarnation", kCount, "of the job; a reconnect names it"},
+    {"token", kCount, "of the incarnation, which no other one has"},
+    {"hold", kCount, "batches it may hold"},
+    {"records", kCount, "of the dataset; 0: it is a stream"},
+    {"steps_per_epoch", kCount, "0: unknown"},
+    {"rows_per_epoch", kCount, "0: unknown"},
+    {"epochs", kCount, "0: forever"},
+    {"position", kCount, "of its first batch that is not owed"},
+    {"handed_over", kCount, "batches of its predecessor"},
+    {"replaces", kFlag, "a rank of its number died"},
+    {"state", kObject, "the state the job began at"},
+    {"phase", kCount, "how often the job shrank"},
+    {"plan_rank", kCount, "its number among the ranks of this phase"},
+    {"plan_ranks", kCount, "how many these are"},
+    {"owed", kList, "as in a state: what is left of the steps owed"},
+    {"warning", kText, "what works, but not as it should; may be empty"},
+    {"spin_ns", kCount, "how long it may spin before it sleeps"},
+    {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
+};
+
+constexpr RequestField kEvict[] = {
+    {"rank", Number(0, kWorldSizeMax), "number of the rank", kAlways}};
+constexpr RequestField kStop[] = {
+    {"now", Flag(), "batches that no rank has taken are taken back"}};
+constexpr AnswerField kStateAnswer[] = {{"state", kObject, "the state"}};
+
+// ---- producers
+
+constexpr RequestField kProduce[] = {
+    {"job", Text(kNameBytesMax), "name of the job", kAlways},
+    {"dataset", Text(kNameBytesMax),
+     "name of its dataset, where jobs of several have this name"},
+    {"features", {kList}, "`name`, `dtype` and `shape` of each", kAlways},
+    {"rows", Number(1, UINT32_MAX), "of its largest put", kAlways},
+    {"token", Number(1, UINT64_MAX), "by which it is known when it comes back"},
+    {"back", Flag(), "a former broker instance knew it"},
+};
+constexpr AnswerField kProduceAnswer[] = {
+    {"dataset", kText, "name of the dataset", kSometimes},
+    {"ring_rows", kCount, "rows of its memory", kSometimes},
+    {"next", kCount, "number of the next row that any producer puts",
+     kSometimes},
+    {"end", kCount, "place after its last row", kSometimes},
+    {"freed", kCount, "place up to which it may write again", kSometimes},
+    {"finished", kFlag,
+     "it had finished before the broker died; all others are absent",
+     kSometimes},
+};
+
+constexpr RequestField kPut[] = {
+    {"place", Number(0, UINT64_MAX / 2), "where the rows are in its memory",
+     kAlways},
+    {"rows", Number(1, UINT32_MAX), "how many", kAlways},
+    {"quiet", Flag(), "answered only if it is refused"},
+};
+constexpr AnswerField kPutAnswer[] = {
+    {"first", kCount, "number of the first row"},
+    {"end", kCount, "place after the last one"},
+};
+
+constexpr RequestField kFinish[] = {
+    {"error", Text(kReasonBytesMax), "it failed: the job fails for this"}};
+
+// ----
+
+constexpr DeclaredRequest kRequests[] = {
+    {.op = "ping", .text = "see whether it is there", .answer = kPingAnswer},
+    {.op = "register",
+     .text = "keep a spec under its name, for this user",
+     .fields = kRegister,
+     .shared = kDataset,
+     .answer = kDatasetName},
+    {.op = "unregister",
+     .text = "forget a registered spec",
+     .shared = kDataset,
+     .answer = kDatasetName},
+    {.op = "datasets",
+     .text = "list the registered datasets",
+     .answer = kDatasetsAnswer},
+    {.op = "jobs", .text = "list the jobs, in short", .answer = kJobsAnswer},
+    {.op = "status",
+     .text = "show the broker and its jobs in full",
+     .answer = kStatusAnswer},
+    {.op = "parse",
+     .text = "read a spec, not its data",
+     .shared = kDataset,
+     .answer = kParseAnswer},
+    {.op = "index",
+     .text = "open a dataset, and tell what is in it and what its job needs",
+     .fields = kIndex,
+     .shared = kDataset,
+     .answer = kIndexAnswer},
+    {.op = "attach",
+     .text = "take part in a job as a rank",
+     .fields = kAttach,
+     .shared = kDataset,
+     .descriptors = "its cursor page; to reconnect, also the former one",
+     .answer = kAttachAnswer,
+     .answer_descriptors = "the segment; its end of the wake socket",
+     .events = "`ranks` (`phase`, `rank`, `world_size`, `state`), before the "
+               "first batch after the job has shrunk"},
+    {.op = "detach", .text = "leave, with everything unmapped; not answered"},
+    {.op = "unmapped",
+     .text = "tell that nothing of former broker instances is mapped; not "
+             "answered"},
+    {.op = "produce",
+     .text = "feed a job with rows",
+     .fields = kProduce,
+     .descriptors = "to come back: its memory",
+     .answer = kProduceAnswer,
+     .answer_descriptors = "its memory",
+     .events = "`freed` (`place`, `end`): there is room; `over` (`code`, "
+               "`error`): nobody takes rows"},
+    {.op = "put",
+     .text = "tell of rows that are written",
+     .fields = kPut,
+     .answer = kPutAnswer},
+    {.op = "finish", .text = "put no more rows", .fields = kFinish},
+    {.op = "state",
+     .text = "ask where a job stands",
+     .shared = kOfJob,
+     .answer = kStateAnswer},
+    {.op = "evict",
+     .text = "take the batches of a rank away, as if it had died",
+     .fields = kEvict,
+     .shared = kOfJob},
+    {.op = "stop", .text = "end a job", .fields = kStop, .shared = kOfJob},
+    {.op = "workers",
+     .text = "set how many workers there are",
+     .fields = kWorkers,
+     .answer = kWorkersAnswer},
+    {.op = "shutdown", .text = "end a private broker"},
+};
+
+constexpr RequestField kOp[] = {
+    {"op", Text(kNameBytesMax), "which request it is", kAlways}};
+
+// nullptr: none is declared.
+const DeclaredRequest* Find(std::string_view op) {
+  const auto found = std::find_if(
+      std::begin(kRequests), std::end(kRequests),
+      [op](const DeclaredRequest& request) { return request.op == op; });
+  return found == std::end(kRequests) ? nullptr : found;
+}
+
+}  // namespace
+
+std::span<const DeclaredRequest> DeclaredRequests() { return kRequests; }
+
+Status CheckRequest(const nlohmann::json& request) {
+  PENSTOCK_RETURN_IF_ERROR(CheckFields(request, kOp));
+  const auto& op = request.at("op").get_ref<const std::string&>();
+  const DeclaredRequest* const declared = Find(op);
+  if (declared == nullptr) {
+    return InvalidArgumentError("unknown operation '{}'", op);
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckFields(request, declared->fields));
+  return CheckFields(request, declared->shared);
+}
+
+Status RequireField(const nlohmann::json& request, std::string_view key) {
+  const DeclaredRequest& declared =
+      *Find(request.at("op").get_ref<const std::string&>());
+  for (const auto& fields : {declared.fields, declared.shared}) {
+    for (const RequestField& field : fields) {
+      if (field.key == key) return CheckField(request, field, true);
+    }
+  }
+  return InternalError("'{}' has no field '{}'", declared.op, key);
+}
+
+}  // namespace penstock

@@ -1,0 +1,340 @@
+// Promise: the broker takes and answers what its requests declare, no more and
+// no less, and so does the README. Method: each declared field is sent to a
+// broker with values of every wrong type and beyond each bound; each request is
+// sent once as it should be and its answer compared; the README's tables are
+// made again from the declaration.
+#include "broker/request/requests.h"
+
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/element_spec.h"
+#include "common/segment.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/answer_fields.h"
+#include "tests/support/delivery_fixture.h"
+
+namespace penstock {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+// The smallest and the largest value that the field may have.
+std::vector<json> GoodValues(const FieldValue& value) {
+  switch (value.type) {
+    case FieldType::kText:
+      if (!value.words.empty())
+        return {value.words.front(), value.words.back()};
+      return {"", std::string(value.max, 'x')};
+    case FieldType::kCount:
+      return {value.min, value.max};
+    case FieldType::kSeconds:
+      return {1e-3, value.max};
+    case FieldType::kFlag:
+      return {false, true};
+    case FieldType::kNumbers:
+      return {json::array(), std::vector<uint64_t>(value.max, UINT64_MAX)};
+    case FieldType::kObject:
+      return {json::object()};
+    default:
+      return {json::array()};
+  }
+}
+
+// As nlohmann::json calls it.
+std::string_view KindOf(FieldType type) {
+  switch (type) {
+    case FieldType::kText:
+      return "string";
+    case FieldType::kFlag:
+      return "boolean";
+    case FieldType::kNumbers:
+    case FieldType::kList:
+      return "array";
+    case FieldType::kObject:
+      return "object";
+    default:
+      return "number";
+  }
+}
+
+std::vector<json> BadValues(const FieldValue& value) {
+  std::vector<json> bad;
+  for (const json& each : {json(nullptr), json(true), json(1), json("1"),
+                           json::array(), json::object()}) {
+    if (each.type_name() != KindOf(value.type)) bad.push_back(each);
+  }
+  switch (value.type) {
+    case FieldType::kText:
+      bad.push_back(std::string(value.max + 1, 'x'));
+      break;
+    case FieldType::kCount:
+      bad.insert(bad.end(), {-1, INT64_MIN, 1.5, 1e300});
+      if (value.min > 0) bad.push_back(value.min - 1);
+      if (value.max < UINT64_MAX) bad.push_back(value.max + 1);
+      break;
+    case FieldType::kSeconds:
+      bad.insert(bad.end(), {-1, 0, value.max + 1, 1e300});
+      break;
+    case FieldType::kNumbers:
+      for (const json& item : {json(-1), json(0.5), json("1"), json(nullptr)}) {
+        bad.push_back(json::array({0, item}));
+      }
+      bad.push_back(std::vector<uint64_t>(value.max + 1));
+      break;
+    default:
+      break;
+  }
+  return bad;
+}
+
+std::vector<RequestField> FieldsOf(const DeclaredRequest& request) {
+  std::vector<RequestField> fields(request.fields.begin(),
+                                   request.fields.end());
+  fields.insert(fields.end(), request.shared.begin(), request.shared.end());
+  return fields;
+}
+
+// With what must be there, and beside it the field's companions.
+json Smallest(const DeclaredRequest& request, std::string_view with = "") {
+  json smallest = {{"op", request.op}};
+  for (const RequestField& field : FieldsOf(request)) {
+    if (field.needed == kAlways || field.key == with ||
+        (!field.needed.empty() && field.needed == with)) {
+      smallest[std::string(field.key)] = GoodValues(field.value)[0];
+    }
+  }
+  return smallest;
+}
+
+class RequestsTest : public DeliveryTest {
+ protected:
+  StatusOr<Message> Try(json request, const std::vector<int>& fds = {}) {
+    StatusOr<Fd> socket = ConnectControl(broker_.socket());
+    if (!socket.ok()) return socket.status();
+    socket_ = *std::move(socket);
+    return Send(std::move(request), fds);
+  }
+  // On the same connection.
+  StatusOr<Message> Send(json request, const std::vector<int>& fds = {}) {
+    return Request(socket_.get(), std::move(request), fds);
+  }
+  // Compares the answer with the declaration.
+  void Check(StatusOr<Message> answer, std::string_view op) {
+    ASSERT_TRUE(answer.ok()) << op << ": " << answer.status().message();
+    answer->json.erase("ok");
+    for (const DeclaredRequest& request : DeclaredRequests()) {
+      if (request.op != op) continue;
+      CheckAnswer(std::string(op), answer->json, request.answer, &seen_);
+      answered_.insert(op);
+    }
+  }
+  void ExpectRefused(const json& request, std::string_view key) {
+    const StatusOr<Message> answer = Try(request);
+    EXPECT_EQ(answer.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(answer.status().message(),
+                HasSubstr(Format("request: '{}' is ", key)))
+        << request.dump().substr(0, 500);
+  }
+
+  Fd socket_;
+  std::set<std::string> seen_;
+  std::set<std::string_view> answered_;
+};
+
+TEST_F(RequestsTest, EachFieldThatIsWrongOrMissingIsRefusedByName) {
+  for (const DeclaredRequest& request : DeclaredRequests()) {
+    for (const RequestField& field : FieldsOf(request)) {
+      const std::string key(field.key);
+      for (const json& bad : BadValues(field.value)) {
+        json wrong = Smallest(request, key);
+        wrong[key] = bad;
+        ExpectRefused(wrong, key);
+      }
+      if (field.needed.empty()) continue;
+      json without = Smallest(request, field.needed);
+      without.erase(key);
+      ExpectRefused(without, key);
+    }
+  }
+  // The broker still serves.
+  EXPECT_TRUE(Try({{"op", "ping"}}).ok());
+}
+
+TEST_F(RequestsTest, EachFieldMayBeItsBounds) {
+  for (const DeclaredRequest& request : DeclaredRequests()) {
+    for (const RequestField& field : FieldsOf(request)) {
+      for (const json& good : GoodValues(field.value)) {
+        json right = Smallest(request, field.key);
+        right[std::string(field.key)] = good;
+        const Status status = CheckRequest(right);
+        EXPECT_TRUE(status.ok()) << status.message();
+      }
+    }
+  }
+}
+
+TEST_F(RequestsTest, WhatIsNotDeclaredIsIgnored) {
+  EXPECT_TRUE(Try({{"op", "ping"}, {"fields of a newer client", {1, 2}}}).ok());
+}
+
+TEST_F(RequestsTest, OperationsThatAreNoneAreRefused) {
+  EXPECT_THAT(Try({{"op", "no such"}}).status().message(),
+              HasSubstr("unknown operation 'no such'"));
+  ExpectRefused({{"op", 5}}, "op");
+  ExpectRefused(json::object(), "op");
+}
+
+TEST_F(RequestsTest, FieldsThatOnlySomeNeedAreMissedByName) {
+  ExpectRefused({{"op", "parse"}}, "dataset");
+  for (const char* op : {"state", "stop"}) ExpectRefused({{"op", op}}, "job");
+  ExpectRefused({{"op", "evict"}, {"rank", 0}}, "job");
+}
+
+TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
+  const json of_file = {{"spec", RangeSpec("64", "batch: {size: 8}\n")},
+                        {"file", "spec"},
+                        {"base", "/"}};
+  const auto with_spec = [&](json request) {
+    request.update(of_file);
+    return request;
+  };
+  for (const char* op : {"parse", "index", "register"}) {
+    Check(Try(with_spec({{"op", op}})), op);
+  }
+  for (const char* op : {"ping", "datasets", "jobs", "status"}) {
+    Check(Try({{"op", op}}), op);
+  }
+  Check(Try({{"op", "unregister"}, {"dataset", "numbers"}}), "unregister");
+  Check(Try({{"op", "workers"}, {"workers", 1}}), "workers");
+
+  json attach = with_spec({{"op", "attach"},
+                           {"job", "numbers"},
+                           {"rank", 0},
+                           {"world_size", 2},
+                           {"local_world_size", 2}});
+  for (const char* key : {"rank", "full_epoch"}) {
+    const auto page = CreateCursor();
+    ASSERT_TRUE(page.ok());
+    json wrong = attach;
+    if (key == std::string("rank")) {
+      wrong.erase("rank");
+    } else {
+      wrong.update({{"delivery", "broadcast"},
+                    {"full_epoch", true},
+                    {"incarnation", 1},
+                    {"token", 1},
+                    {"position", 0},
+                    {"phase", 0},
+                    {"owed", json::array()},
+                    {"taken", 0}});
+      key = "epochs_from";
+    }
+    const StatusOr<Message> answer = Try(wrong, {page->fd.get()});
+    EXPECT_THAT(answer.status().message(),
+                HasSubstr(Format("request: '{}' is missing", key)));
+  }
+  const auto page = CreateCursor();
+  ASSERT_TRUE(page.ok());
+  Check(Try(attach, {page->fd.get()}), "attach");
+  // A rank need not name its own job.
+  Check(Send({{"op", "state"}}), "state");
+  Check(Send({{"op", "evict"}, {"rank", 0}}), "evict");
+  Check(Send({{"op", "stop"}}), "stop");
+
+  Options consumer = OptionsFor(
+      "dataset: rows\nsource: {stream: {features: {value: {dtype: int64, "
+      "shape: []}}}}\nbatch: {size: 4}\n",
+      0, 1);
+  const Reader reader(consumer);
+  const json produce = {
+      {"op", "produce"},
+      {"job", consumer.job},
+      {"features", ElementSpecToJson({{"value", DType::kInt64, {}}})},
+      {"rows", 4}};
+  Check(Try(produce), "produce");
+  Check(Send({{"op", "put"}, {"place", 0}, {"rows", 1}}), "put");
+  Check(Send({{"op", "finish"}}), "finish");
+  Check(Try({{"op", "shutdown"}}), "shutdown");
+
+  for (const DeclaredRequest& request : DeclaredRequests()) {
+    // These two are not answered.
+    EXPECT_EQ(answered_.contains(request.op),
+              request.op != "detach" && request.op != "unmapped")
+        << request.op;
+    for (const AnswerField& field : request.answer) {
+      const std::string name = Format("{}.{}", request.op, field.key);
+      // Only of a producer that comes back.
+      EXPECT_EQ(seen_.contains(name), name != "produce.finished") << name;
+    }
+  }
+}
+
+// ---- the README
+
+// Every list of fields once, under the requests that have it.
+std::vector<std::string> FieldTables() {
+  std::vector<std::string> tables;
+  std::set<const RequestField*> seen;
+  for (const DeclaredRequest& declared : DeclaredRequests()) {
+    for (const auto& fields : {declared.fields, declared.shared}) {
+      if (fields.empty() || !seen.insert(fields.data()).second) continue;
+      std::vector<std::string> ops;
+      for (const DeclaredRequest& each : DeclaredRequests()) {
+        if (each.fields.data() == fields.data() ||
+            each.shared.data() == fields.data()) {
+          ops.push_back(Format("`{}`", each.op));
+        }
+      }
+      std::string table = Format(
+          "{}:\n\n| field | value | needed | meaning |\n|---|---|---|---|\n",
+          JoinText(ops, ", "));
+      for (const RequestField& field : fields) {
+        const bool beside = !field.needed.empty() && field.needed != kAlways;
+        table +=
+            Format("| `{}` | {} | {} | {} |\n", field.key, field.value.Wanted(),
+                   beside ? Format("with `{}`", field.needed)
+                          : std::string(field.needed),
+                   field.text);
+      }
+      tables.push_back(table);
+    }
+  }
+  return tables;
+}
+
+TEST(RequestsReadmeTest, TablesAreTheDeclaration) {
+  std::string all =
+      "| request | what for | its descriptors | those of the answer | events "
+      "after it |\n|---|---|---|---|---|\n";
+  std::string answers = "| answer to | field | meaning |\n|---|---|---|\n";
+  for (const DeclaredRequest& each : DeclaredRequests()) {
+    all += Format("| `{}` | {} | {} | {} | {} |\n", each.op, each.text,
+                  each.descriptors, each.answer_descriptors, each.events);
+    for (const AnswerField& field : each.answer) {
+      answers +=
+          Format("| `{}` | `{}` | {} |\n", each.op, field.key, field.text);
+    }
+  }
+  std::vector<std::string> tables = FieldTables();
+  tables.insert(tables.end(), {all, answers});
+  std::ifstream file(PENSTOCK_SOURCE_DIR "/common/README.md");
+  const std::string readme{std::istreambuf_iterator<char>(file), {}};
+  for (const std::string& table : tables) {
+    EXPECT_NE(readme.find("\n" + table + "\n"), std::string::npos)
+        << "common/README.md must have:\n\n"
+        << table;
+  }
+}
+
+}  // namespace
+}  // namespace penstock
