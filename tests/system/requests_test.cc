@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/deadline.h"
 #include "common/element_spec.h"
 #include "common/segment.h"
 #include "gmock/gmock.h"
@@ -126,7 +127,10 @@ class RequestsTest : public DeliveryTest {
   }
   // On the same connection.
   StatusOr<Message> Send(json request, const std::vector<int>& fds = {}) {
-    return Request(socket_.get(), std::move(request), fds);
+    // A request that is taken although it is wrong may wait for others.
+    constexpr double kPatience_s = 20;
+    return Request(socket_.get(), std::move(request), fds,
+                   DeadlineOf(kPatience_s));
   }
   // Compares the answer with the declaration.
   void Check(StatusOr<Message> answer, std::string_view op) {
