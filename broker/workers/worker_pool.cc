@@ -423,8 +423,9 @@ bool WorkerPool::Serves(const WorkerSeat& seat, bool blocking,
 
 bool WorkerPool::AnyClaimable(const WorkerSeat& seat, bool blocking) const {
   bool any = false;
-  claimable_.ForEach(jobs_->size(), [&](size_t index) {
-    any |= Serves(seat, blocking, (*jobs_)[index]);
+  const Entries& jobs = *jobs_;
+  claimable_.ForEach(jobs.size(), [&](size_t index) {
+    any |= Serves(seat, blocking, jobs[index]);
   });
   return any;
 }
