@@ -34,7 +34,8 @@ ControlServer::Answer ControlServer::Produce(const Call& call) {
     return FailedPreconditionError(
         "this connection already belongs to a rank or a producer");
   }
-  Connection::Producer& producer = connection->producer.emplace();
+  connection->producer = Connection::Producer{};
+  Connection::Producer& producer = *connection->producer;
   producer.job_name = request.at("job");
   producer.dataset = request.value("dataset", "");
   producer.features = request.at("features");

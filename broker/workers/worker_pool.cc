@@ -339,10 +339,10 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
       if (source.record_count() > 0) source.Locate(0, &first);
       const bool reads =
           job->stream() == nullptr && first.kind != ReadRequest::Kind::kNone;
+      JobAccount& account = accounts_[index];
       ChangeJobs([&](Entries* jobs) {
-        jobs->resize(accounts_.size());
-        (*jobs)[index] = {job, &accounts_[index], number, function_workers,
-                          reads};
+        jobs->resize(std::max(jobs->size(), index + 1));
+        (*jobs)[index] = {job, &account, number, function_workers, reads};
       });
     }
   }
