@@ -54,7 +54,7 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
   jobs->SetOnProducers([this](const auto& job) { NotifyProducers(job); });
   for (const RecoveryJournal::Dataset& dataset :
        recovery_journal->TakeDatasets()) {
-    auto spec = ParseDatasetSpec(dataset.spec, "journal", "/");
+    auto spec = ParseJournaledSpec(dataset.spec);
     if (spec.ok()) {
       datasets_[{dataset.uid, dataset.name}] = *std::move(spec);
     } else {

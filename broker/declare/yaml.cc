@@ -366,11 +366,12 @@ bool ParseDecimalFraction(std::string_view text, double* out) {
 
 }  // namespace
 
-StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file) {
-  if (text.size() > kSpecBytesMax) {
-    return ErrorAt(file, 1, 1, "",
-                   Format("{} bytes of text; at most {} may be", text.size(),
-                          kSpecBytesMax));
+StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file,
+                            size_t bytes_max) {
+  if (text.size() > bytes_max) {
+    return ErrorAt(
+        file, 1, 1, "",
+        Format("{} bytes of text; at most {} may be", text.size(), bytes_max));
   }
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
   if (text.starts_with(kByteOrderMark)) {

@@ -37,7 +37,8 @@ struct YamlNode {
 // "FILE:LINE:COL: message", columns counted in characters. file "": a
 // program wrote the text, so line numbers are useless: messages read "spec:
 // PATH: message", also from YamlValue.
-StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file);
+StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file,
+                            size_t bytes_max = kSpecBytesMax);
 
 // text in single quotes, truncated and escaped to fit into a message.
 std::string Quoted(std::string_view text);

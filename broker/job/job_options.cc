@@ -89,7 +89,7 @@ StatusOr<JobOptions> JobOptionsFromJson(const json& record) {
   JobOptions options;
   PENSTOCK_ASSIGN_OR_RETURN(
       options.spec,
-      ParseDatasetSpec(record.at("spec").get<std::string>(), "journal", "/"));
+      ParseJournaledSpec(record.at("spec").get<std::string>()));
   ForEachAgreed(options, [&](const char* key, auto& value) {
     FromJson(record.at(key), &value);
   });

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <vector>
 
 #include "broker/declare/value_type.h"
 
@@ -13,6 +17,9 @@ namespace penstock {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
+
+constexpr double kFloat16Max = 65504;
+constexpr double kBFloat16Max = 0x1.fep127;
 
 // Appends the numbers in value, whose shape from this depth on must equal
 // shape.
@@ -108,9 +115,9 @@ Status AppendNumber(const YamlValue& value, DType dtype,
     case DType::kInt64:
       return AppendInt<int64_t>(value, data);
     case DType::kFloat16:
-      return AppendSmallFloat(value, 10, -14, 65504, data);
+      return AppendSmallFloat(value, 10, -14, kFloat16Max, data);
     case DType::kBFloat16:
-      return AppendSmallFloat(value, 7, -126, 0x1.fep127, data);
+      return AppendSmallFloat(value, 7, -126, kBFloat16Max, data);
     case DType::kFloat32:
       return AppendFloat<float>(value, data);
     case DType::kFloat64:
@@ -123,6 +130,74 @@ Status AppendNumber(const YamlValue& value, DType dtype,
     }
   }
   return value.Wanted("a known dtype");
+}
+
+template <typename T>
+T Take(const std::byte** at) {
+  T number;
+  std::memcpy(&number, *at, sizeof(number));
+  *at += sizeof(number);
+  return number;
+}
+
+// The double with the shortest decimal digits that mean the same float32, which
+// may be beyond the largest one, max.
+double Shortest(float number, double max) {
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof(text), number).ptr;
+  double shortest = 0;
+  std::from_chars(text, end, shortest);
+  return std::abs(shortest) > max ? number : shortest;
+}
+
+// The value of a 16-bit format, as AppendSmallFloat writes it; finite.
+double SmallFloat(uint16_t bits, int mantissa_bits, int exponent_min,
+                  double max) {
+  const int units = bits & ((1 << mantissa_bits) - 1);
+  const int exponent = (bits & 0x7fff) >> mantissa_bits;
+  const int implicit = exponent > 0 ? 1 << mantissa_bits : 0;
+  const double magnitude =
+      std::ldexp(units + implicit,
+                 std::max(exponent, 1) - 1 + exponent_min - mantissa_bits);
+  const bool negative = (bits & 0x8000) != 0;
+  return Shortest(static_cast<float>(negative ? -magnitude : magnitude), max);
+}
+
+nlohmann::ordered_json TakeNumber(DType dtype, const std::byte** at) {
+  switch (dtype) {
+    case DType::kUint8:
+      return Take<uint8_t>(at);
+    case DType::kInt8:
+      return Take<int8_t>(at);
+    case DType::kInt16:
+      return Take<int16_t>(at);
+    case DType::kInt32:
+      return Take<int32_t>(at);
+    case DType::kInt64:
+      return Take<int64_t>(at);
+    case DType::kFloat16:
+      return SmallFloat(Take<uint16_t>(at), 10, -14, kFloat16Max);
+    case DType::kBFloat16:
+      return SmallFloat(Take<uint16_t>(at), 7, -126, kBFloat16Max);
+    case DType::kFloat32:
+      return Shortest(Take<float>(at), std::numeric_limits<float>::max());
+    case DType::kFloat64:
+      return Take<double>(at);
+    case DType::kBool:
+      return Take<bool>(at);
+  }
+  return nullptr;
+}
+
+// The values of the dimensions from `shape` on.
+nlohmann::ordered_json TakeList(std::span<const int64_t> shape, DType dtype,
+                                const std::byte** at) {
+  if (shape.empty()) return TakeNumber(dtype, at);
+  auto list = nlohmann::ordered_json::array();
+  for (int64_t i = 0; i < shape.front(); ++i) {
+    list.push_back(TakeList(shape.subspan(1), dtype, at));
+  }
+  return list;
 }
 
 }  // namespace
@@ -160,6 +235,15 @@ Status ReadTensor(const YamlValue& values, std::optional<DType> dtype,
   tensor->feature.shape.assign(shape.begin() + 1, shape.end());
   *rows = shape.front();
   return OkStatus();
+}
+
+void WriteTensor(const TensorsSource::Tensor& tensor, uint64_t rows,
+                 nlohmann::ordered_json* out) {
+  std::vector<int64_t> shape = {static_cast<int64_t>(rows)};
+  shape.insert(shape.end(), tensor.feature.shape.begin(),
+               tensor.feature.shape.end());
+  const std::byte* at = tensor.data.data();
+  *out = TakeList(shape, tensor.feature.dtype, &at);
 }
 
 }  // namespace penstock

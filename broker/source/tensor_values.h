@@ -1,9 +1,10 @@
-// Numbers written in a spec as nested lists -> the bytes of a tensor.
+// Numbers written in a spec as nested lists <-> the bytes of a tensor.
 #ifndef BROKER_SOURCE_TENSOR_VALUES_H_
 #define BROKER_SOURCE_TENSOR_VALUES_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 
 #include "broker/declare/yaml.h"
@@ -20,6 +21,10 @@ namespace penstock {
 Status ReadTensor(const YamlValue& values, std::optional<DType> dtype,
                   size_t dimensions_max, TensorsSource::Tensor* tensor,
                   uint64_t* rows);
+// The nested lists, which ReadTensor turns into the same bytes. Floats have as
+// few digits as that takes of a float32, or of a float64.
+void WriteTensor(const TensorsSource::Tensor& tensor, uint64_t rows,
+                 nlohmann::ordered_json* out);
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_TENSOR_VALUES_H_

@@ -51,20 +51,6 @@ class Tensors final : public Source {
   uint64_t memory_bytes_ = 0;
 };
 
-// FNV-1a, 128 bits: distinguishes tensors, but not against an adversary (who
-// could only fool his own datasets).
-std::string Digest(const std::vector<std::byte>& data) {
-  using Uint128 = unsigned __int128;
-  Uint128 hash =
-      Uint128{0x6c62'272e'07bb'0142} << 64 | Uint128{0x62b8'2175'6295'c58d};
-  constexpr Uint128 kPrime = Uint128{1} << 88 | Uint128{0x13b};
-  for (const std::byte byte : data) {
-    hash = (hash ^ static_cast<uint8_t>(byte)) * kPrime;
-  }
-  return Format("{:016x}{:016x}", static_cast<uint64_t>(hash >> 64),
-                static_cast<uint64_t>(hash));
-}
-
 Status ReadTensors(const YamlValue& features, TensorsSource* out) {
   static const ValueType<DType> dtypes = AnyDType();
   PENSTOCK_RETURN_IF_ERROR(CheckFeatureNames(features));
@@ -93,14 +79,12 @@ Status ReadTensors(const YamlValue& features, TensorsSource* out) {
   return OkStatus();
 }
 
-// Of the values there is a digest: they may be large.
 void WriteTensors(const TensorsSource& source, nlohmann::ordered_json* out) {
   *out = nlohmann::ordered_json::object();
   for (const TensorsSource::Tensor& tensor : source.tensors) {
-    (*out)[tensor.feature.name] = {{"dtype", DTypeName(tensor.feature.dtype)},
-                                   {"shape", tensor.feature.shape},
-                                   {"rows", source.rows},
-                                   {"fnv1a_128", Digest(tensor.data)}};
+    auto& written = (*out)[tensor.feature.name];
+    written["dtype"] = DTypeName(tensor.feature.dtype);
+    WriteTensor(tensor, source.rows, &written["values"]);
   }
 }
 

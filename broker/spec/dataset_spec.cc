@@ -163,10 +163,12 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
   return declared;
 }
 
-StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
-                                       const std::string& file,
-                                       const std::string& base_dir) {
-  PENSTOCK_ASSIGN_OR_RETURN(const YamlNode root, ReadYaml(text, file));
+namespace {
+
+StatusOr<DatasetSpec> Parse(std::string_view text, const std::string& file,
+                            const std::string& base_dir, size_t bytes_max) {
+  PENSTOCK_ASSIGN_OR_RETURN(const YamlNode root,
+                            ReadYaml(text, file, bytes_max));
   const YamlPlace place = {file, base_dir};
   const YamlValue value(root, place);
   if (root.kind == YamlNode::Kind::kNull) {
@@ -176,6 +178,18 @@ StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
   DatasetSpec spec;
   PENSTOCK_RETURN_IF_ERROR(declared.Read(value, declared.Wanted(), &spec));
   return spec;
+}
+
+}  // namespace
+
+StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
+                                       const std::string& file,
+                                       const std::string& base_dir) {
+  return Parse(text, file, base_dir, kSpecBytesMax);
+}
+
+StatusOr<DatasetSpec> ParseJournaledSpec(std::string_view json) {
+  return Parse(json, "journal", "/", 8 * kSpecBytesMax);
 }
 
 Json DatasetSpecToJson(const DatasetSpec& spec) {

@@ -44,9 +44,11 @@ StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
                                        const std::string& base_dir);
 
 // Every field, defaults included, in a fixed order. Two specs describe the same
-// dataset if and only if their JSON is equal. Without a `tensors` source it can
-// be parsed again.
+// dataset if and only if their JSON is equal.
 nlohmann::ordered_json DatasetSpecToJson(const DatasetSpec& spec);
+// Parses the text of that JSON, from the journal. It may be longer than the text
+// of any spec, whose numbers may be shorter.
+StatusOr<DatasetSpec> ParseJournaledSpec(std::string_view json);
 
 // The first differing field with both values ("batch.size: 256 here, 128
 // there"), or "" if the specs are equal.

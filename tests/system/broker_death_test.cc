@@ -141,6 +141,23 @@ TEST_F(BrokerDeathTest, DynamicBatchesComeExactlyOnce) {
   EXPECT_EQ(Sorted(all), Numbers(6000, 2));
 }
 
+// Its values are in the journal.
+TEST_F(BrokerDeathTest, DynamicJobOfValuesInItsSpecGoesOn) {
+  const std::string spec =
+      "dataset: values\nsource: {tensors: {features: {value: [0, 1, 2, 3, 4, "
+      "5], "
+      "y: {dtype: float16, values: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}}}}\n"
+      "batch: {size: 2}\nepochs: 400\n";
+  Options options = OptionsFor(spec, 0, 1);
+  options.delivery = "dynamic";
+  const std::vector<Course> courses = RunWithKills({options}, 2, 400);
+  EXPECT_EQ(courses[0].code, 0) << courses[0].error;
+  Rows all;
+  Append(courses[0].taken, &all);
+  for (const Taken& taken : courses[0].taken) EXPECT_FALSE(taken.redelivered);
+  EXPECT_EQ(Sorted(all), Numbers(6, 400));
+}
+
 TEST_F(BrokerDeathTest, BroadcastConsumersMissNothing) {
   const std::string spec = Spec(4000, 4);
   std::vector<Options> ranks;
@@ -259,6 +276,15 @@ TEST_F(BrokerDeathTest, RegisteredDatasetIsStillThere) {
   broker_->Ask({{"op", "unregister"}, {"dataset", "numbers"}});
   broker_->Kill();
   EXPECT_THROW(Reader{options}, Error);
+  broker_->Ask({{"op", "register"},
+                {"spec",
+                 "dataset: values\nsource: {tensors: {features: {x: [1, "
+                 "2, 3]}}}\nbatch: {size: 1}\n"},
+                {"file", "spec"},
+                {"base", "/"}});
+  broker_->Kill();
+  options.dataset = "values";
+  EXPECT_EQ(Reader(options).sample_count(), 3u);
 }
 
 TEST_F(BrokerDeathTest, JobKeepsTheSpecItBeganWith) {

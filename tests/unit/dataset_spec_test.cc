@@ -849,17 +849,36 @@ TEST(DatasetSpecTest, TheJsonIsASpecAgain) {
   }
 }
 
-TEST(DatasetSpecTest, TheJsonOfTensorsIsShortAndTellsThemApart) {
-  std::string values = "[0";
-  for (int i = 0; i < 10000; ++i) values += ", 1";
-  const DatasetSpec here =
+TEST(DatasetSpecTest, TheJsonOfTensorsHasEveryValueAgain) {
+  // Of every dtype the values whose digits or whose range are hardest.
+  const char* const features[] = {
+      "x: {dtype: float16, values: [0.1, -0.0, 65504, 6e-8, 1e-5, -65504]}",
+      "x: {dtype: bfloat16, values: [0.1, 3.3895313892515355e+38, 1e-40, 1]}",
+      "x: {dtype: float32, values: [0.1, 3.4028234663852886e+38, 1e-45, "
+      "16777217]}",
+      "x: {dtype: float64, values: [0.1, 1.7976931348623157e+308, 5e-324]}",
+      "x: {dtype: int64, values: [-9223372036854775808, 9223372036854775807]}",
+      "x: {dtype: uint8, values: [[[0], [255]], [[1], [2]]]}",
+      "x: [true, false], y: [[1.5], [2]]"};
+  for (const char* each : features) {
+    const DatasetSpec spec = Parsed(WithSource(
+        Format("{{tensors: {{features: {{{}}}, repeat: 3}}}}", each)));
+    const auto again = ParseJournaledSpec(DatasetSpecToJson(spec).dump());
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_EQ(*again, spec) << each;
+  }
+}
+
+TEST(DatasetSpecTest, TheLongestSpecIsParsedAgain) {
+  std::string values = "[1e38";
+  while (values.size() < kSpecBytesMax - 300) values += ",1e38";
+  const DatasetSpec spec =
       Parsed(WithSource("{tensors: {features: {x: " + values + "]}}}"));
-  values[1] = '2';
-  const DatasetSpec there =
-      Parsed(WithSource("{tensors: {features: {x: " + values + "]}}}"));
-  EXPECT_LT(DatasetSpecToJson(here).dump().size(), 500u);
-  EXPECT_THAT(DifferingField(here, there),
-              StartsWith("source.tensors.features.x.fnv1a_128: "));
+  const std::string json = DatasetSpecToJson(spec).dump();
+  EXPECT_GT(json.size(), kSpecBytesMax);
+  const auto again = ParseJournaledSpec(json);
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(*again, spec);
 }
 
 TEST(DatasetSpecTest, EqualSpecsDoNotDiffer) {
