@@ -104,6 +104,11 @@ class TextLines final : public Source {
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
     uint64_t bytes = LineOf(record).bytes;
+    if (!read.empty() &&
+        std::memchr(read.data(), '\n', read.size()) != nullptr) {
+      return DataLossError("{}: the file has changed since it was opened",
+                           Describe(record));
+    }
     if (bytes > 0 && bytes == read.size() && read.back() == std::byte{'\r'}) {
       --bytes;
     }
@@ -164,7 +169,10 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
               "text uint8 [max_bytes], filled with zeros; bytes int64: how "
               "many of them are the line's, without its end")
           .Example("{path: [a.txt, b.txt], max_bytes: 512, longer: cut}")
-          .Required("path", &TextLinesSource::files, Files(), "where they are")
+          .Required(
+              "path", &TextLinesSource::files, Files(),
+              "where they are; not unpacked. A line ends with \\n or \\r\\n, "
+              "the last one may lack it; an empty line is a row")
           .Required("max_bytes", &TextLinesSource::max_bytes,
                     WholeNumber<uint64_t>(1, kMaxBytesMax),
                     "room for a line in each row")
@@ -172,7 +180,7 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
               "longer", &TextLinesSource::longer,
               Words<Longer>({{"fail", Longer::kFail}, {"cut", Longer::kCut}}),
               "a longer line is an error of its sample (on_error "
-              "applies), or loses its end");
+              "applies), or loses its end, perhaps within a character");
   return declared;
 }
 

@@ -130,6 +130,17 @@ TEST_F(TextLinesTest, FilesThatHoldNothingOrAreNotThereAreNamed) {
   EXPECT_EQ(open({folder_ + "/missing"}).code(), StatusCode::kNotFound);
 }
 
+TEST_F(TextLinesTest, ALineThatHasBecomeSeveralIsAnError) {
+  TextLinesSource spec;
+  spec.files = {Write("a", "first\nsecond\n")};
+  spec.max_bytes = 16;
+  const auto source = Open(spec);
+  ASSERT_NE(source, nullptr);
+  Write("a", "first\nse\nond\n");  // the same file
+  EXPECT_EQ(Line(*source, 0), "first");
+  EXPECT_THAT(Line(*source, 1), HasSubstr("has changed since it was opened"));
+}
+
 TEST_F(TextLinesTest, MemoryIsAskedForAndAnOpeningCanBeCancelled) {
   const TextLinesSource spec = {.files = {Write("a", std::string(9999, '\n'))},
                                 .max_bytes = 4};
