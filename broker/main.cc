@@ -398,8 +398,12 @@ Status Serve(const Arguments& arguments) {
   // The last step that can fail for an outside reason: nothing is left behind.
   const bool own_socket = !inherited.listener;
   if (own_socket) {
-    PENSTOCK_ASSIGN_OR_RETURN(inherited.listener,
-                              ListenAt(SocketPath(config.socket)));
+    StatusOr<Fd> listener = ListenAt(SocketPath(config.socket));
+    if (!listener.ok()) {
+      RemoveSamples(*samples, recovery_journal->memory_folder());
+      return listener.status();
+    }
+    inherited.listener = *std::move(listener);
   }
   const std::string path = PathOf(inherited.listener.get());
   DeferredDestruction deferred;
@@ -495,9 +499,11 @@ int Main(int argc, char** argv) {
                  "with --replay: number of ranks")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--epochs", arguments.replay_options.epochs,
-                 "with --replay: stop after this many epochs");
+                 "with --replay: stop after this many epochs")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--steps", arguments.replay_options.steps,
-                 "with --replay: stop after this many steps");
+                 "with --replay: stop after this many steps")
+      ->check(CLI::NonNegativeNumber);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

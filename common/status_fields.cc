@@ -133,8 +133,8 @@ constexpr AnswerField kJob[] = {
 constexpr AnswerField kSlots[] = {
     {"free", kCount, "empty"},
     {"filling", kCount, "of batches that are being made"},
-    {"ready", kCount, "of batches that no rank has taken"},
-    {"out", kCount, "of batches that ranks hold"},
+    {"ready", kCount, "of batches that are finished and in no ring"},
+    {"out", kCount, "of batches in rings, or held by ranks"},
     {"quarantined", kCount, "held by a process that was evicted and lives"},
 };
 

@@ -187,14 +187,17 @@ Environment ProcessEnvironment() {
 
 StatusOr<LaunchInfo> DetectLaunch(const Environment& environment) {
   for (const Launcher& launcher : kLaunchers) {
-    // RANK alone is too common a name to mean torchrun.
-    if (!environment(launcher.rank) || !environment(launcher.world_size)) {
-      if (environment(launcher.rank) &&
-          std::string(launcher.rank) != std::string("RANK")) {
-        return InvalidArgumentError("{} is set, {} is not", launcher.rank,
-                                    launcher.world_size);
+    const bool has_rank = environment(launcher.rank).has_value();
+    const bool has_size = environment(launcher.world_size).has_value();
+    if (!has_rank || !has_size) {
+      // RANK or WORLD_SIZE alone are too common names to mean torchrun.
+      if (has_rank == has_size || launcher.rank == std::string_view("RANK")) {
+        continue;
       }
-      continue;
+      return InvalidArgumentError(
+          "{} is set, {} is not",
+          has_rank ? launcher.rank : launcher.world_size,
+          has_rank ? launcher.world_size : launcher.rank);
     }
     LaunchInfo info;
     info.launcher = launcher.name;

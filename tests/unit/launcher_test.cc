@@ -154,6 +154,9 @@ TEST(LauncherTest, WrongValuesNameTheVariable) {
               HasSubstr("RANK='one'"));
   EXPECT_THAT(Detect({{"HOROVOD_RANK", "1"}}).status().message(),
               HasSubstr("HOROVOD_SIZE is not"));
+  EXPECT_THAT(Detect({{"PENSTOCK_WORLD_SIZE", "3"}}).status().message(),
+              HasSubstr("PENSTOCK_WORLD_SIZE is set, PENSTOCK_RANK is not"));
+  EXPECT_TRUE(Detect({{"WORLD_SIZE", "3"}}).ok());
   EXPECT_THAT(Detect({{"TF_CONFIG", "{"}}).status().message(),
               HasSubstr("TF_CONFIG"));
   EXPECT_FALSE(
