@@ -854,8 +854,7 @@ TEST(DatasetSpecTest, TheJsonOfTensorsHasEveryValueAgain) {
   const char* const features[] = {
       "x: {dtype: float16, values: [0.1, -0.0, 65504, 6e-8, 1e-5, -65504]}",
       "x: {dtype: bfloat16, values: [0.1, 3.3895313892515355e+38, 1e-40, 1]}",
-      "x: {dtype: float32, values: [0.1, 3.4028234663852886e+38, 1e-45, "
-      "16777217]}",
+      "x: {dtype: float32, values: [0.1, 3.4028234663852886e+38, 1e-45]}",
       "x: {dtype: float64, values: [0.1, 1.7976931348623157e+308, 5e-324]}",
       "x: {dtype: int64, values: [-9223372036854775808, 9223372036854775807]}",
       "x: {dtype: uint8, values: [[[0], [255]], [[1], [2]]]}",
