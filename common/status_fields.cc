@@ -160,10 +160,8 @@ constexpr AnswerField kBottleneck[] = {
      kSometimes},
     {"stands_s", kSeconds,
      "only with `rank`: how long it has neither taken nor released a batch "
-     "while "
-     "no other rank has gone on without it; it is named for that after 3 s, "
-     "and "
-     "as long as it hangs",
+     "while no other rank has gone on without it; it is named for that after "
+     "3 s, and as long as it hangs",
      kSometimes},
     {"to_attach", kNumbers, "only with `absent`: ranks that have not attached",
      kSometimes},
@@ -201,9 +199,8 @@ constexpr AnswerField kProducer[] = {
      ">PID"},
     {"state", kText,
      "`at work`; `waits for room`: its largest put does not fit behind rows "
-     "that "
-     "ranks need; `away`: it has not come back since the broker was restarted; "
-     "`gone`: it finished or died, and rows of it are needed",
+     "that ranks need; `away`: it has not come back since the broker was "
+     "restarted; `gone`: it finished or died, and rows of it are needed",
      true, "STATE"},
     {"rows_put", kCount, "rows it has put", true, ">ROWS PUT"},
     {"rows_kept", kCount, "of these in its memory, because ranks need them",

@@ -117,9 +117,8 @@ Status JobTable::ForgottenError(const std::string& job) {
   return AbortedError(
       "the broker was restarted and has no record of job '{}': it has no state "
       "directory (--state-dir), or its journal there is missing or damaged "
-      "(its "
-      "log says so); what the job's ranks had together is unknown: begin all "
-      "ranks at a state",
+      "(its log says so); what the job's ranks had together is unknown: begin "
+      "all ranks at a state",
       job);
 }
 

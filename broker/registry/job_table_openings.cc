@@ -450,8 +450,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
         "job '{}': the broker was restarted and has no record of the rows that "
         "its producers put and nobody took: it has no state directory "
         "(--state-dir), or its journal there is missing or damaged; begin "
-        "ranks "
-        "and producers at a state",
+        "ranks and producers at a state",
         entry->key.name));
   }
   if (entry->forgotten) (*job)->BeginRecovery();

@@ -242,7 +242,9 @@ constexpr RequestField kFinish[] = {
 // ----
 
 constexpr DeclaredRequest kRequests[] = {
-    {.op = "ping", .text = "see whether it is there", .answer = kPingAnswer},
+    {.op = "ping",
+     .text = "check that the broker answers",
+     .answer = kPingAnswer},
     {.op = "register",
      .text = "keep a spec under its name, for this user",
      .fields = kRegister,
@@ -264,7 +266,8 @@ constexpr DeclaredRequest kRequests[] = {
      .shared = kDataset,
      .answer = kParseAnswer},
     {.op = "index",
-     .text = "open a dataset, and tell what is in it and what its job needs",
+     .text =
+         "open a dataset and describe its content and the memory its job needs",
      .fields = kIndex,
      .shared = kDataset,
      .answer = kIndexAnswer},
@@ -279,7 +282,7 @@ constexpr DeclaredRequest kRequests[] = {
                "first batch after the job has shrunk"},
     {.op = "detach", .text = "leave, with everything unmapped; not answered"},
     {.op = "unmapped",
-     .text = "tell that nothing of former broker instances is mapped; not "
+     .text = "report that no memory of former broker instances is mapped; not "
              "answered"},
     {.op = "produce",
      .text = "feed a job with rows",
@@ -290,21 +293,22 @@ constexpr DeclaredRequest kRequests[] = {
      .events = "`freed` (`place`, `end`): there is room; `over` (`code`, "
                "`error`): nobody takes rows"},
     {.op = "put",
-     .text = "tell of rows that are written",
+     .text = "announce rows that are written",
      .fields = kPut,
      .answer = kPutAnswer},
     {.op = "finish", .text = "put no more rows", .fields = kFinish},
     {.op = "state",
-     .text = "ask where a job stands",
+     .text = "get the state of a job",
      .shared = kOfJob,
      .answer = kStateAnswer},
     {.op = "evict",
-     .text = "take the batches of a rank away, as if it had died",
+     .text = "treat a rank as dead: its batches go to other ranks or to its "
+             "replacement",
      .fields = kEvict,
      .shared = kOfJob},
     {.op = "stop", .text = "end a job", .fields = kStop, .shared = kOfJob},
     {.op = "workers",
-     .text = "set how many workers there are",
+     .text = "set the number of workers",
      .fields = kWorkers,
      .answer = kWorkersAnswer},
     {.op = "shutdown", .text = "end a private broker"},

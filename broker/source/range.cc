@@ -88,7 +88,8 @@ const Declaration<RangeSource>& RangeSource::Declared() {
           .Optional("start", &RangeSource::start, any, "the first")
           .Required("stop", &RangeSource::stop, any,
                     "all are below it, or above it where step is negative")
-          .Optional("step", &RangeSource::step, any, "from one to the next")
+          .Optional("step", &RangeSource::step, any,
+                    "the difference between neighbours")
           .Check(CheckRange);
   return declared;
 }

@@ -107,7 +107,7 @@ const Declaration<TensorsSource>& TensorsSource::Declared() {
                 [](const void* object, nlohmann::ordered_json* out) {
                   WriteTensors(*static_cast<const TensorsSource*>(object), out);
                 }})
-          .Add({"repeat", "how often the rows come",
+          .Add({"repeat", "number of passes over the rows",
                 WholeNumber<uint64_t>(1, kRecordsMax).wanted, false, false,
                 [](const YamlValue& value, void* object) {
                   auto& source = *static_cast<TensorsSource*>(object);

@@ -120,7 +120,7 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
       Declaration<DatasetSpec>("spec", "A dataset, and how it is delivered.")
           .Example("{dataset: numbers, source: {range: 100}, batch: {size: 8}}")
           .Required("dataset", &DatasetSpec::name, Name(),
-                    "what `penstock register` and attach call it")
+                    "the name for `penstock register` and `attach`")
           .Required("source", &DatasetSpec::source, OneKind<SourceSpec>(),
                     "the records")
           .Optional("shuffle", &DatasetSpec::shuffle,
@@ -138,7 +138,7 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
                     MappingOf(BatchSpec::Declared()), "the rows of a step")
           .Optional("epochs", &DatasetSpec::epochs,
                     WordOr("forever", WholeNumber<uint64_t>(1, kEpochsMax)),
-                    "how often all of it comes")
+                    "number of passes over the data")
           .Optional("steps_per_epoch", &DatasetSpec::steps_per_epoch,
                     Maybe(WholeNumber<uint64_t>(1, kStepsMax)),
                     "an epoch has exactly this many steps and then begins "
