@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -137,18 +138,28 @@ StatusOr<int> RunRanks(const RunOptions& options,
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
   Environment variables = {{"PENSTOCK_SOCKET", broker->socket()}};
+  std::vector<std::string> datasets;
   for (size_t i = 0; i < files.size(); ++i) {
     PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
                               broker->Call(files[i].Request("register")));
-    if (i == 0) {
-      variables.emplace_back("PENSTOCK_DATASET", TextField(answer, "dataset"));
-    }
+    datasets.push_back(TextField(answer, "dataset"));
   }
+  if (!files.empty()) variables.emplace_back("PENSTOCK_DATASET", datasets[0]);
   if (files.empty()) {
     PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
                               broker->Call({{"op", "ping"}}));
   }
   if (options.state) {
+    // Jobs of other datasets begin at their beginning; here no job would use
+    // it.
+    PENSTOCK_ASSIGN_OR_RETURN(const JobState state,
+                              ReadJobState(*options.state));
+    if (!files.empty() && std::find(datasets.begin(), datasets.end(),
+                                    state.dataset) == datasets.end()) {
+      return InvalidArgumentError(
+          "state '{}' is of dataset '{}'; --dataset names {}", *options.state,
+          state.dataset, JoinText(datasets, ", "));
+    }
     std::error_code error;
     variables.emplace_back(
         "PENSTOCK_STATE",

@@ -119,6 +119,16 @@ class BadInput(unittest.TestCase):
                               run.stderr)
                 self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
 
+    def test_state_of_no_dataset_of_the_run_is_refused(self):
+        spec = self.spec("dataset: x\nsource: {range: 4}\nbatch: {size: 2}\n")
+        (self.folder / "other.json").write_text(
+            '{"penstock_state": 1, "dataset": "y", "delivery": "split", "records": 4, '
+            '"seed": 0, "shuffle": null, "epoch": 0, "row": 2, "owed": []}')
+        run = self.penstock("run", "--dataset", spec, "--state", "other.json",
+                            "--ranks", "1", "--", "echo", "started")
+        self.assertEqual((run.returncode, run.stdout), (1, ""), run.stderr)
+        self.assertIn("state 'other.json' is of dataset 'y'; --dataset names x", run.stderr)
+
     def test_unknown_key_names_line_column_and_the_key_meant(self):
         self.refused("dataset: x\nsource: {range: 4}\nbatch: {size: 2}\n"
                      "shufle: {seed: 1}\n", "spec.yaml:4:1", "shuffle")
