@@ -29,7 +29,7 @@
 #include "broker/registry/job_table.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
-#include "broker/transform/python_process.h"
+#include "broker/user_code/python_process.h"
 #include "broker/workers/replay.h"
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/worker_pool.h"
@@ -379,9 +379,10 @@ Status Serve(const Arguments& arguments) {
     return CheckMachine(config, worker_options, functions);
   }
   PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited, Inherit());
-  const Owner owner(
-      std::move(inherited.owner),
-      std::filesystem::path(PathOf(inherited.listener.get())).parent_path());
+  const std::string given_folder =
+      std::filesystem::path(PathOf(inherited.listener.get())).parent_path();
+  const Owner owner(std::move(inherited.owner), given_folder);
+  if (arguments.private_broker) functions.object_dir = given_folder;
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<RecoveryJournal> recovery_journal,
       RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));

@@ -83,6 +83,29 @@ void WriteFeatures(const ElementSpec& element, Json* out) {
   }
 }
 
+// As YAML's core schema reads it: unquoted numbers and booleans are that.
+nlohmann::ordered_json JsonOf(const YamlValue& value) {
+  if (value.IsMapping()) {
+    auto mapping = nlohmann::ordered_json::object();
+    for (size_t i = 0; i < value.size(); ++i) {
+      mapping[value.Key(i)] = JsonOf(value.Optional(value.Key(i)));
+    }
+    return mapping;
+  }
+  if (value.IsSequence()) {
+    auto list = nlohmann::ordered_json::array();
+    for (size_t i = 0; i < value.size(); ++i) {
+      list.push_back(JsonOf(value.Item(i)));
+    }
+    return list;
+  }
+  if (!value.IsScalar()) return nullptr;
+  if (value.IsBool()) return value.IsWord("true");
+  if (int64_t whole = 0; value.IsNumber(&whole)) return whole;
+  if (double number = 0; value.IsNumber(&number)) return number;
+  return value.Scalar();
+}
+
 }  // namespace
 
 template <typename V>
@@ -124,6 +147,19 @@ ValueType<bool> Bool() {
             return OkStatus();
           },
           WriteItself<bool>};
+}
+
+ValueType<std::string> AnyMapping() {
+  return {
+      "a mapping",
+      [](const YamlValue& value, std::string_view wanted, std::string* out) {
+        if (!value.IsMapping()) return value.Wanted(wanted);
+        *out = JsonOf(value).dump();
+        return OkStatus();
+      },
+      [](const std::string& value, nlohmann::ordered_json* out) {
+        *out = nlohmann::ordered_json::parse(value);
+      }};
 }
 
 ValueType<std::string> Path() {

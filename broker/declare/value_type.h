@@ -68,6 +68,9 @@ Status CheckFeatureNames(const YamlValue& features);
 inline constexpr size_t kShapeDimensionsMax = 8;
 inline constexpr uint64_t kRowBytesMax = uint64_t{1} << 40;
 
+// A mapping of anything, as the text of its JSON.
+ValueType<std::string> AnyMapping();
+
 // ---- values of values ------------------------------------------------------
 
 // For the types below and those beside their structs.

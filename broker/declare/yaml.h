@@ -69,6 +69,10 @@ class YamlValue {
   bool IsWord(std::string_view word) const {
     return IsScalar() && node_->text == word;
   }
+  // The text of a scalar; else "".
+  std::string_view Scalar() const {
+    return IsScalar() ? std::string_view(node_->text) : std::string_view();
+  }
   // A whole number of any size, in digits.
   bool IsWholeNumber() const;
   // true or false, unquoted.

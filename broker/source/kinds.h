@@ -9,6 +9,7 @@
 #include "broker/source/fixed_length_records.h"
 #include "broker/source/idx.h"
 #include "broker/source/image_folder.h"
+#include "broker/source/python_dataset.h"
 #include "broker/source/range.h"
 #include "broker/source/stream.h"
 #include "broker/source/synthetic.h"
@@ -22,6 +23,7 @@ using SourceSpec = std::variant<  //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
     TextLinesSource,              //
+    PythonDatasetSource,          //
     RangeSource,                  //
     TensorsSource,                //
     SyntheticSource,              //
@@ -32,8 +34,10 @@ using SourceSpec = std::variant<  //
 // Errors name the file and a remedy: NotFound, PermissionDenied (with the
 // broker's user, and `penstock run` as a remedy), DataLoss, InvalidArgument (an
 // empty folder, files that do not belong together), Cancelled.
-StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
-                                             OpenProgress* progress);
+// functions: the code that it may run.
+StatusOr<std::unique_ptr<Source>> OpenSource(
+    const SourceSpec& spec, OpenProgress* progress,
+    const FunctionOptions& functions = {});
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_KINDS_H_

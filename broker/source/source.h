@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "broker/io/read_request.h"
+#include "broker/user_code/trusted_code.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 
@@ -62,7 +63,37 @@ class Source {
   // it. May check every folder.
   virtual bool Changed() const { return false; }
 
-  // For messages: the file (and offset) of the record.
+  // ---- records that another process makes
+
+  struct Wanted {
+    uint64_t record = 0;
+    uint64_t pass = 0;  // of the data; its random numbers depend on it
+    bool operator==(const Wanted&) const = default;
+  };
+  // A worker's part of such a source, with its process. Not thread-safe.
+  class Maker {
+   public:
+    virtual ~Maker() = default;
+    // These rows will be wanted next, in this order.
+    virtual void Expect(uint64_t seed, std::span<const Wanted> wanted) = 0;
+    // Points *raw at the features of a record; valid until the next call.
+    // Errors of the record: DataLoss, DeadlineExceeded. Others: InvalidArgument
+    // (the dataset cannot be loaded), Cancelled, ...
+    virtual Status Make(uint64_t seed, const Wanted& wanted,
+                        RawRecord* raw) = 0;
+  };
+  // nullptr: records are located and unpacked.
+  virtual std::unique_ptr<Maker> MakeMaker(Cancelled) const { return nullptr; }
+  // The longest that Make waits; 0: there is no Maker.
+  virtual uint64_t wait_ns() const { return 0; }
+  // How many workers make records; 0: as many as there are.
+  virtual uint32_t processes() const { return 0; }
+  // How features are nested in a sample, as JSON (python_dataset.py); "": not.
+  virtual std::string structure() const { return {}; }
+
+  // ---- for people and messages
+
+  // The file (and offset) of the record.
   virtual std::string Describe(uint64_t record) const = 0;
 
   // How records are read, for people; "" if nothing is read.

@@ -23,7 +23,8 @@ class RowMaker {
       : dataset_(dataset),
         seed_(seed),
         reader_(std::move(reader)),
-        scratch_(dataset.program->MakeScratch({})) {
+        scratch_(dataset.program->MakeScratch({})),
+        maker_(dataset.source->MakeMaker({})) {
     for (const Feature& feature : dataset.program->element_spec()) {
       features_.emplace_back(feature.RowBytes());
     }
@@ -69,7 +70,8 @@ class RowMaker {
   Status MakeOf(std::span<const std::byte> bytes, uint64_t record,
                 uint64_t pass) {
     PENSTOCK_RETURN_IF_ERROR(
-        dataset_.source->Unpack(record, bytes, &unpacked_, &raw_));
+        maker_ ? maker_->Make(seed_, {record, pass}, &raw_)
+               : dataset_.source->Unpack(record, bytes, &unpacked_, &raw_));
     return dataset_.program->Run(raw_, {seed_, pass, record}, *scratch_, out_);
   }
 
@@ -77,6 +79,7 @@ class RowMaker {
   const uint64_t seed_;
   const std::unique_ptr<StorageReader> reader_;
   std::unique_ptr<RowProgram::Scratch> scratch_;
+  std::unique_ptr<Source::Maker> maker_;
   std::vector<std::vector<std::byte>> features_;
   std::vector<std::byte*> out_;
   std::vector<std::byte> unpacked_;

@@ -15,6 +15,15 @@ constexpr uint64_t kSubstituteTries = 16;
 
 }  // namespace
 
+void RowMaker::Expect(const ClaimedRows& rows) {
+  if (rows.kept->maker == nullptr) return;
+  wanted_.clear();
+  for (size_t i = rows.started; i < rows.rows.size(); ++i) {
+    wanted_.push_back({rows.rows[i].record, rows.rows[i].pass});
+  }
+  rows.kept->maker->Expect(rows.job->options().spec.seed, wanted_);
+}
+
 void RowMaker::Make(ClaimedRows& rows, uint64_t index,
                     std::span<const std::byte> bytes) {
   const Status status = MakeRow(rows, index, rows.rows[index].record, bytes);
@@ -29,14 +38,16 @@ Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
   // sample's time.
   const SampleQuarantine::Mark mark(
       pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
-      rows.job_number, pool_->now_ns() + dataset.program->wait_ns());
+      rows.job_number, pool_->now_ns() + dataset.wait_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
-  PENSTOCK_RETURN_IF_ERROR(
-      dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
-  out_.resize(rows.columns.size());
-  for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
   const AugmentationKey key{rows.job->options().spec.seed,
                             rows.rows[index].pass, record};
+  PENSTOCK_RETURN_IF_ERROR(
+      rows.kept->maker
+          ? rows.kept->maker->Make(key.seed, {record, key.epoch}, &raw_)
+          : dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
+  out_.resize(rows.columns.size());
+  for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
   PENSTOCK_RETURN_IF_ERROR(
       dataset.program->Run(raw_, key, *rows.kept->scratch, out_));
   rows.job->segment().ids(rows.claim.slot)[rows.claim.begin + index] =
@@ -93,7 +104,7 @@ StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
                               rows.rows[row].pass, record};
     const SampleQuarantine::Mark mark(
         pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
-        rows.job_number, pool_->now_ns() + dataset.program->wait_ns());
+        rows.job_number, pool_->now_ns() + dataset.wait_ns());
     PENSTOCK_RETURN_IF_ERROR(mark.status());
     const Status status =
         dataset.program->Run(raw_, key, *rows.kept->scratch, out_);

@@ -31,6 +31,8 @@ class RowMaker {
         in_flight_(in_flight),
         substitute_entry_(substitute_entry) {}
 
+  // The claim's rows that are not started will be made next, in order.
+  void Expect(const ClaimedRows& rows);
   // Makes row `index` of the claim. bytes: as read; empty if its source needs
   // no reading.
   void Make(ClaimedRows& rows, uint64_t index,
@@ -52,6 +54,7 @@ class RowMaker {
   ReadsInFlight* const in_flight_;
   const uint32_t substitute_entry_;
   std::unique_ptr<StorageReader> substitute_reader_;
+  std::vector<Source::Wanted> wanted_;
   RawRecord raw_;
   std::vector<std::byte> unpack_scratch_;
   std::vector<std::byte*> out_;

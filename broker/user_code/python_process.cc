@@ -1,4 +1,4 @@
-#include "broker/transform/python_process.h"
+#include "broker/user_code/python_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "broker/transform/python_worker.h"
+#include "broker/user_code/python_process_program.h"
 
 extern char** environ;
 
@@ -33,7 +33,7 @@ constexpr size_t kAnswerBytesMax = 64 << 10;
 constexpr std::chrono::milliseconds kLookInterval{100};
 // Time for a process to end after it was killed or closed its socket.
 constexpr std::chrono::milliseconds kEndTime{1000};
-// The descriptor numbers that python_worker.py expects.
+// The descriptor numbers that python_process.py expects.
 constexpr int kFirstDescriptor = 3;
 constexpr int kDescriptors = 3;
 // Keeps the output of `ps` short.
@@ -46,11 +46,12 @@ StatusOr<Fd> Apart(int fd) {
   return Fd(copy);
 }
 
-// A memfd with python_worker.py, positioned at its start.
-StatusOr<Fd> Program() {
+// A memfd with python_process.py and the program that follows it, positioned at
+// its start.
+StatusOr<Fd> MemoryOf(std::string_view program) {
   Fd fd(memfd_create("penstock function runner", MFD_CLOEXEC));
   if (!fd) return ErrnoError(errno, "memfd_create");
-  const std::string_view text = kPythonWorker;
+  const std::string text = Format("{}\n\n{}", kPythonProcessProgram, program);
   if (pwrite(fd.get(), text.data(), text.size(), 0) !=
       static_cast<ssize_t>(text.size())) {
     return ErrnoError(errno, "memory of a program");
@@ -108,6 +109,14 @@ Status GrowingMemory::Reserve(uint64_t bytes) {
   return OkStatus();
 }
 
+Status GrowingMemory::Follow(uint64_t bytes) {
+  if (bytes <= bytes_) return OkStatus();
+  PENSTOCK_ASSIGN_OR_RETURN(mapping_,
+                            Mapping::Map(fd_.get(), bytes, /*writable=*/true));
+  bytes_ = bytes;
+  return OkStatus();
+}
+
 Status PythonProcess::CheckInterpreter(const std::string& python) {
   std::vector<std::string> words = {python, "-c", ""};
   pid_t pid = -1;
@@ -124,8 +133,9 @@ Status PythonProcess::CheckInterpreter(const std::string& python) {
 }
 
 StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
-    const FunctionOptions& options, const std::string& argument,
-    const GrowingMemory& memory, const RowFunction::Cancelled& cancelled) {
+    const FunctionOptions& options, std::string_view program,
+    const std::string& argument, const GrowingMemory& memory,
+    const Cancelled& cancelled) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     return ErrnoError(errno, "socketpair");
@@ -133,14 +143,14 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   std::unique_ptr<PythonProcess> process(new PythonProcess());
   process->link_ = Fd(ends[0]);
   const Fd link(ends[1]);
-  PENSTOCK_ASSIGN_OR_RETURN(const Fd program, Program());
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd text, MemoryOf(program));
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null",
                                    O_RDONLY, 0);
   std::vector<Fd> apart;
-  for (const int fd : {link.get(), memory.fd(), program.get()}) {
+  for (const int fd : {link.get(), memory.fd(), text.get()}) {
     StatusOr<Fd> copied = Apart(fd);
     if (!copied.ok()) {
       posix_spawn_file_actions_destroy(&actions);
@@ -175,12 +185,13 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   process->pidfd_ =
       Fd(static_cast<int>(syscall(SYS_pidfd_open, process->pid_, 0)));
   if (!process->pidfd_) return ErrnoError(errno, "pidfd_open");
-  bool failed = false;
   PENSTOCK_ASSIGN_OR_RETURN(
-      const std::string text,
-      process->Answer(options.start_timeout_ns, "for its import", cancelled,
-                      &failed));
-  if (failed) return InvalidArgumentError("cannot be imported:\n{}", text);
+      Answer answer,
+      process->Receive(options.start_timeout_ns, "for its import", cancelled));
+  if (answer.kind != Answer::Kind::kDone) {
+    return InvalidArgumentError("cannot be imported:\n{}", answer.body);
+  }
+  process->greeting_ = std::move(answer.body);
   return process;
 }
 
@@ -201,9 +212,8 @@ PythonProcess::~PythonProcess() {
   }).detach();
 }
 
-Status PythonProcess::Call(std::span<const uint64_t> numbers,
-                           uint64_t timeout_ns,
-                           const RowFunction::Cancelled& cancelled) {
+Status PythonProcess::Send(std::span<const uint64_t> numbers,
+                           const Cancelled& cancelled) {
   if (cancelled && cancelled()) return CancelledError("nobody waits for it");
   ++calls_;
   iovec pieces[] = {
@@ -216,17 +226,11 @@ Status PythonProcess::Call(std::span<const uint64_t> numbers,
   do {
     sent = sendmsg(link_.get(), &message, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  if (sent < 0) return Ended();
-  bool failed = false;
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const std::string text,
-      Answer(timeout_ns, "(python_timeout)", cancelled, &failed));
-  return failed ? DataLossError("{}", text) : OkStatus();
+  return sent < 0 ? Ended() : OkStatus();
 }
 
-StatusOr<std::string> PythonProcess::Answer(
-    uint64_t timeout_ns, const char* limit,
-    const RowFunction::Cancelled& cancelled, bool* failed) {
+StatusOr<PythonProcess::Answer> PythonProcess::Receive(
+    uint64_t timeout_ns, const char* limit, const Cancelled& cancelled) {
   pollfd ready[] = {{link_.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
   // Measures time that stops with the broker: while the broker and its
   // processes are stopped, no call exceeds its limit.
@@ -258,9 +262,9 @@ StatusOr<std::string> PythonProcess::Answer(
   if (static_cast<size_t>(bytes) < kHead || call != calls_) {
     return UnavailableError("its process answered what it was not asked");
   }
-  *failed = answer_[kHead - 1] != 0;
-  return std::string(answer_.data() + kHead,
-                     static_cast<size_t>(bytes) - kHead);
+  return Answer{
+      static_cast<Answer::Kind>(answer_[kHead - 1]),
+      std::string(answer_.data() + kHead, static_cast<size_t>(bytes) - kHead)};
 }
 
 // It closed its socket, so it should end soon.
