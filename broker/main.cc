@@ -382,7 +382,7 @@ Status Serve(const Arguments& arguments) {
   const std::string given_folder =
       std::filesystem::path(PathOf(inherited.listener.get())).parent_path();
   const Owner owner(std::move(inherited.owner), given_folder);
-  if (arguments.private_broker) functions.object_dir = given_folder;
+  if (arguments.private_broker) functions.object_dir = given_folder + "/datasets";
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<RecoveryJournal> recovery_journal,
       RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));

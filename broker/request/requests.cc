@@ -194,6 +194,8 @@ constexpr AnswerField kAttachAnswer[] = {
     {"warning", kText, "what works, but not as it should; may be empty"},
     {"spin_ns", kCount, "how long it may spin before it sleeps"},
     {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
+    {"structure", kText,
+     "how the features of a Python dataset are nested in a sample, as JSON"},
 };
 
 constexpr RequestField kEvict[] = {

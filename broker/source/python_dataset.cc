@@ -372,9 +372,10 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
                     OneOrList(Name(), "a name", 64),
                     "names for the items of a sample that is a tuple")
           .Optional("max_bytes", &PythonDatasetSource::max_bytes,
-                    WholeNumber<uint64_t>(1, kTextBytesMax),
+                    WholeNumber<uint64_t>(0, kTextBytesMax),
                     "room for a text in each row; a longer one is an error of "
-                    "its sample")
+                    "its sample. 0: four times the first sample's, 1024 at "
+                    "least")
           .Optional("processes", &PythonDatasetSource::processes,
                     WholeNumber<uint32_t>(0, kProcessesMax),
                     "how many make samples; 0: one per worker")

@@ -13,7 +13,7 @@ struct PythonDatasetSource {
   std::string args = "{}";  // JSON, the factory's keyword arguments
   std::string object;       // file of a pickled dataset; "": the factory
   std::vector<std::string> names;
-  uint64_t max_bytes = 1024;
+  uint64_t max_bytes = 0;  // of a text; 0: by the first sample
   uint32_t processes = 0;  // 0: one per worker
   bool operator==(const PythonDatasetSource&) const = default;
 

@@ -208,14 +208,17 @@ class Description:
                               "shape": list(shape), "encoded": encoded})
         return name
 
-    def bounded(self, kind, name):
-        self.feature(name, "uint8", [self.max_bytes])
+    def bounded(self, kind, name, size):
+        # Without a bound some times the room that the first sample takes.
+        size = self.max_bytes or max(1024, 1 << (4 * size - 1).bit_length())
+        self.feature(name, "uint8", [size])
         self.feature(name + ".bytes", "int64", [])
         return {kind: name}
 
     def of(self, value, pickled):
         if pickled:
-            return self.bounded("object", "sample")
+            return self.bounded("object", "sample",
+                                len(pickle.dumps(value, protocol=5)))
         if not self.names:
             return self.node(value, "")
         if not isinstance(value, (tuple, list)) or len(value) != len(self.names):
@@ -239,7 +242,7 @@ class Description:
 
     def leaf(self, value, name):
         if isinstance(value, str):
-            return self.bounded("text", name)
+            return self.bounded("text", name, len(value.encode("utf-8", "replace")))
         if isinstance(value, (bytes, bytearray, memoryview)):
             self.feature(name, "uint8", [], encoded=True)
             return {"bytes": name}
@@ -306,11 +309,10 @@ class Memory:
 class Writer:
     """Writes samples of one structure into the rows of a memory."""
 
-    def __init__(self, numpy, memory, structure, max_bytes):
+    def __init__(self, numpy, memory, structure):
         self.numpy = numpy
         self.memory = memory
         self.structure = structure
-        self.max_bytes = max_bytes
         self.bfloat16 = {feature["name"] for feature, _ in memory.places
                          if feature["dtype"] == "bfloat16"}
 
@@ -350,11 +352,11 @@ class Writer:
 
     def bounded(self, name, row, data):
         size = len(data)
-        if size > self.max_bytes:
-            raise ValueError(f"{where(name)} has {size} bytes; at most "
-                             f"{self.max_bytes} fit (max_bytes)")
         columns = self.memory.columns
         column = columns[name][row]
+        if size > len(column):
+            raise ValueError(f"{where(name)} has {size} bytes; at most "
+                             f"{len(column)} fit (max_bytes)")
         column[:size] = self.numpy.frombuffer(data, self.numpy.uint8)
         column[size:] = 0
         columns[name + ".bytes"][row] = size
@@ -457,7 +459,7 @@ def prepare(options):
     check_map_style(dataset)
     if options["features"] is not None:
         memory = Memory(numpy, options)
-        writer = Writer(numpy, memory, options["structure"], options["max_bytes"])
+        writer = Writer(numpy, memory, options["structure"])
         return b"", Rows(numpy, dataset, sampler, memory, writer).make
     length = len(dataset if sampler is None else sampler)
     if length < 1:

@@ -266,6 +266,27 @@ class Dataset:
                                             max_bytes=max_bytes, longer=longer), name)
 
     @classmethod
+    def python(cls, dataset: Optional[str] = None, *,
+               args: Optional[Mapping[str, Any]] = None,
+               object: Optional[Path] = None,
+               names: Union[str, Sequence[str], None] = None,
+               max_bytes: Optional[int] = None,
+               processes: Optional[int] = None,
+               name: Optional[str] = None) -> "Dataset":
+        """A map-style dataset: ``dataset`` is "package.module:factory" in the
+        broker's python_path, called with ``args``, whose result has ``__len__`` and
+        ``__getitem__``. Features are named by the keys and indices of a sample
+        (``image``, ``0``, ``1.boxes``); ``names``: of a tuple's items. A str has
+        two: its UTF-8 bytes, uint8 [max_bytes], filled with zeros, and NAME.bytes
+        int64 []. Processes of the broker make the samples: ``processes`` (0: one
+        per worker). ``object``: instead of ``dataset``, the file of a pickled one,
+        as ``penstock.torch.DataLoader`` writes it for a private broker."""
+        return cls._of("python", _given(
+            dataset=dataset, args=args,
+            object=None if object is None else _absolute(object), names=names,
+            max_bytes=max_bytes, processes=processes), name)
+
+    @classmethod
     def range(cls, start: int, stop: Optional[int] = None, step: int = 1, *,
               name: Optional[str] = None) -> "Dataset":
         """Feature ``value`` int64 []: the numbers of Python's range."""
