@@ -38,6 +38,8 @@ constexpr int kDeathsMax = 2;
 struct PythonRecords {
   std::string name;  // for messages
   FunctionOptions options;
+  // nullptr: each process loads the dataset itself.
+  std::shared_ptr<PythonTemplate> parent;
   nlohmann::json argument;
   uint64_t length = 0;
   RawSpec features;
@@ -299,8 +301,9 @@ class PythonDataset final : public Source {
   mutable std::atomic<uint32_t> next_index_{0};
 };
 
-// What the first process says of the dataset.
-Status ReadDescription(const std::string& text, PythonRecords* records) {
+// What the template says of the dataset.
+Status ReadDescription(const std::string& text, PythonRecords* records,
+                       bool* forks) {
   const nlohmann::json described =
       nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!described.is_object() || !described.contains("structure") ||
@@ -309,6 +312,7 @@ Status ReadDescription(const std::string& text, PythonRecords* records) {
     return InternalError("its process described no dataset");
   }
   records->length = described["length"];
+  *forks = described.value("forks", false);
   if (records->length > kRecordsMax) {
     return InvalidArgumentError("it has more than {} samples", kRecordsMax);
   }
@@ -406,17 +410,21 @@ StatusOr<std::unique_ptr<Source>> PythonDatasetSource::Open(
       {"writable_by", options.writable_by},
       {"names", names},
       {"max_bytes", max_bytes},
-      {"index", nullptr},
-      {"features", nullptr}};
+      {"template", true}};
   GrowingMemory memory;
   PENSTOCK_RETURN_IF_ERROR(memory.Reserve(1));
-  const auto process = PythonProcess::Start(
+  auto process = PythonProcess::Start(
       options, kPythonDatasetProgram, records.argument.dump(), memory,
       [progress] { return progress->cancel.load(); });
   if (!process.ok()) return prepend(process.status());
-  Status status = ReadDescription((*process)->greeting(), &records);
+  bool forks = false;
+  Status status = ReadDescription((*process)->greeting(), &records, &forks);
   if (status.ok()) status = LayOut(&records);
   if (!status.ok()) return prepend(status);
+  if (forks) {
+    records.parent = std::make_shared<PythonTemplate>(*std::move(process));
+  }
+  records.argument["template"] = false;
   records.argument["columns"] = records.columns;
   records.argument["heap"] = records.heap;
   records.argument["rows"] = records.rows;

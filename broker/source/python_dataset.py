@@ -1,10 +1,10 @@
 """Makes records of a map-style dataset of Python: `dataset[i]`.
 
-Its argument: see PythonDatasetSource::Open. With "features" it answers calls,
-without them it says what the dataset has:
+Its argument: see PythonDatasetSource::Open. As a template it says what the dataset
+has, and whether processes can be forked from it:
 
   {"length": ..., "features": [{"name", "dtype", "shape", "encoded"}, ...],
-   "structure": how the features are nested in a sample}
+   "structure": how the features are nested in a sample, "forks": ...}
 
 A structure is one of {"list": [structure, ...]} (lists and tuples), {"dict":
 {key: structure}}, {"array": feature}, {"text": feature}, {"bytes": feature} and
@@ -25,9 +25,11 @@ made without it as long as none of the generators is used: if one has been, the
 rows since the last answer are made again, and from then on each row is seeded.
 """
 
+import gc
 import mmap
 import pickle
 import random
+import stat
 import time
 
 ANSWER_AFTER_S = 0.001
@@ -89,16 +91,15 @@ class Ordered:
 
 
 def open_dataset(options):
-    """(dataset, sampler or None, whether samples are pickled)"""
+    """(dataset, sampler or None, whether samples are pickled, worker_init_fn)"""
     if options["object"] is None:
         factory = find_function(options["dataset"], options["python_path"],
                                 options["writable_by"])
-        return factory(**options["args"]), None, False
+        return factory(**options["args"]), None, False, None
     check_trusted(options["object"], options["writable_by"])
-    loaded = load_object(options["object"])
-    if loaded["worker_init_fn"] is not None and options["index"] is not None:
-        loaded["worker_init_fn"](options["index"])
-    return loaded["dataset"], loaded["sampler"], loaded["pickled"]
+    value = load_object(options["object"])
+    return [value[name] for name in
+            ("dataset", "sampler", "pickled", "worker_init_fn")]
 
 
 def check_map_style(dataset):
@@ -453,22 +454,65 @@ class Rows:
         return fetched if len(fetched) == len(rows) else None
 
 
-def prepare(options):
+def describe(dataset, sampler, pickled, _, options):
     import numpy
-    dataset, sampler, pickled = open_dataset(options)
-    check_map_style(dataset)
-    if options["features"] is not None:
-        memory = Memory(numpy, options)
-        writer = Writer(numpy, memory, options["structure"])
-        return b"", Rows(numpy, dataset, sampler, memory, writer).make
     length = len(dataset if sampler is None else sampler)
     if length < 1:
         raise ValueError(f"{type(dataset).__name__} is empty: its length is {length}")
     description = Description(numpy, options["max_bytes"], options["names"])
     index = 0 if sampler is None else int(next(iter(sampler)))
     structure = description.of(dataset[index], pickled)
-    return json.dumps({"length": length, "features": description.features,
-                       "structure": structure}).encode(), None
+    return {"length": length, "features": description.features,
+            "structure": structure}
 
 
-serve(prepare)
+def files_and_threads():
+    """The open files with a position, and the number of threads."""
+    files = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink("/proc/self/fd/" + descriptor)
+            if stat.S_ISREG(os.stat(int(descriptor)).st_mode):
+                files.add((descriptor, path))
+        except OSError:  # that of the listing
+            pass
+    return files, len(os.listdir("/proc/self/task"))
+
+
+loaded = None  # a template's, for its children
+
+
+def template(options):
+    """Loads the dataset once for all processes, which are forked: modules and
+    objects are shared until they are changed. A dataset that opens files or starts
+    threads when it is made is made in each process: forked ones would share the
+    position of a file, and have no threads."""
+    global loaded
+    import numpy  # which may start threads
+    before = files_and_threads()
+    loaded = open_dataset(options)
+    check_map_style(loaded[0])
+    forks = files_and_threads() == before
+    described = {"forks": forks}
+    if forks:
+        gc.collect()
+        gc.freeze()  # a collection would write to all of its pages
+        described.update(json.loads(in_child(
+            lambda: json.dumps(describe(*loaded, options)).encode())))
+    else:
+        described.update(describe(*loaded, options))
+    return json.dumps(described).encode(), forks
+
+
+def prepare(options):
+    import numpy
+    dataset, sampler, pickled, init = loaded or open_dataset(options)
+    check_map_style(dataset)
+    if init is not None:
+        init(options["index"])
+    memory = Memory(numpy, options)
+    writer = Writer(numpy, memory, options["structure"])
+    return b"", Rows(numpy, dataset, sampler, memory, writer).make
+
+
+serve(prepare, template)

@@ -33,6 +33,8 @@ constexpr size_t kAnswerBytesMax = 64 << 10;
 constexpr std::chrono::milliseconds kLookInterval{100};
 // Time for a process to end after it was killed or closed its socket.
 constexpr std::chrono::milliseconds kEndTime{1000};
+// A template answers at once unless it is stopped.
+constexpr uint64_t kReapNs = 1'000'000'000;
 // The descriptor numbers that python_process.py expects.
 constexpr int kFirstDescriptor = 3;
 constexpr int kDescriptors = 3;
@@ -185,6 +187,34 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   process->pidfd_ =
       Fd(static_cast<int>(syscall(SYS_pidfd_open, process->pid_, 0)));
   if (!process->pidfd_) return ErrnoError(errno, "pidfd_open");
+  return Greeted(std::move(process), options, cancelled);
+}
+
+StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Fork(
+    const FunctionOptions& options,
+    const std::shared_ptr<PythonTemplate>& parent, const std::string& argument,
+    const GrowingMemory& memory, const Cancelled& cancelled) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    return ErrnoError(errno, "socketpair");
+  }
+  std::unique_ptr<PythonProcess> process(new PythonProcess());
+  process->link_ = Fd(ends[0]);
+  Fd link(ends[1]);
+  const int fds[] = {link.get(), memory.fd()};
+  PENSTOCK_ASSIGN_OR_RETURN(
+      PythonTemplate::Child child,
+      parent->Fork(argument, fds, options.start_timeout_ns, cancelled));
+  link.Reset();  // so that its end is seen here
+  process->parent_ = parent;
+  process->pid_ = child.pid;
+  process->pidfd_ = std::move(child.pidfd);
+  return Greeted(std::move(process), options, cancelled);
+}
+
+StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Greeted(
+    std::unique_ptr<PythonProcess> process, const FunctionOptions& options,
+    const Cancelled& cancelled) {
   PENSTOCK_ASSIGN_OR_RETURN(
       Answer answer,
       process->Receive(options.start_timeout_ns, "for its import", cancelled));
@@ -195,33 +225,49 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   return process;
 }
 
+std::optional<int> PythonProcess::Reap(int wait_ms) {
+  pollfd ended = {pidfd_.get(), POLLIN, 0};
+  if (pidfd_ && poll(&ended, 1, wait_ms) <= 0) return std::nullopt;
+  const pid_t pid = std::exchange(pid_, -1);
+  if (parent_) return parent_->Reap(pid);
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
 // Does not wait for a process that signals cannot reach (a hung network file
 // system).
 PythonProcess::~PythonProcess() {
   if (pid_ < 0) return;
   kill(-pid_, SIGKILL);  // it leads its group: also kills its children
-  pollfd ended = {pidfd_.get(), POLLIN, 0};
-  if (!pidfd_ || poll(&ended, 1, static_cast<int>(kEndTime.count())) > 0) {
-    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-    }
-    return;
-  }
+  if (Reap(static_cast<int>(kEndTime.count())) || parent_) return;
   std::thread([pid = pid_] {
     while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
   }).detach();
 }
 
-Status PythonProcess::Send(std::span<const uint64_t> numbers,
+Status PythonProcess::Send(std::span<const std::byte> asked,
+                           std::span<const int> fds,
                            const Cancelled& cancelled) {
   if (cancelled && cancelled()) return CancelledError("nobody waits for it");
   ++calls_;
-  iovec pieces[] = {
-      {&calls_, sizeof(calls_)},
-      {const_cast<uint64_t*>(numbers.data()), numbers.size_bytes()}};
+  iovec pieces[] = {{&calls_, sizeof(calls_)},
+                    {const_cast<std::byte*>(asked.data()), asked.size()}};
   msghdr message = {};
   message.msg_iov = pieces;
   message.msg_iovlen = std::size(pieces);
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  }
   ssize_t sent;
   do {
     sent = sendmsg(link_.get(), &message, MSG_NOSIGNAL);
@@ -249,8 +295,25 @@ StatusOr<PythonProcess::Answer> PythonProcess::Receive(
   }
   // An answer sent before its end still counts.
   answer_.resize(kAnswerBytesMax);
+  iovec piece = {answer_.data(), answer_.size()};
+  msghdr message = {};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
   const ssize_t bytes =
-      recv(link_.get(), answer_.data(), answer_.size(), MSG_DONTWAIT);
+      recvmsg(link_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  Fd fd;
+  for (cmsghdr* each = bytes < 0 ? nullptr : CMSG_FIRSTHDR(&message);
+       each != nullptr; each = CMSG_NXTHDR(&message, each)) {
+    if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) {
+      continue;
+    }
+    int number = -1;
+    std::memcpy(&number, CMSG_DATA(each), sizeof(number));
+    fd = Fd(number);
+  }
   if (bytes <= 0) return Ended();
   uint64_t call = 0;
   constexpr size_t kHead = sizeof(call) + 1;
@@ -264,27 +327,55 @@ StatusOr<PythonProcess::Answer> PythonProcess::Receive(
   }
   return Answer{
       static_cast<Answer::Kind>(answer_[kHead - 1]),
-      std::string(answer_.data() + kHead, static_cast<size_t>(bytes) - kHead)};
+      std::string(answer_.data() + kHead, static_cast<size_t>(bytes) - kHead),
+      std::move(fd)};
 }
 
 // It closed its socket, so it should end soon.
 Status PythonProcess::Ended() {
   pollfd ended = {pidfd_.get(), POLLIN, 0};
-  int status = 0;
   if (poll(&ended, 1, static_cast<int>(kEndTime.count())) <= 0) {
     return UnavailableError("its process closed its descriptors");
   }
   kill(-pid_, SIGKILL);  // its children, while the group still has its number
-  if (waitpid(pid_, &status, 0) != pid_) {
-    return UnavailableError("its process ended");
-  }
-  pid_ = -1;
+  const int status = Reap(0).value_or(0);
   return UnavailableError(
       "its process {}",
       WIFSIGNALED(status)
           ? Format("was ended by signal {} ({})", WTERMSIG(status),
                    strsignal(WTERMSIG(status)))
           : Format("ended with status {}", WEXITSTATUS(status)));
+}
+
+StatusOr<PythonProcess::Answer> PythonTemplate::Ask(
+    const std::string& asked, std::span<const int> fds, uint64_t timeout_ns,
+    const Cancelled& cancelled) {
+  const std::lock_guard lock(mutex_);
+  PENSTOCK_RETURN_IF_ERROR(
+      process_->Send(std::as_bytes(std::span(asked)), fds, cancelled));
+  return process_->Receive(timeout_ns, "to fork", cancelled);
+}
+
+StatusOr<PythonTemplate::Child> PythonTemplate::Fork(
+    const std::string& argument, std::span<const int> fds, uint64_t timeout_ns,
+    const Cancelled& cancelled) {
+  PENSTOCK_ASSIGN_OR_RETURN(PythonProcess::Answer answer,
+                            Ask(argument, fds, timeout_ns, cancelled));
+  uint64_t pid = 0;
+  if (answer.body.size() != sizeof(pid) || !answer.fd) {
+    return UnavailableError("its template did not fork");
+  }
+  std::memcpy(&pid, answer.body.data(), sizeof(pid));
+  return Child{static_cast<pid_t>(pid), std::move(answer.fd)};
+}
+
+int PythonTemplate::Reap(pid_t pid) {
+  const auto answer = Ask(Format("{}", pid), {}, kReapNs, {});
+  uint64_t status = 0;
+  if (answer.ok() && answer->body.size() == sizeof(status)) {
+    std::memcpy(&status, answer->body.data(), sizeof(status));
+  }
+  return static_cast<int>(status);
 }
 
 }  // namespace penstock

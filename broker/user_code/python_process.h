@@ -10,9 +10,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "broker/user_code/trusted_code.h"
@@ -39,6 +42,8 @@ class GrowingMemory {
   uint64_t bytes_ = 0;
 };
 
+class PythonTemplate;
+
 class PythonProcess {
  public:
   // Checks that the interpreter starts and exits.
@@ -50,6 +55,12 @@ class PythonProcess {
   // NotFound: no such interpreter.
   static StatusOr<std::unique_ptr<PythonProcess>> Start(
       const FunctionOptions& options, std::string_view program,
+      const std::string& argument, const GrowingMemory& memory,
+      const Cancelled& cancelled);
+  // The same by a fork of the template, which has loaded the user's code.
+  static StatusOr<std::unique_ptr<PythonProcess>> Fork(
+      const FunctionOptions& options,
+      const std::shared_ptr<PythonTemplate>& parent,
       const std::string& argument, const GrowingMemory& memory,
       const Cancelled& cancelled);
   ~PythonProcess();  // kills it
@@ -68,10 +79,13 @@ class PythonProcess {
     };
     Kind kind = Kind::kDone;
     std::string body;
+    Fd fd;  // of a template
   };
   // Begins a call. After Unavailable (the process ended; says how),
   // DeadlineExceeded and Cancelled the process is unusable.
-  Status Send(std::span<const uint64_t> numbers, const Cancelled& cancelled);
+  Status Send(std::span<const uint64_t> numbers, const Cancelled& cancelled) {
+    return Send(std::as_bytes(numbers), {}, cancelled);
+  }
   // Waits for the call's next answer. Errors as of Send.
   StatusOr<Answer> Receive(uint64_t timeout_ns, const Cancelled& cancelled) {
     return Receive(timeout_ns, "(python_timeout)", cancelled);
@@ -86,16 +100,53 @@ class PythonProcess {
 
  private:
   PythonProcess() = default;
+  friend class PythonTemplate;
+  static StatusOr<std::unique_ptr<PythonProcess>> Greeted(
+      std::unique_ptr<PythonProcess> process, const FunctionOptions& options,
+      const Cancelled& cancelled);
+  Status Send(std::span<const std::byte> asked, std::span<const int> fds,
+              const Cancelled& cancelled);
   StatusOr<Answer> Receive(uint64_t timeout_ns, const char* limit,
                            const Cancelled& cancelled);
+  // Waits until it has ended; nullopt: it does not.
+  std::optional<int> Reap(int wait_ms);
   Status Ended();  // says how it ended
 
+  std::shared_ptr<PythonTemplate> parent_;  // nullptr: this process
   pid_t pid_ = -1;
   uint64_t calls_ = 0;  // numbers the calls; 0 is the import
   std::string greeting_;
   std::vector<char> answer_;
   Fd pidfd_;
   Fd link_;
+};
+
+// A process that has loaded the user's code, and from which others are forked:
+// they share its memory until they write there. It ends with this object or
+// with this process, whatever thread started it. Thread-safe.
+class PythonTemplate {
+ public:
+  explicit PythonTemplate(std::unique_ptr<PythonProcess> process)
+      : process_(std::move(process)) {}
+
+  struct Child {
+    pid_t pid = -1;
+    Fd pidfd;
+  };
+  // Errors: as of PythonProcess::Receive.
+  StatusOr<Child> Fork(const std::string& argument, std::span<const int> fds,
+                       uint64_t timeout_ns, const Cancelled& cancelled);
+  // How a child ended (waitpid); the child must have.
+  int Reap(pid_t pid);
+
+ private:
+  StatusOr<PythonProcess::Answer> Ask(const std::string& asked,
+                                      std::span<const int> fds,
+                                      uint64_t timeout_ns,
+                                      const Cancelled& cancelled);
+
+  std::mutex mutex_;
+  const std::unique_ptr<PythonProcess> process_;  // guarded by mutex_
 };
 
 }  // namespace penstock

@@ -33,13 +33,16 @@ MESSAGE_MAX = 1 << 17
 PR_SET_PDEATHSIG = 1
 
 
-def end_with_broker():
-    """Whatever the function does then: the kernel sees to it."""
+def end_with_parent():
+    """Whatever the user's code does then: the kernel sees to it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     died_before = select.poll()
     died_before.register(LINK, 0)  # POLLHUP is told all the same
     if died_before.poll(0):
         os._exit(1)
+
+
+def keep_to_itself():
     for descriptor in (LINK, MEMORY):
         os.set_inheritable(descriptor, False)
     try:  # where memory runs out, it goes before the broker does
@@ -55,7 +58,7 @@ def said(error):
     while trace is not None and trace.tb_frame.f_code.co_filename == "<string>":
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    text = text.rstrip()
+    text = str(error) if isinstance(error, Told) else text.rstrip()
     if len(text) > TEXT_MAX:
         text = text[:TEXT_MAX // 4] + "\n  ...\n" + text[-3 * TEXT_MAX // 4:]
     return text
@@ -148,15 +151,10 @@ def copy_into(numpy, name, value, place):
                              f"into {place.dtype}: it would become infinite")
 
 
-def serve(prepare):
+def answer_calls(link, prepare, options):
     """prepare(options) -> (body of the answer to number 0, function of a call's
     number, numbers and the link, which sends what it answers)."""
-    os.dup2(2, 1)  # what users' code prints is the broker's log
-    end_with_broker()
-    link = socket.socket(fileno=LINK)
     try:
-        options = json.loads(sys.argv[1])
-        sys.path[:0] = options["python_path"]
         body, run = prepare(options)
     except BaseException as error:
         link.send(failure(0, error))
@@ -168,3 +166,96 @@ def serve(prepare):
             run(call, numbers, link)
         except BaseException as error:
             link.send(failure(call, error))
+
+
+def fork_on_request(link, prepare):
+    """The loop of a template: a call has the child's argument as JSON, and its
+    descriptors LINK and MEMORY; the answer has a pidfd. Without descriptors it has
+    the number of a child that ended; the answer is how (waitpid)."""
+    while True:
+        message, more, _, _ = link.recvmsg(MESSAGE_MAX, socket.CMSG_SPACE(8))
+        if not message:
+            return
+        call, = struct.unpack_from("<Q", message)
+        argument = json.loads(message[8:])
+        if not more:
+            try:
+                status = os.waitpid(argument, 0)[1]
+            except ChildProcessError:
+                status = 0
+            link.send(answer(call, DONE, struct.pack("<Q", status)))
+            continue
+        given = struct.unpack("2i", more[0][2])
+        child = os.fork()
+        if child == 0:
+            try:
+                link.close()
+                for descriptor, number in zip(given, (LINK, MEMORY)):
+                    os.dup2(descriptor, number)
+                    os.close(descriptor)
+                os.setpgid(0, 0)
+                end_with_parent()
+                keep_to_itself()
+                answer_calls(socket.socket(fileno=LINK), prepare, argument)
+            finally:
+                os._exit(0)
+        for descriptor in given:
+            os.close(descriptor)
+        pidfd = os.pidfd_open(child)
+        link.sendmsg([answer(call, DONE, struct.pack("<Q", child))],
+                     [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
+                       struct.pack("i", pidfd))])
+        os.close(pidfd)
+
+
+def in_child(work):
+    """What work() returns, bytes, in a child that ends with it. RuntimeError: the
+    text of what it raised, or how it ended."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            try:
+                said_there = b"0" + work()
+            except BaseException as error:
+                said_there = b"1" + said(error).encode("utf-8", "replace")
+            with open(writable, "wb") as file:
+                file.write(said_there)
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with open(readable, "rb") as file:
+        told = file.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if not told:
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        told = f"1its process ended with {how} at the first sample".encode()
+    if told[:1] == b"1":
+        raise Told(told[1:].decode("utf-8", "replace"))
+    return told[1:]
+
+
+class Told(Exception):
+    """A text to be told as it is."""
+
+
+def serve(prepare, template=None):
+    """template(options) -> (body of the answer to number 0, whether children can be
+    forked), where the argument asks for one."""
+    os.dup2(2, 1)  # what users' code prints is the broker's log
+    options = json.loads(sys.argv[1])
+    sys.path[:0] = options["python_path"]
+    link = socket.socket(fileno=LINK)
+    keep_to_itself()
+    if not options.get("template"):
+        end_with_parent()
+        return answer_calls(link, prepare, options)
+    # The thread that started it ends before it: it ends when its link does.
+    try:
+        body, forks = template(options)
+    except BaseException as error:
+        link.send(failure(0, error))
+        return
+    link.send(answer(0, DONE, body))
+    if forks:
+        fork_on_request(link, prepare)
