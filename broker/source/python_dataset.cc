@@ -162,9 +162,7 @@ class PythonMaker final : public Source::Maker {
       nlohmann::json argument = records_->argument;
       argument["index"] = index_;
       argument["memory_bytes"] = memory_.bytes();
-      PENSTOCK_ASSIGN_OR_RETURN(
-          process_, PythonProcess::Start(options, kPythonDatasetProgram,
-                                         argument.dump(), memory_, cancelled_));
+      PENSTOCK_ASSIGN_OR_RETURN(process_, StartProcess(argument.dump()));
     }
     if (!asked_) {
       first_ = next_;
@@ -180,6 +178,19 @@ class PythonMaker final : public Source::Maker {
       asked_ = true;
     }
     return process_->Receive(options.call_timeout_ns, cancelled_);
+  }
+
+  StatusOr<std::unique_ptr<PythonProcess>> StartProcess(
+      const std::string& argument) {
+    const FunctionOptions& options = records_->options;
+    if (records_->parent) {
+      auto forked = PythonProcess::Fork(options, records_->parent, argument,
+                                        memory_, cancelled_);
+      // Else the template has ended.
+      if (forked.status().code() != StatusCode::kUnavailable) return forked;
+    }
+    return PythonProcess::Start(options, kPythonDatasetProgram, argument,
+                                memory_, cancelled_);
   }
 
   // The process is not usable any more. OK: another one is asked. It makes the
