@@ -116,6 +116,7 @@ class PythonMaker final : public Source::Maker {
       }
       return status;
     }
+    if (suspect_ && suspect_->record == wanted.record) suspect_.reset();
     const Status status = Find(next_ - first_, raw);
     ++next_;
     return status;

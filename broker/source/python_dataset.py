@@ -445,7 +445,7 @@ class Rows:
 
     def fetch(self, rows):
         """All of the rows at once, where the dataset can; None: one by one."""
-        if self.fetches is None or self.draws or len(rows) < 2:
+        if self.fetches is None or self.draws:
             return None
         try:
             fetched = self.fetches([index for _, _, index in rows])

@@ -225,9 +225,7 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Greeted(
   return process;
 }
 
-std::optional<int> PythonProcess::Reap(int wait_ms) {
-  pollfd ended = {pidfd_.get(), POLLIN, 0};
-  if (pidfd_ && poll(&ended, 1, wait_ms) <= 0) return std::nullopt;
+std::optional<int> PythonProcess::Reap() {
   const pid_t pid = std::exchange(pid_, -1);
   if (parent_) return parent_->Reap(pid);
   int status = 0;
@@ -241,7 +239,12 @@ std::optional<int> PythonProcess::Reap(int wait_ms) {
 PythonProcess::~PythonProcess() {
   if (pid_ < 0) return;
   kill(-pid_, SIGKILL);  // it leads its group: also kills its children
-  if (Reap(static_cast<int>(kEndTime.count())) || parent_) return;
+  pollfd ended = {pidfd_.get(), POLLIN, 0};
+  if (!pidfd_ || poll(&ended, 1, static_cast<int>(kEndTime.count())) > 0) {
+    Reap();
+    return;
+  }
+  if (parent_) return;  // whose end ends it
   std::thread([pid = pid_] {
     while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
@@ -333,12 +336,15 @@ StatusOr<PythonProcess::Answer> PythonProcess::Receive(
 
 // It closed its socket, so it should end soon.
 Status PythonProcess::Ended() {
+  if (pid_ < 0) return UnavailableError("its process ended");
   pollfd ended = {pidfd_.get(), POLLIN, 0};
   if (poll(&ended, 1, static_cast<int>(kEndTime.count())) <= 0) {
     return UnavailableError("its process closed its descriptors");
   }
   kill(-pid_, SIGKILL);  // its children, while the group still has its number
-  const int status = Reap(0).value_or(0);
+  const std::optional<int> reaped = Reap();
+  if (!reaped) return UnavailableError("its process ended");
+  const int status = *reaped;
   return UnavailableError(
       "its process {}",
       WIFSIGNALED(status)
@@ -369,12 +375,13 @@ StatusOr<PythonTemplate::Child> PythonTemplate::Fork(
   return Child{static_cast<pid_t>(pid), std::move(answer.fd)};
 }
 
-int PythonTemplate::Reap(pid_t pid) {
+std::optional<int> PythonTemplate::Reap(pid_t pid) {
   const auto answer = Ask(Format("{}", pid), {}, kReapNs, {});
   uint64_t status = 0;
-  if (answer.ok() && answer->body.size() == sizeof(status)) {
-    std::memcpy(&status, answer->body.data(), sizeof(status));
+  if (!answer.ok() || answer->body.size() != sizeof(status)) {
+    return std::nullopt;
   }
+  std::memcpy(&status, answer->body.data(), sizeof(status));
   return static_cast<int>(status);
 }
 

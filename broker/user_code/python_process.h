@@ -108,8 +108,8 @@ class PythonProcess {
               const Cancelled& cancelled);
   StatusOr<Answer> Receive(uint64_t timeout_ns, const char* limit,
                            const Cancelled& cancelled);
-  // Waits until it has ended; nullopt: it does not.
-  std::optional<int> Reap(int wait_ms);
+  // How it ended, which it must have; nullopt: nobody knows.
+  std::optional<int> Reap();
   Status Ended();  // says how it ended
 
   std::shared_ptr<PythonTemplate> parent_;  // nullptr: this process
@@ -137,7 +137,7 @@ class PythonTemplate {
   StatusOr<Child> Fork(const std::string& argument, std::span<const int> fds,
                        uint64_t timeout_ns, const Cancelled& cancelled);
   // How a child ended (waitpid); the child must have.
-  int Reap(pid_t pid);
+  std::optional<int> Reap(pid_t pid);
 
  private:
   StatusOr<PythonProcess::Answer> Ask(const std::string& asked,

@@ -205,21 +205,23 @@ def test_random_numbers_follow_from_the_position(attach, request):
 def test_getitems_is_used_for_rows_that_are_made_together(attach):
     batches = list(attach(of("Batched", names=["x", "calls"]).batch(20)))
     assert batches[0]["x"][:, 0, 0].tolist() == list(range(20))
-    assert batches[0]["calls"].max() < 20
+    calls = batches[0]["calls"].tolist()
+    assert max(calls) < 20 and calls.count(1) > 1
 
 
 @pytest.mark.parametrize("fault, says", [
     ("raises", "ValueError: seven is not wanted"),
     ("exits", "SystemExit: it exits"),
     ("ends", "its process ended with status 3, twice at this sample"),
-    ("shape", r"feature '0' has shape \[3, 3\]; the first sample has \[2, 3\]"),
-    ("fraction", "feature '1': Cannot cast"),
+    ("shape", r"feature 'x' has shape \[3, 3\]; the first sample has \[2, 3\]"),
+    ("fraction", "feature 'y': Cannot cast"),
     ("lacks", "is a tuple of 1; the first sample has a list or tuple of 2 there"),
 ])
 def test_a_sample_that_cannot_be_made_is_told_or_skipped(attach, request, fault, says):
     dataset = of("Faulty", args={"fault": fault}, names=["x", "y"]).batch(5)
-    with pytest.raises(penstock.Error, match=says) as failure:
-        list(attach(dataset))
+    with pytest.raises(penstock.Error, match="(?s)" + says) as failure:
+        for batch in attach(dataset):
+            pass
     assert "sample 7" in str(failure.value)
     skipping = attach(dataset.on_error("skip"), job=request.node.name + "skips")
     ids = [i for batch in skipping for i in batch.ids.tolist()]
@@ -234,7 +236,7 @@ def test_habits_that_harm_nobody(attach, habit):
 
 def test_a_sample_that_takes_too_long(modules, tmp_path):
     config = tmp_path / "penstockd.yaml"
-    config.write_text(f"python_path: [{modules}]\npython_timeout: 1s\n"
+    config.write_text(f"python_path: {modules}\npython_timeout: 1s\n"
                       f"python: {sys.executable}\n")
     spec = tmp_path / "spec.json"
     spec.write_text(of("Faulty", args={"fault": "hangs"}).batch(5).to_json())
@@ -247,7 +249,8 @@ def test_a_sample_that_takes_too_long(modules, tmp_path):
                 break
             time.sleep(0.05)
         with pytest.raises(penstock.Error, match=r"sample 7 .*took longer than 1.0 s"):
-            list(penstock.attach(str(spec), socket=socket, timeout_s=60))
+            for batch in penstock.attach(str(spec), socket=socket, timeout_s=60):
+                pass
     finally:
         daemon.terminate()
         daemon.wait()
@@ -261,8 +264,9 @@ def test_a_process_that_ends_once_costs_no_row(attach, tmp_path):
 
 
 def test_a_length_that_lies(attach):
-    with pytest.raises(penstock.Error, match="sample 20 .*IndexError: no sample 20"):
-        list(attach(of("Squares", args={"count": 25}).batch(5)))
+    with pytest.raises(penstock.Error, match="(?s)sample 20 .*IndexError: no sample 20"):
+        for batch in attach(of("Squares", args={"count": 25}).batch(5)):
+            pass
 
 
 @pytest.mark.parametrize("factory, says", [
@@ -301,8 +305,8 @@ def test_killed_processes_cost_no_row(attach, broker):
         if number % 20 == 5:
             listed = subprocess.run(["pgrep", "-f", "exec.open.5..read"],
                                     stdout=subprocess.PIPE, text=True).stdout.split()
-            for pid in listed[:1]:
-                os.kill(int(pid), signal.SIGKILL)
+            # One of the processes, or the one that they are forked from.
+            os.kill(int(listed[number % len(listed)]), signal.SIGKILL)
         assert (batch["y"] == batch.ids ** 2).all()
         counts[batch.ids] += 1
     assert (counts == 50).all()
