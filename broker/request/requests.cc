@@ -200,6 +200,8 @@ constexpr RequestField kEvict[] = {
     {"rank", Number(0, kWorldSizeMax), "number of the rank", kAlways}};
 constexpr RequestField kStop[] = {
     {"now", Flag(), "batches that no rank has taken are taken back"}};
+constexpr AnswerField kStopAnswer[] = {
+    {"ended", kFlag, "it is over: `now`, or no rank is attached"}};
 constexpr AnswerField kStateAnswer[] = {{"state", kObject, "the state"}};
 
 // ---- producers
@@ -306,7 +308,11 @@ constexpr DeclaredRequest kRequests[] = {
              "replacement",
      .fields = kEvict,
      .shared = kOfJob},
-    {.op = "stop", .text = "end a job", .fields = kStop, .shared = kOfJob},
+    {.op = "stop",
+     .text = "end a job",
+     .fields = kStop,
+     .shared = kOfJob,
+     .answer = kStopAnswer},
     {.op = "workers",
      .text = "set the number of workers",
      .fields = kWorkers,
