@@ -271,7 +271,11 @@ Subcommand AddRegister(CLI::App& app) {
   add->footer(
       "Relative paths in the spec start from the spec's folder. The broker "
       "must be\n"
-      "able to read them. It keeps the dataset over a restart.\n"
+      "able to read them. The first job opens the data: until then only the "
+      "spec is\n"
+      "checked (`penstock check` opens them too). The dataset is kept over a "
+      "restart\n"
+      "of a broker with a state directory.\n"
       "\n"
       "Example:\n"
       "  penstock register train.yaml");
