@@ -35,6 +35,7 @@
 #include "broker/workers/worker_pool.h"
 #include "common/message.h"
 #include "common/printable.h"
+#include "common/quantity.h"
 #include "common/text_file.h"
 
 namespace penstock {
@@ -438,8 +439,8 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(inherited.listener)));
   sd_notify(0, samples->death_explained() ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
                                           : "READY=1");
-  LogInfo("penstockd {} serves at {} with {} workers, reads by {}",
-          PENSTOCK_VERSION, path, workers->workers(), workers->read_backend());
+  LogInfo("penstockd {} serves at {} with {}, reads by {}", PENSTOCK_VERSION,
+          path, Counted(workers->workers(), "worker"), workers->read_backend());
 
   if (config.state_dir.empty() && !arguments.private_broker) {
     LogWarning(

@@ -11,6 +11,7 @@
 #include "broker/request/requests.h"
 #include "common/job_state.h"
 #include "common/message.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -160,7 +161,7 @@ ControlServer::Answer ControlServer::SetWorkers(const Call& call) {
   }
   PENSTOCK_RETURN_IF_ERROR(
       workers_->SetWorkers(call.request.at("workers").get<uint32_t>()));
-  LogInfo("{} workers, set by user {}", workers_->workers(), uid);
+  LogInfo("{}, set by user {}", Counted(workers_->workers(), "worker"), uid);
   nlohmann::json answer = OkReply();
   answer["workers"] = workers_->workers();
   answer["workers_chosen"] = workers_->Description();

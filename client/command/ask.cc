@@ -12,6 +12,7 @@
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "common/message.h"
+#include "common/quantity.h"
 #include "common/status_fields.h"
 
 namespace penstock {
@@ -184,8 +185,8 @@ void PrintBroker(const Json& broker) {
     const auto of_node = [&](size_t i) {
       return Cell(node, StatusObjectOf("node").fields[i]);
     };
-    text += Format("; node {}: processors {}, {}, {} workers", of_node(0),
-                   of_node(1), of_node(2), of_node(3));
+    text += Format("; node {}: processors {}, {}, {}", of_node(0), of_node(1),
+                   of_node(2), Counted(of_node(3), "worker"));
   }
   if (nodes.size() > 1) line("NUMA", cell("numa") + text);
   if (const std::string trouble = TextField(broker, "journal");

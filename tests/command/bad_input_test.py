@@ -357,7 +357,7 @@ class BadInput(unittest.TestCase):
                          "batch: {size: 50000}\n", "--memory-limit", "64M")
         self.assertNotEqual(run.returncode, 0)
         self.assertIn("memory_limit is 64.0 MiB", run.stderr)
-        self.assertIn("batch.size", run.stderr)
+        self.assertIn("make batch.size or prefetch or hold smaller", run.stderr)
 
     def test_socket_that_is_not_there(self):
         run = self.penstock("status", "--socket", str(self.folder / "none"))
