@@ -103,6 +103,8 @@ constexpr AnswerField kIndexAnswer[] = {
     {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
     {"class_names", kList, "of an image folder: the names of its labels"},
     {"left_out", kText, "files that are no records of it, if there are any"},
+    {"source_warning", kText,
+     "what works in its source, but not as it should; may be empty"},
     {"global_batch", kCount, "rows of a step"},
     {"steps_per_epoch", kCount, "0: unknown"},
     {"rows_per_epoch", kCount, "0: unknown"},
