@@ -57,7 +57,8 @@ Status ReadFeatures(const YamlValue& features, std::string_view,
   static const ValueType<DType> dtype = AnyDType();
   static const ValueType<std::vector<int64_t>> shape =
       List(WholeNumber<int64_t>(1, kDimensionMax), 0, kShapeDimensionsMax,
-           Format("a list of at most {} dimensions", kShapeDimensionsMax));
+           Format("a list of at most {} dimensions, [] for a single number",
+                  kShapeDimensionsMax));
   PENSTOCK_RETURN_IF_ERROR(CheckFeatureNames(features));
   uint64_t row_bytes = 0;
   for (size_t i = 0; i < features.size(); ++i) {
@@ -197,7 +198,24 @@ ValueType<std::string> Name() {
 ValueType<DType> DTypes(const std::vector<DType>& allowed) {
   std::vector<std::pair<std::string_view, DType>> words;
   for (const DType dtype : allowed) words.push_back({DTypeName(dtype), dtype});
-  return Words(std::move(words));
+  ValueType<DType> type = Words(std::move(words));
+  type.read = [allowed, read = type.read](const YamlValue& value,
+                                          std::string_view wanted, DType* out) {
+    // Names that people know from elsewhere, and what `tensors` takes them for.
+    constexpr std::pair<std::string_view, DType> kOthers[] = {
+        {"int", DType::kInt64},
+        {"float", DType::kFloat32},
+        {"double", DType::kFloat64}};
+    for (const auto& [name, dtype] : kOthers) {
+      if (value.IsWord(name) &&
+          std::count(allowed.begin(), allowed.end(), dtype) > 0) {
+        return value.Error(Format("unknown value '{}'; did you mean '{}'?",
+                                  name, DTypeName(dtype)));
+      }
+    }
+    return read(value, wanted, out);
+  };
+  return type;
 }
 
 ValueType<DType> AnyDType() {

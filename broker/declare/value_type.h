@@ -62,7 +62,8 @@ ValueType<DType> AnyDType();
 
 // {NAME: {dtype, shape}, ...}
 ValueType<ElementSpec> Features();
-inline constexpr char kFeaturesText[] = "{NAME: {dtype, shape}, ...}";
+inline constexpr char kFeaturesText[] =
+    "{NAME: {dtype, shape}, ...}, where a shape of [] is a single number";
 // Checks for a mapping of feature names, as Features does.
 Status CheckFeatureNames(const YamlValue& features);
 inline constexpr size_t kShapeDimensionsMax = 8;

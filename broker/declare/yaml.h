@@ -62,6 +62,8 @@ class YamlValue {
       : node_(&root), place_(&place), line_(root.line), column_(root.column) {}
 
   bool present() const { return node_ != nullptr; }
+  // Nothing is written there: `key:`.
+  bool IsNull() const { return Is(YamlNode::Kind::kNull); }
   bool IsScalar() const { return Is(YamlNode::Kind::kScalar); }
   bool IsSequence() const { return Is(YamlNode::Kind::kSequence); }
   bool IsMapping() const { return Is(YamlNode::Kind::kMapping); }

@@ -97,7 +97,7 @@ FixedLengthRecordsSource::Declared() {
           .Required("path", &FixedLengthRecordsSource::files, Files(),
                     "where they are")
           .Required("features", &FixedLengthRecordsSource::features, Features(),
-                    "{NAME: {dtype, shape}, ...} in the order of a record")
+                    "in the order of a record, " + std::string(kFeaturesText))
           .Optional("header_bytes", &FixedLengthRecordsSource::header_bytes,
                     bytes, "left out at the start of each file")
           .Optional("footer_bytes", &FixedLengthRecordsSource::footer_bytes,

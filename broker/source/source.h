@@ -106,6 +106,9 @@ class Source {
   // The names of label values, if known (class folders).
   virtual std::vector<std::string> class_names() const { return {}; }
 
+  // What works, but not as it should, for people.
+  virtual std::string warning() const { return {}; }
+
   // Describes skipped files of other kinds, for people.
   virtual std::string left_out() const { return {}; }
 };

@@ -4,6 +4,7 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/source/tensor_values.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -71,8 +72,8 @@ Status ReadTensors(const YamlValue& features, TensorsSource* out) {
     PENSTOCK_RETURN_IF_ERROR(
         ReadTensor(values, dtype, kShapeDimensionsMax, &tensor, &rows));
     if (i > 0 && rows != out->rows) {
-      return values.Error(
-          Format("{} rows, but '{}' has {}", rows, features.Key(0), out->rows));
+      return values.Error(Format("{}, but '{}' has {}", Counted(rows, "row"),
+                                 features.Key(0), out->rows));
     }
     out->rows = rows;
   }

@@ -13,6 +13,7 @@
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
 #include "broker/source/data_file.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -21,13 +22,37 @@ constexpr size_t kScanBytes = size_t{1} << 20;
 // Two bytes of a line's end are read with it.
 constexpr uint64_t kMaxBytesMax = kRecordBytesMax - 2;
 
+// Lines of more than max_bytes, and the longest.
+struct LongLines {
+  uint64_t max_bytes;
+  uint64_t lines = 0;
+  uint64_t bytes = 0;
+  std::string where;
+
+  void Note(uint64_t line_bytes, const std::string& file, uint64_t number) {
+    if (line_bytes <= max_bytes) return;
+    ++lines;
+    if (line_bytes <= bytes) return;
+    bytes = line_bytes;
+    where = Format("{}, line {}", file, number);
+  }
+};
+
 // Appends where each line of the file begins, and where one after the last
 // would, if that had a "\n".
 Status FindLines(const DataFile& file, OpenProgress* progress,
-                 std::vector<uint64_t>* starts) {
+                 std::vector<uint64_t>* starts, LongLines* longer) {
   std::vector<char> bytes(kScanBytes);
+  const size_t starts_before = starts->size();
   uint64_t at = 0;
   bool begins = true;  // the next byte is the first of a line
+  char last = 0;       // of what was read before
+  // The line that ends at the offset, behind the byte `before`.
+  const auto note = [&](uint64_t offset, char before) {
+    const uint64_t whole = offset - starts->back();
+    longer->Note(whole - (whole > 0 && before == '\r' ? 1 : 0), file.path(),
+                 starts->size() - starts_before);
+  };
   while (at < file.bytes()) {
     if (progress->cancel.load(std::memory_order_relaxed)) {
       return CancelledError("{}: opening was cancelled", file.path());
@@ -54,12 +79,18 @@ Status FindLines(const DataFile& file, OpenProgress* progress,
       const void* const newline =
           std::memchr(next, '\n', static_cast<size_t>(end - next));
       begins = newline != nullptr;
-      next = begins ? static_cast<const char*>(newline) + 1 : end;
+      if (!begins) break;
+      const char* const line_end = static_cast<const char*>(newline);
+      note(at + static_cast<uint64_t>(line_end - bytes.data()),
+           line_end == bytes.data() ? last : line_end[-1]);
+      next = line_end + 1;
     }
+    last = end[-1];
     at += static_cast<uint64_t>(got);
     progress->done.fetch_add(static_cast<uint64_t>(got),
                              std::memory_order_relaxed);  // only displayed
   }
+  if (!begins) note(at, last);
   starts->push_back(begins ? at : at + 1);
   return OkStatus();
 }
@@ -67,12 +98,14 @@ Status FindLines(const DataFile& file, OpenProgress* progress,
 class TextLines final : public Source {
  public:
   TextLines(const TextLinesSource& spec, std::vector<DataFile> files,
-            std::vector<uint64_t> starts, std::vector<uint64_t> ends)
+            std::vector<uint64_t> starts, std::vector<uint64_t> ends,
+            LongLines longer)
       : max_bytes_(spec.max_bytes),
         cuts_(spec.longer == TextLinesSource::Longer::kCut),
         files_(std::move(files)),
         starts_(std::move(starts)),
         ends_(std::move(ends)),
+        longer_(std::move(longer)),
         raw_spec_(
             {{{"text", DType::kUint8, {static_cast<int64_t>(spec.max_bytes)}},
               false},
@@ -88,6 +121,16 @@ class TextLines final : public Source {
                        [](const DataFile& file) { return file.Changed(); });
   }
   std::string io() const override { return IoText(0); }
+  std::string warning() const override {
+    if (longer_.lines == 0) return "";
+    return Format(
+        "{} longer than max_bytes ({}), the longest of {} bytes ({}): {}",
+        Counted(longer_.lines, "line is", "lines are"), max_bytes_,
+        longer_.bytes, longer_.where,
+        cuts_ ? "the rest of each is cut off"
+              : "each is an error of its sample; make max_bytes larger, or cut "
+                "them with `longer: cut`");
+  }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Line line = LineOf(record);
@@ -156,6 +199,7 @@ class TextLines final : public Source {
   const std::vector<DataFile> files_;
   const std::vector<uint64_t> starts_;  // of FindLines, all files
   const std::vector<uint64_t> ends_;    // one past each file's last record
+  const LongLines longer_;
   const RawSpec raw_spec_;
 };
 
@@ -175,12 +219,14 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
               "the last one may lack it; an empty line is a row")
           .Required("max_bytes", &TextLinesSource::max_bytes,
                     WholeNumber<uint64_t>(1, kMaxBytesMax),
-                    "room for a line in each row")
+                    "room for a line in each row; `longer` says what becomes "
+                    "of a longer line")
           .Optional(
               "longer", &TextLinesSource::longer,
               Words<Longer>({{"fail", Longer::kFail}, {"cut", Longer::kCut}}),
-              "a longer line is an error of its sample (on_error "
-              "applies), or loses its end, perhaps within a character");
+              "a line of more than max_bytes is an error of its sample "
+              "(on_error applies), or loses its end, perhaps within a "
+              "character; `penstock check` counts them");
   return declared;
 }
 
@@ -189,6 +235,7 @@ StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
   std::vector<DataFile> opened;
   std::vector<uint64_t> starts;
   std::vector<uint64_t> ends;
+  LongLines longer_lines{max_bytes};
   for (const std::string& path : files) {
     PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
     progress->total.fetch_add(file.bytes(),
@@ -196,14 +243,15 @@ StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
     opened.push_back(std::move(file));
   }
   for (const DataFile& file : opened) {
-    PENSTOCK_RETURN_IF_ERROR(FindLines(file, progress, &starts));
+    PENSTOCK_RETURN_IF_ERROR(FindLines(file, progress, &starts, &longer_lines));
     ends.push_back(starts.size() - (ends.size() + 1));
   }
   if (ends.back() == 0) {
     return InvalidArgumentError("text_lines: no line in {}", files.front());
   }
-  return std::unique_ptr<Source>(new TextLines(
-      *this, std::move(opened), std::move(starts), std::move(ends)));
+  return std::unique_ptr<Source>(
+      new TextLines(*this, std::move(opened), std::move(starts),
+                    std::move(ends), std::move(longer_lines)));
 }
 
 }  // namespace penstock

@@ -65,8 +65,8 @@ class RowFunction {
 ValueType<std::optional<ElementSpec>> OutputsType();
 // For people: of the key features.
 inline constexpr char kOutputsText[] =
-    "what it returns, {NAME: {dtype, shape}, ...}; by default, what it is "
-    "given";
+    "what it returns, {NAME: {dtype, shape}, ...}, where a shape of [] is a "
+    "single number; by default, what it is given";
 
 // The output features: those of the spec, else the inputs. InvalidArgument: an
 // input is encoded.

@@ -18,6 +18,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 class TextLinesTest : public testing::Test {
  protected:
@@ -102,6 +103,11 @@ TEST_F(TextLinesTest, ALongerLineFailsOrIsCut) {
                 "`longer: cut`)");
   EXPECT_EQ(Line(*fail, 2), "1234");
   EXPECT_THAT(Line(*fail, 3), HasSubstr("line 4: a line of "));
+  const std::string found =
+      "3 lines are longer than max_bytes (4), the longest of 6 bytes (" + path +
+      ", line 5): ";
+  EXPECT_THAT(fail->warning(), StartsWith(found + "each is an error of its "));
+  EXPECT_EQ(cut->warning(), found + "the rest of each is cut off");
 }
 
 TEST_F(TextLinesTest, LinesThatCrossTheScansBlocksAreWhole) {
@@ -115,6 +121,20 @@ TEST_F(TextLinesTest, LinesThatCrossTheScansBlocksAreWhole) {
   const auto source = Open({.files = {Write("a", text)}, .max_bytes = 61'000});
   EXPECT_EQ(Lines(*source), lines);
   EXPECT_GE(source->memory_bytes(), lines.size() * 8);
+  EXPECT_EQ(source->warning(), "");
+}
+
+TEST_F(TextLinesTest, ALineThatIsNoLongerThanItsRoomIsNotWarnedOf) {
+  const std::string block((size_t{1} << 20) - 1, 'x');  // of the scan, less 1
+  for (const char* end : {"", "\n", "\r", "\r\n", "\ny\r\n"}) {
+    const std::vector<std::string> files = {Write("a", block + end)};
+    EXPECT_EQ(Open({.files = files, .max_bytes = block.size()})->warning(), "");
+    EXPECT_THAT(
+        Open({.files = files, .max_bytes = block.size() - 1})->warning(),
+        StartsWith(Format("1 line is longer than max_bytes ({}), the "
+                          "longest of {} bytes ({}, line 1): ",
+                          block.size() - 1, block.size(), files[0])));
+  }
 }
 
 TEST_F(TextLinesTest, FilesThatHoldNothingOrAreNotThereAreNamed) {
