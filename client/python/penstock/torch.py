@@ -290,6 +290,7 @@ class DataLoader:
     def load_state_dict(self, state: State) -> None:
         """As ``Reader.load_state_dict``."""
         self.reader.load_state_dict(state)
+        self._left = False
 
     def close(self) -> None:
         """As ``Reader.close``."""
