@@ -6,16 +6,15 @@
 #ifndef BROKER_SOURCE_SOURCE_H_
 #define BROKER_SOURCE_SOURCE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "broker/index/open_progress.h"
 #include "broker/io/read_request.h"
 #include "common/element_spec.h"
 #include "common/status.h"
@@ -77,17 +76,6 @@ class Source {
 
   // Describes skipped files of other kinds, for people.
   virtual std::string left_out() const { return {}; }
-};
-
-// Progress and cancellation of a long opening.
-struct OpenProgress {
-  std::atomic<uint64_t> done{0};   // files, records or bytes so far
-  std::atomic<uint64_t> total{0};  // 0: not known
-  std::atomic<bool> cancel{false};
-  // Called before a source keeps much in memory; an error ends the opening.
-  std::function<Status(uint64_t bytes)> reserve = [](uint64_t) {
-    return OkStatus();
-  };
 };
 
 }  // namespace penstock

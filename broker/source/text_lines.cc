@@ -10,9 +10,9 @@
 #include <cstring>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/data_files.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
-#include "broker/source/data_file.h"
 
 namespace penstock {
 namespace {
@@ -66,7 +66,7 @@ Status FindLines(const DataFile& file, OpenProgress* progress,
 
 class TextLines final : public Source {
  public:
-  TextLines(const TextLinesSource& spec, std::vector<DataFile> files,
+  TextLines(const TextLinesSource& spec, DataFiles files,
             std::vector<uint64_t> starts, std::vector<uint64_t> ends)
       : max_bytes_(spec.max_bytes),
         cuts_(spec.longer == TextLinesSource::Longer::kCut),
@@ -83,10 +83,7 @@ class TextLines final : public Source {
   uint64_t memory_bytes() const override {
     return starts_.capacity() * sizeof(uint64_t);
   }
-  bool Changed() const override {
-    return std::any_of(files_.begin(), files_.end(),
-                       [](const DataFile& file) { return file.Changed(); });
-  }
+  bool Changed() const override { return files_.Changed(); }
   std::string io() const override { return IoText(0); }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
@@ -153,7 +150,7 @@ class TextLines final : public Source {
 
   const uint64_t max_bytes_;
   const bool cuts_;
-  const std::vector<DataFile> files_;
+  const DataFiles files_;
   const std::vector<uint64_t> starts_;  // of FindLines, all files
   const std::vector<uint64_t> ends_;    // one past each file's last record
   const RawSpec raw_spec_;
@@ -171,8 +168,9 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
           .Example("{path: [a.txt, b.txt], max_bytes: 512, longer: cut}")
           .Required(
               "path", &TextLinesSource::files, Files(),
-              "where they are; not unpacked. A line ends with \\n or \\r\\n, "
-              "the last one may lack it; an empty line is a row")
+              std::string(kFilesText) +
+                  "; not unpacked. A line ends with \\n or \\r\\n, the last "
+                  "one may lack it; an empty line is a row")
           .Required("max_bytes", &TextLinesSource::max_bytes,
                     WholeNumber<uint64_t>(1, kMaxBytesMax),
                     "room for a line in each row")
@@ -186,21 +184,18 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
     OpenProgress* progress) const {
-  std::vector<DataFile> opened;
+  PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
+                            DataFiles::Open(files, *progress));
+  progress->total.store(opened.total_bytes(),
+                        std::memory_order_relaxed);  // only displayed
   std::vector<uint64_t> starts;
   std::vector<uint64_t> ends;
-  for (const std::string& path : files) {
-    PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
-    progress->total.fetch_add(file.bytes(),
-                              std::memory_order_relaxed);  // only displayed
-    opened.push_back(std::move(file));
-  }
   for (const DataFile& file : opened) {
     PENSTOCK_RETURN_IF_ERROR(FindLines(file, progress, &starts));
     ends.push_back(starts.size() - (ends.size() + 1));
   }
   if (ends.back() == 0) {
-    return InvalidArgumentError("text_lines: no line in {}", files.front());
+    return InvalidArgumentError("text_lines: no line in {}", opened[0].path());
   }
   return std::unique_ptr<Source>(new TextLines(
       *this, std::move(opened), std::move(starts), std::move(ends)));

@@ -31,7 +31,7 @@
 #include <vector>
 
 #include "broker/io/read_backend.h"
-#include "broker/source/data_file.h"
+#include "broker/index/data_file.h"
 #include "tests/support/gated_file_system.h"
 
 namespace penstock {

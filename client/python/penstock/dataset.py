@@ -26,6 +26,8 @@ import numpy as np
 from penstock.errors import InvalidArgument
 
 Path = Union[str, "os.PathLike[str]"]
+# A path, glob or brace pattern; several; or {"list": a file with one path a line}.
+Files = Union[Path, Sequence[Path], Mapping[str, Path]]
 Size = Union[int, Sequence[int]]
 PerChannel = Union[float, Sequence[float]]
 
@@ -243,7 +245,7 @@ class Dataset:
 
     @classmethod
     def fixed_length_records(
-            cls, path: Union[Path, Sequence[Path]],
+            cls, path: Files,
             features: Mapping[str, Mapping[str, Any]], *,
             header_bytes: Optional[int] = None,
             footer_bytes: Optional[int] = None, io: Optional[str] = None,
@@ -256,7 +258,7 @@ class Dataset:
             header_bytes=header_bytes, footer_bytes=footer_bytes, io=io), name)
 
     @classmethod
-    def text_lines(cls, path: Union[Path, Sequence[Path]], max_bytes: int, *,
+    def text_lines(cls, path: Files, max_bytes: int, *,
                    longer: Optional[str] = None,
                    name: Optional[str] = None) -> "Dataset":
         """Lines of one or several text files. Features: ``text`` uint8 [max_bytes],
@@ -319,6 +321,8 @@ class Dataset:
         def found_from_here(value: Any) -> Any:
             if isinstance(value, list):
                 return [found_from_here(each) for each in value]
+            if isinstance(value, dict):
+                return {key: found_from_here(each) for key, each in value.items()}
             # The broker refuses "~" and says what to write.
             if not isinstance(value, str) or value.startswith("~"):
                 return value
@@ -328,7 +332,7 @@ class Dataset:
         for options in source.values() if isinstance(source, dict) else ():
             if isinstance(options, dict):
                 options.update({key: found_from_here(options[key])
-                                for key in ("path", "images", "labels")
+                                for key in ("files", "path", "images", "labels")
                                 if key in options})
         return cls(spec)
 
@@ -425,12 +429,14 @@ class Dataset:
         return f"penstock.Dataset({self.to_dict()!r})"
 
 
-def _absolute_files(path: Union[Path, Sequence[Path]]) -> Union[str, List[str]]:
-    """One file, or a list of them."""
-    if isinstance(path, (str, bytes, os.PathLike)):
-        return _absolute(path)
-    files = [_absolute(each) for each in path]
-    return files[0] if len(files) == 1 else files
+def _absolute_files(files: Files) -> Any:
+    """A path, several, or {"list": path}."""
+    if isinstance(files, Mapping):
+        return {key: _absolute(each) for key, each in files.items()}
+    if isinstance(files, (str, bytes, os.PathLike)):
+        return _absolute(files)
+    paths = [_absolute(each) for each in files]
+    return paths[0] if len(paths) == 1 else paths
 
 
 def _absolute(path: Path) -> str:

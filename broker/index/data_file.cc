@@ -1,4 +1,4 @@
-#include "broker/source/data_file.h"
+#include "broker/index/data_file.h"
 
 #include <fcntl.h>
 #include <linux/stat.h>
@@ -51,11 +51,6 @@ ValueType<Io> IoType() {
   return Words<Io>({{"auto", Io::kAuto},
                     {"buffered", Io::kBuffered},
                     {"direct", Io::kDirect}});
-}
-
-ValueType<std::vector<std::string>> Files() {
-  constexpr size_t kFilesMax = 256;
-  return OneOrList(Path(), "a file", kFilesMax);
 }
 
 bool SupportsNowait(int fd) {
