@@ -47,7 +47,8 @@ class Source {
   // Broker memory that it keeps (index, inline values, unpacked files).
   virtual uint64_t memory_bytes() const = 0;
 
-  // Fills *request for record (< record_count()).
+  // Fills *request for record (< record_count()). Either all records of a
+  // source are of kNone, or none: one of no bytes is a range of no bytes.
   virtual void Locate(uint64_t record, ReadRequest* request) const = 0;
 
   // Points *raw at the record's features. read: the result of the request

@@ -88,13 +88,9 @@ class TextLines final : public Source {
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Line line = LineOf(record);
-    if (line.bytes == 0) {
-      request->kind = ReadRequest::Kind::kNone;
-    } else {
-      // With a "\r" that belongs to its end.
-      line.file->Locate(line.offset, std::min(line.bytes, max_bytes_ + 1),
-                        request);
-    }
+    // With a "\r" that belongs to its end.
+    line.file->Locate(line.offset, std::min(line.bytes, max_bytes_ + 1),
+                      request);
   }
 
   Status Unpack(uint64_t record, std::span<const std::byte> read,
