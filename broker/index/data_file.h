@@ -51,6 +51,8 @@ class DataFile {
 
   const std::string& path() const { return path_; }
   uint64_t bytes() const { return bytes_; }
+  uint64_t inode() const { return inode_; }
+  int64_t mtime_ns() const { return mtime_ns_; }
   int fd() const { return fd_; }
   uint32_t align() const { return align_; }
   // The path now leads to another file, or the file was rewritten.

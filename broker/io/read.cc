@@ -78,6 +78,59 @@ std::span<const std::byte> RangeTarget::Deliver() const {
   return into_;
 }
 
+void GatheredParts::Begin(ReadRequest* request) {
+  parts_ = std::move(request->more);
+  request->more.clear();
+  ends_.clear();
+  bytes_ = 0;
+  // The ranges at once, so that nothing is moved later. What is too much is an
+  // error of its part.
+  uint64_t ranges = std::min(request->bytes, kRecordBytesMax);
+  for (const ReadRequest& part : parts_) {
+    ranges += std::min(part.bytes, kRecordBytesMax - ranges);
+  }
+  buffer_.Reserve(std::max<uint64_t>(ranges, kBufferBytesMin));
+}
+
+Status GatheredParts::MakeRoom(uint64_t more) {
+  if (more > kRecordBytesMax - bytes_) {
+    return DataLossError(
+        "{} bytes, after {} in the parts before it; a record has at most {} "
+        "({} MiB)",
+        more, bytes_, kRecordBytesMax, kRecordBytesMax >> 20);
+  }
+  if (bytes_ + more <= buffer_.capacity()) return OkStatus();
+  ReadBuffer larger;
+  larger.Reserve(std::max(bytes_ + more, 2 * bytes_));
+  if (bytes_ > 0) std::memcpy(larger.data(), buffer_.data(), bytes_);
+  buffer_ = std::move(larger);
+  return OkStatus();
+}
+
+StatusOr<std::span<std::byte>> GatheredParts::Room(const ReadRequest& request) {
+  if (request.kind == ReadRequest::Kind::kFile) return std::span<std::byte>();
+  PENSTOCK_RETURN_IF_ERROR(MakeRoom(request.bytes));
+  return std::span(buffer_.data() + bytes_, request.bytes);
+}
+
+StatusOr<bool> GatheredParts::Add(std::span<const std::byte> part,
+                                  ReadRequest* next) {
+  if (!part.empty() && part.data() != buffer_.data() + bytes_) {
+    PENSTOCK_RETURN_IF_ERROR(MakeRoom(part.size()));
+    std::memcpy(buffer_.data() + bytes_, part.data(), part.size());
+  }
+  bytes_ += part.size();
+  ends_.push_back(bytes_);
+  if (ends_.size() > parts_.size()) return false;
+  *next = std::move(parts_[ends_.size() - 1]);
+  return true;
+}
+
+Status GatheredParts::Named(const Status& status) const {
+  return status.Prepend(
+      Format("part {} of {}", ends_.size() + 1, parts_.size() + 1));
+}
+
 StatusOr<std::unique_ptr<StorageReader>> MakeStorageReader(ReadBackend backend,
                                                            uint32_t depth) {
   if (depth == 0 || depth > kDepthMax) {

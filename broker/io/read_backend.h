@@ -11,6 +11,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "broker/io/read.h"
 #include "common/status.h"
@@ -79,6 +80,37 @@ class RangeTarget {
   uint64_t offset_ = 0;        // of out_
   uint64_t lead_ = 0;          // bytes of out_ before the range
   uint64_t bytes_ = 0;
+};
+
+// The parts of a request that has several, gathered in one buffer.
+class GatheredParts {
+ public:
+  // Takes the parts after the first from *request.
+  void Begin(ReadRequest* request);
+  // Since Begin, until End.
+  bool several() const { return !parts_.empty(); }
+  void End() { parts_.clear(); }
+
+  // The destination of request, the next part; empty if its size is not known
+  // yet, or is 0. DataLoss: all parts together are too large.
+  StatusOr<std::span<std::byte>> Room(const ReadRequest& request);
+  // Adds the part that was read, to where Room said or elsewhere. True: *next
+  // is the part after it, else it was the last one.
+  StatusOr<bool> Add(std::span<const std::byte> part, ReadRequest* next);
+  // status, an error of the part that is next, with its number.
+  Status Named(const Status& status) const;
+
+  std::span<const std::byte> bytes() { return buffer_.first(bytes_); }
+  std::span<const uint64_t> ends() const { return ends_; }
+  ReadBuffer& buffer() { return buffer_; }
+
+ private:
+  Status MakeRoom(uint64_t more);
+
+  std::vector<ReadRequest> parts_;  // after the first
+  std::vector<uint64_t> ends_;      // of the parts added
+  uint64_t bytes_ = 0;
+  ReadBuffer buffer_;
 };
 
 // Reads the whole regular file at path with plain system calls. Errors as in

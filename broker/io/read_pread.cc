@@ -71,18 +71,23 @@ class PreadReader final : public StorageReader {
     Ticket& mine = tickets_[ticket];
     const Blocking blocking(*this, ticket);
     StatusOr<std::span<const std::byte>> bytes =
-        mine.request.kind == ReadRequest::Kind::kFile
-            ? ReadFile(mine.request.path, &mine.buffer)
-            : ReadRange(&mine);
+        mine.request.more.empty() ? ReadPart(&mine) : ReadParts(&mine);
     done->ticket = ticket;
     done->status = bytes.status();
     done->bytes = bytes.ok() ? *bytes : std::span<const std::byte>();
+    done->ends =
+        mine.parts.several() ? mine.parts.ends() : std::span<const uint64_t>();
     return true;
   }
 
   bool Arrived(uint32_t) override { return false; }  // it has not started
 
-  void Release(uint32_t ticket) override { tickets_[ticket].buffer.Trim(); }
+  void Release(uint32_t ticket) override {
+    Ticket& mine = tickets_[ticket];
+    mine.buffer.Trim();
+    mine.parts.buffer().Trim();
+    mine.parts.End();
+  }
 
   uint32_t in_flight() const override { return static_cast<uint32_t>(queued_); }
 
@@ -91,7 +96,29 @@ class PreadReader final : public StorageReader {
     ReadRequest request;
     std::span<std::byte> into;
     ReadBuffer buffer;
+    GatheredParts parts;
   };
+
+  static StatusOr<std::span<const std::byte>> ReadPart(Ticket* mine) {
+    return mine->request.kind == ReadRequest::Kind::kFile
+               ? ReadFile(mine->request.path, &mine->buffer)
+               : ReadRange(mine);
+  }
+
+  static StatusOr<std::span<const std::byte>> ReadParts(Ticket* mine) {
+    GatheredParts& parts = mine->parts;
+    parts.Begin(&mine->request);
+    for (;;) {
+      StatusOr<std::span<std::byte>> room = parts.Room(mine->request);
+      if (!room.ok()) return parts.Named(room.status());
+      mine->into = *room;
+      const auto bytes = ReadPart(mine);
+      if (!bytes.ok()) return parts.Named(bytes.status());
+      const StatusOr<bool> more = parts.Add(*bytes, &mine->request);
+      if (!more.ok()) return parts.Named(more.status());
+      if (!*more) return parts.bytes();
+    }
+  }
 
   static StatusOr<std::span<const std::byte>> ReadRange(Ticket* mine) {
     const ReadRequest& request = mine->request;

@@ -2,8 +2,11 @@
 #ifndef BROKER_IO_READ_REQUEST_H_
 #define BROKER_IO_READ_REQUEST_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace penstock {
 
@@ -25,6 +28,21 @@ struct ReadRequest {
   int fd = -1;  // kRange; owned by the source
   uint64_t offset = 0;
   uint64_t bytes = 0;
+  // The other parts of a record of several: read after this one, in order. They
+  // have none of their own. Whoever reuses a request clears it.
+  std::vector<ReadRequest> more;
+};
+
+// What was read for a request.
+struct ReadBytes {
+  std::span<const std::byte> bytes;  // of all parts, one after the other
+  // One past each part's last byte; empty for a request of one part.
+  std::span<const uint64_t> ends = {};
+
+  std::span<const std::byte> Part(size_t i) const {
+    const uint64_t begin = i == 0 ? 0 : ends[i - 1];
+    return bytes.subspan(begin, ends[i] - begin);
+  }
 };
 
 }  // namespace penstock

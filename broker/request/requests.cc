@@ -103,6 +103,8 @@ constexpr AnswerField kIndexAnswer[] = {
     {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
     {"class_names", kList, "of an image folder: the names of its labels"},
     {"left_out", kText, "files that are no records of it, if there are any"},
+    {"fingerprint", kText,
+     "of its files' records, the same on every host; empty: it has none"},
     {"global_batch", kCount, "rows of a step"},
     {"steps_per_epoch", kCount, "0: unknown"},
     {"rows_per_epoch", kCount, "0: unknown"},

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 
 namespace penstock {
@@ -30,6 +31,13 @@ class FixedLengthRecords final : public Source {
   uint64_t memory_bytes() const override { return 0; }
   bool Changed() const override { return files_.Changed(); }
   std::string io() const override { return IoText(files_[0].align()); }
+  std::string fingerprint() const override {
+    Fingerprint fingerprint("fixed_length_records");
+    fingerprint.Add(header_bytes_);
+    fingerprint.Add(record_bytes_);
+    fingerprint.Add(files_);
+    return fingerprint.Hex();
+  }
   std::optional<size_t> plain_feature() const override {
     if (raw_spec_.size() != 1) return std::nullopt;
     return 0;
@@ -40,13 +48,13 @@ class FixedLengthRecords final : public Source {
     files_[file].Locate(Offset(file, record), record_bytes_, request);
   }
 
-  Status Unpack(uint64_t, std::span<const std::byte> read,
-                std::vector<std::byte>*, RawRecord* raw) const override {
+  Status Unpack(uint64_t, const ReadBytes& read, std::vector<std::byte>*,
+                RawRecord* raw) const override {
     raw->resize(raw_spec_.size());
     uint64_t at = 0;
     for (size_t i = 0; i < raw_spec_.size(); ++i) {
       const uint64_t bytes = raw_spec_[i].feature.RowBytes();
-      (*raw)[i] = read.subspan(at, bytes);
+      (*raw)[i] = read.bytes.subspan(at, bytes);
       at += bytes;
     }
     return OkStatus();

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstring>
 
+#include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
 #include "broker/io/file_error.h"
 #include "broker/source/image_folder_index.h"
@@ -404,6 +405,18 @@ uint64_t FolderIndex::MemoryBytes() const {
          classes.capacity() * sizeof(Class) + class_names.capacity() +
          file_path_ends.capacity() * sizeof(uint64_t) + file_paths.capacity() +
          left_out.capacity();
+}
+
+std::string FolderIndex::Fingerprint() const {
+  penstock::Fingerprint fingerprint("image_folder");
+  for (const Class& one : classes) {
+    fingerprint.Add(one.name_end);
+    fingerprint.Add(one.files_end);
+  }
+  fingerprint.Add(class_names);
+  fingerprint.Add(std::as_bytes(std::span(file_path_ends)));
+  fingerprint.Add(file_paths);
+  return fingerprint.Hex();
 }
 
 StatusOr<FolderIndex> ScanFolder(const std::string& root,

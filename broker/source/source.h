@@ -52,9 +52,10 @@ class Source {
   virtual void Locate(uint64_t record, ReadRequest* request) const = 0;
 
   // Points *raw at the record's features. read: the result of the request
-  // (empty for kNone). scratch belongs to the calling worker and may grow. Both
-  // must outlive *raw. An error concerns the record: DataLoss.
-  virtual Status Unpack(uint64_t record, std::span<const std::byte> read,
+  // (empty for kNone), with the ends of its parts if it has several. scratch
+  // belongs to the calling worker and may grow. Both must outlive *raw. An
+  // error concerns the record: DataLoss.
+  virtual Status Unpack(uint64_t record, const ReadBytes& read,
                         std::vector<std::byte>* scratch,
                         RawRecord* raw) const = 0;
 
@@ -75,8 +76,13 @@ class Source {
   // The names of label values, if known (class folders).
   virtual std::vector<std::string> class_names() const { return {}; }
 
-  // Describes skipped files of other kinds, for people.
+  // Describes skipped files or records, for people.
   virtual std::string left_out() const { return {}; }
+
+  // The same on every host that has the same files, whatever their folder;
+  // "": the spec says it all, or it is not known. May take a pass over the
+  // index.
+  virtual std::string fingerprint() const { return {}; }
 };
 
 }  // namespace penstock

@@ -15,15 +15,14 @@ constexpr uint64_t kSubstituteTries = 16;
 
 }  // namespace
 
-void RowMaker::Make(ClaimedRows& rows, uint64_t index,
-                    std::span<const std::byte> bytes) {
-  const Status status = MakeRow(rows, index, rows.rows[index].record, bytes);
+void RowMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read) {
+  const Status status = MakeRow(rows, index, rows.rows[index].record, read);
   if (!status.ok()) HandleError(rows, index, status);
 }
 
 // Makes `record` as row `index`; a substitute differs from the plan's record.
 Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
-                         std::span<const std::byte> bytes) {
+                         const ReadBytes& read) {
   const Dataset& dataset = rows.job->dataset();
   // The program's allowed wait for other processes does not count as the
   // sample's time.
@@ -32,7 +31,7 @@ Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
       rows.job_number, pool_->now_ns() + dataset.program->wait_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
   PENSTOCK_RETURN_IF_ERROR(
-      dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
+      dataset.source->Unpack(record, read, &unpack_scratch_, &raw_));
   out_.resize(rows.columns.size());
   for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
   const AugmentationKey key{rows.job->options().spec.seed,
@@ -182,7 +181,7 @@ bool RowMaker::Substitute(ClaimedRows& rows, uint64_t index) {
     // A slow read may have failed the job.
     if (!read || rows.job->Cancelled()) return false;
     const bool made =
-        done.status.ok() && MakeRow(rows, index, record, done.bytes).ok();
+        done.status.ok() && MakeRow(rows, index, record, done.read()).ok();
     substitute_reader_->Release(0);
     if (made) return true;
   }

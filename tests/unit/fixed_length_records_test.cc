@@ -63,7 +63,7 @@ class FixedLengthRecordsTest : public testing::Test {
                     static_cast<off_t>(request.offset)),
               static_cast<ssize_t>(read.size()));
     RawRecord raw;
-    EXPECT_TRUE(source.Unpack(record, read, &scratch, &raw).ok());
+    EXPECT_TRUE(source.Unpack(record, {read}, &scratch, &raw).ok());
     std::vector<std::string> features;
     for (const auto& bytes : raw) {
       features.emplace_back(reinterpret_cast<const char*>(bytes.data()),

@@ -51,7 +51,7 @@ class TextLinesTest : public testing::Test {
               static_cast<ssize_t>(read.size()));
     std::vector<std::byte> scratch(99, std::byte{7});  // of another row
     RawRecord raw;
-    const Status status = source.Unpack(record, read, &scratch, &raw);
+    const Status status = source.Unpack(record, {read}, &scratch, &raw);
     if (!status.ok()) return status.message();
     EXPECT_EQ(raw.size(), 2u);
     int64_t bytes = 0;
