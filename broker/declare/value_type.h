@@ -63,6 +63,8 @@ ValueType<DType> AnyDType();
 // {NAME: {dtype, shape}, ...}
 ValueType<ElementSpec> Features();
 inline constexpr char kFeaturesText[] = "{NAME: {dtype, shape}, ...}";
+// A feature's dimensions.
+ValueType<std::vector<int64_t>> Shape();
 // Checks for a mapping of feature names, as Features does.
 Status CheckFeatureNames(const YamlValue& features);
 inline constexpr size_t kShapeDimensionsMax = 8;

@@ -14,6 +14,7 @@
 #include "broker/source/synthetic.h"
 #include "broker/source/tensors.h"
 #include "broker/source/text_lines.h"
+#include "broker/source/tfrecord.h"
 
 namespace penstock {
 
@@ -22,6 +23,7 @@ using SourceSpec = std::variant<  //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
     TextLinesSource,              //
+    TfrecordSource,               //
     RangeSource,                  //
     TensorsSource,                //
     SyntheticSource,              //

@@ -268,6 +268,21 @@ class Dataset:
                                             max_bytes=max_bytes, longer=longer), name)
 
     @classmethod
+    def tfrecord(cls, files: Files,
+                 features: Optional[Mapping[str, Mapping[str, Any]]] = None, *,
+                 io: Optional[str] = None,
+                 name: Optional[str] = None) -> "Dataset":
+        """TFRecord files of tf.train.Example. ``features``: {name: {"encoded": True}}
+        of a picture, {"dtype": ..., "shape": [...], "default": ...} of numbers or raw
+        bytes, {"max_bytes": ...} of text, which brings ``name_bytes`` int64 []; each
+        with "key", its name in the record. Without them an error proposes those of
+        the first record."""
+        return cls._of("tfrecord", _given(
+            files=_absolute_files(files),
+            features=None if features is None else features_of(features), io=io),
+            name)
+
+    @classmethod
     def range(cls, start: int, stop: Optional[int] = None, step: int = 1, *,
               name: Optional[str] = None) -> "Dataset":
         """Feature ``value`` int64 []: the numbers of Python's range."""
