@@ -15,6 +15,7 @@
 #include "broker/source/tensors.h"
 #include "broker/source/text_lines.h"
 #include "broker/source/tfrecord.h"
+#include "broker/source/webdataset.h"
 
 namespace penstock {
 
@@ -24,6 +25,7 @@ using SourceSpec = std::variant<  //
     FixedLengthRecordsSource,     //
     TextLinesSource,              //
     TfrecordSource,               //
+    WebdatasetSource,             //
     RangeSource,                  //
     TensorsSource,                //
     SyntheticSource,              //

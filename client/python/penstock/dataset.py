@@ -283,6 +283,18 @@ class Dataset:
             name)
 
     @classmethod
+    def webdataset(cls, files: Files,
+                   features: Mapping[str, Mapping[str, Any]], *,
+                   on_missing: Optional[str] = None, io: Optional[str] = None,
+                   name: Optional[str] = None) -> "Dataset":
+        """Tar files whose members of one base name are a sample. ``features``: as in
+        ``tfrecord``, with "member" for "key": its extension, or several by preference
+        ("jpg;png"). ``on_missing``: "error", or "skip" samples that lack one."""
+        return cls._of("webdataset", _given(
+            files=_absolute_files(files), features=features_of(features),
+            on_missing=on_missing, io=io), name)
+
+    @classmethod
     def range(cls, start: int, stop: Optional[int] = None, step: int = 1, *,
               name: Optional[str] = None) -> "Dataset":
         """Feature ``value`` int64 []: the numbers of Python's range."""
