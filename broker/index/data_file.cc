@@ -139,8 +139,8 @@ Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
 }
 
 void DataFile::Locate(uint64_t offset, uint64_t bytes,
-                      ReadRequest* request) const {
-  request->kind = ReadRequest::Kind::kRange;
+                      ReadPart* request) const {
+  request->kind = ReadPart::Kind::kRange;
   request->nowait = nowait_;
   request->align = align_;
   request->fd = fd_;

@@ -58,7 +58,7 @@ class DataFile {
   // The path now leads to another file, or the file was rewritten.
   bool Changed() const;
 
-  void Locate(uint64_t offset, uint64_t bytes, ReadRequest* request) const;
+  void Locate(uint64_t offset, uint64_t bytes, ReadPart* request) const;
 
  private:
   DataFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}

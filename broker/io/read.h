@@ -26,7 +26,7 @@ inline constexpr uint64_t kPinBytesMax = uint64_t{1} << 30;  // io_uring's
 inline constexpr uint32_t kReadBufferAlign = 4096;
 
 // Whether a range is read directly into `into`, without a buffer.
-bool ReadsStraight(const ReadRequest& request, std::span<const std::byte> into);
+bool ReadsStraight(const ReadPart& request, std::span<const std::byte> into);
 
 class StorageReader {
  public:

@@ -1,4 +1,5 @@
-// A read that a record needs: a source fills it in, a reader executes it.
+// The reads that a record needs: a source fills them in, a reader executes
+// them.
 #ifndef BROKER_IO_READ_REQUEST_H_
 #define BROKER_IO_READ_REQUEST_H_
 
@@ -10,7 +11,7 @@
 
 namespace penstock {
 
-struct ReadRequest {
+struct ReadPart {
   enum class Kind {
     kNone,   // nothing: the record is in memory or computed
     kFile,   // the whole file at path, of unknown size
@@ -28,9 +29,13 @@ struct ReadRequest {
   int fd = -1;  // kRange; owned by the source
   uint64_t offset = 0;
   uint64_t bytes = 0;
-  // The other parts of a record of several: read after this one, in order. They
-  // have none of their own. Whoever reuses a request clears it.
-  std::vector<ReadRequest> more;
+};
+
+// Most records have one part.
+struct ReadRequest : ReadPart {
+  // The parts after the first: read one after the other, in this order. Whoever
+  // reuses a request clears them.
+  std::vector<ReadPart> more;
 };
 
 // What was read for a request.

@@ -142,7 +142,7 @@ class UringReader final : public StorageReader {
 
  private:
   struct Ticket {
-    ReadRequest request;
+    ReadPart request;              // the part that is read
     RangeTarget target;            // of a range
     uint32_t pinned = kNotPinned;  // pinned memory that holds target
     ReadBuffer buffer;
@@ -164,6 +164,7 @@ class UringReader final : public StorageReader {
   void StartGathered(uint32_t ticket);
   bool GatherMore(uint32_t ticket, Status* status,
                   std::span<const std::byte> bytes);
+  void Trim(ReadBuffer* buffer);
   bool MakePinTable();
   bool ProbeCache();
   bool ReadCachedFile(uint32_t ticket);
@@ -345,7 +346,7 @@ bool UringReader::Start(uint32_t ticket, const ReadRequest& request,
   if (request.more.empty()) {
     StartPart(ticket, into, pinned);
   } else {
-    mine.parts.Begin(&mine.request);
+    mine.parts.Begin(request);
     mine.all_cached = true;
     StartGathered(ticket);
   }
@@ -355,7 +356,7 @@ bool UringReader::Start(uint32_t ticket, const ReadRequest& request,
 void UringReader::StartPart(uint32_t ticket, std::span<std::byte> into,
                             uint32_t pinned) {
   Ticket& mine = tickets_[ticket];
-  const ReadRequest& request = mine.request;
+  const ReadPart& request = mine.request;
   mine.tries = 0;
   mine.done = 0;
   mine.cached = false;
@@ -382,17 +383,21 @@ void UringReader::StartGathered(uint32_t ticket) {
 
 void UringReader::Release(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
+  Trim(&mine.buffer);
+  if (!mine.parts.several()) return;
+  Trim(&mine.parts.buffer());
   mine.parts.End();
-  for (ReadBuffer* const buffer : {&mine.buffer, &mine.parts.buffer()}) {
-    buffer->Trim();
-    if (buffer->capacity() <= kBufferBytesMin) continue;
-    const size_t all = std::accumulate(tickets_.begin(), tickets_.end(),
-                                       size_t{0}, [](size_t sum, Ticket& each) {
-                                         return sum + each.buffer.capacity() +
-                                                each.parts.buffer().capacity();
-                                       });
-    if (all > kBuffersBytesKept) buffer->Trim(kBufferBytesMin);
-  }
+}
+
+void UringReader::Trim(ReadBuffer* buffer) {
+  buffer->Trim();
+  if (buffer->capacity() <= kBufferBytesMin) return;
+  const size_t all = std::accumulate(tickets_.begin(), tickets_.end(),
+                                     size_t{0}, [](size_t sum, Ticket& each) {
+                                       return sum + each.buffer.capacity() +
+                                              each.parts.buffer().capacity();
+                                     });
+  if (all > kBuffersBytesKept) buffer->Trim(kBufferBytesMin);
 }
 
 bool UringReader::ProbeCache() {

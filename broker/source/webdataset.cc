@@ -208,8 +208,8 @@ class Webdataset final : public Source {
     bool first = true;
     for (size_t i = 0; i < sample.offsets.size(); ++i) {
       if (sample.offsets[i] == FileRecords::kAbsent) continue;
-      sample.file->Locate(sample.offsets[i], sample.bytes[i],
-                          first ? request : &request->more.emplace_back());
+      ReadPart* const part = first ? request : &request->more.emplace_back();
+      sample.file->Locate(sample.offsets[i], sample.bytes[i], part);
       first = false;
     }
   }

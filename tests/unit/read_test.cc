@@ -264,7 +264,7 @@ TEST_P(ReadTest, DirectPartsAreCutOutOfTheirBlocks) {
 TEST_P(ReadTest, AnErrorNamesThePartAndEndsTheRead) {
   const std::string content = Content(1000, 1);
   const int fd = open(Write("a", content).c_str(), O_RDONLY);
-  const auto error = [&](ReadRequest first, std::vector<ReadRequest> more) {
+  const auto error = [&](ReadRequest first, std::vector<ReadPart> more) {
     first.more = std::move(more);
     reader_->Start(3, first, {}, kNotPinned);
     const StorageReader::Done done = Next();
