@@ -77,7 +77,8 @@ def test_a_broken_sample_is_skipped(attach, tmp_path):
     write_shard(tmp_path / "a.tar", {"0.cls": b"0", "1.cls": b"one", "2.cls": b"2",
                                      "3.txt": b""})
     dataset = penstock.Dataset.webdataset(
-        tmp_path / "*.tar", {"cls": {"dtype": "int32", "shape": []}}).batch(4)
+        tmp_path / "*.tar", {"cls": {"dtype": "int32", "shape": []}},
+        on_missing="skip").batch(4)
     with pytest.raises(penstock.DataLoss, match="whole number .* found 'one'"):
         rows_of(attach(dataset, job="fails"), "cls")
     skipped = attach(dataset.on_error("skip"), job="skips")
