@@ -108,7 +108,9 @@ struct Globbed {
 
 // A folder that cannot be read ends the search; a component that is no folder
 // is no match.
+thread_local int search_error = 0;
 int EndsSearch(const char*, int error) {
+  search_error = error;
   return error != ENOENT && error != ENOTDIR;
 }
 
@@ -128,7 +130,7 @@ Status ExpandGlob(const std::string& pattern, std::vector<std::string>* out) {
   if (result != 0) {
     return result == GLOB_NOSPACE
                ? ResourceExhaustedError("{}: no memory for its files", pattern)
-               : OpenError(errno, folder).Prepend(pattern);
+               : OpenError(search_error, folder).Prepend(pattern);
   }
   const size_t begin = out->size();
   out->insert(out->end(), globbed.found.gl_pathv,
