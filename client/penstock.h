@@ -301,7 +301,7 @@ PENSTOCK_API int penstock_feature_index(const penstock_reader* reader,
 /* How the features of a `python` source are nested in a sample, as JSON: one of
  * {"list": [structure, ...]}, {"dict": {key: structure}}, {"array": feature},
  * {"text": feature}, {"bytes": feature}, {"object": feature}. Texts (UTF-8) and
- * objects (pickled) have a second feature, NAME.bytes: how many bytes are
+ * objects (pickled) have a second feature, NAME_bytes: how many bytes are
  * theirs. "" for other sources. Valid until the next call on the reader. */
 PENSTOCK_API const char* penstock_structure(const penstock_reader* reader);
 /* Records of the dataset; 0 for a stream. */

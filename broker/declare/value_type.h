@@ -64,6 +64,8 @@ ValueType<DType> AnyDType();
 ValueType<ElementSpec> Features();
 inline constexpr char kFeaturesText[] =
     "{NAME: {dtype, shape}, ...}, where a shape of [] is a single number";
+// A feature's dimensions.
+ValueType<std::vector<int64_t>> Shape();
 // Checks for a mapping of feature names, as Features does.
 Status CheckFeatureNames(const YamlValue& features);
 inline constexpr size_t kShapeDimensionsMax = 8;

@@ -515,6 +515,7 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           json["class_names"] = dataset->source->class_names();
           json["left_out"] = dataset->source->left_out();
           json["source_warning"] = dataset->source->warning();
+          json["fingerprint"] = dataset->source->fingerprint();
           json["global_batch"] = layout.plan.global_batch();
           json["steps_per_epoch"] = endless ? 0 : layout.plan.steps_per_epoch();
           json["rows_per_epoch"] = layout.plan.rows_per_epoch();

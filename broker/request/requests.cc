@@ -105,6 +105,8 @@ constexpr AnswerField kIndexAnswer[] = {
     {"left_out", kText, "files that are no records of it, if there are any"},
     {"source_warning", kText,
      "what works in its source, but not as it should; may be empty"},
+    {"fingerprint", kText,
+     "of its files' records, the same on every host; empty: it has none"},
     {"global_batch", kCount, "rows of a step"},
     {"steps_per_epoch", kCount, "0: unknown"},
     {"rows_per_epoch", kCount, "0: unknown"},

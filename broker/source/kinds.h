@@ -15,6 +15,8 @@
 #include "broker/source/synthetic.h"
 #include "broker/source/tensors.h"
 #include "broker/source/text_lines.h"
+#include "broker/source/tfrecord.h"
+#include "broker/source/webdataset.h"
 
 namespace penstock {
 
@@ -23,6 +25,8 @@ using SourceSpec = std::variant<  //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
     TextLinesSource,              //
+    TfrecordSource,               //
+    WebdatasetSource,             //
     PythonDatasetSource,          //
     RangeSource,                  //
     TensorsSource,                //

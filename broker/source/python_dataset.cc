@@ -280,8 +280,8 @@ class PythonDataset final : public Source {
   void Locate(uint64_t, ReadRequest* request) const override {
     request->kind = ReadRequest::Kind::kNone;
   }
-  Status Unpack(uint64_t record, std::span<const std::byte>,
-                std::vector<std::byte>*, RawRecord*) const override {
+  Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
+                RawRecord*) const override {
     return InternalError("{} is made by a process", Describe(record));
   }
   std::string Describe(uint64_t record) const override {
@@ -373,7 +373,7 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
           .Gives(
               "the arrays and numbers of a sample, named by their keys and "
               "indices (image, 0, 1.boxes); NAME uint8 [max_bytes] and "
-              "NAME.bytes int64 of a text; bytes as an encoded picture")
+              "NAME_bytes int64 of a text; bytes as an encoded picture")
           .Example("{dataset: \"data.photos:Train\", args: {root: /data}}")
           .Optional("dataset", &PythonDatasetSource::dataset,
                     Text("\"package.module:factory\"", IsFunctionName),

@@ -9,7 +9,7 @@ has, and whether processes can be forked from it:
 A structure is one of {"list": [structure, ...]} (lists and tuples), {"dict":
 {key: structure}}, {"array": feature}, {"text": feature}, {"bytes": feature} and
 {"object": feature}. Texts and pickled objects have two features: the bytes,
-filled with zeros, and NAME.bytes, their number.
+filled with zeros, and NAME_bytes, their number.
 
 A call: seed, then record and pass of each row. Rows are made in order. An answer
 has the number of rows made and the size of the memory; several may come. FAILED
@@ -213,7 +213,7 @@ class Description:
         # Without a bound some times the room that the first sample takes.
         size = self.max_bytes or max(1024, 1 << (4 * size - 1).bit_length())
         self.feature(name, "uint8", [size])
-        self.feature(name + ".bytes", "int64", [])
+        self.feature(name + "_bytes", "int64", [])
         return {kind: name}
 
     def of(self, value, pickled):
@@ -360,7 +360,7 @@ class Writer:
                              f"{len(column)} fit (max_bytes)")
         column[:size] = self.numpy.frombuffer(data, self.numpy.uint8)
         column[size:] = 0
-        columns[name + ".bytes"][row] = size
+        columns[name + "_bytes"][row] = size
 
     def array(self, name, row, value):
         column = self.memory.columns[name]

@@ -6,16 +6,15 @@
 #ifndef BROKER_SOURCE_SOURCE_H_
 #define BROKER_SOURCE_SOURCE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "broker/index/open_progress.h"
 #include "broker/io/read_request.h"
 #include "broker/user_code/trusted_code.h"
 #include "common/element_spec.h"
@@ -49,13 +48,15 @@ class Source {
   // Broker memory that it keeps (index, inline values, unpacked files).
   virtual uint64_t memory_bytes() const = 0;
 
-  // Fills *request for record (< record_count()).
+  // Fills *request for record (< record_count()). Either all records of a
+  // source are of kNone, or none: one of no bytes is a range of no bytes.
   virtual void Locate(uint64_t record, ReadRequest* request) const = 0;
 
   // Points *raw at the record's features. read: the result of the request
-  // (empty for kNone). scratch belongs to the calling worker and may grow. Both
-  // must outlive *raw. An error concerns the record: DataLoss.
-  virtual Status Unpack(uint64_t record, std::span<const std::byte> read,
+  // (empty for kNone), with the ends of its parts if it has several. scratch
+  // belongs to the calling worker and may grow. Both must outlive *raw. An
+  // error concerns the record: DataLoss.
+  virtual Status Unpack(uint64_t record, const ReadBytes& read,
                         std::vector<std::byte>* scratch,
                         RawRecord* raw) const = 0;
 
@@ -109,19 +110,13 @@ class Source {
   // What works, but not as it should, for people.
   virtual std::string warning() const { return {}; }
 
-  // Describes skipped files of other kinds, for people.
+  // Describes skipped files or records, for people.
   virtual std::string left_out() const { return {}; }
-};
 
-// Progress and cancellation of a long opening.
-struct OpenProgress {
-  std::atomic<uint64_t> done{0};   // files, records or bytes so far
-  std::atomic<uint64_t> total{0};  // 0: not known
-  std::atomic<bool> cancel{false};
-  // Called before a source keeps much in memory; an error ends the opening.
-  std::function<Status(uint64_t bytes)> reserve = [](uint64_t) {
-    return OkStatus();
-  };
+  // The same on every host that has the same files, whatever their folder;
+  // "": the spec says it all, or it is not known. May take a pass over the
+  // index.
+  virtual std::string fingerprint() const { return {}; }
 };
 
 }  // namespace penstock

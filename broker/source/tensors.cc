@@ -29,8 +29,8 @@ class Tensors final : public Source {
     request->kind = ReadRequest::Kind::kNone;
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte>,
-                std::vector<std::byte>*, RawRecord* raw) const override {
+  Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
+                RawRecord* raw) const override {
     raw->resize(tensors_.size());
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const uint64_t bytes = tensors_[i].data.size() / rows_;

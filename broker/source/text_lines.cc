@@ -1,18 +1,15 @@
-// The offset of each line is in memory, 8 bytes a line: the files are read once
-// when they are opened. A line ends at "\n" or "\r\n"; the last one may lack
-// it.
+// The files are read once when they are opened, to find their lines. A line
+// ends at "\n" or "\r\n"; the last one may lack it.
 #include "broker/source/text_lines.h"
 
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "broker/declare/declaration.h"
-#include "broker/io/file_error.h"
+#include "broker/index/index.h"
 #include "broker/io/read.h"
-#include "broker/source/data_file.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -22,137 +19,104 @@ constexpr size_t kScanBytes = size_t{1} << 20;
 // Two bytes of a line's end are read with it.
 constexpr uint64_t kMaxBytesMax = kRecordBytesMax - 2;
 
+Status FindLines(ScannedFile* file, RecordSink* lines) {
+  uint64_t begin = 0;  // of the line
+  for (uint64_t at = 0; at < file->bytes();) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const std::span<const std::byte> block,
+        file->At(at, std::min<uint64_t>(kScanBytes, file->bytes() - at)));
+    for (size_t next = 0; next < block.size();) {
+      const void* const newline =
+          std::memchr(&block[next], '\n', block.size() - next);
+      if (newline == nullptr) break;
+      const auto end = static_cast<size_t>(
+          static_cast<const std::byte*>(newline) - block.data());
+      PENSTOCK_RETURN_IF_ERROR(lines->Add(begin, at + end - begin));
+      next = end + 1;
+      begin = at + next;
+    }
+    at += block.size();
+  }
+  return begin < file->bytes() ? lines->Add(begin, file->bytes() - begin)
+                               : OkStatus();
+}
+
 // Lines of more than max_bytes, and the longest.
 struct LongLines {
-  uint64_t max_bytes;
   uint64_t lines = 0;
   uint64_t bytes = 0;
-  std::string where;
-
-  void Note(uint64_t line_bytes, const std::string& file, uint64_t number) {
-    if (line_bytes <= max_bytes) return;
-    ++lines;
-    if (line_bytes <= bytes) return;
-    bytes = line_bytes;
-    where = Format("{}, line {}", file, number);
-  }
+  uint64_t longest = 0;  // its record
 };
 
-// Appends where each line of the file begins, and where one after the last
-// would, if that had a "\n".
-Status FindLines(const DataFile& file, OpenProgress* progress,
-                 std::vector<uint64_t>* starts, LongLines* longer) {
-  std::vector<char> bytes(kScanBytes);
-  const size_t starts_before = starts->size();
-  uint64_t at = 0;
-  bool begins = true;  // the next byte is the first of a line
-  char last = 0;       // of what was read before
-  // The line that ends at the offset, behind the byte `before`.
-  const auto note = [&](uint64_t offset, char before) {
-    const uint64_t whole = offset - starts->back();
-    longer->Note(whole - (whole > 0 && before == '\r' ? 1 : 0), file.path(),
-                 starts->size() - starts_before);
-  };
-  while (at < file.bytes()) {
-    if (progress->cancel.load(std::memory_order_relaxed)) {
-      return CancelledError("{}: opening was cancelled", file.path());
+LongLines FindLongLines(const Index& index, uint64_t max_bytes) {
+  LongLines found;
+  for (uint64_t record = 0; record < index.records(); ++record) {
+    const Index::Record line = index.At(record);
+    uint64_t bytes = line.bytes[0];
+    if (bytes <= max_bytes) continue;
+    // A "\r" there belongs to its end; a byte that cannot be read is none.
+    char last = 0;
+    if (pread(line.file->fd(), &last, 1,
+              static_cast<off_t>(line.offsets[0] + bytes - 1)) == 1 &&
+        last == '\r') {
+      --bytes;
     }
-    const size_t want = std::min<uint64_t>(kScanBytes, file.bytes() - at);
-    const ssize_t got =
-        pread(file.fd(), bytes.data(), want, static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ReadError(errno, file.path(), at);
-    if (got == 0) {
-      return DataLossError("{} became shorter while its lines were counted",
-                           file.path());
-    }
-    const char* const end = bytes.data() + got;
-    for (const char* next = bytes.data(); next < end;) {
-      if (begins) {
-        if (starts->size() == starts->capacity()) {
-          const size_t more = std::max<size_t>(2 * starts->size(), 4096);
-          PENSTOCK_RETURN_IF_ERROR(progress->reserve(more * sizeof(uint64_t)));
-          starts->reserve(more);
-        }
-        starts->push_back(at + static_cast<uint64_t>(next - bytes.data()));
-      }
-      const void* const newline =
-          std::memchr(next, '\n', static_cast<size_t>(end - next));
-      begins = newline != nullptr;
-      if (!begins) break;
-      const char* const line_end = static_cast<const char*>(newline);
-      note(at + static_cast<uint64_t>(line_end - bytes.data()),
-           line_end == bytes.data() ? last : line_end[-1]);
-      next = line_end + 1;
-    }
-    last = end[-1];
-    at += static_cast<uint64_t>(got);
-    progress->done.fetch_add(static_cast<uint64_t>(got),
-                             std::memory_order_relaxed);  // only displayed
+    if (bytes <= max_bytes) continue;
+    ++found.lines;
+    if (bytes > found.bytes) found = {found.lines, bytes, record};
   }
-  if (!begins) note(at, last);
-  starts->push_back(begins ? at : at + 1);
-  return OkStatus();
+  return found;
 }
 
 class TextLines final : public Source {
  public:
-  TextLines(const TextLinesSource& spec, std::vector<DataFile> files,
-            std::vector<uint64_t> starts, std::vector<uint64_t> ends,
-            LongLines longer)
+  TextLines(const TextLinesSource& spec, Index index)
       : max_bytes_(spec.max_bytes),
         cuts_(spec.longer == TextLinesSource::Longer::kCut),
-        files_(std::move(files)),
-        starts_(std::move(starts)),
-        ends_(std::move(ends)),
-        longer_(std::move(longer)),
+        index_(std::move(index)),
+        longer_(FindLongLines(index_, max_bytes_)),
         raw_spec_(
             {{{"text", DType::kUint8, {static_cast<int64_t>(spec.max_bytes)}},
               false},
              {{"bytes", DType::kInt64, {}}, false}}) {}
 
-  uint64_t record_count() const override { return ends_.back(); }
+  uint64_t record_count() const override { return index_.records(); }
   const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override {
-    return starts_.capacity() * sizeof(uint64_t);
-  }
-  bool Changed() const override {
-    return std::any_of(files_.begin(), files_.end(),
-                       [](const DataFile& file) { return file.Changed(); });
-  }
+  uint64_t memory_bytes() const override { return index_.memory_bytes(); }
+  bool Changed() const override { return index_.Changed(); }
   std::string io() const override { return IoText(0); }
+  std::string fingerprint() const override { return index_.fingerprint(); }
+
   std::string warning() const override {
     if (longer_.lines == 0) return "";
     return Format(
         "{} longer than max_bytes ({}), the longest of {} bytes ({}): {}",
         Counted(longer_.lines, "line is", "lines are"), max_bytes_,
-        longer_.bytes, longer_.where,
+        longer_.bytes, Describe(longer_.longest),
         cuts_ ? "the rest of each is cut off"
               : "each is an error of its sample; make max_bytes larger, or cut "
                 "them with `longer: cut`");
   }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const Line line = LineOf(record);
-    if (line.bytes == 0) {
-      request->kind = ReadRequest::Kind::kNone;
-    } else {
-      // With a "\r" that belongs to its end.
-      line.file->Locate(line.offset, std::min(line.bytes, max_bytes_ + 1),
-                        request);
-    }
+    const Index::Record line = index_.At(record);
+    // With a "\r" that belongs to its end.
+    line.file->Locate(line.offsets[0],
+                      std::min<uint64_t>(line.bytes[0], max_bytes_ + 1),
+                      request);
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte> read,
+  Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
-    uint64_t bytes = LineOf(record).bytes;
-    if (!read.empty() &&
-        std::memchr(read.data(), '\n', read.size()) != nullptr) {
+    uint64_t bytes = index_.At(record).bytes[0];
+    if (!read.bytes.empty() &&
+        std::memchr(read.bytes.data(), '\n', read.bytes.size()) != nullptr) {
       return DataLossError("{}: the file has changed since it was opened",
                            Describe(record));
     }
-    if (bytes > 0 && bytes == read.size() && read.back() == std::byte{'\r'}) {
+    if (bytes > 0 && bytes == read.bytes.size() &&
+        read.bytes.back() == std::byte{'\r'}) {
       --bytes;
     }
     if (bytes > max_bytes_ && !cuts_) {
@@ -164,7 +128,8 @@ class TextLines final : public Source {
     const int64_t kept = static_cast<int64_t>(std::min(bytes, max_bytes_));
     scratch->assign(max_bytes_ + sizeof(kept), std::byte{0});
     if (kept > 0) {
-      std::memcpy(scratch->data(), read.data(), static_cast<size_t>(kept));
+      std::memcpy(scratch->data(), read.bytes.data(),
+                  static_cast<size_t>(kept));
     }
     std::memcpy(scratch->data() + max_bytes_, &kept, sizeof(kept));
     const std::span<const std::byte> all = *scratch;
@@ -173,32 +138,14 @@ class TextLines final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const Line line = LineOf(record);
-    return Format("{}, line {}", line.file->path(), line.number);
+    const Index::Record line = index_.At(record);
+    return Format("{}, line {}", line.file->path(), line.number + 1);
   }
 
  private:
-  struct Line {
-    const DataFile* file;
-    uint64_t number;  // from 1
-    uint64_t offset;
-    uint64_t bytes;  // without "\n"
-  };
-
-  Line LineOf(uint64_t record) const {
-    const size_t file = static_cast<size_t>(
-        std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
-    // Each file before it has a start more than lines.
-    const uint64_t* const start = &starts_[record + file];
-    return {&files_[file], record + 1 - (file == 0 ? 0 : ends_[file - 1]),
-            start[0], start[1] - start[0] - 1};
-  }
-
   const uint64_t max_bytes_;
   const bool cuts_;
-  const std::vector<DataFile> files_;
-  const std::vector<uint64_t> starts_;  // of FindLines, all files
-  const std::vector<uint64_t> ends_;    // one past each file's last record
+  const Index index_;
   const LongLines longer_;
   const RawSpec raw_spec_;
 };
@@ -215,8 +162,9 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
           .Example("{path: [a.txt, b.txt], max_bytes: 512, longer: cut}")
           .Required(
               "path", &TextLinesSource::files, Files(),
-              "where they are; not unpacked. A line ends with \\n or \\r\\n, "
-              "the last one may lack it; an empty line is a row")
+              std::string(kFilesText) +
+                  "; not unpacked. A line ends with \\n or \\r\\n, the last "
+                  "one may lack it; an empty line is a row")
           .Required("max_bytes", &TextLinesSource::max_bytes,
                     WholeNumber<uint64_t>(1, kMaxBytesMax),
                     "room for a line in each row; `longer` says what becomes "
@@ -232,26 +180,10 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
     OpenProgress* progress) const {
-  std::vector<DataFile> opened;
-  std::vector<uint64_t> starts;
-  std::vector<uint64_t> ends;
-  LongLines longer_lines{max_bytes};
-  for (const std::string& path : files) {
-    PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
-    progress->total.fetch_add(file.bytes(),
-                              std::memory_order_relaxed);  // only displayed
-    opened.push_back(std::move(file));
-  }
-  for (const DataFile& file : opened) {
-    PENSTOCK_RETURN_IF_ERROR(FindLines(file, progress, &starts, &longer_lines));
-    ends.push_back(starts.size() - (ends.size() + 1));
-  }
-  if (ends.back() == 0) {
-    return InvalidArgumentError("text_lines: no line in {}", files.front());
-  }
-  return std::unique_ptr<Source>(
-      new TextLines(*this, std::move(opened), std::move(starts),
-                    std::move(ends), std::move(longer_lines)));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Index index,
+      Index::Open(files, {.kind = "text_lines", .scan = FindLines}, progress));
+  return std::unique_ptr<Source>(new TextLines(*this, std::move(index)));
 }
 
 }  // namespace penstock

@@ -85,6 +85,7 @@ bool Claims::ClaimMore() {
       rows->job->Fail(pieces.status());
     }
   } else {
+    request_.more.clear();
     rows->job->dataset().source->Locate(first, &request_);
     rows->reads = request_.kind != ReadRequest::Kind::kNone;
   }

@@ -46,7 +46,7 @@ class RowMaker {
     if (!reader_->Next(kWaitForever, &done))
       return InternalError("a read was lost");
     const Status status =
-        done.status.ok() ? MakeOf(done.bytes, record, pass) : done.status;
+        done.status.ok() ? MakeOf(done.read(), record, pass) : done.status;
     reader_->Release(0);
     return status;
   }
@@ -67,11 +67,10 @@ class RowMaker {
   }
 
  private:
-  Status MakeOf(std::span<const std::byte> bytes, uint64_t record,
-                uint64_t pass) {
+  Status MakeOf(const ReadBytes& read, uint64_t record, uint64_t pass) {
     PENSTOCK_RETURN_IF_ERROR(
         maker_ ? maker_->Make(seed_, {record, pass}, &raw_)
-               : dataset_.source->Unpack(record, bytes, &unpacked_, &raw_));
+               : dataset_.source->Unpack(record, read, &unpacked_, &raw_));
     return dataset_.program->Run(raw_, {seed_, pass, record}, *scratch_, out_);
   }
 

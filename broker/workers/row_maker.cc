@@ -24,15 +24,14 @@ void RowMaker::Expect(const ClaimedRows& rows) {
   rows.kept->maker->Expect(rows.job->options().spec.seed, wanted_);
 }
 
-void RowMaker::Make(ClaimedRows& rows, uint64_t index,
-                    std::span<const std::byte> bytes) {
-  const Status status = MakeRow(rows, index, rows.rows[index].record, bytes);
+void RowMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read) {
+  const Status status = MakeRow(rows, index, rows.rows[index].record, read);
   if (!status.ok()) HandleError(rows, index, status);
 }
 
 // Makes `record` as row `index`; a substitute differs from the plan's record.
 Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
-                         std::span<const std::byte> bytes) {
+                         const ReadBytes& read) {
   const Dataset& dataset = rows.job->dataset();
   // The program's allowed wait for other processes does not count as the
   // sample's time.
@@ -45,7 +44,7 @@ Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
   PENSTOCK_RETURN_IF_ERROR(
       rows.kept->maker
           ? rows.kept->maker->Make(key.seed, {record, key.epoch}, &raw_)
-          : dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
+          : dataset.source->Unpack(record, read, &unpack_scratch_, &raw_));
   out_.resize(rows.columns.size());
   for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
   PENSTOCK_RETURN_IF_ERROR(
@@ -193,7 +192,7 @@ bool RowMaker::Substitute(ClaimedRows& rows, uint64_t index) {
     // A slow read may have failed the job.
     if (!read || rows.job->Cancelled()) return false;
     const bool made =
-        done.status.ok() && MakeRow(rows, index, record, done.bytes).ok();
+        done.status.ok() && MakeRow(rows, index, record, done.read()).ok();
     substitute_reader_->Release(0);
     if (made) return true;
   }

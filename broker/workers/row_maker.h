@@ -35,8 +35,7 @@ class RowMaker {
   void Expect(const ClaimedRows& rows);
   // Makes row `index` of the claim. bytes: as read; empty if its source needs
   // no reading.
-  void Make(ClaimedRows& rows, uint64_t index,
-            std::span<const std::byte> bytes);
+  void Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read);
   // Makes rows of a stream from `index` to the end of a piece. Returns how
   // many; all remaining rows if they cannot be made.
   uint64_t MakeOfStream(ClaimedRows& rows, uint64_t index);
@@ -45,7 +44,7 @@ class RowMaker {
 
  private:
   Status MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
-                 std::span<const std::byte> bytes);
+                 const ReadBytes& read);
   StatusOr<uint64_t> MakePiece(ClaimedRows& rows, uint64_t index);
   bool Substitute(ClaimedRows& rows, uint64_t index);
 

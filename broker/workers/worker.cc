@@ -104,7 +104,7 @@ void Worker::MakeArrived(WorkerJob* job) {
   if (rows.job->Cancelled()) {
     // Its bytes are discarded.
   } else if (done.status.ok()) {
-    maker_.Make(rows, read.index, done.bytes);
+    maker_.Make(rows, read.index, done.read());
   } else {
     maker_.HandleError(rows, read.index, done.status);
   }

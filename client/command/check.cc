@@ -50,6 +50,10 @@ void PrintIndex(const DatasetIndex& index, int world_size) {
       !others.empty()) {
     line("left out", others);
   }
+  if (const std::string print = TextField(index.answer, "fingerprint");
+      !print.empty()) {
+    line("fingerprint", print);
+  }
   if (!index.class_names.empty()) {
     line("classes", FormatCount(index.class_names.size()));
   }

@@ -70,6 +70,21 @@ def test_a_file_keeps_its_relative_paths(tmp_path):
         tmp_path / "pictures")
 
 
+def test_patterns_and_lists_of_files_are_relative_to_the_spec(tmp_path):
+    path = tmp_path / "spec.yaml"
+    for files, wanted in (
+            ("a-{0..2}.tar", str(tmp_path / "a-{0..2}.tar")),
+            ("['*.tar', /b.tar]", [str(tmp_path / "*.tar"), "/b.tar"]),
+            ("{list: l.txt}", {"list": str(tmp_path / "l.txt")})):
+        path.write_text("dataset: d\nbatch: {size: 2}\nsource:\n  webdataset:\n"
+                        f"    files: {files}\n    features: {{x: {{encoded: true}}}}\n")
+        dataset = penstock.Dataset.from_file(path)
+        assert dataset.to_dict()["source"]["webdataset"]["files"] == wanted
+    listed = penstock.Dataset.text_lines({"list": tmp_path / "l"}, 8)
+    assert listed.to_dict()["source"]["text_lines"]["path"] == {
+        "list": str(tmp_path / "l")}
+
+
 # Every source and operation, as the broker takes it.
 PICTURES = np.arange(2 * 6 * 8 * 3, dtype=np.uint8).reshape(2, 6, 8, 3)
 

@@ -173,7 +173,7 @@ def test_samples_may_be_nested(attach):
     assert batch["even"].dtype == bool and batch["even"][::2].all()
     assert batch["pair.0"].tolist() == [[i, 60000] for i in range(20)]
     assert batch["pair.1.0"].tolist() == [[i, i + 1] for i in range(20)]
-    for i, (row, size) in enumerate(zip(batch["text"], batch["text.bytes"])):
+    for i, (row, size) in enumerate(zip(batch["text"], batch["text_bytes"])):
         assert bytes(row[:size]).decode() == "né" * (i % 3)
         assert not row[size:].any()
 

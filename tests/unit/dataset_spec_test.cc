@@ -248,14 +248,14 @@ TEST(DatasetSpecTest, FixedLengthRecordsAreOfOneFileOrSeveral) {
       "{fixed_length_records: {path: /a, features: {x: {dtype: uint8, shape: "
       "[3]}}}}");
   EXPECT_EQ(
-      one, (FixedLengthRecordsSource{.files = {"/a"},
+      one, (FixedLengthRecordsSource{.files = {{"/a"}},
                                      .features = {{"x", DType::kUint8, {3}}}}));
   const auto several = SourceOf<FixedLengthRecordsSource>(
       "{fixed_length_records: {path: [/a, /b], features: {x: {dtype: uint8, "
       "shape: [3]}, y: {dtype: float16, shape: []}}, header_bytes: 16, "
       "footer_bytes: 4, io: direct}}");
   EXPECT_EQ(several,
-            (FixedLengthRecordsSource{.files = {"/a", "/b"},
+            (FixedLengthRecordsSource{.files = {{"/a", "/b"}},
                                       .features = {{"x", DType::kUint8, {3}},
                                                    {"y", DType::kFloat16, {}}},
                                       .header_bytes = 16,
@@ -672,8 +672,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "1:39: source.image_folder.io: unknown value 'mmap'"},
         ErrorCase{WithSource("{fixed_length_records: {path: [], features: {x: "
                              "{dtype: uint8, shape: [1]}}}}"),
-                  "1:39: source.fixed_length_records.path: wanted a file, or "
-                  "a list of 1 to 256"},
+                  "1:39: source.fixed_length_records.path: wanted a path or "
+                  "pattern, a list of 1 to 16384, or {list: "},
         ErrorCase{WithSource("{fixed_length_records: {path: /a}}"),
                   "1:32: source.fixed_length_records.features is missing"},
         ErrorCase{WithSource("{range: 5, idx: {images: x}}"),

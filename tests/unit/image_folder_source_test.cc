@@ -108,7 +108,7 @@ class ImageFolderSourceTest : public testing::Test {
       EXPECT_EQ(request.path.rfind(root_ + "/", 0), 0u);
       RawRecord raw;
       EXPECT_TRUE(
-          source->Unpack(i, std::as_bytes(std::span(picture)), nullptr, &raw)
+          source->Unpack(i, {std::as_bytes(std::span(picture))}, nullptr, &raw)
               .ok());
       EXPECT_EQ(raw.at(0).size(), picture.size());
       int64_t label;

@@ -198,7 +198,7 @@ def _features(tree: Dict[str, Any]) -> List[str]:
         return [name for each in inner for name in _features(each)]
     if kind == "dict":
         return [name for each in inner.values() for name in _features(each)]
-    return [inner] if kind in ("array", "bytes") else [inner, inner + ".bytes"]
+    return [inner] if kind in ("array", "bytes") else [inner, inner + "_bytes"]
 
 
 def _rebuilt(tree: Dict[str, Any], arrays: Callable[[str], Any],
@@ -211,7 +211,7 @@ def _rebuilt(tree: Dict[str, Any], arrays: Callable[[str], Any],
     if kind in ("array", "bytes"):
         return convert(inner)
     rows = [bytes(row[:size]) for row, size in
-            zip(arrays(inner), arrays(inner + ".bytes"))]
+            zip(arrays(inner), arrays(inner + "_bytes"))]
     if kind == "text":
         return [row.decode("utf-8", "surrogatepass") for row in rows]
     return [pickle.loads(row) for row in rows]

@@ -26,6 +26,8 @@ import numpy as np
 from penstock.errors import InvalidArgument
 
 Path = Union[str, "os.PathLike[str]"]
+# A path, glob or brace pattern; several; or {"list": a file with one path a line}.
+Files = Union[Path, Sequence[Path], Mapping[str, Path]]
 Size = Union[int, Sequence[int]]
 PerChannel = Union[float, Sequence[float]]
 
@@ -243,7 +245,7 @@ class Dataset:
 
     @classmethod
     def fixed_length_records(
-            cls, path: Union[Path, Sequence[Path]],
+            cls, path: Files,
             features: Mapping[str, Mapping[str, Any]], *,
             header_bytes: Optional[int] = None,
             footer_bytes: Optional[int] = None, io: Optional[str] = None,
@@ -256,7 +258,7 @@ class Dataset:
             header_bytes=header_bytes, footer_bytes=footer_bytes, io=io), name)
 
     @classmethod
-    def text_lines(cls, path: Union[Path, Sequence[Path]], max_bytes: int, *,
+    def text_lines(cls, path: Files, max_bytes: int, *,
                    longer: Optional[str] = None,
                    name: Optional[str] = None) -> "Dataset":
         """Lines of one or several text files. Features: ``text`` uint8 [max_bytes],
@@ -264,6 +266,33 @@ class Dataset:
         ``longer``: "fail" or "cut" a line of more."""
         return cls._of("text_lines", _given(path=_absolute_files(path),
                                             max_bytes=max_bytes, longer=longer), name)
+
+    @classmethod
+    def tfrecord(cls, files: Files,
+                 features: Optional[Mapping[str, Mapping[str, Any]]] = None, *,
+                 io: Optional[str] = None,
+                 name: Optional[str] = None) -> "Dataset":
+        """TFRecord files of tf.train.Example. ``features``: {name: {"encoded": True}}
+        of a picture, {"dtype": ..., "shape": [...], "default": ...} of numbers or raw
+        bytes, {"max_bytes": ...} of text, which brings ``name_bytes`` int64 []; each
+        with "key", its name in the record. Without them an error proposes those of
+        the first record."""
+        return cls._of("tfrecord", _given(
+            files=_absolute_files(files),
+            features=None if features is None else features_of(features), io=io),
+            name)
+
+    @classmethod
+    def webdataset(cls, files: Files,
+                   features: Mapping[str, Mapping[str, Any]], *,
+                   on_missing: Optional[str] = None, io: Optional[str] = None,
+                   name: Optional[str] = None) -> "Dataset":
+        """Tar files whose members of one base name are a sample. ``features``: as in
+        ``tfrecord``, with "member" for "key": its extension, or several by preference
+        ("jpg;png"). ``on_missing``: "error", or "skip" samples that lack one."""
+        return cls._of("webdataset", _given(
+            files=_absolute_files(files), features=features_of(features),
+            on_missing=on_missing, io=io), name)
 
     @classmethod
     def python(cls, dataset: Optional[str] = None, *,
@@ -277,7 +306,7 @@ class Dataset:
         broker's python_path, called with ``args``, whose result has ``__len__`` and
         ``__getitem__``. Features are named by the keys and indices of a sample
         (``image``, ``0``, ``1.boxes``); ``names``: of a tuple's items. A str has
-        two: its UTF-8 bytes, uint8 [max_bytes], filled with zeros, and NAME.bytes
+        two: its UTF-8 bytes, uint8 [max_bytes], filled with zeros, and NAME_bytes
         int64 []. Processes of the broker make the samples: ``processes`` (0: one
         per worker). ``object``: instead of ``dataset``, the file of a pickled one,
         as ``penstock.torch.DataLoader`` writes it for a private broker."""
@@ -340,6 +369,8 @@ class Dataset:
         def found_from_here(value: Any) -> Any:
             if isinstance(value, list):
                 return [found_from_here(each) for each in value]
+            if isinstance(value, dict):
+                return {key: found_from_here(each) for key, each in value.items()}
             # The broker refuses "~" and says what to write.
             if not isinstance(value, str) or value.startswith("~"):
                 return value
@@ -349,7 +380,7 @@ class Dataset:
         for options in source.values() if isinstance(source, dict) else ():
             if isinstance(options, dict):
                 options.update({key: found_from_here(options[key])
-                                for key in ("path", "images", "labels")
+                                for key in ("files", "path", "images", "labels")
                                 if key in options})
         return cls(spec)
 
@@ -446,12 +477,14 @@ class Dataset:
         return f"penstock.Dataset({self.to_dict()!r})"
 
 
-def _absolute_files(path: Union[Path, Sequence[Path]]) -> Union[str, List[str]]:
-    """One file, or a list of them."""
-    if isinstance(path, (str, bytes, os.PathLike)):
-        return _absolute(path)
-    files = [_absolute(each) for each in path]
-    return files[0] if len(files) == 1 else files
+def _absolute_files(files: Files) -> Any:
+    """A path, several, or {"list": path}."""
+    if isinstance(files, Mapping):
+        return {key: _absolute(each) for key, each in files.items()}
+    if isinstance(files, (str, bytes, os.PathLike)):
+        return _absolute(files)
+    paths = [_absolute(each) for each in files]
+    return paths[0] if len(paths) == 1 else paths
 
 
 def _absolute(path: Path) -> str:

@@ -1,14 +1,13 @@
 // A file that holds many records, opened once for all workers, and the choice
 // whether its reads use the page cache.
-#ifndef BROKER_SOURCE_DATA_FILE_H_
-#define BROKER_SOURCE_DATA_FILE_H_
+#ifndef BROKER_INDEX_DATA_FILE_H_
+#define BROKER_INDEX_DATA_FILE_H_
 
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "broker/source/source.h"
+#include "broker/io/read_request.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -20,11 +19,12 @@ struct ValueType;
 // the file is too large for the page cache and its records are large enough.
 enum class Io { kAuto, kBuffered, kDirect };
 ValueType<Io> IoType();
-// One file, or a list of them: each keeps a descriptor.
-ValueType<std::vector<std::string>> Files();
 inline constexpr char kIoText[] =
     "through the page cache, or past it (O_DIRECT)";
 
+// Each keeps a descriptor: the broker raises its limit of them to the most that
+// the system allows when it starts, and a source of more files is refused with
+// that limit's name.
 class DataFile {
  public:
   // Errors as for OpenSource, also if the file is not a regular one.
@@ -51,12 +51,14 @@ class DataFile {
 
   const std::string& path() const { return path_; }
   uint64_t bytes() const { return bytes_; }
+  uint64_t inode() const { return inode_; }
+  int64_t mtime_ns() const { return mtime_ns_; }
   int fd() const { return fd_; }
   uint32_t align() const { return align_; }
   // The path now leads to another file, or the file was rewritten.
   bool Changed() const;
 
-  void Locate(uint64_t offset, uint64_t bytes, ReadRequest* request) const;
+  void Locate(uint64_t offset, uint64_t bytes, ReadPart* request) const;
 
  private:
   DataFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
@@ -81,4 +83,4 @@ Status NoDirectReadsError(const std::string& path);
 std::string IoText(uint32_t align);
 
 }  // namespace penstock
-#endif  // BROKER_SOURCE_DATA_FILE_H_
+#endif  // BROKER_INDEX_DATA_FILE_H_

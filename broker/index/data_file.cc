@@ -1,4 +1,4 @@
-#include "broker/source/data_file.h"
+#include "broker/index/data_file.h"
 
 #include <fcntl.h>
 #include <linux/stat.h>
@@ -51,11 +51,6 @@ ValueType<Io> IoType() {
   return Words<Io>({{"auto", Io::kAuto},
                     {"buffered", Io::kBuffered},
                     {"direct", Io::kDirect}});
-}
-
-ValueType<std::vector<std::string>> Files() {
-  constexpr size_t kFilesMax = 256;
-  return OneOrList(Path(), "a file", kFilesMax);
 }
 
 bool SupportsNowait(int fd) {
@@ -144,8 +139,8 @@ Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
 }
 
 void DataFile::Locate(uint64_t offset, uint64_t bytes,
-                      ReadRequest* request) const {
-  request->kind = ReadRequest::Kind::kRange;
+                      ReadPart* request) const {
+  request->kind = ReadPart::Kind::kRange;
   request->nowait = nowait_;
   request->align = align_;
   request->fd = fd_;
