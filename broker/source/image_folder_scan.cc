@@ -21,7 +21,10 @@
 namespace penstock {
 namespace {
 
-constexpr std::array<std::string_view, 3> kExtensions = {"jpg", "jpeg", "jpe"};
+// What decode_image decodes. With another list the index cache has another
+// version: an old index lacks files.
+constexpr std::array<std::string_view, 7> kExtensions = {
+    "jpg", "jpeg", "jpe", "png", "webp", "tif", "tiff"};
 // Opening a folder on a network file system is mostly waiting: more threads
 // than cores pay.
 constexpr unsigned kThreadsMin = 4;
@@ -202,7 +205,7 @@ class FolderScan {
   Status ListClasses();
   void WalkClasses();
   Status WalkClass(ClassScan* scan);
-  // "2 other files, like cat/1.png"; "": none.
+  // "2 other files, like cat/1.gif"; "": none.
   std::string Others() const;
   FolderIndex Join(uint64_t files);
   // Whether a link leads back to a folder above it.
