@@ -131,8 +131,8 @@ const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
   static const auto declared =
       Declaration<ImageFolderSource>(
           "image_folder",
-          "JPEG files (.jpg, .jpeg, .jpe) in one sub-folder per class, also "
-          "nested.")
+          "Pictures (.jpg, .jpeg, .jpe, .png, .webp, .tif, .tiff, in capitals "
+          "too) in one sub-folder per class, also nested.")
           .Gives(
               "image (encoded), label int64: the class folder's index in "
               "byte order")

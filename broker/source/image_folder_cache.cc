@@ -21,7 +21,7 @@ namespace penstock {
 namespace {
 
 constexpr uint64_t kMagic = 0x5844494b54534e50;  // "PNSTKIDX"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 
 struct FileHeader {
   uint64_t magic;

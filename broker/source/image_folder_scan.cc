@@ -21,7 +21,10 @@
 namespace penstock {
 namespace {
 
-constexpr std::array<std::string_view, 3> kExtensions = {"jpg", "jpeg", "jpe"};
+// What decode_image decodes. With another list the index cache has another
+// version: an old index lacks files.
+constexpr std::array<std::string_view, 7> kExtensions = {
+    "jpg", "jpeg", "jpe", "png", "webp", "tif", "tiff"};
 constexpr uint64_t kCountedAtOnce = 256;
 
 enum class Entry { kFolder, kPicture, kOther };
@@ -194,7 +197,7 @@ class FolderScan {
  private:
   Status ListClasses();
   Status WalkClass(ClassScan* scan);
-  // "2 other files, like cat/1.png"; "": none.
+  // "2 other files, like cat/1.gif"; "": none.
   std::string Others() const;
   FolderIndex Join(uint64_t files);
   // Whether a link leads back to a folder above it.

@@ -186,14 +186,14 @@ class BadInput(unittest.TestCase):
         self.assertIn(str(bad), run.stderr)
         self.assertIn("on_error", run.stderr)
 
-    def test_picture_that_is_no_jpeg_is_skipped_counted_and_named(self):
+    def test_file_that_is_no_picture_is_skipped_counted_and_named(self):
         bad = self.pictures()[3]
-        bad.write_bytes(b"\x89PNG\r\n\x1a\nthis is not a JPEG")
+        bad.write_bytes(b"GIF89a is not decoded")
         run = self.bench(IMAGES + "on_error: skip\n")
         self.assertEqual(run.returncode, 0, run.stderr)
         result = json.loads(run.stdout)
         self.assertIn(str(bad), run.stderr)
-        self.assertIn("not a JPEG", run.stderr)
+        self.assertIn("not a JPEG, PNG, WebP or TIFF: begins with GIF's signature", run.stderr)
         self.assertEqual(result["samples"], 19)
         self.assertEqual(result["verified"], 19)
         self.assertEqual(result["steps_per_rank"], [5, 5])

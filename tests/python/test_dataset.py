@@ -47,6 +47,13 @@ def test_it_reads_like_tf_data_and_says_what_yaml_says():
     assert json.loads(dataset.to_json()) == dataset.to_dict()
 
 
+def test_a_picture_may_be_turned_upright():
+    step = penstock.decode_image(8, orientation="apply")
+    dataset = penstock.Dataset.image_folder("/data").map(step).batch(1)
+    assert dataset.to_dict()["map"] == [
+        {"decode_image": {"size": 8, "orientation": "apply"}}]
+
+
 def test_steps_leave_what_they_are_called_on():
     base = penstock.Dataset.range(8)
     base.batch(4)

@@ -118,14 +118,18 @@ def center(fraction: Optional[float] = None) -> Dict[str, Any]:
 
 def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                  channels: Optional[str] = None, exact: Optional[bool] = None,
-                 feature: Optional[str] = None) -> Operation:
-    """Encoded picture -> uint8 [height, width, channels], antialiased bilinear.
+                 feature: Optional[str] = None, *,
+                 orientation: Optional[str] = None) -> Operation:
+    """JPEG, PNG, WebP or TIFF -> uint8 [height, width, channels], antialiased
+    bilinear; transparency is dropped.
 
     ``size``: [height, width] or one number; ``crop``: "center",
     "random_resized", ``center(...)`` or ``random_resized(...)``; ``channels``:
-    "rgb" or "gray"; ``exact``: bit-exact with Pillow, half as fast."""
+    "rgb" or "gray"; ``exact``: bit-exact with Pillow, half as fast;
+    ``orientation``: "ignore" (as it is stored) or "apply" (turned upright by its
+    EXIF orientation)."""
     return _operation("decode_image", size=size, crop=crop, channels=channels,
-                      exact=exact, feature=feature)
+                      exact=exact, feature=feature, orientation=orientation)
 
 
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
@@ -229,9 +233,9 @@ class Dataset:
     @classmethod
     def image_folder(cls, path: Path, *, io: Optional[str] = None,
                      name: Optional[str] = None) -> "Dataset":
-        """JPEG files in one sub-folder per class, also nested. Features: ``image``
-        (encoded), ``label`` int64 []: the index of the class folder in byte
-        order."""
+        """Pictures (JPEG, PNG, WebP, TIFF) in one sub-folder per class, also nested.
+        Features: ``image`` (encoded), ``label`` int64 []: the index of the class
+        folder in byte order."""
         return cls._of("image_folder", _given(path=_absolute(path), io=io), name)
 
     @classmethod
