@@ -211,6 +211,9 @@ class DataLoader:
         spec = spec.seed(seed % (1 << 63)).batch(
             per_rank=self.batch_size, last="drop" if self.drop_last else "partial"
         ).repeat(None)
+        # As many rows under way as PyTorch has, so that a slow one holds up no other.
+        makers = self.num_workers or len(os.sched_getaffinity(0))
+        spec = spec.prefetch(min(max(2 * makers, 2), 8))
         if shuffle:
             spec = spec.shuffle(seed=seed % (1 << 63))
         if self.timeout and "timeout_s" not in options:
