@@ -184,11 +184,6 @@ def test_a_broker_of_ones_own_ends_with_the_program(tmp_path):
         time.sleep(0.01)
 
 
-def test_a_broker_of_ones_own_is_not_for_several_ranks(tmp_path):
-    with pytest.raises(penstock.InvalidArgument, match="penstock run"):
-        penstock.attach(penstock.Dataset.range(8).batch(8), 0, 2,
-                        socket=str(tmp_path / "none"), autostart=True)
-
 
 def test_an_empty_state_file_is_half_a_checkpoint(attach, numbers, monkeypatch,
                                                   tmp_path):
