@@ -9,11 +9,14 @@
 #include "broker/source/fixed_length_records.h"
 #include "broker/source/idx.h"
 #include "broker/source/image_folder.h"
+#include "broker/source/npy.h"
+#include "broker/source/npz.h"
 #include "broker/source/range.h"
 #include "broker/source/stream.h"
 #include "broker/source/synthetic.h"
 #include "broker/source/tensors.h"
 #include "broker/source/text_lines.h"
+#include "broker/source/tokens.h"
 
 namespace penstock {
 
@@ -22,6 +25,9 @@ using SourceSpec = std::variant<  //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
     TextLinesSource,              //
+    TokensSource,                 //
+    NpySource,                    //
+    NpzSource,                    //
     RangeSource,                  //
     TensorsSource,                //
     SyntheticSource,              //

@@ -266,6 +266,48 @@ class Dataset:
                                             max_bytes=max_bytes, longer=longer), name)
 
     @classmethod
+    def tokens(cls, files: Union[Path, Sequence[Path]], sequence_length: int, *,
+               dtype: Any = None, header_bytes: Optional[int] = None,
+               stride: Optional[int] = None, targets: Optional[str] = None,
+               output_dtype: Any = None, io: Optional[str] = None,
+               name: Optional[str] = None) -> "Dataset":
+        """Sequences of tokens from flat files: raw, or .npy with one dimension.
+        Features: ``input`` [sequence_length] and ``target`` (the token after each),
+        or only ``input`` with ``targets`` "none".
+
+        ``dtype``: of the tokens in the files ("uint16", "uint32", "int32",
+        "int64"); a .npy file says it itself, of others it is uint16 if None.
+        ``header_bytes``: skipped in each file that is not .npy. ``stride``: tokens
+        from the start of a sequence to that of the next (sequence_length if None).
+        ``output_dtype``: "int64" or "int32". A sequence never crosses from a file to
+        the next; the tokens after the last whole sequence are left out."""
+        return cls._of("tokens", _given(
+            files=_absolute_files(files), sequence_length=sequence_length,
+            dtype=_optional_dtype(dtype), header_bytes=header_bytes, stride=stride,
+            targets=targets, output_dtype=_optional_dtype(output_dtype), io=io),
+            name)
+
+    @classmethod
+    def npy(cls, features: Mapping[str, Union[Path, Sequence[Path]]], *,
+            io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
+        """Rows of arrays that ``numpy.save`` wrote, along their first axis.
+        ``features``: {name: a file or a list of files, which follow one another}; all
+        features have as many rows. The feature with the largest rows is read, the
+        others are kept in memory."""
+        return cls._of("npy", _given(
+            features={key: _absolute_files(files) for key, files in features.items()},
+            io=io), name)
+
+    @classmethod
+    def npz(cls, file: Path, features: Mapping[str, str], *,
+            io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
+        """Rows of the arrays in a file of ``numpy.savez`` (not
+        ``numpy.savez_compressed``), along their first axis. ``features``: {name: the
+        name of an array}; as in ``npy``."""
+        return cls._of("npz", _given(file=_absolute(file), features=dict(features),
+                                     io=io), name)
+
+    @classmethod
     def range(cls, start: int, stop: Optional[int] = None, step: int = 1, *,
               name: Optional[str] = None) -> "Dataset":
         """Feature ``value`` int64 []: the numbers of Python's range."""
@@ -325,11 +367,15 @@ class Dataset:
             return os.path.join(folder, value)
 
         source = spec.get("source")
-        for options in source.values() if isinstance(source, dict) else ():
+        for kind, options in source.items() if isinstance(source, dict) else ():
             if isinstance(options, dict):
                 options.update({key: found_from_here(options[key])
-                                for key in ("path", "images", "labels")
+                                for key in ("path", "files", "file", "images", "labels")
                                 if key in options})
+                if kind == "npy" and isinstance(options.get("features"), dict):
+                    options["features"] = {
+                        key: found_from_here(files)
+                        for key, files in options["features"].items()}
         return cls(spec)
 
     # ---- steps
