@@ -1,109 +1,46 @@
-// The offset of each line is in memory, 8 bytes a line: the files are read once
-// when they are opened. A line ends at "\n" or "\r\n"; the last one may lack
-// it.
+// A line ends at "\n" or "\r\n"; the last one may lack it.
 #include "broker/source/text_lines.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "broker/declare/declaration.h"
-#include "broker/io/file_error.h"
 #include "broker/io/read.h"
 #include "broker/source/data_file.h"
+#include "broker/source/line_index.h"
 
 namespace penstock {
 namespace {
 
-constexpr size_t kScanBytes = size_t{1} << 20;
 // Two bytes of a line's end are read with it.
 constexpr uint64_t kMaxBytesMax = kRecordBytesMax - 2;
 
-// Appends where each line of the file begins, and where one after the last
-// would, if that had a "\n".
-Status FindLines(const DataFile& file, OpenProgress* progress,
-                 std::vector<uint64_t>* starts) {
-  std::vector<char> bytes(kScanBytes);
-  uint64_t at = 0;
-  bool begins = true;  // the next byte is the first of a line
-  while (at < file.bytes()) {
-    if (progress->cancel.load(std::memory_order_relaxed)) {
-      return CancelledError("{}: opening was cancelled", file.path());
-    }
-    const size_t want = std::min<uint64_t>(kScanBytes, file.bytes() - at);
-    const ssize_t got =
-        pread(file.fd(), bytes.data(), want, static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ReadError(errno, file.path(), at);
-    if (got == 0) {
-      return DataLossError("{} became shorter while its lines were counted",
-                           file.path());
-    }
-    const char* const end = bytes.data() + got;
-    for (const char* next = bytes.data(); next < end;) {
-      if (begins) {
-        if (starts->size() == starts->capacity()) {
-          const size_t more = std::max<size_t>(2 * starts->size(), 4096);
-          PENSTOCK_RETURN_IF_ERROR(progress->reserve(more * sizeof(uint64_t)));
-          starts->reserve(more);
-        }
-        starts->push_back(at + static_cast<uint64_t>(next - bytes.data()));
-      }
-      const void* const newline =
-          std::memchr(next, '\n', static_cast<size_t>(end - next));
-      begins = newline != nullptr;
-      next = begins ? static_cast<const char*>(newline) + 1 : end;
-    }
-    at += static_cast<uint64_t>(got);
-    progress->done.fetch_add(static_cast<uint64_t>(got),
-                             std::memory_order_relaxed);  // only displayed
-  }
-  starts->push_back(begins ? at : at + 1);
-  return OkStatus();
-}
-
 class TextLines final : public Source {
  public:
-  TextLines(const TextLinesSource& spec, std::vector<DataFile> files,
-            std::vector<uint64_t> starts, std::vector<uint64_t> ends)
+  TextLines(const TextLinesSource& spec, LineIndex lines)
       : max_bytes_(spec.max_bytes),
         cuts_(spec.longer == TextLinesSource::Longer::kCut),
-        files_(std::move(files)),
-        starts_(std::move(starts)),
-        ends_(std::move(ends)),
+        lines_(std::move(lines)),
         raw_spec_(
             {{{"text", DType::kUint8, {static_cast<int64_t>(spec.max_bytes)}},
               false},
              {{"bytes", DType::kInt64, {}}, false}}) {}
 
-  uint64_t record_count() const override { return ends_.back(); }
+  uint64_t record_count() const override { return lines_.count(); }
   const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override {
-    return starts_.capacity() * sizeof(uint64_t);
-  }
-  bool Changed() const override {
-    return std::any_of(files_.begin(), files_.end(),
-                       [](const DataFile& file) { return file.Changed(); });
-  }
+  uint64_t memory_bytes() const override { return lines_.memory_bytes(); }
+  bool Changed() const override { return lines_.Changed(); }
   std::string io() const override { return IoText(0); }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const Line line = LineOf(record);
-    if (line.bytes == 0) {
-      request->kind = ReadRequest::Kind::kNone;
-    } else {
-      // With a "\r" that belongs to its end.
-      line.file->Locate(line.offset, std::min(line.bytes, max_bytes_ + 1),
-                        request);
-    }
+    // With a "\r" that belongs to its end.
+    lines_.Locate(record, max_bytes_ + 1, request);
   }
 
   Status Unpack(uint64_t record, std::span<const std::byte> read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
-    uint64_t bytes = LineOf(record).bytes;
+    uint64_t bytes = lines_.At(record).bytes;
     if (!read.empty() &&
         std::memchr(read.data(), '\n', read.size()) != nullptr) {
       return DataLossError("{}: the file has changed since it was opened",
@@ -130,32 +67,14 @@ class TextLines final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const Line line = LineOf(record);
+    const LineIndex::Line line = lines_.At(record);
     return Format("{}, line {}", line.file->path(), line.number);
   }
 
  private:
-  struct Line {
-    const DataFile* file;
-    uint64_t number;  // from 1
-    uint64_t offset;
-    uint64_t bytes;  // without "\n"
-  };
-
-  Line LineOf(uint64_t record) const {
-    const size_t file = static_cast<size_t>(
-        std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
-    // Each file before it has a start more than lines.
-    const uint64_t* const start = &starts_[record + file];
-    return {&files_[file], record + 1 - (file == 0 ? 0 : ends_[file - 1]),
-            start[0], start[1] - start[0] - 1};
-  }
-
   const uint64_t max_bytes_;
   const bool cuts_;
-  const std::vector<DataFile> files_;
-  const std::vector<uint64_t> starts_;  // of FindLines, all files
-  const std::vector<uint64_t> ends_;    // one past each file's last record
+  const LineIndex lines_;
   const RawSpec raw_spec_;
 };
 
@@ -187,23 +106,21 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
 StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
     OpenProgress* progress) const {
   std::vector<DataFile> opened;
-  std::vector<uint64_t> starts;
-  std::vector<uint64_t> ends;
   for (const std::string& path : files) {
     PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
     progress->total.fetch_add(file.bytes(),
                               std::memory_order_relaxed);  // only displayed
     opened.push_back(std::move(file));
   }
-  for (const DataFile& file : opened) {
-    PENSTOCK_RETURN_IF_ERROR(FindLines(file, progress, &starts));
-    ends.push_back(starts.size() - (ends.size() + 1));
+  LineIndex lines(LineIndex::Blank::kKept);
+  for (DataFile& file : opened) {
+    PENSTOCK_RETURN_IF_ERROR(
+        lines.AddFile(std::move(file), 0, FindNewline, progress));
   }
-  if (ends.back() == 0) {
+  if (lines.count() == 0) {
     return InvalidArgumentError("text_lines: no line in {}", files.front());
   }
-  return std::unique_ptr<Source>(new TextLines(
-      *this, std::move(opened), std::move(starts), std::move(ends)));
+  return std::unique_ptr<Source>(new TextLines(*this, std::move(lines)));
 }
 
 }  // namespace penstock
