@@ -55,9 +55,7 @@ Status AddRowBytes(const YamlValue& value, const Feature& feature,
 Status ReadFeatures(const YamlValue& features, std::string_view,
                     ElementSpec* out) {
   static const ValueType<DType> dtype = AnyDType();
-  static const ValueType<std::vector<int64_t>> shape =
-      List(WholeNumber<int64_t>(1, kDimensionMax), 0, kShapeDimensionsMax,
-           Format("a list of at most {} dimensions", kShapeDimensionsMax));
+  static const ValueType<std::vector<int64_t>> shape = Shape();
   PENSTOCK_RETURN_IF_ERROR(CheckFeatureNames(features));
   uint64_t row_bytes = 0;
   for (size_t i = 0; i < features.size(); ++i) {
@@ -168,6 +166,11 @@ ValueType<DType> AnyDType() {
   return DTypes({DType::kUint8, DType::kInt8, DType::kInt16, DType::kInt32,
                  DType::kInt64, DType::kFloat16, DType::kBFloat16,
                  DType::kFloat32, DType::kFloat64, DType::kBool});
+}
+
+ValueType<std::vector<int64_t>> Shape() {
+  return List(WholeNumber<int64_t>(1, kDimensionMax), 0, kShapeDimensionsMax,
+              Format("a list of at most {} dimensions", kShapeDimensionsMax));
 }
 
 ValueType<ElementSpec> Features() {

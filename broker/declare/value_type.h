@@ -60,6 +60,8 @@ ValueType<std::string> Name();
 ValueType<DType> DTypes(const std::vector<DType>& allowed);
 ValueType<DType> AnyDType();
 
+// Sizes of at most kShapeDimensionsMax dimensions.
+ValueType<std::vector<int64_t>> Shape();
 // {NAME: {dtype, shape}, ...}
 ValueType<ElementSpec> Features();
 inline constexpr char kFeaturesText[] = "{NAME: {dtype, shape}, ...}";

@@ -6,9 +6,11 @@
 
 #include <variant>
 
+#include "broker/source/csv.h"
 #include "broker/source/fixed_length_records.h"
 #include "broker/source/idx.h"
 #include "broker/source/image_folder.h"
+#include "broker/source/json_lines.h"
 #include "broker/source/npy.h"
 #include "broker/source/npz.h"
 #include "broker/source/range.h"
@@ -25,6 +27,8 @@ using SourceSpec = std::variant<  //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
     TextLinesSource,              //
+    JsonLinesSource,              //
+    CsvSource,                    //
     TokensSource,                 //
     NpySource,                    //
     NpzSource,                    //

@@ -3,12 +3,37 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <string_view>
 
 namespace penstock {
 
 const char* FindNewline(const char* next, const char* end) {
   return static_cast<const char*>(
       std::memchr(next, '\n', static_cast<size_t>(end - next)));
+}
+
+StatusOr<TextFile> OpenTextFile(const std::string& path,
+                                OpenProgress* progress) {
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
+  char first[3];
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const uint64_t found,
+      file.Read(0, std::as_writable_bytes(std::span(first)), progress));
+  const std::string_view head(first, found);
+  if (head.starts_with("\x1f\x8b") || head.starts_with("\x28\xb5\x2f")) {
+    return InvalidArgumentError(
+        "{} is compressed, so that its lines have no places in it; unpack it "
+        "on disk (gunzip, unzstd)",
+        path);
+  }
+  if (head.starts_with("\xff\xfe") || head.starts_with("\xfe\xff")) {
+    return InvalidArgumentError(
+        "{} is in UTF-16; convert it (iconv -f UTF-16 -t UTF-8)", path);
+  }
+  const uint64_t begin = head == "\xef\xbb\xbf" ? head.size() : 0;
+  progress->total.fetch_add(file.bytes() - begin,
+                            std::memory_order_relaxed);  // only displayed
+  return TextFile{std::move(file), begin};
 }
 
 Status LineIndex::AddFile(DataFile file, uint64_t begin,

@@ -21,6 +21,18 @@ using FindLineEnd =
     std::function<const char*(const char* next, const char* end)>;
 const char* FindNewline(const char* next, const char* end);
 
+// A file of text in UTF-8.
+struct TextFile {
+  DataFile file;
+  uint64_t begin;  // of its text, behind a byte order mark
+};
+// InvalidArgument, with the way out: compressed, or in UTF-16.
+StatusOr<TextFile> OpenTextFile(const std::string& path,
+                                OpenProgress* progress);
+
+// Longer lines of JSON or CSV are not parsed.
+inline constexpr uint64_t kParsedLineBytesMax = uint64_t{16} << 20;
+
 class LineIndex {
  public:
   // A line of nothing but its end, "\n" or "\r\n".

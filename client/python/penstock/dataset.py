@@ -266,6 +266,34 @@ class Dataset:
                                             max_bytes=max_bytes, longer=longer), name)
 
     @classmethod
+    def json_lines(cls, files: Union[Path, Sequence[Path]],
+                   fields: Mapping[str, Any], *, longer: Optional[str] = None,
+                   name: Optional[str] = None) -> "Dataset":
+        """Values of JSON documents, one a line. ``fields``: {name: {"dtype": ...,
+        "shape": [...]}} (or a ``TensorSpec``) for numbers, {name: {"max_bytes": ...}}
+        for text, which becomes ``name`` uint8 [max_bytes], filled with zeros, and
+        ``name_bytes`` int64 []. "pointer" tells where it is (RFC 6901: "/meta/0/x";
+        "/name" if not given), "default" what it is where it is missing or null.
+        ``longer``: "fail" or "cut" text of more than max_bytes."""
+        return cls._of("json_lines", _given(
+            files=_absolute_files(files), fields=features_of(fields), longer=longer),
+            name)
+
+    @classmethod
+    def csv(cls, files: Union[Path, Sequence[Path]], columns: Mapping[str, Any], *,
+            delimiter: Optional[str] = None, header: Optional[bool] = None,
+            longer: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
+        """Columns of files of comma-separated values (RFC 4180). ``columns``: {name:
+        {"dtype": ...}} for numbers, {name: {"max_bytes": ...}} for text, as in
+        ``json_lines``. "column" is its name in the header (name if not given), or its
+        number from 0 with ``header`` False; "default" what an empty value is.
+        ``delimiter``: a character, or "tab"."""
+        return cls._of("csv", _given(
+            files=_absolute_files(files), columns=features_of(columns),
+            delimiter="tab" if delimiter == "\t" else delimiter, header=header,
+            longer=longer), name)
+
+    @classmethod
     def tokens(cls, files: Union[Path, Sequence[Path]], sequence_length: int, *,
                dtype: Any = None, header_bytes: Optional[int] = None,
                stride: Optional[int] = None, targets: Optional[str] = None,
