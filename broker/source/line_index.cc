@@ -39,14 +39,15 @@ StatusOr<TextFile> OpenTextFile(const std::string& path,
 Status LineIndex::AddFile(DataFile file, uint64_t begin,
                           const FindLineEnd& find_end, OpenProgress* progress) {
   constexpr size_t kBlockBytes = size_t{1} << 20;
-  std::vector<char> block(kBlockBytes);
+  std::vector<char> block(
+      std::min<uint64_t>(kBlockBytes, file.bytes() - begin));
   const size_t first = starts_.size();
   size_t blanks = 0;  // lines without content, up to here
   uint64_t at = begin;
   bool begins = true;   // the next byte is the first of a line
   char first_byte = 0;  // of this line
   while (at < file.bytes()) {
-    const uint64_t want = std::min<uint64_t>(kBlockBytes, file.bytes() - at);
+    const uint64_t want = std::min<uint64_t>(block.size(), file.bytes() - at);
     PENSTOCK_ASSIGN_OR_RETURN(
         const uint64_t got,
         file.Read(at, std::as_writable_bytes(std::span(block).first(want)),
