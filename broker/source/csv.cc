@@ -346,8 +346,8 @@ bool CsvValues::Next(std::string_view* value) {
     left_.remove_prefix(end);
     if (value->find('\r') != value->npos) {
       error_ =
-          "a carriage return without a newline; quote it, or convert the "
-          "line ends";
+          "a carriage return without a newline; quote it, or convert the line "
+          "ends";
       return false;
     }
   }

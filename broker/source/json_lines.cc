@@ -258,10 +258,10 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
                               }),
                          true),
               "{NAME: {dtype, shape, pointer, default}} of numbers, or {NAME: "
-              "{max_bytes, pointer, default}} of text. shape: [] if not "
-              "given; max_bytes: room for the text; pointer: where it is "
-              "(RFC 6901), by default /NAME; default: where it is missing or "
-              "null, else an error of the sample")
+              "{max_bytes, pointer, default}} of text. shape: [] if not given; "
+              "max_bytes: room for the text; pointer: where it is (RFC 6901), "
+              "by default /NAME; default: where it is missing or null, else an "
+              "error of the sample")
           .Optional("longer", &JsonLinesSource::longer, LongerTextType(),
                     kLongerTextText);
   return declared;

@@ -14,9 +14,8 @@ const Declaration<NpySource>& NpySource::Declared() {
           .Required("features", &NpySource::features,
                     ValueOfEachFeature(Files()),
                     "{NAME: a file or a list}: arrays of a list follow one "
-                    "another; all features have as many rows. The feature "
-                    "with the largest rows is read, the others are kept in "
-                    "memory")
+                    "another; all features have as many rows. The feature with "
+                    "the largest rows is read, the others are kept in memory")
           .Optional("io", &NpySource::io, IoType(), kIoText);
   return declared;
 }

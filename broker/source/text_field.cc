@@ -178,8 +178,7 @@ Status FieldRows::StoreText(std::string_view text, size_t field,
     if (longer_ == LongerText::kFail) {
       return DataLossError(
           "field '{}': text of {} bytes; at most {} fit (max_bytes, or "
-          "`longer: "
-          "cut`)",
+          "`longer: cut`)",
           name(field), text.size(), room);
     }
     size_t kept = room;

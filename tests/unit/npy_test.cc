@@ -136,8 +136,8 @@ TEST_F(NpyTest, MembersThatHaveNoPlainBytesAreRefused) {
   EXPECT_EQ(refused("packed"),
             path +
                 ", array 'packed' is compressed (method 8), so that its rows "
-                "have no places in the file; write it with np.savez instead "
-                "of np.savez_compressed");
+                "have no places in the file; write it with np.savez instead of "
+                "np.savez_compressed");
   EXPECT_THAT(refused("secret"), HasSubstr("is encrypted"));
   EXPECT_THAT(refused("text"),
               HasSubstr("array 'text': not in NumPy's format"));
