@@ -105,11 +105,7 @@ bool LineIndex::Changed() const {
 void LineIndex::Locate(uint64_t line, uint64_t bytes_max,
                        ReadRequest* request) const {
   const Line at = At(line);
-  if (at.bytes == 0) {
-    request->kind = ReadRequest::Kind::kNone;
-  } else {
-    at.file->Locate(at.offset, std::min(at.bytes, bytes_max), request);
-  }
+  at.file->Locate(at.offset, std::min(at.bytes, bytes_max), request);
 }
 
 }  // namespace penstock

@@ -63,7 +63,8 @@ class LineIndex {
     return starts_.capacity() * sizeof(uint64_t);
   }
 
-  // Reads a line, or the first bytes_max bytes of it.
+  // Reads a line, or the first bytes_max bytes of it; of an empty line a range
+  // of no bytes, because workers ask one record whether all are read.
   void Locate(uint64_t line, uint64_t bytes_max, ReadRequest* request) const;
 
  private:

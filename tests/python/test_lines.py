@@ -74,6 +74,16 @@ def test_json_lines_without_a_value(attach, tmp_path):
             path, {"x": {"dtype": "int64"}}).batch(1), job="fails")
 
 
+def test_the_first_line_is_empty(attach, tmp_path):
+    path = tmp_path / "a"
+    path.write_text('\n{"x": 1}\n\n{"x": 2}\n')
+    rows = rows_of(attach, penstock.Dataset.json_lines(
+        path, {"x": {"dtype": "int64"}}).batch(1).on_error("skip"), job="json")
+    assert rows["x"] == [1, 2]
+    reader = attach(penstock.Dataset.text_lines(path, 16).batch(4), job="text")
+    assert reader.next()["bytes"].tolist() == [0, 8, 0, 8]
+
+
 @pytest.mark.parametrize("dialect", [
     {}, {"lineterminator": "\n"}, {"delimiter": ";"}, {"delimiter": "\t"},
     {"quoting": csv.QUOTE_ALL}, {"quoting": csv.QUOTE_NONNUMERIC}])
