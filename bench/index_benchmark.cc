@@ -1,13 +1,16 @@
-// Question: what does it cost to open an image folder, the first time and from
-// the cache of its index?
+// Question: what does it cost to open an image folder, or a file of many
+// records, the first time and from the cache of its index?
 //
 // Method: FILES empty files (sparse: no data is looked at) in a class folder
 // for each thousand. "scan" is the source's walk, sorted into its index; beside
 // it a bare walk by as many threads that reads the same directories (readdir)
 // and keeps nothing. "from the cache" opens the whole source from its cache
 // file, which asks every folder for its time.
-// Isolation: directories warm in the kernel's caches; no broker.
-// Limit: getdents of the file system, and for the scan sorting the names.
+// Records: RECORDS lines of 10 bytes in one file, beside a bare read of that
+// file by blocks.
+// Isolation: files and directories warm in the kernel's caches; no broker.
+// Limit: getdents of the file system, and for the scan sorting the names; for
+// records memory bandwidth, 12 bytes each.
 //
 //   build/dev/bench/index_benchmark --folder /tmp/many --files 1000000
 #include <dirent.h>
@@ -18,9 +21,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "bench/side_by_side.h"
+#include "broker/index/cache_file.h"
 #include "broker/source/image_folder_index.h"
 #include "broker/source/kinds.h"
 
@@ -85,22 +90,42 @@ uint64_t BareWalk(const std::vector<std::string>& folders) {
   return entries;
 }
 
+std::string MakeLines(const std::string& folder, uint64_t records) {
+  const std::string path = Format("{}/lines-{}", folder, records);
+  if (std::filesystem::exists(path)) return path;
+  std::string text;
+  for (uint64_t i = 0; i < records; ++i) text += Format("{:09}\n", i);
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
+void BareRead(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  std::vector<char> block(1 << 20);
+  while (read(fd, block.data(), block.size()) > 0) continue;
+  close(fd);
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Opening an image folder of many files");
   SideBySideOptions options;
   std::string folder;
   uint64_t files = 1'000'000;
+  uint64_t records = 10'000'000;
   app.add_option("--folder", folder, "Folder for files, which are kept")
       ->required();
   app.add_option("--files", files)->capture_default_str();
+  app.add_option("--records", records)->capture_default_str();
   AddSideBySideOptions(&app, &options);
   CLI11_PARSE(app, argc, argv);
-  if (options.tiny) files = 1500;
+  if (options.tiny) files = records = 1500;
   std::filesystem::create_directories(folder + "/cache");
   setenv("PENSTOCK_CACHE_DIR", (folder + "/cache").c_str(), 1);
   const std::string root =
       std::filesystem::absolute(folder) / Format("files-{}", files);
   const std::vector<std::string> folders = MakeFolders(root, files);
+  const std::string lines =
+      MakeLines(std::filesystem::absolute(folder).string(), records);
   // A cache is written only for folders without very recent changes.
   std::this_thread::sleep_for(std::chrono::nanoseconds(kSettledNs));
 
@@ -130,7 +155,27 @@ int Main(int argc, char** argv) {
               if (!index.ok()) Die(index.status().message());
             }));
   table.Add("from the cache", cost(open));
-  RunSideBySide({&table}, options);
+
+  TextLinesSource spec;
+  spec.files.patterns = {lines};
+  spec.max_bytes = 16;
+  const auto open_lines = [&spec, records] {
+    auto source = OpenSource(spec, nullptr);
+    if (!source.ok()) Die(source.status().message());
+    if ((*source)->record_count() != records) Die("records are missing");
+  };
+  open_lines();  // writes the cache
+  SideBySide of_records(Format("{} lines in a file", records), "ms");
+  of_records.Add("bare read", cost([&lines] { BareRead(lines); }));
+  of_records.Add("scan", cost([&open_lines] {
+                   setenv("PENSTOCK_CACHE_DIR", "/nowhere/to/write", 1);
+                   open_lines();
+                 }));
+  of_records.Add("from the cache", cost([&open_lines, &folder] {
+                   setenv("PENSTOCK_CACHE_DIR", (folder + "/cache").c_str(), 1);
+                   open_lines();
+                 }));
+  RunSideBySide({&table, &of_records}, options);
   return 0;
 }
 

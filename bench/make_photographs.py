@@ -1,12 +1,13 @@
 #!/usr/bin/python3
-"""Makes a folder of real JPEG photographs to measure with.
+"""Makes a folder of real photographs to measure with.
 
-What: N photographs of 500 x 375 pixels and 40 to 110 KB, the usual size of
-ImageNet's, in one sub-folder per class as image_folder wants them. Each is a
+What: N JPEGs of 500 x 375 pixels and 40 to 110 KB, the usual size of
+ImageNet's, in one sub-folder per class as image_folder wants them; or the same
+pixels in another format, of any size in bytes. Each is a
 random part of one of the photographs in Debian's mate-backgrounds, shrunk to
 500 x 375; the class is the photograph's name.
 
-Why: the time to decode a JPEG depends on what is in it. Noise and flat colours
+Why: the time to decode a picture depends on what is in it. Noise and flat colours
 decode unlike photographs, and nothing may have to be downloaded to measure.
 
 The same arguments give the same files, byte for byte, on one Debian release.
@@ -38,6 +39,8 @@ BYTES_MIN, BYTES_MAX = 40_000, 110_000
 QUALITY_MIN, QUALITY_MAX = 30, 98
 # Parts of a picture are tried, too: of a flat sky no quality makes 40 KB.
 PARTS_MAX = 8
+SAVE_AS = {"png": "PNG", "webp": "WEBP", "tif": "TIFF"}
+SAVE_WITH = {"png": {}, "webp": {"quality": 90}, "tif": {"compression": "tiff_lzw"}}
 
 
 def encode(image, quality):
@@ -78,8 +81,12 @@ def random_part(picture, draw):
                           box=(left, top, left + width, top + height))
 
 
-def make_photograph(picture, seed):
+def make_photograph(picture, seed, form):
     draw = random.Random(seed)
+    if form != "jpg":
+        file = io.BytesIO()
+        random_part(picture, draw).save(file, SAVE_AS[form], **SAVE_WITH[form])
+        return file.getvalue()
     best = None
     for _ in range(PARTS_MAX):
         target = draw.randint(BYTES_MIN, BYTES_MAX)
@@ -107,6 +114,8 @@ def main():
                         help="the folder to make")
     parser.add_argument("--count", type=int, default=1000,
                         help="photographs (default: %(default)s)")
+    parser.add_argument("--format", choices=["jpg", *SAVE_AS], default="jpg",
+                        help="(default: %(default)s)")
     parser.add_argument("--pictures", type=pathlib.Path, default=PICTURES,
                         help="where mate-backgrounds is (default: %(default)s)")
     arguments = parser.parse_args()
@@ -115,7 +124,7 @@ def main():
 
     out = arguments.out
     if out.exists():
-        there = sum(1 for _ in out.glob("*/*.jpg"))
+        there = sum(1 for _ in out.glob(f"*/*.{arguments.format}"))
         if there != arguments.count:
             sys.exit(f"{out} exists and holds {there} photographs, not "
                      f"{arguments.count}: remove it or name another --out")
@@ -140,14 +149,15 @@ def main():
         class_folder = partial / path.stem
         class_folder.mkdir(parents=True)
         for number in numbers:
-            data = make_photograph(picture, seed=number)
-            (class_folder / f"{number:06}.jpg").write_bytes(data)
+            data = make_photograph(picture, number, arguments.format)
+            (class_folder / f"{number:06}.{arguments.format}").write_bytes(data)
             sizes.append(len(data))
             show_progress(len(sizes), arguments.count)
     os.rename(partial, out)
     outside = sum(1 for size in sizes if not BYTES_MIN <= size <= BYTES_MAX)
     print(f"{out}: {len(sizes)} photographs, {sum(sizes) // len(sizes)} bytes "
-          f"each on average, {outside} outside {BYTES_MIN} to {BYTES_MAX}")
+          "each on average" + (f", {outside} outside {BYTES_MIN} to {BYTES_MAX}"
+                               if arguments.format == "jpg" else ""))
 
 
 if __name__ == "__main__":

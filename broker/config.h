@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "broker/io/read.h"
-#include "broker/transform/row_function.h"
+#include "broker/user_code/trusted_code.h"
 #include "common/quantity.h"
 #include "common/status.h"
 

@@ -29,12 +29,13 @@
 #include "broker/registry/job_table.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
-#include "broker/transform/python_process.h"
+#include "broker/user_code/python_process.h"
 #include "broker/workers/replay.h"
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/worker_pool.h"
 #include "common/message.h"
 #include "common/printable.h"
+#include "common/quantity.h"
 #include "common/text_file.h"
 
 namespace penstock {
@@ -228,7 +229,7 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
                       PythonProcess::CheckInterpreter(functions.python));
 }
 
-// The path of a listening socket, from the kernel.
+// The absolute path of a listening socket, from the kernel.
 std::string PathOf(int listener) {
   sockaddr_un address{};
   socklen_t length = sizeof(address) - 1;  // ends in a NUL, whatever it holds
@@ -236,7 +237,10 @@ std::string PathOf(int listener) {
       0) {
     return "";
   }
-  return address.sun_path;
+  if (address.sun_path[0] == '\0') return "";
+  std::error_code error;  // the working folder may be gone
+  const auto path = std::filesystem::absolute(address.sun_path, error);
+  return error ? address.sun_path : path.string();
 }
 
 Status RunReplay(const Arguments& arguments) {
@@ -376,12 +380,16 @@ Status Serve(const Arguments& arguments) {
       AsConfigured(config, FunctionsOf(config, arguments.private_broker)));
   WorkerOptions worker_options = WorkersOf(config);
   if (arguments.check) {
-    return CheckMachine(config, worker_options, functions);
+    PENSTOCK_RETURN_IF_ERROR(CheckMachine(config, worker_options, functions));
+    Print(stdout, "{}: valid on this machine\n",
+          arguments.config.empty() ? "options" : Printable(arguments.config));
+    return OkStatus();
   }
   PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited, Inherit());
-  const Owner owner(
-      std::move(inherited.owner),
-      std::filesystem::path(PathOf(inherited.listener.get())).parent_path());
+  const std::string given_folder =
+      std::filesystem::path(PathOf(inherited.listener.get())).parent_path();
+  const Owner owner(std::move(inherited.owner), given_folder);
+  if (arguments.private_broker) functions.object_dir = given_folder + "/datasets";
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<RecoveryJournal> recovery_journal,
       RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));
@@ -432,8 +440,8 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(inherited.listener)));
   sd_notify(0, samples->death_explained() ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
                                           : "READY=1");
-  LogInfo("penstockd {} serves at {} with {} workers, reads by {}",
-          PENSTOCK_VERSION, path, workers->workers(), workers->read_backend());
+  LogInfo("penstockd {} serves at {} with {}, reads by {}", PENSTOCK_VERSION,
+          path, Counted(workers->workers(), "worker"), workers->read_backend());
 
   if (config.state_dir.empty() && !arguments.private_broker) {
     LogWarning(
@@ -507,7 +515,9 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    LogError("{}; see `penstockd --help`", error.what());
+    return 2;
   }
   if (describe->count() > 0) return DescribeTo(stdout, arguments);
   if (arguments.private_broker) SetLogLevel(LogLevel::kWarning);

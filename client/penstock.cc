@@ -6,8 +6,11 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 
+#include "client/attach/launcher.h"
 #include "client/attach/own_broker.h"
 #include "client/rank/producer.h"
 #include "client/rank/rank_reader.h"
@@ -166,6 +169,23 @@ const char* penstock_broker_socket(const penstock_broker* broker) {
 
 void penstock_broker_stop(penstock_broker* broker) { delete broker; }
 
+int penstock_own_broker(const char** socket) {
+  if (!AllGiven(socket)) return PENSTOCK_INVALID_ARGUMENT;
+  return Guard([&] {
+    const auto launch = penstock::DetectLaunch(penstock::ProcessEnvironment());
+    if (!launch.ok()) return Fail(launch.status());
+    const auto found =
+        penstock::SocketOfOwnBroker(launch->local_world_size > 1);
+    if (!found.ok()) return Fail(found.status());
+    // Kept for the process: a broker that died is followed by another.
+    static std::mutex mutex;
+    static auto* const sockets = new std::set<std::string>();
+    const std::lock_guard lock(mutex);
+    *socket = sockets->insert(*found).first->c_str();
+    return static_cast<int>(PENSTOCK_OK);
+  });
+}
+
 void penstock_detach(penstock_reader* reader) {
   if (reader == nullptr) return;
   penstock::RankReader::Detach(std::move(reader->reader));
@@ -263,6 +283,10 @@ uint64_t penstock_epoch(const penstock_reader* reader) {
 
 const char* penstock_job(const penstock_reader* reader) {
   return reader->reader->job().c_str();
+}
+
+const char* penstock_structure(const penstock_reader* reader) {
+  return reader->reader->structure().c_str();
 }
 
 uint32_t penstock_feature_count(const penstock_reader* reader) {

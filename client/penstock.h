@@ -134,8 +134,7 @@ typedef struct penstock_options {
   int32_t full_epoch; /* broadcast, not 0: this consumer's epochs begin
                          where it joins */
   int32_t autostart;  /* not 0: where no broker listens, start a private
-                         one that lives as long as this process. World
-                         size 1 only */
+                         one, as penstock_own_broker does */
   double wait_s;      /* for missing or dead ranks; then the job fails
                          and names them; 0: 600 */
   double reconnect_s; /* for a dead broker to come back; 0: 60, negative:
@@ -209,6 +208,11 @@ PENSTOCK_API int penstock_broker_start(int32_t workers,
 PENSTOCK_API const char* penstock_broker_socket(const penstock_broker* broker);
 /* Returns once the broker has ended, after 10 s by force. NULL: no effect. */
 PENSTOCK_API void penstock_broker_stop(penstock_broker* broker);
+/* The socket of a private broker that is started unless it runs. The ranks that
+ * one launcher started on this host share it; it ends with the last of them.
+ * Without a launcher it is this process's own. *socket: valid until the process
+ * ends. Errors as of penstock_broker_start. Any thread. */
+PENSTOCK_API int penstock_own_broker(const char** socket);
 
 /* Attaches one rank to a job; the first rank creates it. Returns once the
  * dataset is open and its memory is reserved (indexing a large folder takes
@@ -294,6 +298,12 @@ PENSTOCK_API int penstock_feature_at(const penstock_reader* reader,
 /* The feature's index, from 0; INVALID_ARGUMENT (negative) lists the names. */
 PENSTOCK_API int penstock_feature_index(const penstock_reader* reader,
                                         const char* name);
+/* How the features of a `python` source are nested in a sample, as JSON: one of
+ * {"list": [structure, ...]}, {"dict": {key: structure}}, {"array": feature},
+ * {"text": feature}, {"bytes": feature}, {"object": feature}. Texts (UTF-8) and
+ * objects (pickled) have a second feature, NAME_bytes: how many bytes are
+ * theirs. "" for other sources. Valid until the next call on the reader. */
+PENSTOCK_API const char* penstock_structure(const penstock_reader* reader);
 /* Records of the dataset; 0 for a stream. */
 PENSTOCK_API uint64_t penstock_sample_count(const penstock_reader* reader);
 /* Steps of one epoch, the same on every rank; 0 for a stream. */

@@ -129,6 +129,15 @@ std::string MissingOf(const std::string& socket) {
              : Format("folder '{}'", folder.string());
 }
 
+// True also if that is not known.
+bool IsSocket(const std::string& path) {
+  std::error_code error;
+  const auto type = std::filesystem::status(path, error).type();
+  return type == std::filesystem::file_type::socket ||
+         type == std::filesystem::file_type::none ||
+         type == std::filesystem::file_type::not_found;
+}
+
 }  // namespace
 
 Status SendMessage(int socket, const nlohmann::json& json,
@@ -228,9 +237,10 @@ std::string SocketPath(const std::string& given) {
 
 StatusOr<Fd> ConnectControl(const std::string& path, Deadline deadline) {
   constexpr char kWayOut[] =
-      "start the service (systemctl start penstockd.socket), start the trainer "
-      "with `penstock run`, or in Python with `autostart=True` or "
-      "`penstock.broker()`, or set PENSTOCK_SOCKET";
+      "start the service (systemctl start penstockd.socket) or a broker for "
+      "yourself (`penstock broker`), start the trainer with `penstock run`, or "
+      "in Python with `autostart=True` or `penstock.broker()`, or set "
+      "PENSTOCK_SOCKET";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -261,6 +271,12 @@ StatusOr<Fd> ConnectControl(const std::string& path, Deadline deadline) {
         return NotFoundError("no broker at '{}': there is no {}; {}", path,
                              MissingOf(path), kWayOut);
       case ECONNREFUSED:
+        if (!IsSocket(path)) {
+          return InvalidArgumentError(
+              "'{}' is not a socket: name the one at which the broker listens "
+              "(--socket, PENSTOCK_SOCKET)",
+              path);
+        }
         return UnavailableError("no broker listens at '{}'; {}", path, kWayOut);
       case EAGAIN:
         return DeadlineExceededError(

@@ -19,7 +19,10 @@ StatusOr<uint32_t> ParseCount(const std::string& text, uint32_t max,
 
 StatusOr<uint32_t> ParseCountOrAuto(const std::string& text, uint32_t max) {
   if (text == "auto") return 0u;
-  return ParseCount(text, max);
+  StatusOr<uint32_t> count = ParseCount(text, max);
+  if (count.ok()) return count;
+  return Status(count.status().code(),
+                count.status().message() + " or \"auto\"");
 }
 
 StatusOr<uint64_t> ParseBytes(const std::string& text) {

@@ -1,10 +1,13 @@
-// Parses numbers that people write: counts, sizes, times.
+// Parses numbers that people write: counts, sizes, times. Writes counts for
+// them.
 #ifndef COMMON_QUANTITY_H_
 #define COMMON_QUANTITY_H_
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
+#include "common/format.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -21,6 +24,19 @@ StatusOr<uint64_t> ParseBytes(const std::string& text);
 
 // "500ms", "60s", "5m", "1h" in nanoseconds; from 100 ms to 24 h.
 StatusOr<uint64_t> ParseDuration(const std::string& text);
+
+// "1 rank", "2 ranks". number: as it is to be shown; many: of what is not one,
+// "": with an "s".
+inline std::string Counted(std::string_view number, std::string_view one,
+                           std::string_view many = "") {
+  if (number == "1") return Format("{} {}", number, one);
+  return many.empty() ? Format("{} {}s", number, one)
+                      : Format("{} {}", number, many);
+}
+inline std::string Counted(uint64_t number, std::string_view one,
+                           std::string_view many = "") {
+  return Counted(std::to_string(number), one, many);
+}
 
 }  // namespace penstock
 #endif  // COMMON_QUANTITY_H_

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "common/format.h"
+#include "common/quantity.h"
 
 namespace penstock {
 
@@ -15,7 +16,7 @@ std::string BytesText(uint64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return unit == 0 ? Format("{} bytes", bytes)
+  return unit == 0 ? Counted(bytes, "byte")
                    : Format("{:.1f} {}", value, kUnits[unit]);
 }
 

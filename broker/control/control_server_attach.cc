@@ -347,6 +347,7 @@ void ControlServer::OnAttached(uint64_t id,
   answer["spin_ns"] = spare ? 50'000 : 0;
   answer["element_spec"] =
       ElementSpecToJson(job.dataset().program->element_spec());
+  answer["structure"] = job.dataset().source->structure();
   Reply(connection, answer,
         {job.segment().fd(), connection->wake_of_rank.get()});
   connection->wake_of_rank.Reset();

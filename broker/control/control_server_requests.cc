@@ -11,6 +11,7 @@
 #include "broker/request/requests.h"
 #include "common/job_state.h"
 #include "common/message.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -160,7 +161,7 @@ ControlServer::Answer ControlServer::SetWorkers(const Call& call) {
   }
   PENSTOCK_RETURN_IF_ERROR(
       workers_->SetWorkers(call.request.at("workers").get<uint32_t>()));
-  LogInfo("{} workers, set by user {}", workers_->workers(), uid);
+  LogInfo("{}, set by user {}", Counted(workers_->workers(), "worker"), uid);
   nlohmann::json answer = OkReply();
   answer["workers"] = workers_->workers();
   answer["workers_chosen"] = workers_->Description();
@@ -247,20 +248,26 @@ ControlServer::Answer ControlServer::StopJob(const Call& call) {
       found.status().code() != StatusCode::kInvalidArgument &&
       jobs_->ForgetEnded(connection->uid, request.value("job", ""),
                          request.value("dataset", ""));
-  if (!found.ok() && forgotten) return OkReply();
+  nlohmann::json answer = OkReply();
+  answer["ended"] = true;
+  if (!found.ok() && forgotten) return answer;
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
                             std::move(found));
   for (const std::shared_ptr<Job>& job : jobs) {
     if (request.value("now", false)) {
       job->Recall(Format("job '{}' was stopped by user {}", job->key().name,
                          connection->uid));
+      continue;
+    }
+    job->Drain();
+    if (job->HasAttached()) {
+      answer["ended"] = false;
     } else {
-      job->Drain();
-      // No rank is attached; only replacements of dead ones could come.
-      if (!job->HasAttached()) job->Recall("it was stopped");
+      // Only replacements of dead ranks could come.
+      job->Recall("it was stopped");
     }
   }
-  return OkReply();
+  return answer;
 }
 
 ControlServer::Answer ControlServer::Index(const Call& call) {

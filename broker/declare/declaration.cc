@@ -1,5 +1,6 @@
 #include "broker/declare/declaration.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace penstock {
@@ -33,6 +34,15 @@ Status DeclarationBase::Read(const YamlValue& value, std::string_view wanted,
   for (const Field& field : fields_) {
     keys.push_back(field.key);
     if (field.one_of) one_of.push_back(field.key);
+  }
+  const bool needs_none =
+      !check_ &&
+      std::none_of(fields_.begin(), fields_.end(),
+                   [](const Field& f) { return f.required || f.one_of; });
+  if (value.IsNull() && needs_none) {
+    const Status status = value.Wanted(wanted);
+    return Status(status.code(), Format("{}; write `{}: {{}}` for the defaults",
+                                        status.message(), name_));
   }
   PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(keys, wanted));
   std::string_view chosen;

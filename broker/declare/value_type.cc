@@ -81,6 +81,29 @@ void WriteFeatures(const ElementSpec& element, Json* out) {
   }
 }
 
+// As YAML's core schema reads it: unquoted numbers and booleans are that.
+nlohmann::ordered_json JsonOf(const YamlValue& value) {
+  if (value.IsMapping()) {
+    auto mapping = nlohmann::ordered_json::object();
+    for (size_t i = 0; i < value.size(); ++i) {
+      mapping[value.Key(i)] = JsonOf(value.Optional(value.Key(i)));
+    }
+    return mapping;
+  }
+  if (value.IsSequence()) {
+    auto list = nlohmann::ordered_json::array();
+    for (size_t i = 0; i < value.size(); ++i) {
+      list.push_back(JsonOf(value.Item(i)));
+    }
+    return list;
+  }
+  if (!value.IsScalar()) return nullptr;
+  if (value.IsBool()) return value.IsWord("true");
+  if (int64_t whole = 0; value.IsNumber(&whole)) return whole;
+  if (double number = 0; value.IsNumber(&number)) return number;
+  return value.Scalar();
+}
+
 }  // namespace
 
 template <typename V>
@@ -124,6 +147,19 @@ ValueType<bool> Bool() {
           WriteItself<bool>};
 }
 
+ValueType<std::string> AnyMapping() {
+  return {
+      "a mapping",
+      [](const YamlValue& value, std::string_view wanted, std::string* out) {
+        if (!value.IsMapping()) return value.Wanted(wanted);
+        *out = JsonOf(value).dump();
+        return OkStatus();
+      },
+      [](const std::string& value, nlohmann::ordered_json* out) {
+        *out = nlohmann::ordered_json::parse(value);
+      }};
+}
+
 ValueType<std::string> Path() {
   return {"a path",
           [](const YamlValue& value, std::string_view, std::string* out) {
@@ -159,7 +195,24 @@ ValueType<std::string> Name() {
 ValueType<DType> DTypes(const std::vector<DType>& allowed) {
   std::vector<std::pair<std::string_view, DType>> words;
   for (const DType dtype : allowed) words.push_back({DTypeName(dtype), dtype});
-  return Words(std::move(words));
+  ValueType<DType> type = Words(std::move(words));
+  type.read = [allowed, read = type.read](const YamlValue& value,
+                                          std::string_view wanted, DType* out) {
+    // Names that people know from elsewhere, and what `tensors` takes them for.
+    constexpr std::pair<std::string_view, DType> kOthers[] = {
+        {"int", DType::kInt64},
+        {"float", DType::kFloat32},
+        {"double", DType::kFloat64}};
+    for (const auto& [name, dtype] : kOthers) {
+      if (value.IsWord(name) &&
+          std::count(allowed.begin(), allowed.end(), dtype) > 0) {
+        return value.Error(Format("unknown value '{}'; did you mean '{}'?",
+                                  name, DTypeName(dtype)));
+      }
+    }
+    return read(value, wanted, out);
+  };
+  return type;
 }
 
 ValueType<DType> AnyDType() {
@@ -170,7 +223,8 @@ ValueType<DType> AnyDType() {
 
 ValueType<std::vector<int64_t>> Shape() {
   return List(WholeNumber<int64_t>(1, kDimensionMax), 0, kShapeDimensionsMax,
-              Format("a list of at most {} dimensions", kShapeDimensionsMax));
+              Format("a list of at most {} dimensions, [] for a single number",
+                     kShapeDimensionsMax));
 }
 
 ValueType<ElementSpec> Features() {

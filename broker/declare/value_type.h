@@ -64,11 +64,17 @@ ValueType<DType> AnyDType();
 ValueType<std::vector<int64_t>> Shape();
 // {NAME: {dtype, shape}, ...}
 ValueType<ElementSpec> Features();
-inline constexpr char kFeaturesText[] = "{NAME: {dtype, shape}, ...}";
+inline constexpr char kFeaturesText[] =
+    "{NAME: {dtype, shape}, ...}, where a shape of [] is a single number";
+// A feature's dimensions.
+ValueType<std::vector<int64_t>> Shape();
 // Checks for a mapping of feature names, as Features does.
 Status CheckFeatureNames(const YamlValue& features);
 inline constexpr size_t kShapeDimensionsMax = 8;
 inline constexpr uint64_t kRowBytesMax = uint64_t{1} << 40;
+
+// A mapping of anything, as the text of its JSON.
+ValueType<std::string> AnyMapping();
 
 // ---- values of values ------------------------------------------------------
 

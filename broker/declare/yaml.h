@@ -62,12 +62,18 @@ class YamlValue {
       : node_(&root), place_(&place), line_(root.line), column_(root.column) {}
 
   bool present() const { return node_ != nullptr; }
+  // Nothing is written there: `key:`.
+  bool IsNull() const { return Is(YamlNode::Kind::kNull); }
   bool IsScalar() const { return Is(YamlNode::Kind::kScalar); }
   bool IsSequence() const { return Is(YamlNode::Kind::kSequence); }
   bool IsMapping() const { return Is(YamlNode::Kind::kMapping); }
   // True if present and equal to word, quoted or not.
   bool IsWord(std::string_view word) const {
     return IsScalar() && node_->text == word;
+  }
+  // The text of a scalar; else "".
+  std::string_view Scalar() const {
+    return IsScalar() ? std::string_view(node_->text) : std::string_view();
   }
   // A whole number of any size, in digits.
   bool IsWholeNumber() const;

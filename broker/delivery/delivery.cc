@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "common/kill_point.h"
+#include "common/quantity.h"
 #include "common/ring.h"
 
 namespace penstock {
@@ -151,9 +152,9 @@ Status Delivery::CheckJoining(const Joining& joining) const {
     if (const uint64_t missed = MissedSince(*joining.position); missed > 0) {
       return AbortedError(
           "rank {} was away while the broker restarted, and the others "
-          "continued without it: it missed {} batches; attach again to "
-          "continue without them",
-          joining.rank, missed);
+          "continued without it: it missed {}; attach again to "
+          "continue without",
+          joining.rank, Counted(missed, "batch", "batches"));
     }
   }
   if (std::find(feeds_.begin(), feeds_.end(), nullptr) == feeds_.end()) {
@@ -619,10 +620,10 @@ bool Delivery::GiveToAll(Slot* slot) {
     } else {
       (void)EvictSeat(
           consumer, Closed::kFailed,
-          Format("{} rank {} fell more than {} batches behind (lag: "
-                 "fail; window: {})",
+          Format("{} rank {} fell more than {} behind (lag: fail; window: {})",
                  static_cast<int>(StatusCode::kAborted), consumer->rank,
-                 shape_.options.window, shape_.options.window),
+                 Counted(shape_.options.window, "batch", "batches"),
+                 shape_.options.window),
           false);
     }
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "broker/delivery/delivery.h"
+#include "common/quantity.h"
 #include "common/ring.h"
 
 namespace penstock {
@@ -240,10 +241,10 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
   for (Consumer* consumer : too_late) {
     (void)EvictSeat(
         consumer, Closed::kFailed,
-        Format("{} rank {} is {} batches behind the others after the "
+        Format("{} rank {} is {} behind the others after the "
                "broker restarted, and their rows are gone (lag: fail)",
                static_cast<int>(StatusCode::kAborted), consumer->rank,
-               MissedSince(consumer->from)),
+               Counted(MissedSince(consumer->from), "batch", "batches")),
         false);
   }
   for (const auto& [rank, consumer] : consumers_) {

@@ -44,15 +44,14 @@ void ReadBuffer::Trim(size_t kept) {
   capacity_ = 0;
 }
 
-bool ReadsStraight(const ReadRequest& request,
-                   std::span<const std::byte> into) {
+bool ReadsStraight(const ReadPart& request, std::span<const std::byte> into) {
   if (into.empty()) return false;
   const uint32_t align = std::max(request.align, 1u);
   return request.offset % align == 0 && request.bytes % align == 0 &&
          reinterpret_cast<uintptr_t>(into.data()) % align == 0;
 }
 
-RangeTarget::RangeTarget(const ReadRequest& request, std::span<std::byte> into,
+RangeTarget::RangeTarget(const ReadPart& request, std::span<std::byte> into,
                          ReadBuffer* buffer)
     : offset_(request.offset), bytes_(request.bytes) {
   uint64_t end = offset_ + bytes_;
@@ -76,6 +75,58 @@ std::span<const std::byte> RangeTarget::Deliver() const {
   if (into_.empty()) return range;
   std::memcpy(into_.data(), range.data(), range.size());
   return into_;
+}
+
+void GatheredParts::Begin(const ReadRequest& request) {
+  parts_ = request.more;
+  ends_.clear();
+  bytes_ = 0;
+  // The ranges at once, so that nothing is moved later. What is too much is an
+  // error of its part.
+  uint64_t ranges = std::min(request.bytes, kRecordBytesMax);
+  for (const ReadPart& part : parts_) {
+    ranges += std::min(part.bytes, kRecordBytesMax - ranges);
+  }
+  buffer_.Reserve(std::max<uint64_t>(ranges, kBufferBytesMin));
+}
+
+Status GatheredParts::MakeRoom(uint64_t more) {
+  if (more > kRecordBytesMax - bytes_) {
+    return DataLossError(
+        "{} bytes, after {} in the parts before it; a record has at most {} "
+        "({} MiB)",
+        more, bytes_, kRecordBytesMax, kRecordBytesMax >> 20);
+  }
+  if (bytes_ + more <= buffer_.capacity()) return OkStatus();
+  ReadBuffer larger;
+  larger.Reserve(std::max(bytes_ + more, 2 * bytes_));
+  if (bytes_ > 0) std::memcpy(larger.data(), buffer_.data(), bytes_);
+  buffer_ = std::move(larger);
+  return OkStatus();
+}
+
+StatusOr<std::span<std::byte>> GatheredParts::Room(const ReadPart& part) {
+  if (part.kind == ReadPart::Kind::kFile) return std::span<std::byte>();
+  PENSTOCK_RETURN_IF_ERROR(MakeRoom(part.bytes));
+  return std::span(buffer_.data() + bytes_, part.bytes);
+}
+
+StatusOr<bool> GatheredParts::Add(std::span<const std::byte> bytes,
+                                  ReadPart* next) {
+  if (!bytes.empty() && bytes.data() != buffer_.data() + bytes_) {
+    PENSTOCK_RETURN_IF_ERROR(MakeRoom(bytes.size()));
+    std::memcpy(buffer_.data() + bytes_, bytes.data(), bytes.size());
+  }
+  bytes_ += bytes.size();
+  ends_.push_back(bytes_);
+  if (ends_.size() > parts_.size()) return false;
+  *next = std::move(parts_[ends_.size() - 1]);
+  return true;
+}
+
+Status GatheredParts::Named(const Status& status) const {
+  return status.Prepend(
+      Format("part {} of {}", ends_.size() + 1, parts_.size() + 1));
 }
 
 StatusOr<std::unique_ptr<StorageReader>> MakeStorageReader(ReadBackend backend,

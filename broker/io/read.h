@@ -2,7 +2,8 @@
 //
 // Runs on the worker's own thread (the io_uring is SINGLE_ISSUER) and shares
 // nothing. The caller numbers each read with a ticket; completions come in any
-// order. Bounds: depth reads in flight, each at most kRecordBytesMax.
+// order. Bounds: depth reads in flight, each of at most kRecordBytesMax, all
+// parts together.
 #ifndef BROKER_IO_READ_H_
 #define BROKER_IO_READ_H_
 
@@ -25,7 +26,7 @@ inline constexpr uint64_t kPinBytesMax = uint64_t{1} << 30;  // io_uring's
 inline constexpr uint32_t kReadBufferAlign = 4096;
 
 // Whether a range is read directly into `into`, without a buffer.
-bool ReadsStraight(const ReadRequest& request, std::span<const std::byte> into);
+bool ReadsStraight(const ReadPart& request, std::span<const std::byte> into);
 
 class StorageReader {
  public:
@@ -35,7 +36,10 @@ class StorageReader {
     uint32_t ticket = 0;
     Status status;  // NotFound, PermissionDenied, DataLoss (short range), ...
     std::span<const std::byte> bytes;
-    bool cached = false;  // known to come from the page cache
+    std::span<const uint64_t> ends;  // as in ReadBytes
+    bool cached = false;             // known to come from the page cache
+
+    ReadBytes read() const { return {bytes, ends}; }
   };
 
   virtual ~StorageReader() = default;
@@ -48,9 +52,11 @@ class StorageReader {
   virtual bool blocking() const = 0;
 
   // Starts a read of kind kFile or kRange. ticket is free and < depth(). A
-  // non-empty `into` receives a kRange read without a copy (a row of a slot,
-  // exactly request.bytes long). True: the bytes came from the page cache and
-  // are in this processor's cache: use them before starting another read.
+  // non-empty `into` receives a kRange read of one part without a copy (a row
+  // of a slot, exactly request.bytes long). The parts of a request of several
+  // are read one after the other, and the first error ends it. True: the bytes
+  // came from the page cache and are in this processor's cache: use them before
+  // starting another read.
   virtual bool Start(uint32_t ticket, const ReadRequest& request,
                      std::span<std::byte> into, uint32_t pinned) = 0;
   // Registers memory that direct reads use repeatedly, at most kPinBytesMax:

@@ -11,6 +11,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "broker/io/read.h"
 #include "common/status.h"
@@ -61,7 +62,7 @@ class ReadBuffer {
 class RangeTarget {
  public:
   RangeTarget() = default;
-  RangeTarget(const ReadRequest& request, std::span<std::byte> into,
+  RangeTarget(const ReadPart& request, std::span<std::byte> into,
               ReadBuffer* buffer);
 
   // What remains to be read when done bytes have arrived.
@@ -81,6 +82,36 @@ class RangeTarget {
   uint64_t bytes_ = 0;
 };
 
+// The parts of a request that has several, gathered in one buffer.
+class GatheredParts {
+ public:
+  void Begin(const ReadRequest& request);
+  // Since Begin, until End.
+  bool several() const { return !parts_.empty(); }
+  void End() { parts_.clear(); }
+
+  // The destination of part, which is next; empty if its size is not known
+  // yet, or is 0. DataLoss: all parts together are too large.
+  StatusOr<std::span<std::byte>> Room(const ReadPart& part);
+  // Adds the part that was read, to where Room said or elsewhere. True: *next
+  // is the part after it, else it was the last one.
+  StatusOr<bool> Add(std::span<const std::byte> bytes, ReadPart* next);
+  // status, an error of the part that is next, with its number.
+  Status Named(const Status& status) const;
+
+  std::span<const std::byte> bytes() { return buffer_.first(bytes_); }
+  std::span<const uint64_t> ends() const { return ends_; }
+  ReadBuffer& buffer() { return buffer_; }
+
+ private:
+  Status MakeRoom(uint64_t more);
+
+  std::vector<ReadPart> parts_;  // after the first
+  std::vector<uint64_t> ends_;   // of the parts added
+  uint64_t bytes_ = 0;
+  ReadBuffer buffer_;
+};
+
 // Reads the whole regular file at path with plain system calls. Errors as in
 // Done; never waits for the writer of a FIFO.
 StatusOr<std::span<const std::byte>> ReadFile(const std::string& path,
@@ -89,7 +120,7 @@ StatusOr<std::span<const std::byte>> ReadFile(const std::string& path,
 // DataLoss for a file of more than kRecordBytesMax bytes.
 Status FileTooLargeError(const std::string& path, uint64_t bytes);
 // DataLoss for a range beyond the file's end; found of its bytes exist.
-Status ShortRangeError(const ReadRequest& request, uint64_t found);
+Status ShortRangeError(const ReadPart& request, uint64_t found);
 
 // The io_uring reader on one rung (kDeferTaskrun, kCoopTaskrun or kPlain),
 // returned after a file and a range were read through it. Errors:

@@ -55,8 +55,9 @@ class PreadReader final : public StorageReader {
   bool Start(uint32_t ticket, const ReadRequest& request,
              std::span<std::byte> into, uint32_t) override {
     Ticket& mine = tickets_[ticket];
-    mine.request = request;
+    mine.part = request;
     mine.into = into;
+    if (!request.more.empty()) mine.parts.Begin(request);
     queue_[(first_ + queued_++) % tickets_.size()] = ticket;
     return false;
   }
@@ -71,30 +72,57 @@ class PreadReader final : public StorageReader {
     Ticket& mine = tickets_[ticket];
     const Blocking blocking(*this, ticket);
     StatusOr<std::span<const std::byte>> bytes =
-        mine.request.kind == ReadRequest::Kind::kFile
-            ? ReadFile(mine.request.path, &mine.buffer)
-            : ReadRange(&mine);
+        mine.parts.several() ? ReadParts(&mine) : ReadOne(&mine);
     done->ticket = ticket;
     done->status = bytes.status();
     done->bytes = bytes.ok() ? *bytes : std::span<const std::byte>();
+    done->ends =
+        mine.parts.several() ? mine.parts.ends() : std::span<const uint64_t>();
     return true;
   }
 
   bool Arrived(uint32_t) override { return false; }  // it has not started
 
-  void Release(uint32_t ticket) override { tickets_[ticket].buffer.Trim(); }
+  void Release(uint32_t ticket) override {
+    Ticket& mine = tickets_[ticket];
+    mine.buffer.Trim();
+    if (!mine.parts.several()) return;
+    mine.parts.buffer().Trim();
+    mine.parts.End();
+  }
 
   uint32_t in_flight() const override { return static_cast<uint32_t>(queued_); }
 
  private:
   struct Ticket {
-    ReadRequest request;
+    ReadPart part;  // the one that is next
     std::span<std::byte> into;
     ReadBuffer buffer;
+    GatheredParts parts;
   };
 
+  static StatusOr<std::span<const std::byte>> ReadOne(Ticket* mine) {
+    return mine->part.kind == ReadPart::Kind::kFile
+               ? ReadFile(mine->part.path, &mine->buffer)
+               : ReadRange(mine);
+  }
+
+  static StatusOr<std::span<const std::byte>> ReadParts(Ticket* mine) {
+    GatheredParts& parts = mine->parts;
+    for (;;) {
+      StatusOr<std::span<std::byte>> room = parts.Room(mine->part);
+      if (!room.ok()) return parts.Named(room.status());
+      mine->into = *room;
+      const auto bytes = ReadOne(mine);
+      if (!bytes.ok()) return parts.Named(bytes.status());
+      const StatusOr<bool> more = parts.Add(*bytes, &mine->part);
+      if (!more.ok()) return parts.Named(more.status());
+      if (!*more) return parts.bytes();
+    }
+  }
+
   static StatusOr<std::span<const std::byte>> ReadRange(Ticket* mine) {
-    const ReadRequest& request = mine->request;
+    const ReadPart& request = mine->part;
     const RangeTarget target(request, mine->into, &mine->buffer);
     PENSTOCK_ASSIGN_OR_RETURN(
         const uint64_t done,
@@ -149,7 +177,7 @@ Status FileTooLargeError(const std::string& path, uint64_t bytes) {
                        path, bytes, kRecordBytesMax, kRecordBytesMax >> 20);
 }
 
-Status ShortRangeError(const ReadRequest& request, uint64_t found) {
+Status ShortRangeError(const ReadPart& request, uint64_t found) {
   return DataLossError(
       "file is shorter than it was when it was opened, or than its header says "
       "(truncated?): wanted {} bytes at offset {}, found {}",

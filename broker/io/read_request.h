@@ -1,13 +1,17 @@
-// A read that a record needs: a source fills it in, a reader executes it.
+// The reads that a record needs: a source fills them in, a reader executes
+// them.
 #ifndef BROKER_IO_READ_REQUEST_H_
 #define BROKER_IO_READ_REQUEST_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace penstock {
 
-struct ReadRequest {
+struct ReadPart {
   enum class Kind {
     kNone,   // nothing: the record is in memory or computed
     kFile,   // the whole file at path, of unknown size
@@ -25,6 +29,25 @@ struct ReadRequest {
   int fd = -1;  // kRange; owned by the source
   uint64_t offset = 0;
   uint64_t bytes = 0;
+};
+
+// Most records have one part.
+struct ReadRequest : ReadPart {
+  // The parts after the first: read one after the other, in this order. Whoever
+  // reuses a request clears them.
+  std::vector<ReadPart> more;
+};
+
+// What was read for a request.
+struct ReadBytes {
+  std::span<const std::byte> bytes;  // of all parts, one after the other
+  // One past each part's last byte; empty for a request of one part.
+  std::span<const uint64_t> ends = {};
+
+  std::span<const std::byte> Part(size_t i) const {
+    const uint64_t begin = i == 0 ? 0 : ends[i - 1];
+    return bytes.subspan(begin, ends[i] - begin);
+  }
 };
 
 }  // namespace penstock

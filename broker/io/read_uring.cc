@@ -22,6 +22,9 @@
 // a chain of three requests costs half as much again (bench/read_benchmark).
 // The other reads use the ring.
 //
+// A request of several parts is read part by part: when one ends, the same
+// ticket starts the next.
+//
 // Invariants:
 //   1. requests_ counts the requests without a seen completion; a ticket's
 //      buffer, path and `into` are not touched or freed while it has one.
@@ -139,7 +142,7 @@ class UringReader final : public StorageReader {
 
  private:
   struct Ticket {
-    ReadRequest request;
+    ReadPart request;              // the part that is read
     RangeTarget target;            // of a range
     uint32_t pinned = kNotPinned;  // pinned memory that holds target
     ReadBuffer buffer;
@@ -153,8 +156,15 @@ class UringReader final : public StorageReader {
     bool cached = false;
     Status status;
     std::span<const std::byte> bytes;
+    GatheredParts parts;
+    bool all_cached = false;  // the parts before this one
   };
 
+  void StartPart(uint32_t ticket, std::span<std::byte> into, uint32_t pinned);
+  void StartGathered(uint32_t ticket);
+  bool GatherMore(uint32_t ticket, Status* status,
+                  std::span<const std::byte> bytes);
+  void Trim(ReadBuffer* buffer);
   bool MakePinTable();
   bool ProbeCache();
   bool ReadCachedFile(uint32_t ticket);
@@ -332,37 +342,62 @@ bool UringReader::Start(uint32_t ticket, const ReadRequest& request,
   assert(mine.requests == 0);
   assert(request.kind != ReadRequest::Kind::kNone);
   mine.request = request;
+  ++in_flight_;
+  if (request.more.empty()) {
+    StartPart(ticket, into, pinned);
+  } else {
+    mine.parts.Begin(request);
+    mine.all_cached = true;
+    StartGathered(ticket);
+  }
+  return mine.requests == 0;  // else it waits for a completion
+}
+
+void UringReader::StartPart(uint32_t ticket, std::span<std::byte> into,
+                            uint32_t pinned) {
+  Ticket& mine = tickets_[ticket];
+  const ReadPart& request = mine.request;
   mine.tries = 0;
   mine.done = 0;
   mine.cached = false;
-  ++in_flight_;
   const bool ask = request.nowait && request.align == 0 && ProbeCache();
   if (request.kind == ReadRequest::Kind::kFile) {
-    if (ask && ReadCachedFile(ticket)) return true;
-    QueueFile(ticket);
-    return false;
+    if (!ask || !ReadCachedFile(ticket)) QueueFile(ticket);
+    return;
   }
   assert(request.bytes <= kRecordBytesMax);
   assert(into.empty() || into.size() == request.bytes);
-  if (request.bytes == 0) {
-    Finish(ticket, OkStatus());
-    return true;
-  }
+  if (request.bytes == 0) return Finish(ticket, OkStatus());
   mine.target = RangeTarget(request, into, &mine.buffer);
   mine.pinned = mine.target.Rest(0).data() == into.data() ? pinned : kNotPinned;
-  if (ask && ReadCachedRange(ticket)) return true;
-  QueueRange(ticket);
-  return false;
+  if (!ask || !ReadCachedRange(ticket)) QueueRange(ticket);
+}
+
+// Starts the part of a request of several that mine.request is.
+void UringReader::StartGathered(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  const StatusOr<std::span<std::byte>> room = mine.parts.Room(mine.request);
+  if (!room.ok()) return Finish(ticket, room.status());
+  StartPart(ticket, *room, kNotPinned);
 }
 
 void UringReader::Release(uint32_t ticket) {
-  ReadBuffer& buffer = tickets_[ticket].buffer;
-  buffer.Trim();
-  if (buffer.capacity() <= kBufferBytesMin) return;
-  const size_t all = std::accumulate(
-      tickets_.begin(), tickets_.end(), size_t{0},
-      [](size_t sum, Ticket& each) { return sum + each.buffer.capacity(); });
-  if (all > kBuffersBytesKept) buffer.Trim(kBufferBytesMin);
+  Ticket& mine = tickets_[ticket];
+  Trim(&mine.buffer);
+  if (!mine.parts.several()) return;
+  Trim(&mine.parts.buffer());
+  mine.parts.End();
+}
+
+void UringReader::Trim(ReadBuffer* buffer) {
+  buffer->Trim();
+  if (buffer->capacity() <= kBufferBytesMin) return;
+  const size_t all = std::accumulate(tickets_.begin(), tickets_.end(),
+                                     size_t{0}, [](size_t sum, Ticket& each) {
+                                       return sum + each.buffer.capacity() +
+                                              each.parts.buffer().capacity();
+                                     });
+  if (all > kBuffersBytesKept) buffer->Trim(kBufferBytesMin);
 }
 
 bool UringReader::ProbeCache() {
@@ -389,11 +424,13 @@ bool UringReader::ReadCachedFile(uint32_t ticket) {
     mine.buffer.Reserve(std::max(bytes, kBufferBytesMin));
     const iovec piece = {mine.buffer.data(), bytes};
     mine.cached = preadv2(fd, &piece, 1, 0, RWF_NOWAIT) == st.st_size;
-    if (mine.cached) Finish(ticket, OkStatus(), mine.buffer.first(bytes));
   }
   if (fd >= 0) close(fd);
   cached_share_ += (mine.cached - cached_share_) / kCachedShareOver;
-  return mine.cached;
+  if (!mine.cached) return false;
+  Finish(ticket, OkStatus(),
+         mine.buffer.first(static_cast<size_t>(st.st_size)));
+  return true;
 }
 
 // Reads the range's first bytes from the page cache. False: some remain.
@@ -406,9 +443,10 @@ bool UringReader::ReadCachedRange(uint32_t ticket) {
               static_cast<off_t>(mine.request.offset), RWF_NOWAIT);
   if (found > 0) mine.done = static_cast<uint64_t>(found);
   mine.cached = mine.target.Holds(mine.done);
-  if (mine.cached) Finish(ticket, OkStatus(), mine.target.Deliver());
   cached_share_ += (mine.cached - cached_share_) / kCachedShareOver;
-  return mine.cached;
+  if (!mine.cached) return false;
+  Finish(ticket, OkStatus(), mine.target.Deliver());
+  return true;
 }
 
 // Allows one kernel thread per read in flight, where reads must wait on one;
@@ -542,7 +580,7 @@ bool UringReader::Next(uint64_t wait_ns, Done* done) {
     if (ready_count_ > 0) break;
     if (wait_ns == kNoWait || !in_time || in_flight_ == 0) return false;
     // A completion that is not its ticket's last restarts the time limit; a
-    // ticket has three.
+    // part has three.
     in_time = Enter(1, wait_ns);
   }
   const uint32_t ticket = ready_[ready_first_];
@@ -553,6 +591,8 @@ bool UringReader::Next(uint64_t wait_ns, Done* done) {
   done->ticket = ticket;
   done->status = std::move(mine.status);
   done->bytes = mine.bytes;
+  done->ends =
+      mine.parts.several() ? mine.parts.ends() : std::span<const uint64_t>();
   done->cached = mine.cached;
   return true;
 }
@@ -730,9 +770,32 @@ void UringReader::FinishRange(uint32_t ticket) {
   }
 }
 
+// Adds a part that has ended. True: the next one was started; else *status is
+// that of all.
+bool UringReader::GatherMore(uint32_t ticket, Status* status,
+                             std::span<const std::byte> bytes) {
+  Ticket& mine = tickets_[ticket];
+  mine.cached = mine.all_cached &= mine.cached;
+  StatusOr<bool> more = false;
+  if (status->ok()) {
+    more = mine.parts.Add(bytes, &mine.request);
+    *status = more.status();
+  }
+  if (!status->ok()) {
+    *status = mine.parts.Named(*status);
+    return false;
+  }
+  if (*more) StartGathered(ticket);
+  return *more;
+}
+
 void UringReader::Finish(uint32_t ticket, Status status,
                          std::span<const std::byte> bytes) {
   Ticket& mine = tickets_[ticket];
+  if (mine.parts.several()) {
+    if (GatherMore(ticket, &status, bytes)) return;
+    bytes = mine.parts.bytes();
+  }
   mine.status = std::move(status);
   mine.bytes = bytes;
   ready_[(ready_first_ + ready_count_++) % ready_.size()] = ticket;

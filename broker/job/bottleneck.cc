@@ -7,6 +7,7 @@
 
 #include "broker/base/text.h"
 #include "common/format.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -264,9 +265,10 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     } else if (python) {
       found.what = What::kPython;
       found.text = Format(
-          "its Python function is the bottleneck: its {} processes are {} % "
-          "busy, decoding included, {} % waiting for reads, {}",
-          function_workers.threads, Percent(busy), Percent(found.storage), who);
+          "its Python function is the bottleneck: its {} {} % busy, decoding "
+          "included, {} % waiting for reads, {}",
+          Counted(function_workers.threads, "process is", "processes are"),
+          Percent(busy), Percent(found.storage), who);
     } else {
       found.what = What::kDecode;
       found.text = Format(

@@ -13,7 +13,7 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
     const DatasetSpec& spec, const FunctionOptions& functions,
     OpenProgress* progress) {
   auto dataset = std::make_shared<Dataset>();
-  auto source = OpenSource(spec.source, progress);
+  auto source = OpenSource(spec.source, progress, functions);
   if (!source.ok()) {
     return source.status().Prepend("dataset '" + spec.name + "'");
   }

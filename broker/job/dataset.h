@@ -21,6 +21,9 @@ struct Dataset {
   std::unique_ptr<Source> source;
   std::unique_ptr<RowProgram> program;
 
+  // The longest that a row waits for other processes; 0: workers make it alone.
+  uint64_t wait_ns() const { return source->wait_ns() + program->wait_ns(); }
+
   // The feature that is read directly into its row of the slot.
   std::optional<size_t> FeatureReadInPlace() const {
     const std::optional<size_t> feature = source->plain_feature();

@@ -5,6 +5,7 @@
 #include "broker/base/log.h"
 #include "broker/base/text.h"
 #include "broker/delivery/assemble.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -129,8 +130,9 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
   }
   NoteMissingLocked();
   if (joined->replaces) {
-    LogInfo("job '{}': rank {} is back, {} batches are handed over", key_.name,
-            key_.consumer.value_or(joined->rank), joined->backlog);
+    LogInfo("job '{}': rank {} is back, {} handed over", key_.name,
+            key_.consumer.value_or(joined->rank),
+            Counted(joined->backlog, "batch is", "batches are"));
   }
   return joined;
 }

@@ -144,7 +144,7 @@ class Job {
   // No process has a seat and no worker writes: nothing refers to the segment.
   bool Abandoned() const;
   // Its rows are made by threads of its own, which wait for other processes.
-  bool has_function_workers() const { return dataset().program->wait_ns() > 0; }
+  bool has_function_workers() const { return dataset().wait_ns() > 0; }
   // Called regularly. Fails the job if ranks are missing for longer than
   // options().wait_s; samples what ranks and workers do.
   void CheckTimeouts(const FunctionWorkersUse& function_workers);

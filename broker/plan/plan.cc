@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "common/quantity.h"
+
 namespace penstock {
 namespace {
 
@@ -52,10 +54,10 @@ StatusOr<Plan> Plan::Make(const PlanSpec& spec, uint64_t records,
   plan.steps_per_epoch_ = spec.steps_per_epoch.value_or(steps_of_pass);
   if (plan.steps_per_epoch_ == 0) {
     return InvalidArgumentError(
-        "{} records are less than one global batch of {}, and batch.last is "
-        "drop: an epoch would be empty; use a smaller batch, last: partial, or "
+        "{} less than one global batch of {}, and batch.last is drop: an epoch "
+        "would be empty; use a smaller batch, last: partial, or "
         "steps_per_epoch",
-        records, plan.global_batch_);
+        Counted(records, "record is", "records are"), plan.global_batch_);
   }
   // Divide first: the products wrap for large values.
   if (plan.steps_per_epoch_ <= records / plan.global_batch_) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -55,9 +56,12 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
   std::unique_ptr<JournalWriter> writer(new JournalWriter());
   if (directory.empty()) return writer;
   MutexLock lock(&writer->mutex_);
-  writer->directory_ = directory;
+  // Clients, which work in other folders, are told of it.
+  std::error_code error;
+  writer->directory_ = std::filesystem::absolute(directory, error).string();
+  if (error) writer->directory_ = directory;
   PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<JournalFiles> files,
-                            OpenJournalDirectory(directory));
+                            OpenJournalDirectory(writer->directory_));
   JournalReplay replayed;
   PENSTOCK_ASSIGN_OR_RETURN(writer->journal_,
                             Journal::Open(
@@ -178,7 +182,11 @@ bool JournalWriter::PutInTail(const StateRecord& record) {
 Status JournalWriter::PutOrRefuse(const StateRecord& record) {
   if (tail_ == nullptr) return OkStatus();
   MutexLock lock(&mutex_);
-  if (!refusal_.ok()) return refusal_;
+  if (!refusal_.ok()) {
+    return refusal_.Prepend(Format(
+        "the state directory {} takes no records, so this one is refused",
+        directory_));
+  }
   if (tail_->lost_ns() != 0 || !PutInTail(record)) {
     return UnavailableError(
         "it cannot be recorded: {}; try again when the state directory answers",
@@ -349,6 +357,10 @@ std::string JournalWriter::TroubleText() const {
   } else {
     text = Format("the state directory {} is being written anew", directory_);
   }
+  if (now != Health::kSilent) {
+    text +=
+        "; until it is written again, new ranks and registrations are refused";
+  }
   if (now == Health::kLoses) {
     return text +
            Format(
@@ -358,11 +370,13 @@ std::string JournalWriter::TroubleText() const {
                    std::chrono::duration_cast<Clock::duration>(
                        std::chrono::nanoseconds(tail_->lost_ns())))));
   }
-  return text + Format(
-                    "; what jobs do is kept in memory, {} of {}, and known to "
-                    "the next broker unless the machine goes down",
-                    BytesText(tail_->end() - tail_->begin()),
-                    BytesText(kTailBytes));
+  return text + Format("; what running jobs do is kept in memory, {} of {}, {}",
+                       BytesText(tail_->end() - tail_->begin()),
+                       BytesText(kTailBytes),
+                       memory_folder_.empty()
+                           ? "which ends with this process"
+                           : "and known to the next broker unless the machine "
+                             "goes down");
 }
 
 std::string JournalWriter::Trouble() const {

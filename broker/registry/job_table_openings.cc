@@ -11,6 +11,7 @@
 #include "broker/registry/job_table.h"
 #include "common/class_names.h"
 #include "common/message.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -309,19 +310,27 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
       CountMemory(key.uid, needed, &taken, &taken_by_uid);
   const uint64_t reserved = reserved_->unpopulated.fetch_add(needed);
   const auto refuse = [&](const std::string& why) {
+    // Those at their least value cannot help.
+    const bool broadcast = options.delivery.mode == DeliveryMode::kBroadcast;
+    std::string smaller = "batch.size";
+    if (broadcast && options.delivery.window > 1) smaller += " or window";
+    if (!broadcast && options.spec.prefetch > 1) smaller += " or prefetch";
+    if (options.spec.hold > 1) smaller += " or hold";
     reserved_->unpopulated.fetch_sub(needed);
     return ResourceExhaustedError(
-        "job '{}' needs {} ({} batches, prefetch {} and hold {} for each of {} "
-        "ranks, x {} rows x {}{}), {}; make batch.size or prefetch smaller",
-        key.name, BytesText(needed), layout.segment.slot_count,
-        options.spec.prefetch, options.spec.hold, options.consumers_max,
-        layout.segment.rows_max, BytesText(layout.row_bytes),
+        "job '{}' needs {} ({}, prefetch {} and hold {} for each of {}, x {} x "
+        "{}{}), {}; make {} smaller",
+        key.name, BytesText(needed),
+        Counted(layout.segment.slot_count, "batch", "batches"),
+        options.spec.prefetch, options.spec.hold,
+        Counted(options.consumers_max, "rank"),
+        Counted(layout.segment.rows_max, "row"), BytesText(layout.row_bytes),
         layout.retained_bytes == 0
             ? ""
             : Format(", and {} for rows of the stream whose batches are "
                      "held for long",
                      BytesText(layout.retained_bytes)),
-        why);
+        why, smaller);
   };
   const auto over = [needed](const std::optional<uint64_t>& limit,
                              uint64_t used) {
@@ -505,6 +514,8 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
               ElementSpecToJson(dataset->program->element_spec());
           json["class_names"] = dataset->source->class_names();
           json["left_out"] = dataset->source->left_out();
+          json["source_warning"] = dataset->source->warning();
+          json["fingerprint"] = dataset->source->fingerprint();
           json["global_batch"] = layout.plan.global_batch();
           json["steps_per_epoch"] = endless ? 0 : layout.plan.steps_per_epoch();
           json["rows_per_epoch"] = layout.plan.rows_per_epoch();

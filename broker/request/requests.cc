@@ -103,6 +103,10 @@ constexpr AnswerField kIndexAnswer[] = {
     {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
     {"class_names", kList, "of an image folder: the names of its labels"},
     {"left_out", kText, "files that are no records of it, if there are any"},
+    {"source_warning", kText,
+     "what works in its source, but not as it should; may be empty"},
+    {"fingerprint", kText,
+     "of its files' records, the same on every host; empty: it has none"},
     {"global_batch", kCount, "rows of a step"},
     {"steps_per_epoch", kCount, "0: unknown"},
     {"rows_per_epoch", kCount, "0: unknown"},
@@ -194,12 +198,16 @@ constexpr AnswerField kAttachAnswer[] = {
     {"warning", kText, "what works, but not as it should; may be empty"},
     {"spin_ns", kCount, "how long it may spin before it sleeps"},
     {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
+    {"structure", kText,
+     "how the features of a Python dataset are nested in a sample, as JSON"},
 };
 
 constexpr RequestField kEvict[] = {
     {"rank", Number(0, kWorldSizeMax), "number of the rank", kAlways}};
 constexpr RequestField kStop[] = {
     {"now", Flag(), "batches that no rank has taken are taken back"}};
+constexpr AnswerField kStopAnswer[] = {
+    {"ended", kFlag, "it is over: `now`, or no rank is attached"}};
 constexpr AnswerField kStateAnswer[] = {{"state", kObject, "the state"}};
 
 // ---- producers
@@ -306,7 +314,11 @@ constexpr DeclaredRequest kRequests[] = {
              "replacement",
      .fields = kEvict,
      .shared = kOfJob},
-    {.op = "stop", .text = "end a job", .fields = kStop, .shared = kOfJob},
+    {.op = "stop",
+     .text = "end a job",
+     .fields = kStop,
+     .shared = kOfJob,
+     .answer = kStopAnswer},
     {.op = "workers",
      .text = "set the number of workers",
      .fields = kWorkers,

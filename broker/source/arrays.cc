@@ -6,6 +6,7 @@
 #include <span>
 
 #include "broker/declare/value_type.h"
+#include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 
 namespace penstock {
@@ -21,7 +22,7 @@ struct Kept {
 
 class Arrays final : public Source {
  public:
-  Arrays(std::vector<DataFile> files, std::vector<ArrayFeature> features,
+  Arrays(std::vector<DataFiles> files, std::vector<ArrayFeature> features,
          std::vector<Kept> kept, size_t read)
       : files_(std::move(files)),
         features_(std::move(features)),
@@ -41,25 +42,36 @@ class Arrays final : public Source {
   }
   bool Changed() const override {
     return std::any_of(files_.begin(), files_.end(),
-                       [](const DataFile& file) { return file.Changed(); });
+                       [](const DataFiles& each) { return each.Changed(); });
   }
   std::string io() const override {
-    return IoText(files_[features_[read_].parts[0].file].align());
+    return IoText(features_[read_].parts[0].file->align());
+  }
+  std::string fingerprint() const override {
+    Fingerprint fingerprint("arrays");
+    for (const ArrayFeature& each : features_) {
+      fingerprint.Add(files_[each.files]);
+      for (const ArrayFeature::Part& part : each.parts) {
+        fingerprint.Add(part.data_at);
+        fingerprint.Add(part.bytes);
+      }
+    }
+    return fingerprint.Hex();
   }
   std::optional<size_t> plain_feature() const override { return read_; }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Place place = PlaceOf(record);
-    files_[place.part->file].Locate(
-        place.offset, features_[read_].feature.RowBytes(), request);
+    place.part->file->Locate(place.offset, features_[read_].feature.RowBytes(),
+                             request);
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte> read,
-                std::vector<std::byte>*, RawRecord* raw) const override {
+  Status Unpack(uint64_t record, const ReadBytes& read, std::vector<std::byte>*,
+                RawRecord* raw) const override {
     raw->resize(features_.size());
     for (size_t i = 0; i < features_.size(); ++i) {
       const uint64_t bytes = features_[i].feature.RowBytes();
-      (*raw)[i] = i == read_ ? read
+      (*raw)[i] = i == read_ ? read.bytes
                              : std::span<const std::byte>(
                                    kept_[i].data.get() + record * bytes, bytes);
     }
@@ -87,15 +99,14 @@ class Arrays final : public Source {
             in.parts[part].data_at + row * in.feature.RowBytes()};
   }
 
-  const std::vector<DataFile> files_;
+  const std::vector<DataFiles> files_;
   const std::vector<ArrayFeature> features_;
   const std::vector<Kept> kept_;  // of the features; empty for the one read
   const size_t read_;
   RawSpec raw_spec_;
 };
 
-StatusOr<Kept> Keep(const std::vector<DataFile>& files,
-                    const ArrayFeature& array, OpenProgress* progress) {
+StatusOr<Kept> Keep(const ArrayFeature& array, OpenProgress* progress) {
   const uint64_t bytes = array.rows.count() * array.feature.RowBytes();
   const std::string what =
       Format("feature '{}', whose rows are kept in memory ({} bytes)",
@@ -112,7 +123,7 @@ StatusOr<Kept> Keep(const std::vector<DataFile>& files,
   for (const ArrayFeature::Part& part : array.parts) {
     PENSTOCK_ASSIGN_OR_RETURN(
         const uint64_t found,
-        files[part.file].Read(part.data_at, {at, part.bytes}, progress));
+        part.file->Read(part.data_at, {at, part.bytes}, progress));
     if (found < part.bytes) {
       return DataLossError("{} became shorter while it was opened", part.name);
     }
@@ -125,8 +136,8 @@ StatusOr<Kept> Keep(const std::vector<DataFile>& files,
 
 }  // namespace
 
-Status ArrayFeature::Append(std::string name, size_t file, uint64_t offset,
-                            const NpyHeader& header) {
+Status ArrayFeature::Append(std::string name, const DataFile& file,
+                            uint64_t offset, const NpyHeader& header) {
   const std::optional<DType> dtype = header.dtype();
   if (!dtype) {
     return InvalidArgumentError(
@@ -167,11 +178,11 @@ Status ArrayFeature::Append(std::string name, size_t file, uint64_t offset,
     return status.Prepend(name);
   }
   parts.push_back(
-      {std::move(name), file, offset + header.bytes, header.data_bytes});
+      {std::move(name), &file, offset + header.bytes, header.data_bytes});
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFile> files,
+StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFiles> files,
                                              std::vector<ArrayFeature> features,
                                              Io io, OpenProgress* progress) {
   const ArrayFeature& first = features.front();
@@ -195,13 +206,10 @@ StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFile> files,
   std::vector<Kept> kept(features.size());
   for (size_t i = 0; i < features.size(); ++i) {
     if (i == read) continue;
-    PENSTOCK_ASSIGN_OR_RETURN(kept[i], Keep(files, features[i], progress));
+    PENSTOCK_ASSIGN_OR_RETURN(kept[i], Keep(features[i], progress));
   }
-  const uint64_t row_bytes = features[read].feature.RowBytes();
-  for (const ArrayFeature::Part& part : features[read].parts) {
-    PENSTOCK_RETURN_IF_ERROR(files[part.file].ChooseIo(
-        io, features[read].rows.count() * row_bytes, row_bytes));
-  }
+  PENSTOCK_RETURN_IF_ERROR(files[features[read].files].ChooseIo(
+      io, features[read].feature.RowBytes()));
   return std::unique_ptr<Source>(
       new Arrays(std::move(files), std::move(features), std::move(kept), read));
 }

@@ -4,19 +4,17 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <functional>
 
 #include "broker/declare/declaration.h"
-#include "broker/source/data_file.h"
-#include "broker/source/line_index.h"
+#include "broker/index/index.h"
 #include "broker/source/number.h"
+#include "broker/source/text_scan.h"
 #include "common/printable.h"
 
 namespace penstock {
 namespace {
 
 constexpr uint64_t kHeaderBytesMax = uint64_t{1} << 20;
-constexpr std::string_view kLineEnds = "\r\n";
 
 std::string Short(std::string_view value) {
   constexpr size_t kBytesTold = 32;
@@ -59,29 +57,54 @@ struct Columns {
   std::vector<Wanted> wanted;  // in the order of the columns
 };
 
+// Without empty lines, and without the header.
+Status FindRows(char delimiter, bool header, ScannedFile* file,
+                RecordSink* rows) {
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t begin, FindText(file));
+  bool is_header = header;  // the next row
+  CsvRowEnds find_end(delimiter);
+  return ScanLines(
+      file, begin, find_end, [&](const ScannedLine& row) -> Status {
+        if (row.is_blank) return OkStatus();
+        // What follows a quote that is not closed is not known to be rows.
+        const bool is_open = find_end.in_quotes();
+        if (is_open || row.bytes > kParsedLineBytesMax) {
+          return DataLossError(
+              "{}: the row at offset {} {}; is a quote not closed?",
+              file->path(), row.offset,
+              is_open ? "ends with the file, within quotes"
+                      : Format("has more than {} bytes", kParsedLineBytesMax));
+        }
+        if (std::exchange(is_header, false)) return OkStatus();
+        return rows->Add(row.offset, row.bytes);
+      });
+}
+
 class Csv final : public Source {
  public:
-  Csv(const CsvSource& spec, LineIndex rows, std::vector<Columns> columns)
+  Csv(const CsvSource& spec, Index rows, std::vector<Columns> columns)
       : delimiter_(spec.delimiter),
         fields_(spec.columns, spec.longer),
         rows_(std::move(rows)),
         columns_(std::move(columns)) {}
 
-  uint64_t record_count() const override { return rows_.count(); }
+  uint64_t record_count() const override { return rows_.records(); }
   const RawSpec& raw_spec() const override { return fields_.raw_spec(); }
   uint64_t memory_bytes() const override { return rows_.memory_bytes(); }
   bool Changed() const override { return rows_.Changed(); }
   std::string io() const override { return IoText(0); }
+  std::string fingerprint() const override { return rows_.fingerprint(); }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
-    rows_.Locate(record, kParsedLineBytesMax, request);
+    const Index::Record row = rows_.At(record);
+    row.file->Locate(row.offsets[0], row.bytes[0], request);
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte> read,
+  Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
-    const std::string_view text(reinterpret_cast<const char*>(read.data()),
-                                read.size());
+    const std::string_view text(
+        reinterpret_cast<const char*>(read.bytes.data()), read.bytes.size());
     const Status status = Parse(record, text, scratch);
     if (!status.ok()) return status.Prepend(Describe(record));
     fields_.Point(std::span(*scratch).first(fields_.bytes()), raw);
@@ -89,19 +112,21 @@ class Csv final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const LineIndex::Line row = rows_.At(record);
-    return Format("{}, row {} (offset {})", row.file->path(), row.number,
-                  row.offset);
+    const Index::Record row = rows_.At(record);
+    return Format("{}, row {} (offset {})", row.file->path(), row.number + 1,
+                  row.offsets[0]);
   }
 
  private:
   Status Parse(uint64_t record, std::string_view text,
                std::vector<std::byte>* scratch) const {
+    const Index::Record place = rows_.At(record);
     if (const auto bad = FindNotUtf8(text)) {
       return DataLossError("not UTF-8 at offset {} of the file",
-                           rows_.At(record).offset + *bad);
+                           place.offsets[0] + *bad);
     }
-    const Columns& columns = columns_[rows_.FileOf(record)];
+    const Columns& columns =
+        columns_[static_cast<size_t>(place.file - &rows_.files()[0])];
     scratch->resize(fields_.bytes() + text.size());
     std::byte* const row = scratch->data();
     // All values first: where one is missing, those after it are of others.
@@ -117,7 +142,7 @@ class Csv final : public Source {
     if (!values.error().empty()) {
       return DataLossError("column {}: {}", count + 1, values.error());
     }
-    if (values.left().find_first_not_of(kLineEnds) != text.npos) {
+    if (!values.left().empty()) {
       return DataLossError("the file has changed since it was opened");
     }
     if (count != columns.count) {
@@ -150,45 +175,43 @@ class Csv final : public Source {
 
   const char delimiter_;
   const FieldRows fields_;
-  const LineIndex rows_;
+  const Index rows_;
   const std::vector<Columns> columns_;  // of each file
 };
 
-struct FirstRow {
-  std::vector<std::string> values;  // none: the file has no row
-  uint64_t end = 0;                 // offset of what follows
-};
-
-StatusOr<FirstRow> ReadFirstRow(const TextFile& file, char delimiter,
-                                OpenProgress* progress) {
+// The values of its first row; none: it has no row.
+StatusOr<std::vector<std::string>> ReadFirstRow(const DataFile& file,
+                                                char delimiter,
+                                                OpenProgress* progress) {
   std::vector<std::byte> head(
-      std::min<uint64_t>(kHeaderBytesMax, file.file.bytes() - file.begin));
-  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
-                            file.file.Read(file.begin, head, progress));
+      std::min<uint64_t>(kHeaderBytesMax, file.bytes()));
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found, file.Read(0, head, progress));
+  head.resize(found);
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t begin, FindText(file.path(), head));
   std::string_view text(reinterpret_cast<const char*>(head.data()), found);
-  FirstRow first;
-  const size_t blank = std::min(text.find_first_not_of(kLineEnds), text.size());
-  text.remove_prefix(blank);
-  first.end = file.begin + blank;
+  text.remove_prefix(begin);
+  while (text.starts_with('\n') || text.starts_with("\r\n")) {
+    text.remove_prefix(text.find('\n') + 1);
+  }
+  std::vector<std::string> first;
   if (text.empty()) return first;
   CsvRowEnds find_end(delimiter);
   const char* const end = find_end(text.data(), text.data() + text.size());
-  if (end == nullptr && found == kHeaderBytesMax) {
+  if (end == nullptr && found < file.bytes()) {
     return DataLossError(
         "{}: its first row has no end within {} bytes; is a quote not closed, "
         "or is it no CSV file?",
-        file.file.path(), kHeaderBytesMax);
+        file.path(), kHeaderBytesMax);
   }
   std::vector<std::byte> unquoted(text.size());
   CsvValues values(text, delimiter, unquoted.data());
   for (std::string_view value; values.Next(&value);) {
-    first.values.emplace_back(value);
+    first.emplace_back(value);
   }
   if (!values.error().empty()) {
-    return DataLossError("{}: its first row: column {}: {}", file.file.path(),
-                         first.values.size() + 1, values.error());
+    return DataLossError("{}: its first row: column {}: {}", file.path(),
+                         first.size() + 1, values.error());
   }
-  first.end += text.size() - values.left().size();
   return first;
 }
 
@@ -377,8 +400,8 @@ const Declaration<CsvSource>& CsvSource::Declared() {
               "{files: a.csv, columns: {label: {dtype: int64}, text: "
               "{max_bytes: 512, column: Review Text}}}")
           .Required("files", &CsvSource::files, Files(),
-                    "where they are, in UTF-8; not unpacked. Empty lines are "
-                    "left out")
+                    std::string(kFilesText) +
+                        "; in UTF-8, not unpacked. Empty lines are left out")
           .Required(
               "columns", &CsvSource::columns,
               TextFields(
@@ -404,53 +427,32 @@ const Declaration<CsvSource>& CsvSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> CsvSource::Open(
     OpenProgress* progress) const {
-  std::vector<TextFile> opened;
+  PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
+                            DataFiles::Open(files, *progress));
   std::vector<Columns> of_files;
-  for (const std::string& path : files) {
-    PENSTOCK_ASSIGN_OR_RETURN(TextFile file, OpenTextFile(path, progress));
-    PENSTOCK_ASSIGN_OR_RETURN(const FirstRow first,
+  for (const DataFile& file : opened) {
+    PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::string> first,
                               ReadFirstRow(file, delimiter, progress));
-    if (first.values.empty()) {
-      return DataLossError("{}: no row in it; leave it out", path);
+    if (first.empty()) {
+      return DataLossError("{}: no row in it; leave it out", file.path());
     }
-    PENSTOCK_ASSIGN_OR_RETURN(Columns columns,
-                              FindColumns(*this, path, first.values));
-    of_files.push_back(std::move(columns));
-    if (header) file.begin = first.end;
-    opened.push_back(std::move(file));
-  }
-  const auto other =
-      std::find_if(of_files.begin(), of_files.end(), [&](const Columns& each) {
-        return each.count != of_files.front().count && !header;
-      });
-  if (other != of_files.end()) {
-    return InvalidArgumentError(
-        "{} has {} columns, but {} has {}, and no header to name them",
-        files.front(), of_files.front().count,
-        files[static_cast<size_t>(other - of_files.begin())], other->count);
-  }
-  LineIndex rows(LineIndex::Blank::kLeftOut);
-  for (TextFile& each : opened) {
-    const std::string path = each.file.path();
-    const uint64_t before = rows.count();
-    CsvRowEnds find_end(delimiter);
-    PENSTOCK_RETURN_IF_ERROR(rows.AddFile(std::move(each.file), each.begin,
-                                          std::ref(find_end), progress));
-    // What follows a quote that is not closed is not known to be rows.
-    for (uint64_t row = before; row < rows.count(); ++row) {
-      const bool is_open = find_end.in_quotes() && row + 1 == rows.count();
-      if (is_open || rows.At(row).bytes > kParsedLineBytesMax) {
-        return DataLossError(
-            "{}: the row at offset {} {}; is a quote not closed?", path,
-            rows.At(row).offset,
-            is_open ? "ends with the file, within quotes"
-                    : Format("has more than {} bytes", kParsedLineBytesMax));
-      }
+    PENSTOCK_ASSIGN_OR_RETURN(of_files.emplace_back(),
+                              FindColumns(*this, file.path(), first));
+    if (!header && of_files.back().count != of_files.front().count) {
+      return InvalidArgumentError(
+          "{} has {} columns, but {} has {}, and no header to name them",
+          opened[0].path(), of_files.front().count, file.path(),
+          of_files.back().count);
     }
   }
-  if (rows.count() == 0) {
-    return InvalidArgumentError("csv: no row in {}", files.front());
-  }
+  const RecordScanner scanner = {
+      .kind = "csv",
+      .options = Format("{} {}", delimiter, header),
+      .scan = [this](ScannedFile* file, RecordSink* rows) {
+        return FindRows(delimiter, header, file, rows);
+      }};
+  PENSTOCK_ASSIGN_OR_RETURN(Index rows,
+                            Index::Open(std::move(opened), scanner, progress));
   return std::unique_ptr<Source>(
       new Csv(*this, std::move(rows), std::move(of_files)));
 }

@@ -3,13 +3,14 @@
 #ifndef BROKER_SOURCE_CSV_H_
 #define BROKER_SOURCE_CSV_H_
 
+#include "broker/index/file_patterns.h"
 #include "broker/source/source.h"
 #include "broker/source/text_field.h"
 
 namespace penstock {
 
 struct CsvSource {
-  std::vector<std::string> files;
+  FilePatterns files;
   FeatureValues<TextField> columns;  // from: a name of the header, or a number
   char delimiter = ',';
   bool header = true;
@@ -25,7 +26,7 @@ class CsvRowEnds {
  public:
   explicit CsvRowEnds(char delimiter) : delimiter_(delimiter) {}
 
-  // As FindLineEnd.
+  // As FindNewline.
   const char* operator()(const char* next, const char* end);
   bool in_quotes() const { return state_ == State::kQuoted; }
 

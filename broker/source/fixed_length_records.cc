@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 
 namespace penstock {
@@ -14,28 +15,29 @@ static_assert(std::endian::native == std::endian::little);
 class FixedLengthRecords final : public Source {
  public:
   FixedLengthRecords(const FixedLengthRecordsSource& spec,
-                     uint64_t record_bytes)
-      : header_bytes_(spec.header_bytes), record_bytes_(record_bytes) {
+                     uint64_t record_bytes, DataFiles files,
+                     std::vector<uint64_t> ends)
+      : header_bytes_(spec.header_bytes),
+        record_bytes_(record_bytes),
+        files_(std::move(files)),
+        ends_(std::move(ends)) {
     for (const Feature& feature : spec.features) {
       raw_spec_.push_back({feature, false});
     }
   }
 
-  void AddFile(DataFile file, uint64_t records) {
-    files_.push_back(std::move(file));
-    ends_.push_back(record_count() + records);
-  }
-
-  uint64_t record_count() const override {
-    return ends_.empty() ? 0 : ends_.back();
-  }
+  uint64_t record_count() const override { return ends_.back(); }
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override { return 0; }
-  bool Changed() const override {
-    return std::any_of(files_.begin(), files_.end(),
-                       [](const DataFile& file) { return file.Changed(); });
+  bool Changed() const override { return files_.Changed(); }
+  std::string io() const override { return IoText(files_[0].align()); }
+  std::string fingerprint() const override {
+    Fingerprint fingerprint("fixed_length_records");
+    fingerprint.Add(header_bytes_);
+    fingerprint.Add(record_bytes_);
+    fingerprint.Add(files_);
+    return fingerprint.Hex();
   }
-  std::string io() const override { return IoText(files_.front().align()); }
   std::optional<size_t> plain_feature() const override {
     if (raw_spec_.size() != 1) return std::nullopt;
     return 0;
@@ -46,13 +48,13 @@ class FixedLengthRecords final : public Source {
     files_[file].Locate(Offset(file, record), record_bytes_, request);
   }
 
-  Status Unpack(uint64_t, std::span<const std::byte> read,
-                std::vector<std::byte>*, RawRecord* raw) const override {
+  Status Unpack(uint64_t, const ReadBytes& read, std::vector<std::byte>*,
+                RawRecord* raw) const override {
     raw->resize(raw_spec_.size());
     uint64_t at = 0;
     for (size_t i = 0; i < raw_spec_.size(); ++i) {
       const uint64_t bytes = raw_spec_[i].feature.RowBytes();
-      (*raw)[i] = read.subspan(at, bytes);
+      (*raw)[i] = read.bytes.subspan(at, bytes);
       at += bytes;
     }
     return OkStatus();
@@ -76,8 +78,8 @@ class FixedLengthRecords final : public Source {
   const uint64_t header_bytes_;
   const uint64_t record_bytes_;
   RawSpec raw_spec_;
-  std::vector<DataFile> files_;
-  std::vector<uint64_t> ends_;  // one past each file's last record
+  const DataFiles files_;
+  const std::vector<uint64_t> ends_;  // one past each file's last record
 };
 
 }  // namespace
@@ -95,9 +97,9 @@ FixedLengthRecordsSource::Declared() {
               "{path: train.bin, features: {x: {dtype: float32, shape: "
               "[8]}, label: {dtype: int64, shape: []}}}")
           .Required("path", &FixedLengthRecordsSource::files, Files(),
-                    "where they are")
+                    kFilesText)
           .Required("features", &FixedLengthRecordsSource::features, Features(),
-                    "{NAME: {dtype, shape}, ...} in the order of a record")
+                    "in the order of a record, " + std::string(kFeaturesText))
           .Optional("header_bytes", &FixedLengthRecordsSource::header_bytes,
                     bytes, "left out at the start of each file")
           .Optional("footer_bytes", &FixedLengthRecordsSource::footer_bytes,
@@ -117,19 +119,10 @@ StatusOr<std::unique_ptr<Source>> FixedLengthRecordsSource::Open(
         "fixed_length_records: a record of {} bytes; wanted 1 to {}",
         record_bytes, kRecordBytesMax);
   }
-  std::vector<DataFile> opened;
-  uint64_t total_bytes = 0;
-  for (const std::string& path : files) {
-    if (progress->cancel.load(std::memory_order_relaxed)) {
-      return CancelledError("{}: opening was cancelled", path);
-    }
-    PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
-    total_bytes += file.bytes();
-    opened.push_back(std::move(file));
-    progress->done.fetch_add(1, std::memory_order_relaxed);  // only displayed
-  }
-  auto source = std::make_unique<FixedLengthRecords>(*this, record_bytes);
-  for (DataFile& file : opened) {
+  PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
+                            DataFiles::Open(files, *progress));
+  std::vector<uint64_t> ends;
+  for (const DataFile& file : opened) {
     const uint64_t around = header_bytes + footer_bytes;
     const uint64_t data = file.bytes() - std::min(file.bytes(), around);
     if (data == 0 || data % record_bytes != 0) {
@@ -141,11 +134,11 @@ StatusOr<std::unique_ptr<Source>> FixedLengthRecordsSource::Open(
           data == 0 ? "it holds no record"
                     : Format("{} are left over", data % record_bytes));
     }
-    PENSTOCK_RETURN_IF_ERROR(file.ChooseIo(io, total_bytes, record_bytes));
-    const uint64_t records = data / record_bytes;
-    source->AddFile(std::move(file), records);
+    ends.push_back((ends.empty() ? 0 : ends.back()) + data / record_bytes);
   }
-  return std::unique_ptr<Source>(std::move(source));
+  PENSTOCK_RETURN_IF_ERROR(opened.ChooseIo(io, record_bytes));
+  return std::unique_ptr<Source>(new FixedLengthRecords(
+      *this, record_bytes, std::move(opened), std::move(ends)));
 }
 
 }  // namespace penstock

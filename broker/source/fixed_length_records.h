@@ -4,13 +4,13 @@
 #ifndef BROKER_SOURCE_FIXED_LENGTH_RECORDS_H_
 #define BROKER_SOURCE_FIXED_LENGTH_RECORDS_H_
 
-#include "broker/source/data_file.h"
+#include "broker/index/data_files.h"
 #include "broker/source/source.h"
 
 namespace penstock {
 
 struct FixedLengthRecordsSource {
-  std::vector<std::string> files;
+  FilePatterns files;
   ElementSpec features;
   uint64_t header_bytes = 0;  // skipped at the start of each file
   uint64_t footer_bytes = 0;  // skipped at the end of each file

@@ -428,7 +428,7 @@ class Idx final : public Source {
     images_.file.Locate(Offset(record), images_.header.record_bytes, request);
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte> read,
+  Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
     const Header& header = images_.header;
@@ -436,14 +436,14 @@ class Idx final : public Source {
     if (images_.unpacked) {
       (*raw)[0] = images_.unpacked->span().subspan(record * header.record_bytes,
                                                    header.record_bytes);
-    } else if (read.size() != header.record_bytes) {
+    } else if (read.bytes.size() != header.record_bytes) {
       return DataLossError("{}: wanted {} bytes, found {}", Describe(record),
-                           header.record_bytes, read.size());
+                           header.record_bytes, read.bytes.size());
     } else if (DTypeBytes(header.dtype) == 1) {
-      (*raw)[0] = read;
+      (*raw)[0] = read.bytes;
     } else {
-      scratch->resize(read.size());
-      FromBigEndian(header.dtype, read, scratch->data());
+      scratch->resize(read.bytes.size());
+      FromBigEndian(header.dtype, read.bytes, scratch->data());
       (*raw)[0] = *scratch;
     }
     if (labels_) {

@@ -10,7 +10,7 @@
 #ifndef BROKER_SOURCE_IDX_H_
 #define BROKER_SOURCE_IDX_H_
 
-#include "broker/source/data_file.h"
+#include "broker/index/data_file.h"
 #include "broker/source/source.h"
 
 namespace penstock {

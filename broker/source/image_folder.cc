@@ -1,10 +1,10 @@
 #include "broker/source/image_folder.h"
 
 #include <fcntl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/cache_file.h"
 #include "broker/source/image_folder_index.h"
 
 namespace penstock {
@@ -58,11 +58,12 @@ class ImageFolder final : public Source {
     SetPath(record, &request->path);
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte> read,
-                std::vector<std::byte>*, RawRecord* raw) const override {
-    if (read.empty()) return DataLossError("{}: is empty", Describe(record));
+  Status Unpack(uint64_t record, const ReadBytes& read, std::vector<std::byte>*,
+                RawRecord* raw) const override {
+    if (read.bytes.empty())
+      return DataLossError("{}: is empty", Describe(record));
     raw->resize(2);
-    (*raw)[0] = read;
+    (*raw)[0] = read.bytes;
     (*raw)[1] =
         std::as_bytes(std::span(labels_).subspan(index_.ClassOf(record), 1));
     return OkStatus();
@@ -83,6 +84,7 @@ class ImageFolder final : public Source {
   }
 
   std::string left_out() const override { return index_.left_out; }
+  std::string fingerprint() const override { return index_.Fingerprint(); }
 
  private:
   void SetPath(uint64_t record, std::string* path) const {
@@ -99,12 +101,6 @@ class ImageFolder final : public Source {
   uint32_t align_ = 0;
   std::vector<int64_t> labels_;  // 0, 1, ...: the label spans point here
 };
-
-int64_t RealTimeNs() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
-}
 
 // *settled: later changes of a folder will change its modification time.
 StatusOr<FolderIndex> IndexOf(const std::string& root, OpenProgress* progress,
@@ -135,8 +131,8 @@ const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
   static const auto declared =
       Declaration<ImageFolderSource>(
           "image_folder",
-          "JPEG files (.jpg, .jpeg, .jpe) in one sub-folder per class, also "
-          "nested.")
+          "Pictures (.jpg, .jpeg, .jpe, .png, .webp, .tif, .tiff, in capitals "
+          "too) in one sub-folder per class, also nested.")
           .Gives(
               "image (encoded), label int64: the class folder's index in "
               "byte order")

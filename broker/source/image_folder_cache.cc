@@ -7,25 +7,21 @@
 // files. checksum is zlib's crc32 of everything after the header. Each dataset
 // folder has one file, which a later scan replaces.
 #include <fcntl.h>
-#include <pwd.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <cstring>
 #include <span>
 
-#include "broker/io/file_error.h"
+#include "broker/index/cache_file.h"
 #include "broker/source/image_folder_index.h"
 
 namespace penstock {
 namespace {
 
 constexpr uint64_t kMagic = 0x5844494b54534e50;  // "PNSTKIDX"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 
 struct FileHeader {
   uint64_t magic;
@@ -44,13 +40,6 @@ static_assert(sizeof(FileHeader) == 80);
 static_assert(sizeof(FolderIndex::Folder) == 24);
 static_assert(sizeof(FolderIndex::Class) == 16);
 
-struct FileCloser {
-  int fd;
-  ~FileCloser() {
-    if (fd >= 0) close(fd);
-  }
-};
-
 // The regions of the file after the header, in order. Index is FolderIndex or
 // const FolderIndex.
 template <typename Index, typename Byte>
@@ -68,26 +57,6 @@ std::array<std::span<Byte>, 7> Regions(Index& index) {
 uint32_t Checksum(uint32_t sum, std::span<const std::byte> bytes) {
   return static_cast<uint32_t>(
       crc32_z(sum, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
-}
-
-bool ReadAll(int fd, std::span<std::byte> out) {
-  while (!out.empty()) {
-    const ssize_t n = read(fd, out.data(), out.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    out = out.subspan(static_cast<size_t>(n));
-  }
-  return true;
-}
-
-bool WriteAll(int fd, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return false;
-    bytes = bytes.subspan(static_cast<size_t>(n));
-  }
-  return true;
 }
 
 // Takes count * bytes_each from *left; false if there is less.
@@ -161,58 +130,15 @@ bool IsValid(const FolderIndex& index) {
   return true;
 }
 
-// The first absolute path in an environment variable; systemd may set several,
-// separated by colons.
-std::string PathVariable(const char* name) {
-  const char* value = getenv(name);
-  if (value == nullptr || value[0] != '/') return "";
-  const std::string_view text(value);
-  return std::string(text.substr(0, text.find(':')));
-}
-
-std::string CacheFolder() {
-  if (std::string path = PathVariable("PENSTOCK_CACHE_DIR"); !path.empty()) {
-    return path;
-  }
-  if (std::string path = PathVariable("CACHE_DIRECTORY"); !path.empty()) {
-    return path;
-  }
-  if (std::string path = PathVariable("XDG_CACHE_HOME"); !path.empty()) {
-    return path + "/penstock";
-  }
-  std::string home = PathVariable("HOME");
-  if (home.empty()) return "";
-  return home + "/.cache/penstock";
-}
-
-// Like mkdir -p for file's folder; errors show at the open.
-void MakeFolderOf(const std::string& file) {
-  for (size_t slash = file.find('/', 1); slash != std::string::npos;
-       slash = file.find('/', slash + 1)) {
-    mkdir(file.substr(0, slash).c_str(), 0700);
-  }
-}
-
-// FNV-1a, 64 bits (isthe.com/chongo/tech/comp/fnv). A collision costs a scan,
-// because the file contains its root.
-uint64_t HashOf(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  return hash;
-}
-
 }  // namespace
 
 bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index) {
-  const FileCloser root_dir{
-      open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (root_dir.fd < 0) return false;
+  const Fd root_dir(open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!root_dir) return false;
   for (uint64_t i = 0; i < index.folders.size(); ++i) {
     const std::string path(index.FolderPath(i));
     struct stat st;
-    if (fstatat(root_dir.fd, path.c_str(), &st, AT_EMPTY_PATH) != 0 ||
+    if (fstatat(root_dir.get(), path.c_str(), &st, AT_EMPTY_PATH) != 0 ||
         !S_ISDIR(st.st_mode) || st.st_ino != index.folders[i].inode ||
         st.st_mtim.tv_sec * int64_t{1'000'000'000} + st.st_mtim.tv_nsec !=
             index.folders[i].mtime_ns) {
@@ -234,29 +160,19 @@ Status CheckSettled(const std::string& root, const FolderIndex& index,
 }
 
 std::string FolderCacheFile(const std::string& root) {
-  const std::string folder = CacheFolder();
-  if (folder.empty()) return "";
-  return Format("{}/image-folder-{:016x}.index", folder, HashOf(root));
+  return CachePath("image-folder", root);
 }
 
 std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
                                            const std::string& root) {
-  const FileCloser file{
-      open(cache_file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
-  struct stat st;
-  // A file written by others could name files that only the broker may read.
-  if (file.fd < 0 || fstat(file.fd, &st) != 0 || !S_ISREG(st.st_mode) ||
-      st.st_uid != geteuid() || (st.st_mode & (S_IWGRP | S_IWOTH)) != 0 ||
-      st.st_size < static_cast<off_t>(sizeof(FileHeader))) {
-    return std::nullopt;
-  }
+  std::optional<CacheReader> file = CacheReader::Open(cache_file);
   FileHeader header;
-  if (!ReadAll(file.fd, std::as_writable_bytes(std::span(&header, 1))) ||
+  if (!file || !file->Read(std::as_writable_bytes(std::span(&header, 1))) ||
       header.magic != kMagic || header.version != kVersion) {
     return std::nullopt;
   }
   // The sizes must add up to the file's, which bounds the memory.
-  uint64_t left = static_cast<uint64_t>(st.st_size) - sizeof(header);
+  uint64_t left = file->left();
   if (!TakeBytes(header.root_bytes, 1, &left) ||
       !TakeBytes(header.folders, sizeof(FolderIndex::Folder), &left) ||
       !TakeBytes(header.folder_path_bytes, 1, &left) ||
@@ -280,11 +196,11 @@ std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
   index.left_out.resize(header.left_out_bytes);
 
   const auto root_bytes = std::as_writable_bytes(std::span(cached_root));
-  if (!ReadAll(file.fd, root_bytes)) return std::nullopt;
+  if (!file->Read(root_bytes)) return std::nullopt;
   uint32_t sum = Checksum(0, root_bytes);
   for (const std::span<std::byte> region :
        Regions<FolderIndex, std::byte>(index)) {
-    if (!ReadAll(file.fd, region)) return std::nullopt;
+    if (!file->Read(region)) return std::nullopt;
     sum = Checksum(sum, region);
   }
   if (sum != header.checksum || cached_root != root || !IsValid(index) ||
@@ -316,24 +232,10 @@ Status WriteFolderCache(const std::string& cache_file, const std::string& root,
     header.checksum = Checksum(header.checksum, region);
   }
 
-  MakeFolderOf(cache_file);
-  std::string temporary = cache_file + ".XXXXXX";
-  const FileCloser file{mkostemp(temporary.data(), O_CLOEXEC)};
-  if (file.fd < 0) return OpenError(errno, temporary);
-  bool written = WriteAll(file.fd, std::as_bytes(std::span(&header, 1))) &&
-                 WriteAll(file.fd, std::as_bytes(std::span(root))) &&
-                 std::all_of(regions.begin(), regions.end(),
-                             [&file](std::span<const std::byte> region) {
-                               return WriteAll(file.fd, region);
-                             });
-  // No fsync: the checksum detects what a crash tears.
-  written = written && rename(temporary.c_str(), cache_file.c_str()) == 0;
-  if (!written) {
-    const Status status = OpenError(errno, temporary);
-    unlink(temporary.c_str());
-    return status;
-  }
-  return OkStatus();
+  std::vector<std::span<const std::byte>> all = {
+      std::as_bytes(std::span(&header, 1)), std::as_bytes(std::span(root))};
+  all.insert(all.end(), regions.begin(), regions.end());
+  return WriteCacheFile(cache_file, all);
 }
 
 }  // namespace penstock

@@ -21,9 +21,6 @@ namespace penstock {
 inline constexpr int kFolderDepthMax = 32;
 inline constexpr uint64_t kFoldersMax = uint64_t{1} << 22;
 inline constexpr uint64_t kPicturesMax = uint64_t{1} << 30;
-// A folder changed this shortly before it was read may change again without a
-// new modification time (ext3 and NFS servers count seconds).
-inline constexpr int64_t kSettledNs = 2'000'000'000;
 
 // Invariants (a cache file that violates them is refused):
 //   1. ends never decrease; the last one is the size of its text;
@@ -68,6 +65,8 @@ struct FolderIndex {
   }
   uint64_t ClassOf(uint64_t file) const;
   uint64_t MemoryBytes() const;
+  // Of the names of all pictures and classes.
+  std::string Fingerprint() const;
 
  private:
   static std::string_view Cut(std::string_view text, uint64_t begin,
@@ -88,9 +87,7 @@ bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index);
 Status CheckSettled(const std::string& root, const FolderIndex& index,
                     int64_t scan_start_ns);
 
-// The cache file for root's index: in $PENSTOCK_CACHE_DIR, else
-// $CACHE_DIRECTORY (systemd), else $XDG_CACHE_HOME/penstock, else
-// ~/.cache/penstock. Empty: no cache.
+// The cache file for root's index. Empty: no cache.
 std::string FolderCacheFile(const std::string& root);
 
 // Returns the index in cache_file if the file is complete, is for root, was

@@ -2,8 +2,8 @@
 // stat(2) only on symbolic links without a picture's name (they may be
 // folders), so a million files cost their directory entries.
 //
-// Threads: each claims class folders from a counter; a ClassScan is written by
-// the thread that claimed it and read after the join.
+// Threads: InParallel over class folders; a ClassScan is written by one thread
+// and read after all have ended.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,20 +12,19 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <system_error>
-#include <thread>
 
+#include "broker/index/fingerprint.h"
+#include "broker/index/in_parallel.h"
 #include "broker/io/file_error.h"
 #include "broker/source/image_folder_index.h"
 
 namespace penstock {
 namespace {
 
-constexpr std::array<std::string_view, 3> kExtensions = {"jpg", "jpeg", "jpe"};
-// Opening a folder on a network file system is mostly waiting: more threads
-// than cores pay.
-constexpr unsigned kThreadsMin = 4;
-constexpr unsigned kThreadsMax = 16;
+// What decode_image decodes. With another list the index cache has another
+// version: an old index lacks files.
+constexpr std::array<std::string_view, 7> kExtensions = {
+    "jpg", "jpeg", "jpe", "png", "webp", "tif", "tiff"};
 constexpr uint64_t kCountedAtOnce = 256;
 
 enum class Entry { kFolder, kPicture, kOther };
@@ -130,7 +129,6 @@ struct ClassScan {
   std::vector<WalkedFolder> folders;
   uint64_t others = 0;  // files that are not pictures
   std::string an_other;
-  Status status;
 
   std::string_view Path(const File& file) const {
     return std::string_view(text).substr(file.begin, file.size);
@@ -180,12 +178,10 @@ class FolderScan {
 
   StatusOr<FolderIndex> Run() {
     PENSTOCK_RETURN_IF_ERROR(ListClasses());
-    WalkClasses();
+    PENSTOCK_RETURN_IF_ERROR(InParallel(
+        classes_.size(), [this](size_t i) { return WalkClass(&classes_[i]); }));
     uint64_t files = 0;
-    for (const ClassScan& scan : classes_) {
-      if (!scan.status.ok()) return scan.status;
-      files += scan.files.size();
-    }
+    for (const ClassScan& scan : classes_) files += scan.files.size();
     const std::string others = Others();
     if (files == 0) {
       return InvalidArgumentError(
@@ -200,9 +196,8 @@ class FolderScan {
 
  private:
   Status ListClasses();
-  void WalkClasses();
   Status WalkClass(ClassScan* scan);
-  // "2 other files, like cat/1.png"; "": none.
+  // "2 other files, like cat/1.gif"; "": none.
   std::string Others() const;
   FolderIndex Join(uint64_t files);
   // Whether a link leads back to a folder above it.
@@ -259,34 +254,6 @@ Status FolderScan::ListClasses() {
       classes_.begin(), classes_.end(),
       [](const ClassScan& a, const ClassScan& b) { return a.name < b.name; });
   return OkStatus();
-}
-
-void FolderScan::WalkClasses() {
-  // Relaxed: the claims need only be unique; the join publishes the results.
-  std::atomic<size_t> claimed{0};
-  std::atomic<bool> failed{false};
-  const auto work = [&] {
-    while (!failed.load(std::memory_order_relaxed)) {
-      const size_t i = claimed.fetch_add(1, std::memory_order_relaxed);
-      if (i >= classes_.size()) return;
-      classes_[i].status = WalkClass(&classes_[i]);
-      if (!classes_[i].status.ok()) {
-        failed.store(true, std::memory_order_relaxed);
-      }
-    }
-  };
-  const size_t wanted =
-      std::clamp(std::thread::hardware_concurrency(), kThreadsMin, kThreadsMax);
-  std::vector<std::thread> threads;
-  try {
-    for (size_t i = 1; i < std::min(wanted, classes_.size()); ++i) {
-      threads.emplace_back(work);
-    }
-  } catch (const std::system_error&) {
-    // A limit on threads: this thread and those that started do all the work.
-  }
-  work();
-  for (std::thread& thread : threads) thread.join();
 }
 
 Status FolderScan::WalkClass(ClassScan* scan) {
@@ -441,6 +408,18 @@ uint64_t FolderIndex::MemoryBytes() const {
          classes.capacity() * sizeof(Class) + class_names.capacity() +
          file_path_ends.capacity() * sizeof(uint64_t) + file_paths.capacity() +
          left_out.capacity();
+}
+
+std::string FolderIndex::Fingerprint() const {
+  penstock::Fingerprint fingerprint("image_folder");
+  for (const Class& one : classes) {
+    fingerprint.Add(one.name_end);
+    fingerprint.Add(one.files_end);
+  }
+  fingerprint.Add(class_names);
+  fingerprint.Add(std::as_bytes(std::span(file_path_ends)));
+  fingerprint.Add(file_paths);
+  return fingerprint.Hex();
 }
 
 StatusOr<FolderIndex> ScanFolder(const std::string& root,

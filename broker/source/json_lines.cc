@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "broker/declare/declaration.h"
-#include "broker/source/data_file.h"
-#include "broker/source/line_index.h"
+#include "broker/index/index.h"
 #include "broker/source/number.h"
+#include "broker/source/text_scan.h"
 
 namespace penstock {
 namespace {
@@ -111,9 +111,22 @@ std::string StoreNumbers(Element element, DType dtype,
                 items < shape.front() ? Format("one of {}", items) : "more");
 }
 
+// Without the empty lines at its end.
+Status FindLines(ScannedFile* file, RecordSink* lines) {
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t begin, FindText(file));
+  size_t blanks = 0;  // up to here
+  PENSTOCK_RETURN_IF_ERROR(
+      ScanLines(file, begin, FindNewline, [&](const ScannedLine& line) {
+        blanks = line.is_blank ? blanks + 1 : 0;
+        return lines->Add(line.offset, line.bytes);
+      }));
+  lines->Drop(blanks);
+  return OkStatus();
+}
+
 class JsonLines final : public Source {
  public:
-  JsonLines(const JsonLinesSource& spec, LineIndex lines)
+  JsonLines(const JsonLinesSource& spec, Index lines)
       : rows_(spec.fields, spec.longer), lines_(std::move(lines)) {
     for (const auto& [name, field] : spec.fields) {
       pointers_.push_back(field.from.empty() ? std::vector<std::string>{name}
@@ -121,30 +134,34 @@ class JsonLines final : public Source {
     }
   }
 
-  uint64_t record_count() const override { return lines_.count(); }
+  uint64_t record_count() const override { return lines_.records(); }
   const RawSpec& raw_spec() const override { return rows_.raw_spec(); }
   uint64_t memory_bytes() const override { return lines_.memory_bytes(); }
   bool Changed() const override { return lines_.Changed(); }
   std::string io() const override { return IoText(0); }
+  std::string fingerprint() const override { return lines_.fingerprint(); }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
-    lines_.Locate(record, kParsedLineBytesMax + 1, request);
+    const Index::Record line = lines_.At(record);
+    line.file->Locate(
+        line.offsets[0],
+        std::min<uint64_t>(line.bytes[0], kParsedLineBytesMax + 1), request);
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte> read,
+  Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
-    std::string_view line(reinterpret_cast<const char*>(read.data()),
-                          read.size());
-    // Behind it are empty lines.
-    line = line.substr(0, line.find('\n'));
+    const std::string_view line(
+        reinterpret_cast<const char*>(read.bytes.data()), read.bytes.size());
     Status status;
     if (line.size() > kParsedLineBytesMax) {
       status = DataLossError("a line of {} bytes; at most {} are parsed",
-                             lines_.At(record).bytes, kParsedLineBytesMax);
+                             lines_.At(record).bytes[0], kParsedLineBytesMax);
+    } else if (line.find('\n') != line.npos) {
+      status = DataLossError("the file has changed since it was opened");
     } else if (const auto bad = FindNotUtf8(line)) {
       status = DataLossError("not UTF-8 at offset {} of the file",
-                             lines_.At(record).offset + *bad);
+                             lines_.At(record).offsets[0] + *bad);
     } else {
       status = ParseJsonLine(line, rows_, pointers_, scratch);
     }
@@ -154,14 +171,14 @@ class JsonLines final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const LineIndex::Line line = lines_.At(record);
-    return Format("{}, line {}", line.file->path(), line.number);
+    const Index::Record line = lines_.At(record);
+    return Format("{}, line {}", line.file->path(), line.number + 1);
   }
 
  private:
   const FieldRows rows_;
   std::vector<std::vector<std::string>> pointers_;  // of the fields
-  const LineIndex lines_;
+  const Index lines_;
 };
 
 }  // namespace
@@ -244,8 +261,9 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
               "{files: a.jsonl, fields: {label: {dtype: int64}, text: "
               "{max_bytes: 512, pointer: /body/text, default: ''}}}")
           .Required("files", &JsonLinesSource::files, Files(),
-                    "where they are, in UTF-8; not unpacked. Empty lines at "
-                    "the end are left out")
+                    std::string(kFilesText) +
+                        "; in UTF-8, not unpacked. Empty lines at the end are "
+                        "left out")
           .Required(
               "fields", &JsonLinesSource::fields,
               TextFields("pointer",
@@ -266,19 +284,9 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> JsonLinesSource::Open(
     OpenProgress* progress) const {
-  std::vector<TextFile> opened;
-  for (const std::string& path : files) {
-    PENSTOCK_ASSIGN_OR_RETURN(TextFile file, OpenTextFile(path, progress));
-    opened.push_back(std::move(file));
-  }
-  LineIndex lines(LineIndex::Blank::kTrimmed);
-  for (TextFile& each : opened) {
-    PENSTOCK_RETURN_IF_ERROR(
-        lines.AddFile(std::move(each.file), each.begin, FindNewline, progress));
-  }
-  if (lines.count() == 0) {
-    return InvalidArgumentError("json_lines: no line in {}", files.front());
-  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Index lines,
+      Index::Open(files, {.kind = "json_lines", .scan = FindLines}, progress));
   return std::unique_ptr<Source>(new JsonLines(*this, std::move(lines)));
 }
 

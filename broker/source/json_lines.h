@@ -2,13 +2,14 @@
 #ifndef BROKER_SOURCE_JSON_LINES_H_
 #define BROKER_SOURCE_JSON_LINES_H_
 
+#include "broker/index/file_patterns.h"
 #include "broker/source/source.h"
 #include "broker/source/text_field.h"
 
 namespace penstock {
 
 struct JsonLinesSource {
-  std::vector<std::string> files;
+  FilePatterns files;
   FeatureValues<TextField> fields;  // from: a JSON Pointer (RFC 6901)
   LongerText longer = LongerText::kFail;
   bool operator==(const JsonLinesSource&) const = default;

@@ -13,12 +13,15 @@
 #include "broker/source/json_lines.h"
 #include "broker/source/npy.h"
 #include "broker/source/npz.h"
+#include "broker/source/python_dataset.h"
 #include "broker/source/range.h"
 #include "broker/source/stream.h"
 #include "broker/source/synthetic.h"
 #include "broker/source/tensors.h"
 #include "broker/source/text_lines.h"
+#include "broker/source/tfrecord.h"
 #include "broker/source/tokens.h"
+#include "broker/source/webdataset.h"
 
 namespace penstock {
 
@@ -32,6 +35,9 @@ using SourceSpec = std::variant<  //
     TokensSource,                 //
     NpySource,                    //
     NpzSource,                    //
+    TfrecordSource,               //
+    WebdatasetSource,             //
+    PythonDatasetSource,          //
     RangeSource,                  //
     TensorsSource,                //
     SyntheticSource,              //
@@ -42,8 +48,10 @@ using SourceSpec = std::variant<  //
 // Errors name the file and a remedy: NotFound, PermissionDenied (with the
 // broker's user, and `penstock run` as a remedy), DataLoss, InvalidArgument (an
 // empty folder, files that do not belong together), Cancelled.
-StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
-                                             OpenProgress* progress);
+// functions: the code that it may run.
+StatusOr<std::unique_ptr<Source>> OpenSource(
+    const SourceSpec& spec, OpenProgress* progress,
+    const FunctionOptions& functions = {});
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_KINDS_H_

@@ -3,13 +3,13 @@
 #define BROKER_SOURCE_NPY_H_
 
 #include "broker/declare/value_type.h"
-#include "broker/source/data_file.h"
+#include "broker/index/data_files.h"
 #include "broker/source/source.h"
 
 namespace penstock {
 
 struct NpySource {
-  FeatureValues<std::vector<std::string>> features;  // their files
+  FeatureValues<FilePatterns> features;  // their files
   Io io = Io::kAuto;
   bool operator==(const NpySource&) const = default;
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "broker/source/data_file.h"
+#include "broker/index/data_file.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 

@@ -68,7 +68,9 @@ const Declaration<NpzSource>& NpzSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> NpzSource::Open(
     OpenProgress* progress) const {
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile opened, DataFile::Open(file));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile only, DataFile::Open(file));
+  std::vector<DataFiles> files;
+  const DataFile& opened = files.emplace_back(std::move(only))[0];
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<ZipMember> members,
                             ReadZipDirectory(opened, progress));
   std::vector<ArrayFeature> arrays;
@@ -84,10 +86,8 @@ StatusOr<std::unique_ptr<Source>> NpzSource::Open(
     PENSTOCK_ASSIGN_OR_RETURN(
         const NpyHeader header,
         ReadNpyHeader(name, opened, data_at, member.bytes, progress));
-    PENSTOCK_RETURN_IF_ERROR(array.Append(name, 0, data_at, header));
+    PENSTOCK_RETURN_IF_ERROR(array.Append(name, opened, data_at, header));
   }
-  std::vector<DataFile> files;
-  files.push_back(std::move(opened));
   return OpenArrays(std::move(files), std::move(arrays), io, progress);
 }
 

@@ -3,7 +3,7 @@
 #define BROKER_SOURCE_NPZ_H_
 
 #include "broker/declare/value_type.h"
-#include "broker/source/data_file.h"
+#include "broker/index/data_file.h"
 #include "broker/source/source.h"
 
 namespace penstock {

@@ -23,7 +23,7 @@ class Range final : public Source {
     request->kind = ReadRequest::Kind::kNone;
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte>,
+  Status Unpack(uint64_t record, const ReadBytes&,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
     const int64_t value = Value(record);

@@ -3,11 +3,19 @@
 namespace penstock {
 
 StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
-                                             OpenProgress* progress) {
+                                             OpenProgress* progress,
+                                             const FunctionOptions& functions) {
   OpenProgress unwatched;
   if (progress == nullptr) progress = &unwatched;
   return std::visit(
-      [progress](const auto& kind) { return kind.Open(progress); }, spec);
+      [&](const auto& kind) {
+        if constexpr (requires { kind.Open(progress, functions); }) {
+          return kind.Open(progress, functions);
+        } else {
+          return kind.Open(progress);
+        }
+      },
+      spec);
 }
 
 }  // namespace penstock

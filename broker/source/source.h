@@ -6,17 +6,17 @@
 #ifndef BROKER_SOURCE_SOURCE_H_
 #define BROKER_SOURCE_SOURCE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "broker/index/open_progress.h"
 #include "broker/io/read_request.h"
+#include "broker/user_code/trusted_code.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 
@@ -48,13 +48,15 @@ class Source {
   // Broker memory that it keeps (index, inline values, unpacked files).
   virtual uint64_t memory_bytes() const = 0;
 
-  // Fills *request for record (< record_count()).
+  // Fills *request for record (< record_count()). Either all records of a
+  // source are of kNone, or none: one of no bytes is a range of no bytes.
   virtual void Locate(uint64_t record, ReadRequest* request) const = 0;
 
   // Points *raw at the record's features. read: the result of the request
-  // (empty for kNone). scratch belongs to the calling worker and may grow. Both
-  // must outlive *raw. An error concerns the record: DataLoss.
-  virtual Status Unpack(uint64_t record, std::span<const std::byte> read,
+  // (empty for kNone), with the ends of its parts if it has several. scratch
+  // belongs to the calling worker and may grow. Both must outlive *raw. An
+  // error concerns the record: DataLoss.
+  virtual Status Unpack(uint64_t record, const ReadBytes& read,
                         std::vector<std::byte>* scratch,
                         RawRecord* raw) const = 0;
 
@@ -62,7 +64,37 @@ class Source {
   // it. May check every folder.
   virtual bool Changed() const { return false; }
 
-  // For messages: the file (and offset) of the record.
+  // ---- records that another process makes
+
+  struct Wanted {
+    uint64_t record = 0;
+    uint64_t pass = 0;  // of the data; its random numbers depend on it
+    bool operator==(const Wanted&) const = default;
+  };
+  // A worker's part of such a source, with its process. Not thread-safe.
+  class Maker {
+   public:
+    virtual ~Maker() = default;
+    // These rows will be wanted next, in this order.
+    virtual void Expect(uint64_t seed, std::span<const Wanted> wanted) = 0;
+    // Points *raw at the features of a record; valid until the next call.
+    // Errors of the record: DataLoss, DeadlineExceeded. Others: InvalidArgument
+    // (the dataset cannot be loaded), Cancelled, ...
+    virtual Status Make(uint64_t seed, const Wanted& wanted,
+                        RawRecord* raw) = 0;
+  };
+  // nullptr: records are located and unpacked.
+  virtual std::unique_ptr<Maker> MakeMaker(Cancelled) const { return nullptr; }
+  // The longest that Make waits; 0: there is no Maker.
+  virtual uint64_t wait_ns() const { return 0; }
+  // How many workers make records; 0: as many as there are.
+  virtual uint32_t processes() const { return 0; }
+  // How features are nested in a sample, as JSON (python_dataset.py); "": not.
+  virtual std::string structure() const { return {}; }
+
+  // ---- for people and messages
+
+  // The file (and offset) of the record.
   virtual std::string Describe(uint64_t record) const = 0;
 
   // How records are read, for people; "" if nothing is read.
@@ -75,19 +107,16 @@ class Source {
   // The names of label values, if known (class folders).
   virtual std::vector<std::string> class_names() const { return {}; }
 
-  // Describes skipped files of other kinds, for people.
-  virtual std::string left_out() const { return {}; }
-};
+  // What works, but not as it should, for people.
+  virtual std::string warning() const { return {}; }
 
-// Progress and cancellation of a long opening.
-struct OpenProgress {
-  std::atomic<uint64_t> done{0};   // files, records or bytes so far
-  std::atomic<uint64_t> total{0};  // 0: not known
-  std::atomic<bool> cancel{false};
-  // Called before a source keeps much in memory; an error ends the opening.
-  std::function<Status(uint64_t bytes)> reserve = [](uint64_t) {
-    return OkStatus();
-  };
+  // Describes skipped files or records, for people.
+  virtual std::string left_out() const { return {}; }
+
+  // The same on every host that has the same files, whatever their folder;
+  // "": the spec says it all, or it is not known. May take a pass over the
+  // index.
+  virtual std::string fingerprint() const { return {}; }
 };
 
 }  // namespace penstock

@@ -25,8 +25,8 @@ class Stream final : public Source {
   void Locate(uint64_t, ReadRequest* request) const override {
     request->kind = ReadRequest::Kind::kNone;
   }
-  Status Unpack(uint64_t record, std::span<const std::byte>,
-                std::vector<std::byte>*, RawRecord*) const override {
+  Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
+                RawRecord*) const override {
     return InternalError("{} is its job's", Describe(record));
   }
   std::string Describe(uint64_t record) const override {

@@ -108,7 +108,7 @@ class Synthetic final : public Source {
     request->kind = ReadRequest::Kind::kNone;
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte>,
+  Status Unpack(uint64_t record, const ReadBytes&,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
     const uint64_t end_ns = cost_ns_ == 0 ? 0 : ThreadCpuNs() + cost_ns_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -56,6 +57,31 @@ StatusOr<int64_t> ReadWhole(const YamlValue& value) {
   int64_t number = 0;
   PENSTOCK_RETURN_IF_ERROR(type.Read(value, &number));
   return number;
+}
+
+// What to write instead of a value that ReadNumber refused.
+std::string WayOut(const YamlValue& value, DType dtype) {
+  double number = 0;
+  if (value.IsNumber(&number)) {
+    return dtype == DType::kBool
+               ? "write all as true or false, or all as numbers"
+               : Format("{} cannot hold it, give another `dtype`",
+                        DTypeName(dtype));
+  }
+  if (value.IsBool()) return "write 1 or 0, or all as true or false";
+  std::string text;
+  if (!value.String(&text).ok()) return "each row needs a value";
+  if (text.find_first_not_of("0123456789.eE+-") == std::string::npos) {
+    return "write a number of that range, without quotes";
+  }
+  text.erase(0, text.find_first_not_of("+-."));
+  for (char& c : text) c = static_cast<char>(std::tolower(c));
+  if (text == "nan" || text == "inf" || text == "infinity") {
+    return "a spec has no NaN and no infinity: leave the row out, or put the "
+           "values into a file (`fixed_length_records`)";
+  }
+  return "text is no value: number the texts, or put them into a file "
+         "(`text_lines`)";
 }
 
 template <typename T>
@@ -203,8 +229,13 @@ Status ReadTensor(const YamlValue& values, std::optional<DType> dtype,
   const size_t value_bytes = DTypeBytes(*dtype);
   tensor->data.resize(numbers.size() * value_bytes);
   for (size_t i = 0; i < numbers.size(); ++i) {
-    PENSTOCK_RETURN_IF_ERROR(
-        ReadNumber(numbers[i], *dtype, tensor->data.data() + i * value_bytes));
+    const Status status =
+        ReadNumber(numbers[i], *dtype, tensor->data.data() + i * value_bytes);
+    if (status.ok()) continue;
+    return Status(status.code(),
+                  Format("{} in row {} (from 0): {}", status.message(),
+                         i / (numbers.size() / shape.front()),
+                         WayOut(numbers[i], *dtype)));
   }
   tensor->feature.dtype = *dtype;
   tensor->feature.shape.assign(shape.begin() + 1, shape.end());

@@ -4,6 +4,7 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/source/tensor_values.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -28,8 +29,8 @@ class Tensors final : public Source {
     request->kind = ReadRequest::Kind::kNone;
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte>,
-                std::vector<std::byte>*, RawRecord* raw) const override {
+  Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
+                RawRecord* raw) const override {
     raw->resize(tensors_.size());
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const uint64_t bytes = tensors_[i].data.size() / rows_;
@@ -71,8 +72,8 @@ Status ReadTensors(const YamlValue& features, TensorsSource* out) {
     PENSTOCK_RETURN_IF_ERROR(
         ReadTensor(values, dtype, kShapeDimensionsMax, &tensor, &rows));
     if (i > 0 && rows != out->rows) {
-      return values.Error(
-          Format("{} rows, but '{}' has {}", rows, features.Key(0), out->rows));
+      return values.Error(Format("{}, but '{}' has {}", Counted(rows, "row"),
+                                 features.Key(0), out->rows));
     }
     out->rows = rows;
   }

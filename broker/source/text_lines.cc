@@ -1,13 +1,17 @@
-// A line ends at "\n" or "\r\n"; the last one may lack it.
+// The files are read once when they are opened, to find their lines. A line
+// ends at "\n" or "\r\n"; the last one may lack it.
 #include "broker/source/text_lines.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/index.h"
 #include "broker/io/read.h"
-#include "broker/source/data_file.h"
-#include "broker/source/line_index.h"
+#include "broker/source/text_scan.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -15,38 +19,88 @@ namespace {
 // Two bytes of a line's end are read with it.
 constexpr uint64_t kMaxBytesMax = kRecordBytesMax - 2;
 
+Status FindLines(ScannedFile* file, RecordSink* lines) {
+  return ScanLines(file, 0, FindNewline, [lines](const ScannedLine& line) {
+    return lines->Add(line.offset, line.bytes);
+  });
+}
+
+// Lines of more than max_bytes, and the longest.
+struct LongLines {
+  uint64_t lines = 0;
+  uint64_t bytes = 0;
+  uint64_t longest = 0;  // its record
+};
+
+LongLines FindLongLines(const Index& index, uint64_t max_bytes) {
+  LongLines found;
+  for (uint64_t record = 0; record < index.records(); ++record) {
+    const Index::Record line = index.At(record);
+    uint64_t bytes = line.bytes[0];
+    if (bytes <= max_bytes) continue;
+    // A "\r" there belongs to its end; a byte that cannot be read is none.
+    char last = 0;
+    if (pread(line.file->fd(), &last, 1,
+              static_cast<off_t>(line.offsets[0] + bytes - 1)) == 1 &&
+        last == '\r') {
+      --bytes;
+    }
+    if (bytes <= max_bytes) continue;
+    ++found.lines;
+    if (bytes > found.bytes) found = {found.lines, bytes, record};
+  }
+  return found;
+}
+
 class TextLines final : public Source {
  public:
-  TextLines(const TextLinesSource& spec, LineIndex lines)
+  TextLines(const TextLinesSource& spec, Index index)
       : max_bytes_(spec.max_bytes),
         cuts_(spec.longer == TextLinesSource::Longer::kCut),
-        lines_(std::move(lines)),
+        index_(std::move(index)),
+        longer_(FindLongLines(index_, max_bytes_)),
         raw_spec_(
             {{{"text", DType::kUint8, {static_cast<int64_t>(spec.max_bytes)}},
               false},
              {{"bytes", DType::kInt64, {}}, false}}) {}
 
-  uint64_t record_count() const override { return lines_.count(); }
+  uint64_t record_count() const override { return index_.records(); }
   const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return lines_.memory_bytes(); }
-  bool Changed() const override { return lines_.Changed(); }
+  uint64_t memory_bytes() const override { return index_.memory_bytes(); }
+  bool Changed() const override { return index_.Changed(); }
   std::string io() const override { return IoText(0); }
+  std::string fingerprint() const override { return index_.fingerprint(); }
 
-  void Locate(uint64_t record, ReadRequest* request) const override {
-    // With a "\r" that belongs to its end.
-    lines_.Locate(record, max_bytes_ + 1, request);
+  std::string warning() const override {
+    if (longer_.lines == 0) return "";
+    return Format(
+        "{} longer than max_bytes ({}), the longest of {} bytes ({}): {}",
+        Counted(longer_.lines, "line is", "lines are"), max_bytes_,
+        longer_.bytes, Describe(longer_.longest),
+        cuts_ ? "the rest of each is cut off"
+              : "each is an error of its sample; make max_bytes larger, or cut "
+                "them with `longer: cut`");
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte> read,
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    const Index::Record line = index_.At(record);
+    // With a "\r" that belongs to its end.
+    line.file->Locate(line.offsets[0],
+                      std::min<uint64_t>(line.bytes[0], max_bytes_ + 1),
+                      request);
+  }
+
+  Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
-    uint64_t bytes = lines_.At(record).bytes;
-    if (!read.empty() &&
-        std::memchr(read.data(), '\n', read.size()) != nullptr) {
+    uint64_t bytes = index_.At(record).bytes[0];
+    if (!read.bytes.empty() &&
+        std::memchr(read.bytes.data(), '\n', read.bytes.size()) != nullptr) {
       return DataLossError("{}: the file has changed since it was opened",
                            Describe(record));
     }
-    if (bytes > 0 && bytes == read.size() && read.back() == std::byte{'\r'}) {
+    if (bytes > 0 && bytes == read.bytes.size() &&
+        read.bytes.back() == std::byte{'\r'}) {
       --bytes;
     }
     if (bytes > max_bytes_ && !cuts_) {
@@ -58,7 +112,8 @@ class TextLines final : public Source {
     const int64_t kept = static_cast<int64_t>(std::min(bytes, max_bytes_));
     scratch->assign(max_bytes_ + sizeof(kept), std::byte{0});
     if (kept > 0) {
-      std::memcpy(scratch->data(), read.data(), static_cast<size_t>(kept));
+      std::memcpy(scratch->data(), read.bytes.data(),
+                  static_cast<size_t>(kept));
     }
     std::memcpy(scratch->data() + max_bytes_, &kept, sizeof(kept));
     const std::span<const std::byte> all = *scratch;
@@ -67,14 +122,15 @@ class TextLines final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const LineIndex::Line line = lines_.At(record);
-    return Format("{}, line {}", line.file->path(), line.number);
+    const Index::Record line = index_.At(record);
+    return Format("{}, line {}", line.file->path(), line.number + 1);
   }
 
  private:
   const uint64_t max_bytes_;
   const bool cuts_;
-  const LineIndex lines_;
+  const Index index_;
+  const LongLines longer_;
   const RawSpec raw_spec_;
 };
 
@@ -90,37 +146,28 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
           .Example("{path: [a.txt, b.txt], max_bytes: 512, longer: cut}")
           .Required(
               "path", &TextLinesSource::files, Files(),
-              "where they are; not unpacked. A line ends with \\n or \\r\\n, "
-              "the last one may lack it; an empty line is a row")
+              std::string(kFilesText) +
+                  "; not unpacked. A line ends with \\n or \\r\\n, the last "
+                  "one may lack it; an empty line is a row")
           .Required("max_bytes", &TextLinesSource::max_bytes,
                     WholeNumber<uint64_t>(1, kMaxBytesMax),
-                    "room for a line in each row")
+                    "room for a line in each row; `longer` says what becomes "
+                    "of a longer line")
           .Optional(
               "longer", &TextLinesSource::longer,
               Words<Longer>({{"fail", Longer::kFail}, {"cut", Longer::kCut}}),
-              "a longer line is an error of its sample (on_error "
-              "applies), or loses its end, perhaps within a character");
+              "a line of more than max_bytes is an error of its sample "
+              "(on_error applies), or loses its end, perhaps within a "
+              "character; `penstock check` counts them");
   return declared;
 }
 
 StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
     OpenProgress* progress) const {
-  std::vector<DataFile> opened;
-  for (const std::string& path : files) {
-    PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
-    progress->total.fetch_add(file.bytes(),
-                              std::memory_order_relaxed);  // only displayed
-    opened.push_back(std::move(file));
-  }
-  LineIndex lines(LineIndex::Blank::kKept);
-  for (DataFile& file : opened) {
-    PENSTOCK_RETURN_IF_ERROR(
-        lines.AddFile(std::move(file), 0, FindNewline, progress));
-  }
-  if (lines.count() == 0) {
-    return InvalidArgumentError("text_lines: no line in {}", files.front());
-  }
-  return std::unique_ptr<Source>(new TextLines(*this, std::move(lines)));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Index index,
+      Index::Open(files, {.kind = "text_lines", .scan = FindLines}, progress));
+  return std::unique_ptr<Source>(new TextLines(*this, std::move(index)));
 }
 
 }  // namespace penstock

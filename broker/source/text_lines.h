@@ -3,6 +3,7 @@
 #ifndef BROKER_SOURCE_TEXT_LINES_H_
 #define BROKER_SOURCE_TEXT_LINES_H_
 
+#include "broker/index/file_patterns.h"
 #include "broker/source/source.h"
 
 namespace penstock {
@@ -10,7 +11,7 @@ namespace penstock {
 struct TextLinesSource {
   enum class Longer { kFail, kCut };
 
-  std::vector<std::string> files;
+  FilePatterns files;
   uint64_t max_bytes = 0;
   Longer longer = Longer::kFail;  // a line of more than max_bytes
   bool operator==(const TextLinesSource&) const = default;

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 #include "broker/source/concatenation.h"
 #include "broker/source/npy_header.h"
@@ -70,17 +71,16 @@ size_t Convert(Stored stored, const std::byte* from, size_t tokens,
   return 0;
 }
 
-struct TokenFile {
-  DataFile file;
+// What a file has.
+struct FileTokens {
   Stored stored;
   uint64_t data_at;
   uint64_t tokens;
 };
 
-StatusOr<TokenFile> OpenTokenFile(const TokensSource& spec,
-                                  const std::string& path,
-                                  OpenProgress* progress) {
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path));
+StatusOr<FileTokens> FindTokens(const TokensSource& spec, const DataFile& file,
+                                OpenProgress* progress) {
+  const std::string& path = file.path();
   std::byte magic[kNpyMagicBytes];
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
                             file.Read(0, magic, progress));
@@ -100,7 +100,7 @@ StatusOr<TokenFile> OpenTokenFile(const TokensSource& spec,
       return InvalidArgumentError("{}: `dtype: {}`, but it says {}", path,
                                   Of(*spec.dtype).name, kind->name);
     }
-    return TokenFile{std::move(file), stored, header.bytes, header.shape[0]};
+    return FileTokens{stored, header.bytes, header.shape[0]};
   }
   const Stored stored = spec.dtype.value_or(Stored::kUint16);
   const uint64_t data =
@@ -111,14 +111,14 @@ StatusOr<TokenFile> OpenTokenFile(const TokensSource& spec,
         file.bytes(), data % Of(stored).bytes, Of(stored).name,
         Of(stored).bytes);
   }
-  return TokenFile{std::move(file), stored, spec.header_bytes,
-                   data / Of(stored).bytes};
+  return FileTokens{stored, spec.header_bytes, data / Of(stored).bytes};
 }
 
 class Tokens final : public Source {
  public:
-  Tokens(const TokensSource& spec, Stored stored)
-      : stored_(stored),
+  Tokens(const TokensSource& spec, DataFiles files, Stored stored)
+      : files_(std::move(files)),
+        stored_(stored),
         output_dtype_(spec.output_dtype),
         as_stored_(Of(stored).name == DTypeName(output_dtype_)),
         length_(spec.sequence_length),
@@ -131,33 +131,35 @@ class Tokens final : public Source {
     }
   }
 
-  Status AddFile(TokenFile file) {
+  // Of the next file.
+  Status Add(const FileTokens& file) {
     if (file.tokens < tokens_read_) {
       return InvalidArgumentError(
           "{} has {} tokens, fewer than a sequence ({}{}); leave it out, or "
           "join short files",
-          file.file.path(), file.tokens, tokens_read_,
+          files_[data_at_.size()].path(), file.tokens, tokens_read_,
           tokens_read_ == length_ ? "" : ", the last target included");
     }
     PENSTOCK_RETURN_IF_ERROR(
         sequences_.Append((file.tokens - tokens_read_) / stride_ + 1));
-    files_.push_back(std::move(file));
+    data_at_.push_back(file.data_at);
     return OkStatus();
   }
-
-  // For a sequence.
-  uint64_t BytesRead() const { return tokens_read_ * Of(stored_).bytes; }
+  Status ChooseIo(Io io) { return files_.ChooseIo(io, BytesRead()); }
 
   uint64_t record_count() const override { return sequences_.count(); }
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override { return 0; }
-  bool Changed() const override {
-    return std::any_of(files_.begin(), files_.end(), [](const TokenFile& each) {
-      return each.file.Changed();
-    });
-  }
-  std::string io() const override {
-    return IoText(files_.front().file.align());
+  bool Changed() const override { return files_.Changed(); }
+  std::string io() const override { return IoText(files_[0].align()); }
+  std::string fingerprint() const override {
+    Fingerprint fingerprint("tokens");
+    fingerprint.Add(static_cast<uint64_t>(stored_));
+    fingerprint.Add(tokens_read_);
+    fingerprint.Add(stride_);
+    fingerprint.Add(std::as_bytes(std::span(data_at_)));
+    fingerprint.Add(files_);
+    return fingerprint.Hex();
   }
   std::optional<size_t> plain_feature() const override {
     if (!as_stored_ || raw_spec_.size() != 1) return std::nullopt;
@@ -169,17 +171,17 @@ class Tokens final : public Source {
     place.file->Locate(place.offset, BytesRead(), request);
   }
 
-  Status Unpack(uint64_t record, std::span<const std::byte> read,
+  Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
-    std::span<const std::byte> tokens = read;
+    std::span<const std::byte> tokens = read.bytes;
     const uint64_t token_bytes = DTypeBytes(output_dtype_);
     if (!as_stored_) {
       scratch->resize(tokens_read_ * token_bytes);
       const size_t converted =
           (output_dtype_ == DType::kInt32
                ? Convert<int32_t>
-               : Convert<int64_t>)(stored_, read.data(), tokens_read_,
+               : Convert<int64_t>)(stored_, tokens.data(), tokens_read_,
                                    scratch->data());
       if (converted < tokens_read_) {
         return DataLossError(
@@ -210,12 +212,16 @@ class Tokens final : public Source {
     return spec.targets == TokensSource::Targets::kShifted;
   }
 
+  // For a sequence.
+  uint64_t BytesRead() const { return tokens_read_ * Of(stored_).bytes; }
+
   Place PlaceOf(uint64_t record) const {
-    const auto [part, sequence] = sequences_.Find(record);
-    const TokenFile& in = files_[part];
-    return {&in.file, in.data_at + sequence * stride_ * Of(stored_).bytes};
+    const auto [file, sequence] = sequences_.Find(record);
+    return {&files_[file],
+            data_at_[file] + sequence * stride_ * Of(stored_).bytes};
   }
 
+  DataFiles files_;
   const Stored stored_;
   const DType output_dtype_;
   const bool as_stored_;
@@ -223,7 +229,7 @@ class Tokens final : public Source {
   const uint64_t tokens_read_;  // of a sequence
   const uint64_t stride_;
   RawSpec raw_spec_;
-  std::vector<TokenFile> files_;
+  std::vector<uint64_t> data_at_;  // in each file
   Concatenation sequences_;
 };
 
@@ -241,7 +247,7 @@ const Declaration<TokensSource>& TokensSource::Declared() {
               "input [sequence_length]; unless targets: none, target "
               "[sequence_length]: the token after each")
           .Example("{files: [train_0.bin, train_1.bin], sequence_length: 1024}")
-          .Required("files", &TokensSource::files, Files(), "where they are")
+          .Required("files", &TokensSource::files, Files(), kFilesText)
           .Optional("dtype", &TokensSource::dtype, Maybe(StoredType()),
                     "of the tokens in the files; a .npy file says it itself, "
                     "of others it is uint16 by default")
@@ -267,26 +273,26 @@ const Declaration<TokensSource>& TokensSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> TokensSource::Open(
     OpenProgress* progress) const {
-  std::vector<TokenFile> opened;
-  uint64_t total_bytes = 0;
-  for (const std::string& path : files) {
-    PENSTOCK_ASSIGN_OR_RETURN(TokenFile file,
-                              OpenTokenFile(*this, path, progress));
-    total_bytes += file.file.bytes();
-    opened.push_back(std::move(file));
-    const Stored first = opened.front().stored;
-    if (opened.back().stored != first) {
+  PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
+                            DataFiles::Open(files, *progress));
+  std::vector<FileTokens> found;
+  for (const DataFile& file : opened) {
+    PENSTOCK_ASSIGN_OR_RETURN(found.emplace_back(),
+                              FindTokens(*this, file, progress));
+    const Stored first = found.front().stored;
+    if (found.back().stored != first) {
       return InvalidArgumentError(
           "{} has tokens of {}, but {} of {}; make a dataset of each",
-          files.front(), Of(first).name, path, Of(opened.back().stored).name);
+          opened[0].path(), Of(first).name, file.path(),
+          Of(found.back().stored).name);
     }
   }
-  auto source = std::make_unique<Tokens>(*this, opened.front().stored);
-  for (TokenFile& file : opened) {
-    PENSTOCK_RETURN_IF_ERROR(
-        file.file.ChooseIo(io, total_bytes, source->BytesRead()));
-    PENSTOCK_RETURN_IF_ERROR(source->AddFile(std::move(file)));
+  auto source =
+      std::make_unique<Tokens>(*this, std::move(opened), found.front().stored);
+  for (const FileTokens& file : found) {
+    PENSTOCK_RETURN_IF_ERROR(source->Add(file));
   }
+  PENSTOCK_RETURN_IF_ERROR(source->ChooseIo(io));
   return std::unique_ptr<Source>(std::move(source));
 }
 

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "broker/source/data_file.h"
+#include "broker/index/data_files.h"
 #include "broker/source/source.h"
 
 namespace penstock {
@@ -14,7 +14,7 @@ struct TokensSource {
   enum class Stored { kUint16, kUint32, kInt32, kInt64 };
   enum class Targets { kShifted, kNone };
 
-  std::vector<std::string> files;
+  FilePatterns files;
   std::optional<Stored> dtype;  // absent: what a .npy file says, else uint16
   uint64_t header_bytes = 0;    // skipped at the start of each raw file
   uint64_t sequence_length = 0;

@@ -48,9 +48,9 @@ Status Damaged(const DataFile& file, uint64_t offset, std::string_view what) {
 }
 
 // Exactly these bytes, which are within the file.
-StatusOr<std::vector<std::byte>> ReadBytes(const DataFile& file,
-                                           uint64_t offset, uint64_t bytes,
-                                           OpenProgress* progress) {
+StatusOr<std::vector<std::byte>> ReadAt(const DataFile& file, uint64_t offset,
+                                        uint64_t bytes,
+                                        OpenProgress* progress) {
   std::vector<std::byte> read(bytes);
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
                             file.Read(offset, read, progress));
@@ -73,7 +73,7 @@ StatusOr<Directory> FindDirectory(const DataFile& file,
       file.bytes(), kZip64LocatorBytes + kEndBytes + kCommentBytesMax);
   const uint64_t tail_at = file.bytes() - tail_bytes;
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::byte> tail,
-                            ReadBytes(file, tail_at, tail_bytes, progress));
+                            ReadAt(file, tail_at, tail_bytes, progress));
   // The last record whose comment ends with the file.
   std::optional<size_t> found;
   for (size_t at = tail.size() < kEndBytes ? 0 : tail.size() - kEndBytes + 1;
@@ -102,7 +102,7 @@ StatusOr<Directory> FindDirectory(const DataFile& file,
       return Damaged(file, locator_at, "its ZIP64 record is not before it");
     }
     PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::byte> zip64,
-                              ReadBytes(file, at, kZip64EndBytes, progress));
+                              ReadAt(file, at, kZip64EndBytes, progress));
     if (At<uint32_t>(zip64, 0) != kZip64End) {
       return Damaged(file, at, "wanted a ZIP64 record");
     }
@@ -162,7 +162,7 @@ StatusOr<std::vector<ZipMember>> ReadZipDirectory(const DataFile& file,
                             FindDirectory(file, progress));
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::vector<std::byte> bytes,
-      ReadBytes(file, directory.at, directory.bytes, progress));
+      ReadAt(file, directory.at, directory.bytes, progress));
   std::vector<ZipMember> members;
   std::unordered_set<std::string> names;
   size_t at = 0;
@@ -213,7 +213,7 @@ StatusOr<uint64_t> FindZipData(const DataFile& file, const ZipMember& member,
   }
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::vector<std::byte> header,
-      ReadBytes(file, member.header_at, kLocalHeaderBytes, progress));
+      ReadAt(file, member.header_at, kLocalHeaderBytes, progress));
   if (At<uint32_t>(header, 0) != kLocalHeader ||
       At<uint16_t>(header, 8) != member.method ||
       At<uint16_t>(header, 26) != member.name.size()) {

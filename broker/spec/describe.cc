@@ -168,10 +168,14 @@ StatusOr<std::string> DescribeSpec(const std::string& name) {
   if (name.empty()) return Overview();
   const std::vector<Described> all = AllDeclared();
   std::vector<std::string_view> names;
+  std::string pages;  // `python` is a source and an operation
   for (const Described& each : all) {
-    if (each.declared->name() == name) return Page(each);
     names.push_back(each.declared->name());
+    if (each.declared->name() != name) continue;
+    if (!pages.empty()) pages += "\n";
+    pages += Page(each);
   }
+  if (!pages.empty()) return pages;
   return InvalidArgumentError("nothing of a spec is named {}; {}", Quoted(name),
                               Suggestion(name, names));
 }

@@ -5,6 +5,7 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/transform/jpeg_decoder.h"
+#include "broker/transform/orientation.h"
 #include "broker/transform/path_builder.h"
 
 namespace penstock {
@@ -27,19 +28,31 @@ class DecodeStage final : public Stage {
 
   Status Run(std::span<const std::byte> in, const AugmentationKey& key,
              PathScratch& scratch, std::byte* out) const override {
-    JpegDecoder decoder;
-    PENSTOCK_RETURN_IF_ERROR(decoder.Begin(in));
-    const CropBox box =
-        ChooseCrop(op_.crop, decoder.size(), op_.size, {key, op_number_});
-    if (!op_.exact && op_.channels == 3 && decoder.HasParts() &&
-        BeginPart(box, key, scratch)) {
-      return RunPart(box, decoder, scratch, out);
+    PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PictureDecoder> decoder,
+                              OpenPicture(in));
+    const Orientation orientation =
+        op_.applies_orientation ? ReadOrientation(in) : Orientation();
+    const CropBox box = ChooseCrop(op_.crop, orientation.Turn(decoder->size()),
+                                   op_.size, {key, op_number_});
+    if (!op_.exact && op_.channels == 3 && orientation.is_upright()) {
+      if (JpegDecoder* const jpeg = decoder->AsJpeg(); jpeg == nullptr) {
+        if (BeginPart(box, 1, key, scratch)) {
+          return RunRows(*decoder, scratch, out);
+        }
+      } else if (jpeg->HasParts() &&
+                 BeginPart(box, Denominator(box), key, scratch)) {
+        return RunPart(box, *jpeg, scratch, out);
+      }
     }
-    if (!has_pass_) return RunWhole(box, decoder, scratch, out);
+    const auto run_exact = [&](std::byte* picture) {
+      return orientation.is_upright()
+                 ? RunWhole(box, *decoder, scratch, picture)
+                 : RunTurned(in, box, orientation, *decoder, scratch, picture);
+    };
+    if (!has_pass_) return run_exact(out);
     const size_t bytes = op_.size.height * op_.size.width * op_.channels;
     if (scratch.picture.size() < bytes) scratch.picture.resize(bytes);
-    PENSTOCK_RETURN_IF_ERROR(
-        RunWhole(box, decoder, scratch, scratch.picture.data()));
+    PENSTOCK_RETURN_IF_ERROR(run_exact(scratch.picture.data()));
     pass_.Run(scratch.picture.data(), key, out);
     return OkStatus();
   }
@@ -55,9 +68,8 @@ class DecodeStage final : public Stage {
     return denominator;
   }
 
-  bool BeginPart(const CropBox& box, const AugmentationKey& key,
-                 PathScratch& scratch) const {
-    const int denominator = Denominator(box);
+  bool BeginPart(const CropBox& box, int denominator,
+                 const AugmentationKey& key, PathScratch& scratch) const {
     const double scale = 1.0 / denominator;
     return scratch.rgbx.Begin(
         {.left = static_cast<double>(box.left) * scale,
@@ -67,7 +79,7 @@ class DecodeStage final : public Stage {
         op_.size, pass_.Mirrors(key));
   }
 
-  // Decodes only what the box needs.
+  // Decodes only what the box needs of a JPEG.
   Status RunPart(const CropBox& box, JpegDecoder& decoder, PathScratch& scratch,
                  std::byte* out) const {
     RgbxResampler& resampler = scratch.rgbx;
@@ -94,9 +106,31 @@ class DecodeStage final : public Stage {
     return decoder.FinishPart(row);
   }
 
+  // Decodes the rows down to the end of the box.
+  Status RunRows(PictureDecoder& decoder, PathScratch& scratch,
+                 std::byte* out) const {
+    RgbxResampler& resampler = scratch.rgbx;
+    PENSTOCK_RETURN_IF_ERROR(decoder.Start(RgbxResampler::kPixelBytes));
+    std::byte* const row = scratch.PictureRow(
+        (decoder.size().width + RgbxResampler::kRowSlackPixels) *
+        RgbxResampler::kPixelBytes);
+    const std::byte* const first_pixel =
+        row + resampler.first_column() * RgbxResampler::kPixelBytes;
+    int64_t out_row = 0;
+    for (int64_t y = 0; y < resampler.end_row(); ++y) {
+      PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row));
+      if (y < resampler.first_row()) continue;
+      resampler.AddRow(y, first_pixel);
+      while (const std::byte* rgbx = resampler.NextRow()) {
+        pass_.WriteRgbx(rgbx, out_row++, out);
+      }
+    }
+    return decoder.FinishPart(row);
+  }
+
   // Decodes every row, also outside the box: the errors of a file do not depend
   // on the part that an epoch uses.
-  Status RunWhole(const CropBox& box, JpegDecoder& decoder,
+  Status RunWhole(const CropBox& box, PictureDecoder& decoder,
                   PathScratch& scratch, std::byte* out) const {
     const ImageSize size = decoder.size();
     Resampler& resampler = scratch.resampler;
@@ -113,6 +147,40 @@ class DecodeStage final : public Stage {
     return decoder.Finish();
   }
 
+  // As RunWhole, of the picture turned upright: its box is in memory as a
+  // whole.
+  Status RunTurned(std::span<const std::byte> file, const CropBox& box,
+                   const Orientation& orientation, PictureDecoder& decoder,
+                   PathScratch& scratch, std::byte* out) const {
+    const ImageSize size = decoder.size();
+    const CropBox stored = orientation.TurnBack(box, size);
+    const int64_t pixel_bytes = op_.channels;
+    const auto box_bytes =
+        static_cast<uint64_t>(box.height * box.width * pixel_bytes);
+    PENSTOCK_RETURN_IF_ERROR(
+        CheckHeldBytes("a picture to be turned", box_bytes, file));
+    const auto upright = std::make_unique_for_overwrite<std::byte[]>(box_bytes);
+    PENSTOCK_RETURN_IF_ERROR(decoder.Start(op_.channels));
+    std::byte* const row =
+        scratch.PictureRow(static_cast<size_t>(size.width * pixel_bytes));
+    for (int64_t y = 0; y < size.height; ++y) {
+      PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row));
+      if (y < stored.top || y >= stored.top + stored.height) continue;
+      TurnRow(orientation, {.height = stored.height, .width = stored.width},
+              y - stored.top, op_.channels, row + stored.left * pixel_bytes,
+              upright.get());
+    }
+    PENSTOCK_RETURN_IF_ERROR(decoder.Finish());
+    Resampler& resampler = scratch.resampler;
+    PENSTOCK_RETURN_IF_ERROR(
+        resampler.Begin({.width = box.width, .height = box.height}, op_.size,
+                        op_.channels, out));
+    for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
+      resampler.AddRow(y, upright.get() + y * box.width * pixel_bytes);
+    }
+    return OkStatus();
+  }
+
   const DecodeImageOp op_;
   const uint32_t op_number_;
   PixelPass pass_;
@@ -124,7 +192,8 @@ class DecodeStage final : public Stage {
 const Declaration<DecodeImageOp>& DecodeImageOp::Declared() {
   static const auto declared =
       Declaration<DecodeImageOp>("decode_image",
-                                 "Decodes a picture, crops it and resizes it.")
+                                 "Decodes a picture (JPEG, PNG, WebP, TIFF), "
+                                 "crops it and resizes it.")
           .Gives("encoded → uint8 [h, w, c]")
           .Example("{size: 224, crop: random_resized}")
           .Optional("feature", &DecodeImageOp::feature, Name(), kFeatureText)
@@ -136,7 +205,11 @@ const Declaration<DecodeImageOp>& DecodeImageOp::Declared() {
                     Words<int>({{"rgb", 3}, {"gray", 1}}), "the colours")
           .Optional("exact", &DecodeImageOp::exact, Bool(),
                     "every pixel is decoded and has Pillow's value, at half "
-                    "the speed");
+                    "the speed")
+          .Optional("orientation", &DecodeImageOp::applies_orientation,
+                    Words<bool>({{"ignore", false}, {"apply", true}}),
+                    "EXIF's: the picture as it is stored, or turned upright "
+                    "before the crop is chosen");
   return declared;
 }
 

@@ -16,6 +16,7 @@ struct DecodeImageOp {
   ImageSize size;
   int channels = 3;    // 3: RGB, 1: gray
   bool exact = false;  // decode the whole picture, match Pillow's values
+  bool applies_orientation = false;  // EXIF's
   bool operator==(const DecodeImageOp&) const = default;
 
   static const Declaration<DecodeImageOp>& Declared();

@@ -45,7 +45,7 @@ class FeaturePaths {
 
   // Writes row features to out[i]: RowBytes() bytes, or the record's size if
   // encoded. DataLoss with the reason: the record is bad (truncated, not a
-  // JPEG); out then holds garbage.
+  // picture); out then holds garbage.
   virtual Status Run(const RawRecord& raw, const AugmentationKey& key,
                      Scratch& scratch,
                      std::span<std::byte* const> out) const = 0;

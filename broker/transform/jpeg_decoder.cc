@@ -4,12 +4,14 @@
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
-#include <string>
+#include <optional>
 #include <string_view>
 #include <vector>
 // After <cstdio>: they use FILE and size_t without including them.
 #include <jerror.h>
 #include <jpeglib.h>
+
+#include "broker/transform/sample_rows.h"
 
 namespace penstock {
 namespace {
@@ -17,71 +19,6 @@ namespace {
 using std::string_view_literals::operator""sv;
 
 constexpr int kEndOfImageMarker = 0xd9;
-
-struct Signature {
-  size_t offset;
-  std::string_view bytes;
-  std::string_view looks;
-};
-constexpr Signature kSignatures[] = {
-    {0, "\x89PNG"sv, "begins with PNG's signature"},
-    {0, "GIF8"sv, "begins with GIF's signature"},
-    {8, "WEBP"sv, "begins with WebP's signature"},
-    {0, "BM"sv, "begins with BMP's signature"},
-    {0, "II*\0"sv, "begins with TIFF's signature"},
-    {0, "MM\0*"sv, "begins with TIFF's signature"},
-    {4, "jP  "sv, "begins with JPEG 2000's signature"},
-    {0, "\xff\x4f\xff\x51"sv, "begins with JPEG 2000's signature"},
-    {4, "ftypavif"sv, "begins with AVIF's signature"},
-    {4, "ftyp"sv, "begins with HEIF's or MP4's signature"},
-    {0, "\x1f\x8b"sv, "begins with gzip's signature"},
-    {0, "%PDF"sv, "begins with PDF's signature"},
-    {0, "<!DOCTYPE"sv, "begins like a web page"},
-    {0, "<html"sv, "begins like a web page"},
-    {0, "<?xml"sv, "begins with an XML declaration"},
-    {0, "version https://git-lfs"sv, "is a Git LFS pointer, not its file"},
-    {0, "\0\0\0\0\0\0\0\0"sv, "begins with zeros"},
-};
-
-// Names the format of a file that is not a JPEG.
-std::string Looks(std::string_view file) {
-  for (const Signature& signature : kSignatures) {
-    if (file.size() >= signature.offset &&
-        file.substr(signature.offset).starts_with(signature.bytes)) {
-      return std::string(signature.looks);
-    }
-  }
-  std::string hex = "begins with";
-  for (const char byte : file.substr(0, 8)) {
-    hex += Format(" {:02x}", static_cast<unsigned char>(byte));
-  }
-  return hex;
-}
-
-// Pillow's product of two numbers in units of 1/255: round(a * b / 255).
-unsigned MultiplyUnit(unsigned a, unsigned b) {
-  const unsigned product = a * b + 128;
-  return (product + (product >> 8)) >> 8;
-}
-
-// Converts inverted CMYK, 4 bytes per pixel, to RGB or to ITU-R 601 luma.
-// Formulas: Pillow's convert("RGB") and convert("L").
-void ConvertCmykRow(const std::vector<JSAMPLE>& cmyk, int channels,
-                    std::byte* row) {
-  for (size_t i = 0; i + 3 < cmyk.size(); i += 4) {
-    const unsigned white = cmyk[i + 3];
-    unsigned rgb[3];
-    for (int c = 0; c < 3; ++c) {
-      rgb[c] = white - MultiplyUnit(255u - cmyk[i + c], white);
-    }
-    if (channels == 1) {
-      *row++ = static_cast<std::byte>(
-          (rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
-    } else {
-      for (const unsigned value : rgb) *row++ = static_cast<std::byte>(value);
-    }
-  }
-}
 
 }  // namespace
 
@@ -97,7 +34,8 @@ struct JpegDecoder::State {
   char failure[JMSG_LENGTH_MAX] = {};
   bool whole = false;  // the file's last bytes are an end marker
   int channels = 3;
-  std::vector<JSAMPLE> cmyk_row;  // empty unless the file is CMYK or YCCK
+  std::optional<SampleRows> cmyk;  // if the file is CMYK or YCCK
+  std::vector<std::byte> cmyk_row;
 
   static State* Of(j_common_ptr info) {
     return static_cast<State*>(info->client_data);
@@ -144,7 +82,8 @@ struct JpegDecoder::State {
     std::longjmp(state->jump, 1);
   }
 
-  Status ReadScanline(JSAMPROW target) {
+  Status ReadScanline(std::byte* row) {
+    JSAMPROW target = reinterpret_cast<JSAMPROW>(row);
     if (setjmp(jump) != 0) return Failure();
     jpeg_read_scanlines(&info, &target, 1);
     return OkStatus();
@@ -167,14 +106,10 @@ Status JpegDecoder::Begin(std::span<const std::byte> file) {
   State& state = *state_;
   jpeg_decompress_struct& info = state.info;
   assert(info.mem == nullptr);
-  if (file.empty()) return DataLossError("not a JPEG: the file is empty");
   const std::string_view text(reinterpret_cast<const char*>(file.data()),
                               file.size());
-  if (text.starts_with("\xff\xd8"sv) && text.size() < 4) {
+  if (text.size() < 4) {
     return DataLossError("a JPEG that ends after {} bytes", text.size());
-  }
-  if (!text.starts_with("\xff\xd8\xff"sv)) {
-    return DataLossError("not a JPEG: {}", Looks(text));
   }
   info.err = jpeg_std_error(&state.errors);
   state.errors.error_exit = &State::Fail;
@@ -187,11 +122,8 @@ Status JpegDecoder::Begin(std::span<const std::byte> file) {
   jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(file.data()),
                file.size());
   jpeg_read_header(&info, TRUE);
-  if (uint64_t{info.image_width} * info.image_height > kPicturePixelsMax) {
-    return DataLossError("a picture of {} x {} pixels; at most {} are decoded",
-                         info.image_width, info.image_height,
-                         kPicturePixelsMax);
-  }
+  PENSTOCK_RETURN_IF_ERROR(
+      CheckPictureSize(info.image_height, info.image_width));
   state.whole = text.ends_with("\xff\xd9"sv);
   info.dct_method = JDCT_ISLOW;
   info.do_fancy_upsampling = TRUE;
@@ -216,6 +148,10 @@ Status JpegDecoder::Start(int channels) {
     case JCS_CMYK:
     case JCS_YCCK:
       info.out_color_space = JCS_CMYK;
+      state.cmyk.emplace(SampleLayout{.color = SampleLayout::Color::kCmyk,
+                                      .samples = 4,
+                                      .inverted = true},
+                         nullptr);
       state.cmyk_row.resize(size_t{info.image_width} * 4);
       break;
     default:
@@ -279,11 +215,10 @@ Status JpegDecoder::SkipRows(int64_t rows) {
 
 Status JpegDecoder::ReadRow(std::byte* row) {
   State& state = *state_;
-  if (state.cmyk_row.empty()) {
-    return state.ReadScanline(reinterpret_cast<JSAMPROW>(row));
-  }
+  if (!state.cmyk.has_value()) return state.ReadScanline(row);
   PENSTOCK_RETURN_IF_ERROR(state.ReadScanline(state.cmyk_row.data()));
-  ConvertCmykRow(state.cmyk_row, state.channels, row);
+  state.cmyk->Convert(state.cmyk_row.data(), state.info.image_width,
+                      state.channels, row);
   return OkStatus();
 }
 

@@ -11,53 +11,44 @@
 // the JPEG standard, as in motion JPEG and as Pillow does; if it is
 // progressive, it is an error, too.
 //
-// Begin, Start: the pixels equal Pillow's bit for bit (same library, same
-// settings: exact integer DCT, smooth chroma upsampling).
+// Begin, Start: the pixels equal Pillow's because library and settings are the
+// same: exact integer DCT, smooth chroma upsampling.
 // Begin, StartPart: decodes only the requested part, with the same settings; a
 // pixel at the part's left or right edge can differ, because its chroma has no
 // neighbour there.
-// The EXIF orientation is not applied.
 #ifndef BROKER_TRANSFORM_JPEG_DECODER_H_
 #define BROKER_TRANSFORM_JPEG_DECODER_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 
-#include "broker/transform/picture.h"
-#include "common/status.h"
+#include "broker/transform/picture_decoder.h"
 
 namespace penstock {
 
-// Larger pictures are refused before any allocation for them.
-inline constexpr uint64_t kPicturePixelsMax = uint64_t{1} << 28;
 // Scans of a progressive file: a scan of a few bytes can cost a pass over the
 // whole picture. Encoders write about ten.
 inline constexpr int kPictureScansMax = 500;
 
-class JpegDecoder {
+class JpegDecoder final : public PictureDecoder {
  public:
   JpegDecoder();
-  ~JpegDecoder();
+  ~JpegDecoder() override;
   JpegDecoder(const JpegDecoder&) = delete;
   JpegDecoder& operator=(const JpegDecoder&) = delete;
 
-  // Reads the header. Call once; file must stay valid until the last row.
-  //
-  // DataLoss, here and below: not a JPEG (says what it looks like), truncated,
-  // corrupt (in libjpeg's words), too large. Damage that loses no pixel is
-  // ignored: stray bytes in the header or before the end marker, an unknown
-  // JFIF version or Adobe flag.
-  Status Begin(std::span<const std::byte> file);
-
-  // Size of the file's picture.
-  ImageSize size() const;
-
-  // Prepares to decode the whole picture, in rows of 3 (RGB) or 1 (gray) bytes
-  // per pixel. Gray of a YCbCr file is its Y. CMYK is assumed to be inverted,
-  // as Adobe writes it, and is converted to RGB as Pillow does.
-  Status Start(int channels);
+  // Damage that loses no pixel is ignored: stray bytes in the header or before
+  // the end marker, an unknown JFIF version or Adobe flag.
+  Status Begin(std::span<const std::byte> file) override;
+  ImageSize size() const override;
+  // Gray of a YCbCr file is its Y. CMYK is assumed to be inverted, as Adobe
+  // writes it, and is converted to RGB as Pillow does.
+  Status Start(int channels) override;
+  Status ReadRow(std::byte* row) override;
+  Status Finish() override;
+  // Does not detect damage in the middle of the rest.
+  Status FinishPart(std::byte* row) override;
+  JpegDecoder* AsJpeg() override { return this; }
 
   // Whether StartPart supports this file: it is not CMYK.
   bool HasParts() const;
@@ -71,18 +62,6 @@ class JpegDecoder {
 
   // Skips rows, which is cheaper than reading them.
   Status SkipRows(int64_t rows);
-
-  // Reads the next row. At most height rows, including skipped ones.
-  Status ReadRow(std::byte* row);
-
-  // Call after the last row: reads up to the end marker, to detect a file that
-  // is cut off before it.
-  Status Finish();
-
-  // Call after the last row of a part; row is scratch for one row. Reads on
-  // only if the file lacks a proper end. Does not detect damage in the middle
-  // of the rest.
-  Status FinishPart(std::byte* row);
 
  private:
   struct State;

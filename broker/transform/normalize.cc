@@ -5,6 +5,7 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/transform/path_builder.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -17,8 +18,8 @@ Status CheckStd(const YamlValue& value, NormalizeOp* op) {
   const YamlValue std = value.Required("std");
   if (op->std.size() != op->mean.size() && op->std.size() > 1 &&
       op->mean.size() > 1) {
-    return std.Error(
-        Format("{} values, but mean has {}", op->std.size(), op->mean.size()));
+    return std.Error(Format("{}, but mean has {}",
+                            Counted(op->std.size(), "value"), op->mean.size()));
   }
   for (size_t i = 0; i < op->std.size(); ++i) {
     if (op->std[i] >= kStdMin) continue;

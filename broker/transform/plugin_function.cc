@@ -192,7 +192,7 @@ const Declaration<PluginOp>& PluginOp::Declared() {
 
 StatusOr<std::unique_ptr<RowFunction>> PluginOp::Open(
     const RawSpec& inputs, const FunctionOptions& options,
-    const RowFunction::Cancelled&) const {
+    const Cancelled&) const {
   PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs, OutputsOf(features, inputs));
   if (options.plugin_dir.empty()) {
     return FailedPreconditionError(

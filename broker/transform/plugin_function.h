@@ -21,9 +21,9 @@ struct PluginOp {
   std::string Name() const {
     return Format("plugin {} of {}", function, library);
   }
-  StatusOr<std::unique_ptr<RowFunction>> Open(
-      const RawSpec& inputs, const FunctionOptions& options,
-      const RowFunction::Cancelled&) const;
+  StatusOr<std::unique_ptr<RowFunction>> Open(const RawSpec& inputs,
+                                              const FunctionOptions& options,
+                                              const Cancelled&) const;
 };
 
 }  // namespace penstock

@@ -7,12 +7,13 @@
 
 #include "broker/base/log.h"
 #include "broker/declare/declaration.h"
-#include "broker/transform/python_process.h"
+#include "broker/transform/python_function_program.h"
+#include "broker/user_code/python_process.h"
 
 namespace penstock {
 namespace {
 
-// The numbers that python_worker.py expects: memory size, key, step, then the
+// The numbers that python_function.py expects: memory size, key, step, then the
 // offsets.
 enum Number { kMemoryBytes, kSeed, kEpoch, kSample, kStep, kFirstPlace };
 
@@ -20,7 +21,7 @@ class PythonCaller final : public RowFunction::Caller {
  public:
   PythonCaller(const FunctionOptions& options, const std::string& name,
                const std::string& argument, const ElementSpec& outputs,
-               RowFunction::Cancelled cancelled)
+               Cancelled cancelled)
       : options_(options),
         name_(name),
         argument_(argument),
@@ -71,17 +72,22 @@ class PythonCaller final : public RowFunction::Caller {
   Status CallOnce() {
     if (process_ == nullptr) {
       PENSTOCK_ASSIGN_OR_RETURN(
-          process_,
-          PythonProcess::Start(options_, argument_, memory_, cancelled_));
+          process_, PythonProcess::Start(options_, kPythonFunctionProgram,
+                                         argument_, memory_, cancelled_));
     }
-    return process_->Call(numbers_, options_.call_timeout_ns, cancelled_);
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const PythonProcess::Answer answer,
+        process_->Call(numbers_, options_.call_timeout_ns, cancelled_));
+    return answer.kind == PythonProcess::Answer::Kind::kDone
+               ? OkStatus()
+               : DataLossError("{}", answer.body);
   }
 
   const FunctionOptions& options_;
   const std::string& name_;
   const std::string& argument_;
   const ElementSpec& outputs_;
-  const RowFunction::Cancelled cancelled_;
+  const Cancelled cancelled_;
   GrowingMemory memory_;
   std::unique_ptr<PythonProcess> process_;
   std::vector<uint64_t> numbers_;
@@ -114,12 +120,6 @@ class PythonFunction final : public RowFunction {
   const ElementSpec outputs_;
 };
 
-bool IsFunction(std::string_view text) {
-  const size_t colon = text.find(':');
-  return colon != text.npos && IsDottedName(text.substr(0, colon)) &&
-         IsDottedName(text.substr(colon + 1));
-}
-
 nlohmann::json ToJson(const Feature& feature) {
   return {{"name", feature.name},
           {"dtype", DTypeName(feature.dtype)},
@@ -134,7 +134,7 @@ const Declaration<PythonOp>& PythonOp::Declared() {
           .Gives("a row as a dict of arrays → features")
           .Example("{function: \"augment.pictures:rotate\"}")
           .Required("function", &PythonOp::function,
-                    Text("\"package.module:function\"", IsFunction),
+                    Text("\"package.module:function\"", IsFunctionName),
                     "found in the broker's python_path")
           .Optional("features", &PythonOp::features, OutputsType(),
                     kOutputsText);
@@ -143,14 +143,9 @@ const Declaration<PythonOp>& PythonOp::Declared() {
 
 StatusOr<std::unique_ptr<RowFunction>> PythonOp::Open(
     const RawSpec& inputs, const FunctionOptions& options,
-    const RowFunction::Cancelled& cancelled) const {
+    const Cancelled& cancelled) const {
   PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs, OutputsOf(features, inputs));
-  if (options.python_path.empty()) {
-    return FailedPreconditionError(
-        "this broker runs no Python functions: `python_path` in its "
-        "configuration, or PENSTOCK_PYTHON_PATH, names the folders of modules "
-        "that it may run; in Python, penstock.broker(python_path=[...])");
-  }
+  PENSTOCK_RETURN_IF_ERROR(CheckRunsPython(options));
   nlohmann::json argument = {{"function", function},
                              {"python_path", options.python_path},
                              {"writable_by", options.writable_by},
@@ -173,8 +168,9 @@ StatusOr<std::unique_ptr<RowFunction>> PythonOp::Open(
   // Checks the import before any row waits for it.
   GrowingMemory memory;
   PENSTOCK_RETURN_IF_ERROR(memory.Reserve(1));
-  PENSTOCK_RETURN_IF_ERROR(
-      PythonProcess::Start(options, text, memory, cancelled).status());
+  PENSTOCK_RETURN_IF_ERROR(PythonProcess::Start(options, kPythonFunctionProgram,
+                                                text, memory, cancelled)
+                               .status());
   return std::unique_ptr<RowFunction>(
       new PythonFunction(options, function, text, std::move(outputs)));
 }

@@ -17,9 +17,9 @@ struct PythonOp {
 
   static const Declaration<PythonOp>& Declared();
   std::string Name() const { return Format("python {}", function); }
-  StatusOr<std::unique_ptr<RowFunction>> Open(
-      const RawSpec& inputs, const FunctionOptions& options,
-      const RowFunction::Cancelled& cancelled) const;
+  StatusOr<std::unique_ptr<RowFunction>> Open(const RawSpec& inputs,
+                                              const FunctionOptions& options,
+                                              const Cancelled& cancelled) const;
 };
 
 }  // namespace penstock

@@ -1,18 +1,11 @@
 // A step of `map` that runs a user's function on whole rows: a Python function
 // in a separate process, or a function of a shared library in the worker.
 //
-// The configuration decides which functions are allowed: code comes only from
-// folders that other users cannot write.
-//
 // Immutable once opened; every worker has its own Caller.
 #ifndef BROKER_TRANSFORM_ROW_FUNCTION_H_
 #define BROKER_TRANSFORM_ROW_FUNCTION_H_
 
-#include <sys/stat.h>
-#include <sys/types.h>
-
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,6 +15,7 @@
 
 #include "broker/source/source.h"
 #include "broker/transform/augmentation.h"
+#include "broker/user_code/trusted_code.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 
@@ -37,24 +31,8 @@ inline constexpr uint64_t kFunctionBytesMax = uint64_t{512} << 20;
 // Functions in one map: each has a process in each worker.
 inline constexpr size_t kFunctionsMax = 4;
 
-struct FunctionOptions {
-  // Folders whose modules are allowed; empty: no Python functions.
-  std::vector<std::string> python_path;
-  std::string python = "python3";  // the interpreter, found by PATH
-  // Limits of a call and of the start of a process, including its imports.
-  uint64_t call_timeout_ns = uint64_t{60} * 1'000'000'000;
-  uint64_t start_timeout_ns = uint64_t{300} * 1'000'000'000;
-  // The folder of shared libraries; "": none.
-  std::string plugin_dir;
-  // Mode bits that files and folders of code must not have.
-  mode_t writable_by = 0022;
-};
-
 class RowFunction {
  public:
-  // True if nobody waits for the row any more.
-  using Cancelled = std::function<bool()>;
-
   // A worker's memory, and its process if there is one. Not thread-safe.
   class Caller {
    public:
@@ -78,29 +56,17 @@ class RowFunction {
   virtual uint64_t wait_ns() const = 0;
 };
 
-// Checks that other users cannot write: folder and all its parents belong to
-// root or this user and have no mode bit of writable_by. FailedPrecondition
-// names the offending one. Returns the checked folder without symbolic links.
-StatusOr<std::string> CheckTrusted(const std::string& folder,
-                                   mode_t writable_by);
-// The same check for a file in the folder.
-Status CheckTrustedFile(const std::string& path, const struct stat& st,
-                        mode_t writable_by);
-
 // ---- for the two kinds -----------------------------------------------------
 // Their Open finds the function and tries to load it; inputs: its input
 // features. Errors: FailedPrecondition (this broker allows none, with a
 // remedy), NotFound, InvalidArgument (the import failed, with Python's
 // message). cancelled: nobody waits for it any more.
 
-// Words of letters, digits and underscores, with dots between them.
-bool IsDottedName(std::string_view text);
-
 ValueType<std::optional<ElementSpec>> OutputsType();
 // For people: of the key features.
 inline constexpr char kOutputsText[] =
-    "what it returns, {NAME: {dtype, shape}, ...}; by default, what it is "
-    "given";
+    "what it returns, {NAME: {dtype, shape}, ...}, where a shape of [] is a "
+    "single number; by default, what it is given";
 
 // The output features: those of the spec, else the inputs. InvalidArgument: an
 // input is encoded.

@@ -54,8 +54,7 @@ class CompiledRowProgram : public RowProgram {
     return wait_ns;
   }
 
-  std::unique_ptr<Scratch> MakeScratch(
-      RowFunction::Cancelled cancelled) const override {
+  std::unique_ptr<Scratch> MakeScratch(Cancelled cancelled) const override {
     auto scratch = std::make_unique<WorkerScratch>();
     for (const Section& section : sections_) {
       if (!section.function) continue;
@@ -128,7 +127,7 @@ Status CheckDecoded(const RawSpec& out) {
 
 StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
     const std::vector<TransformSpec>& map, const RawSpec& raw,
-    const FunctionOptions& options, const RowFunction::Cancelled& cancelled) {
+    const FunctionOptions& options, const Cancelled& cancelled) {
   if (map.size() >= kAugmentationOpsMax) {
     return InvalidArgumentError("map has {} ops; at most {}", map.size(),
                                 kAugmentationOpsMax);

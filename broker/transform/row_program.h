@@ -38,8 +38,7 @@ class RowProgram {
   // names, which may take as long as their import.
   static StatusOr<std::unique_ptr<RowProgram>> Compile(
       const std::vector<TransformSpec>& map, const RawSpec& raw,
-      const FunctionOptions& functions = {},
-      const RowFunction::Cancelled& cancelled = {});
+      const FunctionOptions& functions = {}, const Cancelled& cancelled = {});
 
   // The features of a finished row: the source's in its order, or the last
   // function's outputs.
@@ -54,8 +53,7 @@ class RowProgram {
   virtual uint64_t wait_ns() const = 0;
 
   // cancelled is called now and then while Run waits for another process.
-  virtual std::unique_ptr<Scratch> MakeScratch(
-      RowFunction::Cancelled cancelled) const = 0;
+  virtual std::unique_ptr<Scratch> MakeScratch(Cancelled cancelled) const = 0;
 
   // Writes row features to out[i], element_spec()[i].RowBytes() bytes each,
   // aligned at least to the dtype. DataLoss with the reason: the record is bad

@@ -60,6 +60,7 @@ struct JobReads {
 struct WorkerJob {
   std::weak_ptr<Job> job;
   std::unique_ptr<RowProgram::Scratch> scratch;
+  std::unique_ptr<Source::Maker> maker;  // of records that a process makes
   Plan::OrderCache order;
   uint64_t dataset_hash = 0;  // SampleQuarantine::DatasetHash
   JobReads reads;

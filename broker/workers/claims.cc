@@ -22,9 +22,11 @@ WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
   }
   reads_->Unpin(kept.reads);
   kept.job = job;
-  kept.scratch = job->dataset().program->MakeScratch([this, job = job.get()] {
+  const Cancelled cancelled = [this, job = job.get()] {
     return job->Cancelled() || pool_->stopping();
-  });
+  };
+  kept.scratch = job->dataset().program->MakeScratch(cancelled);
+  kept.maker = job->dataset().source->MakeMaker(cancelled);
   kept.order = Plan::OrderCache();
   kept.dataset_hash =
       SampleQuarantine::DatasetHash(DatasetKey(job->options().spec));
@@ -83,6 +85,7 @@ bool Claims::ClaimMore() {
       rows->job->Fail(pieces.status());
     }
   } else {
+    request_.more.clear();
     rows->job->dataset().source->Locate(first, &request_);
     rows->reads = request_.kind != ReadRequest::Kind::kNone;
   }

@@ -23,7 +23,8 @@ class RowMaker {
       : dataset_(dataset),
         seed_(seed),
         reader_(std::move(reader)),
-        scratch_(dataset.program->MakeScratch({})) {
+        scratch_(dataset.program->MakeScratch({})),
+        maker_(dataset.source->MakeMaker({})) {
     for (const Feature& feature : dataset.program->element_spec()) {
       features_.emplace_back(feature.RowBytes());
     }
@@ -45,7 +46,7 @@ class RowMaker {
     if (!reader_->Next(kWaitForever, &done))
       return InternalError("a read was lost");
     const Status status =
-        done.status.ok() ? MakeOf(done.bytes, record, pass) : done.status;
+        done.status.ok() ? MakeOf(done.read(), record, pass) : done.status;
     reader_->Release(0);
     return status;
   }
@@ -66,10 +67,10 @@ class RowMaker {
   }
 
  private:
-  Status MakeOf(std::span<const std::byte> bytes, uint64_t record,
-                uint64_t pass) {
+  Status MakeOf(const ReadBytes& read, uint64_t record, uint64_t pass) {
     PENSTOCK_RETURN_IF_ERROR(
-        dataset_.source->Unpack(record, bytes, &unpacked_, &raw_));
+        maker_ ? maker_->Make(seed_, {record, pass}, &raw_)
+               : dataset_.source->Unpack(record, read, &unpacked_, &raw_));
     return dataset_.program->Run(raw_, {seed_, pass, record}, *scratch_, out_);
   }
 
@@ -77,6 +78,7 @@ class RowMaker {
   const uint64_t seed_;
   const std::unique_ptr<StorageReader> reader_;
   std::unique_ptr<RowProgram::Scratch> scratch_;
+  std::unique_ptr<Source::Maker> maker_;
   std::vector<std::vector<std::byte>> features_;
   std::vector<std::byte*> out_;
   std::vector<std::byte> unpacked_;

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "broker/spec/dataset_spec.h"
-#include "broker/transform/row_function.h"
+#include "broker/user_code/trusted_code.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -15,28 +15,38 @@ constexpr uint64_t kSubstituteTries = 16;
 
 }  // namespace
 
-void RowMaker::Make(ClaimedRows& rows, uint64_t index,
-                    std::span<const std::byte> bytes) {
-  const Status status = MakeRow(rows, index, rows.rows[index].record, bytes);
+void RowMaker::Expect(const ClaimedRows& rows) {
+  if (rows.kept->maker == nullptr) return;
+  wanted_.clear();
+  for (size_t i = rows.started; i < rows.rows.size(); ++i) {
+    wanted_.push_back({rows.rows[i].record, rows.rows[i].pass});
+  }
+  rows.kept->maker->Expect(rows.job->options().spec.seed, wanted_);
+}
+
+void RowMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read) {
+  const Status status = MakeRow(rows, index, rows.rows[index].record, read);
   if (!status.ok()) HandleError(rows, index, status);
 }
 
 // Makes `record` as row `index`; a substitute differs from the plan's record.
 Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
-                         std::span<const std::byte> bytes) {
+                         const ReadBytes& read) {
   const Dataset& dataset = rows.job->dataset();
   // The program's allowed wait for other processes does not count as the
   // sample's time.
   const SampleQuarantine::Mark mark(
       pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
-      rows.job_number, pool_->now_ns() + dataset.program->wait_ns());
+      rows.job_number, pool_->now_ns() + dataset.wait_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
-  PENSTOCK_RETURN_IF_ERROR(
-      dataset.source->Unpack(record, bytes, &unpack_scratch_, &raw_));
-  out_.resize(rows.columns.size());
-  for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
   const AugmentationKey key{rows.job->options().spec.seed,
                             rows.rows[index].pass, record};
+  PENSTOCK_RETURN_IF_ERROR(
+      rows.kept->maker
+          ? rows.kept->maker->Make(key.seed, {record, key.epoch}, &raw_)
+          : dataset.source->Unpack(record, read, &unpack_scratch_, &raw_));
+  out_.resize(rows.columns.size());
+  for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
   PENSTOCK_RETURN_IF_ERROR(
       dataset.program->Run(raw_, key, *rows.kept->scratch, out_));
   rows.job->segment().ids(rows.claim.slot)[rows.claim.begin + index] =
@@ -93,7 +103,7 @@ StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
                               rows.rows[row].pass, record};
     const SampleQuarantine::Mark mark(
         pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
-        rows.job_number, pool_->now_ns() + dataset.program->wait_ns());
+        rows.job_number, pool_->now_ns() + dataset.wait_ns());
     PENSTOCK_RETURN_IF_ERROR(mark.status());
     const Status status =
         dataset.program->Run(raw_, key, *rows.kept->scratch, out_);
@@ -182,7 +192,7 @@ bool RowMaker::Substitute(ClaimedRows& rows, uint64_t index) {
     // A slow read may have failed the job.
     if (!read || rows.job->Cancelled()) return false;
     const bool made =
-        done.status.ok() && MakeRow(rows, index, record, done.bytes).ok();
+        done.status.ok() && MakeRow(rows, index, record, done.read()).ok();
     substitute_reader_->Release(0);
     if (made) return true;
   }

@@ -31,10 +31,11 @@ class RowMaker {
         in_flight_(in_flight),
         substitute_entry_(substitute_entry) {}
 
+  // The claim's rows that are not started will be made next, in order.
+  void Expect(const ClaimedRows& rows);
   // Makes row `index` of the claim. bytes: as read; empty if its source needs
   // no reading.
-  void Make(ClaimedRows& rows, uint64_t index,
-            std::span<const std::byte> bytes);
+  void Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read);
   // Makes rows of a stream from `index` to the end of a piece. Returns how
   // many; all remaining rows if they cannot be made.
   uint64_t MakeOfStream(ClaimedRows& rows, uint64_t index);
@@ -43,7 +44,7 @@ class RowMaker {
 
  private:
   Status MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
-                 std::span<const std::byte> bytes);
+                 const ReadBytes& read);
   StatusOr<uint64_t> MakePiece(ClaimedRows& rows, uint64_t index);
   bool Substitute(ClaimedRows& rows, uint64_t index);
 
@@ -52,6 +53,7 @@ class RowMaker {
   ReadsInFlight* const in_flight_;
   const uint32_t substitute_entry_;
   std::unique_ptr<StorageReader> substitute_reader_;
+  std::vector<Source::Wanted> wanted_;
   RawRecord raw_;
   std::vector<std::byte> unpack_scratch_;
   std::vector<std::byte*> out_;

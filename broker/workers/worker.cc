@@ -104,7 +104,7 @@ void Worker::MakeArrived(WorkerJob* job) {
   if (rows.job->Cancelled()) {
     // Its bytes are discarded.
   } else if (done.status.ok()) {
-    maker_.Make(rows, read.index, done.bytes);
+    maker_.Make(rows, read.index, done.read());
   } else {
     maker_.HandleError(rows, read.index, done.status);
   }
@@ -118,6 +118,7 @@ void Worker::MakeArrived(WorkerJob* job) {
 
 void Worker::MakeUnread(ClaimedRows& rows) {
   const uint64_t begin_ns = NowNs();
+  maker_.Expect(rows);
   uint64_t made = 0;
   while (rows.started < rows.rows.size()) {
     const uint64_t index = rows.started;

@@ -256,7 +256,9 @@ Status WorkerPool::StartFunctionWorkers(const Job& job, uint64_t number) {
   }
   Status status;
   uint32_t started = 0;
-  while (started < workers() && status.ok()) {
+  const uint32_t chosen = job.dataset().source->processes();
+  const uint32_t wanted = chosen > 0 ? chosen : workers();
+  while (started < wanted && status.ok()) {
     if (of_all + started >= kFunctionWorkersMax ||
         of_user + started >= kFunctionWorkersOfUserMax) {
       status = ResourceExhaustedError(
@@ -700,8 +702,7 @@ FunctionWorkersUse WorkerPool::UseOfFunctionWorkers(const Job& job) {
     if (!row || row->job != number) continue;
     ++use.busy;
     // since is ahead by the program's allowed wait: RowMaker::MakeRow.
-    const uint64_t ns =
-        now_ns() + job.dataset().program->wait_ns() - row->since_ns;
+    const uint64_t ns = now_ns() + job.dataset().wait_ns() - row->since_ns;
     if (ns < use.longest_ns) continue;
     use.longest_ns = ns;
     use.longest_record = row->sample.record;

@@ -81,11 +81,12 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
   const uint64_t begin_ns = NowNs();
   while (rows.started < rows.rows.size() && MayStart(rows)) {
     const uint64_t index = rows.started;
+    request_.more.clear();
     source.Locate(rows.rows[index].record, &request_);
     const uint32_t ticket = group.free.back();
     group.free.pop_back();
     const std::optional<size_t> in_place =
-        request_.kind == ReadRequest::Kind::kRange
+        request_.kind == ReadRequest::Kind::kRange && request_.more.empty()
             ? rows.job->dataset().FeatureReadInPlace()
             : std::nullopt;
     group.tickets[ticket] = {true,

@@ -24,15 +24,18 @@ bool IsSpecFile(const std::string& dataset) {
 }
 
 StatusOr<std::string> ReadSpecFile(const std::string& path) {
+  const auto failed = [&path] {
+    return ErrnoError(errno, "cannot read spec file '" + path + "'");
+  };
   std::ifstream file(path, std::ios::binary);
-  if (!file) return ErrnoError(errno, "read dataset spec '" + path + "'");
+  if (!file) return failed();
   std::string text(kSpecBytesMax + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) return ErrnoError(errno, "read dataset spec '" + path + "'");
+  if (file.bad()) return failed();
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kSpecBytesMax) {
-    return InvalidArgumentError("dataset spec '{}' is longer than {} bytes",
-                                path, kSpecBytesMax);
+    return InvalidArgumentError("spec file '{}' is longer than {} bytes", path,
+                                kSpecBytesMax);
   }
   return text;
 }

@@ -4,20 +4,26 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
+#include <sstream>
 #include <utility>
 #include <vector>
 
+#include "client/attach/launcher.h"
 #include "common/message.h"
 #include "common/quantity.h"
 
@@ -107,6 +113,59 @@ Status WhyNot(const std::string& line) {
       "standard error");
 }
 
+// A folder of this user alone.
+StatusOr<std::string> FolderOfLaunches() {
+  const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
+  std::string folder;
+  for (const char* each : {runtime, "/dev/shm", "/tmp"}) {
+    if (each != nullptr && access(each, W_OK | X_OK) == 0) {
+      folder = Format("{}/penstock-launches-{}", each, geteuid());
+      break;
+    }
+  }
+  struct stat st;
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoError(errno, Format("make '{}'", folder));
+  }
+  if (lstat(folder.c_str(), &st) != 0 || !S_ISDIR(st.st_mode) ||
+      st.st_uid != geteuid() || (st.st_mode & 0077) != 0) {
+    return FailedPreconditionError(
+        "'{}' is not a folder of this user alone: remove it", folder);
+  }
+  return folder;
+}
+
+// The start time of a process, which tells it from a later one of its number.
+std::string StartTimeOf(pid_t pid) {
+  std::ifstream file(Format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(file, text);
+  std::istringstream words(text.substr(text.rfind(')') + 1));
+  std::string word;
+  for (int field = 3; field <= 22; ++field) words >> word;
+  return word;
+}
+
+// The file by which the ranks of this launch find their broker. Named for the
+// launcher's id of the run and the address where its ranks meet; else for the
+// process that started them.
+StatusOr<std::string> PlaceOfLaunch() {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string folder, FolderOfLaunches());
+  const Environment environment = ProcessEnvironment();
+  PENSTOCK_ASSIGN_OR_RETURN(const LaunchInfo info, DetectLaunch(environment));
+  std::string name =
+      Format("{} {} {}", info.job, environment("MASTER_ADDR").value_or(""),
+             environment("MASTER_PORT").value_or(""));
+  if (name == "  ") {
+    name = Format("{} {}", getppid(), StartTimeOf(getppid()));
+  }
+  name = info.launcher + " " + name;
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '-';
+  }
+  return folder + "/" + name.substr(0, 200);
+}
+
 bool IsOver(int pidfd, std::chrono::milliseconds wait) {
   pollfd entry{pidfd, POLLIN, 0};
   return TEMP_FAILURE_RETRY(poll(&entry, 1, static_cast<int>(wait.count()))) >
@@ -115,7 +174,7 @@ bool IsOver(int pidfd, std::chrono::milliseconds wait) {
 
 }  // namespace
 
-Status OwnBroker::Launch(const OwnBrokerOptions& options) {
+Status OwnBroker::Launch(const OwnBrokerOptions& options, const Fd& input) {
   const std::string command = FindCommand();
   std::vector<std::string> words = {command, "broker", "--until-eof"};
   if (options.workers > 0) {
@@ -128,11 +187,10 @@ Status OwnBroker::Launch(const OwnBrokerOptions& options) {
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
 
-  PENSTOCK_ASSIGN_OR_RETURN(Pipe input, MakePipe());
   PENSTOCK_ASSIGN_OR_RETURN(Pipe output, MakePipe());
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, input.read.get(), STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, input.get(), STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, output.write.get(), STDOUT_FILENO);
   pid_t pid = -1;
   const int error = posix_spawnp(&pid, command.c_str(), &actions,
@@ -146,7 +204,6 @@ Status OwnBroker::Launch(const OwnBrokerOptions& options) {
   }
   // Not glibc's wrapper: 2.36 declares it without extern "C".
   pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  input_ = std::move(input.write);
   output.write.Reset();
   socket_ = ReadLine(output.read.get());
   return socket_.starts_with('/') ? OkStatus() : WhyNot(socket_);
@@ -164,11 +221,50 @@ StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::Start(
     if (!bytes.ok()) return bytes.status().Prepend("memory_limit");
   }
   std::unique_ptr<OwnBroker> broker(new OwnBroker());
-  PENSTOCK_RETURN_IF_ERROR(broker->Launch(options));
+  PENSTOCK_ASSIGN_OR_RETURN(Pipe input, MakePipe());
+  broker->input_ = std::move(input.write);
+  PENSTOCK_RETURN_IF_ERROR(broker->Launch(options, input.read));
+  return broker;
+}
+
+StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::StartOrJoin() {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string place, PlaceOfLaunch());
+  const std::string fifo = place + ".fifo";
+  const Fd file(
+      open(place.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file) return ErrnoError(errno, Format("open '{}'", place));
+  if (TEMP_FAILURE_RETRY(flock(file.get(), LOCK_EX)) != 0) {
+    return ErrnoError(errno, Format("lock '{}'", place));
+  }
+  std::unique_ptr<OwnBroker> broker(new OwnBroker());
+  broker->shared_ = true;
+  broker->socket_ = ReadLine(file.get());
+  if (!broker->socket_.empty() && ConnectControl(broker->socket_).ok()) {
+    // Nobody reads from it: the broker is ending.
+    broker->input_ = Fd(open(fifo.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    if (broker->input_) return broker;
+  }
+  unlink(fifo.c_str());
+  if (mkfifo(fifo.c_str(), 0600) != 0) {
+    return ErrnoError(errno, Format("make '{}'", fifo));
+  }
+  const Fd output(open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  broker->input_ = Fd(open(fifo.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!output || !broker->input_) {
+    return ErrnoError(errno, Format("open '{}'", fifo));
+  }
+  PENSTOCK_RETURN_IF_ERROR(broker->Launch({}, output));
+  const std::string line = broker->socket_ + "\n";
+  if (ftruncate(file.get(), 0) != 0 ||
+      pwrite(file.get(), line.data(), line.size(), 0) !=
+          static_cast<ssize_t>(line.size())) {
+    return ErrnoError(errno, Format("write '{}'", place));
+  }
   return broker;
 }
 
 bool OwnBroker::Ended() const {
+  if (shared_) return !input_ || !ConnectControl(socket_).ok();
   return !pidfd_ || IsOver(pidfd_.get(), std::chrono::milliseconds(0));
 }
 
@@ -181,7 +277,7 @@ void OwnBroker::ForgetInChild(void* broker) {
 
 OwnBroker::~OwnBroker() {
   input_.Reset();
-  if (!pidfd_) return;
+  if (!pidfd_ || shared_) return;
   // Closing its input may not reach it: a child cloned without fork hooks may
   // hold the other end.
   const auto send = [&](int signal) {
@@ -195,22 +291,28 @@ OwnBroker::~OwnBroker() {
                                   WEXITED));
 }
 
-StatusOr<std::string> SocketOfAnyBroker(const std::string& socket) {
+StatusOr<std::string> SocketOfOwnBroker(bool shared) {
+  static std::mutex mutex;
+  // Never destroyed; ends with the process, when the kernel closes its input.
+  static OwnBroker* broker = nullptr;
+  const std::lock_guard lock(mutex);
+  if (broker == nullptr || broker->Ended()) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        auto started, shared ? OwnBroker::StartOrJoin() : OwnBroker::Start({}));
+    delete std::exchange(broker, started.release());
+  }
+  return broker->socket();
+}
+
+StatusOr<std::string> SocketOfAnyBroker(const std::string& socket,
+                                        bool shared) {
   const auto trial = ConnectControl(socket);
   if (trial.ok()) return socket;
   if (trial.status().code() != StatusCode::kNotFound &&
       trial.status().code() != StatusCode::kUnavailable) {
     return trial.status();
   }
-  static std::mutex mutex;
-  // Never destroyed; ends with the process, when the kernel closes its input.
-  static OwnBroker* broker = nullptr;
-  const std::lock_guard lock(mutex);
-  if (broker == nullptr || broker->Ended()) {
-    PENSTOCK_ASSIGN_OR_RETURN(auto started, OwnBroker::Start({}));
-    delete std::exchange(broker, started.release());
-  }
-  return broker->socket();
+  return SocketOfOwnBroker(shared);
 }
 
 }  // namespace penstock

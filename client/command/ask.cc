@@ -2,7 +2,9 @@
 // running broker. Any field of its answers may be missing or of another type,
 // and is then shown as '-'.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <functional>
+#include <set>
 
 #include "client/command/control_call.h"
 #include "client/command/json_field.h"
@@ -10,6 +12,7 @@
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "common/message.h"
+#include "common/quantity.h"
 #include "common/status_fields.h"
 
 namespace penstock {
@@ -81,13 +84,28 @@ bool BrokerFlag(const Json& broker, const char* key) {
 
 // ---- tables
 
-// The columns of an object's fields, behind that of their job's name.
+// Whether the answer has jobs of several datasets, which may have one name.
+bool HasSeveralDatasets(const Json& answer) {
+  std::set<std::string> datasets;
+  for (const Json& job : ArrayField(answer, "jobs")) {
+    datasets.insert(TextField(job, "dataset"));
+  }
+  return datasets.size() > 1;
+}
+
+// The columns of an object's fields, behind those that name their job.
 class StatusTable {
  public:
-  StatusTable(std::string_view object, std::string_view table, bool of_job)
-      : of_job_(of_job), table_({}) {
+  // of_job: fields of the job that name it, which have the first columns.
+  StatusTable(std::string_view object, std::string_view table,
+              std::vector<std::string> of_job)
+      : of_job_(std::move(of_job)), table_({}) {
     std::vector<std::string> headings;
-    if (of_job) headings.emplace_back("JOB");
+    for (const AnswerField& field : StatusObjectOf("job").fields) {
+      if (std::count(of_job_.begin(), of_job_.end(), field.key) > 0) {
+        headings.emplace_back(field.column);
+      }
+    }
     for (const AnswerField& field : StatusObjectOf(object).fields) {
       if (field.column.empty() || field.table != table) continue;
       fields_.push_back(&field);
@@ -98,7 +116,9 @@ class StatusTable {
 
   void Add(const Json& job, const Json& object) {
     std::vector<std::string> cells;
-    if (of_job_) cells.push_back(TextCell(job, "job"));
+    for (const std::string& key : of_job_) {
+      cells.push_back(TextCell(job, key.c_str()));
+    }
     for (const AnswerField* field : fields_) {
       cells.push_back(Cell(object, *field));
     }
@@ -108,7 +128,7 @@ class StatusTable {
   std::string ToString() const { return table_.ToString(); }
 
  private:
-  const bool of_job_;
+  const std::vector<std::string> of_job_;
   std::vector<const AnswerField*> fields_;
   Table table_;
 };
@@ -119,7 +139,7 @@ void PrintOfJob(const Json& job, const std::string& text) {
 }
 
 void PrintJobs(const Json& answer) {
-  StatusTable table("job", "", false);
+  StatusTable table("job", "", {});
   for (const Json& job : ArrayField(answer, "jobs")) table.Add(job, job);
   Print(stdout, "{}", table.empty() ? "no jobs\n" : table.ToString());
   for (const Json& job : ArrayField(answer, "jobs")) {
@@ -165,8 +185,8 @@ void PrintBroker(const Json& broker) {
     const auto of_node = [&](size_t i) {
       return Cell(node, StatusObjectOf("node").fields[i]);
     };
-    text += Format("; node {}: processors {}, {}, {} workers", of_node(0),
-                   of_node(1), of_node(2), of_node(3));
+    text += Format("; node {}: processors {}, {}, {}", of_node(0), of_node(1),
+                   of_node(2), Counted(of_node(3), "worker"));
   }
   if (nodes.size() > 1) line("NUMA", cell("numa") + text);
   if (const std::string trouble = TextField(broker, "journal");
@@ -179,9 +199,11 @@ void PrintStatus(const Json& answer) {
   PrintBroker(FieldOf(answer, "broker"));
   Print(stdout, "\n");
   PrintJobs(answer);
-  StatusTable reading("job", "reading", true);
-  StatusTable ranks("rank", "", true);
-  StatusTable producers("producer", "", true);
+  std::vector<std::string> of_job = {"job"};
+  if (HasSeveralDatasets(answer)) of_job.emplace_back("dataset");
+  StatusTable reading("job", "reading", of_job);
+  StatusTable ranks("rank", "", of_job);
+  StatusTable producers("producer", "", of_job);
   for (const Json& job : ArrayField(answer, "jobs")) {
     // Where the broker's time goes, and each rank's.
     PrintOfJob(job, TextField(FieldOf(job, "bottleneck"), "text"));
@@ -271,7 +293,11 @@ Subcommand AddRegister(CLI::App& app) {
   add->footer(
       "Relative paths in the spec start from the spec's folder. The broker "
       "must be\n"
-      "able to read them. It keeps the dataset over a restart.\n"
+      "able to read them. The first job opens the data: until then only the "
+      "spec is\n"
+      "checked (`penstock check` opens them too). The dataset is kept over a "
+      "restart\n"
+      "of a broker with a state directory.\n"
       "\n"
       "Example:\n"
       "  penstock register train.yaml");

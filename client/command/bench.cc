@@ -16,6 +16,7 @@
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -137,13 +138,12 @@ void PrintTable(const DatasetIndex& index, const BenchResult& result) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<21} {}\n", what, value);
   };
-  line("dataset",
-       Format("{}, {} records, global batch {}", Printable(index.dataset),
-              FormatCount(index.records), FormatCount(index.global_batch)));
-  line("samples",
-       Format("{} in {} ({} whole {})", FormatCount(result.sum.samples),
-              FormatSeconds(result.drain.wall_s), result.sum.epochs,
-              result.sum.epochs == 1 ? "epoch" : "epochs"));
+  line("dataset", Format("{}, {}, global batch {}", Printable(index.dataset),
+                         Counted(FormatCount(index.records), "record"),
+                         FormatCount(index.global_batch)));
+  line("samples", Format("{} in {} ({})", FormatCount(result.sum.samples),
+                         FormatSeconds(result.drain.wall_s),
+                         Counted(result.sum.epochs, "whole epoch")));
   line("samples/s", Format("{:.1f}", result.SamplesPerSecond()));
   line("CPU s / 1,000 samples",
        Format("{:.3f} (broker {}, ranks {})", result.CpuPerThousand(),
@@ -155,18 +155,18 @@ void PrintTable(const DatasetIndex& index, const BenchResult& result) {
                      : "not known: the broker is another user's");
   if (result.workers) line("workers", FormatCount(*result.workers));
   if (result.sum.redelivered > 0) {
-    line("redelivered", FormatCount(result.sum.redelivered) + " batches");
+    line("redelivered",
+         Counted(FormatCount(result.sum.redelivered), "batch", "batches"));
   }
   if (const std::optional<RowCheck>& check = result.check) {
     line("verified",
          check->ok()
-             ? Format("all {} samples: each once, in its place, "
-                      "with the right bytes",
-                      FormatCount(check->verified))
-             : Format("{} samples; missing {}, duplicated {}, "
+             ? Format("all {}: each once, in its place, with the right bytes",
+                      Counted(FormatCount(check->verified), "sample"))
+             : Format("{}; missing {}, duplicated {}, "
                       "misplaced {}, corrupt {}",
-                      check->verified, check->missing, check->duplicated,
-                      check->misplaced, check->corrupt));
+                      Counted(check->verified, "sample"), check->missing,
+                      check->duplicated, check->misplaced, check->corrupt));
   }
   for (size_t i = 0; i < result.digests.size(); ++i) {
     line(i == 0 ? "order per epoch" : "", result.digests[i]);
@@ -256,9 +256,9 @@ StatusOr<int> Bench(const BenchOptions& options) {
   options.json ? PrintJson(index, result) : PrintTable(index, result);
   if (result.check && !result.check->ok()) {
     PrintError(Format(
-        "verification failed: {} samples missing, {} duplicated, {} misplaced, "
-        "{} corrupt",
-        result.check->missing, result.check->duplicated,
+        "verification failed: {} missing, {} duplicated, {} misplaced, {} "
+        "corrupt",
+        Counted(result.check->missing, "sample"), result.check->duplicated,
         result.check->misplaced, result.check->corrupt));
     return kExitFailure;
   }

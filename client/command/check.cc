@@ -8,6 +8,7 @@
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "common/class_names.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -30,10 +31,6 @@ std::string ShapeText(const Feature& feature) {
   return text.empty() ? "scalar" : text;
 }
 
-std::string RanksText(int ranks) {
-  return Format("{} rank{}", ranks, ranks == 1 ? "" : "s");
-}
-
 void PrintIndex(const DatasetIndex& index, int world_size) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<16} {}\n", what, Printable(value));
@@ -53,6 +50,10 @@ void PrintIndex(const DatasetIndex& index, int world_size) {
       !others.empty()) {
     line("left out", others);
   }
+  if (const std::string print = TextField(index.answer, "fingerprint");
+      !print.empty()) {
+    line("fingerprint", print);
+  }
   if (!index.class_names.empty()) {
     line("classes", FormatCount(index.class_names.size()));
   }
@@ -63,11 +64,12 @@ void PrintIndex(const DatasetIndex& index, int world_size) {
   line("epochs", index.epochs ? FormatCount(*index.epochs) : "forever");
   if (index.memory_bytes > 0) {
     line("memory",
-         Format("{} for {}: {} batches (prefetch {} and hold {} "
-                "of each rank) of {} rows of {}; index {}{}",
-                FormatBytes(index.memory_bytes), RanksText(world_size),
-                count("slots"), count("prefetch"), count("hold"),
-                count("slot_rows"), bytes("row_bytes"), bytes("index_bytes"),
+         Format("{} for {}: {} (prefetch {} and hold {} of each rank) of {} of "
+                "{}; index {}{}",
+                FormatBytes(index.memory_bytes), Counted(world_size, "rank"),
+                Counted(count("slots"), "batch", "batches"), count("prefetch"),
+                count("hold"), Counted(count("slot_rows"), "row"),
+                bytes("row_bytes"), bytes("index_bytes"),
                 index.retained_bytes == 0
                     ? ""
                     : Format("; rows whose batches are held for "
@@ -102,6 +104,12 @@ Status PrintSyntax(const BrokerCall& call, const SpecFile& file, bool json) {
 std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
                                     int world_size) {
   std::vector<std::string> warnings;
+  for (const DatasetIndex& index : indexes) {
+    if (const std::string text = TextField(index.answer, "source_warning");
+        !text.empty()) {
+      warnings.push_back(Format("dataset '{}': {}", index.dataset, text));
+    }
+  }
   const nlohmann::json& last = indexes.back().answer;
   // When the broker gave its free memory, it held only the last index.
   uint64_t needed = indexes.back().memory_bytes;
@@ -117,7 +125,7 @@ std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
         indexes.size() == 1
             ? "dataset '" + indexes[0].dataset + "'"
             : Format("a job of each of the {} datasets", indexes.size()),
-        FormatBytes(needed), RanksText(world_size), FormatBytes(*left),
+        FormatBytes(needed), Counted(world_size, "rank"), FormatBytes(*left),
         TextField(last, "memory_left_by")));
   }
   const auto classes_of = [&](size_t i) {
@@ -204,8 +212,9 @@ Subcommand AddCheck(CLI::App& app) {
       "exit\n"
       "status 0, when the jobs need more memory than this machine, its "
       "control\n"
-      "groups or --memory-limit leave, and when labels of the datasets\n"
-      "differ.\n\nExamples:\n"
+      "groups or --memory-limit leave, when labels of the datasets differ, "
+      "and when\n"
+      "lines of text are longer than max_bytes.\n\nExamples:\n"
       "  penstock check train.yaml\n"
       "  penstock check --syntax train.yaml\n"
       "  penstock check --ranks 8 train.yaml val.yaml\n"

@@ -92,11 +92,14 @@ StatusOr<int> Evict(const JobOptions& options) {
 StatusOr<int> Stop(const JobOptions& options) {
   nlohmann::json request = options.Request("stop");
   request["now"] = options.now;
-  PENSTOCK_RETURN_IF_ERROR(
-      CallBroker(SocketPath(options.socket), request).status());
+  PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
+                            CallBroker(SocketPath(options.socket), request));
+  const nlohmann::json& ended = FieldOf(answer, "ended");
   Print(stdout, "job '{}' {}\n", Printable(options.job),
         options.now ? "is ended"
-                    : "ends once its ranks have taken the last step");
+        : ended.is_boolean() && ended.get<bool>()
+            ? "is ended: no rank was attached"
+            : "ends once its ranks have taken the last step");
   return 0;
 }
 
@@ -145,7 +148,16 @@ Subcommand AddStop(CLI::App& app) {
   stop->add_flag(
       "--now", options->now,
       "End the job at once with an error, not at the end of the step");
-  stop->footer("Example:\n  penstock stop train");
+  stop->footer(
+      "Without --now the ranks take the last step that any of them was given, "
+      "and\n"
+      "then get the end of the data. A job without an attached rank ends at "
+      "once: a\n"
+      "rank that comes later begins it anew.\n"
+      "\n"
+      "Examples:\n"
+      "  penstock stop train\n"
+      "  penstock stop --now train");
   return {stop, [options] { return Stop(*options); }};
 }
 

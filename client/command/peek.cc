@@ -18,11 +18,13 @@
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "client/penstock.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
 
 constexpr int64_t kValuesShown = 6;  // of each row of a feature
+constexpr size_t kTextShown = 60;    // bytes of each row of a text
 // Smaller matrices count as pictures only when --feature names them.
 constexpr int64_t kPictureSideMin = 4;
 
@@ -80,6 +82,20 @@ std::string ValueText(const Feature& feature, const void* data,
   return Format("{:.6g}", ValueAt(feature.dtype, data, index));
 }
 
+// A row of bytes without the zeros that fill it: "the text", shortened at the
+// end of a character.
+std::string LineText(const char* bytes, size_t size) {
+  std::string_view text(bytes, size);
+  text = text.substr(0, text.find_last_not_of('\0') + 1);
+  const bool whole = text.size() <= kTextShown;
+  if (!whole) {
+    size_t end = kTextShown;
+    while (end > 0 && (text[end] & 0xC0) == 0x80) --end;
+    text = text.substr(0, end);
+  }
+  return "'" + Printable(text) + (whole ? "'" : "...'");
+}
+
 // One row of a feature as a cell: "7 (boot)", "[0.1, 0.2]", "[1, 2, ...]".
 std::string RowText(const Feature& feature, const void* data, uint64_t row,
                     const std::vector<std::string>& class_names) {
@@ -110,6 +126,7 @@ void PrintRows(const PeekTask& task, const ElementSpec& features,
     if (f != drawn) headings.push_back(features[f].name);
   }
   Table table(headings);
+  const bool of_lines = task.index.SourceOf("text_lines").is_object();
   const int64_t* ids = penstock_batch_ids(batch);
   for (uint64_t row = 0; row < rows; ++row) {
     std::vector<std::string> cells = {
@@ -118,6 +135,13 @@ void PrintRows(const PeekTask& task, const ElementSpec& features,
     for (size_t f = 0; f < features.size(); ++f) {
       if (f == drawn) continue;
       const void* data = penstock_batch_data(batch, static_cast<uint32_t>(f));
+      if (of_lines && features[f].name == "text" &&
+          features[f].dtype == DType::kUint8 && features[f].shape.size() == 1) {
+        const uint64_t bytes = features[f].RowBytes();
+        cells.push_back(LineText(static_cast<const char*>(data) + row * bytes,
+                                 static_cast<size_t>(bytes)));
+        continue;
+      }
       cells.push_back(RowText(features[f], data, row, task.index.class_names));
     }
     table.AddRow(cells);
@@ -139,9 +163,9 @@ Status ShowBatch(const PeekTask& task, const ElementSpec& features,
     rows = sheet.rows;
     if (rows > 0) {
       PENSTOCK_RETURN_IF_ERROR(WritePng(sheet, task.out, task.temporary));
-      Print(stdout, "{}: {} of {} rows of feature {}, {} x {} pixels\n\n",
-            task.options.out, rows, all, feature.ToString(), sheet.width,
-            sheet.height);
+      Print(stdout, "{}: {} of {} of feature {}, {} x {} pixels\n\n",
+            task.options.out, rows, Counted(all, "row"), feature.ToString(),
+            sheet.width, sheet.height);
     }
   } else if (task.options.out_given) {
     return FailedPreconditionError(
@@ -192,8 +216,8 @@ Status TakeAndShow(const PeekTask& task) {
   } else if (code < 0) {
     status = error(code);
   } else {
-    status = NotFoundError("'{}' has no batch: it has {} records",
-                           task.file.name, task.index.records);
+    status = NotFoundError("'{}' has no batch: it has {}", task.file.name,
+                           Counted(task.index.records, "record"));
   }
   penstock_detach(reader);
   return status;
@@ -267,7 +291,7 @@ Subcommand AddPeek(CLI::App& app) {
   peek->footer(
       "The batch is the first of the first epoch, as rank 0 of 1 gets it.\n"
       "Pictures that are not uint8 are scaled, each channel from its least to\n"
-      "its greatest value in the rows drawn.\n"
+      "its greatest value in the rows drawn. Lines of text are shown as text.\n"
       "\n"
       "Examples:\n"
       "  penstock peek train.yaml --out first-batch.png\n"

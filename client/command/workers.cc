@@ -27,8 +27,8 @@ StatusOr<int> SetWorkers(const WorkersOptions& options) {
       const nlohmann::json answer,
       CallBroker(SocketPath(options.socket),
                  {{"op", "workers"}, {"workers", count}}));
-  Print(stdout, "{} workers {}\n",
-        FormatCount(CountField(answer, "workers").value_or(0)),
+  Print(stdout, "{} {}\n",
+        Counted(CountField(answer, "workers").value_or(0), "worker"),
         Printable(TextField(answer, "workers_chosen")));
   return 0;
 }

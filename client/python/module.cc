@@ -546,6 +546,18 @@ NB_MODULE(_core, m) {
       .def("stop", &Broker::Stop)
       .def_prop_ro("socket", &Broker::socket);
 
+  // The socket of this program's own broker.
+  m.def("own_broker", [] {
+    const char* socket = nullptr;
+    int code;
+    {
+      const WithoutGil no_gil;
+      code = penstock_own_broker(&socket);
+    }
+    Check(code);
+    return std::string(socket);
+  });
+
   nb::class_<Producer>(m, "Producer")
       .def(nb::init<nb::typed<nb::list, nb::object>, uint64_t,
                     std::optional<std::string>, std::optional<std::string>,
@@ -639,6 +651,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro(
           "epoch_count",
           [](const Reader& r) { return penstock_epoch_count(r.Open()); })
+      .def_prop_ro("structure",
+                   [](const Reader& r) { return penstock_structure(r.Open()); })
       // [(name, dtype's name, shape of a row)]
       .def(
           "element_spec",

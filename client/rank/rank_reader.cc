@@ -10,6 +10,7 @@
 #include "client/attach/fork.h"
 #include "client/rank/rank_session.h"
 #include "common/message.h"
+#include "common/quantity.h"
 #include "common/ring.h"
 #include "common/wake.h"
 
@@ -261,9 +262,9 @@ StatusOr<RankReader::Result> RankReader::Next(double timeout_s, Batch** batch) {
   }
   if (held() >= hold_) {
     return ResourceExhaustedError(
-        "rank {} holds {} batches, the most it may hold at once: release one "
-        "before the next, or raise `hold:` in the dataset's spec",
-        rank_, hold_);
+        "rank {} holds {}, the most it may hold at once: release one before "
+        "the next, or raise `hold:` in the dataset's spec",
+        rank_, Counted(hold_, "batch", "batches"));
   }
   if (repeated_ != nullptr) {
     // The one batch for ever; its lease is never given back.

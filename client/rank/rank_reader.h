@@ -92,6 +92,7 @@ class RankReader {
   int64_t world_size() const { return world_size_; }
   const std::string& job() const { return job_; }
   const ElementSpec& element_spec() const { return element_spec_; }
+  const std::string& structure() const { return structure_; }
   uint64_t sample_count() const { return records_; }
   uint64_t steps_per_epoch() const { return steps_per_epoch_; }
   uint64_t epochs() const { return epochs_; }
@@ -169,6 +170,7 @@ class RankReader {
 
   // State of the incarnation.
   ElementSpec element_spec_;
+  std::string structure_;
   std::string job_;
   std::string dataset_;
   int64_t rank_ = 0;       // the number this rank attached with

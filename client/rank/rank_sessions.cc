@@ -53,16 +53,9 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
       AddToEpoll(reader->poll_.get(), reader->retry_.get()));
   reader->socket_ = SocketPath(options.socket);
   if (options.autostart) {
-    const auto ranks = request.job.at("world_size").get<int64_t>();
-    if (ranks > 1) {
-      return InvalidArgumentError(
-          "autostart: a private broker of one process serves one rank, and "
-          "there are {}: start the ranks with `penstock run`, or the service "
-          "(systemctl start penstockd.socket)",
-          ranks);
-    }
+    const bool shared = request.job.at("local_world_size").get<int64_t>() > 1;
     PENSTOCK_ASSIGN_OR_RETURN(reader->socket_,
-                              SocketOfAnyBroker(reader->socket_));
+                              SocketOfAnyBroker(reader->socket_, shared));
   }
   reader->request_ = std::move(request.job);
   reader->dynamic_ = options.delivery == "dynamic";
@@ -138,6 +131,7 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     const nlohmann::json& json = answer.json;
     PENSTOCK_ASSIGN_OR_RETURN(element_spec_,
                               ElementSpecFromJson(json.at("element_spec")));
+    structure_ = json.value("structure", std::string());
     job_ = json.at("job").get<std::string>();
     dataset_ = json.at("dataset").get<std::string>();
     rank_ = plan_rank_ = json.at("rank").get<int64_t>();

@@ -186,14 +186,14 @@ class BadInput(unittest.TestCase):
         self.assertIn(str(bad), run.stderr)
         self.assertIn("on_error", run.stderr)
 
-    def test_picture_that_is_no_jpeg_is_skipped_counted_and_named(self):
+    def test_file_that_is_no_picture_is_skipped_counted_and_named(self):
         bad = self.pictures()[3]
-        bad.write_bytes(b"\x89PNG\r\n\x1a\nthis is not a JPEG")
+        bad.write_bytes(b"GIF89a is not decoded")
         run = self.bench(IMAGES + "on_error: skip\n")
         self.assertEqual(run.returncode, 0, run.stderr)
         result = json.loads(run.stdout)
         self.assertIn(str(bad), run.stderr)
-        self.assertIn("not a JPEG", run.stderr)
+        self.assertIn("not a JPEG, PNG, WebP or TIFF: begins with GIF's signature", run.stderr)
         self.assertEqual(result["samples"], 19)
         self.assertEqual(result["verified"], 19)
         self.assertEqual(result["steps_per_rank"], [5, 5])
@@ -330,13 +330,17 @@ class BadInput(unittest.TestCase):
         config.write_text("state_dir: functions\npython_path: functions\n")
         run = self.penstockd("--check", "--config", config)
         self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(run.stdout, f"{config}: valid on this machine\n")
 
     def test_wrong_options_of_the_daemon_are_status_2(self):
         for arguments in (["--workers", "0"], ["--workers", "abc"],
-                          ["--workers", "4097"], ["--memory-limit", "10X"]):
+                          ["--workers", "4097"], ["--memory-limit", "10X"],
+                          ["--nope"]):
             run = self.penstockd("--check", *arguments)
             self.assertEqual(run.returncode, 2, arguments)
             self.assertIn(arguments[0], run.stderr)
+            self.assertTrue(run.stderr.startswith("penstockd: "), run.stderr)
+            self.assertIn("see `penstockd --help`\n", run.stderr)
 
     def test_a_limit_of_file_size_is_named(self):
         run = subprocess.run(
@@ -353,13 +357,33 @@ class BadInput(unittest.TestCase):
                          "batch: {size: 50000}\n", "--memory-limit", "64M")
         self.assertNotEqual(run.returncode, 0)
         self.assertIn("memory_limit is 64.0 MiB", run.stderr)
-        self.assertIn("batch.size", run.stderr)
+        self.assertIn("make batch.size or prefetch or hold smaller", run.stderr)
 
     def test_socket_that_is_not_there(self):
         run = self.penstock("status", "--socket", str(self.folder / "none"))
         self.assertNotEqual(run.returncode, 0)
         self.assertIn(str(self.folder / "none"), run.stderr)
-        self.assertIn("penstock run", run.stderr)
+        for remedy in ("penstock run", "penstock broker", "systemctl start"):
+            self.assertIn(remedy, run.stderr)
+
+    def test_socket_that_is_a_file(self):
+        (self.folder / "file").write_text("")
+        run = self.penstock("status", "--socket", "file")
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("'file' is not a socket: name the one", run.stderr)
+
+    def test_status_names_the_socket_so_that_it_is_found_from_any_folder(self):
+        broker = self.started("--socket", "relative", stderr=subprocess.DEVNULL)
+        run = self.penstock("status", "--socket", "relative")
+        broker.terminate()
+        broker.wait(30)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn(f"socket   {self.folder}/relative\n", run.stdout)
+
+    def test_workers_are_a_number_or_auto(self):
+        run = self.penstock("workers", "x")
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("'x' is not a number from 1 to 4096 or \"auto\"", run.stderr)
 
     def test_folder_of_a_socket_that_is_not_there(self):
         folder = self.folder / "none"

@@ -148,6 +148,30 @@ TEST_F(CommandBenchTest, PeekWritesAPictureOrSaysThatThereIsNone) {
   ExpectNothingLeft();
 }
 
+TEST_F(CommandBenchTest, PeekShowsLinesAsTextAndCheckWarnsOfLongOnes) {
+  std::string half;
+  for (int i = 0; i < 59; ++i) half += "x";
+  std::ofstream(folder_ + "/a.txt") << "größer\x1b[2J\n\n" << half << "ü123\n";
+  Spec(
+      "dataset: lines\nsource: {text_lines: {path: a.txt, max_bytes: 63, "
+      "longer: cut}}\nbatch: {size: 3}\n");
+  const Result lines = Run({"peek", "--text", "train.yaml"});
+  EXPECT_EQ(lines.status, 0) << lines.err;
+  EXPECT_THAT(lines.out, HasSubstr("'größer?[2J' "));
+  EXPECT_THAT(lines.out, HasSubstr("''  "));
+  EXPECT_THAT(lines.out, HasSubstr("'" + half + "...'"));
+  const Result check = Run({"check", "train.yaml"});
+  EXPECT_EQ(check.status, 0);
+  EXPECT_THAT(check.err,
+              AllOf(HasSubstr("warning: dataset 'lines': 1 line is longer than "
+                              "max_bytes (63), the longest of 64 bytes ("),
+                    HasSubstr("/a.txt, line 3): the rest of each is cut off")));
+  EXPECT_THAT(check.out, HasSubstr("of 3 rows of "));
+  Spec("dataset: n\nsource: {range: 4}\nbatch: {size: 1}\n");
+  EXPECT_THAT(Run({"check", "train.yaml"}).out, HasSubstr("of 1 row of "));
+  ExpectNothingLeft();
+}
+
 TEST_F(CommandBenchTest, AMistakeInASpecIsToldByLineAndColumn) {
   std::ofstream(folder_ + "/wrong.yaml") << kSpec << "shufle: none\n";
   for (const std::vector<std::string>& words :

@@ -15,6 +15,7 @@ is the Nth process, from 1:
   stubborn   ignores SIGTERM
   odd        answers with fields of the wrong types
   error      answers with an error
+  datasets   has jobs of two datasets
   hang       never answers `index`
 
 If set, FAKE_PENSTOCKD_INSTANCES names a folder: each start writes what it was given into
@@ -75,14 +76,16 @@ def answer(request):
         return {"ok": True, "datasets": [
             {"name": "registered-name", "source": "range", "records": RECORDS}]}
     if op in ("status", "jobs"):
+        datasets = ["d", "e"] if "datasets" in MODES else ["d"]
         return {"ok": True,
                 "broker": {"version": "0.1.0", "pid": os.getpid(), "workers": 2,
                            "cpu_s": time.process_time(), "uptime_s": 3725.0},
-                "jobs": [{"job": "train", "dataset": "d", "state": "running",
+                "jobs": [{"job": "train", "dataset": dataset, "state": "running",
                           "world_size": 2, "epoch": 1, "epochs": 3, "step": 4,
                           "steps_per_epoch": 16, "rows": 12345,
                           "ranks": [{"rank": 0, "pid": 10, "state": "waiting",
-                                     "wait_s": 0.25}]}]}
+                                     "wait_s": 0.25}]}
+                         for dataset in datasets]}
     return {"ok": True, "version": "0.1.0", "pid": os.getpid()}
 
 

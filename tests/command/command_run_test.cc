@@ -433,6 +433,18 @@ TEST_F(CommandRunTest, RunningBrokersAreAskedAndOddAnswersDoNoHarm) {
   }
 }
 
+TEST_F(CommandRunTest, StatusTellsJobsOfOneNameAndSeveralDatasetsApart) {
+  const std::string status = PENSTOCK_BUILD_DIR
+      "/client/command/penstock "
+      "status";
+  EXPECT_THAT(RunScript({"--ranks", "0"}, status).out,
+              HasSubstr("\nJOB    RANK "));
+  setenv("FAKE_PENSTOCKD", "datasets", 1);
+  EXPECT_THAT(RunScript({"--ranks", "0"}, status).out,
+              AllOf(HasSubstr("\nJOB    DATASET  RANK "),
+                    HasSubstr("\ntrain  e "), HasSubstr("\ntrain  d ")));
+}
+
 TEST_F(CommandRunTest, NoBrokerIsAMessageWithTheWayOut) {
   const Result result = Run({"status", "--socket", folder_ + "/none.sock"});
   EXPECT_EQ(result.status, 1);

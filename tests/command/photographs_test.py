@@ -3,7 +3,7 @@
 pixels, in an order that differs per epoch and depends on the seed alone; samples that
 cannot be decoded are skipped or substituted. Method: `penstock bench --verify` against
 the serial replay, on COUNT JPEGs cut from photographs over two epochs (random-resized
-crop, flip, normalize), and on damaged ones.
+crop, flip, normalize), and on damaged files of every format.
 
   photographs_test.py BUILD_DIR COUNT
 """

@@ -54,7 +54,7 @@ void CheckRows(std::string_view text, char delimiter) {
 
 void CheckSource(std::string_view text, char delimiter, bool header) {
   CsvSource spec;
-  spec.files = {FileOf(text)};
+  spec.files = {{FileOf(text)}};
   spec.columns = {{"a", {.from = header ? "" : "0", .max_bytes = kMaxBytes}}};
   spec.delimiter = delimiter;
   spec.header = header;
@@ -76,7 +76,7 @@ void CheckSource(std::string_view text, char delimiter, bool header) {
             "a record is within the file");
     const auto read =
         std::as_bytes(std::span(text).subspan(request.offset, request.bytes));
-    const Status status = (*source)->Unpack(i, read, &scratch, &raw);
+    const Status status = (*source)->Unpack(i, {read}, &scratch, &raw);
     if (!status.ok()) {
       Require(status.code() == StatusCode::kDataLoss,
               "a record is refused as documented");

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tests/fuzz/decode_twice.h"
-#include "tests/fuzz/mutate_jpeg.h"
+#include "tests/fuzz/mutate_picture.h"
 #include "tests/fuzz/require.h"
 
 namespace penstock {
@@ -41,15 +41,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 #ifdef PENSTOCK_FUZZ
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t size_max);
 
-// Half of the time, damage that keeps to the format; libFuzzer's own, which
-// knows what has been reached, else.
+// Half of the time damage of ours, which keeps to a JPEG's format; else
+// libFuzzer's, which knows what has been reached.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size,
                                           size_t size_max, unsigned seed) {
-  if (seed % 2 == 0) return LLVMFuzzerMutate(data, size, size_max);
+  if (seed % 2 == 0) {
+    size = LLVMFuzzerMutate(data, size, size_max);
+    if (seed % 8 != 0) {
+      penstock::CorrectChecksums(std::as_writable_bytes(std::span(data, size)));
+    }
+    return size;
+  }
   std::mt19937_64 random(seed);
   const auto bytes = std::as_bytes(std::span(data, size));
   std::vector<std::byte> file(bytes.begin(), bytes.end());
-  penstock::MutateJpeg(&file, bytes, random);
+  penstock::MutatePicture(&file, bytes, random);
   file.resize(std::min(file.size(), size_max));
   std::memcpy(data, file.data(), file.size());
   return file.size();

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <utility>
 
-#include "broker/transform/jpeg_decoder.h"
+#include "broker/transform/picture_decoder.h"
 #include "tests/support/encode_jpeg.h"
 
 namespace penstock {
@@ -39,6 +41,18 @@ size_t PayloadOf(const Bytes& file, uint8_t marker) {
   return static_cast<size_t>(
       std::search(file.begin(), file.end(), wanted, wanted + 2) + 4 -
       file.begin());
+}
+
+// Of the corpus.
+Bytes FileOf(const std::string& name) {
+  std::ifstream file(PENSTOCK_PICTURES "/" + name, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (text.empty()) {
+    std::fprintf(stderr, "no file %s/%s\n", PENSTOCK_PICTURES, name.c_str());
+    std::abort();
+  }
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
 }
 
 std::vector<Bytes> Predecessors() {
@@ -74,6 +88,15 @@ std::vector<Bytes> Predecessors() {
   damaged[PayloadOf(sound, 0xc4) + 1] = std::byte{255};
   files.push_back(damaged);
   files.push_back({std::byte{0xff}, std::byte{0xd8}, std::byte{0xff}});
+  for (const char* name :
+       {"png_colour_3_of_4_bits", "png_colour_6_of_16_bits_interlaced",
+        "tiff_palette_1_of_8_bits", "tiff_separate_tiles", "tiff_by_jpeg",
+        "tiff_ycbcr_by_lzw", "webp_rgb", "webp_rgba_lossless"}) {
+    files.push_back(FileOf(name));
+    files.emplace_back(
+        files.back().begin(),
+        files.back().begin() + static_cast<ptrdiff_t>(files.back().size() / 2));
+  }
   return files;
 }
 
@@ -97,6 +120,10 @@ DecodeTwice::DecodeTwice() : predecessors_(Predecessors()) {
   cast.dtype = DType::kInt16;
   ResizeOp resize;
   resize.size = {.height = 17, .width = 23};
+  DecodeImageOp upright;
+  upright.crop = part;
+  upright.size = {.height = 30, .width = 20};
+  upright.applies_orientation = true;
   const auto decode = [](const std::optional<CropSpec>& crop, int64_t height,
                          int64_t width, int channels, bool exact) {
     DecodeImageOp op;
@@ -115,6 +142,7 @@ DecodeTwice::DecodeTwice() : predecessors_(Predecessors()) {
   AddWay("exact part, flip, normalize",
          {decode(part, 20, 33, 3, true), flip, normalize});
   AddWay("gray", {decode(part, 31, 29, 1, false), flip});
+  AddWay("upright", {upright});
   AddWay("resized twice",
          {decode(centre, 48, 52, 3, false), resize, flip, cast});
 }
@@ -151,9 +179,9 @@ DecodeTwice::Outcome DecodeTwice::Decode(const Way& way,
 
 std::string DecodeTwice::Check(std::span<const std::byte> file, uint64_t turn) {
   {
-    JpegDecoder decoder;
-    if (decoder.Begin(file).ok() &&
-        decoder.size().height * decoder.size().width > kPixelsMax) {
+    const StatusOr<std::unique_ptr<PictureDecoder>> decoder = OpenPicture(file);
+    if (decoder.ok() &&
+        (*decoder)->size().height * (*decoder)->size().width > kPixelsMax) {
       return "";
     }
   }

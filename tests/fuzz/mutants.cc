@@ -1,16 +1,17 @@
 // Promise: nothing of one record reaches another. Method: decodes damaged
-// copies of real photographs, each alone and after others (decode_twice.h); the
+// copies of pictures, each alone and after others (decode_twice.h); the
 // exit status is 1 if a pixel or an error differs.
 //
-// The photographs are parts of those in Debian's mate-backgrounds, as JPEGs of
-// every kind there is. Mutant n is the same on every machine.
+// They are parts of the photographs in Debian's mate-backgrounds, as JPEGs of
+// every kind there is, and the corpus's files of other formats. Mutant n is the
+// same on every machine.
 //
 //   mutants [--count N] [--first N] [--write FOLDER]
 //
 //   --count N       number of mutants (default: 100000)
 //   --first N       number of the first mutant (default: 0)
 //   --write FOLDER  writes them there instead, in folders of 1,000, for
-//                   `penstock bench --verify` to read
+//                   `penstock bench --verify` to read; every fourth is sound
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -25,7 +26,7 @@
 
 #include "broker/transform/feature_paths.h"
 #include "tests/fuzz/decode_twice.h"
-#include "tests/fuzz/mutate_jpeg.h"
+#include "tests/fuzz/mutate_picture.h"
 #include "tests/support/encode_jpeg.h"
 
 namespace penstock {
@@ -91,7 +92,8 @@ std::vector<JpegKind> Kinds() {
   };
 }
 
-// Parts of each photograph, each as another kind.
+// Parts of each photograph, each as another kind of JPEG; and the small files
+// of other formats in the corpus.
 std::vector<Bytes> SoundFiles() {
   std::vector<Bytes> files;
   const std::vector<JpegKind> kinds = Kinds();
@@ -119,15 +121,34 @@ std::vector<Bytes> SoundFiles() {
       files.push_back(EncodeJpeg(pixels, kind));
     }
   }
+  std::vector<std::filesystem::path> others;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(PENSTOCK_PICTURES)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("png_") || name.starts_with("tiff_") ||
+        name.starts_with("webp_")) {
+      others.push_back(entry.path());
+    }
+  }
+  std::sort(others.begin(), others.end());
+  for (const auto& path : others) files.push_back(ReadFile(path));
   return files;
 }
 
+// Three of four are JPEGs: of the others most are refused.
 Bytes Mutant(const std::vector<Bytes>& sound, uint64_t number) {
   // A generator's first numbers are similar for similar seeds.
   std::mt19937_64 random(number);
   random.discard(8);
-  Bytes file = sound[number % sound.size()];
-  MutateJpeg(&file, sound[random() % sound.size()], random);
+  const auto is_jpeg = [](const Bytes& file) {
+    return file[0] == std::byte{0xff};
+  };
+  size_t which = number % sound.size();
+  while (is_jpeg(sound[which]) != (number % 4 != 0)) {
+    which = random() % sound.size();
+  }
+  Bytes file = sound[which];
+  MutatePicture(&file, sound[random() % sound.size()], random);
   return file;
 }
 
@@ -136,7 +157,8 @@ void Write(const std::vector<Bytes>& sound, const Arguments& arguments) {
     const std::filesystem::path folder =
         std::filesystem::path(arguments.write) / Format("{:03}", i / 1000);
     std::filesystem::create_directories(folder);
-    const Bytes file = Mutant(sound, arguments.first + i);
+    const Bytes file = i % 4 == 0 ? sound[i / 4 % sound.size()]
+                                  : Mutant(sound, arguments.first + i);
     std::ofstream out(folder / Format("{:06}.jpg", arguments.first + i),
                       std::ios::binary);
     out.write(reinterpret_cast<const char*>(file.data()),
@@ -155,13 +177,13 @@ int Check(const std::vector<Bytes>& sound, const Arguments& arguments) {
     std::printf("%s %lu: %s\n", what, number, difference.c_str());
     std::fflush(stdout);
   };
-  for (uint64_t i = 0; i < sound.size(); ++i) check("photograph", i, sound[i]);
+  for (uint64_t i = 0; i < sound.size(); ++i) check("picture", i, sound[i]);
   for (uint64_t i = 0; i < arguments.count; ++i) {
     const uint64_t number = arguments.first + i;
     check("mutant", number, Mutant(sound, number));
   }
   std::printf(
-      "%lu mutants of %zu photographs: decoded %lu times, refused %lu "
+      "%lu mutants of %zu pictures: decoded %lu times, refused %lu "
       "times, %lu differences\n",
       arguments.count, sound.size(), twice.decoded(), twice.refused(), differ);
   return differ == 0 ? 0 : 1;

@@ -47,6 +47,13 @@ def test_it_reads_like_tf_data_and_says_what_yaml_says():
     assert json.loads(dataset.to_json()) == dataset.to_dict()
 
 
+def test_a_picture_may_be_turned_upright():
+    step = penstock.decode_image(8, orientation="apply")
+    dataset = penstock.Dataset.image_folder("/data").map(step).batch(1)
+    assert dataset.to_dict()["map"] == [
+        {"decode_image": {"size": 8, "orientation": "apply"}}]
+
+
 def test_steps_leave_what_they_are_called_on():
     base = penstock.Dataset.range(8)
     base.batch(4)
@@ -68,6 +75,21 @@ def test_a_file_keeps_its_relative_paths(tmp_path):
     dataset = penstock.Dataset.from_file(tmp_path / "spec.yaml")
     assert dataset.to_dict()["source"]["image_folder"]["path"] == str(
         tmp_path / "pictures")
+
+
+def test_patterns_and_lists_of_files_are_relative_to_the_spec(tmp_path):
+    path = tmp_path / "spec.yaml"
+    for files, wanted in (
+            ("a-{0..2}.tar", str(tmp_path / "a-{0..2}.tar")),
+            ("['*.tar', /b.tar]", [str(tmp_path / "*.tar"), "/b.tar"]),
+            ("{list: l.txt}", {"list": str(tmp_path / "l.txt")})):
+        path.write_text("dataset: d\nbatch: {size: 2}\nsource:\n  webdataset:\n"
+                        f"    files: {files}\n    features: {{x: {{encoded: true}}}}\n")
+        dataset = penstock.Dataset.from_file(path)
+        assert dataset.to_dict()["source"]["webdataset"]["files"] == wanted
+    listed = penstock.Dataset.text_lines({"list": tmp_path / "l"}, 8)
+    assert listed.to_dict()["source"]["text_lines"]["path"] == {
+        "list": str(tmp_path / "l")}
 
 
 # Every source and operation, as the broker takes it.

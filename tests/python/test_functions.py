@@ -269,8 +269,10 @@ def test_a_function_names_itself():
 def test_a_process_whose_broker_died_at_its_start_ends_before_its_import(tmp_path):
     """PR_SET_PDEATHSIG does not report a death before the call."""
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(3000)\n")
-    program = (pathlib.Path(__file__).parents[2] / "broker" / "transform"
-               / "python_worker.py").read_text()
+    broker = pathlib.Path(__file__).parents[2] / "broker"
+    program = "\n\n".join(
+        (broker / path).read_text() for path in
+        ("user_code/python_process.py", "transform/python_function.py"))
     ours, link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.close()
     options = {"function": "slow:f", "python_path": [str(tmp_path)],

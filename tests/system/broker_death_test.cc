@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -156,6 +157,48 @@ TEST_F(BrokerDeathTest, DynamicJobOfValuesInItsSpecGoesOn) {
   Append(courses[0].taken, &all);
   for (const Taken& taken : courses[0].taken) EXPECT_FALSE(taken.redelivered);
   EXPECT_EQ(Sorted(all), Numbers(6, 400));
+}
+
+// Its index is read again, from its caches or the files.
+TEST_F(BrokerDeathTest, RecordsOfSeveralFilesGoOnWithinOne) {
+  std::string pattern = testing::TempDir() + "penstock-shards-XXXXXX";
+  const std::filesystem::path folder = mkdtemp(pattern.data());
+  const auto member = [](const std::string& name, const std::string& content) {
+    std::string tar(1024, '\0');
+    tar.replace(0, name.size(), name);
+    tar.replace(124, 11, "00000000000");
+    tar[134] = static_cast<char>('0' + content.size());
+    tar[156] = '0';
+    tar.replace(148, 8, "        ");
+    unsigned sum = 0;
+    for (const char c : tar) sum += static_cast<unsigned char>(c);
+    tar.replace(148, 7, Format("{:06o}", sum) + '\0');
+    return tar.replace(512, content.size(), content);
+  };
+  for (int shard = 0; shard < 4; ++shard) {
+    std::ofstream tar(folder / Format("s-{}.tar", shard), std::ios::binary);
+    for (int i = 500 * shard; i < 500 * (shard + 1); ++i) {
+      tar << member(Format("{:05}.cls", i), std::to_string(i));
+    }
+  }
+  const std::string spec =
+      "dataset: shards\nsource:\n  webdataset:\n    files: " + folder.string() +
+      "/s-{0..3}.tar\n    features: {value: {member: cls, dtype: int64, "
+      "shape: []}}\nshuffle: {seed: 5}\nbatch: {size: 4}\nepochs: 3\n";
+  std::vector<Options> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(OptionsFor(spec, rank, 2));
+    ranks.back().delivery = "dynamic";
+  }
+  Rows all;
+  for (const Course& course : RunWithKills(ranks, 3, 350)) {
+    EXPECT_EQ(course.code, 0) << course.error;
+    Append(course.taken, &all);
+    for (const Taken& taken : course.taken) EXPECT_FALSE(taken.redelivered);
+  }
+  EXPECT_GE(reconnects_, 2u);
+  EXPECT_EQ(Sorted(all), Numbers(2000, 3));
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(BrokerDeathTest, BroadcastConsumersMissNothing) {

@@ -35,7 +35,7 @@ class CsvTest : public FileSourceTest {
 
   // Rows of two columns of text, without a header.
   std::vector<std::vector<std::string>> Rows(const std::string& content) {
-    const auto source = Open(CsvSource{.files = {Write("rows", content)},
+    const auto source = Open(CsvSource{.files = {{Write("rows", content)}},
                                        .columns = Texts({"a", "b"}),
                                        .header = false});
     std::vector<std::vector<std::string>> rows;
@@ -67,8 +67,8 @@ TEST_F(CsvTest, EmptyLinesAreNoRows) {
 
 TEST_F(CsvTest, ColumnsAreFoundByTheHeaderOfEachFile) {
   const auto source = Open(
-      CsvSource{.files = {Write("a", "\xef\xbb\xbfx,\"y\"\"\nz\",w\n1,2,3\n"),
-                          Write("b", "\r\nw,x,v,u,\"y\"\"\nz\"\n4,5,6,7,8")},
+      CsvSource{.files = {{Write("a", "\xef\xbb\xbfx,\"y\"\"\nz\",w\n1,2,3\n"),
+                           Write("b", "\r\nw,x,v,u,\"y\"\"\nz\"\n4,5,6,7,8")}},
                 .columns = {{"x", {.max_bytes = 4}},
                             {"other", {.from = "y\"\nz", .max_bytes = 4}},
                             {"again", {.from = "x", .max_bytes = 4}}}});
@@ -80,7 +80,7 @@ TEST_F(CsvTest, ColumnsAreFoundByTheHeaderOfEachFile) {
 
 TEST_F(CsvTest, WithoutAHeaderColumnsHaveNumbers) {
   const auto source =
-      Open(CsvSource{.files = {Write("a", "p;q;r\n")},
+      Open(CsvSource{.files = {{Write("a", "p;q;r\n")}},
                      .columns = {{"first", {.max_bytes = 4}},
                                  {"last", {.from = "2", .max_bytes = 4}}},
                      .delimiter = ';',
@@ -90,9 +90,9 @@ TEST_F(CsvTest, WithoutAHeaderColumnsHaveNumbers) {
 
 TEST_F(CsvTest, NumbersAreParsedInFull) {
   const auto source = Open(CsvSource{
-      .files = {Write("a",
-                      "i,f,b\n -7 ,1e-3,True\n+8,inf,0\n127,3.4028235e+38,1\n"
-                      "\"12\",\"-0.5\",false\n")},
+      .files = {{Write("a",
+                       "i,f,b\n -7 ,1e-3,True\n+8,inf,0\n127,3.4028235e+38,1\n"
+                       "\"12\",\"-0.5\",false\n")}},
       .columns = {{"i", {.dtype = DType::kInt8}},
                   {"f", {.dtype = DType::kFloat32}},
                   {"b", {.dtype = DType::kBool}}}});
@@ -111,7 +111,7 @@ TEST_F(CsvTest, NumbersAreParsedInFull) {
 TEST_F(CsvTest, WhatIsWrongIsNamed) {
   const auto fails = [&](const std::string& row, DType dtype = DType::kInt8) {
     const auto source =
-        Open(CsvSource{.files = {Write("a", "x,y\n0,0\n" + row + "\n1,1\n")},
+        Open(CsvSource{.files = {{Write("a", "x,y\n0,0\n" + row + "\n1,1\n")}},
                        .columns = {{"y", {.dtype = dtype}}}});
     EXPECT_EQ(source->record_count(), 3u) << row;
     Record(*source, 2);
@@ -143,7 +143,7 @@ TEST_F(CsvTest, WhatIsWrongIsNamed) {
 
 TEST_F(CsvTest, AnEmptyValueTakesTheDefault) {
   const auto source = Open(CsvSource{
-      .files = {Write("a", "x,y\n,\n1,a\n")},
+      .files = {{Write("a", "x,y\n,\n1,a\n")}},
       .columns = {{"x",
                    {.dtype = DType::kInt8,
                     .fallback = std::vector<std::byte>{std::byte{9}}}},
@@ -158,7 +158,7 @@ TEST_F(CsvTest, AnEmptyValueTakesTheDefault) {
 TEST_F(CsvTest, AQuoteThatIsNotClosedIsFoundWhenTheFileIsOpened) {
   const auto refused = [&](const std::string& content) {
     return OpenFails(
-        CsvSource{.files = {Write("a", content)}, .columns = Texts({"x"})},
+        CsvSource{.files = {{Write("a", content)}}, .columns = Texts({"x"})},
         StatusCode::kDataLoss);
   };
   EXPECT_EQ(refused("x\n1\n\"2\n3\n"),
@@ -178,23 +178,24 @@ TEST_F(CsvTest, ColumnsThatAreNotThereAreNamed) {
     return OpenFails(spec, StatusCode::kInvalidArgument);
   };
   const std::string a = Write("a", "x,y\n1,2\n");
-  EXPECT_EQ(refused({.files = {a}, .columns = Texts({"z"})}),
+  EXPECT_EQ(refused({.files = {{a}}, .columns = Texts({"z"})}),
             a + ": no column 'z'; its header has 'x', 'y'");
   const std::string twice = Write("twice", "x,x\n1,2\n");
-  EXPECT_EQ(refused({.files = {twice}, .columns = Texts({"x"})}),
+  EXPECT_EQ(refused({.files = {{twice}}, .columns = Texts({"x"})}),
             twice + ": two columns are named 'x'");
-  EXPECT_EQ(refused({.files = {a},
+  EXPECT_EQ(refused({.files = {{a}},
                      .columns = {{"x", {.from = "2", .max_bytes = 1}}},
                      .header = false}),
             a + ": its first row has 2 columns, numbered from 0; 'x' is "
                 "column 2");
-  EXPECT_EQ(refused({.files = {a, Write("b", "1,2,3\n")},
+  EXPECT_EQ(refused({.files = {{a, Write("b", "1,2,3\n")}},
                      .columns = Texts({"x"}),
                      .header = false}),
             a + " has 2 columns, but " + folder_ +
                 "/b has 3, and no header to name them");
-  EXPECT_EQ(refused({.files = {Write("h", "x\n\n")}, .columns = Texts({"x"})}),
-            "csv: no row in " + folder_ + "/h");
+  EXPECT_EQ(
+      refused({.files = {{Write("h", "x\n\n")}}, .columns = Texts({"x"})}),
+      "csv: no record in " + folder_ + "/h");
 }
 
 TEST_F(CsvTest, RowsThatCrossTheScansBlocksAreWhole) {
@@ -213,7 +214,7 @@ TEST_F(CsvTest, RowsThatCrossTheScansBlocksAreWhole) {
     content += '"' + quoted + "\"," + rows.back()[1] + "\n";
   }
   const auto source = Open(CsvSource{
-      .files = {Write("a", content)},
+      .files = {{Write("a", content)}},
       .columns = {{"a", {.max_bytes = 9000}}, {"b", {.max_bytes = 16}}}});
   ASSERT_EQ(source->record_count(), rows.size());
   for (uint64_t i = 0; i < rows.size(); ++i) {
@@ -223,7 +224,8 @@ TEST_F(CsvTest, RowsThatCrossTheScansBlocksAreWhole) {
 
 TEST_F(CsvTest, AFileThatIsChangedInPlaceIsAnError) {
   const std::string path = Write("a", "x\n1234567\n8\n");
-  const auto source = Open(CsvSource{.files = {path}, .columns = Texts({"x"})});
+  const auto source =
+      Open(CsvSource{.files = {{path}}, .columns = Texts({"x"})});
   Write("a", "x\n123\n567\n8\n");
   EXPECT_THAT(ReadFails(*source, 0), HasSubstr("has changed since it was"));
   Write("a", "x\n");

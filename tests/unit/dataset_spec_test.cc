@@ -248,14 +248,14 @@ TEST(DatasetSpecTest, FixedLengthRecordsAreOfOneFileOrSeveral) {
       "{fixed_length_records: {path: /a, features: {x: {dtype: uint8, shape: "
       "[3]}}}}");
   EXPECT_EQ(
-      one, (FixedLengthRecordsSource{.files = {"/a"},
+      one, (FixedLengthRecordsSource{.files = {{"/a"}},
                                      .features = {{"x", DType::kUint8, {3}}}}));
   const auto several = SourceOf<FixedLengthRecordsSource>(
       "{fixed_length_records: {path: [/a, /b], features: {x: {dtype: uint8, "
       "shape: [3]}, y: {dtype: float16, shape: []}}, header_bytes: 16, "
       "footer_bytes: 4, io: direct}}");
   EXPECT_EQ(several,
-            (FixedLengthRecordsSource{.files = {"/a", "/b"},
+            (FixedLengthRecordsSource{.files = {{"/a", "/b"}},
                                       .features = {{"x", DType::kUint8, {3}},
                                                    {"y", DType::kFloat16, {}}},
                                       .header_bytes = 16,
@@ -298,7 +298,8 @@ TEST(DatasetSpecTest, TensorsOfTrueAndFalseAreBool) {
   EXPECT_EQ(source.tensors[0].feature, (Feature{"x", DType::kBool, {2}}));
   EXPECT_THAT(Values<uint8_t>(source.tensors[0]), ElementsAre(1, 0, 0, 1));
   EXPECT_THAT(ErrorOf(WithSource("{tensors: {features: {x: [true, 2]}}}")),
-              EndsWith("found 'true'"));
+              EndsWith("found 'true' in row 0 (from 0): write 1 or 0, or all "
+                       "as true or false"));
 }
 
 TEST(DatasetSpecTest, TensorsOfEveryDType) {
@@ -367,19 +368,32 @@ TEST(DatasetSpecTest, TensorValuesMustFitTheirDType) {
   };
   EXPECT_EQ(error("uint8", "256"),
             "1:61: source.tensors.features.x.values[1]: wanted a whole number "
-            "from 0 to 255, found '256'");
+            "from 0 to 255, found '256' in row 1 (from 0): uint8 cannot hold "
+            "it, give another `dtype`");
   EXPECT_THAT(error("uint8", "1.5"), StartsWith("1:61: "));
   EXPECT_THAT(error("int8", "-129"), StartsWith("1:60: "));
   EXPECT_THAT(error("int64", "9223372036854775808"), StartsWith("1:61: "));
   EXPECT_THAT(error("float16", "65505"), StartsWith("1:63: "));
   EXPECT_THAT(error("float32", "1e39"), StartsWith("1:63: "));
   EXPECT_THAT(error("float64", "1e400"), StartsWith("1:63: "));
-  EXPECT_THAT(error("float64", "nan"), StartsWith("1:63: "));
+  for (const char* none : {"nan", ".NaN", "-.inf", "Infinity"}) {
+    EXPECT_THAT(error("float64", none),
+                AllOf(StartsWith("1:63: "),
+                      HasSubstr(" in row 1 (from 0): a spec has no NaN and no "
+                                "infinity: leave the row out")));
+  }
+  EXPECT_THAT(error("float64", "cat"),
+              EndsWith(" in row 1 (from 0): text is no value: number the "
+                       "texts, or put them into a file (`text_lines`)"));
   EXPECT_THAT(error("float64", "true"), StartsWith("1:63: "));
-  EXPECT_THAT(error("float64", "'1'"), HasSubstr("the quoted text '1'"));
+  EXPECT_THAT(
+      error("float64", "'1'"),
+      HasSubstr("the quoted text '1' in row 1 (from 0): write a number of that "
+                "range, without quotes"));
   EXPECT_THAT(error("float64", "~"), HasSubstr("found nothing"));
   EXPECT_THAT(error("bool", "true"),
-              EndsWith("wanted true or false, found '0'"));
+              EndsWith("wanted true or false, found '0' in row 0 (from 0): "
+                       "write all as true or false, or all as numbers"));
   EXPECT_THAT(error("complex64", "1"),
               StartsWith("1:42: source.tensors.features.x.dtype: unknown "
                          "value 'complex64'; known here: uint8, "));
@@ -658,8 +672,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "1:39: source.image_folder.io: unknown value 'mmap'"},
         ErrorCase{WithSource("{fixed_length_records: {path: [], features: {x: "
                              "{dtype: uint8, shape: [1]}}}}"),
-                  "1:39: source.fixed_length_records.path: wanted a file, or "
-                  "a list of 1 to 256"},
+                  "1:39: source.fixed_length_records.path: wanted a path or "
+                  "pattern, a list of 1 to 16384, or {list: "},
         ErrorCase{WithSource("{fixed_length_records: {path: /a}}"),
                   "1:32: source.fixed_length_records.features is missing"},
         ErrorCase{WithSource("{range: 5, idx: {images: x}}"),
@@ -815,6 +829,9 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{WithOp("plugin: {library: f.so, function: a.b}"),
                   "1:41: map[0].plugin.function: wanted the name of a C"},
         ErrorCase{WithOp("cast: {}"), "1:13: map[0].cast.dtype is missing"},
+        ErrorCase{WithOp("cast: {dtype: float}"),
+                  "1:21: map[0].cast.dtype: unknown value 'float'; did you "
+                  "mean 'float32'?"},
         ErrorCase{WithOp("cast: {dtype: float8}"),
                   "1:21: map[0].cast.dtype: unknown value 'float8'; did you "
                   "mean 'float16'?"}));

@@ -23,6 +23,7 @@ class FileSourceTest : public testing::Test {
   FileSourceTest() {
     std::string pattern = testing::TempDir() + "penstock-source-XXXXXX";
     folder_ = mkdtemp(pattern.data());
+    setenv("PENSTOCK_CACHE_DIR", (folder_ + "/cache").c_str(), 1);
   }
   ~FileSourceTest() override { std::filesystem::remove_all(folder_); }
 
@@ -60,7 +61,7 @@ class FileSourceTest : public testing::Test {
     }
     std::vector<std::byte> scratch(99, std::byte{7});  // of another row
     RawRecord raw;
-    PENSTOCK_RETURN_IF_ERROR(source.Unpack(record, read, &scratch, &raw));
+    PENSTOCK_RETURN_IF_ERROR(source.Unpack(record, {read}, &scratch, &raw));
     EXPECT_EQ(raw.size(), source.raw_spec().size());
     features->clear();
     for (size_t i = 0; i < raw.size(); ++i) {

@@ -11,7 +11,7 @@
 #include <fstream>
 #include <string>
 
-#include "broker/source/data_file.h"
+#include "broker/index/data_file.h"
 #include "broker/source/kinds.h"
 
 namespace penstock {
@@ -37,7 +37,7 @@ class FixedLengthRecordsTest : public testing::Test {
 
   // A record is x, two bytes, and y, one int16.
   FixedLengthRecordsSource Spec(const std::vector<std::string>& files) {
-    return {.files = files,
+    return {.files = {files},
             .features = {{"x", DType::kUint8, {2}}, {"y", DType::kInt16, {}}}};
   }
 
@@ -63,7 +63,7 @@ class FixedLengthRecordsTest : public testing::Test {
                     static_cast<off_t>(request.offset)),
               static_cast<ssize_t>(read.size()));
     RawRecord raw;
-    EXPECT_TRUE(source.Unpack(record, read, &scratch, &raw).ok());
+    EXPECT_TRUE(source.Unpack(record, {read}, &scratch, &raw).ok());
     std::vector<std::string> features;
     for (const auto& bytes : raw) {
       features.emplace_back(reinterpret_cast<const char*>(bytes.data()),

@@ -89,7 +89,7 @@ class IdxSourceTest : public testing::Test {
     }
     std::vector<std::byte> scratch;
     RawRecord raw;
-    const Status status = source.Unpack(record, read, &scratch, &raw);
+    const Status status = source.Unpack(record, {read}, &scratch, &raw);
     EXPECT_TRUE(status.ok()) << status.message();
     std::vector<std::string> features;
     for (const auto& bytes : raw) {

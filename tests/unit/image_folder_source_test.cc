@@ -108,7 +108,7 @@ class ImageFolderSourceTest : public testing::Test {
       EXPECT_EQ(request.path.rfind(root_ + "/", 0), 0u);
       RawRecord raw;
       EXPECT_TRUE(
-          source->Unpack(i, std::as_bytes(std::span(picture)), nullptr, &raw)
+          source->Unpack(i, {std::as_bytes(std::span(picture))}, nullptr, &raw)
               .ok());
       EXPECT_EQ(raw.at(0).size(), picture.size());
       int64_t label;
@@ -130,17 +130,21 @@ TEST_F(ImageFolderSourceTest, ClassesAndFilesAreInByteOrder) {
   for (const char* name :
        {"dog/b.jpg", "dog/B.jpg", "dog/a.JPEG", "cat/10.jpg", "cat/9.jpg",
         "cat/nested/deep/1.jpe", "cat/nested.jpg", "Zebra/x.JPG", "dog/.a.jpg",
-        ".hidden/a.jpg", "dog/notes.txt", "dog/c.png", "empty/readme"}) {
+        ".hidden/a.jpg", "dog/notes.txt", "dog/c.PNG", "dog/d.webp",
+        "dog/e.Tif", "dog/f.tiff", "dog/g.gif", "empty/readme"}) {
     Add(name);
   }
   auto source = Open();
-  EXPECT_THAT(Records(source.get()),
-              ElementsAre("Zebra/x.JPG=0", "cat/10.jpg=1", "cat/9.jpg=1",
-                          "cat/nested.jpg=1", "cat/nested/deep/1.jpe=1",
-                          "dog/B.jpg=2", "dog/a.JPEG=2", "dog/b.jpg=2"));
+  EXPECT_THAT(
+      Records(source.get()),
+      ElementsAre("Zebra/x.JPG=0", "cat/10.jpg=1", "cat/9.jpg=1",
+                  "cat/nested.jpg=1", "cat/nested/deep/1.jpe=1", "dog/B.jpg=2",
+                  "dog/a.JPEG=2", "dog/b.jpg=2", "dog/c.PNG=2", "dog/d.webp=2",
+                  "dog/e.Tif=2", "dog/f.tiff=2"));
+  EXPECT_EQ(source->left_out(), "3 other files, like dog/notes.txt");
   EXPECT_THAT(source->class_names(),
               ElementsAre("Zebra", "cat", "dog", "empty"));
-  EXPECT_EQ(progress_.done.load(), 8u);
+  EXPECT_EQ(progress_.done.load(), 12u);
   EXPECT_TRUE(source->raw_spec()[0].encoded);
   EXPECT_EQ(source->raw_spec()[1].feature,
             (Feature{"label", DType::kInt64, {}}));
@@ -202,12 +206,13 @@ TEST_F(ImageFolderSourceTest, WhatIsNoClassFolderIsExplained) {
   EXPECT_THAT(OpenFails(StatusCode::kInvalidArgument),
               HasSubstr("has 2 pictures but no class sub-folder; put them in "
                         "one folder per class"));
-  Add("cat/1.png");
-  Add("dog/2.png");
+  Add("cat/1.gif");
+  Add("dog/2.gif");
   EXPECT_THAT(
       OpenFails(StatusCode::kInvalidArgument),
-      HasSubstr("2 class sub-folders, but no picture in them (.jpg, .jpeg, "
-                ".jpe); 2 other files, like cat/1.png"));
+      HasSubstr(
+          "2 class sub-folders, but no picture in them (.jpg, .jpeg, "
+          ".jpe, .png, .webp, .tif, .tiff); 2 other files, like cat/1.gif"));
 }
 
 TEST_F(ImageFolderSourceTest, MissingAndWrongPathsAreNamed) {
@@ -262,11 +267,11 @@ TEST_F(ImageFolderSourceTest, CacheGivesTheSameIndex) {
   Add("cat/x/2.jpg");
   Add("dog/1.jpg");
   Add("empty/none");
-  Add("cat/x/2.png");
+  Add("cat/x/2.gif");
   FinishRecovery();
   auto scanned = Open();
   ASSERT_NE(CacheFile(), "");
-  EXPECT_EQ(scanned->left_out(), "2 other files, like cat/x/2.png");
+  EXPECT_EQ(scanned->left_out(), "2 other files, like cat/x/2.gif");
   // The cache cannot know this file: it shows which of the two answers.
   AddUnseen("cat/unseen.jpg");
   auto cached = Open();

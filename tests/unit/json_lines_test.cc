@@ -23,11 +23,11 @@ std::string Text(const std::vector<std::string>& record, size_t feature) {
 
 TEST_F(JsonLinesTest, ValuesAreTakenByNameOrPointer) {
   const auto source = Open(JsonLinesSource{
-      .files = {Write("a",
-                      "{\"label\": 3, \"m\": {\"w\": [[1, 2.5], [-3, 4e1]]}, "
-                      "\"a/b\": \"hi\"}\r\n"
-                      "{\"m\": {\"w\": [[0,0],[0,0]]}, \"a/b\": "
-                      "\"\\u00e4\\n\", \"label\": -1}\n")},
+      .files = {{Write("a",
+                       "{\"label\": 3, \"m\": {\"w\": [[1, 2.5], [-3, 4e1]]}, "
+                       "\"a/b\": \"hi\"}\r\n"
+                       "{\"m\": {\"w\": [[0,0],[0,0]]}, \"a/b\": "
+                       "\"\\u00e4\\n\", \"label\": -1}\n")}},
       .fields = {
           {"label", {.dtype = DType::kInt16}},
           {"w", {.from = "/m/w", .dtype = DType::kFloat32, .shape = {2, 2}}},
@@ -47,8 +47,8 @@ TEST_F(JsonLinesTest, ValuesAreTakenByNameOrPointer) {
 
 TEST_F(JsonLinesTest, LinesAreCountedAsInTheFile) {
   const auto source = Open(JsonLinesSource{
-      .files = {Write("a", "\xef\xbb\xbf{\"x\":1}\n\n{\"x\":2}\n\r\n\n"),
-                Write("none", "\n\n"), Write("b", "{\"x\":3}\n\n  ")},
+      .files = {{Write("a", "\xef\xbb\xbf{\"x\":1}\n\n{\"x\":2}\n\r\n\n"),
+                 Write("none", "\n\n"), Write("b", "{\"x\":3}\n\n  ")}},
       .fields = {{"x", {.dtype = DType::kInt64}}}});
   ASSERT_EQ(source->record_count(), 6u);
   EXPECT_THAT(Values<int64_t>(Record(*source, 0)[0]), ElementsAre(1));
@@ -63,8 +63,8 @@ TEST_F(JsonLinesTest, WhatIsWrongIsNamed) {
   const TextField list{.dtype = DType::kFloat32, .shape = {2}};
   const TextField text{.max_bytes = 3};
   const auto fails = [&](const std::string& line, const TextField& field) {
-    const auto source = Open(JsonLinesSource{.files = {Write("a", line + "\n")},
-                                             .fields = {{"x", field}}});
+    const auto source = Open(JsonLinesSource{
+        .files = {{Write("a", line + "\n")}}, .fields = {{"x", field}}});
     const std::string message = ReadFails(*source, 0);
     EXPECT_THAT(message, testing::StartsWith(folder_ + "/a, line 1: "));
     return message.substr(folder_.size() + 12);
@@ -113,9 +113,9 @@ TEST_F(JsonLinesTest, WhatIsWrongIsNamed) {
 }
 
 TEST_F(JsonLinesTest, TheLastOfRepeatedKeysCounts) {
-  const auto source =
-      Open(JsonLinesSource{.files = {Write("a", "{\"x\": \"no\", \"x\": 2}\n")},
-                           .fields = {{"x", {.dtype = DType::kInt64}}}});
+  const auto source = Open(
+      JsonLinesSource{.files = {{Write("a", "{\"x\": \"no\", \"x\": 2}\n")}},
+                      .fields = {{"x", {.dtype = DType::kInt64}}}});
   EXPECT_THAT(Values<int64_t>(Record(*source, 0)[0]), ElementsAre(2));
 }
 
@@ -125,7 +125,7 @@ TEST_F(JsonLinesTest, ADefaultFillsWhatIsMissing) {
     return std::vector<std::byte>(from.begin(), from.end());
   };
   const auto source = Open(JsonLinesSource{
-      .files = {Write("a", "{\"w\": null}\n{\"w\": [1, 2], \"t\": \"b\"}\n")},
+      .files = {{Write("a", "{\"w\": null}\n{\"w\": [1, 2], \"t\": \"b\"}\n")}},
       .fields = {
           {"w",
            {.dtype = DType::kUint8, .shape = {2}, .fallback = bytes("\x07")}},
@@ -137,10 +137,10 @@ TEST_F(JsonLinesTest, ADefaultFillsWhatIsMissing) {
 
 TEST_F(JsonLinesTest, LongerTextIsCutAtAWholeCharacter) {
   const auto source =
-      Open(JsonLinesSource{.files = {Write("a",
-                                           "{\"x\": \"ab\xc3\xa4\"}\n"
-                                           "{\"x\": \"\xf0\x9f\x98\x80\"}\n"
-                                           "{\"x\": \"abcd\"}\n")},
+      Open(JsonLinesSource{.files = {{Write("a",
+                                            "{\"x\": \"ab\xc3\xa4\"}\n"
+                                            "{\"x\": \"\xf0\x9f\x98\x80\"}\n"
+                                            "{\"x\": \"abcd\"}\n")}},
                            .fields = {{"x", {.max_bytes = 3}}},
                            .longer = LongerText::kCut});
   EXPECT_EQ(Text(Record(*source, 0), 0), "ab");
@@ -151,8 +151,8 @@ TEST_F(JsonLinesTest, LongerTextIsCutAtAWholeCharacter) {
 TEST_F(JsonLinesTest, ALineThatIsTooLongIsAnErrorOfItsSample) {
   const std::string most((16 << 20) - 8, 'x');
   const auto source = Open(JsonLinesSource{
-      .files = {Write(
-          "a", "{\"x\": \"" + most + "\"}\n" + "{\"x\":\"" + most + "\"}\n")},
+      .files = {{Write(
+          "a", "{\"x\": \"" + most + "\"}\n" + "{\"x\":\"" + most + "\"}\n")}},
       .fields = {{"x", {.max_bytes = 1}}},
       .longer = LongerText::kCut});
   EXPECT_THAT(ReadFails(*source, 0),
@@ -163,14 +163,14 @@ TEST_F(JsonLinesTest, ALineThatIsTooLongIsAnErrorOfItsSample) {
 
 TEST_F(JsonLinesTest, FilesThatAreNoLinesAreRefused) {
   const auto refused = [&](const std::string& content) {
-    return OpenFails(JsonLinesSource{.files = {Write("a", content)},
+    return OpenFails(JsonLinesSource{.files = {{Write("a", content)}},
                                      .fields = {{"x", {.max_bytes = 1}}}},
                      StatusCode::kInvalidArgument);
   };
   EXPECT_THAT(refused("\x1f\x8b\x08"), HasSubstr("/a is compressed"));
   EXPECT_THAT(refused("\xff\xfe{"), HasSubstr("/a is in UTF-16; convert it"));
-  EXPECT_THAT(refused(""), HasSubstr("no line in "));
-  EXPECT_THAT(refused("\n\r\n"), HasSubstr("no line in "));
+  EXPECT_THAT(refused(""), HasSubstr("no record in "));
+  EXPECT_THAT(refused("\n\r\n"), HasSubstr("no record in "));
 }
 
 TEST_F(JsonLinesTest, PointersAreThoseOfTheRfc) {

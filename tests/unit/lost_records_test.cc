@@ -168,9 +168,14 @@ TEST_F(LostRecordsTest, NoneAreWhatAFullDiskRefused) {
     journal->Flush();
     journal->Completed(job, 1, 2);
     // A new rank is refused; a returning one is not.
-    if (journal->Trouble().find("free space") == std::string::npos ||
-        journal->DatasetRegistered({0, "d", "spec"}).code() !=
-            StatusCode::kResourceExhausted ||
+    const std::string trouble = journal->Trouble();
+    const Status refused = journal->DatasetRegistered({0, "d", "spec"});
+    if (trouble.find("free space") == std::string::npos ||
+        trouble.find("new ranks and registrations are refused") ==
+            std::string::npos ||
+        refused.code() != StatusCode::kResourceExhausted ||
+        refused.message().find("the state directory " + state()) ==
+            std::string::npos ||
         journal->RankAttached(job, 1, 0, -1, -1).ok() ||
         !journal->RankAttached(job, 0, 0, -1, -1).ok()) {
       _exit(1);

@@ -29,8 +29,8 @@ class NpyTest : public FileSourceTest {
 TEST_F(NpyTest, ArraysOfAListFollowOneAnother) {
   const auto source = Open(
       NpySource{{{"x",
-                  {Write("a.npy", Pairs("aabb")), Write("none.npy", Pairs("")),
-                   Write("b.npy", Pairs("ccddee"))}}}});
+                  {{Write("a.npy", Pairs("aabb")), Write("none.npy", Pairs("")),
+                    Write("b.npy", Pairs("ccddee"))}}}}});
   ASSERT_EQ(source->record_count(), 5u);
   EXPECT_THAT(Record(*source, 1), ElementsAre("bb"));
   EXPECT_THAT(Record(*source, 2), ElementsAre("cc"));
@@ -44,10 +44,23 @@ TEST_F(NpyTest, ArraysOfAListFollowOneAnother) {
   EXPECT_TRUE(source->Changed());
 }
 
+TEST_F(NpyTest, FilesThatNewlyMatchAreAChange) {
+  Write("b.npy", Pairs("cc"));
+  Write("a.npy", Pairs("aabb"));
+  const NpySource spec{{{"x", {{folder_ + "/*.npy"}}}}};
+  const auto source = Open(spec);
+  ASSERT_EQ(source->record_count(), 3u);
+  EXPECT_THAT(Record(*source, 2), ElementsAre("cc"));
+  EXPECT_FALSE(source->Changed());
+  Write("c.npy", Pairs("dd"));
+  EXPECT_TRUE(source->Changed());
+  EXPECT_NE(source->fingerprint(), Open(spec)->fingerprint());
+}
+
 TEST_F(NpyTest, RowsOfFeaturesAreSideBySide) {
   const NpySource spec{
-      {{"label", {Write("l0", Singles("12")), Write("l1", Singles("3"))}},
-       {"x", {Write("x", Pairs("aabbcc"))}}}};
+      {{"label", {{Write("l0", Singles("12")), Write("l1", Singles("3"))}}},
+       {"x", {{Write("x", Pairs("aabbcc"))}}}}};
   const auto source = Open(spec);
   ASSERT_EQ(source->record_count(), 3u);
   EXPECT_THAT(Record(*source, 0), ElementsAre("1", "aa"));
@@ -74,14 +87,15 @@ TEST_F(NpyTest, RowsOfFeaturesAreSideBySide) {
 TEST_F(NpyTest, ArraysThatDoNotBelongTogetherAreNamed) {
   const std::string a = Write("a", Pairs("aabb"));
   const std::string b = Write("b", Singles("abc"));
-  EXPECT_EQ(OpenFails(NpySource{{{"x", {a, b}}}}, StatusCode::kInvalidArgument),
-            "feature 'x' has rows of uint8 [2] in " + a +
-                ", but of uint8 [] in " + b);
-  EXPECT_EQ(OpenFails(NpySource{{{"x", {a}}, {"y", {b}}}},
+  EXPECT_EQ(
+      OpenFails(NpySource{{{"x", {{a, b}}}}}, StatusCode::kInvalidArgument),
+      "feature 'x' has rows of uint8 [2] in " + a + ", but of uint8 [] in " +
+          b);
+  EXPECT_EQ(OpenFails(NpySource{{{"x", {{a}}}, {"y", {{b}}}}},
                       StatusCode::kInvalidArgument),
             a + " has 2 rows of 'x', but " + b +
                 " has 3 of 'y'; do they belong together?");
-  EXPECT_EQ(OpenFails(NpySource{{{"x", {Write("none", Pairs(""))}}}},
+  EXPECT_EQ(OpenFails(NpySource{{{"x", {{Write("none", Pairs(""))}}}}},
                       StatusCode::kInvalidArgument),
             folder_ + "/none: no row");
 }
@@ -89,9 +103,9 @@ TEST_F(NpyTest, ArraysThatDoNotBelongTogetherAreNamed) {
 TEST_F(NpyTest, RowsThatPenstockCannotHaveAreRefused) {
   const auto refused = [&](const std::string& descr, const std::string& shape,
                            size_t bytes) {
-    return OpenFails(NpySource{{{"x",
-                                 {Write("a", NpyOf(NpyHeaderText(descr, shape),
-                                                   std::string(bytes, 0)))}}}},
+    const std::string path =
+        Write("a", NpyOf(NpyHeaderText(descr, shape), std::string(bytes, 0)));
+    return OpenFails(NpySource{{{"x", {{path}}}}},
                      StatusCode::kInvalidArgument);
   };
   EXPECT_EQ(refused("<u2", "(2,)", 4),

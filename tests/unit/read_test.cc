@@ -30,8 +30,8 @@
 #include <thread>
 #include <vector>
 
+#include "broker/index/data_file.h"
 #include "broker/io/read_backend.h"
-#include "broker/source/data_file.h"
 #include "tests/support/gated_file_system.h"
 
 namespace penstock {
@@ -105,6 +105,23 @@ class ReadTest : public testing::TestWithParam<ReadBackend> {
     reader_->Start(ticket, request, {}, kNotPinned);
   }
 
+  ReadRequest File(const std::string& path) const {
+    ReadRequest request;
+    request.kind = ReadRequest::Kind::kFile;
+    request.path = path;
+    request.nowait = nowait_;
+    return request;
+  }
+  ReadRequest Range(int fd, uint64_t offset, uint64_t bytes) const {
+    ReadRequest request;
+    request.kind = ReadRequest::Kind::kRange;
+    request.fd = fd;
+    request.offset = offset;
+    request.bytes = bytes;
+    request.nowait = nowait_;
+    return request;
+  }
+
   void StartRange(uint32_t ticket, int fd, uint64_t offset, uint64_t bytes,
                   std::span<std::byte> into = {}, uint32_t align = 0,
                   uint32_t pinned = kNotPinned) {
@@ -160,6 +177,116 @@ INSTANTIATE_TEST_SUITE_P(Backends, ReadTest,
                                          ReadBackend::kCoopTaskrun,
                                          ReadBackend::kPlain),
                          [](const auto& info) { return NameOf(info.param); });
+
+// ---- several parts
+
+TEST_P(ReadTest, PartsFollowOneAnotherInOneBuffer) {
+  const std::string content = Content(300'000, 1);
+  const std::string other = Content(700'000, 2);
+  const int fd = open(Write("a", content).c_str(), O_RDONLY);
+  const std::string path = Write("b", other);
+  for (const bool nowait : {true, false}) {
+    nowait_ = nowait;
+    for (uint32_t round = 0; round < 3 * kDepth; ++round) {
+      ReadRequest request = Range(fd, 5, 100'000);
+      request.more = {File(path), Range(fd, 299'999, 1), Range(fd, 7, 0),
+                      Range(fd, 0, 300'000), File(path)};
+      const uint32_t ticket = round % kDepth;
+      reader_->Start(ticket, request, {}, kNotPinned);
+      const StorageReader::Done done = Next();
+      ASSERT_TRUE(done.status.ok()) << done.status.message();
+      EXPECT_EQ(done.ticket, ticket);
+      EXPECT_TRUE(Text(done) == content.substr(5, 100'000) + other +
+                                    content.substr(299'999) + content + other);
+      ASSERT_EQ(done.ends.size(), 6u);
+      const ReadBytes read = done.read();
+      EXPECT_EQ(read.Part(0).size(), 100'000u);
+      EXPECT_EQ(read.Part(1).size(), 700'000u);
+      EXPECT_EQ(read.Part(3).size(), 0u);
+      EXPECT_EQ(read.Part(5).data() + 700'000,
+                read.bytes.data() + read.bytes.size());
+      reader_->Release(ticket);
+    }
+  }
+  // A request of one part on the same ticket afterwards.
+  StartRange(0, fd, 1, 10);
+  const StorageReader::Done done = Next();
+  EXPECT_EQ(Text(done), content.substr(1, 10));
+  EXPECT_TRUE(done.ends.empty());
+  close(fd);
+}
+
+TEST_P(ReadTest, ManyRequestsOfSeveralPartsAreInFlightTogether) {
+  const std::string content = Content(1 << 20, 1);
+  const int fd = open(Write("a", content).c_str(), O_RDONLY);
+  for (uint32_t ticket = 0; ticket < kDepth; ++ticket) {
+    ReadRequest request = Range(fd, ticket * 1000, 1000);
+    for (uint64_t part = 1; part < 64; ++part) {
+      request.more.push_back(Range(fd, ticket * 1000 + part * 10'000, part));
+    }
+    reader_->Start(ticket, request, {}, kNotPinned);
+  }
+  std::set<uint32_t> seen;
+  for (uint32_t i = 0; i < kDepth; ++i) {
+    const StorageReader::Done done = Next();
+    ASSERT_TRUE(done.status.ok()) << done.status.message();
+    ASSERT_EQ(done.ends.size(), 64u);
+    std::string wanted = content.substr(done.ticket * 1000, 1000);
+    for (uint64_t part = 1; part < 64; ++part) {
+      wanted += content.substr(done.ticket * 1000 + part * 10'000, part);
+    }
+    EXPECT_TRUE(Text(done) == wanted);
+    seen.insert(done.ticket);
+    reader_->Release(done.ticket);
+  }
+  EXPECT_EQ(seen.size(), kDepth);
+  EXPECT_EQ(reader_->in_flight(), 0u);
+  close(fd);
+}
+
+TEST_P(ReadTest, DirectPartsAreCutOutOfTheirBlocks) {
+  const std::string content = Content(100'000, 1);
+  const std::string path = Write("a", content);
+  const int fd = open(path.c_str(), O_RDONLY | O_DIRECT);
+  if (fd < 0) GTEST_SKIP() << "no direct reads here";
+  ReadRequest request = Range(fd, 4095, 2);
+  request.more = {Range(fd, 8192, 4096), Range(fd, 99'000, 1000)};
+  request.align = request.more[0].align = request.more[1].align = 4096;
+  reader_->Start(0, request, {}, kNotPinned);
+  const StorageReader::Done done = Next();
+  ASSERT_TRUE(done.status.ok()) << done.status.message();
+  EXPECT_TRUE(Text(done) == content.substr(4095, 2) +
+                                content.substr(8192, 4096) +
+                                content.substr(99'000));
+  close(fd);
+}
+
+TEST_P(ReadTest, AnErrorNamesThePartAndEndsTheRead) {
+  const std::string content = Content(1000, 1);
+  const int fd = open(Write("a", content).c_str(), O_RDONLY);
+  const auto error = [&](ReadRequest first, std::vector<ReadPart> more) {
+    first.more = std::move(more);
+    reader_->Start(3, first, {}, kNotPinned);
+    const StorageReader::Done done = Next();
+    reader_->Release(3);
+    return done.status.message();
+  };
+  EXPECT_THAT(error(Range(fd, 0, 10), {Range(fd, 995, 10), Range(fd, 0, 1)}),
+              testing::AllOf(testing::StartsWith("part 2 of 3: "),
+                             HasSubstr("wanted 10 bytes at offset 995, found "
+                                       "5")));
+  EXPECT_THAT(error(Range(fd, 0, 10), {Range(fd, 0, 1), File(Path("none"))}),
+              testing::StartsWith("part 3 of 3: " + Path("none")));
+  EXPECT_THAT(error(File(Path("none")), {Range(fd, 0, 1)}),
+              testing::StartsWith("part 1 of 2: "));
+  EXPECT_THAT(error(Range(fd, 0, 1000), {Range(fd, 0, kRecordBytesMax - 999)}),
+              HasSubstr("part 2 of 2: 268434457 bytes, after 1000 in the parts "
+                        "before it; a record has at most 268435456 (256 MiB)"));
+  EXPECT_THAT(error(Range(fd, 0, 1), {Range(fd, 0, UINT64_MAX)}),
+              testing::StartsWith("part 2 of 2: "));
+  EXPECT_EQ(reader_->in_flight(), 0u);
+  close(fd);
+}
 
 TEST_P(ReadTest, FilesOfEverySizeArriveBytewise) {
   for (const bool nowait : {true, false}) {

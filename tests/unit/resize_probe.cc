@@ -1,9 +1,11 @@
-// Runs the decoding and resizing that resize_against_pillow.py compares
-// with Pillow. One request per line of standard input is answered with "ok" or
-// the error:
+// Runs the decoding and resizing that resize_against_pillow.py and
+// decode_against_pillow.py compare with Pillow. One request per line of
+// standard input is answered with "ok" or the error:
 //
 //   decode FILE CHANNELS OUT
-//     FILE's pixels at full size, as decode_image gives them
+//     FILE's pixels at full size, as its decoder gives them
+//   upright FILE HEIGHT WIDTH CHANNELS EXACT OUT
+//     the row of decode_image with orientation: apply, of that size
 //   resize IN IN_HEIGHT IN_WIDTH CHANNELS LEFT TOP WIDTH HEIGHT
 //       OUT_HEIGHT OUT_WIDTH OUT
 //     the box of the raw picture IN, resized
@@ -17,7 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "broker/transform/jpeg_decoder.h"
+#include "broker/transform/feature_paths.h"
+#include "broker/transform/picture_decoder.h"
 #include "broker/transform/resampler.h"
 #include "common/format.h"
 
@@ -44,16 +47,35 @@ Status Decode(std::istream& arguments) {
   int channels = 0;
   arguments >> in >> channels >> out;
   const std::vector<char> file = ReadFile(in);
-  JpegDecoder decoder;
-  PENSTOCK_RETURN_IF_ERROR(decoder.Begin(Bytes(file)));
-  PENSTOCK_RETURN_IF_ERROR(decoder.Start(channels));
-  const ImageSize size = decoder.size();
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PictureDecoder> decoder,
+                            OpenPicture(Bytes(file)));
+  PENSTOCK_RETURN_IF_ERROR(decoder->Start(channels));
+  const ImageSize size = decoder->size();
   std::vector<std::byte> pixels(size.height * size.width * channels);
   for (int64_t y = 0; y < size.height; ++y) {
     PENSTOCK_RETURN_IF_ERROR(
-        decoder.ReadRow(pixels.data() + y * size.width * channels));
+        decoder->ReadRow(pixels.data() + y * size.width * channels));
   }
-  PENSTOCK_RETURN_IF_ERROR(decoder.Finish());
+  PENSTOCK_RETURN_IF_ERROR(decoder->Finish());
+  WriteFile(out, pixels);
+  return OkStatus();
+}
+
+Status DecodeUpright(std::istream& arguments, FeaturePaths::Scratch& scratch) {
+  std::string in, out;
+  DecodeImageOp op;
+  op.applies_orientation = true;
+  arguments >> in >> op.size.height >> op.size.width >> op.channels >>
+      op.exact >> out;
+  const std::vector<char> file = ReadFile(in);
+  const TransformSpec map[] = {op};
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<FeaturePaths> paths,
+      FeaturePaths::Compile(map, 0, {{{"image", DType::kUint8, {}}, true}}));
+  std::vector<std::byte> pixels(op.size.height * op.size.width * op.channels);
+  std::byte* const output = pixels.data();
+  PENSTOCK_RETURN_IF_ERROR(
+      paths->Run({Bytes(file)}, {}, scratch, {&output, 1}));
   WriteFile(out, pixels);
   return OkStatus();
 }
@@ -81,11 +103,14 @@ Status Resize(std::istream& arguments, Resampler& resampler) {
 
 int Main() {
   Resampler resampler;  // one for all requests, as a worker has
+  const auto scratch = FeaturePaths::MakeScratch();
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream arguments(line);
     std::string what;
     arguments >> what;
-    const Status status = what == "decode"   ? Decode(arguments)
+    const Status status = what == "decode" ? Decode(arguments)
+                          : what == "upright"
+                              ? DecodeUpright(arguments, *scratch)
                           : what == "resize" ? Resize(arguments, resampler)
                                              : InvalidArgumentError("{}", what);
     std::cout << (status.ok() ? "ok" : status.message()) << std::endl;

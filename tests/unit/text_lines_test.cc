@@ -18,6 +18,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 class TextLinesTest : public testing::Test {
  protected:
@@ -51,7 +52,7 @@ class TextLinesTest : public testing::Test {
               static_cast<ssize_t>(read.size()));
     std::vector<std::byte> scratch(99, std::byte{7});  // of another row
     RawRecord raw;
-    const Status status = source.Unpack(record, read, &scratch, &raw);
+    const Status status = source.Unpack(record, {read}, &scratch, &raw);
     if (!status.ok()) return status.message();
     EXPECT_EQ(raw.size(), 2u);
     int64_t bytes = 0;
@@ -77,8 +78,8 @@ class TextLinesTest : public testing::Test {
 
 TEST_F(TextLinesTest, EveryLineOfEveryFileComesWithoutItsEnd) {
   const auto source =
-      Open({.files = {Write("a", "one\ntwo\r\n\nfour\n"), Write("empty", ""),
-                      Write("b", "\r\n\r\rx\r\nlast"), Write("c", "\n")},
+      Open({.files = {{Write("a", "one\ntwo\r\n\nfour\n"), Write("empty", ""),
+                       Write("b", "\r\n\r\rx\r\nlast"), Write("c", "\n")}},
             .max_bytes = 8});
   EXPECT_THAT(Lines(*source),
               ElementsAre("one", "two", "", "four", "", "\r\rx", "last", ""));
@@ -89,11 +90,11 @@ TEST_F(TextLinesTest, EveryLineOfEveryFileComesWithoutItsEnd) {
 
 TEST_F(TextLinesTest, ALongerLineFailsOrIsCut) {
   const std::string path = Write("a", "1234\n12345\n1234\r\n12345\r\n123456");
-  const auto cut = Open({.files = {path},
+  const auto cut = Open({.files = {{path}},
                          .max_bytes = 4,
                          .longer = TextLinesSource::Longer::kCut});
   EXPECT_THAT(Lines(*cut), ElementsAre("1234", "1234", "1234", "1234", "1234"));
-  const auto fail = Open({.files = {path}, .max_bytes = 4});
+  const auto fail = Open({.files = {{path}}, .max_bytes = 4});
   EXPECT_EQ(Line(*fail, 0), "1234");
   EXPECT_EQ(Line(*fail, 1),
             path +
@@ -101,6 +102,11 @@ TEST_F(TextLinesTest, ALongerLineFailsOrIsCut) {
                 "`longer: cut`)");
   EXPECT_EQ(Line(*fail, 2), "1234");
   EXPECT_THAT(Line(*fail, 3), HasSubstr("line 4: a line of "));
+  const std::string found =
+      "3 lines are longer than max_bytes (4), the longest of 6 bytes (" + path +
+      ", line 5): ";
+  EXPECT_THAT(fail->warning(), StartsWith(found + "each is an error of its "));
+  EXPECT_EQ(cut->warning(), found + "the rest of each is cut off");
 }
 
 TEST_F(TextLinesTest, LinesThatCrossTheScansBlocksAreWhole) {
@@ -111,15 +117,30 @@ TEST_F(TextLinesTest, LinesThatCrossTheScansBlocksAreWhole) {
                     std::to_string(i));
     text += lines.back() + "\n";
   }
-  const auto source = Open({.files = {Write("a", text)}, .max_bytes = 61'000});
+  const auto source =
+      Open({.files = {{Write("a", text)}}, .max_bytes = 61'000});
   EXPECT_EQ(Lines(*source), lines);
   EXPECT_GE(source->memory_bytes(), lines.size() * 8);
+  EXPECT_EQ(source->warning(), "");
+}
+
+TEST_F(TextLinesTest, ALineThatIsNoLongerThanItsRoomIsNotWarnedOf) {
+  const std::string block((size_t{1} << 20) - 1, 'x');  // of the scan, less 1
+  for (const char* end : {"", "\n", "\r", "\r\n", "\ny\r\n"}) {
+    const std::vector<std::string> files = {Write("a", block + end)};
+    EXPECT_EQ(Open({.files = files, .max_bytes = block.size()})->warning(), "");
+    EXPECT_THAT(
+        Open({.files = files, .max_bytes = block.size() - 1})->warning(),
+        StartsWith(Format("1 line is longer than max_bytes ({}), the "
+                          "longest of {} bytes ({}, line 1): ",
+                          block.size() - 1, block.size(), files[0])));
+  }
 }
 
 TEST_F(TextLinesTest, FilesThatHoldNothingOrAreNotThereAreNamed) {
   const auto open = [](std::vector<std::string> files) {
     return OpenSource(
-               TextLinesSource{.files = std::move(files), .max_bytes = 4},
+               TextLinesSource{.files = {std::move(files)}, .max_bytes = 4},
                nullptr)
         .status();
   };
@@ -131,7 +152,7 @@ TEST_F(TextLinesTest, FilesThatHoldNothingOrAreNotThereAreNamed) {
 
 TEST_F(TextLinesTest, ALineThatHasBecomeSeveralIsAnError) {
   TextLinesSource spec;
-  spec.files = {Write("a", "first\nsecond\n")};
+  spec.files = {{Write("a", "first\nsecond\n")}};
   spec.max_bytes = 16;
   const auto source = Open(spec);
   ASSERT_NE(source, nullptr);
@@ -141,8 +162,8 @@ TEST_F(TextLinesTest, ALineThatHasBecomeSeveralIsAnError) {
 }
 
 TEST_F(TextLinesTest, MemoryIsAskedForAndAnOpeningCanBeCancelled) {
-  const TextLinesSource spec = {.files = {Write("a", std::string(9999, '\n'))},
-                                .max_bytes = 4};
+  const TextLinesSource spec = {
+      .files = {{Write("a", std::string(9999, '\n'))}}, .max_bytes = 4};
   OpenProgress progress;
   uint64_t asked = 0;
   progress.reserve = [&](uint64_t bytes) {
@@ -160,7 +181,7 @@ TEST_F(TextLinesTest, MemoryIsAskedForAndAnOpeningCanBeCancelled) {
 
 TEST_F(TextLinesTest, AChangedFileIsNoticed) {
   const std::string path = Write("a", "one\n");
-  const auto source = Open({.files = {path}, .max_bytes = 4});
+  const auto source = Open({.files = {{path}}, .max_bytes = 4});
   EXPECT_FALSE(source->Changed());
   Write("a", "one\ntwo\n");
   EXPECT_TRUE(source->Changed());

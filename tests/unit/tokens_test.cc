@@ -26,8 +26,8 @@ class TokensTest : public FileSourceTest {
 
 TEST_F(TokensTest, SequencesAndTheirTargetsStayWithinAFile) {
   const auto source =
-      Open(TokensSource{.files = {Write("a", Counting<uint16_t>(10)),
-                                  Write("b", Counting<uint16_t>(4, 65'532))},
+      Open(TokensSource{.files = {{Write("a", Counting<uint16_t>(10)),
+                                   Write("b", Counting<uint16_t>(4, 65'532))}},
                         .sequence_length = 3});
   ASSERT_EQ(source->record_count(), 4u);
   const std::vector<std::vector<int64_t>> inputs = {
@@ -48,7 +48,7 @@ TEST_F(TokensTest, SequencesAndTheirTargetsStayWithinAFile) {
 }
 
 TEST_F(TokensTest, AStrideMayOverlapOrLeaveOut) {
-  TokensSource spec{.files = {Write("a", Counting<uint16_t>(8))},
+  TokensSource spec{.files = {{Write("a", Counting<uint16_t>(8))}},
                     .sequence_length = 4,
                     .targets = TokensSource::Targets::kNone};
   for (const auto& [stride, records] : std::vector<std::pair<int, uint64_t>>{
@@ -62,7 +62,7 @@ TEST_F(TokensTest, AStrideMayOverlapOrLeaveOut) {
 }
 
 TEST_F(TokensTest, TokensOfTheOutputsDTypeAreReadInPlace) {
-  TokensSource spec{.files = {Write("a", Counting<int32_t>(8, -4))},
+  TokensSource spec{.files = {{Write("a", Counting<int32_t>(8, -4))}},
                     .dtype = TokensSource::Stored::kInt32,
                     .sequence_length = 4,
                     .targets = TokensSource::Targets::kNone,
@@ -80,18 +80,19 @@ TEST_F(TokensTest, TokensOfTheOutputsDTypeAreReadInPlace) {
 }
 
 TEST_F(TokensTest, ATokenThatDoesNotFitIsNamed) {
-  TokensSource spec{.files = {Write("a", Bytes<uint32_t>({1, 2, 1u << 31, 4}))},
-                    .dtype = TokensSource::Stored::kUint32,
-                    .sequence_length = 2,
-                    .targets = TokensSource::Targets::kNone,
-                    .output_dtype = DType::kInt32};
+  TokensSource spec{
+      .files = {{Write("a", Bytes<uint32_t>({1, 2, 1u << 31, 4}))}},
+      .dtype = TokensSource::Stored::kUint32,
+      .sequence_length = 2,
+      .targets = TokensSource::Targets::kNone,
+      .output_dtype = DType::kInt32};
   const auto source = Open(spec);
   EXPECT_THAT(Values<int32_t>(Record(*source, 0)[0]), ElementsAre(1, 2));
   EXPECT_EQ(ReadFails(*source, 1),
             folder_ +
                 "/a, offset 8: token 0 of the sequence does not fit into "
                 "int32; use `output_dtype: int64`");
-  spec.files = {Write("b", Bytes<int64_t>({-1, -(int64_t{1} << 31) - 1}))};
+  spec.files = {{Write("b", Bytes<int64_t>({-1, -(int64_t{1} << 31) - 1}))}};
   spec.dtype = TokensSource::Stored::kInt64;
   EXPECT_THAT(ReadFails(*Open(spec), 0), HasSubstr("token 1 of the sequence"));
 }
@@ -100,7 +101,7 @@ TEST_F(TokensTest, ANpyFileSaysItsDType) {
   const std::string npy =
       NpyOf(NpyHeaderText("<u4", "(5,)"), Counting<uint32_t>(5));
   // By its first bytes, whatever its name.
-  TokensSource spec{.files = {Write("a.npy", npy), Write("b.bin", npy)},
+  TokensSource spec{.files = {{Write("a.npy", npy), Write("b.bin", npy)}},
                     .header_bytes = 2,
                     .sequence_length = 4};
   const auto source = Open(spec);
@@ -110,43 +111,43 @@ TEST_F(TokensTest, ANpyFileSaysItsDType) {
   EXPECT_EQ(OpenFails(spec, StatusCode::kInvalidArgument),
             folder_ + "/a.npy: `dtype: uint16`, but it says uint32");
   spec.dtype.reset();
-  spec.files.push_back(Write("c", Counting<uint16_t>(9)));
+  spec.files.patterns.push_back(Write("c", Counting<uint16_t>(9)));
   EXPECT_EQ(OpenFails(spec, StatusCode::kInvalidArgument),
             folder_ + "/a.npy has tokens of uint32, but " + folder_ +
                 "/c of uint16; make a dataset of each");
-  spec.files = {Write(
-      "d.npy", NpyOf(NpyHeaderText("<u4", "(1, 5)"), Counting<uint32_t>(5)))};
+  spec.files = {{Write(
+      "d.npy", NpyOf(NpyHeaderText("<u4", "(1, 5)"), Counting<uint32_t>(5)))}};
   EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
               HasSubstr("wanted one of uint16, uint32, int32, int64, of one "
                         "dimension, found uint32 [1, 5]"));
-  spec.files = {
-      Write("e.npy", NpyOf(NpyHeaderText("<f4", "(5,)"), std::string(20, 0)))};
+  spec.files = {{Write(
+      "e.npy", NpyOf(NpyHeaderText("<f4", "(5,)"), std::string(20, 0)))}};
   EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
               HasSubstr("found float32 [5]"));
-  spec.files = {Write("f.npy", "123456789")};
+  spec.files = {{Write("f.npy", "123456789")}};
   EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
               HasSubstr("f.npy: not in NumPy's format"));
 }
 
 TEST_F(TokensTest, WhatDoesNotFitIsSaidWithNumbers) {
-  TokensSource spec{.files = {Write("long", Counting<uint16_t>(99)),
-                              Write("short", Counting<uint16_t>(4))},
+  TokensSource spec{.files = {{Write("long", Counting<uint16_t>(99)),
+                               Write("short", Counting<uint16_t>(4))}},
                     .sequence_length = 4};
   EXPECT_EQ(OpenFails(spec, StatusCode::kInvalidArgument),
             folder_ +
                 "/short has 4 tokens, fewer than a sequence (5, the last "
                 "target included); leave it out, or join short files");
-  spec.files = {Write("empty", "")};
+  spec.files = {{Write("empty", "")}};
   EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
               HasSubstr("/empty has 0 tokens"));
-  spec.files = {Write("odd", "12345")};
+  spec.files = {{Write("odd", "12345")}};
   EXPECT_EQ(OpenFails(spec, StatusCode::kDataLoss),
             folder_ +
                 "/odd has 5 bytes, of which 1 are left over: a token (uint16) "
                 "has 2");
-  spec.files = {folder_ + "/missing"};
+  spec.files = {{folder_ + "/missing"}};
   EXPECT_THAT(OpenFails(spec, StatusCode::kNotFound), HasSubstr("/missing"));
-  spec.files = {Write("header", "12345678")};
+  spec.files = {{Write("header", "12345678")}};
   spec.header_bytes = 9;
   EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
               HasSubstr("0 tokens"));
@@ -162,7 +163,7 @@ TEST_F(TokensTest, AFileOfManyGigabytesTakesNoMemoryAndIsRead) {
     file << Bytes<uint16_t>({7, 8});
   }
   const auto source =
-      Open(TokensSource{.files = {path}, .sequence_length = 1, .stride = 1});
+      Open(TokensSource{.files = {{path}}, .sequence_length = 1, .stride = 1});
   ASSERT_EQ(source->record_count(), bytes / 2 - 1);
   const auto record = Record(*source, source->record_count() - 1);
   EXPECT_THAT(Values<int64_t>(record[0]), ElementsAre(7));

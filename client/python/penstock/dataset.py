@@ -26,6 +26,8 @@ import numpy as np
 from penstock.errors import InvalidArgument
 
 Path = Union[str, "os.PathLike[str]"]
+# A path, glob or brace pattern; several; or {"list": a file with one path a line}.
+Files = Union[Path, Sequence[Path], Mapping[str, Path]]
 Size = Union[int, Sequence[int]]
 PerChannel = Union[float, Sequence[float]]
 
@@ -116,14 +118,18 @@ def center(fraction: Optional[float] = None) -> Dict[str, Any]:
 
 def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                  channels: Optional[str] = None, exact: Optional[bool] = None,
-                 feature: Optional[str] = None) -> Operation:
-    """Encoded picture -> uint8 [height, width, channels], antialiased bilinear.
+                 feature: Optional[str] = None, *,
+                 orientation: Optional[str] = None) -> Operation:
+    """JPEG, PNG, WebP or TIFF -> uint8 [height, width, channels], antialiased
+    bilinear; transparency is dropped.
 
     ``size``: [height, width] or one number; ``crop``: "center",
     "random_resized", ``center(...)`` or ``random_resized(...)``; ``channels``:
-    "rgb" or "gray"; ``exact``: bit-exact with Pillow, half as fast."""
+    "rgb" or "gray"; ``exact``: bit-exact with Pillow, half as fast;
+    ``orientation``: "ignore" (as it is stored) or "apply" (turned upright by its
+    EXIF orientation)."""
     return _operation("decode_image", size=size, crop=crop, channels=channels,
-                      exact=exact, feature=feature)
+                      exact=exact, feature=feature, orientation=orientation)
 
 
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
@@ -227,9 +233,9 @@ class Dataset:
     @classmethod
     def image_folder(cls, path: Path, *, io: Optional[str] = None,
                      name: Optional[str] = None) -> "Dataset":
-        """JPEG files in one sub-folder per class, also nested. Features: ``image``
-        (encoded), ``label`` int64 []: the index of the class folder in byte
-        order."""
+        """Pictures (JPEG, PNG, WebP, TIFF) in one sub-folder per class, also nested.
+        Features: ``image`` (encoded), ``label`` int64 []: the index of the class
+        folder in byte order."""
         return cls._of("image_folder", _given(path=_absolute(path), io=io), name)
 
     @classmethod
@@ -243,7 +249,7 @@ class Dataset:
 
     @classmethod
     def fixed_length_records(
-            cls, path: Union[Path, Sequence[Path]],
+            cls, path: Files,
             features: Mapping[str, Mapping[str, Any]], *,
             header_bytes: Optional[int] = None,
             footer_bytes: Optional[int] = None, io: Optional[str] = None,
@@ -256,7 +262,7 @@ class Dataset:
             header_bytes=header_bytes, footer_bytes=footer_bytes, io=io), name)
 
     @classmethod
-    def text_lines(cls, path: Union[Path, Sequence[Path]], max_bytes: int, *,
+    def text_lines(cls, path: Files, max_bytes: int, *,
                    longer: Optional[str] = None,
                    name: Optional[str] = None) -> "Dataset":
         """Lines of one or several text files. Features: ``text`` uint8 [max_bytes],
@@ -266,7 +272,7 @@ class Dataset:
                                             max_bytes=max_bytes, longer=longer), name)
 
     @classmethod
-    def json_lines(cls, files: Union[Path, Sequence[Path]],
+    def json_lines(cls, files: Files,
                    fields: Mapping[str, Any], *, longer: Optional[str] = None,
                    name: Optional[str] = None) -> "Dataset":
         """Values of JSON documents, one a line. ``fields``: {name: {"dtype": ...,
@@ -280,7 +286,7 @@ class Dataset:
             name)
 
     @classmethod
-    def csv(cls, files: Union[Path, Sequence[Path]], columns: Mapping[str, Any], *,
+    def csv(cls, files: Files, columns: Mapping[str, Any], *,
             delimiter: Optional[str] = None, header: Optional[bool] = None,
             longer: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
         """Columns of files of comma-separated values (RFC 4180). ``columns``: {name:
@@ -294,7 +300,7 @@ class Dataset:
             longer=longer), name)
 
     @classmethod
-    def tokens(cls, files: Union[Path, Sequence[Path]], sequence_length: int, *,
+    def tokens(cls, files: Files, sequence_length: int, *,
                dtype: Any = None, header_bytes: Optional[int] = None,
                stride: Optional[int] = None, targets: Optional[str] = None,
                output_dtype: Any = None, io: Optional[str] = None,
@@ -316,10 +322,10 @@ class Dataset:
             name)
 
     @classmethod
-    def npy(cls, features: Mapping[str, Union[Path, Sequence[Path]]], *,
+    def npy(cls, features: Mapping[str, Files], *,
             io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
         """Rows of arrays that ``numpy.save`` wrote, along their first axis.
-        ``features``: {name: a file or a list of files, which follow one another}; all
+        ``features``: {name: files, whose arrays follow one another}; all
         features have as many rows. The feature with the largest rows is read, the
         others are kept in memory."""
         return cls._of("npy", _given(
@@ -334,6 +340,54 @@ class Dataset:
         name of an array}; as in ``npy``."""
         return cls._of("npz", _given(file=_absolute(file), features=dict(features),
                                      io=io), name)
+
+    @classmethod
+    def tfrecord(cls, files: Files,
+                 features: Optional[Mapping[str, Mapping[str, Any]]] = None, *,
+                 io: Optional[str] = None,
+                 name: Optional[str] = None) -> "Dataset":
+        """TFRecord files of tf.train.Example. ``features``: {name: {"encoded": True}}
+        of a picture, {"dtype": ..., "shape": [...], "default": ...} of numbers or raw
+        bytes, {"max_bytes": ...} of text, which brings ``name_bytes`` int64 []; each
+        with "key", its name in the record. Without them an error proposes those of
+        the first record."""
+        return cls._of("tfrecord", _given(
+            files=_absolute_files(files),
+            features=None if features is None else features_of(features), io=io),
+            name)
+
+    @classmethod
+    def webdataset(cls, files: Files,
+                   features: Mapping[str, Mapping[str, Any]], *,
+                   on_missing: Optional[str] = None, io: Optional[str] = None,
+                   name: Optional[str] = None) -> "Dataset":
+        """Tar files whose members of one base name are a sample. ``features``: as in
+        ``tfrecord``, with "member" for "key": its extension, or several by preference
+        ("jpg;png"). ``on_missing``: "error", or "skip" samples that lack one."""
+        return cls._of("webdataset", _given(
+            files=_absolute_files(files), features=features_of(features),
+            on_missing=on_missing, io=io), name)
+
+    @classmethod
+    def python(cls, dataset: Optional[str] = None, *,
+               args: Optional[Mapping[str, Any]] = None,
+               object: Optional[Path] = None,
+               names: Union[str, Sequence[str], None] = None,
+               max_bytes: Optional[int] = None,
+               processes: Optional[int] = None,
+               name: Optional[str] = None) -> "Dataset":
+        """A map-style dataset: ``dataset`` is "package.module:factory" in the
+        broker's python_path, called with ``args``, whose result has ``__len__`` and
+        ``__getitem__``. Features are named by the keys and indices of a sample
+        (``image``, ``0``, ``1.boxes``); ``names``: of a tuple's items. A str has
+        two: its UTF-8 bytes, uint8 [max_bytes], filled with zeros, and NAME_bytes
+        int64 []. Processes of the broker make the samples: ``processes`` (0: one
+        per worker). ``object``: instead of ``dataset``, the file of a pickled one,
+        as ``penstock.torch.DataLoader`` writes it for a private broker."""
+        return cls._of("python", _given(
+            dataset=dataset, args=args,
+            object=None if object is None else _absolute(object), names=names,
+            max_bytes=max_bytes, processes=processes), name)
 
     @classmethod
     def range(cls, start: int, stop: Optional[int] = None, step: int = 1, *,
@@ -389,6 +443,8 @@ class Dataset:
         def found_from_here(value: Any) -> Any:
             if isinstance(value, list):
                 return [found_from_here(each) for each in value]
+            if isinstance(value, dict):
+                return {key: found_from_here(each) for key, each in value.items()}
             # The broker refuses "~" and says what to write.
             if not isinstance(value, str) or value.startswith("~"):
                 return value
@@ -398,7 +454,8 @@ class Dataset:
         for kind, options in source.items() if isinstance(source, dict) else ():
             if isinstance(options, dict):
                 options.update({key: found_from_here(options[key])
-                                for key in ("path", "files", "file", "images", "labels")
+                                for key in ("files", "path", "file", "images",
+                                            "labels")
                                 if key in options})
                 if kind == "npy" and isinstance(options.get("features"), dict):
                     options["features"] = {
@@ -499,12 +556,14 @@ class Dataset:
         return f"penstock.Dataset({self.to_dict()!r})"
 
 
-def _absolute_files(path: Union[Path, Sequence[Path]]) -> Union[str, List[str]]:
-    """One file, or a list of them."""
-    if isinstance(path, (str, bytes, os.PathLike)):
-        return _absolute(path)
-    files = [_absolute(each) for each in path]
-    return files[0] if len(files) == 1 else files
+def _absolute_files(files: Files) -> Any:
+    """A path, several, or {"list": path}."""
+    if isinstance(files, Mapping):
+        return {key: _absolute(each) for key, each in files.items()}
+    if isinstance(files, (str, bytes, os.PathLike)):
+        return _absolute(files)
+    paths = [_absolute(each) for each in files]
+    return paths[0] if len(paths) == 1 else paths
 
 
 def _absolute(path: Path) -> str:

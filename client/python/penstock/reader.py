@@ -187,6 +187,12 @@ class Reader:
         return self._features
 
     @property
+    def structure(self) -> str:
+        """How the features of a dataset of Python are nested in a sample, as JSON
+        (``penstock_structure`` in penstock.h); "" for other sources."""
+        return self._core.structure
+
+    @property
     def delivery(self) -> str:
         """One of "split", "dynamic", "broadcast" or "independent"."""
         return self._delivery
@@ -457,8 +463,8 @@ def attach(dataset: Union[Path, Dataset, None] = None,
       repeat_first: read one batch and return it for ever, to measure the
         trainer's ideal speed (also PENSTOCK_REPEAT_FIRST=1).
       autostart: where no broker listens, start a private one that lives as long
-        as this process. For world size 1; several ranks: ``penstock run``, or
-        ``penstock.broker()`` in the process that starts them.
+        as this process. The ranks that a launcher started on this host share one,
+        which lives as long as any of them.
 
     Raises:
       InvalidArgument: an option, or the spec with the key or line.

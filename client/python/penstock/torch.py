@@ -4,21 +4,30 @@
     for epoch in range(loader.epoch, loader.epoch_count):
         for images, labels in loader:
             ...
+
+    loader = penstock.torch.DataLoader(my_dataset, batch_size=64, shuffle=True)
+    for epoch in range(90):
+        for images, labels in loader:
+            ...
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
+import os
+import re
+import warnings
+from typing import (Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
+                    Tuple, Union)
 
 import torch
+from torch.utils import data
 
+from penstock import called
 from penstock.batch import Batch
+from penstock.dataset import Dataset
 from penstock.reader import Epoch, Reader, State, attach, no_epoch_left
 
-Tensors = Union[Dict[str, torch.Tensor], Tuple[torch.Tensor, ...]]
-
-
-# Arguments of PyTorch's DataLoader, and where Penstock takes them instead.
+# Arguments of PyTorch's DataLoader, and where a spec has them instead.
 _ELSEWHERE = {
     "batch_size": "set it in the dataset: .batch(per_rank=...), or .batch(size) of "
                   "all ranks",
@@ -30,57 +39,230 @@ _ELSEWHERE = {
     "prefetch_factor": "set it in the dataset: .prefetch(...)",
     "pin_memory": "device= copies by way of pinned memory",
     "timeout": "timeout_s=",
+    "seed": "set it in the dataset: .shuffle(seed=...)",
+    "max_bytes": "it is for datasets of Python",
 }
-for _name in ("persistent_workers", "multiprocessing_context", "worker_init_fn"):
+for _name in ("persistent_workers", "multiprocessing_context", "worker_init_fn",
+              "in_order", "pin_memory_device"):
     _ELSEWHERE[_name] = _ELSEWHERE["num_workers"]
 _ELSEWHERE["batch_sampler"] = _ELSEWHERE["generator"] = _ELSEWHERE["sampler"]
 
+# What means nothing here: the broker decides it for all ranks.
+_WITHOUT_MEANING = ("persistent_workers", "multiprocessing_context", "in_order",
+                    "prefetch_factor", "pin_memory_device")
+
+_loaders = 0  # of datasets of Python, in this process
+_told: Set[str] = set()
+
 
 class DataLoader:
-    """An iterable of an epoch's batches as tensors ``[rows, *shape]``. Each ``for``
-    takes the next epoch (after a ``break``, the rest of that epoch). After the last
-    epoch, the first if the dataset sets no number (``.repeat(n)``, ``epochs:``), it
-    raises FailedPrecondition.
+    """An iterable of an epoch's batches as tensors ``[rows, *shape]``.
+
+    Of a spec: each ``for`` takes the next epoch (after a ``break``, the rest of that
+    epoch). After the last epoch, the first if the dataset sets no number
+    (``.repeat(n)``, ``epochs:``), it raises FailedPrecondition.
+
+    Of a map-style dataset of Python (``__len__``, ``__getitem__``): as PyTorch's.
+    Each ``for`` is an epoch, also after a ``break``. Batches are nested as samples
+    are: lists for tuples, dicts, lists of str. Processes of the broker make the
+    samples, once for all ranks of this host; every rank gets its part of each
+    global batch of ``batch_size`` rows a rank.
 
     Args:
-      dataset, **options: as ``penstock.attach``. TypeError: an argument of PyTorch's
-        DataLoader that Penstock takes elsewhere.
+      dataset: a spec, as ``penstock.attach`` takes it, or a map-style dataset, which
+        cloudpickle pickles for this program's own broker (``penstock run``,
+        ``penstock.broker()``, else the first loader of this host starts one).
+      batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn,
+        pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context,
+        generator, prefetch_factor, persistent_workers, pin_memory_device, in_order:
+        of map-style datasets, as in PyTorch, except:
+        sampler: asked for the indices of each epoch, which the ranks share; a
+          DistributedSampler only says whether to shuffle.
+        num_workers: how many processes make samples; 0: one per processor.
+        collate_fn: called in the rank with a list of samples, which come pickled.
+        generator: its ``initial_seed()`` is the seed.
+        multiprocessing_context, prefetch_factor, persistent_workers,
+          pin_memory_device, in_order: mean nothing here, said once.
+      seed: of the order and of ``random``, ``numpy.random`` and ``torch`` in the
+        dataset: each sample of an epoch has its own. 0.
+      max_bytes: room for a str or, with ``collate_fn``, a pickled sample. None: some
+        times what the first one takes.
       features: names; batches are then tuples of these tensors instead of
         dictionaries of all. KeyError: no such feature.
       device: None or "cpu": tensors over the batch's memory, which is held while one
         of them is alive (``Batch.torch``). Else copies on this device. A copy to a
         CUDA device goes through pinned memory, asynchronously on the current stream,
         and the batch is free at once.
+      **options: as ``penstock.attach``.
+
+    Raises:
+      TypeError: an argument of the other kind of dataset, or an object that cannot
+        be pickled or is not map-style.
+      InvalidArgument: a sample that is not made of arrays, tensors, pictures,
+        numbers, str, and lists, tuples and dicts of them.
     """
 
-    def __init__(self, dataset: Any = None, *,
+    def __init__(self, dataset: Any = None,
+                 batch_size: Optional[int] = None,
+                 shuffle: Optional[bool] = None,
+                 sampler: Any = None,
+                 batch_sampler: Any = None,
+                 num_workers: Optional[int] = None,
+                 collate_fn: Optional[Callable[[List[Any]], Any]] = None,
+                 pin_memory: Optional[bool] = None,
+                 drop_last: Optional[bool] = None,
+                 timeout: Optional[float] = None,
+                 worker_init_fn: Optional[Callable[[int], None]] = None,
+                 multiprocessing_context: Any = None,
+                 generator: Optional[torch.Generator] = None,
+                 *,
+                 prefetch_factor: Optional[int] = None,
+                 persistent_workers: Optional[bool] = None,
+                 pin_memory_device: Optional[str] = None,
+                 in_order: Optional[bool] = None,
+                 seed: Optional[int] = None,
+                 max_bytes: Optional[int] = None,
                  features: Optional[Sequence[str]] = None,
                  device: Union[str, torch.device, None] = None,
                  **options: Any):
-        for name in options:
-            if name in _ELSEWHERE:
-                raise TypeError(f"penstock.torch.DataLoader has no {name!r}: "
-                                + _ELSEWHERE[name])
+        given = {name: value for name, value in locals().items()
+                 if name in _ELSEWHERE and value is not None}
+        self._collate: Optional[Callable[[List[Any]], Any]] = None
+        self._nested = not isinstance(
+            dataset, (type(None), str, bytes, os.PathLike, Dataset))
+        if self._nested:
+            self._keep(dataset, given)
+            dataset, options = self._spec(options)
+        elif given:
+            name = next(iter(given))
+            raise TypeError(f"penstock.torch.DataLoader of a spec has no {name!r}: "
+                            + _ELSEWHERE[name])
         self.reader: Reader = attach(dataset, **options)
         self._features = (None if features is None else
                           self.reader.element_spec.chosen(features))
         self._device = None if device is None else torch.device(device)
+        self._left = False  # the last loop ended before its epoch
+
+    def _keep(self, dataset: Any, given: Dict[str, Any]) -> None:
+        """Sets the attributes that PyTorch's has."""
+        batches = given.get("batch_sampler")
+        if batches is not None:
+            if type(batches) is not data.BatchSampler:
+                raise TypeError(
+                    "batch_sampler: wanted a torch.utils.data.BatchSampler; others may "
+                    "give batches of any size: give sampler and batch_size")
+            given = {**given, "sampler": batches.sampler,
+                     "batch_size": batches.batch_size,
+                     "drop_last": batches.drop_last}
+        if isinstance(dataset, data.IterableDataset):
+            raise TypeError(
+                f"{type(dataset).__name__} is an IterableDataset, which has no "
+                "positions to shuffle, share or resume: put its rows with "
+                "penstock.producer")
+        self.dataset = dataset
+        self.batch_size = given.get("batch_size", 1)
+        self.sampler = given.get("sampler")
+        self.drop_last = bool(given.get("drop_last", False))
+        self.num_workers = given.get("num_workers", 0)
+        self.collate_fn = given.get("collate_fn")
+        self.pin_memory = bool(given.get("pin_memory", False))
+        self.generator = given.get("generator")
+        self.timeout = given.get("timeout", 0)
+        self.worker_init_fn = given.get("worker_init_fn")
+        self._shuffle = bool(given.get("shuffle", False))
+        self._seed = given.get("seed")
+        self._max_bytes = given.get("max_bytes")
+        if self._shuffle and self.sampler is not None:
+            raise TypeError("shuffle and sampler both give the order: give one")
+        if self.collate_fn is not None and (
+                self.collate_fn is not data.default_collate):
+            self._collate = self.collate_fn
+        _tell(f"penstock.torch.DataLoader: {', '.join(meaningless)} "
+              f"{'means' if len(meaningless) == 1 else 'mean'} nothing here: the "
+              "broker decides it for all ranks"
+              if (meaningless := [name for name in _WITHOUT_MEANING if name in given])
+              else "")
+
+    def _spec(self, options: Dict[str, Any]) -> Tuple[Dataset, Dict[str, Any]]:
+        """The spec of the dataset, and options of ``attach``."""
+        global _loaders
+        sampler, shuffle, seed = self.sampler, self._shuffle, self._seed
+        if isinstance(sampler, data.DistributedSampler):
+            shuffle = sampler.shuffle
+            seed = sampler.seed if seed is None else seed
+            sampler = None
+            _tell("penstock.torch.DataLoader: the ranks share each epoch without the "
+                  "DistributedSampler; its set_epoch has no effect")
+        elif type(sampler) is data.SequentialSampler:
+            sampler = None
+        elif type(sampler) is data.RandomSampler and not sampler.replacement and (
+                sampler.num_samples == len(self.dataset)):
+            shuffle, sampler = True, None
+        if seed is None:
+            seed = 0 if self.generator is None else self.generator.initial_seed()
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", type(self.dataset).__name__)[:40]
+        name = f"{name}-{_loaders}"
+        _loaders += 1
+        socket = options.pop("socket", None) or called.own_socket()
+        spec = called.spec_of(
+            name, socket, self.dataset, sampler=sampler,
+            worker_init_fn=self.worker_init_fn, pickled=self._collate is not None,
+            max_bytes=self._max_bytes, processes=self.num_workers or None)
+        spec = spec.seed(seed % (1 << 63)).batch(
+            per_rank=self.batch_size, last="drop" if self.drop_last else "partial"
+        ).repeat(None)
+        if shuffle:
+            spec = spec.shuffle(seed=seed % (1 << 63))
+        if self.timeout and "timeout_s" not in options:
+            options["timeout_s"] = self.timeout
+        return spec, {"job": f"{name}-{called.launch()}", **options, "socket": socket}
 
     def __len__(self) -> int:
         """Steps of an epoch; TypeError in dynamic delivery and of a stream."""
         return len(Epoch(self.reader, self.reader.epoch))
 
-    def __iter__(self) -> Iterator[Tensors]:
+    def __iter__(self) -> Iterator[Any]:
+        if self._nested and self._left:
+            # As PyTorch's: a new loop is a new epoch.
+            state = self.reader.state_dict()
+            self.reader.load_state_dict(
+                {**state, "epoch": state["epoch"] + 1, "row": 0, "owed": []})
+        self._left = False
         for epoch in self.reader.epochs():
-            for tensors in map(self._tensors, epoch):
-                yield (tensors if self._features is None else
-                       tuple(tensors[name] for name in self._features))
-                del tensors
+            ended = False
+            try:
+                for batch in epoch:
+                    result = self._result(batch)
+                    del batch
+                    yield result
+                    del result
+                ended = True
+            finally:
+                self._left = not ended
             return
         raise no_epoch_left(self.reader)
 
+    def _result(self, batch: Batch) -> Any:
+        if self._nested and self._features is None:
+            found: Dict[str, torch.Tensor] = {}
+
+            def tensor(name: str) -> torch.Tensor:
+                if not found:
+                    found.update(self._tensors(batch))
+                return found[name]
+
+            result = called.rebuild(self.reader.structure, batch, batch.__getitem__,
+                                    tensor)
+            return result if self._collate is None else self._collate(result)
+        tensors = self._tensors(batch)
+        if self._features is None:
+            return tensors
+        return tuple(tensors[name] for name in self._features)
+
     def _tensors(self, batch: Batch) -> Dict[str, torch.Tensor]:
         tensors = batch.torch()
+        if self._nested and self.pin_memory and torch.cuda.is_available():
+            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
         if self._device is None or self._device.type == "cpu":
             return tensors
         if self._device.type == "cuda":
@@ -108,6 +290,7 @@ class DataLoader:
     def load_state_dict(self, state: State) -> None:
         """As ``Reader.load_state_dict``."""
         self.reader.load_state_dict(state)
+        self._left = False
 
     def close(self) -> None:
         """As ``Reader.close``."""
@@ -118,3 +301,10 @@ class DataLoader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _tell(text: str) -> None:
+    """Warns of it, once in this process."""
+    if text and text not in _told:
+        _told.add(text)
+        warnings.warn(text, stacklevel=4)

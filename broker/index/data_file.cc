@@ -1,0 +1,170 @@
+#include "broker/index/data_file.h"
+
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "broker/declare/value_type.h"
+#include "broker/io/file_error.h"
+#include "broker/io/read.h"
+#include "broker/memory/available_memory.h"
+
+namespace penstock {
+namespace {
+
+// Defined in Debian 12's linux/stat.h, but its sys/stat.h hides that struct
+// statx.
+#ifndef STATX_DIOALIGN
+constexpr unsigned STATX_DIOALIGN = 0x2000;
+#endif
+// The tail of struct statx, from include/uapi/linux/stat.h of Linux 6.1.
+constexpr size_t kStatxBytes = 256;
+constexpr size_t kMaskAt = 0;
+constexpr size_t kMemoryAlignAt = 0x98;
+constexpr size_t kOffsetAlignAt = 0x9c;
+
+// Kernels before 6.1 do not report it; every disk supports this value. Files
+// that need more are read through the page cache, because the readers' buffers
+// have this alignment.
+constexpr uint32_t kUsualAlign = kReadBufferAlign;
+
+int64_t ModifiedNs(const struct stat& st) {
+  return st.st_mtim.tv_sec * int64_t{1'000'000'000} + st.st_mtim.tv_nsec;
+}
+
+uint32_t WordAt(const std::byte* bytes, size_t at) {
+  uint32_t word;
+  std::memcpy(&word, bytes + at, sizeof(word));
+  return word;
+}
+
+}  // namespace
+
+ValueType<Io> IoType() {
+  return Words<Io>({{"auto", Io::kAuto},
+                    {"buffered", Io::kBuffered},
+                    {"direct", Io::kDirect}});
+}
+
+bool SupportsNowait(int fd) {
+  char byte;
+  const iovec into = {&byte, 1};
+  return preadv2(fd, &into, 1, 0, RWF_NOWAIT) >= 0 || errno != EOPNOTSUPP;
+}
+
+uint32_t DirectAlignment(int fd) {
+  alignas(8) std::byte statx_bytes[kStatxBytes] = {};
+  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, statx_bytes) ==
+          0 &&
+      (WordAt(statx_bytes, kMaskAt) & STATX_DIOALIGN) != 0) {
+    const uint32_t align = std::max(WordAt(statx_bytes, kMemoryAlignAt),
+                                    WordAt(statx_bytes, kOffsetAlignAt));
+    return align <= kUsualAlign ? align : 0;
+  }
+  // The kernel does not report it: try.
+  const int direct =
+      open(Format("/proc/self/fd/{}", fd).c_str(),
+           O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_DIRECT);
+  if (direct < 0) return 0;
+  close(direct);
+  return kUsualAlign;
+}
+
+Status NoDirectReadsError(const std::string& path) {
+  return InvalidArgumentError(
+      "io: direct: the file system of {} has no direct reads; use `io: auto`",
+      path);
+}
+
+std::string IoText(uint32_t align) {
+  if (align == 0) return "buffered";
+  return Format("direct, in multiples of {} bytes", align);
+}
+
+StatusOr<DataFile> DataFile::Open(const std::string& path) {
+  // O_NONBLOCK: opening a FIFO would wait for its writer.
+  DataFile file(path, open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.fd_ < 0) return OpenError(errno, path);
+  struct stat st;
+  if (fstat(file.fd_, &st) != 0) return ReadError(errno, path, 0);
+  if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);
+  // Blocking again: on file systems without asynchronous reads (NFS, FUSE)
+  // io_uring answers EAGAIN for a non-blocking file instead of waiting.
+  fcntl(file.fd_, F_SETFL, fcntl(file.fd_, F_GETFL) & ~O_NONBLOCK);
+  file.bytes_ = static_cast<uint64_t>(st.st_size);
+  file.device_ = st.st_dev;
+  file.inode_ = st.st_ino;
+  file.mtime_ns_ = ModifiedNs(st);
+  file.nowait_ = SupportsNowait(file.fd_);
+  return file;
+}
+
+bool DataFile::Changed() const {
+  struct stat st;
+  return stat(path_.c_str(), &st) != 0 || st.st_dev != device_ ||
+         st.st_ino != inode_ || static_cast<uint64_t>(st.st_size) != bytes_ ||
+         ModifiedNs(st) != mtime_ns_;
+}
+
+DataFile::~DataFile() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
+  if (io == Io::kBuffered) return OkStatus();
+  if (io == Io::kAuto && (record_bytes < kDirectBytesMin ||
+                          total_bytes < FindAvailableMemory({}).bytes / 2)) {
+    return OkStatus();
+  }
+  const uint32_t align = DirectAlignment(fd_);
+  // Opened by its descriptor, because the path may now lead to another file.
+  const int direct = align == 0
+                         ? -1
+                         : open(Format("/proc/self/fd/{}", fd_).c_str(),
+                                O_RDONLY | O_CLOEXEC | O_NOCTTY | O_DIRECT);
+  if (direct < 0) {
+    return io == Io::kAuto ? OkStatus() : NoDirectReadsError(path_);
+  }
+  close(fd_);
+  fd_ = direct;
+  align_ = align;
+  return OkStatus();
+}
+
+void DataFile::Locate(uint64_t offset, uint64_t bytes,
+                      ReadPart* request) const {
+  request->kind = ReadPart::Kind::kRange;
+  request->nowait = nowait_;
+  request->align = align_;
+  request->fd = fd_;
+  request->offset = offset;
+  request->bytes = bytes;
+}
+
+StatusOr<uint64_t> DataFile::Read(uint64_t offset, std::span<std::byte> into,
+                                  OpenProgress* progress) const {
+  constexpr uint64_t kChunkBytes = 1 << 20;
+  uint64_t done = 0;
+  while (done < into.size()) {
+    if (progress->cancel.load(std::memory_order_relaxed)) {
+      return CancelledError("{}: opening was cancelled", path_);
+    }
+    const ssize_t got = pread(fd_, into.data() + done,
+                              std::min(kChunkBytes, into.size() - done),
+                              static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ReadError(errno, path_, offset + done);
+    if (got == 0) break;
+    done += static_cast<uint64_t>(got);
+  }
+  return done;
+}
+
+}  // namespace penstock

@@ -1,0 +1,93 @@
+// A file that holds many records, opened once for all workers, and the choice
+// whether its reads use the page cache.
+#ifndef BROKER_INDEX_DATA_FILE_H_
+#define BROKER_INDEX_DATA_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "broker/index/open_progress.h"
+#include "broker/io/read_request.h"
+#include "common/status.h"
+
+namespace penstock {
+
+template <typename V>
+struct ValueType;
+
+// Read through the page cache or bypass it (O_DIRECT). kAuto bypasses it when
+// the file is too large for the page cache and its records are large enough.
+enum class Io { kAuto, kBuffered, kDirect };
+ValueType<Io> IoType();
+inline constexpr char kIoText[] =
+    "through the page cache, or past it (O_DIRECT)";
+
+// Each keeps a descriptor: the broker raises its limit of them to the most that
+// the system allows when it starts, and a source of more files is refused with
+// that limit's name.
+class DataFile {
+ public:
+  // Errors as for OpenSource, also if the file is not a regular one.
+  static StatusOr<DataFile> Open(const std::string& path);
+
+  DataFile(DataFile&& other) noexcept
+      : path_(std::move(other.path_)),
+        bytes_(other.bytes_),
+        nowait_(other.nowait_),
+        align_(other.align_),
+        device_(other.device_),
+        inode_(other.inode_),
+        mtime_ns_(other.mtime_ns_),
+        fd_(std::exchange(other.fd_, -1)) {}
+  ~DataFile();
+
+  // Chooses how the file's records are read. total_bytes: of all files of the
+  // dataset. kAuto takes O_DIRECT if total_bytes exceeds half of the memory
+  // available now and a record is kDirectBytesMin or larger: the page cache
+  // would then only cost a copy. InvalidArgument: kDirect where the file system
+  // has no direct reads.
+  Status ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes);
+  static constexpr uint64_t kDirectBytesMin = 64 << 10;
+
+  const std::string& path() const { return path_; }
+  uint64_t bytes() const { return bytes_; }
+  uint64_t inode() const { return inode_; }
+  int64_t mtime_ns() const { return mtime_ns_; }
+  int fd() const { return fd_; }
+  uint32_t align() const { return align_; }
+  // The path now leads to another file, or the file was rewritten.
+  bool Changed() const;
+
+  void Locate(uint64_t offset, uint64_t bytes, ReadPart* request) const;
+  // Reads while the source is opened, before ChooseIo: into.size() bytes at
+  // offset, fewer only at the end of the file. Returns how many.
+  StatusOr<uint64_t> Read(uint64_t offset, std::span<std::byte> into,
+                          OpenProgress* progress) const;
+
+ private:
+  DataFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+
+  std::string path_;
+  uint64_t bytes_ = 0;
+  bool nowait_ = true;
+  uint32_t align_ = 0;  // as in ReadRequest
+  uint64_t device_ = 0;
+  uint64_t inode_ = 0;
+  int64_t mtime_ns_ = 0;
+  int fd_;
+};
+
+// Whether reads of the open file can be told not to wait (ReadRequest).
+bool SupportsNowait(int fd);
+// The alignment for direct reads of the open file; 0: no direct reads.
+uint32_t DirectAlignment(int fd);
+// "direct: ... has no direct reads; use `io: auto`"
+Status NoDirectReadsError(const std::string& path);
+// For people: "buffered", "direct, in multiples of 4096 bytes".
+std::string IoText(uint32_t align);
+
+}  // namespace penstock
+#endif  // BROKER_INDEX_DATA_FILE_H_

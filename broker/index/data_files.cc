@@ -1,0 +1,52 @@
+#include "broker/index/data_files.h"
+
+#include <optional>
+
+#include "broker/index/in_parallel.h"
+
+namespace penstock {
+
+StatusOr<DataFiles> DataFiles::Open(const FilePatterns& patterns,
+                                    const OpenProgress& progress) {
+  DataFiles files(patterns);
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
+                            patterns.Expand());
+  std::vector<std::optional<DataFile>> opened(paths.size());
+  PENSTOCK_RETURN_IF_ERROR(InParallel(paths.size(), [&](size_t i) -> Status {
+    if (progress.cancel.load(std::memory_order_relaxed)) {
+      return CancelledError("{}: opening was cancelled", paths[i]);
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(paths[i]));
+    opened[i].emplace(std::move(file));
+    return OkStatus();
+  }));
+  files.files_.reserve(opened.size());
+  for (std::optional<DataFile>& file : opened) {
+    files.total_bytes_ += file->bytes();
+    files.files_.push_back(*std::move(file));
+  }
+  return files;
+}
+
+DataFiles::DataFiles(DataFile file)
+    : patterns_{{file.path()}}, total_bytes_(file.bytes()) {
+  files_.push_back(std::move(file));
+}
+
+bool DataFiles::Changed() const {
+  const StatusOr<std::vector<std::string>> paths = patterns_.Expand();
+  if (!paths.ok() || paths->size() != files_.size()) return true;
+  for (size_t i = 0; i < files_.size(); ++i) {
+    if (files_[i].path() != (*paths)[i] || files_[i].Changed()) return true;
+  }
+  return false;
+}
+
+Status DataFiles::ChooseIo(Io io, uint64_t record_bytes) {
+  for (DataFile& file : files_) {
+    PENSTOCK_RETURN_IF_ERROR(file.ChooseIo(io, total_bytes_, record_bytes));
+  }
+  return OkStatus();
+}
+
+}  // namespace penstock

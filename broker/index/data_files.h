@@ -1,0 +1,45 @@
+// The files of a source that has several: opened together, constant afterwards.
+#ifndef BROKER_INDEX_DATA_FILES_H_
+#define BROKER_INDEX_DATA_FILES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "broker/index/data_file.h"
+#include "broker/index/file_patterns.h"
+#include "broker/index/open_progress.h"
+
+namespace penstock {
+
+class DataFiles {
+ public:
+  // Finds and opens all files, on several threads. Errors: those of
+  // FilePatterns and of DataFile.
+  static StatusOr<DataFiles> Open(const FilePatterns& patterns,
+                                  const OpenProgress& progress);
+
+  // A single file, whatever characters its path has.
+  explicit DataFiles(DataFile file);
+
+  // Other files match the patterns now, or one of them was rewritten.
+  bool Changed() const;
+
+  size_t size() const { return files_.size(); }
+  uint64_t total_bytes() const { return total_bytes_; }
+  const DataFile& operator[](size_t i) const { return files_[i]; }
+  std::vector<DataFile>::const_iterator begin() const { return files_.begin(); }
+  std::vector<DataFile>::const_iterator end() const { return files_.end(); }
+
+  // DataFile::ChooseIo for all of them.
+  Status ChooseIo(Io io, uint64_t record_bytes);
+
+ private:
+  explicit DataFiles(FilePatterns patterns) : patterns_(std::move(patterns)) {}
+
+  FilePatterns patterns_;
+  std::vector<DataFile> files_;
+  uint64_t total_bytes_ = 0;
+};
+
+}  // namespace penstock
+#endif  // BROKER_INDEX_DATA_FILES_H_

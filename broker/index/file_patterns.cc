@@ -1,0 +1,225 @@
+#include "broker/index/file_patterns.h"
+
+#include <glob.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "broker/io/file_error.h"
+#include "common/text_file.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kListBytesMax = size_t{64} << 20;
+// A spec's size is the true bound.
+constexpr size_t kPatternsMax = 16384;
+constexpr char kGlobCharacters[] = "*?[";
+
+Status TooManyError(const std::string& what) {
+  return InvalidArgumentError("{}: more than {} files", what, kFilesMax);
+}
+
+// ---- braces
+
+// The alternatives of what is between braces: "a,b,c" or "000..146". nullopt:
+// neither, so the braces are part of a name, as in a shell. Empty: too many.
+std::optional<std::vector<std::string>> Alternatives(std::string_view inside) {
+  std::vector<std::string> all;
+  if (inside.find(',') != std::string_view::npos) {
+    for (;;) {
+      const size_t comma = inside.find(',');
+      all.emplace_back(inside.substr(0, comma));
+      if (comma == std::string_view::npos) return all;
+      inside.remove_prefix(comma + 1);
+    }
+  }
+  const size_t dots = inside.find("..");
+  if (dots == std::string_view::npos) return std::nullopt;
+  const auto number = [](std::string_view text) -> std::optional<uint64_t> {
+    uint64_t value = 0;
+    const auto [end, error] =
+        std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size()) {
+      return std::nullopt;
+    }
+    return value;
+  };
+  const std::string_view from = inside.substr(0, dots);
+  const std::string_view to = inside.substr(dots + 2);
+  const std::optional<uint64_t> first = number(from);
+  const std::optional<uint64_t> last = number(to);
+  if (!first || !last) return std::nullopt;
+  const uint64_t steps = *first < *last ? *last - *first : *first - *last;
+  if (steps >= kFilesMax) return all;
+  const bool padded =
+      (from.size() > 1 && from[0] == '0') || (to.size() > 1 && to[0] == '0');
+  const size_t width = padded ? std::max(from.size(), to.size()) : 0;
+  for (uint64_t i = 0; i <= steps; ++i) {
+    all.push_back(
+        Format("{:0{}}", *first < *last ? *first + i : *first - i, width));
+  }
+  return all;
+}
+
+// Every choice of each pair of braces, the last one varying fastest. False:
+// more than kFilesMax.
+bool ExpandBraces(const std::string& pattern, std::vector<std::string>* out) {
+  *out = {""};
+  size_t at = 0;
+  while (at < pattern.size()) {
+    const size_t open = pattern.find('{', at);
+    const size_t close =
+        open == pattern.npos ? pattern.npos : pattern.find('}', open);
+    if (close == pattern.npos) break;
+    const auto inside = Alternatives(
+        std::string_view(pattern).substr(open + 1, close - open - 1));
+    const size_t literal_end = inside ? open : close + 1;
+    for (std::string& each : *out) {
+      each.append(pattern, at, literal_end - at);
+    }
+    at = close + 1;
+    if (!inside) continue;
+    if (inside->empty() || out->size() > kFilesMax / inside->size()) {
+      return false;
+    }
+    std::vector<std::string> longer;
+    longer.reserve(out->size() * inside->size());
+    for (const std::string& each : *out) {
+      for (const std::string& one : *inside) longer.push_back(each + one);
+    }
+    *out = std::move(longer);
+  }
+  for (std::string& each : *out) each.append(pattern, at);
+  return true;
+}
+
+// ---- globs
+
+struct Globbed {
+  glob_t found{};
+  ~Globbed() { globfree(&found); }
+};
+
+// A folder that cannot be read ends the search; a component that is no folder
+// is no match.
+thread_local int search_error = 0;
+int EndsSearch(const char*, int error) {
+  search_error = error;
+  return error != ENOENT && error != ENOTDIR;
+}
+
+Status ExpandGlob(const std::string& pattern, std::vector<std::string>* out) {
+  // The folder above the first component with such a character.
+  const std::string folder = pattern.substr(
+      0, pattern.rfind('/', pattern.find_first_of(kGlobCharacters)) + 1);
+  struct stat st;
+  if (stat(folder.c_str(), &st) != 0) return OpenError(errno, pattern);
+  Globbed globbed;
+  // GLOB_NOSORT: its order would be the locale's.
+  const int result =
+      glob(pattern.c_str(), GLOB_NOSORT, EndsSearch, &globbed.found);
+  if (result == GLOB_NOMATCH) {
+    return NotFoundError("{}: no file matches it", pattern);
+  }
+  if (result != 0) {
+    return result == GLOB_NOSPACE
+               ? ResourceExhaustedError("{}: no memory for its files", pattern)
+               : OpenError(search_error, folder).Prepend(pattern);
+  }
+  const size_t begin = out->size();
+  out->insert(out->end(), globbed.found.gl_pathv,
+              globbed.found.gl_pathv + globbed.found.gl_pathc);
+  std::sort(out->begin() + static_cast<ptrdiff_t>(begin), out->end());
+  return OkStatus();
+}
+
+Status ExpandPattern(const std::string& pattern,
+                     std::vector<std::string>* out) {
+  struct stat st;
+  if (pattern.find_first_of("{*?[") == pattern.npos ||
+      stat(pattern.c_str(), &st) == 0) {
+    out->push_back(pattern);
+    return OkStatus();
+  }
+  std::vector<std::string> choices;
+  if (!ExpandBraces(pattern, &choices)) return TooManyError(pattern);
+  for (std::string& choice : choices) {
+    if (choice.find_first_of(kGlobCharacters) == choice.npos) {
+      out->push_back(std::move(choice));
+    } else {
+      PENSTOCK_RETURN_IF_ERROR(ExpandGlob(choice, out));
+    }
+    if (out->size() > kFilesMax) return TooManyError(pattern);
+  }
+  return OkStatus();
+}
+
+// ---- lists
+
+StatusOr<std::vector<std::string>> ReadList(const std::string& list) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
+                            ReadTextFile("list of files", list, kListBytesMax));
+  const std::filesystem::path folder =
+      std::filesystem::path(list).parent_path();
+  std::vector<std::string> files;
+  uint64_t number = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string line = text.substr(at, end - at);
+    at = end + 1;
+    ++number;
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.empty()) continue;
+    if (line.find('\0') != line.npos) {
+      return InvalidArgumentError(
+          "{}, line {}: a NUL byte; wanted a list with one path a line", list,
+          number);
+    }
+    if (files.size() == kFilesMax) return TooManyError(list);
+    files.push_back((folder / line).lexically_normal().string());
+  }
+  if (files.empty()) {
+    return InvalidArgumentError("{}: wanted one path a line, found none", list);
+  }
+  return files;
+}
+
+}  // namespace
+
+StatusOr<std::vector<std::string>> FilePatterns::Expand() const {
+  if (!list.empty()) return ReadList(list);
+  std::vector<std::string> files;
+  for (const std::string& pattern : patterns) {
+    PENSTOCK_RETURN_IF_ERROR(ExpandPattern(pattern, &files));
+    if (files.size() > kFilesMax) return TooManyError(pattern);
+  }
+  return files;
+}
+
+ValueType<FilePatterns> Files() {
+  const ValueType<std::vector<std::string>> names =
+      OneOrList(Path(), "a path", kPatternsMax);
+  return {Format("a path or pattern, a list of 1 to {}, or {{list: a file with "
+                 "one path a line}}",
+                 kPatternsMax),
+          [names](const YamlValue& value, std::string_view wanted,
+                  FilePatterns* out) {
+            if (!value.IsMapping()) {
+              return names.read(value, wanted, &out->patterns);
+            }
+            PENSTOCK_RETURN_IF_ERROR(value.CheckMapping({"list"}, wanted));
+            return value.Required("list").Path(&out->list);
+          },
+          [names](const FilePatterns& value, nlohmann::ordered_json* out) {
+            if (value.list.empty()) return names.write(value.patterns, out);
+            (*out)["list"] = value.list;
+          }};
+}
+
+}  // namespace penstock

@@ -1,0 +1,180 @@
+#include "broker/index/index.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "broker/index/in_parallel.h"
+#include "broker/index/index_cache.h"
+#include "broker/io/file_error.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kBlockBytesMin = size_t{4} << 10;
+constexpr size_t kBlockBytesMax = size_t{1} << 20;
+constexpr size_t kPlacesFirst = 64;  // of which there may be files without end
+constexpr uint64_t kPlaceBytes = sizeof(uint64_t) + sizeof(uint32_t);
+
+// From its cache, else scanned.
+Status FindRecords(const DataFile& file, const RecordScanner& scanner,
+                   PromisedMemory* memory, OpenProgress* progress,
+                   FileRecords* records) {
+  if (progress->cancel.load(std::memory_order_relaxed)) {
+    return CancelledError("{}: opening was cancelled", file.path());
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const bool cached,
+                            ReadIndexCache(file, scanner, memory, records));
+  if (cached) {
+    progress->done.fetch_add(file.bytes(),
+                             std::memory_order_relaxed);  // only displayed
+    return OkStatus();
+  }
+  const int64_t begin_ns = RealTimeNs();
+  ScannedFile scanned(file, progress);
+  RecordSink sink(records, memory);
+  PENSTOCK_RETURN_IF_ERROR(scanner.scan(&scanned, &sink));
+  records->offsets.shrink_to_fit();
+  records->bytes.shrink_to_fit();
+  // Without a cache the next opening only scans again.
+  (void)WriteIndexCache(file, scanner, *records, begin_ns);
+  return OkStatus();
+}
+
+}  // namespace
+
+Status PromisedMemory::Grow(uint64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bytes_ += bytes;
+  return progress_.reserve(bytes_);
+}
+
+Fingerprint::Digest FileRecords::Digest() const {
+  Fingerprint places("places");
+  places.Add(std::as_bytes(std::span(offsets)));
+  places.Add(std::as_bytes(std::span(bytes)));
+  places.Add(left_out);
+  return places.digest();
+}
+
+Status RecordSink::Grow() {
+  const size_t before = records_->offsets.capacity();
+  const size_t more = std::max(2 * before, kPlacesFirst);
+  PENSTOCK_RETURN_IF_ERROR(memory_->Grow((more - before) * kPlaceBytes));
+  records_->offsets.reserve(more);
+  records_->bytes.reserve(more);
+  return OkStatus();
+}
+
+ScannedFile::~ScannedFile() {
+  progress_->done.fetch_add(file_.bytes() - reported_,
+                            std::memory_order_relaxed);  // only displayed
+}
+
+StatusOr<std::span<const std::byte>> ScannedFile::At(uint64_t offset,
+                                                     size_t bytes) {
+  if (offset >= begin_ && offset - begin_ <= size_ &&
+      bytes <= size_ - (offset - begin_)) {
+    return std::span<const std::byte>(buffer_).subspan(offset - begin_, bytes);
+  }
+  if (progress_->cancel.load(std::memory_order_relaxed)) {
+    return CancelledError("{}: opening was cancelled", path());
+  }
+  const bool near = offset >= begin_ && offset - begin_ <= size_ + block_;
+  block_ = near ? std::clamp(2 * block_, kBlockBytesMin, kBlockBytesMax)
+                : kBlockBytesMin;
+  const size_t want =
+      std::min<uint64_t>(std::max(bytes, block_), file_.bytes() - offset);
+  if (buffer_.size() < want) buffer_.resize(want);
+  begin_ = offset;
+  size_ = 0;
+  while (size_ < bytes) {
+    const ssize_t got = pread(file_.fd(), buffer_.data() + size_, want - size_,
+                              static_cast<off_t>(begin_ + size_));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ReadError(errno, path(), begin_ + size_);
+    if (got == 0) {
+      return DataLossError(
+          "{} became shorter while its records were counted: it had {} bytes, "
+          "and has {}",
+          path(), file_.bytes(), begin_ + size_);
+    }
+    size_ += static_cast<size_t>(got);
+  }
+  const uint64_t done = std::max(reported_, offset);
+  progress_->done.fetch_add(done - reported_,
+                            std::memory_order_relaxed);  // only displayed
+  reported_ = done;
+  return std::span<const std::byte>(buffer_).first(bytes);
+}
+
+StatusOr<Index> Index::Open(const FilePatterns& patterns,
+                            const RecordScanner& scanner,
+                            OpenProgress* progress) {
+  PENSTOCK_ASSIGN_OR_RETURN(DataFiles files,
+                            DataFiles::Open(patterns, *progress));
+  return Open(std::move(files), scanner, progress);
+}
+
+StatusOr<Index> Index::Open(DataFiles files, const RecordScanner& scanner,
+                            OpenProgress* progress) {
+  progress->total.store(files.total_bytes(),
+                        std::memory_order_relaxed);  // only displayed
+  Index index(std::move(files), scanner);
+  index.of_file_.resize(index.files_.size());
+  PromisedMemory memory(*progress);
+  PENSTOCK_RETURN_IF_ERROR(
+      InParallel(index.files_.size(), [&](size_t i) -> Status {
+        return FindRecords(index.files_[i], scanner, &memory, progress,
+                           &index.of_file_[i]);
+      }));
+  uint64_t records = 0;
+  index.ends_.reserve(index.files_.size());
+  for (const FileRecords& each : index.of_file_) {
+    index.ends_.push_back(records += each.offsets.size() / scanner.places);
+  }
+  if (records == 0) {
+    return InvalidArgumentError("{}: no record in {}{}", scanner.kind,
+                                index.files_[0].path(),
+                                index.files_.size() == 1 ? "" : " and others");
+  }
+  return index;
+}
+
+uint64_t Index::left_out() const {
+  uint64_t count = 0;
+  for (const FileRecords& each : of_file_) count += each.left_out;
+  return count;
+}
+
+uint64_t Index::memory_bytes() const {
+  uint64_t bytes = ends_.capacity() * sizeof(uint64_t);
+  for (const FileRecords& each : of_file_) {
+    bytes += each.offsets.capacity() * sizeof(uint64_t) +
+             each.bytes.capacity() * sizeof(uint32_t);
+  }
+  return bytes;
+}
+
+std::string Index::fingerprint() const {
+  Fingerprint fingerprint(kind_);
+  fingerprint.Add(options_);
+  fingerprint.Add(files_);
+  for (const FileRecords& each : of_file_) {
+    for (const uint64_t word : each.Digest()) fingerprint.Add(word);
+  }
+  return fingerprint.Hex();
+}
+
+Index::Record Index::At(uint64_t record) const {
+  const size_t file = static_cast<size_t>(
+      std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
+  const uint64_t number = record - (file == 0 ? 0 : ends_[file - 1]);
+  const FileRecords& records = of_file_[file];
+  return {&files_[file], number,
+          std::span(records.offsets).subspan(number * places_, places_),
+          std::span(records.bytes).subspan(number * places_, places_)};
+}
+
+}  // namespace penstock

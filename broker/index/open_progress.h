@@ -1,0 +1,25 @@
+// Progress and cancellation of a long opening: written by the thread that opens
+// a source (and the threads it starts), read by any.
+#ifndef BROKER_INDEX_OPEN_PROGRESS_H_
+#define BROKER_INDEX_OPEN_PROGRESS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include "common/status.h"
+
+namespace penstock {
+
+struct OpenProgress {
+  std::atomic<uint64_t> done{0};   // files, records or bytes so far
+  std::atomic<uint64_t> total{0};  // 0: not known
+  std::atomic<bool> cancel{false};
+  // Called before a source keeps much in memory; an error ends the opening.
+  std::function<Status(uint64_t bytes)> reserve = [](uint64_t) {
+    return OkStatus();
+  };
+};
+
+}  // namespace penstock
+#endif  // BROKER_INDEX_OPEN_PROGRESS_H_

@@ -1,0 +1,231 @@
+#include "broker/source/record_feature.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "broker/io/read.h"
+
+namespace penstock {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Status ReadDefault(const YamlValue& value, RecordFeature* feature) {
+  int64_t whole = 0;
+  double number = 0;
+  std::byte bytes[sizeof(uint64_t)];
+  if (value.IsNumber(&whole) &&
+      StoreNumber(whole, feature->feature.dtype, bytes)) {
+    feature->otherwise = whole;
+    return OkStatus();
+  }
+  if (value.IsNumber(&number) &&
+      StoreNumber(number, feature->feature.dtype, bytes)) {
+    feature->otherwise = number;
+    return OkStatus();
+  }
+  return value.Wanted(
+      Format("a number that fits {}", DTypeName(feature->feature.dtype)));
+}
+
+Status ReadFeature(const YamlValue& value, const std::string& key_word,
+                   bool with_default, RecordFeature* feature) {
+  static const ValueType<DType> dtype = AnyDType();
+  static const ValueType<std::vector<int64_t>> shape = Shape();
+  static const ValueType<uint64_t> max_bytes =
+      WholeNumber<uint64_t>(1, kRecordBytesMax);
+  std::vector<std::string_view> known = {key_word, "encoded", "dtype", "shape",
+                                         "max_bytes"};
+  if (with_default) known.push_back("default");
+  PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(
+      known, "a mapping with encoded: true, or dtype and shape, or max_bytes"));
+  const YamlValue key = value.Optional(key_word);
+  if (key.present()) PENSTOCK_RETURN_IF_ERROR(key.String(&feature->key));
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string_view given,
+                            value.OneOf({"encoded", "dtype", "max_bytes"}));
+  const YamlValue shape_value = value.Optional("shape");
+  const YamlValue default_value = value.Optional("default");
+  if (given == "dtype") {
+    feature->kind = RecordFeature::Kind::kValues;
+    PENSTOCK_RETURN_IF_ERROR(
+        dtype.Read(value.Required("dtype"), &feature->feature.dtype));
+    PENSTOCK_RETURN_IF_ERROR(
+        shape.Read(value.Required("shape"), &feature->feature.shape));
+    uint64_t values = 1;
+    for (const int64_t side : feature->feature.shape) {
+      // Divide: the product of hostile dimensions overflows.
+      if (values > kRecordBytesMax / static_cast<uint64_t>(side)) {
+        return shape_value.Error(
+            Format("more than {} values", kRecordBytesMax));
+      }
+      values *= static_cast<uint64_t>(side);
+    }
+    return default_value.present() ? ReadDefault(default_value, feature)
+                                   : OkStatus();
+  }
+  for (const YamlValue& other : {shape_value, default_value}) {
+    if (other.present()) return other.Error("is only for a dtype");
+  }
+  feature->feature.dtype = DType::kUint8;
+  if (given == "encoded") {
+    feature->kind = RecordFeature::Kind::kEncoded;
+    const YamlValue encoded = value.Required("encoded");
+    return encoded.IsBool() && encoded.IsWord("true")
+               ? OkStatus()
+               : encoded.Wanted("true, or another key");
+  }
+  feature->kind = RecordFeature::Kind::kText;
+  uint64_t room = 0;
+  PENSTOCK_RETURN_IF_ERROR(max_bytes.Read(value.Required("max_bytes"), &room));
+  feature->feature.shape = {static_cast<int64_t>(room)};
+  return OkStatus();
+}
+
+Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
+  Json json = Json::object();
+  if (!feature.key.empty()) json[key_word] = feature.key;
+  switch (feature.kind) {
+    case RecordFeature::Kind::kEncoded:
+      json["encoded"] = true;
+      break;
+    case RecordFeature::Kind::kText:
+      json["max_bytes"] = feature.feature.shape[0];
+      break;
+    case RecordFeature::Kind::kValues:
+      json["dtype"] = DTypeName(feature.feature.dtype);
+      json["shape"] = feature.feature.shape;
+      if (feature.otherwise) {
+        std::visit([&json](auto number) { json["default"] = number; },
+                   *feature.otherwise);
+      }
+      break;
+  }
+  return json;
+}
+
+template <typename T>
+bool StoreAs(T value, std::byte* out) {
+  std::memcpy(out, &value, sizeof(value));
+  return true;
+}
+
+template <typename T>
+bool StoreWhole(int64_t number, std::byte* out) {
+  if (number < static_cast<int64_t>(std::numeric_limits<T>::min()) ||
+      number > static_cast<int64_t>(std::numeric_limits<T>::max())) {
+    return false;
+  }
+  return StoreAs(static_cast<T>(number), out);
+}
+
+}  // namespace
+
+ValueType<RecordFeatures> RecordFeaturesType(std::string key_word,
+                                             bool with_default) {
+  return {Features().wanted,
+          [key_word, with_default](const YamlValue& value, std::string_view,
+                                   RecordFeatures* out) {
+            PENSTOCK_RETURN_IF_ERROR(CheckFeatureNames(value));
+            for (size_t i = 0; i < value.size(); ++i) {
+              RecordFeature& feature = out->emplace_back();
+              feature.feature.name = value.Key(i);
+              PENSTOCK_RETURN_IF_ERROR(
+                  ReadFeature(value.Required(feature.feature.name), key_word,
+                              with_default, &feature));
+            }
+            for (const RecordFeature& each : *out) {
+              if (each.kind == RecordFeature::Kind::kText &&
+                  std::any_of(out->begin(), out->end(),
+                              [&each](const RecordFeature& other) {
+                                return other.feature.name ==
+                                       each.feature.name + "_bytes";
+                              })) {
+                return value.Error(Format(
+                    "'{0}_bytes' is the length of the text '{0}': call that "
+                    "feature otherwise",
+                    each.feature.name));
+              }
+            }
+            return OkStatus();
+          },
+          [key_word](const RecordFeatures& features, Json* out) {
+            if (features.empty()) return;
+            *out = Json::object();
+            for (const RecordFeature& each : features) {
+              (*out)[each.feature.name] = FeatureToJson(each, key_word);
+            }
+          }};
+}
+
+RawSpec RawSpecOf(const RecordFeatures& features) {
+  RawSpec spec;
+  for (const RecordFeature& each : features) {
+    spec.push_back({each.feature, each.kind == RecordFeature::Kind::kEncoded});
+    if (each.kind == RecordFeature::Kind::kText) {
+      spec.push_back(
+          {{each.feature.name + "_bytes", DType::kInt64, {}}, false});
+    }
+  }
+  return spec;
+}
+
+std::vector<std::byte> DefaultBytes(const RecordFeature& feature) {
+  const size_t each = DTypeBytes(feature.feature.dtype);
+  std::vector<std::byte> bytes(feature.feature.RowBytes());
+  for (size_t at = 0; at < bytes.size(); at += each) {
+    std::visit(
+        [&](auto number) {
+          StoreNumber(number, feature.feature.dtype, &bytes[at]);
+        },
+        *feature.otherwise);
+  }
+  return bytes;
+}
+
+bool StoreNumber(int64_t number, DType dtype, std::byte* out) {
+  switch (dtype) {
+    case DType::kUint8:
+      return StoreWhole<uint8_t>(number, out);
+    case DType::kInt8:
+      return StoreWhole<int8_t>(number, out);
+    case DType::kInt16:
+      return StoreWhole<int16_t>(number, out);
+    case DType::kInt32:
+      return StoreWhole<int32_t>(number, out);
+    case DType::kInt64:
+      return StoreAs(number, out);
+    case DType::kBool:
+      return (number == 0 || number == 1) &&
+             StoreAs(static_cast<uint8_t>(number), out);
+    default:
+      return false;
+  }
+}
+
+bool StoreNumber(double number, DType dtype, std::byte* out) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return StoreAs(static_cast<float>(number), out);
+    case DType::kFloat64:
+      return StoreAs(number, out);
+    default:
+      return false;
+  }
+}
+
+uint64_t TextBytes(const RecordFeature& feature) {
+  return static_cast<uint64_t>(feature.feature.shape[0]) + sizeof(int64_t);
+}
+
+void StoreText(std::span<const std::byte> text, std::span<std::byte> out) {
+  const auto bytes = static_cast<int64_t>(text.size());
+  if (!text.empty()) std::memcpy(out.data(), text.data(), text.size());
+  const size_t room = out.size() - sizeof(bytes);
+  std::memset(out.data() + text.size(), 0, room - text.size());
+  std::memcpy(out.data() + room, &bytes, sizeof(bytes));
+}
+
+}  // namespace penstock

@@ -1,0 +1,203 @@
+#include "broker/source/tfrecord.h"
+
+#include <cstring>
+
+#include "broker/declare/declaration.h"
+#include "broker/index/index.h"
+#include "broker/io/read.h"
+#include "broker/source/crc32c.h"
+#include "broker/source/example_features.h"
+
+namespace penstock {
+namespace {
+
+constexpr uint64_t kHeaderBytes = 12;  // length and its checksum
+constexpr uint64_t kFooterBytes = 4;   // the data's checksum
+constexpr uint64_t kDataBytesMax = kRecordBytesMax - kFooterBytes;
+
+uint32_t MaskedCrc(std::span<const std::byte> bytes) {
+  const uint32_t crc = Crc32c(bytes);
+  return ((crc >> 15) | (crc << 17)) + 0xa282ead8;
+}
+
+template <typename T>
+T NumberAt(std::span<const std::byte> bytes, size_t at) {
+  T number;
+  std::memcpy(&number, bytes.data() + at, sizeof(number));
+  return number;
+}
+
+Status NotARecordError(const std::string& path, uint64_t number,
+                       uint64_t offset, std::span<const std::byte> header) {
+  const auto byte = [&header](size_t i) {
+    return std::to_integer<unsigned>(header[i]);
+  };
+  // gzip, and zlib with any level (RFC 1952, RFC 1950).
+  if (offset == 0 &&
+      ((byte(0) == 0x1f && byte(1) == 0x8b) ||
+       (byte(0) == 0x78 && (byte(0) * 256 + byte(1)) % 31 == 0))) {
+    return InvalidArgumentError(
+        "{} is compressed as a whole, so no record of it can be read by "
+        "itself; "
+        "write it without compression (pictures are compressed already), or "
+        "unpack it",
+        path);
+  }
+  return DataLossError(
+      "{}, record {} at offset {}: the checksum of its length is wrong; {}",
+      path, number, offset,
+      offset == 0 ? "it is no TFRecord file, or damaged"
+                  : "the file is damaged from there on");
+}
+
+Status FindTfrecords(ScannedFile* file, RecordSink* records) {
+  uint64_t number = 0;
+  for (uint64_t at = 0; at < file->bytes(); ++number) {
+    const uint64_t left = file->bytes() - at;
+    const auto truncated = [&](uint64_t bytes) {
+      return DataLossError(
+          "{}, record {} at offset {}: the file ends within it, {} bytes where "
+          "{} are wanted; write the file again, or cut it there (truncate -s "
+          "{})",
+          file->path(), number, at, left, bytes, at);
+    };
+    if (left < kHeaderBytes) return truncated(kHeaderBytes);
+    PENSTOCK_ASSIGN_OR_RETURN(const std::span<const std::byte> header,
+                              file->At(at, kHeaderBytes));
+    if (MaskedCrc(header.first(8)) != NumberAt<uint32_t>(header, 8)) {
+      return NotARecordError(file->path(), number, at, header);
+    }
+    const auto bytes = NumberAt<uint64_t>(header, 0);
+    constexpr uint64_t kAround = kHeaderBytes + kFooterBytes;
+    if (left < kAround || bytes > left - kAround) {
+      return truncated(bytes < UINT64_MAX - kAround ? bytes + kAround
+                                                    : UINT64_MAX);
+    }
+    PENSTOCK_RETURN_IF_ERROR(records->Add(at + kHeaderBytes, bytes));
+    at += bytes + kAround;
+  }
+  return OkStatus();
+}
+
+// ---- the source
+
+class Tfrecord final : public Source {
+ public:
+  Tfrecord(const RecordFeatures& features, Index index)
+      : features_(features),
+        raw_spec_(RawSpecOf(features)),
+        index_(std::move(index)) {}
+
+  uint64_t record_count() const override { return index_.records(); }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
+  uint64_t memory_bytes() const override { return index_.memory_bytes(); }
+  bool Changed() const override { return index_.Changed(); }
+  std::string io() const override { return IoText(index_.files()[0].align()); }
+  std::string fingerprint() const override { return index_.fingerprint(); }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    const Index::Record place = index_.At(record);
+    const uint64_t bytes = place.bytes[0];
+    place.file->Locate(place.offsets[0],
+                       bytes > kDataBytesMax ? 0 : bytes + kFooterBytes,
+                       request);
+  }
+
+  StatusOr<std::span<const std::byte>> Data(uint64_t record,
+                                            const ReadBytes& read) const {
+    const uint64_t bytes = index_.At(record).bytes[0];
+    if (bytes > kDataBytesMax) {
+      return DataLossError("{} bytes; a record has at most {}", bytes,
+                           kDataBytesMax);
+    }
+    if (read.bytes.size() != bytes + kFooterBytes) {
+      return InternalError("{} bytes were read", read.bytes.size());
+    }
+    const std::span<const std::byte> data = read.bytes.first(bytes);
+    if (MaskedCrc(data) != NumberAt<uint32_t>(read.bytes, bytes)) {
+      return DataLossError("the checksum of its data is wrong");
+    }
+    return data;
+  }
+
+  Status Unpack(uint64_t record, const ReadBytes& read,
+                std::vector<std::byte>* scratch,
+                RawRecord* raw) const override {
+    const auto data = Data(record, read);
+    const Status status =
+        data.ok() ? features_.Unpack(*data, scratch, raw) : data.status();
+    return status.ok() ? status : status.Prepend(Describe(record));
+  }
+
+  std::string Describe(uint64_t record) const override {
+    const Index::Record place = index_.At(record);
+    return Format("{}, record {} at offset {}", place.file->path(),
+                  place.number, place.offsets[0] - kHeaderBytes);
+  }
+
+ private:
+  const ExampleFeatures features_;
+  const RawSpec raw_spec_;
+  const Index index_;
+};
+
+// What the first record has, for a spec without features.
+Status AskFeaturesError(const Tfrecord& source) {
+  ReadRequest request;
+  source.Locate(0, &request);
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<StorageReader> reader,
+                            MakeStorageReader(ReadBackend::kPread, 1));
+  reader->Start(0, request, {}, kNotPinned);
+  StorageReader::Done done;
+  if (!reader->Next(kWaitForever, &done)) return InternalError("lost a read");
+  PENSTOCK_RETURN_IF_ERROR(done.status);
+  const auto data = source.Data(0, done.read());
+  if (!data.ok()) return data.status().Prepend(source.Describe(0));
+  const auto proposal = ProposedFeatures(*data);
+  if (!proposal.ok()) return proposal.status().Prepend(source.Describe(0));
+  return InvalidArgumentError(
+      "tfrecord: say which features a row has; by the first record: features: "
+      "{{{}}}",
+      *proposal);
+}
+
+}  // namespace
+
+const Declaration<TfrecordSource>& TfrecordSource::Declared() {
+  static const auto declared =
+      Declaration<TfrecordSource>(
+          "tfrecord", "Records of TFRecord files, each a tf.train.Example.")
+          .Gives(
+              "as given; a text NAME is uint8 [max_bytes], filled with zeros, "
+              "with NAME_bytes int64")
+          .Example(
+              "{files: \"/data/train-*\", features: {image: {key: "
+              "image/encoded, encoded: true}, label: {key: "
+              "image/class/label, dtype: int64, shape: []}}}")
+          .Required("files", &TfrecordSource::files, Files(),
+                    std::string(kFilesText) + "; not compressed as a whole")
+          .Optional(
+              "features", &TfrecordSource::features,
+              RecordFeaturesType("key", true),
+              "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
+              "numbers or raw bytes, {NAME: {max_bytes}} of text; with `key`, "
+              "its name in the record (NAME), and for numbers `default`, the "
+              "values where a record lacks it (an error of the sample). Left "
+              "out, an error proposes those of the first record")
+          .Optional("io", &TfrecordSource::io, IoType(), kIoText);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> TfrecordSource::Open(
+    OpenProgress* progress) const {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Index index,
+      Index::Open(files, {.kind = "tfrecord", .scan = FindTfrecords},
+                  progress));
+  PENSTOCK_RETURN_IF_ERROR(index.ChooseIo(io));
+  auto source = std::make_unique<Tfrecord>(features, std::move(index));
+  if (features.empty()) return AskFeaturesError(*source);
+  return std::unique_ptr<Source>(std::move(source));
+}
+
+}  // namespace penstock

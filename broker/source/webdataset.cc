@@ -1,0 +1,453 @@
+// What is a sample, and which member has which name, is as in webdataset
+// (github.com/webdataset/webdataset, tariterators), but for one thing: the
+// members of a sample need not be neighbours within their file.
+#include "broker/source/webdataset.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <unordered_map>
+
+#include "broker/declare/declaration.h"
+#include "broker/index/index.h"
+#include "broker/io/read.h"
+#include "broker/source/npy_header.h"
+#include "broker/source/tar_scan.h"
+#include "common/printable.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kFeaturesMax = 64;  // CheckFeatureNames
+// Members this near each other are read at once: about what storage reads in
+// the time of another request.
+constexpr uint64_t kGapBytesMax = 64 << 10;
+
+// "jpg;jpeg;png": the first that a sample has counts.
+std::vector<std::string> Alternatives(const std::string& member) {
+  std::vector<std::string> all;
+  for (size_t at = 0; at <= member.size();) {
+    const size_t end = std::min(member.find(';', at), member.size());
+    all.push_back(member.substr(at, end - at));
+    at = end + 1;
+  }
+  return all;
+}
+
+struct MemberName {
+  std::string_view sample;
+  std::string extension;  // in small letters
+};
+
+// Split at the first dot of the last component. False: it belongs to no sample.
+bool SplitName(std::string_view name, MemberName* out) {
+  const size_t base = name.rfind('/') + 1;  // 0 without a slash
+  const size_t dot = name.find('.', base);
+  if (dot == name.npos || dot == base) return false;
+  // Shards may describe themselves so.
+  if (base == 0 && name.starts_with("__") && name.ends_with("__")) return false;
+  out->sample = name.substr(0, dot);
+  out->extension = name.substr(dot + 1);
+  for (char& c : out->extension) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return true;
+}
+
+struct FoundMember {
+  uint64_t offset = FileRecords::kAbsent;
+  uint64_t bytes = 0;
+  size_t alternative = 0;
+};
+
+class SampleScan {
+ public:
+  SampleScan(const WebdatasetSource& spec, ScannedFile* file,
+             RecordSink* records)
+      : spec_(spec), file_(file), records_(records) {
+    for (const RecordFeature& each : spec.features) {
+      alternatives_.push_back(Alternatives(each.key_or_name()));
+    }
+  }
+
+  Status Run() {
+    PENSTOCK_RETURN_IF_ERROR(ForEachTarMember(
+        file_, [this](const TarMember& member) { return Take(member); }));
+    const size_t features = alternatives_.size();
+    for (size_t sample = 0; sample < numbers_.size(); ++sample) {
+      const auto members =
+          std::span(found_).subspan(sample * features, features);
+      if (spec_.on_missing == WebdatasetSource::OnMissing::kSkip &&
+          !IsComplete(members)) {
+        records_->LeaveOut();
+        continue;
+      }
+      for (const FoundMember& each : members) {
+        PENSTOCK_RETURN_IF_ERROR(records_->Add(each.offset, each.bytes));
+      }
+    }
+    return OkStatus();
+  }
+
+ private:
+  bool IsComplete(std::span<const FoundMember> members) const {
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i].offset == FileRecords::kAbsent &&
+          !spec_.features[i].otherwise) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  Status Take(const TarMember& member) {
+    MemberName name;
+    if (!SplitName(member.name, &name)) return OkStatus();
+    const size_t features = alternatives_.size();
+    // Most members follow one of their sample.
+    if (name.sample != last_sample_ || numbers_.empty()) {
+      last_sample_ = name.sample;
+      const auto [place, is_new] =
+          numbers_.try_emplace(last_sample_, numbers_.size());
+      if (is_new) {
+        constexpr uint64_t kMapBytes = 96;  // of an entry, about
+        PENSTOCK_RETURN_IF_ERROR(records_->Promise(
+            kMapBytes + name.sample.size() + features * sizeof(FoundMember)));
+        found_.resize(numbers_.size() * features);
+      }
+      last_ = place->second;
+    }
+    for (size_t i = 0; i < features; ++i) {
+      const std::vector<std::string>& wanted = alternatives_[i];
+      const auto alternative = static_cast<size_t>(
+          std::find(wanted.begin(), wanted.end(), name.extension) -
+          wanted.begin());
+      if (alternative == wanted.size()) continue;
+      FoundMember& found = found_[last_ * features + i];
+      if (found.offset != FileRecords::kAbsent) {
+        if (alternative == found.alternative) {
+          return DataLossError(
+              "{}, offset {}: member '{}' comes twice; names of samples must "
+              "differ within a file",
+              file_->path(), member.header,
+              Printable(std::string(member.name)));
+        }
+        if (alternative > found.alternative) continue;
+      }
+      found = {member.offset, member.bytes, alternative};
+    }
+    return OkStatus();
+  }
+
+  const WebdatasetSource& spec_;
+  ScannedFile* const file_;
+  RecordSink* const records_;
+  std::vector<std::vector<std::string>> alternatives_;  // by feature
+  std::unordered_map<std::string, size_t> numbers_;     // of the samples
+  std::vector<FoundMember> found_;  // of each sample's features
+  std::string last_sample_;
+  size_t last_ = 0;
+};
+
+// What an index depends on besides the files.
+std::string OptionsOf(const WebdatasetSource& spec) {
+  const bool skips = spec.on_missing == WebdatasetSource::OnMissing::kSkip;
+  std::string options = skips ? "skip" : "error";
+  for (const RecordFeature& each : spec.features) {
+    options += Format("\n{}{}", each.key_or_name(),
+                      skips && each.otherwise ? " or default" : "");
+  }
+  return options;
+}
+
+// A number in text, as of .cls: by webdataset's own list of such members.
+bool IsNumberMember(const RecordFeature& feature) {
+  constexpr std::array<std::string_view, 7> kNames = {
+      "cls", "cls2", "class", "count", "index", "inx", "id"};
+  const std::vector<std::string> all = Alternatives(feature.key_or_name());
+  return std::any_of(all.begin(), all.end(), [&](const std::string& each) {
+    return std::find(kNames.begin(), kNames.end(), each) != kNames.end();
+  });
+}
+
+class Webdataset final : public Source {
+ public:
+  Webdataset(const WebdatasetSource& spec, Index index)
+      : features_(spec.features),
+        raw_spec_(RawSpecOf(spec.features)),
+        index_(std::move(index)) {
+    for (const RecordFeature& each : features_) {
+      defaults_.push_back(each.otherwise ? DefaultBytes(each)
+                                         : std::vector<std::byte>());
+      numbers_.push_back(IsNumberMember(each));
+      room_ += RoomOf(each);
+    }
+  }
+
+  uint64_t record_count() const override { return index_.records(); }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
+  uint64_t memory_bytes() const override { return index_.memory_bytes(); }
+  bool Changed() const override { return index_.Changed(); }
+  std::string io() const override { return IoText(index_.files()[0].align()); }
+  std::string fingerprint() const override { return index_.fingerprint(); }
+  std::string left_out() const override {
+    const uint64_t count = index_.left_out();
+    return count == 0 ? ""
+                      : Format("{} sample{} that lack a member", count,
+                               count == 1 ? "" : "s");
+  }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    const Index::Record sample = index_.At(record);
+    const std::optional<Span> span = SpanOf(sample);
+    if (span) {
+      sample.file->Locate(span->begin, span->end - span->begin, request);
+      return;
+    }
+    bool first = true;
+    for (size_t i = 0; i < sample.offsets.size(); ++i) {
+      if (sample.offsets[i] == FileRecords::kAbsent) continue;
+      ReadPart* const part = first ? request : &request->more.emplace_back();
+      sample.file->Locate(sample.offsets[i], sample.bytes[i], part);
+      first = false;
+    }
+  }
+
+  Status Unpack(uint64_t record, const ReadBytes& read,
+                std::vector<std::byte>* scratch,
+                RawRecord* raw) const override {
+    const Index::Record sample = index_.At(record);
+    for (size_t i = 0; i < features_.size(); ++i) {
+      if (sample.bytes[i] <= kRecordBytesMax) continue;
+      return DataLossError("{}: member {}: {} bytes; a record has at most {}",
+                           Describe(record), features_[i].key_or_name(),
+                           sample.bytes[i], kRecordBytesMax);
+    }
+    const std::optional<Span> span = SpanOf(sample);
+    if (scratch->size() < room_) scratch->resize(room_);
+    raw->clear();
+    std::span<std::byte> room = *scratch;
+    size_t part = 0;
+    for (size_t i = 0; i < features_.size(); ++i) {
+      const std::span<std::byte> mine = room.first(RoomOf(features_[i]));
+      room = room.subspan(mine.size());
+      const bool absent = sample.offsets[i] == FileRecords::kAbsent;
+      const Status status =
+          absent
+              ? TakeDefault(i, raw)
+              : Take(i,
+                     span ? read.bytes.subspan(sample.offsets[i] - span->begin,
+                                               sample.bytes[i])
+                          : read.Part(part++),
+                     mine, raw);
+      if (!status.ok()) {
+        return status.Prepend(Format("{}: member {}", Describe(record),
+                                     features_[i].key_or_name()));
+      }
+    }
+    return OkStatus();
+  }
+
+  std::string Describe(uint64_t record) const override {
+    const Index::Record sample = index_.At(record);
+    const uint64_t first =
+        *std::min_element(sample.offsets.begin(), sample.offsets.end());
+    return Format(
+        "{}, sample {}{}", sample.file->path(), sample.number,
+        first == FileRecords::kAbsent ? "" : Format(" at offset {}", first));
+  }
+
+ private:
+  struct Span {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+  };
+
+  static uint64_t RoomOf(const RecordFeature& feature) {
+    switch (feature.kind) {
+      case RecordFeature::Kind::kText:
+        return TextBytes(feature);
+      case RecordFeature::Kind::kValues:
+        return sizeof(int64_t);  // of a number in text
+      case RecordFeature::Kind::kEncoded:
+        break;
+    }
+    return 0;
+  }
+
+  // What is read at once; nullopt: each member by itself.
+  static std::optional<Span> SpanOf(const Index::Record& sample) {
+    std::array<Span, kFeaturesMax> members;
+    size_t count = 0;
+    for (size_t i = 0; i < sample.offsets.size(); ++i) {
+      if (sample.offsets[i] == FileRecords::kAbsent) continue;
+      // Not to be read: Unpack says so.
+      if (sample.bytes[i] > kRecordBytesMax) return Span();
+      members[count++] = {sample.offsets[i],
+                          sample.offsets[i] + sample.bytes[i]};
+    }
+    if (count == 0) return Span();
+    std::sort(members.begin(), members.begin() + count,
+              [](const Span& a, const Span& b) { return a.begin < b.begin; });
+    Span span = members[0];
+    for (size_t i = 1; i < count; ++i) {
+      if (members[i].begin > span.end + kGapBytesMax) return std::nullopt;
+      span.end = std::max(span.end, members[i].end);
+    }
+    if (span.end - span.begin > kRecordBytesMax) return std::nullopt;
+    return span;
+  }
+
+  Status TakeDefault(size_t feature, RawRecord* raw) const {
+    if (defaults_[feature].empty()) {
+      return DataLossError(
+          "the sample does not have it; `on_missing: skip` leaves such samples "
+          "out");
+    }
+    raw->push_back(defaults_[feature]);
+    return OkStatus();
+  }
+
+  Status Take(size_t i, std::span<const std::byte> member,
+              std::span<std::byte> room, RawRecord* raw) const {
+    const RecordFeature& feature = features_[i];
+    switch (feature.kind) {
+      case RecordFeature::Kind::kEncoded:
+        if (member.empty()) return DataLossError("it is empty");
+        raw->push_back(member);
+        return OkStatus();
+      case RecordFeature::Kind::kText: {
+        const uint64_t bytes_max = room.size() - sizeof(int64_t);
+        if (member.size() > bytes_max) {
+          return DataLossError(
+              "wanted a text of at most {} bytes (max_bytes), found {}",
+              bytes_max, member.size());
+        }
+        StoreText(member, room);
+        raw->push_back(room.first(bytes_max));
+        raw->push_back(room.subspan(bytes_max));
+        return OkStatus();
+      }
+      case RecordFeature::Kind::kValues:
+        break;
+    }
+    if (numbers_[i]) return TakeNumber(feature.feature, member, room, raw);
+    if (IsNpy(member)) return TakeNpy(feature.feature, member, raw);
+    if (member.size() != feature.feature.RowBytes()) {
+      return DataLossError("wanted {} bytes of {}, or a .npy file, found {}",
+                           feature.feature.RowBytes(),
+                           feature.feature.ToString(), member.size());
+    }
+    raw->push_back(member);
+    return OkStatus();
+  }
+
+  static Status TakeNumber(const Feature& feature,
+                           std::span<const std::byte> member,
+                           std::span<std::byte> room, RawRecord* raw) {
+    std::string_view text(reinterpret_cast<const char*>(member.data()),
+                          member.size());
+    constexpr std::string_view kSpace = " \t\r\n";
+    text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
+    text = text.substr(0, text.find_last_not_of(kSpace) + 1);
+    int64_t number = 0;
+    const auto [end, error] =
+        std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size() ||
+        !StoreNumber(number, feature.dtype, room.data())) {
+      return DataLossError("wanted a whole number that fits {}, found '{}'",
+                           DTypeName(feature.dtype),
+                           Printable(std::string(text.substr(0, 40))));
+    }
+    raw->push_back(room.first(DTypeBytes(feature.dtype)));
+    return OkStatus();
+  }
+
+  static Status TakeNpy(const Feature& feature,
+                        std::span<const std::byte> member, RawRecord* raw) {
+    const StatusOr<NpyHeader> found = ParseNpyHeader(
+        "as .npy", member.first(std::min(member.size(), kNpyHeaderBytesMax)),
+        member.size());
+    // Whatever is wrong with it, it is wrong with this sample.
+    if (!found.ok()) return DataLossError("{}", found.status().message());
+    const NpyHeader& header = *found;
+    if (header.dtype() != feature.dtype ||
+        !std::equal(header.shape.begin(), header.shape.end(),
+                    feature.shape.begin(), feature.shape.end(),
+                    [](uint64_t a, int64_t b) {
+                      return a == static_cast<uint64_t>(b);
+                    })) {
+      return DataLossError("wanted {}, found {}", feature.ToString(),
+                           header.ToString());
+    }
+    raw->push_back(member.subspan(header.bytes));
+    return OkStatus();
+  }
+
+  const RecordFeatures features_;
+  const RawSpec raw_spec_;
+  const Index index_;
+  std::vector<std::vector<std::byte>> defaults_;  // by feature
+  std::vector<bool> numbers_;                     // by feature: written as text
+  uint64_t room_ = 0;
+};
+
+}  // namespace
+
+const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
+  static const auto declared =
+      Declaration<WebdatasetSource>(
+          "webdataset",
+          "Samples of tar files: members with one base name (0001.jpg, "
+          "0001.cls).")
+          .Gives(
+              "as given; a text NAME is uint8 [max_bytes], filled with zeros, "
+              "with NAME_bytes int64")
+          .Example(
+              "{files: \"/data/train-{000000..000146}.tar\", features: {image: "
+              "{member: jpg;jpeg;png, encoded: true}, label: {member: cls, "
+              "dtype: int64, shape: []}}}")
+          .Required("files", &WebdatasetSource::files, Files(),
+                    std::string(kFilesText) + "; not compressed as a whole")
+          .Required(
+              "features", &WebdatasetSource::features,
+              RecordFeaturesType("member", true),
+              "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
+              "a number in text (cls), an array (npy) or raw bytes, {NAME: "
+              "{max_bytes}} of text; with `member`, its extension or several "
+              "by preference (jpg;png; NAME), and for numbers `default`, the "
+              "values where a sample lacks it")
+          .Optional("on_missing", &WebdatasetSource::on_missing,
+                    Words<OnMissing>({{"error", OnMissing::kError},
+                                      {"skip", OnMissing::kSkip}}),
+                    "a sample without such a member is an error (on_error "
+                    "applies), or is left out of the dataset")
+          .Optional("io", &WebdatasetSource::io, IoType(), kIoText);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> WebdatasetSource::Open(
+    OpenProgress* progress) const {
+  const RecordScanner scanner = {
+      .kind = "webdataset",
+      .options = OptionsOf(*this),
+      .places = static_cast<uint32_t>(features.size()),
+      .scan = [this](ScannedFile* file, RecordSink* records) {
+        return SampleScan(*this, file, records).Run();
+      }};
+  for (const RecordFeature& each : features) {
+    if (each.kind == RecordFeature::Kind::kValues && IsNumberMember(each) &&
+        !each.feature.shape.empty()) {
+      return InvalidArgumentError(
+          "webdataset: feature '{}': member {} holds one number in text: write "
+          "`shape: []`",
+          each.feature.name, each.key_or_name());
+    }
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(Index index, Index::Open(files, scanner, progress));
+  PENSTOCK_RETURN_IF_ERROR(index.ChooseIo(io));
+  return std::unique_ptr<Source>(new Webdataset(*this, std::move(index)));
+}
+
+}  // namespace penstock

@@ -1,0 +1,388 @@
+#include "broker/user_code/python_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "broker/user_code/python_process_program.h"
+
+extern char** environ;
+
+namespace penstock {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kAnswerBytesMax = 64 << 10;
+// How often a waiting worker checks for cancellation.
+constexpr std::chrono::milliseconds kLookInterval{100};
+// Time for a process to end after it was killed or closed its socket.
+constexpr std::chrono::milliseconds kEndTime{1000};
+// A template answers at once unless it is stopped.
+constexpr uint64_t kReapNs = 1'000'000'000;
+// The descriptor numbers that python_process.py expects.
+constexpr int kFirstDescriptor = 3;
+constexpr int kDescriptors = 3;
+// Keeps the output of `ps` short.
+constexpr char kRunProgram[] = "exec(open(5).read())";
+
+// Duplicates fd above the numbers that the process expects.
+StatusOr<Fd> Apart(int fd) {
+  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, kFirstDescriptor + kDescriptors);
+  if (copy < 0) return ErrnoError(errno, "fcntl");
+  return Fd(copy);
+}
+
+// A memfd with python_process.py and the program that follows it, positioned at
+// its start.
+StatusOr<Fd> MemoryOf(std::string_view program) {
+  Fd fd(memfd_create("penstock function runner", MFD_CLOEXEC));
+  if (!fd) return ErrnoError(errno, "memfd_create");
+  const std::string text = Format("{}\n\n{}", kPythonProcessProgram, program);
+  if (pwrite(fd.get(), text.data(), text.size(), 0) !=
+      static_cast<ssize_t>(text.size())) {
+    return ErrnoError(errno, "memory of a program");
+  }
+  return fd;
+}
+
+// There is one process per processor, so each uses one thread unless the
+// environment sets OMP_NUM_THREADS.
+std::vector<std::string> Environment() {
+  std::vector<std::string> all;
+  bool said = false;
+  for (char** each = environ; *each != nullptr; ++each) {
+    all.emplace_back(*each);
+    said |= all.back().starts_with("OMP_NUM_THREADS=");
+  }
+  if (!said) all.emplace_back("OMP_NUM_THREADS=1");
+  return all;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+Status StartError(int error, const std::string& python) {
+  return ErrnoError(
+      error,
+      Format("python: start '{}' (`python` names the interpreter)", python));
+}
+
+}  // namespace
+
+Status GrowingMemory::Reserve(uint64_t bytes) {
+  if (bytes <= bytes_) return OkStatus();
+  if (!fd_) {
+    fd_ =
+        Fd(memfd_create("penstock function", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!fd_) return ErrnoError(errno, "memfd_create");
+    if (fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+      return ErrnoError(errno, "seal the memory of a function");
+    }
+  }
+  // Half as much again, so that records of varying sizes rarely remap it.
+  bytes += bytes / 2;
+  bytes = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  if (ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) {
+    return ErrnoError(errno, "memory of a function");
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(mapping_,
+                            Mapping::Map(fd_.get(), bytes, /*writable=*/true));
+  bytes_ = bytes;
+  return OkStatus();
+}
+
+Status GrowingMemory::Follow(uint64_t bytes) {
+  if (bytes <= bytes_) return OkStatus();
+  PENSTOCK_ASSIGN_OR_RETURN(mapping_,
+                            Mapping::Map(fd_.get(), bytes, /*writable=*/true));
+  bytes_ = bytes;
+  return OkStatus();
+}
+
+Status PythonProcess::CheckInterpreter(const std::string& python) {
+  std::vector<std::string> words = {python, "-c", ""};
+  pid_t pid = -1;
+  if (const int error = posix_spawnp(&pid, python.c_str(), nullptr, nullptr,
+                                     Pointers(words).data(), environ);
+      error != 0) {
+    return StartError(error, python);
+  }
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return OkStatus();
+  return FailedPreconditionError("python: '{} -c \"\"' fails", python);
+}
+
+StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
+    const FunctionOptions& options, std::string_view program,
+    const std::string& argument, const GrowingMemory& memory,
+    const Cancelled& cancelled) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    return ErrnoError(errno, "socketpair");
+  }
+  std::unique_ptr<PythonProcess> process(new PythonProcess());
+  process->link_ = Fd(ends[0]);
+  const Fd link(ends[1]);
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd text, MemoryOf(program));
+
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null",
+                                   O_RDONLY, 0);
+  std::vector<Fd> apart;
+  for (const int fd : {link.get(), memory.fd(), text.get()}) {
+    StatusOr<Fd> copied = Apart(fd);
+    if (!copied.ok()) {
+      posix_spawn_file_actions_destroy(&actions);
+      return copied.status();
+    }
+    Fd copy = *std::move(copied);
+    const auto number = kFirstDescriptor + static_cast<int>(apart.size());
+    posix_spawn_file_actions_adddup2(&actions, copy.get(), number);
+    apart.push_back(std::move(copy));
+  }
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  // Workers block signals; Ctrl-C is for the broker only.
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  std::vector<std::string> words = {options.python, "-c", kRunProgram,
+                                    argument};
+  std::vector<std::string> environment = Environment();
+  const int error = posix_spawnp(&process->pid_, options.python.c_str(),
+                                 &actions, &attributes, Pointers(words).data(),
+                                 Pointers(environment).data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) {
+    process->pid_ = -1;
+    return StartError(error, options.python);
+  }
+  process->pidfd_ =
+      Fd(static_cast<int>(syscall(SYS_pidfd_open, process->pid_, 0)));
+  if (!process->pidfd_) return ErrnoError(errno, "pidfd_open");
+  return Greeted(std::move(process), options, cancelled);
+}
+
+StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Fork(
+    const FunctionOptions& options,
+    const std::shared_ptr<PythonTemplate>& parent, const std::string& argument,
+    const GrowingMemory& memory, const Cancelled& cancelled) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    return ErrnoError(errno, "socketpair");
+  }
+  std::unique_ptr<PythonProcess> process(new PythonProcess());
+  process->link_ = Fd(ends[0]);
+  Fd link(ends[1]);
+  const int fds[] = {link.get(), memory.fd()};
+  PENSTOCK_ASSIGN_OR_RETURN(
+      PythonTemplate::Child child,
+      parent->Fork(argument, fds, options.start_timeout_ns, cancelled));
+  link.Reset();  // so that its end is seen here
+  process->parent_ = parent;
+  process->pid_ = child.pid;
+  process->pidfd_ = std::move(child.pidfd);
+  return Greeted(std::move(process), options, cancelled);
+}
+
+StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Greeted(
+    std::unique_ptr<PythonProcess> process, const FunctionOptions& options,
+    const Cancelled& cancelled) {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Answer answer,
+      process->Receive(options.start_timeout_ns, "for its import", cancelled));
+  if (answer.kind != Answer::Kind::kDone) {
+    return InvalidArgumentError("cannot be imported:\n{}", answer.body);
+  }
+  process->greeting_ = std::move(answer.body);
+  return process;
+}
+
+std::optional<int> PythonProcess::Reap() {
+  const pid_t pid = std::exchange(pid_, -1);
+  if (parent_) return parent_->Reap(pid);
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+// Does not wait for a process that signals cannot reach (a hung network file
+// system).
+PythonProcess::~PythonProcess() {
+  if (pid_ < 0) return;
+  kill(-pid_, SIGKILL);  // it leads its group: also kills its children
+  pollfd ended = {pidfd_.get(), POLLIN, 0};
+  if (!pidfd_ || poll(&ended, 1, static_cast<int>(kEndTime.count())) > 0) {
+    Reap();
+    return;
+  }
+  if (parent_) return;  // whose end ends it
+  std::thread([pid = pid_] {
+    while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }).detach();
+}
+
+Status PythonProcess::Send(std::span<const std::byte> asked,
+                           std::span<const int> fds,
+                           const Cancelled& cancelled) {
+  if (cancelled && cancelled()) return CancelledError("nobody waits for it");
+  ++calls_;
+  iovec pieces[] = {{&calls_, sizeof(calls_)},
+                    {const_cast<std::byte*>(asked.data()), asked.size()}};
+  msghdr message = {};
+  message.msg_iov = pieces;
+  message.msg_iovlen = std::size(pieces);
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(link_.get(), &message, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent < 0 ? Ended() : OkStatus();
+}
+
+StatusOr<PythonProcess::Answer> PythonProcess::Receive(
+    uint64_t timeout_ns, const char* limit, const Cancelled& cancelled) {
+  pollfd ready[] = {{link_.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
+  // Measures time that stops with the broker: while the broker and its
+  // processes are stopped, no call exceeds its limit.
+  std::chrono::nanoseconds spent{0};
+  for (;;) {
+    const Clock::time_point begin = Clock::now();
+    if (poll(ready, 2, static_cast<int>(kLookInterval.count())) > 0) break;
+    if (cancelled && cancelled()) return CancelledError("nobody waits for it");
+    spent += std::min<std::chrono::nanoseconds>(Clock::now() - begin,
+                                                2 * kLookInterval);
+    if (spent >= std::chrono::nanoseconds(timeout_ns)) {
+      return DeadlineExceededError("took longer than {:.1f} s {}",
+                                   static_cast<double>(timeout_ns) * 1e-9,
+                                   limit);
+    }
+  }
+  // An answer sent before its end still counts.
+  answer_.resize(kAnswerBytesMax);
+  iovec piece = {answer_.data(), answer_.size()};
+  msghdr message = {};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const ssize_t bytes =
+      recvmsg(link_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  Fd fd;
+  for (cmsghdr* each = bytes < 0 ? nullptr : CMSG_FIRSTHDR(&message);
+       each != nullptr; each = CMSG_NXTHDR(&message, each)) {
+    if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) {
+      continue;
+    }
+    int number = -1;
+    std::memcpy(&number, CMSG_DATA(each), sizeof(number));
+    fd = Fd(number);
+  }
+  if (bytes <= 0) return Ended();
+  uint64_t call = 0;
+  constexpr size_t kHead = sizeof(call) + 1;
+  if (static_cast<size_t>(bytes) >= kHead) {
+    std::memcpy(&call, answer_.data(), sizeof(call));
+  }
+  // The function, or a process that it forked, may have written this answer:
+  // the memory may then hold the result for another row.
+  if (static_cast<size_t>(bytes) < kHead || call != calls_) {
+    return UnavailableError("its process answered what it was not asked");
+  }
+  return Answer{
+      static_cast<Answer::Kind>(answer_[kHead - 1]),
+      std::string(answer_.data() + kHead, static_cast<size_t>(bytes) - kHead),
+      std::move(fd)};
+}
+
+// It closed its socket, so it should end soon.
+Status PythonProcess::Ended() {
+  if (pid_ < 0) return UnavailableError("its process ended");
+  pollfd ended = {pidfd_.get(), POLLIN, 0};
+  if (poll(&ended, 1, static_cast<int>(kEndTime.count())) <= 0) {
+    return UnavailableError("its process closed its descriptors");
+  }
+  kill(-pid_, SIGKILL);  // its children, while the group still has its number
+  const std::optional<int> reaped = Reap();
+  if (!reaped) return UnavailableError("its process ended");
+  const int status = *reaped;
+  return UnavailableError(
+      "its process {}",
+      WIFSIGNALED(status)
+          ? Format("was ended by signal {} ({})", WTERMSIG(status),
+                   strsignal(WTERMSIG(status)))
+          : Format("ended with status {}", WEXITSTATUS(status)));
+}
+
+StatusOr<PythonProcess::Answer> PythonTemplate::Ask(
+    const std::string& asked, std::span<const int> fds, uint64_t timeout_ns,
+    const Cancelled& cancelled) {
+  const std::lock_guard lock(mutex_);
+  PENSTOCK_RETURN_IF_ERROR(
+      process_->Send(std::as_bytes(std::span(asked)), fds, cancelled));
+  return process_->Receive(timeout_ns, "to fork", cancelled);
+}
+
+StatusOr<PythonTemplate::Child> PythonTemplate::Fork(
+    const std::string& argument, std::span<const int> fds, uint64_t timeout_ns,
+    const Cancelled& cancelled) {
+  PENSTOCK_ASSIGN_OR_RETURN(PythonProcess::Answer answer,
+                            Ask(argument, fds, timeout_ns, cancelled));
+  uint64_t pid = 0;
+  if (answer.body.size() != sizeof(pid) || !answer.fd) {
+    return UnavailableError("its template did not fork");
+  }
+  std::memcpy(&pid, answer.body.data(), sizeof(pid));
+  return Child{static_cast<pid_t>(pid), std::move(answer.fd)};
+}
+
+std::optional<int> PythonTemplate::Reap(pid_t pid) {
+  const auto answer = Ask(Format("{}", pid), {}, kReapNs, {});
+  uint64_t status = 0;
+  if (!answer.ok() || answer->body.size() != sizeof(status)) {
+    return std::nullopt;
+  }
+  std::memcpy(&status, answer->body.data(), sizeof(status));
+  return static_cast<int>(status);
+}
+
+}  // namespace penstock

@@ -1,0 +1,153 @@
+// A process that runs a user's Python code (python_process.py), and the memory
+// it shares with its worker.
+//
+// Use from one thread for its whole life: the kernel kills the process when the
+// thread that started it ends.
+#ifndef BROKER_USER_CODE_PYTHON_PROCESS_H_
+#define BROKER_USER_CODE_PYTHON_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "broker/user_code/trusted_code.h"
+#include "common/fd.h"
+#include "common/segment.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// A memfd that only grows: nobody can truncate mapped memory.
+class GrowingMemory {
+ public:
+  // Remaps the memory if it must grow. Errors: the kernel's.
+  Status Reserve(uint64_t bytes);
+  // The other process says that it has made the memory this large.
+  Status Follow(uint64_t bytes);
+  int fd() const { return fd_.get(); }
+  std::byte* data() const { return mapping_.data(); }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  Fd fd_;
+  Mapping mapping_;
+  uint64_t bytes_ = 0;
+};
+
+class PythonTemplate;
+
+class PythonProcess {
+ public:
+  // Checks that the interpreter starts and exits.
+  static Status CheckInterpreter(const std::string& python);
+
+  // program: what follows python_process.py; argument: its JSON. Waits until
+  // the user's code is imported. InvalidArgument: that failed, with Python's
+  // message; DeadlineExceeded, Cancelled; Unavailable: the process ended;
+  // NotFound: no such interpreter.
+  static StatusOr<std::unique_ptr<PythonProcess>> Start(
+      const FunctionOptions& options, std::string_view program,
+      const std::string& argument, const GrowingMemory& memory,
+      const Cancelled& cancelled);
+  // The same by a fork of the template, which has loaded the user's code.
+  static StatusOr<std::unique_ptr<PythonProcess>> Fork(
+      const FunctionOptions& options,
+      const std::shared_ptr<PythonTemplate>& parent,
+      const std::string& argument, const GrowingMemory& memory,
+      const Cancelled& cancelled);
+  ~PythonProcess();  // kills it
+  PythonProcess(const PythonProcess&) = delete;
+  PythonProcess& operator=(const PythonProcess&) = delete;
+
+  // What the program answered to its start.
+  const std::string& greeting() const { return greeting_; }
+
+  // An answer to a call.
+  struct Answer {
+    enum class Kind : uint8_t {
+      kDone,
+      kFailed,  // body: Python's message
+      kMore,    // another answer follows
+    };
+    Kind kind = Kind::kDone;
+    std::string body;
+    Fd fd;  // of a template
+  };
+  // Begins a call. After Unavailable (the process ended; says how),
+  // DeadlineExceeded and Cancelled the process is unusable.
+  Status Send(std::span<const uint64_t> numbers, const Cancelled& cancelled) {
+    return Send(std::as_bytes(numbers), {}, cancelled);
+  }
+  // Waits for the call's next answer. Errors as of Send.
+  StatusOr<Answer> Receive(uint64_t timeout_ns, const Cancelled& cancelled) {
+    return Receive(timeout_ns, "(python_timeout)", cancelled);
+  }
+  // A call with one answer, done or failed.
+  StatusOr<Answer> Call(std::span<const uint64_t> numbers, uint64_t timeout_ns,
+                        const Cancelled& cancelled) {
+    PENSTOCK_RETURN_IF_ERROR(Send(numbers, cancelled));
+    return Receive(timeout_ns, cancelled);
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  PythonProcess() = default;
+  friend class PythonTemplate;
+  static StatusOr<std::unique_ptr<PythonProcess>> Greeted(
+      std::unique_ptr<PythonProcess> process, const FunctionOptions& options,
+      const Cancelled& cancelled);
+  Status Send(std::span<const std::byte> asked, std::span<const int> fds,
+              const Cancelled& cancelled);
+  StatusOr<Answer> Receive(uint64_t timeout_ns, const char* limit,
+                           const Cancelled& cancelled);
+  // How it ended, which it must have; nullopt: nobody knows.
+  std::optional<int> Reap();
+  Status Ended();  // says how it ended
+
+  std::shared_ptr<PythonTemplate> parent_;  // nullptr: this process
+  pid_t pid_ = -1;
+  uint64_t calls_ = 0;  // numbers the calls; 0 is the import
+  std::string greeting_;
+  std::vector<char> answer_;
+  Fd pidfd_;
+  Fd link_;
+};
+
+// A process that has loaded the user's code, and from which others are forked:
+// they share its memory until they write there. It ends with this object or
+// with this process, whatever thread started it. Thread-safe.
+class PythonTemplate {
+ public:
+  explicit PythonTemplate(std::unique_ptr<PythonProcess> process)
+      : process_(std::move(process)) {}
+
+  struct Child {
+    pid_t pid = -1;
+    Fd pidfd;
+  };
+  // Errors: as of PythonProcess::Receive.
+  StatusOr<Child> Fork(const std::string& argument, std::span<const int> fds,
+                       uint64_t timeout_ns, const Cancelled& cancelled);
+  // How a child ended (waitpid); the child must have.
+  std::optional<int> Reap(pid_t pid);
+
+ private:
+  StatusOr<PythonProcess::Answer> Ask(const std::string& asked,
+                                      std::span<const int> fds,
+                                      uint64_t timeout_ns,
+                                      const Cancelled& cancelled);
+
+  std::mutex mutex_;
+  const std::unique_ptr<PythonProcess> process_;  // guarded by mutex_
+};
+
+}  // namespace penstock
+#endif  // BROKER_USER_CODE_PYTHON_PROCESS_H_

@@ -1,0 +1,151 @@
+"""Sources tfrecord and webdataset beside the formats' own readers: the same values in
+the same order, and a job that goes on in the middle of a shard."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import penstock
+import pytest
+
+
+def rows_of(reader, *features):
+    """The features of every row, in order; the reader's epochs one after the other."""
+    rows = []
+    for epoch in reader.epochs():
+        for batch in epoch:
+            rows += zip(*(batch[feature].tolist() for feature in features))
+    return rows
+
+
+def text_of(values, size):
+    return bytes(values[:size]).decode()
+
+
+def write_shard(path, samples):
+    """A tar file of {name: bytes} members."""
+    with tarfile.open(path, "w") as tar:
+        for name, content in samples.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Three shards of 7 samples, numbered through."""
+    for shard in range(3):
+        numbers = range(7 * shard, 7 * shard + 7)
+        write_shard(tmp_path / f"s-{shard:03}.tar", {
+            f"{n:04}.{extension}": content for n in numbers
+            for extension, content in (("cls", str(n).encode()),
+                                       ("txt", b"sample %d" % n))})
+    return tmp_path / "s-{000..002}.tar"
+
+
+def dataset_of(shards):
+    return penstock.Dataset.webdataset(
+        shards, {"n": {"member": "cls", "dtype": "int64", "shape": []},
+                 "text": {"member": "txt", "max_bytes": 16}})
+
+
+def test_samples_of_all_shards_come_in_order(attach, shards):
+    reader = attach(dataset_of(shards).batch(4, last="partial"))
+    rows = rows_of(reader, "n", "text", "text_bytes")
+    assert [n for n, _, _ in rows] == list(range(21))
+    assert [text_of(text, size) for _, text, size in rows] == [
+        f"sample {n}" for n in range(21)]
+
+
+def test_a_job_goes_on_within_a_shard(attach, shards, request):
+    dataset = dataset_of(shards).shuffle(seed=3).batch(3).repeat(2)
+    whole = rows_of(attach(dataset, job="whole-" + request.node.name[:40]), "n")
+    assert sorted(whole) == sorted([(n,) for n in range(21)] * 2)
+    first = attach(dataset, job="first-" + request.node.name[:40])
+    taken = []
+    for _ in range(5):
+        taken += first.next()["n"].tolist()
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    second = attach(dataset, state=state, job="second-" + request.node.name[:40])
+    taken += [n for n, in rows_of(second, "n")]
+    assert taken == [n for n, in whole]
+
+
+def test_a_broken_sample_is_skipped(attach, tmp_path):
+    write_shard(tmp_path / "a.tar", {"0.cls": b"0", "1.cls": b"one", "2.cls": b"2",
+                                     "3.txt": b""})
+    dataset = penstock.Dataset.webdataset(
+        tmp_path / "*.tar", {"cls": {"dtype": "int32", "shape": []}},
+        on_missing="skip").batch(4)
+    with pytest.raises(penstock.DataLoss, match="whole number .* found 'one'"):
+        rows_of(attach(dataset, job="fails"), "cls")
+    skipped = attach(dataset.on_error("skip"), job="skips")
+    assert rows_of(skipped, "cls") == [(0,), (2,)]
+
+
+def test_webdataset_agrees(attach, tmp_path):
+    wds = pytest.importorskip("webdataset")
+    rng = np.random.default_rng(1)
+    with wds.ShardWriter(str(tmp_path / "w-%06d.tar"), maxcount=10, verbose=0) as writer:
+        for i in range(35):
+            writer.write({"__key__": f"a/{i:05}", "cls": int(rng.integers(-9, 9)),
+                          "npy": rng.random((2, 3), np.float32),
+                          "txt": "text " * int(rng.integers(0, 4))})
+    judge = list(wds.WebDataset(
+        [str(tmp_path / f"w-{i:06}.tar") for i in range(4)],
+        shardshuffle=False).decode().to_tuple("cls", "npy", "txt"))
+    reader = attach(penstock.Dataset.webdataset(
+        tmp_path / "w-{000000..000003}.tar",
+        {"cls": {"dtype": "int64", "shape": []},
+         "npy": {"dtype": "float32", "shape": [2, 3]},
+         "txt": {"max_bytes": 32}}).batch(8))
+    rows = rows_of(reader, "cls", "npy", "txt", "txt_bytes")
+    assert len(rows) == len(judge) == 35
+    for (label, array, text, size), wanted in zip(rows, judge):
+        assert (label, text_of(text, size)) == (wanted[0], wanted[2])
+        assert np.array_equal(np.array(array, np.float32), wanted[1])
+
+
+def test_tensorflow_agrees(attach, tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    rng = np.random.default_rng(2)
+    for shard in range(3):
+        with tf.io.TFRecordWriter(str(tmp_path / f"t-{shard}")) as writer:
+            for _ in range(10):
+                writer.write(tf.train.Example(features=tf.train.Features(feature={
+                    "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(
+                        value=[int(rng.integers(-2**62, 2**62))])),
+                    "floats": tf.train.Feature(float_list=tf.train.FloatList(
+                        value=rng.random(5))),
+                    "raw": tf.train.Feature(bytes_list=tf.train.BytesList(
+                        value=[rng.integers(0, 99, (2, 2), np.int16).tobytes()])),
+                    "text": tf.train.Feature(bytes_list=tf.train.BytesList(
+                        value=[b"x" * int(rng.integers(0, 20))])),
+                    **({} if rng.integers(2) else {
+                        "maybe": tf.train.Feature(int64_list=tf.train.Int64List(
+                            value=[5]))}),
+                })).SerializeToString())
+    files = sorted(str(path) for path in tmp_path.glob("t-*"))
+    judge = [tf.io.parse_single_example(record, {
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+        "floats": tf.io.FixedLenFeature([5], tf.float32),
+        "raw": tf.io.FixedLenFeature([], tf.string),
+        "text": tf.io.FixedLenFeature([], tf.string),
+        "maybe": tf.io.FixedLenFeature([], tf.int64, -1),
+    }) for record in tf.data.TFRecordDataset(files)]
+    reader = attach(penstock.Dataset.tfrecord(tmp_path / "t-*", {
+        "label": {"key": "image/class/label", "dtype": "int64", "shape": []},
+        "floats": {"dtype": "float32", "shape": [5]},
+        "raw": {"dtype": "int16", "shape": [2, 2]},
+        "text": {"max_bytes": 20},
+        "maybe": {"dtype": "int32", "shape": [], "default": -1}}).batch(7))
+    rows = rows_of(reader, "label", "floats", "raw", "text", "text_bytes", "maybe")
+    assert len(rows) == len(judge) == 30
+    for (label, floats, raw, text, size, maybe), wanted in zip(rows, judge):
+        assert label == int(wanted["image/class/label"])
+        assert np.array_equal(np.array(floats, np.float32), wanted["floats"].numpy())
+        assert np.array_equal(np.array(raw, np.int16).tobytes(), wanted["raw"].numpy())
+        assert text_of(text, size) == wanted["text"].numpy().decode()
+        assert maybe == int(wanted["maybe"])

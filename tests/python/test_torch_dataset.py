@@ -1,0 +1,308 @@
+"""penstock.torch.DataLoader takes a map-style dataset as PyTorch's does: the same
+batches, whatever the dataset is, and ranks of one launch share one broker."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import penstock
+import pytest
+
+torch = pytest.importorskip("torch")
+data = torch.utils.data
+import penstock.torch  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def in_broker(broker):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_SOCKET", broker.socket)
+        yield
+
+
+class Nested(data.Dataset):
+    def __init__(self, count=50):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return {"x": torch.full((3,), float(i)), "name": f"name {i}",
+                "pair": (i, i / 2, i % 2 == 0), "half": np.float16(i)}
+
+
+class Ragged(data.Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, i):
+        return torch.arange(i + 1)
+
+
+class Augmented(data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return i, torch.rand(2), random.random(), np.random.rand()
+
+
+def pad(rows):
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+PAIRS = data.TensorDataset(torch.arange(1000).float().reshape(100, 10),
+                           torch.arange(100))
+
+
+@pytest.mark.parametrize("dataset, options", [
+    (Nested(), {"batch_size": 8}),
+    (Nested(), {"batch_size": 8, "drop_last": True, "num_workers": 1}),
+    (PAIRS, {}),
+    (data.Subset(PAIRS, [5, 3, 90]), {"batch_size": 2}),
+    (data.ConcatDataset([PAIRS, PAIRS]), {"batch_size": 64}),
+    (Ragged(), {"batch_size": 4, "collate_fn": pad}),
+    (Ragged(), {"batch_size": 4, "collate_fn": lambda rows: [len(r) for r in rows]}),
+], ids=["nested", "drop_last", "tensors", "subset", "concat", "ragged", "lambda"])
+def test_batches_are_those_of_pytorch(dataset, options):
+    wanted = list(data.DataLoader(dataset, **{**options, "num_workers": 0}))
+    loader = penstock.torch.DataLoader(dataset, **options)
+    assert len(loader) == len(wanted)
+    count = 0
+    for batch, like in zip(loader, wanted):
+        assert same(batch, like), (batch, like)
+        count += 1
+    assert count == len(wanted)
+
+
+def test_each_loop_is_an_epoch_also_after_a_break():
+    loader = penstock.torch.DataLoader(PAIRS, 10, shuffle=True, seed=4)
+    orders = []
+    for stop in (10, 3, 10):
+        order = []
+        for step, (_, y) in enumerate(loader, 1):
+            order += y.tolist()
+            if step == stop:
+                break
+        orders.append(order)
+    assert sorted(orders[0]) == sorted(orders[2]) == list(range(100))
+    assert orders[0] != orders[2] and orders[0][:30] != orders[1]
+
+
+def test_training_and_validation_in_turn():
+    train, validation = data.random_split(
+        PAIRS, [80, 20], torch.Generator().manual_seed(1))
+    training = penstock.torch.DataLoader(train, 16, shuffle=True)
+    validating = penstock.torch.DataLoader(validation, 16)
+    for _ in range(3):
+        assert sum(len(y) for _, y in training) == 80
+        assert [len(y) for _, y in validating] == [16, 4]
+
+
+def test_random_numbers_are_those_of_the_sample_and_the_epoch():
+    def epochs(workers, batch_size):
+        loader = penstock.torch.DataLoader(Augmented(), batch_size, seed=7,
+                                           num_workers=workers)
+        return [{int(i): (a.tolist(), float(b), float(c)) for batch in loader
+                 for i, a, b, c in zip(*batch)} for _ in range(2)]
+
+    first = epochs(1, 40)
+    assert first == epochs(2, 3)
+    assert first[0] != first[1] and len({str(row) for row in first[0].values()}) == 40
+
+
+@pytest.mark.parametrize("sampler, check", [
+    (data.WeightedRandomSampler([1.0] * 50 + [0.0] * 50, 200),
+     lambda ids: len(ids) == 200 and max(ids) < 50),
+    (data.SubsetRandomSampler(range(10)), lambda ids: sorted(ids) == list(range(10))),
+    (data.RandomSampler(PAIRS), lambda ids: sorted(ids) == list(range(100))),
+    (data.SequentialSampler(PAIRS), lambda ids: ids == list(range(100))),
+    ([3, 1, 2], lambda ids: ids == [3, 1, 2]),
+], ids=["weighted", "subset", "random", "sequential", "list"])
+def test_a_sampler_gives_the_order_of_each_epoch(sampler, check):
+    loader = penstock.torch.DataLoader(PAIRS, 10, sampler=sampler)
+    for _ in range(2):
+        ids = [i for _, y in loader for i in y.tolist()]
+        assert check(ids), ids
+
+
+def test_batch_sampler_and_distributed_sampler():
+    batches = data.BatchSampler(data.SequentialSampler(PAIRS), 30, drop_last=True)
+    assert [len(y) for _, y in penstock.torch.DataLoader(
+        PAIRS, batch_sampler=batches)] == [30] * 3
+    sampler = data.DistributedSampler(PAIRS, num_replicas=1, rank=0)
+    with pytest.warns(UserWarning, match="without the DistributedSampler"):
+        loader = penstock.torch.DataLoader(PAIRS, 10, sampler=sampler)
+    sampler.set_epoch(1)
+    assert sorted(i for _, y in loader for i in y.tolist()) == list(range(100))
+
+
+def test_what_means_nothing_is_said_once():
+    with pytest.warns(UserWarning, match="persistent_workers, prefetch_factor mean "
+                                         "nothing here"):
+        penstock.torch.DataLoader(PAIRS, 10, num_workers=1, persistent_workers=True,
+                                  prefetch_factor=2)
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"shuffle": True, "sampler": [1]}, "both give the order"),
+    ({"batch_sampler": [[1], [2, 3]]}, "wanted a torch.utils.data.BatchSampler"),
+])
+def test_options_that_contradict(options, says):
+    with pytest.raises(TypeError, match=says):
+        penstock.torch.DataLoader(PAIRS, **options)
+
+
+def test_an_iterable_dataset_is_refused_with_the_way_out():
+    class Rows(data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(TypeError, match="penstock.producer"):
+        penstock.torch.DataLoader(Rows())
+
+
+def test_a_state_goes_on_in_the_middle_of_an_epoch():
+    loader = penstock.torch.DataLoader(PAIRS, 10, shuffle=True)
+    whole = [y.tolist() for _, y in loader] + [y.tolist() for _, y in loader]
+    for step, (_, y) in enumerate(loader, 1):
+        if step == 4:
+            state = loader.state_dict()
+            break
+    loader.load_state_dict({**state, "epoch": 0})
+    rest = [y.tolist() for _, y in loader]
+    assert rest == whole[4:10]
+
+
+def test_memory_maps_and_arrays_are_not_copied(tmp_path, broker):
+    class Mapped(data.Dataset):
+        def __init__(self, array):
+            self.array = array
+
+        def __len__(self):
+            return len(self.array)
+
+        def __getitem__(self, i):
+            return torch.from_numpy(np.array(self.array[i])), i
+
+    np.save(tmp_path / "a.npy", np.arange(4000, dtype=np.float32).reshape(1000, 4))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    for array in (mapped, mapped[100:], np.array(mapped), mapped[:, ::2]):
+        loader = penstock.torch.DataLoader(Mapped(array), 128, shuffle=True)
+        for x, i in loader:
+            assert (x.numpy() == array[i.numpy()]).all()
+    folder = os.path.join(os.path.dirname(broker.socket), "datasets")
+    sizes = [os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)
+             if name.startswith("Mapped")]
+    assert sorted(size > 12000 for size in sizes) == [False, False, True, True]
+
+
+SCRIPT = """
+import json, os, sys
+import torch
+from torch.utils.data import Dataset
+import penstock.torch
+
+
+class Squares(Dataset):  # of __main__
+    def __len__(self):
+        return 101
+
+    def __getitem__(self, i):
+        return i, i * i
+
+
+loader = penstock.torch.DataLoader(Squares(), batch_size=8, shuffle=True)
+validation = penstock.torch.DataLoader(Squares(), batch_size=8)
+rows = []
+for epoch in range(2):
+    for i, square in loader:
+        rows += [[epoch, *pair] for pair in zip(i.tolist(), square.tolist())]
+    assert len(list(map(len, validation))) == len(validation)
+with open(os.path.join(sys.argv[1], os.environ.get("RANK", "0")), "w") as file:
+    json.dump([rows, loader.reader.world_size], file)
+"""
+
+
+@pytest.mark.parametrize("ranks", [None, 2], ids=["alone", "torchrun"])
+def test_a_script_needs_no_broker_of_its_own(tmp_path, ranks):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    launcher = [] if ranks is None else [
+        "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("PENSTOCK_")}
+    run = subprocess.run([sys.executable, *launcher, tmp_path / "train.py", tmp_path],
+                         env=environment, timeout=300, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert run.returncode == 0, run.stdout
+    told = [json.loads((tmp_path / str(rank)).read_text())
+            for rank in range(ranks or 1)]
+    assert [size for _, size in told] == [ranks or 1] * (ranks or 1)
+    rows = sorted(tuple(row) for rank_rows, _ in told for row in rank_rows)
+    assert rows == [(epoch, i, i * i) for epoch in range(2) for i in range(101)]
+
+
+def test_pictures_of_pillow(tmp_path):
+    pictures = pytest.importorskip("PIL.Image")
+    for i in range(10):
+        pixels = np.random.default_rng(i).integers(0, 255, (20, 30, 3), "uint8")
+        pictures.fromarray(pixels).save(tmp_path / f"{i}.png")
+
+    class Folder(data.Dataset):
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, i):
+            picture = pictures.open(tmp_path / f"{i}.png")
+            x = random.randrange(10)
+            return {"whole": picture.convert("RGB"),
+                    "part": np.asarray(picture.crop((x, 0, x + 20, 20)))}
+
+    batch = next(iter(penstock.torch.DataLoader(Folder(), 10)))
+    for i, whole in enumerate(batch["whole"]):
+        assert (whole.numpy() == np.asarray(pictures.open(tmp_path / f"{i}.png"))).all()
+    assert batch["part"].shape == (10, 20, 20, 3)
+
+
+def test_rows_of_hugging_face():
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict(
+        {"id": list(range(50)), "text": [f"row {i}" for i in range(50)],
+         "vector": [[float(i)] * 3 for i in range(50)]}).with_format("torch")
+    wanted = list(data.DataLoader(dataset, 8))
+    for batch, like in zip(penstock.torch.DataLoader(dataset, 8), wanted):
+        assert same(batch, like), (batch, like)
+
+
+def test_rows_of_hdf5(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(600, dtype=np.float32).reshape(200, 3)
+
+    class Hdf5(data.Dataset):
+        file = None
+
+        def __len__(self):
+            return 200
+
+        def __getitem__(self, i):
+            if self.file is None:
+                self.file = h5py.File(tmp_path / "a.h5")
+            return self.file["x"][i], i
+
+    for x, i in penstock.torch.DataLoader(Hdf5(), 32, shuffle=True):
+        assert (x[:, 0] == 3 * i).all()

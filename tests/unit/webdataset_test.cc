@@ -1,0 +1,293 @@
+// Promise: source webdataset gives the samples and members that webdataset
+// would, of tar files in every format, and refuses what it cannot read by
+// itself. Method: golden/samples.tar, written by webdataset's TarWriter, and
+// golden/{ustar,gnu,pax}.tar, written by Python's tarfile, with long names,
+// links, folders and members that are no neighbours; headers made here.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "broker/declare/declaration.h"
+#include "broker/io/read.h"
+#include "broker/source/kinds.h"
+
+namespace penstock {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr char kGolden[] = PENSTOCK_SOURCE_DIR "/tests/unit/golden/";
+constexpr char kPictureAndLabel[] =
+    "{image: {member: jpg;png, encoded: true}, label: {member: cls, dtype: "
+    "int64, shape: []}}";
+
+// ---- tar files made here
+
+std::string Header(const std::string& name, uint64_t bytes, char type = '0') {
+  std::string block(512, '\0');
+  block.replace(0, name.size(), name);
+  block.replace(100, 8, std::string("0000644\0", 8));
+  block.replace(124, 12, Format("{:011o}", bytes) + std::string(1, '\0'));
+  block[156] = type;
+  block.replace(257, 8,
+                std::string("ustar\000"
+                            "00",
+                            8));
+  block.replace(148, 8, "        ");
+  unsigned sum = 0;
+  for (const char c : block) sum += static_cast<unsigned char>(c);
+  block.replace(148, 8, Format("{:06o}", sum) + std::string("\0 ", 2));
+  return block;
+}
+std::string Member(const std::string& name, const std::string& content,
+                   char type = '0') {
+  std::string member = Header(name, content.size(), type) + content;
+  member.resize((member.size() + 511) / 512 * 512);
+  return member;
+}
+
+class WebdatasetTest : public testing::Test {
+ protected:
+  WebdatasetTest() {
+    std::string pattern = testing::TempDir() + "penstock-webdataset-XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    setenv("PENSTOCK_CACHE_DIR", (folder_ + "/cache").c_str(), 1);
+  }
+  ~WebdatasetTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Write(const std::string& content) {
+    std::ofstream(folder_ + "/t.tar", std::ios::binary) << content;
+    return folder_ + "/t.tar";
+  }
+
+  StatusOr<std::unique_ptr<Source>> Open(
+      const std::string& file, const std::string& features = kPictureAndLabel,
+      WebdatasetSource::OnMissing on_missing =
+          WebdatasetSource::OnMissing::kError) {
+    WebdatasetSource spec;
+    spec.files.patterns = {file};
+    const auto document = ReadYaml(features, "f");
+    EXPECT_TRUE(document.ok()) << document.status().message();
+    const YamlPlace place = {"f", "/"};
+    const Status status =
+        RecordFeaturesType("member", true)
+            .Read(YamlValue(*document, place), &spec.features);
+    EXPECT_TRUE(status.ok()) << status.message();
+    spec.on_missing = on_missing;
+    return OpenSource(spec, nullptr);
+  }
+
+  // The features of a record, read by a reader as a worker does; its error.
+  std::vector<std::string> Record(const Source& source, uint64_t record) {
+    auto reader = MakeStorageReader(ReadBackend::kPread, 1);
+    ReadRequest request;
+    source.Locate(record, &request);
+    parts_ = 1 + request.more.size();
+    (*reader)->Start(0, request, {}, kNotPinned);
+    StorageReader::Done done;
+    EXPECT_TRUE((*reader)->Next(kWaitForever, &done));
+    if (!done.status.ok()) return {done.status.message()};
+    std::vector<std::byte> scratch;
+    RawRecord raw;
+    const Status status = source.Unpack(record, done.read(), &scratch, &raw);
+    if (!status.ok()) return {status.message()};
+    EXPECT_EQ(raw.size(), source.raw_spec().size());
+    std::vector<std::string> features;
+    for (size_t i = 0; i < raw.size(); ++i) {
+      if (!source.raw_spec()[i].encoded) {
+        EXPECT_EQ(raw[i].size(), source.raw_spec()[i].feature.RowBytes());
+      }
+      features.emplace_back(reinterpret_cast<const char*>(raw[i].data()),
+                            raw[i].size());
+    }
+    return features;
+  }
+
+  std::string folder_;
+  size_t parts_ = 0;  // of the last read
+};
+
+std::string Int64(int64_t value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+
+TEST_F(WebdatasetTest, EveryKindOfMemberHasTheValueThatWasWritten) {
+  const auto source = Open(
+      std::string(kGolden) + "samples.tar",
+      "{image: {member: jpeg;jpg, encoded: true}, cls: {dtype: int8, shape: "
+      "[]}, txt: {max_bytes: 12}, npy: {dtype: float32, shape: [2, 3]}, raw: "
+      "{member: txt, dtype: uint8, shape: [9]}, mask: {member: seg.png, dtype: "
+      "uint8, shape: [6], default: 7}}");
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  ASSERT_EQ((*source)->record_count(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    const float values[] = {static_cast<float>(i), 1, 2, 3, 4, 5};
+    EXPECT_THAT(
+        Record(**source, static_cast<uint64_t>(i)),
+        ElementsAre(
+            Format("\xff\xd8\xff picture {}", i),
+            std::string(1, static_cast<char>(i * 7 - 3)),
+            Format("caption {}", i) + std::string(3, '\0'), Int64(9),
+            std::string(reinterpret_cast<const char*>(values), sizeof(values)),
+            Format("caption {}", i),
+            i == 1 ? std::string(6, '\7') : Format("mask {}", i)));
+    EXPECT_EQ(parts_, 1u);
+  }
+}
+
+TEST_F(WebdatasetTest, EveryFormatOfTarHasTheSameSamples) {
+  for (const char* format : {"ustar", "gnu", "pax"}) {
+    const auto source = Open(std::string(kGolden) + format + ".tar");
+    ASSERT_TRUE(source.ok()) << source.status().message();
+    ASSERT_EQ((*source)->record_count(), 3u) << format;
+    std::string picture;
+    for (int i = 0; i < 100; ++i) picture += "picture b";
+    EXPECT_THAT(Record(**source, 0), ElementsAre(picture, Int64(1)));
+    EXPECT_THAT(Record(**source, 1), ElementsAre("picture a", Int64(22)));
+    EXPECT_THAT(Record(**source, 2), ElementsAre("picture c", Int64(3)));
+  }
+}
+
+TEST_F(WebdatasetTest, MembersFarFromEachOtherAreReadByThemselves) {
+  const auto source = Open(Write(
+      Member("a.cls", "4") + Member("other.bin", std::string(70'000, 'x')) +
+      Member("b.cls", "5") + Member("a.jpg", "picture a") +
+      Member("b.jpg", "picture b")));
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_THAT(Record(**source, 0), ElementsAre("picture a", Int64(4)));
+  EXPECT_EQ(parts_, 2u);
+  EXPECT_THAT(Record(**source, 2), ElementsAre("picture b", Int64(5)));
+  EXPECT_EQ(parts_, 1u);
+}
+
+TEST_F(WebdatasetTest, ASampleWithoutAMemberIsAnErrorOrLeftOut) {
+  const std::string file =
+      Write(Member("a.jpg", "a") + Member("b.jpg", "b") + Member("b.cls", "2") +
+            Member("c.cls", "3") + Member("d.txt", "x"));
+  const auto source = Open(file);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_EQ((*source)->record_count(), 4u);
+  EXPECT_THAT(Record(**source, 0)[0],
+              AllOf(HasSubstr(file + ", sample 0 at offset 512: member cls: "),
+                    HasSubstr("does not have it; `on_missing: skip`")));
+  EXPECT_THAT(Record(**source, 1), ElementsAre("b", Int64(2)));
+  EXPECT_THAT(Record(**source, 3)[0], HasSubstr("member jpg;png: the sample"));
+  const auto skipped =
+      Open(file, kPictureAndLabel, WebdatasetSource::OnMissing::kSkip);
+  ASSERT_TRUE(skipped.ok()) << skipped.status().message();
+  EXPECT_EQ((*skipped)->record_count(), 1u);
+  EXPECT_EQ((*skipped)->left_out(), "3 samples that lack a member");
+  EXPECT_THAT(Record(**skipped, 0), ElementsAre("b", Int64(2)));
+  const auto defaults =
+      Open(file,
+           "{cls: {dtype: int64, shape: [], default: -1}, jpg: {encoded: "
+           "true}}",
+           WebdatasetSource::OnMissing::kSkip);
+  EXPECT_EQ((*defaults)->record_count(), 2u);
+  EXPECT_THAT(Record(**defaults, 0), ElementsAre(Int64(-1), "a"));
+}
+
+TEST_F(WebdatasetTest, ValuesThatDoNotFitAreNamed) {
+  const std::string file =
+      Write(Member("a.cls", "x7") + Member("a.txt", "too long") +
+            Member("a.raw", "12345") + Member("a.npy", "\x93NUMPY\1") +
+            Member("a.jpg", "") + Member("a.id", "300"));
+  const auto error = [&](const std::string& features) {
+    const auto source = Open(file, features);
+    if (!source.ok()) return source.status().message();
+    return Record(**source, 0)[0];
+  };
+  EXPECT_THAT(error("{cls: {dtype: int64, shape: []}}"),
+              HasSubstr("member cls: wanted a whole number that fits int64, "
+                        "found 'x7'"));
+  EXPECT_THAT(error("{id: {dtype: uint8, shape: []}}"),
+              HasSubstr("that fits uint8, found '300'"));
+  EXPECT_THAT(error("{cls: {dtype: int64, shape: [2]}}"),
+              HasSubstr("write `shape: []`"));
+  EXPECT_THAT(error("{txt: {max_bytes: 7}}"),
+              HasSubstr("a text of at most 7 bytes (max_bytes), found 8"));
+  EXPECT_THAT(error("{raw: {dtype: int16, shape: [3]}}"),
+              HasSubstr("wanted 6 bytes of raw int16 [3], or a .npy file, "
+                        "found 5"));
+  EXPECT_THAT(error("{npy: {dtype: int16, shape: [3]}}"),
+              HasSubstr("member npy: as .npy: it ends within its header"));
+  EXPECT_THAT(error("{jpg: {encoded: true}}"), HasSubstr("it is empty"));
+  const auto npy = Open(std::string(kGolden) + "samples.tar",
+                        "{npy: {dtype: float32, shape: [3, 2]}}");
+  EXPECT_THAT(Record(**npy, 0)[0],
+              HasSubstr("wanted npy float32 [3, 2], found float32 [2, 3]"));
+}
+
+TEST_F(WebdatasetTest, OtherFilesAreRefusedWithTheWayOut) {
+  const auto error = [this](const std::string& content) {
+    return Open(Write(content)).status().message();
+  };
+  EXPECT_THAT(error("\x1f\x8b" + std::string(600, 'x')),
+              AllOf(HasSubstr("compressed as a whole"), HasSubstr("gunzip")));
+  EXPECT_THAT(error(std::string(600, 'x')), HasSubstr("not a tar file"));
+  EXPECT_THAT(error("short"), HasSubstr("the file ends within a member's"));
+  EXPECT_THAT(error(""), HasSubstr("no record in"));
+  EXPECT_THAT(error(std::string(1024, '\0')), HasSubstr("no record in"));
+  EXPECT_THAT(error(Member("a.jpg", "x", 'S')),
+              HasSubstr("member 'a.jpg' is sparse"));
+  EXPECT_THAT(error(Member("pax", "22 GNU.sparse.major=1\n", 'x') +
+                    Member("a.jpg", "x")),
+              HasSubstr("member 'a.jpg' is sparse"));
+  EXPECT_THAT(error(Member("a.jpg", "x") + Member("a.jpg", "y")),
+              HasSubstr("member 'a.jpg' comes twice"));
+  EXPECT_THAT(error(Header("a.jpg", uint64_t{8} << 30) + "x"),
+              HasSubstr("the file ends within a member's data"));
+  EXPECT_THAT(error(Header("long", uint64_t{8} << 30, 'L') + "x"),
+              HasSubstr("the file ends within a member's data"));
+  EXPECT_THAT(error(Member("pax", "9 path=a", 'x')),
+              HasSubstr("a malformed pax header"));
+  EXPECT_THAT(error(Member("pax", "99999999999999999999 a=b\n", 'x')),
+              HasSubstr("a malformed pax header"));
+  std::string damaged = Member("a.jpg", "x") + Member("b.jpg", "x");
+  damaged[1024 + 3] = 'X';
+  EXPECT_THAT(error(damaged), HasSubstr("offset 1024: the checksum"));
+  // GNU's binary sizes: one that no file has.
+  std::string huge = Header("a.jpg", 0);
+  huge.replace(124, 12, "\x80" + std::string(11, '\xff'));
+  EXPECT_FALSE(Open(Write(huge)).ok());
+}
+
+TEST_F(WebdatasetTest, APaxHeaderAndALongNameCountForOneMember) {
+  const auto source =
+      Open(Write(Member("long", std::string("one.jpg\0", 8), 'L') +
+                 Member("x.jpg", "1") + Member("one.cls", "1") +
+                 Member("pax",
+                        "16 path=two.jpg\n"
+                        "9 size=3\n",
+                        'x') +
+                 Member("y.jpg", "abc") + Member("two.cls", "2")));
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  ASSERT_EQ((*source)->record_count(), 2u);
+  EXPECT_THAT(Record(**source, 0), ElementsAre("1", Int64(1)));
+  EXPECT_THAT(Record(**source, 1), ElementsAre("abc", Int64(2)));
+}
+
+TEST_F(WebdatasetTest, EveryCutIsAnErrorOrHasWholeMembersOnly) {
+  const std::string sound = Member("a.jpg", "picture") + Member("a.cls", "1") +
+                            Member("b.jpg", "picture") + Member("b.cls", "2");
+  for (size_t bytes = 1; bytes < sound.size(); bytes += 13) {
+    const auto source = Open(Write(sound.substr(0, bytes)));
+    if (!source.ok()) {
+      EXPECT_THAT(source.status().message(), HasSubstr("the file ends within"));
+      continue;
+    }
+    for (uint64_t i = 0; i < (*source)->record_count(); ++i) {
+      Record(**source, i);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace penstock
