@@ -254,4 +254,9 @@ void WriteList(size_t count,
   for (size_t i = 0; i < count; ++i) item(i, &out->emplace_back(nullptr));
 }
 
+Json* WriteMember(const std::string& key, Json* out) {
+  if (!out->is_object()) *out = Json::object();
+  return &(*out)[key];
+}
+
 }  // namespace penstock

@@ -60,6 +60,8 @@ ValueType<std::string> Name();
 ValueType<DType> DTypes(const std::vector<DType>& allowed);
 ValueType<DType> AnyDType();
 
+// Sizes of at most kShapeDimensionsMax dimensions.
+ValueType<std::vector<int64_t>> Shape();
 // {NAME: {dtype, shape}, ...}
 ValueType<ElementSpec> Features();
 inline constexpr char kFeaturesText[] =
@@ -82,6 +84,9 @@ void WriteList(
     size_t count,
     const std::function<void(size_t i, nlohmann::ordered_json* out)>& item,
     nlohmann::ordered_json* out);
+// Adds a key to the mapping *out, or makes *out one; returns its value.
+nlohmann::ordered_json* WriteMember(const std::string& key,
+                                    nlohmann::ordered_json* out);
 
 template <typename V>
 ValueType<V> Words(std::vector<std::pair<std::string_view, V>> choices) {
@@ -136,6 +141,31 @@ ValueType<std::vector<V>> OneOrList(ValueType<V> item, std::string_view one,
                             : list(value, wanted, out);
   };
   return type;
+}
+
+// {NAME: a value, ...}: one for each of 1 to 64 features.
+template <typename V>
+using FeatureValues = std::vector<std::pair<std::string, V>>;
+template <typename V>
+ValueType<FeatureValues<V>> ValueOfEachFeature(ValueType<V> type) {
+  return {
+      Features().wanted,
+      [type](const YamlValue& features, std::string_view,
+             FeatureValues<V>* out) {
+        Status status = CheckFeatureNames(features);
+        for (size_t i = 0; status.ok() && i < features.size(); ++i) {
+          auto& [name, value] = out->emplace_back();
+          name = features.Key(i);
+          status = type.Read(features.Required(name), &value);
+        }
+        return status;
+      },
+      [type](const FeatureValues<V>& features, nlohmann::ordered_json* out) {
+        for (const auto& [name, value] : features) {
+          type.write(value, WriteMember(name, out));
+        }
+      },
+      type.parts};
 }
 
 // nullopt: the key is absent.

@@ -148,4 +148,23 @@ void DataFile::Locate(uint64_t offset, uint64_t bytes,
   request->bytes = bytes;
 }
 
+StatusOr<uint64_t> DataFile::Read(uint64_t offset, std::span<std::byte> into,
+                                  OpenProgress* progress) const {
+  constexpr uint64_t kChunkBytes = 1 << 20;
+  uint64_t done = 0;
+  while (done < into.size()) {
+    if (progress->cancel.load(std::memory_order_relaxed)) {
+      return CancelledError("{}: opening was cancelled", path_);
+    }
+    const ssize_t got = pread(fd_, into.data() + done,
+                              std::min(kChunkBytes, into.size() - done),
+                              static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ReadError(errno, path_, offset + done);
+    if (got == 0) break;
+    done += static_cast<uint64_t>(got);
+  }
+  return done;
+}
+
 }  // namespace penstock

@@ -3,10 +3,13 @@
 #ifndef BROKER_INDEX_DATA_FILE_H_
 #define BROKER_INDEX_DATA_FILE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 
+#include "broker/index/open_progress.h"
 #include "broker/io/read_request.h"
 #include "common/status.h"
 
@@ -59,6 +62,10 @@ class DataFile {
   bool Changed() const;
 
   void Locate(uint64_t offset, uint64_t bytes, ReadPart* request) const;
+  // Reads while the source is opened, before ChooseIo: into.size() bytes at
+  // offset, fewer only at the end of the file. Returns how many.
+  StatusOr<uint64_t> Read(uint64_t offset, std::span<std::byte> into,
+                          OpenProgress* progress) const;
 
  private:
   DataFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}

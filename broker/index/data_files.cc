@@ -28,6 +28,11 @@ StatusOr<DataFiles> DataFiles::Open(const FilePatterns& patterns,
   return files;
 }
 
+DataFiles::DataFiles(DataFile file)
+    : patterns_{{file.path()}}, total_bytes_(file.bytes()) {
+  files_.push_back(std::move(file));
+}
+
 bool DataFiles::Changed() const {
   const StatusOr<std::vector<std::string>> paths = patterns_.Expand();
   if (!paths.ok() || paths->size() != files_.size()) return true;

@@ -18,6 +18,9 @@ class DataFiles {
   static StatusOr<DataFiles> Open(const FilePatterns& patterns,
                                   const OpenProgress& progress);
 
+  // A single file, whatever characters its path has.
+  explicit DataFiles(DataFile file);
+
   // Other files match the patterns now, or one of them was rewritten.
   bool Changed() const;
 

@@ -114,6 +114,11 @@ StatusOr<Index> Index::Open(const FilePatterns& patterns,
                             OpenProgress* progress) {
   PENSTOCK_ASSIGN_OR_RETURN(DataFiles files,
                             DataFiles::Open(patterns, *progress));
+  return Open(std::move(files), scanner, progress);
+}
+
+StatusOr<Index> Index::Open(DataFiles files, const RecordScanner& scanner,
+                            OpenProgress* progress) {
   progress->total.store(files.total_bytes(),
                         std::memory_order_relaxed);  // only displayed
   Index index(std::move(files), scanner);

@@ -62,6 +62,11 @@ class RecordSink {
         static_cast<uint32_t>(bytes < UINT32_MAX ? bytes : UINT32_MAX));
     return OkStatus();
   }
+  // Takes the last places back.
+  void Drop(size_t places) {
+    records_->offsets.resize(records_->offsets.size() - places);
+    records_->bytes.resize(records_->bytes.size() - places);
+  }
   void LeaveOut() { ++records_->left_out; }
   // For what a scan keeps until it can add it.
   Status Promise(uint64_t bytes) { return memory_->Grow(bytes); }
@@ -116,6 +121,9 @@ class Index {
   // OpenProgress::reserve says; InvalidArgument: there is no record.
   static StatusOr<Index> Open(const FilePatterns& files,
                               const RecordScanner& scanner,
+                              OpenProgress* progress);
+  // Of files that are open already.
+  static StatusOr<Index> Open(DataFiles files, const RecordScanner& scanner,
                               OpenProgress* progress);
 
   // How records are read from now on; DataFile::ChooseIo for their mean size.

@@ -179,27 +179,6 @@ void FromBigEndian(DType dtype, std::span<const std::byte> from,
   }
 }
 
-// Reads at most out.size() bytes at offset; fewer only at the end of the file.
-StatusOr<uint64_t> ReadAt(const IdxFile& idx, uint64_t offset,
-                          std::span<std::byte> out, OpenProgress* progress) {
-  uint64_t done = 0;
-  while (done < out.size()) {
-    if (progress->cancel.load(std::memory_order_relaxed)) {
-      return CancelledError("{}: opening was cancelled", idx.file.path());
-    }
-    const ssize_t n = pread(idx.file.fd(), out.data() + done,
-                            std::min(kChunkBytes, out.size() - done),
-                            static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ReadError(errno, idx.file.path(), offset + done);
-    if (n == 0) break;
-    done += static_cast<uint64_t>(n);
-    progress->done.fetch_add(static_cast<uint64_t>(n),
-                             std::memory_order_relaxed);  // only displayed
-  }
-  return done;
-}
-
 // A gzip stream that knows how much could be unpacked.
 class GzipFile {
  public:
@@ -317,10 +296,9 @@ StatusOr<IdxFile> OpenIdxFile(const std::string& path, OpenProgress* progress) {
   IdxFile idx = {std::move(file), {}, {}};
 
   uint8_t head[kHeaderBytesMax];
-  OpenProgress unwatched;
   PENSTOCK_ASSIGN_OR_RETURN(
       const uint64_t have,
-      ReadAt(idx, 0, std::as_writable_bytes(std::span(head)), &unwatched));
+      idx.file.Read(0, std::as_writable_bytes(std::span(head)), progress));
   if (have >= 2 && head[0] == 0x1f && head[1] == 0x8b) {
     PENSTOCK_RETURN_IF_ERROR(Unpack(&idx, file_bytes, progress));
     return idx;
@@ -387,8 +365,11 @@ StatusOr<Labels> LoadLabels(const std::string& path, OpenProgress* progress) {
   if (!idx.unpacked.has_value()) {
     PENSTOCK_ASSIGN_OR_RETURN(Bytes data, Allocate(path, header.data_bytes));
     progress->total.fetch_add(data.size, std::memory_order_relaxed);
-    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
-                              ReadAt(idx, header.bytes, data.span(), progress));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const uint64_t found,
+        idx.file.Read(header.bytes, data.span(), progress));
+    progress->done.fetch_add(found,
+                             std::memory_order_relaxed);  // only displayed
     if (found != data.size) {
       return SizeMismatch(path, header, Format("{}", header.bytes + found));
     }

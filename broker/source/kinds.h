@@ -6,9 +6,13 @@
 
 #include <variant>
 
+#include "broker/source/csv.h"
 #include "broker/source/fixed_length_records.h"
 #include "broker/source/idx.h"
 #include "broker/source/image_folder.h"
+#include "broker/source/json_lines.h"
+#include "broker/source/npy.h"
+#include "broker/source/npz.h"
 #include "broker/source/python_dataset.h"
 #include "broker/source/range.h"
 #include "broker/source/stream.h"
@@ -16,6 +20,7 @@
 #include "broker/source/tensors.h"
 #include "broker/source/text_lines.h"
 #include "broker/source/tfrecord.h"
+#include "broker/source/tokens.h"
 #include "broker/source/webdataset.h"
 
 namespace penstock {
@@ -25,6 +30,11 @@ using SourceSpec = std::variant<  //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
     TextLinesSource,              //
+    JsonLinesSource,              //
+    CsvSource,                    //
+    TokensSource,                 //
+    NpySource,                    //
+    NpzSource,                    //
     TfrecordSource,               //
     WebdatasetSource,             //
     PythonDatasetSource,          //

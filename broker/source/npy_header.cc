@@ -268,4 +268,16 @@ StatusOr<NpyHeader> ParseNpyHeader(const std::string& name,
   return header;
 }
 
+StatusOr<NpyHeader> ReadNpyHeader(const std::string& name, const DataFile& file,
+                                  uint64_t offset, uint64_t bytes,
+                                  OpenProgress* progress) {
+  std::vector<std::byte> head(std::min<uint64_t>(bytes, kNpyHeaderBytesMax));
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
+                            file.Read(offset, head, progress));
+  if (found < head.size()) {
+    return DataLossError("{} became shorter while it was opened", file.path());
+  }
+  return ParseNpyHeader(name, head, bytes);
+}
+
 }  // namespace penstock

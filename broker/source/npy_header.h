@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "broker/index/data_file.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 
@@ -46,6 +47,11 @@ bool IsNpy(std::span<const std::byte> head);
 StatusOr<NpyHeader> ParseNpyHeader(const std::string& name,
                                    std::span<const std::byte> head,
                                    uint64_t bytes);
+
+// Reads and parses the header of the array in these bytes of a file.
+StatusOr<NpyHeader> ReadNpyHeader(const std::string& name, const DataFile& file,
+                                  uint64_t offset, uint64_t bytes,
+                                  OpenProgress* progress);
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_NPY_HEADER_H_

@@ -13,14 +13,12 @@
 #include <vector>
 
 #include "broker/declare/value_type.h"
+#include "broker/source/number.h"
 
 namespace penstock {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
-
-constexpr double kFloat16Max = 65504;
-constexpr double kBFloat16Max = 0x1.fep127;
 
 // Appends the numbers in value, whose shape from this depth on must equal
 // shape.
@@ -53,87 +51,15 @@ Status Collect(const YamlValue& value, const std::vector<size_t>& shape,
 }
 
 template <typename T>
-void Append(T number, std::vector<std::byte>* data) {
-  const size_t end = data->size();
-  data->resize(end + sizeof(number));
-  std::memcpy(data->data() + end, &number, sizeof(number));
-}
-
-template <typename T>
-Status AppendInt(const YamlValue& value, std::vector<std::byte>* data) {
+StatusOr<int64_t> ReadWhole(const YamlValue& value) {
   static const auto type = WholeNumber<int64_t>(std::numeric_limits<T>::min(),
                                                 std::numeric_limits<T>::max());
   int64_t number = 0;
   PENSTOCK_RETURN_IF_ERROR(type.Read(value, &number));
-  Append(static_cast<T>(number), data);
-  return OkStatus();
+  return number;
 }
 
-template <typename T>
-Status AppendFloat(const YamlValue& value, std::vector<std::byte>* data) {
-  static const auto type =
-      Number(std::numeric_limits<T>::lowest(), std::numeric_limits<T>::max());
-  double number = 0;
-  PENSTOCK_RETURN_IF_ERROR(type.Read(value, &number));
-  Append(static_cast<T>(number), data);
-  return OkStatus();
-}
-
-// Appends a number as a 16-bit IEEE 754 binary format: rounds to nearest even,
-// keeps subnormals. max: the largest finite number; exponent_min: the smallest
-// exponent of a normal number.
-Status AppendSmallFloat(const YamlValue& value, int mantissa_bits,
-                        int exponent_min, double max,
-                        std::vector<std::byte>* data) {
-  double number = 0;
-  PENSTOCK_RETURN_IF_ERROR(Number(-max, max).Read(value, &number));
-  const double magnitude = std::abs(number);
-  const int exponent = magnitude == 0
-                           ? exponent_min
-                           : std::max(std::ilogb(magnitude), exponent_min);
-  // In units of the last place, implicit bit included: subnormals have none,
-  // and a number rounded up to the next power of two carries into the exponent.
-  const auto units = static_cast<uint32_t>(
-      std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent)));
-  uint32_t bits =
-      (static_cast<uint32_t>(exponent - exponent_min) << mantissa_bits) + units;
-  if (std::signbit(number)) bits |= 0x8000;
-  Append(static_cast<uint16_t>(bits), data);
-  return OkStatus();
-}
-
-Status AppendNumber(const YamlValue& value, DType dtype,
-                    std::vector<std::byte>* data) {
-  switch (dtype) {
-    case DType::kUint8:
-      return AppendInt<uint8_t>(value, data);
-    case DType::kInt8:
-      return AppendInt<int8_t>(value, data);
-    case DType::kInt16:
-      return AppendInt<int16_t>(value, data);
-    case DType::kInt32:
-      return AppendInt<int32_t>(value, data);
-    case DType::kInt64:
-      return AppendInt<int64_t>(value, data);
-    case DType::kFloat16:
-      return AppendSmallFloat(value, 10, -14, kFloat16Max, data);
-    case DType::kBFloat16:
-      return AppendSmallFloat(value, 7, -126, kBFloat16Max, data);
-    case DType::kFloat32:
-      return AppendFloat<float>(value, data);
-    case DType::kFloat64:
-      return AppendFloat<double>(value, data);
-    case DType::kBool: {
-      bool truth = false;
-      PENSTOCK_RETURN_IF_ERROR(Bool().Read(value, &truth));
-      Append(truth, data);
-      return OkStatus();
-    }
-  }
-  return value.Wanted("a known dtype");
-}
-
-// What to write instead of a value that AppendNumber refused.
+// What to write instead of a value that ReadNumber refused.
 std::string WayOut(const YamlValue& value, DType dtype) {
   double number = 0;
   if (value.IsNumber(&number)) {
@@ -176,7 +102,7 @@ double Shortest(float number, double max) {
   return std::abs(shortest) > max ? number : shortest;
 }
 
-// The value of a 16-bit format, as AppendSmallFloat writes it; finite.
+// The value of a 16-bit format, as StoreReal writes it; finite.
 double SmallFloat(uint16_t bits, int mantissa_bits, int exponent_min,
                   double max) {
   const int units = bits & ((1 << mantissa_bits) - 1);
@@ -228,6 +154,52 @@ nlohmann::ordered_json TakeList(std::span<const int64_t> shape, DType dtype,
 
 }  // namespace
 
+Status ReadNumber(const YamlValue& value, DType dtype, std::byte* to) {
+  const auto whole = [&](const StatusOr<int64_t>& number) {
+    if (!number.ok()) return number.status();
+    StoreWhole(*number, dtype, to);  // in its range, as read
+    return OkStatus();
+  };
+  const auto real = [&](double max) {
+    double number = 0;
+    const Status status = Number(-max, max).Read(value, &number);
+    if (status.ok()) StoreReal(number, dtype, to);  // in its range, as read
+    return status;
+  };
+  switch (dtype) {
+    case DType::kUint8:
+      return whole(ReadWhole<uint8_t>(value));
+    case DType::kInt8:
+      return whole(ReadWhole<int8_t>(value));
+    case DType::kInt16:
+      return whole(ReadWhole<int16_t>(value));
+    case DType::kInt32:
+      return whole(ReadWhole<int32_t>(value));
+    case DType::kInt64:
+      return whole(ReadWhole<int64_t>(value));
+    case DType::kFloat16:
+      return real(kFloat16Max);
+    case DType::kBFloat16:
+      return real(kBFloat16Max);
+    case DType::kFloat32:
+      return real(std::numeric_limits<float>::max());
+    case DType::kFloat64:
+      return real(std::numeric_limits<double>::max());
+    case DType::kBool: {
+      bool truth = false;
+      PENSTOCK_RETURN_IF_ERROR(Bool().Read(value, &truth));
+      *to = static_cast<std::byte>(truth);
+      return OkStatus();
+    }
+  }
+  return value.Wanted("a known dtype");
+}
+
+void WriteNumber(DType dtype, const std::byte* from,
+                 nlohmann::ordered_json* out) {
+  *out = TakeNumber(dtype, &from);
+}
+
 Status ReadTensor(const YamlValue& values, std::optional<DType> dtype,
                   size_t dimensions_max, TensorsSource::Tensor* tensor,
                   uint64_t* rows) {
@@ -254,8 +226,11 @@ Status ReadTensor(const YamlValue& values, std::optional<DType> dtype,
             : all(&YamlValue::IsBool)      ? DType::kBool
                                            : DType::kFloat32;
   }
+  const size_t value_bytes = DTypeBytes(*dtype);
+  tensor->data.resize(numbers.size() * value_bytes);
   for (size_t i = 0; i < numbers.size(); ++i) {
-    const Status status = AppendNumber(numbers[i], *dtype, &tensor->data);
+    const Status status =
+        ReadNumber(numbers[i], *dtype, tensor->data.data() + i * value_bytes);
     if (status.ok()) continue;
     return Status(status.code(),
                   Format("{} in row {} (from 0): {}", status.message(),

@@ -21,6 +21,10 @@ namespace penstock {
 Status ReadTensor(const YamlValue& values, std::optional<DType> dtype,
                   size_t dimensions_max, TensorsSource::Tensor* tensor,
                   uint64_t* rows);
+// One of these numbers, of DTypeBytes(dtype).
+Status ReadNumber(const YamlValue& value, DType dtype, std::byte* to);
+void WriteNumber(DType dtype, const std::byte* from,
+                 nlohmann::ordered_json* out);
 // The nested lists, which ReadTensor turns into the same bytes. Floats have as
 // few digits as that takes of a float32, or of a float64.
 void WriteTensor(const TensorsSource::Tensor& tensor, uint64_t rows,

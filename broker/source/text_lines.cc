@@ -10,35 +10,19 @@
 #include "broker/declare/declaration.h"
 #include "broker/index/index.h"
 #include "broker/io/read.h"
+#include "broker/source/text_scan.h"
 #include "common/quantity.h"
 
 namespace penstock {
 namespace {
 
-constexpr size_t kScanBytes = size_t{1} << 20;
 // Two bytes of a line's end are read with it.
 constexpr uint64_t kMaxBytesMax = kRecordBytesMax - 2;
 
 Status FindLines(ScannedFile* file, RecordSink* lines) {
-  uint64_t begin = 0;  // of the line
-  for (uint64_t at = 0; at < file->bytes();) {
-    PENSTOCK_ASSIGN_OR_RETURN(
-        const std::span<const std::byte> block,
-        file->At(at, std::min<uint64_t>(kScanBytes, file->bytes() - at)));
-    for (size_t next = 0; next < block.size();) {
-      const void* const newline =
-          std::memchr(&block[next], '\n', block.size() - next);
-      if (newline == nullptr) break;
-      const auto end = static_cast<size_t>(
-          static_cast<const std::byte*>(newline) - block.data());
-      PENSTOCK_RETURN_IF_ERROR(lines->Add(begin, at + end - begin));
-      next = end + 1;
-      begin = at + next;
-    }
-    at += block.size();
-  }
-  return begin < file->bytes() ? lines->Add(begin, file->bytes() - begin)
-                               : OkStatus();
+  return ScanLines(file, 0, FindNewline, [lines](const ScannedLine& line) {
+    return lines->Add(line.offset, line.bytes);
+  });
 }
 
 // Lines of more than max_bytes, and the longest.

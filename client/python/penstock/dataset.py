@@ -272,6 +272,76 @@ class Dataset:
                                             max_bytes=max_bytes, longer=longer), name)
 
     @classmethod
+    def json_lines(cls, files: Files,
+                   fields: Mapping[str, Any], *, longer: Optional[str] = None,
+                   name: Optional[str] = None) -> "Dataset":
+        """Values of JSON documents, one a line. ``fields``: {name: {"dtype": ...,
+        "shape": [...]}} (or a ``TensorSpec``) for numbers, {name: {"max_bytes": ...}}
+        for text, which becomes ``name`` uint8 [max_bytes], filled with zeros, and
+        ``name_bytes`` int64 []. "pointer" tells where it is (RFC 6901: "/meta/0/x";
+        "/name" if not given), "default" what it is where it is missing or null.
+        ``longer``: "fail" or "cut" text of more than max_bytes."""
+        return cls._of("json_lines", _given(
+            files=_absolute_files(files), fields=features_of(fields), longer=longer),
+            name)
+
+    @classmethod
+    def csv(cls, files: Files, columns: Mapping[str, Any], *,
+            delimiter: Optional[str] = None, header: Optional[bool] = None,
+            longer: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
+        """Columns of files of comma-separated values (RFC 4180). ``columns``: {name:
+        {"dtype": ...}} for numbers, {name: {"max_bytes": ...}} for text, as in
+        ``json_lines``. "column" is its name in the header (name if not given), or its
+        number from 0 with ``header`` False; "default" what an empty value is.
+        ``delimiter``: a character, or "tab"."""
+        return cls._of("csv", _given(
+            files=_absolute_files(files), columns=features_of(columns),
+            delimiter="tab" if delimiter == "\t" else delimiter, header=header,
+            longer=longer), name)
+
+    @classmethod
+    def tokens(cls, files: Files, sequence_length: int, *,
+               dtype: Any = None, header_bytes: Optional[int] = None,
+               stride: Optional[int] = None, targets: Optional[str] = None,
+               output_dtype: Any = None, io: Optional[str] = None,
+               name: Optional[str] = None) -> "Dataset":
+        """Sequences of tokens from flat files: raw, or .npy with one dimension.
+        Features: ``input`` [sequence_length] and ``target`` (the token after each),
+        or only ``input`` with ``targets`` "none".
+
+        ``dtype``: of the tokens in the files ("uint16", "uint32", "int32",
+        "int64"); a .npy file says it itself, of others it is uint16 if None.
+        ``header_bytes``: skipped in each file that is not .npy. ``stride``: tokens
+        from the start of a sequence to that of the next (sequence_length if None).
+        ``output_dtype``: "int64" or "int32". A sequence never crosses from a file to
+        the next; the tokens after the last whole sequence are left out."""
+        return cls._of("tokens", _given(
+            files=_absolute_files(files), sequence_length=sequence_length,
+            dtype=_optional_dtype(dtype), header_bytes=header_bytes, stride=stride,
+            targets=targets, output_dtype=_optional_dtype(output_dtype), io=io),
+            name)
+
+    @classmethod
+    def npy(cls, features: Mapping[str, Files], *,
+            io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
+        """Rows of arrays that ``numpy.save`` wrote, along their first axis.
+        ``features``: {name: files, whose arrays follow one another}; all
+        features have as many rows. The feature with the largest rows is read, the
+        others are kept in memory."""
+        return cls._of("npy", _given(
+            features={key: _absolute_files(files) for key, files in features.items()},
+            io=io), name)
+
+    @classmethod
+    def npz(cls, file: Path, features: Mapping[str, str], *,
+            io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
+        """Rows of the arrays in a file of ``numpy.savez`` (not
+        ``numpy.savez_compressed``), along their first axis. ``features``: {name: the
+        name of an array}; as in ``npy``."""
+        return cls._of("npz", _given(file=_absolute(file), features=dict(features),
+                                     io=io), name)
+
+    @classmethod
     def tfrecord(cls, files: Files,
                  features: Optional[Mapping[str, Mapping[str, Any]]] = None, *,
                  io: Optional[str] = None,
@@ -381,11 +451,16 @@ class Dataset:
             return os.path.join(folder, value)
 
         source = spec.get("source")
-        for options in source.values() if isinstance(source, dict) else ():
+        for kind, options in source.items() if isinstance(source, dict) else ():
             if isinstance(options, dict):
                 options.update({key: found_from_here(options[key])
-                                for key in ("files", "path", "images", "labels")
+                                for key in ("files", "path", "file", "images",
+                                            "labels")
                                 if key in options})
+                if kind == "npy" and isinstance(options.get("features"), dict):
+                    options["features"] = {
+                        key: found_from_here(files)
+                        for key, files in options["features"].items()}
         return cls(spec)
 
     # ---- steps

@@ -1,0 +1,217 @@
+#include "broker/source/arrays.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+#include <span>
+
+#include "broker/declare/value_type.h"
+#include "broker/index/fingerprint.h"
+#include "broker/io/read.h"
+
+namespace penstock {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+// Memory that is not zeroed first: it may be gigabytes.
+struct Kept {
+  std::unique_ptr<std::byte[]> data;
+  uint64_t bytes = 0;
+};
+
+class Arrays final : public Source {
+ public:
+  Arrays(std::vector<DataFiles> files, std::vector<ArrayFeature> features,
+         std::vector<Kept> kept, size_t read)
+      : files_(std::move(files)),
+        features_(std::move(features)),
+        kept_(std::move(kept)),
+        read_(read) {
+    for (const ArrayFeature& each : features_) {
+      raw_spec_.push_back({each.feature, false});
+    }
+  }
+
+  uint64_t record_count() const override { return features_[0].rows.count(); }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
+  uint64_t memory_bytes() const override {
+    uint64_t bytes = 0;
+    for (const Kept& each : kept_) bytes += each.bytes;
+    return bytes;
+  }
+  bool Changed() const override {
+    return std::any_of(files_.begin(), files_.end(),
+                       [](const DataFiles& each) { return each.Changed(); });
+  }
+  std::string io() const override {
+    return IoText(features_[read_].parts[0].file->align());
+  }
+  std::string fingerprint() const override {
+    Fingerprint fingerprint("arrays");
+    for (const ArrayFeature& each : features_) {
+      fingerprint.Add(files_[each.files]);
+      for (const ArrayFeature::Part& part : each.parts) {
+        fingerprint.Add(part.data_at);
+        fingerprint.Add(part.bytes);
+      }
+    }
+    return fingerprint.Hex();
+  }
+  std::optional<size_t> plain_feature() const override { return read_; }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    const Place place = PlaceOf(record);
+    place.part->file->Locate(place.offset, features_[read_].feature.RowBytes(),
+                             request);
+  }
+
+  Status Unpack(uint64_t record, const ReadBytes& read, std::vector<std::byte>*,
+                RawRecord* raw) const override {
+    raw->resize(features_.size());
+    for (size_t i = 0; i < features_.size(); ++i) {
+      const uint64_t bytes = features_[i].feature.RowBytes();
+      (*raw)[i] = i == read_ ? read.bytes
+                             : std::span<const std::byte>(
+                                   kept_[i].data.get() + record * bytes, bytes);
+    }
+    return OkStatus();
+  }
+
+  std::string Describe(uint64_t record) const override {
+    const Place place = PlaceOf(record);
+    return Format("{}, row {} (offset {})", place.part->name, place.row,
+                  place.offset);
+  }
+
+ private:
+  struct Place {
+    const ArrayFeature::Part* part;
+    uint64_t row;
+    uint64_t offset;
+  };
+
+  // Of the feature that is read.
+  Place PlaceOf(uint64_t record) const {
+    const ArrayFeature& in = features_[read_];
+    const auto [part, row] = in.rows.Find(record);
+    return {&in.parts[part], row,
+            in.parts[part].data_at + row * in.feature.RowBytes()};
+  }
+
+  const std::vector<DataFiles> files_;
+  const std::vector<ArrayFeature> features_;
+  const std::vector<Kept> kept_;  // of the features; empty for the one read
+  const size_t read_;
+  RawSpec raw_spec_;
+};
+
+StatusOr<Kept> Keep(const ArrayFeature& array, OpenProgress* progress) {
+  const uint64_t bytes = array.rows.count() * array.feature.RowBytes();
+  const std::string what =
+      Format("feature '{}', whose rows are kept in memory ({} bytes)",
+             array.feature.name, bytes);
+  if (const Status status = progress->reserve(bytes); !status.ok()) {
+    return status.Prepend(what);
+  }
+  Kept kept{std::unique_ptr<std::byte[]>(new (std::nothrow) std::byte[bytes]),
+            bytes};
+  if (kept.data == nullptr)
+    return ResourceExhaustedError("{}: no memory", what);
+  progress->total.fetch_add(bytes, std::memory_order_relaxed);
+  std::byte* at = kept.data.get();
+  for (const ArrayFeature::Part& part : array.parts) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const uint64_t found,
+        part.file->Read(part.data_at, {at, part.bytes}, progress));
+    if (found < part.bytes) {
+      return DataLossError("{} became shorter while it was opened", part.name);
+    }
+    at += part.bytes;
+    progress->done.fetch_add(part.bytes,
+                             std::memory_order_relaxed);  // only displayed
+  }
+  return kept;
+}
+
+}  // namespace
+
+Status ArrayFeature::Append(std::string name, const DataFile& file,
+                            uint64_t offset, const NpyHeader& header) {
+  const std::optional<DType> dtype = header.dtype();
+  if (!dtype) {
+    return InvalidArgumentError(
+        "{}: dtype {} is none of Penstock's; save it as one that is, such as "
+        "a.astype(np.int64) or np.float32",
+        name, header.DTypeText());
+  }
+  if (header.shape.empty()) {
+    return InvalidArgumentError("{}: a single value; wanted an array of rows",
+                                name);
+  }
+  Feature found{feature.name, *dtype, {}};
+  uint64_t row_bytes = header.value_bytes;
+  bool is_row = header.shape.size() - 1 <= kShapeDimensionsMax;
+  for (const uint64_t dimension : std::span(header.shape).subspan(1)) {
+    // Divide: the product of hostile dimensions overflows.
+    is_row =
+        is_row && dimension > 0 && dimension <= kRecordBytesMax / row_bytes;
+    if (!is_row) break;
+    row_bytes *= dimension;
+    found.shape.push_back(static_cast<int64_t>(dimension));
+  }
+  if (!is_row) {
+    return InvalidArgumentError(
+        "{}: {}; wanted rows of 1 to {} bytes and at most {} dimensions", name,
+        header.ToString(), kRecordBytesMax, kShapeDimensionsMax);
+  }
+  if (parts.empty()) {
+    feature = std::move(found);
+  } else if (feature != found) {
+    return InvalidArgumentError(
+        "feature '{}' has rows of {} [{}] in {}, but of {} [{}] in {}",
+        feature.name, DTypeName(feature.dtype), JoinText(feature.shape, ", "),
+        parts.front().name, DTypeName(found.dtype), JoinText(found.shape, ", "),
+        name);
+  }
+  if (const Status status = rows.Append(header.shape[0]); !status.ok()) {
+    return status.Prepend(name);
+  }
+  parts.push_back(
+      {std::move(name), &file, offset + header.bytes, header.data_bytes});
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFiles> files,
+                                             std::vector<ArrayFeature> features,
+                                             Io io, OpenProgress* progress) {
+  const ArrayFeature& first = features.front();
+  for (const ArrayFeature& each : features) {
+    if (each.rows.count() == first.rows.count()) continue;
+    return InvalidArgumentError(
+        "{} has {} rows of '{}', but {} has {} of '{}'; do they belong "
+        "together?",
+        first.parts.front().name, first.rows.count(), first.feature.name,
+        each.parts.front().name, each.rows.count(), each.feature.name);
+  }
+  if (first.rows.count() == 0) {
+    return InvalidArgumentError("{}: no row", first.parts.front().name);
+  }
+  const size_t read = static_cast<size_t>(
+      std::max_element(features.begin(), features.end(),
+                       [](const ArrayFeature& a, const ArrayFeature& b) {
+                         return a.feature.RowBytes() < b.feature.RowBytes();
+                       }) -
+      features.begin());
+  std::vector<Kept> kept(features.size());
+  for (size_t i = 0; i < features.size(); ++i) {
+    if (i == read) continue;
+    PENSTOCK_ASSIGN_OR_RETURN(kept[i], Keep(features[i], progress));
+  }
+  PENSTOCK_RETURN_IF_ERROR(files[features[read].files].ChooseIo(
+      io, features[read].feature.RowBytes()));
+  return std::unique_ptr<Source>(
+      new Arrays(std::move(files), std::move(features), std::move(kept), read));
+}
+
+}  // namespace penstock

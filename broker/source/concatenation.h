@@ -1,0 +1,43 @@
+// The records of several parts, such as files, numbered through.
+#ifndef BROKER_SOURCE_CONCATENATION_H_
+#define BROKER_SOURCE_CONCATENATION_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "broker/source/source.h"
+#include "common/status.h"
+
+namespace penstock {
+
+class Concatenation {
+ public:
+  Status Append(uint64_t records) {
+    if (records > kRecordsMax - count()) {
+      return InvalidArgumentError("more than {} records", kRecordsMax);
+    }
+    ends_.push_back(count() + records);
+    return OkStatus();
+  }
+
+  uint64_t count() const { return ends_.empty() ? 0 : ends_.back(); }
+
+  struct Place {
+    size_t part;
+    uint64_t record;  // of this part
+  };
+  // record: < count()
+  Place Find(uint64_t record) const {
+    const size_t part = static_cast<size_t>(
+        std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
+    return {part, record - (part == 0 ? 0 : ends_[part - 1])};
+  }
+
+ private:
+  std::vector<uint64_t> ends_;  // one past each part's last record
+};
+
+}  // namespace penstock
+#endif  // BROKER_SOURCE_CONCATENATION_H_

@@ -1,0 +1,293 @@
+#include "broker/source/json_lines.h"
+
+#include <simdjson.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+#include "broker/declare/declaration.h"
+#include "broker/index/index.h"
+#include "broker/source/number.h"
+#include "broker/source/text_scan.h"
+
+namespace penstock {
+namespace {
+
+using Element = simdjson::dom::element;
+using Type = simdjson::dom::element_type;
+
+std::string_view NameOf(Type type) {
+  switch (type) {
+    case Type::ARRAY:
+      return "a list";
+    case Type::OBJECT:
+      return "an object";
+    case Type::STRING:
+      return "text";
+    case Type::BOOL:
+      return "true or false";
+    case Type::NULL_VALUE:
+      return "null";
+    default:  // later versions have more kinds of numbers
+      return "a number";
+  }
+}
+
+// Of a key that is repeated the last value counts, as for most readers.
+std::optional<Element> Find(Element element,
+                            const std::vector<std::string>& pointer) {
+  for (const std::string& token : pointer) {
+    std::optional<Element> found;
+    if (simdjson::dom::object object; !element.get(object)) {
+      for (const auto& [key, value] : object) {
+        if (key == token) found = value;
+      }
+    } else if (simdjson::dom::array array; !element.get(array)) {
+      size_t i = 0;
+      const char* const end = token.data() + token.size();
+      const auto [rest, error] = std::from_chars(token.data(), end, i);
+      Element item;
+      if (error == std::errc{} && rest == end && !array.at(i).get(item)) {
+        found = item;
+      }
+    }
+    if (!found) return std::nullopt;
+    element = *found;
+  }
+  return element;
+}
+
+// What is wrong; "": nothing is.
+std::string StoreNumber(Element element, DType dtype, std::byte* to) {
+  const auto wanted = [&](std::string_view what) {
+    return Format("wanted {}, found {}", what, NameOf(element.type()));
+  };
+  if (dtype == DType::kBool) {
+    bool truth = false;
+    if (element.get(truth)) return wanted("true or false");
+    *to = static_cast<std::byte>(truth);
+    return "";
+  }
+  int64_t whole = 0;
+  double real = 0;
+  switch (element.type()) {
+    case Type::INT64:
+      if (!element.get(whole) && StoreWhole(whole, dtype, to)) return "";
+      break;
+    case Type::UINT64:  // more than an int64 holds
+    case Type::DOUBLE:
+      if (!element.get(real) && StoreReal(real, dtype, to)) return "";
+      break;
+    default:
+      return wanted("a number");
+  }
+  return Format("{} does not fit into {}", simdjson::minify(element),
+                DTypeName(dtype));
+}
+
+// The numbers of the dimensions from `shape` on.
+std::string StoreNumbers(Element element, DType dtype,
+                         std::span<const int64_t> shape, std::byte** to) {
+  if (shape.empty()) {
+    std::string wrong = StoreNumber(element, dtype, *to);
+    *to += DTypeBytes(dtype);
+    return wrong;
+  }
+  simdjson::dom::array array;
+  if (element.get(array)) {
+    return Format("wanted a list of {}, found {}", shape.front(),
+                  NameOf(element.type()));
+  }
+  // size() of simdjson ends at 2^24.
+  int64_t items = 0;
+  for (const Element item : array) {
+    if (++items > shape.front()) break;
+    std::string wrong = StoreNumbers(item, dtype, shape.subspan(1), to);
+    if (!wrong.empty()) return wrong;
+  }
+  if (items == shape.front()) return "";
+  return Format("wanted a list of {}, found {}", shape.front(),
+                items < shape.front() ? Format("one of {}", items) : "more");
+}
+
+// Without the empty lines at its end.
+Status FindLines(ScannedFile* file, RecordSink* lines) {
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t begin, FindText(file));
+  size_t blanks = 0;  // up to here
+  PENSTOCK_RETURN_IF_ERROR(
+      ScanLines(file, begin, FindNewline, [&](const ScannedLine& line) {
+        blanks = line.is_blank ? blanks + 1 : 0;
+        return lines->Add(line.offset, line.bytes);
+      }));
+  lines->Drop(blanks);
+  return OkStatus();
+}
+
+class JsonLines final : public Source {
+ public:
+  JsonLines(const JsonLinesSource& spec, Index lines)
+      : rows_(spec.fields, spec.longer), lines_(std::move(lines)) {
+    for (const auto& [name, field] : spec.fields) {
+      pointers_.push_back(field.from.empty() ? std::vector<std::string>{name}
+                                             : *PointerTokens(field.from));
+    }
+  }
+
+  uint64_t record_count() const override { return lines_.records(); }
+  const RawSpec& raw_spec() const override { return rows_.raw_spec(); }
+  uint64_t memory_bytes() const override { return lines_.memory_bytes(); }
+  bool Changed() const override { return lines_.Changed(); }
+  std::string io() const override { return IoText(0); }
+  std::string fingerprint() const override { return lines_.fingerprint(); }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    const Index::Record line = lines_.At(record);
+    line.file->Locate(
+        line.offsets[0],
+        std::min<uint64_t>(line.bytes[0], kParsedLineBytesMax + 1), request);
+  }
+
+  Status Unpack(uint64_t record, const ReadBytes& read,
+                std::vector<std::byte>* scratch,
+                RawRecord* raw) const override {
+    const std::string_view line(
+        reinterpret_cast<const char*>(read.bytes.data()), read.bytes.size());
+    Status status;
+    if (line.size() > kParsedLineBytesMax) {
+      status = DataLossError("a line of {} bytes; at most {} are parsed",
+                             lines_.At(record).bytes[0], kParsedLineBytesMax);
+    } else if (line.find('\n') != line.npos) {
+      status = DataLossError("the file has changed since it was opened");
+    } else if (const auto bad = FindNotUtf8(line)) {
+      status = DataLossError("not UTF-8 at offset {} of the file",
+                             lines_.At(record).offsets[0] + *bad);
+    } else {
+      status = ParseJsonLine(line, rows_, pointers_, scratch);
+    }
+    if (!status.ok()) return status.Prepend(Describe(record));
+    rows_.Point(std::span(*scratch).first(rows_.bytes()), raw);
+    return OkStatus();
+  }
+
+  std::string Describe(uint64_t record) const override {
+    const Index::Record line = lines_.At(record);
+    return Format("{}, line {}", line.file->path(), line.number + 1);
+  }
+
+ private:
+  const FieldRows rows_;
+  std::vector<std::vector<std::string>> pointers_;  // of the fields
+  const Index lines_;
+};
+
+}  // namespace
+
+std::optional<std::vector<std::string>> PointerTokens(
+    std::string_view pointer) {
+  std::vector<std::string> tokens;
+  while (!pointer.empty()) {
+    if (pointer.front() != '/') return std::nullopt;
+    pointer.remove_prefix(1);
+    std::string& token = tokens.emplace_back();
+    for (; !pointer.empty() && pointer.front() != '/';
+         pointer.remove_prefix(1)) {
+      if (pointer.front() != '~') {
+        token += pointer.front();
+      } else if (pointer.starts_with("~0") || pointer.starts_with("~1")) {
+        token += pointer[1] == '0' ? '~' : '/';
+        pointer.remove_prefix(1);
+      } else {
+        return std::nullopt;
+      }
+    }
+  }
+  return tokens;
+}
+
+Status ParseJsonLine(std::string_view line, const FieldRows& rows,
+                     const std::vector<std::vector<std::string>>& pointers,
+                     std::vector<std::byte>* scratch) {
+  // It keeps its memory; one for each worker.
+  thread_local simdjson::dom::parser parser(kParsedLineBytesMax +
+                                            simdjson::SIMDJSON_PADDING);
+  if (line.find_first_not_of(" \t\r") == line.npos) {
+    return DataLossError("an empty line");
+  }
+  scratch->resize(rows.bytes() + line.size() + simdjson::SIMDJSON_PADDING);
+  std::byte* const row = scratch->data();
+  std::byte* const text = row + rows.bytes();
+  std::memcpy(text, line.data(), line.size());
+  std::fill_n(text + line.size(), simdjson::SIMDJSON_PADDING, std::byte{' '});
+  Element document;
+  if (const auto error =
+          parser.parse(reinterpret_cast<const uint8_t*>(text), line.size())
+              .get(document)) {
+    return DataLossError("not JSON: {}", simdjson::error_message(error));
+  }
+  for (size_t i = 0; i < rows.count(); ++i) {
+    const std::optional<Element> found = Find(document, pointers[i]);
+    if (!found || found->is_null()) {
+      PENSTOCK_RETURN_IF_ERROR(
+          rows.StoreDefault(found ? "is null" : "is missing", i, row));
+      continue;
+    }
+    const TextField& field = rows[i];
+    if (field.max_bytes) {
+      std::string_view value;
+      if (found->get(value)) {
+        return DataLossError("field '{}': wanted text, found {}", rows.name(i),
+                             NameOf(found->type()));
+      }
+      PENSTOCK_RETURN_IF_ERROR(rows.StoreText(value, i, row));
+    } else {
+      std::byte* to = rows.NumbersIn(row, i);
+      const std::string wrong =
+          StoreNumbers(*found, *field.dtype, field.shape, &to);
+      if (!wrong.empty()) {
+        return DataLossError("field '{}': {}", rows.name(i), wrong);
+      }
+    }
+  }
+  return OkStatus();
+}
+
+const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
+  static const auto declared =
+      Declaration<JsonLinesSource>(
+          "json_lines", "Values of JSON documents, one a line (JSONL).")
+          .Gives(kFieldsGive)
+          .Example(
+              "{files: a.jsonl, fields: {label: {dtype: int64}, text: "
+              "{max_bytes: 512, pointer: /body/text, default: ''}}}")
+          .Required("files", &JsonLinesSource::files, Files(),
+                    std::string(kFilesText) +
+                        "; in UTF-8, not unpacked. Empty lines at the end are "
+                        "left out")
+          .Required(
+              "fields", &JsonLinesSource::fields,
+              TextFields("pointer",
+                         Text("a JSON Pointer, such as /meta/0/label",
+                              [](std::string_view text) {
+                                return !text.empty() && PointerTokens(text);
+                              }),
+                         true),
+              "{NAME: {dtype, shape, pointer, default}} of numbers, or {NAME: "
+              "{max_bytes, pointer, default}} of text. shape: [] if not given; "
+              "max_bytes: room for the text; pointer: where it is (RFC 6901), "
+              "by default /NAME; default: where it is missing or null, else an "
+              "error of the sample")
+          .Optional("longer", &JsonLinesSource::longer, LongerTextType(),
+                    kLongerTextText);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> JsonLinesSource::Open(
+    OpenProgress* progress) const {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Index lines,
+      Index::Open(files, {.kind = "json_lines", .scan = FindLines}, progress));
+  return std::unique_ptr<Source>(new JsonLines(*this, std::move(lines)));
+}
+
+}  // namespace penstock

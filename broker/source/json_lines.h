@@ -1,0 +1,33 @@
+// source: json_lines. One row per line of JSON: named values of it.
+#ifndef BROKER_SOURCE_JSON_LINES_H_
+#define BROKER_SOURCE_JSON_LINES_H_
+
+#include "broker/index/file_patterns.h"
+#include "broker/source/source.h"
+#include "broker/source/text_field.h"
+
+namespace penstock {
+
+struct JsonLinesSource {
+  FilePatterns files;
+  FeatureValues<TextField> fields;  // from: a JSON Pointer (RFC 6901)
+  LongerText longer = LongerText::kFail;
+  bool operator==(const JsonLinesSource&) const = default;
+
+  static const Declaration<JsonLinesSource>& Declared();
+  StatusOr<std::unique_ptr<Source>> Open(OpenProgress* progress) const;
+};
+
+// Of a pointer, each as it is written in the document: "/a~1b/0" is "a/b", "0".
+// nullopt: it is none.
+std::optional<std::vector<std::string>> PointerTokens(std::string_view pointer);
+
+// Stores the fields of one document in a row of rows.bytes(), which begins
+// *scratch; the rest of *scratch is used too. DataLoss: it is not JSON, a field
+// is missing or is not what it should be.
+Status ParseJsonLine(std::string_view line, const FieldRows& rows,
+                     const std::vector<std::vector<std::string>>& pointers,
+                     std::vector<std::byte>* scratch);
+
+}  // namespace penstock
+#endif  // BROKER_SOURCE_JSON_LINES_H_

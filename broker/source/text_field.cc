@@ -1,0 +1,242 @@
+#include "broker/source/text_field.h"
+
+#include <simdjson.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "broker/declare/declaration.h"
+#include "broker/io/read.h"
+#include "broker/source/number.h"
+#include "broker/source/tensor_values.h"
+
+namespace penstock {
+namespace {
+
+constexpr char kBytesSuffix[] = "_bytes";
+// As of all rows.
+constexpr size_t kFeaturesMax = 64;
+constexpr size_t kNameCharsMax = 64;
+
+uint64_t NumbersOf(const TextField& field) {
+  uint64_t numbers = 1;
+  for (const int64_t dimension : field.shape) {
+    // Divide: the product of hostile dimensions overflows.
+    if (numbers > kRecordBytesMax / static_cast<uint64_t>(dimension)) {
+      return kRecordBytesMax + 1;
+    }
+    numbers *= static_cast<uint64_t>(dimension);
+  }
+  return numbers;
+}
+
+Status CheckField(const YamlValue& value, TextField* field) {
+  if (field->dtype.has_value() == field->max_bytes.has_value()) {
+    return value.Error("give dtype for numbers, or max_bytes for text");
+  }
+  if (field->max_bytes && !field->shape.empty()) {
+    return value.Error("text has no shape");
+  }
+  return OkStatus();
+}
+
+Status ReadDefault(const YamlValue& value, void* object) {
+  TextField& field = *static_cast<TextField*>(object);
+  std::vector<std::byte>& bytes = field.fallback.emplace();
+  if (field.dtype) {
+    bytes.resize(DTypeBytes(*field.dtype));
+    return ReadNumber(value, *field.dtype, bytes.data());
+  }
+  std::string text;
+  if (!value.IsWord("")) PENSTOCK_RETURN_IF_ERROR(value.String(&text));
+  if (field.max_bytes && text.size() > *field.max_bytes) {
+    return value.Error(Format("{} bytes, more than max_bytes", text.size()));
+  }
+  const auto from = std::as_bytes(std::span(text));
+  bytes.assign(from.begin(), from.end());
+  return OkStatus();
+}
+
+void WriteDefault(const void* object, nlohmann::ordered_json* out) {
+  const TextField& field = *static_cast<const TextField*>(object);
+  if (!field.fallback) return;
+  if (field.dtype)
+    return WriteNumber(*field.dtype, field.fallback->data(), out);
+  WriteText({reinterpret_cast<const char*>(field.fallback->data()),
+             field.fallback->size()},
+            out);
+}
+
+Declaration<TextField> DeclareField(const std::string& from_key,
+                                    ValueType<std::string> from,
+                                    bool with_shape) {
+  from.write = [write = from.write](const std::string& text, auto* out) {
+    if (!text.empty()) write(text, out);
+  };
+  Declaration<TextField> declared("field", "A value of a record.");
+  declared.Optional("dtype", &TextField::dtype, Maybe(AnyDType()),
+                    "of numbers");
+  if (with_shape) declared.Optional("shape", &TextField::shape, Shape(), "");
+  declared
+      .Optional("max_bytes", &TextField::max_bytes,
+                Maybe(WholeNumber<uint64_t>(1, kRecordBytesMax)),
+                "room for text in each row")
+      .Optional(from_key, &TextField::from, from, "")
+      .Add({"default", "where there is no value", "a number, or text", false,
+            false, ReadDefault, WriteDefault})
+      .Check(CheckField);
+  return declared;
+}
+
+Status CheckRow(const YamlValue& value,
+                const FeatureValues<TextField>& fields) {
+  std::unordered_set<std::string> names;
+  uint64_t bytes = 0;
+  for (const auto& [name, field] : fields) {
+    const bool is_text = field.max_bytes.has_value();
+    bytes += is_text ? *field.max_bytes + sizeof(int64_t)
+                     : NumbersOf(field) * DTypeBytes(*field.dtype);
+    if (is_text && name.size() + sizeof(kBytesSuffix) - 1 > kNameCharsMax) {
+      return value.Error(Format("'{}{}' has more than {} characters", name,
+                                kBytesSuffix, kNameCharsMax));
+    }
+    for (const std::string& feature :
+         is_text ? std::vector{name, name + kBytesSuffix} : std::vector{name}) {
+      if (names.insert(feature).second) continue;
+      return value.Error(
+          Format("two features are named '{}'; text NAME also gives NAME{}",
+                 feature, kBytesSuffix));
+    }
+  }
+  if (names.size() > kFeaturesMax) {
+    return value.Error(
+        Format("{} features, those of text count twice; at most {}",
+               names.size(), kFeaturesMax));
+  }
+  if (bytes > kRecordBytesMax) {
+    return value.Error(Format("a row of more than {} bytes", kRecordBytesMax));
+  }
+  return OkStatus();
+}
+
+bool IsContinuation(char byte) { return (byte & 0xc0) == 0x80; }
+
+}  // namespace
+
+ValueType<FeatureValues<TextField>> TextFields(
+    const std::string& from_key, const ValueType<std::string>& from,
+    bool with_shape) {
+  const Declaration<TextField> declared =
+      DeclareField(from_key, from, with_shape);
+  ValueType<FeatureValues<TextField>> type =
+      ValueOfEachFeature(ValueType<TextField>{
+          declared.Wanted(),
+          [declared](const YamlValue& value, std::string_view wanted,
+                     TextField* out) {
+            return declared.Read(value, wanted, out);
+          },
+          [declared](const TextField& field, nlohmann::ordered_json* out) {
+            declared.Write(&field, out);
+          }});
+  type.read = [read = type.read](const YamlValue& value,
+                                 std::string_view wanted,
+                                 FeatureValues<TextField>* out) {
+    PENSTOCK_RETURN_IF_ERROR(read(value, wanted, out));
+    return CheckRow(value, *out);
+  };
+  return type;
+}
+
+ValueType<LongerText> LongerTextType() {
+  return Words<LongerText>(
+      {{"fail", LongerText::kFail}, {"cut", LongerText::kCut}});
+}
+
+FieldRows::FieldRows(const FeatureValues<TextField>& fields, LongerText longer)
+    : fields_(fields), longer_(longer) {
+  for (const auto& [name, field] : fields_) {
+    at_.push_back(bytes_);
+    if (field.dtype) {
+      raw_spec_.push_back({{name, *field.dtype, field.shape}, false});
+    } else {
+      raw_spec_.push_back(
+          {{name, DType::kUint8, {static_cast<int64_t>(*field.max_bytes)}},
+           false});
+      bytes_ += raw_spec_.back().feature.RowBytes();
+      raw_spec_.push_back({{name + kBytesSuffix, DType::kInt64, {}}, false});
+    }
+    bytes_ += raw_spec_.back().feature.RowBytes();
+  }
+}
+
+Status FieldRows::StoreText(std::string_view text, size_t field,
+                            std::byte* row) const {
+  const uint64_t room = *fields_[field].second.max_bytes;
+  if (text.size() > room) {
+    if (longer_ == LongerText::kFail) {
+      return DataLossError(
+          "field '{}': text of {} bytes; at most {} fit (max_bytes, or "
+          "`longer: cut`)",
+          name(field), text.size(), room);
+    }
+    size_t kept = room;
+    while (kept > 0 && IsContinuation(text[kept])) --kept;
+    text = text.substr(0, kept);
+  }
+  std::byte* const to = row + at_[field];
+  const auto bytes = static_cast<int64_t>(text.size());
+  std::copy_n(reinterpret_cast<const std::byte*>(text.data()), text.size(), to);
+  std::fill_n(to + text.size(), room - text.size(), std::byte{0});
+  std::memcpy(to + room, &bytes, sizeof(bytes));
+  return OkStatus();
+}
+
+Status FieldRows::StoreDefault(std::string_view lacks, size_t field,
+                               std::byte* row) const {
+  const TextField& of = fields_[field].second;
+  if (!of.fallback) {
+    return DataLossError("field '{}' {}; give it a `default` if that is right",
+                         name(field), lacks);
+  }
+  const std::vector<std::byte>& bytes = *of.fallback;
+  if (of.max_bytes) {
+    return StoreText(
+        {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, field,
+        row);
+  }
+  std::byte* to = row + at_[field];
+  for (uint64_t i = 0; i < NumbersOf(of); ++i) {
+    to = std::copy(bytes.begin(), bytes.end(), to);
+  }
+  return OkStatus();
+}
+
+void FieldRows::Point(std::span<const std::byte> row, RawRecord* raw) const {
+  raw->resize(raw_spec_.size());
+  uint64_t at = 0;
+  for (size_t i = 0; i < raw_spec_.size(); ++i) {
+    const uint64_t bytes = raw_spec_[i].feature.RowBytes();
+    (*raw)[i] = row.subspan(at, bytes);
+    at += bytes;
+  }
+}
+
+std::optional<size_t> FindNotUtf8(std::string_view text) {
+  if (simdjson::validate_utf8(text.data(), text.size())) return std::nullopt;
+  // Somewhere it is not: character by character, which is seldom needed.
+  size_t at = 0;
+  while (at < text.size()) {
+    size_t bytes = 1;
+    while (bytes <= 4 && at + bytes <= text.size() &&
+           !simdjson::validate_utf8(text.data() + at, bytes)) {
+      ++bytes;
+    }
+    if (bytes > 4 || at + bytes > text.size()) return at;
+    at += bytes;
+  }
+  return std::nullopt;
+}
+
+}  // namespace penstock

@@ -1,0 +1,83 @@
+// The values of a record of text (JSON, CSV): what a spec says of each, and the
+// row that they become.
+#ifndef BROKER_SOURCE_TEXT_FIELD_H_
+#define BROKER_SOURCE_TEXT_FIELD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "broker/declare/value_type.h"
+#include "broker/source/source.h"
+#include "common/element_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// Numbers of dtype and shape, or text of up to max_bytes.
+struct TextField {
+  std::string from;  // where a record has it; "": by the field's name
+  std::optional<DType> dtype;
+  std::vector<int64_t> shape;
+  std::optional<uint64_t> max_bytes;
+  // Of a record without a value: a number, which fills the shape, or the text.
+  std::optional<std::vector<std::byte>> fallback;
+  bool operator==(const TextField&) const = default;
+};
+
+// from_key: the key of `from`. The names and sizes of all features are checked.
+ValueType<FeatureValues<TextField>> TextFields(
+    const std::string& from_key, const ValueType<std::string>& from,
+    bool with_shape);
+inline constexpr char kFieldsGive[] =
+    "as given; of text, NAME uint8 [max_bytes], filled with zeros, and "
+    "NAME_bytes int64: how many of them are the text's";
+
+enum class LongerText { kFail, kCut };  // text of more than max_bytes
+ValueType<LongerText> LongerTextType();
+inline constexpr char kLongerTextText[] =
+    "longer text is an error of its sample (on_error applies), or loses its "
+    "end, at a whole character";
+
+// Rows of fields: their features one after the other. Immutable.
+class FieldRows {
+ public:
+  FieldRows(const FeatureValues<TextField>& fields, LongerText longer);
+
+  const RawSpec& raw_spec() const { return raw_spec_; }
+  uint64_t bytes() const { return bytes_; }  // of a row
+  size_t count() const { return fields_.size(); }
+  const std::string& name(size_t field) const { return fields_[field].first; }
+  const TextField& operator[](size_t field) const {
+    return fields_[field].second;
+  }
+
+  // Where the numbers of a field are.
+  std::byte* NumbersIn(std::byte* row, size_t field) const {
+    return row + at_[field];
+  }
+  // DataLoss, as below: it has no room.
+  Status StoreText(std::string_view text, size_t field, std::byte* row) const;
+  // Stores the default; DataLoss, which says what it lacks: there is none.
+  Status StoreDefault(std::string_view lacks, size_t field,
+                      std::byte* row) const;
+  void Point(std::span<const std::byte> row, RawRecord* raw) const;
+
+ private:
+  const FeatureValues<TextField> fields_;
+  const LongerText longer_;
+  RawSpec raw_spec_;
+  std::vector<uint64_t> at_;  // of each field in a row
+  uint64_t bytes_ = 0;
+};
+
+// The offset of the first byte that is not of a UTF-8 character; nullopt: all
+// are.
+std::optional<size_t> FindNotUtf8(std::string_view text);
+
+}  // namespace penstock
+#endif  // BROKER_SOURCE_TEXT_FIELD_H_

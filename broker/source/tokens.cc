@@ -1,0 +1,299 @@
+// Where a sequence is follows from its number: nothing is kept in memory.
+#include "broker/source/tokens.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "broker/declare/declaration.h"
+#include "broker/index/fingerprint.h"
+#include "broker/io/read.h"
+#include "broker/source/concatenation.h"
+#include "broker/source/npy_header.h"
+
+namespace penstock {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+using Stored = TokensSource::Stored;
+constexpr uint64_t kOutputBytesMax = sizeof(int64_t);
+// With a target after the last token.
+constexpr uint64_t kSequenceLengthMax = kRecordBytesMax / kOutputBytesMax - 1;
+
+struct Kind {
+  std::string_view name;
+  uint64_t bytes;
+};
+constexpr Kind kKinds[] = {
+    {"uint16", 2}, {"uint32", 4}, {"int32", 4}, {"int64", 8}};  // as in Stored
+
+const Kind& Of(Stored stored) { return kKinds[static_cast<size_t>(stored)]; }
+
+ValueType<Stored> StoredType() {
+  std::vector<std::pair<std::string_view, Stored>> words;
+  for (size_t i = 0; i < std::size(kKinds); ++i) {
+    words.push_back({kKinds[i].name, static_cast<Stored>(i)});
+  }
+  return Words(std::move(words));
+}
+
+// Returns the index of the first token that To cannot hold, else tokens.
+template <typename From, typename To>
+size_t ConvertEach(const std::byte* from, size_t tokens, std::byte* to) {
+  for (size_t i = 0; i < tokens; ++i) {
+    From token;
+    std::memcpy(&token, from + i * sizeof(From), sizeof(From));
+    const To converted = static_cast<To>(token);
+    if (static_cast<From>(converted) != token ||
+        (std::is_unsigned_v<From> && converted < 0)) {
+      return i;
+    }
+    std::memcpy(to + i * sizeof(To), &converted, sizeof(To));
+  }
+  return tokens;
+}
+
+template <typename To>
+size_t Convert(Stored stored, const std::byte* from, size_t tokens,
+               std::byte* to) {
+  switch (stored) {
+    case Stored::kUint16:
+      return ConvertEach<uint16_t, To>(from, tokens, to);
+    case Stored::kUint32:
+      return ConvertEach<uint32_t, To>(from, tokens, to);
+    case Stored::kInt32:
+      return ConvertEach<int32_t, To>(from, tokens, to);
+    case Stored::kInt64:
+      return ConvertEach<int64_t, To>(from, tokens, to);
+  }
+  return 0;
+}
+
+// What a file has.
+struct FileTokens {
+  Stored stored;
+  uint64_t data_at;
+  uint64_t tokens;
+};
+
+StatusOr<FileTokens> FindTokens(const TokensSource& spec, const DataFile& file,
+                                OpenProgress* progress) {
+  const std::string& path = file.path();
+  std::byte magic[kNpyMagicBytes];
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
+                            file.Read(0, magic, progress));
+  if (path.ends_with(".npy") || IsNpy(std::span(magic).first(found))) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const NpyHeader header,
+        ReadNpyHeader(path, file, 0, file.bytes(), progress));
+    const auto kind = std::find_if(
+        std::begin(kKinds), std::end(kKinds),
+        [&](const Kind& each) { return each.name == header.DTypeText(); });
+    if (kind == std::end(kKinds) || header.shape.size() != 1) {
+      return InvalidArgumentError("{}: wanted {}, of one dimension, found {}",
+                                  path, StoredType().wanted, header.ToString());
+    }
+    const auto stored = static_cast<Stored>(kind - std::begin(kKinds));
+    if (spec.dtype && stored != *spec.dtype) {
+      return InvalidArgumentError("{}: `dtype: {}`, but it says {}", path,
+                                  Of(*spec.dtype).name, kind->name);
+    }
+    return FileTokens{stored, header.bytes, header.shape[0]};
+  }
+  const Stored stored = spec.dtype.value_or(Stored::kUint16);
+  const uint64_t data =
+      file.bytes() - std::min(file.bytes(), spec.header_bytes);
+  if (data % Of(stored).bytes != 0) {
+    return DataLossError(
+        "{} has {} bytes, of which {} are left over: a token ({}) has {}", path,
+        file.bytes(), data % Of(stored).bytes, Of(stored).name,
+        Of(stored).bytes);
+  }
+  return FileTokens{stored, spec.header_bytes, data / Of(stored).bytes};
+}
+
+class Tokens final : public Source {
+ public:
+  Tokens(const TokensSource& spec, DataFiles files, Stored stored)
+      : files_(std::move(files)),
+        stored_(stored),
+        output_dtype_(spec.output_dtype),
+        as_stored_(Of(stored).name == DTypeName(output_dtype_)),
+        length_(spec.sequence_length),
+        tokens_read_(length_ + (HasTargets(spec) ? 1 : 0)),
+        stride_(spec.stride.value_or(length_)) {
+    const std::vector<int64_t> shape = {static_cast<int64_t>(length_)};
+    raw_spec_.push_back({{"input", output_dtype_, shape}, false});
+    if (HasTargets(spec)) {
+      raw_spec_.push_back({{"target", output_dtype_, shape}, false});
+    }
+  }
+
+  // Of the next file.
+  Status Add(const FileTokens& file) {
+    if (file.tokens < tokens_read_) {
+      return InvalidArgumentError(
+          "{} has {} tokens, fewer than a sequence ({}{}); leave it out, or "
+          "join short files",
+          files_[data_at_.size()].path(), file.tokens, tokens_read_,
+          tokens_read_ == length_ ? "" : ", the last target included");
+    }
+    PENSTOCK_RETURN_IF_ERROR(
+        sequences_.Append((file.tokens - tokens_read_) / stride_ + 1));
+    data_at_.push_back(file.data_at);
+    return OkStatus();
+  }
+  Status ChooseIo(Io io) { return files_.ChooseIo(io, BytesRead()); }
+
+  uint64_t record_count() const override { return sequences_.count(); }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
+  uint64_t memory_bytes() const override { return 0; }
+  bool Changed() const override { return files_.Changed(); }
+  std::string io() const override { return IoText(files_[0].align()); }
+  std::string fingerprint() const override {
+    Fingerprint fingerprint("tokens");
+    fingerprint.Add(static_cast<uint64_t>(stored_));
+    fingerprint.Add(tokens_read_);
+    fingerprint.Add(stride_);
+    fingerprint.Add(std::as_bytes(std::span(data_at_)));
+    fingerprint.Add(files_);
+    return fingerprint.Hex();
+  }
+  std::optional<size_t> plain_feature() const override {
+    if (!as_stored_ || raw_spec_.size() != 1) return std::nullopt;
+    return 0;
+  }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    const Place place = PlaceOf(record);
+    place.file->Locate(place.offset, BytesRead(), request);
+  }
+
+  Status Unpack(uint64_t record, const ReadBytes& read,
+                std::vector<std::byte>* scratch,
+                RawRecord* raw) const override {
+    std::span<const std::byte> tokens = read.bytes;
+    const uint64_t token_bytes = DTypeBytes(output_dtype_);
+    if (!as_stored_) {
+      scratch->resize(tokens_read_ * token_bytes);
+      const size_t converted =
+          (output_dtype_ == DType::kInt32
+               ? Convert<int32_t>
+               : Convert<int64_t>)(stored_, tokens.data(), tokens_read_,
+                                   scratch->data());
+      if (converted < tokens_read_) {
+        return DataLossError(
+            "{}: token {} of the sequence does not fit into int32; use "
+            "`output_dtype: int64`",
+            Describe(record), converted);
+      }
+      tokens = *scratch;
+    }
+    const uint64_t bytes = length_ * token_bytes;
+    raw->assign({tokens.first(bytes)});
+    if (raw_spec_.size() == 2) raw->push_back(tokens.subspan(token_bytes));
+    return OkStatus();
+  }
+
+  std::string Describe(uint64_t record) const override {
+    const Place place = PlaceOf(record);
+    return Format("{}, offset {}", place.file->path(), place.offset);
+  }
+
+ private:
+  struct Place {
+    const DataFile* file;
+    uint64_t offset;
+  };
+
+  static bool HasTargets(const TokensSource& spec) {
+    return spec.targets == TokensSource::Targets::kShifted;
+  }
+
+  // For a sequence.
+  uint64_t BytesRead() const { return tokens_read_ * Of(stored_).bytes; }
+
+  Place PlaceOf(uint64_t record) const {
+    const auto [file, sequence] = sequences_.Find(record);
+    return {&files_[file],
+            data_at_[file] + sequence * stride_ * Of(stored_).bytes};
+  }
+
+  DataFiles files_;
+  const Stored stored_;
+  const DType output_dtype_;
+  const bool as_stored_;
+  const uint64_t length_;
+  const uint64_t tokens_read_;  // of a sequence
+  const uint64_t stride_;
+  RawSpec raw_spec_;
+  std::vector<uint64_t> data_at_;  // in each file
+  Concatenation sequences_;
+};
+
+}  // namespace
+
+const Declaration<TokensSource>& TokensSource::Declared() {
+  static const auto declared =
+      Declaration<TokensSource>(
+          "tokens",
+          "Sequences of tokens from one or several files, raw (little-endian) "
+          "or .npy of one dimension. A sequence never crosses from a file to "
+          "the next; tokens after the last whole sequence of a file are left "
+          "out.")
+          .Gives(
+              "input [sequence_length]; unless targets: none, target "
+              "[sequence_length]: the token after each")
+          .Example("{files: [train_0.bin, train_1.bin], sequence_length: 1024}")
+          .Required("files", &TokensSource::files, Files(), kFilesText)
+          .Optional("dtype", &TokensSource::dtype, Maybe(StoredType()),
+                    "of the tokens in the files; a .npy file says it itself, "
+                    "of others it is uint16 by default")
+          .Optional("header_bytes", &TokensSource::header_bytes,
+                    WholeNumber<uint64_t>(0, kRowBytesMax),
+                    "left out at the start of each file that is not .npy")
+          .Required("sequence_length", &TokensSource::sequence_length,
+                    WholeNumber<uint64_t>(1, kSequenceLengthMax),
+                    "tokens of a row")
+          .Optional("stride", &TokensSource::stride,
+                    Maybe(WholeNumber<uint64_t>(1, kRowBytesMax)),
+                    "tokens from the start of a sequence to that of the next; "
+                    "by default sequence_length")
+          .Optional("targets", &TokensSource::targets,
+                    Words<Targets>({{"shifted", Targets::kShifted},
+                                    {"none", Targets::kNone}}),
+                    "shifted by one token, or none")
+          .Optional("output_dtype", &TokensSource::output_dtype,
+                    DTypes({DType::kInt64, DType::kInt32}), "of the rows")
+          .Optional("io", &TokensSource::io, IoType(), kIoText);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> TokensSource::Open(
+    OpenProgress* progress) const {
+  PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
+                            DataFiles::Open(files, *progress));
+  std::vector<FileTokens> found;
+  for (const DataFile& file : opened) {
+    PENSTOCK_ASSIGN_OR_RETURN(found.emplace_back(),
+                              FindTokens(*this, file, progress));
+    const Stored first = found.front().stored;
+    if (found.back().stored != first) {
+      return InvalidArgumentError(
+          "{} has tokens of {}, but {} of {}; make a dataset of each",
+          opened[0].path(), Of(first).name, file.path(),
+          Of(found.back().stored).name);
+    }
+  }
+  auto source =
+      std::make_unique<Tokens>(*this, std::move(opened), found.front().stored);
+  for (const FileTokens& file : found) {
+    PENSTOCK_RETURN_IF_ERROR(source->Add(file));
+  }
+  PENSTOCK_RETURN_IF_ERROR(source->ChooseIo(io));
+  return std::unique_ptr<Source>(std::move(source));
+}
+
+}  // namespace penstock

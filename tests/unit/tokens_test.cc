@@ -1,0 +1,181 @@
+// Promise: source tokens gives each sequence of its files once, with the token
+// after each as its target, and no sequence crosses files. Method: files
+// written here; tests/python/test_numpy_files.py compares with NumPy's memmap.
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "tests/unit/file_source.h"
+#include "tests/unit/numpy_file.h"
+
+namespace penstock {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class TokensTest : public FileSourceTest {
+ protected:
+  template <typename T>
+  static std::string Counting(size_t count, T first = 0) {
+    std::vector<T> tokens(count);
+    std::iota(tokens.begin(), tokens.end(), first);
+    return Bytes(tokens);
+  }
+};
+
+TEST_F(TokensTest, SequencesAndTheirTargetsStayWithinAFile) {
+  const auto source =
+      Open(TokensSource{.files = {{Write("a", Counting<uint16_t>(10)),
+                                   Write("b", Counting<uint16_t>(4, 65'532))}},
+                        .sequence_length = 3});
+  ASSERT_EQ(source->record_count(), 4u);
+  const std::vector<std::vector<int64_t>> inputs = {
+      {0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {65'532, 65'533, 65'534}};
+  for (uint64_t i = 0; i < inputs.size(); ++i) {
+    const auto record = Record(*source, i);
+    EXPECT_EQ(Values<int64_t>(record[0]), inputs[i]);
+    std::vector<int64_t> targets = inputs[i];
+    for (int64_t& each : targets) ++each;
+    EXPECT_EQ(Values<int64_t>(record[1]), targets);
+  }
+  EXPECT_EQ(source->raw_spec()[0].feature.ToString(), "input int64 [3]");
+  EXPECT_EQ(source->raw_spec()[1].feature.ToString(), "target int64 [3]");
+  EXPECT_EQ(source->Describe(3), folder_ + "/b, offset 0");
+  EXPECT_EQ(source->Describe(2), folder_ + "/a, offset 12");
+  EXPECT_EQ(source->memory_bytes(), 0u);
+  EXPECT_EQ(source->plain_feature(), std::nullopt);
+}
+
+TEST_F(TokensTest, AStrideMayOverlapOrLeaveOut) {
+  TokensSource spec{.files = {{Write("a", Counting<uint16_t>(8))}},
+                    .sequence_length = 4,
+                    .targets = TokensSource::Targets::kNone};
+  for (const auto& [stride, records] : std::vector<std::pair<int, uint64_t>>{
+           {1, 5}, {2, 3}, {3, 2}, {4, 2}, {5, 1}, {100, 1}}) {
+    spec.stride = stride;
+    const auto source = Open(spec);
+    ASSERT_EQ(source->record_count(), records) << stride;
+    EXPECT_EQ(Values<int64_t>(Record(*source, records - 1)[0])[0],
+              stride * static_cast<int64_t>(records - 1));
+  }
+}
+
+TEST_F(TokensTest, TokensOfTheOutputsDTypeAreReadInPlace) {
+  TokensSource spec{.files = {{Write("a", Counting<int32_t>(8, -4))}},
+                    .dtype = TokensSource::Stored::kInt32,
+                    .sequence_length = 4,
+                    .targets = TokensSource::Targets::kNone,
+                    .output_dtype = DType::kInt32};
+  const auto source = Open(spec);
+  EXPECT_EQ(source->plain_feature(), 0u);
+  EXPECT_THAT(Values<int32_t>(Record(*source, 0)[0]),
+              ElementsAre(-4, -3, -2, -1));
+  spec.targets = TokensSource::Targets::kShifted;
+  const auto shifted = Open(spec);
+  EXPECT_EQ(shifted->plain_feature(), std::nullopt);
+  EXPECT_EQ(shifted->record_count(), 1u);
+  EXPECT_THAT(Values<int32_t>(Record(*shifted, 0)[1]),
+              ElementsAre(-3, -2, -1, 0));
+}
+
+TEST_F(TokensTest, ATokenThatDoesNotFitIsNamed) {
+  TokensSource spec{
+      .files = {{Write("a", Bytes<uint32_t>({1, 2, 1u << 31, 4}))}},
+      .dtype = TokensSource::Stored::kUint32,
+      .sequence_length = 2,
+      .targets = TokensSource::Targets::kNone,
+      .output_dtype = DType::kInt32};
+  const auto source = Open(spec);
+  EXPECT_THAT(Values<int32_t>(Record(*source, 0)[0]), ElementsAre(1, 2));
+  EXPECT_EQ(ReadFails(*source, 1),
+            folder_ +
+                "/a, offset 8: token 0 of the sequence does not fit into "
+                "int32; use `output_dtype: int64`");
+  spec.files = {{Write("b", Bytes<int64_t>({-1, -(int64_t{1} << 31) - 1}))}};
+  spec.dtype = TokensSource::Stored::kInt64;
+  EXPECT_THAT(ReadFails(*Open(spec), 0), HasSubstr("token 1 of the sequence"));
+}
+
+TEST_F(TokensTest, ANpyFileSaysItsDType) {
+  const std::string npy =
+      NpyOf(NpyHeaderText("<u4", "(5,)"), Counting<uint32_t>(5));
+  // By its first bytes, whatever its name.
+  TokensSource spec{.files = {{Write("a.npy", npy), Write("b.bin", npy)}},
+                    .header_bytes = 2,
+                    .sequence_length = 4};
+  const auto source = Open(spec);
+  ASSERT_EQ(source->record_count(), 2u);
+  EXPECT_THAT(Values<int64_t>(Record(*source, 1)[1]), ElementsAre(1, 2, 3, 4));
+  spec.dtype = TokensSource::Stored::kUint16;
+  EXPECT_EQ(OpenFails(spec, StatusCode::kInvalidArgument),
+            folder_ + "/a.npy: `dtype: uint16`, but it says uint32");
+  spec.dtype.reset();
+  spec.files.patterns.push_back(Write("c", Counting<uint16_t>(9)));
+  EXPECT_EQ(OpenFails(spec, StatusCode::kInvalidArgument),
+            folder_ + "/a.npy has tokens of uint32, but " + folder_ +
+                "/c of uint16; make a dataset of each");
+  spec.files = {{Write(
+      "d.npy", NpyOf(NpyHeaderText("<u4", "(1, 5)"), Counting<uint32_t>(5)))}};
+  EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
+              HasSubstr("wanted one of uint16, uint32, int32, int64, of one "
+                        "dimension, found uint32 [1, 5]"));
+  spec.files = {{Write(
+      "e.npy", NpyOf(NpyHeaderText("<f4", "(5,)"), std::string(20, 0)))}};
+  EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
+              HasSubstr("found float32 [5]"));
+  spec.files = {{Write("f.npy", "123456789")}};
+  EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
+              HasSubstr("f.npy: not in NumPy's format"));
+}
+
+TEST_F(TokensTest, WhatDoesNotFitIsSaidWithNumbers) {
+  TokensSource spec{.files = {{Write("long", Counting<uint16_t>(99)),
+                               Write("short", Counting<uint16_t>(4))}},
+                    .sequence_length = 4};
+  EXPECT_EQ(OpenFails(spec, StatusCode::kInvalidArgument),
+            folder_ +
+                "/short has 4 tokens, fewer than a sequence (5, the last "
+                "target included); leave it out, or join short files");
+  spec.files = {{Write("empty", "")}};
+  EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
+              HasSubstr("/empty has 0 tokens"));
+  spec.files = {{Write("odd", "12345")}};
+  EXPECT_EQ(OpenFails(spec, StatusCode::kDataLoss),
+            folder_ +
+                "/odd has 5 bytes, of which 1 are left over: a token (uint16) "
+                "has 2");
+  spec.files = {{folder_ + "/missing"}};
+  EXPECT_THAT(OpenFails(spec, StatusCode::kNotFound), HasSubstr("/missing"));
+  spec.files = {{Write("header", "12345678")}};
+  spec.header_bytes = 9;
+  EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
+              HasSubstr("0 tokens"));
+}
+
+TEST_F(TokensTest, AFileOfManyGigabytesTakesNoMemoryAndIsRead) {
+  const std::string path = Write("sparse", "");
+  const uint64_t bytes = uint64_t{10} << 30;
+  std::filesystem::resize_file(path, bytes);
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(bytes - 4));
+    file << Bytes<uint16_t>({7, 8});
+  }
+  const auto source =
+      Open(TokensSource{.files = {{path}}, .sequence_length = 1, .stride = 1});
+  ASSERT_EQ(source->record_count(), bytes / 2 - 1);
+  const auto record = Record(*source, source->record_count() - 1);
+  EXPECT_THAT(Values<int64_t>(record[0]), ElementsAre(7));
+  EXPECT_THAT(Values<int64_t>(record[1]), ElementsAre(8));
+  // What is cut or deleted afterwards is an error of the sample, or read still.
+  std::filesystem::resize_file(path, bytes / 2);
+  EXPECT_TRUE(source->Changed());
+  ReadFails(*source, source->record_count() - 1);
+  Record(*source, 0);
+  std::filesystem::remove(path);
+  Record(*source, 0);
+}
+
+}  // namespace
+}  // namespace penstock
