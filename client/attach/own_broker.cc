@@ -166,6 +166,26 @@ StatusOr<std::string> PlaceOfLaunch() {
   return folder + "/" + name.substr(0, 200);
 }
 
+// Removes the files of launches that are over: nobody has touched them for an
+// hour, and no broker listens.
+void RemoveOldPlaces(const std::filesystem::path& folder) {
+  std::error_code error;
+  const auto old =
+      std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".fifo" ||
+        entry.last_write_time(error) > old || error) {
+      continue;
+    }
+    std::string socket;
+    std::ifstream file(entry.path());
+    std::getline(file, socket);
+    if (!socket.empty() && ConnectControl(socket).ok()) continue;
+    std::filesystem::remove(entry.path(), error);
+    std::filesystem::remove(entry.path().string() + ".fifo", error);
+  }
+}
+
 bool IsOver(int pidfd, std::chrono::milliseconds wait) {
   pollfd entry{pidfd, POLLIN, 0};
   return TEMP_FAILURE_RETRY(poll(&entry, 1, static_cast<int>(wait.count()))) >
@@ -260,6 +280,7 @@ StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::StartOrJoin() {
           static_cast<ssize_t>(line.size())) {
     return ErrnoError(errno, Format("write '{}'", place));
   }
+  RemoveOldPlaces(std::filesystem::path(place).parent_path());
   return broker;
 }
 
