@@ -31,6 +31,8 @@ constexpr uint64_t kRowBytesOfProcessMax = uint64_t{512} << 20;
 constexpr uint64_t kMemoryBytesMax = uint64_t{2} << 30;
 constexpr uint32_t kProcessesMax = 4096;
 constexpr uint64_t kTextBytesMax = uint64_t{64} << 20;
+// A process that grows by more is replaced.
+constexpr uint64_t kGrowthBytes = uint64_t{1} << 30;
 // Processes that end at a record before it is to blame.
 constexpr int kDeathsMax = 2;
 
@@ -151,7 +153,8 @@ class PythonMaker final : public Source::Maker {
     }
     PENSTOCK_RETURN_IF_ERROR(memory_.Follow(numbers[1]));
     made_ = first_ + numbers[0];
-    if (answer->kind == PythonProcess::Answer::Kind::kDone) asked_ = false;
+    if (answer->kind != PythonProcess::Answer::Kind::kMore) asked_ = false;
+    if (answer->kind == PythonProcess::Answer::Kind::kLast) process_.reset();
     return OkStatus();
   }
 
@@ -162,6 +165,8 @@ class PythonMaker final : public Source::Maker {
       PENSTOCK_RETURN_IF_ERROR(memory_.Reserve(records_->heap));
       nlohmann::json argument = records_->argument;
       argument["index"] = index_;
+      // The next one may grow more: the dataset may need it.
+      argument["growth_bytes"] = kGrowthBytes << std::min(starts_++, 10);
       argument["memory_bytes"] = memory_.bytes();
       PENSTOCK_ASSIGN_OR_RETURN(process_, StartProcess(argument.dump()));
     }
@@ -257,6 +262,7 @@ class PythonMaker final : public Source::Maker {
   size_t made_ = 0;     // of wanted_: made before
   size_t first_ = 0;    // of wanted_: the first that the process was asked for
   bool asked_ = false;  // another answer will come
+  int starts_ = 0;      // of processes
   // The record that was in work when a process ended or took too long.
   struct Suspect {
     uint64_t record = 0;

@@ -33,6 +33,7 @@ import stat
 import time
 
 ANSWER_AFTER_S = 0.001
+CHECK_MEMORY_S = 0.5
 HEAP_BYTES_MAX = 512 << 20
 WIDER = {"uint16": "int32", "uint32": "int64"}
 MASK = (1 << 64) - 1
@@ -384,10 +385,45 @@ class Writer:
                       column[row:row + 1].reshape(value.shape))
 
 
+def own_bytes():
+    """Memory of this process that it shares with no file and no other process."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+class Growth:
+    """Whether this process has grown so much that another is to take its place: a
+    leak costs a restart now and then instead of the memory of the machine."""
+
+    def __init__(self, name, limit):
+        self.name = name
+        self.limit = limit
+        self.least = None
+        self.checked_s = 0
+
+    def exceeded(self):
+        now_s = time.monotonic()
+        if now_s - self.checked_s < CHECK_MEMORY_S:
+            return False
+        self.checked_s = now_s
+        size = own_bytes()
+        self.least = size if self.least is None else min(size, self.least)
+        if size - self.least <= self.limit:
+            return False
+        print(f"penstock: a process of dataset {self.name} has grown from "
+              f"{self.least >> 20} to {size >> 20} MiB: another takes its place",
+              flush=True)
+        return True
+
+
 class Rows:
     """Makes the rows of calls."""
 
-    def __init__(self, numpy, dataset, sampler, memory, writer):
+    def __init__(self, numpy, dataset, sampler, memory, writer, growth):
+        self.growth = growth
         self.dataset = dataset
         self.generators = Generators(numpy)
         self.ordered = sampler and Ordered(sampler, self.generators)
@@ -432,7 +468,9 @@ class Rows:
                 if row > sent:
                     sent = row
                     body = struct.pack("<QQ", sent, self.memory.bytes)
-                    link.send(answer(call, DONE if row == count else MORE, body))
+                    state = MORE if row < count else (
+                        LAST if self.growth.exceeded() else DONE)
+                    link.send(answer(call, state, body))
                 if error is not None:
                     link.send(failure(call, error))
                     return
@@ -512,7 +550,8 @@ def prepare(options):
         init(options["index"])
     memory = Memory(numpy, options)
     writer = Writer(numpy, memory, options["structure"])
-    return b"", Rows(numpy, dataset, sampler, memory, writer).make
+    growth = Growth(type(dataset).__name__, options["growth_bytes"])
+    return b"", Rows(numpy, dataset, sampler, memory, writer, growth).make
 
 
 serve(prepare, template)

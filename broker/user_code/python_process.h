@@ -76,6 +76,7 @@ class PythonProcess {
       kDone,
       kFailed,  // body: Python's message
       kMore,    // another answer follows
+      kLast,    // done; the process wants to be replaced
     };
     Kind kind = Kind::kDone;
     std::string body;

@@ -5,8 +5,8 @@ else. This text comes first, then that of what it is to do (`python_function.py`
 `python_dataset.py`), which calls `serve`. Its argument: JSON. Its descriptors:
 
   3  packets of little-endian uint64: the number of the call, then what is asked.
-     The answers: that number, one byte (DONE, FAILED or MORE), then bytes; MORE:
-     another answer follows. Number 0 is the import, which is not asked for.
+     The answers: that number, one byte (DONE, FAILED, MORE or LAST), then bytes;
+     MORE: another answer follows; LAST: done, another process is to follow. Number 0 is the import, which is not asked for.
   4  the memory that rows lie in
   5  this text, which penstockd has in it and `python -c` reads
 """
@@ -28,7 +28,7 @@ import traceback
 
 LINK, MEMORY = 3, 4
 TEXT_MAX = 4000
-DONE, FAILED, MORE = range(3)
+DONE, FAILED, MORE, LAST = range(4)
 MESSAGE_MAX = 1 << 17
 PR_SET_PDEATHSIG = 1
 

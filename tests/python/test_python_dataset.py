@@ -109,6 +109,15 @@ class Faulty(Squares):
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 
 
+class Leaky(Squares):
+    kept = []
+
+    def __getitem__(self, i):
+        time.sleep(0.02)
+        self.kept.append(np.ones(40 << 20, np.uint8))  # 40 MiB
+        return os.getpid(), len(self.kept)
+
+
 class Once(Squares):
     """Ends its process the first time that it is asked for 7."""
 
@@ -261,6 +270,14 @@ def test_a_process_that_ends_once_costs_no_row(attach, tmp_path):
     reader = attach(dataset.batch(20))
     assert reader.next()["y"].tolist() == [i * i for i in range(20)]
     assert (tmp_path / "seen").exists()
+
+
+def test_a_process_that_leaks_is_replaced(attach):
+    reader = attach(of("Leaky", names=["pid", "kept"], processes=1).batch(5).repeat(6))
+    rows = [row for batch in reader for row in zip(batch["pid"], batch["kept"])]
+    assert len(rows) == 120
+    assert 2 <= len({pid for pid, _ in rows}) <= 5
+    assert max(kept for _, kept in rows) < 100  # with a limit of 1, then 2 GiB
 
 
 def test_a_length_that_lies(attach):

@@ -128,9 +128,9 @@ TEST_F(TextLinesTest, ALineThatIsNoLongerThanItsRoomIsNotWarnedOf) {
   const std::string block((size_t{1} << 20) - 1, 'x');  // of the scan, less 1
   for (const char* end : {"", "\n", "\r", "\r\n", "\ny\r\n"}) {
     const std::vector<std::string> files = {Write("a", block + end)};
-    EXPECT_EQ(Open({.files = files, .max_bytes = block.size()})->warning(), "");
+    EXPECT_EQ(Open({.files = {files}, .max_bytes = block.size()})->warning(), "");
     EXPECT_THAT(
-        Open({.files = files, .max_bytes = block.size() - 1})->warning(),
+        Open({.files = {files}, .max_bytes = block.size() - 1})->warning(),
         StartsWith(Format("1 line is longer than max_bytes ({}), the "
                           "longest of {} bytes ({}, line 1): ",
                           block.size() - 1, block.size(), files[0])));
