@@ -454,7 +454,7 @@ class Dataset:
         for kind, options in source.items() if isinstance(source, dict) else ():
             if isinstance(options, dict):
                 options.update({key: found_from_here(options[key])
-                                for key in ("files", "path", "file", "images",
+                                for key in ("files", "path", "file", "object", "images",
                                             "labels")
                                 if key in options})
                 if kind == "npy" and isinstance(options.get("features"), dict):
