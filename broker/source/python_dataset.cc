@@ -382,16 +382,16 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
               "NAME_bytes int64 of a text; bytes as an encoded picture")
           .Example("{dataset: \"data.photos:Train\", args: {root: /data}}")
           .Optional("dataset", &PythonDatasetSource::dataset,
-                    Text("\"package.module:factory\"", IsFunctionName),
+                    Maybe(Text("\"package.module:factory\"", IsFunctionName)),
                     "a class or function that gives an object with __len__ and "
                     "__getitem__, found in the broker's python_path")
           .Optional("args", &PythonDatasetSource::args, AnyMapping(),
                     "its keyword arguments")
-          .Optional("object", &PythonDatasetSource::object, Path(),
+          .Optional("object", &PythonDatasetSource::object, Maybe(Path()),
                     "instead of dataset: a pickled one, which "
                     "penstock.torch.DataLoader writes for a private broker")
           .Optional("names", &PythonDatasetSource::names,
-                    OneOrList(Name(), "a name", 64),
+                    Maybe(OneOrList(Name(), "a name", 64)),
                     "names for the items of a sample that is a tuple")
           .Optional("max_bytes", &PythonDatasetSource::max_bytes,
                     WholeNumber<uint64_t>(0, kTextBytesMax),
@@ -407,26 +407,26 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> PythonDatasetSource::Open(
     OpenProgress* progress, const FunctionOptions& options) const {
-  const bool of_object = !object.empty();
+  const bool of_object = object.has_value();
   PythonRecords records;
   records.name =
-      of_object ? std::filesystem::path(object).stem().string() : dataset;
+      of_object ? std::filesystem::path(*object).stem().string() : *dataset;
   records.options = options;
   const auto prepend = [&](const Status& status) {
     return status.Prepend("python " + records.name);
   };
   if (const Status allowed =
-          of_object ? CheckObject(object, options) : CheckRunsPython(options);
+          of_object ? CheckObject(*object, options) : CheckRunsPython(options);
       !allowed.ok()) {
     return prepend(allowed);
   }
   records.argument = {
-      {"dataset", dataset},
+      {"dataset", dataset.value_or("")},
       {"args", nlohmann::json::parse(args)},
-      {"object", of_object ? nlohmann::json(object) : nlohmann::json()},
+      {"object", of_object ? nlohmann::json(*object) : nlohmann::json()},
       {"python_path", options.python_path},
       {"writable_by", options.writable_by},
-      {"names", names},
+      {"names", names.value_or(std::vector<std::string>())},
       {"max_bytes", max_bytes},
       {"template", true}};
   GrowingMemory memory;

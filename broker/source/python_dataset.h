@@ -3,16 +3,20 @@
 #ifndef BROKER_SOURCE_PYTHON_DATASET_H_
 #define BROKER_SOURCE_PYTHON_DATASET_H_
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "broker/source/source.h"
 #include "broker/user_code/trusted_code.h"
 
 namespace penstock {
 
 struct PythonDatasetSource {
-  std::string dataset;      // "package.module:factory"; "": the object
-  std::string args = "{}";  // JSON, the factory's keyword arguments
-  std::string object;       // file of a pickled dataset; "": the factory
-  std::vector<std::string> names;
+  std::optional<std::string> dataset;  // "package.module:factory"
+  std::string args = "{}";             // JSON, its keyword arguments
+  std::optional<std::string> object;   // instead: file of a pickled dataset
+  std::optional<std::vector<std::string>> names;
   uint64_t max_bytes = 0;  // of a text; 0: by the first sample
   uint32_t processes = 0;  // 0: one per worker
   bool operator==(const PythonDatasetSource&) const = default;

@@ -7,9 +7,10 @@ has, and whether processes can be forked from it:
    "structure": how the features are nested in a sample, "forks": ...}
 
 A structure is one of {"list": [structure, ...]} (lists and tuples), {"dict":
-{key: structure}}, {"array": feature}, {"text": feature}, {"bytes": feature} and
-{"object": feature}. Texts and pickled objects have two features: the bytes,
-filled with zeros, and NAME_bytes, their number.
+{key: structure}}, {"array": feature}, {"text": feature}, {"bytes": feature},
+{"raw": feature} (bytes of a pickled dataset, which has no map to decode them) and
+{"object": feature}. Texts, raw bytes and pickled objects have two features: the
+bytes, filled with zeros, and NAME_bytes, their number.
 
 A call: seed, then record and pass of each row. Rows are made in order. An answer
 has the number of rows made and the size of the memory; several may come. FAILED
@@ -26,6 +27,7 @@ rows since the last answer are made again, and from then on each row is seeded.
 """
 
 import gc
+import io
 import mmap
 import pickle
 import random
@@ -191,11 +193,27 @@ def kind_of(value):
         "" if shape is None else f" of shape {list(shape)}")
 
 
+class SamplePickler(pickle.Pickler):
+    """Classes of the script are pickled by their names: the rank has them."""
+
+    def reducer_override(self, value):
+        if isinstance(value, type) and value.__module__ == "__main__":
+            setattr(sys.modules["__main__"], value.__qualname__, value)
+        return NotImplemented
+
+
+def pickled_sample(value):
+    file = io.BytesIO()
+    SamplePickler(file, protocol=5).dump(value)
+    return file.getvalue()
+
+
 class Description:
     """Features and structure of a sample, from the first one."""
 
-    def __init__(self, numpy, max_bytes, names):
+    def __init__(self, numpy, max_bytes, names, bounds_bytes):
         self.numpy = numpy
+        self.bounds_bytes = bounds_bytes
         self.max_bytes = max_bytes
         self.names = names
         self.features = []
@@ -220,7 +238,7 @@ class Description:
     def of(self, value, pickled):
         if pickled:
             return self.bounded("object", "sample",
-                                len(pickle.dumps(value, protocol=5)))
+                                len(pickled_sample(value)))
         if not self.names:
             return self.node(value, "")
         if not isinstance(value, (tuple, list)) or len(value) != len(self.names):
@@ -246,6 +264,8 @@ class Description:
         if isinstance(value, str):
             return self.bounded("text", name, len(value.encode("utf-8", "replace")))
         if isinstance(value, (bytes, bytearray, memoryview)):
+            if self.bounds_bytes:
+                return self.bounded("raw", name, memoryview(value).nbytes)
             self.feature(name, "uint8", [], encoded=True)
             return {"bytes": name}
         if is_tensor(value) and str(value.dtype) == "torch.bfloat16":
@@ -344,13 +364,16 @@ class Writer:
                 raise TypeError(f"{where(inner)} is {kind_of(value)}; the first "
                                 "sample has a text there")
             self.bounded(inner, row, value.encode("utf-8", "surrogatepass"))
-        elif kind == "bytes":
+        elif kind in ("bytes", "raw"):
             if not isinstance(value, (bytes, bytearray, memoryview)):
                 raise TypeError(f"{where(inner)} is {kind_of(value)}; the first "
                                 "sample has bytes there")
-            self.memory.put(inner, row, value)
+            if kind == "raw":
+                self.bounded(inner, row, value)
+            else:
+                self.memory.put(inner, row, value)
         else:
-            self.bounded(inner, row, pickle.dumps(value, protocol=5))
+            self.bounded(inner, row, pickled_sample(value))
 
     def bounded(self, name, row, data):
         size = len(data)
@@ -358,7 +381,7 @@ class Writer:
         column = columns[name][row]
         if size > len(column):
             raise ValueError(f"{where(name)} has {size} bytes; at most "
-                             f"{len(column)} fit (max_bytes)")
+                             f"{len(column)} fit (max_bytes=...)")
         column[:size] = self.numpy.frombuffer(data, self.numpy.uint8)
         column[size:] = 0
         columns[name + "_bytes"][row] = size
@@ -380,6 +403,9 @@ class Writer:
                              f"first sample has {list(column.shape[1:])}")
         if value.dtype == column.dtype:
             column[row] = value
+        elif not self.numpy.can_cast(value.dtype, column.dtype, "same_kind"):
+            raise TypeError(f"{where(name)} is {value.dtype}; the first sample has "
+                            f"{column.dtype} there")
         else:
             copy_into(self.numpy, name, value,
                       column[row:row + 1].reshape(value.shape))
@@ -497,7 +523,8 @@ def describe(dataset, sampler, pickled, _, options):
     length = len(dataset if sampler is None else sampler)
     if length < 1:
         raise ValueError(f"{type(dataset).__name__} is empty: its length is {length}")
-    description = Description(numpy, options["max_bytes"], options["names"])
+    description = Description(numpy, options["max_bytes"], options["names"],
+                              options["object"] is not None)
     index = 0 if sampler is None else int(next(iter(sampler)))
     structure = description.of(dataset[index], pickled)
     return {"length": length, "features": description.features,

@@ -219,7 +219,7 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Greeted(
       Answer answer,
       process->Receive(options.start_timeout_ns, "for its import", cancelled));
   if (answer.kind != Answer::Kind::kDone) {
-    return InvalidArgumentError("cannot be imported:\n{}", answer.body);
+    return InvalidArgumentError("cannot be loaded:\n{}", answer.body);
   }
   process->greeting_ = std::move(answer.body);
   return process;

@@ -209,24 +209,43 @@ def fork_on_request(link, prepare):
 
 
 def in_child(work):
-    """What work() returns, bytes, in a child that ends with it. RuntimeError: the
-    text of what it raised, or how it ended."""
+    """What work() returns, bytes, in a child that ends with it, and with all that it
+    has started. Told: the text of what it raised, or how it ended."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            os.setpgid(0, 0)
             try:
-                said_there = b"0" + work()
+                told = b"0" + work()
             except BaseException as error:
-                said_there = b"1" + said(error).encode("utf-8", "replace")
+                told = b"1" + said(error).encode("utf-8", "replace")
             with open(writable, "wb") as file:
-                file.write(said_there)
+                file.write(struct.pack("<Q", len(told)) + told)
         finally:
             os._exit(0)
     os.close(writable)
-    with open(readable, "rb") as file:
-        told = file.read()
+    # Its own children may keep the pipe open.
+    pidfd = os.pidfd_open(child)
+    ready = select.poll()
+    ready.register(readable, select.POLLIN)
+    ready.register(pidfd, select.POLLIN)
+    told = b""
+    while len(told) < 8 or len(told) < 8 + struct.unpack_from("<Q", told)[0]:
+        if readable not in dict(ready.poll()):
+            break
+        more = os.read(readable, 1 << 20)
+        if not more:
+            break
+        told += more
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(readable)
+    os.close(pidfd)
+    told = told[8:]
     if not told:
         how = f"signal {-status}" if status < 0 else f"status {status}"
         told = f"1its process ended with {how} at the first sample".encode()

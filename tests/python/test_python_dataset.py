@@ -223,7 +223,7 @@ def test_getitems_is_used_for_rows_that_are_made_together(attach):
     ("exits", "SystemExit: it exits"),
     ("ends", "its process ended with status 3, twice at this sample"),
     ("shape", r"feature 'x' has shape \[3, 3\]; the first sample has \[2, 3\]"),
-    ("fraction", "feature 'y': Cannot cast"),
+    ("fraction", "feature 'y' is float64; the first sample has int64 there"),
     ("lacks", "is a tuple of 1; the first sample has a list or tuple of 2 there"),
 ])
 def test_a_sample_that_cannot_be_made_is_told_or_skipped(attach, request, fault, says):

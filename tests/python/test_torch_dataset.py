@@ -1,11 +1,16 @@
 """penstock.torch.DataLoader takes a map-style dataset as PyTorch's does: the same
 batches, whatever the dataset is, and ranks of one launch share one broker."""
 
+import dataclasses
 import json
 import os
+import pathlib
 import random
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import penstock
@@ -186,6 +191,99 @@ def test_a_state_goes_on_in_the_middle_of_an_epoch():
     loader.load_state_dict({**state, "epoch": 0})
     rest = [y.tolist() for _, y in loader]
     assert rest == whole[4:10]
+
+
+def test_a_state_is_of_the_data_not_of_one_loader():
+    whole = [y.tolist() for _, y in penstock.torch.DataLoader(PAIRS, 10, shuffle=True)]
+    loader = penstock.torch.DataLoader(PAIRS, 10, shuffle=True)
+    for step, _ in enumerate(loader, 1):
+        if step == 3:
+            state = loader.state_dict()
+            break
+    other = penstock.torch.DataLoader(PAIRS, 10, shuffle=True)
+    other.load_state_dict(state)
+    assert [y.tolist() for _, y in other] == whole[3:]
+
+
+def test_a_loop_may_keep_its_batches():
+    batches = list(penstock.torch.DataLoader(PAIRS, 10))
+    assert [y.tolist() for _, y in batches] == [
+        list(range(i, i + 10)) for i in range(0, 100, 10)]
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+class Anything(data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return {"point": Point(i), "raw": b"x" * i}
+
+
+def test_samples_of_any_kind_go_to_collate_fn():
+    loader = penstock.torch.DataLoader(Anything(), 2, collate_fn=lambda rows: rows)
+    assert [row for batch in loader for row in batch] == [
+        {"point": Point(i), "raw": b"x" * i} for i in range(6)]
+
+
+def test_a_child_that_the_dataset_keeps_holds_nothing_up():
+    class Forks(data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            if os.fork() == 0:
+                time.sleep(600)
+                os._exit(0)
+            return i
+
+    begin = time.monotonic()
+    assert [b.tolist() for b in penstock.torch.DataLoader(Forks(), 2)] == [[0, 1], [2, 3]]
+    assert time.monotonic() - begin < 300
+
+
+def test_what_cannot_be_pickled_is_told_with_the_way_out():
+    class Opened(data.Dataset):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __len__(self):
+            return 1
+
+    with pytest.raises(TypeError, match="Opened cannot be pickled .*in __getitem__"):
+        penstock.torch.DataLoader(Opened())
+
+
+def test_a_broker_that_is_killed_costs_no_sample(broker):
+    class Slow(data.Dataset):
+        def __len__(self):
+            return 200
+
+        def __getitem__(self, i):
+            time.sleep(0.005)
+            return i
+
+    loader = penstock.torch.DataLoader(Slow(), 5, shuffle=True)
+    seen = []
+    for step, ids in enumerate(loader):
+        seen += ids.tolist()
+        if step == 8:
+            folder = os.path.dirname(broker.socket)
+            for process in pathlib.Path("/proc").glob("[0-9]*"):
+                try:
+                    command = (process / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if b"penstockd\0" in command and folder.encode() in command:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    break
+            else:
+                pytest.fail("no penstockd")
+    assert sorted(seen) == list(range(200))
 
 
 def test_memory_maps_and_arrays_are_not_copied(tmp_path, broker):

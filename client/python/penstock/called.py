@@ -46,8 +46,8 @@ def spec_of(name: str, socket: str, dataset: Any, *, sampler: Any = None,
     """A Dataset whose samples are those of an object.
 
     Args:
-      name: the dataset's; all ranks pickle the same object under it, and the first
-        file is taken.
+      name: the job's; all ranks pickle the same object under it, and the first file
+        is taken.
       sampler: gives the order of each epoch, in which the dataset is read.
       worker_init_fn: called in each process with its number.
       pickled: samples go to the rank as pickles, whatever they hold.
@@ -59,12 +59,18 @@ def spec_of(name: str, socket: str, dataset: Any, *, sampler: Any = None,
       FailedPrecondition: the broker is no private one of this user.
     """
     path = _write(os.path.join(os.path.dirname(socket), "datasets"),
-                  f"{name}-{launch()}",
+                  name,
                   {"dataset": dataset, "sampler": sampler,
                    "worker_init_fn": worker_init_fn, "pickled": pickled})
     options = {"object": path, "max_bytes": max_bytes, "processes": processes}
-    return Dataset({"dataset": name, "source": {"python": {
+    # Other loaders of the same data take its state.
+    return Dataset({"dataset": type_name(dataset), "source": {"python": {
         key: value for key, value in options.items() if value is not None}}})
+
+
+def type_name(dataset: Any) -> str:
+    """The name of its class, as a name of a dataset."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", type(dataset).__name__)[:40]
 
 
 def launch() -> str:
@@ -89,7 +95,14 @@ def _write(folder: str, name: str, value: Dict[str, Any]) -> str:
             "dataset that is an object; unset PENSTOCK_SOCKET, or use `with "
             "penstock.broker():`") from None
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".") as file:
-        _dump(value, file)
+        try:
+            _dump(value, file)
+        except Exception as error:
+            raise TypeError(
+                f"{type(value['dataset']).__name__} cannot be pickled for the processes "
+                f"that make its samples: {error}. What cannot be pickled (open files, "
+                "connections, locks, generators) is opened in __getitem__, or by a "
+                "factory: penstock.Dataset.python") from error
         file.flush()
         try:
             os.link(file.name, path)
@@ -212,6 +225,8 @@ def _rebuilt(tree: Dict[str, Any], arrays: Callable[[str], Any],
         return convert(inner)
     rows = [bytes(row[:size]) for row, size in
             zip(arrays(inner), arrays(inner + "_bytes"))]
+    if kind == "raw":
+        return rows
     if kind == "text":
         return [row.decode("utf-8", "surrogatepass") for row in rows]
     return [pickle.loads(row) for row in rows]

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from typing import (Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
                     Tuple, Union)
@@ -50,6 +49,8 @@ _ELSEWHERE["batch_sampler"] = _ELSEWHERE["generator"] = _ELSEWHERE["sampler"]
 # What means nothing here: the broker decides it for all ranks.
 _WITHOUT_MEANING = ("persistent_workers", "multiprocessing_context", "in_order",
                     "prefetch_factor", "pin_memory_device")
+
+_UNSET: Any = object()
 
 _loaders = 0  # of datasets of Python, in this process
 _told: Set[str] = set()
@@ -103,7 +104,7 @@ class DataLoader:
     """
 
     def __init__(self, dataset: Any = None,
-                 batch_size: Optional[int] = None,
+                 batch_size: Optional[int] = _UNSET,
                  shuffle: Optional[bool] = None,
                  sampler: Any = None,
                  batch_sampler: Any = None,
@@ -126,7 +127,11 @@ class DataLoader:
                  device: Union[str, torch.device, None] = None,
                  **options: Any):
         given = {name: value for name, value in locals().items()
-                 if name in _ELSEWHERE and value is not None}
+                 if name in _ELSEWHERE and value is not None
+                 and value is not _UNSET}
+        if batch_size is None:
+            raise TypeError("batch_size=None: samples come as batches; take "
+                            "batch_size=1, or collate_fn=lambda rows: rows[0]")
         self._collate: Optional[Callable[[List[Any]], Any]] = None
         self._nested = not isinstance(
             dataset, (type(None), str, bytes, os.PathLike, Dataset))
@@ -200,8 +205,7 @@ class DataLoader:
             shuffle, sampler = True, None
         if seed is None:
             seed = 0 if self.generator is None else self.generator.initial_seed()
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", type(self.dataset).__name__)[:40]
-        name = f"{name}-{_loaders}"
+        name = f"{called.type_name(self.dataset)}-{_loaders}-{called.launch()}"
         _loaders += 1
         socket = options.pop("socket", None) or called.own_socket()
         spec = called.spec_of(
@@ -218,7 +222,7 @@ class DataLoader:
             spec = spec.shuffle(seed=seed % (1 << 63))
         if self.timeout and "timeout_s" not in options:
             options["timeout_s"] = self.timeout
-        return spec, {"job": f"{name}-{called.launch()}", **options, "socket": socket}
+        return spec, {"job": name, **options, "socket": socket}
 
     def __len__(self) -> int:
         """Steps of an epoch; TypeError in dynamic delivery and of a stream."""
@@ -248,11 +252,14 @@ class DataLoader:
     def _result(self, batch: Batch) -> Any:
         if self._nested and self._features is None:
             found: Dict[str, torch.Tensor] = {}
+            stats = self.reader.stats()
+            # A loop that keeps its batches gets copies: the broker needs the memory.
+            copies = stats["held"] >= stats["hold_max"]
 
             def tensor(name: str) -> torch.Tensor:
                 if not found:
                     found.update(self._tensors(batch))
-                return found[name]
+                return found[name].clone() if copies else found[name]
 
             result = called.rebuild(self.reader.structure, batch, batch.__getitem__,
                                     tensor)
