@@ -54,8 +54,24 @@ TEST(DescribeSpecTest, EveryExampleParses) {
                                  std::variant_size_v<TransformSpec>);
   for (const std::string& text : examples) {
     const auto spec = ParseDatasetSpec(text, "", "/");
-    EXPECT_TRUE(spec.ok()) << spec.status().message() << "\n" << text;
+    ASSERT_TRUE(spec.ok()) << spec.status().message() << "\n" << text;
+    // What the journal has of it is the same spec.
+    const auto again =
+        ParseDatasetSpec(DatasetSpecToJson(*spec).dump(), "", "/");
+    ASSERT_TRUE(again.ok()) << again.status().message() << "\n" << text;
+    EXPECT_EQ(*again, *spec) << text;
   }
+}
+
+TEST(DescribeSpecTest, APickledDatasetIsReadFromTheJournal) {
+  const auto spec = ParseDatasetSpec(
+      "{dataset: a, source: {python: {object: /a/b.pickle, args: {n: 1}}}, "
+      "batch: {size: 1}}",
+      "", "/");
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
+  const auto again = ParseDatasetSpec(DatasetSpecToJson(*spec).dump(), "", "/");
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(*again, *spec);
 }
 
 TEST(DescribeSpecTest, EveryPageHasItsKeysAndItsExample) {
