@@ -191,7 +191,8 @@ class DataLoader:
     def _spec(self, options: Dict[str, Any]) -> Tuple[Dataset, Dict[str, Any]]:
         """The spec of the dataset, and options of ``attach``."""
         global _loaders
-        sampler, shuffle, seed = self.sampler, self._shuffle, self._seed
+        sampler: Any = self.sampler
+        shuffle, seed = self._shuffle, self._seed
         if isinstance(sampler, data.DistributedSampler):
             shuffle = sampler.shuffle
             seed = sampler.seed if seed is None else seed
