@@ -151,7 +151,9 @@ class PythonMaker final : public Source::Maker {
         numbers[1] > kMemoryBytesMax) {
       return Ended(UnavailableError("its process gave a wrong answer"));
     }
-    PENSTOCK_RETURN_IF_ERROR(memory_.Follow(numbers[1]));
+    if (const Status grown = memory_.Follow(numbers[1]); !grown.ok()) {
+      return Ended(grown);
+    }
     made_ = first_ + numbers[0];
     if (answer->kind != PythonProcess::Answer::Kind::kMore) asked_ = false;
     if (answer->kind == PythonProcess::Answer::Kind::kLast) process_.reset();

@@ -6,6 +6,7 @@
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -113,6 +114,14 @@ Status GrowingMemory::Reserve(uint64_t bytes) {
 
 Status GrowingMemory::Follow(uint64_t bytes) {
   if (bytes <= bytes_) return OkStatus();
+  struct stat st;
+  if (fstat(fd_.get(), &st) != 0) {
+    return ErrnoError(errno, "memory of a function");
+  }
+  // A page behind the end would be SIGBUS.
+  if (static_cast<uint64_t>(st.st_size) < bytes) {
+    return UnavailableError("its process has less memory than it said");
+  }
   PENSTOCK_ASSIGN_OR_RETURN(mapping_,
                             Mapping::Map(fd_.get(), bytes, /*writable=*/true));
   bytes_ = bytes;

@@ -30,7 +30,8 @@ class GrowingMemory {
  public:
   // Remaps the memory if it must grow. Errors: the kernel's.
   Status Reserve(uint64_t bytes);
-  // The other process says that it has made the memory this large.
+  // The other process says that it has made the memory this large. Unavailable:
+  // it has not.
   Status Follow(uint64_t bytes);
   int fd() const { return fd_.get(); }
   std::byte* data() const { return mapping_.data(); }
