@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import os
 import pickle
 import re
 import struct
 import sys
 import tempfile
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -167,16 +168,9 @@ def _reduced_memmap(value: np.memmap) -> Optional[Tuple[Any, ...]]:
         return None
     begin = np.frombuffer(mapping, np.uint8).ctypes.data
     # A map begins at a page; `offset` of a part is still that of the whole.
-    page = value.offset - value.offset % _granularity()
+    page = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
     return (np.memmap, (os.path.abspath(value.filename), value.dtype, value.mode,
                         page + value.ctypes.data - begin, value.shape))
-
-
-def _granularity() -> int:
-    """Granularity of memory maps."""
-    import mmap
-
-    return mmap.ALLOCATIONGRANULARITY
 
 
 def _reduced_tensor(torch: Any, value: Any) -> Optional[Tuple[Any, ...]]:
@@ -194,15 +188,13 @@ def _reduced_tensor(torch: Any, value: Any) -> Optional[Tuple[Any, ...]]:
 # ---- what ranks get
 
 
-def rebuild(structure: str, names: Any, arrays: Callable[[str], Any],
-            convert: Callable[[str], Any]) -> Any:
-    """A batch nested as the samples are: lists, dicts, ``convert(name)`` of an array
-    feature, lists of str and of objects. With other features than the structure's
-    (a ``map`` changed them) a dict of all."""
-    tree = json.loads(structure) if structure else None
-    if tree is None or not set(_features(tree)) <= set(names):
-        return {name: convert(name) for name in names}
-    return _rebuilt(tree, arrays, convert)
+def tree_of(structure: str, names: Collection[str]) -> Dict[str, Any]:
+    """The structure of samples (``Reader.structure``); of other features than its
+    own (a ``map`` changed them) a dict of all."""
+    tree: Dict[str, Any] = json.loads(structure) if structure else {}
+    if not tree or not set(_features(tree)) <= set(names):
+        return {"dict": {name: {"array": name} for name in names}}
+    return tree
 
 
 def _features(tree: Dict[str, Any]) -> List[str]:
@@ -214,13 +206,15 @@ def _features(tree: Dict[str, Any]) -> List[str]:
     return [inner] if kind in ("array", "bytes") else [inner, inner + "_bytes"]
 
 
-def _rebuilt(tree: Dict[str, Any], arrays: Callable[[str], Any],
-             convert: Callable[[str], Any]) -> Any:
+def rebuild(tree: Dict[str, Any], arrays: Callable[[str], Any],
+            convert: Callable[[str], Any]) -> Any:
+    """A batch nested as the samples are: lists, dicts, ``convert(name)`` of an array
+    feature, lists of str, bytes and objects. ``arrays(name)``: NumPy's."""
     (kind, inner), = tree.items()
     if kind == "list":
-        return [_rebuilt(each, arrays, convert) for each in inner]
+        return [rebuild(each, arrays, convert) for each in inner]
     if kind == "dict":
-        return {key: _rebuilt(each, arrays, convert) for key, each in inner.items()}
+        return {key: rebuild(each, arrays, convert) for key, each in inner.items()}
     if kind in ("array", "bytes"):
         return convert(inner)
     rows = [bytes(row[:size]) for row, size in

@@ -146,6 +146,7 @@ class DataLoader:
         self._features = (None if features is None else
                           self.reader.element_spec.chosen(features))
         self._device = None if device is None else torch.device(device)
+        self._tree = called.tree_of(self.reader.structure, self.reader.element_spec)
         self._left = False  # the last loop ended before its epoch
 
     def _keep(self, dataset: Any, given: Dict[str, Any]) -> None:
@@ -262,8 +263,7 @@ class DataLoader:
                     found.update(self._tensors(batch))
                 return found[name].clone() if copies else found[name]
 
-            result = called.rebuild(self.reader.structure, batch, batch.__getitem__,
-                                    tensor)
+            result = called.rebuild(self._tree, batch.__getitem__, tensor)
             return result if self._collate is None else self._collate(result)
         tensors = self._tensors(batch)
         if self._features is None:
