@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cctype>
 #include <cstring>
-#include <map>
 
-#include "broker/source/example.h"
+#include "broker/io/read.h"
+#include "broker/source/text_field.h"
+#include "common/printable.h"
 
 namespace penstock {
 namespace {
@@ -25,33 +27,19 @@ std::string RowName(std::string_view key) {
   return name;
 }
 
-std::string ProposalFor(const ExampleValues& values) {
-  const auto list = [&values](const char* dtype) {
-    return Format("dtype: {}, shape: [{}]", dtype,
-                  values.size() == 1 ? "" : std::to_string(values.size()));
-  };
-  switch (values.kind()) {
-    case ExampleValues::Kind::kFloats:
-      return list("float32");
-    case ExampleValues::Kind::kInts:
-      return list("int64");
-    case ExampleValues::Kind::kBytes:
-      break;
-    case ExampleValues::Kind::kNone:
-      return "";
-  }
-  if (values.size() != 1) return "";
-  const std::span<const std::byte> bytes = values.bytes();
-  const auto begins = [&bytes](std::string_view magic) {
-    return bytes.size() >= magic.size() &&
-           std::memcmp(bytes.data(), magic.data(), magic.size()) == 0;
-  };
-  if (begins("\xff\xd8\xff") || begins("\x89PNG")) return "encoded: true";
-  const bool text = std::none_of(bytes.begin(), bytes.end(), [](std::byte b) {
-    return std::to_integer<int>(b) < ' ' && b != std::byte{'\n'};
-  });
-  return text ? Format("max_bytes: {}", std::max<size_t>(bytes.size(), 1))
-              : Format("dtype: uint8, shape: [{}]", bytes.size());
+bool IsPicture(std::string_view bytes) {
+  using namespace std::string_view_literals;
+  return bytes.starts_with("\xff\xd8\xff") || bytes.starts_with("\x89PNG") ||
+         bytes.starts_with("II*\0"sv) || bytes.starts_with("MM\0*"sv) ||
+         (bytes.starts_with("RIFF") &&
+          bytes.substr(std::min<size_t>(8, bytes.size())).starts_with("WEBP"));
+}
+
+bool IsText(std::string_view bytes) {
+  return !FindNotUtf8(bytes) &&
+         std::none_of(bytes.begin(), bytes.end(), [](unsigned char c) {
+           return c < ' ' && c != '\n' && c != '\t' && c != '\r';
+         });
 }
 
 }  // namespace
@@ -182,23 +170,90 @@ Status ExampleFeatures::Take(const Wanted& wanted,
   return OkStatus();
 }
 
-StatusOr<std::string> ProposedFeatures(std::span<const std::byte> example) {
-  std::map<std::string_view, std::string> features;
-  PENSTOCK_RETURN_IF_ERROR(
-      ForEachFeature(example,
-                     [&features](std::string_view key,
-                                 std::span<const std::byte> bytes) -> Status {
-                       PENSTOCK_ASSIGN_OR_RETURN(const ExampleValues values,
-                                                 ExampleValues::Parse(bytes));
-                       features[key] = ProposalFor(values);
-                       return OkStatus();
-                     }));
+Status FeatureProposal::Add(std::span<const std::byte> example) {
+  // Of two with one name the later one counts.
+  std::map<std::string_view, ExampleValues> found;
+  PENSTOCK_RETURN_IF_ERROR(ForEachFeature(
+      example,
+      [&found](std::string_view key,
+               std::span<const std::byte> bytes) -> Status {
+        if (found.size() < kFeaturesMax || found.contains(key)) {
+          PENSTOCK_ASSIGN_OR_RETURN(found[key], ExampleValues::Parse(bytes));
+        }
+        return OkStatus();
+      }));
+  ++examples_;
+  for (const auto& [key, values] : found) {
+    if (values.kind() == ExampleValues::Kind::kNone) continue;
+    auto at = seen_.find(key);
+    if (at == seen_.end()) {
+      if (seen_.size() == kFeaturesMax) continue;
+      at = seen_.try_emplace(std::string(key)).first;
+      at->second.kind = values.kind();
+    }
+    Seen& seen = at->second;
+    seen.mixed |= seen.kind != values.kind();
+    ++seen.examples;
+    seen.least = std::min(seen.least, values.size());
+    seen.most = std::max(seen.most, values.size());
+    if (values.kind() != ExampleValues::Kind::kBytes) continue;
+    const std::string_view bytes(
+        reinterpret_cast<const char*>(values.bytes().data()),
+        values.bytes().size());
+    seen.bytes_least = std::min<uint64_t>(seen.bytes_least, bytes.size());
+    seen.bytes_most = std::max<uint64_t>(seen.bytes_most, bytes.size());
+    seen.pictures &= IsPicture(bytes);
+    seen.text &= IsText(bytes);
+  }
+  return OkStatus();
+}
+
+std::string FeatureProposal::Of(const Seen& seen) const {
+  if (seen.mixed || seen.least != seen.most || seen.most == 0) return "";
+  if (seen.kind != ExampleValues::Kind::kBytes) {
+    return Format("dtype: {}, shape: [{}]{}",
+                  seen.kind == ExampleValues::Kind::kInts ? "int64" : "float32",
+                  seen.most == 1 ? "" : std::to_string(seen.most),
+                  seen.examples == examples_ ? "" : ", default: 0");
+  }
+  if (seen.most != 1) return "";
+  if (seen.pictures) return "encoded: true";
+  if (!seen.text && seen.bytes_least == seen.bytes_most) {
+    return Format("dtype: uint8, shape: [{}]", seen.bytes_most);
+  }
+  // Others may be longer than those that were looked at.
+  constexpr uint64_t kTextBytesMin = 64;
+  return Format(
+      "max_bytes: {}",
+      std::min(std::bit_ceil(std::max(2 * seen.bytes_most, kTextBytesMin)),
+               kRecordBytesMax));
+}
+
+std::string FeatureProposal::Features() const {
   std::string text;
-  for (const auto& [key, proposal] : features) {
+  for (const auto& [key, seen] : seen_) {
+    const std::string proposal = Of(seen);
     if (proposal.empty()) continue;
     const std::string name = RowName(key);
     text += Format("{}{}: {{{}{}}}", text.empty() ? "" : ", ", name,
-                   name == key ? "" : Format("key: \"{}\", ", key), proposal);
+                   name == key ? "" : Format("key: \"{}\", ", Printable(key)),
+                   proposal);
+  }
+  return text;
+}
+
+std::string FeatureProposal::LeftOut() const {
+  std::string text;
+  for (const auto& [key, seen] : seen_) {
+    if (!Of(seen).empty()) continue;
+    const char* const of = seen.mixed ? "values of several kinds"
+                           : seen.kind == ExampleValues::Kind::kInts ? "int64"
+                           : seen.kind == ExampleValues::Kind::kFloats
+                               ? "floats"
+                               : "values of bytes";
+    text += Format("{}{} ({}{} {})", text.empty() ? "" : ", ", Printable(key),
+                   seen.least == seen.most ? "" : Format("{} to ", seen.least),
+                   seen.most, of);
   }
   return text;
 }

@@ -1,5 +1,6 @@
 #include "broker/source/tfrecord.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "broker/declare/declaration.h"
@@ -7,6 +8,7 @@
 #include "broker/io/read.h"
 #include "broker/source/crc32c.h"
 #include "broker/source/example_features.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -141,24 +143,33 @@ class Tfrecord final : public Source {
   const Index index_;
 };
 
-// What the first record has, for a spec without features.
+// What records have, for a spec without features.
 Status AskFeaturesError(const Tfrecord& source) {
-  ReadRequest request;
-  source.Locate(0, &request);
+  constexpr uint64_t kLookedAt = 64;  // from all files
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<StorageReader> reader,
                             MakeStorageReader(ReadBackend::kPread, 1));
-  reader->Start(0, request, {}, kNotPinned);
-  StorageReader::Done done;
-  if (!reader->Next(kWaitForever, &done)) return InternalError("lost a read");
-  PENSTOCK_RETURN_IF_ERROR(done.status);
-  const auto data = source.Data(0, done.read());
-  if (!data.ok()) return data.status().Prepend(source.Describe(0));
-  const auto proposal = ProposedFeatures(*data);
-  if (!proposal.ok()) return proposal.status().Prepend(source.Describe(0));
+  FeatureProposal proposal;
+  const uint64_t count = std::min(source.record_count(), kLookedAt);
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t record = source.record_count() / count * i;
+    ReadRequest request;
+    source.Locate(record, &request);
+    reader->Start(0, request, {}, kNotPinned);
+    StorageReader::Done done;
+    if (!reader->Next(kWaitForever, &done)) return InternalError("lost a read");
+    PENSTOCK_RETURN_IF_ERROR(done.status);
+    const auto data = source.Data(record, done.read());
+    const Status status = data.ok() ? proposal.Add(*data) : data.status();
+    if (!status.ok()) return status.Prepend(source.Describe(record));
+  }
+  const std::string left_out = proposal.LeftOut();
   return InvalidArgumentError(
-      "tfrecord: say which features a row has; by the first record: features: "
-      "{{{}}}",
-      *proposal);
+      "tfrecord: say which features a row has; by {}{}: features: {{{}}}",
+      Counted(count, "record"),
+      left_out.empty()
+          ? ""
+          : Format(", without those of no single size: {}", left_out),
+      proposal.Features());
 }
 
 }  // namespace
@@ -183,7 +194,7 @@ const Declaration<TfrecordSource>& TfrecordSource::Declared() {
               "numbers or raw bytes, {NAME: {max_bytes}} of text; with `key`, "
               "its name in the record (NAME), and for numbers `default`, the "
               "values where a record lacks it (an error of the sample). Left "
-              "out, an error proposes those of the first record")
+              "out, an error proposes them")
           .Optional("io", &TfrecordSource::io, IoType(), kIoText);
   return declared;
 }

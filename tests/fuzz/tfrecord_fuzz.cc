@@ -61,7 +61,10 @@ void CheckExample(std::span<const std::byte> example) {
   RawRecord raw;
   const Status status = taken.Unpack(example, &scratch, &raw);
   if (status.ok()) CheckRaw(RawSpecOf(features), raw);
-  (void)ProposedFeatures(example);
+  FeatureProposal proposal;
+  for (int i = 0; i < 2; ++i) (void)proposal.Add(example);
+  (void)proposal.Features();
+  (void)proposal.LeftOut();
 }
 
 void CheckFile(std::string_view bytes) {

@@ -188,16 +188,17 @@ TEST_F(TfrecordTest, WhatDoesNotFitIsNamedWithBothSides) {
 TEST_F(TfrecordTest, WithoutFeaturesAnErrorProposesThem) {
   const std::string text =
       OpenFails(std::string(kGolden) + "examples.tfrecord");
-  EXPECT_EQ(text,
-            "tfrecord: say which features a row has; by the first record: "
-            "features: {box: {dtype: float32, shape: [4]}, image_class_label: "
-            "{key: \"image/class/label\", dtype: int64, shape: []}, "
-            "image_encoded: {key: \"image/encoded\", encoded: true}, raw: "
-            "{dtype: uint8, shape: [8]}, text: {max_bytes: 9}, tokens: {dtype: "
-            "int64, shape: [4]}}");
+  EXPECT_EQ(
+      text,
+      "tfrecord: say which features a row has; by 3 records: "
+      "features: {box: {dtype: float32, shape: [4]}, image_class_label: "
+      "{key: \"image/class/label\", dtype: int64, shape: []}, "
+      "image_encoded: {key: \"image/encoded\", encoded: true}, maybe: "
+      "{dtype: int64, shape: [], default: 0}, raw: {dtype: uint8, shape: [8]}, "
+      "text: {max_bytes: 64}, tokens: {dtype: int64, shape: [4]}}");
   // It can be pasted.
   const std::string pasted = text.substr(text.find("features: ") + 10);
-  EXPECT_EQ(FeaturesOf(pasted).size(), 6u);
+  EXPECT_EQ(FeaturesOf(pasted).size(), 7u);
 }
 
 TEST_F(TfrecordTest, OtherFilesAreRefusedWithTheWayOut) {
@@ -280,6 +281,49 @@ std::string Unpacked(const std::string& yaml, const std::string& example) {
       features.Unpack(std::as_bytes(std::span(example)), &scratch, &raw);
   if (!status.ok()) return status.message();
   return {reinterpret_cast<const char*>(raw[0].data()), raw[0].size()};
+}
+
+TEST_F(TfrecordTest, AProposalIsOfAllThatWasLookedAt) {
+  const auto feature = [](const std::string& name, uint64_t kind,
+                          const std::string& list) {
+    return Entry(name, Field(kind, list));
+  };
+  const auto proposed = [](const std::vector<std::string>& examples) {
+    FeatureProposal proposal;
+    for (const std::string& each : examples) {
+      const std::string example = Field(1, each);
+      EXPECT_TRUE(proposal.Add(std::as_bytes(std::span(example))).ok());
+    }
+    return proposal.Features() + " without " + proposal.LeftOut();
+  };
+  const std::string ints = Field(1, "\1\2");
+  EXPECT_EQ(proposed({feature("text", 1, Field(1, ""))}),
+            "text: {max_bytes: 64} without ");
+  EXPECT_EQ(proposed({feature("text", 1, Field(1, "")),
+                      feature("text", 1, Field(1, std::string(100, 'x')))}),
+            "text: {max_bytes: 256} without ");
+  EXPECT_EQ(proposed({feature("raw", 1, Field(1, "\1\2")),
+                      feature("raw", 1, Field(1, "ab"))}),
+            "raw: {dtype: uint8, shape: [2]} without ");
+  EXPECT_EQ(proposed({feature("raw", 1, Field(1, "\xff")),
+                      feature("raw", 1, Field(1, "ab"))}),
+            "raw: {max_bytes: 64} without ");
+  EXPECT_EQ(proposed({feature("image", 1, Field(1, "\x89PNG")),
+                      feature("image", 1, Field(1, "\xff\xd8\xff"))}),
+            "image: {encoded: true} without ");
+  EXPECT_EQ(proposed({feature("image", 1, Field(1, "\x89PNG")),
+                      feature("image", 1, Field(1, ""))}),
+            "image: {max_bytes: 64} without ");
+  EXPECT_EQ(proposed({feature("a", 3, ints), feature("b", 3, ints)}),
+            "a: {dtype: int64, shape: [2], default: 0}, b: {dtype: int64, "
+            "shape: [2], default: 0} without ");
+  EXPECT_EQ(proposed({feature("a", 3, ints), feature("a", 3, "")}),
+            " without a (0 to 2 int64)");
+  EXPECT_EQ(proposed({feature("a", 3, "")}), " without a (0 int64)");
+  EXPECT_EQ(proposed({feature("a", 1, Field(1, "x") + Field(1, "y"))}),
+            " without a (2 values of bytes)");
+  EXPECT_THAT(proposed({feature("a", 3, ints), feature("a", 1, Field(1, "x"))}),
+              HasSubstr("without a (1 to 2 values of several kinds)"));
 }
 
 TEST_F(TfrecordTest, ValuesNeedNotBePacked) {
