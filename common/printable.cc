@@ -22,4 +22,24 @@ std::string PrintableLines(std::string_view text) {
   }
 }
 
+size_t Utf8Bytes(std::string_view text, size_t i) {
+  const auto byte = [&](size_t k) -> unsigned {
+    return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0;
+  };
+  const auto tail = [&](size_t k) { return byte(k) >> 6 == 2; };
+  const unsigned lead = byte(0);
+  const unsigned next = byte(1);
+  if (lead < 0x80) return 1;
+  if (lead >= 0xc2 && lead <= 0xdf && tail(1)) return 2;
+  if (lead >= 0xe0 && lead <= 0xef && tail(1) && tail(2) &&
+      (lead != 0xe0 || next >= 0xa0) && (lead != 0xed || next < 0xa0)) {
+    return 3;
+  }
+  if (lead >= 0xf0 && lead <= 0xf4 && tail(1) && tail(2) && tail(3) &&
+      (lead != 0xf0 || next >= 0x90) && (lead != 0xf4 || next < 0x90)) {
+    return 4;
+  }
+  return 0;
+}
+
 }  // namespace penstock

@@ -3,6 +3,7 @@
 #ifndef COMMON_PRINTABLE_H_
 #define COMMON_PRINTABLE_H_
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -10,6 +11,10 @@ namespace penstock {
 
 // Replaces control characters by '?'.
 std::string Printable(std::string_view text);
+
+// Bytes of the UTF-8 character at text[i], 0 if invalid (RFC 3629: neither
+// overlong forms nor surrogates).
+size_t Utf8Bytes(std::string_view text, size_t i);
 
 // Likewise, but keeps line ends: each following line is indented behind '|'.
 std::string PrintableLines(std::string_view text);

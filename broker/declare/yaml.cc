@@ -5,10 +5,13 @@
 #include <yaml-cpp/parser.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <sstream>
+
+#include "common/printable.h"
 
 namespace penstock {
 namespace {
@@ -30,26 +33,19 @@ bool IsControl(char c) {
   return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
 }
 
-// Bytes of the UTF-8 character at text[i], 0 if invalid (RFC 3629: neither
-// overlong forms nor surrogates).
-size_t Utf8Bytes(std::string_view text, size_t i) {
-  const auto byte = [&](size_t k) -> unsigned {
-    return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0;
-  };
-  const auto tail = [&](size_t k) { return byte(k) >> 6 == 2; };
-  const unsigned lead = byte(0);
-  const unsigned next = byte(1);
-  if (lead < 0x80) return 1;
-  if (lead >= 0xc2 && lead <= 0xdf && tail(1)) return 2;
-  if (lead >= 0xe0 && lead <= 0xef && tail(1) && tail(2) &&
-      (lead != 0xe0 || next >= 0xa0) && (lead != 0xed || next < 0xa0)) {
-    return 3;
-  }
-  if (lead >= 0xf0 && lead <= 0xf4 && tail(1) && tail(2) && tail(3) &&
-      (lead != 0xf0 || next >= 0x90) && (lead != 0xf4 || next < 0x90)) {
-    return 4;
-  }
-  return 0;
+// "s3" of "s3://bucket/key" (RFC 3986), "pipe" of "pipe:curl ..." (webdataset);
+// "" of a path.
+std::string_view SchemeOf(std::string_view text) {
+  const size_t end = text.find(':');
+  const std::string_view scheme = text.substr(0, end);
+  const bool is_address =
+      end != text.npos && end > 0 &&
+      (text.substr(end).starts_with("://") || scheme == "pipe") &&
+      std::all_of(scheme.begin(), scheme.end(), [](char c) {
+        return std::isalnum(static_cast<unsigned char>(c)) || c == '+' ||
+               c == '-' || c == '.';
+      });
+  return is_address ? scheme : std::string_view();
 }
 
 // Checks for UTF-8 text without control characters.
@@ -366,6 +362,17 @@ bool ParseDecimalFraction(std::string_view text, double* out) {
 
 }  // namespace
 
+std::string WhyNoPath(std::string_view text) {
+  const std::string_view scheme = SchemeOf(text);
+  if (scheme.empty()) return "";
+  return Format(
+      "{} is an address; only files that this machine has mounted are read: {}",
+      Quoted(text),
+      scheme == "file" ? "write the path alone"
+                       : "mount the storage as a file system, or copy the "
+                         "files");
+}
+
 StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file,
                             size_t bytes_max) {
   if (text.size() > bytes_max) {
@@ -581,6 +588,7 @@ Status YamlValue::Path(std::string* out) const {
                "out, or './~...' for a file of that name",
                Quoted(text)));
   }
+  if (const std::string why = WhyNoPath(text); !why.empty()) return Error(why);
   std::filesystem::path path(text);
   if (path.is_relative()) {
     path = std::filesystem::path(place_->base_dir) / path;

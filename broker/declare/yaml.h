@@ -43,6 +43,10 @@ StatusOr<YamlNode> ReadYaml(std::string_view text, const std::string& file,
 // text in single quotes, truncated and escaped to fit into a message.
 std::string Quoted(std::string_view text);
 
+// What is wrong with text as a path, where it is an address ("s3://bucket/a");
+// else "".
+std::string WhyNoPath(std::string_view text);
+
 // "did you mean 'x'?" if a choice is close, else "known are a, b".
 std::string Suggestion(std::string_view word,
                        const std::vector<std::string_view>& choices);

@@ -181,6 +181,9 @@ StatusOr<std::vector<std::string>> ReadList(const std::string& list) {
           "{}, line {}: a NUL byte; wanted a list with one path a line", list,
           number);
     }
+    if (const std::string why = WhyNoPath(line); !why.empty()) {
+      return InvalidArgumentError("{}, line {}: {}", list, number, why);
+    }
     if (files.size() == kFilesMax) return TooManyError(list);
     files.push_back((folder / line).lexically_normal().string());
   }

@@ -19,6 +19,7 @@
 namespace penstock {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::EndsWith;
 using testing::HasSubstr;
@@ -835,6 +836,31 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{WithOp("cast: {dtype: float8}"),
                   "1:21: map[0].cast.dtype: unknown value 'float8'; did you "
                   "mean 'float16'?"}));
+
+TEST(DatasetSpecTest, AnAddressIsNoPath) {
+  const auto error = [](const std::string& file) {
+    return ParseDatasetSpec(
+               WithSource("{text_lines: {path: '" + file + "', max_bytes: 9}}"),
+               "train.yaml", "/base")
+        .status()
+        .message();
+  };
+  for (const char* address :
+       {"s3://bucket/a.txt", "gs://b/{0..9}.txt", "http://h/a", "https://h/a",
+        "hdfs://n/a", "hf://datasets/a/b", "pipe:cat a"}) {
+    EXPECT_THAT(
+        error(address),
+        AllOf(StartsWith("train.yaml:1:29: source.text_lines.path: "),
+              HasSubstr("' is an address; only files that this machine has "
+                        "mounted are read: mount the storage as a file system, "
+                        "or copy the files")))
+        << address;
+  }
+  EXPECT_THAT(error("file:///data/a"), HasSubstr("write the path alone"));
+  for (const char* path : {"a:b", "./s3://bucket", "/s3://bucket", "://a"}) {
+    EXPECT_EQ(error(path), "") << path;
+  }
+}
 
 TEST(DatasetSpecTest, ARelativePathNeedsAFolder) {
   const StatusOr<DatasetSpec> spec = ParseDatasetSpec(

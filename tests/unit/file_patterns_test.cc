@@ -136,6 +136,10 @@ TEST_F(FilePatternsTest, AListHoldsOnePathALineRelativeToItself) {
   Write("binary.txt", std::string("a\nb\0c\n", 6));
   EXPECT_THAT(Expand({}, "binary.txt"),
               ElementsAre(HasSubstr("binary.txt, line 2: a NUL byte")));
+  Write("remote.txt", "a\ns3://bucket/b.txt\n");
+  EXPECT_THAT(Expand({}, "remote.txt"),
+              ElementsAre(HasSubstr(
+                  "remote.txt, line 2: 's3://bucket/b.txt' is an address")));
   EXPECT_THAT(Expand({}, "none.txt"), ElementsAre(HasSubstr("none.txt")));
   EXPECT_EQ(code_, StatusCode::kNotFound);
 }

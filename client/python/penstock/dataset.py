@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
@@ -349,8 +350,8 @@ class Dataset:
         """TFRecord files of tf.train.Example. ``features``: {name: {"encoded": True}}
         of a picture, {"dtype": ..., "shape": [...], "default": ...} of numbers or raw
         bytes, {"max_bytes": ...} of text, which brings ``name_bytes`` int64 []; each
-        with "key", its name in the record. Without them an error proposes those of
-        the first record."""
+        with "key", its name in the record. Without them an error proposes
+        them."""
         return cls._of("tfrecord", _given(
             files=_absolute_files(files),
             features=None if features is None else features_of(features), io=io),
@@ -576,4 +577,6 @@ def _absolute(path: Path) -> str:
         raise InvalidArgument(
             f"path {text!r}: a spec is UTF-8, and this name is not: rename it, or "
             "use a link of another name") from None
+    if re.match(r"[A-Za-z0-9+.-]+://|pipe:", text):
+        return text  # the broker says why it does not read it
     return os.path.abspath(text)
