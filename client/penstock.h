@@ -281,9 +281,10 @@ PENSTOCK_API int penstock_world_size(const penstock_reader* reader);
 /* The number of the job's incarnation: a reset or an attach with a state begins
  * another. */
 PENSTOCK_API uint64_t penstock_incarnation(const penstock_reader* reader);
-/* A warning about the job for people, "" if none: another dataset that this
- * user reads now numbers the same classes differently (train and val). The
- * broker checks when the job is opened. Valid until the next call on the
+/* A warning about the job for people, "" if none: what of its data works but
+ * not as it should (a tar file that seems cut off), or another dataset that
+ * this user reads now numbers the same classes differently (train and val).
+ * The broker checks when the job is opened. Valid until the next call on the
  * reader. */
 PENSTOCK_API const char* penstock_warning(const penstock_reader* reader);
 /* The epoch of the next batch, from 0; penstock_epoch_count at the end. */

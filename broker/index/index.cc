@@ -55,6 +55,7 @@ Fingerprint::Digest FileRecords::Digest() const {
   places.Add(std::as_bytes(std::span(offsets)));
   places.Add(std::as_bytes(std::span(bytes)));
   places.Add(left_out);
+  places.Add(odd_end);
   return places.digest();
 }
 
@@ -146,6 +147,18 @@ uint64_t Index::left_out() const {
   uint64_t count = 0;
   for (const FileRecords& each : of_file_) count += each.left_out;
   return count;
+}
+
+Index::OddEnds Index::odd_ends() const {
+  OddEnds odd;
+  for (size_t i = 0; i < of_file_.size(); ++i) {
+    if (of_file_[i].odd_end == FileRecords::kAbsent) continue;
+    if (odd.files++ == 0) {
+      odd.first = &files_[i];
+      odd.offset = of_file_[i].odd_end;
+    }
+  }
+  return odd;
 }
 
 uint64_t Index::memory_bytes() const {

@@ -42,6 +42,9 @@ struct FileRecords {
   // Of a place with more: UINT32_MAX. No record of so many is ever read.
   std::vector<uint32_t> bytes;
   uint64_t left_out = 0;  // records that the scan left out
+  // Where the scan ended otherwise than the format wants it; kAbsent: it did
+  // not.
+  uint64_t odd_end = kAbsent;
 
   Fingerprint::Digest Digest() const;
 };
@@ -68,6 +71,7 @@ class RecordSink {
     records_->bytes.resize(records_->bytes.size() - places);
   }
   void LeaveOut() { ++records_->left_out; }
+  void EndsOddly(uint64_t offset) { records_->odd_end = offset; }
   // For what a scan keeps until it can add it.
   Status Promise(uint64_t bytes) { return memory_->Grow(bytes); }
 
@@ -135,6 +139,13 @@ class Index {
   const DataFiles& files() const { return files_; }
   // Records that the scans left out.
   uint64_t left_out() const;
+  // Files with FileRecords::odd_end, and the first of them.
+  struct OddEnds {
+    size_t files = 0;
+    const DataFile* first = nullptr;
+    uint64_t offset = 0;
+  };
+  OddEnds odd_ends() const;
   uint64_t memory_bytes() const;
   bool Changed() const { return files_.Changed(); }
   std::string fingerprint() const;

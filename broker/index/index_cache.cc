@@ -7,7 +7,7 @@
 namespace penstock {
 namespace {
 
-constexpr uint64_t kMagic = 0x3143455254534e50;  // "PNSTREC1"
+constexpr uint64_t kMagic = 0x3243455254534e50;  // "PNSTREC2"
 
 struct Header {
   uint64_t magic = kMagic;
@@ -17,9 +17,10 @@ struct Header {
   uint64_t inode = 0;
   uint64_t places = 0;
   uint64_t left_out = 0;
+  uint64_t odd_end = 0;
   Fingerprint::Digest digest{};  // of FileRecords
 };
-static_assert(sizeof(Header) == 72);
+static_assert(sizeof(Header) == 80);
 
 // What the result of a scan depends on, but for the file's content.
 std::string KeyOf(const DataFile& file, const RecordScanner& scanner) {
@@ -66,6 +67,7 @@ StatusOr<bool> ReadIndexCache(const DataFile& file,
   found.offsets.resize(header.places);
   found.bytes.resize(header.places);
   found.left_out = header.left_out;
+  found.odd_end = header.odd_end;
   if (!cache->Read(std::as_writable_bytes(std::span(found.offsets))) ||
       !cache->Read(std::as_writable_bytes(std::span(found.bytes))) ||
       header.digest != found.Digest() || !IsValid(found, file.bytes())) {
@@ -89,6 +91,7 @@ Status WriteIndexCache(const DataFile& file, const RecordScanner& scanner,
                          .inode = file.inode(),
                          .places = records.offsets.size(),
                          .left_out = records.left_out,
+                         .odd_end = records.odd_end,
                          .digest = records.Digest()};
   const std::array<std::span<const std::byte>, 4> regions = {
       std::as_bytes(std::span(&header, 1)), std::as_bytes(std::span(key)),

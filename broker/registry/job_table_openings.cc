@@ -439,7 +439,11 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     for (Pending& each : pending) each.done(status);
     return;
   }
-  if (std::string warning = ClassWarning(**job); !warning.empty()) {
+  std::string warning = (*job)->dataset().source->warning();
+  if (const std::string classes = ClassWarning(**job); !classes.empty()) {
+    warning += (warning.empty() ? "" : "; ") + classes;
+  }
+  if (!warning.empty()) {
     LogWarning("job '{}': {}", entry->key.name, warning);
     (*job)->SetWarning(std::move(warning));
   }

@@ -148,9 +148,28 @@ bool ReadPax(std::string_view records, Extension* extension) {
   return true;
 }
 
+bool IsZero(Bytes block) {
+  return std::all_of(block.begin(), block.end(),
+                     [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+// The first member of another archive behind the blocks of zeros at `at`.
+StatusOr<std::optional<uint64_t>> FindAnother(ScannedFile* file, uint64_t at) {
+  constexpr uint64_t kZerosMax = uint64_t{64} << 10;  // usually up to 10 KiB
+  const uint64_t end =
+      file->bytes() - at < kZerosMax ? file->bytes() : at + kZerosMax;
+  for (; end - at >= kBlock; at += kBlock) {
+    PENSTOCK_ASSIGN_OR_RETURN(const Bytes block, file->At(at, kBlock));
+    if (!IsZero(block)) {
+      return ChecksumIsRight(block) ? std::optional(at) : std::nullopt;
+    }
+  }
+  return std::optional<uint64_t>();
+}
+
 }  // namespace
 
-Status ForEachTarMember(
+StatusOr<std::optional<uint64_t>> ForEachTarMember(
     ScannedFile* file,
     const std::function<Status(const TarMember& member)>& visit) {
   Extension extension;
@@ -166,10 +185,8 @@ Status ForEachTarMember(
     };
     if (end - at < kBlock) return cut_off("header", kBlock);
     PENSTOCK_ASSIGN_OR_RETURN(Bytes header, file->At(at, kBlock));
-    if (header[0] == std::byte{0} &&
-        std::all_of(header.begin(), header.end(),
-                    [](std::byte byte) { return byte == std::byte{0}; })) {
-      break;  // the end of the archive
+    if (header[0] == std::byte{0} && IsZero(header)) {
+      return FindAnother(file, at);
     }
     const std::optional<uint64_t> size = NumberAt(header, kSize);
     if (!ChecksumIsRight(header)) {
@@ -242,7 +259,7 @@ Status ForEachTarMember(
     if (blocks > (end - member.offset) / kBlock) break;  // no room for another
     at = member.offset + blocks * kBlock;
   }
-  return OkStatus();
+  return std::optional(end);
 }
 
 }  // namespace penstock

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string_view>
 
 #include "broker/index/index.h"
@@ -20,10 +21,12 @@ struct TarMember {
 };
 
 // Calls visit for every regular file, until the archive or the file ends.
-// Folders, links and devices are passed over. Errors: InvalidArgument (not a
-// tar file, compressed as a whole, a sparse member), DataLoss (damaged or cut
-// off), with file and offset; visit's.
-Status ForEachTarMember(
+// Folders, links and devices are passed over. Returns where the archive ends
+// otherwise than it should: at the file's end without a block of zeros (perhaps
+// cut off), or before another archive, which is not read. Errors:
+// InvalidArgument (not a tar file, compressed as a whole, a sparse member),
+// DataLoss (damaged or cut off), with file and offset; visit's.
+StatusOr<std::optional<uint64_t>> ForEachTarMember(
     ScannedFile* file,
     const std::function<Status(const TarMember& member)>& visit);
 

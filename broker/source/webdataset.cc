@@ -72,8 +72,11 @@ class SampleScan {
   }
 
   Status Run() {
-    PENSTOCK_RETURN_IF_ERROR(ForEachTarMember(
-        file_, [this](const TarMember& member) { return Take(member); }));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const std::optional<uint64_t> odd_end,
+        ForEachTarMember(
+            file_, [this](const TarMember& member) { return Take(member); }));
+    if (odd_end) records_->EndsOddly(*odd_end);
     const size_t features = alternatives_.size();
     for (size_t sample = 0; sample < numbers_.size(); ++sample) {
       const auto members =
@@ -191,6 +194,18 @@ class Webdataset final : public Source {
   bool Changed() const override { return index_.Changed(); }
   std::string io() const override { return IoText(index_.files()[0].align()); }
   std::string fingerprint() const override { return index_.fingerprint(); }
+  std::string warning() const override {
+    const Index::OddEnds odd = index_.odd_ends();
+    if (odd.files == 0) return "";
+    return Format(
+        "{}, offset {}: {}{}", odd.first->path(), odd.offset,
+        odd.offset == odd.first->bytes()
+            ? "the file ends without the zeros that end an archive; it may "
+              "have been cut off: compare or copy it again"
+            : "another archive begins behind the first one, and is not read: "
+              "join them with `tar --concatenate`, or keep two files",
+        odd.files == 1 ? "" : Format(" (one of {} such files)", odd.files));
+  }
   std::string left_out() const override {
     const uint64_t count = index_.left_out();
     return count == 0 ? ""

@@ -286,6 +286,37 @@ TEST_F(WebdatasetTest, EveryCutIsAnErrorOrHasWholeMembersOnly) {
     for (uint64_t i = 0; i < (*source)->record_count(); ++i) {
       Record(**source, i);
     }
+    EXPECT_THAT((*source)->warning(),
+                HasSubstr(Format("t.tar, offset {}: the file ends without the "
+                                 "zeros",
+                                 bytes)));
+  }
+}
+
+TEST_F(WebdatasetTest, AnArchiveThatEndsOddlyIsWarnedOf) {
+  const std::string zeros(1024, '\0');
+  const std::string one = Member("a.jpg", "x") + Member("a.cls", "1");
+  const auto warning = [this](const std::string& content) {
+    const auto source = Open(Write(content));
+    EXPECT_TRUE(source.ok()) << source.status().message();
+    return source.ok() ? (*source)->warning() : "";
+  };
+  EXPECT_EQ(warning(one + zeros), "");
+  EXPECT_EQ(warning(one + std::string(512, '\0')), "");
+  EXPECT_EQ(warning(one + std::string(200'000, '\0')), "");
+  EXPECT_EQ(warning(one + zeros + std::string(600, 'x')), "");
+  EXPECT_THAT(warning(one), HasSubstr("t.tar, offset 2048: the file ends "
+                                      "without the zeros"));
+  EXPECT_THAT(warning(one + zeros + std::string(10240 - 3072, '\0') + one),
+              HasSubstr("t.tar, offset 10240: another archive begins behind "
+                        "the first one, and is not read"));
+  // From the cache too.
+  std::filesystem::last_write_time(
+      folder_ + "/t.tar",
+      std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT((*Open(folder_ + "/t.tar"))->warning(),
+                HasSubstr("offset 10240: another archive"));
   }
 }
 
