@@ -166,23 +166,38 @@ StatusOr<std::string> PlaceOfLaunch() {
   return folder + "/" + name.substr(0, 200);
 }
 
-// Removes the files of launches that are over: nobody has touched them for an
-// hour, and no broker listens.
+// Opens the launch's file and locks it: the holder alone may start a broker or
+// remove the file.
+StatusOr<Fd> LockPlace(std::string* place) {
+  constexpr int kTries = 100;
+  for (int i = 0; i < kTries; ++i) {
+    PENSTOCK_ASSIGN_OR_RETURN(*place, PlaceOfLaunch());
+    Fd file(
+        open(place->c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!file && errno == ENOENT) continue;  // the folder was removed
+    if (!file) return ErrnoError(errno, Format("open '{}'", *place));
+    struct stat st;
+    if (TEMP_FAILURE_RETRY(flock(file.get(), LOCK_EX)) != 0 ||
+        fstat(file.get(), &st) != 0) {
+      return ErrnoError(errno, Format("lock '{}'", *place));
+    }
+    if (st.st_nlink > 0) return file;  // else it was removed meanwhile
+  }
+  return UnavailableError("'{}' is removed again and again", *place);
+}
+
+// Removes the files of brokers that were killed.
 void RemoveOldPlaces(const std::filesystem::path& folder) {
   std::error_code error;
-  const auto old =
-      std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().extension() == ".fifo" ||
-        entry.last_write_time(error) > old || error) {
-      continue;
-    }
-    std::string socket;
-    std::ifstream file(entry.path());
-    std::getline(file, socket);
+    if (entry.path().extension() == ".fifo") continue;
+    const Fd file(open(entry.path().c_str(),
+                       O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (!file || flock(file.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    const std::string socket = ReadLine(file.get());
     if (!socket.empty() && ConnectControl(socket).ok()) continue;
-    std::filesystem::remove(entry.path(), error);
     std::filesystem::remove(entry.path().string() + ".fifo", error);
+    std::filesystem::remove(entry.path(), error);
   }
 }
 
@@ -194,7 +209,8 @@ bool IsOver(int pidfd, std::chrono::milliseconds wait) {
 
 }  // namespace
 
-Status OwnBroker::Launch(const OwnBrokerOptions& options, const Fd& input) {
+Status OwnBroker::Launch(const OwnBrokerOptions& options, const Fd& input,
+                         const std::string& place) {
   const std::string command = FindCommand();
   std::vector<std::string> words = {command, "broker", "--until-eof"};
   if (options.workers > 0) {
@@ -203,6 +219,7 @@ Status OwnBroker::Launch(const OwnBrokerOptions& options, const Fd& input) {
   if (!options.memory_limit.empty()) {
     words.push_back("--memory-limit=" + options.memory_limit);
   }
+  if (!place.empty()) words.push_back("--place=" + place);
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
@@ -248,14 +265,9 @@ StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::Start(
 }
 
 StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::StartOrJoin() {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::string place, PlaceOfLaunch());
+  std::string place;
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd file, LockPlace(&place));
   const std::string fifo = place + ".fifo";
-  const Fd file(
-      open(place.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file) return ErrnoError(errno, Format("open '{}'", place));
-  if (TEMP_FAILURE_RETRY(flock(file.get(), LOCK_EX)) != 0) {
-    return ErrnoError(errno, Format("lock '{}'", place));
-  }
   std::unique_ptr<OwnBroker> broker(new OwnBroker());
   broker->shared_ = true;
   broker->socket_ = ReadLine(file.get());
@@ -273,7 +285,11 @@ StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::StartOrJoin() {
   if (!output || !broker->input_) {
     return ErrnoError(errno, Format("open '{}'", fifo));
   }
-  PENSTOCK_RETURN_IF_ERROR(broker->Launch({}, output));
+  if (const Status status = broker->Launch({}, output, place); !status.ok()) {
+    unlink(fifo.c_str());
+    unlink(place.c_str());
+    return status;
+  }
   const std::string line = broker->socket_ + "\n";
   if (ftruncate(file.get(), 0) != 0 ||
       pwrite(file.get(), line.data(), line.size(), 0) !=

@@ -4,7 +4,9 @@
 //
 // Ranks that share one hold its input, a FIFO, open: it ends with the last of
 // them. They find it by a file named for their launch, in a folder of this user
-// alone; a lock on that file (flock) lets one of them start it.
+// alone; a lock on that file (flock) lets one of them start it. The broker
+// removes file and FIFO at its end, under the lock; those of brokers that were
+// killed go with the next start.
 #ifndef CLIENT_ATTACH_OWN_BROKER_H_
 #define CLIENT_ATTACH_OWN_BROKER_H_
 
@@ -47,8 +49,9 @@ class OwnBroker {
  private:
   OwnBroker() : hook_(&ForgetInChild, this) {}
   static void ForgetInChild(void* broker);
-  // input: the command's stdin.
-  Status Launch(const OwnBrokerOptions& options, const Fd& input);
+  // input: the command's stdin. place: the file that it removes at its end.
+  Status Launch(const OwnBrokerOptions& options, const Fd& input,
+                const std::string& place = "");
 
   Fd input_;  // the command ends when every copy of this is closed
   bool shared_ = false;

@@ -1,10 +1,14 @@
 // penstock broker: a private broker for a program that reads its socket's path
 // from standard output: a shell, or the library of any language.
+#include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "client/command/interrupt.h"
@@ -17,6 +21,7 @@ namespace {
 
 struct BrokerOptions {
   bool until_eof = false;
+  std::string place;  // the file by which the ranks of a launch find it
   PrivateBrokerOptions broker;
 };
 
@@ -39,6 +44,26 @@ bool InputEnded() {
   return read(STDIN_FILENO, bytes, sizeof(bytes)) == 0;
 }
 
+// Removes the file and the FIFO by which ranks join
+// (client/attach/own_broker.h) if they are still of this broker. False: a rank
+// has joined, and even_if_joined is not set.
+bool RemovePlace(const std::string& place, const std::string& socket,
+                 bool even_if_joined) {
+  const Fd file(open(place.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!file || TEMP_FAILURE_RETRY(flock(file.get(), LOCK_EX)) != 0) return true;
+  if (!even_if_joined && !InputEnded()) return false;
+  std::string line(socket.size() + 1, '\0');
+  if (pread(file.get(), line.data(), line.size(), 0) ==
+          static_cast<ssize_t>(line.size()) &&
+      line == socket + "\n") {
+    unlink((place + ".fifo").c_str());
+    unlink(place.c_str());
+    // Unless it has files of other launches.
+    rmdir(std::filesystem::path(place).parent_path().c_str());
+  }
+  return true;
+}
+
 Status Serve(const BrokerOptions& options, int* exit_status) {
   const Fd events(epoll_create1(EPOLL_CLOEXEC));
   if (!events) return ErrnoError(errno, "epoll_create1");
@@ -54,19 +79,25 @@ Status Serve(const BrokerOptions& options, int* exit_status) {
   Print(stdout, "{}\n", broker->socket());
   std::fflush(stdout);
   for (;;) {
-    PENSTOCK_RETURN_IF_ERROR(
-        broker->TendUntil(events.get(), [](const std::string& line) {
-          Print(stderr, "penstock: {}\n", line);
-        }));
+    const Status tended = broker->TendUntil(
+        events.get(),
+        [](const std::string& line) { Print(stderr, "penstock: {}\n", line); });
+    if (!tended.ok()) {
+      RemovePlace(options.place, broker->socket(), true);
+      return tended;
+    }
     epoll_event event{};
     if (epoll_wait(events.get(), &event, 1, 0) != 1) continue;
     if (event.data.fd == STDIN_FILENO) {
-      if (InputEnded()) return OkStatus();
+      if (InputEnded() && RemovePlace(options.place, broker->socket(), false)) {
+        return OkStatus();
+      }
       continue;
     }
     const std::optional<Interrupt> interrupt = NextInterrupt();
     // Ctrl-C is for the program that started this one, which may continue.
     if (!interrupt || (options.until_eof && interrupt->from_terminal)) continue;
+    RemovePlace(options.place, broker->socket(), true);
     *exit_status = 128 + interrupt->signal;
     return OkStatus();
   }
@@ -94,6 +125,12 @@ Subcommand AddBroker(CLI::App& app) {
   broker->add_flag("--until-eof", options->until_eof,
                    "End when standard input ends, and ignore Ctrl-C: for a "
                    "program that starts this one and holds a pipe to it");
+  broker
+      ->add_option("--place", options->place,
+                   "The file by which ranks of one launch find this broker; "
+                   "it is removed with it")
+      ->type_name("FILE")
+      ->group("");  // only for the client library
   options->broker.AddTo(broker);
   broker->footer(
       "The broker needs no configuration and no root. It is restarted when it\n"

@@ -163,6 +163,39 @@ assert rows() == 4000
 """))
 
 
+RANK = """
+rank, kill = int(sys.argv[1]), sys.argv[2]
+with penstock.attach(numbers, rank, 2, local_world_size=2, job="launch",
+                     autostart=True, socket="/nonexistent/s") as reader:
+    for batch in reader:
+        pass
+    if kill:
+        open(f"{kill}{rank}", "w").close()
+        while not os.path.exists(f"{kill}{1 - rank}"):
+            time.sleep(0.01)
+        for pid in broker_pids():
+            os.kill(pid, signal.SIGKILL)
+"""
+
+
+def test_nothing_is_left_of_a_broker_that_ranks_shared(tmp_path):
+    folder = tmp_path / f"penstock-launches-{os.geteuid()}"
+
+    def launch(port, kill=""):
+        environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path),
+                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        ranks = [subprocess.Popen([sys.executable, "-c", BEGIN + RANK, str(rank), kill],
+                                  env=environment) for rank in range(2)]
+        assert [rank.wait(60) for rank in ranks] == [0, 0]
+
+    launch(1)
+    assert gone(folder)
+    launch(2, str(tmp_path / "done"))
+    assert len(list(folder.iterdir())) == 2, "a file and a FIFO"
+    launch(3)
+    assert gone(folder), "with those of the broker that was killed"
+
+
 @pytest.mark.parametrize("waits", [
     "for batch in reader: pass",
     "reader.next()",
