@@ -1,7 +1,9 @@
 // penstock check and penstock index: the broker's view of specs, the memory
-// their jobs will need, and warnings.
+// their jobs will need, one row of each, and warnings.
 #include <CLI/CLI.hpp>
 
+#include "client/command/first_batch.h"
+#include "client/command/interrupt.h"
 #include "client/command/json_field.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
@@ -9,6 +11,7 @@
 #include "client/command/table.h"
 #include "common/class_names.h"
 #include "common/quantity.h"
+#include "common/text_file.h"
 
 namespace penstock {
 namespace {
@@ -20,6 +23,7 @@ struct CheckOptions {
   int world_size = 1;
   bool json = false;
   bool syntax = false;
+  bool row = true;
   PrivateBrokerOptions broker;
 };
 
@@ -31,7 +35,63 @@ std::string ShapeText(const Feature& feature) {
   return text.empty() ? "scalar" : text;
 }
 
-void PrintIndex(const DatasetIndex& index, int world_size) {
+// The first row of the first epoch, read and mapped for this.
+struct TriedRow {
+  Status status;
+  nlohmann::json sample;  // its id
+  uint64_t bytes = 0;     // read
+  double seconds = 0;     // of reading and mapping
+  // The error of a row before it, which the spec's on_error permits.
+  std::string passed_over;
+
+  nlohmann::json ToJson() const {
+    if (!status.ok()) return {{"error", status.message()}};
+    return {{"sample", sample}, {"bytes_read", bytes}, {"seconds", seconds}};
+  }
+};
+
+// Takes it as `peek` does, from a job of one row. nullopt: its spec, with
+// all keys and whole paths, is too long for a job.
+std::optional<TriedRow> TryRow(PrivateBroker* broker,
+                               const DatasetIndex& index) {
+  auto spec = nlohmann::ordered_json::parse(index.text);
+  spec["batch"] = {{"size", 1}};
+  spec["epochs"] = spec["steps_per_epoch"] = 1;
+  spec["prefetch"] = spec["hold"] = 1;
+  // A job fails when all of its rows are skipped.
+  if (spec["on_error"] == "skip") spec["on_error"] = "substitute";
+  const FirstBatchJob job = {"", spec.dump(), UniqueJobName("check")};
+  if (job.spec.size() > kSpecBytesMax) return std::nullopt;
+  TriedRow row;
+  const StatusOr<std::string> tried = WithFirstBatch(
+      broker, job,
+      [&](const ElementSpec&,
+          const penstock_batch* batch) -> StatusOr<std::string> {
+        PENSTOCK_ASSIGN_OR_RETURN(
+            const nlohmann::json answer,
+            CallBroker(broker->socket(), {{"op", "jobs"}}));
+        for (const nlohmann::json& each : ArrayField(answer, "jobs")) {
+          if (TextField(each, "job") != job.name) continue;
+          return JsonLine({penstock_batch_ids(batch)[0],
+                           CountField(each, "bytes_read").value_or(0),
+                           NumberField(each, "read_wait_s").value_or(0) +
+                               NumberField(each, "decode_s").value_or(0),
+                           TextField(each, "last_error")});
+        }
+        return InternalError("the job of its first row is gone");
+      });
+  row.status = tried.status();
+  if (!tried.ok()) return row;
+  const auto told = nlohmann::json::parse(*tried);
+  row.sample = told[0];
+  row.bytes = told[1];
+  row.seconds = told[2];
+  row.passed_over = told[3];
+  return row;
+}
+
+void PrintIndex(const DatasetIndex& index, int world_size,
+                const std::optional<TriedRow>& row) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<16} {}\n", what, Printable(value));
   };
@@ -79,6 +139,13 @@ void PrintIndex(const DatasetIndex& index, int world_size) {
         !by.empty()) {
       line("memory left", Format("{} by {}", bytes("memory_left_bytes"), by));
     }
+  }
+  if (row) {
+    line("row", row->status.ok()
+                    ? Format("sample {}: {} read, {} to read and map it",
+                             row->sample.dump(), FormatBytes(row->bytes),
+                             FormatSeconds(row->seconds))
+                    : "an error, see below");
   }
   Table table({"feature", "dtype", "shape", ">bytes per row"});
   for (const Feature& feature : index.element_spec) {
@@ -157,23 +224,39 @@ StatusOr<int> Check(const CheckOptions& options) {
     return 0;
   }
   std::vector<DatasetIndex> indexes;
+  std::vector<std::optional<TriedRow>> rows;
   for (const SpecFile& file : files) {
     PENSTOCK_ASSIGN_OR_RETURN(
         DatasetIndex index,
         IndexDataset(broker->AsCall(), file, options.world_size));
+    rows.emplace_back();
+    if (options.row && !index.IsStream()) {
+      rows.back() = TryRow(broker.get(), index);
+      PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+    }
     indexes.push_back(std::move(index));
   }
-  const std::vector<std::string> warnings =
-      WarningsOf(indexes, options.world_size);
+  std::vector<std::string> warnings = WarningsOf(indexes, options.world_size);
+  Status error;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!rows[i]) continue;
+    if (error.ok()) error = rows[i]->status;
+    if (!rows[i]->passed_over.empty()) {
+      warnings.push_back(Format("{} (on_error: {} permits it)",
+                                rows[i]->passed_over,
+                                TextField(indexes[i].spec, "on_error")));
+    }
+  }
   for (size_t i = 0; i < files.size(); ++i) {
     if (options.json) {
       // The last answer has the warnings about all of them.
       indexes[i].answer["warnings"] =
           i + 1 < files.size() ? std::vector<std::string>() : warnings;
+      if (rows[i]) indexes[i].answer["row"] = rows[i]->ToJson();
       Print(stdout, "{}\n", JsonLine(indexes[i].answer));
     } else {
       Print(stdout, "{}", i == 0 ? "" : "\n");
-      PrintIndex(indexes[i], options.world_size);
+      PrintIndex(indexes[i], options.world_size, rows[i]);
     }
   }
   if (!options.json) {
@@ -181,6 +264,7 @@ StatusOr<int> Check(const CheckOptions& options) {
       PrintError("warning: " + warning);
     }
   }
+  if (!error.ok()) return error;
   return 0;
 }
 
@@ -207,7 +291,10 @@ Subcommand AddCheck(CLI::App& app) {
   const std::shared_ptr<CheckOptions> options = AddCheckOptions(check);
   check->add_flag("--syntax", options->syntax,
                   "Only parse the spec; open no data");
+  check->add_flag("!--no-row", options->row,
+                  "Do not try the first row of each dataset");
   check->footer(
+      "It reads and maps the first row, and fails with that row's error.\n"
       "Mistakes in the spec are reported as FILE:LINE:COLUMN. It warns, with "
       "exit\n"
       "status 0, when the jobs need more memory than this machine, its "
@@ -226,6 +313,7 @@ Subcommand AddIndex(CLI::App& app) {
   CLI::App* const index = app.add_subcommand(
       "index", "Find all records of a dataset, with a progress bar");
   const std::shared_ptr<CheckOptions> options = AddCheckOptions(index);
+  options->row = false;
   index->footer("Example:\n  penstock index train.yaml");
   return {index, [options] { return Check(*options); }};
 }

@@ -1,8 +1,4 @@
 // penstock peek: shows one batch to a person.
-//
-// A forked process (rank 0 of 1) takes the batch and the parent only waits, so
-// that Ctrl-C ends it at any point.
-#include <poll.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -10,14 +6,12 @@
 #include <cmath>
 
 #include "client/command/contact_sheet.h"
-#include "client/command/interrupt.h"
+#include "client/command/first_batch.h"
 #include "client/command/output_file.h"
 #include "client/command/private_broker.h"
-#include "client/command/process.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
-#include "client/penstock.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -40,9 +34,7 @@ struct PeekOptions {
 
 struct PeekTask {
   const PeekOptions& options;
-  const SpecFile& file;
   const DatasetIndex& index;
-  std::string socket;
   std::string out;        // the file of options.out
   std::string temporary;  // in the same folder
 };
@@ -82,18 +74,43 @@ std::string ValueText(const Feature& feature, const void* data,
   return Format("{:.6g}", ValueAt(feature.dtype, data, index));
 }
 
-// A row of bytes without the zeros that fill it: "the text", shortened at the
-// end of a character.
-std::string LineText(const char* bytes, size_t size) {
-  std::string_view text(bytes, size);
-  text = text.substr(0, text.find_last_not_of('\0') + 1);
-  const bool whole = text.size() <= kTextShown;
-  if (!whole) {
-    size_t end = kTextShown;
-    while (end > 0 && (text[end] & 0xC0) == 0x80) --end;
-    text = text.substr(0, end);
+// The feature that says how many bytes of a text count: NAME_bytes of NAME, and
+// of lines (text_lines) bytes of text. nullopt: the feature is no text.
+std::optional<size_t> LengthOf(const ElementSpec& features, size_t text) {
+  const Feature& feature = features[text];
+  if (feature.dtype != DType::kUint8 || feature.shape.size() != 1) {
+    return std::nullopt;
   }
-  return "'" + Printable(text) + (whole ? "'" : "...'");
+  for (size_t i = 0; i < features.size(); ++i) {
+    const std::string& name = features[i].name;
+    if (features[i].dtype == DType::kInt64 && features[i].shape.empty() &&
+        (name == feature.name + "_bytes" ||
+         (name == "bytes" && feature.name == "text"))) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
+// The beginning of a character of several bytes, as a text that was cut ends.
+bool IsCutCharacter(std::string_view text) {
+  const auto is_continuation = [](char c) { return (c & 0xC0) == 0x80; };
+  return text.size() < 4 && (text[0] & 0xC0) == 0xC0 &&
+         std::all_of(text.begin() + 1, text.end(), is_continuation);
+}
+
+// "'the text'", shortened at the end of a character; nullopt: no UTF-8.
+std::optional<std::string> Utf8Text(std::string_view text) {
+  size_t end = 0;
+  while (end < text.size()) {
+    const size_t bytes = Utf8Bytes(text, end);
+    if (bytes == 0 && !IsCutCharacter(text.substr(end))) return std::nullopt;
+    if (bytes == 0 || end + bytes > kTextShown) break;
+    end += bytes;
+  }
+  if (end == 0 && !text.empty()) return std::nullopt;
+  return "'" + Printable(text.substr(0, end)) +
+         (end == text.size() ? "'" : "...'");
 }
 
 // One row of a feature as a cell: "7 (boot)", "[0.1, 0.2]", "[1, 2, ...]".
@@ -126,7 +143,6 @@ void PrintRows(const PeekTask& task, const ElementSpec& features,
     if (f != drawn) headings.push_back(features[f].name);
   }
   Table table(headings);
-  const bool of_lines = task.index.SourceOf("text_lines").is_object();
   const int64_t* ids = penstock_batch_ids(batch);
   for (uint64_t row = 0; row < rows; ++row) {
     std::vector<std::string> cells = {
@@ -135,14 +151,18 @@ void PrintRows(const PeekTask& task, const ElementSpec& features,
     for (size_t f = 0; f < features.size(); ++f) {
       if (f == drawn) continue;
       const void* data = penstock_batch_data(batch, static_cast<uint32_t>(f));
-      if (of_lines && features[f].name == "text" &&
-          features[f].dtype == DType::kUint8 && features[f].shape.size() == 1) {
-        const uint64_t bytes = features[f].RowBytes();
-        cells.push_back(LineText(static_cast<const char*>(data) + row * bytes,
-                                 static_cast<size_t>(bytes)));
-        continue;
+      std::optional<std::string> text;
+      if (const std::optional<size_t> length = LengthOf(features, f)) {
+        const uint64_t room = features[f].RowBytes();
+        const auto bytes = static_cast<const int64_t*>(
+            penstock_batch_data(batch, static_cast<uint32_t>(*length)))[row];
+        text = Utf8Text(
+            std::string_view(static_cast<const char*>(data) + row * room,
+                             std::min(static_cast<uint64_t>(bytes), room)));
       }
-      cells.push_back(RowText(features[f], data, row, task.index.class_names));
+      cells.push_back(
+          text ? *text
+               : RowText(features[f], data, row, task.index.class_names));
     }
     table.AddRow(cells);
   }
@@ -179,50 +199,6 @@ Status ShowBatch(const PeekTask& task, const ElementSpec& features,
   return OkStatus();
 }
 
-// Runs in the forked process.
-Status TakeAndShow(const PeekTask& task) {
-  const std::string job = UniqueJobName("peek");
-  penstock_options options = PENSTOCK_OPTIONS_INIT;
-  options.rank = 0;
-  options.world_size = 1;
-  options.local_world_size = 1;
-  options.dataset = task.file.path.c_str();
-  options.job = job.c_str();
-  options.socket = task.socket.c_str();
-  const auto error = [](int code) {
-    return Status(static_cast<StatusCode>(-code), penstock_error());
-  };
-  penstock_reader* reader = nullptr;
-  if (const int code = penstock_attach(&options, &reader);
-      code != PENSTOCK_OK) {
-    return error(code);
-  }
-  penstock_batch* batch = nullptr;
-  const int code = penstock_next(reader, &batch);
-  Status status;
-  if (code == PENSTOCK_OK) {
-    // Read the memory by the library's description of the features, which is of
-    // this mapping, not by the broker's earlier answer.
-    ElementSpec features;
-    for (uint32_t i = 0; i < penstock_feature_count(reader); ++i) {
-      penstock_feature feature;
-      penstock_feature_at(reader, i, &feature);
-      features.push_back({feature.name,
-                          static_cast<DType>(feature.dtype),
-                          {feature.shape, feature.shape + feature.dimensions}});
-    }
-    status = ShowBatch(task, features, batch);
-    penstock_release(batch);
-  } else if (code < 0) {
-    status = error(code);
-  } else {
-    status = NotFoundError("'{}' has no batch: it has {}", task.file.name,
-                           Counted(task.index.records, "record"));
-  }
-  penstock_detach(reader);
-  return status;
-}
-
 StatusOr<int> Peek(const PeekOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.spec));
   PENSTOCK_ASSIGN_OR_RETURN(const std::string out, OutputFile(options.out));
@@ -231,36 +207,17 @@ StatusOr<int> Peek(const PeekOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
                             IndexDataset(broker->AsCall(), file, 1));
   PENSTOCK_RETURN_IF_ERROR(index.CheckHasRows(file));
-  const PeekTask task{options, file,
-                      index,   broker->socket(),
-                      out,     Format("{}.{}.tmp", out, getpid())};
-  ProcessSpec spec;
-  spec.body = [&task, &broker] {
-    broker->ForgetInFork();
-    const Status status = TakeAndShow(task);
-    return ExitStatus(status.ok() ? StatusOr<int>(0) : status);
-  };
-  PENSTOCK_ASSIGN_OR_RETURN(Process process, Process::Start(spec));
-  std::optional<ProcessExit> ended;
-  Status tended;
-  while (!(ended = process.Ended()) && InterruptSignal() == 0) {
-    tended = broker->Tend(PrintError);
-    if (!tended.ok()) break;
-    std::vector<pollfd> entries = {{process.pidfd(), POLLIN, 0},
-                                   {InterruptFd(), POLLIN, 0}};
-    broker->AddTo(&entries);
-    constexpr int kRound_ms = 100;  // for a restart that is due
-    poll(entries.data(), entries.size(), kRound_ms);
-  }
-  process.Reap();
+  const PeekTask task{options, index, out, Format("{}.{}.tmp", out, getpid())};
+  const auto shown = WithFirstBatch(
+      broker.get(), {file.path, "", UniqueJobName("peek")},
+      [&task](const ElementSpec& features,
+              const penstock_batch* batch) -> StatusOr<std::string> {
+        PENSTOCK_RETURN_IF_ERROR(ShowBatch(task, features, batch));
+        return std::string();
+      });
   unlink(task.temporary.c_str());  // exists only after an interrupt
-  PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
-  PENSTOCK_RETURN_IF_ERROR(tended);
-  if (ended->signaled) {
-    return InternalError("the process that took the batch {}",
-                         ended->ToString());
-  }
-  return ended->number;
+  PENSTOCK_RETURN_IF_ERROR(shown.status());
+  return 0;
 }
 
 }  // namespace
@@ -291,7 +248,7 @@ Subcommand AddPeek(CLI::App& app) {
   peek->footer(
       "The batch is the first of the first epoch, as rank 0 of 1 gets it.\n"
       "Pictures that are not uint8 are scaled, each channel from its least to\n"
-      "its greatest value in the rows drawn. Lines of text are shown as text.\n"
+      "its greatest value in the rows drawn. Text in UTF-8 is shown as text.\n"
       "\n"
       "Examples:\n"
       "  penstock peek train.yaml --out first-batch.png\n"

@@ -43,7 +43,8 @@ StatusOr<DatasetIndex> DatasetIndexFromJson(const nlohmann::json& answer) {
   index.answer = answer;
   index.answer.erase("spec");
   index.dataset = TextField(answer, "dataset");
-  index.spec = nlohmann::json::parse(TextField(answer, "spec"), nullptr,
+  index.text = TextField(answer, "spec");
+  index.spec = nlohmann::json::parse(index.text, nullptr,
                                      /*allow_exceptions=*/false);
   if (!index.spec.is_object()) {
     return InternalError("the broker's answer to 'index' has no 'spec'");

@@ -33,6 +33,7 @@ StatusOr<SpecFile> ReadSpecFile(const std::string& name);
 struct DatasetIndex {
   std::string dataset;  // its name
   nlohmann::json spec;  // canonical, with every default
+  std::string text;     // of it, as JSON with its keys in order
   uint64_t records = 0;
   ElementSpec element_spec;
   uint64_t global_batch = 0;

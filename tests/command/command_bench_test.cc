@@ -265,6 +265,66 @@ TEST_F(CommandBenchTest, CheckWarnsOfMemoryThatIsNotThere) {
   ExpectNothingLeft();
 }
 
+TEST_F(CommandBenchTest, CheckTriesTheFirstRow) {
+  const std::string spec =
+      "dataset: rows\nsource: {csv: {files: a.csv, columns: {x: {dtype: "
+      "int64}}}}\nbatch: {size: 2, last: drop}\nsteps_per_epoch: 7\n";
+  std::ofstream(folder_ + "/a.csv") << "x\n12345\nbad\n";
+  Spec(spec);
+  const Result table = Run({"check", "train.yaml"});
+  EXPECT_EQ(table.status, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("row              sample 0: 5 B read, "));
+  const Result machine = Run({"check", "--json", "train.yaml"});
+  const json row = json::parse(machine.out)["row"];
+  EXPECT_EQ(row["sample"], 0);
+  EXPECT_EQ(row["bytes_read"], 5);
+  EXPECT_GE(row["seconds"], 0);
+
+  std::ofstream(folder_ + "/a.csv") << "x\nabc\n7\n";
+  const Result fails = Run({"check", "train.yaml"});
+  EXPECT_EQ(fails.status, 1);
+  EXPECT_THAT(fails.err,
+              AllOf(HasSubstr("dataset 'rows': sample 0: "),
+                    HasSubstr("a.csv, row 1 (offset 2): field 'x': wanted "
+                              "int64, found 'abc'")));
+  EXPECT_THAT(fails.out, HasSubstr("an error, see below"));
+  EXPECT_THAT(
+      json::parse(Run({"check", "--json", "train.yaml"}).out)["row"]["error"]
+          .get<std::string>(),
+      HasSubstr("found 'abc'"));
+  EXPECT_EQ(Run({"check", "--no-row", "train.yaml"}).status, 0);
+  EXPECT_EQ(Run({"index", "train.yaml"}).status, 0);
+
+  Spec(spec + "on_error: skip\n");
+  const Result skips = Run({"check", "train.yaml"});
+  EXPECT_EQ(skips.status, 0);
+  EXPECT_THAT(skips.err,
+              AllOf(HasSubstr("warning: dataset 'rows': sample 0: "),
+                    HasSubstr("found 'abc' (on_error: skip permits it)\n")));
+  EXPECT_THAT(skips.out, HasSubstr("sample 1: "));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandBenchTest, PeekShowsTextOfAnySourceAsText) {
+  std::ofstream(folder_ + "/a.csv") << "t,n\ngrün,7\n\"a\nb\",8\n";
+  Spec(
+      "dataset: texts\nsource: {csv: {files: a.csv, columns: {t: {max_bytes: "
+      "9}, n: {dtype: int64}}}}\nbatch: {size: 2}\n");
+  const Result text = Run({"peek", "--text", "train.yaml"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("'grün'"), HasSubstr("'a?b'")));
+  // Neither valid UTF-8 nor of a known length.
+  Spec(
+      "dataset: bytes\nsource: {tensors: {features: {t: {dtype: uint8, "
+      "values: [[65, 66, 255, 65, 66]]}, t_bytes: [5], u: {dtype: uint8, "
+      "values: [[65]]}}}}\nbatch: {size: 1}\n");
+  const Result bytes = Run({"peek", "--text", "train.yaml"});
+  EXPECT_EQ(bytes.status, 0) << bytes.err;
+  EXPECT_THAT(bytes.out,
+              AllOf(HasSubstr("[65, 66, 255, 65, 66]"), HasSubstr("[65]")));
+  ExpectNothingLeft();
+}
+
 TEST_F(CommandBenchTest, CheckOfTwoSpecsComparesTheirLabels) {
   const auto dataset = [&](const std::string& name,
                            const std::vector<std::string>& classes) {
@@ -279,7 +339,8 @@ TEST_F(CommandBenchTest, CheckOfTwoSpecsComparesTheirLabels) {
   dataset("train", {"ant", "bee", "cat"});
   dataset("val", {"ant", "cat"});
   dataset("other", {"pen", "vase"});
-  const Result differ = Run({"check", "train.yaml", "other.yaml", "val.yaml"});
+  const Result differ =
+      Run({"check", "--no-row", "train.yaml", "other.yaml", "val.yaml"});
   EXPECT_EQ(differ.status, 0) << differ.err;
   EXPECT_EQ(std::count(differ.err.begin(), differ.err.end(), '\n'), 1)
       << differ.err;
@@ -287,7 +348,7 @@ TEST_F(CommandBenchTest, CheckOfTwoSpecsComparesTheirLabels) {
               HasSubstr("class 'cat' is label 2 in the first and label 1 in "
                         "the second (the second has no 'bee')"));
   fs::create_directory(folder_ + "/val/bee");  // empty
-  const Result agree = Run({"check", "train.yaml", "val.yaml"});
+  const Result agree = Run({"check", "--no-row", "train.yaml", "val.yaml"});
   EXPECT_EQ(agree.status, 0);
   EXPECT_EQ(agree.err, "");
   ExpectNothingLeft();

@@ -105,11 +105,11 @@ TEST_F(CommandRunTest, AMissingSpecIsNamedBeforeAnythingIsStarted) {
 }
 
 TEST_F(CommandRunTest, CheckShowsWhatTheBrokerFound) {
-  const Result table = Run({"check", "train.yaml"});
+  const Result table = Run({"check", "--no-row", "train.yaml"});
   EXPECT_EQ(table.status, 0) << table.err;
   EXPECT_THAT(table.out, AllOf(HasSubstr("1,003"), HasSubstr("8 x 8 x 3"),
                                HasSubstr("2 other files, like boot/4.png")));
-  const Result json = Run({"check", "--json", "train.yaml"});
+  const Result json = Run({"check", "--no-row", "--json", "train.yaml"});
   EXPECT_THAT(json.out, AllOf(StartsWith("{"), HasSubstr("\"records\":1003")));
   EXPECT_THAT(table.err, IsEmpty()) << "no progress bar in a pipe";
   ExpectNothingLeft();

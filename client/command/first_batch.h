@@ -1,0 +1,36 @@
+// The first batch of a dataset's first epoch, taken as rank 0 of 1.
+//
+// A forked process takes it and the parent only waits, so that Ctrl-C ends it
+// at any point.
+#ifndef CLIENT_COMMAND_FIRST_BATCH_H_
+#define CLIENT_COMMAND_FIRST_BATCH_H_
+
+#include <functional>
+#include <string>
+
+#include "client/command/private_broker.h"
+#include "client/penstock.h"
+#include "common/element_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+struct FirstBatchJob {
+  // Either the path of a spec file, or the text of a spec.
+  std::string dataset;
+  std::string spec;
+  std::string name;
+};
+
+// Runs in the forked process. What it returns is the result.
+using UseBatch = std::function<StatusOr<std::string>(
+    const ElementSpec& features, const penstock_batch* batch)>;
+
+// Errors: those of penstock_attach and penstock_next, NotFound (there is no
+// batch), use's; Cancelled after a signal.
+StatusOr<std::string> WithFirstBatch(PrivateBroker* broker,
+                                     const FirstBatchJob& job,
+                                     const UseBatch& use);
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_FIRST_BATCH_H_
