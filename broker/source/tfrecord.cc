@@ -109,7 +109,8 @@ class Tfrecord final : public Source {
                                             const ReadBytes& read) const {
     const uint64_t bytes = index_.At(record).bytes[0];
     if (bytes > kDataBytesMax) {
-      return DataLossError("{} bytes; a record has at most {}", bytes,
+      return DataLossError("{} bytes{}; a record has at most {}", bytes,
+                           bytes == UINT32_MAX ? " or more" : "",
                            kDataBytesMax);
     }
     if (read.bytes.size() != bytes + kFooterBytes) {

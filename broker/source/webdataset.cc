@@ -235,9 +235,10 @@ class Webdataset final : public Source {
     const Index::Record sample = index_.At(record);
     for (size_t i = 0; i < features_.size(); ++i) {
       if (sample.bytes[i] <= kRecordBytesMax) continue;
-      return DataLossError("{}: member {}: {} bytes; a record has at most {}",
-                           Describe(record), features_[i].key_or_name(),
-                           sample.bytes[i], kRecordBytesMax);
+      return DataLossError(
+          "{}: member {}: {} bytes{}; a record has at most {}",
+          Describe(record), features_[i].key_or_name(), sample.bytes[i],
+          sample.bytes[i] == UINT32_MAX ? " or more" : "", kRecordBytesMax);
     }
     const std::optional<Span> span = SpanOf(sample);
     if (scratch->size() < room_) scratch->resize(room_);

@@ -133,6 +133,15 @@ class Once(Squares):
         return super().__getitem__(i)
 
 
+class Counts(Squares):
+    """Says any length."""
+
+    def __len__(self):
+        if self.count is None:
+            raise OSError("no file to count")
+        return self.count
+
+
 def empty():
     return []
 
@@ -285,6 +294,23 @@ def test_a_length_that_lies(attach):
     with pytest.raises(penstock.Error, match=r"(?s)sample 2\d .*IndexError: no sample 2\d"):
         for batch in attach(of("Squares", args={"count": 25}).batch(5)):
             pass
+
+
+@pytest.mark.parametrize("count, says", [
+    (None, "OSError: no file to count"),
+    (-1, "ValueError: __len__"),
+    (2.5, "TypeError: .*float"),
+    (2**60, "more than 9007199254740992 samples"),
+])
+def test_lengths_that_are_none(attach, count, says):
+    with pytest.raises(penstock.InvalidArgument, match="(?s)sets:Counts: .*" + says):
+        attach(of("Counts", args={"count": count}).batch(5))
+
+
+def test_a_length_that_is_too_short(attach):
+    rows = [i for batch in attach(of("Squares", args={"count": 7}).batch(5))
+            for i in batch.ids.tolist()]
+    assert rows == list(range(7))
 
 
 @pytest.mark.parametrize("factory, says", [

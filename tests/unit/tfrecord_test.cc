@@ -224,6 +224,35 @@ TEST_F(TfrecordTest, OtherFilesAreRefusedWithTheWayOut) {
               HasSubstr("SequenceExample"));
 }
 
+TEST_F(TfrecordTest, ARecordOfManyGigabytesIsAnErrorOfItself) {
+  constexpr uint64_t kBytes = uint64_t{10} << 30;
+  const auto masked = [](uint32_t crc) {
+    return ((crc >> 15) | (crc << 17)) + 0xa282ead8;
+  };
+  std::string header(12, '\0');
+  std::memcpy(header.data(), &kBytes, 8);
+  const uint32_t crc =
+      masked(Crc32c(std::as_bytes(std::span(header)).first(8)));
+  std::memcpy(&header[8], &crc, 4);
+  const std::string path = Write("huge", header);
+  const std::string features = "{text: {max_bytes: 100}}";
+  EXPECT_THAT(OpenFails(path, features),
+              HasSubstr("huge, record 0 at offset 0: the file ends within it, "
+                        "12 bytes where 10737418256 are wanted"));
+  std::filesystem::resize_file(path, kBytes + 16);
+  std::ifstream in(std::string(kGolden) + "examples.tfrecord",
+                   std::ios::binary);
+  std::ofstream(path, std::ios::binary | std::ios::app) << in.rdbuf();
+  const auto source = Open(path, features);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  ASSERT_EQ((*source)->record_count(), 4u);
+  std::vector<std::string> found;
+  EXPECT_THAT(Read(**source, 0, &found).message(),
+              HasSubstr("huge, record 0 at offset 0: 4294967295 bytes or more; "
+                        "a record has at most"));
+  EXPECT_TRUE(Read(**source, 1, &found).ok());
+}
+
 TEST_F(TfrecordTest, EveryDamagedByteIsNoticed) {
   std::ifstream in(std::string(kGolden) + "examples.tfrecord",
                    std::ios::binary);

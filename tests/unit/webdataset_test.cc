@@ -274,6 +274,38 @@ TEST_F(WebdatasetTest, APaxHeaderAndALongNameCountForOneMember) {
   EXPECT_THAT(Record(**source, 1), ElementsAre("abc", Int64(2)));
 }
 
+TEST_F(WebdatasetTest, AMemberOfManyGigabytesIsAnErrorOfItsSample) {
+  constexpr uint64_t kBytes = uint64_t{10} << 30;
+  const std::string pax = "20 size=" + std::to_string(kBytes) + "\n";
+  const std::string before = Member("pax", pax, 'x') + Header("a.jpg", 0);
+  const std::string path = Write(before);
+  std::filesystem::resize_file(path, before.size() + kBytes);
+  std::ofstream(path, std::ios::binary | std::ios::app)
+      << Member("a.cls", "1") << Member("b.jpg", "x") << Member("b.cls", "2")
+      << std::string(1024, '\0');
+  const auto source = Open(path);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  ASSERT_EQ((*source)->record_count(), 2u);
+  EXPECT_THAT(Record(**source, 0)[0],
+              AllOf(HasSubstr("t.tar, sample 0 at offset 1536: member "
+                              "jpg;png: 4294967295 bytes or more"),
+                    HasSubstr("a record has at most")));
+  EXPECT_THAT(Record(**source, 1), ElementsAre("x", Int64(2)));
+}
+
+TEST_F(WebdatasetTest, APathOfAMemberIsOnlyAName) {
+  const auto source = Open(
+      Write(Member("../../etc/a.jpg", "1") + Member("/etc/passwd.jpg", "2") +
+            Member("../../etc/a.cls", "1") + Member("/etc/passwd.cls", "2") +
+            Member("b", "", '5') + Member("b/../c.jpg", "3") +
+            Member("b/../c.cls", "3") + Header("d.jpg", 0, '2')));
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  ASSERT_EQ((*source)->record_count(), 3u);
+  EXPECT_THAT(Record(**source, 0), ElementsAre("1", Int64(1)));
+  EXPECT_THAT(Record(**source, 1), ElementsAre("2", Int64(2)));
+  EXPECT_THAT(Record(**source, 2), ElementsAre("3", Int64(3)));
+}
+
 TEST_F(WebdatasetTest, EveryCutIsAnErrorOrHasWholeMembersOnly) {
   const std::string sound = Member("a.jpg", "picture") + Member("a.cls", "1") +
                             Member("b.jpg", "picture") + Member("b.cls", "2");
