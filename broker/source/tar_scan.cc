@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <optional>
 #include <string>
 
@@ -77,21 +76,28 @@ bool ChecksumIsRight(Bytes header) {
                     static_cast<int64_t>(*wanted) == with_sign);
 }
 
-Status NotATarError(const std::string& path, uint64_t offset, Bytes header) {
-  const auto begins = [&header](std::string_view magic) {
-    return std::memcmp(header.data(), magic.data(), magic.size()) == 0;
-  };
-  if (offset == 0 && (begins("\x1f\x8b") || begins("BZh") ||
-                      begins("\xfd"
-                             "7zXZ") ||
-                      begins("\x28\xb5\x2f\xfd"))) {
+// Of a file that is compressed as a whole; else OK.
+Status CheckPlain(ScannedFile* file) {
+  using namespace std::string_view_literals;
+  constexpr size_t kMagicBytesMax = 5;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const Bytes head,
+      file->At(0, std::min<uint64_t>(kMagicBytesMax, file->bytes())));
+  const std::string_view text(reinterpret_cast<const char*>(head.data()),
+                              head.size());
+  for (const std::string_view magic :
+       {"\x1f\x8b"sv, "BZh"sv, "\xfd\x37zXZ"sv, "\x28\xb5\x2f\xfd"sv}) {
+    if (!text.starts_with(magic)) continue;
     return InvalidArgumentError(
         "{} is compressed as a whole, so no member of it can be read by "
-        "itself; "
-        "unpack it (pictures are compressed already): gunzip, bunzip2, unxz or "
-        "unzstd",
-        path);
+        "itself; unpack it (pictures are compressed already): gunzip, bunzip2, "
+        "unxz or unzstd",
+        file->path());
   }
+  return OkStatus();
+}
+
+Status WrongChecksumError(const std::string& path, uint64_t offset) {
   if (offset == 0) {
     return InvalidArgumentError(
         "{}: not a tar file, or damaged: the checksum of its first header is "
@@ -131,7 +137,7 @@ bool ReadPax(std::string_view records, Extension* extension) {
     if (equals == record.npos) return false;
     const std::string_view key = record.substr(0, equals);
     const std::string_view value = record.substr(equals + 1);
-    if (key == "path") {
+    if (key == "path" || key == "GNU.sparse.name") {
       extension->name = std::string(value);
     } else if (key == "size") {
       uint64_t bytes = 0;
@@ -141,9 +147,8 @@ bool ReadPax(std::string_view records, Extension* extension) {
         return false;
       }
       extension->bytes = bytes;
-    } else if (key.starts_with("GNU.sparse.")) {
-      extension->sparse = true;
     }
+    extension->sparse |= key.starts_with("GNU.sparse.");
   }
   return true;
 }
@@ -183,14 +188,18 @@ StatusOr<std::optional<uint64_t>> ForEachTarMember(
           "are wanted; write or copy it again",
           file->path(), at, what, end - at, wanted);
     };
-    if (end - at < kBlock) return cut_off("header", kBlock);
+    if (end - at < kBlock) {
+      if (at == 0) PENSTOCK_RETURN_IF_ERROR(CheckPlain(file));
+      return cut_off("header", kBlock);
+    }
     PENSTOCK_ASSIGN_OR_RETURN(Bytes header, file->At(at, kBlock));
     if (header[0] == std::byte{0} && IsZero(header)) {
       return FindAnother(file, at);
     }
     const std::optional<uint64_t> size = NumberAt(header, kSize);
     if (!ChecksumIsRight(header)) {
-      return NotATarError(file->path(), at, header);
+      if (at == 0) PENSTOCK_RETURN_IF_ERROR(CheckPlain(file));
+      return WrongChecksumError(file->path(), at);
     }
     if (!size) {
       return DataLossError("{}, offset {}: a member's size is malformed",

@@ -152,7 +152,7 @@ Status AskFeaturesError(const Tfrecord& source) {
   FeatureProposal proposal;
   const uint64_t count = std::min(source.record_count(), kLookedAt);
   for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t record = source.record_count() / count * i;
+    const uint64_t record = source.record_count() * i / count;
     ReadRequest request;
     source.Locate(record, &request);
     reader->Start(0, request, {}, kNotPinned);

@@ -37,7 +37,9 @@ StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
   }
   penstock_batch* batch = nullptr;
   const int code = penstock_next(reader, &batch);
-  StatusOr<std::string> result = NotFoundError("there is no batch");
+  StatusOr<std::string> result = NotFoundError(
+      "the dataset has no batch: it has fewer records than one, and `last` is "
+      "drop");
   if (code == PENSTOCK_OK) {
     // Read the memory by the library's description of the features, which is of
     // this mapping, not by the broker's earlier answer.

@@ -26,8 +26,9 @@ struct FirstBatchJob {
 using UseBatch = std::function<StatusOr<std::string>(
     const ElementSpec& features, const penstock_batch* batch)>;
 
-// Errors: those of penstock_attach and penstock_next, NotFound (there is no
-// batch), use's; Cancelled after a signal.
+// Errors: those of penstock_attach and penstock_next, NotFound (the dataset has
+// no whole batch), use's; Cancelled after a signal. penstockd is restarted when
+// it dies meanwhile.
 StatusOr<std::string> WithFirstBatch(PrivateBroker* broker,
                                      const FirstBatchJob& job,
                                      const UseBatch& use);

@@ -3,6 +3,8 @@ the same order, and a job that goes on in the middle of a shard."""
 
 import io
 import json
+import os
+import subprocess
 import tarfile
 
 import numpy as np
@@ -85,6 +87,45 @@ def test_a_broken_sample_is_skipped(attach, tmp_path):
     assert rows_of(skipped, "cls") == [(0,), (2,)]
 
 
+@pytest.mark.parametrize("mode, way_out", [
+    ("w:gz", "gunzip"), ("w:bz2", "bunzip2"), ("w:xz", "unxz")])
+def test_compressed_shards_are_refused_with_the_way_out(attach, tmp_path, mode, way_out):
+    with tarfile.open(tmp_path / "a.tar", mode) as tar:
+        tar.addfile(tarfile.TarInfo("0.cls"), io.BytesIO(b""))
+    with pytest.raises(penstock.InvalidArgument,
+                       match="a.tar is compressed as a whole, .*" + way_out):
+        attach(dataset_of(tmp_path / "a.tar").batch(1))
+
+
+@pytest.mark.parametrize("options", [
+    ["--format=gnu"], ["--format=posix"], ["--format=posix", "--sparse-version=0.0"]])
+def test_gnu_tar_agrees_but_for_sparse_files(attach, tmp_path, options, request):
+    name = "a/" * 60 + "7"
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / (name + ".cls")).write_text("7")
+    (tmp_path / (name + ".txt")).write_text("text")
+
+    def pack(*more):
+        subprocess.run(["tar", *options, *more, "-cf", "a.tar", "a"], cwd=tmp_path,
+                       check=True)
+        return dataset_of(tmp_path / "a.tar").batch(1)
+
+    rows = rows_of(attach(pack(), job="a" + request.node.name[:40]), "n", "text_bytes")
+    assert rows == [(7, 4)]
+    os.truncate(tmp_path / (name + ".txt"), 10 << 20)
+    with pytest.raises(penstock.InvalidArgument,
+                       match=r"a\.tar, offset \d+: member '.*7\.txt' is sparse"):
+        attach(pack("--sparse"), job="b" + request.node.name[:40])
+
+
+def test_a_shard_that_was_cut_at_a_member_is_warned_of(attach, shards, tmp_path):
+    os.truncate(tmp_path / "s-001.tar", 12 * 1024)
+    with pytest.warns(UserWarning, match=r"s-001\.tar, offset 12288: the file ends without "
+                                         "the zeros that end an archive"):
+        reader = attach(dataset_of(shards).batch(4))
+    assert len(rows_of(reader, "n")) == 7 + 6 + 7
+
+
 def test_webdataset_agrees(attach, tmp_path):
     wds = pytest.importorskip("webdataset")
     rng = np.random.default_rng(1)
@@ -149,3 +190,43 @@ def test_tensorflow_agrees(attach, tmp_path):
         assert np.array_equal(np.array(raw, np.int16).tobytes(), wanted["raw"].numpy())
         assert text_of(text, size) == wanted["text"].numpy().decode()
         assert maybe == int(wanted["maybe"])
+
+
+def test_the_proposed_features_read_every_record(attach, tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    yaml = pytest.importorskip("yaml")
+
+    def feature(**lists):
+        (kind, values), = lists.items()
+        wrap = {"bytes_list": tf.train.BytesList, "int64_list": tf.train.Int64List,
+                "float_list": tf.train.FloatList}[kind]
+        return tf.train.Feature(**{kind: wrap(value=values)})
+
+    with tf.io.TFRecordWriter(str(tmp_path / "t")) as writer:
+        for i in range(200):
+            writer.write(tf.train.Example(features=tf.train.Features(feature={
+                "caption": feature(bytes_list=[b"word " * (i % 9)]),  # at first empty
+                "image": feature(bytes_list=[tf.io.encode_png(
+                    np.full((4, 4, 3), i, np.uint8)).numpy()]),
+                "label": feature(int64_list=[i]),
+                "box/xy": feature(float_list=[i / 2, 1.0]),
+                "words": feature(int64_list=range(i % 5)),
+                **({"weight": feature(float_list=[0.5])} if i % 2 else {}),
+            })).SerializeToString())
+    with pytest.raises(penstock.InvalidArgument) as asked:
+        attach(penstock.Dataset.tfrecord(tmp_path / "t").batch(7))
+    told = str(asked.value)
+    assert "by 64 records, without those of no single size: words (0 to 4 int64)" in told
+    features = yaml.safe_load(told[told.index("{", told.index("features: ")):])
+    assert features == {
+        "box_xy": {"key": "box/xy", "dtype": "float32", "shape": [2]},
+        "caption": {"max_bytes": 128}, "image": {"encoded": True},
+        "label": {"dtype": "int64", "shape": []},
+        "weight": {"dtype": "float32", "shape": [], "default": 0}}
+    reader = attach(penstock.Dataset.tfrecord(tmp_path / "t", features).map(
+        penstock.decode_image(4, exact=True)).batch(7))
+    rows = rows_of(reader, "label", "image", "weight", "caption_bytes")
+    assert [label for label, *_ in rows] == list(range(200))
+    for label, image, weight, caption in rows:
+        assert (np.array(image) == label).all()
+        assert (weight, caption) == (0.5 if label % 2 else 0, 5 * (label % 9))
