@@ -30,7 +30,8 @@ std::string KeyOf(const DataFile& file, const RecordScanner& scanner) {
 
 // Every place lies in the file.
 bool IsValid(const FileRecords& records, uint64_t file_bytes) {
-  bool valid = true;
+  bool valid =
+      records.odd_end == FileRecords::kAbsent || records.odd_end <= file_bytes;
   for (size_t i = 0; i < records.offsets.size(); ++i) {
     const uint64_t offset = records.offsets[i];
     const uint64_t bytes = records.bytes[i];

@@ -211,6 +211,7 @@ def test_check_and_bench(tmp_path, modules, source):
     assert benched["verified"] == 2 * RECORDS
 
 
+@pytest.mark.filterwarnings("ignore:1 line is longer than max_bytes")
 @pytest.mark.parametrize("source", DAMAGE, ids=lambda source: source.__name__)
 def test_a_damaged_record(attach, tmp_path, request, source):
     dataset = source(tmp_path, True).batch(4)
