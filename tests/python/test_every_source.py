@@ -6,10 +6,13 @@ import io
 import json
 import os
 import pathlib
+import re
+import shutil
 import struct
 import subprocess
 import sys
 import tarfile
+import zlib
 
 import numpy as np
 import penstock
@@ -225,3 +228,42 @@ def test_a_damaged_record(attach, tmp_path, request, source):
     every = list(range(RECORDS))
     assert ids("skip") == every[:BAD] + every[BAD + 1:]
     assert ids("substitute") == every[:BAD] + [BAD + 1] + every[BAD + 1:]
+
+
+def test_picture_bombs(attach, tmp_path):
+    pictures = pytest.importorskip("PIL.Image", reason="no Pillow")
+    (tmp_path / "a").mkdir()
+    for name in ("0.jpg", "1.jpg", "2.png", "3.png", "4.png"):
+        pictures.new("RGB", (20, 10)).save(tmp_path / "a" / name)
+    jpeg = (tmp_path / "a" / "1.jpg").read_bytes()
+    size = jpeg.index(struct.pack(">HH", 10, 20))
+    (tmp_path / "a" / "1.jpg").write_bytes(
+        jpeg[:size] + b"\xff\xff\xff\xff" + jpeg[size + 4:])
+
+    def png(side, *chunks):
+        data = b"\x89PNG\r\n\x1a\n"
+        for kind, content in (
+                (b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)), *chunks,
+                (b"IEND", b"")):
+            data += struct.pack(">I", len(content)) + kind + content
+            data += struct.pack(">I", zlib.crc32(kind + content))
+        return data
+
+    rows = zlib.compress(bytes(11 * 10))
+    bomb = zlib.compress(bytes(50 << 20))
+    (tmp_path / "a" / "2.png").write_bytes(png(65535, (b"IDAT", rows)))
+    (tmp_path / "a" / "3.png").write_bytes(png(
+        10, (b"iCCP", b"x\0\0" + bomb), (b"zTXt", b"x\0\0" + bomb), (b"IDAT", rows)))
+    (tmp_path / "a" / "4.png").write_bytes(png(10, (b"IDAT", bomb)))
+    dataset = penstock.Dataset.image_folder(tmp_path).map(penstock.decode_image(8)).batch(1)
+    for bad in ("1.jpg", "2.png"):
+        only = tmp_path / bad
+        (only / "a").mkdir(parents=True)
+        (only / "a" / bad).write_bytes((tmp_path / "a" / bad).read_bytes())
+        with pytest.raises(penstock.DataLoss, match=re.escape(bad) + ".*(65500|65535)"):
+            attach(penstock.Dataset.image_folder(only).map(
+                penstock.decode_image(8)).batch(1), job=bad).next()
+        shutil.rmtree(only)
+    skipped = attach(dataset.on_error("skip"))
+    ids = [i for batch in skipped for i in batch.ids.tolist()]
+    assert 0 in ids and 3 in ids and 1 not in ids and 2 not in ids
