@@ -95,6 +95,7 @@ class Csv final : public Source {
   std::string io() const override { return IoText(0); }
   std::string fingerprint() const override { return rows_.fingerprint(); }
 
+  void Expect(uint64_t record) const override { rows_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record row = rows_.At(record);
     row.file->Locate(row.offsets[0], row.bytes[0], request);

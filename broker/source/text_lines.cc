@@ -82,6 +82,7 @@ class TextLines final : public Source {
                 "them with `longer: cut`");
   }
 
+  void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record line = index_.At(record);
     // With a "\r" that belongs to its end.

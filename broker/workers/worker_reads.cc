@@ -193,6 +193,7 @@ WorkerReads::Read WorkerReads::TakeFirst(WorkerJob* job) {
   read.rows = std::move(ticket.rows);
   read.index = ticket.index;
   read.in_place = ticket.into != nullptr;
+  read.at_once = ticket.at_once;
   if (!read.in_place) {
     reads.buffer_bytes +=
         (read.arrival.done.bytes.size() - reads.buffer_bytes) /
