@@ -454,6 +454,7 @@ StatusOr<std::unique_ptr<Source>> CsvSource::Open(
       }};
   PENSTOCK_ASSIGN_OR_RETURN(Index rows,
                             Index::Open(std::move(opened), scanner, progress));
+  PENSTOCK_RETURN_IF_ERROR(rows.ChooseIo(Io::kBuffered));
   return std::unique_ptr<Source>(
       new Csv(*this, std::move(rows), std::move(of_files)));
 }

@@ -288,6 +288,7 @@ StatusOr<std::unique_ptr<Source>> JsonLinesSource::Open(
   PENSTOCK_ASSIGN_OR_RETURN(
       Index lines,
       Index::Open(files, {.kind = "json_lines", .scan = FindLines}, progress));
+  PENSTOCK_RETURN_IF_ERROR(lines.ChooseIo(Io::kBuffered));
   return std::unique_ptr<Source>(new JsonLines(*this, std::move(lines)));
 }
 

@@ -168,6 +168,7 @@ StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
   PENSTOCK_ASSIGN_OR_RETURN(
       Index index,
       Index::Open(files, {.kind = "text_lines", .scan = FindLines}, progress));
+  PENSTOCK_RETURN_IF_ERROR(index.ChooseIo(Io::kBuffered));
   return std::unique_ptr<Source>(new TextLines(*this, std::move(index)));
 }
 

@@ -1,7 +1,10 @@
 #include "broker/workers/cached_reads.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <span>
+#include <utility>
 
 namespace penstock {
 
@@ -37,13 +40,29 @@ bool CachedReads::Next(uint64_t* index, ReadBytes* read) {
   // A page that was dropped this moment is read by this thread, which may hang.
   in_flight_->Start(entry_, rows_->job_number, rows_->rows[*index].record,
                     pool_->now_ns());
-  const bool cached = range_.Read(request, into, read);
+  uint64_t& cached_rows = rows_->kept->reads.cached_rows;
+  const bool cached =
+      range_.Read(request, cached_rows >= kWarmRows, into, read);
   in_flight_->End(entry_);
-  if (!cached) return false;
+  if (!cached) {
+    cached_rows = 0;
+    return false;
+  }
+  if (++cached_rows >= kWarmRows && cached_rows % kCheckRows == 0) {
+    CheckFaults();
+  }
   ++rows_->started;
   ++reads_;
   bytes_ += read->bytes.size();
   return true;
+}
+
+void CachedReads::CheckFaults() {
+  struct rusage usage;
+  if (getrusage(RUSAGE_THREAD, &usage) != 0) return;
+  if (std::exchange(faults_, usage.ru_majflt) != usage.ru_majflt) {
+    rows_->kept->reads.cached_rows = 0;
+  }
 }
 
 void CachedReads::End() {

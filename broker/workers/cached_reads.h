@@ -2,8 +2,13 @@
 // a ticket.
 //
 // Begins after a read that was answered from there, and goes on while the next
-// rows of its claim are. What is missing is left to WorkerReads, so nothing
-// here waits for storage.
+// rows of its claim are. What is missing is left to WorkerReads.
+//
+// After kWarmRows rows of a job without a miss, its next ones are copied from
+// the map of their file, if it has one: a system call costs more than a small
+// row. A page that has left the cache meanwhile is then read by this thread,
+// which waits for it; that is looked for every kCheckRows rows, and ends the
+// copies until as many rows were read again without a miss.
 #ifndef BROKER_WORKERS_CACHED_READS_H_
 #define BROKER_WORKERS_CACHED_READS_H_
 
@@ -35,11 +40,14 @@ class CachedReads {
   void End();
 
  private:
+  static constexpr uint64_t kWarmRows = 1024;
+  static constexpr uint64_t kCheckRows = 64;
   // So far ahead rows are located.
   static constexpr uint64_t kAhead = 8;
 
   ReadRequest& Located(uint64_t index) { return located_[index % kAhead]; }
   void Locate(uint64_t index);
+  void CheckFaults();
 
   WorkerPool* const pool_;
   ReadsInFlight* const in_flight_;
@@ -51,6 +59,7 @@ class CachedReads {
   uint64_t located_end_ = 0;  // one past the last row that is located
   uint64_t reads_ = 0;
   uint64_t bytes_ = 0;
+  int64_t faults_ = 0;  // of this thread, that read storage
 };
 
 }  // namespace penstock
