@@ -112,7 +112,7 @@ void Worker::MakeArrived(WorkerJob* job) {
     maker_.HandleError(rows, read.index, done.status);
   }
   uint64_t made = 1;
-  if (read.at_once) made += MakeCached(rows, begin_ns);
+  if (read.cached) made += MakeCached(rows, begin_ns);
   const uint64_t spent = NowNs() - begin_ns;
   Count(rows.job->counters().decode_ns, spent);
   Count(rows.job->counters().decoded, made);

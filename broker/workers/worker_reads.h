@@ -51,7 +51,7 @@ class WorkerReads {
     std::shared_ptr<ClaimedRows> rows;
     uint64_t index = 0;     // in rows->rows
     bool in_place = false;  // the bytes are in the slot
-    bool at_once = false;   // they came from the page cache
+    bool cached = false;    // a range, in the page cache
     Arrival arrival;
   };
 
@@ -106,6 +106,7 @@ class WorkerReads {
     bool taken = false;
     bool arrived = false;
     bool at_once = false;               // counted in JobReads::at_once
+    bool range = false;                 // no whole file
     std::shared_ptr<ClaimedRows> rows;  // nullptr: given up
     uint64_t index = 0;                 // in rows->rows
     // The dataset whose file is read, and the job whose slot it lands in.
