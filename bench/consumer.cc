@@ -68,27 +68,61 @@ double HalfToDouble(uint16_t half) {
   return half >> 15 ? -value : value;
 }
 
+const char* NameOf(uint32_t dtype) {
+  switch (dtype) {
+    case PENSTOCK_UINT8:
+      return "uint8";
+    case PENSTOCK_FLOAT16:
+      return "float16";
+    case PENSTOCK_FLOAT32:
+      return "float32";
+    case PENSTOCK_FLOAT64:
+      return "float64";
+    default:
+      return "int64";
+  }
+}
+
+// Value i of a feature.
+double ValueOf(const penstock_feature& feature, const void* data, uint64_t i) {
+  switch (feature.dtype) {
+    case PENSTOCK_UINT8:
+      return static_cast<const uint8_t*>(data)[i];
+    case PENSTOCK_FLOAT16:
+      return HalfToDouble(static_cast<const uint16_t*>(data)[i]);
+    case PENSTOCK_FLOAT32:
+      return static_cast<const float*>(data)[i];
+    case PENSTOCK_FLOAT64:
+      return static_cast<const double*>(data)[i];
+    case PENSTOCK_INT64:
+      return static_cast<double>(static_cast<const int64_t*>(data)[i]);
+    default:
+      throw std::runtime_error("a first feature of another dtype");
+  }
+}
+
 // What the driver compares with the peers' first batches.
 std::string FirstBatch(const penstock_feature& feature,
                        const penstock::Batch& batch) {
-  const uint64_t values = batch.rows() * feature.row_bytes /
-                          (feature.dtype == PENSTOCK_UINT8 ? 1 : 2);
+  std::string shape = std::to_string(batch.rows());
+  uint64_t values = batch.rows();
+  for (uint32_t i = 0; i < feature.dimensions; ++i) {
+    shape += ", " + std::to_string(feature.shape[i]);
+    values *= static_cast<uint64_t>(feature.shape[i]);
+  }
   double sum = 0, squares = 0;
   for (uint64_t i = 0; i < values; ++i) {
-    const double value =
-        feature.dtype == PENSTOCK_UINT8
-            ? static_cast<const uint8_t*>(batch.data(0))[i]
-            : HalfToDouble(static_cast<const uint16_t*>(batch.data(0))[i]);
+    const double value = ValueOf(feature, batch.data(0), i);
     sum += value;
     squares += value * value;
   }
-  const double mean = sum / values;
+  const double mean = sum / static_cast<double>(values);
   return Format(
-      R"({{"shape": [{}, {}, {}, {}], "dtype": "{}", "mean": {:.3f}, )"
-      R"("std": {:.3f}, "labels": {}}})",
-      batch.rows(), feature.shape[0], feature.shape[1], feature.shape[2],
-      feature.dtype == PENSTOCK_UINT8 ? "uint8" : "float16", mean,
-      std::sqrt(squares / values - mean * mean), batch.rows());
+      R"({{"shape": [{}], "dtype": "{}", "mean": {:.3f}, "std": {:.3f}, )"
+      R"("labels": {}}})",
+      shape, NameOf(feature.dtype), mean,
+      std::sqrt(squares / static_cast<double>(values) - mean * mean),
+      batch.rows());
 }
 
 void Consume(const std::string& socket_path, const std::string& delivery,

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Question: what does Penstock cost and deliver beside what people use
 instead, on the same files, with the same transform, batch and consumers, CPU
-only?
+only? --data says of which files (peers/data.py).
 
 Method: N consumer processes take batches of photographs (random-resized crop
 to 224, flip, float16 CHW) and read each cache line of them once. Two
@@ -26,8 +26,8 @@ of the imports. Resizing is not the same everywhere: TensorFlow does not
 antialias, FFCV averages, SPDL leaves it to FFmpeg's bilinear. Other things on
 the machine show in the spread.
 
-    bench/make_photographs.py --out photographs
-    bench/peers.py --build build/dev --photographs photographs
+    bench/peers.py --build build/dev
+    bench/peers.py --build build/dev --data tokens
 
 makes virtual environments under --venvs (6 GB, from PyPI, once), prints a
 table, writes --json and the picture --svg. A peer that cannot be had is a row
@@ -53,23 +53,8 @@ sys.path.insert(0, str(PARTS))
 
 import chart  # noqa: E402
 import measure  # noqa: E402
+from data import DATA  # noqa: E402
 
-# --peers name: module in bench/peers.
-PEERS = {
-    "penstock": "penstock_broker",
-    "pytorch": "pytorch_dataloader",
-    "pytorch-tuned": "pytorch_tuned",
-    "tf-data": "tf_data",
-    "tf-service": "tf_data_service",
-    "grain": "grain_loader",
-    "spdl": "spdl_pipeline",
-    "ffcv": "ffcv_loader",
-    "dali": "dali_pipeline",
-    "webdataset": "web_dataset",
-    "streaming": "mosaic_streaming",
-    "tensorsocket": "tensor_socket",
-    "python": "plain_pillow",
-}
 NEEDS_NO_PYPI = ["penstock", "python"]
 WORKLOADS = ["divided", "shared"]
 # What figures must have in common to be shown together.
@@ -99,9 +84,9 @@ class Progress:
 class Peer:
     """A peer's module, and whether it can be had here."""
 
-    def __init__(self, name):
+    def __init__(self, name, module):
         self.name = name
-        self.module = importlib.import_module(PEERS[name])
+        self.module = importlib.import_module(module)
         self.python = PYTHON
         self.versions = {}
         self.missing = None  # why it cannot be had
@@ -111,7 +96,7 @@ class Peer:
         return self.module.TITLE
 
     def role(self, role, config):
-        return [self.python, PARTS / f"{PEERS[self.name]}.py", role,
+        return [self.python, PARTS / f"{self.module.__name__}.py", role,
                 json.dumps(config)]
 
     def install(self, venvs, logs, failed):
@@ -139,6 +124,12 @@ class Peer:
                         failed[self.module.VENV] = self.missing
                         return
                 stamp.write_text(requirements.read_text())
+        if hasattr(self.module, "PACKAGE"):
+            log = logs / f"{self.name}-pip.log"
+            if not run_logged([self.python, "-m", "pip", "install", "--quiet",
+                               HERE.parent / self.module.PACKAGE], log):
+                self.missing = "does not install: " + last_lines(log, 6)
+                return
         if not hasattr(self.module, "command"):
             result = subprocess.run(self.role("versions", {}),
                                     capture_output=True, text=True)
@@ -148,8 +139,8 @@ class Peer:
                 return
             self.versions = json.loads(result.stdout)
 
-    def prepare(self, photographs, formats, logs):
-        """Makes its own format of the photographs, once."""
+    def prepare(self, files, formats, logs):
+        """Makes its own format of the files, once."""
         if self.missing or not hasattr(self.module, "prepare"):
             return
         folder = formats / self.module.FORMAT
@@ -159,7 +150,7 @@ class Peer:
         subprocess.run(["rm", "-rf", partial], check=True)
         partial.mkdir(parents=True)
         log = logs / f"{self.name}-prepare.log"
-        if run_logged(self.role("prepare", {"photographs": str(photographs),
+        if run_logged(self.role("prepare", {"files": str(files),
                                             "folder": str(partial)}), log):
             partial.rename(folder)
         else:
@@ -214,7 +205,8 @@ class Comparison:
         config = {
             "workload": workload, "consumers": consumers,
             "settings": settings, "batch": options.batch,
-            "dtype": options.dtype, "photographs": str(options.photographs),
+            "dtype": options.dtype, "data": options.data,
+            "files": str(options.files), "photographs": str(options.files),
             "formats": str(options.formats), "build": str(options.build),
             "folder": str(self.work), "socket": str(self.work / "driver"),
             "touch": str(options.build / "bench" / "libpeers_touch.so"),
@@ -238,17 +230,14 @@ class Comparison:
 
     def check(self, first):
         """All deliver the same kind of batch, of values in the same range."""
-        size = 224
-        wanted = ([self.options.batch, 3, size, size]
-                  if self.options.dtype == "float16"
-                  else [self.options.batch, size, size, 3])
-        low, high = ((-1, 1) if self.options.dtype == "float16" else (70, 160))
-        if (first["shape"] != wanted or first["dtype"] != self.options.dtype
-                or not low < first["mean"] < high or first["std"] < 0.5
-                or first["labels"] != self.options.batch):
+        shape, dtype, (low, high) = DATA[self.options.data].wanted(
+            self.options.batch, self.options.dtype)
+        if (first["shape"] != shape or first["dtype"] != dtype
+                or not low < first["mean"] < high or first["std"] == 0
+                or first["labels"] % self.options.batch != 0):
             raise measure.PeerFailed(
-                f"wanted batches of {wanted} {self.options.dtype} with a mean "
-                f"between {low} and {high}, found {first}")
+                f"wanted batches of {shape} {dtype} with a mean between {low} "
+                f"and {high}, found {first}")
 
     def sweep(self, peer, workload, consumers):
         """Chooses the peer's settings: the highest rate."""
@@ -487,15 +476,19 @@ def parse_arguments():
     add("--venvs", type=path, default=path(cache),
         help="virtual environments and formats are kept here "
              f"(default: {cache})")
-    add("--peers", type=words, default=list(PEERS),
-        help="of " + ",".join(PEERS) + " (default: all)")
+    add("--data", choices=list(DATA), default="photographs",
+        help="; ".join(f"{name}: {each.__doc__.splitlines()[0]}"
+                       for name, each in DATA.items()))
+    add("--peers", type=words,
+        help="default: all that load this data")
     add("--workloads", type=words, default=WORKLOADS,
         help="of divided,shared (default: both)")
     add("--consumers", type=numbers, default=[1, 2, 4, 8],
         help="default: 1,2,4,8")
     add("--runs", type=int, default=5, help="default: %(default)s")
-    add("--batch", type=int, default=64,
-        help="samples per consumer (default: %(default)s)")
+    add("--batch", type=int,
+        help="samples per consumer (default: 64; 1,024 of data that are no "
+             "pictures)")
     add("--dtype", choices=["float16", "uint8"], default="float16",
         help="normalised float16 CHW, or uint8 HWC (default: %(default)s)")
     add("--window", type=float, default=6,
@@ -522,13 +515,18 @@ def parse_arguments():
              "ctest")
     options = parser.parse_args()
     if options.tiny:
-        options.peers = NEEDS_NO_PYPI
+        options.peers = [name for name in NEEDS_NO_PYPI
+                         if name in DATA[options.data].PEERS]
         options.consumers, options.runs, options.batch = [2], 2, 4
         options.window, options.sweep_window = 0.3, 0.1
         options.warmup, options.warmup_batches = 0.1, 1
+    peers = DATA[options.data].PEERS
+    options.peers = options.peers or list(peers)
+    options.batch = options.batch or (
+        64 if issubclass(DATA[options.data], DATA["photographs"]) else 1024)
     for name in options.peers:
-        if name not in PEERS:
-            parser.error(f"--peers: no {name}; there are {', '.join(PEERS)}")
+        if name not in peers:
+            parser.error(f"--peers: no {name}; there are {', '.join(peers)}")
     for name in options.workloads:
         if name not in WORKLOADS:
             parser.error(f"--workloads: no {name}")
@@ -536,8 +534,6 @@ def parse_arguments():
         parser.error("--resume: name a former run's file with --json")
     if options.runs < 1 or min(options.consumers) < 1:
         parser.error("--runs and --consumers: wanted 1 or more")
-    if options.photographs is None:
-        options.photographs = options.venvs / f"photographs-{options.count}"
     for file in ("client/command/penstock", "bench/consumer",
                  "bench/libpeers_touch.so"):
         if not (options.build / file).exists():
@@ -547,20 +543,50 @@ def parse_arguments():
 
 
 def make_photographs(options):
-    if not options.photographs.exists():
-        options.photographs.parent.mkdir(parents=True, exist_ok=True)
+    """Sets options.files to their folder; returns what they are."""
+    suffix = DATA[options.data].SUFFIX
+    folder = options.photographs or (
+        options.venvs / f"photographs-{options.count}{'' if suffix == 'jpg' else '-' + suffix}")
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([PYTHON, HERE / "make_photographs.py", "--count",
-                        str(options.count), "--out", options.photographs],
+                        str(options.count), "--format",
+                        "jpeg" if suffix == "jpg" else suffix, "--out", folder],
                        check=True)
-    files = sorted(options.photographs.glob("*/*.jpg"))
+    files = sorted(folder.glob(f"*/*.{suffix}"))
     if not files:
-        sys.exit(f"{options.photographs} holds no */*.jpg")
+        sys.exit(f"{folder} holds no */*.{suffix}")
     # The page cache has them from here on.
     total = sum(len(file.read_bytes()) for file in files)
     # The formats are of these photographs, not of others under the same name.
     newest = max(file.stat().st_mtime_ns for file in files)
     options.formats = options.venvs / f"formats-{len(files)}-{total}-{newest}"
+    options.files = folder
     return f"{len(files)} photographs, {total / len(files) / 1000:.0f} KB each"
+
+
+def make_data(options, peers):
+    """Makes the files of the data, once; returns what they are."""
+    data = DATA[options.data]
+    what = (make_photographs(options) if hasattr(data, "SUFFIX")
+            else data.__doc__.splitlines()[0])
+    if not hasattr(data, "SUFFIX"):
+        options.formats = options.venvs / f"formats-{options.data}"
+        options.files = options.venvs
+    if data.make.__doc__:
+        return what
+    folder = options.formats / f"data-{options.data}"
+    if not folder.exists():
+        partial = options.formats / f"data-{options.data}.partial"
+        subprocess.run(["rm", "-rf", partial], check=True)
+        partial.mkdir(parents=True)
+        python = next((peer.python for peer in peers if data.VENV
+                       and peer.module.VENV == data.VENV), PYTHON)
+        subprocess.run([python, PARTS / "data.py", options.data, options.files,
+                        partial], check=True)
+        partial.rename(folder)
+    options.files = folder
+    return what
 
 
 def main():
@@ -570,8 +596,8 @@ def main():
     measure.adopt_orphans()
     options.venvs.mkdir(parents=True, exist_ok=True)
     progress = Progress()
-    data = make_photographs(options)
-    peers = [Peer(name) for name in options.peers]
+    peers = [Peer(name, DATA[options.data].PEERS[name])
+             for name in options.peers]
     logs = options.venvs / "logs"
     logs.mkdir(exist_ok=True)
     failed = {}
@@ -580,8 +606,11 @@ def main():
         peer.install(options.venvs, logs, failed)
         if hasattr(peer.module, "versions"):
             peer.versions = peer.module.versions(options.build)
+    progress("making the data")
+    data = make_data(options, peers)
+    for peer in peers:
         progress(f"making the format of {peer.title}")
-        peer.prepare(options.photographs, options.formats, logs)
+        peer.prepare(options.files, options.formats, logs)
     progress.clear()
     head = {
         "machine": machine(), "data": data,

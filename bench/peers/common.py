@@ -15,7 +15,7 @@ A peer is a module beside this one:
   NOTE                         what the numbers cannot say
   settings(consumers)          the settings to choose from, by a sweep
   batches(config)              generator of (images, labels) for one consumer
-  prepare(photographs, folder) optional: makes the peer's own format, once
+  prepare(files, folder)       optional: makes the peer's own format, once
   serve(config, ready)         optional: the process that consumers connect to
   command(config)              optional: the whole command line, if not Python
   versions(build)              then instead of DISTRIBUTIONS
@@ -45,7 +45,7 @@ def photographs(folder):
     classes = sorted(path for path in pathlib.Path(folder).iterdir()
                      if path.is_dir())
     return [(str(path), label) for label, path_of_class in enumerate(classes)
-            for path in sorted(path_of_class.glob("*.jpg"))]
+            for path in sorted(path_of_class.glob("*.*"))]
 
 
 def share(config):
@@ -211,7 +211,7 @@ def main(peer):
     if role == "versions":
         print(json.dumps(versions(peer)))
     elif role == "prepare":
-        peer.prepare(config["photographs"], config["folder"])
+        peer.prepare(config["files"], config["folder"])
     elif role == "serve":
         driver = Driver(config["socket"])
         peer.serve(config, lambda **info: driver.tell("serving", info=info))

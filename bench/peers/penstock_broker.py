@@ -11,6 +11,7 @@ import pathlib
 import subprocess
 
 import common
+import data
 
 TITLE = "Penstock"
 VENV = None
@@ -20,18 +21,12 @@ SHARES = True
 NOTE = "consumers are C++: no interpreter in its memory"
 
 SPEC = """\
-dataset: photographs
+dataset: data
 source:
-  image_folder: {{path: {photographs}}}
+  {source}
 shuffle: {{seed: {seed}}}
-map:
-  - decode_image: {{crop: {{random_resized: {{scale: [0.08, 1.0], ratio: [0.75, 1.3333333]}}}}, size: [224, 224]}}
-  - flip: {{horizontal: 0.5}}
-{normalize}batch: {{{size}: {batch}}}
+{steps}batch: {{{size}: {batch}}}
 epochs: forever
-"""
-NORMALIZE = """\
-  - normalize: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], dtype: float16, layout: chw}
 """
 DELIVERY = {"divided": "split", "shared": "broadcast"}
 
@@ -56,11 +51,10 @@ def command(config):
     spec = pathlib.Path(config["folder"]) / "penstock.yaml"
     # In a broadcast the global batch is what each consumer gets.
     size = "size" if config["workload"] == "shared" else "per_rank"
+    what = data.DATA[config["data"]]
     spec.write_text(SPEC.format(
-        photographs=config["photographs"], seed=common.SEED,
-        batch=config["batch"],
-        size=size,
-        normalize=NORMALIZE if config["dtype"] == "float16" else ""))
+        source=what.source(config), seed=common.SEED, steps=what.steps(config),
+        size=size, batch=config["batch"]))
     return [build / "client" / "command" / "penstock", "run",
             "--dataset", spec, "--ranks", config["consumers"], "--workers",
             config["settings"]["workers"], "--",

@@ -36,8 +36,23 @@ def calls(config):
 
 
 def photographs(config, rank, of):
-    """Endless (path, label) of this shard, shuffled over all of it."""
+    """Endless (path, label) of this shard, shuffled over all of it; of TFRecords
+    (bytes, label), shuffled in a buffer, their files interleaved."""
     tf = load_libraries()
+    if config["data"] == "tfrecord":
+        features = {"image": tf.io.FixedLenFeature([], tf.string),
+                    "label": tf.io.FixedLenFeature([], tf.int64)}
+
+        def parse(record):
+            row = tf.io.parse_single_example(record, features)
+            return row["image"], row["label"]
+
+        records = tf.data.Dataset.list_files(
+            f"{config['files']}/*.tfrecord", shuffle=True, seed=common.SEED)
+        records = records.shard(of, rank).repeat().interleave(
+            tf.data.TFRecordDataset, cycle_length=4,
+            num_parallel_calls=calls(config), deterministic=False)
+        return records.shuffle(256, seed=common.SEED).map(parse)
     files = common.photographs(config["photographs"])
     data = tf.data.Dataset.from_tensor_slices(
         ([path for path, _ in files], [label for _, label in files]))
@@ -50,17 +65,21 @@ def transform(config):
     mean = tf.constant([255 * m for m in common.MEAN], tf.float32)
     scale = tf.constant([1 / (255 * s) for s in common.STD], tf.float32)
 
+    jpeg, records = config["data"] != "png", config["data"] == "tfrecord"
+
     def apply(path, label):
-        data = tf.io.read_file(path)
+        data = path if records else tf.io.read_file(path)
+        whole = None if jpeg else tf.io.decode_png(data, channels=3)
         begin, size, _ = tf.image.sample_distorted_bounding_box(
-            tf.image.extract_jpeg_shape(data),
+            tf.image.extract_jpeg_shape(data) if jpeg else tf.shape(whole),
             tf.zeros([1, 0, 4]), area_range=common.SCALE,
             aspect_ratio_range=common.RATIO, max_attempts=10,
             use_image_if_no_bounding_boxes=True)
         top, left, _ = tf.unstack(begin)
         height, width, _ = tf.unstack(size)
-        image = tf.image.decode_and_crop_jpeg(
-            data, tf.stack([top, left, height, width]), channels=3)
+        image = (tf.image.decode_and_crop_jpeg(
+            data, tf.stack([top, left, height, width]), channels=3) if jpeg else
+            tf.slice(whole, [top, left, 0], [height, width, 3]))
         image = tf.image.random_flip_left_right(image)
         image = tf.image.resize(image, [common.SIZE, common.SIZE])
         if config["dtype"] == "float16":

@@ -49,8 +49,9 @@ def batches(config):
     rank, of = common.share(config)
     # What its split_by_node reads.
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(of))
-    shards = sorted(map(str, pathlib.Path(config["formats"],
-                                          FORMAT).glob("*.tar")))
+    folder = (pathlib.Path(config["files"]) if config["data"] == "webdataset"
+              else pathlib.Path(config["formats"], FORMAT))
+    shards = sorted(map(str, folder.glob("*.tar")))
     workers = config["settings"]["num_workers"]
 
     def decode(sample):

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/stat.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -114,13 +115,17 @@ bool DataFile::Changed() const {
 }
 
 DataFile::~DataFile() {
+  if (map_ != nullptr) munmap(const_cast<std::byte*>(map_), bytes_);
   if (fd_ >= 0) close(fd_);
 }
 
 Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
-  if (io == Io::kBuffered) return OkStatus();
-  if (io == Io::kAuto && (record_bytes < kDirectBytesMin ||
-                          total_bytes < FindAvailableMemory({}).bytes / 2)) {
+  if (io != Io::kDirect && record_bytes < kDirectBytesMin) {
+    Map(total_bytes);
+    return OkStatus();
+  }
+  if (io == Io::kBuffered ||
+      (io == Io::kAuto && total_bytes < FindAvailableMemory({}).bytes / 2)) {
     return OkStatus();
   }
   const uint32_t align = DirectAlignment(fd_);
@@ -138,12 +143,32 @@ Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
   return OkStatus();
 }
 
+void DataFile::Map(uint64_t total_bytes) {
+  const uint64_t memory = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                          static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  // A process has 65,530 maps; a source of more files than this has few large
+  // ones.
+  constexpr uint64_t kMapsMax = 1024;
+  if (!nowait_ || bytes_ == 0 || bytes_ < total_bytes / kMapsMax ||
+      total_bytes > std::min(kMapBytesMax, memory / 8)) {
+    return;
+  }
+  void* const map = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd_, 0);
+  if (map == MAP_FAILED) return;  // reads do as well
+  // A missing page is read alone: its neighbours are other rows.
+  madvise(map, bytes_, MADV_RANDOM);
+  map_ = static_cast<const std::byte*>(map);
+}
+
 void DataFile::Locate(uint64_t offset, uint64_t bytes,
                       ReadPart* request) const {
   request->kind = ReadPart::Kind::kRange;
   request->nowait = nowait_;
   request->align = align_;
   request->fd = fd_;
+  request->map = map_ != nullptr && offset <= bytes_ && bytes <= bytes_ - offset
+                     ? map_
+                     : nullptr;
   request->offset = offset;
   request->bytes = bytes;
 }

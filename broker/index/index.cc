@@ -180,10 +180,14 @@ std::string Index::fingerprint() const {
   return fingerprint.Hex();
 }
 
-Index::Record Index::At(uint64_t record) const {
+Index::Place Index::PlaceOf(uint64_t record) const {
   const size_t file = static_cast<size_t>(
       std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
-  const uint64_t number = record - (file == 0 ? 0 : ends_[file - 1]);
+  return {file, record - (file == 0 ? 0 : ends_[file - 1])};
+}
+
+Index::Record Index::At(uint64_t record) const {
+  const auto [file, number] = PlaceOf(record);
   const FileRecords& records = of_file_[file];
   return {&files_[file], number,
           std::span(records.offsets).subspan(number * places_, places_),

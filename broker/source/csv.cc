@@ -80,6 +80,14 @@ Status FindRows(char delimiter, bool header, ScannedFile* file,
       });
 }
 
+// Without the blanks around it.
+std::string_view Trimmed(std::string_view text) {
+  const auto blank = [](char c) { return c == ' ' || c == '\t'; };
+  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
 class Csv final : public Source {
  public:
   Csv(const CsvSource& spec, Index rows, std::vector<Columns> columns)
@@ -95,6 +103,7 @@ class Csv final : public Source {
   std::string io() const override { return IoText(0); }
   std::string fingerprint() const override { return rows_.fingerprint(); }
 
+  void Expect(uint64_t record) const override { rows_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record row = rows_.At(record);
     row.file->Locate(row.offsets[0], row.bytes[0], request);
@@ -130,7 +139,8 @@ class Csv final : public Source {
     scratch->resize(fields_.bytes() + text.size());
     std::byte* const row = scratch->data();
     // All values first: where one is missing, those after it are of others.
-    std::vector<std::string_view> found(columns.wanted.size());
+    thread_local std::vector<std::string_view> found;
+    found.assign(columns.wanted.size(), {});
     CsvValues values(text, delimiter_, row + fields_.bytes());
     size_t count = 0;
     auto next = columns.wanted.begin();
@@ -161,9 +171,7 @@ class Csv final : public Source {
                  ? fields_.StoreDefault("is empty", field, row)
                  : fields_.StoreText(value, field, row);
     }
-    const size_t begin = std::min(value.find_first_not_of(" \t"), value.size());
-    const std::string_view text =
-        value.substr(begin, value.find_last_not_of(" \t") + 1 - begin);
+    const std::string_view text = Trimmed(value);
     if (text.empty()) return fields_.StoreDefault("is empty", field, row);
     if (!StoreNumber(text, *of.dtype, fields_.NumbersIn(row, field))) {
       return DataLossError("field '{}': wanted {}, found {}",
@@ -361,13 +369,15 @@ bool CsvValues::Next(std::string_view* value) {
   if (left_.starts_with('"')) {
     if (!TakeQuoted(value)) return false;
   } else {
-    const char ends[] = {delimiter_, '\n', 0};
-    size_t end = std::min(left_.find_first_of(ends), left_.size());
-    const bool ends_row = end == left_.size() || left_[end] == '\n';
-    if (ends_row && end > 0 && left_[end - 1] == '\r') --end;
+    // Values are short: a loop beats a search for a set of characters.
+    size_t end = 0;
+    while (end < left_.size() && left_[end] != delimiter_ &&
+           left_[end] != '\n' && left_[end] != '\r') {
+      ++end;
+    }
     *value = left_.substr(0, end);
     left_.remove_prefix(end);
-    if (value->find('\r') != value->npos) {
+    if (left_.starts_with('\r') && left_.size() > 1 && left_[1] != '\n') {
       error_ =
           "a carriage return without a newline; quote it, or convert the line "
           "ends";
@@ -453,6 +463,7 @@ StatusOr<std::unique_ptr<Source>> CsvSource::Open(
       }};
   PENSTOCK_ASSIGN_OR_RETURN(Index rows,
                             Index::Open(std::move(opened), scanner, progress));
+  PENSTOCK_RETURN_IF_ERROR(rows.ChooseIo(Io::kBuffered));
   return std::unique_ptr<Source>(
       new Csv(*this, std::move(rows), std::move(of_files)));
 }

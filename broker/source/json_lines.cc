@@ -141,6 +141,7 @@ class JsonLines final : public Source {
   std::string io() const override { return IoText(0); }
   std::string fingerprint() const override { return lines_.fingerprint(); }
 
+  void Expect(uint64_t record) const override { lines_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record line = lines_.At(record);
     line.file->Locate(
@@ -287,6 +288,7 @@ StatusOr<std::unique_ptr<Source>> JsonLinesSource::Open(
   PENSTOCK_ASSIGN_OR_RETURN(
       Index lines,
       Index::Open(files, {.kind = "json_lines", .scan = FindLines}, progress));
+  PENSTOCK_RETURN_IF_ERROR(lines.ChooseIo(Io::kBuffered));
   return std::unique_ptr<Source>(new JsonLines(*this, std::move(lines)));
 }
 

@@ -52,6 +52,9 @@ class Source {
   // source are of kNone, or none: one of no bytes is a range of no bytes.
   virtual void Locate(uint64_t record, ReadRequest* request) const = 0;
 
+  // The record will be located soon: a hint to the processor.
+  virtual void Expect(uint64_t) const {}
+
   // Points *raw at the record's features. read: the result of the request
   // (empty for kNone), with the ends of its parts if it has several. scratch
   // belongs to the calling worker and may grow. Both must outlive *raw. An

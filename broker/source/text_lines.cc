@@ -82,6 +82,7 @@ class TextLines final : public Source {
                 "them with `longer: cut`");
   }
 
+  void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record line = index_.At(record);
     // With a "\r" that belongs to its end.
@@ -167,6 +168,7 @@ StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
   PENSTOCK_ASSIGN_OR_RETURN(
       Index index,
       Index::Open(files, {.kind = "text_lines", .scan = FindLines}, progress));
+  PENSTOCK_RETURN_IF_ERROR(index.ChooseIo(Io::kBuffered));
   return std::unique_ptr<Source>(new TextLines(*this, std::move(index)));
 }
 

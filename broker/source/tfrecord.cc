@@ -97,6 +97,7 @@ class Tfrecord final : public Source {
   std::string io() const override { return IoText(index_.files()[0].align()); }
   std::string fingerprint() const override { return index_.fingerprint(); }
 
+  void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record place = index_.At(record);
     const uint64_t bytes = place.bytes[0];

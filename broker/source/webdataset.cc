@@ -213,6 +213,7 @@ class Webdataset final : public Source {
                                count == 1 ? "" : "s");
   }
 
+  void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record sample = index_.At(record);
     const std::optional<Span> span = SpanOf(sample);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "broker/io/reads_in_flight.h"
+#include "broker/workers/cached_reads.h"
 #include "broker/workers/claimed_rows.h"
 #include "broker/workers/claims.h"
 #include "broker/workers/row_maker.h"
@@ -42,7 +43,9 @@ class Worker {
   bool ReadAhead();
   // Makes rows of the job that is served next. False: there are none.
   bool MakeNext();
-  void MakeArrived(WorkerJob* job);    // one row
+  // One row, and those after it whose bytes are in the page cache as well.
+  void MakeArrived(WorkerJob* job);
+  uint64_t MakeCached(ClaimedRows& rows, uint64_t begin_ns);
   void MakeUnread(ClaimedRows& rows);  // need no reading; for kInlineNs
 
   WorkerPool* const pool_;
@@ -50,6 +53,7 @@ class Worker {
   WorkerJobs jobs_;
   WorkerReads reads_;
   Claims claims_;
+  CachedReads cached_;
   RowMaker maker_;
   // MakeNext's choices.
   struct Makeable {

@@ -92,6 +92,7 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
     group.tickets[ticket] = {true,
                              false,
                              false,
+                             request_.kind == ReadRequest::Kind::kRange,
                              shared,
                              index,
                              SharedDataset(rows.job),
@@ -193,6 +194,7 @@ WorkerReads::Read WorkerReads::TakeFirst(WorkerJob* job) {
   read.rows = std::move(ticket.rows);
   read.index = ticket.index;
   read.in_place = ticket.into != nullptr;
+  read.cached = ticket.at_once && ticket.range;
   if (!read.in_place) {
     reads.buffer_bytes +=
         (read.arrival.done.bytes.size() - reads.buffer_bytes) /

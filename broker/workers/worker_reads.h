@@ -41,8 +41,9 @@ class WorkerReads {
   // Tickets of a group, and entries of `in_flight`, if a job has at most `most`
   // reads.
   static uint32_t Tickets(uint32_t most) { return 2 * most; }
+  static constexpr uint32_t kExtraEntries = 2;
   static uint32_t Entries(uint32_t most) {
-    return JobReads::kGroupsMax * Tickets(most) + 1;
+    return JobReads::kGroupsMax * Tickets(most) + kExtraEntries;
   }
 
   // A finished read of a row. Its bytes are valid until Release.
@@ -50,6 +51,7 @@ class WorkerReads {
     std::shared_ptr<ClaimedRows> rows;
     uint64_t index = 0;     // in rows->rows
     bool in_place = false;  // the bytes are in the slot
+    bool cached = false;    // a range, in the page cache
     Arrival arrival;
   };
 
@@ -94,9 +96,9 @@ class WorkerReads {
   void Unpin(JobReads& reads);
   void UnpinEnded();
 
-  // The entry of `in_flight` for a read outside of all groups.
-  uint32_t extra_entry() const {
-    return JobReads::kGroupsMax * tickets_per_group_;
+  // Entries of `in_flight` for reads outside of all groups.
+  uint32_t extra_entry(uint32_t number) const {
+    return JobReads::kGroupsMax * tickets_per_group_ + number;
   }
 
  private:
@@ -104,6 +106,7 @@ class WorkerReads {
     bool taken = false;
     bool arrived = false;
     bool at_once = false;               // counted in JobReads::at_once
+    bool range = false;                 // no whole file
     std::shared_ptr<ClaimedRows> rows;  // nullptr: given up
     uint64_t index = 0;                 // in rows->rows
     // The dataset whose file is read, and the job whose slot it lands in.

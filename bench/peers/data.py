@@ -1,0 +1,221 @@
+"""What the peers load: `bench/peers.py --data NAME`.
+
+Each class: how its files are made (once, with real tools where the format has
+one), what a batch is, and Penstock's source. The files of a consumer's data are
+in config["files"].
+"""
+
+import json
+import pathlib
+import random
+import subprocess
+import sys
+
+import common
+
+
+class Photographs:
+    """1,000 JPEGs; random-resized crop to 224, flip, float16 chw."""
+    SUFFIX = "jpg"
+    PEERS = {
+        "penstock": "penstock_broker",
+        "pytorch": "pytorch_dataloader",
+        "pytorch-tuned": "pytorch_tuned",
+        "tf-data": "tf_data",
+        "tf-service": "tf_data_service",
+        "grain": "grain_loader",
+        "spdl": "spdl_pipeline",
+        "ffcv": "ffcv_loader",
+        "dali": "dali_pipeline",
+        "webdataset": "web_dataset",
+        "streaming": "mosaic_streaming",
+        "tensorsocket": "tensor_socket",
+        "python": "plain_pillow",
+    }
+    VENV = None  # that `make` runs in
+    MAP = """\
+map:
+  - decode_image: {crop: {random_resized: {scale: [0.08, 1.0], ratio: [0.75, 1.3333333]}}, size: [224, 224]}
+  - flip: {horizontal: 0.5}
+"""
+    NORMALIZE = """\
+  - normalize: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], dtype: float16, layout: chw}
+"""
+
+    @classmethod
+    def make(cls, photographs, folder):
+        """Nothing: the photographs are the data."""
+
+    @classmethod
+    def source(cls, config):
+        return f"image_folder: {{path: {config['photographs']}}}"
+
+    @classmethod
+    def steps(cls, config):
+        return cls.MAP + (cls.NORMALIZE if config["dtype"] == "float16" else "")
+
+    @classmethod
+    def wanted(cls, batch, dtype):
+        """shape, dtype, bounds of the mean, of a first batch."""
+        size = common.SIZE
+        if dtype == "float16":
+            return [batch, 3, size, size], dtype, (-1, 1)
+        return [batch, size, size, 3], dtype, (70, 160)
+
+
+class Png(Photographs):
+    """The same pictures as PNG files."""
+    SUFFIX = "png"
+    PEERS = {name: Photographs.PEERS[name] for name in
+             ("penstock", "pytorch", "pytorch-tuned", "tf-data", "python")}
+
+
+class WebDataset(Photographs):
+    """The same JPEGs in 32 tar shards, written by webdataset."""
+    PEERS = {name: Photographs.PEERS[name] for name in ("penstock", "webdataset")}
+    VENV = "torch"
+
+    @classmethod
+    def make(cls, photographs, folder):
+        import web_dataset
+        web_dataset.prepare(photographs, folder)
+
+    @classmethod
+    def source(cls, config):
+        return (f"webdataset: {{files: \"{config['files']}/*.tar\", features: "
+                "{image: {member: jpg, encoded: true}, label: {member: cls, "
+                "dtype: int64, shape: []}}}")
+
+
+class TFRecord(Photographs):
+    """The same JPEGs in 32 TFRecord files, written by TensorFlow."""
+    PEERS = {name: Photographs.PEERS[name] for name in ("penstock", "tf-data")}
+    VENV = "tensorflow"
+    SHARDS = 32
+
+    @classmethod
+    def make(cls, photographs, folder):
+        import tensorflow as tf
+        train = tf.train
+        files = common.photographs(photographs)
+        for shard in range(cls.SHARDS):
+            with tf.io.TFRecordWriter(f"{folder}/{shard:05}.tfrecord") as out:
+                for path, label in files[shard::cls.SHARDS]:
+                    image = pathlib.Path(path).read_bytes()
+                    out.write(train.Example(features=train.Features(feature={
+                        "image": train.Feature(
+                            bytes_list=train.BytesList(value=[image])),
+                        "label": train.Feature(
+                            int64_list=train.Int64List(value=[label])),
+                    })).SerializeToString())
+
+    @classmethod
+    def source(cls, config):
+        return (f"tfrecord: {{files: \"{config['files']}/*.tfrecord\", features: "
+                "{image: {encoded: true}, label: {dtype: int64, shape: []}}}")
+
+
+class Rows:
+    """1,000,000 rows of 16 float32 and an int64 label, in .npy files."""
+    PEERS = {"penstock": "penstock_broker", "numpy": "numpy_memmap",
+             "pytorch": "torch_memmap", "tf-data": "tf_memmap",
+             "ffcv": "ffcv_rows"}
+    VENV = None
+    COUNT, WIDTH = 1_000_000, 16
+
+    @classmethod
+    def make(cls, _, folder):
+        import numpy
+        draw = numpy.random.default_rng(common.SEED)
+        numpy.save(f"{folder}/x.npy", draw.standard_normal(
+            (cls.COUNT, cls.WIDTH), dtype=numpy.float32))
+        numpy.save(f"{folder}/y.npy", draw.integers(0, 1000, cls.COUNT))
+
+    @classmethod
+    def source(cls, config):
+        return (f"npy: {{features: {{x: {config['files']}/x.npy, "
+                f"y: {config['files']}/y.npy}}}}")
+
+    @classmethod
+    def steps(cls, _):
+        return ""
+
+    @classmethod
+    def wanted(cls, batch, _):
+        return [batch, cls.WIDTH], "float32", (-0.1, 0.1)
+
+
+class Tokens(Rows):
+    """100,000,000 uint16 tokens in a flat file; rows of 1,024 with targets."""
+    PEERS = {"penstock": "penstock_broker", "numpy": "numpy_memmap",
+             "pytorch": "torch_memmap", "tf-data": "tf_memmap"}
+    COUNT, LENGTH = 100_000_000, 1024
+
+    @classmethod
+    def make(cls, _, folder):
+        import numpy
+        draw = numpy.random.default_rng(common.SEED)
+        draw.integers(0, 50257, cls.COUNT, dtype=numpy.uint16).tofile(
+            f"{folder}/tokens.bin")
+
+    @classmethod
+    def source(cls, config):
+        return (f"tokens: {{files: {config['files']}/tokens.bin, "
+                f"sequence_length: {cls.LENGTH}}}")
+
+    @classmethod
+    def wanted(cls, batch, _):
+        return [batch, cls.LENGTH], "int64", (24_000, 26_000)
+
+
+class JsonLines(Rows):
+    """300,000 lines of JSON: 400 bytes of text, an int64, a float64."""
+    PEERS = {"penstock": "penstock_broker", "huggingface": "hugging_face",
+             "pytorch": "torch_lines"}
+    COUNT, TEXT = 300_000, 512
+
+    @classmethod
+    def make(cls, _, folder):
+        draw = random.Random(common.SEED)
+        words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz",
+                                      k=draw.randint(2, 10)))
+                 for _ in range(2000)]
+        with open(f"{folder}/lines.jsonl", "w", encoding="utf-8") as out:
+            for number in range(cls.COUNT):
+                text = " ".join(draw.choices(words, k=60))[:cls.TEXT]
+                out.write(json.dumps({"id": number, "text": text,
+                                      "label": draw.randrange(10),
+                                      "score": draw.random()}) + "\n")
+
+    @classmethod
+    def source(cls, config):
+        return (f"json_lines: {{files: {config['files']}/lines.jsonl, fields: "
+                f"{{score: {{dtype: float64}}, text: {{max_bytes: {cls.TEXT}}}, "
+                "label: {dtype: int64}}}")
+
+    @classmethod
+    def wanted(cls, batch, _):
+        return [batch], "float64", (0.2, 0.8)
+
+
+class Python(Rows):
+    """A map-style dataset of 50,000 Python dictionaries, augmented with NumPy."""
+    PEERS = {"penstock": "penstock_called", "pytorch": "torch_called"}
+    VENV = None
+    COUNT = 50_000
+
+    @classmethod
+    def make(cls, _, folder):
+        """Nothing: a program makes it."""
+
+    @classmethod
+    def wanted(cls, batch, _):
+        return [batch, 64], "float32", (-1, 1)
+
+
+DATA = {"photographs": Photographs, "png": Png, "webdataset": WebDataset,
+        "tfrecord": TFRecord, "rows": Rows, "tokens": Tokens,
+        "json": JsonLines, "python": Python}
+
+if __name__ == "__main__":
+    DATA[sys.argv[1]].make(sys.argv[2], sys.argv[3])
