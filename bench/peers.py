@@ -55,7 +55,6 @@ import chart  # noqa: E402
 import measure  # noqa: E402
 from data import DATA  # noqa: E402
 
-NEEDS_NO_PYPI = ["penstock", "python"]
 WORKLOADS = ["divided", "shared"]
 # What figures must have in common to be shown together.
 SAME_TO_RESUME = ["machine", "data", "batch", "dtype", "window_s",
@@ -515,8 +514,9 @@ def parse_arguments():
              "ctest")
     options = parser.parse_args()
     if options.tiny:
-        options.peers = [name for name in NEEDS_NO_PYPI
-                         if name in DATA[options.data].PEERS]
+        options.peers = [
+            name for name, module in DATA[options.data].PEERS.items()
+            if importlib.import_module(module).VENV is None]
         options.consumers, options.runs, options.batch = [2], 2, 4
         options.window, options.sweep_window = 0.3, 0.1
         options.warmup, options.warmup_batches = 0.1, 1
@@ -551,7 +551,7 @@ def make_photographs(options):
         folder.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([PYTHON, HERE / "make_photographs.py", "--count",
                         str(options.count), "--format",
-                        "jpeg" if suffix == "jpg" else suffix, "--out", folder],
+                        suffix, "--out", folder],
                        check=True)
     files = sorted(folder.glob(f"*/*.{suffix}"))
     if not files:

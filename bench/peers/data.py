@@ -142,7 +142,7 @@ class Rows:
 
     @classmethod
     def wanted(cls, batch, _):
-        return [batch, cls.WIDTH], "float32", (-0.1, 0.1)
+        return [batch, cls.WIDTH], "float32", (-1, 1)
 
 
 class Tokens(Rows):
@@ -195,7 +195,7 @@ class JsonLines(Rows):
 
     @classmethod
     def wanted(cls, batch, _):
-        return [batch], "float64", (0.2, 0.8)
+        return [batch], "float64", (0, 1)
 
 
 class Python(Rows):

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "broker/transform/byte_order.h"
+#include "broker/transform/png_rows.h"
 #include "broker/transform/sample_rows.h"
 
 namespace penstock {
@@ -105,6 +106,7 @@ struct PngDecoder::State {
   const std::unique_ptr<spng_ctx, FreeContext> context;
   spng_ihdr header = {};
   std::optional<SampleRows> rows;
+  std::unique_ptr<PngRows> plain;  // instead of the context
   size_t row_bytes = 0;            // of samples
   std::vector<std::byte> picture;  // samples: interlaced, all; else one row
   uint32_t y = 0;
@@ -167,6 +169,18 @@ Status PngDecoder::Start(int channels) {
     PENSTOCK_RETURN_IF_ERROR(CheckHeldBytes(
         "an interlaced PNG", state.row_bytes * header.height, state.file));
   }
+  const uint64_t held = (state.row_bytes + 1) * header.height;
+  if (header.interlace_method == 0 && header.bit_depth <= 8 &&
+      held <= HeldBytesMax(state.file)) {
+    state.plain = PngRows::Open(
+        state.file,
+        {.height = header.height,
+         .row_bytes = state.row_bytes,
+         .pixel_bytes =
+             header.bit_depth < 8 ? 1 : static_cast<size_t>(layout.samples),
+         .has_palette = header.color_type == SPNG_COLOR_TYPE_INDEXED});
+    if (state.plain != nullptr) return OkStatus();
+  }
   PENSTOCK_RETURN_IF_ERROR(state.Check(spng_decode_image(
       context, nullptr, 0, SPNG_FMT_PNG, SPNG_DECODE_PROGRESSIVE)));
   if (header.interlace_method != 0) return state.ReadInterlaced();
@@ -177,7 +191,9 @@ Status PngDecoder::Start(int channels) {
 Status PngDecoder::ReadRow(std::byte* row) {
   State& state = *state_;
   const std::byte* samples = state.picture.data();
-  if (state.header.interlace_method != 0) {
+  if (state.plain != nullptr) {
+    samples = state.plain->Next();
+  } else if (state.header.interlace_method != 0) {
     samples += state.y * state.row_bytes;
   } else {
     const int error = spng_decode_row(state.context.get(), state.picture.data(),
@@ -192,11 +208,13 @@ Status PngDecoder::ReadRow(std::byte* row) {
 }
 
 Status PngDecoder::Finish() {
+  if (state_->plain != nullptr) return OkStatus();  // it is whole
   return state_->Check(spng_decode_chunks(state_->context.get()));
 }
 
 Status PngDecoder::FinishPart(std::byte* row) {
   State& state = *state_;
+  if (state.plain != nullptr) return OkStatus();
   const std::string_view text(reinterpret_cast<const char*>(state.file.data()),
                               state.file.size());
   if (text.ends_with("\0\0\0\0IEND\xae\x42\x60\x82"sv)) return OkStatus();

@@ -1,4 +1,5 @@
-// Decodes PNG files row by row, through libspng.
+// Decodes PNG files row by row: plain ones by png_rows.h, others through
+// libspng.
 //
 // libspng sees the critical chunks only (IHDR, PLTE, IDAT, IEND); the others
 // change no pixel of the result. So none of them is unpacked, checked or kept,
