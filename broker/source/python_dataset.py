@@ -200,8 +200,9 @@ class SamplePickler(pickle.Pickler):
     """Classes of the script are pickled by their names: the rank has them."""
 
     def reducer_override(self, value):
-        if isinstance(value, type) and value.__module__ == "__main__":
-            setattr(sys.modules["__main__"], value.__qualname__, value)
+        if isinstance(value, type) and value.__module__ in ("__main__", "__mp_main__"):
+            module = sys.modules.setdefault(value.__module__, sys.modules["__main__"])
+            setattr(module, value.__qualname__, value)
         return NotImplemented
 
 

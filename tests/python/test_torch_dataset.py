@@ -169,6 +169,15 @@ def test_what_means_nothing_is_said_once():
                                   prefetch_factor=2)
 
 
+@pytest.mark.parametrize("kind", ["val", "train"])
+def test_a_distributed_sampler_that_drops_the_last_rows(kind):
+    sampler = data.DistributedSampler(PAIRS, num_replicas=7, rank=0, drop_last=True,
+                                      shuffle=kind == "train")
+    loader = penstock.torch.DataLoader(PAIRS, 10, sampler=sampler)
+    # 7 * 14; what a script does with the other two rows, it does. Shuffled, all come.
+    assert sum(len(y) for _, y in loader) == (98 if kind == "val" else 100)
+
+
 @pytest.mark.parametrize("options, says", [
     ({"shuffle": True, "sampler": [1]}, "both give the order"),
     ({"batch_sampler": [[1], [2, 3]]}, "wanted a torch.utils.data.BatchSampler"),
@@ -475,7 +484,7 @@ def test_memory_maps_and_arrays_are_not_copied(tmp_path, broker):
 
 
 SCRIPT = """
-import json, os, sys
+import json, os, sys, time
 import torch
 from torch.utils.data import Dataset
 import penstock.torch
@@ -489,32 +498,49 @@ class Squares(Dataset):  # of __main__
         return i, i * i
 
 
-loader = penstock.torch.DataLoader(Squares(), batch_size=8, shuffle=True)
-validation = penstock.torch.DataLoader(Squares(), batch_size=8)
-rows = []
-for epoch in range(2):
-    for i, square in loader:
-        rows += [[epoch, *pair] for pair in zip(i.tolist(), square.tolist())]
-    assert len(list(map(len, validation))) == len(validation)
-with open(os.path.join(sys.argv[1], os.environ.get("RANK", "0")), "w") as file:
-    json.dump([rows, loader.reader.world_size], file)
+def main(rank=os.environ.get("RANK", 0), spawned=None):
+    loader = penstock.torch.DataLoader(Squares(), batch_size=8, shuffle=True)
+    if spawned is not None:
+        torch.distributed.init_process_group(
+            "gloo", init_method=spawned, rank=rank, world_size=2)
+    validation = penstock.torch.DataLoader(Squares(), batch_size=8)
+    rows = []
+    for epoch in range(2):
+        for i, square in loader:
+            rows += [[epoch, *pair] for pair in zip(i.tolist(), square.tolist())]
+        assert len(list(map(len, validation))) == len(validation)
+    for loop in range(3 if spawned else 0):
+        for step, _ in enumerate(validation):
+            time.sleep(0.1 * rank)  # the other one is at its next loop before
+            if step == 2:
+                break
+    with open(os.path.join(sys.argv[1], str(rank)), "w") as file:
+        json.dump([rows, loader.reader.world_size], file)
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "spawn":
+        torch.multiprocessing.spawn(main, ("file://" + sys.argv[1] + "/meet",), 2)
+    else:
+        main()
 """
 
 
-@pytest.mark.parametrize("ranks", [None, 2], ids=["alone", "torchrun"])
-def test_a_script_needs_no_broker_of_its_own(tmp_path, ranks):
+@pytest.mark.parametrize("how", ["alone", "torchrun", "spawn"])
+def test_a_script_needs_no_broker_of_its_own(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
-    launcher = [] if ranks is None else [
+    ranks = 1 if how == "alone" else 2
+    launcher = [] if how != "torchrun" else [
         "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("PENSTOCK_")}
-    run = subprocess.run([sys.executable, *launcher, tmp_path / "train.py", tmp_path],
+    run = subprocess.run([sys.executable, *launcher, tmp_path / "train.py", tmp_path, how],
                          env=environment, timeout=300, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert run.returncode == 0, run.stdout
     told = [json.loads((tmp_path / str(rank)).read_text())
-            for rank in range(ranks or 1)]
-    assert [size for _, size in told] == [ranks or 1] * (ranks or 1)
+            for rank in range(ranks)]
+    assert [size for _, size in told] == [ranks] * ranks
     rows = sorted(tuple(row) for rank_rows, _ in told for row in rank_rows)
     assert rows == [(epoch, i, i * i) for epoch in range(2) for i in range(101)]
 

@@ -163,6 +163,9 @@ def _pickler(file: Any, buffers: List[pickle.PickleBuffer]) -> Any:
         buffers.append(buffer)
         return False
 
+    if "__mp_main__" in sys.modules:  # the script's name in what it has spawned
+        cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
+
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, np.memmap):

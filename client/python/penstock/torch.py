@@ -76,7 +76,9 @@ class DataLoader(data.IterableDataset):
     that it may be made before the ranks are known.
 
     Rank and number of ranks are those of ``attach``, else of ``torch.distributed``.
-    A loop that begins while another one over the same loader is under way takes its
+    Where a loop begins elsewhere than the last one ended (after a ``break``, at a
+    state), all ranks meet: in ``torch.distributed.barrier``, else they have to leave
+    the loop together. A loop that begins while another one over the same loader is under way takes its
     place; the other raises FailedPrecondition.
 
     It is no ``torch.utils.data.DataLoader``: packages that divide or rebuild those
@@ -92,7 +94,8 @@ class DataLoader(data.IterableDataset):
         generator, prefetch_factor, persistent_workers, pin_memory_device, in_order:
         of map-style datasets, as in PyTorch, except:
         sampler: asked for the indices of each epoch, which the ranks share; a
-          DistributedSampler says whether to shuffle, and by ``set_epoch`` the epoch.
+          DistributedSampler says whether to shuffle, by ``set_epoch`` the epoch, and
+          unshuffled with ``drop_last`` how many rows.
         num_workers: how many processes make samples; 0: one per processor.
         collate_fn: called in the rank with a list of samples, which come pickled.
         generator: its ``initial_seed()`` is the seed.
@@ -223,7 +226,9 @@ class DataLoader(data.IterableDataset):
         if isinstance(self.sampler, data.DistributedSampler):
             self._shuffle = self.sampler.shuffle
             self._seed = self.sampler.seed if self._seed is None else self._seed
-            self._order = None
+            # Validation that drops the last rows comes back to them in another loader.
+            self._order = (range(self.sampler.total_size) if self.sampler.drop_last
+                           and not self._shuffle else None)
             self._sampler_epoch = self.sampler.epoch
             _tell("penstock.torch.DataLoader: the ranks share each epoch without the "
                   "DistributedSampler, and no row comes twice to make their parts equal")
@@ -254,6 +259,12 @@ class DataLoader(data.IterableDataset):
         self._tree = called.tree_of(reader.structure, reader.element_spec)
         self._reader = reader
         self._ranks_known = reader.world_size > 1 or "world_size" in options
+        if self._nested and self._split and not self.drop_last:
+            left = reader.sample_count % (self.batch_size * reader.world_size)
+            _tell(f"penstock.torch.DataLoader: the last batch of an epoch has {left} "
+                  f"rows, fewer than the {reader.world_size} ranks: some get a batch of "
+                  "no rows, whose mean loss is NaN. drop_last=True leaves it out"
+                  if 0 < left < reader.world_size else "")
         return reader
 
     def _spec(self, options: Dict[str, Any],
@@ -333,9 +344,16 @@ class DataLoader(data.IterableDataset):
             anew = False
         epoch = reader.epoch + anew if self._epoch is None else self._epoch
         if anew or epoch != reader.epoch:
-            reader.load_state_dict({**reader.state_dict(), "epoch": epoch, "row": 0,
-                                    "owed": []})
+            self._go_to(reader, {**reader.state_dict(), "epoch": epoch, "row": 0,
+                                 "owed": []})
         self._left = self._epoch = None
+
+    def _go_to(self, reader: Reader, state: State) -> None:
+        """Every rank goes there. The first one that does takes the batches that are
+        under way from the others, so it waits until they have come here."""
+        if reader.world_size == _group_size():
+            distributed.barrier()
+        reader.load_state_dict(state)
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop is of this epoch. A loop of it that a state goes on with is
@@ -402,7 +420,7 @@ class DataLoader(data.IterableDataset):
         if self._reader is None:
             self._options["state"] = state_text(state)
         else:
-            self._reader.load_state_dict(state)
+            self._go_to(self._reader, state)
         self._left = self._epoch = None
 
     def close(self) -> None:
@@ -429,9 +447,14 @@ def _ranks(options: Dict[str, Any]) -> Optional[called.Ranks]:
 def _world_size(options: Dict[str, Any]) -> int:
     if options.get("world_size") is not None:
         return int(options["world_size"])
+    return _group_size() or _core.launch()[1]
+
+
+def _group_size() -> int:
+    """The number of ranks of torch.distributed; 0 without it."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
-    return _core.launch()[1]
+    return 0
 
 
 @functools.lru_cache(maxsize=None)
