@@ -380,8 +380,8 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
           "python",
           "A map-style dataset of Python, made by processes of its own.")
           .Gives(
-              "the arrays and numbers of a sample, named by their keys and "
-              "indices (image, 0, 1.boxes); NAME uint8 [max_bytes] and "
+              "the arrays and numbers of a sample, named by their keys, fields "
+              "and indices (image, 0, 1.boxes); NAME uint8 [max_bytes] and "
               "NAME_bytes int64 of a text; bytes as an encoded picture")
           .Example("{dataset: \"data.photos:Train\", args: {root: /data}}")
           .Optional("dataset", &PythonDatasetSource::dataset,

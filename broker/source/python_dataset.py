@@ -228,7 +228,7 @@ class Description:
             raise ValueError(
                 f"a sample has more than {FEATURES_MAX} arrays, numbers and texts (a "
                 "text counts twice): stack them in fewer arrays" + (
-                    ", or give a collate_fn: it gets samples as they are"
+                    ", or give a collate_fn of your own: it gets samples as they are"
                     if self.of_object else ""))
         while any(each["name"] == name for each in self.features):
             name += "_"

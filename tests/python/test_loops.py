@@ -27,7 +27,8 @@ result = penstock.torch.DataLoader._result
 
 
 def watched(self, batch):
-    if batch.epoch * self.reader.steps_per_epoch + batch.step == int(os.environ["KILL_AT"]):
+    steps = batch.epoch * self.reader.steps_per_epoch + batch.step
+    if steps == int(os.environ["KILL_AT"]):
         os._exit(9)
     with open(f"{os.environ['SEEN']}-{self.reader.rank}", "a") as file:
         file.write(json.dumps([batch.epoch, batch.step, batch.ids.tolist()]) + "\\n")
@@ -60,8 +61,8 @@ def order(broker):
 
 
 @pytest.mark.parametrize("command, example, needs, backend, resumes_at", [
-    (PYTHON, "lightning_fit.py", ["lightning"], "", (1, 2)),
-    (TORCHRUN, "hf_accelerate.py", ["accelerate"], "", (1, 4)),
+    (PYTHON, "lightning_fit.py", ["lightning"], "", (1, 6)),
+    (TORCHRUN, "hf_accelerate.py", ["accelerate"], "", (1, 8)),
     (TORCHRUN, "hf_trainer.py", ["transformers"], "", (1, 0)),
     (TORCHRUN, "keras_fit.py", ["keras"], "torch", (1, 0)),
     (TORCHRUN, "keras_fit.py", ["keras", "jax"], "jax", (1, 0)),
@@ -81,7 +82,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
         environment = {key: value for key, value in os.environ.items()
                        if not key.startswith("PENSTOCK_")}
         done = subprocess.run(
-            [*command, "watch.py", str(EXAMPLES / example)], cwd=folder, text=True,
+            [*command, "watch.py", EXAMPLES / example], cwd=folder, text=True,
             env={**environment, "KILL_AT": str(kill_at), "SEEN": name,
                  "OMP_NUM_THREADS": "1", "KERAS_BACKEND": backend or "torch"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
@@ -95,7 +96,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
         return seen, sorted(line.partition("trained")[2]
                             for line in done.stdout.splitlines() if "trained [" in line)
 
-    run("killed", tmp_path / "killed", kill_at=15)
+    run("killed", tmp_path / "killed", kill_at=19)
     resumed, weights = run("resumed", tmp_path / "killed")
     for ranks, wanted in zip(resumed, order):
         # Keras looks at the first batches before it says which epoch it begins.

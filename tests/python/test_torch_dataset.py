@@ -364,7 +364,7 @@ def test_more_features_than_a_job_has():
                        match=r"(?s)Wide.* more than 64 arrays.*collate_fn"):
         next(iter(penstock.torch.DataLoader(Wide(), 2)))
     batch = next(iter(penstock.torch.DataLoader(
-        Wide(), 2, collate_fn=data.default_collate)))
+        Wide(), 2, collate_fn=lambda rows: data.default_collate(rows))))
     assert len(batch) == 65
 
 

@@ -223,7 +223,8 @@ def _features(tree: Dict[str, Any]) -> List[str]:
     """The features of a tree; finds the classes of its namedtuples."""
     (kind, inner), = tree.items()
     if kind == "namedtuple":
-        inner["class"] = _namedtuple(*inner["class"], inner["fields"])
+        module, name = inner["class"]
+        inner["class"] = _namedtuple(module, name, inner["fields"])
         inner = inner["list"]
     if kind in ("list", "namedtuple"):
         return [name for each in inner for name in _features(each)]
@@ -242,7 +243,7 @@ def _namedtuple(module: str, name: str, fields: List[str]) -> Any:
             return found
     except (ImportError, AttributeError):  # a class of a function, for one
         pass
-    return collections.namedtuple(name.split(".")[-1], fields)  # type: ignore[misc]
+    return collections.namedtuple(name.split(".")[-1], fields)
 
 
 def rebuild(tree: Dict[str, Any], arrays: Callable[[str], Any],

@@ -61,7 +61,7 @@ _loaders = 0  # of datasets of Python, in this process
 _told: Set[str] = set()
 
 
-class DataLoader(data.IterableDataset):
+class DataLoader(data.IterableDataset):  # type: ignore[misc]
     """An iterable of an epoch's batches as tensors ``[rows, *shape]``.
 
     Of a spec: each ``for`` takes the next epoch (after a ``break``, the rest of that
@@ -78,8 +78,8 @@ class DataLoader(data.IterableDataset):
     Rank and number of ranks are those of ``attach``, else of ``torch.distributed``.
     Where a loop begins elsewhere than the last one ended (after a ``break``, at a
     state), all ranks meet: in ``torch.distributed.barrier``, else they have to leave
-    the loop together. A loop that begins while another one over the same loader is under way takes its
-    place; the other raises FailedPrecondition.
+    the loop together. A loop that begins while another one over the same loader is
+    under way takes its place; the other raises FailedPrecondition.
 
     It is no ``torch.utils.data.DataLoader``: packages that divide or rebuild those
     leave it as it is. For code that takes nothing else it is an iterable dataset of
@@ -220,23 +220,24 @@ class DataLoader(data.IterableDataset):
               "broker decides it for all ranks"
               if (meaningless := [name for name in _WITHOUT_MEANING if name in given])
               else "")
+        self._set_order(self.sampler)
 
-        # What the broker asks for the order; None: it makes the order itself.
-        self._order: Any = self.sampler
-        if isinstance(self.sampler, data.DistributedSampler):
-            self._shuffle = self.sampler.shuffle
-            self._seed = self.sampler.seed if self._seed is None else self._seed
+    def _set_order(self, sampler: Any) -> None:
+        """Sets ``_order``, what the broker asks for the order; None: it makes one."""
+        self._order = sampler
+        if isinstance(sampler, data.DistributedSampler):
+            self._shuffle = sampler.shuffle
+            self._seed = sampler.seed if self._seed is None else self._seed
             # Validation that drops the last rows comes back to them in another loader.
-            self._order = (range(self.sampler.total_size) if self.sampler.drop_last
-                           and not self._shuffle else None)
-            self._sampler_epoch = self.sampler.epoch
+            self._order = (range(sampler.total_size)
+                           if sampler.drop_last and not sampler.shuffle else None)
+            self._sampler_epoch = sampler.epoch
             _tell("penstock.torch.DataLoader: the ranks share each epoch without the "
                   "DistributedSampler, and no row comes twice to make their parts equal")
-        elif type(self.sampler) is data.SequentialSampler:
+        elif type(sampler) is data.SequentialSampler:
             self._order = None
-        elif type(self.sampler) is data.RandomSampler and (
-                not self.sampler.replacement
-                and self.sampler.num_samples == len(dataset)):
+        elif type(sampler) is data.RandomSampler and not sampler.replacement and (
+                sampler.num_samples == len(self.dataset)):
             self._shuffle, self._order = True, None
 
     @property
@@ -453,7 +454,7 @@ def _world_size(options: Dict[str, Any]) -> int:
 def _group_size() -> int:
     """The number of ranks of torch.distributed; 0 without it."""
     if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
+        return int(distributed.get_world_size())
     return 0
 
 
