@@ -22,8 +22,12 @@ if __name__ == "__main__":
     loader = penstock.torch.DataLoader(dataset, batch_size=32, shuffle=True)
     model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+
+    def begin_epoch(epoch, _):
+        torch.distributed.barrier()  # backups of all ranks are of the same epoch
+        loader.set_epoch(epoch)
+
     model.fit(torch.utils.data.DataLoader(loader, batch_size=None), epochs=3, callbacks=[
         keras.callbacks.BackupAndRestore(f"backup-{torch.distributed.get_rank()}"),
-        keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: loader.set_epoch(epoch))])
+        keras.callbacks.LambdaCallback(on_epoch_begin=begin_epoch)])
     print("trained", model.get_weights()[0].tolist(), flush=True)

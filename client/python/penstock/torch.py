@@ -352,7 +352,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
     def _go_to(self, reader: Reader, state: State) -> None:
         """Every rank goes there. The first one that does takes the batches that are
         under way from the others, so it waits until they have come here."""
-        if reader.world_size == _group_size():
+        if 1 < reader.world_size == _group_size():
             distributed.barrier()
         reader.load_state_dict(state)
 
@@ -439,23 +439,24 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 def _ranks(options: Dict[str, Any]) -> Optional[called.Ranks]:
     """The ranks of torch.distributed, unless the options or a launcher number them:
     of torch.multiprocessing.spawn or Lightning. All ranks ask."""
-    world_size = _world_size(options)
-    if world_size in (1, options.get("world_size"), _core.launch()[1]):
+    if (options.get("world_size") is not None or _core.launch()[1] > 1
+            or _group_size() == 1):
         return None
-    return _gathered(distributed.get_rank(), world_size)
+    return _gathered(distributed.get_rank(), _group_size())
 
 
 def _world_size(options: Dict[str, Any]) -> int:
     if options.get("world_size") is not None:
         return int(options["world_size"])
-    return _group_size() or _core.launch()[1]
+    launched = _core.launch()[1]
+    return launched if launched > 1 else _group_size()
 
 
 def _group_size() -> int:
-    """The number of ranks of torch.distributed; 0 without it."""
+    """The number of ranks of torch.distributed; 1 without it."""
     if distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_world_size())
-    return 0
+    return 1
 
 
 @functools.lru_cache(maxsize=None)
