@@ -300,10 +300,12 @@ PENSTOCK_API int penstock_feature_at(const penstock_reader* reader,
 PENSTOCK_API int penstock_feature_index(const penstock_reader* reader,
                                         const char* name);
 /* How the features of a `python` source are nested in a sample, as JSON: one of
- * {"list": [structure, ...]}, {"dict": {key: structure}}, {"array": feature},
- * {"text": feature}, {"bytes": feature}, {"object": feature}. Texts (UTF-8) and
- * objects (pickled) have a second feature, NAME_bytes: how many bytes are
- * theirs. "" for other sources. Valid until the next call on the reader. */
+ * {"list": [structure, ...]}, {"namedtuple": {"class": [module, name],
+ * "fields": [name, ...], "list": [structure, ...]}}, {"dict":
+ * [[key, structure], ...]}, {"array": feature}, {"bytes": feature}, {"text":
+ * features}, {"raw": features}, {"object": features}. Texts (UTF-8), raw bytes
+ * and objects (pickled) have two features: the bytes and how many are theirs.
+ * "" for other sources. Valid until the next call on the reader. */
 PENSTOCK_API const char* penstock_structure(const penstock_reader* reader);
 /* Records of the dataset; 0 for a stream. */
 PENSTOCK_API uint64_t penstock_sample_count(const penstock_reader* reader);

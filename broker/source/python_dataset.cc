@@ -276,10 +276,10 @@ class PythonMaker final : public Source::Maker {
 
 class PythonDataset final : public Source {
  public:
-  PythonDataset(PythonRecords records, uint32_t processes, bool changes)
+  PythonDataset(PythonRecords records, uint32_t processes, bool of_object)
       : records_(std::make_shared<const PythonRecords>(std::move(records))),
         processes_(processes),
-        changes_(changes) {}
+        of_object_(of_object) {}
 
   uint64_t record_count() const override { return records_->length; }
   const RawSpec& raw_spec() const override { return records_->features; }
@@ -293,10 +293,11 @@ class PythonDataset final : public Source {
     return InternalError("{} is made by a process", Describe(record));
   }
   std::string Describe(uint64_t record) const override {
-    return Format("{}[{}]", records_->name, record);
+    // An object's dataset has the name of its class.
+    return Format("{}[{}]", of_object_ ? "dataset" : records_->name, record);
   }
   // A module may have changed, and nothing tells.
-  bool Changed() const override { return changes_; }
+  bool Changed() const override { return !of_object_; }
   std::string structure() const override {
     return records_->argument.at("structure").dump();
   }
@@ -317,7 +318,7 @@ class PythonDataset final : public Source {
  private:
   const std::shared_ptr<const PythonRecords> records_;
   const uint32_t processes_;
-  const bool changes_;
+  const bool of_object_;
   mutable std::atomic<uint32_t> next_index_{0};
 };
 
@@ -379,8 +380,8 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
           "python",
           "A map-style dataset of Python, made by processes of its own.")
           .Gives(
-              "the arrays and numbers of a sample, named by their keys and "
-              "indices (image, 0, 1.boxes); NAME uint8 [max_bytes] and "
+              "the arrays and numbers of a sample, named by their keys, fields "
+              "and indices (image, 0, 1.boxes); NAME uint8 [max_bytes] and "
               "NAME_bytes int64 of a text; bytes as an encoded picture")
           .Example("{dataset: \"data.photos:Train\", args: {root: /data}}")
           .Optional("dataset", &PythonDatasetSource::dataset,
@@ -415,7 +416,7 @@ StatusOr<std::unique_ptr<Source>> PythonDatasetSource::Open(
       of_object ? std::filesystem::path(*object).stem().string() : *dataset;
   records.options = options;
   const auto prepend = [&](const Status& status) {
-    return status.Prepend("python " + records.name);
+    return of_object ? status : status.Prepend("python " + records.name);
   };
   if (const Status allowed =
           of_object ? CheckObject(*object, options) : CheckRunsPython(options);
@@ -449,7 +450,7 @@ StatusOr<std::unique_ptr<Source>> PythonDatasetSource::Open(
   records.argument["heap"] = records.heap;
   records.argument["rows"] = records.rows;
   return std::unique_ptr<Source>(
-      new PythonDataset(std::move(records), processes, !of_object));
+      new PythonDataset(std::move(records), processes, of_object));
 }
 
 }  // namespace penstock

@@ -6,11 +6,12 @@ has, and whether processes can be forked from it:
   {"length": ..., "features": [{"name", "dtype", "shape", "encoded"}, ...],
    "structure": how the features are nested in a sample, "forks": ...}
 
-A structure is one of {"list": [structure, ...]} (lists and tuples), {"dict":
-{key: structure}}, {"array": feature}, {"text": feature}, {"bytes": feature},
-{"raw": feature} (bytes of a pickled dataset, which has no map to decode them) and
-{"object": feature}. Texts, raw bytes and pickled objects have two features: the
-bytes, filled with zeros, and NAME_bytes, their number.
+A structure is one of {"list": [structure, ...]} (lists and tuples), {"namedtuple":
+{"class": [module, name], "fields": [name, ...], "list": [structure, ...]}},
+{"dict": [[key, structure], ...]}, {"array": feature}, {"bytes": feature}, {"text":
+features}, {"raw": features} (bytes of a pickled dataset, which has no map to decode
+them) and {"object": features}. Texts, raw bytes and pickled objects have two
+features: the bytes, filled with zeros, and their number.
 
 A call: seed, then record and pass of each row. Rows are made in order. An answer
 has the number of rows made and the size of the memory; several may come. FAILED
@@ -39,6 +40,8 @@ CHECK_MEMORY_S = 0.5
 HEAP_BYTES_MAX = 512 << 20
 WIDER = {"uint16": "int32", "uint32": "int64"}
 MASK = (1 << 64) - 1
+FEATURES_MAX = 64  # of a job
+NAME_CHARS_MAX = 64
 
 
 # ---- the dataset
@@ -197,8 +200,9 @@ class SamplePickler(pickle.Pickler):
     """Classes of the script are pickled by their names: the rank has them."""
 
     def reducer_override(self, value):
-        if isinstance(value, type) and value.__module__ == "__main__":
-            setattr(sys.modules["__main__"], value.__qualname__, value)
+        if isinstance(value, type) and value.__module__ in ("__main__", "__mp_main__"):
+            module = sys.modules.setdefault(value.__module__, sys.modules["__main__"])
+            setattr(module, value.__qualname__, value)
         return NotImplemented
 
 
@@ -211,19 +215,26 @@ def pickled_sample(value):
 class Description:
     """Features and structure of a sample, from the first one."""
 
-    def __init__(self, numpy, max_bytes, names, bounds_bytes):
+    def __init__(self, numpy, max_bytes, names, of_object):
         self.numpy = numpy
-        self.bounds_bytes = bounds_bytes
+        self.of_object = of_object
         self.max_bytes = max_bytes
         self.names = names
         self.features = []
 
     def feature(self, name, dtype, shape, encoded=False):
-        if not name or len(name) > 64:
-            raise ValueError(f"feature '{name[:80]}': wanted a name of 1 to 64 "
-                             "characters")
-        if any(each["name"] == name for each in self.features):
-            raise ValueError(f"two features are called '{name}'")
+        """Keys with dots or of other types may give a name twice: "a.b_" follows."""
+        if len(self.features) == FEATURES_MAX:
+            raise ValueError(
+                f"a sample has more than {FEATURES_MAX} arrays, numbers and texts (a "
+                "text counts twice): stack them in fewer arrays" + (
+                    ", or give a collate_fn of your own: it gets samples as they are"
+                    if self.of_object else ""))
+        while any(each["name"] == name for each in self.features):
+            name += "_"
+        if not name or len(name.encode()) > NAME_CHARS_MAX:
+            raise ValueError(f"feature '{name[:80]}': wanted a name of 1 to "
+                             f"{NAME_CHARS_MAX} characters")
         self.features.append({"name": name, "dtype": dtype,
                               "shape": list(shape), "encoded": encoded})
         return name
@@ -231,9 +242,8 @@ class Description:
     def bounded(self, kind, name, size):
         # Without a bound some times the room that the first sample takes.
         size = self.max_bytes or max(1024, 1 << (4 * size - 1).bit_length())
-        self.feature(name, "uint8", [size])
-        self.feature(name + "_bytes", "int64", [])
-        return {kind: name}
+        return {kind: [self.feature(name, "uint8", [size]),
+                       self.feature(name + "_bytes", "int64", [])]}
 
     def of(self, value, pickled):
         if pickled:
@@ -249,22 +259,30 @@ class Description:
 
     def node(self, value, path):
         inner = path + "." if path else ""
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            kind = type(value)
+            return {"namedtuple": {
+                "class": [kind.__module__, kind.__qualname__],
+                "fields": value._fields,
+                "list": [self.node(each, inner + name)
+                         for name, each in zip(value._fields, value)]}}
         if isinstance(value, (tuple, list)):
             return {"list": [self.node(each, f"{inner}{i}")
                              for i, each in enumerate(value)]}
         if hasattr(value, "keys") and hasattr(value, "__getitem__"):
             for key in value.keys():
-                if not isinstance(key, str):
-                    raise TypeError(f"{where(path)}: the key {key!r} is no text")
-            return {"dict": {key: self.node(value[key], inner + key)
-                             for key in value.keys()}}
+                if not isinstance(key, (str, int, float, bool, type(None))):
+                    raise TypeError(f"{where(path)}: the key {key!r} is no text or "
+                                    "number")
+            return {"dict": [[key, self.node(value[key], f"{inner}{key}")]
+                             for key in value.keys()]}
         return self.leaf(value, path or "value")
 
     def leaf(self, value, name):
         if isinstance(value, str):
             return self.bounded("text", name, len(value.encode("utf-8", "replace")))
         if isinstance(value, (bytes, bytearray, memoryview)):
-            if self.bounds_bytes:
+            if self.of_object:
                 return self.bounded("raw", name, memoryview(value).nbytes)
             self.feature(name, "uint8", [], encoded=True)
             return {"bytes": name}
@@ -343,6 +361,8 @@ class Writer:
 
     def node(self, node, row, value, path):
         (kind, inner), = node.items()
+        if kind == "namedtuple":
+            kind, inner = "list", inner["list"]
         if kind == "array":
             self.array(inner, row, value)
         elif kind == "list":
@@ -352,21 +372,23 @@ class Writer:
             for i, (each, part) in enumerate(zip(inner, value)):
                 self.node(each, row, part, f"{path}.{i}" if path else str(i))
         elif kind == "dict":
-            if not hasattr(value, "keys") or set(value.keys()) != inner.keys():
+            if not hasattr(value, "keys") or len(value.keys()) != len(inner) or any(
+                    key not in value for key, _ in inner):
                 keys = (f"the keys {sorted(map(str, value.keys()))}"
                         if hasattr(value, "keys") else kind_of(value))
-                raise TypeError(f"{where(path)} has {keys}; the first sample has "
-                                f"the keys {sorted(inner)} there")
-            for key, each in inner.items():
-                self.node(each, row, value[key], f"{path}.{key}" if path else key)
+                raise TypeError(f"{where(path)} has {keys}; the first sample has the "
+                                f"keys {sorted(str(key) for key, _ in inner)} there")
+            for key, each in inner:
+                self.node(each, row, value[key], f"{path}.{key}" if path else str(key))
         elif kind == "text":
             if not isinstance(value, str):
-                raise TypeError(f"{where(inner)} is {kind_of(value)}; the first "
+                raise TypeError(f"{where(inner[0])} is {kind_of(value)}; the first "
                                 "sample has a text there")
             self.bounded(inner, row, value.encode("utf-8", "surrogatepass"))
         elif kind in ("bytes", "raw"):
             if not isinstance(value, (bytes, bytearray, memoryview)):
-                raise TypeError(f"{where(inner)} is {kind_of(value)}; the first "
+                name = inner if kind == "bytes" else inner[0]
+                raise TypeError(f"{where(name)} is {kind_of(value)}; the first "
                                 "sample has bytes there")
             if kind == "raw":
                 self.bounded(inner, row, value)
@@ -375,7 +397,8 @@ class Writer:
         else:
             self.bounded(inner, row, pickled_sample(value))
 
-    def bounded(self, name, row, data):
+    def bounded(self, names, row, data):
+        name, name_of_size = names
         size = len(data)
         columns = self.memory.columns
         column = columns[name][row]
@@ -384,7 +407,7 @@ class Writer:
                              f"{len(column)} fit (max_bytes=...)")
         column[:size] = self.numpy.frombuffer(data, self.numpy.uint8)
         column[size:] = 0
-        columns[name + "_bytes"][row] = size
+        columns[name_of_size][row] = size
 
     def array(self, name, row, value):
         column = self.memory.columns[name]

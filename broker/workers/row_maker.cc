@@ -142,8 +142,8 @@ void RowMaker::HandleError(ClaimedRows& rows, uint64_t index,
   switch (job.options().spec.on_error) {
     case OnError::kFail:
       job.Fail(Status(status.code(),
-                      text + "; set `on_error: skip` or `substitute` in the "
-                             "spec to go on without such samples"));
+                      text + "; set `on_error` to `skip` or `substitute` to go "
+                             "on without such samples"));
       return;
     case OnError::kSubstitute:
       if (Substitute(rows, index)) {

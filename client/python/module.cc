@@ -1,6 +1,6 @@
-// penstock._core: the C ABI as Python objects. The public classes are in
-// penstock/*.py; this module has what needs C++: waiting without the GIL, and
-// memory.
+// penstock._core: the C ABI as Python objects, and what the launcher says. The
+// public classes are in penstock/*.py; this module has what needs C++: waiting
+// without the GIL, and memory.
 //
 // Threads: calls release the GIL while they wait. Any one thread at a time uses
 // a Reader; arrays and batches may be destroyed on any thread.
@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/attach/launcher.h"
 #include "client/penstock.h"
 
 namespace nb = nanobind;
@@ -556,6 +558,15 @@ NB_MODULE(_core, m) {
     }
     Check(code);
     return std::string(socket);
+  });
+
+  // The launcher that started this process ("none": no launcher) and its number
+  // of ranks. A variable that is wrong is an error of attach.
+  m.def("launch", [] {
+    const auto found = penstock::DetectLaunch(penstock::ProcessEnvironment());
+    const penstock::LaunchInfo info =
+        found.ok() ? *found : penstock::LaunchInfo{};
+    return std::pair(info.launcher, info.world_size);
   });
 
   nb::class_<Producer>(m, "Producer")

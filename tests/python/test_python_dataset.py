@@ -19,6 +19,7 @@ import random
 import sys
 import threading
 import time
+from typing import NamedTuple
 import numpy as np
 
 
@@ -41,6 +42,16 @@ class Nested(Squares):
     def __getitem__(self, i):
         return {"id": i, "half": i / 2, "even": i % 2 == 0, "text": "né" * (i % 3),
                 "pair": [np.uint16([i, 60000]), (np.arange(i, i + 2),)]}
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Points(Squares):
+    def __getitem__(self, i):
+        return Point(i, {"z": -i})
 
 
 class Pictures(Squares):
@@ -195,6 +206,12 @@ def test_samples_may_be_nested(attach):
     for i, (row, size) in enumerate(zip(batch["text"], batch["text_bytes"])):
         assert bytes(row[:size]).decode() == "né" * (i % 3)
         assert not row[size:].any()
+
+
+def test_fields_of_a_namedtuple_are_names(attach):
+    batch = attach(of("Points").batch(20)).next()
+    assert batch["x"].tolist() == list(range(20))
+    assert batch["y.z"].tolist() == [-i for i in range(20)]
 
 
 def test_bytes_of_any_size_are_decoded_from_where_they_lie(attach, tmp_path):

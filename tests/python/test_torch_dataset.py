@@ -1,6 +1,7 @@
 """penstock.torch.DataLoader takes a map-style dataset as PyTorch's does: the same
 batches, whatever the dataset is, and ranks of one launch share one broker."""
 
+import collections
 import dataclasses
 import json
 import os
@@ -152,8 +153,13 @@ def test_batch_sampler_and_distributed_sampler():
     sampler = data.DistributedSampler(PAIRS, num_replicas=1, rank=0)
     with pytest.warns(UserWarning, match="without the DistributedSampler"):
         loader = penstock.torch.DataLoader(PAIRS, 10, sampler=sampler)
-    sampler.set_epoch(1)
-    assert sorted(i for _, y in loader for i in y.tolist()) == list(range(100))
+    epochs = [[i for _, y in loader for i in y.tolist()] for _ in range(3)]
+    for epoch in (1, 1, 0, 2):
+        sampler.set_epoch(epoch + 10)  # another one, so that a repeated one is seen
+        sampler.set_epoch(epoch)
+        assert [i for _, y in loader for i in y.tolist()] == epochs[
+            loader.epoch - 1], epoch
+    assert sorted(epochs[1]) == list(range(100)) and epochs[0] != epochs[1]
 
 
 def test_what_means_nothing_is_said_once():
@@ -161,6 +167,15 @@ def test_what_means_nothing_is_said_once():
                                          "nothing here"):
         penstock.torch.DataLoader(PAIRS, 10, num_workers=1, persistent_workers=True,
                                   prefetch_factor=2)
+
+
+@pytest.mark.parametrize("kind", ["val", "train"])
+def test_a_distributed_sampler_that_drops_the_last_rows(kind):
+    sampler = data.DistributedSampler(PAIRS, num_replicas=7, rank=0, drop_last=True,
+                                      shuffle=kind == "train")
+    loader = penstock.torch.DataLoader(PAIRS, 10, sampler=sampler)
+    # 7 * 14; what a script does with the other two rows, it does. Shuffled, all come.
+    assert sum(len(y) for _, y in loader) == (98 if kind == "val" else 100)
 
 
 @pytest.mark.parametrize("options, says", [
@@ -211,6 +226,165 @@ def test_a_loop_may_keep_its_batches():
         list(range(i, i + 10)) for i in range(0, 100, 10)]
 
 
+def test_set_epoch_says_which_epoch_the_next_loop_is_of():
+    loader = penstock.torch.DataLoader(PAIRS, 10, shuffle=True)
+    epochs = [[y.tolist() for _, y in loader] for _ in range(3)]
+    for epoch, stop in ((1, 4), (1, 10), (0, 10), (2, 10)):
+        loader.set_epoch(epoch)
+        order = []
+        for _, y in loader:
+            order.append(y.tolist())
+            if len(order) == stop:
+                break
+        assert order == epochs[epoch][:stop]
+    loader.set_epoch(1)
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(loader.state_dict())
+    loader.set_epoch(1)
+    assert [y.tolist() for _, y in loader] == epochs[1][1:], "goes on with the state"
+
+
+def test_a_break_at_the_last_batch_passes_no_epoch_over():
+    loader = penstock.torch.DataLoader(PAIRS, 50, shuffle=True)
+    epochs = [[y.tolist() for _, y in loader] for _ in range(3)]
+    loader.set_epoch(0)
+    for epoch in epochs:
+        order = []
+        for step, (_, y) in enumerate(loader, 1):
+            order.append(y.tolist())
+            if step == len(loader):
+                break
+        assert order == epoch
+
+
+def test_a_state_may_come_before_the_first_loop():
+    loader = penstock.torch.DataLoader(PAIRS, 10, shuffle=True)
+    epochs = [[y.tolist() for _, y in loader] for _ in range(2)]
+    loader.set_epoch(1)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    other = penstock.torch.DataLoader(PAIRS, 10, shuffle=True)
+    other.load_state_dict(json.dumps(state))
+    assert [y.tolist() for _, y in other] == epochs[1][1:]
+
+
+def test_a_loop_inside_of_a_loop_over_the_same_loader():
+    loader = penstock.torch.DataLoader(PAIRS, 50)
+    assert next(iter(loader))[1].shape == (50,)
+    outer = iter(loader)
+    next(outer)
+    assert len(list(loader)) == 2, "PyTorch's tutorials leave iterators alive"
+    with pytest.raises(penstock.FailedPrecondition, match="loop inside of a loop"):
+        next(outer)
+
+
+def test_a_loader_of_pytorch_over_a_loader():
+    loader = penstock.torch.DataLoader(PAIRS, 10)
+    around = data.DataLoader(loader, batch_size=None)
+    assert len(around) == 10
+    assert [i for _, y in around for i in y.tolist()] == list(range(100))
+    with pytest.raises(Exception, match="num_workers=0"):
+        list(data.DataLoader(loader, batch_size=None, num_workers=1))
+    assert not hasattr(loader, "batch_sampler")
+
+
+class NoRows(data.Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return i
+
+
+@pytest.mark.parametrize("count, options", [(0, {}), (3, {"drop_last": True}),
+                                            (3, {"sampler": []})])
+def test_a_dataset_without_a_batch_is_an_empty_loop(count, options):
+    loader = penstock.torch.DataLoader(NoRows(count), 10, **options)
+    assert len(loader) == 0 and list(loader) == [] and list(loader) == []
+
+
+class Nothing:
+    def __getitem__(self, i):
+        return i
+
+
+def test_a_dataset_without_a_length():
+    with pytest.raises(TypeError, match="^Nothing has no __len__: wanted a map-style"):
+        penstock.torch.DataLoader(Nothing())
+
+
+Pair = collections.namedtuple("Pair", "left, right")
+
+
+class Keys(data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return {"a.b": i, "a": {"b": -i, "t": "x" * i, "t_bytes": 2 * i}, 3: i / 2,
+                "3": i, None: i, "pair": Pair(i, Pair(np.zeros(2), f"{i}"))}
+
+
+def test_keys_and_namedtuples_are_those_of_pytorch():
+    wanted = list(data.DataLoader(Keys(), 4))
+    for batch, like in zip(penstock.torch.DataLoader(Keys(), 4), wanted):
+        assert same(batch, like), (batch, like)
+        assert type(batch["pair"]) is type(batch["pair"].right) is Pair
+
+
+def test_a_namedtuple_of_a_class_that_only_the_dataset_has():
+    Local = collections.namedtuple("Local", "x, y")
+
+    class Locals(data.Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return Local(i, -i)
+
+    batch, = penstock.torch.DataLoader(Locals(), 2)
+    assert type(batch).__name__ == "Local" and batch.y.tolist() == [0, -1]
+
+
+class Wide(data.Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return {str(key): i for key in range(65)}
+
+
+def test_more_features_than_a_job_has():
+    with pytest.raises(penstock.InvalidArgument,
+                       match=r"(?s)Wide.* more than 64 arrays.*collate_fn"):
+        next(iter(penstock.torch.DataLoader(Wide(), 2)))
+    batch = next(iter(penstock.torch.DataLoader(
+        Wide(), 2, collate_fn=lambda rows: data.default_collate(rows))))
+    assert len(batch) == 65
+
+
+class Faulty(data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return {"x": 1 // (i - 3)}
+
+
+def test_a_sample_that_raises_is_told_with_the_way_out():
+    with pytest.raises(penstock.Error, match="(?s)sample 3.*on_error") as failure:
+        list(penstock.torch.DataLoader(Faulty(), 2))
+    assert "in the spec" not in str(failure.value)
+    assert str(failure.value).count("Faulty") == 1, failure.value
+    loader = penstock.torch.DataLoader(Faulty(), 2, on_error="skip")
+    assert sum(len(batch["x"]) for batch in loader) == 5
+
+
 @dataclasses.dataclass
 class Point:
     x: int
@@ -255,7 +429,7 @@ def test_what_cannot_be_pickled_is_told_with_the_way_out():
             return 1
 
     with pytest.raises(TypeError, match="Opened cannot be pickled .*in __getitem__"):
-        penstock.torch.DataLoader(Opened())
+        next(iter(penstock.torch.DataLoader(Opened())))
 
 
 def test_a_broker_that_is_killed_costs_no_sample(broker):
@@ -310,7 +484,7 @@ def test_memory_maps_and_arrays_are_not_copied(tmp_path, broker):
 
 
 SCRIPT = """
-import json, os, sys
+import json, os, sys, time
 import torch
 from torch.utils.data import Dataset
 import penstock.torch
@@ -324,32 +498,49 @@ class Squares(Dataset):  # of __main__
         return i, i * i
 
 
-loader = penstock.torch.DataLoader(Squares(), batch_size=8, shuffle=True)
-validation = penstock.torch.DataLoader(Squares(), batch_size=8)
-rows = []
-for epoch in range(2):
-    for i, square in loader:
-        rows += [[epoch, *pair] for pair in zip(i.tolist(), square.tolist())]
-    assert len(list(map(len, validation))) == len(validation)
-with open(os.path.join(sys.argv[1], os.environ.get("RANK", "0")), "w") as file:
-    json.dump([rows, loader.reader.world_size], file)
+def main(rank=os.environ.get("RANK", 0), spawned=None):
+    loader = penstock.torch.DataLoader(Squares(), batch_size=8, shuffle=True)
+    if spawned is not None:
+        torch.distributed.init_process_group(
+            "gloo", init_method=spawned, rank=rank, world_size=2)
+    validation = penstock.torch.DataLoader(Squares(), batch_size=8)
+    rows = []
+    for epoch in range(2):
+        for i, square in loader:
+            rows += [[epoch, *pair] for pair in zip(i.tolist(), square.tolist())]
+        assert len(list(map(len, validation))) == len(validation)
+    for loop in range(3 if spawned else 0):
+        for step, _ in enumerate(validation):
+            time.sleep(0.1 * rank)  # the other one is at its next loop before
+            if step == 2:
+                break
+    with open(os.path.join(sys.argv[1], str(rank)), "w") as file:
+        json.dump([rows, loader.reader.world_size], file)
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "spawn":
+        torch.multiprocessing.spawn(main, ("file://" + sys.argv[1] + "/meet",), 2)
+    else:
+        main()
 """
 
 
-@pytest.mark.parametrize("ranks", [None, 2], ids=["alone", "torchrun"])
-def test_a_script_needs_no_broker_of_its_own(tmp_path, ranks):
+@pytest.mark.parametrize("how", ["alone", "torchrun", "spawn"])
+def test_a_script_needs_no_broker_of_its_own(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
-    launcher = [] if ranks is None else [
+    ranks = 1 if how == "alone" else 2
+    launcher = [] if how != "torchrun" else [
         "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("PENSTOCK_")}
-    run = subprocess.run([sys.executable, *launcher, tmp_path / "train.py", tmp_path],
+    run = subprocess.run([sys.executable, *launcher, tmp_path / "train.py", tmp_path, how],
                          env=environment, timeout=300, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert run.returncode == 0, run.stdout
     told = [json.loads((tmp_path / str(rank)).read_text())
-            for rank in range(ranks or 1)]
-    assert [size for _, size in told] == [ranks or 1] * (ranks or 1)
+            for rank in range(ranks)]
+    assert [size for _, size in told] == [ranks] * ranks
     rows = sorted(tuple(row) for rank_rows, _ in told for row in rank_rows)
     assert rows == [(epoch, i, i * i) for epoch in range(2) for i in range(101)]
 

@@ -8,6 +8,8 @@ loading a pickle runs its code.
 
 from __future__ import annotations
 
+import collections
+import importlib
 import io
 import json
 import mmap
@@ -17,12 +19,14 @@ import re
 import struct
 import sys
 import tempfile
-from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
+from typing import (Any, Callable, Collection, Dict, List, NamedTuple, Optional,
+                    Tuple)
 
 import numpy as np
 
 from penstock import _core, errors
 from penstock.dataset import Dataset
+from penstock.private_broker import environment
 
 # Of buffers in the file: so that any dtype is aligned, and pages are whole.
 _ALIGN = 4096
@@ -31,13 +35,29 @@ _HEAD = struct.Struct("<8sQQ")  # magic, place of the table, number of pieces
 _BUFFER_BYTES_MIN = 4096
 
 
-def own_socket() -> str:
+class Ranks(NamedTuple):
+    """Ranks that no launcher's variables number."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    launch: str  # a name, the same for all of them
+
+
+def own_socket(ranks: Optional[Ranks] = None) -> str:
     """The socket of this program's own broker: PENSTOCK_SOCKET where a private one
     was started for it (``penstock run``, ``penstock.broker()``), else one that the
     ranks of this host start for themselves."""
     if sys.executable:  # it loads what this interpreter pickled
         os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)
-    return os.environ.get("PENSTOCK_SOCKET") or _core.own_broker()
+    if os.environ.get("PENSTOCK_SOCKET"):
+        return os.environ["PENSTOCK_SOCKET"]
+    with environment({} if ranks is None else {
+            "PENSTOCK_RANK": str(ranks.rank),
+            "PENSTOCK_WORLD_SIZE": str(ranks.world_size),
+            "PENSTOCK_LOCAL_WORLD_SIZE": str(ranks.local_world_size),
+            "MASTER_ADDR": ranks.launch, "MASTER_PORT": "0"}):
+        return _core.own_broker()
 
 
 def spec_of(name: str, socket: str, dataset: Any, *, sampler: Any = None,
@@ -74,13 +94,12 @@ def type_name(dataset: Any) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", type(dataset).__name__)[:40]
 
 
-def launch() -> str:
+def launch(ranks: Optional[Ranks] = None) -> str:
     """A name for what started this process: the same in all ranks of this host,
     and in a rank that is started again."""
-    ranks = ("PENSTOCK_RANK", "HOROVOD_RANK", "RANK", "OMPI_COMM_WORLD_RANK",
-             "SLURM_PROCID", "TF_CONFIG")
-    return str(os.getppid() if any(name in os.environ for name in ranks)
-               else os.getpid())
+    if ranks is not None:
+        return ranks.launch
+    return str(os.getpid() if _core.launch()[0] == "none" else os.getppid())
 
 
 def _write(folder: str, name: str, value: Dict[str, Any]) -> str:
@@ -144,6 +163,9 @@ def _pickler(file: Any, buffers: List[pickle.PickleBuffer]) -> Any:
         buffers.append(buffer)
         return False
 
+    if "__mp_main__" in sys.modules:  # the script's name in what it has spawned
+        cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
+
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, np.memmap):
@@ -189,36 +211,56 @@ def _reduced_tensor(torch: Any, value: Any) -> Optional[Tuple[Any, ...]]:
 
 
 def tree_of(structure: str, names: Collection[str]) -> Dict[str, Any]:
-    """The structure of samples (``Reader.structure``); of other features than its
-    own (a ``map`` changed them) a dict of all."""
+    """The structure of samples (``Reader.structure``), with namedtuples' classes
+    found; of other features than its own (a ``map`` changed them) a dict of all."""
     tree: Dict[str, Any] = json.loads(structure) if structure else {}
     if not tree or not set(_features(tree)) <= set(names):
-        return {"dict": {name: {"array": name} for name in names}}
+        return {"dict": [[name, {"array": name}] for name in names]}
     return tree
 
 
 def _features(tree: Dict[str, Any]) -> List[str]:
+    """The features of a tree; finds the classes of its namedtuples."""
     (kind, inner), = tree.items()
-    if kind == "list":
+    if kind == "namedtuple":
+        module, name = inner["class"]
+        inner["class"] = _namedtuple(module, name, inner["fields"])
+        inner = inner["list"]
+    if kind in ("list", "namedtuple"):
         return [name for each in inner for name in _features(each)]
     if kind == "dict":
-        return [name for each in inner.values() for name in _features(each)]
-    return [inner] if kind in ("array", "bytes") else [inner, inner + "_bytes"]
+        return [name for _, each in inner for name in _features(each)]
+    return [inner] if kind in ("array", "bytes") else list(inner)
+
+
+def _namedtuple(module: str, name: str, fields: List[str]) -> Any:
+    """The class, where this process has it; else one like it."""
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        if list(found._fields) == fields:
+            return found
+    except (ImportError, AttributeError):  # a class of a function, for one
+        pass
+    return collections.namedtuple(name.split(".")[-1], fields)
 
 
 def rebuild(tree: Dict[str, Any], arrays: Callable[[str], Any],
             convert: Callable[[str], Any]) -> Any:
-    """A batch nested as the samples are: lists, dicts, ``convert(name)`` of an array
-    feature, lists of str, bytes and objects. ``arrays(name)``: NumPy's."""
+    """A batch nested as the samples are: lists, namedtuples, dicts, ``convert(name)``
+    of an array feature, lists of str, bytes and objects. ``arrays(name)``: NumPy's."""
     (kind, inner), = tree.items()
     if kind == "list":
         return [rebuild(each, arrays, convert) for each in inner]
+    if kind == "namedtuple":
+        return inner["class"](*(rebuild(each, arrays, convert)
+                                for each in inner["list"]))
     if kind == "dict":
-        return {key: rebuild(each, arrays, convert) for key, each in inner.items()}
+        return {key: rebuild(each, arrays, convert) for key, each in inner}
     if kind in ("array", "bytes"):
         return convert(inner)
-    rows = [bytes(row[:size]) for row, size in
-            zip(arrays(inner), arrays(inner + "_bytes"))]
+    rows = [bytes(row[:size]) for row, size in zip(*map(arrays, inner))]
     if kind == "raw":
         return rows
     if kind == "text":

@@ -379,12 +379,13 @@ class Dataset:
                name: Optional[str] = None) -> "Dataset":
         """A map-style dataset: ``dataset`` is "package.module:factory" in the
         broker's python_path, called with ``args``, whose result has ``__len__`` and
-        ``__getitem__``. Features are named by the keys and indices of a sample
-        (``image``, ``0``, ``1.boxes``); ``names``: of a tuple's items. A str has
-        two: its UTF-8 bytes, uint8 [max_bytes], filled with zeros, and NAME_bytes
-        int64 []. Processes of the broker make the samples: ``processes`` (0: one
-        per worker). ``object``: instead of ``dataset``, the file of a pickled one,
-        as ``penstock.torch.DataLoader`` writes it for a private broker."""
+        ``__getitem__``. Features are named by the keys, fields and indices of a
+        sample (``image``, ``0``, ``1.boxes``); ``names``: of a tuple's items. A str
+        has two: its UTF-8 bytes, uint8 [max_bytes], filled with zeros, and
+        NAME_bytes int64 []. Processes of the broker make the samples: ``processes``
+        (0: one per worker). ``object``: instead of ``dataset``, the file of a
+        pickled one, as ``penstock.torch.DataLoader`` writes it for a private
+        broker."""
         return cls._of("python", _given(
             dataset=dataset, args=args,
             object=None if object is None else _absolute(object), names=names,

@@ -18,7 +18,7 @@ _COMMAND = os.path.join(os.path.dirname(__file__), "bin", "penstock")
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def environment(values: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables for the block."""
     former = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -55,7 +55,7 @@ class Broker:
             allowed["PENSTOCK_PYTHON_PATH"] = ":".join(folders)
         if plugin_dir is not None:
             allowed["PENSTOCK_PLUGIN_DIR"] = os.fspath(plugin_dir)
-        with _environment(allowed):
+        with environment(allowed):
             self._core = _core.Broker(number("workers", workers, 1, 0),
                                       text("memory_limit", memory_limit))
         self._former: Optional[str] = None
