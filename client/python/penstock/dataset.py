@@ -12,7 +12,8 @@ Each step returns a new Dataset. Nothing is read or checked here: the broker
 checks a spec at the attach (``penstock check`` does so at any time), and its errors
 name the key (``spec: map[0].cast.dtype: ...``). None stands for the spec's default,
 below in parentheses; common/README.md documents the format. ``feature`` names the
-feature that an operation changes (``image``, or the only one).
+feature that an operation changes (``image``, or the only one), or several, which
+have the same random numbers.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ Path = Union[str, "os.PathLike[str]"]
 Files = Union[Path, Sequence[Path], Mapping[str, Path]]
 Size = Union[int, Sequence[int]]
 PerChannel = Union[float, Sequence[float]]
+# One feature, or several: with the same random numbers.
+Names = Union[str, Sequence[str]]
 
 
 def _given(**values: Any) -> Dict[str, Any]:
@@ -118,8 +121,9 @@ def center(fraction: Optional[float] = None) -> Dict[str, Any]:
 
 def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                  channels: Optional[str] = None, exact: Optional[bool] = None,
-                 feature: Optional[str] = None, *,
-                 orientation: Optional[str] = None) -> Operation:
+                 feature: Optional[Names] = None, *,
+                 orientation: Optional[str] = None, mask: Optional[Names] = None,
+                 mask_dtype: Any = None) -> Operation:
     """JPEG, PNG, WebP or TIFF -> uint8 [height, width, channels], antialiased
     bilinear; transparency is dropped.
 
@@ -127,34 +131,42 @@ def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
     "random_resized", ``center(...)`` or ``random_resized(...)``; ``channels``:
     "rgb" or "gray"; ``exact``: bit-exact with Pillow, half as fast;
     ``orientation``: "ignore" (as it is stored) or "apply" (turned upright by its
-    EXIF orientation)."""
+    EXIF orientation). ``mask``: features that are masks of the picture: cropped
+    alike, resized by the nearest pixel, [height, width] with the values of Pillow's
+    array (gray, or the index into a palette), ``mask_dtype`` "uint8" or "int32"."""
     return _operation("decode_image", size=size, crop=crop, channels=channels,
-                      exact=exact, feature=feature, orientation=orientation)
+                      exact=exact, feature=feature, orientation=orientation,
+                      mask=mask, mask_dtype=_optional_dtype(mask_dtype))
 
 
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
-         feature: Optional[str] = None) -> Operation:
+         feature: Optional[Names] = None, *,
+         mask: Optional[Names] = None) -> Operation:
     """uint8 picture -> uint8 of ``size`` (as in ``decode_image``); ``how``: as
-    ``crop`` of ``decode_image``."""
+    ``crop`` of ``decode_image``; ``mask``: masks of it, of any dtype, cropped alike
+    and resized by the nearest pixel."""
     where = {how: {}} if isinstance(how, str) else dict(how)
-    return _operation("crop", **where, size=size, feature=feature)
+    return _operation("crop", **where, size=size, feature=feature, mask=mask)
 
 
-def resize(size: Size, feature: Optional[str] = None) -> Operation:
+def resize(size: Size, feature: Optional[Names] = None, *,
+           mask: Optional[Names] = None) -> Operation:
     """uint8 picture -> uint8 of ``size`` (as in ``decode_image``), antialiased
-    bilinear."""
-    return _operation("resize", size=size, feature=feature)
+    bilinear; ``mask``: masks of it, of any dtype, by the nearest pixel."""
+    return _operation("resize", size=size, feature=feature, mask=mask)
 
 
 def flip(horizontal: Optional[float] = None,
-         feature: Optional[str] = None) -> Operation:
-    """Mirrors a picture left to right with probability ``horizontal`` (0.5)."""
-    return _operation("flip", horizontal=horizontal, feature=feature)
+         feature: Optional[Names] = None, *,
+         mask: Optional[Names] = None) -> Operation:
+    """Mirrors a picture, and its masks with it, left to right with probability
+    ``horizontal`` (0.5)."""
+    return _operation("flip", horizontal=horizontal, feature=feature, mask=mask)
 
 
 def normalize(mean: PerChannel, std: PerChannel, dtype: Optional[str] = None,
               layout: Optional[str] = None,
-              feature: Optional[str] = None) -> Operation:
+              feature: Optional[Names] = None) -> Operation:
     """uint8 picture -> (value / 255 - mean) / std; ``mean``, ``std``: one number or
     one per channel; ``dtype``: "float32", "float16" or "bfloat16"; ``layout``:
     "hwc" or "chw"."""
@@ -163,7 +175,7 @@ def normalize(mean: PerChannel, std: PerChannel, dtype: Optional[str] = None,
 
 
 def cast(dtype: str, layout: Optional[str] = None,
-         feature: Optional[str] = None) -> Operation:
+         feature: Optional[Names] = None) -> Operation:
     """Converts to ``dtype``: rounds to nearest even and saturates; to "bool", all
     but 0 is true. ``layout``: "hwc" or "chw"."""
     return _operation("cast", dtype=dtype_name(dtype), layout=layout,
