@@ -54,6 +54,15 @@ def test_a_picture_may_be_turned_upright():
         {"decode_image": {"size": 8, "orientation": "apply"}}]
 
 
+def test_a_folder_may_have_no_labels_but_masks(tmp_path):
+    dataset = penstock.Dataset.image_folder(
+        "/data", labels="none",
+        masks=penstock.masks(tmp_path, suffix="_mask.png", on_missing="skip"))
+    assert dataset.to_dict()["source"] == {"image_folder": {
+        "path": "/data", "labels": "none", "masks": {
+            "path": str(tmp_path), "suffix": "_mask.png", "on_missing": "skip"}}}
+
+
 def test_a_step_may_have_several_features_and_masks():
     steps = [penstock.decode_image(8, mask="mask", mask_dtype=np.int32),
              penstock.crop("center", 4, ("left", "right")),
@@ -284,7 +293,8 @@ def test_the_functions_have_the_keys_of_the_declarations():
     assert {"source", "map", "crop"} <= set(declared)
     for of, kinds in declared.items():
         for name, kind in kinds.items():
-            function = getattr(penstock if of in ("map", "crop") else penstock.Dataset,
+            function = getattr(penstock if of in ("map", "crop", "masks")
+                               else penstock.Dataset,
                                name)
             wanted = OF_ITS_OWN.get(name) or {
                 key: inspect.Parameter.empty if each["required"] else None

@@ -119,6 +119,15 @@ def center(fraction: Optional[float] = None) -> Dict[str, Any]:
     return {"center": _given(fraction=fraction)}
 
 
+def masks(path: Path, suffix: Optional[str] = None,
+          on_missing: Optional[str] = None) -> Dict[str, Any]:
+    """``masks`` of ``Dataset.image_folder``: a folder whose files have the paths of the
+    pictures, with ``suffix`` ("_mask.png"; ".png" if not given) for the extension;
+    it may be the folder of the pictures. ``on_missing``: "error", or "skip" what has
+    no partner."""
+    return _given(path=_absolute(path), suffix=suffix, on_missing=on_missing)
+
+
 def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                  channels: Optional[str] = None, exact: Optional[bool] = None,
                  feature: Optional[Names] = None, *,
@@ -243,12 +252,17 @@ class Dataset:
     # ---- sources
 
     @classmethod
-    def image_folder(cls, path: Path, *, io: Optional[str] = None,
+    def image_folder(cls, path: Path, *, labels: Optional[str] = None,
+                     masks: Optional[Mapping[str, Any]] = None,
+                     io: Optional[str] = None,
                      name: Optional[str] = None) -> "Dataset":
         """Pictures (JPEG, PNG, WebP, TIFF) in one sub-folder per class, also nested.
         Features: ``image`` (encoded), ``label`` int64 []: the index of the class
-        folder in byte order."""
-        return cls._of("image_folder", _given(path=_absolute(path), io=io), name)
+        folder in byte order. ``labels``: "none" takes all pictures in the folder, at
+        any depth, and gives no label. ``masks``: ``penstock.masks(...)``, which adds
+        ``mask`` (encoded)."""
+        return cls._of("image_folder", _given(
+            path=_absolute(path), labels=labels, masks=masks, io=io), name)
 
     @classmethod
     def idx(cls, images: Path, labels: Optional[Path] = None, *,
