@@ -1,11 +1,9 @@
 #include "broker/source/image_folder.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include "broker/declare/declaration.h"
 #include "broker/index/cache_file.h"
 #include "broker/index/fingerprint.h"
+#include "broker/index/whole_files.h"
 #include "broker/source/image_folder_index.h"
 
 namespace penstock {
@@ -48,18 +46,7 @@ class ImageFolder final : public Source {
     if (classes > 0) raw_spec_.push_back({{"label", DType::kInt64, {}}, false});
   }
 
-  // Checks the file system of the first file only. If links lead to other file
-  // systems, their files are read more slowly, or not directly.
-  Status AskFileSystem(Io io) {
-    const std::string path = Describe(0);
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return OkStatus();  // its read will report the error
-    nowait_ = SupportsNowait(fd);
-    if (io == Io::kDirect) align_ = DirectAlignment(fd);
-    close(fd);
-    return io == Io::kDirect && align_ == 0 ? NoDirectReadsError(path)
-                                            : OkStatus();
-  }
+  Status AskFileSystem(Io io) { return files_.Ask(Describe(0), io); }
 
   uint64_t record_count() const override {
     return pictures_.index.file_path_ends.size();
@@ -70,7 +57,7 @@ class ImageFolder final : public Source {
            labels_.capacity() * sizeof(int64_t);
   }
 
-  std::string io() const override { return IoText(align_); }
+  std::string io() const override { return IoText(files_.align()); }
 
   bool Changed() const override {
     return pictures_.Changed() || (masks_ && mask_folder_.Changed());
@@ -78,11 +65,11 @@ class ImageFolder final : public Source {
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     SetPath(record, &request->path);
-    Fill(request);
+    files_.Locate(request);
     if (!masks_) return;
     ReadPart& mask = request->more.emplace_back();
     SetMaskPath(record, &mask.path);
-    Fill(&mask);
+    files_.Locate(&mask);
   }
 
   Status Unpack(uint64_t record, const ReadBytes& read, std::vector<std::byte>*,
@@ -127,11 +114,6 @@ class ImageFolder final : public Source {
   }
 
  private:
-  void Fill(ReadPart* part) const {
-    part->kind = ReadRequest::Kind::kFile;
-    part->nowait = nowait_;
-    part->align = align_;
-  }
   void SetPath(uint64_t record, std::string* path) const {
     path->assign(pictures_.root).append("/");
     pictures_.index.AppendPath(record, path);
@@ -147,8 +129,7 @@ class ImageFolder final : public Source {
   const Folder mask_folder_;
   const std::string left_out_;
   RawSpec raw_spec_;
-  bool nowait_ = true;
-  uint32_t align_ = 0;
+  WholeFiles files_;
   std::vector<int64_t> labels_;  // 0, 1, ...: the label spans point here
 };
 

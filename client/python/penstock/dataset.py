@@ -265,6 +265,25 @@ class Dataset:
             path=_absolute(path), labels=labels, masks=masks, io=io), name)
 
     @classmethod
+    def image_list(cls, file: Path, columns: Mapping[str, Any], *,
+                   folder: Optional[Path] = None, delimiter: Optional[str] = None,
+                   header: Optional[bool] = None, longer: Optional[str] = None,
+                   on_missing: Optional[str] = None, io: Optional[str] = None,
+                   name: Optional[str] = None) -> "Dataset":
+        """Pictures that a file of comma-separated values names, a sample per row, in
+        its order. ``columns``: {name: {"encoded": True}} of the path of a picture,
+        {name: {"classes": True}} of a class's name, which becomes its number in byte
+        order of all names (or in a list: {"classes": ["cat", "dog"]}), and numbers
+        and text as in ``csv``, with "column". Paths are below ``folder``; if None,
+        beside the file. ``on_missing``: "error", or "skip" rows whose picture is not
+        there."""
+        return cls._of("image_list", _given(
+            file=_absolute(file), columns=features_of(columns),
+            folder=None if folder is None else _absolute(folder),
+            delimiter="tab" if delimiter == "\t" else delimiter, header=header,
+            longer=longer, on_missing=on_missing, io=io), name)
+
+    @classmethod
     def idx(cls, images: Path, labels: Optional[Path] = None, *,
             io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
         """Files in MNIST's format, plain or gzip. Features: ``image``, and
