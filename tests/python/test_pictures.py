@@ -250,7 +250,7 @@ def run(*arguments):
     result = subprocess.run([PENSTOCK, *map(str, arguments)], text=True,
                             capture_output=True, timeout=60)
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    return result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("source", [folder_of, list_of])
@@ -263,3 +263,18 @@ def test_check_peek_and_bench_take_them(pairs, tmp_path, source):
     # Four cells, each with a picture and its mask.
     assert Image.open(tmp_path / "sheet.png").width % (2 * (SIZE[1] + 2)) == 2
     run("bench", "--dataset", spec, "--ranks", 2, "--verify")
+
+
+def test_check_tells_that_two_lists_number_a_class_differently(pairs, tmp_path):
+    specs = []
+    for name, labels in (("train", ["ant", "bee", "cat"]), ("val", ["ant", "cat"])):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("image,label\n" + "".join(
+            f"pictures/{i}.png,{label}\n" for i, label in enumerate(labels)))
+        spec = tmp_path / f"{name}.yaml"
+        spec.write_text(penstock.Dataset.image_list(
+            path, {"image": {"encoded": True}, "label": {"classes": True}},
+            folder=pairs, name=name).map(penstock.decode_image(8)).batch(1).to_yaml())
+        specs.append(spec)
+    assert (f"labels of '{tmp_path}/train.csv' and '{tmp_path}/val.csv' differ: "
+            "class 'cat' is label 2") in run("check", *specs)
