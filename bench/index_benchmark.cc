@@ -135,7 +135,8 @@ int Main(int argc, char** argv) {
     if ((*source)->record_count() != files) Die("files are missing");
   };
   open();  // writes the cache
-  if (!std::filesystem::exists(FolderCacheFile(root))) Die("no cache written");
+  if (!std::filesystem::exists(FolderCacheFile(root, true)))
+    Die("no cache written");
 
   const auto cost = [](auto run) {
     return [run] {
@@ -150,8 +151,8 @@ int Main(int argc, char** argv) {
               if (BareWalk(folders) < files) Die("files are missing");
             }));
   table.Add("scan", cost([&] {
-              auto index =
-                  ScanFolder(root, std::make_unique<OpenProgress>().get());
+              auto index = ScanFolder(root, true,
+                                      std::make_unique<OpenProgress>().get());
               if (!index.ok()) Die(index.status().message());
             }));
   table.Add("from the cache", cost(open));

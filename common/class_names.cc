@@ -57,7 +57,7 @@ std::string LabelsThatDiffer(const ClassNames& a, const ClassNames& b) {
   }
   return Format(
       "labels of '{}' and '{}' differ: {}{}; give both the same class folders, "
-      "empty ones too",
+      "empty ones too, or the same list of `classes`",
       a.folder, b.folder, first,
       only ? Format(" (the {} has no '{}')", in_a ? "second" : "first", *only)
            : "");

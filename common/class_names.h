@@ -10,7 +10,7 @@
 namespace penstock {
 
 struct ClassNames {
-  std::string folder;  // the sub-folders of this folder are the classes
+  std::string folder;  // whose sub-folders are the classes, or the list
   std::vector<std::string> names;  // indexed by label, no duplicates
 };
 

@@ -396,11 +396,12 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
 
 std::string JobTable::ClassWarning(const Job& job) const {
   const auto classes_of = [](const Job& of) {
-    const auto* folder =
-        std::get_if<ImageFolderSource>(&of.options().spec.source);
-    return folder == nullptr
-               ? ClassNames()
-               : ClassNames{folder->path, of.dataset().source->class_names()};
+    const SourceSpec& source = of.options().spec.source;
+    const auto* folder = std::get_if<ImageFolderSource>(&source);
+    const auto* list = std::get_if<ImageListSource>(&source);
+    if (folder == nullptr && list == nullptr) return ClassNames();
+    return ClassNames{folder == nullptr ? list->file : folder->path,
+                      of.dataset().source->class_names()};
   };
   const ClassNames here = classes_of(job);
   if (here.names.empty()) return "";

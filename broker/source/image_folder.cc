@@ -1,71 +1,92 @@
 #include "broker/source/image_folder.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include "broker/declare/declaration.h"
 #include "broker/index/cache_file.h"
+#include "broker/index/fingerprint.h"
+#include "broker/index/whole_files.h"
 #include "broker/source/image_folder_index.h"
 
 namespace penstock {
 namespace {
 
+// A folder and its pictures.
+struct Folder {
+  std::string root;
+  FolderIndex index;
+  // Later changes of a folder in it will change that folder's modification
+  // time.
+  bool settled = true;
+
+  bool Changed() const { return !settled || !FoldersAreUnchanged(root, index); }
+};
+
+// The path of a picture's mask, relative to the folder of masks. relative: the
+// picture's, with its extension.
+void ToMask(const MaskFolder& masks, std::string* relative) {
+  relative->resize(relative->rfind('.'));
+  relative->append(masks.suffix);
+}
+
 class ImageFolder final : public Source {
  public:
-  ImageFolder(std::string root, FolderIndex index, bool settled)
-      : root_(std::move(root)),
-        index_(std::move(index)),
-        settled_(settled),
-        raw_spec_({RawFeature{{"image", DType::kUint8, {}}, true},
-                   RawFeature{{"label", DType::kInt64, {}}, false}}) {
-    labels_.reserve(index_.classes.size());
-    for (size_t i = 0; i < index_.classes.size(); ++i) {
+  // mask_folder: without pictures; empty unless spec has masks.
+  ImageFolder(const ImageFolderSource& spec, Folder pictures,
+              Folder mask_folder, std::string left_out)
+      : pictures_(std::move(pictures)),
+        masks_(spec.masks),
+        mask_folder_(std::move(mask_folder)),
+        left_out_(std::move(left_out)),
+        raw_spec_({RawFeature{{"image", DType::kUint8, {}}, true}}) {
+    const size_t classes = pictures_.index.classes.size();
+    labels_.reserve(classes);
+    for (size_t i = 0; i < classes; ++i) {
       labels_.push_back(static_cast<int64_t>(i));
     }
+    if (masks_) raw_spec_.push_back({{"mask", DType::kUint8, {}}, true});
+    if (classes > 0) raw_spec_.push_back({{"label", DType::kInt64, {}}, false});
   }
 
-  // Checks the file system of the first file only. If links lead to other file
-  // systems, their files are read more slowly, or not directly.
-  Status AskFileSystem(Io io) {
-    const std::string path = Describe(0);
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return OkStatus();  // its read will report the error
-    nowait_ = SupportsNowait(fd);
-    if (io == Io::kDirect) align_ = DirectAlignment(fd);
-    close(fd);
-    return io == Io::kDirect && align_ == 0 ? NoDirectReadsError(path)
-                                            : OkStatus();
-  }
+  Status AskFileSystem(Io io) { return files_.Ask(Describe(0), io); }
 
   uint64_t record_count() const override {
-    return index_.file_path_ends.size();
+    return pictures_.index.file_path_ends.size();
   }
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override {
-    return index_.MemoryBytes() + labels_.capacity() * sizeof(int64_t);
+    return pictures_.index.MemoryBytes() + mask_folder_.index.MemoryBytes() +
+           labels_.capacity() * sizeof(int64_t);
   }
 
-  std::string io() const override { return IoText(align_); }
+  std::string io() const override { return IoText(files_.align()); }
 
   bool Changed() const override {
-    return !settled_ || !FoldersAreUnchanged(root_, index_);
+    return pictures_.Changed() || (masks_ && mask_folder_.Changed());
   }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
-    request->kind = ReadRequest::Kind::kFile;
-    request->nowait = nowait_;
-    request->align = align_;
     SetPath(record, &request->path);
+    files_.Locate(request);
+    if (!masks_) return;
+    ReadPart& mask = request->more.emplace_back();
+    SetMaskPath(record, &mask.path);
+    files_.Locate(&mask);
   }
 
   Status Unpack(uint64_t record, const ReadBytes& read, std::vector<std::byte>*,
                 RawRecord* raw) const override {
-    if (read.bytes.empty())
-      return DataLossError("{}: is empty", Describe(record));
-    raw->resize(2);
-    (*raw)[0] = read.bytes;
-    (*raw)[1] =
-        std::as_bytes(std::span(labels_).subspan(index_.ClassOf(record), 1));
+    raw->clear();
+    raw->push_back(masks_ ? read.Part(0) : read.bytes);
+    if (masks_) raw->push_back(read.Part(1));
+    for (size_t i = 0; i < raw->size(); ++i) {
+      if (!(*raw)[i].empty()) continue;
+      std::string path;
+      i == 0 ? SetPath(record, &path) : SetMaskPath(record, &path);
+      return DataLossError("{}: is empty", path);
+    }
+    if (!labels_.empty()) {
+      raw->push_back(std::as_bytes(
+          std::span(labels_).subspan(pictures_.index.ClassOf(record), 1)));
+    }
     return OkStatus();
   }
 
@@ -77,85 +98,279 @@ class ImageFolder final : public Source {
 
   std::vector<std::string> class_names() const override {
     std::vector<std::string> names;
-    for (size_t i = 0; i < index_.classes.size(); ++i) {
-      names.emplace_back(index_.ClassName(i));
+    for (size_t i = 0; i < labels_.size(); ++i) {
+      names.emplace_back(pictures_.index.ClassName(i));
     }
     return names;
   }
 
-  std::string left_out() const override { return index_.left_out; }
-  std::string fingerprint() const override { return index_.Fingerprint(); }
+  std::string left_out() const override { return left_out_; }
+  std::string fingerprint() const override {
+    if (!masks_) return pictures_.index.Fingerprint();
+    Fingerprint fingerprint("image_folder with masks");
+    fingerprint.Add(pictures_.index.Fingerprint());
+    fingerprint.Add(masks_->suffix);
+    return fingerprint.Hex();
+  }
 
  private:
   void SetPath(uint64_t record, std::string* path) const {
-    path->assign(root_);
-    path->append("/").append(index_.ClassName(index_.ClassOf(record)));
-    path->append("/").append(index_.FilePath(record));
+    path->assign(pictures_.root).append("/");
+    pictures_.index.AppendPath(record, path);
+  }
+  void SetMaskPath(uint64_t record, std::string* path) const {
+    path->assign(mask_folder_.root).append("/");
+    pictures_.index.AppendPath(record, path);
+    ToMask(*masks_, path);
   }
 
-  const std::string root_;
-  const FolderIndex index_;
-  const bool settled_;
-  const RawSpec raw_spec_;
-  bool nowait_ = true;
-  uint32_t align_ = 0;
+  const Folder pictures_;
+  const std::optional<MaskFolder> masks_;
+  const Folder mask_folder_;
+  const std::string left_out_;
+  RawSpec raw_spec_;
+  WholeFiles files_;
   std::vector<int64_t> labels_;  // 0, 1, ...: the label spans point here
 };
 
-// *settled: later changes of a folder will change its modification time.
-StatusOr<FolderIndex> IndexOf(const std::string& root, OpenProgress* progress,
-                              bool* settled) {
-  *settled = true;
-  const std::string cache_file = FolderCacheFile(root);
+StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
+                            OpenProgress* progress) {
+  if (root.empty() || root[0] != '/') {
+    return InvalidArgumentError("image_folder: path '{}' is not absolute",
+                                root);
+  }
+  while (root.size() > 1 && root.back() == '/') root.pop_back();
+  Folder folder{std::move(root), {}};
+  const std::string cache_file = FolderCacheFile(folder.root, of_classes);
   if (!cache_file.empty()) {
-    std::optional<FolderIndex> cached = ReadFolderCache(cache_file, root);
+    std::optional<FolderIndex> cached =
+        ReadFolderCache(cache_file, folder.root, of_classes);
     if (cached.has_value()) {
-      progress->done.store(cached->file_path_ends.size(),
-                           std::memory_order_relaxed);  // only displayed
-      return *std::move(cached);
+      progress->done.fetch_add(cached->file_path_ends.size(),
+                               std::memory_order_relaxed);  // only displayed
+      folder.index = *std::move(cached);
+      return folder;
     }
   }
   const int64_t scan_start_ns = RealTimeNs();
-  PENSTOCK_ASSIGN_OR_RETURN(FolderIndex index, ScanFolder(root, progress));
-  *settled = CheckSettled(root, index, scan_start_ns).ok();
+  PENSTOCK_ASSIGN_OR_RETURN(folder.index,
+                            ScanFolder(folder.root, of_classes, progress));
+  folder.settled = CheckSettled(folder.root, folder.index, scan_start_ns).ok();
   if (!cache_file.empty()) {
     // Without a cache the next opening only scans again.
-    (void)WriteFolderCache(cache_file, root, index, scan_start_ns);
+    (void)WriteFolderCache(cache_file, folder.root, folder.index,
+                           scan_start_ns);
   }
-  return index;
+  return folder;
+}
+
+// Files without a partner: how many, and the first of them.
+struct Single {
+  uint64_t count = 0;
+  std::string first;
+
+  void Add(const std::string& path) {
+    if (count++ == 0) first = path;
+  }
+  // "2 pictures without a mask, like /a/1.jpg"
+  std::string Text(std::string_view what, std::string_view lacks) const {
+    return Format("{} {}{} without a {}, like {}", count, what,
+                  count == 1 ? "" : "s", lacks, first);
+  }
+};
+
+// Pairs pictures with masks by their paths.
+class Pairing {
+ public:
+  Pairing(const MaskFolder& spec, Folder* pictures, const Folder& masks)
+      : spec_(spec),
+        pictures_(*pictures),
+        masks_(masks),
+        is_taken_(masks.index.file_path_ends.size()) {}
+
+  // Leaves in *pictures those that have masks; *left_out tells of the others.
+  Status Run(std::string* left_out) {
+    FolderIndex& index = pictures_.index;
+    FolderIndex kept;
+    size_t of_class = 0;
+    const auto end_classes = [&](uint64_t file) {
+      for (; of_class < index.classes.size() &&
+             index.classes[of_class].files_end == file;
+           ++of_class) {
+        kept.classes.push_back(
+            {index.classes[of_class].name_end, kept.file_path_ends.size()});
+      }
+    };
+    const uint64_t count = index.file_path_ends.size();
+    for (uint64_t file = 0; file < count; ++file) {
+      end_classes(file);
+      PENSTOCK_ASSIGN_OR_RETURN(const bool has_mask, Take(file));
+      if (!has_mask) continue;
+      kept.file_paths += index.FilePath(file);
+      kept.file_path_ends.push_back(kept.file_paths.size());
+    }
+    end_classes(count);
+    for (size_t i = 0; i < is_taken_.size(); ++i) {
+      const std::string_view path = masks_.index.FilePath(i);
+      if (is_taken_[i] || !path.ends_with(spec_.suffix)) continue;
+      lonely_masks_.Add(Format("{}/{}", masks_.root, path));
+    }
+    PENSTOCK_RETURN_IF_ERROR(Judge(kept.file_path_ends.size(), left_out));
+    kept.file_paths.shrink_to_fit();
+    kept.file_path_ends.shrink_to_fit();
+    index.classes = std::move(kept.classes);
+    index.file_paths = std::move(kept.file_paths);
+    index.file_path_ends = std::move(kept.file_path_ends);
+    return OkStatus();
+  }
+
+ private:
+  // Whether the picture has a mask, which is taken.
+  StatusOr<bool> Take(uint64_t file) {
+    path_.assign(pictures_.root).append("/");
+    const size_t root_bytes = path_.size();
+    pictures_.index.AppendPath(file, &path_);
+    if (IsMask(path_)) return false;
+    std::string relative = path_.substr(root_bytes);
+    ToMask(spec_, &relative);
+    const std::optional<size_t> mask = FindMask(relative);
+    if (!mask) {
+      lonely_pictures_.Add(
+          Format("{}: no {}/{}", path_, masks_.root, relative));
+      return false;
+    }
+    if (is_taken_[*mask]) {
+      return InvalidArgumentError(
+          "{}: another picture has the mask {}/{} already: their names differ "
+          "in the extension only",
+          path_, masks_.root, relative);
+    }
+    is_taken_[*mask] = true;
+    return true;
+  }
+
+  // Masks may be among the pictures.
+  bool IsMask(std::string_view path) const {
+    return path.ends_with(spec_.suffix) && path.starts_with(masks_.root) &&
+           path.substr(masks_.root.size()).starts_with('/') &&
+           FindMask(path.substr(masks_.root.size() + 1));
+  }
+
+  // By binary search: they are sorted.
+  std::optional<size_t> FindMask(std::string_view relative) const {
+    size_t begin = 0;
+    size_t end = is_taken_.size();
+    while (begin < end) {
+      const size_t middle = begin + (end - begin) / 2;
+      if (masks_.index.FilePath(middle) < relative) {
+        begin = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    if (begin == is_taken_.size() || masks_.index.FilePath(begin) != relative) {
+      return std::nullopt;
+    }
+    return begin;
+  }
+
+  Status Judge(uint64_t kept, std::string* left_out) const {
+    std::vector<std::string> texts;
+    if (lonely_pictures_.count > 0) {
+      texts.push_back(lonely_pictures_.Text("picture", "mask"));
+    }
+    if (lonely_masks_.count > 0) {
+      texts.push_back(lonely_masks_.Text("mask", "picture"));
+    }
+    if (!pictures_.index.left_out.empty()) {
+      texts.push_back(pictures_.index.left_out);
+    }
+    *left_out = JoinText(texts, "; ");
+    if (kept == 0) {
+      return InvalidArgumentError("{}: no picture has a mask in {}: {}",
+                                  pictures_.root, masks_.root, *left_out);
+    }
+    if (spec_.on_missing == OnMissing::kSkip ||
+        lonely_pictures_.count + lonely_masks_.count == 0) {
+      return OkStatus();
+    }
+    return NotFoundError("{}; `on_missing: skip` leaves them out", *left_out);
+  }
+
+  const MaskFolder& spec_;
+  Folder& pictures_;
+  const Folder& masks_;
+  std::vector<bool> is_taken_;  // by mask
+  std::string path_;
+  Single lonely_pictures_;
+  Single lonely_masks_;
+};
+
+bool IsMaskSuffix(std::string_view text) {
+  return text.find('/') == text.npos && text.find('\0') == text.npos &&
+         IsPictureName("x" + std::string(text));
 }
 
 }  // namespace
+
+const Declaration<MaskFolder>& MaskFolder::Declared() {
+  static const auto declared =
+      Declaration<MaskFolder>(
+          "masks",
+          "Masks in a folder whose paths are those of the pictures, with "
+          "suffix for the extension.")
+          .Example("{path: /data/masks, suffix: _mask.png}")
+          .Required("path", &MaskFolder::path, Path(),
+                    "the folder; it may be that of the pictures")
+          .Optional("suffix", &MaskFolder::suffix,
+                    Text("the end of a picture's name, such as _mask.png",
+                         IsMaskSuffix),
+                    "what a mask's name has for the picture's extension")
+          .Optional("on_missing", &MaskFolder::on_missing, OnMissingType(),
+                    "a picture without a mask, or a mask without a picture, is "
+                    "an error, or is left out of the dataset");
+  return declared;
+}
 
 const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
   static const auto declared =
       Declaration<ImageFolderSource>(
           "image_folder",
           "Pictures (.jpg, .jpeg, .jpe, .png, .webp, .tif, .tiff, in capitals "
-          "too) in one sub-folder per class, also nested.")
+          "too) in one sub-folder per class, also nested; or without labels.")
           .Gives(
-              "image (encoded), label int64: the class folder's index in "
-              "byte order")
+              "image (encoded); with masks, mask (encoded); unless labels: "
+              "none, label int64: the class folder's index in byte order")
           .Example("{path: /data/imagenet/train}")
           .Required("path", &ImageFolderSource::path, Path(),
-                    "the folder of the class folders")
+                    "the folder of the class folders, or of the pictures")
+          .Optional("labels", &ImageFolderSource::labels,
+                    Maybe(Words<Labels>({{"folders", Labels::kFolders},
+                                         {"none", Labels::kNone}})),
+                    "by default the class folders; none: all pictures in the "
+                    "folder, at any depth, in byte order of their paths")
+          .Optional("masks", &ImageFolderSource::masks,
+                    Maybe(MappingOf(MaskFolder::Declared())), "of the pictures")
           .Optional("io", &ImageFolderSource::io, IoType(), kIoText);
   return declared;
 }
 
 StatusOr<std::unique_ptr<Source>> ImageFolderSource::Open(
     OpenProgress* progress) const {
-  if (path.empty() || path[0] != '/') {
-    return InvalidArgumentError("image_folder: path '{}' is not absolute",
-                                path);
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Folder pictures, OpenFolder(path, labels != Labels::kNone, progress));
+  Folder mask_folder;
+  std::string left_out = pictures.index.left_out;
+  if (masks) {
+    PENSTOCK_ASSIGN_OR_RETURN(mask_folder,
+                              OpenFolder(masks->path, false, progress));
+    PENSTOCK_RETURN_IF_ERROR(
+        Pairing(*masks, &pictures, mask_folder).Run(&left_out));
+    mask_folder.index.file_path_ends = {};
+    mask_folder.index.file_paths = {};
   }
-  std::string root = path;
-  while (root.size() > 1 && root.back() == '/') root.pop_back();
-  bool settled = false;
-  PENSTOCK_ASSIGN_OR_RETURN(FolderIndex index,
-                            IndexOf(root, progress, &settled));
-  auto source =
-      std::make_unique<ImageFolder>(std::move(root), std::move(index), settled);
+  auto source = std::make_unique<ImageFolder>(
+      *this, std::move(pictures), std::move(mask_folder), std::move(left_out));
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));
 }

@@ -102,7 +102,7 @@ bool IsValid(const FolderIndex& index) {
     files_end = one.files_end;
   }
   if (end != index.class_names.size() ||
-      files_end != index.file_path_ends.size()) {
+      (!index.classes.empty() && files_end != index.file_path_ends.size())) {
     return false;
   }
 
@@ -159,12 +159,13 @@ Status CheckSettled(const std::string& root, const FolderIndex& index,
   return OkStatus();
 }
 
-std::string FolderCacheFile(const std::string& root) {
-  return CachePath("image-folder", root);
+std::string FolderCacheFile(const std::string& root, bool of_classes) {
+  return CachePath(of_classes ? "image-folder" : "pictures", root);
 }
 
 std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
-                                           const std::string& root) {
+                                           const std::string& root,
+                                           bool of_classes) {
   std::optional<CacheReader> file = CacheReader::Open(cache_file);
   FileHeader header;
   if (!file || !file->Read(std::as_writable_bytes(std::span(&header, 1))) ||
@@ -204,6 +205,7 @@ std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
     sum = Checksum(sum, region);
   }
   if (sum != header.checksum || cached_root != root || !IsValid(index) ||
+      index.classes.empty() == of_classes ||
       !FoldersAreUnchanged(root, index)) {
     return std::nullopt;
   }

@@ -1,5 +1,5 @@
-// The pictures in a folder of classes, in order. Made by a scan or read from a
-// cache file, and immutable afterwards.
+// The pictures in a folder, of classes or not, in order. Made by a scan or read
+// from a cache file, and immutable afterwards.
 //
 // Memory: the bytes of the paths below the class folders, and 8 bytes per file.
 // The class of a file is found by binary search in classes and needs no memory.
@@ -24,7 +24,8 @@ inline constexpr uint64_t kPicturesMax = uint64_t{1} << 30;
 
 // Invariants (a cache file that violates them is refused):
 //   1. ends never decrease; the last one is the size of its text;
-//   2. a class's files_end is at most the number of files; the last is equal;
+//   2. a class's files_end is at most the number of files; the last is equal,
+//      if there are classes;
 //   3. a class name is one path component; the path of a file or folder is
 //      relative, without empty components, "." and "..".
 struct FolderIndex {
@@ -41,10 +42,12 @@ struct FolderIndex {
   // All visited folders, relative to the root; the root is "".
   std::vector<Folder> folders;
   std::string folder_paths;
-  // Sorted by name, bytewise; includes classes without pictures.
+  // Sorted by name, bytewise; includes classes without pictures. Empty: the
+  // folder is not one of classes.
   std::vector<Class> classes;
   std::string class_names;
-  // Sorted by class, then bytewise by path relative to the class folder.
+  // Sorted by class, then bytewise by path relative to the class folder, or to
+  // the root.
   std::vector<uint64_t> file_path_ends;
   std::string file_paths;
   // Describes skipped files for people; "": none.
@@ -58,12 +61,14 @@ struct FolderIndex {
     return Cut(class_names, i == 0 ? 0 : classes[i - 1].name_end,
                classes[i].name_end);
   }
-  // Relative to the class folder.
+  // Relative to the class folder, or to the root.
   std::string_view FilePath(uint64_t i) const {
     return Cut(file_paths, i == 0 ? 0 : file_path_ends[i - 1],
                file_path_ends[i]);
   }
   uint64_t ClassOf(uint64_t file) const;
+  // Relative to the root: appends it.
+  void AppendPath(uint64_t file, std::string* path) const;
   uint64_t MemoryBytes() const;
   // Of the names of all pictures and classes.
   std::string Fingerprint() const;
@@ -75,9 +80,12 @@ struct FolderIndex {
   }
 };
 
-// Walks root with several threads (one per class folder) and joins the results.
+// Whether it has the extension of a picture.
+bool IsPictureName(std::string_view name);
+
+// Walks root with several threads (one per folder in it) and joins the results.
 // Counts pictures in progress->done. Errors as for OpenSource.
-StatusOr<FolderIndex> ScanFolder(const std::string& root,
+StatusOr<FolderIndex> ScanFolder(const std::string& root, bool of_classes,
                                  OpenProgress* progress);
 
 // Whether every folder has the modification time in the index.
@@ -88,13 +96,14 @@ Status CheckSettled(const std::string& root, const FolderIndex& index,
                     int64_t scan_start_ns);
 
 // The cache file for root's index. Empty: no cache.
-std::string FolderCacheFile(const std::string& root);
+std::string FolderCacheFile(const std::string& root, bool of_classes);
 
 // Returns the index in cache_file if the file is complete, is for root, was
 // written by this user, and every folder still has its modification time. Never
 // trusts a byte.
 std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
-                                           const std::string& root);
+                                           const std::string& root,
+                                           bool of_classes);
 
 // Writes cache_file atomically, if every folder had settled at scan_start_ns
 // (CLOCK_REALTIME). The cause of a failure is only for a log.

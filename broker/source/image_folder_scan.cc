@@ -2,8 +2,8 @@
 // stat(2) only on symbolic links without a picture's name (they may be
 // folders), so a million files cost their directory entries.
 //
-// Threads: InParallel over class folders; a ClassScan is written by one thread
-// and read after all have ended.
+// Threads: InParallel over the folders in the root (of classes, or not); a
+// ClassScan is written by one thread and read after all have ended.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -28,18 +28,6 @@ constexpr std::array<std::string_view, 7> kExtensions = {
 constexpr uint64_t kCountedAtOnce = 256;
 
 enum class Entry { kFolder, kPicture, kOther };
-
-bool IsPictureName(std::string_view name) {
-  const size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos || dot == 0) return false;
-  const std::string_view extension = name.substr(dot + 1);
-  return std::any_of(kExtensions.begin(), kExtensions.end(),
-                     [extension](std::string_view known) {
-                       return known.size() == extension.size() &&
-                              strncasecmp(known.data(), extension.data(),
-                                          known.size()) == 0;
-                     });
-}
 
 // A link (or an entry without a type) with a picture's name is a picture: some
 // datasets consist of millions of such links.
@@ -116,7 +104,7 @@ Status ForEachEntry(DIR* dir, const std::string& path, Visit visit) {
   }
 }
 
-// The contents of one class folder; paths are relative to it.
+// The contents of one folder in the root; paths are relative to it.
 struct ClassScan {
   struct File {
     uint64_t begin;
@@ -132,6 +120,14 @@ struct ClassScan {
 
   std::string_view Path(const File& file) const {
     return std::string_view(text).substr(file.begin, file.size);
+  }
+  void AddFile(std::string_view folder, std::string_view file) {
+    const uint64_t begin = text.size();
+    text.append(folder).append(file);
+    files.push_back({begin, text.size() - begin});
+  }
+  void AddOther(const std::string& path) {
+    if (others++ == 0) an_other = path;
   }
   void Sort();
 };
@@ -168,8 +164,8 @@ void ClassScan::Sort() {
 
 class FolderScan {
  public:
-  FolderScan(const std::string& root, OpenProgress* progress)
-      : root_(root), progress_(progress) {}
+  FolderScan(const std::string& root, bool of_classes, OpenProgress* progress)
+      : root_(root), of_classes_(of_classes), progress_(progress) {}
   ~FolderScan() {
     if (root_fd_ >= 0) close(root_fd_);
   }
@@ -177,17 +173,20 @@ class FolderScan {
   FolderScan& operator=(const FolderScan&) = delete;
 
   StatusOr<FolderIndex> Run() {
-    PENSTOCK_RETURN_IF_ERROR(ListClasses());
+    PENSTOCK_RETURN_IF_ERROR(ListRoot());
     PENSTOCK_RETURN_IF_ERROR(InParallel(
         classes_.size(), [this](size_t i) { return WalkClass(&classes_[i]); }));
-    uint64_t files = 0;
+    uint64_t files = in_root_.files.size();
     for (const ClassScan& scan : classes_) files += scan.files.size();
     const std::string others = Others();
     if (files == 0) {
-      return InvalidArgumentError(
-          "{}: {} class sub-folders, but no picture in them (.{}){}{}", root_,
-          classes_.size(), JoinText(kExtensions, ", ."),
-          others.empty() ? "" : "; ", others);
+      const std::string where =
+          of_classes_ ? Format("{} class sub-folders, but no picture in them",
+                               classes_.size())
+                      : "no picture in it";
+      return InvalidArgumentError("{}: {} (.{}){}{}", root_, where,
+                                  JoinText(kExtensions, ", ."),
+                                  others.empty() ? "" : "; ", others);
     }
     FolderIndex index = Join(files);
     index.left_out = others;
@@ -195,23 +194,26 @@ class FolderScan {
   }
 
  private:
-  Status ListClasses();
+  Status ListRoot();
   Status WalkClass(ClassScan* scan);
   // "2 other files, like cat/1.gif"; "": none.
   std::string Others() const;
   FolderIndex Join(uint64_t files);
+  static void AddFiles(const ClassScan& scan, FolderIndex* index);
   // Whether a link leads back to a folder above it.
   bool IsLoop(const ClassScan& scan, const WalkedFolder& folder) const;
 
   const std::string root_;
+  const bool of_classes_;
   OpenProgress* const progress_;
   int root_fd_ = -1;
   WalkedFolder root_folder_;
-  std::vector<ClassScan> classes_;
+  std::vector<ClassScan> classes_;  // or folders that are none
+  ClassScan in_root_;               // what is in no folder; unless of_classes_
   std::atomic<uint64_t> folder_count_{0};
 };
 
-Status FolderScan::ListClasses() {
+Status FolderScan::ListRoot() {
   // The root is opened by path once; everything else is relative to this
   // descriptor.
   root_fd_ = open(root_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -220,7 +222,8 @@ Status FolderScan::ListClasses() {
     struct stat st;
     if (error == ENOTDIR && stat(root_.c_str(), &st) == 0) {
       return InvalidArgumentError(
-          "{} is a file; wanted a folder with one sub-folder per class", root_);
+          "{} is a file; wanted a folder{}", root_,
+          of_classes_ ? " with one sub-folder per class" : "");
     }
     return OpenError(error, root_);
   }
@@ -228,10 +231,17 @@ Status FolderScan::ListClasses() {
                             OpenFolder(root_fd_, root_, "", &root_folder_));
   uint64_t pictures = 0;
   uint64_t entries = 0;
-  const auto visit = [&](const dirent& entry) {
+  const auto visit = [&](const dirent& entry) -> Status {
+    if (progress_->cancel.load(std::memory_order_relaxed)) {
+      return CancelledError("{}: opening was cancelled", root_);
+    }
     ++entries;
     const Entry kind = Classify(root_fd_, entry);
     if (kind == Entry::kPicture) ++pictures;
+    if (!of_classes_) {
+      if (kind == Entry::kPicture) in_root_.AddFile("", entry.d_name);
+      if (kind == Entry::kOther) in_root_.AddOther(entry.d_name);
+    }
     // Every ext4 file system has one at its root; only root may enter it.
     if (kind == Entry::kFolder && strcmp(entry.d_name, "lost+found") != 0) {
       classes_.emplace_back().name = entry.d_name;
@@ -239,13 +249,14 @@ Status FolderScan::ListClasses() {
     return OkStatus();
   };
   PENSTOCK_RETURN_IF_ERROR(ForEachEntry(dir.get(), root_, visit));
-  if (classes_.empty() && pictures > 0) {
+  if (!of_classes_) {
+    progress_->done.fetch_add(pictures, std::memory_order_relaxed);
+  } else if (classes_.empty() && pictures > 0) {
     return InvalidArgumentError(
         "{} has {} pictures but no class sub-folder; put them in one folder "
-        "per class",
+        "per class, or say `labels: none`",
         root_, pictures);
-  }
-  if (classes_.empty()) {
+  } else if (classes_.empty()) {
     return InvalidArgumentError(
         "{}: {}; wanted one sub-folder per class with pictures in it", root_,
         entries == 0 ? "the folder is empty" : "no class sub-folder");
@@ -307,16 +318,12 @@ Status FolderScan::WalkClass(ClassScan* scan) {
           pending.push_back({next.path + entry.d_name + "/", self});
           break;
         case Entry::kPicture: {
-          const uint64_t begin = scan->text.size();
-          scan->text.append(next.path).append(entry.d_name);
-          scan->files.push_back({begin, scan->text.size() - begin});
+          scan->AddFile(next.path, entry.d_name);
           if (scan->files.size() - counted < kCountedAtOnce) break;
           return count();
         }
         case Entry::kOther:
-          if (scan->others++ == 0) {
-            scan->an_other = path + "/" + entry.d_name;
-          }
+          scan->AddOther(path + "/" + entry.d_name);
           break;
       }
       return OkStatus();
@@ -325,7 +332,7 @@ Status FolderScan::WalkClass(ClassScan* scan) {
         ForEachEntry(dir.get(), root_ + "/" + path, visit));
   }
   PENSTOCK_RETURN_IF_ERROR(count());
-  scan->Sort();
+  if (of_classes_) scan->Sort();
   return OkStatus();
 }
 
@@ -341,8 +348,8 @@ bool FolderScan::IsLoop(const ClassScan& scan,
 }
 
 std::string FolderScan::Others() const {
-  uint64_t others = 0;
-  std::string an_other;
+  uint64_t others = in_root_.others;
+  std::string an_other = in_root_.an_other;
   for (const ClassScan& scan : classes_) {
     if (others == 0) an_other = scan.an_other;
     others += scan.others;
@@ -352,12 +359,19 @@ std::string FolderScan::Others() const {
                               others == 1 ? "" : "s", an_other);
 }
 
+void FolderScan::AddFiles(const ClassScan& scan, FolderIndex* index) {
+  for (const ClassScan::File& file : scan.files) {
+    index->file_paths += scan.Path(file);
+    index->file_path_ends.push_back(index->file_paths.size());
+  }
+}
+
 FolderIndex FolderScan::Join(uint64_t files) {
   FolderIndex index;
   uint64_t folders = 1;
   uint64_t folder_bytes = 0;
   uint64_t name_bytes = 0;
-  uint64_t file_bytes = 0;
+  uint64_t file_bytes = in_root_.text.size();
   for (const ClassScan& scan : classes_) {
     folders += scan.folders.size();
     for (const WalkedFolder& folder : scan.folders) {
@@ -369,8 +383,14 @@ FolderIndex FolderScan::Join(uint64_t files) {
   // Exact sizes, because this memory lives as long as the dataset.
   index.folders.reserve(folders);
   index.folder_paths.reserve(folder_bytes);
-  index.classes.reserve(classes_.size());
-  index.class_names.reserve(name_bytes);
+  if (of_classes_) {
+    index.classes.reserve(classes_.size());
+    index.class_names.reserve(name_bytes);
+  } else {
+    for (const ClassScan& scan : classes_) {
+      file_bytes += (scan.name.size() + 1) * scan.files.size();
+    }
+  }
   index.file_path_ends.reserve(files);
   index.file_paths.reserve(file_bytes);
 
@@ -381,19 +401,39 @@ FolderIndex FolderScan::Join(uint64_t files) {
       index.folders.push_back(
           {folder.mtime_ns, folder.inode, index.folder_paths.size()});
     }
-    for (const ClassScan::File& file : scan.files) {
-      index.file_paths += scan.Path(file);
-      index.file_path_ends.push_back(index.file_paths.size());
+    if (of_classes_) {
+      AddFiles(scan, &index);
+      index.class_names += scan.name;
+      index.classes.push_back(
+          {index.class_names.size(), index.file_path_ends.size()});
+    } else {
+      const std::string folder = scan.name + "/";
+      for (const ClassScan::File& file : scan.files) {
+        in_root_.AddFile(folder, scan.Path(file));
+      }
     }
-    index.class_names += scan.name;
-    index.classes.push_back(
-        {index.class_names.size(), index.file_path_ends.size()});
     scan = ClassScan();  // at most one class is in memory twice
+  }
+  if (!of_classes_) {
+    in_root_.Sort();
+    AddFiles(in_root_, &index);
   }
   return index;
 }
 
 }  // namespace
+
+bool IsPictureName(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos || dot == 0) return false;
+  const std::string_view extension = name.substr(dot + 1);
+  return std::any_of(kExtensions.begin(), kExtensions.end(),
+                     [extension](std::string_view known) {
+                       return known.size() == extension.size() &&
+                              strncasecmp(known.data(), extension.data(),
+                                          known.size()) == 0;
+                     });
+}
 
 uint64_t FolderIndex::ClassOf(uint64_t file) const {
   return std::upper_bound(classes.begin(), classes.end(), file,
@@ -401,6 +441,11 @@ uint64_t FolderIndex::ClassOf(uint64_t file) const {
                             return file < one.files_end;
                           }) -
          classes.begin();
+}
+
+void FolderIndex::AppendPath(uint64_t file, std::string* path) const {
+  if (!classes.empty()) path->append(ClassName(ClassOf(file))).append("/");
+  path->append(FilePath(file));
 }
 
 uint64_t FolderIndex::MemoryBytes() const {
@@ -422,9 +467,9 @@ std::string FolderIndex::Fingerprint() const {
   return fingerprint.Hex();
 }
 
-StatusOr<FolderIndex> ScanFolder(const std::string& root,
+StatusOr<FolderIndex> ScanFolder(const std::string& root, bool of_classes,
                                  OpenProgress* progress) {
-  return FolderScan(root, progress).Run();
+  return FolderScan(root, of_classes, progress).Run();
 }
 
 }  // namespace penstock

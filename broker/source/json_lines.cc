@@ -267,12 +267,13 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
                         "left out")
           .Required(
               "fields", &JsonLinesSource::fields,
-              TextFields("pointer",
-                         Text("a JSON Pointer, such as /meta/0/label",
-                              [](std::string_view text) {
-                                return !text.empty() && PointerTokens(text);
-                              }),
-                         true),
+              TextFields({.from_key = "pointer",
+                          .from = Text("a JSON Pointer, such as /meta/0/label",
+                                       [](std::string_view text) {
+                                         return !text.empty() &&
+                                                PointerTokens(text);
+                                       }),
+                          .with_shape = true}),
               "{NAME: {dtype, shape, pointer, default}} of numbers, or {NAME: "
               "{max_bytes, pointer, default}} of text. shape: [] if not given; "
               "max_bytes: room for the text; pointer: where it is (RFC 6901), "

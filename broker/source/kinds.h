@@ -10,6 +10,7 @@
 #include "broker/source/fixed_length_records.h"
 #include "broker/source/idx.h"
 #include "broker/source/image_folder.h"
+#include "broker/source/image_list.h"
 #include "broker/source/json_lines.h"
 #include "broker/source/npy.h"
 #include "broker/source/npz.h"
@@ -27,6 +28,7 @@ namespace penstock {
 
 using SourceSpec = std::variant<  //
     ImageFolderSource,            //
+    ImageListSource,              //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
     TextLinesSource,              //

@@ -42,6 +42,64 @@ Status CheckField(const YamlValue& value, TextField* field) {
   return OkStatus();
 }
 
+Status CheckFieldOrPicture(const YamlValue& value, TextField* field) {
+  const int kinds = field->encoded + field->classes.has_value() +
+                    field->dtype.has_value() + field->max_bytes.has_value();
+  if (kinds != 1) {
+    return value.Error(
+        "give one of encoded for a picture, classes for names, dtype for "
+        "numbers, and max_bytes for text");
+  }
+  const bool is_value = field->dtype || field->max_bytes;
+  return field->fallback && !is_value
+             ? value.Error("default is only for a dtype or max_bytes")
+             : OkStatus();
+}
+
+// true, or absent.
+ValueType<bool> TrueType() {
+  return {"true, or another key",
+          [](const YamlValue& value, std::string_view wanted, bool* out) {
+            *out = true;
+            return value.IsBool() && value.IsWord("true")
+                       ? OkStatus()
+                       : value.Wanted(wanted);
+          },
+          [](const bool& given, nlohmann::ordered_json* out) {
+            if (given) *out = true;
+          }};
+}
+
+ValueType<std::optional<std::vector<std::string>>> ClassesType() {
+  constexpr size_t kClassesMax = 65536;
+  const ValueType<bool> all = TrueType();
+  const ValueType<std::vector<std::string>> names =
+      List(Text("a name of a class",
+                [](std::string_view text) { return !text.empty(); }),
+           1, kClassesMax, "true, or a list of names");
+  using Names = std::optional<std::vector<std::string>>;
+  return {names.wanted,
+          [all, names](const YamlValue& value, std::string_view wanted,
+                       Names* out) {
+            out->emplace();
+            if (value.IsScalar()) {
+              bool given = false;
+              return all.read(value, wanted, &given);
+            }
+            PENSTOCK_RETURN_IF_ERROR(names.read(value, wanted, &**out));
+            std::unordered_set<std::string_view> found;
+            for (const std::string& each : **out) {
+              if (found.insert(each).second) continue;
+              return value.Error(Format("'{}' is in it twice", each));
+            }
+            return OkStatus();
+          },
+          [all, names](const Names& value, nlohmann::ordered_json* out) {
+            if (!value) return;
+            value->empty() ? all.write(true, out) : names.write(*value, out);
+          }};
+}
+
 Status ReadDefault(const YamlValue& value, void* object) {
   TextField& field = *static_cast<TextField*>(object);
   std::vector<std::byte>& bytes = field.fallback.emplace();
@@ -69,24 +127,29 @@ void WriteDefault(const void* object, nlohmann::ordered_json* out) {
             out);
 }
 
-Declaration<TextField> DeclareField(const std::string& from_key,
-                                    ValueType<std::string> from,
-                                    bool with_shape) {
+Declaration<TextField> DeclareField(const TextFieldOptions& options) {
+  ValueType<std::string> from = options.from;
   from.write = [write = from.write](const std::string& text, auto* out) {
     if (!text.empty()) write(text, out);
   };
   Declaration<TextField> declared("field", "A value of a record.");
+  if (options.with_pictures) {
+    declared
+        .Optional("encoded", &TextField::encoded, TrueType(), "a picture file")
+        .Optional("classes", &TextField::classes, ClassesType(), "");
+  }
   declared.Optional("dtype", &TextField::dtype, Maybe(AnyDType()),
                     "of numbers");
-  if (with_shape) declared.Optional("shape", &TextField::shape, Shape(), "");
+  if (options.with_shape)
+    declared.Optional("shape", &TextField::shape, Shape(), "");
   declared
       .Optional("max_bytes", &TextField::max_bytes,
                 Maybe(WholeNumber<uint64_t>(1, kRecordBytesMax)),
                 "room for text in each row")
-      .Optional(from_key, &TextField::from, from, "")
+      .Optional(options.from_key, &TextField::from, from, "")
       .Add({"default", "where there is no value", "a number, or text", false,
             false, ReadDefault, WriteDefault})
-      .Check(CheckField);
+      .Check(options.with_pictures ? CheckFieldOrPicture : CheckField);
   return declared;
 }
 
@@ -96,8 +159,11 @@ Status CheckRow(const YamlValue& value,
   uint64_t bytes = 0;
   for (const auto& [name, field] : fields) {
     const bool is_text = field.max_bytes.has_value();
-    bytes += is_text ? *field.max_bytes + sizeof(int64_t)
-                     : NumbersOf(field) * DTypeBytes(*field.dtype);
+    if (is_text) {
+      bytes += *field.max_bytes + sizeof(int64_t);
+    } else if (field.dtype) {
+      bytes += NumbersOf(field) * DTypeBytes(*field.dtype);
+    }
     if (is_text && name.size() + sizeof(kBytesSuffix) - 1 > kNameCharsMax) {
       return value.Error(Format("'{}{}' has more than {} characters", name,
                                 kBytesSuffix, kNameCharsMax));
@@ -126,10 +192,8 @@ bool IsContinuation(char byte) { return (byte & 0xc0) == 0x80; }
 }  // namespace
 
 ValueType<FeatureValues<TextField>> TextFields(
-    const std::string& from_key, const ValueType<std::string>& from,
-    bool with_shape) {
-  const Declaration<TextField> declared =
-      DeclareField(from_key, from, with_shape);
+    const TextFieldOptions& options) {
+  const Declaration<TextField> declared = DeclareField(options);
   ValueType<FeatureValues<TextField>> type =
       ValueOfEachFeature(ValueType<TextField>{
           declared.Wanted(),
@@ -158,7 +222,13 @@ FieldRows::FieldRows(const FeatureValues<TextField>& fields, LongerText longer)
     : fields_(fields), longer_(longer) {
   for (const auto& [name, field] : fields_) {
     at_.push_back(bytes_);
-    if (field.dtype) {
+    if (field.encoded) {
+      raw_spec_.push_back({{name, DType::kUint8, {}}, true});
+      continue;
+    }
+    if (field.classes) {
+      raw_spec_.push_back({{name, DType::kInt64, {}}, false});
+    } else if (field.dtype) {
       raw_spec_.push_back({{name, *field.dtype, field.shape}, false});
     } else {
       raw_spec_.push_back(
@@ -217,7 +287,8 @@ void FieldRows::Point(std::span<const std::byte> row, RawRecord* raw) const {
   raw->resize(raw_spec_.size());
   uint64_t at = 0;
   for (size_t i = 0; i < raw_spec_.size(); ++i) {
-    const uint64_t bytes = raw_spec_[i].feature.RowBytes();
+    const uint64_t bytes =
+        raw_spec_[i].encoded ? 0 : raw_spec_[i].feature.RowBytes();
     (*raw)[i] = row.subspan(at, bytes);
     at += bytes;
   }

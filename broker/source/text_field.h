@@ -18,21 +18,31 @@
 
 namespace penstock {
 
-// Numbers of dtype and shape, or text of up to max_bytes.
+// Numbers of dtype and shape, or text of up to max_bytes; where the source has
+// them, a picture or the number of a class.
 struct TextField {
   std::string from;  // where a record has it; "": by the field's name
   std::optional<DType> dtype;
   std::vector<int64_t> shape;
   std::optional<uint64_t> max_bytes;
+  bool encoded = false;  // the path of a picture file
+  // The name of a class, int64: its place in the list; if that is empty, among
+  // all names in byte order.
+  std::optional<std::vector<std::string>> classes;
   // Of a record without a value: a number, which fills the shape, or the text.
   std::optional<std::vector<std::byte>> fallback;
   bool operator==(const TextField&) const = default;
 };
 
-// from_key: the key of `from`. The names and sizes of all features are checked.
-ValueType<FeatureValues<TextField>> TextFields(
-    const std::string& from_key, const ValueType<std::string>& from,
-    bool with_shape);
+// What a source allows of its fields.
+struct TextFieldOptions {
+  std::string from_key;  // the key of `from`
+  ValueType<std::string> from;
+  bool with_shape = false;
+  bool with_pictures = false;  // and classes
+};
+// The names and sizes of all features are checked.
+ValueType<FeatureValues<TextField>> TextFields(const TextFieldOptions& options);
 inline constexpr char kFieldsGive[] =
     "as given; of text, NAME uint8 [max_bytes], filled with zeros, and "
     "NAME_bytes int64: how many of them are the text's";
@@ -65,6 +75,7 @@ class FieldRows {
   // Stores the default; DataLoss, which says what it lacks: there is none.
   Status StoreDefault(std::string_view lacks, size_t field,
                       std::byte* row) const;
+  // Leaves the features of pictures empty.
   void Point(std::span<const std::byte> row, RawRecord* raw) const;
 
  private:

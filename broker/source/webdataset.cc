@@ -81,8 +81,7 @@ class SampleScan {
     for (size_t sample = 0; sample < numbers_.size(); ++sample) {
       const auto members =
           std::span(found_).subspan(sample * features, features);
-      if (spec_.on_missing == WebdatasetSource::OnMissing::kSkip &&
-          !IsComplete(members)) {
+      if (spec_.on_missing == OnMissing::kSkip && !IsComplete(members)) {
         records_->LeaveOut();
         continue;
       }
@@ -155,7 +154,7 @@ class SampleScan {
 
 // What an index depends on besides the files.
 std::string OptionsOf(const WebdatasetSource& spec) {
-  const bool skips = spec.on_missing == WebdatasetSource::OnMissing::kSkip;
+  const bool skips = spec.on_missing == OnMissing::kSkip;
   std::string options = skips ? "skip" : "error";
   for (const RecordFeature& each : spec.features) {
     options += Format("\n{}{}", each.key_or_name(),
@@ -436,8 +435,7 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
               "by preference (jpg;png; NAME), and for numbers `default`, the "
               "values where a sample lacks it")
           .Optional("on_missing", &WebdatasetSource::on_missing,
-                    Words<OnMissing>({{"error", OnMissing::kError},
-                                      {"skip", OnMissing::kSkip}}),
+                    OnMissingType(),
                     "a sample without such a member is an error (on_error "
                     "applies), or is left out of the dataset")
           .Optional("io", &WebdatasetSource::io, IoType(), kIoText);

@@ -5,14 +5,13 @@
 
 #include "broker/index/data_file.h"
 #include "broker/index/file_patterns.h"
+#include "broker/source/on_missing.h"
 #include "broker/source/record_feature.h"
 #include "broker/source/source.h"
 
 namespace penstock {
 
 struct WebdatasetSource {
-  enum class OnMissing { kError, kSkip };
-
   FilePatterns files;
   RecordFeatures features;
   OnMissing on_missing = OnMissing::kError;  // a member

@@ -152,12 +152,16 @@ std::string TextWithKeys(const DeclarationBase& declared) {
 std::vector<std::string> SpecExamples() {
   std::vector<std::string> texts = {DatasetSpec::Declared().example()};
   for (const Described& each : AllDeclared()) {
-    std::string text = "dataset: d\n" +
-                       (each.key == "crop" ? "map: [{decode_image: {size: 8, " +
-                                                 each.Example() + "}}]"
-                                           : each.Example()) +
-                       "\n";
-    if (each.key != "source") text += "source: {range: 9}\n";
+    std::string example = each.Example();
+    const bool is_of_source = each.key == "source" || each.key == "masks";
+    if (each.key == "crop") {
+      example = "map: [{decode_image: {size: 8, " + example + "}}]";
+    } else if (each.key == "masks") {
+      example =
+          "source: {image_folder: {path: /data/pictures, " + example + "}}";
+    }
+    std::string text = "dataset: d\n" + example + "\n";
+    if (!is_of_source) text += "source: {range: 9}\n";
     if (each.key != "batch") text += "batch: {size: 4}\n";
     texts.push_back(std::move(text));
   }

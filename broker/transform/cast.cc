@@ -12,7 +12,8 @@ const Declaration<CastOp>& CastOp::Declared() {
                           "saturates; to bool, all but 0 is true, NaN too.")
           .Gives("any → dtype")
           .Example("{dtype: float16}")
-          .Optional("feature", &CastOp::feature, Name(), kFeatureText)
+          .Optional("feature", &CastOp::feature, FeatureNamesType(),
+                    kFeatureText)
           .Required("dtype", &CastOp::dtype, AnyDType(), "of the result")
           .Optional("layout", &CastOp::layout, LayoutType(), kLayoutText);
   return declared;

@@ -11,7 +11,7 @@
 namespace penstock {
 
 struct CastOp {
-  std::string feature = kDefaultFeature;
+  FeatureNames feature = DefaultFeature();
   DType dtype = DType::kFloat32;
   Layout layout = Layout::kHwc;
   bool operator==(const CastOp&) const = default;

@@ -1,8 +1,10 @@
 #include "broker/transform/feature_paths.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -72,6 +74,93 @@ StatusOr<PathBuilder*> FindFeature(const std::string& name,
   return InvalidArgumentError("no feature '{}'; known here: {}", name, known);
 }
 
+// A picture and its masks, once decoded together, are also cropped and flipped
+// together: else they would no longer fit.
+class Pairs {
+ public:
+  void Join(const std::vector<PathBuilder*>& decoded) {
+    if (decoded.size() > 1) pairs_.push_back(decoded);
+  }
+  Status Check(const std::vector<PathBuilder*>& moved) const {
+    const auto is_moved = [&moved](const PathBuilder* each) {
+      return std::find(moved.begin(), moved.end(), each) != moved.end();
+    };
+    for (const std::vector<PathBuilder*>& pair : pairs_) {
+      const auto some = std::find_if(pair.begin(), pair.end(), is_moved);
+      const auto left = std::find_if_not(pair.begin(), pair.end(), is_moved);
+      if (some == pair.end() || left == pair.end()) continue;
+      return InvalidArgumentError(
+          "moves pixels of '{}', but not of '{}', which decode_image has made "
+          "fit: name both, in `feature` or `mask`",
+          (*some)->name(), (*left)->name());
+    }
+    return OkStatus();
+  }
+
+ private:
+  std::vector<std::vector<PathBuilder*>> pairs_;
+};
+
+StatusOr<std::vector<PathBuilder*>> FindFeatures(
+    const FeatureNames& names, std::vector<PathBuilder>& builders) {
+  std::vector<PathBuilder*> found;
+  for (const std::string& name : names) {
+    PENSTOCK_ASSIGN_OR_RETURN(PathBuilder * builder,
+                              FindFeature(name, builders));
+    if (std::find(found.begin(), found.end(), builder) != found.end()) {
+      return InvalidArgumentError("names feature '{}' twice", builder->name());
+    }
+    found.push_back(builder);
+  }
+  return found;
+}
+
+// The same box of pictures of one size is the same part of them.
+Status CheckOneSize(const std::vector<PathBuilder*>& pictures) {
+  for (const PathBuilder* each : pictures) {
+    PENSTOCK_RETURN_IF_ERROR(each->CheckImage());
+    const Feature& first = pictures[0]->feature();
+    if (each->feature().shape[0] == first.shape[0] &&
+        each->feature().shape[1] == first.shape[1]) {
+      continue;
+    }
+    return InvalidArgumentError(
+        "crops pictures of one size together, found {} and {}",
+        first.ToString(), each->feature().ToString());
+  }
+  return OkStatus();
+}
+
+// Adds op number `number` to the paths of its features.
+template <typename Op>
+Status AddOp(const Op& op, uint32_t number, std::vector<PathBuilder>& builders,
+             Pairs* pairs) {
+  FeatureNames names = op.feature;
+  if constexpr (requires { op.mask; }) {
+    names.insert(names.end(), op.mask.begin(), op.mask.end());
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<PathBuilder*> found,
+                            FindFeatures(names, builders));
+  if (found.empty()) return InvalidArgumentError("names no feature");
+  if constexpr (std::is_same_v<Op, DecodeImageOp>) pairs->Join(found);
+  if constexpr (std::is_same_v<Op, CropOp>) {
+    PENSTOCK_RETURN_IF_ERROR(CheckOneSize(found));
+  }
+  if constexpr (std::is_same_v<Op, CropOp> || std::is_same_v<Op, FlipOp>) {
+    PENSTOCK_RETURN_IF_ERROR(pairs->Check(found));
+  }
+  for (size_t i = 0; i < found.size(); ++i) {
+    if constexpr (requires { op.mask; }) {
+      if (i >= op.feature.size()) {
+        PENSTOCK_RETURN_IF_ERROR(op.AddToMask(found[i], number));
+        continue;
+      }
+    }
+    PENSTOCK_RETURN_IF_ERROR(op.AddTo(found[i], number));
+  }
+  return OkStatus();
+}
+
 class CompiledFeaturePaths : public FeaturePaths {
  public:
   CompiledFeaturePaths(std::vector<FeaturePath> paths, RawSpec out)
@@ -90,6 +179,7 @@ class CompiledFeaturePaths : public FeaturePaths {
                            paths_.size(), raw.size(), out.size());
     }
     auto& mine = static_cast<PathScratch&>(scratch);
+    mine.decoded.clear();
     for (size_t i = 0; i < paths_.size(); ++i) {
       if (Status status = paths_[i].Run(raw[i], key, mine, out[i]);
           !status.ok()) {
@@ -113,13 +203,13 @@ std::unique_ptr<FeaturePaths::Scratch> FeaturePaths::MakeScratch() {
 StatusOr<std::unique_ptr<FeaturePaths>> FeaturePaths::Compile(
     std::span<const TransformSpec> ops, size_t first, const RawSpec& raw) {
   std::vector<PathBuilder> builders(raw.begin(), raw.end());
+  Pairs pairs;
   for (size_t i = 0; i < ops.size(); ++i) {
     const Status status = std::visit(
         [&](const auto& op) -> Status {
           if constexpr (requires { op.feature; }) {
-            PENSTOCK_ASSIGN_OR_RETURN(PathBuilder * builder,
-                                      FindFeature(op.feature, builders));
-            return op.AddTo(builder, static_cast<uint32_t>(first + i));
+            return AddOp(op, static_cast<uint32_t>(first + i), builders,
+                         &pairs);
           } else {
             return InternalError("it is of whole rows");
           }

@@ -10,7 +10,9 @@ const Declaration<FlipOp>& FlipOp::Declared() {
       Declaration<FlipOp>("flip", "Mirrors a picture left to right.")
           .Gives("a picture of any dtype → the same")
           .Example("{horizontal: 0.5}")
-          .Optional("feature", &FlipOp::feature, Name(), kFeatureText)
+          .Optional("feature", &FlipOp::feature, FeatureNamesType(),
+                    kFeatureText)
+          .Optional("mask", &FlipOp::mask, MaskNamesType(), kMaskText)
           .Optional("horizontal", &FlipOp::horizontal, Number(0, 1),
                     "the probability");
   return declared;
@@ -20,6 +22,10 @@ Status FlipOp::AddTo(PathBuilder* path, uint32_t number) const {
   PENSTOCK_RETURN_IF_ERROR(path->CheckImage());
   path->PendingPass().AddFlip({horizontal, number});
   return OkStatus();
+}
+
+Status FlipOp::AddToMask(PathBuilder* path, uint32_t number) const {
+  return AddTo(path, number);
 }
 
 }  // namespace penstock

@@ -9,12 +9,14 @@
 namespace penstock {
 
 struct FlipOp {
-  std::string feature = kDefaultFeature;
+  FeatureNames feature = DefaultFeature();
+  FeatureNames mask;
   double horizontal = 0.5;  // the probability
   bool operator==(const FlipOp&) const = default;
 
   static const Declaration<FlipOp>& Declared();
   Status AddTo(PathBuilder* path, uint32_t number) const;
+  Status AddToMask(PathBuilder* path, uint32_t number) const;
 };
 
 }  // namespace penstock

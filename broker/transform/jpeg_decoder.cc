@@ -34,8 +34,8 @@ struct JpegDecoder::State {
   char failure[JMSG_LENGTH_MAX] = {};
   bool whole = false;  // the file's last bytes are an end marker
   int channels = 3;
-  std::optional<SampleRows> cmyk;  // if the file is CMYK or YCCK
-  std::vector<std::byte> cmyk_row;
+  std::optional<SampleRows> rows;  // of CMYK or YCCK, or to values
+  std::vector<std::byte> samples;  // a row of them
 
   static State* Of(j_common_ptr info) {
     return static_cast<State*>(info->client_data);
@@ -138,21 +138,29 @@ ImageSize JpegDecoder::size() const {
 Status JpegDecoder::Start(int channels) {
   State& state = *state_;
   jpeg_decompress_struct& info = state.info;
+  if (channels == kValueChannels) {
+    if (info.jpeg_color_space != JCS_GRAYSCALE) return CheckHasValues({});
+    state.rows.emplace(
+        SampleLayout{.color = SampleLayout::Color::kGray, .samples = 1},
+        nullptr);
+    state.samples.resize(info.image_width);
+  }
   state.channels = channels;
   switch (info.jpeg_color_space) {
     case JCS_GRAYSCALE:
     case JCS_YCbCr:
     case JCS_RGB:
-      info.out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+      info.out_color_space =
+          channels <= kValueChannels ? JCS_GRAYSCALE : JCS_RGB;
       break;
     case JCS_CMYK:
     case JCS_YCCK:
       info.out_color_space = JCS_CMYK;
-      state.cmyk.emplace(SampleLayout{.color = SampleLayout::Color::kCmyk,
+      state.rows.emplace(SampleLayout{.color = SampleLayout::Color::kCmyk,
                                       .samples = 4,
                                       .inverted = true},
                          nullptr);
-      state.cmyk_row.resize(size_t{info.image_width} * 4);
+      state.samples.resize(size_t{info.image_width} * 4);
       break;
     default:
       return DataLossError(
@@ -215,9 +223,9 @@ Status JpegDecoder::SkipRows(int64_t rows) {
 
 Status JpegDecoder::ReadRow(std::byte* row) {
   State& state = *state_;
-  if (!state.cmyk.has_value()) return state.ReadScanline(row);
-  PENSTOCK_RETURN_IF_ERROR(state.ReadScanline(state.cmyk_row.data()));
-  state.cmyk->Convert(state.cmyk_row.data(), state.info.image_width,
+  if (!state.rows.has_value()) return state.ReadScanline(row);
+  PENSTOCK_RETURN_IF_ERROR(state.ReadScanline(state.samples.data()));
+  state.rows->Convert(state.samples.data(), state.info.image_width,
                       state.channels, row);
   return OkStatus();
 }

@@ -56,7 +56,8 @@ const Declaration<NormalizeOp>& NormalizeOp::Declared() {
           .Example(
               "{mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], "
               "dtype: float16, layout: chw}")
-          .Optional("feature", &NormalizeOp::feature, Name(), kFeatureText)
+          .Optional("feature", &NormalizeOp::feature, FeatureNamesType(),
+                    kFeatureText)
           .Required("mean", &NormalizeOp::mean, per_channel,
                     "for all channels, or for each")
           .Required("std", &NormalizeOp::std, per_channel,

@@ -11,7 +11,7 @@
 namespace penstock {
 
 struct NormalizeOp {
-  std::string feature = kDefaultFeature;
+  FeatureNames feature = DefaultFeature();
   // One for all channels, or one each.
   std::vector<double> mean;
   std::vector<double> std;

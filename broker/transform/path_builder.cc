@@ -57,10 +57,10 @@ Status PathBuilder::CheckUint8(std::string_view op) const {
 }
 
 void PathBuilder::AddStage(std::unique_ptr<Stage> stage,
-                           std::vector<int64_t> shape) {
+                           std::vector<int64_t> shape, DType dtype) {
   FlushPixelPass();
   encoded_ = false;
-  feature_.dtype = DType::kUint8;
+  feature_.dtype = dtype;
   feature_.shape = std::move(shape);
   stage->out_bytes = feature_.RowBytes();
   stages_.push_back(std::move(stage));

@@ -31,6 +31,16 @@ struct PathScratch : FeaturePaths::Scratch {
   std::vector<std::byte> picture;  // resized, before its pixel pass
   // Between the stages of one feature: stage i writes between[i % 2].
   std::vector<std::byte> between[2];
+  // The pixels that a mask takes from its box.
+  std::vector<int64_t> nearest_rows;
+  std::vector<int64_t> nearest_columns;
+  // The first picture that each decode_image of several has decoded of this
+  // row.
+  struct Decoded {
+    uint32_t op;
+    ImageSize size;
+  };
+  std::vector<Decoded> decoded;
 
   // One row of `bytes` bytes of a picture being decoded. Never aligned to a
   // vector: libjpeg-turbo would then write it past the caches (movntdq), and
@@ -84,8 +94,9 @@ class PathBuilder {
     return layout == Layout::kChw ? CheckImage() : OkStatus();
   }
 
-  // The feature becomes uint8 of this shape.
-  void AddStage(std::unique_ptr<Stage> stage, std::vector<int64_t> shape);
+  // The feature becomes dtype of this shape.
+  void AddStage(std::unique_ptr<Stage> stage, std::vector<int64_t> shape,
+                DType dtype = DType::kUint8);
   // The pass to which the next flip, cast or normalization is added: ops on
   // single values need no stage of their own.
   PixelPass& PendingPass();

@@ -3,6 +3,8 @@
 #define BROKER_TRANSFORM_PICTURE_H_
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "common/status.h"
 
@@ -28,10 +30,20 @@ enum class Layout { kHwc, kChw };
 ValueType<Layout> LayoutType();
 inline constexpr char kLayoutText[] = "channels last, or first";
 
-// The feature that an op of single features changes; if there is only one, the
-// default means that one.
+// The features that an op of single features changes, each for itself but with
+// the same random numbers. If there is only one feature, the default means that
+// one.
+using FeatureNames = std::vector<std::string>;
 inline constexpr char kDefaultFeature[] = "image";
-inline constexpr char kFeatureText[] = "the feature it changes";
+inline FeatureNames DefaultFeature() { return {kDefaultFeature}; }
+// A name, or a list of them.
+ValueType<FeatureNames> FeatureNamesType();
+// The same, of a key that may be absent.
+ValueType<FeatureNames> MaskNamesType();
+inline constexpr char kFeatureText[] = "the feature it changes, or a list";
+// Of an op that moves pixels: features whose pixels are moved with the others',
+// and whose values stay as they are.
+inline constexpr char kMaskText[] = "masks of it: moved alike, values kept";
 
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_PICTURE_H_

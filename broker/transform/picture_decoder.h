@@ -18,6 +18,7 @@
 #include <span>
 
 #include "broker/transform/picture.h"
+#include "broker/transform/sample_rows.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -43,6 +44,7 @@ class PictureDecoder {
 
   // Prepares to decode the whole picture, in rows of 1 (gray) or 3 (RGB) bytes
   // a pixel; not of a JPEG: also 4 (RGB and a byte without meaning).
+  // kValueChannels: its values; DataLoss: it has colours.
   virtual Status Start(int channels) = 0;
 
   // Reads the next row. At most height rows.

@@ -161,6 +161,9 @@ Status PngDecoder::Start(int channels) {
       layout.samples =
           header.color_type == SPNG_COLOR_TYPE_TRUECOLOR_ALPHA ? 4 : 3;
   }
+  if (channels == kValueChannels) {
+    PENSTOCK_RETURN_IF_ERROR(CheckHasValues(layout));
+  }
   state.rows.emplace(layout, &palette);
   const uint64_t row_bits =
       uint64_t{header.width} * header.bit_depth * layout.samples;

@@ -11,23 +11,27 @@
 namespace penstock {
 
 struct CropOp {
-  std::string feature = kDefaultFeature;
+  FeatureNames feature = DefaultFeature();
+  FeatureNames mask;
   CropSpec crop;
   ImageSize size;
   bool operator==(const CropOp&) const = default;
 
   static const Declaration<CropOp>& Declared();
   Status AddTo(PathBuilder* path, uint32_t number) const;
+  Status AddToMask(PathBuilder* path, uint32_t number) const;
 };
 
 // Of the whole picture.
 struct ResizeOp {
-  std::string feature = kDefaultFeature;
+  FeatureNames feature = DefaultFeature();
+  FeatureNames mask;
   ImageSize size;
   bool operator==(const ResizeOp&) const = default;
 
   static const Declaration<ResizeOp>& Declared();
   Status AddTo(PathBuilder* path, uint32_t number) const;
+  Status AddToMask(PathBuilder* path, uint32_t number) const;
 };
 
 }  // namespace penstock

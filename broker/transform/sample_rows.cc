@@ -128,11 +128,42 @@ void SampleRows::ConvertTo(const std::byte* samples, int64_t width,
   }
 }
 
+void SampleRows::ConvertToValues(const std::byte* samples, int64_t width,
+                                 std::byte* pixels) const {
+  const int bits = layout_.bits;
+  const bool is_index = layout_.color == SampleLayout::Color::kPalette;
+  for (int64_t x = 0; x < width; ++x) {
+    uint16_t value = 0;
+    if (bits == 16) {
+      std::memcpy(&value, samples + x * layout_.samples * 2, sizeof(value));
+    } else {
+      const int64_t bit = x * layout_.samples * bits;
+      const auto byte = std::to_integer<unsigned>(samples[bit / 8]);
+      const unsigned stored = byte >> (8 - bits - bit % 8) & ((1u << bits) - 1);
+      const unsigned gray = is_index ? stored : colors_[stored][0];
+      value = static_cast<uint16_t>(!is_index && bits == 1 ? gray / 255 : gray);
+    }
+    std::memcpy(pixels + x * kValueChannels, &value, sizeof(value));
+  }
+}
+
+Status CheckHasValues(const SampleLayout& layout) {
+  if (layout.color == SampleLayout::Color::kGray ||
+      layout.color == SampleLayout::Color::kPalette) {
+    return OkStatus();
+  }
+  return DataLossError(
+      "a picture of colours; a mask has one value a pixel, gray or an index "
+      "into a palette");
+}
+
 void SampleRows::Convert(const std::byte* samples, int64_t width, int channels,
                          std::byte* pixels) const {
   switch (channels) {
     case 1:
       return ConvertTo<1>(samples, width, pixels);
+    case kValueChannels:
+      return ConvertToValues(samples, width, pixels);
     case 3:
       return ConvertTo<3>(samples, width, pixels);
     default:

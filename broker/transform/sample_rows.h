@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/status.h"
+
 namespace penstock {
 
 struct SampleLayout {
@@ -21,6 +23,12 @@ struct SampleLayout {
   bool premultiplied = false;  // the colours, by sample 3: RGB only
 };
 
+// As `channels`: a pixel is a uint16 in this machine's byte order, the value as
+// Pillow has it: gray, or the index into the palette. Of 1 bit: 0 or 1.
+inline constexpr int kValueChannels = 2;
+// DataLoss: a pixel of this layout has several values.
+Status CheckHasValues(const SampleLayout& layout);
+
 using Rgb = std::array<uint8_t, 3>;
 using Palette = std::array<Rgb, 256>;
 
@@ -30,7 +38,7 @@ class SampleRows {
   // palette: for kPalette.
   SampleRows(const SampleLayout& layout, const Palette* palette);
 
-  // channels: 1 (gray), 3 (RGB), 4 (RGB and 255).
+  // channels: 1 (gray), 3 (RGB), 4 (RGB and 255), kValueChannels.
   void Convert(const std::byte* samples, int64_t width, int channels,
                std::byte* pixels) const;
 
@@ -38,6 +46,8 @@ class SampleRows {
   template <int kChannels>
   void ConvertTo(const std::byte* samples, int64_t width,
                  std::byte* pixels) const;
+  void ConvertToValues(const std::byte* samples, int64_t width,
+                       std::byte* pixels) const;
 
   const SampleLayout layout_;
   Palette colors_;  // of each value: kGray, kPalette

@@ -419,6 +419,9 @@ Status TiffDecoder::Start(int channels) {
   state.channels = channels;
   Palette palette = {};
   PENSTOCK_ASSIGN_OR_RETURN(SampleLayout layout, state.Layout(&palette));
+  if (channels == kValueChannels) {
+    PENSTOCK_RETURN_IF_ERROR(CheckHasValues(layout));
+  }
   if (layout.samples == 0) {
     layout = {.samples = 4};
     char text[1024] = "";

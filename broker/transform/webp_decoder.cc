@@ -122,6 +122,7 @@ ImageSize WebpDecoder::size() const {
 
 Status WebpDecoder::Start(int channels) {
   State& state = *state_;
+  if (channels == kValueChannels) return CheckHasValues({});
   state.channels = channels;
   state.pixel_bytes = channels == 4 ? 4 : 3;
   // libwebp's own: all pixels of a lossless picture, or a plane of alpha.

@@ -196,7 +196,11 @@ std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
         TextField(last, "memory_left_by")));
   }
   const auto classes_of = [&](size_t i) {
-    return ClassNames{TextField(indexes[i].SourceOf("image_folder"), "path"),
+    const std::string folder =
+        TextField(indexes[i].SourceOf("image_folder"), "path");
+    return ClassNames{folder.empty()
+                          ? TextField(indexes[i].SourceOf("image_list"), "file")
+                          : folder,
                       indexes[i].class_names};
   };
   for (size_t b = 1; b < indexes.size(); ++b) {

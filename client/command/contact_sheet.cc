@@ -68,6 +68,25 @@ struct Stretch {
   }
 };
 
+// Calls visit(row, y, x, channel, value) for all values of the first rows.
+template <typename Visit>
+void ForEachValue(const DrawnFeature& drawn, uint64_t rows,
+                  const Visit& visit) {
+  const PictureLayout& layout = drawn.layout;
+  const uint64_t row_values = layout.height * layout.width * layout.channels;
+  for (uint64_t row = 0; row < rows; ++row) {
+    for (int64_t y = 0; y < layout.height; ++y) {
+      for (int64_t x = 0; x < layout.width; ++x) {
+        for (int64_t c = 0; c < layout.channels; ++c) {
+          visit(row, y, x, c,
+                ValueAt(drawn.feature.dtype, drawn.data,
+                        row * row_values + ValueIndex(layout, y, x, c)));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::optional<PictureLayout> PictureLayoutOf(const Feature& feature) {
@@ -114,18 +133,20 @@ double ValueAt(DType dtype, const void* data, uint64_t index) {
   return 0;
 }
 
-ContactSheet DrawContactSheet(const Feature& feature,
-                              const PictureLayout& layout, const void* data,
+ContactSheet DrawContactSheet(std::span<const DrawnFeature> features,
                               uint64_t rows) {
-  const int64_t cell_height = layout.height + kSheetGapPixels;
-  const int64_t cell_width = layout.width + kSheetGapPixels;
+  ContactSheet sheet;
+  int64_t cell_height = 0;
+  int64_t cell_width = 0;
+  for (const DrawnFeature& each : features) {
+    cell_height = std::max(cell_height, each.layout.height + kSheetGapPixels);
+    cell_width += each.layout.width + kSheetGapPixels;
+    sheet.channels = std::max(sheet.channels, each.layout.channels);
+  }
   const uint64_t fit = static_cast<uint64_t>(
       std::max<int64_t>(1, kSheetPixelsMax / cell_height / cell_width));
   rows = std::min(rows, fit);
-
-  ContactSheet sheet;
   sheet.rows = rows;
-  sheet.channels = layout.channels;
   if (rows == 0) return sheet;
   const double square =
       std::sqrt(static_cast<double>(rows) * static_cast<double>(cell_height) /
@@ -137,36 +158,36 @@ ContactSheet DrawContactSheet(const Feature& feature,
   sheet.height = lines * cell_height + kSheetGapPixels;
   sheet.pixels.assign(sheet.width * sheet.height * sheet.channels, kBackground);
 
-  const uint64_t row_values = layout.height * layout.width * layout.channels;
-  std::vector<Stretch> stretch(layout.channels);
-  const bool as_is = feature.dtype == DType::kUint8;
-  const auto for_each_value = [&](const auto& visit) {
-    for (uint64_t row = 0; row < rows; ++row) {
-      for (int64_t y = 0; y < layout.height; ++y) {
-        for (int64_t x = 0; x < layout.width; ++x) {
-          for (int64_t c = 0; c < layout.channels; ++c) {
-            visit(row, y, x, c,
-                  ValueAt(feature.dtype, data,
-                          row * row_values + ValueIndex(layout, y, x, c)));
-          }
-        }
-      }
+  int64_t left = kSheetGapPixels;  // of the feature in its cell
+  for (const DrawnFeature& each : features) {
+    const bool is_mask = &each != features.data() && each.layout.channels == 1;
+    const bool as_is = each.feature.dtype == DType::kUint8 && !is_mask;
+    std::vector<Stretch> stretch(each.layout.channels);
+    if (!as_is) {
+      ForEachValue(each, rows,
+                   [&](uint64_t, int64_t, int64_t, int64_t c, double value) {
+                     stretch[c].Include(value);
+                   });
     }
-  };
-  if (!as_is) {
-    for_each_value([&](uint64_t, int64_t, int64_t, int64_t c, double value) {
-      stretch[c].Include(value);
-    });
+    ForEachValue(
+        each, rows,
+        [&](uint64_t row, int64_t y, int64_t x, int64_t c, double value) {
+          const int64_t column = static_cast<int64_t>(row) % columns;
+          const int64_t line = static_cast<int64_t>(row) / columns;
+          const int64_t sheet_y = kSheetGapPixels + line * cell_height + y;
+          const int64_t sheet_x = left + column * cell_width + x;
+          uint8_t* const pixel =
+              &sheet.pixels[(sheet_y * sheet.width + sheet_x) * sheet.channels];
+          const uint8_t shown =
+              as_is ? static_cast<uint8_t>(value) : stretch[c](value);
+          if (each.layout.channels == sheet.channels) {
+            pixel[c] = shown;
+          } else {
+            std::fill_n(pixel, sheet.channels, shown);
+          }
+        });
+    left += each.layout.width + kSheetGapPixels;
   }
-  for_each_value(
-      [&](uint64_t row, int64_t y, int64_t x, int64_t c, double value) {
-        const int64_t column = static_cast<int64_t>(row) % columns;
-        const int64_t line = static_cast<int64_t>(row) / columns;
-        const int64_t sheet_y = kSheetGapPixels + line * cell_height + y;
-        const int64_t sheet_x = kSheetGapPixels + column * cell_width + x;
-        sheet.pixels[(sheet_y * sheet.width + sheet_x) * sheet.channels + c] =
-            as_is ? static_cast<uint8_t>(value) : stretch[c](value);
-      });
   return sheet;
 }
 

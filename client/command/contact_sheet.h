@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,13 +41,20 @@ struct ContactSheet {
   std::vector<uint8_t> pixels;  // [height, width, channels]
 };
 
-// uint8 is shown as is. Any other dtype is stretched to 0-255, each channel
-// from its least to its greatest finite value in the rows drawn: the colours of
-// normalized pictures are plausible, not exact. NaN and infinity are black; a
-// channel of one value is mid-gray. The grid is about square.
-// Precondition: layout is the feature's; data has [rows, shape...].
-ContactSheet DrawContactSheet(const Feature& feature,
-                              const PictureLayout& layout, const void* data,
+// A feature to be drawn, with all rows of a batch.
+struct DrawnFeature {
+  Feature feature;
+  PictureLayout layout;  // the feature's
+  const void* data;      // [rows, shape...]
+};
+
+// The features of a row are side by side. uint8 is shown as is; any other
+// dtype, and a feature of one channel behind the first, which may be a mask, is
+// stretched to 0-255, each channel from its least to its greatest finite value
+// in the rows drawn: the colours of normalized pictures are plausible, not
+// exact. NaN and infinity are black; a channel of one value is mid-gray. The
+// grid is about square. Precondition: there is a feature.
+ContactSheet DrawContactSheet(std::span<const DrawnFeature> features,
                               uint64_t rows);
 
 // Writes `temporary` and renames it to `path`, so that path is never a partial

@@ -39,16 +39,17 @@ struct PeekTask {
   std::string temporary;  // in the same folder
 };
 
-// Index of the feature to draw; nullopt: none is a picture.
-StatusOr<std::optional<size_t>> FeatureToDraw(const PeekOptions& options,
-                                              const ElementSpec& features) {
-  if (options.text) return std::optional<size_t>();
+// The features to draw: the one that is named, or a picture and those of its
+// size, such as its mask. Empty: none is a picture.
+StatusOr<std::vector<size_t>> FeaturesToDraw(const PeekOptions& options,
+                                             const ElementSpec& features) {
+  if (options.text) return std::vector<size_t>();
   std::string names;
-  std::optional<size_t> first;
+  std::vector<size_t> pictures;
   for (size_t i = 0; i < features.size(); ++i) {
     const std::optional<PictureLayout> layout = PictureLayoutOf(features[i]);
     if (features[i].name == options.feature) {
-      if (layout) return std::optional<size_t>(i);
+      if (layout) return std::vector<size_t>{i};
       return InvalidArgumentError(
           "feature {} is not a picture: a picture is [height, width], with 1 "
           "or 3 channels before or after; --text prints its values",
@@ -57,13 +58,22 @@ StatusOr<std::optional<size_t>> FeatureToDraw(const PeekOptions& options,
     names += (names.empty() ? "" : ", ") + features[i].name;
     const bool drawable = layout && layout->height >= kPictureSideMin &&
                           layout->width >= kPictureSideMin;
-    if (drawable && (!first || features[i].name == "image")) first = i;
+    if (!drawable) continue;
+    const auto place =
+        features[i].name == "image" ? pictures.begin() : pictures.end();
+    pictures.insert(place, i);
   }
   if (!options.feature.empty()) {
     return NotFoundError("there is no feature '{}'; there are: {}",
                          options.feature, names);
   }
-  return first;
+  if (pictures.empty()) return pictures;
+  const PictureLayout first = *PictureLayoutOf(features[pictures[0]]);
+  std::erase_if(pictures, [&](size_t i) {
+    const PictureLayout layout = *PictureLayoutOf(features[i]);
+    return layout.height != first.height || layout.width != first.width;
+  });
+  return pictures;
 }
 
 std::string ValueText(const Feature& feature, const void* data,
@@ -137,10 +147,13 @@ std::string RowText(const Feature& feature, const void* data, uint64_t row,
 
 void PrintRows(const PeekTask& task, const ElementSpec& features,
                const penstock_batch* batch, uint64_t rows,
-               std::optional<size_t> drawn) {
+               const std::vector<size_t>& drawn) {
+  const auto is_drawn = [&drawn](size_t f) {
+    return std::find(drawn.begin(), drawn.end(), f) != drawn.end();
+  };
   std::vector<std::string> headings = {">row", ">sample"};
   for (size_t f = 0; f < features.size(); ++f) {
-    if (f != drawn) headings.push_back(features[f].name);
+    if (!is_drawn(f)) headings.push_back(features[f].name);
   }
   Table table(headings);
   const int64_t* ids = penstock_batch_ids(batch);
@@ -149,7 +162,7 @@ void PrintRows(const PeekTask& task, const ElementSpec& features,
         std::to_string(row),
         ids[row] == PENSTOCK_PADDING_ID ? "padding" : std::to_string(ids[row])};
     for (size_t f = 0; f < features.size(); ++f) {
-      if (f == drawn) continue;
+      if (is_drawn(f)) continue;
       const void* data = penstock_batch_data(batch, static_cast<uint32_t>(f));
       std::optional<std::string> text;
       if (const std::optional<size_t> length = LengthOf(features, f)) {
@@ -171,21 +184,25 @@ void PrintRows(const PeekTask& task, const ElementSpec& features,
 
 Status ShowBatch(const PeekTask& task, const ElementSpec& features,
                  const penstock_batch* batch) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::optional<size_t> drawn,
-                            FeatureToDraw(task.options, features));
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<size_t> drawn,
+                            FeaturesToDraw(task.options, features));
   const uint64_t all = penstock_batch_rows(batch);
   uint64_t rows = std::min(all, task.options.rows);
-  if (drawn) {
-    const Feature& feature = features[*drawn];
-    const ContactSheet sheet = DrawContactSheet(
-        feature, *PictureLayoutOf(feature),
-        penstock_batch_data(batch, static_cast<uint32_t>(*drawn)), rows);
+  if (!drawn.empty()) {
+    std::vector<DrawnFeature> pictures;
+    std::string names;
+    for (const size_t i : drawn) {
+      pictures.push_back(
+          {features[i], *PictureLayoutOf(features[i]),
+           penstock_batch_data(batch, static_cast<uint32_t>(i))});
+      names += (names.empty() ? "feature " : " and ") + features[i].ToString();
+    }
+    const ContactSheet sheet = DrawContactSheet(pictures, rows);
     rows = sheet.rows;
     if (rows > 0) {
       PENSTOCK_RETURN_IF_ERROR(WritePng(sheet, task.out, task.temporary));
-      Print(stdout, "{}: {} of {} of feature {}, {} x {} pixels\n\n",
-            task.options.out, rows, Counted(all, "row"), feature.ToString(),
-            sheet.width, sheet.height);
+      Print(stdout, "{}: {} of {} of {}, {} x {} pixels\n\n", task.options.out,
+            rows, Counted(all, "row"), names, sheet.width, sheet.height);
     }
   } else if (task.options.out_given) {
     return FailedPreconditionError(
@@ -235,7 +252,7 @@ Subcommand AddPeek(CLI::App& app) {
   CLI::Option* const feature =
       peek->add_option("--feature", options->feature,
                        "The feature to draw (default: image, else the first "
-                       "that is a picture)")
+                       "picture, and those of its size)")
           ->type_name("NAME");
   peek->add_option("--rows", options->rows, "Rows to show")
       ->type_name("N")

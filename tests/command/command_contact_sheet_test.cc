@@ -22,7 +22,8 @@ using testing::HasSubstr;
 ContactSheet Draw(const Feature& feature, const void* data, uint64_t rows) {
   const std::optional<PictureLayout> layout = PictureLayoutOf(feature);
   EXPECT_TRUE(layout.has_value());
-  return DrawContactSheet(feature, *layout, data, rows);
+  const DrawnFeature drawn = {feature, *layout, data};
+  return DrawContactSheet({&drawn, 1}, rows);
 }
 
 uint8_t Pixel(const ContactSheet& sheet, int64_t y, int64_t x, int64_t c) {
@@ -86,6 +87,31 @@ TEST(ContactSheetTest, TheGreatestDoublesDoNotOverflow) {
   const ContactSheet sheet = Draw({"image", DType::kFloat64, {1, 3}}, data, 1);
   EXPECT_EQ(Pixel(sheet, kSheetGapPixels, kSheetGapPixels + 1, 0), 128);
   EXPECT_EQ(Pixel(sheet, kSheetGapPixels, kSheetGapPixels + 2, 0), 255);
+}
+
+TEST(ContactSheetTest, AMaskIsBesideItsPicture) {
+  // Two rows: a picture of 1 x 2 pixels, RGB, and a mask of classes 0 to 3.
+  const std::vector<uint8_t> colours = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const std::vector<uint8_t> classes = {0, 1, 2, 3};
+  const Feature image{"image", DType::kUint8, {1, 2, 3}};
+  const Feature mask{"mask", DType::kUint8, {1, 2}};
+  const DrawnFeature both[] = {{image, *PictureLayoutOf(image), colours.data()},
+                               {mask, *PictureLayoutOf(mask), classes.data()}};
+  const ContactSheet sheet = DrawContactSheet(both, 2);
+  const int64_t gap = kSheetGapPixels;
+  ASSERT_EQ(sheet.channels, 3);
+  const int64_t beside = gap + 2 + gap;
+  EXPECT_EQ(sheet.width, beside + 2 + gap);
+  EXPECT_EQ(sheet.height, 2 * (1 + gap) + gap);
+  for (int row = 0; row < 2; ++row) {
+    const int64_t y = gap + row * (1 + gap);
+    for (int x = 0; x < 2; ++x) {
+      for (int c = 0; c < 3; ++c) {
+        EXPECT_EQ(Pixel(sheet, y, gap + x, c), colours[row * 6 + x * 3 + c]);
+        EXPECT_EQ(Pixel(sheet, y, beside + x, c), classes[row * 2 + x] * 85);
+      }
+    }
+  }
 }
 
 TEST(ContactSheetTest, NoRowsIsAnEmptySheet) {

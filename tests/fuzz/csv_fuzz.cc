@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "broker/source/csv.h"
+#include "broker/source/csv_rows.h"
 #include "tests/fuzz/file_of.h"
 #include "tests/fuzz/require.h"
 

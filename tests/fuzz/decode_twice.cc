@@ -143,6 +143,11 @@ DecodeTwice::DecodeTwice() : predecessors_(Predecessors()) {
          {decode(part, 20, 33, 3, true), flip, normalize});
   AddWay("gray", {decode(part, 31, 29, 1, false), flip});
   AddWay("upright", {upright});
+  DecodeImageOp mask = upright;
+  mask.feature.clear();
+  mask.mask = {"image"};
+  mask.mask_dtype = DType::kInt32;
+  AddWay("mask", {mask});
   AddWay("resized twice",
          {decode(centre, 48, 52, 3, false), resize, flip, cast});
 }

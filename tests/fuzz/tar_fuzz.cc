@@ -50,8 +50,7 @@ void CheckFile(const std::string& bytes) {
           "the input can be written");
   static const std::unique_ptr<StorageReader> reader =
       *MakeStorageReader(ReadBackend::kPread, 1);
-  for (const auto on_missing : {WebdatasetSource::OnMissing::kError,
-                                WebdatasetSource::OnMissing::kSkip}) {
+  for (const auto on_missing : {OnMissing::kError, OnMissing::kSkip}) {
     WebdatasetSource spec;
     spec.files.patterns = {"/proc/self/fd/" + std::to_string(file.get())};
     spec.features = Features();

@@ -54,6 +54,26 @@ def test_a_picture_may_be_turned_upright():
         {"decode_image": {"size": 8, "orientation": "apply"}}]
 
 
+def test_a_folder_may_have_no_labels_but_masks(tmp_path):
+    dataset = penstock.Dataset.image_folder(
+        "/data", labels="none",
+        masks=penstock.masks(tmp_path, suffix="_mask.png", on_missing="skip"))
+    assert dataset.to_dict()["source"] == {"image_folder": {
+        "path": "/data", "labels": "none", "masks": {
+            "path": str(tmp_path), "suffix": "_mask.png", "on_missing": "skip"}}}
+
+
+def test_a_step_may_have_several_features_and_masks():
+    steps = [penstock.decode_image(8, mask="mask", mask_dtype=np.int32),
+             penstock.crop("center", 4, ("left", "right")),
+             penstock.flip(mask=["a", "b"])]
+    dataset = penstock.Dataset.image_folder("/data").map(*steps).batch(1)
+    assert dataset.to_dict()["map"] == [
+        {"decode_image": {"size": 8, "mask": "mask", "mask_dtype": "int32"}},
+        {"crop": {"center": {}, "size": 4, "feature": ["left", "right"]}},
+        {"flip": {"mask": ["a", "b"]}}]
+
+
 def test_steps_leave_what_they_are_called_on():
     base = penstock.Dataset.range(8)
     base.batch(4)
@@ -262,7 +282,7 @@ PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 OF_ITS_OWN = {
     "range": {"start": inspect.Parameter.empty, "stop": None, "step": 1},  # Python's
     "crop": {"how": inspect.Parameter.empty, "size": inspect.Parameter.empty,
-             "feature": None},
+             "feature": None, "mask": None},
     "shuffle": {"seed": 0, "each_epoch": None},
 }
 
@@ -273,7 +293,8 @@ def test_the_functions_have_the_keys_of_the_declarations():
     assert {"source", "map", "crop"} <= set(declared)
     for of, kinds in declared.items():
         for name, kind in kinds.items():
-            function = getattr(penstock if of in ("map", "crop") else penstock.Dataset,
+            function = getattr(penstock if of in ("map", "crop", "masks")
+                               else penstock.Dataset,
                                name)
             wanted = OF_ITS_OWN.get(name) or {
                 key: inspect.Parameter.empty if each["required"] else None

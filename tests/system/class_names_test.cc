@@ -23,10 +23,12 @@ std::string Differ(std::vector<std::string> a, std::vector<std::string> b) {
 }
 
 TEST(LabelsThatDifferTest, TheFirstClassOfAnotherLabelIsNamed) {
-  EXPECT_EQ(Differ({"ant", "bee", "cat", "dog"}, {"ant", "cat", "dog"}),
-            "labels of '/train' and '/val' differ: class 'cat' is label 2 in "
-            "the first and label 1 in the second (the second has no 'bee'); "
-            "give both the same class folders, empty ones too");
+  EXPECT_EQ(
+      Differ({"ant", "bee", "cat", "dog"}, {"ant", "cat", "dog"}),
+      "labels of '/train' and '/val' differ: class 'cat' is label 2 in "
+      "the first and label 1 in the second (the second has no 'bee'); "
+      "give both the same class folders, empty ones too, or the same list "
+      "of `classes`");
   EXPECT_THAT(Differ({"bee", "cat"}, {"ant", "bee", "cat"}),
               HasSubstr("class 'bee' is label 0 in the first and label 1 in "
                         "the second (the first has no 'ant')"));

@@ -135,7 +135,7 @@ TEST(DatasetSpecTest, TheDesignsSampleParses) {
   EXPECT_EQ(spec.seed, 42u);
   ASSERT_EQ(spec.map.size(), 3u);
   const auto& decode = std::get<DecodeImageOp>(spec.map[0]);
-  EXPECT_EQ(decode.feature, "image");
+  EXPECT_EQ(decode.feature, FeatureNames{"image"});
   EXPECT_EQ(decode.crop, CropSpec(RandomResizedCrop{.scale = {0.08, 1.0},
                                                     .ratio = {0.75, 1.3333}}));
   EXPECT_EQ(decode.size, (ImageSize{.height = 224, .width = 224}));
@@ -743,7 +743,7 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{WithLine("map:\n- flip: {}\n-\n- flip: {}\n"),
                   "3:1: map[1]: wanted a mapping with one of the keys "},
         ErrorCase{WithLine("map:\n- flip: {}\n- flip:\n"),
-                  "3:3: map[1].flip: wanted a mapping of feature, horizontal, "
+                  "3:3: map[1].flip: wanted a mapping of feature, mask, horizontal, "
                   "found nothing"},
         ErrorCase{WithOp("rotate: {}"),
                   "1:7: map[0]: unknown key 'rotate'; known here: "

@@ -1,5 +1,6 @@
 """Promise: decode_image gives the pixels of Pillow's Image.open(...).convert("RGB") and
-convert("L") for PNG, WebP and TIFF, bit for bit, and of ImageOps.exif_transpose with
+convert("L") for PNG, WebP and TIFF, bit for bit, the values of a mask that its array has,
+also resized by NEAREST, and the pixels of ImageOps.exif_transpose with
 orientation: apply. Method: pictures of every kind that the formats have, made here (what
 Pillow cannot write, by the writers below) and the pictures of Debian's mate-backgrounds
 go through resize_probe and through Pillow; every value is compared.
@@ -30,6 +31,7 @@ from PIL import Image, ImageOps
 from resize_against_pillow import PICTURES, Comparison, Probe
 
 SIZES = [(1, 1), (2, 3), (5, 1), (9, 13), (67, 41)]  # width, height
+NEAREST_SIZES = [(1, 1), (7, 12), (50, 49), (300, 3)]
 PNG_KINDS = [  # colour type, bits
     *((0, bits) for bits in (1, 2, 4, 8, 16)), (2, 8), (2, 16),
     *((3, bits) for bits in (1, 2, 4, 8)), (4, 8), (4, 16), (6, 8), (6, 16),
@@ -311,7 +313,31 @@ def compare(probe, folder, name, data, comparison):
         assert answer == "ok", f"{name}: {answer}"
         ours = numpy.fromfile(raw, numpy.uint8).reshape(pillows.shape)
         comparison.add(f"{name} as {mode}", ours, pillows)
+    compare_values(probe, path, raw, image, name, comparison)
     path.unlink()
+
+
+def compare_values(probe, path, raw, image, name, comparison):
+    """The values of a mask, whole and by NEAREST, are those of Pillow's array."""
+    if name.startswith("colour_4_bits_16"):
+        return  # Pillow takes the high byte
+    answer = probe.ask("decode", path, 2, raw)
+    if image.mode in ("RGB", "RGBA", "CMYK", "YCbCr", "RGBX"):
+        assert answer.startswith("a picture of colours"), f"{name}: {answer}"
+        return
+    assert answer == "ok", f"{name}: {answer}"
+    if image.mode == "LA":  # its alpha is dropped
+        image = image.getchannel(0)
+    ours = numpy.fromfile(raw, numpy.uint16).astype(numpy.int64)
+    comparison.add(f"{name}, values", ours.reshape(image.height, image.width),
+                   numpy.asarray(image).astype(numpy.int64))
+    for width, height in NEAREST_SIZES:
+        answer = probe.ask("mask", path, height, width, raw)
+        assert answer == "ok", f"{name}: {answer}"
+        pillows = image.resize((width, height), Image.NEAREST)
+        comparison.add(f"{name}, nearest {width} x {height}",
+                       numpy.fromfile(raw, numpy.int32).reshape(height, width),
+                       numpy.asarray(pillows).astype(numpy.int64))
 
 
 # ---- golden files ------------------------------------------------------------

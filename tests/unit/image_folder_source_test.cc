@@ -83,14 +83,17 @@ class ImageFolderSourceTest : public testing::Test {
     return found;
   }
 
+  ImageFolderSource Spec() const {
+    return {.path = root_, .labels = labels_, .masks = masks_};
+  }
   std::unique_ptr<Source> Open() {
-    auto source = OpenSource(ImageFolderSource{root_}, &progress_);
+    auto source = OpenSource(Spec(), &progress_);
     EXPECT_TRUE(source.ok()) << source.status().message();
     return source.ok() ? *std::move(source) : nullptr;
   }
 
   std::string OpenFails(StatusCode code) {
-    const auto source = OpenSource(ImageFolderSource{root_}, &progress_);
+    const auto source = OpenSource(Spec(), &progress_);
     EXPECT_EQ(source.status().code(), code) << source.status().message();
     return source.status().message();
   }
@@ -120,8 +123,27 @@ class ImageFolderSourceTest : public testing::Test {
   }
   std::vector<std::string> Records() { return Records(Open().get()); }
 
+  // The paths that are read for each record, from the folder of all.
+  std::vector<std::string> Paths(const Source* source) {
+    std::vector<std::string> paths;
+    for (uint64_t i = 0; source != nullptr && i < source->record_count(); ++i) {
+      ReadRequest request;
+      source->Locate(i, &request);
+      std::string& text =
+          paths.emplace_back(request.path.substr(base_.size() + 1));
+      for (const ReadPart& part : request.more) {
+        EXPECT_EQ(part.kind, ReadPart::Kind::kFile);
+        text += " " + part.path.substr(base_.size() + 1);
+      }
+    }
+    return paths;
+  }
+  std::vector<std::string> Paths() { return Paths(Open().get()); }
+
   std::string base_;
   std::string root_;
+  std::optional<ImageFolderSource::Labels> labels_;
+  std::optional<MaskFolder> masks_;
   time_t settled_s_ = 1'700'000'000;
   OpenProgress progress_;
 };
@@ -361,6 +383,167 @@ TEST_F(ImageFolderSourceTest, CacheThatOthersCanWriteIsIgnored) {
   AddUnseen("cat/2.jpg");
   ASSERT_EQ(chmod(CacheFile().c_str(), 0666), 0);
   EXPECT_THAT(Records(), SizeIs(2));
+}
+
+// ---- without labels
+
+constexpr auto kNone = ImageFolderSource::Labels::kNone;
+
+TEST_F(ImageFolderSourceTest, WithoutLabelsAllPicturesComeInByteOrder) {
+  for (const char* name :
+       {"b.jpg", "a/1.png", "a/deep/2.tif", "a-b/3.jpg", "a.jpg", "a/.4.jpg",
+        "notes.txt", "a/notes.txt", ".hidden/5.jpg", "c/6.JPG"}) {
+    Add(name);
+  }
+  labels_ = kNone;
+  auto source = Open();
+  EXPECT_THAT(Paths(source.get()),
+              ElementsAre("data/a-b/3.jpg", "data/a.jpg", "data/a/1.png",
+                          "data/a/deep/2.tif", "data/b.jpg", "data/c/6.JPG"));
+  EXPECT_EQ(source->left_out(), "2 other files, like notes.txt");
+  EXPECT_THAT(source->class_names(), SizeIs(0));
+  EXPECT_THAT(source->raw_spec(), SizeIs(1));
+  EXPECT_EQ(progress_.done.load(), 6u);
+  RawRecord raw;
+  const std::string picture = "picture";
+  EXPECT_TRUE(
+      source->Unpack(0, {std::as_bytes(std::span(picture))}, nullptr, &raw)
+          .ok());
+  EXPECT_THAT(raw, SizeIs(1));
+}
+
+TEST_F(ImageFolderSourceTest, AFlatFolderNeedsNoClasses) {
+  Add("2.jpg");
+  Add("1.jpg");
+  labels_ = kNone;
+  EXPECT_THAT(Paths(), ElementsAre("data/1.jpg", "data/2.jpg"));
+  fs::remove(root_ + "/1.jpg");
+  fs::remove(root_ + "/2.jpg");
+  EXPECT_THAT(OpenFails(StatusCode::kInvalidArgument),
+              HasSubstr(root_ + ": no picture in it (.jpg"));
+}
+
+TEST_F(ImageFolderSourceTest, WithAndWithoutLabelsHaveTheirOwnCaches) {
+  Add("a/1.jpg");
+  Add("2.jpg");
+  FinishRecovery();
+  for (int i = 0; i < 2; ++i) {
+    labels_ = kNone;
+    EXPECT_THAT(Paths(), ElementsAre("data/2.jpg", "data/a/1.jpg"));
+    labels_.reset();
+    EXPECT_THAT(Records(), ElementsAre("a/1.jpg=0"));
+    AddUnseen(Format("a/unseen{}.jpg", i));
+  }
+  // Each at the place of the other is no index.
+  std::vector<fs::path> caches(fs::directory_iterator(base_ + "/a/cache"), {});
+  ASSERT_THAT(caches, SizeIs(2));
+  fs::rename(caches[0], base_ + "/x");
+  fs::rename(caches[1], caches[0]);
+  fs::rename(base_ + "/x", caches[1]);
+  EXPECT_THAT(Records(), SizeIs(3));
+  labels_ = kNone;
+  EXPECT_THAT(Paths(), SizeIs(4));
+}
+
+// ---- masks
+
+TEST_F(ImageFolderSourceTest, APictureAndItsMaskAreOneSample) {
+  for (const char* name :
+       {"b/2.jpg", "a-b.jpg", "a.jpeg", "a/1.tif", "../masks/a.png",
+        "../masks/a-b.png", "../masks/a/1.png", "../masks/b/2.png"}) {
+    Add(name);
+  }
+  labels_ = kNone;
+  masks_ = MaskFolder{.path = base_ + "/masks"};
+  auto source = Open();
+  EXPECT_THAT(
+      Paths(source.get()),
+      ElementsAre("data/a-b.jpg masks/a-b.png", "data/a.jpeg masks/a.png",
+                  "data/a/1.tif masks/a/1.png", "data/b/2.jpg masks/b/2.png"));
+  EXPECT_EQ(source->left_out(), "");
+  EXPECT_EQ(source->raw_spec()[1].feature.name, "mask");
+  EXPECT_TRUE(source->raw_spec()[1].encoded);
+  const std::string both = "picturemask";
+  const uint64_t ends[] = {7, 11};
+  RawRecord raw;
+  ASSERT_TRUE(
+      source->Unpack(0, {std::as_bytes(std::span(both)), ends}, nullptr, &raw)
+          .ok());
+  ASSERT_THAT(raw, SizeIs(2));
+  EXPECT_EQ(raw[1].size(), 4u);
+  const uint64_t empty[] = {7, 7};
+  EXPECT_THAT(source
+                  ->Unpack(1, {std::as_bytes(std::span(both)).first(7), empty},
+                           nullptr, &raw)
+                  .message(),
+              HasSubstr("masks/a.png: is empty"));
+}
+
+TEST_F(ImageFolderSourceTest, MasksOfClassesAndBesideThePictures) {
+  for (const char* name : {"cat/1.jpg", "cat/1_mask.png", "dog/x/2.jpg",
+                           "dog/x/2_mask.png", "empty/none"}) {
+    Add(name);
+  }
+  masks_ = MaskFolder{.path = root_, .suffix = "_mask.png"};
+  auto source = Open();
+  EXPECT_THAT(Paths(source.get()),
+              ElementsAre("data/cat/1.jpg data/cat/1_mask.png",
+                          "data/dog/x/2.jpg data/dog/x/2_mask.png"));
+  EXPECT_THAT(source->class_names(), ElementsAre("cat", "dog", "empty"));
+  const std::string both = "picturemask";
+  const uint64_t ends[] = {7, 11};
+  RawRecord raw;
+  ASSERT_TRUE(
+      source->Unpack(1, {std::as_bytes(std::span(both)), ends}, nullptr, &raw)
+          .ok());
+  int64_t label = 0;
+  std::memcpy(&label, raw.at(2).data(), sizeof(label));
+  EXPECT_EQ(label, 1);
+}
+
+TEST_F(ImageFolderSourceTest, AMissingPartnerIsNamedOrLeftOut) {
+  for (const char* name :
+       {"1.jpg", "2.jpg", "3.jpg", "../masks/2.png", "../masks/4.png",
+        "../masks/2.jpg", "../masks/notes"}) {
+    Add(name);
+  }
+  labels_ = kNone;
+  masks_ = MaskFolder{.path = base_ + "/masks"};
+  const std::string text =
+      "2 pictures without a mask, like " + root_ + "/1.jpg: no " + base_ +
+      "/masks/1.png; 1 mask without a picture, like " + base_ + "/masks/4.png";
+  EXPECT_EQ(OpenFails(StatusCode::kNotFound),
+            text + "; `on_missing: skip` leaves them out");
+  masks_->on_missing = OnMissing::kSkip;
+  auto source = Open();
+  EXPECT_THAT(Paths(source.get()), ElementsAre("data/2.jpg masks/2.png"));
+  EXPECT_EQ(source->left_out(), text);
+  masks_->suffix = "_seg.png";
+  EXPECT_THAT(OpenFails(StatusCode::kInvalidArgument),
+              HasSubstr("no picture has a mask in " + base_ +
+                        "/masks: 3 "
+                        "pictures without a mask"));
+  masks_->suffix = ".png";
+  Add("2.png");
+  EXPECT_THAT(OpenFails(StatusCode::kInvalidArgument),
+              HasSubstr("2.png: another picture has the mask"));
+}
+
+TEST_F(ImageFolderSourceTest, AChangedFolderOfMasksIsNoticed) {
+  Add("1.jpg");
+  Add("masks/1.png");
+  FinishRecovery();
+  labels_ = kNone;
+  masks_ = MaskFolder{.path = root_ + "/masks"};
+  (void)Open();
+  auto source = Open();
+  EXPECT_THAT(Paths(source.get()), ElementsAre("data/1.jpg data/masks/1.png"));
+  EXPECT_FALSE(source->Changed());
+  const std::string fingerprint = source->fingerprint();
+  masks_.reset();
+  EXPECT_NE(Open()->fingerprint(), fingerprint);
+  Add("masks/2.png");
+  EXPECT_TRUE(source->Changed());
 }
 
 TEST_F(ImageFolderSourceTest, WithoutACacheFolderItJustScans) {

@@ -57,7 +57,7 @@ class Comparison:
         self.failures = []
 
     def add(self, case, ours, pillows):
-        difference = numpy.abs(ours.astype(numpy.int16) - pillows)
+        difference = numpy.abs(ours.astype(numpy.int32) - pillows)
         self.cases += 1
         self.values += difference.size
         self.different += int(numpy.count_nonzero(difference))

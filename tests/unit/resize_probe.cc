@@ -4,6 +4,9 @@
 //
 //   decode FILE CHANNELS OUT
 //     FILE's pixels at full size, as its decoder gives them
+//     (of 2 channels: its values, uint16)
+//   mask FILE HEIGHT WIDTH OUT
+//     the row of decode_image with it as a mask, of that size, int32
 //   upright FILE HEIGHT WIDTH CHANNELS EXACT OUT
 //     the row of decode_image with orientation: apply, of that size
 //   resize IN IN_HEIGHT IN_WIDTH CHANNELS LEFT TOP WIDTH HEIGHT
@@ -61,23 +64,38 @@ Status Decode(std::istream& arguments) {
   return OkStatus();
 }
 
+Status Row(const std::string& in, const DecodeImageOp& op, size_t bytes,
+           const std::string& out, FeaturePaths::Scratch& scratch) {
+  const std::vector<char> file = ReadFile(in);
+  const TransformSpec map[] = {op};
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<FeaturePaths> paths,
+      FeaturePaths::Compile(map, 0, {{{"image", DType::kUint8, {}}, true}}));
+  std::vector<std::byte> row(bytes);
+  std::byte* const output = row.data();
+  PENSTOCK_RETURN_IF_ERROR(
+      paths->Run({Bytes(file)}, {}, scratch, {&output, 1}));
+  WriteFile(out, row);
+  return OkStatus();
+}
+
 Status DecodeUpright(std::istream& arguments, FeaturePaths::Scratch& scratch) {
   std::string in, out;
   DecodeImageOp op;
   op.applies_orientation = true;
   arguments >> in >> op.size.height >> op.size.width >> op.channels >>
       op.exact >> out;
-  const std::vector<char> file = ReadFile(in);
-  const TransformSpec map[] = {op};
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const std::unique_ptr<FeaturePaths> paths,
-      FeaturePaths::Compile(map, 0, {{{"image", DType::kUint8, {}}, true}}));
-  std::vector<std::byte> pixels(op.size.height * op.size.width * op.channels);
-  std::byte* const output = pixels.data();
-  PENSTOCK_RETURN_IF_ERROR(
-      paths->Run({Bytes(file)}, {}, scratch, {&output, 1}));
-  WriteFile(out, pixels);
-  return OkStatus();
+  return Row(in, op, op.size.height * op.size.width * op.channels, out,
+             scratch);
+}
+
+Status DecodeMask(std::istream& arguments, FeaturePaths::Scratch& scratch) {
+  std::string in, out;
+  DecodeImageOp op = {
+      .feature = {}, .mask = {"image"}, .mask_dtype = DType::kInt32};
+  arguments >> in >> op.size.height >> op.size.width >> out;
+  return Row(in, op, op.size.height * op.size.width * sizeof(int32_t), out,
+             scratch);
 }
 
 Status Resize(std::istream& arguments, Resampler& resampler) {
@@ -111,6 +129,7 @@ int Main() {
     const Status status = what == "decode" ? Decode(arguments)
                           : what == "upright"
                               ? DecodeUpright(arguments, *scratch)
+                          : what == "mask"   ? DecodeMask(arguments, *scratch)
                           : what == "resize" ? Resize(arguments, resampler)
                                              : InvalidArgumentError("{}", what);
     std::cout << (status.ok() ? "ok" : status.message()) << std::endl;

@@ -232,7 +232,7 @@ TEST_F(RowFunctionTest, OpsStandBeforeBetweenAndAfterFunctions) {
   const ElementSpec grown = {{"value", DType::kInt64, {3}},
                              {"half", DType::kFloat32, {3}}};
   CastOp cast;
-  cast.feature = "half";
+  cast.feature = {"half"};
   cast.dtype = DType::kInt32;
   ASSERT_TRUE(Compile({Python("functions:double"),
                        Python("functions:grow", grown), cast},

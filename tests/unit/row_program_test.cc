@@ -21,6 +21,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::SizeIs;
 using Bytes = std::vector<std::byte>;
 
 template <typename T>
@@ -382,7 +383,7 @@ TEST_F(RowProgramTest, ABoolCastsToOneAndZero) {
               ElementsAre(0, 1, 1));
   EXPECT_THAT((Cast<uint8_t>(DType::kBool, DType::kBool, bools)),
               ElementsAre(0, 1, 1));
-  Compile({FlipOp{.feature = "mask", .horizontal = 1}},
+  Compile({FlipOp{.feature = {"mask"}, .horizontal = 1}},
           Plain(DType::kBool, {1, 3}, "mask"));
   EXPECT_EQ(ValuesOf<uint8_t>(Run(BytesOf(bools))),
             (std::vector<uint8_t>{1, 1, 0}));
@@ -413,7 +414,7 @@ TEST_F(RowProgramTest, AByteThatIsNoBoolIsTheRecordsError) {
                          {{"mask", DType::kBool, {20}}, false}};
   for (const std::vector<TransformSpec>& map :
        {std::vector<TransformSpec>{},
-        {CastOp{.feature = "mask", .dtype = DType::kFloat32}}}) {
+        {CastOp{.feature = {"mask"}, .dtype = DType::kFloat32}}}) {
     Compile(map, masks);
     for (const size_t at : {0, 7, 8, 15, 16, 19}) {
       std::vector<uint8_t> mask(20, 1);
@@ -453,7 +454,7 @@ TEST_F(RowProgramTest, ErrorsNameTheOpAndTheWayOut) {
   EXPECT_EQ(CompileError({decode, chw, FlipOp{}}, Encoded()),
             "map[2] flip: feature 'image' has its channels first by now; put "
             "it before the op that says layout: chw");
-  EXPECT_EQ(CompileError({decode, FlipOp{.feature = "picture"}}, Encoded()),
+  EXPECT_EQ(CompileError({decode, FlipOp{.feature = {"picture"}}}, Encoded()),
             "map[1] flip: no feature 'picture'; known here: image");
   EXPECT_EQ(CompileError({FlipOp{}}, Plain(DType::kInt64, {})),
             "map[0] flip: wants an image [h, w] or [h, w, c], found image "
@@ -472,6 +473,119 @@ TEST_F(RowProgramTest, ChannelsMustFitTheFeature) {
             "one finite number, or one for each of its 3 channels");
   normalize = {.mean = {0.5}, .std = {0.5, 1}};
   EXPECT_THAT(CompileError({normalize}, image), HasSubstr("std is [0.5, 1]"));
+}
+
+// ---- several features of one op
+
+RawSpec PictureAndMask(bool encoded, const std::vector<int64_t>& shape = {}) {
+  return {{{"image", DType::kUint8, shape}, encoded},
+          {{"mask", DType::kUint8, shape}, encoded}};
+}
+
+TEST_F(RowProgramTest, AMaskHasTheBoxAndTheFlipOfItsPicture) {
+  const JpegKind gray{.height = 100, .width = 150, .space = JCS_GRAYSCALE};
+  const Bytes picture = EncodeJpeg({.height = 100, .width = 150});
+  const Bytes mask = EncodeJpeg(gray);
+  Compile({DecodeImageOp{.feature = {}, .mask = {"image"}, .size = {100, 150}}},
+          Encoded());
+  EXPECT_EQ(program_->element_spec()[0],
+            (Feature{"image", DType::kUint8, {100, 150}}));
+  const Bytes pixels = Run(mask);
+  const CropSpec part = RandomResizedCrop{};
+  for (uint64_t sample = 0; sample < 20; ++sample) {
+    const AugmentationKey key{.sample = sample};
+    Compile({DecodeImageOp{.mask = {"mask"}, .crop = part, .size = {33, 47}},
+             FlipOp{.mask = {"mask"}}},
+            PictureAndMask(true));
+    const auto together = RunAll({picture, mask}, key);
+    ASSERT_TRUE(together.ok()) << together.status().message();
+    Compile({DecodeImageOp{.crop = part, .size = {33, 47}}, FlipOp{}},
+            Encoded());
+    EXPECT_EQ((*together)[0], Run(picture, key)) << sample;
+    Compile(
+        {CropOp{
+             .feature = {}, .mask = {"image"}, .crop = part, .size = {33, 47}},
+         FlipOp{}},
+        Plain(DType::kUint8, {100, 150}));
+    EXPECT_EQ((*together)[1], Run(pixels, key)) << sample;
+  }
+}
+
+TEST_F(RowProgramTest, AMaskKeepsItsValuesWhateverItsDtype) {
+  // Ten pixels of two values each become four, then the last halves of these.
+  std::vector<int16_t> values;
+  for (int16_t i = 0; i < 10; ++i) {
+    values.insert(values.end(), {i, static_cast<int16_t>(-1000 * i)});
+  }
+  Compile({ResizeOp{.feature = {}, .mask = {"image"}, .size = {1, 4}}},
+          Plain(DType::kInt16, {1, 10, 2}));
+  EXPECT_THAT(ValuesOf<int16_t>(Run(BytesOf(values))),
+              ElementsAre(1, -1000, 3, -3000, 6, -6000, 8, -8000));
+  Compile({CropOp{.feature = {},
+                  .mask = {"image"},
+                  .crop = CenterCrop{.fraction = 0.2},
+                  .size = {1, 2}}},
+          Plain(DType::kInt16, {5, 4}));
+  EXPECT_THAT(ValuesOf<int16_t>(Run(BytesOf(values))), SizeIs(2));
+}
+
+TEST_F(RowProgramTest, SeveralPicturesHaveTheSameDraws) {
+  const Bytes file = EncodeJpeg({});
+  const FeatureNames both = {"image", "mask"};
+  Compile({DecodeImageOp{
+               .feature = both, .crop = RandomResizedCrop{}, .size = {8, 9}},
+           FlipOp{.feature = both}},
+          PictureAndMask(true));
+  for (uint64_t sample = 0; sample < 20; ++sample) {
+    const auto row = RunAll({file, file}, {.sample = sample});
+    ASSERT_TRUE(row.ok()) << row.status().message();
+    EXPECT_EQ((*row)[0], (*row)[1]) << sample;
+  }
+}
+
+TEST_F(RowProgramTest, WhatDoesNotFitTogetherIsAnError) {
+  const FeatureNames both = {"image", "mask"};
+  const DecodeImageOp decode{.mask = {"mask"}, .size = {8, 8}};
+  Compile({decode}, PictureAndMask(true));
+  const auto error = [this](const Bytes& picture, const Bytes& mask) {
+    const auto row = RunAll({picture, mask});
+    EXPECT_EQ(row.status().code(), StatusCode::kDataLoss);
+    return row.status().message();
+  };
+  const Bytes gray = EncodeJpeg({.space = JCS_GRAYSCALE});
+  EXPECT_EQ(
+      error(EncodeJpeg({}), EncodeJpeg({.height = 47, .space = JCS_GRAYSCALE})),
+      "feature 'mask': a picture of 64 x 47 pixels, but another one of map[0] "
+      "has 64 x 48; a step crops and flips pictures of one size together");
+  EXPECT_THAT(error(gray, EncodeJpeg({})),
+              HasSubstr("feature 'mask': a picture of colours; a mask has one "
+                        "value a pixel"));
+  // The sizes of one row are not compared with those of another.
+  const Bytes small = EncodeJpeg({.height = 9, .space = JCS_GRAYSCALE});
+  EXPECT_TRUE(RunAll({small, small}).ok());
+  EXPECT_TRUE(RunAll({gray, gray}).ok());
+
+  EXPECT_EQ(CompileError({decode, FlipOp{}}, PictureAndMask(true)),
+            "map[1] flip: moves pixels of 'image', but not of 'mask', which "
+            "decode_image has made fit: name both, in `feature` or `mask`");
+  EXPECT_THAT(
+      CompileError({decode, CropOp{.size = {4, 4}}}, PictureAndMask(true)),
+      HasSubstr("but not of 'mask'"));
+  Compile({decode, FlipOp{.mask = {"mask"}},
+           NormalizeOp{.mean = {0.5}, .std = {0.5}},
+           CastOp{.feature = {"mask"}, .dtype = DType::kInt64}},
+          PictureAndMask(true));
+  EXPECT_EQ(CompileError({FlipOp{.feature = both, .mask = {"mask"}}},
+                         PictureAndMask(false, {4, 4})),
+            "map[0] flip: names feature 'mask' twice");
+  EXPECT_EQ(CompileError({FlipOp{.feature = {}}}, Plain(DType::kUint8, {4, 4})),
+            "map[0] flip: names no feature");
+  EXPECT_EQ(
+      CompileError({CropOp{.feature = both, .size = {4, 4}}},
+                   {{{"image", DType::kUint8, {8, 8}}, false},
+                    {{"mask", DType::kUint8, {8, 9}}, false}}),
+      "map[0] crop: crops pictures of one size together, found image uint8 "
+      "[8, 8] and mask uint8 [8, 9]");
 }
 
 // ---- the fast way of decode_image

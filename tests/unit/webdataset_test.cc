@@ -69,8 +69,7 @@ class WebdatasetTest : public testing::Test {
 
   StatusOr<std::unique_ptr<Source>> Open(
       const std::string& file, const std::string& features = kPictureAndLabel,
-      WebdatasetSource::OnMissing on_missing =
-          WebdatasetSource::OnMissing::kError) {
+      OnMissing on_missing = OnMissing::kError) {
     WebdatasetSource spec;
     spec.files.patterns = {file};
     const auto document = ReadYaml(features, "f");
@@ -179,8 +178,7 @@ TEST_F(WebdatasetTest, ASampleWithoutAMemberIsAnErrorOrLeftOut) {
                     HasSubstr("does not have it; `on_missing: skip`")));
   EXPECT_THAT(Record(**source, 1), ElementsAre("b", Int64(2)));
   EXPECT_THAT(Record(**source, 3)[0], HasSubstr("member jpg;png: the sample"));
-  const auto skipped =
-      Open(file, kPictureAndLabel, WebdatasetSource::OnMissing::kSkip);
+  const auto skipped = Open(file, kPictureAndLabel, OnMissing::kSkip);
   ASSERT_TRUE(skipped.ok()) << skipped.status().message();
   EXPECT_EQ((*skipped)->record_count(), 1u);
   EXPECT_EQ((*skipped)->left_out(), "3 samples that lack a member");
@@ -189,7 +187,7 @@ TEST_F(WebdatasetTest, ASampleWithoutAMemberIsAnErrorOrLeftOut) {
       Open(file,
            "{cls: {dtype: int64, shape: [], default: -1}, jpg: {encoded: "
            "true}}",
-           WebdatasetSource::OnMissing::kSkip);
+           OnMissing::kSkip);
   EXPECT_EQ((*defaults)->record_count(), 2u);
   EXPECT_THAT(Record(**defaults, 0), ElementsAre(Int64(-1), "a"));
 }

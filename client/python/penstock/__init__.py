@@ -19,7 +19,7 @@ from penstock._core import PADDING_ID
 from penstock._core import version as __version__
 from penstock.batch import Batch, Features, TensorSpec
 from penstock.dataset import (Dataset, Operation, cast, center, crop,
-                              decode_image, flip, normalize, plugin, python,
+                              decode_image, flip, masks, normalize, plugin, python,
                               random_resized, resize)
 from penstock.errors import (Aborted, AlreadyExists, Cancelled, DataLoss,
                              DeadlineExceeded, Error, FailedPrecondition,
@@ -35,6 +35,6 @@ __all__ = [
     "FailedPrecondition", "Features", "Internal", "InvalidArgument", "NotFound",
     "Operation", "PADDING_ID", "PermissionDenied", "Producer",
     "Reader", "ResourceExhausted", "TensorSpec", "Unavailable", "__version__", "attach",
-    "broker", "cast", "center", "crop", "decode_image", "flip", "normalize",
-    "plugin", "producer", "python", "random_resized", "resize",
+    "broker", "cast", "center", "crop", "decode_image", "flip", "masks",
+    "normalize", "plugin", "producer", "python", "random_resized", "resize",
 ]

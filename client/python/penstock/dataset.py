@@ -12,7 +12,8 @@ Each step returns a new Dataset. Nothing is read or checked here: the broker
 checks a spec at the attach (``penstock check`` does so at any time), and its errors
 name the key (``spec: map[0].cast.dtype: ...``). None stands for the spec's default,
 below in parentheses; common/README.md documents the format. ``feature`` names the
-feature that an operation changes (``image``, or the only one).
+feature that an operation changes (``image``, or the only one), or several, which
+have the same random numbers.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ Path = Union[str, "os.PathLike[str]"]
 Files = Union[Path, Sequence[Path], Mapping[str, Path]]
 Size = Union[int, Sequence[int]]
 PerChannel = Union[float, Sequence[float]]
+# One feature, or several: with the same random numbers.
+Names = Union[str, Sequence[str]]
 
 
 def _given(**values: Any) -> Dict[str, Any]:
@@ -117,10 +120,20 @@ def center(fraction: Optional[float] = None) -> Dict[str, Any]:
     return {"center": _given(fraction=fraction)}
 
 
+def masks(path: Path, suffix: Optional[str] = None,
+          on_missing: Optional[str] = None) -> Dict[str, Any]:
+    """``masks`` of ``Dataset.image_folder``: a folder whose files have the paths of the
+    pictures, with ``suffix`` ("_mask.png"; ".png" if not given) for the extension;
+    it may be the folder of the pictures. ``on_missing``: "error", or "skip" what has
+    no partner."""
+    return _given(path=_absolute(path), suffix=suffix, on_missing=on_missing)
+
+
 def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                  channels: Optional[str] = None, exact: Optional[bool] = None,
-                 feature: Optional[str] = None, *,
-                 orientation: Optional[str] = None) -> Operation:
+                 feature: Optional[Names] = None, *,
+                 orientation: Optional[str] = None, mask: Optional[Names] = None,
+                 mask_dtype: Any = None) -> Operation:
     """JPEG, PNG, WebP or TIFF -> uint8 [height, width, channels], antialiased
     bilinear; transparency is dropped.
 
@@ -128,34 +141,42 @@ def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
     "random_resized", ``center(...)`` or ``random_resized(...)``; ``channels``:
     "rgb" or "gray"; ``exact``: bit-exact with Pillow, half as fast;
     ``orientation``: "ignore" (as it is stored) or "apply" (turned upright by its
-    EXIF orientation)."""
+    EXIF orientation). ``mask``: features that are masks of the picture: cropped
+    alike, resized by the nearest pixel, [height, width] with the values of Pillow's
+    array (gray, or the index into a palette), ``mask_dtype`` "uint8" or "int32"."""
     return _operation("decode_image", size=size, crop=crop, channels=channels,
-                      exact=exact, feature=feature, orientation=orientation)
+                      exact=exact, feature=feature, orientation=orientation,
+                      mask=mask, mask_dtype=_optional_dtype(mask_dtype))
 
 
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
-         feature: Optional[str] = None) -> Operation:
+         feature: Optional[Names] = None, *,
+         mask: Optional[Names] = None) -> Operation:
     """uint8 picture -> uint8 of ``size`` (as in ``decode_image``); ``how``: as
-    ``crop`` of ``decode_image``."""
+    ``crop`` of ``decode_image``; ``mask``: masks of it, of any dtype, cropped alike
+    and resized by the nearest pixel."""
     where = {how: {}} if isinstance(how, str) else dict(how)
-    return _operation("crop", **where, size=size, feature=feature)
+    return _operation("crop", **where, size=size, feature=feature, mask=mask)
 
 
-def resize(size: Size, feature: Optional[str] = None) -> Operation:
+def resize(size: Size, feature: Optional[Names] = None, *,
+           mask: Optional[Names] = None) -> Operation:
     """uint8 picture -> uint8 of ``size`` (as in ``decode_image``), antialiased
-    bilinear."""
-    return _operation("resize", size=size, feature=feature)
+    bilinear; ``mask``: masks of it, of any dtype, by the nearest pixel."""
+    return _operation("resize", size=size, feature=feature, mask=mask)
 
 
 def flip(horizontal: Optional[float] = None,
-         feature: Optional[str] = None) -> Operation:
-    """Mirrors a picture left to right with probability ``horizontal`` (0.5)."""
-    return _operation("flip", horizontal=horizontal, feature=feature)
+         feature: Optional[Names] = None, *,
+         mask: Optional[Names] = None) -> Operation:
+    """Mirrors a picture, and its masks with it, left to right with probability
+    ``horizontal`` (0.5)."""
+    return _operation("flip", horizontal=horizontal, feature=feature, mask=mask)
 
 
 def normalize(mean: PerChannel, std: PerChannel, dtype: Optional[str] = None,
               layout: Optional[str] = None,
-              feature: Optional[str] = None) -> Operation:
+              feature: Optional[Names] = None) -> Operation:
     """uint8 picture -> (value / 255 - mean) / std; ``mean``, ``std``: one number or
     one per channel; ``dtype``: "float32", "float16" or "bfloat16"; ``layout``:
     "hwc" or "chw"."""
@@ -164,7 +185,7 @@ def normalize(mean: PerChannel, std: PerChannel, dtype: Optional[str] = None,
 
 
 def cast(dtype: str, layout: Optional[str] = None,
-         feature: Optional[str] = None) -> Operation:
+         feature: Optional[Names] = None) -> Operation:
     """Converts to ``dtype``: rounds to nearest even and saturates; to "bool", all
     but 0 is true. ``layout``: "hwc" or "chw"."""
     return _operation("cast", dtype=dtype_name(dtype), layout=layout,
@@ -232,12 +253,36 @@ class Dataset:
     # ---- sources
 
     @classmethod
-    def image_folder(cls, path: Path, *, io: Optional[str] = None,
+    def image_folder(cls, path: Path, *, labels: Optional[str] = None,
+                     masks: Optional[Mapping[str, Any]] = None,
+                     io: Optional[str] = None,
                      name: Optional[str] = None) -> "Dataset":
         """Pictures (JPEG, PNG, WebP, TIFF) in one sub-folder per class, also nested.
         Features: ``image`` (encoded), ``label`` int64 []: the index of the class
-        folder in byte order."""
-        return cls._of("image_folder", _given(path=_absolute(path), io=io), name)
+        folder in byte order. ``labels``: "none" takes all pictures in the folder, at
+        any depth, and gives no label. ``masks``: ``penstock.masks(...)``, which adds
+        ``mask`` (encoded)."""
+        return cls._of("image_folder", _given(
+            path=_absolute(path), labels=labels, masks=masks, io=io), name)
+
+    @classmethod
+    def image_list(cls, file: Path, columns: Mapping[str, Any], *,
+                   folder: Optional[Path] = None, delimiter: Optional[str] = None,
+                   header: Optional[bool] = None, longer: Optional[str] = None,
+                   on_missing: Optional[str] = None, io: Optional[str] = None,
+                   name: Optional[str] = None) -> "Dataset":
+        """Pictures that a file of comma-separated values names, a sample per row, in
+        its order. ``columns``: {name: {"encoded": True}} of the path of a picture,
+        {name: {"classes": True}} of a class's name, which becomes its number in byte
+        order of all names (or in a list: {"classes": ["cat", "dog"]}), and numbers
+        and text as in ``csv``, with "column". Paths are below ``folder``; if None,
+        beside the file. ``on_missing``: "error", or "skip" rows whose picture is not
+        there."""
+        return cls._of("image_list", _given(
+            file=_absolute(file), columns=features_of(columns),
+            folder=None if folder is None else _absolute(folder),
+            delimiter="tab" if delimiter == "\t" else delimiter, header=header,
+            longer=longer, on_missing=on_missing, io=io), name)
 
     @classmethod
     def idx(cls, images: Path, labels: Optional[Path] = None, *,
