@@ -60,6 +60,13 @@ class Arrays final : public Source {
   }
   std::optional<size_t> plain_feature() const override { return read_; }
 
+  void Expect(uint64_t record) const override {
+    for (size_t i = 0; i < features_.size(); ++i) {
+      if (i == read_) continue;
+      __builtin_prefetch(kept_[i].data.get() +
+                         record * features_[i].feature.RowBytes());
+    }
+  }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Place place = PlaceOf(record);
     place.part->file->Locate(place.offset, features_[read_].feature.RowBytes(),
