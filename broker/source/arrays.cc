@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <new>
+#include <numeric>
 #include <span>
 
 #include "broker/declare/value_type.h"
@@ -14,7 +15,10 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// Memory that is not zeroed first: it may be gigabytes.
+// Small rows, usually labels, are not worth a read each. Of 64 bits: 8 million.
+constexpr uint64_t kKeptBytesMax = uint64_t{64} << 20;
+
+// Memory that is not zeroed first.
 struct Kept {
   std::unique_ptr<std::byte[]> data;
   uint64_t bytes = 0;
@@ -23,11 +27,11 @@ struct Kept {
 class Arrays final : public Source {
  public:
   Arrays(std::vector<DataFiles> files, std::vector<ArrayFeature> features,
-         std::vector<Kept> kept, size_t read)
+         std::vector<Kept> kept, std::vector<size_t> read)
       : files_(std::move(files)),
         features_(std::move(features)),
         kept_(std::move(kept)),
-        read_(read) {
+        read_(std::move(read)) {
     for (const ArrayFeature& each : features_) {
       raw_spec_.push_back({each.feature, false});
     }
@@ -45,7 +49,7 @@ class Arrays final : public Source {
                        [](const DataFiles& each) { return each.Changed(); });
   }
   std::string io() const override {
-    return IoText(features_[read_].parts[0].file->align());
+    return IoText(features_[read_[0]].parts[0].file->align());
   }
   std::string fingerprint() const override {
     Fingerprint fingerprint("arrays");
@@ -58,35 +62,37 @@ class Arrays final : public Source {
     }
     return fingerprint.Hex();
   }
-  std::optional<size_t> plain_feature() const override { return read_; }
+  std::optional<size_t> plain_feature() const override {
+    return read_.size() == 1 ? std::optional(read_[0]) : std::nullopt;
+  }
 
   void Expect(uint64_t record) const override {
     for (size_t i = 0; i < features_.size(); ++i) {
-      if (i == read_) continue;
-      __builtin_prefetch(kept_[i].data.get() +
-                         record * features_[i].feature.RowBytes());
+      if (kept_[i].data != nullptr) __builtin_prefetch(KeptRow(i, record));
     }
   }
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const Place place = PlaceOf(record);
-    place.part->file->Locate(place.offset, features_[read_].feature.RowBytes(),
-                             request);
+    LocateRow(read_[0], record, request);
+    for (size_t i = 1; i < read_.size(); ++i) {
+      LocateRow(read_[i], record, &request->more.emplace_back());
+    }
   }
 
   Status Unpack(uint64_t record, const ReadBytes& read, std::vector<std::byte>*,
                 RawRecord* raw) const override {
     raw->resize(features_.size());
     for (size_t i = 0; i < features_.size(); ++i) {
-      const uint64_t bytes = features_[i].feature.RowBytes();
-      (*raw)[i] = i == read_ ? read.bytes
-                             : std::span<const std::byte>(
-                                   kept_[i].data.get() + record * bytes, bytes);
+      if (kept_[i].data == nullptr) continue;
+      (*raw)[i] = {KeptRow(i, record), features_[i].feature.RowBytes()};
+    }
+    for (size_t i = 0; i < read_.size(); ++i) {
+      (*raw)[read_[i]] = read_.size() == 1 ? read.bytes : read.Part(i);
     }
     return OkStatus();
   }
 
   std::string Describe(uint64_t record) const override {
-    const Place place = PlaceOf(record);
+    const Place place = PlaceOf(read_[0], record);
     return Format("{}, row {} (offset {})", place.part->name, place.row,
                   place.offset);
   }
@@ -98,18 +104,27 @@ class Arrays final : public Source {
     uint64_t offset;
   };
 
-  // Of the feature that is read.
-  Place PlaceOf(uint64_t record) const {
-    const ArrayFeature& in = features_[read_];
+  // Of a feature that is read.
+  Place PlaceOf(size_t feature, uint64_t record) const {
+    const ArrayFeature& in = features_[feature];
     const auto [part, row] = in.rows.Find(record);
     return {&in.parts[part], row,
             in.parts[part].data_at + row * in.feature.RowBytes()};
   }
+  void LocateRow(size_t feature, uint64_t record, ReadPart* part) const {
+    const Place place = PlaceOf(feature, record);
+    place.part->file->Locate(place.offset,
+                             features_[feature].feature.RowBytes(), part);
+  }
+  const std::byte* KeptRow(size_t feature, uint64_t record) const {
+    return kept_[feature].data.get() +
+           record * features_[feature].feature.RowBytes();
+  }
 
   const std::vector<DataFiles> files_;
   const std::vector<ArrayFeature> features_;
-  const std::vector<Kept> kept_;  // of the features; empty for the one read
-  const size_t read_;
+  const std::vector<Kept> kept_;  // of the features; empty for those read
+  const std::vector<size_t> read_;
   RawSpec raw_spec_;
 };
 
@@ -204,21 +219,38 @@ StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFiles> files,
   if (first.rows.count() == 0) {
     return InvalidArgumentError("{}: no row", first.parts.front().name);
   }
-  const size_t read = static_cast<size_t>(
-      std::max_element(features.begin(), features.end(),
-                       [](const ArrayFeature& a, const ArrayFeature& b) {
-                         return a.feature.RowBytes() < b.feature.RowBytes();
-                       }) -
-      features.begin());
+  // The largest is read, and of the others what is not kept, smallest first.
+  std::vector<size_t> by_size(features.size());
+  std::iota(by_size.begin(), by_size.end(), size_t{0});
+  std::stable_sort(by_size.begin(), by_size.end(), [&](size_t a, size_t b) {
+    return features[a].feature.RowBytes() > features[b].feature.RowBytes();
+  });
   std::vector<Kept> kept(features.size());
-  for (size_t i = 0; i < features.size(); ++i) {
-    if (i == read) continue;
+  std::vector<size_t> read;
+  uint64_t kept_bytes = 0;
+  while (!by_size.empty()) {
+    const size_t i = by_size.back();
+    by_size.pop_back();
+    const uint64_t bytes = first.rows.count() * features[i].feature.RowBytes();
+    if (by_size.empty() || bytes > kKeptBytesMax - kept_bytes) {
+      read.push_back(i);
+      continue;
+    }
+    kept_bytes += bytes;
     PENSTOCK_ASSIGN_OR_RETURN(kept[i], Keep(features[i], progress));
   }
-  PENSTOCK_RETURN_IF_ERROR(files[features[read].files].ChooseIo(
-      io, features[read].feature.RowBytes()));
-  return std::unique_ptr<Source>(
-      new Arrays(std::move(files), std::move(features), std::move(kept), read));
+  std::reverse(read.begin(), read.end());  // messages name the largest
+  // Once for each set of files, by its largest rows.
+  std::vector<bool> chosen(files.size());
+  for (const size_t i : read) {
+    const size_t of = features[i].files;
+    if (chosen[of]) continue;
+    chosen[of] = true;
+    PENSTOCK_RETURN_IF_ERROR(
+        files[of].ChooseIo(io, features[i].feature.RowBytes()));
+  }
+  return std::unique_ptr<Source>(new Arrays(
+      std::move(files), std::move(features), std::move(kept), std::move(read)));
 }
 
 }  // namespace penstock

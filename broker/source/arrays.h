@@ -35,9 +35,9 @@ struct ArrayFeature {
                 const NpyHeader& header);
 };
 
-// A record is a row of each feature. The largest rows are read, those of other
-// features are kept in memory. InvalidArgument:
-// no rows, or not as many of each feature.
+// A record is a row of each feature. The largest rows are read; those of other
+// features are kept in memory, as far as 64 MiB go. InvalidArgument: no rows,
+// or not as many of each feature.
 StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFiles> files,
                                              std::vector<ArrayFeature> features,
                                              Io io, OpenProgress* progress);

@@ -11,12 +11,12 @@ const Declaration<NpySource>& NpySource::Declared() {
                              "Rows of NumPy's arrays, along their first axis.")
           .Gives("as in the files")
           .Example("{features: {image: [x0.npy, x1.npy], label: y.npy}}")
-          .Required("features", &NpySource::features,
-                    ValueOfEachFeature(Files()),
-                    "{NAME: files}, each as paths, globs, braces or a list: "
-                    "their arrays follow one another; all features have as "
-                    "many rows. The feature with the largest rows is read, the "
-                    "others are kept in memory")
+          .Required(
+              "features", &NpySource::features, ValueOfEachFeature(Files()),
+              "{NAME: files}, each as paths, globs, braces or a list: "
+              "their arrays follow one another; all features have as "
+              "many rows. The largest rows are read, others kept in memory "
+              "while they have at most 64 MiB together")
           .Optional("io", &NpySource::io, IoType(), kIoText);
   return declared;
 }

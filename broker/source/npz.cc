@@ -60,8 +60,9 @@ const Declaration<NpzSource>& NpzSource::Declared() {
               ValueOfEachFeature(
                   Text("the name of an array",
                        [](std::string_view text) { return !text.empty(); })),
-              "{NAME: an array}; all have as many rows. The feature with the "
-              "largest rows is read, the others are kept in memory")
+              "{NAME: an array}; all have as many rows. The largest rows "
+              "are read, others kept in memory while they have at most 64 MiB "
+              "together")
           .Optional("io", &NpzSource::io, IoType(), kIoText);
   return declared;
 }

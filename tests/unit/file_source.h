@@ -53,15 +53,23 @@ class FileSourceTest : public testing::Test {
     source.Locate(record, &request);
     // Also of an empty line: a worker asks one record whether all are read.
     EXPECT_EQ(request.kind, ReadRequest::Kind::kRange);
-    std::vector<std::byte> read(request.bytes);
-    const ssize_t got = pread(request.fd, read.data(), read.size(),
-                              static_cast<off_t>(request.offset));
-    if (got != static_cast<ssize_t>(read.size())) {
-      return DataLossError("{}: short", source.Describe(record));
+    std::vector<ReadPart> parts = request.more;
+    parts.insert(parts.begin(), request);
+    std::vector<std::byte> read;
+    std::vector<uint64_t> ends;
+    for (const ReadPart& part : parts) {
+      read.resize(read.size() + part.bytes);
+      const ssize_t got = pread(part.fd, read.data() + read.size() - part.bytes,
+                                part.bytes, static_cast<off_t>(part.offset));
+      if (got != static_cast<ssize_t>(part.bytes)) {
+        return DataLossError("{}: short", source.Describe(record));
+      }
+      if (!request.more.empty()) ends.push_back(read.size());
     }
     std::vector<std::byte> scratch(99, std::byte{7});  // of another row
     RawRecord raw;
-    PENSTOCK_RETURN_IF_ERROR(source.Unpack(record, {read}, &scratch, &raw));
+    PENSTOCK_RETURN_IF_ERROR(
+        source.Unpack(record, {read, ends}, &scratch, &raw));
     EXPECT_EQ(raw.size(), source.raw_spec().size());
     features->clear();
     for (size_t i = 0; i < raw.size(); ++i) {

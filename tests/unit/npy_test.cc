@@ -84,6 +84,33 @@ TEST_F(NpyTest, RowsOfFeaturesAreSideBySide) {
             StatusCode::kCancelled);
 }
 
+TEST_F(NpyTest, LargeRowsOfSeveralFeaturesAreAllRead) {
+  // Of 96 MB and more: holes, but for the last row.
+  constexpr uint64_t kRows = 3'000'000;
+  const auto sparse = [&](const std::string& name, uint64_t row_bytes,
+                          char value) {
+    const std::string head =
+        NpyOf(NpyHeaderText("|u1", Format("({}, {})", kRows, row_bytes)), "");
+    const std::string path = Write(name, head);
+    const uint64_t bytes = head.size() + kRows * row_bytes;
+    std::filesystem::resize_file(path, bytes - row_bytes);
+    std::ofstream(path, std::ios::binary | std::ios::app)
+        << std::string(row_bytes, value);
+    return path;
+  };
+  const NpySource spec{{{"label", {{sparse("label", 1, 'l')}}},
+                        {"mask", {{sparse("mask", 32, 'm')}}},
+                        {"x", {{sparse("x", 48, 'x')}}}}};
+  const auto source = Open(spec);
+  ASSERT_EQ(source->record_count(), kRows);
+  EXPECT_EQ(source->plain_feature(), std::nullopt);
+  EXPECT_EQ(source->memory_bytes(), kRows);  // the labels
+  EXPECT_THAT(source->Describe(1), HasSubstr("/x, row 1"));
+  EXPECT_THAT(Record(*source, kRows - 1),
+              ElementsAre("l", std::string(32, 'm'), std::string(48, 'x')));
+  EXPECT_THAT(Record(*source, 0)[1], std::string(32, '\0'));
+}
+
 TEST_F(NpyTest, ArraysThatDoNotBelongTogetherAreNamed) {
   const std::string a = Write("a", Pairs("aabb"));
   const std::string b = Write("b", Singles("abc"));

@@ -372,8 +372,8 @@ class Dataset:
             io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
         """Rows of arrays that ``numpy.save`` wrote, along their first axis.
         ``features``: {name: files, whose arrays follow one another}; all
-        features have as many rows. The feature with the largest rows is read, the
-        others are kept in memory."""
+        features have as many rows. The largest rows are read, others kept in memory
+        while they have at most 64 MiB together."""
         return cls._of("npy", _given(
             features={key: _absolute_files(files) for key, files in features.items()},
             io=io), name)
