@@ -62,7 +62,7 @@ struct JobKind {
     if (file.empty()) return SyntheticJob(name, cost_us, batch);
     return Format(
         "dataset: {}\n"
-        "source: {{fixed_length_records: {{path: {}, features: {{image: "
+        "source: {{fixed_length_records: {{files: {}, features: {{image: "
         "{{dtype: uint8, shape: [256, 256, 3]}}}}}}}}\n"
         "map: [{{normalize: {{mean: [0.5, 0.5, 0.5], std: [0.2, 0.2, "
         "0.2]}}}}]\n"

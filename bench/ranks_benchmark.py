@@ -67,7 +67,8 @@ def run(options, folder, delivery, ranks):
         "workload": WORKLOADS[delivery], "consumers": ranks,
         "settings": {"workers": options.workers},
         "batch": BATCH if delivery == "broadcast" else max(1, BATCH // ranks),
-        "dtype": "float16", "photographs": str(options.photographs.resolve()),
+        "dtype": "float16", "data": "photographs",
+        "photographs": str(options.photographs.resolve()),
         "build": str(options.build.resolve()), "folder": folder,
         "socket": folder + "/driver", "touch": None,
     }

@@ -156,7 +156,7 @@ Case Npy(uint64_t row_bytes, uint64_t rows) {
 
 Case TextLines() {
   return {.name = "text_lines, 400 bytes",
-          .source = "text_lines: {max_bytes: 512, path: ",
+          .source = "text_lines: {max_bytes: 512, files: ",
           .rows = 200'000,
           .row_bytes = 520,
           .write =

@@ -94,9 +94,9 @@ FixedLengthRecordsSource::Declared() {
           "gaps.")
           .Gives("as given")
           .Example(
-              "{path: train.bin, features: {x: {dtype: float32, shape: "
+              "{files: train.bin, features: {x: {dtype: float32, shape: "
               "[8]}, label: {dtype: int64, shape: []}}}")
-          .Required("path", &FixedLengthRecordsSource::files, Files(),
+          .Required("files", &FixedLengthRecordsSource::files, Files(),
                     kFilesText)
           .Required("features", &FixedLengthRecordsSource::features, Features(),
                     "in the order of a record, " + std::string(kFeaturesText))

@@ -144,9 +144,9 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
           .Gives(
               "text uint8 [max_bytes], filled with zeros; bytes int64: how "
               "many of them are the line's, without its end")
-          .Example("{path: [a.txt, b.txt], max_bytes: 512, longer: cut}")
+          .Example("{files: [a.txt, b.txt], max_bytes: 512, longer: cut}")
           .Required(
-              "path", &TextLinesSource::files, Files(),
+              "files", &TextLinesSource::files, Files(),
               std::string(kFilesText) +
                   "; not unpacked. A line ends with \\n or \\r\\n, the last "
                   "one may lack it; an empty line is a row")

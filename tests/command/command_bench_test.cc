@@ -153,7 +153,7 @@ TEST_F(CommandBenchTest, PeekShowsLinesAsTextAndCheckWarnsOfLongOnes) {
   for (int i = 0; i < 59; ++i) half += "x";
   std::ofstream(folder_ + "/a.txt") << "größer\x1b[2J\n\n" << half << "ü123\n";
   Spec(
-      "dataset: lines\nsource: {text_lines: {path: a.txt, max_bytes: 63, "
+      "dataset: lines\nsource: {text_lines: {files: a.txt, max_bytes: 63, "
       "longer: cut}}\nbatch: {size: 3}\n");
   const Result lines = Run({"peek", "--text", "train.yaml"});
   EXPECT_EQ(lines.status, 0) << lines.err;

@@ -108,7 +108,7 @@ def test_patterns_and_lists_of_files_are_relative_to_the_spec(tmp_path):
         dataset = penstock.Dataset.from_file(path)
         assert dataset.to_dict()["source"]["webdataset"]["files"] == wanted
     listed = penstock.Dataset.text_lines({"list": tmp_path / "l"}, 8)
-    assert listed.to_dict()["source"]["text_lines"]["path"] == {
+    assert listed.to_dict()["source"]["text_lines"]["files"] == {
         "list": str(tmp_path / "l")}
 
 

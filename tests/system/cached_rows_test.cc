@@ -30,7 +30,7 @@ class CachedRowsTest : public DeliveryTest {
   }
   std::string Path() const { return broker_.folder() / "records"; }
   std::string Spec(const std::string& more) const {
-    return "dataset: records\nsource: {fixed_length_records: {path: " + Path() +
+    return "dataset: records\nsource: {fixed_length_records: {files: " + Path() +
            ", features: {x: {dtype: int64, shape: [2]}}}}\nshuffle: {seed: "
            "3}\nbatch: {size: 250}\n" +
            more;

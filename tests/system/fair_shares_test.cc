@@ -26,7 +26,7 @@ class FairSharesTest : public DeliveryTest {
   }
   Options Reading() {
     return JobOf("reading",
-                 Format("fixed_length_records: {{path: {}, features: {{x: "
+                 Format("fixed_length_records: {{files: {}, features: {{x: "
                         "{{dtype: uint8, shape: [1024]}}}}}}",
                         broker_.Write("records", std::string(1 << 20, 'x'))));
   }

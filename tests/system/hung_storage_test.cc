@@ -178,7 +178,7 @@ TEST_F(HungStorageTest, EndsItsJobByNameAndNoOther) {
 TEST_F(HungStorageTest, AReadIntoASlotKeepsThatSlotUntilItIsAnswered) {
   StartBroker(1);
   const std::string spec =
-      "dataset: records\nsource:\n  fixed_length_records: {path: " + folder_ +
+      "dataset: records\nsource:\n  fixed_length_records: {files: " + folder_ +
       "/mount/hung_read_records, features: {x: {dtype: uint8, shape: "
       "[100]}}}\nbatch: {size: 10}\n";
   std::string error;
@@ -222,7 +222,7 @@ TEST_F(HungStorageTest, RanksMeetAfterAnOpeningThatWasGivenUp) {
   StartBroker(1);
   const auto attach = [this](int rank, double timeout_s) {
     Options options = For(
-        "dataset: records\nsource:\n  fixed_length_records: {path: " + folder_ +
+        "dataset: records\nsource:\n  fixed_length_records: {files: " + folder_ +
             "/mount/hung_open_records, features: {x: {dtype: uint8, shape: "
             "[100]}}}\nbatch: {size: 2}\n",
         "given-up");

@@ -124,7 +124,7 @@ TEST_F(WorkersTest, PinnedMemoryGoesWithItsJob) {
   const std::string spec = Format(R"(dataset: records
 source:
   fixed_length_records:
-    path: [{}]
+    files: [{}]
     features: {{bytes: {{dtype: uint8, shape: [{}]}}}}
     io: direct
 batch: {{size: 8}}

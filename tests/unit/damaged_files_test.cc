@@ -43,7 +43,7 @@ std::vector<Kind> Kinds() {
   ZipFile zip;
   zip.Add("x.npy", array);
   return {
-      {"text_lines", "text_lines: {path: data, max_bytes: 9}",
+      {"text_lines", "text_lines: {files: data, max_bytes: 9}",
        "one\ntwo\r\n\nfour"},
       {"json_lines", "json_lines: {files: data, fields: {x: {dtype: int64}}}",
        "{\"x\": 1}\n{\"x\": 2}\n{\"x\": 3}\n"},
@@ -54,7 +54,7 @@ std::vector<Kind> Kinds() {
       {"npy", "npy: {features: {x: data}}", array},
       {"npz", "npz: {file: data, features: {x: x}}", zip.Bytes()},
       {"fixed_length_records",
-       "fixed_length_records: {path: data, features: {x: {dtype: uint8, shape: "
+       "fixed_length_records: {files: data, features: {x: {dtype: uint8, shape: "
        "[5]}}}",
        std::string(50, '\1')},
       {"idx", "idx: {images: data}",

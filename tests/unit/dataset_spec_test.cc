@@ -246,13 +246,13 @@ TEST(DatasetSpecTest, RangesGoBothWays) {
 
 TEST(DatasetSpecTest, FixedLengthRecordsAreOfOneFileOrSeveral) {
   const auto one = SourceOf<FixedLengthRecordsSource>(
-      "{fixed_length_records: {path: /a, features: {x: {dtype: uint8, shape: "
+      "{fixed_length_records: {files: /a, features: {x: {dtype: uint8, shape: "
       "[3]}}}}");
   EXPECT_EQ(
       one, (FixedLengthRecordsSource{.files = {{"/a"}},
                                      .features = {{"x", DType::kUint8, {3}}}}));
   const auto several = SourceOf<FixedLengthRecordsSource>(
-      "{fixed_length_records: {path: [/a, /b], features: {x: {dtype: uint8, "
+      "{fixed_length_records: {files: [/a, /b], features: {x: {dtype: uint8, "
       "shape: [3]}, y: {dtype: float16, shape: []}}, header_bytes: 16, "
       "footer_bytes: 4, io: direct}}");
   EXPECT_EQ(several,
@@ -671,11 +671,11 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{WithSource("{}"), "1:9: source: needs one of image_folder, "},
         ErrorCase{WithSource("{image_folder: {path: /a, io: mmap}}"),
                   "1:39: source.image_folder.io: unknown value 'mmap'"},
-        ErrorCase{WithSource("{fixed_length_records: {path: [], features: {x: "
+        ErrorCase{WithSource("{fixed_length_records: {files: [], features: {x: "
                              "{dtype: uint8, shape: [1]}}}}"),
-                  "1:39: source.fixed_length_records.path: wanted a path or "
+                  "1:40: source.fixed_length_records.files: wanted a path or "
                   "pattern, a list of 1 to 16384, or {list: "},
-        ErrorCase{WithSource("{fixed_length_records: {path: /a}}"),
+        ErrorCase{WithSource("{fixed_length_records: {files: /a}}"),
                   "1:32: source.fixed_length_records.features is missing"},
         ErrorCase{WithSource("{range: 5, idx: {images: x}}"),
                   "1:20: source: 'range' and 'idx' exclude each other"},
@@ -840,7 +840,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(DatasetSpecTest, AnAddressIsNoPath) {
   const auto error = [](const std::string& file) {
     return ParseDatasetSpec(
-               WithSource("{text_lines: {path: '" + file + "', max_bytes: 9}}"),
+               WithSource("{text_lines: {files: '" + file + "', max_bytes: 9}}"),
                "train.yaml", "/base")
         .status()
         .message();
@@ -850,7 +850,7 @@ TEST(DatasetSpecTest, AnAddressIsNoPath) {
         "hdfs://n/a", "hf://datasets/a/b", "pipe:cat a"}) {
     EXPECT_THAT(
         error(address),
-        AllOf(StartsWith("train.yaml:1:29: source.text_lines.path: "),
+        AllOf(StartsWith("train.yaml:1:30: source.text_lines.files: "),
               HasSubstr("' is an address; only files that this machine has "
                         "mounted are read: mount the storage as a file system, "
                         "or copy the files")))

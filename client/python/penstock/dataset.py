@@ -295,7 +295,7 @@ class Dataset:
 
     @classmethod
     def fixed_length_records(
-            cls, path: Files,
+            cls, files: Files,
             features: Mapping[str, Mapping[str, Any]], *,
             header_bytes: Optional[int] = None,
             footer_bytes: Optional[int] = None, io: Optional[str] = None,
@@ -304,17 +304,17 @@ class Dataset:
         "shape": [...]}} in the order of a record, little-endian, without gaps;
         ``header_bytes``, ``footer_bytes``: skipped in each file."""
         return cls._of("fixed_length_records", _given(
-            path=_absolute_files(path), features=features_of(features),
+            files=_absolute_files(files), features=features_of(features),
             header_bytes=header_bytes, footer_bytes=footer_bytes, io=io), name)
 
     @classmethod
-    def text_lines(cls, path: Files, max_bytes: int, *,
+    def text_lines(cls, files: Files, max_bytes: int, *,
                    longer: Optional[str] = None,
                    name: Optional[str] = None) -> "Dataset":
         """Lines of one or several text files. Features: ``text`` uint8 [max_bytes],
         filled with zeros, and ``bytes`` int64 []: how many are the line's.
         ``longer``: "fail" or "cut" a line of more."""
-        return cls._of("text_lines", _given(path=_absolute_files(path),
+        return cls._of("text_lines", _given(files=_absolute_files(files),
                                             max_bytes=max_bytes, longer=longer), name)
 
     @classmethod
