@@ -7,6 +7,10 @@ namespace {
 constexpr uint64_t kInlineNs = 10'000'000;
 // And rows whose bytes are in the page cache.
 constexpr uint64_t kCachedNs = 200'000;
+// The clock is not read for every cheap row.
+bool ReadsClock(uint64_t made) {
+  return made % 8 == 0 || (made & (made - 1)) == 0;
+}
 // How often a worker that waits for a read checks for rows of other jobs, with
 // and without a free ticket to read them.
 constexpr uint64_t kWaitNs = 10'000'000;
@@ -126,7 +130,7 @@ uint64_t Worker::MakeCached(ClaimedRows& rows, uint64_t begin_ns) {
   uint64_t index = 0;
   ReadBytes read;
   cached_.Begin(&rows);
-  while ((made % 8 != 0 || NowNs() - begin_ns < kCachedNs) &&
+  while ((!ReadsClock(made) || NowNs() - begin_ns < kCachedNs) &&
          cached_.Next(&index, &read)) {
     maker_.Make(rows, index, read);
     ++made;
@@ -152,10 +156,8 @@ void Worker::MakeUnread(ClaimedRows& rows) {
       made += count;
       continue;
     }
-    // Reads and rows of other jobs must not wait long. The clock is not read
-    // for every cheap row.
-    const bool check_clock = made % 8 == 0 || (made & (made - 1)) == 0;
-    if (made > 0 && check_clock && NowNs() - begin_ns > kInlineNs) break;
+    // Reads and rows of other jobs must not wait long.
+    if (made > 0 && ReadsClock(made) && NowNs() - begin_ns > kInlineNs) break;
     ++rows.started;
     ++made;
     maker_.Make(rows, index, {});

@@ -2,9 +2,10 @@
 // finish (claimed_rows.h).
 //
 // A worker has rows of several jobs at once. It makes rows that have arrived or
-// need no reading in the order of ServedNext: one arrived row, or kInlineNs of
-// rows that need no reading. So a job waits at most one row for another job
-// that has had more than its share.
+// need no reading in the order of ServedNext: one arrived row (and cheap ones
+// after it, while their bytes are in the page cache and kCachedNs last), or
+// kInlineNs of rows that need no reading. So a job waits at most one row, or
+// that long, for another job that has had more than its share.
 #ifndef BROKER_WORKERS_WORKER_H_
 #define BROKER_WORKERS_WORKER_H_
 
