@@ -139,7 +139,7 @@ void UndoPaeth(std::byte* row, const std::byte* above, size_t bytes) {
     const Pixel by_corner = Magnitude(to_up + to_left);
     const Pixel other = by_up <= by_corner ? up : corner;
     const Pixel nearest =
-        (by_left <= by_up) & (by_left <= by_corner) ? left : other;
+        ((by_left <= by_up) & (by_left <= by_corner)) ? left : other;
     left = (nearest + Load(row + i)) & 255;
     corner = up;
     Store<kBytes>(left, row + i);
