@@ -166,9 +166,10 @@ void DataFile::Locate(uint64_t offset, uint64_t bytes,
   request->nowait = nowait_;
   request->align = align_;
   request->fd = fd_;
-  request->map = map_ != nullptr && offset <= bytes_ && bytes <= bytes_ - offset
-                     ? map_
-                     : nullptr;
+  request->map = {};
+  if (map_ != nullptr && offset <= bytes_ && bytes <= bytes_ - offset) {
+    request->map = {map_, bytes_};
+  }
   request->offset = offset;
   request->bytes = bytes;
 }

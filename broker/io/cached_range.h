@@ -1,34 +1,33 @@
 // Ranges that are in the page cache, read at once or not at all.
+//
+// A map shows zeros where its file was cut within a page, and only the file's
+// size says so. So what was copied from a map counts only once IsWhole, asked
+// after the copy, says that the file had all of it.
 #ifndef BROKER_IO_CACHED_RANGE_H_
 #define BROKER_IO_CACHED_RANGE_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
-#include <vector>
+#include <optional>
 
 #include "broker/io/read_request.h"
 
 namespace penstock {
 
-// Belongs to one thread.
-class CachedRange {
- public:
-  // The request will be read soon.
-  void Expect(const ReadRequest& request);
-  // Reads all parts of a request, if `warm` from the maps of their files where
-  // there are such: a missing page is then read, by this thread. False: not all
-  // of it is in the page cache, it is too large for this, or it is not made of
-  // ranges that may be read through it; nothing is said of errors. A non-empty
-  // `into` receives the bytes of a request of one part; else they are valid
-  // until the next call.
-  bool Read(const ReadRequest& request, bool warm, std::span<std::byte> into,
-            ReadBytes* read);
+// Bytes of all parts. nullopt: it is too large for this, or not made of ranges
+// that may be read through the page cache.
+std::optional<uint64_t> CachedBytes(const ReadRequest& request);
 
- private:
-  std::vector<std::byte> buffer_;
-  std::vector<uint64_t> ends_;
-};
+// The request will be read soon: a hint to the processor.
+void ExpectCached(const ReadRequest& request);
+
+// Reads all parts, one after the other. mapped: from the maps of their files,
+// where there are such; a page that is missing is then read, by this thread.
+// False: not all of it is in the page cache; nothing is said of errors.
+bool ReadCached(const ReadRequest& request, bool mapped, std::byte* to);
+
+// The files of all parts are as long as their maps.
+bool IsWhole(const ReadRequest& request);
 
 }  // namespace penstock
 #endif  // BROKER_IO_CACHED_RANGE_H_

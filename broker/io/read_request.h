@@ -27,7 +27,7 @@ struct ReadPart {
   // the page cache. kRange: fd was opened accordingly.
   uint32_t align = 0;
   int fd = -1;  // kRange; owned by the source
-  const std::byte* map = nullptr;  // of the whole file, if there is one
+  std::span<const std::byte> map;  // of the whole file, if there is one
   uint64_t offset = 0;
   uint64_t bytes = 0;
 };

@@ -3,7 +3,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 namespace penstock {
@@ -11,58 +10,98 @@ namespace penstock {
 void CachedReads::Begin(ClaimedRows* rows) {
   rows_ = rows;
   in_place_ = rows->job->dataset().FeatureReadInPlace();
-  located_end_ = rows->started;
+  group_rows_ = next_ = 0;
+  group_max_ = kGroupRowsMin;
   reads_ = bytes_ = 0;
 }
 
-void CachedReads::Locate(uint64_t index) {
-  const Source& source = *rows_->job->dataset().source;
-  ReadRequest& request = Located(index);
-  request.more.clear();
-  source.Locate(rows_->rows[index].record, &request);
-  range_.Expect(request);
-  if (index + kAhead < rows_->rows.size()) {
-    source.Expect(rows_->rows[index + kAhead].record);
-  }
-}
-
 bool CachedReads::Next(uint64_t* index, ReadBytes* read) {
-  const uint64_t count = rows_->rows.size();
-  if (rows_->started >= count || rows_->job->Cancelled()) return false;
-  *index = rows_->started;
-  const uint64_t ahead = std::min(*index + kAhead, count);
-  while (located_end_ < ahead) Locate(located_end_++);
-  const ReadRequest& request = Located(*index);
-  std::span<std::byte> into;
-  if (in_place_ && request.more.empty()) {
-    into = {rows_->Place(*index, *in_place_), request.bytes};
+  if (rows_->job->Cancelled()) return false;
+  if (next_ == group_rows_) ReadGroup();
+  if (next_ == group_rows_) return false;
+  const Row& row = group_[next_++];
+  ends_.clear();
+  if (!row.request.more.empty()) {
+    ends_.push_back(row.request.bytes);
+    for (const ReadPart& part : row.request.more) {
+      ends_.push_back(ends_.back() + part.bytes);
+    }
   }
-  // A page that was dropped this moment is read by this thread, which may hang.
-  in_flight_->Start(entry_, rows_->job_number, rows_->rows[*index].record,
-                    pool_->now_ns());
-  uint64_t& cached_rows = rows_->kept->reads.cached_rows;
-  const bool cached =
-      range_.Read(request, cached_rows >= kWarmRows, into, read);
-  in_flight_->End(entry_);
-  if (!cached) {
-    cached_rows = 0;
-    return false;
-  }
-  if (++cached_rows >= kWarmRows && cached_rows % kCheckRows == 0) {
-    CheckFaults();
-  }
-  ++rows_->started;
+  *read = {{row.to, row.bytes}, ends_};
+  *index = rows_->started++;
   ++reads_;
-  bytes_ += read->bytes.size();
+  bytes_ += row.bytes;
   return true;
 }
 
-void CachedReads::CheckFaults() {
+void CachedReads::ReadGroup() {
+  group_rows_ = next_ = 0;
+  const size_t count = LocateGroup();
+  if (count == 0) return;
+  uint64_t& cached_rows = rows_->kept->reads.cached_rows;
+  const bool mapped = cached_rows >= kWarmRows;
+  // A page that was dropped this moment is read by this thread, which may hang.
+  in_flight_->Start(entry_, rows_->job_number,
+                    rows_->rows[rows_->started].record, pool_->now_ns());
+  size_t read = 0;
+  while (read < count &&
+         ReadCached(group_[read].request, mapped, group_[read].to)) {
+    ++read;
+  }
+  const bool keeps = !mapped || KeepsGroup(read);
+  in_flight_->End(entry_);
+  if (keeps) group_rows_ = read;
+  cached_rows = keeps && read == count ? cached_rows + read : 0;
+  group_max_ = std::min(2 * group_max_, kGroupRowsMax);
+}
+
+// Finds the rows of the next group and where their bytes go. Returns how many.
+size_t CachedReads::LocateGroup() {
+  const Source& source = *rows_->job->dataset().source;
+  const uint64_t end = rows_->rows.size();
+  uint64_t bytes = 0;
+  size_t count = 0;
+  for (; count < group_max_ && rows_->started + count < end; ++count) {
+    const uint64_t index = rows_->started + count;
+    Row& row = group_[count];
+    row.request.more.clear();
+    source.Locate(rows_->rows[index].record, &row.request);
+    const std::optional<uint64_t> needed = CachedBytes(row.request);
+    if (!needed || (count > 0 && bytes + *needed > kGroupBytes)) break;
+    ExpectCached(row.request);
+    if (index + group_max_ < end) {
+      source.Expect(rows_->rows[index + group_max_].record);
+    }
+    row.bytes = *needed;
+    bytes += *needed;
+  }
+  if (buffer_.size() < bytes) buffer_.resize(bytes);
+  std::byte* to = buffer_.data();
+  for (size_t i = 0; i < count; ++i) {
+    Row& row = group_[i];
+    const bool in_place = in_place_ && row.request.more.empty();
+    row.to = in_place ? rows_->Place(rows_->started + i, *in_place_)
+                      : std::exchange(to, to + row.bytes);
+  }
+  return count;
+}
+
+// Whether rows that were copied from maps are what their files have. A fault
+// that read storage ends such copies for now.
+bool CachedReads::KeepsGroup(size_t count) {
+  int checked = -1;  // rows that follow one another are often of one file
+  for (size_t i = 0; i < count; ++i) {
+    const ReadRequest& request = group_[i].request;
+    if (request.more.empty() && request.fd == checked) continue;
+    if (!IsWhole(request)) return false;
+    checked = request.fd;
+  }
   struct rusage usage;
-  if (getrusage(RUSAGE_THREAD, &usage) != 0) return;
-  if (std::exchange(faults_, usage.ru_majflt) != usage.ru_majflt) {
+  if (getrusage(RUSAGE_THREAD, &usage) == 0 &&
+      std::exchange(faults_, usage.ru_majflt) != usage.ru_majflt) {
     rows_->kept->reads.cached_rows = 0;
   }
+  return true;
 }
 
 void CachedReads::End() {

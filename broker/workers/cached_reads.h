@@ -6,12 +6,15 @@
 //
 // After kWarmRows rows of a job without a miss, its next ones are copied from
 // the map of their file, if it has one: a system call costs more than a small
-// row. A page that has left the cache meanwhile is then read by this thread,
-// which waits for it; that is looked for every kCheckRows rows, and ends the
-// copies until as many rows were read again without a miss.
+// row. Rows are copied in groups, so that one look at the file says of all that
+// it had them. A page that has left the cache meanwhile is read by this thread,
+// which waits for it; that is looked for after each group, and ends the copies
+// until as many rows were read again without a miss.
 #ifndef BROKER_WORKERS_CACHED_READS_H_
 #define BROKER_WORKERS_CACHED_READS_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -27,36 +30,46 @@ namespace penstock {
 // Runs on its worker's thread.
 class CachedReads {
  public:
-  // entry: of `in_flight`, for the row that is read.
+  // entry: of `in_flight`, for the group that is read.
   CachedReads(WorkerPool* pool, ReadsInFlight* in_flight, uint32_t entry)
       : pool_(pool), in_flight_(in_flight), entry_(entry) {}
 
   // The rows of the claim from rows->started on, which must outlive the run.
   void Begin(ClaimedRows* rows);
   // Reads the next row and counts it as started. False: there is none, or it
-  // takes a ticket. The bytes are in the slot, or valid until the next call.
+  // takes a ticket. The bytes are valid until the next call.
   bool Next(uint64_t* index, ReadBytes* read);
   // Counts what was read since Begin.
   void End();
 
  private:
   static constexpr uint64_t kWarmRows = 1024;
-  static constexpr uint64_t kCheckRows = 64;
-  // So far ahead rows are located.
-  static constexpr uint64_t kAhead = 8;
+  // A run's groups grow: rows that are read and not made are read again.
+  static constexpr size_t kGroupRowsMin = 4;
+  static constexpr size_t kGroupRowsMax = 32;
+  static constexpr uint64_t kGroupBytes = 64 << 10;
 
-  ReadRequest& Located(uint64_t index) { return located_[index % kAhead]; }
-  void Locate(uint64_t index);
-  void CheckFaults();
+  struct Row {
+    ReadRequest request;
+    uint64_t bytes = 0;  // of all parts
+    std::byte* to = nullptr;
+  };
+
+  void ReadGroup();
+  size_t LocateGroup();
+  bool KeepsGroup(size_t count);
 
   WorkerPool* const pool_;
   ReadsInFlight* const in_flight_;
   const uint32_t entry_;
-  CachedRange range_;
   ClaimedRows* rows_ = nullptr;
   std::optional<size_t> in_place_;  // the feature that is read into its slot
-  ReadRequest located_[kAhead];
-  uint64_t located_end_ = 0;  // one past the last row that is located
+  std::array<Row, kGroupRowsMax> group_;
+  size_t group_rows_ = 0;  // read
+  size_t next_ = 0;        // of them
+  size_t group_max_ = 0;
+  std::vector<std::byte> buffer_;  // of the group's rows that are not in place
+  std::vector<uint64_t> ends_;     // of the parts of the row that was taken
   uint64_t reads_ = 0;
   uint64_t bytes_ = 0;
   int64_t faults_ = 0;  // of this thread, that read storage

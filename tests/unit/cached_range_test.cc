@@ -9,8 +9,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "broker/io/guarded_copy.h"
 
@@ -27,10 +29,7 @@ class MappedFile {
     std::string path = testing::TempDir() + "penstock-cached-XXXXXX";
     fd_ = mkstemp(path.data());
     unlink(path.c_str());
-    std::string content(kBytes, '\0');
-    for (size_t i = 0; i < kBytes; ++i) {
-      content[i] = static_cast<char>('a' + i % 23);
-    }
+    const std::string content = Text(0, kBytes);
     EXPECT_EQ(pwrite(fd_, content.data(), kBytes, 0), ssize_t{kBytes});
     void* const map = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, fd_, 0);
     EXPECT_NE(map, MAP_FAILED);
@@ -45,13 +44,17 @@ class MappedFile {
     ReadRequest request;
     request.kind = ReadPart::Kind::kRange;
     request.fd = fd_;
-    request.map = map_;
+    request.map = {map_, kBytes};
     request.offset = offset;
     request.bytes = bytes;
     return request;
   }
-  static char At(uint64_t offset) {
-    return static_cast<char>('a' + offset % 23);
+  static std::string Text(uint64_t offset, uint64_t bytes) {
+    std::string text;
+    for (uint64_t i = offset; i < offset + bytes; ++i) {
+      text += static_cast<char>('a' + i % 23);
+    }
+    return text;
   }
   const std::byte* map() const { return map_; }
   void Truncate(uint64_t bytes) const {
@@ -63,80 +66,74 @@ class MappedFile {
   const std::byte* map_ = nullptr;
 };
 
-std::string TextOf(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 class CachedRangeTest : public testing::TestWithParam<bool> {
  protected:
-  bool warm() const { return GetParam(); }
+  // What is read; nullopt: it is left.
+  std::optional<std::string> Read(const ReadRequest& request) const {
+    const std::optional<uint64_t> bytes = CachedBytes(request);
+    if (!bytes) return std::nullopt;
+    ExpectCached(request);
+    std::string text(*bytes, '?');
+    const bool mapped = GetParam();
+    if (!ReadCached(request, mapped,
+                    reinterpret_cast<std::byte*>(text.data())) ||
+        (mapped && !IsWhole(request))) {
+      return std::nullopt;
+    }
+    return text;
+  }
 
   MappedFile file_;
-  CachedRange range_;
-  ReadBytes read_;
 };
 INSTANTIATE_TEST_SUITE_P(All, CachedRangeTest, testing::Bool(),
                          [](const testing::TestParamInfo<bool>& info) {
                            return info.param ? "Mapped" : "Read";
                          });
 
-TEST_P(CachedRangeTest, OnePart) {
-  const ReadRequest request = file_.Request(kPage - 2, 5);
-  range_.Expect(request);
-  ASSERT_TRUE(range_.Read(request, warm(), {}, &read_));
-  const std::string text = TextOf(read_.bytes);
-  ASSERT_EQ(text.size(), 5U);
-  EXPECT_EQ(text[0], MappedFile::At(kPage - 2));
-  EXPECT_EQ(text[4], MappedFile::At(kPage + 2));
-  EXPECT_TRUE(read_.ends.empty());
-}
-
-TEST_P(CachedRangeTest, IntoItsPlace) {
-  std::byte place[8] = {};
-  ASSERT_TRUE(range_.Read(file_.Request(30, 8), warm(), place, &read_));
-  EXPECT_EQ(read_.bytes.data(), place);
-  EXPECT_EQ(TextOf(place)[0], MappedFile::At(30));
-}
-
-TEST_P(CachedRangeTest, SeveralPartsAndNone) {
+TEST_P(CachedRangeTest, RangesOfOneAndOfSeveralParts) {
+  EXPECT_EQ(Read(file_.Request(kPage - 2, 5)), MappedFile::Text(kPage - 2, 5));
+  EXPECT_EQ(Read(file_.Request(7, 0)), "");
   ReadRequest request = file_.Request(1, 2);
   request.more = {file_.Request(0, 0), file_.Request(kPage, 3)};
-  ASSERT_TRUE(range_.Read(request, warm(), {}, &read_));
-  EXPECT_EQ(read_.bytes.size(), 5U);
-  EXPECT_EQ(std::vector(read_.ends.begin(), read_.ends.end()),
-            (std::vector<uint64_t>{2, 2, 5}));
-  EXPECT_EQ(TextOf(read_.Part(2))[0], MappedFile::At(kPage));
-  ASSERT_TRUE(range_.Read(file_.Request(7, 0), warm(), {}, &read_));
-  EXPECT_TRUE(read_.bytes.empty());
+  EXPECT_EQ(Read(request), MappedFile::Text(1, 2) + MappedFile::Text(kPage, 3));
 }
 
 TEST_P(CachedRangeTest, WhatMayWaitIsLeft) {
   ReadRequest direct = file_.Request(0, kPage);
   direct.align = 512;
-  EXPECT_FALSE(range_.Read(direct, warm(), {}, &read_));
+  EXPECT_EQ(Read(direct), std::nullopt);
   ReadRequest network = file_.Request(0, 4);
   network.nowait = false;
-  EXPECT_FALSE(range_.Read(network, warm(), {}, &read_));
+  EXPECT_EQ(Read(network), std::nullopt);
   ReadRequest several = file_.Request(0, 4);
   several.more = {network};
-  EXPECT_FALSE(range_.Read(several, warm(), {}, &read_));
+  EXPECT_EQ(Read(several), std::nullopt);
   ReadRequest whole;
   whole.kind = ReadPart::Kind::kFile;
   whole.path = "/proc/self/exe";
-  EXPECT_FALSE(range_.Read(whole, warm(), {}, &read_));
-  EXPECT_FALSE(
-      range_.Read(file_.Request(0, uint64_t{10} << 30), warm(), {}, &read_));
+  EXPECT_EQ(Read(whole), std::nullopt);
+  EXPECT_EQ(Read(file_.Request(0, uint64_t{10} << 30)), std::nullopt);
+  ReadRequest large = file_.Request(0, 1 << 20);
+  large.more = {file_.Request(0, 1)};
+  EXPECT_EQ(Read(large), std::nullopt);
 }
 
 TEST_P(CachedRangeTest, ATruncatedFileIsLeft) {
-  ASSERT_TRUE(range_.Read(file_.Request(3 * kPage, 4), warm(), {}, &read_));
+  EXPECT_NE(Read(file_.Request(3 * kPage, 4)), std::nullopt);
   file_.Truncate(2 * kPage);
   for (int i = 0; i < 3; ++i) {
-    EXPECT_FALSE(range_.Read(file_.Request(3 * kPage, 4), warm(), {}, &read_));
-    EXPECT_FALSE(
-        range_.Read(file_.Request(kPage, 2 * kPage), warm(), {}, &read_));
-    EXPECT_TRUE(range_.Read(file_.Request(kPage, 4), warm(), {}, &read_));
+    EXPECT_EQ(Read(file_.Request(3 * kPage, 4)), std::nullopt);
+    EXPECT_EQ(Read(file_.Request(kPage, 2 * kPage)), std::nullopt);
   }
+}
+
+TEST_P(CachedRangeTest, AFileCutWithinAPageHasNoZeros) {
+  file_.Truncate(kPage + 10);
+  EXPECT_EQ(Read(file_.Request(kPage + 8, 4)), std::nullopt);
+  EXPECT_EQ(Read(file_.Request(kPage + 100, 4)), std::nullopt);
+  ReadRequest several = file_.Request(0, 4);
+  several.more = {file_.Request(kPage + 100, 4)};
+  EXPECT_EQ(Read(several), std::nullopt);
 }
 
 TEST(GuardedCopyTest, EachThreadHasItsOwn) {
