@@ -421,6 +421,8 @@ class Writer:
                             "has an array or a number there")
         else:
             value = self.numpy.asarray(value)
+        if value.dtype.kind == "b":  # Pillow's masks have bytes of 255 for true
+            value = value.view(self.numpy.uint8) != 0
         if value.shape != column.shape[1:]:
             raise ValueError(f"{where(name)} has shape {list(value.shape)}; the "
                              f"first sample has {list(column.shape[1:])}")

@@ -187,6 +187,49 @@ def test_options_that_contradict(options, says):
         penstock.torch.DataLoader(PAIRS, **options)
 
 
+@pytest.mark.parametrize("options, says", [
+    ({"batch_size": 0}, "batch_size: wanted a whole number from 1, found 0"),
+    ({"batch_size": "4"}, "found '4'"),
+    ({"batch_sice": 4}, "has no argument 'batch_sice'"),
+])
+def test_options_that_are_wrong(options, says):
+    with pytest.raises((TypeError, ValueError), match=says):
+        penstock.torch.DataLoader(PAIRS, **options)
+
+
+def test_an_iterable_dataset_that_has_positions():
+    class Both(data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            return index
+
+    with penstock.torch.DataLoader(Both(), batch_size=4) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_masks_of_pillow():
+    image = pytest.importorskip("PIL.Image")
+    white = image.new("1", (4, 2), 1)
+
+    class Masks:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return white, np.array(white)
+
+    with penstock.torch.DataLoader(Masks(), batch_size=3) as loader:
+        for batch in loader:
+            for mask in batch:
+                assert mask.dtype == torch.bool and mask.all()
+                assert mask.numpy().view(np.uint8).max() == 1
+
+
 def test_an_iterable_dataset_is_refused_with_the_way_out():
     class Rows(data.IterableDataset):
         def __iter__(self):

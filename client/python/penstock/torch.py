@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import socket as sockets
 import warnings
@@ -149,6 +150,10 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         given = {name: value for name, value in locals().items()
                  if name in _ELSEWHERE and value is not None
                  and value is not _UNSET}
+        unknown = set(options) - set(inspect.signature(attach).parameters)
+        if unknown:
+            raise TypeError("penstock.torch.DataLoader has no argument "
+                            f"{sorted(unknown)[0]!r}")
         if batch_size is None:
             raise TypeError("batch_size=None: samples come as batches; take "
                             "batch_size=1, or collate_fn=lambda rows: rows[0]")
@@ -187,7 +192,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             given = {**given, "sampler": batches.sampler,
                      "batch_size": batches.batch_size,
                      "drop_last": batches.drop_last}
-        if isinstance(dataset, data.IterableDataset):
+        if isinstance(dataset, data.IterableDataset) and (
+                type(dataset).__getitem__ is data.Dataset.__getitem__):
             raise TypeError(
                 f"{type(dataset).__name__} is an IterableDataset, which has no "
                 "positions to shuffle, share or resume: put its rows with "
@@ -198,6 +204,9 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
                                 "map-style dataset")
         self.dataset = dataset
         self.batch_size = given.get("batch_size", 1)
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise ValueError(f"batch_size: wanted a whole number from 1, found "
+                             f"{self.batch_size!r}")
         self.sampler = given.get("sampler")
         self.drop_last = bool(given.get("drop_last", False))
         self.num_workers = given.get("num_workers", 0)
