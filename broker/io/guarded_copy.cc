@@ -2,6 +2,7 @@
 
 #include <setjmp.h>
 #include <signal.h>
+#include <ucontext.h>
 
 #include <cstdint>
 #include <cstring>
@@ -19,12 +20,16 @@ thread_local Guarded guarded;
 
 struct sigaction before;
 
-void OnBusError(int, siginfo_t* info, void*) {
+void OnBusError(int, siginfo_t* info, void* context) {
   const auto* const at = static_cast<const std::byte*>(info->si_addr);
   // The kernel names the page, or the byte in it.
   const uintptr_t page = reinterpret_cast<uintptr_t>(at) | 4095;
   if (guarded.begin != nullptr &&
       page >= reinterpret_cast<uintptr_t>(guarded.begin) && at < guarded.end) {
+    // Here and not by sigsetjmp, where it is a system call for every copy.
+    pthread_sigmask(SIG_SETMASK,
+                    &static_cast<const ucontext_t*>(context)->uc_sigmask,
+                    nullptr);
     siglongjmp(guarded.back, 1);
   }
   // The access is repeated, and meets who handled it before.
@@ -34,9 +39,8 @@ void OnBusError(int, siginfo_t* info, void*) {
 bool TakeOver() {
   struct sigaction action = {};
   action.sa_sigaction = OnBusError;
-  // NODEFER: siglongjmp then has no mask to restore, which is a system call.
   // ONSTACK: whoever handled it before may need it.
-  action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   return sigaction(SIGBUS, &action, &before) == 0;
 }
