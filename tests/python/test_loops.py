@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -93,8 +94,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
             with open(folder / f"{name}-{rank}") as file:
                 seen.append({(epoch, step): ids
                              for epoch, step, ids in map(json.loads, file)})
-        return seen, sorted(line.partition("trained")[2]
-                            for line in done.stdout.splitlines() if "trained [" in line)
+        # Two ranks may print at once: only the lists are whole.
+        return seen, sorted(re.findall(r"\[\[-?\d[^][]*\]\]", done.stdout))
 
     if resumes_at > (0, 0):  # one backend of Keras is enough
         run("killed", tmp_path / "killed", kill_at=19)
