@@ -60,13 +60,11 @@ bool ReadCached(const ReadRequest& request, bool mapped, std::byte* to) {
   });
 }
 
-bool IsWhole(const ReadRequest& request) {
-  return AllParts(request, [](const ReadPart& part) {
-    struct stat st;
-    return part.map.empty() ||
-           (fstat(part.fd, &st) == 0 &&
-            static_cast<uint64_t>(st.st_size) >= part.map.size());
-  });
+bool IsWhole(const ReadPart& part) {
+  struct stat st;
+  return part.map.empty() ||
+         (fstat(part.fd, &st) == 0 &&
+          static_cast<uint64_t>(st.st_size) >= part.map.size());
 }
 
 }  // namespace penstock

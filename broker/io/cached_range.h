@@ -26,8 +26,8 @@ void ExpectCached(const ReadRequest& request);
 // False: not all of it is in the page cache; nothing is said of errors.
 bool ReadCached(const ReadRequest& request, bool mapped, std::byte* to);
 
-// The files of all parts are as long as their maps.
-bool IsWhole(const ReadRequest& request);
+// The part's file is as long as its map.
+bool IsWhole(const ReadPart& part);
 
 }  // namespace penstock
 #endif  // BROKER_IO_CACHED_RANGE_H_

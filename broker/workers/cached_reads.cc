@@ -89,12 +89,16 @@ size_t CachedReads::LocateGroup() {
 // Whether rows that were copied from maps are what their files have. A fault
 // that read storage ends such copies for now.
 bool CachedReads::KeepsGroup(size_t count) {
-  int checked = -1;  // rows that follow one another are often of one file
+  int checked = -1;  // parts and rows that follow one another are often of it
+  const auto is_whole = [&checked](const ReadPart& part) {
+    return part.fd == std::exchange(checked, part.fd) || IsWhole(part);
+  };
   for (size_t i = 0; i < count; ++i) {
     const ReadRequest& request = group_[i].request;
-    if (request.more.empty() && request.fd == checked) continue;
-    if (!IsWhole(request)) return false;
-    checked = request.fd;
+    if (!is_whole(request) ||
+        !std::all_of(request.more.begin(), request.more.end(), is_whole)) {
+      return false;
+    }
   }
   struct rusage usage;
   if (getrusage(RUSAGE_THREAD, &usage) == 0 &&
