@@ -79,14 +79,18 @@ def torchvision_transform(config):
     return transform
 
 
-def loader(config, transform):
+def endless(data, config):
+    """A DataLoader over a map-style dataset, without an end."""
     import torch
-    data = dataset(config, transform)
     workers = config["settings"]["num_workers"]
     return torch.utils.data.DataLoader(
         data, batch_size=config["batch"], num_workers=workers,
         sampler=EndlessSampler(len(data), config),
         persistent_workers=workers > 0)
+
+
+def loader(config, transform):
+    return endless(dataset(config, transform), config)
 
 
 def batches(config):

@@ -9,7 +9,7 @@ import sys
 
 import common
 import data
-from pytorch_dataloader import EndlessSampler, settings
+from pytorch_dataloader import endless, settings
 from torch_memmap import load_libraries
 
 TITLE = "PyTorch DataLoader"
@@ -41,13 +41,8 @@ class Samples:
 
 
 def batches(config):
-    torch = load_libraries()
-    samples = Samples()
-    workers = config["settings"]["num_workers"]
-    yield from torch.utils.data.DataLoader(
-        samples, batch_size=config["batch"], num_workers=workers,
-        sampler=EndlessSampler(len(samples), config),
-        persistent_workers=workers > 0)
+    load_libraries()
+    yield from endless(Samples(), config)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import json
 import sys
 
 import common
-from pytorch_dataloader import EndlessSampler, settings
+from pytorch_dataloader import endless, settings
 from torch_memmap import load_libraries
 
 TITLE = "PyTorch DataLoader"
@@ -41,12 +41,7 @@ def batches(config):
             row = json.loads(self.file.readline())
             return row["score"], row["text"], row["label"]
 
-    lines = Lines()
-    workers = config["settings"]["num_workers"]
-    for score, _, label in torch.utils.data.DataLoader(
-            lines, batch_size=config["batch"], num_workers=workers,
-            sampler=EndlessSampler(len(lines), config),
-            persistent_workers=workers > 0):
+    for score, _, label in endless(Lines(), config):
         yield score, label
 
 

@@ -7,7 +7,7 @@ import sys
 
 import common
 import data
-from pytorch_dataloader import EndlessSampler, settings
+from pytorch_dataloader import endless, settings
 
 TITLE = "PyTorch DataLoader"
 VENV = "torch"
@@ -57,13 +57,8 @@ def dataset(config):
 
 
 def batches(config):
-    torch = load_libraries()
-    rows = dataset(config)
-    workers = config["settings"]["num_workers"]
-    yield from torch.utils.data.DataLoader(
-        rows, batch_size=config["batch"], num_workers=workers,
-        sampler=EndlessSampler(len(rows), config),
-        persistent_workers=workers > 0)
+    load_libraries()
+    yield from endless(dataset(config), config)
 
 
 if __name__ == "__main__":
