@@ -206,7 +206,9 @@ bool FileAccess::UserMay(int fd, const struct stat& st, unsigned wanted) const {
     return std::binary_search(groups_.begin(), groups_.end(), group);
   };
   if (st.st_uid == uid_) return has(st.st_mode >> 6);
-  const auto acl = AclOf(fd);
+  // As Linux does: without any bit for the group, which is an ACL's mask, the
+  // ACL is not looked at.
+  const auto acl = (st.st_mode & S_IRWXG) == 0 ? std::nullopt : AclOf(fd);
   if (!acl) {
     return has(in_group(st.st_gid) ? st.st_mode >> 3 : st.st_mode);
   }
@@ -266,6 +268,7 @@ StatusOr<Fd> FileAccess::OpenAsUser(const std::string& path, int flags) const {
       if (folders.size() > 1) folders.pop_back();
       continue;
     }
+    if (name == "." && !names.empty()) continue;
     Folder next;
     next.path = name == "." ? at.path : at.path + "/" + name;
     next.fd =

@@ -187,7 +187,7 @@ TEST_F(FileAccessTest, AUserReadsWhatTheKernelWouldLetHerRead) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   int opened = 0;
   int refused = 0;
-  for (uint32_t seed = 0; seed < 40; ++seed) {
+  for (uint32_t seed = 0; seed < 60; ++seed) {
     const std::string root = folder_ + Format("/{}", seed);
     mkdir(root.c_str(), 0755);
     const std::vector<std::string> paths = RandomTree(root, seed).Make();
