@@ -40,12 +40,10 @@ namespace penstock {
 // it. A second request waits for an opening under way. Thread safe.
 class OpenDatasets {
  public:
-  // functions: those that datasets may run.
-  explicit OpenDatasets(FunctionOptions functions)
-      : functions_(std::move(functions)) {}
-
   StatusOr<std::shared_ptr<const Dataset>> Get(const DatasetSpec& spec,
                                                OpenProgress* progress);
+  // Those that datasets may run which are opened from now on; none before.
+  void SetFunctions(FunctionOptions functions);
   // Wakes waiting Get calls to check their OpenProgress::cancel.
   void NoticeCancel();
 
@@ -54,9 +52,9 @@ class OpenDatasets {
     bool opening = false;
     std::weak_ptr<const Dataset> dataset;
   };
-  const FunctionOptions functions_;
   Mutex mutex_;
   CondVar opened_;
+  FunctionOptions functions_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -72,8 +70,11 @@ class JobTable {
   };
   // Takes over the jobs that a former broker instance left in the journal.
   JobTable(EventLoop* loop, WorkerPool* workers, DeferredDestruction* deferred,
-           RecoveryJournal* journal, Limits limits);
+           RecoveryJournal* journal, const Limits& limits);
   ~JobTable();
+
+  // Of memory and functions, for what opens from now on.
+  void SetLimits(const Limits& limits);
 
   struct AttachRequest {
     JobKey key;
@@ -362,7 +363,7 @@ class JobTable {
   WorkerPool* const workers_;
   DeferredDestruction* const deferred_;
   RecoveryJournal* const journal_;
-  const Limits limits_;
+  const Limits limits_;  // of numbers; those of memory are in reserved_
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
   std::function<void(const std::shared_ptr<Job>&)> on_producers_;
@@ -377,9 +378,12 @@ class JobTable {
   const uint64_t instance_id_ = NewToken();
   static uint64_t NewToken();
 
-  // Bytes of jobs, by user. Shared: in a worker a job may outlive this table.
+  // Bytes of jobs, by user, and their limits. Shared: in a worker a job may
+  // outlive this table.
   struct Reserved {
     Mutex mutex;
+    std::optional<uint64_t> limit ABSL_GUARDED_BY(mutex);
+    std::optional<uint64_t> limit_of_uid ABSL_GUARDED_BY(mutex);
     uint64_t bytes ABSL_GUARDED_BY(mutex) = 0;
     std::map<uint32_t, uint64_t> bytes_of ABSL_GUARDED_BY(mutex);
     // Those not populated yet, which the machine's free memory does not show.

@@ -77,6 +77,7 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
     const DatasetSpec& spec, OpenProgress* progress) {
   const std::string key = DatasetKey(spec);
   std::shared_ptr<const Dataset> open;
+  FunctionOptions functions;
   bool waited = false;
   {
     MutexLock lock(&mutex_);
@@ -90,11 +91,12 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
     // It was opened or checked while this thread waited.
     if (open != nullptr && waited) return open;
     entry.opening = true;
+    functions = functions_;
   }
   StatusOr<std::shared_ptr<const Dataset>> dataset =
       open != nullptr && !open->source->Changed()
           ? open
-          : OpenDataset(spec, functions_, progress);
+          : OpenDataset(spec, functions, progress);
   MutexLock lock(&mutex_);
   Entry& entry = entries_[key];
   entry.opening = false;
@@ -104,6 +106,11 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
   });
   opened_.NotifyAll();
   return dataset;
+}
+
+void OpenDatasets::SetFunctions(FunctionOptions functions) {
+  MutexLock lock(&mutex_);
+  functions_ = std::move(functions);
 }
 
 void OpenDatasets::NoticeCancel() {
@@ -265,9 +272,9 @@ AvailableMemory JobTable::AvailableMemoryFor(uint32_t uid) const {
     if (left < room.bytes) room = {left, name};
   };
   MutexLock lock(&reserved_->mutex);
-  limit(limits_.memory_bytes, reserved_->bytes, "the broker's memory_limit");
+  limit(reserved_->limit, reserved_->bytes, "the broker's memory_limit");
   const auto of_uid = reserved_->bytes_of.find(uid);
-  limit(limits_.memory_bytes_per_uid,
+  limit(reserved_->limit_of_uid,
         of_uid == reserved_->bytes_of.end() ? 0 : of_uid->second,
         "memory_limit_per_user");
   return room;
@@ -302,6 +309,13 @@ uint64_t JobTable::reserved_bytes() const {
 StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
     const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
   const uint64_t needed = layout.memory_bytes();
+  std::optional<uint64_t> limit;
+  std::optional<uint64_t> limit_of_uid;
+  {
+    MutexLock lock(&reserved_->mutex);
+    limit = reserved_->limit;
+    limit_of_uid = reserved_->limit_of_uid;
+  }
   // Counts first and checks then, so that two jobs that open at once cannot
   // both reserve the same bytes.
   uint64_t taken = 0;
@@ -332,22 +346,21 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
                      BytesText(layout.retained_bytes)),
         why, smaller);
   };
-  const auto over = [needed](const std::optional<uint64_t>& limit,
+  const auto over = [needed](const std::optional<uint64_t>& most,
                              uint64_t used) {
-    return limit && needed > *limit - std::min(*limit, used);
+    return most && needed > *most - std::min(*most, used);
   };
-  if (over(limits_.memory_bytes, taken)) {
+  if (over(limit, taken)) {
     return refuse(
         Format("the broker's memory_limit is {}, {} of it are "
                "taken by other jobs",
-               BytesText(*limits_.memory_bytes), BytesText(taken)));
+               BytesText(*limit), BytesText(taken)));
   }
-  if (over(limits_.memory_bytes_per_uid, taken_by_uid)) {
+  if (over(limit_of_uid, taken_by_uid)) {
     return refuse(Format(
         "memory_limit_per_user is {}, {} of it are taken by user {}'s other "
         "jobs",
-        BytesText(*limits_.memory_bytes_per_uid), BytesText(taken_by_uid),
-        key.uid));
+        BytesText(*limit_of_uid), BytesText(taken_by_uid), key.uid));
   }
   const AvailableMemory room = FindAvailableMemory(SystemFiles{});
   const uint64_t left = room.bytes - std::min(room.bytes, reserved);
