@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -18,6 +17,7 @@
 
 #include "broker/base/event_loop.h"
 #include "broker/base/log.h"
+#include "broker/base/service_protocol.h"
 #include "broker/config.h"
 #include "broker/control/control_server.h"
 #include "broker/memory/topology.h"
@@ -115,29 +115,21 @@ struct Inherited {
 
 StatusOr<Inherited> Inherit() {
   Inherited inherited;
-  char** names = nullptr;
-  const int count = sd_listen_fds_with_names(1, &names);
-  for (int i = 0; i < count; ++i) {
-    StoredFd stored{names != nullptr && names[i] != nullptr ? names[i] : "",
-                    Fd(SD_LISTEN_FDS_START + i)};
-    if (names != nullptr) free(names[i]);
-    const int fd = stored.fd.get();
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    if (stored.name == kOwnerName) {
-      inherited.owner = std::move(stored.fd);
-    } else if (sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
-      inherited.stored.push_back(std::move(stored));
+  for (PassedFd& passed : TakePassedFds()) {
+    if (passed.name == kOwnerName) {
+      inherited.owner = std::move(passed.fd);
+    } else if (!IsListening(passed.fd.get(), AF_UNIX, SOCK_SEQPACKET)) {
+      inherited.stored.push_back({passed.name, std::move(passed.fd)});
     } else if (inherited.listener) {
       return InvalidArgumentError(
           "socket activation: wanted one listening SOCK_SEQPACKET socket "
           "(ListenSequentialPacket=), found two");
-    } else if (fcntl(fd, F_SETFL, O_NONBLOCK) != 0) {
+    } else if (fcntl(passed.fd.get(), F_SETFL, O_NONBLOCK) != 0) {
       return ErrnoError(errno, "set up the inherited socket");
     } else {
-      inherited.listener = std::move(stored.fd);
+      inherited.listener = std::move(passed.fd);
     }
   }
-  free(names);
   return inherited;
 }
 
@@ -389,7 +381,8 @@ Status Serve(const Arguments& arguments) {
   const std::string given_folder =
       std::filesystem::path(PathOf(inherited.listener.get())).parent_path();
   const Owner owner(std::move(inherited.owner), given_folder);
-  if (arguments.private_broker) functions.object_dir = given_folder + "/datasets";
+  if (arguments.private_broker)
+    functions.object_dir = given_folder + "/datasets";
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<RecoveryJournal> recovery_journal,
       RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));
@@ -438,8 +431,9 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_RETURN_IF_ERROR(
       loop->Watch(signal_fd.get(), [&](uint32_t) { loop->Stop(); }));
   PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(inherited.listener)));
-  sd_notify(0, samples->death_explained() ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
-                                          : "READY=1");
+  NotifyServiceManager(samples->death_explained()
+                           ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
+                           : "READY=1");
   LogInfo("penstockd {} serves at {} with {}, reads by {}", PENSTOCK_VERSION,
           path, Counted(workers->workers(), "worker"), workers->read_backend());
 
@@ -451,7 +445,7 @@ Status Serve(const Arguments& arguments) {
   }
   loop->Run();
 
-  sd_notify(0, "STOPPING=1");
+  NotifyServiceManager("STOPPING=1");
   jobs.Shutdown();
   ExitSoonAtAnyRate();
   RemoveSamples(*samples, recovery_journal->memory_folder());
@@ -528,8 +522,8 @@ int Main(int argc, char** argv) {
   LogError("{}", status.message());
   // For whoever started it: `systemctl status`, a private broker's owner.
   constexpr size_t kStatusBytesMax = 3000;  // systemd takes messages of 4096
-  sd_notifyf(0, "STATUS=%s",
-             Printable(status.message()).substr(0, kStatusBytesMax).c_str());
+  NotifyServiceManager("STATUS=" +
+                       Printable(status.message()).substr(0, kStatusBytesMax));
   return 1;
 }
 
