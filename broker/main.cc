@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -19,6 +18,7 @@
 #include "broker/arguments.h"
 #include "broker/base/event_loop.h"
 #include "broker/base/log.h"
+#include "broker/base/service_protocol.h"
 #include "broker/config.h"
 #include "broker/control/control_server.h"
 #include "broker/memory/topology.h"
@@ -108,29 +108,21 @@ struct Inherited {
 
 StatusOr<Inherited> Inherit() {
   Inherited inherited;
-  char** names = nullptr;
-  const int count = sd_listen_fds_with_names(1, &names);
-  for (int i = 0; i < count; ++i) {
-    StoredFd stored{names != nullptr && names[i] != nullptr ? names[i] : "",
-                    Fd(SD_LISTEN_FDS_START + i)};
-    if (names != nullptr) free(names[i]);
-    const int fd = stored.fd.get();
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    if (stored.name == kOwnerName) {
-      inherited.owner = std::move(stored.fd);
-    } else if (sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
-      inherited.stored.push_back(std::move(stored));
+  for (PassedFd& passed : TakePassedFds()) {
+    if (passed.name == kOwnerName) {
+      inherited.owner = std::move(passed.fd);
+    } else if (!IsListening(passed.fd.get(), AF_UNIX, SOCK_SEQPACKET)) {
+      inherited.stored.push_back({passed.name, std::move(passed.fd)});
     } else if (inherited.listener) {
       return InvalidArgumentError(
           "socket activation: wanted one listening SOCK_SEQPACKET socket "
           "(ListenSequentialPacket=), found two");
-    } else if (fcntl(fd, F_SETFL, O_NONBLOCK) != 0) {
+    } else if (fcntl(passed.fd.get(), F_SETFL, O_NONBLOCK) != 0) {
       return ErrnoError(errno, "set up the inherited socket");
     } else {
-      inherited.listener = std::move(stored.fd);
+      inherited.listener = std::move(passed.fd);
     }
   }
-  free(names);
   return inherited;
 }
 
@@ -412,10 +404,10 @@ Status Reload(const Arguments& arguments, Config* config, JobTable* jobs,
 // As systemd wants to be told of it.
 void ReloadAndNotify(const Arguments& arguments, Config* config, JobTable* jobs,
                      WorkerPool* workers) {
-  sd_notify(0, "RELOADING=1");
+  NotifyServiceManager("RELOADING=1");
   const Status status = Reload(arguments, config, jobs, workers);
   if (!status.ok()) LogError("reload: {}", status.message());
-  sd_notifyf(0, "READY=1\nSTATUS=%s", StatusLine(status).c_str());
+  NotifyServiceManager("READY=1\nSTATUS=" + StatusLine(status));
 }
 
 // An orderly end leaves only knowledge of bad samples in memory.
@@ -507,8 +499,9 @@ Status Serve(const Arguments& arguments) {
     }
   }));
   PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(inherited.listener)));
-  sd_notify(0, samples->death_explained() ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
-                                          : "READY=1");
+  NotifyServiceManager(samples->death_explained()
+                           ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
+                           : "READY=1");
   LogInfo("penstockd {} serves at {} with {}, reads by {}", PENSTOCK_VERSION,
           path, Counted(workers->workers(), "worker"), workers->read_backend());
 
@@ -520,7 +513,7 @@ Status Serve(const Arguments& arguments) {
   }
   loop->Run();
 
-  sd_notify(0, "STOPPING=1");
+  NotifyServiceManager("STOPPING=1");
   jobs.Shutdown();
   ExitSoonAtAnyRate();
   RemoveSamples(*samples, recovery_journal->memory_folder());
@@ -553,7 +546,7 @@ int Main(int argc, char** argv) {
       arguments.replay.empty() ? Serve(arguments) : RunReplay(arguments);
   if (status.ok()) return 0;
   LogError("{}", status.message());
-  sd_notifyf(0, "STATUS=%s", StatusLine(status).c_str());
+  NotifyServiceManager("STATUS=" + StatusLine(status));
   return 1;
 }
 
