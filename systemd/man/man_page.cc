@@ -124,7 +124,7 @@ ManPage& ManPage::Example(const std::string& lines) {
   return *this;
 }
 
-ManPage& ManPage::Synopsis(const CLI::App& app) {
+ManPage& ManPage::Synopsis(const CLI::App& app, const std::string& more) {
   std::string line;
   if (app.get_parent() != nullptr) {
     line = app.get_parent()->get_name() + " ";
@@ -143,7 +143,7 @@ ManPage& ManPage::Synopsis(const CLI::App& app) {
   }
   const size_t last = text_.rfind('\n', text_.size() - 2) + 1;
   if (text_.compare(last, 2, ".S") != 0) text_ += ".PP\n";
-  text_ += line + "\n";
+  text_ += line + (more.empty() ? "" : " " + Escaped(more, false)) + "\n";
   return *this;
 }
 

@@ -25,8 +25,8 @@ class ManPage {
                 const std::string& text);
   // Lines as they are.
   ManPage& Example(const std::string& lines);
-  // How the command is called: a line.
-  ManPage& Synopsis(const CLI::App& app);
+  // How the command is called: a line. more: what comes behind.
+  ManPage& Synopsis(const CLI::App& app, const std::string& more = "");
   // Its options and arguments, as `--help` has them.
   ManPage& Options(const CLI::App& app);
   // Other pages: "penstock(1), penstockd(8)".

@@ -28,7 +28,9 @@ std::string Page(const CLI::App& app, const std::string& date) {
   page.Section("OPTIONS").Options(app);
   page.Section("COMMANDS");
   for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    page.Subsection(command->get_name()).Synopsis(*command);
+    const bool runs = command->get_name() == "run";
+    page.Subsection(command->get_name())
+        .Synopsis(*command, runs ? "-- COMMAND [ARGUMENT]..." : "");
     page.Paragraph(command->get_description() + ".");
     page.Options(*command);
     if (!command->get_footer().empty()) page.Example(command->get_footer());
