@@ -1,4 +1,6 @@
-// penstockd's configuration: a small YAML file, every key optional.
+// penstockd's configuration: a small YAML file, every key optional. Its
+// declaration gives the parser, `penstock help config`, penstockd(8) and the
+// commented file that is installed.
 #ifndef BROKER_CONFIG_H_
 #define BROKER_CONFIG_H_
 
@@ -6,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "broker/io/read.h"
@@ -15,6 +18,9 @@
 #include "common/status.h"
 
 namespace penstock {
+
+template <typename T>
+class Declaration;
 
 struct Config {
   std::string socket;          // "": PENSTOCK_SOCKET, the default
@@ -42,6 +48,8 @@ struct Config {
   // "file:line:column" of each key that is set, for errors that only the
   // machine reveals.
   std::map<std::string, std::string> position_of;
+
+  static const Declaration<Config>& Declared();
 };
 
 // "a:b", as in PATH; returned as absolute folders.
@@ -49,6 +57,19 @@ std::vector<std::string> ParseFolders(const std::string& text);
 
 // Errors name file, line and column.
 StatusOr<Config> LoadConfig(const std::string& path);
+
+// Whether a running penstockd takes a new value of this key at SIGHUP. All such
+// keys can change without any effect on the batches of running jobs.
+bool IsReloadable(std::string_view key);
+
+// The keys whose values differ, in the order of the declaration.
+std::vector<std::string> ChangedKeys(const Config& before, const Config& after);
+
+// What `penstock help config` prints.
+std::string DescribeConfig();
+
+// A configuration file with every key, commented: systemd/penstockd.yaml.
+std::string CommentedConfig();
 
 }  // namespace penstock
 #endif  // BROKER_CONFIG_H_

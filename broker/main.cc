@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -16,8 +15,10 @@
 #include <filesystem>
 #include <thread>
 
+#include "broker/arguments.h"
 #include "broker/base/event_loop.h"
 #include "broker/base/log.h"
+#include "broker/base/service_protocol.h"
 #include "broker/config.h"
 #include "broker/control/control_server.h"
 #include "broker/memory/topology.h"
@@ -41,19 +42,11 @@
 namespace penstock {
 namespace {
 
-struct Arguments {
-  std::string config;
-  std::string socket;
-  std::string workers;
-  std::string memory_limit;
-  std::string state_dir;
-  bool check = false;
-  std::string describe;
-  bool json = false;
-  bool private_broker = false;
-  std::string replay;
-  ReplayOptions replay_options;
-};
+// For whoever started it: `systemctl status`, a private broker's owner.
+std::string StatusLine(const Status& status) {
+  constexpr size_t kBytesMax = 3000;  // systemd takes messages of 4096
+  return Printable(status.message()).substr(0, kBytesMax);
+}
 
 // Listens at path. A socket left by a dead broker is replaced, one in use is
 // not.
@@ -115,29 +108,21 @@ struct Inherited {
 
 StatusOr<Inherited> Inherit() {
   Inherited inherited;
-  char** names = nullptr;
-  const int count = sd_listen_fds_with_names(1, &names);
-  for (int i = 0; i < count; ++i) {
-    StoredFd stored{names != nullptr && names[i] != nullptr ? names[i] : "",
-                    Fd(SD_LISTEN_FDS_START + i)};
-    if (names != nullptr) free(names[i]);
-    const int fd = stored.fd.get();
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    if (stored.name == kOwnerName) {
-      inherited.owner = std::move(stored.fd);
-    } else if (sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
-      inherited.stored.push_back(std::move(stored));
+  for (PassedFd& passed : TakePassedFds()) {
+    if (passed.name == kOwnerName) {
+      inherited.owner = std::move(passed.fd);
+    } else if (!IsListening(passed.fd.get(), AF_UNIX, SOCK_SEQPACKET)) {
+      inherited.stored.push_back({passed.name, std::move(passed.fd)});
     } else if (inherited.listener) {
       return InvalidArgumentError(
           "socket activation: wanted one listening SOCK_SEQPACKET socket "
           "(ListenSequentialPacket=), found two");
-    } else if (fcntl(fd, F_SETFL, O_NONBLOCK) != 0) {
+    } else if (fcntl(passed.fd.get(), F_SETFL, O_NONBLOCK) != 0) {
       return ErrnoError(errno, "set up the inherited socket");
     } else {
-      inherited.listener = std::move(stored.fd);
+      inherited.listener = std::move(passed.fd);
     }
   }
-  free(names);
   return inherited;
 }
 
@@ -156,10 +141,13 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
                               ParseBytes(arguments.memory_limit));
   }
   if (!arguments.state_dir.empty()) config.state_dir = arguments.state_dir;
-  if (!config.cache_dir.empty()) {
-    setenv("PENSTOCK_CACHE_DIR", config.cache_dir.c_str(), 1);
-  }
   return config;
+}
+
+// Before any thread starts.
+void UseCacheDir(const Config& config) {
+  if (config.cache_dir.empty()) return;
+  setenv("PENSTOCK_CACHE_DIR", config.cache_dir.c_str(), 1);
 }
 
 // What datasets may run, from the configuration, else from the environment.
@@ -228,7 +216,9 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
   PENSTOCK_RETURN_IF_ERROR(
       AsConfigured(config, WorkerPool::CheckReads(workers)).status());
   if (!config.state_dir.empty()) {
-    PENSTOCK_RETURN_IF_ERROR(OpenJournalDirectory(config.state_dir).status());
+    PENSTOCK_RETURN_IF_ERROR(AsConfigured(
+        config,
+        OpenJournalDirectory(config.state_dir).status().Prepend("state_dir")));
   }
   PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, PolicyOf(config)).status());
   if (functions.python_path.empty()) return OkStatus();
@@ -260,15 +250,21 @@ Status RunReplay(const Arguments& arguments) {
           text, arguments.replay,
           std::filesystem::absolute(arguments.replay).parent_path().string()));
   PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+  UseCacheDir(config);
   PENSTOCK_ASSIGN_OR_RETURN(
       const FunctionOptions functions,
       AsConfigured(config, FunctionsOf(config, /*private_broker=*/true)));
   return Replay(spec, functions, arguments.replay_options, stdout);
 }
 
-// For `penstock help spec`, whose exit status it returns.
+// For `penstock help spec` and `penstock help config`, whose exit status it
+// returns.
 int DescribeTo(std::FILE* out, const Arguments& arguments) {
-  const StatusOr<std::string> text = DescribeSpec(arguments.describe);
+  if (arguments.describe_config) {
+    Print(out, "{}", DescribeConfig());
+    return 0;
+  }
+  const StatusOr<std::string> text = DescribeSpec(arguments.describe_spec);
   if (!text.ok()) {
     Print(stderr, "penstock: {}\n", text.status().message());
     return 2;
@@ -338,19 +334,27 @@ void NoteCrashes(SampleQuarantine* samples) {
   _exit(kStuckExitStatus);
 }
 
-// SIGINT and SIGTERM are read from this descriptor. Before any thread starts:
-// all must inherit the mask.
-StatusOr<Fd> OpenSignals() {
+// SIGINT, SIGTERM and, if it reloads, SIGHUP are read from this descriptor.
+// Before any thread starts: all must inherit the mask.
+StatusOr<Fd> OpenSignals(bool reloads) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
+  if (reloads) sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   // A write over the file size limit reports it itself.
   signal(SIGXFSZ, SIG_IGN);
   Fd signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd) return ErrnoError(errno, "signalfd");
   return signal_fd;
+}
+
+// 0: none.
+uint32_t NextSignal(int signal_fd) {
+  signalfd_siginfo info{};
+  return read(signal_fd, &info, sizeof(info)) == sizeof(info) ? info.ssi_signo
+                                                              : 0;
 }
 
 WorkerOptions WorkersOf(const Config& config) {
@@ -363,6 +367,61 @@ WorkerOptions WorkersOf(const Config& config) {
   return options;
 }
 
+JobTable::Limits LimitsOf(const Config& config, FunctionOptions functions,
+                          DataPolicy data) {
+  JobTable::Limits limits;
+  limits.memory_bytes = config.memory_limit;
+  limits.memory_bytes_per_uid = config.memory_limit_per_user;
+  limits.functions = std::move(functions);
+  limits.data = std::move(data);
+  return limits;
+}
+
+// Takes over what the configuration file says now. *config: what is in force.
+// A file with a mistake changes nothing.
+Status Reload(const Arguments& arguments, Config* config, JobTable* jobs,
+              WorkerPool* workers) {
+  PENSTOCK_ASSIGN_OR_RETURN(const Config next, ConfigOf(arguments));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      FunctionOptions functions,
+      AsConfigured(next, FunctionsOf(next, /*private_broker=*/false)));
+  PENSTOCK_ASSIGN_OR_RETURN(DataPolicy data,
+                            AsConfigured(next, PolicyOf(next)));
+  std::vector<std::string> taken;
+  std::vector<std::string> left;
+  for (const std::string& key : ChangedKeys(*config, next)) {
+    (IsReloadable(key) ? taken : left).push_back(key);
+  }
+  jobs->SetLimits(LimitsOf(next, std::move(functions), std::move(data)));
+  workers->SetTimeouts(next.read_timeout_ns, next.decode_timeout_ns);
+  // Else the number that `penstock workers` set stays.
+  const bool other_workers = next.workers != config->workers;
+  config->workers = next.workers;
+  config->memory_limit = next.memory_limit;
+  config->memory_limit_per_user = next.memory_limit_per_user;
+  config->decode_timeout_ns = next.decode_timeout_ns;
+  config->read_timeout_ns = next.read_timeout_ns;
+  config->functions = next.functions;
+  config->data = next.data;
+  LogInfo("{} is reloaded: {}", arguments.config,
+          taken.empty() ? "nothing changes" : JoinText(taken, ", "));
+  if (!left.empty()) {
+    LogWarning("{}: changed, but needs a restart: {}", arguments.config,
+               JoinText(left, ", "));
+  }
+  return other_workers ? workers->SetWorkers(next.workers, "`workers`")
+                       : OkStatus();
+}
+
+// As systemd wants to be told of it.
+void ReloadAndNotify(const Arguments& arguments, Config* config, JobTable* jobs,
+                     WorkerPool* workers) {
+  NotifyServiceManager("RELOADING=1");
+  const Status status = Reload(arguments, config, jobs, workers);
+  if (!status.ok()) LogError("reload: {}", status.message());
+  NotifyServiceManager("READY=1\nSTATUS=" + StatusLine(status));
+}
+
 // An orderly end leaves only knowledge of bad samples in memory.
 void RemoveSamples(const SampleQuarantine& samples, const std::string& folder) {
   if (samples.suspects() != 0 || folder.empty()) return;
@@ -372,8 +431,11 @@ void RemoveSamples(const SampleQuarantine& samples, const std::string& folder) {
 // Connects all rooms.
 Status Serve(const Arguments& arguments) {
   RaiseDescriptorLimit();
-  PENSTOCK_ASSIGN_OR_RETURN(const Fd signal_fd, OpenSignals());
-  PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+  // A private broker, and one without a file, ends with its terminal.
+  const bool reloads = !arguments.config.empty() && !arguments.private_broker;
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd signal_fd, OpenSignals(reloads));
+  PENSTOCK_ASSIGN_OR_RETURN(Config config, ConfigOf(arguments));
+  UseCacheDir(config);
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<Topology> topology,
       AsConfigured(config,
@@ -396,8 +458,9 @@ Status Serve(const Arguments& arguments) {
   const std::string given_folder =
       std::filesystem::path(PathOf(inherited.listener.get())).parent_path();
   const Owner owner(std::move(inherited.owner), given_folder);
-  if (arguments.private_broker)
+  if (arguments.private_broker) {
     functions.object_dir = given_folder + "/datasets";
+  }
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<RecoveryJournal> recovery_journal,
       RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));
@@ -423,16 +486,12 @@ Status Serve(const Arguments& arguments) {
   }
   const std::string path = PathOf(inherited.listener.get());
   DeferredDestruction deferred;
-  JobTable::Limits limits;
-  limits.memory_bytes = config.memory_limit;
-  limits.memory_bytes_per_uid = config.memory_limit_per_user;
-  limits.functions = std::move(functions);
+  DataPolicy data;
   if (!arguments.private_broker) {
-    PENSTOCK_ASSIGN_OR_RETURN(limits.data,
-                              AsConfigured(config, PolicyOf(config)));
+    PENSTOCK_ASSIGN_OR_RETURN(data, AsConfigured(config, PolicyOf(config)));
   }
   JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
-                limits);
+                LimitsOf(config, std::move(functions), std::move(data)));
   ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
                        &deferred, recovery_journal.get(),
                        {arguments.private_broker, path});
@@ -447,11 +506,18 @@ Status Serve(const Arguments& arguments) {
         recovery_journal->Tick();
         if (const auto stuck = workers->Tick()) EndStuck(*stuck);
       });
-  PENSTOCK_RETURN_IF_ERROR(
-      loop->Watch(signal_fd.get(), [&](uint32_t) { loop->Stop(); }));
+  PENSTOCK_RETURN_IF_ERROR(loop->Watch(signal_fd.get(), [&](uint32_t) {
+    const uint32_t signal = NextSignal(signal_fd.get());
+    if (signal == SIGHUP) {
+      ReloadAndNotify(arguments, &config, &jobs, workers.get());
+    } else if (signal != 0) {
+      loop->Stop();
+    }
+  }));
   PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(inherited.listener)));
-  sd_notify(0, samples->death_explained() ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
-                                          : "READY=1");
+  NotifyServiceManager(samples->death_explained()
+                           ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
+                           : "READY=1");
   LogInfo("penstockd {} serves at {} with {}, reads by {}", PENSTOCK_VERSION,
           path, Counted(workers->workers(), "worker"), workers->read_backend());
 
@@ -463,7 +529,7 @@ Status Serve(const Arguments& arguments) {
   }
   loop->Run();
 
-  sd_notify(0, "STOPPING=1");
+  NotifyServiceManager("STOPPING=1");
   jobs.Shutdown();
   ExitSoonAtAnyRate();
   RemoveSamples(*samples, recovery_journal->memory_folder());
@@ -478,52 +544,8 @@ Status Serve(const Arguments& arguments) {
 
 int Main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app(
-      "The Penstock broker: reads datasets once and hands finished batches to "
-      "the trainer ranks of this host through shared memory.\n"
-      "Usually started by systemd or by `penstock run`.");
-  app.set_version_flag("--version", PENSTOCK_VERSION);
-  app.add_option("--config", arguments.config, "configuration file (YAML)");
-  app.add_option("--socket", arguments.socket,
-                 "where to listen (default: PENSTOCK_SOCKET, else "
-                 "/run/penstock/penstock.sock)");
-  app.add_option("--workers", arguments.workers,
-                 "worker threads, or auto: one per processor")
-      ->check([](const std::string& text) {
-        return ParseCountOrAuto(text, kWorkersMax).status().message();
-      });
-  app.add_option("--memory-limit", arguments.memory_limit,
-                 "memory of all batches together, such as 8G")
-      ->check([](const std::string& text) {
-        return ParseBytes(text).status().message();
-      });
-  app.add_option("--state-dir", arguments.state_dir,
-                 "folder for what must survive this process: registered "
-                 "datasets, jobs and their progress");
-  app.add_flag("--check", arguments.check,
-               "check configuration and machine, then exit");
-  const CLI::Option* const describe =
-      app.add_option("--describe-spec", arguments.describe,
-                     "explain this key of a dataset spec, or all, and exit "
-                     "(penstock help spec)")
-          ->expected(0, 1);
-  app.add_flag("--json", arguments.json,
-               "with --describe-spec: all of it, for programs");
-  app.add_flag("--private", arguments.private_broker,
-               "serve this user only, for one command (penstock run)");
-  app.add_option(
-      "--replay", arguments.replay,
-      "make every row of this spec's plan serially, write its id and CRC-32 to "
-      "standard output, and exit (for penstock bench --verify)");
-  app.add_option("--world-size", arguments.replay_options.world_size,
-                 "with --replay: number of ranks")
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--epochs", arguments.replay_options.epochs,
-                 "with --replay: stop after this many epochs")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--steps", arguments.replay_options.steps,
-                 "with --replay: stop after this many steps")
-      ->check(CLI::NonNegativeNumber);
+  CLI::App app;
+  DeclareArguments(&app, &arguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -531,17 +553,16 @@ int Main(int argc, char** argv) {
     LogError("{}; see `penstockd --help`", error.what());
     return 2;
   }
-  if (describe->count() > 0) return DescribeTo(stdout, arguments);
+  if (arguments.describe_config || app.count("--describe-spec") > 0) {
+    return DescribeTo(stdout, arguments);
+  }
   if (arguments.private_broker) SetLogLevel(LogLevel::kWarning);
 
   const Status status =
       arguments.replay.empty() ? Serve(arguments) : RunReplay(arguments);
   if (status.ok()) return 0;
   LogError("{}", status.message());
-  // For whoever started it: `systemctl status`, a private broker's owner.
-  constexpr size_t kStatusBytesMax = 3000;  // systemd takes messages of 4096
-  sd_notifyf(0, "STATUS=%s",
-             Printable(status.message()).substr(0, kStatusBytesMax).c_str());
+  NotifyServiceManager("STATUS=" + StatusLine(status));
   return 1;
 }
 

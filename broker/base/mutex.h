@@ -6,6 +6,7 @@
 #define BROKER_BASE_MUTEX_H_
 
 #include <absl/base/thread_annotations.h>
+#include <pthread.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -44,9 +45,9 @@ class CondVar {
  public:
   // May return without a notification: wait in a loop on the condition.
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
-    condition_.wait(lock);
-    lock.release();
+    // Not condition_.wait: GCC 12's needs a libstdc++ that RHEL 9 lacks.
+    pthread_cond_wait(condition_.native_handle(),
+                      mutex->mutex_.native_handle());
   }
   // Like Wait, but also returns after `limit`.
   void WaitFor(Mutex* mutex, std::chrono::nanoseconds limit)

@@ -159,8 +159,8 @@ ControlServer::Answer ControlServer::SetWorkers(const Call& call) {
         "only root and the broker's own user (uid {}) may set its workers",
         geteuid());
   }
-  PENSTOCK_RETURN_IF_ERROR(
-      workers_->SetWorkers(call.request.at("workers").get<uint32_t>()));
+  PENSTOCK_RETURN_IF_ERROR(workers_->SetWorkers(
+      call.request.at("workers").get<uint32_t>(), "`penstock workers`"));
   LogInfo("{}, set by user {}", Counted(workers_->workers(), "worker"), uid);
   nlohmann::json answer = OkReply();
   answer["workers"] = workers_->workers();

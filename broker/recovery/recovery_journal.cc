@@ -1,11 +1,10 @@
 #include "broker/recovery/recovery_journal.h"
 
-#include <systemd/sd-daemon.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
 
+#include "broker/base/service_protocol.h"
 #include "common/kill_point.h"
 #include "common/segment.h"
 
@@ -30,12 +29,11 @@ std::string ProducerPidfdName(uint64_t job, uint32_t producer) {
 // next broker instance has to see.
 void Store(const std::string& name, int fd) {
   if (fd < 0) return;
-  const std::string text = Format("FDSTORE=1\nFDPOLL=0\nFDNAME={}", name);
-  sd_pid_notify_with_fds(0, 0, text.c_str(), &fd, 1);
+  NotifyServiceManager(Format("FDSTORE=1\nFDPOLL=0\nFDNAME={}", name), fd);
 }
 
 void Unstore(const std::string& name) {
-  sd_notify(0, Format("FDSTOREREMOVE=1\nFDNAME={}", name).c_str());
+  NotifyServiceManager(Format("FDSTOREREMOVE=1\nFDNAME={}", name));
 }
 
 void UnstoreProducer(uint64_t job, uint32_t producer) {

@@ -44,14 +44,14 @@ uint64_t JobTable::NewToken() {
 
 JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
                    DeferredDestruction* deferred, RecoveryJournal* journal,
-                   Limits limits)
+                   const Limits& limits)
     : loop_(loop),
       workers_(workers),
       deferred_(deferred),
       journal_(journal),
-      limits_(std::move(limits)),
-      datasets_(limits_.functions),
+      limits_(limits),
       placement_(&workers->topology()) {
+  SetLimits(limits);
   std::map<uint64_t, std::shared_ptr<void>> memory_of;  // by segment
   const auto count = [&](uint32_t uid, uint64_t segment, uint64_t bytes) {
     uint64_t ignored = 0;
@@ -819,6 +819,13 @@ uint64_t JobTable::RowsMade() const {
     }
   }
   return rows;
+}
+
+void JobTable::SetLimits(const Limits& limits) {
+  datasets_.Set(limits.functions, limits.data);
+  MutexLock lock(&reserved_->mutex);
+  reserved_->limit = limits.memory_bytes;
+  reserved_->limit_of_uid = limits.memory_bytes_per_uid;
 }
 
 void JobTable::Shutdown() {

@@ -41,13 +41,13 @@ namespace penstock {
 // it. A second request waits for an opening under way. Thread safe.
 class OpenDatasets {
  public:
-  // functions: those that datasets may run.
-  explicit OpenDatasets(FunctionOptions functions)
-      : functions_(std::move(functions)) {}
-
-  // Shared by those with equal progress->access.
+  // For a user; shared with those who may read the same (FileAccess::key).
   StatusOr<std::shared_ptr<const Dataset>> Get(const DatasetSpec& spec,
+                                               uint32_t uid,
                                                OpenProgress* progress);
+  // What datasets may run and read that are opened from now on; no functions
+  // before.
+  void Set(FunctionOptions functions, DataPolicy data);
   // Wakes waiting Get calls to check their OpenProgress::cancel.
   void NoticeCancel();
 
@@ -56,9 +56,10 @@ class OpenDatasets {
     bool opening = false;
     std::weak_ptr<const Dataset> dataset;
   };
-  const FunctionOptions functions_;
   Mutex mutex_;
   CondVar opened_;
+  FunctionOptions functions_ ABSL_GUARDED_BY(mutex_);
+  DataPolicy data_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -75,8 +76,11 @@ class JobTable {
   };
   // Takes over the jobs that a former broker instance left in the journal.
   JobTable(EventLoop* loop, WorkerPool* workers, DeferredDestruction* deferred,
-           RecoveryJournal* journal, Limits limits);
+           RecoveryJournal* journal, const Limits& limits);
   ~JobTable();
+
+  // Of memory, functions and data, for what opens from now on.
+  void SetLimits(const Limits& limits);
 
   struct AttachRequest {
     JobKey key;
@@ -365,7 +369,7 @@ class JobTable {
   WorkerPool* const workers_;
   DeferredDestruction* const deferred_;
   RecoveryJournal* const journal_;
-  const Limits limits_;
+  const Limits limits_;  // of numbers; those of memory are in reserved_
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
   std::function<void(const std::shared_ptr<Job>&)> on_producers_;
@@ -380,9 +384,12 @@ class JobTable {
   const uint64_t instance_id_ = NewToken();
   static uint64_t NewToken();
 
-  // Bytes of jobs, by user. Shared: in a worker a job may outlive this table.
+  // Bytes of jobs, by user, and their limits. Shared: in a worker a job may
+  // outlive this table.
   struct Reserved {
     Mutex mutex;
+    std::optional<uint64_t> limit ABSL_GUARDED_BY(mutex);
+    std::optional<uint64_t> limit_of_uid ABSL_GUARDED_BY(mutex);
     uint64_t bytes ABSL_GUARDED_BY(mutex) = 0;
     std::map<uint32_t, uint64_t> bytes_of ABSL_GUARDED_BY(mutex);
     // Those not populated yet, which the machine's free memory does not show.

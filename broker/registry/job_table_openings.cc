@@ -74,9 +74,17 @@ StatusOr<Job::Layout> PlanLayout(const JobOptions& options,
 }  // namespace
 
 StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
-    const DatasetSpec& spec, OpenProgress* progress) {
+    const DatasetSpec& spec, uint32_t uid, OpenProgress* progress) {
+  DataPolicy data;
+  {
+    MutexLock lock(&mutex_);
+    data = data_;
+  }
+  // Without the lock: it asks for the groups of the user.
+  progress->access = data.AccessOf(uid, RunsFunctions(spec));
   const std::string key = progress->access->key() + DatasetKey(spec);
   std::shared_ptr<const Dataset> open;
+  FunctionOptions functions;
   bool waited = false;
   {
     MutexLock lock(&mutex_);
@@ -90,11 +98,12 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
     // It was opened or checked while this thread waited.
     if (open != nullptr && waited) return open;
     entry.opening = true;
+    functions = functions_;
   }
   StatusOr<std::shared_ptr<const Dataset>> dataset =
       open != nullptr && !open->source->Changed()
           ? open
-          : OpenDataset(spec, functions_, progress);
+          : OpenDataset(spec, functions, progress);
   MutexLock lock(&mutex_);
   Entry& entry = entries_[key];
   entry.opening = false;
@@ -104,6 +113,12 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
   });
   opened_.NotifyAll();
   return dataset;
+}
+
+void OpenDatasets::Set(FunctionOptions functions, DataPolicy data) {
+  MutexLock lock(&mutex_);
+  functions_ = std::move(functions);
+  data_ = std::move(data);
 }
 
 void OpenDatasets::NoticeCancel() {
@@ -184,10 +199,8 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   progress->reserve = [this, uid = key.uid](uint64_t bytes) {
     return CheckSource(uid, bytes);
   };
-  progress->access =
-      limits_.data.AccessOf(key.uid, RunsFunctions(options.spec));
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> dataset,
-                            datasets_.Get(options.spec, progress));
+                            datasets_.Get(options.spec, key.uid, progress));
   if (progress->cancel.load()) return CancelledError("nobody waits any more");
   const std::vector<uint32_t> nodes = workers_->topology().node_numbers();
   std::shared_ptr<void> memory;
@@ -267,9 +280,9 @@ AvailableMemory JobTable::AvailableMemoryFor(uint32_t uid) const {
     if (left < room.bytes) room = {left, name};
   };
   MutexLock lock(&reserved_->mutex);
-  limit(limits_.memory_bytes, reserved_->bytes, "the broker's memory_limit");
+  limit(reserved_->limit, reserved_->bytes, "the broker's memory_limit");
   const auto of_uid = reserved_->bytes_of.find(uid);
-  limit(limits_.memory_bytes_per_uid,
+  limit(reserved_->limit_of_uid,
         of_uid == reserved_->bytes_of.end() ? 0 : of_uid->second,
         "memory_limit_per_user");
   return room;
@@ -304,6 +317,13 @@ uint64_t JobTable::reserved_bytes() const {
 StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
     const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
   const uint64_t needed = layout.memory_bytes();
+  std::optional<uint64_t> limit;
+  std::optional<uint64_t> limit_of_uid;
+  {
+    MutexLock lock(&reserved_->mutex);
+    limit = reserved_->limit;
+    limit_of_uid = reserved_->limit_of_uid;
+  }
   // Counts first and checks then, so that two jobs that open at once cannot
   // both reserve the same bytes.
   uint64_t taken = 0;
@@ -334,22 +354,21 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
                      BytesText(layout.retained_bytes)),
         why, smaller);
   };
-  const auto over = [needed](const std::optional<uint64_t>& limit,
+  const auto over = [needed](const std::optional<uint64_t>& most,
                              uint64_t used) {
-    return limit && needed > *limit - std::min(*limit, used);
+    return most && needed > *most - std::min(*most, used);
   };
-  if (over(limits_.memory_bytes, taken)) {
+  if (over(limit, taken)) {
     return refuse(
         Format("the broker's memory_limit is {}, {} of it are "
                "taken by other jobs",
-               BytesText(*limits_.memory_bytes), BytesText(taken)));
+               BytesText(*limit), BytesText(taken)));
   }
-  if (over(limits_.memory_bytes_per_uid, taken_by_uid)) {
+  if (over(limit_of_uid, taken_by_uid)) {
     return refuse(Format(
         "memory_limit_per_user is {}, {} of it are taken by user {}'s other "
         "jobs",
-        BytesText(*limits_.memory_bytes_per_uid), BytesText(taken_by_uid),
-        key.uid));
+        BytesText(*limit_of_uid), BytesText(taken_by_uid), key.uid));
   }
   const AvailableMemory room = FindAvailableMemory(SystemFiles{});
   const uint64_t left = room.bytes - std::min(room.bytes, reserved);
@@ -505,7 +524,7 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
         StatusOr<nlohmann::json> answer = [&]() -> StatusOr<nlohmann::json> {
           PENSTOCK_ASSIGN_OR_RETURN(
               const std::shared_ptr<const Dataset> dataset,
-              datasets_.Get(options.spec, &opening->progress));
+              datasets_.Get(options.spec, uid, &opening->progress));
           PENSTOCK_ASSIGN_OR_RETURN(
               const Job::Layout layout,
               PlanLayout(options, *dataset, workers_->topology().nodes().size(),

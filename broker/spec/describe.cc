@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "broker/declare/declaration.h"
+#include "broker/declare/describe.h"
 #include "broker/spec/dataset_spec.h"
 
 namespace penstock {
@@ -12,23 +12,6 @@ namespace {
 
 using Field = DeclarationBase::Field;
 
-constexpr size_t kColumns = 80;
-
-struct Described {
-  const DeclarationBase* declared;
-  std::string key;  // whose value it is
-
-  // The example as the value of that key.
-  std::string Example() const {
-    const std::string& name = declared->name();
-    const std::string& value = declared->example();
-    if (key == name) return Format("{}: {}", key, value);
-    return key == "map" ? Format("map: [{{{}: {}}}]", name, value)
-                        : Format("{}: {{{}: {}}}", key, name, value);
-  }
-};
-
-// Those of one key first, then what is in them.
 void AddPartsOf(const DeclarationBase& declared, std::vector<Described>* all) {
   const size_t begin = all->size();
   for (const Field& field : declared.fields()) {
@@ -46,63 +29,16 @@ void AddPartsOf(const DeclarationBase& declared, std::vector<Described>* all) {
   }
 }
 
-std::vector<Described> AllDeclared() {
-  std::vector<Described> all;
-  AddPartsOf(DatasetSpec::Declared(), &all);
-  return all;
-}
-
-// text in lines of at most kColumns characters; `indent` before all of them,
-// and `hanging` more before all but the first.
-std::string Wrapped(const std::string& text, size_t indent, size_t hanging) {
-  const auto characters = [](const std::string& word) {
-    return static_cast<size_t>(std::count_if(
-        word.begin(), word.end(),
-        [](char c) { return static_cast<unsigned char>(c) >> 6 != 2; }));
-  };
-  std::string lines(indent, ' ');
-  size_t column = indent;
-  bool begins = true;
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    if (!begins && column + 1 + characters(word) > kColumns) {
-      lines += "\n" + std::string(indent + hanging, ' ');
-      column = indent + hanging;
-      begins = true;
-    }
-    lines += (begins ? "" : " ") + word;
-    column += (begins ? 0 : 1) + characters(word);
-    begins = false;
-  }
-  return lines + "\n";
-}
-
-std::string KeysOf(const DeclarationBase& declared) {
-  std::string keys;
-  std::string one_of;
-  for (const Field& field : declared.fields()) {
-    const std::string otherwise = declared.DefaultOf(field);
-    if (field.one_of) one_of += (one_of.empty() ? "" : " or ") + field.key;
-    keys += Wrapped(Format("{}: {}{}", field.key, field.wanted,
-                           field.required      ? "; required"
-                           : otherwise.empty() ? ""
-                                               : "; default " + otherwise),
-                    2, 4);
-    keys += Wrapped(field.text, 6, 0);
-  }
-  if (one_of.empty()) return keys;
-  return keys + Wrapped(Format("Give exactly one of {}.", one_of), 0, 0);
-}
-
 std::string Overview() {
   const DeclarationBase& spec = DatasetSpec::Declared();
   std::string text = "A dataset spec is one YAML or JSON document:\n\n  " +
                      spec.example() + "\n\nIts keys:\n" + KeysOf(spec);
   std::string key;
-  for (const Described& each : AllDeclared()) {
+  for (const Described& each : AllDescribed()) {
     if (each.key != key) text += Format("\nOf {}:\n", key = each.key);
-    text += Wrapped(
-        Format("{}: {}", each.declared->name(), each.declared->text()), 2, 4);
+    text +=
+        Wrapped(Format("{}: {}", each.declared->name(), each.declared->text()),
+                "  ", "      ");
   }
   return text + "\n`penstock help spec NAME` has the keys of each.\n";
 }
@@ -110,16 +46,17 @@ std::string Overview() {
 std::string Page(const Described& described) {
   const DeclarationBase& declared = *described.declared;
   std::string text =
-      Wrapped(Format("{}: {}", declared.name(), declared.text()), 0, 4);
+      Wrapped(Format("{}: {}", declared.name(), declared.text()), "", "    ");
   if (!declared.gives().empty()) {
-    text += Wrapped(Format("Gives: {}", declared.gives()), 0, 4);
+    text += Wrapped(Format("Gives: {}", declared.gives()), "", "    ");
   }
   if (!declared.brief().empty()) {
-    text += Wrapped(
-        Format("Its value is {}, or has these keys.", declared.brief()), 0, 4);
+    text +=
+        Wrapped(Format("Its value is {}, or has these keys.", declared.brief()),
+                "", "    ");
   }
   return text + "\nKeys:\n" + KeysOf(declared) + "\nExample:\n" +
-         Wrapped(described.Example(), 2, 4);
+         Wrapped(described.Example(), "  ", "      ");
 }
 
 // In one line, for a table.
@@ -149,9 +86,23 @@ std::string TextWithKeys(const DeclarationBase& declared) {
 
 }  // namespace
 
+std::string Described::Example() const {
+  const std::string& name = declared->name();
+  const std::string& value = declared->example();
+  if (key == name) return Format("{}: {}", key, value);
+  return key == "map" ? Format("map: [{{{}: {}}}]", name, value)
+                      : Format("{}: {{{}: {}}}", key, name, value);
+}
+
+std::vector<Described> AllDescribed() {
+  std::vector<Described> all;
+  AddPartsOf(DatasetSpec::Declared(), &all);
+  return all;
+}
+
 std::vector<std::string> SpecExamples() {
   std::vector<std::string> texts = {DatasetSpec::Declared().example()};
-  for (const Described& each : AllDeclared()) {
+  for (const Described& each : AllDescribed()) {
     std::string example = each.Example();
     const bool is_of_source = each.key == "source" || each.key == "masks";
     if (each.key == "crop") {
@@ -170,7 +121,7 @@ std::vector<std::string> SpecExamples() {
 
 StatusOr<std::string> DescribeSpec(const std::string& name) {
   if (name.empty()) return Overview();
-  const std::vector<Described> all = AllDeclared();
+  const std::vector<Described> all = AllDescribed();
   std::vector<std::string_view> names;
   std::string pages;  // `python` is a source and an operation
   for (const Described& each : all) {
@@ -186,7 +137,7 @@ StatusOr<std::string> DescribeSpec(const std::string& name) {
 
 nlohmann::ordered_json SpecDeclarations() {
   nlohmann::ordered_json json;
-  for (const Described& each : AllDeclared()) {
+  for (const Described& each : AllDescribed()) {
     nlohmann::ordered_json keys;
     for (const Field& field : each.declared->fields()) {
       keys[field.key] = {{"required", field.required},
@@ -214,7 +165,7 @@ std::string SpecTable(const std::string& key) {
     return table;
   }
   const bool others = key == "others";
-  for (const Described& each : AllDeclared()) {
+  for (const Described& each : AllDescribed()) {
     if (others ? each.key == "source" || each.key == "map" : each.key != key) {
       continue;
     }

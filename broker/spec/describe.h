@@ -6,9 +6,21 @@
 #include <string>
 #include <vector>
 
+#include "broker/declare/declaration.h"
 #include "common/status.h"
 
 namespace penstock {
+
+// A mapping of a spec, other than the spec itself.
+struct Described {
+  const DeclarationBase* declared;
+  std::string key;  // whose value it is
+
+  // As the value of that key.
+  std::string Example() const;
+};
+// Those of one key first, then what is in them.
+std::vector<Described> AllDescribed();
 
 // Whole texts of a spec, one for each example that DescribeSpec shows.
 std::vector<std::string> SpecExamples();

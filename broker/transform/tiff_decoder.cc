@@ -13,6 +13,19 @@
 
 #include "broker/transform/sample_rows.h"
 
+#ifdef PENSTOCK_TIFF_ARCHIVE
+// Take the place of those in libtiff.a, so that the codecs that kCompressions
+// lacks, and the libraries they need, stay out of the program. Without their
+// decoders libtiff has those that fail.
+extern "C" {
+int TIFFInitJBIG(TIFF*, int) { return 1; }
+int TIFFInitLERC(TIFF*, int) { return 1; }
+int TIFFInitLZMA(TIFF*, int) { return 1; }
+int TIFFInitWebP(TIFF*, int) { return 1; }
+int TIFFInitZSTD(TIFF*, int) { return 1; }
+}
+#endif
+
 namespace penstock {
 namespace {
 

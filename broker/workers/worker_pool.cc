@@ -146,7 +146,7 @@ size_t WorkerPool::ThreadsAt(uint32_t worker_index) const {
       }));
 }
 
-Status WorkerPool::SetWorkers(uint32_t asked) {
+Status WorkerPool::SetWorkers(uint32_t asked, std::string by) {
   const uint32_t workers = asked != 0 ? asked : topology_->cpu_quota();
   if (workers > kWorkersMax) {
     return InvalidArgumentError("{} workers, at most {} may be", workers,
@@ -160,7 +160,7 @@ Status WorkerPool::SetWorkers(uint32_t asked) {
   }
   if (there == 0) return status;
   options_.workers = asked == 0 && there == workers ? 0 : there;
-  set_ = true;
+  set_by_ = std::move(by);
   MutexLock lock(&mutex_);
   workers_.store(there, std::memory_order_relaxed);
   // Relaxed: as in NotifyWork. Every worker checks its index again.
@@ -173,8 +173,7 @@ Status WorkerPool::SetWorkers(uint32_t asked) {
 std::string WorkerPool::Description() const {
   const size_t cpus = topology_->cpus().size();
   const std::string why =
-      options_.workers != 0
-          ? set_ ? "set by `penstock workers`" : "set by `workers`"
+      options_.workers != 0 ? "set by " + set_by_
       : workers() < cpus
           ? Format("auto, cpu.max allows {} of {} processors", workers(), cpus)
           : "auto, one for each processor";

@@ -130,8 +130,12 @@ class WorkerPool {
   // True while there are jobs or reads: call Tick every kTickInterval.
   bool WantsTick();
   // workers 0: one per processor. InvalidArgument: too many; ResourceExhausted:
-  // no more threads can be started, so there are fewer.
-  Status SetWorkers(uint32_t workers);
+  // no more threads can be started, so there are fewer. by: what set it.
+  Status SetWorkers(uint32_t workers, std::string by);
+  void SetTimeouts(uint64_t read_timeout_ns, uint64_t decode_timeout_ns) {
+    options_.read_timeout_ns = read_timeout_ns;
+    options_.decode_timeout_ns = decode_timeout_ns;
+  }
   // Advances the clock and fails jobs with late reads. Returns a description,
   // with the sample, when a decoder hangs; the caller must end the broker.
   std::optional<std::string> Tick();
@@ -266,8 +270,8 @@ class WorkerPool {
   std::atomic<uint32_t> workers_{0};
   std::atomic<uint32_t> read_depth_{0};
   std::atomic<uint64_t> pinned_bytes_{0};
-  bool set_ = false;             // SetWorkers was called; control thread only
-  std::vector<Thread> threads_;  // ended entries are reused, none removed
+  std::string set_by_ = "`workers`";  // the number; control thread only
+  std::vector<Thread> threads_;       // ended entries are reused, none removed
 
   std::atomic<uint64_t> now_ns_{1};  // written by the control thread
   uint64_t ticked_ns_ = 0;      // control thread only, as up to idle_share_

@@ -1,12 +1,11 @@
-// The `penstock` command: registers the subcommands, and turns their results
-// into one line on stderr and an exit status.
+// The `penstock` command: turns the results of subcommands into one line on
+// stderr and an exit status.
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 
 #include "client/command/interrupt.h"
 #include "client/command/subcommand.h"
-#include "client/penstock.h"
 
 namespace penstock {
 namespace {
@@ -19,26 +18,8 @@ int Main(int argc, char** argv) {
   while (own < argc && std::string(argv[own]) != "--") ++own;
   for (int i = own + 1; i < argc; ++i) words.push_back(argv[i]);
 
-  CLI::App app("Penstock: one data loader per host, many trainer ranks.",
-               "penstock");
-  app.set_version_flag("--version",
-                       std::string("penstock ") + penstock_version());
-  app.require_subcommand(1);
-  app.footer(
-      "Begin with:\n"
-      "  penstock check train.yaml\n"
-      "  penstock bench --dataset train.yaml --ranks 4 --verify\n"
-      "  penstock run --dataset train.yaml --ranks 4 -- ./trainer\n\n"
-      "`penstock COMMAND --help` has each command's options and examples;\n"
-      "`penstock help spec` the keys of a spec.");
-  const Subcommand subcommands[] = {
-      AddRun(app, words), AddBroker(app),   AddBench(app),
-      AddCheck(app),      AddIndex(app),    AddRegister(app),
-      AddUnregister(app), AddDatasets(app), AddJobs(app),
-      AddStatus(app),     AddState(app),    AddEvict(app),
-      AddStop(app),       AddWorkers(app),  AddPeek(app),
-      AddHelp(app),
-  };
+  CLI::App app;
+  const std::vector<Subcommand> subcommands = DeclareCommand(app, words);
   try {
     app.parse(own, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,8 +1,10 @@
 #include "client/command/subcommand.h"
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "client/command/interrupt.h"
+#include "client/penstock.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -27,6 +29,30 @@ int ExitStatus(const StatusOr<int>& result) {
     return kExitFailure;
   }
   return *result;
+}
+
+std::vector<Subcommand> DeclareCommand(CLI::App& app,
+                                       const std::vector<std::string>& words) {
+  app.name("penstock");
+  app.description("Penstock: one data loader per host, many trainer ranks.");
+  app.set_version_flag("--version",
+                       std::string("penstock ") + penstock_version());
+  app.require_subcommand(1);
+  app.footer(
+      "Begin with:\n"
+      "  penstock check train.yaml\n"
+      "  penstock bench --dataset train.yaml --ranks 4 --verify\n"
+      "  penstock run --dataset train.yaml --ranks 4 -- ./trainer\n\n"
+      "`penstock COMMAND --help` has each command's options and examples;\n"
+      "`penstock help spec` the keys of a spec.");
+  return {
+      AddRun(app, words), AddBroker(app),   AddBench(app),
+      AddCheck(app),      AddIndex(app),    AddRegister(app),
+      AddUnregister(app), AddDatasets(app), AddJobs(app),
+      AddStatus(app),     AddState(app),    AddEvict(app),
+      AddStop(app),       AddWorkers(app),  AddPeek(app),
+      AddHelp(app),
+  };
 }
 
 }  // namespace penstock

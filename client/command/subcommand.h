@@ -33,7 +33,11 @@ void PrintError(const std::string& message);
 // The exit status for the result of a subcommand; prints its error.
 int ExitStatus(const StatusOr<int>& result);
 
-// words: those after `--` on the command line.
+// Declares the whole command line, of which penstock(1) is made too. words:
+// those after `--` on the command line.
+std::vector<Subcommand> DeclareCommand(CLI::App& app,
+                                       const std::vector<std::string>& words);
+
 Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words);
 Subcommand AddBroker(CLI::App& app);
 Subcommand AddBench(CLI::App& app);

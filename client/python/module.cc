@@ -2,23 +2,26 @@
 // public classes are in penstock/*.py; this module has what needs C++: waiting
 // without the GIL, and memory.
 //
+// It keeps to the limited API of CPython 3.9: one build serves every later
+// CPython (abi3). That API has no buffers before 3.11, so NumPy takes arrays by
+// its own protocol, __array_struct__.
+//
 // Threads: calls release the GIL while they wait. Any one thread at a time uses
 // a Reader; arrays and batches may be destroyed on any thread.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <cxxabi.h>
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <iterator>
 #include <memory>
-#include <optional>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,9 +29,100 @@
 #include "client/attach/launcher.h"
 #include "client/penstock.h"
 
-namespace nb = nanobind;
-
 namespace {
+
+// Thrown where an exception of Python is set.
+struct PythonError {};
+
+// Owns a reference.
+class Object {
+ public:
+  // Steals the reference; throws PythonError if it is nullptr.
+  explicit Object(PyObject* object) : object_(object) {
+    if (object == nullptr) throw PythonError();
+  }
+  Object(Object&& other) noexcept : object_(other.release()) {}
+  ~Object() { Py_XDECREF(object_); }
+  Object& operator=(Object&&) = delete;
+
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+
+ private:
+  PyObject* object_;
+};
+
+// Runs the body of a function that Python calls.
+template <typename Body>
+PyObject* Entry(Body body) {
+  try {
+    return body();
+  } catch (const PythonError&) {
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+// An object of Python that owns a T.
+template <typename T>
+struct Instance {
+  PyObject_HEAD;
+  T* value;
+};
+
+template <typename T>
+T& Of(PyObject* self) {
+  return *reinterpret_cast<Instance<T>*>(self)->value;
+}
+
+template <typename T>
+PyObject* New(PyTypeObject* type, std::unique_ptr<T> value) {
+  Instance<T>* const self = PyObject_New(Instance<T>, type);
+  if (self == nullptr) throw PythonError();
+  self->value = value.release();
+  return reinterpret_cast<PyObject*>(self);
+}
+
+template <typename T>
+void Dealloc(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  delete reinterpret_cast<Instance<T>*>(self)->value;
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+PyObject* NoNew(PyTypeObject*, PyObject*, PyObject*) {
+  PyErr_SetString(PyExc_TypeError, "only penstock itself makes these");
+  return nullptr;
+}
+
+PyObject* None() {
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+
+// Decodes a text of the library: UTF-8, except for file names that are not.
+PyObject* ToPython(const char* text) {
+  return PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)),
+                              "backslashreplace");
+}
+PyObject* ToPython(const std::string& text) { return ToPython(text.c_str()); }
+PyObject* ToPython(bool value) { return PyBool_FromLong(value ? 1 : 0); }
+PyObject* ToPython(int value) { return PyLong_FromLong(value); }
+PyObject* ToPython(uint64_t value) {
+  return PyLong_FromUnsignedLongLong(value);
+}
+
+// A path, which need not be valid text: bytes, or nullptr for None.
+const char* BytesOrNull(PyObject* value) {
+  if (value == Py_None) return nullptr;
+  char* bytes = nullptr;
+  if (PyBytes_AsStringAndSize(value, &bytes, nullptr) != 0) throw PythonError();
+  return bytes;
+}
 
 // Takes the GIL by calling body. While the interpreter ends, CPython
 // before 3.14 unwinds the stack of a thread that wants the GIL, which C++ does
@@ -54,19 +148,14 @@ class WithoutGil {
   PyThreadState* const thread_;
 };
 
-// Decodes a text of the library: UTF-8, except for file names that are not.
-nb::object TextOf(const char* text) {
-  return nb::steal(PyUnicode_DecodeUTF8(
-      text, static_cast<Py_ssize_t>(std::strlen(text)), "backslashreplace"));
-}
-
 // Raises the exception that penstock/errors.py has for this code.
 [[noreturn]] void Raise(int code, const char* text) {
-  const nb::object error = nb::module_::import_("penstock.errors")
-                               .attr("error_of")(code, TextOf(text));
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())),
-                  error.ptr());
-  throw nb::python_error();
+  const Object errors(PyImport_ImportModule("penstock.errors"));
+  const Object error(PyObject_CallMethod(errors.get(), "error_of", "iN", code,
+                                         ToPython(text)));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())),
+                  error.get());
+  throw PythonError();
 }
 
 int Check(int code) {
@@ -74,156 +163,303 @@ int Check(int code) {
   return code;
 }
 
-void CheckSignals() {
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
 // Checks a call that a signal may have cancelled.
 void CheckCall(int code) {
-  if (code == PENSTOCK_CANCELLED) CheckSignals();
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  if (code == PENSTOCK_CANCELLED) PyErr_CheckSignals();
+  if (PyErr_Occurred() != nullptr) throw PythonError();
   Check(code);
 }
 
-struct Feature {
-  std::string name;
-  uint32_t dtype;
-  std::vector<size_t> shape;  // of one row
+// Called without the GIL while the library waits.
+int32_t SignalArrived(void*) {
+  PyGILState_STATE gil;
+  TakeGil([&gil] { gil = PyGILState_Ensure(); });
+  const bool arrived = PyErr_CheckSignals() != 0;
+  PyGILState_Release(gil);
+  return arrived;
+}
+
+// Lets one thread in at a time; a second one gets an error, not a crash.
+class Use {
+ public:
+  Use(std::atomic<bool>* in_use, const char* what) : in_use_(in_use) {
+    if (in_use->exchange(true)) {
+      Raise(PENSTOCK_FAILED_PRECONDITION,
+            (std::string("this ") + what +
+             " is in use by another thread: use it from one thread at a time")
+                .c_str());
+    }
+  }
+  ~Use() { in_use_->store(false); }
+  Use(const Use&) = delete;
+
+ private:
+  std::atomic<bool>* const in_use_;
 };
 
-constexpr const char* kDTypeNames[] = {
-    "",        "uint8",    "int8",    "int16",   "int32", "int64",
-    "float16", "bfloat16", "float32", "float64", "bool"};
+// ---- features and arrays
 
-const char* NameOf(uint32_t dtype) {
-  return dtype < std::size(kDTypeNames) ? kDTypeNames[dtype] : "";
+// Of NumPy's protocol: kind and bytes of an element. DLPack's code.
+struct DType {
+  const char* name;
+  char kind;
+  uint8_t bytes;
+  uint8_t dlpack;
+};
+
+// By PENSTOCK_UINT8 and so on. bfloat16, which NumPy lacks: as integers.
+constexpr DType kDTypes[] = {
+    {"", 0, 0, 0},          {"uint8", 'u', 1, 1},    {"int8", 'i', 1, 0},
+    {"int16", 'i', 2, 0},   {"int32", 'i', 4, 0},    {"int64", 'i', 8, 0},
+    {"float16", 'f', 2, 2}, {"bfloat16", 'u', 2, 4}, {"float32", 'f', 4, 2},
+    {"float64", 'f', 8, 2}, {"bool", 'b', 1, 6}};
+
+struct Feature {
+  std::string name;
+  const DType* dtype;
+  std::vector<int64_t> shape;  // of one row
+};
+
+const DType* DTypeOf(uint32_t dtype) {
+  if (dtype == 0 || dtype >= std::size(kDTypes)) {
+    Raise(PENSTOCK_INTERNAL, "a dtype of another release of Penstock");
+  }
+  return &kDTypes[dtype];
 }
 
 uint32_t DTypeNamed(const std::string& name) {
-  for (uint32_t dtype = 1; dtype < std::size(kDTypeNames); ++dtype) {
-    if (name == kDTypeNames[dtype]) return dtype;
-  }
   std::string known;
-  for (uint32_t dtype = 1; dtype < std::size(kDTypeNames); ++dtype) {
-    known += (known.empty() ? "" : ", ") + std::string(kDTypeNames[dtype]);
+  for (uint32_t dtype = 1; dtype < std::size(kDTypes); ++dtype) {
+    if (name == kDTypes[dtype].name) return dtype;
+    known += (known.empty() ? "" : ", ") + std::string(kDTypes[dtype].name);
   }
   Raise(PENSTOCK_INVALID_ARGUMENT,
         ("no dtype '" + name + "' in a batch; there are: " + known).c_str());
 }
 
-nb::dlpack::dtype DTypeOf(uint32_t dtype) {
-  using nb::dlpack::dtype_code;
-  const auto of = [](dtype_code code, uint8_t bits) {
-    return nb::dlpack::dtype{static_cast<uint8_t>(code), bits, 1};
-  };
-  switch (dtype) {
-    case PENSTOCK_UINT8:
-      return of(dtype_code::UInt, 8);
-    case PENSTOCK_INT8:
-      return of(dtype_code::Int, 8);
-    case PENSTOCK_INT16:
-      return of(dtype_code::Int, 16);
-    case PENSTOCK_INT32:
-      return of(dtype_code::Int, 32);
-    case PENSTOCK_INT64:
-      return of(dtype_code::Int, 64);
-    case PENSTOCK_FLOAT16:
-      return of(dtype_code::Float, 16);
-    case PENSTOCK_BFLOAT16:
-      return of(dtype_code::Bfloat, 16);
-    case PENSTOCK_FLOAT32:
-      return of(dtype_code::Float, 32);
-    case PENSTOCK_FLOAT64:
-      return of(dtype_code::Float, 64);
-    case PENSTOCK_BOOL:
-      return of(dtype_code::Bool, 8);
-    default:
-      Raise(PENSTOCK_INTERNAL, "a dtype of another release of Penstock");
+constexpr int kDimensionsMax = PENSTOCK_DIMENSIONS_MAX + 1;  // with the rows
+
+// What __array_struct__ points to (PyArrayInterface of NumPy's documentation).
+struct ArrayInterface {
+  int two = 2;
+  int dimensions;
+  char kind;
+  int bytes;  // of an element
+  int flags;
+  Py_ssize_t* shape;
+  Py_ssize_t* strides;
+  void* data;
+  PyObject* description = nullptr;
+};
+constexpr int kContiguousAlignedNative = 0x0001 | 0x0100 | 0x0200;
+constexpr int kWriteable = 0x0400;
+
+// DLPack 0.x, which every consumer takes (dlpack.h).
+struct ManagedTensor {
+  void* data;
+  int32_t device_type, device_id;
+  int32_t dimensions;
+  uint8_t dtype_code, dtype_bits;
+  uint16_t dtype_lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+  void* context;
+  void (*deleter)(ManagedTensor*);
+};
+constexpr int kCpu = 1;
+
+// [rows, shape...] in memory that `owner` keeps. Arrays of NumPy have one as
+// their base; torch, JAX and TensorFlow take it by DLPack.
+class Array {
+ public:
+  Array(std::shared_ptr<const void> owner, void* data, const Feature& of,
+        uint64_t rows, bool writable)
+      : owner_(std::move(owner)), dtype_(of.dtype) {
+    shape_[0] = static_cast<int64_t>(rows);
+    std::copy(of.shape.begin(), of.shape.end(), shape_.begin() + 1);
+    const int dimensions = static_cast<int>(of.shape.size()) + 1;
+    int64_t stride = 1;
+    for (int i = dimensions - 1; i >= 0; --i) {
+      element_strides_[i] = stride;
+      strides_[i] = stride * dtype_->bytes;
+      stride *= shape_[i];
+    }
+    interface_.dimensions = dimensions;
+    interface_.kind = dtype_->kind;
+    interface_.bytes = dtype_->bytes;
+    interface_.flags = kContiguousAlignedNative | (writable ? kWriteable : 0);
+    interface_.shape = shape_.data();
+    interface_.strides = strides_.data();
+    interface_.data = data;
   }
+  Array(const Array&) = delete;
+
+  static PyObject* Struct(PyObject* self, void*) {
+    PyObject* const capsule = PyCapsule_New(
+        &Of<Array>(self).interface_, nullptr, [](PyObject* capsule) {
+          Py_DECREF(static_cast<PyObject*>(PyCapsule_GetContext(capsule)));
+        });
+    if (capsule == nullptr) return nullptr;
+    Py_INCREF(self);
+    PyCapsule_SetContext(capsule, self);
+    return capsule;
+  }
+
+  static PyObject* DLPack(PyObject* self, PyObject* args, PyObject* keywords) {
+    static const char* names[] = {"stream", "max_version", "dl_device", "copy",
+                                  nullptr};
+    PyObject *stream = Py_None, *version = Py_None, *device = Py_None,
+             *copy = Py_None;
+    if (PyArg_ParseTupleAndKeywords(args, keywords, "|$OOOO",
+                                    const_cast<char**>(names), &stream,
+                                    &version, &device, &copy) == 0) {
+      return nullptr;
+    }
+    const Array& array = Of<Array>(self);
+    if ((array.interface_.flags & kWriteable) == 0) {
+      PyErr_SetString(PyExc_BufferError,
+                      "read only, which DLPack cannot say: batch.torch(), "
+                      "jax() or tf()");
+      return nullptr;
+    }
+    if (copy == Py_True) {
+      PyErr_SetString(PyExc_BufferError, "shared memory comes uncopied");
+      return nullptr;
+    }
+    return Entry([&] { return array.Tensor(); });
+  }
+  static PyObject* DLPackDevice(PyObject*, PyObject*) {
+    return Py_BuildValue("(ii)", kCpu, 0);
+  }
+
+ private:
+  // Lives until its consumer deletes it, on any thread, with or without the
+  // GIL, also after the interpreter's end.
+  struct Export {
+    ManagedTensor tensor;
+    std::array<int64_t, kDimensionsMax> shape, strides;
+    std::shared_ptr<const void> owner;
+  };
+
+  PyObject* Tensor() const {
+    auto exported = std::make_unique<Export>();
+    exported->shape = shape_;
+    exported->strides = element_strides_;
+    exported->owner = owner_;
+    exported->tensor = {interface_.data,
+                        kCpu,
+                        0,
+                        interface_.dimensions,
+                        dtype_->dlpack,
+                        static_cast<uint8_t>(8 * dtype_->bytes),
+                        1,
+                        exported->shape.data(),
+                        exported->strides.data(),
+                        0,
+                        exported.get(),
+                        [](ManagedTensor* tensor) {
+                          delete static_cast<Export*>(tensor->context);
+                        }};
+    // A consumer renames the capsule whose tensor it has taken.
+    static constexpr char kName[] = "dltensor";
+    Object capsule(
+        PyCapsule_New(&exported->tensor, kName, [](PyObject* capsule) {
+          if (PyCapsule_IsValid(capsule, kName) == 0) return;
+          auto* const tensor =
+              static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule, kName));
+          tensor->deleter(tensor);
+        }));
+    exported.release();
+    return capsule.release();
+  }
+
+  const std::shared_ptr<const void> owner_;
+  const DType* const dtype_;
+  ArrayInterface interface_;
+  std::array<int64_t, kDimensionsMax> shape_{}, strides_{}, element_strides_{};
+  static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+};
+
+// The types, made when the module is imported.
+PyTypeObject *g_array_type, *g_batch_type;
+PyObject* g_asarray;  // numpy.asarray
+
+// The Array itself, or NumPy's over it.
+PyObject* NewArray(bool numpy, std::shared_ptr<const void> owner, void* data,
+                   const Feature& of, uint64_t rows, bool writable) {
+  Object array(New(g_array_type, std::make_unique<Array>(std::move(owner), data,
+                                                         of, rows, writable)));
+  if (!numpy) return array.release();
+  return PyObject_CallFunctionObjArgs(g_asarray, array.get(), nullptr);
 }
 
-// A held batch; released when it and the last array over it are gone.
+// ---- batches
+
+// A held batch; released when the Batch and the last array over it are gone.
 class Batch {
  public:
   Batch(penstock_batch* batch, std::shared_ptr<const std::vector<Feature>> spec)
-      : batch_(batch), spec_(std::move(spec)) {}
-  ~Batch() { penstock_release(batch_); }
-  Batch(const Batch&) = delete;
+      : batch_(batch, &penstock_release), spec_(std::move(spec)) {}
 
-  // [rows, shape...] of a feature over shared memory: read only, or writable as
-  // copy on write. bits: unsigned integers for a dtype that NumPy lacks.
-  nb::object Array(uint32_t feature, bool writable, bool bits,
-                   nb::handle self) {
-    const Feature& of = spec_->at(feature);
-    nb::dlpack::dtype dtype = DTypeOf(of.dtype);
-    if (bits && of.dtype == PENSTOCK_BFLOAT16) {
-      dtype.code = static_cast<uint8_t>(nb::dlpack::dtype_code::UInt);
-    }
-    std::vector<size_t> shape = {penstock_batch_rows(batch_)};
-    shape.insert(shape.end(), of.shape.begin(), of.shape.end());
-    if (!writable) {
-      return nb::cast(nb::ndarray<nb::ro, nb::numpy>(
-          penstock_batch_data(batch_, feature), shape.size(), shape.data(),
-          self, nullptr, dtype));
-    }
-    void* const data = penstock_batch_writable_data(batch_, feature);
-    if (data == nullptr) Raise(PENSTOCK_FAILED_PRECONDITION, penstock_error());
-    return nb::cast(nb::ndarray<nb::array_api>(data, shape.size(), shape.data(),
-                                               self, nullptr, dtype));
+  // array(feature, writable): NumPy's over shared memory, read only; writable:
+  // an Array for DLPack, copy on write.
+  static PyObject* GetArray(PyObject* self, PyObject* args) {
+    return Entry([&] {
+      unsigned feature;
+      int writable;
+      if (PyArg_ParseTuple(args, "Ip", &feature, &writable) == 0) {
+        throw PythonError();
+      }
+      const Batch& batch = Of<Batch>(self);
+      const Feature& of = batch.spec_->at(feature);
+      void* data;
+      if (writable != 0) {
+        data = penstock_batch_writable_data(batch.batch_.get(), feature);
+        if (data == nullptr) {
+          Raise(PENSTOCK_FAILED_PRECONDITION, penstock_error());
+        }
+      } else {
+        data =
+            const_cast<void*>(penstock_batch_data(batch.batch_.get(), feature));
+      }
+      return NewArray(writable == 0, batch.batch_, data, of,
+                      penstock_batch_rows(batch.batch_.get()), writable != 0);
+    });
   }
-  nb::object Ids(nb::handle self) {
-    const size_t rows = penstock_batch_rows(batch_);
-    return nb::cast(nb::ndarray<nb::ro, nb::numpy>(penstock_batch_ids(batch_),
-                                                   1, &rows, self, nullptr,
-                                                   DTypeOf(PENSTOCK_INT64)));
+  static PyObject* Ids(PyObject* self, PyObject*) {
+    return Entry([&] {
+      static const Feature ids{"", &kDTypes[PENSTOCK_INT64], {}};
+      const Batch& batch = Of<Batch>(self);
+      return NewArray(
+          true, batch.batch_,
+          const_cast<int64_t*>(penstock_batch_ids(batch.batch_.get())), ids,
+          penstock_batch_rows(batch.batch_.get()), false);
+    });
   }
-  const penstock_batch* get() const { return batch_; }
+  template <auto kGet>
+  static PyObject* Get(PyObject* self, void*) {
+    return ToPython(kGet(Of<Batch>(self).batch_.get()));
+  }
 
  private:
-  penstock_batch* const batch_;
+  const std::shared_ptr<penstock_batch> batch_;
   const std::shared_ptr<const std::vector<Feature>> spec_;
 };
 
-// Paths, which need not be valid text.
-using Bytes = std::optional<nb::bytes>;
-
-const char* OrNull(const Bytes& value) {
-  return value ? value->c_str() : nullptr;
-}
-const char* OrNull(const std::optional<std::string>& value) {
-  return value ? value->c_str() : nullptr;
+bool Redelivered(const penstock_batch* batch) {
+  return penstock_batch_redelivered(batch) != 0;
 }
 
-// Fields that are None or 0 come from the launcher, else are the default.
-struct Options {
-  Bytes dataset;
-  std::optional<std::string> spec, job;
-  Bytes socket;
-  std::optional<std::string> delivery, lag, on_rank_death, state;
-  int rank = -1;
-  int world_size = 0;
-  int local_world_size = 0;
-  double timeout_s = 0;
-  bool repeat_first = false;
-  int window = 0;
-  int consumers = 0;
-  bool full_epoch = false;
-  bool per_host = false;
-  double wait_s = 0;
-  double reconnect_s = 0;
-  int node = -1;
-  bool autostart = false;
-};
+// ---- a private broker
 
-// A private broker.
 class Broker {
  public:
-  Broker(int workers, const std::optional<std::string>& memory_limit) {
+  Broker(int workers, const char* memory_limit) {
     int code;
     {
       const WithoutGil no_gil;
-      code = penstock_broker_start(
-          workers, memory_limit ? memory_limit->c_str() : nullptr, &broker_);
+      code = penstock_broker_start(workers, memory_limit, &broker_);
     }
     Check(code);
     socket_ = penstock_broker_socket(broker_);
@@ -236,53 +472,69 @@ class Broker {
     const WithoutGil no_gil;
     penstock_broker_stop(broker);
   }
-  const std::string& socket() const { return socket_; }
+
+  static PyObject* Make(PyTypeObject* type, PyObject* args,
+                        PyObject* keywords) {
+    static const char* names[] = {"workers", "memory_limit", nullptr};
+    return Entry([&] {
+      int workers;
+      const char* memory_limit;
+      if (PyArg_ParseTupleAndKeywords(args, keywords, "iz",
+                                      const_cast<char**>(names), &workers,
+                                      &memory_limit) == 0) {
+        throw PythonError();
+      }
+      return New(type, std::make_unique<Broker>(workers, memory_limit));
+    });
+  }
+  static PyObject* PyStop(PyObject* self, PyObject*) {
+    Of<Broker>(self).Stop();
+    return None();
+  }
+  static PyObject* Socket(PyObject* self, void*) {
+    return ToPython(Of<Broker>(self).socket_);
+  }
 
  private:
   penstock_broker* broker_ = nullptr;
   std::string socket_;
 };
 
-// Called without the GIL while the library waits.
-int32_t SignalArrived(void*) {
-  PyGILState_STATE gil;
-  TakeGil([&gil] { gil = PyGILState_Ensure(); });
-  const bool arrived = PyErr_CheckSignals() != 0;
-  PyGILState_Release(gil);
-  return arrived;
-}
-
-class Reader {
- public:
-  explicit Reader(const Options& options) {
-    penstock_options given = PENSTOCK_OPTIONS_INIT;
-    given.dataset = OrNull(options.dataset);
-    given.spec = OrNull(options.spec);
-    given.job = OrNull(options.job);
-    given.socket = OrNull(options.socket);
-    given.delivery = OrNull(options.delivery);
-    given.lag = OrNull(options.lag);
-    given.on_rank_death = OrNull(options.on_rank_death);
-    given.state = OrNull(options.state);
-    given.rank = options.rank;
-    given.world_size = options.world_size;
-    given.local_world_size = options.local_world_size;
-    given.timeout_s = options.timeout_s;
-    given.repeat_first = options.repeat_first ? 1 : 0;
-    given.window = options.window;
-    given.consumers = options.consumers;
-    given.full_epoch = options.full_epoch ? 1 : 0;
-    given.per_host = options.per_host ? 1 : 0;
-    given.wait_s = options.wait_s;
-    given.reconnect_s = options.reconnect_s;
-    given.node = options.node;
-    given.autostart = options.autostart ? 1 : 0;
-    given.spec_generated = 1;  // by penstock.Dataset
-    given.cancelled = &SignalArrived;
+// The socket of this program's own broker.
+PyObject* OwnBroker(PyObject*, PyObject*) {
+  return Entry([] {
+    const char* socket = nullptr;
     int code;
     {
       const WithoutGil no_gil;
-      code = penstock_attach(&given, &reader_);
+      code = penstock_own_broker(&socket);
+    }
+    Check(code);
+    return ToPython(socket);
+  });
+}
+
+// The launcher that started this process ("none": no launcher) and its number
+// of ranks. A variable that is wrong is an error of attach.
+PyObject* Launch(PyObject*, PyObject*) {
+  return Entry([] {
+    const auto found = penstock::DetectLaunch(penstock::ProcessEnvironment());
+    const penstock::LaunchInfo info =
+        found.ok() ? *found : penstock::LaunchInfo{};
+    return Py_BuildValue("(NL)", ToPython(info.launcher),
+                         static_cast<long long>(info.world_size));
+  });
+}
+
+// ---- a rank
+
+class Reader {
+ public:
+  explicit Reader(const penstock_options& options) {
+    int code;
+    {
+      const WithoutGil no_gil;
+      code = penstock_attach(&options, &reader_);
     }
     CheckCall(code);
     ReadSpec();
@@ -290,68 +542,174 @@ class Reader {
   ~Reader() { Close(); }
   Reader(const Reader&) = delete;
 
+  static PyObject* Make(PyTypeObject* type, PyObject* args,
+                        PyObject* keywords) {
+    static const char* names[] = {"dataset",
+                                  "spec",
+                                  "job",
+                                  "socket",
+                                  "delivery",
+                                  "lag",
+                                  "on_rank_death",
+                                  "state",
+                                  "rank",
+                                  "world_size",
+                                  "local_world_size",
+                                  "timeout_s",
+                                  "repeat_first",
+                                  "window",
+                                  "consumers",
+                                  "full_epoch",
+                                  "per_host",
+                                  "wait_s",
+                                  "reconnect_s",
+                                  "node",
+                                  "autostart",
+                                  nullptr};
+    return Entry([&] {
+      penstock_options options = PENSTOCK_OPTIONS_INIT;
+      PyObject *dataset = Py_None, *socket = Py_None;
+      if (PyArg_ParseTupleAndKeywords(
+              args, keywords, "|$OzzOzzzziiidpiippddip",
+              const_cast<char**>(names), &dataset, &options.spec, &options.job,
+              &socket, &options.delivery, &options.lag, &options.on_rank_death,
+              &options.state, &options.rank, &options.world_size,
+              &options.local_world_size, &options.timeout_s,
+              &options.repeat_first, &options.window, &options.consumers,
+              &options.full_epoch, &options.per_host, &options.wait_s,
+              &options.reconnect_s, &options.node, &options.autostart) == 0) {
+        throw PythonError();
+      }
+      options.dataset = BytesOrNull(dataset);
+      options.socket = BytesOrNull(socket);
+      options.spec_generated = 1;  // by penstock.Dataset
+      options.cancelled = &SignalArrived;
+      return New(type, std::make_unique<Reader>(options));
+    });
+  }
+
   // Held batches stay readable.
   void Close() {
     if (reader_ == nullptr) return;
-    const Use use(this);
+    const Use use(&in_use_, kWhat);
     penstock_reader* const reader = std::exchange(reader_, nullptr);
     const WithoutGil no_gil;
     penstock_detach(reader);
   }
+  static PyObject* PyClose(PyObject* self, PyObject*) {
+    return Entry([&] {
+      Of<Reader>(self).Close();
+      return None();
+    });
+  }
 
-  // A Batch; None at the end of an epoch; False at the end of the data.
-  nb::object Next(std::optional<double> timeout_s) {
-    const Use use(this);
-    penstock_reader* const reader = Open();
-    penstock_batch* batch = nullptr;
-    // A ready batch is taken without releasing the GIL.
-    int code = penstock_next_within(reader, 0, &batch);
-    if (code == PENSTOCK_DEADLINE_EXCEEDED && timeout_s != 0.0) {
-      const WithoutGil no_gil;
-      code = timeout_s ? penstock_next_within(reader, *timeout_s, &batch)
+  // next(timeout_s): a Batch; None at the end of an epoch; False at the end of
+  // the data.
+  static PyObject* Next(PyObject* self, PyObject* timeout_s) {
+    return Entry([&] {
+      Reader& r = Of<Reader>(self);
+      const bool limited = timeout_s != Py_None;
+      const double limit_s = limited ? PyFloat_AsDouble(timeout_s) : 0;
+      if (limited && PyErr_Occurred() != nullptr) throw PythonError();
+      const Use use(&r.in_use_, kWhat);
+      penstock_reader* const reader = r.Open();
+      penstock_batch* batch = nullptr;
+      // A ready batch is taken without releasing the GIL.
+      int code = penstock_next_within(reader, 0, &batch);
+      if (code == PENSTOCK_DEADLINE_EXCEEDED && !(limited && limit_s == 0)) {
+        const WithoutGil no_gil;
+        code = limited ? penstock_next_within(reader, limit_s, &batch)
                        : penstock_next(reader, &batch);
-    }
-    CheckCall(code);
-    if (code == PENSTOCK_END_OF_EPOCH) return nb::none();
-    if (code == PENSTOCK_END_OF_DATA) return nb::bool_(false);
-    return nb::cast(new Batch(batch, spec_), nb::rv_policy::take_ownership);
+      }
+      CheckCall(code);
+      if (code == PENSTOCK_END_OF_EPOCH) return None();
+      if (code == PENSTOCK_END_OF_DATA) return ToPython(false);
+      return New(g_batch_type, std::make_unique<Batch>(batch, r.spec_));
+    });
   }
 
-  std::string State() {
-    const Use use(this);
-    penstock_reader* const reader = Open();
-    const char* state = nullptr;
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = penstock_state(reader, &state);
-    }
-    CheckCall(code);
-    return state;
+  static PyObject* State(PyObject* self, PyObject*) {
+    return Entry([&] {
+      const char* state = nullptr;
+      Of<Reader>(self).Call([&](penstock_reader* reader) {
+        return penstock_state(reader, &state);
+      });
+      return ToPython(state);
+    });
   }
-  void Reset(int rank, int world_size, int local_world_size,
-             const std::string& state) {
-    const Use use(this);
-    penstock_reader* const reader = Open();
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = penstock_reset(reader, rank, world_size, local_world_size,
-                            state.c_str());
-    }
-    CheckCall(code);
-    ReadSpec();
+  static PyObject* Reset(PyObject* self, PyObject* args) {
+    return Entry([&] {
+      int rank, world_size, local_world_size;
+      const char* state;
+      if (PyArg_ParseTuple(args, "iiis", &rank, &world_size, &local_world_size,
+                           &state) == 0) {
+        throw PythonError();
+      }
+      Reader& r = Of<Reader>(self);
+      r.Call([&](penstock_reader* reader) {
+        return penstock_reset(reader, rank, world_size, local_world_size,
+                              state);
+      });
+      r.ReadSpec();
+      return None();
+    });
   }
-  void StopJob(bool now) {
-    const Use use(this);
-    penstock_reader* const reader = Open();
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = penstock_stop_job(reader, now ? 1 : 0);
-    }
-    CheckCall(code);
+  static PyObject* StopJob(PyObject* self, PyObject* now) {
+    return Entry([&] {
+      const int at_once = PyObject_IsTrue(now);
+      if (at_once < 0) throw PythonError();
+      Of<Reader>(self).Call([&](penstock_reader* reader) {
+        return penstock_stop_job(reader, at_once);
+      });
+      return None();
+    });
   }
+
+  template <auto kGet>
+  static PyObject* Get(PyObject* self, void*) {
+    return Entry([&] { return ToPython(kGet(Of<Reader>(self).Open())); });
+  }
+  static PyObject* Fileno(PyObject* self, PyObject*) {
+    return Get<penstock_fileno>(self, nullptr);
+  }
+
+  // [(name, dtype's name, shape of a row)]
+  static PyObject* ElementSpec(PyObject* self, PyObject*) {
+    return Entry([&] {
+      Object list(PyList_New(0));
+      for (const Feature& feature : *Of<Reader>(self).spec_) {
+        Object shape(
+            PyTuple_New(static_cast<Py_ssize_t>(feature.shape.size())));
+        for (size_t i = 0; i < feature.shape.size(); ++i) {
+          PyTuple_SetItem(
+              shape.get(), static_cast<Py_ssize_t>(i),
+              Object(PyLong_FromLongLong(feature.shape[i])).release());
+        }
+        const Object item(Py_BuildValue("(NsN)", ToPython(feature.name),
+                                        feature.dtype->name, shape.release()));
+        if (PyList_Append(list.get(), item.get()) != 0) throw PythonError();
+      }
+      return list.release();
+    });
+  }
+  static PyObject* Stats(PyObject* self, PyObject*) {
+    return Entry([&] {
+      penstock_stats stats;
+      penstock_get_stats(Of<Reader>(self).Open(), &stats);
+      const auto count = [](uint64_t value) {
+        return static_cast<unsigned long long>(value);
+      };
+      return Py_BuildValue(
+          "{sKsKsdsKsIsIsKsKsK}", "batches", count(stats.batches), "rows",
+          count(stats.rows), "wait_s", stats.wait_s, "waits",
+          count(stats.waits), "held", stats.held, "hold_max", stats.hold_max,
+          "skipped", count(stats.skipped), "redelivered",
+          count(stats.redelivered), "reconnects", count(stats.reconnects));
+    });
+  }
+
+ private:
+  static constexpr char kWhat[] = "reader";
 
   penstock_reader* Open() const {
     if (reader_ == nullptr) {
@@ -359,24 +717,19 @@ class Reader {
     }
     return reader_;
   }
-  const std::vector<Feature>& spec() const { return *spec_; }
 
- private:
-  // Lets one thread in at a time; a second one gets an error, not a crash.
-  class Use {
-   public:
-    explicit Use(Reader* reader) : reader_(reader) {
-      if (reader_->in_use_.exchange(true)) {
-        Raise(PENSTOCK_FAILED_PRECONDITION,
-              "this reader is in use by another thread: use it from one thread "
-              "at a time");
-      }
+  // Calls body(reader) without the GIL.
+  template <typename Body>
+  void Call(Body body) {
+    const Use use(&in_use_, kWhat);
+    penstock_reader* const reader = Open();
+    int code;
+    {
+      const WithoutGil no_gil;
+      code = body(reader);
     }
-    ~Use() { reader_->in_use_.store(false); }
-
-   private:
-    Reader* const reader_;
-  };
+    CheckCall(code);
+  }
 
   void ReadSpec() {
     auto spec = std::make_shared<std::vector<Feature>>();
@@ -384,7 +737,7 @@ class Reader {
       penstock_feature feature;
       Check(penstock_feature_at(reader_, i, &feature));
       spec->push_back({feature.name,
-                       feature.dtype,
+                       DTypeOf(feature.dtype),
                        {feature.shape, feature.shape + feature.dimensions}});
     }
     spec_ = std::move(spec);
@@ -395,306 +748,293 @@ class Reader {
   std::atomic<bool> in_use_{false};
 };
 
-// Its memory is mapped as long as any array over it exists.
+// ---- a producer
+
 class Producer {
  public:
-  // features: [(name, dtype's name, shape of a row)]
-  Producer(const nb::typed<nb::list, nb::object>& features, uint64_t rows,
-           const std::optional<std::string>& job,
-           const std::optional<std::string>& dataset, const Bytes& socket,
-           double timeout_s, double reconnect_s) {
+  Producer(std::vector<Feature> spec, penstock_producer_options options)
+      : spec_(std::move(spec)) {
     std::vector<penstock_feature> given;
-    for (const nb::handle item : features) {
-      const auto entry = nb::cast<nb::tuple>(item);
-      Feature& feature = spec_.emplace_back();
-      feature.name = nb::cast<std::string>(entry[0]);
-      feature.dtype = DTypeNamed(nb::cast<std::string>(entry[1]));
-      for (const nb::handle size : nb::cast<nb::list>(entry[2])) {
-        feature.shape.push_back(nb::cast<size_t>(size));
-      }
-      if (feature.shape.size() >= PENSTOCK_DIMENSIONS_MAX) {
-        Raise(PENSTOCK_INVALID_ARGUMENT, "a feature of too many dimensions");
-      }
-    }
     for (const Feature& feature : spec_) {
       penstock_feature& c = given.emplace_back();
       c = {feature.name.c_str(),
-           feature.dtype,
+           static_cast<uint32_t>(feature.dtype - kDTypes),
            static_cast<uint32_t>(feature.shape.size()),
            {},
            0};
       std::copy(feature.shape.begin(), feature.shape.end(), c.shape);
     }
-    penstock_producer_options options = PENSTOCK_PRODUCER_OPTIONS_INIT;
     options.feature_count = static_cast<uint32_t>(given.size());
     options.features = given.data();
-    options.rows = rows;
-    options.job = OrNull(job);
-    options.dataset = OrNull(dataset);
-    options.socket = OrNull(socket);
-    options.timeout_s = timeout_s;
-    options.reconnect_s = reconnect_s;
     options.cancelled = &SignalArrived;
+    penstock_producer* producer = nullptr;
     int code;
     {
       const WithoutGil no_gil;
-      code = penstock_produce(&options, &producer_);
+      code = penstock_produce(&options, &producer);
     }
     CheckCall(code);
+    producer_.reset(producer, &penstock_producer_close);
   }
-  ~Producer() { penstock_producer_close(producer_); }
-  Producer(const Producer&) = delete;
 
-  void Reserve(uint64_t rows) {
-    reserved_ = 0;
-    Call([&] { return penstock_producer_reserve(producer_, rows); });
-    reserved_ = rows;
+  // Producer([(name, dtype's name, shape of a row)], rows, job, dataset,
+  // socket, timeout_s, reconnect_s)
+  static PyObject* Make(PyTypeObject* type, PyObject* args, PyObject*) {
+    return Entry([&] {
+      penstock_producer_options options = PENSTOCK_PRODUCER_OPTIONS_INIT;
+      PyObject *features, *socket;
+      Py_ssize_t rows;
+      if (PyArg_ParseTuple(args, "O!nzzOdd", &PyList_Type, &features, &rows,
+                           &options.job, &options.dataset, &socket,
+                           &options.timeout_s, &options.reconnect_s) == 0) {
+        throw PythonError();
+      }
+      options.rows = static_cast<uint64_t>(rows);
+      options.socket = BytesOrNull(socket);
+      std::vector<Feature> spec;
+      for (Py_ssize_t i = 0; i < PyList_Size(features); ++i) {
+        spec.push_back(FeatureOf(PyList_GetItem(features, i)));
+      }
+      return New(type, std::make_unique<Producer>(std::move(spec), options));
+    });
   }
-  // [rows, shape...] of a feature, writable; unsigned integers for a dtype that
-  // NumPy lacks.
-  nb::object Array(uint32_t feature, size_t rows, nb::handle self) {
-    const Feature& of = spec_.at(feature);
-    void* const data = penstock_producer_data(producer_, feature);
-    if (data == nullptr || rows > reserved_) {
-      Raise(PENSTOCK_FAILED_PRECONDITION, "fewer rows are reserved");
-    }
-    nb::dlpack::dtype dtype = DTypeOf(of.dtype);
-    if (of.dtype == PENSTOCK_BFLOAT16) {
-      dtype.code = static_cast<uint8_t>(nb::dlpack::dtype_code::UInt);
-    }
-    std::vector<size_t> shape = {rows};
-    shape.insert(shape.end(), of.shape.begin(), of.shape.end());
-    return nb::cast(nb::ndarray<nb::numpy>(data, shape.size(), shape.data(),
-                                           self, nullptr, dtype));
+
+  static PyObject* Reserve(PyObject* self, PyObject* count) {
+    return Entry([&] {
+      Producer& p = Of<Producer>(self);
+      const uint64_t rows = RowsOf(count);
+      p.reserved_ = 0;
+      p.Call([&](penstock_producer* producer) {
+        return penstock_producer_reserve(producer, rows);
+      });
+      p.reserved_ = rows;
+      return None();
+    });
   }
-  void Put(uint64_t rows) {
-    Call([&] { return penstock_producer_put(producer_, rows); });
+  // array(feature, rows): NumPy's, writable.
+  static PyObject* GetArray(PyObject* self, PyObject* args) {
+    return Entry([&] {
+      unsigned feature;
+      PyObject* count;
+      if (PyArg_ParseTuple(args, "IO", &feature, &count) == 0) {
+        throw PythonError();
+      }
+      const Producer& p = Of<Producer>(self);
+      const Feature& of = p.spec_.at(feature);
+      const uint64_t rows = RowsOf(count);
+      void* const data = penstock_producer_data(p.producer_.get(), feature);
+      if (data == nullptr || rows > p.reserved_) {
+        Raise(PENSTOCK_FAILED_PRECONDITION, "fewer rows are reserved");
+      }
+      return NewArray(true, p.producer_, data, of, rows, true);
+    });
   }
-  void Finish() {
-    Call([&] { return penstock_producer_finish(producer_); });
+  static PyObject* Put(PyObject* self, PyObject* count) {
+    return Entry([&] {
+      const uint64_t rows = RowsOf(count);
+      Of<Producer>(self).Call([&](penstock_producer* producer) {
+        return penstock_producer_put(producer, rows);
+      });
+      return None();
+    });
   }
-  void Fail(const std::string& why) {
-    Call([&] { return penstock_producer_fail(producer_, why.c_str()); });
+  static PyObject* Finish(PyObject* self, PyObject*) {
+    return Entry([&] {
+      Of<Producer>(self).Call(&penstock_producer_finish);
+      return None();
+    });
   }
-  uint64_t next_row() const { return penstock_producer_next_row(producer_); }
+  static PyObject* Fail(PyObject* self, PyObject* args) {
+    return Entry([&] {
+      const char* why;
+      if (PyArg_ParseTuple(args, "s", &why) == 0) throw PythonError();
+      Of<Producer>(self).Call([&](penstock_producer* producer) {
+        return penstock_producer_fail(producer, why);
+      });
+      return None();
+    });
+  }
+  static PyObject* NextRow(PyObject* self, void*) {
+    return ToPython(
+        penstock_producer_next_row(Of<Producer>(self).producer_.get()));
+  }
 
  private:
+  static Feature FeatureOf(PyObject* item) {
+    const char *name, *dtype;
+    PyObject* sizes;
+    if (PyTuple_Check(item) == 0) {
+      PyErr_SetString(PyExc_TypeError, "wanted (name, dtype, shape)");
+      throw PythonError();
+    }
+    if (PyArg_ParseTuple(item, "ssO!", &name, &dtype, &PyList_Type, &sizes) ==
+        0) {
+      throw PythonError();
+    }
+    Feature feature{name, &kDTypes[DTypeNamed(dtype)], {}};
+    for (Py_ssize_t i = 0; i < PyList_Size(sizes); ++i) {
+      const long long size = PyLong_AsLongLong(PyList_GetItem(sizes, i));
+      if (PyErr_Occurred() != nullptr) throw PythonError();
+      feature.shape.push_back(size);
+    }
+    if (feature.shape.size() >= PENSTOCK_DIMENSIONS_MAX) {
+      Raise(PENSTOCK_INVALID_ARGUMENT, "a feature of too many dimensions");
+    }
+    return feature;
+  }
+  static uint64_t RowsOf(PyObject* count) {
+    const unsigned long long rows = PyLong_AsUnsignedLongLong(count);
+    if (PyErr_Occurred() != nullptr) throw PythonError();
+    return rows;
+  }
+
+  // Calls body(producer) without the GIL.
   template <typename Body>
   void Call(Body body) {
-    if (in_use_.exchange(true)) {
-      Raise(PENSTOCK_FAILED_PRECONDITION,
-            "this producer is in use by another thread: use it from one thread "
-            "at a time");
-    }
+    const Use use(&in_use_, "producer");
     int code;
     {
       const WithoutGil no_gil;
-      code = body();
+      code = body(producer_.get());
     }
-    in_use_.store(false);
     CheckCall(code);
   }
 
-  penstock_producer* producer_ = nullptr;
-  std::vector<Feature> spec_;
+  const std::vector<Feature> spec_;
+  // Its memory is mapped as long as any array over it exists.
+  std::shared_ptr<penstock_producer> producer_;
   uint64_t reserved_ = 0;
   std::atomic<bool> in_use_{false};
 };
 
+// ---- the module
+
+PyMethodDef kModuleMethods[] = {
+    {"own_broker", &OwnBroker, METH_NOARGS, nullptr},
+    {"launch", &Launch, METH_NOARGS, nullptr},
+    {}};
+
+PyMethodDef kArrayMethods[] = {
+    {"__dlpack__",
+     reinterpret_cast<PyCFunction>(
+         reinterpret_cast<void (*)()>(&Array::DLPack)),
+     METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"__dlpack_device__", &Array::DLPackDevice, METH_NOARGS, nullptr},
+    {}};
+PyGetSetDef kArrayMembers[] = {
+    {"__array_struct__", &Array::Struct, nullptr, nullptr, nullptr}, {}};
+
+PyMethodDef kBatchMethods[] = {
+    {"array", &Batch::GetArray, METH_VARARGS, nullptr},
+    {"ids", &Batch::Ids, METH_NOARGS, nullptr},
+    {}};
+PyGetSetDef kBatchMembers[] = {
+    {"rows", &Batch::Get<penstock_batch_rows>, nullptr, nullptr, nullptr},
+    {"valid_rows", &Batch::Get<penstock_batch_valid_rows>, nullptr, nullptr,
+     nullptr},
+    {"global_rows", &Batch::Get<penstock_batch_global_rows>, nullptr, nullptr,
+     nullptr},
+    {"epoch", &Batch::Get<penstock_batch_epoch>, nullptr, nullptr, nullptr},
+    {"step", &Batch::Get<penstock_batch_step>, nullptr, nullptr, nullptr},
+    {"redelivered", &Batch::Get<Redelivered>, nullptr, nullptr, nullptr},
+    {"skipped", &Batch::Get<penstock_batch_skipped>, nullptr, nullptr, nullptr},
+    {}};
+
+PyMethodDef kBrokerMethods[] = {{"stop", &Broker::PyStop, METH_NOARGS, nullptr},
+                                {}};
+PyGetSetDef kBrokerMembers[] = {
+    {"socket", &Broker::Socket, nullptr, nullptr, nullptr}, {}};
+
+PyMethodDef kReaderMethods[] = {
+    {"next", &Reader::Next, METH_O, nullptr},
+    {"close", &Reader::PyClose, METH_NOARGS, nullptr},
+    {"state", &Reader::State, METH_NOARGS, nullptr},
+    {"reset", &Reader::Reset, METH_VARARGS, nullptr},
+    {"stop_job", &Reader::StopJob, METH_O, nullptr},
+    {"fileno", &Reader::Fileno, METH_NOARGS, nullptr},
+    {"element_spec", &Reader::ElementSpec, METH_NOARGS, nullptr},
+    {"stats", &Reader::Stats, METH_NOARGS, nullptr},
+    {}};
+PyGetSetDef kReaderMembers[] = {
+    {"rank", &Reader::Get<penstock_rank>, nullptr, nullptr, nullptr},
+    {"world_size", &Reader::Get<penstock_world_size>, nullptr, nullptr,
+     nullptr},
+    {"incarnation", &Reader::Get<penstock_incarnation>, nullptr, nullptr,
+     nullptr},
+    {"warning", &Reader::Get<penstock_warning>, nullptr, nullptr, nullptr},
+    {"epoch", &Reader::Get<penstock_epoch>, nullptr, nullptr, nullptr},
+    {"job", &Reader::Get<penstock_job>, nullptr, nullptr, nullptr},
+    {"sample_count", &Reader::Get<penstock_sample_count>, nullptr, nullptr,
+     nullptr},
+    {"steps_per_epoch", &Reader::Get<penstock_steps_per_epoch>, nullptr,
+     nullptr, nullptr},
+    {"epoch_count", &Reader::Get<penstock_epoch_count>, nullptr, nullptr,
+     nullptr},
+    {"structure", &Reader::Get<penstock_structure>, nullptr, nullptr, nullptr},
+    {}};
+
+PyMethodDef kProducerMethods[] = {
+    {"reserve", &Producer::Reserve, METH_O, nullptr},
+    {"array", &Producer::GetArray, METH_VARARGS, nullptr},
+    {"put", &Producer::Put, METH_O, nullptr},
+    {"finish", &Producer::Finish, METH_NOARGS, nullptr},
+    {"fail", &Producer::Fail, METH_VARARGS, nullptr},
+    {}};
+PyGetSetDef kProducerMembers[] = {
+    {"next_row", &Producer::NextRow, nullptr, nullptr, nullptr}, {}};
+
+// Makes the type of T; new_object is `Make`, or NoNew.
+template <typename T>
+PyTypeObject* AddType(PyObject* module, const char* name, newfunc new_object,
+                      PyMethodDef* methods, PyGetSetDef* members) {
+  PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(new_object)},
+                         {Py_tp_dealloc, reinterpret_cast<void*>(&Dealloc<T>)},
+                         {Py_tp_methods, methods},
+                         {Py_tp_getset, members},
+                         {0, nullptr}};
+  PyType_Spec spec = {name, sizeof(Instance<T>), 0, Py_TPFLAGS_DEFAULT, slots};
+  Object type(PyType_FromSpec(&spec));
+  Py_INCREF(type.get());  // for the caller, for ever
+  if (PyModule_AddObject(module, std::strrchr(name, '.') + 1, type.get()) !=
+      0) {
+    throw PythonError();
+  }
+  return reinterpret_cast<PyTypeObject*>(type.release());
+}
+
+PyModuleDef g_module = {PyModuleDef_HEAD_INIT,
+                        "penstock._core",
+                        nullptr,
+                        -1,
+                        kModuleMethods,
+                        nullptr,
+                        nullptr,
+                        nullptr,
+                        nullptr};
+
 }  // namespace
 
-NB_MODULE(_core, m) {
-  // Objects left in a program's globals at the end are no leak.
-  nb::set_leak_warnings(false);
-  m.attr("version") = penstock_version();
-  m.attr("PADDING_ID") = PENSTOCK_PADDING_ID;
-
-  nb::class_<Batch>(m, "Batch")
-      .def(
-          "array",
-          [](nb::handle self, uint32_t feature, bool writable, bool bits) {
-            return nb::cast<Batch&>(self).Array(feature, writable, bits, self);
-          },
-          nb::arg("feature"), nb::arg("writable"), nb::arg("bits"),
-          nb::sig("def array(self, feature: int, writable: bool, bits: bool) "
-                  "-> typing.Any"))
-      .def(
-          "ids",
-          [](nb::handle self) { return nb::cast<Batch&>(self).Ids(self); },
-          nb::sig("def ids(self) -> typing.Any"))
-      .def_prop_ro("rows",
-                   [](const Batch& b) { return penstock_batch_rows(b.get()); })
-      .def_prop_ro(
-          "valid_rows",
-          [](const Batch& b) { return penstock_batch_valid_rows(b.get()); })
-      .def_prop_ro(
-          "global_rows",
-          [](const Batch& b) { return penstock_batch_global_rows(b.get()); })
-      .def_prop_ro("epoch",
-                   [](const Batch& b) { return penstock_batch_epoch(b.get()); })
-      .def_prop_ro("step",
-                   [](const Batch& b) { return penstock_batch_step(b.get()); })
-      .def_prop_ro("redelivered",
-                   [](const Batch& b) {
-                     return penstock_batch_redelivered(b.get()) != 0;
-                   })
-      .def_prop_ro("skipped", [](const Batch& b) {
-        return penstock_batch_skipped(b.get());
-      });
-
-  nb::class_<Broker>(m, "Broker")
-      .def(nb::init<int, std::optional<std::string>>(), nb::arg("workers"),
-           nb::arg("memory_limit").none())
-      .def("stop", &Broker::Stop)
-      .def_prop_ro("socket", &Broker::socket);
-
-  // The socket of this program's own broker.
-  m.def("own_broker", [] {
-    const char* socket = nullptr;
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = penstock_own_broker(&socket);
+PyMODINIT_FUNC PyInit__core() {
+  return Entry([] {
+    Object module(PyModule_Create(&g_module));
+    PyObject* const m = module.get();
+    if (PyModule_AddStringConstant(m, "version", penstock_version()) != 0 ||
+        PyModule_AddIntConstant(m, "PADDING_ID", PENSTOCK_PADDING_ID) != 0) {
+      throw PythonError();
     }
-    Check(code);
-    return std::string(socket);
+    const Object numpy(PyImport_ImportModule("numpy"));
+    g_asarray =
+        Object(PyObject_GetAttrString(numpy.get(), "asarray")).release();
+    g_array_type = AddType<Array>(m, "penstock._core.Array", &NoNew,
+                                  kArrayMethods, kArrayMembers);
+    g_batch_type = AddType<Batch>(m, "penstock._core.Batch", &NoNew,
+                                  kBatchMethods, kBatchMembers);
+    AddType<Broker>(m, "penstock._core.Broker", &Broker::Make, kBrokerMethods,
+                    kBrokerMembers);
+    AddType<Reader>(m, "penstock._core.Reader", &Reader::Make, kReaderMethods,
+                    kReaderMembers);
+    AddType<Producer>(m, "penstock._core.Producer", &Producer::Make,
+                      kProducerMethods, kProducerMembers);
+    return module.release();
   });
-
-  // The launcher that started this process ("none": no launcher) and its number
-  // of ranks. A variable that is wrong is an error of attach.
-  m.def("launch", [] {
-    const auto found = penstock::DetectLaunch(penstock::ProcessEnvironment());
-    const penstock::LaunchInfo info =
-        found.ok() ? *found : penstock::LaunchInfo{};
-    return std::pair(info.launcher, info.world_size);
-  });
-
-  nb::class_<Producer>(m, "Producer")
-      .def(nb::init<nb::typed<nb::list, nb::object>, uint64_t,
-                    std::optional<std::string>, std::optional<std::string>,
-                    Bytes, double, double>(),
-           nb::arg("features"), nb::arg("rows"), nb::arg("job").none(),
-           nb::arg("dataset").none(), nb::arg("socket").none(),
-           nb::arg("timeout_s"), nb::arg("reconnect_s"))
-      .def("reserve", &Producer::Reserve)
-      .def(
-          "array",
-          [](nb::handle self, uint32_t feature, size_t rows) {
-            return nb::cast<Producer&>(self).Array(feature, rows, self);
-          },
-          nb::sig("def array(self, feature: int, rows: int, /) "
-                  "-> typing.Any"))
-      .def("put", &Producer::Put)
-      .def("finish", &Producer::Finish)
-      .def("fail", &Producer::Fail)
-      .def_prop_ro("next_row", &Producer::next_row);
-
-  nb::class_<Reader>(m, "Reader")
-      .def(
-          "__init__",
-          [](Reader* self, Bytes dataset, std::optional<std::string> spec,
-             std::optional<std::string> job, Bytes socket,
-             std::optional<std::string> delivery,
-             std::optional<std::string> lag,
-             std::optional<std::string> on_rank_death,
-             std::optional<std::string> state, int rank, int world_size,
-             int local_world_size, double timeout_s, bool repeat_first,
-             int window, int consumers, bool full_epoch, bool per_host,
-             double wait_s, double reconnect_s, int node, bool autostart) {
-            new (self) Reader({.dataset = std::move(dataset),
-                               .spec = std::move(spec),
-                               .job = std::move(job),
-                               .socket = std::move(socket),
-                               .delivery = std::move(delivery),
-                               .lag = std::move(lag),
-                               .on_rank_death = std::move(on_rank_death),
-                               .state = std::move(state),
-                               .rank = rank,
-                               .world_size = world_size,
-                               .local_world_size = local_world_size,
-                               .timeout_s = timeout_s,
-                               .repeat_first = repeat_first,
-                               .window = window,
-                               .consumers = consumers,
-                               .full_epoch = full_epoch,
-                               .per_host = per_host,
-                               .wait_s = wait_s,
-                               .reconnect_s = reconnect_s,
-                               .node = node,
-                               .autostart = autostart});
-          },
-          nb::kw_only(), nb::arg("dataset").none(), nb::arg("spec").none(),
-          nb::arg("job").none(), nb::arg("socket").none(),
-          nb::arg("delivery").none(), nb::arg("lag").none(),
-          nb::arg("on_rank_death").none(), nb::arg("state").none(),
-          nb::arg("rank"), nb::arg("world_size"), nb::arg("local_world_size"),
-          nb::arg("timeout_s"), nb::arg("repeat_first"), nb::arg("window"),
-          nb::arg("consumers"), nb::arg("full_epoch"), nb::arg("per_host"),
-          nb::arg("wait_s"), nb::arg("reconnect_s"), nb::arg("node"),
-          nb::arg("autostart"))
-      .def("next", &Reader::Next, nb::arg("timeout_s").none() = nb::none())
-      .def("close", &Reader::Close)
-      .def("state", &Reader::State)
-      .def("reset", &Reader::Reset, nb::arg("rank"), nb::arg("world_size"),
-           nb::arg("local_world_size"), nb::arg("state"))
-      .def("stop_job", &Reader::StopJob, nb::arg("now"))
-      .def("fileno", [](const Reader& r) { return penstock_fileno(r.Open()); })
-      .def_prop_ro("rank",
-                   [](const Reader& r) { return penstock_rank(r.Open()); })
-      .def_prop_ro(
-          "world_size",
-          [](const Reader& r) { return penstock_world_size(r.Open()); })
-      .def_prop_ro(
-          "incarnation",
-          [](const Reader& r) { return penstock_incarnation(r.Open()); })
-      .def_prop_ro("warning",
-                   [](const Reader& r) { return penstock_warning(r.Open()); })
-      .def_prop_ro("epoch",
-                   [](const Reader& r) { return penstock_epoch(r.Open()); })
-      .def_prop_ro("job",
-                   [](const Reader& r) { return penstock_job(r.Open()); })
-      .def_prop_ro(
-          "sample_count",
-          [](const Reader& r) { return penstock_sample_count(r.Open()); })
-      .def_prop_ro(
-          "steps_per_epoch",
-          [](const Reader& r) { return penstock_steps_per_epoch(r.Open()); })
-      .def_prop_ro(
-          "epoch_count",
-          [](const Reader& r) { return penstock_epoch_count(r.Open()); })
-      .def_prop_ro("structure",
-                   [](const Reader& r) { return penstock_structure(r.Open()); })
-      // [(name, dtype's name, shape of a row)]
-      .def(
-          "element_spec",
-          [](const Reader& r) {
-            nb::list list;
-            for (const Feature& feature : r.spec()) {
-              nb::list shape;
-              for (const size_t size : feature.shape) shape.append(size);
-              list.append(nb::make_tuple(feature.name, NameOf(feature.dtype),
-                                         nb::tuple(shape)));
-            }
-            return list;
-          },
-          nb::sig("def element_spec(self) "
-                  "-> list[tuple[str, str, tuple[int, ...]]]"))
-      .def(
-          "stats",
-          [](const Reader& r) {
-            penstock_stats stats;
-            penstock_get_stats(r.Open(), &stats);
-            nb::dict dict;
-            dict["batches"] = stats.batches;
-            dict["rows"] = stats.rows;
-            dict["wait_s"] = stats.wait_s;
-            dict["waits"] = stats.waits;
-            dict["held"] = stats.held;
-            dict["hold_max"] = stats.hold_max;
-            dict["skipped"] = stats.skipped;
-            dict["redelivered"] = stats.redelivered;
-            dict["reconnects"] = stats.reconnects;
-            return dict;
-          },
-          nb::sig("def stats(self) -> dict[str, int | float]"));
 }

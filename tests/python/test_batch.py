@@ -1,5 +1,6 @@
 """A batch's memory: nothing is copied, and nothing a user does crashes."""
 
+import copy
 import gc
 import os
 import threading
@@ -178,3 +179,46 @@ def test_the_oldest_event_is_waited_for_when_no_more_may_be_held(attach,
     assert [event.waited_for for event in events] == [1, 0]
     reader.close()
     assert events[1].waited_for == 1
+
+
+def test_tensors_by_dlpack_are_private_and_keep_their_batch(attach, numbers):
+    reader = attach(numbers)
+    batch = reader.next()
+    exported = batch._core.array(0, True)
+    assert exported.__dlpack_device__() == (1, 0)
+    unused = exported.__dlpack__()
+    tensor = np.from_dlpack(exported)
+    shared = batch["value"]
+    del batch, exported, unused
+    assert reader.stats()["held"] == 1
+    assert tensor.tolist() == list(range(8))
+    shared = shared.copy()
+    assert reader.stats()["held"] == 1
+    dropped = [tensor]
+    del tensor
+    thread = threading.Thread(target=dropped.clear)
+    thread.start()
+    thread.join()
+    assert reader.stats()["held"] == 0
+
+
+def exporter_of(array):
+    """What made an array of NumPy, whose versions keep it in different ways."""
+    return array.base[0] if isinstance(array.base, tuple) else array.base
+
+
+def test_dlpack_refuses_what_it_cannot_say(attach, numbers):
+    batch = attach(numbers).next()
+    with pytest.raises(BufferError, match="read only"):
+        exporter_of(batch["value"]).__dlpack__()
+    with pytest.raises(BufferError, match="uncopied"):
+        batch._core.array(0, True).__dlpack__(copy=True)
+
+
+def test_only_a_reader_makes_batches(attach, numbers):
+    batch = attach(numbers).next()
+    for made in (batch._core, exporter_of(batch["value"])):
+        with pytest.raises(TypeError, match="only penstock"):
+            type(made)()
+        with pytest.raises(TypeError):
+            copy.copy(made)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Promise: under a real systemd, with the restart and the descriptor store of the
-shipped unit, ranks survive deaths of the broker, even one that takes a rank along.
+"""Promise: under a real systemd, with the restart, the reload and the descriptor store
+of the shipped unit, ranks survive deaths of the broker, even one that takes a rank
+along, and `systemctl restart` and `reload`; a file with a mistake fails the reload only.
 
 Method: `systemd --user` in its own mount namespace runs penstockd.service without
 its sandbox and its user (a user manager has none). Three ranks of one job log what
@@ -23,7 +24,7 @@ import time
 SKIP = 77
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
-RANKS, RECORDS, EPOCHS = 3, 3000, 3
+RANKS, RECORDS, EPOCHS = 3, 3000, 2
 # The unit's settings of restarts.
 KEPT = ("Type", "Restart", "RestartSec", "FileDescriptorStoreMax", "OOMPolicy",
         "LimitNOFILE")
@@ -53,16 +54,28 @@ class UserSystemd:
         self.socket = folder / "penstock.sock"
         (units / "penstockd.socket").write_text(
             f"[Socket]\nListenSequentialPacket={self.socket}\n")
+        text = (SOURCE / "systemd/penstockd.service").read_text(encoding="utf-8")
         shipped = configparser.ConfigParser(strict=False)
         shipped.optionxform = str
-        shipped.read(SOURCE / "systemd/penstockd.service")
+        shipped.read_string(text)
         kept = {key: value for key, value in shipped["Service"].items() if key in KEPT}
         assert kept["FileDescriptorStoreMax"] and kept["Restart"], kept
         (folder / "state").mkdir()
+        self.config = folder / "penstockd.yaml"
+        self.configure("")
+        # Several lines of one key.
+        commands = [
+            line.replace("/usr/bin/penstockd", f"{BUILD}/broker/penstockd").replace(
+                "/etc/penstock/penstockd.yaml", str(self.config))
+            for line in text.splitlines() if line.startswith("Exec")]
+        assert len(commands) == 3, commands
         (units / "penstockd.service").write_text(
-            "[Unit]\nRequires=penstockd.socket\nAfter=penstockd.socket\n[Service]\n"
+            "[Unit]\nRequires=penstockd.socket\nAfter=penstockd.socket\n"
+            + "".join(f"{key}={value}\n" for key, value in shipped["Unit"].items()
+                      if key.startswith("StartLimit"))
+            + "[Service]\n"
             + "".join(f"{key}={value}\n" for key, value in kept.items())
-            + f"ExecStart={BUILD}/broker/penstockd --state-dir {folder}/state\n")
+            + "\n".join(commands) + "\n")
         self.environment = {
             **os.environ, "XDG_RUNTIME_DIR": str(folder),
             "XDG_CONFIG_HOME": str(folder / "config"), "SYSTEMD_LOG_TARGET": "console"}
@@ -71,6 +84,9 @@ class UserSystemd:
         self.process = subprocess.Popen(
             ["/lib/systemd/systemd", "--user"], env=self.environment, stdout=self.log,
             stderr=self.log, start_new_session=True)
+
+    def configure(self, keys):
+        self.config.write_text(f"state_dir: {self.folder}/state\n{keys}")
 
     def control(self, *arguments):
         return subprocess.run(["systemctl", "--user", *arguments], env=self.environment,
@@ -90,6 +106,24 @@ class UserSystemd:
 
     def show(self, name):
         return int(self.control("show", "--value", "-p", name, "penstockd").stdout)
+
+    def pid(self):
+        return self.show("MainPID")
+
+    def reload(self, keys):
+        """Whether systemctl says that it went well. The process stays."""
+        before = self.pid()
+        self.configure(keys)
+        done = self.control("reload", "penstockd.service")
+        assert self.control("is-active", "penstockd").stdout == "active\n", keys
+        assert self.pid() == before
+        return done.returncode == 0
+
+    def restart(self):
+        before = self.pid()
+        done = self.control("restart", "penstockd.service")
+        assert done.returncode == 0, done.stderr
+        assert self.pid() not in (0, before)
 
     def kill_broker(self):
         before = self.show("NRestarts")
@@ -134,6 +168,11 @@ def check(folder):
     assert max(unmarked.values()) == 1
 
 
+def wait_for(ranks):
+    for rank, process in ranks.items():
+        assert process.wait(90) == 0, f"rank {rank}: {process.returncode}"
+
+
 def run(systemd, folder):
     ranks = {rank: start_rank(systemd, folder, rank, 0) for rank in range(RANKS)}
     for _ in range(3):
@@ -146,29 +185,42 @@ def run(systemd, folder):
     systemd.kill_broker()
     ranks[2].wait()
     ranks[2] = start_rank(systemd, folder, 2, 1)
-    for rank, process in ranks.items():
-        assert process.wait(90) == 0, f"rank {rank}: {process.returncode}"
+    wait_for(ranks)
     check(folder)
     give_up = time.monotonic() + 30
     while systemd.show("NFileDescriptorStore") > 0 and time.monotonic() < give_up:
         time.sleep(0.1)
     assert systemd.show("NFileDescriptorStore") == 0, "descriptors stay"
-    print(f"{systemd.show('NRestarts')} restarts by systemd, {kept} descriptors kept; "
-          f"{EPOCHS * RECORDS} samples, each once")
+    print(f"killed four times, {kept} descriptors kept; {EPOCHS * RECORDS} samples, each once")
+
+
+def reload_and_restart(systemd, folder):
+    """As an administrator does, and an upgrade."""
+    ranks = {rank: start_rank(systemd, folder, rank, 0) for rank in range(RANKS)}
+    time.sleep(0.7)
+    assert systemd.reload("workers: 2\n")
+    assert not systemd.reload("wrokers: 3\n"), "a mistake"
+    systemd.configure("")
+    systemd.restart()
+    wait_for(ranks)
+    check(folder)
+    print(f"reloaded and restarted; {EPOCHS * RECORDS} samples, each once")
 
 
 def main():
     in_own_namespace()
     with tempfile.TemporaryDirectory() as name:
         systemd = UserSystemd(pathlib.Path(name))
-        folder = pathlib.Path(name) / "ranks"
-        folder.mkdir()
+        folders = [pathlib.Path(name) / each for each in ("killed", "restarted")]
+        for folder in folders:
+            folder.mkdir()
         try:
             if not systemd.start():
                 print("skipped: no systemd user manager runs here:")
                 print((systemd.folder / "systemd.log").read_text(encoding="utf-8"))
                 return SKIP
-            run(systemd, folder)
+            run(systemd, folders[0])
+            reload_and_restart(systemd, folders[1])
         finally:
             systemd.stop()
     return 0

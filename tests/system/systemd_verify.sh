@@ -12,7 +12,7 @@ trap 'rm -rf "$copies"' EXIT
 
 cp "$units"/penstockd.{service,socket} "$copies"
 grep -q '^ExecStart=/usr/bin/penstockd ' "$copies/penstockd.service"
-sed -i "s|^ExecStart=/usr/bin/penstockd |ExecStart=$penstockd |" \
+sed -i "s|^\(Exec[A-Z][a-z]*\)=/usr/bin/penstockd |\1=$penstockd |" \
   "$copies/penstockd.service"
 
 # It exits with 0 after mere warnings, such as an unknown key: none is allowed.

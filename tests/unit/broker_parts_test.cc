@@ -12,14 +12,18 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <regex>
+#include <sstream>
 #include <thread>
 
 #include "broker/base/event_loop.h"
 #include "broker/config.h"
+#include "broker/declare/declaration.h"
 #include "broker/delivery/assemble.h"
 #include "broker/memory/populate.h"
 #include "broker/memory/topology.h"
 #include "common/segment.h"
+#include "common/text_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -145,9 +149,58 @@ TEST_F(ConfigTest, KeyGivenTwiceIsRefusedWithBothPlaces) {
   EXPECT_THAT(config.status().message(), HasSubstr("first in line 1"));
 }
 
-TEST_F(ConfigTest, ThePackagedConfigurationIsValid) {
-  const auto config = LoadConfig(PENSTOCK_SOURCE_DIR "/systemd/penstock.yaml");
-  EXPECT_TRUE(config.ok()) << config.status().message();
+TEST_F(ConfigTest, TheInstalledFileIsThatOfTheDeclaration) {
+  const std::string path = PENSTOCK_SOURCE_DIR "/systemd/penstockd.yaml";
+  EXPECT_EQ(*ReadTextFile("file", path, kSpecBytesMax), CommentedConfig())
+      << "systemd/penstockd.yaml has to be this:\n"
+      << CommentedConfig();
+  const auto config = LoadConfig(path);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->state_dir, "/var/lib/penstock");
+}
+
+TEST_F(ConfigTest, WhatTheInstalledFileCommentsOutIsTheDefaultOrMaySet) {
+  std::istringstream lines(CommentedConfig());
+  std::string all;
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 80u) << line;
+    std::smatch key;
+    if (std::regex_match(line, key, std::regex("(?:# )?([a-z_]+: \\S.*)")) &&
+        line.find("Value: ") == line.npos) {
+      all += key.str(1) + "\n";
+    }
+  }
+  const auto config = LoadConfig(Write("c.yaml", all));
+  ASSERT_TRUE(config.ok()) << config.status().message() << "\n" << all;
+  EXPECT_EQ(config->position_of.size(), Config::Declared().fields().size());
+  EXPECT_EQ(ChangedKeys(Config(), *config),
+            (std::vector<std::string>{"socket", "cpus", "memory_limit",
+                                      "memory_limit_per_user", "python_path",
+                                      "plugin_dir", "state_dir", "cache_dir"}));
+}
+
+TEST_F(ConfigTest, HelpExplainsEveryKeyAndWhenItIsTaken) {
+  const std::string help = DescribeConfig();
+  for (const auto& field : Config::Declared().fields()) {
+    EXPECT_THAT(help, HasSubstr("\n  " + field.key + ": "));
+    EXPECT_EQ(field.text.back(), '.') << field.key;
+  }
+  EXPECT_TRUE(IsReloadable("memory_limit"));
+  EXPECT_FALSE(IsReloadable("state_dir"));
+  EXPECT_FALSE(IsReloadable("memory"));
+}
+
+TEST_F(ConfigTest, ChangesAreFoundByValue) {
+  const auto load = [&](const char* text) {
+    return *LoadConfig(Write("c.yaml", text));
+  };
+  EXPECT_EQ(ChangedKeys(load("memory_limit: 1G\nread_timeout: 60s\n"),
+                        load("memory_limit: 1024M\n")),
+            std::vector<std::string>());
+  EXPECT_EQ(
+      ChangedKeys(load("memory_limit: 1G\npython: python3\n"),
+                  load("python_path: /a\nworkers: 2\n")),
+      (std::vector<std::string>{"workers", "memory_limit", "python_path"}));
 }
 
 TEST_F(ConfigTest, ErrorsNameLineAndColumn) {

@@ -115,7 +115,7 @@ class Batch(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         spec, index = self._features.find(name)
-        array: np.ndarray = self._held().array(index, False, True)
+        array: np.ndarray = self._held().array(index, False)
         if spec.dtype == "bfloat16":
             return array.view(numpy_dtype(spec.dtype))
         return array
@@ -255,4 +255,4 @@ class Batch(Mapping[str, np.ndarray]):
 
     def _exporter(self, index: int) -> Any:
         """An object with __dlpack__, writable."""
-        return self._held().array(index, True, False)
+        return self._held().array(index, True)

@@ -1,0 +1,35 @@
+// penstockd's command line: the declaration of its options, from which
+// penstockd(8) is made too.
+#ifndef BROKER_ARGUMENTS_H_
+#define BROKER_ARGUMENTS_H_
+
+#include <string>
+
+#include "broker/workers/replay.h"
+
+namespace CLI {
+class App;
+}
+
+namespace penstock {
+
+struct Arguments {
+  std::string config;
+  std::string socket;
+  std::string workers;
+  std::string memory_limit;
+  std::string state_dir;
+  bool check = false;
+  std::string describe_spec;  // may be given and empty
+  bool describe_config = false;
+  bool json = false;
+  bool private_broker = false;
+  std::string replay;
+  ReplayOptions replay_options;
+};
+
+// *arguments outlives *app.
+void DeclareArguments(CLI::App* app, Arguments* arguments);
+
+}  // namespace penstock
+#endif  // BROKER_ARGUMENTS_H_

@@ -1,0 +1,54 @@
+#include "broker/declare/describe.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace penstock {
+
+using Field = DeclarationBase::Field;
+
+std::string Wrapped(const std::string& text, const std::string& first,
+                    const std::string& others, size_t columns) {
+  const auto characters = [](const std::string& word) {
+    return static_cast<size_t>(std::count_if(
+        word.begin(), word.end(),
+        [](char c) { return static_cast<unsigned char>(c) >> 6 != 2; }));
+  };
+  std::string lines = first;
+  size_t column = first.size();
+  bool begins = true;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!begins && column + 1 + characters(word) > columns) {
+      lines += "\n" + others;
+      column = others.size();
+      begins = true;
+    }
+    lines += (begins ? "" : " ") + word;
+    column += (begins ? 0 : 1) + characters(word);
+    begins = false;
+  }
+  return lines + "\n";
+}
+
+std::string ValueOf(const DeclarationBase& declared, const Field& field) {
+  const std::string otherwise = declared.DefaultOf(field);
+  return field.wanted + (field.required      ? "; required"
+                         : otherwise.empty() ? ""
+                                             : "; default " + otherwise);
+}
+
+std::string KeysOf(const DeclarationBase& declared) {
+  std::string keys;
+  std::string one_of;
+  for (const Field& field : declared.fields()) {
+    if (field.one_of) one_of += (one_of.empty() ? "" : " or ") + field.key;
+    keys += Wrapped(Format("{}: {}", field.key, ValueOf(declared, field)), "  ",
+                    "      ");
+    keys += Wrapped(field.text, "      ", "      ");
+  }
+  if (one_of.empty()) return keys;
+  return keys + Wrapped(Format("Give exactly one of {}.", one_of), "", "");
+}
+
+}  // namespace penstock

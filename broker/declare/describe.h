@@ -1,0 +1,25 @@
+// Declarations told to people, as text in lines of a terminal's width.
+#ifndef BROKER_DECLARE_DESCRIBE_H_
+#define BROKER_DECLARE_DESCRIBE_H_
+
+#include <cstddef>
+#include <string>
+
+#include "broker/declare/declaration.h"
+
+namespace penstock {
+
+// text in lines of at most `columns` characters; first before the first line,
+// others before all others.
+std::string Wrapped(const std::string& text, const std::string& first,
+                    const std::string& others, size_t columns = 80);
+
+// "a number from 1 to 4096, or auto; default auto".
+std::string ValueOf(const DeclarationBase& declared,
+                    const DeclarationBase::Field& field);
+
+// Two lines or more for each key: its value, its meaning.
+std::string KeysOf(const DeclarationBase& declared);
+
+}  // namespace penstock
+#endif  // BROKER_DECLARE_DESCRIBE_H_

@@ -1,0 +1,130 @@
+// Writes what is made of the declared command line of `penstock`: penstock(1),
+// and its completion for bash.
+//
+//   penstock_man DATE FOLDER
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "client/command/subcommand.h"
+#include "common/format.h"
+#include "systemd/man/man_page.h"
+
+namespace penstock {
+namespace {
+
+std::string Page(const CLI::App& app, const std::string& date) {
+  ManPage page("penstock", 1,
+               "feeds the trainers of a host from one data loader", date);
+  page.Section("SYNOPSIS").Synopsis(app);
+  page.Section("DESCRIPTION")
+      .Paragraph(
+          "One broker reads and decodes the samples of a dataset once, and "
+          "hands finished batches to all trainer processes (ranks) of the host "
+          "through shared memory. `penstock` starts such a broker for one "
+          "command, or talks to the one that runs as a service, penstockd(8). "
+          "What a dataset is says its spec, penstock-spec(5).")
+      .Example(app.get_footer());
+  page.Section("OPTIONS").Options(app);
+  page.Section("COMMANDS");
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    const bool runs = command->get_name() == "run";
+    page.Subsection(command->get_name())
+        .Synopsis(*command, runs ? "-- COMMAND [ARGUMENT]..." : "");
+    page.Paragraph(command->get_description() + ".");
+    page.Options(*command);
+    if (!command->get_footer().empty()) page.Example(command->get_footer());
+  }
+  page.Section("EXIT STATUS")
+      .Item("0", "", "Success.")
+      .Item("1", "", "Failure.")
+      .Item("2", "", "Wrong usage.")
+      .Item("128 + N", "", "A signal with the number N ended it.")
+      .Paragraph("`penstock run` passes on the exit status of its command.");
+  page.Section("ENVIRONMENT")
+      .Item("PENSTOCK_SOCKET", "",
+            "Socket of the broker, for this command and for trainers. "
+            "Default: /run/penstock/penstock.sock.")
+      .Item("PENSTOCK_DATASET", "",
+            "The spec, or the registered name, of a trainer that names none.")
+      .Item("PENSTOCK_JOB", "",
+            "Name of the job. Default: what the launcher says.")
+      .Item(
+          "PENSTOCK_RANK, PENSTOCK_WORLD_SIZE, PENSTOCK_LOCAL_RANK, "
+          "PENSTOCK_LOCAL_WORLD_SIZE",
+          "",
+          "Which rank a process is, before what MPI, Slurm or torchrun say.")
+      .Item("PENSTOCK_STATE", "",
+            "A file with the state that the job begins at.")
+      .Item("PENSTOCK_CACHE_DIR", "",
+            "Where a private broker keeps the indexes of datasets. Default: "
+            "penstock in XDG_CACHE_HOME, or in ~/.cache.")
+      .Item("PENSTOCK_PYTHON_PATH, PENSTOCK_PYTHON, PENSTOCK_PLUGIN_DIR", "",
+            "The keys python_path, python and plugin_dir of penstockd(8), for "
+            "private brokers.");
+  page.SeeAlso("penstock-spec(5), penstockd(8)");
+  return page.text();
+}
+
+std::string LongNames(const CLI::App& app) {
+  std::string names;
+  for (const CLI::Option* option : app.get_options(nullptr)) {
+    if (option->get_group().empty()) continue;
+    for (const std::string& name : option->get_lnames()) {
+      names += (names.empty() ? "--" : " --") + name;
+    }
+  }
+  return names;
+}
+
+// Options of the command that is in the line; else the names of files, which
+// specs are.
+std::string Completion(const CLI::App& app) {
+  std::string commands;
+  std::string cases;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    commands += (commands.empty() ? "" : " ") + command->get_name();
+    cases += Format("    {}) options=\"{}\" ;;\n", command->get_name(),
+                    LongNames(*command));
+  }
+  return Format(
+      "# Completion of bash for penstock(1). Made from its declarations.\n"
+      "_penstock() {{\n"
+      "  local current=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} "
+      "options i\n"
+      "  COMPREPLY=()\n"
+      "  # What `run` starts completes as any command.\n"
+      "  for ((i = 1; i < COMP_CWORD; ++i)); do\n"
+      "    [[ ${{COMP_WORDS[i]}} == -- ]] && return\n"
+      "  done\n"
+      "  if ((COMP_CWORD == 1)); then\n"
+      "    mapfile -t COMPREPLY < <(compgen -W \"{} {}\" -- \"$current\")\n"
+      "    return\n"
+      "  fi\n"
+      "  case $command in\n"
+      "{}"
+      "    *) options= ;;\n"
+      "  esac\n"
+      "  if [[ $current == -* ]]; then\n"
+      "    mapfile -t COMPREPLY < <(compgen -W \"$options\" -- \"$current\")\n"
+      "  elif [[ $command == help && $COMP_CWORD == 2 ]]; then\n"
+      "    mapfile -t COMPREPLY < <(compgen -W \"spec config\" -- "
+      "\"$current\")\n"
+      "  fi\n"
+      "}}\n"
+      "complete -o default -F _penstock penstock\n",
+      commands, LongNames(app), cases);
+}
+
+}  // namespace
+}  // namespace penstock
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const std::string folder = argv[2];
+  CLI::App app;
+  penstock::DeclareCommand(app, {});
+  penstock::WriteFile(folder + "/penstock.1", penstock::Page(app, argv[1]));
+  penstock::WriteFile(folder + "/penstock.bash", penstock::Completion(app));
+  return 0;
+}
