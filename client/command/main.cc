@@ -35,7 +35,8 @@ int Main(int argc, char** argv) {
       AddRun(app, words), AddBroker(app),   AddBench(app),
       AddCheck(app),      AddIndex(app),    AddRegister(app),
       AddUnregister(app), AddDatasets(app), AddJobs(app),
-      AddStatus(app),     AddState(app),    AddEvict(app),
+      AddStatus(app),     AddTop(app),      AddMetrics(app),
+      AddDoctor(app),     AddState(app),    AddEvict(app),
       AddStop(app),       AddWorkers(app),  AddPeek(app),
       AddHelp(app),
   };

@@ -2,22 +2,26 @@
 # systemd-analyze verify is silent about the units. It wants ExecStart's program
 # to be there: copies of the units name the one that was built.
 #
-#   tests/system/systemd_verify.sh PENSTOCKD
+#   tests/system/systemd_verify.sh PENSTOCKD PENSTOCK
 set -euo pipefail
 
 penstockd=$(realpath "$1")
+penstock=$(realpath "$2")
 units=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../systemd" && pwd)
 copies=$(mktemp -d)
 trap 'rm -rf "$copies"' EXIT
 
-cp "$units"/penstockd.{service,socket} "$copies"
+cp "$units"/penstockd.{service,socket} "$units/penstock-metrics.service" "$copies"
 grep -q '^ExecStart=/usr/bin/penstockd ' "$copies/penstockd.service"
 sed -i "s|^ExecStart=/usr/bin/penstockd |ExecStart=$penstockd |" \
   "$copies/penstockd.service"
+grep -q '^ExecStart=/usr/bin/penstock ' "$copies/penstock-metrics.service"
+sed -i "s|^ExecStart=/usr/bin/penstock |ExecStart=$penstock |" \
+  "$copies/penstock-metrics.service"
 
 # It exits with 0 after mere warnings, such as an unknown key: none is allowed.
 output=$(systemd-analyze verify --man=no "$copies"/penstockd.{service,socket} \
-  2>&1) || { echo "$output"; exit 1; }
+  "$copies/penstock-metrics.service" 2>&1) || { echo "$output"; exit 1; }
 if [[ -n $output ]]; then
   echo "$output"
   exit 1
