@@ -97,6 +97,7 @@ ControlServer::Handler ControlServer::HandlerOf(std::string_view op) {
       {"state", &ControlServer::JobStateOf},
       {"evict", &ControlServer::Evict},
       {"stop", &ControlServer::StopJob},
+      {"trace", &ControlServer::StartTrace},
       {"workers", &ControlServer::SetWorkers},
       {"shutdown", &ControlServer::Shutdown},
   };

@@ -134,6 +134,7 @@ class Job {
   void Recall(const std::string& reason);
   bool OwesTheDead() const;
   bool AllDelivered() const;
+  std::vector<Delivery::RankStatus> Ranks() const;
   bool HasAttached() const;
   bool Finished(uint32_t rank) const;
   bool ToldTheEnd(uint32_t rank) const;

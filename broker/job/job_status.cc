@@ -63,6 +63,11 @@ bool Job::StarvedLocked() const {
   return slots.filling == 0 && slots.ready == 0 && slots.free > 0;
 }
 
+std::vector<Delivery::RankStatus> Job::Ranks() const {
+  MutexLock lock(&mutex_);
+  return delivery_.Ranks();
+}
+
 double Job::RecentDecoding() const {
   MutexLock lock(&mutex_);
   return recent_.decoding();

@@ -35,10 +35,10 @@ int Main(int argc, char** argv) {
       AddRun(app, words), AddBroker(app),   AddBench(app),
       AddCheck(app),      AddIndex(app),    AddRegister(app),
       AddUnregister(app), AddDatasets(app), AddJobs(app),
-      AddStatus(app),     AddTop(app),      AddMetrics(app),
-      AddDoctor(app),     AddState(app),    AddEvict(app),
-      AddStop(app),       AddWorkers(app),  AddPeek(app),
-      AddHelp(app),
+      AddStatus(app),     AddTop(app),      AddView(app),
+      AddMetrics(app),    AddDoctor(app),   AddTrace(app),
+      AddState(app),      AddEvict(app),    AddStop(app),
+      AddWorkers(app),    AddPeek(app),     AddHelp(app),
   };
   try {
     app.parse(own, argv);

@@ -46,6 +46,8 @@ Subcommand AddDatasets(CLI::App& app);
 Subcommand AddJobs(CLI::App& app);
 Subcommand AddStatus(CLI::App& app);
 Subcommand AddTop(CLI::App& app);
+Subcommand AddView(CLI::App& app);
+Subcommand AddTrace(CLI::App& app);
 Subcommand AddDoctor(CLI::App& app);
 Subcommand AddMetrics(CLI::App& app);
 Subcommand AddState(CLI::App& app);
