@@ -71,7 +71,8 @@ StatusOr<PathBuilder*> FindFeature(const std::string& name,
     known += (known.empty() ? "" : ", ") + builder.name();
   }
   if (builders.size() == 1 && name == kDefaultFeature) return &builders[0];
-  return InvalidArgumentError("no feature '{}'; known here: {}", name, known);
+  return InvalidArgumentError("no feature '{}'; `feature: NAME` chooses: {}",
+                              name, known);
 }
 
 // A picture and its masks, once decoded together, are also cropped and flipped

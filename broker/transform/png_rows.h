@@ -1,5 +1,5 @@
 // The rows of samples of a plain PNG, faster than libspng: inflated at once by
-// libdeflate, filters undone a pixel at a time.
+// libdeflate, filters undone in four rows at a time.
 //
 // Plain is what nearly all files are: up to 8 bits a sample, not interlaced,
 // whole, and without a fault. Whatever is not is left to libspng, which decides
@@ -43,6 +43,7 @@ class PngRows {
   // The rows, each behind the number of its filter.
   std::unique_ptr<std::byte[]> memory_;
   std::byte* next_ = nullptr;
+  size_t ready_ = 0;  // rows from next_ on whose filters are undone
 };
 
 }  // namespace penstock
