@@ -200,7 +200,7 @@ class ControlServer {
     };
     std::map<std::pair<JobKey, uint32_t>, Seen> seen;
   };
-  std::optional<Tracing> tracing_;
+  std::unique_ptr<Tracing> tracing_;  // nullptr: none
   // By user and name: users cannot replace each other's datasets.
   std::map<std::pair<uid_t, std::string>, DatasetSpec> datasets_;
 };

@@ -60,7 +60,7 @@ ControlServer::Answer ControlServer::StartTrace(const Call& call) {
   if (!timer) return ErrnoError(errno, "timerfd_create");
   PENSTOCK_RETURN_IF_ERROR(
       loop_->Watch(timer.get(), [this](uint32_t) { LookAtRanks(); }));
-  tracing_.emplace();
+  tracing_ = std::make_unique<Tracing>();
   tracing_->connection = call.connection->id;
   tracing_->uid = call.connection->uid;
   tracing_->jobs.assign(jobs.begin(), jobs.end());
@@ -118,8 +118,8 @@ void ControlServer::LookAtRanks() {
 void ControlServer::EndTrace() {
   const Trace::Recorded recorded = workers_->trace().Stop();
   loop_->Unwatch(tracing_->timer.get());
-  const Tracing tracing = std::move(*std::exchange(tracing_, std::nullopt));
-  Connection* const connection = Find(tracing.connection);
+  const std::unique_ptr<const Tracing> tracing = std::move(tracing_);
+  Connection* const connection = Find(tracing->connection);
   if (connection == nullptr) return;
   connection->waiting = false;
   const StatusOr<Fd> events = MemfdOf(recorded.events);
@@ -127,12 +127,12 @@ void ControlServer::EndTrace() {
   nlohmann::json jobs = nlohmann::json::array();
   for (const JobKey& key : recorded.jobs) {
     // What others do is seen, not its name.
-    const bool own = key.uid == tracing.uid || tracing.uid == 0;
+    const bool own = key.uid == tracing->uid || tracing->uid == 0;
     jobs.push_back(
         {{"job", own ? key.name : ""}, {"dataset", own ? key.dataset : ""}});
   }
   nlohmann::json answer = OkReply();
-  answer["began_unix_ns"] = tracing.began_unix_ns;
+  answer["began_unix_ns"] = tracing->began_unix_ns;
   answer["jobs"] = std::move(jobs);
   answer["events"] = recorded.events.size();
   answer["dropped"] = recorded.dropped;
