@@ -55,7 +55,7 @@ class Terminal:
     def screen(self):
         return self.tmux("capture-pane", "-p")
 
-    def wait(self, pattern, seconds=8):
+    def wait(self, pattern, seconds=30):
         give_up = time.monotonic() + seconds
         while not re.search(pattern, self.screen().rstrip()):
             if time.monotonic() > give_up:
