@@ -25,6 +25,11 @@ constexpr AnswerField kBroker[] = {
     {"memory_bytes", kBytes,
      "reserved for all jobs, and what processes of former broker instances may "
      "still map"},
+    {"memory_limit_bytes", kBytes,
+     "that all jobs may reserve; absent: only the machine and its control "
+     "groups limit them",
+     kSometimes},
+    {"resident_bytes", kBytes, "its memory, batches included"},
     {"nodes", kList, "the NUMA nodes"},
     {"numa", kText,
      "`one node`; whether memory is bound to its node; or why not"},
@@ -73,10 +78,16 @@ constexpr AnswerField kJob[] = {
      ">SKIPPED"},
     {"rows_substituted", kCount, "rows replaced by `on_error: substitute`",
      kSometimes, ">SUBSTITUTED"},
+    {"rows_failed", kObject, "why rows were left out or replaced", kSometimes},
+    {"batches_redelivered", kCount,
+     "batches given again, because a process that may have had them died",
+     kSometimes},
     {"bytes_read", kBytes, "read for it", kSometimes, ">READ"},
     {"memory_bytes", kBytes,
      "reserved for it: its batches, and of a stream retained_bytes", kSometimes,
      ">MEMORY"},
+    {"memory_used_bytes", kBytes, "of its batches' memory, what exists by now",
+     kSometimes},
     {"io", kText, "how its records are read; empty: nothing is read",
      kSometimes, "IO", "reading"},
     {"reads", kCount, "reads that have ended", kSometimes, ">READS", "reading"},
@@ -86,6 +97,9 @@ constexpr AnswerField kJob[] = {
      kSometimes, ">READ WAIT", "reading"},
     {"decode_s", kSeconds, "time of workers that made its rows", kSometimes,
      ">DECODE", "reading"},
+    {"position", kCount, "rows of the plan before its next step, of all epochs",
+     kSometimes},
+    {"consumer", kCount, "independent: whose job it is", kSometimes},
     {"incarnation", kCount, "how often a job of this name has begun",
      kSometimes},
     {"on_rank_death", kText, "wait, fail or shrink", kSometimes},
@@ -138,6 +152,12 @@ constexpr AnswerField kSlots[] = {
     {"quarantined", kCount, "held by a process that was evicted and lives"},
 };
 
+constexpr AnswerField kRowsFailed[] = {
+    {"damaged", kCount, "truncated, corrupt or of another shape"},
+    {"missing", kCount, "of files that are gone"},
+    {"other", kCount, "of reads and functions that failed, and so on"},
+};
+
 constexpr AnswerField kBottleneck[] = {
     {"what", kText, "one of the values below"},
     {"text", kText, "the line above"},
@@ -163,6 +183,12 @@ constexpr AnswerField kBottleneck[] = {
      "while no other rank has gone on without it; it is named for that after "
      "3 s, and as long as it hangs",
      kSometimes},
+    {"batch_s", kSeconds,
+     "only with `rank`: what a batch takes it, without its waits for batches",
+     kSometimes},
+    {"others_batch_s", kSeconds,
+     "only with `rank`: the same of the others, without their waits for it",
+     kSometimes},
     {"to_attach", kNumbers, "only with `absent`: ranks that have not attached",
      kSometimes},
     {"to_reconnect", kNumbers,
@@ -184,6 +210,12 @@ constexpr AnswerField kRank[] = {
     {"waits", kCount, "how often it found no batch", kSometimes, ">WAITS"},
     {"wait_s", kSeconds, "how long it has waited for batches", kSometimes,
      ">WAITED"},
+    {"batch_s", kSeconds,
+     "what a batch takes it, without its waits for batches, of the last "
+     "seconds",
+     kSometimes, ">A BATCH"},
+    {"lag", kCount, "batches it has finished with fewer than the furthest rank",
+     kSometimes, ">LAG"},
     {"silent_s", kSeconds, "how long it has taken and released nothing",
      kSometimes, ">SILENT"},
     {"seat", kId, "number of its ring; -1: it has none", kSometimes},
@@ -217,6 +249,7 @@ constexpr StatusObject kObjectsOfAnswer[] = {
      kLateRead},
     {"job", "`jobs[]`", kJob},
     {"slots", "`jobs[].slots`", kSlots},
+    {"rows failed", "`jobs[].rows_failed`", kRowsFailed},
     {"bottleneck",
      "`jobs[].bottleneck`: of the last seconds; times are fractions of them",
      kBottleneck},

@@ -218,6 +218,7 @@ void ControlServer::Lose(uint64_t id) {
 void ControlServer::End(uint64_t id, bool orderly) {
   Connection* connection = Find(id);
   if (connection == nullptr) return;
+  if (tracing_ && tracing_->connection == id) EndTrace();
   if (connection->attach != 0) jobs_->CancelAttach(connection->attach);
   if (connection->inspect != 0) jobs_->CancelInspect(connection->inspect);
   for (const Fd* fd :

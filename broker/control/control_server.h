@@ -127,6 +127,7 @@ class ControlServer {
   Answer Produce(const Call& call);
   Answer Put(const Call& call);
   Answer FinishProducer(const Call& call);
+  Answer StartTrace(const Call& call);
 
   StatusOr<DatasetSpec> SpecOf(const Call& call) const;
   // The jobs that a request names, at least one.
@@ -154,6 +155,8 @@ class ControlServer {
   void OnWake(uint64_t id);
   // Advances the job soon, once for all its ranks that sent a wake.
   void AdvanceSoon(const Connection& connection);
+  void LookAtRanks();
+  void EndTrace();
   // A peer that cannot be sent to is dropped soon.
   void Reply(Connection* connection, const nlohmann::json& json,
              const std::vector<int>& fds = {});
@@ -180,6 +183,24 @@ class ControlServer {
   uint64_t next_id_ = 1;
   // Seats that sent a wake, by job.
   std::map<std::shared_ptr<Job>, std::vector<uint32_t>> to_advance_;
+  // A trace that is being recorded, one at a time.
+  struct Tracing {
+    uint64_t connection = 0;
+    uid_t uid = 0;
+    std::vector<std::weak_ptr<Job>> jobs;  // which may end before
+    Fd timer;
+    double seconds = 0;
+    uint64_t began_unix_ns = 0;
+    uint64_t end_ns = 0;
+    // A rank as it was when it last changed.
+    struct Seen {
+      bool waiting = false;
+      uint64_t taken = 0;
+      uint64_t since_ns = 0;  // 0: never seen
+    };
+    std::map<std::pair<JobKey, uint32_t>, Seen> seen;
+  };
+  std::unique_ptr<Tracing> tracing_;  // nullptr: none
   // By user and name: users cannot replace each other's datasets.
   std::map<std::pair<uid_t, std::string>, DatasetSpec> datasets_;
 };

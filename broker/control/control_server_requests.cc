@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
+#include <optional>
 
 #include "broker/base/log.h"
 #include "broker/control/control_server.h"
@@ -30,6 +32,13 @@ double CpuSeconds() {
                                    usage.ru_stime.tv_usec);
   }
   return seconds;
+}
+
+uint64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  uint64_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
 }  // namespace
@@ -88,6 +97,7 @@ ControlServer::Handler ControlServer::HandlerOf(std::string_view op) {
       {"state", &ControlServer::JobStateOf},
       {"evict", &ControlServer::Evict},
       {"stop", &ControlServer::StopJob},
+      {"trace", &ControlServer::StartTrace},
       {"workers", &ControlServer::SetWorkers},
       {"shutdown", &ControlServer::Shutdown},
   };
@@ -393,6 +403,7 @@ ControlServer::Answer ControlServer::ShowStatus(const Call&) {
                       {"read_backend", workers_->read_backend()},
                       {"pinned_bytes", workers_->pinned_bytes()},
                       {"memory_bytes", jobs_->reserved_bytes()},
+                      {"resident_bytes", ResidentBytes()},
                       {"read_depth", workers_->read_depth()},
                       {"read_depth_auto", workers_->read_depth_is_automatic()},
                       {"nodes", NodesJson()},
@@ -403,6 +414,9 @@ ControlServer::Answer ControlServer::ShowStatus(const Call&) {
                       {"private", options_.private_broker},
                       {"suspect_samples", workers_->samples()->suspects()},
                       {"condemned_samples", workers_->samples()->condemned()}};
+  if (const std::optional<uint64_t> limit = jobs_->memory_limit()) {
+    answer["broker"]["memory_limit_bytes"] = *limit;
+  }
   nlohmann::json late = nlohmann::json::array();
   for (const WorkerPool::LateRead& read : workers_->LateReads()) {
     late.push_back({{"worker", read.worker},

@@ -377,8 +377,9 @@ void Delivery::CountEpochs(uint64_t from, Cell* cell) const {
 // Requires an open feed with a free lease.
 void Delivery::Give(Consumer* consumer, const Entry& entry) {
   const Slot& slot = slots_[entry.slot];
-  FeedOf(*consumer).Publish(entry.slot, entry.redelivered,
-                            CellOf(*consumer, entry));
+  const Cell cell = CellOf(*consumer, entry);
+  FeedOf(*consumer).Publish(entry.slot, entry.redelivered, cell);
+  if ((cell.flags & kRedelivered) != 0) ++redelivered_;
   consumer->position =
       std::max(consumer->position,
                slot.batch.rows.position + slot.batch.rows.global_rows);

@@ -390,6 +390,8 @@ class Delivery {
     uint32_t free = 0, filling = 0, ready = 0, out = 0, quarantined = 0;
   };
   SlotCounts CountSlots() const;
+  // Batches given that were marked as redelivered.
+  uint64_t redelivered() const { return redelivered_; }
   // A batch that somebody will get is being made.
   bool Filling() const;
   // A slot could be opened if there were rows for it, and none is being filled.
@@ -595,6 +597,7 @@ class Delivery {
   std::vector<uint32_t> rank_at_;             // by seat: the last to take it
   std::deque<Entry> pool_;                    // dynamic: ready for any rank
   uint32_t last_given_ = 0;  // dynamic: rank given the last batch
+  uint64_t redelivered_ = 0;
   // D5 and D6. Seats:
   std::set<uint32_t> heard_;
   std::set<uint32_t> deaf_;

@@ -28,6 +28,13 @@ constexpr double kIdle = 0.5;
 constexpr double kBusy = 0.05;
 // A stream without rows more often than this makes its ranks wait.
 constexpr double kStarved = 0.5;
+// Ranks whose batches take less than this share of a slow rank's are faster
+// than it; others wait for it in each step.
+constexpr double kFaster = 0.8;
+// Ranks that wait for each other in each step are no further apart.
+constexpr double kHalfStepsApart = 2;
+// A rank that takes fewer batches has no rate.
+constexpr double kTakesPerSecondMin = 0.001;
 // A row that takes a Python function longer than this is named.
 constexpr uint64_t kLongRowNs = 1'000'000'000;
 
@@ -55,6 +62,41 @@ bool StandsStill(const RecentUse::Rank& rank,
   });
 }
 
+// "41 ms", "1.3 s".
+std::string BatchText(double seconds) {
+  const double ms = 1000 * seconds;
+  return ms < 1      ? Format("{:.2f} ms", ms)
+         : ms < 10   ? Format("{:.1f} ms", ms)
+         : ms < 1000 ? Format("{:.0f} ms", ms)
+                     : Format("{:.1f} s", seconds);
+}
+
+// The mean of the ranks but one whose time is known; 0: of none.
+double BatchSeconds(const std::vector<RecentUse::RankUse>& ranks,
+                    std::optional<uint32_t> but = std::nullopt) {
+  double sum = 0;
+  uint32_t known = 0;
+  for (const RecentUse::RankUse& each : ranks) {
+    if (each.batch_s <= 0 || each.rank == but) continue;
+    sum += each.batch_s;
+    ++known;
+  }
+  return known == 0 ? 0 : sum / known;
+}
+
+// As far as can be told from its distance to the furthest.
+bool KeepsStep(const RecentUse::RankUse& rank) {
+  return rank.lag <= kHalfStepsApart;
+}
+
+// What a batch takes the ranks that are ahead of one.
+double OthersBatchSeconds(const std::vector<RecentUse::RankUse>& ranks,
+                          const RecentUse::RankUse& behind) {
+  const double others = BatchSeconds(ranks, behind.rank);
+  if (!KeepsStep(behind) || others < kFaster * behind.batch_s) return others;
+  return (1 - behind.behind) * behind.batch_s;
+}
+
 std::vector<RecentUse::RankUse> ThatStand(
     std::vector<RecentUse::RankUse> ranks) {
   std::erase_if(ranks, [](const RecentUse::RankUse& rank) {
@@ -77,6 +119,11 @@ const RecentUse::RankUse* OneBehind(
   }
   if (most == nullptr || most->waits >= kWaits || most->behind < kBehind ||
       most->behind < 2 * second) {
+    return nullptr;
+  }
+  // It fell back once and is as fast as the others since.
+  if (!KeepsStep(*most) && most->batch_s > 0 &&
+      BatchSeconds(all, most->rank) >= kFaster * most->batch_s) {
     return nullptr;
   }
   return most;
@@ -143,12 +190,17 @@ void RecentUse::Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
       now.waited.Add(Share(per_time(waited_ns)), seconds);
       now.behind.Add(rank.progress && *rank.progress < furthest ? 1 : 0,
                      seconds);
+      now.lag.Add(
+          rank.progress ? static_cast<double>(furthest - *rank.progress) : 0,
+          seconds);
+      now.takes.Add(per_time(Since(rank.taken, now.taken)) * 1e9, seconds);
       now.stands_ns =
           StandsStill(rank, ranks, filling || starved) ? now.stands_ns + ns : 0;
     }
     now.waiting = rank.waiting;
     now.waits = rank.waits;
     now.wait_ns = rank.wait_ns;
+    now.taken = rank.taken;
   }
   seen_ = std::move(seen);
 }
@@ -156,8 +208,12 @@ void RecentUse::Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
 std::vector<RecentUse::RankUse> RecentUse::ranks() const {
   std::vector<RankUse> ranks;
   for (const auto& [rank, seen] : seen_) {
-    ranks.push_back({rank, seen.waited.mean(), seen.behind.mean(),
-                     static_cast<double>(seen.stands_ns) * 1e-9});
+    const double takes = seen.takes.mean();
+    ranks.push_back(
+        {rank, seen.waited.mean(), seen.behind.mean(),
+         static_cast<double>(seen.stands_ns) * 1e-9,
+         takes < kTakesPerSecondMin ? 0 : (1 - seen.waited.mean()) / takes,
+         seen.lag.mean()});
   }
   return ranks;
 }
@@ -238,14 +294,26 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     found.what = What::kRank;
     found.rank = behind->rank;
     found.behind = behind->behind;
+    found.batch_s = behind->batch_s;
+    found.others_batch_s = OthersBatchSeconds(ranks, *behind);
+    const std::string takes =
+        found.others_batch_s > 0
+            ? Format("it takes {} a batch, the others {}, ",
+                     BatchText(found.batch_s), BatchText(found.others_batch_s))
+            : "";
     found.text = Format(
-        "rank {} is the bottleneck: behind the others {} % of the time, it "
+        "rank {} is the bottleneck: {}behind the others {} % of the time, it "
         "waits {} %, {}, {}",
-        behind->rank, Percent(behind->behind), Percent(behind->waits), who,
-        they_idle);
+        behind->rank, takes, Percent(behind->behind), Percent(behind->waits),
+        who, they_idle);
   } else if (!somebody_waits) {
     found.what = What::kRanks;
-    found.text = Format("ranks are the bottleneck: {}, {}", who, they_idle);
+    const double batch_s = BatchSeconds(ranks);
+    const std::string takes =
+        batch_s > 0 ? Format("a batch takes them {}, ", BatchText(batch_s))
+                    : "";
+    found.text =
+        Format("ranks are the bottleneck: {}{}, {}", takes, who, they_idle);
   } else if (const bool long_row = function_workers.longest_ns > kLongRowNs;
              !python && !long_row && busy + found.storage < kBusy) {
     found.text =
@@ -304,6 +372,10 @@ nlohmann::json Bottleneck::ToJson() const {
     json["rank"] = *rank;
     json["behind"] = behind;
     json["stands_s"] = stands_s;
+    if (others_batch_s > 0) {
+      json["batch_s"] = batch_s;
+      json["others_batch_s"] = others_batch_s;
+    }
   }
   if (!absent.empty()) {
     json["to_attach"] = absent.to_attach;

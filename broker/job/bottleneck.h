@@ -22,7 +22,10 @@
 //             being late repeatedly. One that holds its batch through the
 //             all-reduce, and is slow between, looks like the others: then
 //             "ranks" is all that can be said. Of ranks that do not keep step
-//             the last is named, even if it is as fast as the others.
+//             (more than one apart) only one that is slower counts.
+//   batch     time from one batch of a rank to its next, less its waits for
+//             batches. In an all-reduce that is the same for all: there, what
+//             the others take is this less the time in which it is behind.
 //   stands    how long a rank that has batches has neither taken nor released
 //             one while no other rank with data left went on without it: each
 //             is ahead of it and waits, or stands still too. Where ranks do not
@@ -99,6 +102,7 @@ class RecentUse {
     bool still = false;
     // It has taken or released a batch since the previous sample.
     bool moved = false;
+    uint64_t taken = 0;  // batches
   };
   // now_ns: of a steady clock. The counters are totals since the job began.
   // starved: of a stream. filling: a batch is being made.
@@ -112,6 +116,8 @@ class RecentUse {
     double waits = 0;
     double behind = 0;
     double stands_s = 0;
+    double batch_s = 0;  // of its own for a batch; 0: not known
+    double lag = 0;      // half steps that it has finished fewer
   };
   // Without those that are done.
   std::vector<RankUse> ranks() const;
@@ -133,8 +139,11 @@ class RecentUse {
     bool waiting = false;
     uint64_t counted_ns = 0;  // part of the current wait that wait_ns lacks
     uint64_t stands_ns = 0;
+    uint64_t taken = 0;
     RecentMean waited;
     RecentMean behind;
+    RecentMean takes;  // per second
+    RecentMean lag;
   };
   std::map<uint32_t, Seen> seen_;  // by rank
   uint64_t checked_ns_ = 0;        // 0: never
@@ -182,6 +191,8 @@ struct Bottleneck {
   double ranks_wait = 0;         // of the rank that waits most
   double behind = 0;             // kRank: that rank's
   double stands_s = 0;           // likewise
+  double batch_s = 0;            // likewise; 0: not known
+  double others_batch_s = 0;     // of the other ranks; 0: not known
   double decoding = 0;  // of its function workers' time, else of all workers'
   double storage = 0;   // likewise
   PoolUse pool;

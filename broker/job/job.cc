@@ -610,25 +610,37 @@ bool Job::GivenUp(const OpenBatch* share) const {
   return share->abandoned;
 }
 
-void Job::LeaveOut(OpenBatch* share, uint64_t row, const std::string& text) {
+void Job::CountFailedRow(StatusCode code) {
+  std::atomic<uint64_t>& count =
+      code == StatusCode::kDataLoss   ? counters_.rows_damaged
+      : code == StatusCode::kNotFound ? counters_.rows_missing
+                                      : counters_.rows_of_other_errors;
+  count.fetch_add(1, std::memory_order_relaxed);  // shown, nothing more
+}
+
+void Job::LeaveOut(OpenBatch* share, uint64_t row, const Status& error) {
+  CountFailedRow(error.code());
   const uint64_t count =
       counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed) + 1;
   if (WorthALine(count)) {
-    LogWarning("job '{}' skips: {} ({} so far)", key_.name, text, count);
+    LogWarning("job '{}' skips: {} ({} so far)", key_.name, error.message(),
+               count);
   }
   MutexLock lock(&mutex_);
   share->left_out.push_back(row);
-  last_error_ = text;
+  last_error_ = error.message();
 }
 
-void Job::CountSubstitute(const std::string& text) {
+void Job::CountSubstitute(const Status& error) {
+  CountFailedRow(error.code());
   const uint64_t count =
       counters_.rows_substituted.fetch_add(1, std::memory_order_relaxed) + 1;
   if (WorthALine(count)) {
-    LogWarning("job '{}' substitutes: {} ({} so far)", key_.name, text, count);
+    LogWarning("job '{}' substitutes: {} ({} so far)", key_.name,
+               error.message(), count);
   }
   MutexLock lock(&mutex_);
-  last_error_ = text;
+  last_error_ = error.message();
 }
 
 void Job::Fail(const Status& status) {

@@ -134,6 +134,7 @@ class Job {
   void Recall(const std::string& reason);
   bool OwesTheDead() const;
   bool AllDelivered() const;
+  std::vector<Delivery::RankStatus> Ranks() const;
   bool HasAttached() const;
   bool Finished(uint32_t rank) const;
   bool ToldTheEnd(uint32_t rank) const;
@@ -198,9 +199,9 @@ class Job {
   Claim ClaimRows(std::optional<uint32_t> node);
   // The rows are done; the last of a batch publish it.
   void FinishRows(const Claim& claim);
-  // The row is left out or was replaced (on_error); text has file and reason.
-  void LeaveOut(OpenBatch* batch, uint64_t row, const std::string& text);
-  void CountSubstitute(const std::string& text);
+  // The row is left out or was replaced (on_error); error has file and reason.
+  void LeaveOut(OpenBatch* batch, uint64_t row, const Status& error);
+  void CountSubstitute(const Status& error);
   // Nobody will get the batch, so errors in its rows do not matter.
   bool GivenUp(const OpenBatch* batch) const;
 
@@ -209,6 +210,11 @@ class Job {
     std::atomic<uint64_t> rows{0};
     std::atomic<uint64_t> rows_skipped{0};
     std::atomic<uint64_t> rows_substituted{0};
+    // Why rows were left out or replaced: by kDataLoss, by kNotFound, by
+    // others.
+    std::atomic<uint64_t> rows_damaged{0};
+    std::atomic<uint64_t> rows_missing{0};
+    std::atomic<uint64_t> rows_of_other_errors{0};
     std::atomic<uint64_t> reads{0};
     std::atomic<uint64_t> reads_cached{0};  // those found in the page cache
     std::atomic<uint64_t> bytes_read{0};
@@ -259,6 +265,7 @@ class Job {
   void NoteRanksLocked(const FunctionWorkersUse& function_workers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyRows(const Claim& claim);
+  void CountFailedRow(StatusCode code);
   void AssembleLocked(OpenBatch* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChunkRowsNow() const;
   void EndIfStopHangsLocked(const FunctionWorkersUse& function_workers)

@@ -1,4 +1,6 @@
 // A job's activity: `penstock status`, and the ranks that everybody waits for.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -6,6 +8,11 @@
 #include "broker/job/job.h"
 
 namespace penstock {
+namespace {
+
+constexpr uint64_t kStatBlockBytes = 512;  // unit of st_blocks
+
+}  // namespace
 
 void Job::NoteRanksLocked(const FunctionWorkersUse& function_workers) {
   const auto now = std::chrono::steady_clock::now();
@@ -23,7 +30,7 @@ void Job::NoteRanksLocked(const FunctionWorkersUse& function_workers) {
     seen[rank.rank] = {rank.taken, rank.held, still ? last->second.since : now};
     at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
                        rank.wait_ns, rank.waiting, rank.progress,
-                       !rank.open && !has_batches, still, moved});
+                       !rank.open && !has_batches, still, moved, rank.taken});
   }
   seen_ = std::move(seen);
   // Before a broadcast begins, batches are made ahead that nobody may get.
@@ -54,6 +61,11 @@ bool Job::StarvedLocked() const {
   }
   const Delivery::SlotCounts slots = delivery_.CountSlots();
   return slots.filling == 0 && slots.ready == 0 && slots.free > 0;
+}
+
+std::vector<Delivery::RankStatus> Job::Ranks() const {
+  MutexLock lock(&mutex_);
+  return delivery_.Ranks();
 }
 
 double Job::RecentDecoding() const {
@@ -91,6 +103,9 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   // Counts from before a move are void while banks are moved.
   const bool moving = moving_ || !banks_to_move_.empty();
   const std::vector<Delivery::RankStatus> all_ranks = delivery_.Ranks();
+  // Of the pages that exist, not of those that are promised.
+  struct stat segment {};
+  const bool stated = fstat(segment_->fd(), &segment) == 0;
   std::vector<uint32_t> waits_for;
   if (kept_s) {
     for (const Delivery::RankStatus& rank : all_ranks) {
@@ -135,11 +150,18 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"step", position % rows_per_epoch / layout_.plan.global_batch()},
       {"steps_per_epoch", layout_.plan.steps_per_epoch()},
       {"epochs", layout_.plan.epochs().value_or(0)},
+      {"position", position},
       {"records", layout_.plan.records()},
       {"rows", counters_.rows.load(std::memory_order_relaxed)},
       {"rows_skipped", counters_.rows_skipped.load(std::memory_order_relaxed)},
       {"rows_substituted",
        counters_.rows_substituted.load(std::memory_order_relaxed)},
+      {"rows_failed",
+       {{"damaged", counters_.rows_damaged.load(std::memory_order_relaxed)},
+        {"missing", counters_.rows_missing.load(std::memory_order_relaxed)},
+        {"other",
+         counters_.rows_of_other_errors.load(std::memory_order_relaxed)}}},
+      {"batches_redelivered", delivery_.redelivered()},
       {"rows_local", counters_.rows_local.load(std::memory_order_relaxed)},
       {"rows_remote", counters_.rows_remote.load(std::memory_order_relaxed)},
       {"pages_seen",
@@ -153,9 +175,12 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"read_wait_s", seconds(counters_.read_wait_ns)},
       {"decode_s", seconds(counters_.decode_ns)},
       {"memory_bytes", layout_.memory_bytes()},
+      {"memory_used_bytes",
+       stated ? static_cast<uint64_t>(segment.st_blocks) * kStatBlockBytes : 0},
       {"copies", layout_.copies},
       {"last_error", last_error_},
       {"warning", warning_}};
+  if (key_.consumer) json["consumer"] = *key_.consumer;
   if (stream_ != nullptr) {
     json["records"] = json["steps_per_epoch"] = 0;  // unknown
     json["producers_at_work"] = stream_->at_work();
@@ -183,6 +208,14 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   }
   if (with_ranks) {
     nlohmann::json ranks = nlohmann::json::array();
+    std::map<uint32_t, double> batch_s;
+    for (const RecentUse::RankUse& use : recent_.ranks()) {
+      batch_s[use.rank] = use.batch_s;
+    }
+    int64_t furthest = INT64_MIN;
+    for (const Delivery::RankStatus& rank : all_ranks) {
+      furthest = std::max(furthest, rank.progress.value_or(INT64_MIN));
+    }
     for (const Delivery::RankStatus& rank : all_ranks) {
       // It has batches but takes none and releases none.
       double silent_s = 0;
@@ -209,6 +242,13 @@ nlohmann::json Job::StatusJson(bool with_ranks,
            {"skipped", rank.skipped},
            {"waits", rank.waits},
            {"wait_s", static_cast<double>(rank.wait_ns) * 1e-9}});
+      nlohmann::json& added = ranks.back();
+      if (const auto found = batch_s.find(added["rank"].get<uint32_t>());
+          found != batch_s.end() && found->second > 0) {
+        added["batch_s"] = found->second;
+      }
+      // Half steps, rounded up: a batch that is held is not finished.
+      if (rank.progress) added["lag"] = (furthest - *rank.progress + 1) / 2;
     }
     json["ranks"] = std::move(ranks);
   }

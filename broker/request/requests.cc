@@ -209,6 +209,16 @@ constexpr RequestField kStop[] = {
     {"now", Flag(), "batches that no rank has taken are taken back"}};
 constexpr AnswerField kStopAnswer[] = {
     {"ended", kFlag, "it is over: `now`, or no rank is attached"}};
+constexpr RequestField kTrace[] = {
+    {"seconds", {kSeconds, 0, 60}, "how long it records", kAlways}};
+constexpr AnswerField kTraceAnswer[] = {
+    {"began_unix_ns", kCount, "when it began, in ns since 1970"},
+    {"jobs", kList,
+     "`job` and `dataset` of the events' jobs; empty: another "
+     "user's"},
+    {"events", kCount, "how many TraceEvents (`trace_event.h`) the memfd has"},
+    {"dropped", kCount, "events that did not fit"},
+};
 constexpr AnswerField kStateAnswer[] = {{"state", kObject, "the state"}};
 
 // ---- producers
@@ -320,6 +330,12 @@ constexpr DeclaredRequest kRequests[] = {
      .fields = kStop,
      .shared = kOfJob,
      .answer = kStopAnswer},
+    {.op = "trace",
+     .text = "record what workers and ranks do; answered at its end",
+     .fields = kTrace,
+     .shared = kOfJob,
+     .answer = kTraceAnswer,
+     .answer_descriptors = "the events"},
     {.op = "workers",
      .text = "set the number of workers",
      .fields = kWorkers,

@@ -147,7 +147,7 @@ void RowMaker::HandleError(ClaimedRows& rows, uint64_t index,
       return;
     case OnError::kSubstitute:
       if (Substitute(rows, index)) {
-        job.CountSubstitute(text);
+        job.CountSubstitute(Status(status.code(), text));
         return;
       }
       job.Fail(Status(status.code(),
@@ -156,7 +156,8 @@ void RowMaker::HandleError(ClaimedRows& rows, uint64_t index,
                              text, kSubstituteTries)));
       return;
     case OnError::kSkip:
-      job.LeaveOut(rows.claim.batch, rows.claim.begin + index, text);
+      job.LeaveOut(rows.claim.batch, rows.claim.begin + index,
+                   Status(status.code(), text));
       return;
   }
 }

@@ -117,11 +117,7 @@ void Worker::MakeArrived(WorkerJob* job) {
   }
   uint64_t made = 1;
   if (read.cached) made += MakeCached(rows, begin_ns);
-  const uint64_t spent = NowNs() - begin_ns;
-  Count(rows.job->counters().decode_ns, spent);
-  Count(rows.job->counters().decoded, made);
-  Count(rows.account->virtual_time_ns, spent);
-  rows.Finish(made);
+  Made(rows, made, begin_ns);
   reads_.Release(read);
 }
 
@@ -137,6 +133,19 @@ uint64_t Worker::MakeCached(ClaimedRows& rows, uint64_t begin_ns) {
   }
   cached_.End();
   return made;
+}
+
+void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
+  const uint64_t end_ns = NowNs();
+  Count(rows.job->counters().decode_ns, end_ns - begin_ns);
+  Count(rows.job->counters().decoded, count);
+  Count(rows.account->virtual_time_ns, end_ns - begin_ns);
+  if (pool_->trace().on()) {
+    pool_->trace().Add(
+        seat_.job == 0 ? TraceActivity::kMake : TraceActivity::kFunction,
+        seat_.thread_index, &rows.job->key(), count, begin_ns, end_ns);
+  }
+  rows.Finish(count);
 }
 
 void Worker::MakeUnread(ClaimedRows& rows) {
@@ -162,11 +171,7 @@ void Worker::MakeUnread(ClaimedRows& rows) {
     ++made;
     maker_.Make(rows, index, {});
   }
-  const uint64_t spent = NowNs() - begin_ns;
-  Count(rows.job->counters().decode_ns, spent);
-  Count(rows.job->counters().decoded, made);
-  Count(rows.account->virtual_time_ns, spent);
-  rows.Finish(made);
+  Made(rows, made, begin_ns);
 }
 
 }  // namespace penstock

@@ -48,6 +48,7 @@ class Worker {
   void MakeArrived(WorkerJob* job);
   uint64_t MakeCached(ClaimedRows& rows, uint64_t begin_ns);
   void MakeUnread(ClaimedRows& rows);  // need no reading; for kInlineNs
+  void Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns);
 
   WorkerPool* const pool_;
   const WorkerSeat seat_;

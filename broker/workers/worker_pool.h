@@ -51,6 +51,7 @@
 #include "broker/memory/topology.h"
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/serving_order.h"
+#include "broker/workers/trace.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -194,6 +195,7 @@ class WorkerPool {
     pinned_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
   SampleQuarantine* samples() const { return options_.samples; }
+  Trace& trace() { return trace_; }
   // As the options say; for the calling worker's thread.
   std::unique_ptr<StorageReader> MakeWorkerReader(uint32_t worker) const;
 
@@ -267,6 +269,7 @@ class WorkerPool {
   uint32_t reads_most_ = 0;  // bound of read_depth; set before threads start
   std::unique_ptr<SampleQuarantine> own_samples_;
   std::string read_backend_;
+  Trace trace_;
   std::atomic<uint32_t> workers_{0};
   std::atomic<uint32_t> read_depth_{0};
   std::atomic<uint64_t> pinned_bytes_{0};

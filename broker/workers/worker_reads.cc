@@ -145,6 +145,10 @@ bool WorkerReads::Await(uint64_t wait_ns) {
   if (clocked) {
     const uint64_t spent = NowNs() - begin_ns;
     CountWait(spent);
+    if (pool_->trace().on() && waited_for_ > 0) {
+      pool_->trace().Add(TraceActivity::kRead, thread_index_, nullptr, 0,
+                         begin_ns, begin_ns + spent);
+    }
     // The read blocked the worker for that long.
     const ClaimedRows* const rows =
         arrived ? group.tickets[done.ticket].rows.get() : nullptr;

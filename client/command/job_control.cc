@@ -1,7 +1,4 @@
 // penstock state, evict and stop: commands on a job of a running broker.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
@@ -43,27 +40,6 @@ std::shared_ptr<JobOptions> AddJobOptions(CLI::App* app) {
                       std::string(kDefaultSocketPath) + ")")
       ->type_name("PATH");
   return options;
-}
-
-// Writes the file whole or not at all, so that no checkpoint is partial.
-Status WriteWhole(const std::string& name, const std::string& text) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::string path, OutputFile(name));
-  const std::string part = path + ".part";
-  const Fd fd(
-      open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd) return ErrnoError(errno, "write '" + part + "'");
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t count =
-        write(fd.get(), text.data() + done, text.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return ErrnoError(errno, "write '" + part + "'");
-    done += static_cast<size_t>(count);
-  }
-  if (fsync(fd.get()) != 0 || rename(part.c_str(), path.c_str()) != 0) {
-    return ErrnoError(errno, "write '" + path + "'");
-  }
-  return OkStatus();
 }
 
 StatusOr<int> SaveState(const JobOptions& options) {

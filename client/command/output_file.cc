@@ -1,6 +1,12 @@
 #include "client/command/output_file.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <filesystem>
+
+#include "common/fd.h"
 
 namespace penstock {
 
@@ -19,6 +25,26 @@ StatusOr<std::string> OutputFile(const std::string& path) {
         "'{}' is not a regular file; name another output", path);
   }
   return file.string();
+}
+
+Status WriteWhole(const std::string& name, const std::string& text) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string path, OutputFile(name));
+  const std::string part = path + ".part";
+  const Fd fd(
+      open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) return ErrnoError(errno, "write '" + part + "'");
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t count =
+        write(fd.get(), text.data() + done, text.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return ErrnoError(errno, "write '" + part + "'");
+    done += static_cast<size_t>(count);
+  }
+  if (fsync(fd.get()) != 0 || rename(part.c_str(), path.c_str()) != 0) {
+    return ErrnoError(errno, "write '" + path + "'");
+  }
+  return OkStatus();
 }
 
 }  // namespace penstock

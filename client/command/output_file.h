@@ -1,4 +1,4 @@
-// Checks where a command may put a file that it replaces by rename.
+// Files that a command replaces by rename.
 #ifndef CLIENT_COMMAND_OUTPUT_FILE_H_
 #define CLIENT_COMMAND_OUTPUT_FILE_H_
 
@@ -12,6 +12,9 @@ namespace penstock {
 // InvalidArgument: something other than a file is there, such as a device or a
 // pipe, which rename would remove.
 StatusOr<std::string> OutputFile(const std::string& path);
+
+// Writes such a file whole or not at all: no reader sees a part of it.
+Status WriteWhole(const std::string& path, const std::string& text);
 
 }  // namespace penstock
 #endif  // CLIENT_COMMAND_OUTPUT_FILE_H_

@@ -49,9 +49,10 @@ std::vector<Subcommand> DeclareCommand(CLI::App& app,
       AddRun(app, words), AddBroker(app),   AddBench(app),
       AddCheck(app),      AddIndex(app),    AddRegister(app),
       AddUnregister(app), AddDatasets(app), AddJobs(app),
-      AddStatus(app),     AddState(app),    AddEvict(app),
-      AddStop(app),       AddWorkers(app),  AddPeek(app),
-      AddHelp(app),
+      AddStatus(app),     AddTop(app),      AddView(app),
+      AddMetrics(app),    AddDoctor(app),   AddTrace(app),
+      AddState(app),      AddEvict(app),    AddStop(app),
+      AddWorkers(app),    AddPeek(app),     AddHelp(app),
   };
 }
 

@@ -37,11 +37,13 @@ class Observed {
   struct Rank {
     double waits = 0;
     int64_t progress = 0;  // negative: half steps behind
+    double takes = 0;      // batches a second
   };
   // decoding, storage: parts of the workers' time.
   Observed& For(int samples, double decoding, double storage,
                 const std::vector<Rank>& ranks, bool starved = false) {
     wait_ns_.resize(ranks.size());
+    taken_.resize(ranks.size());
     for (int i = 0; i < samples; ++i) {
       now_ns_ += kSampleNs;
       decode_ns_ += static_cast<uint64_t>(decoding * kPool * kSampleNs);
@@ -49,8 +51,10 @@ class Observed {
       std::vector<RecentUse::Rank> seen;
       for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
         wait_ns_[rank] += static_cast<uint64_t>(ranks[rank].waits * kSampleNs);
+        taken_[rank] += ranks[rank].takes * kSampleNs * 1e-9;
         seen.push_back({rank, ++waits_, wait_ns_[rank], false,
-                        1000 + i + ranks[rank].progress});
+                        1000 + i + ranks[rank].progress, false, false, true,
+                        static_cast<uint64_t>(taken_[rank])});
       }
       use_.Add(now_ns_, decode_ns_, read_ns_, seen, starved);
     }
@@ -82,6 +86,7 @@ class Observed {
   uint64_t read_ns_ = 0;
   uint64_t waits_ = 0;
   std::vector<uint64_t> wait_ns_;
+  std::vector<double> taken_;
 };
 
 TEST(BottleneckTest, RanksThatDoNotWaitAreIt) {
@@ -136,6 +141,36 @@ TEST(BottleneckTest, ProducersThatPutTooLittleAreIt) {
             "90 %");
   EXPECT_EQ(Observed().For(30, 0.1, 0, {{0.01}}, true).Found().what,
             What::kRanks);
+}
+
+TEST(BottleneckTest, WhatABatchTakesTheRanksIsSaid) {
+  // Ranks that do not wait for each other: each has its own rate.
+  const Bottleneck alone =
+      Observed().For(30, 0.1, 0, {{0, 0, 80}, {0, -1, 25}, {0, 0, 80}}).Found();
+  EXPECT_EQ(alone.rank, 1u);
+  EXPECT_THAT(alone.text,
+              HasSubstr("rank 1 is the bottleneck: it takes 40 ms a batch, the "
+                        "others 12 ms, behind the others 100 % of the time"));
+  EXPECT_NEAR(alone.ToJson()["batch_s"], 0.040, 0.001);
+  EXPECT_NEAR(alone.ToJson()["others_batch_s"], 0.0125, 0.001);
+  // An all-reduce makes their rates equal: the others wait for it, 70 % of the
+  // time.
+  Observed step;
+  for (int i = 0; i < 30; ++i) {
+    step.For(7, 0.1, 0, {{0, 0, 25}, {0, -1, 25}});
+    step.For(3, 0.1, 0, {{0, 0, 25}, {0, 0, 25}});
+  }
+  const Bottleneck together = step.Found();
+  EXPECT_EQ(together.rank, 1u);
+  EXPECT_THAT(together.text, HasSubstr("it takes 40 ms a batch, the others 1"));
+  // One that is far behind, and as fast as the others.
+  EXPECT_EQ(Observed().For(30, 0.1, 0, {{0, 0, 25}, {0, -9, 25}}).Found().what,
+            What::kRanks);
+  // Waits for the broker are not the ranks' time.
+  const Bottleneck all =
+      Observed().For(30, 0.1, 0, {{0.05, 0, 19}, {0.05, 0, 19}}).Found();
+  EXPECT_THAT(all.text, HasSubstr("ranks are the bottleneck: a batch takes "
+                                  "them 50 ms, ranks wait 5 %"));
 }
 
 TEST(BottleneckTest, TheOneRankThatIsBehindIsNamed) {

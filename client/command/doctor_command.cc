@@ -1,0 +1,152 @@
+// penstock doctor: what holds up or endangers jobs on this machine.
+#include <pwd.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/command/control_call.h"
+#include "client/command/doctor.h"
+#include "client/command/json_field.h"
+#include "client/command/subcommand.h"
+#include "client/penstock.h"
+#include "common/message.h"
+#include "common/printable.h"
+#include "common/quantity.h"
+
+namespace penstock {
+namespace {
+
+constexpr const char* kSeverityNames[] = {"fine", "advice", "problem"};
+
+struct DoctorOptions {
+  std::string socket;
+  std::vector<std::string> paths;
+  bool json = false;
+};
+
+// The errno of making a ring; 0: it works. An invalid flag is refused after
+// all questions of permission.
+int ProbeIoUring() {
+  errno = 0;
+  // No parameters: EFAULT where io_uring may be used.
+  syscall(SYS_io_uring_setup, 1, nullptr);
+  return errno == EFAULT || errno == EINVAL ? 0 : errno;
+}
+
+std::string UserName() {
+  const passwd* const user = getpwuid(geteuid());
+  return user == nullptr ? std::to_string(geteuid()) : user->pw_name;
+}
+
+StatusOr<int> Diagnose(const DoctorOptions& options) {
+  const std::vector<Finding> findings =
+      Examine(ThisMachine(options.socket, options.paths));
+  const auto of = [&](Severity severity) {
+    return static_cast<uint64_t>(std::count_if(
+        findings.begin(), findings.end(),
+        [severity](const Finding& each) { return each.severity == severity; }));
+  };
+  const uint64_t problems = of(Severity::kProblem);
+  const uint64_t advice = of(Severity::kAdvice);
+  if (options.json) {
+    nlohmann::json list = nlohmann::json::array();
+    for (const Finding& each : findings) {
+      list.push_back(
+          {{"subject", each.subject},
+           {"severity", kSeverityNames[static_cast<size_t>(each.severity)]},
+           {"found", each.found},
+           {"change", each.change},
+           {"gain", each.gain}});
+    }
+    Print(
+        stdout, "{}\n",
+        JsonLine(
+            {{"findings", list}, {"problems", problems}, {"advice", advice}}));
+  } else {
+    for (const Finding& each : findings) {
+      Print(stdout, "{:<8} {}: {}\n",
+            kSeverityNames[static_cast<size_t>(each.severity)],
+            Printable(each.subject), Printable(each.found));
+      if (each.severity == Severity::kFine) continue;
+      Print(stdout, "         change: {}\n         for: {}\n",
+            Printable(each.change), Printable(each.gain));
+    }
+    Print(stdout, "{}, {}\n", Counted(problems, "problem"),
+          Counted(advice, "piece of advice", "pieces of advice"));
+  }
+  return problems > 0 ? kExitFailure : 0;
+}
+
+}  // namespace
+
+Machine ThisMachine(const std::string& socket,
+                    const std::vector<std::string>& paths) {
+  Machine machine;
+  utsname name{};
+  if (uname(&name) == 0) machine.release = name.release;
+  machine.io_uring_error = ProbeIoUring();
+  machine.version = penstock_version();
+  machine.user = UserName();
+  machine.socket = SocketPath(socket);
+  StatusOr<nlohmann::json> status =
+      CallBroker(machine.socket, {{"op", "status"}});
+  if (status.ok()) {
+    machine.status = *std::move(status);
+  } else {
+    machine.answered = status.status();
+  }
+  for (const std::string& path : paths) {
+    std::error_code error;
+    const std::filesystem::path real =
+        std::filesystem::weakly_canonical(path, error);
+    machine.paths.push_back(error ? path : real.string());
+  }
+  machine.unreadable = [](const std::string& path) -> std::string {
+    std::error_code error;
+    const bool folder = std::filesystem::is_directory(path, error);
+    if (access(path.c_str(), folder ? R_OK | X_OK : R_OK) == 0) return "";
+    return strerror(errno);
+  };
+  machine.space = [](const std::string& path) -> std::optional<Machine::Space> {
+    struct statvfs found {};
+    if (statvfs(path.c_str(), &found) != 0) return std::nullopt;
+    return Machine::Space{uint64_t{found.f_bavail} * found.f_frsize,
+                          uint64_t{found.f_blocks} * found.f_frsize};
+  };
+  return machine;
+}
+
+Subcommand AddDoctor(CLI::App& app) {
+  CLI::App* const doctor = app.add_subcommand(
+      "doctor", "Look at this machine, and say what to change for what gain");
+  const auto options = std::make_shared<DoctorOptions>();
+  doctor->add_option("DATA", options->paths,
+                     "Files or folders of data, whose file systems are looked "
+                     "at");
+  doctor
+      ->add_option("--socket", options->socket,
+                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
+                       std::string(kDefaultSocketPath) + ")")
+      ->type_name("PATH");
+  doctor->add_flag("--json", options->json, "Print one JSON object");
+  doctor->footer(
+      "Changes nothing. The exit status is 1 if there is a problem: something\n"
+      "does not work, or will not; advice alone is 0.\n"
+      "\n"
+      "Examples:\n"
+      "  penstock doctor\n"
+      "  penstock doctor /data/imagenet --json");
+  return {doctor, [options] { return Diagnose(*options); }};
+}
+
+}  // namespace penstock

@@ -1,0 +1,130 @@
+// penstock metrics: the broker's status for Prometheus, once or over HTTP.
+#include <poll.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "client/command/control_call.h"
+#include "client/command/http_server.h"
+#include "client/command/interrupt.h"
+#include "client/command/metrics.h"
+#include "client/command/output_file.h"
+#include "client/command/subcommand.h"
+#include "common/message.h"
+#include "common/printable.h"
+
+namespace penstock {
+namespace {
+
+// Prometheus gives up after 10 s.
+constexpr int kAnswer_ms = 5000;
+
+struct MetricsOptions {
+  std::string socket;
+  std::string textfile;
+  std::string listen;
+  bool dashboard = false;
+};
+
+StatusOr<nlohmann::json> AskStatus(const std::string& socket) {
+  return CallBroker(SocketPath(socket), {{"op", "status"}}, [](int fd) {
+    pollfd entry{fd, POLLIN, 0};
+    const int ready = poll(&entry, 1, kAnswer_ms);
+    if (ready == 0) {
+      return DeadlineExceededError("the broker has not answered for {} s",
+                                   kAnswer_ms / 1000);
+    }
+    return OkStatus();
+  });
+}
+
+StatusOr<int> Serve(const MetricsOptions& options) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server,
+                            HttpServer::Listen(options.listen));
+  Print(stderr, "penstock: http://{}/metrics\n", server->address());
+  std::string said;  // an error is told once, not with each scrape
+  const Status ended = server->Run([&](const HttpRequest& request) {
+    HttpAnswer answer;
+    if (request.target == "/") {
+      answer.type = "text/html; charset=utf-8";
+      answer.body =
+          "<!doctype html><title>Penstock</title><a "
+          "href=\"/metrics\">metrics</a>\n";
+    } else if (request.target != "/metrics") {
+      answer = {404, answer.type, "only /metrics is here\n"};
+    } else {
+      const StatusOr<nlohmann::json> status = AskStatus(options.socket);
+      const std::string error = status.ok() ? "" : status.status().message();
+      if (error != said && !error.empty()) PrintError(error);
+      said = error;
+      answer.type = "text/plain; version=0.0.4; charset=utf-8";
+      answer.body = MetricsText(status.ok() ? *status : nlohmann::json());
+    }
+    return answer;
+  });
+  // Being stopped is how it ends.
+  return ended.code() == StatusCode::kCancelled ? StatusOr<int>(0) : ended;
+}
+
+StatusOr<int> Show(const MetricsOptions& options) {
+  if (options.dashboard) {
+    Print(stdout, "{}", DashboardText());
+    return 0;
+  }
+  if (!options.listen.empty()) return Serve(options);
+  const StatusOr<nlohmann::json> status = AskStatus(options.socket);
+  if (!options.textfile.empty()) {
+    // Also of a broker that does not answer: old values would look like its
+    // own.
+    PENSTOCK_RETURN_IF_ERROR(
+        WriteWhole(options.textfile,
+                   MetricsText(status.ok() ? *status : nlohmann::json())));
+  }
+  if (!status.ok()) return status.status();
+  if (options.textfile.empty()) Print(stdout, "{}", MetricsText(*status));
+  return 0;
+}
+
+}  // namespace
+
+Subcommand AddMetrics(CLI::App& app) {
+  CLI::App* const metrics = app.add_subcommand(
+      "metrics", "Export a running broker's metrics for Prometheus");
+  const auto options = std::make_shared<MetricsOptions>();
+  metrics
+      ->add_option("--socket", options->socket,
+                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
+                       std::string(kDefaultSocketPath) + ")")
+      ->type_name("PATH");
+  CLI::Option* const textfile =
+      metrics
+          ->add_option("--textfile", options->textfile,
+                       "Write this file whole, for node_exporter's textfile "
+                       "collector")
+          ->type_name("FILE.prom");
+  CLI::Option* const listen =
+      metrics
+          ->add_option("--listen", options->listen,
+                       "Serve http://HOST:PORT/metrics until a signal comes")
+          ->type_name("HOST:PORT");
+  CLI::Option* const dashboard = metrics->add_flag(
+      "--dashboard", options->dashboard,
+      "Print a Grafana dashboard of these metrics, to import");
+  textfile->excludes(listen)->excludes(dashboard);
+  listen->excludes(dashboard);
+  metrics->footer(
+      "Without an option the metrics are printed. A broker that does not "
+      "answer\n"
+      "is `penstock_up 0` over HTTP and in the file.\n"
+      "\n"
+      "Examples:\n"
+      "  penstock metrics\n"
+      "  penstock metrics --listen 127.0.0.1:10147\n"
+      "  penstock metrics --textfile "
+      "/var/lib/prometheus/node-exporter/penstock.prom\n"
+      "  penstock metrics --dashboard > penstock.json");
+  return {metrics, [options] { return Show(*options); }};
+}
+
+}  // namespace penstock

@@ -1,0 +1,283 @@
+#include "client/command/top.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "client/command/table.h"
+#include "common/format.h"
+#include "common/printable.h"
+
+namespace penstock {
+namespace {
+
+using Json = nlohmann::json;
+
+// The first of the columns that the text has, each one column wide.
+std::string Clipped(const std::string& text, size_t columns) {
+  size_t bytes = 0;
+  for (size_t seen = 0; bytes < text.size(); ++bytes) {
+    if ((text[bytes] & 0xC0) != 0x80 && seen++ == columns) break;
+  }
+  return text.substr(0, bytes);
+}
+
+size_t Columns(const std::string& text) {
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+// Lines of at most so many columns, broken at spaces.
+std::vector<std::string> Wrapped(const std::string& text, size_t columns,
+                                 const std::string& indent) {
+  std::vector<std::string> lines;
+  std::string line = indent;
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t space = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, space - begin);
+    if (line != indent && Columns(line) + 1 + Columns(word) > columns) {
+      lines.push_back(std::exchange(line, indent));
+    }
+    line += (line == indent ? "" : " ") + word;
+    begin = space + 1;
+  }
+  if (line != indent) lines.push_back(line);
+  return lines;
+}
+
+std::string Percent(double share) {
+  return Format("{} %", std::lround(100 * std::clamp(share, 0.0, 1.0)));
+}
+
+std::string Rate(double per_second) {
+  return per_second < 10 && per_second > 0
+             ? Format("{:.1f}", per_second)
+             : FormatCount(static_cast<uint64_t>(std::max(0.0, per_second)));
+}
+
+bool SameJob(const Json& a, const Json& b) {
+  for (const char* key : {"job", "dataset", "uid", "consumer", "incarnation"}) {
+    if (FieldOf(a, key) != FieldOf(b, key)) return false;
+  }
+  return true;
+}
+
+// The job, or the rank of a job, as it was; null: it is new.
+const Json& JobBefore(const TopSample& before, const Json& job) {
+  for (const Json& each : ArrayField(before.status, "jobs")) {
+    if (SameJob(each, job)) return each;
+  }
+  return FieldOf(Json(), "");
+}
+const Json& RankBefore(const Json& job_before, const Json& rank) {
+  for (const Json& each : ArrayField(job_before, "ranks")) {
+    if (FieldOf(each, "rank") == FieldOf(rank, "rank")) return each;
+  }
+  return FieldOf(Json(), "");
+}
+
+// What the counter grew by in a second; nullopt: not known.
+class Growth {
+ public:
+  Growth(const TopSample& before, const TopSample& now)
+      : seconds_(now.at_s - before.at_s) {}
+  std::optional<double> Of(const Json& before, const Json& now,
+                           const char* key) const {
+    const std::optional<double> from = NumberField(before, key);
+    const std::optional<double> to = NumberField(now, key);
+    if (!from || !to || seconds_ <= 0) return std::nullopt;
+    return std::max(0.0, *to - *from) / seconds_;
+  }
+
+ private:
+  const double seconds_;
+};
+
+std::string RateCell(const std::optional<double>& rate) {
+  return rate ? Rate(*rate) : "-";
+}
+
+// "3/90", or "3" where the end is not known.
+std::string Of(const Json& job, const char* key, const char* all_key) {
+  const std::optional<uint64_t> count = CountField(job, key);
+  if (!count) return "-";
+  const uint64_t all = CountField(job, all_key).value_or(0);
+  return FormatCount(*count) + (all == 0 ? "" : "/" + FormatCount(all));
+}
+
+std::string BatchTime(const Json& rank) {
+  const std::optional<double> seconds = NumberField(rank, "batch_s");
+  if (!seconds) return "-";
+  return *seconds < 1 ? Format("{:.1f} ms", 1000 * *seconds)
+                      : FormatSeconds(*seconds);
+}
+
+// Sums over all jobs.
+double SumOf(const TopSample& before, const TopSample& now, const char* key) {
+  const Growth growth(before, now);
+  double sum = 0;
+  for (const Json& job : ArrayField(now.status, "jobs")) {
+    sum += growth.Of(JobBefore(before, job), job, key).value_or(0);
+  }
+  return sum;
+}
+
+std::vector<std::string> Header(const TopSample& before, const TopSample& now,
+                                const TopSettings& settings) {
+  const Json& broker = FieldOf(now.status, "broker");
+  const uint64_t workers = CountField(broker, "workers").value_or(0);
+  const double reads = SumOf(before, now, "reads");
+  const size_t late = ArrayField(now.status, "late_reads").size();
+  const uint64_t limit = CountField(broker, "memory_limit_bytes").value_or(0);
+  std::string text =
+      Format("penstockd {} (pid {}), up {}", TextField(broker, "version", "?"),
+             CountField(broker, "pid").value_or(0),
+             FormatSeconds(NumberField(broker, "uptime_s").value_or(-1)));
+  if (settings.paused) text += ", PAUSED";
+  const size_t used = Columns(text) + Columns(settings.clock);
+  text +=
+      std::string(settings.columns > used ? settings.columns - used : 1, ' ') +
+      settings.clock;
+  return {
+      Printable(text),
+      Format("workers  {}: {:.1f} make rows, {:.1f} wait for reads; {:.1f} "
+             "processors used",
+             workers, SumOf(before, now, "decode_s"),
+             SumOf(before, now, "read_wait_s"),
+             Growth(before, now)
+                 .Of(FieldOf(before.status, "broker"), broker, "cpu_s")
+                 .value_or(0)),
+      Format(
+          "disk     {}/s, {} reads/s, {} from the page cache{}",
+          FormatBytes(static_cast<uint64_t>(SumOf(before, now, "bytes_read"))),
+          Rate(reads),
+          reads > 0 ? Percent(SumOf(before, now, "reads_cached") / reads) : "-",
+          late == 0 ? "" : Format("; {} LATE", late)),
+      Format("memory   {} promised{}, {} resident",
+             FormatBytes(CountField(broker, "memory_bytes").value_or(0)),
+             limit == 0 ? "" : Format(" of {}", FormatBytes(limit)),
+             FormatBytes(CountField(broker, "resident_bytes").value_or(0))),
+  };
+}
+
+std::vector<std::string> Lines(const Table& table) {
+  std::vector<std::string> lines;
+  const std::string text = table.ToString();
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
+                              const TopSettings& settings) {
+  const Growth growth(before, now);
+  Table jobs({"JOB", "DATASET", ">UID", ">RANKS", ">SAMPLES/S", ">EPOCH",
+              ">STEP", "STATE"});
+  std::vector<std::vector<std::string>> below;
+  for (const Json& job : ArrayField(now.status, "jobs")) {
+    const Json& job_before = JobBefore(before, job);
+    const std::optional<uint64_t> uid = CountField(job, "uid");
+    jobs.AddRow({TextField(job, "job", "-"), TextField(job, "dataset", "-"),
+                 uid ? std::to_string(*uid) : "-",
+                 FormatCount(CountField(job, "world_size").value_or(0)),
+                 RateCell(growth.Of(job_before, job, "rows")),
+                 Of(job, "epoch", "epochs"), Of(job, "step", "steps_per_epoch"),
+                 TextField(job, "state", "-")});
+    std::vector<std::string>& more = below.emplace_back();
+    for (const std::string& text :
+         {TextField(FieldOf(job, "bottleneck"), "text"),
+          TextField(job, "last_error")}) {
+      const std::vector<std::string> lines =
+          Wrapped(Printable(text), settings.columns, "  ");
+      more.insert(more.end(), lines.begin(), lines.end());
+    }
+    if (!settings.ranks) continue;
+    Table ranks({">  RANK", ">PID", ">BATCHES/S", ">A BATCH", ">WAITS",
+                 ">READY", ">HELD", ">LAG", "STATE"});
+    for (const Json& rank : ArrayField(job, "ranks")) {
+      const Json& rank_before = RankBefore(job_before, rank);
+      const std::optional<double> waits =
+          growth.Of(rank_before, rank, "wait_s");
+      const auto count = [&rank](const char* key) {
+        const std::optional<uint64_t> number = CountField(rank, key);
+        return number ? FormatCount(*number) : "-";
+      };
+      const std::optional<uint64_t> pid = CountField(rank, "pid");
+      ranks.AddRow({count("rank"), pid ? std::to_string(*pid) : "-",
+                    RateCell(growth.Of(rank_before, rank, "taken")),
+                    BatchTime(rank), waits ? Percent(*waits) : "-",
+                    count("ready"), count("held"), count("lag"),
+                    TextField(rank, "state", "-")});
+    }
+    if (ranks.empty()) continue;
+    const std::vector<std::string> lines = Lines(ranks);
+    more.insert(more.end(), lines.begin(), lines.end());
+    more.emplace_back();
+  }
+  if (jobs.empty()) return {"no jobs"};
+  const std::vector<std::string> rows = Lines(jobs);
+  std::vector<std::string> lines = {rows[0]};
+  for (size_t i = 0; i < below.size(); ++i) {
+    lines.push_back(rows[i + 1]);
+    lines.insert(lines.end(), below[i].begin(), below[i].end());
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::vector<std::string> TopScreen(const TopSample& before,
+                                   const TopSample& now,
+                                   TopSettings* settings) {
+  std::vector<std::string> lines = Header(before, now, *settings);
+  if (!settings->trouble.empty()) {
+    lines[1] = "no answer: " + Printable(settings->trouble);
+  }
+  lines.emplace_back();
+  const std::vector<std::string> jobs = Jobs(before, now, *settings);
+  const size_t fixed = lines.size() + 1;  // with the keys
+  const size_t room = settings->rows > fixed ? settings->rows - fixed : 0;
+  settings->first =
+      std::min(settings->first, jobs.size() > room ? jobs.size() - room : 0);
+  for (size_t i = 0; i < room; ++i) {
+    const size_t at = settings->first + i;
+    lines.push_back(at < jobs.size() ? jobs[at] : "");
+  }
+  const size_t below = jobs.size() > settings->first + room
+                           ? jobs.size() - settings->first - room
+                           : 0;
+  // The keys are seen in any size but one of a single line.
+  lines.resize(std::max<size_t>(settings->rows, 1));
+  const std::string more = below == 0 ? "" : Format("  {} more lines", below);
+  if (settings->rows > 1) {
+    lines.back() =
+        Format("q quit  j/k scroll  space pause  r ranks  +/- every {:.1f} s{}",
+               settings->interval_s, more);
+  }
+  for (std::string& line : lines) line = Clipped(line, settings->columns);
+  return lines;
+}
+
+std::vector<std::string> TopLines(const TopSample& before, const TopSample& now,
+                                  const std::string& clock) {
+  const Growth growth(before, now);
+  std::vector<std::string> lines;
+  for (const Json& job : ArrayField(now.status, "jobs")) {
+    lines.push_back(Printable(
+        Format("{} {}: {} samples/s, epoch {}, step {}, {}; {}", clock,
+               TextField(job, "job", "-"),
+               RateCell(growth.Of(JobBefore(before, job), job, "rows")),
+               Of(job, "epoch", "epochs"), Of(job, "step", "steps_per_epoch"),
+               TextField(job, "state", "-"),
+               TextField(FieldOf(job, "bottleneck"), "text"))));
+  }
+  if (lines.empty()) lines.push_back(clock + " no jobs");
+  return lines;
+}
+
+}  // namespace penstock

@@ -1,0 +1,164 @@
+// penstock view: a page in the browser about a running broker, served on
+// loopback by this command, or kept as a file.
+#include <poll.h>
+#include <sys/random.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "client/command/control_call.h"
+#include "client/command/http_server.h"
+#include "client/command/interrupt.h"
+#include "client/command/json_field.h"
+#include "client/command/output_file.h"
+#include "client/command/subcommand.h"
+#include "client/command/view_page.h"
+#include "common/message.h"
+#include "common/printable.h"
+#include "common/quantity.h"
+
+namespace penstock {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kSecondsMax = 300;  // samples that the page keeps
+constexpr std::string_view kRecorded = "/*RECORDED*/null";
+
+struct ViewOptions {
+  std::string socket;
+  std::string out;
+  int seconds = 10;
+  int port = 0;
+};
+
+// Nobody else on this machine can guess it: loopback is open to all users.
+StatusOr<std::string> MakeToken() {
+  unsigned char bytes[16];
+  if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) {
+    return ErrnoError(errno, "getrandom");
+  }
+  std::string token;
+  for (const unsigned char byte : bytes) token += Format("{:02x}", byte);
+  return token;
+}
+
+StatusOr<Json> AskStatus(const ViewOptions& options) {
+  return CallBroker(SocketPath(options.socket), {{"op", "status"}});
+}
+
+StatusOr<int> Serve(const ViewOptions& options) {
+  // A broker that is not there is an error to read here.
+  PENSTOCK_RETURN_IF_ERROR(AskStatus(options).status());
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string token, MakeToken());
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<HttpServer> server,
+      HttpServer::Listen(Format("127.0.0.1:{}", options.port)));
+  const std::string address = server->address();
+  const std::string port = address.substr(address.rfind(':'));
+  Print(stdout, "http://{}/{}/\n", address, token);
+  std::fflush(stdout);
+  const Status ended = server->Run([&](const HttpRequest& request) {
+    // A page of another site, under a name that leads here (DNS rebinding).
+    const bool host =
+        request.host == address || request.host == "localhost" + port;
+    const bool origin =
+        request.origin.empty() || request.origin == "http://" + request.host;
+    const std::string base = "/" + token + "/";
+    HttpAnswer answer;
+    if (!host || !origin) {
+      answer = {403, answer.type, "not for this host or origin\n"};
+    } else if (request.target == base) {
+      answer.type = "text/html; charset=utf-8";
+      answer.body = kViewPage;
+    } else if (request.target == base + "status") {
+      const StatusOr<Json> status = AskStatus(options);
+      if (status.ok()) {
+        answer.type = "application/json";
+        answer.body = JsonLine(*status);
+      } else {
+        answer = {503, answer.type, Printable(status.status().message())};
+      }
+    } else {
+      answer = {404, answer.type, "the address was printed at the start\n"};
+    }
+    return answer;
+  });
+  // Being stopped is how it ends.
+  return ended.code() == StatusCode::kCancelled ? StatusOr<int>(0) : ended;
+}
+
+StatusOr<int> Keep(const ViewOptions& options) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  Json samples = Json::array();
+  for (int i = 0; i <= options.seconds; ++i) {
+    const auto at = begin + std::chrono::seconds(i);
+    pollfd interrupt{InterruptFd(), POLLIN, 0};
+    poll(&interrupt, 1,
+         static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(
+                              std::max(at - Clock::now(), Clock::duration(0)))
+                              .count()));
+    PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+    PENSTOCK_ASSIGN_OR_RETURN(Json status, AskStatus(options));
+    samples.push_back(
+        {{"t", std::chrono::duration<double>(Clock::now() - begin).count()},
+         {"status", std::move(status)}});
+  }
+  std::string page(kViewPage);
+  std::string recorded;
+  // "</script>" in a name would end the script.
+  for (const char c : JsonLine(samples)) {
+    c == '<' ? recorded += "\\u003c" : recorded += c;
+  }
+  page.replace(page.find(kRecorded), kRecorded.size(), recorded);
+  PENSTOCK_RETURN_IF_ERROR(WriteWhole(options.out, page));
+  Print(stdout, "{}: {}\n", Printable(options.out),
+        Counted(static_cast<uint64_t>(options.seconds), "second"));
+  return 0;
+}
+
+}  // namespace
+
+Subcommand AddView(CLI::App& app) {
+  CLI::App* const view = app.add_subcommand(
+      "view", "Show a running broker and its jobs in the browser");
+  const auto options = std::make_shared<ViewOptions>();
+  CLI::Option* const port =
+      view->add_option("--port", options->port, "Of 127.0.0.1 (default: free)")
+          ->check(CLI::Range(0, 65535).description(""))
+          ->type_name("N");
+  CLI::Option* const out =
+      view->add_option("--out", options->out,
+                       "Write the page as a file instead, with what it saw")
+          ->type_name("FILE.html");
+  view->add_option("--seconds", options->seconds,
+                   "How long it looks for --out (default: 10)")
+      ->check(CLI::Range(1, kSecondsMax).description(""))
+      ->needs(out)
+      ->type_name("N");
+  port->excludes(out);
+  view->add_option("--socket", options->socket,
+                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
+                       std::string(kDefaultSocketPath) + ")")
+      ->type_name("PATH");
+  view->footer(
+      "Prints the page's address, which has a secret in it, and serves it "
+      "until "
+      "Ctrl-C.\n"
+      "From another machine: ssh -L PORT:127.0.0.1:PORT HOST.\n"
+      "\n"
+      "Examples:\n"
+      "  penstock view\n"
+      "  penstock view --out report.html --seconds 60");
+  return {view, [options]() -> StatusOr<int> {
+            return options->out.empty() ? Serve(*options) : Keep(*options);
+          }};
+}
+
+}  // namespace penstock

@@ -1,0 +1,103 @@
+// Promise: the screen of `penstock top` has the size of its terminal whatever
+// the broker answers, and its rates are those between two answers. Method: the
+// pure functions. top_terminal_test.py has a terminal.
+#include "client/command/top.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json Status(int looks) {
+  return Json::parse(R"({
+    "broker": {"version": "1.2.3", "pid": 5, "uptime_s": 61, "workers": 2,
+               "memory_bytes": 1048576, "memory_limit_bytes": 2097152,
+               "resident_bytes": 1048576, "cpu_s": 1},
+    "late_reads": [{}],
+    "jobs": [{"job": "tra\u001bin", "dataset": "d", "uid": 7, "world_size": 2,
+              "state": "running", "epoch": 1, "epochs": 3, "step": 4,
+              "rows": )" +
+                     std::to_string(1000 * looks) + R"(,
+              "decode_s": )" +
+                     std::to_string(looks) + R"(,
+              "reads": 10, "bytes_read": 0, "incarnation": 1,
+              "bottleneck": {"text": "rank 1 is the bottleneck: it takes 41 ms a batch, the others 12 ms, and so on"},
+              "ranks": [{"rank": 0, "pid": 10, "state": "attached", "taken": )" +
+                     std::to_string(8 * looks) + R"(, "wait_s": )" +
+                     std::to_string(0.25 * looks) + R"(, "ready": 2,
+                         "batch_s": 0.0411, "lag": 0, "held": 1}]}]
+  })");
+}
+
+TEST(TopTest, RatesAreOfTheTimeBetweenTwoAnswers) {
+  TopSettings settings;
+  settings.clock = "12:00:00";
+  const auto lines = TopScreen({Status(1), 100}, {Status(3), 102}, &settings);
+  ASSERT_EQ(lines.size(), 24u);
+  EXPECT_THAT(lines[0],
+              testing::StartsWith("penstockd 1.2.3 (pid 5), up 1 min"));
+  EXPECT_THAT(lines[0], testing::EndsWith(" 12:00:00"));
+  EXPECT_EQ(
+      lines[1],
+      "workers  2: 1.0 make rows, 0.0 wait for reads; 0.0 processors used");
+  EXPECT_EQ(lines[2],
+            "disk     0 B/s, 0 reads/s, - from the page cache; 1 LATE");
+  EXPECT_EQ(lines[3], "memory   1.0 MiB promised of 2.0 MiB, 1.0 MiB resident");
+  EXPECT_EQ(lines[5],
+            "JOB     DATASET  UID  RANKS  SAMPLES/S  EPOCH  STEP  STATE");
+  EXPECT_EQ(lines[6],
+            "tra?in  d          7      2      1,000    1/3     4  running");
+  EXPECT_EQ(lines[7],
+            "  rank 1 is the bottleneck: it takes 41 ms a batch, the others 12 "
+            "ms, and so on");
+  EXPECT_EQ(
+      lines[9],
+      "     0   10        8.0  41.1 ms   25 %      2     1    0  attached");
+  EXPECT_THAT(lines[23], testing::StartsWith("q quit  j/k"));
+  EXPECT_THAT(
+      TopLines({Status(1), 100}, {Status(3), 102}, "12:00:00")[0],
+      testing::StartsWith(
+          "12:00:00 tra?in: 1,000 samples/s, epoch 1/3, step 4, running; "
+          "rank 1 is the bottleneck"));
+}
+
+TEST(TopTest, AnyAnswerFitsAnySize) {
+  const std::vector<Json> answers = {
+      Json(), Json::array(), Status(2),
+      Json::parse(R"({"broker": [], "jobs": [1, {}, {"ranks": [{}, null]}]})"),
+      Json::parse(R"({"jobs": [{"job": "ééééééééééééééééééééééééééééééééééé",
+                    "state": "a very long state, longer than any screen is wide, that does not end before the last column of it is reached and passed"}]})")};
+  for (const Json& answer : answers) {
+    for (size_t columns = 1; columns < 100; columns += 7) {
+      for (size_t rows = 1; rows < 30; ++rows) {
+        TopSettings settings;
+        settings.columns = columns;
+        settings.rows = rows;
+        settings.first = 1000;
+        settings.trouble = rows % 2 == 0 ? "gone" : "";
+        const auto lines = TopScreen({answer, 1}, {answer, 1}, &settings);
+        ASSERT_EQ(lines.size(), rows);
+        for (const std::string& line : lines) {
+          const auto shown =
+              std::count_if(line.begin(), line.end(),
+                            [](char c) { return (c & 0xC0) != 0x80; });
+          ASSERT_LE(static_cast<size_t>(shown), columns) << line;
+        }
+        EXPECT_LT(settings.first, 1000u);
+      }
+    }
+    EXPECT_FALSE(TopLines({answer, 1}, {answer, 2}, "12:00:00").empty());
+  }
+}
+
+}  // namespace
+}  // namespace penstock
