@@ -221,7 +221,7 @@ ValueType<FilePatterns> Files() {
           },
           [names](const FilePatterns& value, nlohmann::ordered_json* out) {
             if (value.list.empty()) return names.write(value.patterns, out);
-            (*out)["list"] = value.list;
+            WriteText(value.list, WriteMember("list", out));
           }};
 }
 

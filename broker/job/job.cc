@@ -15,27 +15,27 @@ namespace {
 // (bench/scale_model.py), small enough that the workers finish a step together,
 // and short enough not to keep another job waiting.
 constexpr uint64_t kChunkNs = 500'000;
+// A worker's part of a step of cheap rows may take less than waking the worker.
+constexpr uint64_t kChunkWorthNs = 50'000;
 // Workers that ask another process for rows serve one job, and each chunk costs
 // them a round trip, of tens of microseconds.
 constexpr uint64_t kAskedChunkNs = 4'000'000;
 constexpr uint64_t kChunkBytesMax = 4 << 20;
-constexpr uint64_t kChunkRowsMax = 256;
+constexpr uint64_t kChunkRowsMax = 1024;
 constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
 // How long a stopped job waits for a row of its last step.
 constexpr uint64_t kStopWaitNs = 5'000'000'000;
 
-uint64_t ChunkRows(const Job::Layout& layout, const Dataset& dataset,
-                   uint32_t workers, uint64_t prefetch) {
-  const uint64_t by_bytes =
-      kChunkBytesMax / std::max<uint64_t>(layout.row_bytes, 1);
+// A worker's part of a step.
+uint64_t PartOfStep(const Job::Layout& layout, const Dataset& dataset,
+                    uint32_t workers, uint64_t prefetch) {
   uint64_t by_step = layout.lanes * layout.segment.rows_max;
   if (dataset.wait_ns() > 0) {
     // All steps that are made ahead are shared by those who ask for rows.
     by_step *= std::max<uint64_t>(prefetch, 1);
     if (dataset.source->processes() > 0) workers = dataset.source->processes();
   }
-  by_step /= 2 * workers;
-  return std::clamp<uint64_t>(std::min(by_bytes, by_step), 1, kChunkRowsMax);
+  return by_step / (2 * workers);
 }
 
 // The first ten bad samples are logged, then ever fewer: a million of them must
@@ -113,8 +113,8 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       keep_shape_(options_.spec.batch.last == LastBatch::kPad),
       memory_(std::move(memory)),
       segment_(std::move(segment)),
-      chunk_rows_(
-          ChunkRows(layout_, *dataset_, workers, options_.spec.prefetch)),
+      part_of_step_(
+          PartOfStep(layout_, *dataset_, workers, options_.spec.prefetch)),
       record_(std::move(record)),
       stream_(StreamOf(options_, layout_, record_.get())),
       delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
@@ -511,14 +511,22 @@ void Job::AdvanceLocked() {
 }
 
 uint64_t Job::ChunkRowsNow() const {
+  const uint64_t most = std::clamp<uint64_t>(
+      kChunkBytesMax / std::max<uint64_t>(layout_.row_bytes, 1), 1,
+      kChunkRowsMax);
   // Relaxed: an estimate.
   const uint64_t decoded = counters_.decoded.load(std::memory_order_relaxed);
-  if (decoded == 0) return std::min(chunk_rows_, kFirstChunkRows);
-  const uint64_t row_ns =
-      counters_.decode_ns.load(std::memory_order_relaxed) / decoded;
+  if (decoded == 0) {
+    return std::clamp<uint64_t>(part_of_step_, 1,
+                                std::min(most, kFirstChunkRows));
+  }
+  const uint64_t row_ns = std::max<uint64_t>(
+      counters_.decode_ns.load(std::memory_order_relaxed) / decoded, 1);
   const uint64_t chunk_ns = has_function_workers() ? kAskedChunkNs : kChunkNs;
-  return std::clamp<uint64_t>(chunk_ns / std::max<uint64_t>(row_ns, 1), 1,
-                              chunk_rows_);
+  return std::clamp<uint64_t>(
+      std::min(chunk_ns / row_ns,
+               std::max(part_of_step_, kChunkWorthNs / row_ns)),
+      1, most);
 }
 
 Demand Job::Wanted() {

@@ -272,7 +272,7 @@ class Job {
   const bool keep_shape_;  // last: pad
   const std::shared_ptr<void> memory_;
   const std::unique_ptr<Segment> segment_;
-  const uint64_t chunk_rows_;
+  const uint64_t part_of_step_;  // rows
   const std::unique_ptr<JobRecord> record_;
   const std::unique_ptr<Stream> stream_;
   std::string warning_;

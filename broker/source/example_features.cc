@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cctype>
 #include <cstring>
 
 #include "broker/io/read.h"
@@ -14,33 +12,6 @@ namespace penstock {
 namespace {
 
 constexpr size_t kFeaturesMax = 64;  // CheckFeatureNames
-
-// Letters, digits, '.', '_' and '-'.
-std::string RowName(std::string_view key) {
-  std::string name(key.substr(0, 64));
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' &&
-        c != '-') {
-      c = '_';
-    }
-  }
-  return name;
-}
-
-bool IsPicture(std::string_view bytes) {
-  using namespace std::string_view_literals;
-  return bytes.starts_with("\xff\xd8\xff") || bytes.starts_with("\x89PNG") ||
-         bytes.starts_with("II*\0"sv) || bytes.starts_with("MM\0*"sv) ||
-         (bytes.starts_with("RIFF") &&
-          bytes.substr(std::min<size_t>(8, bytes.size())).starts_with("WEBP"));
-}
-
-bool IsText(std::string_view bytes) {
-  return !FindNotUtf8(bytes) &&
-         std::none_of(bytes.begin(), bytes.end(), [](unsigned char c) {
-           return c < ' ' && c != '\n' && c != '\t' && c != '\r';
-         });
-}
 
 }  // namespace
 
@@ -202,8 +173,8 @@ Status FeatureProposal::Add(std::span<const std::byte> example) {
         values.bytes().size());
     seen.bytes_least = std::min<uint64_t>(seen.bytes_least, bytes.size());
     seen.bytes_most = std::max<uint64_t>(seen.bytes_most, bytes.size());
-    seen.pictures &= IsPicture(bytes);
-    seen.text &= IsText(bytes);
+    seen.pictures &= LooksLikePicture(bytes);
+    seen.text &= LooksLikeText(bytes);
   }
   return OkStatus();
 }
@@ -221,12 +192,7 @@ std::string FeatureProposal::Of(const Seen& seen) const {
   if (!seen.text && seen.bytes_least == seen.bytes_most) {
     return Format("dtype: uint8, shape: [{}]", seen.bytes_most);
   }
-  // Others may be longer than those that were looked at.
-  constexpr uint64_t kTextBytesMin = 64;
-  return Format(
-      "max_bytes: {}",
-      std::min(std::bit_ceil(std::max(2 * seen.bytes_most, kTextBytesMin)),
-               kRecordBytesMax));
+  return ProposedText(seen.bytes_most);
 }
 
 std::string FeatureProposal::Features() const {
@@ -234,7 +200,7 @@ std::string FeatureProposal::Features() const {
   for (const auto& [key, seen] : seen_) {
     const std::string proposal = Of(seen);
     if (proposal.empty()) continue;
-    const std::string name = RowName(key);
+    const std::string name = ProposedName(key);
     text += Format("{}{}: {{{}{}}}", text.empty() ? "" : ", ", name,
                    name == key ? "" : Format("key: \"{}\", ", Printable(key)),
                    proposal);

@@ -296,6 +296,13 @@ class Description:
                             "tensors, pictures, numbers, texts, bytes, and lists, "
                             "tuples and dicts of them")
         array = self.numpy.asarray(value)
+        if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+            raise TypeError(f"{where(name)} has dtype {array.dtype}: " + (
+                "give it as pairs of real numbers (torch.view_as_real, "
+                "array.view('float32'))" if array.dtype.kind == "c"
+                else "give it as int64 (array.astype('int64'))"
+                if array.dtype.kind in "mM"
+                else "wanted numbers, or a list of texts"))
         dtype = WIDER.get(array.dtype.name, array.dtype.name)
         return {"array": self.feature(name, dtype, array.shape)}
 

@@ -1,12 +1,15 @@
 #include "broker/source/record_feature.h"
 
 #include <algorithm>
+#include <bit>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "broker/io/read.h"
+#include "broker/source/text_field.h"
 
 namespace penstock {
 namespace {
@@ -226,6 +229,42 @@ void StoreText(std::span<const std::byte> text, std::span<std::byte> out) {
   const size_t room = out.size() - sizeof(bytes);
   std::memset(out.data() + text.size(), 0, room - text.size());
   std::memcpy(out.data() + room, &bytes, sizeof(bytes));
+}
+
+bool LooksLikePicture(std::string_view bytes) {
+  using namespace std::string_view_literals;
+  return bytes.starts_with("\xff\xd8\xff") || bytes.starts_with("\x89PNG") ||
+         bytes.starts_with("II*\0"sv) || bytes.starts_with("MM\0*"sv) ||
+         (bytes.starts_with("RIFF") &&
+          bytes.substr(std::min<size_t>(8, bytes.size())).starts_with("WEBP"));
+}
+
+bool LooksLikeText(std::string_view bytes) {
+  const std::optional<size_t> wrong = FindNotUtf8(bytes);
+  // The last character may be cut.
+  return (!wrong || *wrong + 4 > bytes.size()) &&
+         std::none_of(bytes.begin(), bytes.end(), [](unsigned char c) {
+           return c < ' ' && c != '\n' && c != '\t' && c != '\r';
+         });
+}
+
+// Letters, digits, '.', '_' and '-'.
+std::string ProposedName(std::string_view key) {
+  std::string name(key.substr(0, 64));
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' &&
+        c != '-') {
+      c = '_';
+    }
+  }
+  return name;
+}
+
+std::string ProposedText(uint64_t bytes_most) {
+  constexpr uint64_t kTextBytesMin = 64;
+  return Format("max_bytes: {}",
+                std::min(std::bit_ceil(std::max(2 * bytes_most, kTextBytesMin)),
+                         kRecordBytesMax));
 }
 
 }  // namespace penstock

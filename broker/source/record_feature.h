@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -55,6 +56,14 @@ bool StoreNumber(double number, DType dtype, std::byte* out);
 void StoreText(std::span<const std::byte> text, std::span<std::byte> out);
 // The bytes that StoreText takes.
 uint64_t TextBytes(const RecordFeature& feature);
+
+// Of what a spec without features is told. The bytes may be the first of many.
+bool LooksLikePicture(std::string_view bytes);
+bool LooksLikeText(std::string_view bytes);
+// A name of a feature for what a record calls key.
+std::string ProposedName(std::string_view key);
+// "max_bytes: 128", with room for texts longer than bytes_most.
+std::string ProposedText(uint64_t bytes_most);
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_RECORD_FEATURE_H_

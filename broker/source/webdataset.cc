@@ -7,6 +7,8 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <map>
+#include <set>
 #include <unordered_map>
 
 #include "broker/declare/declaration.h"
@@ -164,13 +166,150 @@ std::string OptionsOf(const WebdatasetSource& spec) {
 }
 
 // A number in text, as of .cls: by webdataset's own list of such members.
-bool IsNumberMember(const RecordFeature& feature) {
+bool IsNumberExtension(const std::string& extension) {
   constexpr std::array<std::string_view, 7> kNames = {
       "cls", "cls2", "class", "count", "index", "inx", "id"};
+  return std::find(kNames.begin(), kNames.end(), extension) != kNames.end();
+}
+
+bool IsNumberMember(const RecordFeature& feature) {
   const std::vector<std::string> all = Alternatives(feature.key_or_name());
-  return std::any_of(all.begin(), all.end(), [&](const std::string& each) {
-    return std::find(kNames.begin(), kNames.end(), each) != kNames.end();
-  });
+  return std::any_of(all.begin(), all.end(), IsNumberExtension);
+}
+
+// What the first samples of a file have, for a spec without features.
+class MemberProposal {
+ public:
+  static constexpr size_t kSamples = 64;
+
+  // head: the first bytes of the member.
+  void Add(const MemberName& name, std::string_view head, uint64_t bytes) {
+    samples_.emplace(name.sample);
+    if (seen_.size() == kFeaturesMax && !seen_.contains(name.extension)) return;
+    Seen& seen = seen_[name.extension];
+    ++seen.samples;
+    seen.bytes_least = std::min(seen.bytes_least, bytes);
+    seen.bytes_most = std::max(seen.bytes_most, bytes);
+    seen.pictures &= LooksLikePicture(head);
+    seen.text &= LooksLikeText(head);
+    std::string array;
+    if (const auto header =
+            ParseNpyHeader("", std::as_bytes(std::span(head)), bytes);
+        header.ok() && header->dtype()) {
+      array = Format("dtype: {}, shape: [", header->DTypeText());
+      for (size_t i = 0; i < header->shape.size(); ++i) {
+        array += Format("{}{}", i == 0 ? "" : ", ", header->shape[i]);
+      }
+      array += "]";
+    }
+    if (seen.samples == 1) seen.array = array;
+    seen.same_array &= !array.empty() && array == seen.array;
+  }
+  bool Wants(std::string_view sample) const {
+    return samples_.size() < kSamples || samples_.contains(sample);
+  }
+
+  Status Error(const std::string& path) const {
+    if (samples_.empty()) {
+      return InvalidArgumentError(
+          "{}: no member is named as a part of a sample (NAME.EXTENSION)",
+          path);
+    }
+    std::string pictures;  // of samples that have one picture each
+    size_t with_picture = 0;
+    for (const auto& [extension, seen] : seen_) {
+      if (!seen.pictures) continue;
+      pictures += (pictures.empty() ? "" : ";") + extension;
+      with_picture += seen.samples;
+    }
+    if (with_picture > samples_.size()) pictures.clear();
+    std::string features;
+    std::string left_out;
+    const auto add = [&features](std::string_view name, std::string_view member,
+                                 std::string_view what) {
+      features += Format(
+          "{}{}: {{{}{}}}", features.empty() ? "" : ", ", name,
+          name == member
+              ? ""
+              : Format("member: \"{}\", ", Printable(std::string(member))),
+          what);
+    };
+    bool some_lack = false;
+    if (!pictures.empty()) {
+      add("image", pictures, "encoded: true");
+      some_lack = with_picture < samples_.size();
+    }
+    for (const auto& [extension, seen] : seen_) {
+      if (seen.pictures && !pictures.empty()) continue;
+      const std::string what = Of(extension, seen);
+      if (what.empty()) {
+        left_out +=
+            Format("{}{} ({} to {} bytes)", left_out.empty() ? "" : ", ",
+                   Printable(extension), seen.bytes_least, seen.bytes_most);
+        continue;
+      }
+      add(extension == "cls" ? "label" : ProposedName(extension), extension,
+          what);
+      some_lack |= seen.samples < samples_.size();
+    }
+    return InvalidArgumentError(
+        "webdataset: say which members a row has; by the first {} sample{} of "
+        "a "
+        "file{}: features: {{{}}}{}",
+        samples_.size(), samples_.size() == 1 ? "" : "s",
+        left_out.empty() ? "" : Format(", without {}", left_out), features,
+        some_lack ? "; some samples lack a member: `on_missing: skip` leaves "
+                    "them out"
+                  : "");
+  }
+
+ private:
+  struct Seen {
+    uint64_t samples = 0;
+    uint64_t bytes_least = UINT64_MAX;
+    uint64_t bytes_most = 0;
+    bool pictures = true;
+    bool text = true;
+    bool same_array = true;
+    std::string array;
+  };
+  static std::string Of(const std::string& extension, const Seen& seen) {
+    if (seen.pictures) return "encoded: true";
+    if (IsNumberExtension(extension)) return "dtype: int64, shape: []";
+    if (seen.same_array) return seen.array;
+    if (seen.text) return ProposedText(seen.bytes_most);
+    if (seen.bytes_least != seen.bytes_most) return "";
+    return Format("dtype: uint8, shape: [{}]", seen.bytes_most);
+  }
+
+  std::set<std::string, std::less<>> samples_;
+  std::map<std::string, Seen, std::less<>> seen_;  // by extension
+};
+
+Status AskFeaturesError(const FilePatterns& files, OpenProgress* progress) {
+  PENSTOCK_ASSIGN_OR_RETURN(const DataFiles found,
+                            DataFiles::Open(files, *progress));
+  const DataFile& file = found[0];
+  MemberProposal proposal;
+  std::array<std::byte, kNpyHeaderBytesMax> head;
+  ScannedFile scanned(file, progress);
+  const auto scan =
+      ForEachTarMember(&scanned, [&](const TarMember& member) -> Status {
+        MemberName name;
+        if (!SplitName(member.name, &name) || !proposal.Wants(name.sample)) {
+          return OkStatus();
+        }
+        PENSTOCK_ASSIGN_OR_RETURN(
+            const uint64_t bytes,
+            file.Read(member.offset,
+                      std::span(head).first(
+                          std::min<uint64_t>(member.bytes, head.size())),
+                      progress));
+        proposal.Add(name, {reinterpret_cast<const char*>(head.data()), bytes},
+                     member.bytes);
+        return OkStatus();
+      });
+  return scan.ok() ? proposal.Error(file.path()) : scan.status();
 }
 
 class Webdataset final : public Source {
@@ -426,14 +565,15 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
               "dtype: int64, shape: []}}}")
           .Required("files", &WebdatasetSource::files, Files(),
                     std::string(kFilesText) + "; not compressed as a whole")
-          .Required(
+          .Optional(
               "features", &WebdatasetSource::features,
               RecordFeaturesType("member", true),
               "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
               "a number in text (cls), an array (npy) or raw bytes, {NAME: "
               "{max_bytes}} of text; with `member`, its extension or several "
               "by preference (jpg;png; NAME), and for numbers `default`, the "
-              "values where a sample lacks it")
+              "values where a sample lacks it (an error of the sample). Left "
+              "out, an error proposes them")
           .Optional("on_missing", &WebdatasetSource::on_missing,
                     OnMissingType(),
                     "a sample without such a member is an error (on_error "
@@ -444,6 +584,7 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> WebdatasetSource::Open(
     OpenProgress* progress) const {
+  if (features.empty()) return AskFeaturesError(files, progress);
   const RecordScanner scanner = {
       .kind = "webdataset",
       .options = OptionsOf(*this),

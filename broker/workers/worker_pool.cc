@@ -131,8 +131,7 @@ WorkerPool::~WorkerPool() {
     MutexLock lock(&mutex_);
     stop_ = true;
     stopping_.store(true, std::memory_order_relaxed);
-    work_.NotifyAll();
-    function_workers_work_.NotifyAll();
+    WakeAll();
     more_workers_.NotifyAll();
   }
   for (Thread& each : threads_) {
@@ -328,7 +327,7 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
     if (index < ClaimableJobs::kJobsMax) {
       job->SetOnWork([this, index](bool claimable) {
         claimable_.Set(index, claimable);
-        if (claimable) NotifyWork();
+        if (claimable) NotifyWork(index);
       });
       std::erase_if(named_, [](const auto& item) {
         return item.second.job.expired() && item.second.dataset.expired();
@@ -344,7 +343,13 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
       JobAccount& account = accounts_[index];
       ChangeJobs([&](Entries* jobs) {
         jobs->resize(std::max(jobs->size(), index + 1));
-        (*jobs)[index] = {job, &account, number, function_workers, reads};
+        (*jobs)[index] = {
+            job,
+            &account,
+            number,
+            function_workers,
+            function_workers ? std::make_shared<CondVar>() : nullptr,
+            reads};
       });
     }
   }
@@ -377,15 +382,14 @@ size_t WorkerPool::OpenAccount(const std::shared_ptr<Job>& job) {
 
 void WorkerPool::Remove(const Job* job) {
   MutexLock lock(&mutex_);
+  // Workers release what they keep of the job's memory; its function workers
+  // end.
+  WakeAll();
   ChangeJobs([job](Entries* jobs) {
     for (Entry& entry : *jobs) {
       if (entry.job.get() == job) entry = {};
     }
   });
-  // Workers release what they keep of the job's memory; its function workers
-  // end.
-  work_.NotifyAll();
-  function_workers_work_.NotifyAll();
 }
 
 void WorkerPool::ChangeJobs(const std::function<void(Entries*)>& change) {
@@ -394,19 +398,26 @@ void WorkerPool::ChangeJobs(const std::function<void(Entries*)>& change) {
   jobs_ = std::move(jobs);
 }
 
-void WorkerPool::NotifyWork() {
+void WorkerPool::NotifyWork(size_t index) {
   MutexLock lock(&mutex_);
   // Relaxed: see news(); the mutex orders it for later claims.
   news_.fetch_add(1, std::memory_order_relaxed);
-  WakeOne();
+  WakeOne((*jobs_)[index]);
 }
 
-void WorkerPool::WakeOne() {
-  function_workers_work_.NotifyAll();
-  if (sleeping_ == 0) return;
+void WorkerPool::WakeOne(const Entry& entry) {
+  if (!entry.function_workers && sleeping_ == 0) return;
+  CondVar& work = entry.function_workers ? *entry.work : work_;
   // A worker that may not claim a blocking job would sleep on and lose the
   // wake.
-  any_blocks_ ? work_.NotifyAll() : work_.NotifyOne();
+  any_blocks_ ? work.NotifyAll() : work.NotifyOne();
+}
+
+void WorkerPool::WakeAll() {
+  work_.NotifyAll();
+  for (const Entry& entry : *jobs_) {
+    if (entry.function_workers) entry.work->NotifyAll();
+  }
 }
 
 // Called before sleeping_ changes or slept_ns_ is read.
@@ -439,11 +450,13 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
   MutexLock lock(&mutex_);
   for (;;) {
     if (stop_) return false;
-    if (function_workers &&
-        std::none_of(jobs_->begin(), jobs_->end(), [&](const Entry& entry) {
-          return entry.number == seat.job;
-        })) {
-      return false;
+    std::shared_ptr<CondVar> own_work;
+    if (function_workers) {
+      const auto own = std::find_if(
+          jobs_->begin(), jobs_->end(),
+          [&](const Entry& entry) { return entry.number == seat.job; });
+      if (own == jobs_->end()) return false;
+      own_work = own->work;
     }
     if (!function_workers && seat.worker_index >= workers()) {
       if (owes) {
@@ -456,7 +469,7 @@ bool WorkerPool::WaitForWork(const Worker& worker) {
       continue;
     }
     if (AnyClaimable(seat, worker.blocking())) return true;
-    CondVar& news = function_workers ? function_workers_work_ : work_;
+    CondVar& news = function_workers ? *own_work : work_;
     // Counts shared workers only.
     CountSleep();
     sleeping_ += !function_workers;
@@ -532,7 +545,7 @@ WorkerPool::Claimed WorkerPool::ClaimFair(ServingOrder* order,
           claim.batch != nullptr) {
         if (!order->empty() || claimable_.Has(index)) {
           MutexLock lock(&mutex_);
-          WakeOne();
+          WakeOne(entry);
         }
         return {claim, entry.job, account, index, entry.number};
       }
@@ -584,8 +597,7 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
     any_blocks_ = !late.empty();
     // More jobs may be claimable. Relaxed: as in NotifyWork.
     news_.fetch_add(1, std::memory_order_relaxed);
-    work_.NotifyAll();
-    function_workers_work_.NotifyAll();
+    WakeAll();
   }
   for (const uint32_t index : blocked) {
     const uint32_t worker_index = threads_[index].worker_index;

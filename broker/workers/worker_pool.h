@@ -198,9 +198,11 @@ class WorkerPool {
     std::shared_ptr<Job> job;  // nullptr: no job has this account
     JobAccount* account = nullptr;
     uint64_t number = 0;
-    bool function_workers = false;  // only its own threads make its rows
-    bool reads = true;              // its rows are read before they are made
-    bool blocks = false;            // a worker hangs in a read of it
+    // Only its own threads make its rows; they sleep on work.
+    bool function_workers = false;
+    std::shared_ptr<CondVar> work;
+    bool reads = true;    // its rows are read before they are made
+    bool blocks = false;  // a worker hangs in a read of it
   };
   using Entries = std::vector<Entry>;  // by the index of their account
   // Kept after the job has ended, while reads of it may be in flight.
@@ -230,13 +232,16 @@ class WorkerPool {
   void ReplaceBlocked(uint64_t now_ns);
   // Called with the nanoseconds since the last call.
   void AdaptReadDepth(uint64_t ns);
-  void NotifyWork();
+  // The job with this account has rows.
+  void NotifyWork(size_t index);
   // Changes a copy, so that readers keep a consistent list.
   void ChangeJobs(const std::function<void(Entries*)>& change)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Wakes one worker, which wakes the next if work remains after its claim. So
-  // only workers with work are awake, however many the host has.
-  void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Wakes one worker that serves the entry, which wakes the next if work
+  // remains after its claim. So only workers with work are awake, however many
+  // the host has.
+  void WakeOne(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WakeAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sleeps until this worker may have work, at most kOweInterval if it owes
   // something. False: the pool stops, or the function worker's job is gone.
   bool WaitForWork(const Worker& worker);
@@ -281,7 +286,6 @@ class WorkerPool {
 
   Mutex mutex_;
   CondVar work_;
-  CondVar function_workers_work_;
   CondVar more_workers_;
   std::shared_ptr<const Entries> jobs_ ABSL_GUARDED_BY(mutex_) =
       std::make_shared<const Entries>();

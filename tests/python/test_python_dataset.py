@@ -167,6 +167,14 @@ def stream():
 
 def odd_sample():
     return [object()]
+
+
+def complex_sample():
+    return [np.zeros(3, np.complex64)]
+
+
+def dates():
+    return np.zeros(3, "M8[s]")
 '''
 
 
@@ -335,6 +343,8 @@ def test_a_length_that_is_too_short(attach):
     ("a_number", "int has no __getitem__: wanted a map-style dataset"),
     ("stream", "an IterableDataset has no positions .*penstock.producer"),
     ("odd_sample", "feature 'value' is object; wanted arrays, tensors"),
+    ("complex_sample", r"feature 'value' has dtype complex64: .*view_as_real"),
+    ("dates", r"feature 'value' has dtype datetime64\[s\]: .*astype\('int64'\)"),
     ("missing", "has no attribute 'missing'"),
 ])
 def test_what_is_no_map_style_dataset(attach, factory, says):

@@ -12,6 +12,7 @@
 #include <fstream>
 
 #include "broker/declare/declaration.h"
+#include "broker/io/read.h"
 #include "broker/source/crc32c.h"
 #include "broker/source/example_features.h"
 #include "broker/source/kinds.h"
@@ -83,12 +84,14 @@ class TfrecordTest : public testing::Test {
     ReadRequest request;
     source.Locate(record, &request);
     EXPECT_EQ(request.kind, ReadRequest::Kind::kRange);
-    std::vector<std::byte> read(request.bytes), scratch;
-    EXPECT_EQ(pread(request.fd, read.data(), read.size(),
-                    static_cast<off_t>(request.offset)),
-              static_cast<ssize_t>(read.size()));
+    auto reader = MakeStorageReader(ReadBackend::kPread, 1);
+    (*reader)->Start(0, request, {}, kNotPinned);
+    StorageReader::Done done;
+    EXPECT_TRUE((*reader)->Next(kWaitForever, &done));
+    PENSTOCK_RETURN_IF_ERROR(done.status);
+    std::vector<std::byte> scratch;
     RawRecord raw;
-    PENSTOCK_RETURN_IF_ERROR(source.Unpack(record, {read}, &scratch, &raw));
+    PENSTOCK_RETURN_IF_ERROR(source.Unpack(record, done.read(), &scratch, &raw));
     EXPECT_EQ(raw.size(), source.raw_spec().size());
     features->clear();
     for (const auto& bytes : raw) {

@@ -20,6 +20,7 @@ namespace penstock {
 namespace {
 
 using testing::AllOf;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -72,13 +73,15 @@ class WebdatasetTest : public testing::Test {
       OnMissing on_missing = OnMissing::kError) {
     WebdatasetSource spec;
     spec.files.patterns = {file};
-    const auto document = ReadYaml(features, "f");
-    EXPECT_TRUE(document.ok()) << document.status().message();
-    const YamlPlace place = {"f", "/"};
-    const Status status =
-        RecordFeaturesType("member", true)
-            .Read(YamlValue(*document, place), &spec.features);
-    EXPECT_TRUE(status.ok()) << status.message();
+    if (!features.empty()) {
+      const auto document = ReadYaml(features, "f");
+      EXPECT_TRUE(document.ok()) << document.status().message();
+      const YamlPlace place = {"f", "/"};
+      const Status status =
+          RecordFeaturesType("member", true)
+              .Read(YamlValue(*document, place), &spec.features);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
     spec.on_missing = on_missing;
     return OpenSource(spec, nullptr);
   }
@@ -139,6 +142,30 @@ TEST_F(WebdatasetTest, EveryKindOfMemberHasTheValueThatWasWritten) {
             i == 1 ? std::string(6, '\7') : Format("mask {}", i)));
     EXPECT_EQ(parts_, 1u);
   }
+}
+
+TEST_F(WebdatasetTest, WithoutFeaturesAnErrorProposesThem) {
+  const auto error = Open(std::string(kGolden) + "samples.tar", "");
+  ASSERT_FALSE(error.ok());
+  const std::string text(error.status().message());
+  EXPECT_EQ(text,
+            "webdataset: say which members a row has; by the first 3 samples "
+            "of a file: features: {image: {member: \"jpg\", encoded: true}, "
+            "label: {member: \"cls\", dtype: int64, shape: []}, npy: {dtype: "
+            "float32, shape: [2, 3]}, seg.png: {max_bytes: 64}, txt: "
+            "{max_bytes: 64}}; some samples lack a member: `on_missing: skip` "
+            "leaves them out");
+  // It can be pasted.
+  const size_t at = text.find("features: ") + 10;
+  const auto source =
+      Open(std::string(kGolden) + "samples.tar",
+           text.substr(at, text.find("}}") + 2 - at), OnMissing::kSkip);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_THAT(Record(**source, 0), Contains(Int64(-3)));
+
+  const auto none = Open(Write(Member("README", "text")), "");
+  EXPECT_THAT(none.status().message(),
+              HasSubstr("no member is named as a part of a sample"));
 }
 
 TEST_F(WebdatasetTest, EveryFormatOfTarHasTheSameSamples) {

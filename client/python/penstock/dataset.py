@@ -404,14 +404,15 @@ class Dataset:
 
     @classmethod
     def webdataset(cls, files: Files,
-                   features: Mapping[str, Mapping[str, Any]], *,
+                   features: Optional[Mapping[str, Mapping[str, Any]]] = None, *,
                    on_missing: Optional[str] = None, io: Optional[str] = None,
                    name: Optional[str] = None) -> "Dataset":
         """Tar files whose members of one base name are a sample. ``features``: as in
         ``tfrecord``, with "member" for "key": its extension, or several by preference
         ("jpg;png"). ``on_missing``: "error", or "skip" samples that lack one."""
         return cls._of("webdataset", _given(
-            files=_absolute_files(files), features=features_of(features),
+            files=_absolute_files(files),
+            features=None if features is None else features_of(features),
             on_missing=on_missing, io=io), name)
 
     @classmethod
