@@ -208,6 +208,12 @@ StatusOr<T> AsConfigured(const Config& config, StatusOr<T> made) {
   return AsConfigured(config, made.status());
 }
 
+StatusOr<DataPolicy> PolicyOf(const Config& config) {
+  StatusOr<DataPolicy> policy = DataPolicy::Open(config.data);
+  if (policy.ok()) return policy;
+  return policy.status().Prepend("data");
+}
+
 // Reports errors that would prevent a start, without starting anything.
 Status CheckMachine(const Config& config, const WorkerOptions& workers,
                     const FunctionOptions& functions) {
@@ -216,6 +222,7 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
   if (!config.state_dir.empty()) {
     PENSTOCK_RETURN_IF_ERROR(OpenJournalDirectory(config.state_dir).status());
   }
+  PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, PolicyOf(config)).status());
   if (functions.python_path.empty()) return OkStatus();
   return AsConfigured(config,
                       PythonProcess::CheckInterpreter(functions.python));
@@ -412,6 +419,10 @@ Status Serve(const Arguments& arguments) {
   limits.memory_bytes = config.memory_limit;
   limits.memory_bytes_per_uid = config.memory_limit_per_user;
   limits.functions = std::move(functions);
+  if (!arguments.private_broker) {
+    PENSTOCK_ASSIGN_OR_RETURN(limits.data,
+                              AsConfigured(config, PolicyOf(config)));
+  }
   JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
                 limits);
   ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
