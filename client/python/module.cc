@@ -22,6 +22,7 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +61,8 @@ PyObject* Entry(Body body) {
   } catch (const PythonError&) {
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
+  } catch (const std::out_of_range&) {
+    PyErr_SetString(PyExc_IndexError, "there is no such feature");
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
