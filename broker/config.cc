@@ -52,15 +52,23 @@ StatusOr<std::string> OneFolder(Text text) {
 }
 
 Status ReadConfig(const YamlValue& keys, Config* config) {
-  const std::vector<std::string_view> known = {
-      "socket",         "cpus",
-      "reserve_cores",  "workers",
-      "read_depth",     "read_backend",
-      "memory_limit",   "memory_limit_per_user",
-      "decode_timeout", "read_timeout",
-      "state_dir",      "cache_dir",
-      "python_path",    "python",
-      "python_timeout", "plugin_dir"};
+  const std::vector<std::string_view> known = {"socket",
+                                               "cpus",
+                                               "reserve_cores",
+                                               "workers",
+                                               "read_depth",
+                                               "read_backend",
+                                               "memory_limit",
+                                               "memory_limit_per_user",
+                                               "decode_timeout",
+                                               "read_timeout",
+                                               "state_dir",
+                                               "cache_dir",
+                                               "python_path",
+                                               "python",
+                                               "python_timeout",
+                                               "plugin_dir",
+                                               "data"};
   PENSTOCK_RETURN_IF_ERROR(
       keys.CheckMapping(known, "a mapping of " + JoinText(known, ", ")));
   const auto read = [&keys](std::string_view key, auto parse, auto* out) {
@@ -96,6 +104,9 @@ Status ReadConfig(const YamlValue& keys, Config* config) {
       read("read_timeout", ParseDuration, &c.read_timeout_ns));
   PENSTOCK_RETURN_IF_ERROR(read("state_dir", text, &c.state_dir));
   PENSTOCK_RETURN_IF_ERROR(read("cache_dir", text, &c.cache_dir));
+  if (const YamlValue data = keys.Optional("data"); data.present()) {
+    PENSTOCK_RETURN_IF_ERROR(DataRules().Read(data, &c.data));
+  }
   FunctionOptions& f = c.functions;
   PENSTOCK_RETURN_IF_ERROR(read("python_path", folders, &f.python_path));
   PENSTOCK_RETURN_IF_ERROR(read("python", text, &f.python));

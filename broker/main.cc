@@ -216,6 +216,12 @@ StatusOr<T> AsConfigured(const Config& config, StatusOr<T> made) {
   return AsConfigured(config, made.status());
 }
 
+StatusOr<DataPolicy> PolicyOf(const Config& config) {
+  StatusOr<DataPolicy> policy = DataPolicy::Open(config.data);
+  if (policy.ok()) return policy;
+  return policy.status().Prepend("data");
+}
+
 // Reports errors that would prevent a start, without starting anything.
 Status CheckMachine(const Config& config, const WorkerOptions& workers,
                     const FunctionOptions& functions) {
@@ -224,6 +230,7 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
   if (!config.state_dir.empty()) {
     PENSTOCK_RETURN_IF_ERROR(OpenJournalDirectory(config.state_dir).status());
   }
+  PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, PolicyOf(config)).status());
   if (functions.python_path.empty()) return OkStatus();
   return AsConfigured(config,
                       PythonProcess::CheckInterpreter(functions.python));
@@ -389,7 +396,8 @@ Status Serve(const Arguments& arguments) {
   const std::string given_folder =
       std::filesystem::path(PathOf(inherited.listener.get())).parent_path();
   const Owner owner(std::move(inherited.owner), given_folder);
-  if (arguments.private_broker) functions.object_dir = given_folder + "/datasets";
+  if (arguments.private_broker)
+    functions.object_dir = given_folder + "/datasets";
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<RecoveryJournal> recovery_journal,
       RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));
@@ -419,6 +427,10 @@ Status Serve(const Arguments& arguments) {
   limits.memory_bytes = config.memory_limit;
   limits.memory_bytes_per_uid = config.memory_limit_per_user;
   limits.functions = std::move(functions);
+  if (!arguments.private_broker) {
+    PENSTOCK_ASSIGN_OR_RETURN(limits.data,
+                              AsConfigured(config, PolicyOf(config)));
+  }
   JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
                 limits);
   ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),

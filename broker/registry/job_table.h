@@ -31,6 +31,7 @@
 #include "broker/memory/populate.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/recovery/restore.h"
+#include "broker/registry/data_policy.h"
 #include "broker/workers/worker_pool.h"
 #include "common/fd.h"
 
@@ -44,6 +45,7 @@ class OpenDatasets {
   explicit OpenDatasets(FunctionOptions functions)
       : functions_(std::move(functions)) {}
 
+  // Shared by those with equal progress->access.
   StatusOr<std::shared_ptr<const Dataset>> Get(const DatasetSpec& spec,
                                                OpenProgress* progress);
   // Wakes waiting Get calls to check their OpenProgress::cancel.
@@ -69,6 +71,7 @@ class JobTable {
     uint32_t jobs_per_uid = 64;
     uint32_t openings = 64;  // at once, one thread each
     FunctionOptions functions;
+    DataPolicy data;
   };
   // Takes over the jobs that a former broker instance left in the journal.
   JobTable(EventLoop* loop, WorkerPool* workers, DeferredDestruction* deferred,

@@ -55,7 +55,8 @@ void Check(const DataFile& file, const RecordScanner& scanner) {
 
 void CheckInput(const std::string& input) {
   static const Files files;
-  static const StatusOr<DataFile> file = DataFile::Open(files.path);
+  static const StatusOr<DataFile> file =
+      DataFile::Open(files.path, *FileAccess::OfBroker());
   Require(file.ok(), "the file opens");
   const RecordScanner scanner = {.kind = "fuzz", .places = 2};
   // A sound cache says where it is.

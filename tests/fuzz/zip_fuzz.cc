@@ -22,7 +22,8 @@ void RequireDocumented(const Status& status) {
 
 void Check(std::string_view bytes) {
   OpenProgress progress;
-  const StatusOr<DataFile> file = DataFile::Open(FileOf(bytes));
+  const StatusOr<DataFile> file =
+      DataFile::Open(FileOf(bytes), *FileAccess::OfBroker());
   Require(file.ok(), "the input is a file");
   const auto members = ReadZipDirectory(*file, &progress);
   if (!members.ok()) return RequireDocumented(members.status());

@@ -123,7 +123,9 @@ TEST_F(FixedLengthRecordsTest, WhatDoesNotFitIsSaidWithNumbers) {
 TEST_F(FixedLengthRecordsTest, DirectReadsAreTakenOrRefusedByName) {
   FixedLengthRecordsSource spec = Spec({Write("a", "aabb")});
   spec.io = Io::kDirect;
-  if (DirectAlignment((*DataFile::Open(folder_ + "/a")).fd()) > 0) {
+  if (DirectAlignment(
+          (*DataFile::Open(folder_ + "/a", *FileAccess::OfBroker())).fd()) >
+      0) {
     ReadRequest request;
     const auto source = Open(spec);
     source->Locate(0, &request);
@@ -134,7 +136,7 @@ TEST_F(FixedLengthRecordsTest, DirectReadsAreTakenOrRefusedByName) {
                 HasSubstr("has no direct reads; use `io: auto`"));
   }
   // procfs supports no direct reads.
-  auto file = DataFile::Open("/proc/self/status");
+  auto file = DataFile::Open("/proc/self/status", *FileAccess::OfBroker());
   ASSERT_TRUE(file.ok()) << file.status().message();
   const Status status = file->ChooseIo(Io::kDirect, 1 << 20, 1 << 20);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
@@ -146,14 +148,16 @@ TEST_F(FixedLengthRecordsTest, DirectReadsAreTakenOrRefusedByName) {
 TEST_F(FixedLengthRecordsTest, AutoGoesPastThePageCacheWhenItWouldNotHelp) {
   Write("a", std::string(1 << 20, 'a'));
   const auto align_of = [&](uint64_t total_bytes, uint64_t record_bytes) {
-    auto file = DataFile::Open(folder_ + "/a");
+    auto file = DataFile::Open(folder_ + "/a", *FileAccess::OfBroker());
     EXPECT_TRUE(file->ChooseIo(Io::kAuto, total_bytes, record_bytes).ok());
     return file->align();
   };
   EXPECT_EQ(align_of(1 << 20, 1 << 20), 0u);
   EXPECT_EQ(align_of(UINT64_MAX, DataFile::kDirectBytesMin - 1), 0u);
-  EXPECT_EQ(align_of(UINT64_MAX, DataFile::kDirectBytesMin),
-            DirectAlignment((*DataFile::Open(folder_ + "/a")).fd()));
+  EXPECT_EQ(
+      align_of(UINT64_MAX, DataFile::kDirectBytesMin),
+      DirectAlignment(
+          (*DataFile::Open(folder_ + "/a", *FileAccess::OfBroker())).fd()));
 }
 
 }  // namespace
