@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "broker/io/read.h"
+#include "broker/registry/data_policy.h"
 #include "broker/user_code/trusted_code.h"
 #include "common/quantity.h"
 #include "common/status.h"
@@ -41,6 +42,8 @@ struct Config {
   // What datasets may run. Folders are absolute; whether others can write them
   // is not checked here.
   FunctionOptions functions;
+  // Who may read what; empty: each user what she could read herself.
+  std::vector<DataRule> data;
 
   // "file:line:column" of each key that is set, for errors that only the
   // machine reveals.

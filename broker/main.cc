@@ -204,6 +204,12 @@ StatusOr<T> AsConfigured(const Config& config, StatusOr<T> made) {
   return AsConfigured(config, made.status());
 }
 
+StatusOr<DataPolicy> PolicyOf(const Config& config) {
+  StatusOr<DataPolicy> policy = DataPolicy::Open(config.data);
+  if (policy.ok()) return policy;
+  return policy.status().Prepend("data");
+}
+
 // Reports errors that would prevent a start, without starting anything.
 Status CheckMachine(const Config& config, const WorkerOptions& workers,
                     const FunctionOptions& functions) {
@@ -214,6 +220,7 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
         config,
         OpenJournalDirectory(config.state_dir).status().Prepend("state_dir")));
   }
+  PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, PolicyOf(config)).status());
   if (functions.python_path.empty()) return OkStatus();
   return AsConfigured(config,
                       PythonProcess::CheckInterpreter(functions.python));
@@ -474,8 +481,13 @@ Status Serve(const Arguments& arguments) {
   }
   const std::string path = PathOf(inherited.listener.get());
   DeferredDestruction deferred;
+  JobTable::Limits limits = LimitsOf(config, std::move(functions));
+  if (!arguments.private_broker) {
+    PENSTOCK_ASSIGN_OR_RETURN(limits.data,
+                              AsConfigured(config, PolicyOf(config)));
+  }
   JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
-                LimitsOf(config, std::move(functions)));
+                limits);
   ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
                        &deferred, recovery_journal.get(),
                        {arguments.private_broker, path});

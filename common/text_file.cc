@@ -6,19 +6,24 @@
 
 #include <cerrno>
 
-#include "common/fd.h"
 #include "common/format.h"
 
 namespace penstock {
 
 StatusOr<std::string> ReadTextFile(const std::string& what,
                                    const std::string& name, size_t bytes_max) {
+  // O_NONBLOCK: opening a FIFO must not block before it is refused.
+  const Fd fd(open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) return ErrnoError(errno, Format("cannot read {} '{}'", what, name));
+  return ReadTextFile(what, name, fd, bytes_max);
+}
+
+StatusOr<std::string> ReadTextFile(const std::string& what,
+                                   const std::string& name, const Fd& fd,
+                                   size_t bytes_max) {
   const auto failed = [&](int error) {
     return ErrnoError(error, Format("cannot read {} '{}'", what, name));
   };
-  // O_NONBLOCK: opening a FIFO must not block before it is refused.
-  const Fd fd(open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) return failed(errno);
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return failed(errno);
   if (!S_ISREG(info.st_mode)) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -18,6 +19,10 @@ inline constexpr size_t kSpecBytesMax = 64 * 1024;
 // kernel's error.
 StatusOr<std::string> ReadTextFile(const std::string& what,
                                    const std::string& name, size_t bytes_max);
+// Of a file that is open already.
+StatusOr<std::string> ReadTextFile(const std::string& what,
+                                   const std::string& name, const Fd& fd,
+                                   size_t bytes_max);
 
 }  // namespace penstock
 #endif  // COMMON_TEXT_FILE_H_

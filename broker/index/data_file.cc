@@ -89,10 +89,11 @@ std::string IoText(uint32_t align) {
   return Format("direct, in multiples of {} bytes", align);
 }
 
-StatusOr<DataFile> DataFile::Open(const std::string& path) {
+StatusOr<DataFile> DataFile::Open(const std::string& path,
+                                  const FileAccess& access) {
   // O_NONBLOCK: opening a FIFO would wait for its writer.
-  DataFile file(path, open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.fd_ < 0) return OpenError(errno, path);
+  PENSTOCK_ASSIGN_OR_RETURN(Fd fd, access.Open(path, O_NONBLOCK));
+  DataFile file(path, fd.Release());
   struct stat st;
   if (fstat(file.fd_, &st) != 0) return ReadError(errno, path, 0);
   if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "broker/index/open_progress.h"
+#include "broker/io/file_access.h"
 #include "broker/io/read_request.h"
 #include "common/status.h"
 
@@ -31,7 +32,8 @@ inline constexpr char kIoText[] =
 class DataFile {
  public:
   // Errors as for OpenSource, also if the file is not a regular one.
-  static StatusOr<DataFile> Open(const std::string& path);
+  static StatusOr<DataFile> Open(const std::string& path,
+                                 const FileAccess& access);
 
   DataFile(DataFile&& other) noexcept
       : path_(std::move(other.path_)),

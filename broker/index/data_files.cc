@@ -8,15 +8,16 @@ namespace penstock {
 
 StatusOr<DataFiles> DataFiles::Open(const FilePatterns& patterns,
                                     const OpenProgress& progress) {
-  DataFiles files(patterns);
+  DataFiles files(patterns, progress.access);
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
-                            patterns.Expand());
+                            patterns.Expand(*progress.access));
   std::vector<std::optional<DataFile>> opened(paths.size());
   PENSTOCK_RETURN_IF_ERROR(InParallel(paths.size(), [&](size_t i) -> Status {
     if (progress.cancel.load(std::memory_order_relaxed)) {
       return CancelledError("{}: opening was cancelled", paths[i]);
     }
-    PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(paths[i]));
+    PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
+                              DataFile::Open(paths[i], *progress.access));
     opened[i].emplace(std::move(file));
     return OkStatus();
   }));
@@ -34,7 +35,7 @@ DataFiles::DataFiles(DataFile file)
 }
 
 bool DataFiles::Changed() const {
-  const StatusOr<std::vector<std::string>> paths = patterns_.Expand();
+  const StatusOr<std::vector<std::string>> paths = patterns_.Expand(*access_);
   if (!paths.ok() || paths->size() != files_.size()) return true;
   for (size_t i = 0; i < files_.size(); ++i) {
     if (files_[i].path() != (*paths)[i] || files_[i].Changed()) return true;

@@ -3,6 +3,7 @@
 #define BROKER_INDEX_DATA_FILES_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "broker/index/data_file.h"
@@ -34,9 +35,11 @@ class DataFiles {
   Status ChooseIo(Io io, uint64_t record_bytes);
 
  private:
-  explicit DataFiles(FilePatterns patterns) : patterns_(std::move(patterns)) {}
+  DataFiles(FilePatterns patterns, std::shared_ptr<const FileAccess> access)
+      : patterns_(std::move(patterns)), access_(std::move(access)) {}
 
   FilePatterns patterns_;
+  std::shared_ptr<const FileAccess> access_ = FileAccess::OfBroker();
   std::vector<DataFile> files_;
   uint64_t total_bytes_ = 0;
 };

@@ -1,5 +1,7 @@
 #include "broker/index/file_patterns.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <glob.h>
 #include <sys/stat.h>
 
@@ -106,31 +108,75 @@ struct Globbed {
   ~Globbed() { globfree(&found); }
 };
 
+// Of the search on this thread: glob's functions get nothing else.
+struct Search {
+  const FileAccess& access;
+  Status error;  // the last
+};
+thread_local Search* search = nullptr;
+
 // A folder that cannot be read ends the search; a component that is no folder
 // is no match.
-thread_local int search_error = 0;
 int EndsSearch(const char*, int error) {
-  search_error = error;
   return error != ENOENT && error != ENOTDIR;
 }
 
-Status ExpandGlob(const std::string& pattern, std::vector<std::string>* out) {
+int ErrnoOf(const Status& status) {
+  search->error = status;
+  return status.code() == StatusCode::kNotFound ? ENOENT : EACCES;
+}
+
+void* OpenFolder(const char* path) {
+  StatusOr<Fd> fd = search->access.Open(path, O_DIRECTORY);
+  if (!fd.ok()) {
+    errno = ErrnoOf(fd.status());
+    return nullptr;
+  }
+  DIR* const dir = fdopendir(fd->get());
+  if (dir != nullptr) fd->Release();
+  return dir;
+}
+
+int StatEntry(const char* path, struct stat* st, int flags) {
+  const StatusOr<Fd> fd = search->access.Open(path, O_PATH | flags);
+  if (fd.ok()) return fstat(fd->get(), st);
+  errno = ErrnoOf(fd.status());
+  return -1;
+}
+
+Status ExpandGlob(const std::string& pattern, const FileAccess& access,
+                  std::vector<std::string>* out) {
   // The folder above the first component with such a character.
   const std::string folder = pattern.substr(
       0, pattern.rfind('/', pattern.find_first_of(kGlobCharacters)) + 1);
-  struct stat st;
-  if (stat(folder.c_str(), &st) != 0) return OpenError(errno, pattern);
+  PENSTOCK_RETURN_IF_ERROR(access.Open(folder, O_PATH).status());
+  Search here{access, OkStatus()};
+  search = &here;
   Globbed globbed;
+  globbed.found.gl_opendir = OpenFolder;
+  globbed.found.gl_readdir = [](void* dir) {
+    return readdir(static_cast<DIR*>(dir));
+  };
+  globbed.found.gl_closedir = [](void* dir) {
+    closedir(static_cast<DIR*>(dir));
+  };
+  globbed.found.gl_stat = [](const char* path, struct stat* st) {
+    return StatEntry(path, st, 0);
+  };
+  globbed.found.gl_lstat = [](const char* path, struct stat* st) {
+    return StatEntry(path, st, O_NOFOLLOW);
+  };
   // GLOB_NOSORT: its order would be the locale's.
-  const int result =
-      glob(pattern.c_str(), GLOB_NOSORT, EndsSearch, &globbed.found);
+  const int result = glob(pattern.c_str(), GLOB_NOSORT | GLOB_ALTDIRFUNC,
+                          EndsSearch, &globbed.found);
+  search = nullptr;
   if (result == GLOB_NOMATCH) {
     return NotFoundError("{}: no file matches it", pattern);
   }
   if (result != 0) {
     return result == GLOB_NOSPACE
                ? ResourceExhaustedError("{}: no memory for its files", pattern)
-               : OpenError(search_error, folder).Prepend(pattern);
+               : here.error.Prepend(pattern);
   }
   const size_t begin = out->size();
   out->insert(out->end(), globbed.found.gl_pathv,
@@ -139,11 +185,10 @@ Status ExpandGlob(const std::string& pattern, std::vector<std::string>* out) {
   return OkStatus();
 }
 
-Status ExpandPattern(const std::string& pattern,
+Status ExpandPattern(const std::string& pattern, const FileAccess& access,
                      std::vector<std::string>* out) {
-  struct stat st;
   if (pattern.find_first_of("{*?[") == pattern.npos ||
-      stat(pattern.c_str(), &st) == 0) {
+      access.Open(pattern, O_PATH).ok()) {
     out->push_back(pattern);
     return OkStatus();
   }
@@ -153,7 +198,7 @@ Status ExpandPattern(const std::string& pattern,
     if (choice.find_first_of(kGlobCharacters) == choice.npos) {
       out->push_back(std::move(choice));
     } else {
-      PENSTOCK_RETURN_IF_ERROR(ExpandGlob(choice, out));
+      PENSTOCK_RETURN_IF_ERROR(ExpandGlob(choice, access, out));
     }
     if (out->size() > kFilesMax) return TooManyError(pattern);
   }
@@ -162,9 +207,12 @@ Status ExpandPattern(const std::string& pattern,
 
 // ---- lists
 
-StatusOr<std::vector<std::string>> ReadList(const std::string& list) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
-                            ReadTextFile("list of files", list, kListBytesMax));
+StatusOr<std::vector<std::string>> ReadList(const std::string& list,
+                                            const FileAccess& access) {
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd fd, access.Open(list, O_NONBLOCK));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::string text,
+      ReadTextFile("list of files", list, fd, kListBytesMax));
   const std::filesystem::path folder =
       std::filesystem::path(list).parent_path();
   std::vector<std::string> files;
@@ -195,11 +243,12 @@ StatusOr<std::vector<std::string>> ReadList(const std::string& list) {
 
 }  // namespace
 
-StatusOr<std::vector<std::string>> FilePatterns::Expand() const {
-  if (!list.empty()) return ReadList(list);
+StatusOr<std::vector<std::string>> FilePatterns::Expand(
+    const FileAccess& access) const {
+  if (!list.empty()) return ReadList(list, access);
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
-    PENSTOCK_RETURN_IF_ERROR(ExpandPattern(pattern, &files));
+    PENSTOCK_RETURN_IF_ERROR(ExpandPattern(pattern, access, &files));
     if (files.size() > kFilesMax) return TooManyError(pattern);
   }
   return files;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "broker/declare/value_type.h"
+#include "broker/io/file_access.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -26,7 +27,7 @@ struct FilePatterns {
   // NotFound names a glob that no file matches, or a missing folder; else only
   // globs are looked up. InvalidArgument: more than kFilesMax files, or a list
   // that is none.
-  StatusOr<std::vector<std::string>> Expand() const;
+  StatusOr<std::vector<std::string>> Expand(const FileAccess& access) const;
 };
 
 ValueType<FilePatterns> Files();

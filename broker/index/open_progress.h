@@ -1,12 +1,14 @@
 // Progress and cancellation of a long opening: written by the thread that opens
-// a source (and the threads it starts), read by any.
+// a source (and the threads it starts), read by any. And what it may read.
 #ifndef BROKER_INDEX_OPEN_PROGRESS_H_
 #define BROKER_INDEX_OPEN_PROGRESS_H_
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
+#include "broker/io/file_access.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -19,6 +21,7 @@ struct OpenProgress {
   std::function<Status(uint64_t bytes)> reserve = [](uint64_t) {
     return OkStatus();
   };
+  std::shared_ptr<const FileAccess> access = FileAccess::OfBroker();
 };
 
 }  // namespace penstock

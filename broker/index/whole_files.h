@@ -3,7 +3,9 @@
 #define BROKER_INDEX_WHOLE_FILES_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "broker/index/data_file.h"
 #include "broker/io/read_request.h"
@@ -13,6 +15,9 @@ namespace penstock {
 
 class WholeFiles {
  public:
+  explicit WholeFiles(std::shared_ptr<const FileAccess> access)
+      : access_(std::move(access)) {}
+
   // Asks the file system of one file only: those of others are read more slowly
   // or not directly, if they are in another one. InvalidArgument: Io::kDirect
   // where the file system has no direct reads.
@@ -26,9 +31,11 @@ class WholeFiles {
     part->kind = ReadPart::Kind::kFile;
     part->nowait = nowait_;
     part->align = align_;
+    part->access = access_->key().empty() ? nullptr : access_.get();
   }
 
  private:
+  std::shared_ptr<const FileAccess> access_;
   bool nowait_ = true;
   uint32_t align_ = 0;
 };

@@ -114,7 +114,7 @@ class GatheredParts {
 
 // Reads the whole regular file at path with plain system calls. Errors as in
 // Done; never waits for the writer of a FIFO.
-StatusOr<std::span<const std::byte>> ReadFile(const std::string& path,
+StatusOr<std::span<const std::byte>> ReadFile(const ReadPart& part,
                                               ReadBuffer* buffer);
 
 // DataLoss for a file of more than kRecordBytesMax bytes.

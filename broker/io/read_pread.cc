@@ -9,18 +9,12 @@
 #include <cerrno>
 #include <vector>
 
+#include "broker/io/file_access.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read_backend.h"
 
 namespace penstock {
 namespace {
-
-struct FileCloser {
-  int fd;
-  ~FileCloser() {
-    if (fd >= 0) close(fd);
-  }
-};
 
 // Fills out from offset; reads fewer bytes only at the end of the file.
 StatusOr<uint64_t> ReadAt(int fd, const std::string& what, uint64_t offset,
@@ -103,7 +97,7 @@ class PreadReader final : public StorageReader {
 
   static StatusOr<std::span<const std::byte>> ReadOne(Ticket* mine) {
     return mine->part.kind == ReadPart::Kind::kFile
-               ? ReadFile(mine->part.path, &mine->buffer)
+               ? ReadFile(mine->part, &mine->buffer)
                : ReadRange(mine);
   }
 
@@ -144,14 +138,15 @@ class PreadReader final : public StorageReader {
 
 }  // namespace
 
-StatusOr<std::span<const std::byte>> ReadFile(const std::string& path,
+StatusOr<std::span<const std::byte>> ReadFile(const ReadPart& part,
                                               ReadBuffer* buffer) {
+  const std::string& path = part.path;
+  const FileAccess& access =
+      part.access != nullptr ? *part.access : *FileAccess::OfBroker();
   // O_NONBLOCK: opening a FIFO would wait for its writer.
-  const FileCloser file{
-      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)};
-  if (file.fd < 0) return OpenError(errno, path);
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd file, access.Open(path, O_NONBLOCK));
   struct stat st;
-  if (fstat(file.fd, &st) != 0) return ReadError(errno, path, 0);
+  if (fstat(file.get(), &st) != 0) return ReadError(errno, path, 0);
   if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);
   if (static_cast<uint64_t>(st.st_size) > kRecordBytesMax) {
     return FileTooLargeError(path, static_cast<uint64_t>(st.st_size));
@@ -163,7 +158,7 @@ StatusOr<std::span<const std::byte>> ReadFile(const std::string& path,
     buffer->Reserve(std::max<uint64_t>(wanted, kBufferBytesMin));
     PENSTOCK_ASSIGN_OR_RETURN(
         const uint64_t found,
-        ReadAt(file.fd, path, 0, buffer->first(buffer->capacity())));
+        ReadAt(file.get(), path, 0, buffer->first(buffer->capacity())));
     if (found > kRecordBytesMax) return FileTooLargeError(path, found);
     if (found < buffer->capacity()) {
       return std::span<const std::byte>(buffer->first(found));

@@ -11,6 +11,8 @@
 
 namespace penstock {
 
+class FileAccess;
+
 struct ReadPart {
   enum class Kind {
     kNone,   // nothing: the record is in memory or computed
@@ -19,6 +21,8 @@ struct ReadPart {
   };
   Kind kind = Kind::kNone;
   std::string path;  // kFile; reused storage
+  // kFile: opens it; nullptr: FileAccess::OfBroker. Owned by the source.
+  const FileAccess* access = nullptr;
   // The file system can refuse a read that would wait (ext4, xfs, btrfs,
   // tmpfs). Where it cannot (NFS, FUSE, Lustre) such a read would block the
   // other reads of its thread; a kernel thread does it instead.
@@ -26,7 +30,7 @@ struct ReadPart {
   // Bypass the page cache; file offset and memory are multiples of this. 0: use
   // the page cache. kRange: fd was opened accordingly.
   uint32_t align = 0;
-  int fd = -1;  // kRange; owned by the source
+  int fd = -1;                     // kRange; owned by the source
   std::span<const std::byte> map;  // of the whole file, if there is one
   uint64_t offset = 0;
   uint64_t bytes = 0;

@@ -49,8 +49,10 @@
 #include <thread>
 #include <vector>
 
+#include "broker/io/file_access.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read_backend.h"
+#include "common/fd.h"
 
 namespace penstock {
 namespace {
@@ -151,7 +153,10 @@ class UringReader final : public StorageReader {
     uint64_t done = 0;  // bytes of a range that have arrived
     int tries = 0;
     struct statx stat = {};
-    bool stating = false;     // its request in flight is kStat
+    bool stating = false;  // its request in flight is kStat
+    bool opening = false;  // or kOpen alone
+    open_how how = {};
+    Fd file;                  // opened by request.access, and read as a range
     uint64_t file_bytes = 0;  // of the file, where stat came first
     bool cached = false;
     Status status;
@@ -173,6 +178,9 @@ class UringReader final : public StorageReader {
   void AllowThreads();
   void QueueFile(uint32_t ticket);
   void QueueStat(uint32_t ticket);
+  void QueueOpen(uint32_t ticket);
+  void FinishOpen(uint32_t ticket);
+  void ReadOpened(uint32_t ticket, Fd file);
   void QueueChain(uint32_t ticket, uint64_t bytes);
   void QueueRange(uint32_t ticket);
   bool Enter(unsigned wait_for, uint64_t wait_ns);
@@ -362,7 +370,8 @@ void UringReader::StartPart(uint32_t ticket, std::span<std::byte> into,
   mine.cached = false;
   const bool ask = request.nowait && request.align == 0 && ProbeCache();
   if (request.kind == ReadRequest::Kind::kFile) {
-    if (!ask || !ReadCachedFile(ticket)) QueueFile(ticket);
+    if (ask && ReadCachedFile(ticket)) return;
+    request.access == nullptr ? QueueFile(ticket) : QueueOpen(ticket);
     return;
   }
   assert(request.bytes <= kRecordBytesMax);
@@ -412,11 +421,16 @@ bool UringReader::ProbeCache() {
 // it is not a plain case, which the ring handles.
 bool UringReader::ReadCachedFile(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
+  FileAccess::Place place{AT_FDCWD, mine.request.path.c_str(), 0};
+  if (mine.request.access != nullptr &&
+      !mine.request.access->Find(mine.request.path, &place)) {
+    return false;
+  }
   open_how how = {};
   how.flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
-  how.resolve = RESOLVE_CACHED;
-  const int fd = static_cast<int>(syscall(
-      SYS_openat2, AT_FDCWD, mine.request.path.c_str(), &how, sizeof(how)));
+  how.resolve = RESOLVE_CACHED | place.resolve;
+  const int fd = static_cast<int>(
+      syscall(SYS_openat2, place.folder, place.name, &how, sizeof(how)));
   struct stat st;
   if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 &&
       static_cast<uint64_t>(st.st_size) <= kRecordBytesMax) {
@@ -479,6 +493,75 @@ void UringReader::QueueStat(uint32_t ticket) {
   io_uring_prep_statx(stat, AT_FDCWD, mine.request.path.c_str(), 0,
                       STATX_TYPE | STATX_SIZE, &mine.stat);
   SetData(stat, ticket, Op::kStat);
+}
+
+// A file that request.access opens: first that, then a read of its size. A
+// chain could not check in between what was opened.
+void UringReader::QueueOpen(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  const ReadPart& request = mine.request;
+  const int flags = O_NONBLOCK | (request.align > 0 ? O_DIRECT : 0);
+  FileAccess::Place place;
+  if (!request.access->Find(request.path, &place)) {
+    // It is walked, folder by folder: on file systems that are quick.
+    StatusOr<Fd> file = request.access->Open(request.path, flags);
+    if (!file.ok()) return Finish(ticket, file.status());
+    return ReadOpened(ticket, *std::move(file));
+  }
+  mine.opening = true;
+  mine.how = {};
+  mine.how.flags =
+      static_cast<uint64_t>(O_RDONLY | O_CLOEXEC | O_NOCTTY | flags);
+  mine.how.resolve = place.resolve;
+  io_uring_sqe* open = NewRequest(ticket);
+  io_uring_prep_openat2(open, place.folder, place.name, &mine.how);
+  if (!request.nowait) {
+    AllowThreads();
+    open->flags |= IOSQE_ASYNC;
+  }
+  SetData(open, ticket, Op::kOpen);
+}
+
+void UringReader::FinishOpen(uint32_t ticket) {
+  Ticket& mine = tickets_[ticket];
+  mine.opening = false;
+  Fd file(std::max(mine.results[static_cast<int>(Op::kOpen)], -1));
+  if (file) return ReadOpened(ticket, std::move(file));
+  // Again, for a message, or because a signal came first.
+  const Blocking blocking(*this, ticket);
+  StatusOr<Fd> again = mine.request.access->Open(
+      mine.request.path, O_NONBLOCK | (mine.request.align > 0 ? O_DIRECT : 0));
+  if (!again.ok()) return Finish(ticket, again.status());
+  ReadOpened(ticket, *std::move(again));
+}
+
+void UringReader::ReadOpened(uint32_t ticket, Fd file) {
+  Ticket& mine = tickets_[ticket];
+  ReadPart& request = mine.request;
+  struct stat st;
+  if (fstat(file.get(), &st) != 0) {
+    return Finish(ticket, ReadError(errno, request.path, 0));
+  }
+  if (!S_ISREG(st.st_mode)) {
+    return Finish(ticket, NotRegularError(st.st_mode, request.path));
+  }
+  const auto bytes = static_cast<uint64_t>(st.st_size);
+  if (bytes > kRecordBytesMax) {
+    return Finish(ticket, FileTooLargeError(request.path, bytes));
+  }
+  if (bytes == 0) return Finish(ticket, OkStatus());
+  // As in DataFile::Open.
+  if (!request.nowait) {
+    fcntl(file.get(), F_SETFL, fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
+  }
+  request.kind = ReadPart::Kind::kRange;
+  request.fd = file.get();
+  request.offset = 0;
+  request.bytes = bytes;
+  mine.file = std::move(file);
+  mine.target = RangeTarget(request, {}, &mine.buffer);
+  mine.pinned = kNotPinned;
+  QueueRange(ticket);
 }
 
 void UringReader::QueueChain(uint32_t ticket, uint64_t bytes) {
@@ -608,6 +691,8 @@ void UringReader::Reap() {
     if (--mine.requests > 0) continue;
     if (mine.stating) {
       FinishStat(ticket);
+    } else if (mine.opening) {
+      FinishOpen(ticket);
     } else if (mine.request.kind == ReadRequest::Kind::kFile) {
       FinishFile(ticket);
     } else {
@@ -736,7 +821,7 @@ void UringReader::ReadPlainly(uint32_t ticket) {
   Ticket& mine = tickets_[ticket];
   const Blocking blocking(*this, ticket);
   StatusOr<std::span<const std::byte>> bytes =
-      ReadFile(mine.request.path, &mine.buffer);
+      ReadFile(mine.request, &mine.buffer);
   if (bytes.ok()) return Finish(ticket, OkStatus(), *bytes);
   Finish(ticket, bytes.status());
 }
@@ -792,6 +877,10 @@ bool UringReader::GatherMore(uint32_t ticket, Status* status,
 void UringReader::Finish(uint32_t ticket, Status status,
                          std::span<const std::byte> bytes) {
   Ticket& mine = tickets_[ticket];
+  if (mine.file) {
+    mine.file.Reset();
+    if (!status.ok()) status = status.Prepend(mine.request.path);
+  }
   if (mine.parts.several()) {
     if (GatherMore(ticket, &status, bytes)) return;
     bytes = mine.parts.bytes();

@@ -1,12 +1,23 @@
 #include "broker/job/dataset.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <variant>
 
 namespace penstock {
 
 std::string DatasetKey(const DatasetSpec& spec) {
   const nlohmann::ordered_json json = DatasetSpecToJson(spec);
   return json.at("source").dump() + json.at("map").dump();
+}
+
+bool RunsFunctions(const DatasetSpec& spec) {
+  return std::holds_alternative<PythonDatasetSource>(spec.source) ||
+         std::any_of(spec.map.begin(), spec.map.end(),
+                     [](const TransformSpec& op) {
+                       return std::holds_alternative<PythonOp>(op) ||
+                              std::holds_alternative<PluginOp>(op);
+                     });
 }
 
 StatusOr<std::shared_ptr<const Dataset>> OpenDataset(

@@ -34,6 +34,9 @@ struct Dataset {
 // Specs with the same key, their source and map, share an opened dataset.
 std::string DatasetKey(const DatasetSpec& spec);
 
+// The dataset is made by functions of users, in Python or C, at least in part.
+bool RunsFunctions(const DatasetSpec& spec);
+
 // Errors: those of OpenSource and RowProgram::Compile, plus the dataset's name.
 StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
     const DatasetSpec& spec, const FunctionOptions& functions,

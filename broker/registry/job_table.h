@@ -31,6 +31,7 @@
 #include "broker/memory/populate.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/recovery/restore.h"
+#include "broker/registry/data_policy.h"
 #include "broker/workers/worker_pool.h"
 #include "common/fd.h"
 
@@ -40,6 +41,7 @@ namespace penstock {
 // it. A second request waits for an opening under way. Thread safe.
 class OpenDatasets {
  public:
+  // Shared by those with equal progress->access.
   StatusOr<std::shared_ptr<const Dataset>> Get(const DatasetSpec& spec,
                                                OpenProgress* progress);
   // Those that datasets may run which are opened from now on; none before.
@@ -67,6 +69,7 @@ class JobTable {
     uint32_t jobs_per_uid = 64;
     uint32_t openings = 64;  // at once, one thread each
     FunctionOptions functions;
+    DataPolicy data;
   };
   // Takes over the jobs that a former broker instance left in the journal.
   JobTable(EventLoop* loop, WorkerPool* workers, DeferredDestruction* deferred,

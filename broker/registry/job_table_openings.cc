@@ -75,7 +75,7 @@ StatusOr<Job::Layout> PlanLayout(const JobOptions& options,
 
 StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
     const DatasetSpec& spec, OpenProgress* progress) {
-  const std::string key = DatasetKey(spec);
+  const std::string key = progress->access->key() + DatasetKey(spec);
   std::shared_ptr<const Dataset> open;
   FunctionOptions functions;
   bool waited = false;
@@ -191,6 +191,8 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   progress->reserve = [this, uid = key.uid](uint64_t bytes) {
     return CheckSource(uid, bytes);
   };
+  progress->access =
+      limits_.data.AccessOf(key.uid, RunsFunctions(options.spec));
   PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> dataset,
                             datasets_.Get(options.spec, progress));
   if (progress->cancel.load()) return CancelledError("nobody waits any more");

@@ -1,5 +1,7 @@
 #include "broker/source/image_folder.h"
 
+#include <fcntl.h>
+
 #include "broker/declare/declaration.h"
 #include "broker/index/cache_file.h"
 #include "broker/index/fingerprint.h"
@@ -31,12 +33,14 @@ class ImageFolder final : public Source {
  public:
   // mask_folder: without pictures; empty unless spec has masks.
   ImageFolder(const ImageFolderSource& spec, Folder pictures,
-              Folder mask_folder, std::string left_out)
+              Folder mask_folder, std::string left_out,
+              std::shared_ptr<const FileAccess> access)
       : pictures_(std::move(pictures)),
         masks_(spec.masks),
         mask_folder_(std::move(mask_folder)),
         left_out_(std::move(left_out)),
-        raw_spec_({RawFeature{{"image", DType::kUint8, {}}, true}}) {
+        raw_spec_({RawFeature{{"image", DType::kUint8, {}}, true}}),
+        files_(std::move(access)) {
     const size_t classes = pictures_.index.classes.size();
     labels_.reserve(classes);
     for (size_t i = 0; i < classes; ++i) {
@@ -133,6 +137,21 @@ class ImageFolder final : public Source {
   std::vector<int64_t> labels_;  // 0, 1, ...: the label spans point here
 };
 
+// A cached index tells the names in all its folders.
+Status CheckAccess(const std::string& root, const FolderIndex& index,
+                   const FileAccess& access) {
+  if (access.key().empty()) return OkStatus();
+  for (uint64_t i = 0; i < index.folders.size(); ++i) {
+    const std::string_view path = index.FolderPath(i);
+    PENSTOCK_RETURN_IF_ERROR(
+        access
+            .Open(Format("{}{}{}", root, path.empty() ? "" : "/", path),
+                  O_DIRECTORY)
+            .status());
+  }
+  return OkStatus();
+}
+
 StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
                             OpenProgress* progress) {
   if (root.empty() || root[0] != '/') {
@@ -146,6 +165,8 @@ StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
     std::optional<FolderIndex> cached =
         ReadFolderCache(cache_file, folder.root, of_classes);
     if (cached.has_value()) {
+      PENSTOCK_RETURN_IF_ERROR(
+          CheckAccess(folder.root, *cached, *progress->access));
       progress->done.fetch_add(cached->file_path_ends.size(),
                                std::memory_order_relaxed);  // only displayed
       folder.index = *std::move(cached);
@@ -370,7 +391,8 @@ StatusOr<std::unique_ptr<Source>> ImageFolderSource::Open(
     mask_folder.index.file_paths = {};
   }
   auto source = std::make_unique<ImageFolder>(
-      *this, std::move(pictures), std::move(mask_folder), std::move(left_out));
+      *this, std::move(pictures), std::move(mask_folder), std::move(left_out),
+      progress->access);
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));
 }

@@ -31,7 +31,8 @@ enum class Entry { kFolder, kPicture, kOther };
 
 // A link (or an entry without a type) with a picture's name is a picture: some
 // datasets consist of millions of such links.
-Entry Classify(int folder_fd, const dirent& entry) {
+Entry Classify(const std::string& folder, const FileAccess& access,
+               const dirent& entry) {
   const bool picture = IsPictureName(entry.d_name);
   switch (entry.d_type) {
     case DT_DIR:
@@ -42,8 +43,9 @@ Entry Classify(int folder_fd, const dirent& entry) {
     case DT_UNKNOWN: {
       if (picture) return Entry::kPicture;
       struct stat st;
-      return fstatat(folder_fd, entry.d_name, &st, 0) == 0 &&
-                     S_ISDIR(st.st_mode)
+      const StatusOr<Fd> fd =
+          access.Open(Format("{}/{}", folder, entry.d_name), O_PATH);
+      return fd.ok() && fstat(fd->get(), &st) == 0 && S_ISDIR(st.st_mode)
                  ? Entry::kFolder
                  : Entry::kOther;
     }
@@ -66,19 +68,14 @@ struct WalkedFolder {
   int depth = 1;
 };
 
-// Opens path below root_fd; fills *folder except parent and depth.
-StatusOr<Dir> OpenFolder(int root_fd, const std::string& root,
+// Opens path below root; fills *folder except parent and depth.
+StatusOr<Dir> OpenFolder(const FileAccess& access, const std::string& root,
                          const std::string& path, WalkedFolder* folder) {
   const std::string full = path.empty() ? root : root + "/" + path;
-  const int fd = openat(root_fd, path.empty() ? "." : path.c_str(),
-                        O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return OpenError(errno, full);
-  Dir dir(fdopendir(fd));
-  if (dir == nullptr) {
-    const int error = errno;
-    close(fd);
-    return OpenError(error, full);
-  }
+  PENSTOCK_ASSIGN_OR_RETURN(Fd opened, access.Open(full, O_DIRECTORY));
+  Dir dir(fdopendir(opened.get()));
+  if (dir == nullptr) return OpenError(errno, full);
+  const int fd = opened.Release();
   // Before the entries are read: the next check sees later changes.
   struct stat st;
   if (fstat(fd, &st) != 0) return ReadError(errno, full, 0);
@@ -166,9 +163,6 @@ class FolderScan {
  public:
   FolderScan(const std::string& root, bool of_classes, OpenProgress* progress)
       : root_(root), of_classes_(of_classes), progress_(progress) {}
-  ~FolderScan() {
-    if (root_fd_ >= 0) close(root_fd_);
-  }
   FolderScan(const FolderScan&) = delete;
   FolderScan& operator=(const FolderScan&) = delete;
 
@@ -206,7 +200,6 @@ class FolderScan {
   const std::string root_;
   const bool of_classes_;
   OpenProgress* const progress_;
-  int root_fd_ = -1;
   WalkedFolder root_folder_;
   std::vector<ClassScan> classes_;  // or folders that are none
   ClassScan in_root_;               // what is in no folder; unless of_classes_
@@ -214,21 +207,19 @@ class FolderScan {
 };
 
 Status FolderScan::ListRoot() {
-  // The root is opened by path once; everything else is relative to this
-  // descriptor.
-  root_fd_ = open(root_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (root_fd_ < 0) {
-    const int error = errno;
+  const FileAccess& access = *progress_->access;
+  StatusOr<Dir> opened = OpenFolder(access, root_, "", &root_folder_);
+  if (!opened.ok()) {
     struct stat st;
-    if (error == ENOTDIR && stat(root_.c_str(), &st) == 0) {
+    const StatusOr<Fd> file = access.Open(root_, O_PATH);
+    if (file.ok() && fstat(file->get(), &st) == 0 && !S_ISDIR(st.st_mode)) {
       return InvalidArgumentError(
           "{} is a file; wanted a folder{}", root_,
           of_classes_ ? " with one sub-folder per class" : "");
     }
-    return OpenError(error, root_);
+    return opened.status();
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const Dir dir,
-                            OpenFolder(root_fd_, root_, "", &root_folder_));
+  const Dir dir = *std::move(opened);
   uint64_t pictures = 0;
   uint64_t entries = 0;
   const auto visit = [&](const dirent& entry) -> Status {
@@ -236,7 +227,7 @@ Status FolderScan::ListRoot() {
       return CancelledError("{}: opening was cancelled", root_);
     }
     ++entries;
-    const Entry kind = Classify(root_fd_, entry);
+    const Entry kind = Classify(root_, access, entry);
     if (kind == Entry::kPicture) ++pictures;
     if (!of_classes_) {
       if (kind == Entry::kPicture) in_root_.AddFile("", entry.d_name);
@@ -298,8 +289,8 @@ Status FolderScan::WalkClass(ClassScan* scan) {
       return InvalidArgumentError("{}/{}: more than {} folders deep", root_,
                                   path, kFolderDepthMax);
     }
-    PENSTOCK_ASSIGN_OR_RETURN(const Dir dir,
-                              OpenFolder(root_fd_, root_, path, &folder));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const Dir dir, OpenFolder(*progress_->access, root_, path, &folder));
     if (IsLoop(*scan, folder)) continue;
     // Links can make a few folders look like very many.
     if (folder_count_.fetch_add(1, std::memory_order_relaxed) >= kFoldersMax) {
@@ -313,7 +304,7 @@ Status FolderScan::WalkClass(ClassScan* scan) {
       if (progress_->cancel.load(std::memory_order_relaxed)) {
         return CancelledError("{}: opening was cancelled", root_);
       }
-      switch (Classify(dirfd(dir.get()), entry)) {
+      switch (Classify(root_ + "/" + path, *progress_->access, entry)) {
         case Entry::kFolder:
           pending.push_back({next.path + entry.d_name + "/", self});
           break;

@@ -1,5 +1,6 @@
 #include "broker/source/image_list.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -64,13 +65,14 @@ class ImageList final : public Source {
  public:
   ImageList(const ImageListSource& spec, DataFile list, std::string folder,
             FieldRows fields, Rows rows, std::vector<std::string> class_names,
-            std::string left_out)
+            std::string left_out, std::shared_ptr<const FileAccess> access)
       : list_(std::move(list)),
         folder_(std::move(folder)),
         fields_(std::move(fields)),
         rows_(std::move(rows)),
         class_names_(std::move(class_names)),
-        left_out_(std::move(left_out)) {
+        left_out_(std::move(left_out)),
+        files_(std::move(access)) {
     for (size_t i = 0; i < spec.columns.size(); ++i) {
       if (spec.columns[i].second.encoded) ++pictures_;
     }
@@ -386,8 +388,9 @@ class ListReader {
       SetFullPath(folder_, rows_.Path(row * pictures_.size() + i), &path);
       struct stat st;
       Status status;
-      if (stat(path.c_str(), &st) != 0) {
-        status = OpenError(errno, path);
+      const StatusOr<Fd> fd = progress_->access->Open(path, O_PATH);
+      if (!fd.ok() || fstat(fd->get(), &st) != 0) {
+        status = fd.ok() ? OpenError(errno, path) : fd.status();
         if (status.code() == StatusCode::kNotFound &&
             spec_.on_missing == OnMissing::kSkip) {
           *is_missing = true;
@@ -564,14 +567,16 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> ImageListSource::Open(
     OpenProgress* progress) const {
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile list, DataFile::Open(file));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile list,
+                            DataFile::Open(file, *progress->access));
   std::string base = folder.empty() ? file.substr(0, file.rfind('/')) : folder;
   FieldRows fields(columns, longer);
   ListReader reader(*this, list, base, fields, progress);
   PENSTOCK_RETURN_IF_ERROR(reader.Run());
   auto source = std::make_unique<ImageList>(
       *this, std::move(list), std::move(base), std::move(fields),
-      std::move(reader.rows()), reader.ClassNames(), reader.left_out());
+      std::move(reader.rows()), reader.ClassNames(), reader.left_out(),
+      progress->access);
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));
 }

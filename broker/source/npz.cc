@@ -69,7 +69,8 @@ const Declaration<NpzSource>& NpzSource::Declared() {
 
 StatusOr<std::unique_ptr<Source>> NpzSource::Open(
     OpenProgress* progress) const {
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile only, DataFile::Open(file));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile only,
+                            DataFile::Open(file, *progress->access));
   std::vector<DataFiles> files;
   const DataFile& opened = files.emplace_back(std::move(only))[0];
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<ZipMember> members,

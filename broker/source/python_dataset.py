@@ -23,8 +23,9 @@ hold offset and size.
 
 Random numbers: `random`, `numpy.random` and torch's generator of the CPU are
 seeded by seed, pass and record. That costs more than a cheap row, so rows are
-made without it as long as none of the generators is used: if one has been, the
-rows since the last answer are made again, and from then on each row is seeded.
+made without it as long as a generator is not used: if one has been, the
+rows since the last answer are made again, and from then on it is seeded for each
+row.
 """
 
 import gc
@@ -83,7 +84,7 @@ class Ordered:
 
     def order(self, number, seed):
         value = mix(seed, number, MASK)
-        self.generators.set(value)
+        self.generators.set_all(value)
         generator = getattr(self.sampler, "generator", None)
         if hasattr(generator, "manual_seed"):
             generator.manual_seed(value >> 1)
@@ -135,28 +136,52 @@ def mix(seed, number, record):
 
 
 class Generators:
-    """The generators that datasets use without naming them."""
+    """The generators that datasets use without naming them: those of random, NumPy
+    and PyTorch. Seeding one takes 1 to 4 us, so only those in `drawn` are."""
 
     def __init__(self, numpy):
         self.numpy = numpy
+        self.drawn = set()  # names of those that the dataset has used
 
     def torch(self):
         return getattr(sys.modules.get("torch"), "default_generator", None)
 
     def set(self, value):
-        random.seed(value)
-        self.numpy.random.seed(value & 0xFFFFFFFF)
-        torch = self.torch()
-        if torch is not None:
-            torch.manual_seed(value >> 1)
+        self.set_each(value, self.drawn)
+
+    def set_all(self, value):
+        self.set_each(value, ("random", "numpy", "torch"))
+
+    def set_each(self, value, names):
+        if "random" in names:
+            random.seed(value)
+        if "numpy" in names:
+            self.numpy.random.seed(value & 0xFFFFFFFF)
+        if "torch" in names and self.torch() is not None:
+            self.torch().manual_seed(value >> 1)
 
     def states(self):
-        numpy = self.numpy.random.get_state(legacy=False)
-        state = numpy["state"]
-        torch = self.torch()
-        return (random.getstate(), numpy["has_gauss"], state.get("pos"),
-                state["key"].tobytes() if "key" in state else repr(state),
-                None if torch is None else torch.get_state().numpy().tobytes())
+        """By name, of those not drawn from so far."""
+        states = {}
+        if "random" not in self.drawn:
+            states["random"] = random.getstate()
+        if "numpy" not in self.drawn:
+            numpy = self.numpy.random.get_state(legacy=False)
+            state = numpy["state"]
+            states["numpy"] = (
+                numpy["has_gauss"], state.get("pos"),
+                state["key"].tobytes() if "key" in state else repr(state))
+        if "torch" not in self.drawn and self.torch() is not None:
+            states["torch"] = self.torch().get_state().numpy().tobytes()
+        return states
+
+    def notice(self, before):
+        """Adds those whose state is another than before; whether there are any. A
+        torch that was imported meanwhile counts as used."""
+        now = {name for name, state in self.states().items()
+               if before.get(name) != state}
+        self.drawn |= now
+        return bool(now)
 
 
 # ---- what a sample holds
@@ -487,7 +512,6 @@ class Rows:
         self.ordered = sampler and Ordered(sampler, self.generators)
         self.memory = memory
         self.writer = writer
-        self.draws = False  # the dataset has used a generator
         self.fetches = getattr(dataset, "__getitems__", None)
 
     def make(self, call, numbers, link):
@@ -499,7 +523,7 @@ class Rows:
         sent = 0  # rows that answers have counted
         while sent < count:
             # After the sampler, which may have used them.
-            states = None if self.draws else self.generators.states()
+            states = self.generators.states()
             self.memory.in_work[0] = sent
             fetched = self.fetch(rows[sent:])
             row = first = sent
@@ -509,7 +533,7 @@ class Rows:
                 self.memory.in_work[0] = row
                 record, number, index = rows[row]
                 try:
-                    if self.draws:
+                    if self.generators.drawn:
                         self.generators.set(mix(seed, number, record))
                     self.writer.write(row, fetched[row - first]
                                       if fetched is not None
@@ -520,8 +544,7 @@ class Rows:
                 ends = row == count or error is not None
                 if not ends and time.monotonic() - sent_s < ANSWER_AFTER_S:
                     continue
-                if not self.draws and self.generators.states() != states:
-                    self.draws = True
+                if self.generators.notice(states):
                     break  # makes the rows since `sent` again
                 if row > sent:
                     sent = row
@@ -541,7 +564,7 @@ class Rows:
 
     def fetch(self, rows):
         """All of the rows at once, where the dataset can; None: one by one."""
-        if self.fetches is None or self.draws:
+        if self.fetches is None or self.generators.drawn:
             return None
         try:
             fetched = self.fetches([index for _, _, index in rows])

@@ -41,7 +41,7 @@ class FilePatternsTest : public testing::Test {
     for (std::string& pattern : patterns) pattern = folder_ + "/" + pattern;
     return Names(
         FilePatterns{patterns, list.empty() ? "" : folder_ + "/" + list}
-            .Expand());
+            .Expand(*FileAccess::OfBroker()));
   }
   std::vector<std::string> Names(
       const StatusOr<std::vector<std::string>>& files) {

@@ -1,0 +1,164 @@
+// Promise: a service reads for a user what that user may read, or what `data`
+// in its configuration lets her read; another user learns nothing of it.
+// Method: a service of root, and children that attach as other users.
+#include <gmock/gmock.h>
+#include <grp.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "client/penstock.hpp"
+#include "tests/support/broker_process.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr uid_t kAlice = 61001;
+constexpr uid_t kBob = 61002;
+
+class DataAccessTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "needs root to be somebody else";
+    std::string pattern = testing::TempDir() + "penstock-data-XXXXXX";
+    folder_ = std::filesystem::canonical(mkdtemp(pattern.data()));
+    chmod(folder_.c_str(), 0755);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  void Start(const std::string& configuration) {
+    const std::string file = folder_ + "/penstock.yaml";
+    std::ofstream(file) << configuration;
+    service_ = std::make_unique<BrokerProcess>(
+        std::vector<std::string>{"--config", file}, /*private_broker=*/false);
+    chmod(service_->folder().c_str(), 0755);
+    chmod(service_->socket().c_str(), 0666);
+  }
+
+  std::string Lines(const std::string& name, uid_t owner, mode_t mode) {
+    const std::string path = folder_ + "/" + name;
+    std::filesystem::create_directories(
+        std::filesystem::path(path).parent_path());
+    std::ofstream(path) << "one\ntwo\nthree\n";
+    chown(path.c_str(), owner, owner);
+    chmod(path.c_str(), mode);
+    return path;
+  }
+
+  // What comes of it when user trains on the source: "3 rows", or the error.
+  std::string Train(uid_t user, const std::string& source,
+                    const std::string& map = "") {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      std::string said;
+      if (setgroups(0, nullptr) != 0 || setgid(user) != 0 ||
+          setuid(user) != 0) {
+        said = "cannot become the user";
+      } else {
+        try {
+          const std::string spec = "dataset: d\nsource: {" + source + "}\n" +
+                                   map + "batch: {size: 1}\nepochs: 1\n";
+          Reader reader({.spec = spec, .socket = service_->socket()});
+          uint64_t rows = 0;
+          for (Epoch epoch : reader.epochs()) {
+            for (Batch& batch : epoch) rows += batch.rows();
+          }
+          said = std::to_string(rows) + " rows";
+        } catch (const std::exception& error) {
+          said = error.what();
+        }
+      }
+      (void)!write(ends[1], said.data(), said.size());
+      _exit(0);
+    }
+    close(ends[1]);
+    std::string said;
+    char buffer[4096];
+    for (ssize_t n; (n = read(ends[0], buffer, sizeof(buffer))) > 0;) {
+      said.append(buffer, static_cast<size_t>(n));
+    }
+    close(ends[0]);
+    waitpid(child, nullptr, 0);
+    return said;
+  }
+  std::string Text(const std::string& path) {
+    return "text_lines: {files: \"" + path + "\", max_bytes: 8}";
+  }
+
+  std::string folder_;
+  std::unique_ptr<BrokerProcess> service_;
+};
+
+TEST_F(DataAccessTest, WithoutDataEachUserReadsWhatSheCould) {
+  const std::string private_lines = Lines("alice/lines", kAlice, 0600);
+  const std::string shared = Lines("shared/lines", kAlice, 0644);
+  Lines("closed/lines", kAlice, 0644);
+  chown((folder_ + "/closed").c_str(), kAlice, kAlice);
+  chmod((folder_ + "/closed").c_str(), 0700);
+  Start("workers: 1\n");
+  EXPECT_EQ(Train(kAlice, Text(private_lines)), "3 rows");
+  EXPECT_EQ(Train(kAlice, Text(folder_ + "/closed/*")), "3 rows");
+  EXPECT_EQ(Train(kBob, Text(shared)), "3 rows");
+  // Alice's dataset is open or in the cache; Bob gets nothing of it.
+  EXPECT_THAT(Train(kBob, Text(private_lines)),
+              HasSubstr("user 61002 may not read " + private_lines));
+  const std::string closed = folder_ + "/closed";
+  for (const char* const name : {"/lines", "/none", "/*", "/l*"}) {
+    EXPECT_THAT(Train(kBob, Text(closed + name)),
+                HasSubstr("user 61002 may not "))
+        << name;
+  }
+  EXPECT_THAT(Train(kBob, "text_lines: {files: {list: \"" + private_lines +
+                              "\"}, max_bytes: 8}"),
+              HasSubstr("user 61002 may not read"));
+  EXPECT_THAT(Train(kBob, Text("/proc/self/environ")),
+              HasSubstr("cannot tell whether"));
+}
+
+TEST_F(DataAccessTest, FoldersOfPicturesAreCheckedThoughTheirIndexIsCached) {
+  for (const char* const name : {"pictures/a/1.jpg", "pictures/b/2.jpg"}) {
+    Lines(name, kAlice, 0644);
+  }
+  const std::string pictures = folder_ + "/pictures";
+  chown((pictures + "/b").c_str(), kAlice, kAlice);
+  chmod((pictures + "/b").c_str(), 0700);
+  Start("workers: 1\ncache_dir: " + folder_ + "/cache\n");
+  const std::string source = "image_folder: {path: " + pictures + "}";
+  const std::string map =
+      "map:\n  - decode_image: {size: [4, 4]}\non_error: skip\n";
+  // They are no pictures, but read.
+  EXPECT_THAT(Train(kAlice, source, map),
+              HasSubstr("all of the first 2 samples were skipped"));
+  EXPECT_THAT(Train(kBob, source, map),
+              HasSubstr("user 61002 may not read " + pictures + "/b"));
+}
+
+TEST_F(DataAccessTest, WithDataNothingElseIsRead) {
+  const std::string open = Lines("open/lines", 0, 0600);
+  const std::string team = Lines("team/lines", 0, 0600);
+  const std::string other = Lines("other/lines", 0, 0644);
+  std::filesystem::create_symlink(other, folder_ + "/open/out");
+  Start("workers: 1\ndata:\n  - path: " + folder_ + "/open\n  - {path: " +
+        folder_ + "/team, users: [" + std::to_string(kAlice) + "]}\n");
+  EXPECT_EQ(Train(kAlice, Text(open)), "3 rows");
+  EXPECT_EQ(Train(kBob, Text(open)), "3 rows");
+  EXPECT_EQ(Train(kAlice, Text(team)), "3 rows");
+  EXPECT_THAT(Train(kBob, Text(team)), HasSubstr("not below a folder"));
+  EXPECT_THAT(Train(kAlice, Text(other)), HasSubstr("not below a folder"));
+  EXPECT_THAT(Train(kAlice, Text(folder_ + "/open/out")),
+              HasSubstr("leads out of " + folder_ + "/open"));
+  EXPECT_THAT(Train(kAlice, Text(folder_ + "/open/../other/lines")),
+              HasSubstr("not below a folder"));
+}
+
+}  // namespace
+}  // namespace penstock
