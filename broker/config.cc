@@ -40,6 +40,29 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 3>
                    {"state_dir", "/var/lib/penstock"},
                    {"cache_dir", "/var/cache/penstock"}}};
 
+// What may be set, of keys whose default says little.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6>
+    kExamples = {
+        {{"cpus", "0-7,16-23"},
+         {"memory_limit", "8G"},
+         {"memory_limit_per_user", "4G"},
+         {"data",
+          "[{path: /data/public}, {path: /data/vision, groups: [vision]}]"},
+         {"python_path", "/etc/penstock/python"},
+         {"plugin_dir", "/usr/lib/penstock/plugins"}}};
+
+// ""; nothing is said of the key.
+template <size_t kCount>
+std::string_view ValueIn(
+    const std::array<std::pair<std::string_view, std::string_view>, kCount>&
+        values,
+    std::string_view key) {
+  const auto found =
+      std::find_if(values.begin(), values.end(),
+                   [key](const auto& each) { return each.first == key; });
+  return found == values.end() ? "" : found->second;
+}
+
 // ---- types of values -------------------------------------------------------
 
 // A scalar that parse(text) reads and write(value) writes; "": the key is left
@@ -181,11 +204,6 @@ Field InConfig(Field field) {
 Declaration<Config> DeclaredConfig() {
   auto declared =
       Declaration<Config>("configuration", "How penstockd serves this host.")
-          .Example(
-              "{cpus: '0-7,16-23', memory_limit: 8G, "
-              "memory_limit_per_user: 4G, "
-              "python_path: /etc/penstock/python, "
-              "plugin_dir: /usr/lib/penstock/plugins}")
           .Optional("socket", &Config::socket, AnyText("a path"),
                     "Where clients connect. systemd makes this socket and "
                     "hands it over (penstockd.socket): change it there too. "
@@ -233,11 +251,13 @@ Declaration<Config> DeclaredConfig() {
                     "DEADLINE_EXCEEDED. Other jobs go on.");
   declared.Optional(
       "data", &Config::data, DataRules(),
-      "Folders that datasets may read. Nothing outside of them is read, and no "
-      "link leads out. The service's user must be able to read them: setfacl "
-      "-R -m u:penstock:rX FOLDER. Without it, each user gets what she could "
-      "read herself; a folder on a network file system, whose server alone "
-      "knows who may read, must be named here.");
+      "Folders that datasets may read, each with the users and groups who may "
+      "(by default all who may connect), and whether datasets that read there "
+      "may run functions (python_path, plugin_dir). Nothing outside of them is "
+      "read, and no link leads out. This service's user must be able to read "
+      "them: setfacl -R -m u:penstock:rX FOLDER. Without it, each user gets "
+      "what she could read herself; a folder on a network file system, whose "
+      "server alone knows who may read, must be named here.");
   const Declaration<FunctionOptions> functions = DeclaredFunctions();
   for (const Field& field : functions.fields()) {
     declared.Add(InConfig(field));
@@ -328,13 +348,19 @@ std::string DescribeConfig() {
                     "      ");
     text += Wrapped(Format("{} {}", field.text, WhenTaken(field.key)), "      ",
                     "      ");
+    for (const DeclarationBase* part : field.parts) {
+      for (const Field& each : part->fields()) {
+        text += Wrapped(
+            Format("{}: {}; {}", each.key, ValueOf(*part, each), each.text),
+            "      ", "          ");
+      }
+    }
   }
   return text;
 }
 
 std::string CommentedConfig() {
   const Declaration<Config>& declared = Config::Declared();
-  const YamlNode example = *ReadYaml(declared.example(), "");
   std::string text =
       "# Configuration of penstockd, the service. Every key is optional; what "
       "is\n"
@@ -350,20 +376,12 @@ std::string CommentedConfig() {
     const std::string value = ValueOf(declared, field);
     text += Wrapped(Format("Value: {}. {}", value, WhenTaken(field.key)), "# ",
                     "# ");
-    const auto installed =
-        std::find_if(kInstalled.begin(), kInstalled.end(),
-                     [&](const auto& each) { return each.first == field.key; });
-    if (installed != kInstalled.end()) {
-      text += Format("{}: {}\n", field.key, installed->second);
-      continue;
-    }
-    const auto key = std::find_if(
-        example.keys.begin(), example.keys.end(),
-        [&](const YamlNode& each) { return each.text == field.key; });
-    text += Format("# {}: {}\n", field.key,
-                   key == example.keys.end()
-                       ? declared.DefaultOf(field)
-                       : example.items[key - example.keys.begin()].text);
+    const std::string_view installed = ValueIn(kInstalled, field.key);
+    const std::string_view example = ValueIn(kExamples, field.key);
+    text += !installed.empty() ? Format("{}: {}\n", field.key, installed)
+            : !example.empty()
+                ? Format("# {}: {}\n", field.key, example)
+                : Format("# {}: {}\n", field.key, declared.DefaultOf(field));
   }
   return text;
 }

@@ -56,6 +56,11 @@ std::string DaemonPage(const std::string& date) {
         field.key, ValueOf(config, field),
         field.text + (IsReloadable(field.key) ? " A reload applies a change."
                                               : " A change needs a restart."));
+    for (const DeclarationBase* part : field.parts) {
+      for (const Field& each : part->fields()) {
+        page.Item(field.key + ": " + each.key, ValueOf(*part, each), each.text);
+      }
+    }
   }
   page.Section("RELOAD AND RESTART");
   page.Paragraph(

@@ -173,10 +173,11 @@ TEST_F(ConfigTest, WhatTheInstalledFileCommentsOutIsTheDefaultOrMaySet) {
   const auto config = LoadConfig(Write("c.yaml", all));
   ASSERT_TRUE(config.ok()) << config.status().message() << "\n" << all;
   EXPECT_EQ(config->position_of.size(), Config::Declared().fields().size());
-  EXPECT_EQ(ChangedKeys(Config(), *config),
-            (std::vector<std::string>{"socket", "cpus", "memory_limit",
-                                      "memory_limit_per_user", "python_path",
-                                      "plugin_dir", "state_dir", "cache_dir"}));
+  EXPECT_EQ(
+      ChangedKeys(Config(), *config),
+      (std::vector<std::string>{"socket", "cpus", "memory_limit",
+                                "memory_limit_per_user", "data", "python_path",
+                                "plugin_dir", "state_dir", "cache_dir"}));
 }
 
 TEST_F(ConfigTest, HelpExplainsEveryKeyAndWhenItIsTaken) {
