@@ -80,6 +80,20 @@ StatusOr<DataPolicy> DataPolicy::Open(const std::vector<DataRule>& rules) {
     root->folder =
         Fd(open(each.path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!root->folder) return OpenError(errno, each.path);
+    // Where the outer one leads, its users would read what the inner one keeps
+    // from them.
+    for (const Rule& other : policy.rules_) {
+      if (other.root == nullptr) continue;
+      const auto is_below = [](const std::string& path, const std::string& of) {
+        return path == of || of == "/" || path.starts_with(of + "/");
+      };
+      if (is_below(root->path, other.root->path) ||
+          is_below(other.root->path, root->path)) {
+        return InvalidArgumentError(
+            "{} and {}: one is below the other; name folders beside each other",
+            other.root->path, root->path);
+      }
+    }
     rule.root = std::move(root);
     rule.everybody = each.users.empty() && each.groups.empty();
     rule.functions = each.functions;

@@ -31,7 +31,8 @@ class DataPolicy {
   // For a private broker, which reads as its user: everything.
   DataPolicy() = default;
   // For a service; without rules each user's own rights. Opens the folders.
-  // NotFound names a folder, user or group that is not there.
+  // NotFound names a folder, user or group that is not there; InvalidArgument
+  // two folders of which one is below the other.
   static StatusOr<DataPolicy> Open(const std::vector<DataRule>& rules);
 
   // runs_functions: the dataset runs functions of users, which may do with its

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "broker/registry/data_policy.h"
 #include "client/penstock.hpp"
 #include "common/message.h"
 #include "tests/support/broker_process.h"
@@ -153,6 +154,20 @@ TEST_F(DataAccessTest, FoldersOfPicturesAreCheckedThoughTheirIndexIsCached) {
   EXPECT_EQ(Train(kAlice, source, map), "index: not refused");
   EXPECT_THAT(Train(kBob, source, map),
               HasSubstr("user 61002 may not read " + pictures + "/b"));
+}
+
+TEST_F(DataAccessTest, AFolderBelowAnotherIsRefused) {
+  DataRule outer;
+  outer.path = "/usr";
+  DataRule inner;
+  inner.path = "/usr/share";
+  inner.users = {"0"};
+  for (const auto& rules :
+       {std::vector{outer, inner}, std::vector{inner, outer},
+        std::vector{outer, outer}}) {
+    EXPECT_THAT(DataPolicy::Open(rules).status().message(),
+                HasSubstr("one is below the other"));
+  }
 }
 
 TEST_F(DataAccessTest, WithDataNothingElseIsRead) {
