@@ -22,7 +22,7 @@ import unittest
 import urllib.parse
 import urllib.request
 
-from running_broker import RunningBroker
+from running_broker import BrokerTest
 
 SKIP = 77
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -30,14 +30,8 @@ BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 NO_SERIES = ("penstock_memory_limit_bytes",)
 
 
-class Scrape(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.broker = RunningBroker(BUILD).__enter__()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.broker.__exit__()
+class Scrape(BrokerTest):
+    BUILD = BUILD
 
     def promtool(self, text):
         return subprocess.run(["promtool", "check", "metrics"], input=text,

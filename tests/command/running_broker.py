@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import tempfile
 import time
+import unittest
 
 
 class RunningBroker:
@@ -64,3 +65,17 @@ class RunningBroker:
             process.kill()
             process.wait()
         self._folder.cleanup()
+
+
+class BrokerTest(unittest.TestCase):
+    """Tests of one running broker."""
+
+    BUILD = None  # the build folder
+
+    @classmethod
+    def setUpClass(cls):
+        cls.broker = RunningBroker(cls.BUILD).__enter__()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.broker.__exit__()

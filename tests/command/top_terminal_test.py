@@ -17,7 +17,7 @@ import sys
 import time
 import unittest
 
-from running_broker import RunningBroker
+from running_broker import BrokerTest
 
 SKIP = 77
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -91,14 +91,8 @@ class Terminal:
         self.tmux("kill-server")
 
 
-class Top(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.broker = RunningBroker(BUILD).__enter__()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.broker.__exit__()
+class Top(BrokerTest):
+    BUILD = BUILD
 
     def terminal(self, **size):
         terminal = Terminal(self.broker, **size)

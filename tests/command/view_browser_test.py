@@ -15,7 +15,7 @@ import subprocess
 import sys
 import unittest
 
-from running_broker import RunningBroker
+from running_broker import BrokerTest
 
 SKIP = 77
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -47,14 +47,8 @@ class Texts(html.parser.HTMLParser):
                 self.of[name] = self.of.get(name, "") + data + " "
 
 
-class Browser(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.broker = RunningBroker(BUILD).__enter__()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.broker.__exit__()
+class Browser(BrokerTest):
+    BUILD = BUILD
 
     def chromium(self, address, *options):
         done = subprocess.run(

@@ -17,19 +17,13 @@ import sys
 import time
 import unittest
 
-from running_broker import RunningBroker
+from running_broker import BrokerTest
 
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 
 
-class ViewAndTrace(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.broker = RunningBroker(BUILD).__enter__()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.broker.__exit__()
+class ViewAndTrace(BrokerTest):
+    BUILD = BUILD
 
     def test_trace(self):
         file = self.broker.folder / "trace.json"
