@@ -42,7 +42,8 @@ import sys
 import penstock
 with penstock.attach() as reader:
     rows = [row for batch in reader for row in batch["value"].tolist()]
-    print(*rows)
+    # One write: the ranks share the standard output, perhaps an unbuffered one.
+    sys.stdout.write(" ".join(map(str, rows)) + "\\n")
 """
 
 
