@@ -65,15 +65,23 @@ bool SameJob(const Json& a, const Json& b) {
 }
 
 // The job, or the rank of a job, as it was; null: it is new.
-const Json& JobBefore(const TopSample& before, const Json& job) {
-  for (const Json& each : ArrayField(before.status, "jobs")) {
+// at: its place now, which is mostly that of before.
+const Json& JobBefore(const TopSample& before, const Json& job, size_t at) {
+  const Json& jobs = ArrayField(before.status, "jobs");
+  if (at < jobs.size() && SameJob(jobs[at], job)) return jobs[at];
+  for (const Json& each : jobs) {
     if (SameJob(each, job)) return each;
   }
   return FieldOf(Json(), "");
 }
-const Json& RankBefore(const Json& job_before, const Json& rank) {
-  for (const Json& each : ArrayField(job_before, "ranks")) {
-    if (FieldOf(each, "rank") == FieldOf(rank, "rank")) return each;
+const Json& RankBefore(const Json& job_before, const Json& rank, size_t at) {
+  const Json& ranks = ArrayField(job_before, "ranks");
+  const auto is = [&rank](const Json& each) {
+    return FieldOf(each, "rank") == FieldOf(rank, "rank");
+  };
+  if (at < ranks.size() && is(ranks[at])) return ranks[at];
+  for (const Json& each : ranks) {
+    if (is(each)) return each;
   }
   return FieldOf(Json(), "");
 }
@@ -118,8 +126,9 @@ std::string BatchTime(const Json& rank) {
 double SumOf(const TopSample& before, const TopSample& now, const char* key) {
   const Growth growth(before, now);
   double sum = 0;
+  size_t at = 0;
   for (const Json& job : ArrayField(now.status, "jobs")) {
-    sum += growth.Of(JobBefore(before, job), job, key).value_or(0);
+    sum += growth.Of(JobBefore(before, job, at++), job, key).value_or(0);
   }
   return sum;
 }
@@ -180,7 +189,7 @@ std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
               ">STEP", "STATE"});
   std::vector<std::vector<std::string>> below;
   for (const Json& job : ArrayField(now.status, "jobs")) {
-    const Json& job_before = JobBefore(before, job);
+    const Json& job_before = JobBefore(before, job, below.size());
     const std::optional<uint64_t> uid = CountField(job, "uid");
     jobs.AddRow({TextField(job, "job", "-"), TextField(job, "dataset", "-"),
                  uid ? std::to_string(*uid) : "-",
@@ -199,8 +208,9 @@ std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
     if (!settings.ranks) continue;
     Table ranks({">  RANK", ">PID", ">BATCHES/S", ">A BATCH", ">WAITS",
                  ">READY", ">HELD", ">LAG", "STATE"});
+    size_t at = 0;
     for (const Json& rank : ArrayField(job, "ranks")) {
-      const Json& rank_before = RankBefore(job_before, rank);
+      const Json& rank_before = RankBefore(job_before, rank, at++);
       const std::optional<double> waits =
           growth.Of(rank_before, rank, "wait_s");
       const auto count = [&rank](const char* key) {
@@ -271,7 +281,8 @@ std::vector<std::string> TopLines(const TopSample& before, const TopSample& now,
     lines.push_back(Printable(
         Format("{} {}: {} samples/s, epoch {}, step {}, {}; {}", clock,
                TextField(job, "job", "-"),
-               RateCell(growth.Of(JobBefore(before, job), job, "rows")),
+               RateCell(growth.Of(JobBefore(before, job, lines.size()), job,
+                                  "rows")),
                Of(job, "epoch", "epochs"), Of(job, "step", "steps_per_epoch"),
                TextField(job, "state", "-"),
                TextField(FieldOf(job, "bottleneck"), "text"))));

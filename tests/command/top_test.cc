@@ -4,10 +4,13 @@
 #include "client/command/top.h"
 
 #include <algorithm>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "client/command/table.h"
+#include "common/format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -68,6 +71,46 @@ TEST(TopTest, RatesAreOfTheTimeBetweenTwoAnswers) {
       testing::StartsWith(
           "12:00:00 tra?in: 1,000 samples/s, epoch 1/3, step 4, running; "
           "rank 1 is the bottleneck"));
+}
+
+// A refresh of the largest answer costs what a screen does, not jobs squared.
+TEST(TopTest, ManyJobsAndRanksScrollInAScreen) {
+  for (const auto& [jobs, ranks] : {std::pair{256, 4}, std::pair{1, 1024}}) {
+    Json many = Status(1);
+    Json job = many["jobs"][0];
+    const Json rank = job["ranks"][0];
+    many["jobs"].clear();
+    for (int i = 0; i < jobs; ++i) {
+      job["job"] = Format("job {}", i);
+      job["ranks"].clear();
+      for (int k = 0; k < ranks; ++k) {
+        job["ranks"].push_back(rank);
+        job["ranks"].back()["rank"] = k;
+      }
+      many["jobs"].push_back(job);
+    }
+    TopSettings settings;
+    const TopSample before = {many, 1}, now = {many, 2};
+    const std::clock_t begin = std::clock();
+    auto lines = TopScreen(before, now, &settings);
+    const double cpu_s =
+        static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    Print(stdout, "{} jobs of {} ranks: {:.1f} ms of CPU time\n", jobs, ranks,
+          1000 * cpu_s);
+    EXPECT_LT(cpu_s, 1.0);  // with a sanitizer too
+    ASSERT_EQ(lines.size(), 24u);
+    EXPECT_THAT(lines[23], testing::HasSubstr(" more lines"));
+    for (const std::string& line : lines) EXPECT_LE(line.size(), 80u);
+    settings.first = 1'000'000;
+    lines = TopScreen(before, now, &settings);
+    EXPECT_THAT(lines[22], testing::Eq(""));  // behind the last job
+    EXPECT_THAT(
+        lines[21],
+        testing::StartsWith(Format(
+            "{:>6}",
+            Format("{}", FormatCount(static_cast<uint64_t>(ranks - 1))))));
+    EXPECT_THAT(lines[23], Not(testing::HasSubstr("more lines")));
+  }
 }
 
 TEST(TopTest, AnyAnswerFitsAnySize) {
