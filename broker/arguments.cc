@@ -45,6 +45,9 @@ void DeclareArguments(CLI::App* app, Arguments* arguments) {
   app->add_flag("--describe-config", arguments->describe_config,
                 "explain the keys of the configuration, and exit (penstock "
                 "help config)");
+  app->add_flag("--describe-messages", arguments->describe_messages,
+                "explain the messages of the log, and exit (penstock help "
+                "messages)");
   app->add_flag("--json", arguments->json,
                 "with --describe-spec: all of it, for programs");
   app->add_flag("--private", arguments->private_broker,

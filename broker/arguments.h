@@ -22,6 +22,7 @@ struct Arguments {
   bool check = false;
   std::string describe_spec;  // may be given and empty
   bool describe_config = false;
+  bool describe_messages = false;
   bool json = false;
   bool private_broker = false;
   std::string replay;

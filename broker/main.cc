@@ -21,6 +21,7 @@
 #include "broker/base/service_protocol.h"
 #include "broker/config.h"
 #include "broker/control/control_server.h"
+#include "broker/declare/describe.h"
 #include "broker/memory/topology.h"
 #include "broker/owner.h"
 #include "broker/recovery/journal.h"
@@ -257,11 +258,14 @@ Status RunReplay(const Arguments& arguments) {
   return Replay(spec, functions, arguments.replay_options, stdout);
 }
 
-// For `penstock help spec` and `penstock help config`, whose exit status it
-// returns.
+// For `penstock help`, whose exit status it returns.
 int DescribeTo(std::FILE* out, const Arguments& arguments) {
   if (arguments.describe_config) {
     Print(out, "{}", DescribeConfig());
+    return 0;
+  }
+  if (arguments.describe_messages) {
+    Print(out, "{}", DescribeMessages());
     return 0;
   }
   const StatusOr<std::string> text = DescribeSpec(arguments.describe_spec);
@@ -286,7 +290,7 @@ void RaiseDescriptorLimit() {
 void ExitSoonAtAnyRate() {
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::seconds(3));
-    LogWarning("a thread does not end (hung storage?): exiting without it");
+    Log<"thread-hangs">();
     _exit(1);
   }).detach();
 }
@@ -297,9 +301,7 @@ StatusOr<std::unique_ptr<SampleQuarantine>> SamplesOf(
     const std::string& folder) {
   auto samples = SampleQuarantine::Open(folder);
   if (samples.ok() || folder.empty()) return samples;
-  LogWarning(
-      "{}; a sample that ends the broker will not be known at its next start",
-      samples.status().message());
+  Log<"samples-unknown">(samples.status().message());
   return SampleQuarantine::Open("");
 }
 
@@ -330,7 +332,8 @@ void NoteCrashes(SampleQuarantine* samples) {
 // Only the end of the process stops a thread that hangs in a decoder. The next
 // broker instance knows the sample (sample_quarantine.h).
 [[noreturn]] void EndStuck(const std::string& stuck) {
-  LogCritical("{}; the broker exits to be restarted", stuck);
+  Log<"stuck">(stuck);
+  FlushLog(true);
   _exit(kStuckExitStatus);
 }
 
@@ -403,11 +406,10 @@ Status Reload(const Arguments& arguments, Config* config, JobTable* jobs,
   config->read_timeout_ns = next.read_timeout_ns;
   config->functions = next.functions;
   config->data = next.data;
-  LogInfo("{} is reloaded: {}", arguments.config,
-          taken.empty() ? "nothing changes" : JoinText(taken, ", "));
+  Log<"reloaded">(arguments.config,
+                  taken.empty() ? "nothing changes" : JoinText(taken, ", "));
   if (!left.empty()) {
-    LogWarning("{}: changed, but needs a restart: {}", arguments.config,
-               JoinText(left, ", "));
+    Log<"restart-needed">(arguments.config, JoinText(left, ", "));
   }
   return other_workers ? workers->SetWorkers(next.workers, "`workers`")
                        : OkStatus();
@@ -418,7 +420,7 @@ void ReloadAndNotify(const Arguments& arguments, Config* config, JobTable* jobs,
                      WorkerPool* workers) {
   NotifyServiceManager("RELOADING=1");
   const Status status = Reload(arguments, config, jobs, workers);
-  if (!status.ok()) LogError("reload: {}", status.message());
+  if (!status.ok()) Log<"reload-failed">(status.message());
   NotifyServiceManager("READY=1\nSTATUS=" + StatusLine(status));
 }
 
@@ -441,8 +443,7 @@ Status Serve(const Arguments& arguments) {
       AsConfigured(config,
                    Topology::Load({config.cpus, config.reserve_cores})));
   if (!topology->unbound().empty()) {
-    LogWarning("NUMA is off, batches may be on any node: {}",
-               topology->unbound());
+    Log<"numa-off">(topology->unbound());
   }
   PENSTOCK_ASSIGN_OR_RETURN(
       FunctionOptions functions,
@@ -499,11 +500,12 @@ Status Serve(const Arguments& arguments) {
       WorkerPool::kTickInterval,
       [&] {
         return server.WantsTick() || workers->WantsTick() ||
-               recovery_journal->WantsTick();
+               recovery_journal->WantsTick() || LogHoldsBack();
       },
       [&] {
         server.Tick();
         recovery_journal->Tick();
+        FlushLog();
         if (const auto stuck = workers->Tick()) EndStuck(*stuck);
       });
   PENSTOCK_RETURN_IF_ERROR(loop->Watch(signal_fd.get(), [&](uint32_t) {
@@ -518,19 +520,17 @@ Status Serve(const Arguments& arguments) {
   NotifyServiceManager(samples->death_explained()
                            ? "READY=1\nX_PENSTOCK_EXPLAINED=1"
                            : "READY=1");
-  LogInfo("penstockd {} serves at {} with {}, reads by {}", PENSTOCK_VERSION,
-          path, Counted(workers->workers(), "worker"), workers->read_backend());
+  Log<"serving">(PENSTOCK_VERSION, path, workers->workers(),
+                 workers->read_backend());
 
   if (config.state_dir.empty() && !arguments.private_broker) {
-    LogWarning(
-        "no state directory (--state-dir): if this process dies, registered "
-        "datasets, streams and all jobs but split ones are lost, and their "
-        "ranks end with an error");
+    Log<"no-state-directory">();
   }
   loop->Run();
 
   NotifyServiceManager("STOPPING=1");
   jobs.Shutdown();
+  FlushLog(true);
   ExitSoonAtAnyRate();
   RemoveSamples(*samples, recovery_journal->memory_folder());
   // The path is ours: nobody replaces it while we listen. Ranks that find no
@@ -543,6 +543,7 @@ Status Serve(const Arguments& arguments) {
 }
 
 int Main(int argc, char** argv) {
+  LogToJournal();
   Arguments arguments;
   CLI::App app;
   DeclareArguments(&app, &arguments);
@@ -550,10 +551,11 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    LogError("{}; see `penstockd --help`", error.what());
+    Log<"wrong-usage">(error.what());
     return 2;
   }
-  if (arguments.describe_config || app.count("--describe-spec") > 0) {
+  if (arguments.describe_config || arguments.describe_messages ||
+      app.count("--describe-spec") > 0) {
     return DescribeTo(stdout, arguments);
   }
   if (arguments.private_broker) SetLogLevel(LogLevel::kWarning);
@@ -561,7 +563,7 @@ int Main(int argc, char** argv) {
   const Status status =
       arguments.replay.empty() ? Serve(arguments) : RunReplay(arguments);
   if (status.ok()) return 0;
-  LogError("{}", status.message());
+  Log<"failed">(status.message());
   NotifyServiceManager("STATUS=" + StatusLine(status));
   return 1;
 }

@@ -48,7 +48,7 @@ Owner::Owner(Fd pidfd, std::string folder)
     if (!IsDead(pidfd, -1)) return;
     kill(getpid(), SIGTERM);
     std::this_thread::sleep_for(kGrace);
-    LogWarning("the owner process of this broker is gone: exiting");
+    Log<"owner-gone">();
     Remove(folder);
     _exit(1);
   }).detach();

@@ -199,6 +199,16 @@ class TidyTest(unittest.TestCase):
             "an arrow that points up",
         )
 
+    def test_every_message_of_the_log_is_written(self):
+        # One that is not declared does not compile.
+        declared = re.findall(r'^    \{"([a-z-]+)", "[0-9a-f]{32}"',
+                              text("broker/base/messages.h"), re.M)
+        self.assertGreater(len(declared), 50)
+        code = "".join(text(path) for path in FILES
+                       if path.parts[0] == "broker" and path.suffix == ".cc")
+        written = re.findall(r'(?:\bLog<|MessageNamed\()\s*"([a-z-]+)"', code)
+        self.assert_none(sorted(set(declared) - set(written)), "a message nobody writes")
+
     def test_every_room_says_the_same_five_things(self):
         parts = ["Here", "Callers and callees", "Threads", "Bounds", "Decisions"]
         for readme in [*TOP.glob("broker/*/README.md"), *TOP.glob("client/*/README.md")]:

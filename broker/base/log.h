@@ -1,33 +1,97 @@
-// The daemon's log: lines on standard error, which systemd keeps. Thread-safe.
+// The daemon's log: entries of systemd's journal with their fields where
+// standard error is the journal, else lines there. What is written are messages
+// of messages.h, so many of each cause only. Thread-safe.
+//
+//   Log<"rank-died">(job.key(), rank);
 #ifndef BROKER_BASE_LOG_H_
 #define BROKER_BASE_LOG_H_
 
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
 #include <string_view>
-#include <utility>
+#include <variant>
 
+#include "broker/base/messages.h"
 #include "common/format.h"
 
 namespace penstock {
 
-enum class LogLevel { kInfo, kWarning, kError, kCritical };
-
-// Suppresses lines below `least`; default kInfo.
+// Suppresses messages below `least`; default kInfo.
 void SetLogLevel(LogLevel least);
-// Escapes control characters in `text`, which may contain names chosen by any
-// user.
-void LogLine(LogLevel level, std::string_view text);
 
-// Arguments as for Format.
-#define PENSTOCK_LOG(name, level)                                 \
-  template <typename... Args>                                     \
-  void name(fmt::format_string<Args...> format, Args&&... args) { \
-    LogLine(level, Format(format, std::forward<Args>(args)...));  \
+// From now on entries go to systemd's journal, if that is what standard error
+// is. To be called once, before threads are started.
+void LogToJournal();
+
+// As LogToJournal, whatever standard error is, to a socket there.
+void LogToJournalAt(const std::string& socket);
+
+// What was held back is told when its cause may write again: FlushLog once a
+// second, for as long as LogHoldsBack.
+bool LogHoldsBack();
+// all: the process ends.
+void FlushLog(bool all = false);
+
+// A job as the value of a message: its name, and as fields what else it is.
+struct LogJob {
+  std::string_view name;
+  std::string_view dataset;
+  uint32_t uid = 0;
+  std::optional<uint32_t> consumer;
+};
+struct LogUser {
+  uint32_t uid = 0;
+};
+using LogValue = std::variant<std::string, LogJob, LogUser>;
+
+// The values are those of the message's text, in its order. Control characters
+// in the line are escaped: it may contain names chosen by any user.
+void WriteLog(const LogMessage& message, std::span<const LogValue> values);
+bool IsLogged(LogLevel level);
+
+template <size_t kBytes>
+struct MessageName {
+  // Implicit: it makes a literal a template argument.
+  constexpr MessageName(const char (&name)[kBytes]) {
+    std::copy_n(name, kBytes, text);
   }
-PENSTOCK_LOG(LogInfo, LogLevel::kInfo)
-PENSTOCK_LOG(LogWarning, LogLevel::kWarning)
-PENSTOCK_LOG(LogError, LogLevel::kError)
-PENSTOCK_LOG(LogCritical, LogLevel::kCritical)
-#undef PENSTOCK_LOG
+  char text[kBytes];
+};
+
+consteval const LogMessage* MessageNamed(std::string_view name) {
+  for (const LogMessage& message : kLogMessages) {
+    if (message.name == name) return &message;
+  }
+  return nullptr;
+}
+
+template <typename T>
+LogValue LogValueOf(const T& value) {
+  if constexpr (std::convertible_to<const T&, LogJob>) {
+    return static_cast<LogJob>(value);
+  } else if constexpr (std::same_as<T, LogUser>) {
+    return value;
+  } else {
+    return Format("{}", value);
+  }
+}
+
+// A value is a number, a text, a LogUser, or what is a LogJob.
+template <MessageName kName, typename... Values>
+void Log(const Values&... values) {
+  static constexpr const LogMessage* kMessage = MessageNamed(kName.text);
+  static_assert(kMessage != nullptr, "messages.h has no such message");
+  static_assert(std::ranges::count(kMessage->text, '{') == sizeof...(Values),
+                "a value for each {name} of the message");
+  if (!IsLogged(kMessage->level)) return;
+  const std::initializer_list<LogValue> all = {LogValueOf(values)...};
+  WriteLog(*kMessage, {all.begin(), all.size()});
+}
 
 }  // namespace penstock
 #endif  // BROKER_BASE_LOG_H_

@@ -58,8 +58,8 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
     if (spec.ok()) {
       datasets_[{dataset.uid, dataset.name}] = *std::move(spec);
     } else {
-      LogWarning("dataset '{}' is no longer registered: {}", dataset.name,
-                 spec.status().message());
+      Log<"dataset-lost">(dataset.name, LogUser{dataset.uid},
+                          spec.status().message());
     }
   }
 }
@@ -90,8 +90,7 @@ void ControlServer::Accept() {
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
         // EMFILE and the like: new connections wait in the backlog until the
         // next tick.
-        LogWarning("cannot accept new connections for now: {}",
-                   strerror(errno));
+        Log<"accept-failed">(strerror(errno));
         loop_->Unwatch(listener_.get());
         accepting_ = false;
       }
@@ -120,6 +119,7 @@ void ControlServer::Accept() {
           PermissionDeniedError("this broker is private to user {}", geteuid());
     }
     if (!refusal.ok()) {
+      Log<"connection-refused">(LogUser{peer.uid}, peer.pid, refusal.message());
       (void)SendMessage(socket.get(), ErrorReply(refusal));
       continue;
     }
@@ -141,7 +141,7 @@ void ControlServer::Accept() {
                             [this, id](uint32_t) { Drop(id); });
     }
     if (!status.ok()) {
-      LogWarning("cannot watch a new connection: {}", status.message());
+      Log<"connection-unwatched">(status.message());
       Drop(id);
     }
   }
@@ -159,9 +159,10 @@ void ControlServer::OnReadable(uint64_t id) {
       ReceiveMessage(connection->socket.get(), kRequestBytesMax);
   if (!message.ok()) {
     if (message.status().code() != StatusCode::kUnavailable) {
-      Reply(connection, ErrorReply(message.status()));
+      Break(connection, message.status());
+    } else {
+      Lose(id);
     }
-    Lose(id);
     return;
   }
   if (!*message) return;
@@ -199,6 +200,20 @@ void ControlServer::Reply(Connection* connection, const nlohmann::json& json,
   const Status status = SendMessage(connection->socket.get(), json, fds);
   if (status.ok()) return;
   loop_->Post([this, id = connection->id] { Lose(id); });
+}
+
+void ControlServer::Break(Connection* connection, const Status& status) {
+  Log<"broken-request">(LogUser{connection->uid}, connection->pid,
+                        status.message());
+  Reply(connection, ErrorReply(status));
+  Lose(connection->id);
+}
+
+void ControlServer::Refuse(Connection* connection, std::string_view request,
+                           const Status& status) {
+  Log<"request-refused">(LogUser{connection->uid}, connection->pid, request,
+                         status.message());
+  Reply(connection, ErrorReply(status));
 }
 
 void ControlServer::Lose(uint64_t id) {
@@ -272,9 +287,7 @@ void ControlServer::Tick() {
       continue;
     }
     // It lives on: its batches are quarantined until it is gone.
-    LogWarning(
-        "job '{}': process {} closed its connection without detaching: evicted",
-        connection.job->key().name, connection.pid);
+    Log<"rank-closed-connection">(connection.job->key(), connection.pid);
     connection.job->Mute(connection.seat);
     loop_->Unwatch(connection.wake.get());
     connection.wake.Reset();
@@ -286,7 +299,7 @@ void ControlServer::Tick() {
   if (!accepting_) {
     if (const Status status = StartAccepting(); !status.ok()) {
       accepting_ = false;
-      LogWarning("accept: {}", status.message());
+      Log<"accept-failed">(status.message());
     }
   }
   jobs_->CheckTimeouts();

@@ -160,6 +160,11 @@ class ControlServer {
   // A peer that cannot be sent to is dropped soon.
   void Reply(Connection* connection, const nlohmann::json& json,
              const std::vector<int>& fds = {});
+  // An error, which the log has too.
+  void Refuse(Connection* connection, std::string_view request,
+              const Status& status);
+  // Of a peer that does not follow the protocol; as Lose.
+  void Break(Connection* connection, const Status& status);
   Connection* Find(uint64_t id);
   // The process is dead, or there is nobody to wait for. Takes its rank off;
   // the connection must not be used afterwards.

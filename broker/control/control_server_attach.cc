@@ -252,8 +252,7 @@ ControlServer::Answer ControlServer::Attach(const Call& call) {
   RankNode node = NodeOfRank(placement, topology_->node_of_cpus(),
                              topology_->node_numbers());
   if (placement.node && !node.node) {
-    LogWarning("job '{}': rank {}: {}; its memory may be on any node",
-               attach.key.name, joining.rank, node.from);
+    Log<"rank-node-unknown">(attach.key, joining.rank, node.from);
   }
   joining.node = node.node;
   joining.node_from = std::move(node.from);
@@ -297,8 +296,7 @@ void ControlServer::OnAttached(uint64_t id,
   if (!result.ok()) {
     connection->wake.Reset();
     connection->wake_of_rank.Reset();
-    Reply(connection, ErrorReply(result.status()));
-    return;
+    return Refuse(connection, "attach", result.status());
   }
   connection->job = result->job;
   connection->seat = result->joined.seat;
@@ -308,7 +306,7 @@ void ControlServer::OnAttached(uint64_t id,
                                          [this, id](uint32_t) { OnWake(id); });
       !status.ok()) {
     // Without its wakes the rank would wait forever once its slots are used.
-    Reply(connection, ErrorReply(status));
+    Refuse(connection, "attach", status);
     connection->job->Mute(connection->seat);
     jobs_->Leave(std::exchange(connection->job, nullptr), connection->seat,
                  true);

@@ -123,8 +123,8 @@ Status ControlServer::JoinStream(Connection* connection,
   }
   producer.job = job;
   producer.number = joined->producer;
-  LogInfo("job '{}': producer {} is {}", producer.job_name, producer.number,
-          producer.joining.back ? "back" : "at work");
+  Log<"producer-joined">(job->key(), producer.number,
+                         producer.joining.back ? "back" : "at work");
   answer["dataset"] = job->key().dataset;
   answer["ring_rows"] = joined->rows;
   answer["next"] = joined->next;
@@ -142,7 +142,7 @@ void ControlServer::LetInProducer(Connection* connection) {
   connection->waiting = false;
   const Status status = job.ok() ? JoinStream(connection, *job) : job.status();
   if (status.ok()) return;
-  Reply(connection, ErrorReply(status));
+  Refuse(connection, "produce", status);
   LeaveStream(connection, false);
 }
 
@@ -230,8 +230,8 @@ void ControlServer::LeaveStream(Connection* connection, bool finished) {
     deferred_->Close(std::move(fds));
   }
   if (producer.job == nullptr) return;
-  LogInfo("job '{}': producer {} {}", producer.job_name, producer.number,
-          finished ? "has finished" : "is gone");
+  Log<"producer-left">(producer.job->key(), producer.number,
+                       finished ? "has finished" : "is gone");
   producer.job->stream()->Leave(producer.number, finished);
   producer.job->StreamChanged();
 }

@@ -50,20 +50,16 @@ void ControlServer::Handle(Connection* connection,
   const auto version = request.find("penstock");
   if (version == request.end() || !version->is_number_integer() ||
       version->get<int64_t>() != kProtocolVersion) {
-    Reply(connection,
-          ErrorReply(FailedPreconditionError(
-              "this broker speaks protocol version {}: install the client and "
-              "the broker from the same Penstock release",
-              kProtocolVersion)));
-    Lose(connection->id);
-    return;
+    return Break(connection,
+                 FailedPreconditionError(
+                     "this broker speaks protocol version {}: install the "
+                     "client and the broker from the same Penstock release",
+                     kProtocolVersion));
   }
   if (connection->waiting) {
-    Reply(connection,
-          ErrorReply(FailedPreconditionError(
-              "a request on this connection is still in progress")));
-    Lose(connection->id);
-    return;
+    return Break(connection,
+                 FailedPreconditionError(
+                     "a request on this connection is still in progress"));
   }
   const auto answer = [&]() -> Answer {
     PENSTOCK_RETURN_IF_ERROR(CheckRequest(request));
@@ -71,7 +67,12 @@ void ControlServer::Handle(Connection* connection,
     return (this->*HandlerOf(op))({connection, request, fds});
   }();
   if (!answer.ok()) {
-    Reply(connection, ErrorReply(answer.status()));
+    const auto op = request.find("op");
+    Refuse(connection,
+           op != request.end() && op->is_string()
+               ? op->get_ref<const std::string&>()
+               : "a request without op",
+           answer.status());
   } else if (!answer->is_null()) {
     Reply(connection, *answer);
   }
@@ -171,7 +172,7 @@ ControlServer::Answer ControlServer::SetWorkers(const Call& call) {
   }
   PENSTOCK_RETURN_IF_ERROR(workers_->SetWorkers(
       call.request.at("workers").get<uint32_t>(), "`penstock workers`"));
-  LogInfo("{}, set by user {}", Counted(workers_->workers(), "worker"), uid);
+  Log<"workers-set">(workers_->workers(), LogUser{uid});
   nlohmann::json answer = OkReply();
   answer["workers"] = workers_->workers();
   answer["workers_chosen"] = workers_->Description();
@@ -215,6 +216,9 @@ ControlServer::Answer ControlServer::JobStateOf(const Call& call) {
   }
   nlohmann::json answer = OkReply();
   answer["state"] = JobStateToJson(jobs[0]->State());
+  if (call.request.value("spec", false)) {
+    answer["spec"] = DatasetSpecToJson(jobs[0]->options().spec).dump();
+  }
   return answer;
 }
 
@@ -293,7 +297,8 @@ ControlServer::Answer ControlServer::Index(const Call& call) {
         Connection* asking = Find(id);
         asking->waiting = false;
         asking->inspect = 0;
-        Reply(asking, result.ok() ? *result : ErrorReply(result.status()));
+        if (!result.ok()) return Refuse(asking, "index", result.status());
+        Reply(asking, *result);
       });
   return nlohmann::json();
 }

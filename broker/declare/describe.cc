@@ -1,6 +1,7 @@
 #include "broker/declare/describe.h"
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
 
 namespace penstock {
@@ -49,6 +50,48 @@ std::string KeysOf(const DeclarationBase& declared) {
   }
   if (one_of.empty()) return keys;
   return keys + Wrapped(Format("Give exactly one of {}.", one_of), "", "");
+}
+
+std::string TextOf(const LogMessage& message) {
+  std::string text;
+  bool in_value = false;
+  for (const char c : message.text) {
+    if (c == '{' || c == '}') {
+      in_value = c == '{';
+    } else {
+      text += static_cast<char>(in_value ? std::toupper(c) : c);
+    }
+  }
+  return text;
+}
+
+std::string DescribeMessages() {
+  std::string text =
+      "Messages of penstockd, by name. `journalctl PENSTOCK_MESSAGE=NAME` "
+      "shows "
+      "those of\none kind. What is in capitals is a field PENSTOCK_... of the "
+      "journal's entry too.\n";
+  for (const LogMessage& message : kLogMessages) {
+    text += Format("\n{} ({}, {})\n", message.name, NameOf(message.level),
+                   message.id);
+    text += Wrapped(TextOf(message), "    ", "    ");
+    text += Wrapped(std::string(message.advice), "  ", "  ");
+  }
+  return text;
+}
+
+std::string MessageCatalog() {
+  std::string text =
+      "# Messages of penstockd, for `journalctl -x`. Made from their "
+      "declaration.\n";
+  for (const LogMessage& message : kLogMessages) {
+    text += Format(
+        "\n-- {}\nSubject: Penstock: {}\nDefined-By: Penstock\n"
+        "Documentation: man:penstockd(8)\n\n",
+        message.id, message.name);
+    text += Wrapped(std::string(message.advice), "", "", 75);
+  }
+  return text;
 }
 
 }  // namespace penstock

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 
+#include "broker/base/messages.h"
 #include "broker/declare/declaration.h"
 
 namespace penstock {
@@ -17,6 +18,13 @@ std::string Wrapped(const std::string& text, const std::string& first,
 // "a number from 1 to 4096, or auto; default auto".
 std::string ValueOf(const DeclarationBase& declared,
                     const DeclarationBase::Field& field);
+
+// All messages of the daemon's log: `penstock help messages`.
+std::string DescribeMessages();
+// The same for `journalctl --update-catalog`.
+std::string MessageCatalog();
+// "job 'JOB': rank RANK died".
+std::string TextOf(const LogMessage& message);
 
 // Two lines or more for each key: its value, its meaning.
 std::string KeysOf(const DeclarationBase& declared);

@@ -65,10 +65,7 @@ std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
     // memory other nodes have.
     std::shared_ptr<void> reservation = TakeOfNode(node, bytes);
     if (reservation == nullptr) {
-      LogWarning(
-          "job '{}': {} of its batches belong on NUMA node {}, where other "
-          "jobs leave too little memory: they are not bound",
-          job.key().name, BytesText(bytes), node);
+      Log<"node-full">(job.key(), BytesText(bytes), node);
       continue;
     }
     reservations.push_back(std::move(reservation));
@@ -85,7 +82,7 @@ void BankPlacement::BindBank(const Job& job, size_t bank, uint32_t node) {
   const Status status = topology_->BindMemory(
       job.segment().base() + plan.slots_offset + bank * bytes, bytes, node);
   if (!status.ok() && !warned_unbound_.exchange(true)) {
-    LogWarning("job '{}': {}", job.key().name, status.message());
+    Log<"not-bound">(job.key(), status.message());
   }
 }
 
@@ -137,9 +134,7 @@ void BankPlacement::CheckPlacement(Job& job,
       elsewhere, std::memory_order_relaxed);
   pages_elsewhere_.fetch_add(elsewhere - before, std::memory_order_relaxed);
   if (elsewhere > 0 && !warned_unbound_.exchange(true)) {
-    LogWarning(
-        "job '{}': {} of {} pages are not on the NUMA node they were bound to",
-        job.key().name, elsewhere, seen);
+    Log<"pages-elsewhere">(job.key(), elsewhere, seen);
   }
 }
 

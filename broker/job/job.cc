@@ -38,12 +38,6 @@ uint64_t PartOfStep(const Job::Layout& layout, const Dataset& dataset,
   return by_step / (2 * workers);
 }
 
-// The first ten bad samples are logged, then ever fewer: a million of them must
-// not fill the disk.
-bool WorthALine(uint64_t count) {
-  return count <= 10 || (count & (count - 1)) == 0;
-}
-
 Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
   Delivery::Shape shape;
   shape.options = options.delivery;
@@ -140,9 +134,8 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
   }
   NoteMissingLocked();
   if (joined->replaces) {
-    LogInfo("job '{}': rank {} is back, {} handed over", key_.name,
-            key_.consumer.value_or(joined->rank),
-            Counted(joined->backlog, "batch is", "batches are"));
+    Log<"rank-back">(key_, key_.consumer.value_or(joined->rank),
+                     joined->backlog);
   }
   return joined;
 }
@@ -164,7 +157,7 @@ void Job::Leave(uint32_t seat) {
 void Job::Died(uint32_t seat) {
   MutexLock lock(&mutex_);
   if (const std::optional<uint32_t> rank = delivery_.RankAt(seat)) {
-    LogInfo("job '{}': rank {} died", key_.name, key_.consumer.value_or(*rank));
+    Log<"rank-died">(key_, key_.consumer.value_or(*rank));
   }
   GoneLocked(delivery_.Died(seat));
 }
@@ -178,8 +171,7 @@ Status Job::Evict(uint32_t rank, const std::string& reason) {
   MutexLock lock(&mutex_);
   const Status status = delivery_.Evict(rank, reason);
   if (status.code() == StatusCode::kNotFound) return status;
-  LogInfo("job '{}': rank {} is evicted: {}", key_.name,
-          key_.consumer.value_or(rank), reason);
+  Log<"rank-evicted">(key_, key_.consumer.value_or(rank), reason);
   GoneLocked(status);
   return OkStatus();
 }
@@ -496,8 +488,7 @@ void Job::AdvanceLocked() {
     delivery_.Advance();
     opened |= OpenLocked();
     for (const uint32_t rank : delivery_.TakeCorrupt()) {
-      LogWarning("job '{}': rank {} wrote impossible values: evicted",
-                 key_.name, rank);
+      Log<"rank-corrupt">(key_, rank);
       const Status status = delivery_.Evict(
           rank,
           Format("rank {} wrote impossible values into its cursor page: the "
@@ -622,10 +613,7 @@ void Job::LeaveOut(OpenBatch* share, uint64_t row, const Status& error) {
   CountFailedRow(error.code());
   const uint64_t count =
       counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (WorthALine(count)) {
-    LogWarning("job '{}' skips: {} ({} so far)", key_.name, error.message(),
-               count);
-  }
+  Log<"sample-skipped">(key_, error.message(), count);
   MutexLock lock(&mutex_);
   share->left_out.push_back(row);
   last_error_ = error.message();
@@ -635,10 +623,7 @@ void Job::CountSubstitute(const Status& error) {
   CountFailedRow(error.code());
   const uint64_t count =
       counters_.rows_substituted.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (WorthALine(count)) {
-    LogWarning("job '{}' substitutes: {} ({} so far)", key_.name,
-               error.message(), count);
-  }
+  Log<"sample-substituted">(key_, error.message(), count);
   MutexLock lock(&mutex_);
   last_error_ = error.message();
 }
@@ -651,7 +636,7 @@ void Job::Fail(const Status& status) {
 void Job::FailLocked(const Status& status) {
   if (!failure_.ok()) return;
   failure_ = status;
-  LogInfo("job '{}' ends: {}", key_.name, status.message());
+  Log<"job-failed">(key_, status.message());
   pointless_.store(true, std::memory_order_relaxed);
   last_error_ = status.message();
   delivery_.Close(

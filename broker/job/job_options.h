@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "broker/base/log.h"
 #include "broker/job/launch.h"
 #include "broker/spec/dataset_spec.h"
 #include "common/delivery_options.h"
@@ -34,6 +35,8 @@ struct JobKey {
   // independent: each consumer has a job of its own.
   std::optional<uint32_t> consumer;
   auto operator<=>(const JobKey&) const = default;
+  // Implicit: as a value of a message.
+  operator LogJob() const { return {name, dataset, uid, consumer}; }
 };
 
 struct JobOptions {

@@ -38,8 +38,7 @@ JournalWriter::Boot JournalWriter::BootOf(std::string_view text) {
     return {json.at("boot").get<std::string>(), json.value("tail", uint64_t{0}),
             json.value("from", uint64_t{0})};
   } catch (const nlohmann::json::exception& error) {
-    LogWarning("journal: a record of type {} is left out: {}", kBootRecord,
-               error.what());
+    Log<"record-left-out">(kBootRecord, error.what());
     return {};
   }
 }
@@ -75,7 +74,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
                                   return OkStatus();
                                 },
                                 &replayed));
-  if (!replayed.warning.empty()) LogWarning("{}", replayed.warning);
+  if (!replayed.warning.empty()) Log<"state-unread">(replayed.warning);
   writer->OpenTail(replay, replayed);
   return writer;
 }
@@ -89,11 +88,7 @@ void JournalWriter::OpenTail(
   if (tail.ok()) {
     memory_folder_ = *std::move(folder);
   } else {
-    LogWarning(
-        "no memory that outlives this process: {}; should it be killed, the "
-        "next one does not know all that the ranks have had, marks as "
-        "redelivered what may come twice, and ends streams",
-        tail.status().message());
+    Log<"state-in-memory-off">(tail.status().message());
     tail = JournalTail::Open("");
   }
   const std::string boot = BootId();
@@ -105,7 +100,7 @@ void JournalWriter::OpenTail(
   }
   if (!tail.ok()) {
     // As on a full disk: nothing is recorded, jobs go on.
-    LogError("journal: {}", tail.status().message());
+    Log<"state-not-kept">(tail.status().message());
     return;
   }
   tail_ = *std::move(tail);
@@ -118,10 +113,7 @@ void JournalWriter::OpenTail(
     const bool all = at == tail_->end() && tail_->lost_ns() == 0;
     incomplete_ = !all || replayed.damaged;
     if (!all) {
-      LogWarning(
-          "journal: the former broker could not keep all records, because its "
-          "state directory did not take them: what may come twice is marked "
-          "as redelivered, streams end");
+      Log<"state-incomplete">();
     }
     tail_->Drop(boot_.from);  // the file has all earlier records
     if (at != tail_->end()) tail_->BeginAnew();
@@ -130,10 +122,7 @@ void JournalWriter::OpenTail(
     if (boot_.token != 0 &&
         (boot.empty() || boot_.id.empty() || boot == boot_.id)) {
       incomplete_ = true;
-      LogWarning(
-          "journal: what the former broker had not written yet is gone with "
-          "its folder in memory: what may come twice is marked as redelivered, "
-          "streams end");
+      Log<"state-memory-gone">();
     }
     tail_->BeginAnew();
   }
@@ -228,7 +217,7 @@ void JournalWriter::Write() {
       if (status.ok() && tail_->lost_ns() != 0) {
         status = compacted.status();  // losses remain
       } else if (status.ok()) {
-        LogWarning("{}", compacted.status().message());  // only space is wasted
+        Log<"state-not-compacted">(compacted.status().message());
       }
     } else if (*compacted) {
       status = OkStatus();  // it wrote everything, including failed records
@@ -282,8 +271,8 @@ Status JournalWriter::WriteTail() {
       JournalEntry& entry = group.emplace_back();
       if (!tail_->Next(&at, &entry)) {
         MutexLock lock(&mutex_);
-        LogError("journal: another program wrote into {}/{}", memory_folder_,
-                 kJournalTailName);
+        Log<"state-overwritten">(
+            Format("{}/{}", memory_folder_, kJournalTailName));
         NoteLost();
         tail_->Drop(tail_->end());
         return OkStatus();  // a compaction follows
@@ -390,10 +379,9 @@ void JournalWriter::Tick() {
   if (now == reported_) return;
   reported_ = now;
   if (now == Health::kWell) {
-    LogWarning("the state directory {} is written again, nothing is missing",
-               directory_);
+    Log<"state-well">(directory_);
   } else {
-    LogError("{}", TroubleText());
+    Log<"state-trouble">(TroubleText());
   }
 }
 

@@ -392,8 +392,7 @@ void ApplyTo(RecoveryState* state, uint8_t type, const json& record) {
       uses_id(id());
       StatusOr<RecordedJob> job = JobFromJson(record);
       if (!job.ok()) {
-        LogWarning("journal: job {} is given up: {}", id(),
-                   job.status().message());
+        Log<"job-given-up">(id(), job.status().message());
         break;
       }
       // A continued job is recorded again: its progress stays.
@@ -455,8 +454,7 @@ void ApplyTo(RecoveryState* state, uint8_t type, const json& record) {
       }
       break;
     default:
-      LogWarning("journal: a record of type {}, unknown here, is left out",
-                 type);
+      Log<"record-left-out">(type, "unknown here");
   }
 }
 
@@ -471,8 +469,7 @@ void RecoveryState::Apply(uint8_t type, std::string_view text) {
   try {
     ApplyTo(this, type, json::parse(text, nullptr, false));
   } catch (const std::exception& error) {
-    LogWarning("journal: a record of type {} is left out: {}", type,
-               error.what());
+    Log<"record-left-out">(type, error.what());
   }
 }
 

@@ -88,8 +88,7 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
           CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
     }
     entry.former = std::make_unique<FormerJob>(std::move(former));
-    LogInfo("job '{}' of a former broker instance waits for its ranks",
-            entry.key.name);
+    Log<"job-waits">(entry.key);
   }
   for (EndedJob& ended : journal->TakeEnded()) {
     ended_.push_back({std::move(ended), true});
@@ -263,10 +262,8 @@ const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
 
 JobTable::Entry* JobTable::Reopen(const Ended& ended,
                                   const AttachRequest& request) {
-  LogInfo(
-      "job '{}': rank {} is told the end of incarnation {}, whose data were "
-      "delivered before; `penstock stop` or another job name begins anew",
-      ended.key.name, request.joining.rank, ended.incarnation.number);
+  Log<"job-told-end">(ended.key, request.joining.rank,
+                      ended.incarnation.number);
   Entry& entry = entries_.emplace_back();
   entry.key = ended.key;
   entry.options = request.options;
@@ -627,19 +624,11 @@ void JobTable::Deserted(Entry& entry) {
     End(entry, "all ranks have left");
   } else if (!entry.named) {
     if (!entry.job->AllDelivered()) {
-      LogWarning(
-          "job '{}' of dataset '{}' is over before all was delivered: its "
-          "ranks are gone, and a job of one rank without a name of its own "
-          "(`job`, "
-          "PENSTOCK_JOB) waits for no other",
-          key.name, key.dataset);
+      Log<"job-undelivered">(key, key.dataset);
     }
     End(entry, "all ranks have left");
   } else if (entry.job->AllDelivered()) {
-    LogInfo(
-        "job '{}': all data of incarnation {} are delivered; ranks that "
-        "attach within {} s and have not been told so are told the end",
-        key.name, entry.incarnation.number, kAwaitedKept.count());
+    Log<"job-delivered">(key, entry.incarnation.number, kAwaitedKept.count());
     End(entry, "all of its data are delivered", true);
   } else if (!entry.deserted) {
     entry.deserted = std::chrono::steady_clock::now();

@@ -466,7 +466,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     warning += (warning.empty() ? "" : "; ") + classes;
   }
   if (!warning.empty()) {
-    LogWarning("job '{}': {}", entry->key.name, warning);
+    Log<"job-warning">(entry->key, warning);
     (*job)->SetWarning(std::move(warning));
   }
   entry->job = *job;

@@ -471,10 +471,8 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
         }
       }
     }
-    LogInfo(
-        "job '{}': rank {} is evicted before it reconnected: "
-        "evicted by user {}",
-        name, rank, uid);
+    Log<"rank-evicted">(entry.key, rank,
+                        Format("by user {}, before it reconnected", uid));
     // Its time may have been over before; its batches are settled now.
     if (entry.job != nullptr) entry.job->BeginRecovery();
     status = OkStatus();

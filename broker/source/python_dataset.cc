@@ -220,8 +220,7 @@ class PythonMaker final : public Source::Maker {
       return status;
     }
     const uint64_t record = wanted_[in_work].record;
-    LogWarning("python {}: sample {}: {}", records_->name, record,
-               status.message());
+    Log<"sample-ended-process">(records_->name, record, status.message());
     if (!suspect_ || suspect_->record != record) suspect_ = {record, 0, {}};
     ++suspect_->deaths;
     suspect_->status = status;

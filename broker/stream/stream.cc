@@ -459,10 +459,7 @@ void Stream::MakeRoom(uint64_t row, const std::vector<RowRange>& ranges) {
       auto moved = MoveRunLocked(runs[i - 1].first, runs[i - 1].second, kept);
       if (!moved.ok()) {
         if (!std::exchange(retained_failed_, true)) {
-          LogWarning(
-              "ranks hold batches for long, and producers wait because their "
-              "rings are full: {}",
-              moved.status().message());
+          Log<"stream-full">(moved.status().message());
         }
         return;
       }

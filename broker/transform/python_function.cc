@@ -62,7 +62,7 @@ class PythonCaller final : public RowFunction::Caller {
       process_.reset();
     }
     if (status.code() == StatusCode::kUnavailable) {
-      LogWarning("python {}: {}", name_, status.message());
+      Log<"function-ended">(name_, status.message());
     }
     if (!status.ok()) return status;
     return &results_;

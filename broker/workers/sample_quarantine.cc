@@ -148,10 +148,7 @@ StatusOr<std::unique_ptr<SampleQuarantine>> SampleQuarantine::Open(
       if (rename(path.c_str(), aside.c_str()) != 0) {
         return ErrnoError(errno, "rename to " + aside);
       }
-      LogWarning(
-          "{} is {}: set aside as {}; which samples ended the broker before is "
-          "forgotten",
-          path, why, aside);
+      Log<"samples-forgotten">(path, why, aside);
     }
   };
   StatusOr<Fd> fd = open_checked();
@@ -222,12 +219,7 @@ void SampleQuarantine::Accuse() {
                      entry.record.load(std::memory_order_relaxed)});
       filter_[bit / 64] |= uint64_t{1} << (bit % 64);
     }
-    LogWarning(
-        "the broker died, maybe of {} sample{} in work (named once the dataset "
-        "is open again); under suspicion are {} in all, each is decoded alone "
-        "until it proves innocent; {} are not decoded any more ({})",
-        accused.size(), accused.size() == 1 ? "" : "s", count, condemned(),
-        path_);
+    Log<"samples-suspected">(accused.size(), count, condemned(), path_);
   }
 }
 
@@ -254,10 +246,7 @@ uint64_t SampleQuarantine::Add(const Sample& sample, uint64_t evidence) {
       return evidence;
     }
   }
-  LogWarning(
-      "{}: all {} entries are samples that ended the broker again and again: a "
-      "new suspect is not remembered",
-      path_, kSuspectsMax);
+  Log<"samples-full">(path_, kSuspectsMax);
   return 0;
 }
 

@@ -65,16 +65,14 @@ void LogCharges(SampleQuarantine* samples, const Job& job) {
       SampleQuarantine::DatasetHash(DatasetKey(job.options().spec)));
   for (size_t i = 0; i < charges.size(); ++i) {
     if (i == kChargesLoggedMax) {
-      LogWarning("dataset '{}': and {} more samples that were in work",
-                 job.key().dataset, charges.size() - i);
+      Log<"samples-charged-more">(job.key(), job.key().dataset,
+                                  charges.size() - i);
       break;
     }
     const SampleQuarantine::Charge& charge = charges[i];
     const uint64_t record = charge.sample.record;
-    LogWarning(
-        "dataset '{}': the death of the broker is charged to sample {} in {}, "
-        "{}; {}",
-        job.key().dataset, record,
+    Log<"sample-charged">(
+        job.key(), job.key().dataset, record,
         record < job.dataset().source->record_count()
             ? job.dataset().source->Describe(record)
             : "?",
@@ -286,11 +284,11 @@ void WorkerPool::Run(WorkerSeat seat, ReadsInFlight* reads) {
     if (const Status status = topology_->PinThread(own); status.ok()) {
       seat.node = own.node;
     } else {
-      LogWarning("{}; it runs unpinned", status.message());
+      Log<"worker-unpinned">(status.message());
     }
   } else if (const Status status = topology_->KeepThreadToCpus();
              !status.ok()) {
-    LogWarning("{}", status.message());
+    Log<"worker-cpus">(status.message());
   }
   Worker worker(this, seat, reads_most_, reads);
   while (WaitForWork(worker)) {
@@ -308,8 +306,7 @@ std::unique_ptr<StorageReader> WorkerPool::MakeWorkerReader(
     // It worked at Start, so memory or descriptors ran out. Plain reads need
     // none.
     if (!reader.ok()) {
-      LogWarning("worker {}: {}; it reads with pread", worker,
-                 reader.status().message());
+      Log<"worker-reads-plainly">(worker, reader.status().message());
     }
   }
   // One ticket: more reads would only wait behind one that hangs.
@@ -601,12 +598,9 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
   for (const uint32_t index : blocked) {
     const uint32_t worker_index = threads_[index].worker_index;
     if (worker_index >= workers() || ThreadsAt(worker_index) > 1) continue;
-    LogWarning(
-        "worker {} is held by a read that does not end; worker {} takes its "
-        "place",
-        index, threads_.size());
+    Log<"worker-held">(index, threads_.size());
     if (const Status status = StartThread(worker_index); !status.ok()) {
-      LogWarning("{}", status.message());
+      Log<"worker-not-started">(status.message());
     }
   }
 }

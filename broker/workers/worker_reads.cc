@@ -41,8 +41,7 @@ void WorkerReads::OpenGroup(uint32_t number) {
 void WorkerReads::ChangeGroup() {
   for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
     if (groups_[number].reader != nullptr) continue;
-    LogWarning("worker {}: {} reads of ended jobs hang; it goes on beside them",
-               thread_index_, given_up_);
+    Log<"reads-hang">(thread_index_, given_up_);
     for (auto& [key, kept] : *jobs_) Unpin(kept.reads);
     return OpenGroup(number);
   }

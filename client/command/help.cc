@@ -1,5 +1,5 @@
-// penstock help spec, help config: the broker knows what these files may hold;
-// its program prints it.
+// penstock help spec, config, messages: the broker knows what these files may
+// hold and what it says itself; its program prints it.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -23,12 +23,13 @@ struct HelpOptions {
 StatusOr<int> Help(const HelpOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::string program, FindPenstockd());
   std::vector<std::string> words = {program};
-  if (options.topic == "config") {
+  if (options.topic != "spec") {
     if (!options.name.empty() || options.json) {
-      PrintError("`penstock help config` takes nothing more");
+      PrintError(
+          Format("`penstock help {}` takes nothing more", options.topic));
       return kExitUsage;
     }
-    words.push_back("--describe-config");
+    words.push_back("--describe-" + options.topic);
   } else {
     words.push_back("--describe-spec=" + options.name);
   }
@@ -45,12 +46,12 @@ StatusOr<int> Help(const HelpOptions& options) {
 Subcommand AddHelp(CLI::App& app) {
   CLI::App* const help = app.add_subcommand(
       "help",
-      "Explain the keys of a spec, its sources and operations, or those of "
-      "penstockd's configuration");
+      "Explain the keys of a spec, its sources and operations, those of "
+      "penstockd's configuration, or the messages of its log");
   const auto options = std::make_shared<HelpOptions>();
-  help->add_option("TOPIC", options->topic, "spec or config")
+  help->add_option("TOPIC", options->topic, "spec, config or messages")
       ->required()
-      ->check(CLI::IsMember({"spec", "config"}));
+      ->check(CLI::IsMember({"spec", "config", "messages"}));
   help->add_option("NAME", options->name,
                    "Of spec: a source, an operation, shuffle, batch or a crop");
   help->add_flag("--json", options->json,
@@ -59,7 +60,8 @@ Subcommand AddHelp(CLI::App& app) {
       "Examples:\n"
       "  penstock help spec\n"
       "  penstock help spec image_folder\n"
-      "  penstock help config");
+      "  penstock help config\n"
+      "  penstock help messages");
   return {help, [options] { return Help(*options); }};
 }
 

@@ -108,8 +108,8 @@ std::string Completion(const CLI::App& app) {
       "  if [[ $current == -* ]]; then\n"
       "    mapfile -t COMPREPLY < <(compgen -W \"$options\" -- \"$current\")\n"
       "  elif [[ $command == help && $COMP_CWORD == 2 ]]; then\n"
-      "    mapfile -t COMPREPLY < <(compgen -W \"spec config\" -- "
-      "\"$current\")\n"
+      "    mapfile -t COMPREPLY < <(compgen -W \"spec config messages\" "
+      "-- \"$current\")\n"
       "  fi\n"
       "}}\n"
       "complete -o default -F _penstock penstock\n",

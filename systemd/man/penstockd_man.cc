@@ -1,5 +1,6 @@
 // Writes the pages of what penstockd has declared: its command line and
-// configuration as penstockd(8), the dataset spec as penstock-spec(5).
+// configuration and messages as penstockd(8), the messages as the journal's
+// catalogue, the dataset spec as penstock-spec(5).
 //
 //   penstockd_man DATE FOLDER
 #include <CLI/CLI.hpp>
@@ -11,6 +12,7 @@
 #include "broker/declare/describe.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
+#include "common/format.h"
 #include "systemd/man/man_page.h"
 
 namespace penstock {
@@ -74,6 +76,20 @@ std::string DaemonPage(const std::string& date) {
   page.Paragraph(
       "`systemctl restart penstockd` loses no batch either: ranks reconnect, "
       "and go on where they were.");
+  page.Section("MESSAGES");
+  page.Paragraph(
+      "Where standard error is systemd's journal, each message is one entry "
+      "with fields: MESSAGE_ID, PENSTOCK_MESSAGE (its name below), and what is "
+      "in capitals below as PENSTOCK_JOB, PENSTOCK_RANK and so on; that of a "
+      "job has PENSTOCK_DATASET and PENSTOCK_UID too. `journalctl -x` "
+      "explains them, `journalctl PENSTOCK_MESSAGE=sample-skipped` shows those "
+      "of one kind, `journalctl PENSTOCK_JOB=train` those of one job. So many "
+      "of one kind and job are written at once, then one in 30 seconds, with "
+      "the number of those that are left out.");
+  for (const LogMessage& message : kLogMessages) {
+    page.Item(std::string(message.name), std::string(NameOf(message.level)),
+              Format("\"{}\". {}", TextOf(message), message.advice));
+  }
   page.Section("SIGNALS")
       .Item("SIGTERM, SIGINT", "",
             "Ends. Ranks wait for the next instance where one comes.")
@@ -145,6 +161,7 @@ int main(int argc, char** argv) {
   if (argc != 3) return 2;
   const std::string folder = argv[2];
   penstock::WriteFile(folder + "/penstockd.8", penstock::DaemonPage(argv[1]));
+  penstock::WriteFile(folder + "/penstock.catalog", penstock::MessageCatalog());
   penstock::WriteFile(folder + "/penstock-spec.5", penstock::SpecPage(argv[1]));
   return 0;
 }

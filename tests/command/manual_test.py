@@ -65,6 +65,11 @@ class ManualTest(unittest.TestCase):
         self.assertIn("memory_limit_per_user", keys)
         for key in keys:
             self.assertIn(f" {key} ", page)
+        messages = re.findall(r"^([a-z-]+) \((\w+), [0-9a-f]{32}\)$",
+                              output(PENSTOCK, "help", "messages"), re.M)
+        self.assertGreater(len(messages), 50)
+        for name, level in messages:
+            self.assertIn(f" {name} {level} ", page)
         page = shown("penstock-spec.5")
         names = re.findall(r"^  (\w+): ", output(PENSTOCK, "help", "spec"), re.M)
         self.assertIn("image_folder", names)
@@ -86,6 +91,7 @@ class ManualTest(unittest.TestCase):
         self.assertEqual(self.complete("penstock", "--v"), ["--version"])
         self.assertEqual(self.complete("penstock", "run", "--pre"), ["--prefix"])
         self.assertEqual(self.complete("penstock", "help", "c"), ["config"])
+        self.assertEqual(self.complete("penstock", "help", "m"), ["messages"])
         # Files, and the words of another command.
         self.assertEqual(self.complete("penstock", "check", "train"), [])
         self.assertEqual(self.complete("penstock", "run", "--", "ls", "--pre"), [])
