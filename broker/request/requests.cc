@@ -219,7 +219,11 @@ constexpr AnswerField kTraceAnswer[] = {
     {"events", kCount, "how many TraceEvents (`trace_event.h`) the memfd has"},
     {"dropped", kCount, "events that did not fit"},
 };
-constexpr AnswerField kStateAnswer[] = {{"state", kObject, "the state"}};
+constexpr RequestField kStateOf[] = {
+    {"spec", Flag(), "the answer has the spec of its dataset too"}};
+constexpr AnswerField kStateAnswer[] = {
+    {"state", kObject, "the state"},
+    {"spec", kText, "of its dataset, as JSON in full", kSometimes}};
 
 // ---- producers
 
@@ -318,6 +322,7 @@ constexpr DeclaredRequest kRequests[] = {
     {.op = "finish", .text = "put no more rows", .fields = kFinish},
     {.op = "state",
      .text = "get the state of a job",
+     .fields = kStateOf,
      .shared = kOfJob,
      .answer = kStateAnswer},
     {.op = "evict",

@@ -27,6 +27,7 @@ StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
       (job.spec.empty() ? job.dataset : job.spec).c_str();
   options.job = job.name.c_str();
   options.socket = socket.c_str();
+  if (!job.state.empty()) options.state = job.state.c_str();
   const auto error = [](int code) {
     return Status(static_cast<StatusCode>(-code), penstock_error());
   };

@@ -1,4 +1,5 @@
-// The first batch of a dataset's first epoch, taken as rank 0 of 1.
+// The first batch of a dataset's first epoch, or from a state on, taken as rank
+// 0 of 1.
 //
 // A forked process takes it and the parent only waits, so that Ctrl-C ends it
 // at any point.
@@ -20,6 +21,7 @@ struct FirstBatchJob {
   std::string dataset;
   std::string spec;
   std::string name;
+  std::string state;  // "": from the beginning
 };
 
 // Runs in the forked process. What it returns is the result.

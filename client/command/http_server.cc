@@ -85,7 +85,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     response_.set(
         "Content-Security-Policy",
         "default-src 'none'; script-src 'unsafe-inline'; style-src "
-        "'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'");
+        "'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors "
+        "'none'");
     response_.set("Referrer-Policy", "no-referrer");
     response_.body() = std::move(answer.body);
     response_.prepare_payload();

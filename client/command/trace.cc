@@ -140,7 +140,11 @@ std::string ChromeTrace(const Json& answer,
   const Json& jobs = FieldOf(answer, "jobs");
   const int64_t began_ns = static_cast<int64_t>(
       CountField(answer, "began_unix_ns").value_or(0) - base_ns);
-  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+  // Chrome's format leaves the clock open: it is said here.
+  std::string text = Format(
+      "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"clock\":"
+      "\"CLOCK_REALTIME\",\"base_unix_ns\":{}}},\"traceEvents\":[\n",
+      base_ns);
   std::set<std::pair<uint64_t, uint32_t>> named;
   std::set<uint64_t> groups;
   const auto name = [&](const char* what, uint64_t group, uint32_t track,

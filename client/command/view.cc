@@ -2,11 +2,14 @@
 // loopback by this command, or kept as a file.
 #include <poll.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +17,7 @@
 #include "client/command/control_call.h"
 #include "client/command/http_server.h"
 #include "client/command/interrupt.h"
+#include "client/command/job_batch.h"
 #include "client/command/json_field.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
@@ -29,6 +33,8 @@ using Json = nlohmann::json;
 
 constexpr int kSecondsMax = 300;  // samples that the page keeps
 constexpr std::string_view kRecorded = "/*RECORDED*/null";
+constexpr std::string_view kBatches = "/*BATCHES*/null";
+constexpr size_t kBatchesKept = 4;  // jobs whose last batch a file has
 
 struct ViewOptions {
   std::string socket;
@@ -48,8 +54,51 @@ StatusOr<std::string> MakeToken() {
   return token;
 }
 
+std::string KeyOf(const Json& job) {
+  const std::optional<uint64_t> consumer = CountField(job, "consumer");
+  return Format("{} / {} / {} / {}", TextField(job, "job"),
+                TextField(job, "dataset"), CountField(job, "uid").value_or(0),
+                consumer ? std::to_string(*consumer) : "");
+}
+
 StatusOr<Json> AskStatus(const ViewOptions& options) {
   return CallBroker(SocketPath(options.socket), {{"op", "status"}});
+}
+
+// The last batch of the job at this place of the status, as the page wants it.
+Json BatchOf(const ViewOptions& options, const Json& job) {
+  const StatusOr<Json> batch =
+      LastBatch(SocketPath(options.socket),
+                {TextField(job, "job"), TextField(job, "dataset"),
+                 CountField(job, "world_size").value_or(1)});
+  return batch.ok() ? *batch
+                    : Json{{"error", Printable(batch.status().message())}};
+}
+
+// "a%20b": as encodeURIComponent writes it.
+std::string Decoded(std::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned char byte = 0;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(&text[i + 1], &text[i + 3], byte, 16).ptr ==
+            &text[i + 3]) {
+      decoded += static_cast<char>(byte);
+      i += 2;
+    } else {
+      decoded += text[i];
+    }
+  }
+  return decoded;
+}
+
+// key: "job / dataset / uid / consumer", as the page names a job.
+StatusOr<Json> JobOfKey(const ViewOptions& options, const std::string& key) {
+  PENSTOCK_ASSIGN_OR_RETURN(const Json status, AskStatus(options));
+  for (const Json& job : ArrayField(status, "jobs")) {
+    if (KeyOf(job) == key) return job;
+  }
+  return NotFoundError("this job is over");
 }
 
 StatusOr<int> Serve(const ViewOptions& options) {
@@ -84,6 +133,13 @@ StatusOr<int> Serve(const ViewOptions& options) {
       } else {
         answer = {503, answer.type, Printable(status.status().message())};
       }
+    } else if (request.target.starts_with(base + "batch?")) {
+      const StatusOr<Json> job =
+          JobOfKey(options, Decoded(request.target.substr(base.size() + 6)));
+      answer.type = "application/json";
+      answer.body = JsonLine(
+          job.ok() ? BatchOf(options, *job)
+                   : Json{{"error", Printable(job.status().message())}});
     } else {
       answer = {404, answer.type, "the address was printed at the start\n"};
     }
@@ -91,6 +147,15 @@ StatusOr<int> Serve(const ViewOptions& options) {
   });
   // Being stopped is how it ends.
   return ended.code() == StatusCode::kCancelled ? StatusOr<int>(0) : ended;
+}
+
+std::string InScript(const Json& json) {
+  std::string text;
+  // "</script>" in a name would end the script.
+  for (const char c : JsonLine(json)) {
+    c == '<' ? text += "\\u003c" : text += c;
+  }
+  return text;
 }
 
 StatusOr<int> Keep(const ViewOptions& options) {
@@ -110,13 +175,17 @@ StatusOr<int> Keep(const ViewOptions& options) {
         {{"t", std::chrono::duration<double>(Clock::now() - begin).count()},
          {"status", std::move(status)}});
   }
-  std::string page(kViewPage);
-  std::string recorded;
-  // "</script>" in a name would end the script.
-  for (const char c : JsonLine(samples)) {
-    c == '<' ? recorded += "\\u003c" : recorded += c;
+  Json batches = Json::object();
+  for (const Json& job :
+       ArrayField(FieldOf(samples.back(), "status"), "jobs")) {
+    if (batches.size() == kBatchesKept) break;
+    if (CountField(job, "uid") != uint64_t{geteuid()}) continue;
+    batches[KeyOf(job)] = BatchOf(options, job);
+    PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
   }
-  page.replace(page.find(kRecorded), kRecorded.size(), recorded);
+  std::string page(kViewPage);
+  page.replace(page.find(kRecorded), kRecorded.size(), InScript(samples));
+  page.replace(page.find(kBatches), kBatches.size(), InScript(batches));
   PENSTOCK_RETURN_IF_ERROR(WriteWhole(options.out, page));
   Print(stdout, "{}: {}\n", Printable(options.out),
         Counted(static_cast<uint64_t>(options.seconds), "second"));

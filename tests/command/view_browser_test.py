@@ -73,6 +73,8 @@ class Browser(BrokerTest):
         self.assertRegex(shown["slots-key"], r"out: \d")
         self.assertRegex(shown["memory"], r"promised to all jobs +[\d.]+ KiB")
         self.assertEqual(shown["errors"].strip(), "none")
+        self.assertIn("make-batch", [attrs.get("id") for tag, attrs in page.tags
+                                     if tag == "button"])
         self.assertNotIn("trouble", {name for name in shown if shown[name].strip()})
         paths = [attrs["d"] for tag, attrs in page.tags if tag == "path"]
         self.assertEqual(len(paths), 3)  # one job, two ranks

@@ -9,6 +9,7 @@ of two ranks; both commands as a person uses them.
 
 import http.client
 import json
+import os
 import pathlib
 import re
 import signal
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import time
 import unittest
+import urllib.parse
+import urllib.request
 
 from running_broker import BrokerTest
 
@@ -65,8 +68,10 @@ class ViewAndTrace(BrokerTest):
         done = self.broker.ask("trace", "train", "--seconds", "0.3", "--out", file,
                                "--beside", beside)
         self.assertEqual(done.returncode, 0, done.stderr)
-        times = [each["ts"] for each in json.loads(file.read_text())["traceEvents"]
-                 if each["ph"] == "X"]
+        trace = json.loads(file.read_text())
+        self.assertEqual(trace["otherData"],
+                         {"clock": "CLOCK_REALTIME", "base_unix_ns": base})
+        times = [each["ts"] for each in trace["traceEvents"] if each["ph"] == "X"]
         self.assertGreater(min(times), 0.9e6)
         self.assertLess(max(times), 60e6)
 
@@ -143,6 +148,39 @@ class ViewAndTrace(BrokerTest):
             served.send_signal(signal.SIGTERM)
             self.assertEqual(served.wait(10), 0)
 
+    def test_the_last_batch(self):
+        served = subprocess.Popen(
+            [self.broker.penstock, "view", "--socket", self.broker.socket],
+            stdout=subprocess.PIPE, text=True)
+        self.addCleanup(served.stdout.close)
+        try:
+            base = served.stdout.readline().strip()
+
+            def batch(key):
+                with urllib.request.urlopen(
+                        base + "batch?" + urllib.parse.quote(key, safe=""),
+                        timeout=60) as answer:
+                    return json.load(answer)
+
+            job = json.loads(self.broker.ask("status", "--json").stdout)["jobs"][0]
+            key = f"train / {job['dataset']} / {os.getuid()} / "
+            made = batch(key)
+            self.assertEqual(made.get("error"), None)
+            first, last = map(int, re.fullmatch(r"rows (\d+) to (\d+) of epoch 0",
+                                                made["text"]).groups())
+            self.assertEqual(last - first, 11)  # a step of 12 rows
+            self.assertEqual(first % 12, 0)
+            self.assertGreaterEqual(first, 12 * (job["step"] - 1))
+            self.assertEqual(made["picture"], "")  # no feature is a picture
+            self.assertEqual(len(made["table"].splitlines()), 13)
+            self.assertEqual(batch("no / such / 0 / "), {"error": "this job is over"})
+        finally:
+            served.send_signal(signal.SIGTERM)
+            self.assertEqual(served.wait(10), 0)
+        # The job goes on, and nothing of the other broker is left.
+        self.assertEqual(json.loads(self.broker.ask("status", "--json").stdout)
+                         ["jobs"][0]["state"], "running")
+
     def test_view_as_a_file(self):
         file = self.broker.folder / "report.html"
         done = self.broker.ask("view", "--out", file, "--seconds", "2")
@@ -152,6 +190,9 @@ class ViewAndTrace(BrokerTest):
         self.assertEqual(len(samples), 3)
         self.assertNotIn("<", recorded[1])
         self.assertEqual(samples[2]["status"]["jobs"][0]["job"], "train")
+        batches = json.loads(re.search(r"const BATCHES = (\{.*\});\n", file.read_text())[1])
+        batch, = batches.values()
+        self.assertIn("sample", batch["table"])
 
 
 if __name__ == "__main__":

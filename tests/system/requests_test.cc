@@ -252,6 +252,7 @@ TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
   Check(Try(attach, {page->fd.get()}), "attach");
   // A rank need not name its own job.
   Check(Send({{"op", "state"}}), "state");
+  Check(Send({{"op", "state"}, {"spec", true}}), "state");
   Check(Send({{"op", "trace"}, {"seconds", 0.01}}), "trace");
   Check(Send({{"op", "evict"}, {"rank", 0}}), "evict");
   Check(Send({{"op", "stop"}}), "stop");
