@@ -32,6 +32,7 @@ bool Worker::RunOnce() {
   reads_.UnpinEnded();
   claims_.Retry();
   for (;;) {
+    seat_.turns->Turn();
     reads_.CheckTimeouts();
     any |= ReadAhead();
     reads_.Submit();

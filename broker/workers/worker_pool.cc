@@ -217,10 +217,13 @@ Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
   added.job = job;
   added.reads =
       std::make_unique<ReadsInFlight>(WorkerReads::Entries(reads_most_));
+  added.turns = std::make_unique<WorkerTurns>();
   added.ended = job == 0 ? nullptr : std::make_unique<std::atomic<bool>>(false);
   try {
     added.thread =
-        std::thread([this, seat = WorkerSeat{index, worker_index, job, {}},
+        std::thread([this,
+                     seat = WorkerSeat{
+                         index, worker_index, job, {}, added.turns.get()},
                      reads = added.reads.get(), ended = added.ended.get()] {
           Run(seat, reads);
           if (ended == nullptr) return;
@@ -293,9 +296,12 @@ void WorkerPool::Run(WorkerSeat seat, ReadsInFlight* reads) {
     LogWarning("{}", status.message());
   }
   Worker worker(this, seat, reads_most_, reads);
+  seat.turns->SetAsleep(true);
   while (WaitForWork(worker)) {
+    seat.turns->SetAsleep(false);
     while (worker.RunOnce()) {
     }
+    seat.turns->SetAsleep(true);
   }
 }
 
@@ -693,6 +699,22 @@ std::optional<std::string> WorkerPool::Tick() {
       dataset == nullptr ? "?"
                          : dataset->source->Describe(oldest->sample.record),
       static_cast<double>(now_ns - oldest->since_ns) * 1e-9);
+}
+
+std::optional<uint32_t> WorkerPool::StandsStill() {
+  std::optional<uint32_t> still;
+  for (uint32_t i = 0; i < threads_.size(); ++i) {
+    Thread& each = threads_[i];
+    if (each.turns == nullptr) continue;
+    const uint64_t turns = each.turns->turns();
+    const bool excused =
+        each.turns->asleep() || options_.samples->Of(i) ||
+        each.reads->blocked_on()->load(std::memory_order_relaxed) !=
+            ReadsInFlight::kNone;
+    if (turns == each.turns_seen && !excused) still = i;
+    each.turns_seen = turns;
+  }
+  return still;
 }
 
 FunctionWorkersUse WorkerPool::UseOfFunctionWorkers(const Job& job) {

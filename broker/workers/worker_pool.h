@@ -52,6 +52,7 @@
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/serving_order.h"
 #include "broker/workers/trace.h"
+#include "broker/workers/worker_turns.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -66,6 +67,7 @@ struct WorkerSeat {
   uint32_t worker_index = 0;     // below workers(); function workers have none
   uint64_t job = 0;              // serves only this job; 0: all
   std::optional<uint32_t> node;  // NUMA node it is pinned to
+  WorkerTurns* turns = nullptr;
 };
 
 struct WorkerOptions {
@@ -140,6 +142,10 @@ class WorkerPool {
   // Advances the clock and fails jobs with late reads. Returns a description,
   // with the sample, when a decoder hangs; the caller must end the broker.
   std::optional<std::string> Tick();
+  // For the watchdog: the thread of a worker that was busy at the last call and
+  // has made no turn since. Not one in a read, which read_timeout is for, or in
+  // a sample, which decode_timeout is for. Control thread only.
+  std::optional<uint32_t> StandsStill();
 
   // Recent fraction of workers that slept.
   double recently_idle() const { return idle_share_.mean(); }
@@ -222,6 +228,8 @@ class WorkerPool {
   struct Thread {
     std::thread thread;
     std::unique_ptr<ReadsInFlight> reads;
+    std::unique_ptr<WorkerTurns> turns;
+    uint64_t turns_seen = 0;    // by StandsStill
     uint32_t worker_index = 0;  // function workers: kNoWorkerIndex
     uint32_t uid = 0;           // function workers: owner of the job
     uint64_t job = 0;           // function workers: the job's number
