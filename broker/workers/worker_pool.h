@@ -179,9 +179,13 @@ class WorkerPool {
   // reading is considered only if its turn is before `before`: the worker has
   // such rows already, and with many jobs it would claim a chunk of each.
   Claimed ClaimFair(ServingOrder* order, const std::vector<const Job*>& but,
-                    uint64_t before, const WorkerSeat& seat, bool blocking);
-  // Called for each job served, with the worker time it has had.
-  void Served(uint64_t virtual_time_ns);
+                    const Turn& before, const WorkerSeat& seat, bool blocking);
+  // Called for each job served.
+  void Served(const JobAccount& account) {
+    if (!account.shares) return;
+    account.user->present.Follow(account.virtual_time);
+    present_.Follow(account.user->virtual_time);
+  }
   // Changes when ClaimFair may find new rows.
   uint64_t news() const {
     // Relaxed: a late view claims late.
@@ -269,6 +273,7 @@ class WorkerPool {
   // The index of an account for the job; kJobsMax: there are too many.
   size_t OpenAccount(const std::shared_ptr<Job>& job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  UserAccount* AccountOf(uint32_t uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Named NamedOf(uint64_t number);
   void CountSleep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -294,9 +299,9 @@ class WorkerPool {
   RecentMean idle_share_;
   ClaimableJobs claimable_;
   std::atomic<uint64_t> news_{0};
-  // Worker time that recently served jobs have had: a new job starts here, and
+  // Worker time that recently served users have had: a new one starts here, and
   // one that slept near it.
-  std::atomic<uint64_t> virtual_now_ns_{0};
+  VirtualTime present_;
   std::atomic<bool> stopping_{false};
 
   Mutex mutex_;
@@ -305,6 +310,7 @@ class WorkerPool {
   std::shared_ptr<const Entries> jobs_ ABSL_GUARDED_BY(mutex_) =
       std::make_shared<const Entries>();
   std::deque<JobAccount> accounts_ ABSL_GUARDED_BY(mutex_);
+  std::deque<UserAccount> users_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // without function workers
