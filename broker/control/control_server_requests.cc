@@ -11,6 +11,7 @@
 #include "broker/base/log.h"
 #include "broker/control/control_server.h"
 #include "broker/request/requests.h"
+#include "broker/sandbox/launcher.h"
 #include "common/job_state.h"
 #include "common/message.h"
 #include "common/quantity.h"
@@ -31,7 +32,8 @@ double CpuSeconds() {
         1e-6 * static_cast<double>(usage.ru_utime.tv_usec +
                                    usage.ru_stime.tv_usec);
   }
-  return seconds;
+  const Launcher* const launcher = Launcher::Get();
+  return launcher == nullptr ? seconds : seconds + launcher->CpuSeconds();
 }
 
 uint64_t ResidentBytes() {
