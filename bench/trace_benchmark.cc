@@ -103,7 +103,7 @@ int main(int argc, char** argv) {
   penstock::AddSideBySideOptions(&app, &options);
   CLI11_PARSE(app, argc, argv);
   for (const auto& [name, ranks, cost_us, batch] :
-       {std::tuple{"4 ranks, rows of 500 us", 4, 500, 64},
+       {std::tuple{"4 ranks, rows of 500 us", 4, 500, 8},
         std::tuple{"4 ranks, rows that cost nothing", 4, 0, 64},
         std::tuple{"64 ranks, rows that cost nothing", 64, 0, 64}}) {
     penstock::Drained job(ranks, cost_us, batch, options.tiny ? 0.1 : 1);

@@ -77,6 +77,12 @@ inline constexpr LogMessage kLogMessages[] = {
      "workers: {workers}, set by user {uid}",
      "`penstock workers` has changed the number of threads, until a restart."},
 
+    {"sandbox-lacks", "c32216db360a49b4a7b989b68e91484b", LogLevel::kWarning,
+     "sandbox: {error}; a file that takes over a decoder is held back by the "
+     "rest alone",
+     "This kernel or container has no Landlock or refuses seccomp. Serve only "
+     "data of users who trust each other, or allow what is named."},
+
     // ---- connections
     {"accept-failed", "92a14aace6794d0f84f27c4883092a88", LogLevel::kWarning,
      "cannot accept new connections for now: {error}",
@@ -185,6 +191,10 @@ inline constexpr LogMessage kLogMessages[] = {
      "This version cannot read a spec that was registered with a former one. "
      "Its user registers it again (`penstock register`)."},
 
+    {"opening-delayed", "30830d535a1a4edfab4fe93348ffbef8", LogLevel::kWarning,
+     "cannot start a thread: {error}; a dataset opens later",
+     "The limit of threads is reached: raise TasksMax of the unit."},
+
     // ---- memory of NUMA nodes
     {"numa-off", "359123fd307a45d1b324049e9e5dd1d2", LogLevel::kWarning,
      "NUMA is off, batches may be on any node: {error}",
@@ -246,6 +256,14 @@ inline constexpr LogMessage kLogMessages[] = {
      "them",
      "Storage hangs, and its users' jobs are over. Other jobs go on. Look at "
      "the mount; a hard NFS mount waits for its server for ever."},
+
+    {"worker-makes-no-turn", "5a468af9d2b1470d8296ff6e4f8d993d",
+     LogLevel::kError,
+     "worker {worker} makes no turn: the service manager's watchdog will "
+     "restart this service unless it does",
+     "A thread hangs, not in a read. Ranks lose nothing by the restart. Report "
+     "it, with the stacks of all threads (`gdb -p`, `thread apply all bt`) if "
+     "it comes again."},
 
     // ---- samples that end the broker
     {"samples-suspected", "da11cd8166854b6ab6621a47e9cc2c39",

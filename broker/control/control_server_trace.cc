@@ -21,7 +21,7 @@ namespace penstock {
 namespace {
 
 constexpr uint64_t kLookNs = 1'000'000;
-constexpr uint64_t kLookCostFactor = 50;
+constexpr uint64_t kLookCostFactor = 100;
 
 uint64_t Nanoseconds(auto duration) {
   return static_cast<uint64_t>(

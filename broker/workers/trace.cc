@@ -15,10 +15,15 @@ void Trace::Add(TraceActivity activity, uint32_t who, const JobKey* job,
   }
   uint32_t index = TraceEvent::kNoJob;
   if (job != nullptr) {
-    const auto [found, added] = job_index_.try_emplace(
-        *job, static_cast<uint32_t>(recorded_.jobs.size()));
-    if (added) recorded_.jobs.push_back(*job);
-    index = found->second;
+    // Mostly that of the event before: finding it costs half of the event.
+    if (last_job_ >= recorded_.jobs.size() ||
+        recorded_.jobs[last_job_] != *job) {
+      const auto [found, added] = job_index_.try_emplace(
+          *job, static_cast<uint32_t>(recorded_.jobs.size()));
+      if (added) recorded_.jobs.push_back(*job);
+      last_job_ = found->second;
+    }
+    index = last_job_;
   }
   // What began before the trace is cut.
   recorded_.events.push_back({activity, who, index, 0, rows,

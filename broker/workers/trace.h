@@ -45,6 +45,7 @@ class Trace {
   uint64_t began_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   Recorded recorded_ ABSL_GUARDED_BY(mutex_);
   std::map<JobKey, uint32_t> job_index_ ABSL_GUARDED_BY(mutex_);
+  uint32_t last_job_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace penstock
