@@ -16,6 +16,7 @@
 #include <string_view>
 #include <variant>
 
+#include "broker/base/log_value.h"
 #include "broker/base/messages.h"
 #include "common/format.h"
 
@@ -37,16 +38,6 @@ bool LogHoldsBack();
 // all: the process ends.
 void FlushLog(bool all = false);
 
-// A job as the value of a message: its name, and as fields what else it is.
-struct LogJob {
-  std::string_view name;
-  std::string_view dataset;
-  uint32_t uid = 0;
-  std::optional<uint32_t> consumer;
-};
-struct LogUser {
-  uint32_t uid = 0;
-};
 using LogValue = std::variant<std::string, LogJob, LogUser>;
 
 // The values are those of the message's text, in its order. Control characters

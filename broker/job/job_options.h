@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "broker/base/log.h"
+#include "broker/base/log_value.h"
 #include "broker/job/launch.h"
 #include "broker/spec/dataset_spec.h"
 #include "common/delivery_options.h"
