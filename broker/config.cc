@@ -129,6 +129,16 @@ ValueType<ReadBackend> Backend() {
   return Words(std::move(choices));
 }
 
+constexpr std::array<std::pair<std::string_view, SandboxMode>, 3>
+    kSandboxModes = {{{"auto", SandboxMode::kAuto},
+                      {"required", SandboxMode::kRequired},
+                      {"off", SandboxMode::kOff}}};
+
+ValueType<SandboxMode> OneSandboxMode() {
+  return Words(std::vector<std::pair<std::string_view, SandboxMode>>(
+      kSandboxModes.begin(), kSandboxModes.end()));
+}
+
 ValueType<std::optional<uint64_t>> Bytes() {
   return Maybe(Parsed<uint64_t>(
       "a size, in bytes or with K, M, G or T (powers of 1024)", ParseBytes,
@@ -273,7 +283,14 @@ Declaration<Config> DeclaredConfig() {
           "cache_dir", &Config::cache_dir, AnyText("a folder"),
           "Indexes of datasets. They may be deleted at any time: they "
           "are built again. Without it, the CACHE_DIRECTORY of systemd, else "
-          "~/.cache/penstock.");
+          "~/.cache/penstock.")
+      .Optional("sandbox", &Config::sandbox, OneSandboxMode(),
+                "Whether the process that decodes gives up the network, the "
+                "start of programs, and writes outside of its own folders, "
+                "for the case that a hostile file takes it over. auto: as far "
+                "as the kernel has Landlock and seccomp. required: no start "
+                "without both. off: for plugins that need what it forbids. "
+                "Python functions run outside of it.");
 }
 
 std::string WhenTaken(std::string_view key) {
@@ -286,6 +303,13 @@ std::string WhenTaken(std::string_view key) {
 const Declaration<Config>& Config::Declared() {
   static const Declaration<Config> declared = DeclaredConfig();
   return declared;
+}
+
+StatusOr<SandboxMode> ParseSandboxMode(const std::string& text) {
+  for (const auto& [name, mode] : kSandboxModes) {
+    if (name == text) return mode;
+  }
+  return InvalidArgumentError("'{}' is none of auto, required, off", text);
 }
 
 std::vector<std::string> ParseFolders(const std::string& text) {

@@ -13,6 +13,7 @@
 
 #include "broker/io/read.h"
 #include "broker/registry/data_policy.h"
+#include "broker/sandbox/sandbox.h"
 #include "broker/user_code/trusted_code.h"
 #include "common/quantity.h"
 #include "common/status.h"
@@ -33,6 +34,7 @@ struct Config {
   std::optional<uint64_t> memory_limit_per_user;
   std::string state_dir;  // "": nothing outlives the broker
   std::string cache_dir;  // for indexes
+  SandboxMode sandbox = SandboxMode::kAuto;
   // A worker that spends longer on one sample ends the broker on purpose. Both
   // timeouts are exact to half a second (WorkerPool's clock).
   uint64_t decode_timeout_ns = uint64_t{60} * 1'000'000'000;
@@ -51,6 +53,9 @@ struct Config {
 
   static const Declaration<Config>& Declared();
 };
+
+// "auto", "required" or "off".
+StatusOr<SandboxMode> ParseSandboxMode(const std::string& text);
 
 // "a:b", as in PATH; returned as absolute folders.
 std::vector<std::string> ParseFolders(const std::string& text);

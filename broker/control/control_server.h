@@ -42,7 +42,8 @@ class ControlServer {
 
   struct Options {
     bool private_broker = false;  // serves one user, may be told to stop
-    std::string socket_path;      // for status
+    std::string socket_path;      // for status, as is
+    std::string sandbox;          // what of it is in force
   };
 
   // listener is a listening SOCK_SEQPACKET socket.

@@ -412,6 +412,7 @@ ControlServer::Answer ControlServer::ShowStatus(const Call&) {
                       {"journal", recovery_journal_->Trouble()},
                       {"socket", options_.socket_path},
                       {"private", options_.private_broker},
+                      {"sandbox", options_.sandbox},
                       {"suspect_samples", workers_->samples()->suspects()},
                       {"condemned_samples", workers_->samples()->condemned()}};
   if (const std::optional<uint64_t> limit = jobs_->memory_limit()) {

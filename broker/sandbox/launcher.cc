@@ -1,0 +1,252 @@
+#include "broker/sandbox/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "common/format.h"
+
+extern char** environ;
+
+namespace penstock {
+namespace {
+
+// The first of a program's descriptors, and the launcher's only one.
+constexpr int kFirstDescriptor = 3;
+
+// There is one process per processor, so each uses one thread.
+std::vector<std::string> Environment() {
+  constexpr std::string_view kThreads = "OMP_NUM_THREADS=";
+  std::vector<std::string> all;
+  bool set = false;
+  for (char** each = environ; *each != nullptr; ++each) {
+    all.emplace_back(*each);
+    set |= all.back().starts_with(kThreads);
+  }
+  if (!set) all.push_back(Format("{}1", kThreads));
+  return all;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+struct SpawnOptions {
+  SpawnOptions() {
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+  }
+  ~SpawnOptions() {
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+  }
+  SpawnOptions(const SpawnOptions&) = delete;
+  SpawnOptions& operator=(const SpawnOptions&) = delete;
+
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+};
+
+std::optional<int> WaitFor(pid_t pid) {
+  int status = 0;
+  pid_t ended;
+  while ((ended = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {
+  }
+  if (ended != pid) return std::nullopt;
+  return status;
+}
+
+// Whether pid is a child of parent: the fourth field of its stat (proc(5)), the
+// second of which is a name in parentheses.
+bool IsChildOf(pid_t pid, pid_t parent) {
+  char text[512] = {};
+  const Fd file(
+      open(Format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file || read(file.get(), text, sizeof(text) - 1) <= 0) return false;
+  const char* const name_end = std::strrchr(text, ')');
+  int found = -1;
+  return name_end != nullptr &&
+         std::sscanf(name_end + 1, " %*c %d", &found) == 1 && found == parent;
+}
+
+Status MakeFirstKilled(pid_t pid, pid_t parent) {
+  if (!IsChildOf(pid, parent)) {
+    return PermissionDeniedError("{} is not the daemon's child", pid);
+  }
+  const Fd file(open(Format("/proc/{}/oom_score_adj", pid).c_str(),
+                     O_WRONLY | O_CLOEXEC));
+  if (!file || write(file.get(), "1000", 4) != 4) {
+    return ErrnoError(errno, "oom_score_adj");
+  }
+  return OkStatus();
+}
+
+StatusOr<Message> Answer(const Launcher::Handlers& handlers, pid_t parent,
+                         Message request) {
+  Message answer{OkReply(), {}};
+  const std::string op = request.json.at("op");
+  if (op == "run") {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const Program program,
+        handlers.program(request.json.at("what"), std::move(request.fds)));
+    PENSTOCK_ASSIGN_OR_RETURN(Child child, StartProgram(program));
+    answer.json["pid"] = child.pid;
+    answer.fds.push_back(std::move(child.pidfd));
+  } else if (op == "reap") {
+    if (const auto status = WaitFor(request.json.at("pid"))) {
+      answer.json["status"] = *status;
+    }
+  } else if (op == "kill_first") {
+    PENSTOCK_RETURN_IF_ERROR(MakeFirstKilled(request.json.at("pid"), parent));
+  } else {
+    PENSTOCK_RETURN_IF_ERROR(handlers.reload());
+  }
+  return answer;
+}
+
+// The launcher's life: until the other end of the link is closed. Whatever is
+// wrong with a request is its answer.
+[[noreturn]] void Serve(const Launcher::Handlers& handlers, pid_t parent) {
+  for (;;) {
+    pollfd entry{kFirstDescriptor, POLLIN, 0};
+    if (poll(&entry, 1, -1) < 0 && errno != EINTR) _exit(1);
+    auto request = ReceiveMessage(kFirstDescriptor);
+    if (!request.ok()) _exit(0);
+    if (!*request) continue;
+    StatusOr<Message> answer = InvalidArgumentError("not a request");
+    try {
+      answer = Answer(handlers, parent, *std::move(*request));
+    } catch (const nlohmann::json::exception&) {
+    }
+    std::vector<int> fds;
+    if (answer.ok()) {
+      for (const Fd& fd : answer->fds) fds.push_back(fd.get());
+    }
+    if (!SendMessage(kFirstDescriptor,
+                     answer.ok() ? answer->json : ErrorReply(answer.status()),
+                     fds)
+             .ok()) {
+      _exit(0);
+    }
+  }
+}
+
+std::unique_ptr<Launcher> launcher;  // set before there is a second thread
+
+}  // namespace
+
+StatusOr<Child> StartProgram(const Program& program) {
+  SpawnOptions options;
+  posix_spawn_file_actions_addopen(&options.actions, STDIN_FILENO, "/dev/null",
+                                   O_RDONLY, 0);
+  // Copied to numbers above those that the program expects.
+  const int count = static_cast<int>(program.fds.size());
+  std::vector<Fd> apart;
+  for (const Fd& fd : program.fds) {
+    apart.emplace_back(
+        fcntl(fd.get(), F_DUPFD_CLOEXEC, kFirstDescriptor + count));
+    if (!apart.back()) return ErrnoError(errno, "fcntl");
+    posix_spawn_file_actions_adddup2(
+        &options.actions, apart.back().get(),
+        kFirstDescriptor + static_cast<int>(apart.size()) - 1);
+  }
+  // Workers block signals; Ctrl-C is for the broker only.
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&options.attributes, &none);
+  posix_spawnattr_setpgroup(&options.attributes, 0);
+  posix_spawnattr_setflags(&options.attributes,
+                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  std::vector<std::string> words = program.words;
+  std::vector<std::string> environment = Environment();
+  Child child;
+  if (const int error = posix_spawnp(
+          &child.pid, words[0].c_str(), &options.actions, &options.attributes,
+          Pointers(words).data(), Pointers(environment).data());
+      error != 0) {
+    return ErrnoError(error, Format("start '{}'", words[0]));
+  }
+  child.pidfd = Fd(static_cast<int>(syscall(SYS_pidfd_open, child.pid, 0)));
+  if (!child.pidfd) return ErrnoError(errno, "pidfd_open");
+  return child;
+}
+
+Status Launcher::Start(const Handlers& handlers) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    return ErrnoError(errno, "socketpair");
+  }
+  Fd link(ends[0]);
+  const Fd other(ends[1]);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) return ErrnoError(errno, "fork");
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(0);  // it died before prctl took effect
+    prctl(PR_SET_NAME, "penstock-launch");
+    // Ctrl-C is for the parent.
+    setpgid(0, 0);
+    // It keeps none of the parent's sockets and memory open.
+    if (dup2(other.get(), kFirstDescriptor) < 0 && errno != EINVAL) _exit(1);
+    fcntl(kFirstDescriptor, F_SETFD, FD_CLOEXEC);
+    syscall(SYS_close_range, kFirstDescriptor + 1, ~0u, 0);
+    Serve(handlers, parent);
+  }
+  Fd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!pidfd) return ErrnoError(errno, "pidfd_open");
+  launcher.reset(new Launcher(pid, std::move(link), std::move(pidfd)));
+  return OkStatus();
+}
+
+Launcher::~Launcher() {
+  link_.Reset();  // it ends when it sees that
+  WaitFor(pid_);
+}
+
+Launcher* Launcher::Get() { return launcher.get(); }
+
+StatusOr<Message> Launcher::Ask(nlohmann::json request,
+                                const std::vector<int>& fds) {
+  const std::lock_guard lock(mutex_);
+  return Request(link_.get(), std::move(request), fds);
+}
+
+StatusOr<Child> Launcher::Run(const nlohmann::json& request,
+                              const std::vector<int>& fds) {
+  PENSTOCK_ASSIGN_OR_RETURN(Message answer,
+                            Ask({{"op", "run"}, {"what", request}}, fds));
+  Child child;
+  child.pid = answer.json["pid"];
+  child.pidfd = std::move(answer.fds.at(0));
+  return child;
+}
+
+std::optional<int> Launcher::Reap(pid_t pid) {
+  const auto answer = Ask({{"op", "reap"}, {"pid", pid}});
+  if (!answer.ok() || !answer->json.contains("status")) return std::nullopt;
+  return answer->json["status"].get<int>();
+}
+
+Status Launcher::KillFirst(pid_t pid) {
+  return Ask({{"op", "kill_first"}, {"pid", pid}}).status();
+}
+
+Status Launcher::Reload() { return Ask({{"op", "reload"}}).status(); }
+
+}  // namespace penstock
