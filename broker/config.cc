@@ -19,6 +19,7 @@ namespace penstock {
 namespace {
 
 constexpr uint32_t kReadDepthMax = 1024;
+constexpr uint32_t kJobsMax = 256;
 
 using Json = nlohmann::ordered_json;
 using Field = DeclarationBase::Field;
@@ -26,6 +27,7 @@ using Field = DeclarationBase::Field;
 constexpr std::array kReloadable = {"workers",
                                     "memory_limit",
                                     "memory_limit_per_user",
+                                    "jobs_per_user",
                                     "decode_timeout",
                                     "read_timeout",
                                     "python_path",
@@ -251,6 +253,9 @@ Declaration<Config> DeclaredConfig() {
                     "The same for the jobs of one user together, segments that "
                     "ranks still have of a broker that died included. Without "
                     "it, no limit of its own.")
+          .Optional("jobs_per_user", &Config::jobs_per_user, Count(kJobsMax),
+                    "Most jobs that one user may run at once, of the 256 that "
+                    "there may be.")
           .Optional("decode_timeout", &Config::decode_timeout_ns, Duration(),
                     "How long a worker may be on one sample. A decoder that "
                     "hangs cannot be stopped, so the broker ends itself with "
@@ -268,6 +273,11 @@ Declaration<Config> DeclaredConfig() {
       "them: setfacl -R -m u:penstock:rX FOLDER. Without it, each user gets "
       "what she could read herself; a folder on a network file system, whose "
       "server alone knows who may read, must be named here.");
+  declared.Optional(
+      "observers", &Config::observers, UserNames(),
+      "Users who see the jobs of all users in `penstock status` and "
+      "`penstock metrics`, beside root and this service's own user. Everybody "
+      "else sees her own. Nobody but root stops jobs of others.");
   const Declaration<FunctionOptions> functions = DeclaredFunctions();
   for (const Field& field : functions.fields()) {
     declared.Add(InConfig(field));

@@ -23,6 +23,9 @@ namespace penstock {
 template <typename T>
 class Declaration;
 
+// Of penstock-metrics.service; absent where that is not installed.
+inline constexpr char kMetricsUser[] = "penstock-metrics";
+
 struct Config {
   std::string socket;          // "": PENSTOCK_SOCKET, the default
   std::string cpus;            // "0-3,8"; "": all allowed ones
@@ -32,6 +35,8 @@ struct Config {
   ReadBackend read_backend = ReadBackend::kAuto;
   std::optional<uint64_t> memory_limit;  // bytes of all segments
   std::optional<uint64_t> memory_limit_per_user;
+  uint32_t jobs_per_user = 64;
+  std::vector<std::string> observers = {kMetricsUser};
   std::string state_dir;  // "": nothing outlives the broker
   std::string cache_dir;  // for indexes
   SandboxMode sandbox = SandboxMode::kAuto;

@@ -223,6 +223,19 @@ StatusOr<DataPolicy> PolicyOf(const Config& config) {
   return policy.status().Prepend("data");
 }
 
+StatusOr<std::vector<uid_t>> ObserversOf(const Config& config) {
+  std::vector<uid_t> observers;
+  for (const std::string& name : config.observers) {
+    const StatusOr<uid_t> uid = UserNumber(name);
+    if (uid.ok()) {
+      observers.push_back(*uid);
+    } else if (name != kMetricsUser) {
+      return uid.status().Prepend("observers");
+    }
+  }
+  return observers;
+}
+
 // Reports errors that would prevent a start, without starting anything.
 Status CheckMachine(const Config& config, const WorkerOptions& workers,
                     const FunctionOptions& functions) {
@@ -234,6 +247,7 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
         OpenJournalDirectory(config.state_dir).status().Prepend("state_dir")));
   }
   PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, PolicyOf(config)).status());
+  PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, ObserversOf(config)).status());
   if (functions.python_path.empty()) return OkStatus();
   return AsConfigured(config,
                       PythonProcess::CheckInterpreter(functions.python));
@@ -388,7 +402,8 @@ StatusOr<SandboxFolders> FoldersOf(const Config& config,
   } else if (private_broker) {
     // With that of the state in memory, it ends with the owner.
     folders.emptied.push_back(given_folder);
-    folders.parents.push_back(std::filesystem::path(given_folder).parent_path());
+    folders.parents.push_back(
+        std::filesystem::path(given_folder).parent_path());
     folders.parents.push_back("/dev/shm");
   }
   return folders;
@@ -448,6 +463,7 @@ JobTable::Limits LimitsOf(const Config& config, FunctionOptions functions,
   JobTable::Limits limits;
   limits.memory_bytes = config.memory_limit;
   limits.memory_bytes_per_uid = config.memory_limit_per_user;
+  limits.jobs_per_uid = config.jobs_per_user;
   limits.functions = std::move(functions);
   limits.data = std::move(data);
   return limits;
@@ -478,6 +494,7 @@ Status Reload(const Arguments& arguments, Config* config, JobTable* jobs,
   config->workers = next.workers;
   config->memory_limit = next.memory_limit;
   config->memory_limit_per_user = next.memory_limit_per_user;
+  config->jobs_per_user = next.jobs_per_user;
   config->decode_timeout_ns = next.decode_timeout_ns;
   config->read_timeout_ns = next.read_timeout_ns;
   config->functions = next.functions;
@@ -572,11 +589,14 @@ Status Serve(const Arguments& arguments) {
   if (!arguments.private_broker) {
     PENSTOCK_ASSIGN_OR_RETURN(data, AsConfigured(config, PolicyOf(config)));
   }
+  PENSTOCK_ASSIGN_OR_RETURN(std::vector<uid_t> observers,
+                            AsConfigured(config, ObserversOf(config)));
   JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
                 LimitsOf(config, std::move(functions), std::move(data)));
-  ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
-                       &deferred, recovery_journal.get(),
-                       {arguments.private_broker, path, sandbox});
+  ControlServer server(
+      loop.get(), &jobs, workers.get(), topology.get(), &deferred,
+      recovery_journal.get(),
+      {arguments.private_broker, path, sandbox, std::move(observers)});
   loop->SetTick(
       WorkerPool::kTickInterval,
       [&] {

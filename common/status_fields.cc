@@ -24,6 +24,9 @@ constexpr AnswerField kBroker[] = {
     {"read_depth_auto", kFlag, "the broker chooses read_depth"},
     {"pinned_bytes", kBytes,
      "memory that workers have pinned for direct reads"},
+    {"hidden_jobs", kCount,
+     "jobs of other users, which only root, the broker's own user and its "
+     "observers see"},
     {"memory_bytes", kBytes,
      "reserved for all jobs, and what processes of former broker instances may "
      "still map"},

@@ -41,9 +41,10 @@ class ControlServer {
   static constexpr int kHelloSeconds = 10;
 
   struct Options {
-    bool private_broker = false;  // serves one user, may be told to stop
-    std::string socket_path;      // for status, as is
-    std::string sandbox;          // what of it is in force
+    bool private_broker = false;   // serves one user, may be told to stop
+    std::string socket_path;       // for status, as is
+    std::string sandbox;           // what of it is in force
+    std::vector<uid_t> observers;  // see the jobs of all users
   };
 
   // listener is a listening SOCK_SEQPACKET socket.
@@ -130,6 +131,9 @@ class ControlServer {
   Answer FinishProducer(const Call& call);
   Answer StartTrace(const Call& call);
 
+  // Whether a user may know of what another owns: of her own, as root and the
+  // broker's own user of all, as observers.
+  bool MaySee(uid_t user, uid_t owner) const;
   StatusOr<DatasetSpec> SpecOf(const Call& call) const;
   // The jobs that a request names, at least one.
   StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(const Call& call) const;

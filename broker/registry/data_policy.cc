@@ -48,9 +48,7 @@ const Declaration<DataRule>& Declared() {
       Declaration<DataRule>("data", "A folder, and who may read in it.")
           .Example("{path: /data/imagenet, groups: [vision]}")
           .Required("path", &DataRule::path, Path(), "the folder")
-          .Optional("users", &DataRule::users,
-                    List(Text("a user's name or number", IsAccountName), 0,
-                         kNamesMax, "a list of users"),
+          .Optional("users", &DataRule::users, UserNames(),
                     "who may read there; without users and groups, everybody "
                     "who may connect")
           .Optional("groups", &DataRule::groups,
@@ -64,6 +62,17 @@ const Declaration<DataRule>& Declared() {
 }
 
 }  // namespace
+
+ValueType<std::vector<std::string>> UserNames() {
+  return List(Text("a user's name or number", IsAccountName), 0, kNamesMax,
+              "a list of users");
+}
+
+StatusOr<uid_t> UserNumber(const std::string& name) {
+  const auto uid = IdOf<uid_t>(name, UserNamed);
+  if (!uid) return NotFoundError("no user '{}'", name);
+  return *uid;
+}
 
 ValueType<std::vector<DataRule>> DataRules() {
   return List(MappingOf(Declared()), 0, kRulesMax,
@@ -98,8 +107,8 @@ StatusOr<DataPolicy> DataPolicy::Open(const std::vector<DataRule>& rules) {
     rule.everybody = each.users.empty() && each.groups.empty();
     rule.functions = each.functions;
     for (const std::string& name : each.users) {
-      const auto uid = IdOf<uid_t>(name, UserNamed);
-      if (!uid) return NotFoundError("{}: no user '{}'", each.path, name);
+      const StatusOr<uid_t> uid = UserNumber(name);
+      if (!uid.ok()) return uid.status().Prepend(each.path);
       rule.users.push_back(*uid);
     }
     for (const std::string& name : each.groups) {

@@ -154,7 +154,10 @@ class JobTable {
     std::map<std::pair<const Job*, int64_t>, pid_t> of_producers;
   };
   // With pids: includes the ranks and the bottleneck.
-  nlohmann::json StatusJson(const ProcessIds* pids) const;
+  // Those whose owner is accepted.
+  nlohmann::json StatusJson(const ProcessIds* pids,
+                            const std::function<bool(uint32_t)>& accepts) const;
+  size_t jobs() const { return entries_.size(); }
   // Rows made for all jobs, ended ones included.
   uint64_t RowsMade() const;
   const BankPlacement& placement() const { return placement_; }
@@ -370,7 +373,7 @@ class JobTable {
   WorkerPool* const workers_;
   DeferredDestruction* const deferred_;
   RecoveryJournal* const journal_;
-  const Limits limits_;  // of numbers; those of memory are in reserved_
+  Limits limits_;  // control thread; those of memory are in reserved_ as well
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
   std::function<void(const std::shared_ptr<Job>&)> on_producers_;

@@ -10,11 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <sstream>
 
 #include "common/format.h"
 
@@ -71,17 +72,22 @@ std::optional<int> WaitFor(pid_t pid) {
   return status;
 }
 
-// Whether pid is a child of parent: the fourth field of its stat (proc(5)), the
-// second of which is a name in parentheses.
+// The fields of its stat from the fourth on (proc(5)): ppid, ... Empty: there
+// is no such process.
+std::vector<int64_t> StatOf(pid_t pid) {
+  std::ifstream file(Format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(file, text);
+  // The second field is a name in parentheses, the third a letter.
+  const size_t name_end = text.rfind(") ");
+  if (name_end == text.npos) return {};
+  std::istringstream words(text.substr(name_end + 4));
+  return {std::istream_iterator<int64_t>(words), {}};
+}
+
 bool IsChildOf(pid_t pid, pid_t parent) {
-  char text[512] = {};
-  const Fd file(
-      open(Format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file || read(file.get(), text, sizeof(text) - 1) <= 0) return false;
-  const char* const name_end = std::strrchr(text, ')');
-  int found = -1;
-  return name_end != nullptr &&
-         std::sscanf(name_end + 1, " %*c %d", &found) == 1 && found == parent;
+  const std::vector<int64_t> stat = StatOf(pid);
+  return !stat.empty() && stat[0] == parent;
 }
 
 Status MakeFirstKilled(pid_t pid, pid_t parent) {
@@ -245,6 +251,17 @@ std::optional<int> Launcher::Reap(pid_t pid) {
 
 Status Launcher::KillFirst(pid_t pid) {
   return Ask({{"op", "kill_first"}, {"pid", pid}}).status();
+}
+
+double Launcher::CpuSeconds() const {
+  constexpr size_t kUtime = 14 - 4;
+  constexpr size_t kFields = 4;  // utime, stime, and those of children
+  const std::vector<int64_t> stat = StatOf(pid_);
+  int64_t ticks = 0;
+  for (size_t i = kUtime; i < std::min(stat.size(), kUtime + kFields); ++i) {
+    ticks += stat[i];
+  }
+  return static_cast<double>(ticks) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 Status Launcher::Reload() { return Ask({{"op", "reload"}}).status(); }

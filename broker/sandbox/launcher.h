@@ -67,6 +67,8 @@ class Launcher {
   // child of the one that has the launcher.
   Status KillFirst(pid_t pid);
   Status Reload();
+  // CPU time of programs that have ended, and of the launcher. Waits for nobody.
+  double CpuSeconds() const;
   // Readable once the launcher has ended.
   int pidfd() const { return pidfd_.get(); }
 

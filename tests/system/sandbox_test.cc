@@ -5,11 +5,13 @@
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -89,6 +91,49 @@ TEST_F(SandboxTest, EveryAttemptFailsWithinIt) {
   EXPECT_THAT(results, Each(Pair(_, Gt(0))));
   EXPECT_EQ(Victim(), "untouched");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
+}
+
+TEST_F(SandboxTest, FunctionsRunOutsideOfItAndTheirTimeCounts) {
+  std::ofstream(folder_ / "steps.py")
+      << "import os, time\n\n\n"
+         "def writes(row):\n"
+         "    while time.process_time() < 0.5:\n"
+         "        pass\n"
+         "    open(os.environ['" HOSTILE_FOLDER
+         "'] + '/made', 'w').close()\n"
+         "    return row\n";
+  setenv("PENSTOCK_PYTHON_PATH", folder_.c_str(), 1);
+  setenv("PENSTOCK_PYTHON", "/usr/bin/python3", 1);  // the one with NumPy
+  const BrokerProcess broker;
+  unsetenv("PENSTOCK_PYTHON_PATH");
+  unsetenv("PENSTOCK_PYTHON");
+  Options options;
+  options.spec =
+      "dataset: functions\nsource: {range: 4}\nbatch: {size: 1}\n"
+      "map: [{python: {function: \"steps:writes\"}}]\n";
+  options.socket = broker.socket();
+  options.rank = 0;
+  options.world_size = 1;
+  options.timeout_s = 60;
+  {
+    Reader reader(options);
+    const Course course = RunToTheEnd(reader);
+    EXPECT_EQ(course.error, "");
+    EXPECT_EQ(course.taken.size(), 4u);
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "made"));
+  // Once its processes have ended.
+  const auto cpu_s = [&] {
+    const StatusOr<Fd> socket = ConnectControl(broker.socket());
+    return Request(socket->get(), {{"op", "status"}})
+        ->json.at("broker")
+        .at("cpu_s")
+        .get<double>();
+  };
+  for (int i = 0; i < 1000 && cpu_s() < 0.5; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_GE(cpu_s(), 0.5);
 }
 
 // Else the attempts above would show nothing.
