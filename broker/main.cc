@@ -29,7 +29,7 @@
 #include "broker/recovery/memory_folder.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
-#include "broker/sandbox/launcher.h"
+#include "broker/sandbox/program_launcher.h"
 #include "broker/sandbox/sandbox.h"
 #include "broker/source/python_dataset.h"
 #include "broker/spec/dataset_spec.h"
@@ -479,7 +479,7 @@ Status Reload(const Arguments& arguments, Config* config, JobTable* jobs,
       AsConfigured(next, FunctionsOf(next, /*private_broker=*/false)));
   PENSTOCK_ASSIGN_OR_RETURN(DataPolicy data,
                             AsConfigured(next, PolicyOf(next)));
-  if (Launcher* const launcher = Launcher::Get()) {
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
     PENSTOCK_RETURN_IF_ERROR(launcher->Reload());
   }
   std::vector<std::string> taken;
@@ -619,7 +619,7 @@ Status Serve(const Arguments& arguments) {
   Watchdog watchdog;
   PENSTOCK_RETURN_IF_ERROR(Watchdog::Start(
       loop.get(), [&] { return workers->StandsStill(); }, &watchdog));
-  if (Launcher* const launcher = Launcher::Get()) {
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
     PENSTOCK_RETURN_IF_ERROR(loop->Watch(launcher->pidfd(), [](uint32_t) {
       EndStuck("the process that starts functions has ended");
     }));

@@ -11,7 +11,7 @@
 #include "broker/base/log.h"
 #include "broker/control/control_server.h"
 #include "broker/request/requests.h"
-#include "broker/sandbox/launcher.h"
+#include "broker/sandbox/program_launcher.h"
 #include "common/job_state.h"
 #include "common/message.h"
 #include "common/quantity.h"
@@ -32,7 +32,7 @@ double CpuSeconds() {
         1e-6 * static_cast<double>(usage.ru_utime.tv_usec +
                                    usage.ru_stime.tv_usec);
   }
-  const Launcher* const launcher = Launcher::Get();
+  const ProgramLauncher* const launcher = ProgramLauncher::Get();
   return launcher == nullptr ? seconds : seconds + launcher->CpuSeconds();
 }
 

@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "broker/base/text.h"
-#include "broker/sandbox/launcher.h"
+#include "broker/sandbox/program_launcher.h"
 #include "common/fd.h"
 
 namespace penstock {
@@ -58,7 +58,7 @@ Status Populate(std::span<const PopulateRange> ranges,
   }
   report.Reset();
   // The sandbox keeps the child from it.
-  if (Launcher* const launcher = Launcher::Get()) {
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
     (void)launcher->KillFirst(child);
   }
   size_t done = 0;

@@ -99,7 +99,9 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
 JobTable::~JobTable() {
   for (Opening& opening : openings_) opening.progress.cancel.store(true);
   datasets_.NoticeCancel();
-  for (Opening& opening : openings_) opening.thread.join();
+  for (Opening& opening : openings_) {
+    if (opening.thread.joinable()) opening.thread.join();
+  }
 }
 
 Status JobTable::CheckAgreement(const Entry& entry,
@@ -676,6 +678,7 @@ void JobTable::CheckTimeouts() {
 }
 
 void JobTable::Sweep() {
+  StartWaiting();
   CheckHolders();
   const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {

@@ -2,7 +2,7 @@
 // takes over a decoder finds no network, starts no program, and writes only
 // where the daemon itself writes. By Landlock and seccomp, for all threads that
 // start afterwards; children inherit it. Programs are therefore started by a
-// process that stays outside (launcher.h).
+// process that stays outside (program_launcher.h).
 #ifndef BROKER_SANDBOX_SANDBOX_H_
 #define BROKER_SANDBOX_SANDBOX_H_
 

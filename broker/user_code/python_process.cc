@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "broker/sandbox/launcher.h"
+#include "broker/sandbox/program_launcher.h"
 #include "broker/user_code/python_process_program.h"
 
 namespace penstock {
@@ -151,7 +151,7 @@ Status PythonProcess::StartLauncher(
     FunctionOptions options, std::vector<std::string_view> programs,
     std::function<Status(FunctionOptions*)> reload) {
   const auto shared = std::make_shared<FunctionOptions>(std::move(options));
-  Launcher::Handlers handlers;
+  ProgramLauncher::Handlers handlers;
   handlers.program = [shared, programs = std::move(programs)](
                          const nlohmann::json& request,
                          std::vector<Fd> fds) -> StatusOr<Program> {
@@ -169,7 +169,7 @@ Status PythonProcess::StartLauncher(
   handlers.reload = [shared, reload = std::move(reload)] {
     return reload(shared.get());
   };
-  return Launcher::Start(handlers);
+  return ProgramLauncher::Start(handlers);
 }
 
 StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
@@ -184,7 +184,7 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   process->link_ = Fd(ends[0]);
   Fd link(ends[1]);
   const std::vector<int> fds = {link.get(), memory.fd()};
-  Launcher* const launcher = Launcher::Get();
+  ProgramLauncher* const launcher = ProgramLauncher::Get();
   StatusOr<Child> child =
       launcher == nullptr
           ? StartHere(options, program, argument, fds)
@@ -236,7 +236,8 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Greeted(
 std::optional<int> PythonProcess::Reap() {
   const pid_t pid = std::exchange(pid_, -1);
   if (parent_) return parent_->Reap(pid);
-  if (Launcher* const launcher = Launcher::Get()) return launcher->Reap(pid);
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get())
+    return launcher->Reap(pid);
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
@@ -253,7 +254,8 @@ PythonProcess::~PythonProcess() {
     Reap();
     return;
   }
-  if (parent_ || Launcher::Get() != nullptr) return;  // whose end ends it
+  if (parent_ || ProgramLauncher::Get() != nullptr)
+    return;  // whose end ends it
   std::thread([pid = pid_] {
     while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
@@ -371,9 +373,10 @@ StatusOr<PythonProcess::Answer> PythonTemplate::Ask(
   return process_->Receive(timeout_ns, "to fork", cancelled);
 }
 
-StatusOr<Child> PythonTemplate::Fork(
-    const std::string& argument, std::span<const int> fds, uint64_t timeout_ns,
-    const Cancelled& cancelled) {
+StatusOr<Child> PythonTemplate::Fork(const std::string& argument,
+                                     std::span<const int> fds,
+                                     uint64_t timeout_ns,
+                                     const Cancelled& cancelled) {
   PENSTOCK_ASSIGN_OR_RETURN(PythonProcess::Answer answer,
                             Ask(argument, fds, timeout_ns, cancelled));
   uint64_t pid = 0;

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "broker/sandbox/launcher.h"
+#include "broker/sandbox/program_launcher.h"
 #include "broker/user_code/trusted_code.h"
 #include "common/fd.h"
 #include "common/segment.h"
@@ -52,8 +52,9 @@ class PythonProcess {
   // Checks that the interpreter starts and exits.
   static Status CheckInterpreter(const std::string& python);
 
-  // From now on the launcher (sandbox/launcher.h) starts the processes. It runs
-  // these programs alone, with these options; reload changes the options.
+  // From now on the launcher (sandbox/program_launcher.h) starts the processes.
+  // It runs these programs alone, with these options; reload changes the
+  // options.
   static Status StartLauncher(FunctionOptions options,
                               std::vector<std::string_view> programs,
                               std::function<Status(FunctionOptions*)> reload);

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/broker_process.h"
+#include "tests/support/gated_file_system.h"
 
 namespace penstock {
 namespace {
@@ -38,10 +40,14 @@ class UsersTest : public testing::Test {
  protected:
   void SetUp() override {
     if (geteuid() != 0) GTEST_SKIP() << "needs root to be somebody else";
-    const std::string file = testing::TempDir() + "penstock-users-" +
-                             std::to_string(getpid()) + ".yaml";
+    std::string pattern = testing::TempDir() + "penstock-users-XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    storage_ = std::make_unique<GatedFileSystem>(folder_, 1);
+    ASSERT_TRUE(storage_->mounted());
+    const std::string file = folder_ + ".yaml";
     std::ofstream(file) << "workers: 2\njobs_per_user: 4\nobservers: ["
-                        << kObserver << "]\n";
+                        << kObserver << "]\ndata: [{path: " << folder_
+                        << "}]\n";
     service_ = std::make_unique<BrokerProcess>(
         std::vector<std::string>{"--config", file}, /*private_broker=*/false);
     chmod(service_->folder().c_str(), 0755);
@@ -50,6 +56,11 @@ class UsersTest : public testing::Test {
   void TearDown() override {
     for (const pid_t child : children_) kill(child, SIGKILL);
     for (const pid_t child : children_) waitpid(child, nullptr, 0);
+    if (storage_) storage_->Recover();
+    service_.reset();
+    storage_.reset();
+    std::filesystem::remove_all(folder_);
+    std::filesystem::remove(folder_ + ".yaml");
   }
 
   // Starts a child that is this user; what work returns can be read from fd.
@@ -143,6 +154,8 @@ class UsersTest : public testing::Test {
     return names;
   }
 
+  std::string folder_;
+  std::unique_ptr<GatedFileSystem> storage_;
   std::unique_ptr<BrokerProcess> service_;
   std::vector<pid_t> children_;
   std::vector<Fd> kept_;
@@ -209,6 +222,39 @@ TEST_F(UsersTest, AUserHasSoManyJobs) {
          }),
       HasSubstr("user 61001 has 4 jobs"));
   Train(kBob, "of bob");
+}
+
+TEST_F(UsersTest, OpeningsThatHangHoldUpTheirUserAlone) {
+  constexpr int kOpenings = 100;  // more than may run at once
+  for (int i = 0; i < kOpenings; ++i) {
+    Fd fd;
+    children_.push_back(Start(
+        kAlice,
+        [&] {
+          const auto answer = Ask(
+              {{"op", "index"},
+               {"spec", "dataset: d\nsource: {text_lines: {files: " + folder_ +
+                            "/hung_open_" + std::to_string(i) +
+                            ", max_bytes: 8}}\nbatch: {size: 1}\n"},
+               {"file", "d.yaml"},
+               {"base", "/"}});
+          return answer.ok() ? std::to_string(answer->at("records").get<int>())
+                             : answer.status().message();
+        },
+        &fd));
+    kept_.push_back(std::move(fd));
+  }
+  while (Ask({{"op", "status"}})->at("broker").at("connections") <= kOpenings) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  Train(kBob, "of bob");
+  storage_->Recover();
+  for (const Fd& fd : kept_) {
+    if (&fd == &kept_.back()) break;  // Bob's, which has no end
+    std::string said(16, '\0');
+    said.resize(read(fd.get(), said.data(), said.size()));
+    EXPECT_EQ(said, "1");
+  }
 }
 
 TEST_F(UsersTest, FourJobsOfOneGetNoMoreTimeThanOneOfAnother) {

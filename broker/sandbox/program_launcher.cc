@@ -1,4 +1,4 @@
-#include "broker/sandbox/launcher.h"
+#include "broker/sandbox/program_launcher.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -102,8 +102,8 @@ Status MakeFirstKilled(pid_t pid, pid_t parent) {
   return OkStatus();
 }
 
-StatusOr<Message> Answer(const Launcher::Handlers& handlers, pid_t parent,
-                         Message request) {
+StatusOr<Message> Answer(const ProgramLauncher::Handlers& handlers,
+                         pid_t parent, Message request) {
   Message answer{OkReply(), {}};
   const std::string op = request.json.at("op");
   if (op == "run") {
@@ -127,7 +127,8 @@ StatusOr<Message> Answer(const Launcher::Handlers& handlers, pid_t parent,
 
 // The launcher's life: until the other end of the link is closed. Whatever is
 // wrong with a request is its answer.
-[[noreturn]] void Serve(const Launcher::Handlers& handlers, pid_t parent) {
+[[noreturn]] void Serve(const ProgramLauncher::Handlers& handlers,
+                        pid_t parent) {
   for (;;) {
     pollfd entry{kFirstDescriptor, POLLIN, 0};
     if (poll(&entry, 1, -1) < 0 && errno != EINTR) _exit(1);
@@ -152,7 +153,8 @@ StatusOr<Message> Answer(const Launcher::Handlers& handlers, pid_t parent,
   }
 }
 
-std::unique_ptr<Launcher> launcher;  // set before there is a second thread
+std::unique_ptr<ProgramLauncher>
+    launcher;  // set before there is a second thread
 
 }  // namespace
 
@@ -192,7 +194,7 @@ StatusOr<Child> StartProgram(const Program& program) {
   return child;
 }
 
-Status Launcher::Start(const Handlers& handlers) {
+Status ProgramLauncher::Start(const Handlers& handlers) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     return ErrnoError(errno, "socketpair");
@@ -216,25 +218,25 @@ Status Launcher::Start(const Handlers& handlers) {
   }
   Fd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!pidfd) return ErrnoError(errno, "pidfd_open");
-  launcher.reset(new Launcher(pid, std::move(link), std::move(pidfd)));
+  launcher.reset(new ProgramLauncher(pid, std::move(link), std::move(pidfd)));
   return OkStatus();
 }
 
-Launcher::~Launcher() {
+ProgramLauncher::~ProgramLauncher() {
   link_.Reset();  // it ends when it sees that
   WaitFor(pid_);
 }
 
-Launcher* Launcher::Get() { return launcher.get(); }
+ProgramLauncher* ProgramLauncher::Get() { return launcher.get(); }
 
-StatusOr<Message> Launcher::Ask(nlohmann::json request,
-                                const std::vector<int>& fds) {
+StatusOr<Message> ProgramLauncher::Ask(nlohmann::json request,
+                                       const std::vector<int>& fds) {
   const std::lock_guard lock(mutex_);
   return Request(link_.get(), std::move(request), fds);
 }
 
-StatusOr<Child> Launcher::Run(const nlohmann::json& request,
-                              const std::vector<int>& fds) {
+StatusOr<Child> ProgramLauncher::Run(const nlohmann::json& request,
+                                     const std::vector<int>& fds) {
   PENSTOCK_ASSIGN_OR_RETURN(Message answer,
                             Ask({{"op", "run"}, {"what", request}}, fds));
   Child child;
@@ -243,17 +245,17 @@ StatusOr<Child> Launcher::Run(const nlohmann::json& request,
   return child;
 }
 
-std::optional<int> Launcher::Reap(pid_t pid) {
+std::optional<int> ProgramLauncher::Reap(pid_t pid) {
   const auto answer = Ask({{"op", "reap"}, {"pid", pid}});
   if (!answer.ok() || !answer->json.contains("status")) return std::nullopt;
   return answer->json["status"].get<int>();
 }
 
-Status Launcher::KillFirst(pid_t pid) {
+Status ProgramLauncher::KillFirst(pid_t pid) {
   return Ask({{"op", "kill_first"}, {"pid", pid}}).status();
 }
 
-double Launcher::CpuSeconds() const {
+double ProgramLauncher::CpuSeconds() const {
   constexpr size_t kUtime = 14 - 4;
   constexpr size_t kFields = 4;  // utime, stime, and those of children
   const std::vector<int64_t> stat = StatOf(pid_);
@@ -264,6 +266,6 @@ double Launcher::CpuSeconds() const {
   return static_cast<double>(ticks) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-Status Launcher::Reload() { return Ask({{"op", "reload"}}).status(); }
+Status ProgramLauncher::Reload() { return Ask({{"op", "reload"}}).status(); }
 
 }  // namespace penstock

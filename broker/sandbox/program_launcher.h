@@ -2,8 +2,8 @@
 // which cannot: the launcher is forked before the sandbox is entered, and
 // decides itself what may be started. A process that a hostile file has taken
 // over can ask it for nothing else.
-#ifndef BROKER_SANDBOX_LAUNCHER_H_
-#define BROKER_SANDBOX_LAUNCHER_H_
+#ifndef BROKER_SANDBOX_PROGRAM_LAUNCHER_H_
+#define BROKER_SANDBOX_PROGRAM_LAUNCHER_H_
 
 #include <sys/types.h>
 
@@ -39,7 +39,7 @@ StatusOr<Child> StartProgram(const Program& program);
 
 // Thread-safe. The launcher ends with this process, however that ends; so do
 // programs that follow their parent (PR_SET_PDEATHSIG).
-class Launcher {
+class ProgramLauncher {
  public:
   // These run in the launcher.
   struct Handlers {
@@ -54,8 +54,8 @@ class Launcher {
   // Forks it. Call once, before any thread starts.
   static Status Start(const Handlers& handlers);
   // nullptr: there is none, and this process starts programs itself.
-  static Launcher* Get();
-  ~Launcher();  // waits for its end
+  static ProgramLauncher* Get();
+  ~ProgramLauncher();  // waits for its end
 
   // Errors: those of the handler and of StartProgram. Unavailable: the launcher
   // has ended.
@@ -67,13 +67,14 @@ class Launcher {
   // child of the one that has the launcher.
   Status KillFirst(pid_t pid);
   Status Reload();
-  // CPU time of programs that have ended, and of the launcher. Waits for nobody.
+  // CPU time of programs that have ended, and of the launcher. Waits for
+  // nobody.
   double CpuSeconds() const;
   // Readable once the launcher has ended.
   int pidfd() const { return pidfd_.get(); }
 
  private:
-  Launcher(pid_t pid, Fd link, Fd pidfd)
+  ProgramLauncher(pid_t pid, Fd link, Fd pidfd)
       : pid_(pid), link_(std::move(link)), pidfd_(std::move(pidfd)) {}
   StatusOr<Message> Ask(nlohmann::json request,
                         const std::vector<int>& fds = {});
@@ -85,4 +86,4 @@ class Launcher {
 };
 
 }  // namespace penstock
-#endif  // BROKER_SANDBOX_LAUNCHER_H_
+#endif  // BROKER_SANDBOX_PROGRAM_LAUNCHER_H_
