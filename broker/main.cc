@@ -21,6 +21,7 @@
 #include "broker/base/service_protocol.h"
 #include "broker/config.h"
 #include "broker/control/control_server.h"
+#include "broker/index/cache_file.h"
 #include "broker/memory/topology.h"
 #include "broker/owner.h"
 #include "broker/recovery/journal.h"
@@ -521,6 +522,10 @@ Status Serve(const Arguments& arguments) {
   LogInfo("penstockd {} serves at {} with {}, reads by {}", PENSTOCK_VERSION,
           path, Counted(workers->workers(), "worker"), workers->read_backend());
 
+  if (const Status cache = CheckCacheFolder(); !cache.ok()) {
+    LogWarning("cache_dir: {}: indexes are made anew at each opening",
+               cache.message());
+  }
   if (config.state_dir.empty() && !arguments.private_broker) {
     LogWarning(
         "no state directory (--state-dir): if this process dies, registered "

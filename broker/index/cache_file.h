@@ -27,6 +27,9 @@ int64_t RealTimeNs();
 // $XDG_CACHE_HOME/penstock, else ~/.cache/penstock. Empty: no cache.
 std::string CachePath(std::string_view kind, std::string_view key);
 
+// Why there is no cache: its folder cannot be made or written.
+Status CheckCacheFolder();
+
 class CacheReader {
  public:
   // nullopt: there is none, or somebody else may have written it. Such a file

@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
@@ -32,6 +33,13 @@ inline void Must(bool done, const char* what) {
   if (done) return;
   std::fprintf(stderr, "%s: %s\n", what, strerror(errno));
   _exit(99);
+}
+
+inline bool MayEnterNamespaces() {
+  const pid_t child = fork();
+  if (child == 0) _exit(unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 ? 0 : 1);
+  int status = 0;
+  return waitpid(child, &status, 0) == child && status == 0;
 }
 
 // A user namespace with this map (user_namespaces(7)), of users and of groups;
@@ -104,6 +112,16 @@ inline void MakeReadOnly(const std::string& folder) {
   Must(mount("none", folder.c_str(), nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY,
              nullptr) == 0,
        folder.c_str());
+}
+
+// All of them, for good.
+inline void DropCapabilities() {
+  for (unsigned long number = 0; number <= CAP_LAST_CAP; ++number) {
+    prctl(PR_CAPBSET_DROP, number, 0, 0, 0);
+  }
+  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  const __user_cap_data_struct none[2] = {};
+  Must(syscall(SYS_capset, &header, none) == 0, "capset");
 }
 
 inline void Filter(std::vector<sock_filter> program) {

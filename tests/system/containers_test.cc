@@ -26,6 +26,7 @@ namespace penstock {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 using What = RankProcess::What;
 
 constexpr uid_t kAlice = 61001;
@@ -50,6 +51,7 @@ class ContainersTest : public testing::Test {
  protected:
   void SetUp() override {
     if (geteuid() != 0) GTEST_SKIP() << "needs root";
+    if (!MayEnterNamespaces()) GTEST_SKIP() << "no namespaces here (a chroot?)";
     std::string pattern = testing::TempDir() + "penstock-containers-XXXXXX";
     folder_ = std::filesystem::canonical(mkdtemp(pattern.data()));
     chmod(folder_.c_str(), 0755);
@@ -292,6 +294,121 @@ TEST_F(ContainersTest, RootOfAContainerReadsWhatDataLetsItRead) {
   };
   EXPECT_EQ(error(open + "/lines"), "");
   EXPECT_THAT(error(folder_ + "/lines"), HasSubstr("not below a folder"));
+}
+
+// ---- a broker that is kept from much
+
+// As by the seccomp profiles of Docker and containerd, without CAP_SYS_NICE.
+void DenyAsContainersDo() {
+  DropCapabilities();
+  DenySystemCalls({SYS_io_uring_setup, SYS_io_uring_enter,
+                   SYS_io_uring_register, SYS_mbind, SYS_set_mempolicy,
+                   SYS_migrate_pages, SYS_move_pages});
+}
+
+TEST_F(ContainersTest, ABrokerDoesWithoutWhatIsKeptFromItAndSaysSoOnce) {
+  const std::string state = folder_ + "/state";
+  std::filesystem::create_directories(state);
+  testing::internal::CaptureStderr();
+  StartBroker("state_dir: " + state + "\ncache_dir: /var/cache/penstock\n",
+              [state] {
+                EnterNamespaces(kAllNamespaces);
+                BindFolder(state, state);  // a volume
+                HideFolder("/dev/shm");
+                MakeReadOnly("/dev/shm");
+                MakeReadOnly("/");
+                DenyAsContainersDo();
+              });
+  RankProcess rank = StartContained(OptionsFor(0, 1, Numbers(160)));
+  EXPECT_EQ(rank.Attached().value("error", ""), "");
+  rank.Run();
+  EXPECT_EQ(rank.Finished().code, 0);
+  broker_->Stop(SIGTERM);
+  const std::string said = testing::internal::GetCapturedStderr();
+  for (const char* const what :
+       {"reads by pread (io_uring: Operation not permitted)",
+        "no memory that outlives this process: make a folder in /dev/shm: "
+        "Read-only file system",
+        "cache_dir: /var/cache/penstock: Read-only file system: indexes are "
+        "made anew"}) {
+    const size_t at = said.find(what);
+    EXPECT_NE(at, said.npos) << what << ", of\n" << said;
+    EXPECT_EQ(said.find(what, at + 1), said.npos) << said;
+  }
+}
+
+TEST_F(ContainersTest, TheSharedMemoryOfAContainerMayBeTiny) {
+  const std::string state = folder_ + "/state";
+  std::filesystem::create_directories(state);
+  testing::internal::CaptureStderr();
+  StartBroker("state_dir: " + state + "\n", [] {
+    EnterNamespaces(kAllNamespaces);
+    Must(mount("none", "/dev/shm", "tmpfs", 0, "size=64m") == 0, "/dev/shm");
+  });
+  // Batches of 256 MB are no matter of /dev/shm.
+  Options options = OptionsFor(
+      0, 1,
+      "dataset: large\nsource: {synthetic: {records: 32, features: {x: {dtype: "
+      "uint8, shape: [16777216]}}}}\nbatch: {size: 4}\nprefetch: 3\n");
+  RankProcess rank(options, [folder = broker_->folder().string()] {
+    EnterContainer(folder, kAlice);
+  });
+  EXPECT_EQ(rank.Attached().value("error", ""), "");
+  const nlohmann::json status = Ask({{"op", "status"}});
+  EXPECT_GE(status.at("jobs")[0].at("memory_bytes"), uint64_t{256} << 20);
+  broker_->Stop(SIGTERM);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              Not(HasSubstr("no memory that outlives")));
+}
+
+// The folder in which cgroups with a limit of memory can be made, or "".
+std::string MemoryCgroups() {
+  for (const char* const each : {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"}) {
+    std::ifstream controllers(std::string(each) + "/cgroup.subtree_control");
+    std::string all;
+    std::getline(controllers, all);
+    if (std::filesystem::exists(std::string(each) + "/memory.limit_in_bytes") ||
+        all.find("memory") != all.npos) {
+      return each;
+    }
+  }
+  return "";
+}
+
+TEST_F(ContainersTest, AJobThatASmallMemoryCgroupDoesNotHoldIsRefused) {
+  const std::string all = MemoryCgroups();
+  if (all.empty()) GTEST_SKIP() << "no cgroups of the memory controller here";
+  const std::string cgroup = all + "/penstock-test-" + std::to_string(getpid());
+  ASSERT_EQ(mkdir(cgroup.c_str(), 0755), 0) << strerror(errno);
+  const bool v1 = std::filesystem::exists(cgroup + "/memory.limit_in_bytes");
+  std::ofstream(cgroup + (v1 ? "/memory.limit_in_bytes" : "/memory.max"))
+      << (256 << 20) << std::flush;
+  StartBroker("workers: 1\n", [cgroup] {
+    std::ofstream file(cgroup + "/cgroup.procs");
+    Must((file << getpid()).flush().good(), "enter the cgroup");
+  });
+  const auto start = [&](int mib) {
+    return StartContained(OptionsFor(
+        0, 1,
+        Format("dataset: large\nsource: {{synthetic: {{records: 8, features: "
+               "{{value: {{dtype: int64, shape: []}}, x: {{dtype: uint8, "
+               "shape: [{}]}}}}}}}}\nbatch: {{size: 1}}\n"
+               "prefetch: 1\n",
+               mib << 20)));
+  };
+  RankProcess large = start(200);
+  EXPECT_THAT(large.Attached().value("error", ""),
+              HasSubstr(v1 ? "memory.limit_in_bytes of cgroup /penstock-test-"
+                           : "memory.max of cgroup /penstock-test-"));
+  RankProcess small = start(4);
+  EXPECT_EQ(small.Attached().value("error", ""), "");
+  small.Run();
+  const Course course = small.Finished();
+  EXPECT_EQ(course.code, 0) << course.error;
+  EXPECT_EQ(course.taken.size(), 8u);
+  small.Detach();
+  broker_.reset();
+  EXPECT_EQ(rmdir(cgroup.c_str()), 0) << strerror(errno);
 }
 
 // ---- identity of processes that are not visible
