@@ -19,6 +19,7 @@ namespace penstock {
 namespace {
 
 constexpr uint32_t kReadDepthMax = 1024;
+constexpr uint32_t kJobsMax = 256;
 
 using Json = nlohmann::ordered_json;
 using Field = DeclarationBase::Field;
@@ -26,6 +27,7 @@ using Field = DeclarationBase::Field;
 constexpr std::array kReloadable = {"workers",
                                     "memory_limit",
                                     "memory_limit_per_user",
+                                    "jobs_per_user",
                                     "decode_timeout",
                                     "read_timeout",
                                     "python_path",
@@ -127,6 +129,16 @@ ValueType<ReadBackend> Backend() {
     choices.emplace_back(kReadBackendNames[i], static_cast<ReadBackend>(i));
   }
   return Words(std::move(choices));
+}
+
+constexpr std::array<std::pair<std::string_view, SandboxMode>, 3>
+    kSandboxModes = {{{"auto", SandboxMode::kAuto},
+                      {"required", SandboxMode::kRequired},
+                      {"off", SandboxMode::kOff}}};
+
+ValueType<SandboxMode> OneSandboxMode() {
+  return Words(std::vector<std::pair<std::string_view, SandboxMode>>(
+      kSandboxModes.begin(), kSandboxModes.end()));
 }
 
 ValueType<std::optional<uint64_t>> Bytes() {
@@ -241,6 +253,9 @@ Declaration<Config> DeclaredConfig() {
                     "The same for the jobs of one user together, segments that "
                     "ranks still have of a broker that died included. Without "
                     "it, no limit of its own.")
+          .Optional("jobs_per_user", &Config::jobs_per_user, Count(kJobsMax),
+                    "Most jobs that one user may run at once, of the 256 that "
+                    "there may be.")
           .Optional("decode_timeout", &Config::decode_timeout_ns, Duration(),
                     "How long a worker may be on one sample. A decoder that "
                     "hangs cannot be stopped, so the broker ends itself with "
@@ -260,6 +275,11 @@ Declaration<Config> DeclaredConfig() {
       "u:penstock:rX FOLDER. Without it, each user gets what she could read "
       "herself; a folder on a network file system, whose server alone knows "
       "who may read, must be named here.");
+  declared.Optional(
+      "observers", &Config::observers, UserNames(),
+      "Users who see the jobs of all users in `penstock status` and "
+      "`penstock metrics`, beside root and this service's own user. Everybody "
+      "else sees her own. Nobody but root stops jobs of others.");
   const Declaration<FunctionOptions> functions = DeclaredFunctions();
   for (const Field& field : functions.fields()) {
     declared.Add(InConfig(field));
@@ -275,7 +295,14 @@ Declaration<Config> DeclaredConfig() {
           "cache_dir", &Config::cache_dir, AnyText("a folder"),
           "Indexes of datasets. They may be deleted at any time: they "
           "are built again. Without it, the CACHE_DIRECTORY of systemd, else "
-          "~/.cache/penstock.");
+          "~/.cache/penstock.")
+      .Optional("sandbox", &Config::sandbox, OneSandboxMode(),
+                "Whether the process that decodes gives up the network, the "
+                "start of programs, and writes outside of its own folders, "
+                "for the case that a hostile file takes it over. auto: as far "
+                "as the kernel has Landlock and seccomp. required: no start "
+                "without both. off: for plugins that need what it forbids. "
+                "Python functions run outside of it.");
 }
 
 std::string WhenTaken(std::string_view key) {
@@ -288,6 +315,13 @@ std::string WhenTaken(std::string_view key) {
 const Declaration<Config>& Config::Declared() {
   static const Declaration<Config> declared = DeclaredConfig();
   return declared;
+}
+
+StatusOr<SandboxMode> ParseSandboxMode(const std::string& text) {
+  for (const auto& [name, mode] : kSandboxModes) {
+    if (name == text) return mode;
+  }
+  return InvalidArgumentError("'{}' is none of auto, required, off", text);
 }
 
 std::vector<std::string> ParseFolders(const std::string& text) {

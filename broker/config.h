@@ -13,6 +13,7 @@
 
 #include "broker/io/read.h"
 #include "broker/registry/data_policy.h"
+#include "broker/sandbox/sandbox.h"
 #include "broker/user_code/trusted_code.h"
 #include "common/quantity.h"
 #include "common/status.h"
@@ -21,6 +22,9 @@ namespace penstock {
 
 template <typename T>
 class Declaration;
+
+// Of penstock-metrics.service; absent where that is not installed.
+inline constexpr char kMetricsUser[] = "penstock-metrics";
 
 struct Config {
   std::string socket;          // "": PENSTOCK_SOCKET, the default
@@ -31,8 +35,11 @@ struct Config {
   ReadBackend read_backend = ReadBackend::kAuto;
   std::optional<uint64_t> memory_limit;  // bytes of all segments
   std::optional<uint64_t> memory_limit_per_user;
+  uint32_t jobs_per_user = 64;
+  std::vector<std::string> observers = {kMetricsUser};
   std::string state_dir;  // "": nothing outlives the broker
   std::string cache_dir;  // for indexes
+  SandboxMode sandbox = SandboxMode::kAuto;
   // A worker that spends longer on one sample ends the broker on purpose. Both
   // timeouts are exact to half a second (WorkerPool's clock).
   uint64_t decode_timeout_ns = uint64_t{60} * 1'000'000'000;
@@ -51,6 +58,9 @@ struct Config {
 
   static const Declaration<Config>& Declared();
 };
+
+// "auto", "required" or "off".
+StatusOr<SandboxMode> ParseSandboxMode(const std::string& text);
 
 // "a:b", as in PATH; returned as absolute folders.
 std::vector<std::string> ParseFolders(const std::string& text);

@@ -29,9 +29,14 @@
 #include "broker/recovery/memory_folder.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
+#include "broker/sandbox/program_launcher.h"
+#include "broker/sandbox/sandbox.h"
+#include "broker/source/python_dataset.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
+#include "broker/transform/python_function.h"
 #include "broker/user_code/python_process.h"
+#include "broker/watchdog.h"
 #include "broker/workers/replay.h"
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/worker_pool.h"
@@ -127,6 +132,11 @@ StatusOr<Inherited> Inherit() {
   return inherited;
 }
 
+std::string Variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 StatusOr<Config> ConfigOf(const Arguments& arguments) {
   Config config;
   if (!arguments.config.empty()) {
@@ -142,6 +152,12 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
                               ParseBytes(arguments.memory_limit));
   }
   if (!arguments.state_dir.empty()) config.state_dir = arguments.state_dir;
+  if (const std::string mode = Variable("PENSTOCK_SANDBOX");
+      !mode.empty() && config.position_of.count("sandbox") == 0) {
+    StatusOr<SandboxMode> parsed = ParseSandboxMode(mode);
+    if (!parsed.ok()) return parsed.status().Prepend("PENSTOCK_SANDBOX");
+    config.sandbox = *parsed;
+  }
   return config;
 }
 
@@ -156,19 +172,15 @@ void UseCacheDir(const Config& config) {
 StatusOr<FunctionOptions> FunctionsOf(const Config& config,
                                       bool private_broker) {
   FunctionOptions functions = config.functions;
-  const auto variable = [](const char* name) {
-    const char* const value = std::getenv(name);
-    return std::string(value == nullptr ? "" : value);
-  };
   if (functions.python_path.empty()) {
-    functions.python_path = ParseFolders(variable("PENSTOCK_PYTHON_PATH"));
+    functions.python_path = ParseFolders(Variable("PENSTOCK_PYTHON_PATH"));
   }
-  if (const std::string python = variable("PENSTOCK_PYTHON");
+  if (const std::string python = Variable("PENSTOCK_PYTHON");
       !python.empty() && config.position_of.count("python") == 0) {
     functions.python = python;
   }
   if (functions.plugin_dir.empty()) {
-    const auto folders = ParseFolders(variable("PENSTOCK_PLUGIN_DIR"));
+    const auto folders = ParseFolders(Variable("PENSTOCK_PLUGIN_DIR"));
     if (!folders.empty()) functions.plugin_dir = folders.front();
   }
   // A user's own group usually has no other members.
@@ -211,6 +223,19 @@ StatusOr<DataPolicy> PolicyOf(const Config& config) {
   return policy.status().Prepend("data");
 }
 
+StatusOr<std::vector<uid_t>> ObserversOf(const Config& config) {
+  std::vector<uid_t> observers;
+  for (const std::string& name : config.observers) {
+    const StatusOr<uid_t> uid = UserNumber(name);
+    if (uid.ok()) {
+      observers.push_back(*uid);
+    } else if (name != kMetricsUser) {
+      return uid.status().Prepend("observers");
+    }
+  }
+  return observers;
+}
+
 // Reports errors that would prevent a start, without starting anything.
 Status CheckMachine(const Config& config, const WorkerOptions& workers,
                     const FunctionOptions& functions) {
@@ -222,6 +247,7 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
         OpenJournalDirectory(config.state_dir).status().Prepend("state_dir")));
   }
   PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, PolicyOf(config)).status());
+  PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, ObserversOf(config)).status());
   if (functions.python_path.empty()) return OkStatus();
   return AsConfigured(config,
                       PythonProcess::CheckInterpreter(functions.python));
@@ -312,7 +338,9 @@ struct sigaction crash_actions[NSIG];  // those replaced
 // Records the sample in work, then ends as without this handler (a core, the
 // report of a sanitizer).
 void OnCrash(int signal, siginfo_t* info, void*) {
-  crash_samples->BlameThisThread();
+  // One that another process sent (systemd's watchdog: SIGABRT) came to any
+  // thread.
+  if (info->si_code != SI_USER) crash_samples->BlameThisThread();
   sigaction(signal, &crash_actions[signal], nullptr);
   // A fault recurs by itself; a signal that was sent does not.
   if (info->si_code <= 0) raise(signal);
@@ -351,6 +379,68 @@ StatusOr<Fd> OpenSignals(bool reloads) {
   return signal_fd;
 }
 
+// The folders that the daemon writes, made if they were not there.
+StatusOr<SandboxFolders> FoldersOf(const Config& config,
+                                   const std::string& given_folder,
+                                   bool private_broker) {
+  SandboxFolders folders;
+  if (std::string cache = CacheFolder(); !cache.empty()) {
+    MakeFolderOf(cache + "/");
+    folders.written.push_back(std::move(cache));
+  }
+  if (!config.state_dir.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(const auto files,
+                              OpenJournalDirectory(config.state_dir));
+    folders.written.push_back(files->directory());
+    // Without it, the journal says what is lost.
+    StatusOr<std::string> memory = OpenMemoryFolder(files->directory());
+    if (memory.ok()) folders.written.push_back(*std::move(memory));
+  }
+  if (given_folder.empty()) {
+    folders.sockets.push_back(
+        std::filesystem::absolute(SocketPath(config.socket)).parent_path());
+  } else if (private_broker) {
+    // With that of the state in memory, it ends with the owner.
+    folders.emptied.push_back(given_folder);
+    folders.parents.push_back(
+        std::filesystem::path(given_folder).parent_path());
+    folders.parents.push_back("/dev/shm");
+  }
+  return folders;
+}
+
+// From here on this process starts no programs and writes to its own folders
+// only; the launcher starts functions. Before there is a thread. Returns what
+// is in force.
+StatusOr<std::string> Confine(const Arguments& arguments, const Config& config,
+                              const FunctionOptions& functions,
+                              const std::string& given_folder) {
+  if (config.sandbox == SandboxMode::kOff) return std::string("off");
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const SandboxFolders folders,
+      FoldersOf(config, given_folder, arguments.private_broker));
+  PENSTOCK_RETURN_IF_ERROR(PythonProcess::StartLauncher(
+      functions, {PythonOp::Program(), PythonDatasetSource::Program()},
+      [arguments](FunctionOptions* options) -> Status {
+        PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+        PENSTOCK_ASSIGN_OR_RETURN(
+            *options, FunctionsOf(config, arguments.private_broker));
+        return OkStatus();
+      }));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const Sandbox sandbox,
+      AsConfigured(config, EnterSandbox(config.sandbox, folders)));
+  if (!sandbox.lacking.empty()) {
+    // `penstock doctor` tells the user of a private broker.
+    (arguments.private_broker ? LogInfo<const std::string&>
+                              : LogWarning<const std::string&>)(
+        "sandbox: {}; a file that takes over a decoder is held back by the "
+        "rest alone",
+        sandbox.lacking);
+  }
+  return sandbox.in_force.empty() ? std::string("none") : sandbox.in_force;
+}
+
 // 0: none.
 uint32_t NextSignal(int signal_fd) {
   signalfd_siginfo info{};
@@ -373,6 +463,7 @@ JobTable::Limits LimitsOf(const Config& config, FunctionOptions functions,
   JobTable::Limits limits;
   limits.memory_bytes = config.memory_limit;
   limits.memory_bytes_per_uid = config.memory_limit_per_user;
+  limits.jobs_per_uid = config.jobs_per_user;
   limits.functions = std::move(functions);
   limits.data = std::move(data);
   return limits;
@@ -388,6 +479,9 @@ Status Reload(const Arguments& arguments, Config* config, JobTable* jobs,
       AsConfigured(next, FunctionsOf(next, /*private_broker=*/false)));
   PENSTOCK_ASSIGN_OR_RETURN(DataPolicy data,
                             AsConfigured(next, PolicyOf(next)));
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
+    PENSTOCK_RETURN_IF_ERROR(launcher->Reload());
+  }
   std::vector<std::string> taken;
   std::vector<std::string> left;
   for (const std::string& key : ChangedKeys(*config, next)) {
@@ -400,6 +494,7 @@ Status Reload(const Arguments& arguments, Config* config, JobTable* jobs,
   config->workers = next.workers;
   config->memory_limit = next.memory_limit;
   config->memory_limit_per_user = next.memory_limit_per_user;
+  config->jobs_per_user = next.jobs_per_user;
   config->decode_timeout_ns = next.decode_timeout_ns;
   config->read_timeout_ns = next.read_timeout_ns;
   config->functions = next.functions;
@@ -458,10 +553,13 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(Inherited inherited, Inherit());
   const std::string given_folder =
       std::filesystem::path(PathOf(inherited.listener.get())).parent_path();
-  const Owner owner(std::move(inherited.owner), given_folder);
   if (arguments.private_broker) {
     functions.object_dir = given_folder + "/datasets";
   }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::string sandbox,
+      Confine(arguments, config, functions, given_folder));
+  const Owner owner(std::move(inherited.owner), given_folder);
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<RecoveryJournal> recovery_journal,
       RecoveryJournal::Open(config.state_dir, std::move(inherited.stored)));
@@ -491,11 +589,14 @@ Status Serve(const Arguments& arguments) {
   if (!arguments.private_broker) {
     PENSTOCK_ASSIGN_OR_RETURN(data, AsConfigured(config, PolicyOf(config)));
   }
+  PENSTOCK_ASSIGN_OR_RETURN(std::vector<uid_t> observers,
+                            AsConfigured(config, ObserversOf(config)));
   JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
                 LimitsOf(config, std::move(functions), std::move(data)));
-  ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
-                       &deferred, recovery_journal.get(),
-                       {arguments.private_broker, path});
+  ControlServer server(
+      loop.get(), &jobs, workers.get(), topology.get(), &deferred,
+      recovery_journal.get(),
+      {arguments.private_broker, path, sandbox, std::move(observers)});
   loop->SetTick(
       WorkerPool::kTickInterval,
       [&] {
@@ -515,6 +616,14 @@ Status Serve(const Arguments& arguments) {
       loop->Stop();
     }
   }));
+  Watchdog watchdog;
+  PENSTOCK_RETURN_IF_ERROR(Watchdog::Start(
+      loop.get(), [&] { return workers->StandsStill(); }, &watchdog));
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
+    PENSTOCK_RETURN_IF_ERROR(loop->Watch(launcher->pidfd(), [](uint32_t) {
+      EndStuck("the process that starts functions has ended");
+    }));
+  }
   PENSTOCK_RETURN_IF_ERROR(server.Listen(std::move(inherited.listener)));
   NotifyServiceManager(samples->death_explained()
                            ? "READY=1\nX_PENSTOCK_EXPLAINED=1"

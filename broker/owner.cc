@@ -27,6 +27,14 @@ bool IsDead(int pidfd, int timeout_ms) {
 }
 
 // Removes links in it without following them.
+void RemoveFolder(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  // It tries unlink(2) first, for which the sandbox has another answer than the
+  // one that it expects.
+  rmdir(folder.c_str());
+}
+
 void Remove(const std::string& folder) {
   std::error_code ignored;
   // If the state is on a disk, part of it is in memory.
@@ -34,9 +42,9 @@ void Remove(const std::string& folder) {
       folder + "/state/" + kMemoryFolderLink, ignored);
   if (memory.parent_path() == "/dev/shm" &&
       memory.filename().string().starts_with("penstock-")) {
-    std::filesystem::remove_all(memory, ignored);
+    RemoveFolder(memory);
   }
-  std::filesystem::remove_all(folder, ignored);
+  RemoveFolder(folder);
 }
 
 }  // namespace

@@ -18,10 +18,15 @@ constexpr AnswerField kBroker[] = {
     {"workers", kCount, "worker threads"},
     {"workers_chosen", kText, "the processors they use, and why so many"},
     {"read_backend", kText, "how files are read: io_uring or pread"},
+    {"sandbox", kText,
+     "what holds the process that decodes: Landlock and its version, seccomp"},
     {"read_depth", kCount, "reads in flight at most, of one job in one worker"},
     {"read_depth_auto", kFlag, "the broker chooses read_depth"},
     {"pinned_bytes", kBytes,
      "memory that workers have pinned for direct reads"},
+    {"hidden_jobs", kCount,
+     "jobs of other users, which only root, the broker's own user and its "
+     "observers see"},
     {"memory_bytes", kBytes,
      "reserved for all jobs, and what processes of former broker instances may "
      "still map"},

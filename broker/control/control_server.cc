@@ -117,9 +117,8 @@ void ControlServer::Accept() {
     } else if (!options_.private_broker && unknown_user_ == peer.uid) {
       refusal = PermissionDeniedError(
           "the broker runs in a user namespace (a rootless container) that "
-          "does "
-          "not know your user, and cannot tell you from others: map your user "
-          "into it, or run the broker outside");
+          "does not know your user, and cannot tell you from others: map your "
+          "user into it, or run the broker outside");
     } else if (options_.private_broker && peer.uid != geteuid() &&
                peer.uid != 0) {
       refusal =

@@ -42,8 +42,10 @@ class ControlServer {
   static constexpr int kHelloSeconds = 10;
 
   struct Options {
-    bool private_broker = false;  // serves one user, may be told to stop
-    std::string socket_path;      // for status
+    bool private_broker = false;   // serves one user, may be told to stop
+    std::string socket_path;       // for status, as is
+    std::string sandbox;           // what of it is in force
+    std::vector<uid_t> observers;  // see the jobs of all users
   };
 
   // listener is a listening SOCK_SEQPACKET socket.
@@ -132,6 +134,9 @@ class ControlServer {
 
   // Fails if the end of the process would go unnoticed.
   static Status CheckWatched(const Connection& connection);
+  // Whether a user may know of what another owns: of her own, as root and the
+  // broker's own user of all, as observers.
+  bool MaySee(uid_t user, uid_t owner) const;
   StatusOr<DatasetSpec> SpecOf(const Call& call) const;
   // The jobs that a request names, at least one.
   StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(const Call& call) const;

@@ -11,6 +11,7 @@
 #include "broker/base/log.h"
 #include "broker/control/control_server.h"
 #include "broker/request/requests.h"
+#include "broker/sandbox/program_launcher.h"
 #include "common/job_state.h"
 #include "common/message.h"
 #include "common/quantity.h"
@@ -31,7 +32,8 @@ double CpuSeconds() {
         1e-6 * static_cast<double>(usage.ru_utime.tv_usec +
                                    usage.ru_stime.tv_usec);
   }
-  return seconds;
+  const ProgramLauncher* const launcher = ProgramLauncher::Get();
+  return launcher == nullptr ? seconds : seconds + launcher->CpuSeconds();
 }
 
 uint64_t ResidentBytes() {
@@ -112,9 +114,17 @@ ControlServer::Answer ControlServer::Ping(const Call&) {
   return answer;
 }
 
-ControlServer::Answer ControlServer::ListJobs(const Call&) {
+bool ControlServer::MaySee(uid_t user, uid_t owner) const {
+  return user == owner || user == 0 || user == geteuid() ||
+         std::find(options_.observers.begin(), options_.observers.end(),
+                   user) != options_.observers.end();
+}
+
+ControlServer::Answer ControlServer::ListJobs(const Call& call) {
   nlohmann::json answer = OkReply();
-  answer["jobs"] = jobs_->StatusJson(nullptr);
+  answer["jobs"] = jobs_->StatusJson(nullptr, [&](uid_t owner) {
+    return MaySee(call.connection->uid, owner);
+  });
   return answer;
 }
 
@@ -351,9 +361,10 @@ ControlServer::Answer ControlServer::Unregister(const Call& call) {
   return answer;
 }
 
-ControlServer::Answer ControlServer::ListDatasets(const Call&) {
+ControlServer::Answer ControlServer::ListDatasets(const Call& call) {
   nlohmann::json list = nlohmann::json::array();
   for (const auto& [key, spec] : datasets_) {
+    if (!MaySee(call.connection->uid, key.first)) continue;
     const nlohmann::ordered_json source =
         DatasetSpecToJson(spec).value("source", nlohmann::ordered_json());
     list.push_back({{"name", key.second},
@@ -389,7 +400,10 @@ std::string ControlServer::NumaText() const {
                       nodes, elsewhere);
 }
 
-ControlServer::Answer ControlServer::ShowStatus(const Call&) {
+ControlServer::Answer ControlServer::ShowStatus(const Call& call) {
+  const auto accepts = [&](uid_t owner) {
+    return MaySee(call.connection->uid, owner);
+  };
   const std::chrono::duration<double> uptime =
       std::chrono::steady_clock::now() - started_;
   nlohmann::json answer = OkReply();
@@ -412,6 +426,7 @@ ControlServer::Answer ControlServer::ShowStatus(const Call&) {
                       {"journal", recovery_journal_->Trouble()},
                       {"socket", options_.socket_path},
                       {"private", options_.private_broker},
+                      {"sandbox", options_.sandbox},
                       {"suspect_samples", workers_->samples()->suspects()},
                       {"condemned_samples", workers_->samples()->condemned()}};
   if (const std::optional<uint64_t> limit = jobs_->memory_limit()) {
@@ -419,6 +434,7 @@ ControlServer::Answer ControlServer::ShowStatus(const Call&) {
   }
   nlohmann::json late = nlohmann::json::array();
   for (const WorkerPool::LateRead& read : workers_->LateReads()) {
+    if (!accepts(read.uid)) continue;
     late.push_back({{"worker", read.worker},
                     {"uid", read.uid},
                     {"job", read.job},
@@ -438,7 +454,8 @@ ControlServer::Answer ControlServer::ShowStatus(const Call&) {
                          connection.producer->number}] = connection.pid;
     }
   }
-  answer["jobs"] = jobs_->StatusJson(&pids);
+  answer["jobs"] = jobs_->StatusJson(&pids, accepts);
+  answer["broker"]["hidden_jobs"] = jobs_->jobs() - answer["jobs"].size();
   return answer;
 }
 

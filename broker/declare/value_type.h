@@ -115,6 +115,7 @@ ValueType<std::vector<V>> List(ValueType<V> item, size_t min, size_t max,
           [item, min, max](const YamlValue& value, std::string_view wanted,
                            std::vector<V>* out) {
             Status status = value.CheckSequence(min, max, wanted);
+            out->clear();  // a default
             for (size_t i = 0; status.ok() && i < value.size(); ++i) {
               status = item.Read(value.Item(i), &out->emplace_back());
             }

@@ -25,6 +25,18 @@ std::string PathVariable(const char* name) {
   return std::string(text.substr(0, text.find(':')));
 }
 
+bool WriteAll(int fd, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  return true;
+}
+
+}  // namespace
+
 std::string CacheFolder() {
   if (std::string path = PathVariable("PENSTOCK_CACHE_DIR"); !path.empty()) {
     return path;
@@ -40,25 +52,12 @@ std::string CacheFolder() {
   return home + "/.cache/penstock";
 }
 
-// Like mkdir -p for file's folder; errors show at the open.
 void MakeFolderOf(const std::string& file) {
   for (size_t slash = file.find('/', 1); slash != std::string::npos;
        slash = file.find('/', slash + 1)) {
     mkdir(file.substr(0, slash).c_str(), 0700);
   }
 }
-
-bool WriteAll(int fd, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return false;
-    bytes = bytes.subspan(static_cast<size_t>(n));
-  }
-  return true;
-}
-
-}  // namespace
 
 int64_t RealTimeNs() {
   timespec now;

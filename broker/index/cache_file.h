@@ -22,9 +22,15 @@ inline constexpr int64_t kSettledNs = 2'000'000'000;
 // CLOCK_REALTIME, as modification times are.
 int64_t RealTimeNs();
 
-// The file for key, which it has to contain: keys may share a file. In
-// $PENSTOCK_CACHE_DIR, else $CACHE_DIRECTORY (systemd), else
-// $XDG_CACHE_HOME/penstock, else ~/.cache/penstock. Empty: no cache.
+// The folder of all caches: $PENSTOCK_CACHE_DIR, else $CACHE_DIRECTORY
+// (systemd), else $XDG_CACHE_HOME/penstock, else ~/.cache/penstock. Empty: there
+// is none.
+std::string CacheFolder();
+// Like mkdir -p for the folder of this file; errors show at the open.
+void MakeFolderOf(const std::string& file);
+
+// The file for key, which it has to contain: keys may share a file. Empty: no
+// cache.
 std::string CachePath(std::string_view kind, std::string_view key);
 
 // Why there is no cache: its folder cannot be made or written.

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "broker/base/text.h"
+#include "broker/sandbox/program_launcher.h"
 #include "common/fd.h"
 
 namespace penstock {
@@ -56,6 +57,10 @@ Status Populate(std::span<const PopulateRange> ranges,
     _exit(0);
   }
   report.Reset();
+  // The sandbox keeps the child from it.
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
+    (void)launcher->KillFirst(child);
+  }
   size_t done = 0;
   bool stopped = false;
   for (;;) {

@@ -64,9 +64,7 @@ const Declaration<DataRule>& Declared() {
                     OneOrList(Path(), "a path", kNamesOfFolderMax),
                     "further paths by which datasets may name it: where "
                     "containers mount it")
-          .Optional("users", &DataRule::users,
-                    List(Text("a user's name or number", IsAccountName), 0,
-                         kNamesMax, "a list of users"),
+          .Optional("users", &DataRule::users, UserNames(),
                     "who may read there; without users and groups, everybody "
                     "who may connect")
           .Optional("groups", &DataRule::groups,
@@ -80,6 +78,17 @@ const Declaration<DataRule>& Declared() {
 }
 
 }  // namespace
+
+ValueType<std::vector<std::string>> UserNames() {
+  return List(Text("a user's name or number", IsAccountName), 0, kNamesMax,
+              "a list of users");
+}
+
+StatusOr<uid_t> UserNumber(const std::string& name) {
+  const auto uid = IdOf<uid_t>(name, UserNamed);
+  if (!uid) return NotFoundError("no user '{}'", name);
+  return *uid;
+}
 
 ValueType<std::vector<DataRule>> DataRules() {
   return List(MappingOf(Declared()), 0, kRulesMax,
@@ -116,8 +125,8 @@ StatusOr<DataPolicy> DataPolicy::Open(const std::vector<DataRule>& rules) {
     rule.everybody = each.users.empty() && each.groups.empty();
     rule.functions = each.functions;
     for (const std::string& name : each.users) {
-      const auto uid = IdOf<uid_t>(name, UserNamed);
-      if (!uid) return NotFoundError("{}: no user '{}'", each.path, name);
+      const StatusOr<uid_t> uid = UserNumber(name);
+      if (!uid.ok()) return uid.status().Prepend(each.path);
       rule.users.push_back(*uid);
     }
     for (const std::string& name : each.groups) {

@@ -26,6 +26,11 @@ struct DataRule {
 };
 ValueType<std::vector<DataRule>> DataRules();
 
+// A list of names or numbers of users.
+ValueType<std::vector<std::string>> UserNames();
+// NotFound: there is no such user.
+StatusOr<uid_t> UserNumber(const std::string& name);
+
 // Immutable: any thread may use it.
 class DataPolicy {
  public:

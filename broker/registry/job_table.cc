@@ -99,7 +99,9 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
 JobTable::~JobTable() {
   for (Opening& opening : openings_) opening.progress.cancel.store(true);
   datasets_.NoticeCancel();
-  for (Opening& opening : openings_) opening.thread.join();
+  for (Opening& opening : openings_) {
+    if (opening.thread.joinable()) opening.thread.join();
+  }
 }
 
 Status JobTable::CheckAgreement(const Entry& entry,
@@ -676,6 +678,7 @@ void JobTable::CheckTimeouts() {
 }
 
 void JobTable::Sweep() {
+  StartWaiting();
   CheckHolders();
   const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
@@ -754,10 +757,13 @@ std::optional<double> JobTable::KeptFor(const Entry& entry) const {
   return std::max(kept.count(), 0.0);
 }
 
-nlohmann::json JobTable::StatusJson(const ProcessIds* pids) const {
+nlohmann::json JobTable::StatusJson(
+    const ProcessIds* pids,
+    const std::function<bool(uint32_t)>& accepts) const {
   const PoolUse pool = RecentPoolUse();
   nlohmann::json jobs = nlohmann::json::array();
   for (const Entry& entry : entries_) {
+    if (!accepts(entry.key.uid)) continue;
     const std::map<uint32_t, const RecordedRank*> away = Away(entry);
     AbsentRanks absent;
     for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
@@ -824,6 +830,7 @@ uint64_t JobTable::RowsMade() const {
 
 void JobTable::SetLimits(const Limits& limits) {
   datasets_.Set(limits.functions, limits.data);
+  limits_ = limits;
   MutexLock lock(&reserved_->mutex);
   reserved_->limit = limits.memory_bytes;
   reserved_->limit_of_uid = limits.memory_bytes_per_uid;

@@ -70,7 +70,9 @@ class JobTable {
     std::optional<uint64_t> memory_bytes_per_uid;
     uint32_t jobs = 256;
     uint32_t jobs_per_uid = 64;
-    uint32_t openings = 64;  // at once, one thread each
+    // At once, one thread each; more wait until one ends.
+    uint32_t openings = 64;
+    uint32_t openings_per_uid = 16;
     FunctionOptions functions;
     DataPolicy data;
   };
@@ -154,7 +156,10 @@ class JobTable {
     std::map<std::pair<const Job*, int64_t>, pid_t> of_producers;
   };
   // With pids: includes the ranks and the bottleneck.
-  nlohmann::json StatusJson(const ProcessIds* pids) const;
+  // Those whose owner is accepted.
+  nlohmann::json StatusJson(const ProcessIds* pids,
+                            const std::function<bool(uint32_t)>& accepts) const;
+  size_t jobs() const { return entries_.size(); }
   // Rows made for all jobs, ended ones included.
   uint64_t RowsMade() const;
   const BankPlacement& placement() const { return placement_; }
@@ -200,7 +205,9 @@ class JobTable {
   };
   // Lengthy work on a thread of its own.
   struct Opening {
+    uint32_t uid = 0;
     OpenProgress progress;
+    std::function<void()> body;  // empty: it runs
     std::thread thread;
     std::vector<uint64_t> waiting;  // numbers of attaches and inspects
     // Waiting ranks whose NUMA node is known.
@@ -331,8 +338,11 @@ class JobTable {
                                const AttachRequest& request);
   Status Open(Entry* entry);
   Status CheckLimits(uint32_t uid) const;
-  // Refuses if openings_ (which includes this one) has too many.
-  StatusOr<std::thread> StartOpening(std::function<void()> body);
+  // Runs body, which ends with a posted EndOpening, on a thread as soon as the
+  // limits allow.
+  void Start(Opening* opening, uint32_t uid, std::function<void()> body);
+  // Starts openings that wait: users with few running ones first.
+  void StartWaiting();
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
                                          uint64_t number, Opening* opening);
@@ -369,7 +379,7 @@ class JobTable {
   WorkerPool* const workers_;
   DeferredDestruction* const deferred_;
   RecoveryJournal* const journal_;
-  const Limits limits_;  // of numbers; those of memory are in reserved_
+  Limits limits_;  // control thread; those of memory are in reserved_ as well
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
   std::function<void(const std::shared_ptr<Job>&)> on_producers_;

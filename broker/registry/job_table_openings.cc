@@ -126,17 +126,42 @@ void OpenDatasets::NoticeCancel() {
   opened_.NotifyAll();
 }
 
-StatusOr<std::thread> JobTable::StartOpening(std::function<void()> body) {
-  if (openings_.size() > limits_.openings) {
-    return ResourceExhaustedError(
-        "the broker opens {} datasets already, all it may at once: try again "
-        "when they are open",
-        limits_.openings);
-  }
-  try {
-    return std::thread(std::move(body));
-  } catch (const std::system_error& error) {
-    return ResourceExhaustedError("cannot start a thread: {}", error.what());
+void JobTable::Start(Opening* opening, uint32_t uid,
+                     std::function<void()> body) {
+  opening->uid = uid;
+  opening->body = std::move(body);
+  StartWaiting();
+}
+
+void JobTable::StartWaiting() {
+  for (;;) {
+    std::map<uint32_t, uint32_t> running_of;
+    uint32_t running = 0;
+    Opening* next = nullptr;
+    for (const Opening& opening : openings_) {
+      if (opening.body) continue;
+      ++running;
+      ++running_of[opening.uid];
+    }
+    if (running >= limits_.openings) return;
+    for (Opening& opening : openings_) {
+      if (opening.body && running_of[opening.uid] < limits_.openings_per_uid &&
+          (next == nullptr ||
+           running_of[opening.uid] < running_of[next->uid])) {
+        next = &opening;
+      }
+    }
+    if (next == nullptr) return;
+    std::function<void()> body = std::exchange(next->body, nullptr);
+    try {
+      next->thread = std::thread(body);
+    } catch (const std::system_error& error) {
+      // Sweep tries again.
+      LogWarning("cannot start a thread: {}; a dataset opens later",
+                 error.what());
+      next->body = std::move(body);
+      return;
+    }
   }
 }
 
@@ -156,38 +181,33 @@ Status JobTable::Open(Entry* entry) {
     entry->number = *recorded;
   }
   for (const Pending& each : entry->pending) NoteNode(opening, each.request);
-  StatusOr<std::thread> thread =
-      StartOpening([this, entry, opening, key = entry->key,
-                    options = entry->options, number = entry->number] {
-        StatusOr<std::shared_ptr<Job>> job =
-            MakeJob(key, options, number, opening);
-        if (!job.ok()) {
-          loop_->Post([this, entry, opening, status = job.status()] {
-            Opened(entry, status);
+  Start(opening, entry->key.uid,
+        [this, entry, opening, key = entry->key, options = entry->options,
+         number = entry->number] {
+          StatusOr<std::shared_ptr<Job>> job =
+              MakeJob(key, options, number, opening);
+          if (!job.ok()) {
+            loop_->Post([this, entry, opening, status = job.status()] {
+              Opened(entry, status);
+              EndOpening(opening);
+            });
+            return;
+          }
+          // The first slots come first: the ranks attach, and the rest follows
+          // while the first batches are made.
+          bool told = false;
+          const Status populated = PopulateJob(**job, opening->progress, [&] {
+            told = true;
+            loop_->Post([this, entry, job = *job] { Opened(entry, job); });
+          });
+          loop_->Post([this, entry, opening, populated, told, job = *job] {
+            if (!populated.ok()) {
+              job->Fail(populated);
+              if (!told) Opened(entry, populated);
+            }
             EndOpening(opening);
           });
-          return;
-        }
-        // The first slots come first: the ranks attach, and the rest follows
-        // while the first batches are made.
-        bool told = false;
-        const Status populated = PopulateJob(**job, opening->progress, [&] {
-          told = true;
-          loop_->Post([this, entry, job = *job] { Opened(entry, job); });
         });
-        loop_->Post([this, entry, opening, populated, told, job = *job] {
-          if (!populated.ok()) {
-            job->Fail(populated);
-            if (!told) Opened(entry, populated);
-          }
-          EndOpening(opening);
-        });
-      });
-  if (!thread.ok()) {
-    openings_.pop_back();
-    return thread.status();
-  }
-  opening->thread = *std::move(thread);
   return OkStatus();
 }
 
@@ -245,21 +265,10 @@ void JobTable::NoteNode(Opening* opening, const AttachRequest& request) {
 
 void JobTable::StartMover(const std::shared_ptr<Job>& job) {
   Opening* opening = &openings_.emplace_back();
-  StatusOr<std::thread> thread = StartOpening([this, opening, job] {
+  Start(opening, job->key().uid, [this, opening, job] {
     placement_.Move(*job);
     loop_->Post([this, opening] { EndOpening(opening); });
   });
-  if (thread.ok()) {
-    opening->thread = *std::move(thread);
-    return;
-  }
-  openings_.pop_back();
-  // The banks stay where they are.
-  std::vector<uint32_t> nodes;
-  do {
-    while (job->NextBankToMove(&nodes)) {
-    }
-  } while (!job->EndMoving());
 }
 
 Status JobTable::CheckSource(uint32_t uid, uint64_t bytes) const {
@@ -509,6 +518,7 @@ void JobTable::EndOpening(Opening* opening) {
   opening->thread.join();
   openings_.remove_if(
       [opening](const Opening& item) { return &item == opening; });
+  StartWaiting();
 }
 
 uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
@@ -516,8 +526,8 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
   inspects_[number] = std::move(done);
   Opening* opening = &openings_.emplace_back();
   opening->waiting.push_back(number);
-  StatusOr<std::thread> thread =
-      StartOpening([this, uid, number, opening, options = std::move(options)] {
+  Start(
+      opening, uid, [this, uid, number, opening, options = std::move(options)] {
         opening->progress.reserve = [this, uid](uint64_t bytes) {
           return CheckSource(uid, bytes);
         };
@@ -566,12 +576,6 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           EndOpening(opening);
         });
       });
-  if (!thread.ok()) {
-    openings_.pop_back();
-    inspects_.extract(number).mapped()(thread.status());
-    return number;
-  }
-  opening->thread = *std::move(thread);
   return number;
 }
 

@@ -408,6 +408,10 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
   return declared;
 }
 
+std::string_view PythonDatasetSource::Program() {
+  return kPythonDatasetProgram;
+}
+
 StatusOr<std::unique_ptr<Source>> PythonDatasetSource::Open(
     OpenProgress* progress, const FunctionOptions& options) const {
   const bool of_object = object.has_value();
@@ -427,8 +431,6 @@ StatusOr<std::unique_ptr<Source>> PythonDatasetSource::Open(
       {"dataset", dataset.value_or("")},
       {"args", nlohmann::json::parse(args)},
       {"object", of_object ? nlohmann::json(*object) : nlohmann::json()},
-      {"python_path", options.python_path},
-      {"writable_by", options.writable_by},
       {"names", names.value_or(std::vector<std::string>())},
       {"max_bytes", max_bytes},
       {"template", true}};

@@ -22,6 +22,8 @@ struct PythonDatasetSource {
   bool operator==(const PythonDatasetSource&) const = default;
 
   static const Declaration<PythonDatasetSource>& Declared();
+  // python_dataset.py.
+  static std::string_view Program();
   StatusOr<std::unique_ptr<Source>> Open(OpenProgress* progress,
                                          const FunctionOptions& options) const;
 };

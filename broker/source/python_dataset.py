@@ -103,6 +103,9 @@ def open_dataset(options):
         factory = find_function(options["dataset"], options["python_path"],
                                 options["writable_by"])
         return factory(**options["args"]), None, False, None
+    if os.path.dirname(os.path.realpath(options["object"])) != os.path.realpath(
+            options["object_dir"] or os.devnull):
+        raise ImportError(f"{options['object']} is not in the broker's folder")
     check_trusted(options["object"], options["writable_by"])
     value = load_object(options["object"])
     return [value[name] for name in

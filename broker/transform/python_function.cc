@@ -141,14 +141,14 @@ const Declaration<PythonOp>& PythonOp::Declared() {
   return declared;
 }
 
+std::string_view PythonOp::Program() { return kPythonFunctionProgram; }
+
 StatusOr<std::unique_ptr<RowFunction>> PythonOp::Open(
     const RawSpec& inputs, const FunctionOptions& options,
     const Cancelled& cancelled) const {
   PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs, OutputsOf(features, inputs));
   PENSTOCK_RETURN_IF_ERROR(CheckRunsPython(options));
   nlohmann::json argument = {{"function", function},
-                             {"python_path", options.python_path},
-                             {"writable_by", options.writable_by},
                              {"inputs", nlohmann::json::array()},
                              {"outputs", nlohmann::json::array()}};
   for (const RawFeature& input : inputs) {

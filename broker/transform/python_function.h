@@ -16,6 +16,8 @@ struct PythonOp {
   bool operator==(const PythonOp&) const = default;
 
   static const Declaration<PythonOp>& Declared();
+  // python_function.py.
+  static std::string_view Program();
   std::string Name() const { return Format("python {}", function); }
   StatusOr<std::unique_ptr<RowFunction>> Open(const RawSpec& inputs,
                                               const FunctionOptions& options,

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -16,13 +15,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "broker/sandbox/program_launcher.h"
 #include "broker/user_code/python_process_program.h"
-
-extern char** environ;
 
 namespace penstock {
 namespace {
@@ -36,18 +35,10 @@ constexpr std::chrono::milliseconds kLookInterval{100};
 constexpr std::chrono::milliseconds kEndTime{1000};
 // A template answers at once unless it is stopped.
 constexpr uint64_t kReapNs = 1'000'000'000;
-// The descriptor numbers that python_process.py expects.
-constexpr int kFirstDescriptor = 3;
-constexpr int kDescriptors = 3;
+// Descriptors that a request has: of the link and of the memory.
+constexpr size_t kGivenFds = 2;
 // Keeps the output of `ps` short.
 constexpr char kRunProgram[] = "exec(open(5).read())";
-
-// Duplicates fd above the numbers that the process expects.
-StatusOr<Fd> Apart(int fd) {
-  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, kFirstDescriptor + kDescriptors);
-  if (copy < 0) return ErrnoError(errno, "fcntl");
-  return Fd(copy);
-}
 
 // A memfd with python_process.py and the program that follows it, positioned at
 // its start.
@@ -62,30 +53,46 @@ StatusOr<Fd> MemoryOf(std::string_view program) {
   return fd;
 }
 
-// There is one process per processor, so each uses one thread unless the
-// environment sets OMP_NUM_THREADS.
-std::vector<std::string> Environment() {
-  std::vector<std::string> all;
-  bool said = false;
-  for (char** each = environ; *each != nullptr; ++each) {
-    all.emplace_back(*each);
-    said |= all.back().starts_with("OMP_NUM_THREADS=");
+// What a process is told by whoever starts it, not by who asks for it.
+std::string Trusted(const FunctionOptions& options) {
+  return nlohmann::json{{"python_path", options.python_path},
+                        {"writable_by", options.writable_by},
+                        {"object_dir", options.object_dir}}
+      .dump();
+}
+
+// A process with this text, this argument, and these descriptors: its link and
+// its memory.
+StatusOr<Program> ProgramOf(const FunctionOptions& options,
+                            std::string_view text, const std::string& argument,
+                            std::vector<Fd> fds) {
+  PENSTOCK_ASSIGN_OR_RETURN(Fd memory, MemoryOf(text));
+  Program program;
+  program.words = {options.python, "-c", kRunProgram, argument,
+                   Trusted(options)};
+  program.fds = std::move(fds);
+  program.fds.push_back(std::move(memory));
+  return program;
+}
+
+StatusOr<Fd> Copy(int fd) {
+  Fd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!copy) return ErrnoError(errno, "fcntl");
+  return copy;
+}
+
+StatusOr<Child> StartHere(const FunctionOptions& options, std::string_view text,
+                          const std::string& argument,
+                          const std::vector<int>& fds) {
+  std::vector<Fd> copies;
+  for (const int fd : fds) {
+    PENSTOCK_ASSIGN_OR_RETURN(Fd copy, Copy(fd));
+    copies.push_back(std::move(copy));
   }
-  if (!said) all.emplace_back("OMP_NUM_THREADS=1");
-  return all;
-}
-
-std::vector<char*> Pointers(std::vector<std::string>& words) {
-  std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-Status StartError(int error, const std::string& python) {
-  return ErrnoError(
-      error,
-      Format("python: start '{}' (`python` names the interpreter)", python));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const Program program,
+      ProgramOf(options, text, argument, std::move(copies)));
+  return StartProgram(program);
 }
 
 }  // namespace
@@ -129,18 +136,40 @@ Status GrowingMemory::Follow(uint64_t bytes) {
 }
 
 Status PythonProcess::CheckInterpreter(const std::string& python) {
-  std::vector<std::string> words = {python, "-c", ""};
-  pid_t pid = -1;
-  if (const int error = posix_spawnp(&pid, python.c_str(), nullptr, nullptr,
-                                     Pointers(words).data(), environ);
-      error != 0) {
-    return StartError(error, python);
-  }
+  Program program;
+  program.words = {python, "-c", ""};
+  StatusOr<Child> child = StartProgram(program);
+  if (!child.ok()) return child.status().Prepend("python");
   int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  while (waitpid(child->pid, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return OkStatus();
   return FailedPreconditionError("python: '{} -c \"\"' fails", python);
+}
+
+Status PythonProcess::StartLauncher(
+    FunctionOptions options, std::vector<std::string_view> programs,
+    std::function<Status(FunctionOptions*)> reload) {
+  const auto shared = std::make_shared<FunctionOptions>(std::move(options));
+  ProgramLauncher::Handlers handlers;
+  handlers.program = [shared, programs = std::move(programs)](
+                         const nlohmann::json& request,
+                         std::vector<Fd> fds) -> StatusOr<Program> {
+    // The text of a program is never taken from a request.
+    const auto text =
+        std::find(programs.begin(), programs.end(),
+                  request.at("program").get_ref<const std::string&>());
+    if (text == programs.end() || fds.size() != kGivenFds) {
+      return PermissionDeniedError("the launcher knows no such program");
+    }
+    return ProgramOf(*shared, *text,
+                     request.at("argument").get_ref<const std::string&>(),
+                     std::move(fds));
+  };
+  handlers.reload = [shared, reload = std::move(reload)] {
+    return reload(shared.get());
+  };
+  return ProgramLauncher::Start(handlers);
 }
 
 StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
@@ -153,49 +182,19 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
   }
   std::unique_ptr<PythonProcess> process(new PythonProcess());
   process->link_ = Fd(ends[0]);
-  const Fd link(ends[1]);
-  PENSTOCK_ASSIGN_OR_RETURN(const Fd text, MemoryOf(program));
-
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null",
-                                   O_RDONLY, 0);
-  std::vector<Fd> apart;
-  for (const int fd : {link.get(), memory.fd(), text.get()}) {
-    StatusOr<Fd> copied = Apart(fd);
-    if (!copied.ok()) {
-      posix_spawn_file_actions_destroy(&actions);
-      return copied.status();
-    }
-    Fd copy = *std::move(copied);
-    const auto number = kFirstDescriptor + static_cast<int>(apart.size());
-    posix_spawn_file_actions_adddup2(&actions, copy.get(), number);
-    apart.push_back(std::move(copy));
+  Fd link(ends[1]);
+  const std::vector<int> fds = {link.get(), memory.fd()};
+  ProgramLauncher* const launcher = ProgramLauncher::Get();
+  StatusOr<Child> child =
+      launcher == nullptr
+          ? StartHere(options, program, argument, fds)
+          : launcher->Run({{"program", program}, {"argument", argument}}, fds);
+  if (!child.ok()) {
+    return child.status().Prepend("python (`python` names the interpreter)");
   }
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  // Workers block signals; Ctrl-C is for the broker only.
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
-  std::vector<std::string> words = {options.python, "-c", kRunProgram,
-                                    argument};
-  std::vector<std::string> environment = Environment();
-  const int error = posix_spawnp(&process->pid_, options.python.c_str(),
-                                 &actions, &attributes, Pointers(words).data(),
-                                 Pointers(environment).data());
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) {
-    process->pid_ = -1;
-    return StartError(error, options.python);
-  }
-  process->pidfd_ =
-      Fd(static_cast<int>(syscall(SYS_pidfd_open, process->pid_, 0)));
-  if (!process->pidfd_) return ErrnoError(errno, "pidfd_open");
+  link.Reset();  // so that its end is seen here
+  process->pid_ = child->pid;
+  process->pidfd_ = std::move(child->pidfd);
   return Greeted(std::move(process), options, cancelled);
 }
 
@@ -212,7 +211,7 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Fork(
   Fd link(ends[1]);
   const int fds[] = {link.get(), memory.fd()};
   PENSTOCK_ASSIGN_OR_RETURN(
-      PythonTemplate::Child child,
+      Child child,
       parent->Fork(argument, fds, options.start_timeout_ns, cancelled));
   link.Reset();  // so that its end is seen here
   process->parent_ = parent;
@@ -237,6 +236,8 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Greeted(
 std::optional<int> PythonProcess::Reap() {
   const pid_t pid = std::exchange(pid_, -1);
   if (parent_) return parent_->Reap(pid);
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get())
+    return launcher->Reap(pid);
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
@@ -253,7 +254,8 @@ PythonProcess::~PythonProcess() {
     Reap();
     return;
   }
-  if (parent_) return;  // whose end ends it
+  if (parent_ || ProgramLauncher::Get() != nullptr)
+    return;  // whose end ends it
   std::thread([pid = pid_] {
     while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
@@ -371,9 +373,10 @@ StatusOr<PythonProcess::Answer> PythonTemplate::Ask(
   return process_->Receive(timeout_ns, "to fork", cancelled);
 }
 
-StatusOr<PythonTemplate::Child> PythonTemplate::Fork(
-    const std::string& argument, std::span<const int> fds, uint64_t timeout_ns,
-    const Cancelled& cancelled) {
+StatusOr<Child> PythonTemplate::Fork(const std::string& argument,
+                                     std::span<const int> fds,
+                                     uint64_t timeout_ns,
+                                     const Cancelled& cancelled) {
   PENSTOCK_ASSIGN_OR_RETURN(PythonProcess::Answer answer,
                             Ask(argument, fds, timeout_ns, cancelled));
   uint64_t pid = 0;

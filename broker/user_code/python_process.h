@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "broker/sandbox/program_launcher.h"
 #include "broker/user_code/trusted_code.h"
 #include "common/fd.h"
 #include "common/segment.h"
@@ -49,6 +51,13 @@ class PythonProcess {
  public:
   // Checks that the interpreter starts and exits.
   static Status CheckInterpreter(const std::string& python);
+
+  // From now on the launcher (sandbox/program_launcher.h) starts the processes.
+  // It runs these programs alone, with these options; reload changes the
+  // options.
+  static Status StartLauncher(FunctionOptions options,
+                              std::vector<std::string_view> programs,
+                              std::function<Status(FunctionOptions*)> reload);
 
   // program: what follows python_process.py; argument: its JSON. Waits until
   // the user's code is imported. InvalidArgument: that failed, with Python's
@@ -131,10 +140,6 @@ class PythonTemplate {
   explicit PythonTemplate(std::unique_ptr<PythonProcess> process)
       : process_(std::move(process)) {}
 
-  struct Child {
-    pid_t pid = -1;
-    Fd pidfd;
-  };
   // Errors: as of PythonProcess::Receive.
   StatusOr<Child> Fork(const std::string& argument, std::span<const int> fds,
                        uint64_t timeout_ns, const Cancelled& cancelled);

@@ -2,7 +2,8 @@
 
 A process of its own, so that whatever the code does ends this one and nobody
 else. This text comes first, then that of what it is to do (`python_function.py`,
-`python_dataset.py`), which calls `serve`. Its argument: JSON. Its descriptors:
+`python_dataset.py`), which calls `serve`. Its arguments: JSON of what is asked for,
+and of what is allowed, which goes before. Its descriptors:
 
   3  packets of little-endian uint64: the number of the call, then what is asked.
      The answers: that number, one byte (DONE, FAILED, MORE or LAST), then bytes;
@@ -151,6 +152,10 @@ def copy_into(numpy, name, value, place):
                              f"into {place.dtype}: it would become infinite")
 
 
+def options_of(text):
+    return {**json.loads(text), **json.loads(sys.argv[2])}
+
+
 def answer_calls(link, prepare, options):
     """prepare(options) -> (body of the answer to number 0, function of a call's
     number, numbers and the link, which sends what it answers)."""
@@ -177,10 +182,9 @@ def fork_on_request(link, prepare):
         if not message:
             return
         call, = struct.unpack_from("<Q", message)
-        argument = json.loads(message[8:])
         if not more:
             try:
-                status = os.waitpid(argument, 0)[1]
+                status = os.waitpid(json.loads(message[8:]), 0)[1]
             except ChildProcessError:
                 status = 0
             link.send(answer(call, DONE, struct.pack("<Q", status)))
@@ -196,7 +200,8 @@ def fork_on_request(link, prepare):
                 os.setpgid(0, 0)
                 end_with_parent()
                 keep_to_itself()
-                answer_calls(socket.socket(fileno=LINK), prepare, argument)
+                answer_calls(socket.socket(fileno=LINK), prepare,
+                             options_of(message[8:]))
             finally:
                 os._exit(0)
         for descriptor in given:
@@ -262,7 +267,7 @@ def serve(prepare, template=None):
     """template(options) -> (body of the answer to number 0, whether children can be
     forked), where the argument asks for one."""
     os.dup2(2, 1)  # what users' code prints is the broker's log
-    options = json.loads(sys.argv[1])
+    options = options_of(sys.argv[1])
     sys.path[:0] = options["python_path"]
     link = socket.socket(fileno=LINK)
     keep_to_itself()

@@ -39,15 +39,15 @@ bool Claims::ClaimMore() {
   const uint64_t news = pool_->news();
   if (failed_ && news == news_seen_) return false;
   jobs_of_open_.clear();
-  uint64_t before = UINT64_MAX;
+  Turn before = kLastTurn;
   for (const auto& rows : open_) {
     jobs_of_open_.push_back(rows->job.get());
     if (rows->reads) continue;
     // A claim not yet started is made next.
     before = rows->started == 0
-                 ? 0
-                 : std::min(before, TurnOf(CandidateOf(*rows->account,
-                                                       *rows->job, NowNs())));
+                 ? Turn{}
+                 : std::min(before, order_.TurnIn(CandidateOf(
+                                        *rows->account, *rows->job, NowNs())));
   }
   std::sort(jobs_of_open_.begin(), jobs_of_open_.end());
   WorkerPool::Claimed claimed = pool_->ClaimFair(&order_, jobs_of_open_, before,
@@ -96,7 +96,7 @@ bool Claims::ClaimMore() {
 void Claims::Close(size_t i) {
   const ClaimedRows& rows = *open_[i];
   order_.Add(rows.reads,
-             {TurnOf(CandidateOf(*rows.account)), rows.account_index});
+             {order_.TurnIn(CandidateOf(*rows.account)), rows.account_index});
   open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
   failed_ = false;
 }

@@ -9,11 +9,17 @@ constexpr uint64_t kWantedKeptNs = 5'000'000;
 }  // namespace
 
 size_t ServedNext(std::span<const Candidate> candidates) {
+  // A user's time grows while the candidates are looked at.
+  const auto earlier = [](const Candidate& a, const Candidate& b) {
+    const Turn turn = TurnOf(a);
+    const Turn other = TurnOf(b);
+    const bool compares_jobs =
+        a.user == b.user &&
+        (a.demand == Demand::kNobody) == (b.demand == Demand::kNobody);
+    return compares_jobs ? turn.of_job < other.of_job : turn < other;
+  };
   return static_cast<size_t>(
-      std::min_element(candidates.begin(), candidates.end(),
-                       [](const Candidate& a, const Candidate& b) {
-                         return TurnOf(a) < TurnOf(b);
-                       }) -
+      std::min_element(candidates.begin(), candidates.end(), earlier) -
       candidates.begin());
 }
 
@@ -27,7 +33,16 @@ Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
   return CandidateOf(account);
 }
 
-std::optional<ServingOrder::Place> ServingOrder::TakeNext(uint64_t before) {
+Turn ServingOrder::TurnIn(const Candidate& candidate) {
+  if (candidate.user >= users_.size()) users_.resize(candidate.user + 1);
+  uint64_t& time = users_[candidate.user];
+  if (time == 0) time = candidate.user_virtual_time_ns;
+  Candidate seen = candidate;
+  seen.user_virtual_time_ns = time;
+  return TurnOf(seen);
+}
+
+std::optional<ServingOrder::Place> ServingOrder::TakeNext(const Turn& before) {
   const auto& [unread, read] = places_;
   const bool any_unread = !unread.empty() && unread.front().turn < before;
   if (!any_unread && read.empty()) return std::nullopt;

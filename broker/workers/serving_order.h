@@ -1,4 +1,5 @@
-// In which order a worker serves the jobs: fair shares of the workers' time.
+// In which order a worker serves the jobs: fair shares of the workers' time for
+// the users, and of a user's share for her jobs.
 #ifndef BROKER_WORKERS_SERVING_ORDER_H_
 #define BROKER_WORKERS_SERVING_ORDER_H_
 
@@ -6,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,6 +23,8 @@ namespace penstock {
 struct Candidate {
   uint64_t virtual_time_ns = 0;  // worker time it has had
   Demand demand = Demand::kAhead;
+  size_t user = 0;                    // her number
+  uint64_t user_virtual_time_ns = 0;  // worker time that her jobs have had
 };
 // Jobs without attached ranks are served last. A job with a waiting rank is
 // served before jobs whose ranks have batches, until it has had this much more
@@ -31,30 +35,83 @@ inline constexpr uint64_t kHeadStartNs = 50'000'000;
 // Limits the unused worker time that a job which slept gets back. It exceeds
 // the head start, so a job that uses less than its share comes first.
 inline constexpr uint64_t kCreditNs = 2 * kHeadStartNs;
-// The candidate with the least turn is served next: fair shares.
-inline uint64_t TurnOf(const Candidate& candidate) {
-  // More worker time than any job ever gets.
+// The candidate with the least turn is served next. Which user comes first is
+// decided by the time of all her jobs, so many jobs get no more than one; the
+// head start is one among the jobs of a user.
+struct Turn {
+  uint64_t of_user = 0;
+  uint64_t of_job = 0;  // among the jobs of the user
+  auto operator<=>(const Turn&) const = default;
+};
+inline constexpr Turn kLastTurn = {UINT64_MAX, UINT64_MAX};
+inline Turn TurnOf(const Candidate& candidate) {
+  // More worker time than anybody ever gets.
   constexpr uint64_t kLastNs = uint64_t{1} << 62;
-  return candidate.virtual_time_ns +
-         (candidate.demand == Demand::kNow ? 0 : kHeadStartNs) +
-         (candidate.demand == Demand::kNobody ? kLastNs : 0);
+  return {candidate.user_virtual_time_ns +
+              (candidate.demand == Demand::kNobody ? kLastNs : 0),
+          candidate.virtual_time_ns +
+              (candidate.demand == Demand::kNow ? 0 : kHeadStartNs)};
 }
 // Returns the index; candidates is not empty.
 size_t ServedNext(std::span<const Candidate> candidates);
 
+// Worker time. Relaxed: hints; slightly old ones are as fair.
+class VirtualTime {
+ public:
+  uint64_t ns() const { return ns_.load(std::memory_order_relaxed); }
+  void Add(uint64_t ns) { ns_.fetch_add(ns, std::memory_order_relaxed); }
+  void Set(uint64_t ns) { ns_.store(ns, std::memory_order_relaxed); }
+  // Whoever has slept has at most kCreditNs less than those that were served.
+  void LimitCredit(const VirtualTime& present) {
+    const uint64_t now = present.ns();
+    if (ns() + kCreditNs < now) Set(now - kCreditNs);
+  }
+  // As the present time of others: it may lag, so that not every worker writes
+  // it for every row.
+  void Follow(const VirtualTime& served) {
+    constexpr uint64_t kStepNs = kHeadStartNs / 50;
+    const uint64_t to = served.ns();
+    uint64_t now = ns();
+    while (now + kStepNs < to &&
+           !ns_.compare_exchange_weak(now, to, std::memory_order_relaxed)) {
+    }
+  }
+
+ private:
+  std::atomic<uint64_t> ns_{0};
+};
+
+// What a user's jobs have had together.
+struct alignas(64) UserAccount {
+  VirtualTime virtual_time;
+  VirtualTime present;  // time that her recently served jobs have had
+  size_t number = 0;
+  uint32_t uid = 0;  // with number: pool's mutex
+};
+
 // The data that a claim reads of every job. The accounts of all jobs are
 // adjacent, with nothing else in their cache lines.
 struct alignas(64) JobAccount {
-  // Relaxed, all: hints; slightly old ones are as fair.
-  std::atomic<uint64_t> virtual_time_ns{0};
+  VirtualTime virtual_time;
+  // Relaxed, both: as VirtualTime.
   std::atomic<uint64_t> wanted_seen_ns{0};  // when wanted was updated
   std::atomic<Demand> wanted{Demand::kAhead};
+  UserAccount* user = nullptr;
+  bool shares =
+      true;  // false: it has function workers, whose time is not shared
   std::weak_ptr<const Job> job;  // expired: free. Pool's mutex.
+
+  void Charge(uint64_t ns) {
+    if (!shares) return;
+    virtual_time.Add(ns);
+    user->virtual_time.Add(ns);
+  }
 };
 // As last seen.
 inline Candidate CandidateOf(const JobAccount& account) {
-  return {account.virtual_time_ns.load(std::memory_order_relaxed),
-          account.wanted.load(std::memory_order_relaxed)};
+  return {account.virtual_time.ns(),
+          account.wanted.load(std::memory_order_relaxed), account.user->number,
+          account.user->virtual_time.ns()};
 }
 // Demand is at most 5 ms old: ranks do not report that they go to sleep, and
 // reading all their pages for every claim costs too much. now_ns: steady.
@@ -106,15 +163,19 @@ class ServingOrder {
   static constexpr uint64_t kKeptNs = 500'000;
 
   struct Place {
-    uint64_t turn = 0;
+    Turn turn;
     size_t index = 0;  // of the job's account
   };
+  // The turn of a job, with its user's time as this list saw it first: the jobs
+  // of a user are compared with one another by their own.
+  Turn TurnIn(const Candidate& candidate);
   // now_ns: steady.
   bool expired(uint64_t now_ns) const { return now_ns - listed_ns_ > kKeptNs; }
   void Expire() { listed_ns_ = 0; }
   void Begin(uint64_t now_ns) {
     listed_ns_ = now_ns;
     for (auto& places : places_) places.clear();
+    users_.clear();
   }
   // reads: the job's rows are read before they are made.
   void Add(bool reads, const Place& place) {
@@ -123,13 +184,15 @@ class ServingOrder {
   }
   // Removes and returns the first, of the jobs that do not read only one whose
   // turn is before `before`.
-  std::optional<Place> TakeNext(uint64_t before);
+  std::optional<Place> TakeNext(const Turn& before);
   bool empty() const { return places_[0].empty() && places_[1].empty(); }
 
  private:
   static bool Later(const Place& a, const Place& b) { return a.turn > b.turn; }
 
   std::array<std::vector<Place>, 2> places_;  // by reads; heaps
+  // By the user's number: her time; 0: not seen yet.
+  std::vector<uint64_t> users_;
   uint64_t listed_ns_ = 0;
 };
 

@@ -32,6 +32,7 @@ bool Worker::RunOnce() {
   reads_.UnpinEnded();
   claims_.Retry();
   for (;;) {
+    seat_.turns->Turn();
     reads_.CheckTimeouts();
     any |= ReadAhead();
     reads_.Submit();
@@ -90,11 +91,7 @@ bool Worker::MakeNext() {
     next = ServedNext(candidates_);
   }
   const auto [rows, arrived] = makeable_[next];
-  // The time of function workers counts only for their job.
-  if (seat_.job == 0) {
-    pool_->Served(
-        rows->account->virtual_time_ns.load(std::memory_order_relaxed));
-  }
+  pool_->Served(*rows->account);
   if (arrived == nullptr) {
     MakeUnread(*rows);
   } else {
@@ -139,7 +136,7 @@ void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
   const uint64_t end_ns = NowNs();
   Count(rows.job->counters().decode_ns, end_ns - begin_ns);
   Count(rows.job->counters().decoded, count);
-  Count(rows.account->virtual_time_ns, end_ns - begin_ns);
+  rows.account->Charge(end_ns - begin_ns);
   if (pool_->trace().on()) {
     pool_->trace().Add(
         seat_.job == 0 ? TraceActivity::kMake : TraceActivity::kFunction,

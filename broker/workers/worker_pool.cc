@@ -217,11 +217,13 @@ Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
   added.job = job;
   added.reads =
       std::make_unique<ReadsInFlight>(WorkerReads::Entries(reads_most_));
+  added.turns = std::make_unique<WorkerTurns>();
   added.ended = job == 0 ? nullptr : std::make_unique<std::atomic<bool>>(false);
   try {
-    added.thread =
-        std::thread([this, seat = WorkerSeat{index, worker_index, job, {}},
-                     reads = added.reads.get(), ended = added.ended.get()] {
+    added.thread = std::thread(
+        [this,
+         seat = WorkerSeat{index, worker_index, job, {}, added.turns.get()},
+         reads = added.reads.get(), ended = added.ended.get()] {
           Run(seat, reads);
           if (ended == nullptr) return;
           MutexLock lock(&mutex_);
@@ -293,9 +295,12 @@ void WorkerPool::Run(WorkerSeat seat, ReadsInFlight* reads) {
     LogWarning("{}", status.message());
   }
   Worker worker(this, seat, reads_most_, reads);
+  seat.turns->SetAsleep(true);
   while (WaitForWork(worker)) {
+    seat.turns->SetAsleep(false);
     while (worker.RunOnce()) {
     }
+    seat.turns->SetAsleep(true);
   }
 }
 
@@ -362,6 +367,27 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
   if (!status.ok()) job->Fail(status);
 }
 
+// Of a user who has a job, or had one lately: debts of time are kept.
+UserAccount* WorkerPool::AccountOf(uint32_t uid) {
+  UserAccount* found = nullptr;
+  for (UserAccount& user : users_) {
+    if (user.uid == uid) return &user;
+    const bool free = std::none_of(
+        accounts_.begin(), accounts_.end(), [&](const JobAccount& account) {
+          return account.user == &user && !account.job.expired();
+        });
+    if (free && found == nullptr) found = &user;
+  }
+  // One for each job is enough.
+  if (found == nullptr || users_.size() < ClaimableJobs::kJobsMax) {
+    found = &users_.emplace_back();
+    found->number = users_.size() - 1;
+  }
+  found->uid = uid;
+  found->virtual_time.Set(present_.ns());
+  return found;
+}
+
 size_t WorkerPool::OpenAccount(const std::shared_ptr<Job>& job) {
   const auto free = std::find_if(
       accounts_.begin(), accounts_.end(),
@@ -370,9 +396,10 @@ size_t WorkerPool::OpenAccount(const std::shared_ptr<Job>& job) {
   if (index == ClaimableJobs::kJobsMax) return index;
   if (free == accounts_.end()) accounts_.emplace_back();
   JobAccount& account = accounts_[index];
+  account.user = AccountOf(job->key().uid);
+  account.shares = !job->has_function_workers();
   // A new job starts at the present, without debt or credit.
-  account.virtual_time_ns.store(virtual_now_ns_.load(std::memory_order_relaxed),
-                                std::memory_order_relaxed);
+  account.virtual_time.Set(account.user->present.ns());
   account.wanted_seen_ns.store(0, std::memory_order_relaxed);
   account.job = job;
   claimable_.Set(index, false);
@@ -492,22 +519,21 @@ void WorkerPool::List(const Entries& jobs, const WorkerSeat& seat,
   claimable_.ForEach(jobs.size(), [&](size_t index) {
     const Entry& entry = jobs[index];
     if (!Serves(seat, blocking, entry)) return;
-    order->Add(
-        entry.reads,
-        {TurnOf(CandidateOf(*entry.account, *entry.job, now_ns)), index});
+    order->Add(entry.reads,
+               {order->TurnIn(CandidateOf(*entry.account, *entry.job, now_ns)),
+                index});
   });
 }
 
 WorkerPool::Claimed WorkerPool::ClaimFair(ServingOrder* order,
                                           const std::vector<const Job*>& but,
-                                          uint64_t before,
+                                          const Turn& before,
                                           const WorkerSeat& seat,
                                           bool blocking) {
-  const bool function_workers = seat.job != 0;
   std::shared_ptr<const Entries> jobs;
   {
     MutexLock lock(&mutex_);
-    if (stop_ || (!function_workers && seat.worker_index >= workers())) {
+    if (stop_ || (seat.job == 0 && seat.worker_index >= workers())) {
       return {};
     }
     jobs = jobs_;
@@ -526,20 +552,15 @@ WorkerPool::Claimed WorkerPool::ClaimFair(ServingOrder* order,
       if (std::binary_search(but.begin(), but.end(), entry.job.get())) continue;
       JobAccount* const account = entry.account;
       // Other workers have served it meanwhile: it may be another's turn.
-      const uint64_t turn = TurnOf(CandidateOf(*account, *entry.job, now_ns));
+      const Turn turn =
+          order->TurnIn(CandidateOf(*account, *entry.job, now_ns));
       if (turn > next->turn) {
         order->Add(entry.reads, {turn, index});
         continue;
       }
-      // Function workers share no time with other jobs. Relaxed: a job served
-      // meanwhile loses at most one row.
-      const uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
-      if (!function_workers &&
-          account->virtual_time_ns.load(std::memory_order_relaxed) + kCreditNs <
-              now) {
-        account->virtual_time_ns.store(now - kCreditNs,
-                                       std::memory_order_relaxed);
-      }
+      // A job served meanwhile loses at most one row.
+      account->user->virtual_time.LimitCredit(present_);
+      account->virtual_time.LimitCredit(account->user->present);
       if (const Claim claim = entry.job->ClaimRows(seat.node);
           claim.batch != nullptr) {
         if (!order->empty() || claimable_.Has(index)) {
@@ -550,17 +571,6 @@ WorkerPool::Claimed WorkerPool::ClaimFair(ServingOrder* order,
       }
     }
     if (list || !order->empty()) return {};
-  }
-}
-
-void WorkerPool::Served(uint64_t virtual_time_ns) {
-  // Relaxed: a slightly old time is as fair. It may lag by kStepNs, so that not
-  // every worker writes it for every row.
-  constexpr uint64_t kStepNs = kHeadStartNs / 50;
-  uint64_t now = virtual_now_ns_.load(std::memory_order_relaxed);
-  while (now + kStepNs < virtual_time_ns &&
-         !virtual_now_ns_.compare_exchange_weak(now, virtual_time_ns,
-                                                std::memory_order_relaxed)) {
   }
 }
 
@@ -693,6 +703,21 @@ std::optional<std::string> WorkerPool::Tick() {
       dataset == nullptr ? "?"
                          : dataset->source->Describe(oldest->sample.record),
       static_cast<double>(now_ns - oldest->since_ns) * 1e-9);
+}
+
+std::optional<uint32_t> WorkerPool::StandsStill() {
+  std::optional<uint32_t> still;
+  for (uint32_t i = 0; i < threads_.size(); ++i) {
+    Thread& each = threads_[i];
+    if (each.turns == nullptr) continue;
+    const uint64_t turns = each.turns->turns();
+    const bool excused = each.turns->asleep() || options_.samples->Of(i) ||
+                         each.reads->blocked_on()->load(
+                             std::memory_order_relaxed) != ReadsInFlight::kNone;
+    if (turns == each.turns_seen && !excused) still = i;
+    each.turns_seen = turns;
+  }
+  return still;
 }
 
 FunctionWorkersUse WorkerPool::UseOfFunctionWorkers(const Job& job) {

@@ -52,6 +52,7 @@
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/serving_order.h"
 #include "broker/workers/trace.h"
+#include "broker/workers/worker_turns.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -66,6 +67,7 @@ struct WorkerSeat {
   uint32_t worker_index = 0;     // below workers(); function workers have none
   uint64_t job = 0;              // serves only this job; 0: all
   std::optional<uint32_t> node;  // NUMA node it is pinned to
+  WorkerTurns* turns = nullptr;
 };
 
 struct WorkerOptions {
@@ -140,6 +142,10 @@ class WorkerPool {
   // Advances the clock and fails jobs with late reads. Returns a description,
   // with the sample, when a decoder hangs; the caller must end the broker.
   std::optional<std::string> Tick();
+  // For the watchdog: the thread of a worker that was busy at the last call and
+  // has made no turn since. Not one in a read, which read_timeout is for, or in
+  // a sample, which decode_timeout is for. Control thread only.
+  std::optional<uint32_t> StandsStill();
 
   // Recent fraction of workers that slept.
   double recently_idle() const { return idle_share_.mean(); }
@@ -173,9 +179,13 @@ class WorkerPool {
   // reading is considered only if its turn is before `before`: the worker has
   // such rows already, and with many jobs it would claim a chunk of each.
   Claimed ClaimFair(ServingOrder* order, const std::vector<const Job*>& but,
-                    uint64_t before, const WorkerSeat& seat, bool blocking);
-  // Called for each job served, with the worker time it has had.
-  void Served(uint64_t virtual_time_ns);
+                    const Turn& before, const WorkerSeat& seat, bool blocking);
+  // Called for each job served.
+  void Served(const JobAccount& account) {
+    if (!account.shares) return;
+    account.user->present.Follow(account.virtual_time);
+    present_.Follow(account.user->virtual_time);
+  }
   // Changes when ClaimFair may find new rows.
   uint64_t news() const {
     // Relaxed: a late view claims late.
@@ -222,6 +232,8 @@ class WorkerPool {
   struct Thread {
     std::thread thread;
     std::unique_ptr<ReadsInFlight> reads;
+    std::unique_ptr<WorkerTurns> turns;
+    uint64_t turns_seen = 0;    // by StandsStill
     uint32_t worker_index = 0;  // function workers: kNoWorkerIndex
     uint32_t uid = 0;           // function workers: owner of the job
     uint64_t job = 0;           // function workers: the job's number
@@ -261,6 +273,7 @@ class WorkerPool {
   // The index of an account for the job; kJobsMax: there are too many.
   size_t OpenAccount(const std::shared_ptr<Job>& job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  UserAccount* AccountOf(uint32_t uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Named NamedOf(uint64_t number);
   void CountSleep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -286,9 +299,9 @@ class WorkerPool {
   RecentMean idle_share_;
   ClaimableJobs claimable_;
   std::atomic<uint64_t> news_{0};
-  // Worker time that recently served jobs have had: a new job starts here, and
+  // Worker time that recently served users have had: a new one starts here, and
   // one that slept near it.
-  std::atomic<uint64_t> virtual_now_ns_{0};
+  VirtualTime present_;
   std::atomic<bool> stopping_{false};
 
   Mutex mutex_;
@@ -297,6 +310,7 @@ class WorkerPool {
   std::shared_ptr<const Entries> jobs_ ABSL_GUARDED_BY(mutex_) =
       std::make_shared<const Entries>();
   std::deque<JobAccount> accounts_ ABSL_GUARDED_BY(mutex_);
+  std::deque<UserAccount> users_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // without function workers

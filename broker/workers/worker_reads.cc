@@ -119,7 +119,7 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
       break;
     }
   }
-  Count(rows.account->virtual_time_ns, NowNs() - begin_ns);
+  rows.account->Charge(NowNs() - begin_ns);
 }
 
 // ---- arriving
@@ -153,7 +153,7 @@ bool WorkerReads::Await(uint64_t wait_ns) {
     const ClaimedRows* const rows =
         arrived ? group.tickets[done.ticket].rows.get() : nullptr;
     if (blocking() && rows != nullptr) {
-      Count(rows->account->virtual_time_ns, spent);
+      rows->account->Charge(spent);
     }
   }
   for (; arrived; arrived = group.reader->Next(kNoWait, &done)) {

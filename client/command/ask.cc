@@ -178,6 +178,7 @@ void PrintBroker(const Json& broker) {
        Format("{}, {} reads in flight at most{}", cell("read_backend"),
               cell("read_depth"),
               BrokerFlag(broker, "read_depth_auto") ? " (auto)" : ""));
+  line("sandbox", cell("sandbox"));
   line("memory", cell("memory_bytes") + " for all jobs");
   const Json& nodes = ArrayField(broker, "nodes");
   std::string text;

@@ -79,6 +79,7 @@ class Examination {
   std::vector<Finding> All() {
     Kernel();
     IoUring();
+    Sandbox();
     Broker();
     Limits();
     ControlGroups();
@@ -164,6 +165,31 @@ class Examination {
     } else {
       Fine("io_uring",
            backend.empty() ? "works" : "the broker uses " + backend);
+    }
+  }
+
+  void Sandbox() {
+    const std::string held = TextField(broker_, "sandbox");
+    if (held.empty()) return;
+    const std::string gain =
+        "a hostile file that takes over a decoder starts no program, reaches "
+        "no network, and writes nowhere but in the broker's own folders";
+    if (held == "off") {
+      Add(kAdvice, "sandbox", "it is off",
+          "remove `sandbox: off` from the configuration (PENSTOCK_SANDBOX from "
+          "the environment)",
+          gain);
+    } else if (held.find("landlock") == std::string::npos) {
+      Add(kAdvice, "sandbox", "there is no Landlock: " + held,
+          "run Linux 5.13 or later with landlock in its list of security "
+          "modules (lsm= of the kernel's command line), and allow "
+          "landlock_create_ruleset in the container's seccomp profile",
+          gain);
+    } else if (held.find("seccomp") == std::string::npos) {
+      Add(kAdvice, "sandbox", "there is no seccomp: " + held,
+          "run a kernel with CONFIG_SECCOMP_FILTER", gain);
+    } else {
+      Fine("sandbox", held);
     }
   }
 

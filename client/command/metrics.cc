@@ -20,6 +20,7 @@ using enum MetricKind;
 constexpr Metric kMetrics[] = {
     {"penstock_build_info", "broker", "version", kInfo},
     {"penstock_read_backend_info", "broker", "read_backend", kInfo},
+    {"penstock_sandbox_info", "broker", "sandbox", kInfo},
     {"penstock_uptime_seconds", "broker", "uptime_s"},
     {"penstock_cpu_seconds_total", "broker", "cpu_s"},
     {"penstock_rows_total", "broker", "rows"},

@@ -60,6 +60,7 @@ class DoctorTest : public testing::Test {
                         {{"version", "1.2.3"},
                          {"pid", 7},
                          {"read_backend", "io_uring (defer_taskrun)"},
+                         {"sandbox", "landlock 7, seccomp"},
                          {"numa", "2 nodes, bound and verified"},
                          {"memory_bytes", 1000},
                          {"journal", ""},
@@ -149,6 +150,17 @@ TEST_F(DoctorTest, IoUringThatIsOffOrRefused) {
   Write("/proc/sys/kernel/io_uring_disabled", "0\n");
   broker()["read_backend"] = "pread";
   Expect(kAdvice, "io_uring", "pread", "read_backend");
+}
+
+TEST_F(DoctorTest, ASandboxThatIsOffOrLacksHalf) {
+  broker()["sandbox"] = "off";
+  Expect(kAdvice, "sandbox", "off", "remove `sandbox: off`");
+  broker()["sandbox"] = "seccomp";
+  Expect(kAdvice, "sandbox", "no Landlock", "lsm=");
+  broker()["sandbox"] = "none";
+  Expect(kAdvice, "sandbox", "no Landlock", "5.13");
+  broker()["sandbox"] = "landlock 1";
+  Expect(kAdvice, "sandbox", "no seccomp", "CONFIG_SECCOMP_FILTER");
 }
 
 TEST_F(DoctorTest, ABrokerThatCannotBeAsked) {

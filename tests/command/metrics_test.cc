@@ -125,7 +125,7 @@ TEST(MetricsTest, SeriesHaveTheNamesOfTheirJobAndNothingElse) {
   const std::set<std::string> allowed = {
       "job_name", "dataset",      "uid",     "consumer", "rank",
       "producer", "node",         "state",   "kind",     "what",
-      "version",  "read_backend", "delivery"};
+      "version",  "read_backend", "delivery", "sandbox"};
   const std::regex label("[{,]([a-z_]+)=\"");
   for (std::sregex_iterator each(text.begin(), text.end(), label), end;
        each != end; ++each) {

@@ -71,15 +71,18 @@ class HungFunctionTest : public DeliveryTest {
                  .find("sample 28 has been in progress") != std::string::npos;
     });
   }
-  bool HasChildren() const {
-    const std::string pid = std::to_string(functions_->pid());
-    for (const auto& task :
-         std::filesystem::directory_iterator("/proc/" + pid + "/task")) {
-      std::ifstream children(task.path() / "children");
+  // Processes of functions are the launcher's children.
+  bool HasFunctions() const {
+    const auto first_child = [](const std::string& pid) {
+      const std::string folder = "/proc/" + pid + "/task/" + pid;
       std::string child;
-      if (children >> child) return true;
-    }
-    return false;
+      std::ifstream(folder + "/children") >> child;
+      return child;
+    };
+    const std::string launcher =
+        first_child(std::to_string(functions_->pid()));
+    EXPECT_NE(launcher, "");
+    return !first_child(launcher).empty();
   }
   // Stops the job and returns how long the ranks took to end.
   std::vector<Course> StopRanks(std::vector<std::unique_ptr<Reader>>& ranks,
@@ -112,7 +115,7 @@ TEST_F(HungFunctionTest, StopEndsAJobWhoseNextStepHangs) {
   // The function's process ends with the job, not after its time limit.
   const auto begin = Clock::now();
   ranks.clear();
-  WaitUntil("its process is gone", [&] { return !HasChildren(); });
+  WaitUntil("its process is gone", [&] { return !HasFunctions(); });
   EXPECT_LT(Clock::now() - begin, kStopTime);
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr bool kReads = true;
 
-std::vector<size_t> TakeAll(ServingOrder* order, uint64_t before) {
+std::vector<size_t> TakeAll(ServingOrder* order, const Turn& before) {
   std::vector<size_t> taken;
   while (const auto next = order->TakeNext(before))
     taken.push_back(next->index);
@@ -21,22 +21,39 @@ std::vector<size_t> TakeAll(ServingOrder* order, uint64_t before) {
 
 TEST(ServingOrderTest, JobsComeByTurnWhetherTheyReadOrNot) {
   ServingOrder order;
-  order.Add(kReads, {30, 3});
-  order.Add(!kReads, {20, 2});
-  order.Add(kReads, {10, 1});
-  order.Add(!kReads, {40, 4});
-  EXPECT_EQ(TakeAll(&order, UINT64_MAX), (std::vector<size_t>{1, 2, 3, 4}));
+  order.Add(kReads, {{0, 30}, 3});
+  order.Add(!kReads, {{0, 20}, 2});
+  order.Add(kReads, {{0, 10}, 1});
+  order.Add(!kReads, {{0, 40}, 4});
+  EXPECT_EQ(TakeAll(&order, kLastTurn), (std::vector<size_t>{1, 2, 3, 4}));
   EXPECT_TRUE(order.empty());
 }
 
 TEST(ServingOrderTest, OnlyJobsThatReadComeWhenItIsAnothersTurn) {
   ServingOrder order;
-  order.Add(!kReads, {5, 0});
-  order.Add(!kReads, {20, 2});
-  order.Add(kReads, {30, 3});
-  EXPECT_EQ(TakeAll(&order, 20), (std::vector<size_t>{0, 3}));
+  order.Add(!kReads, {{0, 5}, 0});
+  order.Add(!kReads, {{0, 20}, 2});
+  order.Add(kReads, {{0, 30}, 3});
+  EXPECT_EQ(TakeAll(&order, {0, 20}), (std::vector<size_t>{0, 3}));
   EXPECT_FALSE(order.empty());
-  EXPECT_EQ(TakeAll(&order, 21), (std::vector<size_t>{2}));
+  EXPECT_EQ(TakeAll(&order, {0, 21}), (std::vector<size_t>{2}));
+}
+
+TEST(ServingOrderTest,
+     TheUserWithLeastTimeComesFirstAndOfHerJobsThatWithLeast) {
+  ServingOrder order;
+  const auto add = [&](size_t user, uint64_t user_ns, uint64_t job_ns,
+                       size_t index) {
+    order.Add(kReads,
+              {order.TurnIn({job_ns, Demand::kNow, user, user_ns}), index});
+  };
+  order.Begin(1);
+  add(1, 200, 5, 1);
+  add(0, 100, 70, 2);
+  // Her time has grown since: the order of her jobs is by theirs alone.
+  add(0, 130, 60, 3);
+  add(1, 201, 4, 4);
+  EXPECT_EQ(TakeAll(&order, kLastTurn), (std::vector<size_t>{3, 2, 4, 1}));
 }
 
 TEST(ServingOrderTest, AListServesForAsLongAsAClaimMayTake) {
@@ -46,7 +63,7 @@ TEST(ServingOrderTest, AListServesForAsLongAsAClaimMayTake) {
   order.Begin(kNow);
   EXPECT_FALSE(order.expired(kNow + ServingOrder::kKeptNs));
   EXPECT_TRUE(order.expired(kNow + ServingOrder::kKeptNs + 1));
-  order.Add(kReads, {1, 1});
+  order.Add(kReads, {{0, 1}, 1});
   order.Expire();
   EXPECT_TRUE(order.expired(kNow));
   order.Begin(kNow);

@@ -67,6 +67,28 @@ TEST(ServedNextTest, AJobWithoutARankComesLast) {
   EXPECT_EQ(Served({{kMs, Demand::kNobody}, {0, Demand::kNobody}}), 1u);
 }
 
+TEST(ServedNextTest, UsersGetTheSameWhateverTheNumberOfTheirJobs) {
+  // User 0 has one job, user 1 has nine.
+  std::vector<Candidate> jobs;
+  for (size_t i = 0; i < 10; ++i) {
+    jobs.push_back({0, i % 2 == 0 ? Demand::kAhead : Demand::kNow, i > 0});
+  }
+  std::vector<uint64_t> had(2);
+  for (int i = 0; i < 10'000; ++i) {
+    Candidate& next = jobs[ServedNext(jobs)];
+    next.virtual_time_ns += kMs;
+    had[next.user] += kMs;
+    for (Candidate& job : jobs) job.user_virtual_time_ns = had[job.user];
+  }
+  EXPECT_NEAR(static_cast<double>(had[0]), static_cast<double>(had[1]),
+              2 * kMs);
+  // And the jobs of user 1 the same among themselves.
+  for (size_t i = 1; i < jobs.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(jobs[i].virtual_time_ns), had[1] / 9.0,
+                static_cast<double>(kHeadStartNs + 2 * kMs));
+  }
+}
+
 // Storage that serves this many reads at once, 100 MB/s each; workers wait.
 class Storage {
  public:
