@@ -5,10 +5,10 @@
 #include <cctype>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "broker/io/read.h"
+#include "broker/source/number.h"
 #include "broker/source/text_field.h"
 
 namespace penstock {
@@ -109,21 +109,6 @@ Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
   return json;
 }
 
-template <typename T>
-bool StoreAs(T value, std::byte* out) {
-  std::memcpy(out, &value, sizeof(value));
-  return true;
-}
-
-template <typename T>
-bool StoreWhole(int64_t number, std::byte* out) {
-  if (number < static_cast<int64_t>(std::numeric_limits<T>::min()) ||
-      number > static_cast<int64_t>(std::numeric_limits<T>::max())) {
-    return false;
-  }
-  return StoreAs(static_cast<T>(number), out);
-}
-
 }  // namespace
 
 ValueType<RecordFeatures> RecordFeaturesType(std::string key_word,
@@ -189,34 +174,15 @@ std::vector<std::byte> DefaultBytes(const RecordFeature& feature) {
 }
 
 bool StoreNumber(int64_t number, DType dtype, std::byte* out) {
-  switch (dtype) {
-    case DType::kUint8:
-      return StoreWhole<uint8_t>(number, out);
-    case DType::kInt8:
-      return StoreWhole<int8_t>(number, out);
-    case DType::kInt16:
-      return StoreWhole<int16_t>(number, out);
-    case DType::kInt32:
-      return StoreWhole<int32_t>(number, out);
-    case DType::kInt64:
-      return StoreAs(number, out);
-    case DType::kBool:
-      return (number == 0 || number == 1) &&
-             StoreAs(static_cast<uint8_t>(number), out);
-    default:
-      return false;
+  if (dtype == DType::kBool) {
+    *out = static_cast<std::byte>(number);
+    return number == 0 || number == 1;
   }
+  return !IsFloat(dtype) && StoreWhole(number, dtype, out);
 }
 
 bool StoreNumber(double number, DType dtype, std::byte* out) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return StoreAs(static_cast<float>(number), out);
-    case DType::kFloat64:
-      return StoreAs(number, out);
-    default:
-      return false;
-  }
+  return StoreReal(number, dtype, out);
 }
 
 uint64_t TextBytes(const RecordFeature& feature) {

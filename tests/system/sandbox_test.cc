@@ -54,7 +54,7 @@ class SandboxTest : public testing::Test {
   // The errno of each attempt; 0: it succeeded.
   std::map<std::string, int> Attempt(const char* sandbox) {
     setenv("PENSTOCK_SANDBOX", sandbox, 1);
-    const BrokerProcess broker;
+    const BrokerProcess broker({"--workers", "1"});  // one after the other
     unsetenv("PENSTOCK_SANDBOX");
     Options options;
     options.spec = Format(

@@ -516,11 +516,15 @@ TEST_F(StateTest, RanksThatBeginAtDifferentStatesAreRefused) {
   kill(broker_.pid(), SIGCONT);
   std::vector<nlohmann::json> answers;
   for (const Fd& socket : sockets) {
-    pollfd entry{socket.get(), POLLIN, 0};
-    ASSERT_EQ(poll(&entry, 1, 60'000), 1);
-    auto message = ReceiveMessage(socket.get());
-    ASSERT_TRUE(message.ok() && *message);
-    answers.push_back((*message)->json);
+    nlohmann::json answer;
+    while (!answer.contains("ok")) {  // a slow opening tells its progress first
+      pollfd entry{socket.get(), POLLIN, 0};
+      ASSERT_EQ(poll(&entry, 1, 60'000), 1);
+      auto message = ReceiveMessage(socket.get());
+      ASSERT_TRUE(message.ok() && *message);
+      answer = (*message)->json;
+    }
+    answers.push_back(std::move(answer));
   }
   EXPECT_EQ(answers[0].at("ok"), true) << answers[0];
   EXPECT_EQ(answers[1].at("ok"), false) << answers[1];

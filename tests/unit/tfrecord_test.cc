@@ -366,6 +366,9 @@ TEST_F(TfrecordTest, ValuesNeedNotBePacked) {
   EXPECT_EQ(Unpacked("{x: {dtype: float32, shape: [2]}}",
                      Field(1, Entry("x", Field(2, one + one)))),
             std::string("\0\0\x80\x3f\0\0\x80\x3f", 8));
+  EXPECT_EQ(Unpacked("{x: {dtype: bfloat16, shape: [2]}}",
+                     Field(1, Entry("x", Field(2, one + one)))),
+            std::string("\x80\x3f\x80\x3f", 4));
 }
 
 TEST_F(TfrecordTest, TheLastOfSeveralCountsAndUnknownFieldsDoNot) {
