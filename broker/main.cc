@@ -404,9 +404,9 @@ StatusOr<SandboxOptions> SandboxOf(const Config& config,
     PENSTOCK_ASSIGN_OR_RETURN(const auto files,
                               OpenJournalDirectory(config.state_dir));
     options.written.push_back(files->directory());
-    PENSTOCK_ASSIGN_OR_RETURN(std::string memory,
-                              OpenMemoryFolder(files->directory()));
-    options.written.push_back(std::move(memory));
+    // Without it, the journal says what is lost.
+    StatusOr<std::string> memory = OpenMemoryFolder(files->directory());
+    if (memory.ok()) options.written.push_back(*std::move(memory));
   }
   if (given_folder.empty()) {
     options.sockets.push_back(
@@ -647,6 +647,10 @@ Status Serve(const Arguments& arguments) {
   LogInfo("penstockd {} serves at {} with {}, reads by {}", PENSTOCK_VERSION,
           path, Counted(workers->workers(), "worker"), workers->read_backend());
 
+  if (const Status cache = CheckCacheFolder(); !cache.ok()) {
+    LogWarning("cache_dir: {}: indexes are made anew at each opening",
+               cache.message());
+  }
   if (config.state_dir.empty() && !arguments.private_broker) {
     LogWarning(
         "no state directory (--state-dir): if this process dies, registered "

@@ -263,7 +263,6 @@ class JobTable {
     uint64_t attach = 0;
     std::optional<uint32_t> rank;  // it may reconnect as this rank
     std::shared_ptr<Fd> pidfd;
-    pid_t pid = 0;  // the process of pidfd
     std::shared_ptr<void> memory;
     uint64_t evicted = 0;  // as in RecordedMapping
   };
