@@ -44,14 +44,14 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 3>
 
 // What may be set, of keys whose default says little.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 6>
-    kExamples = {
-        {{"cpus", "0-7,16-23"},
-         {"memory_limit", "8G"},
-         {"memory_limit_per_user", "4G"},
-         {"data",
-          "[{path: /data/public}, {path: /data/vision, groups: [vision]}]"},
-         {"python_path", "/etc/penstock/python"},
-         {"plugin_dir", "/usr/lib/penstock/plugins"}}};
+    kExamples = {{{"cpus", "0-7,16-23"},
+                  {"memory_limit", "8G"},
+                  {"memory_limit_per_user", "4G"},
+                  {"data",
+                   "[{path: /data/public}, {path: /srv/v, as: /data/v, groups: "
+                   "[vision]}]"},
+                  {"python_path", "/etc/penstock/python"},
+                  {"plugin_dir", "/usr/lib/penstock/plugins"}}};
 
 // ""; nothing is said of the key.
 template <size_t kCount>
@@ -267,12 +267,14 @@ Declaration<Config> DeclaredConfig() {
   declared.Optional(
       "data", &Config::data, DataRules(),
       "Folders that datasets may read, each with the users and groups who may "
-      "(by default all who may connect), and whether datasets that read there "
-      "may run functions (python_path, plugin_dir). Nothing outside of them is "
-      "read, and no link leads out. This service's user must be able to read "
-      "them: setfacl -R -m u:penstock:rX FOLDER. Without it, each user gets "
-      "what she could read herself; a folder on a network file system, whose "
-      "server alone knows who may read, must be named here.");
+      "(by default all who may connect; root is a user like others), further "
+      "paths by which datasets name it (`as`: where containers mount it), and "
+      "whether datasets that read there may run functions (python_path, "
+      "plugin_dir). Nothing outside of them is read, and no link leads out. "
+      "This service's user must be able to read them: setfacl -R -m "
+      "u:penstock:rX FOLDER. Without it, each user gets what she could read "
+      "herself; a folder on a network file system, whose server alone knows "
+      "who may read, must be named here.");
   declared.Optional(
       "observers", &Config::observers, UserNames(),
       "Users who see the jobs of all users in `penstock status` and "

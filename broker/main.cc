@@ -55,6 +55,13 @@ std::string StatusLine(const Status& status) {
   return Printable(status.message()).substr(0, kBytesMax);
 }
 
+void RemoveOwnSocket(const std::string& path) {
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
+    (void)launcher->RemoveSocket();
+  }
+  unlink(path.c_str());  // without a sandbox, or in the folder it was given
+}
+
 // Listens at path. A socket left by a dead broker is replaced, one in use is
 // not.
 StatusOr<Fd> ListenAt(const std::string& path) {
@@ -78,7 +85,7 @@ StatusOr<Fd> ListenAt(const std::string& path) {
     case StatusCode::kNotFound:
       break;
     case StatusCode::kUnavailable:
-      unlink(path.c_str());
+      RemoveOwnSocket(path);
       break;
     case StatusCode::kOk:
       return AlreadyExistsError("another broker listens at '{}'", path);
@@ -121,9 +128,9 @@ StatusOr<Inherited> Inherit() {
     } else if (!IsListening(passed.fd.get(), AF_UNIX, SOCK_SEQPACKET)) {
       inherited.stored.push_back({passed.name, std::move(passed.fd)});
     } else if (inherited.listener) {
-      return InvalidArgumentError(
-          "socket activation: wanted one listening SOCK_SEQPACKET socket "
-          "(ListenSequentialPacket=), found two");
+      // The service manager's own come first; one of a former instance that a
+      // hostile file had taken over may follow.
+      Log<"second-socket">();
     } else if (fcntl(passed.fd.get(), F_SETFL, O_NONBLOCK) != 0) {
       return ErrnoError(errno, "set up the inherited socket");
     } else {
@@ -383,33 +390,36 @@ StatusOr<Fd> OpenSignals(bool reloads) {
 }
 
 // The folders that the daemon writes, made if they were not there.
-StatusOr<SandboxFolders> FoldersOf(const Config& config,
+StatusOr<SandboxOptions> SandboxOf(const Config& config,
                                    const std::string& given_folder,
                                    bool private_broker) {
-  SandboxFolders folders;
+  SandboxOptions options;
+  options.io_uring = config.read_backend != ReadBackend::kPread;
+  // Its own socket is there, and it asks no directory of users.
+  options.connects = given_folder.empty() || !private_broker;
   if (std::string cache = CacheFolder(); !cache.empty()) {
     MakeFolderOf(cache + "/");
-    folders.written.push_back(std::move(cache));
+    options.written.push_back(std::move(cache));
   }
   if (!config.state_dir.empty()) {
     PENSTOCK_ASSIGN_OR_RETURN(const auto files,
                               OpenJournalDirectory(config.state_dir));
-    folders.written.push_back(files->directory());
-    PENSTOCK_ASSIGN_OR_RETURN(std::string memory,
-                              OpenMemoryFolder(files->directory()));
-    folders.written.push_back(std::move(memory));
+    options.written.push_back(files->directory());
+    // Without it, the journal says what is lost.
+    StatusOr<std::string> memory = OpenMemoryFolder(files->directory());
+    if (memory.ok()) options.written.push_back(*std::move(memory));
   }
   if (given_folder.empty()) {
-    folders.sockets.push_back(
+    options.sockets.push_back(
         std::filesystem::absolute(SocketPath(config.socket)).parent_path());
   } else if (private_broker) {
     // With that of the state in memory, it ends with the owner.
-    folders.emptied.push_back(given_folder);
-    folders.parents.push_back(
+    options.emptied.push_back(given_folder);
+    options.parents.push_back(
         std::filesystem::path(given_folder).parent_path());
-    folders.parents.push_back("/dev/shm");
+    options.parents.push_back("/dev/shm");
   }
-  return folders;
+  return options;
 }
 
 // From here on this process starts no programs and writes to its own folders
@@ -420,10 +430,14 @@ StatusOr<std::string> Confine(const Arguments& arguments, const Config& config,
                               const std::string& given_folder) {
   if (config.sandbox == SandboxMode::kOff) return std::string("off");
   PENSTOCK_ASSIGN_OR_RETURN(
-      const SandboxFolders folders,
-      FoldersOf(config, given_folder, arguments.private_broker));
+      const SandboxOptions options,
+      SandboxOf(config, given_folder, arguments.private_broker));
+  ConnectServiceManager();
   PENSTOCK_RETURN_IF_ERROR(PythonProcess::StartLauncher(
       functions, {PythonOp::Program(), PythonDatasetSource::Program()},
+      given_folder.empty()
+          ? std::filesystem::absolute(SocketPath(config.socket)).string()
+          : "",
       [arguments](FunctionOptions* options) -> Status {
         PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
         PENSTOCK_ASSIGN_OR_RETURN(
@@ -432,7 +446,7 @@ StatusOr<std::string> Confine(const Arguments& arguments, const Config& config,
       }));
   PENSTOCK_ASSIGN_OR_RETURN(
       const Sandbox sandbox,
-      AsConfigured(config, EnterSandbox(config.sandbox, folders)));
+      AsConfigured(config, EnterSandbox(config.sandbox, options)));
   // `penstock doctor` tells the user of a private broker.
   if (!sandbox.lacking.empty() && !arguments.private_broker) {
     Log<"sandbox-lacks">(sandbox.lacking);
@@ -629,6 +643,9 @@ Status Serve(const Arguments& arguments) {
   Log<"serving">(PENSTOCK_VERSION, path, workers->workers(),
                  workers->read_backend());
 
+  if (const Status cache = CheckCacheFolder(); !cache.ok()) {
+    Log<"cache-unusable">(cache.message());
+  }
   if (config.state_dir.empty() && !arguments.private_broker) {
     Log<"no-state-directory">();
   }
@@ -642,7 +659,7 @@ Status Serve(const Arguments& arguments) {
   // The path is ours: nobody replaces it while we listen. Ranks that find no
   // socket know that no other broker will come.
   if (own_socket || (arguments.private_broker && !owner.known())) {
-    unlink(path.c_str());
+    RemoveOwnSocket(path);
   }
   owner.RemoveFolderOfDead();
   return OkStatus();

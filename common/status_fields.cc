@@ -202,7 +202,10 @@ constexpr AnswerField kBottleneck[] = {
 
 constexpr AnswerField kRank[] = {
     {"rank", kCount, "its number", true, ">RANK"},
-    {"pid", kId, "of its process, where it is known", kSometimes, ">PID"},
+    {"pid", kId,
+     "of its process, as the broker sees it; absent: it is not known, or in a "
+     "PID namespace beside the broker's",
+     kSometimes, ">PID"},
     {"state", kText,
      "`attached`, `away` (it has not reconnected), `waited for` and so on",
      true, "STATE"},
@@ -232,8 +235,10 @@ constexpr AnswerField kRank[] = {
 
 constexpr AnswerField kProducer[] = {
     {"producer", kCount, "its number in the stream", true, ">PRODUCER"},
-    {"pid", kId, "of its process; absent: it is not connected", kSometimes,
-     ">PID"},
+    {"pid", kId,
+     "of its process, as the broker sees it; absent: it is not connected, or "
+     "in a PID namespace beside the broker's",
+     kSometimes, ">PID"},
     {"state", kText,
      "`at work`; `waits for room`: its largest put does not fit behind rows "
      "that ranks need; `away`: it has not come back since the broker was "

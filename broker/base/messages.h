@@ -77,6 +77,14 @@ inline constexpr LogMessage kLogMessages[] = {
      "workers: {workers}, set by user {uid}",
      "`penstock workers` has changed the number of threads, until a restart."},
 
+    {"cache-unusable", "83f86dd1f4884ce5bc277bdb1e00717c", LogLevel::kWarning,
+     "cache_dir: {error}: indexes are made anew at each opening",
+     "Datasets of many files open slowly. Give penstockd a folder that it may "
+     "write, as CacheDirectory of the unit does."},
+    {"second-socket", "fc665d7a50354c4ba320a658f854c714", LogLevel::kWarning,
+     "socket activation: wanted one listening SOCK_SEQPACKET socket "
+     "(ListenSequentialPacket=), found two: the second is closed",
+     "Remove the other socket from penstockd.socket."},
     {"sandbox-lacks", "c32216db360a49b4a7b989b68e91484b", LogLevel::kWarning,
      "sandbox: {error}; a file that takes over a decoder is held back by the "
      "rest alone",

@@ -29,22 +29,39 @@ int Number(const std::string& text) {
   return number;
 }
 
-}  // namespace
-
-void NotifyServiceManager(const std::string& state, int fd) {
+// Empty: there is none.
+Fd Connection() {
   const std::string path = Variable("NOTIFY_SOCKET");
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof(address.sun_path)) return;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) return {};
   std::memcpy(address.sun_path, path.data(), path.size());
   if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract one
-  const Fd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const auto bytes =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
+  Fd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), bytes) !=
+      0) {
+    return {};
+  }
+  return socket;
+}
+
+Fd& ServiceManager() {
+  static Fd connected = Connection();
+  return connected;
+}
+
+}  // namespace
+
+void ConnectServiceManager() { ServiceManager() = Connection(); }
+
+void NotifyServiceManager(const std::string& state, int fd) {
+  const int socket = ServiceManager().get();
+  if (socket < 0) return;
 
   iovec text = {const_cast<char*>(state.data()), state.size()};
   msghdr message = {};
-  message.msg_name = &address;
-  message.msg_namelen =
-      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
   message.msg_iov = &text;
   message.msg_iovlen = 1;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -57,7 +74,7 @@ void NotifyServiceManager(const std::string& state, int fd) {
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
   }
-  while (sendmsg(socket.get(), &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
+  while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
   }
 }
 

@@ -12,6 +12,10 @@
 
 namespace penstock {
 
+// Connects to the service manager, which NotifyServiceManager does at its first
+// call: a sandbox that is entered afterwards keeps the connection. Call before
+// there is a second thread.
+void ConnectServiceManager();
 // Tells the service manager lines of KEY=VALUE, with a descriptor (-1: none).
 // Waits while the manager has messages that it has not read; no effect where
 // there is no manager.

@@ -113,6 +113,11 @@ void ControlServer::Accept() {
           "user {} has reached the limit of {} connections per user: end "
           "processes that hold some (`penstock status` shows the ranks)",
           peer.uid, kConnectionsPerUidMax);
+    } else if (!options_.private_broker && unknown_user_ == peer.uid) {
+      refusal = PermissionDeniedError(
+          "the broker runs in a user namespace (a rootless container) that "
+          "does not know your user, and cannot tell you from others: map your "
+          "user into it, or run the broker outside");
     } else if (options_.private_broker && peer.uid != geteuid() &&
                peer.uid != 0) {
       refusal =
@@ -145,6 +150,15 @@ void ControlServer::Accept() {
       Drop(id);
     }
   }
+}
+
+Status ControlServer::CheckWatched(const Connection& connection) {
+  if (connection.pidfd) return OkStatus();
+  return FailedPreconditionError(
+      "the broker cannot see your process, and would not notice its end: it is "
+      "in a PID namespace beside the broker's, and this kernel is older than "
+      "Linux 6.5 (SO_PEERPIDFD). Run the broker on the host, or in the host's "
+      "PID namespace (hostPID, --pid=host)");
 }
 
 ControlServer::Connection* ControlServer::Find(uint64_t id) {

@@ -23,6 +23,7 @@
 
 #include "broker/base/deferred_destruction.h"
 #include "broker/base/event_loop.h"
+#include "broker/base/user_namespace.h"
 #include "broker/memory/topology.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
@@ -131,6 +132,8 @@ class ControlServer {
   Answer FinishProducer(const Call& call);
   Answer StartTrace(const Call& call);
 
+  // Fails if the end of the process would go unnoticed.
+  static Status CheckWatched(const Connection& connection);
   // Whether a user may know of what another owns: of her own, as root and the
   // broker's own user of all, as observers.
   bool MaySee(uid_t user, uid_t owner) const;
@@ -187,6 +190,8 @@ class ControlServer {
   const Options options_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
+  // Who cannot be told from others (user_namespace.h).
+  const std::optional<uid_t> unknown_user_ = UnknownUser();
   Fd listener_;
   bool accepting_ = false;  // false while descriptors are short
   std::map<uint64_t, Connection> connections_;

@@ -215,6 +215,7 @@ ControlServer::Answer ControlServer::Attach(const Call& call) {
   if (connection->job != nullptr) {
     return FailedPreconditionError("this connection is already attached");
   }
+  PENSTOCK_RETURN_IF_ERROR(CheckWatched(*connection));
   if (fds.empty() || fds.size() > 2) {
     return InvalidArgumentError(
         "attach: wanted the descriptor of the cursor page and optionally that "

@@ -34,6 +34,7 @@ ControlServer::Answer ControlServer::Produce(const Call& call) {
     return FailedPreconditionError(
         "this connection already belongs to a rank or a producer");
   }
+  PENSTOCK_RETURN_IF_ERROR(CheckWatched(*connection));
   connection->producer = Connection::Producer{};
   Connection::Producer& producer = *connection->producer;
   producer.job_name = request.at("job");

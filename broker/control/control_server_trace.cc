@@ -122,19 +122,26 @@ void ControlServer::EndTrace() {
   Connection* const connection = Find(tracing->connection);
   if (connection == nullptr) return;
   connection->waiting = false;
-  const StatusOr<Fd> events = MemfdOf(recorded.events);
+  // What others do is nobody else's business.
+  std::vector<TraceEvent> own_events;
+  for (const TraceEvent& event : recorded.events) {
+    if (event.job >= recorded.jobs.size() ||
+        MaySee(tracing->uid, recorded.jobs[event.job].uid)) {
+      own_events.push_back(event);
+    }
+  }
+  const StatusOr<Fd> events = MemfdOf(own_events);
   if (!events.ok()) return Reply(connection, ErrorReply(events.status()));
   nlohmann::json jobs = nlohmann::json::array();
   for (const JobKey& key : recorded.jobs) {
-    // What others do is seen, not its name.
-    const bool own = key.uid == tracing->uid || tracing->uid == 0;
+    const bool own = MaySee(tracing->uid, key.uid);
     jobs.push_back(
         {{"job", own ? key.name : ""}, {"dataset", own ? key.dataset : ""}});
   }
   nlohmann::json answer = OkReply();
   answer["began_unix_ns"] = tracing->began_unix_ns;
   answer["jobs"] = std::move(jobs);
-  answer["events"] = recorded.events.size();
+  answer["events"] = own_events.size();
   answer["dropped"] = recorded.dropped;
   Reply(connection, answer, {events->get()});
 }

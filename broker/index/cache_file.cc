@@ -72,6 +72,17 @@ std::string CachePath(std::string_view kind, std::string_view key) {
                 XXH3_64bits(key.data(), key.size()));
 }
 
+Status CheckCacheFolder() {
+  const std::string folder = CacheFolder();
+  if (folder.empty()) return NotFoundError("no folder is named for a cache");
+  MakeFolderOf(folder);
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoError(errno, folder);
+  }
+  return access(folder.c_str(), W_OK | X_OK) == 0 ? OkStatus()
+                                                  : ErrnoError(errno, folder);
+}
+
 std::optional<CacheReader> CacheReader::Open(const std::string& path) {
   Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat st;

@@ -33,6 +33,9 @@ void MakeFolderOf(const std::string& file);
 // cache.
 std::string CachePath(std::string_view kind, std::string_view key);
 
+// Why there is no cache: its folder cannot be made or written.
+Status CheckCacheFolder();
+
 class CacheReader {
  public:
   // nullopt: there is none, or somebody else may have written it. Such a file

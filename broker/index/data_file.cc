@@ -94,6 +94,9 @@ StatusOr<DataFile> DataFile::Open(const std::string& path,
   // O_NONBLOCK: opening a FIFO would wait for its writer.
   PENSTOCK_ASSIGN_OR_RETURN(Fd fd, access.Open(path, O_NONBLOCK));
   DataFile file(path, fd.Release());
+  if (std::string real = access.RealPath(path); real != path) {
+    file.real_path_ = std::move(real);
+  }
   struct stat st;
   if (fstat(file.fd_, &st) != 0) return ReadError(errno, path, 0);
   if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);
@@ -109,8 +112,9 @@ StatusOr<DataFile> DataFile::Open(const std::string& path,
 }
 
 bool DataFile::Changed() const {
+  const std::string& path = real_path_.empty() ? path_ : real_path_;
   struct stat st;
-  return stat(path_.c_str(), &st) != 0 || st.st_dev != device_ ||
+  return stat(path.c_str(), &st) != 0 || st.st_dev != device_ ||
          st.st_ino != inode_ || static_cast<uint64_t>(st.st_size) != bytes_ ||
          ModifiedNs(st) != mtime_ns_;
 }

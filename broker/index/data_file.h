@@ -37,6 +37,7 @@ class DataFile {
 
   DataFile(DataFile&& other) noexcept
       : path_(std::move(other.path_)),
+        real_path_(std::move(other.real_path_)),
         bytes_(other.bytes_),
         nowait_(other.nowait_),
         align_(other.align_),
@@ -82,6 +83,7 @@ class DataFile {
   DataFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
 
   std::string path_;
+  std::string real_path_;  // as FileAccess::RealPath; "": the same
   uint64_t bytes_ = 0;
   bool nowait_ = true;
   uint32_t align_ = 0;  // as in ReadRequest

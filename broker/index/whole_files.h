@@ -17,6 +17,7 @@ class WholeFiles {
  public:
   explicit WholeFiles(std::shared_ptr<const FileAccess> access)
       : access_(std::move(access)) {}
+  const FileAccess& access() const { return *access_; }
 
   // Asks the file system of one file only: those of others are read more slowly
   // or not directly, if they are in another one. InvalidArgument: Io::kDirect

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string_view>
 
+#include "broker/base/user_namespace.h"
 #include "broker/io/file_error.h"
 
 namespace penstock {
@@ -118,6 +119,8 @@ std::vector<gid_t> GroupsOf(uid_t uid) {
     }
     groups.resize(std::max(static_cast<size_t>(count), groups.size() * 2));
   }
+  // Files of all unknown groups look as if they were this one's.
+  if (const auto unknown = UnknownGroup()) std::erase(groups, *unknown);
   std::sort(groups.begin(), groups.end());
   return groups;
 }
@@ -132,7 +135,9 @@ std::shared_ptr<const FileAccess> FileAccess::OfRoots(
   std::shared_ptr<FileAccess> access(new FileAccess());
   access->kind_ = Kind::kRoots;
   access->roots_ = std::move(roots);
-  for (const auto& root : access->roots_) access->key_ += root->path + '\n';
+  for (const auto& root : access->roots_) {
+    access->key_ += root->path + '\n' + root->real + '\n';
+  }
   return access;
 }
 
@@ -176,6 +181,13 @@ bool FileAccess::Find(const std::string& path, Place* place) const {
   return true;
 }
 
+std::string FileAccess::RealPath(const std::string& path) const {
+  const DataRoot* const root = RootOf(path);
+  if (root == nullptr || root->real == root->path) return path;
+  std::string rest = path.substr(root->path.size());
+  return root->real + (rest.empty() || rest[0] == '/' ? "" : "/") + rest;
+}
+
 StatusOr<Fd> FileAccess::Open(const std::string& path, int flags) const {
   if (kind_ == Kind::kUser) return OpenAsUser(path, flags);
   Place place;
@@ -191,13 +203,16 @@ StatusOr<Fd> FileAccess::Open(const std::string& path, int flags) const {
   }
   Fd fd(OpenAt2(place.folder, place.name, AllFlags(flags), place.resolve));
   if (fd) return fd;
-  if (errno == EXDEV) {
-    return PermissionDeniedError(
-        "{}: a symbolic link or '..' leads out of {}, which the broker's "
-        "configuration (`data`) lets you read",
-        path, RootOf(path)->path);
-  }
-  return OpenError(errno, path);
+  const int error = errno;
+  const std::string real = RealPath(path);
+  const Status status =
+      error == EXDEV
+          ? PermissionDeniedError(
+                "{}: a symbolic link or '..' leads out of {}, which the "
+                "broker's configuration (`data`) lets you read",
+                real, RootOf(path)->real)
+          : OpenError(error, real);
+  return real == path ? status : status.Prepend(path);
 }
 
 bool FileAccess::UserMay(int fd, const struct stat& st, unsigned wanted) const {

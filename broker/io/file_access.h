@@ -19,9 +19,11 @@
 
 namespace penstock {
 
-// A folder that the configuration lets users read (`data`).
+// A folder that the configuration lets users read (`data`), under one of the
+// paths by which datasets name it.
 struct DataRoot {
-  std::string path;  // absolute
+  std::string path;  // as datasets name it; absolute
+  std::string real;  // as the broker does; differs where a container mounts it
   Fd folder;
 };
 
@@ -64,6 +66,9 @@ class FileAccess {
   };
   // False: only Open may open it.
   bool Find(const std::string& path, Place* place) const;
+
+  // The broker's own path of the file.
+  std::string RealPath(const std::string& path) const;
 
  private:
   enum class Kind { kBroker, kRoots, kUser };

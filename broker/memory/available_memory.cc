@@ -45,22 +45,38 @@ std::optional<uint64_t> ReadKey(const std::string& path,
   return std::nullopt;
 }
 
-// The cgroup (v2) of this process and its ancestors, innermost first, as paths
-// below the mount: "/a/b", "/a", "". Empty without a v2 hierarchy.
-std::vector<std::string> CgroupPaths(const SystemFiles& files) {
-  std::vector<std::string> paths;
+struct Cgroup {
+  std::string path;  // below the mount: "/a/b", "/a", "/"
+  std::string folder;
+};
+
+// The cgroups of this process, of v2 and of v1's hierarchy of the controller,
+// each with its ancestors, innermost first. A container may see a path that is
+// its runtime's, and at the mount its own cgroup.
+std::vector<Cgroup> CgroupsOf(const SystemFiles& files,
+                              const std::string& controller) {
+  std::vector<Cgroup> cgroups;
   std::ifstream file(files.proc + "/self/cgroup");
   std::string line;
-  while (std::getline(file, line)) {
-    if (!line.starts_with("0::")) continue;
-    std::string path = line.substr(3);
+  while (std::getline(file, line)) {  // "0::/a/b", "4:cpu,cpuacct:/a/b"
+    const size_t first = std::min(line.find(':'), line.size());
+    const size_t second = line.find(':', first + 1);
+    if (second == line.npos) continue;
+    const std::string of =
+        "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string mount = files.cgroup;
+    if (of != ",,") {
+      if (of.find("," + controller + ",") == of.npos) continue;
+      mount += "/" + controller;
+    }
+    std::string path = line.substr(second + 1);
     while (path.size() > 1) {
-      paths.push_back(path);
+      cgroups.push_back({path, mount + path});
       path.resize(path.rfind('/'));
     }
-    paths.push_back("");
+    cgroups.push_back({"/", mount});
   }
-  return paths;
+  return cgroups;
 }
 
 }  // namespace
@@ -71,21 +87,30 @@ AvailableMemory FindAvailableMemory(const SystemFiles& files) {
     room.bytes = *kib * 1024;
     room.limit = "MemAvailable of this machine";
   }
-  for (const std::string& path : CgroupPaths(files)) {
-    const std::string folder = files.cgroup + path;
-    const auto max = ReadNumber(folder + "/memory.max");
-    const auto current = ReadNumber(folder + "/memory.current");
+  struct Names {
+    std::string limit;
+    std::string usage;
+    std::string with_children;  // before the keys of memory.stat
+  };
+  const Names v2 = {"memory.max", "memory.current", ""};
+  const Names v1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"};
+  for (const auto& [path, folder] : CgroupsOf(files, "memory")) {
+    const bool is_v1 = ReadLine(folder + "/" + v1.limit).has_value();
+    const Names& names = is_v1 ? v1 : v2;
+    const auto max = ReadNumber(folder + "/" + names.limit);
+    const auto current = ReadNumber(folder + "/" + names.usage);
     if (!max || !current) continue;
-    const uint64_t cache =
-        ReadKey(folder + "/memory.stat", "inactive_file").value_or(0) +
-        ReadKey(folder + "/memory.stat", "active_file").value_or(0);
+    uint64_t cache = 0;
+    for (const char* const key : {"inactive_file", "active_file"}) {
+      cache += ReadKey(folder + "/memory.stat", names.with_children + key)
+                   .value_or(0);
+    }
     const uint64_t used = *current - std::min(*current, cache);
     const uint64_t left = *max - std::min(*max, used);
     if (left < room.bytes) {
       room.bytes = left;
-      room.limit =
-          Format("memory.max of cgroup {} ({}, {} used)",
-                 path.empty() ? "/" : path, BytesText(*max), BytesText(used));
+      room.limit = Format("{} of cgroup {} ({}, {} used)", names.limit, path,
+                          BytesText(*max), BytesText(used));
     }
   }
   return room;
@@ -114,8 +139,13 @@ std::optional<uint64_t> FindAvailableNodeMemory(const SystemFiles& files,
 
 double CgroupCpuQuota(const SystemFiles& files) {
   double quota = std::numeric_limits<double>::infinity();
-  for (const std::string& path : CgroupPaths(files)) {
-    const auto line = ReadLine(files.cgroup + path + "/cpu.max");
+  for (const auto& [path, folder] : CgroupsOf(files, "cpu")) {
+    auto line = ReadLine(folder + "/cpu.max");
+    if (!line) {  // v1, whose quota of -1 is none
+      const auto us = ReadNumber(folder + "/cpu.cfs_quota_us");
+      const auto period = ReadNumber(folder + "/cpu.cfs_period_us");
+      if (us && period) line = Format("{} {}", *us, *period);
+    }
     if (!line) continue;
     std::istringstream words(*line);
     double quota_us = 0;

@@ -1,6 +1,8 @@
 #include "broker/recovery/recorded_job.h"
 
 #include <poll.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <atomic>
 #include <cstdio>
@@ -11,6 +13,8 @@
 
 namespace penstock {
 namespace {
+
+constexpr long kPidFsMagic = 0x50494446;  // linux/magic.h, since Linux 6.9
 
 // Written by a rank: any other value is treated as kAnswered.
 RankStage StageOf(const CursorPage& page) {
@@ -26,6 +30,19 @@ pid_t PidOf(int pidfd) {
     if (std::sscanf(line.c_str(), "Pid: %d", &pid) == 1) return pid;
   }
   return 0;
+}
+
+bool IsSameProcess(int pidfd, int other) {
+  struct stat one;
+  struct stat two;
+  struct statfs fs;
+  if (fstatfs(pidfd, &fs) == 0 && fs.f_type == kPidFsMagic) {
+    // The inode is the process's, never used again.
+    return fstat(pidfd, &one) == 0 && fstat(other, &two) == 0 &&
+           one.st_dev == two.st_dev && one.st_ino == two.st_ino;
+  }
+  const pid_t pid = PidOf(pidfd);
+  return pid > 0 && pid == PidOf(other);
 }
 
 std::optional<bool> RecordedRank::LeftUnheard() const {
@@ -50,8 +67,7 @@ bool RecordedRank::WasNotAnswered(int other) const {
       StageOf(*page) != RankStage::kAsks) {
     return false;
   }
-  const pid_t pid = PidOf(pidfd->get());
-  return pid > 0 && pid == PidOf(other);
+  return IsSameProcess(pidfd->get(), other);
 }
 
 void RecordedJob::Complete(uint64_t position, uint64_t next) {

@@ -48,8 +48,12 @@ struct RecordedRank {
   bool WasNotAnswered(int pidfd) const;
 };
 
-// The process of a pidfd; 0: it is dead, or in a namespace not visible here.
+// The process of a pidfd; 0: it is dead, or in a PID namespace not visible
+// here.
 pid_t PidOf(int pidfd);
+// Whether two pidfds are of one process. False if that cannot be told: before
+// Linux 6.9, of a process that is not visible here.
+bool IsSameProcess(int pidfd, int other);
 
 // A process that may still map a segment though its job is over or has dropped
 // it: it was evicted, or has not noticed yet.

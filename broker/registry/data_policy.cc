@@ -17,6 +17,18 @@ namespace {
 
 constexpr size_t kRulesMax = 1024;
 constexpr size_t kNamesMax = 4096;
+constexpr size_t kNamesOfFolderMax = 64;
+
+bool IsBelow(const std::string& path, const std::string& folder) {
+  return path == folder || folder == "/" || path.starts_with(folder + "/");
+}
+
+Status CheckBeside(const std::string& one, const std::string& other) {
+  if (!IsBelow(one, other) && !IsBelow(other, one)) return OkStatus();
+  return InvalidArgumentError(
+      "{} and {}: one is below the other; name folders beside each other", one,
+      other);
+}
 
 bool IsAccountName(std::string_view text) {
   return !text.empty() && text.find('\0') == text.npos;
@@ -48,6 +60,10 @@ const Declaration<DataRule>& Declared() {
       Declaration<DataRule>("data", "A folder, and who may read in it.")
           .Example("{path: /data/imagenet, groups: [vision]}")
           .Required("path", &DataRule::path, Path(), "the folder")
+          .Optional("as", &DataRule::as,
+                    OneOrList(Path(), "a path", kNamesOfFolderMax),
+                    "further paths by which datasets may name it: where "
+                    "containers mount it")
           .Optional("users", &DataRule::users, UserNames(),
                     "who may read there; without users and groups, everybody "
                     "who may connect")
@@ -83,27 +99,29 @@ StatusOr<DataPolicy> DataPolicy::Open(const std::vector<DataRule>& rules) {
   DataPolicy policy;
   policy.everything_ = false;
   for (const DataRule& each : rules) {
-    Rule& rule = policy.rules_.emplace_back();
-    auto root = std::make_shared<DataRoot>();
-    root->path = each.path;
-    root->folder =
-        Fd(open(each.path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-    if (!root->folder) return OpenError(errno, each.path);
-    // Where the outer one leads, its users would read what the inner one keeps
-    // from them.
-    for (const Rule& other : policy.rules_) {
-      if (other.root == nullptr) continue;
-      const auto is_below = [](const std::string& path, const std::string& of) {
-        return path == of || of == "/" || path.starts_with(of + "/");
-      };
-      if (is_below(root->path, other.root->path) ||
-          is_below(other.root->path, root->path)) {
-        return InvalidArgumentError(
-            "{} and {}: one is below the other; name folders beside each other",
-            other.root->path, root->path);
+    Rule rule;
+    std::vector<std::string> paths = {each.path};
+    paths.insert(paths.end(), each.as.begin(), each.as.end());
+    for (const std::string& path : paths) {
+      auto root = std::make_shared<DataRoot>();
+      root->path = path;
+      root->real = each.path;
+      root->folder =
+          Fd(open(each.path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+      if (!root->folder) return OpenError(errno, each.path);
+      // Where the outer one leads, its users would read what the inner one
+      // keeps from them.
+      for (const Rule& other : policy.rules_) {
+        for (const auto& taken : other.roots) {
+          PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->path, path));
+          PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->real, each.path));
+        }
       }
+      for (const auto& taken : rule.roots) {
+        PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->path, path));
+      }
+      rule.roots.push_back(std::move(root));
     }
-    rule.root = std::move(root);
     rule.everybody = each.users.empty() && each.groups.empty();
     rule.functions = each.functions;
     for (const std::string& name : each.users) {
@@ -116,13 +134,14 @@ StatusOr<DataPolicy> DataPolicy::Open(const std::vector<DataRule>& rules) {
       if (!gid) return NotFoundError("{}: no group '{}'", each.path, name);
       rule.groups.push_back(*gid);
     }
+    policy.rules_.push_back(std::move(rule));
   }
   return policy;
 }
 
 std::shared_ptr<const FileAccess> DataPolicy::AccessOf(
     uid_t uid, bool runs_functions) const {
-  if (everything_ || uid == 0) return FileAccess::OfBroker();
+  if (everything_) return FileAccess::OfBroker();
   if (rules_.empty()) return FileAccess::OfUser(uid);
   const std::vector<gid_t> groups = GroupsOf(uid);
   std::vector<std::shared_ptr<const DataRoot>> roots;
@@ -134,7 +153,9 @@ std::shared_ptr<const FileAccess> DataPolicy::AccessOf(
         std::any_of(rule.groups.begin(), rule.groups.end(), [&](gid_t group) {
           return std::binary_search(groups.begin(), groups.end(), group);
         });
-    if (may && (rule.functions || !runs_functions)) roots.push_back(rule.root);
+    if (may && (rule.functions || !runs_functions)) {
+      roots.insert(roots.end(), rule.roots.begin(), rule.roots.end());
+    }
   }
   return FileAccess::OfRoots(std::move(roots));
 }

@@ -18,6 +18,7 @@ namespace penstock {
 // An entry of `data`.
 struct DataRule {
   std::string path;
+  std::vector<std::string> as;      // further paths of it
   std::vector<std::string> users;   // and
   std::vector<std::string> groups;  // both empty: all users
   bool functions = false;
@@ -47,7 +48,7 @@ class DataPolicy {
 
  private:
   struct Rule {
-    std::shared_ptr<const DataRoot> root;
+    std::vector<std::shared_ptr<const DataRoot>> roots;  // one for each path
     bool everybody = false;
     std::vector<uid_t> users;
     std::vector<gid_t> groups;

@@ -26,7 +26,9 @@ void AddAway(const std::map<uint32_t, const RecordedRank*>& away,
     numbers.push_back(rank);
     if (!with_ranks) continue;
     nlohmann::json row = {{"rank", rank}, {"state", "away"}};
-    if (former->pidfd != nullptr) row["pid"] = PidOf(former->pidfd->get());
+    const pid_t pid =
+        former->pidfd != nullptr ? PidOf(former->pidfd->get()) : 0;
+    if (pid > 0) row["pid"] = pid;
     (*job)["ranks"].push_back(std::move(row));
   }
   (*job)["state"] = "waiting for " + RanksText(numbers) + " to reconnect";
@@ -61,7 +63,6 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
   };
   for (const RecordedMapping& each : journal->TakeMappings()) {
     holders_.push_back({each.job, each.attach, std::nullopt, each.pidfd,
-                        PidOf(each.pidfd->get()),
                         count(each.uid, each.segment, each.bytes),
                         each.evicted});
   }
@@ -80,8 +81,7 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
       entry.former_memory = count(former.key.uid, rank.segment, rank.bytes);
       if (rank.pidfd == nullptr) continue;
       holders_.push_back({former.id, attach, rank.rank, rank.pidfd,
-                          PidOf(rank.pidfd->get()), entry.former_memory,
-                          rank.evicted ? rank.inode : 0});
+                          entry.former_memory, rank.evicted ? rank.inode : 0});
     }
     if (entry.former_memory == nullptr) {
       entry.former_memory =
@@ -769,7 +769,8 @@ nlohmann::json JobTable::StatusJson(
             if (!each[number].is_number()) continue;
             const auto pid =
                 from.find({entry.job.get(), each[number].get<int64_t>()});
-            if (pid != from.end()) each["pid"] = pid->second;
+            // 0: it is in a PID namespace that is not visible here.
+            if (pid != from.end() && pid->second > 0) each["pid"] = pid->second;
           }
         };
         put("ranks", "seat", pids->of_seats);

@@ -176,7 +176,10 @@ class JobTable {
   // Of all jobs, and of segments that processes may still map from a former
   // broker instance.
   uint64_t reserved_bytes() const;
-  std::optional<uint64_t> memory_limit() const { return limits_.memory_bytes; }
+  std::optional<uint64_t> memory_limit() const {
+    MutexLock lock(&reserved_->mutex);
+    return reserved_->limit;
+  }
   // Samples ranks and workers, and fails jobs whose ranks are missing for too
   // long. Called with each tick: it checks all ranks.
   void CheckTimeouts();
@@ -260,7 +263,6 @@ class JobTable {
     uint64_t attach = 0;
     std::optional<uint32_t> rank;  // it may reconnect as this rank
     std::shared_ptr<Fd> pidfd;
-    pid_t pid = 0;  // the process of pidfd
     std::shared_ptr<void> memory;
     uint64_t evicted = 0;  // as in RecordedMapping
   };

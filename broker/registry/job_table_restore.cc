@@ -43,11 +43,10 @@ std::shared_ptr<void> JobTable::FormerMemoryOf(const Entry& entry,
                                                uint32_t rank, int pidfd) {
   // Removes the dead first: another process may have their pid.
   CheckHolders();
-  const pid_t pid = PidOf(pidfd);
   std::vector<uint64_t> attaches;
   for (const Holder& holder : holders_) {
     if (holder.job == entry.number && holder.rank == rank &&
-        holder.pid == pid && pid > 0) {
+        IsSameProcess(holder.pidfd->get(), pidfd)) {
       attaches.push_back(holder.attach);
     }
   }

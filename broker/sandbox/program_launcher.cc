@@ -6,6 +6,7 @@
 #include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -90,6 +91,25 @@ bool IsChildOf(pid_t pid, pid_t parent) {
   return !stat.empty() && stat[0] == parent;
 }
 
+// Also kills the group's other processes.
+Status KillGroup(pid_t pid) {
+  const std::vector<int64_t> stat = StatOf(pid);
+  if (stat.empty()) return OkStatus();  // it has ended
+  if (stat[0] != getpid() &&
+      !IsChildOf(static_cast<pid_t>(stat[0]), getpid())) {
+    return PermissionDeniedError("{} is no program of the launcher", pid);
+  }
+  return kill(-pid, SIGKILL) == 0 ? OkStatus() : ErrnoError(errno, "kill");
+}
+
+Status RemoveSocketAt(const std::string& path) {
+  struct stat st;
+  if (path.empty() || lstat(path.c_str(), &st) != 0 || !S_ISSOCK(st.st_mode)) {
+    return NotFoundError("there is no socket");
+  }
+  return unlink(path.c_str()) == 0 ? OkStatus() : ErrnoError(errno, "unlink");
+}
+
 Status MakeFirstKilled(pid_t pid, pid_t parent) {
   if (!IsChildOf(pid, parent)) {
     return PermissionDeniedError("{} is not the daemon's child", pid);
@@ -119,6 +139,10 @@ StatusOr<Message> Answer(const ProgramLauncher::Handlers& handlers,
     }
   } else if (op == "kill_first") {
     PENSTOCK_RETURN_IF_ERROR(MakeFirstKilled(request.json.at("pid"), parent));
+  } else if (op == "kill") {
+    PENSTOCK_RETURN_IF_ERROR(KillGroup(request.json.at("pid")));
+  } else if (op == "remove_socket") {
+    PENSTOCK_RETURN_IF_ERROR(RemoveSocketAt(handlers.socket));
   } else {
     PENSTOCK_RETURN_IF_ERROR(handlers.reload());
   }
@@ -253,6 +277,14 @@ std::optional<int> ProgramLauncher::Reap(pid_t pid) {
 
 Status ProgramLauncher::KillFirst(pid_t pid) {
   return Ask({{"op", "kill_first"}, {"pid", pid}}).status();
+}
+
+Status ProgramLauncher::Kill(pid_t pid) {
+  return Ask({{"op", "kill"}, {"pid", pid}}).status();
+}
+
+Status ProgramLauncher::RemoveSocket() {
+  return Ask({{"op", "remove_socket"}}).status();
 }
 
 double ProgramLauncher::CpuSeconds() const {

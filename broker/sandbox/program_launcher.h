@@ -49,6 +49,7 @@ class ProgramLauncher {
         program;
     // Reads again what decides which programs may be started.
     std::function<Status()> reload;
+    std::string socket;  // "": none
   };
 
   // Forks it. Call once, before any thread starts.
@@ -66,7 +67,11 @@ class ProgramLauncher {
   // When memory runs out, the kernel kills this process first, which must be a
   // child of the one that has the launcher.
   Status KillFirst(pid_t pid);
+  // Kills the process group of a program, or of its child.
+  Status Kill(pid_t pid);
   Status Reload();
+  // Removes the socket that Handlers::socket names.
+  Status RemoveSocket();
   // CPU time of programs that have ended, and of the launcher. Waits for
   // nobody.
   double CpuSeconds() const;

@@ -3,13 +3,16 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <seccomp.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
@@ -38,6 +41,7 @@ namespace {
 struct Ruleset {
   uint64_t files = 0;
   uint64_t network = 0;  // ABI 4
+  uint64_t scoped = 0;   // ABI 6
 };
 struct [[gnu::packed]] PathRule {
   uint64_t allowed = 0;
@@ -59,6 +63,8 @@ constexpr uint64_t kRefer = 1 << 13;     // ABI 2
 constexpr uint64_t kTruncate = 1 << 14;  // ABI 3
 constexpr uint64_t kBindTcp = 1 << 0;    // ABI 4
 constexpr uint64_t kConnectTcp = 1 << 1;
+// ABI 6: abstract Unix sockets and signals of processes outside.
+constexpr uint64_t kScoped = (1 << 0) | (1 << 1);
 
 constexpr uint64_t kWritten = kWriteFile | kRemoveFolder | kRemoveFile |
                               kMakeFolder | kMakeFile | kMakeLink | kRefer |
@@ -79,7 +85,7 @@ Status Allow(int ruleset, const std::string& path, uint64_t allowed) {
 }
 
 // The version that is in force; Unimplemented, and why.
-StatusOr<int> RestrictFiles(const SandboxFolders& folders) {
+StatusOr<int> RestrictFiles(const SandboxOptions& options) {
   const auto version = static_cast<int>(
       syscall(SYS_landlock_create_ruleset, nullptr, 0, kAskVersion));
   if (version < 1) {
@@ -93,17 +99,20 @@ StatusOr<int> RestrictFiles(const SandboxFolders& folders) {
   if (version < 2) rules.files &= ~kRefer;
   if (version < 3) rules.files &= ~kTruncate;
   if (version >= 4) rules.network = kBindTcp | kConnectTcp;
-  const size_t bytes = version < 4 ? sizeof(rules.files) : sizeof(rules);
+  if (version >= 6) rules.scoped = kScoped;
+  const size_t bytes = version < 4   ? sizeof(rules.files)
+                       : version < 6 ? offsetof(Ruleset, scoped)
+                                     : sizeof(rules);
   const Fd ruleset(
       static_cast<int>(syscall(SYS_landlock_create_ruleset, &rules, bytes, 0)));
   if (!ruleset) return ErrnoError(errno, "sandbox: Landlock");
   const struct {
     const std::vector<std::string>& folders;
     uint64_t allowed;
-  } all[] = {{folders.written, kWritten},
-             {folders.sockets, kMakeSocket | kRemoveFile},
-             {folders.emptied, kRemoveFile | kRemoveFolder},
-             {folders.parents, kRemoveFolder}};
+  } all[] = {{options.written, kWritten},
+             {options.sockets, kMakeSocket},
+             {options.emptied, kRemoveFile | kRemoveFolder},
+             {options.parents, kRemoveFolder}};
   for (const auto& [paths, allowed] : all) {
     for (const std::string& path : paths) {
       PENSTOCK_RETURN_IF_ERROR(
@@ -209,7 +218,7 @@ constexpr uint64_t kNamespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET |
                                  CLONE_NEWCGROUP;
 
 // 0, or a negative errno.
-int FilterCalls() {
+int FilterCalls(const SandboxOptions& options) {
   const Filter filter(seccomp_init(SCMP_ACT_ALLOW), seccomp_release);
   if (!filter) return -ENOMEM;
   // Mitigations that kernels before 5.16 would put in force cost time, and
@@ -224,6 +233,19 @@ int FilterCalls() {
     if (result == 0) result = Deny(filter, call, {argument});
   };
   deny(SCMP_SYS(socket), SCMP_A0(SCMP_CMP_NE, AF_UNIX));
+  if (!options.connects) {
+    for (const int call : {SCMP_SYS(connect), SCMP_SYS(socket)}) {
+      if (result == 0) result = Deny(filter, call);
+    }
+  }
+  if (!options.io_uring && result == 0) {
+    result = Deny(filter, SCMP_SYS(io_uring_setup));
+  }
+  deny(SCMP_SYS(prlimit64), SCMP_A0(SCMP_CMP_NE, 0));
+  deny(SCMP_SYS(shmat), SCMP_A2(SCMP_CMP_MASKED_EQ, SHM_EXEC, SHM_EXEC));
+  // Typed into the terminal that a private broker may have.
+  deny(SCMP_SYS(ioctl), SCMP_A1(SCMP_CMP_MASKED_EQ, UINT32_MAX, TIOCSTI));
+  deny(SCMP_SYS(ioctl), SCMP_A1(SCMP_CMP_MASKED_EQ, UINT32_MAX, TIOCLINUX));
   // Memory that is code stays what it was when it was mapped from its file.
   deny(SCMP_SYS(mprotect), SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, PROT_EXEC));
   deny(SCMP_SYS(pkey_mprotect),
@@ -245,7 +267,7 @@ int FilterCalls() {
 }  // namespace
 
 StatusOr<Sandbox> EnterSandbox(SandboxMode mode,
-                               const SandboxFolders& folders) {
+                               const SandboxOptions& options) {
   Sandbox sandbox;
   if (mode == SandboxMode::kOff) return sandbox;
   std::vector<std::string> in_force;
@@ -254,7 +276,7 @@ StatusOr<Sandbox> EnterSandbox(SandboxMode mode,
     lacking.emplace_back(
         Format("no_new_privs cannot be set: {}", std::strerror(errno)));
   }
-  const StatusOr<int> version = RestrictFiles(folders);
+  const StatusOr<int> version = RestrictFiles(options);
   if (version.ok()) {
     in_force.push_back(Format("landlock {}", *version));
   } else if (version.status().code() == StatusCode::kUnimplemented) {
@@ -262,7 +284,7 @@ StatusOr<Sandbox> EnterSandbox(SandboxMode mode,
   } else {
     return version.status();
   }
-  if (const int result = FilterCalls(); result == 0) {
+  if (const int result = FilterCalls(options); result == 0) {
     in_force.emplace_back("seccomp");
   } else {
     lacking.push_back(Format("this kernel has no seccomp filters ({})",

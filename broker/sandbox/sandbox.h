@@ -20,10 +20,12 @@ enum class SandboxMode : uint8_t {
   kOff,
 };
 
-struct SandboxFolders {
+struct SandboxOptions {
+  bool io_uring = true;  // more rings may be made
+  bool connects = true;  // to Unix sockets: of directories of users (NSS)
   // All below them may be written. Those that do not exist are left out.
   std::vector<std::string> written;
-  // Sockets may be made and files removed in them.
+  // Sockets may be made in them.
   std::vector<std::string> sockets;
   // All in them may be removed.
   std::vector<std::string> emptied;
@@ -38,7 +40,7 @@ struct Sandbox {
 
 // For this thread and all that it starts: call before there is another.
 // FailedPrecondition: mode is kRequired, and something is lacking.
-StatusOr<Sandbox> EnterSandbox(SandboxMode mode, const SandboxFolders& folders);
+StatusOr<Sandbox> EnterSandbox(SandboxMode mode, const SandboxOptions& options);
 
 }  // namespace penstock
 #endif  // BROKER_SANDBOX_SANDBOX_H_

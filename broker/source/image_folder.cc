@@ -19,7 +19,9 @@ struct Folder {
   // time.
   bool settled = true;
 
-  bool Changed() const { return !settled || !FoldersAreUnchanged(root, index); }
+  bool Changed(const FileAccess& access) const {
+    return !settled || !FoldersAreUnchanged(root, index, access);
+  }
 };
 
 // The path of a picture's mask, relative to the folder of masks. relative: the
@@ -64,7 +66,8 @@ class ImageFolder final : public Source {
   std::string io() const override { return IoText(files_.align()); }
 
   bool Changed() const override {
-    return pictures_.Changed() || (masks_ && mask_folder_.Changed());
+    return pictures_.Changed(files_.access()) ||
+           (masks_ && mask_folder_.Changed(files_.access()));
   }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
@@ -163,7 +166,7 @@ StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
   const std::string cache_file = FolderCacheFile(folder.root, of_classes);
   if (!cache_file.empty()) {
     std::optional<FolderIndex> cached =
-        ReadFolderCache(cache_file, folder.root, of_classes);
+        ReadFolderCache(cache_file, folder.root, of_classes, *progress->access);
     if (cached.has_value()) {
       PENSTOCK_RETURN_IF_ERROR(
           CheckAccess(folder.root, *cached, *progress->access));

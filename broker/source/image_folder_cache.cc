@@ -132,13 +132,14 @@ bool IsValid(const FolderIndex& index) {
 
 }  // namespace
 
-bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index) {
-  const Fd root_dir(open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!root_dir) return false;
+bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index,
+                         const FileAccess& access) {
+  const StatusOr<Fd> root_dir = access.Open(root, O_DIRECTORY);
+  if (!root_dir.ok()) return false;
   for (uint64_t i = 0; i < index.folders.size(); ++i) {
     const std::string path(index.FolderPath(i));
     struct stat st;
-    if (fstatat(root_dir.get(), path.c_str(), &st, AT_EMPTY_PATH) != 0 ||
+    if (fstatat(root_dir->get(), path.c_str(), &st, AT_EMPTY_PATH) != 0 ||
         !S_ISDIR(st.st_mode) || st.st_ino != index.folders[i].inode ||
         st.st_mtim.tv_sec * int64_t{1'000'000'000} + st.st_mtim.tv_nsec !=
             index.folders[i].mtime_ns) {
@@ -165,7 +166,8 @@ std::string FolderCacheFile(const std::string& root, bool of_classes) {
 
 std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
                                            const std::string& root,
-                                           bool of_classes) {
+                                           bool of_classes,
+                                           const FileAccess& access) {
   std::optional<CacheReader> file = CacheReader::Open(cache_file);
   FileHeader header;
   if (!file || !file->Read(std::as_writable_bytes(std::span(&header, 1))) ||
@@ -206,7 +208,7 @@ std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
   }
   if (sum != header.checksum || cached_root != root || !IsValid(index) ||
       index.classes.empty() == of_classes ||
-      !FoldersAreUnchanged(root, index)) {
+      !FoldersAreUnchanged(root, index, access)) {
     return std::nullopt;
   }
   return index;

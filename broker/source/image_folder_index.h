@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "broker/io/file_access.h"
 #include "broker/source/source.h"
 #include "common/status.h"
 
@@ -89,7 +90,8 @@ StatusOr<FolderIndex> ScanFolder(const std::string& root, bool of_classes,
                                  OpenProgress* progress);
 
 // Whether every folder has the modification time in the index.
-bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index);
+bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index,
+                         const FileAccess& access);
 // Fails if a folder had changed shortly before scan_start_ns (CLOCK_REALTIME),
 // the start of the scan. Otherwise later changes are detectable.
 Status CheckSettled(const std::string& root, const FolderIndex& index,
@@ -103,7 +105,8 @@ std::string FolderCacheFile(const std::string& root, bool of_classes);
 // trusts a byte.
 std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
                                            const std::string& root,
-                                           bool of_classes);
+                                           bool of_classes,
+                                           const FileAccess& access);
 
 // Writes cache_file atomically, if every folder had settled at scan_start_ns
 // (CLOCK_REALTIME). The cause of a failure is only for a log.

@@ -48,10 +48,35 @@ NAME_CHARS_MAX = 64
 # ---- the dataset
 
 
-def load_object(path):
+def open_object(options):
+    """The file of a pickled dataset, in the broker's folder for them. It is opened
+    first and checked then: names may come to mean other files meanwhile."""
+    path = options["object"]
+    if not options["object_dir"]:
+        raise ImportError("this broker loads no pickled datasets")
+    folder = os.open(options["object_dir"], os.O_PATH | os.O_DIRECTORY)
+    try:
+        if not os.path.samestat(os.stat(os.path.dirname(path)), os.fstat(folder)):
+            raise ImportError(f"{path} is not in the broker's folder")
+        file = os.open(os.path.basename(path), os.O_RDONLY | os.O_NOFOLLOW,
+                       dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise ImportError(f"{path} is not a file")
+        check_trusted_status(path, status, options["writable_by"])
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def load_object(path, file):
     """Loads the file that penstock/called.py writes. Large arrays stay in the
     file's pages, which all processes share until they write there."""
-    with open(path, "rb") as file:
+    with file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     head, at, count = struct.unpack_from("<8sQQ", memory)
     if head != b"PENSTOCK":
@@ -103,11 +128,7 @@ def open_dataset(options):
         factory = find_function(options["dataset"], options["python_path"],
                                 options["writable_by"])
         return factory(**options["args"]), None, False, None
-    if os.path.dirname(os.path.realpath(options["object"])) != os.path.realpath(
-            options["object_dir"] or os.devnull):
-        raise ImportError(f"{options['object']} is not in the broker's folder")
-    check_trusted(options["object"], options["writable_by"])
-    value = load_object(options["object"])
+    value = load_object(options["object"], open_object(options))
     return [value[name] for name in
             ("dataset", "sampler", "pickled", "worker_init_fn")]
 

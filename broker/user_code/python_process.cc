@@ -149,7 +149,7 @@ Status PythonProcess::CheckInterpreter(const std::string& python) {
 
 Status PythonProcess::StartLauncher(
     FunctionOptions options, std::vector<std::string_view> programs,
-    std::function<Status(FunctionOptions*)> reload) {
+    std::string socket, std::function<Status(FunctionOptions*)> reload) {
   const auto shared = std::make_shared<FunctionOptions>(std::move(options));
   ProgramLauncher::Handlers handlers;
   handlers.program = [shared, programs = std::move(programs)](
@@ -162,10 +162,14 @@ Status PythonProcess::StartLauncher(
     if (text == programs.end() || fds.size() != kGivenFds) {
       return PermissionDeniedError("the launcher knows no such program");
     }
+    if (shared->python_path.empty() && shared->object_dir.empty()) {
+      return PermissionDeniedError("no functions are allowed (python_path)");
+    }
     return ProgramOf(*shared, *text,
                      request.at("argument").get_ref<const std::string&>(),
                      std::move(fds));
   };
+  handlers.socket = std::move(socket);
   handlers.reload = [shared, reload = std::move(reload)] {
     return reload(shared.get());
   };
@@ -248,7 +252,12 @@ std::optional<int> PythonProcess::Reap() {
 // system).
 PythonProcess::~PythonProcess() {
   if (pid_ < 0) return;
-  kill(-pid_, SIGKILL);  // it leads its group: also kills its children
+  // It leads its group: this also kills its children.
+  if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
+    (void)launcher->Kill(pid_);
+  } else {
+    kill(-pid_, SIGKILL);
+  }
   pollfd ended = {pidfd_.get(), POLLIN, 0};
   if (!pidfd_ || poll(&ended, 1, static_cast<int>(kEndTime.count())) > 0) {
     Reap();

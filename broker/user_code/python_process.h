@@ -54,9 +54,10 @@ class PythonProcess {
 
   // From now on the launcher (sandbox/program_launcher.h) starts the processes.
   // It runs these programs alone, with these options; reload changes the
-  // options.
+  // options. It removes this socket when asked ("": none).
   static Status StartLauncher(FunctionOptions options,
                               std::vector<std::string_view> programs,
+                              std::string socket,
                               std::function<Status(FunctionOptions*)> reload);
 
   // program: what follows python_process.py; argument: its JSON. Waits until

@@ -81,7 +81,10 @@ def is_in(file, folders):
 
 
 def check_trusted(file, writable_by):
-    status = os.stat(file)
+    check_trusted_status(file, os.stat(file), writable_by)
+
+
+def check_trusted_status(file, status, writable_by):
     if status.st_mode & writable_by or status.st_uid not in (0, os.geteuid()):
         raise ImportError(f"others can write {file} (mode "
                           f"{status.st_mode & 0o7777:04o}, user "

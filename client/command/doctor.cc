@@ -243,8 +243,17 @@ class Examination {
     }
   }
 
-  void Limits() {
+  // nullopt: it is in another PID namespace (a container), where its number is
+  // another.
+  std::optional<uint64_t> BrokerPid() {
     const std::optional<uint64_t> pid = CountField(broker_, "pid");
+    const std::string name =
+        pid ? Line(Format("/proc/{}/comm", *pid)).value_or("penstockd") : "";
+    return name == "penstockd" ? pid : std::nullopt;
+  }
+
+  void Limits() {
+    const std::optional<uint64_t> pid = BrokerPid();
     if (!pid) return;
     const std::optional<std::string> text =
         Read(Format("/proc/{}/limits", *pid));
@@ -289,17 +298,15 @@ class Examination {
 
   // Of the broker, or of this process.
   void ControlGroups() {
-    const std::optional<uint64_t> pid = CountField(broker_, "pid");
+    const std::optional<uint64_t> pid = BrokerPid();
     const std::optional<std::string> text =
         Read(Format("/proc/{}/cgroup", pid ? std::to_string(*pid) : "self"));
     if (!text) return;
     if (!std::filesystem::exists(machine_.root +
                                  "/sys/fs/cgroup/cgroup.controllers")) {
-      Add(kAdvice, "control groups", "version 1, whose limits are not seen",
+      Add(kAdvice, "control groups", "version 1, which this does not look into",
           "boot with systemd.unified_cgroup_hierarchy=1",
-          "a job that does not fit is refused instead of killed; workers are "
-          "as "
-          "many as the CPU quota allows");
+          "throttling and processes killed for want of memory are found here");
       return;
     }
     std::string group;

@@ -19,7 +19,8 @@
 namespace penstock {
 
 BrokerProcess::BrokerProcess(std::vector<std::string> arguments,
-                             bool private_broker) {
+                             bool private_broker, std::function<void()> enter)
+    : enter_(std::move(enter)) {
   std::string name =
       (std::filesystem::temp_directory_path() / "penstock-test-XXXXXX");
   if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
@@ -51,6 +52,7 @@ void BrokerProcess::Start() {
   pid_ = fork();
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (enter_) enter_();
     // dup2 onto itself would leave close-on-exec set.
     if (listener.get() == 3) fcntl(3, F_SETFD, 0);
     dup2(listener.get(), 3);

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,8 +16,10 @@ namespace penstock {
 class BrokerProcess {
  public:
   // private_broker: it serves this user only; else it runs as a service.
+  // enter: called in its process before it is penstockd (namespaces.h).
   explicit BrokerProcess(std::vector<std::string> arguments = {},
-                         bool private_broker = true);
+                         bool private_broker = true,
+                         std::function<void()> enter = nullptr);
   ~BrokerProcess();
   BrokerProcess(const BrokerProcess&) = delete;
 
@@ -37,6 +40,7 @@ class BrokerProcess {
 
  private:
   std::vector<std::string> words_;
+  std::function<void()> enter_;
   std::filesystem::path folder_;
   std::string socket_;
   pid_t pid_ = -1;

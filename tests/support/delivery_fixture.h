@@ -245,8 +245,10 @@ class RankProcess {
     std::string error;
   };
 
-  // Starts to attach at once; Attached() waits for the result.
-  explicit RankProcess(const Options& options) {
+  // Starts to attach at once; Attached() waits for the result. enter: called in
+  // its process before that (namespaces.h).
+  explicit RankProcess(const Options& options,
+                       const std::function<void()>& enter = nullptr) {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
       throw std::runtime_error("socketpair");
@@ -257,6 +259,7 @@ class RankProcess {
     if (pid_ == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       close(pair[0]);
+      if (enter) enter();
       Serve(pair[1], options);
       _exit(0);
     }

@@ -6,15 +6,20 @@
 #include <fcntl.h>
 #include <liburing.h>
 #include <sched.h>
+#include <signal.h>
 #include <spawn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -70,6 +75,46 @@ static int connect_by_io_uring(void) {
   close(fd);
   errno = error;
   return result;
+}
+
+static int socket_by_io_uring(void) {
+  return closed(by_io_uring(prepare_socket));
+}
+
+static int connect_to_unix(const char* name, int abstract) {
+  struct sockaddr_un to = {.sun_family = AF_UNIX};
+  const size_t bytes = strlen(name);
+  memcpy(to.sun_path + abstract, name, bytes);
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  if (fd < 0) return -1;
+  const int result =
+      connect(fd, (struct sockaddr*)&to,
+              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + abstract +
+                          bytes));
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return result;
+}
+static int connect_to_a_unix_socket(void) {
+  return connect_to_unix(in_folder("listens"), 0);
+}
+static int connect_to_an_abstract_socket(void) {
+  return connect_to_unix(in_folder("listens"), 1);
+}
+
+static int signal_a_process(void) { return kill(getppid(), SIGCONT); }
+static int limit_a_process(void) {
+  struct rlimit limit;
+  return prlimit(getppid(), RLIMIT_NOFILE, NULL, &limit);
+}
+static int shared_code(void) {
+  const int id = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0700);
+  void* const page = shmat(id, NULL, SHM_EXEC);
+  const int error = errno;
+  shmctl(id, IPC_RMID, NULL);
+  errno = error;
+  return page == (void*)-1 ? -1 : shmdt(page);
 }
 
 static int start_a_program(void) {

@@ -84,6 +84,7 @@ TEST_F(ReloadTest, ANewLimitIsThatOfLaterJobsAndNoBatchIsLost) {
   Write("workers: 3\nmemory_limit: 1K\nread_timeout: 5s\n");
   Reload();
   EXPECT_EQ(BrokerStatus().at("workers"), 3);
+  EXPECT_EQ(BrokerStatus().at("memory_limit_bytes"), 1024);
   EXPECT_THAT(BrokerStatus().at("workers_chosen").get<std::string>(),
               HasSubstr("set by `workers`"));
   try {

@@ -4,6 +4,7 @@
 // sandbox and in one without, where the attempts succeed.
 #include <arpa/inet.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -45,16 +46,36 @@ class SandboxTest : public testing::Test {
               0);
     EXPECT_EQ(listen(listener_.get(), 8), 0);
     getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &bytes);
+    for (const int abstract : {0, 1}) {
+      sockaddr_un unix{};
+      unix.sun_family = AF_UNIX;
+      const std::string path = folder_ / "listens";
+      path.copy(unix.sun_path + abstract, path.size());
+      Fd& listener = unix_[abstract];
+      listener = Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&unix),
+                     static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) +
+                                            abstract + path.size())),
+                0);
+      EXPECT_EQ(listen(listener.get(), 8), 0);
+    }
     setenv(HOSTILE_FOLDER, folder_.c_str(), 1);
     setenv(HOSTILE_PORT, std::to_string(ntohs(address.sin_port)).c_str(), 1);
     setenv("PENSTOCK_PLUGIN_DIR", PENSTOCK_BUILD_DIR "/tests/plugins", 1);
   }
-  ~SandboxTest() override { std::filesystem::remove_all(folder_); }
+  ~SandboxTest() override {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::remove(folder_.string() + ".yaml");
+  }
 
   // The errno of each attempt; 0: it succeeded.
-  std::map<std::string, int> Attempt(const char* sandbox) {
+  std::map<std::string, int> Attempt(const char* sandbox,
+                                     const std::string& configuration = "") {
     setenv("PENSTOCK_SANDBOX", sandbox, 1);
-    const BrokerProcess broker({"--workers", "1"});  // one after the other
+    const std::string file = folder_.string() + ".yaml";
+    // One worker: one attempt after the other.
+    std::ofstream(file) << "workers: 1\n" << configuration;
+    const BrokerProcess broker({"--config", file});
     unsetenv("PENSTOCK_SANDBOX");
     Options options;
     options.spec = Format(
@@ -83,14 +104,25 @@ class SandboxTest : public testing::Test {
 
   std::filesystem::path folder_;
   const Fd listener_;
+  Fd unix_[2];
 };
 
 TEST_F(SandboxTest, EveryAttemptFailsWithinIt) {
-  const auto results = Attempt("required");
+  // io_uring makes sockets of all kinds, which then only the service's network
+  // namespace holds.
+  auto results = Attempt("required");
   ASSERT_EQ(results.size(), std::size(kAttempts));
+  EXPECT_EQ(results["socket_by_io_uring"], 0);
+  results.erase("socket_by_io_uring");
   EXPECT_THAT(results, Each(Pair(_, Gt(0))));
   EXPECT_EQ(Victim(), "untouched");
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 2);
+}
+
+TEST_F(SandboxTest, WithoutIoUringNotEvenThat) {
+  const auto results = Attempt("required", "read_backend: pread\n");
+  ASSERT_EQ(results.size(), std::size(kAttempts));
+  EXPECT_THAT(results, Each(Pair(_, Gt(0))));
 }
 
 TEST_F(SandboxTest, FunctionsRunOutsideOfItAndTheirTimeCounts) {

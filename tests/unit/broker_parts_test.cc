@@ -70,6 +70,26 @@ TEST_F(AvailableMemoryTest, TheTightestAncestorCgroupCounts) {
   EXPECT_THAT(room.limit, HasSubstr("/a"));
 }
 
+TEST_F(AvailableMemoryTest, OfVersion1TheControllersHierarchyCounts) {
+  Write("proc/meminfo", "MemAvailable:   1048576 kB\n");
+  // As in a container: the paths are the runtime's, the mount is its own.
+  Write("proc/self/cgroup",
+        "9:name=systemd:/pod\n8:cpu,cpuacct:/pod\n4:memory:/pod/x\n0::/\n");
+  Write("cgroup/memory/memory.limit_in_bytes", "1000000\n");
+  Write("cgroup/memory/memory.usage_in_bytes", "700000\n");
+  Write(
+      "cgroup/memory/memory.stat",
+      "inactive_file 1\ntotal_inactive_file 100000\ntotal_active_file 50000\n");
+  Write("cgroup/cpu/cpu.cfs_quota_us", "150000\n");
+  Write("cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  const AvailableMemory room = FindAvailableMemory(Files());
+  EXPECT_EQ(room.bytes, 1000000u - 550000u);
+  EXPECT_THAT(room.limit, HasSubstr("memory.limit_in_bytes of cgroup / "));
+  EXPECT_DOUBLE_EQ(CgroupCpuQuota(Files()), 1.5);
+  Write("cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  EXPECT_GT(CgroupCpuQuota(Files()), 1e9);
+}
+
 TEST_F(AvailableMemoryTest, WithoutCgroupsTheMachineCounts) {
   Write("proc/meminfo", "MemAvailable: 10 kB\n");
   EXPECT_EQ(FindAvailableMemory(Files()).bytes, 10240u);

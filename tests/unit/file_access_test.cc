@@ -57,7 +57,7 @@ class FileAccessTest : public testing::Test {
     std::vector<std::shared_ptr<const DataRoot>> roots;
     for (const std::string& name : names) {
       auto root = std::make_shared<DataRoot>();
-      root->path = folder_ + "/" + name;
+      root->path = root->real = folder_ + "/" + name;
       root->folder = Fd(open(root->path.c_str(), O_PATH | O_CLOEXEC));
       EXPECT_TRUE(root->folder) << root->path;
       roots.push_back(std::move(root));

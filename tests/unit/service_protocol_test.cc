@@ -164,6 +164,7 @@ TEST(ServiceProtocolTest, MessagesAreThoseOfLibsystemd) {
   for (const std::string& path :
        {folder + "/socket", "@" + folder + "/abstract"}) {
     Supervisor supervisor(path);
+    ConnectServiceManager();
     NotifyServiceManager("READY=1\nSTATUS=serving");
     sd_notify(0, "READY=1\nSTATUS=serving");
     const std::string ours = supervisor.Receive();
@@ -176,6 +177,8 @@ TEST(ServiceProtocolTest, MessagesAreThoseOfLibsystemd) {
     EXPECT_EQ(supervisor.Receive(), "FDSTORE=1 +12345");
     EXPECT_EQ(supervisor.Receive(), "FDSTORE=1 +12345");
   }
+  NotifyServiceManager("READY=1");  // to one that has ended
+  ConnectServiceManager();
   NotifyServiceManager("READY=1");  // to nobody
   unlink((folder + "/socket").c_str());
   rmdir(folder.c_str());
