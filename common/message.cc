@@ -141,7 +141,8 @@ bool IsSocket(const std::string& path) {
 }  // namespace
 
 Status SendMessage(int socket, const nlohmann::json& json,
-                   const std::vector<int>& fds) {
+                   const std::vector<int>& fds, size_t large_bytes_max,
+                   size_t* large_bytes) {
   // Replaces bytes that are not UTF-8 (file names) instead of throwing.
   const std::string text =
       json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -150,6 +151,11 @@ Status SendMessage(int socket, const nlohmann::json& json,
       fds.size() + 1 > static_cast<size_t>(kMessageFdsMax)) {
     return InternalError("a message of {} bytes is too large", text.size());
   }
+  if (text.size() > large_bytes_max) {
+    return ResourceExhaustedError("a message has {} bytes, {} are left",
+                                  text.size(), large_bytes_max);
+  }
+  if (large_bytes != nullptr) *large_bytes = text.size();
   PENSTOCK_ASSIGN_OR_RETURN(const Fd memfd, TextInMemfd(text));
   std::vector<int> all = {memfd.get()};
   all.insert(all.end(), fds.begin(), fds.end());

@@ -41,8 +41,12 @@ struct Message {
 
 // Sends without waiting. ResourceExhausted: the peer does not read (its buffer
 // is full); Unavailable: the peer is gone.
+// ResourceExhausted also: it needs a memfd of more than large_bytes_max. *large_bytes: of
+// its memfd, if it has one.
 Status SendMessage(int socket, const nlohmann::json& json,
-                   const std::vector<int>& fds = {});
+                   const std::vector<int>& fds = {},
+                   size_t large_bytes_max = kLargeMessageBytesMax,
+                   size_t* large_bytes = nullptr);
 
 // Receives without waiting; nullopt if nothing is there. Unavailable: the peer
 // is gone; InvalidArgument: it broke the protocol (empty, too long, not JSON,

@@ -1,6 +1,8 @@
 #include "broker/control/control_server.h"
 
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -211,7 +213,28 @@ void ControlServer::AdvanceSoon(const Connection& connection) {
 void ControlServer::Reply(Connection* connection, const nlohmann::json& json,
                           const std::vector<int>& fds) {
   if (!connection->socket) return;  // it hung up
-  const Status status = SendMessage(connection->socket.get(), json, fds);
+  Status status = SendMessage(connection->socket.get(), json, fds, 0);
+  if (status.code() == StatusCode::kResourceExhausted) {
+    // It stays in memory until it is read.
+    size_t unread = 0;
+    for (const auto& [id, other] : connections_) {
+      if (other.uid == connection->uid) unread += UnreadBytes(other);
+    }
+    const size_t left =
+        UnreadBytes(*connection) > 0
+            ? 0
+            : kUnreadBytesPerUidMax - std::min(unread, kUnreadBytesPerUidMax);
+    status = SendMessage(connection->socket.get(), json, fds, left,
+                         &connection->large_bytes);
+    if (status.code() == StatusCode::kResourceExhausted) {
+      status = SendMessage(
+          connection->socket.get(),
+          ErrorReply(ResourceExhaustedError(
+              "read the answers that came before: processes of user {} have "
+              "not read {} bytes of them",
+              connection->uid, unread)));
+    }
+  }
   if (status.ok()) return;
   loop_->Post([this, id = connection->id] { Lose(id); });
 }
@@ -230,9 +253,23 @@ void ControlServer::Refuse(Connection* connection, std::string_view request,
   Reply(connection, ErrorReply(status));
 }
 
+size_t ControlServer::UnreadBytes(const Connection& connection) {
+  int queued = 0;  // in the peer's queue
+  return connection.large_bytes > 0 && connection.socket &&
+                 ioctl(connection.socket.get(), SIOCOUTQ, &queued) == 0 &&
+                 queued > 0
+             ? connection.large_bytes
+             : 0;
+}
+
 void ControlServer::Lose(uint64_t id) {
   Connection* connection = Find(id);
   if (connection == nullptr) return;
+  // What it has not read counts until its process ends.
+  if (connection->pidfd && UnreadBytes(*connection) > 0) {
+    loop_->Unwatch(connection->socket.get());
+    return;
+  }
   // Only a process that has mapped batches is waited for.
   if (connection->job == nullptr || !connection->pidfd) {
     Drop(id);

@@ -39,6 +39,8 @@ class ControlServer {
   static constexpr size_t kConnectionsMax = 4096;
   static constexpr size_t kConnectionsPerUidMax = 1088;  // ranks and more
   static constexpr size_t kDatasetsPerUidMax = 1024;
+  // Of answers in memfds that a user's processes have not read.
+  static constexpr size_t kUnreadBytesPerUidMax = 64 << 20;
   static constexpr int kHelloSeconds = 10;
 
   struct Options {
@@ -73,6 +75,7 @@ class ControlServer {
     // and evicted if it is not.
     std::optional<std::chrono::steady_clock::time_point> lost;
     bool waiting = false;  // its request is not answered yet
+    size_t large_bytes = 0;  // of its last answer in a memfd, perhaps read
     uint64_t attach = 0;   // number, for progress and cancelling
     uint64_t inspect = 0;
     // Attached:
@@ -173,6 +176,8 @@ class ControlServer {
               const Status& status);
   // Of a peer that does not follow the protocol; as Lose.
   void Break(Connection* connection, const Status& status);
+  // The bytes of such an answer that it has not read; 0: it has.
+  static size_t UnreadBytes(const Connection& connection);
   Connection* Find(uint64_t id);
   // The process is dead, or there is nobody to wait for. Takes its rank off;
   // the connection must not be used afterwards.

@@ -4,6 +4,7 @@
 // Method: a service of root, and children that are other users.
 #include <fcntl.h>
 #include <grp.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -255,6 +256,53 @@ TEST_F(UsersTest, OpeningsThatHangHoldUpTheirUserAlone) {
     said.resize(read(fd.get(), said.data(), said.size()));
     EXPECT_EQ(said, "1");
   }
+}
+
+TEST_F(UsersTest, AnswersThatAreNotReadAreBounded) {
+  // Its answer has each path in full, half a megabyte, in a memfd.
+  std::string files;
+  for (int i = 0; i < 2000; ++i) files += "f, ";
+  const nlohmann::json large = {
+      {"penstock", kProtocolVersion},
+      {"op", "parse"},
+      {"spec", "dataset: d\nsource: {text_lines: {files: [" + files +
+                   "f], max_bytes: 8}}\nbatch: {size: 1}\n"},
+      {"file", "d.yaml"},
+      {"base", "/" + std::string(250, 'a')}};
+  const std::string said = As(kAlice, [&]() -> std::string {
+    std::vector<Fd> held;
+    for (int i = 0; i < 200; ++i) {
+      StatusOr<Fd> socket = ConnectControl(service_->socket());
+      if (!socket.ok()) return socket.status().message();
+      (void)SendMessage(socket->get(), large);
+      (void)SendMessage(socket->get(), large);
+      (void)SendMessage(socket->get(), "no request");
+      held.push_back(*std::move(socket));
+    }
+    uint64_t bytes = 0;
+    int refused = 0;
+    for (const Fd& socket : held) {
+      for (int answer = 0; answer < 2; ++answer) {
+        pollfd entry{socket.get(), POLLIN, 0};
+        poll(&entry, 1, 60'000);
+        const auto message = ReceiveMessage(socket.get());
+        if (!message.ok() || !*message) return "no answer";
+        const nlohmann::json& json = (*message)->json;
+        if (json.at("ok") == true) {
+          bytes += json.dump().size();
+        } else if (json.at("error").get<std::string>().find(
+                       "read the answers") != std::string::npos) {
+          ++refused;
+        }
+      }
+    }
+    if (bytes == 0 || bytes > (64 << 20)) return Format("{} bytes", bytes);
+    if (refused < 200) return Format("{} refused", refused);
+    const auto answer = Ask({{"op", "ping"}});
+    return answer.ok() ? "bounded" : answer.status().message();
+  });
+  EXPECT_EQ(said, "bounded");
+  Train(kBob, "of bob");
 }
 
 TEST_F(UsersTest, FourJobsOfOneGetNoMoreTimeThanOneOfAnother) {
