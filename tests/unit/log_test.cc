@@ -216,12 +216,16 @@ class LimiterTest : public testing::Test {
  protected:
   // How many of so many are written at that second.
   int Admitted(int tries, const LogCause& cause, int second,
-               const LogMessage& message = *MessageNamed("rank-died")) {
+               const LogMessage& message) {
     int admitted = 0;
     for (int i = 0; i < tries; ++i) {
       admitted += limiter_.Admit(message, cause, At(second), &told_) ? 1 : 0;
     }
     return admitted;
+  }
+  int Admitted(int tries, const LogCause& cause, int second) {
+    constexpr const LogMessage* kDied = MessageNamed("rank-died");
+    return Admitted(tries, cause, second, *kDied);
   }
   LogLimiter::Time At(int second) const {
     return start_ + std::chrono::seconds(second);
