@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -27,6 +28,8 @@ namespace {
 
 // The first of a program's descriptors, and the launcher's only one.
 constexpr int kFirstDescriptor = 3;
+// As `ps` shows the launcher; at most 15 characters.
+constexpr char kName[] = "penstock-launch";
 
 // There is one process per processor, so each uses one thread.
 std::vector<std::string> Environment() {
@@ -231,7 +234,11 @@ Status ProgramLauncher::Start(const Handlers& handlers) {
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(0);  // it died before prctl took effect
-    prctl(PR_SET_NAME, "penstock-launch");
+    prctl(PR_SET_NAME, kName);
+    // In its command line too, as far as there is room: who looks for penstockd
+    // finds one process.
+    std::strncpy(program_invocation_name, kName,
+                 std::strlen(program_invocation_name));
     // Ctrl-C is for the parent.
     setpgid(0, 0);
     // It keeps none of the parent's sockets and memory open.
