@@ -31,18 +31,6 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-double CpuSeconds(pid_t pid) {
-  clockid_t clock{};
-  timespec now{};
-  if (clock_getcpuclockid(pid, &clock) != 0 ||
-      clock_gettime(clock, &now) != 0) {
-    std::perror("the CPU clock of penstockd");
-    std::exit(1);
-  }
-  return static_cast<double>(now.tv_sec) +
-         1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 // Percent of one core.
 double BrokerUse(int ranks, std::chrono::microseconds step, bool tiny) {
   const Seconds settle(tiny ? 0.1 : 0.5);

@@ -41,18 +41,6 @@ constexpr int kBatches = 20'000;  // of all ranks, at least
 constexpr int kJobsOfUser = 64;
 constexpr uint32_t kFirstUser = 60'000;
 
-double CpuSeconds(pid_t pid) {
-  clockid_t clock{};
-  timespec now{};
-  if (clock_getcpuclockid(pid, &clock) != 0 ||
-      clock_gettime(clock, &now) != 0) {
-    std::perror("the CPU clock of penstockd");
-    std::exit(1);
-  }
-  return static_cast<double>(now.tv_sec) +
-         1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 struct Costs {
   double attach_s = 0;
   double batch_us = 0;

@@ -18,10 +18,14 @@
 #ifndef BENCH_SIDE_BY_SIDE_H_
 #define BENCH_SIDE_BY_SIDE_H_
 
+#include <sys/types.h>
+#include <time.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -161,6 +165,19 @@ class SideBySide {
   const std::string unit_;
   std::vector<Row> rows_;
 };
+
+// CPU time of a penstockd, all threads. Ends the benchmark if there is none.
+inline double CpuSeconds(pid_t pid) {
+  clockid_t clock{};
+  timespec now{};
+  if (clock_getcpuclockid(pid, &clock) != 0 ||
+      clock_gettime(clock, &now) != 0) {
+    std::perror("the CPU clock of penstockd");
+    std::exit(1);
+  }
+  return static_cast<double>(now.tv_sec) +
+         1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 // Runs the tables one after the other and prints each.
 inline void RunSideBySide(const std::vector<SideBySide*>& tables,

@@ -35,18 +35,6 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-double CpuSeconds(pid_t pid) {
-  clockid_t clock{};
-  timespec now{};
-  if (clock_getcpuclockid(pid, &clock) != 0 ||
-      clock_gettime(clock, &now) != 0) {
-    std::perror("the CPU clock of penstockd");
-    std::exit(1);
-  }
-  return static_cast<double>(now.tv_sec) +
-         1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 void Record(const std::string& socket, double seconds) {
   const StatusOr<Fd> connection = ConnectControl(socket);
   if (connection.ok()) {
