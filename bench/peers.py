@@ -57,7 +57,7 @@ from data import DATA  # noqa: E402
 
 WORKLOADS = ["divided", "shared"]
 # What figures must have in common to be shown together.
-SAME_TO_RESUME = ["machine", "data", "batch", "dtype", "window_s",
+SAME_TO_RESUME = ["machine", "data", "batch", "dtype", "from", "window_s",
                   "interleaved_runs"]
 PYTHON = "/usr/bin/python3"  # Debian 12's 3.11: all peers have wheels for it
 
@@ -204,6 +204,7 @@ class Comparison:
         config = {
             "workload": workload, "consumers": consumers,
             "settings": settings, "batch": options.batch,
+            "from": options.begin,
             "dtype": options.dtype, "data": options.data,
             "files": str(options.files), "photographs": str(options.files),
             "formats": str(options.formats), "build": str(options.build),
@@ -314,12 +315,12 @@ class Comparison:
                "runs": len(runs)}
         base = self.results.get((workload, consumers, "penstock"))
         for key in ("samples_per_s", "cpu_s_per_1k", "pss_bytes",
-                    "loader_pss_bytes", "start_s"):
+                    "loader_pss_bytes", "start_s", "first_batch_s"):
             values = [run[key] for run in runs]
             row[key] = statistics.mean(values)
             row[key + "_spread"] = (statistics.stdev(values)
                                     if len(values) > 1 else 0.0)
-            if base and key != "start_s":
+            if base and key not in ("start_s", "first_batch_s"):
                 ours = [run[key] for run in base]
                 # Above 1 means that Penstock is better.
                 row[key + "_ratio"] = (measure.ratio(ours, values)
@@ -364,6 +365,7 @@ def print_table(comparison, workload, consumers):
         f"{done.get('versions', {}).get('penstock', {}).get('build', '?')})")
     lines = [("", "samples/s", "×", "CPU s/1000", "×", "memory MB", "×",
               "loader MB", "×", "start s", "settings")]
+    # Start: of its processes, with imports, and from there to a first batch.
     notes = []
     for peer in comparison.peers:
         cell = (workload, consumers, peer.name)
@@ -377,7 +379,8 @@ def print_table(comparison, workload, consumers):
                 ratio_text(row.get("pss_bytes_ratio")),
                 f"{row['loader_pss_bytes'] / 1e6:.0f}",
                 ratio_text(row.get("loader_pss_bytes_ratio")),
-                f"{row['start_s']:.1f}", settings_text(row["settings"])))
+                f"{row['start_s'] - row['first_batch_s']:.1f}"
+                f"+{row['first_batch_s']:.1f}", settings_text(row["settings"])))
             continue
         if peer.missing:
             why = peer.missing
@@ -484,6 +487,9 @@ def parse_arguments():
         help="of divided,shared (default: both)")
     add("--consumers", type=numbers, default=[1, 2, 4, 8],
         help="default: 1,2,4,8")
+    add("--from", type=float, default=0, dest="begin", metavar="PART",
+        help="begin after this part of an epoch, as a resume does (rows and "
+             "tokens): its time is the second number of `start s`")
     add("--runs", type=int, default=5, help="default: %(default)s")
     add("--batch", type=int,
         help="samples per consumer (default: 64; 1,024 of data that are no "
@@ -521,6 +527,11 @@ def parse_arguments():
         options.window, options.sweep_window = 0.3, 0.1
         options.warmup, options.warmup_batches = 0.1, 1
     peers = DATA[options.data].PEERS
+    if options.begin > 0:
+        begins = DATA[options.data].BEGINS
+        if not begins:
+            parser.error("--from: of --data rows or tokens")
+        peers = {name: peers[name] for name in begins}
     options.peers = options.peers or list(peers)
     options.batch = options.batch or (
         64 if issubclass(DATA[options.data], DATA["photographs"]) else 1024)
@@ -532,6 +543,8 @@ def parse_arguments():
             parser.error(f"--workloads: no {name}")
     if options.resume and not (options.json and options.json.exists()):
         parser.error("--resume: name a former run's file with --json")
+    if not 0 <= options.begin < 1:
+        parser.error("--from: wanted 0 or more, less than 1")
     if options.runs < 1 or min(options.consumers) < 1:
         parser.error("--runs and --consumers: wanted 1 or more")
     for file in ("client/command/penstock", "bench/consumer",
@@ -615,7 +628,7 @@ def main():
     head = {
         "machine": machine(), "data": data,
         "date": datetime.date.today().isoformat(),
-        "batch": options.batch, "dtype": options.dtype,
+        "batch": options.batch, "dtype": options.dtype, "from": options.begin,
         "window_s": options.window, "interleaved_runs": options.runs,
         # Of others: nothing of this runs yet. More processes get more of a
         # busy machine, so that rates then say little; CPU seconds still do.

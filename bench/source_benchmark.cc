@@ -37,7 +37,7 @@
 
 #include "bench/job_ranks.h"
 #include "bench/side_by_side.h"
-#include "broker/source/crc32c.h"
+#include "broker/index/crc32c.h"
 #include "tests/support/broker_process.h"
 
 namespace penstock {

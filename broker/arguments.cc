@@ -57,6 +57,15 @@ void DeclareArguments(CLI::App* app, Arguments* arguments) {
                   "and CRC-32 to "
                   "standard output, and exit (for penstock bench --verify)")
       ->type_name("SPEC.yaml");
+  app->add_option("--measure-reads", arguments->measure_reads,
+                  "read records of this spec for some seconds, cold and then "
+                  "from the page cache, write their rates to standard output, "
+                  "and exit (for penstock explain)")
+      ->type_name("SPEC.yaml");
+  app->add_option("--seconds", arguments->seconds,
+                  "with --measure-reads: for how long")
+      ->type_name("N")
+      ->check(CLI::Range(0.1, 3600.0).description(""));
   app->add_option("--world-size", arguments->replay_options.world_size,
                   "with --replay: number of ranks")
       ->type_name("N")
@@ -69,6 +78,10 @@ void DeclareArguments(CLI::App* app, Arguments* arguments) {
                   "with --replay: stop after this many steps")
       ->type_name("N")
       ->check(CLI::Validator(CLI::NonNegativeNumber).description(""));
+  app->add_option("--weights", arguments->replay_weights,
+                  "with --replay: how the weights of its mix changed, as in a "
+                  "state")
+      ->type_name("JSON");
 }
 
 }  // namespace penstock

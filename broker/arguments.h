@@ -27,6 +27,9 @@ struct Arguments {
   bool private_broker = false;
   std::string replay;
   ReplayOptions replay_options;
+  std::string replay_weights;
+  std::string measure_reads;
+  double seconds = 3;
 };
 
 // *arguments outlives *app.

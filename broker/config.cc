@@ -43,7 +43,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 3>
                    {"cache_dir", "/var/cache/penstock"}}};
 
 // What may be set, of keys whose default says little.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 6>
+constexpr std::array<std::pair<std::string_view, std::string_view>, 7>
     kExamples = {{{"cpus", "0-7,16-23"},
                   {"memory_limit", "8G"},
                   {"memory_limit_per_user", "4G"},
@@ -51,7 +51,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 6>
                    "[{path: /data/public}, {path: /srv/v, as: /data/v, groups: "
                    "[vision]}]"},
                   {"python_path", "/etc/penstock/python"},
-                  {"plugin_dir", "/usr/lib/penstock/plugins"}}};
+                  {"plugin_dir", "/usr/lib/penstock/plugins"},
+                  {"snapshot_path", "/srv/penstock/snapshots"}}};
 
 // ""; nothing is said of the key.
 template <size_t kCount>
@@ -231,9 +232,11 @@ Declaration<Config> DeclaredConfig() {
                     "threads.")
           .Optional("workers", &Config::workers, CountOrAuto(kWorkersMax),
                     "Worker threads. auto: one on each processor that is left, "
-                    "but no more than the service's CPU quota (cpu.max). "
-                    "`penstock status` shows what was chosen, and why; "
-                    "`penstock workers` changes it until the next start.")
+                    "but no more than the service's CPU quota (cpu.max); up to "
+                    "16 there while that makes storage faster, where reads "
+                    "block workers (pread). `penstock status` shows what was "
+                    "chosen, and why; `penstock workers` changes it until the "
+                    "next start.")
           .Optional("read_depth", &Config::read_depth,
                     CountOrAuto(kReadDepthMax),
                     "Reads that a worker has in flight for one job. auto: 16, "
@@ -244,8 +247,8 @@ Declaration<Config> DeclaredConfig() {
                     "container have. defer_taskrun, coop_taskrun and plain are "
                     "ways to set up an io_uring; pread does without one.")
           .Optional("memory_limit", &Config::memory_limit, Bytes(),
-                    "Most memory of all batches together. A job that needs "
-                    "more is refused before it starts; a job that runs keeps "
+                    "Most memory of all batches and indexes together. A job that "
+                    "needs more is refused before it starts; a job that runs keeps "
                     "its memory when the limit falls. Without it, no limit but "
                     "the control group's and the memory that is free.")
           .Optional("memory_limit_per_user", &Config::memory_limit_per_user,
@@ -293,9 +296,14 @@ Declaration<Config> DeclaredConfig() {
                 "daemon.")
       .Optional(
           "cache_dir", &Config::cache_dir, AnyText("a folder"),
-          "Indexes of datasets. They may be deleted at any time: they "
-          "are built again. Without it, the CACHE_DIRECTORY of systemd, else "
-          "~/.cache/penstock.")
+          "Indexes of datasets, and rows of datasets that say `cache: {disk: "
+          "...}`. They may be deleted at any time: they are made again. "
+          "Without it, the CACHE_DIRECTORY of systemd, else ~/.cache/penstock.")
+      .Optional("snapshot_path", &Config::snapshot_path, Folders(),
+                "Folders below which datasets may write snapshots (`snapshot`), "
+                "for whoever may connect. This service's user must be able to "
+                "write there (ReadWritePaths= of its unit). Without it, "
+                "datasets only read snapshots that are complete.")
       .Optional("sandbox", &Config::sandbox, OneSandboxMode(),
                 "Whether the process that decodes gives up the network, the "
                 "start of programs, and writes outside of its own folders, "

@@ -38,7 +38,8 @@ struct Config {
   uint32_t jobs_per_user = 64;
   std::vector<std::string> observers = {kMetricsUser};
   std::string state_dir;  // "": nothing outlives the broker
-  std::string cache_dir;  // for indexes
+  std::string cache_dir;  // for indexes, and rows that are kept on disk
+  std::vector<std::string> snapshot_path;  // folders
   SandboxMode sandbox = SandboxMode::kAuto;
   // A worker that spends longer on one sample ends the broker on purpose. Both
   // timeouts are exact to half a second (WorkerPool's clock).

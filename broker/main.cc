@@ -38,6 +38,7 @@
 #include "broker/transform/python_function.h"
 #include "broker/user_code/python_process.h"
 #include "broker/watchdog.h"
+#include "broker/workers/measure_reads.h"
 #include "broker/workers/replay.h"
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/worker_pool.h"
@@ -160,6 +161,9 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
                               ParseBytes(arguments.memory_limit));
   }
   if (!arguments.state_dir.empty()) config.state_dir = arguments.state_dir;
+  if (config.snapshot_path.empty()) {
+    config.snapshot_path = ParseFolders(Variable("PENSTOCK_SNAPSHOT_PATH"));
+  }
   if (const std::string mode = Variable("PENSTOCK_SANDBOX");
       !mode.empty() && config.position_of.count("sandbox") == 0) {
     StatusOr<SandboxMode> parsed = ParseSandboxMode(mode);
@@ -275,21 +279,40 @@ std::string PathOf(int listener) {
   return error ? address.sun_path : path.string();
 }
 
-Status RunReplay(const Arguments& arguments) {
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const std::string text,
-      ReadTextFile("spec file", arguments.replay, kSpecBytesMax));
+// For programs that need a dataset and no broker: --replay, --measure-reads.
+Status RunOnSpec(const Arguments& arguments) {
+  const std::string& file =
+      arguments.replay.empty() ? arguments.measure_reads : arguments.replay;
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
+                            ReadTextFile("spec file", file, kSpecBytesMax));
   PENSTOCK_ASSIGN_OR_RETURN(
       const DatasetSpec spec,
-      ParseDatasetSpec(
-          text, arguments.replay,
-          std::filesystem::absolute(arguments.replay).parent_path().string()));
+      ParseDatasetSpec(text, file,
+                       std::filesystem::absolute(file).parent_path().string()));
   PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   UseCacheDir(config);
   PENSTOCK_ASSIGN_OR_RETURN(
       const FunctionOptions functions,
       AsConfigured(config, FunctionsOf(config, /*private_broker=*/true)));
-  return Replay(spec, functions, arguments.replay_options, stdout);
+  if (!arguments.replay.empty()) {
+    ReplayOptions options = arguments.replay_options;
+    const auto changes = nlohmann::json::parse(
+        arguments.replay_weights.empty() ? "[]" : arguments.replay_weights,
+        nullptr, /*allow_exceptions=*/false);
+    for (const nlohmann::json& each : changes) {
+      PENSTOCK_ASSIGN_OR_RETURN(WeightsChange change,
+                                WeightsChangeFromJson(each));
+      options.weights.push_back(std::move(change));
+    }
+    return Replay(spec, functions, options, stdout);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<Topology> topology,
+                            Topology::Load({}));
+  return MeasureReads(
+      spec, functions,
+      {arguments.seconds,
+       config.workers != 0 ? config.workers : topology->cpu_quota()},
+      stdout);
 }
 
 // For `penstock help`, whose exit status it returns.
@@ -401,6 +424,10 @@ StatusOr<SandboxOptions> SandboxOf(const Config& config,
     MakeFolderOf(cache + "/");
     options.written.push_back(std::move(cache));
   }
+  for (const std::string& folder : config.snapshot_path) {
+    MakeFolderOf(folder + "/");
+    options.written.push_back(folder);
+  }
   if (!config.state_dir.empty()) {
     PENSTOCK_ASSIGN_OR_RETURN(const auto files,
                               OpenJournalDirectory(config.state_dir));
@@ -472,10 +499,12 @@ WorkerOptions WorkersOf(const Config& config) {
 }
 
 JobTable::Limits LimitsOf(const Config& config, FunctionOptions functions,
-                          DataPolicy data) {
+                          DataPolicy data, bool private_broker) {
   JobTable::Limits limits;
-  limits.memory_bytes = config.memory_limit;
-  limits.memory_bytes_per_uid = config.memory_limit_per_user;
+  // What holds a private broker is its sandbox.
+  if (!private_broker) limits.snapshots = config.snapshot_path;
+  limits.memory.bytes = config.memory_limit;
+  limits.memory.bytes_of_uid = config.memory_limit_per_user;
   limits.jobs_per_uid = config.jobs_per_user;
   limits.functions = std::move(functions);
   limits.data = std::move(data);
@@ -500,7 +529,11 @@ Status Reload(const Arguments& arguments, Config* config, JobTable* jobs,
   for (const std::string& key : ChangedKeys(*config, next)) {
     (IsReloadable(key) ? taken : left).push_back(key);
   }
-  jobs->SetLimits(LimitsOf(next, std::move(functions), std::move(data)));
+  // The folders of snapshots stay: the sandbox has those of the start.
+  Config in_force = next;
+  in_force.snapshot_path = config->snapshot_path;
+  jobs->SetLimits(LimitsOf(in_force, std::move(functions), std::move(data),
+                           /*private_broker=*/false));
   workers->SetTimeouts(next.read_timeout_ns, next.decode_timeout_ns);
   // Else the number that `penstock workers` set stays.
   const bool other_workers = next.workers != config->workers;
@@ -603,7 +636,8 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(std::vector<uid_t> observers,
                             AsConfigured(config, ObserversOf(config)));
   JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
-                LimitsOf(config, std::move(functions), std::move(data)));
+                LimitsOf(config, std::move(functions), std::move(data),
+                         arguments.private_broker));
   ControlServer server(
       loop.get(), &jobs, workers.get(), topology.get(), &deferred,
       recovery_journal.get(),
@@ -684,7 +718,9 @@ int Main(int argc, char** argv) {
   if (arguments.private_broker) SetLogLevel(LogLevel::kWarning);
 
   const Status status =
-      arguments.replay.empty() ? Serve(arguments) : RunReplay(arguments);
+      arguments.replay.empty() && arguments.measure_reads.empty()
+          ? Serve(arguments)
+          : RunOnSpec(arguments);
   if (status.ok()) return 0;
   Log<"failed">(status.message());
   NotifyServiceManager("STATUS=" + StatusLine(status));

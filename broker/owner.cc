@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "broker/base/log.h"
-#include "broker/recovery/memory_folder.h"
+#include "common/memory_folder.h"
 
 namespace penstock {
 namespace {
@@ -36,14 +36,9 @@ void RemoveFolder(const std::filesystem::path& folder) {
 }
 
 void Remove(const std::string& folder) {
-  std::error_code ignored;
   // If the state is on a disk, part of it is in memory.
-  const std::filesystem::path memory = std::filesystem::read_symlink(
-      folder + "/state/" + kMemoryFolderLink, ignored);
-  if (memory.parent_path() == "/dev/shm" &&
-      memory.filename().string().starts_with("penstock-")) {
-    RemoveFolder(memory);
-  }
+  const std::string memory = LinkedMemoryFolder(folder + "/state");
+  if (!memory.empty()) RemoveFolder(memory);
   RemoveFolder(folder);
 }
 

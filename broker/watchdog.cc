@@ -55,7 +55,7 @@ Status Watchdog::Start(EventLoop* loop,
     (void)!read(timer, &expired, sizeof(expired));
     const std::optional<uint32_t> worker = stands_still();
     if (!worker) {
-      NotifyServiceManager("WATCHDOG=1");
+      RemindServiceManager("WATCHDOG=1");
     } else if (!std::exchange(*said, true)) {
       Log<"worker-makes-no-turn">(*worker);
     }

@@ -257,6 +257,15 @@ int penstock_stop_job(penstock_reader* reader, int32_t now) {
   });
 }
 
+int penstock_set_weights(penstock_reader* reader, const double* weights,
+                         uint32_t count, int64_t epoch, int64_t row) {
+  if (!AllGiven(reader, weights)) return PENSTOCK_INVALID_ARGUMENT;
+  return Guard([&] {
+    return CodeOf(
+        reader->reader->SetWeights({weights, weights + count}, epoch, row));
+  });
+}
+
 int penstock_fileno(const penstock_reader* reader) {
   return reader->reader->fileno();
 }

@@ -269,6 +269,16 @@ PENSTOCK_API int penstock_reset(penstock_reader* reader, int32_t rank,
  * rank was given and gets END_OF_DATA; now not 0: at once, ABORTED. */
 PENSTOCK_API int penstock_stop_job(penstock_reader* reader, int32_t now);
 
+/* Gives the mix that the job's dataset is other weights, one for each part, for
+ * all ranks: from the first step that nobody has begun to make, or, if epoch is
+ * not negative, from this row of this epoch on. One process calls it. The
+ * change is a part of every state from then on. Errors: INVALID_ARGUMENT (no
+ * mix, wrong weights), FAILED_PRECONDITION (the row is made already; a job of
+ * several hosts needs an epoch and a row, the same on each), UNAVAILABLE. */
+PENSTOCK_API int penstock_set_weights(penstock_reader* reader,
+                                      const double* weights, uint32_t count,
+                                      int64_t epoch, int64_t row);
+
 /* A descriptor that is readable (POLLIN) when a batch may have become ready,
  * for event loops: then call penstock_next_within(reader, 0, ...). Owned by the
  * reader. */

@@ -348,6 +348,13 @@ class Reader {
   void stop_job(bool now = false) {
     internal::Check(penstock_stop_job(reader_, now ? 1 : 0));
   }
+  // See penstock_set_weights.
+  void set_weights(std::span<const double> weights, int64_t epoch = -1,
+                   int64_t row = 0) {
+    internal::Check(penstock_set_weights(reader_, weights.data(),
+                                         static_cast<uint32_t>(weights.size()),
+                                         epoch, row));
+  }
   // Epochs of the job; 0: forever.
   uint64_t epoch_count() const { return penstock_epoch_count(reader_); }
   // The features of a row; their strings live as long as the reader.

@@ -34,6 +34,10 @@ constexpr OnRankDeath DefaultOnRankDeath(DeliveryMode mode) {
                                       : OnRankDeath::kShrink;
 }
 
+// Consumers of a broadcast job that does not give a number of its own, if there
+// are not more ranks.
+inline constexpr uint32_t kConsumersDefault = 8;
+
 struct DeliveryOptions {
   DeliveryMode mode = DeliveryMode::kSplit;
   Lag lag = Lag::kBlock;

@@ -35,7 +35,44 @@ std::string ShuffleText(const std::optional<JobState::Shuffle>& shuffle) {
                 shuffle->each_epoch ? "" : ", the same each epoch");
 }
 
+std::string ShardsText(const std::optional<JobState::Shards>& shards) {
+  if (!shards) return "not by file";
+  return Format("by file over {} ranks in batches of {}", shards->count,
+                shards->batch);
+}
+
 }  // namespace
+
+nlohmann::json WeightsChangeToJson(const WeightsChange& change) {
+  nlohmann::json json = {change.epoch, change.row};
+  for (const uint32_t weight : change.weights) json.push_back(weight);
+  return json;
+}
+
+StatusOr<WeightsChange> WeightsChangeFromJson(const nlohmann::json& json) {
+  WeightsChange change;
+  uint64_t sum = 0;
+  bool sound = json.is_array() && json.size() > 2 &&
+               json.size() <= 2 + WeightsChange::kPartsMax;
+  for (size_t i = 0; sound && i < json.size(); ++i) {
+    sound = json[i].is_number_unsigned();
+    const uint64_t number = sound ? json[i].get<uint64_t>() : 0;
+    if (i < 2) {
+      (i == 0 ? change.epoch : change.row) = number;
+      continue;
+    }
+    sound &= number <= WeightsChange::kWeightMax;
+    change.weights.push_back(static_cast<uint32_t>(number));
+    sum += number;
+  }
+  if (!sound || sum == 0) {
+    return InvalidArgumentError(
+        "weights: wanted [epoch, row, weight, ...], weights from 0 to {}, one "
+        "of them more than 0",
+        WeightsChange::kWeightMax);
+  }
+  return change;
+}
 
 nlohmann::json JobStateToJson(const JobState& state) {
   nlohmann::json owed = nlohmann::json::array();
@@ -47,15 +84,25 @@ nlohmann::json JobStateToJson(const JobState& state) {
     shuffle = {{"seed", state.shuffle->seed},
                {"each_epoch", state.shuffle->each_epoch}};
   }
-  return {{"penstock_state", JobState::kVersion},
-          {"dataset", state.dataset},
-          {"delivery", kDeliveryModeNames[static_cast<size_t>(state.delivery)]},
-          {"records", state.records},
-          {"seed", state.seed},
-          {"shuffle", std::move(shuffle)},
-          {"epoch", state.epoch},
-          {"row", state.row},
-          {"owed", std::move(owed)}};
+  nlohmann::json json = {
+      {"penstock_state", JobState::kVersion},
+      {"dataset", state.dataset},
+      {"delivery", kDeliveryModeNames[static_cast<size_t>(state.delivery)]},
+      {"records", state.records},
+      {"seed", state.seed},
+      {"shuffle", std::move(shuffle)},
+      {"epoch", state.epoch},
+      {"row", state.row},
+      {"owed", std::move(owed)}};
+  if (!state.selection.empty()) json["selection"] = state.selection;
+  if (state.shards) {
+    json["shards"] = {{"count", state.shards->count},
+                      {"batch", state.shards->batch}};
+  }
+  for (const WeightsChange& change : state.weights) {
+    json["weights"].push_back(WeightsChangeToJson(change));
+  }
+  return json;
 }
 
 StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
@@ -92,6 +139,10 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
   PENSTOCK_ASSIGN_OR_RETURN(state.seed, NumberOf(json, "seed"));
   PENSTOCK_ASSIGN_OR_RETURN(state.epoch, NumberOf(json, "epoch"));
   PENSTOCK_ASSIGN_OR_RETURN(state.row, NumberOf(json, "row"));
+  if (const auto selection = json.find("selection"); selection != json.end()) {
+    if (!selection->is_string()) return Wrong(json, "selection", "a string");
+    state.selection = selection->get<std::string>();
+  }
   const auto shuffle = json.find("shuffle");
   if (shuffle == json.end() || (!shuffle->is_null() && !shuffle->is_object())) {
     return Wrong(json, "shuffle", "null or {seed, each_epoch}");
@@ -103,6 +154,30 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
       return Wrong(*shuffle, "each_epoch", "true or false");
     }
     state.shuffle = JobState::Shuffle{seed, each->get<bool>()};
+  }
+  if (const auto shards = json.find("shards"); shards != json.end()) {
+    if (!shards->is_object()) return Wrong(json, "shards", "{count, batch}");
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t count, NumberOf(*shards, "count"));
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t batch, NumberOf(*shards, "batch"));
+    if (count == 0 || count > JobState::kShardsMax) {
+      return Wrong(*shards, "count", "a number of ranks");
+    }
+    state.shards = JobState::Shards{static_cast<uint32_t>(count), batch};
+  }
+  if (const auto weights = json.find("weights"); weights != json.end()) {
+    if (!weights->is_array() || weights->size() > JobState::kChangesMax) {
+      return Wrong(json, "weights", "a list of at most 128 changes");
+    }
+    for (const nlohmann::json& each : *weights) {
+      auto change = WeightsChangeFromJson(each);
+      if (!change.ok()) return change.status().Prepend("state");
+      if (!state.weights.empty() &&
+          std::pair(change->epoch, change->row) <
+              std::pair(state.weights.back().epoch, state.weights.back().row)) {
+        return Wrong(json, "weights", "changes in the order of their rows");
+      }
+      state.weights.push_back(*std::move(change));
+    }
   }
   const auto owed = json.find("owed");
   if (owed == json.end() || !owed->is_array() ||
@@ -197,12 +272,21 @@ std::string DifferingIdentity(const JobState& state, const JobState& here) {
     return Format("records: {} in the state, {} here", state.records,
                   here.records);
   }
+  if (state.selection != here.selection) {
+    return "selection: the records that `select`, `concat`, `mix` or "
+           "`window_files` choose, or their order, are others here than in the "
+           "state";
+  }
   if (state.seed != here.seed) {
     return Format("seed: {} in the state, {} here", state.seed, here.seed);
   }
   if (state.shuffle != here.shuffle) {
     return Format("shuffle: {} in the state, {} here",
                   ShuffleText(state.shuffle), ShuffleText(here.shuffle));
+  }
+  if (state.shards != here.shards) {
+    return Format("shard: divided {} in the state, {} here",
+                  ShardsText(state.shards), ShardsText(here.shards));
   }
   return "";
 }

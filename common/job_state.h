@@ -5,7 +5,17 @@
 //    "dataset": "imagenet-train",
 //    "delivery": "split",
 //    "records": 1281167, "seed": 0,         identity: must match
+//    "selection": "0123456789abcdef",       a digest of `select`, concat,
+//                                           mix, window_files; left out
+//                                           without them
 //    "shuffle": {"seed": 42, "each_epoch": true},         or null
+//    "shards": {"count": 4, "batch": 256},  only with `shard: file`: the ranks
+//                                           that the files were divided over,
+//                                           and the rows of a step
+//    "weights": [[2, 512, 1, 4], ...],      only of a mix whose weights were
+//                                           changed while it ran: epoch and
+//                                           row from which on they hold, one
+//                                           for each part
 //    "epoch": 3, "row": 409600,             the next row of the plan
 //    "owed": [[3, 2048, 512, true], ...]}   epoch, row, rows, redelivered:
 //                                           earlier rows that are still to be
@@ -27,11 +37,31 @@
 
 namespace penstock {
 
+// Weights of the parts of a mix from a row of an epoch on, for good, or until
+// the next change. Whole numbers that have no common divisor.
+struct WeightsChange {
+  static constexpr size_t kPartsMax = 256;
+  static constexpr uint32_t kWeightMax = 1'000'000;
+
+  uint64_t epoch = 0;
+  uint64_t row = 0;
+  std::vector<uint32_t> weights;
+  bool operator==(const WeightsChange&) const = default;
+};
+
+// As [epoch, row, weight, ...].
+nlohmann::json WeightsChangeToJson(const WeightsChange& change);
+// Foreign bytes. InvalidArgument: it is none.
+StatusOr<WeightsChange> WeightsChangeFromJson(const nlohmann::json& json);
+
 struct JobState {
   static constexpr int kVersion = 1;
+  // Changes of the weights.
+  static constexpr size_t kChangesMax = 128;
   // More than the number of batches that can be outstanding at once.
   static constexpr size_t kOwedMax = 16384;
   static constexpr size_t kTextBytesMax = 1 << 20;
+  static constexpr uint32_t kShardsMax = 1 << 20;  // the largest world size
 
   struct Owed {
     uint64_t epoch = 0;
@@ -46,11 +76,20 @@ struct JobState {
     bool operator==(const Shuffle&) const = default;
   };
 
+  struct Shards {
+    uint32_t count = 0;
+    uint64_t batch = 0;
+    bool operator==(const Shards&) const = default;
+  };
+
   std::string dataset;
   DeliveryMode delivery = DeliveryMode::kSplit;
   uint64_t records = 0;
   uint64_t seed = 0;
+  std::string selection;
   std::optional<Shuffle> shuffle;
+  std::optional<Shards> shards;
+  std::vector<WeightsChange> weights;  // in the order of their rows
   uint64_t epoch = 0;
   uint64_t row = 0;
   std::vector<Owed> owed;

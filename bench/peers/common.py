@@ -56,6 +56,12 @@ def share(config):
     return config["rank"], config["consumers"]
 
 
+def passed(count, config):
+    """How many of its samples a consumer has behind it, in whole batches (--from)."""
+    _, of = share(config)
+    return int(config["from"] * (count // of)) // config["batch"] * config["batch"]
+
+
 def endless_order(count, config):
     """Indices of this consumer, shuffled epoch after epoch without an end: no
     peer pays for the ends of epochs, which 1,000 photographs have too often."""

@@ -32,12 +32,16 @@ class Photographs:
         "tensorsocket": "tensor_socket",
         "python": "plain_pillow",
     }
+    BEGINS = ()
     VENV = None  # that `make` runs in
     MAP = """\
 map:
   - decode_image: {crop: {random_resized: {scale: [0.08, 1.0], ratio: [0.75, 1.3333333]}}, size: [224, 224]}
   - flip: {horizontal: 0.5}
 """
+    # Between these, and after them.
+    AUGMENT = ""
+    LAST = ""
     NORMALIZE = """\
   - normalize: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], dtype: float16, layout: chw}
 """
@@ -52,7 +56,9 @@ map:
 
     @classmethod
     def steps(cls, config):
-        return cls.MAP + (cls.NORMALIZE if config["dtype"] == "float16" else "")
+        return (cls.MAP + cls.AUGMENT
+                + (cls.NORMALIZE if config["dtype"] == "float16" else "")
+                + cls.LAST)
 
     @classmethod
     def wanted(cls, batch, dtype):
@@ -61,6 +67,21 @@ map:
         if dtype == "float16":
             return [batch, 3, size, size], dtype, (-1, 1)
         return [batch, size, size, 3], dtype, (70, 160)
+
+
+class RandAugment(Photographs):
+    """The same with RandAugment of two operations of magnitude 9."""
+    PEERS = {name: Photographs.PEERS[name] for name in ("penstock", "pytorch", "dali")}
+    AUGMENT = "  - rand_augment: {operations: 2, magnitude: 9}\n"
+
+
+class Mixup(Photographs):
+    """The same, rows mixed two by two with their one-hot labels (mixup, alpha 0.2)."""
+    PEERS = {name: Photographs.PEERS[name] for name in ("penstock", "pytorch", "dali")}
+    LAST = """\
+  - one_hot: {feature: label, classes: 1000, dtype: float32}
+  - mixup: {alpha: 0.2}
+"""
 
 
 class Png(Photographs):
@@ -120,6 +141,7 @@ class Rows:
     PEERS = {"penstock": "penstock_broker", "numpy": "numpy_memmap",
              "pytorch": "torch_memmap", "tf-data": "tf_memmap",
              "ffcv": "ffcv_rows"}
+    BEGINS = ("penstock", "numpy", "pytorch", "tf-data")  # within an epoch: --from
     VENV = None
     COUNT, WIDTH = 1_000_000, 16
 
@@ -172,6 +194,7 @@ class JsonLines(Rows):
     """300,000 lines of JSON: 400 bytes of text, an int64, a float64."""
     PEERS = {"penstock": "penstock_broker", "huggingface": "hugging_face",
              "pytorch": "torch_lines"}
+    BEGINS = ()
     COUNT, TEXT = 300_000, 512
 
     @classmethod
@@ -201,6 +224,7 @@ class JsonLines(Rows):
 class Python(Rows):
     """A map-style dataset of 50,000 Python dictionaries, augmented with NumPy."""
     PEERS = {"penstock": "penstock_called", "pytorch": "torch_called"}
+    BEGINS = ()
     VENV = None
     COUNT = 50_000
 
@@ -213,7 +237,8 @@ class Python(Rows):
         return [batch, 64], "float32", (-1, 1)
 
 
-DATA = {"photographs": Photographs, "png": Png, "webdataset": WebDataset,
+DATA = {"photographs": Photographs, "randaugment": RandAugment, "mixup": Mixup,
+        "png": Png, "webdataset": WebDataset,
         "tfrecord": TFRecord, "rows": Rows, "tokens": Tokens,
         "json": JsonLines, "python": Python}
 

@@ -32,10 +32,12 @@ def indices(count, config):
     rank, of = common.share(config)
     draw = numpy.random.default_rng(common.SEED)
     batch = config["batch"]
+    first = common.passed(count, config)
     while True:
         order = draw.permutation(count)[rank::of]
-        for at in range(0, len(order) - batch + 1, batch):
+        for at in range(first, len(order) - batch + 1, batch):
             yield order[at:at + batch]
+        first = 0
 
 
 def batches(config):

@@ -7,6 +7,7 @@ wait.
 """
 
 import hashlib
+import json
 import pathlib
 import subprocess
 
@@ -55,8 +56,19 @@ def command(config):
     spec.write_text(SPEC.format(
         source=what.source(config), seed=common.SEED, steps=what.steps(config),
         size=size, batch=config["batch"]))
+    begin = []
+    if config["from"] > 0:
+        consumers = config["consumers"] if size == "per_rank" else 1
+        state = {"penstock_state": 1, "dataset": "data", "delivery":
+                 DELIVERY[config["workload"]], "seed": common.SEED, "epoch": 0,
+                 "shuffle": {"seed": common.SEED, "each_epoch": True},
+                 "records": what.COUNT, "owed": [],
+                 "row": consumers * common.passed(what.COUNT, {**config, "rank": 0})}
+        path = spec.with_name("state.json")
+        path.write_text(json.dumps(state))
+        begin = ["--state", path]
     return [build / "client" / "command" / "penstock", "run",
-            "--dataset", spec, "--ranks", config["consumers"], "--workers",
+            "--dataset", spec, *begin, "--ranks", config["consumers"], "--workers",
             config["settings"]["workers"], "--",
             build / "bench" / "consumer", config["socket"],
             DELIVERY[config["workload"]],

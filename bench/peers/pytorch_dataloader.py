@@ -64,7 +64,10 @@ def torchvision_transform(config):
     from torchvision.transforms import v2
     steps = [v2.RandomResizedCrop(common.SIZE, common.SCALE, common.RATIO,
                                   antialias=True),
-             v2.RandomHorizontalFlip(0.5), v2.PILToTensor()]
+             v2.RandomHorizontalFlip(0.5)]
+    if config["data"] == "randaugment":
+        steps.append(v2.RandAugment(num_ops=2, magnitude=9))
+    steps.append(v2.PILToTensor())
     if config["dtype"] == "float16":
         steps += [v2.ToDtype(torch.float32, scale=True),
                   v2.Normalize(common.MEAN, common.STD),
@@ -79,6 +82,15 @@ def torchvision_transform(config):
     return transform
 
 
+def mixed(rows):
+    """torchvision's collate_fn of its reference training script."""
+    import torch
+    common.import_torchvision()
+    from torchvision.transforms import v2
+    return v2.MixUp(alpha=0.2, num_classes=1000)(
+        *torch.utils.data.default_collate(rows))
+
+
 def endless(data, config):
     """A DataLoader over a map-style dataset, without an end."""
     import torch
@@ -86,6 +98,7 @@ def endless(data, config):
     return torch.utils.data.DataLoader(
         data, batch_size=config["batch"], num_workers=workers,
         sampler=EndlessSampler(len(data), config),
+        collate_fn=mixed if config["data"] == "mixup" else None,
         persistent_workers=workers > 0)
 
 

@@ -44,7 +44,9 @@ def batches(config):
 
     order = (tf.data.Dataset.range(count).shard(of, rank)
              .shuffle(count // of, seed=common.SEED).repeat()
-             .batch(config["batch"], drop_remainder=True))
+             .batch(config["batch"], drop_remainder=True)
+             # Before the map: only indices are passed over.
+             .skip(common.passed(count, config) // config["batch"]))
     rows = order.map(take, num_parallel_calls=tf_data.calls(config))
     rows = rows.prefetch(tf.data.AUTOTUNE).with_options(tf_data.options(config))
     for first, second in rows:

@@ -3,6 +3,7 @@
 Settings: 0, 1 or 2 worker processes.
 """
 
+import itertools
 import sys
 
 import common
@@ -58,7 +59,10 @@ def dataset(config):
 
 def batches(config):
     load_libraries()
-    yield from endless(dataset(config), config)
+    rows = dataset(config)
+    # As its users resume: the loader has no place to begin at.
+    behind = common.passed(len(rows), config) // config["batch"]
+    yield from itertools.islice(endless(rows, config), behind, None)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,11 @@ inline constexpr LogMessage kLogMessages[] = {
     {"rank-back", "4d442948e6ec43bf8f8acc117db2306f", LogLevel::kInfo,
      "job '{job}': rank {rank} is back, batches handed over: {batches}",
      "Another process has taken the place of a rank that was gone."},
+    {"weights-changed", "acc009fad81146c590ab21bb590f770b", LogLevel::kInfo,
+     "job '{job}': its mix has other weights from row {row} of epoch {epoch} "
+     "on",
+     "Somebody has changed the weights of the job's mix (`penstock job NAME "
+     "weights`). They are a part of its state from now on."},
     {"rank-evicted", "b01aed800c904b40a0132ad80be6b00a", LogLevel::kInfo,
      "job '{job}': rank {rank} is evicted: {reason}",
      "The rank gets no more batches. What it had is handed to others, or kept "
@@ -374,6 +379,22 @@ inline constexpr LogMessage kLogMessages[] = {
      "{count} messages are lost: systemd-journald did not take them",
      "systemd-journald is overloaded or its disk hangs. penstockd does not "
      "wait for it."},
+
+    // ---- caches of rows
+    {"cache-stopped", "c607c85ac8524075ae2711c82018584a", LogLevel::kWarning,
+     "cache {where}: keeps no more, training goes on: {error}",
+     "What is kept by now is used on; other records are read and made each "
+     "time. Give the cache less, or free memory or space on the disk; the next "
+     "opening of its dataset tries again."},
+    {"snapshot-complete", "cbc34ec5cafc4e12a943089c3abe0b10", LogLevel::kInfo,
+     "snapshot {path}: complete, with {records} records",
+     "Its records are read there from now on."},
+    {"cache-damaged", "f2427a2e5e3346288a63612ef712b66c", LogLevel::kWarning,
+     "cache {where}: the entry of sample {sample} is damaged and read from its "
+     "source again: {error} (told once)",
+     "Something wrote into the files of the cache, or the disk is failing. "
+     "Nothing wrong was delivered. Remove the files to have them made anew, "
+     "and look at the disk."},
 };
 
 }  // namespace penstock

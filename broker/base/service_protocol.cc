@@ -52,11 +52,7 @@ Fd& ServiceManager() {
   return connected;
 }
 
-}  // namespace
-
-void ConnectServiceManager() { ServiceManager() = Connection(); }
-
-void NotifyServiceManager(const std::string& state, int fd) {
+void Send(const std::string& state, int fd, int flags) {
   const int socket = ServiceManager().get();
   if (socket < 0) return;
 
@@ -74,8 +70,21 @@ void NotifyServiceManager(const std::string& state, int fd) {
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
   }
-  while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
+  while (sendmsg(socket, &message, flags | MSG_NOSIGNAL) < 0 &&
+         errno == EINTR) {
   }
+}
+
+}  // namespace
+
+void ConnectServiceManager() { ServiceManager() = Connection(); }
+
+void NotifyServiceManager(const std::string& state, int fd) {
+  Send(state, fd, 0);
+}
+
+void RemindServiceManager(const std::string& state) {
+  Send(state, -1, MSG_DONTWAIT);
 }
 
 std::vector<PassedFd> TakePassedFds() {

@@ -17,9 +17,12 @@ namespace penstock {
 // there is a second thread.
 void ConnectServiceManager();
 // Tells the service manager lines of KEY=VALUE, with a descriptor (-1: none).
-// Waits while the manager has messages that it has not read; no effect where
-// there is no manager.
+// Waits while the manager does not read what it has; no effect where there is
+// no manager.
 void NotifyServiceManager(const std::string& state, int fd = -1);
+// The same for what is told again soon, which is dropped instead of waiting: a
+// manager that does not read delays no rank.
+void RemindServiceManager(const std::string& state);
 
 struct PassedFd {
   std::string name;  // "unknown" if the manager gives no names

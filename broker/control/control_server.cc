@@ -11,6 +11,7 @@
 #include <set>
 
 #include "broker/base/log.h"
+#include "broker/request/requests.h"
 #include "common/message.h"
 #include "common/wake.h"
 
@@ -26,6 +27,8 @@ constexpr int kAcceptsPerTurn = 16;
 constexpr std::chrono::milliseconds kLostGrace{500};
 // A request is a spec of 64 KiB, escaped, plus a few words.
 constexpr size_t kRequestBytesMax = 512 * 1024;
+// More than a socket holds: a peer that goes on sending is not dead.
+constexpr int kHeardOutMax = 1024;
 
 // A descriptor that becomes readable when the peer's process ends, even if a
 // child it forked keeps the socket open. None: errno is ESRCH if it has ended
@@ -101,16 +104,15 @@ void ControlServer::Accept() {
     ucred peer{};
     socklen_t length = sizeof(peer);
     getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
-    const auto of_uid = std::count_if(
-        connections_.begin(), connections_.end(),
-        [&](const auto& item) { return item.second.uid == peer.uid; });
+    const auto inbox = inboxes_.find(peer.uid);
     Status refusal;
     if (connections_.size() >= kConnectionsMax) {
       refusal = ResourceExhaustedError(
           "the broker has reached its limit of {} connections: it accepts more "
           "when processes that hold some end",
           kConnectionsMax);
-    } else if (static_cast<size_t>(of_uid) >= kConnectionsPerUidMax) {
+    } else if (inbox != inboxes_.end() &&
+               inbox->second.connections >= kConnectionsPerUidMax) {
       refusal = ResourceExhaustedError(
           "user {} has reached the limit of {} connections per user: end "
           "processes that hold some (`penstock status` shows the ranks)",
@@ -133,6 +135,12 @@ void ControlServer::Accept() {
     Fd pidfd = PidfdOf(socket.get(), peer.pid);
     // Requests of a dead process would be kept for one that nobody can see die.
     if (!pidfd && errno == ESRCH) continue;
+    const StatusOr<Inbox*> user = InboxOf(peer.uid);
+    if (!user.ok()) {
+      Log<"connection-unwatched">(user.status().message());
+      continue;
+    }
+    ++(*user)->connections;
     const uint64_t id = next_id_++;
     Connection& connection = connections_[id];
     connection.id = id;
@@ -141,8 +149,14 @@ void ControlServer::Accept() {
     connection.uid = peer.uid;
     connection.pid = peer.pid;
     connection.opened = std::chrono::steady_clock::now();
-    Status status = loop_->Watch(connection.socket.get(),
-                                 [this, id](uint32_t) { OnReadable(id); });
+    epoll_event readable{};
+    readable.events = EPOLLIN;
+    readable.data.u64 = id;
+    Status status;
+    if (epoll_ctl((*user)->epoll.get(), EPOLL_CTL_ADD, connection.socket.get(),
+                  &readable) != 0) {
+      status = ErrnoError(errno, "epoll_ctl");
+    }
     if (status.ok() && connection.pidfd) {
       status = loop_->Watch(connection.pidfd.get(),
                             [this, id](uint32_t) { Drop(id); });
@@ -168,16 +182,42 @@ ControlServer::Connection* ControlServer::Find(uint64_t id) {
   return found == connections_.end() ? nullptr : &found->second;
 }
 
-void ControlServer::OnReadable(uint64_t id) {
-  Connection* connection = Find(id);
-  // One message per turn: a flood takes turns with the other peers.
+StatusOr<ControlServer::Inbox*> ControlServer::InboxOf(uid_t uid) {
+  Inbox& inbox = inboxes_[uid];
+  if (inbox.epoll) return &inbox;
+  inbox.epoll = Fd(epoll_create1(EPOLL_CLOEXEC));
+  Status status;
+  if (!inbox.epoll) status = ErrnoError(errno, "epoll_create1");
+  if (status.ok()) {
+    status = loop_->Watch(inbox.epoll.get(),
+                          [this, uid](uint32_t) { OnInbox(uid); });
+  }
+  if (status.ok()) return &inbox;
+  inboxes_.erase(uid);
+  return status;
+}
+
+void ControlServer::OnInbox(uid_t uid) {
+  epoll_event readable;
+  // The kernel moves a socket that stays readable behind the others.
+  if (epoll_wait(inboxes_.at(uid).epoll.get(), &readable, 1, 0) != 1) return;
+  const uint64_t id = readable.data.u64;
+  OnReadable(Find(id));
+}
+
+void ControlServer::StopReading(const Connection& connection) {
+  epoll_ctl(inboxes_.at(connection.uid).epoll.get(), EPOLL_CTL_DEL,
+            connection.socket.get(), nullptr);
+}
+
+void ControlServer::OnReadable(Connection* connection) {
   StatusOr<std::optional<Message>> message =
       ReceiveMessage(connection->socket.get(), kRequestBytesMax);
   if (!message.ok()) {
     if (message.status().code() != StatusCode::kUnavailable) {
       Break(connection, message.status());
     } else {
-      Lose(id);
+      Lose(connection->id);
     }
     return;
   }
@@ -267,7 +307,7 @@ void ControlServer::Lose(uint64_t id) {
   if (connection == nullptr) return;
   // What it has not read counts until its process ends.
   if (connection->pidfd && UnreadBytes(*connection) > 0) {
-    loop_->Unwatch(connection->socket.get());
+    StopReading(*connection);
     return;
   }
   // Only a process that has mapped batches is waited for.
@@ -277,31 +317,57 @@ void ControlServer::Lose(uint64_t id) {
   }
   if (connection->lost) return;
   connection->lost = std::chrono::steady_clock::now();
-  loop_->Unwatch(connection->socket.get());
+  StopReading(*connection);
   connection->socket.Reset();
+}
+
+bool ControlServer::HearOut(Connection* connection) {
+  if (!connection->socket) return false;
+  for (int i = 0; i < kHeardOutMax; ++i) {
+    if (connection->job == nullptr &&
+        (!connection->producer || connection->producer->job == nullptr)) {
+      return false;
+    }
+    // What counts is small.
+    auto message = ReceiveMessage(connection->socket.get(), 0);
+    if (!message.ok() || !*message) return false;
+    const Call call = {connection, (*message)->json, (*message)->fds};
+    const std::string op = CheckRequest(call.request).ok()
+                               ? call.request.at("op").get<std::string>()
+                               : "";
+    if (connection->producer && op == "put") (void)Put(call);
+    if (connection->producer && op == "finish") (void)FinishProducer(call);
+    deferred_->Close(std::move(call.fds));
+    if (op == "detach") return true;
+    if (op != "put" && op != "finish" && op != "unmapped") return false;
+  }
+  return false;
 }
 
 void ControlServer::End(uint64_t id, bool orderly) {
   Connection* connection = Find(id);
   if (connection == nullptr) return;
+  // The end of a process may be reported before what it sent is read.
+  if (!orderly) orderly = HearOut(connection);
   if (tracing_ && tracing_->connection == id) EndTrace();
   if (connection->attach != 0) jobs_->CancelAttach(connection->attach);
   if (connection->inspect != 0) jobs_->CancelInspect(connection->inspect);
-  for (const Fd* fd :
-       {&connection->socket, &connection->pidfd, &connection->wake}) {
+  if (connection->socket) StopReading(*connection);
+  for (const Fd* fd : {&connection->pidfd, &connection->wake}) {
     if (*fd) loop_->Unwatch(fd->get());
   }
-  if (connection->producer) {
-    HearOut(connection);
-    if (connection->producer) LeaveStream(connection, false);
-  }
+  if (connection->producer) LeaveStream(connection, false);
   if (const std::shared_ptr<Job> job = std::move(connection->job)) {
     // Before the wake socket closes: a worker may be about to use it.
     job->Mute(connection->seat);
     jobs_->Leave(job, connection->seat, orderly);
     SendRanksChanged(job);
   }
+  const auto inbox = inboxes_.find(connection->uid);
   connections_.erase(id);
+  if (--inbox->second.connections > 0) return;
+  loop_->Unwatch(inbox->second.epoll.get());
+  inboxes_.erase(inbox);
 }
 
 bool ControlServer::WantsTick() const {

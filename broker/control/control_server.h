@@ -4,6 +4,9 @@
 // descriptors are checked. A peer that breaks the protocol or does not read its
 // answers loses its connection and harms nobody else.
 //
+// Each turn of the loop handles one message of each user: whoever sends many
+// delays only processes of the same user.
+//
 // Bounds: kConnectionsMax in all, kConnectionsPerUidMax per user, one request
 // under way per connection, kHelloSeconds until the first request.
 #ifndef BROKER_CONTROL_CONTROL_SERVER_H_
@@ -74,9 +77,9 @@ class ControlServer {
     // its batches: the connection is kept until its death is reported (pidfd),
     // and evicted if it is not.
     std::optional<std::chrono::steady_clock::time_point> lost;
-    bool waiting = false;  // its request is not answered yet
+    bool waiting = false;    // its request is not answered yet
     size_t large_bytes = 0;  // of its last answer in a memfd, perhaps read
-    uint64_t attach = 0;   // number, for progress and cancelling
+    uint64_t attach = 0;     // number, for progress and cancelling
     uint64_t inspect = 0;
     // Attached:
     Fd wake;
@@ -97,9 +100,20 @@ class ControlServer {
     std::optional<Producer> producer;
   };
 
+  // A user's connections.
+  struct Inbox {
+    Fd epoll;  // which of their sockets can be read
+    size_t connections = 0;
+  };
+
   void Accept();
   Status StartAccepting();
-  void OnReadable(uint64_t id);
+  StatusOr<Inbox*> InboxOf(uid_t uid);
+  // Reads a message of one of the user's connections, each in turn.
+  void OnInbox(uid_t uid);
+  void OnReadable(Connection* connection);
+  // Reads nothing more of it.
+  void StopReading(const Connection& connection);
   void Handle(Connection* connection, const nlohmann::json& request,
               std::vector<Fd>& fds);
 
@@ -128,12 +142,14 @@ class ControlServer {
   Answer Detach(const Call& call);
   Answer Unmapped(const Call& call);
   Answer JobStateOf(const Call& call);
+  Answer Weights(const Call& call);
   Answer Evict(const Call& call);
   Answer StopJob(const Call& call);
   Answer Produce(const Call& call);
   Answer Put(const Call& call);
   Answer FinishProducer(const Call& call);
   Answer StartTrace(const Call& call);
+  Answer Measure(const Call& call);
 
   // Fails if the end of the process would go unnoticed.
   static Status CheckWatched(const Connection& connection);
@@ -155,8 +171,9 @@ class ControlServer {
   // Drops the job's dead producers, whichever death is reported first: the next
   // row is known once all they put was read.
   void DropDeadProducers(const std::shared_ptr<Job>& job);
-  // Reads what it put before it ended, which counts.
-  void HearOut(Connection* connection);
+  // Reads what it sent before it ended: what a producer put counts. True: it
+  // has left, in order.
+  bool HearOut(Connection* connection);
   void LeaveStream(Connection* connection, bool finished);
   // Tells producers of free room, or that nobody takes their rows any more.
   void NotifyProducers(const std::shared_ptr<Job>& job);
@@ -200,6 +217,7 @@ class ControlServer {
   Fd listener_;
   bool accepting_ = false;  // false while descriptors are short
   std::map<uint64_t, Connection> connections_;
+  std::map<uid_t, Inbox> inboxes_;
   uint64_t next_id_ = 1;
   // Seats that sent a wake, by job.
   std::map<std::shared_ptr<Job>, std::vector<uint32_t>> to_advance_;

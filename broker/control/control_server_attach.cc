@@ -15,9 +15,6 @@
 namespace penstock {
 namespace {
 
-// Consumers of a broadcast job that does not give a number of its own.
-constexpr uint32_t kConsumersDefault = 8;
-
 std::shared_ptr<const CursorPage> PageOf(Mapping mapping) {
   const auto shared = std::make_shared<Mapping>(std::move(mapping));
   return {shared, reinterpret_cast<const CursorPage*>(shared->data())};
@@ -38,14 +35,43 @@ bool RanksAreNumbered(DeliveryMode mode) {
   return mode == DeliveryMode::kSplit || mode == DeliveryMode::kDynamic;
 }
 
-StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request) {
+// `shard` says how `split` divides the data.
+Status CheckShard(const DatasetSpec& spec, const DeliveryOptions& options) {
+  const DeliveryMode mode = options.mode;
+  if (spec.shard == ShardPolicy::kOff && mode != DeliveryMode::kBroadcast) {
+    return InvalidArgumentError(
+        "attach: with shard: off every rank gets all batches, but delivery is "
+        "{}: leave out one of the two",
+        kDeliveryModeNames[static_cast<size_t>(mode)]);
+  }
+  if (spec.shard != ShardPolicy::kFile) return OkStatus();
+  if (mode != DeliveryMode::kSplit) {
+    return InvalidArgumentError(
+        "attach: shard: file says how delivery `split` divides the data; "
+        "delivery is {}: leave out one of the two",
+        kDeliveryModeNames[static_cast<size_t>(mode)]);
+  }
+  if (options.on_rank_death == OnRankDeath::kShrink) {
+    return InvalidArgumentError(
+        "attach: on_rank_death: shrink hands the rows of a dead rank to the "
+        "others, which shard: file excludes: use wait or fail, or shard: data");
+  }
+  return OkStatus();
+}
+
+StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request,
+                                     const DatasetSpec& spec) {
   DeliveryOptions options;
   options.mode =
       ChoiceOf(request, "delivery", kDeliveryModeNames, options.mode);
+  if (spec.shard == ShardPolicy::kOff && options.mode == DeliveryMode::kSplit) {
+    options.mode = DeliveryMode::kBroadcast;
+  }
   options.lag = ChoiceOf(request, "lag", kLagNames, options.lag);
   options.on_rank_death = ChoiceOf(request, "on_rank_death", kOnRankDeathNames,
                                    DefaultOnRankDeath(options.mode));
   options.window = request.value("window", options.window);
+  PENSTOCK_RETURN_IF_ERROR(CheckShard(spec, options));
   if (options.mode == DeliveryMode::kDynamic &&
       options.on_rank_death == OnRankDeath::kWait) {
     return InvalidArgumentError(
@@ -108,7 +134,8 @@ Status CheckHosts(const nlohmann::json& request, const JobOptions& options) {
 
 // All but spec and start; its spec is in *options.
 Status ReadOptions(const nlohmann::json& request, JobOptions* options) {
-  PENSTOCK_ASSIGN_OR_RETURN(options->delivery, DeliveryOf(request));
+  PENSTOCK_ASSIGN_OR_RETURN(options->delivery,
+                            DeliveryOf(request, options->spec));
   const DeliveryMode mode = options->delivery.mode;
   if (mode == DeliveryMode::kBroadcast && options->delivery.window == 0) {
     options->delivery.window = options->spec.prefetch;

@@ -11,9 +11,6 @@
 namespace penstock {
 namespace {
 
-// More than a socket holds: a peer that goes on sending is not dead.
-constexpr int kHeardOutMax = 1024;
-
 const StreamSource* StreamOf(const Job& job) {
   return std::get_if<StreamSource>(&job.options().spec.source);
 }
@@ -204,22 +201,6 @@ void ControlServer::DropDeadProducers(const std::shared_ptr<Job>& job) {
     if (poll(&entry, 1, 0) == 1) dead.push_back(id);
   }
   for (const uint64_t id : dead) Drop(id);
-}
-
-void ControlServer::HearOut(Connection* connection) {
-  if (!connection->socket) return;
-  for (int i = 0; i < kHeardOutMax; ++i) {
-    if (!connection->producer || connection->producer->job == nullptr) return;
-    auto message = ReceiveMessage(connection->socket.get());
-    if (!message.ok() || !*message) return;
-    const Call call = {connection, (*message)->json, (*message)->fds};
-    if (CheckRequest(call.request).ok()) {
-      const std::string op = call.request.at("op");
-      if (op == "put") (void)Put(call);
-      if (op == "finish") (void)FinishProducer(call);
-    }
-    deferred_->Close(std::move(call.fds));
-  }
 }
 
 void ControlServer::LeaveStream(Connection* connection, bool finished) {

@@ -98,9 +98,11 @@ ControlServer::Handler ControlServer::HandlerOf(std::string_view op) {
       {"put", &ControlServer::Put},
       {"finish", &ControlServer::FinishProducer},
       {"state", &ControlServer::JobStateOf},
+      {"weights", &ControlServer::Weights},
       {"evict", &ControlServer::Evict},
       {"stop", &ControlServer::StopJob},
       {"trace", &ControlServer::StartTrace},
+      {"measure", &ControlServer::Measure},
       {"workers", &ControlServer::SetWorkers},
       {"shutdown", &ControlServer::Shutdown},
   };
@@ -232,6 +234,86 @@ ControlServer::Answer ControlServer::JobStateOf(const Call& call) {
   return answer;
 }
 
+ControlServer::Answer ControlServer::Weights(const Call& call) {
+  const nlohmann::json& request = call.request;
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+                            JobsOf(call));
+  const bool independent = jobs[0]->key().consumer.has_value();
+  if (jobs.size() > 1 &&
+      (!independent || jobs[0]->key().dataset != jobs.back()->key().dataset)) {
+    return InvalidArgumentError("{} jobs are named '{}': name the dataset too",
+                                jobs.size(), jobs[0]->key().name);
+  }
+  std::vector<double> weights;
+  for (const nlohmann::json& each :
+       request.value("weights", nlohmann::json::array())) {
+    if (!each.is_number() || !(each.get<double>() >= 0) ||
+        each.get<double>() > WeightsChange::kWeightMax) {
+      return InvalidArgumentError(
+          "weights: {}: wanted numbers from 0 to {}",
+          each.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
+              .substr(0, 60),
+          WeightsChange::kWeightMax);
+    }
+    weights.push_back(each.get<double>());
+  }
+  std::optional<Job::Place> from;
+  if (request.contains("epoch")) {
+    from = Job::Place{request.at("epoch").get<uint64_t>(),
+                      request.value("row", uint64_t{0})};
+  }
+  nlohmann::json answer = OkReply();
+  answer["changes"] = nlohmann::json::array();
+  // A consumer of an independent job may be at its end already.
+  Status refused;
+  bool changed = false;
+  for (const std::shared_ptr<Job>& job : jobs) {
+    if (request.contains("weights")) {
+      const auto tell = [&](const WeightsChange& change) {
+        for (auto& [id, connection] : connections_) {
+          if (connection.job != job) continue;
+          Reply(&connection, {{"event", "weights"},
+                              {"change", WeightsChangeToJson(change)}});
+        }
+      };
+      // Sees what ranks did before the request.
+      job->AdvanceAll();
+      const StatusOr<WeightsChange> change =
+          job->ChangeWeights(weights, from, tell);
+      if (change.ok()) {
+        changed = true;
+        const uint64_t rows = job->plan().rows_per_epoch();
+        answer["epoch"] = change->epoch;
+        answer["row"] = change->row;
+        answer["step"] =
+            job->plan().StepOfEpoch(change->epoch * rows + change->row);
+      } else if (refused.ok()) {
+        refused = change.status();
+      }
+    }
+    const MixOrder* const mix = job->plan().mix();
+    answer["parts"] = mix == nullptr ? 0 : mix->parts();
+    for (const WeightsChange& change : job->weights()) {
+      answer["changes"].push_back(WeightsChangeToJson(change));
+    }
+  }
+  if (!changed && !refused.ok()) return refused;
+  return answer;
+}
+
+ControlServer::Answer ControlServer::Measure(const Call& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+                            JobsOf(call));
+  if (jobs.size() > 1) {
+    return InvalidArgumentError("{} jobs are named '{}': name the dataset too",
+                                jobs.size(), jobs[0]->key().name);
+  }
+  jobs[0]->Measure(call.request.at("seconds").get<double>());
+  nlohmann::json answer = OkReply();
+  answer.update(jobs[0]->PartsJson());
+  return answer;
+}
+
 ControlServer::Answer ControlServer::Evict(const Call& call) {
   const auto& [connection, request, fds] = call;
   const auto rank = request.at("rank").get<uint32_t>();
@@ -299,6 +381,11 @@ ControlServer::Answer ControlServer::Index(const Call& call) {
   PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(call));
   options.world_size = call.request.value("world_size", options.world_size);
   options.consumers_max = options.local_world_size = options.world_size;
+  if (options.spec.shard == ShardPolicy::kOff) {  // as attach has it
+    options.delivery.mode = DeliveryMode::kBroadcast;
+    options.delivery.window = options.spec.prefetch;
+    options.consumers_max = std::max(options.world_size, kConsumersDefault);
+  }
   Connection* const connection = call.connection;
   const uint64_t id = connection->id;
   connection->waiting = true;
@@ -348,8 +435,8 @@ ControlServer::Answer ControlServer::Register(const Call& call) {
   if (found == datasets_.end() || !field.empty()) {
     PENSTOCK_RETURN_IF_ERROR(recovery_journal_->DatasetRegistered(
         {uid, spec.name, DatasetSpecToJson(spec).dump()}));
-    datasets_[key] = spec;
   }
+  datasets_[key] = spec;  // also of the same meaning: its lines may have moved
   nlohmann::json answer = OkReply();
   answer["dataset"] = spec.name;
   return answer;
@@ -421,10 +508,11 @@ ControlServer::Answer ControlServer::ShowStatus(const Call& call) {
                       {"workers_chosen", workers_->Description()},
                       {"read_backend", workers_->read_backend()},
                       {"pinned_bytes", workers_->pinned_bytes()},
-                      {"memory_bytes", jobs_->reserved_bytes()},
+                      {"memory_bytes", jobs_->reserved().bytes()},
                       {"resident_bytes", ResidentBytes()},
                       {"read_depth", workers_->read_depth()},
                       {"read_depth_auto", workers_->read_depth_is_automatic()},
+                      {"read_depth_chosen", workers_->ReadDepthReason()},
                       {"nodes", NodesJson()},
                       {"numa", NumaText()},
                       {"connections", connections_.size()},
@@ -434,7 +522,7 @@ ControlServer::Answer ControlServer::ShowStatus(const Call& call) {
                       {"sandbox", options_.sandbox},
                       {"suspect_samples", workers_->samples()->suspects()},
                       {"condemned_samples", workers_->samples()->condemned()}};
-  if (const std::optional<uint64_t> limit = jobs_->memory_limit()) {
+  if (const std::optional<uint64_t> limit = jobs_->reserved().limits().bytes) {
     answer["broker"]["memory_limit_bytes"] = *limit;
   }
   nlohmann::json late = nlohmann::json::array();

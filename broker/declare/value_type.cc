@@ -9,7 +9,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kNameCharsMax = 64;
 constexpr size_t kFeaturesMax = 64;
 constexpr int64_t kDimensionMax = std::numeric_limits<int32_t>::max();
 
@@ -168,6 +167,14 @@ ValueType<std::string> Path() {
           WriteItself<std::string>};
 }
 
+ValueType<std::string> MaybePath() {
+  ValueType<std::string> type = Path();
+  type.write = [](const std::string& path, nlohmann::ordered_json* out) {
+    if (!path.empty()) *out = path;
+  };
+  return type;
+}
+
 ValueType<std::string> Text(std::string wanted, bool (*is)(std::string_view)) {
   return {
       std::move(wanted),
@@ -221,6 +228,11 @@ ValueType<DType> AnyDType() {
                  DType::kFloat32, DType::kFloat64, DType::kBool});
 }
 
+ValueType<DType> FloatDType() {
+  return DTypes(
+      {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64});
+}
+
 ValueType<std::vector<int64_t>> Shape() {
   return List(WholeNumber<int64_t>(1, kDimensionMax), 0, kShapeDimensionsMax,
               Format("a list of at most {} dimensions, [] for a single number",
@@ -233,14 +245,18 @@ ValueType<ElementSpec> Features() {
 }
 
 Status CheckFeatureNames(const YamlValue& features) {
-  if (!features.IsMapping() || features.size() == 0 ||
-      features.size() > kFeaturesMax) {
-    return features.Wanted(Features().wanted);
+  return CheckNames(features, Features().wanted);
+}
+
+Status CheckNames(const YamlValue& mapping, std::string_view wanted) {
+  if (!mapping.IsMapping() || mapping.size() == 0 ||
+      mapping.size() > kFeaturesMax) {
+    return mapping.Wanted(wanted);
   }
-  for (size_t i = 0; i < features.size(); ++i) {
-    if (IsName(features.Key(i))) continue;
-    return features.KeyError(
-        i, Format("{} is not {}", Quoted(features.Key(i)), NameRule()));
+  for (size_t i = 0; i < mapping.size(); ++i) {
+    if (IsName(mapping.Key(i))) continue;
+    return mapping.KeyError(
+        i, Format("{} is not {}", Quoted(mapping.Key(i)), NameRule()));
   }
   return OkStatus();
 }

@@ -52,13 +52,17 @@ ValueType<bool> Bool();
 // Made absolute against the document's folder, and lexically normal. Whether it
 // exists is not checked.
 ValueType<std::string> Path();
+// The same, of a key that may be absent: "".
+ValueType<std::string> MaybePath();
 // Text that satisfies is; wanted: the words for other text.
 ValueType<std::string> Text(std::string wanted, bool (*is)(std::string_view));
 
 // Letters, digits, '.', '_' and '-', at most 64.
+inline constexpr size_t kNameCharsMax = 64;
 ValueType<std::string> Name();
 ValueType<DType> DTypes(const std::vector<DType>& allowed);
 ValueType<DType> AnyDType();
+ValueType<DType> FloatDType();
 
 // Sizes of at most kShapeDimensionsMax dimensions.
 ValueType<std::vector<int64_t>> Shape();
@@ -68,8 +72,9 @@ inline constexpr char kFeaturesText[] =
     "{NAME: {dtype, shape}, ...}, where a shape of [] is a single number";
 // A feature's dimensions.
 ValueType<std::vector<int64_t>> Shape();
-// Checks for a mapping of feature names, as Features does.
+// Checks for a mapping of feature names, as Features does, or of other names.
 Status CheckFeatureNames(const YamlValue& features);
+Status CheckNames(const YamlValue& mapping, std::string_view wanted);
 inline constexpr size_t kShapeDimensionsMax = 8;
 inline constexpr uint64_t kRowBytesMax = uint64_t{1} << 40;
 
@@ -144,29 +149,36 @@ ValueType<std::vector<V>> OneOrList(ValueType<V> item, std::string_view one,
   return type;
 }
 
-// {NAME: a value, ...}: one for each of 1 to 64 features.
+// {KEY: a value, ...}, after a check of the mapping and its keys.
 template <typename V>
 using FeatureValues = std::vector<std::pair<std::string, V>>;
 template <typename V>
+ValueType<FeatureValues<V>> ValueOfEach(
+    ValueType<V> type, std::string wanted,
+    Status (*check)(const YamlValue& mapping, std::string_view wanted)) {
+  return {std::move(wanted),
+          [type, check](const YamlValue& mapping, std::string_view wanted,
+                        FeatureValues<V>* out) {
+            Status status = check(mapping, wanted);
+            for (size_t i = 0; status.ok() && i < mapping.size(); ++i) {
+              auto& [key, value] = out->emplace_back();
+              key = mapping.Key(i);
+              status = type.Read(mapping.Required(key), &value);
+            }
+            return status;
+          },
+          [type](const FeatureValues<V>& values, nlohmann::ordered_json* out) {
+            for (const auto& [key, value] : values) {
+              type.write(value, WriteMember(key, out));
+            }
+          },
+          type.parts};
+}
+
+// One for each of 1 to 64 features.
+template <typename V>
 ValueType<FeatureValues<V>> ValueOfEachFeature(ValueType<V> type) {
-  return {
-      Features().wanted,
-      [type](const YamlValue& features, std::string_view,
-             FeatureValues<V>* out) {
-        Status status = CheckFeatureNames(features);
-        for (size_t i = 0; status.ok() && i < features.size(); ++i) {
-          auto& [name, value] = out->emplace_back();
-          name = features.Key(i);
-          status = type.Read(features.Required(name), &value);
-        }
-        return status;
-      },
-      [type](const FeatureValues<V>& features, nlohmann::ordered_json* out) {
-        for (const auto& [name, value] : features) {
-          type.write(value, WriteMember(name, out));
-        }
-      },
-      type.parts};
+  return ValueOfEach(std::move(type), Features().wanted, CheckNames);
 }
 
 // nullopt: the key is absent.

@@ -328,6 +328,9 @@ class Delivery {
   // Where a job that resumes must begin so that nothing is lost: everything
   // before was released, except owed ranges.
   PlanStart State() const;
+  // The first position of which no step is open or was, in any lane, of this
+  // broker instance or, as far as ranks and their pages tell, of former ones.
+  uint64_t FirstNotOpened() const;
   // For a stream: the rows that may still have to be made: all from position
   // on, and the owed ranges, which give unreleased batches by their exact rows.
   PlanStart RowsNeeded() const;
@@ -630,6 +633,8 @@ class Delivery {
   // broadcast: the first step that none of the consumers gone has had.
   uint64_t foremost_ = 0;
   uint64_t opened_recorded_ = 0;
+  // broadcast: end of what consumers had of former broker instances. Untrusted.
+  uint64_t had_before_ = 0;
   bool closed_ = false;
   std::vector<RanksChanged> ranks_changed_;
 };

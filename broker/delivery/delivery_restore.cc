@@ -113,6 +113,7 @@ void Delivery::RestoreRank(const FormerConsumer& former) {
 
 // broadcast. The rank may have reconnected, or have a replacement, already.
 void Delivery::RestoreConsumer(const FormerConsumer& former) {
+  had_before_ = std::max(had_before_, former.position);
   const bool known = Knows(former.rank);
   if (!known && consumers_.size() >= shape_.consumers_max) return;
   Consumer& consumer = consumers_[former.rank];
@@ -159,6 +160,7 @@ void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
   };
   if (broadcast()) {
     consumer->from = *joining.position;
+    had_before_ = std::max(had_before_, *joining.position);
     consumer->skipped_all = MissedSince(*joining.position);
     consumer->skipped = static_cast<uint32_t>(consumer->skipped_all);
     for (const RowRange& range : plan().start().owed) {

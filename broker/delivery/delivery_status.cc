@@ -79,6 +79,16 @@ bool Delivery::AllDelivered() const {
          });
 }
 
+uint64_t Delivery::FirstNotOpened() const {
+  uint64_t first = std::max(phases_.back().plan.start().position, had_before_);
+  for (const Lane& lane : lanes_) {
+    const Plan& plan = phases_[lane.phase].plan;
+    first = std::max(first, plan.PositionOf(std::max<uint64_t>(
+                                lane.next_step, plan.start().owed.size())));
+  }
+  return first;
+}
+
 bool Delivery::Idle() const {
   return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
     return slot.state == SlotState::kFilling &&

@@ -64,6 +64,7 @@ class DataFile {
 
   const std::string& path() const { return path_; }
   uint64_t bytes() const { return bytes_; }
+  uint64_t device() const { return device_; }
   uint64_t inode() const { return inode_; }
   int64_t mtime_ns() const { return mtime_ns_; }
   int fd() const { return fd_; }

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
 
 namespace penstock {
@@ -48,6 +49,12 @@ Status DataFiles::ChooseIo(Io io, uint64_t record_bytes) {
     PENSTOCK_RETURN_IF_ERROR(file.ChooseIo(io, total_bytes_, record_bytes));
   }
   return OkStatus();
+}
+
+void DataFiles::AddTimes(Fingerprint* to) const {
+  for (const DataFile& file : files_) {
+    to->Add(static_cast<uint64_t>(file.mtime_ns()));
+  }
 }
 
 }  // namespace penstock

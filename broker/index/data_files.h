@@ -12,6 +12,8 @@
 
 namespace penstock {
 
+class Fingerprint;
+
 class DataFiles {
  public:
   // Finds and opens all files, on several threads. Errors: those of
@@ -30,6 +32,9 @@ class DataFiles {
   const DataFile& operator[](size_t i) const { return files_[i]; }
   std::vector<DataFile>::const_iterator begin() const { return files_.begin(); }
   std::vector<DataFile>::const_iterator end() const { return files_.end(); }
+
+  // When each was last changed.
+  void AddTimes(Fingerprint* to) const;
 
   // DataFile::ChooseIo for all of them.
   Status ChooseIo(Io io, uint64_t record_bytes);

@@ -19,13 +19,12 @@ constexpr uint64_t kPlaceBytes = sizeof(uint64_t) + sizeof(uint32_t);
 
 // From its cache, else scanned.
 Status FindRecords(const DataFile& file, const RecordScanner& scanner,
-                   PromisedMemory* memory, OpenProgress* progress,
-                   FileRecords* records) {
+                   OpenProgress* progress, FileRecords* records) {
   if (progress->cancel.load(std::memory_order_relaxed)) {
     return CancelledError("{}: opening was cancelled", file.path());
   }
   PENSTOCK_ASSIGN_OR_RETURN(const bool cached,
-                            ReadIndexCache(file, scanner, memory, records));
+                            ReadIndexCache(file, scanner, *progress, records));
   if (cached) {
     progress->done.fetch_add(file.bytes(),
                              std::memory_order_relaxed);  // only displayed
@@ -33,7 +32,7 @@ Status FindRecords(const DataFile& file, const RecordScanner& scanner,
   }
   const int64_t begin_ns = RealTimeNs();
   ScannedFile scanned(file, progress);
-  RecordSink sink(records, memory);
+  RecordSink sink(records, progress);
   PENSTOCK_RETURN_IF_ERROR(scanner.scan(&scanned, &sink));
   records->offsets.shrink_to_fit();
   records->bytes.shrink_to_fit();
@@ -43,12 +42,6 @@ Status FindRecords(const DataFile& file, const RecordScanner& scanner,
 }
 
 }  // namespace
-
-Status PromisedMemory::Grow(uint64_t bytes) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  bytes_ += bytes;
-  return progress_.reserve(bytes_);
-}
 
 Fingerprint::Digest FileRecords::Digest() const {
   Fingerprint places("places");
@@ -62,7 +55,7 @@ Fingerprint::Digest FileRecords::Digest() const {
 Status RecordSink::Grow() {
   const size_t before = records_->offsets.capacity();
   const size_t more = std::max(2 * before, kPlacesFirst);
-  PENSTOCK_RETURN_IF_ERROR(memory_->Grow((more - before) * kPlaceBytes));
+  PENSTOCK_RETURN_IF_ERROR(Promise((more - before) * kPlaceBytes));
   records_->offsets.reserve(more);
   records_->bytes.reserve(more);
   return OkStatus();
@@ -124,10 +117,9 @@ StatusOr<Index> Index::Open(DataFiles files, const RecordScanner& scanner,
                         std::memory_order_relaxed);  // only displayed
   Index index(std::move(files), scanner);
   index.of_file_.resize(index.files_.size());
-  PromisedMemory memory(*progress);
   PENSTOCK_RETURN_IF_ERROR(
       InParallel(index.files_.size(), [&](size_t i) -> Status {
-        return FindRecords(index.files_[i], scanner, &memory, progress,
+        return FindRecords(index.files_[i], scanner, progress,
                            &index.of_file_[i]);
       }));
   uint64_t records = 0;
@@ -192,6 +184,20 @@ Index::Record Index::At(uint64_t record) const {
   return {&files_[file], number,
           std::span(records.offsets).subspan(number * places_, places_),
           std::span(records.bytes).subspan(number * places_, places_)};
+}
+
+Columns ColumnsOf(const Index& index, uint64_t first) {
+  return {{"file",
+           [&index, first](uint64_t record) {
+             return index.At(record - first).file->path();
+           }},
+          {"bytes", [&index, first](uint64_t record) {
+             int64_t bytes = 0;
+             for (const uint32_t each : index.At(record - first).bytes) {
+               bytes += each;
+             }
+             return bytes;
+           }}};
 }
 
 }  // namespace penstock

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,21 +16,10 @@
 #include "broker/index/data_files.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/open_progress.h"
+#include "broker/plan/columns.h"
 #include "common/status.h"
 
 namespace penstock {
-
-// The memory of an index in the making, promised before it grows. Any thread.
-class PromisedMemory {
- public:
-  explicit PromisedMemory(const OpenProgress& progress) : progress_(progress) {}
-  Status Grow(uint64_t bytes);
-
- private:
-  const OpenProgress& progress_;
-  std::mutex mutex_;
-  uint64_t bytes_ = 0;  // guarded by mutex_
-};
 
 // The places of one file's records.
 struct FileRecords {
@@ -52,8 +40,8 @@ struct FileRecords {
 // What a scan adds records to.
 class RecordSink {
  public:
-  RecordSink(FileRecords* records, PromisedMemory* memory)
-      : records_(records), memory_(memory) {}
+  RecordSink(FileRecords* records, const OpenProgress* progress)
+      : records_(records), progress_(progress) {}
 
   // The next place: of a record, or of its next member.
   Status Add(uint64_t offset, uint64_t bytes) {
@@ -73,13 +61,13 @@ class RecordSink {
   void LeaveOut() { ++records_->left_out; }
   void EndsOddly(uint64_t offset) { records_->odd_end = offset; }
   // For what a scan keeps until it can add it.
-  Status Promise(uint64_t bytes) { return memory_->Grow(bytes); }
+  Status Promise(uint64_t bytes) { return progress_->reserve(bytes); }
 
  private:
   Status Grow();
 
   FileRecords* const records_;
-  PromisedMemory* const memory_;
+  const OpenProgress* const progress_;
 };
 
 // A file as a scan reads it: forwards, in blocks that grow while it needs most
@@ -184,6 +172,10 @@ class Index {
   std::vector<FileRecords> of_file_;
   std::vector<uint64_t> ends_;  // one past each file's last record
 };
+
+// What is known of each record: `file`, its path, and `bytes`, its size in it.
+// first: added to the numbers of records.
+Columns ColumnsOf(const Index& index, uint64_t first);
 
 }  // namespace penstock
 #endif  // BROKER_INDEX_INDEX_H_

@@ -45,7 +45,8 @@ bool IsValid(const FileRecords& records, uint64_t file_bytes) {
 
 StatusOr<bool> ReadIndexCache(const DataFile& file,
                               const RecordScanner& scanner,
-                              PromisedMemory* memory, FileRecords* records) {
+                              const OpenProgress& progress,
+                              FileRecords* records) {
   const std::string key = KeyOf(file, scanner);
   auto cache = CacheReader::Open(CachePath(scanner.kind, key));
   Header header;
@@ -63,7 +64,7 @@ StatusOr<bool> ReadIndexCache(const DataFile& file,
       cache->left() % kPlaceBytes != 0 || header.places % scanner.places != 0) {
     return false;
   }
-  PENSTOCK_RETURN_IF_ERROR(memory->Grow(header.places * kPlaceBytes));
+  PENSTOCK_RETURN_IF_ERROR(progress.reserve(header.places * kPlaceBytes));
   FileRecords found;
   found.offsets.resize(header.places);
   found.bytes.resize(header.places);

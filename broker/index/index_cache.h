@@ -12,7 +12,8 @@ namespace penstock {
 // inode, size, modification time). An error: their memory was refused.
 StatusOr<bool> ReadIndexCache(const DataFile& file,
                               const RecordScanner& scanner,
-                              PromisedMemory* memory, FileRecords* records);
+                              const OpenProgress& progress,
+                              FileRecords* records);
 
 // Unless the file changed shortly before scan_begin_ns (CLOCK_REALTIME), or
 // since.

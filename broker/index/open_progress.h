@@ -17,7 +17,8 @@ struct OpenProgress {
   std::atomic<uint64_t> done{0};   // files, records or bytes so far
   std::atomic<uint64_t> total{0};  // 0: not known
   std::atomic<bool> cancel{false};
-  // Called before a source keeps much in memory; an error ends the opening.
+  // Called before a source keeps this many bytes more in memory; an error ends
+  // the opening. Any thread.
   std::function<Status(uint64_t bytes)> reserve = [](uint64_t) {
     return OkStatus();
   };

@@ -14,6 +14,7 @@
 #ifndef BROKER_IO_READS_IN_FLIGHT_H_
 #define BROKER_IO_READS_IN_FLIGHT_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -35,11 +36,13 @@ class ReadsInFlight {
     mine.job.store(job, std::memory_order_release);          // E1
     mine.record.store(record, std::memory_order_release);    // E1
     mine.since_ns.store(now_ns, std::memory_order_release);  // E2
+    Add(started_, 1);
   }
   void End(uint32_t entry) {
     // Relaxed: listing the read a moment longer is harmless; E1 orders this
     // before the next read.
     entries_[entry].since_ns.store(0, std::memory_order_relaxed);
+    Add(ended_, 1);
   }
   // The worker has just checked: the read has not arrived.
   void StillWaiting(uint32_t entry, uint64_t now_ns) {
@@ -49,14 +52,8 @@ class ReadsInFlight {
   }
   // Sums of this worker, the only writer. Relaxed: only compared with their
   // former values.
-  void CountBytes(uint64_t bytes) {
-    bytes_.store(bytes_.load(std::memory_order_relaxed) + bytes,
-                 std::memory_order_relaxed);
-  }
-  void CountWait(uint64_t ns) {
-    waited_ns_.store(waited_ns_.load(std::memory_order_relaxed) + ns,
-                     std::memory_order_relaxed);
-  }
+  void CountBytes(uint64_t bytes) { Add(bytes_, bytes); }
+  void CountWait(uint64_t ns) { Add(waited_ns_, ns); }
   // The entry whose plain system calls the worker is in, or kNone.
   std::atomic<uint32_t>* blocked_on() { return &blocked_on_; }
 
@@ -66,6 +63,13 @@ class ReadsInFlight {
   // Time in which the worker could only wait.
   uint64_t waited_ns() const {
     return waited_ns_.load(std::memory_order_relaxed);
+  }
+
+  // Reads that ended, and those in flight now, about.
+  uint64_t ended() const { return ended_.load(std::memory_order_relaxed); }
+  uint64_t in_flight() const {
+    const uint64_t ended = this->ended();
+    return std::max(started_.load(std::memory_order_relaxed), ended) - ended;
   }
 
   struct Late {
@@ -112,10 +116,16 @@ class ReadsInFlight {
     std::atomic<uint64_t> since_ns{0};  // 0: none is in flight
     std::atomic<uint64_t> waited_until_ns{0};
   };
+  static void Add(std::atomic<uint64_t>& sum, uint64_t value) {
+    sum.store(sum.load(std::memory_order_relaxed) + value,
+              std::memory_order_relaxed);
+  }
   std::vector<Entry> entries_;
   std::atomic<uint32_t> blocked_on_{kNone};
   std::atomic<uint64_t> bytes_{0};
   std::atomic<uint64_t> waited_ns_{0};
+  std::atomic<uint64_t> started_{0};
+  std::atomic<uint64_t> ended_{0};
 };
 
 }  // namespace penstock

@@ -9,7 +9,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "broker/cache/shared_caches.h"
+#include "broker/plan/plan.h"
+#include "broker/source/kept_records.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/transform/row_program.h"
 #include "common/status.h"
@@ -20,6 +24,22 @@ namespace penstock {
 struct Dataset {
   std::unique_ptr<Source> source;
   std::unique_ptr<RowProgram> program;
+  // Of the steps of `map`.
+  std::vector<std::shared_ptr<const SideFile>> files;
+  std::string map_warning;
+  KeptFiles kept;  // of the steps of `select`
+  // Of what the head of `program` makes; nullptr: nothing is kept. It counts
+  // its memory itself.
+  std::shared_ptr<RowCache> cache;
+  std::string cache_warning;
+
+  // As of a source, with those files.
+  bool Changed() const;
+  uint64_t memory_bytes() const;
+  std::string fingerprint() const;
+  std::string warning() const;
+  // Files of kept records, at any depth.
+  FileDigests FilesOfSelection() const;
 
   // The longest that a row waits for other processes; 0: workers make it alone.
   uint64_t wait_ns() const { return source->wait_ns() + program->wait_ns(); }
@@ -31,8 +51,23 @@ struct Dataset {
   }
 };
 
-// Specs with the same key, their source and map, share an opened dataset.
+// Specs with the same key share an opened dataset: their source, map and cache,
+// and their selection if a file belongs to it.
 std::string DatasetKey(const DatasetSpec& spec);
+
+// The plan of the spec's rows for so many ranks. shards: of `shard: file`, the
+// number of ranks that the files were first divided over. May take a pass over
+// the index. Errors: those of the order and of Plan::Make.
+StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
+                      uint32_t world_size, uint32_t shards,
+                      const OrderBudget& budget = {});
+
+// Rows of a step, of all ranks together, or under `shard: off` of each.
+uint64_t GlobalBatchOf(const DatasetSpec& spec, uint32_t world_size);
+
+// A digest of which records a pass has in which order: of `select`, of how a
+// source is made of others, of windows. "": all of one source.
+std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset);
 
 // The dataset is made by functions of users, in Python or C, at least in part.
 bool RunsFunctions(const DatasetSpec& spec);
@@ -40,7 +75,7 @@ bool RunsFunctions(const DatasetSpec& spec);
 // Errors: those of OpenSource and RowProgram::Compile, plus the dataset's name.
 StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
     const DatasetSpec& spec, const FunctionOptions& functions,
-    OpenProgress* progress);
+    OpenProgress* progress, const CacheHost& host = {});
 
 }  // namespace penstock
 #endif  // BROKER_JOB_DATASET_H_

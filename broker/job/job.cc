@@ -1,10 +1,13 @@
 #include "broker/job/job.h"
 
 #include <algorithm>
+#include <numeric>
+#include <variant>
 
 #include "broker/base/log.h"
 #include "broker/base/text.h"
 #include "broker/delivery/assemble.h"
+#include "common/printable.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -111,10 +114,128 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
           PartOfStep(layout_, *dataset_, workers, options_.spec.prefetch)),
       record_(std::move(record)),
       stream_(StreamOf(options_, layout_, record_.get())),
+      weights_(WeightsOf(options_)),
+      rows_plan_(std::make_shared<const Plan>(layout_.plan)),
       delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
-                record_.get()) {
+                record_.get()),
+      part_ns_(kFirstStep + options_.spec.map.size()) {
   if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
   if (options_.at_end) delivery_.PlaceAtEnd();
+}
+
+StatusOr<WeightsChange> Job::ChangeWeights(
+    const std::vector<double>& weights, std::optional<Place> from,
+    const std::function<void(const WeightsChange&)>& tell) {
+  // Of each change two periods are kept.
+  constexpr uint64_t kPeriodMax = 10'000;
+  if (!std::holds_alternative<MixSource>(options_.spec.source) ||
+      plan().mix() == nullptr) {
+    return InvalidArgumentError(
+        "job '{}': only a mix has weights: its source has to be `mix`, and "
+        "`select` in its parts",
+        key_.name);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(std::vector<uint32_t> whole, WholeWeights(weights));
+  uint32_t divisor = 0;
+  for (const uint32_t weight : whole) divisor = std::gcd(divisor, weight);
+  if (divisor == 0) {
+    return InvalidArgumentError(
+        "all weights are 0: of one part at least it has to be more");
+  }
+  uint64_t period = 0;
+  for (uint32_t& weight : whole) period += weight /= divisor;
+  if (period > kPeriodMax) {
+    return InvalidArgumentError(
+        "the weights, as whole numbers, add up to {}, more than {}: round them",
+        period, kPeriodMax);
+  }
+  if (!from && options_.local_world_size != options_.world_size) {
+    return FailedPreconditionError(
+        "job '{}' has ranks on other hosts, whose brokers may be elsewhere: "
+        "name an epoch and a row that lie ahead, the same on each host",
+        key_.name);
+  }
+  MutexLock lock(&mutex_);
+  if (!failure_.ok()) return failure_;
+  if (delivery_.Unsettled()) {
+    return UnavailableError(
+        "job '{}' waits for its ranks to reconnect after a restart of the "
+        "broker: its position is not known yet; try again later",
+        key_.name);
+  }
+  const uint64_t rows = plan().rows_per_epoch();
+  const uint64_t next = delivery_.FirstNotOpened();
+  if (delivery_.Closing() ||
+      (plan().epochs() && next / rows >= *plan().epochs())) {
+    return FailedPreconditionError(
+        "job '{}': all of its steps are made, or it is stopped: no row is left",
+        key_.name);
+  }
+  if (!from) from = Place{next / rows, next % rows};
+  if (from->row >= rows ||
+      (plan().epochs() && from->epoch >= *plan().epochs())) {
+    return InvalidArgumentError(
+        "row {} of epoch {}: job '{}' has {} rows in an epoch{}", from->row,
+        from->epoch, key_.name, rows,
+        plan().epochs()
+            ? Format(", and {}", Counted(*plan().epochs(), "epoch", "epochs"))
+            : "");
+  }
+  // Divided, as the product may wrap.
+  if (std::pair(from->epoch, from->row) < std::pair(next / rows, next % rows)) {
+    return FailedPreconditionError(
+        "row {} of epoch {}: its batch is made already; the first that is free "
+        "is row {} of epoch {}",
+        from->row, from->epoch, next % rows, next / rows);
+  }
+  // A row that was made may have had a row after it for a partner.
+  if (dataset_->program->mixes_pairs()) {
+    from->row += (kPairedRows - from->row % kPairedRows) % kPairedRows;
+    if (from->row >= rows) from = Place{from->epoch + 1, 0};
+  }
+  MutexLock weights_lock(&weights_mutex_);
+  WeightsChange change = {from->epoch, from->row, std::move(whole)};
+  if (!weights_.empty()) {
+    const WeightsChange& last = weights_.back();
+    if (std::pair(change.epoch, change.row) < std::pair(last.epoch, last.row)) {
+      return FailedPreconditionError(
+          "the weights change at row {} of epoch {} already: give that row or "
+          "a later one",
+          last.row, last.epoch);
+    }
+  }
+  std::vector<WeightsChange> all = weights_;
+  StatusOr<Plan> changed = *rows_plan_;
+  if (!all.empty() && all.back().epoch == change.epoch &&
+      all.back().row == change.row) {
+    // As if it had not been: a state has only one of them.
+    all.pop_back();
+    changed = rows_plan_->WithoutChanges();
+    for (const WeightsChange& each : all) {
+      changed = changed->WithWeights(each, {});
+      if (!changed.ok()) return changed.status();
+    }
+  }
+  if (all.size() == JobState::kChangesMax) {
+    return ResourceExhaustedError(
+        "job '{}' has {} changes of weights: no more are kept; put them into "
+        "the mix's `schedule` and begin another job",
+        key_.name, all.size());
+  }
+  changed = changed->WithWeights(change, {});
+  if (!changed.ok()) return changed.status();
+  PENSTOCK_RETURN_IF_ERROR(record_->WeightsChanged(change));
+  tell(change);
+  all.push_back(change);
+  weights_ = std::move(all);
+  rows_plan_ = std::make_shared<const Plan>(*std::move(changed));
+  Log<"weights-changed">(key_, change.row, change.epoch);
+  return change;
+}
+
+std::vector<WeightsChange> Job::weights() const {
+  MutexLock lock(&weights_mutex_);
+  return weights_;
 }
 
 StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
@@ -363,6 +484,9 @@ void Job::CheckTimeouts(const FunctionWorkersUse& function_workers) {
   AdvanceLocked();
   NoteRanksLocked(function_workers);
   NoteMissingLocked();
+  if (measured() && std::chrono::steady_clock::now() >= measured_until_) {
+    measured_.store(false, std::memory_order_relaxed);
+  }
   EndIfStopHangsLocked(function_workers);
   if (stream_ != nullptr) CheckProducersLocked();
   if (missing_ == 0 || !failure_.ok() || options_.wait_s <= 0 ||
@@ -537,7 +661,17 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
   claim.slot = delivery_.SlotToFill(*share, node);
   claim.local = delivery_.IsLocal(*share, node);
   claim.begin = share->claimed;
-  claim.end = std::min(share->claimed + ChunkRowsNow(), share->rows.rows);
+  uint64_t end = share->claimed + ChunkRowsNow();
+  if (dataset_->program->mixes_pairs()) {
+    // One worker makes both rows of a pair.
+    const uint64_t row = share->rows.first_row + end;
+    end += (kPairedRows - row % kPairedRows) % kPairedRows;
+  }
+  claim.end = std::min(end, share->rows.rows);
+  {
+    MutexLock weights_lock(&weights_mutex_);
+    claim.plan = rows_plan_;
+  }
   share->claimed = claim.end;
   // No worker is to be woken in vain.
   if (delivery_.Claimable() == nullptr) on_work_(false);
@@ -564,7 +698,18 @@ void Job::AssembleLocked(OpenBatch* share) {
 }
 
 void Job::FinishRows(const Claim& claim) {
+  const bool measured = this->measured();
+  std::chrono::steady_clock::time_point then;
+  const auto note = [&](uint32_t part) {
+    if (!measured) return;
+    const auto now = std::chrono::steady_clock::now();
+    CountPart(part, static_cast<uint64_t>(
+                        std::chrono::nanoseconds(now - then).count()));
+    then = now;
+  };
+  if (measured) then = std::chrono::steady_clock::now();
   if (layout_.copies > 1 && !Cancelled()) CopyRows(claim);
+  note(kAssembling);
   OpenBatch* const share = claim.batch;
   const uint64_t rows = claim.end - claim.begin;
   // Relaxed: shown by `penstock status`, nothing depends on it.
@@ -573,10 +718,29 @@ void Job::FinishRows(const Claim& claim) {
   FailIfNothingIsReadable(rows_done);
   MutexLock lock(&mutex_);
   share->finished += rows;
-  if (!share->done()) return;
+  if (!share->done()) return note(kPublishing);
+  note(kPublishing);
   if (!share->abandoned) AssembleLocked(share);
+  note(kAssembling);
   delivery_.Filled(share);
   AdvanceLocked();
+  note(kPublishing);
+}
+
+void Job::CountParts(const std::vector<uint64_t>& ns, uint64_t rows) {
+  for (size_t i = 0; i < ns.size() && i < part_ns_.size(); ++i) {
+    if (ns[i] > 0) CountPart(static_cast<uint32_t>(i), ns[i]);
+  }
+  measured_rows_.fetch_add(rows, std::memory_order_relaxed);  // shown
+}
+
+void Job::Measure(double seconds) {
+  MutexLock lock(&mutex_);
+  measured_until_ = std::max(
+      measured_until_, std::chrono::steady_clock::now() +
+                           std::chrono::duration_cast<std::chrono::nanoseconds>(
+                               std::chrono::duration<double>(seconds)));
+  measured_.store(true, std::memory_order_relaxed);
 }
 
 // A trainer must not run through its epochs without a single row.
@@ -616,7 +780,16 @@ void Job::LeaveOut(OpenBatch* share, uint64_t row, const Status& error) {
   Log<"sample-skipped">(key_, error.message(), count);
   MutexLock lock(&mutex_);
   share->left_out.push_back(row);
-  last_error_ = error.message();
+  NoteErrorLocked(error.message());
+}
+
+void Job::NoteErrorLocked(const std::string& message) {
+  constexpr size_t kFirst = 5;
+  constexpr size_t kShownBytes = 300;
+  last_error_ = message;
+  if (first_errors_.size() < kFirst) {
+    first_errors_.push_back(Printable(message.substr(0, kShownBytes)));
+  }
 }
 
 void Job::CountSubstitute(const Status& error) {
@@ -625,7 +798,7 @@ void Job::CountSubstitute(const Status& error) {
       counters_.rows_substituted.fetch_add(1, std::memory_order_relaxed) + 1;
   Log<"sample-substituted">(key_, error.message(), count);
   MutexLock lock(&mutex_);
-  last_error_ = error.message();
+  NoteErrorLocked(error.message());
 }
 
 void Job::Fail(const Status& status) {

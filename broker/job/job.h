@@ -30,15 +30,20 @@
 namespace penstock {
 
 // Records what the next broker instance must know of a job.
-class JobRecord : public DeliveryRecord, public StreamRecord {};
+class JobRecord : public DeliveryRecord, public StreamRecord {
+ public:
+  // Before it takes effect. On an error nothing was recorded.
+  virtual Status WeightsChanged(const WeightsChange& change) = 0;
+};
 
 // Rows of one batch that one worker makes. Empty: batch == nullptr.
 struct Claim {
   OpenBatch* batch = nullptr;
   uint64_t begin = 0;  // rows of the batch
   uint64_t end = 0;
-  uint32_t slot = 0;  // segment slot in which they are made
-  bool local = true;  // the slot is on the worker's NUMA node
+  uint32_t slot = 0;                 // segment slot in which they are made
+  bool local = true;                 // the slot is on the worker's NUMA node
+  std::shared_ptr<const Plan> plan;  // which rows these are
 };
 
 class Job {
@@ -60,10 +65,12 @@ class Job {
     // For a stream: the most rows of long-held batches to retain.
     uint64_t retained_rows = 0;
     uint64_t retained_bytes = 0;
+    uint64_t order_bytes = 0;    // of the plan
+    std::string selection = {};  // as in a state
 
     // The most memory the job may need.
     uint64_t memory_bytes() const {
-      return segment.segment_bytes + retained_bytes;
+      return segment.segment_bytes + retained_bytes + order_bytes;
     }
   };
   // nodes: NUMA nodes for the slots; more than one makes banks. replicate: in
@@ -71,7 +78,8 @@ class Job {
   // divided over the nodes.
   static StatusOr<Layout> PlanLayout(const JobOptions& options,
                                      const Dataset& dataset, uint32_t nodes = 1,
-                                     bool replicate = false);
+                                     bool replicate = false,
+                                     const OrderBudget& budget = {});
 
   // memory is the reservation of layout.memory_bytes(), held as long as the
   // segment and the stream.
@@ -86,7 +94,7 @@ class Job {
   const std::shared_ptr<const Dataset>& shared_dataset() const {
     return dataset_;
   }
-  // Plan of the original set of ranks; its order of rows holds for all.
+  // Plan of the original set of ranks; its steps hold for all.
   const Plan& plan() const { return layout_.plan; }
   const Segment& segment() const { return *segment_; }
   const Layout& layout() const { return layout_; }
@@ -150,7 +158,26 @@ class Job {
   // options().wait_s; samples what ranks and workers do.
   void CheckTimeouts(const FunctionWorkersUse& function_workers);
   bool failed() const;
+  // Measures the parts of making rows for so long from now on.
+  void Measure(double seconds);
+  // What was measured since the job began.
+  nlohmann::json PartsJson() const;
   Status failure() const;  // the reason it failed
+  // Gives its mix other weights from a row of an epoch on; nullopt: from the
+  // first step that nobody has begun to make, which no rank can have. Returns
+  // the change as it was made. InvalidArgument: it is no mix, wrong weights;
+  // FailedPrecondition: the row is made already, none is left, ranks of other
+  // hosts could begin elsewhere; Unavailable: not known yet after a restart;
+  // those of the record. tell: called before anybody can get a row of it.
+  struct Place {
+    uint64_t epoch = 0;
+    uint64_t row = 0;
+  };
+  StatusOr<WeightsChange> ChangeWeights(
+      const std::vector<double>& weights, std::optional<Place> from,
+      const std::function<void(const WeightsChange&)>& tell);
+  // All changes so far.
+  std::vector<WeightsChange> weights() const;
   JobState State() const;
   // The state for a rank at this position.
   JobState StateAt(const PlanStart& start) const;
@@ -182,6 +209,8 @@ class Job {
   // its rows, or that waited for its reads.
   double RecentDecoding() const;
   double RecentStorage() const;
+  // The recent share of the time that the rank that waits most waited.
+  double RanksWait() const;
   // absent: ranks that are to reconnect; the job adds those that are to attach.
   Bottleneck FindBottleneck(const PoolUse& pool, AbsentRanks absent) const;
 
@@ -218,6 +247,9 @@ class Job {
     std::atomic<uint64_t> reads{0};
     std::atomic<uint64_t> reads_cached{0};  // those found in the page cache
     std::atomic<uint64_t> bytes_read{0};
+    // Rows whose first steps a cache had, and had not.
+    std::atomic<uint64_t> cache_hits{0};
+    std::atomic<uint64_t> cache_misses{0};
     // By workers that had nothing else to do; one that waits for reads of two
     // jobs counts for both.
     std::atomic<uint64_t> read_wait_ns{0};
@@ -231,6 +263,19 @@ class Job {
     std::atomic<uint64_t> pages_elsewhere{0};
   };
   Counters& counters() { return counters_; }
+
+  // How long the parts of making rows take (step_clock.h), while they are
+  // measured.
+  bool measured() const {
+    // Relaxed: a late view measures a chunk more or less.
+    return measured_.load(std::memory_order_relaxed);
+  }
+  size_t parts() const { return part_ns_.size(); }  // RowParts
+  void CountPart(uint32_t part, uint64_t ns) {
+    // Relaxed: shown.
+    part_ns_[part].fetch_add(ns, std::memory_order_relaxed);
+  }
+  void CountParts(const std::vector<uint64_t>& ns, uint64_t rows);
 
   // Called with the job's lock held when rows become claimable (true) and when
   // none are left (false). Set before the first Attach.
@@ -266,6 +311,8 @@ class Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyRows(const Claim& claim);
   void CountFailedRow(StatusCode code);
+  void NoteErrorLocked(const std::string& message)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AssembleLocked(OpenBatch* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChunkRowsNow() const;
   void EndIfStopHangsLocked(const FunctionWorkersUse& function_workers)
@@ -285,6 +332,12 @@ class Job {
   std::string warning_;
   std::function<void(bool)> on_work_ = [](bool) {};
   std::function<void()> on_freed_ = [] {};
+
+  // Locked after mutex_.
+  mutable Mutex weights_mutex_;
+  std::vector<WeightsChange> weights_ ABSL_GUARDED_BY(weights_mutex_);
+  // Which row is which record, under these weights.
+  std::shared_ptr<const Plan> rows_plan_ ABSL_GUARDED_BY(weights_mutex_);
 
   mutable Mutex mutex_;
   mutable Delivery delivery_ ABSL_GUARDED_BY(mutex_);
@@ -307,8 +360,13 @@ class Job {
   bool moving_ ABSL_GUARDED_BY(mutex_) = true;
   Status failure_ ABSL_GUARDED_BY(mutex_);
   std::string last_error_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> first_errors_ ABSL_GUARDED_BY(mutex_);
 
   std::atomic<bool> pointless_{false};
+  std::atomic<bool> measured_{false};
+  std::chrono::steady_clock::time_point measured_until_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::atomic<uint64_t>> part_ns_;  // by RowPart
+  std::atomic<uint64_t> measured_rows_{0};
   Counters counters_;
 };
 

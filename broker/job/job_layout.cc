@@ -55,15 +55,28 @@ StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
   return start;
 }
 
-JobState IdentityOf(const JobOptions& options, uint64_t records) {
+// Of `shard: file`: a resumed job keeps those that it began with.
+uint32_t ShardsOf(const JobOptions& options) {
+  return options.start && options.start->shards ? options.start->shards->count
+                                                : options.world_size;
+}
+
+JobState IdentityOf(const JobOptions& options, uint64_t records,
+                    const std::string& selection) {
   JobState state;
   state.dataset = options.spec.name;
   state.delivery = options.delivery.mode;
   state.records = records;
   state.seed = options.spec.seed;
+  state.selection = selection;
   if (options.spec.shuffle) {
     state.shuffle = JobState::Shuffle{options.spec.shuffle->seed,
                                       options.spec.shuffle->each_epoch};
+  }
+  if (options.spec.shard == ShardPolicy::kFile) {
+    const uint32_t shards = ShardsOf(options);
+    state.shards =
+        JobState::Shards{shards, GlobalBatchOf(options.spec, shards)};
   }
   return state;
 }
@@ -72,7 +85,8 @@ JobState IdentityOf(const JobOptions& options, uint64_t records) {
 
 StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                                       const Dataset& dataset, uint32_t nodes,
-                                      bool replicate) {
+                                      bool replicate,
+                                      const OrderBudget& budget) {
   DatasetSpec spec = options.spec;
   if (options.repeat_first) {
     spec.epochs = 1;
@@ -98,12 +112,26 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   }
   const bool split = delivery.mode == DeliveryMode::kSplit;
   const uint32_t world_size = split ? options.world_size : 1;
-  const uint64_t records = dataset.source->record_count();
-  PENSTOCK_ASSIGN_OR_RETURN(Plan plan, Plan::Make(spec, records, world_size));
+  if (spec.shard == ShardPolicy::kOff) {
+    spec.batch.size = GlobalBatchOf(spec, options.world_size);
+    spec.batch.per_rank = true;
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Plan plan, PlanOf(spec, dataset, world_size, ShardsOf(options), budget));
+  for (const WeightsChange& change : WeightsOf(options)) {
+    const bool is_mix = std::holds_alternative<MixSource>(spec.source);
+    auto changed = is_mix ? plan.WithWeights(change, budget)
+                          : InvalidArgumentError("the source is no mix");
+    if (!changed.ok()) return changed.status().Prepend("state: weights");
+    plan = *std::move(changed);
+  }
+  const uint64_t order_bytes = plan.order_bytes();
+  const std::string selection = SelectionOf(spec, dataset);
   if (options.start) {
     PENSTOCK_ASSIGN_OR_RETURN(
         PlanStart start,
-        StartOf(*options.start, IdentityOf(options, records), spec, plan));
+        StartOf(*options.start, IdentityOf(options, plan.records(), selection),
+                spec, plan));
     PENSTOCK_ASSIGN_OR_RETURN(plan, plan.From(std::move(start), world_size));
   }
   const ElementSpec& element = dataset.program->element_spec();
@@ -178,6 +206,8 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                 static_cast<uint32_t>(leases),
                 row_bytes,
                 copies};
+  layout.order_bytes = order_bytes;
+  layout.selection = selection;
   if (const auto* stream = std::get_if<StreamSource>(&spec.source)) {
     // Unreleased batches are in slots, or were in those of a former instance.
     layout.retained_rows =
@@ -191,8 +221,10 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
 }
 
 JobState Job::StateAt(const PlanStart& start) const {
-  JobState state = IdentityOf(options_, layout_.plan.records());
+  JobState state =
+      IdentityOf(options_, layout_.plan.records(), layout_.selection);
   const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
+  state.weights = weights();
   state.epoch = start.position / rows_per_epoch;
   state.row = start.position % rows_per_epoch;
   for (const RowRange& range : start.owed) {

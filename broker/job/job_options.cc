@@ -54,6 +54,18 @@ void FromJson(const json& json, T* value) {
 
 }  // namespace
 
+std::vector<WeightsChange> WeightsOf(const JobOptions& options) {
+  std::vector<WeightsChange> weights;
+  if (options.start) weights = options.start->weights;
+  if (!weights.empty() && !options.weights.empty() &&
+      weights.back().epoch == options.weights.front().epoch &&
+      weights.back().row == options.weights.front().row) {
+    weights.pop_back();  // it was replaced
+  }
+  weights.insert(weights.end(), options.weights.begin(), options.weights.end());
+  return weights;
+}
+
 std::string DifferingOption(const JobOptions& here, const JobOptions& there) {
   json theirs;
   ForEachAgreed(there, [&](const char* key, const auto& value) {
@@ -82,14 +94,16 @@ json JobOptionsToJson(const JobOptions& options) {
     record[key] = ToJson(value);
   });
   if (options.start) record["start"] = JobStateToJson(*options.start);
+  for (const WeightsChange& change : options.weights) {
+    record["weights"].push_back(WeightsChangeToJson(change));
+  }
   return record;
 }
 
 StatusOr<JobOptions> JobOptionsFromJson(const json& record) {
   JobOptions options;
   PENSTOCK_ASSIGN_OR_RETURN(
-      options.spec,
-      ParseJournaledSpec(record.at("spec").get<std::string>()));
+      options.spec, ParseJournaledSpec(record.at("spec").get<std::string>()));
   ForEachAgreed(options, [&](const char* key, auto& value) {
     FromJson(record.at(key), &value);
   });
@@ -97,12 +111,18 @@ StatusOr<JobOptions> JobOptionsFromJson(const json& record) {
   if (record.contains("start")) {
     PENSTOCK_ASSIGN_OR_RETURN(options.start, JobStateFromJson(record["start"]));
   }
+  for (const json& each : record.value("weights", json::array())) {
+    PENSTOCK_ASSIGN_OR_RETURN(WeightsChange change,
+                              WeightsChangeFromJson(each));
+    options.weights.push_back(std::move(change));
+  }
   return options;
 }
 
 uint32_t AgreementDigest(const JobOptions& options) {
   json agreement = JobOptionsToJson(options);
-  agreement.erase("wait_s");  // each rank sets it for itself
+  agreement.erase("wait_s");   // each rank sets it for itself
+  agreement.erase("weights");  // no rank asks for them
   const std::string text = agreement.dump();
   return static_cast<uint32_t>(
       crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size()));

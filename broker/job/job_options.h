@@ -10,6 +10,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "broker/base/log_value.h"
 #include "broker/job/launch.h"
@@ -48,6 +49,8 @@ struct JobOptions {
   uint32_t consumer = 0;  // independent: its number, which selects the order
   uint32_t consumers_max = 1;     // broadcast: at once; else the local ranks
   std::optional<JobState> start;  // absent: the beginning
+  // Changes of the weights of its mix, after those of start.
+  std::vector<WeightsChange> weights;
   double wait_s = 600;  // the job fails if ranks are missing this long
   // All of its data were delivered: it only tells late ranks the end.
   bool at_end = false;
@@ -59,6 +62,9 @@ inline Launch LaunchOf(const JobOptions& options) {
              ? Launch(1, 1)
              : Launch(options.world_size, options.local_world_size);
 }
+
+// All changes of its mix's weights.
+std::vector<WeightsChange> WeightsOf(const JobOptions& options);
 
 // The first option that differs, with both values ("window: 4 here, 8 there"),
 // or "": the ranks agree.

@@ -2,9 +2,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <variant>
 
 #include "broker/base/text.h"
+#include "broker/declare/declaration.h"
 #include "broker/job/job.h"
 
 namespace penstock {
@@ -78,6 +81,15 @@ double Job::RecentStorage() const {
   return recent_.storage();
 }
 
+double Job::RanksWait() const {
+  MutexLock lock(&mutex_);
+  double most = 0;
+  for (const RecentUse::RankUse& rank : recent_.ranks()) {
+    most = std::max(most, rank.waits);
+  }
+  return most;
+}
+
 Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return Bottleneck::Of(recent_, pool);
@@ -87,6 +99,26 @@ Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
     absent.to_attach.push_back(rank);
   }
   return Bottleneck::Of(recent_, pool, absent);
+}
+
+nlohmann::json Job::PartsJson() const {
+  constexpr const char* kNames[] = {"read",  "unpack",   "copy",   "hand_over",
+                                    "other", "assemble", "publish"};
+  static_assert(std::size(kNames) == kFirstStep);
+  nlohmann::json parts = nlohmann::json::array();
+  for (size_t i = 0; i < part_ns_.size(); ++i) {
+    const double seconds =
+        static_cast<double>(part_ns_[i].load(std::memory_order_relaxed)) * 1e-9;
+    parts.push_back(
+        {{"part", i < kFirstStep ? kNames[i] : "step"}, {"seconds", seconds}});
+    if (i < kFirstStep) continue;
+    parts.back()["step"] = i - kFirstStep;
+    parts.back()["name"] =
+        std::visit([](const auto& op) { return op.Declared().name(); },
+                   options_.spec.map[i - kFirstStep]);
+  }
+  return {{"rows", measured_rows_.load(std::memory_order_relaxed)},
+          {"parts", std::move(parts)}};
 }
 
 nlohmann::json Job::StatusJson(bool with_ranks,
@@ -147,7 +179,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"world_size", options_.world_size},
       {"local_world_size", options_.local_world_size},
       {"epoch", position / rows_per_epoch},
-      {"step", position % rows_per_epoch / layout_.plan.global_batch()},
+      {"step", layout_.plan.StepOfEpoch(position)},
       {"steps_per_epoch", layout_.plan.steps_per_epoch()},
       {"epochs", layout_.plan.epochs().value_or(0)},
       {"position", position},
@@ -161,6 +193,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
         {"missing", counters_.rows_missing.load(std::memory_order_relaxed)},
         {"other",
          counters_.rows_of_other_errors.load(std::memory_order_relaxed)}}},
+      {"rows_failed_first", first_errors_},
       {"batches_redelivered", delivery_.redelivered()},
       {"rows_local", counters_.rows_local.load(std::memory_order_relaxed)},
       {"rows_remote", counters_.rows_remote.load(std::memory_order_relaxed)},
@@ -180,7 +213,19 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"copies", layout_.copies},
       {"last_error", last_error_},
       {"warning", warning_}};
+  if (const RowCache* const cache = dataset_->cache.get()) {
+    json["cache"] = Format("{}, {}", cache->where(), cache->state());
+    json["cache_hits"] = counters_.cache_hits.load(std::memory_order_relaxed);
+    json["cache_misses"] =
+        counters_.cache_misses.load(std::memory_order_relaxed);
+    json["cache_entries"] = cache->entries();
+    json["cache_bytes"] = cache->bytes();
+    json["cache_records"] = cache->records();
+  }
   if (key_.consumer) json["consumer"] = *key_.consumer;
+  for (const WeightsChange& change : weights()) {
+    json["weights"].push_back(WeightsChangeToJson(change));
+  }
   if (stream_ != nullptr) {
     json["records"] = json["steps_per_epoch"] = 0;  // unknown
     json["producers_at_work"] = stream_->at_work();

@@ -22,8 +22,10 @@ uint64_t CeilDivide(uint64_t x, uint64_t y) { return x / y + (x % y != 0); }
 
 }  // namespace
 
-StatusOr<Plan> Plan::Make(const PlanSpec& spec, uint64_t records,
+StatusOr<Plan> Plan::Make(const PlanSpec& spec,
+                          std::shared_ptr<const Order> order,
                           uint32_t world_size) {
+  const uint64_t records = order->size();
   if (records == 0) {
     return InvalidArgumentError("the dataset has no records");
   }
@@ -34,33 +36,57 @@ StatusOr<Plan> Plan::Make(const PlanSpec& spec, uint64_t records,
   if (world_size == 0) {
     return InvalidArgumentError("world size 0: wanted at least one rank");
   }
+  const ShardSteps* const shards = order->steps();
   const uint64_t ranks = spec.batch.per_rank ? world_size : 1;
   if (spec.batch.size == 0 || spec.batch.size > kTotalRowsMax / ranks) {
-    return InvalidArgumentError("batch of {} rows: wanted 1 to {}",
+    return InvalidArgumentError("batch: {} rows: wanted 1 to {}",
                                 spec.batch.size, kTotalRowsMax / ranks);
   }
 
   Plan plan;
   plan.records_ = records;
   plan.world_size_ = world_size;
-  plan.global_batch_ = spec.batch.size * ranks;
+  plan.global_batch_ =
+      shards != nullptr ? shards->global_batch() : spec.batch.size * ranks;
   plan.last_ = spec.batch.last;
   plan.epochs_ = spec.epochs;
   plan.shuffle_ = spec.shuffle;
+  plan.order_ = std::move(order);
+  plan.shards_ = shards;
 
-  const uint64_t steps_of_pass = spec.batch.last == LastBatch::kDrop
-                                     ? records / plan.global_batch_
-                                     : CeilDivide(records, plan.global_batch_);
+  const bool drop = spec.batch.last == LastBatch::kDrop;
+  const uint64_t steps_of_pass =
+      shards != nullptr ? (drop ? shards->full_steps() : shards->steps())
+                        : (drop ? records / plan.global_batch_
+                                : CeilDivide(records, plan.global_batch_));
   plan.steps_per_epoch_ = spec.steps_per_epoch.value_or(steps_of_pass);
+  if (shards != nullptr && plan.steps_per_epoch_ == 0) {
+    return InvalidArgumentError(
+        "the files of one of {} ranks have less than its rows of a batch of "
+        "{}, and batch.last is drop: an epoch would be empty; use a smaller "
+        "batch, last: partial, or shard: data",
+        shards->shards(), plan.global_batch_);
+  }
+  if (shards != nullptr && plan.steps_per_epoch_ > steps_of_pass) {
+    return InvalidArgumentError(
+        "steps_per_epoch is {}, but the files of {} ranks give {} in a pass, "
+        "and with shard: file an epoch does not begin another: use fewer, or "
+        "shard: data",
+        plan.steps_per_epoch_, shards->shards(),
+        Counted(steps_of_pass, "step", "steps"));
+  }
   if (plan.steps_per_epoch_ == 0) {
     return InvalidArgumentError(
-        "{} less than one global batch of {}, and batch.last is drop: an epoch "
+        "batch: {} less than one global batch of {}, and batch.last is drop: "
+        "an epoch "
         "would be empty; use a smaller batch, last: partial, or "
         "steps_per_epoch",
         Counted(records, "record is", "records are"), plan.global_batch_);
   }
   // Divide first: the products wrap for large values.
-  if (plan.steps_per_epoch_ <= records / plan.global_batch_) {
+  if (shards != nullptr) {
+    plan.rows_per_epoch_ = shards->Begin(plan.steps_per_epoch_);
+  } else if (plan.steps_per_epoch_ <= records / plan.global_batch_) {
     plan.rows_per_epoch_ = plan.steps_per_epoch_ * plan.global_batch_;
   } else if (plan.steps_per_epoch_ <= steps_of_pass) {
     plan.rows_per_epoch_ = records;  // the last step is short
@@ -68,13 +94,13 @@ StatusOr<Plan> Plan::Make(const PlanSpec& spec, uint64_t records,
     plan.rows_per_epoch_ = plan.steps_per_epoch_ * plan.global_batch_;
   } else {
     return InvalidArgumentError(
-        "steps_per_epoch {} of {} rows: more than {} rows in an epoch",
+        "steps_per_epoch: {} of {} rows: more than {} rows in an epoch",
         plan.steps_per_epoch_, plan.global_batch_, kTotalRowsMax);
   }
   plan.passes_per_epoch_ = CeilDivide(plan.rows_per_epoch_, records);
   if (plan.epochs_) {
     if (*plan.epochs_ > kTotalRowsMax / plan.rows_per_epoch_) {
-      return InvalidArgumentError("{} epochs of {} rows: more than {} in all",
+      return InvalidArgumentError("epochs: {} of {} rows: more than {} in all",
                                   *plan.epochs_, plan.rows_per_epoch_,
                                   kTotalRowsMax);
     }
@@ -91,6 +117,15 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
   if (start.position > end) {
     return InvalidArgumentError("position {} is beyond the end of the data, {}",
                                 start.position, end);
+  }
+  if (shards_ != nullptr) {
+    const uint64_t row = start.position % rows_per_epoch_;
+    if (!start.owed.empty() || RowsOfSteps(StepsBefore(row)) != row) {
+      return InvalidArgumentError(
+          "row {} of epoch {}{}: with shard: file a job resumes where a step "
+          "begins, with nothing owed",
+          row, epoch, start.owed.empty() ? "" : " and rows owed before it");
+    }
   }
   for (const RowRange& range : start.owed) {
     if (range.rows == 0 || range.rows > global_batch_ ||
@@ -130,19 +165,39 @@ std::optional<Plan> Plan::Ending(uint64_t records) const {
 }
 
 uint64_t Plan::StepsFrom(uint64_t row) const {
+  if (shards_ != nullptr) return steps_per_epoch_ - StepsBefore(row);
   const uint64_t rows = rows_per_epoch_ - row;
   return last_ == LastBatch::kDrop ? rows / global_batch_
                                    : CeilDivide(rows, global_batch_);
+}
+
+uint64_t Plan::StepsBefore(uint64_t row) const {
+  return shards_ != nullptr ? shards_->StepAt(row)
+                            : CeilDivide(row, global_batch_);
+}
+
+uint64_t Plan::RowsOfSteps(uint64_t steps) const {
+  return shards_ != nullptr ? shards_->Begin(steps) : steps * global_batch_;
+}
+
+uint64_t Plan::StepOfEpoch(uint64_t position) const {
+  const uint64_t row = position % rows_per_epoch_;
+  return shards_ != nullptr ? shards_->StepAt(row + 1) - 1
+                            : row / global_batch_;
 }
 
 uint64_t Plan::PositionOf(uint64_t step) const {
   if (step < start_.owed.size()) return start_.owed[step].position;
   step -= start_.owed.size();
   const uint64_t epoch = start_.position / rows_per_epoch_;
-  if (step < first_epoch_steps_) return start_.position + step * global_batch_;
+  if (step < first_epoch_steps_) {
+    if (shards_ == nullptr) return start_.position + step * global_batch_;
+    return epoch * rows_per_epoch_ +
+           RowsOfSteps(StepsBefore(start_.position % rows_per_epoch_) + step);
+  }
   step -= first_epoch_steps_;
   return (epoch + 1 + step / steps_per_epoch_) * rows_per_epoch_ +
-         step % steps_per_epoch_ * global_batch_;
+         RowsOfSteps(step % steps_per_epoch_);
 }
 
 uint64_t Plan::StepAt(uint64_t position) const {
@@ -151,13 +206,15 @@ uint64_t Plan::StepAt(uint64_t position) const {
   const uint64_t epochs =
       position / rows_per_epoch_ - start_.position / rows_per_epoch_;
   if (epochs == 0) {
-    return owed +
-           std::min(first_epoch_steps_,
-                    CeilDivide(position - start_.position, global_batch_));
+    const uint64_t steps =
+        shards_ == nullptr
+            ? CeilDivide(position - start_.position, global_batch_)
+            : StepsBefore(position % rows_per_epoch_) -
+                  StepsBefore(start_.position % rows_per_epoch_);
+    return owed + std::min(first_epoch_steps_, steps);
   }
   return owed + first_epoch_steps_ + (epochs - 1) * steps_per_epoch_ +
-         std::min(steps_per_epoch_,
-                  CeilDivide(position % rows_per_epoch_, global_batch_));
+         std::min(steps_per_epoch_, StepsBefore(position % rows_per_epoch_));
 }
 
 std::optional<uint64_t> Plan::StepFrom(uint64_t position) const {
@@ -179,26 +236,47 @@ Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
   share.position = PositionOf(step);
   share.epoch = share.position / rows_per_epoch_;
   const uint64_t step_first_row = share.position % rows_per_epoch_;
-  share.step_in_epoch = step_first_row / global_batch_;
+  share.step_in_epoch = StepOfEpoch(share.position);
   share.extra = step < start_.owed.size();
   share.redelivered = share.extra && start_.owed[step].redelivered;
   share.global_rows =
       share.extra ? start_.owed[step].rows
                   : std::min(global_batch_, rows_per_epoch_ - step_first_row);
-  share.first_row =
-      step_first_row + RowsBeforeRank(share.global_rows, world_size_, rank);
-  share.rows = RowsOfRank(share.global_rows, world_size_, rank);
-  share.shape_rows = last_ == LastBatch::kPad
-                         ? RowsOfRank(global_batch_, world_size_, rank)
-                         : share.rows;
+  uint64_t before = 0;
+  if (shards_ != nullptr) {
+    share.global_rows =
+        shards_->Begin(share.step_in_epoch + 1) - step_first_row;
+  }
+  if (has_whole_shards()) {
+    const auto [first, end] = ShardsOfRank(rank);
+    before = shards_->RowsBefore(share.step_in_epoch, first);
+    share.rows = shards_->RowsBefore(share.step_in_epoch, end) - before;
+  } else {
+    before = RowsBeforeRank(share.global_rows, world_size_, rank);
+    share.rows = RowsOfRank(share.global_rows, world_size_, rank);
+  }
+  share.first_row = step_first_row + before;
+  share.shape_rows =
+      last_ == LastBatch::kPad ? max_batch_rows(rank) : share.rows;
   share.last_of_epoch =
       !share.extra && StepsFrom(step_first_row + share.global_rows) == 0;
   share.last_of_data = total_steps_ && step + 1 == *total_steps_;
   return share;
 }
 
+std::pair<uint32_t, uint32_t> Plan::ShardsOfRank(uint32_t rank) const {
+  const uint64_t first = RowsBeforeRank(shards_->shards(), world_size_, rank);
+  return {static_cast<uint32_t>(first),
+          static_cast<uint32_t>(
+              first + RowsOfRank(shards_->shards(), world_size_, rank))};
+}
+
 uint64_t Plan::max_batch_rows(uint32_t rank) const {
   assert(rank < world_size_);
+  if (has_whole_shards()) {
+    const auto [first, end] = ShardsOfRank(rank);
+    return shards_->BlocksBefore(end) - shards_->BlocksBefore(first);
+  }
   // The first step of an epoch is never smaller than a later one.
   return RowsOfRank(last_ == LastBatch::kPad
                         ? global_batch_
@@ -206,30 +284,176 @@ uint64_t Plan::max_batch_rows(uint32_t rank) const {
                     world_size_, rank);
 }
 
+const Order& Plan::Course::OrderAt(uint64_t pass, uint64_t place) const {
+  return *std::prev(std::upper_bound(
+                        orders.begin(), orders.end(), std::pair(pass, place),
+                        [](const auto& at, const Change& each) {
+                          return at < std::pair(each.pass, each.place);
+                        }))
+              ->order;
+}
+
+const Plan::Course::Epochs& Plan::Course::EpochsOf(uint64_t epoch) const {
+  return *std::prev(std::upper_bound(
+      epochs.begin(), epochs.end(), epoch,
+      [](uint64_t at, const Epochs& each) { return at < each.first; }));
+}
+
+StatusOr<Plan> Plan::WithWeights(const WeightsChange& change,
+                                 const OrderBudget& budget) const {
+  const MixOrder* const mix = order_->mix();
+  if (mix == nullptr) {
+    return InvalidArgumentError("the dataset's source is no mix");
+  }
+  if (change.weights.size() != mix->parts()) {
+    return InvalidArgumentError(
+        "{} for {}: give one for each",
+        Counted(change.weights.size(), "weight", "weights"),
+        Counted(mix->parts(), "part", "parts"));
+  }
+  uint64_t epoch = change.epoch;
+  uint64_t row = change.row;
+  if (row >= rows_per_epoch_) {
+    ++epoch;
+    row = 0;
+  }
+  Course course;
+  if (course_ != nullptr) {
+    course = *course_;
+  } else {
+    course.orders = {{0, 0, order_}};
+    course.epochs = {{0, 0, passes_per_epoch_, {{0, 0, records_}}}};
+  }
+  // What a former change made of the epochs after its own.
+  while (course.epochs.back().first > epoch) course.epochs.pop_back();
+  const auto of_pass = [&](uint64_t size) {
+    return CeilDivide(rows_per_epoch_, size);
+  };
+  {
+    Course::Epochs& last = course.epochs.back();
+    if (last.first < epoch) {
+      Course::Epochs its = last;
+      its.first_pass += (epoch - last.first) * last.passes;
+      its.first = epoch;
+      course.epochs.push_back(std::move(its));
+    }
+  }
+  Course::Epochs& its = course.epochs.back();
+  while (its.runs.back().row > row) its.runs.pop_back();
+  const Course::Run run = its.runs.back();
+  uint64_t pass_of_epoch = run.pass + (row - run.row) / run.size;
+  const uint64_t begin =
+      run.row + (row - run.row) / run.size * run.size;  // of the pass
+  uint64_t place = CeilDivide(row - begin, mix->block()) * mix->block();
+  const uint64_t pass = its.first_pass + pass_of_epoch;
+  uint64_t next_row = begin;  // where whole passes begin
+  while (!course.orders.empty() &&
+         std::pair(pass, place) <
+             std::pair(course.orders.back().pass, course.orders.back().place)) {
+    course.orders.pop_back();
+  }
+  const MixOrder* former = course.orders.back().order->mix();
+  uint64_t next_pass = pass;
+  if (place >= run.size) {
+    ++next_pass;
+    ++pass_of_epoch;
+    next_row += run.size;
+  } else if (place > 0) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        std::shared_ptr<const MixOrder> rest,
+        former->ChangedAt(pass, place, change.weights, budget));
+    if (run.row < begin) its.runs.push_back({begin, pass_of_epoch, 0});
+    its.runs.back() = {begin, pass_of_epoch, rest->size()};
+    former = rest.get();
+    next_row = begin + rest->size();
+    ++next_pass;
+    ++pass_of_epoch;
+    course.orders.push_back({pass, place, std::move(rest)});
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      std::shared_ptr<const MixOrder> whole,
+      former->ChangedFrom(next_pass, change.weights, budget));
+  const uint64_t size = whole->size();
+  if (course.orders.back().pass == next_pass &&
+      course.orders.back().place == 0) {
+    course.orders.pop_back();
+  }
+  course.orders.push_back({next_pass, 0, std::move(whole)});
+  if (next_row < rows_per_epoch_) {
+    if (its.runs.back().row == next_row) its.runs.pop_back();
+    its.runs.push_back({next_row, pass_of_epoch, size});
+  }
+  const Course::Run& end = its.runs.back();
+  its.passes = end.pass + CeilDivide(rows_per_epoch_ - end.row, end.size);
+  // The next pass of all is the first with these weights.
+  its.passes = std::max(its.passes, next_pass - its.first_pass);
+  course.epochs.push_back(
+      {epoch + 1, its.first_pass + its.passes, of_pass(size), {{0, 0, size}}});
+  Plan plan = *this;
+  plan.course_ = std::make_shared<const Course>(std::move(course));
+  return plan;
+}
+
+void Plan::RowsOfCourse(uint64_t epoch, uint64_t first_row, uint64_t count,
+                        Shuffles* shuffles, Row* out) const {
+  const Course::Epochs& its = course_->EpochsOf(epoch);
+  const uint64_t first_pass = its.first_pass + (epoch - its.first) * its.passes;
+  size_t next = 0;
+  for (uint64_t row = first_row; row < first_row + count; ++row) {
+    while (next < its.runs.size() && its.runs[next].row <= row) ++next;
+    const Course::Run& run = its.runs[next - 1];
+    const uint64_t pass = first_pass + run.pass + (row - run.row) / run.size;
+    const uint64_t place = (row - run.row) % run.size;
+    *out++ = RowAt(course_->OrderAt(pass, place), place, pass, shuffles);
+  }
+}
+
+Plan::Row Plan::RowAt(const Order& order, uint64_t place, uint64_t pass,
+                      Shuffles* shuffles) const {
+  const Order::Row row =
+      order.At(place, pass, {shuffle_ ? &*shuffle_ : nullptr, shuffles});
+  return {row.record, row.pass, place, pass};
+}
+
 void Plan::Rows(uint64_t epoch, uint64_t first_row, uint64_t count,
-                OrderCache* cache, Row* out) const {
+                Shuffles* shuffles, Row* out) const {
   assert(first_row <= rows_per_epoch_);
   assert(count <= rows_per_epoch_ - first_row);
+  if (course_ != nullptr) {
+    return RowsOfCourse(epoch, first_row, count, shuffles, out);
+  }
   uint64_t pass = epoch * passes_per_epoch_ + first_row / records_;
   uint64_t position = first_row % records_;
   while (count > 0) {
     const uint64_t rows = std::min(count, records_ - position);
-    if (shuffle_) {
-      const uint64_t key = shuffle_->each_epoch ? pass : 0;
-      if (!cache->permutation_ || cache->key_ != key) {
-        cache->permutation_.emplace(records_, shuffle_->seed, key);
-        cache->key_ = key;
+    if (shuffle_ && order_->shuffled_parts() == 0) {
+      const Permutation& whole = shuffles->Of(0, *shuffle_, records_, pass);
+      for (uint64_t i = 0; i < rows; ++i) {
+        out[i] = RowAt(*order_, whole(position + i), pass, shuffles);
       }
-      const Permutation& order = *cache->permutation_;
-      for (uint64_t i = 0; i < rows; ++i) out[i] = {order(position + i), pass};
     } else {
-      for (uint64_t i = 0; i < rows; ++i) out[i] = {position + i, pass};
+      for (uint64_t i = 0; i < rows; ++i) {
+        out[i] = RowAt(*order_, position + i, pass, shuffles);
+      }
     }
     out += rows;
     count -= rows;
     position = 0;
     ++pass;
   }
+}
+
+Plan::Row Plan::Following(const Row& row, uint64_t i,
+                          Shuffles* shuffles) const {
+  // By the weights of the row itself: those of a change that comes after it may
+  // not be known yet.
+  const Order& order = course_ == nullptr
+                           ? *order_
+                           : course_->OrderAt(row.pass_of_order, row.place);
+  return RowAt(order,
+               shards_ != nullptr ? shards_->Following(row.place, i)
+                                  : (row.place + i) % order.size(),
+               row.pass_of_order, shuffles);
 }
 
 }  // namespace penstock

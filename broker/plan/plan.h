@@ -33,15 +33,27 @@
 //
 // Dividing a step over R ranks: ranks take the rows present in order, without
 // gaps, and the first (rows mod R) ranks get one more.
+//
+// The weights of a mix may change from a row of an epoch on (WithWeights).
+// Epochs keep their number of rows: an order that is shorter then wraps, as
+// with steps_per_epoch. Rows before are what they were, to the bit.
+//
+// An order of shards (`shard: file`) has steps of its own (ShardSteps): fewer
+// rows once shards run out; `drop` ends the epoch there. A rank takes the rows
+// of whole shards, the first (shards mod R) ranks of one more. More ranks than
+// shards divide each step by rows. A plan of it begins at a step.
 #ifndef BROKER_PLAN_PLAN_H_
 #define BROKER_PLAN_PLAN_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
-#include "broker/plan/permutation.h"
+#include "broker/plan/order.h"
 #include "broker/plan/plan_spec.h"
+#include "common/job_state.h"
 #include "common/layout.h"
 #include "common/status.h"
 
@@ -71,12 +83,17 @@ class Plan {
   static_assert(kTotalRowsMax < uint64_t{1} << kPositionBits &&
                 kTotalRowsMax <= Permutation::kRecordsMax);
 
-  // records: number in the source, repeats included. InvalidArgument: no
-  // records, no ranks, an epoch without a single batch (last: drop), or more
-  // than kTotalRowsMax rows in all. A job without end (epochs: forever) may be
-  // planned up to the same position.
-  static StatusOr<Plan> Make(const PlanSpec& spec, uint64_t records,
+  // order: of one pass. InvalidArgument: no records, no ranks, an epoch without
+  // a single batch (last: drop), or more than kTotalRowsMax rows in all. A job
+  // without end (epochs: forever) may be planned up to the same position.
+  static StatusOr<Plan> Make(const PlanSpec& spec,
+                             std::shared_ptr<const Order> order,
                              uint32_t world_size);
+  // All records of a source with so many, as they come.
+  static StatusOr<Plan> Make(const PlanSpec& spec, uint64_t records,
+                             uint32_t world_size) {
+    return Make(spec, AllRecords(records), world_size);
+  }
 
   // The same plan with the same global batch, for another number of ranks and
   // another start. InvalidArgument: the position is beyond the end, or an owed
@@ -84,11 +101,28 @@ class Plan {
   // is not before the position.
   StatusOr<Plan> From(PlanStart start, uint32_t world_size) const;
 
+  // The same plan, whose mix has other weights from a row on (of a mix of
+  // blocks: from the next block). Not before any change that it has already.
+  // InvalidArgument: it is no mix, or not of so many parts; errors of Mix.
+  StatusOr<Plan> WithWeights(const WeightsChange& change,
+                             const OrderBudget& budget) const;
+  // The same plan without such changes.
+  Plan WithoutChanges() const {
+    Plan plan = *this;
+    plan.course_ = nullptr;
+    return plan;
+  }
+  // nullptr: it is no mix.
+  const MixOrder* mix() const { return order_->mix(); }
+
   // For a stream: the same plan once the number of records is known. nullopt:
   // no record follows its start.
   std::optional<Plan> Ending(uint64_t records) const;
 
   const PlanStart& start() const { return start_; }
+  // Memory of its order.
+  uint64_t order_bytes() const { return order_->memory_bytes(); }
+  // Of a pass.
   uint64_t records() const { return records_; }
   uint32_t world_size() const { return world_size_; }
   // Rows of a full step over all ranks.
@@ -105,6 +139,8 @@ class Plan {
   uint64_t PositionOf(uint64_t step) const;
   // The first step that is not owed and begins at or after position.
   uint64_t StepAt(uint64_t position) const;
+  // The step of its epoch that a position is in.
+  uint64_t StepOfEpoch(uint64_t position) const;
   // The step that begins exactly at position, owed or not; nullopt: none.
   std::optional<uint64_t> StepFrom(uint64_t position) const;
 
@@ -125,37 +161,77 @@ class Plan {
   // step is counted from the start and < total_steps(); rank < world_size().
   RankBatch RankBatchOf(uint64_t step, uint32_t rank) const;
 
-  // The largest shape_rows this rank ever gets: its slots are this large.
+  // At least the largest shape_rows this rank ever gets, never less than the
+  // next rank's: its slots are this large.
   uint64_t max_batch_rows(uint32_t rank) const;
 
   struct Row {
-    uint64_t record = 0;  // below records()
+    uint64_t record = 0;  // of the source
     uint64_t pass = 0;    // the "epoch" of AugmentationKey
+    // Where the order has it: the position in a pass and the pass.
+    uint64_t place = 0;
+    uint64_t pass_of_order = 0;
     bool operator==(const Row&) const = default;
   };
 
-  // The last order used. A caller (one thread, one plan) keeps it so that the
-  // order is not rebuilt on every call. No heap memory.
-  class OrderCache {
-    friend class Plan;
-    std::optional<Permutation> permutation_;
-    uint64_t key_ = 0;  // the pass that keyed permutation_
-  };
-
   // Fills out[0, count) for the positions from first_row on, which must not
-  // pass rows_per_epoch(). About 20 ns per row with shuffle, 1 ns without.
+  // pass rows_per_epoch(). About 20 ns per row with shuffle, 2 ns without.
+  // shuffles: those that a caller (one thread, one plan) keeps.
   void Rows(uint64_t epoch, uint64_t first_row, uint64_t count,
-            OrderCache* cache, Row* out) const;
+            Shuffles* shuffles, Row* out) const;
   void Rows(uint64_t epoch, uint64_t first_row, uint64_t count,
             Row* out) const {
-    OrderCache cache;
-    Rows(epoch, first_row, count, &cache, out);
+    Shuffles shuffles;
+    Rows(epoch, first_row, count, &shuffles, out);
   }
+  // The i-th row after this one in its order, which begins again after its
+  // last: what `on_error: substitute` takes instead.
+  Row Following(const Row& row, uint64_t i, Shuffles* shuffles) const;
 
  private:
+  // Passes of changing orders.
+  struct Course {
+    // From this place of this pass on, until the next.
+    struct Change {
+      uint64_t pass = 0;
+      uint64_t place = 0;
+      std::shared_ptr<const Order> order;
+    };
+    // From this row of an epoch on, passes of so many rows.
+    struct Run {
+      uint64_t row = 0;
+      uint64_t pass = 0;  // its first, counted in the epoch
+      uint64_t size = 0;
+    };
+    // Epochs that are alike, until the next.
+    struct Epochs {
+      uint64_t first = 0;
+      uint64_t first_pass = 0;
+      uint64_t passes = 0;  // of each
+      std::vector<Run> runs;
+    };
+    std::vector<Change> orders;
+    std::vector<Epochs> epochs;
+
+    const Order& OrderAt(uint64_t pass, uint64_t place) const;
+    const Epochs& EpochsOf(uint64_t epoch) const;
+  };
+
   Plan() = default;
-  // Steps of an epoch from this row on.
+  Row RowAt(const Order& order, uint64_t place, uint64_t pass,
+            Shuffles* shuffles) const;
+  void RowsOfCourse(uint64_t epoch, uint64_t first_row, uint64_t count,
+                    Shuffles* shuffles, Row* out) const;
+  // Each rank has whole shards: these, first to before the second.
+  bool has_whole_shards() const {
+    return shards_ != nullptr && world_size_ <= shards_->shards();
+  }
+  std::pair<uint32_t, uint32_t> ShardsOfRank(uint32_t rank) const;
+  // Steps of an epoch from this row on, and before it (rounded up).
   uint64_t StepsFrom(uint64_t row) const;
+  uint64_t StepsBefore(uint64_t row) const;
+  // Steps and the rows of an epoch that they have.
+  uint64_t RowsOfSteps(uint64_t steps) const;
 
   PlanStart start_;
   uint64_t first_epoch_steps_ = 0;  // in the epoch of the start, owed excluded
@@ -169,6 +245,9 @@ class Plan {
   std::optional<uint64_t> epochs_;
   std::optional<uint64_t> total_steps_;
   std::optional<ShuffleSpec> shuffle_;
+  std::shared_ptr<const Order> order_;
+  const ShardSteps* shards_ = nullptr;    // of the order
+  std::shared_ptr<const Course> course_;  // nullptr: order_ in all passes
 };
 
 }  // namespace penstock

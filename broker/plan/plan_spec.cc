@@ -7,6 +7,7 @@
 namespace penstock {
 namespace {
 
+constexpr uint32_t kWindowFilesMax = uint32_t{1} << 20;
 constexpr uint64_t kBatchRowsMax = uint64_t{1} << 24;
 
 // size and per_rank are two names of one number.
@@ -41,7 +42,14 @@ const Declaration<ShuffleSpec>& ShuffleSpec::Declared() {
               WholeNumber<uint64_t>(0, std::numeric_limits<uint64_t>::max()),
               "the order is a function of it")
           .Optional("each_epoch", &ShuffleSpec::each_epoch, Bool(),
-                    "a new order every epoch, or the same for all");
+                    "a new order every epoch, or the same for all")
+          .Optional(
+              "window_files", &ShuffleSpec::window_files,
+              Maybe(WholeNumber<uint32_t>(1, kWindowFilesMax)),
+              "the files in a random order, and records shuffled within "
+              "windows of so many of them: for disks and storage that "
+              "read one file to its end faster than many in turn; absent: "
+              "all records are shuffled together");
   return declared;
 }
 

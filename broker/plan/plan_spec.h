@@ -13,6 +13,14 @@ class Declaration;
 struct ShuffleSpec {
   uint64_t seed = 0;
   bool each_epoch = true;  // a new order every epoch
+  // Within windows of so many files; nullopt: globally.
+  std::optional<uint32_t> window_files;
+
+  // Of a part of the order; 0: of all of it. An odd factor gives each a seed of
+  // its own; not that of consumers (job_layout.cc).
+  uint64_t SeedOf(uint32_t part) const {
+    return seed + part * 0xd1b5'4a32'd192'ed03;
+  }
   bool operator==(const ShuffleSpec&) const = default;
 
   static const Declaration<ShuffleSpec>& Declared();

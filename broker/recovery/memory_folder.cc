@@ -6,14 +6,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <climits>
-#include <string_view>
+
+#include "common/memory_folder.h"
 
 namespace penstock {
 namespace {
 
-constexpr char kPattern[] = "/dev/shm/penstock-XXXXXX";
-constexpr std::string_view kPrefix = "/dev/shm/penstock-";
 // linux/magic.h.
 constexpr long kTmpfsMagic = 0x01021994;
 constexpr long kRamfsMagic = 0x858458f6;
@@ -28,9 +26,7 @@ bool IsInMemory(const std::string& path) {
 // that this user owns and no other may enter is accepted.
 bool IsOurs(const std::string& path) {
   struct stat info;
-  return path.rfind(kPrefix, 0) == 0 &&
-         path.find('/', kPrefix.size()) == std::string::npos &&
-         lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
+  return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
          info.st_uid == geteuid() && (info.st_mode & 077) == 0;
 }
 
@@ -38,14 +34,13 @@ bool IsOurs(const std::string& path) {
 
 StatusOr<std::string> OpenMemoryFolder(const std::string& state_directory) {
   if (IsInMemory(state_directory)) return state_directory;
-  const std::string link = state_directory + "/" + kMemoryFolderLink;
-  char target[PATH_MAX];
-  const ssize_t bytes = readlink(link.c_str(), target, sizeof(target));
-  if (bytes > 0) {
-    const std::string found(target, static_cast<size_t>(bytes));
-    if (IsOurs(found)) return found;
+  if (std::string found = LinkedMemoryFolder(state_directory); IsOurs(found)) {
+    return found;
   }
-  std::string made = kPattern;
+  const std::string link = state_directory + "/" + kMemoryFolderLink;
+  std::string made = MemoryFolderPrefix(state_directory);
+  if (made.empty()) return ErrnoError(errno, "look at " + state_directory);
+  made += "XXXXXX";
   if (mkdtemp(made.data()) == nullptr) {  // mode 0700
     return ErrnoError(errno, "make a folder in /dev/shm");
   }

@@ -12,14 +12,13 @@
 
 namespace penstock {
 
-// A symbolic link in the state directory to its folder in memory.
-inline constexpr char kMemoryFolderLink[] = "memory";
-
 // Returns the state directory's folder in memory. This is the state directory
 // itself if it is on tmpfs, otherwise a folder below /dev/shm that only this
-// user may enter and that the link in the state directory names. The link is
-// followed only to such a folder. A missing folder (after a reboot or an
-// orderly shutdown) is created under another name.
+// user may enter and that the link in the state directory names
+// (common/memory_folder.h). The link is followed only to such a folder. A
+// missing folder (after a reboot or an orderly shutdown) is created under
+// another name. A copy of a state directory has a folder of its own; that of the
+// original is left to it.
 StatusOr<std::string> OpenMemoryFolder(const std::string& state_directory);
 
 }  // namespace penstock

@@ -70,6 +70,17 @@ bool RecordedRank::WasNotAnswered(int other) const {
   return IsSameProcess(pidfd->get(), other);
 }
 
+void RecordedJob::ChangeWeights(WeightsChange change) {
+  std::vector<WeightsChange>& changes = options.weights;
+  if (!changes.empty()) {
+    const auto last = std::pair(changes.back().epoch, changes.back().row);
+    const auto now = std::pair(change.epoch, change.row);
+    if (now < last) return;  // repeated
+    if (now == last) changes.pop_back();
+  }
+  changes.push_back(std::move(change));
+}
+
 void RecordedJob::Complete(uint64_t position, uint64_t next) {
   if (position >= low || next <= position) completed[position] = next;
   for (auto found = completed.find(low); found != completed.end();

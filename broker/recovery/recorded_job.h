@@ -91,6 +91,8 @@ struct RecordedJob {
 
   // Idempotent: a compacted journal may repeat a completion.
   void Complete(uint64_t position, uint64_t next);
+  // Likewise. One at the place of the last replaces it.
+  void ChangeWeights(WeightsChange change);
 };
 
 // One that a former broker instance left.

@@ -351,6 +351,13 @@ void RecoveryJournal::PhaseBegun(uint64_t job, const FormerPhase& phase) {
   if (state_.Job(job) != nullptr) Record(records::Phase(job, phase));
 }
 
+Status RecoveryJournal::WeightsChanged(uint64_t job,
+                                       const WeightsChange& change) {
+  MutexLock lock(&mutex_);
+  if (state_.Job(job) == nullptr) return OkStatus();
+  return RecordOrRefuse(records::Weights(job, change));
+}
+
 // Once per batch, here to Opened: the state changes without the record's text.
 
 void RecoveryJournal::Completed(uint64_t job, uint64_t position,

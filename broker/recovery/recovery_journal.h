@@ -102,6 +102,8 @@ class RecoveryJournal {
   // The process is dead, or reported that it unmapped everything.
   void Unmapped(uint64_t job, uint64_t attach);
   void PhaseBegun(uint64_t job, const FormerPhase& phase);
+  // Fails as JobOpened does; any thread.
+  Status WeightsChanged(uint64_t job, const WeightsChange& change);
 
   void Completed(uint64_t job, uint64_t position, uint64_t next);
   void HandedOver(uint64_t job, uint32_t rank, uint64_t step);

@@ -38,6 +38,7 @@ enum Type : uint8_t {
   kLaunch = 22,  // of a job, from a compacted journal
   kMapped = 23,
   kUnmapped = 24,
+  kWeights = 25,
 };
 static_assert(kBootRecord == 20);
 
@@ -196,6 +197,11 @@ StateRecord Phase(uint64_t job, const FormerPhase& phase) {
 StateRecord Completed(uint64_t job, uint64_t position, uint64_t next) {
   return {kCompleted, Format(R"({{"id":{},"position":{},"next":{}}})", job,
                              position, next)};
+}
+
+StateRecord Weights(uint64_t job, const WeightsChange& change) {
+  return Record(kWeights,
+                {{"id", job}, {"weights", WeightsChangeToJson(change)}});
 }
 
 StateRecord HandedOver(uint64_t job, uint32_t rank, uint64_t step) {
@@ -357,6 +363,11 @@ void ApplyToJob(uint8_t type, const json& record, uint64_t* next_id,
       job->segment_bytes = record.at("bytes").get<uint64_t>();
       job->low = std::max(job->low, record.at("low").get<uint64_t>());
       break;
+    case kWeights: {
+      auto change = WeightsChangeFromJson(record.at("weights"));
+      if (change.ok()) job->ChangeWeights(*std::move(change));
+      break;
+    }
     case kHandedOver:
       job->handed_over.insert({record.at("rank").get<uint32_t>(),
                                record.at("step").get<uint64_t>()});
@@ -441,6 +452,7 @@ void ApplyTo(RecoveryState* state, uint8_t type, const json& record) {
     case kCompleted:
     case kOpened:
     case kHandedOver:
+    case kWeights:
     case kLedger:
     case kRowsKept:
     case kProducer:

@@ -56,6 +56,7 @@ StateRecord RankLeft(uint64_t job, uint64_t attach, bool finished);
 StateRecord Mapped(const RecordedMapping& mapping);
 StateRecord Unmapped(uint64_t job, uint64_t attach);
 StateRecord Phase(uint64_t job, const FormerPhase& phase);
+StateRecord Weights(uint64_t job, const WeightsChange& change);
 StateRecord Completed(uint64_t job, uint64_t position, uint64_t next);
 StateRecord HandedOver(uint64_t job, uint32_t rank, uint64_t step);
 StateRecord Opened(const RecordedJob& job);

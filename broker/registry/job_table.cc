@@ -56,9 +56,8 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
   SetLimits(limits);
   std::map<uint64_t, std::shared_ptr<void>> memory_of;  // by segment
   const auto count = [&](uint32_t uid, uint64_t segment, uint64_t bytes) {
-    uint64_t ignored = 0;
     std::shared_ptr<void>& memory = memory_of[segment];
-    if (memory == nullptr) memory = CountMemory(uid, bytes, &ignored, &ignored);
+    if (memory == nullptr) memory = reserved_->Take(uid, bytes).bytes;
     return memory;
   };
   for (const RecordedMapping& each : journal->TakeMappings()) {
@@ -74,7 +73,6 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
     entry.named = former.named;
     entry.launch = former.launch;
     entry.number = former.id;
-    uint64_t ignored = 0;
     for (const auto& [attach, rank] : former.ranks) {
       if (rank.left || rank.segment == 0) continue;
       // The last of its segments.
@@ -85,7 +83,7 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
     }
     if (entry.former_memory == nullptr) {
       entry.former_memory =
-          CountMemory(former.key.uid, former.segment_bytes, &ignored, &ignored);
+          reserved_->Take(former.key.uid, former.segment_bytes).bytes;
     }
     entry.former = std::make_unique<FormerJob>(std::move(former));
     Log<"job-waits">(entry.key);
@@ -201,19 +199,18 @@ void JobTable::NoteEnded(const Entry& entry, bool awaited) {
     if (ended.awaited) return now - ended.ended > kAwaitedKept && forget(ended);
     return ended.key == entry.key || now - ended.ended > kEndedKept;
   });
-  const auto of_user = [&](const Ended& ended) {
-    return ended.awaited && ended.key.uid == entry.key.uid;
-  };
-  if (awaited &&
-      static_cast<size_t>(std::count_if(ended_.begin(), ended_.end(),
-                                        of_user)) == kAwaitedMaxPerUid) {
-    const auto oldest = std::find_if(ended_.begin(), ended_.end(), of_user);
+  if (ended_.size() == kEndedMax) {
+    // The oldest of the user with most: nobody's are pushed out by another's.
+    std::map<uint32_t, size_t> of_user;
+    for (const Ended& ended : ended_) ++of_user[ended.key.uid];
+    const auto most = std::max_element(
+        of_user.begin(), of_user.end(),
+        [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto oldest = std::find_if(
+        ended_.begin(), ended_.end(),
+        [&](const Ended& ended) { return ended.key.uid == most->first; });
     forget(*oldest);
     ended_.erase(oldest);
-  }
-  if (ended_.size() == kEndedMax) {
-    forget(ended_.front());
-    ended_.erase(ended_.begin());
   }
   if (awaited) journal_->JobDelivered(noted);
   ended_.push_back(std::move(noted));
@@ -519,6 +516,9 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   RestoreDead(entry);
   if (!reconnects && entry.former != nullptr && !entry.job->Knows(rank)) {
     PENSTOCK_RETURN_IF_ERROR(CheckFormer(entry, request));
+    // Its last process may have died between the two calls above.
+    RestoreDead(entry);
+    PENSTOCK_RETURN_IF_ERROR(CheckRestored(entry, rank));
   }
   uint64_t attach = 0;
   const auto record = [&](const Delivery::Joined& joined) {
@@ -576,20 +576,26 @@ void JobTable::End(Entry& entry, const std::string& reason, bool awaited) {
 }
 
 void JobTable::CancelAttach(uint64_t attach) {
-  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-    std::erase_if(entry->pending, [attach](const Pending& pending) {
-      return pending.number == attach;
-    });
-    // Not given up with its first rank if others know of it.
-    if (entry->job == nullptr && entry->pending.empty() &&
-        entry->opening != nullptr && entry->former == nullptr &&
-        !entry->options.at_end && !entry->forgotten) {
-      // Nobody waits any more: the next request opens another entry, and
-      // Opened() drops this one.
-      entry->over = true;
-      entry->opening->progress.cancel.store(true);
-      datasets_.NoticeCancel();
-    }
+  const auto is_it = [attach](const Pending& pending) {
+    return pending.number == attach;
+  };
+  const auto entry =
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& each) {
+        return std::any_of(each.pending.begin(), each.pending.end(), is_it);
+      });
+  if (entry == entries_.end()) return;
+  std::erase_if(entry->pending, is_it);
+  // Not given up with its first rank if others know of it.
+  if (entry->job != nullptr || !entry->pending.empty() ||
+      entry->opening == nullptr || entry->former != nullptr ||
+      entry->options.at_end || entry->forgotten) {
+    return;
+  }
+  // Nobody waits any more: the next request opens another entry, and Opened()
+  // drops this one.
+  entry->over = true;
+  if (Cancel(*entry->opening)) {
+    Opened(&*entry, CancelledError("nobody waits any more"));
   }
 }
 
@@ -760,6 +766,11 @@ nlohmann::json JobTable::StatusJson(
       nlohmann::json& job = jobs.emplace_back(
           entry.job->StatusJson(pids != nullptr, KeptFor(entry)));
       job["incarnation"] = entry.incarnation.number;
+      if (entry.job->has_function_workers()) {
+        std::string why;
+        job["processes"] = workers_->ProcessesOf(*entry.job, &why);
+        job["processes_chosen"] = why;
+      }
       if (pids != nullptr) {
         job["bottleneck"] = entry.job->FindBottleneck(pool, absent).ToJson();
         const auto put = [&](const char* list, const char* number,
@@ -818,11 +829,9 @@ uint64_t JobTable::RowsMade() const {
 }
 
 void JobTable::SetLimits(const Limits& limits) {
-  datasets_.Set(limits.functions, limits.data);
+  datasets_.Set(limits.functions, limits.data, limits.snapshots);
   limits_ = limits;
-  MutexLock lock(&reserved_->mutex);
-  reserved_->limit = limits.memory_bytes;
-  reserved_->limit_of_uid = limits.memory_bytes_per_uid;
+  reserved_->SetLimits(limits.memory);
 }
 
 void JobTable::Shutdown() {

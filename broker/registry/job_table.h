@@ -26,12 +26,12 @@
 #include "broker/job/bank_placement.h"
 #include "broker/job/dataset.h"
 #include "broker/job/job.h"
-#include "broker/memory/available_memory.h"
 #include "broker/memory/placement.h"
 #include "broker/memory/populate.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/recovery/restore.h"
 #include "broker/registry/data_policy.h"
+#include "broker/registry/reserved_memory.h"
 #include "broker/workers/worker_pool.h"
 #include "common/fd.h"
 
@@ -42,12 +42,14 @@ namespace penstock {
 class OpenDatasets {
  public:
   // For a user; shared with those who may read the same (FileAccess::key).
-  StatusOr<std::shared_ptr<const Dataset>> Get(const DatasetSpec& spec,
-                                               uint32_t uid,
-                                               OpenProgress* progress);
+  // What it keeps in memory is counted in reserved.
+  StatusOr<std::shared_ptr<const Dataset>> Get(
+      const DatasetSpec& spec, uint32_t uid,
+      const std::shared_ptr<ReservedMemory>& reserved, OpenProgress* progress);
   // What datasets may run and read that are opened from now on; no functions
   // before.
-  void Set(FunctionOptions functions, DataPolicy data);
+  void Set(FunctionOptions functions, DataPolicy data,
+           std::optional<std::vector<std::string>> snapshots);
   // Wakes waiting Get calls to check their OpenProgress::cancel.
   void NoticeCancel();
 
@@ -60,14 +62,14 @@ class OpenDatasets {
   CondVar opened_;
   FunctionOptions functions_ ABSL_GUARDED_BY(mutex_);
   DataPolicy data_ ABSL_GUARDED_BY(mutex_);
+  std::optional<std::vector<std::string>> snapshots_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
 class JobTable {
  public:
   struct Limits {
-    std::optional<uint64_t> memory_bytes;  // of all segments together
-    std::optional<uint64_t> memory_bytes_per_uid;
+    ReservedMemory::Limits memory;
     uint32_t jobs = 256;
     uint32_t jobs_per_uid = 64;
     // At once, one thread each; more wait until one ends.
@@ -75,6 +77,8 @@ class JobTable {
     uint32_t openings_per_uid = 16;
     FunctionOptions functions;
     DataPolicy data;
+    // Folders below which snapshots may be written; nullopt: anywhere.
+    std::optional<std::vector<std::string>> snapshots;
   };
   // Takes over the jobs that a former broker instance left in the journal.
   JobTable(EventLoop* loop, WorkerPool* workers, DeferredDestruction* deferred,
@@ -173,13 +177,9 @@ class JobTable {
   bool busy() const {
     return !openings_.empty() || !entries_.empty() || !holders_.empty();
   }
-  // Of all jobs, and of segments that processes may still map from a former
-  // broker instance.
-  uint64_t reserved_bytes() const;
-  std::optional<uint64_t> memory_limit() const {
-    MutexLock lock(&reserved_->mutex);
-    return reserved_->limit;
-  }
+  // Of all jobs, the indexes of their datasets, and segments that processes may
+  // still map from a former broker instance.
+  const ReservedMemory& reserved() const { return *reserved_; }
   // Samples ranks and workers, and fails jobs whose ranks are missing for too
   // long. Called with each tick: it checks all ranks.
   void CheckTimeouts();
@@ -190,9 +190,8 @@ class JobTable {
   // How long a job without ranks waits for ranks to come.
   static constexpr std::chrono::seconds kDesertedJobKept{300};
   // How long late ranks are told the end of an incarnation whose data are all
-  // delivered, and the most such incarnations of one user.
+  // delivered.
   static constexpr std::chrono::seconds kAwaitedKept{600};
-  static constexpr size_t kAwaitedMaxPerUid = 1024;
   // How long an ended incarnation's number is kept from reuse.
   static constexpr std::chrono::seconds kEndedKept{3600};
   static constexpr size_t kEndedMax = 4096;
@@ -302,6 +301,10 @@ class JobTable {
   static bool MustWait(const Entry& entry, const AttachRequest& request);
   // Why this rank cannot attach to a job from before a restart; ok: it can.
   Status CheckFormer(const Entry& entry, const AttachRequest& request) const;
+  // A rank that had batches never begins at the first one again:
+  // FailedPrecondition if the job, after RestoreDead, does not know where a
+  // former rank was.
+  static Status CheckRestored(const Entry& entry, uint32_t rank);
   static std::vector<FormerProcess> ProcessesOf(const Entry& entry);
   // The rank died, perhaps before a restart, and may be replaced.
   static bool WaitsFor(const Entry& entry, uint32_t rank);
@@ -349,15 +352,6 @@ class JobTable {
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
                                          uint64_t number, Opening* opening);
-  // Whether a source that this user opens may keep this many bytes in memory:
-  // its index, unpacked files.
-  Status CheckSource(uint32_t uid, uint64_t bytes) const;
-  // Memory left for a job of this user, and the limit that says so. Any thread.
-  AvailableMemory AvailableMemoryFor(uint32_t uid) const;
-  // Counts bytes of uid until the last reference goes. Returns the earlier
-  // counts, in all and of this user, in before and before_of_uid.
-  std::shared_ptr<void> CountMemory(uint32_t uid, uint64_t bytes,
-                                    uint64_t* before, uint64_t* before_of_uid);
   // Reserves the job's memory, its segment and for a stream its retained rows,
   // until the last reference goes. ResourceExhausted says how much is needed
   // and left.
@@ -369,7 +363,11 @@ class JobTable {
   std::string ClassWarning(const Job& job) const;
   void Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job);
   void EndOpening(Opening* opening);
+  // Nobody waits for it any more. True: it had not begun, and is gone.
+  bool Cancel(Opening& opening);
   PoolUse RecentPoolUse() const;
+  // For building an order, after which the job's own memory counts.
+  OrderBudget BudgetOf(uint32_t uid, const OpenProgress& progress);
   Status PopulateJob(Job& job, const OpenProgress& progress,
                      const std::function<void()>& on_first);
   // Seconds it still waits for replacements while nobody is attached.
@@ -397,18 +395,8 @@ class JobTable {
   const uint64_t instance_id_ = NewToken();
   static uint64_t NewToken();
 
-  // Bytes of jobs, by user, and their limits. Shared: in a worker a job may
-  // outlive this table.
-  struct Reserved {
-    Mutex mutex;
-    std::optional<uint64_t> limit ABSL_GUARDED_BY(mutex);
-    std::optional<uint64_t> limit_of_uid ABSL_GUARDED_BY(mutex);
-    uint64_t bytes ABSL_GUARDED_BY(mutex) = 0;
-    std::map<uint32_t, uint64_t> bytes_of ABSL_GUARDED_BY(mutex);
-    // Those not populated yet, which the machine's free memory does not show.
-    std::atomic<uint64_t> unpopulated{0};
-  };
-  const std::shared_ptr<Reserved> reserved_ = std::make_shared<Reserved>();
+  const std::shared_ptr<ReservedMemory> reserved_ =
+      std::make_shared<ReservedMemory>();
   BankPlacement placement_;
 };
 

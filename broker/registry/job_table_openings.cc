@@ -3,7 +3,9 @@
 // populated; moving that memory later.
 
 #include <algorithm>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <system_error>
 
 #include "broker/base/log.h"
@@ -29,6 +31,9 @@ class JobInJournal : public JobRecord {
   }
   void Opened(uint64_t position) override {
     journal_->Opened(number_, position);
+  }
+  Status WeightsChanged(const WeightsChange& change) override {
+    return journal_->WeightsChanged(number_, change);
   }
   void PhaseBegun(const FormerPhase& phase) override {
     journal_->PhaseBegun(number_, phase);
@@ -61,20 +66,93 @@ class JobInJournal : public JobRecord {
   const uint64_t number_;
 };
 
-// Errors name the dataset.
+// What runs out of memory is the opening, not the daemon.
+template <typename Body>
+auto Guarded(const Body& body) -> decltype(body()) {
+  const auto failed = [] {
+    return ResourceExhaustedError(
+        "the memory that it needs cannot be had: select fewer records, or give "
+        "the broker more");
+  };
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return failed();
+  } catch (const std::length_error&) {
+    return failed();
+  }
+}
+
+// Errors name the place in the spec, or the dataset.
 StatusOr<Job::Layout> PlanLayout(const JobOptions& options,
                                  const Dataset& dataset, size_t nodes,
-                                 bool replicate) {
-  auto layout = Job::PlanLayout(options, dataset, static_cast<uint32_t>(nodes),
-                                replicate);
+                                 bool replicate, const OrderBudget& budget) {
+  auto layout = Guarded([&] {
+    return Job::PlanLayout(options, dataset, static_cast<uint32_t>(nodes),
+                           replicate, budget);
+  });
   if (layout.ok()) return layout;
-  return layout.status().Prepend("dataset '" + options.spec.name + "'");
+  return Located(options.spec, layout.status());
+}
+
+// Counts it until it goes.
+class PromisedMemory final : public MemoryPromise {
+ public:
+  PromisedMemory(std::shared_ptr<ReservedMemory> all, uint32_t uid)
+      : all_(all), memory_(std::move(all), uid) {}
+  ~PromisedMemory() override { all_->unpopulated.fetch_sub(unpopulated_); }
+  // Once, before anything else.
+  Status Take(uint64_t bytes) {
+    PENSTOCK_RETURN_IF_ERROR(memory_.Grow(bytes));
+    unpopulated_ = bytes;
+    all_->unpopulated.fetch_add(bytes);
+    return OkStatus();
+  }
+  void Populated(uint64_t bytes) override {
+    bytes = std::min(bytes, unpopulated_.load());
+    unpopulated_.fetch_sub(bytes);
+    all_->unpopulated.fetch_sub(bytes);
+  }
+
+ private:
+  const std::shared_ptr<ReservedMemory> all_;
+  DatasetMemory memory_;
+  std::atomic<uint64_t> unpopulated_{0};
+};
+
+// The dataset counts what it keeps in memory as long as it is open.
+StatusOr<std::shared_ptr<const Dataset>> OpenCounted(
+    const DatasetSpec& spec, const FunctionOptions& functions,
+    OpenProgress* progress, const std::shared_ptr<ReservedMemory>& reserved,
+    uint32_t uid, CacheHost host) {
+  auto memory = std::make_shared<DatasetMemory>(reserved, uid);
+  host.promise =
+      [&](uint64_t bytes) -> StatusOr<std::unique_ptr<MemoryPromise>> {
+    auto promise = std::make_unique<PromisedMemory>(reserved, uid);
+    PENSTOCK_RETURN_IF_ERROR(promise->Take(bytes));
+    return std::unique_ptr<MemoryPromise>(std::move(promise));
+  };
+  progress->reserve = [memory](uint64_t bytes) { return memory->Grow(bytes); };
+  PENSTOCK_ASSIGN_OR_RETURN(
+      std::shared_ptr<const Dataset> dataset,
+      Guarded([&] { return OpenDataset(spec, functions, progress, host); }));
+  const Status status = memory->Settle(dataset->memory_bytes());
+  if (!status.ok()) return status.Prepend("dataset '" + spec.name + "'");
+  // Not when the last weak reference goes, with which a deleter goes.
+  const Dataset* const opened = dataset.get();
+  return std::shared_ptr<const Dataset>(
+      opened, [dataset = std::move(dataset),
+               memory = std::move(memory)](const Dataset*) mutable {
+        dataset.reset();
+        memory.reset();
+      });
 }
 
 }  // namespace
 
 StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
-    const DatasetSpec& spec, uint32_t uid, OpenProgress* progress) {
+    const DatasetSpec& spec, uint32_t uid,
+    const std::shared_ptr<ReservedMemory>& reserved, OpenProgress* progress) {
   DataPolicy data;
   {
     MutexLock lock(&mutex_);
@@ -85,6 +163,7 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
   const std::string key = progress->access->key() + DatasetKey(spec);
   std::shared_ptr<const Dataset> open;
   FunctionOptions functions;
+  CacheHost host;
   bool waited = false;
   {
     MutexLock lock(&mutex_);
@@ -99,11 +178,12 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
     if (open != nullptr && waited) return open;
     entry.opening = true;
     functions = functions_;
+    host.snapshots = snapshots_;
   }
   StatusOr<std::shared_ptr<const Dataset>> dataset =
-      open != nullptr && !open->source->Changed()
+      open != nullptr && !open->Changed()
           ? open
-          : OpenDataset(spec, functions, progress);
+          : OpenCounted(spec, functions, progress, reserved, uid, host);
   MutexLock lock(&mutex_);
   Entry& entry = entries_[key];
   entry.opening = false;
@@ -115,8 +195,10 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
   return dataset;
 }
 
-void OpenDatasets::Set(FunctionOptions functions, DataPolicy data) {
+void OpenDatasets::Set(FunctionOptions functions, DataPolicy data,
+                       std::optional<std::vector<std::string>> snapshots) {
   MutexLock lock(&mutex_);
+  snapshots_ = std::move(snapshots);
   functions_ = std::move(functions);
   data_ = std::move(data);
 }
@@ -215,18 +297,17 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
                                                  uint64_t number,
                                                  Opening* opening) {
   OpenProgress* const progress = &opening->progress;
-  progress->reserve = [this, uid = key.uid](uint64_t bytes) {
-    return CheckSource(uid, bytes);
-  };
-  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> dataset,
-                            datasets_.Get(options.spec, key.uid, progress));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      std::shared_ptr<const Dataset> dataset,
+      datasets_.Get(options.spec, key.uid, reserved_, progress));
   if (progress->cancel.load()) return CancelledError("nobody waits any more");
   const std::vector<uint32_t> nodes = workers_->topology().node_numbers();
   std::shared_ptr<void> memory;
   const auto plan = [&](bool replicate) -> StatusOr<Job::Layout> {
     PENSTOCK_ASSIGN_OR_RETURN(
         Job::Layout layout,
-        PlanLayout(options, *dataset, nodes.size(), replicate));
+        PlanLayout(options, *dataset, nodes.size(), replicate,
+                   BudgetOf(key.uid, *progress)));
     PENSTOCK_ASSIGN_OR_RETURN(memory, ReserveMemory(key, options, layout));
     return layout;
   };
@@ -270,75 +351,13 @@ void JobTable::StartMover(const std::shared_ptr<Job>& job) {
   });
 }
 
-Status JobTable::CheckSource(uint32_t uid, uint64_t bytes) const {
-  const AvailableMemory room = AvailableMemoryFor(uid);
-  if (bytes <= room.bytes) return OkStatus();
-  return ResourceExhaustedError("needs {} in memory, only {} are left by {}",
-                                BytesText(bytes), BytesText(room.bytes),
-                                room.limit);
-}
-
-AvailableMemory JobTable::AvailableMemoryFor(uint32_t uid) const {
-  AvailableMemory room = FindAvailableMemory(SystemFiles{});
-  room.bytes -= std::min(room.bytes, reserved_->unpopulated.load());
-  const auto limit = [&room](const std::optional<uint64_t>& bytes,
-                             uint64_t used, const char* name) {
-    if (!bytes) return;
-    const uint64_t left = *bytes - std::min(*bytes, used);
-    if (left < room.bytes) room = {left, name};
-  };
-  MutexLock lock(&reserved_->mutex);
-  limit(reserved_->limit, reserved_->bytes, "the broker's memory_limit");
-  const auto of_uid = reserved_->bytes_of.find(uid);
-  limit(reserved_->limit_of_uid,
-        of_uid == reserved_->bytes_of.end() ? 0 : of_uid->second,
-        "memory_limit_per_user");
-  return room;
-}
-
-std::shared_ptr<void> JobTable::CountMemory(uint32_t uid, uint64_t bytes,
-                                            uint64_t* before,
-                                            uint64_t* before_of_uid) {
-  {
-    MutexLock lock(&reserved_->mutex);
-    *before = reserved_->bytes;
-    reserved_->bytes += bytes;
-    uint64_t& of_uid = reserved_->bytes_of[uid];
-    *before_of_uid = of_uid;
-    of_uid += bytes;
-  }
-  // Not a null pointer, which would mean that nothing is kept.
-  return {reserved_.get(), [reserved = reserved_, bytes, uid](void*) {
-            MutexLock lock(&reserved->mutex);
-            reserved->bytes -= bytes;
-            if ((reserved->bytes_of[uid] -= bytes) == 0) {
-              reserved->bytes_of.erase(uid);
-            }
-          }};
-}
-
-uint64_t JobTable::reserved_bytes() const {
-  MutexLock lock(&reserved_->mutex);
-  return reserved_->bytes;
-}
-
 StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
     const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
   const uint64_t needed = layout.memory_bytes();
-  std::optional<uint64_t> limit;
-  std::optional<uint64_t> limit_of_uid;
-  {
-    MutexLock lock(&reserved_->mutex);
-    limit = reserved_->limit;
-    limit_of_uid = reserved_->limit_of_uid;
-  }
-  // Counts first and checks then, so that two jobs that open at once cannot
-  // both reserve the same bytes.
-  uint64_t taken = 0;
-  uint64_t taken_by_uid = 0;
-  std::shared_ptr<void> reservation =
-      CountMemory(key.uid, needed, &taken, &taken_by_uid);
-  const uint64_t reserved = reserved_->unpopulated.fetch_add(needed);
+  const auto [limit, limit_of_uid] = reserved_->limits();
+  const ReservedMemory::Taken taken = reserved_->Take(key.uid, needed);
+  const uint64_t unpopulated = needed - layout.order_bytes;
+  const uint64_t reserved = reserved_->unpopulated.fetch_add(unpopulated);
   const auto refuse = [&](const std::string& why) {
     // Those at their least value cannot help.
     const bool broadcast = options.delivery.mode == DeliveryMode::kBroadcast;
@@ -346,10 +365,13 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
     if (broadcast && options.delivery.window > 1) smaller += " or window";
     if (!broadcast && options.spec.prefetch > 1) smaller += " or prefetch";
     if (options.spec.hold > 1) smaller += " or hold";
-    reserved_->unpopulated.fetch_sub(needed);
+    if (layout.order_bytes > needed / 2) {
+      smaller = "the selection (select, mix) or " + smaller;
+    }
+    reserved_->unpopulated.fetch_sub(unpopulated);
     return ResourceExhaustedError(
         "job '{}' needs {} ({}, prefetch {} and hold {} for each of {}, x {} x "
-        "{}{}), {}; make {} smaller",
+        "{}{}{}), {}; make {} smaller",
         key.name, BytesText(needed),
         Counted(layout.segment.slot_count, "batch", "batches"),
         options.spec.prefetch, options.spec.hold,
@@ -360,23 +382,27 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
             : Format(", and {} for rows of the stream whose batches are "
                      "held for long",
                      BytesText(layout.retained_bytes)),
+        layout.order_bytes == 0
+            ? ""
+            : Format(", and {} for the records that it selects",
+                     BytesText(layout.order_bytes)),
         why, smaller);
   };
   const auto over = [needed](const std::optional<uint64_t>& most,
                              uint64_t used) {
     return most && needed > *most - std::min(*most, used);
   };
-  if (over(limit, taken)) {
+  if (over(limit, taken.before)) {
     return refuse(
         Format("the broker's memory_limit is {}, {} of it are "
-               "taken by other jobs",
-               BytesText(*limit), BytesText(taken)));
+               "taken by other jobs and their indexes",
+               BytesText(*limit), BytesText(taken.before)));
   }
-  if (over(limit_of_uid, taken_by_uid)) {
+  if (over(limit_of_uid, taken.before_of_uid)) {
     return refuse(Format(
         "memory_limit_per_user is {}, {} of it are taken by user {}'s other "
-        "jobs",
-        BytesText(*limit_of_uid), BytesText(taken_by_uid), key.uid));
+        "jobs and their indexes",
+        BytesText(*limit_of_uid), BytesText(taken.before_of_uid), key.uid));
   }
   const AvailableMemory room = FindAvailableMemory(SystemFiles{});
   const uint64_t left = room.bytes - std::min(room.bytes, reserved);
@@ -384,13 +410,27 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
     return refuse(
         Format("only {} are left by {}", BytesText(left), room.limit));
   }
-  if (layout.retained_bytes == 0) return reservation;
+  if (layout.retained_bytes == 0) return taken.bytes;
   // The retained rows get their pages only when ranks are slow: until the job
   // ends all of them count as not populated.
-  return std::shared_ptr<void>(nullptr, [reservation, reserved = reserved_,
-                                         bytes = layout.retained_bytes](void*) {
-    reserved->unpopulated.fetch_sub(bytes);
-  });
+  return std::shared_ptr<void>(nullptr,
+                               [reservation = taken.bytes, reserved = reserved_,
+                                bytes = layout.retained_bytes](void*) {
+                                 reserved->unpopulated.fetch_sub(bytes);
+                               });
+}
+
+OrderBudget JobTable::BudgetOf(uint32_t uid, const OpenProgress& progress) {
+  auto memory = std::make_shared<DatasetMemory>(reserved_, uid);
+  return {[memory](uint64_t bytes) -> Status {
+            const Status status = memory->Grow(bytes);
+            if (status.ok()) return status;
+            return ResourceExhaustedError(
+                "{}: select fewer records before it, or give the broker more "
+                "memory",
+                status.message());
+          },
+          [&progress] { return progress.cancel.load(); }};
 }
 
 Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
@@ -469,7 +509,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     for (Pending& each : pending) each.done(status);
     return;
   }
-  std::string warning = (*job)->dataset().source->warning();
+  std::string warning = (*job)->dataset().warning();
   if (const std::string classes = ClassWarning(**job); !classes.empty()) {
     warning += (warning.empty() ? "" : "; ") + classes;
   }
@@ -527,43 +567,56 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
   opening->waiting.push_back(number);
   Start(
       opening, uid, [this, uid, number, opening, options = std::move(options)] {
-        opening->progress.reserve = [this, uid](uint64_t bytes) {
-          return CheckSource(uid, bytes);
-        };
         StatusOr<nlohmann::json> answer = [&]() -> StatusOr<nlohmann::json> {
           PENSTOCK_ASSIGN_OR_RETURN(
               const std::shared_ptr<const Dataset> dataset,
-              datasets_.Get(options.spec, uid, &opening->progress));
+              datasets_.Get(options.spec, uid, reserved_, &opening->progress));
           PENSTOCK_ASSIGN_OR_RETURN(
               const Job::Layout layout,
               PlanLayout(options, *dataset, workers_->topology().nodes().size(),
-                         false));
+                         false, BudgetOf(uid, opening->progress)));
           nlohmann::json json = OkReply();
           json["dataset"] = options.spec.name;
           json["spec"] = DatasetSpecToJson(options.spec).dump();
           // The length of a stream is unknown.
           const bool endless =
               std::holds_alternative<StreamSource>(options.spec.source);
-          json["records"] = endless ? 0 : dataset->source->record_count();
+          json["records"] = endless ? 0 : layout.plan.records();
           json["element_spec"] =
               ElementSpecToJson(dataset->program->element_spec());
           json["class_names"] = dataset->source->class_names();
           json["left_out"] = dataset->source->left_out();
-          json["source_warning"] = dataset->source->warning();
-          json["fingerprint"] = dataset->source->fingerprint();
+          json["source_warning"] = dataset->warning();
+          json["fingerprint"] = dataset->fingerprint();
+          const std::string fingerprint = dataset->source->fingerprint();
+          json["source_fingerprint"] = fingerprint;
+          json["source_records"] =
+              endless ? 0 : dataset->source->record_count();
+          json["selection"] =
+              SelectionDigest(options.spec.source, fingerprint,
+                              options.spec.select, dataset->FilesOfSelection());
           json["global_batch"] = layout.plan.global_batch();
           json["steps_per_epoch"] = endless ? 0 : layout.plan.steps_per_epoch();
           json["rows_per_epoch"] = layout.plan.rows_per_epoch();
           json["epochs"] = layout.plan.epochs().value_or(0);
           json["memory_bytes"] = layout.memory_bytes();
           json["retained_bytes"] = layout.retained_bytes;
-          json["index_bytes"] = dataset->source->memory_bytes();
+          json["index_bytes"] = dataset->memory_bytes();
+          if (dataset->cache != nullptr) {
+            json["cache"] = dataset->cache->where();
+            json["cache_steps"] = KeptSteps(options.spec).value_or(0);
+            json["cache_bytes"] = dataset->cache->capacity_bytes();
+            json["cache_entry_bytes"] =
+                EntryFormat(dataset->program->head_spec())
+                    .fixed_bytes()
+                    .value_or(0);
+          }
           json["slots"] = layout.segment.slot_count;
           json["slot_rows"] = layout.segment.rows_max;
           json["row_bytes"] = layout.row_bytes;
           json["prefetch"] = options.spec.prefetch;
           json["hold"] = options.spec.hold;
-          const AvailableMemory room = AvailableMemoryFor(uid);
+          const AvailableMemory room = reserved_->AvailableFor(uid);
           json["memory_left_bytes"] = room.bytes;
           json["memory_left_by"] = room.limit;
           return json;
@@ -583,10 +636,21 @@ void JobTable::CancelInspect(uint64_t inspect) {
   for (Opening& opening : openings_) {
     if (std::find(opening.waiting.begin(), opening.waiting.end(), inspect) !=
         opening.waiting.end()) {
-      opening.progress.cancel.store(true);
-      datasets_.NoticeCancel();
+      Cancel(opening);
+      return;
     }
   }
+}
+
+bool JobTable::Cancel(Opening& opening) {
+  if (opening.body) {
+    openings_.remove_if(
+        [&opening](const Opening& each) { return &each == &opening; });
+    return true;
+  }
+  opening.progress.cancel.store(true);
+  datasets_.NoticeCancel();
+  return false;
 }
 
 bool JobTable::Progress(uint64_t number, uint64_t* done,

@@ -171,6 +171,19 @@ Status JobTable::CheckFormer(const Entry& entry,
   return OkStatus();
 }
 
+Status JobTable::CheckRestored(const Entry& entry, uint32_t rank) {
+  const auto& former = entry.former->ranks;
+  // One that the job has shrunk by is told so.
+  if (entry.job->Knows(rank) || entry.job->GoesOnWithout(rank) ||
+      std::none_of(former.begin(), former.end(), [rank](const auto& item) {
+        return item.second.rank == rank;
+      })) {
+    return OkStatus();
+  }
+  return FailedPreconditionError(
+      "{}", UnknownText(entry.key, entry.key.consumer.value_or(rank)));
+}
+
 std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
   std::vector<FormerProcess> processes;
   for (const auto& [attach, rank] : entry.former->ranks) {

@@ -108,6 +108,12 @@ constexpr AnswerField kIndexAnswer[] = {
      "what works in its source, but not as it should; may be empty"},
     {"fingerprint", kText,
      "of its files' records, the same on every host; empty: it has none"},
+    {"source_fingerprint", kText,
+     "the same, without files that `map` and `select` read"},
+    {"source_records", kCount, "of all its records; 0: it is a stream"},
+    {"selection", kText,
+     "digest of its `select`, and of how its source is "
+     "made of others"},
     {"global_batch", kCount, "rows of a step"},
     {"steps_per_epoch", kCount, "0: unknown"},
     {"rows_per_epoch", kCount, "0: unknown"},
@@ -115,6 +121,11 @@ constexpr AnswerField kIndexAnswer[] = {
     {"memory_bytes", kBytes, "that its job needs"},
     {"retained_bytes", kBytes, "of a stream: kept for batches held for long"},
     {"index_bytes", kBytes, "of the list of its records"},
+    {"cache", kText, "where rows are kept; absent: nowhere", kSometimes},
+    {"cache_steps", kCount, "steps of `map` after which they are", kSometimes},
+    {"cache_bytes", kBytes, "that the cache may take", kSometimes},
+    {"cache_entry_bytes", kBytes,
+     "of the features of each; 0: they differ in size", kSometimes},
     {"slots", kCount, "of its job"},
     {"slot_rows", kCount, "rows of a slot"},
     {"row_bytes", kBytes, "of a row"},
@@ -203,6 +214,25 @@ constexpr AnswerField kAttachAnswer[] = {
      "how the features of a Python dataset are nested in a sample, as JSON"},
 };
 
+constexpr RequestField kWeights[] = {
+    {"weights",
+     {kList},
+     "of its parts: numbers, 0 or more; absent: none change"},
+    {"epoch", Number(0, Plan::kTotalRowsMax),
+     "with `row`: from there on; absent: from the first step that nobody has "
+     "begun to make"},
+    {"row", Number(0, Plan::kTotalRowsMax), "of that epoch; absent: 0"},
+};
+constexpr AnswerField kWeightsAnswer[] = {
+    {"parts", kCount, "of the mix"},
+    {"changes", kList,
+     "[epoch, row, weight, ...] of each, as in a state; of `independent` those "
+     "of each consumer, one after the other"},
+    {"epoch", kCount, "where these weights begin", kSometimes},
+    {"row", kCount, "of that epoch", kSometimes},
+    {"step", kCount, "the first step of that epoch that has a row of them",
+     kSometimes},
+};
 constexpr RequestField kEvict[] = {
     {"rank", Number(0, kWorldSizeMax), "number of the rank", kAlways}};
 constexpr RequestField kStop[] = {
@@ -218,6 +248,15 @@ constexpr AnswerField kTraceAnswer[] = {
      "user's"},
     {"events", kCount, "how many TraceEvents (`trace_event.h`) the memfd has"},
     {"dropped", kCount, "events that did not fit"},
+};
+constexpr RequestField kMeasure[] = {
+    {"seconds", {kSeconds, 0, 3600}, "for how long from now on", kAlways}};
+constexpr AnswerField kMeasureAnswer[] = {
+    {"rows", kCount, "rows of this job that were measured since it began"},
+    {"parts", kList,
+     "of making these: `part` (read, unpack, copy, hand_over, other, assemble, "
+     "publish, or step with its number `step` and its `name`) and `seconds` of "
+     "workers"},
 };
 constexpr RequestField kStateOf[] = {
     {"spec", Flag(), "the answer has the spec of its dataset too"}};
@@ -302,7 +341,8 @@ constexpr DeclaredRequest kRequests[] = {
      .answer = kAttachAnswer,
      .answer_descriptors = "the segment; its end of the wake socket",
      .events = "`ranks` (`phase`, `rank`, `world_size`, `state`), before the "
-               "first batch after the job has shrunk"},
+               "first batch after the job has shrunk; `weights` (`change`, as "
+               "in a state), before the first batch that is made with them"},
     {.op = "detach", .text = "leave, with everything unmapped; not answered"},
     {.op = "unmapped",
      .text = "report that no memory of former broker instances is mapped; not "
@@ -325,6 +365,11 @@ constexpr DeclaredRequest kRequests[] = {
      .fields = kStateOf,
      .shared = kOfJob,
      .answer = kStateAnswer},
+    {.op = "weights",
+     .text = "show or change the weights of a job's mix",
+     .fields = kWeights,
+     .shared = kOfJob,
+     .answer = kWeightsAnswer},
     {.op = "evict",
      .text = "treat a rank as dead: its batches go to other ranks or to its "
              "replacement",
@@ -341,6 +386,11 @@ constexpr DeclaredRequest kRequests[] = {
      .shared = kOfJob,
      .answer = kTraceAnswer,
      .answer_descriptors = "the events"},
+    {.op = "measure",
+     .text = "measure what workers do for the rows of a job; answered at once",
+     .fields = kMeasure,
+     .shared = kOfJob,
+     .answer = kMeasureAnswer},
     {.op = "workers",
      .text = "set the number of workers",
      .fields = kWorkers,

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "broker/declare/value_type.h"
+#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 
@@ -24,7 +25,7 @@ struct Kept {
   uint64_t bytes = 0;
 };
 
-class Arrays final : public Source {
+class Arrays final : public Source, public FileTimes {
  public:
   Arrays(std::vector<DataFiles> files, std::vector<ArrayFeature> features,
          std::vector<Kept> kept, std::vector<size_t> read)
@@ -62,6 +63,9 @@ class Arrays final : public Source {
     }
     return fingerprint.Hex();
   }
+  void AddTimes(Fingerprint* to) const override {
+    for (const DataFiles& each : files_) each.AddTimes(to);
+  }
   std::optional<size_t> plain_feature() const override {
     return read_.size() == 1 ? std::optional(read_[0]) : std::nullopt;
   }
@@ -91,6 +95,17 @@ class Arrays final : public Source {
     return OkStatus();
   }
 
+  bool KnownNumber(uint64_t record, size_t feature,
+                   std::byte* number) const override {
+    if (kept_[feature].data == nullptr) return false;
+    std::memcpy(number, KeptRow(feature, record),
+                features_[feature].feature.RowBytes());
+    return true;
+  }
+
+  std::string_view FileOf(uint64_t record) const override {
+    return PlaceOf(read_[0], record).part->file->path();
+  }
   std::string Describe(uint64_t record) const override {
     const Place place = PlaceOf(read_[0], record);
     return Format("{}, row {} (offset {})", place.part->name, place.row,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/source/csv_rows.h"
 #include "broker/source/text_scan.h"
@@ -33,7 +34,7 @@ Status FindRows(char delimiter, bool header, ScannedFile* file,
       });
 }
 
-class Csv final : public Source {
+class Csv final : public Source, public FileTimes {
  public:
   Csv(const CsvSource& spec, Index rows, std::vector<CsvColumns> columns)
       : delimiter_(spec.delimiter),
@@ -47,7 +48,11 @@ class Csv final : public Source {
   bool Changed() const override { return rows_.Changed(); }
   std::string io() const override { return IoText(0); }
   std::string fingerprint() const override { return rows_.fingerprint(); }
+  void AddTimes(Fingerprint* to) const override { rows_.files().AddTimes(to); }
 
+  Columns columns(uint64_t first) const override {
+    return ColumnsOf(rows_, first);
+  }
   void Expect(uint64_t record) const override { rows_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record row = rows_.At(record);

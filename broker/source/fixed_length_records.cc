@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-class FixedLengthRecords final : public Source {
+class FixedLengthRecords final : public Source, public FileTimes {
  public:
   FixedLengthRecords(const FixedLengthRecordsSource& spec,
                      uint64_t record_bytes, DataFiles files,
@@ -38,13 +39,14 @@ class FixedLengthRecords final : public Source {
     fingerprint.Add(files_);
     return fingerprint.Hex();
   }
+  void AddTimes(Fingerprint* to) const override { files_.AddTimes(to); }
   std::optional<size_t> plain_feature() const override {
     if (raw_spec_.size() != 1) return std::nullopt;
     return 0;
   }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const size_t file = FileOf(record);
+    const size_t file = FileNumber(record);
     files_[file].Locate(Offset(file, record), record_bytes_, request);
   }
 
@@ -60,13 +62,16 @@ class FixedLengthRecords final : public Source {
     return OkStatus();
   }
 
+  std::string_view FileOf(uint64_t record) const override {
+    return files_[FileNumber(record)].path();
+  }
   std::string Describe(uint64_t record) const override {
-    const size_t file = FileOf(record);
+    const size_t file = FileNumber(record);
     return Format("{}, offset {}", files_[file].path(), Offset(file, record));
   }
 
  private:
-  size_t FileOf(uint64_t record) const {
+  size_t FileNumber(uint64_t record) const {
     return static_cast<size_t>(
         std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
   }

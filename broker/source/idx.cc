@@ -12,6 +12,8 @@
 #include <optional>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/file_times.h"
+#include "broker/index/fingerprint.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
 
@@ -388,7 +390,7 @@ StatusOr<Labels> LoadLabels(const std::string& path, OpenProgress* progress) {
   return Labels{std::move(labels), std::move(idx.file)};
 }
 
-class Idx final : public Source {
+class Idx final : public Source, public FileTimes {
  public:
   Idx(IdxFile images, std::optional<Labels> labels)
       : images_(std::move(images)), labels_(std::move(labels)) {
@@ -410,6 +412,14 @@ class Idx final : public Source {
 
   bool Changed() const override {
     return images_.file.Changed() || (labels_ && labels_->file.Changed());
+  }
+  void AddTimes(Fingerprint* to) const override {
+    const auto add = [to](const DataFile& file) {
+      to->Add(file.bytes());
+      to->Add(static_cast<uint64_t>(file.mtime_ns()));
+    };
+    add(images_.file);
+    if (labels_) add(labels_->file);
   }
   std::string io() const override {
     return images_.unpacked ? "" : IoText(images_.file.align());
@@ -451,6 +461,13 @@ class Idx final : public Source {
       (*raw)[1] = std::as_bytes(std::span(labels_->values).subspan(record, 1));
     }
     return OkStatus();
+  }
+
+  bool KnownNumber(uint64_t record, size_t feature,
+                   std::byte* number) const override {
+    if (feature != 1) return false;
+    std::memcpy(number, &labels_->values[record], sizeof(int64_t));
+    return true;
   }
 
   std::string Describe(uint64_t record) const override {

@@ -4,6 +4,7 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/index/cache_file.h"
+#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/whole_files.h"
 #include "broker/source/image_folder_index.h"
@@ -31,7 +32,7 @@ void ToMask(const MaskFolder& masks, std::string* relative) {
   relative->append(masks.suffix);
 }
 
-class ImageFolder final : public Source {
+class ImageFolder final : public Source, public FileTimes {
  public:
   // mask_folder: without pictures; empty unless spec has masks.
   ImageFolder(const ImageFolderSource& spec, Folder pictures,
@@ -97,6 +98,29 @@ class ImageFolder final : public Source {
     return OkStatus();
   }
 
+  bool KnownNumber(uint64_t record, size_t feature,
+                   std::byte* number) const override {
+    if (raw_spec_[feature].encoded) return false;
+    std::memcpy(number, &labels_[pictures_.index.ClassOf(record)],
+                sizeof(int64_t));
+    return true;
+  }
+  Columns columns(uint64_t first) const override {
+    Columns columns = Source::columns(first);
+    if (!labels_.empty()) {
+      columns.push_back({"class", [this, first](uint64_t record) {
+                           return std::string(pictures_.index.ClassName(
+                               pictures_.index.ClassOf(record - first)));
+                         }});
+    }
+    columns.push_back({"path", [this, first](uint64_t record) {
+                         std::string path;
+                         pictures_.index.AppendPath(record - first, &path);
+                         return path;
+                       }});
+    return columns;
+  }
+
   std::string Describe(uint64_t record) const override {
     std::string path;
     SetPath(record, &path);
@@ -118,6 +142,14 @@ class ImageFolder final : public Source {
     fingerprint.Add(pictures_.index.Fingerprint());
     fingerprint.Add(masks_->suffix);
     return fingerprint.Hex();
+  }
+  // A picture that was written anew in its place does not show.
+  void AddTimes(Fingerprint* to) const override {
+    for (const auto* each : {&pictures_, &mask_folder_}) {
+      for (const FolderIndex::Folder& folder : each->index.folders) {
+        to->Add(static_cast<uint64_t>(folder.mtime_ns));
+      }
+    }
   }
 
  private:

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
 #include "broker/index/index.h"
@@ -61,7 +62,7 @@ void SetFullPath(const std::string& folder, std::string_view path,
   full->append(path);
 }
 
-class ImageList final : public Source {
+class ImageList final : public Source, public FileTimes {
  public:
   ImageList(const ImageListSource& spec, DataFile list, std::string folder,
             FieldRows fields, Rows rows, std::vector<std::string> class_names,
@@ -96,6 +97,10 @@ class ImageList final : public Source {
     for (const std::string& name : class_names_) fingerprint.Add(name);
     return fingerprint.Hex();
   }
+  // Of the list alone: a picture that was written anew does not show.
+  void AddTimes(Fingerprint* to) const override {
+    to->Add(static_cast<uint64_t>(list_.mtime_ns()));
+  }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     for (size_t i = 0; i < pictures_; ++i) {
@@ -120,6 +125,25 @@ class ImageList final : public Source {
       ++picture;
     }
     return OkStatus();
+  }
+
+  bool KnownNumber(uint64_t record, size_t feature,
+                   std::byte* number) const override {
+    if (fields_.raw_spec()[feature].encoded) return false;
+    RawRecord raw;
+    fields_.Point(std::span(rows_.fields)
+                      .subspan(record * fields_.bytes(), fields_.bytes()),
+                  &raw);
+    std::memcpy(number, raw[feature].data(), raw[feature].size());
+    return true;
+  }
+  Columns columns(uint64_t first) const override {
+    Columns columns = Source::columns(first);
+    columns.push_back({"path", [this, first](uint64_t record) {
+                         return std::string(
+                             rows_.Path((record - first) * pictures_));
+                       }});
+    return columns;
   }
 
   std::string Describe(uint64_t record) const override {
@@ -153,7 +177,6 @@ class ListReader {
         list_(list),
         folder_(std::move(folder)),
         fields_(fields),
-        memory_(*progress),
         progress_(progress) {
     for (size_t i = 0; i < fields_.count(); ++i) {
       if (fields_[i].encoded) pictures_.push_back(i);
@@ -198,7 +221,7 @@ class ListReader {
                                   list_.path(), list_.bytes(), kListBytesMax);
     }
     // The text, and the paths from it.
-    PENSTOCK_RETURN_IF_ERROR(memory_.Grow(2 * list_.bytes()));
+    PENSTOCK_RETURN_IF_ERROR(progress_->reserve(2 * list_.bytes()));
     text_.resize(list_.bytes());
     PENSTOCK_ASSIGN_OR_RETURN(
         const uint64_t found,
@@ -312,7 +335,7 @@ class ListReader {
                                     ShortValue(name), classes->names.size());
       }
       constexpr uint64_t kMapBytes = 128;  // of an entry and the name, about
-      PENSTOCK_RETURN_IF_ERROR(memory_.Grow(kMapBytes + 2 * name.size()));
+      PENSTOCK_RETURN_IF_ERROR(progress_->reserve(kMapBytes + 2 * name.size()));
       classes->names.emplace_back(name);
     }
     std::memcpy(fields_.NumbersIn(row, classes->field), &place->second,
@@ -355,7 +378,7 @@ class ListReader {
       return InvalidArgumentError("rows of {} bytes", row_bytes);
     }
     PENSTOCK_RETURN_IF_ERROR(
-        memory_.Grow((room - rows_.lines.capacity()) * row_bytes));
+        progress_->reserve((room - rows_.lines.capacity()) * row_bytes));
     rows_.lines.reserve(room);
     rows_.path_ends.reserve(room * pictures_.size());
     rows_.fields.reserve(room * fields_.bytes());
@@ -451,7 +474,6 @@ class ListReader {
   const DataFile& list_;
   const std::string folder_;
   const FieldRows& fields_;
-  PromisedMemory memory_;
   OpenProgress* const progress_;
   std::vector<size_t> pictures_;  // the fields that are
   std::vector<Classes> classes_;

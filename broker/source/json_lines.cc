@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/source/number.h"
 #include "broker/source/text_scan.h"
@@ -124,15 +125,12 @@ Status FindLines(ScannedFile* file, RecordSink* lines) {
   return OkStatus();
 }
 
-class JsonLines final : public Source {
+class JsonLines final : public Source, public FileTimes {
  public:
   JsonLines(const JsonLinesSource& spec, Index lines)
-      : rows_(spec.fields, spec.longer), lines_(std::move(lines)) {
-    for (const auto& [name, field] : spec.fields) {
-      pointers_.push_back(field.from.empty() ? std::vector<std::string>{name}
-                                             : *PointerTokens(field.from));
-    }
-  }
+      : rows_(spec.fields, spec.longer),
+        pointers_(PointersOf(spec.fields)),
+        lines_(std::move(lines)) {}
 
   uint64_t record_count() const override { return lines_.records(); }
   const RawSpec& raw_spec() const override { return rows_.raw_spec(); }
@@ -140,7 +138,11 @@ class JsonLines final : public Source {
   bool Changed() const override { return lines_.Changed(); }
   std::string io() const override { return IoText(0); }
   std::string fingerprint() const override { return lines_.fingerprint(); }
+  void AddTimes(Fingerprint* to) const override { lines_.files().AddTimes(to); }
 
+  Columns columns(uint64_t first) const override {
+    return ColumnsOf(lines_, first);
+  }
   void Expect(uint64_t record) const override { lines_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record line = lines_.At(record);
@@ -178,7 +180,7 @@ class JsonLines final : public Source {
 
  private:
   const FieldRows rows_;
-  std::vector<std::vector<std::string>> pointers_;  // of the fields
+  const std::vector<std::vector<std::string>> pointers_;  // of the fields
   const Index lines_;
 };
 
@@ -204,6 +206,25 @@ std::optional<std::vector<std::string>> PointerTokens(
     }
   }
   return tokens;
+}
+
+std::vector<std::vector<std::string>> PointersOf(
+    const FeatureValues<TextField>& fields) {
+  std::vector<std::vector<std::string>> pointers;
+  for (const auto& [name, field] : fields) {
+    pointers.push_back(field.from.empty() ? std::vector<std::string>{name}
+                                          : *PointerTokens(field.from));
+  }
+  return pointers;
+}
+
+ValueType<FeatureValues<TextField>> JsonFields() {
+  return TextFields({.from_key = "pointer",
+                     .from = Text("a JSON Pointer, such as /meta/0/label",
+                                  [](std::string_view text) {
+                                    return !text.empty() && PointerTokens(text);
+                                  }),
+                     .with_shape = true});
 }
 
 Status ParseJsonLine(std::string_view line, const FieldRows& rows,
@@ -265,20 +286,8 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
                     std::string(kFilesText) +
                         "; in UTF-8, not unpacked. Empty lines at the end are "
                         "left out")
-          .Required(
-              "fields", &JsonLinesSource::fields,
-              TextFields({.from_key = "pointer",
-                          .from = Text("a JSON Pointer, such as /meta/0/label",
-                                       [](std::string_view text) {
-                                         return !text.empty() &&
-                                                PointerTokens(text);
-                                       }),
-                          .with_shape = true}),
-              "{NAME: {dtype, shape, pointer, default}} of numbers, or {NAME: "
-              "{max_bytes, pointer, default}} of text. shape: [] if not given; "
-              "max_bytes: room for the text; pointer: where it is (RFC 6901), "
-              "by default /NAME; default: where it is missing or null, else an "
-              "error of the sample")
+          .Required("fields", &JsonLinesSource::fields, JsonFields(),
+                    kJsonFieldsText)
           .Optional("longer", &JsonLinesSource::longer, LongerTextType(),
                     kLongerTextText);
   return declared;

@@ -18,6 +18,18 @@ struct JsonLinesSource {
   StatusOr<std::unique_ptr<Source>> Open(OpenProgress* progress) const;
 };
 
+// For the fields of JSON documents.
+ValueType<FeatureValues<TextField>> JsonFields();
+inline constexpr char kJsonFieldsText[] =
+    "{NAME: {dtype, shape, pointer, default}} of numbers, or {NAME: "
+    "{max_bytes, pointer, default}} of text. shape: [] if not given; "
+    "max_bytes: room for the text; pointer: where it is (RFC 6901), by default "
+    "/NAME; default: where it is missing or null, else an error of the sample";
+
+// Where each field is, as PointerTokens.
+std::vector<std::vector<std::string>> PointersOf(
+    const FeatureValues<TextField>& fields);
+
 // Of a pointer, each as it is written in the document: "/a~1b/0" is "a/b", "0".
 // nullopt: it is none.
 std::optional<std::vector<std::string>> PointerTokens(std::string_view pointer);

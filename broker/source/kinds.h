@@ -4,8 +4,13 @@
 #ifndef BROKER_SOURCE_KINDS_H_
 #define BROKER_SOURCE_KINDS_H_
 
+#include <functional>
+#include <optional>
+#include <string>
 #include <variant>
+#include <vector>
 
+#include "broker/plan/select.h"
 #include "broker/source/csv.h"
 #include "broker/source/fixed_length_records.h"
 #include "broker/source/idx.h"
@@ -14,6 +19,7 @@
 #include "broker/source/json_lines.h"
 #include "broker/source/npy.h"
 #include "broker/source/npz.h"
+#include "broker/source/parts.h"
 #include "broker/source/python_dataset.h"
 #include "broker/source/range.h"
 #include "broker/source/stream.h"
@@ -23,6 +29,7 @@
 #include "broker/source/tfrecord.h"
 #include "broker/source/tokens.h"
 #include "broker/source/webdataset.h"
+#include "broker/source/zip.h"
 
 namespace penstock {
 
@@ -43,7 +50,23 @@ using SourceSpec = std::variant<  //
     RangeSource,                  //
     TensorsSource,                //
     SyntheticSource,              //
-    StreamSource>;
+    StreamSource,                 //
+    ConcatSource,                 //
+    MixSource,                    //
+    ZipSource>;
+
+// A source within another.
+struct PartSpec {
+  SourceSpec source;
+  std::vector<SelectSpec> select;
+  double weight = 1;                  // of a mix
+  std::optional<std::string> prefix;  // of a zip: of the names of features
+  bool operator==(const PartSpec&) const = default;
+};
+
+// Whether this source, or one within it, is such.
+bool AnySource(const SourceSpec& source,
+               const std::function<bool(const SourceSpec&)>& is_such);
 
 // Opens the source of a spec, whose values its declaration has checked: scans
 // folders, reads headers, checks sizes.

@@ -90,4 +90,14 @@ bool StoreReal(double number, DType dtype, std::byte* to) {
   }
 }
 
+bool StoreDouble(double number, DType dtype, std::byte* to) {
+  constexpr double kExact = 0x1p53;
+  if (IsFloat(dtype)) return StoreReal(number, dtype, to);
+  if (number != std::trunc(number) || std::abs(number) > kExact) return false;
+  const auto whole = static_cast<int64_t>(number);
+  if (dtype != DType::kBool) return StoreWhole(whole, dtype, to);
+  *to = static_cast<std::byte>(whole);
+  return whole == 0 || whole == 1;
+}
+
 }  // namespace penstock

@@ -21,6 +21,8 @@ bool StoreWhole(int64_t number, DType dtype, std::byte* to);
 // Of a float dtype, rounded to nearest even. It holds infinity and NaN, but no
 // number that would be rounded to infinity.
 bool StoreReal(double number, DType dtype, std::byte* to);
+// Of any dtype, of which integers hold whole numbers up to 2^53.
+bool StoreDouble(double number, DType dtype, std::byte* to);
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_NUMBER_H_

@@ -33,6 +33,12 @@ class Range final : public Source {
     return OkStatus();
   }
 
+  bool KnownNumber(uint64_t record, size_t, std::byte* number) const override {
+    const int64_t value = Value(record);
+    std::memcpy(number, &value, sizeof(value));
+    return true;
+  }
+
   std::string Describe(uint64_t record) const override {
     return Format("range value {}", Value(record));
   }

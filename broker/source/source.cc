@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+
 #include "broker/source/kinds.h"
 
 namespace penstock {
@@ -16,6 +20,80 @@ StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
         }
       },
       spec);
+}
+
+namespace {
+
+ColumnValue NumberOf(DType dtype, const std::byte* bytes) {
+  const auto as = [bytes](auto number) {
+    std::memcpy(&number, bytes, sizeof(number));
+    return number;
+  };
+  switch (dtype) {
+    case DType::kInt8:
+      return int64_t{as(int8_t{})};
+    case DType::kInt16:
+      return int64_t{as(int16_t{})};
+    case DType::kInt32:
+      return int64_t{as(int32_t{})};
+    case DType::kInt64:
+      return as(int64_t{});
+    case DType::kFloat32:
+      return double{as(float{})};
+    case DType::kFloat64:
+      return as(double{});
+    default:  // uint8, bool
+      return int64_t{as(uint8_t{})};
+  }
+}
+
+bool IsNumber(const RawFeature& raw) {
+  return !raw.encoded && raw.feature.shape.empty() &&
+         raw.feature.dtype != DType::kFloat16 &&
+         raw.feature.dtype != DType::kBFloat16;
+}
+
+}  // namespace
+
+Columns Source::columns(uint64_t first) const {
+  Columns columns;
+  std::array<std::byte, sizeof(uint64_t)> number{};
+  for (size_t i = 0; i < raw_spec().size(); ++i) {
+    const Feature& feature = raw_spec()[i].feature;
+    if (!IsNumber(raw_spec()[i]) || !KnownNumber(0, i, number.data())) continue;
+    columns.push_back({feature.name, [this, first, i,
+                                      dtype = feature.dtype](uint64_t record) {
+                         std::array<std::byte, sizeof(uint64_t)> value{};
+                         KnownNumber(record - first, i, value.data());
+                         return NumberOf(dtype, value.data());
+                       }});
+  }
+  if (record_count() > 0 && !FileOf(0).empty()) {
+    columns.push_back({"file", [this, first](uint64_t record) {
+                         return std::string(FileOf(record - first));
+                       }});
+  }
+  return columns;
+}
+
+bool AnySource(const SourceSpec& source,
+               const std::function<bool(const SourceSpec&)>& is_such) {
+  const auto any = [&](const std::vector<PartSpec>& parts) {
+    return std::any_of(parts.begin(), parts.end(), [&](const PartSpec& part) {
+      return AnySource(part.source, is_such);
+    });
+  };
+  if (is_such(source)) return true;
+  if (const auto* concat = std::get_if<ConcatSource>(&source)) {
+    return any(concat->parts);
+  }
+  if (const auto* mix = std::get_if<MixSource>(&source)) {
+    return any(mix->parts);
+  }
+  if (const auto* zip = std::get_if<ZipSource>(&source)) {
+    return any(zip->parts);
+  }
+  return false;
 }
 
 }  // namespace penstock

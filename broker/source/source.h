@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +17,8 @@
 
 #include "broker/index/open_progress.h"
 #include "broker/io/read_request.h"
+#include "broker/plan/columns.h"
+#include "broker/plan/order.h"
 #include "broker/user_code/trusted_code.h"
 #include "common/element_spec.h"
 #include "common/status.h"
@@ -39,6 +42,9 @@ using RawSpec = std::vector<RawFeature>;
 // the read buffer, the source's own memory or the scratch passed to Unpack.
 using RawRecord = std::vector<std::span<const std::byte>>;
 
+// Of the contents of files, by path.
+using FileDigests = std::map<std::string, std::string>;
+
 class Source {
  public:
   virtual ~Source() = default;
@@ -47,6 +53,27 @@ class Source {
   virtual const RawSpec& raw_spec() const = 0;
   // Broker memory that it keeps (index, inline values, unpacked files).
   virtual uint64_t memory_bytes() const = 0;
+
+  // The order of a pass over all records. first: the number of its first record
+  // in the source that this one is a part of. May take a pass over the index.
+  virtual StatusOr<std::unique_ptr<Order>> OrderOf(
+      uint64_t first, const OrderBudget& /*budget*/) const {
+    return AllRecords(record_count(), first);
+  }
+
+  // Copies the number of a feature without dimensions that is known without
+  // reading the record; false: it is not.
+  virtual bool KnownNumber(uint64_t /*record*/, size_t /*feature*/,
+                           std::byte* /*number*/) const {
+    return false;
+  }
+  // The path of the file that has the record, where records are ranges of
+  // files; "": elsewhere.
+  virtual std::string_view FileOf(uint64_t /*record*/) const { return ""; }
+  // What is known of records without reading them: those features, the file,
+  // and what a kind adds. Of first + record where this source is a part
+  // (OrderOf).
+  virtual Columns columns(uint64_t first) const;
 
   // Fills *request for record (< record_count()). Either all records of a
   // source are of kNone, or none: one of no bytes is a range of no bytes.
@@ -115,6 +142,9 @@ class Source {
 
   // Describes skipped files or records, for people.
   virtual std::string left_out() const { return {}; }
+
+  // Adds those of the files of kept records that its parts name.
+  virtual void AddDigests(FileDigests*) const {}
 
   // The same on every host that has the same files, whatever their folder;
   // "": the spec says it all, or it is not known. May take a pass over the

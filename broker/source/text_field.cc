@@ -18,7 +18,6 @@ namespace {
 constexpr char kBytesSuffix[] = "_bytes";
 // As of all rows.
 constexpr size_t kFeaturesMax = 64;
-constexpr size_t kNameCharsMax = 64;
 
 uint64_t NumbersOf(const TextField& field) {
   uint64_t numbers = 1;

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/io/read.h"
 #include "broker/source/text_scan.h"
@@ -52,7 +53,7 @@ LongLines FindLongLines(const Index& index, uint64_t max_bytes) {
   return found;
 }
 
-class TextLines final : public Source {
+class TextLines final : public Source, public FileTimes {
  public:
   TextLines(const TextLinesSource& spec, Index index)
       : max_bytes_(spec.max_bytes),
@@ -70,6 +71,7 @@ class TextLines final : public Source {
   bool Changed() const override { return index_.Changed(); }
   std::string io() const override { return IoText(0); }
   std::string fingerprint() const override { return index_.fingerprint(); }
+  void AddTimes(Fingerprint* to) const override { index_.files().AddTimes(to); }
 
   std::string warning() const override {
     if (longer_.lines == 0) return "";
@@ -82,6 +84,9 @@ class TextLines final : public Source {
                 "them with `longer: cut`");
   }
 
+  Columns columns(uint64_t first) const override {
+    return ColumnsOf(index_, first);
+  }
   void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record line = index_.At(record);

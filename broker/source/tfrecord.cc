@@ -4,9 +4,10 @@
 #include <cstring>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/crc32c.h"
+#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/io/read.h"
-#include "broker/source/crc32c.h"
 #include "broker/source/example_features.h"
 #include "common/quantity.h"
 
@@ -83,7 +84,7 @@ Status FindTfrecords(ScannedFile* file, RecordSink* records) {
 
 // ---- the source
 
-class Tfrecord final : public Source {
+class Tfrecord final : public Source, public FileTimes {
  public:
   Tfrecord(const RecordFeatures& features, Index index)
       : features_(features),
@@ -96,7 +97,11 @@ class Tfrecord final : public Source {
   bool Changed() const override { return index_.Changed(); }
   std::string io() const override { return IoText(index_.files()[0].align()); }
   std::string fingerprint() const override { return index_.fingerprint(); }
+  void AddTimes(Fingerprint* to) const override { index_.files().AddTimes(to); }
 
+  Columns columns(uint64_t first) const override {
+    return ColumnsOf(index_, first);
+  }
   void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record place = index_.At(record);

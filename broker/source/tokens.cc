@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 #include "broker/source/concatenation.h"
@@ -114,7 +115,7 @@ StatusOr<FileTokens> FindTokens(const TokensSource& spec, const DataFile& file,
   return FileTokens{stored, spec.header_bytes, data / Of(stored).bytes};
 }
 
-class Tokens final : public Source {
+class Tokens final : public Source, public FileTimes {
  public:
   Tokens(const TokensSource& spec, DataFiles files, Stored stored)
       : files_(std::move(files)),
@@ -161,6 +162,7 @@ class Tokens final : public Source {
     fingerprint.Add(files_);
     return fingerprint.Hex();
   }
+  void AddTimes(Fingerprint* to) const override { files_.AddTimes(to); }
   std::optional<size_t> plain_feature() const override {
     if (!as_stored_ || raw_spec_.size() != 1) return std::nullopt;
     return 0;
@@ -197,6 +199,9 @@ class Tokens final : public Source {
     return OkStatus();
   }
 
+  std::string_view FileOf(uint64_t record) const override {
+    return PlaceOf(record).file->path();
+  }
   std::string Describe(uint64_t record) const override {
     const Place place = PlaceOf(record);
     return Format("{}, offset {}", place.file->path(), place.offset);

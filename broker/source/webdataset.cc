@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/io/read.h"
 #include "broker/source/npy_header.h"
@@ -312,7 +313,7 @@ Status AskFeaturesError(const FilePatterns& files, OpenProgress* progress) {
   return scan.ok() ? proposal.Error(file.path()) : scan.status();
 }
 
-class Webdataset final : public Source {
+class Webdataset final : public Source, public FileTimes {
  public:
   Webdataset(const WebdatasetSource& spec, Index index)
       : features_(spec.features),
@@ -332,6 +333,7 @@ class Webdataset final : public Source {
   bool Changed() const override { return index_.Changed(); }
   std::string io() const override { return IoText(index_.files()[0].align()); }
   std::string fingerprint() const override { return index_.fingerprint(); }
+  void AddTimes(Fingerprint* to) const override { index_.files().AddTimes(to); }
   std::string warning() const override {
     const Index::OddEnds odd = index_.odd_ends();
     if (odd.files == 0) return "";
@@ -351,6 +353,9 @@ class Webdataset final : public Source {
                                count == 1 ? "" : "s");
   }
 
+  Columns columns(uint64_t first) const override {
+    return ColumnsOf(index_, first);
+  }
   void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const Index::Record sample = index_.At(record);

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "broker/declare/declaration.h"
+#include "broker/declare/spec_path.h"
+#include "broker/transform/draws.h"
 
 namespace penstock {
 namespace {
@@ -20,10 +22,27 @@ constexpr size_t kShownBytesMax = 120;
 // Rejects options that make no sense for a stream's rows.
 Status CheckStream(const YamlValue& root, const DatasetSpec& spec) {
   if (!std::holds_alternative<StreamSource>(spec.source)) return OkStatus();
+  if (!spec.select.empty()) {
+    return root.Optional("select").Error(
+        "the records of a stream are not known before they come: select them "
+        "where they are put");
+  }
   if (spec.shuffle) {
     return root.Optional("shuffle").Error(
         "a stream comes in the order in which its producers put it: shuffle "
         "there");
+  }
+  if (spec.shard == ShardPolicy::kFile) {
+    return root.Optional("shard").Error(
+        "a stream has no files: use `data`, which divides each batch by rows");
+  }
+  for (const TransformSpec& step : spec.map) {
+    if (std::holds_alternative<MixupOp>(step) ||
+        std::holds_alternative<CutmixOp>(step)) {
+      return root.Optional("map").Error(
+          "rows of a stream cannot be made again, as mixup and cutmix may need "
+          "them: mix them where they are put, or in the trainer");
+    }
   }
   if (spec.epochs != 1) {
     return root.Optional("epochs").Error(
@@ -40,10 +59,79 @@ Status CheckStream(const YamlValue& root, const DatasetSpec& spec) {
   return OkStatus();
 }
 
+std::string_view NameOf(const TransformSpec& step) {
+  return std::visit(
+      [](const auto& op) -> std::string_view { return op.Declared().name(); },
+      step);
+}
+
+// Rows are kept of records that are the same each time.
+Status CheckCache(const YamlValue& root, const DatasetSpec& spec) {
+  if (!spec.cache && !spec.snapshot) return OkStatus();
+  const YamlValue value = root.Optional(spec.cache ? "cache" : "snapshot");
+  if (spec.cache && spec.snapshot) {
+    return value.Error(
+        "there is a snapshot too: leave one of them out; memory that is left "
+        "keeps files of a snapshot anyway");
+  }
+  const bool made_anew = AnySource(spec.source, [](const SourceSpec& source) {
+    return std::holds_alternative<PythonDatasetSource>(source);
+  });
+  if (std::holds_alternative<StreamSource>(spec.source)) {
+    return value.Error("rows of a stream come once: leave it out");
+  }
+  if (made_anew) {
+    return value.Error(
+        "a dataset of Python may draw random numbers for each record: leave it "
+        "out, and keep what it makes there");
+  }
+  const size_t most = StepsToKeep(spec.map);
+  const uint64_t at =
+      (spec.cache ? spec.cache->at : spec.snapshot->at).value_or(most);
+  if (at <= most) return OkStatus();
+  const YamlValue at_value = value.Optional("at");
+  if (most == spec.map.size()) {
+    return at_value.Error(
+        Format("{} steps, and `map` has {}: use at most that", at, most));
+  }
+  const TransformSpec& step = spec.map[most];
+  const std::string_view name = NameOf(step);
+  return at_value.Error(Format(
+      "map[{}].{} {}: use at most {}, or put steps without random numbers "
+      "before it",
+      most, name,
+      !Draws(step) ? "puts channels first, which steps after it may not take"
+      : name == "python" || name == "plugin"
+          ? "is a function, which may draw random numbers, and what is kept is "
+            "the same each time"
+          : "draws random numbers, and what is kept is the same each time",
+      most));
+}
+
+ValueType<ShardPolicy> ShardPolicies() {
+  auto policies = Words<ShardPolicy>({{"auto", ShardPolicy::kAuto},
+                                      {"file", ShardPolicy::kFile},
+                                      {"data", ShardPolicy::kData},
+                                      {"off", ShardPolicy::kOff}});
+  // Left out where it is the default: the JSON of older specs stays as it was.
+  policies.write = [write = policies.write](const ShardPolicy& policy,
+                                            Json* out) {
+    if (policy != ShardPolicy::kAuto) write(policy, out);
+  };
+  return policies;
+}
+
 Status Finish(const YamlValue& root, DatasetSpec* spec) {
   if (spec->shuffle && !root.Optional("seed").present()) {
     spec->seed = spec->shuffle->seed;
   }
+  if (spec->shard == ShardPolicy::kFile && spec->shuffle &&
+      spec->shuffle->window_files) {
+    return root.Optional("shard").Error(
+        "`file` shuffles the records of all files of a rank: leave out "
+        "shuffle.window_files, or use `data`");
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckCache(root, *spec));
   return CheckStream(root, *spec);
 }
 
@@ -123,6 +211,7 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
                     "the name for `penstock register` and `attach`")
           .Required("source", &DatasetSpec::source, OneKind<SourceSpec>(),
                     "the records")
+          .Optional("select", &DatasetSpec::select, SelectSteps(), kSelectText)
           .Optional("shuffle", &DatasetSpec::shuffle,
                     WordOr("none", MappingOf(ShuffleSpec::Declared())),
                     "the order of the records; none: the source's")
@@ -130,10 +219,18 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
               "seed", &DatasetSpec::seed,
               WholeNumber<uint64_t>(0, std::numeric_limits<uint64_t>::max()),
               "of augmentation; if there is a shuffle, by default its seed")
-          .Optional("map", &DatasetSpec::map,
-                    List(OneKind<TransformSpec>(), 0, kMapOpsMax,
-                         Format("a list of at most {} steps", kMapOpsMax)),
-                    "operations on each row, in this order")
+          .Optional(
+              "map", &DatasetSpec::map,
+              List(OneKind<TransformSpec>(), 0, kMapOpsMax,
+                   Format("a list of at most {} steps, such as [flip: {{}}]",
+                          kMapOpsMax)),
+              "operations on each row, in this order")
+          .Optional("cache", &DatasetSpec::cache,
+                    Maybe(MappingOf(CacheSpec::Declared())),
+                    "keeps rows as the first steps of `map` have made them")
+          .Optional("snapshot", &DatasetSpec::snapshot,
+                    Maybe(MappingOf(SnapshotSpec::Declared())),
+                    "the same in a folder, for good")
           .Required("batch", &DatasetSpec::batch,
                     MappingOf(BatchSpec::Declared()), "the rows of a step")
           .Optional("epochs", &DatasetSpec::epochs,
@@ -159,8 +256,19 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
                     "for a record that cannot be read or decoded: end the job; "
                     "leave the row out (the batch is shorter); take the next "
                     "readable record, and its id")
+          .Optional("shard", &DatasetSpec::shard, ShardPolicies(),
+                    "how delivery `split` divides the data. auto, the default, "
+                    "and data: each batch by rows; file: each rank has whole "
+                    "files; off: not at all, every rank gets all of them, as "
+                    "in `broadcast`, in batches of its share")
           .Check(Finish);
   return declared;
+}
+
+std::optional<size_t> KeptSteps(const DatasetSpec& spec) {
+  if (!spec.cache && !spec.snapshot) return std::nullopt;
+  return (spec.cache ? spec.cache->at : spec.snapshot->at)
+      .value_or(StepsToKeep(spec.map));
 }
 
 namespace {
@@ -185,7 +293,26 @@ StatusOr<DatasetSpec> Parse(std::string_view text, const std::string& file,
 StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
                                        const std::string& file,
                                        const std::string& base_dir) {
-  return Parse(text, file, base_dir, kSpecBytesMax);
+  StatusOr<DatasetSpec> spec = Parse(text, file, base_dir, kSpecBytesMax);
+  if (spec.ok() && !file.empty()) {
+    spec->written = {file, std::make_shared<const std::string>(text)};
+  }
+  return spec;
+}
+
+Status Located(const DatasetSpec& spec, const Status& status) {
+  if (status.ok()) return status;
+  const std::string_view path = PathOf(status.message());
+  if (spec.written.text != nullptr && !path.empty()) {
+    const auto root = ReadYaml(*spec.written.text, spec.written.file);
+    const YamlPosition at =
+        root.ok() ? PositionOf(*root, path) : YamlPosition();
+    if (at.line > 0) {
+      return status.Prepend(
+          Format("{}:{}:{}", spec.written.file, at.line, at.column));
+    }
+  }
+  return status.Prepend("dataset '" + spec.name + "'");
 }
 
 StatusOr<DatasetSpec> ParseJournaledSpec(std::string_view json) {

@@ -5,30 +5,50 @@
 #define BROKER_SPEC_DATASET_SPEC_H_
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "broker/cache/cache_spec.h"
 #include "broker/plan/plan_spec.h"
+#include "broker/plan/select.h"
 #include "broker/source/kinds.h"
 #include "broker/transform/kinds.h"
 #include "common/status.h"
 
 namespace penstock {
 
+// What a spec was read from, for errors that are found later. It is no part of
+// what the spec means: all are equal.
+struct SpecText {
+  std::string file;  // "": a program wrote the text
+  std::shared_ptr<const std::string> text;
+  bool operator==(const SpecText&) const { return true; }
+};
+
 enum class OnError { kFail, kSkip, kSubstitute };
+
+// How `split` divides the data, by tf.data's names.
+enum class ShardPolicy { kAuto, kFile, kData, kOff };
 
 struct DatasetSpec : PlanSpec {
   std::string name;
   SourceSpec source;
+  std::vector<SelectSpec> select;
   uint64_t seed = 0;  // of augmentation; default: shuffle's
   std::vector<TransformSpec> map;
+  std::optional<CacheSpec> cache;  // this, or a snapshot
+  std::optional<SnapshotSpec> snapshot;
   uint32_t prefetch = 2;  // finished batches per rank
   // Batches a rank may hold at once: the loop's current one, one that the loop
   // keeps, and the one being requested.
   uint32_t hold = 3;
   OnError on_error = OnError::kFail;
+  ShardPolicy shard = ShardPolicy::kAuto;
+  SpecText written;
   bool operator==(const DatasetSpec&) const = default;
 
   static const Declaration<DatasetSpec>& Declared();
@@ -43,12 +63,19 @@ StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
                                        const std::string& file,
                                        const std::string& base_dir);
 
+// The steps of `map` whose rows are kept; nullopt: none are.
+std::optional<size_t> KeptSteps(const DatasetSpec& spec);
+
 // Every field, defaults included, in a fixed order. Two specs describe the same
 // dataset if and only if their JSON is equal.
 nlohmann::ordered_json DatasetSpecToJson(const DatasetSpec& spec);
-// Parses the text of that JSON, from the journal. It may be longer than the text
-// of any spec, whose numbers may be shorter.
+// Parses the text of that JSON, from the journal. It may be longer than the
+// text of any spec, whose numbers may be shorter.
 StatusOr<DatasetSpec> ParseJournaledSpec(std::string_view json);
+
+// An error of opening the dataset, with where the spec has what it is of
+// ("train.yaml:7:5: map[2].rotate: ..."), or else the dataset's name.
+Status Located(const DatasetSpec& spec, const Status& status);
 
 // The first differing field with both values ("batch.size: 256 here, 128
 // there"), or "" if the specs are equal.

@@ -90,8 +90,14 @@ std::string Described::Example() const {
   const std::string& name = declared->name();
   const std::string& value = declared->example();
   if (key == name) return Format("{}: {}", key, value);
-  return key == "map" ? Format("map: [{{{}: {}}}]", name, value)
-                      : Format("{}: {{{}: {}}}", key, name, value);
+  if (key == "map" || key == "select") {
+    return Format("{}: [{{{}: {}}}]", key, name, value);
+  }
+  // Lists of mappings of one kind.
+  if (key == "parts" || key == "schedule") {
+    return Format("{}: [{}]", key, value);
+  }
+  return Format("{}: {{{}: {}}}", key, name, value);
 }
 
 std::vector<Described> AllDescribed() {
@@ -104,12 +110,22 @@ std::vector<std::string> SpecExamples() {
   std::vector<std::string> texts = {DatasetSpec::Declared().example()};
   for (const Described& each : AllDescribed()) {
     std::string example = each.Example();
-    const bool is_of_source = each.key == "source" || each.key == "masks";
+    const bool is_of_source = each.key == "source" || each.key == "masks" ||
+                              each.key == "parts" || each.key == "schedule";
     if (each.key == "crop") {
       example = "map: [{decode_image: {size: 8, " + example + "}}]";
+    } else if (each.key == "vocabulary") {
+      example = "map: [{lookup: {" + example + "}}]";
     } else if (each.key == "masks") {
       example =
           "source: {image_folder: {path: /data/pictures, " + example + "}}";
+    } else if (each.key == "parts") {
+      example = "source: {mix: {" + example + "}}";
+    } else if (each.key == "schedule") {
+      example =
+          "source: {mix: {parts: [{source: {range: 9}}, {source: {range: "
+          "9}}], " +
+          example + "}}";
     }
     std::string text = "dataset: d\n" + example + "\n";
     if (!is_of_source) text += "source: {range: 9}\n";

@@ -16,12 +16,13 @@
 // that is, the upper 53 bits, in [0, 1). op is the operation's index in the
 // spec's `map` list, from 0; 0xff00 and up are reserved for uses outside that
 // list. The code that draws documents which draw it uses for what (crop.h,
-// pixel_pass.h).
+// pixel_pass.h, color.h).
 #ifndef BROKER_TRANSFORM_AUGMENTATION_H_
 #define BROKER_TRANSFORM_AUGMENTATION_H_
 
 #include <Random123/philox.h>
 
+#include <array>
 #include <cstdint>
 
 namespace penstock {
@@ -44,6 +45,10 @@ class AugmentationDraws {
 
   // draw < 2^17. In [0, 1).
   double Uniform(uint32_t draw) const {
+    return static_cast<double>(Bits(draw) >> 11) * 0x1p-53;
+  }
+  // Its two words, of which Uniform takes the upper bits.
+  uint64_t Bits(uint32_t draw) const {
     r123::Philox4x32::key_type key = {{static_cast<uint32_t>(key_.seed),
                                        static_cast<uint32_t>(key_.seed >> 32)}};
     r123::Philox4x32::ctr_type counter = {
@@ -52,8 +57,15 @@ class AugmentationDraws {
          static_cast<uint32_t>(key_.epoch), op_ << 16 | draw / 2}};
     const r123::Philox4x32::ctr_type block = r123::Philox4x32()(counter, key);
     const uint32_t first = draw % 2 * 2;
-    const uint64_t bits = uint64_t{block[first + 1]} << 32 | block[first];
-    return static_cast<double>(bits >> 11) * 0x1p-53;
+    return uint64_t{block[first + 1]} << 32 | block[first];
+  }
+  // From range[0] up to, but not, range[1]: low + draw * (high - low).
+  double Within(uint32_t draw, const std::array<double, 2>& range) const {
+    return range[0] + Uniform(draw) * (range[1] - range[0]);
+  }
+  // Of 0 to count - 1.
+  int64_t Choice(uint32_t draw, int64_t count) const {
+    return static_cast<int64_t>(Uniform(draw) * static_cast<double>(count));
   }
 
  private:

@@ -1,6 +1,7 @@
 #include "broker/transform/decode_image.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "broker/transform/nearest.h"
 #include "broker/transform/orientation.h"
 #include "broker/transform/path_builder.h"
+#include "broker/transform/window.h"
 
 namespace penstock {
 namespace {
@@ -57,13 +59,28 @@ StatusOr<std::unique_ptr<std::byte[]>> ReadUpright(
   return upright;
 }
 
+// Numbers of the rows of the result, from its top or from its bottom.
+class OutputRows {
+ public:
+  OutputRows(int64_t height, bool from_bottom)
+      : row_(from_bottom ? height - 1 : 0), step_(from_bottom ? -1 : 1) {}
+  int64_t Next() { return std::exchange(row_, row_ + step_); }
+
+ private:
+  int64_t row_;
+  const int64_t step_;
+};
+
 // Decodes, crops and resizes; unless exact, also applies the following
 // PixelPass.
 class DecodeStage final : public Stage {
  public:
-  DecodeStage(DecodeImageOp op, uint32_t op_number)
+  // fill: a pixel.
+  DecodeStage(DecodeImageOp op, uint32_t op_number, std::vector<std::byte> fill)
       : op_(std::move(op)),
         op_number_(op_number),
+        mode_(PaddingOf(op_.crop).mode),
+        fill_(std::move(fill)),
         pass_(DType::kUint8, op_.size.height, op_.size.width, op_.channels) {}
 
   bool TakePass(std::optional<PixelPass>* pass) override {
@@ -80,54 +97,88 @@ class DecodeStage final : public Stage {
         op_.applies_orientation ? ReadOrientation(in) : Orientation();
     const ImageSize size = orientation.Turn(decoder->size());
     PENSTOCK_RETURN_IF_ERROR(CheckFits(op_, op_number_, size, scratch));
-    const CropBox box = ChooseCrop(op_.crop, size, op_.size, {key, op_number_});
-    if (!op_.exact && op_.channels == 3 && orientation.is_upright()) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const CropView view,
+        ChooseView(op_.crop, size, op_.size, {key, op_number_}));
+    if (!op_.exact && op_.channels == 3 && orientation.is_upright() &&
+        op_.interpolation == Interpolation::kBilinear &&
+        view.IsInside(op_.size)) {
+      const FractionalBox box = SourceOf(view);
       if (JpegDecoder* const jpeg = decoder->AsJpeg(); jpeg == nullptr) {
         if (BeginPart(box, 1, key, scratch)) {
-          return RunRows(*decoder, scratch, out);
+          return RunRows(*decoder, key, scratch, out);
         }
       } else if (jpeg->HasParts() &&
                  BeginPart(box, Denominator(box), key, scratch)) {
-        return RunPart(box, *jpeg, scratch, out);
+        return RunPart(box, *jpeg, key, scratch, out);
       }
     }
     const auto run_exact = [&](std::byte* picture) {
       return orientation.is_upright()
-                 ? RunWhole(box, *decoder, scratch, picture)
-                 : RunTurned(in, box, orientation, *decoder, scratch, picture);
+                 ? RunWhole(view, *decoder, scratch, picture)
+                 : RunTurned(in, view, orientation, *decoder, scratch, picture);
     };
     if (!has_pass_) return run_exact(out);
     const size_t bytes = op_.size.height * op_.size.width * op_.channels;
     if (scratch.picture.size() < bytes) scratch.picture.resize(bytes);
     PENSTOCK_RETURN_IF_ERROR(run_exact(scratch.picture.data()));
+    const StepClock::In in_pass(scratch.clock, pass_.part());
     pass_.Run(scratch.picture.data(), key, out);
     return OkStatus();
   }
 
  private:
+  // The pixels of the picture that become the result.
+  FractionalBox SourceOf(const CropView& view) const {
+    // Exactly the box where the window is all of it.
+    const auto part = [](int64_t length, int64_t some, int64_t all) {
+      return static_cast<double>(length) *
+             (static_cast<double>(some) / static_cast<double>(all));
+    };
+    // Rounding takes no pixel after the box.
+    const auto cut = [](double start, double length, int64_t end) {
+      while (start + length > static_cast<double>(end)) {
+        length = std::nextafter(length, 0);
+      }
+      return length;
+    };
+    const CropBox& box = view.box;
+    FractionalBox source = {
+        .left = static_cast<double>(box.left) +
+                part(box.width, view.left, view.scaled.width),
+        .top = static_cast<double>(box.top) +
+               part(box.height, view.top, view.scaled.height),
+        .width = part(box.width, op_.size.width, view.scaled.width),
+        .height = part(box.height, op_.size.height, view.scaled.height)};
+    source.width = cut(source.left, source.width, box.left + box.width);
+    source.height = cut(source.top, source.height, box.top + box.height);
+    return source;
+  }
+
   // The largest scale at which the box is no smaller than its target.
-  int Denominator(const CropBox& box) const {
+  int Denominator(const FractionalBox& box) const {
     int denominator = 8;
-    while (denominator > 1 && (box.width < op_.size.width * denominator ||
-                               box.height < op_.size.height * denominator)) {
+    while (denominator > 1 &&
+           (box.width < static_cast<double>(op_.size.width * denominator) ||
+            box.height < static_cast<double>(op_.size.height * denominator))) {
       denominator /= 2;
     }
     return denominator;
   }
 
-  bool BeginPart(const CropBox& box, int denominator,
+  bool BeginPart(const FractionalBox& box, int denominator,
                  const AugmentationKey& key, PathScratch& scratch) const {
     const double scale = 1.0 / denominator;
-    return scratch.rgbx.Begin(
-        {.left = static_cast<double>(box.left) * scale,
-         .top = static_cast<double>(box.top) * scale,
-         .width = static_cast<double>(box.width) * scale,
-         .height = static_cast<double>(box.height) * scale},
-        op_.size, pass_.Mirrors(key));
+    return scratch.rgbx.Begin({.left = box.left * scale,
+                               .top = box.top * scale,
+                               .width = box.width * scale,
+                               .height = box.height * scale},
+                              op_.size, pass_.Mirrors(key).horizontal);
   }
 
   // Decodes only what the box needs of a JPEG.
-  Status RunPart(const CropBox& box, JpegDecoder& decoder, PathScratch& scratch,
+  Status RunPart(const FractionalBox& box, JpegDecoder& decoder,
+                 const AugmentationKey& key, PathScratch& scratch,
                  std::byte* out) const {
     RgbxResampler& resampler = scratch.rgbx;
     const int denominator = Denominator(box);
@@ -142,20 +193,22 @@ class DecodeStage final : public Stage {
     const std::byte* const first_pixel =
         row + (resampler.first_column() - left) * RgbxResampler::kPixelBytes;
     PENSTOCK_RETURN_IF_ERROR(decoder.SkipRows(resampler.first_row()));
-    int64_t out_row = 0;
+    OutputRows rows(op_.size.height, pass_.Mirrors(key).vertical);
+    StepClock* const clock = has_pass_ ? scratch.clock : nullptr;
     for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
       PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row));
       resampler.AddRow(y, first_pixel);
       while (const std::byte* rgbx = resampler.NextRow()) {
-        pass_.WriteRgbx(rgbx, out_row++, out);
+        const StepClock::In in(clock, pass_.part());
+        pass_.WriteRgbx(rgbx, rows.Next(), out);
       }
     }
     return decoder.FinishPart(row);
   }
 
   // Decodes the rows down to the end of the box.
-  Status RunRows(PictureDecoder& decoder, PathScratch& scratch,
-                 std::byte* out) const {
+  Status RunRows(PictureDecoder& decoder, const AugmentationKey& key,
+                 PathScratch& scratch, std::byte* out) const {
     RgbxResampler& resampler = scratch.rgbx;
     PENSTOCK_RETURN_IF_ERROR(decoder.Start(RgbxResampler::kPixelBytes));
     std::byte* const row = scratch.PictureRow(
@@ -163,13 +216,15 @@ class DecodeStage final : public Stage {
         RgbxResampler::kPixelBytes);
     const std::byte* const first_pixel =
         row + resampler.first_column() * RgbxResampler::kPixelBytes;
-    int64_t out_row = 0;
+    OutputRows rows(op_.size.height, pass_.Mirrors(key).vertical);
+    StepClock* const clock = has_pass_ ? scratch.clock : nullptr;
     for (int64_t y = 0; y < resampler.end_row(); ++y) {
       PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row));
       if (y < resampler.first_row()) continue;
       resampler.AddRow(y, first_pixel);
       while (const std::byte* rgbx = resampler.NextRow()) {
-        pass_.WriteRgbx(rgbx, out_row++, out);
+        const StepClock::In in(clock, pass_.part());
+        pass_.WriteRgbx(rgbx, rows.Next(), out);
       }
     }
     return decoder.FinishPart(row);
@@ -177,42 +232,50 @@ class DecodeStage final : public Stage {
 
   // Decodes every row, also outside the box: the errors of a file do not depend
   // on the part that an epoch uses.
-  Status RunWhole(const CropBox& box, PictureDecoder& decoder,
+  Status RunWhole(const CropView& view, PictureDecoder& decoder,
                   PathScratch& scratch, std::byte* out) const {
     const ImageSize size = decoder.size();
-    Resampler& resampler = scratch.resampler;
-    PENSTOCK_RETURN_IF_ERROR(resampler.Begin(box, op_.size, op_.channels, out));
+    ViewResizer resizer(&scratch.resampler, &scratch.part,
+                        &scratch.nearest_columns);
+    PENSTOCK_RETURN_IF_ERROR(
+        resizer.Begin(view, op_.size, op_.interpolation, mode_, fill_, out));
     PENSTOCK_RETURN_IF_ERROR(decoder.Start(op_.channels));
     const size_t row_bytes = static_cast<size_t>(size.width * op_.channels);
     std::byte* const row = scratch.PictureRow(row_bytes);
     for (int64_t y = 0; y < size.height; ++y) {
       PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row));
-      if (y >= resampler.first_row() && y < resampler.end_row()) {
-        resampler.AddRow(y, row);
+      if (y >= resizer.first_row() && y < resizer.end_row()) {
+        resizer.AddRow(y, row);
       }
     }
+    resizer.Finish();
     return decoder.Finish();
   }
 
   // As RunWhole, of the picture turned upright.
-  Status RunTurned(std::span<const std::byte> file, const CropBox& box,
+  Status RunTurned(std::span<const std::byte> file, const CropView& view,
                    const Orientation& orientation, PictureDecoder& decoder,
                    PathScratch& scratch, std::byte* out) const {
-    PENSTOCK_ASSIGN_OR_RETURN(
-        const std::unique_ptr<std::byte[]> upright,
-        ReadUpright(file, box, orientation, op_.channels, decoder, scratch));
-    Resampler& resampler = scratch.resampler;
+    PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<std::byte[]> upright,
+                              ReadUpright(file, view.box, orientation,
+                                          op_.channels, decoder, scratch));
+    CropView of_box = view;
+    of_box.box.left = of_box.box.top = 0;
+    ViewResizer resizer(&scratch.resampler, &scratch.part,
+                        &scratch.nearest_columns);
     PENSTOCK_RETURN_IF_ERROR(
-        resampler.Begin({.width = box.width, .height = box.height}, op_.size,
-                        op_.channels, out));
-    for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
-      resampler.AddRow(y, upright.get() + y * box.width * op_.channels);
+        resizer.Begin(of_box, op_.size, op_.interpolation, mode_, fill_, out));
+    for (int64_t y = resizer.first_row(); y < resizer.end_row(); ++y) {
+      resizer.AddRow(y, upright.get() + y * view.box.width * op_.channels);
     }
+    resizer.Finish();
     return OkStatus();
   }
 
   const DecodeImageOp op_;
   const uint32_t op_number_;
+  const PadMode mode_;
+  const std::vector<std::byte> fill_;
   PixelPass pass_;
   bool has_pass_ = false;  // else values are unchanged
 };
@@ -232,45 +295,61 @@ class DecodeMaskStage final : public Stage {
     const ImageSize stored = decoder->size();
     const ImageSize size = orientation.Turn(stored);
     PENSTOCK_RETURN_IF_ERROR(CheckFits(op_, op_number_, size, scratch));
-    const CropBox box = ChooseCrop(op_.crop, size, op_.size, {key, op_number_});
-    FindNearest(box.height, op_.size.height, &scratch.nearest_rows);
-    FindNearest(box.width, op_.size.width, &scratch.nearest_columns);
+    PENSTOCK_ASSIGN_OR_RETURN(
+        CropView view, ChooseView(op_.crop, size, op_.size, {key, op_number_}));
+    const Padding padding = PaddingOf(op_.crop);
+    const CropBox box = view.box;
+    if (!orientation.is_upright()) view.box.left = view.box.top = 0;
+    FindNearestOfView(view, op_.size, padding.mode, &scratch.nearest_scaled,
+                      &scratch.nearest_rows, &scratch.nearest_columns);
+    const std::vector<int64_t>& rows = scratch.nearest_rows;
+    // Row y of the picture, where the result has it; y < 0: of the fill.
+    const auto take = [&](int64_t y, const std::byte* values) {
+      const int64_t row_bytes =
+          op_.size.width * (op_.mask_dtype == DType::kInt32 ? 4 : 1);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i] != y) continue;
+        PENSTOCK_RETURN_IF_ERROR(
+            TakeRow(values, scratch.nearest_columns, padding.mask_fill,
+                    out + static_cast<int64_t>(i) * row_bytes));
+      }
+      return OkStatus();
+    };
+    PENSTOCK_RETURN_IF_ERROR(take(-1, nullptr));
     if (!orientation.is_upright()) {
       PENSTOCK_ASSIGN_OR_RETURN(
           const std::unique_ptr<std::byte[]> upright,
           ReadUpright(in, box, orientation, kValueChannels, *decoder, scratch));
-      for (const int64_t y : scratch.nearest_rows) {
+      for (int64_t y = 0; y < box.height; ++y) {
         PENSTOCK_RETURN_IF_ERROR(
-            TakeRow(upright.get() + y * box.width * kValueChannels,
-                    scratch.nearest_columns, &out));
+            take(y, upright.get() + y * box.width * kValueChannels));
       }
       return OkStatus();
     }
     PENSTOCK_RETURN_IF_ERROR(decoder->Start(kValueChannels));
     std::byte* const row =
         scratch.PictureRow(static_cast<size_t>(size.width * kValueChannels));
-    auto next = scratch.nearest_rows.begin();
     for (int64_t y = 0; y < size.height; ++y) {
       PENSTOCK_RETURN_IF_ERROR(decoder->ReadRow(row));
-      for (; next != scratch.nearest_rows.end() && box.top + *next == y;
-           ++next) {
-        PENSTOCK_RETURN_IF_ERROR(TakeRow(row + box.left * kValueChannels,
-                                         scratch.nearest_columns, &out));
-      }
+      PENSTOCK_RETURN_IF_ERROR(take(y, row));
     }
     return decoder->Finish();
   }
 
  private:
   Status TakeRow(const std::byte* values, std::span<const int64_t> columns,
-                 std::byte** out) const {
+                 int64_t fill, std::byte* out) const {
     for (const int64_t x : columns) {
-      uint16_t value;
-      std::memcpy(&value, values + x * kValueChannels, sizeof(value));
+      int64_t value = fill;
+      if (values != nullptr && x >= 0) {
+        uint16_t stored;
+        std::memcpy(&stored, values + x * kValueChannels, sizeof(stored));
+        value = stored;
+      }
       if (op_.mask_dtype == DType::kInt32) {
-        const int32_t wide = value;
-        std::memcpy(*out, &wide, sizeof(wide));
-        *out += sizeof(wide);
+        const auto wide = static_cast<int32_t>(value);
+        std::memcpy(out, &wide, sizeof(wide));
+        out += sizeof(wide);
         continue;
       }
       if (value > UINT8_MAX) {
@@ -279,7 +358,7 @@ class DecodeMaskStage final : public Stage {
             "int32`",
             value);
       }
-      *(*out)++ = static_cast<std::byte>(value);
+      *out++ = static_cast<std::byte>(value);
     }
     return OkStatus();
   }
@@ -297,6 +376,20 @@ Status CheckEncoded(const PathBuilder& path) {
                                          : "");
 }
 
+// The name alone does for all kinds but `at`, which has no defaults.
+ValueType<CropSpec> CropType() {
+  ValueType<CropSpec> type = KindOrItsName<CropSpec>();
+  type.read = [read = type.read](const YamlValue& value,
+                                 std::string_view wanted, CropSpec* out) {
+    PENSTOCK_RETURN_IF_ERROR(read(value, wanted, out));
+    if (!value.IsScalar() || !std::holds_alternative<PartAt>(*out)) {
+      return OkStatus();
+    }
+    return value.Error("at: give its {top, left, height, width}");
+  };
+  return type;
+}
+
 }  // namespace
 
 const Declaration<DecodeImageOp>& DecodeImageOp::Declared() {
@@ -309,8 +402,7 @@ const Declaration<DecodeImageOp>& DecodeImageOp::Declared() {
           .Optional("feature", &DecodeImageOp::feature, FeatureNamesType(),
                     kFeatureText)
           .Optional("mask", &DecodeImageOp::mask, MaskNamesType(), kMaskText)
-          .Optional("crop", &DecodeImageOp::crop,
-                    Maybe(KindOrItsName<CropSpec>()),
+          .Optional("crop", &DecodeImageOp::crop, Maybe(CropType()),
                     "the part that is used; by default all of it")
           .Required("size", &DecodeImageOp::size, ImageSizeType(), kSizeText)
           .Optional("channels", &DecodeImageOp::channels,
@@ -318,6 +410,13 @@ const Declaration<DecodeImageOp>& DecodeImageOp::Declared() {
           .Optional("exact", &DecodeImageOp::exact, Bool(),
                     "every pixel is decoded and has Pillow's value, at half "
                     "the speed")
+          .Optional("interpolation", &DecodeImageOp::interpolation,
+                    LeftOutAt(Interpolation::kBilinear,
+                              InterpolationType({Interpolation::kBilinear,
+                                                 Interpolation::kBicubic,
+                                                 Interpolation::kLanczos})),
+                    "of pictures, by default bilinear; the others are computed "
+                    "as with exact")
           .Optional("orientation", &DecodeImageOp::applies_orientation,
                     Words<bool>({{"ignore", false}, {"apply", true}}),
                     "EXIF's: the picture as it is stored, or turned upright "
@@ -331,15 +430,25 @@ const Declaration<DecodeImageOp>& DecodeImageOp::Declared() {
 
 Status DecodeImageOp::AddTo(PathBuilder* path, uint32_t number) const {
   PENSTOCK_RETURN_IF_ERROR(CheckEncoded(*path));
-  path->AddStage(std::make_unique<DecodeStage>(*this, number),
+  PENSTOCK_ASSIGN_OR_RETURN(std::vector<std::byte> pixel,
+                            PixelOf(PaddingOf(crop).fill, channels));
+  path->AddStage(std::make_unique<DecodeStage>(*this, number, std::move(pixel)),
                  {size.height, size.width, channels});
   return OkStatus();
 }
 
 Status DecodeImageOp::AddToMask(PathBuilder* path, uint32_t number) const {
   PENSTOCK_RETURN_IF_ERROR(CheckEncoded(*path));
+  const DType dtype = mask_dtype.value_or(DType::kUint8);
+  const int64_t most = dtype == DType::kUint8 ? UINT8_MAX : INT32_MAX;
+  if (const int64_t fill = PaddingOf(crop).mask_fill;
+      fill > most || fill < (dtype == DType::kUint8 ? 0 : INT32_MIN)) {
+    return InvalidArgumentError(
+        "crop: mask_fill {} is no value of {}; `mask_dtype: int32` has more",
+        fill, DTypeName(dtype));
+  }
   path->AddStage(std::make_unique<DecodeMaskStage>(*this, number),
-                 {size.height, size.width}, mask_dtype.value_or(DType::kUint8));
+                 {size.height, size.width}, dtype);
   return OkStatus();
 }
 

@@ -20,6 +20,7 @@ struct DecodeImageOp {
   bool exact = false;  // decode the whole picture, match Pillow's values
   bool applies_orientation = false;  // EXIF's
   std::optional<DType> mask_dtype;   // absent: uint8
+  Interpolation interpolation = Interpolation::kBilinear;
   bool operator==(const DecodeImageOp&) const = default;
 
   static const Declaration<DecodeImageOp>& Declared();

@@ -1,6 +1,7 @@
 #include "broker/transform/feature_paths.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -9,7 +10,9 @@
 #include <variant>
 
 #include "broker/declare/declaration.h"
+#include "broker/declare/spec_path.h"
 #include "broker/transform/path_builder.h"
+#include "broker/transform/row_builder.h"
 
 namespace penstock {
 namespace {
@@ -23,77 +26,83 @@ Status CheckBools(std::span<const std::byte> raw) {
       *wrong, std::to_integer<int>(raw[*wrong]));
 }
 
-// The path of one feature from the record into the batch.
-struct FeaturePath {
+// A feature of the record.
+struct Input {
   std::string name;
+  bool used = false;
   bool encoded = false;
-  uint64_t raw_bytes = 0;  // unless encoded
-  bool bools = false;      // the input's dtype is bool
-  std::vector<std::unique_ptr<Stage>> stages;
+  uint64_t bytes = 0;  // unless encoded
+  bool bools = false;  // its dtype is bool
 
-  Status Run(std::span<const std::byte> raw, const AugmentationKey& key,
-             PathScratch& scratch, std::byte* out) const {
-    if (!encoded && raw.size() != raw_bytes) {
+  // All input from files, producers and functions passes here.
+  Status Check(std::span<const std::byte> raw) const {
+    if (!encoded && raw.size() != bytes) {
       return DataLossError("{} bytes where {} were expected", raw.size(),
-                           raw_bytes);
+                           bytes);
     }
-    // All input from files, producers and functions passes here.
-    if (bools) PENSTOCK_RETURN_IF_ERROR(CheckBools(raw));
-    if (stages.empty()) {
-      if (!raw.empty() && raw.data() != out) {
-        std::memcpy(out, raw.data(), raw.size());
-      }
-      return OkStatus();
-    }
-    std::span<const std::byte> in = raw;
-    for (size_t i = 0; i < stages.size(); ++i) {
-      const Stage& stage = *stages[i];
-      std::byte* to = out;
-      if (i + 1 < stages.size()) {
-        std::vector<std::byte>& between = scratch.between[i % 2];
-        if (between.size() < stage.out_bytes) between.resize(stage.out_bytes);
-        to = between.data();
-      }
-      PENSTOCK_RETURN_IF_ERROR(stage.Run(in, key, scratch, to));
-      in = {to, stage.out_bytes};
-    }
-    return OkStatus();
+    return bools ? CheckBools(raw) : OkStatus();
   }
 };
 
-// The feature that an op means: the one with its name, or the only one if the
-// op has the default name.
-StatusOr<PathBuilder*> FindFeature(const std::string& name,
-                                   std::vector<PathBuilder>& builders) {
-  std::string known;
-  for (PathBuilder& builder : builders) {
-    if (builder.name() == name) return &builder;
-    known += (known.empty() ? "" : ", ") + builder.name();
+Status RunPath(const RowBuilder::Path& path, std::span<const std::byte> in,
+               const AugmentationKey& key, PathScratch& scratch,
+               std::byte* out) {
+  const auto& stages = path.stages;
+  if (stages.empty()) {
+    if (!in.empty() && in.data() != out) {
+      std::memcpy(out, in.data(), in.size());
+    }
+    return OkStatus();
   }
-  if (builders.size() == 1 && name == kDefaultFeature) return &builders[0];
-  return InvalidArgumentError("no feature '{}'; `feature: NAME` chooses: {}",
-                              name, known);
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const Stage& stage = *stages[i];
+    std::byte* to = out;
+    if (i + 1 < stages.size()) {
+      std::vector<std::byte>& between = scratch.between[i % 2];
+      if (between.size() < stage.out_bytes) between.resize(stage.out_bytes);
+      to = between.data();
+    }
+    {
+      const StepClock::In in_stage(scratch.clock, stage.part);
+      PENSTOCK_RETURN_IF_ERROR(stage.Run(in, key, scratch, to));
+    }
+    for (const Stage::Change& change : stage.changes) {
+      const StepClock::In in_change(scratch.clock, change.part);
+      change.run(key, to);
+    }
+    in = {to, stage.out_bytes};
+  }
+  return OkStatus();
 }
 
-// A picture and its masks, once decoded together, are also cropped and flipped
+// The pixels of a picture and its masks, once decoded together, are also moved
 // together: else they would no longer fit.
 class Pairs {
  public:
   void Join(const std::vector<PathBuilder*>& decoded) {
     if (decoded.size() > 1) pairs_.push_back(decoded);
   }
-  Status Check(const std::vector<PathBuilder*>& moved) const {
+  // takes_masks: whether the op does.
+  Status Check(const std::vector<PathBuilder*>& moved, const RowBuilder& row,
+               bool takes_masks) const {
     const auto is_moved = [&moved](const PathBuilder* each) {
       return std::find(moved.begin(), moved.end(), each) != moved.end();
     };
+    // What the row has no more need not fit.
+    const auto stays = [&](const PathBuilder* each) {
+      return !is_moved(each) && row.PlaceOf(each) < row.size();
+    };
     for (const std::vector<PathBuilder*>& pair : pairs_) {
       const auto some = std::find_if(pair.begin(), pair.end(), is_moved);
-      const auto left = std::find_if_not(pair.begin(), pair.end(), is_moved);
+      const auto left = std::find_if(pair.begin(), pair.end(), stays);
       if (some == pair.end() || left == pair.end()) continue;
       return InvalidArgumentError(
           "moves pixels of '{}', but not of '{}', which decode_image has made "
-          "fit: name both, in `feature` or `mask`",
-          (*some)->name(), (*left)->name());
+          "fit: {}",
+          (*some)->name(), (*left)->name(),
+          takes_masks ? "name both, in `feature` or `mask`"
+                      : "no mask fits its mixture; use rand_augment or "
+                        "trivial_augment");
     }
     return OkStatus();
   }
@@ -101,20 +110,6 @@ class Pairs {
  private:
   std::vector<std::vector<PathBuilder*>> pairs_;
 };
-
-StatusOr<std::vector<PathBuilder*>> FindFeatures(
-    const FeatureNames& names, std::vector<PathBuilder>& builders) {
-  std::vector<PathBuilder*> found;
-  for (const std::string& name : names) {
-    PENSTOCK_ASSIGN_OR_RETURN(PathBuilder * builder,
-                              FindFeature(name, builders));
-    if (std::find(found.begin(), found.end(), builder) != found.end()) {
-      return InvalidArgumentError("names feature '{}' twice", builder->name());
-    }
-    found.push_back(builder);
-  }
-  return found;
-}
 
 // The same box of pictures of one size is the same part of them.
 Status CheckOneSize(const std::vector<PathBuilder*>& pictures) {
@@ -126,29 +121,33 @@ Status CheckOneSize(const std::vector<PathBuilder*>& pictures) {
       continue;
     }
     return InvalidArgumentError(
-        "crops pictures of one size together, found {} and {}",
+        "moves the pixels of pictures of one size together, found {} and {}; "
+        "use resize before it",
         first.ToString(), each->feature().ToString());
   }
   return OkStatus();
 }
 
-// Adds op number `number` to the paths of its features.
 template <typename Op>
-Status AddOp(const Op& op, uint32_t number, std::vector<PathBuilder>& builders,
-             Pairs* pairs) {
+Status AddToPaths(const Op& op, uint32_t number, const RowBuilder& row,
+                  Pairs* pairs) {
   FeatureNames names = op.feature;
   if constexpr (requires { op.mask; }) {
     names.insert(names.end(), op.mask.begin(), op.mask.end());
   }
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<PathBuilder*> found,
-                            FindFeatures(names, builders));
-  if (found.empty()) return InvalidArgumentError("names no feature");
-  if constexpr (std::is_same_v<Op, DecodeImageOp>) pairs->Join(found);
-  if constexpr (std::is_same_v<Op, CropOp>) {
-    PENSTOCK_RETURN_IF_ERROR(CheckOneSize(found));
+                            row.FindAll(names));
+  if (found.empty()) {
+    return InvalidArgumentError("names no feature; `feature: NAME` chooses");
   }
-  if constexpr (std::is_same_v<Op, CropOp> || std::is_same_v<Op, FlipOp>) {
-    PENSTOCK_RETURN_IF_ERROR(pairs->Check(found));
+  if constexpr (std::is_same_v<Op, DecodeImageOp>) pairs->Join(found);
+  if constexpr (requires { Op::kMovesPixels; }) {
+    // A flip fits pictures of any size.
+    if constexpr (!std::is_same_v<Op, FlipOp>) {
+      PENSTOCK_RETURN_IF_ERROR(CheckOneSize(found));
+    }
+    PENSTOCK_RETURN_IF_ERROR(pairs->Check(
+        found, row, requires { op.mask; }));
   }
   for (size_t i = 0; i < found.size(); ++i) {
     if constexpr (requires { op.mask; }) {
@@ -162,37 +161,151 @@ Status AddOp(const Op& op, uint32_t number, std::vector<PathBuilder>& builders,
   return OkStatus();
 }
 
+// Adds op number `number`.
+template <typename Op>
+Status AddOp(const Op& op, uint32_t number, RowBuilder* row, Pairs* pairs) {
+  if constexpr (requires { op.AddToPairs(row, number); }) {
+    return op.AddToPairs(row, number);
+  }
+  if (row->mixes_pairs()) {
+    return InvalidArgumentError(
+        "the step before it mixes finished rows, which nothing may change "
+        "afterwards: put it before mixup and cutmix");
+  }
+  if constexpr (requires { op.AddToPairs(row, number); }) {
+  } else if constexpr (requires { op.AddToRow(row); }) {
+    return op.AddToRow(row);
+  } else {
+    return AddToPaths(op, number, *row, pairs);
+  }
+}
+
 class CompiledFeaturePaths : public FeaturePaths {
  public:
-  CompiledFeaturePaths(std::vector<FeaturePath> paths, RawSpec out)
-      : paths_(std::move(paths)), out_(std::move(out)) {}
+  CompiledFeaturePaths(std::vector<Input> inputs,
+                       std::vector<RowBuilder::Action> actions,
+                       std::vector<RowBuilder::Path> paths, RawSpec out,
+                       std::vector<RowBuilder::PairStep> pair_steps)
+      : inputs_(std::move(inputs)),
+        actions_(std::move(actions)),
+        paths_(std::move(paths)),
+        out_(std::move(out)),
+        pair_steps_(std::move(pair_steps)) {
+    slots_ = inputs_.size();
+    for (const RowBuilder::Action& each : actions_) {
+      slots_ = std::max(slots_, each.path.to + 1);
+      for (const size_t to : each.step.to) slots_ = std::max(slots_, to + 1);
+    }
+  }
 
   const RawSpec& out() const override { return out_; }
 
+  uint64_t OutBytes(size_t feature, const RawRecord& raw) const override {
+    // What is encoded is so in the record.
+    return out_[feature].encoded ? raw[paths_[feature].from].size()
+                                 : out_[feature].feature.RowBytes();
+  }
+
   bool Copies(size_t feature) const override {
-    return paths_[feature].stages.empty();
+    return feature < paths_.size() && paths_[feature].from == feature &&
+           paths_[feature].stages.empty();
   }
 
   Status Run(const RawRecord& raw, const AugmentationKey& key, Scratch& scratch,
              std::span<std::byte* const> out) const override {
-    if (raw.size() != paths_.size() || out.size() != paths_.size()) {
-      return InternalError("a row of {} features, given {} and {} places",
-                           paths_.size(), raw.size(), out.size());
+    if (raw.size() != inputs_.size() || out.size() != paths_.size()) {
+      return InternalError(
+          "a row of {} features for {}, given {} and {} places", inputs_.size(),
+          paths_.size(), raw.size(), out.size());
     }
     auto& mine = static_cast<PathScratch&>(scratch);
+    const StepClock::In in(mine.clock, kCopying);
     mine.decoded.clear();
+    const RawRecord* slots = &raw;
+    if (!actions_.empty()) {
+      mine.slots.assign(raw.begin(), raw.end());
+      mine.slots.resize(slots_);
+      if (mine.made.size() < slots_) mine.made.resize(slots_);
+      slots = &mine.slots;
+    }
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (!inputs_[i].used) continue;
+      PENSTOCK_RETURN_IF_ERROR(Named(inputs_[i].Check(raw[i]), inputs_[i]));
+    }
+    for (const RowBuilder::Action& each : actions_) {
+      PENSTOCK_RETURN_IF_ERROR(each.step.stage ? RunStep(each.step, mine)
+                                               : Make(each.path, key, mine));
+    }
     for (size_t i = 0; i < paths_.size(); ++i) {
-      if (Status status = paths_[i].Run(raw[i], key, mine, out[i]);
-          !status.ok()) {
-        return status.Prepend(Format("feature '{}'", paths_[i].name));
-      }
+      const RowBuilder::Path& path = paths_[i];
+      PENSTOCK_RETURN_IF_ERROR(
+          Named(RunPath(path, (*slots)[path.from], key, mine, out[i]), path));
     }
     return OkStatus();
   }
 
+  bool mixes_pairs() const override { return !pair_steps_.empty(); }
+
+  void MixPair(const AugmentationKey& pair, std::span<std::byte* const> first,
+               std::span<std::byte* const> second) const override {
+    std::array<std::byte*, kStepFeaturesMax> of_first;
+    std::array<std::byte*, kStepFeaturesMax> of_second;
+    for (const RowBuilder::PairStep& step : pair_steps_) {
+      const size_t count = step.features.size();
+      for (size_t i = 0; i < count; ++i) {
+        of_first[i] = first[step.features[i]];
+        of_second[i] = second[step.features[i]];
+      }
+      step.mix(pair, std::span(of_first).first(count),
+               std::span(of_second).first(count));
+    }
+  }
+
  private:
-  std::vector<FeaturePath> paths_;
+  template <typename T>
+  static Status Named(Status status, const T& of) {
+    return status.ok() ? status
+                       : status.Prepend(Format("feature '{}'", of.name));
+  }
+
+  // Of a feature that a step takes.
+  static Status Make(const RowBuilder::Path& path, const AugmentationKey& key,
+                     PathScratch& scratch) {
+    const uint64_t bytes = path.stages.back()->out_bytes;
+    std::byte* const to = MemoryOf(path.to, bytes, scratch);
+    return Named(RunPath(path, scratch.slots[path.from], key, scratch, to),
+                 path);
+  }
+
+  static Status RunStep(const RowBuilder::Step& step, PathScratch& scratch) {
+    const StepClock::In clocked(scratch.clock, step.part);
+    std::array<std::span<const std::byte>, kStepFeaturesMax> in;
+    std::array<std::byte*, kStepFeaturesMax> out;
+    for (size_t i = 0; i < step.from.size(); ++i) {
+      in[i] = scratch.slots[step.from[i]];
+    }
+    for (size_t i = 0; i < step.to.size(); ++i) {
+      out[i] = MemoryOf(step.to[i], step.to_bytes[i], scratch);
+    }
+    return Named(step.stage->Run(std::span(in).first(step.from.size()),
+                                 std::span(out).first(step.to.size())),
+                 step);
+  }
+
+  static std::byte* MemoryOf(size_t slot, uint64_t bytes,
+                             PathScratch& scratch) {
+    std::vector<std::byte>& memory = scratch.made[slot];
+    if (memory.size() < bytes) memory.resize(bytes);
+    scratch.slots[slot] = std::span(memory).first(bytes);
+    return memory.data();
+  }
+
+  const std::vector<Input> inputs_;
+  const std::vector<RowBuilder::Action> actions_;
+  const std::vector<RowBuilder::Path> paths_;
   RawSpec out_;
+  const std::vector<RowBuilder::PairStep> pair_steps_;
+  size_t slots_ = 0;
 };
 
 }  // namespace
@@ -202,17 +315,20 @@ std::unique_ptr<FeaturePaths::Scratch> FeaturePaths::MakeScratch() {
 }
 
 StatusOr<std::unique_ptr<FeaturePaths>> FeaturePaths::Compile(
-    std::span<const TransformSpec> ops, size_t first, const RawSpec& raw) {
-  std::vector<PathBuilder> builders(raw.begin(), raw.end());
+    std::span<const TransformSpec> ops, size_t first, const RawSpec& raw,
+    MapOpening* opening) {
+  OpenProgress progress;
+  MapOpening of_broker = {&progress};
+  RowBuilder row(raw, opening != nullptr ? opening : &of_broker);
   Pairs pairs;
   for (size_t i = 0; i < ops.size(); ++i) {
+    row.opening()->step = static_cast<uint32_t>(first + i);
     const Status status = std::visit(
         [&](const auto& op) -> Status {
-          if constexpr (requires { op.feature; }) {
-            return AddOp(op, static_cast<uint32_t>(first + i), builders,
-                         &pairs);
-          } else {
+          if constexpr (IsFunction<decltype(op)>) {
             return InternalError("it is of whole rows");
+          } else {
+            return AddOp(op, static_cast<uint32_t>(first + i), &row, &pairs);
           }
         },
         ops[i]);
@@ -222,21 +338,33 @@ StatusOr<std::unique_ptr<FeaturePaths>> FeaturePaths::Compile(
             return op.Declared().name();
           },
           ops[i]);
-      return status.Prepend(Format("map[{}] {}", first + i, name));
+      return AtPath(Format("map[{}].{}", first + i, name), status);
     }
   }
-  std::vector<FeaturePath> paths(raw.size());
-  RawSpec out(raw.size());
+  std::vector<RowBuilder::Action> actions;
+  std::vector<RowBuilder::Path> paths;
+  std::vector<RowBuilder::PairStep> pair_steps;
+  RawSpec out;
+  PENSTOCK_RETURN_IF_ERROR(row.Finish(&actions, &paths, &out, &pair_steps));
+  std::vector<Input> inputs(raw.size());
   for (size_t i = 0; i < raw.size(); ++i) {
     const Feature& feature = raw[i].feature;
-    paths[i] = {.name = feature.name,
-                .encoded = raw[i].encoded,
-                .raw_bytes = raw[i].encoded ? 0 : feature.RowBytes(),
-                .bools = feature.dtype == DType::kBool};
-    PENSTOCK_RETURN_IF_ERROR(builders[i].Finish(&paths[i].stages, &out[i]));
+    inputs[i] = {.name = feature.name,
+                 .encoded = raw[i].encoded,
+                 .bytes = raw[i].encoded ? 0 : feature.RowBytes(),
+                 .bools = feature.dtype == DType::kBool};
   }
-  return std::unique_ptr<FeaturePaths>(
-      new CompiledFeaturePaths(std::move(paths), std::move(out)));
+  const auto use = [&inputs](size_t slot) {
+    if (slot < inputs.size()) inputs[slot].used = true;
+  };
+  for (const RowBuilder::Action& each : actions) {
+    if (each.step.stage == nullptr) use(each.path.from);
+    for (const size_t from : each.step.from) use(from);
+  }
+  for (const RowBuilder::Path& each : paths) use(each.from);
+  return std::unique_ptr<FeaturePaths>(new CompiledFeaturePaths(
+      std::move(inputs), std::move(actions), std::move(paths), std::move(out),
+      std::move(pair_steps)));
 }
 
 }  // namespace penstock

@@ -13,6 +13,8 @@
 #include "broker/source/source.h"
 #include "broker/transform/augmentation.h"
 #include "broker/transform/kinds.h"
+#include "broker/transform/map_file.h"
+#include "broker/transform/step_clock.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -24,6 +26,7 @@ class FeaturePaths {
   class Scratch {
    public:
     virtual ~Scratch() = default;
+    StepClock* clock = nullptr;  // of the worker
   };
   static std::unique_ptr<Scratch> MakeScratch();
 
@@ -31,15 +34,19 @@ class FeaturePaths {
 
   // ops contains no function; its first element is number `first` of the map.
   // InvalidArgument names the op by its number, what it needs and what it found
-  // ("map[2] normalize: feature 'image' is encoded; put decode_image before
-  // it").
+  // ("map[2].normalize: feature 'image' is encoded; put decode_image before
+  // it"). opening: for ops that read files; nullptr: as the broker.
   static StatusOr<std::unique_ptr<FeaturePaths>> Compile(
-      std::span<const TransformSpec> ops, size_t first, const RawSpec& raw);
+      std::span<const TransformSpec> ops, size_t first, const RawSpec& raw,
+      MapOpening* opening = nullptr);
 
-  // The output features, in input order. Features that no op decodes stay
-  // encoded.
+  // The output features, in input order unless an op says otherwise. Features
+  // that no op decodes stay encoded.
   virtual const RawSpec& out() const = 0;
-  // Whether a feature is copied unchanged. Run skips the copy if the bytes are
+  // The bytes of an output feature, which Run writes for raw.
+  virtual uint64_t OutBytes(size_t feature, const RawRecord& raw) const = 0;
+  // Whether the input feature of this number is the output feature of the same
+  // number, unchanged. Run skips the copy if the bytes are
   // already at their destination.
   virtual bool Copies(size_t feature) const = 0;
 
@@ -49,6 +56,12 @@ class FeaturePaths {
   virtual Status Run(const RawRecord& raw, const AugmentationKey& key,
                      Scratch& scratch,
                      std::span<std::byte* const> out) const = 0;
+
+  // See RowProgram.
+  virtual bool mixes_pairs() const = 0;
+  virtual void MixPair(const AugmentationKey& pair,
+                       std::span<std::byte* const> first,
+                       std::span<std::byte* const> second) const = 0;
 };
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-// map: flip. Mirrors [h, w] or [h, w, c] left to right.
+// map: flip. Mirrors [h, w] or [h, w, c] left to right, or top to bottom.
 #ifndef BROKER_TRANSFORM_FLIP_H_
 #define BROKER_TRANSFORM_FLIP_H_
 
@@ -9,9 +9,12 @@
 namespace penstock {
 
 struct FlipOp {
+  static constexpr bool kMovesPixels = true;
   FeatureNames feature = DefaultFeature();
   FeatureNames mask;
-  double horizontal = 0.5;  // the probability
+  // Probabilities.
+  double horizontal = 0.5;
+  double vertical = 0;
   bool operator==(const FlipOp&) const = default;
 
   static const Declaration<FlipOp>& Declared();

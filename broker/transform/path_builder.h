@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,11 +15,14 @@
 
 #include "broker/source/source.h"
 #include "broker/transform/augmentation.h"
+#include "broker/transform/canvas.h"
 #include "broker/transform/feature_paths.h"
+#include "broker/transform/map_file.h"
 #include "broker/transform/picture.h"
 #include "broker/transform/pixel_pass.h"
 #include "broker/transform/resampler.h"
 #include "broker/transform/rgbx_resampler.h"
+#include "broker/transform/values.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 
@@ -27,13 +31,21 @@ namespace penstock {
 struct PathScratch : FeaturePaths::Scratch {
   Resampler resampler;
   RgbxResampler rgbx;
+  Canvas canvas;
   std::vector<std::byte> picture_row;
   std::vector<std::byte> picture;  // resized, before its pixel pass
+  std::vector<std::byte> part;     // of it, before it is padded
   // Between the stages of one feature: stage i writes between[i % 2].
   std::vector<std::byte> between[2];
+  // The features of the record, and those that steps of several features take
+  // and make (RowBuilder): where each is, and the memory of those that are
+  // made.
+  RawRecord slots;
+  std::vector<std::vector<std::byte>> made;
   // The pixels that a mask takes from its box.
   std::vector<int64_t> nearest_rows;
   std::vector<int64_t> nearest_columns;
+  std::vector<int64_t> nearest_scaled;
   // The first picture that each decode_image of several has decoded of this
   // row.
   struct Decoded {
@@ -56,6 +68,10 @@ struct PathScratch : FeaturePaths::Scratch {
   }
 };
 
+// InvalidArgument: a feature that no step may make, for its dimensions or for
+// its memory. Sizes may be any from 0 up.
+Status CheckMade(const Feature& feature);
+
 // A feature passes through a list of stages; the last one writes to its
 // destination in the batch. Immutable once compiled.
 class Stage {
@@ -68,17 +84,42 @@ class Stage {
   virtual bool TakePass(std::optional<PixelPass>*) { return false; }
 
   uint64_t out_bytes = 0;
+  uint32_t part = kFirstStep;  // RowPart
+  // Applied to what Run has written, in this order.
+  struct Change {
+    uint32_t part;
+    std::function<void(const AugmentationKey& key, std::byte* out)> run;
+  };
+  std::vector<Change> changes;
 };
+
+// Changes a picture in place, as the draws of its op say.
+using PictureStep =
+    std::function<void(const AugmentationDraws& draws, Canvas& canvas)>;
+class PictureStage;
+
+// A pixel of that many channels. InvalidArgument: fill has other channels.
+StatusOr<std::vector<std::byte>> PixelOf(const Fill& fill, int64_t channels);
 
 class PathBuilder {
  public:
-  explicit PathBuilder(const RawFeature& raw)
-      : name_(raw.feature.name), feature_(raw.feature), encoded_(raw.encoded) {}
+  // slot: where the feature is found (PathScratch::slots). opening: for ops
+  // that read files.
+  PathBuilder(const RawFeature& raw, size_t slot, MapOpening* opening)
+      : name_(raw.feature.name),
+        slot_(slot),
+        opening_(opening),
+        feature_(raw.feature),
+        encoded_(raw.encoded) {}
 
+  // Its name in the record, for messages while the row is made.
   const std::string& name() const { return name_; }
+  size_t slot() const { return slot_; }
+  MapOpening* opening() const { return opening_; }
   // As it is after the stages so far.
   const Feature& feature() const { return feature_; }
   bool encoded() const { return encoded_; }
+  bool channels_first() const { return channels_first_; }
   // Of [h, w, c]; any other shape counts as one channel.
   int64_t channels() const {
     return feature_.shape.size() == 3 && !channels_first_ ? feature_.shape[2]
@@ -90,6 +131,15 @@ class PathBuilder {
   Status CheckChannelsLast() const;
   Status CheckImage() const;
   Status CheckUint8(std::string_view op) const;
+  // It is decoded, and not bool.
+  Status CheckNumbers() const;
+  Status CheckFloats(std::string_view remedy) const;
+  Status CheckIntegers(std::string_view remedy) const;
+  // A picture of bytes, gray or of three channels.
+  Status CheckPicture(std::string_view op) const;
+  // A pixel of the fill of an op's picture; of its mask.
+  StatusOr<std::vector<std::byte>> FillPixel(const Fill& fill) const;
+  StatusOr<std::vector<std::byte>> MaskFillPixel(int64_t value) const;
   Status CheckLayout(Layout layout) const {
     return layout == Layout::kChw ? CheckImage() : OkStatus();
   }
@@ -97,22 +147,49 @@ class PathBuilder {
   // The feature becomes dtype of this shape.
   void AddStage(std::unique_ptr<Stage> stage, std::vector<int64_t> shape,
                 DType dtype = DType::kUint8);
+  // Of op `number`. The picture keeps its form; or the mask, whose pixels are
+  // only moved. A run of such steps is one stage.
+  void AddPictureStep(uint32_t number, PictureStep step);
+  void AddMaskStep(uint32_t number, PictureStep step);
+  // Changes the values that the steps so far have made, where they are.
+  void AddChange(
+      std::function<void(const AugmentationKey& key, std::byte* out)> change);
   // The pass to which the next flip, cast or normalization is added: ops on
   // single values need no stage of their own.
   PixelPass& PendingPass();
   // Ends it: the values have their final dtype and layout.
   void FinishValues(DType dtype, Layout layout);
-  // Called at the end. InvalidArgument: too much memory between stages.
-  Status Finish(std::vector<std::unique_ptr<Stage>>* stages, RawFeature* out);
+  // Computes each value in double precision, rounded once to dtype. Its
+  // channels are those of the last dimension, or 1. Of a picture of bytes it is
+  // part of the pending pass, whose line is near (value / 255 - mean) / std.
+  struct Line {
+    std::vector<double> mean;
+    std::vector<double> std;
+  };
+  void Compute(const ValueFunction& function, DType dtype,
+               Layout layout = Layout::kHwc, const Line& line = {});
+  // The same bytes in another shape.
+  void Reshape(std::vector<int64_t> shape);
+  void Rename(std::string name) { feature_.name = std::move(name); }
+  // Called at the end. for_step: of a step of several features.
+  // InvalidArgument: too much memory between stages.
+  Status Finish(bool for_step, std::vector<std::unique_ptr<Stage>>* stages,
+                RawFeature* out);
 
  private:
+  void AddCanvasStep(int64_t channels, uint32_t number, PictureStep step);
   void FlushPixelPass();
+  // Of the step that is being compiled.
+  uint32_t Part() const { return kFirstStep + opening_->step; }
 
   const std::string name_;
+  const size_t slot_;
+  MapOpening* const opening_;
   Feature feature_;
   bool encoded_;
   bool channels_first_ = false;
   std::vector<std::unique_ptr<Stage>> stages_;
+  PictureStage* open_ = nullptr;  // the last stage, if it takes more steps
   // Flips to be merged into the next cast or normalization.
   std::optional<PixelPass> pass_;
 };

@@ -68,4 +68,128 @@ ValueType<Layout> LayoutType() {
   return Words<Layout>({{"hwc", Layout::kHwc}, {"chw", Layout::kChw}});
 }
 
+ValueType<Range> Interval(double min, double max) {
+  const ValueType<double> number = Number(min, max);
+  return {
+      "a list [low, high]",
+      [number](const YamlValue& value, std::string_view wanted, Range* out) {
+        PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(2, 2, wanted));
+        for (size_t i = 0; i < 2; ++i) {
+          PENSTOCK_RETURN_IF_ERROR(number.Read(value.Item(i), &(*out)[i]));
+        }
+        if ((*out)[0] <= (*out)[1]) return OkStatus();
+        return value.Error(
+            Format("[low, high]: {} is above {}", (*out)[0], (*out)[1]));
+      },
+      [number](const Range& interval, nlohmann::ordered_json* out) {
+        WriteList(
+            2, [&](size_t i, auto* each) { number.write(interval[i], each); },
+            out);
+      }};
+}
+
+ValueType<Range> IntervalAround(double centre, double min, double max) {
+  const ValueType<double> number = Number(0, max - centre);
+  ValueType<Range> type = Interval(min, max);
+  type.wanted = "a number, or a list [low, high]";
+  type.read = [centre, min, number, list = type.read](
+                  const YamlValue& value, std::string_view wanted, Range* out) {
+    if (!value.IsScalar()) return list(value, wanted, out);
+    double reach = 0;
+    PENSTOCK_RETURN_IF_ERROR(number.Read(value, &reach));
+    *out = {std::max(min, centre - reach), centre + reach};
+    return OkStatus();
+  };
+  return type;
+}
+
+ValueType<Interpolation> InterpolationType(
+    std::initializer_list<Interpolation> allowed) {
+  std::vector<std::pair<std::string_view, Interpolation>> words;
+  for (const auto& [word, value] :
+       {std::pair{"nearest", Interpolation::kNearest},
+        std::pair{"bilinear", Interpolation::kBilinear},
+        std::pair{"bicubic", Interpolation::kBicubic},
+        std::pair{"lanczos", Interpolation::kLanczos}}) {
+    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) {
+      words.emplace_back(word, value);
+    }
+  }
+  return Words(std::move(words));
+}
+
+ValueType<PadMode> PadModeType() {
+  return Words<PadMode>({{"constant", PadMode::kConstant},
+                         {"edge", PadMode::kEdge},
+                         {"reflect", PadMode::kReflect},
+                         {"symmetric", PadMode::kSymmetric}});
+}
+
+namespace {
+
+// N numbers, or one for all.
+template <size_t N>
+ValueType<std::array<int64_t, N>> Several(std::string wanted,
+                                          ValueType<int64_t> number) {
+  using Numbers = std::array<int64_t, N>;
+  return {
+      std::move(wanted),
+      [number](const YamlValue& value, std::string_view wanted, Numbers* out) {
+        if (value.IsScalar()) {
+          const Status status = number.Read(value, &(*out)[0]);
+          out->fill((*out)[0]);
+          return status;
+        }
+        PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(N, N, wanted));
+        for (size_t i = 0; i < N; ++i) {
+          PENSTOCK_RETURN_IF_ERROR(number.Read(value.Item(i), &(*out)[i]));
+        }
+        return OkStatus();
+      },
+      [number](const Numbers& numbers, nlohmann::ordered_json* out) {
+        WriteList(
+            N, [&](size_t i, auto* each) { number.write(numbers[i], each); },
+            out);
+      }};
+}
+
+}  // namespace
+
+ValueType<std::array<int64_t, 4>> FourSides() {
+  return Several<4>("a list [left, top, right, bottom], or one number",
+                    WholeNumber<int64_t>(0, 65535));
+}
+
+ValueType<std::array<int64_t, 2>> WholeRange(int64_t min, int64_t max) {
+  auto range = Several<2>("a whole number, or a list [low, high]",
+                          WholeNumber<int64_t>(min, max));
+  range.read = [read = range.read](const YamlValue& value,
+                                   std::string_view wanted,
+                                   std::array<int64_t, 2>* out) {
+    PENSTOCK_RETURN_IF_ERROR(read(value, wanted, out));
+    if ((*out)[0] <= (*out)[1]) return OkStatus();
+    return value.Error(
+        Format("[low, high]: {} is above {}", (*out)[0], (*out)[1]));
+  };
+  return range;
+}
+
+ValueType<Fill> FillType() {
+  ValueType<Fill> type =
+      OneOrList(WholeNumber<int64_t>(0, 255), "a number from 0 to 255", 3);
+  type.read = [read = type.read](const YamlValue& value,
+                                 std::string_view wanted, Fill* out) {
+    out->clear();  // the default
+    return read(value, wanted, out);
+  };
+  return type;
+}
+
+ValueType<int64_t> MaskFillType() {
+  constexpr int64_t kMax = int64_t{1} << 53;
+  return WholeNumber<int64_t>(-kMax, kMax);
+}
+
+ValueType<double> ProbabilityType() { return Number(0, 1); }
+
 }  // namespace penstock

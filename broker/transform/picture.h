@@ -2,8 +2,11 @@
 #ifndef BROKER_TRANSFORM_PICTURE_H_
 #define BROKER_TRANSFORM_PICTURE_H_
 
+#include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/status.h"
@@ -44,6 +47,58 @@ inline constexpr char kFeatureText[] = "the feature it changes, or a list";
 // Of an op that moves pixels: features whose pixels are moved with the others',
 // and whose values stay as they are.
 inline constexpr char kMaskText[] = "masks of it: moved alike, values kept";
+
+// low <= high; a number is drawn uniformly between them.
+using Range = std::array<double, 2>;
+// [low, high] with min <= low <= high <= max.
+ValueType<Range> Interval(double min, double max);
+// The same, or one number: the range of centre -/+ it, cut off at min.
+ValueType<Range> IntervalAround(double centre, double min, double max);
+
+// How pixels are made between others.
+enum class Interpolation { kNearest, kBilinear, kBicubic, kLanczos };
+ValueType<Interpolation> InterpolationType(
+    std::initializer_list<Interpolation> allowed);
+inline constexpr char kInterpolationText[] =
+    "of pictures; masks take the nearest pixel";
+
+// What is beside a picture.
+enum class PadMode { kConstant, kEdge, kReflect, kSymmetric };
+ValueType<PadMode> PadModeType();
+inline constexpr char kPadModeText[] =
+    "what is beside the picture: fill, its edge, or its mirror image, without "
+    "and with the edge";
+
+// left, top, right, bottom; or one number for all four.
+ValueType<std::array<int64_t, 4>> FourSides();
+// [low, high], or one number.
+ValueType<std::array<int64_t, 2>> WholeRange(int64_t min, int64_t max);
+
+// The value of each byte of a pixel where there is no picture; one for all
+// channels, or one each. Of masks: a value of their dtype.
+using Fill = std::vector<int64_t>;
+ValueType<Fill> FillType();
+inline constexpr char kFillText[] =
+    "0 to 255, where there is no picture; one for all channels, or each";
+ValueType<int64_t> MaskFillType();
+inline constexpr char kMaskFillText[] =
+    "the same of masks: 255 is often ignored";
+inline constexpr char kCenterText[] =
+    "[x, y] in pixels, which stays; by default the picture's";
+
+// Of an op that is applied to a part of the rows.
+ValueType<double> ProbabilityType();
+inline constexpr char kProbabilityText[] = "that of changing a picture";
+
+// As type, but the canonical form leaves this value out: that of a key which
+// has joined a mapping later, so that journals' specs stay as they are.
+template <typename V>
+ValueType<V> LeftOutAt(V value, ValueType<V> type) {
+  type.write = [value, write = std::move(type.write)](const V& of, auto* out) {
+    if (!(of == value)) write(of, out);
+  };
+  return type;
+}
 
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_PICTURE_H_

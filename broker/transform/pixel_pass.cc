@@ -9,21 +9,10 @@
 
 #include "broker/transform/half.h"
 #include "broker/transform/rgbx_resampler.h"
+#include "broker/transform/values.h"
 
 namespace penstock {
 namespace {
-
-// Loads and stores values without alignment: a record's bytes have none.
-template <typename T>
-T Load(const std::byte* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(T));
-  return value;
-}
-template <typename T>
-void Store(T value, std::byte* to) {
-  std::memcpy(to, &value, sizeof(T));
-}
 
 // Converts any value exactly to an int64_t or a double.
 template <typename From>
@@ -218,25 +207,34 @@ PixelPass::PixelPass(DType dtype, int64_t height, int64_t width,
       channels_(channels),
       kernel_(CopyKernel(DTypeBytes(dtype))) {}
 
-void PixelPass::Normalize(const std::vector<double>& mean,
-                          const std::vector<double>& std, DType to) {
-  assert(dtype_in_ == DType::kUint8);
-  const size_t tables = std::max(mean.size(), std.size());
+void PixelPass::Compute(const ValueFunction& function, DType to) {
+  assert(DTypeBytes(dtype_in_) == 1);
   const ValueKernel round = CastKernel(DType::kFloat64, to);
+  const ValueKernel widen = CastKernel(dtype_in_, DType::kFloat64);
   dtype_out_ = to;
   kernel_ = LookUpKernel(DTypeBytes(to));
   const int64_t table_bytes = int64_t{256} * DTypeBytes(to);
-  table_.resize(tables * table_bytes);
-  table_stride_ = tables == 1 ? 0 : table_bytes;
-  for (size_t c = 0; c < tables; ++c) {
-    const double m = mean[mean.size() == 1 ? 0 : c];
-    const double s = std[std.size() == 1 ? 0 : c];
-    double exact[256];
-    for (int v = 0; v < 256; ++v) exact[v] = (v / 255.0 - m) / s;
-    round(nullptr, reinterpret_cast<const std::byte*>(exact), 1,
-          table_.data() + c * table_bytes, 1, 256);
+  table_.resize(function.channels * table_bytes);
+  table_stride_ = function.channels == 1 ? 0 : table_bytes;
+  std::vector<std::byte> exact = Tabulate(widen, sizeof(double));
+  for (size_t c = 0; c < function.channels; ++c) {
+    std::vector<std::byte> of_channel = exact;
+    for (size_t v = 0; v < 256; ++v) {
+      std::byte* const at = &of_channel[v * sizeof(double)];
+      double value = Load<double>(at);
+      function.compute({&value, 1}, c);
+      Store(value, at);
+    }
+    round(nullptr, of_channel.data(), 1, table_.data() + c * table_bytes, 1,
+          256);
   }
-  if (channels_ == 3) line_ = FindLine(to, table_, mean, std);
+}
+
+void PixelPass::TakeLine(const std::vector<double>& mean,
+                         const std::vector<double>& std) {
+  if (dtype_in_ == DType::kUint8 && channels_ == 3) {
+    line_ = FindLine(dtype_out_, table_, mean, std);
+  }
 }
 
 void PixelPass::Cast(DType to) {
@@ -246,19 +244,17 @@ void PixelPass::Cast(DType to) {
     table_ = Tabulate(kernel_, DTypeBytes(to));
     kernel_ = LookUpKernel(DTypeBytes(to));
   }
-  constexpr double kMean = 0;
-  constexpr double kStd = 1 / 255.0;
-  if (dtype_in_ == DType::kUint8 && channels_ == 3) {
-    line_ = FindLine(to, table_, {&kMean, 1}, {&kStd, 1});
-  }
+  TakeLine({0}, {1 / 255.0});
 }
 
-bool PixelPass::Mirrors(const AugmentationKey& key) const {
-  bool mirror = false;
+PixelPass::Mirroring PixelPass::Mirrors(const AugmentationKey& key) const {
+  Mirroring mirroring;
   for (const Flip& flip : flips_) {
-    mirror ^= AugmentationDraws(key, flip.op).Uniform(0) < flip.probability;
+    const AugmentationDraws draws(key, flip.op);
+    mirroring.horizontal ^= draws.Uniform(0) < flip.horizontal;
+    mirroring.vertical ^= draws.Uniform(1) < flip.vertical;
   }
-  return mirror;
+  return mirroring;
 }
 
 void PixelPass::WriteRgbx(const std::byte* rgbx, int64_t y,
@@ -283,17 +279,20 @@ void PixelPass::WriteRgbx(const std::byte* rgbx, int64_t y,
 
 void PixelPass::Run(const std::byte* in, const AugmentationKey& key,
                     std::byte* out) const {
-  const bool mirror = Mirrors(key);
+  const Mirroring mirroring = Mirrors(key);
   const bool moved = channels_first_ && channels_ > 1;
-  if (!mirror && !moved && table_stride_ == 0) {
+  if (!mirroring.horizontal && !mirroring.vertical && !moved &&
+      table_stride_ == 0) {
     kernel_(table_.data(), in, 1, out, 1, height_ * width_ * channels_);
     return;
   }
-  RunMirroredOrMoved(in, mirror, out);
+  RunMirroredOrMoved(in, mirroring, out);
 }
 
-void PixelPass::RunMirroredOrMoved(const std::byte* in, bool mirror,
+void PixelPass::RunMirroredOrMoved(const std::byte* in,
+                                   const Mirroring& mirroring,
                                    std::byte* out) const {
+  const bool mirror = mirroring.horizontal;
   const int64_t in_bytes = DTypeBytes(dtype_in_);
   const int64_t out_bytes = DTypeBytes(dtype_out_);
   // One row of one channel at a time. In units of values: the start of channel
@@ -304,9 +303,10 @@ void PixelPass::RunMirroredOrMoved(const std::byte* in, bool mirror,
   const int64_t out_channel = channels_first_ ? height_ * width_ : 1;
   const int64_t out_row = channels_first_ ? width_ : width_ * channels_;
   for (int64_t y = 0; y < height_; ++y) {
+    const int64_t from = mirroring.vertical ? height_ - 1 - y : y;
     for (int64_t c = 0; c < channels_; ++c) {
       kernel_(table_.data() + c * table_stride_,
-              in + (y * width_ * channels_ + start + c) * in_bytes, in_step,
+              in + (from * width_ * channels_ + start + c) * in_bytes, in_step,
               out + (y * out_row + c * out_channel) * out_bytes, out_step,
               width_);
     }

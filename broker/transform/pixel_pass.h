@@ -12,6 +12,7 @@
 
 #include "broker/transform/augmentation.h"
 #include "broker/transform/rgbx_values.h"
+#include "broker/transform/values.h"
 #include "common/element_spec.h"
 
 namespace penstock {
@@ -31,28 +32,40 @@ ValueKernel CastKernel(DType from, DType to);
 class PixelPass {
  public:
   struct Flip {
-    double probability = 0.5;  // draw 0 below it flips
-    uint32_t op = 0;           // the op's number in the map list
+    double horizontal = 0.5;  // draw 0 below it mirrors left to right
+    double vertical = 0;      // draw 1 below it, top to bottom
+    uint32_t op = 0;          // the op's number in the map list
   };
 
   // Values of dtype in an image of this size, channels last. Until one of the
   // calls below, values are copied unchanged.
   PixelPass(DType dtype, int64_t height, int64_t width, int64_t channels);
 
-  // Mirrors left to right; two flips that both happen cancel.
+  // Two flips that both happen cancel.
   void AddFlip(Flip flip) { flips_.push_back(flip); }
-  // dtype must be uint8; mean and std hold one number, or one per channel. Each
-  // result is the formula in double precision, rounded once.
-  void Normalize(const std::vector<double>& mean,
-                 const std::vector<double>& std, DType to);
+  // dtype must be of one byte; the function has one channel, or those of the
+  // image. Each result is computed in double precision and rounded once.
+  void Compute(const ValueFunction& function, DType to);
+  // Of a Compute that is near (value / 255 - mean) / std, with one number or
+  // one per channel: it may be done by arithmetic where the results are the
+  // same.
+  void TakeLine(const std::vector<double>& mean,
+                const std::vector<double>& std);
   void Cast(DType to);
   // Outputs channels first.
   void SetChannelsFirst() { channels_first_ = true; }
 
   DType dtype() const { return dtype_out_; }
+  // The RowPart whose time it takes: of the last op in it.
+  uint32_t part() const { return part_; }
+  void SetPart(uint32_t part) { part_ = part; }
 
-  // Whether the row with this key is mirrored.
-  bool Mirrors(const AugmentationKey& key) const;
+  // How the row with this key is mirrored.
+  struct Mirroring {
+    bool horizontal = false;
+    bool vertical = false;
+  };
+  Mirroring Mirrors(const AugmentationKey& key) const;
 
   // out must not overlap in; neither needs alignment.
   void Run(const std::byte* in, const AugmentationKey& key,
@@ -64,7 +77,7 @@ class PixelPass {
   void WriteRgbx(const std::byte* rgbx, int64_t y, std::byte* out) const;
 
  private:
-  void RunMirroredOrMoved(const std::byte* in, bool mirror,
+  void RunMirroredOrMoved(const std::byte* in, const Mirroring& mirroring,
                           std::byte* out) const;
 
   DType dtype_in_;
@@ -73,6 +86,7 @@ class PixelPass {
   int64_t width_;
   int64_t channels_;
   bool channels_first_ = false;
+  uint32_t part_ = 0;
   std::vector<Flip> flips_;
   ValueKernel kernel_;
   // The result for each of the 256 values of an 8-bit input, per channel or for

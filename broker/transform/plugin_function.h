@@ -18,9 +18,7 @@ struct PluginOp {
   bool operator==(const PluginOp&) const = default;
 
   static const Declaration<PluginOp>& Declared();
-  std::string Name() const {
-    return Format("plugin {} of {}", function, library);
-  }
+  std::string Name() const { return Format("{} of {}", function, library); }
   StatusOr<std::unique_ptr<RowFunction>> Open(const RawSpec& inputs,
                                               const FunctionOptions& options,
                                               const Cancelled&) const;

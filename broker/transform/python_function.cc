@@ -2,6 +2,7 @@
 #include "broker/transform/python_function.h"
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -68,8 +69,11 @@ class PythonCaller final : public RowFunction::Caller {
     return &results_;
   }
 
+  std::optional<uint64_t> own_ns() const override { return own_ns_; }
+
  private:
   Status CallOnce() {
+    own_ns_.reset();
     if (process_ == nullptr) {
       PENSTOCK_ASSIGN_OR_RETURN(
           process_, PythonProcess::Start(options_, kPythonFunctionProgram,
@@ -78,9 +82,13 @@ class PythonCaller final : public RowFunction::Caller {
     PENSTOCK_ASSIGN_OR_RETURN(
         const PythonProcess::Answer answer,
         process_->Call(numbers_, options_.call_timeout_ns, cancelled_));
-    return answer.kind == PythonProcess::Answer::Kind::kDone
-               ? OkStatus()
-               : DataLossError("{}", answer.body);
+    if (answer.kind != PythonProcess::Answer::Kind::kDone) {
+      return DataLossError("{}", answer.body);
+    }
+    if (answer.body.size() == sizeof(uint64_t)) {
+      std::memcpy(&own_ns_.emplace(), answer.body.data(), sizeof(uint64_t));
+    }
+    return OkStatus();
   }
 
   const FunctionOptions& options_;
@@ -93,6 +101,7 @@ class PythonCaller final : public RowFunction::Caller {
   std::vector<uint64_t> numbers_;
   std::vector<std::byte*> places_;
   RawRecord results_;
+  std::optional<uint64_t> own_ns_;
 };
 
 class PythonFunction final : public RowFunction {

@@ -18,7 +18,7 @@ struct PythonOp {
   static const Declaration<PythonOp>& Declared();
   // python_function.py.
   static std::string_view Program();
-  std::string Name() const { return Format("python {}", function); }
+  const std::string& Name() const { return function; }
   StatusOr<std::unique_ptr<RowFunction>> Open(const RawSpec& inputs,
                                               const FunctionOptions& options,
                                               const Cancelled& cancelled) const;

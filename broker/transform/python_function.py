@@ -3,6 +3,7 @@ PythonFunction."""
 
 import inspect
 import mmap
+import time
 
 
 def takes_rng(function):
@@ -21,6 +22,9 @@ class Rows:
                         dtype_of(numpy, f["dtype"])) for f in inputs]
         self.outputs = [(f["name"], f["shape"], dtype_of(numpy, f["dtype"]))
                         for f in outputs]
+        # Its only feature is True or False, which it may return without a name.
+        self.is_predicate = [(shape, dtype.kind) for _, shape, dtype
+                             in self.outputs] == [([], "b")]
         self.memory = None
         self.places = None
         self.row = {}
@@ -54,8 +58,13 @@ class Rows:
 
     def take(self, result):
         if not isinstance(result, dict) and not hasattr(result, "keys"):
-            raise TypeError(f"it returned {type(result).__name__}; wanted a "
-                            f"mapping of {', '.join(self.results)}")
+            if not self.is_predicate:
+                raise TypeError(f"it returned {type(result).__name__}; wanted a "
+                                f"mapping of {', '.join(self.results)}")
+            if not isinstance(result, (bool, self.numpy.bool_)):
+                raise TypeError(f"it returned {type(result).__name__}; wanted "
+                                "True or False")
+            result = {name: result for name in self.results}
         if set(result.keys()) != set(self.results):
             raise KeyError(f"it returned {', '.join(map(str, result))}; wanted "
                            f"{', '.join(self.results)}: its input's, unless "
@@ -86,13 +95,16 @@ def prepare(options):
     def run(call, numbers, link):
         memory_bytes, seed, epoch, sample, step, *places = numbers
         rows.look(memory_bytes, places)
+        row = rows.views()
+        began = time.perf_counter_ns()
         if draws:
-            result = function(rows.views(), rng=random_generator(
+            result = function(row, rng=random_generator(
                 numpy, seed, epoch, sample, step))
         else:
-            result = function(rows.views())
+            result = function(row)
+        own_ns = time.perf_counter_ns() - began
         rows.take(result)
-        link.send(answer(call, DONE))
+        link.send(answer(call, DONE, struct.pack("<Q", own_ns)))
 
     return b"", run
 

@@ -16,9 +16,8 @@ constexpr int32_t kRoundingHalf = 1 << (kWeightBits - 1);
 constexpr int64_t kStripBytes = 64;
 
 std::byte ToByte(int32_t sum) {
-  // Weights and therefore sums are not negative; rounded weights of very many
-  // taps can sum to slightly over 1.
-  return static_cast<std::byte>(std::min(sum >> kWeightBits, 255));
+  // Weights may be negative, and rounded ones can sum to slightly over 1.
+  return static_cast<std::byte>(std::clamp(sum >> kWeightBits, 0, 255));
 }
 
 template <int kChannels>
@@ -43,35 +42,45 @@ void ResamplePixels(const std::byte* row, const int64_t* first,
 }  // namespace
 
 void Resampler::Taps::Compute(int64_t box_start, int64_t box_length,
-                              int64_t target) {
-  TriangleTaps::Compute(static_cast<double>(box_start),
-                        static_cast<double>(box_length), target);
-  fixed.resize(target * taps_max);
-  for (int64_t i = 0; i < target; ++i) {
+                              int64_t target, Interpolation filter,
+                              int64_t first_wanted, int64_t wanted) {
+  if (box_length == target) {
+    // The pixels themselves, by no filter that reaches further.
+    filter = Interpolation::kBilinear;
+  }
+  FilterTaps::Compute(static_cast<double>(box_start),
+                      static_cast<double>(box_length), target, filter,
+                      first_wanted, wanted);
+  fixed.resize(wanted * taps_max);
+  for (int64_t i = 0; i < wanted; ++i) {
     for (int64_t t = i * taps_max; t < i * taps_max + count[i]; ++t) {
-      fixed[t] = static_cast<int32_t>(weights[t] * kWeightOne + 0.5);
+      fixed[t] = static_cast<int32_t>(weights[t] * kWeightOne +
+                                      (weights[t] < 0 ? -0.5 : 0.5));
     }
   }
 }
 
-Status Resampler::Begin(const CropBox& box, const ImageSize& target,
+Status Resampler::Begin(const CropBox& box, const ImageSize& scaled,
+                        const CropBox& window, Interpolation filter,
                         int channels, std::byte* out) {
   assert(channels >= 1 && channels <= kChannelsMax);
   assert(box.width >= 1 && box.height >= 1);
-  horizontal_.Compute(box.left, box.width, target.width);
-  vertical_.Compute(box.top, box.height, target.height);
+  horizontal_.Compute(box.left, box.width, scaled.width, filter, window.left,
+                      window.width);
+  vertical_.Compute(box.top, box.height, scaled.height, filter, window.top,
+                    window.height);
   channels_ = channels;
-  same_width_ = box.width == target.width;
-  same_height_ = box.height == target.height;
-  row_bytes_ = target.width * channels;
-  rows_ = target.height;
+  same_width_ = box.width == scaled.width;
+  same_height_ = box.height == scaled.height;
+  row_bytes_ = window.width * channels;
+  rows_ = window.height;
   rows_done_ = 0;
   out_ = out;
   ring_rows_ = std::min(vertical_.taps_max, box.height);
   if (ring_rows_ * row_bytes_ > kRingBytesMax) {
     return DataLossError(
         "scaling {} x {} pixels to {} x {} needs more than {} MiB of scratch",
-        box.width, box.height, target.width, target.height,
+        box.width, box.height, scaled.width, scaled.height,
         kRingBytesMax >> 20);
   }
   if (static_cast<int64_t>(ring_.size()) < ring_rows_ * row_bytes_) {

@@ -4,10 +4,10 @@
 //
 // Not thread-safe; made once per worker and reused: buffers only grow.
 //
-// The result equals Pillow's Image.crop(box).resize(size, BILINEAR) bit for
-// bit: a triangle over the source pixels around each output pixel's centre,
-// widened by the scale when the image shrinks (antialiasing); weights in 22-bit
-// fixed point; first along the rows, rounded to 8 bits, then down the columns.
+// The result equals Pillow's Image.crop(box).resize(size, filter) bit for bit:
+// a filter over the source pixels around each output pixel's centre, widened by
+// the scale when the image shrinks (antialiasing); weights in 22-bit fixed
+// point; first along the rows, rounded to 8 bits, then down the columns.
 #ifndef BROKER_TRANSFORM_RESAMPLER_H_
 #define BROKER_TRANSFORM_RESAMPLER_H_
 
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "broker/transform/crop.h"
-#include "broker/transform/triangle_taps.h"
+#include "broker/transform/filter_taps.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -26,12 +26,20 @@ class Resampler {
   static constexpr int kChannelsMax = 4;
   static constexpr int64_t kRingBytesMax = int64_t{256} << 20;
 
-  // Prepares to resize box to target: `out` receives target.height rows of
-  // target.width * channels bytes. channels: 1 to kChannelsMax. DataLoss: the
+  // Prepares to resize the box to `scaled` and to write the window of that,
+  // which is inside: `out` receives window.height rows of window.width *
+  // channels bytes. channels: 1 to kChannelsMax. DataLoss: the
   // filter would need more than kRingBytesMax of scratch, for which no memory
   // is reserved.
-  [[nodiscard]] Status Begin(const CropBox& box, const ImageSize& target,
+  [[nodiscard]] Status Begin(const CropBox& box, const ImageSize& scaled,
+                             const CropBox& window, Interpolation filter,
                              int channels, std::byte* out);
+  // All of it, by a triangle.
+  [[nodiscard]] Status Begin(const CropBox& box, const ImageSize& target,
+                             int channels, std::byte* out) {
+    return Begin(box, target, {.width = target.width, .height = target.height},
+                 Interpolation::kBilinear, channels, out);
+  }
 
   // The source rows that are used: [first_row(), end_row()).
   int64_t first_row() const { return vertical_.begin(); }
@@ -43,8 +51,9 @@ class Resampler {
 
  private:
   // For one direction, in 22-bit fixed point.
-  struct Taps : TriangleTaps {
-    void Compute(int64_t box_start, int64_t box_length, int64_t target);
+  struct Taps : FilterTaps {
+    void Compute(int64_t box_start, int64_t box_length, int64_t target,
+                 Interpolation filter, int64_t first_wanted, int64_t wanted);
 
     std::vector<int32_t> fixed;  // of weights
   };

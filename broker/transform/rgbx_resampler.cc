@@ -151,7 +151,7 @@ bool RgbxResampler::Begin(const FractionalBox& box, const ImageSize& target,
 
 // Each weight is the increment of the rounded running sum of weights: they sum
 // to 2^16, and none is far off. A single weight of 1 is 2^16 - 1.
-void RgbxResampler::FixWeights(const TriangleTaps& taps) {
+void RgbxResampler::FixWeights(const FilterTaps& taps) {
   const int64_t pixels = static_cast<int64_t>(taps.first.size());
   fixed_.resize(pixels * taps.taps_max);
   for (int64_t i = 0; i < pixels; ++i) {

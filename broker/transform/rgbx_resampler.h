@@ -17,8 +17,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "broker/transform/filter_taps.h"
 #include "broker/transform/picture.h"
-#include "broker/transform/triangle_taps.h"
 
 namespace penstock {
 
@@ -70,13 +70,13 @@ class RgbxResampler {
 
  private:
   void MakeBlocks(bool mirror);
-  void FixWeights(const TriangleTaps& taps);
+  void FixWeights(const FilterTaps& taps);
   uint16_t* RingRow(int64_t y) {
     return ring_.data() + y % rows_.taps_max * row_values_;
   }
 
-  TriangleTaps columns_;
-  TriangleTaps rows_;
+  FilterTaps columns_;
+  FilterTaps rows_;
   int64_t width_ = 0;       // of the target
   int64_t rows_added_ = 0;  // one past the last source row added
   int64_t rows_done_ = 0;   // of the target

@@ -46,6 +46,9 @@ class RowFunction {
     // may have been modified: call Inputs again. DeadlineExceeded; Cancelled.
     virtual StatusOr<const RawRecord*> Call(const AugmentationKey& key,
                                             uint64_t step) = 0;
+    // What the last call took the function itself, as its process says;
+    // nullopt: all of the call, or not known.
+    virtual std::optional<uint64_t> own_ns() const { return std::nullopt; }
   };
 
   virtual ~RowFunction() = default;

@@ -9,13 +9,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "broker/source/source.h"
 #include "broker/transform/augmentation.h"
 #include "broker/transform/kinds.h"
+#include "broker/transform/map_file.h"
 #include "broker/transform/row_function.h"
+#include "broker/transform/step_clock.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 
@@ -28,23 +31,32 @@ class RowProgram {
   class Scratch {
    public:
     virtual ~Scratch() = default;
+    StepClock clock;
   };
 
   virtual ~RowProgram() = default;
 
   // Checks the list against the source's features. InvalidArgument names the op
-  // by its number, what it needs and what it found ("map[2] normalize: feature
+  // by its number, what it needs and what it found ("map[2].normalize: feature
   // 'image' is encoded; put decode_image before it"). Loads the functions it
-  // names, which may take as long as their import.
+  // names, which may take as long as their import. Reads files as the opening
+  // says, by default as the broker.
+  // head: this many steps, of which none draws random numbers (draws.h), can be
+  // run alone, and the rest later (broker/cache/).
   static StatusOr<std::unique_ptr<RowProgram>> Compile(
       const std::vector<TransformSpec>& map, const RawSpec& raw,
-      const FunctionOptions& functions = {}, const Cancelled& cancelled = {});
+      const FunctionOptions& functions, MapOpening* opening,
+      std::optional<size_t> head = std::nullopt);
+  static StatusOr<std::unique_ptr<RowProgram>> Compile(
+      const std::vector<TransformSpec>& map, const RawSpec& raw,
+      const FunctionOptions& functions = {});
 
   // The features of a finished row: the source's in its order, or the last
-  // function's outputs.
+  // function's outputs, and what ops have made of them.
   virtual const ElementSpec& element_spec() const = 0;
 
-  // Whether a feature is copied unchanged. Run skips the copy if the bytes are
+  // Whether the source's feature of this number is that of the row, unchanged.
+  // Run skips the copy if the bytes are
   // already at their destination.
   virtual bool Copies(size_t feature) const = 0;
 
@@ -61,6 +73,30 @@ class RowProgram {
   virtual Status Run(const RawRecord& raw, const AugmentationKey& key,
                      Scratch& scratch,
                      std::span<std::byte* const> out) const = 0;
+
+  // Whether it ends by mixing rows in pairs (mixup.h): those that Run gave are
+  // then not finished.
+  virtual bool mixes_pairs() const = 0;
+  // Mixes a row with its partner, both as Run wrote them. pair: see PairMix.
+  virtual void MixPair(const AugmentationKey& pair,
+                       std::span<std::byte* const> row,
+                       std::span<std::byte* const> partner) const = 0;
+
+  // ---- in two parts, if it was compiled with a head
+
+  // The features that the head makes, which may be encoded still.
+  virtual const RawSpec& head_spec() const = 0;
+  // Of the files that `opening` has got, the first so many are of the head.
+  virtual size_t head_files() const = 0;
+  // Points *made at them: in raw, in out where the rest leaves them unchanged,
+  // or in scratch. Errors as of Run.
+  virtual Status RunHead(const RawRecord& raw, Scratch& scratch,
+                         std::span<std::byte* const> out,
+                         RawRecord* made) const = 0;
+  // What Run would have written.
+  virtual Status RunRest(const RawRecord& made, const AugmentationKey& key,
+                         Scratch& scratch,
+                         std::span<std::byte* const> out) const = 0;
 };
 
 }  // namespace penstock

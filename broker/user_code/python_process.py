@@ -88,7 +88,7 @@ def check_trusted_status(file, status, writable_by):
     if status.st_mode & writable_by or status.st_uid not in (0, os.geteuid()):
         raise ImportError(f"others can write {file} (mode "
                           f"{status.st_mode & 0o7777:04o}, user "
-                          f"{status.st_uid})")
+                          f"{status.st_uid}): chmod go-w it")
 
 
 def find_function(name, folders, writable_by):

@@ -15,7 +15,7 @@ void CachedReads::Begin(ClaimedRows* rows) {
   reads_ = bytes_ = 0;
 }
 
-bool CachedReads::Next(uint64_t* index, ReadBytes* read) {
+bool CachedReads::Next(uint64_t* index, ReadBytes* read, bool* kept) {
   if (rows_->job->Cancelled()) return false;
   if (next_ == group_rows_) ReadGroup();
   if (next_ == group_rows_) return false;
@@ -28,7 +28,8 @@ bool CachedReads::Next(uint64_t* index, ReadBytes* read) {
     }
   }
   *read = {{row.to, row.bytes}, ends_};
-  *index = rows_->started++;
+  *kept = row.kept;
+  *index = rows_->Number(rows_->started++);
   ++reads_;
   bytes_ += row.bytes;
   return true;
@@ -42,7 +43,8 @@ void CachedReads::ReadGroup() {
   const bool mapped = cached_rows >= kWarmRows;
   // A page that was dropped this moment is read by this thread, which may hang.
   in_flight_->Start(entry_, rows_->job_number,
-                    rows_->rows[rows_->started].record, pool_->now_ns());
+                    rows_->rows[rows_->Number(rows_->started)].record,
+                    pool_->now_ns());
   size_t read = 0;
   while (read < count &&
          ReadCached(group_[read].request, mapped, group_[read].to)) {
@@ -58,19 +60,20 @@ void CachedReads::ReadGroup() {
 // Finds the rows of the next group and where their bytes go. Returns how many.
 size_t CachedReads::LocateGroup() {
   const Source& source = *rows_->job->dataset().source;
-  const uint64_t end = rows_->rows.size();
+  const RowCache* const cache = rows_->job->dataset().cache.get();
+  const uint64_t end = rows_->to_read;
   uint64_t bytes = 0;
   size_t count = 0;
   for (; count < group_max_ && rows_->started + count < end; ++count) {
     const uint64_t index = rows_->started + count;
     Row& row = group_[count];
-    row.request.more.clear();
-    source.Locate(rows_->rows[index].record, &row.request);
+    row.kept = LocateRow(
+        source, cache, rows_->rows[rows_->Number(index)].record, &row.request);
     const std::optional<uint64_t> needed = CachedBytes(row.request);
     if (!needed || (count > 0 && bytes + *needed > kGroupBytes)) break;
     ExpectCached(row.request);
     if (index + group_max_ < end) {
-      source.Expect(rows_->rows[index + group_max_].record);
+      source.Expect(rows_->rows[rows_->Number(index + group_max_)].record);
     }
     row.bytes = *needed;
     bytes += *needed;
@@ -79,9 +82,10 @@ size_t CachedReads::LocateGroup() {
   std::byte* to = buffer_.data();
   for (size_t i = 0; i < count; ++i) {
     Row& row = group_[i];
-    const bool in_place = in_place_ && row.request.more.empty();
-    row.to = in_place ? rows_->Place(rows_->started + i, *in_place_)
-                      : std::exchange(to, to + row.bytes);
+    const bool in_place = in_place_ && !row.kept && row.request.more.empty();
+    row.to = in_place
+                 ? rows_->Place(rows_->Number(rows_->started + i), *in_place_)
+                 : std::exchange(to, to + row.bytes);
   }
   return count;
 }

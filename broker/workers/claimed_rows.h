@@ -36,6 +36,18 @@ inline void Count(std::atomic<uint64_t>& counter, uint64_t value) {
   counter.fetch_add(value, std::memory_order_relaxed);
 }
 
+// Where a row's bytes are. True: in the cache's files, as it keeps them; else
+// in its source's.
+inline bool LocateRow(const Source& source, const RowCache* cache,
+                      uint64_t record, ReadRequest* request) {
+  request->more.clear();
+  if (cache != nullptr && cache->is_read() && cache->Locate(record, request)) {
+    return true;
+  }
+  source.Locate(record, request);
+  return false;
+}
+
 // A finished read, with its bytes in the reader's buffer or in the slot.
 struct Arrival {
   uint32_t group = 0;
@@ -48,9 +60,9 @@ struct JobReads {
   // By read group: in flight, or arrived but not made.
   std::array<uint32_t, kGroupsMax> in_group{};
   std::deque<Arrival> arrived;
-  uint32_t at_once = 0;     // reads whose bytes were in the page cache
+  uint32_t at_once = 0;      // reads whose bytes were in the page cache
   uint64_t cached_rows = 0;  // the last ones, without a miss (CachedReads)
-  double buffer_bytes = 0;  // mean size of reads not in place
+  double buffer_bytes = 0;   // mean size of reads not in place
   // By slot: its StorageReader::Pin in the current group for direct reads, if
   // tried.
   std::vector<std::optional<uint32_t>> pins;
@@ -62,7 +74,8 @@ struct WorkerJob {
   std::weak_ptr<Job> job;
   std::unique_ptr<RowProgram::Scratch> scratch;
   std::unique_ptr<Source::Maker> maker;  // of records that a process makes
-  Plan::OrderCache order;
+  Shuffles shuffles;
+  CacheScratch cache;
   uint64_t dataset_hash = 0;  // SampleQuarantine::DatasetHash
   JobReads reads;
 };
@@ -84,15 +97,29 @@ struct ClaimedRows {
   Claim claim;
   std::vector<Plan::Row> rows;
   std::vector<Column> columns;  // by feature
-  uint64_t started = 0;
+  // Of a job with a cache, the numbers of its rows: first those that are read
+  // before they are made, of its files or of the cache's. Else empty: rows are
+  // in their order, and all are read or none.
+  std::vector<uint32_t> order;
+  uint64_t to_read = 0;  // so many of them are read
+  uint64_t started = 0;  // of those
+  uint64_t at_once = 0;  // one past the last made of the others
   uint64_t finished = 0;
-  bool reads = false;    // its rows are read before they are made
-  bool cut_off = false;  // the broker stops before all rows are made
+  bool reads = false;              // records of its source are read
+  bool cut_off = false;            // the broker stops before all rows are made
+  std::vector<uint64_t> left_out;  // rows of the claim that on_error skips
   std::vector<Stream::Piece> pieces;  // of a stream, instead of reads
 
+  uint64_t Number(uint64_t i) const { return order.empty() ? i : order[i]; }
+  bool AllStarted() const {
+    return started == to_read && at_once == rows.size();
+  }
   // Destination of a feature of row `index` of the claim.
   std::byte* Place(uint64_t index, size_t feature) const {
     return columns[feature].first_row + index * columns[feature].row_bytes;
+  }
+  int64_t* Id(uint64_t index) const {
+    return job->segment().ids(claim.slot) + claim.begin + index;
   }
   // Counts `count` more rows done. The last row hands back the whole claim, so
   // the job's lock is taken once.

@@ -1,6 +1,7 @@
 #include "broker/workers/claims.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "broker/workers/sample_quarantine.h"
@@ -27,7 +28,7 @@ WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
   };
   kept.scratch = job->dataset().program->MakeScratch(cancelled);
   kept.maker = job->dataset().source->MakeMaker(cancelled);
-  kept.order = Plan::OrderCache();
+  kept.shuffles = Shuffles();
   kept.dataset_hash =
       SampleQuarantine::DatasetHash(DatasetKey(job->options().spec));
   kept.reads = {};
@@ -42,9 +43,9 @@ bool Claims::ClaimMore() {
   Turn before = kLastTurn;
   for (const auto& rows : open_) {
     jobs_of_open_.push_back(rows->job.get());
-    if (rows->reads) continue;
+    if (rows->at_once == rows->rows.size()) continue;
     // A claim not yet started is made next.
-    before = rows->started == 0
+    before = rows->at_once == rows->to_read
                  ? Turn{}
                  : std::min(before, order_.TurnIn(CandidateOf(
                                         *rows->account, *rows->job, NowNs())));
@@ -66,8 +67,8 @@ bool Claims::ClaimMore() {
   const Plan::RankBatch& batch = rows->claim.batch->rows;
   const uint64_t count = rows->claim.end - rows->claim.begin;
   rows->rows.resize(count);
-  rows->job->plan().Rows(batch.epoch, batch.first_row + rows->claim.begin,
-                         count, &rows->kept->order, rows->rows.data());
+  rows->claim.plan->Rows(batch.epoch, batch.first_row + rows->claim.begin,
+                         count, &rows->kept->shuffles, rows->rows.data());
   const ElementSpec& element = rows->job->dataset().program->element_spec();
   rows->columns.reserve(element.size());
   for (size_t i = 0; i < element.size(); ++i) {
@@ -88,14 +89,35 @@ bool Claims::ClaimMore() {
     request_.more.clear();
     rows->job->dataset().source->Locate(first, &request_);
     rows->reads = request_.kind != ReadRequest::Kind::kNone;
+    Sort(rows.get());
   }
   open_.push_back(std::move(rows));
   return true;
 }
 
+// Which rows are read, and which are made at once.
+void Claims::Sort(ClaimedRows* rows) {
+  const uint64_t count = rows->rows.size();
+  const RowCache* const cache = rows->job->dataset().cache.get();
+  if (cache == nullptr) {
+    rows->to_read = rows->reads ? count : 0;
+  } else {
+    // By now: what is kept meanwhile is found when the row is made.
+    const auto is_read = [&](uint32_t i) {
+      return cache->Has(rows->rows[i].record) ? cache->is_read() : rows->reads;
+    };
+    rows->order.resize(count);
+    std::iota(rows->order.begin(), rows->order.end(), 0);
+    rows->to_read = static_cast<uint64_t>(
+        std::stable_partition(rows->order.begin(), rows->order.end(), is_read) -
+        rows->order.begin());
+  }
+  rows->at_once = rows->to_read;
+}
+
 void Claims::Close(size_t i) {
   const ClaimedRows& rows = *open_[i];
-  order_.Add(rows.reads,
+  order_.Add(rows.reads || rows.to_read > 0,
              {order_.TurnIn(CandidateOf(*rows.account)), rows.account_index});
   open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
   failed_ = false;

@@ -38,6 +38,7 @@ class Claims {
 
  private:
   WorkerJob& Keep(const std::shared_ptr<Job>& job);
+  static void Sort(ClaimedRows* rows);
 
   WorkerPool* const pool_;
   const WorkerSeat seat_;

@@ -8,6 +8,7 @@
 #include "broker/io/read.h"
 #include "broker/job/dataset.h"
 #include "broker/plan/plan.h"
+#include "broker/transform/mixup.h"
 
 namespace penstock {
 namespace {
@@ -27,10 +28,9 @@ class RowMaker {
         maker_(dataset.source->MakeMaker({})) {
     for (const Feature& feature : dataset.program->element_spec()) {
       features_.emplace_back(feature.RowBytes());
+      partner_.emplace_back(feature.RowBytes());
     }
-    for (std::vector<std::byte>& feature : features_) {
-      out_.push_back(feature.data());
-    }
+    Aim();
   }
 
   Status Make(uint64_t record, uint64_t pass) {
@@ -49,6 +49,18 @@ class RowMaker {
         done.status.ok() ? MakeOf(done.read(), record, pass) : done.status;
     reader_->Release(0);
     return status;
+  }
+
+  // The row made last is the partner of the next.
+  void KeepAsPartner() {
+    features_.swap(partner_);
+    Aim();
+  }
+  void MixWithPartner(const AugmentationKey& pair) {
+    std::vector<std::byte*> partner;
+    for (std::vector<std::byte>& each : partner_)
+      partner.push_back(each.data());
+    dataset_.program->MixPair(pair, out_, partner);
   }
 
   uint32_t Crc32() const {
@@ -74,13 +86,19 @@ class RowMaker {
     return dataset_.program->Run(raw_, {seed_, pass, record}, *scratch_, out_);
   }
 
+  void Aim() {
+    out_.clear();
+    for (std::vector<std::byte>& each : features_) out_.push_back(each.data());
+  }
+
   const Dataset& dataset_;
   const uint64_t seed_;
   const std::unique_ptr<StorageReader> reader_;
   std::unique_ptr<RowProgram::Scratch> scratch_;
   std::unique_ptr<Source::Maker> maker_;
   std::vector<std::vector<std::byte>> features_;
-  std::vector<std::byte*> out_;
+  std::vector<std::vector<std::byte>> partner_;
+  std::vector<std::byte*> out_;  // to features_
   std::vector<std::byte> unpacked_;
   RawRecord raw_;
 };
@@ -88,16 +106,18 @@ class RowMaker {
 // The record delivered for a row; nullopt: left out.
 StatusOr<std::optional<uint64_t>> MakeByPolicy(RowMaker& maker,
                                                const Plan::Row& row,
-                                               uint64_t records,
+                                               const Plan& plan,
+                                               Shuffles* shuffles,
                                                OnError policy) {
   const Status status = maker.Make(row.record, row.pass);
   if (status.ok()) return std::optional<uint64_t>(row.record);
   if (policy == OnError::kFail) return status;
   if (policy == OnError::kSkip) return std::optional<uint64_t>();
-  for (uint64_t i = 1; i <= std::min(kSubstituteTries, records - 1); ++i) {
-    const uint64_t record = (row.record + i) % records;
-    if (maker.Make(record, row.pass).ok()) {
-      return std::optional<uint64_t>(record);
+  for (uint64_t i = 1; i <= std::min(kSubstituteTries, plan.records() - 1);
+       ++i) {
+    const Plan::Row other = plan.Following(row, i, shuffles);
+    if (maker.Make(other.record, other.pass).ok()) {
+      return std::optional<uint64_t>(other.record);
     }
   }
   return status;
@@ -108,13 +128,24 @@ StatusOr<std::optional<uint64_t>> MakeByPolicy(RowMaker& maker,
 Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
               const ReplayOptions& options, std::FILE* out) {
   OpenProgress progress;
-  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Dataset> dataset,
-                            OpenDataset(spec, functions, &progress));
   DatasetSpec limited = spec;
+  // Rows of a cache are to be the same as these.
+  limited.cache.reset();
+  limited.snapshot.reset();
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Dataset> dataset,
+                            OpenDataset(limited, functions, &progress));
   if (options.epochs) limited.epochs = options.epochs;
+  const bool all_to_all = spec.shard == ShardPolicy::kOff;
+  if (all_to_all) {
+    limited.batch.size = GlobalBatchOf(spec, options.world_size);
+    limited.batch.per_rank = true;
+  }
   PENSTOCK_ASSIGN_OR_RETURN(
-      const Plan plan,
-      Plan::Make(limited, dataset->source->record_count(), options.world_size));
+      Plan plan, PlanOf(limited, *dataset, all_to_all ? 1 : options.world_size,
+                        options.world_size));
+  for (const WeightsChange& change : options.weights) {
+    PENSTOCK_ASSIGN_OR_RETURN(plan, plan.WithWeights(change, {}));
+  }
   const uint64_t steps = std::min(plan.total_steps().value_or(UINT64_MAX),
                                   options.steps.value_or(UINT64_MAX));
   if (steps == UINT64_MAX) {
@@ -126,12 +157,14 @@ Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
                             MakeStorageReader(ReadBackend::kPread, 1));
   RowMaker maker(*dataset, spec.seed, std::move(reader));
   std::vector<Plan::Row> rows;
-  Plan::OrderCache order;
+  Shuffles shuffles;
   for (uint64_t step = 0; step < steps; ++step) {
     for (uint32_t rank = 0; rank < options.world_size; ++rank) {
-      const Plan::RankBatch share = plan.RankBatchOf(step, rank);
+      const Plan::RankBatch share =
+          plan.RankBatchOf(step, all_to_all ? 0 : rank);
       rows.resize(share.rows);
-      plan.Rows(share.epoch, share.first_row, share.rows, &order, rows.data());
+      plan.Rows(share.epoch, share.first_row, share.rows, &shuffles,
+                rows.data());
       ReplayRecord record;
       record.epoch = share.epoch;
       record.step = share.step_in_epoch;
@@ -143,11 +176,31 @@ Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
         ++record.row;
         return written ? OkStatus() : ErrnoError(errno, "write a record");
       };
-      for (const Plan::Row& row : rows) {
+      for (uint64_t i = 0; i < share.rows; ++i) {
+        const uint64_t place = share.first_row + i;
+        std::optional<uint64_t> partner;
+        if (dataset->program->mixes_pairs()) {
+          partner =
+              PartnerOf(place, plan.rows_per_epoch(), spec.seed, share.epoch);
+        }
+        bool mixes = false;
+        if (partner) {
+          Plan::Row row;
+          plan.Rows(share.epoch, *partner, 1, &shuffles, &row);
+          PENSTOCK_ASSIGN_OR_RETURN(
+              const std::optional<uint64_t> made,
+              MakeByPolicy(maker, row, plan, &shuffles, spec.on_error));
+          mixes = made.has_value();
+          maker.KeepAsPartner();
+        }
         PENSTOCK_ASSIGN_OR_RETURN(
             const std::optional<uint64_t> made,
-            MakeByPolicy(maker, row, plan.records(), spec.on_error));
+            MakeByPolicy(maker, rows[i], plan, &shuffles, spec.on_error));
         if (!made) continue;
+        if (mixes) {
+          maker.MixWithPartner(
+              {spec.seed, share.epoch, std::min(place, *partner)});
+        }
         PENSTOCK_RETURN_IF_ERROR(write(static_cast<int64_t>(*made)));
       }
       if (spec.batch.last == LastBatch::kPad) {

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <optional>
+#include <vector>
 
 #include "broker/spec/dataset_spec.h"
 #include "broker/user_code/trusted_code.h"
+#include "common/job_state.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -28,8 +30,9 @@ static_assert(sizeof(ReplayRecord) == 40);
 
 struct ReplayOptions {
   uint32_t world_size = 1;
-  std::optional<uint64_t> epochs;  // default: the spec's
-  std::optional<uint64_t> steps;   // in total; default: no limit
+  std::optional<uint64_t> epochs;      // default: the spec's
+  std::optional<uint64_t> steps;       // in total; default: no limit
+  std::vector<WeightsChange> weights;  // of its mix, while it ran
 };
 
 // Writes one record per row, in plan order. With on_error: skip it omits bad

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "broker/transform/mixup.h"
 #include "broker/workers/sample_quarantine.h"
 
 namespace penstock {
@@ -13,45 +14,119 @@ namespace {
 // on_error: substitute tries this many records after the bad one.
 constexpr uint64_t kSubstituteTries = 16;
 
+// The machine's lack of resources is not the sample's fault.
+bool IsOfSample(const Status& status) {
+  return status.code() != StatusCode::kResourceExhausted &&
+         status.code() != StatusCode::kInvalidArgument;
+}
+
+Status ErrorOf(const Job& job, uint64_t record, const Status& status) {
+  // Read errors name the file, decoder errors do not.
+  const std::string where = job.dataset().source->Describe(record);
+  const bool told = std::string_view(status.message()).starts_with(where);
+  return Status(status.code(),
+                Format("dataset '{}': sample {}{}: {}", job.key().dataset,
+                       record, told ? "" : " in " + where, status.message()));
+}
+
+Status WithWayOut(const Status& error) {
+  return Status(error.code(),
+                Format("{}; set `on_error` to `skip` or `substitute` to go on "
+                       "without such samples",
+                       error.message()));
+}
+
 }  // namespace
 
 void RowMaker::Expect(const ClaimedRows& rows) {
   if (rows.kept->maker == nullptr) return;
   wanted_.clear();
-  for (size_t i = rows.started; i < rows.rows.size(); ++i) {
+  for (size_t i = rows.at_once; i < rows.rows.size(); ++i) {
     wanted_.push_back({rows.rows[i].record, rows.rows[i].pass});
   }
   rows.kept->maker->Expect(rows.job->options().spec.seed, wanted_);
 }
 
-void RowMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read) {
-  const Status status = MakeRow(rows, index, rows.rows[index].record, read);
-  if (!status.ok()) HandleError(rows, index, status);
+void RowMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read,
+                    bool kept) {
+  Aim(rows, index);
+  const Status status = MakeRow(rows, rows.rows[index], read, kept);
+  if (!status.ok()) return HandleError(rows, index, status);
+  *rows.Id(index) = static_cast<int64_t>(rows.rows[index].record);
 }
 
-// Makes `record` as row `index`; a substitute differs from the plan's record.
-Status RowMaker::MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
-                         const ReadBytes& read) {
+void RowMaker::Aim(const ClaimedRows& rows, uint64_t index) {
+  out_.resize(rows.columns.size());
+  for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
+}
+
+Status RowMaker::MakeRow(ClaimedRows& rows, const Plan::Row& row,
+                         const ReadBytes& read, bool kept) {
+  const AugmentationKey key{rows.job->options().spec.seed, row.pass,
+                            row.record};
+  MadeBy by = MadeBy::kSource;
+  const Status status = Run(rows, key, read, kept, &by);
+  if (by == MadeBy::kNothing) return ReadAndMake(rows, row);
+  if (by == MadeBy::kHead) Keep(rows, row.record);
+  return status;
+}
+
+Status RowMaker::Run(ClaimedRows& rows, const AugmentationKey& key,
+                     const ReadBytes& read, bool kept, MadeBy* by) {
   const Dataset& dataset = rows.job->dataset();
+  RowCache* const cache = dataset.cache.get();
+  Job::Counters& counters = rows.job->counters();
+  RowProgram::Scratch& scratch = *rows.kept->scratch;
   // The program's allowed wait for other processes does not count as the
   // sample's time.
   const SampleQuarantine::Mark mark(
-      pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
+      pool_->samples(), thread_index_, {rows.kept->dataset_hash, key.sample},
       rows.job_number, pool_->now_ns() + dataset.wait_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
-  const AugmentationKey key{rows.job->options().spec.seed,
-                            rows.rows[index].pass, record};
+  if (kept) {
+    const StepClock::In in(&scratch.clock, kUnpacking);
+    const Status status =
+        cache->Unpack(key.sample, read.bytes, &rows.kept->cache, &kept_);
+    if (!status.ok()) {
+      cache->NoteDamage(key.sample, status, rows.reads);
+      *by = MadeBy::kNothing;
+      return OkStatus();
+    }
+  }
+  const auto get = [&] {
+    const StepClock::In in(&scratch.clock, kUnpacking);
+    return cache->Get(key.sample, &kept_);
+  };
+  if (kept || (cache != nullptr && get())) {
+    Count(counters.cache_hits, 1);
+    return dataset.program->RunRest(kept_, key, scratch, out_);
+  }
+  {
+    const StepClock::In in(&scratch.clock, kUnpacking);
+    PENSTOCK_RETURN_IF_ERROR(
+        rows.kept->maker
+            ? rows.kept->maker->Make(key.seed, {key.sample, key.epoch}, &raw_)
+            : dataset.source->Unpack(key.sample, read, &unpack_scratch_,
+                                     &raw_));
+  }
+  if (cache == nullptr) return dataset.program->Run(raw_, key, scratch, out_);
+  Count(counters.cache_misses, 1);
   PENSTOCK_RETURN_IF_ERROR(
-      rows.kept->maker
-          ? rows.kept->maker->Make(key.seed, {record, key.epoch}, &raw_)
-          : dataset.source->Unpack(record, read, &unpack_scratch_, &raw_));
-  out_.resize(rows.columns.size());
-  for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
-  PENSTOCK_RETURN_IF_ERROR(
-      dataset.program->Run(raw_, key, *rows.kept->scratch, out_));
-  rows.job->segment().ids(rows.claim.slot)[rows.claim.begin + index] =
-      static_cast<int64_t>(record);
-  return OkStatus();
+      dataset.program->RunHead(raw_, scratch, out_, &kept_));
+  *by = MadeBy::kHead;
+  return dataset.program->RunRest(kept_, key, scratch, out_);
+}
+
+// Outside of the mark: it may wait for a disk, for which no sample is to blame.
+void RowMaker::Keep(ClaimedRows& rows, uint64_t record) {
+  RowCache& cache = *rows.job->dataset().cache;
+  const bool waits = cache.is_read();
+  if (waits) {
+    in_flight_->Start(substitute_entry_, rows.job_number, record,
+                      pool_->now_ns());
+  }
+  cache.Put(record, kept_, &rows.kept->cache);
+  if (waits) in_flight_->End(substitute_entry_);
 }
 
 // ---- streams
@@ -87,10 +162,8 @@ StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
     PENSTOCK_RETURN_IF_ERROR(piece->Read(i, index - first, count, out));
   }
   raw_.resize(features.size());
-  out_.resize(rows.columns.size());
-  int64_t* const ids = rows.job->segment().ids(rows.claim.slot);
   for (uint64_t row = index; row < index + count; ++row) {
-    for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(row, i);
+    Aim(rows, row);
     for (size_t i = 0; i < features.size(); ++i) {
       const uint64_t bytes = features[i].feature.RowBytes();
       raw_[i] = {dataset.program->Copies(i)
@@ -111,7 +184,7 @@ StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
       return status.Prepend(Format("dataset '{}': row {} of its producers",
                                    rows.job->key().dataset, record));
     }
-    ids[rows.claim.begin + row] = static_cast<int64_t>(record);
+    *rows.Id(row) = static_cast<int64_t>(record);
   }
   return count;
 }
@@ -127,77 +200,147 @@ void RowMaker::HandleError(ClaimedRows& rows, uint64_t index,
     return;
   }
   if (job.GivenUp(rows.claim.batch)) return;
-  const uint64_t record = rows.rows[index].record;
-  // Read errors name the file, decoder errors do not.
-  const std::string where = job.dataset().source->Describe(record);
-  const bool told = std::string_view(status.message()).starts_with(where);
-  const std::string text =
-      Format("dataset '{}': sample {}{}: {}", job.key().dataset, record,
-             told ? "" : " in " + where, status.message());
-  // The machine's lack of resources is not the sample's fault.
-  if (status.code() == StatusCode::kResourceExhausted ||
-      status.code() == StatusCode::kInvalidArgument) {
-    return job.Fail(Status(status.code(), text));
+  const Status error = ErrorOf(job, rows.rows[index].record, status);
+  if (!IsOfSample(status)) return job.Fail(error);
+  if (RowCache* const cache = job.dataset().cache.get()) {
+    cache->Fail(rows.rows[index].record);
   }
   switch (job.options().spec.on_error) {
     case OnError::kFail:
-      job.Fail(Status(status.code(),
-                      text + "; set `on_error` to `skip` or `substitute` to go "
-                             "on without such samples"));
+      job.Fail(WithWayOut(error));
       return;
     case OnError::kSubstitute:
-      if (Substitute(rows, index)) {
-        job.CountSubstitute(Status(status.code(), text));
+      Aim(rows, index);
+      if (const auto record = Substitute(rows, rows.rows[index])) {
+        *rows.Id(index) = static_cast<int64_t>(*record);
+        job.CountSubstitute(error);
         return;
       }
       job.Fail(Status(status.code(),
                       Format("{}; the {} samples after it cannot be read "
                              "either",
-                             text, kSubstituteTries)));
+                             error.message(), kSubstituteTries)));
       return;
     case OnError::kSkip:
-      job.LeaveOut(rows.claim.batch, rows.claim.begin + index,
-                   Status(status.code(), text));
+      rows.left_out.push_back(index);
+      job.LeaveOut(rows.claim.batch, rows.claim.begin + index, error);
       return;
   }
 }
 
-// Makes the row from the next readable record. The choice depends only on the
-// data, so a resumed run substitutes the same.
-bool RowMaker::Substitute(ClaimedRows& rows, uint64_t index) {
-  const Source& source = *rows.job->dataset().source;
-  const uint64_t count = source.record_count();
+Status RowMaker::ReadAndMake(ClaimedRows& rows, const Plan::Row& row) {
+  const Dataset& dataset = rows.job->dataset();
+  const RowCache* const cache = dataset.cache.get();
+  ReadRequest request;
+  dataset.source->Locate(row.record, &request);
+  if (request.kind == ReadRequest::Kind::kNone ||
+      (cache != nullptr && !cache->is_read() && cache->Has(row.record))) {
+    return MakeRow(rows, row, {}, false);
+  }
   if (substitute_reader_ == nullptr) {
-    auto reader = MakeStorageReader(ReadBackend::kPread, 1);
-    if (!reader.ok()) return false;
-    substitute_reader_ = *std::move(reader);
+    PENSTOCK_ASSIGN_OR_RETURN(substitute_reader_,
+                              MakeStorageReader(ReadBackend::kPread, 1));
     substitute_reader_->ReportBlocking(in_flight_->blocked_on(),
                                        substitute_entry_);
   }
-  for (uint64_t i = 1; i <= std::min(kSubstituteTries, count - 1); ++i) {
-    const uint64_t record = (rows.rows[index].record + i) % count;
-    ReadRequest request;
-    source.Locate(record, &request);
-    if (request.kind == ReadRequest::Kind::kNone) {
-      if (MakeRow(rows, index, record, {}).ok()) return true;
-      if (rows.job->Cancelled()) return false;
-      continue;
-    }
-    in_flight_->Start(substitute_entry_, rows.job_number, record,
-                      pool_->now_ns());
-    substitute_reader_->Start(0, request, {}, kNotPinned);
-    substitute_reader_->Submit();
-    StorageReader::Done done;
-    const bool read = substitute_reader_->Next(kWaitForever, &done);
-    in_flight_->End(substitute_entry_);
+  in_flight_->Start(substitute_entry_, rows.job_number, row.record,
+                    pool_->now_ns());
+  substitute_reader_->Start(0, request, {}, kNotPinned);
+  substitute_reader_->Submit();
+  StorageReader::Done done;
+  const bool read = substitute_reader_->Next(kWaitForever, &done);
+  in_flight_->End(substitute_entry_);
+  if (!read) return InternalError("a read was lost");
+  const Status status =
+      done.status.ok() ? MakeRow(rows, row, done.read(), false) : done.status;
+  substitute_reader_->Release(0);
+  return status;
+}
+
+// Makes the row from the next readable record. The choice depends only on the
+// data, so a resumed run substitutes the same.
+std::optional<uint64_t> RowMaker::Substitute(ClaimedRows& rows,
+                                             const Plan::Row& row) {
+  const Plan& plan = *rows.claim.plan;
+  for (uint64_t i = 1; i <= std::min(kSubstituteTries, plan.records() - 1);
+       ++i) {
+    const Plan::Row other = plan.Following(row, i, &rows.kept->shuffles);
+    const Status made = ReadAndMake(rows, other);
     // A slow read may have failed the job.
-    if (!read || rows.job->Cancelled()) return false;
-    const bool made =
-        done.status.ok() && MakeRow(rows, index, record, done.read()).ok();
-    substitute_reader_->Release(0);
-    if (made) return true;
+    if (rows.job->Cancelled()) return std::nullopt;
+    if (made.ok()) return other.record;
   }
-  return false;
+  return std::nullopt;
+}
+
+// ---- pairs
+
+void RowMaker::MixPairs(ClaimedRows& rows) {
+  const RowProgram& program = *rows.job->dataset().program;
+  if (!program.mixes_pairs() || rows.cut_off || rows.job->Cancelled()) return;
+  const Plan::RankBatch& batch = rows.claim.batch->rows;
+  const uint64_t seed = rows.job->options().spec.seed;
+  const uint64_t end = rows.job->plan().rows_per_epoch();
+  const uint64_t first = batch.first_row + rows.claim.begin;
+  const auto is_left_out = [&rows](uint64_t index) {
+    return std::find(rows.left_out.begin(), rows.left_out.end(), index) !=
+           rows.left_out.end();
+  };
+  std::vector<std::byte*> out;
+  for (uint64_t index = 0; index < rows.rows.size(); ++index) {
+    const uint64_t row = first + index;
+    const auto partner = PartnerOf(row, end, seed, batch.epoch);
+    if (!partner || is_left_out(index)) continue;
+    const AugmentationKey key{seed, batch.epoch, std::min(row, *partner)};
+    const bool is_mutual = PartnerOf(*partner, end, seed, batch.epoch) == row;
+    if (is_mutual && *partner >= first && *partner - first < rows.rows.size()) {
+      if (*partner < row || is_left_out(*partner - first)) continue;
+      Aim(rows, *partner - first);
+    } else {
+      const Status made = MakePartner(rows, *partner);
+      if (made.code() == StatusCode::kCancelled) {
+        rows.cut_off |= !rows.job->Cancelled();
+        return;
+      }
+      if (!made.ok()) continue;
+    }
+    out.clear();
+    for (size_t i = 0; i < rows.columns.size(); ++i) {
+      out.push_back(rows.Place(index, i));
+    }
+    // Of the last step of `map`, if several mix pairs.
+    const StepClock::In in(&rows.kept->scratch->clock,
+                           static_cast<uint32_t>(rows.job->parts() - 1));
+    program.MixPair(key, out, out_);
+  }
+}
+
+// Into memory of its own. An error: on_error leaves it out; or the job is over.
+Status RowMaker::MakePartner(ClaimedRows& rows, uint64_t row_of_epoch) {
+  Job& job = *rows.job;
+  const ElementSpec& element = job.dataset().program->element_spec();
+  partner_.resize(std::max(partner_.size(), element.size()));
+  out_.resize(element.size());
+  for (size_t i = 0; i < element.size(); ++i) {
+    partner_[i].resize(std::max(partner_[i].size(), element[i].RowBytes()));
+    out_[i] = partner_[i].data();
+  }
+  Plan::Row row;
+  rows.claim.plan->Rows(rows.claim.batch->rows.epoch, row_of_epoch, 1,
+                        &rows.kept->shuffles, &row);
+  const Status status = ReadAndMake(rows, row);
+  if (status.ok() || status.code() == StatusCode::kCancelled) return status;
+  const OnError on_error = job.options().spec.on_error;
+  if (IsOfSample(status)) {
+    if (on_error == OnError::kSkip) return status;
+    if (on_error == OnError::kSubstitute && Substitute(rows, row)) {
+      return OkStatus();
+    }
+  }
+  if (!job.GivenUp(rows.claim.batch)) {
+    job.Fail(WithWayOut(ErrorOf(job, row.record, status)));
+  }
+  return status;
 }
 
 }  // namespace penstock

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -34,19 +35,36 @@ class RowMaker {
   // The claim's rows that are not started will be made next, in order.
   void Expect(const ClaimedRows& rows);
   // Makes row `index` of the claim. bytes: as read; empty if its source needs
-  // no reading.
-  void Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read);
+  // no reading. kept: they are of the job's cache.
+  void Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read,
+            bool kept = false);
   // Makes rows of a stream from `index` to the end of a piece. Returns how
   // many; all remaining rows if they cannot be made.
   uint64_t MakeOfStream(ClaimedRows& rows, uint64_t index);
   // Called for a row that could not be read or made.
   void HandleError(ClaimedRows& rows, uint64_t index, const Status& status);
+  // Called once all rows of the claim are made, if they are mixed in pairs: the
+  // claim has both rows of each, but for pairs across the ends of its batch.
+  // These rows' partners are made again.
+  void MixPairs(ClaimedRows& rows);
 
  private:
-  Status MakeRow(ClaimedRows& rows, uint64_t index, uint64_t record,
-                 const ReadBytes& read);
+  // What makes a row writes it where this says.
+  void Aim(const ClaimedRows& rows, uint64_t index);
+  Status MakeRow(ClaimedRows& rows, const Plan::Row& row, const ReadBytes& read,
+                 bool kept);
+  enum class MadeBy {
+    kSource,   // nothing is to be kept
+    kHead,     // kept_ is
+    kNothing,  // its entry in the cache is damaged
+  };
+  Status Run(ClaimedRows& rows, const AugmentationKey& key,
+             const ReadBytes& read, bool kept, MadeBy* by);
+  void Keep(ClaimedRows& rows, uint64_t record);
+  Status ReadAndMake(ClaimedRows& rows, const Plan::Row& row);
   StatusOr<uint64_t> MakePiece(ClaimedRows& rows, uint64_t index);
-  bool Substitute(ClaimedRows& rows, uint64_t index);
+  std::optional<uint64_t> Substitute(ClaimedRows& rows, const Plan::Row& row);
+  Status MakePartner(ClaimedRows& rows, uint64_t row_of_epoch);
 
   WorkerPool* const pool_;
   const uint32_t thread_index_;
@@ -55,8 +73,10 @@ class RowMaker {
   std::unique_ptr<StorageReader> substitute_reader_;
   std::vector<Source::Wanted> wanted_;
   RawRecord raw_;
+  RawRecord kept_;  // what the head has made, or a cache had
   std::vector<std::byte> unpack_scratch_;
   std::vector<std::byte*> out_;
+  std::vector<std::vector<std::byte>> partner_;         // by feature
   std::vector<std::vector<std::byte>> stream_scratch_;  // by feature
 };
 

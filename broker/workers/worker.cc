@@ -56,12 +56,8 @@ bool Worker::ReadAhead() {
   for (;;) {
     for (size_t i = 0; i < claims_.open().size();) {
       const std::shared_ptr<ClaimedRows>& rows = claims_.open()[i];
-      if (rows->reads) reads_.Start(rows);
-      if (rows->started < rows->rows.size()) {
-        ++i;
-      } else {
-        claims_.Close(i);
-      }
+      if (rows->started < rows->to_read) reads_.Start(rows);
+      rows->AllStarted() ? claims_.Close(i) : (void)++i;
     }
     // So a hung blocking reader holds no other job's rows.
     const bool full =
@@ -77,7 +73,9 @@ bool Worker::MakeNext() {
     makeable_.push_back({reads_.FirstArrived(*job), job});
   }
   for (const std::shared_ptr<ClaimedRows>& rows : claims_.open()) {
-    if (!rows->reads) makeable_.push_back({rows.get(), nullptr});
+    if (rows->at_once < rows->rows.size()) {
+      makeable_.push_back({rows.get(), nullptr});
+    }
   }
   if (makeable_.empty()) return false;
   size_t next = 0;
@@ -103,12 +101,14 @@ bool Worker::MakeNext() {
 void Worker::MakeArrived(WorkerJob* job) {
   const WorkerReads::Read read = reads_.TakeFirst(job);
   ClaimedRows& rows = *read.rows;
-  const uint64_t begin_ns = NowNs();
+  const uint64_t begin_ns = Begin(rows);
   const StorageReader::Done& done = read.arrival.done;
   if (rows.job->Cancelled()) {
     // Its bytes are discarded.
   } else if (done.status.ok()) {
-    maker_.Make(rows, read.index, done.read());
+    maker_.Make(rows, read.index, done.read(), read.kept);
+  } else if (read.kept) {
+    maker_.Make(rows, read.index, {}, true);
   } else {
     maker_.HandleError(rows, read.index, done.status);
   }
@@ -122,17 +122,31 @@ uint64_t Worker::MakeCached(ClaimedRows& rows, uint64_t begin_ns) {
   uint64_t made = 0;
   uint64_t index = 0;
   ReadBytes read;
+  bool kept = false;
+  StepClock* const clock = &rows.kept->scratch->clock;
+  const auto read_next = [&] {
+    const StepClock::In in(clock, kReading);
+    return cached_.Next(&index, &read, &kept);
+  };
   cached_.Begin(&rows);
-  while ((!ReadsClock(made) || NowNs() - begin_ns < kCachedNs) &&
-         cached_.Next(&index, &read)) {
-    maker_.Make(rows, index, read);
+  while ((!ReadsClock(made) || NowNs() - begin_ns < kCachedNs) && read_next()) {
+    maker_.Make(rows, index, read, kept);
     ++made;
   }
   cached_.End();
   return made;
 }
 
+uint64_t Worker::Begin(const ClaimedRows& rows) {
+  const uint64_t now_ns = NowNs();
+  if (rows.job->measured()) {
+    rows.kept->scratch->clock.Start(rows.job->parts(), now_ns);
+  }
+  return now_ns;
+}
+
 void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
+  if (rows.finished + count == rows.rows.size()) maker_.MixPairs(rows);
   const uint64_t end_ns = NowNs();
   Count(rows.job->counters().decode_ns, end_ns - begin_ns);
   Count(rows.job->counters().decoded, count);
@@ -142,29 +156,32 @@ void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
         seat_.job == 0 ? TraceActivity::kMake : TraceActivity::kFunction,
         seat_.thread_index, &rows.job->key(), count, begin_ns, end_ns);
   }
+  if (StepClock& clock = rows.kept->scratch->clock; clock.on()) {
+    rows.job->CountParts(clock.Stop(end_ns), count);
+  }
   rows.Finish(count);
 }
 
 void Worker::MakeUnread(ClaimedRows& rows) {
-  const uint64_t begin_ns = NowNs();
+  const uint64_t begin_ns = Begin(rows);
   maker_.Expect(rows);
   uint64_t made = 0;
-  while (rows.started < rows.rows.size()) {
-    const uint64_t index = rows.started;
+  while (rows.at_once < rows.rows.size()) {
+    const uint64_t index = rows.Number(rows.at_once);
     if (rows.job->Cancelled()) {
-      made += rows.rows.size() - index;
-      rows.started = rows.rows.size();
+      made += rows.rows.size() - rows.at_once;
+      rows.at_once = rows.rows.size();
       break;
     }
     if (!rows.pieces.empty()) {
       const uint64_t count = maker_.MakeOfStream(rows, index);
-      rows.started += count;
+      rows.at_once += count;
       made += count;
       continue;
     }
     // Reads and rows of other jobs must not wait long.
     if (made > 0 && ReadsClock(made) && NowNs() - begin_ns > kInlineNs) break;
-    ++rows.started;
+    ++rows.at_once;
     ++made;
     maker_.Make(rows, index, {});
   }

@@ -150,6 +150,16 @@ Status WorkerPool::SetWorkers(uint32_t asked, std::string by) {
     return InvalidArgumentError("{} workers, at most {} may be", workers,
                                 kWorkersMax);
   }
+  const Status status = UseWorkers(workers);
+  if (ThreadsAt(0) == 0) return status;
+  options_.workers =
+      asked == 0 && this->workers() == workers ? 0 : this->workers();
+  set_by_ = std::move(by);
+  threads_of_processor_ = Tuner({1, kThreadsOfProcessorMax, true});
+  return status;
+}
+
+Status WorkerPool::UseWorkers(uint32_t workers) {
   uint32_t there = 0;
   Status status;
   while (there < workers && status.ok()) {
@@ -157,8 +167,6 @@ Status WorkerPool::SetWorkers(uint32_t asked, std::string by) {
     if (status.ok()) ++there;
   }
   if (there == 0) return status;
-  options_.workers = asked == 0 && there == workers ? 0 : there;
-  set_by_ = std::move(by);
   MutexLock lock(&mutex_);
   workers_.store(there, std::memory_order_relaxed);
   // Relaxed: as in NotifyWork. Every worker checks its index again.
@@ -170,8 +178,12 @@ Status WorkerPool::SetWorkers(uint32_t asked, std::string by) {
 
 std::string WorkerPool::Description() const {
   const size_t cpus = topology_->cpus().size();
+  const uint32_t times = threads_of_processor_.number();
   const std::string why =
       options_.workers != 0 ? "set by " + set_by_
+      : times > 1
+          ? Format("auto, {} for each processor, as reads block them: {}",
+                   times, threads_of_processor_.Reason(BytesPerSecondText))
       : workers() < cpus
           ? Format("auto, cpu.max allows {} of {} processors", workers(), cpus)
           : "auto, one for each processor";
@@ -188,7 +200,7 @@ std::map<uint32_t, uint32_t> WorkerPool::workers_of_nodes() const {
 }
 
 Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
-                               uint32_t uid) {
+                               uint32_t uid, uint32_t number) {
   auto index = static_cast<uint32_t>(threads_.size());
   for (uint32_t i = 0; i < threads_.size(); ++i) {
     // Acquire: the thread has done everything before; joining does not wait.
@@ -209,10 +221,12 @@ Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
   if (added.reads != nullptr) {
     bytes_seen_ -= added.reads->bytes();
     waited_seen_ns_ -= added.reads->waited_ns();
+    reads_seen_ -= added.reads->ended();
   }
   added.worker_index = worker_index;
   added.uid = uid;
   added.job = job;
+  added.number = number;
   added.reads =
       std::make_unique<ReadsInFlight>(WorkerReads::Entries(reads_most_));
   added.turns = std::make_unique<WorkerTurns>();
@@ -220,7 +234,9 @@ Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
   try {
     added.thread = std::thread(
         [this,
-         seat = WorkerSeat{index, worker_index, job, {}, added.turns.get()},
+         seat =
+             WorkerSeat{
+                 index, worker_index, job, number, {}, added.turns.get()},
          reads = added.reads.get(), ended = added.ended.get()] {
           Run(seat, reads);
           if (ended == nullptr) return;
@@ -241,8 +257,10 @@ Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
   return OkStatus();
 }
 
-Status WorkerPool::StartFunctionWorkers(const Job& job, uint64_t number) {
-  const uint32_t uid = job.key().uid;
+StatusOr<uint32_t> WorkerPool::StartFunctionWorkers(const JobKey& key,
+                                                    uint64_t number,
+                                                    uint32_t from,
+                                                    uint32_t to) {
   uint32_t of_all = 0;
   uint32_t of_user = 0;
   for (const Thread& each : threads_) {
@@ -250,13 +268,12 @@ Status WorkerPool::StartFunctionWorkers(const Job& job, uint64_t number) {
                                   // Relaxed: counted only.
                                   !each.ended->load(std::memory_order_relaxed);
     of_all += function_workers;
-    of_user += function_workers && each.uid == uid;
+    of_user += function_workers && each.uid == key.uid;
   }
   Status status;
-  uint32_t started = 0;
-  const uint32_t chosen = job.dataset().source->processes();
-  const uint32_t wanted = chosen > 0 ? chosen : workers();
-  while (started < wanted && status.ok()) {
+  uint32_t at = from;
+  while (at < to && status.ok()) {
+    const uint32_t started = at - from;
     if (of_all + started >= kFunctionWorkersMax ||
         of_user + started >= kFunctionWorkersOfUserMax) {
       status = ResourceExhaustedError(
@@ -266,11 +283,12 @@ Status WorkerPool::StartFunctionWorkers(const Job& job, uint64_t number) {
           kFunctionWorkersOfUserMax);
       break;
     }
-    status = StartThread(kNoWorkerIndex, number, uid);
-    started += status.ok();
+    status = StartThread(kNoWorkerIndex, number, key.uid, at);
+    at += status.ok();
   }
   // Fewer are slower; with none the job would never end.
-  return started > 0 ? OkStatus() : status;
+  if (at == 0) return status;
+  return at;
 }
 
 void WorkerPool::Run(WorkerSeat seat, ReadsInFlight* reads) {
@@ -349,6 +367,8 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
             &account,
             number,
             function_workers,
+            0,
+            0,
             function_workers ? std::make_shared<CondVar>() : nullptr,
             reads};
       });
@@ -359,7 +379,7 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
     status = ResourceExhaustedError(
         "{} jobs are at work, the most there may be", ClaimableJobs::kJobsMax);
   } else if (function_workers) {
-    status = StartFunctionWorkers(*job, number);
+    status = AddProcesses(job, number);
   }
   if (!status.ok()) job->Fail(status);
 }
@@ -432,8 +452,9 @@ void WorkerPool::WakeOne(const Entry& entry) {
   if (!entry.function_workers && sleeping_ == 0) return;
   CondVar& work = entry.function_workers ? *entry.work : work_;
   // A worker that may not claim a blocking job would sleep on and lose the
-  // wake.
-  any_blocks_ ? work.NotifyAll() : work.NotifyOne();
+  // wake, as would a function worker too many.
+  any_blocks_ || entry.processes < entry.threads ? work.NotifyAll()
+                                                 : work.NotifyOne();
 }
 
 void WorkerPool::WakeAll() {
@@ -454,6 +475,7 @@ bool WorkerPool::Serves(const WorkerSeat& seat, bool blocking,
                         const Entry& entry) {
   return entry.job != nullptr &&
          seat.job == (entry.function_workers ? entry.number : 0) &&
+         (seat.job == 0 || seat.number < entry.processes) &&
          !(entry.blocks && blocking);
 }
 
@@ -615,24 +637,6 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
   }
 }
 
-void WorkerPool::AdaptReadDepth(uint64_t ns) {
-  uint64_t bytes = 0;
-  uint64_t waited_ns = 0;
-  for (const Thread& each : threads_) {
-    bytes += each.reads->bytes();
-    waited_ns += each.reads->waited_ns();
-  }
-  const double seconds = static_cast<double>(ns) * 1e-9;
-  const double waited_s =
-      static_cast<double>(waited_ns - waited_seen_ns_) * 1e-9;
-  if (depth_.Measured(seconds, bytes - bytes_seen_,
-                      waited_s / (seconds * workers()))) {
-    read_depth_.store(depth_.depth(), std::memory_order_relaxed);
-  }
-  bytes_seen_ = bytes;
-  waited_seen_ns_ = waited_ns;
-}
-
 WorkerPool::Named WorkerPool::NamedOf(uint64_t number) {
   MutexLock lock(&mutex_);
   const auto found = named_.find(number);
@@ -658,7 +662,8 @@ std::optional<std::string> WorkerPool::Tick() {
     const double slept_share = static_cast<double>(slept_ns - slept_seen_ns_) /
                                (static_cast<double>(ns) * workers());
     idle_share_.Add(std::min(slept_share, 1.0), static_cast<double>(ns) * 1e-9);
-    AdaptReadDepth(ns);
+    AdaptReads(ns);
+    AdaptProcesses(static_cast<double>(ns) * 1e-9);
   }
   slept_seen_ns_ = slept_ns;
   ticked_ns_ = steady_ns;

@@ -21,9 +21,15 @@
 // threads as there are workers, each with a Python process. They wait for that
 // process, which would delay other jobs' rows on shared workers. They may run
 // on all processors of the broker; the kernel schedules them. Only they make
-// rows of that job, they make no other rows, and they end with the job.
+// rows of that job, they make no other rows, and they end with the job. Where
+// they wait for something else than a processor, there may be more of them,
+// unless the dataset says how many (worker_pool_adapt.cc).
 //
-// Without io_uring a hung read blocks its worker. Then another thread takes
+// Without io_uring a read blocks its worker. The number of workers then follows
+// what storage gains by more (base/tuner.h), unless it is configured; the
+// kernel divides the processors between them.
+//
+// A hung read blocks its worker for good. Then another thread takes
 // over the worker index, once, so threads are at most twice the workers. The
 // blocked thread stays when it returns: asleep it costs nothing. Workers with
 // blocking reads claim no rows of that job until its read has returned.
@@ -48,6 +54,7 @@
 #include "broker/io/reads_in_flight.h"
 #include "broker/job/bottleneck.h"
 #include "broker/job/job.h"
+#include "broker/memory/idle_processors.h"
 #include "broker/memory/topology.h"
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/serving_order.h"
@@ -58,6 +65,12 @@
 namespace penstock {
 
 inline constexpr uint32_t kWorkersMax = 4096;
+// Where reads block workers, and the broker chooses their number.
+inline constexpr uint32_t kThreadsOfProcessorMax = 16;
+// Processes of a Python function for each worker, likewise.
+inline constexpr uint32_t kProcessesOfWorker = 4;
+
+std::string BytesPerSecondText(double bytes_per_s);
 
 class Worker;
 
@@ -66,6 +79,7 @@ struct WorkerSeat {
   uint32_t thread_index = 0;
   uint32_t worker_index = 0;     // below workers(); function workers have none
   uint64_t job = 0;              // serves only this job; 0: all
+  uint32_t number = 0;           // of its function workers
   std::optional<uint32_t> node;  // NUMA node it is pinned to
   WorkerTurns* turns = nullptr;
 };
@@ -113,6 +127,7 @@ class WorkerPool {
   // The processors used, and the reasons for their number and choice.
   std::string Description() const;
   std::string read_backend() const { return read_backend_; }
+  bool ReadsBlock() const { return read_backend_.starts_with("pread"); }
   // Pinned by workers for direct reads; a slot counts once per worker.
   uint64_t pinned_bytes() const {
     // Relaxed: shown.
@@ -124,6 +139,8 @@ class WorkerPool {
     return read_depth_.load(std::memory_order_relaxed);
   }
   bool read_depth_is_automatic() const { return depth_.automatic(); }
+  // Why this depth, with what was measured.
+  std::string ReadDepthReason() const;
   const Topology& topology() const { return *topology_; }
   // Workers per NUMA node, without unpinned workers.
   std::map<uint32_t, uint32_t> workers_of_nodes() const;
@@ -150,6 +167,9 @@ class WorkerPool {
   // Recent fraction of workers that slept.
   double recently_idle() const { return idle_share_.mean(); }
 
+  // How many function workers the job has at work, and why; 0: none. Control
+  // thread only.
+  uint32_t ProcessesOf(const Job& job, std::string* why) const;
   // Current activity of the job's function workers.
   FunctionWorkersUse UseOfFunctionWorkers(const Job& job);
 
@@ -216,6 +236,8 @@ class WorkerPool {
     uint64_t number = 0;
     // Only its own threads make its rows; they sleep on work.
     bool function_workers = false;
+    uint32_t processes = 0;  // of its threads, those that make rows
+    uint32_t threads = 0;
     std::shared_ptr<CondVar> work;
     bool reads = true;    // its rows are read before they are made
     bool blocks = false;  // a worker hangs in a read of it
@@ -237,19 +259,33 @@ class WorkerPool {
     uint32_t worker_index = 0;  // function workers: kNoWorkerIndex
     uint32_t uid = 0;           // function workers: owner of the job
     uint64_t job = 0;           // function workers: the job's number
+    uint32_t number = 0;        // function workers: of the job's
     // Function workers: set when the job is gone; the thread can be joined and
     // this entry reused.
     std::unique_ptr<std::atomic<bool>> ended;
   };
   static constexpr uint32_t kNoWorkerIndex = UINT32_MAX;
   // job: the function worker's job; 0: a worker.
-  Status StartThread(uint32_t worker_index, uint64_t job = 0, uint32_t uid = 0);
-  Status StartFunctionWorkers(const Job& job, uint64_t number);
+  // number: of the function worker.
+  Status StartThread(uint32_t worker_index, uint64_t job = 0, uint32_t uid = 0,
+                     uint32_t number = 0);
+  // Those numbered from `from` to `to` of the job `number`. Returns how many it
+  // has then, if any.
+  StatusOr<uint32_t> StartFunctionWorkers(const JobKey& key, uint64_t number,
+                                          uint32_t from, uint32_t to);
+  Status AddProcesses(const std::shared_ptr<Job>& job, uint64_t number);
+  // So many of the job's function workers make rows; the others sleep.
+  void UseProcesses(uint64_t number, uint32_t processes, uint32_t threads);
+  bool ProcessesAreReady(uint64_t number, uint32_t processes) const;
   void Run(WorkerSeat seat, ReadsInFlight* reads);
   size_t ThreadsAt(uint32_t worker_index) const;
   void ReplaceBlocked(uint64_t now_ns);
   // Called with the nanoseconds since the last call.
-  void AdaptReadDepth(uint64_t ns);
+  void AdaptReads(uint64_t ns);
+  void AdaptProcesses(double seconds);
+  // Starts what is missing of so many threads at workers, and uses as many as
+  // there are.
+  Status UseWorkers(uint32_t workers);
   // The job with this account has rows.
   void NotifyWork(size_t index);
   // Changes a copy, so that readers keep a consistent list.
@@ -294,6 +330,24 @@ class WorkerPool {
   bool any_blocks_ = false;     // any Entry::blocks; written under mutex_
   uint64_t slept_seen_ns_ = 0;  // slept_ns_ at the last Tick
   ReadDepth depth_;
+  // Threads at each processor, where a read blocks its worker: there they are
+  // what is in flight.
+  Tuner threads_of_processor_{{1, kThreadsOfProcessorMax, true}};
+  RecentMean reads_per_s_;
+  RecentMean reads_at_once_;
+  uint64_t reads_seen_ = 0;  // ended, at the last Tick
+  // Of a job with function workers.
+  struct Processes {
+    std::weak_ptr<Job> job;
+    Tuner tuner;
+    uint32_t threads = 0;
+    uint64_t rows_seen = 0;
+    double starting_s = 0;  // since the number changed
+  };
+  std::map<uint64_t, Processes> processes_;  // by the job's number
+  std::unique_ptr<IdleProcessors> idle_processors_;
+  double idle_processors_share_ = 0;
+  double look_in_s_ = 0;
   uint64_t bytes_seen_ = 0;      // bytes read by all threads, at the last Tick
   uint64_t waited_seen_ns_ = 0;  // their waits for reads, likewise
   RecentMean idle_share_;

@@ -68,8 +68,8 @@ bool WorkerReads::MayStart(const ClaimedRows& rows) const {
 void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
   ClaimedRows& rows = *shared;
   if (rows.job->Cancelled()) {
-    const uint64_t rest = rows.rows.size() - rows.started;
-    rows.started = rows.rows.size();
+    const uint64_t rest = rows.to_read - rows.started;
+    rows.started = rows.to_read;
     rows.Finish(rest);
     return;
   }
@@ -78,20 +78,23 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
   const Source& source = *rows.job->dataset().source;
   Group& group = groups_[current_];
   const uint64_t begin_ns = NowNs();
-  while (rows.started < rows.rows.size() && MayStart(rows)) {
-    const uint64_t index = rows.started;
-    request_.more.clear();
-    source.Locate(rows.rows[index].record, &request_);
+  const RowCache* const cache = rows.job->dataset().cache.get();
+  while (rows.started < rows.to_read && MayStart(rows)) {
+    const uint64_t index = rows.Number(rows.started);
+    const bool kept =
+        LocateRow(source, cache, rows.rows[index].record, &request_);
     const uint32_t ticket = group.free.back();
     group.free.pop_back();
-    const std::optional<size_t> in_place =
-        request_.kind == ReadRequest::Kind::kRange && request_.more.empty()
-            ? rows.job->dataset().FeatureReadInPlace()
-            : std::nullopt;
+    std::optional<size_t> in_place;
+    if (!kept && request_.kind == ReadRequest::Kind::kRange &&
+        request_.more.empty()) {
+      in_place = rows.job->dataset().FeatureReadInPlace();
+    }
     group.tickets[ticket] = {true,
                              false,
                              false,
                              request_.kind == ReadRequest::Kind::kRange,
+                             kept,
                              shared,
                              index,
                              SharedDataset(rows.job),
@@ -118,7 +121,9 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
       break;
     }
   }
-  rows.account->Charge(NowNs() - begin_ns);
+  const uint64_t spent_ns = NowNs() - begin_ns;
+  rows.account->Charge(spent_ns);
+  if (rows.job->measured()) rows.job->CountPart(kReading, spent_ns);
 }
 
 // ---- arriving
@@ -198,6 +203,7 @@ WorkerReads::Read WorkerReads::TakeFirst(WorkerJob* job) {
   read.index = ticket.index;
   read.in_place = ticket.into != nullptr;
   read.cached = ticket.at_once && ticket.range;
+  read.kept = ticket.kept;
   if (!read.in_place) {
     reads.buffer_bytes +=
         (read.arrival.done.bytes.size() - reads.buffer_bytes) /

@@ -175,9 +175,8 @@ void PrintBroker(const Json& broker) {
   const std::string chosen = TextField(broker, "workers_chosen");
   line("workers", cell("workers") + (chosen.empty() ? "" : " " + chosen));
   line("reading",
-       Format("{}, {} reads in flight at most{}", cell("read_backend"),
-              cell("read_depth"),
-              BrokerFlag(broker, "read_depth_auto") ? " (auto)" : ""));
+       Format("{}, {} reads in flight at most ({})", cell("read_backend"),
+              cell("read_depth"), cell("read_depth_chosen")));
   line("sandbox", cell("sandbox"));
   line("memory", cell("memory_bytes") + " for all jobs");
   const Json& nodes = ArrayField(broker, "nodes");
@@ -203,18 +202,20 @@ void PrintStatus(const Json& answer) {
   std::vector<std::string> of_job = {"job"};
   if (HasSeveralDatasets(answer)) of_job.emplace_back("dataset");
   StatusTable reading("job", "reading", of_job);
+  StatusTable caches("job", "cache", of_job);
   StatusTable ranks("rank", "", of_job);
   StatusTable producers("producer", "", of_job);
   for (const Json& job : ArrayField(answer, "jobs")) {
     // Where the broker's time goes, and each rank's.
     PrintOfJob(job, TextField(FieldOf(job, "bottleneck"), "text"));
     reading.Add(job, job);
+    if (job.contains("cache")) caches.Add(job, job);
     for (const Json& rank : ArrayField(job, "ranks")) ranks.Add(job, rank);
     for (const Json& each : ArrayField(job, "producers")) {
       producers.Add(job, each);
     }
   }
-  for (const StatusTable* table : {&reading, &ranks, &producers}) {
+  for (const StatusTable* table : {&reading, &caches, &ranks, &producers}) {
     if (!table->empty()) Print(stdout, "\n{}", table->ToString());
   }
   for (const Json& read : ArrayField(answer, "late_reads")) {

@@ -190,6 +190,7 @@ Status Verify(const BenchOptions& options, const SpecFile& file,
     replay.epochs = drain.epochs;
     replay.steps = drain.steps;
     replay.rows_estimate = result->drain.rows.size();
+    replay.weights = result->drain.weights;
     PENSTOCK_ASSIGN_OR_RETURN(std::vector<RowRecord> expected,
                               ReplayRows(replay));
     result->check = CheckRows(expected, result->drain.rows);

@@ -10,7 +10,9 @@
 #include <chrono>
 
 #include "client/command/bench_rank.h"
+#include "client/command/control_call.h"
 #include "client/command/interrupt.h"
+#include "client/command/json_field.h"
 #include "client/command/process.h"
 #include "client/command/progress_bar.h"
 #include "client/command/subcommand.h"
@@ -46,6 +48,7 @@ class RankWatch {
     }
     bar_.Clear();
     SampleMemory();  // all ranks are still attached
+    if (task_.record_rows) PENSTOCK_RETURN_IF_ERROR(AskForWeights());
     PENSTOCK_RETURN_IF_ERROR(LetGo());
     if (task_.record_rows) PENSTOCK_RETURN_IF_ERROR(CollectRows());
     return std::move(result_);
@@ -214,6 +217,14 @@ class RankWatch {
       process.Reap();
       result_.ranks[i].cpu_s = process.cpu_s();
     }
+    return OkStatus();
+  }
+
+  Status AskForWeights() {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const nlohmann::json answer,
+        CallBroker(task_.socket, {{"op", "weights"}, {"job", task_.job}}));
+    result_.weights = ArrayField(answer, "changes").dump();
     return OkStatus();
   }
 

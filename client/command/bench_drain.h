@@ -48,6 +48,8 @@ struct DrainResult {
   // the broker is another user's.
   std::optional<uint64_t> pss_bytes;
   std::vector<RowRecord> rows;  // with record_rows
+  // How somebody changed the weights of its mix meanwhile, as JSON; likewise.
+  std::string weights;
 };
 
 StatusOr<DrainResult> DrainWithRanks(const DrainTask& task);

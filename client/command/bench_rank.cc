@@ -89,7 +89,7 @@ class Drain {
   }
 
   bool Take(penstock_batch* batch) {
-    if (task_.touch) Touch(batch);
+    if (task_.touch) TouchBatch(features_, batch);
     const bool recorded = task_.records_fd < 0 || Record(batch);
     ++report_.steps;
     report_.samples += penstock_batch_valid_rows(batch);
@@ -100,20 +100,6 @@ class Drain {
       Report(RankReport::kProgress);
     }
     return recorded;
-  }
-
-  // Reads every cache line into this core, as any trainer does at least.
-  void Touch(const penstock_batch* batch) {
-    const uint64_t rows = penstock_batch_rows(batch);
-    uint8_t sum = 0;
-    for (uint32_t f = 0; f < features_.size(); ++f) {
-      const uint8_t* data =
-          static_cast<const uint8_t*>(penstock_batch_data(batch, f));
-      const uint64_t bytes = rows * features_[f].row_bytes;
-      for (uint64_t at = 0; at < bytes; at += kCacheLineBytes) sum ^= data[at];
-    }
-    // Keeps the compiler from dropping the reads.
-    asm volatile("" : : "r"(sum));
   }
 
   bool Record(const penstock_batch* batch) {
@@ -179,6 +165,20 @@ class Drain {
 };
 
 }  // namespace
+
+void TouchBatch(const std::vector<penstock_feature>& features,
+                const penstock_batch* batch) {
+  const uint64_t rows = penstock_batch_rows(batch);
+  uint8_t sum = 0;
+  for (uint32_t f = 0; f < features.size(); ++f) {
+    const uint8_t* data =
+        static_cast<const uint8_t*>(penstock_batch_data(batch, f));
+    const uint64_t bytes = rows * features[f].row_bytes;
+    for (uint64_t at = 0; at < bytes; at += kCacheLineBytes) sum ^= data[at];
+  }
+  // Keeps the compiler from dropping the reads.
+  asm volatile("" : : "r"(sum));
+}
 
 int DrainAsRank(const RankTask& task) { return Drain(task).Run() ? 0 : 1; }
 

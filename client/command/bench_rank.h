@@ -6,8 +6,16 @@
 #include <climits>
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "client/penstock.h"
 
 namespace penstock {
+
+// Reads every cache line of the batch into this core, as any trainer does at
+// least. features: of its reader.
+void TouchBatch(const std::vector<penstock_feature>& features,
+                const penstock_batch* batch);
 
 // A rank's report to the parent, through a pipe shared by all ranks: totals so
 // far, not differences.

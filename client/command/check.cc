@@ -140,6 +140,22 @@ void PrintIndex(const DatasetIndex& index, int world_size,
       line("memory left", Format("{} by {}", bytes("memory_left_bytes"), by));
     }
   }
+  if (const std::string cache = TextField(index.answer, "cache");
+      !cache.empty()) {
+    const uint64_t entry =
+        CountField(index.answer, "cache_entry_bytes").value_or(0);
+    const uint64_t all = entry * index.records;
+    const uint64_t most = CountField(index.answer, "cache_bytes").value_or(0);
+    line("rows kept",
+         Format("{}, after {} of map; {}", cache,
+                Counted(count("cache_steps"), "step"),
+                entry == 0 ? "the features of records differ in size"
+                           : Format("{} each, {} for all{}", FormatBytes(entry),
+                                    FormatBytes(all),
+                                    all > most ? Format(": {} % of them fit",
+                                                        100 * most / all)
+                                               : "")));
+  }
   if (row) {
     line("row", row->status.ok()
                     ? Format("sample {}: {} read, {} to read and map it",
@@ -198,9 +214,12 @@ std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
   const auto classes_of = [&](size_t i) {
     const std::string folder =
         TextField(indexes[i].SourceOf("image_folder"), "path");
-    return ClassNames{folder.empty()
-                          ? TextField(indexes[i].SourceOf("image_list"), "file")
-                          : folder,
+    const std::string list =
+        TextField(indexes[i].SourceOf("image_list"), "file");
+    // Of a source made of parts, the dataset's name.
+    return ClassNames{!folder.empty() ? folder
+                      : !list.empty() ? list
+                                      : indexes[i].dataset,
                       indexes[i].class_names};
   };
   for (size_t b = 1; b < indexes.size(); ++b) {

@@ -13,9 +13,20 @@
 #include "client/command/subcommand.h"
 
 namespace penstock {
-namespace {
 
-constexpr size_t kResultBytesMax = size_t{1} << 20;
+ElementSpec FeaturesOf(penstock_reader* reader) {
+  ElementSpec features;
+  for (uint32_t i = 0; i < penstock_feature_count(reader); ++i) {
+    penstock_feature feature;
+    penstock_feature_at(reader, i, &feature);
+    features.push_back({feature.name,
+                        static_cast<DType>(feature.dtype),
+                        {feature.shape, feature.shape + feature.dimensions}});
+  }
+  return features;
+}
+
+namespace {
 
 StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
                            const UseBatch& use) {
@@ -44,15 +55,7 @@ StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
   if (code == PENSTOCK_OK) {
     // Read the memory by the library's description of the features, which is of
     // this mapping, not by the broker's earlier answer.
-    ElementSpec features;
-    for (uint32_t i = 0; i < penstock_feature_count(reader); ++i) {
-      penstock_feature feature;
-      penstock_feature_at(reader, i, &feature);
-      features.push_back({feature.name,
-                          static_cast<DType>(feature.dtype),
-                          {feature.shape, feature.shape + feature.dimensions}});
-    }
-    result = use(features, batch);
+    result = use(FeaturesOf(reader), batch);
     penstock_release(batch);
   } else if (code < 0) {
     result = error(code);
@@ -65,16 +68,29 @@ StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
 bool WriteResult(int fd, const StatusOr<std::string>& result) {
   std::string text(1, static_cast<char>(result.status().code()));
   text += result.ok() ? *result : result.status().message();
-  text.resize(std::min(text.size(), kResultBytesMax));
-  return write(fd, text.data(), text.size()) ==
-         static_cast<ssize_t>(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const ssize_t wrote = write(fd, text.data() + at, text.size() - at);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return false;
+    at += static_cast<size_t>(wrote);
+  }
+  return true;
 }
 
 StatusOr<std::string> ReadResult(int fd) {
-  std::string text(kResultBytesMax, '\0');
-  const ssize_t bytes = pread(fd, text.data(), text.size(), 0);
-  if (bytes < 1) return InternalError("the process that took the batch failed");
-  text.resize(static_cast<size_t>(bytes));
+  struct stat st = {};
+  fstat(fd, &st);
+  std::string text(static_cast<size_t>(st.st_size), '\0');
+  size_t got = 0;
+  while (got < text.size()) {
+    const ssize_t bytes = pread(fd, text.data() + got, text.size() - got,
+                                static_cast<off_t>(got));
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes <= 0) break;
+    got += static_cast<size_t>(bytes);
+  }
+  if (got == 0) return InternalError("the process that took the data failed");
+  text.resize(got);
   const auto code = static_cast<StatusCode>(text[0]);
   text.erase(0, 1);
   if (code != StatusCode::kOk) return Status(code, text);
@@ -86,13 +102,19 @@ StatusOr<std::string> ReadResult(int fd) {
 StatusOr<std::string> WithFirstBatch(PrivateBroker* broker,
                                      const FirstBatchJob& job,
                                      const UseBatch& use) {
+  return InTakingProcess(broker,
+                         [&] { return Take(broker->socket(), job, use); });
+}
+
+StatusOr<std::string> InTakingProcess(
+    PrivateBroker* broker, const std::function<StatusOr<std::string>()>& take) {
   const Fd result(memfd_create("result", MFD_CLOEXEC));
   if (!result) return ErrnoError(errno, "memfd_create");
   std::fflush(stdout);  // else both processes would write what is in it
   ProcessSpec spec;
   spec.body = [&] {
     broker->ForgetInFork();
-    StatusOr<std::string> taken = Take(broker->socket(), job, use);
+    StatusOr<std::string> taken = take();
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       taken = InternalError("cannot write to standard output");
     }
@@ -114,7 +136,7 @@ StatusOr<std::string> WithFirstBatch(PrivateBroker* broker,
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
   PENSTOCK_RETURN_IF_ERROR(tended);
   if (ended->signaled) {
-    return InternalError("the process that took the batch {}",
+    return InternalError("the process that took the data {}",
                          ended->ToString());
   }
   return ReadResult(result.get());

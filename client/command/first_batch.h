@@ -1,5 +1,5 @@
 // The first batch of a dataset's first epoch, or from a state on, taken as rank
-// 0 of 1.
+// 0 of 1; and the process for any such taking.
 //
 // A forked process takes it and the parent only waits, so that Ctrl-C ends it
 // at any point.
@@ -23,6 +23,14 @@ struct FirstBatchJob {
   std::string name;
   std::string state;  // "": from the beginning
 };
+
+// Of a row, as the library describes it.
+ElementSpec FeaturesOf(penstock_reader* reader);
+
+// Runs `take` in a forked process, and tends the broker meanwhile. Errors:
+// take's; Cancelled after a signal. penstockd is restarted when it dies.
+StatusOr<std::string> InTakingProcess(
+    PrivateBroker* broker, const std::function<StatusOr<std::string>()>& take);
 
 // Runs in the forked process. What it returns is the result.
 using UseBatch = std::function<StatusOr<std::string>(

@@ -1,6 +1,8 @@
-// penstock state, evict and stop: commands on a job of a running broker.
+// penstock state, evict, stop and job: commands on a job of a running broker.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <optional>
+#include <vector>
 
 #include "client/command/control_call.h"
 #include "client/command/json_field.h"
@@ -21,6 +23,10 @@ struct JobOptions {
   std::string save;
   uint64_t rank = 0;
   bool now = false;
+  std::vector<double> weights;  // none: they are shown
+  std::optional<uint64_t> epoch;
+  std::optional<uint64_t> row;
+  bool json = false;
 
   nlohmann::json Request(const char* op) const {
     nlohmann::json request = {{"op", op}, {"job", job}};
@@ -79,7 +85,76 @@ StatusOr<int> Stop(const JobOptions& options) {
   return 0;
 }
 
+std::string WeightsText(const nlohmann::json& change) {
+  std::string text;
+  for (size_t i = 2; i < change.size(); ++i) {
+    text += (i == 2 ? "" : " : ") + change[i].dump();
+  }
+  return Format("{} from row {} of epoch {} on", text, change[1].dump(),
+                change[0].dump());
+}
+
+StatusOr<int> Weights(const JobOptions& options) {
+  nlohmann::json request = options.Request("weights");
+  if (!options.weights.empty()) request["weights"] = options.weights;
+  if (options.epoch || options.row) {
+    request["epoch"] = options.epoch.value_or(0);
+    request["row"] = options.row.value_or(0);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
+                            CallBroker(SocketPath(options.socket), request));
+  const nlohmann::json& changes = ArrayField(answer, "changes");
+  if (options.json) {
+    Print(stdout, "{}\n", JsonLine(answer));
+  } else if (!options.weights.empty() && !changes.empty()) {
+    Print(stdout, "job '{}': {}, its step {}\n", Printable(options.job),
+          WeightsText(changes.back()), FieldOf(answer, "step").dump());
+  } else if (CountField(answer, "parts").value_or(0) == 0) {
+    Print(stdout, "job '{}': its source is no mix\n", Printable(options.job));
+  } else if (changes.empty()) {
+    Print(stdout, "job '{}': the weights of its spec\n",
+          Printable(options.job));
+  } else {
+    for (const nlohmann::json& change : changes) {
+      Print(stdout, "job '{}': {}\n", Printable(options.job),
+            WeightsText(change));
+    }
+  }
+  return 0;
+}
+
 }  // namespace
+
+Subcommand AddJob(CLI::App& app) {
+  CLI::App* const job = app.add_subcommand("job", "Change a job while it runs");
+  const std::shared_ptr<JobOptions> options = AddJobOptions(job);
+  job->require_subcommand(1);
+  CLI::App* const weights = job->add_subcommand(
+      "weights", "Give its mix other weights, or show how they changed");
+  weights->add_option("WEIGHT", options->weights,
+                      "Of each part, in the order of the spec; none: they are "
+                      "shown");
+  weights
+      ->add_option("--epoch", options->epoch,
+                   "They hold from this epoch on (default: from the first "
+                   "step that nobody has begun to make)")
+      ->type_name("E");
+  weights->add_option("--row", options->row, "and this row of it")
+      ->type_name("R");
+  weights->add_flag("--json", options->json, "Print the answer as JSON");
+  weights->fallthrough();  // to the options of `job`
+  job->footer(
+      "The weights of a mix change for all ranks at one row, and stay until\n"
+      "they are changed again; the `schedule` of the spec ends there. Epochs\n"
+      "keep their number of steps. The change is a part of the job's state\n"
+      "from then on: a job that resumes has the same rows.\n"
+      "\n"
+      "Examples:\n"
+      "  penstock job train weights 1 4\n"
+      "  penstock job train weights 1 4 --epoch 3\n"
+      "  penstock job train weights");
+  return {job, [options] { return Weights(*options); }};
+}
 
 Subcommand AddState(CLI::App& app) {
   CLI::App* const state = app.add_subcommand(

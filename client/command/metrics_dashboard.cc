@@ -91,7 +91,13 @@ const std::vector<Panel>& Panels() {
                                                         "(" RATE("penstock_job_"
                                                                  "reads_total") ")",
                  "{{job_name}}: cached share"},
-                {"sum(penstock_late_reads" OF_HOST ")", "late reads"}}},
+                {"sum(penstock_late_reads" OF_HOST ")", "late reads"},
+                {"sum by (job_name) (" RATE(
+                     "penstock_job_cache_hits_total") ") / (sum by (job_name) "
+                                                      "(" RATE("penstock_job_"
+                                                               "cache_hits_"
+                                                               "total") ") + sum by (job_name) (" RATE("penstock_job_cache_misses_total") "))",
+                 "{{job_name}}: share of rows kept before"}}},
               {"Memory",
                "bytes",
                {{"sum by (instance) (penstock_memory_promised_bytes" OF_HOST

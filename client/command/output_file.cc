@@ -27,6 +27,15 @@ StatusOr<std::string> OutputFile(const std::string& path) {
   return file.string();
 }
 
+Status CheckCanWrite(const std::string& name) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string path, OutputFile(name));
+  const std::string folder = fs::path(path).parent_path();
+  if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0) {
+    return OkStatus();
+  }
+  return ErrnoError(errno, "cannot write '" + name + "'");
+}
+
 Status WriteWhole(const std::string& name, const std::string& text) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::string path, OutputFile(name));
   const std::string part = path + ".part";

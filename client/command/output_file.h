@@ -13,6 +13,9 @@ namespace penstock {
 // pipe, which rename would remove.
 StatusOr<std::string> OutputFile(const std::string& path);
 
+// Before the work: PermissionDenied and others, if it could not be written.
+Status CheckCanWrite(const std::string& path);
+
 // Writes such a file whole or not at all: no reader sees a part of it.
 Status WriteWhole(const std::string& path, const std::string& text);
 

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/memory_folder.h"
+
 namespace penstock {
 namespace {
 
@@ -55,12 +57,8 @@ bool IsOwn(int fd, mode_t type) {
 // (broker/recovery/memory_folder.h).
 void RemoveMemoryOf(const std::string& folder) {
   std::error_code ignored;
-  const std::filesystem::path memory =
-      std::filesystem::read_symlink(folder + "/state/memory", ignored);
-  if (memory.parent_path() == "/dev/shm" &&
-      MayBeOurs(memory.filename().string())) {
-    std::filesystem::remove_all(memory, ignored);
-  }
+  const std::string memory = LinkedMemoryFolder(folder + "/state");
+  if (!memory.empty()) std::filesystem::remove_all(memory, ignored);
 }
 
 // Removes the folder's content but the lock file.

@@ -17,6 +17,7 @@ struct ReplayTask {
   uint32_t world_size = 1;
   uint64_t epochs = 0;  // exactly one of the two is not 0
   uint64_t steps = 0;
+  std::string weights;         // how those of its mix changed, as JSON
   uint64_t rows_estimate = 0;  // for the progress bar; 0: unknown
 };
 

@@ -50,9 +50,11 @@ std::vector<Subcommand> DeclareCommand(CLI::App& app,
       AddCheck(app),      AddIndex(app),    AddRegister(app),
       AddUnregister(app), AddDatasets(app), AddJobs(app),
       AddStatus(app),     AddTop(app),      AddView(app),
-      AddMetrics(app),    AddDoctor(app),   AddTrace(app),
-      AddState(app),      AddEvict(app),    AddStop(app),
-      AddWorkers(app),    AddPeek(app),     AddHelp(app),
+      AddMetrics(app),    AddDoctor(app),   AddExplain(app),
+      AddTrace(app),      AddState(app),    AddEvict(app),
+      AddStop(app),       AddJob(app),      AddWorkers(app),
+      AddPeek(app),       AddAnalyze(app),  AddFilter(app),
+      AddRecipe(app),     AddHelp(app),
   };
 }
 

@@ -53,12 +53,17 @@ Subcommand AddTop(CLI::App& app);
 Subcommand AddView(CLI::App& app);
 Subcommand AddTrace(CLI::App& app);
 Subcommand AddDoctor(CLI::App& app);
+Subcommand AddExplain(CLI::App& app);
 Subcommand AddMetrics(CLI::App& app);
 Subcommand AddState(CLI::App& app);
 Subcommand AddEvict(CLI::App& app);
 Subcommand AddStop(CLI::App& app);
+Subcommand AddJob(CLI::App& app);
 Subcommand AddWorkers(CLI::App& app);
 Subcommand AddPeek(CLI::App& app);
+Subcommand AddAnalyze(CLI::App& app);
+Subcommand AddFilter(CLI::App& app);
+Subcommand AddRecipe(CLI::App& app);
 
 }  // namespace penstock
 #endif  // CLIENT_COMMAND_SUBCOMMAND_H_

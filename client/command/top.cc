@@ -138,6 +138,7 @@ std::vector<std::string> Header(const TopSample& before, const TopSample& now,
   const Json& broker = FieldOf(now.status, "broker");
   const uint64_t workers = CountField(broker, "workers").value_or(0);
   const double reads = SumOf(before, now, "reads");
+  const double hits = SumOf(before, now, "cache_hits");
   const size_t late = ArrayField(now.status, "late_reads").size();
   const uint64_t limit = CountField(broker, "memory_limit_bytes").value_or(0);
   std::string text =
@@ -159,10 +160,11 @@ std::vector<std::string> Header(const TopSample& before, const TopSample& now,
                  .Of(FieldOf(before.status, "broker"), broker, "cpu_s")
                  .value_or(0)),
       Format(
-          "disk     {}/s, {} reads/s, {} from the page cache{}",
+          "disk     {}/s, {} reads/s, {} from the page cache{}{}",
           FormatBytes(static_cast<uint64_t>(SumOf(before, now, "bytes_read"))),
           Rate(reads),
           reads > 0 ? Percent(SumOf(before, now, "reads_cached") / reads) : "-",
+          hits > 0 ? Format("; {} rows/s kept before", Rate(hits)) : "",
           late == 0 ? "" : Format("; {} LATE", late)),
       Format("memory   {} promised{}, {} resident",
              FormatBytes(CountField(broker, "memory_bytes").value_or(0)),

@@ -667,6 +667,27 @@ class Reader {
       return None();
     });
   }
+  static PyObject* SetWeights(PyObject* self, PyObject* args) {
+    return Entry([&] {
+      PyObject* list;
+      long long epoch, row;
+      if (PyArg_ParseTuple(args, "O!LL", &PyList_Type, &list, &epoch, &row) ==
+          0) {
+        throw PythonError();
+      }
+      std::vector<double> weights;
+      for (Py_ssize_t i = 0; i < PyList_Size(list); ++i) {
+        weights.push_back(PyFloat_AsDouble(PyList_GetItem(list, i)));
+        if (PyErr_Occurred() != nullptr) throw PythonError();
+      }
+      Of<Reader>(self).Call([&](penstock_reader* reader) {
+        return penstock_set_weights(reader, weights.data(),
+                                    static_cast<uint32_t>(weights.size()),
+                                    epoch, row);
+      });
+      return None();
+    });
+  }
 
   template <auto kGet>
   static PyObject* Get(PyObject* self, void*) {
@@ -954,6 +975,7 @@ PyMethodDef kReaderMethods[] = {
     {"state", &Reader::State, METH_NOARGS, nullptr},
     {"reset", &Reader::Reset, METH_VARARGS, nullptr},
     {"stop_job", &Reader::StopJob, METH_O, nullptr},
+    {"set_weights", &Reader::SetWeights, METH_VARARGS, nullptr},
     {"fileno", &Reader::Fileno, METH_NOARGS, nullptr},
     {"element_spec", &Reader::ElementSpec, METH_NOARGS, nullptr},
     {"stats", &Reader::Stats, METH_NOARGS, nullptr},

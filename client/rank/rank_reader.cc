@@ -74,7 +74,7 @@ StatusOr<Message> RankReader::Ask(nlohmann::json request) {
   return Request(session_->control.get(), std::move(request), {},
                  DeadlineOf(timeout_s_), [this](const nlohmann::json& event) {
                    if (event.empty()) return !Cancelled();
-                   events_.push_back(event);
+                   NoteEvent(event);
                    return true;
                  });
 }
@@ -86,8 +86,8 @@ Status RankReader::ReadRanksChanged(uint32_t phase) {
       PENSTOCK_ASSIGN_OR_RETURN(auto message,
                                 ReceiveMessage(session_->control.get()));
       if (message) {
-        events_.push_back(std::move(message->json));
-        break;
+        NoteEvent(std::move(message->json));
+        continue;
       }
       if (Clock::now() > give_up) {
         return InternalError("the broker did not list the ranks");
@@ -349,6 +349,30 @@ void RankReader::Interrupt() {
   (void)!write(interrupt_.get(), &one, sizeof(one));
 }
 
+void RankReader::NoteEvent(nlohmann::json event) {
+  const auto change = event.find("change");
+  if (change == event.end()) {
+    events_.push_back(std::move(event));
+    return;
+  }
+  auto weights = WeightsChangeFromJson(*change);
+  if (!weights.ok()) return;
+  std::vector<WeightsChange>& all = start_.weights;
+  if (!all.empty() && all.back().epoch == weights->epoch &&
+      all.back().row == weights->row) {
+    all.pop_back();
+  }
+  all.push_back(*std::move(weights));
+}
+
+void RankReader::HearEvents() {
+  while (session_ != nullptr) {
+    auto message = ReceiveMessage(session_->control.get());
+    if (!message.ok() || !*message) return;
+    NoteEvent(std::move((*message)->json));
+  }
+}
+
 StatusOr<std::string> RankReader::State() {
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   if (dynamic_) {
@@ -364,6 +388,7 @@ StatusOr<std::string> RankReader::State() {
     if (!answer.ok()) return answer.status();
     return answer->json.value("state", nlohmann::json()).dump();
   }
+  HearEvents();
   JobState state = start_;
   state.epoch = position_ / rows_per_epoch_;
   state.row = position_ % rows_per_epoch_;
@@ -402,6 +427,17 @@ Status RankReader::Reset(int64_t rank, int64_t world_size,
   ends_owed_ = 0;
   repeated_ = nullptr;
   return OkStatus();
+}
+
+Status RankReader::SetWeights(const std::vector<double>& weights, int64_t epoch,
+                              int64_t row) {
+  PENSTOCK_RETURN_IF_ERROR(CheckProcess());
+  nlohmann::json request = {{"op", "weights"}, {"weights", weights}};
+  if (epoch >= 0) {
+    request["epoch"] = epoch;
+    request["row"] = row;
+  }
+  return Ask(std::move(request)).status();
 }
 
 Status RankReader::StopJob(bool now) {

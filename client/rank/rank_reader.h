@@ -79,6 +79,9 @@ class RankReader {
                const std::string& state);
   // Asks the broker to end the job for all of its ranks.
   Status StopJob(bool now);
+  // See penstock_set_weights.
+  Status SetWeights(const std::vector<double>& weights, int64_t epoch,
+                    int64_t row);
 
   static const int64_t* ids(const Batch& batch);
   static const std::byte* data(const Batch& batch, uint32_t feature);
@@ -153,6 +156,10 @@ class RankReader {
                         const std::function<nlohmann::json()>& request,
                         Deadline deadline, Deadline answered_by);
   nlohmann::json ReconnectRequest() const;
+  // What the broker tells without being asked. A change of weights is told
+  // before any batch that is made with them: it has come by then.
+  void NoteEvent(nlohmann::json event);
+  void HearEvents();
   StatusOr<Result> HandOut(Batch** batch);
 
   // Fixed after Attach.
@@ -185,7 +192,7 @@ class RankReader {
   uint64_t epochs_ = 0;
   uint32_t hold_ = 0;
   std::chrono::nanoseconds spin_{0};
-  JobState start_;  // where the incarnation began
+  JobState start_;  // where the incarnation began; weights: all until now
 
   // Used by the consuming thread alone.
   std::vector<JobState::Owed> owed_;  // batches owed from before position_

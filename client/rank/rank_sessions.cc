@@ -338,6 +338,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   }
   const uint64_t epoch = epoch_;
   const bool in_epoch = in_epoch_;
+  HearEvents();
   PENSTOCK_ASSIGN_OR_RETURN(
       const bool in_time,
       Reopen(

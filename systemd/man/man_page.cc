@@ -126,8 +126,9 @@ ManPage& ManPage::Example(const std::string& lines) {
 
 ManPage& ManPage::Synopsis(const CLI::App& app, const std::string& more) {
   std::string line;
-  if (app.get_parent() != nullptr) {
-    line = app.get_parent()->get_name() + " ";
+  for (const CLI::App* above = app.get_parent(); above != nullptr;
+       above = above->get_parent()) {
+    line = above->get_name() + " " + line;
   }
   line = Format("\\fB{}\\fR", Escaped(line + app.get_name(), false));
   if (!app.get_subcommands(nullptr).empty()) {

@@ -3,15 +3,31 @@
 //
 //   penstock_man DATE FOLDER
 #include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "client/command/recipe.h"
 #include "client/command/subcommand.h"
 #include "common/format.h"
 #include "systemd/man/man_page.h"
 
 namespace penstock {
 namespace {
+
+// A command, and those below it. name: behind `penstock`.
+void AddCommand(const CLI::App& command, const std::string& name,
+                ManPage* page) {
+  page->Subsection(name).Synopsis(
+      command, name == "run" ? "-- COMMAND [ARGUMENT]..." : "");
+  page->Paragraph(command.get_description() + ".");
+  page->Options(command);
+  if (!command.get_footer().empty()) page->Example(command.get_footer());
+  for (const CLI::App* below : command.get_subcommands(nullptr)) {
+    AddCommand(*below, name + " " + below->get_name(), page);
+  }
+}
 
 std::string Page(const CLI::App& app, const std::string& date) {
   ManPage page("penstock", 1,
@@ -28,12 +44,7 @@ std::string Page(const CLI::App& app, const std::string& date) {
   page.Section("OPTIONS").Options(app);
   page.Section("COMMANDS");
   for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    const bool runs = command->get_name() == "run";
-    page.Subsection(command->get_name())
-        .Synopsis(*command, runs ? "-- COMMAND [ARGUMENT]..." : "");
-    page.Paragraph(command->get_description() + ".");
-    page.Options(*command);
-    if (!command->get_footer().empty()) page.Example(command->get_footer());
+    AddCommand(*command, command->get_name(), &page);
   }
   page.Section("EXIT STATUS")
       .Item("0", "", "Success.")
@@ -66,13 +77,43 @@ std::string Page(const CLI::App& app, const std::string& date) {
   return page.text();
 }
 
-std::string LongNames(const CLI::App& app) {
-  std::string names;
+void AddLongNames(const CLI::App& app, std::set<std::string>* names) {
   for (const CLI::Option* option : app.get_options(nullptr)) {
     if (option->get_group().empty()) continue;
     for (const std::string& name : option->get_lnames()) {
-      names += (names.empty() ? "--" : " --") + name;
+      names->insert("--" + name);
     }
+  }
+}
+
+// Of a command and those below it.
+std::string LongNames(const CLI::App& command) {
+  std::set<std::string> names;
+  AddLongNames(command, &names);
+  for (const CLI::App* below : command.get_subcommands(nullptr)) {
+    AddLongNames(*below, &names);
+  }
+  return JoinText(names, " ");
+}
+
+std::string NamesBelow(const CLI::App& command) {
+  std::string names;
+  for (const CLI::App* below : command.get_subcommands(nullptr)) {
+    names += (names.empty() ? "" : " ") + below->get_name();
+  }
+  return names;
+}
+
+// Exits with an error if one of the recipes has a mistake.
+std::string RecipeNames() {
+  const StatusOr<std::vector<Recipe>> recipes = AllRecipes();
+  if (!recipes.ok()) {
+    PrintError(recipes.status().message());
+    exit(1);
+  }
+  std::string names;
+  for (const Recipe& each : *recipes) {
+    names += (names.empty() ? "" : " ") + each.name;
   }
   return names;
 }
@@ -80,18 +121,20 @@ std::string LongNames(const CLI::App& app) {
 // Options of the command that is in the line; else the names of files, which
 // specs are.
 std::string Completion(const CLI::App& app) {
-  std::string commands;
+  std::set<std::string> own;
+  AddLongNames(app, &own);
   std::string cases;
   for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    commands += (commands.empty() ? "" : " ") + command->get_name();
-    cases += Format("    {}) options=\"{}\" ;;\n", command->get_name(),
-                    LongNames(*command));
+    const std::string below = NamesBelow(*command);
+    cases += Format("    {}) options=\"{}\"{} ;;\n", command->get_name(),
+                    LongNames(*command),
+                    below.empty() ? "" : Format(" words=\"{}\"", below));
   }
   return Format(
       "# Completion of bash for penstock(1). Made from its declarations.\n"
       "_penstock() {{\n"
       "  local current=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} "
-      "options i\n"
+      "options words= i\n"
       "  COMPREPLY=()\n"
       "  # What `run` starts completes as any command.\n"
       "  for ((i = 1; i < COMP_CWORD; ++i)); do\n"
@@ -107,13 +150,15 @@ std::string Completion(const CLI::App& app) {
       "  esac\n"
       "  if [[ $current == -* ]]; then\n"
       "    mapfile -t COMPREPLY < <(compgen -W \"$options\" -- \"$current\")\n"
-      "  elif [[ $command == help && $COMP_CWORD == 2 ]]; then\n"
-      "    mapfile -t COMPREPLY < <(compgen -W \"spec config messages\" "
-      "-- \"$current\")\n"
+      "  elif ((COMP_CWORD == 2)); then\n"
+      "    [[ $command == help ]] && words=\"spec config messages\"\n"
+      "    mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$current\")\n"
+      "  elif [[ $command == recipe && $COMP_CWORD == 3 ]]; then\n"
+      "    mapfile -t COMPREPLY < <(compgen -W \"{}\" -- \"$current\")\n"
       "  fi\n"
       "}}\n"
       "complete -o default -F _penstock penstock\n",
-      commands, LongNames(app), cases);
+      NamesBelow(app), JoinText(own, " "), cases, RecipeNames());
 }
 
 }  // namespace

@@ -108,7 +108,9 @@ std::string DaemonPage(const std::string& date) {
       .Item("PENSTOCK_PYTHON_PATH, PENSTOCK_PYTHON, PENSTOCK_PLUGIN_DIR", "",
             "As the keys python_path, python and plugin_dir, which come "
             "before.")
-      .Item("PENSTOCK_CACHE_DIR", "", "As the key cache_dir.");
+      .Item("PENSTOCK_CACHE_DIR", "", "As the key cache_dir.")
+      .Item("PENSTOCK_SNAPSHOT_PATH", "",
+            "As the key snapshot_path, which comes before.");
   page.Section("FILES")
       .Item("/etc/penstock/penstockd.yaml", "", "The configuration.")
       .Item("/run/penstock/penstock.sock", "", "The socket of clients.")
@@ -116,7 +118,8 @@ std::string DaemonPage(const std::string& date) {
             "What outlives the daemon: registered datasets, jobs and their "
             "progress.")
       .Item("/var/cache/penstock", "",
-            "Indexes of datasets. They may be deleted at any time.");
+            "Indexes of datasets, and rows that they keep on disk. They may be "
+            "deleted at any time.");
   page.SeeAlso("penstock(1), penstock-spec(5), systemctl(1), journalctl(1)");
   return page.text();
 }

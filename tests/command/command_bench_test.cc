@@ -85,6 +85,26 @@ TEST_F(CommandBenchTest, PaddingAndDroppedRowsAreVerifiedToo) {
   }
 }
 
+TEST_F(CommandBenchTest, EveryShardPolicyIsVerified) {
+  for (int i = 0; i < 5; ++i) {  // 20, 57, 94, 131, 168 records of a byte
+    std::ofstream(folder_ + "/part-" + std::to_string(i))
+        << std::string(20 + 37 * i, static_cast<char>('a' + i));
+  }
+  for (const auto& [policy, samples] :
+       {std::pair("auto", 940), std::pair("data", 940), std::pair("file", 940),
+        std::pair("off", 3 * 940)}) {
+    Spec(
+        "dataset: parts\nsource: {fixed_length_records: {files: part-*, "
+        "features: {x: {dtype: uint8, shape: [1]}}}}\nshuffle: {seed: 1}\n"
+        "batch: {size: 16}\nepochs: 2\nshard: " +
+        std::string(policy));
+    const json result = Bench({"--ranks", "3", "--verify"});
+    EXPECT_EQ(result["verified"], samples) << policy;
+    EXPECT_EQ(result["steps_per_rank"][0], result["steps_per_rank"][2])
+        << policy;
+  }
+}
+
 TEST_F(CommandBenchTest, AnEndlessDatasetStopsWhereItIsToldTo) {
   Spec(
       "dataset: numbers\nsource:\n  range: {stop: 100}\nshuffle: {seed: 1}\n"

@@ -51,6 +51,9 @@ class ManualTest(unittest.TestCase):
         self.assertGreater(len(commands), 15)
         page = shown("penstock.1")
         helps = [output(PENSTOCK, command, "--help") for command in commands]
+        helps += [output(PENSTOCK, "recipe", below, "--help")
+                  for below in ("list", "show", "check")]
+        self.assertIn(" penstock recipe show [OPTION]... NAME [PATH] ", page)
         for command in commands:
             self.assertIn(f" {command} penstock {command} ", page)
         for name in re.findall(r"^  (?:-\w,)?(--[\w-]+)", "".join(helps), re.M):
@@ -86,12 +89,15 @@ class ManualTest(unittest.TestCase):
         return sorted(output("bash", "-c", script).split())
 
     def test_bash_completes(self):
-        self.assertEqual(self.complete("penstock", "re"), ["register"])
+        self.assertEqual(self.complete("penstock", "re"), ["recipe", "register"])
         self.assertEqual(self.complete("penstock", "stat"), ["state", "status"])
         self.assertEqual(self.complete("penstock", "--v"), ["--version"])
         self.assertEqual(self.complete("penstock", "run", "--pre"), ["--prefix"])
         self.assertEqual(self.complete("penstock", "help", "c"), ["config"])
         self.assertEqual(self.complete("penstock", "help", "m"), ["messages"])
+        self.assertEqual(self.complete("penstock", "recipe", "s"), ["show"])
+        self.assertEqual(self.complete("penstock", "recipe", "show", "cifar100"), ["cifar100"])
+        self.assertEqual(self.complete("penstock", "recipe", "show", "mnist", "--s"), ["--split"])
         # Files, and the words of another command.
         self.assertEqual(self.complete("penstock", "check", "train"), [])
         self.assertEqual(self.complete("penstock", "run", "--", "ls", "--pre"), [])

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <random>
 #include <set>
@@ -119,10 +120,17 @@ class StormRank {
       }
       Take(std::move(batch));
       if (taken_ == options_.leave_after) return false;
+      if (taken_ == options_.wait_after) WaitForGo();
       if (options_.pace_us > 0) {
         std::this_thread::sleep_for(
             std::chrono::microseconds(random_() % options_.pace_us));
       }
+    }
+  }
+
+  void WaitForGo() const {
+    while (!std::filesystem::exists(options_.folder + "/go")) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
 
@@ -193,6 +201,7 @@ void StormRankOptions::AddTo(CLI::App* app) {
   app->add_option("--seed", seed);
   app->add_option("--pace-us", pace_us);
   app->add_option("--leave-after", leave_after);
+  app->add_option("--wait-after", wait_after);
 }
 
 std::vector<std::string> StormRankOptions::Arguments() const {
@@ -221,6 +230,7 @@ std::vector<std::string> StormRankOptions::Arguments() const {
   add("--seed", std::to_string(seed));
   add("--pace-us", std::to_string(pace_us));
   add("--leave-after", std::to_string(leave_after));
+  add("--wait-after", std::to_string(wait_after));
   return arguments;
 }
 

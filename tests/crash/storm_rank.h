@@ -21,6 +21,8 @@ struct StormRankOptions {
   uint64_t seed = 0;
   uint64_t pace_us = 0;      // longest time spent with a batch
   uint64_t leave_after = 0;  // batches before it detaches; 0: at the end
+  // Batches before it waits until the file `go` is in folder; 0: never.
+  uint64_t wait_after = 0;
 
   void AddTo(CLI::App* app);
   // Command-line arguments of a child process.

@@ -77,11 +77,14 @@ constexpr const char* kSpecs[] = {
     "dataset: e\nsource: {image_folder: {path: gone}}\nbatch: {size: 1}\n",
     "dataset: f\nsource: {range: 100000}\nbatch: {size: 16000000}\n",
     "dataset: g\n\tsource: [",
+    "dataset: h\nsource: {mix: {parts: [{source: {range: 32}}, {source: "
+    "{range: 16}}]}}\nbatch: {size: 4}\nepochs: 2\n",
 };
 constexpr const char* kJobs[] = {"j", "k", ""};
 constexpr const char* kOps[] = {
     "ping",     "status", "jobs",   "datasets", "state",    "stop", "evict",
-    "shutdown", "index",  "attach", "detach",   "register", "parse"};
+    "shutdown", "index",  "attach", "detach",   "register", "parse",
+    "weights"};
 constexpr const char* kKeys[] = {
     "penstock",      "op",          "spec",
     "file",          "base",        "job",
@@ -91,7 +94,8 @@ constexpr const char* kKeys[] = {
     "repeat_first",  "full_epoch",  "wait_s",
     "state",         "incarnation", "token",
     "position",      "phase",       "owed",
-    "epochs_from",   "dataset",     "now"};
+    "epochs_from",   "dataset",     "now",
+    "weights",       "epoch",       "row"};
 
 // A program of this size must not look for pictures on the whole machine, nor
 // burn the processor for as long as a spec may ask for.
@@ -218,7 +222,7 @@ class Broker {
     options.workers = 1;
     workers_ = *WorkerPool::Start(*topology_, options);
     JobTable::Limits limits;
-    limits.memory_bytes = kMemoryBytes;
+    limits.memory.bytes = kMemoryBytes;
     jobs_ = std::make_unique<JobTable>(loop_.get(), workers_.get(), &deferred_,
                                        recovery_journal_.get(), limits);
     server_ = std::make_unique<ControlServer>(
@@ -537,11 +541,19 @@ nlohmann::json Course::Template(const char* op) {
       request["position"] = input_.Number(2);
       request["owed_done"] = input_.Byte();
     }
-  } else if (name == "state" || name == "stop" || name == "evict") {
+  } else if (name == "state" || name == "stop" || name == "evict" ||
+             name == "weights") {
     const uint8_t which = input_.Byte();
     if (which % 4 != 3) request["job"] = kJobs[which % 4];
     if ((which & 4) != 0) request["now"] = true;
     if (name == "evict") request["rank"] = which >> 4;
+    if (name == "weights" && (which & 8) != 0) {
+      request["weights"] = {which >> 4, which >> 6};
+    }
+    if (name == "weights" && (which & 16) != 0) {
+      request["epoch"] = which >> 5;
+      request["row"] = which;
+    }
   }
   return request;
 }

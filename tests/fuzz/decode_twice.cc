@@ -148,6 +148,17 @@ DecodeTwice::DecodeTwice() : predecessors_(Predecessors()) {
   mask.mask = {"image"};
   mask.mask_dtype = DType::kInt32;
   AddWay("mask", {mask});
+  DecodeImageOp padded;
+  RandomPixels pixels;
+  pixels.shorter = {20, 60};
+  pixels.padding = {3, 0, 9, 4};
+  pixels.mode = PadMode::kReflect;
+  padded.crop = pixels;
+  padded.size = {.height = 33, .width = 41};
+  AddWay("padded, augmented", {padded, RandAugmentOp(), normalize});
+  padded.crop = FitCrop();
+  padded.interpolation = Interpolation::kLanczos;
+  AddWay("fitted", {padded, AugMixOp(), ColorJitterOp()});
   AddWay("resized twice",
          {decode(centre, 48, 52, 3, false), resize, flip, cast});
 }

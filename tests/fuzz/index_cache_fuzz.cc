@@ -36,9 +36,8 @@ struct Files {
 
 void Check(const DataFile& file, const RecordScanner& scanner) {
   OpenProgress progress;
-  PromisedMemory memory(progress);
   FileRecords records;
-  const StatusOr<bool> read = ReadIndexCache(file, scanner, &memory, &records);
+  const StatusOr<bool> read = ReadIndexCache(file, scanner, progress, &records);
   Require(read.ok(), "no memory was refused");
   if (!*read) return;
   Require(records.offsets.size() == records.bytes.size() &&

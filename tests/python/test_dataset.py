@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import penstock
@@ -218,11 +219,22 @@ def test_errors_in_a_file_name_the_line(attach, tmp_path):
 def test_every_option_of_the_job(attach):
     dataset = (penstock.Dataset.range(2, 20, 2).named("all").shuffle(3, False)
                .seed(4).batch(per_rank=3, last="drop").repeat().prefetch(3)
-               .hold(3).steps_per_epoch(2).on_error("skip"))
+               .hold(3).steps_per_epoch(2).on_error("skip").shard_policy("data"))
     reader = attach(dataset)
     assert reader.epoch_count is None
     assert reader.steps_per_epoch == 2
     assert reader.stats()["hold_max"] == 3
+
+
+def test_rows_that_are_kept_are_the_same(attach, tmp_path):
+    plain = penstock.Dataset.range(40).named("plain").shuffle(3).batch(8).repeat(2)
+    wanted = [batch["value"].tolist() for batch in attach(plain)]
+    kept = plain.named("kept").cache(memory="1M", at=0)
+    assert [batch["value"].tolist() for batch in attach(kept)] == wanted
+    assert plain.snapshot(tmp_path, zstd=3).to_dict()["snapshot"] == {
+        "path": str(tmp_path), "zstd": 3}
+    with pytest.raises(penstock.InvalidArgument, match="cache: wanted `memory` or `disk`"):
+        attach(plain.named("both").cache(memory="1M", disk=1))
 
 
 def test_a_spec_file_is_read_as_the_broker_reads_it(tmp_path):
@@ -234,6 +246,16 @@ def test_a_spec_file_is_read_as_the_broker_reads_it(tmp_path):
         "dataset": "no", "source": {"range": {"start": 0, "stop": "0o17"}},
         "batch": {"size": 10.0, "last": "true"}, "epochs": 0.08,
         "seed": "1_000", "prefetch": "12:30", "hold": -3, "map": None}
+
+
+def test_relative_paths_of_a_spec_file_begin_there_and_labels_are_none(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("source: {image_folder: {path: a, labels: none, masks: {path: b}}}\n")
+    assert penstock.Dataset.from_file(path).to_dict()["source"]["image_folder"] == {
+        "path": f"{tmp_path}/a", "labels": "none", "masks": {"path": f"{tmp_path}/b"}}
+    path.write_text("source: {idx: {images: a, labels: b}}\n")
+    assert penstock.Dataset.from_file(path).to_dict()["source"]["idx"] == {
+        "images": f"{tmp_path}/a", "labels": f"{tmp_path}/b"}
 
 
 @pytest.mark.parametrize("text,message", [
@@ -280,10 +302,18 @@ PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 
 # Functions whose parameters are not the keys: what is there instead.
 OF_ITS_OWN = {
+    "mix": {"parts": inspect.Parameter.empty, "weights": None, "when_out": None,
+            "schedule": None, "block": None},
+    "zip": {"parts": inspect.Parameter.empty, "prefixes": None},
     "range": {"start": inspect.Parameter.empty, "stop": None, "step": 1},  # Python's
     "crop": {"how": inspect.Parameter.empty, "size": inspect.Parameter.empty,
-             "feature": None, "mask": None},
-    "shuffle": {"seed": 0, "each_epoch": None},
+             "feature": None, "mask": None, "interpolation": None},
+    "shuffle": {"seed": 0, "each_epoch": None, "window_files": None},
+    # `from` is a word of Python's.
+    "normalize": {"mean": None, "std": None, "dtype": None, "layout": None,
+                  "feature": None, "from_": None},
+    "vocabulary": {"from_": inspect.Parameter.empty, "feature": None,
+                   "min_count": None, "max_size": None},
 }
 
 
@@ -292,8 +322,10 @@ def test_the_functions_have_the_keys_of_the_declarations():
                                          stdout=subprocess.PIPE, check=True).stdout)
     assert {"source", "map", "crop"} <= set(declared)
     for of, kinds in declared.items():
+        if of in ("select", "parts", "schedule"):
+            continue  # methods and arguments of their own, tested below
         for name, kind in kinds.items():
-            function = getattr(penstock if of in ("map", "crop", "masks")
+            function = getattr(penstock if of in ("map", "crop", "masks", "vocabulary")
                                else penstock.Dataset,
                                name)
             wanted = OF_ITS_OWN.get(name) or {
@@ -306,8 +338,265 @@ def test_the_functions_have_the_keys_of_the_declarations():
             # A default that its docstring tells: ``horizontal`` (0.5).
             for key, told in re.findall(r"``(\w+)``\s+\(([\d.]+)\)",
                                         inspect.getdoc(function)):
-                assert (float(told)
-                        == ast.literal_eval(kind["keys"][key]["default"])), (name, key)
+                default = kind["keys"][key]["default"]
+                if default:  # else in words
+                    value = ast.literal_eval(default)
+                    one_or_all = value[0] if isinstance(value, list) else value
+                    assert float(told) == one_or_all, (name, key)
     sources = {name for name, each in vars(penstock.Dataset).items()
                if isinstance(each, classmethod) and not name.startswith("_")}
     assert sources - {"from_file"} == set(declared["source"])
+
+
+# ---- which records a pass has ------------------------------------------------
+
+
+def values(reader):
+    return [int(v) for batch in reader for v in batch["value"]]
+
+
+@pytest.mark.parametrize(("select", "wanted"), [
+    (lambda d: d.skip(3).take(4), [3, 4, 5, 6]),
+    (lambda d: d.shard(4, 1), [1, 5, 9]),
+    (lambda d: d.take(3).times(2), [0, 1, 2, 0, 1, 2]),
+    (lambda d: penstock.Dataset.concat([d.take(2), d.skip(8)]), [0, 1, 8, 9]),
+    (lambda d: penstock.Dataset.concat([d.take(2), d.skip(8)]).skip(1).take(2),
+     [1, 8]),
+    (lambda d: penstock.Dataset.mix([d.take(4), d.skip(8)], [2, 1]),
+     [0, 1, 8, 2, 3, 9]),
+])
+def test_which_records_a_pass_has(attach, select, wanted):
+    dataset = select(penstock.Dataset.range(10)).batch(4)
+    assert values(attach(dataset)) == wanted
+
+
+def test_parts_of_a_split_have_all_records(attach):
+    of = {"train": 0.8, "validation": 0.2}
+    parts = [values(attach(penstock.Dataset.range(1000).split(part, of, seed=7)
+                           .batch(100), job=part)) for part in of]
+    assert [len(part) for part in parts] == [800, 200]
+    assert sorted(parts[0] + parts[1]) == list(range(1000))
+    folds = [values(attach(penstock.Dataset.range(100).fold(i, 4, "validation")
+                           .batch(100), job=f"fold {i}")) for i in range(4)]
+    assert sorted(sum(folds, [])) == list(range(100))
+
+
+def test_records_are_selected_by_columns(attach, tmp_path):
+    for file in ("a", "b", "c"):
+        (tmp_path / file).write_text("".join(f"{file}{i}\n" for i in range(4)))
+    lines = penstock.Dataset.text_lines([tmp_path / file for file in "abc"], 2)
+
+    def texts(dataset, job):
+        return [bytes(text).decode() for batch in attach(dataset.batch(4), job=job)
+                for text in batch["text"]]
+    assert texts(lines.filter("file", matches="*/b"), "b") == ["b0", "b1", "b2", "b3"]
+    assert texts(lines.shard(2, 1, by="file").take(1), "shard") == ["b0"]
+    numbers = penstock.Dataset.range(10)
+    assert values(attach(numbers.filter("value", include=[3, 5]).batch(9),
+                         job="in")) == [3, 5]
+    assert values(attach(numbers.filter("value", min=7, exclude=[8]).batch(9),
+                         job="min")) == [7, 9]
+    images = np.zeros((6, 2, 2), np.uint8)
+    labels = np.array([0, 0, 0, 0, 1, 1], np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "labels.npy", labels)
+    data = penstock.Dataset.npy({"image": tmp_path / "images.npy",
+                                 "label": tmp_path / "labels.npy"})
+    batches = attach(data.balance("label").batch(4), job="balance")
+    assert sorted(next(iter(batches))["label"].tolist()) == [0, 0, 1, 1]
+
+
+def mixture():
+    ranges = [penstock.Dataset.range(100), penstock.Dataset.range(1000, 1040),
+              penstock.Dataset.range(2000, 2500)]
+    inner = penstock.Dataset.concat([ranges[1], ranges[2].take(30)])
+    return (penstock.Dataset.mix([ranges[0], inner], [0.75, 0.25],
+                                 when_out="repeat",
+                                 schedule={90: [1, 1], 150: [0.3, 0.7]})
+            .shuffle(seed=5).batch(8).repeat(3))
+
+
+def records(folder):
+    """Four files of 8-byte records, numbered through."""
+    numbers = np.arange(100)
+    files = []
+    for name, part in zip("abcd", np.split(numbers, [13, 14, 60])):
+        files.append(folder / name)
+        part.tofile(files[-1])
+    return penstock.Dataset.fixed_length_records(
+        files, {"value": {"dtype": "int64", "shape": []}})
+
+
+@pytest.mark.parametrize("at", [1, 7, 20])
+@pytest.mark.parametrize("dataset", [
+    lambda folder: mixture(),
+    lambda folder: penstock.Dataset.mix(
+        [penstock.Dataset.range(50), penstock.Dataset.range(100, 120)], [2, 1],
+        when_out="repeat", block=8).shuffle(seed=5).batch(8).repeat(3),
+    lambda folder: records(folder).shuffle(seed=2, window_files=2).batch(8).repeat(3),
+    lambda folder: records(folder).interleave(3, 4).batch(8).repeat(3),
+    lambda folder: penstock.Dataset.range(100).sample(90, by="value", weights={7: 20})
+    .shuffle(seed=3).batch(8).repeat(3),
+], ids=["mix", "blocks", "windows", "interleave", "sample"])
+def test_an_order_resumes_at_any_step_with_any_number_of_ranks(
+        attach, tmp_path, dataset, at):
+    data = dataset(tmp_path)
+
+    def sequence(readers):
+        iterators = [iter(reader) for reader in readers]
+        rows = []
+        while True:
+            batches = [next(each, None) for each in iterators]
+            if batches[0] is None:
+                return rows
+            for batch in batches:
+                rows += [int(v) for v in batch["value"]]
+    whole = sequence([attach(data, job="whole")])
+    reader = attach(data, job="first")
+    first = []
+    for batch in reader:
+        first += [int(v) for v in batch["value"]]
+        if len(first) == 8 * at:
+            break
+    state = reader.state_dict()
+    reader.close()
+    with ThreadPoolExecutor(3) as pool:
+        rest = sequence(list(pool.map(
+            lambda rank: attach(data, rank, 3, local_world_size=3, state=state,
+                                job="rest"), range(3))))
+    assert first + rest == whole
+
+
+def test_each_batch_of_a_mix_of_blocks_is_of_one_part(attach):
+    parts = [penstock.Dataset.range(50), penstock.Dataset.range(100, 120)]
+    reader = attach(penstock.Dataset.mix(parts, [2, 1], when_out="drop", block=8)
+                    .shuffle(seed=5).batch(8).repeat(2))
+    batches = [batch["value"].tolist() for batch in reader]
+    of_second = [all(v >= 100 for v in batch) for batch in batches]
+    assert of_second == [any(v >= 100 for v in batch) for batch in batches]
+    assert of_second == [False, False, True, False, False, True, False, False] * 2
+    # Of 50 rows two fill no block, of 20 four.
+    epochs = [sum(batches[:8], []), sum(batches[8:], [])]
+    assert [len(set(epoch)) for epoch in epochs] == [64, 64]
+    assert set(epochs[0]) != set(epochs[1])
+
+
+def test_windows_of_files_are_shuffled_one_after_the_other(attach, tmp_path):
+    rows = values(attach(records(tmp_path).shuffle(seed=1, window_files=1).batch(10)
+                         .repeat(2)))
+    ends = [13, 14, 60, 100]
+    orders = []
+    for epoch in (rows[:100], rows[100:]):
+        assert sorted(epoch) == list(range(100))
+        files = [next(i for i, end in enumerate(ends) if row < end) for row in epoch]
+        order = [file for i, file in enumerate(files) if i == 0 or file != files[i - 1]]
+        assert sorted(order) == [0, 1, 2, 3]
+        orders.append(order)
+        of_last = [row for row in epoch if row >= 60]
+        assert of_last != sorted(of_last)
+    assert rows[:100] != rows[100:]
+
+
+def test_a_sample_is_weighted_and_drawn_anew_in_each_epoch(attach, tmp_path):
+    arrays = {"x": np.zeros((4, 8)), "value": np.arange(4),
+              "weight": np.array([0, 0.5, 1.5, 2])}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    data = penstock.Dataset.npy({name: tmp_path / f"{name}.npy" for name in arrays})
+    for sampled, job in ((data.sample(4000, weight="weight", seed=4), "weight"),
+                         (data.sample(4000, by="value", seed=4,
+                                      weights={0: 0, 1: 0.5, 2: 1.5, 3: 2}), "by")):
+        rows = values(attach(sampled.batch(1000).repeat(2), job=job))
+        assert rows[:4000] != rows[4000:]
+        shares = np.bincount(rows, minlength=4) / len(rows)
+        assert shares[0] == 0
+        assert np.abs(shares - [0, 0.125, 0.375, 0.5]).max() < 0.035  # 6 sigma
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_zip_has_a_record_of_each_part(attach, tmp_path, shuffle):
+    x = np.arange(60, dtype=np.float32).reshape(20, 3)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.stack([x, -x], 1))
+    (tmp_path / "lines").write_text("".join(f"line {i}\n" * (i % 2 + 1)
+                                            for i in range(20)))
+    arrays = penstock.Dataset.npy({"x": tmp_path / "x.npy", "y": tmp_path / "y.npy"})
+    data = penstock.Dataset.zip([
+        penstock.Dataset.range(100),
+        arrays.skip(2),
+        penstock.Dataset.concat([penstock.Dataset.text_lines(tmp_path / "lines", 8)
+                                 .skip(3), penstock.Dataset.text_lines(
+                                     tmp_path / "lines", 8)]),
+        penstock.Dataset.zip([arrays.take(19), penstock.Dataset.range(5, 50)],
+                             ["inner.", None])],
+        [None, None, None, "outer."])
+    lines = (tmp_path / "lines").read_text().split("\n")[3:]
+    if shuffle:
+        data = data.shuffle(seed=3)
+    with pytest.warns(UserWarning, match="the zip ends with the shortest part"):
+        reader = attach(data.batch(4))
+    assert reader.sample_count == 18
+    seen = []
+    for batch in reader:
+        for row in range(len(batch["value"])):
+            i = int(batch["value"][row])
+            seen.append(i)
+            assert batch["x"][row].tolist() == x[i + 2].tolist()
+            assert batch["y"][row].tolist() == [x[i + 2].tolist(), (-x[i + 2]).tolist()]
+            text = bytes(batch["text"][row])[:batch["bytes"][row]].decode()
+            assert text == lines[i]
+            assert batch["outer.inner.x"][row].tolist() == x[i].tolist()
+            assert batch["outer.inner.y"][row, 1].tolist() == (-x[i]).tolist()
+            assert batch["outer.value"][row] == i + 5
+    assert sorted(seen) == list(range(18)) and (seen != sorted(seen)) == shuffle
+
+
+def test_a_state_belongs_to_its_selection(attach):
+    folds = [penstock.Dataset.range(100).fold(i, part="validation").batch(5)
+             for i in range(2)]
+    reader = attach(folds[0], job="first")
+    next(iter(reader))
+    state = reader.state_dict()
+    with pytest.raises(penstock.Error, match="selection: the records that"):
+        attach(folds[1], job="second", state=state)
+    assert next(iter(attach(folds[0], job="third", state=state))) is not None
+
+
+@pytest.mark.parametrize(("dataset", "message"), [
+    (lambda: penstock.Dataset.range(5).skip(5),
+     r"select\[0\].skip: nothing is left of 5 records"),
+    (lambda: penstock.Dataset.concat(
+        [penstock.Dataset.range(5),
+         penstock.Dataset.tensors({"value": {"dtype": "int32", "values": [1]}})]),
+     "parts need the same features"),
+    (lambda: penstock.Dataset.range(5).filter("size", min=1),
+     "has no column 'size' .*; it has value"),
+    (lambda: penstock.Dataset.range(5).split("test", {"train": 0.5}),
+     "'test' is none of the parts"),
+    (lambda: penstock.Dataset.mix([penstock.Dataset.range(5)], [0]),
+     "all weights are 0"),
+    (lambda: penstock.Dataset.mix([penstock.Dataset.range(5)], block=8),
+     r"parts\[0\]: has 5 records, less than a block, 8"),
+    (lambda: penstock.Dataset.mix([penstock.Dataset.range(50)], block=8,
+                                  schedule={12: [2]}),
+     "row 12: wanted a multiple of the block, 8"),
+    (lambda: penstock.Dataset.zip([penstock.Dataset.range(5)] * 2),
+     r"parts\[1\]: has a feature 'value', as a part before it: give it a prefix"),
+    (lambda: penstock.Dataset.range(5).shuffle(1, window_files=2),
+     "shuffle.window_files: this source has no column 'file' .*; it has value"),
+    (lambda: penstock.Dataset.range(5).sample(by="value", weights={9: 1}),
+     r"select\[0\].sample.weights: no record has '9' in column 'value'"),
+    (lambda: penstock.Dataset.range(5).sample(weights={3: 1}), "wanted `by` as well"),
+    (lambda: penstock.Dataset.range(5).interleave(),
+     r"select\[0\].interleave: this source has no column 'file'"),
+])
+def test_selections_that_cannot_be(attach, dataset, message):
+    with pytest.raises(penstock.Error, match=message):
+        attach(dataset().batch(2))
+
+
+def test_a_part_has_a_source_and_a_selection_alone():
+    with pytest.raises(ValueError, match="say shuffle of the whole"):
+        penstock.Dataset.concat([penstock.Dataset.range(5).shuffle(1)])
+    with pytest.raises(ValueError, match="1 weights for 2 parts"):
+        penstock.Dataset.mix([penstock.Dataset.range(5)] * 2, [1])

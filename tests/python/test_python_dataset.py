@@ -187,7 +187,9 @@ def dates():
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
     folder = tmp_path_factory.mktemp("datasets")
-    (folder / "sets.py").write_text(MODULE)
+    module = folder / "sets.py"
+    module.write_text(MODULE)
+    module.chmod(0o644)  # whatever the umask, as only its owner may write it
     return folder
 
 
@@ -207,6 +209,14 @@ def test_rows_are_the_samples_in_order(attach):
                                    "y": penstock.TensorSpec((), "int64")}
     rows = [(x[0, 0], y) for batch in reader for x, y in zip(batch["x"], batch["y"])]
     assert rows == [(i, i * i) for i in range(20)]
+
+
+def test_parts_of_a_mix_may_be_datasets_of_python(attach):
+    parts = [of("Squares", names=["x", "y"]),
+             of("Squares", args={"count": 5}, names=["x", "y"]).skip(3)]
+    reader = attach(penstock.Dataset.mix(parts, [2, 1], when_out="drop").batch(4))
+    assert [y for batch in reader for y in batch["y"].tolist()] == [
+        0, 1, 9, 4, 9, 16, *(i * i for i in range(4, 20))]
 
 
 def test_samples_may_be_nested(attach):

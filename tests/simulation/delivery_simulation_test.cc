@@ -41,7 +41,7 @@ using simulation::WakePipe;
 constexpr uint32_t kSeats = 5;
 constexpr uint32_t kSlots = 6;
 constexpr uint32_t kLeases = 2;
-constexpr int kInstancesMax = 3;
+constexpr int kInstancesMax = 4;
 constexpr int kRanksMax = 5;  // processes
 constexpr uint64_t kHalfFilled = ~uint64_t{0};
 
@@ -50,15 +50,20 @@ struct Config {
   uint32_t world = 2;
   uint64_t records = 4;
   uint64_t batch = 2;  // global
+  // `shard: file`: rows of each rank's files, which add up to records.
+  std::vector<uint64_t> shards;
   PlanStart start;
   uint32_t slots = 2;  // of a lane
   uint32_t leases = kLeases;
   size_t hold = 1;
   // Broker instances: the broker dies at most instances - 1 times.
   int instances = 1;
-  uint32_t may_die = 0;  // the first ranks, each at most once
+  // The first processes, each at most once: ranks, then replacements.
+  uint32_t may_die = 0;
   // Number of processes that replace dead or evicted ones.
   uint32_t replacements = 0;
+  // One of them asks for the place of rank 0 at any time, dead or not.
+  bool impatient = false;
   // The last ranks, this many, attach at any time: first, in between, or after
   // the others have left.
   uint32_t late = 0;
@@ -176,7 +181,7 @@ struct World {
   std::map<uint32_t, uint64_t> missed;           // rank number -> skipped
   std::set<uint32_t> finished;                   // numbers
   std::set<int> evicted_processes;
-  std::set<uint32_t> replaced;  // numbers
+  std::map<uint32_t, int> holders;  // number -> the last to be started as it
   std::array<bool, kRanksMax> left_orderly{};
   // This broker instance sleeps until an event, and has batches ready.
   std::optional<int> idle;
@@ -229,7 +234,17 @@ struct World {
     spec.epochs = 1;
     const bool split = config.options.mode == DeliveryMode::kSplit;
     const uint32_t ranks_of_plan = split ? config.world : 1;
-    auto plan = Plan::Make(spec, config.records, ranks_of_plan);
+    std::unique_ptr<Order> order = AllRecords(config.records);
+    if (!config.shards.empty()) {
+      std::vector<Shard> shards;
+      uint64_t first = 0;
+      for (const uint64_t rows : config.shards) {
+        shards.push_back({{{first, 0}}, rows});
+        first += rows;
+      }
+      order = InShards(std::move(order), std::move(shards), config.batch);
+    }
+    auto plan = Plan::Make(spec, std::move(order), ranks_of_plan);
     return *plan->From(config.start, ranks_of_plan);
   }
 };
@@ -457,21 +472,31 @@ class Broker {
     return any;
   }
 
+  // As in JobTable: whether this number may be given to another process.
+  bool MayReplace(uint32_t number) {
+    bool may_live = false;
+    bool came_before = false;
+    for (const FormerProcess& process : FormerProcesses()) {
+      if (process.rank != number) continue;
+      may_live = process.may_live;
+      came_before = true;
+    }
+    if (may_live) return false;  // it may reconnect
+    // Its first batch is unknown until the positions of all are known.
+    TryGather();
+    if (delivery_->gathering()) return false;
+    RestoreDead();  // it may have died since the last call
+    // One that the job has shrunk by is told so.
+    run_.Check(!split() || !came_before || delivery_->Knows(number) ||
+                   delivery_->GoesOnWithout(number),
+               "where rank {} was is not known", number);
+    return true;
+  }
+
   // True: there is an answer.
   bool Attach(int rank) {
     Session& session = SessionOf(rank);
     answers_ = false;
-    // As in JobTable: its last process may reconnect.
-    if (!session.position) {
-      bool may_live = false;
-      for (const FormerProcess& process : FormerProcesses()) {
-        if (process.rank == session.number) may_live = process.may_live;
-      }
-      if (may_live) return false;
-      // Its first batch is unknown until the positions of all are known.
-      TryGather();
-      if (delivery_->gathering()) return false;
-    }
     if (session.position) {
       reconnected_[session.number] = {session.former, *session.position};
       for (const auto& [attach, former] : former_) {
@@ -480,7 +505,17 @@ class Broker {
         }
       }
     }
+    if (world_.config.impatient && !session.position &&
+        world_.kept.launch.HasLeft(session.number)) {
+      session.refused = true;  // JobTable: it begins another incarnation
+      return answers_ = true;
+    }
     RestoreDead();
+    if (instance_ > 0 && !session.position &&
+        !(split() && delivery_->Knows(session.number))) {
+      run_.Step("asks whether the last process is dead");
+      if (!MayReplace(session.number)) return false;
+    }
     Delivery::Joining joining;
     joining.rank = session.number;
     joining.cursor = std::shared_ptr<const CursorPage>(std::shared_ptr<void>(),
@@ -627,6 +662,21 @@ class Broker {
     const std::string error = delivery_->IndexError();
     run_.Check(error.empty(), "{}", error);
     CheckSlots();
+    CheckWhereWeightsMayChange();
+  }
+
+  // As in Job::ChangeWeights: from there on no rank has a row. A consumer that
+  // is gone for good is none.
+  void CheckWhereWeightsMayChange() {
+    if (delivery_->Unsettled()) return;
+    const uint64_t first = delivery_->FirstNotOpened();
+    const bool broadcast =
+        world_.config.options.mode == DeliveryMode::kBroadcast;
+    for (const Returned& each : world_.returned) {
+      if (broadcast && !delivery_->Knows(each.number)) continue;
+      run_.Check(each.content.position < first,
+                 "a rank has a batch from where weights may change");
+    }
   }
 
   void Fill(OpenBatch* share) {
@@ -719,17 +769,22 @@ class Rank {
 
   // Replaces the first that dies.
   void RunAsReplacement() {
-    const auto missing = [this]() -> std::optional<uint32_t> {
+    const auto process_of = [this](uint32_t number) {
+      return world_.holders.try_emplace(number, number).first->second;
+    };
+    const auto missing = [&]() -> std::optional<uint32_t> {
       for (uint32_t i = 0; i < world_.config.world; ++i) {
-        const bool gone =
-            run_.dead(world_.rank_process[i]) || (world_.evicted && i == 0);
-        if (gone && !world_.replaced.contains(i)) return i;
+        const int holder = process_of(i);
+        if (run_.dead(world_.rank_process[holder]) ||
+            (holder == 0 && (world_.evicted || world_.config.impatient))) {
+          return i;
+        }
       }
       return std::nullopt;
     };
-    const auto all_gone = [this] {
+    const auto all_gone = [&] {
       for (uint32_t i = 0; i < world_.config.world; ++i) {
-        if (!run_.gone(world_.rank_process[i])) return false;
+        if (!run_.gone(world_.rank_process[process_of(i)])) return false;
       }
       return true;
     };
@@ -737,7 +792,7 @@ class Rank {
     const std::optional<uint32_t> number = missing();
     run_.Observe(number.value_or(99));
     if (!number) return;
-    world_.replaced.insert(*number);
+    world_.holders[*number] = rank_;
     number_ = *number;
     if (Request(std::nullopt)) Loop();
   }
@@ -1291,6 +1346,22 @@ TEST_F(DeliverySimulationTest, SplitRankAndBrokerDie) {
   NeverFailsAtRandom("split, both die, two held", config, 4'000, 2);
 }
 
+// The first rank has 4 rows, the second 2: steps of 2, 2, 1 and 1.
+TEST_F(DeliverySimulationTest, FilesOfRanksAreTakenOnceInEqualSteps) {
+  Config config = Split();
+  config.records = 6;
+  config.shards = {4, 2};
+  NeverFailsAtRandom("files", config, 1'000, 0);
+  config.start.position = 4;
+  NeverFailsAtRandom("files, resumed", config, 500, 0);
+  config.start = {};
+  config.instances = 2;
+  config.may_die = 1;
+  config.replacements = 1;
+  config.hold = 2;
+  NeverFailsAtRandom("files, both die", config, 4'000, 2);
+}
+
 TEST_F(DeliverySimulationTest, OwedStepsComeFirstAndOnce) {
   Config config = Split();
   config.records = 6;
@@ -1547,6 +1618,33 @@ TEST_F(DeliverySimulationTest, TwoDeathsOfTheBroker) {
   config.records = 6;
   config.instances = 3;
   NeverFailsAtRandom("split, rank and two brokers die", config, 6'000, 3);
+}
+
+TEST_F(DeliverySimulationTest, SplitReplacementThatAsksBeforeTheDeath) {
+  Config config = Split();
+  config.may_die = 1;
+  config.replacements = 1;
+  config.impatient = true;
+  config.instances = 2;
+  NeverFailsAtRandom("split, asks before the death", config, 6'000, 2);
+  config.hold = 2;
+  config.records = 6;
+  NeverFailsAtRandom("split, asks early, two held", config, 4'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, ReplacementsAndThreeBrokersDie) {
+  for (Config config : {Split(), Dynamic(), Broadcast(Lag::kBlock)}) {
+    config.world = 1;
+    config.replacements = 3;
+    config.may_die = 3;
+    config.hold = 2;
+    config.records = 3 * config.batch;
+    config.instances = 4;
+    NeverFailsAtRandom(
+        Format("{}, all but the last die",
+               kDeliveryModeNames[static_cast<size_t>(config.options.mode)]),
+        config, 2'000, 6);
+  }
 }
 
 TEST_F(DeliverySimulationTest, SeedGivesTheRunAgain) {

@@ -365,21 +365,21 @@ class BottleneckSystemTest : public DeliveryTest {
                   const std::function<void(int)>& step) {
     keep_step_.emplace(ranks);
     for (int rank = 0; rank < ranks; ++rank) {
-      threads_.emplace_back(
-          [this, rank, step, options = OptionsFor(spec, rank, ranks)] {
-            try {
-              Reader reader(options);
-              Batch batch;
-              while (!stop_ && reader.next(&batch) == Reader::Result::kBatch) {
-                step(rank);
-                batch.release();
-                keep_step_->arrive_and_wait();
-              }
-            } catch (const Error& error) {
-              ADD_FAILURE() << "rank " << rank << ": " << error.what();
-            }
-            keep_step_->arrive_and_drop();
-          });
+      threads_.emplace_back([this, rank, step,
+                             options = OptionsFor(spec, rank, ranks)] {
+        try {
+          Reader reader(options);
+          Batch batch;
+          while (!stop_ && reader.next(&batch) != Reader::Result::kEndOfData) {
+            step(rank);
+            batch.release();
+            keep_step_->arrive_and_wait();
+          }
+        } catch (const Error& error) {
+          ADD_FAILURE() << "rank " << rank << ": " << error.what();
+        }
+        keep_step_->arrive_and_drop();
+      });
     }
   }
   void StopRanks() {

@@ -417,6 +417,47 @@ TEST_F(BothDieTest, ReplacementOfARankWhosePageNobodyKeptIsToldWhatHelps) {
   }
 }
 
+// Its last page was kept, an earlier one with a batch that it held was not (a
+// full descriptor store). It must not begin at the first batch again.
+TEST_F(BothDieTest, ReplacementOfARankWithAPageLostIsRefused) {
+  std::string folder = testing::TempDir() + "/penstock-lost-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string program = folder + "/penstockd";
+  std::ofstream(program) << Format(
+      "#!/bin/sh\n"
+      "[ ! -e {}/lose ] ||\n"
+      "  LISTEN_FDNAMES=$(echo \"$LISTEN_FDNAMES\" |\n"
+      "    sed 's/cursor-[0-9-]*/lost/')\n"
+      "exec {}/broker/penstockd \"$@\"\n",
+      folder, PENSTOCK_BUILD_DIR);
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  KeptBroker broker({}, program);
+  const Options options = OptionsFor(
+      "dataset: numbers\nsource: {range: 400}\nbatch: {size: 4}\nhold: 2", 0, 1,
+      broker.socket());
+  const auto is_away = [&broker] {
+    const nlohmann::json jobs = broker.Ask({{"op", "status"}}).at("jobs");
+    return !jobs.at(0).value("waits_for", nlohmann::json::array()).empty();
+  };
+  RankProcess first(options);
+  first.Attached();
+  ASSERT_EQ(first.Next().what, RankProcess::What::kBatch);
+  broker.Kill();
+  // It reconnects with a batch of the first instance.
+  for (;;) {
+    ASSERT_EQ(first.Next().what, RankProcess::What::kBatch);
+    if (!is_away()) break;
+    first.Release(1);
+  }
+  first.Kill();
+  std::ofstream(folder + "/lose");
+  broker.Kill();
+  RankProcess second(options);
+  EXPECT_THAT(second.Attached().value("error", "attached"),
+              HasSubstr("how far it was is not known"));
+  std::filesystem::remove_all(folder);
+}
+
 // The broker dies first: no later instance sees the rank alive.
 class BrokerThenRankDieTest : public BothDieTest {
  protected:

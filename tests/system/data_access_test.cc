@@ -2,10 +2,8 @@
 // in its configuration lets her read; another user learns nothing of it.
 // Method: a service of root, and children that attach as other users.
 #include <gmock/gmock.h>
-#include <grp.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -15,6 +13,7 @@
 #include "client/penstock.hpp"
 #include "common/message.h"
 #include "tests/support/broker_process.h"
+#include "tests/support/other_user.h"
 
 namespace penstock {
 namespace {
@@ -57,53 +56,29 @@ class DataAccessTest : public testing::Test {
   // What comes of it when user trains on the source: "3 rows", or the error.
   std::string Train(uid_t user, const std::string& source,
                     const std::string& map = "") {
-    int ends[2];
-    EXPECT_EQ(pipe(ends), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-      std::string said;
-      if (setgroups(0, nullptr) != 0 || setgid(user) != 0 ||
-          setuid(user) != 0) {
-        said = "cannot become the user";
-      } else {
-        bool index_ok = false;
-        try {
-          const std::string spec = "dataset: d\nsource: {" + source + "}\n" +
-                                   map + "batch: {size: 1}\nepochs: 1\n";
-          // `penstock index` opens the dataset as well.
-          const StatusOr<Fd> socket = ConnectControl(service_->socket());
-          const auto index = socket.ok()
-                                 ? Request(socket->get(), {{"op", "index"},
-                                                           {"spec", spec},
-                                                           {"file", "d.yaml"},
-                                                           {"base", folder_}})
-                                 : socket.status();
-          index_ok = index.ok();
-          Reader reader({.spec = spec, .socket = service_->socket()});
-          if (!index_ok)
-            throw std::runtime_error("index: " + index.status().message());
-          uint64_t rows = 0;
-          for (Epoch epoch : reader.epochs()) {
-            for (Batch& batch : epoch) rows += batch.rows();
-          }
-          said = std::to_string(rows) + " rows";
-        } catch (const std::exception& error) {
-          said = error.what();
-          if (index_ok) said = "index: not refused";
+    const std::string spec = "dataset: d\nsource: {" + source + "}\n" + map +
+                             "batch: {size: 1}\nepochs: 1\n";
+    return RunAs(user, [&]() -> std::string {
+      // `penstock index` opens the dataset as well.
+      const StatusOr<Fd> socket = ConnectControl(service_->socket());
+      const auto index = socket.ok()
+                             ? Request(socket->get(), {{"op", "index"},
+                                                       {"spec", spec},
+                                                       {"file", "d.yaml"},
+                                                       {"base", folder_}})
+                             : socket.status();
+      try {
+        Reader reader({.spec = spec, .socket = service_->socket()});
+        if (!index.ok()) return "index: " + index.status().message();
+        uint64_t rows = 0;
+        for (Epoch epoch : reader.epochs()) {
+          for (Batch& batch : epoch) rows += batch.rows();
         }
+        return std::to_string(rows) + " rows";
+      } catch (const std::exception& error) {
+        return index.ok() ? "index: not refused" : error.what();
       }
-      (void)!write(ends[1], said.data(), said.size());
-      _exit(0);
-    }
-    close(ends[1]);
-    std::string said;
-    char buffer[4096];
-    for (ssize_t n; (n = read(ends[0], buffer, sizeof(buffer))) > 0;) {
-      said.append(buffer, static_cast<size_t>(n));
-    }
-    close(ends[0]);
-    waitpid(child, nullptr, 0);
-    return said;
+    });
   }
   std::string Text(const std::string& path) {
     return "text_lines: {files: \"" + path + "\", max_bytes: 8}";
@@ -186,6 +161,19 @@ TEST_F(DataAccessTest, WithDataNothingElseIsRead) {
               HasSubstr("leads out of " + folder_ + "/open"));
   EXPECT_THAT(Train(kAlice, Text(folder_ + "/open/../other/lines")),
               HasSubstr("not below a folder"));
+}
+
+TEST_F(DataAccessTest, AFunctionWithinAMixIsAFunction) {
+  const std::string lines = Lines("open/lines", 0, 0644);
+  Start("workers: 1\npython_path: " + folder_ +
+        "\ndata:\n  - {path: " + folder_ + "/open, functions: false}\n");
+  const std::string text = "{source: {" + Text(lines) + "}}";
+  EXPECT_EQ(Train(kAlice, "concat: {parts: [" + text + "]}"), "3 rows");
+  EXPECT_THAT(
+      Train(kAlice, "mix: {parts: [" + text +
+                        ", {source: {concat: {parts: [{source: {python: "
+                        "{dataset: \"sets:Rows\"}}}]}}}]}"),
+      HasSubstr("parts[0].source: "));
 }
 
 }  // namespace

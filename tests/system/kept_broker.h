@@ -21,14 +21,17 @@ namespace penstock {
 
 class KeptBroker {
  public:
-  explicit KeptBroker(std::vector<std::string> arguments = {})
+  // program: what is started in place of penstockd, and becomes it.
+  explicit KeptBroker(std::vector<std::string> arguments = {},
+                      const std::string& program = PENSTOCK_BUILD_DIR
+                      "/broker/penstockd")
       : stop_(eventfd(0, EFD_CLOEXEC)) {
     std::promise<std::string> socket;
     std::future<std::string> ready = socket.get_future();
     // The broker is used by one thread only.
-    keeper_ = std::thread([this, arguments = std::move(arguments),
+    keeper_ = std::thread([this, program, arguments = std::move(arguments),
                            socket = std::move(socket)]() mutable {
-      setenv("PENSTOCKD", PENSTOCK_BUILD_DIR "/broker/penstockd", 1);
+      setenv("PENSTOCKD", program.c_str(), 1);
       PrivateBrokerOptions options;
       options.arguments = std::move(arguments);
       auto broker = PrivateBroker::Start(options);

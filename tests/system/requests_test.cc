@@ -200,12 +200,17 @@ TEST_F(RequestsTest, OperationsThatAreNoneAreRefused) {
 
 TEST_F(RequestsTest, FieldsThatOnlySomeNeedAreMissedByName) {
   ExpectRefused({{"op", "parse"}}, "dataset");
-  for (const char* op : {"state", "stop"}) ExpectRefused({{"op", op}}, "job");
+  for (const char* op : {"state", "stop", "weights"}) {
+    ExpectRefused({{"op", op}}, "job");
+  }
   ExpectRefused({{"op", "evict"}, {"rank", 0}}, "job");
 }
 
 TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
-  const json of_file = {{"spec", RangeSpec("64", "batch: {size: 8}\n")},
+  const json of_file = {{"spec",
+                         "dataset: numbers\nsource: {mix: {parts: [{source: "
+                         "{range: 64}}, {source: {range: 64}}]}}\nbatch: "
+                         "{size: 8}\ncache: {memory: 1M}\n"},
                         {"file", "spec"},
                         {"base", "/"}};
   const auto with_spec = [&](json request) {
@@ -253,7 +258,10 @@ TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
   // A rank need not name its own job.
   Check(Send({{"op", "state"}}), "state");
   Check(Send({{"op", "state"}, {"spec", true}}), "state");
+  Check(Send({{"op", "weights"}}), "weights");
+  Check(Send({{"op", "weights"}, {"weights", {1, 4}}}), "weights");
   Check(Send({{"op", "trace"}, {"seconds", 0.01}}), "trace");
+  Check(Send({{"op", "measure"}, {"seconds", 0.01}}), "measure");
   Check(Send({{"op", "evict"}, {"rank", 0}}), "evict");
   Check(Send({{"op", "stop"}}), "stop");
 

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "broker/recovery/memory_folder.h"
+#include "common/memory_folder.h"
 #include "client/penstock.hpp"
 #include "common/message.h"
 #include "gmock/gmock.h"

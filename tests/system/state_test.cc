@@ -51,7 +51,9 @@ TEST(JobStateTest, TextAndBackIsTheSame) {
   JobState without = SomeState();
   without.shuffle.reset();
   without.owed.clear();
-  for (const JobState& state : {SomeState(), without, JobState{}}) {
+  JobState sharded = SomeState();
+  sharded.shards = JobState::Shards{JobState::kShardsMax, 1 << 20};
+  for (const JobState& state : {SomeState(), without, sharded, JobState{}}) {
     const auto back = ParseJobState(JobStateToJson(state).dump());
     ASSERT_TRUE(back.ok()) << back.status().message();
     EXPECT_EQ(*back, state);
@@ -130,6 +132,31 @@ TEST(JobStateTest, EveryWrongValueIsRefusedByTheNameOfItsKey) {
   expect_refused(json, "owed");
   json["owed"].erase(0);
   EXPECT_TRUE(ParseJobState(json.dump()).ok());
+}
+
+TEST(JobStateTest, WrongShardsAreRefused) {
+  JobState sharded = SomeState();
+  sharded.shards = JobState::Shards{2, 8};
+  const nlohmann::json good = JobStateToJson(sharded);
+  for (const char* key : {"count", "batch"}) {
+    for (const nlohmann::json& wrong :
+         {nlohmann::json(-1), nlohmann::json(1.5), nlohmann::json("1"),
+          nlohmann::json(nullptr)}) {
+      nlohmann::json json = good;
+      json["shards"][key] = wrong;
+      EXPECT_THAT(ParseJobState(json.dump()).status().message(),
+                  HasSubstr(key));
+    }
+  }
+  nlohmann::json json = good;
+  for (const uint64_t count : {uint64_t{0}, uint64_t{1} << 32}) {
+    json["shards"]["count"] = count;
+    EXPECT_THAT(ParseJobState(json.dump()).status().message(),
+                HasSubstr("a number of ranks"));
+  }
+  json["shards"] = 2;
+  EXPECT_THAT(ParseJobState(json.dump()).status().message(),
+              HasSubstr("shards"));
 }
 
 TEST(JobStateTest, OtherVersionsAreRefusedAndOtherTextsAreNoState) {

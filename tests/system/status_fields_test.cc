@@ -59,10 +59,13 @@ class StatusFieldsTest : public DeliveryTest {
 
 TEST_F(StatusFieldsTest, AnswerHasTheDeclaredFieldsAndNoOthers) {
   Options numbers = OptionsFor(
-      "dataset: numbers\nsource: {range: 64}\nbatch: {size: 8}\n", 0, 2);
+      "dataset: numbers\nsource: {mix: {parts: [{source: {range: 64}}]}}\n"
+      "batch: {size: 8}\ncache: {memory: 1M}\n",
+      0, 2);
   numbers.job = "half";
   numbers.local_world_size = 2;
-  const Reader half(numbers);  // its other rank is missing
+  Reader half(numbers);  // its other rank is missing
+  half.set_weights(std::vector<double>{2});
   Options stream = OptionsFor(
       "dataset: rows\nsource: {stream: {features: {value: {dtype: int64, "
       "shape: []}}}}\nbatch: {size: 4}\n",
@@ -95,6 +98,8 @@ TEST_F(StatusFieldsTest, AnswerHasTheDeclaredFieldsAndNoOthers) {
                                       "bottleneck.batch_s",
                                       "rank.batch_s",
                                       "job.consumer",
+                                      "job.processes",  // tuning_test
+                                      "job.processes_chosen",
                                       "bottleneck.others_batch_s",
                                       "broker.memory_limit_bytes"};
   for (const StatusObject& object : StatusObjects()) {

@@ -1,11 +1,11 @@
 // Promise: users of one service do not see, stop or starve one another: each
-// sees her own jobs, root and observers see all; a user has so many jobs and
-// the workers' time that every user has, whatever the number of her jobs.
+// sees her own jobs, root and observers see all; a user has so many jobs,
+// connections, datasets, so much memory, and the time of workers and of the
+// control thread that every user has, whatever the number of her jobs.
 // Method: a service of root, and children that are other users.
-#include <fcntl.h>
-#include <grp.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,6 +24,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/broker_process.h"
 #include "tests/support/gated_file_system.h"
+#include "tests/support/other_user.h"
 
 namespace penstock {
 namespace {
@@ -45,10 +46,12 @@ class UsersTest : public testing::Test {
     folder_ = mkdtemp(pattern.data());
     storage_ = std::make_unique<GatedFileSystem>(folder_, 1);
     ASSERT_TRUE(storage_->mounted());
+    std::filesystem::create_directory(lines());
     const std::string file = folder_ + ".yaml";
-    std::ofstream(file) << "workers: 2\njobs_per_user: 4\nobservers: ["
+    std::ofstream(file) << "workers: 2\njobs_per_user: 4\n"
+                        << "memory_limit_per_user: 32M\nobservers: ["
                         << kObserver << "]\ndata: [{path: " << folder_
-                        << "}]\n";
+                        << "}, {path: " << lines() << "}]\n";
     service_ = std::make_unique<BrokerProcess>(
         std::vector<std::string>{"--config", file}, /*private_broker=*/false);
     chmod(service_->folder().c_str(), 0755);
@@ -62,41 +65,10 @@ class UsersTest : public testing::Test {
     storage_.reset();
     std::filesystem::remove_all(folder_);
     std::filesystem::remove(folder_ + ".yaml");
+    std::filesystem::remove_all(lines());
   }
+  std::string lines() const { return folder_ + "-lines"; }
 
-  // Starts a child that is this user; what work returns can be read from fd.
-  pid_t Start(uid_t user, const std::function<std::string()>& work, Fd* fd) {
-    int ends[2];
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-      std::string said = "cannot become the user";
-      if (setgroups(0, nullptr) == 0 && setgid(user) == 0 &&
-          setuid(user) == 0) {
-        try {
-          said = work();
-        } catch (const std::exception& error) {
-          said = error.what();
-        }
-      }
-      (void)!write(ends[1], said.data(), said.size());
-      _exit(0);
-    }
-    close(ends[1]);
-    *fd = Fd(ends[0]);
-    return child;
-  }
-  std::string As(uid_t user, const std::function<std::string()>& work) {
-    Fd fd;
-    const pid_t child = Start(user, work, &fd);
-    std::string said;
-    char buffer[4096];
-    for (ssize_t n; (n = read(fd.get(), buffer, sizeof(buffer))) > 0;) {
-      said.append(buffer, static_cast<size_t>(n));
-    }
-    waitpid(child, nullptr, 0);
-    return said;
-  }
   StatusOr<nlohmann::json> Ask(const nlohmann::json& request) const {
     PENSTOCK_ASSIGN_OR_RETURN(const Fd socket,
                               ConnectControl(service_->socket()));
@@ -105,7 +77,7 @@ class UsersTest : public testing::Test {
   }
   // The answer, or the error's text.
   nlohmann::json AskAs(uid_t user, const nlohmann::json& request) {
-    return nlohmann::json::parse(As(user, [&] {
+    return nlohmann::json::parse(RunAs(user, [&] {
       const auto answer = Ask(request);
       return answer.ok() ? answer->dump()
                          : nlohmann::json(answer.status().message()).dump();
@@ -114,7 +86,7 @@ class UsersTest : public testing::Test {
   // A job that takes all it gets, of rows that cost 1 ms, until the test ends.
   void Train(uid_t user, const std::string& job) {
     Fd fd;
-    children_.push_back(Start(
+    children_.push_back(StartAs(
         user,
         [&]() -> std::string {
           Reader reader({.spec = "dataset: d\nsource: {synthetic: {records: "
@@ -124,7 +96,7 @@ class UsersTest : public testing::Test {
                          .job = job,
                          .socket = service_->socket()});
           Batch batch;
-          while (reader.next(&batch) == Reader::Result::kBatch) {
+          while (reader.next(&batch) != Reader::Result::kEndOfData) {
           }
           return "";
         },
@@ -145,6 +117,13 @@ class UsersTest : public testing::Test {
     while (RowsOf(job) < rows) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
+  }
+  // False: it has ended.
+  static bool WaitUntilStopped(pid_t child) {
+    siginfo_t info{};
+    waitid(P_PID, static_cast<id_t>(child), &info,
+           WSTOPPED | WEXITED | WNOWAIT);
+    return info.si_code == CLD_STOPPED;
   }
   static std::vector<std::string> Names(const nlohmann::json& answer,
                                         const char* list, const char* name) {
@@ -213,14 +192,14 @@ TEST_F(UsersTest, EachSeesAndStopsHerOwn) {
 TEST_F(UsersTest, AUserHasSoManyJobs) {
   for (const char* const job : {"1", "2", "3", "4"}) Train(kAlice, job);
   EXPECT_THAT(
-      As(kAlice,
-         [&]() -> std::string {
-           const Reader reader({.spec = "dataset: d\nsource: {range: 4}\n"
-                                        "batch: {size: 1}\n",
-                                .job = "5",
-                                .socket = service_->socket()});
-           return "";
-         }),
+      RunAs(kAlice,
+            [&]() -> std::string {
+              const Reader reader({.spec = "dataset: d\nsource: {range: 4}\n"
+                                           "batch: {size: 1}\n",
+                                   .job = "5",
+                                   .socket = service_->socket()});
+              return "";
+            }),
       HasSubstr("user 61001 has 4 jobs"));
   Train(kBob, "of bob");
 }
@@ -229,7 +208,7 @@ TEST_F(UsersTest, OpeningsThatHangHoldUpTheirUserAlone) {
   constexpr int kOpenings = 100;  // more than may run at once
   for (int i = 0; i < kOpenings; ++i) {
     Fd fd;
-    children_.push_back(Start(
+    children_.push_back(StartAs(
         kAlice,
         [&] {
           const auto answer = Ask(
@@ -271,7 +250,7 @@ TEST_F(UsersTest, AnswersThatAreNotReadAreBounded) {
                    "f], max_bytes: 8}}\nbatch: {size: 1}\n"},
       {"file", "d.yaml"},
       {"base", base}};
-  const std::string said = As(kAlice, [&]() -> std::string {
+  const std::string said = RunAs(kAlice, [&]() -> std::string {
     std::vector<Fd> held;
     for (int i = 0; i < 130; ++i) {
       StatusOr<Fd> socket = ConnectControl(service_->socket());
@@ -307,6 +286,147 @@ TEST_F(UsersTest, AnswersThatAreNotReadAreBounded) {
   });
   EXPECT_EQ(said, "bounded");
   Train(kBob, "of bob");
+}
+
+TEST_F(UsersTest, IndexesOfAUserCountTogether) {
+  // The index of each has 12 MB.
+  const auto open = [&](int i) -> std::string {
+    const std::string file = Format("{}/{}", lines(), i);
+    std::ofstream(file) << std::string(1'000'000, '\n');
+    Fd said;
+    children_.push_back(StartAs(
+        kAlice,
+        [&]() -> std::string {
+          Reader reader({.spec = "dataset: d\nsource: {text_lines: {files: " +
+                                 file + ", max_bytes: 8}}\nbatch: {size: 1}\n",
+                         .job = file,
+                         .socket = service_->socket()});
+          Batch batch;
+          if (reader.next(&batch) != Reader::Result::kBatch) return "no batch";
+          kill(getpid(), SIGSTOP);  // keeps it
+          return "";
+        },
+        &said));
+    if (WaitUntilStopped(children_.back())) return "open";
+    std::string text(1024, '\0');
+    text.resize(static_cast<size_t>(
+        std::max<ssize_t>(read(said.get(), text.data(), text.size()), 0)));
+    return text;
+  };
+  EXPECT_EQ(open(1), "open");
+  EXPECT_EQ(open(2), "open");
+  EXPECT_THAT(open(3), HasSubstr("are left by memory_limit_per_user"));
+  Train(kBob, "of bob");
+  // What is not open any more does not count.
+  const pid_t first = children_.front();
+  kill(first, SIGKILL);
+  waitpid(first, nullptr, 0);
+  children_.erase(children_.begin());
+  AskAs(kAlice, {{"op", "stop"}, {"job", lines() + "/1"}, {"now", true}});
+  while (Ask({{"op", "status"}})->at("broker").at("memory_bytes") >
+         20'000'000) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(open(4), "open");
+}
+
+TEST_F(UsersTest, AUserHasSoManyConnectionsAndDatasets) {
+  constexpr rlim_t kConnections = 1088;
+  rlimit descriptors{};
+  getrlimit(RLIMIT_NOFILE, &descriptors);
+  if (descriptors.rlim_max < kConnections + 64) {
+    descriptors.rlim_max = kConnections + 64;
+  }
+  descriptors.rlim_cur = kConnections + 64;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &descriptors), 0);
+  Fd said;
+  children_.push_back(StartAs(
+      kAlice,
+      [&]() -> std::string {
+        std::vector<Fd> held;
+        for (rlim_t i = 0; i < kConnections; ++i) {
+          auto socket = ConnectControl(service_->socket());
+          if (!socket.ok()) return socket.status().message();
+          const auto answer = Request(socket->get(), {{"op", "ping"}});
+          if (!answer.ok()) return answer.status().message();
+          held.push_back(*std::move(socket));
+        }
+        const auto one_more = Ask({{"op", "ping"}});
+        if (one_more.ok()) return "one more is accepted";
+        kill(getpid(), SIGSTOP);  // holds them
+        return one_more.status().message();
+      },
+      &said));
+  EXPECT_TRUE(WaitUntilStopped(children_.back()));
+  EXPECT_EQ(AskAs(kBob, {{"op", "ping"}})["ok"], true);
+  kill(children_.back(), SIGCONT);
+  std::string refusal(1024, '\0');
+  refusal.resize(static_cast<size_t>(
+      std::max<ssize_t>(read(said.get(), refusal.data(), refusal.size()), 0)));
+  EXPECT_THAT(refusal, HasSubstr("the limit of 1088 connections per user"));
+  const auto register_it = [](int i) -> nlohmann::json {
+    return {{"op", "register"},
+            {"spec", Format("dataset: d{}\nsource: {{range: 4}}\nbatch: "
+                            "{{size: 1}}\n",
+                            i)},
+            {"file", "d.yaml"},
+            {"base", "/"}};
+  };
+  EXPECT_THAT(RunAs(kAlice,
+                    [&]() -> std::string {
+                      for (int i = 0; i < 1024; ++i) {
+                        const auto answer = Ask(register_it(i));
+                        if (!answer.ok()) return answer.status().message();
+                      }
+                      return Ask(register_it(1024)).status().message();
+                    }),
+              HasSubstr("the limit of 1024 registered datasets"));
+  EXPECT_EQ(AskAs(kBob, register_it(0))["ok"], true);
+}
+
+TEST_F(UsersTest, ManyRequestsOfOneDelayAnotherByOne) {
+  constexpr int kConnections = 60;
+  const nlohmann::json costly = {
+      {"penstock", kProtocolVersion},
+      {"op", "parse"},
+      {"spec", "dataset: d\nsource: {range: 4}\nbatch: {size: 1}\n# " +
+                   std::string(60'000, 'x')},
+      {"file", "d.yaml"},
+      {"base", "/"}};
+  const nlohmann::json ping = {{"penstock", kProtocolVersion}, {"op", "ping"}};
+  const auto connect = [&] {
+    StatusOr<Fd> socket = ConnectControl(service_->socket());
+    EXPECT_TRUE(socket.ok()) << socket.status().message();
+    return *std::move(socket);
+  };
+  // The kernel tells the user of each when it connects.
+  const auto connect_as = [&](uid_t user) {
+    EXPECT_EQ(seteuid(user), 0);
+    Fd socket = connect();
+    EXPECT_EQ(seteuid(0), 0);
+    return socket;
+  };
+  std::vector<Fd> of_alice;
+  for (int i = 0; i < kConnections; ++i) {
+    of_alice.push_back(connect_as(kAlice));
+  }
+  const Fd of_bob = connect_as(kBob);
+  kill(service_->pid(), SIGSTOP);
+  for (const Fd& socket : of_alice) {
+    for (int i = 0; i < 2; ++i) (void)SendMessage(socket.get(), costly);
+  }
+  (void)SendMessage(of_bob.get(), ping);
+  kill(service_->pid(), SIGCONT);
+  pollfd answered{of_bob.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&answered, 1, 60'000), 1);
+  kill(service_->pid(), SIGSTOP);
+  int served = 0;
+  for (const Fd& socket : of_alice) {
+    pollfd entry{socket.get(), POLLIN, 0};
+    served += poll(&entry, 1, 0);
+  }
+  kill(service_->pid(), SIGCONT);
+  EXPECT_LT(served, kConnections / 2);
 }
 
 TEST_F(UsersTest, FourJobsOfOneGetNoMoreTimeThanOneOfAnother) {

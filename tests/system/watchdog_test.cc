@@ -1,11 +1,14 @@
 // Promise: systemd's watchdog hears from penstockd as long as the control
 // thread and every worker make turns, idle or busy, whatever a function or a
-// read does; and not when one of them stands still. Method: a service with a
-// notification socket of the test; threads of it are stopped by ptrace(2).
+// read does; and not when one of them stands still. The control thread
+// does not wait for a service manager that reads nothing. Method: a service
+// with a notification socket of the test; threads of it are stopped by
+// ptrace(2).
 #include <poll.h>
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
@@ -81,7 +84,7 @@ class WatchdogTest : public testing::Test {
     options.socket = broker.socket();
     options.rank = 0;
     options.world_size = 1;
-    options.timeout_s = 120;
+    options.timeout_s = 30;
     return options;
   }
 
@@ -93,6 +96,16 @@ TEST_F(WatchdogTest, AnIdleServiceFeedsIt) {
   const BrokerProcess broker({"--workers", "2"});
   EXPECT_TRUE(IsFed());
   EXPECT_TRUE(IsFed());
+}
+
+TEST_F(WatchdogTest, AManagerThatDoesNotReadStopsNothing) {
+  const BrokerProcess broker({"--workers", "1"});
+  // Longer than it takes to fill the manager's socket (max_dgram_qlen).
+  std::this_thread::sleep_for(kSilence);
+  const StatusOr<Fd> socket = ConnectControl(broker.socket());
+  ASSERT_TRUE(socket.ok()) << socket.status().message();
+  EXPECT_TRUE(Request(socket->get(), {{"op", "status"}}).ok());
+  EXPECT_TRUE(IsFed());  // reads what is there: the service can say its end
 }
 
 TEST_F(WatchdogTest, AHungFunctionDoesNotStarveIt) {
@@ -112,15 +125,20 @@ TEST_F(WatchdogTest, AHungFunctionDoesNotStarveIt) {
 }
 
 // The thread is one of this process's grandchildren's: ptrace(2) needs only
-// that it has the same user, or root.
+// that it has the same user, or root. Stopped as it submits reads, it is
+// neither asleep nor in a sample, both of which excuse it.
 TEST_F(WatchdogTest, AWorkerThatStandsStillStarvesIt) {
+  const std::string path = path_ + ".records";
+  std::ofstream(path) << std::string(1 << 20, 'x');
   const BrokerProcess broker({"--workers", "1"});
-  Reader reader(
-      OptionsFor(broker, "source: {range: 1000000}\nepochs: forever\n"));
+  Reader reader(OptionsFor(
+      broker,
+      "source: {fixed_length_records: {files: " + path +
+          ", features: {x: {dtype: int64, shape: []}}}}\nepochs: forever\n"));
   std::atomic<bool> stop{false};
   std::thread takes([&] {
     Batch batch;
-    while (!stop && reader.next(&batch) == Reader::Result::kBatch) {
+    while (!stop && reader.next(&batch) != Reader::Result::kEndOfData) {
       batch = Batch();
     }
   });
@@ -133,26 +151,33 @@ TEST_F(WatchdogTest, AWorkerThatStandsStillStarvesIt) {
     if (name == "worker 0") worker = std::stoi(task.path().filename());
   }
   ASSERT_GT(worker, 0);
-  ASSERT_EQ(ptrace(PTRACE_SEIZE, worker, nullptr, nullptr), 0)
+  ASSERT_EQ(ptrace(PTRACE_SEIZE, worker, nullptr, PTRACE_O_TRACESYSGOOD), 0)
       << std::strerror(errno);
-  // It may be asleep, or in a sample, when it is stopped.
-  bool starved = false;
-  for (int tries = 0; tries < 50 && !starved; ++tries) {
-    ASSERT_EQ(ptrace(PTRACE_INTERRUPT, worker, nullptr, nullptr), 0);
-    int status = 0;
+  ASSERT_EQ(ptrace(PTRACE_INTERRUPT, worker, nullptr, nullptr), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(worker, &status, __WALL), worker);
+  const auto reads = [&] {
+    __ptrace_syscall_info call{};
+    return status >> 8 == (SIGTRAP | 0x80) &&
+           ptrace(PTRACE_GET_SYSCALL_INFO, worker, sizeof(call), &call) > 0 &&
+           call.op == PTRACE_SYSCALL_INFO_ENTRY &&
+           (call.entry.nr == SYS_preadv2 ||  // what is in the page cache
+            (call.entry.nr == SYS_io_uring_enter && call.entry.args[1] > 0));
+  };
+  while (!reads()) {
+    ASSERT_EQ(ptrace(PTRACE_SYSCALL, worker, nullptr, nullptr), 0);
     ASSERT_EQ(waitpid(worker, &status, __WALL), worker);
-    IsFed(std::chrono::milliseconds(400));  // sees the turns before it
-    starved = !IsFed(kSilence);
-    ASSERT_EQ(ptrace(PTRACE_CONT, worker, nullptr, nullptr), 0);
-    std::this_thread::sleep_for(std::chrono::milliseconds(tries));
   }
-  EXPECT_TRUE(starved);
+  IsFed(std::chrono::milliseconds(400));  // sees the turns before it
+  EXPECT_FALSE(IsFed(kSilence));
+  ASSERT_EQ(ptrace(PTRACE_CONT, worker, nullptr, nullptr), 0);
   EXPECT_TRUE(IsFed());  // it goes on
   stop = true;
   takes.join();
   ptrace(PTRACE_INTERRUPT, worker, nullptr, nullptr);
   waitpid(worker, nullptr, __WALL);
   ptrace(PTRACE_DETACH, worker, nullptr, nullptr);
+  std::filesystem::remove(path);
 }
 
 TEST_F(WatchdogTest, AControlThreadThatStandsStillStarvesIt) {

@@ -197,7 +197,8 @@ TEST_F(ConfigTest, WhatTheInstalledFileCommentsOutIsTheDefaultOrMaySet) {
       ChangedKeys(Config(), *config),
       (std::vector<std::string>{"socket", "cpus", "memory_limit",
                                 "memory_limit_per_user", "data", "python_path",
-                                "plugin_dir", "state_dir", "cache_dir"}));
+                                "plugin_dir", "state_dir", "cache_dir",
+                                "snapshot_path"}));
 }
 
 TEST_F(ConfigTest, HelpExplainsEveryKeyAndWhenItIsTaken) {

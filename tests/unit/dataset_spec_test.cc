@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "broker/declare/declaration.h"
 #include "common/text_file.h"
 
 namespace penstock {
@@ -617,6 +618,8 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{WithLine("prefetch: 65"), "1:11: prefetch: "},
         ErrorCase{WithLine("hold: 0"), "1:7: hold: "},
         ErrorCase{WithLine("hold: 65"), "1:7: hold: "},
+        ErrorCase{WithLine("shard: files"),
+                  "1:8: shard: unknown value 'files'; did you mean 'file'"},
         ErrorCase{WithLine("on_error: ignore"),
                   "1:11: on_error: unknown value 'ignore'; known here: fail, "
                   "skip, substitute"},
@@ -631,7 +634,7 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{WithLine("shuffle: {}"), "1:10: shuffle.seed is missing"},
         ErrorCase{WithLine("shuffle: yes"),
                   "1:10: shuffle: wanted none, or a mapping of seed, "
-                  "each_epoch, found 'yes'"},
+                  "each_epoch, window_files, found 'yes'"},
         ErrorCase{WithLine("shuffle:"), "1:1: shuffle: wanted none"},
         ErrorCase{WithLine("shuffle: {seed: 1, each_epoch: yes}"),
                   "1:32: shuffle.each_epoch: wanted true or false, found "
@@ -737,18 +740,19 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Map, DatasetSpecErrorTest,
     testing::Values(
-        ErrorCase{WithLine("map: {flip: {}}"),
-                  "1:6: map: wanted a list of at most 64 steps, found a "
-                  "mapping"},
+        ErrorCase{
+            WithLine("map: {flip: {}}"),
+            "1:6: map: wanted a list of at most 64 steps, such as [flip: {}], "
+            "found a mapping"},
         ErrorCase{WithLine("map:\n- flip: {}\n-\n- flip: {}\n"),
                   "3:1: map[1]: wanted a mapping with one of the keys "},
-        ErrorCase{WithLine("map:\n- flip: {}\n- flip:\n"),
-                  "3:3: map[1].flip: wanted a mapping of feature, mask, horizontal, "
-                  "found nothing"},
-        ErrorCase{WithOp("rotate: {}"),
-                  "1:7: map[0]: unknown key 'rotate'; known here: "
-                  "decode_image, crop, resize, flip, normalize, cast, python, "
-                  "plugin"},
+        ErrorCase{
+            WithLine("map:\n- flip: {}\n- flip:\n"),
+            "3:3: map[1].flip: wanted a mapping of feature, mask, horizontal, "
+            "vertical, found nothing"},
+        ErrorCase{WithOp("shrink: {}"),
+                  "1:7: map[0]: unknown key 'shrink'; known here: " +
+                      JoinText(NamesOf(KindsOf<TransformSpec>()), ", ")},
         ErrorCase{WithOp("{flip: {}, resize: {size: 5}}"),
                   "1:18: map[0]: 'flip' and 'resize' exclude each other"},
         ErrorCase{WithOp("{}"), "1:7: map[0]: needs one of decode_image, "},
@@ -791,7 +795,9 @@ INSTANTIATE_TEST_SUITE_P(
                   "1:13: map[0].crop: needs one of center, random_resized"},
         ErrorCase{WithOp("crop: {size: 5, center: {}, random_resized: {}}"),
                   "1:35: map[0].crop: 'center' and 'random_resized' exclude"},
-        ErrorCase{WithOp("resize: {}"), "1:15: map[0].resize.size is missing"},
+        ErrorCase{WithOp("resize: {}"),
+                  "1:15: map[0].resize: give exactly one of size, shorter, "
+                  "within"},
         ErrorCase{WithOp("normalize: {mean: 1}"),
                   "1:18: map[0].normalize.std is missing"},
         ErrorCase{WithOp("normalize: {mean: [1, 2], std: [1, 1, 1]}"),
@@ -800,7 +806,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "1:25: map[0].normalize.mean: wanted a number, or a list"},
         ErrorCase{
             WithOp("normalize: {mean: [1, 2], std: [1, 0]}"),
-            "1:42: map[0].normalize.std[1]: 0: wanted a number from 1e-06 up"},
+            "1:42: map[0].normalize.std[1]: 0: wanted a number from 1e-30 up"},
         ErrorCase{WithOp("normalize: {mean: 1, std: 0.0}"),
                   "1:33: map[0].normalize.std: 0: wanted a number from"},
         ErrorCase{WithOp("normalize: {mean: [1, 2], std: -1}"),
@@ -839,9 +845,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(DatasetSpecTest, AnAddressIsNoPath) {
   const auto error = [](const std::string& file) {
-    return ParseDatasetSpec(
-               WithSource("{text_lines: {files: '" + file + "', max_bytes: 9}}"),
-               "train.yaml", "/base")
+    return ParseDatasetSpec(WithSource("{text_lines: {files: '" + file +
+                                       "', max_bytes: 9}}"),
+                            "train.yaml", "/base")
         .status()
         .message();
   };

@@ -304,6 +304,11 @@ def compare(probe, folder, name, data, comparison):
     path, raw = folder / name.replace(";", "_"), folder / "decoded"
     path.write_bytes(data)
     image = Image.open(path)
+    try:
+        image.load()
+    except OSError:  # Pillow 11 on libtiff 4.7 takes no separate planes
+        assert name.startswith("separate_"), name
+        return
     for mode in ("RGB", "L"):
         # CMYK has no way to gray but by RGB.
         pillows = image.convert("RGB") if image.mode == "CMYK" else image
@@ -331,6 +336,8 @@ def compare_values(probe, path, raw, image, name, comparison):
     ours = numpy.fromfile(raw, numpy.uint16).astype(numpy.int64)
     comparison.add(f"{name}, values", ours.reshape(image.height, image.width),
                    numpy.asarray(image).astype(numpy.int64))
+    if image.mode == "I;16":  # Pillow's NEAREST of it alone rounds otherwise
+        image = image.convert("I")
     for width, height in NEAREST_SIZES:
         answer = probe.ask("mask", path, height, width, raw)
         assert answer == "ok", f"{name}: {answer}"

@@ -103,21 +103,22 @@ TEST(DescribeSpecTest, EveryPageHasItsKeysAndItsExample) {
 }
 
 TEST(DescribeSpecTest, APageIsWhatPeopleSee) {
-  EXPECT_EQ(
-      *DescribeSpec("flip"),
-      "flip: Mirrors a picture left to right.\n"
-      "Gives: a picture of any dtype → the same\n"
-      "\n"
-      "Keys:\n"
-      "  feature: a name of a feature, or a list of them; default image\n"
-      "      the feature it changes, or a list\n"
-      "  mask: a name of a feature, or a list of them\n"
-      "      masks of it: moved alike, values kept\n"
-      "  horizontal: a number from 0 to 1; default 0.5\n"
-      "      the probability\n"
-      "\n"
-      "Example:\n"
-      "  map: [{flip: {horizontal: 0.5}}]\n");
+  EXPECT_EQ(*DescribeSpec("flip"),
+            "flip: Mirrors a picture left to right, or top to bottom.\n"
+            "Gives: a picture of any dtype → the same\n"
+            "\n"
+            "Keys:\n"
+            "  feature: a name of a feature, or a list of them; default image\n"
+            "      the feature it changes, or a list\n"
+            "  mask: a name of a feature, or a list of them\n"
+            "      masks of it: moved alike, values kept\n"
+            "  horizontal: a number from 0 to 1; default 0.5\n"
+            "      the probability of left to right\n"
+            "  vertical: a number from 0 to 1\n"
+            "      that of top to bottom, by default 0\n"
+            "\n"
+            "Example:\n"
+            "  map: [{flip: {horizontal: 0.5}}]\n");
 }
 
 TEST(DescribeSpecTest, TheOverviewNamesAll) {

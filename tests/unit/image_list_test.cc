@@ -227,7 +227,7 @@ TEST_F(ImageListTest, MemoryIsPromisedBeforeItIsTaken) {
   OpenProgress progress;
   uint64_t promised = 0;
   progress.reserve = [&promised](uint64_t bytes) {
-    promised = bytes;
+    promised += bytes;
     return OkStatus();
   };
   const auto source = OpenSource(spec, &progress);

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "broker/recovery/memory_folder.h"
+#include "common/memory_folder.h"
 #include "broker/recovery/recovery_journal.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

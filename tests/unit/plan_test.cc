@@ -264,10 +264,10 @@ TEST_F(PlanTest, OneStepMoreGoesRoundWithFullBatchesAcrossTheSeam) {
     EXPECT_THAT(Batch(plan, 6), ElementsAre(96, 97, 98, 99, 0, 1, 2, 3, 4, 5, 6,
                                             7, 8, 9, 10, 11));
     const std::vector<Plan::Row> seam = RowsOf(plan, 6, 0);
-    EXPECT_EQ(seam[3], (Plan::Row{.record = 99, .pass = 0}));
-    EXPECT_EQ(seam[4], (Plan::Row{.record = 0, .pass = 1}));
+    EXPECT_EQ(seam[3], (Plan::Row{99, 0, 99, 0}));
+    EXPECT_EQ(seam[4], (Plan::Row{0, 1, 0, 1}));
     // The next epoch begins a pass of its own.
-    EXPECT_EQ(RowsOf(plan, 8, 0)[0], (Plan::Row{.record = 0, .pass = 2}));
+    EXPECT_EQ(RowsOf(plan, 8, 0)[0], (Plan::Row{0, 2, 0, 2}));
     EXPECT_EQ(plan.RankBatchOf(8, 0).epoch, 1u);
   }
 }
@@ -376,7 +376,7 @@ TEST_F(PlanTest, RowsInPiecesWithAKeptOrderAreTheRowsAtOnce) {
   spec.epochs = 3;
   spec.steps_per_epoch = 12;
   const Plan plan = Make(1);
-  Plan::OrderCache cache;
+  Shuffles cache;
   for (uint64_t epoch = 0; epoch < 3; ++epoch) {
     std::vector<Plan::Row> at_once(768);
     plan.Rows(epoch, 0, 768, at_once.data());
@@ -433,7 +433,7 @@ TEST_F(PlanTest, NoRecordsAndNoRanksAreErrors) {
   Dataset(4, 4);
   EXPECT_THAT(MakeError(0), HasSubstr("world size"));
   spec.batch.size = 0;
-  EXPECT_THAT(MakeError(1), HasSubstr("batch of 0 rows"));
+  EXPECT_THAT(MakeError(1), HasSubstr("batch: 0 rows"));
 }
 
 TEST_F(PlanTest, PositionsNearTheirMaximumDoNotWrap) {
@@ -458,7 +458,7 @@ TEST_F(PlanTest, PositionsNearTheirMaximumDoNotWrap) {
   EXPECT_THAT(MakeError(1), HasSubstr("records"));
   Dataset(kMax, 1);
   spec.epochs = 2;
-  EXPECT_THAT(MakeError(1), HasSubstr("2 epochs"));
+  EXPECT_THAT(MakeError(1), HasSubstr("epochs: 2 of"));
   Dataset(10, kMax);
   EXPECT_EQ(Make(4'000'000'000).rows_per_epoch(), 10u);
   spec.batch.per_rank = true;

@@ -7,14 +7,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
 
+#include "broker/transform/draws.h"
 #include "broker/transform/half.h"
 #include "tests/support/encode_jpeg.h"
+#include "tests/unit/feature_bytes.h"
 
 namespace penstock {
 namespace {
@@ -22,19 +26,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::SizeIs;
-using Bytes = std::vector<std::byte>;
-
-template <typename T>
-Bytes BytesOf(const std::vector<T>& values) {
-  const auto bytes = std::as_bytes(std::span(values));
-  return {bytes.begin(), bytes.end()};
-}
-template <typename T>
-std::vector<T> ValuesOf(const Bytes& bytes) {
-  std::vector<T> values(bytes.size() / sizeof(T));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
 
 RawSpec Encoded() { return {{{"image", DType::kUint8, {}}, true}}; }
 RawSpec Plain(DType dtype, const std::vector<int64_t>& shape,
@@ -189,6 +180,54 @@ TEST_F(RowProgramTest, ARowIsAPureFunctionOfItsBytesAndItsKey) {
     EXPECT_EQ(Run(file, {.seed = 1, .epoch = epoch, .sample = 5}),
               first[epoch]);
   }
+}
+
+// ---- time
+
+TEST_F(RowProgramTest, TimeIsThatOfTheStepThatTakesItWhileItIsMeasured) {
+  Compile({DecodeImageOp{.size = {64, 64}}, FlipOp{},
+           NormalizeOp{.mean = {0.5}, .std = {1}},
+           CastOp{.dtype = DType::kFloat64}},
+          Encoded());
+  const Bytes file = EncodeJpeg({.height = 200, .width = 300});
+  const Bytes unmeasured = Run(file);
+  EXPECT_FALSE(scratch_->clock.on());
+  const auto now_ns = [] {
+    return static_cast<uint64_t>(
+        std::chrono::nanoseconds(
+            std::chrono::steady_clock::now().time_since_epoch())
+            .count());
+  };
+  const uint64_t begin_ns = now_ns();
+  scratch_->clock.Start(kFirstStep + 4, begin_ns);
+  EXPECT_EQ(Run(file), unmeasured);
+  const uint64_t end_ns = now_ns();
+  const std::vector<uint64_t> ns = scratch_->clock.Stop(end_ns);
+  uint64_t sum = 0;
+  for (const uint64_t each : ns) sum += each;
+  EXPECT_EQ(sum, end_ns - begin_ns) << "all of the time is somebody's";
+  EXPECT_GT(ns[kFirstStep], 0u);
+  EXPECT_EQ(ns[kFirstStep + 1], 0u) << "in normalize's pass";
+  EXPECT_GT(ns[kFirstStep + 2], 0u);
+  EXPECT_GT(ns[kFirstStep + 3], 0u);
+}
+
+TEST(StepClockTest, ACallIsDividedBetweenTheFunctionAndItsHandOver) {
+  StepClock clock;
+  const auto part_of_call = [&clock](uint64_t own_ns) {
+    clock.Start(kFirstStep + 1, 0);
+    {
+      const StepClock::In in(&clock, kFirstStep);
+      clock.Split(own_ns, kHandingOver);
+    }
+    return clock.Stop(UINT64_MAX)[kHandingOver];
+  };
+  EXPECT_GT(part_of_call(0), 0u);
+  EXPECT_EQ(part_of_call(UINT64_MAX), 0u) << "no more than it took";
+  // Off, or without a clock: nothing happens.
+  const StepClock::In off(&clock, kReading);
+  const StepClock::In none(nullptr, kReading);
+  EXPECT_FALSE(clock.on());
 }
 
 TEST_F(RowProgramTest, FlipMirrorsWithItsProbability) {
@@ -437,32 +476,33 @@ TEST_F(RowProgramTest, ErrorsNameTheOpAndTheWayOut) {
   NormalizeOp chw = normalize;
   chw.layout = Layout::kChw;
   EXPECT_EQ(CompileError({normalize}, Encoded()),
-            "map[0] normalize: feature 'image' is encoded; put decode_image "
+            "map[0].normalize: feature 'image' is encoded; put decode_image "
             "before it");
   EXPECT_EQ(CompileError({}, Encoded()),
-            "feature 'image' holds picture files, each of its own size; put "
-            "decode_image with a size into map");
+            "map: feature 'image' holds picture files, each of its own size; "
+            "put decode_image with a size into it");
   EXPECT_EQ(CompileError({decode, decode}, Encoded()),
-            "map[1] decode_image: wants a picture file, found image uint8 "
+            "map[1].decode_image: wants a picture file, found image uint8 "
             "[8, 8, 3]; use resize to change its size");
-  EXPECT_EQ(CompileError({decode, normalize, normalize}, Encoded()),
-            "map[2] normalize: wants uint8 values, found image float32 "
-            "[8, 8, 3]; put normalize before the op that changes them");
+  EXPECT_EQ(CompileError({decode, CastOp{.dtype = DType::kBool}, normalize},
+                         Encoded()),
+            "map[2].normalize: wants numbers, found image bool [8, 8, 3]; put "
+            "`cast` before it if 0 and 1 are meant");
   EXPECT_THAT(
       CompileError({decode, normalize, ResizeOp{.size = {4, 4}}}, Encoded()),
-      HasSubstr("map[2] resize: wants uint8 values"));
+      HasSubstr("map[2].resize: wants uint8 values"));
   EXPECT_EQ(CompileError({decode, chw, FlipOp{}}, Encoded()),
-            "map[2] flip: feature 'image' has its channels first by now; put "
+            "map[2].flip: feature 'image' has its channels first by now; put "
             "it before the op that says layout: chw");
   EXPECT_EQ(
       CompileError({decode, FlipOp{.feature = {"picture"}}}, Encoded()),
-      "map[1] flip: no feature 'picture'; `feature: NAME` chooses: image");
+      "map[1].flip: no feature 'picture'; `feature: NAME` chooses: image");
   EXPECT_EQ(CompileError({FlipOp{}}, Plain(DType::kInt64, {})),
-            "map[0] flip: wants an image [h, w] or [h, w, c], found image "
+            "map[0].flip: wants an image [h, w] or [h, w, c], found image "
             "int64 []");
   EXPECT_EQ(
       CompileError({ResizeOp{.size = {4, 4}}}, Plain(DType::kUint8, {8, 8, 5})),
-      "map[0] resize: wants pixels of 1 to 4 channels, found image uint8 "
+      "map[0].resize: wants pixels of 1 to 4 channels, found image uint8 "
       "[8, 8, 5]");
 }
 
@@ -470,7 +510,7 @@ TEST_F(RowProgramTest, ChannelsMustFitTheFeature) {
   const RawSpec image = Plain(DType::kUint8, {8, 8, 3});
   NormalizeOp normalize{.mean = {0.5, 0.5}, .std = {0.5}};
   EXPECT_EQ(CompileError({normalize}, image),
-            "map[0] normalize: mean is [0.5, 0.5]; image uint8 [8, 8, 3] wants "
+            "map[0].normalize: mean is [0.5, 0.5]; image uint8 [8, 8, 3] wants "
             "one finite number, or one for each of its 3 channels");
   normalize = {.mean = {0.5}, .std = {0.5, 1}};
   EXPECT_THAT(CompileError({normalize}, image), HasSubstr("std is [0.5, 1]"));
@@ -567,7 +607,7 @@ TEST_F(RowProgramTest, WhatDoesNotFitTogetherIsAnError) {
   EXPECT_TRUE(RunAll({gray, gray}).ok());
 
   EXPECT_EQ(CompileError({decode, FlipOp{}}, PictureAndMask(true)),
-            "map[1] flip: moves pixels of 'image', but not of 'mask', which "
+            "map[1].flip: moves pixels of 'image', but not of 'mask', which "
             "decode_image has made fit: name both, in `feature` or `mask`");
   EXPECT_THAT(
       CompileError({decode, CropOp{.size = {4, 4}}}, PictureAndMask(true)),
@@ -578,15 +618,15 @@ TEST_F(RowProgramTest, WhatDoesNotFitTogetherIsAnError) {
           PictureAndMask(true));
   EXPECT_EQ(CompileError({FlipOp{.feature = both, .mask = {"mask"}}},
                          PictureAndMask(false, {4, 4})),
-            "map[0] flip: names feature 'mask' twice");
+            "map[0].flip: names feature 'mask' twice");
   EXPECT_EQ(CompileError({FlipOp{.feature = {}}}, Plain(DType::kUint8, {4, 4})),
-            "map[0] flip: names no feature");
+            "map[0].flip: names no feature; `feature: NAME` chooses");
   EXPECT_EQ(
       CompileError({CropOp{.feature = both, .size = {4, 4}}},
                    {{{"image", DType::kUint8, {8, 8}}, false},
                     {{"mask", DType::kUint8, {8, 9}}, false}}),
-      "map[0] crop: crops pictures of one size together, found image uint8 "
-      "[8, 8] and mask uint8 [8, 9]");
+      "map[0].crop: moves the pixels of pictures of one size together, found "
+      "image uint8 [8, 8] and mask uint8 [8, 9]; use resize before it");
 }
 
 // ---- the fast way of decode_image
@@ -601,10 +641,11 @@ TEST_F(RowProgramTest, FlipAndValuesOnTheWayAreThoseDoneAfterwards) {
   for (uint64_t sample = 0; sample < 20; ++sample) {
     Compile({decode}, Encoded());
     const Bytes pixels = Run(file, {.sample = sample});
-    Compile({decode, FlipOp{}, normalize}, Encoded());
+    const FlipOp flip = {.vertical = 0.5};
+    Compile({decode, flip, normalize}, Encoded());
     const Bytes on_the_way = Run(file, {.sample = sample});
     // The flip is op 1 there; here a cast without effect is op 0.
-    Compile({CastOp{.dtype = DType::kUint8}, FlipOp{}, normalize},
+    Compile({CastOp{.dtype = DType::kUint8}, flip, normalize},
             Plain(DType::kUint8, {33, 47, 3}));
     EXPECT_EQ(on_the_way, Run(pixels, {.sample = sample})) << sample;
   }
@@ -612,8 +653,11 @@ TEST_F(RowProgramTest, FlipAndValuesOnTheWayAreThoseDoneAfterwards) {
 
 TEST_F(RowProgramTest, TheFastWayIsNearTheExactOne) {
   const Bytes file = EncodeJpeg({.height = 375, .width = 500});
+  CenterPixels pixels;
+  pixels.shorter = 140;
   for (uint64_t sample = 0; sample < 20; ++sample) {
     DecodeImageOp decode = {.crop = RandomResizedCrop{}, .size = {100, 120}};
+    if (sample == 0) decode.crop = pixels;
     Compile({decode}, Encoded());
     const Bytes fast = Run(file, {.sample = sample});
     decode.exact = true;
@@ -644,6 +688,114 @@ TEST_F(RowProgramTest, WhatTheFastWayCannotDoIsDoneExactly) {
     Compile({decode, FlipOp{.horizontal = 1}, cast}, Encoded());
     EXPECT_EQ(got, Run(file));
   }
+}
+
+// ---- in two parts
+
+// Maps whose first steps draw nothing, of a picture and a label.
+std::vector<std::vector<TransformSpec>> MapsOfTwoParts() {
+  const NormalizeOp normalize = {.mean = {0.485, 0.456, 0.406},
+                                 .std = {0.229, 0.224, 0.225},
+                                 .dtype = DType::kFloat16,
+                                 .layout = Layout::kChw};
+  const DecodeImageOp decode = {.size = {20, 24}};
+  const DecodeImageOp exact = {
+      .crop = CenterCrop{}, .size = {20, 24}, .exact = true};
+  return {
+      {decode, FlipOp{}, normalize},
+      {exact, FlipOp{}, normalize},
+      {decode, ResizeOp{.size = {9, 7}}, FlipOp{.horizontal = 1}, normalize},
+      {decode, FlipOp{.horizontal = 1, .vertical = 1}, GrayscaleOp{},
+       CastOp{.dtype = DType::kInt16}},
+      {decode, InvertOp{.probability = 1}, EqualizeOp{.probability = 1},
+       BlurOp{.kernel = 3, .sigma = {1, 1}}, RotateOp{.degrees = {30, 30}},
+       ColorJitterOp{.brightness = {0.5, 1.5}}, normalize},
+      {decode,
+       AffineOp{.degrees = {10, 10}, .translate = {{{0.1, 0.1}, {0, 0}}}},
+       RandAugmentOp{}, RandomErasingOp{}, normalize},
+      {DecodeImageOp{.crop = RandomResizedCrop{}, .size = {8, 8}}, normalize},
+      {decode, normalize},
+  };
+}
+
+TEST_F(RowProgramTest, TheHeadAndTheRestMakeWhatTheWholeMapMakes) {
+  const Bytes picture = EncodeJpeg({.height = 29, .width = 33});
+  const Bytes label = BytesOf<int64_t>({-7});
+  const RawSpec raw = {{{"image", DType::kUint8, {}}, true},
+                       {{"label", DType::kInt64, {}}, false}};
+  OpenProgress progress;
+  for (const std::vector<TransformSpec>& map : MapsOfTwoParts()) {
+    Compile(map, raw);
+    for (size_t head = 0; head <= StepsToKeep(map); ++head) {
+      MapOpening opening = {&progress};
+      const auto parts = RowProgram::Compile(map, raw, {}, &opening, head);
+      ASSERT_TRUE(parts.ok()) << parts.status().message();
+      EXPECT_EQ((*parts)->element_spec(), program_->element_spec());
+      const auto scratch = (*parts)->MakeScratch({});
+      for (uint64_t i = 0; i < 8; ++i) {
+        const AugmentationKey key = {1, i / 4, i};
+        const StatusOr<std::vector<Bytes>> whole =
+            RunAll({picture, label}, key);
+        ASSERT_TRUE(whole.ok()) << whole.status().message();
+        std::vector<Bytes> row;
+        std::vector<std::byte*> out;
+        for (const Bytes& each : *whole) row.emplace_back(each.size());
+        for (Bytes& each : row) out.push_back(each.data());
+        const RawRecord record = {picture, label};
+        RawRecord made;
+        ASSERT_TRUE((*parts)->RunHead(record, *scratch, out, &made).ok());
+        // As a cache keeps it.
+        std::vector<Bytes> kept;
+        for (const auto& each : made)
+          kept.emplace_back(each.begin(), each.end());
+        ASSERT_TRUE((*parts)->RunRest(made, key, *scratch, out).ok());
+        EXPECT_EQ(row, *whole) << "head " << head;
+        for (Bytes& each : row)
+          std::fill(each.begin(), each.end(), std::byte{});
+        RawRecord again;
+        for (const Bytes& each : kept) again.emplace_back(each);
+        ASSERT_TRUE((*parts)->RunRest(again, key, *scratch, out).ok());
+        EXPECT_EQ(row, *whole) << "head " << head;
+        ASSERT_TRUE((*parts)->Run(record, key, *scratch, out).ok());
+        EXPECT_EQ(row, *whole) << "head " << head;
+      }
+    }
+  }
+}
+
+// Whatever the key.
+TEST_F(RowProgramTest, StepsThatDrawNothingMakeTheSameEachTime) {
+  const Bytes picture = EncodeJpeg({.height = 29, .width = 33});
+  size_t none = 0;
+  for (const std::vector<TransformSpec>& map : MapsOfTwoParts()) {
+    const std::vector<TransformSpec> head(
+        map.begin(), map.begin() + static_cast<ptrdiff_t>(StepsToKeep(map)));
+    none += head.empty();
+    if (head.empty()) continue;
+    Compile(head, Encoded());
+    const Bytes first = Run(picture);
+    for (uint64_t i = 1; i < 16; ++i) {
+      EXPECT_EQ(Run(picture, {7 * i, i % 3, 11 * i}), first);
+    }
+  }
+  EXPECT_EQ(none, 1u);
+}
+
+TEST_F(RowProgramTest, AHeadEndsWhereRandomNumbersAreDrawn) {
+  const DecodeImageOp decode = {.size = {8, 8}};
+  const NormalizeOp chw = {.mean = {0}, .std = {1}, .layout = Layout::kChw};
+  EXPECT_EQ(StepsToKeep({}), 0u);
+  EXPECT_EQ(StepsToKeep({decode, FlipOp{}}), 1u);
+  EXPECT_EQ(StepsToKeep({decode, FlipOp{.horizontal = 0}}), 2u);
+  EXPECT_EQ(StepsToKeep({decode, PythonOp{}}), 1u);
+  // Channels stay last while other steps follow.
+  EXPECT_EQ(StepsToKeep({decode, chw, RandomErasingOp{}}), 1u);
+  EXPECT_EQ(StepsToKeep({decode, chw}), 2u);
+  EXPECT_TRUE(Draws(CropOp{.crop = RandomPixels{}}));
+  EXPECT_FALSE(Draws(CropOp{.crop = CenterPixels{}}));
+  EXPECT_TRUE(Draws(PerspectiveOp{}));
+  EXPECT_TRUE(Draws(BlurOp{}));
+  EXPECT_TRUE(Draws(PluginOp{}));
 }
 
 }  // namespace

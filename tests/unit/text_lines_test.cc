@@ -128,7 +128,8 @@ TEST_F(TextLinesTest, ALineThatIsNoLongerThanItsRoomIsNotWarnedOf) {
   const std::string block((size_t{1} << 20) - 1, 'x');  // of the scan, less 1
   for (const char* end : {"", "\n", "\r", "\r\n", "\ny\r\n"}) {
     const std::vector<std::string> files = {Write("a", block + end)};
-    EXPECT_EQ(Open({.files = {files}, .max_bytes = block.size()})->warning(), "");
+    EXPECT_EQ(Open({.files = {files}, .max_bytes = block.size()})->warning(),
+              "");
     EXPECT_THAT(
         Open({.files = {files}, .max_bytes = block.size() - 1})->warning(),
         StartsWith(Format("1 line is longer than max_bytes ({}), the "
@@ -167,8 +168,8 @@ TEST_F(TextLinesTest, MemoryIsAskedForAndAnOpeningCanBeCancelled) {
   OpenProgress progress;
   uint64_t asked = 0;
   progress.reserve = [&](uint64_t bytes) {
-    asked = bytes;
-    return bytes > 9000 * 8 ? ResourceExhaustedError("full") : OkStatus();
+    asked += bytes;
+    return asked > 9000 * 8 ? ResourceExhaustedError("full") : OkStatus();
   };
   EXPECT_EQ(OpenSource(spec, &progress).status().code(),
             StatusCode::kResourceExhausted);

@@ -12,8 +12,8 @@
 #include <fstream>
 
 #include "broker/declare/declaration.h"
+#include "broker/index/crc32c.h"
 #include "broker/io/read.h"
-#include "broker/source/crc32c.h"
 #include "broker/source/example_features.h"
 #include "broker/source/kinds.h"
 
@@ -91,7 +91,8 @@ class TfrecordTest : public testing::Test {
     PENSTOCK_RETURN_IF_ERROR(done.status);
     std::vector<std::byte> scratch;
     RawRecord raw;
-    PENSTOCK_RETURN_IF_ERROR(source.Unpack(record, done.read(), &scratch, &raw));
+    PENSTOCK_RETURN_IF_ERROR(
+        source.Unpack(record, done.read(), &scratch, &raw));
     EXPECT_EQ(raw.size(), source.raw_spec().size());
     features->clear();
     for (const auto& bytes : raw) {

@@ -148,6 +148,70 @@ TEST(ReadDepthTest, WhatIsConfiguredStays) {
   EXPECT_EQ(depth.most(), 4u);
 }
 
+// Something that gives 100 a second each, up to `useful` of them, give or take
+// `noise`.
+void Work(Tuner* tuner, uint32_t useful, int seconds, double waiting,
+          double noise = 0, bool may_grow = true) {
+  for (int i = 0; i < 5 * seconds; ++i) {
+    const double rate = 100.0 * std::min(tuner->number(), useful);
+    const double swing = 1 + noise * ((i * 7) % 11 - 5) / 5.0;
+    tuner->Measured(0.2, 0.2 * rate * swing, waiting, may_grow);
+  }
+}
+
+std::string Each(double rate) { return Format("{:.0f}/s", rate); }
+
+TEST(TunerTest, DoesNotSwing) {
+  Tuner tuner({2, 16, true});
+  int changes = 0;
+  for (int second = 0; second < 600; ++second) {
+    const uint32_t before = tuner.number();
+    Work(&tuner, 8, 1, 0.8, 0.03);
+    changes += tuner.number() != before;
+  }
+  // To 4, to 8, and once in kRestS to 16 and back.
+  EXPECT_LE(changes, 2 + 2 * 600 / 30);
+  EXPECT_GE(tuner.number(), 8u);
+}
+
+TEST(TunerTest, WhatCostsAndIsNotWaitedForBeginsAnew) {
+  Tuner tuner({2, 16, true});
+  Work(&tuner, 100, 10, 0.8);
+  ASSERT_EQ(tuner.number(), 16u);
+  Work(&tuner, 100, 29, 0.1);
+  EXPECT_EQ(tuner.number(), 16u);
+  Work(&tuner, 100, 2, 0.1);
+  EXPECT_EQ(tuner.number(), 2u);
+  // Buffers cost nothing that somebody waits for.
+  Tuner buffers({2, 16});
+  Work(&buffers, 100, 10, 0.8);
+  Work(&buffers, 100, 100, 0.1);
+  EXPECT_EQ(buffers.number(), 16u);
+}
+
+TEST(TunerTest, WithoutMemoryItStays) {
+  Tuner tuner({2, 16, true});
+  Work(&tuner, 100, 100, 0.8, 0, false);
+  EXPECT_EQ(tuner.number(), 2u);
+  EXPECT_THAT(tuner.Reason(Each), HasSubstr("no memory for more"));
+}
+
+TEST(TunerTest, SaysWhy) {
+  Tuner tuner({2, 16});
+  EXPECT_EQ(tuner.Reason(Each), "nothing measured yet");
+  Work(&tuner, 100, 1, 0.03);
+  EXPECT_EQ(tuner.Reason(Each), "waited for 3 % of the time, which is little");
+  Work(&tuner, 4, 1, 0.8);
+  EXPECT_EQ(tuner.Reason(Each), "being tried: 2 gave 200/s");
+  Work(&tuner, 4, 2, 0.8);
+  EXPECT_EQ(tuner.number(), 4u);
+  EXPECT_EQ(tuner.Reason(Each), "400/s, 8 gave 400/s");
+  Tuner most({2, 4});
+  Work(&most, 100, 3, 0.8);
+  EXPECT_EQ(most.Reason(Each), "400/s, the most there may be");
+  EXPECT_EQ(Tuner({2, 4}, 3).Reason(Each), "set");
+}
+
 TEST(WorkerPoolTest, ReadsAsItIsTold) {
   const auto topology = Topology::Load({});
   ASSERT_TRUE(topology.ok()) << topology.status().message();

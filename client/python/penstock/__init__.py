@@ -18,9 +18,16 @@ time uses a Reader or a Producer.
 from penstock._core import PADDING_ID
 from penstock._core import version as __version__
 from penstock.batch import Batch, Features, TensorSpec
-from penstock.dataset import (Dataset, Operation, cast, center, crop,
-                              decode_image, flip, masks, normalize, plugin, python,
-                              random_resized, resize)
+from penstock.dataset import (Dataset, Operation, affine, at, aug_mix, autocontrast,
+                              blur, bucketize, cast, center, center_pixels, clip,
+                              color_jitter, concatenate, crop, cutmix, decode_image,
+                              drop, equalize, fit, flip, grayscale, hash, invert,
+                              label_smoothing, lookup, masks, mixup, normalize, one_hot,
+                              pad, pad_sequence, parse_json, perspective, plugin,
+                              posterize, python, rand_augment, random_erasing,
+                              random_pixels, random_resized, rename, rescale, reshape,
+                              resize, rotate, select, sharpness, solarize,
+                              trivial_augment, vocabulary)
 from penstock.errors import (Aborted, AlreadyExists, Cancelled, DataLoss,
                              DeadlineExceeded, Error, FailedPrecondition,
                              Internal, InvalidArgument, NotFound,
@@ -33,8 +40,14 @@ __all__ = [
     "Aborted", "AlreadyExists", "Batch", "Broker", "Cancelled", "DataLoss",
     "Dataset", "DeadlineExceeded", "EndOfData", "EndOfEpoch", "Epoch", "Error",
     "FailedPrecondition", "Features", "Internal", "InvalidArgument", "NotFound",
-    "Operation", "PADDING_ID", "PermissionDenied", "Producer",
-    "Reader", "ResourceExhausted", "TensorSpec", "Unavailable", "__version__", "attach",
-    "broker", "cast", "center", "crop", "decode_image", "flip", "masks",
-    "normalize", "plugin", "producer", "python", "random_resized", "resize",
+    "Operation", "PADDING_ID", "PermissionDenied", "Producer", "Reader",
+    "ResourceExhausted", "TensorSpec", "Unavailable", "__version__", "affine", "at",
+    "attach", "aug_mix", "autocontrast", "blur", "broker", "bucketize", "cast",
+    "center", "center_pixels", "clip", "color_jitter", "concatenate", "crop",
+    "cutmix", "decode_image", "drop", "equalize", "fit", "flip", "grayscale", "hash",
+    "invert", "label_smoothing", "lookup", "masks", "mixup", "normalize", "one_hot",
+    "pad", "pad_sequence", "parse_json", "perspective", "plugin", "posterize", "producer",
+    "python", "rand_augment", "random_erasing", "random_pixels", "random_resized",
+    "rename", "rescale", "reshape", "resize", "rotate", "select", "sharpness",
+    "solarize", "trivial_augment", "vocabulary",
 ]

@@ -32,6 +32,9 @@ Path = Union[str, "os.PathLike[str]"]
 Files = Union[Path, Sequence[Path], Mapping[str, Path]]
 Size = Union[int, Sequence[int]]
 PerChannel = Union[float, Sequence[float]]
+# [low, high], or a number: how far from the middle.
+Interval = Union[float, Sequence[float]]
+Fill = Union[int, Sequence[int]]
 # One feature, or several: with the same random numbers.
 Names = Union[str, Sequence[str]]
 
@@ -99,8 +102,8 @@ def features_of(features: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
 
 
 class Operation(Dict[str, Any]):
-    """One entry of a spec's ``map``; made by ``decode_image``, ``crop``, ``resize``,
-    ``flip``, ``normalize``, ``cast``, ``python`` and ``plugin``."""
+    """One entry of a spec's ``map``; made by ``decode_image``, ``normalize``,
+    ``lookup`` and the other functions of operations."""
 
 
 def _operation(name: str, **values: Any) -> Operation:
@@ -120,6 +123,38 @@ def center(fraction: Optional[float] = None) -> Dict[str, Any]:
     return {"center": _given(fraction=fraction)}
 
 
+def center_pixels(shorter: Optional[int] = None, mode: Optional[str] = None,
+                  fill: Optional[Fill] = None,
+                  mask_fill: Optional[int] = None) -> Dict[str, Any]:
+    """The middle pixels, as many as the size: torchvision's CenterCrop, after its
+    Resize(``shorter``) (0: no resize). ``mode``: what is beside a smaller picture:
+    "constant" (``fill``), "edge", "reflect" or "symmetric"."""
+    return {"center_pixels": _given(shorter=shorter, mode=mode, fill=fill,
+                                    mask_fill=mask_fill)}
+
+
+def random_pixels(padding: Union[int, Sequence[int], None] = None,
+                  shorter: Union[int, Sequence[int], None] = None,
+                  mode: Optional[str] = None, fill: Optional[Fill] = None,
+                  mask_fill: Optional[int] = None) -> Dict[str, Any]:
+    """Pixels at random, as many as the size: torchvision's RandomCrop, of a picture
+    padded by ``padding`` (one number, or left, top, right, bottom) and where it is
+    smaller. ``shorter``: the shorter side is resized to it first, or to a random
+    [low, high]. Others: as in ``center_pixels``."""
+    return {"random_pixels": _given(shorter=shorter, padding=padding, mode=mode,
+                                    fill=fill, mask_fill=mask_fill)}
+
+
+def at(top: int, left: int, height: int, width: int) -> Dict[str, Any]:
+    """A crop of these pixels."""
+    return {"at": _given(top=top, left=left, height=height, width=width)}
+
+
+def fit(fill: Optional[Fill] = None, mask_fill: Optional[int] = None) -> Dict[str, Any]:
+    """The whole picture, as large as fits, in the middle of ``fill`` (0)."""
+    return {"fit": _given(fill=fill, mask_fill=mask_fill)}
+
+
 def masks(path: Path, suffix: Optional[str] = None,
           on_missing: Optional[str] = None) -> Dict[str, Any]:
     """``masks`` of ``Dataset.image_folder``: a folder whose files have the paths of the
@@ -133,55 +168,246 @@ def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                  channels: Optional[str] = None, exact: Optional[bool] = None,
                  feature: Optional[Names] = None, *,
                  orientation: Optional[str] = None, mask: Optional[Names] = None,
-                 mask_dtype: Any = None) -> Operation:
+                 mask_dtype: Any = None,
+                 interpolation: Optional[str] = None) -> Operation:
     """JPEG, PNG, WebP or TIFF -> uint8 [height, width, channels], antialiased
     bilinear; transparency is dropped.
 
-    ``size``: [height, width] or one number; ``crop``: "center",
-    "random_resized", ``center(...)`` or ``random_resized(...)``; ``channels``:
-    "rgb" or "gray"; ``exact``: bit-exact with Pillow, half as fast;
-    ``orientation``: "ignore" (as it is stored) or "apply" (turned upright by its
+    ``size``: [height, width] or one number; ``crop``: ``center(...)``,
+    ``random_resized(...)``, ``center_pixels(...)``, ``random_pixels(...)``,
+    ``at(...)``, ``fit(...)``, or the name of one; ``channels``: "rgb" or "gray";
+    ``interpolation``: "bilinear", "bicubic" or "lanczos"; ``exact``: bit-exact with
+    Pillow, half as fast; ``orientation``: "ignore" (as it is stored) or "apply" (turned upright by its
     EXIF orientation). ``mask``: features that are masks of the picture: cropped
     alike, resized by the nearest pixel, [height, width] with the values of Pillow's
     array (gray, or the index into a palette), ``mask_dtype`` "uint8" or "int32"."""
     return _operation("decode_image", size=size, crop=crop, channels=channels,
                       exact=exact, feature=feature, orientation=orientation,
-                      mask=mask, mask_dtype=_optional_dtype(mask_dtype))
+                      mask=mask, mask_dtype=_optional_dtype(mask_dtype),
+                      interpolation=interpolation)
 
 
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
-         feature: Optional[Names] = None, *,
-         mask: Optional[Names] = None) -> Operation:
+         feature: Optional[Names] = None, *, mask: Optional[Names] = None,
+         interpolation: Optional[str] = None) -> Operation:
     """uint8 picture -> uint8 of ``size`` (as in ``decode_image``); ``how``: as
     ``crop`` of ``decode_image``; ``mask``: masks of it, of any dtype, cropped alike
     and resized by the nearest pixel."""
     where = {how: {}} if isinstance(how, str) else dict(how)
-    return _operation("crop", **where, size=size, feature=feature, mask=mask)
+    return _operation("crop", **where, size=size, feature=feature, mask=mask,
+                      interpolation=interpolation)
 
 
-def resize(size: Size, feature: Optional[Names] = None, *,
+def resize(size: Optional[Size] = None, feature: Optional[Names] = None, *,
+           shorter: Optional[int] = None, within: Optional[Size] = None,
+           interpolation: Optional[str] = None,
            mask: Optional[Names] = None) -> Operation:
-    """uint8 picture -> uint8 of ``size`` (as in ``decode_image``), antialiased
-    bilinear; ``mask``: masks of it, of any dtype, by the nearest pixel."""
-    return _operation("resize", size=size, feature=feature, mask=mask)
+    """uint8 picture -> uint8 of ``size`` (as in ``decode_image``), antialiased; or so
+    that its ``shorter`` side has that many pixels; or made smaller until it is
+    ``within`` a size. ``interpolation``: "nearest", "bilinear", "bicubic" or
+    "lanczos"; ``mask``: masks of it, of any dtype, by the nearest pixel."""
+    return _operation("resize", size=size, shorter=shorter, within=within,
+                      interpolation=interpolation, feature=feature, mask=mask)
+
+
+def pad(by: Union[int, Sequence[int], None] = None, size: Optional[Size] = None,
+        mode: Optional[str] = None, fill: Optional[Fill] = None,
+        feature: Optional[Names] = None, *, mask: Optional[Names] = None,
+        mask_fill: Optional[int] = None) -> Operation:
+    """Adds pixels beside a uint8 picture: ``by`` how many on each side (one number, or
+    left, top, right, bottom), or until it has ``size``. ``mode``, ``fill``: as in
+    ``center_pixels``; ``mask``: masks of it, of any dtype."""
+    return _operation("pad", by=by, size=size, mode=mode, fill=fill, feature=feature,
+                      mask=mask, mask_fill=mask_fill)
 
 
 def flip(horizontal: Optional[float] = None,
-         feature: Optional[Names] = None, *,
+         feature: Optional[Names] = None, *, vertical: Optional[float] = None,
          mask: Optional[Names] = None) -> Operation:
     """Mirrors a picture, and its masks with it, left to right with probability
-    ``horizontal`` (0.5)."""
-    return _operation("flip", horizontal=horizontal, feature=feature, mask=mask)
+    ``horizontal`` (0.5), top to bottom with probability ``vertical`` (0)."""
+    return _operation("flip", horizontal=horizontal, vertical=vertical,
+                      feature=feature, mask=mask)
 
 
-def normalize(mean: PerChannel, std: PerChannel, dtype: Optional[str] = None,
-              layout: Optional[str] = None,
+# The steps below take uint8 pictures of 1 or 3 channels and keep their form. Values are
+# Pillow's; draws have the distributions of torchvision.transforms.v2, whose class each
+# docstring names. ``probability``: that of changing a picture. ``fill``: 0 to 255, one
+# number or one per channel, where there is no picture; ``mask_fill``: the same of masks.
+
+
+def rotate(degrees: Interval, interpolation: Optional[str] = None,
+           fill: Optional[Fill] = None, feature: Optional[Names] = None, *,
+           center: Optional[Sequence[float]] = None,
+           probability: Optional[float] = None, mask: Optional[Names] = None,
+           mask_fill: Optional[int] = None) -> Operation:
+    """RandomRotation: counterclockwise by an angle of the range ``degrees`` ([low,
+    high], or a number: that far from 0), around ``center`` ([x, y]; the picture's).
+    ``interpolation``: "nearest", "bilinear" or "bicubic"; masks take the nearest."""
+    return _operation("rotate", degrees=degrees, interpolation=interpolation,
+                      fill=fill, center=center, probability=probability,
+                      feature=feature, mask=mask, mask_fill=mask_fill)
+
+
+def affine(degrees: Optional[Interval] = None,
+           translate: Optional[Sequence[Interval]] = None,
+           scale: Optional[Sequence[float]] = None, shear: Any = None,
+           interpolation: Optional[str] = None, fill: Optional[Fill] = None,
+           feature: Optional[Names] = None, *,
+           center: Optional[Sequence[float]] = None,
+           probability: Optional[float] = None, mask: Optional[Names] = None,
+           mask_fill: Optional[int] = None) -> Operation:
+    """RandomAffine: ``degrees`` clockwise, as in ``rotate``; ``translate``: along x and
+    y, each a range or how far from 0, as parts of the width and height; ``scale``:
+    the range of the factor; ``shear``: degrees, a number along x, or two as in
+    ``translate``. A range [a, a] fixes a number."""
+    return _operation("affine", degrees=degrees, translate=translate, scale=scale,
+                      shear=shear, interpolation=interpolation, fill=fill,
+                      center=center, probability=probability, feature=feature,
+                      mask=mask, mask_fill=mask_fill)
+
+
+def perspective(distortion: Optional[float] = None,
+                probability: Optional[float] = None,
+                interpolation: Optional[str] = None, fill: Optional[Fill] = None,
+                feature: Optional[Names] = None, *,
+                corners: Optional[Sequence[float]] = None,
+                mask: Optional[Names] = None,
+                mask_fill: Optional[int] = None) -> Operation:
+    """RandomPerspective: corners move by up to ``distortion`` (0.5) of half a side, or
+    to ``corners``: [x, y] of top left, top right, bottom right, bottom left, in one
+    list. ``probability``: 0.5."""
+    return _operation("perspective", distortion=distortion, corners=corners,
+                      interpolation=interpolation, fill=fill,
+                      probability=probability, feature=feature, mask=mask,
+                      mask_fill=mask_fill)
+
+
+def color_jitter(brightness: Optional[Interval] = None,
+                 contrast: Optional[Interval] = None,
+                 saturation: Optional[Interval] = None,
+                 hue: Optional[Interval] = None,
+                 feature: Optional[Names] = None, *,
+                 probability: Optional[float] = None) -> Operation:
+    """ColorJitter: each a range of its factor, or how far that is from 1 (``hue``: of
+    its turn, from 0; 0.5 is half a circle), in a random order."""
+    return _operation("color_jitter", brightness=brightness, contrast=contrast,
+                      saturation=saturation, hue=hue, probability=probability,
+                      feature=feature)
+
+
+def grayscale(probability: Optional[float] = None,
               feature: Optional[Names] = None) -> Operation:
-    """uint8 picture -> (value / 255 - mean) / std; ``mean``, ``std``: one number or
-    one per channel; ``dtype``: "float32", "float16" or "bfloat16"; ``layout``:
-    "hwc" or "chw"."""
+    """RandomGrayscale (0.1); the channels stay as many."""
+    return _operation("grayscale", probability=probability, feature=feature)
+
+
+def blur(kernel: int, sigma: Optional[Sequence[float]] = None,
+         feature: Optional[Names] = None, *,
+         probability: Optional[float] = None) -> Operation:
+    """GaussianBlur: ``kernel`` pixels, odd, with a standard deviation of the range
+    ``sigma`` ([0.1, 2]). Values are at most 1 off torchvision's."""
+    return _operation("blur", kernel=kernel, sigma=sigma, probability=probability,
+                      feature=feature)
+
+
+def sharpness(factor: float, probability: Optional[float] = None,
+              feature: Optional[Names] = None) -> Operation:
+    """RandomAdjustSharpness (0.5): ``factor`` 0 smooths, 2 sharpens."""
+    return _operation("sharpness", factor=factor, probability=probability,
+                      feature=feature)
+
+
+def solarize(threshold: Optional[float] = None, probability: Optional[float] = None,
+             feature: Optional[Names] = None) -> Operation:
+    """RandomSolarize (0.5): inverts values from ``threshold`` (128) up."""
+    return _operation("solarize", threshold=threshold, probability=probability,
+                      feature=feature)
+
+
+def posterize(bits: int, probability: Optional[float] = None,
+              feature: Optional[Names] = None) -> Operation:
+    """RandomPosterize (0.5): keeps the upper ``bits`` of each value."""
+    return _operation("posterize", bits=bits, probability=probability,
+                      feature=feature)
+
+
+def equalize(probability: Optional[float] = None,
+             feature: Optional[Names] = None) -> Operation:
+    """RandomEqualize (0.5)."""
+    return _operation("equalize", probability=probability, feature=feature)
+
+
+def autocontrast(probability: Optional[float] = None,
+                 feature: Optional[Names] = None) -> Operation:
+    """RandomAutocontrast (0.5)."""
+    return _operation("autocontrast", probability=probability, feature=feature)
+
+
+def invert(probability: Optional[float] = None,
+           feature: Optional[Names] = None) -> Operation:
+    """RandomInvert (0.5)."""
+    return _operation("invert", probability=probability, feature=feature)
+
+
+def rand_augment(operations: Optional[int] = None, magnitude: Optional[int] = None,
+                 bins: Optional[int] = None, interpolation: Optional[str] = None,
+                 fill: Optional[Fill] = None, feature: Optional[Names] = None, *,
+                 mask: Optional[Names] = None,
+                 mask_fill: Optional[int] = None) -> Operation:
+    """RandAugment: ``operations`` (2) random ones of ``magnitude`` (9) of ``bins``
+    (31). Masks take part in what moves pixels."""
+    return _operation("rand_augment", operations=operations, magnitude=magnitude,
+                      bins=bins, interpolation=interpolation, fill=fill,
+                      feature=feature, mask=mask, mask_fill=mask_fill)
+
+
+def trivial_augment(bins: Optional[int] = None, interpolation: Optional[str] = None,
+                    fill: Optional[Fill] = None, feature: Optional[Names] = None, *,
+                    mask: Optional[Names] = None,
+                    mask_fill: Optional[int] = None) -> Operation:
+    """TrivialAugmentWide: one random operation, of a random magnitude of ``bins``
+    (31)."""
+    return _operation("trivial_augment", bins=bins, interpolation=interpolation,
+                      fill=fill, feature=feature, mask=mask, mask_fill=mask_fill)
+
+
+def aug_mix(severity: Optional[int] = None, width: Optional[int] = None,
+            depth: Optional[int] = None, alpha: Optional[float] = None,
+            all_operations: Optional[bool] = None,
+            interpolation: Optional[str] = None, fill: Optional[Fill] = None,
+            feature: Optional[Names] = None) -> Operation:
+    """AugMix: ``width`` (3) chains of ``depth`` (0: 1 to 3) operations, of a strength of
+    up to ``severity`` (3) of 10, mixed with weights of ``alpha`` (1)."""
+    return _operation("aug_mix", severity=severity, width=width, depth=depth,
+                      alpha=alpha, all_operations=all_operations,
+                      interpolation=interpolation, fill=fill, feature=feature)
+
+
+def random_erasing(probability: Optional[float] = None,
+                   scale: Optional[Sequence[float]] = None,
+                   ratio: Optional[Sequence[float]] = None,
+                   value: Union[float, Sequence[float], str, None] = None,
+                   feature: Optional[Names] = None) -> Operation:
+    """RandomErasing (0.5): overwrites a rectangle of area ``scale`` ([0.02, 0.33]) and
+    height / width ``ratio`` ([0.3, 3.3]) with ``value``: a number (0), one per channel,
+    or "random", normal. Of any dtype and layout; put it after ``normalize``."""
+    return _operation("random_erasing", probability=probability, scale=scale,
+                      ratio=ratio, value=value, feature=feature)
+
+
+def normalize(mean: Optional[PerChannel] = None, std: Optional[PerChannel] = None,
+              dtype: Optional[str] = None, layout: Optional[str] = None,
+              feature: Optional[Names] = None, *,
+              from_: Optional[Path] = None) -> Operation:
+    """(value - mean) / std; of uint8, which are pictures, (value / 255 - mean) / std.
+    ``mean``, ``std``: one number, or one for each value of the last dimension, which
+    are a picture's channels; ``dtype``: "float32", "float16" or "bfloat16";
+    ``layout``: "hwc" or "chw". ``from_``: instead of both a file that ``penstock
+    analyze`` has written."""
     return _operation("normalize", mean=mean, std=std, dtype=_optional_dtype(dtype),
-                      layout=layout, feature=feature)
+                      layout=layout, feature=feature,
+                      **{"from": None if from_ is None else _absolute(from_)})
 
 
 def cast(dtype: str, layout: Optional[str] = None,
@@ -190,6 +416,149 @@ def cast(dtype: str, layout: Optional[str] = None,
     but 0 is true. ``layout``: "hwc" or "chw"."""
     return _operation("cast", dtype=dtype_name(dtype), layout=layout,
                       feature=feature)
+
+
+def rescale(scale: float, offset: Optional[float] = None, dtype: Any = None,
+            layout: Optional[str] = None,
+            feature: Optional[Names] = None) -> Operation:
+    """value * ``scale`` + ``offset`` (0), as Keras' Rescaling; ``dtype``: "float32"
+    or another floating-point one; ``layout``: "hwc" or "chw"."""
+    return _operation("rescale", scale=scale, offset=offset,
+                      dtype=_optional_dtype(dtype), layout=layout, feature=feature)
+
+
+def clip(min: Optional[float] = None, max: Optional[float] = None,
+         feature: Optional[Names] = None) -> Operation:
+    """Limits values to [``min``, ``max``], as ``tf.clip_by_value`` and
+    ``numpy.clip``; NaN stays."""
+    return _operation("clip", min=min, max=max, feature=feature)
+
+
+def bucketize(boundaries: Sequence[float],
+              feature: Optional[Names] = None) -> Operation:
+    """int64: how many of the ``boundaries``, which increase, are not above the value,
+    as Keras' Discretization."""
+    return _operation("bucketize", boundaries=boundaries, feature=feature)
+
+
+def one_hot(classes: int, dtype: Any = None, out_of_range: Optional[str] = None,
+            feature: Optional[Names] = None) -> Operation:
+    """Integers [...] -> ``dtype`` ("float32") [..., ``classes``], as ``tf.one_hot``.
+    ``out_of_range``: another label is an error of its sample ("fail"), or all
+    "zeros"."""
+    return _operation("one_hot", classes=classes, dtype=_optional_dtype(dtype),
+                      out_of_range=out_of_range, feature=feature)
+
+
+def label_smoothing(smoothing: Optional[float] = None,
+                    feature: Optional[Names] = None) -> Operation:
+    """One-hot labels -> value * (1 - ``smoothing``) + ``smoothing`` (0.1) / classes, as
+    Keras' CategoricalCrossentropy and PyTorch's CrossEntropyLoss."""
+    return _operation("label_smoothing", smoothing=smoothing, feature=feature)
+
+
+def mixup(alpha: Optional[float] = None, cutmix_alpha: Optional[float] = None,
+          switch_probability: Optional[float] = None,
+          probability: Optional[float] = None, feature: Optional[Names] = None,
+          label: Optional[Names] = None) -> Operation:
+    """mixup (``alpha`` 0.2), cutmix (``cutmix_alpha``), or with both one of them for each
+    pair (``switch_probability`` 0.5: cutmix), as timm's Mixup with mode="pair". Mixes
+    finished rows two by two, whichever ranks get them: ``feature`` ("image"), floats or
+    uint8, and ``label`` ("label"), floats (``one_hot``). Put it last."""
+    return _operation("mixup", feature=feature, label=label, alpha=alpha,
+                      cutmix_alpha=cutmix_alpha, switch_probability=switch_probability,
+                      probability=probability)
+
+
+def cutmix(alpha: Optional[float] = None, probability: Optional[float] = None,
+           feature: Optional[Names] = None, label: Optional[Names] = None) -> Operation:
+    """CutMix (1): swaps a random box of two finished pictures and mixes their one-hot
+    labels by its area. Put it last; ``mixup`` has both."""
+    return _operation("cutmix", feature=feature, label=label, alpha=alpha,
+                      probability=probability)
+
+
+def _vocabulary(vocabulary: Union[Path, Sequence[Any], Mapping[str, Any]]) -> Any:
+    if isinstance(vocabulary, (str, os.PathLike)):
+        return _absolute(vocabulary)
+    return vocabulary
+
+
+def vocabulary(from_: Path, feature: Optional[str] = None,
+               min_count: Optional[int] = None,
+               max_size: Optional[int] = None) -> Dict[str, Any]:
+    """A ``vocabulary`` of ``lookup``: what ``penstock analyze`` has counted and written
+    to the file ``from_``, the most frequent first. ``feature``: of that file (the same
+    name); ``min_count`` (1), ``max_size``: of the tokens that are taken."""
+    return _given(feature=feature, min_count=min_count, max_size=max_size,
+                  **{"from": _absolute(from_)})
+
+
+def lookup(vocabulary: Union[Path, Sequence[Any], Mapping[str, Any]],
+           oov_buckets: Optional[int] = None, mask: Union[str, int, None] = None,
+           default: Optional[int] = None,
+           feature: Optional[Names] = None) -> Operation:
+    """Text or integers -> their numbers in a vocabulary, int64, as Keras' StringLookup
+    and IntegerLookup: first the ``mask``, if there is one, then the ``oov_buckets`` (1),
+    then the vocabulary in its order.
+
+    ``vocabulary``: the tokens, a file with one a line, or ``vocabulary(...)``. ``default``: the number of
+    what is not in it, with ``oov_buckets=0``; else that is an error of its sample."""
+    return _operation("lookup", vocabulary=_vocabulary(vocabulary),
+                      oov_buckets=oov_buckets, mask=mask, default=default,
+                      feature=feature)
+
+
+def hash(bins: int, mask: Union[str, int, None] = None,
+         feature: Optional[Names] = None) -> Operation:
+    """Text or integers -> FarmHash's Fingerprint64 modulo ``bins``, int64, as Keras'
+    Hashing; ``mask`` has bin 0 for itself."""
+    return _operation("hash", bins=bins, mask=mask, feature=feature)
+
+
+def parse_json(fields: Mapping[str, Any], longer: Optional[str] = None,
+               feature: Optional[str] = None) -> Operation:
+    """Values of the JSON document that a text (``feature``: "text") is, in place of it.
+    ``fields``, ``longer``: as in ``Dataset.json_lines``."""
+    return _operation("parse_json", fields=features_of(fields), longer=longer,
+                      feature=feature)
+
+
+def pad_sequence(length: int, value: Optional[float] = None,
+                 pad: Optional[str] = None, cut: Optional[str] = None,
+                 feature: Optional[Names] = None) -> Operation:
+    """[n, ...] -> [``length``, ...]: adds ``value`` (0) at the "end" or "start"
+    (``pad``), or cuts there (``cut``), as Keras' pad_sequences. Of a text, its
+    NAME_bytes becomes how many are left."""
+    return _operation("pad_sequence", length=length, value=value, pad=pad, cut=cut,
+                      feature=feature)
+
+
+def concatenate(features: Sequence[str], to: str) -> Operation:
+    """Joins features of one dtype along their last dimension, as Keras' Concatenate;
+    ``to``: the name of the result. A single number counts as a list of one."""
+    return _operation("concatenate", features=features, to=to)
+
+
+def reshape(shape: Sequence[int], feature: Optional[Names] = None) -> Operation:
+    """The same values in another ``shape``, as ``tf.reshape``: one dimension may be
+    -1."""
+    return _operation("reshape", shape=shape, feature=feature)
+
+
+def select(features: Names) -> Operation:
+    """Keeps these features only, in this order; a text brings its NAME_bytes."""
+    return _operation("select", features=features)
+
+
+def drop(features: Names) -> Operation:
+    """Leaves features out; a text takes its NAME_bytes along."""
+    return _operation("drop", features=features)
+
+
+def rename(features: Mapping[str, str]) -> Operation:
+    """Gives features other names, {old: new}; a text takes its NAME_bytes along."""
+    return _operation("rename", features=features)
 
 
 def python(function: Union[str, Callable[..., Mapping[str, Any]]],
@@ -480,6 +849,60 @@ class Dataset:
                                         producers=producers), name)
 
     @classmethod
+    def concat(cls, parts: Sequence["Dataset"], *,
+               name: Optional[str] = None) -> "Dataset":
+        """The records of several datasets with the same features, one after the other.
+        Of each part its source and what it selects count: the rest is said of the
+        whole. ValueError: a part says more."""
+        if isinstance(parts, Dataset):
+            raise TypeError("wanted a list of datasets: concat([a, b])")
+        return cls._of("concat", {"parts": [_part(part) for part in parts]}, name)
+
+    @classmethod
+    def mix(cls, parts: Sequence["Dataset"],
+            weights: Optional[Sequence[float]] = None, *,
+            when_out: Optional[str] = None,
+            schedule: Optional[Mapping[int, Sequence[float]]] = None,
+            block: Optional[int] = None,
+            name: Optional[str] = None) -> "Dataset":
+        """Records of several datasets with the same features, in proportion to their
+        weights (1 each): of any number of rows each part has its share, less than one
+        row more or less. ``shuffle`` shuffles each part alone. ``when_out``, when a part
+        has no more records: "stop" ends the pass; "drop": the others go on, until all
+        records came once; "repeat": it begins anew, until each part was complete once.
+        ``schedule``: other weights by the row of the pass from which on they hold.
+        ``block`` (1): so many rows at a time are of one part; with the size of a batch,
+        each batch is of one part."""
+        if isinstance(parts, Dataset):
+            raise TypeError("wanted a list of datasets: mix([a, b], [0.7, 0.3])")
+        if weights is None:
+            weights = [1] * len(parts)
+        if len(weights) != len(parts):
+            raise ValueError(f"{len(weights)} weights for {len(parts)} parts")
+        return cls._of("mix", _given(
+            parts=[{**_part(part), "weight": weight}
+                   for part, weight in zip(parts, weights)],
+            when_out=when_out, block=block,
+            schedule=None if schedule is None else [
+                {"row": row, "weights": list(schedule[row])}
+                for row in sorted(schedule)]), name)
+
+    @classmethod
+    def zip(cls, parts: Sequence["Dataset"],
+            prefixes: Optional[Sequence[Optional[str]]] = None, *,
+            name: Optional[str] = None) -> "Dataset":
+        """Records made of one record of each of several datasets, as tf.data's zip:
+        record i has the features of record i of each; it ends with the shortest.
+        ``prefixes``: what the names of the features of each part begin with."""
+        if isinstance(parts, Dataset):
+            raise TypeError("wanted a list of datasets: zip([a, b])")
+        if prefixes is not None and len(prefixes) != len(parts):
+            raise ValueError(f"{len(prefixes)} prefixes for {len(parts)} parts")
+        return cls._of("zip", {"parts": [
+            {**_part(part), **_given(prefix=prefixes[i] if prefixes else None)}
+            for i, part in enumerate(parts)]}, name)
+
+    @classmethod
     def from_file(cls, path: Path) -> "Dataset":
         """Reads a spec file, to be changed; its relative paths become absolute.
         InvalidArgument: not a spec."""
@@ -498,17 +921,34 @@ class Dataset:
                 return value
             return os.path.join(folder, value)
 
-        source = spec.get("source")
-        for kind, options in source.items() if isinstance(source, dict) else ():
-            if isinstance(options, dict):
+        def find(source: Any) -> None:
+            for kind, options in source.items() if isinstance(source, dict) else ():
+                if not isinstance(options, dict):
+                    continue
+                # Of image_folder, labels are no file.
                 options.update({key: found_from_here(options[key])
-                                for key in ("files", "path", "file", "object", "images",
-                                            "labels")
-                                if key in options})
+                                for key in ("files", "path", "file", "folder", "object",
+                                            "images", "labels")
+                                if key in options and (key != "labels" or kind == "idx")})
+                find({"masks": options.get("masks")})
                 if kind == "npy" and isinstance(options.get("features"), dict):
                     options["features"] = {
                         key: found_from_here(files)
                         for key, files in options["features"].items()}
+                parts = options.get("parts")
+                for part in parts if isinstance(parts, list) else ():
+                    if isinstance(part, dict):
+                        find(part.get("source"))
+                        find_selected(part.get("select"))
+
+        def find_selected(steps: Any) -> None:
+            for step in steps if isinstance(steps, list) else ():
+                selected = step.get("filter") if isinstance(step, dict) else None
+                if isinstance(selected, dict) and "records" in selected:
+                    selected["records"] = found_from_here(selected["records"])
+
+        find(spec.get("source"))
+        find_selected(spec.get("select"))
         return cls(spec)
 
     # ---- steps
@@ -517,11 +957,124 @@ class Dataset:
         """Sets the dataset's name; all ranks of a job must agree."""
         return self._with(dataset=name)
 
+    # ---- which records a pass has: each step selects of what the one before left
+
+    def take(self, records: int) -> "Dataset":
+        """Selects the first records; all if there are fewer."""
+        return self._select(take=records)
+
+    def skip(self, records: int) -> "Dataset":
+        """Selects all but the first records."""
+        return self._select(skip=records)
+
+    def filter(self, column: Union[str, Callable[[Dict[str, Any]], Any], None] = None,
+               *, include: Optional[Sequence[Any]] = None,
+               exclude: Optional[Sequence[Any]] = None,
+               min: Optional[float] = None, max: Optional[float] = None,
+               matches: Optional[str] = None,
+               records: Optional[Path] = None) -> "Dataset":
+        """Selects records by a column, a function, or a file of ``penstock filter``.
+
+        A column is known without reading the records, such as ``label``, ``class``,
+        ``path``, ``file``, ``bytes`` (an error names those that there are): its value
+        is one of ``include``, none of ``exclude``, within ``min`` and ``max``, matches
+        a pattern of * and ?; all that is given.
+
+        A function gets a row as a dict of arrays, as the steps of ``map`` so far make
+        it (none of which may be random), and returns True or False. Processes of a
+        private broker ask it of each record that is selected so far, once, in this
+        call, with a progress bar on a terminal; its answers are kept in the cache
+        folder for as long as data and function are the same. An exception of it is an
+        error that names the sample; after ``on_error("skip")`` such a sample is left
+        out, with a warning.
+
+        ``records``: a file that ``penstock filter`` has written."""
+        if column is None or callable(column):
+            if (column is None) == (records is None):
+                raise TypeError("wanted one of: a column, a function, records")
+            if any(each is not None for each in (include, exclude, min, max, matches)):
+                raise TypeError("include, exclude, min, max and matches are of a column")
+            if column is not None:
+                from penstock import predicate
+
+                records = predicate.kept_records(self.to_dict(), column)
+            assert records is not None
+            return self._select(filter={"records": _absolute(records)})
+        if not isinstance(column, str) or records is not None:
+            raise TypeError("wanted one of: a column, a function, records")
+        values = {key: None if each is None else [str(value) for value in each]
+                  for key, each in (("in", include), ("except", exclude))}
+        return self._select(filter=_given(column=column, min=min, max=max,
+                                          matches=matches, **values))
+
+    def balance(self, by: str, weights: Optional[Mapping[Any, float]] = None, *,
+                when_out: Optional[str] = None) -> "Dataset":
+        """As many rows of each value of a column (see ``filter``), or in proportion to
+        ``weights`` (those that are not named have 1). ``when_out``, when a value has no
+        more records: "repeat" begins it anew until each was complete once, "stop",
+        "drop", as in ``mix``."""
+        return self._select(balance=_given(
+            by=by, when_out=when_out,
+            weights=None if weights is None else {
+                str(value): weight for value, weight in weights.items()}))
+
+    def sample(self, rows: Optional[int] = None, *, weight: Optional[str] = None,
+               by: Optional[str] = None,
+               weights: Optional[Mapping[Any, float]] = None,
+               seed: int = 0) -> "Dataset":
+        """Draws ``rows`` records (as many as there are) with replacement, anew in each
+        epoch, as PyTorch's WeightedRandomSampler: in proportion to the numbers in the
+        column ``weight``, or to the ``weights`` of the values of the column ``by``
+        (those that are not named have 1), or evenly."""
+        return self._select(sample=_given(
+            rows=rows, weight=weight, by=by, seed=seed,
+            weights=None if weights is None else {
+                str(value): each for value, each in weights.items()}))
+
+    def interleave(self, files: int = 16, block: int = 1) -> "Dataset":
+        """Takes ``block`` records of each of ``files`` files in turn, as tf.data does
+        with files: an order for data that are not shuffled."""
+        return self._select(interleave=_given(files=files, block=block))
+
+    def shard(self, of: int, index: int, by: Optional[str] = None) -> "Dataset":
+        """Selects every ``of``-th record from ``index`` on, as tf.data does; with
+        ``by`` every ``of``-th value of that column with all its records, for example
+        ``by="file"``."""
+        return self._select(shard=_given(index=index, of=of, by=by))
+
+    def times(self, times: int) -> "Dataset":
+        """Selects all records several times in one pass, each time with random
+        numbers of augmentation of its own."""
+        return self._select(repeat=times)
+
+    def split(self, part: str, of: Mapping[str, float], seed: int = 0,
+              by: Optional[str] = None) -> "Dataset":
+        """Selects one of several parts that have no record in common: ``of`` has the
+        fraction of each, such as {"train": 0.9, "validation": 0.1}. ``by``: records with
+        one value of this column stay together, also when others are added."""
+        if not isinstance(part, str):
+            raise TypeError('wanted split("train", {"train": 0.9, "validation": 0.1})')
+        return self._select(split=_given(of=dict(of), part=part, seed=seed, by=by))
+
+    def fold(self, number: int, of: int = 5, part: str = "train",
+             seed: int = 0, by: Optional[str] = None) -> "Dataset":
+        """Selects for k-fold cross-validation: with ``part="validation"`` the records
+        of this fold, with "train" all others. ``by``: as in ``split``."""
+        return self._select(fold=_given(number=number, of=of, part=part, seed=seed,
+                                        by=by))
+
+    def _select(self, **step: Any) -> "Dataset":
+        return self._with(select=[*self._spec.get("select", []), step])
+
     def shuffle(self, seed: int = 0,
-                each_epoch: Optional[bool] = None) -> "Dataset":
+                each_epoch: Optional[bool] = None, *,
+                window_files: Optional[int] = None) -> "Dataset":
         """Shuffles globally, without a buffer: a new order every epoch, or one for
-        all (``each_epoch=False``)."""
-        return self._with(shuffle=_given(seed=seed, each_epoch=each_epoch))
+        all (``each_epoch=False``). ``window_files``: the files come in a random order,
+        and records are shuffled within windows of so many of them, for storage that
+        reads one file to its end faster than many in turn."""
+        return self._with(shuffle=_given(seed=seed, each_epoch=each_epoch,
+                                         window_files=window_files))
 
     def seed(self, seed: int) -> "Dataset":
         """Sets the seed of augmentation; the shuffle's seed by default."""
@@ -537,6 +1090,23 @@ class Dataset:
                     "and others; a function of your own is "
                     'penstock.python("module:function")')
         return self._with(map=[*self._spec.get("map", []), *operations])
+
+    def cache(self, memory: Optional[Union[int, str]] = None,
+              disk: Optional[Union[int, str]] = None, at: Optional[int] = None,
+              zstd: Optional[int] = None) -> "Dataset":
+        """Keeps rows as the first ``at`` steps of ``map`` have made them, by default all
+        before the first that draws random numbers or is a function (0: records as they
+        are read), for all jobs of the host. ``memory`` or ``disk``: the size, in bytes or
+        such as "8G". ``zstd``: the level that entries on the disk are compressed with.
+        No value of a batch changes."""
+        return self._with(cache=_given(memory=memory, disk=disk, at=at, zstd=zstd))
+
+    def snapshot(self, path: Path, at: Optional[int] = None,
+                 zstd: Optional[int] = None) -> "Dataset":
+        """The same in the folder ``path``, for good: written while a job takes all
+        records, and read instead of them from then on. One of other data or steps is
+        refused."""
+        return self._with(snapshot=_given(path=os.fspath(path), at=at, zstd=zstd))
 
     def batch(self, size: Optional[int] = None, *,
               per_rank: Optional[int] = None,
@@ -570,6 +1140,11 @@ class Dataset:
         "substitute" the next readable one."""
         return self._with(on_error=what)
 
+    def shard_policy(self, policy: str) -> "Dataset":
+        """How the ranks divide the data, by tf.distribute's names: "auto" and "data"
+        by rows, "file" by whole files, "off" not at all: every rank gets everything."""
+        return self._with(shard=policy)
+
     # ---- what it is
 
     @property
@@ -602,6 +1177,18 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"penstock.Dataset({self.to_dict()!r})"
+
+
+def _part(dataset: Dataset) -> Dict[str, Any]:
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"{dataset!r} is not a Dataset; wanted a list of them")
+    spec = dataset.to_dict()
+    more = sorted(set(spec) - {"dataset", "source", "select"})
+    if more:
+        raise ValueError(f"a part of a dataset has a source and a selection alone: say "
+                         f"{', '.join(more)} of the whole")
+    spec.pop("dataset")
+    return spec
 
 
 def _absolute_files(files: Files) -> Any:

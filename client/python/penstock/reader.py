@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import warnings
-from typing import (Any, Dict, Iterator, Mapping, Optional, Tuple, TypeVar,
+from typing import (Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple, TypeVar,
                     Union)
 
 import numpy as np
@@ -194,7 +194,8 @@ class Reader:
 
     @property
     def delivery(self) -> str:
-        """One of "split", "dynamic", "broadcast" or "independent"."""
+        """One of "split", "dynamic", "broadcast" or "independent", as `attach` was told;
+        under `shard: off` a split is a broadcast."""
         return self._delivery
 
     @property
@@ -275,6 +276,16 @@ class Reader:
         """Ends the job for all of its ranks, after the last step that any rank was
         given; ``now``: at once, with Aborted."""
         self._core.stop_job(now)
+
+    def set_weights(self, weights: Sequence[float], *, epoch: Optional[int] = None,
+                    row: int = 0) -> None:
+        """Gives the mix that the dataset is other weights, one for each part, for all
+        ranks: from the first step that nobody has begun to make, or from ``row`` of
+        ``epoch`` on. One process calls it. The change is a part of every state from
+        then on."""
+        self._core.set_weights([float(weight) for weight in weights],
+                               -1 if epoch is None else index("epoch", epoch, 0),
+                               index("row", row, 0))
 
     def __repr__(self) -> str:
         if self._closed:

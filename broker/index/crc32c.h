@@ -1,7 +1,7 @@
 // CRC-32C (Castagnoli, RFC 3720 B.4), with the processor's instruction where it
 // has one. Debian 12 has no library of it: its Abseil is older than absl/crc.
-#ifndef BROKER_SOURCE_CRC32C_H_
-#define BROKER_SOURCE_CRC32C_H_
+#ifndef BROKER_INDEX_CRC32C_H_
+#define BROKER_INDEX_CRC32C_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -15,4 +15,4 @@ uint32_t Crc32c(std::span<const std::byte> bytes);
 uint32_t Crc32cByTable(std::span<const std::byte> bytes);
 
 }  // namespace penstock
-#endif  // BROKER_SOURCE_CRC32C_H_
+#endif  // BROKER_INDEX_CRC32C_H_

@@ -1,4 +1,4 @@
-#include "broker/source/crc32c.h"
+#include "broker/index/crc32c.h"
 
 #include <array>
 #include <cstring>

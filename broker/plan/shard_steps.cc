@@ -1,0 +1,156 @@
+#include "broker/plan/shard_steps.h"
+
+#include <algorithm>
+#include <cassert>
+#include <map>
+#include <utility>
+
+namespace penstock {
+
+ShardSteps::ShardSteps(std::vector<uint64_t> rows, uint64_t global_batch)
+    : rows_(std::move(rows)), global_batch_(global_batch) {
+  assert(!rows_.empty() && global_batch_ >= rows_.size());
+  // By step: the shards that have other rows from there on.
+  std::map<uint64_t, std::vector<std::pair<uint32_t, uint64_t>>> changes;
+  full_steps_ = UINT64_MAX;
+  for (uint32_t shard = 0; shard < shards(); ++shard) {
+    assert(rows_[shard] > 0);
+    const uint64_t block = Block(shard);
+    const uint64_t full = rows_[shard] / block;
+    const uint64_t rest = rows_[shard] % block;
+    full_steps_ = std::min(full_steps_, full);
+    if (rest > 0) changes[full].push_back({shard, rest});
+    changes[full + (rest > 0)].push_back({shard, 0});
+  }
+  Segment segment = {0, 0, AddBlocks(0, shards())};
+  for (const auto& [step, of_shards] : changes) {
+    if (step > segment.step) segments_.push_back(segment);
+    segment.row += (step - segment.step) * nodes_[segment.root].rows;
+    segment.step = step;
+    for (const auto& [shard, rows] : of_shards) {
+      segment.root = With(segment.root, 0, shards(), shard, rows);
+    }
+  }
+  assert(nodes_[segment.root].rows == 0);
+  segments_.push_back(segment);
+}
+
+uint32_t ShardSteps::AddBlocks(uint32_t begin, uint32_t end) {
+  Node node;
+  if (end - begin == 1) {
+    node.rows = Block(begin);
+  } else {
+    const uint32_t middle = begin + (end - begin) / 2;
+    node.first = AddBlocks(begin, middle);
+    node.second = AddBlocks(middle, end);
+    node.rows = nodes_[node.first].rows + nodes_[node.second].rows;
+  }
+  nodes_.push_back(node);
+  return static_cast<uint32_t>(nodes_.size() - 1);
+}
+
+uint32_t ShardSteps::With(uint32_t node, uint32_t begin, uint32_t end,
+                          uint32_t shard, uint64_t rows) {
+  Node changed = nodes_[node];
+  if (end - begin == 1) {
+    changed.rows = rows;
+  } else {
+    const uint32_t middle = begin + (end - begin) / 2;
+    if (shard < middle) {
+      changed.first = With(changed.first, begin, middle, shard, rows);
+    } else {
+      changed.second = With(changed.second, middle, end, shard, rows);
+    }
+    changed.rows = nodes_[changed.first].rows + nodes_[changed.second].rows;
+  }
+  nodes_.push_back(changed);
+  return static_cast<uint32_t>(nodes_.size() - 1);
+}
+
+const ShardSteps::Segment& ShardSteps::SegmentOf(uint64_t step) const {
+  return *std::prev(std::upper_bound(
+      segments_.begin(), segments_.end(), step,
+      [](uint64_t wanted, const Segment& each) { return wanted < each.step; }));
+}
+
+uint64_t ShardSteps::Begin(uint64_t step) const {
+  const Segment& segment = SegmentOf(step);
+  return segment.row + (step - segment.step) * nodes_[segment.root].rows;
+}
+
+uint64_t ShardSteps::StepAt(uint64_t row) const {
+  if (row == 0) return 0;
+  --row;  // its step, and the next
+  assert(row < segments_.back().row);
+  const Segment& segment = *std::prev(std::upper_bound(
+      segments_.begin(), segments_.end(), row,
+      [](uint64_t wanted, const Segment& each) { return wanted < each.row; }));
+  return segment.step + (row - segment.row) / nodes_[segment.root].rows + 1;
+}
+
+uint64_t ShardSteps::BlocksBefore(uint32_t shard) const {
+  return global_batch_ / shards() * shard +
+         std::min<uint64_t>(shard, global_batch_ % shards());
+}
+
+uint64_t ShardSteps::RowsBefore(uint64_t step, uint32_t shard) const {
+  if (step < full_steps_) return BlocksBefore(shard);
+  const Node* node = &nodes_[SegmentOf(step).root];
+  if (shard == shards()) return node->rows;
+  uint64_t rows = 0;
+  for (uint32_t begin = 0, end = shards(); end - begin > 1;) {
+    const uint32_t middle = begin + (end - begin) / 2;
+    if (shard < middle) {
+      node = &nodes_[node->first];
+      end = middle;
+    } else {
+      rows += nodes_[node->first].rows;
+      node = &nodes_[node->second];
+      begin = middle;
+    }
+  }
+  return rows;
+}
+
+ShardSteps::Place ShardSteps::Find(uint64_t row) const {
+  const uint64_t step = StepAt(row + 1) - 1;
+  uint64_t left = row - Begin(step);
+  if (step < full_steps_) {
+    const uint64_t block = global_batch_ / shards();
+    const uint64_t longer = global_batch_ % shards();  // of one row more
+    const uint64_t shard = left < longer * (block + 1)
+                               ? left / (block + 1)
+                               : (left - longer) / block;
+    const auto number = static_cast<uint32_t>(shard);
+    return {number, step * Block(number) + left - BlocksBefore(number)};
+  }
+  const Node* node = &nodes_[SegmentOf(step).root];
+  uint32_t begin = 0;
+  for (uint32_t end = shards(); end - begin > 1;) {
+    const uint32_t middle = begin + (end - begin) / 2;
+    const Node& first = nodes_[node->first];
+    if (left < first.rows) {
+      node = &first;
+      end = middle;
+    } else {
+      left -= first.rows;
+      node = &nodes_[node->second];
+      begin = middle;
+    }
+  }
+  return {begin, step * Block(begin) + left};
+}
+
+uint64_t ShardSteps::RowOf(Place place) const {
+  const uint64_t block = Block(place.shard);
+  const uint64_t step = place.index / block;
+  return Begin(step) + RowsBefore(step, place.shard) + place.index % block;
+}
+
+uint64_t ShardSteps::Following(uint64_t row, uint64_t i) const {
+  Place place = Find(row);
+  place.index = (place.index + i) % rows_[place.shard];
+  return RowOf(place);
+}
+
+}  // namespace penstock

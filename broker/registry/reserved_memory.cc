@@ -1,0 +1,104 @@
+#include "broker/registry/reserved_memory.h"
+
+#include <algorithm>
+
+#include "broker/base/text.h"
+
+namespace penstock {
+
+void ReservedMemory::SetLimits(const Limits& limits) {
+  MutexLock lock(&mutex_);
+  limits_ = limits;
+}
+
+ReservedMemory::Limits ReservedMemory::limits() const {
+  MutexLock lock(&mutex_);
+  return limits_;
+}
+
+uint64_t ReservedMemory::bytes() const {
+  MutexLock lock(&mutex_);
+  return bytes_;
+}
+
+AvailableMemory ReservedMemory::Left(uint32_t uid, AvailableMemory room) const {
+  const auto limit = [&room](const std::optional<uint64_t>& bytes,
+                             uint64_t used, const char* name) {
+    if (!bytes) return;
+    const uint64_t left = *bytes - std::min(*bytes, used);
+    if (left < room.bytes) room = {left, name};
+  };
+  limit(limits_.bytes, bytes_, "the broker's memory_limit");
+  const auto of_uid = bytes_of_.find(uid);
+  limit(limits_.bytes_of_uid, of_uid == bytes_of_.end() ? 0 : of_uid->second,
+        "memory_limit_per_user");
+  return room;
+}
+
+AvailableMemory ReservedMemory::AvailableFor(uint32_t uid) const {
+  AvailableMemory room = FindAvailableMemory(SystemFiles{});
+  room.bytes -= std::min(room.bytes, unpopulated.load());
+  MutexLock lock(&mutex_);
+  return Left(uid, std::move(room));
+}
+
+void ReservedMemory::Add(uint32_t uid, uint64_t bytes) {
+  bytes_ += bytes;
+  bytes_of_[uid] += bytes;
+}
+
+void ReservedMemory::Subtract(uint32_t uid, uint64_t bytes) {
+  bytes_ -= bytes;
+  if ((bytes_of_[uid] -= bytes) == 0) bytes_of_.erase(uid);
+}
+
+ReservedMemory::Taken ReservedMemory::Take(uint32_t uid, uint64_t bytes) {
+  Taken taken;
+  {
+    MutexLock lock(&mutex_);
+    taken.before = bytes_;
+    Add(uid, bytes);
+    taken.before_of_uid = bytes_of_[uid] - bytes;
+  }
+  // Not a null pointer, which would mean that nothing is kept.
+  taken.bytes = {this, [all = shared_from_this(), bytes, uid](void*) {
+                   MutexLock lock(&all->mutex_);
+                   all->Subtract(uid, bytes);
+                 }};
+  return taken;
+}
+
+DatasetMemory::~DatasetMemory() {
+  MutexLock lock(&all_->mutex_);
+  if (bytes_ > 0) all_->Subtract(uid_, bytes_);
+}
+
+Status DatasetMemory::Grow(uint64_t bytes) {
+  AvailableMemory room = FindAvailableMemory(SystemFiles{});
+  room.bytes -= std::min(room.bytes, all_->unpopulated.load());
+  MutexLock lock(&all_->mutex_);
+  room = all_->Left(uid_, std::move(room));
+  if (bytes > room.bytes) {
+    return ResourceExhaustedError("needs {} in memory, only {} are left by {}",
+                                  BytesText(bytes_ + bytes),
+                                  BytesText(room.bytes + bytes_), room.limit);
+  }
+  bytes_ += bytes;
+  all_->Add(uid_, bytes);
+  return OkStatus();
+}
+
+Status DatasetMemory::Settle(uint64_t bytes) {
+  {
+    MutexLock lock(&all_->mutex_);
+    if (bytes <= bytes_) {
+      all_->Subtract(uid_, bytes_ - bytes);
+      bytes_ = bytes;
+      return OkStatus();
+    }
+    bytes -= bytes_;
+  }
+  return Grow(bytes);
+}
+
+}  // namespace penstock

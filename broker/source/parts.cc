@@ -1,0 +1,580 @@
+#include "broker/source/parts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "broker/declare/declaration.h"
+#include "broker/declare/spec_path.h"
+#include "broker/index/file_times.h"
+#include "broker/index/fingerprint.h"
+#include "broker/plan/select.h"
+#include "broker/source/concatenation.h"
+#include "broker/source/kept_records.h"
+#include "broker/source/kinds.h"
+#include "common/class_names.h"
+#include "common/quantity.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kPartsMax = 256;
+// Each worker has a process for each of those that processes make.
+constexpr size_t kMadePartsMax = 16;
+constexpr size_t kScheduleMax = 256;
+constexpr uint64_t kBlockMax = uint64_t{1} << 24;  // as rows of a batch
+constexpr double kWeightMax = 1e6;
+
+using Sources = std::vector<std::unique_ptr<Source>>;
+
+// How the orders of the parts become one.
+using Combine = std::function<StatusOr<std::unique_ptr<Order>>(
+    std::vector<std::unique_ptr<Order>>, const OrderBudget&)>;
+
+// ---- the source ------------------------------------------------------------
+
+class PartsMaker final : public Source::Maker {
+ public:
+  PartsMaker(const Concatenation& places,
+             std::vector<std::unique_ptr<Source::Maker>> makers)
+      : places_(places), makers_(std::move(makers)), wanted_(makers_.size()) {}
+
+  void Expect(uint64_t seed, std::span<const Source::Wanted> wanted) override {
+    for (auto& each : wanted_) each.clear();
+    for (const Source::Wanted& each : wanted) {
+      const auto [part, record] = places_.Find(each.record);
+      wanted_[part].push_back({record, each.pass});
+    }
+    for (size_t part = 0; part < makers_.size(); ++part) {
+      if (!wanted_[part].empty()) makers_[part]->Expect(seed, wanted_[part]);
+    }
+  }
+  Status Make(uint64_t seed, const Source::Wanted& wanted,
+              RawRecord* raw) override {
+    const auto [part, record] = places_.Find(wanted.record);
+    return makers_[part]->Make(seed, {record, wanted.pass}, raw);
+  }
+
+ private:
+  const Concatenation& places_;
+  const std::vector<std::unique_ptr<Source::Maker>> makers_;
+  std::vector<std::vector<Source::Wanted>> wanted_;  // by part
+};
+
+class Parts final : public Source, public FileTimes {
+ public:
+  Parts(std::string kind, Sources parts, Concatenation places,
+        std::vector<std::vector<SelectSpec>> selects,
+        std::vector<KeptFiles> kept, Combine combine)
+      : kind_(std::move(kind)),
+        parts_(std::move(parts)),
+        places_(std::move(places)),
+        selects_(std::move(selects)),
+        kept_(std::move(kept)),
+        combine_(std::move(combine)) {
+    ReadRequest request;
+    for (const auto& part : parts_) {
+      part->Locate(0, &request);
+      any_is_read_ |= request.kind != ReadRequest::Kind::kNone;
+    }
+  }
+
+  uint64_t record_count() const override { return places_.count(); }
+  const RawSpec& raw_spec() const override { return parts_[0]->raw_spec(); }
+  uint64_t memory_bytes() const override {
+    uint64_t bytes = 0;
+    for (const auto& part : parts_) bytes += part->memory_bytes();
+    for (const KeptFiles& files : kept_) bytes += files.memory_bytes();
+    return bytes;
+  }
+  StatusOr<std::unique_ptr<Order>> OrderOf(
+      uint64_t first, const OrderBudget& budget) const override {
+    std::vector<std::unique_ptr<Order>> orders;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      auto order = parts_[i]->OrderOf(first, budget);
+      if (!order.ok()) {
+        return AtPath(Format("{}.parts[{}].source", kind_, i), order.status());
+      }
+      order =
+          Select(selects_[i], *std::move(order),
+                 {parts_[i]->columns(first), budget, kept_[i].Lookup(first)});
+      if (!order.ok()) {
+        return AtPath(Format("{}.parts[{}]", kind_, i), order.status());
+      }
+      orders.push_back(*std::move(order));
+      first += parts_[i]->record_count();
+    }
+    auto order = combine_(std::move(orders), budget);
+    if (!order.ok()) return AtPath(kind_, order.status());
+    return order;
+  }
+
+  // Those that all parts have.
+  Columns columns(uint64_t first) const override {
+    std::vector<Columns> of_parts;
+    for (const auto& part : parts_) of_parts.push_back(part->columns(0));
+    Columns columns;
+    for (const Column& column : of_parts[0]) {
+      std::vector<Column> same;
+      for (const Columns& each : of_parts) {
+        const auto found = std::find_if(
+            each.begin(), each.end(),
+            [&](const Column& other) { return other.name == column.name; });
+        if (found != each.end()) same.push_back(*found);
+      }
+      if (same.size() < parts_.size()) continue;
+      columns.push_back({column.name, [this, first, same](uint64_t record) {
+                           const auto [part, number] =
+                               places_.Find(record - first);
+                           return same[part].value(number);
+                         }});
+    }
+    return columns;
+  }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    const auto [part, number] = places_.Find(record);
+    parts_[part]->Locate(number, request);
+    if (any_is_read_ && request->kind == ReadRequest::Kind::kNone) {
+      // Records of a source are all read, or none is.
+      static_cast<ReadPart&>(*request) = {.kind = ReadPart::Kind::kRange};
+    }
+  }
+  void Expect(uint64_t record) const override {
+    const auto [part, number] = places_.Find(record);
+    parts_[part]->Expect(number);
+  }
+  Status Unpack(uint64_t record, const ReadBytes& read,
+                std::vector<std::byte>* scratch,
+                RawRecord* raw) const override {
+    const auto [part, number] = places_.Find(record);
+    return parts_[part]->Unpack(number, read, scratch, raw);
+  }
+  bool Changed() const override {
+    return std::any_of(parts_.begin(), parts_.end(),
+                       [](const auto& part) { return part->Changed(); }) ||
+           std::any_of(kept_.begin(), kept_.end(),
+                       [](const KeptFiles& files) { return files.Changed(); });
+  }
+
+  std::unique_ptr<Maker> MakeMaker(Cancelled cancelled) const override {
+    if (wait_ns() == 0) return nullptr;
+    std::vector<std::unique_ptr<Maker>> makers;
+    for (const auto& part : parts_)
+      makers.push_back(part->MakeMaker(cancelled));
+    return std::make_unique<PartsMaker>(places_, std::move(makers));
+  }
+  uint64_t wait_ns() const override {
+    uint64_t wait = 0;
+    for (const auto& part : parts_) wait = std::max(wait, part->wait_ns());
+    return wait;
+  }
+  uint32_t processes() const override {
+    uint32_t processes = 0;
+    for (const auto& part : parts_) {
+      processes = std::max(processes, part->processes());
+    }
+    return processes;
+  }
+  std::string structure() const override { return parts_[0]->structure(); }
+
+  std::string Describe(uint64_t record) const override {
+    const auto [part, number] = places_.Find(record);
+    return parts_[part]->Describe(number);
+  }
+  std::string io() const override { return Joined(&Source::io, ", "); }
+  std::optional<size_t> plain_feature() const override {
+    const std::optional<size_t> first = parts_[0]->plain_feature();
+    const bool all = std::all_of(
+        parts_.begin(), parts_.end(),
+        [&](const auto& part) { return part->plain_feature() == first; });
+    return all ? first : std::nullopt;
+  }
+  std::vector<std::string> class_names() const override {
+    return SameClasses() ? parts_[0]->class_names()
+                         : std::vector<std::string>();
+  }
+  std::string warning() const override {
+    const std::string text = Joined(&Source::warning, "; ");
+    const std::string of_classes = ClassWarning();
+    return text + (text.empty() || of_classes.empty() ? "" : "; ") + of_classes;
+  }
+  std::string left_out() const override {
+    return Joined(&Source::left_out, "; ");
+  }
+  void AddDigests(FileDigests* digests) const override {
+    for (const auto& part : parts_) part->AddDigests(digests);
+    for (const KeptFiles& files : kept_) files.AddDigests(digests);
+  }
+  std::string fingerprint() const override {
+    Fingerprint all("parts");
+    for (const auto& part : parts_) {
+      const std::string of_part = part->fingerprint();
+      if (of_part.empty() && part->wait_ns() > 0) return "";
+      all.Add(of_part);
+      all.Add(part->record_count());
+    }
+    return all.Hex();
+  }
+  void AddTimes(Fingerprint* to) const override {
+    for (const auto& part : parts_) AddTimesOf(*part, to);
+  }
+
+ private:
+  // As `penstock check` of two datasets; also where they have few classes in
+  // common, as their labels meet in one dataset.
+  std::string ClassWarning() const {
+    const std::vector<std::string> first = parts_[0]->class_names();
+    for (size_t i = 1; i < parts_.size(); ++i) {
+      const std::vector<std::string> here = parts_[i]->class_names();
+      // Labels that both have mean the same.
+      const size_t both = std::min(first.size(), here.size());
+      if (std::equal(first.begin(), first.begin() + both, here.begin())) {
+        continue;
+      }
+      const std::string part = Format("parts[{}]", i);
+      const std::string text =
+          LabelsThatDiffer({"parts[0]", first}, {part, here});
+      return !text.empty()
+                 ? text
+                 : Format(
+                       "parts[0] and {} have different classes: one label "
+                       "means one class in the first and another in the "
+                       "second",
+                       part);
+    }
+    return "";
+  }
+  bool SameClasses() const {
+    return std::all_of(parts_.begin(), parts_.end(), [&](const auto& part) {
+      return part->class_names() == parts_[0]->class_names();
+    });
+  }
+  std::string Joined(std::string (Source::*text)() const,
+                     std::string_view between) const {
+    std::vector<const Source*> sources;
+    for (const auto& part : parts_) sources.push_back(part.get());
+    return JoinedTexts(sources, text, between);
+  }
+
+  const std::string kind_;
+  const Sources parts_;
+  const Concatenation places_;
+  const std::vector<std::vector<SelectSpec>> selects_;
+  const std::vector<KeptFiles> kept_;  // of each part
+  const Combine combine_;
+  bool any_is_read_ = false;
+};
+
+Status CheckSameFeatures(const Source& first, const Source& part) {
+  const RawSpec& here = part.raw_spec();
+  const RawSpec& there = first.raw_spec();
+  if (here.size() != there.size()) {
+    return InvalidArgumentError(
+        "has {}, and parts[0] has {}: all parts need the same",
+        Counted(here.size(), "feature"), Counted(there.size(), "feature"));
+  }
+  for (size_t f = 0; f < here.size(); ++f) {
+    if (here[f].feature == there[f].feature &&
+        here[f].encoded == there[f].encoded) {
+      continue;
+    }
+    const auto text = [](const RawFeature& raw) {
+      return raw.encoded ? "the picture " + raw.feature.name
+                         : raw.feature.ToString();
+    };
+    return InvalidArgumentError(
+        "feature {} is {}, and that of parts[0] is {}: all parts need the same "
+        "features in the same order",
+        f, text(here[f]), text(there[f]));
+  }
+  if ((part.wait_ns() > 0) != (first.wait_ns() > 0)) {
+    return InvalidArgumentError(
+        "its records or those of parts[0] are made by processes (python), "
+        "those of the other are read: all parts need the same");
+  }
+  if (part.structure() != first.structure()) {
+    return InvalidArgumentError(
+        "its samples are nested otherwise than those of parts[0]: all parts "
+        "need the same");
+  }
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<Source>> OpenParts(const std::string& kind,
+                                            const std::vector<PartSpec>& specs,
+                                            OpenProgress* progress,
+                                            const FunctionOptions& functions,
+                                            Combine combine) {
+  Sources parts;
+  Concatenation places;
+  std::vector<std::vector<SelectSpec>> selects;
+  std::vector<KeptFiles> kept;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const std::string path = Format("{}.parts[{}]", kind, i);
+    auto part = OpenSource(specs[i].source, progress, functions);
+    if (!part.ok()) return AtPath(path + ".source", part.status());
+    if (i > 0) {
+      const Status same = CheckSameFeatures(*parts[0], **part);
+      if (!same.ok()) return AtPath(path, same);
+    }
+    auto files =
+        KeptFiles::Open(specs[i].select, specs[i].source, **part, progress);
+    if (!files.ok()) return AtPath(path, files.status());
+    kept.push_back(*std::move(files));
+    PENSTOCK_RETURN_IF_ERROR(places.Append((*part)->record_count()));
+    parts.push_back(*std::move(part));
+    selects.push_back(specs[i].select);
+  }
+  if (parts.size() > kMadePartsMax && parts[0]->wait_ns() > 0) {
+    return InvalidArgumentError(
+        "{}.parts: {} that processes make (python), each with processes of its "
+        "own; at most {} may be: concatenate datasets in Python",
+        kind, parts.size(), kMadePartsMax);
+  }
+  return std::unique_ptr<Source>(std::make_unique<Parts>(
+      kind, std::move(parts), std::move(places), std::move(selects),
+      std::move(kept), std::move(combine)));
+}
+
+// ---- declarations ----------------------------------------------------------
+
+// A part holds any kind of source, also one made of parts: its kinds are looked
+// up when it is read, as they are not all declared before.
+ValueType<SourceSpec> SourceOfPart() {
+  return {
+      "a mapping with one kind of source",
+      [](const YamlValue& value, std::string_view wanted, SourceSpec* source) {
+        PENSTOCK_RETURN_IF_ERROR(
+            ReadKind(KindsOf<SourceSpec>(), value, wanted, source));
+        if (std::holds_alternative<StreamSource>(*source)) {
+          return value.Error(
+              "a stream cannot be a part: give it a dataset of its own");
+        }
+        return OkStatus();
+      },
+      [](const SourceSpec& source, nlohmann::ordered_json* out) {
+        WriteKind(KindsOf<SourceSpec>(), &source, out);
+      }};
+}
+
+const Declaration<PartSpec>& DeclaredPart() {
+  static const auto declared =
+      Declaration<PartSpec>("part", "A source within another.")
+          .Example("{source: {range: 10}, select: [take: 5], weight: 0.5}")
+          .Required("source", &PartSpec::source, SourceOfPart(), "its records")
+          .Optional("select", &PartSpec::select, SelectSteps(), kSelectText)
+          .Optional("weight", &PartSpec::weight, Number(0, kWeightMax),
+                    "of a mix: its share of the rows, in proportion to those "
+                    "of the others")
+          .Optional("prefix", &PartSpec::prefix, Maybe(Name()),
+                    "of a zip: what the names of its features begin with");
+  return declared;
+}
+
+// Of a kind of source where `source` is wanted, the remedy is told.
+ValueType<PartSpec> Part() {
+  ValueType<PartSpec> type = MappingOf(DeclaredPart());
+  type.read = [read = type.read](const YamlValue& value,
+                                 std::string_view wanted, PartSpec* out) {
+    const std::vector<std::string_view> kinds = NamesOf(KindsOf<SourceSpec>());
+    for (size_t i = 0; value.IsMapping() && i < value.size(); ++i) {
+      if (std::count(kinds.begin(), kinds.end(), value.Key(i)) == 0) continue;
+      return value.KeyError(
+          i, Format("a part has its source below `source`: {{source: {{{}: "
+                    "...}}}}",
+                    value.Key(i)));
+    }
+    return read(value, wanted, out);
+  };
+  return type;
+}
+
+Status CheckConcat(const YamlValue& value, ConcatSource* concat) {
+  return CheckPartKeys(value, concat->parts, {});
+}
+
+Status CheckMix(const YamlValue& value, MixSource* mix) {
+  PENSTOCK_RETURN_IF_ERROR(CheckPartKeys(value, mix->parts, {.weight = true}));
+  std::vector<double> weights;
+  for (const PartSpec& part : mix->parts) weights.push_back(part.weight);
+  uint64_t row = 0;
+  const YamlValue schedule = value.Optional("schedule");
+  for (size_t i = 0; i <= mix->schedule.size(); ++i) {
+    const YamlValue where = i == 0 ? value : schedule.Item(i - 1);
+    if (i > 0) {
+      const WeightsFrom& change = mix->schedule[i - 1];
+      weights = change.weights;
+      if (change.row <= row) {
+        return where.Required("row").Error(Format(
+            "row {} after row {}: a schedule goes forward", change.row, row));
+      }
+      row = change.row;
+      if (row % mix->block != 0) {
+        return where.Required("row").Error(Format(
+            "row {}: wanted a multiple of the block, {}", row, mix->block));
+      }
+    }
+    if (weights.size() != mix->parts.size()) {
+      return where.Required("weights").Error(
+          Format("{} for {}: give one for each",
+                 Counted(weights.size(), "weight", "weights"),
+                 Counted(mix->parts.size(), "part", "parts")));
+    }
+    const auto whole = WholeWeights(weights);
+    if (!whole.ok()) return where.Error(whole.status().message());
+    if (std::all_of(whole->begin(), whole->end(),
+                    [](uint32_t weight) { return weight == 0; })) {
+      return where.Error(
+          "all weights are 0: of one part at least it has to be more");
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+ValueType<std::vector<PartSpec>> ListOfParts() {
+  return List(Part(), 1, kPartsMax,
+              Format("a list of 1 to {} mappings of source, select, weight, "
+                     "prefix, such as [{{source: {{range: 10}}}}]",
+                     kPartsMax));
+}
+
+Status CheckPartKeys(const YamlValue& value, const std::vector<PartSpec>& parts,
+                     const PartKeys& allowed) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const YamlValue part = value.Required("parts").Item(i);
+    if (parts[i].weight != 1 && !allowed.weight) {
+      return part.Required("weight").Error(
+          "only parts of a mix have a weight: leave it out");
+    }
+    if (parts[i].prefix && !allowed.prefix) {
+      return part.Required("prefix").Error(
+          "only parts of a zip have a prefix; `rename` in map gives features "
+          "other names");
+    }
+  }
+  return OkStatus();
+}
+
+std::string JoinedTexts(const std::vector<const Source*>& parts,
+                        std::string (Source::*text)() const,
+                        std::string_view between) {
+  std::set<std::string> texts;
+  for (const Source* const part : parts) texts.insert((part->*text)());
+  texts.erase("");
+  std::string joined;
+  for (const std::string& each : texts) {
+    if (!joined.empty()) joined += between;
+    joined += each;
+  }
+  return joined;
+}
+
+bool ConcatSource::operator==(const ConcatSource& other) const {
+  return parts == other.parts;
+}
+
+const Declaration<ConcatSource>& ConcatSource::Declared() {
+  static const auto declared =
+      Declaration<ConcatSource>("concat",
+                                "The records of several sources with the same "
+                                "features, one after the other.")
+          .Gives("the features of the parts")
+          .Example(
+              "{parts: [{source: {range: 10}}, {source: {range: 5}, select: "
+              "[take: 2]}]}")
+          .Required("parts", &ConcatSource::parts, ListOfParts(),
+                    "each with a selection of its own")
+          .Check(CheckConcat);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> ConcatSource::Open(
+    OpenProgress* progress, const FunctionOptions& functions) const {
+  return OpenParts("concat", parts, progress, functions,
+                   [](auto orders, const OrderBudget&) {
+                     return Concatenate(std::move(orders));
+                   });
+}
+
+const Declaration<WeightsFrom>& WeightsFrom::Declared() {
+  static const auto row = [] {
+    auto type = WholeNumber<uint64_t>(1, kRecordsMax);
+    type.wanted = Format(
+        "a row from 1 to {} (row 0 has the `weight` of each "
+        "part)",
+        kRecordsMax);
+    return type;
+  }();
+  static const auto declared =
+      Declaration<WeightsFrom>("weights", "Weights from a row of the pass on.")
+          .Example("{row: 100000, weights: [1, 4]}")
+          .Required("row", &WeightsFrom::row, row,
+                    "the first with these weights")
+          .Required("weights", &WeightsFrom::weights,
+                    List(Number(0, kWeightMax), 1, kPartsMax,
+                         Format("a list of 1 to {} numbers", kPartsMax)),
+                    "one for each part");
+  return declared;
+}
+
+bool MixSource::operator==(const MixSource& other) const {
+  return parts == other.parts && when_out == other.when_out &&
+         schedule == other.schedule && block == other.block;
+}
+
+const Declaration<MixSource>& MixSource::Declared() {
+  static const auto declared =
+      Declaration<MixSource>(
+          "mix",
+          "Records of several sources with the same features, in proportion: "
+          "of any number of rows each part has its share, less than one row "
+          "more or less. `shuffle` shuffles each part alone.")
+          .Gives("the features of the parts")
+          .Example(
+              "{parts: [{source: {range: 10}, weight: 0.7}, {source: {range: "
+              "5}, weight: 0.3}], when_out: repeat}")
+          .Required("parts", &MixSource::parts, ListOfParts(),
+                    "each with a weight and a selection of its own")
+          .Optional("when_out", &MixSource::when_out, WhenOutWords(),
+                    "when a part has no more records: the pass ends; the "
+                    "others go on, until all records came once; it begins "
+                    "anew, until each part was complete once")
+          .Optional("schedule", &MixSource::schedule,
+                    List(MappingOf(WeightsFrom::Declared()), 0, kScheduleMax,
+                         Format("a list of at most {} mappings of row, "
+                                "weights, such as [{{row: 100, weights: [1, "
+                                "4]}}]",
+                                kScheduleMax)),
+                    "other weights from rows of the pass on")
+          .Optional("block", &MixSource::block,
+                    WholeNumber<uint64_t>(1, kBlockMax),
+                    "so many rows at a time are of one part: with batch.size "
+                    "each batch is of one part; rows that fill no block are "
+                    "left out of a pass over their part")
+          .Check(CheckMix);
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> MixSource::Open(
+    OpenProgress* progress, const FunctionOptions& functions) const {
+  std::vector<double> first;
+  for (const PartSpec& part : parts) first.push_back(part.weight);
+  std::vector<MixWeights> weights;
+  PENSTOCK_ASSIGN_OR_RETURN(std::vector<uint32_t> whole, WholeWeights(first));
+  weights.push_back({0, std::move(whole)});
+  for (const WeightsFrom& change : schedule) {
+    PENSTOCK_ASSIGN_OR_RETURN(whole, WholeWeights(change.weights));
+    weights.push_back({change.row, std::move(whole)});
+  }
+  return OpenParts("mix", parts, progress, functions,
+                   [weights, when_out = when_out, block = block](
+                       auto orders, const OrderBudget& budget) {
+                     return Mix(std::move(orders), weights, when_out, budget,
+                                block);
+                   });
+}
+
+}  // namespace penstock

@@ -1,0 +1,300 @@
+#include "broker/source/zip.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "broker/declare/declaration.h"
+#include "broker/declare/spec_path.h"
+#include "broker/index/file_times.h"
+#include "broker/index/fingerprint.h"
+#include "broker/plan/select.h"
+#include "broker/source/kept_records.h"
+#include "broker/source/parts.h"
+#include "common/quantity.h"
+
+namespace penstock {
+namespace {
+
+struct ZippedPart {
+  std::unique_ptr<Source> source;
+  std::unique_ptr<Order> order;
+  std::string prefix;
+  KeptFiles kept;
+
+  uint64_t RecordOf(uint64_t row) const { return order->At(row, 0, {}).record; }
+};
+
+// The reads of a record's part.
+size_t RangesOf(const ReadRequest& request) {
+  return request.kind == ReadRequest::Kind::kNone ? 0 : 1 + request.more.size();
+}
+
+class Zip final : public Source, public FileTimes {
+ public:
+  Zip(std::vector<ZippedPart> parts, RawSpec raw_spec)
+      : parts_(std::move(parts)), raw_spec_(std::move(raw_spec)) {
+    records_ = parts_[0].order->size();
+    for (const ZippedPart& part : parts_) {
+      records_ = std::min(records_, part.order->size());
+    }
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      for (size_t f = 0; f < parts_[i].source->raw_spec().size(); ++f) {
+        features_.emplace_back(i, f);
+      }
+    }
+  }
+
+  uint64_t record_count() const override { return records_; }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
+  uint64_t memory_bytes() const override {
+    uint64_t bytes = 0;
+    for (const ZippedPart& part : parts_) {
+      bytes += part.source->memory_bytes() + part.order->memory_bytes() +
+               part.kept.memory_bytes();
+    }
+    return bytes;
+  }
+
+  bool KnownNumber(uint64_t record, size_t feature,
+                   std::byte* number) const override {
+    const auto [part, number_of] = features_[feature];
+    return parts_[part].source->KnownNumber(parts_[part].RecordOf(record),
+                                            number_of, number);
+  }
+  // Of each part, those that no part before it has.
+  Columns columns(uint64_t first) const override {
+    Columns columns;
+    for (const ZippedPart& part : parts_) {
+      for (Column& column : part.source->columns(0)) {
+        column.name = part.prefix + column.name;
+        const bool known = std::any_of(
+            columns.begin(), columns.end(),
+            [&](const Column& other) { return other.name == column.name; });
+        if (known) continue;
+        column.value = [&part, first,
+                        value = std::move(column.value)](uint64_t record) {
+          return value(part.RecordOf(record - first));
+        };
+        columns.push_back(std::move(column));
+      }
+    }
+    return columns;
+  }
+
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    static_cast<ReadPart&>(*request) = {};
+    for (const ZippedPart& part : parts_) {
+      ReadRequest of_part;
+      part.source->Locate(part.RecordOf(record), &of_part);
+      if (of_part.kind == ReadRequest::Kind::kNone) continue;
+      if (request->kind == ReadRequest::Kind::kNone) {
+        static_cast<ReadPart&>(*request) = std::move(of_part);
+      } else {
+        request->more.push_back(std::move(of_part));
+      }
+      std::move(of_part.more.begin(), of_part.more.end(),
+                std::back_inserter(request->more));
+    }
+  }
+  void Expect(uint64_t record) const override {
+    for (const ZippedPart& part : parts_) {
+      part.source->Expect(part.RecordOf(record));
+    }
+  }
+  Status Unpack(uint64_t record, const ReadBytes& read,
+                std::vector<std::byte>* scratch,
+                RawRecord* raw) const override {
+    raw->clear();
+    scratch->clear();
+    // Features that are in the scratch of their part, and their places in the
+    // scratch of all.
+    std::vector<std::pair<size_t, size_t>> unpacked;
+    size_t range = 0;
+    for (const ZippedPart& part : parts_) {
+      const uint64_t of_part = part.RecordOf(record);
+      ReadRequest request;
+      part.source->Locate(of_part, &request);
+      const size_t ranges = RangesOf(request);
+      std::vector<uint64_t> ends;
+      const ReadBytes bytes = BytesOf(read, range, ranges, &ends);
+      range += ranges;
+      std::vector<std::byte> own;
+      RawRecord features;
+      if (Status status = part.source->Unpack(of_part, bytes, &own, &features);
+          !status.ok()) {
+        return status.Prepend(part.source->Describe(of_part));
+      }
+      const std::less_equal<const std::byte*> before;
+      for (const std::span<const std::byte> feature : features) {
+        if (!own.empty() && before(own.data(), feature.data()) &&
+            before(feature.data(), own.data() + own.size())) {
+          unpacked.emplace_back(
+              raw->size(), scratch->size() + static_cast<size_t>(
+                                                 feature.data() - own.data()));
+        }
+        raw->push_back(feature);
+      }
+      scratch->insert(scratch->end(), own.begin(), own.end());
+    }
+    for (const auto& [feature, place] : unpacked) {
+      (*raw)[feature] = std::span<const std::byte>(*scratch).subspan(
+          place, (*raw)[feature].size());
+    }
+    return OkStatus();
+  }
+  bool Changed() const override {
+    return std::any_of(parts_.begin(), parts_.end(),
+                       [](const ZippedPart& part) {
+                         return part.source->Changed() || part.kept.Changed();
+                       });
+  }
+
+  std::string Describe(uint64_t record) const override {
+    std::string text;
+    for (const ZippedPart& part : parts_) {
+      text += (text.empty() ? "" : "; ") +
+              part.source->Describe(part.RecordOf(record));
+    }
+    return text;
+  }
+  std::string io() const override { return Joined(&Source::io, ", "); }
+  std::vector<std::string> class_names() const override {
+    for (const ZippedPart& part : parts_) {
+      if (auto names = part.source->class_names(); !names.empty()) return names;
+    }
+    return {};
+  }
+  std::string warning() const override {
+    std::string text = Joined(&Source::warning, "; ");
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const uint64_t records = parts_[i].order->size();
+      if (records == records_) continue;
+      return text + (text.empty() ? "" : "; ") +
+             Format(
+                 "parts[{}] has {}, and the zip ends with the shortest part, "
+                 "after {}",
+                 i, Counted(records, "record", "records"), records_);
+    }
+    return text;
+  }
+  std::string left_out() const override {
+    return Joined(&Source::left_out, "; ");
+  }
+  void AddDigests(FileDigests* digests) const override {
+    for (const ZippedPart& part : parts_) {
+      part.source->AddDigests(digests);
+      part.kept.AddDigests(digests);
+    }
+  }
+  std::string fingerprint() const override {
+    Fingerprint all("zip");
+    for (const ZippedPart& part : parts_) {
+      all.Add(part.source->fingerprint());
+      all.Add(part.source->record_count());
+    }
+    return all.Hex();
+  }
+  void AddTimes(Fingerprint* to) const override {
+    for (const ZippedPart& part : parts_) AddTimesOf(*part.source, to);
+  }
+
+ private:
+  // What was read for `ranges` ranges of a request from this one on.
+  static ReadBytes BytesOf(const ReadBytes& read, size_t first, size_t ranges,
+                           std::vector<uint64_t>* ends) {
+    if (ranges == 0) return {};
+    if (read.ends.empty()) return read;  // the only one
+    const uint64_t begin = first == 0 ? 0 : read.ends[first - 1];
+    const uint64_t end = read.ends[first + ranges - 1];
+    if (ranges > 1) {
+      for (size_t i = first; i < first + ranges; ++i) {
+        ends->push_back(read.ends[i] - begin);
+      }
+    }
+    return {read.bytes.subspan(begin, end - begin), *ends};
+  }
+  std::string Joined(std::string (Source::*text)() const,
+                     std::string_view between) const {
+    std::vector<const Source*> sources;
+    for (const ZippedPart& part : parts_) sources.push_back(part.source.get());
+    return JoinedTexts(sources, text, between);
+  }
+
+  const std::vector<ZippedPart> parts_;
+  const RawSpec raw_spec_;
+  uint64_t records_ = 0;
+  std::vector<std::pair<size_t, size_t>> features_;  // part, feature of it
+};
+
+}  // namespace
+
+bool ZipSource::operator==(const ZipSource& other) const {
+  return parts == other.parts;
+}
+
+const Declaration<ZipSource>& ZipSource::Declared() {
+  static const auto declared =
+      Declaration<ZipSource>(
+          "zip",
+          "Records made of one record of each of several sources: record i has "
+          "the features of record i of each. It ends with the shortest.")
+          .Gives("the features of all parts")
+          .Example(
+              "{parts: [{source: {range: 10}}, {source: {range: {start: 100, "
+              "stop: 110}}, prefix: other_}]}")
+          .Required("parts", &ZipSource::parts, ListOfParts(),
+                    "each with a selection of its own, and a prefix for the "
+                    "names of its features")
+          .Check([](const YamlValue& value, ZipSource* zip) {
+            return CheckPartKeys(value, zip->parts, {.prefix = true});
+          });
+  return declared;
+}
+
+StatusOr<std::unique_ptr<Source>> ZipSource::Open(
+    OpenProgress* progress, const FunctionOptions& functions) const {
+  std::vector<ZippedPart> opened;
+  RawSpec raw_spec;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string path = Format("zip.parts[{}]", i);
+    auto source = OpenSource(parts[i].source, progress, functions);
+    if (!source.ok()) return AtPath(path + ".source", source.status());
+    if ((*source)->wait_ns() > 0) {
+      return InvalidArgumentError(
+          "{}: is made by processes (python): zip datasets in Python", path);
+    }
+    const OrderBudget budget = {progress->reserve,
+                                [progress] { return progress->cancel.load(); }};
+    auto order = (*source)->OrderOf(0, budget);
+    if (!order.ok()) return AtPath(path + ".source", order.status());
+    auto kept =
+        KeptFiles::Open(parts[i].select, parts[i].source, **source, progress);
+    if (!kept.ok()) return AtPath(path, kept.status());
+    order = Select(parts[i].select, *std::move(order),
+                   {(*source)->columns(0), budget, kept->Lookup(0)});
+    if (!order.ok()) return AtPath(path, order.status());
+    const std::string prefix = parts[i].prefix.value_or("");
+    for (RawFeature raw : (*source)->raw_spec()) {
+      raw.feature.name = prefix + raw.feature.name;
+      if (raw.feature.name.size() > kNameCharsMax) {
+        return InvalidArgumentError(
+            "{}.prefix: '{}' has more than {} characters: give a shorter one",
+            path, raw.feature.name, kNameCharsMax);
+      }
+      for (const RawFeature& other : raw_spec) {
+        if (other.feature.name != raw.feature.name) continue;
+        return InvalidArgumentError(
+            "{}: has a feature '{}', as a part before it: give it a prefix",
+            path, raw.feature.name);
+      }
+      raw_spec.push_back(std::move(raw));
+    }
+    opened.push_back(
+        {*std::move(source), *std::move(order), prefix, *std::move(kept)});
+  }
+  return std::unique_ptr<Source>(
+      std::make_unique<Zip>(std::move(opened), std::move(raw_spec)));
+}
+
+}  // namespace penstock

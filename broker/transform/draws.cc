@@ -1,0 +1,103 @@
+#include "broker/transform/draws.h"
+
+#include <algorithm>
+#include <optional>
+#include <type_traits>
+#include <variant>
+
+namespace penstock {
+namespace {
+
+template <typename Op, typename... Ops>
+constexpr bool kIsOneOf = (std::is_same_v<Op, Ops> || ...);
+
+// They have no random numbers, whatever their keys.
+template <typename Op>
+constexpr bool kNeverDraws =
+    kIsOneOf<Op, ResizeOp, PadOp, NormalizeOp, CastOp, RescaleOp, ClipOp,
+             BucketizeOp, OneHotOp, LabelSmoothingOp, LookupOp, HashOp,
+             ParseJsonOp, PadSequenceOp, ConcatenateOp, ReshapeOp, SelectOp,
+             DropOp, RenameOp>;
+// Only whether they happen is random.
+template <typename Op>
+constexpr bool kMayHappen =
+    kIsOneOf<Op, GrayscaleOp, SharpnessOp, SolarizeOp, PosterizeOp, EqualizeOp,
+             AutocontrastOp, InvertOp>;
+template <typename Op>
+constexpr bool kAlwaysDraws =
+    IsFunction<Op> ||
+    kIsOneOf<Op, MixupOp, CutmixOp, ColorJitterOp, RandAugmentOp,
+             TrivialAugmentOp, AugMixOp, RandomErasingOp>;
+
+bool IsRandom(double probability) {
+  return probability != 0 && probability != 1;
+}
+bool IsRandom(const Range& range) { return range[0] != range[1]; }
+
+bool DrawsCrop(const CropSpec& crop) {
+  return std::holds_alternative<RandomResizedCrop>(crop) ||
+         std::holds_alternative<RandomPixels>(crop);
+}
+
+bool DrawsAs(const DecodeImageOp& op) { return op.crop && DrawsCrop(*op.crop); }
+bool DrawsAs(const CropOp& op) { return DrawsCrop(op.crop); }
+bool DrawsAs(const FlipOp& op) {
+  return IsRandom(op.horizontal) || IsRandom(op.vertical);
+}
+bool DrawsAs(const RotateOp& op) {
+  return IsRandom(op.degrees) || IsRandom(op.probability);
+}
+bool DrawsAs(const AffineOp& op) {
+  return IsRandom(op.degrees) || IsRandom(op.scale) ||
+         std::any_of(op.translate.begin(), op.translate.end(),
+                     [](const Range& each) { return IsRandom(each); }) ||
+         std::any_of(op.shear.begin(), op.shear.end(),
+                     [](const Range& each) { return IsRandom(each); }) ||
+         IsRandom(op.probability);
+}
+bool DrawsAs(const PerspectiveOp& op) {
+  return !op.corners || IsRandom(op.probability);
+}
+bool DrawsAs(const BlurOp& op) {
+  return IsRandom(op.sigma) || IsRandom(op.probability);
+}
+
+bool PutsChannelsFirst(const TransformSpec& step) {
+  return std::visit(
+      [](const auto& op) {
+        if constexpr (requires { op.layout; }) {
+          return op.layout == Layout::kChw;
+        } else {
+          return false;
+        }
+      },
+      step);
+}
+
+}  // namespace
+
+bool Draws(const TransformSpec& step) {
+  return std::visit(
+      [](const auto& op) {
+        using Op = std::remove_cvref_t<decltype(op)>;
+        if constexpr (kNeverDraws<Op>) {
+          return false;
+        } else if constexpr (kMayHappen<Op>) {
+          return IsRandom(op.probability);
+        } else if constexpr (kAlwaysDraws<Op>) {
+          return true;
+        } else {
+          return DrawsAs(op);
+        }
+      },
+      step);
+}
+
+size_t StepsToKeep(const std::vector<TransformSpec>& map) {
+  const auto end = std::find_if(map.begin(), map.end(), Draws);
+  if (end == map.end()) return map.size();
+  return static_cast<size_t>(std::find_if(map.begin(), end, PutsChannelsFirst) -
+                             map.begin());
+}
+
+}  // namespace penstock

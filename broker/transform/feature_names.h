@@ -1,0 +1,41 @@
+// map: select, drop, rename. Which features a row has, in which order, under
+// which names. A text goes with the number of its bytes, NAME_bytes.
+#ifndef BROKER_TRANSFORM_FEATURE_NAMES_H_
+#define BROKER_TRANSFORM_FEATURE_NAMES_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "broker/transform/picture.h"
+
+namespace penstock {
+
+class RowBuilder;
+
+struct SelectOp {
+  FeatureNames features;
+  bool operator==(const SelectOp&) const = default;
+
+  static const Declaration<SelectOp>& Declared();
+  Status AddToRow(RowBuilder* row) const;
+};
+
+struct DropOp {
+  FeatureNames features;
+  bool operator==(const DropOp&) const = default;
+
+  static const Declaration<DropOp>& Declared();
+  Status AddToRow(RowBuilder* row) const;
+};
+
+struct RenameOp {
+  std::vector<std::pair<std::string, std::string>> features;  // from, to
+  bool operator==(const RenameOp&) const = default;
+
+  static const Declaration<RenameOp>& Declared();
+  Status AddToRow(RowBuilder* row) const;
+};
+
+}  // namespace penstock
+#endif  // BROKER_TRANSFORM_FEATURE_NAMES_H_

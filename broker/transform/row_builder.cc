@@ -1,0 +1,162 @@
+#include "broker/transform/row_builder.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace penstock {
+namespace {
+
+constexpr size_t kFeaturesMax = 64;
+
+}  // namespace
+
+RowBuilder::RowBuilder(const RawSpec& raw, MapOpening* opening)
+    : opening_(opening) {
+  for (const RawFeature& each : raw) {
+    paths_.push_back(std::make_unique<PathBuilder>(each, slots_++, opening));
+  }
+}
+
+PathBuilder* RowBuilder::Named(const std::string& name) const {
+  const auto found = std::find_if(
+      paths_.begin(), paths_.end(),
+      [&](const auto& path) { return path->feature().name == name; });
+  return found == paths_.end() ? nullptr : found->get();
+}
+
+StatusOr<PathBuilder*> RowBuilder::Find(const std::string& name) const {
+  if (PathBuilder* const found = Named(name)) return found;
+  if (paths_.size() == 1 && name == kDefaultFeature) return paths_[0].get();
+  std::string known;
+  for (const auto& path : paths_) {
+    known += (known.empty() ? "" : ", ") + path->feature().name;
+  }
+  return InvalidArgumentError("no feature '{}'; `feature: NAME` chooses: {}",
+                              name, known);
+}
+
+StatusOr<std::vector<PathBuilder*>> RowBuilder::FindAll(
+    const FeatureNames& names) const {
+  std::vector<PathBuilder*> found;
+  for (const std::string& name : names) {
+    PENSTOCK_ASSIGN_OR_RETURN(PathBuilder* const builder, Find(name));
+    if (std::find(found.begin(), found.end(), builder) != found.end()) {
+      return InvalidArgumentError("names feature '{}' twice", builder->name());
+    }
+    found.push_back(builder);
+  }
+  return found;
+}
+
+size_t RowBuilder::PlaceOf(const PathBuilder* path) const {
+  return static_cast<size_t>(
+      std::find_if(paths_.begin(), paths_.end(),
+                   [path](const auto& each) { return each.get() == path; }) -
+      paths_.begin());
+}
+
+PathBuilder* RowBuilder::LengthOf(const PathBuilder& text) const {
+  const Feature& feature = text.feature();
+  if (text.encoded() || feature.dtype != DType::kUint8 ||
+      feature.shape.empty()) {
+    return nullptr;
+  }
+  PathBuilder* length = Named(feature.name + "_bytes");
+  // Of text_lines.
+  if (length == nullptr && feature.name == "text") length = Named("bytes");
+  const std::vector<int64_t> texts(feature.shape.begin(),
+                                   feature.shape.end() - 1);
+  return length != nullptr && length->feature().dtype == DType::kInt64 &&
+                 length->feature().shape == texts
+             ? length
+             : nullptr;
+}
+
+void RowBuilder::Keep(const std::vector<PathBuilder*>& kept) {
+  std::vector<std::unique_ptr<PathBuilder>> paths;
+  for (const PathBuilder* each : kept) {
+    paths.push_back(std::move(paths_[PlaceOf(each)]));
+  }
+  for (auto& each : paths_) {
+    if (each != nullptr) former_.push_back(std::move(each));
+  }
+  paths_ = std::move(paths);
+}
+
+Status RowBuilder::AddStep(const std::vector<PathBuilder*>& taken,
+                           const ElementSpec& put,
+                           std::unique_ptr<RowStage> stage) {
+  Step step;
+  step.name = taken.front()->name();
+  step.part = kFirstStep + opening_->step;
+  const size_t place = PlaceOf(taken.front());
+  for (PathBuilder* const each : taken) {
+    PENSTOCK_RETURN_IF_ERROR(each->CheckDecoded());
+    Path path = {.name = each->name(), .from = each->slot()};
+    RawFeature form;
+    PENSTOCK_RETURN_IF_ERROR(each->Finish(true, &path.stages, &form));
+    path.to = path.stages.empty() ? path.from : slots_++;
+    step.from.push_back(path.to);
+    if (!path.stages.empty()) actions_.push_back({std::move(path), {}});
+  }
+  std::vector<std::unique_ptr<PathBuilder>> made;
+  for (const Feature& feature : put) {
+    PENSTOCK_RETURN_IF_ERROR(CheckMade(feature));
+    made.push_back(std::make_unique<PathBuilder>(RawFeature{feature, false},
+                                                 slots_, opening_));
+    step.to.push_back(slots_++);
+    step.to_bytes.push_back(feature.RowBytes());
+  }
+  step.stage = std::move(stage);
+  actions_.push_back({{}, std::move(step)});
+  // Behind the place, so that it stays where it is.
+  paths_.insert(paths_.begin() + static_cast<ptrdiff_t>(place) + 1,
+                std::make_move_iterator(made.begin()),
+                std::make_move_iterator(made.end()));
+  for (const PathBuilder* each : taken) {
+    const auto gone = paths_.begin() + static_cast<ptrdiff_t>(PlaceOf(each));
+    former_.push_back(std::move(*gone));
+    paths_.erase(gone);
+  }
+  return CheckNames();
+}
+
+Status RowBuilder::CheckNames() const {
+  std::set<std::string> names;
+  for (const auto& path : paths_) {
+    if (names.insert(path->feature().name).second) continue;
+    return InvalidArgumentError(
+        "two features are then named '{}': `rename` or `drop` one before",
+        path->feature().name);
+  }
+  if (paths_.size() <= kFeaturesMax) return OkStatus();
+  return InvalidArgumentError("a row of {} features; at most {}", paths_.size(),
+                              kFeaturesMax);
+}
+
+void RowBuilder::AddPairStep(std::vector<PathBuilder*> features, PairMix mix) {
+  PairStep& step = pair_steps_.emplace_back();
+  for (const PathBuilder* each : features) {
+    step.features.push_back(PlaceOf(each));
+  }
+  step.mix = std::move(mix);
+}
+
+Status RowBuilder::Finish(std::vector<Action>* actions,
+                          std::vector<Path>* paths, RawSpec* out,
+                          std::vector<PairStep>* pair_steps) {
+  *actions = std::move(actions_);
+  *pair_steps = std::move(pair_steps_);
+  out->resize(paths_.size());
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    PathBuilder& each = *paths_[i];
+    Path& path = paths->emplace_back();
+    path.name = each.name();
+    path.from = each.slot();
+    PENSTOCK_RETURN_IF_ERROR(each.Finish(false, &path.stages, &(*out)[i]));
+  }
+  return OkStatus();
+}
+
+}  // namespace penstock

@@ -1,0 +1,121 @@
+// Compiles the ops of the features of a row: those of single features add to
+// the paths of these (PathBuilder), those of several take features from the row
+// and put others there.
+#ifndef BROKER_TRANSFORM_ROW_BUILDER_H_
+#define BROKER_TRANSFORM_ROW_BUILDER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "broker/source/source.h"
+#include "broker/transform/map_file.h"
+#include "broker/transform/path_builder.h"
+#include "common/element_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// The features that one step takes, or makes.
+inline constexpr size_t kStepFeaturesMax = 128;
+
+// Makes features of others. Immutable once compiled.
+class RowStage {
+ public:
+  virtual ~RowStage() = default;
+  // in and out in the order of Take and Put; out[i] has the bytes of a row of
+  // its feature. DataLoss: the record is bad.
+  virtual Status Run(std::span<const std::span<const std::byte>> in,
+                     std::span<std::byte* const> out) const = 0;
+};
+
+// Mixes two finished rows, given their values of the features of its step.
+// pair: seed and epoch of the draws, and as the sample the first row's place in
+// the epoch.
+using PairMix = std::function<void(const AugmentationKey& pair,
+                                   std::span<std::byte* const> first,
+                                   std::span<std::byte* const> second)>;
+
+class RowBuilder {
+ public:
+  // What is done to a row, in order: a path to a feature that a step takes, or
+  // the step.
+  struct Path {
+    std::string name;
+    size_t from = 0;  // slots
+    size_t to = 0;
+    std::vector<std::unique_ptr<Stage>> stages;
+  };
+  struct Step {
+    std::string name;  // of its first feature, for messages
+    std::vector<size_t> from;
+    std::vector<size_t> to;
+    std::vector<uint64_t> to_bytes;
+    uint32_t part = kFirstStep;  // RowPart
+    std::unique_ptr<RowStage> stage;
+  };
+  // Once both rows are finished.
+  struct PairStep {
+    std::vector<size_t> features;  // of the row
+    PairMix mix;
+  };
+  // The step, if it has a stage.
+  struct Action {
+    Path path;
+    Step step;
+  };
+
+  // opening: for ops that read files.
+  RowBuilder(const RawSpec& raw, MapOpening* opening);
+
+  MapOpening* opening() const { return opening_; }
+  // The features that the row has by now, in its order.
+  size_t size() const { return paths_.size(); }
+  PathBuilder& operator[](size_t i) const { return *paths_[i]; }
+
+  // The feature that an op means: the one with its name, or the only one if the
+  // op has the default name. InvalidArgument names those that there are.
+  StatusOr<PathBuilder*> Find(const std::string& name) const;
+  // InvalidArgument, too: one is named twice.
+  StatusOr<std::vector<PathBuilder*>> FindAll(const FeatureNames& names) const;
+  // nullptr: there is none.
+  PathBuilder* Named(const std::string& name) const;
+  size_t PlaceOf(const PathBuilder* path) const;
+  // Of text, the number of its bytes (NAME_bytes, or `bytes` of text_lines);
+  // else nullptr.
+  PathBuilder* LengthOf(const PathBuilder& text) const;
+
+  // The row gets these features, in this order.
+  void Keep(const std::vector<PathBuilder*>& kept);
+  // Replaces the features `taken`, which are decoded, by `put`, at the place of
+  // the first. InvalidArgument: the row then has two features of one name, or
+  // too many.
+  Status AddStep(const std::vector<PathBuilder*>& taken, const ElementSpec& put,
+                 std::unique_ptr<RowStage> stage);
+  // InvalidArgument: two features have one name.
+  Status CheckNames() const;
+  // Only more of its kind may follow.
+  void AddPairStep(std::vector<PathBuilder*> features, PairMix mix);
+  bool mixes_pairs() const { return !pair_steps_.empty(); }
+
+  // Called at the end: the actions, the paths to the features of the row, and
+  // what mixes it.
+  Status Finish(std::vector<Action>* actions, std::vector<Path>* paths,
+                RawSpec* out, std::vector<PairStep>* pair_steps);
+
+ private:
+  MapOpening* const opening_;
+  size_t slots_ = 0;
+  std::vector<std::unique_ptr<PathBuilder>> paths_;
+  // Of features that the row has no more: others know them by their addresses.
+  std::vector<std::unique_ptr<PathBuilder>> former_;
+  std::vector<Action> actions_;
+  std::vector<PairStep> pair_steps_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_TRANSFORM_ROW_BUILDER_H_

@@ -1,0 +1,119 @@
+#include "client/command/all_records.h"
+
+#include <algorithm>
+
+#include "client/command/control_call.h"
+#include "client/command/first_batch.h"
+#include "client/command/json_field.h"
+#include "client/command/progress_bar.h"
+#include "client/command/subcommand.h"
+#include "client/command/table.h"
+#include "common/printable.h"
+#include "common/quantity.h"
+
+namespace penstock {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
+constexpr uint64_t kBatchRowsMax = 4096;
+
+Status LibraryError(int code) {
+  return Status(static_cast<StatusCode>(-code), penstock_error());
+}
+
+// Of the job with this name: what it left out.
+Json BrokenRecords(const std::string& socket, const std::string& job) {
+  Json broken = {{"count", 0}};
+  const auto answer = CallBroker(socket, {{"op", "status"}});
+  if (!answer.ok()) return broken;
+  for (const nlohmann::json& each : ArrayField(*answer, "jobs")) {
+    if (TextField(each, "job") != job) continue;
+    broken["count"] = CountField(each, "rows_skipped").value_or(0);
+    const nlohmann::json& kinds = FieldOf(each, "rows_failed");
+    if (kinds.is_object()) {
+      for (const auto& [kind, count] : kinds.items()) broken[kind] = count;
+    }
+    broken["first"] = ArrayField(each, "rows_failed_first");
+  }
+  return broken;
+}
+
+}  // namespace
+
+StatusOr<Json> ParsedSpec(PrivateBroker* broker, const SpecFile& file) {
+  PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json parsed,
+                            broker->Call(file.Request("parse")));
+  Json spec =
+      Json::parse(TextField(parsed, "spec"), nullptr, /*exceptions=*/false);
+  if (!spec.is_object()) {
+    return InternalError("the broker's answer to 'parse' has no 'spec'");
+  }
+  return spec;
+}
+
+StatusOr<Json> TakeAllRecords(
+    const AllRecords& all,
+    const std::function<void(const ElementSpec& features)>& begin,
+    const std::function<void(const penstock_batch* batch)>& add) {
+  penstock_options options = PENSTOCK_OPTIONS_INIT;
+  options.rank = 0;
+  options.world_size = 1;
+  options.local_world_size = 1;
+  options.spec = all.spec.c_str();
+  options.job = all.job.c_str();
+  options.socket = all.socket.c_str();
+  penstock_reader* reader = nullptr;
+  if (const int code = penstock_attach(&options, &reader);
+      code != PENSTOCK_OK) {
+    return LibraryError(code);
+  }
+  begin(FeaturesOf(reader));
+  ProgressBar bar(all.label, "rows");
+  int code = PENSTOCK_OK;
+  uint64_t rows = 0;
+  Json broken = {{"count", 0}};
+  while (code != PENSTOCK_END_OF_DATA) {
+    penstock_batch* batch = nullptr;
+    code = penstock_next(reader, &batch);
+    if (code < 0) {
+      const Status error = LibraryError(code);
+      penstock_detach(reader);
+      return error;
+    }
+    if (code == PENSTOCK_END_OF_EPOCH) {
+      // The job is over once the end of the data is told.
+      broken = BrokenRecords(all.socket, all.job);
+    }
+    if (code != PENSTOCK_OK) continue;
+    rows += penstock_batch_rows(batch);
+    add(batch);
+    penstock_release(batch);
+    bar.Update(rows, all.records);
+  }
+  penstock_detach(reader);
+  return broken;
+}
+
+void ReportBroken(const Json& broken, const std::string& what) {
+  const uint64_t count = broken.value("count", uint64_t{0});
+  if (count == 0) return;
+  PrintError(Format("{} broken, {}: {} damaged, {} missing, {} other",
+                    Counted(FormatCount(count), "record"), what,
+                    broken.value("damaged", 0), broken.value("missing", 0),
+                    broken.value("other", 0)));
+  for (const Json& each : broken.value("first", Json::array())) {
+    PrintError("  " + Printable(each.get<std::string>()));
+  }
+}
+
+uint64_t RowsAtOnce(const DatasetIndex& index) {
+  uint64_t row_bytes = 1;
+  for (const Feature& each : index.element_spec) row_bytes += each.RowBytes();
+  return std::clamp<uint64_t>(
+      kBatchBytes / row_bytes, 1,
+      std::min(kBatchRowsMax, std::max<uint64_t>(1, index.records)));
+}
+
+}  // namespace penstock

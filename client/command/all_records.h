@@ -1,0 +1,47 @@
+// Every record of a dataset, taken once from a private broker, as fast as its
+// workers make them: what `analyze` and `filter` do.
+#ifndef CLIENT_COMMAND_ALL_RECORDS_H_
+#define CLIENT_COMMAND_ALL_RECORDS_H_
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "client/command/private_broker.h"
+#include "client/command/spec_file.h"
+#include "client/penstock.h"
+#include "common/element_spec.h"
+#include "common/status.h"
+
+namespace penstock {
+
+struct AllRecords {
+  std::string socket;
+  std::string spec;  // its text; one epoch
+  std::string job;   // a name that no other job has
+  uint64_t records = 0;
+  std::string label;  // of the progress bar, "analyzing"
+};
+
+// The spec in its canonical form.
+StatusOr<nlohmann::ordered_json> ParsedSpec(PrivateBroker* broker,
+                                            const SpecFile& file);
+
+// begin: told the features of a row, first. add: of each batch. Returns what
+// was left out (`on_error: skip`): count, kinds, the first of them. Runs in the
+// process of InTakingProcess.
+StatusOr<nlohmann::ordered_json> TakeAllRecords(
+    const AllRecords& all,
+    const std::function<void(const ElementSpec& features)>& begin,
+    const std::function<void(const penstock_batch* batch)>& add);
+
+// Prints what was left out, if anything was. what: "left out of ...".
+void ReportBroken(const nlohmann::ordered_json& broken,
+                  const std::string& what);
+
+// Rows of a batch of a sensible size.
+uint64_t RowsAtOnce(const DatasetIndex& index);
+
+}  // namespace penstock
+#endif  // CLIENT_COMMAND_ALL_RECORDS_H_

@@ -1,0 +1,191 @@
+// penstock analyze: statistics of a dataset's features, which normalize and
+// lookup are told with `from`.
+#include <sched.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <optional>
+
+#include "client/command/all_records.h"
+#include "client/command/analyze_spec.h"
+#include "client/command/first_batch.h"
+#include "client/command/json_field.h"
+#include "client/command/output_file.h"
+#include "client/command/private_broker.h"
+#include "client/command/spec_file.h"
+#include "client/command/statistics.h"
+#include "client/command/statistics_plot.h"
+#include "client/command/subcommand.h"
+#include "client/command/table.h"
+#include "common/printable.h"
+#include "common/quantity.h"
+
+namespace penstock {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kVersion = 1;
+constexpr uint64_t kTokensMax = uint64_t{1} << 26;
+
+struct AnalyzeOptions {
+  std::string spec;
+  std::string out = "stats.json";
+  std::string plot;
+  uint64_t tokens_max = 1'000'000;
+  bool json = false;
+  PrivateBrokerOptions broker;
+};
+
+uint32_t ProcessorCount() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+}
+
+// Takes all rows, once each. In a process of its own.
+StatusOr<std::string> Analyzed(const AllRecords& all,
+                               const StatisticsOptions& options) {
+  std::optional<Statistics> statistics;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const Json broken,
+      TakeAllRecords(
+          all,
+          [&](const ElementSpec& features) {
+            statistics.emplace(features, options);
+          },
+          [&](const penstock_batch* batch) { statistics->Add(batch); }));
+  const Json result = {{"rows", statistics->rows()},
+                       {"broken", broken},
+                       {"features", statistics->ToJson()}};
+  return result.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// 3 significant digits are enough for a table.
+std::string Shown(const Json& of, const char* key) {
+  const auto overall = of.find("overall");
+  if (overall == of.end()) return "";
+  return Format("{:.4g}", (*overall)[key].get<double>());
+}
+
+void PrintTable(const Json& statistics) {
+  constexpr size_t kColumns = 16;  // of 64 bins, 4 each
+  Table table({"feature", "dtype", ">mean", ">std", ">min", ">max", ">distinct",
+               "histogram"});
+  for (const auto& [name, of] : statistics["features"].items()) {
+    std::string dtype = of["dtype"].get<std::string>();
+    dtype += " " + of["shape"].dump();
+    table.AddRow({name, dtype, Shown(of, "mean"), Shown(of, "std"),
+                  Shown(of, "min"), Shown(of, "max"),
+                  of.contains("distinct")
+                      ? FormatCount(of["distinct"].get<uint64_t>())
+                      : std::string(),
+                  SmallHistogram(CountsToPlot(of), kColumns)});
+  }
+  Print(stdout, "{}", table.ToString());
+}
+
+Status Plot(const std::string& name, const Json& statistics, bool quiet) {
+  std::vector<std::vector<uint64_t>> panels;
+  std::string names;
+  for (const auto& [feature, of] : statistics["features"].items()) {
+    panels.push_back(CountsToPlot(of));
+    names += (names.empty() ? "" : ", ") + feature;
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string path, OutputFile(name));
+  PENSTOCK_RETURN_IF_ERROR(WritePng(DrawHistograms(panels), path,
+                                    Format("{}.{}.tmp", path, getpid())));
+  if (!quiet) Print(stdout, "{}: from the top {}\n", name, names);
+  return OkStatus();
+}
+
+StatusOr<int> Analyze(const AnalyzeOptions& options) {
+  PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(options.spec));
+  PENSTOCK_RETURN_IF_ERROR(CheckCanWrite(options.out));
+  if (!options.plot.empty()) {
+    PENSTOCK_RETURN_IF_ERROR(CheckCanWrite(options.plot));
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
+                            PrivateBroker::Start(options.broker));
+  PENSTOCK_ASSIGN_OR_RETURN(const Json spec, ParsedSpec(broker.get(), file));
+  // Of one row a batch first: how large is a row?
+  PENSTOCK_ASSIGN_OR_RETURN(const Json of_one, SpecToAnalyze(spec, 1));
+  SpecFile adapted = file;
+  adapted.text = of_one.dump();
+  PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
+                            IndexDataset(broker->AsCall(), adapted, 1));
+  PENSTOCK_RETURN_IF_ERROR(index.CheckHasRows(file));
+  PENSTOCK_ASSIGN_OR_RETURN(const Json to_read,
+                            SpecToAnalyze(spec, RowsAtOnce(index)));
+  const AllRecords all = {broker->socket(), to_read.dump(),
+                          UniqueJobName("analyze"), index.records, "analyzing"};
+  StatisticsOptions of;
+  of.tokens_max = options.tokens_max;
+  of.threads = ProcessorCount();
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::string result,
+      InTakingProcess(broker.get(), [&] { return Analyzed(all, of); }));
+  Json statistics = {
+      {"penstock_statistics", kVersion},
+      {"dataset", index.dataset},
+      {"fingerprint", TextField(index.answer, "source_fingerprint")},
+      {"source", spec["source"]},
+      {"map", to_read["map"]}};
+  statistics.update(Json::parse(result));
+  const std::string text =
+      statistics.dump(-1, ' ', false, Json::error_handler_t::replace);
+  PENSTOCK_RETURN_IF_ERROR(WriteWhole(options.out, text + "\n"));
+  if (!options.plot.empty()) {
+    PENSTOCK_RETURN_IF_ERROR(Plot(options.plot, statistics, options.json));
+  }
+  ReportBroken(statistics["broken"], "left out of the statistics");
+  if (options.json) {
+    Print(stdout, "{}\n", text);
+  } else {
+    PrintTable(statistics);
+    Print(stdout, "\n{}: {} of {}\n", options.out,
+          Counted(FormatCount(statistics["rows"].get<uint64_t>()), "row"),
+          Printable(index.dataset));
+  }
+  return 0;
+}
+
+}  // namespace
+
+Subcommand AddAnalyze(CLI::App& app) {
+  CLI::App* const analyze = app.add_subcommand(
+      "analyze", "Find the statistics of a dataset's features");
+  const auto options = std::make_shared<AnalyzeOptions>();
+  analyze->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
+      ->required();
+  analyze->add_option("--out", options->out, "The file to write")
+      ->type_name("FILE.json")
+      ->capture_default_str();
+  analyze->add_option("--plot", options->plot, "Draw histograms")
+      ->type_name("FILE.png");
+  analyze
+      ->add_option("--tokens-max", options->tokens_max,
+                   "Different words or integers to count exactly, of a feature")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(uint64_t{1}, kTokensMax).description(""));
+  analyze->add_flag("--json", options->json, "Print the statistics as JSON");
+  options->broker.AddTo(analyze);
+  analyze->footer(
+      "Every record is read once. A feature is analyzed as its first step "
+      "with\n"
+      "`from` finds it, or as the spec delivers it. Records that cannot be "
+      "read\n"
+      "or decoded are left out, counted, and the first of them named. Specs "
+      "use\n"
+      "the file with `normalize: {from: FILE}` and\n"
+      "`lookup: {vocabulary: {from: FILE}}`.\n"
+      "\n"
+      "Examples:\n"
+      "  penstock analyze train.yaml\n"
+      "  penstock analyze train.yaml --out stats.json --plot stats.png");
+  return {analyze, [options] { return Analyze(*options); }};
+}
+
+}  // namespace penstock

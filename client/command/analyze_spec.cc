@@ -1,0 +1,114 @@
+#include "client/command/analyze_spec.h"
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::vector<std::string> NamesIn(const Json& op, const char* key) {
+  std::vector<std::string> names;
+  const auto found = op.find(key);
+  if (found == op.end()) return names;
+  if (found->is_string()) names.push_back(found->get<std::string>());
+  if (found->is_array()) {
+    for (const Json& each : *found) names.push_back(each.get<std::string>());
+  }
+  return names;
+}
+
+bool NeedsStatistics(const std::string& name, const Json& op) {
+  if (name == "normalize") return op.contains("from");
+  const auto vocabulary = op.find("vocabulary");
+  return name == "lookup" && vocabulary != op.end() && vocabulary->is_object();
+}
+
+// The steps, and the features that have reached one that needs statistics.
+class Steps {
+ public:
+  // False: the map ends here.
+  bool Add(const std::string& name, Json op) {
+    if (NeedsStatistics(name, op)) {
+      for (std::string& each : NamesIn(op, "feature")) {
+        ended_.insert(std::move(each));
+      }
+      return true;
+    }
+    if (ended_.empty()) {
+      kept_.push_back({{name, std::move(op)}});
+      return true;
+    }
+    if (name == "python" || name == "plugin") return false;
+    if (name == "rename") return AddRename(std::move(op));
+    if (name == "select") return AddSelect(std::move(op));
+    if (name == "concatenate") {
+      for (const std::string& each : NamesIn(op, "features")) {
+        if (ended_.count(each) == 0) continue;
+        ended_.insert(op["to"].get<std::string>());
+        return true;
+      }
+    }
+    for (const char* key : {"feature", "features", "mask"}) {
+      const std::vector<std::string> names = NamesIn(op, key);
+      Json left = Json::array();
+      for (const std::string& each : names) {
+        if (ended_.count(each) == 0) left.push_back(each);
+      }
+      if (left.size() == names.size()) continue;
+      if (left.empty()) return true;
+      op[key] = std::move(left);
+    }
+    kept_.push_back({{name, std::move(op)}});
+    return true;
+  }
+
+  Json Take() { return std::move(kept_); }
+
+ private:
+  bool AddRename(Json op) {
+    for (const auto& [from, to] : op["features"].items()) {
+      if (ended_.erase(from) > 0) ended_.insert(to.get<std::string>());
+    }
+    kept_.push_back({{"rename", std::move(op)}});
+    return true;
+  }
+  bool AddSelect(Json op) {
+    kept_.push_back({{"select", std::move(op)}});
+    return true;
+  }
+
+  Json kept_ = Json::array();
+  std::set<std::string> ended_;
+};
+
+}  // namespace
+
+StatusOr<Json> SpecToAnalyze(const Json& spec, uint64_t batch_rows) {
+  if (spec.at("source").contains("tensors")) {
+    return FailedPreconditionError(
+        "its values are in the spec (tensors): NumPy has their statistics at "
+        "once");
+  }
+  if (spec.at("source").contains("stream")) {
+    return FailedPreconditionError(
+        "it is a stream, which has no rows but those that producers put");
+  }
+  Json made = spec;
+  Steps steps;
+  for (const Json& each : spec.at("map")) {
+    if (!steps.Add(each.begin().key(), each.begin().value())) break;
+  }
+  made["map"] = steps.Take();
+  made["shuffle"] = "none";
+  made["batch"] = {{"size", batch_rows}, {"last", "partial"}};
+  made["epochs"] = 1;
+  made.erase("steps_per_epoch");
+  made["on_error"] = "skip";
+  return made;
+}
+
+}  // namespace penstock

@@ -1,0 +1,308 @@
+// penstock filter: asks a Python function of each record whether it is kept,
+// and writes the answers for `select: [filter: {records: FILE}]`.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+
+#include "client/command/all_records.h"
+#include "client/command/first_batch.h"
+#include "client/command/json_field.h"
+#include "client/command/output_file.h"
+#include "client/command/private_broker.h"
+#include "client/command/spec_file.h"
+#include "client/command/subcommand.h"
+#include "client/command/table.h"
+#include "common/kept_records.h"
+#include "common/printable.h"
+#include "common/quantity.h"
+#include "common/text_file.h"
+
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+struct FilterOptions {
+  std::string spec;
+  std::string function;
+  std::string out = "kept.records";
+  uint64_t steps = 0;
+  bool force = false;
+  bool json = false;
+  PrivateBrokerOptions broker;
+};
+
+// Steps of `map` that make the same of a record in each epoch. Of others, and
+// of those that are not known here, the function would judge one of many rows.
+bool IsAlwaysTheSame(const std::string& name, const Json& op) {
+  static constexpr std::array<std::string_view, 19> kNames = {
+      "resize",  "pad",    "normalize",   "cast",
+      "rescale", "clip",   "bucketize",   "one_hot",
+      "lookup",  "hash",   "parse_json",  "label_smoothing",
+      "reshape", "select", "concatenate", "pad_sequence",
+      "drop",    "rename", "plugin"};
+  if (name == "decode_image" || name == "crop") {
+    const Json& crop = name == "crop" ? op : op.value("crop", Json::object());
+    return !crop.contains("random_resized") && !crop.contains("random_pixels");
+  }
+  return name == "python" ||
+         std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+// The spec whose rows are the function's answers. Its selection ends before
+// the filter that reads the file to be written.
+StatusOr<Json> SpecToFilter(const Json& spec, const FilterOptions& options,
+                            uint64_t batch_rows) {
+  if (spec.at("source").contains("stream")) {
+    return FailedPreconditionError(
+        "it is a stream, which has no rows but those that producers put");
+  }
+  const Json& steps = spec.at("map");
+  if (options.steps > steps.size()) {
+    return InvalidArgumentError("--steps {}: its `map` has {}", options.steps,
+                                Counted(steps.size(), "step", "steps"));
+  }
+  Json map = Json::array();
+  for (uint64_t i = 0; i < options.steps; ++i) {
+    const std::string& name = steps[i].begin().key();
+    if (!IsAlwaysTheSame(name, steps[i].begin().value())) {
+      return InvalidArgumentError(
+          "map[{}].{}: is random, and each record is judged once, as the steps "
+          "before it make it: --steps {} at most; in Python, put `filter` "
+          "before it",
+          i, name, i);
+    }
+    map.push_back(steps[i]);
+  }
+  map.push_back(
+      {{"python",
+        {{"function", options.function},
+         {"features",
+          {{"keep", {{"dtype", "bool"}, {"shape", Json::array()}}}}}}}});
+  Json made = spec;
+  made["map"] = std::move(map);
+  Json select = Json::array();
+  const std::string out = fs::absolute(options.out).lexically_normal();
+  for (const Json& step : spec.value("select", Json::array())) {
+    const auto filter = step.find("filter");
+    if (filter != step.end() && filter->value("records", "") == out) break;
+    select.push_back(step);
+  }
+  made["select"] = std::move(select);
+  made["shuffle"] = "none";
+  made["batch"] = {{"size", batch_rows}, {"last", "partial"}};
+  made["epochs"] = 1;
+  made.erase("steps_per_epoch");
+  for (const char* const key : {"shard", "cache", "snapshot"}) made.erase(key);
+  made["on_error"] = spec.value("on_error", "fail") == "fail" ? "fail" : "skip";
+  return made;
+}
+
+// The text of the module that has the function; "": it is not found, which the
+// broker explains.
+std::string CodeOf(const std::string& function) {
+  constexpr size_t kCodeBytesMax = size_t{16} << 20;
+  const char* const path = std::getenv("PENSTOCK_PYTHON_PATH");
+  std::string folders = path == nullptr ? "" : path;
+  std::string module = function.substr(0, function.find(':'));
+  std::replace(module.begin(), module.end(), '.', '/');
+  while (!folders.empty()) {
+    const size_t end = std::min(folders.find(':'), folders.size());
+    const fs::path folder = folders.substr(0, end);
+    folders.erase(0, end + 1);
+    for (const char* tail : {".py", "/__init__.py"}) {
+      const auto text =
+          ReadTextFile("module", folder / (module + tail), kCodeBytesMax);
+      if (text.ok()) return *text;
+    }
+  }
+  return "";
+}
+
+// Whether a file has the answers of this function for these data already.
+bool IsUpToDate(const std::string& out, const KeptRecordsHeader& wanted,
+                KeptRecordsHeader* found) {
+  const uint64_t bytes_max =
+      KeptRecordsHeader::kLineBytesMax + wanted.BitBytes();
+  const auto text = ReadTextFile("file", out, bytes_max);
+  size_t bits_at = 0;
+  if (!text.ok()) return false;
+  const auto header = ParseKeptRecordsHeader(*text, &bits_at);
+  if (!header.ok()) return false;
+  *found = *header;
+  return header->records == wanted.records && header->data == wanted.data &&
+         header->selection == wanted.selection &&
+         header->predicate == wanted.predicate &&
+         CheckKeptRecords(*header,
+                          std::as_bytes(std::span(*text)).subspan(bits_at))
+             .ok();
+}
+
+// In a process of its own: the answers behind a line of JSON.
+StatusOr<std::string> JudgeAll(const AllRecords& all, uint64_t records) {
+  std::string bits(records / 8 + (records % 8 != 0), '\0');
+  uint64_t rows = 0;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const Json broken,
+      TakeAllRecords(
+          all, [](const ElementSpec&) {},
+          [&](const penstock_batch* batch) {
+            const auto* const keep =
+                static_cast<const uint8_t*>(penstock_batch_data(batch, 0));
+            const int64_t* const ids = penstock_batch_ids(batch);
+            const uint64_t count = penstock_batch_rows(batch);
+            for (uint64_t i = 0; i < count; ++i) {
+              if (keep[i] == 0) continue;
+              const auto record = static_cast<uint64_t>(ids[i]);
+              if (record >= records) continue;  // not ours to trust
+              bits[record / 8] = static_cast<char>(
+                  static_cast<unsigned char>(bits[record / 8]) |
+                  (1U << (record % 8)));
+            }
+            rows += count;
+          }));
+  const Json head = {{"rows", rows}, {"broken", broken}};
+  return head.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n" +
+         bits;
+}
+
+void PrintJson(const Json& json) {
+  Print(stdout, "{}\n",
+        json.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+// broken: null if the file was there already.
+void Tell(const FilterOptions& options, const KeptRecordsHeader& header,
+          uint64_t rows, const Json& broken) {
+  if (options.json) {
+    PrintJson({{"file", options.out},
+               {"records", header.records},
+               {"kept", header.kept},
+               {"judged", rows},
+               {"broken", broken}});
+  } else if (broken.is_null()) {
+    Print(stdout, "{}: is up to date: {} kept\n", options.out,
+          Counted(FormatCount(header.kept), "record"));
+  } else {
+    Print(stdout,
+          "{}: {} of {} kept; use it with\n"
+          "  select: [filter: {{records: {}}}]\n",
+          options.out, FormatCount(header.kept),
+          Counted(FormatCount(rows), "record"), options.out);
+  }
+}
+
+StatusOr<int> Filter(const FilterOptions& options) {
+  PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(options.spec));
+  PENSTOCK_RETURN_IF_ERROR(CheckCanWrite(options.out));
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
+                            PrivateBroker::Start(options.broker));
+  PENSTOCK_ASSIGN_OR_RETURN(const Json spec, ParsedSpec(broker.get(), file));
+  PENSTOCK_ASSIGN_OR_RETURN(const Json of_one, SpecToFilter(spec, options, 1));
+  SpecFile adapted = file;
+  adapted.text = of_one.dump();
+  PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
+                            IndexDataset(broker->AsCall(), adapted, 1));
+  KeptRecordsHeader header;
+  header.records = CountField(index.answer, "source_records").value_or(0);
+  header.data = TextField(index.answer, "source_fingerprint");
+  header.selection = TextField(index.answer, "selection");
+  header.function = options.function;
+  const std::string code = CodeOf(options.function);
+  if (!code.empty()) {
+    header.predicate = PredicateDigest(code + of_one["map"].dump());
+  }
+  KeptRecordsHeader there;
+  if (!options.force && !code.empty() &&
+      IsUpToDate(options.out, header, &there)) {
+    Tell(options, there, 0, nullptr);
+    return 0;
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const Json to_read,
+                            SpecToFilter(spec, options, RowsAtOnce(index)));
+  const AllRecords all = {broker->socket(), to_read.dump(),
+                          UniqueJobName("filter"), index.records, "judging"};
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string result,
+                            InTakingProcess(broker.get(), [&] {
+                              return JudgeAll(all, header.records);
+                            }));
+  const size_t line = result.find('\n');
+  const Json head = Json::parse(result.substr(0, line), nullptr, false);
+  const std::string text =
+      KeptRecordsText(&header, std::string_view(result).substr(line + 1));
+  if (!options.json) ReportBroken(head["broken"], "left out");
+  const uint64_t rows = head["rows"].get<uint64_t>();
+  if (header.kept == 0) {
+    return FailedPreconditionError("{} keeps none of {}: nothing is written",
+                                   options.function,
+                                   Counted(FormatCount(rows), "record"));
+  }
+  PENSTOCK_RETURN_IF_ERROR(WriteWhole(options.out, text));
+  Tell(options, header, rows, head["broken"]);
+  return 0;
+}
+
+// With --json an error is told as JSON too.
+StatusOr<int> FilterAndTell(const FilterOptions& options) {
+  const StatusOr<int> result = Filter(options);
+  if (result.ok() || !options.json ||
+      result.status().code() == StatusCode::kCancelled) {
+    return result;
+  }
+  PrintJson({{"error", result.status().message()},
+             {"code", static_cast<int>(result.status().code())}});
+  return kExitFailure;
+}
+
+}  // namespace
+
+Subcommand AddFilter(CLI::App& app) {
+  CLI::App* const filter = app.add_subcommand(
+      "filter", "Choose a dataset's records by a Python function");
+  const auto options = std::make_shared<FilterOptions>();
+  filter->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
+      ->required();
+  filter
+      ->add_option("FUNCTION", options->function,
+                   "It gets a row as a dict of arrays, and returns True to "
+                   "keep the record or False")
+      ->type_name("MODULE:FUNCTION")
+      ->required();
+  filter->add_option("--out", options->out, "The file to write")
+      ->type_name("FILE")
+      ->capture_default_str();
+  filter
+      ->add_option("--steps", options->steps,
+                   "The row is made by the first N steps of `map`, which must "
+                   "not be random; 0: as the source has it, a picture as the "
+                   "bytes of its file")
+      ->type_name("N")
+      ->capture_default_str();
+  filter->add_flag("--force", options->force,
+                   "Judge all records even if the file is up to date");
+  filter->add_flag("--json", options->json,
+                   "Print the result, or the error, as JSON");
+  options->broker.AddTo(filter);
+  filter->footer(
+      "The module is found in the folders of PENSTOCK_PYTHON_PATH. Each "
+      "record\n"
+      "that the spec's `select` leaves is judged once, in parallel; specs use "
+      "the\n"
+      "file with `select: [filter: {records: FILE}]`, as long as the data and\n"
+      "the steps of `select` before it are the same. A record that cannot be\n"
+      "read, or judged, ends the command, or with another `on_error` than "
+      "`fail`\n"
+      "is left out, counted, and the first of them named.\n"
+      "\n"
+      "Examples:\n"
+      "  PENSTOCK_PYTHON_PATH=$PWD penstock filter train.yaml "
+      "quality:is_clean\n"
+      "  penstock filter train.yaml quality:is_sharp --steps 1 --out "
+      "sharp.records");
+  return {filter, [options] { return FilterAndTell(*options); }};
+}
+
+}  // namespace penstock

@@ -1,0 +1,68 @@
+#include "client/command/penstockd_output.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "client/command/interrupt.h"
+#include "client/command/private_broker.h"
+#include "client/command/process.h"
+#include "common/fd.h"
+
+namespace penstock {
+namespace {
+
+constexpr double kEnd_s = 10;  // to end once its output is closed
+
+// Appends the bytes that can be read; false at the end of the stream.
+StatusOr<bool> ReadSome(int fd, std::vector<char>* bytes) {
+  constexpr size_t kChunk = 1 << 20;
+  const size_t before = bytes->size();
+  bytes->resize(before + kChunk);
+  ssize_t n;
+  while ((n = read(fd, bytes->data() + before, kChunk)) < 0 && errno == EINTR) {
+  }
+  bytes->resize(before + static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  if (n < 0) return ErrnoError(errno, "read the output of penstockd");
+  return n > 0;
+}
+
+}  // namespace
+
+StatusOr<std::vector<char>> PenstockdOutput(
+    const std::vector<std::string>& arguments,
+    const std::function<void(size_t bytes)>& more) {
+  PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string program, FindPenstockd());
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
+  const Fd from(ends[0]);
+  Fd to(ends[1]);
+  const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  ProcessSpec spec;
+  spec.argv = {program};
+  spec.argv.insert(spec.argv.end(), arguments.begin(), arguments.end());
+  spec.stdin_fd = null.get();
+  spec.stdout_fd = to.get();
+  PENSTOCK_ASSIGN_OR_RETURN(const Process process, Process::Start(spec));
+  to.Reset();  // else the stream never ends
+
+  constexpr int kRound_ms = 100;
+  std::vector<char> bytes;
+  for (bool goes_on = true; goes_on; more(bytes.size())) {
+    pollfd entries[] = {{from.get(), POLLIN, 0}, {InterruptFd(), POLLIN, 0}};
+    poll(entries, 2, kRound_ms);
+    PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
+    if (entries[0].revents == 0) continue;
+    PENSTOCK_ASSIGN_OR_RETURN(goes_on, ReadSome(from.get(), &bytes));
+  }
+  const std::optional<ProcessExit> ended = process.WaitFor(kEnd_s);
+  if (ended && ended->ok()) return bytes;
+  return InternalError("`penstockd {} {}` {}", arguments.at(0), arguments.at(1),
+                       ended ? ended->ToString() : "does not end");
+}
+
+}  // namespace penstock

@@ -1,0 +1,182 @@
+"""penstock analyze finds what NumPy finds, and specs that refer to its file are
+normalized and numbered by it."""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import penstock
+import pytest
+
+PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
+ROWS = 5000
+WORDS = ["the", "a", "Zürich", "", "rare"]
+
+
+def analyze(folder, spec, *arguments):
+    (folder / "spec.yaml").write_text(json.dumps(spec))
+    done = subprocess.run([PENSTOCK, "analyze", "spec.yaml", *arguments], cwd=folder,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return done
+
+
+def statistics_of(folder, spec, *arguments):
+    done = analyze(folder, spec, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    written = json.loads((folder / "stats.json").read_text())
+    assert json.loads(done.stdout) == written
+    return written
+
+
+def spec_of(source, steps=()):
+    return {"dataset": "d", "source": source, "map": list(steps),
+            "shuffle": {"seed": 3}, "batch": {"size": 7, "last": "drop"}, "epochs": 4}
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    rng = np.random.default_rng(1)
+    x = rng.normal([1e6, 0, -5], [1, 3, 0.1], (ROWS, 3)).astype(np.float32)
+    x[7, 1] = np.nan
+    picture = rng.integers(0, 200, (ROWS, 4, 5, 3), dtype=np.uint8)
+    label = rng.integers(0, 4, ROWS)
+    for name, array in (("x", x), ("picture", picture), ("label", label)):
+        np.save(tmp_path / f"{name}.npy", array)
+    return {"x": x, "picture": picture, "label": label}
+
+
+SOURCE = {"npy": {"features": {name: f"{name}.npy" for name in
+                               ("x", "picture", "label")}}}
+
+
+def test_numbers_as_numpy(tmp_path, arrays):
+    found = statistics_of(tmp_path, spec_of(SOURCE))
+    assert found["rows"] == ROWS and found["broken"]["count"] == 0
+    x = arrays["x"].astype(float)
+    of = found["features"]["x"]
+    assert of["nan"] == 1 and of["values"] == ROWS * 3
+    np.testing.assert_allclose(of["mean"], np.nanmean(x, 0), rtol=1e-9)
+    np.testing.assert_allclose(of["std"], np.nanstd(x, 0), rtol=1e-6)
+    assert of["min"] == np.nanmin(x, 0).tolist()
+    assert of["max"] == np.nanmax(x, 0).tolist()
+    of = found["features"]["picture"]
+    flat = arrays["picture"].reshape(-1, 3)
+    np.testing.assert_allclose(of["mean"], flat.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(of["std"], flat.std(0), rtol=1e-9)
+    assert of["quantiles"]["0.5"] == np.quantile(flat, 0.5, method="inverted_cdf")
+    assert sum(of["histogram"]["counts"]) == flat.size
+    of = found["features"]["label"]
+    counts = collections.Counter(arrays["label"].tolist())
+    assert dict(map(tuple, of["vocabulary"])) == counts
+    assert [count for _, count in of["vocabulary"]] == sorted(counts.values())[::-1]
+
+
+def test_the_result_depends_on_no_number_of_threads(tmp_path, arrays):
+    first = statistics_of(tmp_path, spec_of(SOURCE))
+    assert statistics_of(tmp_path, spec_of(SOURCE), "--workers", "1") == first
+    one = subprocess.run(["taskset", "-c", "0", PENSTOCK, "analyze", "spec.yaml",
+                          "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    if one.returncode == 0:
+        assert json.loads(one.stdout) == first
+
+
+def test_a_spec_is_analyzed_before_its_file_is_there(attach, tmp_path, arrays):
+    spec = spec_of(SOURCE, [
+        {"normalize": {"feature": "x", "from": "stats.json"}},
+        {"clip": {"feature": "x", "min": -3, "max": 3}},
+        {"normalize": {"feature": "picture", "from": "stats.json", "layout": "chw"}},
+        {"lookup": {"feature": "label", "vocabulary": {"from": "stats.json"}}}])
+    found = statistics_of(tmp_path, spec)
+    # Again, with the file there: as the steps find the features.
+    assert statistics_of(tmp_path, spec) == found
+    dataset = penstock.Dataset.npy({name: tmp_path / f"{name}.npy"
+                                    for name in arrays}).map(
+        penstock.normalize(feature="x", from_=tmp_path / "stats.json"),
+        penstock.normalize(feature="picture", from_=tmp_path / "stats.json",
+                           layout="chw"),
+        penstock.lookup(penstock.vocabulary(tmp_path / "stats.json", max_size=2),
+                        feature="label")).batch(ROWS)
+    batch = attach(dataset).next()
+    x = arrays["x"].astype(float)
+    np.testing.assert_allclose(
+        batch["x"], (x - np.nanmean(x, 0)) / np.nanstd(x, 0), rtol=1e-4, atol=1e-4)
+    picture = arrays["picture"].astype(float)
+    normal = (picture - picture.mean((0, 1, 2))) / picture.std((0, 1, 2))
+    np.testing.assert_allclose(batch["picture"], normal.transpose(0, 3, 1, 2),
+                               rtol=1e-5, atol=1e-5)
+    order = [value for value, _ in found["features"]["label"]["vocabulary"]]
+    wanted = [1 + order.index(value) if order.index(value) < 2 else 0
+              for value in arrays["label"].tolist()]
+    assert batch["label"].tolist() == wanted
+
+
+def test_what_a_file_lacks_is_told(attach, tmp_path, arrays):
+    statistics_of(tmp_path, spec_of(SOURCE))
+    stats = tmp_path / "stats.json"
+    files = {name: tmp_path / f"{name}.npy" for name in arrays}
+    dataset = penstock.Dataset.npy(files)
+    for operation, message in (
+            (penstock.normalize(feature="y", from_=stats),
+             "has no feature 'y', but .*penstock analyze"),
+            (penstock.lookup(penstock.vocabulary(stats, "x"), feature="label"),
+             "no vocabulary of 'x', which is neither text nor integers"),
+            (penstock.lookup(penstock.vocabulary(stats, min_count=9999),
+                             feature="label"), "no token of 'label' is there 9999")):
+        renamed = dataset.map(penstock.rename({"x": "y"}), operation).batch(1)
+        with pytest.raises(penstock.InvalidArgument, match=message):
+            attach(renamed)
+    (tmp_path / "other.json").write_text('{"penstock_statistics": 2, "features": {}}')
+    for name, error in (("other.json", penstock.InvalidArgument),
+                        ("none.json", penstock.NotFound)):
+        with pytest.raises(error, match=name):
+            attach(dataset.map(penstock.normalize(feature="x", from_=tmp_path / name))
+                   .batch(1))
+    # Statistics of a training set, for a validation set: a warning.
+    np.save(tmp_path / "x.npy", arrays["x"][:10])
+    with pytest.warns(UserWarning, match="statistics of other data"):
+        attach(penstock.Dataset.npy({"x": tmp_path / "x.npy"})
+               .map(penstock.normalize(feature="x", from_=stats)).batch(1), job="other")
+
+
+def test_words_and_broken_records(attach, tmp_path):
+    rows = [{"word": WORDS[i * i % 7 % 5], "n": i} for i in range(ROWS)]
+    rows[0]["word"] = "rare"
+    lines = [json.dumps(row) for row in rows]
+    lines[3] = "{no JSON"
+    lines[5] = json.dumps({"n": 1})
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    source = {"json_lines": {"files": "rows.jsonl", "fields": {
+        "word": {"max_bytes": 16}, "n": {"dtype": "int64"}}}}
+    done = analyze(tmp_path, spec_of(source), "--plot", "stats.png")
+    assert done.returncode == 0
+    assert "2 records broken, left out of the statistics: 2 damaged" in done.stderr
+    assert "rows.jsonl, line 4: not JSON" in done.stderr
+    assert (tmp_path / "stats.png").read_bytes().startswith(b"\x89PNG")
+    assert "word" in done.stdout and "█" in done.stdout
+    found = json.loads((tmp_path / "stats.json").read_text())
+    assert found["broken"]["count"] == 2 and len(found["broken"]["first"]) == 2
+    left = [row["word"] for i, row in enumerate(rows) if i not in (3, 5)]
+    counts = collections.Counter(left)
+    of = found["features"]["word"]
+    assert dict(map(tuple, of["vocabulary"])) == counts
+    assert of["bytes"]["max"] == len("Zürich".encode())
+    assert "word_bytes" not in found["features"]
+
+
+def test_bad_arguments(tmp_path):
+    for spec, message, *arguments in (
+            (spec_of({"range": 0}), "range"),
+            (spec_of({"stream": {"features": {"x": {"dtype": "int8", "shape": []}}}}),
+             "stream"),
+            (spec_of({"tensors": {"x": [1, 2]}}), "tensors"),
+            (spec_of({"range": 4}), "cannot write", "--out", "missing/stats.json"),
+            (spec_of({"range": 4}, [{"normalise": {}}]), "normalise")):
+        if "stream" in spec["source"]:
+            spec = {key: spec[key] for key in ("dataset", "source", "batch")}
+        done = analyze(tmp_path, spec, *arguments)
+        assert done.returncode == 1, done
+        assert message in done.stderr
+    assert analyze(tmp_path, spec_of({"range": 4}), "--tokens-max", "0").returncode == 2

@@ -1,0 +1,600 @@
+// Promise: the operations on values compute what the functions of Keras,
+// TensorFlow and NumPy that they name do, and say at the compilation what they
+// cannot. Method: maps as people write them, on rows made here; the numbers of
+// Keras 3.15 and TensorFlow 2.21 are written out (python/test_map_values.py
+// asks Keras itself).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "broker/spec/dataset_spec.h"
+#include "broker/transform/feature_paths.h"
+#include "broker/transform/row_program.h"
+#include "tests/unit/feature_bytes.h"
+
+namespace penstock {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+template <typename T>
+constexpr DType kDTypeOf = DType::kUint8;
+template <>
+constexpr DType kDTypeOf<int32_t> = DType::kInt32;
+template <>
+constexpr DType kDTypeOf<int64_t> = DType::kInt64;
+template <>
+constexpr DType kDTypeOf<int8_t> = DType::kInt8;
+template <>
+constexpr DType kDTypeOf<float> = DType::kFloat32;
+template <>
+constexpr DType kDTypeOf<double> = DType::kFloat64;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class MapValuesTest : public testing::Test {
+ protected:
+  // Features of a row.
+  template <typename T>
+  void Add(const std::string& name, const std::vector<T>& values,
+           const std::vector<int64_t>& shape) {
+    spec_.push_back({{name, kDTypeOf<T>, shape}, false});
+    raw_.push_back(BytesOf(values));
+  }
+  template <typename T>
+  void AddList(const std::string& name, const std::vector<T>& values) {
+    Add(name, values, {static_cast<int64_t>(values.size())});
+  }
+  void AddText(const std::string& name, const std::string& text,
+               size_t room = 80) {
+    std::string padded = text;
+    padded.resize(room);
+    Add(name, std::vector<uint8_t>(padded.begin(), padded.end()),
+        {static_cast<int64_t>(room)});
+    Add(name + "_bytes",
+        std::vector<int64_t>{static_cast<int64_t>(text.size())}, {});
+  }
+  void Clear() {
+    spec_.clear();
+    raw_.clear();
+  }
+
+  // map: as in a spec, in flow style: "[{clip: {min: 0}}]".
+  Status Compile(const std::string& map) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const DatasetSpec spec,
+        ParseDatasetSpec(
+            "{dataset: d, source: {range: 1}, batch: {size: 1}, map: " + map +
+                "}",
+            "a.yaml", folder_));
+    MapOpening opening = {&progress_};
+    PENSTOCK_ASSIGN_OR_RETURN(
+        program_, RowProgram::Compile(spec.map, spec_, {}, &opening));
+    files_ = opening.files;
+    scratch_ = program_->MakeScratch({});
+    return OkStatus();
+  }
+  std::string Error(const std::string& map) {
+    const Status status = Compile(map);
+    return status.ok() ? "compiled" : status.message();
+  }
+  Status Run() {
+    RawRecord record;
+    for (const Bytes& bytes : raw_) record.push_back(bytes);
+    std::vector<std::byte*> outputs;
+    out_.clear();
+    for (const Feature& feature : program_->element_spec()) {
+      out_.emplace_back(feature.RowBytes() + 1, std::byte{0x5a});
+    }
+    for (Bytes& each : out_) outputs.push_back(each.data());
+    const Status status = program_->Run(record, {}, *scratch_, outputs);
+    for (Bytes& each : out_) {
+      EXPECT_EQ(each.back(), std::byte{0x5a}) << "written past its end";
+      each.pop_back();
+    }
+    return status;
+  }
+  // Of the only feature, or of the one of this name.
+  template <typename T>
+  std::vector<T> Make(const std::string& map, const std::string& name = "") {
+    const Status compiled = Compile(map);
+    EXPECT_TRUE(compiled.ok()) << compiled.message();
+    if (!compiled.ok()) return {};
+    const Status ran = Run();
+    EXPECT_TRUE(ran.ok()) << ran.message();
+    return Made<T>(name);
+  }
+  template <typename T>
+  std::vector<T> Made(const std::string& name = "") {
+    const ElementSpec& made = program_->element_spec();
+    for (size_t i = 0; i < made.size(); ++i) {
+      if (!name.empty() && made[i].name != name) continue;
+      EXPECT_EQ(made[i].dtype, kDTypeOf<T>) << made[i].ToString();
+      return ValuesOf<T>(out_[i]);
+    }
+    ADD_FAILURE() << "no feature " << name;
+    return {};
+  }
+  std::string Features() {
+    std::string text;
+    for (const Feature& each : program_->element_spec()) {
+      text += (text.empty() ? "" : ", ") + each.ToString();
+    }
+    return text;
+  }
+  std::string Failure(const std::string& map) {
+    const Status compiled = Compile(map);
+    EXPECT_TRUE(compiled.ok()) << compiled.message();
+    const Status ran = Run();
+    EXPECT_EQ(ran.code(), StatusCode::kDataLoss);
+    return ran.message();
+  }
+  void WriteFile(const std::string& name, const std::string& text) {
+    std::ofstream(folder_ + "/" + name) << text;
+  }
+
+  void SetUp() override {
+    char folder[] = "/tmp/map_values_XXXXXX";
+    folder_ = mkdtemp(folder);
+  }
+  void TearDown() override {
+    const std::string command = "rm -r " + folder_;
+    EXPECT_EQ(std::system(command.c_str()), 0);
+  }
+
+  std::string folder_;
+  RawSpec spec_;
+  std::vector<Bytes> raw_;
+  OpenProgress progress_;
+  std::unique_ptr<RowProgram> program_;
+  std::vector<std::shared_ptr<const SideFile>> files_;
+  std::unique_ptr<RowProgram::Scratch> scratch_;
+  std::vector<Bytes> out_;
+};
+
+// ---- numbers
+
+TEST_F(MapValuesTest, RescaleIsScaleTimesValuePlusOffset) {
+  AddList<float>("x", {-1, 0, 0.5, 1000});
+  EXPECT_THAT(Make<float>("[{rescale: {feature: x, scale: 2, offset: -1}}]"),
+              ElementsAre(-3, -1, 0, 1999));
+  EXPECT_THAT(Make<double>("[{rescale: {feature: x, scale: 0.1, "
+                           "dtype: float64}}]"),
+              ElementsAre(-0.1, 0, 0.5 * 0.1, 1000 * 0.1));
+  Clear();
+  AddList<uint8_t>("x", {0, 127, 255});
+  EXPECT_THAT(Make<float>("[{rescale: {feature: x, scale: "
+                          "0.00392156862745098}}]"),
+              ElementsAre(0, static_cast<float>(127 * 0.00392156862745098), 1));
+}
+
+TEST_F(MapValuesTest, RescaleOfAPictureIsRescaleOfItsValues) {
+  std::vector<uint8_t> pixels(8 * 6 * 3);
+  for (size_t i = 0; i < pixels.size(); ++i) pixels[i] = i * 37 % 256;
+  Add<uint8_t>("image", pixels, {8, 6, 3});
+  const auto hwc = Make<float>("[{rescale: {scale: 0.0078125, offset: -1}}]");
+  for (size_t i = 0; i < pixels.size(); ++i) {
+    ASSERT_EQ(hwc[i], static_cast<float>(pixels[i] * 0.0078125 - 1));
+  }
+  const auto chw =
+      Make<float>("[{rescale: {scale: 0.0078125, offset: -1, layout: chw}}]");
+  EXPECT_EQ(Features(), "image float32 [3, 8, 6]");
+  EXPECT_EQ(chw[8 * 6], hwc[1]);
+  // Of floats, by another way, the same.
+  EXPECT_EQ(Make<float>("[{cast: {dtype: float32}}, {rescale: {scale: "
+                        "0.0078125, offset: -1, layout: chw}}]"),
+            chw);
+}
+
+TEST_F(MapValuesTest, NormalizeTakesAMeanForEachOfTheLastDimension) {
+  Add<float>("x", {3, 8, 1, 2}, {2, 2});
+  EXPECT_THAT(Make<float>("[{normalize: {feature: x, mean: [1, 2], std: [2, "
+                          "3]}}]"),
+              ElementsAre(1, 2, 0, 0));
+  EXPECT_THAT(Make<float>("[{normalize: {feature: x, mean: 1, std: [1, 2]}}]"),
+              ElementsAre(2, 3.5, 0, 0.5));
+  EXPECT_THAT(Error("[{normalize: {feature: x, mean: [1, 2, 3], std: 1}}]"),
+              HasSubstr("map[0].normalize: mean is [1, 2, 3]; x float32 [2, 2] "
+                        "wants one finite number, or one for each of its 2 "
+                        "channels"));
+  Clear();
+  Add<int64_t>("x", {1'000'000'007}, {});
+  EXPECT_THAT(
+      Make<float>("[{normalize: {feature: x, mean: 1000000000, std: 7}}]"),
+      ElementsAre(1));
+  Clear();
+  AddList<int8_t>("x", {-128, 0, 127});
+  EXPECT_THAT(Make<float>("[{normalize: {feature: x, mean: [0, 1, 2], std: "
+                          "1}}]"),
+              ElementsAre(-128, -1, 125));
+}
+
+TEST_F(MapValuesTest, ClipKeepsWhatIsWithin) {
+  AddList<float>("x", {-5, 0.25, 7, kNan, kInfinity, -kInfinity});
+  const auto made = Make<float>("[{clip: {feature: x, min: -1, max: 2}}]");
+  EXPECT_THAT(std::vector<float>(made.begin(), made.begin() + 3),
+              ElementsAre(-1, 0.25, 2));
+  EXPECT_TRUE(std::isnan(made[3]));
+  EXPECT_EQ(made[4], 2);
+  EXPECT_EQ(made[5], -1);
+  Clear();
+  const int64_t large = (int64_t{1} << 62) + 1;
+  AddList<int64_t>("x", {-9, large});
+  EXPECT_THAT(Make<int64_t>("[{clip: {feature: x, min: 0}}]"),
+              ElementsAre(0, large));
+  EXPECT_THAT(Error("[{clip: {feature: x, max: 0.5}}]"),
+              HasSubstr("max: 0.5 is no value of x int64 [2]; put `cast`"));
+  Clear();
+  AddList<uint8_t>("x", {0, 9});
+  EXPECT_THAT(Error("[{clip: {feature: x, max: 256}}]"),
+              HasSubstr("max: 256 is no value of x uint8 [2]"));
+  EXPECT_THAT(Make<uint8_t>("[{clip: {feature: x, max: 5}}]"),
+              ElementsAre(0, 5));
+}
+
+TEST_F(MapValuesTest, BucketizeIsDiscretizationOfKeras) {
+  AddList<float>(
+      "x", {-1, 0, 0.7F, 0.69999F, 1, 2.5, 3, kNan, kInfinity, -kInfinity});
+  EXPECT_THAT(
+      Make<int64_t>("[{bucketize: {feature: x, boundaries: [0, 0.7, 1, 3]}}]"),
+      ElementsAre(0, 1, 2, 1, 3, 3, 4, 4, 4, 0));
+  Clear();
+  AddList<uint8_t>("x", {17, 18, 255});
+  EXPECT_THAT(Make<int64_t>("[{bucketize: {feature: x, boundaries: [18]}}]"),
+              ElementsAre(0, 1, 1));
+}
+
+TEST_F(MapValuesTest, OneHotAndItsSmoothing) {
+  Add<int64_t>("label", {2}, {});
+  EXPECT_THAT(Make<float>("[{one_hot: {feature: label, classes: 4}}]"),
+              ElementsAre(0, 0, 1, 0));
+  EXPECT_THAT(Make<float>("[{one_hot: {feature: label, classes: 4}}, "
+                          "{label_smoothing: {feature: label, smoothing: "
+                          "0.1}}]"),
+              ElementsAre(0.025F, 0.025F, 0.925F, 0.025F));
+  EXPECT_THAT(
+      Failure("[{one_hot: {feature: label, classes: 2}}]"),
+      HasSubstr("feature 'label': one_hot: 2 is no class, from 0 to 1"));
+  EXPECT_THAT(Make<float>("[{one_hot: {feature: label, classes: 2, "
+                          "out_of_range: zeros}}]"),
+              ElementsAre(0, 0));
+  EXPECT_THAT(Error("[{label_smoothing: {feature: label}}]"),
+              HasSubstr("wants floating-point values, found label int64 []; "
+                        "put one_hot before it"));
+  Clear();
+  AddList<uint8_t>("label", {1, 0});
+  EXPECT_THAT(Make<uint8_t>("[{one_hot: {feature: label, classes: 2, dtype: "
+                            "uint8}}]"),
+              ElementsAre(0, 1, 1, 0));
+  EXPECT_EQ(Features(), "label uint8 [2, 2]");
+  Clear();
+  AddList<float>("label", {1});
+  EXPECT_THAT(Error("[{one_hot: {feature: label, classes: 2}}]"),
+              HasSubstr("wants integers, found label float32 [1]; put `cast"));
+  Clear();
+  Add<int64_t>("label", std::vector<int64_t>(1 << 20), {1 << 20});
+  EXPECT_THAT(Error("[{one_hot: {feature: label, classes: 10000000}}]"),
+              HasSubstr("more than 268435456 bytes"));
+}
+
+// ---- which features
+
+TEST_F(MapValuesTest, SelectDropAndRenameTakeTextsLengthsAlong) {
+  Add<int64_t>("a", {1}, {});
+  AddText("b", "xy", 4);
+  Add<float>("c", {2}, {});
+  EXPECT_THAT(Make<float>("[{select: {features: [c, b]}}]", "c"),
+              ElementsAre(2));
+  EXPECT_EQ(Features(), "c float32 [], b uint8 [4], b_bytes int64 []");
+  EXPECT_THAT(Made<int64_t>("b_bytes"), ElementsAre(2));
+  Make<float>("[{drop: {features: b}}]", "c");
+  EXPECT_EQ(Features(), "a int64 [], c float32 []");
+  Make<float>("[{rename: {features: {b: t, a: c, c: a}}}]", "a");
+  EXPECT_EQ(Features(),
+            "c int64 [], t uint8 [4], t_bytes int64 [], a float32 []");
+  EXPECT_THAT(Made<float>("a"), ElementsAre(2));
+  EXPECT_THAT(Error("[{rename: {features: {a: c}}}]"),
+              HasSubstr("two features are then named 'c'"));
+  EXPECT_THAT(Error("[{select: {features: [d]}}]"),
+              HasSubstr("no feature 'd'"));
+  EXPECT_THAT(Error("[{drop: {features: [a, b, c]}}]"),
+              HasSubstr("leaves a row no feature"));
+  EXPECT_THAT(Error("[{select: {features: []}}]"),
+              HasSubstr("map[0].select.features: names no feature"));
+}
+
+TEST_F(MapValuesTest, WhatIsDroppedIsNotDecoded) {
+  spec_.push_back({{"image", DType::kUint8, {}}, true});
+  raw_.push_back(BytesOf<uint8_t>({1, 2, 3}));  // no picture
+  Add<int64_t>("label", {5}, {});
+  EXPECT_THAT(Make<int64_t>("[{drop: {features: image}}]"), ElementsAre(5));
+  EXPECT_THAT(Make<int64_t>("[{decode_image: {size: 8}}, {select: {features: "
+                            "label}}]"),
+              ElementsAre(5));
+}
+
+TEST_F(MapValuesTest, AMaskThatIsDroppedNeedsNotBeMoved) {
+  spec_.push_back({{"image", DType::kUint8, {}}, true});
+  spec_.push_back({{"mask", DType::kUint8, {}}, true});
+  spec_.push_back({{"x", DType::kUint8, {}}, true});
+  const std::string decode =
+      "[{drop: {features: x}}, {decode_image: {size: 8, mask: mask}}, ";
+  EXPECT_EQ(Error(decode + "{drop: {features: mask}}, {flip: {}}]"),
+            "compiled");
+  EXPECT_THAT(Error(decode + "{flip: {}}]"),
+              HasSubstr("moves pixels of 'image', but not of 'mask'"));
+}
+
+TEST_F(MapValuesTest, AnEncodedFeatureHasItsOwnSizeWhereverItIs) {
+  const RawSpec raw = {{{"a", DType::kInt64, {}}, false},
+                       {{"file", DType::kUint8, {}}, true}};
+  const TransformSpec drop = DropOp{.features = {"a"}};
+  const auto paths = FeaturePaths::Compile({&drop, 1}, 0, raw);
+  ASSERT_TRUE(paths.ok()) << paths.status().message();
+  const Bytes a(8);
+  const Bytes file(3);
+  EXPECT_EQ((*paths)->OutBytes(0, {a, file}), 3u);
+}
+
+// ---- words
+
+TEST_F(MapValuesTest, LookupNumbersAsKeras) {
+  const std::vector<std::string> words = {
+      "a",     "b",
+      "",      "Paris",
+      "zzz",   "ein langes Wort mit mehr als zweiunddreissig Bytes",
+      "c",     std::string(70, 'x'),
+      "Zürich"};
+  const auto numbers = [&](const std::string& keys) {
+    std::vector<int64_t> all;
+    for (const std::string& word : words) {
+      Clear();
+      AddText("w", word);
+      const auto made = Make<int64_t>(
+          "[{lookup: {feature: w, vocabulary: [b, "
+          "Paris, c]" +
+          keys + "}}]");
+      all.insert(all.end(), made.begin(), made.end());
+    }
+    return all;
+  };
+  EXPECT_THAT(numbers(""), ElementsAre(0, 1, 0, 2, 0, 0, 3, 0, 0));
+  EXPECT_THAT(numbers(", oov_buckets: 3"),
+              ElementsAre(0, 3, 2, 4, 0, 2, 5, 0, 1));
+  EXPECT_THAT(numbers(", mask: '', oov_buckets: 2"),
+              ElementsAre(2, 3, 0, 4, 1, 1, 5, 2, 2));
+  EXPECT_THAT(numbers(", oov_buckets: 0, default: -1"),
+              ElementsAre(-1, 0, -1, 1, -1, -1, 2, -1, -1));
+  Clear();
+  AddText("w", "d\n");
+  EXPECT_THAT(
+      Failure("[{lookup: {feature: w, vocabulary: [b], oov_buckets: 0}}]"),
+      HasSubstr("feature 'w': lookup: 'd?' is not in the vocabulary"));
+  EXPECT_THAT(Error("[{lookup: {feature: w, vocabulary: [b, a, b]}}]"),
+              HasSubstr("vocabulary[2]: 'b' is there before"));
+  EXPECT_THAT(Error("[{lookup: {feature: w, vocabulary: [b], mask: b}}]"),
+              HasSubstr("mask: 'b' is in the vocabulary too"));
+  EXPECT_THAT(Error("[{lookup: {feature: w, vocabulary: [b], default: 3}}]"),
+              HasSubstr("map[0].lookup.default: what is not in the vocabulary "
+                        "has a bucket"));
+}
+
+TEST_F(MapValuesTest, LookupOfIntegersAsKeras) {
+  AddList<int64_t>("i", {7, -3, 100, 0, 12345678901, -1, 42});
+  EXPECT_THAT(Make<int64_t>("[{lookup: {feature: i, vocabulary: [42, 7]}}]"),
+              ElementsAre(2, 0, 0, 0, 0, 0, 1));
+  EXPECT_THAT(Make<int64_t>("[{lookup: {feature: i, vocabulary: [42, 7], "
+                            "oov_buckets: 4}}]"),
+              ElementsAre(5, 1, 0, 0, 1, 3, 4));
+  EXPECT_THAT(Make<int64_t>("[{lookup: {feature: i, vocabulary: [42, 7], "
+                            "mask: 0, oov_buckets: 2}}]"),
+              ElementsAre(4, 2, 1, 0, 2, 2, 3));
+  EXPECT_THAT(Error("[{lookup: {feature: i, vocabulary: [42, seven]}}]"),
+              HasSubstr("vocabulary[1]: 'seven' is no whole number"));
+  Clear();
+  AddList<float>("i", {1});
+  EXPECT_THAT(Error("[{lookup: {feature: i, vocabulary: [1]}}]"),
+              HasSubstr("wants integers, found i float32 [1]; bucketize"));
+}
+
+TEST_F(MapValuesTest, HashIsHashingOfKeras) {
+  const std::vector<std::pair<std::string, int64_t>> words = {
+      {"a", 939},
+      {"b", 822},
+      {"", 263},
+      {"Paris", 650},
+      {"zzz", 380},
+      {"ein langes Wort mit mehr als zweiunddreissig Bytes", 26},
+      {"c", 872},
+      {std::string(70, 'x'), 745},
+      {"Zürich", 643}};
+  for (const auto& [word, bin] : words) {
+    Clear();
+    AddText("w", word);
+    EXPECT_THAT(Make<int64_t>("[{hash: {feature: w, bins: 1000}}]"),
+                ElementsAre(bin));
+    // Without its length: up to the zeros.
+    spec_.pop_back();
+    raw_.pop_back();
+    EXPECT_THAT(Make<int64_t>("[{hash: {feature: w, bins: 1000}}]"),
+                ElementsAre(bin));
+  }
+  Clear();
+  AddText("w", "Paris");
+  EXPECT_THAT(Make<int64_t>("[{hash: {feature: w, bins: 10, mask: ''}}]"),
+              ElementsAre(4));
+  Clear();
+  AddList<int64_t>("i", {7, -3, 100, 0, 12345678901, -1, 42});
+  EXPECT_THAT(Make<int64_t>("[{hash: {feature: i, bins: 1000}}]"),
+              ElementsAre(88, 699, 355, 735, 632, 430, 736));
+}
+
+TEST_F(MapValuesTest, TextsOfNumpyAreSeveral) {
+  Add<uint8_t>("w", {'a', 'b', 0, 'c', 0, 0, 0, 0, 0}, {3, 3});
+  EXPECT_THAT(
+      Make<int64_t>("[{lookup: {feature: w, vocabulary: [c, ab, '']}}]"),
+      ElementsAre(2, 1, 3));
+  EXPECT_EQ(Features(), "w int64 [3]");
+}
+
+TEST_F(MapValuesTest, AHostileLengthOfATextIsAnError) {
+  AddText("w", "abc", 4);
+  for (const int64_t bytes : {int64_t{-1}, int64_t{5}, INT64_MAX, INT64_MIN}) {
+    raw_.back() = BytesOf<int64_t>({bytes});
+    EXPECT_THAT(Failure("[{hash: {feature: w, bins: 7}}]"),
+                HasSubstr("bytes where 4 have room"));
+  }
+}
+
+TEST_F(MapValuesTest, AVocabularyFileHasATokenALine) {
+  WriteFile("words.txt", "b\nParis\r\nc");
+  AddText("w", "c");
+  const std::string lookup = "[{lookup: {feature: w, vocabulary: words.txt}}]";
+  EXPECT_THAT(Make<int64_t>(lookup), ElementsAre(3));
+  ASSERT_EQ(files_.size(), 1u);
+  const auto first = files_[0];
+  EXPECT_GT(first->memory_bytes(), 6u);
+  EXPECT_FALSE(first->Changed());
+  Make<int64_t>(lookup);
+  EXPECT_EQ(files_[0]->digest(), first->digest());
+  WriteFile("words.txt", "b\nc\n");
+  EXPECT_TRUE(first->Changed());
+  EXPECT_THAT(Make<int64_t>(lookup), ElementsAre(2));
+  EXPECT_NE(files_[0]->digest(), first->digest());
+
+  WriteFile("words.txt", "b\nc\nb\n");
+  EXPECT_THAT(Error(lookup), HasSubstr("/words.txt:3: 'b' is there before"));
+  WriteFile("words.txt", "");
+  EXPECT_THAT(Error(lookup), HasSubstr("/words.txt: is empty"));
+  EXPECT_THAT(Error("[{lookup: {feature: w, vocabulary: none.txt}}]"),
+              HasSubstr("none.txt"));
+  EXPECT_THAT(Error("[{lookup: {feature: w, vocabulary: .}}]"),
+              HasSubstr("map[0].lookup: "));
+  Clear();
+  AddList<int64_t>("i", {7});
+  WriteFile("numbers.txt", "3\n007\n");
+  EXPECT_THAT(Make<int64_t>("[{lookup: {feature: i, vocabulary: "
+                            "numbers.txt}}]"),
+              ElementsAre(2));
+  WriteFile("numbers.txt", "3\n7.5\n");
+  EXPECT_THAT(Error("[{lookup: {feature: i, vocabulary: numbers.txt}}]"),
+              HasSubstr("/numbers.txt:2: '7.5' is no whole number"));
+}
+
+TEST_F(MapValuesTest, ALargeVocabularyFindsAllOfItsTokens) {
+  std::string text;
+  constexpr int kTokens = 300'000;
+  for (int i = 0; i < kTokens; ++i) text += Format("token{}\n", i * 7);
+  WriteFile("many.txt", text);
+  AddText("w", "token2099993");
+  EXPECT_THAT(Make<int64_t>("[{lookup: {feature: w, vocabulary: many.txt}}]"),
+              ElementsAre(kTokens));
+  progress_.reserve = [](uint64_t bytes) {
+    return bytes > 1'000'000 ? ResourceExhaustedError("no memory") : OkStatus();
+  };
+  WriteFile("many.txt", text + "one more\n");
+  EXPECT_THAT(Error("[{lookup: {feature: w, vocabulary: many.txt}}]"),
+              HasSubstr("no memory"));
+}
+
+// ---- texts and sequences
+
+TEST_F(MapValuesTest, ParseJsonPutsFieldsInPlaceOfTheText) {
+  Add<int64_t>("id", {9}, {});
+  AddText("text",
+          R"({"label": 3, "meta": {"caption": "Hündchen"}, "x": [1, 2]})");
+  const std::string map =
+      "[{parse_json: {fields: {label: {dtype: int64}, caption: {max_bytes: 12, "
+      "pointer: /meta/caption}, x: {dtype: float32, shape: [2]}, y: {dtype: "
+      "int8, default: -1}}}}, {rescale: {feature: x, scale: 10}}]";
+  EXPECT_THAT(Make<int64_t>(map, "label"), ElementsAre(3));
+  EXPECT_EQ(Features(),
+            "id int64 [], label int64 [], caption uint8 [12], caption_bytes "
+            "int64 [], x float32 [2], y int8 []");
+  EXPECT_THAT(Made<int64_t>("caption_bytes"), ElementsAre(9));
+  EXPECT_THAT(Made<float>("x"), ElementsAre(10, 20));
+  EXPECT_THAT(Made<int8_t>("y"), ElementsAre(-1));
+  Clear();
+  AddText("text", R"({"label": "three"})");
+  EXPECT_THAT(Failure("[{parse_json: {fields: {label: {dtype: int64}}}}]"),
+              HasSubstr("feature 'text': parse_json: field 'label': wanted a "
+                        "number, found text"));
+  Clear();
+  AddText("text", R"({"label": )");
+  EXPECT_THAT(Failure("[{parse_json: {fields: {label: {dtype: int64}}}}]"),
+              HasSubstr("not JSON"));
+  Clear();
+  AddText("text", "\xff");
+  EXPECT_THAT(Failure("[{parse_json: {fields: {label: {dtype: int64}}}}]"),
+              HasSubstr("not UTF-8 at byte 0"));
+  Clear();
+  Add<int64_t>("text", {1}, {});
+  EXPECT_THAT(Error("[{parse_json: {fields: {label: {dtype: int64}}}}]"),
+              HasSubstr("wants text, uint8 [bytes], found text int64 []"));
+}
+
+TEST_F(MapValuesTest, PadSequencePadsAndCutsAtBothSides) {
+  AddList<int32_t>("t", {1, 2, 3});
+  EXPECT_THAT(Make<int32_t>("[{pad_sequence: {feature: t, length: 5, value: "
+                            "-1}}]"),
+              ElementsAre(1, 2, 3, -1, -1));
+  EXPECT_THAT(Make<int32_t>("[{pad_sequence: {feature: t, length: 4, pad: "
+                            "start, cut: start}}]"),
+              ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(Make<int32_t>("[{pad_sequence: {feature: t, length: 2}}]"),
+              ElementsAre(1, 2));
+  EXPECT_THAT(Make<int32_t>("[{pad_sequence: {feature: t, length: 2, cut: "
+                            "start}}]"),
+              ElementsAre(2, 3));
+  EXPECT_THAT(Error("[{pad_sequence: {feature: t, length: 4, value: 0.5}}]"),
+              HasSubstr("value: 0.5 is no value of t int32 [3]"));
+  Clear();
+  Add<float>("t", {1, 2, 3, 4}, {2, 2});
+  EXPECT_THAT(Make<float>("[{pad_sequence: {feature: t, length: 3}}]"),
+              ElementsAre(1, 2, 3, 4, 0, 0));
+  EXPECT_EQ(Features(), "t float32 [3, 2]");
+  Clear();
+  AddText("t", "abc", 6);
+  EXPECT_THAT(Make<uint8_t>("[{pad_sequence: {feature: t, length: 4, pad: "
+                            "start, value: 32}}]",
+                            "t"),
+              ElementsAre(' ', 'a', 'b', 'c'));
+  EXPECT_THAT(Made<int64_t>("t_bytes"), ElementsAre(3));
+  Make<uint8_t>("[{pad_sequence: {feature: t, length: 2}}]", "t");
+  EXPECT_THAT(Made<int64_t>("t_bytes"), ElementsAre(2));
+}
+
+TEST_F(MapValuesTest, ConcatenateAndReshape) {
+  Add<float>("a", {1}, {});
+  Add<float>("b", {2, 3}, {2});
+  Add<int64_t>("c", {4}, {});
+  const std::string map =
+      "[{cast: {feature: c, dtype: float32}}, {concatenate: {features: [c, a, "
+      "b], to: x}}";
+  EXPECT_THAT(Make<float>(map + "]"), ElementsAre(4, 1, 2, 3));
+  EXPECT_EQ(Features(), "x float32 [4]");
+  Make<float>(map + ", {reshape: {feature: x, shape: [2, -1, 1]}}]");
+  EXPECT_EQ(Features(), "x float32 [2, 2, 1]");
+  EXPECT_THAT(Error(map + ", {reshape: {feature: x, shape: [3, -1]}}]"),
+              HasSubstr("x float32 [4] has 4 values, which [3, -1] does not"));
+  EXPECT_THAT(Error(map + ", {reshape: {feature: x, shape: [2]}}]"),
+              HasSubstr("does not hold"));
+  EXPECT_THAT(Error("[{concatenate: {features: [a, c], to: x}}]"),
+              HasSubstr("wants features of one dtype"));
+  Clear();
+  Add<int32_t>("a", {1, 2, 3, 4}, {2, 2});
+  Add<int32_t>("b", {8, 9}, {2, 1});
+  EXPECT_THAT(Make<int32_t>("[{concatenate: {features: [a, b], to: a}}]"),
+              ElementsAre(1, 2, 8, 3, 4, 9));
+}
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,255 @@
+// Promise: when the weights of a mix change while a job runs, rows before are
+// what they were, to the bit; from the change on each part has its share of any
+// number of rows, less than one row more or less; parts go on where they were;
+// epochs keep their rows; no row has the random numbers of another; and the
+// same changes give the same rows however they came about. Method: against the
+// same schedule in the spec, and against a plain count of rows.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "broker/plan/plan.h"
+#include "common/job_state.h"
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+
+const std::vector<uint64_t> kSizes = {300, 500, 400};
+
+std::unique_ptr<Order> MixOf(std::vector<MixWeights> schedule, WhenOut when_out,
+                             uint64_t block = 1) {
+  std::vector<std::unique_ptr<Order>> parts;
+  uint64_t first = 0;
+  for (const uint64_t size : kSizes) {
+    parts.push_back(AllRecords(size, first));
+    first += size;
+  }
+  auto mix = Mix(std::move(parts), std::move(schedule), when_out, {}, block);
+  EXPECT_TRUE(mix.ok()) << mix.status().message();
+  return *std::move(mix);
+}
+
+size_t PartOf(uint64_t record) {
+  size_t part = 0;
+  for (; record >= kSizes[part]; ++part) record -= kSizes[part];
+  return part;
+}
+
+Plan PlanOf(std::unique_ptr<Order> order, std::optional<uint64_t> steps,
+            bool shuffle = true, uint64_t batch = 8) {
+  PlanSpec spec;
+  spec.batch.size = batch;
+  spec.epochs = 4;
+  spec.steps_per_epoch = steps;
+  if (shuffle) spec.shuffle = ShuffleSpec{.seed = 7};
+  auto plan = Plan::Make(spec, std::move(order), 1);
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  return *std::move(plan);
+}
+
+std::vector<Plan::Row> RowsOf(const Plan& plan, uint64_t epochs = 4) {
+  std::vector<Plan::Row> rows;
+  Shuffles shuffles;
+  for (uint64_t epoch = 0; epoch < epochs; ++epoch) {
+    const size_t before = rows.size();
+    rows.resize(before + plan.rows_per_epoch());
+    plan.Rows(epoch, 0, plan.rows_per_epoch(), &shuffles, &rows[before]);
+  }
+  return rows;
+}
+
+Plan Changed(Plan plan, const std::vector<WeightsChange>& changes) {
+  for (const WeightsChange& change : changes) {
+    auto changed = plan.WithWeights(change, {});
+    EXPECT_TRUE(changed.ok()) << changed.status().message();
+    plan = *std::move(changed);
+  }
+  return plan;
+}
+
+TEST(WeightsTest, AChangeIsWhatTheSameScheduleIs) {
+  for (const WhenOut when_out :
+       {WhenOut::kStop, WhenOut::kDrop, WhenOut::kRepeat}) {
+    for (const uint64_t block : {1u, 8u}) {
+      for (const uint64_t row : {8u, 80u, 240u}) {
+        const Plan by_hand =
+            Changed(PlanOf(MixOf({{0, {1, 1, 2}}}, when_out, block), 50),
+                    {{0, row, {5, 1, 1}}});
+        const Plan by_spec = PlanOf(
+            MixOf({{0, {1, 1, 2}}, {row, {5, 1, 1}}}, when_out, block), 50);
+        EXPECT_EQ(RowsOf(by_hand, 1), RowsOf(by_spec, 1)) << row;
+      }
+    }
+  }
+}
+
+TEST(WeightsTest, RowsBeforeStayAndSharesAreExactAfterwards) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 100; ++round) {
+    const auto when_out = static_cast<WhenOut>(round % 3);
+    const uint64_t block = round % 2 == 0 ? 1 : 4;
+    // Of an epoch: part of a pass, or several.
+    const std::optional<uint64_t> steps =
+        round % 5 == 0 ? std::nullopt
+                       : std::optional<uint64_t>(20 + random() % 500);
+    Plan plan =
+        PlanOf(MixOf({{0, {1, 2, 1}}, {40, {2, 1, 1}}}, when_out, block), steps,
+               round % 4 != 0);
+    const uint64_t rows_per_epoch = plan.rows_per_epoch();
+    std::vector<WeightsChange> changes;
+    std::vector<Plan::Row> before = RowsOf(plan);
+    const auto weight = [&] {
+      return static_cast<uint32_t>((when_out == WhenOut::kStop ? 0 : 1) +
+                                   random() % 5);
+    };
+    for (uint64_t at = random() % (rows_per_epoch + 1);
+         at < before.size() && changes.size() < 6;
+         at += random() % (2 * rows_per_epoch)) {
+      WeightsChange change = {at / rows_per_epoch,
+                              at % rows_per_epoch,
+                              {weight(), weight(), weight()}};
+      change.weights[random() % 3] += 1;
+      const auto next = plan.WithWeights(change, {});
+      ASSERT_TRUE(next.ok()) << next.status().message();
+      plan = *next;
+      changes.push_back(change);
+      const std::vector<Plan::Row> after = RowsOf(plan);
+      ASSERT_EQ(plan.rows_per_epoch(), rows_per_epoch);
+      ASSERT_TRUE(std::equal(before.begin(),
+                             before.begin() + static_cast<ptrdiff_t>(at),
+                             after.begin()));
+      // Until a part may run out, or the epoch ends.
+      const uint64_t begin = (at + block - 1) / block * block;
+      std::vector<uint64_t> count(3);
+      const double sum =
+          change.weights[0] + change.weights[1] + change.weights[2];
+      const uint64_t end =
+          std::min({begin + 60, (change.epoch + 1) * rows_per_epoch,
+                    static_cast<uint64_t>(after.size())});
+      bool whole = true;  // no other pass begins
+      for (uint64_t i = at; i < end; ++i) {
+        whole &= after[i].pass_of_order == after[at].pass_of_order;
+      }
+      // A part that has run out has no share of it.
+      if (whole && when_out == WhenOut::kStop && block == 1) {
+        for (uint64_t i = begin; i < end; ++i) {
+          ++count[PartOf(after[i].record)];
+          for (size_t part = 0; part < 3; ++part) {
+            const double share =
+                static_cast<double>(i + 1 - begin) * change.weights[part] / sum;
+            ASSERT_LT(std::abs(static_cast<double>(count[part]) - share), 1)
+                << part << " of row " << i;
+          }
+        }
+      }
+      before = after;
+    }
+    // All at once, as at a resume.
+    Plan again =
+        PlanOf(MixOf({{0, {1, 2, 1}}, {40, {2, 1, 1}}}, when_out, block), steps,
+               round % 4 != 0);
+    EXPECT_EQ(RowsOf(Changed(std::move(again), changes)), before);
+    // The random numbers of a row are its own.
+    std::set<std::pair<uint64_t, uint64_t>> seen;
+    for (const Plan::Row& row : before) {
+      ASSERT_TRUE(seen.insert({row.record, row.pass}).second)
+          << "record " << row.record << " in pass " << row.pass;
+    }
+    // Any part of an epoch is the same by itself.
+    for (int i = 0; i < 20; ++i) {
+      const uint64_t first = random() % before.size();
+      const uint64_t row = first % rows_per_epoch;
+      std::vector<Plan::Row> some(
+          std::min<uint64_t>(rows_per_epoch - row, 1 + random() % 50));
+      plan.Rows(first / rows_per_epoch, row, some.size(), some.data());
+      ASSERT_TRUE(std::equal(some.begin(), some.end(),
+                             before.begin() + static_cast<ptrdiff_t>(first)));
+    }
+  }
+}
+
+TEST(WeightsTest, APartGoesOnWhereItWas) {
+  const Plan plan =
+      Changed(PlanOf(MixOf({{0, {1, 1, 1}}}, WhenOut::kStop), 60),
+              {{0, 100, {1, 3, 1}}, {0, 200, {2, 0, 1}}, {0, 304, {1, 1, 1}}});
+  std::map<size_t, std::set<uint64_t>> of_part;
+  for (const Plan::Row& row : RowsOf(plan, 1)) {
+    EXPECT_TRUE(of_part[PartOf(row.record)].insert(row.record).second)
+        << row.record << " twice before its part was complete";
+  }
+  // Without a shuffle: one after the other.
+  const Plan in_order =
+      Changed(PlanOf(MixOf({{0, {1, 1, 1}}}, WhenOut::kStop), 60, false),
+              {{0, 100, {1, 3, 1}}, {0, 200, {2, 0, 1}}, {0, 304, {1, 1, 1}}});
+  std::vector<uint64_t> next = {0, 300, 800};
+  for (const Plan::Row& row : RowsOf(in_order, 1)) {
+    EXPECT_EQ(row.record, next[PartOf(row.record)]++);
+  }
+}
+
+TEST(WeightsTest, TheLastAtOneRowHolds) {
+  const auto plan = [] {
+    return PlanOf(MixOf({{0, {1, 1, 2}}}, WhenOut::kRepeat), 50);
+  };
+  EXPECT_EQ(RowsOf(Changed(plan(), {{1, 0, {1, 9, 1}}, {1, 0, {3, 1, 1}}})),
+            RowsOf(Changed(plan(), {{1, 0, {3, 1, 1}}})));
+}
+
+TEST(WeightsTest, ASubstituteGoesByTheWeightsOfItsRow) {
+  const Plan plan = PlanOf(MixOf({{0, {1, 1, 2}}}, WhenOut::kStop), 50);
+  const Plan changed = Changed(plan, {{0, 104, {9, 0, 1}}});
+  std::vector<Plan::Row> last(1);
+  changed.Rows(0, 103, 1, last.data());
+  Shuffles of_plan;
+  Shuffles of_changed;
+  for (uint64_t i = 1; i < 16; ++i) {
+    EXPECT_EQ(changed.Following(last[0], i, &of_changed),
+              plan.Following(last[0], i, &of_plan));
+  }
+}
+
+TEST(WeightsTest, WhatCannotBeIsRefused) {
+  const Plan plan = PlanOf(MixOf({{0, {1, 1, 2}}}, WhenOut::kRepeat), 50);
+  EXPECT_THAT(plan.WithWeights({0, 8, {1, 1}}, {}).status().message(),
+              HasSubstr("2 weights for 3 parts: give one for each"));
+  EXPECT_THAT(plan.WithWeights({0, 8, {1, 0, 1}}, {}).status().message(),
+              HasSubstr("parts[1]: has the weight 0 in the end, so it is never "
+                        "complete: use when_out: stop"));
+  EXPECT_THAT(PlanOf(AllRecords(100), 10)
+                  .WithWeights({0, 8, {1}}, {})
+                  .status()
+                  .message(),
+              HasSubstr("no mix"));
+}
+
+TEST(WeightsTest, AStateHasThem) {
+  JobState state;
+  state.dataset = "d";
+  state.weights = {{0, 8, {1, 4}}, {2, 0, {0, 1}}};
+  const auto again = ParseJobState(JobStateToJson(state).dump());
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(*again, state);
+  for (const char* wrong :
+       {"[1]", "[[0, 8]]", "[[0, 8, 0, 0]]", "[[0, 8, -1, 2]]", "{}",
+        "[[0, 8, 1.5, 2]]", "[[0, 8, 1, 2000000]]", "[[1, 0, 1], [0, 9, 1]]",
+        "[[\"0\", 8, 1]]", "[[0, 8, [1, 4]]]"}) {
+    nlohmann::json json = JobStateToJson(state);
+    json["weights"] = nlohmann::json::parse(wrong);
+    const auto refused = ParseJobState(json.dump());
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << wrong;
+    EXPECT_THAT(refused.status().message(), HasSubstr("weights")) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace penstock
