@@ -70,7 +70,7 @@ def run(options, folder, delivery, ranks):
         "dtype": "float16", "data": "photographs",
         "photographs": str(options.photographs.resolve()),
         "build": str(options.build.resolve()), "folder": folder,
-        "socket": folder + "/driver", "touch": None,
+        "socket": folder + "/driver", "touch": None, "from": 0,
     }
     with measure.Run(config, pathlib.Path(folder) / "log", 120) as one:
         one.start(penstock_broker.command(config))
